@@ -1,0 +1,54 @@
+# make help lists the targets. Python 3.11 or newer and make are all you need; PYTHON=python3.12 picks another Python.
+PYTHON  ?= python3
+WORKERS ?= 2
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+say      = @printf '\033[1m· %s\033[0m\n'
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test lab docs save evidence clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r t d; do printf '  make %-11s %s\n' "$$t" "$$d"; done
+
+setup: $(STAMP)  ## create .venv and install the pinned packages (once; seconds after that)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("instruct_goose needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try make PYTHON=python3.12" % v[:2])'
+	$(say) "creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	$(say) "installing instruct_goose and the versions in constraints.txt (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	@$(BIN)/jupyter labextension disable jupyterlab-myst --level=sys_prefix  # the site takes its KaTeX fonts; the lab stays plain
+	@touch $(STAMP)
+
+quickstart: setup  ## run the main job: RLHF end to end on a CPU (ARGS="--seed 1" passes flags on)
+	$(say) "instruct-goose quickstart $(ARGS)"
+	@$(BIN)/instruct-goose quickstart $(ARGS)
+
+test: setup  ## every check: lint, export, notebooks, README, site, pytest (writes nothing that git tracks)
+	@$(BIN)/python tests/run.py --workers $(WORKERS)
+
+lab: setup  ## open the notebooks in JupyterLab
+	@$(BIN)/jupyter lab nbs
+
+docs: setup  ## build the site in docs/_site
+	@$(BIN)/python docs/build.py
+
+save: setup  ## export the notebooks, refresh their stored outputs, clean them, write README.md
+	$(say) "nbdev-export: notebooks to instruct_goose/"
+	@$(BIN)/nbdev-export
+	$(say) "nbdev-test --save: run the notebooks and store their outputs"
+	@OMP_NUM_THREADS=1 $(BIN)/nbdev-test --save --n-workers $(WORKERS)
+	$(say) "nbdev-clean"
+	@$(BIN)/nbdev-clean
+	$(say) "README.md from nbs/index.ipynb"
+	@$(BIN)/python docs/readme.py
+
+evidence: setup  ## the runs behind the figures in README and site, too long for tests (writes evidence/*.json)
+	@$(BIN)/python evidence/run.py $(ARGS)
+
+clean:  ## remove what was built (the site, caches); keep .venv and runs/
+	rm -rf docs/_site docs/_build build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,97 @@
+"""Read the lessons in nbs/ as pages: title, part, minutes, cells with their directives. For the site and the README."""
+import ast
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PARTS = {"": "Start here", "1_objective": "Objective", "2_models": "Models", "3_training": "Training", "4_practice": "Practice"}
+KNOWN = {  # the directives that mean something here; any other is a spelling mistake
+    "default_exp", "export", "exports", "exporti", "hide", "code-fold", "code-summary", "fig-cap", "echo", "output", "eval"}
+REPO = "https://github.com/instruct-goose/instruct_goose"
+
+
+@dataclass
+class Cell:
+    kind: str         # "code" or "markdown"
+    source: str       # without its directives
+    directives: dict  # name -> value, "" without one
+    outputs: list
+    id: str
+
+    @property
+    def exported(self) -> list[ast.stmt]:
+        "The statements of an exporting cell."
+        if not {"export", "exports", "exporti"} & self.directives.keys(): return []
+        return ast.parse(self.source).body
+
+    @property
+    def names(self) -> list[str]:
+        "Public functions and classes that an exporting cell defines."
+        if "exporti" in self.directives: return []
+        return [s.name for s in self.exported if isinstance(s, ast.FunctionDef | ast.ClassDef) and s.name[0] != "_"]
+
+
+@dataclass
+class Page:
+    path: Path            # nbs/1_objective/02_kl.ipynb
+    part: str             # "1_objective"
+    url: str              # "objective/kl", no ending
+    title: str
+    subtitle: str
+    minutes: int | None   # reading time that the lesson states
+    module: str | None    # "instruct_goose.objective.kl"
+    cells: list[Cell] = field(repr=False)
+
+    @property
+    def names(self) -> list[str]:
+        "Public names that the page exports, in order."
+        return [n for c in self.cells for n in c.names]
+
+
+def plain(name: str) -> str:
+    "02_kl -> kl"
+    return re.sub(r"^\d+_", "", name)
+
+
+def read_cell(raw: dict, where: str) -> Cell:
+    source, directives = "".join(raw["source"]), {}
+    if raw["cell_type"] == "code":
+        lines = source.splitlines()
+        while lines and (found := re.match(r"#\|\s*([\w-]+):?\s*(.*)", lines[0])):
+            directives[found[1]] = found[2].strip()
+            lines.pop(0)
+        source = "\n".join(lines).strip("\n")
+        if unknown := directives.keys() - KNOWN:
+            raise SystemExit(f"{where}, cell {raw.get('id')}: unknown directive {sorted(unknown)}; known are {sorted(KNOWN)}")
+    return Cell(raw["cell_type"], source, directives, raw.get("outputs", []), raw.get("id", ""))
+
+
+def read_page(path: Path) -> Page:
+    rel = path.relative_to(ROOT / "nbs")
+    cells = [read_cell(c, str(rel)) for c in json.loads(path.read_text("utf-8"))["cells"]]
+    text = next((c.source for c in cells if c.kind == "markdown" and c.source.startswith("# ")), None)
+    title = text.splitlines()[0][2:].strip() if text else plain(path.stem)
+    subtitle = re.search(r"^> (.+)$", text or "", re.M)
+    everything = "\n".join(c.source for c in cells if c.kind == "markdown")
+    minutes = re.search(r"\*\*Time\*\*:?\s*:?\s*(?:about |some )?(\d+) min", everything)
+    module = next((c.directives["default_exp"] for c in cells if "default_exp" in c.directives), None)
+    part = rel.parts[0] if len(rel.parts) > 1 else ""
+    return Page(path, part, "/".join(plain(p) for p in rel.with_suffix("").parts), title,
+                subtitle[1].strip() if subtitle else "", int(minutes[1]) if minutes else None,
+                f"instruct_goose.{module}" if module else None, cells)
+
+
+def read_pages() -> tuple[Page, list[Page]]:
+    "The front page, and the lessons in reading order."
+    found = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if not any(q[0] in "._" for q in p.relative_to(ROOT / "nbs").parts))
+    pages = [read_page(p) for p in found]
+    index = [p for p in pages if p.url == "index"]
+    if len(index) != 1: raise SystemExit("nbs/index.ipynb is missing")
+    return index[0], sorted((p for p in pages if p.url != "index"), key=lambda p: (p.part, p.path.name))
+
+
+def target(page: Page, link: str) -> Path:
+    "The file that a relative link in a page points at."
+    return (page.path.parent / link).resolve()

@@ -1,0 +1,113 @@
+"""README.md from nbs/index.ipynb: the prose, the stored output of its cells, and a table of the lessons.
+
+The notebook is run first, so that what it quotes is what evidence/ holds. `--check` writes nothing and fails when
+README.md, its pictures or the outputs stored in the notebook are stale.
+"""
+import argparse
+import hashlib
+import re
+from pathlib import Path
+
+from lessons import PARTS, ROOT, read_pages
+
+IMAGES = ROOT / "docs/images"
+NIGHT = "<style>@media (prefers-color-scheme: dark) { .ink-s { stroke: #e6e6e6 !important } .ink-f, text { fill: #e6e6e6 !important } }</style>"
+
+
+def table_of_lessons(pages) -> str:
+    rows, part = ["| lesson | minutes | what it does |", "|---|---|---|"], None
+    for p in pages:
+        if p.part != part:
+            part = p.part
+            rows.append(f"| **{PARTS[part]}** | | |")
+        rows.append(f"| [{p.title}]({p.path.relative_to(ROOT / 'nbs').as_posix()}) | {p.minutes or ''} | {p.subtitle} |")
+    return "\n".join(rows)
+
+
+def fresh_outputs(path: Path) -> dict:
+    "Run a notebook and return cell id -> outputs."
+    from execnb.shell import CaptureShell
+    from fastcore.nbio import read_nb
+    from fastcore.xtras import working_directory
+
+    nb, shell = read_nb(path), CaptureShell(path)
+    with working_directory(path.parent): shell.run_all(nb, exc_stop=True)
+    return {c.id: c.get("outputs", []) for c in nb.cells if c.cell_type == "code"}
+
+
+def text_of(output) -> str | None:
+    data = output.get("data", {})
+    for kind in ("text/markdown", "text/plain"):
+        if kind in data: return ("".join(data[kind]), kind)
+    return ("".join(output.get("text", "")), "text/plain")
+
+
+def picture(svg: str, stamp: str) -> str:
+    "An SVG file that is legible on a light and on a dark page."
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg"):], flags=re.S)
+    svg = re.sub(r"\n\s*", " ", svg).replace("> <", "><")
+    svg = re.sub(r'style="([^"]*)fill: #262626', r'class="ink-f" style="\1fill: #262626', svg)
+    svg = re.sub(r'style="([^"]*)stroke: #262626', r'class="ink-s" style="\1stroke: #262626', svg)
+    return svg.replace("><", f"><!-- {stamp} -->{NIGHT}<", 1)
+
+
+def render() -> tuple[str, dict[Path, str], list[str]]:
+    "The README, its pictures, and what is stale in the notebook's stored outputs."
+    index, pages = read_pages()
+    ran, parts, pictures, stale = fresh_outputs(index.path), [], {}, []
+    evidence = b"".join(p.read_bytes() for p in sorted((ROOT / "evidence").glob("*.json")))
+    for cell in index.cells:
+        if "hide" in cell.directives: continue
+        if cell.kind == "markdown":
+            parts.append(cell.source.replace("<!-- lessons -->", table_of_lessons(pages)))
+            continue
+        if cell.directives.get("echo") != "false" and "code-fold" not in cell.directives:
+            parts.append(f"```python\n{cell.source}\n```")
+        outputs = ran[cell.id]
+        for i, o in enumerate(outputs):
+            if svg := "".join(o.get("data", {}).get("image/svg+xml", "")):
+                name = IMAGES / (re.sub(r"\W+", "-", cell.directives.get("fig-cap", cell.id).split(":")[0].lower()).strip("-") + ".svg")
+                # a drawing may differ in the last digit between machines: compare what it is drawn from
+                stamp = hashlib.sha256(cell.source.encode() + evidence).hexdigest()[:16]
+                pictures[name] = picture(svg, stamp)
+                alt = cell.directives.get("fig-cap", "").replace('"', "'")
+                parts.append(f"![{alt}]({name.relative_to(ROOT).as_posix()})")
+            else:
+                text, kind = text_of(o)
+                parts.append(text.strip() if kind == "text/markdown" else f"```\n{text.rstrip()}\n```")
+                stored = cell.outputs[i] if i < len(cell.outputs) else {}
+                if text_of(stored)[0].strip() != text.strip(): stale.append(f"the output stored in cell {cell.id} of nbs/index.ipynb")
+    text = "<!-- Made from nbs/index.ipynb by docs/readme.py: edit the notebook, then run make save. -->\n\n" + "\n\n".join(parts) + "\n"
+    # links are relative to nbs/ in the notebook and to the repository here
+    relative = r"(\]\()(?!https?:|#|docs/images/|mailto:)([^)\s]+\))"
+    text = re.sub(relative, lambda m: m[1] + (m[2][3:] if m[2].startswith("../") else "nbs/" + m[2]), text)
+    return text, pictures, stale
+
+
+def stamp_of(path: Path) -> str | None:
+    found = re.search(r"<!-- (\w{16}) -->", path.read_text("utf-8")) if path.exists() else None
+    return found and found[1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if something is stale")
+    args = parser.parse_args()
+    text, pictures, stale = render()
+    readme = ROOT / "README.md"
+    if args.check:
+        if not readme.exists() or readme.read_text("utf-8") != text: stale.append("README.md")
+        for path, svg in pictures.items():
+            if stamp_of(path) != re.search(r"<!-- (\w{16}) -->", svg)[1]: stale.append(str(path.relative_to(ROOT)))
+        if IMAGES.exists(): stale += [f"{p.relative_to(ROOT)} (not used)" for p in IMAGES.glob("*.svg") if p not in pictures]
+        if stale: raise SystemExit(f"stale, run make save: {', '.join(stale)}")
+        return
+    readme.write_text(text, "utf-8")
+    IMAGES.mkdir(exist_ok=True)
+    for path in IMAGES.glob("*.svg"):
+        if path not in pictures: path.unlink()
+    for path, svg in pictures.items():
+        if stamp_of(path) != re.search(r"<!-- (\w{16}) -->", svg)[1]: path.write_text(svg, "utf-8")
+
+
+if __name__ == "__main__": main()

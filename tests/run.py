@@ -1,0 +1,80 @@
+"""Every check in one go: `make test`. Each step says what it runs; the summary at the end says what failed.
+
+`python tests/run.py ruff current` runs only the steps named.
+"""
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+root = Path(__file__).parents[1]
+bin = Path(sys.executable).parent
+
+
+def steps(workers: int) -> dict:
+    "name -> (what it is for, command)"
+    python = sys.executable
+    return {
+        "ruff": ("style and plain mistakes", [bin / "ruff", "check", "."]),
+        "current": (
+            "modules, clean notebooks and README are what the notebooks say",
+            [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/repo/test_current.py"]),
+        "notebooks": (
+            "every notebook runs, and what it asserts holds",
+            [bin / "nbdev-test", "--n-workers", str(workers), "--do-print", "--timing"]),
+        "site": ("the site builds without a warning, every formula is valid", [python, "docs/build.py", "--quiet"]),
+        "pytest": (
+            "properties, parity, reliability, repository and site",
+            [python, "-m", "pytest", "-ra", "-n", str(workers), "--ignore=tests/repo/test_current.py", "tests"]),
+    }
+
+
+def tracked() -> str | None:
+    "What git sees as changed; None where there is no git checkout."
+    git = ["git", "-c", "core.fileMode=true", "diff", "HEAD"]
+    done = subprocess.run(git, cwd=root, capture_output=True, text=True, errors="replace")
+    return done.stdout if done.returncode == 0 else None
+
+
+def run(command, env) -> tuple[int, str]:
+    "Run, show the output as it comes, and return the exit status and the last line."
+    last = ""
+    with subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace") as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last = line.strip() or last
+    return process.returncode, last
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="*", help="names of steps; all of them without")
+    parser.add_argument("--workers", type=int, default=2, help="processes for notebooks and pytest")
+    args = parser.parse_args()
+    todo = steps(args.workers)
+    if unknown := set(args.only) - set(todo):
+        parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(todo)}")
+
+    # one thread per process: more of them fight for the cores. No step may need a network.
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1",
+                        "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
+    before, results = tracked(), []
+    for name, (what, command) in todo.items():
+        if args.only and name not in args.only: continue
+        print(f"\n\033[1m── {name}: {what}\033[0m", flush=True)
+        start = time.time()
+        status, last = run(command, env)
+        results.append((name, status == 0, time.time() - start, last))
+    if before is not None and tracked() != before:
+        results.insert(0, ("git", False, 0, "files that git tracks changed during the tests: see git diff"))
+
+    print("\n\033[1m── summary\033[0m")
+    for name, ok, seconds, last in results:
+        print(f"{'ok    ' if ok else 'FAILED'} {name:<10} {seconds:6.1f} s   {last if name in ('git', 'pytest') or not ok else ''}")
+    sys.exit(not all(ok for _, ok, *_ in results))
+
+
+if __name__ == "__main__": main()
