@@ -48,40 +48,43 @@ def trunk(model: nn.Module) -> nn.Module:
 
 def hidden_size(model: nn.Module) -> int:
     "H from the config: `n_embd` for GPT-2, `hidden_size` for Llama and Qwen; transformers maps one name to the other."
-    return model.config.get_text_config().hidden_size
+    config = model.config.get_text_config()
+    return getattr(config, "word_embed_proj_dim", config.hidden_size)  # OPT projects its last states to the embedding's size
 
 def context_length(model: nn.Module) -> int | None:
-    "Most tokens in a sequence, from the config; None where the architecture has no limit."
+    "Most tokens in a sequence, from the config; None where it names no limit."
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 # %% ../../nbs/2_models/01_agent.ipynb #29db539b
+def _options(model: nn.Module, mask: Tensor) -> dict:
+    "Position ids from the mask and no cache, for architectures that take them."
+    takes = inspect.signature(model.forward).parameters
+    return {k: v for k, v in (("position_ids", position_ids(mask)), ("use_cache", False)) if k in takes}
+
+# %% ../../nbs/2_models/01_agent.ipynb #ce0661e8
 def forward_hidden(
     base: nn.Module, # a transformer without a head
     input_ids: Int[Tensor, "batch time"],
     mask: Bool[Tensor, "batch time"], # True where there is a token
 ) -> Float[Tensor, "batch time hidden"]:
     "Last hidden states, with position ids from the mask where the architecture takes any."
-    takes = inspect.signature(base.forward).parameters
-    positions = {"position_ids": position_ids(mask)} if "position_ids" in takes else {}
-    cache = {"use_cache": False} if "use_cache" in takes else {}
-    return base(input_ids=input_ids, attention_mask=mask.long(), **positions, **cache).last_hidden_state
+    return base(input_ids=input_ids, attention_mask=mask.long(), **_options(base, mask)).last_hidden_state
 
-# %% ../../nbs/2_models/01_agent.ipynb #ce0661e8
+# %% ../../nbs/2_models/01_agent.ipynb #335d67e1
 class _Layout(NamedTuple):
-    "A query and its response as one canonical sequence: [padding][query][response][padding]."
-    ids: Tensor            # (B, q + t)
-    mask: Tensor           # (B, q + t)
-    query_width: int       # q, of the longest query
-    response: Tensor       # (B, t) the response's tokens, padding on the right
-    real: Tensor           # (B, t) its mask
+    "Query and response as one sequence, [query][response][padding], and the way back to the caller's layout."
+    ids: Tensor            # (B, S), S tokens in the longest row
+    mask: Tensor           # (B, S)
+    predicts: Tensor       # (B, S) True where the next token is one of the response
+    tokens: Tensor         # (N,) the real response tokens, row after row
     response_mask: Tensor  # (B, T) the caller's
 
     def scatter(self, rows: Tensor) -> Tensor:
         "Rows for the N real tokens, put where the caller's mask has them; 0 elsewhere."
-        out = rows.new_zeros(*self.response_mask.shape, *rows.shape[1:])
-        return out.masked_scatter(self.response_mask.view(*self.response_mask.shape, *[1] * (rows.ndim - 1)), rows)
+        mask = self.response_mask
+        return rows.new_zeros(*mask.shape, *rows.shape[1:]).index_put((mask,), rows)
 
-# %% ../../nbs/2_models/01_agent.ipynb #335d67e1
+# %% ../../nbs/2_models/01_agent.ipynb #54928a79
 def _check_part(ids: Tensor, mask: Tensor, name: str) -> Tensor:
     "The part's mask as bool, or an error that names what is wrong with it."
     mask = as_mask(mask, f"{name}_mask")
@@ -105,17 +108,16 @@ def _layout(model, query_ids, query_mask, response_ids, response_mask) -> _Layou
     if limit is not None and (long := ((q + t) > limit).nonzero().flatten().tolist()):
         raise ValueError(f"row {long[0]} has {q[long[0]]} query and {t[long[0]]} response tokens, the model's context is "
                          f"{limit}: shorten the prompt or the response")
-    widest_q, widest_t = int(q.max()), int(t.max())
-    left, left_mask = (x[:, -widest_q:] for x in compact(query_ids, query_mask, "left"))
-    right, right_mask = (x[:, :widest_t] for x in compact(response_ids, response_mask, "right"))
-    mask = torch.cat([left_mask, right_mask], -1)
-    ids = torch.cat([left, right], -1).masked_fill(~mask, 0)
-    return _Layout(ids, mask, widest_q, right, right_mask, response_mask)
+    ids, mask = compact(torch.cat([query_ids, response_ids], -1), torch.cat([query_mask, response_mask], -1), "right")
+    longest = int((q + t).max())
+    ids, mask = ids[:, :longest].masked_fill(~mask[:, :longest], 0), mask[:, :longest]
+    at = torch.arange(longest, device=ids.device)
+    predicts = (at >= q[:, None] - 1) & (at < (q + t)[:, None] - 1)
+    return _Layout(ids, mask, predicts, response_ids[response_mask], response_mask)
 
 def _predicting(base: nn.Module, layout: _Layout) -> Tensor:
-    "(N, H): the hidden state before each real response token, in row order. One pass through the transformer."
-    with evaluating(base): hidden = forward_hidden(base, layout.ids, layout.mask)
-    return hidden[:, layout.query_width - 1:-1][layout.real]
+    "(N, H): the hidden state before each real response token, row after row. One pass through the transformer."
+    with evaluating(base): return forward_hidden(base, layout.ids, layout.mask)[layout.predicts]
 
 # %% ../../nbs/2_models/01_agent.ipynb #024533c1
 def response_hidden(
@@ -161,30 +163,25 @@ def plain_head(model: nn.Module) -> nn.Linear | None:
     return head if plain else None
 
 # %% ../../nbs/2_models/01_agent.ipynb #b687ddb8
-def _head_logits(model: nn.Module, layout: _Layout, rows: slice = slice(None)) -> Tensor:
-    "(n, V) logits of the real response tokens of some rows, through the model's own forward. For heads that are not plain."
-    ids, mask = layout.ids[rows], layout.mask[rows]
-    takes = inspect.signature(model.forward).parameters
-    extra = {"position_ids": position_ids(mask)} if "position_ids" in takes else {}
-    with evaluating(model): logits = model(input_ids=ids, attention_mask=mask.long(), **extra).logits
-    return logits[:, layout.query_width - 1:-1][layout.real[rows]]
+def _forward_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    "(B, S, V) through the model's own forward, whatever it does to its logits."
+    return model(input_ids=ids, attention_mask=mask.long(), **_options(model, mask)).logits
 
 def _logprobs(model, layout: _Layout, temperature: float, with_entropy: bool, hidden: Tensor | None = None):
-    "(N,) logprobs and entropies (or None) of the real response tokens. Reuses `hidden` where the head is plain."
-    if not temperature > 0: raise ValueError(f"temperature is {temperature}: it must be above 0")
-    tokens = layout.response[layout.real]
+    "(N,) logprobs and entropies (or None) of the real response tokens. Uses `hidden` only where the head is plain."
     if head := plain_head(model):
         hidden = _predicting(trunk(model), layout) if hidden is None else hidden
-        out = logprobs_from_hidden(hidden, head.weight, tokens, temperature, bias=head.bias, with_entropy=with_entropy)
+        out = logprobs_from_hidden(hidden, head.weight, layout.tokens, temperature, bias=head.bias, with_entropy=with_entropy)
         return out if with_entropy else (out, None)
 
-    def one_row(i: int):
-        logits = _head_logits(model, layout, slice(i, i + 1))
-        own = layout.response[i][layout.real[i]]
-        logprobs = token_logprobs(logits[None], own[None], temperature)[0]
-        return logprobs, token_entropy(logits[None], temperature)[0] if with_entropy else torch.zeros_like(logprobs)
+    def of_row(ids, mask, predicts, tokens):
+        with evaluating(model): logits = _forward_logits(model, ids[None], mask[None])[0, predicts]
+        logprobs = token_logprobs(logits, tokens, temperature)
+        return logprobs, token_entropy(logits, temperature) if with_entropy else logprobs
 
-    rows = [checkpoint(one_row, i, use_reentrant=False) if torch.is_grad_enabled() else one_row(i) for i in range(len(layout.ids))]
+    tokens = layout.tokens.split(layout.predicts.sum(-1).tolist())  # one row of logits in memory at a time
+    rows = [checkpoint(of_row, *row, use_reentrant=False)
+            for row in zip(layout.ids, layout.mask, layout.predicts, tokens, strict=True)]
     logprobs, entropies = (torch.cat(x) for x in zip(*rows, strict=True))
     return logprobs, entropies if with_entropy else None
 
@@ -201,7 +198,8 @@ def response_logits(
     and for exact KLs; `response_logprobs` needs far less memory. Refuses what `response_hidden` refuses."""
     if not temperature > 0: raise ValueError(f"temperature is {temperature}: it must be above 0")
     layout = _layout(model, query_ids, query_mask, response_ids, response_mask)
-    return layout.scatter(_head_logits(model, layout) / temperature)
+    with evaluating(model): logits = _forward_logits(model, layout.ids, layout.mask)
+    return layout.scatter(logits[layout.predicts]) / temperature
 
 # %% ../../nbs/2_models/01_agent.ipynb #c84f1076
 def response_logprobs(
@@ -280,17 +278,17 @@ class Agent(nn.Module):
         input_ids: Int[Tensor, "batch time"],
         attention_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"] | None = None, # None: no padding
     ) -> AgentOutput:
-        "Logits and values at every position, in the mode (training or not) that the agent is in. Garbage at padding."
-        mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else as_mask(attention_mask, "attention_mask")
-        if input_ids.shape != mask.shape:
-            raise ValueError(f"input_ids {tuple(input_ids.shape)} and attention_mask {tuple(mask.shape)} differ in shape")
-        if self.value_model is None and (head := plain_head(self.model)):
-            hidden = forward_hidden(trunk(self.model), input_ids, mask)
-            return AgentOutput(head(hidden), self._values(hidden))
-        takes = inspect.signature(self.model.forward).parameters
-        extra = {"position_ids": position_ids(mask)} if "position_ids" in takes else {}
-        logits = self.model(input_ids=input_ids, attention_mask=mask.long(), **extra).logits
-        return AgentOutput(logits, self._values(forward_hidden(self.value_trunk, input_ids, mask)))
+        "Logits and values at every position, 0 at padding. In the mode, training or not, that the agent is in."
+        mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
+        mask = _check_part(input_ids, mask, "input")
+        ids, right = compact(input_ids, mask, "right")
+        ids = ids.masked_fill(~right, 0)
+        head = plain_head(self.model)
+        hidden = forward_hidden(self.value_trunk, ids, right)
+        if head and self.value_model is None: logits = head(hidden)
+        else: logits = _forward_logits(self.model, ids, right)
+        put = lambda x: x.new_zeros(x.shape).index_put((mask,), x[right])
+        return AgentOutput(put(logits), put(self._values(hidden)))
 
     def evaluate(
         self,
