@@ -6,14 +6,25 @@
 __all__ = ['ESTIMATORS', 'exact_kl', 'k1', 'k2', 'k3', 'log_ratio', 'token_kl', 'sequence_kl', 'kl_in_reward', 'kl_in_loss',
            'adaptive_beta']
 
-# %% ../../nbs/1_objective/02_kl.ipynb #ca494539
+# %% ../../nbs/1_objective/02_kl.ipynb #7b1f3c77
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .masks import _wide, last_index, same_shape
 
-# %% ../../nbs/1_objective/02_kl.ipynb #8696795d
+# %% ../../nbs/1_objective/02_kl.ipynb #a3798c8d
+def _distributions(**rows: Tensor):
+    "Refuse rows that are not log-probabilities of a whole vocabulary."
+    for name, lp in rows.items():
+        total = lp.detach().float().logsumexp(-1)
+        off = (total.abs() > (.1 if lp.dtype.itemsize < 4 else 1e-3)).nonzero()
+        if len(off):
+            at = tuple(off[0].tolist())
+            raise ValueError(f"{name}: the probabilities at {at} sum to {total[at].exp():.3g}, not 1; "
+                             "pass logits.log_softmax(-1) over the whole vocabulary")
+
+# %% ../../nbs/1_objective/02_kl.ipynb #e4a3609b
 def exact_kl(
     logprobs: Float[Tensor, "*batch vocab"],      # log π(·|s), the whole vocabulary
     ref_logprobs: Float[Tensor, "*batch vocab"],  # log π_ref(·|s)
@@ -21,47 +32,46 @@ def exact_kl(
 ) -> Float[Tensor, "*batch"]:                     # nats, never negative; 0 at padding
     """KL(π‖π_ref) = Σₐ π(a)·[log π(a) − log π_ref(a)], by enumeration, with 0·log 0 = 0.
 
-    Raises ValueError if shapes differ, or if a row is not a distribution (logits, say)."""
+    Raises ValueError if shapes differ, or if a row is not a distribution."""
     same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
     if mask is not None:
         same_shape(mask=mask, positions=logprobs[..., 0])
-        uniform = -torch.tensor(float(logprobs.shape[-1])).log().to(logprobs)
-        logprobs = torch.where(mask[..., None], logprobs, uniform)
-        ref_logprobs = torch.where(mask[..., None], ref_logprobs, uniform)
-    for name, lp in (("logprobs", logprobs), ("ref_logprobs", ref_logprobs)):
-        off = lp.detach().float().logsumexp(-1).abs()
-        if (off > (.1 if lp.dtype.itemsize < 4 else 1e-3)).any():
-            raise ValueError(f"{name}: the probabilities of a row sum to e^±{off.max():.3g}, not to 1; "
-                             "pass log_softmax(logits, dim=-1) over the whole vocabulary")
+        even = torch.full_like(logprobs[..., :1], logprobs.shape[-1]).log().neg()
+        logprobs = torch.where(mask[..., None], logprobs, even)
+        ref_logprobs = torch.where(mask[..., None], ref_logprobs, even.to(ref_logprobs))
+    _distributions(logprobs=logprobs, ref_logprobs=ref_logprobs)
     probs = logprobs.exp()
     return (probs * torch.where(probs > 0, logprobs - ref_logprobs, 0.)).sum(-1)
 
-# %% ../../nbs/1_objective/02_kl.ipynb #414c1873
+# %% ../../nbs/1_objective/02_kl.ipynb #9086c395
 def k1(
     ell: Float[Tensor, "*shape"],  # ℓ = log π(a) − log π_ref(a), with a sampled from π
 ) -> Float[Tensor, "*shape"]:      # nats, either sign
     "k₁ = ℓ. Unbiased for KL(π‖π_ref); negative where π_ref likes the token better. Schulman (2020)."
     return ell
 
-# %% ../../nbs/1_objective/02_kl.ipynb #124b5983
+# %% ../../nbs/1_objective/02_kl.ipynb #0054cad9
 def k2(
     ell: Float[Tensor, "*shape"],  # ℓ = log π(a) − log π_ref(a), with a sampled from π
 ) -> Float[Tensor, "*shape"]:      # nats, never negative
     "k₂ = ½ℓ². Biased as a number; its gradient on policy is that of KL(π‖π_ref). Schulman (2020)."
     return ell.square() / 2
 
-# %% ../../nbs/1_objective/02_kl.ipynb #f34b56ac
+# %% ../../nbs/1_objective/02_kl.ipynb #7a69eefb
 def k3(
     ell: Float[Tensor, "*shape"],  # ℓ = log π(a) − log π_ref(a), with a sampled from π
     clamp: float = 10.,            # ℓ is first raised to at least −clamp; e¹⁰ = 22026 fits in float16
 ) -> Float[Tensor, "*shape"]:      # nats, never negative
     """k₃ = e^(−ℓ) − 1 + ℓ. Unbiased for KL(π‖π_ref); its gradient is that of KL(π_ref‖π). Schulman (2020).
 
-    The clamp is ours, on the side that overflows; below it the gradient is 0."""
+    The clamp is ours, on the side that overflows; beyond it the gradient is 0."""
     ell = ell.clamp(min=-clamp)
     return torch.expm1(-ell) + ell
 
-# %% ../../nbs/1_objective/02_kl.ipynb #ca06fb7c
+# %% ../../nbs/1_objective/02_kl.ipynb #b9fb43e8
+ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
+
+# %% ../../nbs/1_objective/02_kl.ipynb #40177931
 def log_ratio(
     logprobs: Float[Tensor, "batch time"],           # log π(aₜ|sₜ) of the sampled tokens
     ref_logprobs: Float[Tensor, "batch time"],       # log π_ref(aₜ|sₜ); never learns
@@ -72,9 +82,7 @@ def log_ratio(
     ell = _wide(logprobs) - _wide(ref_logprobs.detach())
     return ell if mask is None else torch.where(mask, ell, 0.)
 
-# %% ../../nbs/1_objective/02_kl.ipynb #42932423
-ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
-
+# %% ../../nbs/1_objective/02_kl.ipynb #09efbbf2
 def token_kl(
     logprobs: Float[Tensor, "batch time"],           # log π(aₜ|sₜ)
     ref_logprobs: Float[Tensor, "batch time"],       # log π_ref(aₜ|sₜ)
@@ -86,7 +94,7 @@ def token_kl(
         raise ValueError(f"estimator is {estimator!r}: choose one of {list(ESTIMATORS)}")
     return ESTIMATORS[estimator](log_ratio(logprobs, ref_logprobs, mask))
 
-# %% ../../nbs/1_objective/02_kl.ipynb #1d980a3f
+# %% ../../nbs/1_objective/02_kl.ipynb #bd8cffc3
 def sequence_kl(
     logprobs: Float[Tensor, "batch time"],           # log π(aₜ|sₜ)
     ref_logprobs: Float[Tensor, "batch time"],       # log π_ref(aₜ|sₜ)
@@ -96,7 +104,11 @@ def sequence_kl(
     "Σₜ k(ℓₜ), one estimate of KL(π(r|q)‖π_ref(r|q)) per response, by the chain rule."
     return token_kl(logprobs, ref_logprobs, mask, estimator).sum(-1)
 
-# %% ../../nbs/1_objective/02_kl.ipynb #0862b254
+# %% ../../nbs/1_objective/02_kl.ipynb #1cd54c9d
+def _not_negative(beta: float):
+    if not beta >= 0: raise ValueError(f"beta is {beta}: a price below 0 would pay the policy to drift")
+
+# %% ../../nbs/1_objective/02_kl.ipynb #3d58e605
 def kl_in_reward(
     scores: Float[Tensor, "batch"],             # one score per response
     logprobs: Float[Tensor, "batch time"],      # log π(aₜ|sₜ) at sampling time
@@ -104,32 +116,39 @@ def kl_in_reward(
     mask: Bool[Tensor, "batch time"],           # True where π sampled a token
     beta: float,                                # price of one nat
 ) -> Float[Tensor, "batch time"]:               # rewards, without gradient; 0 at padding
-    """rₜ = −β·ℓₜ + score·1[t = last real token].
+    """rₜ = −β·ℓₜ + score·1[t = last real token]. Ziegler et al. (2019) eq. 2, spread over the tokens.
 
     Raises ValueError for an empty response, a negative β, or unless there is one score per response."""
     if scores.shape != mask.shape[:1]:
         raise ValueError(f"scores has shape {tuple(scores.shape)}, expected ({len(mask)},): one score per response")
-    if not beta >= 0: raise ValueError(f"beta is {beta}: a price of drift below 0 would pay the policy to drift")
+    _not_negative(beta)
     ell = log_ratio(logprobs.detach(), ref_logprobs, mask)
     paid = torch.zeros_like(ell).scatter(-1, last_index(mask)[:, None], scores.detach().to(ell)[:, None])
     return paid - beta * ell
 
-# %% ../../nbs/1_objective/02_kl.ipynb #4464377d
+# %% ../../nbs/1_objective/02_kl.ipynb #4ee164a7
 def kl_in_loss(
     logprobs: Float[Tensor, "batch time"],       # log π(aₜ|sₜ), with gradient
     ref_logprobs: Float[Tensor, "batch time"],   # log π_ref(aₜ|sₜ)
     mask: Bool[Tensor, "batch time"] | None,     # True where π sampled a token
     beta: float,                                 # price of one nat
     estimator: str = "k2",                       # "k2": gradient of KL(π‖π_ref); "k3": of KL(π_ref‖π), as in GRPO
+    old_logprobs: Float[Tensor, "batch time"] | None = None,  # of the policy that sampled: corrects stale samples
 ) -> Float[Tensor, "batch time"]:                # to be added to the policy loss of each token; 0 at padding
-    "β·k(ℓₜ), for the loss. Raises ValueError for k1, whose expected gradient is 0, and for a negative β."
-    if estimator == "k1":
-        raise ValueError("k1 in the loss has an expected gradient of 0 and would do nothing: "
-                         "use estimator='k2', or charge k1 in the reward with kl_in_reward")
-    if not beta >= 0: raise ValueError(f"beta is {beta}: a price of drift below 0 would pay the policy to drift")
-    return beta * token_kl(logprobs, ref_logprobs, mask, estimator)
+    """β·k(ℓₜ), or β·ρₜ·k(ℓₜ) with ρ = π/π_old if `old_logprobs` is given (then the gradient is KL(π‖π_ref)'s).
 
-# %% ../../nbs/1_objective/02_kl.ipynb #d9ccb0a6
+    Each token's own KL only: what an early token leads to is charged by `kl_in_reward`.
+    Raises ValueError for k1 without `old_logprobs`, whose expected gradient is 0, and for a negative β."""
+    if estimator == "k1" and old_logprobs is None:
+        raise ValueError("k1 in the loss has an expected gradient of 0 and would do nothing: use estimator='k2', "
+                         "give old_logprobs, or charge k1 in the reward with kl_in_reward")
+    _not_negative(beta)
+    kl = beta * token_kl(logprobs, ref_logprobs, mask, estimator)
+    if old_logprobs is None: return kl
+    ratio = log_ratio(logprobs, old_logprobs, mask).exp()
+    return kl * (ratio.detach() if estimator == "k2" else ratio)
+
+# %% ../../nbs/1_objective/02_kl.ipynb #1371c6fe
 def adaptive_beta(
     beta: float,             # the present coefficient
     kl: float,               # measured KL, nats per response
@@ -140,8 +159,8 @@ def adaptive_beta(
     """β ← β·(1 + K·clip(KL/target − 1, ±max_error)). Ziegler et al. (2019), section 2.2.
 
     Raises ValueError unless β ≥ 0, target > 0 and the KL is finite."""
+    _not_negative(beta)
     if not target > 0: raise ValueError(f"target is {target}: a KL target must be positive")
-    if not beta >= 0: raise ValueError(f"beta is {beta}: it must not be negative")
     if not abs(kl) < float("inf"):
         raise ValueError(f"the measured KL is {kl}: look for the non-finite log-probability first")
     return beta * (1 + gain * max(-max_error, min(max_error, kl / target - 1)))
