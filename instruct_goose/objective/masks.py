@@ -52,8 +52,8 @@ def same_shape(
     given = {name: t for name, t in tensors.items() if t is not None}
     for name, t in given.items():
         if name.endswith("mask") and t.dtype != torch.bool:
-            raise TypeError(f"{name} is {t.dtype}; a mask is torch.bool, True where a token takes part: "
-                            f"pass {name}.bool()")
+            raise TypeError(f"{name} is {t.dtype}; a mask is torch.bool, True where a token "
+                            f"takes part: pass {name}.bool()")
     shapes = {name: tuple(t.shape) for name, t in given.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"shapes differ: {shapes}. They would broadcast silently; "
@@ -65,7 +65,7 @@ def masked_sum(
     mask: Bool[Tensor, "*shape"],
     dim: int | tuple[int, ...] | None = None, # None: over everything
 ) -> Float[Tensor, "..."]: # float32 or wider
-    "Σ m·x, where m = 0 means 'not there', whatever x holds there. Raises ValueError if the shapes differ."
+    "Σ m·x, where m = 0 means 'not there', whatever x holds. Raises ValueError if the shapes differ."
     same_shape(x=x, mask=mask)
     return _wide(torch.where(mask, x, 0)).sum(dim)
 
@@ -89,20 +89,22 @@ def aggregate(
     loss: Float[Tensor, "batch time"],
     mask: Bool[Tensor, "batch time"],
     how: str = "token_mean", # or "sequence_mean", "sequence_sum"
-    denominator: int | float | Tensor | None = None, # the whole minibatch's count: of tokens for token_mean, else of rows
+    denominator: int | float | Tensor | None = None, # tokens (token_mean) or rows of the whole minibatch
     length: int | float | None = None, # L of sequence_sum; default: the width of the batch
 ) -> Float[Tensor, ""]: # float32 or wider
-    """One number from one per token. token_mean: Σ m·x / Σ m. sequence_mean: mean over rows of Σₜ m·x / Σₜ m.
-    sequence_sum: Σ m·x / (B·L). With `denominator`, micro-batches add up to their minibatch.
-    Raises ValueError for an unknown `how`, counts ≤ 0, an empty mask, and rows that it cannot average."""
+    """token_mean: Σ m·x / Σ m. sequence_mean: the rows' mean of Σₜ m·x / Σₜ m. sequence_sum: Σ m·x / (B·L).
+    With `denominator` in the place of the count, micro-batches add up to their minibatch.
+    Raises ValueError for an unknown `how`, counts ≤ 0, an empty mask, rows that it cannot average."""
     same_shape(loss=loss, mask=mask)
     if how not in AGGREGATES: raise ValueError(f"how={how!r}: choose from {', '.join(AGGREGATES)}")
-    if length is not None and how != "sequence_sum": raise ValueError(f"length belongs to sequence_sum, not to {how}")
+    if length is not None and how != "sequence_sum":
+        raise ValueError(f"length belongs to sequence_sum, not to {how}")
     for name, n in {"denominator": denominator, "length": length}.items():
         if n is not None and n <= 0: raise ValueError(f"{name}={n} must be above 0")
     if denominator is None:
         if not mask.any(): raise ValueError("nothing to average: the mask has no True anywhere")
-        if how == "sequence_mean": _no_empty_rows(mask, "drop them, or pass denominator=, the number of rows that count")
+        if how == "sequence_mean":
+            _no_empty_rows(mask, "drop them, or pass denominator=, the number of rows that count")
         denominator = mask.sum() if how == "token_mean" else len(mask)
     rows = masked_sum(loss, mask, dim=-1)
     if how == "sequence_mean": rows = rows / mask.sum(-1).clamp(min=1)
@@ -120,7 +122,7 @@ def masked_var(
     centred = _wide(torch.where(mask, x, 0)) - masked_mean(x, mask)
     n = mask.sum()
     if unbiased and n == 1:
-        raise ValueError("one token has no unbiased variance (0/0): give more tokens, or unbiased=False")
+        raise ValueError("one token has no unbiased variance (0/0): give more, or unbiased=False")
     return masked_sum(centred.square(), mask) / (n - int(unbiased))
 
 # %% ../../nbs/1_objective/00_masks.ipynb #ea7b62f2
@@ -131,7 +133,7 @@ def whiten(
     eps: int | float = 1e-8,       # added to the variance
 ) -> Float[Tensor, "*shape"]: # mean 0, variance 1; 0 at padding
     """(x − x̄) / √(var + ε), with the unbiased variance. Raises ValueError for fewer than two tokens.
-    As TRL's masked_whiten. In torchtune 0.6.1 shift_mean means the opposite: True puts the mean back."""
+    As TRL's masked_whiten. torchtune 0.6.1 has it the other way: shift_mean=True adds the mean."""
     mean, var = masked_mean(x, mask), masked_var(x, mask)
     white = (torch.where(mask, x, 0) - mean) * (var + eps).rsqrt()
     return torch.where(mask, white if shift_mean else white + mean, 0).to(x.dtype)
