@@ -1,8 +1,11 @@
 """Read the lessons in nbs/ as pages: title, part, minutes, cells with their directives. For the site and the README."""
 import ast
+import io
 import json
 import re
+import tokenize
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -10,6 +13,18 @@ PARTS = {"": "Start here", "1_objective": "Objective", "2_models": "Models", "3_
 KNOWN = {  # the directives that mean something here; any other is a spelling mistake
     "default_exp", "export", "exports", "exporti", "hide", "code-fold", "code-summary", "fig-cap", "echo", "output", "eval"}
 REPO = "https://github.com/instruct-goose/instruct_goose"
+
+
+def comments(source: str) -> dict[int, str]:
+    "line number -> its comment; a line of nothing but comment continues the one above."
+    found, alone = {}, set()
+    for t in tokenize.generate_tokens(io.StringIO(source).readline):
+        if t.type == tokenize.COMMENT:
+            found[t.start[0]] = t.string.lstrip("# ").strip()
+            if not t.line[:t.start[1]].strip(): alone.add(t.start[0])
+    for n in sorted(alone, reverse=True):
+        if n - 1 in found: found[n - 1] += " " + found.pop(n)
+    return found
 
 
 @dataclass
@@ -20,11 +35,13 @@ class Cell:
     outputs: list
     id: str
 
-    @property
+    @cached_property
     def exported(self) -> list[ast.stmt]:
-        "The statements of an exporting cell."
+        "The statements of an exporting cell; each carries the comments of the cell as `notes`."
         if not {"export", "exports", "exporti"} & self.directives.keys(): return []
-        return ast.parse(self.source).body
+        notes, tree = comments(self.source), ast.parse(self.source)
+        for node in ast.walk(tree): node.notes = notes
+        return tree.body
 
     @property
     def names(self) -> list[str]:

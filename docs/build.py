@@ -1,0 +1,270 @@
+"""Build the site: notebooks -> pages for Sphinx in docs/_build/pages -> docs/_site. Everything comes from pip packages.
+
+A page is its lesson with hidden cells left out, exported and figure code folded, figures inline in the page's own colours,
+`names` linked to their entries, and at its end a reference of what it exports. Every formula is typeset here: see typeset.py.
+"""
+import argparse
+import ast
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from api import entry, one_line
+from lessons import PARTS, REPO, ROOT, Cell, Page, read_pages, target
+
+BUILD, SITE = ROOT / "docs/_build", ROOT / "docs/_site"
+STAGES = {  # what one step of RLHF does, and the lesson that explains it; drawn at the head of those lessons
+    "models/text": "prompts", "training/rollout": "rollout", "models/reward": "score", "objective/kl": "price of drift",
+    "objective/advantages": "advantages", "objective/policy_loss": "ratio and clip", "objective/value_loss": "value loss",
+    "objective/ppo": "PPO loss", "training/trainer": "update"}
+COPIED = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog"}  # pages that are no lessons
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+class Links:
+    "Where names and relative links of the notebooks lead to on the site."
+
+    def __init__(self, pages: list[Page]):
+        self.pages = {p.path.resolve(): p for p in pages}
+        self.names = {}  # short name -> [(full name, url of its page)]
+        for page in pages:
+            for cell in page.cells:
+                for node in cell.exported:
+                    if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name not in cell.names: continue
+                    self.add(node.name, page)
+                    for m in getattr(node, "body", []):
+                        if isinstance(m, ast.FunctionDef) and m.name[0] != "_" and isinstance(node, ast.ClassDef):
+                            self.add(f"{node.name}.{m.name}", page)
+
+    def add(self, name, page): self.names.setdefault(name, []).append(f"{page.module}.{name}")
+
+    def find(self, name: str, page: Page | None = None) -> str | None:
+        "Full name of a symbol; the page's own module first when several modules have it."
+        short = name.removeprefix("instruct_goose.")
+        found = self.names.get(short) or [f for fs in self.names.values() for f in fs if f.endswith("." + short)]
+        own = [f for f in found if page and page.module and f.startswith(page.module + ".")]
+        return (own or found or [None])[0]
+
+    def apply(self, text: str, page: Page) -> str:
+        "Markdown with its `names` (once in each text) and its links to notebooks and files resolved for the site."
+        seen = set()
+
+        def name(m):
+            full = self.find(m[1], page)
+            if full is None or full in seen: return m[0]
+            seen.add(full)
+            return f"{{py:obj}}`{m[1]}{m[2]} <{full}>`"
+
+        def link(m):
+            file, anchor = target(page, m[1]), (m[2] or "").lower()
+            if file in self.pages: there = self.pages[file].url + ".ipynb"
+            elif file.name in COPIED and file.parent == ROOT: there = COPIED[file.name] + ".md"
+            elif file.is_relative_to(ROOT) and file.exists(): return f"]({REPO}/blob/main/{file.relative_to(ROOT).as_posix()}{anchor})"
+            else: raise SystemExit(f"{page.path.relative_to(ROOT)}: a link to {m[1]}, which is not there")
+            return f"]({os.path.relpath(there, Path(page.url).parent).replace(os.sep, '/')}{anchor})"
+
+        pieces = re.split(r"(^```.*?^```\s*$|\$\$.*?\$\$)", text, flags=re.S | re.M)
+        for i in range(0, len(pieces), 2):
+            lines = pieces[i].split("\n")
+            for j, line in enumerate(lines):
+                if not line.startswith(("#", "<")):
+                    line = re.sub(r"(?<![`\[\\}])`([A-Za-z_][\w.]*)((?:\(\))?)`(?!`|\])", name, line)
+                lines[j] = re.sub(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)", link, line)
+            pieces[i] = "\n".join(lines)
+        return "".join(pieces)
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+def figure(output: dict, cell: Cell, i: int) -> dict | None:
+    "An SVG or plotly output as HTML; its caption is also its description."
+    data, caption = output.get("data", {}), cell.directives.get("fig-cap", "")
+    described = f'role="img" aria-label="{html.escape(caption)}"'
+    below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
+    if svg := "".join(data.get("image/svg+xml", "")):
+        svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg"):], flags=re.S)
+        width = float(re.search(r'width="([\d.]+)pt"', svg)[1]) * 4 / 3
+        svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1)
+        svg = re.sub(r'(?<=\bid=")|(?<=url\(#)|(?<=href="#)', f"{cell.id}-{i}-", svg)  # ids are unique on the page
+        svg = re.sub(r"#262626", "currentColor", svg)
+        svg = svg.replace("<svg", f'<svg {described} style="max-width:{width:.0f}px"', 1)
+        svg = re.sub(r"\s*\n\s*", " ", svg)
+        made = f'<figure class="plot">{svg}{below}</figure>'
+    elif plotly := data.get("application/vnd.plotly.v1+json"):
+        spec = json.dumps({k: plotly.get(k) for k in ("data", "layout", "frames")}).replace("</", "<\\/")
+        key = f"plotly-{cell.id}-{i}"
+        height = (plotly.get("layout") or {}).get("height", 420)
+        made = (f'<figure class="plot"><div id="{key}" class="plotly-figure" style="min-height:{height}px" {described}></div>{below}</figure>'
+                f'<script type="application/json" data-plotly="{key}">{spec}</script>')
+    else: return None
+    return {"output_type": "display_data", "metadata": {}, "data": {"text/html": made}}
+
+
+def code_cell(cell: Cell) -> dict | None:
+    "A code cell for myst-nb, or None when nothing of it is shown."
+    d = cell.directives
+    if "hide" in d or "default_exp" in d: return None
+    tags, summary = [], d.get("code-summary", "")
+    outputs = [figure(o, cell, i) or o for i, o in enumerate(cell.outputs)]
+    outputs = [o for o in outputs if o.get("output_type") != "stream" or "".join(o["text"]).strip()]
+    if d.get("output") == "false": outputs = []
+    if {"export", "exporti"} & d.keys():
+        if not cell.names: return None  # imports and private helpers
+        tags.append("hide-input")
+        summary = "The code of " + ", ".join(cell.names)
+    elif d.get("echo") == "false": tags.append("remove-input")
+    elif "code-fold" in d and d["code-fold"] != "false":
+        tags.append("hide-input")
+        summary = summary or ("The code of this figure" if "fig-cap" in d else "Show the code")
+    metadata = {"tags": tags}
+    if summary: metadata["mystnb"] = {"code_prompt_show": summary, "code_prompt_hide": summary}
+    return {"cell_type": "code", "id": cell.id, "source": cell.source, "metadata": metadata, "outputs": outputs, "execution_count": None}
+
+
+def text_cell(source: str, id: str = "") -> dict:
+    return {"cell_type": "markdown", "id": id, "source": source, "metadata": {}}
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+def up(page: Page, url: str) -> str:
+    "Relative address of another page or file of the site."
+    return os.path.relpath(url, Path(page.url).parent).replace(os.sep, "/")
+
+
+def roadmap(page: Page, pages: list[Page]) -> str:
+    "The steps of one iteration, each a link to its lesson, this page's lit."
+    have = {p.url for p in pages}
+    steps = [
+        f'<li class="here" aria-current="step"><span>{label}</span></li>' if url == page.url else
+        f'<li><a href="{up(page, url)}.html">{label}</a></li>' for url, label in STAGES.items() if url in have]
+    return f'<nav class="roadmap" aria-label="One step of RLHF"><ol>{"".join(steps)}</ol></nav>'
+
+
+def head(page: Page, pages: list[Page]) -> str:
+    "What stands between a lesson's title and its text: place, time, module, notebook, and where in the algorithm we are."
+    part = [p for p in pages if p.part == page.part]
+    facts = [f"{PARTS[page.part]}, lesson {part.index(page) + 1} of {len(part)}" if page.part else PARTS[page.part]]
+    if page.minutes: facts.append(f"{page.minutes} minutes")
+    if page.names: facts.append(f'<a href="#reference">exports {len(page.names)} name{"s" * (len(page.names) > 1)}</a>')
+    file = page.path.relative_to(ROOT / "nbs").as_posix()
+    facts.append(f'<a href="{up(page, "notebooks/" + file)}" download>notebook</a>')
+    line = '<p class="lesson-facts">' + " <span>·</span> ".join(facts) + "</p>"
+    return line + (roadmap(page, pages) if page.url in STAGES else "")
+
+
+def cards(page: Page, pages: list[Page]) -> str:
+    "The map of the lessons on the front page."
+    made = []
+    for part, name in PARTS.items():
+        lessons = [p for p in pages if p.part == part]
+        if not lessons: continue
+        total = sum(p.minutes or 0 for p in lessons)
+        items = "".join(
+            f'<li><a href="{p.url}.html"><b>{html.escape(p.title)}</b><span>{html.escape(p.subtitle)}</span>'
+            f'<em>{f"{p.minutes} min" if p.minutes else ""}</em></a></li>' for p in lessons)
+        time = f"{total // 60} h {total % 60:02d} min" if total >= 60 else f"{total} min"
+        made.append(f'<section class="part"><h3>{name}{f" <small>{time}</small>" if total else ""}</h3><ol>{items}</ol></section>')
+    return f'<div class="lesson-map">{"".join(made)}</div>'
+
+
+def staged(page: Page, pages: list[Page], links: Links) -> dict:
+    "A page as a notebook for myst-nb."
+    cells, titled = [], False
+    for cell in page.cells:
+        if cell.kind == "code":
+            if made := code_cell(cell): cells.append(made)
+            continue
+        text = cell.source
+        if not titled and text.startswith("# "):
+            titled = True
+            title, _, rest = text.partition("\n")
+            rest = re.sub(r"^> (.+)$", lambda m: f"```{{rst-class}} subtitle\n```\n\n{m[1]}\n", rest, count=1, flags=re.M)
+            top = head(page, pages) if page.url != "index" else ""
+            module = f"```{{py:module}} {page.module}\n```\n" if page.module else ""
+            text = f"{title}\n\n{module}\n{links.apply(rest, page)}\n\n{top}\n"
+        else: text = links.apply(text, page)
+        text = text.replace("<!-- lessons -->", cards(page, pages)).replace("<!-- roadmap -->", roadmap(page, pages))
+        cells.append(text_cell(text, cell.id))
+    if page.names:
+        entries = [entry(node, page.module, lambda t: links.apply(t, page))
+                   for c in page.cells for node in c.exported
+                   if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in c.names]
+        cells.append(text_cell("## Reference\n\n" + "\n\n".join(entries), "reference"))
+    return {"cells": cells, "metadata": {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"},
+                                         "language_info": {"name": "python", "pygments_lexer": "ipython3"}}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def toctrees(pages: list[Page]) -> str:
+    groups = {name: [p.url for p in pages if p.part == part] for part, name in PARTS.items()}
+    groups["Reference"] = ["api", *COPIED.values()]
+    return "\n\n".join(f"```{{toctree}}\n:hidden:\n:caption: {name}\n\n" + "\n".join(urls) + "\n```" for name, urls in groups.items() if urls)
+
+
+def names_page(pages: list[Page]) -> str:
+    "One table of all names, by module."
+    init = ast.parse((ROOT / "instruct_goose/__init__.py").read_text("utf-8"))
+    top = {a.asname or a.name for n in init.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    text = ["# All names", "```{rst-class} subtitle\n```\n\nEvery public name of the library, with the lesson that defines it\n"]
+    if top: text.append("Those marked • can be imported from `instruct_goose` itself; all of them from the module that heads the table. The [index](genindex) lists them by letter.")
+    for page in pages:
+        if not page.names: continue
+        text.append(f"## {page.module}\n\nFrom the lesson [{page.title}]({page.url}.ipynb).\n")
+        nodes = [n for c in page.cells for n in c.exported if getattr(n, "name", None) in c.names]
+        rows = [f"| {'•' if n.name in top else ''} | {{py:obj}}`{n.name} <{page.module}.{n.name}>` | {one_line(n)} |" for n in nodes]
+        text.append("| | name | what it does |\n|---|---|---|\n" + "\n".join(rows))
+    return "\n\n".join(text) + "\n"
+
+
+# --- build ------------------------------------------------------------------------------------------------------------
+def write(path: Path, text: str):
+    "Write only what changed, so that Sphinx need not do the rest again."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text("utf-8") != text: path.write_text(text, "utf-8")
+
+
+def stage() -> None:
+    index, pages = read_pages()
+    links, out = Links([index, *pages]), BUILD / "pages"
+    wanted = {}
+    for page in [index, *pages]:
+        nb = staged(page, pages, links)
+        if page is index: nb["cells"].append(text_cell(toctrees(pages), "toctrees"))
+        wanted[out / f"{page.url}.ipynb"] = json.dumps(nb, indent=1, ensure_ascii=False)
+    wanted[out / "api.md"] = names_page(pages)
+    for file, url in COPIED.items(): wanted[out / f"{url}.md"] = (ROOT / file).read_text("utf-8")
+    for path, text in wanted.items(): write(path, text)
+    for path in out.rglob("*.*"):
+        if path not in wanted: path.unlink()
+
+    import plotly
+    from typeset import style_sheet
+
+    write(BUILD / "static/katex.css", style_sheet())
+    if any("data-plotly" in t for t in wanted.values()):
+        shutil.copy2(Path(plotly.__file__).parent / "package_data/plotly.min.js", BUILD / "static")
+    shutil.rmtree(BUILD / "extra", ignore_errors=True)
+    for page in pages:
+        copy = BUILD / "extra/notebooks" / page.path.relative_to(ROOT / "nbs")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(page.path, copy)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quiet", action="store_true", help="only warnings and the result")
+    parser.add_argument("--lenient", action="store_true", help="go on after warnings")
+    args = parser.parse_args()
+    stage()
+    shutil.rmtree(SITE, ignore_errors=True)
+    flags = ["-q"] * args.quiet + ["-W", "--keep-going"] * (not args.lenient)
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-E", "-c", "docs", "-d", "docs/_build/doctrees", *flags, "docs/_build/pages", "docs/_site"]
+    status = subprocess.call(command, cwd=ROOT)
+    if status == 0: print(f"site built: {SITE / 'index.html'}")
+    sys.exit(status)
+
+
+if __name__ == "__main__": main()

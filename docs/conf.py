@@ -1,0 +1,47 @@
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project, author, copyright = "instruct_goose", "The instruct_goose developers", "The instruct_goose developers"
+extensions = ["myst_nb", "sphinx.ext.viewcode", "sphinx_copybutton", "typeset"]
+source_suffix = {".ipynb": "myst-nb", ".md": "myst-nb"}
+html_math_renderer = "built"
+
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "fieldlist", "attrs_inline", "attrs_block"]
+myst_heading_anchors = 3
+myst_dmath_double_inline = True
+nb_execution_mode = "off"  # the outputs are those that nbdev-test --save stored
+nb_merge_streams = True
+nb_ipywidgets_js = {}      # nothing is fetched
+nb_code_prompt_show = "Show the code"
+nb_code_prompt_hide = "Hide the code"
+
+add_module_names = False
+maximum_signature_line_length = 72
+toc_object_entries = False
+viewcode_line_numbers = False
+math_number_all = False
+numfig = False
+
+html_theme = "furo"
+html_title = "instruct_goose"
+html_static_path = [str(Path(__file__).parent / "_static"), str(Path(__file__).parent / "_build/static")]
+html_css_files = ["goose.css"]
+html_js_files = [("figures.js", {"defer": "defer"})]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+html_favicon = "_static/goose.svg"
+html_theme_options = {
+    "sidebar_hide_name": False,
+    "navigation_with_keys": True,
+    "light_css_variables": {
+        "color-brand-primary": "#2563eb", "color-brand-content": "#2563eb", "color-api-name": "#2563eb",
+        "font-stack": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif",
+        "font-stack--monospace": "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace",
+    },
+    "dark_css_variables": {"color-brand-primary": "#7aa7ff", "color-brand-content": "#7aa7ff", "color-api-name": "#7aa7ff"},
+}
+copybutton_prompt_text = r"\$ |>>> "
+copybutton_prompt_is_regexp = True
