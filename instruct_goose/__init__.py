@@ -1,3 +1,36 @@
 """Learn PPO and RLHF by running it, and go on using the library afterwards."""
 
 __version__ = "0.1.0"
+
+from .models.agent import Agent, create_reference_model
+from .models.reward import PairwiseLoss, RewardModel, all_pairs_loss, pairwise_loss
+from .models.text import PairDataset, PromptDataset
+from .objective.advantages import discounted_returns, gae, group_advantages
+from .objective.kl import (
+    adaptive_beta,
+    exact_kl,
+    k1,
+    k2,
+    k3,
+    kl_in_loss,
+    kl_in_reward,
+    log_ratio,
+    sequence_kl,
+    token_kl,
+)
+from .objective.logprobs import entropy, logprobs_from_hidden, token_logprobs
+from .objective.masks import aggregate, last_index, masked_mean, masked_sum, masked_var, response_mask, whiten
+from .objective.policy_loss import clip_active, clip_fraction, clipped_objective, policy_loss, probability_ratio
+from .objective.ppo import PPOLoss, ppo_loss, update_meters
+from .objective.value_loss import explained_variance, value_loss
+from .training.rollout import Rollout, sample
+from .training.trainer import RLHFConfig, RLHFTrainer
+
+__all__ = [
+    "Agent", "PPOLoss", "PairDataset", "PairwiseLoss", "PromptDataset", "RLHFConfig", "RLHFTrainer", "RewardModel", "Rollout",
+    "adaptive_beta", "aggregate", "all_pairs_loss", "clip_active", "clip_fraction", "clipped_objective",
+    "create_reference_model", "discounted_returns", "entropy", "exact_kl", "explained_variance", "gae", "group_advantages",
+    "k1", "k2", "k3", "kl_in_loss", "kl_in_reward", "last_index", "log_ratio", "logprobs_from_hidden", "masked_mean",
+    "masked_sum", "masked_var", "pairwise_loss", "policy_loss", "ppo_loss", "probability_ratio", "response_mask", "sample",
+    "sequence_kl", "token_kl", "token_logprobs", "update_meters", "value_loss", "whiten",
+]  # fmt: skip
