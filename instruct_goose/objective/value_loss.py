@@ -25,9 +25,9 @@ def value_loss(
     Raises ValueError if shapes differ, or for a clip without old values or not positive."""
     same_shape(values=values, returns=returns, old_values=old_values, mask=mask)
     if clip is not None and old_values is None:
-        raise ValueError(f"clip is {clip} but there are no old_values to stay near: pass them, or clip=None")
+        raise ValueError(f"a value clip of {clip} needs old_values to stay near: pass them, or None for no clip")
     if clip is not None and not clip > 0:
-        raise ValueError(f"clip is {clip}: it must be positive; clip=None turns it off")
+        raise ValueError(f"a value clip of {clip}: it must be positive, or None for no clip")
     values, returns = torch.where(mask, _wide(values), 0.), torch.where(mask, returns.detach(), 0.)
     error = (values - returns).square()
     if clip is not None:
