@@ -1,0 +1,203 @@
+"""Returns, TD errors, GAE and groups: against double sums in plain Python, identities and numbers worked out by hand."""
+import itertools
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instruct_goose.lesson import running_example
+from instruct_goose.objective.advantages import discounted_returns, gae, group_advantages, td_errors
+from instruct_goose.objective.kl import kl_in_reward
+
+close = torch.testing.assert_close
+f64 = lambda x: torch.tensor(x, dtype=torch.float64)
+dial = st.floats(0, 1)
+
+
+def batch(seed, B=4, T=8):
+    "rewards, values and a mask with gaps on any side; no row empty"
+    draw = torch.Generator().manual_seed(seed)
+    r, v = torch.randn(2, B, T, generator=draw, dtype=torch.float64)
+    mask = torch.rand(B, T, generator=draw) < .6
+    mask[torch.arange(B), torch.randint(T, (B,), generator=draw)] = True
+    return r, v, mask
+
+
+def slow_gae(r, v, gamma, lam):
+    "one response as lists: Âₜ = Σₗ (γλ)ˡ·(rₜ₊ₗ + γ·Vₜ₊ₗ₊₁ − Vₜ₊ₗ)"
+    n, v = len(r), [*v, 0.]
+    return [sum((gamma * lam)**(k - t) * (r[k] + gamma * v[k + 1] - v[k]) for k in range(t, n)) for t in range(n)]
+
+
+def test_running_example_by_hand():
+    ex = running_example()
+    rewards = kl_in_reward(ex.scores, ex.old_logprobs, ex.ref_logprobs, ex.mask, ex.beta)
+    # δ of response 1, from the end: 1 − .8 = .2;  .9·.8 − .6 = .12;  −.022314 + .9·.6 − .5 = .017686
+    # Â: .2;  .12 + .45·.2 = .21;  .017686 + .45·.21 = .112186
+    # δ of response 2: −1.069315 + .2 = −.869315;  .9·(−.2) − .1 = −.28.  Â: −.869315;  −.28 − .45·.869315 = −.671192
+    advantages, returns = gae(rewards, ex.old_values, ex.mask, .9, .5)
+    close(td_errors(rewards, ex.old_values, ex.mask, .9), f64([[.017686, .12, .2], [-.28, -.869315, 0]]), atol=1e-6, rtol=0)
+    close(advantages, f64([[.112186, .21, .2], [-.671192, -.869315, 0]]), atol=1e-6, rtol=0)
+    close(returns, f64([[.612186, .81, 1], [-.571192, -1.069315, 0]]), atol=1e-6, rtol=0)
+    # G of response 1: 1; .9; −.022314 + .81 = .787686. Of response 2: −1.069315; ·.9 = −.962383
+    close(discounted_returns(rewards, ex.mask, .9), f64([[.787686, .9, 1], [-.962383, -1.069315, 0]]), atol=1e-6, rtol=0)
+
+
+@given(seed=st.integers(0, 10**6), gamma=dial, lam=dial)
+@settings(max_examples=60, deadline=None)
+def test_against_the_double_sum(seed, gamma, lam):
+    r, v, mask = batch(seed)
+    advantages, returns = gae(r, v, mask, gamma, lam)
+    G = discounted_returns(r, mask, gamma)
+    for i, m in enumerate(mask):
+        rewards, values = r[i, m].tolist(), v[i, m].tolist()
+        slow = f64(slow_gae(rewards, values, gamma, lam))
+        close(advantages[i, m], slow, atol=1e-9, rtol=0)
+        close(returns[i, m], slow + v[i, m], atol=1e-9, rtol=0)
+        later = [sum(gamma**k * x for k, x in enumerate(rewards[t:])) for t in range(len(rewards))]
+        close(G[i, m], f64(later), atol=1e-9, rtol=0)
+    for x in (advantages, returns, G): assert (x[~mask] == 0).all()
+
+
+def test_poisoned_padding(poison):
+    r, v, mask = batch(1)
+    dirty_r, dirty_v = poison(r, mask), poison(v, mask)
+    before = dirty_r.clone(), dirty_v.clone()
+    for clean, dirty in zip(gae(r, v, mask, .9, .7), gae(dirty_r, dirty_v, mask, .9, .7), strict=True): assert torch.equal(clean, dirty)
+    assert torch.equal(td_errors(r, v, mask, .9), td_errors(dirty_r, dirty_v, mask, .9))
+    assert torch.equal(discounted_returns(r, mask, .9), discounted_returns(dirty_r, mask, .9))
+    for x, y in zip((dirty_r, dirty_v), before, strict=True): assert torch.equal(x.nan_to_num(), y.nan_to_num())   # not written into
+
+
+def test_padding_side_rows_and_split():
+    r, v, mask = batch(2)
+    whole = gae(r, v, mask, .9, .7)
+    compact = lambda x, m: torch.stack([torch.cat([a[~b], a[b]]) for a, b in zip(x, m, strict=True)])        # all padding to the left
+    for got, want in zip(gae(compact(r, mask), compact(v, mask), compact(mask, mask), .9, .7), whole, strict=True):
+        close(got, compact(want, mask))
+    order = torch.tensor([2, 0, 3, 1])                                                         # the batch is not time
+    for got, want in zip(gae(r[order], v[order], mask[order], .9, .7), whole, strict=True): assert torch.equal(got, want[order])
+    for i in range(4):
+        for got, want in zip(gae(r[i:i + 1], v[i:i + 1], mask[i:i + 1], .9, .7), whole, strict=True): assert torch.equal(got[0], want[i])
+
+
+@given(seed=st.integers(0, 10**6), gamma=dial)
+@settings(max_examples=30, deadline=None)
+def test_the_two_ends(seed, gamma):
+    r, v, mask = batch(seed)
+    close(gae(r, v, mask, gamma, 0.)[0], td_errors(r, v, mask, gamma))
+    advantages, returns = gae(r, v, mask, gamma, 1.)
+    close(returns, discounted_returns(r, mask, gamma), atol=1e-9, rtol=0)                      # whatever the values say
+    close(advantages[mask], (discounted_returns(r, mask, gamma) - v)[mask], atol=1e-9, rtol=0)
+
+
+@given(seed=st.integers(0, 10**6), gamma=dial, lam=dial)
+@settings(max_examples=30, deadline=None)
+def test_lambda_return_is_a_mixture(seed, gamma, lam):
+    r, v, _ = batch(seed)
+    r, v = r[0].tolist(), [*v[0].tolist(), 0.]
+    N = len(r)
+    look = lambda n: sum(gamma**i * r[i] for i in range(n)) + gamma**n * v[n] * (n < N)
+    mixture = (1 - lam) * sum(lam**(n - 1) * look(n) for n in range(1, N)) + lam**(N - 1) * look(N)
+    returns = gae(f64([r]), f64([v[:N]]), torch.ones(1, N).bool(), gamma, lam)[1]
+    close(returns[0, 0], f64(mixture), atol=1e-9, rtol=0)
+
+
+@given(seed=st.integers(0, 10**6), gamma=dial, lam=dial)
+@settings(max_examples=30, deadline=None)
+def test_linear_in_rewards_and_values(seed, gamma, lam):
+    (r, v, mask), (r2, v2, _) = batch(seed), batch(seed + 1)
+    for got, a, b in zip(gae(2 * r - 3 * r2, 2 * v - 3 * v2, mask, gamma, lam), gae(r, v, mask, gamma, lam), gae(r2, v2, mask, gamma, lam), strict=True):
+        close(got, 2 * a - 3 * b, atol=1e-9, rtol=0)
+
+
+def test_true_values_leave_no_surprise_on_average():
+    # the reward of each of 3 tokens is ±1 with probability .6 / .4, so V = .2·(tokens to come)
+    signs = f64(list(itertools.product([1., -1.], repeat=3)))
+    prob = torch.where(signs > 0, .6, .4).double().prod(1, keepdim=True)
+    for lam in (0., .5, 1.):
+        advantages, returns = gae(signs, f64([[.6, .4, .2]]).expand(8, 3), torch.ones(8, 3).bool(), 1., lam)
+        close((prob * advantages).sum(0), torch.zeros(3).double(), atol=1e-6, rtol=0)
+        close((prob * returns).sum(0), f64([.6, .4, .2]), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_dtypes_and_gradients(dtype):
+    r, v, mask = batch(3)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    for x, want in zip(gae(r.to(dtype).requires_grad_(), v.to(dtype).requires_grad_(), mask, .9, .7), gae(r, v, mask, .9, .7), strict=True):
+        assert x.dtype == wide and not x.requires_grad
+        close(x.double(), want, atol=.05 if dtype == torch.bfloat16 else 1e-5, rtol=0)
+    assert gae(r.float(), v, mask)[0].dtype == torch.float64
+
+
+def test_bfloat16_sums_do_not_stall():
+    "a thousand rewards of 1: in bfloat16 the sum would stop at 256"
+    one = torch.ones(1, 1000, dtype=torch.bfloat16)
+    assert discounted_returns(one, one.bool())[0, 0] == 1000
+    assert gae(one, 0 * one, one.bool(), 1., 1.)[0][0, 0] == 1000
+
+
+def test_refusals(unchecked):
+    r, v, mask = batch(4)
+    empty = mask.clone()
+    empty[[1, 3]] = False
+    with unchecked():
+        for fn in (lambda: gae(r, v[:, :1], mask), lambda: gae(r, v, mask[:1]), lambda: gae(r[:2], v, mask),
+                   lambda: td_errors(r, v[:1], mask), lambda: discounted_returns(r, mask[:, 1:])):
+            with pytest.raises(ValueError, match="shapes differ"): fn()
+        for fn in (lambda: gae(r, v, empty), lambda: td_errors(r, v, empty), lambda: discounted_returns(r, empty)):
+            with pytest.raises(ValueError, match=r"\[1, 3\]"): fn()
+        with pytest.raises(TypeError, match="mask.bool"): gae(r, v, mask.long())
+        for bad in (-.01, 1.01, float("nan"), float("inf")):
+            with pytest.raises(ValueError, match="gamma is"): gae(r, v, mask, gamma=bad)
+            with pytest.raises(ValueError, match="lam is"): gae(r, v, mask, lam=bad)
+            with pytest.raises(ValueError, match="gamma is"): td_errors(r, v, mask, bad)
+            with pytest.raises(ValueError, match="gamma is"): discounted_returns(r, mask, bad)
+        with pytest.raises(ValueError, match="lam is"): gae(r, v, mask, gamma=0., lam=2.)    # γλ alone would not show it
+
+
+# ---- groups
+
+@pytest.mark.parametrize("how", ["mean_std", "mean", "leave_one_out"])
+def test_groups_against_the_statistics_module(how):
+    scores = [1., 4., -2., .5, 3., 3.1, 0., 7.]
+    slow = []
+    for group in (scores[:4], scores[4:]):
+        for i, s in enumerate(group):
+            others = group[:i] + group[i + 1:]
+            slow.append({"mean": s - statistics.mean(group), "leave_one_out": s - statistics.mean(others),
+                         "mean_std": (s - statistics.mean(group)) / (statistics.stdev(group) + 1e-4)}[how])    # stdev: G − 1
+    close(group_advantages(f64(scores), 4, how), f64(slow))
+    assert group_advantages(torch.tensor(scores).bfloat16(), 4, how).dtype == torch.float32
+    assert not group_advantages(f64(scores).requires_grad_(), 4, how).requires_grad
+
+
+@pytest.mark.parametrize("how", ["mean_std", "mean", "leave_one_out"])
+@pytest.mark.parametrize("value", [0., .1, 1e4, -7.3])
+def test_unanimous_groups_are_finite_and_small(how, value):
+    got = group_advantages(torch.cat([torch.full((6,), value), torch.arange(6.)]), 6, how)
+    assert got.isfinite().all() and got[:6].abs().max() <= .02 and got[6:].abs().max() > 1
+
+
+@pytest.mark.parametrize("G", [2, 3, 5])
+def test_leaving_one_out_is_unbiased_and_the_mean_is_not(G):
+    "all 2^G groups of a policy that scores 1 with probability p = .7, else 0: the gradient on its logit is p(1 − p) = .21"
+    groups = f64(list(itertools.product([1., 0.], repeat=G)))
+    prob = torch.where(groups > 0, .7, .3).double().prod(1)
+    score_grad = groups - .7
+    for how, factor in (("leave_one_out", 1.), ("mean", (G - 1) / G)):
+        advantages = group_advantages(groups.flatten(), G, how).view_as(groups)
+        close((prob * (advantages * score_grad).mean(1)).sum(), f64(.21 * factor), atol=1e-6, rtol=0)
+
+
+def test_group_refusals():
+    scores = torch.arange(6.)
+    for size in (4, 5, 7):
+        with pytest.raises(ValueError, match=f"6 scores do not divide into groups of {size}"): group_advantages(scores, size)
+    for size in (1, 0, -2):
+        with pytest.raises(ValueError, match="at least one other"): group_advantages(scores, size)
+    with pytest.raises(ValueError, match="0 scores"): group_advantages(scores[:0], 2)
+    with pytest.raises(ValueError, match="'median'"): group_advantages(scores, 2, "median")

@@ -1,0 +1,301 @@
+"""KL: against enumeration, PyTorch's own KL, finite differences and numbers worked out by hand."""
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributions import Categorical, kl_divergence
+
+from instruct_goose.lesson import running_example
+from instruct_goose.objective.kl import (
+    ESTIMATORS,
+    adaptive_beta,
+    exact_kl,
+    k1,
+    k2,
+    k3,
+    kl_in_loss,
+    kl_in_reward,
+    log_ratio,
+    sequence_kl,
+    token_kl,
+)
+
+close = torch.testing.assert_close
+f64 = lambda x: torch.tensor(x, dtype=torch.float64)
+
+
+def pair(seed, vocab=5, n=2):
+    "n random distributions, float64 log-probabilities, far apart"
+    draw = torch.Generator().manual_seed(seed)
+    return (1.5 * torch.randn(n, vocab, generator=draw, dtype=torch.float64)).log_softmax(-1)
+
+
+def batch(seed=0, B=4, T=7, side="right"):
+    "log-probabilities of a padded batch with lengths 1…T, no two rows alike"
+    draw = torch.Generator().manual_seed(seed)
+    lp, ref = -3 * torch.rand(2, B, T, generator=draw, dtype=torch.float64)
+    lengths = torch.tensor([T, 1, 3, 5])[:B]
+    mask = torch.arange(T) < lengths[:, None]
+    return lp, ref, mask if side == "right" else mask.flip(1)
+
+
+# ---- the estimators
+
+def test_by_hand():
+    # π = (.7, .2, .1), π_ref = (.3, .3, .4): KL = .7 ln 7/3 + .2 ln 2/3 + .1 ln 1/4 = .59310 − .08109 − .13863 = .373386
+    p, q = f64([.7, .2, .1]).log(), f64([.3, .3, .4]).log()
+    mean = lambda x: (p.exp() * x).sum()
+    close(exact_kl(p, q), f64(.373386), atol=2e-6, rtol=0)
+    # ½(.7·.8473² + .2·.4055² + .1·1.3863²) = ½(.50254 + .03288 + .19218) = .36380
+    close(mean(k2(p - q)), f64(.36380), atol=5e-6, rtol=0)
+    # reversed: χ² − KL = (.49/.3 + .04/.3 + .01/.4 − 1) − .373386 = .418281
+    close(mean(k3(q - p)), f64(.418281), atol=2e-6, rtol=0)
+    close(mean(k1(q - p)), f64(-.373386), atol=2e-6, rtol=0)
+
+
+@given(seed=st.integers(0, 10**6), vocab=st.integers(2, 9))
+@settings(max_examples=60, deadline=None)
+def test_unbiased_and_pointing_the_right_way(seed, vocab):
+    p, q = pair(seed, vocab)
+    oracle = kl_divergence(Categorical(logits=p), Categorical(logits=q))
+    close(exact_kl(p, q), oracle, atol=1e-10, rtol=0)
+    for k in (k1, k3):
+        close((p.exp() * k(p - q)).sum(), oracle, atol=1e-10, rtol=0)
+    if oracle > .05:
+        for k in (k1, k3):
+            assert ((p.exp() * k(q - p)).sum() - oracle).abs() > 1e-6, "a reversed KL must be told from a right one"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_k3_is_never_negative_and_keeps_its_digits(dtype):
+    ell = torch.cat([torch.logspace(-7, 1, 200), -torch.logspace(-7, .95, 200)]).to(dtype)
+    assert (k3(ell) >= 0).all() and (k2(ell) >= 0).all()
+    if dtype == torch.float32:    # e^(−ℓ) − 1 + ℓ = ℓ²/2 − ℓ³/6 + …; where that is representable, expm1 keeps it
+        small = torch.tensor([1e-2, -1e-2, 3e-3])
+        series = small.double()**2 / 2 - small.double()**3 / 6 + small.double()**4 / 24
+        close(k3(small).double(), series, rtol=2e-3, atol=0)
+        close(k3(ell[ell.abs() > .1]), k3(ell[ell.abs() > .1].double()).float(), rtol=1e-4, atol=0)
+
+
+def test_clamp_is_on_the_side_that_overflows():
+    ell = torch.tensor([-1e4, -10.5, -9., 50., 1e4], requires_grad=True)
+    y = k3(ell)
+    y.sum().backward()
+    top = math.exp(10) - 11
+    close(y.detach(), torch.tensor([top, top, math.exp(9) - 10, 49., 9999.]))
+    close(ell.grad, torch.tensor([0., 0., 1 - math.exp(9), 1., 1.]))
+    assert k3(torch.tensor([-1e4]).half()).isfinite().all(), "e¹⁰ must fit in float16"
+    assert k3(torch.tensor(-4.), clamp=3.) == k3(torch.tensor(-3.), clamp=3.)
+
+
+def test_estimators_by_finite_differences():
+    ell = f64([-2., -.3, 0.1, 1.7]).requires_grad_()
+    for k in ESTIMATORS.values():
+        assert torch.autograd.gradcheck(k, ell)
+
+
+# ---- the exact KL
+
+def test_exact_kl_at_the_edges():
+    certain = f64([1., 0., 0.]).log().requires_grad_()
+    kl = exact_kl(certain, f64([.5, .25, .25]).log())
+    kl.backward()
+    close(kl.detach(), f64(math.log(2)))
+    assert certain.grad.isfinite().all()
+    assert exact_kl(f64([.5, .5]).log(), f64([1., 0.]).log()).isinf()
+    assert exact_kl(f64([0., 1.]).log(), f64([0., 1.]).log()) == 0
+
+
+def test_exact_kl_gradient_by_finite_differences():
+    p, q = pair(3)
+    assert torch.autograd.gradcheck(lambda t: exact_kl(t.log_softmax(-1), q), p.clone().requires_grad_())
+    assert torch.autograd.gradcheck(lambda t: exact_kl(p, t.log_softmax(-1)), q.clone().requires_grad_())
+
+
+def test_exact_kl_padding(poison):
+    p, q = pair(4, n=12).view(2, 2, 3, 5)
+    mask = torch.tensor([[True, True, False], [False, True, True]])
+    clean = exact_kl(p, q)
+    p, q = (poison(x.clone().requires_grad_(), mask[..., None]) for x in (p, q))
+    kl = exact_kl(p, q, mask)
+    kl.sum().backward()
+    close(kl[mask], clean[mask])
+    assert (kl[~mask] == 0).all()
+    for x in (p, q):
+        assert x.grad.isfinite().all() and (x.grad[~mask] == 0).all() and (x.grad[mask] != 0).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_exact_kl_dtypes_and_logits_refused(dtype):
+    p, q = pair(5, vocab=300)
+    close(exact_kl(p.to(dtype), q.to(dtype)).double(), exact_kl(p, q), rtol=.1 if dtype == torch.bfloat16 else 1e-4, atol=0)
+    logits = torch.randn(2, 3, 300, dtype=dtype)
+    with pytest.raises(ValueError, match=r"^logprobs: .*log_softmax"):
+        exact_kl(logits, logits.log_softmax(-1))
+    with pytest.raises(ValueError, match=r"^ref_logprobs: "):
+        exact_kl(logits.log_softmax(-1), logits)
+
+
+# ---- tokens, responses, padding
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_poisoned_padding(poison, name, side):
+    lp, ref, mask = batch(side=side)
+    old = lp - .3 * torch.rand_like(lp)
+    # the oracle: row by row, real tokens only, straight from the formula
+    formula = {"k1": lambda x: x, "k2": lambda x: x * x / 2, "k3": lambda x: math.exp(-x) - 1 + x}[name]
+    slow = f64([sum(formula(x.item()) for x in (lp - ref)[i][mask[i]]) for i in range(len(lp))])
+    dirty = poison(lp.clone().requires_grad_(), mask)
+    ref_dirty, old_dirty = poison(ref, mask), poison(old, mask)
+    got = sequence_kl(dirty, ref_dirty, mask, name)
+    got.sum().backward()
+    close(got.detach(), slow)
+    assert dirty.grad.isfinite().all() and (dirty.grad[~mask] == 0).all()
+    assert (token_kl(dirty, ref_dirty, mask, name)[~mask] == 0).all()
+
+    dirty.grad = None
+    loss = kl_in_loss(dirty, ref_dirty, mask, .3, name, old_dirty)
+    loss.sum().backward()
+    assert loss.isfinite().all() and (loss[~mask] == 0).all()
+    assert dirty.grad.isfinite().all() and (dirty.grad[~mask] == 0).all()
+
+
+def test_padding_side_and_split_do_not_matter():
+    lp, ref, mask = batch()
+    moved = [torch.stack([torch.cat([x[~m], x[m]]) for x, m in zip(t, mask, strict=True)]) for t in (lp, ref, mask)]
+    for name in ESTIMATORS:
+        whole = sequence_kl(lp, ref, mask, name)
+        close(sequence_kl(*moved, name), whole)
+        close(torch.cat([sequence_kl(lp[i:i + 1], ref[i:i + 1], mask[i:i + 1], name) for i in range(4)]), whole)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_chain_rule_over_all_responses(seed):
+    "two tokens from a vocabulary of three, the second depending on the first; token 2 ends a response"
+    first, ref_first, *rows = pair(seed, vocab=3, n=6)
+    then, ref_then = torch.stack(rows[:2]), torch.stack(rows[2:])
+    tokens = torch.tensor([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 2]])
+    mask = torch.tensor([[True, True]] * 6 + [[True, False]])
+    step = lambda f, t: torch.stack([f[tokens[:, 0]], torch.cat([t.flatten(), f64([5.])])], 1)     # 5: padding
+    lp, ref = step(first, then), step(ref_first, ref_then)
+    joint, ref_joint = lp.masked_fill(~mask, 0).sum(1), ref.masked_fill(~mask, 0).sum(1)
+    oracle = kl_divergence(Categorical(logits=joint), Categorical(logits=ref_joint))
+    for name in ("k1", "k3"):
+        close((joint.exp() * sequence_kl(lp, ref, mask, name)).sum(), oracle, atol=1e-9, rtol=0)
+
+
+def test_reference_gets_no_gradient_and_half_precision_widens():
+    lp, ref, mask = batch()
+    ref.requires_grad_()
+    assert not log_ratio(lp, ref, mask).requires_grad
+    assert log_ratio(lp.bfloat16(), ref.bfloat16(), mask).dtype == torch.float32
+    assert log_ratio(lp, ref.float(), mask).dtype == torch.float64
+    assert kl_in_reward(torch.ones(4).bfloat16(), lp.bfloat16(), ref.bfloat16(), mask, .1).dtype == torch.float32
+
+
+# ---- placement
+
+def expected_gradient(loss, weights, theta):
+    return torch.autograd.grad((weights.exp().detach() * loss).sum(), theta, retain_graph=True)[0]
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_six_placements_on_policy(seed):
+    p, q = pair(seed)
+    theta = p.clone().requires_grad_()
+    lp = theta.log_softmax(-1)
+    reverse = p.exp() * ((p - q) - (p.exp() * (p - q)).sum())       # by hand, from the softmax
+    forward = p.exp() - q.exp()
+    same = lambda a, b: close(a, b, atol=1e-9, rtol=0)
+    in_loss = lambda k: expected_gradient(k(lp - q), p, theta)
+    in_reward = lambda k: expected_gradient(k(p - q) * lp, p, theta)
+    same(in_loss(k1), torch.zeros(5).double())
+    same(in_loss(k2), reverse)
+    same(in_loss(k3), forward)
+    same(in_reward(k1), reverse)
+    same(in_reward(k3), reverse - forward)
+    product_rule, = torch.autograd.grad((lp.exp() * (lp - q).square() / 2).sum(), theta, retain_graph=True)
+    same(in_reward(k2), product_rule - in_loss(k2))
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_stale_samples(seed):
+    "under π_old, every estimator with the ratio has the gradient of KL(π‖π_ref); without it none has"
+    now, was, q = pair(seed, n=3)
+    theta = now.clone().requires_grad_()
+    lp = theta.log_softmax(-1)[None]
+    target, = torch.autograd.grad(exact_kl(lp[0], q), theta, retain_graph=True)
+    grad = lambda name, old: expected_gradient(kl_in_loss(lp, q[None], None, 1., name, old), was, theta)
+    for name in ESTIMATORS:
+        close(grad(name, was[None]), target, atol=1e-9, rtol=0)
+    for name in ("k2", "k3"):
+        assert not torch.allclose(grad(name, None), target, atol=1e-4)
+
+
+def test_reward_by_hand():
+    ex = running_example()
+    got = kl_in_reward(ex.scores, ex.old_logprobs, ex.ref_logprobs, ex.mask, .1)
+    # −.1·ln(.5/.4) = −.022314; −1 − .1·ln(.5/.25) = −1.069315
+    close(got, f64([[-.022314, 0, 1], [0, -1.069315, 0]]), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_reward_sums_to_score_minus_price(poison, side):
+    lp, ref, mask = batch(side=side)
+    scores = f64([2., -1., .5, 3.])
+    lp.requires_grad_()
+    got = kl_in_reward(scores.requires_grad_(), poison(lp, mask), poison(ref, mask), mask, .2)
+    assert not got.requires_grad and (got[~mask] == 0).all()
+    for i, row in enumerate(mask):
+        ell = (lp - ref)[i][row]
+        close(got[i].sum(), scores[i] - .2 * ell.sum())
+        close(got[i][row][:-1], -.2 * ell[:-1])                 # the score is in the last real token, nowhere else
+
+
+def test_refusals(unchecked):
+    lp, ref, mask = batch()
+    scores = torch.ones(4).double()
+    empty = mask.clone()
+    empty[2] = False
+    with unchecked():
+        for fn in (lambda: log_ratio(lp, ref[:, :1]), lambda: log_ratio(lp, ref, mask[:1]), lambda: sequence_kl(lp, ref[:2], mask),
+                   lambda: kl_in_loss(lp, ref, mask, .1, old_logprobs=lp[:1]), lambda: exact_kl(torch.zeros(2, 1), torch.zeros(3, 1))):
+            with pytest.raises(ValueError, match="shapes differ"): fn()
+        with pytest.raises(TypeError, match="mask.bool"): log_ratio(lp, ref, mask.long())
+        for bad in (scores[:3], scores[:, None], torch.tensor(1.)):
+            with pytest.raises(ValueError, match="one score per response"): kl_in_reward(bad, lp, ref, mask, .1)
+        with pytest.raises(ValueError, match=r"\[2\]"): kl_in_reward(scores, lp, ref, empty, .1)
+        with pytest.raises(ValueError, match="'k4'.*'k1', 'k2', 'k3'"): token_kl(lp, ref, mask, "k4")
+        with pytest.raises(ValueError, match="gradient of 0"): kl_in_loss(lp, ref, mask, .1, "k1")
+        for beta in (-.1, float("nan")):
+            with pytest.raises(ValueError, match="beta is"): kl_in_reward(scores, lp, ref, mask, beta)
+            with pytest.raises(ValueError, match="beta is"): kl_in_loss(lp, ref, mask, beta)
+            with pytest.raises(ValueError, match="beta is"): adaptive_beta(beta, 1., 1.)
+
+
+# ---- the controller
+
+def test_controller_by_hand():
+    assert adaptive_beta(1., 9., .5) == pytest.approx(1.02)         # error clipped to .2, times .1
+    assert adaptive_beta(1., 0., .5) == pytest.approx(.98)
+    assert adaptive_beta(.1, .55, .5) == pytest.approx(.101)        # error .1
+    assert adaptive_beta(.1, .5, .5) == .1
+    assert adaptive_beta(.1, .9, .5, gain=.5, max_error=.4) == pytest.approx(.12)
+
+
+@pytest.mark.parametrize("beta", [.01, 30.])
+def test_controller_finds_the_price(beta):
+    "a policy whose KL is 1/β: the price of .25 nats is 4"
+    for _ in range(600): beta = adaptive_beta(beta, 1 / beta, .25)
+    assert beta == pytest.approx(4., rel=1e-3)
+
+
+@pytest.mark.parametrize("kl, target", [(float("nan"), 1.), (float("inf"), 1.), (1., 0.), (1., -1.), (1., float("nan"))])
+def test_controller_refuses(kl, target):
+    with pytest.raises(ValueError, match="target is|KL is"): adaptive_beta(.1, kl, target)
