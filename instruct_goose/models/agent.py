@@ -42,6 +42,8 @@ def context_length(model: nn.Module) -> int | None:
     "Most tokens in a sequence, from the config; None where it names no limit."
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
+def _sizes(model): return model.get_input_embeddings().num_embeddings, context_length(model)
+
 # %% ../../nbs/2_models/01_agent.ipynb #29db539b
 def _options(model: nn.Module, mask: Tensor) -> dict:
     "Position ids from the mask and no cache, for architectures that take them."
@@ -93,7 +95,7 @@ def _layout(model, query_ids, query_mask, response_ids, response_mask) -> _Layou
     if len(query_ids) != len(response_ids):
         raise ValueError(f"{len(query_ids)} queries and {len(response_ids)} responses: pass one response per query")
     q, t = query_mask.sum(-1), response_mask.sum(-1)
-    limit, vocab, longest = context_length(model), model.get_input_embeddings().num_embeddings, int((q + t).max())
+    (vocab, limit), longest = _sizes(model), int((q + t).max())
     if limit is not None and longest > limit:
         row = int((q + t).argmax())
         raise ValueError(f"row {row} has {q[row]} query and {t[row]} response tokens, the model's context is {limit}: "
@@ -241,7 +243,7 @@ class _ValueHead(nn.Module):
     def __init__(
         self,
         model: nn.Module | str | Path, # a causal LM, or where to load one from
-        value_model: nn.Module | str | Path | None = None, # None: share the policy's trunk. "copy": a copy of it. Or a model, or its path
+        value_model: nn.Module | str | Path | None = None, # None: the policy's trunk. "copy": a copy of it. A model, or its path
     ):
         super().__init__()
         if isinstance(model, str | Path): model = AutoModelForCausalLM.from_pretrained(model)
@@ -249,11 +251,9 @@ class _ValueHead(nn.Module):
             raise TypeError(f"{type(model).__name__} has no language-model head: pass an AutoModelForCausalLM or its path")
         if isinstance(value_model, str | Path) and value_model != "copy": value_model = AutoModel.from_pretrained(value_model)
         own = copy.deepcopy(trunk(model)) if isinstance(value_model, str) else value_model and trunk(value_model)
-        if own is not None:
-            sizes = {name: (m.get_input_embeddings().num_embeddings, context_length(m)) for name, m in (("policy", model), ("value", own))}
-            if sizes["policy"] != sizes["value"]:
-                raise ValueError(f"(vocabulary, context) is {sizes['policy']} for the policy and {sizes['value']} for the value "
-                                 "model: both read the same token ids, so pass a value model of the same family")
+        if own is not None and (ours := _sizes(model)) != (theirs := _sizes(own)):
+            raise ValueError(f"(vocabulary, context) is {ours} for the policy and {theirs} for the value model: both read "
+                             "the same token ids, so pass a value model of the same family")
         self.model, self.value_model = model, own
         weight = next(model.parameters())
         # half precision is too coarse for values: the head, one row of numbers, is kept in float32
@@ -268,6 +268,15 @@ class _ValueHead(nn.Module):
     def _values(self, hidden: Tensor) -> Tensor: # (..., H) to (...), float32 or wider
         values = self.value_head(hidden.to(self.value_head.weight.dtype))[..., 0]
         return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+    def policy_parameters(self) -> Iterator[nn.Parameter]:
+        "The language model's, a shared transformer included."
+        return self.model.parameters()
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        "The value head's, and its own transformer's where it has one. Never the policy's."
+        if self.value_model is not None: yield from self.value_model.parameters()
+        yield from self.value_head.parameters()
 
 # %% ../../nbs/2_models/01_agent.ipynb #7bbc16a7
 class _Files(_ValueHead):
@@ -307,8 +316,7 @@ class Agent(_Files):
         attention_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"] | None = None, # None: no padding
     ) -> AgentOutput:
         "Logits and values at every position, 0 at padding. In the mode, training or not, that the agent is in."
-        mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
-        mask = _check_part(input_ids, mask, "input")
+        mask = _check_part(input_ids, torch.ones_like(input_ids) if attention_mask is None else attention_mask, "input")
         ids, right = compact(input_ids, mask, "right")
         ids = ids.masked_fill(~right, 0)
         head, hidden = plain_head(self.model), forward_hidden(self.value_trunk, ids, right)
@@ -316,29 +324,27 @@ class Agent(_Files):
         put = lambda x: x.new_zeros(x.shape).index_put((mask,), x[right])
         return AgentOutput(put(logits), put(self._values(hidden)))
 
-    def evaluate(self, query_ids: Tensor, query_mask: Tensor, response_ids: Tensor, response_mask: Tensor,
-                 temperature: float = 1., with_entropy: bool = True) -> Evaluation:
-        "All that a loss needs to know about (B, T) responses to (B, Q) queries, as `response_logprobs` does it. Dropout off."
+    def evaluate(
+        self,
+        query_ids: Int[Tensor, "batch query"],
+        query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"], # padding on either side
+        response_ids: Int[Tensor, "batch time"],
+        response_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # padding on either side
+        temperature: float = 1., # of the policy; values do not know it
+        with_entropy: bool = True,
+    ) -> Evaluation:
+        "Logprobs, entropy and values of the response tokens, on one layout, as `response_logprobs` does it. Dropout off."
         layout = _layout(self.model, query_ids, query_mask, response_ids, response_mask)
         hidden = _predicting(self.value_trunk, layout)
         shared = hidden if self.value_model is None else None
         logprobs, entropies = _logprobs(self.model, layout, temperature, with_entropy, shared)
-        put = layout.scatter
-        return Evaluation(put(logprobs), put(entropies) if with_entropy else None, put(self._values(hidden)))
+        return Evaluation(layout.scatter(logprobs), layout.scatter(entropies) if with_entropy else None,
+                          layout.scatter(self._values(hidden)))
 
     def values(self, query_ids: Tensor, query_mask: Tensor, response_ids: Tensor, response_mask: Tensor) -> Tensor:
         "(B, T): V(sₜ) alone, without the policy's head. Dropout off; 0 at padding."
         layout = _layout(self.model, query_ids, query_mask, response_ids, response_mask)
         return layout.scatter(self._values(_predicting(self.value_trunk, layout)))
-
-    def policy_parameters(self) -> Iterator[nn.Parameter]:
-        "The language model's, a shared transformer included."
-        return self.model.parameters()
-
-    def value_parameters(self) -> Iterator[nn.Parameter]:
-        "The value head's, and its own transformer's where it has one. Never the policy's."
-        if self.value_model is not None: yield from self.value_model.parameters()
-        yield from self.value_head.parameters()
 
 # %% ../../nbs/2_models/01_agent.ipynb #3dcc3049
 def create_reference_model(

@@ -188,6 +188,20 @@ class PromptDataset(torch.utils.data.Dataset):
         return {"query_ids": ids, "query_mask": mask, "texts": [item["text"] for item in items]}
 
 # %% ../../nbs/2_models/00_text.ipynb #0e45b411
+def _sides(i: int, pair: Any) -> dict[str, str]:
+    "The two texts of a pair, the prompt in front of both, or a ValueError that names the pair."
+    if not isinstance(pair, dict):
+        if isinstance(pair, str) or len(pair) != 2:
+            raise ValueError(f"pair {i} is {pair!r}: expected (chosen, rejected) or a dict with these keys")
+        pair = {"chosen": pair[0], "rejected": pair[1]}
+    if missing := [side for side in ("chosen", "rejected") if pair.get(side) is None]:
+        raise ValueError(f"pair {i} has no {' and no '.join(map(repr, missing))}: its keys are {sorted(pair)}")
+    if pair["chosen"] == pair["rejected"]:
+        raise ValueError(f"pair {i} prefers {pair['chosen'][:60]!r} to itself: drop ties, they teach nothing")
+    prompt = pair.get("prompt") or ""
+    return {side: prompt + pair[side] for side in ("chosen", "rejected")}
+
+# %% ../../nbs/2_models/00_text.ipynb #1e1daf2c
 class PairDataset(torch.utils.data.Dataset):
     """Preference pairs, tokenised once. Items are `{"chosen", "rejected"}` token ids; `collate` makes right-padded batches.
     A pair is `{"chosen": …, "rejected": …}` or `(chosen, rejected)`; a `"prompt"` is put in front of both, as it is.
@@ -203,22 +217,9 @@ class PairDataset(torch.utils.data.Dataset):
         limit = tokenizer.model_max_length if max_length is None else max_length
         self.rows = []
         for i, pair in enumerate(pairs):
-            sides = self._texts(i, pair)
+            sides = _sides(i, pair)
             self.rows.append({k: _encode(v, tokenizer, limit, f"pair {i}, {k}") for k, v in sides.items()})
         if not self.rows: raise ValueError("no pairs")
-
-    @staticmethod
-    def _texts(i: int, pair: Any) -> dict[str, str]:
-        if not isinstance(pair, dict):
-            if isinstance(pair, str) or len(pair) != 2:
-                raise ValueError(f"pair {i} is {pair!r}: expected (chosen, rejected) or a dict with these keys")
-            pair = {"chosen": pair[0], "rejected": pair[1]}
-        if missing := [side for side in ("chosen", "rejected") if pair.get(side) is None]:
-            raise ValueError(f"pair {i} has no {' and no '.join(map(repr, missing))}: its keys are {sorted(pair)}")
-        if pair["chosen"] == pair["rejected"]:
-            raise ValueError(f"pair {i} prefers {pair['chosen'][:60]!r} to itself: drop ties, they teach nothing")
-        prompt = pair.get("prompt") or ""
-        return {side: prompt + pair[side] for side in ("chosen", "rejected")}
 
     def __len__(self) -> int: return len(self.rows)
 
