@@ -119,11 +119,10 @@ def masked_var(
 ) -> Float[Tensor, ""]: # float32 or wider
     """Σ m·(x − x̄)² / (n − 1), or / n. Raises ValueError for n = 0, and for an unbiased n = 1,
     where one number says nothing about its spread."""
-    centred = _wide(torch.where(mask, x, 0)) - masked_mean(x, mask)
-    n = mask.sum()
+    mean, n = masked_mean(x, mask), mask.sum()
     if unbiased and n == 1:
         raise ValueError("one token has no unbiased variance (0/0): give more, or unbiased=False")
-    return masked_sum(centred.square(), mask) / (n - int(unbiased))
+    return masked_sum((_wide(torch.where(mask, x, 0)) - mean).square(), mask) / (n - int(unbiased))
 
 # %% ../../nbs/1_objective/00_masks.ipynb #ea7b62f2
 def whiten(

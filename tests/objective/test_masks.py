@@ -1,0 +1,277 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instruct_goose.objective.masks import (
+    AGGREGATES,
+    aggregate,
+    last_index,
+    masked_mean,
+    masked_sum,
+    masked_var,
+    response_mask,
+    same_shape,
+    whiten,
+)
+
+# Two responses of three and two tokens. Sums 1.9 and -.1; lengths 3 and 2
+X = torch.tensor([[.5, .6, .8], [.1, -.2, 0.]], dtype=torch.float64)
+M = torch.tensor([[True, True, True], [True, True, False]])
+BY_HAND = {"token_mean": 1.8 / 5, "sequence_mean": (1.9 / 3 - .1 / 2) / 2, "sequence_sum": 1.8 / 6}
+
+
+def near(a, b, atol=1e-12):
+    a, b = (torch.as_tensor(t, dtype=torch.float64) for t in (a, b))
+    torch.testing.assert_close(a, b, atol=atol, rtol=0)
+
+
+def slow_aggregate(x, m, how, denominator=None, length=None):
+    "The three definitions as Python loops over the real tokens."
+    rows = [[v for v, real in zip(r, k, strict=True) if real] for r, k in zip(x.tolist(), m.tolist(), strict=True)]
+    if how == "token_mean": return sum(map(sum, rows)) / (denominator or sum(map(len, rows)))
+    if how == "sequence_mean": return sum(sum(r) / len(r) for r in rows if r) / (denominator or len(rows))
+    return sum(map(sum, rows)) / (length or x.shape[1]) / (denominator or len(rows))
+
+
+@st.composite
+def batches(draw, rows=(1, 5), time=(1, 6), empty_rows=False):
+    "x and a mask with holes on any side."
+    B, T = draw(st.integers(*rows)), draw(st.integers(*time))
+    x = draw(st.lists(st.floats(-9, 9, width=16), min_size=B * T, max_size=B * T))
+    m = torch.tensor(draw(st.lists(st.booleans(), min_size=B * T, max_size=B * T))).view(B, T)
+    if not empty_rows: m[:, draw(st.integers(0, T - 1))] = True
+    return torch.tensor(x, dtype=torch.float64).view(B, T), m
+
+
+# --- response_mask and last_index ---
+
+@pytest.mark.parametrize("tokens, kept", [
+    ([5, 7, 2, 2, 2], 3),   # padded with the end itself
+    ([5, 7, 2, 0, 5], 3),   # padded with anything
+    ([2, 5, 2, 5, 5], 1),   # ends at once; a later end does not bring it back
+    ([5, 7, 7, 7, 5], 5),   # cut off: no end at all
+    ([5, 7, 7, 7, 2], 5),
+])
+def test_response_mask_keeps_the_first_end(tokens, kept):
+    got = response_mask(torch.tensor([tokens]), eos_id=2)
+    assert got.dtype == torch.bool and got.tolist() == [[True] * kept + [False] * (5 - kept)]
+
+
+def test_response_mask_several_ends():
+    assert response_mask(torch.tensor([[1, 8, 9, 1], [1, 9, 8, 1]]), [9, 8]).sum(-1).tolist() == [2, 2]
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.sets(st.integers(0, 4), max_size=3))
+def test_response_mask_is_where_a_loop_would_stop(row, ends):
+    kept = next((t + 1 for t, token in enumerate(row) if token in ends), len(row))
+    assert response_mask(torch.tensor([row]), list(ends)).tolist() == [[t < kept for t in range(len(row))]]
+
+
+def test_response_mask_without_an_end_id(unchecked):
+    with unchecked(), pytest.raises(ValueError, match="eos_token"): response_mask(torch.tensor([[1]]), None)
+
+
+@given(batches())
+def test_last_index_is_the_largest_true(xm):
+    assert last_index(xm[1]).tolist() == [max(t for t, real in enumerate(row) if real) for row in xm[1].tolist()]
+
+
+def test_last_index_names_empty_rows():
+    with pytest.raises(ValueError, match=r"rows \[0, 2\]"): last_index(torch.tensor([[False], [True], [False]]))
+    with pytest.raises(ValueError, match=r"rows \[0, 1\]"): last_index(torch.zeros(2, 0, dtype=torch.bool))
+
+
+# --- sums ---
+
+@given(batches())
+def test_sums_and_means_against_indexing(xm):
+    x, m = xm
+    near(masked_sum(x, m), x[m].sum(), 1e-9)
+    near(masked_mean(x, m), x[m].mean(), 1e-9)
+    near(masked_sum(x, m, dim=-1), [r[k].sum() for r, k in zip(x, m, strict=True)], 1e-9)
+    near(masked_mean(x, m, dim=1), [r[k].mean() for r, k in zip(x, m, strict=True)], 1e-9)
+
+
+def test_bool_mean_is_a_fraction():
+    near(masked_mean(X > 0, M), 4 / 5, 1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_sums_are_wide(dtype):
+    ones, all_ = torch.ones(1, 4099, dtype=dtype), torch.ones(1, 4099, dtype=torch.bool)
+    assert masked_sum(ones, all_).item() == 4099               # bfloat16 itself would say 4096
+    assert masked_sum(ones, all_).dtype == (dtype if dtype == torch.float64 else torch.float32)
+    assert aggregate(ones, all_, "sequence_sum", length=1).item() == 4099
+    assert whiten(ones, all_).dtype == dtype
+
+
+def test_nothing_to_average():
+    with pytest.raises(ValueError, match="no True anywhere"): masked_mean(X, M & False)
+    with pytest.raises(ValueError, match=r"dim 1 at \[\[1\]\]"): masked_mean(X, torch.tensor([[True] * 3, [False] * 3]), dim=1)
+    assert masked_sum(X, M & False) == 0
+
+
+# --- poison: values and gradients ---
+
+EVERY = {
+    "masked_sum": masked_sum, "masked_mean": masked_mean, "masked_var": masked_var,
+    "whiten": lambda x, m: (whiten(x, m) * torch.arange(1., 7).view(2, 3)).sum(),
+    "whiten_uncentred": lambda x, m: (whiten(x, m, shift_mean=False)**3).sum(),
+    **{how: lambda x, m, how=how: aggregate(x, m, how) for how in AGGREGATES},
+    **{f"{how}/7": lambda x, m, how=how: aggregate(x, m, how, denominator=7) for how in AGGREGATES},
+}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", EVERY)
+def test_padding_is_silent(name, side, poison):
+    x, m = (X, M) if side == "right" else (X.flip(-1), M.flip(-1))
+    clean, dirty = x.clone().requires_grad_(), poison(x.clone().requires_grad_(), m)
+    a, b = EVERY[name](clean, m), EVERY[name](dirty, m)
+    near(a.detach(), b.detach())
+    a.backward(); b.backward()
+    near(clean.grad, dirty.grad)
+    assert dirty.grad[~m].eq(0).all() and dirty.grad[m].ne(0).any()
+
+
+def test_whiten_returns_zero_at_padding(poison):
+    assert whiten(poison(X, M), M)[~M].eq(0).all() and whiten(poison(X, M), M, shift_mean=False)[~M].eq(0).all()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_gradients_by_finite_differences(name):
+    assert torch.autograd.gradcheck(lambda x: EVERY[name](x, M), X.clone().requires_grad_())
+
+
+# --- aggregate ---
+
+@pytest.mark.parametrize("how", AGGREGATES)
+def test_aggregate_by_hand(how):
+    near(aggregate(X, M, how), BY_HAND[how])
+    near(aggregate(X.float(), M, how), BY_HAND[how], 1e-6)
+    near(aggregate(X.bfloat16(), M, how), BY_HAND[how], 4e-3)
+
+
+def test_token_mean_is_the_default():
+    near(aggregate(X, M), .36)
+
+
+@given(batches(), st.sampled_from(AGGREGATES), st.sampled_from([None, 4, 2.5]), st.sampled_from([None, 8]))
+def test_aggregate_against_loops(xm, how, denominator, length):
+    length = length if how == "sequence_sum" else None
+    near(aggregate(*xm, how, denominator, length), slow_aggregate(*xm, how, denominator, length), 1e-9)
+
+
+def test_token_weights():
+    # d loss / d token: 1/5 each; 1/(B·length); 1/(B·T)
+    expected = {"token_mean": [[1/5] * 3, [1/5, 1/5, 0]], "sequence_mean": [[1/6] * 3, [1/4, 1/4, 0]],
+                "sequence_sum": [[1/6] * 3, [1/6, 1/6, 0]]}
+    for how, weights in expected.items():
+        x = X.clone().requires_grad_(); aggregate(x, M, how).backward()
+        near(x.grad, weights)
+
+
+@given(batches(rows=(2, 6)), st.sampled_from(AGGREGATES), st.data())
+def test_micro_batches_add_up(xm, how, data):
+    "Values and gradients, at any cut, with the pieces trimmed to their own width when nothing is lost by it."
+    x, m = xm[0].requires_grad_(), xm[1]
+    extra = {"length": x.shape[1]} if how == "sequence_sum" else {}
+    count = m.sum().item() if how == "token_mean" else len(m)
+    whole = aggregate(x, m, how, **extra); grad, = torch.autograd.grad(whole, x)
+    sizes, left = [], len(x)
+    while left: sizes.append(data.draw(st.integers(1, left))); left -= sizes[-1]
+    parts = []
+    for l, k in zip(x.split(sizes), m.split(sizes), strict=True):
+        width = k.any(0).nonzero().max().item() + 1
+        parts.append(aggregate(l[:, :width], k[:, :width], how, denominator=count, **extra))
+    near(sum(parts).detach(), whole.detach(), 1e-9)
+    near(torch.autograd.grad(sum(parts), x)[0], grad, 1e-9)
+
+
+def test_own_means_do_not_add_up():
+    "The bug that `denominator` exists for: the token mean of one-row pieces is the sequence mean."
+    local = sum(aggregate(X[i:i + 1], M[i:i + 1]) for i in range(2)) / 2
+    near(local, BY_HAND["sequence_mean"])
+    assert abs(local - BY_HAND["token_mean"]) > .05
+
+
+def test_rows_without_tokens():
+    half = torch.tensor([[True] * 3, [False] * 3])
+    near(aggregate(X, half), 1.9 / 3)
+    near(aggregate(X, half, "sequence_sum"), 1.9 / 6)                     # the empty row counts as a row
+    with pytest.raises(ValueError, match=r"rows \[1\].*denominator"): aggregate(X, half, "sequence_mean")
+    near(aggregate(X, half, "sequence_mean", denominator=2), 1.9 / 3 / 2)
+    for how in AGGREGATES:
+        near(aggregate(X, M & False, how, denominator=5), 0)              # an empty piece of a larger minibatch
+        with pytest.raises(ValueError, match="nothing to average"): aggregate(X, M & False, how)
+
+
+def test_sequence_sum_does_not_see_the_padding_if_told_the_length():
+    wide, wide_mask = (torch.nn.functional.pad(t, (0, 4)) for t in (X, M))
+    near(aggregate(wide, wide_mask, "sequence_sum", length=3), BY_HAND["sequence_sum"])
+    near(aggregate(wide, wide_mask, "sequence_sum"), BY_HAND["sequence_sum"] * 3 / 7)
+
+
+@pytest.mark.parametrize("bad, says", [
+    (dict(how="mean"), "token_mean, sequence_mean, sequence_sum"), (dict(denominator=0), "denominator=0"),
+    (dict(denominator=torch.tensor(-1.)), "above 0"), (dict(how="sequence_sum", length=0), "length=0"),
+    (dict(length=5), "belongs to sequence_sum"),
+])
+def test_aggregate_refuses(bad, says):
+    with pytest.raises(ValueError, match=says): aggregate(X, M, **bad)
+
+
+def test_denominator_may_be_a_tensor():
+    near(aggregate(X, M, denominator=torch.tensor(10)), .18)
+
+
+# --- variance and whitening ---
+
+def test_whiten_by_hand():
+    # mean 3, squares 4 1 0 9, variance 14/3, root 2.160247
+    x, m = torch.tensor([1., 2., 3., 6.], dtype=torch.float64), torch.ones(4, dtype=torch.bool)
+    near(masked_var(x, m), 14 / 3); near(masked_var(x, m, unbiased=False), 14 / 4)
+    near(whiten(x, m), [-.925820, -.462910, 0, 1.388730], 1e-6)
+    near(whiten(x, m, shift_mean=False), [2.074180, 2.537090, 3, 4.388730], 1e-6)
+
+
+@given(batches(rows=(2, 5)))
+def test_whiten_against_indexing(xm):
+    x, m = xm
+    near(masked_var(x, m), x[m].var(), 1e-9); near(masked_var(x, m, unbiased=False), x[m].var(correction=0), 1e-9)
+    near(whiten(x, m)[m], (x[m] - x[m].mean()) / (x[m].var() + 1e-8).sqrt(), 1e-9)
+
+
+def test_whiten_is_blind_to_scale_and_shift():
+    near(whiten(7 * X + 3, M), whiten(X, M), 1e-6)
+
+
+def test_no_spread():
+    near(whiten(torch.full((1, 3), 7.), torch.ones(1, 3).bool()), [[0, 0, 0]])
+    one = torch.tensor([[True, False, False]])
+    near(masked_var(X[:1], one, unbiased=False), 0)
+    for fn in (masked_var, whiten):
+        with pytest.raises(ValueError, match="unbiased"): fn(X[:1], one)
+        with pytest.raises(ValueError, match="nothing to average"): fn(X[:1], one & False)
+
+
+# --- bad input, as users meet it ---
+
+@pytest.mark.parametrize("fn", [masked_sum, masked_mean, masked_var, whiten, aggregate])
+def test_shapes_and_masks_are_checked_without_the_shape_checker(fn, unchecked):
+    with unchecked():
+        with pytest.raises(ValueError, match=r"\(2, 3\).*'mask': \(2, 1\).*broadcast"): fn(X, M[:, :1])
+        for wrong in (M.long(), M.float()):
+            with pytest.raises(TypeError, match=r"pass mask.bool\(\)"): fn(X, wrong)
+
+
+@pytest.mark.parametrize("fn", [masked_sum, masked_mean, masked_var, whiten, aggregate])
+def test_the_shape_checker_is_on(fn):
+    with pytest.raises(TypeError, match="Type-check error"): fn(X, M[:, :1])
+
+
+def test_same_shape_names_everything():
+    same_shape(a=X, b=None, attention_mask=M)
+    with pytest.raises(ValueError, match=r"'a': \(2, 3\), 'c': \(3, 2\)"): same_shape(a=X, b=None, c=X.T)
+    with pytest.raises(TypeError, match="attention_mask.bool"): same_shape(a=X, attention_mask=X)
