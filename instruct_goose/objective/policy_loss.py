@@ -73,9 +73,9 @@ def policy_loss(
     """−min(ρₜ·Âₜ, clip(ρₜ, 1−ε, 1+ε_high)·Âₜ): the negative of Schulman et al. (2017) eq. 7, per token.
     Raises ValueError unless there is one advantage per token."""
     if advantages.shape != mask.shape:
-        raise ValueError(f"advantages has shape {tuple(advantages.shape)}, the tokens {tuple(mask.shape)}: one advantage "
-                         "per token, or broadcasting mixes up the rows. One per response? Give each of its tokens "
-                         "the same: advantages.reshape(-1, 1).expand_as(mask)")
+        raise ValueError(f"advantages has shape {tuple(advantages.shape)}, the mask {tuple(mask.shape)}: give one "
+                         "advantage per token, or broadcasting mixes up the rows. If you have one per response, "
+                         "spread it over its tokens: advantages.reshape(-1, 1).expand_as(mask)")
     ratio = probability_ratio(logprobs, old_logprobs, mask, max_log_ratio)
     return -clipped_objective(ratio, torch.where(mask, advantages.detach(), 0.), clip, clip_high)
 

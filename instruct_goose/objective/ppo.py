@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from .kl import token_kl
-from .masks import aggregate, masked_mean, masked_sum, masked_var
+from .masks import aggregate, masked_mean, masked_sum, masked_var, same_shape
 from .policy_loss import clip_active, clip_fraction, policy_loss, probability_ratio
 from .value_loss import value_loss
 
@@ -103,18 +103,22 @@ class PPOLoss(nn.Module):
         value_padding_masks: Bool[Tensor, "*values"] | None = None, # True: takes part in the value loss
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: # loss, policy_loss, value_loss, ratios, clipfrac
         "One scalar with a gradient and four without: the loss, its two terms, the mean ratio, the clipped share."
-        mask, count = _mask_and_count(pi_logprobs, padding_masks)
-        value_mask, value_count = _mask_and_count(phi_values, value_padding_masks)
-        policy = policy_loss(pi_logprobs, pi_old_logprobs, advantages, mask, self.epsilon, max_log_ratio=80.)
-        value = value_loss(phi_values, returns, value_mask, phi_old_values, self.value_clip_range)
-        policy, value = masked_sum(policy, mask) / count, masked_sum(value, value_mask) / value_count
-        ratio = probability_ratio(pi_logprobs, pi_old_logprobs, max_log_ratio=80.).detach()
-        low, high = clip_active(ratio, advantages, self.epsilon)
-        clipfrac = masked_sum(low | high, mask) / count
+        (old, new, A, mask), n = _one_row(
+            padding_masks, pi_old_logprobs=pi_old_logprobs, pi_logprobs=pi_logprobs, advantages=advantages)
+        (v_old, v, R, v_mask), n_v = _one_row(
+            value_padding_masks, phi_old_values=phi_old_values, phi_values=phi_values, returns=returns)
+        policy = masked_sum(policy_loss(new, old, A, mask, self.epsilon, max_log_ratio=80.), mask) / n
+        value = masked_sum(value_loss(v, R, v_mask, v_old, self.value_clip_range), v_mask) / n_v
+        ratio = probability_ratio(new, old, max_log_ratio=80.).detach()
+        low, high = clip_active(ratio, A, self.epsilon)
+        clipfrac = masked_sum(low | high, mask) / n
         return policy + self.value_coeff * value, policy.detach(), value.detach(), ratio.mean(), clipfrac
 
 # %% ../../nbs/1_objective/06_ppo.ipynb #2bfde82c
-def _mask_and_count(like, mask):
-    "torchtune's denominators: every position, or Σ mask + 1e-8."
-    if mask is None: return torch.ones_like(like, dtype=torch.bool), like.numel()
-    return mask.bool(), mask.sum() + 1e-8
+def _one_row(mask, **tensors):
+    "Any shape as (1, n), with the mask; and torchtune's denominator: every position, or Σ mask + 1e-8."
+    same_shape(mask=None if mask is None else mask.bool(), **tensors)
+    like = next(iter(tensors.values()))
+    count = like.numel() if mask is None else mask.sum() + 1e-8
+    mask = torch.ones_like(like, dtype=torch.bool) if mask is None else mask.bool()
+    return [x.reshape(1, -1) for x in (*tensors.values(), mask)], count
