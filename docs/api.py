@@ -6,6 +6,20 @@ import ast
 import inspect
 from collections.abc import Callable
 
+GLOSSARY = {  # parameters that mean the same everywhere; said here where a lesson does not say it beside them
+    "mask": "True where a token takes part", "logprobs": "log π(aₜ|sₜ) of the sampled tokens, under the policy being trained",
+    "old_logprobs": "the same under the policy that sampled", "ref_logprobs": "the same under the reference",
+    "values": "what the value head expects from each token on", "advantages": "how much better each token was than expected",
+    "returns": "the target of the value head", "query_ids": "the queries (prompts), padded", "query_mask": "True at their tokens",
+    "response_ids": "the responses, padded", "response_mask": "True at their tokens, the first end-of-text included",
+    "input_ids": "token ids, padded", "attention_mask": "True (or 1) at real tokens", "logits": "of the next token",
+    "temperature": "divides the logits", "gamma": "discount", "lam": "the GAE dial", "beta": "price of one nat of KL",
+    "clip": "how far the ratio may go from 1", "model": "a causal language model", "tokenizer": "its tokenizer",
+    "texts": "texts", "prompts": "prompts", "path": "a directory", "seed": "of the random numbers", "config": "the settings",
+    "steps": "updates", "items": "rows of the data set", "with_entropy": "also return the entropy",
+    "unbiased": "divide by n − 1", "chosen": "scores of the preferred texts", "rejected": "scores of the others",
+    "lr": "learning rate", "rollout": "what was sampled, with its scores and log-probabilities"}
+
 
 def shown(node: ast.expr | None) -> str:
     return "" if node is None else ast.unparse(node).replace("'", '"')
@@ -65,18 +79,22 @@ def one_line(node) -> str:
 
 
 def table(rows: list[dict], returns: dict | None) -> str:
-    cell = lambda text: text.replace("|", "\\|").replace("\n", " ")
-    code = lambda text: f"`{cell(text)}`" if text else ""
-    lines = []
-    for r in rows: lines.append(f"| {code(r['name'])} | {code(r['type'])} | {code(r['default'])} | {cell(r['what'])} |")
-    if returns and (returns["type"] or returns["what"]): lines.append(f"| *returns* | {code(returns['type'])} | | {cell(returns['what'])} |")
-    if not lines: return ""
-    return "```{rst-class} parameters\n```\n\n| parameter | type | default | |\n|---|---|---|---|\n" + "\n".join(lines)
+    "Parameters and what comes back; a column that would be empty is left out."
+    if returns: rows = [*rows, returns]
+    columns = [c for c in ("name", "type", "default", "what") if any(r[c] for r in rows)]
+    if not columns: return ""
+    def cell(r, c):
+        text = r[c].replace("|", "\\|")
+        if c == "what" and not text: text = GLOSSARY.get(r["name"], "")
+        return text if c == "what" or not text or r is returns and c == "name" else f"`{text}`"
+    lines = ["| " + " | ".join({"name": "parameter", "what": ""}.get(c, c) for c in columns) + " |", "|---" * len(columns) + "|"]
+    lines += ["| " + " | ".join(cell(r, c) for c in columns) + " |" for r in rows]
+    return "```{rst-class} parameters\n```\n\n" + "\n".join(lines)
 
 
 def returned(fn: ast.FunctionDef, notes: dict[int, str]) -> dict | None:
     if fn.returns is None or shown(fn.returns) == "None": return None
-    return {"type": shown(fn.returns), "what": notes.get(fn.returns.end_lineno, "") if fn.returns.end_lineno > fn.lineno else ""}
+    return {"name": "*returns*", "type": shown(fn.returns), "default": "", "what": notes.get(fn.returns.end_lineno, "") if fn.returns.end_lineno > fn.lineno else ""}
 
 
 def entry(node, module: str, link: Callable[[str], str], fence: int = 6, inside: str = "") -> str:

@@ -32,6 +32,7 @@ html_js_files = [("figures.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
+html_extra_path = [str(Path(__file__).parent / "_build/extra")]
 html_favicon = "_static/goose.svg"
 html_theme_options = {
     "sidebar_hide_name": False,

@@ -1,0 +1,83 @@
+"""Every lesson has the same shape, and says nothing about the machine it ran on."""
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+root = Path(__file__).parents[2]
+sys.path.insert(0, str(root / "docs"))
+from lessons import PARTS, read_pages, target  # noqa: E402
+
+index, pages = read_pages()
+each = pytest.mark.parametrize("page", pages, ids=lambda p: p.url)
+everything = pytest.mark.parametrize("page", [index, *pages], ids=lambda p: p.url)
+
+
+def text(page): return "\n".join(c.source for c in page.cells if c.kind == "markdown")
+
+
+@each
+def test_a_lesson_opens_and_closes_as_all_do(page):
+    words = text(page)
+    assert page.subtitle, "> one line below the title"
+    assert page.minutes, "**Time**: N minutes"
+    for wanted in ("**You will be able to**", "**Numbers to expect**"): assert wanted in words, wanted
+    if page is not pages[-1]: assert "**Next**" in words, "**Next**"
+    assert len(re.findall("^# ", words, re.M)) == 1, "one title"
+    if page.names: assert "nbdev_export()" in page.cells[-1].source, "the last cell exports"
+
+
+@each
+def test_cells_are_small(page):
+    quiet = lambda c: {"hide", "export", "exporti", "code-fold"} & c.directives.keys()  # folded, or not on the page at all
+    code = [c for c in page.cells if c.kind == "code"]
+    assert not [(c.id, n) for c in code if (n := len(c.source.splitlines())) > (60 if quiet(c) else 40)]
+    assert not [(c.id, line) for c in code if not quiet(c) for line in c.source.splitlines() if len(line) > 120]
+
+
+@each
+def test_figures_are_described_and_outputs_are_stored(page):
+    for c in page.cells:
+        kinds = {k for o in c.outputs for k in o.get("data", {})}
+        if kinds & {"image/svg+xml", "image/png", "application/vnd.plotly.v1+json"} and "hide" not in c.directives:
+            assert len(c.directives.get("fig-cap", "")) > 40, f"cell {c.id}: a caption that describes the figure"
+        assert not [o for o in c.outputs if o["output_type"] == "error"], f"cell {c.id} stored an error"
+    assert any(c.outputs for c in page.cells if c.kind == "code"), "nbdev-test --save stores the outputs"
+
+
+@everything
+def test_links_lead_somewhere(page):
+    headings = {p.path.resolve(): {slug(h) for h in re.findall(r"^#+ (.+)$", text(p), re.M)} for p in [index, *pages]}
+    prose = re.sub(r"```.*?```", "", text(page), flags=re.S)
+    for file, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)\s#]*)#?([^)\s]*)\)", prose):
+        there = target(page, file) if file else page.path.resolve()
+        assert there.exists(), file
+        if anchor and there in headings: assert slug(anchor) in headings[there], f"{file}#{anchor}"
+
+
+def slug(heading): return re.sub(r"[^\w-]", "", re.sub(r"[`*$]", "", heading).strip().lower().replace(" ", "-"))
+
+
+@everything
+def test_nothing_of_this_machine(page):
+    words = page.path.read_text("utf-8")
+    assert not re.search(re.escape(str(root)) + r"|/home/\w|/Users/\w|/root/|/tmp/\w+", words)
+
+
+@each
+def test_numbers_and_names_agree_with_the_place(page):
+    assert page.part in PARTS
+    assert re.fullmatch(r"\d\d_[a-z_]+\.ipynb", page.path.name)
+    if page.module: assert page.module.removeprefix("instruct_goose.").replace(".", "/") in (page.url, "lesson")
+
+
+@each
+def test_exported_code_keeps_to_its_cell(page):
+    "A notebook exports functions, classes and constants; it does not act at import time."
+    for c in page.cells:
+        for node in c.exported:
+            allowed = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+            docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            assert isinstance(node, allowed) or docstring, f"cell {c.id}, {ast.unparse(node)[:60]}"

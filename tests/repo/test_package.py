@@ -1,0 +1,155 @@
+"""The package as an importer meets it: layers, documentation, what an import costs, and the wheel."""
+import ast
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+root = Path(__file__).parents[2]
+package = root / "instruct_goose"
+sys.path.insert(0, str(root / "docs"))
+from api import GLOSSARY, doc, fields, is_dataclass, parameters  # noqa: E402
+from lessons import read_pages  # noqa: E402
+
+LAYERS = ["objective", "models", "training", "practice"]  # each may import what stands before it
+LAZY = {"matplotlib", "plotly", "nbdev", "IPython", "sphinx", "vaderSentiment"}
+
+
+def imports(path: Path) -> set[str]:
+    "Absolute names of the modules that a module imports, anywhere in it."
+    here, found = ("instruct_goose", *path.relative_to(package).with_suffix("").parts), set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import): found |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*here[:-node.level], node.module or ""]).strip(".") if node.level else node.module
+            found |= {base} | ({f"{base}.{a.name}" for a in node.names} if base == "instruct_goose" else set())
+    return found
+
+
+PROMISED = """PPOLoss Agent RewardModel PairwiseLoss PairDataset PromptDataset RLHFConfig RLHFTrainer create_reference_model
+    response_mask masked_mean masked_var whiten aggregate token_logprobs entropy k1 k2 k3 exact_kl log_ratio token_kl sequence_kl
+    kl_in_reward kl_in_loss adaptive_beta discounted_returns gae group_advantages probability_ratio policy_loss value_loss ppo_loss"""
+
+modules = sorted(p for p in package.rglob("*.py") if p.name not in ("__init__.py", "_modidx.py"))
+
+
+@pytest.mark.parametrize("path", modules, ids=lambda p: p.relative_to(package).as_posix())
+def test_layers_point_one_way(path):
+    layer = path.relative_to(package).parts[0]
+    inner = {m.split(".")[1] for m in imports(path) if m.startswith("instruct_goose.")}
+    allowed = LAYERS[:LAYERS.index(layer) + 1] if layer in LAYERS else []
+    assert inner <= set(allowed), f"{layer} may import {allowed}"
+    if layer == "objective":  # pure functions of tensors: a loss never sees a model
+        outer = {m.split(".")[0] for m in imports(path)} - set(sys.stdlib_module_names) - {"instruct_goose"}
+        assert outer <= {"torch", "jaxtyping"}
+
+
+def definitions():
+    "(module.name, node, whether a method) of everything public that the lessons export."
+    for page in read_pages()[1]:
+        for cell in page.cells:
+            for node in cell.exported:
+                if getattr(node, "name", None) not in cell.names: continue
+                yield f"{page.module}.{node.name}", node, False
+                if isinstance(node, ast.ClassDef):
+                    for m in node.body:
+                        if isinstance(m, ast.FunctionDef) and (m.name[0] != "_" or m.name == "__init__"):
+                            yield f"{page.module}.{node.name}.{m.name}", m, True
+
+
+public = list(definitions())
+
+
+def test_there_is_something_public(): assert len(public) > 40
+
+
+@pytest.mark.parametrize("node", [n for name, n, _ in public], ids=[name for name, _, _ in public])
+def test_public_names_have_a_docstring(node):
+    if node.name not in ("__init__", "forward"): assert doc(node), "no docstring"
+
+
+top = [(name, n) for name, n, _ in public if set(name.split(".")) & set(PROMISED.split())]
+
+
+@pytest.mark.parametrize("node", [n for _, n in top], ids=[name for name, _ in top])
+def test_parameters_of_the_public_names_are_documented(node):
+    if isinstance(node, ast.ClassDef): rows = fields(node, node.notes) if is_dataclass(node) else []
+    else: rows = parameters(node, node.notes)
+    rows = [r for r in rows if r["name"] not in ("self", "cls") and r["name"][0] not in "_*"]
+    assert not (bare := [r["name"] for r in rows if not (r["what"] or r["name"] in GLOSSARY)]), f"no comment beside {bare}"
+    assert not (bare := [r["name"] for r in rows if not r["type"]]), f"no type for {bare}"
+
+
+def run_python(code: str, **kwargs):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **kwargs)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_is_offline_and_lazy():
+    out = run_python(f"""
+import importlib, pkgutil, socket, sys
+def no(*args, **kwargs): raise OSError("the network was asked for")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = no
+import instruct_goose
+for m in pkgutil.walk_packages(instruct_goose.__path__, "instruct_goose."): importlib.import_module(m.name)
+print(sorted({LAZY} & set(sys.modules)))""")
+    assert out.strip() == "[]"
+
+
+def test_public_names_import_from_the_top():
+    import instruct_goose
+
+    assert not [n for n in PROMISED.split() if not hasattr(instruct_goose, n)]
+    assert set(PROMISED.split()) <= set(instruct_goose.__all__)
+    assert all(hasattr(instruct_goose, n) for n in instruct_goose.__all__)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    out = tmp_path_factory.mktemp("wheel")
+    source = out / "source"  # setuptools writes build/ beside what it builds
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"): (source / name).write_bytes((root / name).read_bytes())
+    for path in package.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            to = source / "instruct_goose" / path.relative_to(package)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_bytes(path.read_bytes())
+    done = subprocess.run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(out.glob("*.whl"))
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {n.split("/")[0] for n in names} == {"instruct_goose", f"instruct_goose-{wheel.name.split('-')[1]}.dist-info"}
+    inside = {n for n in names if n.startswith("instruct_goose/")}
+    assert inside == {p.relative_to(root).as_posix() for p in package.rglob("*") if p.suffix == ".py" or p.name == "py.typed"}
+    assert any(n.endswith("licenses/LICENSE") for n in names)
+
+
+def test_wheel_runs_in_an_empty_environment(wheel, tmp_path):
+    """The packages that it requires are lent by this environment (a .pth file), so that no network is needed;
+    instruct_goose itself comes from the wheel alone."""
+    venv.create(tmp_path / "env", with_pip=False)
+    bin = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
+    done = subprocess.run([sys.executable, "-m", "pip", "--python", str(bin / "python"), "install", "--quiet", "--no-deps", "--no-index", str(wheel)],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    where = lambda: subprocess.run([bin / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+                                   capture_output=True, text=True).stdout.strip()
+    lent = next(p for p in sys.path if p.endswith("site-packages"))
+    (Path(where()) / "lent.pth").write_text(lent + "\n")
+    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    code = "import instruct_goose; print(instruct_goose.__file__); from instruct_goose import PPOLoss, RLHFTrainer, Agent"
+    done = subprocess.run([bin / "python", "-c", code], cwd=tmp_path, env=clean, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path) in done.stdout
+    done = subprocess.run([bin / "instruct-goose", "--help"], cwd=tmp_path, env=clean, capture_output=True, text=True)
+    assert done.returncode == 0 and "quickstart" in done.stdout, done.stderr

@@ -1,0 +1,225 @@
+"""The builder on small cases, and the site that make docs has built: links, offline, formulas, entries."""
+import ast
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from bs4 import BeautifulSoup
+
+root = Path(__file__).parents[2]
+site = root / "docs/_site"
+sys.path.insert(0, str(root / "docs"))
+import build  # noqa: E402
+import readme  # noqa: E402
+import typeset  # noqa: E402
+from api import entry  # noqa: E402
+from lessons import Page, read_cell, read_pages  # noqa: E402
+
+
+# --- the builder ------------------------------------------------------------------------------------------------------
+def cell(source, kind="code", **outputs): return read_cell({"cell_type": kind, "source": source, "id": "c0", **outputs}, "test")
+
+
+def node(source): return cell("#| export\n" + source).exported[0]
+
+
+def page(part="1_objective", name="01_b", cells=()):
+    path = root / "nbs" / part / f"{name}.ipynb"
+    return Page(path, part, f"{part[2:]}/{name[3:]}", name, "sub", 5, "instruct_goose.objective.b", list(cells))
+
+
+GAE = '''def gae(
+    rewards: Float[Tensor, "batch time"],  # per token
+    *,
+    lam: float = .95,  # the dial;
+                       # 1 is Monte Carlo
+    old: int | None = None,
+) -> Float[Tensor, "batch time"]:  # advantages
+    "A_t = Σ (γλ)^l *delta* [1]."
+'''
+
+
+def test_entry_has_signature_types_and_comments():
+    made = entry(node(GAE), "m", lambda t: t)
+    assert "{py:function} gae(rewards, *, lam=0.95, old=None)\n:module: m" in made
+    assert '| `rewards` | `Float[Tensor, "batch time"]` |  | per token |' in made
+    assert "| `lam` | `float` | `0.95` | the dial; 1 is Monte Carlo |" in made
+    assert r"| `old` | `int \| None` | `None` |  |" in made
+    assert '| *returns* | `Float[Tensor, "batch time"]` |  | advantages |' in made
+    assert r"\*delta\* \[1\]" in made  # the docstring's signs are not markup
+
+
+def test_entry_of_classes():
+    made = entry(node('''@dataclass
+class C:
+    "Settings."
+    lr: float = 1e-3  # rate
+    name: str = "x"
+    """what it is called"""
+    def go(self, n: int):  # steps
+        "Go."
+    def _hidden(self): "No."
+'''), "m", lambda t: t)
+    assert "{py:class} C(lr=0.001, name=\"x\")" in made and "| `lr` | `float` | `0.001` | rate |" in made
+    assert "what it is called" in made and "{py:method} go(n)" in made and "_hidden" not in made
+
+
+def test_directives_decide_what_is_shown():
+    shown = lambda text, **k: build.code_cell(cell(text, **k))
+    assert shown("#| hide\nx = 1") is None and shown("#| default_exp a.b") is None
+    assert shown("#| export\nimport os") is None
+    folded = shown("#| export\ndef f(): 'F.'")
+    assert folded["metadata"]["tags"] == ["hide-input"] and "The code of f" in str(folded["metadata"])
+    assert shown("#| exports\ndef f(): 'F.'")["metadata"]["tags"] == []
+    assert shown("#| code-fold: true\nx")["metadata"]["tags"] == ["hide-input"]
+    assert shown("#| echo: false\nx")["metadata"]["tags"] == ["remove-input"]
+    with pytest.raises(SystemExit, match="unknown directive"): cell("#| hid\nx")
+
+
+def test_figures_are_inline_described_and_recoloured():
+    svg = ('<?xml version="1.0"?><svg width="72pt" height="36pt" viewBox="0 0 72 36"><metadata>x</metadata>'
+           '<g id="a"><text style="fill: #262626">t</text></g><use href="#a"/></svg>')
+    c = cell('#| fig-cap: One "figure".\nplot()', outputs=[{"output_type": "display_data", "data": {"image/svg+xml": svg}}])
+    made = build.code_cell(c)["outputs"][0]["data"]["text/html"]
+    soup = BeautifulSoup(made, "html.parser")
+    assert soup.svg["aria-label"] == 'One "figure".' and soup.figcaption.text == 'One "figure".'
+    assert "currentColor" in made and "#262626" not in made and "metadata" not in made
+    assert soup.g["id"] == "c0-0-a" and soup.use["href"] == "#c0-0-a"
+    assert "max-width:96px" in soup.svg["style"] and not soup.svg.get("width")
+
+
+def test_links_resolve_names_and_notebooks():
+    a, b = page(name="00_a"), page(name="01_b", cells=[cell(GAE.join(["#| export\n", ""]))])
+    a.module = "instruct_goose.objective.a"
+    links = build.Links([a, b])
+    full = "{py:obj}`gae <instruct_goose.objective.b.gae>`"
+    assert links.apply("see `gae`, then `gae` and `other`", a) == f"see {full}, then `gae` and `other`"
+    assert links.apply("`gae()`", a) == "{py:obj}`gae() <instruct_goose.objective.b.gae>`"
+    for untouched in ("# `gae`", "```\n`gae`\n```", "$$\n`gae`\n$$", "[`gae`](https://x.y)"): assert links.apply(untouched, a) == untouched
+    assert links.apply("[B](01_b.ipynb#The-end)", a) == "[B](b.ipynb#the-end)"
+    assert links.apply("[l](../../LICENSE)", a) == f"[l]({build.REPO}/blob/main/LICENSE)"
+    with pytest.raises(SystemExit, match="not there"): links.apply("[x](09_none.ipynb)", a)
+
+
+def test_formulas_are_typeset_or_refused():
+    assert "katex-display" in typeset.html(r"\sum_{i \lt t} x_i", True)
+    assert "katex-display" not in typeset.html("x", False)
+    with pytest.raises(ValueError, match="KaTeX parse error"): typeset.html(r"\frac{1}{", True)
+
+
+def test_readme_paths_and_pictures():
+    made = readme.picture('<svg width="1"><metadata>d</metadata><g style="fill: #262626"/><text>t</text></svg>', "0" * 16)
+    assert "prefers-color-scheme: dark" in made and 'class="ink-f"' in made and "metadata" not in made
+    rows = readme.table_of_lessons([page()])
+    assert "[01_b](1_objective/01_b.ipynb) | 5 | sub" in rows and "**Objective**" in rows
+
+
+# --- the site ---------------------------------------------------------------------------------------------------------
+built = pytest.mark.skipif(not (site / "index.html").exists(), reason="docs/_site is not built: make docs")
+files = sorted(p for p in site.rglob("*.html") if "_static" not in p.parts) if site.exists() else []
+lessons = [p.url for p in read_pages()[1]]
+
+
+@cache
+def soup(path: Path) -> BeautifulSoup: return BeautifulSoup(path.read_text("utf-8"), "html.parser")
+
+
+@cache
+def anchors(path: Path) -> set[str]: return {t["id"] for t in soup(path).find_all(id=True)} | {"", "top"}
+
+
+@built
+def test_every_lesson_has_a_page():
+    assert not [u for u in lessons if not (site / f"{u}.html").exists()]
+    for url in lessons:
+        s = soup(site / f"{url}.html")
+        assert s.h1 and s.select_one(".lesson-facts") and s.select_one("a.next-page") and s.html["lang"] == "en"
+        assert s.find("meta", {"name": "viewport"})
+
+
+@built
+def test_links_and_anchors():
+    broken = []
+    for path in files:
+        for a in soup(path).find_all("a", href=True):
+            parts = urlsplit(a["href"])
+            if parts.scheme or parts.netloc: continue
+            there = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not there.exists(): broken.append((path.name, a["href"]))
+            elif there.suffix == ".html" and unquote(parts.fragment) not in anchors(there): broken.append((path.name, a["href"]))
+    assert not broken
+
+
+@built
+def test_nothing_is_fetched_from_elsewhere():
+    away = re.compile(r"^(https?:)?//")
+    for path in files:
+        for tag in soup(path).find_all(["script", "img", "iframe", "link", "source"]):
+            address = tag.get("src") or (tag.get("href") if set(tag.get("rel", [])) & {"stylesheet", "preload", "icon", "preconnect"} else "")
+            assert not (address and away.match(address)), f"{path.name}: {address}"
+            if address: assert (path.parent / unquote(urlsplit(address).path)).exists(), f"{path.name}: {address}"
+    for css in site.rglob("*.css"):
+        for address in re.findall(r"url\(['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)", css.read_text("utf-8")):
+            assert not away.match("".join(address)), css.name
+
+
+@built
+def test_every_formula_is_typeset():
+    count = 0
+    for path in files:
+        for t in soup(path).select(".math"): assert t.select_one(".katex"), f"{path.name}: {t.text[:60]}"
+        count += len(soup(path).select(".katex"))
+        prose = " ".join(t.text for t in soup(path).select("article p") if not t.find(["code", "math"]))
+        assert not re.search(r"\$\$|\\\(|\\begin\{|\{py:", prose), path.name
+    assert count > 100
+
+
+@built
+def test_figures_have_descriptions():
+    count = 0
+    for path in files:
+        for t in soup(path).select("figure.plot > svg, figure.plot > .plotly-figure"):
+            count += 1
+            assert len(t["aria-label"]) > 40, path.name
+        for t in soup(path).select("article img"): assert t.get("alt"), path.name
+    assert count > 5
+
+
+@built
+def test_every_public_name_has_an_entry_with_its_parameters():
+    for p in read_pages()[1]:
+        if not p.names: continue
+        s = soup(site / f"{p.url}.html")
+        for c in p.cells:
+            for n in c.exported:
+                if getattr(n, "name", None) not in c.names: continue
+                entry = s.find(id=f"{p.module}.{n.name}")
+                assert entry, n.name
+                assert entry.find("a", href=re.compile("_modules/")), f"{n.name}: no source link"
+                if isinstance(n, ast.FunctionDef) and n.args.args: assert entry.find_next("table", class_="parameters"), n.name
+
+
+@built
+def test_names_in_the_text_lead_to_their_entries():
+    linked = sum(len(soup(site / f"{u}.html").select("article p a.reference > code.xref")) for u in lessons)
+    assert linked > 30
+
+
+@built
+def test_search_index_knows_the_names():
+    index = (site / "searchindex.js").read_text("utf-8")
+    for page in read_pages()[1]:
+        for name in page.names: assert name.lower() in index.lower(), name
+
+
+@built
+def test_no_two_elements_share_an_id():
+    for path in files:
+        if "_modules" in path.parts: continue
+        ids = [t["id"] for t in soup(path).find_all(id=True)]
+        assert len(ids) == len(set(ids)), (path.name, sorted({i for i in ids if ids.count(i) > 1})[:5])
+
+
