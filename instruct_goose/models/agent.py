@@ -251,6 +251,7 @@ class _ValueHead(nn.Module):
             raise TypeError(f"{type(model).__name__} has no language-model head: pass an AutoModelForCausalLM or its path")
         if isinstance(value_model, str | Path) and value_model != "copy": value_model = AutoModel.from_pretrained(value_model)
         own = copy.deepcopy(trunk(model)) if isinstance(value_model, str) else value_model and trunk(value_model)
+        if own is trunk(model): own = None  # the policy's own is the shared one
         if own is not None and (ours := _sizes(model)) != (theirs := _sizes(own)):
             raise ValueError(f"(vocabulary, context) is {ours} for the policy and {theirs} for the value model: both read "
                              "the same token ids, so pass a value model of the same family")
