@@ -15,13 +15,9 @@ import sys
 from pathlib import Path
 
 from api import entry, one_line
-from lessons import PARTS, REPO, ROOT, Cell, Page, read_pages, target
+from lessons import PARTS, REPO, ROOT, STAGES, Cell, Page, read_pages, target
 
 BUILD, SITE = ROOT / "docs/_build", ROOT / "docs/_site"
-STAGES = {  # what one step of RLHF does, and the lesson that explains it; drawn at the head of those lessons
-    "models/text": "prompts", "training/rollout": "rollout", "models/reward": "score", "objective/kl": "price of drift",
-    "objective/advantages": "advantages", "objective/policy_loss": "ratio and clip", "objective/value_loss": "value loss",
-    "objective/ppo": "PPO loss", "training/trainer": "update"}
 COPIED = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog"}  # pages that are no lessons
 
 

@@ -12,6 +12,10 @@ ROOT = Path(__file__).parents[1]
 PARTS = {"": "Start here", "1_objective": "Objective", "2_models": "Models", "3_training": "Training", "4_practice": "Practice"}
 KNOWN = {  # the directives that mean something here; any other is a spelling mistake
     "default_exp", "export", "exports", "exporti", "hide", "code-fold", "code-summary", "fig-cap", "echo", "output", "eval"}
+STAGES = {  # what one step of RLHF does, and the lesson that explains it; drawn at the head of those lessons
+    "models/text": "prompts", "training/rollout": "rollout", "models/reward": "score", "objective/kl": "price of drift",
+    "objective/advantages": "advantages", "objective/policy_loss": "ratio and clip", "objective/value_loss": "value loss",
+    "objective/ppo": "PPO loss", "training/trainer": "update"}
 REPO = "https://github.com/instruct-goose/instruct_goose"
 
 

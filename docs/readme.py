@@ -8,7 +8,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from lessons import PARTS, ROOT, read_pages
+from lessons import PARTS, ROOT, STAGES, read_pages
 
 IMAGES = ROOT / "docs/images"
 NIGHT = "<style>@media (prefers-color-scheme: dark) { .ink-s { stroke: #e6e6e6 !important } .ink-f, text { fill: #e6e6e6 !important } }</style>"
@@ -22,6 +22,12 @@ def table_of_lessons(pages) -> str:
             rows.append(f"| **{PARTS[part]}** | | |")
         rows.append(f"| [{p.title}]({p.path.relative_to(ROOT / 'nbs').as_posix()}) | {p.minutes or ''} | {p.subtitle} |")
     return "\n".join(rows)
+
+
+def roadmap(pages) -> str:
+    "One step of RLHF in a line, each stage a link to its lesson."
+    path = {p.url: p.path.relative_to(ROOT / "nbs").as_posix() for p in pages}
+    return " → ".join(f"[{label}]({path[url]})" for url, label in STAGES.items() if url in path)
 
 
 def fresh_outputs(path: Path) -> dict:
@@ -59,7 +65,7 @@ def render() -> tuple[str, dict[Path, str], list[str]]:
     for cell in index.cells:
         if "hide" in cell.directives: continue
         if cell.kind == "markdown":
-            parts.append(cell.source.replace("<!-- lessons -->", table_of_lessons(pages)))
+            parts.append(cell.source.replace("<!-- lessons -->", table_of_lessons(pages)).replace("<!-- roadmap -->", roadmap(pages)))
             continue
         if cell.directives.get("echo") != "false" and "code-fold" not in cell.directives:
             parts.append(f"```python\n{cell.source}\n```")

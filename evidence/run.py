@@ -1,0 +1,91 @@
+"""The runs behind the figures in README and site: `make evidence`. Too long for tests.
+
+Writes evidence/quickstart.json and, where the rated sentences are at hand, evidence/reviews.json: what was measured, with which
+commit and versions. Nobody types a figure. About six CPU-minutes, and eight more for the reviews.
+
+    python evidence/run.py                           everything that can be run here
+    python evidence/run.py quickstart                only this
+    python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
+"""
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+root = Path(__file__).parents[1]
+bin = Path(sys.executable).parent
+CURVES = ["reward_mean", "kl_to_reference", "entropy", "explained_variance", "clip_fraction", "response_length"]
+
+
+def git(*args: str) -> str:
+    return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def origin(command: str) -> dict:
+    "Where a figure comes from."
+    processor = platform.processor() or platform.machine()
+    if (info := Path("/proc/cpuinfo")).exists():
+        processor = next((line.split(": ")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")), processor)
+    return {"command": command, "commit": git("rev-parse", "HEAD"), "committed": git("show", "-s", "--format=%cs", "HEAD"),
+            "python": platform.python_version(), "torch": version("torch").split("+")[0], "transformers": version("transformers"),
+            "system": f"{platform.system()} {platform.machine()}", "processor": processor}
+
+
+def rounded(x, digits: int = 4):
+    "Figures as far as they mean something, so that a diff of the JSON is readable."
+    if isinstance(x, float): return float(f"{x:.{digits}g}")
+    if isinstance(x, dict): return {k: rounded(v, digits) for k, v in x.items()}
+    return [rounded(v, digits) for v in x] if isinstance(x, list) else x
+
+
+def run(*args: str) -> dict:
+    "One run of the command: its summary, its curves and its first samples."
+    out = Path(tempfile.mkdtemp()) / "run"
+    print(f"\n\033[1m── instruct-goose {' '.join(args)}\033[0m", flush=True)
+    subprocess.run([bin / "instruct-goose", *args, "--output-dir", str(out)], cwd=root, check=True)
+    summary = json.loads((out / "summary.json").read_text("utf-8"))
+    log = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+    table = [line for line in (out / "samples.md").read_text("utf-8").splitlines() if line.startswith("|")][2:10]
+    samples = [[c.strip() for c in line.strip("|").split("|")] for line in table]
+    shutil.rmtree(out.parent)
+    summary.pop("versions", None)
+    return {"flags": list(args), **rounded(summary), "curves": {k: rounded([m[k] for m in log], 3) for k in CURVES if k in log[0]},
+            "samples": samples}
+
+
+def write(name: str, figures: dict) -> None:
+    path = root / "evidence" / f"{name}.json"
+    path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    print(f"\nwritten: {path.relative_to(root)}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("only", nargs="*", help="quickstart or reviews; both without")
+    parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
+    args = parser.parse_args()
+    if wrong := set(args.only) - {"quickstart", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
+    if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
+        raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
+
+    if not args.only or "quickstart" in args.only:
+        runs = [run("quickstart", "--seed", str(seed), "--no-progress") for seed in (0, 1, 2)]
+        hacked = run("quickstart", "--beta", "0", "--no-baselines", "--no-progress")
+        settings = runs[0].pop("config")
+        for r in (*runs[1:], hacked): r.pop("config")
+        write("quickstart", {"origin": origin("make quickstart"), "config": settings, "runs": runs, "beta_0": hacked})
+    if not args.only or "reviews" in args.only:
+        if not args.data.is_dir():
+            if args.only: raise SystemExit(f"no directory {args.data}: pass --data DIR")
+            return print(f"\nreviews left out: no directory {args.data} (pass ARGS='reviews --data DIR')")
+        write("reviews", {"origin": origin("instruct-goose reviews --data DIR"), "run": run("reviews", "--data", str(args.data), "--no-progress")})
+
+
+if __name__ == "__main__": main()
