@@ -23,6 +23,7 @@ def probability_ratio(
     """ρₜ = π(aₜ|sₜ) / π_old(aₜ|sₜ) = exp(log π − log π_old), and 1 where the mask is False.
     Schulman et al. (2017) section 3. float32 or wider. The cut is ours; beyond it the gradient is 0.
     Raises ValueError if the shapes differ."""
+    same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
     ell = log_ratio(_wide(logprobs), _wide(old_logprobs), mask)
     return ell.clamp(-max_log_ratio, max_log_ratio).exp()
 

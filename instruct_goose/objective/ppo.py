@@ -80,7 +80,8 @@ class PPOLoss(nn.Module):
 
     Two habits of that library are kept: `ratios` is the plain mean over all positions, padding included,
     and without `value_padding_masks` the value loss is unmasked. Masks are True where a value takes part.
-    Departures: what a mask leaves out may be NaN; log ρ is cut to ±80, so that gradients stay finite."""
+    Departures: what a mask leaves out may be NaN; log ρ is cut to ±80, so that gradients
+    stay finite; bfloat16 comes back as float32."""
 
     def __init__(self,
         epsilon: float = .1,          # ε
@@ -111,7 +112,7 @@ class PPOLoss(nn.Module):
         value = masked_sum(value_loss(v, R, v_mask, v_old, self.value_clip_range), v_mask) / n_v
         ratio = probability_ratio(new, old, max_log_ratio=80.).detach()
         low, high = clip_active(ratio, A, self.epsilon)
-        clipfrac = masked_sum(low | high, mask) / n
+        clipfrac = masked_sum((low | high).to(ratio.dtype), mask) / n
         return policy + self.value_coeff * value, policy.detach(), value.detach(), ratio.mean(), clipfrac
 
 # %% ../../nbs/1_objective/06_ppo.ipynb #2bfde82c

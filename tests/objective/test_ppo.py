@@ -1,0 +1,333 @@
+"""The whole loss: against loops in plain Python, finite differences, hand numbers, and torchtune where it is installed."""
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instruct_goose.lesson import running_example
+from instruct_goose.objective.kl import exact_kl
+from instruct_goose.objective.logprobs import entropy, token_logprobs
+from instruct_goose.objective.ppo import PPOLoss, ppo_loss, update_meters
+
+close = torch.testing.assert_close
+f64 = lambda x: torch.tensor(x, dtype=torch.float64)
+ADVANTAGES = f64([[.112186, .21, .2], [-.671192, -.869315, 0.]])  # derived by hand in test_advantages.py
+RETURNS = f64([[.612186, .81, 1.], [-.571192, -1.069315, 0.]])
+HOW = ["token_mean", "sequence_mean", "sequence_sum"]
+seeds = st.integers(0, 10**6)
+
+
+def batch(seed, B=4, T=6, dtype=torch.float64):
+    "positional arguments, and keywords, of ppo_loss; gaps on any side, no row empty"
+    draw = torch.Generator().manual_seed(seed)
+    lp, old, A, v, v_old, r, S = torch.randn(7, B, T, generator=draw, dtype=dtype)
+    mask = torch.rand(B, T, generator=draw) < .6
+    mask[torch.arange(B), torch.randint(T, (B,), generator=draw)] = True
+    return (.7 * lp - 3, .7 * old - 3, A, mask), dict(values=v, old_values=v_old, returns=r, entropy=S.abs())
+
+
+def slow_ppo(lp, old, A, mask, values, old_values, returns, entropy, clip=.2, value_clip=.2, vf_coef=.5, ent_coef=0., how="token_mean"):
+    "rows of lists; every token by cases, then the average that `how` asks for"
+    rows = []
+    for m, *row in zip(mask, lp, old, A, values, old_values, returns, entropy):
+        tokens = []
+        for real, n, o, a, v, v0, r, s in zip(m, *row):
+            if not real: continue
+            rho = math.exp(n - o)
+            gain = a * (min(rho, 1 + clip) if a > 0 else max(rho, 1 - clip))
+            near = v if value_clip is None else v0 + max(-value_clip, min(value_clip, v - v0))
+            tokens.append(-gain + vf_coef * max((v - r)**2, (near - r)**2) / 2 - ent_coef * s)
+        rows.append(tokens)
+    if how == "token_mean": return sum(map(sum, rows)) / sum(map(len, rows))
+    if how == "sequence_mean": return sum(sum(t) / len(t) for t in rows) / len(rows)
+    return sum(map(sum, rows)) / (len(rows) * len(mask[0]))
+
+
+def test_running_example_by_hand():
+    ex = running_example()
+    loss, parts = ppo_loss(ex.logprobs, ex.old_logprobs, ADVANTAGES, ex.mask, values=ex.values, old_values=ex.old_values,
+                           returns=RETURNS, entropy=entropy(ex.logits), ent_coef=.01)
+    # policy: −(.123405 + .252 + .14 − .536954 − .956246) / 5 = .977795 / 5
+    # value: (.0019336 + .00405 + .045 + .111011 + .2239913) / 5 = .3859859 / 5
+    # entropy: of (.55, .3, .15), (.6, .2, .2), (.35, .3, .35), (.6, .15, .25), (.2, .25, .55)
+    S = [-sum(p * math.log(p) for p in row) for row in
+         ((.55, .3, .15), (.6, .2, .2), (.35, .3, .35), (.6, .15, .25), (.2, .25, .55))]
+    hand = dict(policy_loss=.195559, value_loss=.0771972, entropy=sum(S) / 5, loss=.195559 + .5 * .0771972 - .01 * sum(S) / 5,
+                clip_fraction_low=.2, clip_fraction_high=.2, ratio_mean=1., ratio_min=.6, ratio_max=1.5,
+                # deviations .1, .5, −.3, −.4, .1: squares .01 + .25 + .09 + .16 + .01 = .52
+                ratio_std=math.sqrt(.52 / 5),
+                # ρ − 1 − ln ρ; the ρ − 1 add up to 0
+                approx_kl=-sum(map(math.log, (1.1, 1.5, .7, .6, 1.1))) / 5)
+    assert set(parts) == set(hand)
+    for name, x in hand.items(): assert abs(parts[name].item() - x) < 2e-6, name
+    close(loss, parts["loss"])
+
+
+@settings(deadline=None)
+@given(seeds, st.sampled_from(HOW), st.none() | st.floats(.05, 1), st.floats(0, .5))
+def test_equals_the_slow_version(seed, how, value_clip, ent_coef):
+    args, kwargs = batch(seed)
+    settings_ = dict(how=how, value_clip=value_clip, ent_coef=ent_coef, vf_coef=.3)
+    slow = slow_ppo(*(x.tolist() for x in args), **{k: x.tolist() for k, x in kwargs.items()}, **settings_)
+    close(ppo_loss(*args, **kwargs, **settings_)[0], f64(slow))
+
+
+def test_gradcheck_through_logits_and_values():
+    ex = running_example()
+    z, v = ex.logits.requires_grad_(), ex.values.requires_grad_()
+    for how in HOW:
+        whole = lambda z, v, how=how: ppo_loss(
+            token_logprobs(z, ex.tokens), ex.old_logprobs, ADVANTAGES, ex.mask, values=v, old_values=ex.old_values + .01,
+            returns=RETURNS, entropy=entropy(z), ent_coef=.3, how=how)[0]
+        assert torch.autograd.gradcheck(whole, (z, v))
+
+
+def grads(pieces, args, kwargs, **settings_):
+    "loss parts, and gradients to logprobs, values and entropy, added up over pieces of the batch"
+    leaves = [x.clone().requires_grad_() for x in (args[0], kwargs["values"], kwargs["entropy"])]
+    lp, v, S = leaves
+    total = dict.fromkeys(("loss", "policy_loss", "value_loss", "entropy"), 0.)
+    for rows in pieces:
+        cut = [x[rows] for x in (lp, *args[1:])]
+        loss, parts = ppo_loss(*cut, values=v[rows], old_values=kwargs["old_values"][rows], returns=kwargs["returns"][rows],
+                               entropy=S[rows], ent_coef=.1, **settings_)
+        loss.backward()
+        total = {k: total[k] + parts[k] for k in total}
+    return total, [x.grad for x in leaves]
+
+
+@settings(deadline=None)
+@given(seeds, st.sampled_from(HOW), st.permutations(range(4)), st.integers(1, 3))
+def test_micro_batches_add_up_in_values_and_gradients(seed, how, order, cut):
+    args, kwargs = batch(seed)
+    count = args[3].sum() if how == "token_mean" else 4
+    whole, g = grads([range(4)], args, kwargs, how=how)
+    parts, h = grads([order[:cut], order[cut:]], args, kwargs, how=how, denominator=count)
+    for name in whole: close(parts[name], whole[name])
+    close(h, g)
+
+
+def test_without_the_denominator_they_do_not():
+    args, kwargs = batch(0)
+    whole, _ = grads([range(4)], args, kwargs)
+    parts, _ = grads([[0], [1, 2, 3]], args, kwargs)
+    assert abs(parts["loss"] / 2 - whole["loss"]) > .01
+
+
+@settings(deadline=None)
+@given(seeds, st.permutations(range(4)), st.integers(1, 5), st.sampled_from(HOW[:2]))
+def test_row_order_and_padding_side(seed, order, shift, how):
+    args, kwargs = batch(seed)
+    loss, parts = ppo_loss(*args, **kwargs, ent_coef=.1, how=how)
+    changes = [lambda x: x[order], lambda x: torch.nn.functional.pad(x, (shift, 0)), lambda x: torch.nn.functional.pad(x, (0, shift))]
+    for change in changes:
+        other, its = ppo_loss(*map(change, args), **{k: change(x) for k, x in kwargs.items()}, ent_coef=.1, how=how)
+        close(other, loss); close(its, parts)
+
+
+def test_padding_is_silent(poison):
+    args, kwargs = batch(1)
+    mask = args[3]
+    def run(change):
+        lp, v, S = (change(x.clone().requires_grad_(), mask) for x in (args[0], kwargs["values"], kwargs["entropy"]))
+        loss, parts = ppo_loss(lp, change(args[1], mask), change(args[2], mask), mask, values=v, entropy=S, ent_coef=.1,
+                               **{k: change(kwargs[k], mask) for k in ("old_values", "returns")})
+        loss.backward()
+        return parts, [x.grad for x in (lp, v, S)]
+    (parts, g), (clean, h) = run(poison), run(lambda x, mask: x)
+    close(parts, clean); close(g, h)
+    assert all((x[~mask] == 0).all() for x in g)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_floats_give_float32(dtype):
+    args, kwargs = batch(2)
+    low = lambda x: x.to(dtype) if x.is_floating_point() else x
+    loss, parts = ppo_loss(*map(low, args), **{k: low(x) for k, x in kwargs.items()}, ent_coef=.1)
+    assert {x.dtype for x in (loss, *parts.values())} == {torch.float32}
+    close(loss.double(), ppo_loss(*args, **kwargs, ent_coef=.1)[0], atol=.03 if dtype == torch.bfloat16 else 1e-5, rtol=0)
+
+
+def test_extreme_log_ratios_are_finite():
+    for side in (1e4, -1e4):
+        lp, old = torch.full((1, 2), side, requires_grad=True), torch.zeros(1, 2)
+        loss, parts = ppo_loss(lp, old, torch.tensor([[1., -1.]]), torch.ones(1, 2, dtype=torch.bool))
+        loss.backward()
+        assert lp.grad.isfinite().all() and all(x.isfinite() for x in parts.values())
+
+
+def test_approx_kl_estimates_the_kl_from_the_sampler_by_enumeration():
+    ex = running_example()
+    old, new = f64([.7, .2, .1]).log(), f64([.3, .3, .4]).log()
+    copies = torch.tensor([0] * 7 + [1] * 2 + [2])                      # every token as often as the old policy writes it
+    every = torch.ones(1, 10, dtype=torch.bool)
+    meters = update_meters(new[copies][None], old[copies][None], torch.ones(1, 10).double(), every)
+    close(meters["approx_kl"], exact_kl(old[None], new[None])[0])       # .4733 the other way round: .4220
+    assert abs(meters["approx_kl"] - exact_kl(new[None], old[None])[0]) > .04
+    close(meters["ratio_mean"], f64(1.))
+    start = update_meters(ex.logprobs, ex.logprobs, ADVANTAGES, ex.mask)
+    for name, x in dict(approx_kl=0., clip_fraction_low=0., clip_fraction_high=0., ratio_mean=1., ratio_std=0., ratio_max=1.).items():
+        assert start[name] == x
+
+
+def test_terms_that_lack_an_input_and_terms_left_out():
+    args, kwargs = batch(3)
+    v, old, r = (kwargs[k] for k in ("values", "old_values", "returns"))
+    for bad in (dict(values=v), dict(returns=r)):
+        with pytest.raises(ValueError, match="both, or neither"): ppo_loss(*args, **bad)
+    with pytest.raises(ValueError, match="needs old_values"): ppo_loss(*args, values=v, returns=r)
+    with pytest.raises(ValueError, match="no entropy"): ppo_loss(*args, ent_coef=.01)
+    with pytest.raises(ValueError, match="how="): ppo_loss(*args, how="mean")
+    _, parts = ppo_loss(*args, values=v, returns=r, value_clip=None)
+    assert "value_loss" in parts and "entropy" not in parts
+    S = kwargs["entropy"].requires_grad_()
+    loss, parts = ppo_loss(args[0].requires_grad_(), *args[1:], entropy=S)       # logged, and no gradient paid for at ent_coef 0
+    loss.backward()
+    assert S.grad is None and parts["entropy"] > 0
+    assert all(x.ndim == 0 and not x.requires_grad for x in parts.values())
+
+
+def test_wrong_shapes_are_refused(unchecked):
+    args, kwargs = batch(4)
+    with unchecked():
+        with pytest.raises(ValueError, match="one advantage per token"): ppo_loss(*args[:2], args[2][:, 0], args[3])
+        for name in ("values", "old_values", "returns", "entropy"):
+            with pytest.raises(ValueError, match="shapes differ"): ppo_loss(*args, **{**kwargs, name: kwargs[name][:, :1]})
+        with pytest.raises(ValueError, match="nothing to average"): ppo_loss(*args[:3], args[3] & False)
+
+
+def test_a_softmax_policy_improves():
+    payoff = torch.linspace(-1, 1, 10)
+    z, draw, mask = torch.zeros(1, 10, requires_grad=True), torch.Generator().manual_seed(0), torch.ones(1, 32, dtype=torch.bool)
+    adam = torch.optim.Adam([z], lr=.1)
+    for _ in range(15):
+        tokens = torch.multinomial(z.detach().softmax(-1), 32, replacement=True, generator=draw)
+        old, A = z.detach().log_softmax(-1).gather(1, tokens), payoff[tokens] - payoff[tokens].mean()
+        for _ in range(10):
+            loss, _ = ppo_loss(z.log_softmax(-1).gather(1, tokens), old, A, mask)
+            adam.zero_grad(); loss.backward(); adam.step()
+    assert (z.softmax(-1) @ payoff).item() > .8                         # it starts at 0; the best token pays 1
+
+
+# ---- PPOLoss: torchtune 0.6.1's five values
+
+TUNE = ("loss", "policy_loss", "value_loss", "ratios", "clipfrac")
+
+
+def slow_torchtune(old, new, A, v_old, v, R, mask=None, v_mask=None, epsilon=.1, value_clip_range=.2, value_coeff=.1):
+    "flat lists of floats"
+    def mean(xs, m):
+        if m is None: return sum(xs) / len(xs)
+        return sum(x for x, real in zip(xs, m) if real) / (sum(m) + 1e-8)
+    rho = [math.exp(n - o) for n, o in zip(new, old)]
+    free = [-r * a for r, a in zip(rho, A)]
+    held = [-min(max(r, 1 - epsilon), 1 + epsilon) * a for r, a in zip(rho, A)]
+    near = [min(max(x, o - value_clip_range), o + value_clip_range) for x, o in zip(v, v_old)]
+    policy = mean([max(f, h) for f, h in zip(free, held)], mask)
+    value = mean([max((x - t)**2, (n - t)**2) for x, n, t in zip(v, near, R)], v_mask) / 2
+    return policy + value_coeff * value, policy, value, sum(rho) / len(rho), mean([float(h > f) for f, h in zip(free, held)], mask)
+
+
+def tune_batch(seed, shape=(4, 6), dtype=torch.float64):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(6, *shape, generator=draw, dtype=dtype)
+    x[:2] = .5 * x[:2] - 3
+    masks = torch.rand(2, *shape, generator=draw) < .6
+    masks.view(2, -1)[:, 0] = True
+    return list(x), list(masks)
+
+
+@settings(deadline=None)
+@given(seeds, st.booleans(), st.booleans(), st.sampled_from([(4, 6), (7,), (2, 3, 2)]), st.floats(.05, .5), st.floats(.05, 1), st.floats(0, 2))
+def test_ppoloss_equals_the_slow_version(seed, masked, value_masked, shape, epsilon, value_clip_range, value_coeff):
+    x, (mask, v_mask) = tune_batch(seed, shape)
+    masks = dict(padding_masks=mask if masked else None, value_padding_masks=v_mask if value_masked else None)
+    dials = dict(epsilon=epsilon, value_clip_range=value_clip_range, value_coeff=value_coeff)
+    flat = lambda t: None if t is None else t.flatten().tolist()
+    slow = slow_torchtune(*map(flat, x), *map(flat, masks.values()), **dials)
+    for name, ours, theirs in zip(TUNE, PPOLoss(**dials)(*x, **masks), slow):
+        assert ours.ndim == 0
+        close(ours.double(), f64(theirs), atol=2e-7, rtol=2e-7, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_ppoloss_by_hand():
+    ex = running_example()
+    args = ex.old_logprobs, ex.logprobs, ADVANTAGES, ex.old_values, ex.values, RETURNS
+    # ε = .15: −(.123405 + 1.15·.21 + .14 − .85·.671192 − .956246) / 5 = 1.021855 / 5;  value as in test_value_loss.py
+    policy = -(1.1 * .112186 + 1.15 * .21 + .7 * .2 - .85 * .671192 - 1.1 * .869315) / 5
+    out = torch.stack(PPOLoss(epsilon=.15)(*args, ex.mask, ex.mask)).double()
+    close(out, f64([policy + .1 * .0771972, policy, .0771972, 1., .4]), atol=1e-6, rtol=0)
+    # without masks: six slots, the sixth with ρ = 1, Â = 0 and V = R̂ = 0
+    out = torch.stack(PPOLoss(epsilon=.15)(*args)).double()
+    close(out, f64([(policy + .1 * .0771972) * 5 / 6, policy * 5 / 6, .0771972 * 5 / 6, 1., 2 / 6]), atol=1e-6, rtol=0)
+
+
+def test_ppoloss_defaults_and_gradients():
+    module = PPOLoss()
+    assert (module.epsilon, module.value_clip_range, module.value_coeff) == (.1, .2, .1) and not list(module.parameters())
+    x, masks = tune_batch(1)
+    new, v = x[1].requires_grad_(), x[4].requires_grad_()
+    assert torch.autograd.gradcheck(lambda n, v: module(x[0], n, x[2], x[3], v, x[5], *masks)[0], (new, v))
+    loss, *rest = module(*x, *masks)
+    assert loss.requires_grad and not any(t.requires_grad for t in rest)
+
+
+def test_ppoloss_ignores_what_its_masks_leave_out_but_for_the_mean_ratio(poison):
+    x, (mask, _) = tune_batch(2)
+    clean = PPOLoss()(*x, mask, mask)
+    dirty = [poison(t.requires_grad_(), mask) for t in x]
+    out = PPOLoss()(*dirty, mask, mask)
+    for i in (0, 1, 2, 4): close(out[i], clean[i])
+    out[0].backward()
+    for t in (dirty[1], dirty[4]): assert t.grad.isfinite().all() and (t.grad[~mask] == 0).all()
+
+
+def test_ppoloss_two_habits_of_torchtune():
+    x, (mask, _) = tune_batch(3)
+    moved = list(x)
+    moved[1] = torch.where(mask, x[1], x[0] + math.log(7)); moved[4] = torch.where(mask, x[4], x[4] + 5)
+    before, after = PPOLoss()(*x, mask), PPOLoss()(*moved, mask)
+    close(after[1], before[1])                          # the policy loss is masked
+    assert after[2] > before[2] + 1                     # the value loss is not, without its own mask
+    ratio = (moved[1] - moved[0]).exp()
+    close(after[3], ratio.mean())                       # nor is the mean ratio, ever
+
+
+def test_ppoloss_edges(unchecked):
+    x, (mask, _) = tune_batch(4)
+    with unchecked():
+        for m in (mask.int(), mask.float()): close(PPOLoss()(*x, m, m), PPOLoss()(*x, mask, mask))
+        with pytest.raises(ValueError, match="shapes differ.*pi_old_logprobs"): PPOLoss()(x[0][:, :1], *x[1:])
+        with pytest.raises(ValueError, match="shapes differ.*returns"): PPOLoss()(*x[:5], x[5][0])
+        with pytest.raises(ValueError, match="shapes differ.*mask"): PPOLoss()(*x, mask[:1])
+    nothing = mask & False
+    assert PPOLoss()(*x, nothing, nothing)[0] == 0      # 0 / 1e-8, as there
+    for bad in (dict(epsilon=0.), dict(epsilon=-1.), dict(value_clip_range=0.), dict(epsilon=math.nan)):
+        with pytest.raises(ValueError, match="must be positive"): PPOLoss(**bad)
+    for side in (1e4, -1e4):
+        new = (x[0].float() + side).requires_grad_()
+        out = PPOLoss()(x[0].float(), new, *(t.float() for t in x[2:]))
+        out[0].backward()
+        assert new.grad.isfinite().all() and torch.stack(out).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(4, 6), (9,), (3, 4, 2)])
+@pytest.mark.parametrize("which", ["neither mask", "policy mask", "value mask", "both masks"])
+def test_parity_with_torchtune(which, shape, dtype):
+    theirs = pytest.importorskip("torchtune.rlhf.loss", reason="torchtune (0.6.1, with torchao 0.16.0) is not installed", exc_type=ImportError)
+    for seed in range(20):
+        x, (mask, v_mask) = tune_batch(seed, shape, dtype)
+        masks = [mask if which in ("policy mask", "both masks") else None, v_mask if which in ("value mask", "both masks") else None]
+        dials = dict(epsilon=.05 + .02 * seed, value_clip_range=.1 + .05 * seed, value_coeff=.3)
+        results = []
+        for cls in (PPOLoss, theirs.PPOLoss):
+            new, v = x[1].clone().requires_grad_(), x[4].clone().requires_grad_()
+            out = cls(**dials)(x[0], new, x[2], x[3], v, x[5], *masks)
+            out[0].backward()
+            results.append([*out, new.grad, v.grad])
+        for name, a, b in zip((*TUNE, "logprob gradient", "value gradient"), *results):
+            assert a.shape == b.shape and a.dtype == b.dtype, name
+            close(a, b, atol=1e-6 if dtype == torch.float32 else 1e-13, rtol=1e-6 if dtype == torch.float32 else 1e-13)

@@ -1,0 +1,172 @@
+"""Value loss and explained variance: against plain Python, finite differences and numbers worked out by hand."""
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instruct_goose.lesson import running_example
+from instruct_goose.objective.value_loss import explained_variance, value_loss
+
+close = torch.testing.assert_close
+f64 = lambda x: torch.tensor(x, dtype=torch.float64)
+RETURNS = f64([[.612186, .81, 1.], [-.571192, -1.069315, 0.]])  # derived by hand in test_advantages.py
+seeds = st.integers(0, 10**6)
+sizes = st.none() | st.floats(.01, 3)
+
+
+def batch(seed, B=4, T=6):
+    "values, returns, old values and a mask with gaps on any side; no row empty, at least two tokens"
+    draw = torch.Generator().manual_seed(seed)
+    v, r, old = torch.randn(3, B, T, generator=draw, dtype=torch.float64)
+    mask = torch.rand(B, T, generator=draw) < .6
+    mask[torch.arange(B), torch.randint(T, (B,), generator=draw)] = True
+    return v, r, old, mask
+
+
+def slow_loss(v, r, old, m, clip):
+    "one token in floats"
+    if not m: return 0.
+    near = v if clip is None else old + max(-clip, min(clip, v - old))
+    return max(abs(v - r), abs(near - r))**2 / 2
+
+
+def test_running_example_by_hand():
+    ex = running_example()
+    # V − R̂ = −.062186, .09, −.3; .271192, .669315, and half their squares
+    plain = f64([[.0019336, .00405, .045], [.0367726, .2239913, 0.]])
+    close(value_loss(ex.values, RETURNS, ex.mask), plain, atol=1e-7, rtol=0)
+    # r2 t1 went from .1 to −.3, twice as far as .2: at −.1 its error is .471192, half the square .1110110. The others:
+    # r1 t2 would have .01² at .8, less than .09²; r2 t2 stands on the edge, −.4 = −.2 − .2
+    clipped = f64([[.0019336, .00405, .045], [.111011, .2239913, 0.]])
+    close(value_loss(ex.values, RETURNS, ex.mask, ex.old_values, .2), clipped, atol=1e-7, rtol=0)
+    v = ex.values.requires_grad_()
+    value_loss(v, RETURNS, ex.mask, ex.old_values, .2).sum().backward()
+    close(v.grad, f64([[-.062186, .09, -.3], [0., .669315, 0.]]), atol=1e-6, rtol=0)
+
+
+def test_explained_variance_by_hand():
+    # returns 1, 2, 6: mean 3, squares 4 + 1 + 9 = 14. Errors 0, −1, 4: mean 1, squares 1 + 4 + 9 = 14. So 1 − 14/14 = 0
+    r, v, m = f64([[1., 2., 6., 99.]]), f64([[1., 3., 2., -99.]]), torch.tensor([[True, True, True, False]])
+    close(explained_variance(v, r, m), f64(0.))
+    # errors .5, −.5, 0: mean 0, squares .5. So 1 − .5/14
+    close(explained_variance(f64([[.5, 2.5, 6., 0.]]), r, m), f64(1 - .5 / 14))
+    ex = running_example()
+    close(explained_variance(ex.values, RETURNS, ex.mask), f64(.8419), atol=5e-5, rtol=0)
+
+
+@settings(deadline=None)
+@given(seeds, sizes)
+def test_equals_the_slow_version(seed, clip):
+    v, r, old, mask = batch(seed)
+    slow = [[slow_loss(*x, clip) for x in zip(*row)] for row in zip(*(t.tolist() for t in (v, r, old, mask)))]
+    close(value_loss(v, r, mask, old, clip), f64(slow), atol=1e-12, rtol=1e-12)
+
+
+@settings(deadline=None)
+@given(seeds, st.floats(.01, 3))
+def test_where_the_clip_cuts(seed, clip):
+    "from the edge of V_old ± clip to that edge's mirror image behind the return, if the return lies beyond the edge"
+    v, r, old, mask = batch(seed)
+    value_loss(v.requires_grad_(), r, mask, old, clip).sum().backward()
+    for i, t in mask.nonzero().tolist():
+        x, target = (v[i, t] - old[i, t]).item(), (r[i, t] - old[i, t]).item()
+        if target < 0: x, target = -x, -target
+        assert (v.grad[i, t].item() == 0) == (target > clip and clip < x < 2 * target - clip)
+
+
+@settings(deadline=None)
+@given(seeds, sizes, st.floats(.1, 50))
+def test_the_unit_of_the_clip_is_the_rewards(seed, clip, scale):
+    v, r, old, mask = batch(seed)
+    scaled = value_loss(scale * v, scale * r, mask, scale * old, None if clip is None else scale * clip)
+    close(scaled, scale**2 * value_loss(v, r, mask, old, clip))
+
+
+@pytest.mark.parametrize("clip", [None, .2, 1.])
+def test_gradcheck(clip):
+    v, r, old, mask = batch(0)
+    assert torch.autograd.gradcheck(lambda x: value_loss(x, r, mask, old, clip), v.requires_grad_())
+
+
+@settings(deadline=None)
+@given(seeds)
+def test_explained_variance_against_the_statistics_module(seed):
+    v, r, _, mask = batch(seed)
+    target, error = r[mask].tolist(), (r - v)[mask].tolist()
+    close(explained_variance(v, r, mask), f64(1 - statistics.pvariance(error) / statistics.pvariance(target)))
+    close(explained_variance(v + 7, r, mask), explained_variance(v, r, mask))              # blind to an offset
+    close(explained_variance(3 * v, 3 * r, mask), explained_variance(v, r, mask))          # and without a unit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("level", [0., .1, .3, 1e4])
+def test_returns_that_do_not_vary_explain_nothing(dtype, level):
+    v, _, _, mask = batch(0)
+    v = v.to(dtype)
+    assert explained_variance(v, torch.full_like(v, level), mask).isnan()
+    one = torch.zeros_like(mask); one[0, 0] = True
+    assert explained_variance(v, v, one).isnan()
+
+
+def test_explained_variance_landmarks():
+    v, r, _, mask = batch(5)
+    close(explained_variance(r, r, mask), f64(1.))
+    close(explained_variance(torch.full_like(r, 3.), r, mask), f64(0.))
+    close(explained_variance(-r, r, mask), f64(-3.))                    # Var(2R̂)/Var(R̂) = 4
+    assert not explained_variance(v.requires_grad_(), r, mask).requires_grad
+
+
+def test_padding_is_silent(poison):
+    v, r, old, mask = batch(1)
+    for clip in (None, .3):
+        clean = v.clone().requires_grad_(); value_loss(clean, r, mask, old, clip).sum().backward()
+        dirty = poison(v.clone().requires_grad_(), mask)
+        loss = value_loss(dirty, poison(r, mask), mask, poison(old, mask), clip)
+        close(loss, value_loss(v, r, mask, old, clip)); assert (loss[~mask] == 0).all()
+        loss.sum().backward()
+        close(dirty.grad, clean.grad); assert (dirty.grad[~mask] == 0).all()
+    close(explained_variance(poison(v, mask), poison(r, mask), mask), explained_variance(v, r, mask))
+
+
+@settings(deadline=None)
+@given(seeds, sizes, st.permutations(range(4)), st.integers(1, 5))
+def test_order_split_and_padding_side(seed, clip, order, shift):
+    v, r, old, mask = batch(seed)
+    loss = value_loss(v, r, mask, old, clip)
+    close(value_loss(v[order], r[order], mask[order], old[order], clip), loss[order])
+    close(torch.cat([value_loss(v[s], r[s], mask[s], old[s], clip) for s in (slice(1), slice(1, 4))]), loss)
+    for side, kept in (((shift, 0), slice(shift, None)), ((0, shift), slice(-shift))):
+        wide = [torch.nn.functional.pad(x, side) for x in (v, r, mask, old)]
+        close(value_loss(*wide, clip)[:, kept], loss)
+        close(explained_variance(*wide[:3]), explained_variance(v, r, mask))
+
+
+def test_the_targets_are_constants():
+    v, r, old, mask = (x.requires_grad_() if x.is_floating_point() else x for x in batch(2))
+    value_loss(v, r, mask, old, .2).sum().backward()
+    assert v.grad is not None and r.grad is None and old.grad is None
+
+
+def test_narrow_floats():
+    v, r, old, mask = batch(3)
+    for dtype in (torch.float32, torch.bfloat16):
+        narrow = value_loss(v.to(dtype), r.to(dtype), mask, old.to(dtype), .3)
+        assert narrow.dtype == torch.float32
+        close(narrow.double(), value_loss(v, r, mask, old, .3), atol=.05 if dtype == torch.bfloat16 else 1e-6, rtol=0)
+
+
+def test_bad_input(unchecked):
+    v, r, old, mask = batch(4)
+    with pytest.raises(ValueError, match="needs old_values"): value_loss(v, r, mask, clip=.2)
+    for bad in (0., -1., math.nan):
+        with pytest.raises(ValueError, match="must be positive"): value_loss(v, r, mask, old, bad)
+    with unchecked():
+        for shape in ((4,), (4, 1), (1, 6)):
+            with pytest.raises(ValueError, match="shapes differ.*returns"): value_loss(v, torch.zeros(shape), mask)
+            with pytest.raises(ValueError, match="shapes differ.*values"): explained_variance(torch.zeros(shape), r, mask)
+        with pytest.raises(ValueError, match="old_values"): value_loss(v, r, mask, old[:, :1], .2)
+        with pytest.raises(TypeError, match="mask.bool"): value_loss(v, r, mask.int())
+        with pytest.raises(ValueError, match="nothing to average"): explained_variance(v, r, mask & False)
