@@ -86,7 +86,12 @@ def read_cell(raw: dict, where: str) -> Cell:
         source = "\n".join(lines).strip("\n")
         if unknown := directives.keys() - KNOWN:
             raise SystemExit(f"{where}, cell {raw.get('id')}: unknown directive {sorted(unknown)}; known are {sorted(KNOWN)}")
-    return Cell(raw["cell_type"], source, directives, raw.get("outputs", []), raw.get("id", ""))
+    return Cell(raw["cell_type"], source, directives, shown_outputs(raw.get("outputs", [])), raw.get("id", ""))
+
+
+def shown_outputs(outputs: list) -> list:
+    "Without progress bars, which say nothing on paper and differ from run to run."
+    return [o for o in outputs if not (o.get("name") == "stderr" and "\r" in "".join(o["text"]))]
 
 
 def read_page(path: Path) -> Page:

@@ -8,7 +8,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from lessons import PARTS, ROOT, STAGES, read_pages
+from lessons import PARTS, ROOT, STAGES, read_pages, shown_outputs
 
 IMAGES = ROOT / "docs/images"
 NIGHT = "<style>@media (prefers-color-scheme: dark) { .ink-s { stroke: #e6e6e6 !important } .ink-f, text { fill: #e6e6e6 !important } }</style>"
@@ -69,7 +69,7 @@ def render() -> tuple[str, dict[Path, str], list[str]]:
             continue
         if cell.directives.get("echo") != "false" and "code-fold" not in cell.directives:
             parts.append(f"```python\n{cell.source}\n```")
-        outputs = ran[cell.id]
+        outputs = shown_outputs(ran[cell.id])
         for i, o in enumerate(outputs):
             if svg := "".join(o.get("data", {}).get("image/svg+xml", "")):
                 name = IMAGES / (re.sub(r"\W+", "-", cell.directives.get("fig-cap", cell.id).split(":")[0].lower()).strip("-") + ".svg")
