@@ -25,7 +25,7 @@ def draw(
     temperature: float = 1.,
     top_k: int | None = None,        # keep only the k likeliest tokens
 ) -> Int[Tensor, "batch"]: # token ids
-    """a = min{v : Σ_{w≤v} π(w|s) > u} with π = softmax(z/τ): the inverse of the distribution function, in float64.
+    """a = min{v : Σ_{w≤v} π(w|s) > u} with π = softmax(z/τ): the distribution function, inverted, in float64.
     Raises ValueError naming the rows whose logits are NaN or +inf."""
     logits = logits.double() / temperature
     if top_k is not None:
@@ -33,46 +33,55 @@ def draw(
         logits = logits.masked_fill(logits < smallest, -torch.inf)
     heights = logits.softmax(-1).cumsum(-1)
     total = heights[:, -1:]  # 1 but for rounding
-    if not total.isfinite().all():
-        raise ValueError(f"the model's logits are NaN or infinite in rows {(~total[:, 0].isfinite()).nonzero().flatten().tolist()}: "
-                         "look for the first weight that is not finite, or go back to the last good checkpoint")
+    if bad := (~total[:, 0].isfinite()).nonzero().flatten().tolist():
+        raise ValueError(f"the model's logits are NaN or infinite in rows {bad}: look for the first weight that is "
+                         "not finite, or go back to the last good checkpoint")
     u = (uniform.double()[:, None] * total).clamp(max=total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(heights, u, right=True)[:, 0]
 
 # %% ../../nbs/3_training/00_rollout.ipynb #7c85d691
-def _left_padded(model, ids, mask):
-    "The queries on the model's device, padding on the left and no wider than it must be; or an error naming the row."
-    mask = as_mask(mask, "query_mask")
-    if ids.shape != mask.shape: raise ValueError(f"query_ids {tuple(ids.shape)} and query_mask {tuple(mask.shape)} differ in shape")
-    if not len(ids): raise ValueError("no queries: pass at least one")
+def _checked(model, name: str, ids, mask) -> tuple[Tensor, Tensor]:
+    "Ids (0 at padding) and bool mask on the model's device, or an error that names the row and the token."
+    mask, vocab = as_mask(mask, f"{name}_mask"), model.get_input_embeddings().num_embeddings
+    if ids.shape != mask.shape:
+        raise ValueError(f"{name}_ids {tuple(ids.shape)} and {name}_mask {tuple(mask.shape)} differ in shape")
     if empty := (~mask.any(-1)).nonzero().flatten().tolist():
-        raise ValueError(f"no token in queries {empty}: drop them, or start them with tokenizer.bos_token")
-    vocab = model.get_input_embeddings().num_embeddings
+        raise ValueError(f"no {name} token in row {empty}: the mask is all False. Drop these rows"
+                         + (", or start them with tokenizer.bos_token" if name == "query" else ""))
     if (outside := ((ids < 0) | (ids >= vocab)) & mask).any():
         row, t = outside.nonzero()[0].tolist()
-        raise ValueError(f"token {t} of query {row} is {ids[row, t]}, but the model's vocabulary ends at {vocab - 1}: is this its tokenizer?")
+        raise ValueError(f"token {t} of {name} {row} is {ids[row, t]}, but the model's vocabulary ends at {vocab - 1}: "
+                         "is this its tokenizer?")
     device = next(model.parameters()).device
-    ids, mask = compact(ids.long().masked_fill(~mask, 0).to(device), mask.to(device), side="left")
+    return ids.long().masked_fill(~mask, 0).to(device), mask.to(device)
+
+def _left_padded(model, ids, mask) -> tuple[Tensor, Tensor]:
+    "Checked queries, padding on the left, no wider than the longest of them."
+    if not len(ids): raise ValueError("no queries: pass at least one")
+    ids, mask = compact(*_checked(model, "query", ids, mask), side="left")
     width = int(mask.sum(-1).max())
     return ids[:, -width:], mask[:, -width:]
 
 # %% ../../nbs/3_training/00_rollout.ipynb #5833439d
 def _check_sampling(model, mask, max_new_tokens, temperature, top_k):
-    if max_new_tokens < 1: raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1: an empty response cannot be scored")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens}: it must be at least 1, there is no score for nothing")
     if not 0 < temperature < float("inf"):
-        raise ValueError(f"temperature={temperature} must be above 0 and finite; for the likeliest tokens say greedy=True")
-    if top_k is not None and top_k < 1: raise ValueError(f"top_k={top_k} must be at least 1")
+        raise ValueError(f"temperature is {temperature}: it must be above 0 and finite; "
+                         "for the likeliest tokens say greedy=True")
+    if top_k is not None and top_k < 1: raise ValueError(f"top_k is {top_k}: it must be at least 1")
     context, longest = context_length(model), mask.shape[1]
     if context and longest + max_new_tokens > context:
-        raise ValueError(f"query {int(mask.sum(-1).argmax())} has {longest} tokens; with max_new_tokens={max_new_tokens} that is "
-                         f"{longest + max_new_tokens}, beyond the model's context of {context}: shorten the query or lower max_new_tokens")
+        raise ValueError(f"query {int(mask.sum(-1).argmax())} has {longest} tokens; with max_new_tokens={max_new_tokens} "
+                         f"that is {longest + max_new_tokens}, beyond the model's context of {context}: "
+                         "shorten the query or lower max_new_tokens")
 
 # %% ../../nbs/3_training/00_rollout.ipynb #e96a51b6
 @torch.no_grad()
 def sample(
     model: nn.Module,                         # a causal LM, or an Agent
     query_ids: Int[Tensor, "batch query"],
-    query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"], # True at real tokens, padding on any side
+    query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"], # padding on any side
     max_new_tokens: int,
     eos_id: int | Sequence[int] | None,       # what ends a response; None: nothing does
     pad_id: int,                              # fills the slots after the end; may equal eos_id
@@ -81,7 +90,7 @@ def sample(
     greedy: bool = False,                     # the likeliest token instead of a drawn one
     top_k: int | None = None,                 # for display only: see `collect`
     with_logprobs: bool = False,              # also log π(aₜ|sₜ) as the sampler saw it
-) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"], *tuple[Tensor, ...]]: # ids, mask (and logprobs)
+) -> tuple[Tensor, ...]: # response ids and mask, (batch, time); then the log-probabilities if asked for
     """aₜ ~ π(·|sₜ) up to each row's first EOS, which is inside the mask, or `max_new_tokens`. Dropout is off.
     Raises ValueError for rows without a token, settings out of range, and text beyond the model's context."""
     if isinstance(model, Agent): model = model.model
@@ -97,21 +106,23 @@ def sample(
             logprob = token_logprobs(logits, token, temperature)
             columns.append((torch.where(alive, token, pad_id), alive, torch.where(alive, logprob, 0.)))
             alive = alive & ~torch.isin(token, ends)
-            ids, positions, seen = token[:, None], positions[:, -1:] + 1, torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
+            ids, positions = token[:, None], positions[:, -1:] + 1
+            seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
     response, mask, logprobs = (torch.stack(column, 1) for column in zip(*columns, strict=True))
     return (response, mask, logprobs) if with_logprobs else (response, mask)
 
 # %% ../../nbs/3_training/00_rollout.ipynb #cabe56d8
 def _next_logits(model, ids, seen, positions, cache):
     "(batch, vocab) after the last column, and the cache with `ids` added to it."
-    out = model(input_ids=ids, attention_mask=seen.long(), position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    out = model(input_ids=ids, attention_mask=seen.long(), position_ids=positions,
+                past_key_values=cache, use_cache=True, logits_to_keep=1)
     return out.logits[:, -1], out.past_key_values
 
 # %% ../../nbs/3_training/00_rollout.ipynb #12d410e6
 @dataclass
 class Rollout:
-    """What the policy wrote, and what training adds to it. Floats are 0 at padding. `rollout[rows]` takes rows of all of it:
-    a number, a slice, a list, or a tensor of indices or bools."""
+    """What the policy wrote, and what training adds to it. Floats are 0 at padding.
+    `rollout[rows]` takes rows of all of it: a number, a slice, a list, or a tensor of indices or bools."""
 
     query_ids: Int[Tensor, "batch query"]      # left-padded
     query_mask: Bool[Tensor, "batch query"]
@@ -167,12 +178,12 @@ def collect(
     greedy: bool = False,                     # refused
     top_k: int | None = None,                 # refused
 ) -> Rollout:
-    """Responses to train on, with the log-probabilities that the sampler saw. Raises ValueError for greedy or truncated
-    sampling: the loss assumes the whole distribution, so the tokens must come from the whole distribution."""
+    """Responses to train on, with the log-probabilities that the sampler saw. Raises ValueError for greedy or
+    truncated sampling: the loss assumes the whole distribution, so the tokens must come from all of it."""
     if greedy or top_k is not None:
-        raise ValueError(f"{'greedy=True' if greedy else f'top_k={top_k}'} in a training rollout: its tokens would come from another distribution "
-                         "than the one whose log-probabilities the loss uses, and training would push the policy towards the truncation. "
-                         "Leave it out here; `sample` takes it, for text that you only show")
+        raise ValueError(f"{'greedy=True' if greedy else f'top_k={top_k}'} in a training rollout: its tokens would come from "
+                         "another distribution than the one whose log-probabilities the loss uses, and training would "
+                         "push the policy towards the truncation. Leave it out here; `sample` takes it, for text to show")
     policy = model.model if isinstance(model, Agent) else model
     query_ids, query_mask = _left_padded(policy, query_ids, query_mask)
     response_ids, mask, logprobs = sample(policy, query_ids, query_mask, max_new_tokens, eos_id, pad_id,

@@ -21,23 +21,26 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..models.agent import (
-    Agent, Evaluation, context_length, create_reference_model, evaluating, plain_head, response_hidden, response_logits, response_logprobs)
-from ..models.text import PromptDataset, as_mask, pad
+    Agent, Evaluation, context_length, create_reference_model, evaluating,
+    plain_head, response_hidden, response_logits, response_logprobs)
+from ..models.text import PromptDataset, pad
 from ..objective.advantages import gae, group_advantages
 from ..objective.kl import adaptive_beta, exact_kl, kl_in_loss, kl_in_reward, sequence_kl
 from ..objective.logprobs import _log_softmax, entropy
-from ..objective.masks import AGGREGATES, aggregate, last_index, masked_mean, masked_sum, masked_var, whiten
+from ..objective.masks import (
+    AGGREGATES, aggregate, last_index, masked_mean, masked_sum, masked_var, whiten)
 from ..objective.policy_loss import clip_fraction, probability_ratio
 from ..objective.ppo import ppo_loss
 from ..objective.value_loss import explained_variance
-from .rollout import Rollout, collect
+from .rollout import Rollout, _checked, collect
 
 # %% ../../nbs/3_training/01_trainer.ipynb #926e8d67
 @dataclass
 class RLHFConfig:
-    "Settings of RLHFTrainer. The defaults are safe for a pretrained model of any size. ValueError for what is out of range."
+    """Settings of RLHFTrainer. The defaults are safe for a pretrained model of any size.
+    Raises ValueError or TypeError for a setting that is out of its range, with the range."""
 
-    algorithm: Literal["ppo", "grpo"] = "ppo"  # ppo: value function and GAE; grpo: compare the responses to one prompt, no value function
+    algorithm: Literal["ppo", "grpo"] = "ppo"  # ppo: value function and GAE; grpo: compare responses to one prompt
     steps: int = 50  # iterations: one rollout and one update each
     batch_size: int = 64  # responses per iteration
     group_size: int = 8  # responses per prompt, for grpo; divides batch_size
@@ -50,7 +53,7 @@ class RLHFConfig:
     value_lr: float | None = None  # learning rate of the value function; None: the policy's
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"  # linear and cosine fall to 0 over `steps`
     weight_decay: float = 0.0  # AdamW's, decoupled
-    max_grad_norm: float = 1.0  # longer gradients are shortened to it, policy and value function each for itself
+    max_grad_norm: float = 1.0  # longer gradients are cut to it, policy's and value function's apart
     gamma: float = 1.0  # discount per token
     lam: float = 0.95  # the GAE dial: 0 trusts the values, 1 trusts the rewards
     clip: float = 0.2  # how far the ratio may go from 1 before its gradient is cut
@@ -60,10 +63,10 @@ class RLHFConfig:
     ent_coef: float = 0.0  # weight of the entropy bonus
     beta: float = 0.1  # price of one nat of KL to the reference
     kl_placement: Literal["reward", "loss"] = "reward"  # where the KL is charged; never in both
-    kl_estimator: Literal["k2", "k3"] = "k2"  # for kl_placement loss: k2 has the gradient of KL(policy, reference); k3 is GRPO's
+    kl_estimator: Literal["k2", "k3"] = "k2"  # if the KL is in the loss. k2: gradient of KL(policy, reference); k3: GRPO's
     kl_target: float | None = None  # nats per response towards which beta is steered; None: beta stays
     whiten_advantages: bool = True  # scale a rollout's advantages to mean 0 and variance 1 (ppo)
-    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = None  # what is averaged; None: tokens for ppo, responses for grpo
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = None  # None: token_mean for ppo, sequence_mean for grpo
     seed: int = 0  # of sampling, shuffling and the order of the prompts
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
 
@@ -72,7 +75,8 @@ class RLHFConfig:
 # %% ../../nbs/3_training/01_trainer.ipynb #a63db5db
 _CHOICES = {
     "algorithm": ("ppo", "grpo"), "lr_schedule": ("constant", "linear", "cosine"), "kl_placement": ("reward", "loss"),
-    "kl_estimator": ("k2", "k3"), "whiten_advantages": (True, False), "aggregation": (None, *AGGREGATES), "device": ("auto", "cpu", "cuda")}
+    "kl_estimator": ("k2", "k3"), "whiten_advantages": (True, False), "aggregation": (None, *AGGREGATES),
+    "device": ("auto", "cpu", "cuda")}
 _WHOLE = "steps batch_size group_size max_new_tokens epochs minibatches micro_batch_size seed".split()
 _OPTIONAL = "micro_batch_size value_lr clip_high value_clip kl_target".split()
 _RANGES = {
@@ -84,7 +88,9 @@ _RANGES = {
 
 # %% ../../nbs/3_training/01_trainer.ipynb #3dfb3324
 def _check_config(c):
-    def refuse(name, legal, error=ValueError): raise error(f"{name} is {getattr(c, name)!r}: it must be {legal}")
+    def refuse(name, legal, error=ValueError):
+        raise error(f"{name} is {getattr(c, name)!r}: it must be {legal}")
+
     for name, legal in _CHOICES.items():
         if getattr(c, name) not in legal: refuse(name, f"one of {', '.join(map(repr, legal))}")
     for legal, (inside, names) in _RANGES.items():
@@ -94,9 +100,11 @@ def _check_config(c):
             if isinstance(x, bool) or not isinstance(x, int if name in _WHOLE else (int, float)):
                 refuse(name, f"a {'whole ' * (name in _WHOLE)}number, {legal}", TypeError)
             if not (math.isfinite(x) and inside(x)): refuse(name, f"{legal}, and finite")
-    if c.algorithm == "grpo" and c.batch_size % c.group_size: refuse("batch_size", f"a multiple of group_size, {c.group_size}, for grpo")
+    if c.algorithm == "grpo" and c.batch_size % c.group_size:
+        refuse("batch_size", f"a multiple of group_size, {c.group_size}, for grpo")
     if c.minibatches > c.batch_size: refuse("minibatches", f"at most batch_size, {c.batch_size}")
-    if c.kl_target is not None and c.beta == 0: refuse("beta", "above 0 when kl_target is set: the controller multiplies it")
+    if c.kl_target is not None and c.beta == 0:
+        refuse("beta", "above 0 when kl_target is set: the controller multiplies it")
 
 # %% ../../nbs/3_training/01_trainer.ipynb #a17645e6
 def patch(method):
@@ -117,10 +125,11 @@ class RLHFTrainer:
         config: RLHFConfig | None = None,
         *,
         tokenizer=None,                             # needed for prompts and rewards that are text
-        optimizer: torch.optim.Optimizer | Callable | None = None, # None: AdamW. Or one of your own, or a function of parameter groups
+        optimizer: torch.optim.Optimizer | Callable | None = None, # None: AdamW. Or a function of parameter groups
     ):
         self.config = c = config or RLHFConfig()
-        self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if c.device == "auto" else c.device)
+        best = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(best if c.device == "auto" else c.device)
         self.agent = (model if isinstance(model, Agent) else Agent(model)).to(self.device)
         self.ref_model = _reference(ref_model, self.agent).to(self.device)
         self.tokenizer = tokenizer
@@ -146,9 +155,11 @@ def _reference(ref_model, agent: Agent) -> nn.Module:
     ref_model = ref_model.model if isinstance(ref_model, Agent) else ref_model
     mine = {id(p) for p in agent.parameters()}
     if any(id(p) in mine for p in ref_model.parameters()):
-        raise ValueError("ref_model shares parameters with the policy and would move with it: leave it out, or pass create_reference_model(model)")
-    if (a := ref_model.get_input_embeddings().num_embeddings) != (b := agent.model.get_input_embeddings().num_embeddings):
-        raise ValueError(f"ref_model has a vocabulary of {a}, the policy of {b}: the KL compares them token by token")
+        raise ValueError("ref_model shares parameters with the policy and would move with it: "
+                         "leave it out, or pass create_reference_model(model)")
+    own, other = (m.get_input_embeddings().num_embeddings for m in (agent.model, ref_model))
+    if own != other:
+        raise ValueError(f"ref_model has {other} tokens, the policy {own}: the KL compares them token by token")
     return ref_model.requires_grad_(False).eval()
 
 # %% ../../nbs/3_training/01_trainer.ipynb #9e477ee7
@@ -157,13 +168,13 @@ def _special_ids(model, tokenizer) -> tuple[list[int], int]:
     vocab = model.get_input_embeddings().num_embeddings
     if tokenizer is None:
         eos = getattr(model.generation_config, "eos_token_id", None)
-        eos = model.config.get_text_config().eos_token_id if eos is None else eos
+        if eos is None: eos = model.config.get_text_config().eos_token_id
         return [e for e in (eos if isinstance(eos, list) else [eos]) if e is not None and 0 <= e < vocab], 0
     if tokenizer.pad_token_id is None:
         raise ValueError("the tokenizer has no pad token: set one with `tokenizer.pad_token = tokenizer.eos_token`")
     if len(tokenizer) > vocab:
-        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model {vocab}: use the model's own tokenizer, "
-                         "or `model.resize_token_embeddings(len(tokenizer))`")
+        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model {vocab}: "
+                         "use the model's own tokenizer, or `model.resize_token_embeddings(len(tokenizer))`")
     return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id], tokenizer.pad_token_id
 
 def _optimizer(optimizer, agent: Agent, c: RLHFConfig) -> torch.optim.Optimizer:
@@ -175,8 +186,9 @@ def _optimizer(optimizer, agent: Agent, c: RLHFConfig) -> torch.optim.Optimizer:
     elif not isinstance(optimizer, torch.optim.Optimizer): optimizer = optimizer(groups)
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if any(id(p) not in known for p in value):
-        raise ValueError("the optimizer does not know the value function's parameters, so they would never learn: pass a function, "
-                         "optimizer=lambda groups: torch.optim.Adam(groups), or build it on Agent(model).parameters()")
+        raise ValueError("the optimizer does not know the value function's parameters, so they would never learn: "
+                         "pass a function, optimizer=lambda groups: torch.optim.Adam(groups), "
+                         "or build it on the parameters of the Agent that you pass")
     for group in optimizer.param_groups: group.setdefault("initial_lr", group["lr"])
     return optimizer
 
@@ -190,7 +202,7 @@ def rollout(
     "r ~ π_old(·|q): the policy answers each prompt; in grpo group_size times, side by side."
     c = self.config
     ids, mask = self._encode(prompts)
-    if c.algorithm == "grpo": ids, mask = ids.repeat_interleave(c.group_size, 0), mask.repeat_interleave(c.group_size, 0)
+    if c.algorithm == "grpo": ids, mask = (x.repeat_interleave(c.group_size, 0) for x in (ids, mask))
     return collect(self.agent, ids, mask, c.max_new_tokens, self.eos_ids or None, self.pad_id, self.tokenizer,
                    c.temperature, self.sampling, **sampling)
 
@@ -203,9 +215,10 @@ def _encode(self: RLHFTrainer, prompts):
     prompts = list(prompts)
     if not prompts: raise ValueError("no prompts: pass at least one")
     if isinstance(prompts[0], str):
-        if self.tokenizer is None: raise ValueError("prompts are text, but the trainer has no tokenizer: give it tokenizer=, or pass token ids")
+        if self.tokenizer is None:
+            raise ValueError("prompts are text, but the trainer has no tokenizer: give it tokenizer=, or pass token ids")
         context = context_length(self.agent.model)
-        room = None if context is None else context - self.config.max_new_tokens  # what the response leaves of the context
+        room = None if context is None else context - self.config.max_new_tokens
         prompts = PromptDataset(prompts, self.tokenizer, room)
     rows = [p["ids"] if isinstance(p, dict) else p for p in prompts]
     return pad([r.tolist() if torch.is_tensor(r) else list(r) for r in rows], self.pad_id, side="left")
@@ -215,11 +228,12 @@ def check_scores(
     scores,           # what a reward function returned: a list, a tensor, an array
     texts: list[str], # what it was given
 ) -> Float[Tensor, "batch"]:
-    """One finite number per text. Raises TypeError for anything that is not numbers, ValueError for the wrong count,
+    """One finite number per text. Raises TypeError for what is not numbers, ValueError for the wrong count,
     NaN or infinity; the message names the first text concerned."""
     n, which = len(texts), lambda i: f"text {i} of {len(texts)}, {texts[i][:200]!r}"
     if isinstance(scores, str | bytes | dict | set) or not hasattr(scores, "__iter__"):
-        raise TypeError(f"the reward function returned a {type(scores).__name__} for {n} texts: return a list, tensor or array, one number per text")
+        raise TypeError(f"the reward function returned a {type(scores).__name__} for {n} texts: "
+                        "return a list, tensor or array, one number per text")
     if len(shape := tuple(getattr(scores, "shape", (n,)))) != 1:
         raise ValueError(f"the reward function returned shape {shape} for {n} texts: return shape ({n},)")
     scores = scores.tolist() if hasattr(scores, "tolist") else list(scores)
@@ -228,7 +242,8 @@ def check_scores(
         raise ValueError(f"the reward function returned {len(scores)} scores for {n} texts{where}")
     for i, x in enumerate(scores):
         try: scores[i] = float(None if isinstance(x, str) else x)
-        except (TypeError, ValueError, RuntimeError): raise TypeError(f"the score of {which(i)} is {x!r:.80}: not a number") from None
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"the score of {which(i)} is {x!r:.80}: not a number") from None
     scores = torch.tensor(scores, dtype=torch.float32)
     if bad := (~scores.isfinite()).nonzero().flatten().tolist():
         raise ValueError(f"the score of {which(bad[0])} is {scores[bad[0]].item()}: scores must be finite")
@@ -243,9 +258,11 @@ def score(
 ) -> Rollout: # the same one, with `scores`
     "score = R(q, r). Raises ValueError or TypeError for an answer that `check_scores` refuses."
     if rollout.texts is None:
-        raise ValueError("this rollout has no texts to score: give the trainer tokenizer=, or set rollout.scores yourself, one number per response")
+        raise ValueError("this rollout has no texts to score: give the trainer tokenizer=, "
+                         "or set rollout.scores yourself, one number per response")
     judge = getattr(reward_fn, "score", reward_fn)
-    if not callable(judge): raise TypeError(f"reward_fn is a {type(reward_fn).__name__}: pass a function of a list of texts, or a RewardModel")
+    if not callable(judge):
+        raise TypeError(f"reward_fn is a {type(reward_fn).__name__}: pass a function of a list of texts, or a RewardModel")
     rollout.scores = check_scores(judge(list(rollout.texts)), rollout.texts).to(self.device)
     return rollout
 
@@ -253,7 +270,7 @@ def score(
 def _tokens(r: Rollout): return r.query_ids, r.query_mask, r.response_ids, r.mask
 
 def _next_token_logits(model, ref_model, r: Rollout, chunk: int = 512) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    "Sampled tokens and the logits that both models had for them: real tokens only, in row order, a chunk at a time."
+    "Sampled tokens, and the logits of both models for them: real tokens only, in row order, a chunk at a time."
     models = model, ref_model
     heads = [plain_head(m) for m in models]
     if all(heads):
@@ -277,7 +294,8 @@ def annotate(
     parts = [self._annotate(rollout[i:i + size]) for i in range(0, len(rollout), size)]
     for name in parts[0]: setattr(rollout, name, torch.cat([part[name] for part in parts]))
     if rollout.sampled_logprobs is not None:
-        _check_ratio(self.agent, rollout.old_logprobs, rollout.sampled_logprobs, rollout.mask, "the sampler and the training forward disagree")
+        _check_ratio(self.agent, rollout.old_logprobs, rollout.sampled_logprobs, rollout.mask,
+                     "the sampler and the training forward disagree")
     return rollout
 
 @patch
@@ -287,8 +305,9 @@ def _annotate(self: RLHFTrainer, r: Rollout) -> dict[str, Tensor]:
         pi, ref = (_log_softmax(x, self.config.temperature) for x in (logits, ref_logits))
         pick = lambda x, tokens=tokens: x.gather(-1, tokens[:, None])[:, 0]
         rows.append((pick(pi), pick(ref), entropy(pi), exact_kl(pi, ref)))
-    put = lambda x: x.new_zeros(r.mask.shape).masked_scatter(r.mask, x)
-    columns = {name: put(torch.cat(x)) for name, x in zip(("old_logprobs", "ref_logprobs", "entropy", "kl"), zip(*rows, strict=True), strict=True)}
+    put = lambda parts: torch.zeros_like(r.mask, dtype=parts[0].dtype).masked_scatter(r.mask, torch.cat(parts))
+    names = ("old_logprobs", "ref_logprobs", "entropy", "kl")
+    columns = {name: put(parts) for name, parts in zip(names, zip(*rows, strict=True), strict=True)}
     return columns | ({"values": self.agent.values(*_tokens(r))} if self.config.algorithm == "ppo" else {})
 
 # %% ../../nbs/3_training/01_trainer.ipynb #72588897
@@ -304,7 +323,8 @@ def _check_ratio(agent, logprobs, old_logprobs, mask, what: str) -> Tensor:
     limit = 1e-3 if next(agent.model.parameters()).dtype.itemsize >= 4 else .5  # half precision rounds coarsely
     if not off.max() <= limit:
         row, t = divmod(int(off.argmax()), off.shape[1])
-        raise ValueError(f"{what}: at token {t} of response {row} the ratio is off 1 by {off.max():.3g}, which is more than {limit}.\n{_RATIO_CAUSES}")
+        raise ValueError(f"{what}: at token {t} of response {row} the ratio is off 1 by {off.max():.3g}, "
+                         f"which is more than {limit}.\n{_RATIO_CAUSES}")
     return off.max()
 
 # %% ../../nbs/3_training/01_trainer.ipynb #4afe3910
@@ -313,8 +333,8 @@ def advantages(
     self: RLHFTrainer,
     rollout: Rollout, # with scores
 ) -> Rollout: # the same one, with rewards and advantages, and in ppo returns
-    """rₜ = −β·ℓₜ + score·[t = last]; then Âₜ and R̂ₜ by GAE, whitened over the rollout (ppo), or Â by comparison within
-    the group (grpo). Annotates the rollout first if need be. Raises ValueError without scores."""
+    """rₜ = −β·ℓₜ + score·[t = last]; then Âₜ and R̂ₜ by GAE, whitened over the rollout (ppo), or Â by comparison
+    within the group (grpo). Annotates the rollout first if need be. Raises ValueError without scores."""
     if rollout.scores is None: raise ValueError("this rollout has no scores: call score(rollout, reward_fn) first")
     if rollout.old_logprobs is None: self.annotate(rollout)
     c, mask = self.config, rollout.mask
@@ -343,8 +363,9 @@ def _loss(self: RLHFTrainer, now: Evaluation, r: Rollout, denominator=None):
     c = self.config
     critic = dict(values=now.values, old_values=r.values, returns=r.returns) if c.algorithm == "ppo" else {}
     loss, parts = ppo_loss(
-        now.logprobs, r.old_logprobs, r.advantages, r.mask, **critic, entropy=now.entropy, clip=c.clip, clip_high=c.clip_high,
-        value_clip=c.value_clip, vf_coef=c.vf_coef, ent_coef=c.ent_coef, how=self.how, denominator=denominator)
+        now.logprobs, r.old_logprobs, r.advantages, r.mask, **critic, entropy=now.entropy,
+        clip=c.clip, clip_high=c.clip_high, value_clip=c.value_clip, vf_coef=c.vf_coef, ent_coef=c.ent_coef,
+        how=self.how, denominator=denominator)
     if c.kl_placement == "loss" and self.beta > 0:
         drift = kl_in_loss(now.logprobs, r.ref_logprobs, r.mask, self.beta, c.kl_estimator)
         loss = loss + aggregate(drift, r.mask, self.how, denominator)
@@ -360,30 +381,23 @@ def compute_loss(
     response_attention_mask: Shaped[Tensor, "batch time"], # True at sampled tokens, the first EOS included
     rewards: Shaped[Tensor, "batch"],                      # one score per response
 ) -> Float[Tensor, ""]: # with gradient
-    """Steps (3) to (6) for responses from anywhere, before the first update: log π_old and V_old are the current ones, held
-    fixed. Dropout is off; no tokenizer needed. Raises ValueError for shapes that do not fit, rows without a token,
-    ids outside the vocabulary, and rewards that are not finite."""
-    model = self.agent.model
-    queries = _checked(model, "query", query_ids, query_attention_mask)
-    r = Rollout(*queries, *_checked(model, "response", response_ids, response_attention_mask))
-    if tuple(rewards.shape) != (len(r),): raise ValueError(f"rewards has shape {tuple(rewards.shape)}, expected ({len(r)},): one per response")
-    if bad := (~rewards.isfinite()).nonzero().flatten().tolist(): raise ValueError(f"the rewards of responses {bad} are not finite")
+    """Steps (3) to (6) for responses from anywhere, before the first update: log π_old and V_old are the current
+    ones, held fixed. Dropout is off; no tokenizer needed. Raises ValueError for shapes that do not fit, rows
+    without a token, ids outside the vocabulary, and rewards that are not finite."""
+    if len(query_ids) != len(response_ids):
+        raise ValueError(f"{len(query_ids)} queries and {len(response_ids)} responses: pass one response per query")
+    r = Rollout(*_checked(self.agent.model, "query", query_ids, query_attention_mask),
+                *_checked(self.agent.model, "response", response_ids, response_attention_mask))
+    if tuple(rewards.shape) != (len(r),):
+        raise ValueError(f"rewards has shape {tuple(rewards.shape)}, expected ({len(r)},): one per response")
+    if bad := (~rewards.isfinite()).nonzero().flatten().tolist():
+        raise ValueError(f"the rewards of responses {bad} are not finite")
     now = self._evaluate(r)
-    with torch.no_grad(): r.ref_logprobs = response_logprobs(self.ref_model, *_tokens(r), self.config.temperature)
+    with torch.no_grad():
+        r.ref_logprobs = response_logprobs(self.ref_model, *_tokens(r), self.config.temperature)
     r.old_logprobs, r.values = now.logprobs.detach(), None if now.values is None else now.values.detach()
     r.scores = rewards.detach().to(r.old_logprobs)
     return self._loss(now, self.advantages(r))[0]
-
-# %% ../../nbs/3_training/01_trainer.ipynb #f9d40d3d
-def _checked(model, name: str, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    "Ids and mask on the model's device, padded ids set to 0; or an error that names the row. Empty rows are refused further on."
-    mask, vocab = as_mask(mask, f"{name}_attention_mask"), model.get_input_embeddings().num_embeddings
-    if ids.shape != mask.shape: raise ValueError(f"{name}_ids {tuple(ids.shape)} and {name}_attention_mask {tuple(mask.shape)} differ in shape")
-    if (outside := ((ids < 0) | (ids >= vocab)) & mask).any():
-        row, t = outside.nonzero()[0].tolist()
-        raise ValueError(f"token {t} of {name} {row} is {ids[row, t]}, but the model's vocabulary ends at {vocab - 1}: is this its tokenizer?")
-    device = next(model.parameters()).device
-    return ids.long().masked_fill(~mask, 0).to(device), mask.to(device)
 
 # %% ../../nbs/3_training/01_trainer.ipynb #8a5090de
 @patch
@@ -391,16 +405,18 @@ def optimize(
     self: RLHFTrainer,
     rollout: Rollout, # with advantages
 ) -> dict[str, float | int | None]: # metrics, averaged over the optimizer steps
-    """epochs × minibatches steps on −L^CLIP + c₁·L^VF − c₂·S. Raises ValueError if the ratio is not 1 before the first of
-    them, and FloatingPointError, before the optimizer moves, for a loss or gradient that is not finite."""
+    """epochs × minibatches steps on −L^CLIP + c₁·L^VF − c₂·S. Raises ValueError if the ratio is not 1 before the
+    first of them, and FloatingPointError for a loss or gradient that is not finite, before the optimizer moves."""
     if rollout.advantages is None: raise ValueError("this rollout has no advantages: call advantages(rollout) first")
     for group in self.optimizer.param_groups: group["lr"] = group["initial_lr"] * self._lr_factor()
     logs = []
     with evaluating(self.agent):
         for _ in range(self.config.epochs):
-            for batch in rollout.minibatches(self.config.minibatches, self.shuffling): logs.append(self._update(batch, first=not logs))
-    metrics = {name: _number(torch.stack([torch.as_tensor(log[name]) for log in logs]).mean()) for name in logs[-1]}
-    return metrics | {"max_ratio_deviation_first": _number(logs[0]["max_ratio_deviation_first"])}
+            for batch in rollout.minibatches(self.config.minibatches, self.shuffling):
+                logs.append(self._update(batch, first=not logs))
+    first = {"max_ratio_deviation_first": logs[0].pop("max_ratio_deviation_first")}
+    mean = {name: sum(log[name] for log in logs) / len(logs) for name in logs[-1]}
+    return {name: _number(x) for name, x in (first | mean).items()}
 
 # %% ../../nbs/3_training/01_trainer.ipynb #c81eb336
 def _number(x) -> float | int | None: # None where there is no finite number: JSON knows no NaN
@@ -410,31 +426,37 @@ def _number(x) -> float | int | None: # None where there is no finite number: JS
 @patch
 def _update(self: RLHFTrainer, batch: Rollout, first: bool) -> dict[str, Tensor]:
     "One optimizer step."
-    c = self.config
-    size, count = c.micro_batch_size or len(batch), batch.mask.sum() if self.how == "token_mean" else len(batch)
+    c, log, logprobs = self.config, {}, []
+    size = c.micro_batch_size or len(batch)
+    count = batch.mask.sum() if self.how == "token_mean" else len(batch)
     self.optimizer.zero_grad(set_to_none=True)
-    names, logprobs, log = ("policy_loss", "value_loss") if c.algorithm == "ppo" else ("policy_loss",), [], {}
     for micro in (batch[i:i + size] for i in range(0, len(batch), size)):
         now = self._evaluate(micro)
         loss, parts = self._loss(now, micro, count)
         if not loss.isfinite(): raise FloatingPointError(self._not_finite(f"the loss is {loss.item()}"))
         loss.backward()
         logprobs.append(now.logprobs.detach())
-        for name in names: log[name] = log.get(name, 0.) + parts[name]
-    logprobs = torch.cat(logprobs)
-    log["max_ratio_deviation_first"] = _check_ratio(self.agent, logprobs, batch.old_logprobs, batch.mask, "before the first update") if first else 0.
-    ratio = probability_ratio(logprobs, batch.old_logprobs, batch.mask)
-    low, high = clip_fraction(ratio, batch.advantages, batch.mask, c.clip, c.clip_high)
-    log |= {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high,
-            "kl_to_old": sequence_kl(batch.old_logprobs, logprobs, batch.mask, "k3").mean()} | self._clip_gradients()
+        for name in ("policy_loss", "value_loss"):
+            if name in parts: log[name] = log.get(name, 0.) + parts[name]
+    log |= self._meters(torch.cat(logprobs), batch, first) | self._clip_gradients()
     self.optimizer.step()
     return log
+
+@patch
+def _meters(self: RLHFTrainer, logprobs: Tensor, batch: Rollout, first: bool) -> dict[str, Tensor]:
+    "How far the policy has moved from the one that sampled; before the first update, not at all."
+    c, mask, old = self.config, batch.mask, batch.old_logprobs
+    check = {"max_ratio_deviation_first": _check_ratio(self.agent, logprobs, old, mask, "before the first update")} if first else {}
+    low, high = clip_fraction(probability_ratio(logprobs, old, mask), batch.advantages, mask, c.clip, c.clip_high)
+    return check | {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high,
+                    "kl_to_old": sequence_kl(old, logprobs, mask, "k3").mean()}
 
 # %% ../../nbs/3_training/01_trainer.ipynb #6aa59d72
 @patch
 def _clip_gradients(self: RLHFTrainer) -> dict[str, Tensor]:
     norms = {}
-    for name, parameters in {"grad_norm": self.agent.policy_parameters(), "value_grad_norm": self.agent.value_parameters()}.items():
+    groups = {"grad_norm": self.agent.policy_parameters(), "value_grad_norm": self.agent.value_parameters()}
+    for name, parameters in groups.items():
         parameters = [p for p in parameters if p.grad is not None]
         if not parameters: continue
         norms[name] = norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
@@ -447,15 +469,17 @@ def _not_finite(self: RLHFTrainer, symptom: str) -> str:
     "Name the first parameter that is to blame."
     bad = lambda x: x is not None and not x.isfinite().all()
     for what, of in {"the weight": lambda p: p, "the gradient of": lambda p: p.grad}.items():
-        found = [name for name, p in self.agent.named_parameters() if bad(of(p))]
+        found = [f"{what} {name} is not finite" for name, p in self.agent.named_parameters() if bad(of(p))]
         if found: break
-    where = f"{what} {found[0]} is not finite" if found else "weights and gradients are finite, so look at rewards and values"
-    return f"iteration {self.iteration}: {symptom}; {where}. The optimizer has not moved. Lower lr, or the scale of the rewards"
+    where = found[0] if found else "weights and gradients are finite: look at rewards and values"
+    return (f"iteration {self.iteration}: {symptom}; {where}. The optimizer has not moved. "
+            "Lower lr, or the scale of the rewards")
 
 @patch
 def _lr_factor(self: RLHFTrainer) -> float:
     done = min(1., self.iteration / self.config.steps)
-    return {"constant": 1., "linear": 1 - done, "cosine": .5 * (1 + math.cos(math.pi * done))}[self.config.lr_schedule]
+    factors = {"constant": 1., "linear": 1 - done, "cosine": .5 * (1 + math.cos(math.pi * done))}
+    return factors[self.config.lr_schedule]
 
 # %% ../../nbs/3_training/01_trainer.ipynb #39eb9fd5
 @patch
@@ -467,15 +491,18 @@ def step(
     "One iteration: rollout, score, advantages, optimize."
     seconds = {}
     def timed(name, f, *args):
-        start = time.perf_counter(); result = f(*args); seconds[f"seconds_{name}"] = time.perf_counter() - start
+        start, result = time.perf_counter(), f(*args)
+        seconds[f"seconds_{name}"] = time.perf_counter() - start
         return result
+
     rollout = timed("rollout", self.rollout, prompts)
     timed("score", self.score, rollout, reward_fn)
     timed("annotate", self.advantages, rollout)
     update = timed("update", self.optimize, rollout)
     metrics = {"iteration": self.iteration, **self.describe(rollout), **update,
                "beta": self.beta, "lr": self.optimizer.param_groups[0]["lr"], **seconds}
-    if self.config.kl_target is not None: self.beta = adaptive_beta(self.beta, metrics["kl_to_reference"], self.config.kl_target)
+    if (target := self.config.kl_target) is not None:
+        self.beta = adaptive_beta(self.beta, metrics["kl_to_reference"], target)
     self.iteration += 1
     return metrics
 
@@ -487,18 +514,25 @@ def describe(
 ) -> dict[str, float | int | None]:
     "A rollout in numbers. KL and reward per response, entropy per token; None where a number is not defined."
     r, mask = rollout, rollout.mask
+    spread = lambda x: masked_var(x, mask, unbiased=False).sqrt()
     last = r.response_ids.gather(-1, last_index(mask)[:, None])[:, 0]
+    raw = r.advantages if r.values is None else r.returns - r.values  # before whitening
     numbers = {
         "reward_mean": r.scores.mean(), "reward_std": r.scores.std(unbiased=len(r) > 1),
-        "kl_to_reference": r.kl.sum(-1).mean(), "kl_estimate": sequence_kl(r.old_logprobs, r.ref_logprobs, mask, "k3").mean(),
-        "entropy": masked_mean(r.entropy, mask), "response_length": mask.sum() / len(r),
-        "finished": torch.isin(last, torch.tensor(self.eos_ids, device=last.device)).float().mean(), "tokens": mask.sum(),
-        "total_reward_mean": masked_sum(r.rewards, mask) / len(r), "advantage_std": masked_var(r.advantages, mask, unbiased=False).sqrt()}
+        "total_reward_mean": masked_sum(r.rewards, mask) / len(r),
+        "kl_to_reference": r.kl.sum(-1).mean(),
+        "kl_estimate": sequence_kl(r.old_logprobs, r.ref_logprobs, mask, "k3").mean(),
+        "entropy": masked_mean(r.entropy, mask),
+        "advantage_mean": masked_mean(raw, mask), "advantage_std": spread(raw),
+        "tokens": mask.sum(), "response_length": mask.sum() / len(r),
+        "finished": torch.isin(last, torch.tensor(self.eos_ids, device=last.device)).float().mean()}
     if r.values is not None:
-        numbers |= {"explained_variance": explained_variance(r.values, r.returns, mask), "value_mean": masked_mean(r.values, mask),
-                    "return_mean": masked_mean(r.returns, mask), "return_std": masked_var(r.returns, mask, unbiased=False).sqrt()}
+        numbers |= {"explained_variance": explained_variance(r.values, r.returns, mask),
+                    "value_mean": masked_mean(r.values, mask),
+                    "return_mean": masked_mean(r.returns, mask), "return_std": spread(r.returns)}
     if r.sampled_logprobs is not None:
-        numbers["max_sampler_deviation"] = (probability_ratio(r.old_logprobs, r.sampled_logprobs, mask) - 1).abs().max()
+        off = probability_ratio(r.old_logprobs, r.sampled_logprobs, mask) - 1
+        numbers["max_sampler_deviation"] = off.abs().max()
     return {name: _number(x) for name, x in numbers.items()}
 
 # %% ../../nbs/3_training/01_trainer.ipynb #a3885b53
@@ -511,17 +545,20 @@ def train(
     callback: Callable | None = None, # called with each iteration's metrics; a true answer stops
     progress: bool = True,            # a progress bar
 ) -> list[dict[str, float | int | None]]: # one dictionary of metrics per iteration
-    "Iterate `step`. Raises ValueError when nothing is left to do, or when a falling learning rate would have reached 0."
+    "Iterate `step`. Raises ValueError when nothing is left to do, or a falling learning rate would have reached 0."
     c = self.config
     steps = c.steps - self.iteration if steps is None else steps
-    if steps < 1: raise ValueError(f"nothing to do: {self.iteration} of {c.steps} iterations are done. Say how many more with steps=")
+    if steps < 1:
+        raise ValueError(f"nothing to do: {self.iteration} of {c.steps} iterations are done. Say how many more with steps=")
     if c.lr_schedule != "constant" and self.iteration + steps > c.steps:
-        raise ValueError(f"the {c.lr_schedule} schedule ends at config.steps, {c.steps}, but this would go on to {self.iteration + steps}: raise config.steps")
+        raise ValueError(f"the {c.lr_schedule} schedule ends at config.steps, {c.steps}, "
+                         f"but this would go on to {self.iteration + steps}: raise config.steps")
     batches, history = self._batches(prompts), []
     bar = tqdm(range(steps), disable=not progress)
     for _ in bar:
         history.append(m := self.step(next(batches), reward_fn))
-        bar.set_postfix_str(f"reward {m['reward_mean']:.2f}, KL {m['kl_to_reference']:.2f}, entropy {m['entropy']:.2f}, clipped {m['clip_fraction']:.0%}")
+        bar.set_postfix_str(f"reward {m['reward_mean']:.2f}, KL {m['kl_to_reference']:.2f}, "
+                            f"entropy {m['entropy']:.2f}, clipped {m['clip_fraction']:.0%}")
         if callback is not None and callback(m): break
     return history
 
@@ -540,7 +577,8 @@ def _batches(self: RLHFTrainer, prompts) -> Iterator[list]:
         while batch := list(islice(stream, size)):
             self.prompts_seen += len(batch)
             yield batch
-        raise ValueError(f"the prompts ran out in iteration {self.iteration}: pass a list, which is repeated, or an endless iterable")
+        raise ValueError(f"the prompts ran out in iteration {self.iteration}: "
+                         "pass a list, which is repeated, or an endless iterable")
     if isinstance(prompts, str): raise TypeError(f"prompts is one text: pass a list, [{prompts!r}]")
     n = len(prompts)
     if not n: raise ValueError("no prompts: pass at least one")
