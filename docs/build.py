@@ -27,7 +27,8 @@ class Links:
 
     def __init__(self, pages: list[Page]):
         self.pages = {p.path.resolve(): p for p in pages}
-        self.names = {}  # short name -> [(full name, url of its page)]
+        self.names = {}   # short name -> full names
+        self.broken = []  # links that lead nowhere
         for page in pages:
             for cell in page.cells:
                 for node in cell.exported:
@@ -61,7 +62,9 @@ class Links:
             if file in self.pages: there = self.pages[file].url + ".ipynb"
             elif file.name in COPIED and file.parent == ROOT: there = COPIED[file.name] + ".md"
             elif file.is_relative_to(ROOT) and file.exists(): return f"]({REPO}/blob/main/{file.relative_to(ROOT).as_posix()}{anchor})"
-            else: raise SystemExit(f"{page.path.relative_to(ROOT)}: a link to {m[1]}, which is not there")
+            else:
+                self.broken.append(f"{page.path.relative_to(ROOT)}: a link to {m[1]}, which is not there")
+                return m[0]
             return f"]({os.path.relpath(there, Path(page.url).parent).replace(os.sep, '/')}{anchor})"
 
         pieces = re.split(r"(^```.*?^```\s*$|\$\$.*?\$\$)", text, flags=re.S | re.M)
@@ -222,7 +225,8 @@ def write(path: Path, text: str):
     if not path.exists() or path.read_text("utf-8") != text: path.write_text(text, "utf-8")
 
 
-def stage() -> None:
+def stage() -> list[str]:
+    "Write the pages for Sphinx; returns the links that lead nowhere."
     index, pages = read_pages()
     links, out = Links([index, *pages]), BUILD / "pages"
     wanted = {}
@@ -247,6 +251,7 @@ def stage() -> None:
         copy = BUILD / "extra/notebooks" / page.path.relative_to(ROOT / "nbs")
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(page.path, copy)
+    return links.broken
 
 
 def main():
@@ -254,7 +259,9 @@ def main():
     parser.add_argument("--quiet", action="store_true", help="only warnings and the result")
     parser.add_argument("--lenient", action="store_true", help="go on after warnings")
     args = parser.parse_args()
-    stage()
+    broken = stage()
+    print(*broken, sep="\n", end="\n" * bool(broken))
+    if broken and not args.lenient: sys.exit(1)
     shutil.rmtree(SITE, ignore_errors=True)
     flags = ["-q"] * args.quiet + ["-W", "--keep-going"] * (not args.lenient)
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-E", "-c", "docs", "-d", "docs/_build/doctrees", *flags, "docs/_build/pages", "docs/_site"]

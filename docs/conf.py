@@ -24,6 +24,7 @@ viewcode_line_numbers = False
 math_number_all = False
 numfig = False
 
+pygments_dark_style = "github-dark"
 html_theme = "furo"
 html_title = "instruct_goose"
 html_static_path = [str(Path(__file__).parent / "_static"), str(Path(__file__).parent / "_build/static")]

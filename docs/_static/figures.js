@@ -7,7 +7,8 @@
   const draw = () => figures.forEach(script => {
     const { data, layout = {}, frames } = JSON.parse(script.textContent);
     const [ink, line] = isDark() ? ["#d5d7db", "#3c3f44"] : ["#262626", "#dcdfe4"];
-    const own = { template: undefined, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { ...layout.font, color: ink } };
+    const family = getComputedStyle(document.body).fontFamily;
+    const own = { template: undefined, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { ...layout.font, family, color: ink } };
     for (const key of Object.keys(layout).filter(k => /^[xy]axis\d*$/.test(k)).concat(["xaxis", "yaxis"]))
       own[key] = { ...layout[key], gridcolor: line, zerolinecolor: line };
     own.sliders = (layout.sliders || []).map(s => ({ ...s, bgcolor: line, bordercolor: line, activebgcolor: ink, tickcolor: ink }));
