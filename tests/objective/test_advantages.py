@@ -131,6 +131,8 @@ def test_dtypes_and_gradients(dtype):
         assert x.dtype == wide and not x.requires_grad
         close(x.double(), want, atol=.05 if dtype == torch.bfloat16 else 1e-5, rtol=0)
     assert gae(r.float(), v, mask)[0].dtype == torch.float64
+    short = r.to(dtype), v.to(dtype)                           # widened before the first subtraction, not after
+    assert torch.equal(td_errors(*short, mask, .9), td_errors(*(x.to(wide) for x in short), mask, .9))
 
 
 def test_bfloat16_sums_do_not_stall():
