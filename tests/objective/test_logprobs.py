@@ -240,13 +240,25 @@ def test_the_table_is_never_made(grad, with_entropy):
     assert run(lambda: token_logprobs(hidden @ weight.T, ids)) == N * V          # the meter works
 
 
+@pytest.mark.parametrize("chunk", [10, 90])
+def test_logits_are_forgotten_until_the_backward_pass(chunk):
+    "Autograd keeps no table from the forward pass, unless one chunk holds everything."
+    hidden, weight, _, ids = problem(90, 6, 200)
+    shapes = []
+    def keep(t): shapes.append(t.shape); return t
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        logprobs_from_hidden(hidden, weight, ids, chunk=chunk)
+    assert ((chunk, 200) in shapes) == (chunk == 90)
+
+
 # --- bad input, as users meet it ---
 
 def test_shapes_without_the_shape_checker(unchecked):
     hidden, weight, _, ids = problem()
     with unchecked():
         with pytest.raises(ValueError, match=r"\(2,\).*\(2, 1\)"): token_logprobs(P.log(), TOKENS[:, None])
-        with pytest.raises(ValueError, match=r"\(7,\).*\(6,\)"): logprobs_from_hidden(hidden, weight, ids[:6])
+        for chunk in (2, 7):
+            with pytest.raises(ValueError, match=r"\(7,\).*\(6,\)"): logprobs_from_hidden(hidden, weight, ids[:6], chunk=chunk)
     with pytest.raises(TypeError, match="Type-check error"): token_logprobs(P.log(), TOKENS[:, None])
 
 
@@ -255,6 +267,10 @@ def test_ids_outside_the_vocabulary(wrong):
     ids = torch.tensor([0, wrong])
     with pytest.raises(ValueError, match=f"{wrong}.*from 0 to 2.*the mask keeps it out"): token_logprobs(P.log(), ids)
     with pytest.raises(ValueError, match="from 0 to 2"): logprobs_from_hidden(P, torch.eye(3).double(), ids)
+
+
+def test_ids_are_checked_before_the_first_chunk():
+    with pytest.raises(ValueError, match="from 0 to 9,"): logprobs_from_hidden(P, torch.eye(3).double(), torch.tensor([0, 9]), chunk=1)
 
 
 @pytest.mark.parametrize("tau", [0, -1., float("nan")])
