@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from api import entry, one_line
-from lessons import PARTS, REPO, ROOT, STAGES, Cell, Page, read_pages, target
+from lessons import PARTS, REPO, ROOT, STAGES, START, Cell, Page, read_pages, target
 
 BUILD, SITE = ROOT / "docs/_build", ROOT / "docs/_site"
 COPIED = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog"}  # pages that are no lessons
@@ -143,6 +143,13 @@ def roadmap(page: Page, pages: list[Page]) -> str:
     return f'<nav class="roadmap" aria-label="One step of RLHF"><ol>{"".join(steps)}</ol></nav>'
 
 
+def start(page: Page, pages: list[Page]) -> str:
+    "Where to begin, as buttons."
+    have = {p.url for p in pages} | {"api"}
+    links = [f'<a href="{up(page, url)}.html">{label[0].upper()}{label[1:]}</a>' for url, label in START.items() if url in have]
+    return f'<p class="start">{"".join(links)}</p>'
+
+
 def head(page: Page, pages: list[Page]) -> str:
     "What stands between a lesson's title and its text: place, time, module, notebook, and where in the algorithm we are."
     part = [p for p in pages if p.part == page.part]
@@ -187,6 +194,7 @@ def staged(page: Page, pages: list[Page], links: Links) -> dict:
             text = f"{title}\n\n{module}\n{links.apply(rest, page)}\n\n{top}\n"
         else: text = links.apply(text, page)
         text = text.replace("<!-- lessons -->", cards(page, pages)).replace("<!-- roadmap -->", roadmap(page, pages))
+        text = text.replace("<!-- start -->", start(page, pages))
         cells.append(text_cell(text, cell.id))
     if page.names:
         entries = [entry(node, page.module, lambda t: links.apply(t, page))

@@ -12,6 +12,7 @@ myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "fieldlist", "
 myst_heading_anchors = 3
 myst_dmath_double_inline = True
 nb_execution_mode = "off"  # the outputs are those that nbdev-test --save stored
+nb_render_markdown_format = "myst"
 nb_merge_streams = True
 nb_ipywidgets_js = {}      # nothing is fetched
 nb_code_prompt_show = "Show the code"

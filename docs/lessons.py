@@ -16,6 +16,7 @@ STAGES = {  # what one step of RLHF does, and the lesson that explains it; drawn
     "models/text": "prompts", "training/rollout": "rollout", "models/reward": "score", "objective/kl": "price of drift",
     "objective/advantages": "advantages", "objective/policy_loss": "ratio and clip", "objective/value_loss": "value loss",
     "objective/ppo": "PPO loss", "training/trainer": "update"}
+START = {"practice/quickstart": "follow a run, step by step", "notation": "read from the beginning", "api": "look up a name"}  # for a newcomer
 REPO = "https://github.com/instruct-goose/instruct_goose"
 
 

@@ -8,7 +8,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from lessons import PARTS, ROOT, STAGES, read_pages, shown_outputs
+from lessons import PARTS, ROOT, STAGES, START, read_pages, shown_outputs
 
 IMAGES = ROOT / "docs/images"
 NIGHT = "<style>@media (prefers-color-scheme: dark) { .ink-s { stroke: #e6e6e6 !important } .ink-f, text { fill: #e6e6e6 !important } }</style>"
@@ -28,6 +28,11 @@ def roadmap(pages) -> str:
     "One step of RLHF in a line, each stage a link to its lesson."
     path = {p.url: p.path.relative_to(ROOT / "nbs").as_posix() for p in pages}
     return " → ".join(f"[{label}]({path[url]})" for url, label in STAGES.items() if url in path)
+
+
+def start(pages) -> str:
+    path = {p.url: p.path.relative_to(ROOT / "nbs").as_posix() for p in pages}
+    return "Start: " + " · ".join(f"[{label}]({path[url]})" for url, label in START.items() if url in path)
 
 
 def fresh_outputs(path: Path) -> dict:
@@ -65,14 +70,16 @@ def render() -> tuple[str, dict[Path, str], list[str]]:
     for cell in index.cells:
         if "hide" in cell.directives: continue
         if cell.kind == "markdown":
-            parts.append(cell.source.replace("<!-- lessons -->", table_of_lessons(pages)).replace("<!-- roadmap -->", roadmap(pages)))
+            parts.append(cell.source.replace("<!-- lessons -->", table_of_lessons(pages))
+                         .replace("<!-- roadmap -->", roadmap(pages)).replace("<!-- start -->", start(pages)))
             continue
         if cell.directives.get("echo") != "false" and "code-fold" not in cell.directives:
             parts.append(f"```python\n{cell.source}\n```")
         outputs = shown_outputs(ran[cell.id])
         for i, o in enumerate(outputs):
             if svg := "".join(o.get("data", {}).get("image/svg+xml", "")):
-                name = IMAGES / (re.sub(r"\W+", "-", cell.directives.get("fig-cap", cell.id).split(":")[0].lower()).strip("-") + ".svg")
+                words = re.findall(r"\w+", cell.directives.get("fig-cap", cell.id).lower())
+                name = IMAGES / f"{'-'.join(words[:6])}.svg"
                 # a drawing may differ in the last digit between machines: compare what it is drawn from
                 stamp = hashlib.sha256(cell.source.encode() + evidence).hexdigest()[:16]
                 pictures[name] = picture(svg, stamp)
