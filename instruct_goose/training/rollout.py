@@ -6,6 +6,7 @@
 __all__ = ['draw', 'sample', 'Rollout', 'decode', 'collect']
 
 # %% ../../nbs/3_training/00_rollout.ipynb #f70456d5
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
@@ -114,8 +115,9 @@ def sample(
 # %% ../../nbs/3_training/00_rollout.ipynb #cabe56d8
 def _next_logits(model, ids, seen, positions, cache):
     "(batch, vocab) after the last column, and the cache with `ids` added to it."
-    out = model(input_ids=ids, attention_mask=seen.long(), position_ids=positions,
-                past_key_values=cache, use_cache=True, logits_to_keep=1)
+    takes = inspect.signature(model.forward).parameters
+    extra = {name: x for name, x in dict(position_ids=positions, logits_to_keep=1).items() if name in takes}
+    out = model(input_ids=ids, attention_mask=seen.long(), past_key_values=cache, use_cache=True, **extra)
     return out.logits[:, -1], out.past_key_values
 
 # %% ../../nbs/3_training/00_rollout.ipynb #12d410e6

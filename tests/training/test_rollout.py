@@ -1,0 +1,251 @@
+"""The oracle is one unpadded row at a time: the whole text through the model again for every token, no cache."""
+import itertools
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from instruct_goose.models.agent import Agent, response_logprobs
+from instruct_goose.models.text import pad, word_tokenizer
+from instruct_goose.objective.masks import response_mask
+from instruct_goose.training.rollout import Rollout, collect, draw, sample
+
+V, EOS, PAD = 11, 2, 0
+BASE = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=20,
+            pad_token_id=0, bos_token_id=1, eos_token_id=EOS)
+ROTARY = BASE | dict(intermediate_size=24, num_key_value_heads=1)
+CONFIGS = {
+    "gpt2": lambda: transformers.GPT2Config(**BASE, resid_pdrop=.3, embd_pdrop=.3, attn_pdrop=.3),
+    "llama": lambda: transformers.LlamaConfig(**ROTARY, attention_dropout=.3),
+    "qwen2": lambda: transformers.Qwen2Config(**ROTARY, attention_dropout=.3),
+    "gemma2": lambda: transformers.Gemma2Config(**ROTARY, head_dim=8, final_logit_softcapping=2.),
+    "bloom": lambda: transformers.BloomConfig(vocab_size=V, hidden_size=16, n_layer=2, n_head=2, eos_token_id=EOS, pad_token_id=0),
+}
+FAMILIES = ["gpt2", "llama", "qwen2"]
+QUERIES = [[1, 5, 7], [1], [1, 4, 6, 6, 8], [1, 3]]
+
+
+def tiny(name="gpt2", seed=0, dtype=None):
+    if dtype is None: dtype = torch.float64 if name in FAMILIES else torch.float32  # their attention takes float64 to float32, where its mask is -inf
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]())
+    for p in model.parameters(): torch.nn.init.normal_(p, std=.35)
+    return model.to(dtype)
+
+
+def dice(seed=5): return torch.Generator().manual_seed(seed)
+
+
+@torch.no_grad()
+def one_by_one(model, query, uniforms, eos, temperature=1.):
+    ids, response = list(query), []
+    model.eval()
+    for u in uniforms.tolist():
+        p = (model(torch.tensor([ids])).logits[0, -1].double() / temperature).softmax(-1).tolist()
+        token, height = 0, p[0]
+        while height <= u and token < V - 1: token += 1; height += p[token]
+        ids.append(token); response.append(token)
+        if token in eos: break
+    return response
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pad_id", [PAD, EOS])
+def test_a_padded_batch_with_a_cache_writes_what_single_rows_without_either_write(name, side, pad_id):
+    model, T = tiny(name).train(), 12
+    ids, mask = pad(QUERIES, 9, side=side)  # 9 is a token like any other: nobody may read it
+    response, written, logprobs = sample(model, ids, mask, T, EOS, pad_id, generator=dice(), with_logprobs=True)
+    assert all(m.training for m in model.modules())
+    u = torch.rand(T, len(QUERIES), dtype=torch.float64, generator=dice())
+    lengths = set()
+    for i, query in enumerate(QUERIES):
+        expected = one_by_one(model, query, u[:, i], {EOS})
+        assert response[i][written[i]].tolist() == expected
+        assert (response[i][~written[i]] == pad_id).all() and (logprobs[i][~written[i]] == 0).all()
+        lengths.add(len(expected))
+        full = model(torch.tensor([query + expected])).logits[0].log_softmax(-1)
+        slow = torch.stack([full[len(query) - 1 + t, token] for t, token in enumerate(expected)])
+        torch.testing.assert_close(logprobs[i][written[i]], slow, atol=1e-9 if name in FAMILIES else 1e-5, rtol=0)
+    assert len(lengths) > 1, "all rows ended together: this seed tests nothing"
+    assert written.equal(response_mask(response, EOS)) or pad_id == EOS
+    assert response.shape[1] == max(lengths)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_is_transformers_generate(name):
+    model = tiny(name).eval()
+    ids, mask = pad(QUERIES, PAD, side="left")
+    theirs = model.generate(ids, attention_mask=mask.long(), do_sample=False, max_new_tokens=12, pad_token_id=PAD)
+    ours, _ = sample(model, ids, mask, 12, EOS, PAD, greedy=True)
+    assert theirs[:, ids.shape[1]:].equal(ours)
+
+
+@pytest.mark.parametrize("temperature", [.5, 2.])
+def test_temperature_belongs_to_sampler_and_logprobs(temperature):
+    model = tiny()
+    ids, mask = pad(QUERIES, PAD, side="left")
+    response, written, logprobs = sample(model, ids, mask, 6, EOS, PAD, temperature, dice(), with_logprobs=True)
+    u = torch.rand(6, len(QUERIES), dtype=torch.float64, generator=dice())
+    for i, query in enumerate(QUERIES):
+        assert response[i][written[i]].tolist() == one_by_one(model, query, u[:, i], {EOS}, temperature)
+    torch.testing.assert_close(logprobs, response_logprobs(model, ids, mask, response, written, temperature), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("temperature", [1., .7])
+def test_frequencies_are_the_enumerated_probabilities(name, temperature):
+    "Every response of at most two tokens; a chi-squared bound of four standard deviations."
+    model, query, n = tiny(name).eval(), [1, 5, 7], 6000
+    with torch.no_grad():
+        first = (model(torch.tensor([query])).logits[0, -1] / temperature).softmax(-1)
+        second = (model(torch.tensor([query + [a] for a in range(V)])).logits[:, -1] / temperature).softmax(-1)
+    exact = {(EOS,): first[EOS].item()} | {(a, b): (first[a] * second[a, b]).item() for a, b in itertools.product(range(V), range(V)) if a != EOS}
+    assert abs(sum(exact.values()) - 1) < 1e-9
+    many = torch.tensor([query]).expand(n, -1)
+    response, mask = sample(model, many, torch.ones_like(many), 2, EOS, PAD, temperature, dice(1))
+    counts = dict.fromkeys(exact, 0)
+    for r, m in zip(response, mask, strict=True): counts[tuple(r[m].tolist())] += 1
+    big = [k for k in exact if exact[k] * n >= 5]
+    cells = [(counts[k], exact[k]) for k in big]
+    cells.append((n - sum(c for c, _ in cells), 1 - sum(p for _, p in cells)))
+    chi2 = sum((c - n * p)**2 / (n * p) for c, p in cells if p > 1e-12)
+    freedom = len(cells) - 1
+    assert freedom > 10 and chi2 < freedom + 4 * (2 * freedom)**.5
+
+
+def test_the_loop_stops_when_all_rows_have_ended():
+    model, calls = tiny(), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    ids, mask = pad(QUERIES, PAD, side="left")
+    response, _ = sample(model, ids, mask, 14, EOS, PAD, generator=dice(2))
+    assert len(calls) == response.shape[1] < 14
+
+
+def test_several_ends_and_none():
+    model = tiny()
+    ids, mask = pad(QUERIES, PAD, side="left")
+    response, written = sample(model, ids, mask, 10, [EOS, 6], PAD, generator=dice())
+    assert written.equal(response_mask(response, [EOS, 6]))
+    response, written = sample(model, ids, mask, 10, None, PAD, generator=dice())
+    assert written.all() and response.shape == (4, 10) and (response == EOS).any()
+
+
+def test_only_the_given_generator_is_used():
+    model = tiny()
+    ids, mask = pad(QUERIES, PAD, side="left")
+    state = torch.get_rng_state()
+    first = sample(model, ids, mask, 8, EOS, PAD, generator=dice())[0]
+    assert torch.get_rng_state().equal(state)
+    torch.manual_seed(99)
+    assert sample(model, ids, mask, 8, EOS, PAD, generator=dice())[0].equal(first)
+    torch.manual_seed(99); a = sample(model, ids, mask, 8, EOS, PAD)[0]
+    torch.manual_seed(99); b = sample(model, ids, mask, 8, EOS, PAD)[0]
+    assert a.equal(b)
+
+
+def test_each_module_gets_its_own_mode_back_even_after_an_error():
+    model = tiny()
+    model.train(); model.transformer.h[0].eval()
+    before = [m.training for m in model.modules()]
+    ids, mask = pad(QUERIES, PAD, side="left")
+    sample(model, ids, mask, 3, EOS, PAD)
+    assert [m.training for m in model.modules()] == before
+    model.lm_head.weight.data[3] = float("nan")
+    with pytest.raises(ValueError, match="NaN or infinite in rows"): sample(model, ids, mask, 3, EOS, PAD)
+    assert [m.training for m in model.modules()] == before
+
+
+def test_padding_may_hold_anything():
+    model = tiny()
+    ids, mask = pad(QUERIES, PAD, side="left")
+    expected = sample(model, ids, mask, 8, EOS, PAD, generator=dice())
+    for junk in (-100, 10**6, EOS):
+        got = sample(model, ids.masked_fill(~mask, junk), mask.long(), 8, EOS, PAD, generator=dice())
+        assert got[0].equal(expected[0]) and got[1].equal(expected[1])
+    wide_ids, wide_mask = (torch.cat([torch.zeros(4, 9, dtype=x.dtype), x], 1) for x in (ids, mask))  # padding costs no context
+    assert sample(model, wide_ids, wide_mask, 8, EOS, PAD, generator=dice())[0].equal(expected[0])
+
+
+def test_refusals(unchecked):
+    model = tiny()
+    ids, mask = pad(QUERIES, PAD, side="left")
+    empty = mask.clone(); empty[2] = False
+    cases = [(dict(query_mask=empty), "no query token in row \\[2\\]"), (dict(query_ids=ids[:, 1:]), "differ in shape"),
+             (dict(query_ids=ids[:0], query_mask=mask[:0]), "no queries"), (dict(max_new_tokens=0), "max_new_tokens is 0"),
+             (dict(max_new_tokens=16), "query 2 has 5 tokens; with max_new_tokens=16 that is 21, beyond the model's context of 20"),
+             (dict(query_ids=ids + 5), "token 4 of query 0 is 12, but the model's vocabulary ends at 10"),
+             (dict(temperature=0.), "temperature is 0"), (dict(temperature=float("nan")), "temperature is nan"), (dict(top_k=0), "top_k is 0")]
+    good = dict(query_ids=ids, query_mask=mask, max_new_tokens=4, eos_id=EOS, pad_id=PAD)
+    with unchecked():
+        for change, message in cases:
+            with pytest.raises(ValueError, match=message): sample(model, **(good | change))
+        with pytest.raises(TypeError, match="float32"): sample(model, **(good | dict(query_mask=mask.float())))
+    assert sample(model, **(good | dict(max_new_tokens=15)))[0].shape[1] <= 15  # exactly the context
+
+
+def test_training_rollouts_take_no_truncated_samples():
+    ids, mask = pad(QUERIES, PAD, side="left")
+    for wrong in (dict(top_k=3), dict(greedy=True)):
+        with pytest.raises(ValueError, match="another distribution"): collect(tiny(), ids, mask, 4, EOS, PAD, **wrong)
+
+
+def test_top_k_draws_only_from_the_k_likeliest():
+    logits = torch.randn(300, V, generator=dice(3))
+    drawn = draw(logits, torch.rand(300, generator=dice(4)), top_k=3)
+    assert (drawn[:, None] == logits.topk(3).indices).any(-1).all()
+    assert draw(logits, torch.rand(300, generator=dice(4)), top_k=99).equal(draw(logits, torch.rand(300, generator=dice(4))))
+
+
+def test_tokens_of_probability_zero_are_never_drawn():
+    logits = torch.randn(1, 50_000, generator=dice(6)).double()
+    logits[:, ::2] = -torch.inf
+    ends = [0., 1e-300, .5, 1 - 2**-53, 1.]
+    u = torch.cat([torch.rand(200, dtype=torch.float64, generator=dice()), torch.tensor(ends, dtype=torch.float64)])
+    assert (draw(logits.expand(len(u), -1), u) % 2 == 1).all()
+
+
+def test_a_rollout_holds_texts_and_what_the_sampler_saw():
+    words = [f"w{i}" for i in range(7)]
+    tokenizer = word_tokenizer(words, 20)  # 4 special tokens and 7 words: the model's 11
+    model = tiny(dtype=torch.float32)
+    prompts = ["w0 w3", "w1", ""]
+    ids, mask = pad([tokenizer(p)["input_ids"] for p in prompts], PAD, side="right")
+    r = collect(Agent(model), ids, mask, 6, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer, generator=dice())
+    assert r.prompts == prompts
+    for i in range(3):
+        real = tokenizer.decode(r.response_ids[i][r.mask[i]], skip_special_tokens=True)
+        assert r.texts[i] == f"{prompts[i]} {real}".strip()
+    assert r.query_mask[:, -1].all(), "queries must end where responses begin"
+    again = response_logprobs(model, r.query_ids, r.query_mask, r.response_ids, r.mask)
+    torch.testing.assert_close(again, r.sampled_logprobs, atol=1e-5, rtol=0)
+
+
+def make(n=7):
+    rows = torch.arange(n)
+    return Rollout(rows[:, None], torch.ones(n, 1).bool(), rows[:, None] * 10, torch.ones(n, 1).bool(),
+                   texts=[str(i) for i in range(n)], scores=rows.float(), values=rows[:, None] / 2)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_minibatches_deal_every_row_once_and_keep_it_whole(parts):
+    deal = list(make().minibatches(parts, dice()))
+    assert len(deal) == parts and max(map(len, deal)) - min(map(len, deal)) <= 1
+    assert sorted(t for b in deal for t in b.texts) == sorted(make().texts)
+    for b in deal:
+        for i, text in enumerate(b.texts):
+            k = int(text)
+            assert (b.query_ids[i], b.response_ids[i], b.scores[i], b.values[i]) == (k, 10 * k, k, k / 2)
+        assert b.advantages is None
+    assert [b.texts for b in make().minibatches(parts, dice())] == [b.texts for b in deal]
+
+
+def test_indexing():
+    r = make()
+    for rows, expected in [(2, "2"), (-1, "6"), (slice(1, 4), "123"), ([5, 0], "50"), (torch.tensor([3, 3]), "33"),
+                           (torch.arange(7) > 4, "56"), (slice(0, 0), "")]:
+        assert "".join(r[rows].texts) == expected and len(r[rows]) == len(expected)
+        assert r[rows].scores.tolist() == [float(c) for c in expected]
+    for n in (0, 8):
+        with pytest.raises(ValueError, match="7 responses cannot be dealt"): list(r.minibatches(n))
