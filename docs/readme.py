@@ -11,7 +11,7 @@ from pathlib import Path
 from lessons import PARTS, ROOT, STAGES, START, read_pages, shown_outputs
 
 IMAGES = ROOT / "docs/images"
-NIGHT = "<style>@media (prefers-color-scheme: dark) { .ink-s { stroke: #e6e6e6 !important } .ink-f, text { fill: #e6e6e6 !important } }</style>"
+INK = "<style>svg { --ink: #262626 } @media (prefers-color-scheme: dark) { svg { --ink: #e6e6e6 } }</style>"
 
 
 def table_of_lessons(pages) -> str:
@@ -57,9 +57,8 @@ def picture(svg: str, stamp: str) -> str:
     "An SVG file that is legible on a light and on a dark page."
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg"):], flags=re.S)
     svg = re.sub(r"\n\s*", " ", svg).replace("> <", "><")
-    svg = re.sub(r'style="([^"]*)fill: #262626', r'class="ink-f" style="\1fill: #262626', svg)
-    svg = re.sub(r'style="([^"]*)stroke: #262626', r'class="ink-s" style="\1stroke: #262626', svg)
-    return svg.replace("><", f"><!-- {stamp} -->{NIGHT}<", 1)
+    svg = svg.replace("#262626", "var(--ink)")
+    return svg.replace("><", f"><!-- {stamp} -->{INK}<", 1)
 
 
 def render() -> tuple[str, dict[Path, str], list[str]]:

@@ -2,6 +2,7 @@
 import ast
 import re
 import sys
+import xml.dom.minidom
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -113,8 +114,10 @@ def test_formulas_are_typeset_or_refused():
 
 
 def test_readme_paths_and_pictures():
-    made = readme.picture('<svg width="1"><metadata>d</metadata><g style="fill: #262626"/><text>t</text></svg>', "0" * 16)
-    assert "prefers-color-scheme: dark" in made and 'class="ink-f"' in made and "metadata" not in made
+    svg = '<?xml version="1.0"?><svg width="1"><metadata>d</metadata><g style="fill: #262626; stroke: #262626"/><text>t</text></svg>'
+    made = readme.picture(svg, "0" * 16)
+    assert xml.dom.minidom.parseString(made).documentElement.tagName == "svg"
+    assert "prefers-color-scheme: dark" in made and "#262626;" not in made and "fill: var(--ink)" in made and "metadata" not in made
     rows = readme.table_of_lessons([page()])
     assert "[01_b](1_objective/01_b.ipynb) | 5 | sub" in rows and "**Objective**" in rows
 
