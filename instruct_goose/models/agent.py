@@ -140,7 +140,7 @@ def response_hidden(
     return layout.scatter(_predicting(trunk(model), layout))
 
 # %% ../../nbs/2_models/01_agent.ipynb #2291a74d
-_PLAIN: WeakKeyDictionary[nn.Module, tuple[nn.Module, bool]] = WeakKeyDictionary()
+_PLAIN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 @torch.no_grad()
 def _probe(model: nn.Module, head: nn.Module) -> bool:
@@ -164,10 +164,9 @@ def plain_head(model: nn.Module) -> nn.Linear | None:
     """The linear head if logits are exactly `hidden @ weight.T + bias`, else None (Gemma 2 caps its logits, Cohere and
     Granite scale them, BERT transforms the hidden states first). Found by asking the model once, not from a list."""
     head = model.get_output_embeddings()
-    if type(head) is not nn.Linear: return None
-    known, plain = _PLAIN.get(model, (None, False))
-    if known is not head: _PLAIN[model] = head, (plain := _probe(model, head))
-    return head if plain else None
+    if type(head) is not nn.Linear or head._forward_hooks or head._forward_pre_hooks: return None
+    if model not in _PLAIN: _PLAIN[model] = _probe(model, head)
+    return head if _PLAIN[model] else None
 
 # %% ../../nbs/2_models/01_agent.ipynb #b687ddb8
 def _forward_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:

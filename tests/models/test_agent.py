@@ -39,17 +39,18 @@ CONFIGS = {
     "bloom: no position ids": lambda: transformers.BloomConfig(vocab_size=V, hidden_size=16, n_layer=2, n_head=2, hidden_dropout=.4),
     "opt: a narrow head": lambda: transformers.OPTConfig(
         vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, ffn_dim=24, max_position_embeddings=14, word_embed_proj_dim=8),
+    "bert: a head that transforms": lambda: transformers.BertConfig(**BASE, intermediate_size=24, is_decoder=True),
     "gemma2: capped logits": lambda: transformers.Gemma2Config(**ROTARY, head_dim=8, final_logit_softcapping=2., attention_dropout=.4),
     "cohere: scaled logits": lambda: transformers.CohereConfig(**ROTARY, logit_scale=.3),
     "granite: divided logits": lambda: transformers.GraniteConfig(**ROTARY, logits_scaling=3.),
 }
-PLAIN = {name for name in CONFIGS if name.split(":")[0] not in ("gemma2", "cohere", "granite")}
+PLAIN = {name for name in CONFIGS if name.split(":")[0] not in ("bert", "gemma2", "cohere", "granite")}
 FAMILIES = ["gpt2", "llama", "qwen2", "qwen3"]
 LAYOUTS = list(itertools.product(("left", "right"), ("left", "right"), (EOS, 0)))
 
-# rows of unequal lengths; queries and responses hold the end token, which is also the padding in half of the tests
+# rows of 5, 6 and 7 tokens; queries and responses hold the end token, which is also the padding in half of the tests
 QUERIES = [[1, 5, 7], [1], [1, 4, 2, 6, 8]]
-RESPONSES = [[8, 9, 2], [2, 11, 3, 12, 2], [7]]
+RESPONSES = [[8, 2], [2, 11, 3, 12, 2], [7, 4]]
 
 
 def tiny(name, seed=0, dtype=torch.float64):
@@ -271,6 +272,12 @@ def test_a_new_head_is_asked_again():
     assert plain_head(model) is model.lm_head
     logprobs = response_logprobs(model, *batch())
     for i, (lp, *_) in enumerate(oracle(model)): near(logprobs[i][rm[i]], lp)
+    for hook in (lambda _, args, out: out * 2, None):  # as steering does it
+        handle = model.lm_head.register_forward_hook(hook) if hook else model.lm_head.register_forward_pre_hook(lambda _, args: args[0] * 2)
+        assert plain_head(model) is None
+        logprobs = response_logprobs(model, *batch())
+        for i, (lp, *_) in enumerate(oracle(model)): near(logprobs[i][rm[i]], lp)
+        handle.remove()
 
 
 def test_forgotten_models_are_forgotten():
@@ -438,8 +445,8 @@ def test_what_cannot_be_evaluated(unchecked):
         refused(model, r"query_ids \(3, 5\) and query_mask \(3, 4\)", query_mask=qm[:, 1:])
         refused(model, "2 queries and 3 responses", query_ids=q[:2], query_mask=qm[:2])
         refused(model, "no rows", query_ids=q[:0], query_mask=qm[:0])
-        refused(model, r"from 1 to 14, the model's vocabulary from 0 to 12|from 0 to 14", query_ids=q.masked_fill(q == 7, 14))
-        refused(model, "-5", response_ids=r.masked_fill(r == 9, -5))
+        refused(model, "from 0 to 13, the model.s vocabulary from 0 to 12", query_ids=q.masked_fill(q == 7, V))
+        refused(model, "-5", response_ids=r.masked_fill(r == 11, -5))
         refused(model, "query_mask holds", query_mask=q)
         refused(model, "response_mask is torch.float", TypeError, response_mask=rm.float())
         refused(model, "query_ids is torch.float", TypeError, query_ids=q.float())
