@@ -31,11 +31,11 @@ def steps(workers: int) -> dict:
     }
 
 
-def tracked() -> str | None:
-    "What git sees as changed; None where there is no git checkout."
-    git = ["git", "-c", "core.fileMode=true", "diff", "HEAD"]
-    done = subprocess.run(git, cwd=root, capture_output=True, text=True, errors="replace")
-    return done.stdout if done.returncode == 0 else None
+def tracked() -> dict | None:
+    "The tracked files that differ from HEAD, with their contents; None where there is no git checkout."
+    done = subprocess.run(["git", "diff", "HEAD", "--name-only"], cwd=root, capture_output=True, text=True)
+    if done.returncode: return None
+    return {name: path.read_bytes() if (path := root / name).exists() else b"" for name in done.stdout.splitlines()}
 
 
 def run(command, env) -> tuple[int, str]:
@@ -68,8 +68,9 @@ def main():
         start = time.time()
         status, last = run(command, env)
         results.append((name, status == 0, time.time() - start, last))
-    if before is not None and tracked() != before:
-        results.insert(0, ("git", False, 0, "files that git tracks changed during the tests: see git diff"))
+    after = tracked()
+    if before is not None and (changed := sorted(n for n in before | after if before.get(n) != after.get(n))):
+        results.insert(0, ("git", False, 0, f"tracked files changed while the tests ran: {', '.join(changed)}"))
 
     print("\n\033[1m── summary\033[0m")
     for name, ok, seconds, last in results:

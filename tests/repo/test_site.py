@@ -1,6 +1,8 @@
 """The builder on small cases, and the site that make docs has built: links, offline, formulas, entries."""
 import ast
 import re
+import shutil
+import subprocess
 import sys
 import xml.dom.minidom
 from functools import cache
@@ -228,3 +230,35 @@ def test_no_two_elements_share_an_id():
         assert len(ids) == len(set(ids)), (path.name, sorted({i for i in ids if ids.count(i) > 1})[:5])
 
 
+
+
+# --- in a browser, with the network off ---------------------------------------------------------------------------------
+chromium = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
+browser = pytest.mark.skipif(chromium is None, reason="no Chromium on this machine")
+
+
+def open_page(address: str, tmp_path: Path) -> tuple[BeautifulSoup, str]:
+    "The page as a browser leaves it, and what it logged. No host name can be resolved."
+    flags = ("--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+             "--disable-component-update --disable-sync --virtual-time-budget=15000 --enable-logging=stderr --dump-dom").split()
+    done = subprocess.run([chromium, *flags, "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path}", (site / address.partition("?")[0]).as_uri()
+                           + "".join(address.partition("?")[1:])], capture_output=True, text=True, timeout=120)
+    return BeautifulSoup(done.stdout, "html.parser"), "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+@built
+@browser
+def test_plotly_figures_are_drawn_offline(tmp_path):
+    pages = [u for u in lessons if "data-plotly" in (site / f"{u}.html").read_text("utf-8")]
+    for i, url in enumerate(pages):
+        page, log = open_page(f"{url}.html", tmp_path / str(i))
+        for box in page.select(".plotly-figure"): assert box.select_one("svg.main-svg"), f"{url}: not drawn"
+        assert "rror" not in log, log
+
+
+@built
+@browser
+def test_search_finds_a_name_offline(tmp_path):
+    page, log = open_page("search.html?q=group_advantages", tmp_path)
+    found = [a["href"] for a in page.select("ul.search a")]
+    assert any("objective/advantages.html" in a for a in found), (found, log)
