@@ -4,6 +4,7 @@ Read from the source, where each parameter's comment stands beside it; nothing i
 """
 import ast
 import inspect
+import re
 from collections.abc import Callable
 
 GLOSSARY = {  # parameters that mean the same everywhere; said here where a lesson does not say it beside them
@@ -74,8 +75,8 @@ def doc(node) -> str:
 
 
 def one_line(node) -> str:
-    "The first line of a docstring, fit for a table."
-    return doc(node).split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+    "The first sentence of a docstring, fit for a table."
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", doc(node).split("\n\n")[0])[0].replace("\n", " ").replace("|", "\\|")
 
 
 def table(rows: list[dict], returns: dict | None) -> str:

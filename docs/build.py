@@ -217,12 +217,15 @@ def names_page(pages: list[Page]) -> str:
     top = {a.asname or a.name for n in init.body if isinstance(n, ast.ImportFrom) for a in n.names}
     text = ["# All names", "```{rst-class} subtitle\n```\n\nEvery public name of the library, with the lesson that defines it\n"]
     if top: text.append("Those marked • can be imported from `instruct_goose` itself; all of them from the module that heads the table. The [index](genindex) lists them by letter.")
+    part = None
     for page in pages:
         if not page.names: continue
-        text.append(f"## {page.module}\n\nFrom the lesson [{page.title}]({page.url}.ipynb).\n")
+        if page.part != part: text.append(f"## {PARTS[part := page.part]}")
+        short = page.module.removeprefix("instruct_goose.")
+        text.append(f"### {short}\n\n`{page.module}`, from the lesson [{page.title}]({page.url}.ipynb).\n")
         nodes = [n for c in page.cells for n in c.exported if getattr(n, "name", None) in c.names]
         rows = [f"| {'•' if n.name in top else ''} | {{py:obj}}`{n.name} <{page.module}.{n.name}>` | {one_line(n)} |" for n in nodes]
-        text.append("| | name | what it does |\n|---|---|---|\n" + "\n".join(rows))
+        text.append("```{rst-class} names\n```\n\n| | name | what it does |\n|---|---|---|\n" + "\n".join(rows))
     return "\n\n".join(text) + "\n"
 
 
