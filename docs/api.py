@@ -79,7 +79,7 @@ def one_line(node) -> str:
     return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", doc(node).split("\n\n")[0])[0].replace("\n", " ").replace("|", "\\|")
 
 
-def table(rows: list[dict], returns: dict | None) -> str:
+def table(rows: list[dict], returns: dict | None, link: Callable[[str], str]) -> str:
     "Parameters and what comes back; a column that would be empty is left out."
     if returns: rows = [*rows, returns]
     columns = [c for c in ("name", "type", "default", "what") if any(r[c] for r in rows)]
@@ -87,7 +87,9 @@ def table(rows: list[dict], returns: dict | None) -> str:
     def cell(r, c):
         text = r[c].replace("|", "\\|")
         if c == "what" and not text: text = GLOSSARY.get(r["name"], "")
-        return text if c == "what" or not text or r is returns and c == "name" else f"`{text}`"
+        if c == "what": return link(text)
+        if not text or r is returns and c == "name": return text
+        return link(f"`{text}`") if c == "type" else f"`{text}`"
     lines = ["| " + " | ".join({"name": "parameter", "what": ""}.get(c, c) for c in columns) + " |", "|---" * len(columns) + "|"]
     lines += ["| " + " | ".join(cell(r, c) for c in columns) + " |" for r in rows]
     return "```{rst-class} parameters\n```\n\n" + "\n".join(lines)
@@ -113,7 +115,7 @@ def entry(node, module: str, link: Callable[[str], str], fence: int = 6, inside:
         rows, returns, members = parameters(node, notes), returned(node, notes), []
         if inside and "staticmethod" not in decorators: rows = rows[1:]
     head = node.name + ("" if kind == "property" else signature(rows))
-    body = [link(doc(node)), link(table(rows, returns)), *(entry(m, module, link, fence - 1, node.name) for m in members)]
+    body = [link(doc(node)), table(rows, returns, link), *(entry(m, module, link, fence - 1, node.name) for m in members)]
     ticks = "`" * fence
     where = "" if inside else f":module: {module}\n"
     return f"{ticks}{{py:{kind}}} {head}\n{where}{options}\n" + "\n\n".join(b for b in body if b) + f"\n{ticks}"

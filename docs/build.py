@@ -40,10 +40,12 @@ class Links:
 
     def add(self, name, page): self.names.setdefault(name, []).append(f"{page.module}.{name}")
 
-    def find(self, name: str, page: Page | None = None) -> str | None:
-        "Full name of a symbol; the page's own module first when several modules have it."
+    def find(self, name: str, page: Page | None = None, call: bool = False) -> str | None:
+        """Full name of a symbol; the page's own module first when several modules have it.
+        A method without its class is recognised where it is called, `like_this()`: alone, `values` may be any values."""
         short = name.removeprefix("instruct_goose.")
-        found = self.names.get(short) or [f for fs in self.names.values() for f in fs if f.endswith("." + short)]
+        tail = [f for fs in self.names.values() for f in fs if f.endswith("." + short)] if call or "." in short else []
+        found = self.names.get(short) or tail
         own = [f for f in found if page and page.module and f.startswith(page.module + ".")]
         return (own or found or [None])[0]
 
@@ -52,7 +54,7 @@ class Links:
         seen = set()
 
         def name(m):
-            full = self.find(m[1], page)
+            full = self.find(m[1], page, bool(m[2]))
             if full is None or full in seen: return m[0]
             seen.add(full)
             return f"{{py:obj}}`{m[1]}{m[2]} <{full}>`"

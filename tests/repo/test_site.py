@@ -101,7 +101,9 @@ def test_links_resolve_names_and_notebooks():
     full = "{py:obj}`gae <instruct_goose.objective.b.gae>`"
     assert links.apply("see `gae`, then `gae` and `other`", a) == f"see {full}, then `gae` and `other`"
     assert links.apply("`gae()`", a) == "{py:obj}`gae() <instruct_goose.objective.b.gae>`"
-    for untouched in ("# `gae`", "```\n`gae`\n```", "$$\n`gae`\n$$", "[`gae`](https://x.y)"): assert links.apply(untouched, a) == untouched
+    links.add("C.values", b)
+    assert links.apply("`values()`", a) == "{py:obj}`values() <instruct_goose.objective.b.C.values>`"
+    for untouched in ("`values`", "# `gae`", "```\n`gae`\n```", "$$\n`gae`\n$$", "[`gae`](https://x.y)"): assert links.apply(untouched, a) == untouched
     assert links.apply("[B](01_b.ipynb#The-end)", a) == "[B](b.ipynb#the-end)"
     assert links.apply("[l](../../LICENSE)", a) == f"[l]({build.REPO}/blob/main/LICENSE)"
     assert not links.broken
