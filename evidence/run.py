@@ -9,7 +9,6 @@ commit and versions. Nobody types a figure. About six CPU-minutes, and eight mor
 """
 import argparse
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -73,7 +72,6 @@ def main():
     if wrong := set(args.only) - {"quickstart", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
     if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
-    os.environ |= {"HF_HUB_OFFLINE": "1", "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
 
     if not args.only or "quickstart" in args.only:
         runs = [run("quickstart", "--seed", str(seed), "--no-progress") for seed in (0, 1, 2)]

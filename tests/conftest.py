@@ -1,36 +1,21 @@
-"""Every test runs with shapes and dtypes checked: the jaxtyping hook must be in place before the package is imported."""
-import contextlib
-import sys
+"""No test may ask for the network: whatever is downloaded by accident fails at once, and says so."""
+import ipaddress
+import socket
 
-import jaxtyping
 import pytest
 
-assert "instruct_goose" not in sys.modules, "instruct_goose was imported before the shape checker could be installed"
-jaxtyping.install_import_hook("instruct_goose", "beartype.beartype")
 
-import torch  # noqa: E402
+@pytest.fixture(autouse=True, scope="session")
+def no_network():
+    connect = socket.socket.connect
 
-torch.set_num_threads(1)
+    def local_only(self, address):
+        if self.family not in (socket.AF_INET, socket.AF_INET6): return connect(self, address)
+        try: ours = ipaddress.ip_address(address[0]).is_loopback
+        except ValueError: ours = address[0] == "localhost"
+        if not ours: raise RuntimeError(f"a test asked for the network: {address}")
+        return connect(self, address)
 
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-@pytest.fixture(params=[float("nan"), float("inf"), float("-inf"), 1e6, -1e6], ids=str)
-def poison(request):
-    "poison(x, mask): x with one of five poisons where the mask is False. A test that takes it runs five times."
-    return lambda x, mask: torch.where(mask, x.detach(), request.param).requires_grad_(x.requires_grad)
-
-
-@pytest.fixture
-def unchecked():
-    "with unchecked(): the package's own errors, as users meet them without the shape checker."
-    @contextlib.contextmanager
-    def off():
-        before = jaxtyping.config.jaxtyping_disable
-        jaxtyping.config.update("jaxtyping_disable", True)
-        try: yield
-        finally: jaxtyping.config.update("jaxtyping_disable", before)
-    return off
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", local_only)
+        yield

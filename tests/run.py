@@ -58,9 +58,8 @@ def main():
     if unknown := set(args.only) - set(todo):
         parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(todo)}")
 
-    # one thread per process: more of them fight for the cores. No step may need a network.
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1",
-                        "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
+    # one thread per process: more of them fight for the cores
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
     before, results = tracked(), []
     for name, (what, command) in todo.items():
         if args.only and name not in args.only: continue
