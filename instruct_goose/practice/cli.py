@@ -86,11 +86,13 @@ def main(
 ) -> None:
     "The command `instruct-goose`. Exits with 2 for bad settings, 1 for what a person can mend, 130 after Ctrl-C."
     import tyro
+    from transformers.utils import logging
 
     from instruct_goose import __version__
     from instruct_goose.practice.quickstart import QuickstartConfig, run_quickstart
     from instruct_goose.practice.real_reviews import ReviewsConfig, run_reviews
 
+    logging.disable_progress_bar()  # of loading and saving: these models are small
     argv = sys.argv[1:] if argv is None else argv
     if argv == ["--version"]: return print(f"instruct-goose {__version__}")
     commands = {"quickstart": (QuickstartConfig, run_quickstart), "reviews": (ReviewsConfig, run_reviews), "sample": (SampleConfig, run_sample)}
