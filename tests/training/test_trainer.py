@@ -1,0 +1,573 @@
+"""The oracle of the loss is slow: one unpadded row at a time through the model's own forward, token by token, by the equations."""
+import dataclasses
+import itertools
+import json
+import math
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from instruct_goose.models.agent import Agent, create_reference_model
+from instruct_goose.models.text import PromptDataset, pad, word_tokenizer
+from instruct_goose.training.rollout import Rollout
+from instruct_goose.training.trainer import RLHFConfig, RLHFTrainer, check_scores
+
+WORDS = [f"w{i}" for i in range(9)]
+TOKENIZER = word_tokenizer(WORDS, 20, pad="<end>", bos="<end>", eos="<end>")  # <end>, <unk> and nine words
+V, EOS = len(TOKENIZER), TOKENIZER.eos_token_id
+BASE = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=20,
+            pad_token_id=EOS, bos_token_id=EOS, eos_token_id=EOS)
+ROTARY = BASE | dict(intermediate_size=24, num_key_value_heads=1)
+CONFIGS = {
+    "gpt2": lambda: transformers.GPT2Config(**BASE, resid_pdrop=.3, embd_pdrop=.3, attn_pdrop=.3),
+    "llama": lambda: transformers.LlamaConfig(**ROTARY, attention_dropout=.3),
+    "qwen2": lambda: transformers.Qwen2Config(**ROTARY, attention_dropout=.3),
+}
+QUERIES = [[0, 5, 7], [0], [0, 4, 0, 6, 8], [0, 10]]       # the end token occurs inside
+RESPONSES = [[8, 9, 0], [2, 10, 3, 5, 0], [7], [3, 0]]
+SCORES = torch.tensor([1.5, -2., .25, .5])
+
+
+def tiny(name="gpt2", seed=0, dtype=torch.float64):
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]())
+    for p in model.parameters(): torch.nn.init.normal_(p, std=.35)
+    return model.to(dtype)
+
+
+def agent_and_reference(name="gpt2", separate=False):
+    "A value head that says something and a reference that differs from the policy, in training mode: dropout is on."
+    agent = Agent(tiny(name), value_model=tiny(name, seed=7) if separate else None).train()
+    torch.nn.init.normal_(agent.value_head.weight, std=.3); torch.nn.init.constant_(agent.value_head.bias, .2)
+    return agent, tiny(name, seed=1).train()
+
+
+def config(**changes): return RLHFConfig(**(dict(device="cpu", batch_size=8, max_new_tokens=6, lr=1e-3, group_size=2) | changes))
+
+
+# ---------------------------------------------------------------- the loss
+
+def slow_loss(trainer, queries, responses, scores):
+    "Equations (3) to (6) with Python loops. Only the models' plain forward on unpadded rows is used. Differentiable."
+    c, agent, ref = trainer.config, trainer.agent, trainer.ref_model
+    was = [(m, m.training) for m in agent.modules()]
+    agent.eval(); ref.eval()
+    rows = []
+    for q, r, s in zip(queries, responses, scores.tolist(), strict=True):
+        ids = torch.tensor([q + r])
+        logits = agent.model(ids).logits[0] / c.temperature
+        ref_logits = (ref(ids).logits[0] / c.temperature).detach()
+        base = agent.model.base_model if agent.value_model is None else agent.value_model
+        hidden = base(ids).last_hidden_state[0]
+        V = [agent.value_head(hidden[len(q) - 1 + t])[0] for t in range(len(r))]
+        logp = [logits[len(q) - 1 + t].log_softmax(-1) for t in range(len(r))]
+        lp = [logp[t][a] for t, a in enumerate(r)]
+        rlp = [ref_logits[len(q) - 1 + t].log_softmax(-1)[a] for t, a in enumerate(r)]
+        ent = [-(x.exp() * x).sum() for x in logp]
+        reward = [-(c.beta if c.kl_placement == "reward" else 0.) * (lp[t] - rlp[t]).item() + (s if t == len(r) - 1 else 0.) for t in range(len(r))]
+        rows.append(dict(lp=lp, rlp=rlp, V=V, ent=ent, reward=reward))
+    if c.algorithm == "ppo":
+        for row in rows:
+            v, n = [x.item() for x in row["V"]] + [0.], len(row["lp"])
+            row["A"] = [sum((c.gamma * c.lam)**(k - t) * (row["reward"][k] + c.gamma * v[k + 1] - v[k]) for k in range(t, n)) for t in range(n)]
+            row["R"] = [a + b for a, b in zip(row["A"], v, strict=False)]
+        if c.whiten_advantages:
+            flat = torch.tensor([a for row in rows for a in row["A"]], dtype=torch.float64)
+            for row in rows: row["A"] = [((a - flat.mean()) / (flat.var() + 1e-8).sqrt()).item() for a in row["A"]]
+    else:
+        totals = torch.tensor([sum(row["reward"]) for row in rows], dtype=torch.float64).view(-1, c.group_size)
+        normal = ((totals - totals.mean(1, keepdim=True)) / (totals.std(1, keepdim=True) + 1e-4)).flatten().tolist()
+        for row, a in zip(rows, normal, strict=True): row["A"] = [a] * len(row["lp"])
+
+    def token(row, t):
+        ratio = (row["lp"][t] - row["lp"][t].detach()).exp()
+        loss = -ratio * row["A"][t]  # the clip is nowhere active at ratio 1
+        if c.algorithm == "ppo": loss = loss + c.vf_coef * (row["V"][t] - row["R"][t])**2 / 2
+        ell = row["lp"][t] - row["rlp"][t]
+        if c.kl_placement == "loss": loss = loss + c.beta * (ell**2 / 2 if c.kl_estimator == "k2" else (-ell).exp() - 1 + ell)
+        return loss - c.ent_coef * row["ent"][t]
+
+    per = [[token(row, t) for t in range(len(row["lp"]))] for row in rows]
+    how = c.aggregation or ("token_mean" if c.algorithm == "ppo" else "sequence_mean")
+    if how == "token_mean": total = sum(x for row in per for x in row) / sum(map(len, per))
+    elif how == "sequence_mean": total = sum(sum(row) / len(row) for row in per) / len(per)
+    else: total = sum(x for row in per for x in row) / (len(per) * max(map(len, responses)))
+    for m, mode in was: m.training = mode
+    return total
+
+
+SETTINGS = {
+    "ppo": {},
+    "discount": dict(gamma=.9, lam=.5, whiten_advantages=False, vf_coef=.7, value_clip=None),
+    "warm, with entropy": dict(temperature=1.7, ent_coef=.05, beta=.4),
+    "KL in the loss, k2": dict(kl_placement="loss", beta=.3),
+    "KL in the loss, k3": dict(kl_placement="loss", kl_estimator="k3", beta=.3, clip_high=.3),
+    "sequence_mean": dict(aggregation="sequence_mean"),
+    "sequence_sum": dict(aggregation="sequence_sum"),
+    "grpo": dict(algorithm="grpo"),
+    "grpo, KL in the loss": dict(algorithm="grpo", kl_placement="loss", kl_estimator="k3", aggregation="token_mean", beta=.04),
+}
+
+
+def gradients(agent): return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in agent.parameters()]
+
+
+def compare(trainer, *batch):
+    "Value and every gradient against the slow loss."
+    before = [m.training for m in trainer.agent.modules()]
+    trainer.agent.zero_grad(); loss = trainer.compute_loss(*batch); loss.backward(); got = gradients(trainer.agent)
+    assert [m.training for m in trainer.agent.modules()] == before, "dropout must be restored"
+    trainer.agent.zero_grad(); slow = slow_loss(trainer, QUERIES, RESPONSES, SCORES.double()); slow.backward(); expected = gradients(trainer.agent)
+    close = dict(atol=1e-9, rtol=1e-7) if trainer.agent.model.config.model_type == "gpt2" else dict(atol=1e-6, rtol=1e-4)  # their norms are float32
+    torch.testing.assert_close(loss, slow, **close)
+    assert sum(g.abs().sum() for g in expected) > 1e-3
+    for a, b in zip(got, expected, strict=True): torch.testing.assert_close(a, b, **close)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_loss_and_its_gradient_are_those_of_the_equations(name, setting):
+    agent, ref = agent_and_reference(name, separate=setting == "ppo")
+    trainer = RLHFTrainer(agent, ref, config(**SETTINGS[setting]))
+    compare(trainer, *pad(QUERIES, EOS, side="left"), *pad(RESPONSES, EOS, side="right"), SCORES.double())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("query_side,response_side", list(itertools.product(("left", "right"), repeat=2)))
+@pytest.mark.parametrize("pad_id", [EOS, 3, -100])
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64])
+def test_padding_changes_nothing(name, query_side, response_side, pad_id, kind):
+    agent, ref = agent_and_reference(name)
+    trainer = RLHFTrainer(agent, ref, config())
+    (q, qm), (r, rm) = pad(QUERIES, pad_id, side=query_side), pad(RESPONSES, pad_id, side=response_side)
+    compare(trainer, q, qm.to(kind), r, rm.to(kind), SCORES.double())
+
+
+def test_rows_may_stand_in_any_order_and_padding_may_be_wider():
+    agent, ref = agent_and_reference()
+    trainer = RLHFTrainer(agent, ref, config())
+    batch = (*pad(QUERIES, EOS, side="left"), *pad(RESPONSES, EOS, side="right"), SCORES.double())
+    order = torch.tensor([2, 0, 3, 1])
+    wide = lambda x: torch.cat([x, torch.zeros(4, 30, dtype=x.dtype)], 1)
+    for other in ([x[order] for x in batch], [wide(x) for x in batch[:4]] + [batch[4]]):
+        torch.testing.assert_close(trainer.compute_loss(*other), trainer.compute_loss(*batch), atol=1e-12, rtol=1e-10)
+
+
+def test_models_of_any_kind_are_accepted():
+    batch = (*pad(QUERIES, EOS, side="left"), *pad(RESPONSES, EOS, side="right"), SCORES)
+    model = tiny(dtype=torch.float32)
+    losses = [RLHFTrainer(m, r, config()).compute_loss(*batch) for m, r in [
+        (model, None), (Agent(model), None), (model, create_reference_model(model)), (model, create_reference_model(Agent(model))),
+        (model, Agent(tiny(dtype=torch.float32)))]]
+    for loss in losses[1:]: torch.testing.assert_close(loss, losses[0])
+    assert losses[0].requires_grad and losses[0].shape == ()
+
+
+def test_one_token_alone_can_be_learned_from():
+    loss = RLHFTrainer(tiny(), config=config()).compute_loss(torch.tensor([[0, 1]]), torch.ones(1, 2).bool(), torch.tensor([[3]]), torch.ones(1, 1).bool(), torch.ones(1))
+    assert loss.isfinite() and loss.requires_grad
+
+
+def test_compute_loss_refuses(unchecked):
+    trainer = RLHFTrainer(tiny(), config=config())
+    good = dict(zip(("query_ids", "query_attention_mask", "response_ids", "response_attention_mask", "rewards"),
+                    (*pad(QUERIES, EOS, side="left"), *pad(RESPONSES, EOS, side="right"), SCORES), strict=True))
+    empty = good["response_attention_mask"].clone(); empty[1] = False
+    cases = [
+        (dict(rewards=SCORES[:3]), "rewards has shape \\(3,\\), expected \\(4,\\)"), (dict(rewards=SCORES[:, None]), "shape \\(4, 1\\)"),
+        (dict(rewards=torch.tensor([0., 1., float("nan"), 0.])), "rewards of responses \\[2\\]"),
+        (dict(response_attention_mask=empty), "no response token in row \\[1\\]"), (dict(query_attention_mask=torch.zeros(4, 5).bool()), "no query token"),
+        (dict(query_ids=good["query_ids"][:, 1:]), "differ in shape"), (dict(query_ids=good["query_ids"][:3], query_attention_mask=good["query_attention_mask"][:3]), "3 queries and 4 responses"),
+        (dict(response_ids=good["response_ids"] + 8), "vocabulary ends at 10"), (dict(query_attention_mask=good["query_attention_mask"].long() * 2), "only 0"),
+        (dict(query_ids=torch.zeros(4, 19).long(), query_attention_mask=torch.ones(4, 19).bool()), "context is 20")]
+    with unchecked():
+        for change, message in cases:
+            with pytest.raises(ValueError, match=message): trainer.compute_loss(**(good | change))
+        with pytest.raises(TypeError, match="float32"): trainer.compute_loss(**(good | dict(query_attention_mask=good["query_attention_mask"].float())))
+
+
+# ---------------------------------------------------------------- the steps
+
+def reward(texts): return [text.split().count("w1") - .5 * text.split().count("w2") for text in texts]
+
+
+PROMPTS = ["w0 w3", "w5", "", "w1 w1 w2", "w8 w7", "w4", "w2", "w6"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("micro", [None, 3])
+def test_annotations_are_those_of_whole_distributions(name, micro):
+    agent, ref = agent_and_reference(name)
+    trainer = RLHFTrainer(agent, ref, config(temperature=1.3, micro_batch_size=micro), tokenizer=TOKENIZER)
+    r = trainer.annotate(trainer.rollout(PROMPTS))
+    agent.eval()
+    for i in range(len(r)):
+        q, a = r.query_ids[i][r.query_mask[i]], r.response_ids[i][r.mask[i]]
+        ids, n = torch.cat([q, a])[None], len(a)
+        at = slice(len(q) - 1, len(q) - 1 + n)
+        pi, rho = ((m(ids).logits[0, at] / 1.3).softmax(-1) for m in (agent.model, trainer.ref_model))
+        expected = dict(old_logprobs=pi.log()[range(n), a], ref_logprobs=rho.log()[range(n), a], entropy=-(pi * pi.log()).sum(-1),
+                        kl=(pi * (pi / rho).log()).sum(-1), values=agent(ids).values[0, at])
+        for what, x in expected.items():
+            torch.testing.assert_close(getattr(r, what)[i, :n], x, atol=1e-9, rtol=0)
+            assert (getattr(r, what)[i, n:] == 0).all()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_the_first_iteration_starts_at_ratio_one_and_kl_zero_with_dropout_in_the_config(name, algorithm):
+    trainer = RLHFTrainer(tiny(name, dtype=torch.float32).train(), config=config(algorithm=algorithm), tokenizer=TOKENIZER)
+    m = trainer.step(PROMPTS, reward)
+    assert m["kl_to_reference"] < 1e-6 and abs(m["kl_estimate"]) < 1e-6
+    assert m["max_ratio_deviation_first"] < 1e-4 and m["max_sampler_deviation"] < 1e-4
+    assert trainer.step(PROMPTS, reward)["kl_to_reference"] > 0
+    assert all(module.training for module in trainer.agent.modules()) and not trainer.ref_model.training
+
+
+def test_metrics_are_json_and_what_they_say():
+    trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(), tokenizer=TOKENIZER)
+    seen = []
+    history = trainer.train(PROMPTS, reward, steps=3, callback=lambda m: seen.append(m), progress=False)
+    assert seen == history == json.loads(json.dumps(history)) and [m["iteration"] for m in history] == [0, 1, 2]
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
+    m = trainer.describe(r)
+    lengths = [row.sum().item() for row in r.mask]
+    assert m["tokens"] == sum(lengths) and m["response_length"] == pytest.approx(sum(lengths) / 8)
+    ended = [r.response_ids[i, n - 1].item() == EOS for i, n in enumerate(lengths)]
+    assert m["finished"] == pytest.approx(sum(ended) / 8) and 0 < sum(ended) < 8
+    assert m["reward_mean"] == pytest.approx(sum(reward(r.texts)) / 8)
+    assert m["reward_std"] == pytest.approx(torch.tensor(reward(r.texts)).std().item(), abs=1e-6)
+    flat = [r.entropy[i, t].item() for i, n in enumerate(lengths) for t in range(n)]
+    assert m["entropy"] == pytest.approx(sum(flat) / len(flat), abs=1e-5)
+    R, V = r.returns[r.mask], r.values[r.mask]
+    assert m["explained_variance"] == pytest.approx(1 - ((R - V).var() / R.var()).item(), abs=1e-4)
+    assert m["return_mean"] == pytest.approx(R.mean().item(), abs=1e-5) and m["advantage_std"] == pytest.approx((R - V).std(unbiased=False).item(), abs=1e-5)
+    assert m["total_reward_mean"] == pytest.approx(r.rewards.sum().item() / 8, abs=1e-5)
+
+
+def test_what_is_not_defined_is_none():
+    trainer = RLHFTrainer(tiny(), config=config(beta=0.), tokenizer=TOKENIZER)
+    m = trainer.step(PROMPTS, lambda texts: [0.] * len(texts))  # returns that do not vary
+    assert m["explained_variance"] is None and json.loads(json.dumps(m)) == m
+
+
+@pytest.mark.parametrize("changes", [{}, dict(algorithm="grpo"), dict(aggregation="sequence_mean"), dict(aggregation="sequence_sum"),
+                                     dict(kl_placement="loss", ent_coef=.02), dict(algorithm="grpo", kl_placement="loss")], ids=str)
+def test_micro_batches_take_the_same_step(changes):
+    def stepped(micro):
+        agent, ref = agent_and_reference()
+        trainer = RLHFTrainer(agent, ref, config(micro_batch_size=micro, **changes), tokenizer=TOKENIZER)
+        metrics = [trainer.step(PROMPTS[:8 if trainer.config.algorithm == "ppo" else 4], reward) for _ in range(2)]
+        return metrics, [p.detach().clone() for p in agent.parameters()]
+    whole, expected = stepped(None)
+    for micro in (1, 3):
+        metrics, got = stepped(micro)
+        for a, b in zip(got, expected, strict=True): torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-7)
+        for a, b in zip(metrics, whole, strict=True):
+            for name in a.keys() - {n for n in a if "seconds" in n}: assert a[name] == pytest.approx(b[name], abs=1e-6), name
+
+
+def test_a_changed_model_and_another_temperature_are_noticed():
+    trainer = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER)
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
+    trainer.optimize(r)
+    weights = [p.detach().clone() for p in trainer.agent.parameters()]
+    with pytest.raises(ValueError, match="(?s)before the first update.*dropout.*temperature.*padding") as e: trainer.optimize(r)
+    assert "make a new one" in str(e.value)
+    assert all(a.equal(b) for a, b in zip(trainer.agent.parameters(), weights, strict=True)), "no step may be taken"
+    trainer.config.temperature = 1.5
+    with pytest.raises(ValueError, match="sampler and the training forward disagree"):
+        other = trainer.rollout(PROMPTS); trainer.config.temperature = 1.; trainer.annotate(other)
+
+
+def test_a_wrong_sampler_is_noticed():
+    trainer = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER)
+    r = trainer.rollout(PROMPTS)
+    r.query_mask = torch.ones_like(r.query_mask)  # as if the training forward took padding for text
+    with pytest.raises(ValueError, match="disagree"): trainer.annotate(r)
+
+
+@pytest.mark.parametrize("where,message", [
+    ("value_head.weight", "weight value_head.weight is not finite"), ("score", "the gradient of|rewards and values")])
+def test_nothing_that_is_not_finite_reaches_the_optimizer(where, message):
+    trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(), tokenizer=TOKENIZER)
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
+    if where == "score": r.returns = r.returns * 1e38
+    else: dict(trainer.agent.named_parameters())[where].data[0, 0] = float("nan")
+    weights = [p.detach().clone() for p in trainer.agent.parameters()]
+    trainer.iteration = 17
+    with pytest.raises(FloatingPointError, match=f"iteration 17: .*(?:{message}).*optimizer has not moved"): trainer.optimize(r)
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(trainer.agent.parameters(), weights, strict=True))
+
+
+def test_a_gradient_that_is_not_finite_names_its_parameter():
+    trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(), tokenizer=TOKENIZER)
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
+    trainer.agent.model.transformer.h[1].mlp.c_fc.weight.register_hook(lambda g: g * float("inf"))
+    with pytest.raises(FloatingPointError, match="grad_norm is inf; the gradient of model.transformer.h.1.mlp.c_fc.weight"): trainer.optimize(r)
+
+
+def test_policy_and_value_gradients_are_clipped_apart():
+    def policy_step(scale):
+        trainer = RLHFTrainer(Agent(tiny(), value_model="copy"), config=config(vf_coef=scale, max_grad_norm=.1), tokenizer=TOKENIZER,
+                              optimizer=lambda groups: torch.optim.SGD(groups))
+        r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
+        before = [p.detach().clone() for p in trainer.agent.policy_parameters()]
+        trainer.config.epochs = trainer.config.minibatches = 1
+        m = trainer.optimize(r)
+        moved = torch.cat([(p - b).flatten() for p, b in zip(trainer.agent.policy_parameters(), before, strict=True)]).norm().item()
+        return m, moved
+    (small, a), (large, b) = policy_step(.5), policy_step(500.)
+    assert large["value_grad_norm"] == pytest.approx(1000 * small["value_grad_norm"]) and large["grad_norm"] == pytest.approx(small["grad_norm"])
+    assert a == pytest.approx(b, rel=1e-4) and a == pytest.approx(.1 * 1e-3, rel=1e-4)  # the step is max_grad_norm · lr
+
+
+# ---------------------------------------------------------------- rewards
+
+def test_reward_functions_are_checked_and_the_text_is_named(unchecked):
+    trainer = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER)
+    r = trainer.rollout(PROMPTS)
+    cases = [(lambda t: [0.] * 7, ValueError, "7 scores for 8 texts; the first without a score is text 7 of 8, 'w6"),
+             (lambda t: [0.] * 9, ValueError, "9 scores for 8"), (lambda t: None, TypeError, "returned a NoneType"), (lambda t: "12345678", TypeError, "a str"),
+             (lambda t: {}, TypeError, "a dict"), (lambda t: 1., TypeError, "a float"), (lambda t: torch.zeros(8, 1), ValueError, "shape \\(8, 1\\)"),
+             (lambda t: torch.tensor(1.), ValueError, "shape \\(\\)"), (lambda t: [0.] * 3 + [float("nan")] + [0.] * 4, ValueError, "text 3 of 8, 'w1 w1 w2.*is nan"),
+             (lambda t: [0.] * 3 + [float("-inf")] + [0.] * 4, ValueError, "is -inf"), (lambda t: [0.] * 5 + ["w"] + [0.] * 2, TypeError, "text 5 of 8.*not a number"),
+             (lambda t: [None] * 8, TypeError, "text 0 of 8"), (lambda t: [[1.]] * 8, TypeError, "text 0"), (lambda t: [1e300] * 8, ValueError, "is inf")]
+    with unchecked():
+        for fn, error, message in cases:
+            with pytest.raises(error, match=message): trainer.score(r, fn)
+            assert r.scores is None
+        with pytest.raises(TypeError, match="reward_fn is a float"): trainer.score(r, 3.)
+        with pytest.raises(ValueError, match="no texts to score"): trainer.score(dataclasses.replace(r, texts=None), reward)
+    def spoil(texts): texts.clear(); return [0.] * 8
+    trainer.score(r, spoil)
+    assert len(r.texts) == 8
+
+
+def test_any_kind_of_numbers_will_do():
+    import numpy as np
+    expected = [1., 0., -2.5]
+    for scores in (expected, tuple(expected), np.array(expected), np.array(expected, dtype=np.float16), torch.tensor(expected, dtype=torch.bfloat16),
+                   (x for x in expected), [torch.tensor(x) for x in expected], [np.float32(x) for x in expected], torch.tensor(expected, requires_grad=True)):
+        assert check_scores(scores, ["a", "b", "c"]).tolist() == expected
+
+
+def test_an_object_with_a_score_method_is_a_reward():
+    class Judge(torch.nn.Module):
+        def score(self, texts): return [len(t) for t in texts]
+    trainer = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER)
+    r = trainer.score(trainer.rollout(PROMPTS), Judge())
+    assert r.scores.tolist() == [len(t) for t in r.texts]
+
+
+# ---------------------------------------------------------------- prompts
+
+def test_prompts_in_any_form_give_the_same_rollout():
+    dataset = PromptDataset(PROMPTS, TOKENIZER)
+    ids = [TOKENIZER(p)["input_ids"] for p in PROMPTS]
+    left, right = ({k: v for k, v in zip(("query_ids", "query_mask"), pad(ids, EOS, side=side), strict=True)} for side in ("left", "right"))
+    texts = None
+    for prompts in (PROMPTS, tuple(PROMPTS), ids, [torch.tensor(i) for i in ids], [dataset[i] for i in range(8)], dataset.collate([dataset[i] for i in range(8)]), left, right):
+        got = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER).rollout(prompts).texts
+        texts = texts or got
+        assert got == texts
+
+
+def test_grpo_answers_each_prompt_group_size_times_side_by_side():
+    trainer = RLHFTrainer(tiny(), config=config(algorithm="grpo", group_size=4), tokenizer=TOKENIZER)
+    r = trainer.rollout(PROMPTS[:2])
+    assert r.prompts == ["w0 w3"] * 4 + ["w5"] * 4 and len(set(r.texts)) > 2
+    trainer.advantages(trainer.score(r, lambda texts: list(range(8))))
+    assert r.values is None and r.advantages[:4].sum(1).sign().tolist() == [-1, -1, 1, 1]
+    for i in range(8): assert r.advantages[i][r.mask[i]].unique().numel() == 1
+
+
+def test_rollout_refuses(unchecked):
+    trainer = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER)
+    with unchecked():
+        for prompts, error, message in [([], ValueError, "no prompts"), ("w1", TypeError, "one text"), (["w1", "w1 " * 14], ValueError, "prompt 1 has 15 tokens, the limit is 14"),
+                                        ([[0, 1], []], ValueError, "row \\[1\\]"), (["w1", None], TypeError, "prompt 1")]:
+            with pytest.raises(error, match=message): trainer.rollout(prompts)
+        with pytest.raises(ValueError, match="has no tokenizer"): RLHFTrainer(tiny(), config=config()).rollout(PROMPTS)
+        with pytest.raises(ValueError, match="top_k=5 in a training rollout"): trainer.rollout(PROMPTS, top_k=5)
+    untexted = RLHFTrainer(tiny(), config=config()).rollout([[0, 1], [0]])  # ids need no tokenizer
+    assert untexted.texts is None
+
+
+def test_every_pass_shows_every_prompt_once_in_a_new_order():
+    trainer = RLHFTrainer(tiny(), config=config(batch_size=3, minibatches=1), tokenizer=TOKENIZER)
+    batches, seen = trainer._batches(PROMPTS), []
+    while len(seen) < 48: seen += next(batches)
+    passes = [seen[i:i + 8] for i in range(0, 48, 8)]
+    assert all(sorted(p) == sorted(PROMPTS) for p in passes) and len({tuple(p) for p in passes}) > 4 and trainer.prompts_seen == 48
+    again = RLHFTrainer(tiny(), config=config(batch_size=3, minibatches=1), tokenizer=TOKENIZER)
+    again.prompts_seen = 9  # the place is all there is to remember
+    assert next(again._batches(PROMPTS)) == seen[9:12]
+    other = RLHFTrainer(tiny(), config=config(batch_size=8, seed=1), tokenizer=TOKENIZER)
+    assert next(other._batches(PROMPTS)) != passes[0]
+
+
+def test_a_stream_is_read_in_order_and_may_run_out():
+    trainer = RLHFTrainer(tiny(), config=config(batch_size=4), tokenizer=TOKENIZER)
+    seen = []
+    def spy(texts): seen.extend(t.split()[0] for t in texts); return [0.] * len(texts)
+    trainer.train((f"w{i % 9}" for i in itertools.count()), spy, steps=2, progress=False)
+    assert seen == [f"w{i}" for i in range(8)]
+    with pytest.raises(ValueError, match="ran out in iteration 4"): trainer.train(iter(["w1"] * 8), spy, steps=3, progress=False)
+    with pytest.raises(ValueError, match="no prompts"): trainer.train([], spy, steps=1, progress=False)
+    with pytest.raises(TypeError, match="one text"): trainer.train("w1", spy, steps=1, progress=False)
+
+
+# ---------------------------------------------------------------- the run
+
+def run(steps=3, **changes):
+    trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(steps=steps, **changes), tokenizer=TOKENIZER)
+    history = trainer.train(PROMPTS, reward, progress=False)
+    return [{k: v for k, v in m.items() if "seconds" not in k} for m in history], [p.detach().clone() for p in trainer.agent.parameters()]
+
+
+def test_a_run_is_its_seed_and_nothing_else():
+    state = torch.get_rng_state()
+    history, weights = run()
+    torch.manual_seed(5); torch.rand(100)
+    again, same = run()
+    assert history == again and all(a.equal(b) for a, b in zip(weights, same, strict=True))
+    other, _ = run(seed=1)
+    assert other != history
+    torch.manual_seed(3)
+    trainer, before = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER), torch.get_rng_state()
+    trainer.step(PROMPTS, reward)
+    assert torch.get_rng_state().equal(before) and not state.equal(before)
+
+
+def test_steps_and_schedules():
+    for schedule, expected in {"constant": [1, 1, 1, 1], "linear": [1, .75, .5, .25],
+                               "cosine": [.5 * (1 + math.cos(math.pi * i / 4)) for i in range(4)]}.items():
+        trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(steps=4, lr_schedule=schedule, value_lr=.02), tokenizer=TOKENIZER)
+        history = trainer.train(PROMPTS, reward, steps=3, progress=False) + trainer.train(PROMPTS, reward, progress=False)  # what is left
+        assert [m["lr"] for m in history] == pytest.approx([1e-3 * x for x in expected])
+        assert trainer.optimizer.param_groups[1]["lr"] == pytest.approx(.02 * expected[-1])
+        with pytest.raises(ValueError, match="4 of 4 iterations are done"): trainer.train(PROMPTS, reward, progress=False)
+        if schedule != "constant":
+            with pytest.raises(ValueError, match="ends at config.steps"): trainer.train(PROMPTS, reward, steps=1, progress=False)
+    assert len(RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER).train(PROMPTS, reward, steps=9, callback=lambda m: m["iteration"] == 1, progress=False)) == 2
+
+
+def test_the_controller_moves_beta_and_the_rewards_follow():
+    trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(beta=.2, kl_target=5.), tokenizer=TOKENIZER)
+    history = trainer.train(PROMPTS, reward, steps=3, progress=False)
+    assert [m["beta"] for m in history] == pytest.approx([.2, .2 * .98, .2 * .98**2]) and trainer.beta == pytest.approx(.2 * .98**3)
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), lambda t: [0.] * 8))
+    torch.testing.assert_close(r.rewards, -trainer.beta * (r.old_logprobs - r.ref_logprobs))
+
+
+def test_the_reference_does_not_move_and_the_value_function_does():
+    agent, ref = agent_and_reference(separate=True)
+    trainer = RLHFTrainer(agent, ref, config(), tokenizer=TOKENIZER)
+    kept, values = [p.detach().clone() for p in trainer.ref_model.parameters()], [p.detach().clone() for p in agent.value_parameters()]
+    trainer.train(PROMPTS, reward, steps=2, progress=False)
+    assert all(a.equal(b) for a, b in zip(trainer.ref_model.parameters(), kept, strict=True))
+    assert not all(a.equal(b) for a, b in zip(agent.value_parameters(), values, strict=True))
+
+
+def test_what_does_not_belong_together_is_refused():
+    model = tiny()
+    bare = word_tokenizer(WORDS, 20); bare.pad_token = None
+    larger = word_tokenizer(WORDS + ["more"], 20)
+    wider = transformers.GPT2LMHeadModel(transformers.GPT2Config(**(BASE | dict(vocab_size=V + 1)))).double()
+    for kwargs, message in [(dict(tokenizer=bare), "tokenizer.pad_token = tokenizer.eos_token"), (dict(tokenizer=larger), "14 tokens, the model 11"),
+                            (dict(ref_model=model), "shares parameters"), (dict(ref_model=wider), "ref_model has 12 tokens, the policy 11"),
+                            (dict(optimizer=torch.optim.SGD(model.parameters(), lr=1.)), "value function's parameters")]:
+        with pytest.raises(ValueError, match=message): RLHFTrainer(model, config=config(), **kwargs)
+
+
+def test_an_optimizer_of_ones_own():
+    agent = Agent(tiny())
+    mine = torch.optim.SGD(agent.parameters(), lr=.5)
+    for optimizer, lr in ((mine, .5), (lambda groups: torch.optim.SGD(groups, momentum=.9), 1e-3)):
+        trainer = RLHFTrainer(agent, config=config(), tokenizer=TOKENIZER, optimizer=optimizer)
+        assert isinstance(trainer.optimizer, torch.optim.SGD) and trainer.step(PROMPTS, reward)["lr"] == pytest.approx(lr)
+    frozen = Agent(tiny())
+    for p in frozen.model.transformer.h[0].parameters(): p.requires_grad_(False)
+    trainer = RLHFTrainer(frozen, config=config(), tokenizer=TOKENIZER)
+    before = frozen.model.transformer.h[0].mlp.c_fc.weight.clone()
+    trainer.step(PROMPTS, reward)
+    assert frozen.model.transformer.h[0].mlp.c_fc.weight.equal(before) and not frozen.model.transformer.h[1].mlp.c_fc.weight.grad.eq(0).all()
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_it_reaches_the_best_possible_policy(name, algorithm):
+    """A uniform reference, so that the best J = E[score − β·KL] is a sum that can be done (see the lesson): each of the V tokens has
+    1/V, w1 earns 1, w2 costs .5, the end stops. Prompts of different lengths, left padding, absolute and rotary positions."""
+    beta, T = .5, 6
+    W = 0.
+    for _ in range(T): W = beta * math.log((math.exp((1 + W) / beta) + math.exp((W - .5) / beta) + (V - 3) * math.exp(W / beta) + 1) / V)
+    settings = dict(tie_word_embeddings=False, pad_token_id=None)  # an embedding of padding is held at 0, and the first token would have nothing to read
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        transformers.LlamaConfig(**(ROTARY | settings)) if name == "llama" else
+        transformers.GPT2Config(**(BASE | settings), resid_pdrop=0., embd_pdrop=0., attn_pdrop=0.))
+    torch.nn.init.zeros_(model.lm_head.weight)
+    settings = config(algorithm=algorithm, steps=40, batch_size=64, group_size=8, max_new_tokens=T, lr=1e-2, beta=beta, lr_schedule="linear")
+    agent = Agent(model, value_model=None if algorithm == "grpo" else "copy")
+    prompts = ["w0 w3", "w5", "", "w8 w7 w0 w4"]
+    history = RLHFTrainer(agent, config=settings, tokenizer=TOKENIZER).train(prompts, reward, progress=False)
+    reached = sum(m["total_reward_mean"] for m in history[-10:]) / 10
+    assert history[0]["total_reward_mean"] < .3 * W and .97 * W < reached < W + .02
+
+
+# ---------------------------------------------------------------- settings
+
+def test_every_setting_is_checked_by_name_value_and_range(unchecked):
+    with unchecked():
+        for field in dataclasses.fields(RLHFConfig):
+            for bad in (float("nan"), float("inf"), -1, "x", [1], object()):
+                with pytest.raises((ValueError, TypeError), match=f"^{field.name} is .*must be"): RLHFConfig(**{field.name: bad})
+        for name in ("steps", "batch_size", "epochs", "minibatches", "max_new_tokens", "group_size", "seed"):
+            for bad in (1.5, True, None):
+                with pytest.raises(TypeError, match=f"{name} is .*whole number"): RLHFConfig(**{name: bad})
+        for bad, message in [(dict(clip=0), "above 0"), (dict(lam=1.01), "from 0 to 1"), (dict(gamma=-.1), "from 0 to 1"), (dict(temperature=0), "above 0"),
+                             (dict(group_size=1), "at least 2"), (dict(algorithm="grpo", batch_size=12), "multiple of group_size, 8"),
+                             (dict(minibatches=65), "at most batch_size, 64"), (dict(beta=0, kl_target=3), "above 0 when kl_target")]:
+            with pytest.raises(ValueError, match=message): RLHFConfig(**bad)
+        RLHFConfig(beta=0, lr=1, clip=1, gamma=1, lam=0, ent_coef=0, vf_coef=0)  # whole numbers where numbers are meant
+
+
+def test_every_setting_has_help_on_the_command_line():
+    import contextlib
+    import io
+    import re
+
+    import tyro
+    assert tyro.cli(RLHFConfig, args=["--algorithm", "grpo", "--beta", "0", "--micro-batch-size", "8", "--no-whiten-advantages", "--aggregation", "token_mean"]) == \
+        RLHFConfig(algorithm="grpo", beta=0., micro_batch_size=8, whiten_advantages=False, aggregation="token_mean")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit): tyro.cli(RLHFConfig, args=["--help"], console_outputs=True)
+    text = re.sub(r"[│╭╮╰╯─\s]+", " ", out.getvalue())
+    for field in dataclasses.fields(RLHFConfig): assert f"--{field.name.replace('_', '-')}" in text
+    import inspect
+    lines = inspect.getsource(RLHFConfig).splitlines()
+    for field in dataclasses.fields(RLHFConfig):
+        line = next(x for x in lines if re.match(rf"\s+{field.name}:", x))
+        comment = line.split("  # ")[1]
+        assert comment.split()[0].strip("`") in text and len(comment) > 10, field.name
+
+
+def test_half_precision_runs():
+    trainer = RLHFTrainer(tiny(dtype=torch.bfloat16), config=config(), tokenizer=TOKENIZER)
+    m = trainer.step(PROMPTS, reward)
+    assert m["kl_to_reference"] == 0 and math.isfinite(m["value_loss"]) and m["max_ratio_deviation_first"] < .5
+
+
+def test_the_trainer_leaves_a_rollout_of_ones_own_alone():
+    "Rows from elsewhere, scores set by hand, no tokenizer, no texts."
+    trainer = RLHFTrainer(tiny(), config=config(minibatches=2))
+    (q, qm), (r, rm) = pad(QUERIES, EOS, side="left"), pad(RESPONSES, EOS, side="right")
+    rollout = Rollout(q, qm, r, rm, scores=SCORES.double())
+    m = trainer.optimize(trainer.advantages(rollout))
+    assert m["max_ratio_deviation_first"] < 1e-9
+    with pytest.raises(ValueError, match="no scores"): trainer.advantages(Rollout(q, qm, r, rm))
+    with pytest.raises(ValueError, match="no advantages"): trainer.optimize(Rollout(q, qm, r, rm))
