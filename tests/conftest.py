@@ -1,12 +1,28 @@
-"""No test may ask for the network: whatever is downloaded by accident fails at once, and says so."""
+"""Every test runs with shapes and dtypes checked: the jaxtyping hook must be in place before the package is imported.
+And no test may ask for the network: whatever is downloaded by accident fails at once, and says so."""
+import contextlib
 import ipaddress
 import socket
+import sys
 
+import jaxtyping
 import pytest
+
+assert "instruct_goose" not in sys.modules, "instruct_goose was imported before the shape checker could be installed"
+jaxtyping.install_import_hook("instruct_goose", "beartype.beartype")
+
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_network():
+def _no_network():
     connect = socket.socket.connect
 
     def local_only(self, address):
@@ -19,3 +35,21 @@ def no_network():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", local_only)
         yield
+
+
+@pytest.fixture(params=[float("nan"), float("inf"), float("-inf"), 1e6, -1e6], ids=str)
+def poison(request):
+    "poison(x, mask): x with one of five poisons where the mask is False. A test that takes it runs five times."
+    return lambda x, mask: torch.where(mask, x.detach(), request.param).requires_grad_(x.requires_grad)
+
+
+@pytest.fixture
+def unchecked():
+    "with unchecked(): the package's own errors, as users meet them without the shape checker."
+    @contextlib.contextmanager
+    def off():
+        before = jaxtyping.config.jaxtyping_disable
+        jaxtyping.config.update("jaxtyping_disable", True)
+        try: yield
+        finally: jaxtyping.config.update("jaxtyping_disable", before)
+    return off
