@@ -96,7 +96,7 @@ def main(
     argv = sys.argv[1:] if argv is None else argv
     if argv == ["--version"]: return print(f"instruct-goose {__version__}")
     commands = {"quickstart": (QuickstartConfig, run_quickstart), "reviews": (ReviewsConfig, run_reviews), "sample": (SampleConfig, run_sample)}
-    kinds = Union[tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, (kind, _) in commands.items())]
+    kinds = Union[tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, (kind, _) in commands.items())]  # noqa: UP007
     config = tyro.cli(kinds, prog="instruct-goose", args=argv,
                       description="Learn PPO and RLHF by running it: from the clipped objective to a policy improved by human ratings.")
     run = next(run for kind, run in commands.values() if type(config) is kind)
