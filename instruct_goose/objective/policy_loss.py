@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .kl import log_ratio
-from .masks import _wide, masked_mean, same_shape
+from .masks import masked_mean, same_shape
 
 # %% ../../nbs/1_objective/04_policy_loss.ipynb #8047a880
 def probability_ratio(
@@ -24,7 +24,7 @@ def probability_ratio(
     Schulman et al. (2017) section 3. float32 or wider. The cut is ours; beyond it the gradient is 0.
     Raises ValueError if the shapes differ."""
     same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
-    ell = log_ratio(_wide(logprobs), _wide(old_logprobs), mask)
+    ell = log_ratio(logprobs, old_logprobs, mask)
     return ell.clamp(-max_log_ratio, max_log_ratio).exp()
 
 # %% ../../nbs/1_objective/04_policy_loss.ipynb #8cda1055

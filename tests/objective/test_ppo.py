@@ -28,7 +28,7 @@ def batch(seed, B=4, T=6, dtype=torch.float64):
     return (.7 * lp - 3, .7 * old - 3, A, mask), dict(values=v, old_values=v_old, returns=r, entropy=S.abs())
 
 
-def slow_ppo(lp, old, A, mask, values, old_values, returns, entropy, clip=.2, value_clip=.2, vf_coef=.5, ent_coef=0., how="token_mean"):
+def slow_ppo(lp, old, A, mask, values, old_values, returns, entropy, clip=.2, clip_high=.2, value_clip=.2, vf_coef=.5, ent_coef=0., how="token_mean"):
     "rows of lists; every token by cases, then the average that `how` asks for"
     rows = []
     for m, *row in zip(mask, lp, old, A, values, old_values, returns, entropy):
@@ -36,7 +36,7 @@ def slow_ppo(lp, old, A, mask, values, old_values, returns, entropy, clip=.2, va
         for real, n, o, a, v, v0, r, s in zip(m, *row):
             if not real: continue
             rho = math.exp(n - o)
-            gain = a * (min(rho, 1 + clip) if a > 0 else max(rho, 1 - clip))
+            gain = a * (min(rho, 1 + clip_high) if a > 0 else max(rho, 1 - clip))
             near = v if value_clip is None else v0 + max(-value_clip, min(value_clip, v - v0))
             tokens.append(-gain + vf_coef * max((v - r)**2, (near - r)**2) / 2 - ent_coef * s)
         rows.append(tokens)
@@ -66,10 +66,10 @@ def test_running_example_by_hand():
 
 
 @settings(deadline=None)
-@given(seeds, st.sampled_from(HOW), st.none() | st.floats(.05, 1), st.floats(0, .5))
-def test_equals_the_slow_version(seed, how, value_clip, ent_coef):
+@given(seeds, st.sampled_from(HOW), st.floats(.05, .9), st.floats(.05, .9), st.none() | st.floats(.05, 1), st.floats(0, .5))
+def test_equals_the_slow_version(seed, how, clip, clip_high, value_clip, ent_coef):
     args, kwargs = batch(seed)
-    settings_ = dict(how=how, value_clip=value_clip, ent_coef=ent_coef, vf_coef=.3)
+    settings_ = dict(how=how, clip=clip, clip_high=clip_high, value_clip=value_clip, ent_coef=ent_coef, vf_coef=.3)
     slow = slow_ppo(*(x.tolist() for x in args), **{k: x.tolist() for k, x in kwargs.items()}, **settings_)
     close(ppo_loss(*args, **kwargs, **settings_)[0], f64(slow))
 
@@ -170,6 +170,18 @@ def test_approx_kl_estimates_the_kl_from_the_sampler_by_enumeration():
     start = update_meters(ex.logprobs, ex.logprobs, ADVANTAGES, ex.mask)
     for name, x in dict(approx_kl=0., clip_fraction_low=0., clip_fraction_high=0., ratio_mean=1., ratio_std=0., ratio_max=1.).items():
         assert start[name] == x
+
+
+def test_meters_see_real_tokens_and_both_clips():
+    ex = running_example()
+    for k in (2., .2):                                                  # ratios all above 1, all below 1; padding has ratio 1
+        ratio = f64([[1.1, 1.5, 1.2], [1.3, 1.4, 1.]]) * k
+        parts = ppo_loss(ratio.log(), torch.zeros_like(ratio), ADVANTAGES, ex.mask)[1]
+        close([parts["ratio_min"], parts["ratio_max"]], [f64(1.1 * k), f64(1.5 * k)])
+    parts = ppo_loss(ex.logprobs, ex.old_logprobs, ADVANTAGES, ex.mask, clip=.2, clip_high=.6)[1]
+    close([parts["clip_fraction_low"], parts["clip_fraction_high"]], [torch.tensor(.2), torch.tensor(0.)])
+    parts = ppo_loss(ex.logprobs, ex.old_logprobs, ADVANTAGES, ex.mask, clip=.45)[1]
+    close([parts["clip_fraction_low"], parts["clip_fraction_high"]], [torch.tensor(0.), torch.tensor(.2)])
 
 
 def test_terms_that_lack_an_input_and_terms_left_out():
@@ -306,6 +318,8 @@ def test_ppoloss_edges(unchecked):
     assert PPOLoss()(*x, nothing, nothing)[0] == 0      # 0 / 1e-8, as there
     for bad in (dict(epsilon=0.), dict(epsilon=-1.), dict(value_clip_range=0.), dict(epsilon=math.nan)):
         with pytest.raises(ValueError, match="must be positive"): PPOLoss(**bad)
+    far = x[0] + 30                                     # beyond ppo_loss's cut of 20 it is still torchtune's number
+    close(PPOLoss()(x[0], far, -torch.ones_like(far), *x[3:])[1], f64(math.exp(30)))
     for side in (1e4, -1e4):
         new = (x[0].float() + side).requires_grad_()
         out = PPOLoss()(x[0].float(), new, *(t.float() for t in x[2:]))
