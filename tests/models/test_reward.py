@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from instruct_goose.models.reward import PairwiseLoss, RewardModel, all_pairs_loss, fingerprint, last_token_logits, pairwise_loss
+from instruct_goose.models.reward import (
+    PairwiseLoss,
+    RewardModel,
+    all_pairs_loss,
+    fingerprint,
+    last_token_logits,
+    pairwise_loss,
+)
 from instruct_goose.models.text import compact, pad, word_tokenizer
 
 transformers.utils.logging.set_verbosity_error()
