@@ -55,6 +55,12 @@ def fields(cls: ast.ClassDef, notes: dict[int, str]) -> list[dict]:
     return rows
 
 
+def methods(node: ast.stmt) -> list[ast.FunctionDef]:
+    "The public methods of a class that say what they do."
+    if not isinstance(node, ast.ClassDef): return []
+    return [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_" and ast.get_docstring(n)]
+
+
 def is_dataclass(cls: ast.ClassDef) -> bool: return any("dataclass" in ast.unparse(d) for d in cls.decorator_list)
 
 
@@ -107,7 +113,7 @@ def entry(node, module: str, link: Callable[[str], str], fence: int = 6, inside:
         init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
         rows = fields(node, notes) if is_dataclass(node) else parameters(init, notes)[1:] if init else []
         kind, options, returns = "class", "", None
-        members = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_" and ast.get_docstring(n)]
+        members = methods(node)
     else:
         decorators = [ast.unparse(d) for d in node.decorator_list]
         kind = "function" if not inside else "property" if "property" in decorators else "method"

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from api import entry, one_line
+from api import entry, methods, one_line
 from lessons import PARTS, REPO, ROOT, STAGES, START, Cell, Page, read_pages, target
 
 BUILD, SITE = ROOT / "docs/_build", ROOT / "docs/_site"
@@ -31,12 +31,9 @@ class Links:
         self.broken = []  # links that lead nowhere
         for page in pages:
             for cell in page.cells:
-                for node in cell.exported:
-                    if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name not in cell.names: continue
+                for node in cell.documented:
                     self.add(node.name, page)
-                    for m in getattr(node, "body", []):
-                        if isinstance(m, ast.FunctionDef) and m.name[0] != "_" and isinstance(node, ast.ClassDef):
-                            self.add(f"{node.name}.{m.name}", page)
+                    for m in methods(node): self.add(f"{node.name}.{m.name}", page)
 
     def add(self, name, page): self.names.setdefault(name, []).append(f"{page.module}.{name}")
 
@@ -114,9 +111,9 @@ def code_cell(cell: Cell) -> dict | None:
     outputs = [o for o in outputs if o.get("output_type") != "stream" or "".join(o["text"]).strip()]
     if d.get("output") == "false": outputs = []
     if {"export", "exporti"} & d.keys():
-        if not cell.names: return None  # imports and private helpers
+        if not cell.defined: return None  # imports and private helpers
         tags.append("hide-input")
-        summary = "The code of " + ", ".join(cell.names)
+        summary = "The code of " + ", ".join(n.name for n in cell.defined)
     elif d.get("echo") == "false": tags.append("remove-input")
     elif "code-fold" in d and d["code-fold"] != "false":
         tags.append("hide-input")
@@ -200,8 +197,7 @@ def staged(page: Page, pages: list[Page], links: Links) -> dict:
         cells.append(text_cell(text, cell.id))
     if page.names:
         entries = [entry(node, page.module, lambda t: links.apply(t, page))
-                   for c in page.cells for node in c.exported
-                   if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in c.names]
+                   for c in page.cells for node in c.documented]
         cells.append(text_cell("## Reference\n\n" + "\n\n".join(entries), "reference"))
     return {"cells": cells, "metadata": {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"},
                                          "language_info": {"name": "python", "pygments_lexer": "ipython3"}}, "nbformat": 4, "nbformat_minor": 5}
@@ -225,7 +221,7 @@ def names_page(pages: list[Page]) -> str:
         if page.part != part: text.append(f"## {PARTS[part := page.part]}")
         short = page.module.removeprefix("instruct_goose.")
         text.append(f"### {short}\n\n`{page.module}`, from the lesson [{page.title}]({page.url}.ipynb).\n")
-        nodes = [n for c in page.cells for n in c.exported if getattr(n, "name", None) in c.names]
+        nodes = [n for c in page.cells for n in c.documented]
         rows = [f"| {'•' if n.name in top else ''} | {{py:obj}}`{n.name} <{page.module}.{n.name}>` | {one_line(n)} |" for n in nodes]
         text.append("```{rst-class} names\n```\n\n| | name | what it does |\n|---|---|---|\n" + "\n".join(rows))
     return "\n\n".join(text) + "\n"

@@ -49,10 +49,21 @@ class Cell:
         return tree.body
 
     @property
-    def names(self) -> list[str]:
-        "Public functions and classes that an exporting cell defines."
+    def defined(self) -> list[ast.stmt]:
+        "The public functions and classes that an exporting cell defines, and the methods it adds to a class."
         if "exporti" in self.directives: return []
-        return [s.name for s in self.exported if isinstance(s, ast.FunctionDef | ast.ClassDef) and s.name[0] != "_"]
+        return [s for s in self.exported if isinstance(s, ast.FunctionDef | ast.ClassDef) and s.name[0] != "_"]
+
+    @property
+    def documented(self) -> list[ast.stmt]:
+        "Those of them that stand alone: an added method stands with its class."
+        return [s for s in self.defined if not patched(s)]
+
+
+def patched(node: ast.stmt) -> str | None:
+    "The class that a function is added to: @patch above, the class as the annotation of its self."
+    if not isinstance(node, ast.FunctionDef) or "patch" not in [ast.unparse(d) for d in node.decorator_list]: return None
+    return ast.unparse(node.args.args[0].annotation)
 
 
 @dataclass
@@ -69,7 +80,7 @@ class Page:
     @property
     def names(self) -> list[str]:
         "Public names that the page exports, in order."
-        return [n for c in self.cells for n in c.names]
+        return [n.name for c in self.cells for n in c.documented]
 
 
 def plain(name: str) -> str:
@@ -98,6 +109,9 @@ def shown_outputs(outputs: list) -> list:
 def read_page(path: Path) -> Page:
     rel = path.relative_to(ROOT / "nbs")
     cells = [read_cell(c, str(rel)) for c in json.loads(path.read_text("utf-8"))["cells"]]
+    nodes = [n for c in cells for n in c.exported]
+    for node in nodes:
+        if owner := patched(node): next(n for n in nodes if getattr(n, "name", None) == owner).body.append(node)
     text = next((c.source for c in cells if c.kind == "markdown" and c.source.startswith("# ")), None)
     title = text.splitlines()[0][2:].strip() if text else plain(path.stem)
     subtitle = re.search(r"^> (.+)$", text or "", re.M)

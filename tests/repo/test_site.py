@@ -1,5 +1,6 @@
 """The builder on small cases, and the site that make docs has built: links, offline, formulas, entries."""
 import ast
+import json
 import re
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ import build  # noqa: E402
 import readme  # noqa: E402
 import typeset  # noqa: E402
 from api import entry  # noqa: E402
-from lessons import Page, read_cell, read_pages  # noqa: E402
+from lessons import Page, read_cell, read_page, read_pages  # noqa: E402
 
 
 # --- the builder ------------------------------------------------------------------------------------------------------
@@ -68,6 +69,18 @@ class C:
 '''), "m", lambda t: t)
     assert "{py:class} C(lr=0.001, name=\"x\")" in made and "| `lr` | `float` | `0.001` | rate |" in made
     assert "what it is called" in made and "{py:method} go(n)" in made and "_hidden" not in made
+
+
+def test_patched_functions_are_methods_of_their_class(tmp_path, monkeypatch):
+    monkeypatch.setattr("lessons.ROOT", tmp_path)
+    path = tmp_path / "nbs/1_objective/00_a.ipynb"
+    path.parent.mkdir(parents=True)
+    sources = ["#| export\nclass C:\n    'A class.'", "#| exports\n@patch\ndef go(self: C, n: int):\n    'Go.'"]
+    cells = [{"cell_type": "markdown", "source": "# T"}] + [{"cell_type": "code", "source": s} for s in sources]
+    path.write_text(json.dumps({"cells": cells}))
+    read = read_page(path)
+    assert read.names == ["C"]
+    assert "{py:method} go(n)" in entry(read.cells[1].documented[0], "m", lambda t: t)
 
 
 def test_directives_decide_what_is_shown():
@@ -203,8 +216,7 @@ def test_every_public_name_has_an_entry_with_its_parameters():
         if not p.names: continue
         s = soup(site / f"{p.url}.html")
         for c in p.cells:
-            for n in c.exported:
-                if getattr(n, "name", None) not in c.names: continue
+            for n in c.documented:
                 entry = s.find(id=f"{p.module}.{n.name}")
                 assert entry, n.name
                 assert entry.find("a", href=re.compile("_modules/")), f"{n.name}: no source link"
