@@ -18,7 +18,7 @@ GLOSSARY = {  # parameters that mean the same everywhere; said here where a less
     "clip": "how far the ratio may go from 1", "model": "a causal language model", "tokenizer": "its tokenizer",
     "texts": "texts", "prompts": "prompts", "path": "a directory", "seed": "of the random numbers", "config": "the settings",
     "steps": "updates", "items": "rows of the data set", "with_entropy": "also return the entropy",
-    "unbiased": "divide by n − 1", "chosen": "scores of the preferred texts", "rejected": "scores of the others",
+    "x": "the numbers", "loss": "of each token", "unbiased": "divide by n − 1", "chosen": "scores of the preferred texts", "rejected": "scores of the others",
     "lr": "learning rate", "rollout": "what was sampled, with its scores and log-probabilities"}
 
 
