@@ -214,6 +214,7 @@ def test_half_precision_models_answer_in_float32(name):
     found = half.evaluate(*batch())
     assert all(x.dtype == torch.float32 for x in found) and half.value_head.weight.dtype == torch.float32
     assert half.model.get_output_embeddings().weight.dtype == torch.bfloat16
+    assert half.bfloat16().evaluate(*batch()).values.dtype == torch.float32  # also when the head was cast along
     near(found.logprobs, response_logprobs(model, *batch()), atol=.5)
     logits = response_logits(half.model, *batch())  # rounding to bfloat16 comes before the softmax, none after
     dist = torch.distributions.Categorical(logits=logits.float())
@@ -314,12 +315,14 @@ def test_forward_is_the_row_alone(any_model, value_model, side):
     _, model = any_model
     agent = Agent(model, value_model).eval()
     torch.nn.init.normal_(agent.value_head.weight)
+    if value_model:  # no longer the policy's numbers
+        with torch.no_grad(): next(agent.value_model.parameters()).mul_(2)
     ids, mask = pad(QUERIES, 0, side)
     logits, values = agent(ids, mask.long())
     for i, row in enumerate(QUERIES):
         alone = torch.tensor([row])
         near(logits[i][mask[i]], model(input_ids=alone).logits[0])
-        near(values[i][mask[i]], (trunk(model)(input_ids=alone).last_hidden_state @ agent.value_head.weight[0])[0])
+        near(values[i][mask[i]], (agent.value_trunk(input_ids=alone).last_hidden_state @ agent.value_head.weight[0])[0])
         for a, b in zip(agent(alone), (logits, values), strict=True): near(a[0], b[i][mask[i]])
     assert (logits[~mask] == 0).all() and (values[~mask] == 0).all()
 

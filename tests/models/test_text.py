@@ -186,6 +186,11 @@ def test_prompts_agree_with_the_tokenizers_own_padding(words):
     assert batch["query_mask"].long().tolist() == theirs["attention_mask"].tolist() and batch["texts"] == texts
 
 
+def test_exactly_as_long_as_allowed(words):
+    assert len(PromptDataset(["the " * 7], words)[0]["ids"]) == 8 == words.model_max_length
+    assert len(PairDataset([("the film", "a film")], words, max_length=3)) == 1
+
+
 def test_pad_equal_to_eos_loses_nothing():
     tok = word_tokenizer(WORDS, 8, pad="<eos>", bos="<eos>")
     data = PromptDataset(["the film <eos>", "a <eos> <eos>", "<eos>"], tok)
