@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..models.agent import (
-    Agent, Evaluation, context_length, create_reference_model, evaluating,
-    plain_head, response_hidden, response_logits, response_logprobs)
+    Agent, Evaluation, context_length, create_reference_model, plain_head,
+    response_hidden, response_logits, response_logprobs)
 from ..models.text import PromptDataset, pad
 from ..objective.advantages import gae, group_advantages
 from ..objective.kl import adaptive_beta, exact_kl, kl_in_loss, kl_in_reward, sequence_kl
@@ -410,10 +410,9 @@ def optimize(
     if rollout.advantages is None: raise ValueError("this rollout has no advantages: call advantages(rollout) first")
     for group in self.optimizer.param_groups: group["lr"] = group["initial_lr"] * self._lr_factor()
     logs = []
-    with evaluating(self.agent):
-        for _ in range(self.config.epochs):
-            for batch in rollout.minibatches(self.config.minibatches, self.shuffling):
-                logs.append(self._update(batch, first=not logs))
+    for _ in range(self.config.epochs):
+        for batch in rollout.minibatches(self.config.minibatches, self.shuffling):
+            logs.append(self._update(batch, first=not logs))
     first = {"max_ratio_deviation_first": logs[0].pop("max_ratio_deviation_first")}
     mean = {name: sum(log[name] for log in logs) / len(logs) for name in logs[-1]}
     return {name: _number(x) for name, x in (first | mean).items()}

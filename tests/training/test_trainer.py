@@ -247,6 +247,25 @@ def test_metrics_are_json_and_what_they_say():
     assert m["total_reward_mean"] == pytest.approx(r.rewards.sum().item() / 8, abs=1e-5)
 
 
+def test_the_meters_of_the_update_describe_the_policy_before_each_step():
+    trainer = RLHFTrainer(tiny(), config=config(minibatches=1, epochs=2, lr=.02, clip=.1, clip_high=.3), tokenizer=TOKENIZER)
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
+    start = [p.detach().clone() for p in trainer.agent.parameters()]
+    m = trainer.optimize(r)
+    for p, w in zip(trainer.agent.parameters(), start, strict=True): p.data = w
+    again = RLHFTrainer(trainer.agent, config=dataclasses.replace(trainer.config, epochs=1), tokenizer=TOKENIZER)
+    one = again.optimize(r)  # the same first step; what the second sees is the policy after it
+    logp = trainer.agent.evaluate(r.query_ids, r.query_mask, r.response_ids, r.mask).logprobs.detach()
+    k3, low, high, n = 0., 0, 0, r.mask.sum().item()
+    for i, t in r.mask.nonzero().tolist():
+        ell = (logp[i, t] - r.old_logprobs[i, t]).item(); ratio, a = math.exp(ell), r.advantages[i, t].item()
+        k3 += ratio - 1 - ell  # k3 of KL(old, new), sampled from old
+        low += ratio < .9 and a < 0; high += ratio > 1.3 and a > 0
+    assert low and high and one["kl_to_old"] == one["clip_fraction"] == 0  # before the first step nothing has moved
+    assert m["kl_to_old"] == pytest.approx(k3 / 8 / 2) and m["clip_fraction_low"] == pytest.approx(low / n / 2)
+    assert m["clip_fraction_high"] == pytest.approx(high / n / 2) and m["clip_fraction"] == pytest.approx((low + high) / n / 2)
+
+
 def test_what_is_not_defined_is_none():
     trainer = RLHFTrainer(tiny(), config=config(beta=0.), tokenizer=TOKENIZER)
     m = trainer.step(PROMPTS, lambda texts: [0.] * len(texts))  # returns that do not vary
