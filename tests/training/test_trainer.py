@@ -227,12 +227,14 @@ def test_the_first_iteration_starts_at_ratio_one_and_kl_zero_with_dropout_in_the
 
 
 def test_metrics_are_json_and_what_they_say():
-    trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(), tokenizer=TOKENIZER)
+    trainer = RLHFTrainer(tiny(dtype=torch.float32), tiny(seed=1, dtype=torch.float32), config(), tokenizer=TOKENIZER)
     seen = []
     history = trainer.train(PROMPTS, reward, steps=3, callback=lambda m: seen.append(m), progress=False)
     assert seen == history == json.loads(json.dumps(history)) and [m["iteration"] for m in history] == [0, 1, 2]
     r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
     m = trainer.describe(r)
+    ell = [(r.old_logprobs - r.ref_logprobs)[i, t].item() for i, t in r.mask.nonzero().tolist()]
+    assert m["kl_estimate"] == pytest.approx(sum(math.exp(-x) - 1 + x for x in ell) / 8, rel=1e-4) and m["kl_to_reference"] == pytest.approx(r.kl.sum().item() / 8)
     lengths = [row.sum().item() for row in r.mask]
     assert m["tokens"] == sum(lengths) and m["response_length"] == pytest.approx(sum(lengths) / 8)
     ended = [r.response_ids[i, n - 1].item() == EOS for i, n in enumerate(lengths)]
