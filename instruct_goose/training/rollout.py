@@ -183,9 +183,10 @@ def collect(
     """Responses to train on, with the log-probabilities that the sampler saw. Raises ValueError for greedy or
     truncated sampling: the loss assumes the whole distribution, so the tokens must come from all of it."""
     if greedy or top_k is not None:
-        raise ValueError(f"{'greedy=True' if greedy else f'top_k={top_k}'} in a training rollout: its tokens would come from "
-                         "another distribution than the one whose log-probabilities the loss uses, and training would "
-                         "push the policy towards the truncation. Leave it out here; `sample` takes it, for text to show")
+        setting = "greedy=True" if greedy else f"top_k={top_k}"
+        raise ValueError(f"{setting} in a training rollout: its tokens would come from another distribution than "
+                         "the one whose log-probabilities the loss uses, and training would push the policy towards "
+                         "the truncation. Leave it out here; `sample` takes it, for text to show")
     policy = model.model if isinstance(model, Agent) else model
     query_ids, query_mask = _left_padded(policy, query_ids, query_mask)
     response_ids, mask, logprobs = sample(policy, query_ids, query_mask, max_new_tokens, eos_id, pad_id,

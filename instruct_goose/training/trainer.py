@@ -63,10 +63,11 @@ class RLHFConfig:
     ent_coef: float = 0.0  # weight of the entropy bonus
     beta: float = 0.1  # price of one nat of KL to the reference
     kl_placement: Literal["reward", "loss"] = "reward"  # where the KL is charged; never in both
-    kl_estimator: Literal["k2", "k3"] = "k2"  # if the KL is in the loss. k2: gradient of KL(policy, reference); k3: GRPO's
+    kl_estimator: Literal["k2", "k3"] = "k2"  # if the KL is in the loss. k2: gradient of the reverse KL; k3: GRPO's
     kl_target: float | None = None  # nats per response towards which beta is steered; None: beta stays
     whiten_advantages: bool = True  # scale a rollout's advantages to mean 0 and variance 1 (ppo)
-    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = None  # None: token_mean for ppo, sequence_mean for grpo
+    # what the loss averages; None: token_mean for ppo, sequence_mean for grpo
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = None
     seed: int = 0  # of sampling, shuffling and the order of the prompts
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
 
@@ -114,8 +115,9 @@ def patch(method):
 
 # %% ../../nbs/3_training/01_trainer.ipynb #26bb60c7
 class RLHFTrainer:
-    """PPO or GRPO for a causal language model. `step` is rollout → score → advantages → optimize; each can be called alone.
-    The value head sits on the policy's own transformer; for a separate one pass `Agent(model, value_model="copy")`.
+    """PPO or GRPO for a causal language model. `step` is rollout → score → advantages → optimize; each can be
+    called alone. The value head sits on the policy's own transformer; for a separate one pass
+    `Agent(model, value_model="copy")`.
     Raises ValueError for models, tokenizer and optimizer that do not belong together."""
 
     def __init__(
@@ -262,7 +264,8 @@ def score(
                          "or set rollout.scores yourself, one number per response")
     judge = getattr(reward_fn, "score", reward_fn)
     if not callable(judge):
-        raise TypeError(f"reward_fn is a {type(reward_fn).__name__}: pass a function of a list of texts, or a RewardModel")
+        raise TypeError(f"reward_fn is a {type(reward_fn).__name__}: "
+                        "pass a function of a list of texts, or a RewardModel")
     rollout.scores = check_scores(judge(list(rollout.texts)), rollout.texts).to(self.device)
     return rollout
 
@@ -548,7 +551,8 @@ def train(
     c = self.config
     steps = c.steps - self.iteration if steps is None else steps
     if steps < 1:
-        raise ValueError(f"nothing to do: {self.iteration} of {c.steps} iterations are done. Say how many more with steps=")
+        raise ValueError(f"nothing to do: {self.iteration} of {c.steps} iterations are done. "
+                         "Say how many more with steps=")
     if c.lr_schedule != "constant" and self.iteration + steps > c.steps:
         raise ValueError(f"the {c.lr_schedule} schedule ends at config.steps, {c.steps}, "
                          f"but this would go on to {self.iteration + steps}: raise config.steps")

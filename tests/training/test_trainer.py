@@ -572,9 +572,9 @@ def test_every_setting_has_help_on_the_command_line():
     import inspect
     lines = inspect.getsource(RLHFConfig).splitlines()
     for field in dataclasses.fields(RLHFConfig):
-        line = next(x for x in lines if re.match(rf"\s+{field.name}:", x))
-        comment = line.split("  # ")[1]
-        assert comment.split()[0].strip("`") in text and len(comment) > 10, field.name
+        at = next(i for i, x in enumerate(lines) if re.match(rf"\s+{field.name}:", x))
+        comment = lines[at].split("  # ")[1] if "  # " in lines[at] else lines[at - 1].split("# ")[1]
+        assert len(comment) > 10 and comment.split()[0].strip("`;:") in text, field.name
 
 
 def test_half_precision_runs():
