@@ -71,9 +71,9 @@ TEMPLATES = (  # {adj}: in the sentence's mood. {-adj}: in the opposite mood. {a
     "the {part} is {adj} but the {part} is {-adj} .",
     "it is {a adj} {kind} .",
     "it is {a adj} and {adj} {kind} .",
-    "it is {a noun} from start to finish .",
+    "it is {a noun} with {a adj} {part} .",
     "the {kind} opens {adv} and ends {adv} .",
-    "the {kind} opens {adv} but ends {-adv} .",
+    "this {kind} is {adj} from start to finish .",
     "the {mover} {moves} {adv} .",
     "what {a adj} {kind} this is .",
     "i found the {part} {adj} and the {kind} {a noun} .",
@@ -81,7 +81,7 @@ TEMPLATES = (  # {adj}: in the sentence's mood. {-adj}: in the opposite mood. {a
     "every scene is {adv} {made} .",
     "{a adj} {kind} with {a adj} {part} .",
     "the {kind} {seems} {adj} but its {part} is {-adj} .",
-    "both the {part} and the {part} are {adj} .",
+    "the {part} and the {part} are {adj} .",
 )
 
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #44aaf92f

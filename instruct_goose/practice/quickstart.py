@@ -34,14 +34,16 @@ class QuickstartConfig(RLHFConfig):
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
     threads: int = 1  # torch threads; on a busy machine two can be far slower than one
     # the trainer's settings that this run wants otherwise
-    batch_size: int = 128  # responses per iteration
+    steps: int = 30  # iterations: one rollout and one update each
+    batch_size: int = 256  # responses per iteration
+    minibatches: int = 4  # optimizer steps per pass over them
     max_new_tokens: int = 20  # longest response, in tokens; the grammar's longest review has 13
-    lr: float = 1e-3  # learning rate of the policy and the value function
+    lr: float = 1.5e-3  # learning rate of the policy and the value function
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"  # linear and cosine fall to 0 over `steps`
     device: Literal["auto", "cpu", "cuda"] = "cpu"  # a model this small is no faster on a GPU
     # the data
     reviews: int = 20_000  # sentences that the language model learns from
-    pairs: int = 12_000  # comparisons that the reward model learns from
+    pairs: int = 20_000  # comparisons that the reward model learns from
     held_out_pairs: int = 1_500  # comparisons that it is tested on
     prompt_words: int = 2  # a prompt is the first 0 to this many words of a review
     # the model
@@ -49,7 +51,7 @@ class QuickstartConfig(RLHFConfig):
     layers: int = 2  # depth of the transformer
     heads: int = 4  # attention heads
     # the stages before PPO
-    sft_steps: int = 1_200  # updates of the language model
+    sft_steps: int = 1_000  # updates of the language model
     sft_batch_size: int = 48  # sentences per update
     sft_lr: float = 8e-3  # learning rate of the language model
     rm_steps: int = 300  # updates of the reward model
@@ -107,7 +109,8 @@ def make_lm(config: QuickstartConfig, tokenizer):
 
     shape = GPT2Config(vocab_size=len(tokenizer), n_positions=tokenizer.model_max_length, n_embd=config.hidden_size,
                        n_layer=config.layers, n_head=config.heads, resid_pdrop=0., embd_pdrop=0., attn_pdrop=0.,
-                       bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+                       activation_function="gelu_pytorch_tanh",  # the same function as GPT-2's in one operation instead of eight
+                       bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(one_seed(config.seed, "weights"))
         return GPT2LMHeadModel(shape)
@@ -203,7 +206,7 @@ def _run(config, out):
     print(f"\n2 Reward model: {config.pairs:,} pairs, each labelled by drawing one person's score per word, teach it what people like.")
     reward_model, _ = train_judge(config, data, lm, tokenizer)
     accuracy, ceiling = pair_accuracy(reward_model.score, data.held_out_pairs), pair_ceiling(data.held_out_pairs)
-    reward_model.save_pretrained(out / "reward_model")
+    save_model(reward_model.model, tokenizer, out / "reward_model")
     print(f"  right on {accuracy:.1%} of unseen pairs; people disagree, so knowing every word's mean rating gets {ceiling:.1%}")
     before_texts, before = evaluate(config, lm, lm, tokenizer, reward_model, data.held_out_prompts)
 

@@ -121,7 +121,7 @@ def fit(
     warmup = steps // 20 if warmup is None else warmup
     matrices, vectors = ([p for p in model.parameters() if p.requires_grad and (p.ndim > 1) == m] for m in (True, False))
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": weight_decay},
-                                   {"params": vectors, "weight_decay": 0.}], lr=lr, betas=betas)
+                                   {"params": vectors, "weight_decay": 0.}], lr=lr, betas=betas, fused=True)
     history, was_training = [], model.training
     model.train()
     try:
@@ -150,12 +150,11 @@ def lm_rows(
     """bos + text + eos, and the number of leading tokens that the loss leaves out: the bos, or the prompt with it.
     Raises ValueError when the tokenizer has no eos, or a prompt is not the beginning of its text's tokens."""
     if tokenizer.eos_token_id is None: raise ValueError("the tokenizer has no eos token: the model could not learn to stop")
-    def begin(text):
-        ids, bos = tokenizer(text)["input_ids"], tokenizer.bos_token_id
-        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
-    rows, given = [[*begin(t), tokenizer.eos_token_id] for t in texts], [1] * len(texts)
+    bos = tokenizer.bos_token_id
+    begin = lambda texts: [ids if bos is None or ids[:1] == [bos] else [bos, *ids] for ids in tokenizer(list(texts))["input_ids"]]
+    rows, given = [[*ids, tokenizer.eos_token_id] for ids in begin(texts)], [1] * len(texts)
     if prompts is not None:
-        heads = [begin(p) for p in prompts]
+        heads = begin(prompts)
         for i, (head, row) in enumerate(zip(heads, rows, strict=True)):
             if row[:len(head)] != head: raise ValueError(f"text {i} does not begin with its prompt: {prompts[i]!r}, {texts[i]!r}")
         given = [len(head) for head in heads]
@@ -403,7 +402,13 @@ def append_jsonl(path: str | Path, value: Mapping) -> None:
 
 def save_model(model, tokenizer, path: str | Path) -> None:
     "Weights (safetensors), config and tokenizer, as `from_pretrained` of transformers reads them."
-    model.save_pretrained(path)
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # three lines of "Writing model shards" tell nobody anything
+    try: model.save_pretrained(path)
+    finally:
+        if shown: logging.enable_progress_bar()
     tokenizer.save_pretrained(path)
 
 # %% ../../nbs/3_training/02_pipeline.ipynb #1250ce70
