@@ -311,7 +311,7 @@ def test_a_wrong_sampler_is_noticed():
 
 
 @pytest.mark.parametrize("where,message", [
-    ("value_head.weight", "weight value_head.weight is not finite"), ("score", "the gradient of|rewards and values")])
+    ("value_head.weight", "the loss is nan; the weight value_head.weight is not finite"), ("score", "the gradient of|rewards and values")])
 def test_nothing_that_is_not_finite_reaches_the_optimizer(where, message):
     trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(), tokenizer=TOKENIZER)
     r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
