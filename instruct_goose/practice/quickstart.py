@@ -34,11 +34,11 @@ class QuickstartConfig(RLHFConfig):
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
     threads: int = 1  # torch threads; on a busy machine two can be far slower than one
     # the trainer's settings that this run wants otherwise
-    steps: int = 30  # iterations: one rollout and one update each
+    steps: int = 36  # iterations: one rollout and one update each
     batch_size: int = 256  # responses per iteration
     minibatches: int = 4  # optimizer steps per pass over them
     max_new_tokens: int = 20  # longest response, in tokens; the grammar's longest review has 13
-    lr: float = 1.5e-3  # learning rate of the policy and the value function
+    lr: float = 1e-3  # learning rate of the policy and the value function
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"  # linear and cosine fall to 0 over `steps`
     device: Literal["auto", "cpu", "cuda"] = "cpu"  # a model this small is no faster on a GPU
     # the data
