@@ -15,7 +15,7 @@ from torch import Tensor
 # %% ../nbs/00_notation.ipynb #792e65f6
 @dataclass(frozen=True)
 class Example:
-    "Two responses of three and two tokens, with everything that leads from rewards to loss. float64."
+    "Two responses, and all that leads from their rewards to the loss. float64."
 
     vocab = ("good", "bad", "end")
     tokens: Tensor        # (2, 3) int64
@@ -39,60 +39,75 @@ class Example:
 
 # %% ../nbs/00_notation.ipynb #0f9be644
 def running_example() -> Example:
-    "The two responses that walk through the objective lessons, made afresh so that you may change them."
+    "The two responses of the lessons, made afresh so that you may change them."
     d = lambda rows: torch.tensor(rows, dtype=torch.float64)
     flat = [1 / 3, 1 / 3, 1 / 3]  # nobody reads the padding
-    new = d([[[.55, .30, .15], [.60, .20, .20], [.35, .30, .35]], [[.60, .15, .25], [.20, .25, .55], flat]])
-    old = d([[[.50, .25, .25], [.40, .40, .20], [.25, .25, .50]], [[.50, .25, .25], [.30, .20, .50], flat]])
-    ref = d([[[.40, .40, .20], [.40, .40, .20], [.25, .25, .50]], [[.50, .25, .25], [.50, .25, .25], flat]])
+    new = d([[[.55, .30, .15], [.60, .20, .20], [.35, .30, .35]],
+             [[.60, .15, .25], [.20, .25, .55], flat]])
+    old = d([[[.50, .25, .25], [.40, .40, .20], [.25, .25, .50]],
+             [[.50, .25, .25], [.30, .20, .50], flat]])
+    ref = d([[[.40, .40, .20], [.40, .40, .20], [.25, .25, .50]],
+             [[.50, .25, .25], [.50, .25, .25], flat]])
     tokens = torch.tensor([[0, 0, 2], [1, 2, 0]])
     pick = lambda p: p.log().gather(-1, tokens[..., None])[..., 0]
     return Example(
         tokens=tokens, mask=torch.tensor([[True, True, True], [True, True, False]]),
         logits=new.log(), old_logits=old.log(), ref_logits=ref.log(),
         logprobs=pick(new), old_logprobs=pick(old), ref_logprobs=pick(ref),
-        values=d([[.55, .90, .70], [-.30, -.40, 0.]]), old_values=d([[.50, .60, .80], [.10, -.20, 0.]]),
+        values=d([[.55, .90, .70], [-.30, -.40, 0.]]),
+        old_values=d([[.50, .60, .80], [.10, -.20, 0.]]),
         scores=d([1., -1.]))
 
 # %% ../nbs/00_notation.ipynb #11975a5c
 def expect(value, expected, atol=6e-5):
-    "Assert that two numbers, lists or tensors agree to four decimals (or to `atol`); shapes must agree too."
+    "Assert that two things agree in shape and to four decimals (or to `atol`)."
     double = lambda x: torch.as_tensor(x, dtype=torch.float64).detach()
-    torch.testing.assert_close(double(value), double(expected), atol=atol, rtol=0, check_device=False)
+    torch.testing.assert_close(
+        double(value), double(expected), atol=atol, rtol=0, check_device=False)
 
 # %% ../nbs/00_notation.ipynb #6fa6a671
 def diagnose(answer, *args, right, mistakes: dict) -> str:
-    "Run a learner's function and say 'right', the name of the mistake it makes, or what it returned."
+    "Run a learner's function: 'right', the name of its mistake, or what it returned."
     try: got = answer(*args)
     except Exception as e: return f"it raised {type(e).__name__}: {e}"
-    if got is None: return "nothing returned yet: write the function, then run this again"
-    if not torch.is_tensor(got): return f"type: return a tensor, not {type(got).__name__}"
+    if got is None:
+        return "nothing returned yet: write the function, then run this again"
+    if not torch.is_tensor(got):
+        return f"type: return a tensor, not {type(got).__name__}"
     right = torch.as_tensor(right)
-    if got.shape != right.shape: return f"shape: yours is {tuple(got.shape)}, expected {tuple(right.shape)}"
-    close = lambda other: torch.allclose(got.double(), torch.as_tensor(other).double(), atol=1e-6)
+    if got.shape != right.shape:
+        return f"shape: yours is {tuple(got.shape)}, expected {tuple(right.shape)}"
+    close = lambda other: torch.allclose(
+        got.double(), torch.as_tensor(other).double(), atol=1e-6)
     if close(right): return "right"
-    return next((name for name, wrong in mistakes.items() if close(wrong)), f"not yet: you have {got}, expected {right}")
+    named = (name for name, wrong in mistakes.items() if close(wrong))
+    return next(named, f"not yet: you have {got}, expected {right}")
 
 # %% ../nbs/00_notation.ipynb #7221cb53
-INK, BLUE, ORANGE, GREEN, PURPLE, GREY = "#262626", "#3b82f6", "#ea7a1a", "#12a150", "#a855f7", "#8a8a8a"
+INK, BLUE, ORANGE = "#262626", "#3b82f6", "#ea7a1a"
+GREEN, PURPLE, GREY = "#12a150", "#a855f7", "#8a8a8a"
 
 def figure_style():
-    "Figures as SVG, without boxes, in the lessons' six colours. Call once at the top of a notebook."
+    "Figures as SVG, without boxes, in the lessons' colours. Call once per notebook."
     import matplotlib.pyplot as plt
     from matplotlib_inline.backend_inline import set_matplotlib_formats
 
     set_matplotlib_formats("svg")
     plt.rcParams.update({
-        "svg.fonttype": "none", "svg.hashsalt": "goose", "figure.figsize": (7.2, 2.9), "figure.constrained_layout.use": True,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.facecolor": "none", "figure.facecolor": "none",
-        "axes.edgecolor": GREY, "axes.titlesize": 11, "axes.titleweight": "bold", "text.color": INK, "axes.labelcolor": INK,
-        "xtick.color": INK, "ytick.color": INK, "font.size": 10.5, "lines.linewidth": 2.2, "legend.frameon": False,
+        "svg.fonttype": "none", "svg.hashsalt": "goose",
+        "figure.figsize": (7.2, 2.9), "figure.constrained_layout.use": True,
+        "axes.spines.top": False, "axes.spines.right": False,
+        "axes.facecolor": "none", "figure.facecolor": "none", "legend.frameon": False,
+        "axes.edgecolor": GREY, "axes.titlesize": 11, "axes.titleweight": "bold",
+        "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
+        "font.size": 10.5, "lines.linewidth": 2.2,
         "axes.prop_cycle": plt.cycler(color=[BLUE, ORANGE, GREEN, PURPLE, GREY])})
     torch.set_printoptions(precision=4, sci_mode=False)
 
 # %% ../nbs/00_notation.ipynb #a2dc2ac2
-def draw_tokens(ax, numbers: Tensor, mask: Tensor, labels=None, fmt="{:.2f}", centre=0., scale=None):
-    "Boxes for a (B, T) batch on a matplotlib axis: a number in each sampled slot, hatching in the padded ones."
+def draw_tokens(ax, numbers: Tensor, mask: Tensor, labels=None, fmt="{:.2f}", centre=0.,
+                scale=None):
+    "A (B, T) batch on a matplotlib axis: one box per token; padding is hatched."
     import matplotlib.pyplot as plt
 
     numbers = numbers.detach().double()
@@ -101,11 +116,17 @@ def draw_tokens(ax, numbers: Tensor, mask: Tensor, labels=None, fmt="{:.2f}", ce
         for t, real in enumerate(row):
             box = ((t + .05, -i + .08), .9, .84)
             if not real:
-                ax.add_patch(plt.Rectangle(*box, fill=False, ec=GREY, hatch="//", lw=.8)); continue
+                ax.add_patch(
+                    plt.Rectangle(*box, fill=False, ec=GREY, hatch="//", lw=.8))
+                continue
             x = numbers[i, t].item() - centre
-            ax.add_patch(plt.Rectangle(*box, lw=0, facecolor=GREEN if x >= 0 else ORANGE, alpha=.15 + .45 * min(1, abs(x) / scale)))
+            ax.add_patch(
+                plt.Rectangle(
+                    *box, lw=0, facecolor=GREEN if x >= 0 else ORANGE,
+                    alpha=.15 + .45 * min(1, abs(x) / scale)))
             word = f"{labels[i][t]}\n" if labels is not None else ""
-            ax.text(t + .5, -i + .5, word + fmt.format(numbers[i, t].item()), ha="center", va="center")
+            number = fmt.format(numbers[i, t].item()).replace("-", "−")
+            ax.text(t + .5, -i + .5, word + number, ha="center", va="center")
     B, T = mask.shape
     ax.set(xlim=(0, T), ylim=(1 - B, 1))
     ax.set_yticks([.5 - i for i in range(B)], [f"response {i + 1}" for i in range(B)])

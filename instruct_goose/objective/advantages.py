@@ -15,7 +15,8 @@ from .masks import _wide, last_index, same_shape
 # %% ../../nbs/1_objective/03_advantages.ipynb #b7f513e3
 def _between_0_and_1(**dials: float):
     for name, x in dials.items():
-        if not 0 <= x <= 1: raise ValueError(f"{name} is {x}: it must lie between 0 and 1")
+        if not 0 <= x <= 1:
+            raise ValueError(f"{name} is {x}: it must lie between 0 and 1")
 
 # %% ../../nbs/1_objective/03_advantages.ipynb #64fae9d3
 def discounted_returns(
@@ -23,10 +24,11 @@ def discounted_returns(
     mask: Bool[Tensor, "batch time"],      # True where the policy sampled a token
     gamma: float = 1.,                     # discount per token
 ) -> Float[Tensor, "batch time"]:          # float32 or wider, no gradient; 0 at padding
-    """Gₜ = rₜ + γ·Gₜ₊₁, where t + 1 is the next real token and G is 0 after the last.
+    """Gₜ = rₜ + γ·Gₜ₊₁, t + 1 being the next real token; after the last, Gₜ₊₁ = 0.
 
     Raises ValueError for differing shapes, an empty response, or γ outside [0, 1]."""
-    same_shape(rewards=rewards, mask=mask); _between_0_and_1(gamma=gamma); last_index(mask)
+    same_shape(rewards=rewards, mask=mask)
+    _between_0_and_1(gamma=gamma); last_index(mask)
     rewards, later, returns = _wide(rewards.detach()), 0., []
     for t in reversed(range(mask.shape[1])):
         later = torch.where(mask[:, t], rewards[:, t] + gamma * later, later)
@@ -40,30 +42,35 @@ def td_errors(
     mask: Bool[Tensor, "batch time"],      # True where the policy sampled a token
     gamma: float = 1.,                     # discount per token
 ) -> Float[Tensor, "batch time"]:          # float32 or wider, no gradient; 0 at padding
-    """δₜ = rₜ + γ·Vₜ₊₁ − Vₜ, where t + 1 is the next real token and V is 0 after the last.
+    """δₜ = rₜ + γ·Vₜ₊₁ − Vₜ, t + 1 being the next real token; after the last, Vₜ₊₁ = 0.
 
     Raises ValueError for differing shapes, an empty response, or γ outside [0, 1]."""
-    same_shape(rewards=rewards, values=values, mask=mask); _between_0_and_1(gamma=gamma); last_index(mask)
-    rewards, values, next_value, errors = _wide(rewards.detach()), _wide(values.detach()), 0., []
+    same_shape(rewards=rewards, values=values, mask=mask)
+    _between_0_and_1(gamma=gamma); last_index(mask)
+    rewards, values = _wide(rewards.detach()), _wide(values.detach())
+    next_value, errors = 0., []
     for t in reversed(range(mask.shape[1])):
-        errors.append(torch.where(mask[:, t], rewards[:, t] + gamma * next_value - values[:, t], 0.))
+        error = rewards[:, t] + gamma * next_value - values[:, t]
+        errors.append(torch.where(mask[:, t], error, 0.))
         next_value = torch.where(mask[:, t], values[:, t], next_value)
     return torch.stack(errors[::-1], 1)
 
 # %% ../../nbs/1_objective/03_advantages.ipynb #5f6ca208
 def gae(
     rewards: Float[Tensor, "batch time"],  # rₜ, for example from `kl_in_reward`
-    values: Float[Tensor, "batch time"],   # Vₜ, of the state before token t, at sampling time
+    values: Float[Tensor, "batch time"],   # Vₜ, before token t, at sampling time
     mask: Bool[Tensor, "batch time"],      # True where the policy sampled a token
     gamma: float = 1.,                     # discount per token
     lam: float = .95,                      # 0 trusts the values, 1 trusts the rewards
-) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:  # advantages, returns
-    """Âₜ = δₜ + γλ·Âₜ₊₁ and returns Â + V. Schulman et al. (2016) eq. 16; PPO (2017) eq. 11.
+) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]: # (Â, R̂)
+    """Âₜ = δₜ + γλ·Âₜ₊₁ and returns R̂ₜ = Âₜ + Vₜ.
+    Schulman et al. (2016) eq. 16; PPO (2017) eq. 11.
 
-    Both are float32 or wider, without gradient, 0 at padding. Advantages are not whitened.
+    Both are float32 or wider, without gradient, 0 at padding; advantages not whitened.
     Raises ValueError for differing shapes, an empty response, γ or λ outside [0, 1]."""
     _between_0_and_1(gamma=gamma, lam=lam)
-    advantages = discounted_returns(td_errors(rewards, values, mask, gamma), mask, gamma * lam)
+    delta = td_errors(rewards, values, mask, gamma)
+    advantages = discounted_returns(delta, mask, gamma * lam)
     return advantages, torch.where(mask, advantages + values.detach(), 0.)
 
 # %% ../../nbs/1_objective/03_advantages.ipynb #80644d9f
@@ -75,16 +82,19 @@ def group_advantages(
 ) -> Float[Tensor, "batch"]:         # one per response; float32 or wider, no gradient
     """How much better each response was than the others to its query.
 
-    "mean_std": (s − s̄)/(std + ε), std dividing by G − 1 (GRPO). "mean": s − s̄.
-    "leave_one_out": s − mean of the other G − 1 (RLOO).
-    Raises ValueError for groups of one, scores that do not divide into groups, an unknown `how`."""
+    "mean_std": (x − x̄)/(std + ϵ), std dividing by G − 1 (GRPO). "mean": x − x̄.
+    "leave_one_out": x − mean of the other G − 1 (RLOO). Raises ValueError for groups of
+    one, scores that do not divide into groups, an unknown `how`."""
     if how not in ("mean_std", "mean", "leave_one_out"):
-        raise ValueError(f"how is {how!r}: choose 'mean_std', 'mean' or 'leave_one_out'")
+        raise ValueError(
+            f"how is {how!r}: choose 'mean_std', 'mean' or 'leave_one_out'")
     if group_size < 2:
-        raise ValueError(f"group_size is {group_size}: a response needs at least one other to be compared with")
+        raise ValueError(f"group_size is {group_size}: "
+                         "a response needs at least one other to be compared with")
     if not len(scores) or len(scores) % group_size:
-        raise ValueError(f"{len(scores)} scores do not divide into groups of {group_size}: "
-                         "sample equally many responses for every query")
+        raise ValueError(
+            f"{len(scores)} scores do not divide into groups of {group_size}: "
+            "sample equally many responses for every query")
     groups = _wide(scores.detach()).unflatten(0, (-1, group_size))
     centred = groups - groups.mean(1, keepdim=True)
     if how == "mean_std": centred = centred / (groups.std(1, keepdim=True) + eps)

@@ -21,8 +21,11 @@ def _distributions(**rows: Tensor):
         off = (total.abs() > (.1 if lp.dtype.itemsize < 4 else 1e-3)).nonzero()
         if len(off):
             at = tuple(off[0].tolist())
-            raise ValueError(f"{name}: the probabilities at {at} sum to {total[at].exp():.3g}, not 1; "
-                             "pass logits.log_softmax(-1) over the whole vocabulary")
+            raise ValueError(
+                f"{name}: the probabilities at {at} sum to "
+                f"{total[at].exp():.3g}, not 1; "
+                "pass logits.log_softmax(-1) over the whole vocabulary"
+            )
 
 # %% ../../nbs/1_objective/02_kl.ipynb #e4a3609b
 def exact_kl(
@@ -47,22 +50,25 @@ def exact_kl(
 def k1(
     ell: Float[Tensor, "*shape"],  # ℓ = log π(a) − log π_ref(a), with a sampled from π
 ) -> Float[Tensor, "*shape"]:      # nats, either sign
-    "k₁ = ℓ. Unbiased for KL(π‖π_ref); negative where π_ref likes the token better. Schulman (2020)."
+    """k₁ = ℓ. Unbiased for KL(π‖π_ref); negative where π_ref likes the token better.
+    Schulman (2020)."""
     return ell
 
 # %% ../../nbs/1_objective/02_kl.ipynb #0054cad9
 def k2(
     ell: Float[Tensor, "*shape"],  # ℓ = log π(a) − log π_ref(a), with a sampled from π
 ) -> Float[Tensor, "*shape"]:      # nats, never negative
-    "k₂ = ½ℓ². Biased as a number; its gradient on policy is that of KL(π‖π_ref). Schulman (2020)."
+    """k₂ = ½ℓ². Biased as a number; its gradient on policy is that of KL(π‖π_ref).
+    Schulman (2020)."""
     return ell.square() / 2
 
 # %% ../../nbs/1_objective/02_kl.ipynb #7a69eefb
 def k3(
     ell: Float[Tensor, "*shape"],  # ℓ = log π(a) − log π_ref(a), with a sampled from π
-    clamp: float = 10.,            # ℓ is first raised to at least −clamp; e¹⁰ = 22026 fits in float16
+    clamp: float = 10.,            # ℓ is first raised to at least −clamp; e¹⁰ is 22026
 ) -> Float[Tensor, "*shape"]:      # nats, never negative
-    """k₃ = e^(−ℓ) − 1 + ℓ. Unbiased for KL(π‖π_ref); its gradient is that of KL(π_ref‖π). Schulman (2020).
+    """k₃ = e^(−ℓ) − 1 + ℓ. Unbiased for KL(π‖π_ref); its gradient on policy is that of
+    KL(π_ref‖π). Schulman (2020).
 
     The clamp is ours, on the side that overflows; beyond it the gradient is 0."""
     ell = ell.clamp(min=-clamp)
@@ -73,11 +79,12 @@ ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 
 # %% ../../nbs/1_objective/02_kl.ipynb #40177931
 def log_ratio(
-    logprobs: Float[Tensor, "batch time"],           # log π(aₜ|sₜ) of the sampled tokens
+    logprobs: Float[Tensor, "batch time"],           # log π(aₜ|sₜ), sampled tokens
     ref_logprobs: Float[Tensor, "batch time"],       # log π_ref(aₜ|sₜ); never learns
     mask: Bool[Tensor, "batch time"] | None = None,  # True where π sampled a token
-) -> Float[Tensor, "batch time"]:                    # nats, float32 or wider; exactly 0 at padding
-    "ℓₜ = log π(aₜ|sₜ) − log π_ref(aₜ|sₜ), and 0 at padding. Raises ValueError if the shapes differ."
+) -> Float[Tensor, "batch time"]:  # nats, float32 or wider; exactly 0 at padding
+    """ℓₜ = log π(aₜ|sₜ) − log π_ref(aₜ|sₜ), and 0 at padding.
+    Raises ValueError if the shapes differ, TypeError for a mask that is not bool."""
     same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
     ell = _wide(logprobs) - _wide(ref_logprobs.detach())
     return ell if mask is None else torch.where(mask, ell, 0.)
@@ -89,9 +96,11 @@ def token_kl(
     mask: Bool[Tensor, "batch time"] | None = None,  # True where π sampled a token
     estimator: str = "k3",                           # "k1", "k2" or "k3"
 ) -> Float[Tensor, "batch time"]:                    # nats; 0 at padding
-    "k(ℓₜ), one estimate of KL(π(·|sₜ)‖π_ref(·|sₜ)) per sampled token. Raises ValueError for an unknown estimator."
+    """k(ℓₜ), one estimate of KL(π(·|sₜ)‖π_ref(·|sₜ)) per sampled token.
+    Raises ValueError for an unknown estimator, and as `log_ratio`."""
     if estimator not in ESTIMATORS:
-        raise ValueError(f"estimator is {estimator!r}: choose one of {list(ESTIMATORS)}")
+        raise ValueError(
+            f"estimator is {estimator!r}: choose one of {list(ESTIMATORS)}")
     return ESTIMATORS[estimator](log_ratio(logprobs, ref_logprobs, mask))
 
 # %% ../../nbs/1_objective/02_kl.ipynb #bd8cffc3
@@ -101,12 +110,15 @@ def sequence_kl(
     mask: Bool[Tensor, "batch time"] | None = None,  # True where π sampled a token
     estimator: str = "k3",                           # "k1", "k2" or "k3"
 ) -> Float[Tensor, "batch"]:                         # nats per response
-    "Σₜ k(ℓₜ), one estimate of KL(π(r|q)‖π_ref(r|q)) per response, by the chain rule."
+    """Σₜ k(ℓₜ), one estimate of KL(π(r|q)‖π_ref(r|q)) per response, by the chain rule.
+    Raises ValueError as `token_kl`."""
     return token_kl(logprobs, ref_logprobs, mask, estimator).sum(-1)
 
 # %% ../../nbs/1_objective/02_kl.ipynb #1cd54c9d
 def _not_negative(beta: float):
-    if not beta >= 0: raise ValueError(f"beta is {beta}: a price below 0 would pay the policy to drift")
+    if not beta >= 0:
+        raise ValueError(
+            f"beta is {beta}: a price below 0 would pay the policy to drift")
 
 # %% ../../nbs/1_objective/02_kl.ipynb #3d58e605
 def kl_in_reward(
@@ -115,15 +127,19 @@ def kl_in_reward(
     ref_logprobs: Float[Tensor, "batch time"],  # log π_ref(aₜ|sₜ)
     mask: Bool[Tensor, "batch time"],           # True where π sampled a token
     beta: float,                                # price of one nat
-) -> Float[Tensor, "batch time"]:               # rewards, without gradient; 0 at padding
-    """rₜ = −β·ℓₜ + score·1[t = last real token]. Ziegler et al. (2019) eq. 2, spread over the tokens.
+) -> Float[Tensor, "batch time"]:              # rewards, without gradient; 0 at padding
+    """rₜ = −β·ℓₜ + score·1[t = last real token].
+    Ziegler et al. (2019) eq. 2, spread over the tokens.
 
-    Raises ValueError for an empty response, a negative β, or unless there is one score per response."""
+    Raises ValueError for an empty response, a negative β, shapes that differ,
+    or unless there is one score per response."""
     if scores.shape != mask.shape[:1]:
-        raise ValueError(f"scores has shape {tuple(scores.shape)}, expected ({len(mask)},): one score per response")
+        raise ValueError(f"scores has shape {tuple(scores.shape)}, "
+                         f"expected ({len(mask)},): one score per response")
     _not_negative(beta)
     ell = log_ratio(logprobs.detach(), ref_logprobs, mask)
-    paid = torch.zeros_like(ell).scatter(-1, last_index(mask)[:, None], scores.detach().to(ell)[:, None])
+    paid = torch.zeros_like(ell).scatter(
+        -1, last_index(mask)[:, None], scores.detach().to(ell)[:, None])
     return paid - beta * ell
 
 # %% ../../nbs/1_objective/02_kl.ipynb #4ee164a7
@@ -132,16 +148,20 @@ def kl_in_loss(
     ref_logprobs: Float[Tensor, "batch time"],   # log π_ref(aₜ|sₜ)
     mask: Bool[Tensor, "batch time"] | None,     # True where π sampled a token
     beta: float,                                 # price of one nat
-    estimator: str = "k2",                       # "k2": gradient of KL(π‖π_ref); "k3": of KL(π_ref‖π), as in GRPO
-    old_logprobs: Float[Tensor, "batch time"] | None = None,  # of the policy that sampled: corrects stale samples
-) -> Float[Tensor, "batch time"]:                # to be added to the policy loss of each token; 0 at padding
-    """β·k(ℓₜ), or β·ρₜ·k(ℓₜ) with ρ = π/π_old if `old_logprobs` is given (then the gradient is KL(π‖π_ref)'s).
+    estimator: str = "k2",                       # "k2", or "k3" as in GRPO
+    old_logprobs: Float[Tensor, "batch time"] | None = None,  # puts in the ratio
+) -> Float[Tensor, "batch time"]:  # nats times β, for the loss; 0 at padding
+    """β·k(ℓₜ), or β·ρₜ·k(ℓₜ) with ρ = π/π_old if `old_logprobs` is given.
 
-    Each token's own KL only: what an early token leads to is charged by `kl_in_reward`.
-    Raises ValueError for k1 without `old_logprobs`, whose expected gradient is 0, and for a negative β."""
+    On policy k2 has the gradient of KL(π‖π_ref) and k3 that of KL(π_ref‖π); with ρ every
+    k has that of KL(π‖π_ref), for stale samples too. Each token's own KL only: what an
+    early token leads to is charged by `kl_in_reward`. Raises ValueError for a negative β,
+    and for k1 without `old_logprobs`, whose expected gradient is 0."""
     if estimator == "k1" and old_logprobs is None:
-        raise ValueError("k1 in the loss has an expected gradient of 0 and would do nothing: use estimator='k2', "
-                         "give old_logprobs, or charge k1 in the reward with kl_in_reward")
+        raise ValueError(
+            "k1 in the loss has an expected gradient of 0 and would do nothing: "
+            "use estimator='k2', give old_logprobs, or charge k1 in the reward "
+            "with kl_in_reward")
     _not_negative(beta)
     kl = beta * token_kl(logprobs, ref_logprobs, mask, estimator)
     if old_logprobs is None: return kl
@@ -160,7 +180,9 @@ def adaptive_beta(
 
     Raises ValueError unless β ≥ 0, target > 0 and the KL is finite."""
     _not_negative(beta)
-    if not target > 0: raise ValueError(f"target is {target}: a KL target must be positive")
+    if not target > 0:
+        raise ValueError(f"target is {target}: a KL target must be positive")
     if not abs(kl) < float("inf"):
-        raise ValueError(f"the measured KL is {kl}: look for the non-finite log-probability first")
+        raise ValueError(
+            f"the measured KL is {kl}: look for the non-finite log-probability first")
     return beta * (1 + gain * max(-max_error, min(max_error, kl / target - 1)))

@@ -17,16 +17,18 @@ from .masks import _wide, same_shape
 def _log_softmax(logits, temperature):
     "log π(·|s) of the policy at this temperature, in float32 or wider."
     if not temperature > 0:
-        raise ValueError(f"temperature={temperature} must be above 0: at 0 the policy is greedy, "
-                         "and every token but one has log-probability −inf")
+        raise ValueError(
+            f"temperature={temperature} must be above 0: at 0 the policy is greedy, "
+            "and every token but one has log-probability −inf")
     return (_wide(logits) / temperature).log_softmax(-1)
 
 def _check_ids(tokens, vocab):
     if tokens.numel() == 0: return
     low, high = tokens.min().item(), tokens.max().item()
     if low < 0 or high >= vocab:
-        raise ValueError(f"token ids run from {low} to {high}, the vocabulary from 0 to {vocab - 1}. "
-                         "Padding may hold any valid id: the mask keeps it out, not the id")
+        raise ValueError(f"token ids run from {low} to {high}, "
+                         f"the vocabulary from 0 to {vocab - 1}. Padding may hold any "
+                         "valid id: the mask keeps it out, not the id")
 
 # %% ../../nbs/1_objective/01_logprobs.ipynb #d512b82f
 def token_logprobs(
@@ -34,35 +36,36 @@ def token_logprobs(
     tokens: Int[Tensor, "*batch"],         # the sampled ids; padding holds any valid id
     temperature: int | float = 1.,         # the one that the tokens were sampled with
 ) -> Float[Tensor, "*batch"]: # nats, in float32 or wider
-    """log π(aₜ|sₜ) = z_a/τ − log Σᵥ exp(z_v/τ).
-    Raises ValueError for shapes that differ, ids outside the vocabulary, and temperature ≤ 0."""
+    """log π(aₜ|sₜ) = z_a/τ − log Σᵥ exp(z_v/τ). Raises ValueError for shapes that differ,
+    ids outside the vocabulary, and temperature ≤ 0."""
     same_shape(logits_but_vocab=logits[..., 0], tokens=tokens)
     _check_ids(tokens, logits.shape[-1])
     return _log_softmax(logits, temperature).gather(-1, tokens[..., None])[..., 0]
 
 # %% ../../nbs/1_objective/01_logprobs.ipynb #d3572852
 def entropy(
-    logits: Float[Tensor, "*batch vocab"],
-    temperature: int | float = 1.,
-) -> Float[Tensor, "*batch"]: # nats, in float32 or wider: from 0 (certain) to log(vocab) (uniform)
-    """S = −Σᵥ p_v log p_v with p = softmax(z/τ) and 0·log 0 = 0, so that a logit of −inf
-    leaves value and gradient finite. Raises ValueError for temperature ≤ 0."""
+    logits: Float[Tensor, "*batch vocab"], # −inf where a token is forbidden
+    temperature: int | float = 1.,         # the one that the tokens are sampled with
+) -> Float[Tensor, "*batch"]: # nats, float32 or wider; from 0 to log(vocab)
+    """S = −Σᵥ p_v log p_v with p = softmax(z/τ) and 0·log 0 = 0. 0 if certain, log(vocab)
+    if uniform. A logit of −inf leaves value and gradient finite.
+    Raises ValueError for temperature ≤ 0."""
     logp = _log_softmax(logits, temperature)
     return -(logp.exp() * logp.masked_fill(logp.isneginf(), 0)).sum(-1)
 
 # %% ../../nbs/1_objective/01_logprobs.ipynb #210a8a56
 def logprobs_from_hidden(
-    hidden: Float[Tensor, "tokens hidden"], # the states that predict `tokens`, padding already dropped
+    hidden: Float[Tensor, "tokens hidden"], # the states that predict them, no padding
     weight: Float[Tensor, "vocab hidden"],  # of the head, as in nn.Linear
-    tokens: Int[Tensor, "tokens"],
-    temperature: int | float = 1.,
-    bias: Float[Tensor, "vocab"] | None = None,
-    chunk: int = 1024,          # rows of logits in memory at a time
-    with_entropy: bool = False,
-) -> Float[Tensor, "tokens"] | tuple[Float[Tensor, "tokens"], ...]: # logprobs, or (logprobs, entropy)
-    """`token_logprobs` and `entropy` of the logits hidden·weightᵀ + bias, `chunk` rows at a time.
-    Several chunks are forgotten after the forward pass and computed again for the gradient.
-    Raises ValueError as they do, and for chunk < 1."""
+    tokens: Int[Tensor, "tokens"],          # the sampled ids
+    temperature: int | float = 1.,          # the one that they were sampled with
+    bias: Float[Tensor, "vocab"] | None = None, # of the head, if it has one
+    chunk: int = 1024,                      # rows of logits in memory at a time
+    with_entropy: bool = False,             # return (logprobs, entropy)
+) -> Float[Tensor, "tokens"] | tuple[Float[Tensor, "tokens"], ...]: # in nats
+    """`token_logprobs` and `entropy` of the logits hidden·weightᵀ + bias, `chunk` rows at
+    a time. Several chunks are forgotten after the forward pass and computed again for the
+    gradient. Raises ValueError as they do, and for chunk < 1."""
     if chunk < 1: raise ValueError(f"chunk={chunk} must be at least 1")
     same_shape(hidden_but_width=hidden[:, 0], tokens=tokens)
     _check_ids(tokens, len(weight))
@@ -76,6 +79,8 @@ def logprobs_from_hidden(
         return checkpoint(rows, *piece, use_reentrant=False, preserve_rng_state=False)
 
     run = forgetful if torch.is_grad_enabled() and len(tokens) > chunk else rows
-    done = [run(h, t) for h, t in zip(hidden.split(chunk), tokens.split(chunk), strict=True)]
+    done = [
+        run(h, t) for h, t in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
+    ]
     out = tuple(torch.cat(parts) for parts in zip(*done, strict=True))
     return out if with_entropy else out[0]

@@ -15,13 +15,14 @@ from torch import Tensor
 
 # %% ../../nbs/1_objective/00_masks.ipynb #51006c78
 def response_mask(
-    tokens: Int[Tensor, "batch time"], # sampled ids, whatever stands after the first end-of-text
+    tokens: Int[Tensor, "batch time"], # sampled ids; anything may follow the first end
     eos_id: int | Sequence[int],       # the id, or ids, that end a response
 ) -> Bool[Tensor, "batch time"]: # True up to and including the first end-of-text
-    """mₜ = 1 if no token before t ends the response. The first EOS is in, because the policy chose it;
-    so is every token of a response that was cut off. Right also when the padding id is the EOS id.
-    Raises ValueError if eos_id is None."""
-    if eos_id is None: raise ValueError("eos_id is None: set tokenizer.eos_token, then pass its id")
+    """mₜ = 1 if no token before t ends the response. The first end is in, because the
+    policy chose it; so is every token of a response that was cut off. Right also when
+    the padding id is the end's. Raises ValueError if eos_id is None."""
+    if eos_id is None:
+        raise ValueError("eos_id is None: set tokenizer.eos_token, then pass its id")
     ends = torch.isin(tokens, torch.as_tensor(eos_id, device=tokens.device)).long()
     return ends.cumsum(-1) - ends == 0  # ends strictly before t
 
@@ -36,7 +37,8 @@ def last_index(
 ) -> Int[Tensor, "batch"]: # index of each row's last True
     "max {t : mₜ = 1} of each row. Raises ValueError naming the rows that have no True."
     _no_empty_rows(mask, "a response has at least one token, so drop these rows first")
-    return torch.where(mask, torch.arange(mask.shape[-1], device=mask.device), -1).amax(-1)
+    return torch.where(mask, torch.arange(mask.shape[-1], device=mask.device), -1).amax(
+        -1)
 
 # %% ../../nbs/1_objective/00_masks.ipynb #9c751d08
 def _wide(x: Tensor) -> Tensor:
@@ -47,13 +49,14 @@ def _wide(x: Tensor) -> Tensor:
 def same_shape(
     **tensors: Tensor | None, # by name; None is skipped
 ):
-    """Refuse what would broadcast in silence. Raises ValueError naming each tensor and its shape,
-    and TypeError for a tensor called …mask that is not bool."""
+    """Refuse what would broadcast in silence. Raises ValueError naming each tensor and
+    its shape, and TypeError for a tensor called …mask that is not bool."""
     given = {name: t for name, t in tensors.items() if t is not None}
     for name, t in given.items():
         if name.endswith("mask") and t.dtype != torch.bool:
-            raise TypeError(f"{name} is {t.dtype}; a mask is torch.bool, True where a token "
-                            f"takes part: pass {name}.bool()")
+            raise TypeError(
+                f"{name} is {t.dtype}; a mask is torch.bool, True where a token "
+                f"takes part: pass {name}.bool()")
     shapes = {name: tuple(t.shape) for name, t in given.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"shapes differ: {shapes}. They would broadcast silently; "
@@ -61,24 +64,29 @@ def same_shape(
 
 # %% ../../nbs/1_objective/00_masks.ipynb #26540394
 def masked_sum(
-    x: Shaped[Tensor, "*shape"],
-    mask: Bool[Tensor, "*shape"],
+    x: Shaped[Tensor, "*shape"],  # padding may hold anything
+    mask: Bool[Tensor, "*shape"], # True where a token takes part
     dim: int | tuple[int, ...] | None = None, # None: over everything
 ) -> Float[Tensor, "..."]: # float32 or wider
-    "Σ m·x, where m = 0 means 'not there', whatever x holds. Raises ValueError if the shapes differ."
+    """Σ m·x, where m = 0 means 'not there', whatever x holds.
+    Raises ValueError if the shapes differ."""
     same_shape(x=x, mask=mask)
     return _wide(torch.where(mask, x, 0)).sum(dim)
 
 # %% ../../nbs/1_objective/00_masks.ipynb #8bd4000d
 def masked_mean(
-    x: Shaped[Tensor, "*shape"], # a bool x gives a fraction
-    mask: Bool[Tensor, "*shape"],
+    x: Shaped[Tensor, "*shape"],  # a bool x gives a fraction
+    mask: Bool[Tensor, "*shape"], # True where a token takes part
     dim: int | tuple[int, ...] | None = None, # None: over everything
 ) -> Float[Tensor, "..."]: # float32 or wider
-    "Σ m·x / Σ m. Raises ValueError where there is nothing to average, and if the shapes differ."
+    """Σ m·x / Σ m.
+    Raises ValueError where there is nothing to average, and if the shapes differ."""
     total, count = masked_sum(x, mask, dim), mask.sum(dim)
     if (count == 0).any():
-        where = "anywhere" if dim is None else f"along dim {dim} at {(count == 0).nonzero().tolist()}"
+        where = (
+            "anywhere"
+            if dim is None
+            else f"along dim {dim} at {(count == 0).nonzero().tolist()}")
         raise ValueError(f"nothing to average: the mask has no True {where}")
     return total / count
 
@@ -86,25 +94,29 @@ def masked_mean(
 AGGREGATES = ("token_mean", "sequence_mean", "sequence_sum")
 
 def aggregate(
-    loss: Float[Tensor, "batch time"],
-    mask: Bool[Tensor, "batch time"],
-    how: str = "token_mean", # or "sequence_mean", "sequence_sum"
-    denominator: int | float | Tensor | None = None, # tokens (token_mean) or rows of the whole minibatch
-    length: int | float | None = None, # L of sequence_sum; default: the width of the batch
+    loss: Float[Tensor, "batch time"],  # one number per token
+    mask: Bool[Tensor, "batch time"],   # True where a token takes part
+    how: str = "token_mean",            # or "sequence_mean", "sequence_sum"
+    denominator: int | float | Tensor | None = None, # count of the whole minibatch
+    length: int | float | None = None,  # L of sequence_sum; None: width of the batch
 ) -> Float[Tensor, ""]: # float32 or wider
-    """token_mean: Σ m·x / Σ m. sequence_mean: the rows' mean of Σₜ m·x / Σₜ m. sequence_sum: Σ m·x / (B·L).
-    With `denominator` in the place of the count, micro-batches add up to their minibatch.
-    Raises ValueError for an unknown `how`, counts ≤ 0, an empty mask, rows that it cannot average."""
+    """token_mean: Σ m·x / Σ m. sequence_mean: the rows' mean of Σₜ m·x / Σₜ m.
+    sequence_sum: Σ m·x / (B·L). With `denominator` (tokens for token_mean, rows for the
+    others) in the place of the count, micro-batches add up to their minibatch. Raises
+    ValueError for an unknown `how`, counts ≤ 0, an empty mask or row."""
     same_shape(loss=loss, mask=mask)
-    if how not in AGGREGATES: raise ValueError(f"how={how!r}: choose from {', '.join(AGGREGATES)}")
+    if how not in AGGREGATES:
+        raise ValueError(f"how={how!r}: choose from {', '.join(AGGREGATES)}")
     if length is not None and how != "sequence_sum":
         raise ValueError(f"length belongs to sequence_sum, not to {how}")
     for name, n in {"denominator": denominator, "length": length}.items():
         if n is not None and n <= 0: raise ValueError(f"{name}={n} must be above 0")
     if denominator is None:
-        if not mask.any(): raise ValueError("nothing to average: the mask has no True anywhere")
+        if not mask.any():
+            raise ValueError("nothing to average: the mask has no True anywhere")
         if how == "sequence_mean":
-            _no_empty_rows(mask, "drop them, or pass denominator=, the number of rows that count")
+            _no_empty_rows(
+                mask, "drop them, or pass denominator=, the number of rows that count")
         denominator = mask.sum() if how == "token_mean" else len(mask)
     rows = masked_sum(loss, mask, dim=-1)
     if how == "sequence_mean": rows = rows / mask.sum(-1).clamp(min=1)
@@ -113,26 +125,29 @@ def aggregate(
 
 # %% ../../nbs/1_objective/00_masks.ipynb #ba55f79b
 def masked_var(
-    x: Float[Tensor, "*shape"],
-    mask: Bool[Tensor, "*shape"],
-    unbiased: bool = True, # divide by n − 1, not by n
+    x: Float[Tensor, "*shape"],   # padding may hold anything
+    mask: Bool[Tensor, "*shape"], # True where a token takes part
+    unbiased: bool = True,        # divide by n − 1, not by n
 ) -> Float[Tensor, ""]: # float32 or wider
-    """Σ m·(x − x̄)² / (n − 1), or / n. Raises ValueError for n = 0, and for an unbiased n = 1,
-    where one number says nothing about its spread."""
+    """Σ m·(x − x̄)² / (n − 1), or / n. Raises ValueError if the shapes differ, for n = 0,
+    and for an unbiased n = 1: one number says nothing about its spread."""
     mean, n = masked_mean(x, mask), mask.sum()
     if unbiased and n == 1:
-        raise ValueError("one token has no unbiased variance (0/0): give more, or unbiased=False")
-    return masked_sum((_wide(torch.where(mask, x, 0)) - mean).square(), mask) / (n - int(unbiased))
+        raise ValueError(
+            "one token has no unbiased variance (0/0): give more, or unbiased=False")
+    return masked_sum((_wide(torch.where(mask, x, 0)) - mean).square(), mask) / (
+        n - int(unbiased))
 
 # %% ../../nbs/1_objective/00_masks.ipynb #ea7b62f2
 def whiten(
-    x: Float[Tensor, "*shape"],
-    mask: Bool[Tensor, "*shape"],
-    shift_mean: bool = True, # False: scale the spread, keep the mean
-    eps: int | float = 1e-8,       # added to the variance
+    x: Float[Tensor, "*shape"],   # padding may hold anything
+    mask: Bool[Tensor, "*shape"], # True where a token takes part
+    shift_mean: bool = True,      # False: scale the spread, keep the mean
+    eps: int | float = 1e-8,      # added to the variance
 ) -> Float[Tensor, "*shape"]: # mean 0, variance 1; 0 at padding
-    """(x − x̄) / √(var + ε), with the unbiased variance. Raises ValueError for fewer than two tokens.
-    As TRL's masked_whiten. torchtune 0.6.1 has it the other way: shift_mean=True adds the mean."""
+    """(x − x̄) / √(var + ϵ), with the unbiased variance. Raises ValueError if the shapes
+    differ, and for fewer than two tokens. As TRL's masked_whiten; in torchtune 0.6.1
+    shift_mean=True means the opposite: it adds the mean."""
     mean, var = masked_mean(x, mask), masked_var(x, mask)
     white = (torch.where(mask, x, 0) - mean) * (var + eps).rsqrt()
     return torch.where(mask, white if shift_mean else white + mean, 0).to(x.dtype)

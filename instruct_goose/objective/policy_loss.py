@@ -20,9 +20,9 @@ def probability_ratio(
     mask: Bool[Tensor, "batch time"] | None = None, # True where π_old sampled a token
     max_log_ratio: float = 20., # log ρ is first cut to ±this; e²⁰ = 4.9e8
 ) -> Float[Tensor, "batch time"]: # exactly 1 at padding
-    """ρₜ = π(aₜ|sₜ) / π_old(aₜ|sₜ) = exp(log π − log π_old), and 1 where the mask is False.
-    Schulman et al. (2017) section 3. float32 or wider. The cut is ours; beyond it the gradient is 0.
-    Raises ValueError if the shapes differ."""
+    """ρₜ = π(aₜ|sₜ) / π_old(aₜ|sₜ) = exp(log π − log π_old), 1 where the mask is False;
+    float32 or wider. Schulman et al. (2017) section 3. The cut is ours; beyond it the
+    gradient is 0. Raises ValueError if the shapes differ."""
     same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
     ell = log_ratio(logprobs, old_logprobs, mask)
     return ell.clamp(-max_log_ratio, max_log_ratio).exp()
@@ -32,7 +32,9 @@ def _clip_range(clip: float, clip_high: float | None) -> tuple[float, float]:
     "1 − ε and 1 + ε_high, or a ValueError that says which setting is wrong."
     high = clip if clip_high is None else clip_high
     for name, size in {"clip": clip, "clip_high": high}.items():
-        if not size > 0: raise ValueError(f"{name} is {size}: it is how far ρ may go from 1, so it must be positive")
+        if not size > 0:
+            raise ValueError(
+                f"{name} is {size}: how far ρ may go from 1 must be positive")
     return 1 - clip, 1 + high
 
 # %% ../../nbs/1_objective/04_policy_loss.ipynb #7aa037b2
@@ -43,7 +45,8 @@ def clipped_objective(
     clip_high: float | None = None,      # ε above 1, if it is to differ from ε below
 ) -> Float[Tensor, "*shape"]: # to be maximised
     """L = min(ρ·Â, clip(ρ, 1−ε, 1+ε_high)·Â), element by element.
-    Schulman et al. (2017) eq. 7; DAPO (2025) for the second ε. Raises ValueError for ε ≤ 0."""
+    Schulman et al. (2017) eq. 7; DAPO (2025) for the second ε.
+    Raises ValueError if the shapes differ, and for ε ≤ 0."""
     same_shape(ratio=ratio, advantages=advantages)
     low, high = _clip_range(clip, clip_high)
     return torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
@@ -56,7 +59,8 @@ def clip_active(
     clip_high: float | None = None,      # ε above 1, if it is to differ
 ) -> tuple[Bool[Tensor, "*shape"], Bool[Tensor, "*shape"]]: # (low, high)
     """Where the clip has cut the gradient: (ρ < 1−ε and Â < 0, ρ > 1+ε_high and Â > 0).
-    A ratio outside the range is not enough: the min keeps its gradient when Â pulls it back."""
+    A ratio out of range is not enough: the min keeps the gradient if Â pulls it back.
+    Raises ValueError if the shapes differ, and for ε ≤ 0."""
     same_shape(ratio=ratio, advantages=advantages)
     low, high = _clip_range(clip, clip_high)
     return (ratio < low) & (advantages < 0), (ratio > high) & (advantages > 0)
@@ -65,20 +69,24 @@ def clip_active(
 def policy_loss(
     logprobs: Float[Tensor, "batch time"],     # log π(aₜ|sₜ), with gradient
     old_logprobs: Float[Tensor, "batch time"], # log π_old(aₜ|sₜ), of the sampler
-    advantages: Float[Tensor, "..."],          # Âₜ, a constant: (batch, time), one per token
+    advantages: Float[Tensor, "..."],  # Âₜ, constant: (batch, time), one per token
     mask: Bool[Tensor, "batch time"],          # True where π_old sampled a token
     clip: float = .2,                          # ε
     clip_high: float | None = None,            # ε above 1, if it is to differ
     max_log_ratio: float = 20.,                # see probability_ratio
 ) -> Float[Tensor, "batch time"]: # to be aggregated; 0 at padding
-    """−min(ρₜ·Âₜ, clip(ρₜ, 1−ε, 1+ε_high)·Âₜ): the negative of Schulman et al. (2017) eq. 7, per token.
-    Raises ValueError unless there is one advantage per token."""
+    """−min(ρₜ·Âₜ, clip(ρₜ, 1−ε, 1+ε_high)·Âₜ), per token: the negative of eq. 7 of
+    Schulman et al. (2017). Raises ValueError unless there is one advantage per token, if
+    other shapes differ, and for ε ≤ 0."""
     if advantages.shape != mask.shape:
-        raise ValueError(f"advantages has shape {tuple(advantages.shape)}, the mask {tuple(mask.shape)}: give one "
-                         "advantage per token, or broadcasting mixes up the rows. If you have one per response, "
-                         "spread it over its tokens: advantages.reshape(-1, 1).expand_as(mask)")
+        raise ValueError(
+            f"advantages has shape {tuple(advantages.shape)}, the mask "
+            f"{tuple(mask.shape)}: give one advantage per token, or broadcasting mixes up "
+            "the rows. If you have one per response, spread it over its tokens: "
+            "advantages.reshape(-1, 1).expand_as(mask)")
     ratio = probability_ratio(logprobs, old_logprobs, mask, max_log_ratio)
-    return -clipped_objective(ratio, torch.where(mask, advantages.detach(), 0.), clip, clip_high)
+    advantages = torch.where(mask, advantages.detach(), 0.)
+    return -clipped_objective(ratio, advantages, clip, clip_high)
 
 # %% ../../nbs/1_objective/04_policy_loss.ipynb #01db12d9
 def clip_fraction(
@@ -88,6 +96,7 @@ def clip_fraction(
     clip: float = .2,                        # ε
     clip_high: float | None = None,          # ε above 1, if it is to differ
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]: # (low, high), each of all real tokens
-    "The shares of real tokens whose gradient is cut below 1−ε and above 1+ε_high. No gradient."
+    """The shares of real tokens whose gradient is cut below 1−ε and above 1+ε_high.
+    No gradient. Raises ValueError as `clip_active`, and for a mask without a True."""
     low, high = clip_active(ratio.detach(), advantages, clip, clip_high)
     return masked_mean(low, mask), masked_mean(high, mask)

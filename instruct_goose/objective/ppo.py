@@ -11,8 +11,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from .kl import token_kl
-from .masks import aggregate, masked_mean, masked_sum, masked_var, same_shape
-from .policy_loss import clip_active, clip_fraction, policy_loss, probability_ratio
+from .masks import (
+    aggregate, masked_mean, masked_sum, masked_var, same_shape)
+from .policy_loss import (
+    clip_active, clip_fraction, policy_loss, probability_ratio)
 from .value_loss import value_loss
 
 # %% ../../nbs/1_objective/06_ppo.ipynb #c4a2c881
@@ -25,14 +27,16 @@ def update_meters(
     clip: float = .2,                          # ε
     clip_high: float | None = None,            # ε above 1, if it is to differ
 ) -> dict[str, Float[Tensor, ""]]:
-    """How far this batch has moved the policy, over the real tokens alone: approx_kl, the mean of
-    k3 = ρ − 1 − log ρ, estimates KL(π_old‖π); shares of clipped tokens; mean, std and range of ρ."""
+    """How far this batch has moved the policy, over the real tokens: approx_kl, the mean
+    of k3 = ρ − 1 − log ρ, estimates KL(π_old‖π); shares of cut tokens; mean, std, range
+    of ρ. Raises ValueError if shapes differ, for an empty mask, and for ε ≤ 0."""
     ratio = probability_ratio(logprobs, old_logprobs, mask)
     low, high = clip_fraction(ratio, advantages, mask, clip, clip_high)
+    k3 = token_kl(old_logprobs, logprobs, mask, "k3")  # the sampler comes first
     return dict(
-        approx_kl=masked_mean(token_kl(old_logprobs, logprobs, mask, "k3"), mask),  # the sampler comes first
-        clip_fraction_low=low, clip_fraction_high=high,
-        ratio_mean=masked_mean(ratio, mask), ratio_std=masked_var(ratio, mask, unbiased=False).sqrt(),
+        approx_kl=masked_mean(k3, mask), clip_fraction_low=low, clip_fraction_high=high,
+        ratio_mean=masked_mean(ratio, mask),
+        ratio_std=masked_var(ratio, mask, unbiased=False).sqrt(),
         ratio_min=ratio[mask].min(), ratio_max=ratio[mask].max())
 
 # %% ../../nbs/1_objective/06_ppo.ipynb #e9baf2c2
@@ -42,25 +46,26 @@ def ppo_loss(
     advantages: Float[Tensor, "batch time"],   # Âₜ
     mask: Bool[Tensor, "batch time"],          # True where π_old sampled a token
     *,
-    values: Float[Tensor, "batch time"] | None = None,     # Vₜ, with gradient; None: no value loss
-    old_values: Float[Tensor, "batch time"] | None = None, # Vₜ at sampling time, for value_clip
-    returns: Float[Tensor, "batch time"] | None = None,    # R̂ₜ, the target of the values
-    entropy: Float[Tensor, "batch time"] | None = None,    # Sₜ, with gradient; None: no bonus
+    values: Float[Tensor, "batch time"] | None = None,     # Vₜ; None: no value loss
+    old_values: Float[Tensor, "batch time"] | None = None, # V_old, for value_clip
+    returns: Float[Tensor, "batch time"] | None = None,  # R̂ₜ, the target of the values
+    entropy: Float[Tensor, "batch time"] | None = None,    # Sₜ; None: no bonus
     clip: float = .2,                # ε
     clip_high: float | None = None,  # ε above 1, if it is to differ
-    value_clip: float | None = .2,   # None: plain squared error
+    value_clip: float | None = .2,   # c; None: plain squared error
     vf_coef: float = .5,             # c₁
     ent_coef: float = 0.,            # c₂
     how: str = "token_mean",         # see aggregate
-    denominator: int | float | Tensor | None = None, # count of the whole minibatch, for micro-batches
-) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]: # loss, and its parts without gradient
-    """−L^{CLIP+VF+S} = −L^CLIP + c₁·L^VF − c₂·S. Schulman et al. (2017) eq. 9, with the sign turned for descent.
-    With `denominator`, loss, policy_loss, value_loss and entropy of micro-batches add up to the whole;
-    the meters describe this call's own tokens. Raises ValueError for terms that lack an input."""
+    denominator: int | float | Tensor | None = None, # see aggregate
+) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]: # loss, and detached parts
+    """−L^CLIP + c₁·L^VF − c₂·S: eq. 9 of Schulman et al. (2017), its sign turned.
+    With `denominator`, loss, policy_loss, value_loss and entropy of micro-batches add up
+    to the whole; the meters describe this call's own tokens. Raises ValueError for terms
+    that lack an input, and as the functions of the terms do."""
     if (values is None) != (returns is None):
         raise ValueError("a value loss needs values and returns: pass both, or neither")
     if ent_coef and entropy is None:
-        raise ValueError(f"ent_coef is {ent_coef} but there is no entropy: pass it, or ent_coef=0")
+        raise ValueError(f"ent_coef is {ent_coef} but there is no entropy: pass it, or 0")
     mean = lambda x: aggregate(x, mask, how, denominator)
     loss = mean(policy_loss(logprobs, old_logprobs, advantages, mask, clip, clip_high))
     parts = dict(policy_loss=loss.detach())
@@ -70,18 +75,18 @@ def ppo_loss(
     if entropy is not None:
         bonus = mean(entropy)
         parts["entropy"] = bonus.detach()
-        if ent_coef: loss = loss - ent_coef * bonus  # at 0 spare the backward pass through all logits
+        if ent_coef: loss = loss - ent_coef * bonus  # 0: no pass through all logits
     meters = update_meters(logprobs, old_logprobs, advantages, mask, clip, clip_high)
     return loss, {"loss": loss.detach()} | parts | meters
 
 # %% ../../nbs/1_objective/06_ppo.ipynb #5e13dc6b
 class PPOLoss(nn.Module):
-    """torchtune 0.6.1's PPOLoss, value for value, over the functions above: policy_loss + value_coeff·value_loss.
-
-    Two habits of that library are kept: `ratios` is the plain mean over all positions, padding included,
-    and without `value_padding_masks` the value loss is unmasked. Masks are True where a value takes part.
-    Departures: what a mask leaves out may be NaN; log ρ is cut to ±80, so that gradients
-    stay finite; bfloat16 comes back as float32."""
+    """torchtune 0.6.1's PPOLoss, value for value: policy_loss + value_coeff·value_loss.
+    Two habits of that library are kept: `ratios` is the plain mean over all positions,
+    padding included; without `value_padding_masks` the value loss is unmasked. Masks are
+    True where a value takes part. Departures: what a mask leaves out may be NaN; log ρ is
+    cut to ±80, so that gradients stay finite; bfloat16 comes back as float32.
+    Raises ValueError if shapes differ, and for a clip range ≤ 0."""
 
     def __init__(self,
         epsilon: float = .1,          # ε
@@ -89,35 +94,39 @@ class PPOLoss(nn.Module):
         value_coeff: float = .1,      # c₁
     ):
         super().__init__()
-        for name, x in dict(epsilon=epsilon, value_clip_range=value_clip_range).items():
+        self.epsilon, self.value_clip_range = epsilon, value_clip_range
+        self.value_coeff = value_coeff
+        for name in ("epsilon", "value_clip_range"):
+            x = getattr(self, name)
             if not x > 0: raise ValueError(f"{name} is {x}: it must be positive")
-        self.epsilon, self.value_clip_range, self.value_coeff = epsilon, value_clip_range, value_coeff
 
     def forward(self,
         pi_old_logprobs: Float[Tensor, "*shape"], # of the sampler
         pi_logprobs: Float[Tensor, "*shape"],     # with gradient
-        advantages: Float[Tensor, "*shape"],
-        phi_old_values: Float[Tensor, "*values"],
-        phi_values: Float[Tensor, "*values"],     # with gradient
-        returns: Float[Tensor, "*values"],
-        padding_masks: Bool[Tensor, "*shape"] | None = None,        # True: takes part in the policy loss
-        value_padding_masks: Bool[Tensor, "*values"] | None = None, # True: takes part in the value loss
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: # loss, policy_loss, value_loss, ratios, clipfrac
-        "One scalar with a gradient and four without: the loss, its two terms, the mean ratio, the clipped share."
-        (old, new, A, mask), n = _one_row(
-            padding_masks, pi_old_logprobs=pi_old_logprobs, pi_logprobs=pi_logprobs, advantages=advantages)
-        (v_old, v, R, v_mask), n_v = _one_row(
-            value_padding_masks, phi_old_values=phi_old_values, phi_values=phi_values, returns=returns)
-        policy = masked_sum(policy_loss(new, old, A, mask, self.epsilon, max_log_ratio=80.), mask) / n
-        value = masked_sum(value_loss(v, R, v_mask, v_old, self.value_clip_range), v_mask) / n_v
+        advantages: Float[Tensor, "*shape"],      # Â
+        phi_old_values: Float[Tensor, "*values"], # V at sampling time
+        phi_values: Float[Tensor, "*values"],     # V, with gradient
+        returns: Float[Tensor, "*values"],        # R̂, its target
+        padding_masks: Bool[Tensor, "*shape"] | None = None,  # for the policy loss
+        value_padding_masks: Bool[Tensor, "*values"] | None = None, # for the value loss
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: # five scalars
+        "loss, policy_loss, value_loss, ratios, clipfrac; only the loss has a gradient."
+        (old, new, A, mask), n = _one_row(padding_masks, pi_old_logprobs=pi_old_logprobs,
+            pi_logprobs=pi_logprobs, advantages=advantages)
+        (v_old, v, R, v_mask), n_v = _one_row(value_padding_masks,
+            phi_old_values=phi_old_values, phi_values=phi_values, returns=returns)
+        policy = policy_loss(new, old, A, mask, self.epsilon, max_log_ratio=80.)
+        value = value_loss(v, R, v_mask, v_old, self.value_clip_range)
+        policy, value = masked_sum(policy, mask) / n, masked_sum(value, v_mask) / n_v
         ratio = probability_ratio(new, old, max_log_ratio=80.).detach()
         low, high = clip_active(ratio, A, self.epsilon)
         clipfrac = masked_sum((low | high).to(ratio.dtype), mask) / n
-        return policy + self.value_coeff * value, policy.detach(), value.detach(), ratio.mean(), clipfrac
+        loss = policy + self.value_coeff * value
+        return loss, policy.detach(), value.detach(), ratio.mean(), clipfrac
 
 # %% ../../nbs/1_objective/06_ppo.ipynb #2bfde82c
 def _one_row(mask, **tensors):
-    "Any shape as (1, n), with the mask; and torchtune's denominator: every position, or Σ mask + 1e-8."
+    "Any shape as (1, n), the mask last; and torchtune's count: all, or Σ mask + 1e-8."
     same_shape(mask=None if mask is None else mask.bool(), **tensors)
     like = next(iter(tensors.values()))
     count = like.numel() if mask is None else mask.sum() + 1e-8

@@ -17,22 +17,27 @@ def value_loss(
     values: Float[Tensor, "batch time"],  # Vₜ, with gradient
     returns: Float[Tensor, "batch time"], # R̂ₜ, the target, a constant
     mask: Bool[Tensor, "batch time"],     # True where a token takes part
-    old_values: Float[Tensor, "batch time"] | None = None, # V_old at sampling time; only for the clip
-    clip: float | None = None,            # how far V may usefully go from V_old, in units of reward
+    old_values: Float[Tensor, "batch time"] | None = None, # V_old, for the clip
+    clip: float | None = None,            # c: how far V may usefully go from V_old
 ) -> Float[Tensor, "batch time"]: # to be aggregated; 0 at padding
-    """½(Vₜ − R̂ₜ)²; with a clip ½·max((Vₜ − R̂ₜ)², (clip(Vₜ, V_old ± clip) − R̂ₜ)²).
-    The ½ is ours: it makes the gradient Vₜ − R̂ₜ (eq. 9 of Schulman et al. 2017 has none).
-    Raises ValueError if shapes differ, or for a clip without old values or not positive."""
+    """½(Vₜ − R̂ₜ)²; with a clip ½·max((Vₜ − R̂ₜ)², (clip(Vₜ, V_old ± c) − R̂ₜ)²).
+    The clip c has the unit of the reward. The ½ makes the gradient Vₜ − R̂ₜ; the squared
+    error beside eq. 9 of Schulman et al. (2017) has none. Raises ValueError if shapes
+    differ, or for a clip without old values or not positive."""
     same_shape(values=values, returns=returns, old_values=old_values, mask=mask)
     if clip is not None and old_values is None:
-        raise ValueError(f"a value clip of {clip} needs old_values to stay near: pass them, or None for no clip")
+        raise ValueError(f"a value clip of {clip} needs old_values to stay near: "
+                         "pass them, or None for no clip")
     if clip is not None and not clip > 0:
-        raise ValueError(f"a value clip of {clip}: it must be positive, or None for no clip")
-    values, returns = torch.where(mask, _wide(values), 0.), torch.where(mask, returns.detach(), 0.)
+        raise ValueError(
+            f"a value clip of {clip}: it must be positive, or None for no clip")
+    values = torch.where(mask, _wide(values), 0.)
+    returns = torch.where(mask, returns.detach(), 0.)
     error = (values - returns).square()
     if clip is not None:
         old = torch.where(mask, old_values.detach(), 0.)
-        error = torch.maximum(error, (values.clamp(old - clip, old + clip) - returns).square())
+        clipped = values.clamp(old - clip, old + clip)
+        error = torch.maximum(error, (clipped - returns).square())
     return error / 2
 
 # %% ../../nbs/1_objective/05_value_loss.ipynb #8823a52a
@@ -41,10 +46,12 @@ def explained_variance(
     returns: Float[Tensor, "batch time"], # R̂ₜ
     mask: Bool[Tensor, "batch time"],     # True where a token takes part
 ) -> Float[Tensor, ""]: # at most 1; nan if all returns are equal
-    """1 − Var(R̂ − V) / Var(R̂) over the real tokens. 1: predicts every return. 0: no better than
-    a constant. Negative: worse. nan when the returns do not vary: there is nothing to explain."""
+    """1 − Var(R̂ − V) / Var(R̂) over the real tokens. 1: predicts every return. 0: no
+    better than a constant. Negative: worse. nan when the returns do not vary: there is
+    nothing to explain. Raises ValueError if shapes differ, and for an empty mask."""
     same_shape(values=values, returns=returns, mask=mask)
     returns, error = returns.detach(), (returns - values).detach()
-    unexplained = masked_var(error, mask, unbiased=False) / masked_var(returns, mask, unbiased=False)
-    varies = (returns[mask] != returns[mask][0]).any()  # asked of the returns: rounding gives equal ones a variance
-    return torch.where(varies, 1 - unexplained, torch.nan)
+    left, total = (masked_var(x, mask, unbiased=False) for x in (error, returns))
+    # rounding gives equals a variance
+    varies = (returns[mask] != returns[mask][0]).any()
+    return torch.where(varies, 1 - left / total, torch.nan)
