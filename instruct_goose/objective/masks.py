@@ -37,8 +37,8 @@ def last_index(
 ) -> Int[Tensor, "batch"]: # index of each row's last True
     "max {t : mₜ = 1} of each row. Raises ValueError naming the rows that have no True."
     _no_empty_rows(mask, "a response has at least one token, so drop these rows first")
-    return torch.where(mask, torch.arange(mask.shape[-1], device=mask.device), -1).amax(
-        -1)
+    index = torch.arange(mask.shape[-1], device=mask.device)
+    return torch.where(mask, index, -1).amax(-1)
 
 # %% ../../nbs/1_objective/00_masks.ipynb #9c751d08
 def _wide(x: Tensor) -> Tensor:
@@ -135,8 +135,8 @@ def masked_var(
     if unbiased and n == 1:
         raise ValueError(
             "one token has no unbiased variance (0/0): give more, or unbiased=False")
-    return masked_sum((_wide(torch.where(mask, x, 0)) - mean).square(), mask) / (
-        n - int(unbiased))
+    distance = _wide(torch.where(mask, x, 0)) - mean
+    return masked_sum(distance.square(), mask) / (n - int(unbiased))
 
 # %% ../../nbs/1_objective/00_masks.ipynb #ea7b62f2
 def whiten(
