@@ -155,7 +155,7 @@ def kl_in_loss(
 
     On policy k2 has the gradient of KL(π‖π_ref) and k3 that of KL(π_ref‖π); with ρ every
     k has that of KL(π‖π_ref), for stale samples too. Each token's own KL only: what an
-    early token leads to is charged by `kl_in_reward`. Raises ValueError for a negative β,
+    early token leads to is charged by `kl_in_reward`. Raises ValueError for negative β,
     and for k1 without `old_logprobs`, whose expected gradient is 0."""
     if estimator == "k1" and old_logprobs is None:
         raise ValueError(

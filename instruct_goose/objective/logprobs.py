@@ -36,7 +36,7 @@ def token_logprobs(
     tokens: Int[Tensor, "*batch"],         # the sampled ids; padding holds any valid id
     temperature: int | float = 1.,         # the one that the tokens were sampled with
 ) -> Float[Tensor, "*batch"]: # nats, in float32 or wider
-    """log π(aₜ|sₜ) = z_a/τ − log Σᵥ exp(z_v/τ). Raises ValueError for shapes that differ,
+    """log π(aₜ|sₜ) = z_a/τ − log Σᵥ exp(z_v/τ). Raises ValueError if shapes differ, for
     ids outside the vocabulary, and temperature ≤ 0."""
     same_shape(logits_but_vocab=logits[..., 0], tokens=tokens)
     _check_ids(tokens, logits.shape[-1])
@@ -47,8 +47,8 @@ def entropy(
     logits: Float[Tensor, "*batch vocab"], # −inf where a token is forbidden
     temperature: int | float = 1.,         # the one that the tokens are sampled with
 ) -> Float[Tensor, "*batch"]: # nats, float32 or wider; from 0 to log(vocab)
-    """S = −Σᵥ p_v log p_v with p = softmax(z/τ) and 0·log 0 = 0. 0 if certain, log(vocab)
-    if uniform. A logit of −inf leaves value and gradient finite.
+    """S = −Σᵥ p_v log p_v with p = softmax(z/τ), 0·log 0 = 0. 0 if certain, log(vocab) if
+    uniform. A logit of −inf leaves value and gradient finite.
     Raises ValueError for temperature ≤ 0."""
     logp = _log_softmax(logits, temperature)
     return -(logp.exp() * logp.masked_fill(logp.isneginf(), 0)).sum(-1)
@@ -63,8 +63,8 @@ def logprobs_from_hidden(
     chunk: int = 1024,                      # rows of logits in memory at a time
     with_entropy: bool = False,             # return (logprobs, entropy)
 ) -> Float[Tensor, "tokens"] | tuple[Float[Tensor, "tokens"], ...]: # in nats
-    """`token_logprobs` and `entropy` of the logits hidden·weightᵀ + bias, `chunk` rows at
-    a time. Several chunks are forgotten after the forward pass and computed again for the
+    """`token_logprobs` and `entropy` of the logits hidden·weightᵀ + bias, `chunk` rows
+    at a time. Several chunks are forgotten after the forward pass and computed again for the
     gradient. Raises ValueError as they do, and for chunk < 1."""
     if chunk < 1: raise ValueError(f"chunk={chunk} must be at least 1")
     same_shape(hidden_but_width=hidden[:, 0], tokens=tokens)

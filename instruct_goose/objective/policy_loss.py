@@ -81,8 +81,8 @@ def policy_loss(
     if advantages.shape != mask.shape:
         raise ValueError(
             f"advantages has shape {tuple(advantages.shape)}, the mask "
-            f"{tuple(mask.shape)}: give one advantage per token, or broadcasting mixes up "
-            "the rows. If you have one per response, spread it over its tokens: "
+            f"{tuple(mask.shape)}: give one advantage per token, or broadcasting mixes "
+            "up the rows. If you have one per response, spread it over its tokens: "
             "advantages.reshape(-1, 1).expand_as(mask)")
     ratio = probability_ratio(logprobs, old_logprobs, mask, max_log_ratio)
     advantages = torch.where(mask, advantages.detach(), 0.)
