@@ -27,12 +27,13 @@ def _special(pad: str, bos: str, eos: str, unk: str | None = None) -> dict[str, 
     return special
 
 # %% ../../nbs/2_models/00_text.ipynb #71aa5c53
-def _fast(tokenizer: Tokenizer, special: dict[str, str], model_max_length: int, add_bos: bool) -> PreTrainedTokenizerFast:
-    "Wrap a `tokenizers.Tokenizer` for transformers; with `add_bos`, every text starts with the bos token."
-    if add_bos:
-        bos = special["bos_token"]
+def _fast(tokenizer: Tokenizer, special: dict[str, str], model_max_length: int, add_bos: bool, add_eos: bool) -> PreTrainedTokenizerFast:
+    "Wrap a `tokenizers.Tokenizer` for transformers; every text starts with bos and ends with eos, where asked."
+    begin, end = [special["bos_token"]] * add_bos, [special["eos_token"]] * add_eos
+    if begin or end:
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, tokenizer.token_to_id(bos))])
+            single=" ".join([*begin, "$A", *end]), pair=" ".join([*begin, "$A", "$B", *end]),
+            special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(begin + end)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=model_max_length, padding_side="left",
                                    clean_up_tokenization_spaces=False, **special)
 
@@ -43,6 +44,7 @@ def word_tokenizer(
     *,
     pad: str = "<pad>", bos: str = "<bos>", eos: str = "<eos>", unk: str = "<unk>", # pad, bos and eos may be one token
     add_bos: bool = True, # start every text with bos, so that even an empty prompt has a token to predict from
+    add_eos: bool = False, # end every text with eos: for a reward model, which then reads its score there
 ) -> PreTrainedTokenizerFast: # saves and loads like any other
     """One id per word; words are what stands between blanks. Special tokens come first, from id 0.
     Raises ValueError for repeated words, words with blanks, and special tokens among the words."""
@@ -57,7 +59,7 @@ def word_tokenizer(
         vocab[word] = len(vocab)
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=unk))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return _fast(tokenizer, special, model_max_length, add_bos)
+    return _fast(tokenizer, special, model_max_length, add_bos, add_eos)
 
 # %% ../../nbs/2_models/00_text.ipynb #5e5c313c
 def bpe_tokenizer(
@@ -68,6 +70,7 @@ def bpe_tokenizer(
     *,
     pad: str = "<pad>", bos: str = "<bos>", eos: str = "<eos>", # pad, bos and eos may be one token
     add_bos: bool = True, # start every text with bos
+    add_eos: bool = False, # end every text with eos
     min_frequency: int = 2, # how often a pair must occur to be merged
 ) -> PreTrainedTokenizerFast: # saves and loads like any other
     """Byte-level byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2): every text has ids, none is unknown.
@@ -84,7 +87,7 @@ def bpe_tokenizer(
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=tokens, show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
-    return _fast(tokenizer, special, model_max_length, add_bos)
+    return _fast(tokenizer, special, model_max_length, add_bos, add_eos)
 
 # %% ../../nbs/2_models/00_text.ipynb #aa6419ef
 def pad(

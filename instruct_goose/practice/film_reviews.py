@@ -178,9 +178,10 @@ def rater_pairs(
     n: int, # how many pairs
     seed: int | str = 0, # the same seed draws the same pairs and the same raters
 ) -> list[dict[str, str]]: # {"chosen": …, "rejected": …}
-    """Pairs of different reviews, each scored by freshly drawn raters; the higher is chosen, ties are drawn again.
-    Raises ValueError when there are no two different reviews that raters could tell apart."""
-    if len({h for h in human_score(texts)}) < 2:
+    """Pairs of different texts, each scored by freshly drawn raters; the higher is chosen, ties are drawn again.
+    Raises ValueError for n < 1 and for reviews that raters could not tell apart."""
+    if n < 1: raise ValueError(f"n is {n}: ask for at least one pair")
+    if len(set(human_score(texts))) < 2:
         raise ValueError("rater_pairs needs at least two reviews with different human scores")
     rng, pairs = random.Random(seed), []
     while len(pairs) < n:

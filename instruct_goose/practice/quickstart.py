@@ -115,10 +115,13 @@ def make_lm(config: QuickstartConfig, tokenizer):
         torch.manual_seed(one_seed(config.seed, "weights"))
         return GPT2LMHeadModel(shape)
 
-def make_tokenizer(config: QuickstartConfig):
+def make_tokenizer(
+    config: QuickstartConfig,
+    end: bool = False, # also put the end token behind every text
+):
     "One id per word of the grammar. Begin and end are one token, as in GPT-2."
-    longest = 1 + config.prompt_words + config.max_new_tokens
-    return word_tokenizer(vocabulary(), model_max_length=max(32, longest), bos="<end>", eos="<end>")
+    longest = 1 + config.prompt_words + config.max_new_tokens + 1
+    return word_tokenizer(vocabulary(), model_max_length=max(32, longest), bos="<end>", eos="<end>", add_eos=end)
 
 def train_sft(config: QuickstartConfig, data: Data, tokenizer):
     "Stage 1: learn to write reviews. Returns the model and its log."
@@ -127,9 +130,11 @@ def train_sft(config: QuickstartConfig, data: Data, tokenizer):
                    seed=one_seed(config.seed, "sft"), desc="1 SFT", progress=config.progress)
     return lm.eval(), log
 
-def train_judge(config: QuickstartConfig, data: Data, lm, tokenizer):
-    "Stage 2: learn from comparisons what people like; scores have mean 0 and sd 1 on held-out reviews."
-    reward_model = RewardModel.from_causal_lm(lm, tokenizer)
+def train_judge(config: QuickstartConfig, data: Data, lm):
+    """Stage 2: learn from comparisons what people like; scores have mean 0 and sd 1 on held-out reviews.
+    It reads the score at an end token. Read at the last word, the score of a broken-off text is a guess, and PPO
+    finds the lucky guesses: "an awkward drama with a"."""
+    reward_model = RewardModel.from_causal_lm(lm, make_tokenizer(config, end=True))
     log = train_reward_model(reward_model, data.pairs, steps=config.rm_steps, batch_size=config.rm_batch_size, lr=config.rm_lr,
                              seed=one_seed(config.seed, "reward model"), desc="2 reward model", progress=config.progress)
     reward_model.eval().requires_grad_(False)
@@ -204,9 +209,9 @@ def _run(config, out):
     print(f"  {nats:.3f} nats per token on unseen reviews")
 
     print(f"\n2 Reward model: {config.pairs:,} pairs, each labelled by drawing one person's score per word, teach it what people like.")
-    reward_model, _ = train_judge(config, data, lm, tokenizer)
+    reward_model, _ = train_judge(config, data, lm)
     accuracy, ceiling = pair_accuracy(reward_model.score, data.held_out_pairs), pair_ceiling(data.held_out_pairs)
-    save_model(reward_model.model, tokenizer, out / "reward_model")
+    reward_model.save_pretrained(out / "reward_model")
     print(f"  right on {accuracy:.1%} of unseen pairs; people disagree, so knowing every word's mean rating gets {ceiling:.1%}")
     before_texts, before = evaluate(config, lm, lm, tokenizer, reward_model, data.held_out_prompts)
 
