@@ -47,8 +47,8 @@ def entropy(
     logits: Float[Tensor, "*batch vocab"], # −inf where a token is forbidden
     temperature: int | float = 1.,         # the one that the tokens are sampled with
 ) -> Float[Tensor, "*batch"]: # nats, float32 or wider; from 0 to log(vocab)
-    """S = −Σᵥ p_v log p_v with p = softmax(z/τ), 0·log 0 = 0. 0 if certain, log(vocab) if
-    uniform. A logit of −inf leaves value and gradient finite.
+    """S = −Σᵥ p_v log p_v with p = softmax(z/τ), 0·log 0 = 0. 0 if certain, log(vocab)
+    if uniform. A logit of −inf leaves value and gradient finite.
     Raises ValueError for temperature ≤ 0."""
     logp = _log_softmax(logits, temperature)
     return -(logp.exp() * logp.masked_fill(logp.isneginf(), 0)).sum(-1)
@@ -64,8 +64,8 @@ def logprobs_from_hidden(
     with_entropy: bool = False,             # return (logprobs, entropy)
 ) -> Float[Tensor, "tokens"] | tuple[Float[Tensor, "tokens"], ...]: # in nats
     """`token_logprobs` and `entropy` of the logits hidden·weightᵀ + bias, `chunk` rows
-    at a time. Several chunks are forgotten after the forward pass and computed again for the
-    gradient. Raises ValueError as they do, and for chunk < 1."""
+    at a time. Several chunks are forgotten after the forward pass and computed again for
+    the gradient. Raises ValueError as they do, and for chunk < 1."""
     if chunk < 1: raise ValueError(f"chunk={chunk} must be at least 1")
     same_shape(hidden_but_width=hidden[:, 0], tokens=tokens)
     _check_ids(tokens, len(weight))

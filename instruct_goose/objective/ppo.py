@@ -65,7 +65,7 @@ def ppo_loss(
     if (values is None) != (returns is None):
         raise ValueError("a value loss needs values and returns: pass both, or neither")
     if ent_coef and entropy is None:
-        raise ValueError(f"ent_coef is {ent_coef} but there is no entropy: pass it, or 0")
+        raise ValueError(f"ent_coef is {ent_coef} but there is no entropy: pass it or 0")
     mean = lambda x: aggregate(x, mask, how, denominator)
     loss = mean(policy_loss(logprobs, old_logprobs, advantages, mask, clip, clip_high))
     parts = dict(policy_loss=loss.detach())
@@ -84,8 +84,8 @@ class PPOLoss(nn.Module):
     """torchtune 0.6.1's PPOLoss, value for value: policy_loss + value_coeff·value_loss.
     Two habits of that library are kept: `ratios` is the plain mean over all positions,
     padding included; without `value_padding_masks` the value loss is unmasked. Masks are
-    True where a value takes part. Departures: what a mask leaves out may be NaN; log ρ is
-    cut to ±80, so that gradients stay finite; bfloat16 comes back as float32.
+    True where a value takes part. Departures: what a mask leaves out may be NaN; log ρ
+    is cut to ±80, so that gradients stay finite; bfloat16 comes back as float32.
     Raises ValueError if shapes differ, and for a clip range ≤ 0."""
 
     def __init__(self,
