@@ -13,6 +13,7 @@ help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r t d; do printf '  make %-11s %s\n' "$$t" "$$d"; done
 
 setup: $(STAMP)  ## create .venv and install the pinned packages (once; seconds after that)
+	$(say) "$(VENV) is ready"
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("instruct_goose needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try make PYTHON=python3.12" % v[:2])'
