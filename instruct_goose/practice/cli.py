@@ -29,9 +29,12 @@ class SampleConfig:
 
     def __post_init__(self):
         for name in ("n", "max_new_tokens", "threads"):
-            if getattr(self, name) < 1: raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        if not 0 < self.temperature < float("inf"): raise ValueError(f"temperature is {self.temperature}: it must be above 0")
-        if self.top_k is not None and self.top_k < 1: raise ValueError(f"top_k is {self.top_k}: leave it out, or give at least 1")
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature is {self.temperature}: it must be above 0")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}: leave it out, or give at least 1")
 
 # %% ../../nbs/4_practice/03_cli.ipynb #127d083c
 def load_policy(run_dir: Path, name: str):
@@ -47,38 +50,44 @@ def load_policy(run_dir: Path, name: str):
 # %% ../../nbs/4_practice/03_cli.ipynb #b7722cb0
 def run_sample(config: SampleConfig) -> list[dict]:
     """Print a table of what both models write, and return its rows as {"prompt", "sft", "policy"}.
-    Raises FileNotFoundError without a run, and ValueError for a prompt with words that the models do not know."""
-    import torch
-
-    from instruct_goose.models.text import PromptDataset
+    Raises FileNotFoundError without a run, ValueError for a prompt with words that the models do not know."""
     from instruct_goose.training.pipeline import text_table, torch_threads
-    from instruct_goose.training.rollout import Rollout, decode, sample
 
     models = {name: load_policy(config.run_dir, name) for name in ("sft", "policy")}
     prompts = [p for p in config.prompts or ("",) for _ in range(config.n)]
-    rows = [{"prompt": p} for p in prompts]
+    for _, tokenizer in models.values(): _check_words(prompts, tokenizer)
     with torch_threads(config.threads):
-        for name, (model, tokenizer) in models.items():
-            _check_words(prompts, tokenizer)
-            data, generator = PromptDataset(prompts, tokenizer), torch.Generator().manual_seed(config.seed)
-            query = data.collate(list(data))
-            response, mask = sample(model, query["query_ids"], query["query_mask"], config.max_new_tokens, tokenizer.eos_token_id,
-                                    data.pad_id, config.temperature, generator, top_k=config.top_k)
-            _, texts = decode(Rollout(query["query_ids"], query["query_mask"], response, mask), tokenizer)
-            for row, text in zip(rows, texts, strict=True): row[name] = text
-    print(text_table(["prompt", "SFT model", "policy"], [[r["prompt"] or "(nothing)", r["sft"], r["policy"]] for r in rows]))
+        texts = [_write(*models[name], prompts, config) for name in ("sft", "policy")]
+    rows = [dict(zip(("prompt", "sft", "policy"), row)) for row in zip(prompts, *texts)]
+    print(text_table(["prompt", "SFT model", "policy"],
+                     [[r["prompt"] or "(nothing)", r["sft"], r["policy"]] for r in rows]))
     return rows
 
 # %% ../../nbs/4_practice/03_cli.ipynb #5606013e
+def _write(model, tokenizer, prompts, config):
+    "What a model makes of the prompts. Cut to top_k if asked: this text is shown, not trained on."
+    import torch
+
+    from instruct_goose.models.text import PromptDataset
+    from instruct_goose.training.rollout import Rollout, decode, sample
+
+    data, generator = PromptDataset(prompts, tokenizer), torch.Generator().manual_seed(config.seed)
+    query = [data.collate(list(data))[k] for k in ("query_ids", "query_mask")]
+    response = sample(model, *query, config.max_new_tokens, tokenizer.eos_token_id, data.pad_id,
+                      config.temperature, generator, top_k=config.top_k)
+    return decode(Rollout(*query, *response), tokenizer)[1]
+
+# %% ../../nbs/4_practice/03_cli.ipynb #c8b38505
 def _check_words(prompts, tokenizer):
     "A word-level model would read an unknown word as <unk>, which it never saw in training."
     if tokenizer.unk_token_id is None: return
     for prompt in prompts:
         unknown = [w for w in prompt.split() if tokenizer.convert_tokens_to_ids(w) == tokenizer.unk_token_id]
-        if unknown:
-            known = [t for t in tokenizer.get_vocab() if t not in tokenizer.all_special_tokens]
-            raise ValueError(f"the model knows {len(known)} words, and {unknown[0]!r} of the prompt {prompt!r} is none of them. "
-                             f"Try words such as {', '.join(sorted(known)[::max(1, len(known) // 8)][:8])}")
+        if not unknown: continue
+        known = sorted(t for t in tokenizer.get_vocab() if t not in tokenizer.all_special_tokens)
+        some = ", ".join(known[::max(1, len(known) // 8)][:8])
+        raise ValueError(f"the model knows {len(known)} words, and {unknown[0]!r} of the prompt {prompt!r} "
+                         f"is none of them. Try words such as {some}")
 
 # %% ../../nbs/4_practice/03_cli.ipynb #9b9c639c
 def main(
@@ -95,10 +104,11 @@ def main(
     logging.disable_progress_bar()  # of loading and saving: these models are small
     argv = sys.argv[1:] if argv is None else argv
     if argv == ["--version"]: return print(f"instruct-goose {__version__}")
-    commands = {"quickstart": (QuickstartConfig, run_quickstart), "reviews": (ReviewsConfig, run_reviews), "sample": (SampleConfig, run_sample)}
-    kinds = Union[tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, (kind, _) in commands.items())]  # noqa: UP007
-    config = tyro.cli(kinds, prog="instruct-goose", args=argv,
-                      description="Learn PPO and RLHF by running it: from the clipped objective to a policy improved by human ratings.")
+    commands = {"quickstart": (QuickstartConfig, run_quickstart), "reviews": (ReviewsConfig, run_reviews),
+                "sample": (SampleConfig, run_sample)}
+    kinds = [Annotated[kind, tyro.conf.subcommand(name)] for name, (kind, _) in commands.items()]
+    config = tyro.cli(Union[tuple(kinds)], prog="instruct-goose", args=argv, description=  # noqa: UP007
+        "Learn PPO and RLHF by running it: from the clipped objective to a policy improved by human ratings.")
     run = next(run for kind, run in commands.values() if type(config) is kind)
     try: run(config)
     except KeyboardInterrupt: sys.exit(130)
