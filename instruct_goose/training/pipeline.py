@@ -387,8 +387,8 @@ def kl_to_reference(
     out = []
     for i in range(0, len(rollout), batch_size):
         r = rollout[i:i + batch_size]
-        here, there = (response_logits(m, r.query_ids, r.query_mask, r.response_ids, r.mask, temperature).log_softmax(-1)
-                       for m in (model, ref_model))
+        texts = r.query_ids, r.query_mask, r.response_ids, r.mask
+        here, there = (response_logits(m, *texts, temperature).log_softmax(-1) for m in (model, ref_model))
         out.append(exact_kl(here, there, r.mask).sum(-1))
     return torch.cat(out)
 
