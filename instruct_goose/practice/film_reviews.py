@@ -262,7 +262,7 @@ def rater_score(
     text: str, # a review
     rng: random.Random, # draws the raters
 ) -> float: # in [−4, 4]
-    "What a reader might answer: the mean, over the rated words, of the score of one of the word's ten raters, at random."
+    "What a reader might answer: the mean over the rated words of one drawn rater's score for each."
     return _mean(rng.choice(_rated()[w]) for w in rated_words(text))
 
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #2b46e223
