@@ -57,7 +57,8 @@ def forward_hidden(
     mask: Bool[Tensor, "batch time"], # True where there is a token
 ) -> Float[Tensor, "batch time hidden"]:
     "Last hidden states, with position ids from the mask where the architecture takes any."
-    return base(input_ids=input_ids, attention_mask=mask.long(), **_options(base, mask)).last_hidden_state
+    out = base(input_ids=input_ids, attention_mask=mask.long(), **_options(base, mask))
+    return out.last_hidden_state
 
 # %% ../../nbs/2_models/01_agent.ipynb #335d67e1
 class _Layout(NamedTuple):
@@ -133,9 +134,9 @@ def response_hidden(
     response_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # padding on either side
 ) -> Float[Tensor, "batch time hidden"]: # 0 at padding
     """The hidden state that *predicts* each response token: the one at the token before it.
-    Dropout is off, whatever mode the model is in; gradients flow. Padding may hold anything, on any side.
-    Raises ValueError for rows without tokens, shapes that differ, ids outside the vocabulary, and sequences longer
-    than the context; TypeError for masks of floats."""
+    Dropout is off, whatever mode the model is in; gradients flow. Padding may hold anything.
+    Raises ValueError for rows without tokens, shapes that differ, ids outside the vocabulary,
+    and sequences longer than the context; TypeError for masks of floats."""
     layout = _layout(model, query_ids, query_mask, response_ids, response_mask)
     return layout.scatter(_predicting(trunk(model), layout))
 
@@ -200,12 +201,14 @@ def response_logprobs(
     response_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # padding on either side
     temperature: float = 1., # of the policy; the same as in sampling
     with_entropy: bool = False, # also the entropy of each distribution
-) -> Float[Tensor, "batch time"] | tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]: # 0 at padding
-    """log π(aₜ|sₜ) of each response token, in float32 or wider. Only the real tokens' hidden states pass the head, and
-    no (B, T, V) tensor is made. Dropout is off; gradients flow. Refuses what `response_hidden` refuses."""
+) -> Float[Tensor, "batch time"] | tuple[Float[Tensor, "batch time"], ...]: # 0 at padding
+    """log π(aₜ|sₜ) of each response token, in float32 or wider. Only the real tokens' hidden
+    states pass the head, and no (B, T, V) tensor is made. Dropout is off; gradients flow.
+    Refuses what `response_hidden` refuses."""
     layout = _layout(model, query_ids, query_mask, response_ids, response_mask)
     logprobs, entropies = _logprobs(model, layout, temperature, with_entropy)
-    return (layout.scatter(logprobs), layout.scatter(entropies)) if with_entropy else layout.scatter(logprobs)
+    if not with_entropy: return layout.scatter(logprobs)
+    return layout.scatter(logprobs), layout.scatter(entropies)
 
 # %% ../../nbs/2_models/01_agent.ipynb #56f4e3c4
 def response_logits(
@@ -216,8 +219,9 @@ def response_logits(
     response_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # padding on either side
     temperature: float = 1., # logits are divided by it
 ) -> Float[Tensor, "batch time vocab"]: # 0 at padding
-    """Logits of the distribution that each response token was drawn from. All of them: (B, T, V) numbers, for looking
-    and for exact KLs; `response_logprobs` needs far less memory. Refuses what `response_hidden` refuses."""
+    """Logits of the distribution that each response token was drawn from. All of them: (B, T, V)
+    numbers, for looking and for exact KLs; `response_logprobs` needs far less memory.
+    Refuses what `response_hidden` refuses."""
     if not temperature > 0: raise ValueError(f"temperature={temperature} must be above 0")
     layout = _layout(model, query_ids, query_mask, response_ids, response_mask)
     with evaluating(model): logits = _forward_logits(model, layout.ids, layout.mask)
@@ -306,21 +310,25 @@ class _Files(_ValueHead):
 
 # %% ../../nbs/2_models/01_agent.ipynb #77138c6d
 class Agent(_Files):
-    """A policy (any causal LM) and a value head: V(sₜ) = w·h(sₜ) + b, one number at every position.
-    The head starts at zero, so the first values are exactly 0. It sits on the policy's own transformer, or on
-    `value_model`: "copy", a model, or a path. Raises TypeError for a model without a language-model head."""
+    """A policy (any causal LM) and a value head: V(sₜ) = w·h(sₜ) + b, a number at every position.
+    The head starts at zero, so the first values are exactly 0. It sits on the policy's own
+    transformer, or on `value_model`: "copy", a model, or a path.
+    Raises TypeError for a model without a language-model head."""
 
     def forward(
         self,
         input_ids: Int[Tensor, "batch time"],
-        attention_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"] | None = None, # None: no padding
+        attention_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"] | None = None, # None: all
     ) -> AgentOutput:
-        "Logits and values at every position, 0 at padding. In the mode, training or not, that the agent is in."
-        mask = _check_part(input_ids, torch.ones_like(input_ids) if attention_mask is None else attention_mask, "input")
+        """Logits and values at every position, 0 at padding. In the mode, training or not, that
+        the agent is in. Without a mask nothing is padding."""
+        if attention_mask is None: attention_mask = torch.ones_like(input_ids)
+        mask = _check_part(input_ids, attention_mask, "input")
         ids, right = compact(input_ids, mask, "right")
         ids = ids.masked_fill(~right, 0)
         head, hidden = plain_head(self.model), forward_hidden(self.value_trunk, ids, right)
-        logits = head(hidden) if head and self.value_model is None else _forward_logits(self.model, ids, right)
+        shared = head and self.value_model is None
+        logits = head(hidden) if shared else _forward_logits(self.model, ids, right)
         put = lambda x: x.new_zeros(x.shape).index_put((mask,), x[right])
         return AgentOutput(put(logits), put(self._values(hidden)))
 
@@ -333,15 +341,18 @@ class Agent(_Files):
         temperature: float = 1., # of the policy; values do not know it
         with_entropy: bool = True,
     ) -> Evaluation:
-        "Logprobs, entropy and values of the response tokens, on one layout, as `response_logprobs` does it. Dropout off."
+        """Logprobs, entropy and values of the response tokens, on one layout, as
+        `response_logprobs` does it. Dropout off."""
         layout = _layout(self.model, query_ids, query_mask, response_ids, response_mask)
         hidden = _predicting(self.value_trunk, layout)
         shared = hidden if self.value_model is None else None
         logprobs, entropies = _logprobs(self.model, layout, temperature, with_entropy, shared)
-        return Evaluation(layout.scatter(logprobs), layout.scatter(entropies) if with_entropy else None,
-                          layout.scatter(self._values(hidden)))
+        entropies = layout.scatter(entropies) if with_entropy else None
+        return Evaluation(layout.scatter(logprobs), entropies, layout.scatter(self._values(hidden)))
 
-    def values(self, query_ids: Tensor, query_mask: Tensor, response_ids: Tensor, response_mask: Tensor) -> Tensor:
+    def values(
+        self, query_ids: Tensor, query_mask: Tensor, response_ids: Tensor, response_mask: Tensor,
+    ) -> Tensor:
         "(B, T): V(sₜ) alone, without the policy's head. Dropout off; 0 at padding."
         layout = _layout(self.model, query_ids, query_mask, response_ids, response_mask)
         return layout.scatter(self._values(_predicting(self.value_trunk, layout)))
@@ -350,6 +361,7 @@ class Agent(_Files):
 def create_reference_model(
     model: nn.Module, # an Agent or a causal LM
 ) -> nn.Module: # the causal LM alone
-    "π_ref: a copy of the language model that no longer learns. Dropout off, no gradients, same device and dtype."
+    """π_ref: a copy of the language model that no longer learns. Dropout off, no gradients, same
+    device and dtype."""
     reference = copy.deepcopy(model.model if isinstance(model, Agent) else model)
     return reference.requires_grad_(False).eval()

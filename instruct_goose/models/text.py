@@ -42,20 +42,28 @@ def word_tokenizer(
     words: Iterable[str], # the vocabulary, without special tokens; its order gives the ids
     model_max_length: int = 1024, # the context, special tokens included
     *,
-    pad: str = "<pad>", bos: str = "<bos>", eos: str = "<eos>", unk: str = "<unk>", # pad, bos and eos may be one token
-    add_bos: bool = True, # start every text with bos, so that even an empty prompt has a token to predict from
-    add_eos: bool = False, # end every text with eos: for a reward model, which then reads its score there
+    pad: str = "<pad>", # pad, bos and eos may be one token
+    bos: str = "<bos>", # begins a text
+    eos: str = "<eos>", # ends it
+    unk: str = "<unk>", # stands for a word outside the vocabulary
+    add_bos: bool = True, # so that even an empty prompt has a token to predict from
+    add_eos: bool = False, # for a reward model, which then reads its score there
 ) -> PreTrainedTokenizerFast: # saves and loads like any other
-    """One id per word; words are what stands between blanks. Special tokens come first, from id 0.
-    Raises ValueError for repeated words, words with blanks, and special tokens among the words."""
-    if isinstance(words, str): raise TypeError("words is one string: pass a list of words, `text.split()`")
+    """One id per word; words are what stands between blanks. Special tokens come first, from 0.
+    Raises ValueError for repeated words, words with blanks, and special tokens among them."""
+    if isinstance(words, str):
+        raise TypeError("words is one string: pass a list of words, `text.split()`")
     special, words = _special(pad, bos, eos, unk), list(words)
     if not words: raise ValueError("no words: pass the vocabulary as a list of words")
-    vocab: dict[str, int] = {token: i for i, token in enumerate(dict.fromkeys(special.values()))}
+    vocab = {token: i for i, token in enumerate(dict.fromkeys(special.values()))}
     for word in words:
-        if word.split() != [word]: raise ValueError(f"the word {word!r} holds a blank or nothing: blanks separate words")
-        if word in special.values(): raise ValueError(f"the word {word!r} is a special token: rename one of the two")
-        if word in vocab: raise ValueError(f"the word {word!r} occurs twice: `sorted(set(words))` removes duplicates")
+        if word.split() != [word]:
+            raise ValueError(f"the word {word!r} holds a blank or nothing: blanks separate words")
+        if word in special.values():
+            raise ValueError(f"the word {word!r} is a special token: rename one of the two")
+        if word in vocab:
+            raise ValueError(f"the word {word!r} occurs twice: "
+                             "`sorted(set(words))` removes duplicates")
         vocab[word] = len(vocab)
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=unk))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -68,24 +76,29 @@ def bpe_tokenizer(
     lowercase: bool = True, # fewer tokens to learn; what was upper case is lost
     model_max_length: int = 1024, # the context, special tokens included
     *,
-    pad: str = "<pad>", bos: str = "<bos>", eos: str = "<eos>", # pad, bos and eos may be one token
+    pad: str = "<pad>", # pad, bos and eos may be one token
+    bos: str = "<bos>", # begins a text
+    eos: str = "<eos>", # ends it
     add_bos: bool = True, # start every text with bos
     add_eos: bool = False, # end every text with eos
     min_frequency: int = 2, # how often a pair must occur to be merged
 ) -> PreTrainedTokenizerFast: # saves and loads like any other
-    """Byte-level byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2): every text has ids, none is unknown.
-    Raises ValueError if there is no text, or no room for the bytes. May end below `vocab_size` on little text."""
+    """Byte-level byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2): every text has
+    ids, none is unknown. May end below `vocab_size` on little text.
+    Raises ValueError if there is no text, or no room for the bytes."""
     special, texts = _special(pad, bos, eos), list(texts)
     tokens = list(dict.fromkeys(special.values()))
     if not any(text.strip() for text in texts): raise ValueError("no text to learn from")
     if vocab_size < 256 + len(tokens):
-        raise ValueError(f"vocab_size is {vocab_size}: 256 bytes and {len(tokens)} special tokens need {256 + len(tokens)}")
+        raise ValueError(f"vocab_size is {vocab_size}: 256 bytes and {len(tokens)} special tokens "
+                         f"need {256 + len(tokens)}")
     tokenizer = Tokenizer(models.BPE())
     if lowercase: tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=tokens, show_progress=False,
+        vocab_size=vocab_size, min_frequency=min_frequency,
+        special_tokens=tokens, show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
     return _fast(tokenizer, special, model_max_length, add_bos, add_eos)
 
@@ -95,13 +108,16 @@ def pad(
     pad_id: int, # what fills the gaps; any id will do, nobody reads it
     side: str = "right", # where the filling goes
 ) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]: # ids, mask
-    """Rows as one tensor, with the mask that tells tokens from filling. The mask comes from the lengths, never from
-    the ids, so `pad_id` may be a token that also occurs in the rows. Raises ValueError for an empty row."""
-    if side not in ("left", "right"): raise ValueError(f"side is {side!r}: choose 'left' or 'right'")
+    """Rows as one tensor, with the mask that tells tokens from filling. The mask comes from the
+    lengths, never from the ids, so `pad_id` may be a token that also occurs in the rows.
+    Raises ValueError for an empty row."""
+    if side not in ("left", "right"):
+        raise ValueError(f"side is {side!r}: choose 'left' or 'right'")
     lengths = torch.tensor([len(row) for row in rows])
     if len(rows) == 0: raise ValueError("no rows to pad")
     if (lengths == 0).any():
-        raise ValueError(f"no tokens in row {(lengths == 0).nonzero().flatten().tolist()}: drop empty rows before padding")
+        raise ValueError(f"no tokens in row {(lengths == 0).nonzero().flatten().tolist()}: "
+                         "drop empty rows before padding")
     width = int(lengths.max())
     mask = torch.arange(width) < lengths[:, None]
     if side == "left": mask = mask.flip(-1)
@@ -115,12 +131,15 @@ def as_mask(
     name: str = "mask", # what the error calls it
 ) -> Bool[Tensor, "batch time"]: # True where there is a token
     "The mask as bool. Raises TypeError for floats, ValueError for other numbers or another rank."
-    if mask.ndim != 2: raise ValueError(f"{name} has shape {tuple(mask.shape)}: expected (batch, time)")
+    if mask.ndim != 2:
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}: expected (batch, time)")
     if mask.dtype == torch.bool: return mask
     if mask.dtype.is_floating_point or mask.dtype.is_complex:
-        raise TypeError(f"{name} is {mask.dtype}: pass bool, or integers 0 and 1 (`{name} = {name}.bool()`)")
+        raise TypeError(f"{name} is {mask.dtype}: pass bool, or integers 0 and 1 "
+                        f"(`{name} = {name}.bool()`)")
     if ((mask != 0) & (mask != 1)).any():
-        raise ValueError(f"{name} holds {mask.unique().tolist()}: only 0 (padding) and 1 (token) have a meaning. "
+        raise ValueError(f"{name} holds {mask.unique().tolist()}: "
+                         "only 0 (padding) and 1 (token) have a meaning. "
                          "Were the token ids passed in its place?")
     return mask.bool()
 
@@ -128,7 +147,7 @@ def as_mask(
 def position_ids(
     mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # True (1) where there is a token
 ) -> Int[Tensor, "batch time"]: # 0, 1, 2 … over the real tokens, whatever lies between them
-    "pₜ = max(0, Σ_{i≤t} mᵢ − 1): what a model must be told, because it would count the padding too."
+    "pₜ = max(0, Σ_{i≤t} mᵢ − 1): a model must be told, or it would count the padding too."
     return (as_mask(mask).long().cumsum(-1) - 1).clamp(min=0)
 
 # %% ../../nbs/2_models/00_text.ipynb #c6551e04
@@ -137,12 +156,15 @@ def compact(
     mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # True (1) where there is a token
     side: str = "left", # where the padding goes
 ) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]: # ids and mask, same shape
-    """Each row's padding moved to one side, its tokens in their old order: a stable sort by the mask.
+    """Each row's padding moved to one side, its tokens in their old order: a stable sort by
+    the mask.
     Raises ValueError if the shapes differ."""
-    if side not in ("left", "right"): raise ValueError(f"side is {side!r}: choose 'left' or 'right'")
+    if side not in ("left", "right"):
+        raise ValueError(f"side is {side!r}: choose 'left' or 'right'")
     mask = as_mask(mask)
     if ids.shape != mask.shape:
-        raise ValueError(f"ids {tuple(ids.shape)} and mask {tuple(mask.shape)} differ in shape")
+        raise ValueError(f"ids {tuple(ids.shape)} and mask {tuple(mask.shape)} "
+                         "differ in shape")
     order = (mask if side == "left" else ~mask).long().argsort(dim=-1, stable=True)
     return ids.gather(-1, order), mask.gather(-1, order)
 
@@ -166,29 +188,34 @@ def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 # %% ../../nbs/2_models/00_text.ipynb #7ed2ca86
 class PromptDataset(torch.utils.data.Dataset):
-    """Prompts, tokenised once. Items are `{"text", "ids"}`; `collate` makes a left-padded batch of them.
+    """Prompts, tokenised once. Items are `{"text", "ids"}`; `collate` makes a left-padded batch.
     Raises ValueError naming the prompt that is empty or longer than `max_length`."""
 
     def __init__(
         self,
         prompts: Sequence[str], # texts to be continued
         tokenizer: PreTrainedTokenizerBase, # must have a pad token
-        max_length: int | None = None, # most tokens in a prompt; None: the tokenizer's model_max_length
+        max_length: int | None = None, # most tokens in a prompt; None: the tokenizer's limit
     ):
-        if isinstance(prompts, str): raise TypeError("prompts is one string: pass a list, [prompt]")
+        if isinstance(prompts, str):
+            raise TypeError("prompts is one string: pass a list, [prompt]")
         self.texts, self.pad_id = list(prompts), _pad_id(tokenizer)
         if not self.texts: raise ValueError("no prompts")
         limit = tokenizer.model_max_length if max_length is None else max_length
-        self.ids = [_encode(text, tokenizer, limit, f"prompt {i}") for i, text in enumerate(self.texts)]
+        self.ids = [_encode(text, tokenizer, limit, f"prompt {i}")
+                    for i, text in enumerate(self.texts)]
 
     def __len__(self) -> int: return len(self.texts)
 
-    def __getitem__(self, i: int) -> dict[str, Any]: return {"text": self.texts[i], "ids": self.ids[i]}
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"text": self.texts[i], "ids": self.ids[i]}
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        "A batch: `query_ids` and `query_mask`, padded on the left, and `texts`. For a DataLoader's `collate_fn`."
+        """A batch: `query_ids` and `query_mask`, padded on the left, and `texts`. For a
+        DataLoader's `collate_fn`."""
         ids, mask = pad([item["ids"] for item in items], self.pad_id, side="left")
-        return {"query_ids": ids, "query_mask": mask, "texts": [item["text"] for item in items]}
+        texts = [item["text"] for item in items]
+        return {"query_ids": ids, "query_mask": mask, "texts": texts}
 
 # %% ../../nbs/2_models/00_text.ipynb #0e45b411
 def _sides(i: int, pair: Any) -> dict[str, str]:
@@ -206,22 +233,24 @@ def _sides(i: int, pair: Any) -> dict[str, str]:
 
 # %% ../../nbs/2_models/00_text.ipynb #1e1daf2c
 class PairDataset(torch.utils.data.Dataset):
-    """Preference pairs, tokenised once. Items are `{"chosen", "rejected"}` token ids; `collate` makes right-padded batches.
-    A pair is `{"chosen": …, "rejected": …}` or `(chosen, rejected)`; a `"prompt"` is put in front of both, as it is.
-    Raises ValueError naming the row that lacks a side, whose sides are the same text, or that is empty or too long."""
+    """Preference pairs, tokenised once. Items are `{"chosen", "rejected"}` token ids; `collate`
+    makes right-padded batches. A pair is `{"chosen": …, "rejected": …}` or `(chosen, rejected)`;
+    a `"prompt"` is put in front of both, as it is. Raises ValueError naming the row that lacks a
+    side, whose sides are the same text, or that is empty or too long."""
 
     def __init__(
         self,
-        pairs: Sequence, # dicts with "chosen" and "rejected" (and "prompt"), or tuples, the better text first
+        pairs: Sequence, # dicts as above, or tuples, the better text first
         tokenizer: PreTrainedTokenizerBase, # must have a pad token
-        max_length: int | None = None, # most tokens in a text; None: the tokenizer's model_max_length
+        max_length: int | None = None, # most tokens in a text; None: the tokenizer's limit
     ):
         self.pad_id = _pad_id(tokenizer)
         limit = tokenizer.model_max_length if max_length is None else max_length
         self.rows = []
         for i, pair in enumerate(pairs):
             sides = _sides(i, pair)
-            self.rows.append({k: _encode(v, tokenizer, limit, f"pair {i}, {k}") for k, v in sides.items()})
+            self.rows.append({k: _encode(v, tokenizer, limit, f"pair {i}, {k}")
+                              for k, v in sides.items()})
         if not self.rows: raise ValueError("no pairs")
 
     def __len__(self) -> int: return len(self.rows)
@@ -229,8 +258,9 @@ class PairDataset(torch.utils.data.Dataset):
     def __getitem__(self, i: int) -> dict[str, list[int]]: return self.rows[i]
 
     def collate(self, items: Sequence[dict[str, list[int]]]) -> dict[str, Tensor]:
-        "A batch: `chosen_ids`, `chosen_mask`, `rejected_ids`, `rejected_mask`, padded on the right."
+        "`chosen_ids`, `chosen_mask`, `rejected_ids`, `rejected_mask`, padded on the right."
         batch = {}
         for side in ("chosen", "rejected"):
-            batch[f"{side}_ids"], batch[f"{side}_mask"] = pad([item[side] for item in items], self.pad_id, side="right")
+            ids, mask = pad([item[side] for item in items], self.pad_id, side="right")
+            batch |= {f"{side}_ids": ids, f"{side}_mask": mask}
         return batch

@@ -26,7 +26,8 @@ def draw(
     temperature: float = 1.,
     top_k: int | None = None,        # keep only the k likeliest tokens
 ) -> Int[Tensor, "batch"]: # token ids
-    """a = min{v : Σ_{w≤v} π(w|s) > u} with π = softmax(z/τ): the distribution function, inverted, in float64.
+    """a = min{v : Σ_{w≤v} π(w|s) > u} with π = softmax(z/τ): the distribution function,
+    inverted, in float64.
     Raises ValueError naming the rows whose logits are NaN or +inf."""
     logits = logits.double() / temperature
     if top_k is not None:
@@ -35,7 +36,8 @@ def draw(
     heights = logits.softmax(-1).cumsum(-1)
     total = heights[:, -1:]  # 1 but for rounding
     if bad := (~total[:, 0].isfinite()).nonzero().flatten().tolist():
-        raise ValueError(f"the model's logits are NaN or infinite in rows {bad}: look for the first weight that is "
+        raise ValueError(f"the model's logits are NaN or infinite in rows {bad}: "
+                         "look for the first weight that is "
                          "not finite, or go back to the last good checkpoint")
     u = (uniform.double()[:, None] * total).clamp(max=total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(heights, u, right=True)[:, 0]
@@ -91,13 +93,14 @@ def sample(
     greedy: bool = False,                     # the likeliest token instead of a drawn one
     top_k: int | None = None,                 # for display only: see `collect`
     with_logprobs: bool = False,              # also log π(aₜ|sₜ) as the sampler saw it
-) -> tuple[Tensor, ...]: # response ids and mask, (batch, time); then the log-probabilities if asked for
-    """aₜ ~ π(·|sₜ) up to each row's first EOS, which is inside the mask, or `max_new_tokens`. Dropout is off.
-    Raises ValueError for rows without a token, settings out of range, and text beyond the model's context."""
+) -> tuple[Tensor, ...]: # response ids and mask, (batch, time); then log-probabilities if asked
+    """aₜ ~ π(·|sₜ) up to each row's first EOS, which is inside the mask, or `max_new_tokens`.
+    Dropout is off. Raises ValueError for rows without a token, settings out of range, and text
+    beyond the model's context."""
     if isinstance(model, Agent): model = model.model
     ids, seen = _left_padded(model, query_ids, query_mask)
     _check_sampling(model, seen, max_new_tokens, temperature, top_k)
-    ends = torch.tensor([], device=ids.device) if eos_id is None else torch.as_tensor(eos_id, device=ids.device)
+    ends = torch.as_tensor([] if eos_id is None else eos_id, device=ids.device)
     alive, positions, cache, columns = torch.ones_like(seen[:, 0]), position_ids(seen), None, []
     with evaluating(model):
         while len(columns) < max_new_tokens and alive.any():
@@ -105,7 +108,8 @@ def sample(
             u = torch.rand(len(ids), dtype=torch.float64, generator=generator).to(ids.device)
             token = logits.argmax(-1) if greedy else draw(logits, u, temperature, top_k)
             logprob = token_logprobs(logits, token, temperature)
-            columns.append((torch.where(alive, token, pad_id), alive, torch.where(alive, logprob, 0.)))
+            kept = torch.where(alive, token, pad_id), alive, torch.where(alive, logprob, 0.)
+            columns.append(kept)
             alive = alive & ~torch.isin(token, ends)
             ids, positions = token[:, None], positions[:, -1:] + 1
             seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
@@ -124,7 +128,8 @@ def _next_logits(model, ids, seen, positions, cache):
 @dataclass
 class Rollout:
     """What the policy wrote, and what training adds to it. Floats are 0 at padding.
-    `rollout[rows]` takes rows of all of it: a number, a slice, a list, or a tensor of indices or bools."""
+    `rollout[rows]` takes rows of all of it: a number, a slice, a list, or a tensor of indices
+    or bools."""
 
     query_ids: Int[Tensor, "batch query"]      # left-padded
     query_mask: Bool[Tensor, "batch query"]
@@ -147,22 +152,31 @@ class Rollout:
 
     def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> "Rollout":
         rows = torch.arange(len(self))[rows.cpu() if torch.is_tensor(rows) else rows].reshape(-1)
-        take = lambda x: x[rows.to(x.device)] if torch.is_tensor(x) else [x[i] for i in rows.tolist()]
-        return Rollout(**{f.name: take(x) for f in fields(self) if (x := getattr(self, f.name)) is not None})
+        def take(x):
+            return x[rows.to(x.device)] if torch.is_tensor(x) else [x[i] for i in rows.tolist()]
 
-    def minibatches(self, n: int, generator: torch.Generator | None = None) -> Iterator["Rollout"]:
-        "The rows, shuffled and dealt into n nearly equal parts. Raises ValueError for fewer rows than parts."
-        if not 1 <= n <= len(self): raise ValueError(f"{len(self)} responses cannot be dealt into {n} minibatches")
-        for rows in torch.randperm(len(self), generator=generator).tensor_split(n): yield self[rows]
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Rollout(**{name: take(x) for name, x in parts.items() if x is not None})
+
+    def minibatches(
+        self, n: int, generator: torch.Generator | None = None,
+    ) -> Iterator["Rollout"]:
+        """The rows, shuffled and dealt into n nearly equal parts. Raises ValueError for fewer rows
+        than parts."""
+        if not 1 <= n <= len(self):
+            raise ValueError(f"{len(self)} responses cannot be dealt into {n} minibatches")
+        order = torch.randperm(len(self), generator=generator)
+        for rows in order.tensor_split(n): yield self[rows]
 
 # %% ../../nbs/3_training/00_rollout.ipynb #c996bacc
 def decode(
     rollout: Rollout,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[list[str], list[str]]: # prompts, texts
-    "The prompts, and the prompts with their responses, as text: real tokens only, special tokens skipped."
+    "The prompts, and prompts with responses, as text: real tokens only, special ones skipped."
     rows = lambda ids, mask: [i[m].tolist() for i, m in zip(ids, mask, strict=True)]
-    prompts, responses = rows(rollout.query_ids, rollout.query_mask), rows(rollout.response_ids, rollout.mask)
+    prompts = rows(rollout.query_ids, rollout.query_mask)
+    responses = rows(rollout.response_ids, rollout.mask)
     text = lambda lists: tokenizer.batch_decode(lists, skip_special_tokens=True)
     return text(prompts), text([p + r for p, r in zip(prompts, responses, strict=True)])
 
@@ -180,16 +194,19 @@ def collect(
     greedy: bool = False,                     # refused
     top_k: int | None = None,                 # refused
 ) -> Rollout:
-    """Responses to train on, with the log-probabilities that the sampler saw. Raises ValueError for greedy or
-    truncated sampling: the loss assumes the whole distribution, so the tokens must come from all of it."""
+    """Responses to train on, with the log-probabilities that the sampler saw. Raises ValueError
+    for greedy or truncated sampling: the loss assumes the whole distribution, so the tokens must
+    come from all of it."""
     if greedy or top_k is not None:
         setting = "greedy=True" if greedy else f"top_k={top_k}"
-        raise ValueError(f"{setting} in a training rollout: its tokens would come from another distribution than "
-                         "the one whose log-probabilities the loss uses, and training would push the policy towards "
-                         "the truncation. Leave it out here; `sample` takes it, for text to show")
+        raise ValueError(f"{setting} in a training rollout: its tokens would come from another "
+                         "distribution than the one whose log-probabilities the loss uses, and "
+                         "training would push the policy towards the truncation. "
+                         "Leave it out here; `sample` takes it, for text to show")
     policy = model.model if isinstance(model, Agent) else model
     query_ids, query_mask = _left_padded(policy, query_ids, query_mask)
-    response_ids, mask, logprobs = sample(policy, query_ids, query_mask, max_new_tokens, eos_id, pad_id,
+    response_ids, mask, logprobs = sample(policy, query_ids, query_mask, max_new_tokens,
+                                          eos_id, pad_id,
                                           temperature, generator, with_logprobs=True)
     rollout = Rollout(query_ids, query_mask, response_ids, mask, sampled_logprobs=logprobs)
     if tokenizer is not None: rollout.prompts, rollout.texts = decode(rollout, tokenizer)

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from ..models.agent import (
     Agent, Evaluation, context_length, create_reference_model, plain_head,
@@ -40,34 +41,34 @@ class RLHFConfig:
     """Settings of RLHFTrainer. The defaults are safe for a pretrained model of any size.
     Raises ValueError or TypeError for a setting that is out of its range, with the range."""
 
-    algorithm: Literal["ppo", "grpo"] = "ppo"  # ppo: value function and GAE; grpo: compare responses to one prompt
+    algorithm: Literal["ppo", "grpo"] = "ppo"  # ppo: values and GAE; grpo: comparison in a group
     steps: int = 50  # iterations: one rollout and one update each
     batch_size: int = 64  # responses per iteration
     group_size: int = 8  # responses per prompt, for grpo; divides batch_size
     max_new_tokens: int = 32  # longest response, in tokens
-    temperature: float = 1.0  # of the policy's distribution, in sampling and in every log-probability
+    temperature: float = 1.0  # of the policy, in sampling and in every log-probability
     epochs: int = 2  # passes over each rollout
     minibatches: int = 2  # optimizer steps per pass
-    micro_batch_size: int | None = None  # responses in memory at once; None: the whole minibatch. Changes no result
-    lr: float = 1e-5  # learning rate of the policy; a model of under a million weights wants about 1e-3
+    micro_batch_size: int | None = None  # rows in memory at once; None: all. Changes no result
+    lr: float = 1e-5  # of the policy; a model of under a million weights wants about 1e-3
     value_lr: float | None = None  # learning rate of the value function; None: the policy's
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"  # linear and cosine fall to 0 over `steps`
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"  # or falling to 0 over steps
     weight_decay: float = 0.0  # AdamW's, decoupled
-    max_grad_norm: float = 1.0  # longer gradients are cut to it, policy's and value function's apart
+    max_grad_norm: float = 1.0  # longer gradients are cut to it, policy's and values' apart
     gamma: float = 1.0  # discount per token
     lam: float = 0.95  # the GAE dial: 0 trusts the values, 1 trusts the rewards
     clip: float = 0.2  # how far the ratio may go from 1 before its gradient is cut
     clip_high: float | None = None  # the same above 1; None: as below
-    value_clip: float | None = 0.2  # how far a value may usefully go from its old value; None: anywhere
+    value_clip: float | None = 0.2  # how far a value may go from its old one; None: anywhere
     vf_coef: float = 0.5  # weight of the value loss
     ent_coef: float = 0.0  # weight of the entropy bonus
     beta: float = 0.1  # price of one nat of KL to the reference
     kl_placement: Literal["reward", "loss"] = "reward"  # where the KL is charged; never in both
-    kl_estimator: Literal["k2", "k3"] = "k2"  # if the KL is in the loss. k2: gradient of the reverse KL; k3: GRPO's
-    kl_target: float | None = None  # nats per response towards which beta is steered; None: beta stays
-    whiten_advantages: bool = True  # scale a rollout's advantages to mean 0 and variance 1 (ppo)
-    # what the loss averages; None: token_mean for ppo, sequence_mean for grpo
+    kl_estimator: Literal["k2", "k3"] = "k2"  # in the loss. k2: reverse KL's gradient; k3: GRPO
+    kl_target: float | None = None  # nats per response to steer beta towards; None: it stays
+    whiten_advantages: bool = True  # of a rollout, to mean 0 and variance 1 (ppo)
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = None
+    "what the loss averages; None: token_mean for ppo, sequence_mean for grpo"
     seed: int = 0  # of sampling, shuffling and the order of the prompts
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
 
@@ -115,19 +116,20 @@ def patch(method):
 
 # %% ../../nbs/3_training/01_trainer.ipynb #26bb60c7
 class RLHFTrainer:
-    """PPO or GRPO for a causal language model. `step` is rollout → score → advantages → optimize; each can be
-    called alone. The value head sits on the policy's own transformer; for a separate one pass
-    `Agent(model, value_model="copy")`.
+    """PPO or GRPO for a causal language model. `step` is rollout → score → advantages →
+    optimize; each can be called alone. The value head sits on the policy's own transformer;
+    for a separate one pass `Agent(model, value_model="copy")`.
     Raises ValueError for models, tokenizer and optimizer that do not belong together."""
 
     def __init__(
         self,
-        model: Agent | nn.Module | str | Path,      # the policy: an Agent, a causal LM, or the path of one
-        ref_model: Agent | nn.Module | None = None, # what the KL is measured from; None: a frozen copy of the policy
-        config: RLHFConfig | None = None,
+        model: Agent | nn.Module | str | Path, # the policy: Agent, causal LM, or path of one
+        ref_model: Agent | nn.Module | None = None, # the KL's origin; None: the policy, frozen
+        config: RLHFConfig | None = None, # None: the defaults
         *,
-        tokenizer=None,                             # needed for prompts and rewards that are text
-        optimizer: torch.optim.Optimizer | Callable | None = None, # None: AdamW. Or a function of parameter groups
+        tokenizer: PreTrainedTokenizerBase | None = None, # needed where prompts are text
+        optimizer: torch.optim.Optimizer | Callable | None = None, # None: AdamW. Or a function
+                                                                   # of parameter groups
     ):
         self.config = c = config or RLHFConfig()
         best = "cuda" if torch.cuda.is_available() else "cpu"
@@ -145,7 +147,8 @@ class RLHFTrainer:
     @property
     def how(self) -> str: # for `aggregate`
         "The aggregation: the config's, or the algorithm's own."
-        return self.config.aggregation or ("token_mean" if self.config.algorithm == "ppo" else "sequence_mean")
+        usual = {"ppo": "token_mean", "grpo": "sequence_mean"}
+        return self.config.aggregation or usual[self.config.algorithm]
 
 # %% ../../nbs/3_training/01_trainer.ipynb #ae032693
 def _generator(seed: int, stream: int) -> torch.Generator:
@@ -204,9 +207,10 @@ def rollout(
     "r ~ π_old(·|q): the policy answers each prompt; in grpo group_size times, side by side."
     c = self.config
     ids, mask = self._encode(prompts)
-    if c.algorithm == "grpo": ids, mask = (x.repeat_interleave(c.group_size, 0) for x in (ids, mask))
-    return collect(self.agent, ids, mask, c.max_new_tokens, self.eos_ids or None, self.pad_id, self.tokenizer,
-                   c.temperature, self.sampling, **sampling)
+    if c.algorithm == "grpo":
+        ids, mask = (x.repeat_interleave(c.group_size, 0) for x in (ids, mask))
+    return collect(self.agent, ids, mask, c.max_new_tokens, self.eos_ids or None, self.pad_id,
+                   self.tokenizer, c.temperature, self.sampling, **sampling)
 
 # %% ../../nbs/3_training/01_trainer.ipynb #d23a1c48
 @patch
@@ -227,28 +231,31 @@ def _encode(self: RLHFTrainer, prompts):
 
 # %% ../../nbs/3_training/01_trainer.ipynb #8b8ec48b
 def check_scores(
-    scores,           # what a reward function returned: a list, a tensor, an array
+    scores: Any,      # what a reward function returned: a list, a tensor, an array
     texts: list[str], # what it was given
 ) -> Float[Tensor, "batch"]:
-    """One finite number per text. Raises TypeError for what is not numbers, ValueError for the wrong count,
-    NaN or infinity; the message names the first text concerned."""
+    """One finite number per text. Raises TypeError for what is not numbers, ValueError for the
+    wrong count, NaN or infinity; the message names the first text concerned."""
     n, which = len(texts), lambda i: f"text {i} of {len(texts)}, {texts[i][:200]!r}"
     if isinstance(scores, str | bytes | dict | set) or not hasattr(scores, "__iter__"):
-        raise TypeError(f"the reward function returned a {type(scores).__name__} for {n} texts: "
-                        "return a list, tensor or array, one number per text")
+        raise TypeError(f"the reward function returned a {type(scores).__name__} "
+                        f"for {n} texts: return a list, tensor or array, one number per text")
     if len(shape := tuple(getattr(scores, "shape", (n,)))) != 1:
-        raise ValueError(f"the reward function returned shape {shape} for {n} texts: return shape ({n},)")
+        raise ValueError(f"the reward function returned shape {shape} for {n} texts: "
+                         f"return shape ({n},)")
     scores = scores.tolist() if hasattr(scores, "tolist") else list(scores)
     if len(scores) != n:
-        where = f"; the first without a score is {which(len(scores))}" if len(scores) < n else ""
-        raise ValueError(f"the reward function returned {len(scores)} scores for {n} texts{where}")
+        first = f"; the first without a score is {which(len(scores))}" if len(scores) < n else ""
+        raise ValueError(f"the reward function returned {len(scores)} scores for {n} texts"
+                         f"{first}")
     for i, x in enumerate(scores):
         try: scores[i] = float(None if isinstance(x, str) else x)
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"the score of {which(i)} is {x!r:.80}: not a number") from None
     scores = torch.tensor(scores, dtype=torch.float32)
     if bad := (~scores.isfinite()).nonzero().flatten().tolist():
-        raise ValueError(f"the score of {which(bad[0])} is {scores[bad[0]].item()}: scores must be finite")
+        raise ValueError(f"the score of {which(bad[0])} is {scores[bad[0]].item()}: "
+                         "scores must be finite")
     return scores
 
 # %% ../../nbs/3_training/01_trainer.ipynb #fea823a6
@@ -256,9 +263,10 @@ def check_scores(
 def score(
     self: RLHFTrainer,
     rollout: Rollout,
-    reward_fn, # texts -> one number per text. Or a RewardModel
+    reward_fn: Callable[[list[str]], Iterable[float]] | Any, # texts -> one number per text.
+                                  # Or a RewardModel, or what else has such a method `score`
 ) -> Rollout: # the same one, with `scores`
-    "score = R(q, r). Raises ValueError or TypeError for an answer that `check_scores` refuses."
+    "score = R(q, r). Raises ValueError or TypeError for what `check_scores` refuses."
     if rollout.texts is None:
         raise ValueError("this rollout has no texts to score: give the trainer tokenizer=, "
                          "or set rollout.scores yourself, one number per response")
@@ -291,8 +299,9 @@ def annotate(
     self: RLHFTrainer,
     rollout: Rollout,
 ) -> Rollout: # the same one, with old_logprobs, ref_logprobs, entropy, kl and values
-    """log π_old, log π_ref and V of each token, the entropy of π_old and its exact KL to π_ref at each state.
-    Raises ValueError if the sampler saw other probabilities than the training forward does."""
+    """log π_old, log π_ref and V of each token; at each state the entropy of π_old and its
+    exact KL to π_ref. Raises ValueError if the sampler saw other probabilities than the
+    training forward does."""
     size = self.config.micro_batch_size or len(rollout)
     parts = [self._annotate(rollout[i:i + size]) for i in range(0, len(rollout), size)]
     for name in parts[0]: setattr(rollout, name, torch.cat([part[name] for part in parts]))
@@ -308,10 +317,13 @@ def _annotate(self: RLHFTrainer, r: Rollout) -> dict[str, Tensor]:
         pi, ref = (_log_softmax(x, self.config.temperature) for x in (logits, ref_logits))
         pick = lambda x, tokens=tokens: x.gather(-1, tokens[:, None])[:, 0]
         rows.append((pick(pi), pick(ref), entropy(pi), exact_kl(pi, ref)))
-    put = lambda parts: torch.zeros_like(r.mask, dtype=parts[0].dtype).masked_scatter(r.mask, torch.cat(parts))
+    columns = {}
     names = ("old_logprobs", "ref_logprobs", "entropy", "kl")
-    columns = {name: put(parts) for name, parts in zip(names, zip(*rows, strict=True), strict=True)}
-    return columns | ({"values": self.agent.values(*_tokens(r))} if self.config.algorithm == "ppo" else {})
+    for name, parts in zip(names, zip(*rows, strict=True), strict=True):
+        padded = torch.zeros_like(r.mask, dtype=parts[0].dtype)
+        columns[name] = padded.masked_scatter(r.mask, torch.cat(parts))
+    if self.config.algorithm == "ppo": columns["values"] = self.agent.values(*_tokens(r))
+    return columns
 
 # %% ../../nbs/3_training/01_trainer.ipynb #72588897
 _RATIO_CAUSES = """The same weights must give the same probabilities. Usual causes:
@@ -336,16 +348,21 @@ def advantages(
     self: RLHFTrainer,
     rollout: Rollout, # with scores
 ) -> Rollout: # the same one, with rewards and advantages, and in ppo returns
-    """rₜ = −β·ℓₜ + score·[t = last]; then Âₜ and R̂ₜ by GAE, whitened over the rollout (ppo), or Â by comparison
-    within the group (grpo). Annotates the rollout first if need be. Raises ValueError without scores."""
-    if rollout.scores is None: raise ValueError("this rollout has no scores: call score(rollout, reward_fn) first")
+    """rₜ = −β·ℓₜ + score·[t = last]; then Âₜ and R̂ₜ by GAE, whitened over the rollout (ppo), or
+    Â by comparison within the group (grpo). Annotates the rollout first if need be.
+    Raises ValueError without scores."""
+    if rollout.scores is None:
+        raise ValueError("this rollout has no scores: call score(rollout, reward_fn) first")
     if rollout.old_logprobs is None: self.annotate(rollout)
     c, mask = self.config, rollout.mask
     beta = self.beta if c.kl_placement == "reward" else 0.
-    rollout.rewards = kl_in_reward(rollout.scores, rollout.old_logprobs, rollout.ref_logprobs, mask, beta)
+    rollout.rewards = kl_in_reward(
+        rollout.scores, rollout.old_logprobs, rollout.ref_logprobs, mask, beta)
     if c.algorithm == "ppo":
-        rollout.advantages, rollout.returns = gae(rollout.rewards, rollout.values, mask, c.gamma, c.lam)
-        if c.whiten_advantages and mask.sum() > 1: rollout.advantages = whiten(rollout.advantages, mask)
+        rollout.advantages, rollout.returns = gae(
+            rollout.rewards, rollout.values, mask, c.gamma, c.lam)
+        if c.whiten_advantages and mask.sum() > 1:
+            rollout.advantages = whiten(rollout.advantages, mask)
     else:
         of_response = group_advantages(masked_sum(rollout.rewards, mask, dim=-1), c.group_size)
         rollout.advantages = torch.where(mask, of_response[:, None], 0.)
@@ -378,27 +395,32 @@ def _loss(self: RLHFTrainer, now: Evaluation, r: Rollout, denominator=None):
 @patch
 def compute_loss(
     self: RLHFTrainer,
-    query_ids: Int[Tensor, "batch query"],
+    query_ids: Int[Tensor, "batch query"],                 # the prompts
     query_attention_mask: Shaped[Tensor, "batch query"],   # bool or 0/1, padding on any side
-    response_ids: Int[Tensor, "batch time"],
-    response_attention_mask: Shaped[Tensor, "batch time"], # True at sampled tokens, the first EOS included
+    response_ids: Int[Tensor, "batch time"],               # the answers to them
+    response_attention_mask: Shaped[Tensor, "batch time"], # of sampled tokens, first EOS included
     rewards: Shaped[Tensor, "batch"],                      # one score per response
 ) -> Float[Tensor, ""]: # with gradient
-    """Steps (3) to (6) for responses from anywhere, before the first update: log π_old and V_old are the current
-    ones, held fixed. Dropout is off; no tokenizer needed. Raises ValueError for shapes that do not fit, rows
-    without a token, ids outside the vocabulary, and rewards that are not finite."""
+    """Steps (3) to (6) for responses from anywhere, before the first update: log π_old and V_old
+    are the current ones, held fixed. Dropout is off; no tokenizer needed. Raises ValueError for
+    shapes that do not fit, rows without a token, ids outside the vocabulary, and rewards that
+    are not finite."""
     if len(query_ids) != len(response_ids):
-        raise ValueError(f"{len(query_ids)} queries and {len(response_ids)} responses: pass one response per query")
+        raise ValueError(f"{len(query_ids)} queries and {len(response_ids)} responses: "
+                         "pass one response per query")
     r = Rollout(*_checked(self.agent.model, "query", query_ids, query_attention_mask),
                 *_checked(self.agent.model, "response", response_ids, response_attention_mask))
     if tuple(rewards.shape) != (len(r),):
-        raise ValueError(f"rewards has shape {tuple(rewards.shape)}, expected ({len(r)},): one per response")
+        raise ValueError(f"rewards has shape {tuple(rewards.shape)}, expected ({len(r)},): "
+                         "one per response")
     if bad := (~rewards.isfinite()).nonzero().flatten().tolist():
         raise ValueError(f"the rewards of responses {bad} are not finite")
     now = self._evaluate(r)
     with torch.no_grad():
-        r.ref_logprobs = response_logprobs(self.ref_model, *_tokens(r), self.config.temperature)
-    r.old_logprobs, r.values = now.logprobs.detach(), None if now.values is None else now.values.detach()
+        temperature = self.config.temperature
+        r.ref_logprobs = response_logprobs(self.ref_model, *_tokens(r), temperature)
+    r.old_logprobs = now.logprobs.detach()
+    r.values = None if now.values is None else now.values.detach()
     r.scores = rewards.detach().to(r.old_logprobs)
     return self._loss(now, self.advantages(r))[0]
 
@@ -408,10 +430,13 @@ def optimize(
     self: RLHFTrainer,
     rollout: Rollout, # with advantages
 ) -> dict[str, float | int | None]: # metrics, averaged over the optimizer steps
-    """epochs × minibatches steps on −L^CLIP + c₁·L^VF − c₂·S. Raises ValueError if the ratio is not 1 before the
-    first of them, and FloatingPointError for a loss or gradient that is not finite, before the optimizer moves."""
-    if rollout.advantages is None: raise ValueError("this rollout has no advantages: call advantages(rollout) first")
-    for group in self.optimizer.param_groups: group["lr"] = group["initial_lr"] * self._lr_factor()
+    """epochs × minibatches steps on −L^CLIP + c₁·L^VF − c₂·S. Raises ValueError if the ratio is
+    not 1 before the first of them, and FloatingPointError for a loss or gradient that is not
+    finite, before the optimizer moves."""
+    if rollout.advantages is None:
+        raise ValueError("this rollout has no advantages: call advantages(rollout) first")
+    for group in self.optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * self._lr_factor()
     logs = []
     for _ in range(self.config.epochs):
         for batch in rollout.minibatches(self.config.minibatches, self.shuffling):
@@ -448,7 +473,10 @@ def _update(self: RLHFTrainer, batch: Rollout, first: bool) -> dict[str, Tensor]
 def _meters(self: RLHFTrainer, logprobs: Tensor, batch: Rollout, first: bool) -> dict[str, Tensor]:
     "How far the policy has moved from the one that sampled; before the first update, not at all."
     c, mask, old = self.config, batch.mask, batch.old_logprobs
-    check = {"max_ratio_deviation_first": _check_ratio(self.agent, logprobs, old, mask, "before the first update")} if first else {}
+    check = {}
+    if first:
+        off = _check_ratio(self.agent, logprobs, old, mask, "before the first update")
+        check["max_ratio_deviation_first"] = off
     low, high = clip_fraction(probability_ratio(logprobs, old, mask), batch.advantages, mask, c.clip, c.clip_high)
     return check | {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high,
                     "kl_to_old": sequence_kl(old, logprobs, mask, "k3").mean()}
@@ -488,7 +516,7 @@ def _lr_factor(self: RLHFTrainer) -> float:
 def step(
     self: RLHFTrainer,
     prompts: Sequence | dict, # as for `rollout`
-    reward_fn,                # as for `score`
+    reward_fn: Callable[[list[str]], Iterable[float]] | Any, # as for `score`
 ) -> dict[str, float | int | None]: # metrics
     "One iteration: rollout, score, advantages, optimize."
     seconds = {}
@@ -514,10 +542,12 @@ def describe(
     self: RLHFTrainer,
     rollout: Rollout, # with advantages
 ) -> dict[str, float | int | None]:
-    "A rollout in numbers. KL and reward per response, entropy per token; None where a number is not defined."
+    """A rollout in numbers. KL and reward per response, entropy per token; None where a number
+    is not defined."""
     r, mask = rollout, rollout.mask
     spread = lambda x: masked_var(x, mask, unbiased=False).sqrt()
     last = r.response_ids.gather(-1, last_index(mask)[:, None])[:, 0]
+    ends = torch.tensor(self.eos_ids, device=last.device)
     raw = r.advantages if r.values is None else r.returns - r.values  # before whitening
     numbers = {
         "reward_mean": r.scores.mean(), "reward_std": r.scores.std(unbiased=len(r) > 1),
@@ -527,11 +557,12 @@ def describe(
         "entropy": masked_mean(r.entropy, mask),
         "advantage_mean": masked_mean(raw, mask), "advantage_std": spread(raw),
         "tokens": mask.sum(), "response_length": mask.sum() / len(r),
-        "finished": torch.isin(last, torch.tensor(self.eos_ids, device=last.device)).float().mean()}
+        "finished": torch.isin(last, ends).float().mean()}
     if r.values is not None:
         numbers |= {"explained_variance": explained_variance(r.values, r.returns, mask),
                     "value_mean": masked_mean(r.values, mask),
-                    "return_mean": masked_mean(r.returns, mask), "return_std": spread(r.returns)}
+                    "return_mean": masked_mean(r.returns, mask),
+                    "return_std": spread(r.returns)}
     if r.sampled_logprobs is not None:
         off = probability_ratio(r.old_logprobs, r.sampled_logprobs, mask) - 1
         numbers["max_sampler_deviation"] = off.abs().max()
@@ -541,21 +572,22 @@ def describe(
 @patch
 def train(
     self: RLHFTrainer,
-    prompts: Sequence | Iterable,     # a list is shuffled anew for each pass; anything else is read in order
-    reward_fn,                        # texts -> one number per text. Or a RewardModel
+    prompts: Sequence | Iterable,     # a list is shuffled for each pass; a stream read in order
+    reward_fn: Callable[[list[str]], Iterable[float]] | Any, # as for `score`
     steps: int | None = None,         # iterations; None: what is left of config.steps
-    callback: Callable | None = None, # called with each iteration's metrics; a true answer stops
+    callback: Callable | None = None, # is given each iteration's metrics; a true answer stops
     progress: bool = True,            # a progress bar
 ) -> list[dict[str, float | int | None]]: # one dictionary of metrics per iteration
-    "Iterate `step`. Raises ValueError when nothing is left to do, or a falling learning rate would have reached 0."
+    """Iterate `step`. Raises ValueError when nothing is left to do, or a falling learning rate
+    would have reached 0."""
     c = self.config
     steps = c.steps - self.iteration if steps is None else steps
     if steps < 1:
         raise ValueError(f"nothing to do: {self.iteration} of {c.steps} iterations are done. "
                          "Say how many more with steps=")
     if c.lr_schedule != "constant" and self.iteration + steps > c.steps:
-        raise ValueError(f"the {c.lr_schedule} schedule ends at config.steps, {c.steps}, "
-                         f"but this would go on to {self.iteration + steps}: raise config.steps")
+        raise ValueError(f"the {c.lr_schedule} schedule ends at config.steps, {c.steps}, but this "
+                         f"would go on to {self.iteration + steps}: raise config.steps")
     batches, history = self._batches(prompts), []
     bar = tqdm(range(steps), disable=not progress)
     for _ in bar:
