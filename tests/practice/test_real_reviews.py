@@ -244,12 +244,6 @@ def test_run_twice_the_same(folder, tmp_path, capsys):
     assert run_reviews(tiny(folder, tmp_path / "c", seed=1))["after"] != first["after"]
 
 
-def test_a_run_leaves_torchs_generator_alone(folder, tmp_path):
-    torch.manual_seed(5); state = torch.get_rng_state()
-    run_reviews(tiny(folder, tmp_path / "a", baselines=False, steps=1))
-    assert torch.equal(state, torch.get_rng_state())
-
-
 def test_nothing_is_written_before_the_data_are_good(folder, tmp_path):
     (folder / RATINGS).write_bytes(b"")
     with pytest.raises(ValueError, match="is empty"): run_reviews(tiny(folder, tmp_path / "a"))
