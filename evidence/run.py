@@ -54,7 +54,8 @@ def run(*args: str) -> dict:
     samples = [[c.strip() for c in line.strip("|").split("|")] for line in table]
     shutil.rmtree(out.parent)
     summary.pop("versions", None)
-    return {"flags": list(args), **rounded(summary), "curves": {k: rounded([m[k] for m in log], 3) for k in CURVES if k in log[0]},
+    for name in ("data", "output_dir"): summary["config"].pop(name, None)  # places on this machine
+    return {"flags": [a for a in args if not Path(a).is_dir()], **rounded(summary), "curves": {k: rounded([m[k] for m in log], 3) for k in CURVES if k in log[0]},
             "samples": samples}
 
 
