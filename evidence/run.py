@@ -55,7 +55,7 @@ def run(*args: str) -> dict:
     shutil.rmtree(out.parent)
     summary.pop("versions", None)
     for name in ("data", "output_dir"): summary["config"].pop(name, None)  # places on this machine
-    return {"flags": [a for a in args if not Path(a).is_dir()], **rounded(summary), "curves": {k: rounded([m[k] for m in log], 3) for k in CURVES if k in log[0]},
+    return {"flags": list(args[:1]) + [a for a in args[1:] if a != "--data" and not Path(a).is_dir()], **rounded(summary), "curves": {k: rounded([m[k] for m in log], 3) for k in CURVES if k in log[0]},
             "samples": samples}
 
 
