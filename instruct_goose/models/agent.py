@@ -154,8 +154,8 @@ def _probe(model: nn.Module, head: nn.Module) -> bool:
     try:
         ids = torch.zeros(1, 2, dtype=torch.long, device=head.weight.device)
         with evaluating(model):
-            logits = model(input_ids=ids).logits
-            hidden = trunk(model)(input_ids=ids).last_hidden_state
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            hidden = trunk(model)(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
     finally: handle.remove()
     same = lambda a, b: a.shape == b.shape and torch.equal(a, b.to(a.dtype))
     return "fake" in seen and same(logits, seen["fake"]) and same(hidden, seen["hidden"])
