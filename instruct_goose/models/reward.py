@@ -40,9 +40,9 @@ class PairwiseLoss(nn.Module):
 
     def forward(
         self,
-        chosen: Float[Tensor, "batch"],
-        rejected: Float[Tensor, "batch"],
-        margin: Float[Tensor, "batch"] | float | None = None,
+        chosen: Float[Tensor, "batch"],   # scores of the preferred texts
+        rejected: Float[Tensor, "batch"], # of the others
+        margin: Float[Tensor, "batch"] | float | None = None, # how far ahead is far enough
     ) -> Float[Tensor, ""]: # nats
         if not len(chosen): raise ValueError("no pairs: the mean over nothing is not a loss")
         return pairwise_loss(chosen, rejected, margin).mean()
@@ -65,7 +65,7 @@ def all_pairs_loss(
 def last_token_logits(
     model: nn.Module, # a decoder with a linear head `score` of one output
     input_ids: Int[Tensor, "batch time"],
-    attention_mask: Shaped[Tensor, "batch time"] | None = None, # bool, or 0 and 1; padding on any side. None: no padding
+    attention_mask: Shaped[Tensor, "batch time"] | None = None, # bool, or 0 and 1; None: no padding
 ) -> Float[Tensor, "batch"]: # float32
     """w·h at each row's last real token, wherever the padding is and whatever it holds; pad may equal eos.
     Raises ValueError for rows without a token. transformers looks for the last id ≠ pad_token_id instead."""
@@ -81,7 +81,7 @@ def last_token_logits(
 def fingerprint(
     tokenizer: PreTrainedTokenizerBase,
 ) -> str: # "size-hash"
-    "Equal for tokenizers that give the same ids: a hash of the vocabulary and of what becomes of one awkward sentence."
+    "Equal for tokenizers that give the same ids: a hash of the vocabulary and one awkward sentence's ids."
     probe = tokenizer("It's a naïve,  GOOD film — 10/10!\n", verbose=False)["input_ids"]
     content = json.dumps([sorted(tokenizer.get_vocab().items()), probe])
     return f"{len(tokenizer)}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
@@ -91,19 +91,22 @@ def _check_tokenizer(model: nn.Module, tokenizer: PreTrainedTokenizerBase):
     "ValueError unless the tokenizer has a pad token, fits the embedding and is the one that the config remembers."
     _pad_id(tokenizer)
     name, n, rows = type(tokenizer).__name__, len(tokenizer), model.get_input_embeddings().num_embeddings
-    rounded_up = rows % 64 == 0 and 0 < rows - n <= .03 * rows  # for the hardware: Qwen2.5 has spare rows, 151,936 in all
+    # spare rows are for the hardware: Qwen2.5 has 151,936 in all
+    rounded_up = rows % 64 == 0 and 0 < rows - n <= .03 * rows
     if rows != n and not rounded_up:
-        raise ValueError(f"the tokenizer ({name}) has {n} tokens, the reward model ({type(model).__name__}) an embedding of {rows}: "
-                         "they do not belong together. Load the tokenizer that was saved with the model")
+        raise ValueError(f"the tokenizer ({name}) has {n} tokens, the reward model "
+                         f"({type(model).__name__}) an embedding of {rows}: they do not "
+                         "belong together. Load the tokenizer that was saved with the model")
     saved, given = getattr(model.config, "reward_tokenizer", None), fingerprint(tokenizer)
     if saved not in (None, given):
-        raise ValueError(f"the reward model was trained with the tokenizer {saved}, and this one ({name}) is {given}: the same "
-                         "text would get other ids. Load the tokenizer that was saved with the model")
+        raise ValueError(f"the reward model was trained with the tokenizer {saved}, and this one "
+                         f"({name}) is {given}: the same text would get other ids. "
+                         "Load the tokenizer that was saved with the model")
 
 # %% ../../nbs/2_models/02_reward.ipynb #b526d4ca
 class RewardModel(nn.Module):
-    """Scores whole texts: (w·h_last − reward_mean) / reward_std, with its own tokenizer; the policy may have another.
-    Raises ValueError for a tokenizer that is not the model's, TypeError for a model without a `score` head of one output."""
+    """Scores whole texts: (w·h_last − reward_mean) / reward_std. Its tokenizer may differ from the policy's.
+    Raises ValueError for a tokenizer that is not the model's, TypeError for a model without a `score` head."""
 
     def __init__(
         self,
@@ -111,7 +114,7 @@ class RewardModel(nn.Module):
         tokenizer: PreTrainedTokenizerBase, # the one that the model was, or will be, trained with
     ):
         super().__init__()
-        if isinstance(model, (str, Path)): model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+        if isinstance(model, str | Path): model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
         if getattr(getattr(model, "score", None), "out_features", None) != 1:
             raise TypeError(f"{type(model).__name__} has no head `score` with one output: pass a decoder's "
                             "AutoModelForSequenceClassification with num_labels=1, or use RewardModel.from_causal_lm")
@@ -122,7 +125,11 @@ class RewardModel(nn.Module):
         c.pad_token_id = None if pad_id in (tokenizer.eos_token_id, tokenizer.bos_token_id) else pad_id
 
     @classmethod
-    def from_causal_lm(cls, lm: nn.Module, tokenizer: PreTrainedTokenizerBase) -> "RewardModel":
+    def from_causal_lm(
+        cls,
+        lm: nn.Module, # a causal language model; its head is left out
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> "RewardModel":
         "A copy of the language model's transformer under a head of zeros. The language model stays as it is."
         return cls(_classifier(lm), tokenizer)
 
@@ -131,16 +138,15 @@ class RewardModel(nn.Module):
         input_ids: Int[Tensor, "batch time"],
         attention_mask: Shaped[Tensor, "batch time"] | None = None, # bool, or 0 and 1; padding on any side
     ) -> Float[Tensor, "batch"]: # one score per row, differentiable
-        c = self.model.config
-        return (last_token_logits(self.model, input_ids, attention_mask) - c.reward_mean) / c.reward_std
+        raw, c = last_token_logits(self.model, input_ids, attention_mask), self.model.config
+        return (raw - c.reward_mean) / c.reward_std
 
     def score(
         self,
         texts: Sequence[str],
         batch_size: int = 256, # texts per forward
     ) -> list[float]: # one per text, in order
-        """What a trainer asks for. Dropout is off, nothing is differentiated.
-        Raises ValueError naming a text without tokens or beyond the context."""
+        "Without dropout or gradient. Raises ValueError naming a text without tokens or beyond the context."
         return _score_texts(self, texts, batch_size)
 
     def normalise(self, texts: Sequence[str]) -> tuple[float, float]: # the mean and sd of their raw scores
@@ -149,9 +155,8 @@ class RewardModel(nn.Module):
         return _normalise(self, texts)
 
     def save_pretrained(self, path: str | Path):
-        "Weights (safetensors), config and tokenizer. Plain transformers loads them, and leaves the scores unnormalised."
-        self.model.save_pretrained(path)
-        self.tokenizer.save_pretrained(path)
+        "Weights (safetensors), config and tokenizer. Plain transformers loads them and gives raw scores."
+        for part in (self.model, self.tokenizer): part.save_pretrained(path)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> "RewardModel":
@@ -201,6 +206,6 @@ def _normalise(reward_model: RewardModel, texts: Sequence[str]) -> tuple[float, 
 
 # %% ../../nbs/2_models/02_reward.ipynb #77477497
 def _saved_tokenizer(path: str | Path, model: nn.Module) -> PreTrainedTokenizerBase:
-    "The tokenizer beside the model, as it was saved: for Qwen2, AutoTokenizer puts its own way of splitting words in its place."
+    "The tokenizer as it was saved: for Qwen2, AutoTokenizer would put its own way of splitting in its place."
     tokenizer, saved = AutoTokenizer.from_pretrained(path), getattr(model.config, "reward_tokenizer", None)
     return tokenizer if saved in (None, fingerprint(tokenizer)) else PreTrainedTokenizerFast.from_pretrained(path)

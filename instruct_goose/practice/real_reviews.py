@@ -48,23 +48,28 @@ class Review:
     ratings: tuple[int, ...]
 
     @property
-    def mean(self) -> float: return sum(self.ratings) / len(self.ratings)
+    def mean(self) -> float: # from −4 to 4
+        "What its raters say on average."
+        return sum(self.ratings) / len(self.ratings)
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #b7dc9223
 def _table(path: Path, columns: int) -> dict[str, tuple[int, list[str]]]:
-    "A tab-separated file as {id: (line number, the other columns)}. UTF-8, with or without a byte-order mark, LF or CRLF."
+    "A tab-separated file as {id: (line number, other columns)}. UTF-8; byte-order mark and CRLF allowed."
     try: content = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = path.read_bytes()[:e.start].count(b"\n") + 1
-        raise ValueError(f"{path}, line {line}: not UTF-8 ({e.reason}). Save the file as UTF-8, or fetch it again") from None
+        raise ValueError(f"{path}, line {line}: not UTF-8 ({e.reason}). Save the file as UTF-8, "
+                         "or fetch it again") from None
     rows = {}
     for number, line in enumerate(content.replace("\r\n", "\n").split("\n"), 1):
         if not line.strip(): continue
         cells = line.split("\t")
         if len(cells) != columns:
-            raise ValueError(f"{path}, line {number}: {len(cells)} columns, expected {columns}, separated by tabs: {line[:80]!r}")
+            raise ValueError(f"{path}, line {number}: {len(cells)} columns, expected {columns}, "
+                             f"separated by tabs: {line[:80]!r}")
         if cells[0] in rows:
-            raise ValueError(f"{path}, line {number}: the id {cells[0]!r} stands on line {rows[cells[0]][0]} already; remove one of the two")
+            raise ValueError(f"{path}, line {number}: the id {cells[0]!r} stands on line "
+                             f"{rows[cells[0]][0]} already; remove one of the two")
         rows[cells[0]] = number, cells[1:]
     if not rows: raise ValueError(f"{path} is empty: fetch it again")
     return rows
@@ -74,7 +79,8 @@ def _mean(path: Path, number: int, cell: str) -> float:
     try: mean = float(cell)
     except ValueError: mean = float("nan")
     if not -4 <= mean <= 4:
-        raise ValueError(f"{path}, line {number}: the mean rating {cell!r} is not a number from −4 to 4: mend that cell or remove the line")
+        raise ValueError(f"{path}, line {number}: the mean rating {cell!r} is not a number from −4 to 4: "
+                         "mend that cell or remove the line")
     return mean
 
 def _ratings(path: Path, number: int, cell: str) -> tuple[int, ...]:
@@ -82,9 +88,11 @@ def _ratings(path: Path, number: int, cell: str) -> tuple[int, ...]:
     try: scores = json.loads(cell)
     except ValueError: scores = None
     if not isinstance(scores, list) or not all(type(s) is int for s in scores):
-        raise ValueError(f"{where} are not a list of whole numbers like [2, -1, 3]: mend that cell or remove the line")
+        raise ValueError(f"{where} are not a list of whole numbers like [2, -1, 3]: "
+                         "mend that cell or remove the line")
     if not scores: raise ValueError(f"{where} hold nobody's opinion: remove the line here and in the other file")
-    if wrong := [s for s in scores if not -4 <= s <= 4]: raise ValueError(f"{where} hold {wrong[0]}: the scale goes from −4 to 4")
+    if wrong := [s for s in scores if not -4 <= s <= 4]:
+        raise ValueError(f"{where} hold {wrong[0]}: the scale goes from −4 to 4")
     return tuple(scores)
 
 def _clean(text: str) -> str:
@@ -102,27 +110,32 @@ def load_reviews(
     directory = Path(directory)
     for name in (TEXTS, RATINGS):
         if not (directory / name).is_file():
-            raise FileNotFoundError(f"{directory / name} is missing: give the directory that holds {TEXTS} and {RATINGS}. "
-                                    "They are in the ICWSM 2014 archive of the vaderSentiment project's source")
+            raise FileNotFoundError(f"{directory / name} is missing: give the directory that holds "
+                                    f"{TEXTS} and {RATINGS}. They are in the ICWSM 2014 archive "
+                                    "of the vaderSentiment project's source")
     texts, raters = _table(directory / TEXTS, 3), _table(directory / RATINGS, 4)
     for one, other, name in ((texts, raters, RATINGS), (raters, texts, TEXTS)):
         if lost := [i for i in one if i not in other]:
-            raise ValueError(f"{directory / name} has no row with the id {lost[0]!r} (and {len(lost) - 1} more): the two files do not "
-                             "belong together. Fetch both again, or remove the row from the other file")
-    reviews = [Review(i, _clean(cells[1]), _ratings(directory / RATINGS, raters[i][0], raters[i][1][2])) for i, (_, cells) in texts.items()]
+            raise ValueError(f"{directory / name} has no row with the id {lost[0]!r} (and {len(lost) - 1} more): "
+                             "the two files do not belong together. Fetch both again, "
+                             "or remove the row from the other file")
+    opinions = {i: _ratings(directory / RATINGS, raters[i][0], raters[i][1][2]) for i in texts}
+    reviews = [Review(i, _clean(cells[1]), opinions[i]) for i, (_, cells) in texts.items()]
     for r in reviews:
         number, (mean, _) = texts[r.id]
-        if not r.text: raise ValueError(f"{directory / TEXTS}, line {number}: no text; remove the row here and in {RATINGS}")
+        if not r.text:
+            raise ValueError(f"{directory / TEXTS}, line {number}: no text; remove the row here and in {RATINGS}")
         if abs(r.mean - _mean(directory / TEXTS, number, mean)) > .01:
-            raise ValueError(f"{directory / TEXTS}, line {number}: the mean is {mean}, but the ratings of id {r.id!r} in {RATINGS} average "
-                             f"{r.mean:.4f}: the ids do not match. Fetch both files again")
+            raise ValueError(f"{directory / TEXTS}, line {number}: the mean is {mean}, but the ratings of id "
+                             f"{r.id!r} in {RATINGS} average {r.mean:.4f}: the ids do not match. "
+                             "Fetch both files again")
     return reviews
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #e84948b5
 def load_other_texts(
     directory: str | Path,
 ) -> list[str]: # empty if there are none
-    "The texts of every other *_GroundTruth.txt in the directory: more for the language model to read, ratings ignored."
+    "The texts of every other *_GroundTruth.txt in the directory, for the language model; ratings ignored."
     files = sorted(p for p in Path(directory).glob("*_GroundTruth.txt") if p.name != TEXTS)
     return [text for path in files for _, (_, cell) in _table(path, 3).values() if (text := _clean(cell))]
 
@@ -150,7 +163,8 @@ def ranking(
     s, m = (torch.tensor(x, dtype=torch.float64) for x in (list(scores), list(means)))
     judged, truth = s[:, None] - s, m[:, None] - m
     asked = (truth > 0) & (truth >= margin)
-    if not asked.any(): raise ValueError(f"no two of the {len(m)} reviews differ by {margin or 'anything'} in their mean rating")
+    if not asked.any():
+        raise ValueError(f"no two of the {len(m)} reviews differ by {margin or 'anything'} in their mean rating")
     return ((judged > 0).double() + .5 * (judged == 0))[asked].mean().item()
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #1f7f2c2f
@@ -174,7 +188,9 @@ def split_half(
 @cache
 def _analyzer():
     try: from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
-    except ImportError: raise ImportError("VADER's rules come with the package vaderSentiment: pip install vaderSentiment==3.3.2") from None
+    except ImportError:
+        raise ImportError("VADER's rules come with the package vaderSentiment: "
+                          "pip install vaderSentiment==3.3.2") from None
     return SentimentIntensityAnalyzer()
 
 def vader_compound(
@@ -216,24 +232,29 @@ class RidgeBagOfWords:
         self.weights = _conjugate_gradients(lambda w: X.T @ (X @ w) + penalty * w, X.T @ (y - self.bias), tolerance)
 
     @staticmethod
-    def words(text: str) -> list[str]: return sorted(set(_WORD.findall(text.lower())))
+    def words(text: str) -> list[str]: # sorted
+        "The different words and signs of a text, in lower case."
+        return sorted(set(_WORD.findall(text.lower())))
 
     def matrix(self, bags: Sequence[Sequence[str]]) -> Tensor: # sparse (texts, words)
+        "A row per bag of words, of length 1; unknown words are left out."
         known = [[self.column[word] for word in bag if word in self.column] for bag in bags]
         rows = torch.tensor([i for i, bag in enumerate(known) for _ in bag], dtype=torch.long)
         columns = torch.tensor([c for bag in known for c in bag], dtype=torch.long)
         norm = torch.zeros(len(bags), dtype=torch.float64).index_add(0, rows, self.idf[columns].square()).sqrt()
         values = self.idf[columns] / norm[rows].clamp(min=1e-12)
-        return torch.sparse_coo_tensor(torch.stack([rows, columns]), values, (len(bags), len(self.column)), check_invariants=True)
+        where, shape = torch.stack([rows, columns]), (len(bags), len(self.column))
+        return torch.sparse_coo_tensor(where, values, shape, check_invariants=True)
 
-    def score(self, texts: Sequence[str]) -> list[float]:
+    def score(self, texts: Sequence[str]) -> list[float]: # one per text, on the scale of the targets
+        "The predicted mean ratings. A text of unknown words gets the mean of the targets."
         return (self.matrix([self.words(t) for t in texts]) @ self.weights + self.bias).tolist()
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #19b82bda
 def preferences(
     ratings: Sequence[Sequence[int]], # of N texts, from −4 to 4; the numbers of raters may differ
 ) -> Float[Tensor, "batch batch"]: # P[i, j] = P(a rater of text i scores higher than a rater of text j)
-    "Every rater of one text against every rater of the other. P[i, j] + P[j, i] is 1 less the share of ties; P[i, i] is 0."
+    "Every rater of i against every rater of j. P[i, j] + P[j, i] is 1 less the share of ties; P[i, i] is 0."
     counts = torch.tensor([[row.count(score) / len(row) for score in range(-4, 5)] for row in map(list, ratings)])
     below = counts.cumsum(-1) - counts  # the share of a text's raters below each score
     return (counts @ below.T).fill_diagonal_(0.)
@@ -243,15 +264,17 @@ def soft_pairs_loss(
     scores: Float[Tensor, "batch"],
     preferred: Float[Tensor, "batch batch"], # from `preferences`
 ) -> Float[Tensor, ""]: # nats per comparison
-    """Σᵢⱼ −P[i, j]·log σ(rᵢ − rⱼ) / Σᵢⱼ P[i, j]: `all_pairs_loss` as if every pair of raters had been asked, ties left out.
+    """Σᵢⱼ −P[i, j]·log σ(rᵢ − rⱼ) / Σᵢⱼ P[i, j]: `all_pairs_loss` over every pair of raters, ties left out.
     Raises ValueError if there is no comparison."""
-    if not preferred.sum() > 0: raise ValueError("no pair to learn from: all raters of these texts agree. Put texts with different ratings in one batch")
+    if not preferred.sum() > 0:
+        raise ValueError("no pair to learn from: all raters of these texts agree. "
+                         "Put texts with different ratings in one batch")
     return -(preferred * logsigmoid(scores[:, None] - scores)).sum() / preferred.sum()
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #43b1f05c
 @dataclass(kw_only=True)
 class ReviewsConfig(RLHFConfig):
-    "The same stages on real sentences that people rated: every setting of the run. Without a flag, what the lesson uses."
+    "The same stages on real sentences that people rated. Without a flag, what the lesson uses."
 
     data: Path  # directory with movieReviewSnippets_GroundTruth.txt and movieReviewSnippets_anonDataRatings.txt
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
@@ -283,7 +306,7 @@ class ReviewsConfig(RLHFConfig):
     rm_dropout: float = 0.2  # dropout while the reward model learns
     rm_word_dropout: float = 0.2  # share of a snippet's tokens that are hidden from the reward model while it learns
     # PPO
-    unfinished_penalty: float = 0.5  # taken off the score of a response that was cut off; the reward model cannot see that
+    unfinished_penalty: float = 0.5  # taken off the score of a response that was cut off
     # judging
     eval_samples: int = 1_024  # texts written, at temperature 1, to judge a model by
     baselines: bool = True  # also best-of-n of the SFT model, and SFT on those best texts
@@ -331,7 +354,8 @@ def make_data(config: ReviewsConfig, reviews: Sequence[Review]) -> ReviewData:
     train, held_out = split_reviews(reviews, config.held_out)
     other = load_other_texts(config.data)
     tokenizer = bpe_tokenizer([r.text for r in train] + other, config.vocab_size, model_max_length=config.context)
-    fits = lambda text: len(tokenizer(text, verbose=False)["input_ids"]) < config.context  # with room for the end token
+    # below the context, so that there is room for the end token
+    fits = lambda text: len(tokenizer(text, verbose=False)["input_ids"]) < config.context
     train, held_out = ([r for r in part if fits(r.text)] for part in (train, held_out))
 
     def prompts(reviews, n, name):
@@ -346,9 +370,11 @@ def make_lm(config: ReviewsConfig, tokenizer):
     "A GPT-2-shaped model with random weights. With dropout, because it reads every text several times."
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    shape = GPT2Config(vocab_size=len(tokenizer), n_positions=config.context, n_embd=config.hidden_size, n_layer=config.layers,
-                       n_head=config.heads, resid_pdrop=config.dropout, embd_pdrop=config.dropout, attn_pdrop=config.dropout,
-                       bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    shape = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=config.context,
+        n_embd=config.hidden_size, n_layer=config.layers, n_head=config.heads,
+        resid_pdrop=config.dropout, embd_pdrop=config.dropout, attn_pdrop=config.dropout,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(one_seed(config.seed, "weights"))
         return GPT2LMHeadModel(shape)
@@ -370,14 +396,15 @@ def train_sft(config: ReviewsConfig, data: ReviewData):
     lm = make_lm(config, data.tokenizer).to(_device(config))
     with _dropout_seed(config, "sft dropout"):
         log = train_lm(lm, data.tokenizer, [r.text for r in data.train] + data.other_texts, steps=config.sft_steps,
-                       batch_tokens=config.sft_batch_tokens, lr=config.sft_lr, betas=(.9, .95), weight_decay=.1, warmup=min(100, config.sft_steps // 5),
-                       seed=one_seed(config.seed, "sft"), desc="1 SFT", progress=config.progress)
+                       batch_tokens=config.sft_batch_tokens, lr=config.sft_lr, betas=(.9, .95), weight_decay=.1,
+                       warmup=min(100, config.sft_steps // 5), seed=one_seed(config.seed, "sft"),
+                       desc="1 SFT", progress=config.progress)
     return lm.eval(), log
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #06c946f7
 def train_judge(config: ReviewsConfig, data: ReviewData, lm):
-    """Stage 2: learn from every rater of every snippet of a batch, against every rater of every other. Scores then have mean 0
-    and sd 1 on the held-out snippets. Returns the reward model and its log."""
+    """Stage 2: learn from every rater of every snippet of a batch, against every rater of every other.
+    Scores then have mean 0 and sd 1 on the held-out snippets. Returns the reward model and its log."""
     reward_model = RewardModel.from_causal_lm(lm, data.tokenizer)
     rows, pad_id = [data.tokenizer(r.text)["input_ids"] for r in data.train], data.tokenizer.pad_token_id
     generator = torch.Generator().manual_seed(one_seed(config.seed, "word dropout"))
@@ -393,9 +420,12 @@ def train_judge(config: ReviewsConfig, data: ReviewData, lm):
     for module in reward_model.modules():
         if isinstance(module, torch.nn.Dropout): module.p = config.rm_dropout
     steps = max(1, round(config.rm_epochs * sum(map(len, rows)) / config.rm_batch_tokens))
-    dealt = batches([len(r) for r in rows], batch_tokens=config.rm_batch_tokens, seed=one_seed(config.seed, "reward model"))
-    with _dropout_seed(config, "reward model dropout"):  # the last text of a pass may come alone: nothing to compare it with
-        log = fit(reward_model, loss_of, (b for b in dealt if len({data.train[i].ratings for i in b}) > 1), steps=steps,
+    dealt = batches([len(r) for r in rows], batch_tokens=config.rm_batch_tokens,
+                    seed=one_seed(config.seed, "reward model"))
+    # the last text of a pass may come alone: nothing to compare it with
+    dealt = (b for b in dealt if len({data.train[i].ratings for i in b}) > 1)
+    with _dropout_seed(config, "reward model dropout"):
+        log = fit(reward_model, loss_of, dealt, steps=steps,
                   lr=config.rm_lr, warmup=steps // 10, desc="2 reward model", progress=config.progress)
     reward_model.eval().requires_grad_(False)
     reward_model.normalise([r.text for r in data.held_out])
@@ -403,10 +433,11 @@ def train_judge(config: ReviewsConfig, data: ReviewData, lm):
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #7da0e69d
 def rank_judges(data: ReviewData, reward_model: RewardModel) -> dict[str, dict[str, float]]:
-    "Share of held-out pairs in the raters' order: the reward model, VADER's rules, a ridge on words, and the raters themselves."
+    "Share of held-out pairs in the raters' order: reward model, ridge on words, VADER, half of the raters."
     texts, means = [r.text for r in data.held_out], [r.mean for r in data.held_out]
     ridge = RidgeBagOfWords([r.text for r in data.train], [r.mean for r in data.train])
-    return {"reward_model": both_margins(reward_model.score(texts), means), "ridge": both_margins(ridge.score(texts), means),
+    return {"reward_model": both_margins(reward_model.score(texts), means),
+            "ridge": both_margins(ridge.score(texts), means),
             "vader": both_margins(vader_compound(texts), means), "half_of_the_raters": split_half(data.held_out)}
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #e9802dc2
@@ -421,7 +452,8 @@ def judge(rollout: Rollout, tokenizer, reward_model: RewardModel) -> dict[str, f
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #ad991945
 def evaluate(config: ReviewsConfig, model, reference, tokenizer, reward_model: RewardModel, prompts: list[str]):
-    "Let a model answer held-out prompts at temperature 1: what it wrote, and the figures. Every model gets the same random numbers."
+    """Let a model answer held-out prompts at temperature 1: what it wrote, and the figures.
+    Every model gets the same random numbers."""
     rollout = write(model, tokenizer, prompts, config.max_new_tokens, seed=one_seed(config.seed, "evaluation"))
     kl = 0. if model is reference else kl_to_reference(model, reference, rollout).mean().item()
     return rollout, judge(rollout, tokenizer, reward_model) | {"kl_to_reference": kl}
@@ -430,32 +462,37 @@ def evaluate(config: ReviewsConfig, model, reference, tokenizer, reward_model: R
 class FinishingTrainer(RLHFTrainer):
     "An RLHFTrainer that takes `unfinished_penalty` off the score of a response without an end-of-text token."
 
-    def score(self, rollout: Rollout, reward_fn) -> Rollout:
+    def score(self, rollout: Rollout, reward_fn) -> Rollout: # with scores
+        "Scores from `reward_fn`, less the penalty where the end-of-text token is missing."
         rollout = super().score(rollout, reward_fn)
         cut = ~ended(rollout, self.tokenizer.eos_token_id)
         rollout.scores = rollout.scores - self.config.unfinished_penalty * cut.to(rollout.scores)
         return rollout
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #53e94e72
-def make_baselines(config: ReviewsConfig, lm, tokenizer, reward_model: RewardModel, prompts: list[str]) -> dict[str, dict]:
+def make_baselines(
+    config: ReviewsConfig, lm, tokenizer, reward_model: RewardModel, prompts: list[str],
+) -> dict[str, dict]: # figures by name
     "Best of n of the SFT model, and the SFT model trained on those best texts."
     n, prompts = config.best_of, prompts[:config.baseline_prompts]
-    many = write(lm, tokenizer, [p for p in prompts for _ in range(n)], config.max_new_tokens, seed=one_seed(config.seed, "best of n"))
+    many = write(lm, tokenizer, [p for p in prompts for _ in range(n)], config.max_new_tokens,
+                 seed=one_seed(config.seed, "best of n"))
     best, _ = best_of_n(many, reward_model.score(many.texts), n)
     figures = {f"best_of_{n}": judge(best, tokenizer, reward_model) | {"kl_to_reference": None}}
     whole = [i for i, e in enumerate(ended(best, tokenizer.eos_token_id)) if e]
     if not whole: return figures  # the SFT model never stops: nothing to learn from
     tuned = copy.deepcopy(lm)
-    train_lm(tuned, tokenizer, [best.texts[i] for i in whole], steps=config.tune_steps, batch_tokens=config.sft_batch_tokens,
-             lr=config.tune_lr, seed=one_seed(config.seed, "tune"), desc="4 SFT on the best", progress=config.progress)
+    train_lm(tuned, tokenizer, [best.texts[i] for i in whole], steps=config.tune_steps,
+             batch_tokens=config.sft_batch_tokens, lr=config.tune_lr, seed=one_seed(config.seed, "tune"),
+             desc="4 SFT on the best", progress=config.progress)
     return figures | {f"sft_on_best_of_{n}": evaluate(config, tuned.eval(), lm, tokenizer, reward_model, prompts)[1]}
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #5455501a
 def run_reviews(
     config: ReviewsConfig,
 ) -> dict: # the summary, as written to summary.json
-    """The whole run, written to a directory. Raises FileNotFoundError or ValueError for bad data, and FileExistsError for a
-    directory that already holds something: all before any work."""
+    """The whole run, written to a directory. Raises FileNotFoundError or ValueError for bad data, and
+    FileExistsError for a directory that already holds something: all before any work."""
     clock, reviews = Clock(), load_reviews(config.data)
     split_reviews(reviews, config.held_out)  # refuses a split that cannot be made
     out = new_run_dir("reviews") if config.output_dir is None else claim_run_dir(config.output_dir)
