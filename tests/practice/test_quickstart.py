@@ -182,12 +182,13 @@ def test_tokenizer_and_model():
     assert one.config.n_positions == tokenizer.model_max_length and one.config.attn_pdrop == 0
 
 
-def test_side_by_side_shows_each_prompt_once():
+def test_side_by_side_shows_each_prompt_once(unchecked):
     from types import SimpleNamespace as Made
     before = Made(prompts=["a", "", "a"], texts=["a plot .", "what .", "a cast ."])
-    table = side_by_side(before, Made(prompts=before.prompts, texts=["1", "2", "3"])).splitlines()
+    after = Made(prompts=before.prompts, texts=["1", "2", "3"])
+    with unchecked(): table, short = side_by_side(before, after).splitlines(), side_by_side(before, after, 1).splitlines()
     assert [[c.strip() for c in row.split("|")[1:4]] for row in table[2:]] == [["a", "a plot .", "1"], ["(nothing)", "what .", "2"]]
-    assert len(side_by_side(before, Made(prompts=before.prompts, texts=["1", "2", "3"]), 1).splitlines()) == 3
+    assert short[2].split("|")[1].strip() == "a" and len(short) == 3
 
 
 def test_the_default_run_keeps_its_promises(tmp_path, unchecked):
