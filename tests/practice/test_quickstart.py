@@ -2,6 +2,7 @@
 import json
 import time
 from dataclasses import asdict, fields
+from pathlib import Path
 
 import pytest
 import torch
