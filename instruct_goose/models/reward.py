@@ -114,7 +114,8 @@ class RewardModel(nn.Module):
         tokenizer: PreTrainedTokenizerBase, # the one that the model was, or will be, trained with
     ):
         super().__init__()
-        if isinstance(model, str | Path): model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+        if isinstance(model, str | Path):
+            model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
         if getattr(getattr(model, "score", None), "out_features", None) != 1:
             raise TypeError(f"{type(model).__name__} has no head `score` with one output: pass a decoder's "
                             "AutoModelForSequenceClassification with num_labels=1, or use RewardModel.from_causal_lm")
@@ -150,8 +151,7 @@ class RewardModel(nn.Module):
         return _score_texts(self, texts, batch_size)
 
     def normalise(self, texts: Sequence[str]) -> tuple[float, float]: # the mean and sd of their raw scores
-        """From now on these texts score 0 on average, with standard deviation 1. Saved with the model.
-        Raises ValueError for fewer than two texts and for scores that are all equal."""
+        "From now on these texts have mean 0 and sd 1. Raises ValueError for under two texts or equal scores."
         return _normalise(self, texts)
 
     def save_pretrained(self, path: str | Path):
