@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
