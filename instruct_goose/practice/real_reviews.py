@@ -545,7 +545,7 @@ def _report(config, out, clock, nats, judges, before_texts, before, after_texts,
                "config": {k: v for k, v in asdict(config).items() if k not in ("output_dir", "data")}, "versions": versions()}
     write_json(out / "summary.json", summary)
     print(f"\nThe same prompts, before and after:\n\n{side_by_side(before_texts, after_texts, 8)}\n\n{figures}\n\n"
-          "The text is rough: a model of two million weights, a few minutes of reading. Locally grammatical, globally adrift.")
+          "The text is rough: a model of 1.5 million weights, a few minutes of reading. Locally grammatical, globally adrift.")
     print(f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['wall_seconds']:.0f} on the clock. Models, log, plots and samples: {out}")
     return summary
 
