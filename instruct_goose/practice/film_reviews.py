@@ -74,50 +74,6 @@ NEGATIVE = dict(
     noun="""bore burden catastrophe disappointment disaster disgrace embarrassment failure farce fiasco flop fraud horror
         mess mistake pain problem tragedy""".split())
 
-# %% ../../nbs/4_practice/00_film_reviews.ipynb #3936b1f5
-POSITIVE = dict(
-    adj="""admirable adorable affectionate agreeable amazing ambitious amusing astounding attractive awesome beautiful
-        blissful bold brave breathtaking bright brilliant calm caring charming cheerful classy clever comedic comforting
-        compassionate compelling competent confident convincing cool courageous creative cute daring delightful
-        dignified divine dynamic easygoing effective efficient elegant encouraging energetic engaging enjoyable
-        enlightening entertaining enthusiastic excellent exciting exhilarating exuberant fabulous fair faithful
-        fantastic fascinating fearless festive fine flawless fresh friendly funny generous genial gentle glamorous
-        gleeful glorious good gorgeous graceful gracious grand gratifying great happy harmonious heartfelt heartwarming
-        heroic hilarious honest honorable hopeful humorous impressive innovative inspirational inspired inspiring
-        intelligent interesting invigorating inviting irresistible jaunty jolly joyful joyous jubilant likeable lively
-        lovable lovely loving magnificent marvelous mature meaningful merry neat nice nifty noble optimistic original
-        outstanding passionate peaceful perfect picturesque playful pleasant pleasing popular positive powerful precious
-        promising radiant rapturous reassuring relaxed relaxing remarkable respectable respectful rewarding rich robust
-        romantic satisfying sincere smart soothing sparkling special spirited splendid strong stunning suave successful
-        superb sweet sympathetic talented terrific thrilling wonderful""".split(),
-    adv="""beautifully brilliantly calmly charmingly cheerfully cleverly confidently convincingly creatively delightfully
-        effectively elegantly energetically flawlessly gently gloriously gracefully happily honestly joyfully lovingly
-        magnificently merrily neatly nicely passionately peacefully perfectly playfully pleasantly richly smartly
-        splendidly sweetly thoughtfully wonderfully""".split(),
-    noun="""adventure beauty blessing blockbuster comedy delight dream gift inspiration jewel joy marvel masterpiece
-        miracle pleasure success surprise thrill treat triumph""".split())
-
-NEGATIVE = dict(
-    adj="""annoying anxious apathetic appalling arrogant awful awkward bad bitter bizarre boring bothersome careless
-        catastrophic chaotic charmless cheerless childish clueless confused confusing contradictory crude cruel cynical
-        defective demanding depressing desperate difficult dire disagreeable disappointing disastrous discouraging
-        disgusting disheartening dishonest disjointed dismal disorganized distorted distracting distressing disturbing
-        doomed doubtful dreadful dreary dubious dull eerie egotistical embarrassing empty erroneous excruciating
-        exhausting fake faulty feeble flawed foolish forced forgetful frantic fraudulent frightening frustrating futile
-        gloomy glum greedy grim grouchy hapless harsh heartless helpless hopeless horrendous horrible horrid hostile
-        humiliating humorless hypocritical ignorant imperfect impersonal inadequate incompetent inconsiderate indecisive
-        inferior infuriating insensitive insignificant insincere insipid insulting irrational irresponsible irritating
-        jaded joyless lamentable lazy lethargic lousy ludicrous meaningless messy mindless miserable misleading moody
-        mournful naive nasty negative nervous noisy numb obnoxious obsolete offensive ominous painful pathetic petty
-        pitiful poor problematic questionable reckless regrettable repetitive ridiculous rotten rude sad sappy selfish
-        shameful sluggish terrible tragic ugly unpleasant useless weak worthless""".split(),
-    adv="""awkwardly badly bitterly carelessly confusingly crudely desperately disappointingly dreadfully dully foolishly
-        frantically grimly hopelessly horribly miserably nervously obnoxiously painfully pathetically rudely sadly
-        shamelessly strangely stubbornly terribly timidly tragically uncomfortably uneasily weakly weirdly
-        woefully""".split(),
-    noun="""bore burden catastrophe disappointment disaster disgrace embarrassment failure farce fiasco flop fraud horror
-        mess mistake pain problem tragedy""".split())
-
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #b41afb14
 PLAIN = dict(  # unrated words
     kind="film movie picture drama sequel remake feature".split(),
