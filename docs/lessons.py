@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = {"": "Start here", "1_objective": "Objective", "2_models": "Models", "3_training": "Training", "4_practice": "Practice"}
+PARTS = {"": "Start here", "1_objective": "Objective", "2_models": "Models", "3_training": "Training", "4_practice": "Practice", "5_compat": "Coming from elsewhere"}
 KNOWN = {  # the directives that mean something here; any other is a spelling mistake
     "default_exp", "export", "exports", "exporti", "hide", "code-fold", "code-summary", "fig-cap", "echo", "output", "eval"}
 STAGES = {  # what one step of RLHF does, and the lesson that explains it; drawn at the head of those lessons

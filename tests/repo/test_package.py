@@ -15,7 +15,7 @@ sys.path.insert(0, str(root / "docs"))
 from api import GLOSSARY, doc, fields, is_dataclass, parameters  # noqa: E402
 from lessons import read_pages  # noqa: E402
 
-LAYERS = ["objective", "models", "training", "practice"]  # each may import what stands before it
+LAYERS = ["objective", "models", "training", "practice", "compat"]  # each may import what stands before it
 LAZY = {"matplotlib", "plotly", "nbdev", "IPython", "sphinx", "vaderSentiment"}
 
 
