@@ -19,8 +19,24 @@ from .objective.kl import (
     token_kl,
 )
 from .objective.logprobs import entropy, logprobs_from_hidden, token_logprobs
-from .objective.masks import aggregate, last_index, masked_mean, masked_sum, masked_var, response_mask, whiten
-from .objective.policy_loss import clip_active, clip_fraction, clipped_objective, policy_loss, probability_ratio
+from .objective.masks import (
+    aggregate,
+    group_token_counts,
+    last_index,
+    masked_mean,
+    masked_sum,
+    masked_var,
+    response_mask,
+    whiten,
+)
+from .objective.policy_loss import (
+    clip_active,
+    clip_fraction,
+    clipped_objective,
+    policy_loss,
+    probability_ratio,
+    sampler_weights,
+)
 from .objective.ppo import PPOLoss, ppo_loss, update_meters
 from .objective.value_loss import explained_variance, value_loss
 from .training.rollout import Rollout, sample
@@ -30,7 +46,7 @@ __all__ = [
     "Agent", "PPOLoss", "PairDataset", "PairwiseLoss", "PromptDataset", "RLHFConfig", "RLHFTrainer", "RewardModel", "Rollout",
     "adaptive_beta", "aggregate", "all_pairs_loss", "clip_active", "clip_fraction", "clipped_objective",
     "create_reference_model", "discounted_returns", "entropy", "exact_kl", "explained_variance", "gae", "group_advantages",
-    "k1", "k2", "k3", "kl_in_loss", "kl_in_reward", "last_index", "log_ratio", "logprobs_from_hidden", "masked_mean",
+    "group_token_counts", "k1", "k2", "k3", "kl_in_loss", "kl_in_reward", "last_index", "log_ratio", "logprobs_from_hidden", "masked_mean",
     "masked_sum", "masked_var", "pairwise_loss", "policy_loss", "ppo_loss", "probability_ratio", "response_mask", "sample",
-    "sequence_kl", "token_kl", "token_logprobs", "update_meters", "value_loss", "whiten",
+    "sampler_weights", "sequence_kl", "token_kl", "token_logprobs", "update_meters", "value_loss", "whiten",
 ]  # fmt: skip

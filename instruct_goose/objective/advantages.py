@@ -79,15 +79,18 @@ def group_advantages(
     group_size: int,                 # G, responses per query, at least 2
     how: str = "mean_std",           # or "mean", or "leave_one_out"
     eps: float = 1e-4,               # added to the standard deviation
+    ddof: int = 1,                   # the std divides by G − ddof: 1, or 0
 ) -> Float[Tensor, "batch"]:         # one per response; float32 or wider, no gradient
     """How much better each response was than the others to its query.
 
-    "mean_std": (x − x̄)/(std + ϵ), std dividing by G − 1 (GRPO). "mean": x − x̄.
+    "mean_std": (x − x̄)/(std + ϵ), std dividing by G − ddof (GRPO). "mean": x − x̄.
     "leave_one_out": x − mean of the other G − 1 (RLOO). Raises ValueError for groups of
-    one, scores that do not divide into groups, an unknown `how`."""
+    one, scores that do not divide into groups, an unknown `how` or `ddof`."""
     if how not in ("mean_std", "mean", "leave_one_out"):
         raise ValueError(
             f"how is {how!r}: choose 'mean_std', 'mean' or 'leave_one_out'")
+    if ddof not in (0, 1):
+        raise ValueError(f"ddof is {ddof}: the std divides by G − 1 or by G, give 1 or 0")
     if group_size < 2:
         raise ValueError(f"group_size is {group_size}: "
                          "a response needs at least one other to be compared with")
@@ -97,6 +100,7 @@ def group_advantages(
             "sample equally many responses for every query")
     groups = _wide(scores.detach()).unflatten(0, (-1, group_size))
     centred = groups - groups.mean(1, keepdim=True)
-    if how == "mean_std": centred = centred / (groups.std(1, keepdim=True) + eps)
+    if how == "mean_std":
+        centred = centred / (groups.std(1, correction=ddof, keepdim=True) + eps)
     if how == "leave_one_out": centred = centred * group_size / (group_size - 1)
     return centred.flatten()

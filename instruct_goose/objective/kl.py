@@ -127,20 +127,21 @@ def kl_in_reward(
     ref_logprobs: Float[Tensor, "batch time"],  # log π_ref(aₜ|sₜ)
     mask: Bool[Tensor, "batch time"],           # True where π sampled a token
     beta: float,                                # price of one nat
+    estimator: str = "k1",                      # the others have the wrong gradient here
 ) -> Float[Tensor, "batch time"]:              # rewards, without gradient; 0 at padding
-    """rₜ = −β·ℓₜ + score·1[t = last real token].
+    """rₜ = −β·k(ℓₜ) + score·1[t = last real token], where k₁(ℓ) = ℓ.
     Ziegler et al. (2019) eq. 2, spread over the tokens.
 
-    Raises ValueError for an empty response, a negative β, shapes that differ,
-    or unless there is one score per response."""
+    Raises ValueError for an empty response, a negative β, an unknown estimator, shapes
+    that differ, or unless there is one score per response."""
     if scores.shape != mask.shape[:1]:
         raise ValueError(f"scores has shape {tuple(scores.shape)}, "
                          f"expected ({len(mask)},): one score per response")
     _not_negative(beta)
-    ell = log_ratio(logprobs.detach(), ref_logprobs, mask)
-    paid = torch.zeros_like(ell).scatter(
-        -1, last_index(mask)[:, None], scores.detach().to(ell)[:, None])
-    return paid - beta * ell
+    kl = token_kl(logprobs.detach(), ref_logprobs, mask, estimator)
+    paid = torch.zeros_like(kl).scatter(
+        -1, last_index(mask)[:, None], scores.detach().to(kl)[:, None])
+    return paid - beta * kl
 
 # %% ../../nbs/1_objective/02_kl.ipynb #4ee164a7
 def kl_in_loss(
@@ -150,23 +151,29 @@ def kl_in_loss(
     beta: float,                                 # price of one nat
     estimator: str = "k2",                       # "k2", or "k3" as in GRPO
     old_logprobs: Float[Tensor, "batch time"] | None = None,  # puts in the ratio
+    straight_through: bool = False,  # the value of `estimator`, the gradient of k2
 ) -> Float[Tensor, "batch time"]:  # nats times β, for the loss; 0 at padding
     """β·k(ℓₜ), or β·ρₜ·k(ℓₜ) with ρ = π/π_old if `old_logprobs` is given.
 
-    On policy k2 has the gradient of KL(π‖π_ref) and k3 that of KL(π_ref‖π); with ρ every
-    k has that of KL(π‖π_ref), for stale samples too. Each token's own KL only: what an
-    early token leads to is charged by `kl_in_reward`. Raises ValueError for negative β,
-    and for k1 without `old_logprobs`, whose expected gradient is 0."""
-    if estimator == "k1" and old_logprobs is None:
+    On policy k2 has the gradient of KL(π‖π_ref) and k3 that of KL(π_ref‖π); with ρ, or
+    straight through (k₂ − sg(k₂) + sg(k), sg: no gradient), every k has that of
+    KL(π‖π_ref); stale samples need ρ. Each token's own KL only: what an early token leads
+    to is charged by `kl_in_reward`. Raises ValueError for negative β, and for plain k1
+    without `old_logprobs`, whose expected gradient is 0."""
+    if estimator == "k1" and old_logprobs is None and not straight_through:
         raise ValueError(
             "k1 in the loss has an expected gradient of 0 and would do nothing: "
-            "use estimator='k2', give old_logprobs, or charge k1 in the reward "
-            "with kl_in_reward")
+            "use estimator='k2', straight_through=True, give old_logprobs, or charge k1 "
+            "in the reward with kl_in_reward")
     _not_negative(beta)
-    kl = beta * token_kl(logprobs, ref_logprobs, mask, estimator)
-    if old_logprobs is None: return kl
+    kl = token_kl(logprobs, ref_logprobs, mask, estimator)
+    if straight_through:
+        pull = token_kl(logprobs, ref_logprobs, mask, "k2")
+        kl = pull - pull.detach() + kl.detach()
+    if old_logprobs is None: return beta * kl
     ratio = log_ratio(logprobs, old_logprobs, mask).exp()
-    return kl * (ratio.detach() if estimator == "k2" else ratio)
+    plain = straight_through or estimator == "k2"  # k2's gradient wants ρ as a number
+    return beta * kl * (ratio.detach() if plain else ratio)
 
 # %% ../../nbs/1_objective/02_kl.ipynb #1371c6fe
 def adaptive_beta(

@@ -7,7 +7,7 @@ __all__ = ['update_meters', 'ppo_loss', 'PPOLoss']
 
 # %% ../../nbs/1_objective/06_ppo.ipynb #0c715946
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from .kl import token_kl
@@ -26,11 +26,12 @@ def update_meters(
     mask: Bool[Tensor, "batch time"],          # True where π_old sampled a token
     clip: float = .2,                          # ε
     clip_high: float | None = None,            # ε above 1, if it is to differ
+    level: str = "token",                      # of the ratio; approx_kl is per token
 ) -> dict[str, Float[Tensor, ""]]:
     """How far this batch has moved the policy, over the real tokens: approx_kl, the mean
     of k3 = ρ − 1 − log ρ, estimates KL(π_old‖π); shares of cut tokens; mean, std, range
     of ρ. Raises ValueError if shapes differ, for an empty mask, and for ε ≤ 0."""
-    ratio = probability_ratio(logprobs, old_logprobs, mask)
+    ratio = probability_ratio(logprobs, old_logprobs, mask, level=level)
     low, high = clip_fraction(ratio, advantages, mask, clip, clip_high)
     k3 = token_kl(old_logprobs, logprobs, mask, "k3")  # the sampler comes first
     return dict(
@@ -57,6 +58,12 @@ def ppo_loss(
     ent_coef: float = 0.,            # c₂
     how: str = "token_mean",         # see aggregate
     denominator: int | float | Tensor | None = None, # see aggregate
+    length: int | float | None = None,         # of sequence_sum, see aggregate
+    group_tokens: Int[Tensor, "..."] | None = None, # of group_token_mean, see aggregate
+    level: str = "token",            # of the ratio, see probability_ratio
+    surrogate: str = "min",          # see policy_loss
+    dual_clip: float | None = None,  # see clipped_objective
+    weights: Float[Tensor, "batch time"] | None = None, # see sampler_weights
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]: # loss, and detached parts
     """−L^CLIP + c₁·L^VF − c₂·S: eq. 9 of Schulman et al. (2017), its sign turned.
     With `denominator`, loss, policy_loss, value_loss and entropy of micro-batches add up
@@ -66,8 +73,10 @@ def ppo_loss(
         raise ValueError("a value loss needs values and returns: pass both, or neither")
     if ent_coef and entropy is None:
         raise ValueError(f"ent_coef is {ent_coef} but there is no entropy: pass it or 0")
-    mean = lambda x: aggregate(x, mask, how, denominator)
-    loss = mean(policy_loss(logprobs, old_logprobs, advantages, mask, clip, clip_high))
+    mean = lambda x: aggregate(x, mask, how, denominator, length, group_tokens)
+    loss = mean(policy_loss(
+        logprobs, old_logprobs, advantages, mask, clip, clip_high,
+        level=level, surrogate=surrogate, dual_clip=dual_clip, weights=weights))
     parts = dict(policy_loss=loss.detach())
     if values is not None:
         value = mean(value_loss(values, returns, mask, old_values, value_clip))
@@ -76,7 +85,8 @@ def ppo_loss(
         bonus = mean(entropy)
         parts["entropy"] = bonus.detach()
         if ent_coef: loss = loss - ent_coef * bonus  # 0: no pass through all logits
-    meters = update_meters(logprobs, old_logprobs, advantages, mask, clip, clip_high)
+    meters = update_meters(
+        logprobs, old_logprobs, advantages, mask, clip, clip_high, level)
     return loss, {"loss": loss.detach()} | parts | meters
 
 # %% ../../nbs/1_objective/06_ppo.ipynb #5e13dc6b
