@@ -38,15 +38,17 @@ from .objective.policy_loss import (
     sampler_weights,
 )
 from .objective.ppo import PPOLoss, ppo_loss, update_meters
+from .objective.preference import dpo_loss, implicit_reward
 from .objective.value_loss import explained_variance, value_loss
+from .training.dpo import train_dpo
 from .training.rollout import Rollout, sample
 from .training.trainer import RLHFConfig, RLHFTrainer
 
 __all__ = [
     "Agent", "PPOLoss", "PairDataset", "PairwiseLoss", "PromptDataset", "RLHFConfig", "RLHFTrainer", "RewardModel", "Rollout",
     "adaptive_beta", "aggregate", "all_pairs_loss", "clip_active", "clip_fraction", "clipped_objective",
-    "create_reference_model", "discounted_returns", "entropy", "exact_kl", "explained_variance", "gae", "group_advantages",
+    "create_reference_model", "discounted_returns", "dpo_loss", "entropy", "exact_kl", "explained_variance", "gae", "group_advantages", "implicit_reward",
     "group_token_counts", "k1", "k2", "k3", "kl_in_loss", "kl_in_reward", "last_index", "log_ratio", "logprobs_from_hidden", "masked_mean",
     "masked_sum", "masked_var", "pairwise_loss", "policy_loss", "ppo_loss", "probability_ratio", "response_mask", "sample",
-    "sampler_weights", "sequence_kl", "token_kl", "token_logprobs", "update_meters", "value_loss", "whiten",
+    "sampler_weights", "sequence_kl", "token_kl", "token_logprobs", "train_dpo", "update_meters", "value_loss", "whiten",
 ]  # fmt: skip

@@ -1,0 +1,83 @@
+"""DPO: against plain Python, the known optimum of an enumerable world, hand numbers and finite differences."""
+import math
+
+import pytest
+import torch
+
+from instruct_goose.lesson import running_example
+from instruct_goose.objective.preference import dpo_loss, implicit_reward
+
+close = torch.testing.assert_close
+f64 = lambda x: torch.tensor(x, dtype=torch.float64)
+
+
+def slow(c, j, rc, rj, beta, eps):
+    "one pair in floats, by the definition of σ"
+    margin = beta * ((c - rc) - (j - rj))
+    sigma = 1 / (1 + math.exp(-margin))
+    return -(1 - eps) * math.log(sigma) - eps * math.log(1 - sigma)
+
+
+@pytest.mark.parametrize("beta", [.1, 1, 2.5])
+@pytest.mark.parametrize("eps", [0., .1, .4])
+def test_against_plain_python_and_finite_differences(beta, eps):
+    rows = -3 * torch.rand(4, 7, dtype=torch.float64)
+    expected = [slow(*row, beta, eps) for row in rows.T.tolist()]
+    close(dpo_loss(*rows, beta, eps), f64(expected))
+    assert torch.autograd.gradcheck(lambda c, j: dpo_loss(c, j, rows[2], rows[3], beta, eps), [r.clone().requires_grad_() for r in rows[:2]])
+
+
+def test_running_example_by_hand():
+    ex = running_example()
+    sums = lambda x: torch.where(ex.mask, x, 0.).sum(-1)
+    # log π − log π_ref: −.5978 − .5108 − 1.0498 + 2.5257 = .3671; −1.8971 − .5978 + 2.7726 = .2777. β = .1
+    close(implicit_reward(sums(ex.logprobs), sums(ex.ref_logprobs), .1), f64([.0367, .0278]), atol=6e-5, rtol=0)
+    pi, ref = sums(ex.logprobs), sums(ex.ref_logprobs)
+    close(dpo_loss(pi[:1], pi[1:], ref[:1], ref[1:], .1), f64([math.log(1 + math.exp(-.00896))]), atol=1e-5, rtol=0)
+    close(dpo_loss(ref, pi, ref, pi), f64([math.log(2)] * 2))
+
+
+def test_the_reference_does_not_learn():
+    rows = [torch.randn(3, requires_grad=True) for _ in range(4)]
+    dpo_loss(*rows).sum().backward()
+    assert rows[0].grad is not None and rows[2].grad is None and rows[3].grad is None
+    close(rows[0].grad, -rows[1].grad)
+
+
+@pytest.mark.parametrize("beta", [.5, 2.])
+def test_gradient_descent_ends_at_the_optimum_of_the_objective(beta):
+    "Bradley–Terry labels, every pair of five answers enumerated: π ∝ π_ref·exp(r/β), which PPO with KL in the reward climbs to."
+    ref, r = torch.randn(5, dtype=torch.float64).log_softmax(-1), torch.randn(5, dtype=torch.float64)
+    star = torch.tensor([math.exp(a + b / beta) for a, b in zip(ref.tolist(), r.tolist(), strict=True)], dtype=torch.float64)
+    star /= star.sum()
+    z = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([z], lr=.1)
+    i, j = torch.cartesian_prod(torch.arange(5), torch.arange(5)).T
+    for step in range(600):
+        for group in optimizer.param_groups: group["lr"] = .1 * .99**step
+        optimizer.zero_grad()
+        lp = z.log_softmax(-1)
+        (torch.sigmoid(r[i] - r[j]) * dpo_loss(lp[i], lp[j], ref[i], ref[j], beta)).mean().backward()
+        optimizer.step()
+    assert (z.softmax(-1) - star).abs().sum() / 2 < 2e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_extremes_stay_finite(dtype):
+    x = torch.tensor([1e4, -1e4, 0.], dtype=dtype, requires_grad=True)
+    zero = torch.zeros(3, dtype=dtype)
+    loss = dpo_loss(x, zero, zero, zero, 1.)
+    loss.sum().backward()
+    assert loss.dtype == torch.float32 and x.grad.isfinite().all()
+    close(loss, torch.tensor([0., 1e4, math.log(2)]), rtol=4e-3, atol=0)
+
+
+def test_refusals(unchecked):
+    x = torch.zeros(2)
+    with unchecked():
+        with pytest.raises(ValueError, match="shapes differ.*rejected_logprobs"): dpo_loss(x, x[:1], x, x)
+        with pytest.raises(ValueError, match="shapes differ.*ref_logprobs"): dpo_loss(x, x, x[:1], x)
+        for beta in (0, -1., float("nan")):
+            with pytest.raises(ValueError, match="beta is"): dpo_loss(x, x, x, x, beta)
+        for eps in (-.1, .5, 1., float("nan")):
+            with pytest.raises(ValueError, match="label_smoothing is"): dpo_loss(x, x, x, x, .1, eps)
