@@ -1,10 +1,11 @@
 """The runs behind the figures in README and site: `make evidence`. Too long for tests.
 
-Writes evidence/quickstart.json and, where the rated sentences are at hand, evidence/reviews.json: what was measured, with which
-commit and versions. Nobody types a figure. About six CPU-minutes, and eight more for the reviews.
+Writes evidence/quickstart.json, evidence/control.json and, where the rated sentences are at hand, evidence/reviews.json: what was
+measured, with which commit and versions. Nobody types a figure. About seven CPU-minutes, and eight more for the reviews.
 
     python evidence/run.py                           everything that can be run here
     python evidence/run.py quickstart                only this
+    python evidence/run.py control                   only CartPole and Pendulum
     python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
 import argparse
@@ -59,6 +60,30 @@ def run(*args: str) -> dict:
             "samples": samples}
 
 
+def control(env_id: str) -> dict:
+    "Three seeds of one environment: what each took, its training curve, and how 20 fresh episodes went afterwards."
+    from dataclasses import asdict
+
+    from instruct_goose.practice.classic_control import SETTINGS, evaluate, train_control
+    from instruct_goose.training.pipeline import Clock
+
+    runs = []
+    for seed in (0, 1, 2):
+        print(f"\n\033[1m── {env_id}, seed {seed}\033[0m", flush=True)
+        clock = Clock()
+        log, policy = train_control(env_id, seed=seed)
+        seconds, returns = clock.read(), [x for m in log for x in m["returns"]]
+        after = {how: evaluate(policy, env_id, 20, seed, greedy=how == "greedy") for how in ("greedy", "sampled")}
+        runs.append(rounded({
+            "seed": seed, **seconds, "steps": log[-1]["steps"], "episodes": len(returns),
+            "first_20": sum(returns[:20]) / 20, "last_50": sum(returns[-50:]) / 50,
+            "evaluation": {how: {"mean": x.mean().item(), "min": x.min().item()} for how, x in after.items()},
+            "curves": {"steps": [m["steps"] for m in log], "return_50": [m["return_50"] for m in log]}
+            | {k: rounded([m[k] for m in log], 3) for k in ("entropy", "approx_kl", "explained_variance")}}))
+        print({k: v for k, v in runs[-1].items() if k != "curves"}, flush=True)
+    return {"config": asdict(SETTINGS[env_id]), "runs": runs}
+
+
 def write(name: str, figures: dict) -> None:
     path = root / "evidence" / f"{name}.json"
     path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -67,10 +92,10 @@ def write(name: str, figures: dict) -> None:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", help="quickstart or reviews; both without")
+    parser.add_argument("only", nargs="*", help="quickstart, control or reviews; all without")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
     args = parser.parse_args()
-    if wrong := set(args.only) - {"quickstart", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
+    if wrong := set(args.only) - {"quickstart", "control", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
     if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
 
@@ -80,6 +105,9 @@ def main():
         settings = runs[0].pop("config")
         for r in (*runs[1:], hacked): r.pop("config")
         write("quickstart", {"origin": origin("make quickstart"), "config": settings, "runs": runs, "beta_0": hacked})
+    if not args.only or "control" in args.only:
+        made_by = origin("python evidence/run.py control") | {"gymnasium": version("gymnasium")}
+        write("control", {"origin": made_by} | {env_id: control(env_id) for env_id in ("CartPole-v1", "Pendulum-v1")})
     if not args.only or "reviews" in args.only:
         if not args.data.is_dir():
             if args.only: raise SystemExit(f"no directory {args.data}: pass --data DIR")

@@ -300,7 +300,8 @@ def evaluate(
     greedy: bool = True, # the likeliest action; False: sample, as in training
 ) -> Float[Tensor, "episodes"]: # the return of each
     "One episode in each of so many copies."
-    envs, generator = Environments(env_id, episodes, seed), torch.Generator().manual_seed(one_seed(seed, "actions"))
+    fresh = one_seed(seed, "evaluation")  # not the beginnings that training has seen
+    envs, generator = Environments(env_id, episodes, fresh), torch.Generator().manual_seed(fresh)
     first = torch.full((episodes,), torch.nan)
     while first.isnan().any():
         before = envs.running.copy()
