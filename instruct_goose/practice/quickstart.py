@@ -212,9 +212,10 @@ def make_trainer(
     lm,        # the SFT model; it is copied
     tokenizer,
 ) -> RLHFTrainer:
-    """Stage 3: PPO from the SFT model, with a value function on a transformer of its own that starts as
-    a copy."""
-    return RLHFTrainer(Agent(copy.deepcopy(lm), value_model="copy"), create_reference_model(lm), config,
+    """Stage 3: PPO, or whatever the settings say, from the SFT model. Where values are learnt, a
+    transformer of their own learns them, which starts as a copy."""
+    values = "copy" if config.advantage == "gae" else None
+    return RLHFTrainer(Agent(copy.deepcopy(lm), value_model=values), create_reference_model(lm), config,
                        tokenizer=tokenizer)
 
 # %% ../../nbs/4_practice/01_quickstart.ipynb #b1af1274
@@ -280,7 +281,7 @@ def run_quickstart(
 # %% ../../nbs/4_practice/01_quickstart.ipynb #0a783a93
 def _run(config, out):
     clock = Clock()
-    write_json(out / "config.json", asdict(config))
+    write_json(out / "config.json", {"algorithm": config.algorithm} | asdict(config))
     print(f"The run goes to {out}. Seed {config.seed}, {config.threads} torch "
           f"thread{'s' * (config.threads > 1)}.")
     data, tokenizer = make_data(config), make_tokenizer(config)
@@ -319,7 +320,7 @@ def _improve(config, out, clock, data, tokenizer, lm, reward_model, stages):
     baselines = {}
     if config.baselines:
         print(f"\n4 Baselines: best of {config.best_of} of the SFT model, and SFT on those best texts. "
-              "What does PPO add to them?")
+              f"What does {config.algorithm.upper()} add to them?")
         baselines = make_baselines(config, lm, tokenizer, reward_model, held_out)
 
     figures = figures_table(before, after, baselines)
@@ -329,6 +330,7 @@ def _improve(config, out, clock, data, tokenizer, lm, reward_model, stages):
     plot_metrics(metrics, out)
     summary = {"seed": config.seed, **clock.read(), "torch_threads": config.threads, **stages,
                "before": before, "after": after, "baselines": baselines,
+               "algorithm": config.algorithm,
                "config": {k: v for k, v in asdict(config).items() if k != "output_dir"},
                "versions": versions()}
     write_json(out / "summary.json", summary)

@@ -462,12 +462,11 @@ def evaluate(config: ReviewsConfig, model, reference, tokenizer, reward_model: R
 class FinishingTrainer(RLHFTrainer):
     "An RLHFTrainer that takes `unfinished_penalty` off the score of a response without an end-of-text token."
 
-    def score(self, rollout: Rollout, reward_fn) -> Rollout: # with scores
+    def judge(self, rollout: Rollout, reward_fn, kind: str = "text"): # one score per response
         "Scores from `reward_fn`, less the penalty where the end-of-text token is missing."
-        rollout = super().score(rollout, reward_fn)
+        scores = super().judge(rollout, reward_fn, kind)
         cut = ~ended(rollout, self.tokenizer.eos_token_id)
-        rollout.scores = rollout.scores - self.config.unfinished_penalty * cut.to(rollout.scores)
-        return rollout
+        return scores - self.config.unfinished_penalty * cut.to(scores)
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #53e94e72
 def make_baselines(
@@ -496,11 +495,12 @@ def run_reviews(
     clock, reviews = Clock(), load_reviews(config.data)
     split_reviews(reviews, config.held_out)  # refuses a split that cannot be made
     out = new_run_dir("reviews") if config.output_dir is None else claim_run_dir(config.output_dir)
-    with torch_threads(config.threads): return _run(config, reviews, out, clock)
+    with torch_threads(config.threads), torch.random.fork_rng(devices=[]):
+        return _run(config, reviews, out, clock)
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #c98ff010
 def _run(config, reviews, out, clock):
-    write_json(out / "config.json", asdict(config))
+    write_json(out / "config.json", {"algorithm": config.algorithm} | asdict(config))
     print(f"The run goes to {out}. Seed {config.seed}, {config.threads} torch thread{'s' * (config.threads > 1)}.")
     data = make_data(config, reviews)
     tokenizer, raters = data.tokenizer, [len(r.ratings) for r in reviews]
@@ -521,7 +521,8 @@ def _run(config, reviews, out, clock):
 
     print(f"\n3 {config.algorithm.upper()}: {config.steps} times, continue {config.batch_size} beginnings, score them, make the better ones likelier; "
           f"each nat of KL to the SFT model costs {config.beta}.")
-    trainer = FinishingTrainer(Agent(copy.deepcopy(lm), value_model="copy"), create_reference_model(lm), config, tokenizer=tokenizer)
+    agent = Agent(copy.deepcopy(lm), value_model="copy" if config.advantage == "gae" else None)
+    trainer = FinishingTrainer(agent, create_reference_model(lm), config, tokenizer=tokenizer)
     metrics = trainer.train(data.prompts, reward_model, callback=lambda m: append_jsonl(out / "metrics.jsonl", m), progress=config.progress)
     policy = trainer.agent.model.eval()
     save_model(policy, tokenizer, out / "policy")
@@ -529,7 +530,8 @@ def _run(config, reviews, out, clock):
 
     baselines = {}
     if config.baselines:
-        print(f"\n4 Baselines: best of {config.best_of} of the SFT model, and SFT on those best texts. What does PPO add to them?")
+        print(f"\n4 Baselines: best of {config.best_of} of the SFT model, and SFT on those best texts. "
+              f"What does {config.algorithm.upper()} add to them?")
         baselines = make_baselines(config, lm, tokenizer, reward_model, data.held_out_prompts)
     return _report(config, out, clock, nats, judges, before_texts, before, after_texts, after, baselines, metrics)
 
@@ -541,7 +543,7 @@ def _report(config, out, clock, nats, judges, before_texts, before, after_texts,
     plot_metrics(metrics, out)
     summary = {"seed": config.seed, **clock.read(), "torch_threads": config.threads, "sft": {"held_out_nats_per_token": nats},
                "reward_model": judges["reward_model"] | {"ceiling": judges["half_of_the_raters"]["pair_accuracy"]}, "judges": judges,
-               "before": before, "after": after, "baselines": baselines,
+               "before": before, "after": after, "baselines": baselines, "algorithm": config.algorithm,
                "config": {k: v for k, v in asdict(config).items() if k not in ("output_dir", "data")}, "versions": versions()}
     write_json(out / "summary.json", summary)
     print(f"\nThe same prompts, before and after:\n\n{side_by_side(before_texts, after_texts, 8)}\n\n{figures}\n\n"

@@ -464,8 +464,15 @@ def write_json(path: str | Path, value) -> None:
     beside.replace(path)
 
 def append_jsonl(path: str | Path, value: Mapping) -> None:
-    "One more line of JSON, written and closed, so that a run that is cut off keeps its log."
-    with Path(path).open("a", encoding="utf-8") as f: f.write(json.dumps(value, ensure_ascii=False) + "\n")
+    """One more line of JSON, written and closed, so that a run that is cut off keeps its log. JSON has no
+    NaN and no infinity: they become null."""
+    line = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+    with Path(path).open("a", encoding="utf-8") as f: f.write(line + "\n")
+
+def _finite(x):
+    if isinstance(x, Mapping): return {k: _finite(v) for k, v in x.items()}
+    if isinstance(x, list | tuple): return [_finite(v) for v in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
 
 # %% ../../nbs/3_training/02_pipeline.ipynb #563937eb
 def save_model(model, tokenizer, path: str | Path) -> None:

@@ -105,8 +105,10 @@ def sample(
     with evaluating(model):
         while len(columns) < max_new_tokens and alive.any():
             logits, cache = _next_logits(model, ids, seen, positions, cache)
-            u = torch.rand(len(ids), dtype=torch.float64, generator=generator).to(ids.device)
-            token = logits.argmax(-1) if greedy else draw(logits, u, temperature, top_k)
+            if greedy: token = logits.argmax(-1)  # and no dice are thrown
+            else:
+                u = torch.rand(len(ids), dtype=torch.float64, generator=generator).to(ids.device)
+                token = draw(logits, u, temperature, top_k)
             logprob = token_logprobs(logits, token, temperature)
             kept = torch.where(alive, token, pad_id), alive, torch.where(alive, logprob, 0.)
             columns.append(kept)
@@ -144,9 +146,11 @@ class Rollout:
     kl: Float[Tensor, "batch time"] | None = None               # KL(π(·|sₜ)‖π_ref(·|sₜ)), exact
     values: Float[Tensor, "batch time"] | None = None           # V(sₜ)
     scores: Float[Tensor, "batch"] | None = None                # what the reward function said
+    baseline: Float[Tensor, "batch"] | None = None              # total reward of the greedy response
     rewards: Float[Tensor, "batch time"] | None = None
     advantages: Float[Tensor, "batch time"] | None = None
     returns: Float[Tensor, "batch time"] | None = None
+    group_tokens: Int[Tensor, "batch"] | None = None            # real tokens of the row's whole group
 
     def __len__(self) -> int: return len(self.response_ids)
 
