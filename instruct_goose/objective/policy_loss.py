@@ -60,7 +60,7 @@ def clipped_objective(
     advantages: Float[Tensor, "*shape"], # Â, a constant
     clip: float = .2,                    # ε
     clip_high: float | None = None,      # ε above 1, if it is to differ from ε below
-    dual_clip: float | None = None,      # c > 1; None: no floor under Â < 0
+    dual_clip: int | float | None = None, # c > 1; None: no floor under Â < 0
 ) -> Float[Tensor, "*shape"]: # to be maximised
     """L = min(ρ·Â, clip(ρ, 1−ε, 1+ε_high)·Â), element by element; with a dual clip
     max(L, c·Â) where Â < 0. Schulman et al. (2017) eq. 7; DAPO (2025) for the second ε;
@@ -103,7 +103,7 @@ def policy_loss(
     *,
     level: str = "token",      # see probability_ratio
     surrogate: str = "min",    # or "ratio", "weight"
-    dual_clip: float | None = None, # see clipped_objective; with "min" only
+    dual_clip: int | float | None = None, # see clipped_objective; with "min" only
     weights: Float[Tensor, "batch time"] | None = None, # constant, see sampler_weights
 ) -> Float[Tensor, "batch time"]: # to be aggregated; 0 at padding
     """min: −min(ρₜ·Âₜ, clip(ρₜ, 1−ε, 1+ε_high)·Âₜ), the negative of eq. 7 of PPO (2017).
@@ -137,7 +137,7 @@ def sampler_weights(
     old_logprobs: Float[Tensor, "batch time"],     # log π_old, by the trainer's own pass
     sampled_logprobs: Float[Tensor, "batch time"], # log μ, as the sampler reported them
     mask: Bool[Tensor, "batch time"],              # True where a token was sampled
-    cap: float = 2.,                               # C; inf: never cut
+    cap: int | float = 2.,                               # C; inf: never cut
 ) -> Float[Tensor, "batch time"]: # float32 or wider, no gradient; 1 at padding
     """wₜ = min(π_old(aₜ|sₜ) / μ(aₜ|sₜ), C): truncated importance weights, for a sampler μ
     that is not quite the policy it runs. Raises ValueError if shapes differ, for C ≤ 0."""

@@ -62,7 +62,7 @@ def ppo_loss(
     group_tokens: Int[Tensor, "..."] | None = None, # of group_token_mean, see aggregate
     level: str = "token",            # of the ratio, see probability_ratio
     surrogate: str = "min",          # see policy_loss
-    dual_clip: float | None = None,  # see clipped_objective
+    dual_clip: int | float | None = None, # see clipped_objective
     weights: Float[Tensor, "batch time"] | None = None, # see sampler_weights
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]: # loss, and detached parts
     """−L^CLIP + c₁·L^VF − c₂·S: eq. 9 of Schulman et al. (2017), its sign turned.

@@ -177,6 +177,24 @@ def test_groups_against_the_statistics_module(how):
     assert not group_advantages(f64(scores).requires_grad_(), 4, how).requires_grad
 
 
+@given(seed=st.integers(0, 10**6), G=st.integers(2, 6), ddof=st.sampled_from([0, 1]))
+@settings(max_examples=40, deadline=None)
+def test_the_std_divides_by_g_or_by_g_minus_one(seed, G, ddof):
+    scores = (3 * torch.randn(3 * G, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).tolist()
+    std = {0: statistics.pstdev, 1: statistics.stdev}[ddof]
+    slow = [(s - statistics.mean(group)) / (std(group) + .01) for group in zip(*[iter(scores)] * G) for s in group]
+    close(group_advantages(f64(scores), G, eps=.01, ddof=ddof), f64(slow))
+    for how in ("mean", "leave_one_out"): assert torch.equal(group_advantages(f64(scores), G, how, ddof=ddof), group_advantages(f64(scores), G, how))
+
+
+def test_ddof_by_hand():
+    # scores 1 and −1: mean 0, squares add up to 2. √(2/2) = 1 and √(2/1) = 1.4142: ±1, or ±.7071
+    scores = f64([1., -1.])
+    close(group_advantages(scores, 2, eps=0., ddof=0), f64([1., -1.]))
+    close(group_advantages(scores, 2, eps=0., ddof=1), f64([.5**.5, -.5**.5]))
+    assert torch.equal(group_advantages(scores, 2), group_advantages(scores, 2, ddof=1))
+
+
 @pytest.mark.parametrize("how", ["mean_std", "mean", "leave_one_out"])
 @pytest.mark.parametrize("value", [0., .1, 1e4, -7.3])
 def test_unanimous_groups_are_finite_and_small(how, value):
@@ -203,3 +221,5 @@ def test_group_refusals():
         with pytest.raises(ValueError, match="at least one other"): group_advantages(scores, size)
     with pytest.raises(ValueError, match="0 scores"): group_advantages(scores[:0], 2)
     with pytest.raises(ValueError, match="'median'"): group_advantages(scores, 2, "median")
+    for ddof in (-1, 2, 7):
+        with pytest.raises(ValueError, match=f"ddof is {ddof}.*1 or 0"): group_advantages(scores, 2, ddof=ddof)

@@ -245,6 +245,93 @@ def test_reward_by_hand():
     close(got, f64([[-.022314, 0, 1], [0, -1.069315, 0]]), atol=1e-6, rtol=0)
 
 
+@given(seed=st.integers(0, 10**6), vocab=st.integers(3, 5))
+@settings(max_examples=40, deadline=None)
+def test_every_placement_by_enumeration(seed, vocab):
+    """One token, a vocabulary of three to five, on policy: the exact expected gradient of each estimator in each form, through
+    the library's functions, against four targets worked out by hand from the softmax. Reverse: π(ℓ − KL); forward: π − π_ref;
+    nothing; and E[k·∇log π] = π(k − E k) for a k that is a plain number."""
+    p, q = pair(seed, vocab)
+    ell, mean = p - q, lambda x: (p.exp() * x).sum()
+    theta = p.clone().requires_grad_()
+    lp = theta.log_softmax(-1)[None]
+    one = torch.ones(vocab, 1, dtype=torch.bool)                      # a batch of one-token responses, one of each kind
+    zero, reverse, forward = 0 * p, p.exp() * (ell - mean(ell)), p.exp() - q.exp()
+    values = {"k1": ell, "k2": ell**2 / 2, "k3": (-ell).exp() - 1 + ell}
+    plain_number = {name: p.exp() * (k - mean(k)) for name, k in values.items()}
+    close(plain_number["k3"], reverse - forward, atol=1e-9, rtol=0)
+
+    def in_loss(name, **kw): return expected_gradient(kl_in_loss(lp.T, q[:, None], one, 1., name, **kw)[:, 0], p, theta)
+    def in_reward(name):
+        rewards = kl_in_reward(zero, p[:, None], q[:, None], one, 1., name)[:, 0]
+        return expected_gradient(-rewards * lp[0], p, theta)          # what the policy gradient makes of a reward
+
+    table = {("k2", "plain"): reverse, ("k3", "plain"): forward}
+    for name in ESTIMATORS:
+        table[name, "straight_through"] = table[name, "ratio"] = table[name, "both"] = reverse
+        table[name, "reward"] = plain_number[name]
+    close(plain_number["k1"], reverse, atol=1e-12, rtol=0)
+    form = {"plain": {}, "straight_through": dict(straight_through=True), "ratio": dict(old_logprobs=p[:, None]),
+            "both": dict(straight_through=True, old_logprobs=p[:, None])}
+    for (name, how), want in table.items():
+        got = in_reward(name) if how == "reward" else in_loss(name, **form[how])
+        close(got, want, atol=1e-9, rtol=0, msg=f"{name}, {how}")
+    close(expected_gradient(k1(lp[0] - q), p, theta), zero, atol=1e-12, rtol=0)     # plain k1, which kl_in_loss refuses
+
+
+@given(seed=st.integers(0, 10**6), vocab=st.integers(3, 5))
+@settings(max_examples=30, deadline=None)
+def test_straight_through_is_right_for_stale_samples_only_with_the_ratio(seed, vocab):
+    now, was, q = pair(seed, vocab, n=3)
+    theta = now.clone().requires_grad_()
+    lp = theta.log_softmax(-1)[None]
+    target = now.exp() * ((now - q) - (now.exp() * (now - q)).sum())
+    grad = lambda name, old: expected_gradient(kl_in_loss(lp, q[None], None, 1., name, old, straight_through=True), was, theta)
+    for name in ESTIMATORS:
+        close(grad(name, was[None]), target, atol=1e-9, rtol=0)
+        assert not torch.allclose(grad(name, None), target, atol=1e-4)
+        loss = kl_in_loss(lp, q[None], None, 1., name, was[None], straight_through=True)
+        close((was.exp() * loss[0]).sum().detach(), (now.exp() * ESTIMATORS[name](now - q)).sum())      # the value is ρ·k
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_straight_through_has_ks_value_and_k2s_gradient_and_is_blind_to_padding(poison, name, side):
+    lp, ref, mask = batch(side=side)
+    dirty = poison(lp.clone().requires_grad_(), mask)
+    loss = kl_in_loss(dirty, poison(ref, mask), mask, .3, name, straight_through=True)
+    loss.sum().backward()
+    formula = {"k1": lambda x: x, "k2": lambda x: x * x / 2, "k3": lambda x: math.exp(-x) - 1 + x}[name]
+    slow = [[.3 * formula(x) if real else 0. for x, real in zip(*row)] for row in zip((lp - ref).tolist(), mask.tolist())]
+    close(loss.detach(), f64(slow))
+    close(dirty.grad, torch.where(mask, .3 * (lp - ref), 0.))         # ∇½ℓ² = ℓ
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_straight_through_is_finite_at_extreme_log_ratios(name, dtype):
+    lp = torch.tensor([[1e4, -1e4, 0.]], dtype=dtype, requires_grad=True)
+    loss = kl_in_loss(lp, torch.zeros(1, 3, dtype=dtype), None, .1, name, straight_through=True)
+    loss.sum().backward()
+    assert loss.isfinite().all() and lp.grad.isfinite().all() and loss.dtype == torch.float32
+    close(lp.grad.float(), torch.tensor([[1e3, -1e3, 0.]]), rtol=.01, atol=0)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_reward_charges_the_estimator_that_it_is_told(poison, name, side):
+    lp, ref, mask = batch(1, side=side)
+    scores = f64([2., -1., .5, 3.])
+    got = kl_in_reward(scores, poison(lp, mask), poison(ref, mask), mask, .2, name)
+    formula = {"k1": lambda x: x, "k2": lambda x: x * x / 2, "k3": lambda x: math.exp(-x) - 1 + x}[name]
+    for i, row in enumerate(mask):
+        slow = [-.2 * formula(x) for x in (lp - ref)[i][row].tolist()]
+        slow[-1] += scores[i].item()
+        close(got[i][row], f64(slow))
+    assert (got[~mask] == 0).all() and not got.requires_grad
+    if name == "k1": assert torch.equal(got, kl_in_reward(scores, lp, ref, mask, .2))
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_reward_sums_to_score_minus_price(poison, side):
     lp, ref, mask = batch(side=side)
@@ -272,7 +359,10 @@ def test_refusals(unchecked):
             with pytest.raises(ValueError, match="one score per response"): kl_in_reward(bad, lp, ref, mask, .1)
         with pytest.raises(ValueError, match=r"\[2\]"): kl_in_reward(scores, lp, ref, empty, .1)
         with pytest.raises(ValueError, match="'k4'.*'k1', 'k2', 'k3'"): token_kl(lp, ref, mask, "k4")
-        with pytest.raises(ValueError, match="gradient of 0"): kl_in_loss(lp, ref, mask, .1, "k1")
+        for fn in (lambda **kw: kl_in_reward(scores, lp, ref, mask, .1, "k4"), lambda: kl_in_loss(lp, ref, mask, .1, "k4"),
+                   lambda: kl_in_loss(lp, ref, mask, .1, "k4", straight_through=True)):
+            with pytest.raises(ValueError, match="'k4'.*'k1', 'k2', 'k3'"): fn()
+        with pytest.raises(ValueError, match="gradient of 0.*straight_through"): kl_in_loss(lp, ref, mask, .1, "k1")
         for beta in (-.1, float("nan")):
             with pytest.raises(ValueError, match="beta is"): kl_in_reward(scores, lp, ref, mask, beta)
             with pytest.raises(ValueError, match="beta is"): kl_in_loss(lp, ref, mask, beta)

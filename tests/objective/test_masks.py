@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from instruct_goose.objective.masks import (
     AGGREGATES,
     aggregate,
+    group_token_counts,
     last_index,
     masked_mean,
     masked_sum,
@@ -18,7 +19,12 @@ from instruct_goose.objective.masks import (
 # Two responses of three and two tokens. Sums 1.9 and -.1; lengths 3 and 2
 X = torch.tensor([[.5, .6, .8], [.1, -.2, 0.]], dtype=torch.float64)
 M = torch.tensor([[True, True, True], [True, True, False]])
-BY_HAND = {"token_mean": 1.8 / 5, "sequence_mean": (1.9 / 3 - .1 / 2) / 2, "sequence_sum": 1.8 / 6}
+# group_token_mean: the rows belong to groups of 5 and of 4 real tokens, whose other rows are elsewhere. They are 3/5 and
+# 2/4 of their groups, so the count is 1.1:  (1.9/5 − .1/4) / 1.1 = .355 / 1.1
+GROUPS = torch.tensor([5, 4])
+BY_HAND = {"token_mean": 1.8 / 5, "sequence_mean": (1.9 / 3 - .1 / 2) / 2, "sequence_sum": 1.8 / 6, "group_token_mean": .355 / 1.1}
+MEANS = [how for how in AGGREGATES if how != "group_token_mean"]
+needs = lambda how, counts=GROUPS: {"group_tokens": counts} if how == "group_token_mean" else {}
 
 
 def near(a, b, atol=1e-12):
@@ -118,8 +124,8 @@ EVERY = {
     "masked_sum": masked_sum, "masked_mean": masked_mean, "masked_var": masked_var,
     "whiten": lambda x, m: (whiten(x, m) * torch.arange(1., 7).view(2, 3)).sum(),
     "whiten_uncentred": lambda x, m: (whiten(x, m, shift_mean=False)**3).sum(),
-    **{how: lambda x, m, how=how: aggregate(x, m, how) for how in AGGREGATES},
-    **{f"{how}/7": lambda x, m, how=how: aggregate(x, m, how, denominator=7) for how in AGGREGATES},
+    **{how: lambda x, m, how=how: aggregate(x, m, how, **needs(how)) for how in AGGREGATES},
+    **{f"{how}/7": lambda x, m, how=how: aggregate(x, m, how, denominator=7, **needs(how)) for how in AGGREGATES},
 }
 
 
@@ -148,16 +154,16 @@ def test_gradients_by_finite_differences(name):
 
 @pytest.mark.parametrize("how", AGGREGATES)
 def test_aggregate_by_hand(how):
-    near(aggregate(X, M, how), BY_HAND[how])
-    near(aggregate(X.float(), M, how), BY_HAND[how], 1e-6)
-    near(aggregate(X.bfloat16(), M, how), BY_HAND[how], 4e-3)
+    near(aggregate(X, M, how, **needs(how)), BY_HAND[how])
+    near(aggregate(X.float(), M, how, **needs(how)), BY_HAND[how], 1e-6)
+    near(aggregate(X.bfloat16(), M, how, **needs(how)), BY_HAND[how], 4e-3)
 
 
 def test_token_mean_is_the_default():
     near(aggregate(X, M), .36)
 
 
-@given(batches(), st.sampled_from(AGGREGATES), st.sampled_from([None, 4, 2.5]), st.sampled_from([None, 8]))
+@given(batches(), st.sampled_from(MEANS), st.sampled_from([None, 4, 2.5]), st.sampled_from([None, 8]))
 def test_aggregate_against_loops(xm, how, denominator, length):
     length = length if how == "sequence_sum" else None
     near(aggregate(*xm, how, denominator, length), slow_aggregate(*xm, how, denominator, length), 1e-9)
@@ -172,7 +178,7 @@ def test_token_weights():
         near(x.grad, weights)
 
 
-@given(batches(rows=(2, 6)), st.sampled_from(AGGREGATES), st.data())
+@given(batches(rows=(2, 6)), st.sampled_from(MEANS), st.data())
 def test_micro_batches_add_up(xm, how, data):
     "Values and gradients, at any cut, with the pieces trimmed to their own width when nothing is lost by it."
     x, m = xm[0].requires_grad_(), xm[1]
@@ -203,8 +209,8 @@ def test_rows_without_tokens():
     with pytest.raises(ValueError, match=r"rows \[1\].*denominator"): aggregate(X, half, "sequence_mean")
     near(aggregate(X, half, "sequence_mean", denominator=2), 1.9 / 3 / 2)
     for how in AGGREGATES:
-        near(aggregate(X, M & False, how, denominator=5), 0)              # an empty piece of a larger minibatch
-        with pytest.raises(ValueError, match="nothing to average"): aggregate(X, M & False, how)
+        near(aggregate(X, M & False, how, denominator=5, **needs(how)), 0)      # an empty piece of a larger minibatch
+        with pytest.raises(ValueError, match="nothing to average"): aggregate(X, M & False, how, **needs(how))
 
 
 def test_sequence_sum_does_not_see_the_padding_if_told_the_length():
@@ -216,7 +222,13 @@ def test_sequence_sum_does_not_see_the_padding_if_told_the_length():
 @pytest.mark.parametrize("bad, says", [
     (dict(how="mean"), "token_mean, sequence_mean, sequence_sum"), (dict(denominator=0), "denominator=0"),
     (dict(denominator=torch.tensor(-1.)), "above 0"), (dict(how="sequence_sum", length=0), "length=0"),
-    (dict(length=5), "belongs to sequence_sum"),
+    (dict(length=5), "belongs to sequence_sum"), (dict(group_tokens=GROUPS), "group_tokens belongs to group_token_mean"),
+    (dict(how="group_token_mean"), r"needs group_tokens.*group_token_counts\(mask"),
+    (dict(how="group_token_mean", group_tokens=GROUPS, length=5), "belongs to sequence_sum"),
+    (dict(how="group_token_mean", group_tokens=GROUPS, denominator=-.5), "above 0"),
+    (dict(how="group_token_mean", group_tokens=torch.tensor([5, 4, 4])), r"\(3,\), expected \(2,\)"),
+    (dict(how="group_token_mean", group_tokens=torch.tensor([[5, 4]])), r"\(1, 2\), expected \(2,\)"),
+    (dict(how="group_token_mean", group_tokens=torch.tensor([5, 1])), r"less than.*rows \[1\]"),
 ])
 def test_aggregate_refuses(bad, says):
     with pytest.raises(ValueError, match=says): aggregate(X, M, **bad)
@@ -224,6 +236,74 @@ def test_aggregate_refuses(bad, says):
 
 def test_denominator_may_be_a_tensor():
     near(aggregate(X, M, denominator=torch.tensor(10)), .18)
+
+
+# --- the mean over groups ---
+
+@st.composite
+def grouped(draw):
+    "x, mask and G: whole groups, side by side; rows may be empty, groups may not"
+    G, groups = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    x, m = draw(batches(rows=(G * groups,) * 2, empty_rows=True))
+    m[::G, draw(st.integers(0, m.shape[1] - 1))] = True
+    return x, m, G
+
+
+def slow_group_mean(x, m, G):
+    "Python lists: all real tokens of a group in one bag, its mean, and the mean of those"
+    bags = [[v for r in range(g, g + G) for v, real in zip(x[r], m[r], strict=True) if real] for g in range(0, len(x), G)]
+    return sum(sum(bag) / len(bag) for bag in bags) / len(bags)
+
+
+@given(grouped())
+def test_group_token_mean_against_loops(batch):
+    x, m, G = batch
+    counts = group_token_counts(m, G)
+    assert counts.tolist() == [sum(map(sum, m.tolist()[i // G * G:i // G * G + G])) for i in range(len(m))]
+    near(aggregate(x, m, "group_token_mean", group_tokens=counts), slow_group_mean(x.tolist(), m.tolist(), G), 1e-9)
+    near(aggregate(x, m, "group_token_mean", len(m) / G, group_tokens=counts), slow_group_mean(x.tolist(), m.tolist(), G), 1e-9)
+
+
+@given(batches())
+def test_group_token_mean_lies_between_its_neighbours(xm):
+    "groups of one row: the sequence mean; one group of all rows: the token mean"
+    x, m = xm
+    near(aggregate(x, m, "group_token_mean", group_tokens=group_token_counts(m, 1)), aggregate(x, m, "sequence_mean"), 1e-9)
+    near(aggregate(x, m, "group_token_mean", group_tokens=group_token_counts(m, len(m))), aggregate(x, m), 1e-9)
+
+
+@given(grouped(), st.data())
+def test_groups_cut_apart_add_up(batch, data):
+    "Values and gradients, with the rows in any order and cut anywhere, pieces trimmed to their own width."
+    x, m, G = batch
+    x.requires_grad_(); counts = group_token_counts(m, G)
+    whole = aggregate(x, m, "group_token_mean", group_tokens=counts); grad, = torch.autograd.grad(whole, x)
+    order = data.draw(st.permutations(range(len(x)))); total = 0.
+    while order:
+        n = data.draw(st.integers(1, len(order))); rows, order = order[:n], order[n:]
+        width = m[rows].any(0).nonzero().flatten().tolist()[-1:] or [0]
+        piece = x[rows][:, :width[0] + 1], m[rows][:, :width[0] + 1]
+        total = total + aggregate(*piece, "group_token_mean", len(x) / G, group_tokens=counts[rows])
+    near(total.detach(), whole.detach(), 1e-9); near(torch.autograd.grad(total, x)[0], grad, 1e-9)
+
+
+def test_group_token_mean_by_hand():
+    # three responses of 3, 2 and 1 tokens and an empty one, in two groups: (.5+.6+.8+.1−.2)/5 = .36 and .9/1; mean .63
+    x = torch.tensor([[.5, .6, .8], [.1, -.2, 9.], [.9, 9., 9.], [9., 9., 9.]], dtype=torch.float64, requires_grad=True)
+    m = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()
+    counts = group_token_counts(m, 2)
+    assert counts.tolist() == [5, 5, 1, 1] and counts.dtype == torch.int64
+    got = aggregate(x, m, "group_token_mean", group_tokens=counts)
+    near(got.detach(), .63)
+    got.backward()
+    near(x.grad, [[.1] * 3, [.1, .1, 0], [.5, 0, 0], [0, 0, 0]])          # 1/(2·5) and 1/(2·1)
+    # the group of the last two rows is empty: it is no group
+    near(aggregate(x, m & (torch.arange(4) < 2)[:, None], "group_token_mean", group_tokens=torch.tensor([5, 5, 0, 0])).detach(), .36)
+
+
+def test_group_token_counts_refuses():
+    for size in (0, -1, 3):
+        with pytest.raises(ValueError, match=f"2 rows do not divide into groups of {size}"): group_token_counts(M, size)
 
 
 # --- variance and whitening ---

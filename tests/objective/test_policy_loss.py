@@ -1,4 +1,4 @@
-"""Ratio and clipped loss: against plain Python, enumeration, finite differences and numbers worked out by hand."""
+"""Ratio, clips, surrogates and sampler weights: against plain Python, enumeration, finite differences and numbers worked out by hand."""
 import math
 
 import pytest
@@ -8,11 +8,14 @@ from hypothesis import strategies as st
 
 from instruct_goose.lesson import running_example
 from instruct_goose.objective.policy_loss import (
+    LEVELS,
+    SURROGATES,
     clip_active,
     clip_fraction,
     clipped_objective,
     policy_loss,
     probability_ratio,
+    sampler_weights,
 )
 
 close = torch.testing.assert_close
@@ -199,3 +202,295 @@ def test_other_bad_input(unchecked):
     for bad in (0., -.2, math.nan):
         with pytest.raises(ValueError, match="clip is"): policy_loss(lp, old, A, mask, bad)
         with pytest.raises(ValueError, match="clip_high is"): clip_active(lp.exp(), A, .2, bad)
+
+
+# ---- one ratio per response
+
+def slow_row(lp, old, A, mask, clip=.2, high=.2, *, level="token", surrogate="min", dual=None, weights=None):
+    """One response in floats: (losses, gradients to its log-probabilities), the latter written down case by case and not
+    differentiated. Every token's ratio depends on all tokens of its row, so gradients of the row's summed loss add up."""
+    T, real = len(lp), [t for t, m in enumerate(mask) if m]
+    logs = {t: lp[t] - old[t] for t in real}
+    share = {"token": 1, "sequence": 1 / max(1, len(real)), "product": 1}[level]   # d log ρ / d log π
+    of_row = share * sum(logs.values())
+    losses, grads = [0.] * T, [0.] * T
+    for t in real:
+        rho = math.exp(logs[t] if level == "token" else of_row)
+        w = 1. if weights is None else weights[t]
+        kept = min(max(rho, 1 - clip), 1 + high)
+        if surrogate == "weight":
+            losses[t] -= w * kept * A[t] * lp[t]; grads[t] -= w * kept * A[t]
+            continue
+        gain, slope = rho * A[t], rho * A[t]
+        if surrogate == "min":
+            if A[t] > 0 and rho > 1 + high: gain, slope = (1 + high) * A[t], 0.
+            if A[t] < 0 and rho < 1 - clip: gain, slope = (1 - clip) * A[t], 0.
+            if A[t] < 0 and dual is not None and rho > dual: gain, slope = dual * A[t], 0.
+        losses[t] -= w * gain
+        for s in ([t] if level == "token" else real): grads[s] -= w * slope * share
+    return losses, grads
+
+
+SETTINGS = [dict(level=level, surrogate=surrogate, dual=dual, weighted=weighted)
+            for level in LEVELS for surrogate in SURROGATES for weighted in (False, True)
+            for dual in ((None, 1.5) if surrogate == "min" else (None,))]
+named = lambda s: "-".join(str(x) for x in s.values() if x)
+
+
+def ours(lp, old, A, mask, clip, high, w, level, surrogate, dual, weighted):
+    return policy_loss(lp, old, A, mask, clip, high, level=level, surrogate=surrogate, dual_clip=dual, weights=w if weighted else None)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=named)
+@pytest.mark.parametrize("seed", range(4))
+def test_every_setting_equals_the_slow_version_in_value_and_gradient(setting, seed):
+    lp, old, A, mask = batch(seed)
+    w = torch.rand(*mask.shape, generator=torch.Generator().manual_seed(seed)).double() + .5
+    clip, high = ((.2, .2), (.1, .5), (.6, .05), (1., 4.))[seed]
+    loss = ours(lp.requires_grad_(), old, A, mask, clip, high, w, **setting)
+    loss.sum().backward()
+    for i in range(len(mask)):
+        row = [x[i].tolist() for x in (lp, old, A, mask)]
+        slow, slopes = slow_row(*row, clip, high, level=setting["level"], surrogate=setting["surrogate"], dual=setting["dual"],
+                                weights=w[i].tolist() if setting["weighted"] else None)
+        close(loss[i].detach(), f64(slow), atol=1e-11, rtol=1e-9)
+        close(lp.grad[i], f64(slopes), atol=1e-11, rtol=1e-9)
+
+
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if s["surrogate"] != "weight"], ids=named)
+def test_every_setting_by_finite_differences(setting):
+    lp, old, A, mask = batch(7, B=2, T=4)
+    w = torch.rand(*mask.shape).double()
+    assert torch.autograd.gradcheck(lambda x: ours(x, old, A, mask, .2, .28, w, **setting), lp.requires_grad_())
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=named)
+@pytest.mark.parametrize("side", ["left", "right", "gaps"])
+def test_padding_is_silent_in_every_setting(setting, side, poison):
+    lp, old, A, mask = batch(5)
+    if side != "gaps":
+        mask = torch.arange(6) < torch.tensor([[6], [1], [3], [4]])
+        if side == "left": mask = mask.flip(1)
+    w = torch.rand(*mask.shape).double() + .5
+    clean, dirty = lp.clone().requires_grad_(), poison(lp.clone().requires_grad_(), mask)
+    a = ours(clean, old, A, mask, .2, .2, w, **setting)
+    b = ours(dirty, poison(old, mask), poison(A, mask), mask, .2, .2, poison(w, mask), **setting)
+    assert torch.equal(a, b) and (b[~mask] == 0).all()
+    a.sum().backward(); b.sum().backward()
+    assert torch.equal(clean.grad, dirty.grad) and (dirty.grad[~mask] == 0).all() and (dirty.grad[mask] != 0).any()
+    # a response without its padding, alone, says the same
+    for i, m in enumerate(mask):
+        alone = ours(*(x[i:i + 1, m] for x in (lp, old, A)), mask[i:i + 1, m], .2, .2, w[i:i + 1, m], **setting)
+        close(alone[0], a[i, m].detach())
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=named)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("side", [1e4, -1e4])
+def test_extreme_log_ratios_are_finite_in_every_setting(setting, dtype, side):
+    lp = torch.tensor([[side, -1., -2.], [-3., side, 0.]], dtype=dtype, requires_grad=True)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    A = torch.tensor([[1., 1., 1.], [-1., -1., 0.]], dtype=dtype)
+    loss = ours(lp, torch.full_like(lp, -1.).detach(), A, mask, .2, .2, torch.ones_like(A), **setting)
+    loss.sum().backward()
+    assert loss.isfinite().all() and lp.grad.isfinite().all()
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+def test_three_levels_by_hand():
+    ex = running_example()
+    # ρ = 1.1, 1.5, .7 and .6, 1.1. Products 1.155 and .66; geometric means 1.155^(1/3) = 1.0492057 and √.66 = .8124038
+    levels = [probability_ratio(ex.logprobs, ex.old_logprobs, ex.mask, level=level) for level in LEVELS]
+    close(levels[0], f64([[1.1, 1.5, .7], [.6, 1.1, 1.]]))
+    close(levels[1], f64([[1.0492057] * 3, [.8124038] * 2 + [1.]]), atol=1e-7, rtol=0)
+    close(levels[2], f64([[1.155] * 3, [.66] * 2 + [1.]]))
+    rows = [probability_ratio(ex.logprobs[1:, :2], ex.old_logprobs[1:, :2], level=level) for level in LEVELS]      # no mask at all
+    close(torch.cat(rows), f64([[.6, 1.1], [.8124038] * 2, [.66] * 2]), atol=1e-7, rtol=0)
+    empty = torch.zeros_like(ex.mask)
+    for level in LEVELS: assert probability_ratio(ex.logprobs, ex.old_logprobs, empty, level=level).eq(1).all()
+
+
+def test_the_gradient_of_a_sequence_ratio_by_hand():
+    """GSPO on the running example, Â = 1 and −1, mean over each response and then over the two.
+    s = exp(mean log ρ), so ds/d log πₜ = s/|y|. The mean over a row of the same number s·Â is s·Â, so the loss is
+    −(s₁ − s₂)/2 and the gradient −s₁/(2·3) = −.1748676 for each token of response 1, +s₂/(2·2) = .2031010 in response 2."""
+    ex = running_example()
+    A = f64([[1.] * 3, [-1.] * 3])
+    per_row = lambda x: sum(row[m].sum() / m.sum() for row, m in zip(x, ex.mask)) / 2
+    lp = ex.logprobs.requires_grad_()
+    loss = per_row(policy_loss(lp, ex.old_logprobs, A, ex.mask, clip=.2, level="sequence"))
+    close(loss.detach(), f64(-(1.0492057 - .8124038) / 2), atol=1e-7, rtol=0)
+    close(torch.autograd.grad(loss, lp)[0], f64([[-.1748676] * 3, [.2031010] * 2 + [0.]]), atol=1e-7, rtol=0)
+    # product: dρ/d log πₜ = ρ, whatever the length: −1.155/2 and +.66/2; but .66 is below .8 with Â < 0, so it is cut
+    loss = per_row(policy_loss(lp, ex.old_logprobs, A, ex.mask, level="product"))
+    close(loss.detach(), f64(-(1.155 - .8) / 2))
+    close(torch.autograd.grad(loss, lp)[0], f64([[-.5775] * 3, [0.] * 3]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_by_enumeration_the_product_ratio_is_exact_and_the_token_ratio_is_not(seed):
+    "All nine responses of two tokens from a vocabulary of three: old samples, the new policy's expected payoff and its gradient."
+    draw = torch.Generator().manual_seed(seed)
+    logits, old_logits = torch.randn(2, 4, 3, generator=draw, dtype=torch.float64)    # a first token, then one of three states
+    payoff = torch.randn(9, generator=draw, dtype=torch.float64)
+    a, b = (x.flatten() for x in torch.meshgrid(torch.arange(3), torch.arange(3), indexing="ij"))
+    both = lambda z: torch.stack([z.log_softmax(-1)[0, a], z.log_softmax(-1)[1 + a, b]], 1)
+    logits.requires_grad_()
+    truth, = torch.autograd.grad((both(logits).sum(1).exp() * payoff).sum(), logits)
+    every, A = torch.ones(9, 2, dtype=torch.bool), payoff[:, None].expand(9, 2)
+    chance = both(old_logits).sum(1).exp()
+
+    def proposed(level, surrogate="ratio"):
+        loss = policy_loss(both(logits), both(old_logits), A, every, clip=1e6, level=level, surrogate=surrogate)
+        rows = loss.mean(1) if surrogate == "ratio" and level != "token" else loss.sum(1)      # one term per response, or per token
+        return torch.autograd.grad(-(chance * rows).sum(), logits)[0]
+
+    close(proposed("product"), truth)
+    close(proposed("product", "weight"), truth, atol=1e-12, rtol=1e-9)      # sg(ρ)·∇log π summed over tokens is the same gradient
+    assert (proposed("token") - truth).abs().max() > .01                    # the earlier tokens are not reweighted
+    assert (2 * proposed("sequence") - truth).abs().max() > .01             # a geometric mean is no importance weight
+    # on policy all of them are the policy gradient; the sequence ratio's is 1/|y| of it
+    with torch.no_grad(): old_logits.copy_(logits)
+    chance = both(old_logits).sum(1).exp()
+    for level, factor in (("token", 1), ("product", 1), ("sequence", 2)): close(factor * proposed(level), truth)
+
+
+# ---- dual clip
+
+# ρ, Â, objective and slope at ε = .2, c = 3: only a bad token that has risen beyond c is cut
+@pytest.mark.parametrize("rho, A, objective, slope", [
+    (.5, 1., .5, 1.), (1., 1., 1., 1.), (1.5, 1., 1.2, 0.), (5., 1., 1.2, 0.),
+    (.5, -1., -.8, 0.), (1., -1., -1., -1.), (2.9, -1., -2.9, -1.), (5., -1., -3., 0.), (5., -2., -6., 0.), (5., 0., 0., 0.)])
+def test_dual_clip_cells(rho, A, objective, slope):
+    r = f64([rho]).requires_grad_()
+    L = clipped_objective(r, f64([A]), dual_clip=3.)
+    close(L, f64([objective])); close(torch.autograd.grad(L.sum(), r)[0], f64([slope]))
+
+
+def test_dual_clip_on_positive_advantages_would_cut_every_good_token():
+    """DI-engine's continuous loss takes max(min(ρÂ, clip(ρ)Â), c·Â) for either sign. With Â = 1, c = 3 the min is at most
+    1.2, so the max is 3 whatever the ratio: a constant, and no good token has a gradient. Ours is left alone."""
+    r, good = f64([.5, 1., 1.1, 5.]).requires_grad_(), torch.ones(4).double()
+    theirs = torch.maximum(torch.minimum(r * good, r.clamp(.8, 1.2) * good), 3. * good)
+    close(theirs.detach(), f64([3., 3., 3., 3.])); close(torch.autograd.grad(theirs.sum(), r)[0], torch.zeros(4).double())
+    L = clipped_objective(r, good, dual_clip=3.)
+    close(L.detach(), f64([.5, 1., 1.1, 1.2])); close(torch.autograd.grad(L.sum(), r)[0], f64([1., 1., 1., 0.]))
+    # for Â < 0 the two are the same
+    bad = -good
+    theirs = torch.maximum(torch.minimum(r * bad, r.clamp(.8, 1.2) * bad), 3. * bad)
+    close(clipped_objective(r, bad, dual_clip=3.), theirs)
+
+
+@settings(deadline=None)
+@given(seeds, sizes, st.floats(1.05, 4))
+def test_dual_clip_bounds_the_loss_and_leaves_the_rest(seed, clip, dual):
+    lp, old, A, _ = batch(seed)
+    r = (lp - old).exp()
+    L, plain = clipped_objective(r, A, clip, dual_clip=dual), clipped_objective(r, A, clip)
+    assert (L[A < 0] >= dual * A[A < 0]).all()
+    cut = (A < 0) & (r > dual)
+    assert torch.equal(L[~cut], plain[~cut]); close(L[cut], dual * A[cut])
+
+
+# ---- surrogates
+
+def test_a_weight_keeps_the_gradient_that_the_min_cuts():
+    """Two tokens that the min cuts: ρ = 1.5 with Â = .21, ρ = .6 with Â = −.5, at ε = .2. CISPO's weights are 1.2 and .8,
+    constants, so the gradients to log π are −1.2·.21 = −.252 and −.8·(−.5) = .4; without a lower bound (ε = 1) −.6·(−.5) = .3."""
+    lp, old = f64([[-1., -2.]]), f64([[-1. - math.log(1.5), -2. - math.log(.6)]])
+    A, mask = f64([[.21, -.5]]), torch.ones(1, 2, dtype=torch.bool)
+    grad = lambda **kw: torch.autograd.grad(policy_loss(x := lp.clone().requires_grad_(), old, A, mask, **kw).sum(), x)[0]
+    close(grad(), f64([[0., 0.]]))
+    close(grad(surrogate="ratio"), f64([[-1.5 * .21, .6 * .5]]))
+    close(grad(surrogate="weight"), f64([[-.252, .4]]))
+    close(grad(surrogate="weight", clip=1., clip_high=4.), f64([[-1.5 * .21, .3]]))
+    # values: −w·Â·log π = −1.2·.21·(−1), −.8·(−.5)·(−2)
+    close(policy_loss(lp, old, A, mask, surrogate="weight"), f64([[.252, -.8]]))
+
+
+def test_at_the_first_step_all_surrogates_agree():
+    lp, _, A, mask = batch(6)
+    grads = []
+    for setting in SETTINGS:
+        if setting["weighted"] or setting["level"] != "token": continue
+        x = lp.clone().requires_grad_()
+        ours(x, lp, A, mask, .2, .2, None, **setting).sum().backward(); grads.append(x.grad)
+    for g in grads: close(g, torch.where(mask, -A, 0.))
+
+
+# ---- a sampler that is not quite the policy
+
+MU, OLD, PAYOFF = f64([[.5, .3, .2]]), f64([[.2, .3, .5]]), f64([[1., 0., -1.]])
+
+
+def gradient_under_the_sampler(weights):
+    "E_μ[w·A·∇log π] at π = π_old, by enumerating the three tokens; through policy_loss"
+    theta = OLD.log().clone().requires_grad_()
+    loss = policy_loss(theta.log_softmax(-1), OLD.log(), PAYOFF, torch.ones(1, 3, dtype=torch.bool), weights=weights)
+    return torch.autograd.grad(-(MU * loss).sum(), theta)[0]
+
+
+def test_importance_weights_make_the_gradient_right_and_the_cap_has_a_price():
+    """μ = (.5, .3, .2) wrote the tokens, π_old = (.2, .3, .5) is what we train from, they pay 1, 0, −1.
+    Truth: π(a)·(A − Ā) with Ā = −.3: .2·1.3, .3·.3, −.5·.7 = .26, .09, −.35.
+    No weights: Σ μ(a)A(a)(1[a=k] − π(k)), with Σ μA = .3: .5 − .06, −.09, −.2 − .15 = .44, −.09, −.35: *good* rises too
+    fast and the middle one the wrong way. Weights .4, 1, 2.5. Capped at 2 the last counts .2·2 = .4 for .5:
+    Σ μwA = .2 − .4 = −.2: .2 + .04, .06, −.4 + .1 = .24, .06, −.30. The bias of the cap is −.02, −.03, .05."""
+    every = torch.ones(1, 3, dtype=torch.bool)
+    free, capped = (sampler_weights(OLD.log(), MU.log(), every, cap) for cap in (math.inf, 2.))
+    close(free, f64([[.4, 1., 2.5]])); close(capped, f64([[.4, 1., 2.]]))
+    theta = OLD.log().clone().requires_grad_()
+    truth, = torch.autograd.grad((theta.softmax(-1) * PAYOFF).sum(), theta)
+    close(truth, f64([[.26, .09, -.35]]))
+    close(gradient_under_the_sampler(free), truth)
+    close(gradient_under_the_sampler(None), f64([[.44, -.09, -.35]]))
+    close(gradient_under_the_sampler(capped), f64([[.24, .06, -.30]]))
+
+
+@settings(deadline=None)
+@given(seeds, st.integers(2, 6))
+def test_uncapped_weights_by_enumeration(seed, vocab):
+    "for any sampler and any earlier step: E_μ[w·loss] has the gradient of E_old[loss], clip and all"
+    draw = torch.Generator().manual_seed(seed)
+    mu, old, theta, A = torch.randn(4, 1, vocab, generator=draw, dtype=torch.float64)
+    mu, old = mu.log_softmax(-1), old.log_softmax(-1); theta.requires_grad_()
+    every = torch.ones(1, vocab, dtype=torch.bool)
+    def grad(who, **kw): return torch.autograd.grad((who.exp() * policy_loss(theta.log_softmax(-1), old, A, every, **kw)).sum(), theta)[0]
+    for surrogate in SURROGATES:
+        close(grad(mu, surrogate=surrogate, weights=sampler_weights(old, mu, every, math.inf)), grad(old, surrogate=surrogate))
+
+
+def test_sampler_weights_padding_and_edges(poison):
+    lp, old, _, mask = batch(8)
+    want = torch.where(mask, (lp - old).exp().clamp(max=.7), 1.)
+    got = sampler_weights(poison(lp.requires_grad_(), mask), poison(old, mask), mask, .7)      # a cap below 1 leaves padding at 1
+    close(got, want.detach()); assert not got.requires_grad
+    wild = torch.tensor([[1e4, -1e4, 0.]])
+    close(sampler_weights(wild, torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool)), torch.tensor([[2., 0., 1.]]))
+    close(sampler_weights(wild.bfloat16(), torch.zeros(1, 3).bfloat16(), torch.ones(1, 3, dtype=torch.bool), 3), torch.tensor([[3., 0., 1.]]))
+    assert sampler_weights(lp.bfloat16(), old.bfloat16(), mask).dtype == torch.float32
+
+
+def test_weights_are_constants():
+    lp, old, A, mask = batch(9)
+    w = torch.rand(*mask.shape).double().requires_grad_()
+    policy_loss(lp.requires_grad_(), old, A, mask, weights=w).sum().backward()
+    assert w.grad is None and lp.grad is not None
+
+
+def test_unknown_settings_are_refused(unchecked):
+    lp, old, A, mask = batch(10)
+    for bad, says in ((dict(level="row"), "level is 'row': choose one of token, sequence, product"),
+                      (dict(surrogate="max"), "surrogate is 'max': choose one of min, ratio, weight"),
+                      (dict(dual_clip=1.), "dual_clip is 1.0"), (dict(dual_clip=.5), "dual_clip is 0.5"), (dict(dual_clip=math.nan), "dual_clip is nan"),
+                      (dict(dual_clip=3, surrogate="weight"), "dual_clip belongs to surrogate='min', not to 'weight'"),
+                      (dict(dual_clip=3, surrogate="ratio"), "dual_clip belongs"),
+                      (dict(clip=0., surrogate="weight"), "clip is 0")):
+        with pytest.raises(ValueError, match=says): policy_loss(lp, old, A, mask, **bad)
+    with pytest.raises(ValueError, match="level is 'row'"): probability_ratio(lp, old, mask, level="row")
+    with pytest.raises(ValueError, match="dual_clip is 1"): clipped_objective(lp.exp(), A, dual_clip=1)
+    for cap in (0., -1., math.nan):
+        with pytest.raises(ValueError, match="cap is"): sampler_weights(lp, old, mask, cap)
+    with unchecked():
+        with pytest.raises(ValueError, match="'weights': \\(4, 1\\)"): policy_loss(lp, old, A, mask, weights=torch.ones(4, 1).double())
+        with pytest.raises(ValueError, match="shapes differ"): sampler_weights(lp, old[:1], mask)

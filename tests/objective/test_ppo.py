@@ -223,6 +223,124 @@ def test_a_softmax_policy_improves():
     assert (z.softmax(-1) @ payoff).item() > .8                         # it starts at 0; the best token pays 1
 
 
+# ---- the dials of the family
+
+def slow_family(lp, old, A, mask, w=None, *, level="token", surrogate="min", dual=None, clip=.2, high=.2, how="token_mean", length=None, G=2):
+    "lists of rows; every token's loss by cases, then the average that `how` asks for, group by group"
+    rows = []
+    for i, real in enumerate(mask):
+        at = [t for t, m in enumerate(real) if m]
+        logs = [lp[i][t] - old[i][t] for t in at]
+        if level != "token": logs = [sum(logs) / (len(at) if level == "sequence" else 1)] * len(at)
+        row = []
+        for t, log in zip(at, logs):
+            a, rho = A[i][t], math.exp(log)
+            if surrogate == "weight": gain = min(max(rho, 1 - clip), 1 + high) * a * lp[i][t]
+            elif surrogate == "ratio": gain = rho * a
+            else: gain = a * (min(rho, 1 + high) if a > 0 else max(rho, 1 - clip) if dual is None else min(dual, max(rho, 1 - clip)))
+            row.append(-gain * (1. if w is None else w[i][t]))
+        rows.append(row)
+    if how == "token_mean": return sum(map(sum, rows)) / sum(map(len, rows))
+    if how == "sequence_mean": return sum(sum(r) / len(r) for r in rows) / len(rows)
+    if how == "sequence_sum": return sum(map(sum, rows)) / len(rows) / length
+    bags = [sum(rows[g:g + G], []) for g in range(0, len(rows), G)]
+    return sum(sum(b) / len(b) for b in bags) / len(bags)
+
+
+family = st.fixed_dictionaries(dict(
+    level=st.sampled_from(["token", "sequence", "product"]), surrogate=st.sampled_from(["min", "ratio", "weight"]),
+    dual=st.sampled_from([None, 1.3, 3]), clip=st.floats(.05, 1), high=st.floats(.05, 4),
+    how=st.sampled_from([*HOW, "group_token_mean"]), length=st.sampled_from([5, 64.])))
+
+
+def dials(setting, mask, G=2):
+    "a setting of slow_family as keywords of ppo_loss"
+    s = dict(setting); how = s["how"]
+    return dict(level=s["level"], surrogate=s["surrogate"], dual_clip=s["dual"], clip=s["clip"], clip_high=s["high"], how=how,
+                length=s["length"] if how == "sequence_sum" else None,
+                group_tokens=mask.sum(1).view(-1, G).sum(1).repeat_interleave(G) if how == "group_token_mean" else None)
+
+
+@settings(deadline=None)
+@given(seeds, family, st.booleans())
+def test_every_dial_reaches_the_loss(seed, setting, weighted):
+    args, _ = batch(seed)
+    w = torch.rand(4, 6, generator=torch.Generator().manual_seed(seed)).double() + .3 if weighted else None
+    if setting["surrogate"] != "min": setting["dual"] = None
+    slow = slow_family(*(x.tolist() for x in args), w.tolist() if weighted else None, **setting)
+    close(ppo_loss(*args, **dials(setting, args[3]), weights=w)[0], f64(slow), atol=1e-10, rtol=1e-9)
+
+
+@settings(deadline=None)
+@given(seeds, family, st.permutations(range(4)), st.integers(1, 3))
+def test_micro_batches_add_up_with_every_dial(seed, setting, order, cut):
+    "groups of two, cut apart: rows in any order, the counts taken before the cut; values, entropy and gradients"
+    args, kwargs = batch(seed)
+    if setting["surrogate"] != "min": setting["dual"] = None
+    count = {"token_mean": args[3].sum(), "group_token_mean": 2}.get(setting["how"], 4)
+    kw, w = dials(setting, args[3]), torch.rand(4, 6).double() + .3
+    def run(pieces, **more):
+        total, leaves = 0., [x.clone().requires_grad_() for x in (args[0], kwargs["values"], kwargs["entropy"])]
+        for rows in pieces:
+            of_rows = {**kw, "group_tokens": None if kw["group_tokens"] is None else kw["group_tokens"][rows]}
+            loss, _ = ppo_loss(*(x[rows] for x in (leaves[0], *args[1:])), values=leaves[1][rows], old_values=kwargs["old_values"][rows],
+                               returns=kwargs["returns"][rows], entropy=leaves[2][rows], ent_coef=.1, weights=w[rows], **of_rows, **more)
+            loss.backward(); total = total + loss.detach()
+        return [total, *(x.grad for x in leaves)]
+    close(run([order[:cut], order[cut:]], denominator=count), run([list(range(4))]), atol=1e-10, rtol=1e-9)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "product"])
+def test_padding_is_silent_with_every_dial(poison, level):
+    args, _ = batch(5)
+    mask, w = args[3], torch.rand(4, 6).double() + .3
+    for setting in (dict(surrogate="min", dual_clip=1.5), dict(surrogate="ratio"), dict(surrogate="weight", clip=1., clip_high=4.)):
+        counts = mask.sum(1).view(2, 2).sum(1).repeat_interleave(2)
+        results = []
+        for change in (lambda x: x, lambda x: poison(x, mask)):
+            lp = change(args[0].clone().requires_grad_())
+            loss, parts = ppo_loss(lp, change(args[1]), change(args[2]), mask, how="group_token_mean", group_tokens=counts,
+                                   weights=change(w), level=level, **setting)
+            loss.backward(); results.append([parts, lp.grad])
+        close(results[0], results[1]); assert (results[1][1][~mask] == 0).all()
+
+
+def test_meters_by_hand_at_the_level_of_the_response():
+    ex = running_example()
+    # s = 1.155^(1/3) = 1.0492057 three times and √.66 = .8124038 twice; with ε = .1 the two of response 2, Â < 0, are cut.
+    # mean (3·1.0492057 + 2·.8124038)/5 = .9544849; the spread of two values: (1.0492057 − .8124038)·√(3·2)/5 = .1160088
+    meters = update_meters(ex.logprobs, ex.old_logprobs, ADVANTAGES, ex.mask, clip=.1, level="sequence")
+    hand = dict(ratio_min=.8124038, ratio_max=1.0492057, ratio_mean=.9544849, ratio_std=.1160088, clip_fraction_low=.4, clip_fraction_high=0.)
+    for name, x in hand.items(): assert abs(meters[name].item() - x) < 2e-7, name
+    # 1.155 is cut where Â > 0 and .66 where Â < 0: everything
+    meters = update_meters(ex.logprobs, ex.old_logprobs, ADVANTAGES, ex.mask, clip=.1, level="product")
+    close([meters["clip_fraction_low"], meters["clip_fraction_high"]], [torch.tensor(.4), torch.tensor(.6)])
+    for level in ("token", "sequence", "product"):        # the KL is measured token by token, whatever the ratio
+        parts = ppo_loss(ex.logprobs, ex.old_logprobs, ADVANTAGES, ex.mask, level=level)[1]
+        assert abs(parts["approx_kl"] + sum(map(math.log, (1.1, 1.5, .7, .6, 1.1))) / 5) < 1e-9
+        close(parts["ratio_max"], f64({"token": 1.5, "sequence": 1.155**(1 / 3), "product": 1.155}[level]))
+
+
+def test_the_dials_touch_the_policy_term_only():
+    args, kwargs = batch(6)
+    plain, w = ppo_loss(*args, **kwargs)[1], torch.full((4, 6), 3.).double()
+    for setting in (dict(weights=w), dict(level="sequence"), dict(surrogate="weight"), dict(dual_clip=1.1)):
+        parts = ppo_loss(*args, **kwargs, **setting)[1]
+        for name in ("value_loss", "entropy", "approx_kl"): assert torch.equal(parts[name], plain[name]), (setting, name)
+        assert not torch.isclose(parts["policy_loss"], plain["policy_loss"])
+    close(ppo_loss(*args, weights=w)[0], 3 * ppo_loss(*args)[0])
+
+
+def test_dials_out_of_place_are_refused(unchecked):
+    args, _ = batch(7)
+    for bad, says in ((dict(level="row"), "level is"), (dict(surrogate="clip"), "surrogate is"), (dict(dual_clip=1), "dual_clip is 1"),
+                      (dict(surrogate="weight", dual_clip=3), "dual_clip belongs"), (dict(length=4), "length belongs"),
+                      (dict(how="group_token_mean"), "needs group_tokens"), (dict(group_tokens=torch.ones(4).long()), "group_tokens belongs"),
+                      (dict(how="group_token_mean", group_tokens=torch.tensor([9, 9])), "expected \\(4,\\)")):
+        with pytest.raises(ValueError, match=says): ppo_loss(*args, **bad)
+    with unchecked(), pytest.raises(ValueError, match="weights"): ppo_loss(*args, weights=torch.ones(4).double())
+
+
 # ---- PPOLoss: torchtune 0.6.1's five values
 
 TUNE = ("loss", "policy_loss", "value_loss", "ratios", "clipfrac")
