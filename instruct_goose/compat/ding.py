@@ -17,9 +17,10 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
+from torch.distributions import Normal
 
 from ..objective.advantages import group_advantages
-from ..objective.gaussian import gaussian_entropy, gaussian_logprobs
+from ..objective.gaussian import gaussian_entropy
 from ..objective.kl import k1, k2, k3
 from ..objective.logprobs import entropy, token_logprobs
 from ..objective.policy_loss import clipped_objective, probability_ratio
@@ -185,15 +186,9 @@ def ppo_error(
     return ppo_loss(losses.policy_loss, value, losses.entropy_loss, losses.kl_div), info
 
 # %% ../../nbs/5_compat/01_ding.ipynb #8ba7c962
-def _spread_out(mu_sigma, *others):
-    "μ, σ and the rest in one shape; a number is a tensor for everyone."
-    mu, sigma = mu_sigma["mu"], mu_sigma["sigma"]
-    if not torch.is_tensor(sigma): sigma = mu.new_tensor(sigma)
-    return torch.broadcast_tensors(mu, sigma, *others)
-
-def _log_density(mu_sigma, action):
-    mu, sigma, action = _spread_out(mu_sigma, action)
-    return gaussian_logprobs(action.to(torch.result_type(action, mu)), mu, sigma)
+def _density(mu_sigma):
+    "torch's Normal, as theirs: a small σ makes the rounding of `gaussian_logprobs` heard."
+    return Normal(mu_sigma["mu"], mu_sigma["sigma"])
 
 def ppo_policy_error_continuous(
     data: tuple,                           # ppo_policy_data_continuous
@@ -208,13 +203,14 @@ def ppo_policy_error_continuous(
     new, old, action, adv, weight, pretrained = ppo_policy_data_continuous(*data)
     if weight is None: weight = torch.ones_like(adv)
     if old["mu"].ndim == 1: old = {k: old[k].unsqueeze(-1) for k in ("mu", "sigma")}
-    logp_new, logp_old = _log_density(new, action), _log_density(old, action)
+    logp_new, logp_old = (_density(p).log_prob(action).sum(-1) for p in (new, old))
     ratio = _ratio(logp_new, logp_old)
     loss = -(_clipped(ratio, adv, clip_ratio, dual_clip, everywhere=True) * weight).mean()
-    entropy_loss = (gaussian_entropy(_spread_out(new)[1]) * weight).mean()
+    entropy_loss = (gaussian_entropy(_density(new).scale) * weight).mean()
     kl_div = 0
     if pretrained is not None:
-        kl_div = calculate_kl_div(logp_new - _log_density(pretrained, action), kl_type)
+        logp_pretrained = _density(pretrained).log_prob(action).sum(-1)
+        kl_div = calculate_kl_div(logp_new - logp_pretrained, kl_type)
     info = ppo_info(*_meters(logp_new, logp_old, ratio, clip_ratio))
     return ppo_policy_loss(loss, entropy_loss, kl_div), info
 
