@@ -1,0 +1,222 @@
+"Diagonal Gaussians: against torch.distributions, integrals, finite differences and numbers worked out by hand."
+import math
+from statistics import NormalDist
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributions import Independent, Normal, kl_divergence
+
+from instruct_goose.lesson import running_example
+from instruct_goose.objective.advantages import gae
+from instruct_goose.objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
+from instruct_goose.objective.kl import kl_in_reward, token_kl
+from instruct_goose.objective.masks import masked_mean
+from instruct_goose.objective.policy_loss import policy_loss, probability_ratio
+from instruct_goose.objective.ppo import ppo_loss
+
+close = torch.testing.assert_close
+f64 = lambda x: torch.tensor(x, dtype=torch.float64)
+seeds = st.integers(0, 10**6)
+widths = st.integers(1, 4)
+
+
+def batch(seed, n=3, B=3, T=4):
+    "actions, two means and two spreads (B, T, n), and a mask with gaps on any side, no row empty"
+    draw = torch.Generator().manual_seed(seed)
+    a, m, o, s, r = torch.randn(5, B, T, n, generator=draw, dtype=torch.float64)
+    mask = torch.rand(B, T, generator=draw) < .6
+    mask[torch.arange(B), torch.randint(T, (B,), generator=draw)] = True
+    return a, m, o, s.exp(), r.exp(), mask
+
+
+def test_by_hand():
+    # z = (1 − .5)/.5 = 1 and (−.5 + 1)/.25 = 2: −.5·(1 + 4) − log .5 − log .25 − log 2π = −2.5 + 2.0794415 − 1.8378771
+    a, m, s = f64([1., -.5]), f64([.5, -1.]), f64([.5, .25])
+    close(gaussian_logprobs(a, m, s), f64(-2.2584356), atol=1e-7, rtol=0)
+    # at the mean z = 0: above 0, since 1/(2π·.5·.25) = 1.2732395
+    close(gaussian_logprobs(m, m, s).exp(), f64(1.2732395), atol=1e-7, rtol=0)
+    # ½ log 2πe = 1.4189385 for each number, and −2.0794415
+    close(gaussian_entropy(s), f64(.7584356), atol=1e-7, rtol=0)
+    close(gaussian_entropy(f64([.1])), f64(1.4189385 - 2.3025851), atol=1e-7, rtol=0)
+    # from N(0, 1) to N(1, 2): log 2 + (1 + 1)/8 − .5; back: −log 2 + (4 + 1)/2 − .5
+    zero, one, two = f64([0.]), f64([1.]), f64([2.])
+    close(gaussian_kl(zero, one, one, two), f64(math.log(2) - .25))
+    close(gaussian_kl(one, two, zero, one), f64(2 - math.log(2)))
+
+
+@settings(deadline=None)
+@given(seeds, widths)
+def test_equals_torch(seed, n):
+    a, m, o, s, r, _ = batch(seed, n)
+    one, other = Independent(Normal(m, s), 1), Independent(Normal(o, r), 1)
+    close(gaussian_logprobs(a, m, s), one.log_prob(a), atol=1e-10, rtol=1e-12)
+    close(gaussian_entropy(s), one.entropy(), atol=1e-12, rtol=1e-12)
+    close(gaussian_kl(m, s, o, r), kl_divergence(one, other), atol=1e-10, rtol=1e-10)
+
+
+@settings(deadline=None)
+@given(seeds, widths)
+def test_one_spread_per_dimension_is_spread_over_the_batch(seed, n):
+    a, m, o, s, r, _ = batch(seed, n)
+    wide = lambda x: x[0, 0].expand_as(m).contiguous()
+    close(gaussian_logprobs(a, m, s[0, 0]), gaussian_logprobs(a, m, wide(s)))
+    close(gaussian_kl(m, s[0, 0], o, r[0, 0]), gaussian_kl(m, wide(s), o, wide(r)))
+
+
+@pytest.mark.parametrize("mean, std", [(.3, .2), (-1., 1.), (2., 3.)])
+def test_integrals(mean, std):
+    "density 1, entropy −E log π, KL E log π/π′, both scores 0: sums over a fine grid"
+    x = torch.linspace(mean - 12 * std, mean + 12 * std, 48_001, dtype=torch.float64)[:, None]
+    dx, m, s = 24 * std / 48_000, torch.full_like(x, mean).requires_grad_(), torch.full_like(x, std).requires_grad_()
+    logp = gaussian_logprobs(x, m, s)
+    p = logp.detach().exp() * dx
+    close(p.sum(), f64(1.), atol=1e-9, rtol=0)
+    close(-(p * logp).sum(), gaussian_entropy(f64([std])), atol=1e-9, rtol=0)
+    logq = gaussian_logprobs(x, torch.full_like(x, .1), f64([1.5]))
+    close((p * (logp - logq)).sum(), gaussian_kl(f64([mean]), f64([std]), f64([.1]), f64([1.5])), atol=1e-8, rtol=0)
+    logp.sum().backward()
+    for score in (m.grad, s.grad): close((p * score[:, 0]).sum(), f64(0.), atol=1e-8, rtol=0)
+    # Fisher information: 1/σ² of the mean, 2 of log σ
+    close((p * m.grad[:, 0]**2).sum(), f64(1 / std**2)), close((p * (std * s.grad[:, 0])**2).sum(), f64(2.))
+
+
+def test_gradients():
+    a, m, o, s, r, mask = (x.clone().requires_grad_() if x.is_floating_point() else x for x in batch(3))
+    assert torch.autograd.gradcheck(gaussian_logprobs, (a, m, s, mask))
+    assert torch.autograd.gradcheck(gaussian_logprobs, (a, m, s[0, 0].detach().requires_grad_(), mask))
+    assert torch.autograd.gradcheck(gaussian_entropy, (s,))
+    assert torch.autograd.gradcheck(gaussian_kl, (m, s, o, r))
+    log_std = s.detach().log().requires_grad_()
+    gaussian_logprobs(a.detach(), m, log_std.exp()).sum().backward()
+    z = ((a - m) / s).detach()
+    close(m.grad, z / s.detach()), close(log_std.grad, z**2 - 1)
+
+
+@settings(deadline=None)
+@given(seeds, widths)
+def test_one_number_after_another(seed, n):
+    "the density of several numbers is the product of each by itself, whatever their order"
+    a, m, _, s, _, _ = batch(seed, n)
+    alone = sum(gaussian_logprobs(a[..., i:i + 1], m[..., i:i + 1], s[..., i:i + 1]) for i in range(n))
+    close(gaussian_logprobs(a, m, s), alone)
+    close(gaussian_logprobs(a.flip(-1), m.flip(-1), s.flip(-1)), alone)
+
+
+@settings(deadline=None)
+@given(seeds, st.floats(.01, 100), st.floats(-5, 5))
+def test_units_and_origin(seed, k, shift):
+    a, m, o, s, r, mask = batch(seed)
+    new, moved = gaussian_logprobs(a, m, s), gaussian_logprobs(k * a + shift, k * m + shift, k * s)
+    close(moved, new - 3 * math.log(k), atol=1e-8, rtol=1e-8)
+    old, old_moved = gaussian_logprobs(a, o, r), gaussian_logprobs(k * a + shift, k * o + shift, k * r)
+    close(probability_ratio(moved, old_moved, mask), probability_ratio(new, old, mask), atol=0, rtol=1e-6)
+    close(gaussian_kl(k * m + shift, k * s, k * o + shift, k * r), gaussian_kl(m, s, o, r), atol=1e-8, rtol=1e-8)
+
+
+def test_kl_is_0_only_between_equals_and_finite_far_apart():
+    _, m, o, s, r, _ = batch(5)
+    close(gaussian_kl(m, s, m, s), torch.zeros(3, 4, dtype=torch.float64), atol=1e-15, rtol=0)
+    assert (gaussian_kl(m, s, o, r) > 0).all()
+    tiny = gaussian_kl(f64([0.]), f64([1. + 1e-9]), f64([0.]), f64([1.]))  # second order: δ² = 1e-18
+    assert tiny.abs() < 1e-15
+    assert gaussian_kl(f64([0.]), f64([1e-30]), f64([0.]), f64([1.])).isfinite()
+
+
+def test_k3_of_samples_estimates_the_kl():
+    x = torch.randn(1, 100_000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    m, s = f64([.3, -.2]), f64([1.2, .9])
+    old, new = gaussian_logprobs(x, torch.zeros_like(x), f64([1., 1.])), gaussian_logprobs(x, m.expand_as(x), s)
+    k3 = token_kl(old, new, torch.ones_like(old, dtype=torch.bool), "k3")
+    exact = gaussian_kl(torch.zeros(2, dtype=torch.float64), f64([1., 1.]), m, s)
+    assert abs(k3.mean() - exact) < 4 * k3.std() / 100_000**.5
+
+
+def test_the_same_loss_for_torques_as_for_tokens():
+    "torques a = 2 log ρ + .25 have, from N(0, 1) to N(.5, 1), the tokens' own ratios: every loss must agree"
+    ex = running_example()
+    rewards = kl_in_reward(ex.scores, ex.old_logprobs, ex.ref_logprobs, ex.mask, ex.beta)
+    A, R = gae(rewards, ex.old_values, ex.mask, ex.gamma, ex.lam)
+    torques = 2 * f64([[1.1, 1.5, .7], [.6, 1.1, 1.]]).log()[..., None] + .25
+    one = f64([1.])
+    mean = torch.full_like(torques, .5).requires_grad_()
+    new, old = gaussian_logprobs(torques, mean, one), gaussian_logprobs(torques, 0 * torques, one)
+    loss = policy_loss(new, old, A, ex.mask)
+    close(loss, policy_loss(ex.logprobs, ex.old_logprobs, A, ex.mask), atol=1e-12, rtol=0)
+    close(masked_mean(loss, ex.mask), f64(.1956), atol=5e-5, rtol=0)
+    tokens, torques_ = (ppo_loss(*x, A, ex.mask, values=ex.values, old_values=ex.old_values, returns=R)[0]
+                        for x in ((ex.logprobs, ex.old_logprobs), (new, old)))
+    close(torques_, tokens, atol=1e-12, rtol=0)
+    loss.sum().backward()  # −ρ·Â·(a − μ)/σ², and 0 where the clip has cut, r1 t2 and r2 t1
+    ratio = f64([[1.1, 0., .7], [0., 1.1, 0.]])
+    close(mean.grad[..., 0], -ratio * A * (torques[..., 0] - .5), atol=1e-12, rtol=0)
+
+
+def test_poisoned_padding(poison):
+    a, m, _, s, _, mask = batch(7)
+    bad = lambda x: poison(x.clone(), mask[..., None].expand_as(x)).detach().requires_grad_()
+    keep = lambda x: x.clone().requires_grad_()
+    clean, dirty = [keep(x) for x in (a, m, s)], [bad(x) for x in (a, m, s)]
+    for one in (clean, dirty): gaussian_logprobs(*one, mask).square().sum().backward()
+    close(gaussian_logprobs(*dirty, mask), gaussian_logprobs(*clean, mask))
+    assert (gaussian_logprobs(*dirty, mask)[~mask] == 0).all()
+    for c, x in zip(clean, dirty): close(x.grad, c.grad)
+    # one spread for all rows
+    shared = [keep(s[0, 0]), keep(s[0, 0])]
+    for one, spread in ((clean, shared[0]), (dirty, shared[1])): gaussian_logprobs(one[0], one[1], spread, mask).sum().backward()
+    close(shared[1].grad, shared[0].grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_dtypes(dtype):
+    a, m, o, s, r, mask = batch(2)
+    low = [x.to(dtype) for x in (a, m, o, s, r)]
+    wide = torch.promote_types(dtype, torch.float32)
+    got = [gaussian_logprobs(low[0], low[1], low[3], mask), gaussian_entropy(low[3]), gaussian_kl(low[1], low[3], low[2], low[4])]
+    exact = [gaussian_logprobs(*(x.double() for x in (low[0], low[1], low[3])), mask), gaussian_entropy(low[3].double()),
+             gaussian_kl(*(low[i].double() for i in (1, 3, 2, 4)))]
+    for g, e in zip(got, exact):
+        assert g.dtype == wide
+        close(g.double(), e, atol=1e-4, rtol=1e-4)
+
+
+def test_any_number_of_batch_dimensions():
+    a, m, o, s, r, _ = batch(4)
+    for pick in (lambda x: x, lambda x: x[0], lambda x: x[0, 0], lambda x: x[None]):
+        for whole, got in ((gaussian_logprobs(a, m, s), gaussian_logprobs(pick(a), pick(m), pick(s))),
+                           (gaussian_entropy(s), gaussian_entropy(pick(s))),
+                           (gaussian_kl(m, s, o, r), gaussian_kl(*map(pick, (m, s, o, r))))):
+            close(got, pick(whole))
+
+
+def test_the_sampled_action_has_the_true_gradient_the_clipped_one_has_not():
+    """N(1.2, .5), a motor that clips to ±1 and pays the torque: dJ/dμ is the chance to stay inside, Φ(−.4) − Φ(−4.4).
+    Score functions estimate it from samples; 4 standard errors."""
+    truth = NormalDist().cdf(-.4) - NormalDist().cdf(-4.4)
+    a = 1.2 + .5 * torch.randn(200_000, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    out = a.clamp(-1, 1)
+    def estimate(at):
+        mean = torch.full_like(a, 1.2).requires_grad_()
+        gaussian_logprobs(at, mean, f64([.5])).sum().backward()
+        x = (mean.grad * out)[:, 0]
+        return x.mean(), x.std() / len(x)**.5
+    mean, error = estimate(a)
+    assert abs(mean - truth) < 4 * error
+    assert estimate(out)[0] < -.8
+
+
+def test_refusals(unchecked):
+    a, m, o, s, r, mask = batch(1)
+    with unchecked():
+        for wrong in (s[..., :1], s[:, :1], s[0], torch.ones(1, dtype=torch.float64)):
+            with pytest.raises(ValueError, match="one number per action, or one per dimension"): gaussian_logprobs(a, m, wrong)
+            with pytest.raises(ValueError, match="other_std has shape"): gaussian_kl(m, s, o, wrong)
+        for wrong in (-s, 0 * s, s.log()):
+            with pytest.raises(ValueError, match="log_std.exp()"): gaussian_logprobs(a, m, wrong)
+            with pytest.raises(ValueError, match="log_std.exp()"): gaussian_entropy(wrong)
+            with pytest.raises(ValueError, match="other_std goes down"): gaussian_kl(m, s, o, wrong)
+        with pytest.raises(ValueError, match="actions.*mean"): gaussian_logprobs(a[:1], m, s)
+        with pytest.raises(ValueError, match="mean.*other_mean"): gaussian_kl(m, s, o[:, :1], r)
+        with pytest.raises(ValueError, match="mask"): gaussian_logprobs(a, m, s, mask[:1])
+        with pytest.raises(TypeError, match="bool"): gaussian_logprobs(a, m, s, mask.double())
