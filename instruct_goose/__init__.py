@@ -6,6 +6,7 @@ from .models.agent import Agent, create_reference_model
 from .models.reward import PairwiseLoss, RewardModel, all_pairs_loss, pairwise_loss
 from .models.text import PairDataset, PromptDataset
 from .objective.advantages import discounted_returns, gae, group_advantages
+from .objective.group import PRESET_SOURCES, PRESETS, preset_table
 from .objective.kl import (
     adaptive_beta,
     exact_kl,
@@ -45,10 +46,10 @@ from .training.rollout import Rollout, sample
 from .training.trainer import RLHFConfig, RLHFTrainer
 
 __all__ = [
-    "Agent", "PPOLoss", "PairDataset", "PairwiseLoss", "PromptDataset", "RLHFConfig", "RLHFTrainer", "RewardModel", "Rollout",
+    "Agent", "PRESETS", "PRESET_SOURCES", "PPOLoss", "PairDataset", "PairwiseLoss", "PromptDataset", "RLHFConfig", "RLHFTrainer", "RewardModel", "Rollout",
     "adaptive_beta", "aggregate", "all_pairs_loss", "clip_active", "clip_fraction", "clipped_objective",
     "create_reference_model", "discounted_returns", "dpo_loss", "entropy", "exact_kl", "explained_variance", "gae", "group_advantages", "implicit_reward",
     "group_token_counts", "k1", "k2", "k3", "kl_in_loss", "kl_in_reward", "last_index", "log_ratio", "logprobs_from_hidden", "masked_mean",
-    "masked_sum", "masked_var", "pairwise_loss", "policy_loss", "ppo_loss", "probability_ratio", "response_mask", "sample",
+    "masked_sum", "masked_var", "pairwise_loss", "policy_loss", "ppo_loss", "preset_table", "probability_ratio", "response_mask", "sample",
     "sampler_weights", "sequence_kl", "token_kl", "token_logprobs", "train_dpo", "update_meters", "value_loss", "whiten",
 ]  # fmt: skip

@@ -74,7 +74,7 @@ PRESET_SOURCES: dict[str, dict[str, str]] = {
     "remax": dict(
         paper="Li et al. 2023", arxiv="2310.10505", equations="algorithm 1",
         leaves_out="Nothing of the loss.",
-        departs="No ratio and no clip there, as in RLOO; and its code averages over tokens.")}
+        departs="No ratio, no clip; and its code charges each token its own drift, not the response.")}
 
 # %% ../../nbs/1_objective/07_group.ipynb #c5d046b9
 def _dials(dials: dict[str, Any]) -> list[str]:

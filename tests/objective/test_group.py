@@ -1,0 +1,370 @@
+"""The presets: legal, complete, and each one the equation of its paper, written out in plain Python."""
+import ast
+import math
+from dataclasses import fields
+from pathlib import Path
+from statistics import fmean, stdev
+from types import SimpleNamespace
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+
+import instruct_goose.objective.group as group
+from instruct_goose import RLHFConfig
+from instruct_goose.lesson import running_example
+from instruct_goose.objective.advantages import discounted_returns, gae, group_advantages
+from instruct_goose.objective.group import PRESET_SOURCES, PRESETS, preset_table
+from instruct_goose.objective.kl import kl_in_loss, kl_in_reward
+from instruct_goose.objective.masks import AGGREGATES, aggregate, group_token_counts, whiten
+from instruct_goose.objective.policy_loss import LEVELS, SURROGATES
+from instruct_goose.objective.ppo import ppo_loss
+
+each = pytest.mark.parametrize("name", PRESETS)
+close = torch.testing.assert_close
+BETA, GAMMA, LAM = .1, .9, .5
+
+
+def exactly(a, b): close(a, b, rtol=1e-11, atol=1e-12)
+
+
+# ── the dictionaries ──
+
+DIALS = set(("advantage group_size group_ddof whiten_advantages ratio_level surrogate clip clip_high dual_clip aggregation "
+             "kl_placement kl_estimator kl_gradient").split())
+
+
+@each
+def test_a_preset_names_every_dial_and_every_dial_is_legal(name):
+    dials = PRESETS[name]
+    assert DIALS <= dials.keys() <= DIALS | {"beta"}
+    hints = get_type_hints(RLHFConfig)
+    for key, x in dials.items():
+        allowed = get_args(hints[key])
+        if allowed and all(isinstance(a, str | int) for a in allowed): assert x in allowed, (key, x)
+    assert dials["ratio_level"] in LEVELS and dials["surrogate"] in SURROGATES and dials["aggregation"] in AGGREGATES
+    compares = dials["advantage"] in ("group_mean", "group_mean_std", "leave_one_out") or dials["aggregation"] == "group_token_mean"
+    assert (dials["group_size"] > 1) == compares, "a group exactly where something is compared or averaged in it"
+
+
+@each
+def test_the_trainer_takes_it_and_knows_its_name(name):
+    config = RLHFConfig.preset(name)
+    assert {k: getattr(config, k) for k in PRESETS[name]} == PRESETS[name] and config.algorithm == name
+    assert PRESETS[name].keys() <= {f.name for f in fields(RLHFConfig)}
+
+
+def test_what_the_papers_fix():
+    "The numbers and choices of the contract, once more and by hand: a slip of the keyboard shows here."
+    got = {n: (d["advantage"], d["ratio_level"], d["surrogate"], d["clip"], d["clip_high"], d["aggregation"],
+               None if d.get("beta") == 0 else d["kl_placement"], d.get("beta"), d["whiten_advantages"]) for n, d in PRESETS.items()}
+    assert got == {
+        "ppo": ("gae", "token", "min", .2, None, "token_mean", "reward", None, True),
+        "grpo": ("group_mean_std", "token", "min", .2, None, "sequence_mean", "loss", .04, False),
+        "dr_grpo": ("group_mean", "token", "min", .2, None, "sequence_sum", None, 0, False),
+        "dapo": ("group_mean_std", "token", "min", .2, .28, "group_token_mean", None, 0, False),
+        "gspo": ("group_mean_std", "sequence", "min", 3e-4, 4e-4, "sequence_mean", None, 0, False),
+        "cispo": ("group_mean_std", "token", "weight", 1., 4., "group_token_mean", None, 0, False),
+        "rloo": ("leave_one_out", "product", "min", .2, None, "sequence_mean", "reward", None, False),
+        "reinforce_pp": ("return", "token", "min", .2, None, "token_mean", "reward", None, True),
+        "remax": ("greedy", "product", "min", .2, None, "sequence_mean", "reward", None, False)}
+    assert PRESETS["grpo"]["kl_estimator"] == "k3"
+    assert len({tuple(sorted(map(str, d.items()))) for d in PRESETS.values()}) == 9, "no two are the same"
+
+
+def test_presets_do_not_share_a_dictionary():
+    assert len({id(d) for d in PRESETS.values()}) == 9
+
+
+def test_the_module_imports_nothing_but_typing():
+    tree = ast.parse(Path(group.__file__).read_text("utf-8"))
+    names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert names <= {"typing", "torch", "__future__"}
+
+
+# ── the table ──
+
+def rows(): return {line.split("`")[1]: line for line in preset_table().splitlines()[2:]}
+
+
+def test_the_table_has_one_row_per_preset_and_as_many_cells_as_its_head():
+    lines = preset_table().splitlines()
+    assert list(rows()) == list(PRESETS) and len(lines) == 11
+    assert {line.count("|") for line in lines} == {lines[0].count("|")}
+    assert set(lines[1]) <= set("|- ")
+
+
+@each
+def test_a_row_shows_its_dials_and_its_paper(name):
+    row, d, s = rows()[name], PRESETS[name], PRESET_SOURCES[name]
+    for key in ("advantage", "ratio_level", "surrogate", "aggregation"): assert f"`{d[key]}`" in row
+    assert f"https://arxiv.org/abs/{s['arxiv']}" in row and s["equations"] in row and s["paper"] in row
+    assert ("whitened" in row) == d["whiten_advantages"] and ("G = 8" in row) == (d["group_size"] > 1)
+    assert set(s) == {"paper", "arxiv", "equations", "leaves_out", "departs"} and all(s.values())
+
+
+TURNED = dict(advantage="group_mean_std", group_size=5, group_ddof=0, whiten_advantages=False, ratio_level="product", surrogate="ratio",
+              clip=.3, clip_high=.7, dual_clip=3., aggregation="sequence_sum", kl_placement="loss", kl_estimator="k2",
+              kl_gradient="ratio", beta=.5)
+
+
+@pytest.mark.parametrize("key", TURNED)
+def test_no_dial_turns_unseen(key, monkeypatch):
+    "Table and code cannot drift: turn any one dial of a preset and its row reads differently."
+    start = PRESETS["grpo"] | dict(beta=.04)
+    if key == "advantage": start = start | dict(advantage="group_mean")
+    if key == "whiten_advantages": start = start | dict(whiten_advantages=True)
+    if key == "kl_placement": start = start | dict(kl_placement="reward")
+    monkeypatch.setitem(PRESETS, "grpo", start)
+    before = rows()["grpo"]
+    monkeypatch.setitem(PRESETS, "grpo", start | {key: TURNED[key]})
+    assert rows()["grpo"] != before
+
+
+def test_beta_0_reads_none_and_an_open_beta_says_so():
+    assert all("| none |" in rows()[n] for n in ("dr_grpo", "dapo", "gspo", "cispo"))
+    assert all("in the reward, `k1`" in rows()[n] for n in ("ppo", "rloo", "reinforce_pp", "remax"))
+    assert "in the loss, `k3`" in rows()["grpo"] and "0.04" in rows()["grpo"]
+
+
+# ── the losses: the library's functions against the papers' equations, token by token in Python floats ──
+
+def batch(seed, lengths=(5, 2, 4, 1, 3, 3), G=3, far=.4):
+    draw = torch.Generator().manual_seed(seed)
+    B, T = len(lengths), max(lengths)
+    mask = torch.arange(T) < torch.tensor(lengths)[:, None]
+    noise = lambda scale: scale * torch.randn(B, T, generator=draw, dtype=torch.float64)
+    old = noise(.5) - 2
+    return SimpleNamespace(mask=mask, G=G, old=old, new=old + noise(far), ref=old + noise(.3), values=noise(1.),
+                           scores=noise(1.)[:, 0], greedy=noise(1.)[:, 0])
+
+
+def advantages(d, b):
+    paid = d.get("beta", BETA) if d["kl_placement"] == "reward" else 0.
+    r = kl_in_reward(b.scores, b.old, b.ref, b.mask, paid, d["kl_estimator"] or "k1")
+    if d["advantage"] == "gae": A = gae(r, b.values, b.mask, GAMMA, LAM)[0]
+    elif d["advantage"] == "return": A = discounted_returns(r, b.mask, GAMMA)
+    else:
+        x = r.sum(1)
+        of_row = x - b.greedy if d["advantage"] == "greedy" else group_advantages(
+            x, b.G, d["advantage"].removeprefix("group_"), ddof=d["group_ddof"])
+        A = torch.where(b.mask, of_row[:, None], 0.)
+    return whiten(A, b.mask) if d["whiten_advantages"] else A
+
+
+def loss(d, b, new=None):
+    "A preset through the exported functions: what a trainer does, without minibatches."
+    new = b.new if new is None else new
+    of = group_token_counts(b.mask, b.G) if d["aggregation"] == "group_token_mean" else None
+    more = dict(how=d["aggregation"], group_tokens=of)
+    total, _ = ppo_loss(new, b.old, advantages(d, b), b.mask, clip=d["clip"], clip_high=d["clip_high"], level=d["ratio_level"],
+                        surrogate=d["surrogate"], dual_clip=d["dual_clip"], **more)
+    if d["kl_placement"] == "loss" and (beta := d.get("beta", BETA)):
+        total = total + aggregate(kl_in_loss(new, b.ref, b.mask, beta, d["kl_estimator"] or "k2"), b.mask, **more)
+    return total
+
+
+def gradient(d, b):
+    new = b.new.clone().requires_grad_()
+    return torch.autograd.grad(loss(d, b, new), new)[0]
+
+
+def lists(b):
+    "Each response as lists of its real tokens: log-ratios to the sampler, drift at sampling, drift now, log π, values."
+    pick = lambda x: [row[m].tolist() for row, m in zip(x, b.mask)]
+    return [pick(x) for x in (b.new - b.old, b.old - b.ref, b.new - b.ref, b.new, b.values)]
+
+
+def clipped(rho, A, low, high):
+    "PPO's objective by cases, not by min: whoever has gone far enough the way of A stands at the edge."
+    if A > 0: return min(rho, high) * A
+    return max(rho, low) * A
+
+
+def groups_of(x, G): return [x[i:i + G] for i in range(0, len(x), G)]
+
+
+def std_advantages(x, G): return [(a - fmean(g)) / (stdev(g) + 1e-4) for g in groups_of(x, G) for a in g]
+
+
+def paper(name, b):
+    "The loss of each preset from its paper's equation. No tensor, no function of the library."
+    ell, drift, now, lp, V = lists(b)
+    B, T, x = len(ell), b.mask.shape[1], b.scores.tolist()
+    shaped = [s - BETA * sum(k) for s, k in zip(x, drift)]  # the response's reward, less the price of its drift
+    if name == "grpo":  # eqs. 3, 4: per response the mean over tokens of min(…) − β·k3
+        k3 = lambda k: math.exp(-k) - 1 + k
+        return -fmean(fmean(clipped(math.exp(e), A, .8, 1.2) - .04 * k3(k) for e, k in zip(row, ks))
+                      for row, ks, A in zip(ell, now, std_advantages(x, b.G)))
+    if name == "dr_grpo":  # GRPO less 1/|o| and the std, a constant in their place
+        A = [a - fmean(g) for g in groups_of(x, b.G) for a in g]
+        return -sum(clipped(math.exp(e), a, .8, 1.2) for row, a in zip(ell, A) for e in row) / (B * T)
+    if name in ("dapo", "cispo"):  # eq. 8; eqs. 4, 5: 1/Σ|o| inside the expectation over questions
+        def token(e, a, logp):
+            if name == "dapo": return clipped(math.exp(e), a, .8, 1.28)
+            return min(math.exp(e), 5.) * a * logp
+        terms = [[token(e, a, p) for e, p in zip(row, ps)] for row, ps, a in zip(ell, lp, std_advantages(x, b.G))]
+        return -fmean(sum(map(sum, g)) / sum(map(len, g)) for g in groups_of(terms, b.G))
+    if name == "gspo":  # eqs. 5 to 7
+        return -fmean(clipped(math.exp(fmean(row)), a, 1 - 3e-4, 1 + 4e-4) for row, a in zip(ell, std_advantages(x, b.G)))
+    if name in ("rloo", "remax"):  # one action per response, its own ratio, clipped
+        rloo = [a - (sum(g) - a) / (b.G - 1) for g in groups_of(shaped, b.G) for a in g]
+        A = rloo if name == "rloo" else [a - g for a, g in zip(shaped, b.greedy.tolist())]
+        return -fmean(clipped(math.exp(sum(row)), a, .8, 1.2) for row, a in zip(ell, A))
+    out = []  # ppo, reinforce_pp: token rewards, then advantages from the back, whitened over the batch
+    for ks, vs, s in zip(drift, V, x):
+        r = [-BETA * k for k in ks]
+        r[-1] += s
+        A, later, v_next = [], 0., 0.
+        for r_t, v in zip(reversed(r), reversed(vs)):
+            later = r_t + GAMMA * later if name == "reinforce_pp" else r_t + GAMMA * v_next - v + GAMMA * LAM * later
+            v_next = v
+            A.append(later)
+        out.append(A[::-1])
+    flat = [a for row in out for a in row]
+    mean, scale = fmean(flat), math.sqrt(stdev(flat) ** 2 + 1e-8)
+    return -fmean(clipped(math.exp(e), (a - mean) / scale, .8, 1.2) for row, A in zip(ell, out) for e, a in zip(row, A))
+
+
+@each
+@pytest.mark.parametrize("seed", range(6))
+def test_a_preset_is_its_papers_equation(name, seed):
+    b = batch(seed)
+    if name == "gspo" and seed % 2: b.new = b.old + (b.new - b.old) * 1e-3  # also inside its narrow range
+    close(loss(PRESETS[name], b).item(), paper(name, b), rtol=1e-9, atol=1e-11)
+
+
+@each
+def test_gradients_by_finite_differences(name):
+    b = batch(11)
+    new = b.new.clone().requires_grad_()
+    if PRESETS[name]["surrogate"] == "weight":  # a constant weight is not the derivative of the value: hold it still
+        of = group_token_counts(b.mask, b.G)
+        weight = (b.new - b.old).exp().clamp(max=5.) * advantages(PRESETS[name], b) / of[:, None] / 2
+        exactly(gradient(PRESETS[name], b), torch.where(b.mask, -weight, 0.))
+    else: assert torch.autograd.gradcheck(lambda n: loss(PRESETS[name], b, n), new)
+
+
+@each
+def test_poisoned_padding(name, poison):
+    b = batch(3)
+    want, slope = loss(PRESETS[name], b), gradient(PRESETS[name], b)
+    bad = SimpleNamespace(**vars(b) | {k: poison(getattr(b, k), b.mask) for k in ("old", "new", "ref", "values")})
+    exactly(loss(PRESETS[name], bad), want)
+    exactly(gradient(PRESETS[name], bad), slope)
+    assert (slope[~b.mask] == 0).all()
+
+
+@each
+def test_left_padding(name):
+    b = batch(4)
+    order = b.mask.long().argsort(dim=1, stable=True)  # padding first, real tokens behind it in their order
+    turn = lambda x: x.gather(1, order)
+    left = SimpleNamespace(**vars(b) | {k: turn(getattr(b, k)) for k in ("mask", "old", "new", "ref", "values")})
+    assert left.mask[:, -1].all() and not left.mask[:, 0].all()
+    exactly(loss(PRESETS[name], left), loss(PRESETS[name], b))
+    exactly(gradient(PRESETS[name], left), turn(gradient(PRESETS[name], b)))
+
+
+@each
+def test_an_unanimous_group_is_finite_and_teaches_no_group_preset(name):
+    b = batch(5)
+    b.scores = torch.full((6,), .3, dtype=torch.float64)
+    b.ref = b.old.clone()
+    slope = gradient(PRESETS[name] | dict(beta=0.), b)
+    assert slope.isfinite().all()
+    if PRESETS[name]["group_size"] > 1: assert slope.abs().max() < 1e-12
+
+
+# ── the reductions ──
+
+P = PRESETS
+GRPO = P["grpo"] | dict(beta=0.)
+seeds = pytest.mark.parametrize("seed", range(5))
+
+
+@seeds
+def test_leave_one_out_and_the_two_stds_differ_from_their_kin_by_a_constant(seed):
+    draw = torch.Generator().manual_seed(seed)
+    for G in (2, 3, 8):
+        x = torch.randn(4 * G, generator=draw, dtype=torch.float64)
+        exactly(group_advantages(x, G, "leave_one_out"), group_advantages(x, G, "mean") * G / (G - 1))
+        exactly(group_advantages(x, G, eps=0., ddof=0), group_advantages(x, G, eps=0.) * (G / (G - 1)) ** .5)
+
+
+@seeds
+def test_on_policy_all_surrogates_have_the_gradient_of_reinforce(seed):
+    b = batch(seed, far=0.)
+    exactly(gradient(P["cispo"], b), gradient(P["dapo"], b))
+    exactly(gradient(P["dapo"] | dict(surrogate="ratio"), b), gradient(P["dapo"], b))
+    n = b.mask.sum(1, keepdim=True)
+    exactly(gradient(GRPO, b), torch.where(b.mask, -advantages(GRPO, b) / (6 * n), 0.))
+    exactly(gradient(P["rloo"], b), -advantages(P["rloo"], b) / 6)  # Σₜ ∇log π · Â: no length in it
+    exactly(gradient(P["remax"], b), -advantages(P["remax"], b) / 6)
+
+
+@seeds
+def test_cispo_without_its_cap_has_the_gradient_of_the_plain_ratio(seed):
+    b = batch(seed, far=1.)
+    open_ = P["cispo"] | dict(clip_high=1e12)
+    exactly(gradient(open_, b), gradient(open_ | dict(surrogate="ratio"), b))
+    assert not torch.allclose(gradient(P["cispo"] | dict(clip_high=.1), b), gradient(open_, b))
+
+
+@seeds
+def test_gspo_is_grpo_for_single_tokens_and_at_the_first_step(seed):
+    gspo = P["gspo"] | dict(clip=.2, clip_high=None)
+    one, first, far = batch(seed, lengths=(1,) * 6), batch(seed, far=0.), batch(seed)
+    exactly(loss(gspo, one), loss(GRPO, one))
+    exactly(gradient(gspo, one), gradient(GRPO, one))
+    exactly(gradient(gspo, first), gradient(GRPO, first))
+    assert not torch.allclose(gradient(gspo, far), gradient(GRPO, far))
+
+
+@seeds
+def test_dapo_and_dr_grpo_are_grpo_for_one_group_of_equal_lengths(seed):
+    b = batch(seed, lengths=(4, 4, 4))
+    exactly(loss(P["dapo"] | dict(clip_high=None), b), loss(GRPO, b))
+    exactly(loss(P["dr_grpo"], b), (b.scores.std() + 1e-4) * loss(GRPO, b))
+    uneven = batch(seed)
+    assert not torch.allclose(loss(P["dapo"] | dict(clip_high=None), uneven), loss(GRPO, uneven))
+
+
+@seeds
+def test_reinforce_pp_is_ppo_with_a_silent_value_head(seed):
+    b = batch(seed)
+    b.values = torch.zeros_like(b.values)
+    r = kl_in_reward(b.scores, b.old, b.ref, b.mask, BETA)
+    exactly(gae(r, b.values, b.mask, GAMMA, 1.)[0], discounted_returns(r, b.mask, GAMMA))
+    one = batch(seed, lengths=(1,) * 6)  # of one token, without KL: whitened REINFORCE
+    plain = advantages(P["reinforce_pp"] | dict(beta=0.), one)[:, 0]
+    exactly(plain, (one.scores - one.scores.mean()) / (one.scores.var() + 1e-8).sqrt())
+
+
+@seeds
+def test_remax_is_rloo_with_another_baseline(seed):
+    b = batch(seed)
+    x = kl_in_reward(b.scores, b.old, b.ref, b.mask, BETA).sum(1)
+    b.greedy = (x.reshape(2, 3).sum(1).repeat_interleave(3) - x) / 2
+    exactly(gradient(P["remax"], b), gradient(P["rloo"], b))
+
+
+def test_a_loss_of_0_that_teaches():
+    b = batch(0, far=0.)
+    assert abs(loss(GRPO, b).item()) < 1e-15 and gradient(GRPO, b).abs().max() > .01
+
+
+def test_on_the_lessons_batch_by_hand():
+    "The lesson's six responses; sums worked out on paper: Dr. GRPO −(1 + .7 − .5333 − 2·.6333 + .6667)/18."
+    ex = running_example()
+    query, tokens = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([[0, 0, 2], [0, 2, 0], [2, 0, 0], [1, 2, 0], [1, 2, 0], [2, 0, 0]])
+    pick = lambda logits: logits[query].gather(-1, tokens[..., None])[..., 0]
+    mask = torch.arange(3) < torch.tensor([3, 2, 1, 2, 2, 1])[:, None]
+    scores = torch.tensor([1., 1., 0., -1., -1., 0.], dtype=torch.float64)
+    b = SimpleNamespace(mask=mask, G=3, old=pick(ex.old_logits), new=pick(ex.logits), ref=pick(ex.ref_logits),
+                        values=ex.old_values[query], scores=scores, greedy=scores)
+    by_hand = {"dr_grpo": -.0314815,  # √3·[(3.08 + 2.1)/3 − .8·2/3]/6 and √3·[−2·1.9/3 + 2/3]/5, their mean
+               "dapo": -((3 ** .5 * (5.18 / 3 - 1.6 / 3)) / 6 + (3 ** .5 * (-3.8 / 3 + 2 / 3)) / 5) / 2,
+               "rloo": -(.5 * 1.155 + .5 * 1.1 - .8 - 2 * .8 * .5346574 + 1.0693147) / 6}
+    for name, want in by_hand.items(): close(loss(PRESETS[name], b).item(), want, atol=2e-5, rtol=0)
