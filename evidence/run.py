@@ -84,6 +84,38 @@ def control(env_id: str) -> dict:
     return {"config": asdict(SETTINGS[env_id]), "runs": runs}
 
 
+def family() -> dict:
+    """Every preset from the same start with the same budget: as its paper has it, and all at one price of KL; DPO beside them.
+    Three seeds; and on the first, at one price, half and twice the learning rate."""
+    from instruct_goose.objective.group import PRESETS
+    from instruct_goose.practice.family import family_config, improve, improve_by_dpo, prepare
+
+    def measured(name, price, seed, result, lr, beta):
+        figures = {k: v for k, v in result["figures"].items() if k != "ended"}
+        curves = {k: rounded([m[k] for m in result["metrics"]], 3) for k in ("reward_mean", "kl_to_reference") if k in result["metrics"][0]}
+        row = {"name": name, "price": price, "seed": seed, "lr": lr, "beta": beta, **rounded(figures), "cpu_seconds": round(result["cpu_seconds"], 1)}
+        print(row, flush=True)
+        return row | {"curves": curves, "texts": result["texts"]}
+
+    runs = []
+    for seed in (0, 1, 2):
+        shared = prepare(family_config("ppo", seed=seed, progress=False))
+        trials = [(name, one, 1) for one in (False, True) for name in PRESETS]
+        if not seed: trials += [(name, True, factor) for factor in (.5, 2) for name in PRESETS]
+        for name, one, factor in trials:
+            lr = factor * family_config(name).lr
+            c = family_config(name, one, seed=seed, lr=lr, progress=False)
+            if one and factor == 1 and c == family_config(name, seed=seed, lr=lr, progress=False):  # it has that price already
+                runs.append(next(r for r in runs if (r["name"], r["seed"], r["price"]) == (name, seed, "published")) | {"price": "one"})
+                continue
+            runs.append(measured(name, "one" if one else "published", seed, improve(c, **shared), lr, c.beta))
+        for beta in (.3, 1.):
+            c = family_config("ppo", seed=seed, progress=False)
+            runs.append(measured("dpo", "dpo", seed, improve_by_dpo(c, **shared, beta=beta), 1e-3, beta))
+    c = family_config("ppo")
+    return {"config": {k: getattr(c, k) for k in ("steps", "batch_size", "epochs", "minibatches", "lr", "lr_schedule", "pairs")}, "runs": runs}
+
+
 def write(name: str, figures: dict) -> None:
     path = root / "evidence" / f"{name}.json"
     path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -92,10 +124,10 @@ def write(name: str, figures: dict) -> None:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", help="quickstart, control or reviews; all without")
+    parser.add_argument("only", nargs="*", help="quickstart, family, control or reviews; all without")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
     args = parser.parse_args()
-    if wrong := set(args.only) - {"quickstart", "control", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
+    if wrong := set(args.only) - {"quickstart", "family", "control", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
     if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
 
@@ -105,6 +137,8 @@ def main():
         settings = runs[0].pop("config")
         for r in (*runs[1:], hacked): r.pop("config")
         write("quickstart", {"origin": origin("make quickstart"), "config": settings, "runs": runs, "beta_0": hacked})
+    if not args.only or "family" in args.only:
+        write("family", {"origin": origin("python evidence/run.py family")} | family())
     if not args.only or "control" in args.only:
         made_by = origin("python evidence/run.py control") | {"gymnasium": version("gymnasium")}
         write("control", {"origin": made_by} | {env_id: control(env_id) for env_id in ("CartPole-v1", "Pendulum-v1")})
