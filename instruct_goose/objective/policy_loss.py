@@ -137,7 +137,7 @@ def sampler_weights(
     old_logprobs: Float[Tensor, "batch time"],     # log π_old, by the trainer's own pass
     sampled_logprobs: Float[Tensor, "batch time"], # log μ, as the sampler reported them
     mask: Bool[Tensor, "batch time"],              # True where a token was sampled
-    cap: int | float = 2.,                               # C; inf: never cut
+    cap: int | float = 2.,                         # C; inf: never cut
 ) -> Float[Tensor, "batch time"]: # float32 or wider, no gradient; 1 at padding
     """wₜ = min(π_old(aₜ|sₜ) / μ(aₜ|sₜ), C): truncated importance weights, for a sampler μ
     that is not quite the policy it runs. Raises ValueError if shapes differ, for C ≤ 0."""
