@@ -98,8 +98,8 @@ class AlgorithmFlag:
     algorithm: Literal[tuple(PRESETS)] = "ppo"  # sets the defaults of the flags below to its own
 
 def with_preset(
-    kind: type, # QuickstartConfig or ReviewsConfig
-    name: str,  # a key of PRESETS; anything else is left for the parser to refuse
+    kind: type,       # QuickstartConfig or ReviewsConfig
+    name: str | None, # a key of PRESETS; None: the defaults stay. Others are the parser's to refuse
 ) -> type: # a subclass of `kind`: its flags, and --algorithm
     """The same settings with the preset's values as defaults, and the flag that says which. It
     goes by the name of `kind`, so that the parser finds the help texts in that source."""

@@ -330,8 +330,7 @@ def _improve(config, out, clock, data, tokenizer, lm, reward_model, stages):
     plot_metrics(metrics, out)
     summary = {"seed": config.seed, **clock.read(), "torch_threads": config.threads, **stages,
                "before": before, "after": after, "baselines": baselines,
-               "algorithm": config.algorithm,
-               "config": {k: v for k, v in asdict(config).items() if k != "output_dir"},
+               "config": {"algorithm": config.algorithm} | {k: v for k, v in asdict(config).items() if k != "output_dir"},
                "versions": versions()}
     write_json(out / "summary.json", summary)
     print(f"\nThe same prompts, before and after:\n\n{side_by_side(before_texts, after_texts, 8)}\n\n{figures}\n")

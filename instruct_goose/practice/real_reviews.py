@@ -543,8 +543,9 @@ def _report(config, out, clock, nats, judges, before_texts, before, after_texts,
     plot_metrics(metrics, out)
     summary = {"seed": config.seed, **clock.read(), "torch_threads": config.threads, "sft": {"held_out_nats_per_token": nats},
                "reward_model": judges["reward_model"] | {"ceiling": judges["half_of_the_raters"]["pair_accuracy"]}, "judges": judges,
-               "before": before, "after": after, "baselines": baselines, "algorithm": config.algorithm,
-               "config": {k: v for k, v in asdict(config).items() if k not in ("output_dir", "data")}, "versions": versions()}
+               "before": before, "after": after, "baselines": baselines,
+               "config": {"algorithm": config.algorithm} | {k: v for k, v in asdict(config).items() if k not in ("output_dir", "data")},
+               "versions": versions()}
     write_json(out / "summary.json", summary)
     print(f"\nThe same prompts, before and after:\n\n{side_by_side(before_texts, after_texts, 8)}\n\n{figures}\n\n"
           "The text is rough: a model of 1.5 million weights, a few minutes of reading. Locally grammatical, globally adrift.")

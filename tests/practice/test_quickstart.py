@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from instruct_goose.models.reward import RewardModel
+from instruct_goose.objective.group import PRESETS
 from instruct_goose.practice import quickstart
 from instruct_goose.practice.film_reviews import vocabulary
 from instruct_goose.practice.quickstart import (
@@ -16,8 +17,11 @@ from instruct_goose.practice.quickstart import (
     make_data,
     make_lm,
     make_tokenizer,
+    make_trainer,
     run_quickstart,
     side_by_side,
+    train_judge,
+    train_sft,
 )
 
 TINY = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=2, batch_size=16, eval_samples=32,
@@ -105,15 +109,44 @@ def test_another_seed_another_run(run, tmp_path):
     for name in ("sft", "reward_model", "policy"): assert weights(tmp_path / "other" / name) != weights(out / name)
 
 
-@pytest.mark.parametrize("changed", [{"beta": 0.}, {"algorithm": "grpo", "group_size": 4}], ids=str)
+@pytest.mark.parametrize("changed", [{"beta": 0.}, PRESETS["grpo"] | {"group_size": 4}], ids=["beta 0", "grpo"])
 def test_what_changes_ppo_changes_nothing_before_it(run, tmp_path, changed):
     out, summary, _ = run
     other = run_quickstart(QuickstartConfig(**TINY | {"baselines": False} | changed, output_dir=tmp_path / "run"))
     for name in ("sft", "reward_model"): assert weights(tmp_path / "run" / name) == weights(out / name)
     assert weights(tmp_path / "run/policy") != weights(out / "policy")
     for key in ("sft", "reward_model", "before"): assert other[key] == summary[key]
+    assert other["config"]["algorithm"] == ("grpo" if "advantage" in changed else "ppo")
     value = (tmp_path / "run/explained_variance.png").exists()
-    assert value == (changed.get("algorithm") != "grpo")
+    assert value == ("advantage" not in changed)
+
+
+# ---------------------------------------------------------------- every algorithm, on this task
+
+BRIEF = dict(reviews=4000, pairs=3000, sft_steps=250, rm_steps=80, eval_samples=32, batch_size=64, minibatches=2, lr=2e-3, beta=.02, lr_schedule="constant", progress=False)
+
+
+@pytest.fixture(scope="module")
+def models():
+    "A language model and a reward model, trained briefly and once."
+    config = QuickstartConfig(**BRIEF)
+    data, tokenizer = make_data(config), make_tokenizer(config)
+    lm, _ = train_sft(config, data, tokenizer)
+    return data, tokenizer, lm, train_judge(config, data, lm)[0]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_trains_on_the_quickstart_task(models, name):
+    data, tokenizer, lm, reward_model = models
+    trainer = make_trainer(QuickstartConfig.preset(name, **BRIEF), lm, tokenizer)
+    assert trainer.config.algorithm == name and (trainer.agent.value_model is None) == (name != "ppo")
+    history = trainer.train(data.prompts, reward_model, steps=12, progress=False)
+    assert all(json.loads(json.dumps(m, allow_nan=False)) == m for m in history)
+    assert not [k for m in history for k, v in m.items() if v is None]  # nothing was infinite or undefined
+    assert max(m["max_ratio_deviation_first"] for m in history) < 1e-3 and history[0]["kl_to_reference"] == 0
+    mean = lambda some: sum(m["reward_mean"] for m in some) / len(some)
+    print(f"{name}: reward {mean(history[:2]):.2f} to {mean(history[-3:]):.2f}")
+    assert mean(history[-3:]) > mean(history[:2]) + .35
 
 
 def test_a_run_is_refused_before_anything_is_touched(run, monkeypatch):

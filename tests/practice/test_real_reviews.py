@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instruct_goose.models.reward import all_pairs_loss
+from instruct_goose.objective.group import PRESETS
 from instruct_goose.practice.real_reviews import (
     RATINGS,
     TEXTS,
@@ -221,7 +222,9 @@ def tiny(folder, out, **settings):
 def test_run_twice_the_same(folder, tmp_path, capsys):
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+    state = torch.get_rng_state()
     first, second = (run_reviews(tiny(folder, tmp_path / name)) for name in "ab")
+    assert torch.get_rng_state().equal(state)  # the global generator is left alone
     for summary in (first, second):
         for name in ("wall_seconds", "cpu_seconds"): assert summary.pop(name) >= 0
     assert first == second
@@ -242,6 +245,20 @@ def test_run_twice_the_same(folder, tmp_path, capsys):
     assert AutoModelForSequenceClassification.from_pretrained(out / "reward_model").config.num_labels == 1
     assert "vader" in capsys.readouterr().out
     assert run_reviews(tiny(folder, tmp_path / "c", seed=1))["after"] != first["after"]
+
+
+def test_every_response_without_an_end_pays_the_greedy_one_too(folder, tmp_path):
+    from instruct_goose.practice.real_reviews import FinishingTrainer, make_lm
+    from instruct_goose.training.pipeline import ended
+
+    config = tiny(folder, None, **PRESETS["remax"], unfinished_penalty=.25)
+    data = make_data(config, load_reviews(folder))
+    trainer = FinishingTrainer(make_lm(config, data.tokenizer).eval(), config=config, tokenizer=data.tokenizer)
+    r = trainer.score(trainer.rollout(data.prompts[:8]), lambda texts: [1.] * 8)
+    eos = data.tokenizer.eos_token_id
+    assert r.scores.tolist() == [1. if e else .75 for e in ended(r, eos)]
+    greedy, row = trainer._greedy(r)
+    assert r.baseline.tolist() == pytest.approx([1. if e else .75 for e in ended(greedy[row], eos)], abs=1e-6)  # the policy is its own reference: no drift
 
 
 def test_nothing_is_written_before_the_data_are_good(folder, tmp_path):

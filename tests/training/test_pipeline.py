@@ -467,6 +467,12 @@ def test_jsonl_grows_line_by_line(tmp_path):
         assert [json.loads(x)["i"] for x in lines] == list(range(i + 1))
 
 
+def test_jsonl_knows_no_nan_and_no_infinity(tmp_path):
+    append_jsonl(tmp_path / "m.jsonl", {"a": float("nan"), "b": [1.5, float("inf"), {"c": float("-inf")}], "d": (2, None, True, "NaN")})
+    def refuse(name): raise AssertionError(f"{name} is not JSON")
+    assert json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=refuse) == {"a": None, "b": [1.5, None, {"c": None}], "d": [2, None, True, "NaN"]}
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
 def test_saved_models_load_with_transformers_alone(tmp_path, tokenizer, name):
     model = tiny(name)

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.text import PromptDataset, pad, word_tokenizer
+from instruct_goose.objective.group import PRESETS
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFConfig, RLHFTrainer, check_scores
 
@@ -44,71 +45,132 @@ def agent_and_reference(name="gpt2", separate=False):
     return agent, tiny(name, seed=1).train()
 
 
-def config(**changes): return RLHFConfig(**(dict(device="cpu", batch_size=8, max_new_tokens=6, lr=1e-3, group_size=2) | changes))
+def config(algorithm="ppo", **changes):
+    small = dict(device="cpu", batch_size=8, max_new_tokens=6, lr=1e-3) | (dict(group_size=2) if PRESETS[algorithm]["group_size"] > 1 else {})
+    return RLHFConfig.preset(algorithm, **small | changes)
 
 
 # ---------------------------------------------------------------- the loss
 
-def slow_loss(trainer, queries, responses, scores):
-    "Equations (3) to (6) with Python loops. Only the models' plain forward on unpadded rows is used. Differentiable."
+def slow_rows(trainer, queries, responses, scores, moved=None, sampler=None):
+    """Each response alone and unpadded through the models' plain forward: a dictionary of lists, one entry per token.
+    `moved` is log π − log π_old of each token, `sampler` log π_old − log of what the sampler saw; None: 0."""
     c, agent, ref = trainer.config, trainer.agent, trainer.ref_model
     was = [(m, m.training) for m in agent.modules()]
     agent.eval(); ref.eval()
     rows = []
-    for q, r, s in zip(queries, responses, scores.tolist(), strict=True):
-        ids = torch.tensor([q + r])
+    for i, (q, r, s) in enumerate(zip(queries, responses, scores.tolist(), strict=True)):
+        ids, n = torch.tensor([q + r]), range(len(r))
         logits = agent.model(ids).logits[0] / c.temperature
         ref_logits = (ref(ids).logits[0] / c.temperature).detach()
         base = agent.model.base_model if agent.value_model is None else agent.value_model
         hidden = base(ids).last_hidden_state[0]
-        V = [agent.value_head(hidden[len(q) - 1 + t])[0] for t in range(len(r))]
-        logp = [logits[len(q) - 1 + t].log_softmax(-1) for t in range(len(r))]
+        V = [agent.value_head(hidden[len(q) - 1 + t])[0] for t in n]
+        logp = [logits[len(q) - 1 + t].log_softmax(-1) for t in n]
         lp = [logp[t][a] for t, a in enumerate(r)]
         rlp = [ref_logits[len(q) - 1 + t].log_softmax(-1)[a] for t, a in enumerate(r)]
-        ent = [-(x.exp() * x).sum() for x in logp]
-        reward = [-(c.beta if c.kl_placement == "reward" else 0.) * (lp[t] - rlp[t]).item() + (s if t == len(r) - 1 else 0.) for t in range(len(r))]
-        rows.append(dict(lp=lp, rlp=rlp, V=V, ent=ent, reward=reward))
-    if c.algorithm == "ppo":
-        for row in rows:
-            v, n = [x.item() for x in row["V"]] + [0.], len(row["lp"])
+        old = [x.detach() - (moved[i][t] if moved else 0.) for t, x in enumerate(lp)]
+        rows.append(dict(lp=lp, rlp=rlp, old=old, V=V, ent=[-(x.exp() * x).sum() for x in logp], score=s, w=[math.exp(x) for x in sampler[i]] if sampler else [1. for _ in n]))
+    for m, mode in was: m.training = mode
+    return rows
+
+
+def estimate(name, ell): return {"k1": ell, "k2": ell**2 / 2, "k3": (-ell).exp() - 1 + ell}[name]
+
+
+def slow_advantages(c, rows, baseline):
+    "Rewards, then Â, by the papers' formulas; R̂ for the values. Fills the rows in."
+    for row in rows:
+        n = len(row["lp"])
+        price = [c.beta * estimate(c.kl_estimator or "k1", row["old"][t] - row["rlp"][t]).item() if c.kl_placement == "reward" else 0. for t in range(n)]
+        row["reward"] = [(row["score"] if t == n - 1 else 0.) - price[t] for t in range(n)]
+    totals = [sum(row["reward"]) for row in rows]
+    for i, row in enumerate(rows):
+        n, first = len(row["lp"]), i - i % c.group_size
+        group = totals[first:first + c.group_size]
+        others = [x for k, x in enumerate(group) if first + k != i]
+        mean = sum(group) / len(group)
+        if c.advantage == "gae":
+            v = [x.item() for x in row["V"]] + [0.]
             row["A"] = [sum((c.gamma * c.lam)**(k - t) * (row["reward"][k] + c.gamma * v[k + 1] - v[k]) for k in range(t, n)) for t in range(n)]
             row["R"] = [a + b for a, b in zip(row["A"], v, strict=False)]
-        if c.whiten_advantages:
-            flat = torch.tensor([a for row in rows for a in row["A"]], dtype=torch.float64)
-            for row in rows: row["A"] = [((a - flat.mean()) / (flat.var() + 1e-8).sqrt()).item() for a in row["A"]]
-    else:
-        totals = torch.tensor([sum(row["reward"]) for row in rows], dtype=torch.float64).view(-1, c.group_size)
-        normal = ((totals - totals.mean(1, keepdim=True)) / (totals.std(1, keepdim=True) + 1e-4)).flatten().tolist()
-        for row, a in zip(rows, normal, strict=True): row["A"] = [a] * len(row["lp"])
-
-    def token(row, t):
-        ratio = (row["lp"][t] - row["lp"][t].detach()).exp()
-        loss = -ratio * row["A"][t]  # the clip is nowhere active at ratio 1
-        if c.algorithm == "ppo": loss = loss + c.vf_coef * (row["V"][t] - row["R"][t])**2 / 2
-        ell = row["lp"][t] - row["rlp"][t]
-        if c.kl_placement == "loss": loss = loss + c.beta * (ell**2 / 2 if c.kl_estimator == "k2" else (-ell).exp() - 1 + ell)
-        return loss - c.ent_coef * row["ent"][t]
-
-    per = [[token(row, t) for t in range(len(row["lp"]))] for row in rows]
-    how = c.aggregation or ("token_mean" if c.algorithm == "ppo" else "sequence_mean")
-    if how == "token_mean": total = sum(x for row in per for x in row) / sum(map(len, per))
-    elif how == "sequence_mean": total = sum(sum(row) / len(row) for row in per) / len(per)
-    else: total = sum(x for row in per for x in row) / (len(per) * max(map(len, responses)))
-    for m, mode in was: m.training = mode
-    return total
+        elif c.advantage == "return": row["A"] = [sum(c.gamma**(k - t) * row["reward"][k] for k in range(t, n)) for t in range(n)]
+        elif c.advantage == "group_mean": row["A"] = [totals[i] - mean] * n
+        elif c.advantage == "group_mean_std":
+            std = math.sqrt(sum((x - mean)**2 for x in group) / (len(group) - c.group_ddof))
+            row["A"] = [(totals[i] - mean) / (std + 1e-4)] * n
+        elif c.advantage == "leave_one_out": row["A"] = [totals[i] - sum(others) / len(others)] * n
+        elif c.advantage == "greedy": row["A"] = [totals[i] - baseline[i].item()] * n
+    if c.whiten_advantages:
+        flat = [a for row in rows for a in row["A"]]
+        mean = sum(flat) / len(flat)
+        var = sum((a - mean)**2 for a in flat) / (len(flat) - 1)
+        for row in rows: row["A"] = [(a - mean) / math.sqrt(var + 1e-8) for a in row["A"]]
 
 
-SETTINGS = {
-    "ppo": {},
+def slow_token(c, row, t):
+    "One token's share of the loss, before any averaging."
+    n, A, old, lp = len(row["lp"]), row["A"][t], row["old"], row["lp"]
+    log_ratios = [lp[k] - old[k] for k in range(n)]
+    ratio = {"token": log_ratios[t], "sequence": sum(log_ratios) / n, "product": sum(log_ratios)}[c.ratio_level].exp()
+    low, high = 1 - c.clip, 1 + (c.clip if c.clip_high is None else c.clip_high)
+    clipped = low if ratio < low else high if ratio > high else ratio
+    if c.surrogate == "min":
+        objective = ratio * A if ratio * A <= clipped * A else torch.as_tensor(clipped * A)
+        if c.dual_clip is not None and A < 0 and objective < c.dual_clip * A: objective = torch.tensor(c.dual_clip * A)
+    elif c.surrogate == "ratio": objective = ratio * A
+    else: objective = (clipped.item() if torch.is_tensor(clipped) else clipped) * A * lp[t]
+    loss = -objective * (1. if c.importance_cap is None else min(row["w"][t], c.importance_cap))
+    if c.advantage == "gae": loss = loss + c.vf_coef * (row["V"][t] - row["R"][t])**2 / 2
+    ell = lp[t] - row["rlp"][t]
+    if c.kl_placement == "loss":
+        name, own = c.kl_estimator or "k2", log_ratios[t].exp()
+        kl = estimate(name, ell)
+        if c.kl_gradient == "ratio": kl = kl * (own.item() if name == "k2" else own)
+        if c.kl_gradient == "straight_through": kl = ell**2 / 2 - (ell**2 / 2).item() + kl.item()
+        loss = loss + c.beta * kl
+    return loss - c.ent_coef * row["ent"][t]
+
+
+def slow_mean(c, rows, minibatch):
+    "The average of the settings over the rows of a minibatch, which may have parts of groups."
+    per = {i: [slow_token(c, rows[i], t) for t in range(len(rows[i]["lp"]))] for i in minibatch}
+    if c.aggregation == "token_mean": return sum(x for row in per.values() for x in row) / sum(map(len, per.values()))
+    if c.aggregation == "sequence_mean": return sum(sum(row) / len(row) for row in per.values()) / len(per)
+    if c.aggregation == "sequence_sum": return sum(x for row in per.values() for x in row) / (len(per) * c.max_new_tokens)
+    groups = [range(k, k + c.group_size) for k in range(0, len(rows), c.group_size)]
+    of_groups = [sum(x for i in g if i in per for x in per[i]) / sum(len(rows[i]["lp"]) for i in g) for g in groups]
+    return sum(of_groups) / (len(per) / c.group_size)
+
+
+def slow_loss(trainer, queries, responses, scores, baseline=None, moved=None, sampler=None, minibatch=None):
+    "Equations (3) to (6) with Python loops. Differentiable."
+    rows = slow_rows(trainer, queries, responses, scores, moved, sampler)
+    slow_advantages(trainer.config, rows, baseline)
+    return slow_mean(trainer.config, rows, range(len(rows)) if minibatch is None else minibatch)
+
+
+SETTINGS = {name: dict(algorithm=name) for name in PRESETS} | {
     "discount": dict(gamma=.9, lam=.5, whiten_advantages=False, vf_coef=.7, value_clip=None),
     "warm, with entropy": dict(temperature=1.7, ent_coef=.05, beta=.4),
     "KL in the loss, k2": dict(kl_placement="loss", beta=.3),
     "KL in the loss, k3": dict(kl_placement="loss", kl_estimator="k3", beta=.3, clip_high=.3),
+    "KL in the loss, k1 with the ratio": dict(kl_placement="loss", kl_estimator="k1", kl_gradient="ratio", beta=.3),
+    "KL in the loss, k2 with the ratio": dict(kl_placement="loss", kl_estimator="k2", kl_gradient="ratio", beta=.3),
+    "KL in the loss, k3 straight through": dict(kl_placement="loss", kl_estimator="k3", kl_gradient="straight_through", beta=.3),
+    "KL in the reward, k3": dict(kl_estimator="k3", beta=.3),
     "sequence_mean": dict(aggregation="sequence_mean"),
     "sequence_sum": dict(aggregation="sequence_sum"),
-    "grpo": dict(algorithm="grpo"),
-    "grpo, KL in the loss": dict(algorithm="grpo", kl_placement="loss", kl_estimator="k3", aggregation="token_mean", beta=.04),
+    "GAE, tokens of a group": dict(aggregation="group_token_mean", group_size=2, ent_coef=.05),
+    "dual clip": dict(dual_clip=1.3),
+    "no clip, sequence": dict(surrogate="ratio", ratio_level="sequence"),
+    "GRPO, KL in the loss, token mean": dict(algorithm="grpo", aggregation="token_mean", beta=.4),
+    "GRPO, std of the population, whitened": dict(algorithm="grpo", group_size=4, group_ddof=0, whiten_advantages=True, kl_gradient="ratio"),
+    "discounted return": dict(algorithm="reinforce_pp", gamma=.8),
+    "weights": dict(algorithm="dapo", importance_cap=1.2),
+    "weights, CISPO": dict(algorithm="cispo", importance_cap=1.2, clip=.2, clip_high=.1, beta=.2),
 }
+BASELINE = torch.tensor([.5, -1., .75, 0.], dtype=torch.float64)
 
 
 def gradients(agent): return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in agent.parameters()]
@@ -119,7 +181,7 @@ def compare(trainer, *batch):
     before = [m.training for m in trainer.agent.modules()]
     trainer.agent.zero_grad(); loss = trainer.compute_loss(*batch); loss.backward(); got = gradients(trainer.agent)
     assert [m.training for m in trainer.agent.modules()] == before, "dropout must be restored"
-    trainer.agent.zero_grad(); slow = slow_loss(trainer, QUERIES, RESPONSES, SCORES.double()); slow.backward(); expected = gradients(trainer.agent)
+    trainer.agent.zero_grad(); slow = slow_loss(trainer, QUERIES, RESPONSES, SCORES.double(), BASELINE); slow.backward(); expected = gradients(trainer.agent)
     close = dict(atol=1e-9, rtol=1e-7) if trainer.agent.model.config.model_type == "gpt2" else dict(atol=1e-6, rtol=1e-4)  # their norms are float32
     torch.testing.assert_close(loss, slow, **close)
     assert sum(g.abs().sum() for g in expected) > 1e-3
@@ -131,7 +193,74 @@ def compare(trainer, *batch):
 def test_the_loss_and_its_gradient_are_those_of_the_equations(name, setting):
     agent, ref = agent_and_reference(name, separate=setting == "ppo")
     trainer = RLHFTrainer(agent, ref, config(**SETTINGS[setting]))
-    compare(trainer, *pad(QUERIES, EOS, side="left"), *pad(RESPONSES, EOS, side="right"), SCORES.double())
+    compare(trainer, *pad(QUERIES, EOS, side="left"), *pad(RESPONSES, EOS, side="right"), SCORES.double(), *baseline_for(trainer))
+
+
+def baseline_for(trainer): return [BASELINE] if trainer.config.advantage == "greedy" else []
+
+
+# log-ratios beyond every clip on both sides, for rows of both signs of the advantage
+MOVED = [[.3, -.4, .35], [-.5, .2, .6, 1.2, -.02], [-.4], [-.1, -.9]]
+SAMPLER = [[.1, -.3, .5], [0., .02, .4, -.2, -.1], [.3], [-.6, .25]]
+
+
+def stale_rollout(trainer):
+    "A rollout of an older policy, written by a sampler that was not quite that policy. Advantages are filled in."
+    (q, qm), (r, rm) = pad(QUERIES, EOS, side="left"), pad(RESPONSES, EOS, side="right")
+    rollout = trainer.annotate(Rollout(q, qm, r, rm, scores=SCORES.double(), baseline=BASELINE))
+    spread = lambda rows: torch.tensor([row + [0.] * (rm.shape[1] - len(row)) for row in rows], dtype=torch.float64)
+    rollout.old_logprobs = rollout.old_logprobs - spread(MOVED)
+    rollout.sampled_logprobs = rollout.old_logprobs - spread(SAMPLER)
+    return trainer.advantages(rollout)
+
+
+@pytest.mark.parametrize("minibatch", [[0, 1, 2, 3], [3, 0, 1]], ids=str)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_stale_minibatches_and_their_micro_batches_have_the_gradient_of_the_equations(setting, minibatch):
+    agent, ref = agent_and_reference()
+    trainer = RLHFTrainer(agent, ref, config(**SETTINGS[setting], max_grad_norm=1e9))
+    trainer.optimizer.step = lambda: None  # look, do not move
+    rollout = stale_rollout(trainer)
+    agent.zero_grad()
+    slow_loss(trainer, QUERIES, RESPONSES, SCORES.double(), BASELINE, MOVED, SAMPLER, minibatch).backward()
+    expected = gradients(agent)
+    assert sum(g.abs().sum() for g in expected) > 1e-3
+    for micro in (1, 2, None):
+        trainer.config.micro_batch_size = micro
+        log = trainer._update(rollout[minibatch], first=False)
+        for a, b in zip(gradients(agent), expected, strict=True): torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-7)
+        assert ("value_grad_norm" in log) == (trainer.config.advantage == "gae")
+
+
+@pytest.mark.parametrize("how", ["sequence_mean", "sequence_sum", "group_token_mean"])
+def test_equal_minibatches_of_shuffled_rows_average_to_the_whole(how):
+    agent, ref = agent_and_reference()
+    trainer = RLHFTrainer(agent, ref, config("grpo", aggregation=how, max_grad_norm=1e9))
+    trainer.optimizer.step = lambda: None
+    rollout = stale_rollout(trainer)
+    def gradient(rows): trainer._update(rollout[rows], first=False); return gradients(agent)
+    whole, parts = gradient([0, 1, 2, 3]), [gradient(rows) for rows in ([2, 1], [0, 3])]  # each has a part of both groups
+    for a, b, c in zip(whole, *parts, strict=True): torch.testing.assert_close(a, (b + c) / 2, atol=1e-10, rtol=1e-8)
+
+
+@pytest.mark.parametrize("setting", ["grpo", "gspo", "cispo", "rloo", "dual clip", "no clip, sequence"])
+def test_the_shares_of_clipped_tokens_are_of_the_right_ratio(setting):
+    agent, ref = agent_and_reference()
+    trainer = RLHFTrainer(agent, ref, config(**SETTINGS[setting] | (dict(clip=.2, clip_high=.3) if setting == "cispo" else {})))
+    c, rollout = trainer.config, stale_rollout(trainer)
+    low = high = dual = 0
+    for i, row in enumerate(MOVED):
+        for t, own in enumerate(row):
+            ratio = math.exp({"token": own, "sequence": sum(row) / len(row), "product": sum(row)}[c.ratio_level])
+            A, weight = rollout.advantages[i, t].item(), c.surrogate == "weight"
+            if c.surrogate == "ratio": continue
+            low += ratio < 1 - c.clip and (weight or A < 0)
+            high += ratio > 1 + (c.clip if c.clip_high is None else c.clip_high) and (weight or A > 0)
+            dual += c.dual_clip is not None and ratio > c.dual_clip and A < 0
+    got = trainer._clipped(rollout.old_logprobs + torch.tensor([row + [0.] * (5 - len(row)) for row in MOVED], dtype=torch.float64), rollout)
+    assert {k: round(v.item() * 11) for k, v in got.items()} == {"clip_fraction": low + high + dual, "clip_fraction_low": low, "clip_fraction_high": high} | (
+        {"clip_fraction_dual": dual} if c.dual_clip else {})
+    assert low + high + dual or c.surrogate == "ratio"
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -143,6 +272,14 @@ def test_padding_changes_nothing(name, query_side, response_side, pad_id, kind):
     trainer = RLHFTrainer(agent, ref, config())
     (q, qm), (r, rm) = pad(QUERIES, pad_id, side=query_side), pad(RESPONSES, pad_id, side=response_side)
     compare(trainer, q, qm.to(kind), r, rm.to(kind), SCORES.double())
+
+
+@pytest.mark.parametrize("algorithm", PRESETS)
+@pytest.mark.parametrize("query_side,response_side", [("left", "left"), ("right", "right")])
+def test_padding_changes_no_preset(algorithm, query_side, response_side):
+    agent, ref = agent_and_reference()
+    trainer = RLHFTrainer(agent, ref, config(algorithm))
+    compare(trainer, *pad(QUERIES, -100, side=query_side), *pad(RESPONSES, -100, side=response_side), SCORES.double(), *baseline_for(trainer))
 
 
 def test_rows_may_stand_in_any_order_and_padding_may_be_wider():
@@ -216,7 +353,7 @@ def test_annotations_are_those_of_whole_distributions(name, micro):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "remax"])
 def test_the_first_iteration_starts_at_ratio_one_and_kl_zero_with_dropout_in_the_config(name, algorithm):
     trainer = RLHFTrainer(tiny(name, dtype=torch.float32).train(), config=config(algorithm=algorithm), tokenizer=TOKENIZER)
     m = trainer.step(PROMPTS, reward)
@@ -274,13 +411,13 @@ def test_what_is_not_defined_is_none():
     assert m["explained_variance"] is None and json.loads(json.dumps(m)) == m
 
 
-@pytest.mark.parametrize("changes", [{}, dict(algorithm="grpo"), dict(aggregation="sequence_mean"), dict(aggregation="sequence_sum"),
-                                     dict(kl_placement="loss", ent_coef=.02), dict(algorithm="grpo", kl_placement="loss")], ids=str)
+@pytest.mark.parametrize("changes", [*(dict(algorithm=name) for name in PRESETS), dict(aggregation="sequence_mean"), dict(aggregation="sequence_sum"),
+                                     dict(kl_placement="loss", ent_coef=.02), dict(algorithm="dapo", importance_cap=1.5)], ids=str)
 def test_micro_batches_take_the_same_step(changes):
     def stepped(micro):
         agent, ref = agent_and_reference()
         trainer = RLHFTrainer(agent, ref, config(micro_batch_size=micro, **changes), tokenizer=TOKENIZER)
-        metrics = [trainer.step(PROMPTS[:8 if trainer.config.algorithm == "ppo" else 4], reward) for _ in range(2)]
+        metrics = [trainer.step(PROMPTS[:8 // trainer.config.group_size], reward) for _ in range(2)]
         return metrics, [p.detach().clone() for p in agent.parameters()]
     whole, expected = stepped(None)
     for micro in (1, 3):
@@ -396,13 +533,93 @@ def test_prompts_in_any_form_give_the_same_rollout():
         assert got == texts
 
 
-def test_grpo_answers_each_prompt_group_size_times_side_by_side():
-    trainer = RLHFTrainer(tiny(), config=config(algorithm="grpo", group_size=4), tokenizer=TOKENIZER)
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_each_prompt_is_answered_group_size_times_side_by_side(algorithm):
+    trainer = RLHFTrainer(tiny(), config=config(algorithm, group_size=4), tokenizer=TOKENIZER)
     r = trainer.rollout(PROMPTS[:2])
     assert r.prompts == ["w0 w3"] * 4 + ["w5"] * 4 and len(set(r.texts)) > 2
+    assert len(next(trainer._batches(PROMPTS))) == 2
     trainer.advantages(trainer.score(r, lambda texts: list(range(8))))
-    assert r.values is None and r.advantages[:4].sum(1).sign().tolist() == [-1, -1, 1, 1]
+    assert (r.values is None) == (r.returns is None) == (algorithm == "grpo")
+    if algorithm == "ppo": return
+    assert r.advantages[:4].sum(1).sign().tolist() == [-1, -1, 1, 1]
     for i in range(8): assert r.advantages[i][r.mask[i]].unique().numel() == 1
+
+
+# ---------------------------------------------------------------- the greedy baseline
+
+def greedy_by_hand(trainer, prompt):
+    "One token at a time, without cache or padding; the text, and log π − log π_ref of each token."
+    ids, drift = list(TOKENIZER(prompt)["input_ids"]), []
+    start = len(ids)
+    while len(drift) < trainer.config.max_new_tokens:
+        pi, ref = (m.eval()(torch.tensor([ids])).logits[0, -1] / trainer.config.temperature for m in (trainer.agent.model, trainer.ref_model))
+        token = pi.argmax().item()
+        drift.append((pi.log_softmax(-1) - ref.log_softmax(-1))[token].item()); ids.append(token)
+        if token == EOS: break
+    assert len(ids) > start
+    return TOKENIZER.decode(ids, skip_special_tokens=True), drift
+
+
+@pytest.mark.parametrize("changes", [{}, dict(micro_batch_size=2), dict(temperature=1.6), dict(kl_estimator="k3"), dict(kl_placement="loss")], ids=str)
+def test_the_greedy_baseline_is_the_total_reward_of_the_likeliest_response(changes):
+    agent, ref = agent_and_reference()
+    trainer = RLHFTrainer(agent, ref, config("remax", beta=.3, **changes), tokenizer=TOKENIZER)
+    prompts, asked = ["w0 w3", "w5", "w0 w3", "", "w5", "w8 w7", "", "w5"], []
+    def spy(texts): asked.append(list(texts)); return reward(texts)
+    r = trainer.score(trainer.rollout(prompts), spy)
+    by_hand = [greedy_by_hand(trainer, p) for p in prompts]
+    assert asked == [r.texts, [text for text, _ in by_hand]]  # a text per row, so that a judge may know its place
+    for i, (text, drift) in enumerate(by_hand):
+        k = {"k3": lambda x: math.exp(-x) - 1 + x}.get(changes.get("kl_estimator"), lambda x: x)
+        price = 0. if changes.get("kl_placement") == "loss" else .3 * sum(map(k, drift))
+        assert r.baseline[i].item() == pytest.approx(reward([text])[0] - price, abs=1e-5)
+    trainer.advantages(r)
+    for i in range(8):
+        assert r.advantages[i][r.mask[i]].tolist() == pytest.approx([(r.rewards[i].sum() - r.baseline[i]).item()] * int(r.mask[i].sum()), abs=1e-6)
+    assert trainer.describe(r)["baseline_mean"] == pytest.approx(r.baseline.mean().item())
+
+
+def test_the_greedy_baseline_throws_no_dice(unchecked):
+    class Counting(torch.nn.Module):
+        def score(self, texts): return [float(len(t)) for t in texts]
+    one, two = (RLHFTrainer(tiny(), config=config(a), tokenizer=TOKENIZER) for a in ("remax", "reinforce_pp"))
+    state = torch.get_rng_state()
+    for trainer in (one, two): trainer.score(trainer.rollout(PROMPTS), Counting())
+    assert one.rollout(PROMPTS).texts == two.rollout(PROMPTS).texts and torch.get_rng_state().equal(state)
+    seen = []
+    def judge(texts): seen.append(texts); return [0.] * 8 if len(seen) == 1 else [0.] * 5 + [float("nan")] * 3
+    r = one.rollout(PROMPTS)
+    with unchecked(), pytest.raises(ValueError, match="the score of greedy text 5 of 8, 'w4.*is nan"): one.score(r, judge)
+    assert r.scores is None
+    (q, qm), (ids, mask) = pad(QUERIES, EOS, side="left"), pad(RESPONSES, EOS, side="right")
+    with unchecked():
+        with pytest.raises(ValueError, match="no baseline: call score"): one.advantages(Rollout(q, qm, ids, mask, scores=SCORES.double()))
+        with pytest.raises(ValueError, match="pass baseline="): one.compute_loss(q, qm, ids, mask, SCORES)
+        with pytest.raises(ValueError, match="baseline has shape \\(3,\\)"): one.compute_loss(q, qm, ids, mask, SCORES, BASELINE[:3])
+        with pytest.raises(ValueError, match="baseline of responses \\[0\\]"): one.compute_loss(q, qm, ids, mask, SCORES, BASELINE / torch.tensor([0., 1, 1, 1]))
+    again = RLHFTrainer(tiny(), config=config("grpo", group_size=8), tokenizer=TOKENIZER)
+    with unchecked(), pytest.raises(ValueError, match="4 scores do not divide into groups of 8"): again.compute_loss(q, qm, ids, mask, SCORES)
+
+
+# ---------------------------------------------------------------- a sampler that is not quite the policy
+
+def test_importance_weights_are_those_of_the_sampler(unchecked):
+    trainer = RLHFTrainer(tiny(), config=config("grpo", importance_cap=1.5), tokenizer=TOKENIZER)
+    r = trainer.rollout(PROMPTS[:4])
+    noise = torch.randn(r.mask.shape, generator=torch.Generator().manual_seed(0)) * .5
+    r.sampled_logprobs = torch.where(r.mask, r.sampled_logprobs + noise, 0.)
+    m = trainer.describe(trainer.advantages(trainer.score(r, reward)))  # no refusal: the weights are there for it
+    ratios = [math.exp((r.old_logprobs - r.sampled_logprobs)[i, t].item()) for i, t in r.mask.nonzero().tolist()]
+    assert m["importance_mean"] == pytest.approx(sum(min(x, 1.5) for x in ratios) / len(ratios))
+    assert 0 < m["importance_capped"] == pytest.approx(sum(x > 1.5 for x in ratios) / len(ratios))
+    trainer.optimize(r)
+    plain = RLHFTrainer(tiny(), config=config("grpo"), tokenizer=TOKENIZER)
+    with pytest.raises(ValueError, match="sampler and the training forward disagree"): plain.annotate(r)
+    assert "importance_mean" not in plain.describe(plain.advantages(plain.score(plain.rollout(PROMPTS[:4]), reward)))
+    r.sampled_logprobs = None
+    fresh = RLHFTrainer(tiny(), config=config("grpo", importance_cap=1.5), tokenizer=TOKENIZER)
+    with unchecked(), pytest.raises(ValueError, match="importance_cap needs to know the sampler"): fresh.optimize(fresh.advantages(fresh.annotate(r)))
 
 
 def test_rollout_refuses(unchecked):
@@ -518,8 +735,7 @@ def test_an_optimizer_of_ones_own():
     assert frozen.model.transformer.h[0].mlp.c_fc.weight.equal(before) and not frozen.model.transformer.h[1].mlp.c_fc.weight.grad.eq(0).all()
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name,algorithm", [*(("gpt2", a) for a in PRESETS), ("llama", "ppo"), ("llama", "grpo")])
 def test_it_reaches_the_best_possible_policy(name, algorithm):
     """A uniform reference, so that the best J = E[score − β·KL] is a sum that can be done (see the lesson): each of the V tokens has
     1/V, w1 earns 1, w2 costs .5, the end stops. Prompts of different lengths, left padding, absolute and rotary positions."""
@@ -532,8 +748,10 @@ def test_it_reaches_the_best_possible_policy(name, algorithm):
         transformers.LlamaConfig(**(ROTARY | settings)) if name == "llama" else
         transformers.GPT2Config(**(BASE | settings), resid_pdrop=0., embd_pdrop=0., attn_pdrop=0.))
     torch.nn.init.zeros_(model.lm_head.weight)
-    settings = config(algorithm=algorithm, steps=40, batch_size=64, group_size=8, max_new_tokens=T, lr=1e-2, beta=beta, lr_schedule="linear")
-    agent = Agent(model, value_model=None if algorithm == "grpo" else "copy")
+    kl = dict(kl_placement="reward", kl_estimator=None)  # GRPO's k3 in the loss has another optimum
+    group = dict(group_size=8) if PRESETS[algorithm]["group_size"] > 1 else {}
+    settings = config(algorithm, **kl, **group, steps=40, batch_size=64, max_new_tokens=T, lr=1e-2, beta=beta, lr_schedule="linear")
+    agent = Agent(model, value_model="copy" if settings.advantage == "gae" else None)
     prompts = ["w0 w3", "w5", "", "w8 w7 w0 w4"]
     history = RLHFTrainer(agent, config=settings, tokenizer=TOKENIZER).train(prompts, reward, progress=False)
     reached = sum(m["total_reward_mean"] for m in history[-10:]) / 10
@@ -551,7 +769,13 @@ def test_every_setting_is_checked_by_name_value_and_range(unchecked):
             for bad in (1.5, True, None):
                 with pytest.raises(TypeError, match=f"{name} is .*whole number"): RLHFConfig(**{name: bad})
         for bad, message in [(dict(clip=0), "above 0"), (dict(lam=1.01), "from 0 to 1"), (dict(gamma=-.1), "from 0 to 1"), (dict(temperature=0), "above 0"),
-                             (dict(group_size=1), "at least 2"), (dict(algorithm="grpo", batch_size=12), "multiple of group_size, 8"),
+                             (dict(advantage="group_mean"), "group_size is 1: it must be at least 2 for group_mean"),
+                             (dict(advantage="group_mean_std"), "at least 2 for group_mean_std"), (dict(advantage="leave_one_out"), "at least 2 for leave_one_out"),
+                             (dict(aggregation="group_token_mean"), "at least 2 for group_token_mean"), (dict(group_size=0), "at least 1"),
+                             (dict(group_size=8, batch_size=12), "multiple of group_size, 8"), (dict(dual_clip=1.), "above 1"),
+                             (dict(dual_clip=2., surrogate="ratio"), "None with surrogate='ratio'"), (dict(importance_cap=0.), "above 0"), (dict(group_ddof=2), "one of 0, 1"),
+                             (dict(kl_placement="loss", kl_estimator="k1"), "kl_gradient is 'plain': it must be 'ratio' or 'straight_through'"),
+                             (dict(kl_gradient="ratio"), "'plain' with kl_placement='reward'"),
                              (dict(minibatches=65), "at most batch_size, 64"), (dict(beta=0, kl_target=3), "above 0 when kl_target")]:
             with pytest.raises(ValueError, match=message): RLHFConfig(**bad)
         RLHFConfig(beta=0, lr=1, clip=1, gamma=1, lam=0, ent_coef=0, vf_coef=0)  # whole numbers where numbers are meant
@@ -563,8 +787,9 @@ def test_every_setting_has_help_on_the_command_line():
     import re
 
     import tyro
-    assert tyro.cli(RLHFConfig, args=["--algorithm", "grpo", "--beta", "0", "--micro-batch-size", "8", "--no-whiten-advantages", "--aggregation", "token_mean"]) == \
-        RLHFConfig(algorithm="grpo", beta=0., micro_batch_size=8, whiten_advantages=False, aggregation="token_mean")
+    assert tyro.cli(RLHFConfig, args=["--advantage", "leave_one_out", "--group-size", "4", "--beta", "0", "--micro-batch-size", "8", "--no-whiten-advantages",
+                                      "--dual-clip", "3", "--kl-estimator", "None", "--group-ddof", "0"]) == \
+        RLHFConfig(advantage="leave_one_out", group_size=4, beta=0., micro_batch_size=8, whiten_advantages=False, dual_clip=3., group_ddof=0)
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit): tyro.cli(RLHFConfig, args=["--help"], console_outputs=True)
     text = re.sub(r"[│╭╮╰╯─\s]+", " ", out.getvalue())
@@ -573,8 +798,48 @@ def test_every_setting_has_help_on_the_command_line():
     lines = inspect.getsource(RLHFConfig).splitlines()
     for field in dataclasses.fields(RLHFConfig):
         at = next(i for i, x in enumerate(lines) if re.match(rf"\s+{field.name}:", x))
-        comment = lines[at].split("  # ")[1] if "  # " in lines[at] else lines[at - 1].split("# ")[1]
+        below = next(x for x in lines[at:] if re.match(r'    "', x) or "  # " in x)  # beside the field, or a string under it
+        comment = below.split("  # ")[1] if "  # " in below else below.strip().strip('"')
         assert len(comment) > 10 and comment.split()[0].strip("`;:") in text, field.name
+
+
+@pytest.mark.parametrize("algorithm", PRESETS)
+def test_a_preset_is_its_dials_and_what_overrides_them(algorithm):
+    c = RLHFConfig.preset(algorithm)
+    assert {k: getattr(c, k) for k in PRESETS[algorithm]} == PRESETS[algorithm] and c.algorithm == algorithm
+    defaults = RLHFConfig()
+    for f in dataclasses.fields(RLHFConfig):
+        if f.name not in PRESETS[algorithm]: assert getattr(c, f.name) == getattr(defaults, f.name), f.name
+    other = RLHFConfig.preset(algorithm, steps=7, clip=.11, beta=.9, group_size=4)
+    assert (other.steps, other.clip, other.beta, other.group_size, other.algorithm) == (7, .11, .9, 4, algorithm)  # sizes do not make another algorithm
+    assert RLHFConfig.preset(algorithm, group_ddof=0).algorithm == "custom"
+    assert dataclasses.replace(c, steps=3).algorithm == algorithm
+
+
+def test_presets_of_other_configurations_and_unknown_ones():
+    @dataclasses.dataclass
+    class Mine(RLHFConfig):
+        beta: float = .7
+        clip: float = .3
+        steps: int = 5
+    grpo, rloo = Mine.preset("grpo"), Mine.preset("rloo")
+    assert type(grpo) is Mine and (grpo.beta, grpo.clip, grpo.steps) == (.04, .2, 5)  # the preset beats the class
+    assert rloo.beta == .7 and Mine.preset("rloo", beta=.2).beta == .2                # which it leaves alone where it says nothing
+    assert RLHFConfig().algorithm == Mine().algorithm == "ppo"
+    with pytest.raises(ValueError, match="no preset 'dqn': choose one of ppo, grpo.*remax"): RLHFConfig.preset("dqn")
+    with pytest.raises(TypeError, match="algorithm"): RLHFConfig(algorithm="grpo")
+    with pytest.raises(AttributeError): RLHFConfig().algorithm = "grpo"
+
+
+def test_only_gae_trains_a_value_function():
+    for algorithm in PRESETS:
+        agent = Agent(tiny(dtype=torch.float32))
+        trainer = RLHFTrainer(agent, config=config(algorithm), tokenizer=TOKENIZER)
+        known = {id(p) for g in trainer.optimizer.param_groups for p in g["params"]}
+        assert all((id(p) in known) == (algorithm == "ppo") for p in agent.value_parameters())
+        m = trainer.step(PROMPTS[:8 // trainer.config.group_size], reward)
+        assert ("value_loss" in m) == ("explained_variance" in m) == (algorithm == "ppo")
+        assert all((p == 0).all() for p in agent.value_parameters()) == (algorithm != "ppo")
 
 
 def test_half_precision_runs():
