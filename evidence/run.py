@@ -61,7 +61,7 @@ def run(*args: str) -> dict:
 
 
 def control(env_id: str) -> dict:
-    "Three seeds of one environment: what each took, its training curve, and how 20 fresh episodes went afterwards."
+    "Three seeds of one environment: what each took, its training curve, and how 100 fresh episodes went afterwards."
     from dataclasses import asdict
 
     from instruct_goose.practice.classic_control import SETTINGS, evaluate, train_control
@@ -73,11 +73,11 @@ def control(env_id: str) -> dict:
         clock = Clock()
         log, policy = train_control(env_id, seed=seed)
         seconds, returns = clock.read(), [x for m in log for x in m["returns"]]
-        after = {how: evaluate(policy, env_id, 20, seed, greedy=how == "greedy") for how in ("greedy", "sampled")}
+        after = {how: evaluate(policy, env_id, 100, seed, greedy=how == "greedy") for how in ("greedy", "sampled")}
         runs.append(rounded({
             "seed": seed, **seconds, "steps": log[-1]["steps"], "episodes": len(returns),
             "first_20": sum(returns[:20]) / 20, "last_50": sum(returns[-50:]) / 50,
-            "evaluation": {how: {"mean": x.mean().item(), "min": x.min().item()} for how, x in after.items()},
+            "evaluation": {how: {"mean": x.mean().item(), "standard_error": x.std().item() / 10, "min": x.min().item()} for how, x in after.items()},
             "curves": {"steps": [m["steps"] for m in log], "return_50": [m["return_50"] for m in log]}
             | {k: rounded([m[k] for m in log], 3) for k in ("entropy", "approx_kl", "explained_variance")}}))
         print({k: v for k, v in runs[-1].items() if k != "curves"}, flush=True)
