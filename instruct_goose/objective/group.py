@@ -42,31 +42,31 @@ PRESET_SOURCES: dict[str, dict[str, str]] = {
     "ppo": dict(
         paper="Schulman et al. 2017", arxiv="1707.06347", equations="eqs. 7, 11",
         leaves_out="The adaptive KL penalty, the paper's alternative to the clip.",
-        departs="The KL in the reward and the whitening are customs of RLHF, not the paper's."),
+        departs="KL in the reward and whitening are customs of RLHF, not the paper's."),
     "grpo": dict(
         paper="Shao et al. 2024", arxiv="2402.03300", equations="eqs. 3, 4",
         leaves_out="A fresh reference after every iteration; rewards for single steps.",
-        departs="No ε and no ddof are given there: ours are PPO's .2 and G − 1. G was 64."),
+        departs="No ε, no ddof given there: ours are PPO's .2 and G − 1. G was 64."),
     "dr_grpo": dict(
         paper="Liu et al. 2025", arxiv="2503.20783", equations="section 3.2",
         leaves_out="Nothing of the loss.",
         departs="The constant is max_new_tokens, the paper's generation budget."),
     "dapo": dict(
         paper="Yu et al. 2025", arxiv="2503.14476", equations="eqs. 8, 9",
-        leaves_out="Dynamic sampling (eq. 11); the punishment of overlong answers (eq. 13).",
-        departs="A mean per group, as eq. 8 has it. TRL and verl take one over the batch."),
+        leaves_out="Dynamic sampling (eq. 11); the overlong punishment (eq. 13).",
+        departs="A mean per group, as in eq. 8. TRL and verl take one per batch."),
     "gspo": dict(
         paper="Zheng et al. 2025", arxiv="2507.18071", equations="eqs. 5, 6, 7",
-        leaves_out="GSPO-token, the variant with an advantage per token (eqs. 13, 14).",
+        leaves_out="GSPO-token, with an advantage per token (eqs. 13, 14).",
         departs="Nowhere that we know of."),
     "cispo": dict(
         paper="MiniMax 2025", arxiv="2506.13585", equations="eqs. 4, 5",
-        leaves_out="Dynamic sampling and the length penalty, which it takes from DAPO.",
-        departs="Its ε_high is not disclosed. Ours caps the weight at 1 + 4 = 5, as TRL advises."),
+        leaves_out="Dynamic sampling and a length penalty, both taken from DAPO.",
+        departs="Its ε_high is undisclosed. Our cap is 1 + 4 = 5, as TRL advises."),
     "rloo": dict(
         paper="Ahmadian et al. 2024", arxiv="2402.14740", equations="after eq. 8",
         leaves_out="Nothing of the loss.",
-        departs="The paper has no ratio and no clip: ours begin to act at a second step."),
+        departs="No ratio and no clip there: ours begin to act at a second step."),
     "reinforce_pp": dict(
         paper="Hu et al. 2025, v9", arxiv="2501.03262", equations="eqs. 1, 4, 5",
         leaves_out="The variant with a group baseline (eqs. 6 to 8).",
@@ -74,36 +74,37 @@ PRESET_SOURCES: dict[str, dict[str, str]] = {
     "remax": dict(
         paper="Li et al. 2023", arxiv="2310.10505", equations="algorithm 1",
         leaves_out="Nothing of the loss.",
-        departs="No ratio, no clip; and its code charges each token its own drift, not the response.")}
+        departs="As RLOO; and its code charges each token for its own drift only.")}
 
 # %% ../../nbs/1_objective/07_group.ipynb #c5d046b9
-def _dials(dials: dict[str, Any]) -> list[str]:
-    "One preset as cells of the table. Nothing is written by hand: a dial that turns, shows."
-    d, g = dials, lambda x: f"{x:g}"
-    high = d["clip"] if d["clip_high"] is None else d["clip_high"]
-    surrogate = f"`{d['surrogate']}`"
-    if d["surrogate"] != "ratio": surrogate += f", ρ in [{g(1 - d['clip'])}, {g(1 + high)}]"
-    if d["dual_clip"] is not None: surrogate += f", dual clip {g(d['dual_clip'])}"
-    advantage = f"`{d['advantage']}`"
+def _dials(d: dict[str, Any]) -> list[str]:
+    "A preset as cells of the table. Nothing is written by hand: a turned dial shows."
+    words, number = lambda key: d[key].replace("_", " "), lambda x: f"{x:g}"
+    surrogate, advantage = words("surrogate"), words("advantage")
+    if d["surrogate"] != "ratio":
+        high = d["clip"] if d["clip_high"] is None else d["clip_high"]
+        surrogate += f", ρ in [{number(1 - d['clip'])}, {number(1 + high)}]"
+    if d["dual_clip"] is not None: surrogate += f", dual clip {number(d['dual_clip'])}"
     if d["group_size"] > 1: advantage += f", G = {d['group_size']}"
     if d["advantage"] == "group_mean_std": advantage += f", ddof {d['group_ddof']}"
     if d["whiten_advantages"]: advantage += ", whitened"
     in_loss = d["kl_placement"] == "loss"
-    kl = f"in the {d['kl_placement']}, `{d['kl_estimator'] or ('k2' if in_loss else 'k1')}`"
-    if in_loss: kl += f", {d['kl_gradient']} gradient"
-    kl += ", β as you set it" if "beta" not in d else f", β = {g(d['beta'])}"
+    estimator = d["kl_estimator"] or ("k2" if in_loss else "k1")
+    kl = f"in the {d['kl_placement']}, {estimator}"
+    if in_loss: kl += f", {words('kl_gradient')} gradient"
+    kl += f", β = {number(d['beta'])}" if "beta" in d else ", β as you set it"
     if d.get("beta") == 0: kl = "none"
-    return [f"`{d['ratio_level']}`", surrogate, advantage, f"`{d['aggregation']}`", kl]
+    return [words("ratio_level"), surrogate, advantage, words("aggregation"), kl]
 
 # %% ../../nbs/1_objective/07_group.ipynb #f69643af
 def preset_table() -> str: # markdown, one row per preset
-    """PRESETS dial by dial, with the papers of PRESET_SOURCES. ρ in [a, b]: the clip range,
-    1 − clip to 1 + clip_high. G: group_size. β = 0: no KL. Where β is yours to set, the
-    estimator is shown that kl_estimator=None stands for: k1 in the reward, k2 in the loss."""
-    head = "preset", "ratio", "surrogate and clip", "advantage", "aggregation", "KL", "paper"
-    rows = [head, ["---"] * len(head)]
+    """PRESETS dial by dial, with the papers of PRESET_SOURCES. A choice is spelt with
+    spaces for underscores. ρ in [a, b]: from 1 − clip to 1 + clip_high. G: group_size.
+    kl_estimator=None shows as what it stands for: k1 in the reward, k2 in the loss."""
+    head = "preset | ratio | surrogate and clip | advantage | aggregation | KL | paper"
+    rows = [head.split(" | "), ["---"] * 7]
     for name, dials in PRESETS.items():
         s = PRESET_SOURCES[name]
         paper = f"[{s['paper']}](https://arxiv.org/abs/{s['arxiv']}), {s['equations']}"
-        rows.append([f"`{name}`", *_dials(dials), paper])
+        rows.append([name, *_dials(dials), paper])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
