@@ -205,7 +205,7 @@ def staged(page: Page, pages: list[Page], links: Links) -> dict:
 
 def toctrees(pages: list[Page]) -> str:
     groups = {name: [p.url for p in pages if p.part == part] for part, name in PARTS.items()}
-    groups["Reference"] = ["api", *COPIED.values()]
+    groups["Reference"] = ["api", "tables", *COPIED.values()]
     return "\n\n".join(f"```{{toctree}}\n:hidden:\n:caption: {name}\n\n" + "\n".join(urls) + "\n```" for name, urls in groups.items() if urls)
 
 
@@ -227,6 +227,22 @@ def names_page(pages: list[Page]) -> str:
     return "\n\n".join(text) + "\n"
 
 
+def tables_page(links: Links, near: Page) -> str:
+    "The tables that lessons compute, in one place: made by the package's own functions."
+    from instruct_goose.objective.group import preset_table
+    from instruct_goose.practice.same_name import QUANTITIES, comparison_table
+
+    text = ["# Tables", "```{rst-class} subtitle\n```\n\nEvery preset dial by dial, and what the same name means elsewhere\n",
+            "## Presets", "The rows of `RLHFConfig.preset()`, with the equations they come from. "
+            "[One algebra, many algorithms](1_objective/07_group.ipynb) derives them, "
+            "[One task, all algorithms](4_practice/04_family.ipynb) compares them.", preset_table(),
+            "## Same name, different mathematics", "What libraries compute under one name, each on the same input. The last column "
+            "is the test that tells them apart; [the lesson](4_practice/07_same_name.ipynb) has the reasons."]
+    ours, theirs = links.apply("\n\n".join(text), near), []  # a name in a row of another library is that library's
+    for name in QUANTITIES: theirs += [f"### {name[0].upper()}{name[1:]}", comparison_table(name)]
+    return "\n\n".join([ours, *theirs]) + "\n"
+
+
 # --- build ------------------------------------------------------------------------------------------------------------
 def write(path: Path, text: str):
     "Write only what changed, so that Sphinx need not do the rest again."
@@ -244,6 +260,7 @@ def stage() -> list[str]:
         if page is index: nb["cells"].append(text_cell(toctrees(pages), "toctrees"))
         wanted[out / f"{page.url}.ipynb"] = json.dumps(nb, indent=1, ensure_ascii=False)
     wanted[out / "api.md"] = names_page(pages)
+    wanted[out / "tables.md"] = tables_page(links, index)
     for file, url in COPIED.items(): wanted[out / f"{url}.md"] = (ROOT / file).read_text("utf-8")
     for path, text in wanted.items(): write(path, text)
     for path in out.rglob("*.*"):
