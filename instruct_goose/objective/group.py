@@ -90,9 +90,9 @@ def _dials(d: dict[str, Any]) -> list[str]:
     if d["whiten_advantages"]: advantage += ", whitened"
     in_loss = d["kl_placement"] == "loss"
     estimator = d["kl_estimator"] or ("k2" if in_loss else "k1")
-    kl = f"in the {d['kl_placement']}, {estimator}"
-    if in_loss: kl += f", {words('kl_gradient')} gradient"
-    kl += f", β = {number(d['beta'])}" if "beta" in d else ", β as you set it"
+    kl = f"{d['kl_placement']}, {estimator}"
+    if in_loss: kl += f", {words('kl_gradient')}"
+    kl += f", β = {number(d['beta'])}" if "beta" in d else ", β yours"
     if d.get("beta") == 0: kl = "none"
     return [words("ratio_level"), surrogate, advantage, words("aggregation"), kl]
 
@@ -100,8 +100,8 @@ def _dials(d: dict[str, Any]) -> list[str]:
 def preset_table() -> str: # markdown, one row per preset
     """PRESETS dial by dial, with the papers of PRESET_SOURCES. A choice is spelt with
     spaces for underscores. ρ in [a, b]: from 1 − clip to 1 + clip_high. G: group_size.
-    kl_estimator=None shows as what it stands for: k1 in the reward, k2 in the loss."""
-    head = "preset | ratio | surrogate and clip | advantage | aggregation | KL | paper"
+    KL: placement, estimator (None shows as what it stands for), gradient in a loss, β."""
+    head = "preset | ratio | surrogate and clip | advantage | average | KL | paper"
     rows = [head.split(" | "), ["---"] * 7]
     for name, dials in PRESETS.items():
         s = PRESET_SOURCES[name]

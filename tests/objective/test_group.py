@@ -124,8 +124,8 @@ def test_no_dial_turns_unseen(key, monkeypatch):
 
 def test_beta_0_reads_none_and_an_open_beta_says_so():
     assert all("| none |" in rows()[n] for n in ("dr_grpo", "dapo", "gspo", "cispo"))
-    assert all("in the reward, k1" in rows()[n] for n in ("ppo", "rloo", "reinforce_pp", "remax"))
-    assert "in the loss, k3" in rows()["grpo"] and "0.04" in rows()["grpo"]
+    assert all("| reward, k1, β yours |" in rows()[n] for n in ("ppo", "rloo", "reinforce_pp", "remax"))
+    assert "| loss, k3, plain," in rows()["grpo"] and "0.04" in rows()["grpo"]
 
 
 # ── the losses: the library's functions against the papers' equations, token by token in Python floats ──
