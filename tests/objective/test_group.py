@@ -9,9 +9,10 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import instruct_goose.objective.group as group
-from instruct_goose import RLHFConfig
+from instruct_goose import RLHFConfig, RLHFTrainer, Rollout
 from instruct_goose.lesson import running_example
 from instruct_goose.objective.advantages import discounted_returns, gae, group_advantages
 from instruct_goose.objective.group import PRESET_SOURCES, PRESETS, preset_table
@@ -233,6 +234,21 @@ def test_a_preset_is_its_papers_equation(name, seed):
     b = batch(seed)
     if name == "gspo" and seed % 2: b.new = b.old + (b.new - b.old) * 1e-3  # also inside its narrow range
     close(loss(PRESETS[name], b).item(), paper(name, b), rtol=1e-9, atol=1e-11)
+
+
+@each
+def test_the_trainer_off_policy_is_the_papers_equation_too(name):
+    "Log-probabilities put in by hand, so that old and new differ: the trainer's own advantages, loss, KL and average."
+    b = batch(3)
+    group = dict(group_size=b.G) if PRESETS[name]["group_size"] > 1 else {}
+    beta = {} if "beta" in PRESETS[name] else dict(beta=BETA)
+    config = RLHFConfig.preset(name, batch_size=6, max_new_tokens=b.mask.shape[1], gamma=GAMMA, lam=LAM, vf_coef=0., device="cpu", **group, **beta)
+    tiny = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=5, n_positions=8, bos_token_id=0, eos_token_id=0))
+    trainer, ids = RLHFTrainer(tiny, config=config), torch.zeros(b.mask.shape, dtype=torch.long)
+    r = Rollout(ids, b.mask, ids, b.mask)
+    r.old_logprobs, r.sampled_logprobs, r.ref_logprobs, r.values, r.scores, r.baseline = b.old, b.old, b.ref, b.values, b.scores, b.greedy
+    now = SimpleNamespace(logprobs=b.new, values=b.values if name == "ppo" else None, entropy=None)
+    close(trainer._loss(now, trainer.advantages(r))[0].item(), paper(name, b), rtol=1e-9, atol=1e-11)
 
 
 @each
