@@ -1,0 +1,341 @@
+"""Same name, different mathematics: each formula against an oracle of its own, and the tests that tell them apart."""
+import math
+import statistics
+import sys
+from fractions import Fraction as Q
+
+import pytest
+import torch
+from torch.distributions import Categorical
+
+from instruct_goose.lesson import running_example
+from instruct_goose.objective.kl import exact_kl
+from instruct_goose.practice.same_name import (
+    QUANTITIES, ROWS, SOURCES, comparison_table, kinds_table, padded_example, tells_apart)
+
+t = lambda *x: torch.tensor(x, dtype=torch.float64)
+close = lambda a, b, atol=1e-9: torch.testing.assert_close(
+    torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64), atol=atol, rtol=0)
+
+# What each library computes, as read in its source. The first of each is ours, and what we want.
+READ = {
+    "masked mean": {
+        "instruct_goose": "real tokens, empty: refused", "torchtune": "real tokens, NaN leaks in, empty: 0",
+        "TRL PPO": "real tokens, NaN leaks in, empty: nan", "TRL GRPO": "real tokens, NaN leaks in, empty: 0",
+        "DI-engine": "all slots, padding as 0", "OpenRLHF": "real tokens, NaN leaks in, empty: nan",
+        "verl": "real tokens, empty: 0", "CleanRL": "all slots", "rlhf-book": "real tokens, NaN leaks in, empty: 0"},
+    "whitening": {
+        "instruct_goose": "centred", "torchtune": "mean added back", "TRL PPO": "centred", "DI-engine": "over all slots",
+        "OpenRLHF": "centred, by n", "verl": "centred", "CleanRL": "over all slots", "rlhf-book": "not whitened",
+        "RLHF_in_notebooks": "mean added back, by n"},
+    "returns": dict.fromkeys(
+        ("instruct_goose", "torchtune", "TRL PPO", "OpenRLHF", "verl", "CleanRL", "rlhf-book"), "before whitening") | {
+        "RLHF_in_notebooks": "after whitening, mean added back"},
+    "value clipping": dict.fromkeys(
+        ("instruct_goose", "torchtune", "TRL PPO", "DI-engine", "OpenRLHF", "verl", "CleanRL", "rlhf-book"),
+        "half the larger square") | {"labml: its equation": "without V_old", "instructGOOSE": "the square"},
+    "KL, k1": dict.fromkeys(
+        ("instruct_goose", "torchtune", "DI-engine", "TRL PPO", "verl", "CleanRL: old_approx_kl"), "k1, unbiased") | {
+        "OpenRLHF": "k1, unbiased, never above 10", "rlhf-book": "reversed k1, averages to −KL"},
+    "KL, k3": dict.fromkeys(
+        ("instruct_goose", "DI-engine", "TRL PPO", "TRL GRPO", "CleanRL: approx_kl"), "k3, unbiased") | {
+        "OpenRLHF": "k3, unbiased, never above 10", "verl": "k3, unbiased, never above 10",
+        "rlhf-book": "reversed k3, averages to χ² − KL"},
+    "KL as a loss": {
+        "instruct_goose: default": "gradient of KL(π‖π_ref)",
+        "instruct_goose: straight_through": "gradient of KL(π‖π_ref)", "DI-engine: k1, its default": "no gradient",
+        "DI-engine: k2": "gradient of KL(π‖π_ref)", "DI-engine: GRPO": "gradient of KL(π_ref‖π)",
+        "TRL GRPO: its default": "gradient of KL(π‖π_ref)", "OpenRLHF: k1, its default": "no gradient",
+        "verl: low_var_kl, its default": "gradient of KL(π_ref‖π)", "verl: k3+": "gradient of KL(π‖π_ref)",
+        "rlhf-book: kl3, its default": "gradient of ½χ²(π‖π_ref)"},
+    "entropy": {
+        "instruct_goose": "real tokens", "DI-engine": "all slots, padding as 0, τ = 1",
+        "TRL PPO: objective/entropy": "per response, each pad −1", "TRL PPO: policy/entropy_avg": "all slots",
+        "TRL GRPO": "real tokens", "OpenRLHF": "real tokens, τ = 1", "verl": "real tokens", "CleanRL": "all slots, τ = 1"},
+    "logged KL": {
+        "instruct_goose": "k3, real tokens", "torchtune": "k2, all slots", "DI-engine": "k1, all slots",
+        "TRL PPO": "k2, all slots", "OpenRLHF": "k1, real tokens", "verl": "k1, real tokens", "CleanRL": "k3, all slots"},
+    "group std": {
+        "instruct_goose": "divides by G − 1, ϵ = 1e-04, one alone: refused",
+        "torchtune: dev recipe": "divides by G − 1, ϵ = 1e-04, one alone: nan",
+        "TRL GRPO": "divides by G − 1, ϵ = 1e-04, one alone: 0",
+        "OpenRLHF: group_norm": "divides by G − 1, ϵ = 1e-09, one alone: nan",
+        "verl": "divides by G − 1, ϵ = 1e-06, one alone: 3", "rlhf-book": "divides by G − 1, ϵ = 1e-08, one alone: nan"},
+    "aggregation": {
+        "instruct_goose: token_mean": "token mean", "instruct_goose: sequence_mean": "sequence mean",
+        "instruct_goose: sequence_sum": "sums over B·L", "torchtune": "token mean", "DI-engine: PPO": "sums over B·L",
+        "DI-engine: GRPO": "sequence mean", "TRL PPO": "token mean", "TRL GRPO: dapo, its default": "token mean",
+        "TRL GRPO: grpo": "sequence mean", "TRL GRPO: dr_grpo": "sums over B·L", "TRL GRPO: luspo": "sums over B",
+        "Liger: luspo": "length × unmasked mean", "OpenRLHF": "token mean", "verl: token-mean": "token mean",
+        "verl: seq-mean-token-mean": "sequence mean", "verl: seq-mean-token-sum": "sums over B",
+        "verl: seq-mean-token-sum-norm": "sums over L", "CleanRL": "all slots", "rlhf-book": "sequence mean",
+        "rlhf-book: DAPO": "token mean"},
+    "temperature": dict.fromkeys(
+        ("instruct_goose", "torchtune", "TRL GRPO", "OpenRLHF", "verl"), "the sampler's τ") | {
+        "TRL PPO": "the sampler's, τ + 1e-7", "DI-engine": "τ = 1", "CleanRL": "τ = 1", "rlhf-book": "τ = 1"},
+    "reward position": dict.fromkeys(("instruct_goose", "OpenRLHF", "verl", "rlhf-book"), "last real token") | {
+        "torchtune: recipe": "one past it, from two tokens on", "torchtune: by default": "last column",
+        "TRL PPO": "one past it, if there is room"},
+    "clipped objective": dict.fromkeys(
+        ("instruct_goose", "torchtune", "DI-engine", "TRL PPO", "TRL GRPO", "OpenRLHF", "verl", "CleanRL", "rlhf-book"),
+        "the smaller of both") | {
+        "illustrated-rlhf": "clipped on every side", "instructGOOSE": "ρ·clip(ρ) in the place of clip(ρ)Â"},
+    "dual clip": dict.fromkeys(
+        ("instruct_goose", "DI-engine: discrete", "TRL GRPO: delta", "OpenRLHF", "verl"), "negative advantages only") | {
+        "DI-engine: continuous": "every advantage"},
+    "CISPO": dict.fromkeys(("instruct_goose", "verl", "rlhf-book"), "weight cut on both sides") | {
+        "TRL GRPO": "weight cut above", "torchrl": "no gradient outside"},
+    "clip fraction": dict.fromkeys(
+        ("instruct_goose", "torchtune", "TRL PPO", "TRL GRPO", "OpenRLHF", "verl"), "cut, of real tokens") | {
+        "DI-engine": "out of range, of all slots", "CleanRL": "out of range, of all slots"},
+}
+
+
+def told_apart(name, **strangers):
+    "Every row is what we read, rows of one kind have one number, and each stranger is known by its own answer."
+    q = QUANTITIES[name]
+    assert {r.library: tells_apart(name, r.f) for r in q.rows} == READ[name]
+    for rows in q.kinds.values(): assert len({r.number for r in rows}) == 1, [(r.library, r.number) for r in rows]
+    for f, answer in strangers.values(): assert tells_apart(name, f).startswith(answer), tells_apart(name, f)
+    return q
+
+
+@pytest.fixture
+def ex(): return padded_example()
+
+
+def real(x, mask): return [[v for v, m in zip(row, ms) if m] for row, ms in zip(x.tolist(), mask.tolist())]
+
+
+def test_masked_mean(ex):
+    q = told_apart("masked mean", over_rows=(lambda x, m: (x * m).sum() / len(x), "unknown"),
+                   selected=(lambda x, m: x[m].mean(), "real tokens, empty: nan"))
+    total = sum(map(sum, real(ex.loss, ex.mask)))
+    for kind, rows in q.kinds.items():
+        want = {"all slots": (total + 3) / 8, "all slots, padding as 0": total / 8}.get(kind, total / 5)
+        for r in rows: close(r.f(ex.loss, ex.mask), want, 1e-7)
+
+
+def test_whitening(ex):
+    q = told_apart("whitening", minus=(lambda x, m: -x, "unknown"))
+    flat = sum(real(ex.advantages, ex.mask), [])
+    mean, sd, by_n = statistics.mean(flat), statistics.stdev(flat), statistics.pstdev(flat)
+    for r in q.rows:
+        kind = READ[q.name][r.library]
+        spread, back = (by_n if "by n" in kind else sd), (mean if "added" in kind else 0)
+        if kind == "over all slots":
+            mean_, spread = statistics.mean(flat + [1.] * 3), statistics.stdev(flat + [1.] * 3)
+            want = [(x - mean_) / spread for x in flat]
+        elif kind == "not whitened": want = flat
+        else: want = [(x - mean) / spread + back for x in flat]
+        close(r.f(ex.advantages, ex.mask)[ex.mask], want, 1e-6)
+    # 1, 2, 3, 6: mean 3, squares 4 + 1 + 0 + 9 = 14 over 3
+    x, m, s = t([1, 2, 3, 6]), torch.ones(1, 4, dtype=torch.bool), math.sqrt(14 / 3)
+    close(q["torchtune"].f(x, m), t([-2 / s + 3, -1 / s + 3, 3, 3 / s + 3]), 1e-6)
+    close(q["instruct_goose"].f(x, m), t([-2 / s, -1 / s, 0, 3 / s]), 1e-6)
+
+
+def test_returns(ex):
+    q = told_apart("returns", advantages=(lambda a, v, m: a, "unknown"))
+    # the last token of a response: A = r − V, so A + V = r, which is the score less β·ℓ: 1, and −1 − .1·ln 2
+    for r in q.rows:
+        got = r.f(ex.advantages, ex.old_values, ex.mask)[[0, 1], [2, 1]]
+        if r.library == "RLHF_in_notebooks": assert (got - t(1, -1 - .1 * math.log(2))).abs().min() > .4
+        else: close(got, t(1, -1 - .1 * math.log(2)))
+
+
+def test_value_clipping(ex):
+    def slow(v, r, old, c, clip=True):
+        total = 0
+        for vi, ri, oi in zip(v, r, old):
+            near = oi + min(max(vi - oi, -c), c) if clip == "old" else min(max(vi - oi, -c), c)
+            total += max((vi - ri)**2, (near - ri)**2) / 2
+        return total / len(v)
+
+    q = told_apart("value clipping", smaller=(lambda v, r, old, c: torch.minimum(
+        (v - r)**2, (v.clamp(old - c, old + c) - r)**2) / 2, "unknown"),
+        plain=(lambda v, r, old, c: (v - r)**2 / 2, "half the square"))
+    columns = [sum(real(x, ex.mask), []) for x in (ex.values, ex.returns, ex.old_values)]
+    wanted = {"half the larger square": slow(*columns, .2, "old"), "without V_old": slow(*columns, .2),
+              "the square": sum((v - r)**2 for v, r, _ in zip(*columns)) / 5}
+    for kind, rows in q.kinds.items(): close(q.work(rows[0].f), wanted[kind])
+    v, r, old = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)).double()
+    close(q["DI-engine"].f(v, r, old, .3), q["torchtune"].f(v, r, old, .3))
+
+
+PI, REF = (Q(7, 10), Q(2, 10), Q(1, 10)), (Q(3, 10), Q(3, 10), Q(4, 10))
+KL = sum(float(p) * math.log(p / q) for p, q in zip(PI, REF))
+CHI2 = float(sum(p * p / q for p, q in zip(PI, REF)) - 1)
+
+
+def test_KL_k1():
+    told_apart("KL, k1", half=(lambda p, q: (p - q) / 2, "unknown"), size=(lambda p, q: (p - q).abs(), "reversed k1"))
+    close(KL, .3734, 1e-4); close(KL, exact_kl(t(.7, .2, .1).log(), t(.3, .3, .4).log()))
+    for r in QUANTITIES["KL, k1"].rows:
+        close(r.quantity.work(r.f), -KL if r.library == "rlhf-book" else KL)
+
+
+def test_KL_k3():
+    told_apart("KL, k3", k2=(lambda p, q: (p - q)**2 / 2, "unknown"), k1=(lambda p, q: p - q, "k1, unbiased"))
+    close(CHI2 - KL, .4183, 1e-4)
+    for r in QUANTITIES["KL, k3"].rows:
+        close(r.quantity.work(r.f), CHI2 - KL if r.library == "rlhf-book" else KL)
+    # what a test near ℓ = 0 sees: nothing
+    tiny = t(1e-4)
+    for r in QUANTITIES["KL, k3"].rows: close(r.f(tiny, 0 * tiny), t(5e-9), 1e-11)
+
+
+def test_KL_as_a_loss():
+    q = told_apart("KL as a loss", double=(lambda p, r, old: (p - r)**2, "unknown"))
+
+    def divergence(kind, z):  # of softmax(z), by enumeration
+        p, r = z.softmax(-1), t(.3, .3, .4)
+        return {"gradient of KL(π‖π_ref)": (p * (p / r).log()).sum(), "gradient of KL(π_ref‖π)": (r * (r / p).log()).sum(),
+                "gradient of ½χ²(π‖π_ref)": (p * p / r).sum() / 2, "no gradient": 0 * p.sum()}[kind]
+
+    z, step = t(.7, .2, .1).log(), 1e-6
+    for kind, rows in q.kinds.items():  # finite differences of the whole divergence
+        slopes = [(divergence(kind, z + step * e) - divergence(kind, z - step * e)) / (2 * step) for e in torch.eye(3).double()]
+        for r in rows: close(q.work(r.f), torch.stack(slopes), 1e-7)
+
+
+def test_entropy(ex):
+    q = told_apart("entropy", base_2=(lambda z, lp, m, tau: Categorical(logits=z / tau).entropy()[m].mean() / math.log(2), "unknown"))
+    S = {tau: Categorical(logits=ex.logits / tau).entropy() for tau in (1., .7)}
+    sampled = sum(-sum(row) for row in real(ex.old_logprobs, ex.mask))
+    wanted = {"real tokens": S[.7][ex.mask].mean(), "real tokens, τ = 1": S[1.][ex.mask].mean(), "all slots": S[.7].mean(),
+              "all slots, τ = 1": S[1.].mean(), "all slots, padding as 0, τ = 1": S[1.][ex.mask].sum() / 8,
+              "per response, each pad −1": (sampled - 3) / 2}
+    for kind, rows in q.kinds.items():
+        for r in rows: close(q.work(r.f), wanted[kind])
+
+
+def test_logged_KL(ex):
+    q = told_apart("logged KL", upside_down=(lambda new, old, m: ((old - new).exp() - 1 - (old - new))[m].mean(), "unknown"))
+    ell = [math.log(r) for r in (1.1, 1.5, .7, .6, 1.1)]  # new − old
+    k = dict(k1=[-x for x in ell], k2=[x * x / 2 for x in ell], k3=[math.exp(x) - 1 - x for x in ell])
+    for kind, rows in q.kinds.items():
+        which, where = kind.split(", ")
+        for r in rows: close(q.work(r.f), sum(k[which]) / (5 if where == "real tokens" else 8))
+
+
+def test_group_std():
+    q = told_apart("group std", by_G=(lambda x: (x - x.mean()) / (x.std(correction=0) + 1e-5), "divides by G, ϵ = 1e-05"))
+    scores = [.3, .9, .1, .5, -2.]
+    for r in q.rows:
+        eps = float(READ[q.name][r.library].split("ϵ = ")[1].split(",")[0])
+        spread = statistics.stdev(scores) + eps
+        close(r.f(t(*scores)), [(x - statistics.mean(scores)) / spread for x in scores])
+
+
+def test_aggregation(ex):
+    q = told_apart("aggregation", total=(lambda x, m: (x * m).sum(), "unknown"))
+    a, b = real(ex.loss, ex.mask)
+    wanted = {"token mean": sum(a + b) / 5, "sequence mean": (sum(a) / 3 + sum(b) / 2) / 2, "sums over B·L": sum(a + b) / 8,
+              "sums over B": sum(a + b) / 2, "sums over L": sum(a + b) / 4, "all slots": (sum(a + b) + 3) / 8,
+              "length × unmasked mean": (3 * (sum(a) + 1) + 2 * (sum(b) + 2)) / 8}
+    for kind, rows in q.kinds.items():
+        for r in rows: close(q.work(r.f), wanted[kind])
+    column = t([.3], [-.7])
+    close(q["TRL GRPO: luspo"].f(column, ex.mask), q["Liger: luspo"].f(column, ex.mask))
+
+
+def test_temperature():
+    q = told_apart("temperature", after=(lambda z, a, tau: z.log_softmax(-1)[..., a] / tau, "divided after"),
+                   upside_down=(lambda z, a, tau: (z * tau).log_softmax(-1)[..., a], "unknown"))
+    hot = [p**(1 / .6) for p in (.3, .2, .5)]
+    for r in q.rows:
+        close(q.work(r.f), math.log(.5) if READ[q.name][r.library] == "τ = 1" else math.log(hot[2] / sum(hot)), 1e-6)
+
+
+def test_reward_position():
+    q = told_apart("reward position", first=(lambda s, m: torch.eye(4)[[0, 0, 0]], "unknown"))
+    mask = torch.tensor([[True] * 3 + [False] * 2, [True] * 5])
+    for r in q.rows:
+        got = r.f(t(2, -3), mask)
+        at = {"last real token": 2, "last column": 4}.get(READ[q.name][r.library], 3)
+        close(got, t([2. * (i == at) for i in range(5)], [0, 0, 0, 0, -3]))
+    left = torch.tensor([[False, True, True]])  # where padding is on the left the index is not the count
+    for library in ("instruct_goose", "OpenRLHF", "rlhf-book"): close(q[library].f(t(5), left), t([0, 0, 5]))
+
+
+def test_clipped_objective():
+    q = told_apart("clipped objective", larger=(lambda r, a, e: torch.maximum(r * a, r.clamp(1 - e, 1 + e) * a), "unknown"))
+    for ratio in (.3, .9, 1.1, 2.):
+        for a in (.8, -.5):
+            want = min(ratio * a, min(max(ratio, .8), 1.2) * a)
+            for r in q.kinds["the smaller of both"]: close(r.f(t(ratio), t(a), .2), t(want))
+    close(q["illustrated-rlhf"].f(t(.5), t(.8), .2), t(.64)); close(q["instruct_goose"].f(t(.5), t(.8), .2), t(.40))
+
+
+def test_dual_clip():
+    q = told_apart("dual clip", no_clip=(lambda r, a, c: torch.minimum(r * a, r.clamp(.8, 1.2) * a), "none"))
+    for r in q.kinds["negative advantages only"]:
+        # Â < 0: −ρ, the floor at −3, the clip's −.8; Â > 0: untouched
+        close(r.f(t(2, 9, .5, 1, 9), t(-1, -1, -1, 1, 1), 3.), t(-2, -3, -.8, 1, 1.2))
+    rho = t(1.).requires_grad_()
+    q["DI-engine: continuous"].f(rho, t(1.), 3.).sum().backward()
+    close(rho.grad, t(0.))
+
+
+def test_CISPO():
+    q = told_apart("CISPO", ppo=(lambda new, old, a, low, high: -torch.minimum(
+        (new - old).exp() * a, (new - old).exp().clamp(low, high) * a), "unknown"))
+    new, old, a = t(-.5, -1.2), t(-1., -1.), t(2., -1.)
+    close(q["TRL GRPO"].f(new, old, a, .8, 1.2), [-1.2 * 2 * -.5, math.exp(-.2) * -1.2])
+    close(q["torchrl"].f(new, old, a, .8, 1.2), [-2.4, math.exp(-.2)])
+
+
+def test_clip_fraction(ex):
+    q = told_apart("clip fraction", range_only=(lambda r, a, m, e: ((r - 1).abs() > e)[m].double().mean(), "out of range, of real"))
+    # ratios 1.1, 1.5, .7, .6, 1.1 with advantages + + + − −: 1.5 and .6 are cut, .7 is out of range and free
+    for r in q.rows: close(q.work(r.f), 2 / 5 if READ[q.name][r.library].startswith("cut") else 3 / 8, 1e-6)
+
+
+def test_padded_example_is_the_running_example():
+    ex, run = padded_example(6, fill=-7.), running_example()
+    m = run.mask
+    assert ex.mask.shape == (2, 6) and ex.mask.sum() == 5
+    for name in ("tokens", "logits", "logprobs", "old_logprobs", "values", "old_values"):
+        close(getattr(ex, name)[ex.mask], getattr(run, name)[m])
+    for name in ("logprobs", "values", "advantages", "returns", "loss"): assert (getattr(ex, name)[~ex.mask] == -7).all()
+
+
+@pytest.mark.parametrize("fill", [float("nan"), float("inf"), 1e6])
+def test_ours_do_not_hear_the_padding(fill):
+    clean, poisoned = padded_example(4), padded_example(7, fill)
+    mean, white, clip = (QUANTITIES[q]["instruct_goose"].f for q in ("masked mean", "whitening", "clip fraction"))
+    for f in (mean, *(QUANTITIES["aggregation"][f"instruct_goose: {how}"].f for how in ("token_mean", "sequence_mean"))):
+        close(f(poisoned.loss, poisoned.mask), f(clean.loss, clean.mask))
+    close(white(poisoned.advantages, poisoned.mask)[:, :4], white(clean.advantages, clean.mask))
+    ratio = lambda b: torch.where(b.mask, (b.logprobs - b.old_logprobs).exp(), 1.)
+    close(clip(ratio(poisoned), poisoned.advantages, poisoned.mask, .2), clip(ratio(clean), clean.advantages, clean.mask, .2))
+    moved = QUANTITIES["logged KL"]["instruct_goose"].f
+    close(*(moved(*(torch.where(b.mask, x, 0.) for x in (b.logprobs, b.old_logprobs)), b.mask) for b in (poisoned, clean)))
+
+
+def test_the_table_is_complete():
+    assert set(READ) == set(QUANTITIES) and ROWS == [r for q in QUANTITIES.values() for r in q.rows]
+    names = {r.library.partition(": ")[0] for r in ROWS}
+    assert names == set(SOURCES) | {"instruct_goose"}
+    assert {"torchtune", "DI-engine", "OpenRLHF", "verl", "CleanRL", "rlhf-book"} <= names and any("TRL" in n for n in names)
+    for wanted in ("masked mean", "whitening", "value clipping", "KL, k1", "KL, k3", "KL as a loss", "entropy", "group std",
+                   "aggregation", "temperature"):
+        assert wanted in QUANTITIES and len(QUANTITIES[wanted].rows) >= 6, wanted
+    here = sys.modules[__name__]
+    for r in ROWS:
+        cells = (r.quantity.name, r.version, r.link, r.formula, r.number, r.good_for, r.verdict, r.kind)
+        assert all(cells) and not any("|" in c or "\n" in c for c in cells), cells
+        assert "::" in r.place and callable(getattr(here, r.quantity.test)) and "unknown" not in r.kind
+        assert "nan" not in r.number, (r.library, r.number)
+
+
+def test_the_table_in_markdown():
+    lines = comparison_table().split("\n")
+    assert len(lines) == 2 + len(ROWS) and len({line.count("|") for line in lines}) == 1
+    assert lines[0] == "| quantity | library | formula | number | right for | to know | test |"
+    one = comparison_table("dual clip")
+    assert one.count("\n") == 1 + 6 and "github.com/opendilab/DI-engine/blob/d0b21d0/ding/rl_utils/ppo.py" in one
+    assert kinds_table(QUANTITIES["dual clip"]).count("\n") == 3
+    with pytest.raises(ValueError, match="no quantity 'clip': choose from masked mean"): comparison_table("clip")
+    with pytest.raises(ValueError, match="no quantity 'KL'"): tells_apart("KL", abs)
