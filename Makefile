@@ -4,10 +4,13 @@ WORKERS ?= 2
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
+PARITY  := .venv-parity
+# it calls itself 0.5.3, as does PyPI's release of a year before, which has no GRPO, no RLOO and no logit_pretrained
+DING    ?= git+https://github.com/opendilab/DI-engine@d0b21d065b2d80317cc16b28a95301be8871d950
 say      = @printf '\033[1m· %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lab docs save evidence clean
+.PHONY: help setup quickstart test parity lab docs save evidence clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r t d; do printf '  make %-11s %s\n' "$$t" "$$d"; done
@@ -30,6 +33,20 @@ quickstart: setup  ## run the main job: RLHF end to end on a CPU (ARGS="--seed 1
 
 test: setup  ## every check: lint, export, notebooks, README, site, pytest (writes nothing that git tracks)
 	@$(BIN)/python tests/run.py --workers $(WORKERS)
+
+parity: $(PARITY)/.installed  ## instruct_goose.compat against torchtune and DI-engine themselves (their own .venv-parity; downloads)
+	$(say) "pytest tests/compat, with the originals"
+	@OMP_NUM_THREADS=1 $(PARITY)/bin/python -m pytest -rs --disable-warnings -p no:cacheprovider tests/compat
+
+$(PARITY)/.installed: pyproject.toml constraints.txt
+	$(say) "creating $(PARITY): torchtune 0.6.1 and its dependencies"
+	@$(PYTHON) -m venv $(PARITY)
+	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[parity]'
+	$(say) "DI-engine from $(DING)"
+	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall '$(DING)' || { \
+	  echo "not reachable; DI-engine 0.5.3 from PyPI instead, where GRPO, RLOO and the KL to a pretrained policy are missing: they will be skipped"; \
+	  $(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall DI-engine==0.5.3; }
+	@touch $@
 
 lab: setup  ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter lab nbs

@@ -59,7 +59,7 @@ def _clipped(ratio, adv, clip_ratio, dual_clip=None, everywhere=False):
     "`clipped_objective`, and what it refuses: ε ≤ 0, c ≤ 1, a dual clip for every sign."
     ratio, adv = torch.broadcast_tensors(ratio, adv)
     if clip_ratio > 0 and (dual_clip is None or dual_clip > 1 and not everywhere):
-        return clipped_objective(ratio, adv, clip_ratio, dual_clip=dual_clip)
+        return clipped_objective(ratio, adv, float(clip_ratio), dual_clip=dual_clip)
     near = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
     objective = torch.minimum(ratio * adv, near * adv)
     if dual_clip is None: return objective
@@ -306,7 +306,7 @@ def gae(
 
     next_value *= 1 - done  # in place: callers may look
     delta = reward + gamma * next_value - value
-    keep = gamma * lambda_ * (1 - traj_flag)
+    keep = gamma * lambda_ * (1 - traj_flag)  # float32, whatever the values are
     later, advantages = torch.zeros_like(value[0]), []
     for t in reversed(range(len(reward))):
         later = delta[t] + keep[t] * later
