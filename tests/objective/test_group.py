@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import instruct_goose.objective.group as group
 from instruct_goose import RLHFConfig, RLHFTrainer, Rollout
 from instruct_goose.lesson import running_example
+from instruct_goose.models.agent import Evaluation
 from instruct_goose.objective.advantages import discounted_returns, gae, group_advantages
 from instruct_goose.objective.group import PRESET_SOURCES, PRESETS, preset_table
 from instruct_goose.objective.kl import kl_in_loss, kl_in_reward
@@ -247,7 +248,7 @@ def test_the_trainer_off_policy_is_the_papers_equation_too(name):
     trainer, ids = RLHFTrainer(tiny, config=config), torch.zeros(b.mask.shape, dtype=torch.long)
     r = Rollout(ids, b.mask, ids, b.mask)
     r.old_logprobs, r.sampled_logprobs, r.ref_logprobs, r.values, r.scores, r.baseline = b.old, b.old, b.ref, b.values, b.scores, b.greedy
-    now = SimpleNamespace(logprobs=b.new, values=b.values if name == "ppo" else None, entropy=None)
+    now = Evaluation(b.new, None, b.values if name == "ppo" else None)
     close(trainer._loss(now, trainer.advantages(r))[0].item(), paper(name, b), rtol=1e-9, atol=1e-11)
 
 
