@@ -26,10 +26,10 @@ from ..objective.advantages import gae
 from ..objective.kl import sequence_kl
 from ..objective.logprobs import entropy, token_logprobs
 from ..objective.masks import last_index, response_mask
-from ..training import trainer
+from ..training import trainer as training
 from ..training.rollout import draw
 
-# %% ../../nbs/5_compat/02_goose.ipynb #e164825d
+# %% ../../nbs/5_compat/02_goose.ipynb #2112d836
 class Agent(models.Agent):
     """`models.agent.Agent` under the old names. The value of a state is one linear row on the
     transformer, zero at first and without a Tanh, so that it can be any number."""
@@ -46,7 +46,7 @@ class Agent(models.Agent):
 
     def get_value(
         self,
-        hidden_state: Float[Tensor, "batch time hidden"],
+        hidden_state: Float[Tensor, "batch time hidden"], # of the transformer
     ) -> Float[Tensor, "batch one"]: # of the last state
         "V of the last position, as a column."
         return self._values(hidden_state)[:, -1:]
@@ -154,7 +154,7 @@ class RLHFConfig:
     beta: float = 0.1      # price of one nat of KL to the reference; there was none
 
 # %% ../../nbs/5_compat/02_goose.ipynb #899ea8af
-class RLHFTrainer(trainer.RLHFTrainer):
+class RLHFTrainer(training.RLHFTrainer):
     "`training.trainer.RLHFTrainer` with the old constructor. Everything else of it is here too."
 
     def __init__(
@@ -164,7 +164,7 @@ class RLHFTrainer(trainer.RLHFTrainer):
         config: RLHFConfig,
     ):
         c = config
-        super().__init__(model, ref_model, trainer.RLHFConfig(
+        super().__init__(model, ref_model, training.RLHFConfig(
             clip=c.epsilon, ent_coef=c.ent_coef, vf_coef=2 * c.vf_coef, value_clip=None, beta=c.beta,
             device=next(model.parameters()).device.type))
         self.model, self.epsilon = self.agent, c.epsilon
@@ -189,10 +189,10 @@ class RLHFTrainer(trainer.RLHFTrainer):
 
     def forward(
         self,
-        query_ids: Int[Tensor, "batch query"],
-        query_attention_mask: Shaped[Tensor, "batch query"],
-        response_ids: Int[Tensor, "batch time"],
-        response_attention_mask: Shaped[Tensor, "batch time"],
+        query_ids: Int[Tensor, "batch query"],                 # the prompts
+        query_attention_mask: Shaped[Tensor, "batch query"],   # padding on any side
+        response_ids: Int[Tensor, "batch time"],               # the answers to them
+        response_attention_mask: Shaped[Tensor, "batch time"], # may be all ones: see `_words`
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]: # (batch, time) each, 0 at filling
         "log π, entropy, V and log π_ref of every token of the response, in this order."
         four = (query_ids, query_attention_mask, response_ids,
@@ -202,11 +202,11 @@ class RLHFTrainer(trainer.RLHFTrainer):
 
     def compute_loss(
         self,
-        query_ids: Int[Tensor, "batch query"],
-        query_attention_mask: Shaped[Tensor, "batch query"],
-        response_ids: Int[Tensor, "batch time"],
+        query_ids: Int[Tensor, "batch query"],                 # the prompts
+        query_attention_mask: Shaped[Tensor, "batch query"],   # padding on any side
+        response_ids: Int[Tensor, "batch time"],               # the answers to them
         response_attention_mask: Shaped[Tensor, "batch time"], # may be all ones: see `_words`
-        rewards: Shaped[Tensor, "batch"], # one per response
+        rewards: Shaped[Tensor, "batch"],                      # one per response
     ) -> Float[Tensor, ""]: # with gradient
         """PPO's loss of responses that were just sampled, each token for itself; log π_old and
         V_old are the present ones. Tokens behind the first end of a response do not count."""
