@@ -6,7 +6,6 @@
 __all__ = ['implicit_reward', 'dpo_loss']
 
 # %% ../../nbs/1_objective/08_preference.ipynb #922001f4
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
