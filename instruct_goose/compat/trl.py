@@ -60,10 +60,10 @@ INSTEAD = {  # TRL's name: (the value that needs nothing, what to do for any oth
     "is_encoder_decoder": (None, "models that only decode")}
 
 BESIDE = {  # no setting of a loss: where such things are said here
-    "an argument of RLHFTrainer or of Agent": "sft_model_path reward_model_path model_name "
-        "reward_model model_adapter_name ref_adapter_name is_peft_model optim",
-    "an argument of train": "query_dataset num_train_epochs remove_unused_columns "
-        "dataset_num_proc logging_steps num_sample_generations",
+    "an argument of RLHFTrainer or of Agent, ready made": "sft_model_path model_name "
+        "model_adapter_name ref_adapter_name is_peft_model optim",
+    "an argument of train": "reward_model_path reward_model query_dataset num_train_epochs "
+        "remove_unused_columns dataset_num_proc logging_steps num_sample_generations",
     "what you do with the metrics that train returns": "log_with report_to tracker_kwargs "
         "tracker_project_name project_kwargs exp_name task_name compare_steps output_dir "
         "push_to_hub push_to_hub_if_best_kwargs",
