@@ -157,9 +157,9 @@ def kl_in_loss(
 
     On policy k2 has the gradient of KL(π‖π_ref) and k3 that of KL(π_ref‖π); with ρ, or
     straight through (k₂ − sg(k₂) + sg(k), sg: no gradient), every k has that of
-    KL(π‖π_ref); stale samples need ρ. Each token's own KL only: what an early token leads
-    to is charged by `kl_in_reward`. Raises ValueError for negative β, and for plain k1
-    without `old_logprobs`, whose expected gradient is 0."""
+    KL(π‖π_ref). Stale samples need ρ (cut at e²⁰). Each token's own KL only: what an
+    early token leads to is charged by `kl_in_reward`. Raises ValueError for negative β,
+    and for plain k1 without `old_logprobs`, whose expected gradient is 0."""
     if estimator == "k1" and old_logprobs is None and not straight_through:
         raise ValueError(
             "k1 in the loss has an expected gradient of 0 and would do nothing: "
@@ -171,7 +171,7 @@ def kl_in_loss(
         pull = token_kl(logprobs, ref_logprobs, mask, "k2")
         kl = pull - pull.detach() + kl.detach()
     if old_logprobs is None: return beta * kl
-    ratio = log_ratio(logprobs, old_logprobs, mask).exp()
+    ratio = log_ratio(logprobs, old_logprobs, mask).clamp(max=20.).exp()
     plain = straight_through or estimator == "k2"  # k2's gradient wants ρ as a number
     return beta * kl * (ratio.detach() if plain else ratio)
 

@@ -30,10 +30,10 @@ def probability_ratio(
     level: str = "token",       # or "sequence", "product": one ratio per response
 ) -> Float[Tensor, "batch time"]: # exactly 1 at padding
     """token: ρₜ = π(aₜ|sₜ) / π_old(aₜ|sₜ) = exp(log π − log π_old), PPO (2017) section 3.
-    sequence: exp(mean of log ρₜ over the response), GSPO. product: exp(their sum), the
-    response's own ratio. Both are spread over its tokens. 1 where the mask is False;
-    float32 or wider. The cut is ours; beyond it the gradient is 0. Raises ValueError if
-    the shapes differ, and for an unknown level."""
+    sequence: exp(mean of log ρₜ over the response), GSPO (2025) eq. 7. product: exp(their
+    sum), the response's own ratio. Both are spread over its tokens. 1 where the mask is
+    False; float32 or wider. The cut is ours; beyond it the gradient is 0. Raises
+    ValueError if the shapes differ, and for an unknown level."""
     same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
     _known("level", level, LEVELS)
     ell = log_ratio(logprobs, old_logprobs, mask)

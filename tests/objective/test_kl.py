@@ -318,6 +318,19 @@ def test_straight_through_is_finite_at_extreme_log_ratios(name, dtype):
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("straight", [False, True])
+def test_the_ratio_of_stale_samples_is_cut_where_it_would_overflow(name, straight):
+    lp = torch.tensor([[1e4, -1e4, 0.]], requires_grad=True)
+    loss = kl_in_loss(lp, torch.full((1, 3), -1.), None, .1, name, torch.zeros(1, 3), straight)
+    loss.sum().backward()
+    assert loss.isfinite().all() and lp.grad.isfinite().all()
+    # inside the cut nothing changes: ρ = e⁵ and ℓ = 6
+    k = {"k1": 6., "k2": 18., "k3": math.exp(-6) + 5}[name]
+    loss = kl_in_loss(f64([[5.]]), f64([[-1.]]), None, .1, name, f64([[0.]]), straight)
+    close(loss, f64([[.1 * math.exp(5) * k]]))
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_reward_charges_the_estimator_that_it_is_told(poison, name, side):
     lp, ref, mask = batch(1, side=side)
