@@ -58,11 +58,16 @@ class Agent(models.Agent):
         **kwargs: Any, # of transformers' `generate`
     ) -> Any: # query and answer, (batch, query + max_new_tokens)
         """transformers' `generate`, dropout off. Answers that all end early are filled up to
-        max_new_tokens: the script cuts them off from the right, and would cut into the query."""
+        max_new_tokens: the script cuts them off from the right, and would cut into the query.
+        Raises ValueError for queries that leave no room in the context."""
         if attention_mask is None: attention_mask = torch.ones_like(input_ids)
+        longest, context = kwargs.get("max_new_tokens"), models.context_length(self.model)
+        text = int(attention_mask.sum(-1).max())
+        if longest and context and text + longest > context:
+            raise ValueError(f"the longest query has {text} tokens, and with {longest} more that is beyond "
+                             f"the model's {context}: tokenizer(…, max_length={context - longest})")
         with models.evaluating(self.model):
             out = self.model.generate(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-        longest = kwargs.get("max_new_tokens")
         if longest is None or not torch.is_tensor(out): return out
         fill = kwargs.get("pad_token_id", self.eos_token_id)
         fill = fill[0] if isinstance(fill, list) else fill or 0

@@ -222,6 +222,15 @@ def test_generate_fills_up_to_max_new_tokens(agent, prompts, tokenizer):
     assert agent.generate(ids, mask, max_length=30, pad_token_id=0).shape[1] <= 30  # without max_new_tokens: as it comes
 
 
+def test_generate_says_how_long_a_query_may_be(agent):
+    "64 positions: a query of 44 leaves room for 20. Padding takes none."
+    ids, mask = torch.full((1, 50), 3), torch.ones(1, 50, dtype=torch.long)
+    mask[:, :6] = 0
+    assert agent.generate(ids, mask, max_new_tokens=20, pad_token_id=0).shape == (1, 70)
+    mask[:, 5] = 1
+    with pytest.raises(ValueError, match="45 tokens.*max_length=44"): agent.generate(ids, mask, max_new_tokens=20, pad_token_id=0)
+
+
 def test_reward_model(tokenizer, tmp_path):
     tiny(tokenizer).save_pretrained(tmp_path)
     judge = RewardModel(str(tmp_path), device="cpu")
