@@ -39,7 +39,8 @@ SOURCES = {
     "Liger": ("Liger 0.8.5", "linkedin/Liger-Kernel/blob/v0.8.5"),
     "labml": ("labml, 0a4b5b6",
               "labmlai/annotated_deep_learning_paper_implementations/blob/0a4b5b6"),
-    "illustrated-rlhf": ("illustrated-rlhf", "deepak-karkala/illustrated-rlhf/blob/57d7d01"),
+    "illustrated-rlhf": ("illustrated-rlhf",
+                         "deepak-karkala/illustrated-rlhf/blob/57d7d01"),
     "RLHF_in_notebooks": ("RLHF_in_notebooks", "ash80/RLHF_in_notebooks/blob/f73d8ed"),
 }
 
@@ -147,7 +148,7 @@ class Row:
     def version(self) -> str:
         "Library and version."
         name, _, which = self.library.partition(": ")
-        return SOURCES.get(name, (name,))[0] + (f", {which}" if which else "")
+        return SOURCES.get(name, (name,))[0] + (f" ({which})" if which else "")
 
     @property
     def link(self) -> str:
@@ -199,12 +200,13 @@ def _refuses(f, *args):
 
 # %% ../../nbs/4_practice/07_same_name.ipynb #3e9326e6
 def _tell_masked_mean(f):
-    x, m = _t([2, 4, 9], [6, 9, 9]), torch.tensor([[True, True, False], [True] + [False] * 2])
-    kind = _match(f(x, m), {"real tokens": 4, "all slots, padding as 0": 2, "all slots": 6.5})
+    x, m = _t([2, 4, 9], [6, 9, 9]), torch.arange(3) < torch.tensor([[2], [1]])
+    kind = _match(f(x, m), {
+        "real tokens": 4, "all slots, padding as 0": 2, "all slots": 6.5})
     if kind != "real tokens": return kind
     if not f(torch.where(m, x, torch.nan), m).isfinite(): kind += ", NaN leaks in"
     empty = _refuses(f, x, m & False)
-    return kind + (f", empty: {_show(empty)}")
+    return kind + f", empty: {_show(empty)}"
 
 # %% ../../nbs/4_practice/07_same_name.ipynb #1f9d674d
 MASKED_MEAN = Quantity(
@@ -220,7 +222,7 @@ MASKED_MEAN = Quantity(
      "finite padding", "right; NaN gets through, an empty mask gives nan"),
     ("TRL GRPO", "trl/trainer/grpo_trainer.py::_compute_loss", "Σ m·x / max(Σ m, 1)",
      lambda x, m: (x * m).sum() / m.sum().clamp(min=1),
-     "0/1 masks that may be empty", "right; NaN gets through"),
+     "batches that may be empty", "right; NaN gets through"),
     ("DI-engine", "ding/rl_utils/ppo.py::ppo_policy_error", "Σ m·x / N, N all slots",
      lambda x, m: (x * m).mean(),
      "importance weights of steps", "as a mask it shrinks the loss by the share of padding"),
@@ -239,16 +241,16 @@ MASKED_MEAN = Quantity(
 
 # %% ../../nbs/4_practice/07_same_name.ipynb #b0d27405
 def _tell_aggregation(f):
-    m = torch.tensor([[True] * 3 + [False], [True] * 2 + [False] * 2])
+    m = torch.arange(4) < torch.tensor([[3], [2]])
     x = torch.zeros(2, 4, dtype=torch.float64, requires_grad=True)
-    w, = torch.autograd.grad(f(x, m), x)
-    rows = lambda a, b, pad=(0., 0.): _t([a] * 3 + [pad[0]], [b] * 2 + [pad[1]] * 2)
-    return _match(
-        w, {
-            "token mean": rows(.2, .2), "sequence mean": rows(1 / 6, 1 / 4),
-            "sums over B·L": rows(1 / 8, 1 / 8), "sums over B": rows(1 / 2, 1 / 2),
-            "sums over L": rows(1 / 4, 1 / 4), "all slots": rows(1 / 8, 1 / 8, (1 / 8, 1 / 8)),
-            "length × unmasked mean": rows(3 / 8, 2 / 8, (3 / 8, 2 / 8))})
+    weight, = torch.autograd.grad(f(x, m), x)
+    rows = lambda a, b: torch.where(m, _t([a], [b]), 0.)
+    every = lambda a, b: _t([a] * 4, [b] * 4)
+    return _match(weight, {
+        "token mean": rows(.2, .2), "sequence mean": rows(1 / 6, 1 / 4),
+        "sums over B·L": rows(1 / 8, 1 / 8), "sums over B": rows(1 / 2, 1 / 2),
+        "sums over L": rows(1 / 4, 1 / 4), "all slots": every(1 / 8, 1 / 8),
+        "length × unmasked mean": every(3 / 8, 2 / 8)})
 
 def _token(x, m): return (x * m).sum() / m.sum()
 def _sequence(x, m): return ((x * m).sum(1) / m.sum(1)).mean()
@@ -262,11 +264,11 @@ AGGREGATION = Quantity(
     ("instruct_goose: sequence_mean", "objective.masks::aggregate", "mean over rows of Σₜ m·x / Σₜ m",
      lambda x, m: aggregate(x, m, "sequence_mean"), "every response alike", "tokens of long responses weigh less"),
     ("instruct_goose: sequence_sum", "objective.masks::aggregate", "Σ m·x / (B·L)",
-     lambda x, m: aggregate(x, m, "sequence_sum"), "no length bias (Dr. GRPO)", "the loss shrinks with L"),
+     lambda x, m: aggregate(x, m, "sequence_sum"), "no length bias", "the loss shrinks with L"),
     ("torchtune", "torchtune/rlhf/loss/ppo.py::PPOLoss", "Σ m·x / Σ m", _token, "every token alike",
      "of the micro-batch: splitting a batch changes the weights"),
     ("DI-engine: PPO", "ding/rl_utils/ppo.py::ppo_policy_error", "Σ m·x / (B·T)",
-     lambda x, m: (x * m).mean(), "no length bias, at fixed T", "T is the batch's width: padding sets the learning rate"),
+     lambda x, m: (x * m).mean(), "no length bias", "T is the batch's width: padding sets the learning rate"),
     ("DI-engine: GRPO", "ding/rl_utils/grpo.py::grpo_policy_error", "mean over rows of Σₜ m·x / Σₜ m", _sequence,
      "every response alike", "as published; an empty row gives nan"),
     ("TRL PPO", "trl/experimental/ppo/ppo_trainer.py::train", "Σ m·x / Σ m", _token, "every token alike",
@@ -343,7 +345,7 @@ WHITENING = Quantity(
      lambda x, m: (x - x.mean()) / (x.std() + 1e-8), "environments without padding",
      "per minibatch: the same token's advantage depends on its company"),
     ("rlhf-book", "code/policy_gradients/utils.py::compute_advantages", "x (PPO)",
-     lambda x, m: x * m, "comparing with the paper's eq. 11", "PPO advantages stay as GAE gives them"),
+     lambda x, m: x * m, "advantages in the unit of the reward", "PPO advantages stay as GAE gives them"),
     ("RLHF_in_notebooks", "3-RLHF.ipynb::masked_whiten", "(x − x̄) / √(var_n + ϵ) + x̄",
      lambda x, m: _whitened(x, m, 0)[1] + (x * m).sum() / m.sum(),
      "rewards, whose mean carries meaning", "advantages are scaled, not centred")))
@@ -381,10 +383,14 @@ RETURNS = Quantity(
 
 # %% ../../nbs/4_practice/07_same_name.ipynb #6381c237
 def _grouped(eps=1e-4):
-    return lambda x: (x - x.mean()) / (((x - x.mean())**2).sum().div(len(x) - 1).sqrt() + eps)
+    def f(x):
+        far = x - x.mean()
+        return far / (far.square().sum().div(len(x) - 1).sqrt() + eps)
+    return f
 
 def _tell_group_std(f):
-    by = _match(f(_t(1., -1.)).round(decimals=2), {"G − 1": _t(.71, -.71), "G": _t(1., -1.)})
+    by = _match(f(_t(1., -1.)).round(decimals=2), {
+        "G − 1": _t(.71, -.71), "G": _t(1., -1.)})
     s = 1e-6  # of two scores ±s: s / (√2·s + ϵ) → ϵ
     eps = s / f(_t(s, -s))[0].item() - s * (2**.5 if by == "G − 1" else 1)
     alone = _refuses(f, _t(3.))
@@ -421,7 +427,8 @@ def _tell_kl(f):
         "unbiased": true, "averages to −KL": -true, "averages to χ² − KL": chi2 - true})
     at = f(_t(-2.), _t(-1.))  # ℓ = −1
     kind = _match(at.squeeze(), {
-        "k1": -1., "k3": torch.e - 2, "reversed k1": 1., "reversed k3": 1 / torch.e})
+        "k1": -1., "k3": torch.e - 2,
+        "reversed k1": 1., "reversed k3": 1 / torch.e})
     far = f(_t(-16.), _t(-1.)).abs().item()  # ℓ = −15
     return f"{kind}, {value}" + (f", never above {far:.0f}" if far <= 10 else "")
 
@@ -528,19 +535,18 @@ def _entropies(f, tau=.7):
     return f(ex.logits, ex.old_logprobs, ex.mask, tau)
 
 def _tell_entropy(f):
-    p = _t(.5, .25, .25).expand(2, 3, 3)
-    m = torch.tensor([[True] * 3, [True, False, False]])
-    S = 1.5 * _t(2.).log().item()
-    z = torch.where(m[..., None], p.log(), 0.)  # uniform at padding
-    at_2 = torch.softmax(p[0, 0].log() / 2, -1); hot = -(at_2 * at_2.log()).sum().item()
-    lp = torch.where(m, _t(-1.), 1.); flat = _t(3.).log().item()
-    return _match(
-        f(z, lp, m, 2.), {
-            "real tokens": hot, "real tokens, τ = 1": S,
-            "all slots, padding as 0": 4 * hot / 6, "all slots": (4 * hot + 2 * flat) / 6,
-            "all slots, τ = 1": (4 * S + 2 * flat) / 6,
-            "all slots, padding as 0, τ = 1": 4 * S / 6,
-            "per response, each pad −1": (4 - 2) / 2})
+    m = torch.arange(3) < torch.tensor([[3], [1]])
+    p = _t(.5, .25, .25)                                 # entropy 1.5·log 2
+    z = torch.where(m[..., None], p.log(), 0.)           # uniform at padding, log 3
+    lp = torch.where(m, _t(-1.), 1.)                     # a marker at padding
+    S, flat = 1.5 * _t(2.).log().item(), _t(3.).log().item()
+    hot = p.sqrt() / p.sqrt().sum()                      # the same at τ = 2
+    hot = -(hot * hot.log()).sum().item()
+    return _match(f(z, lp, m, 2.), {
+        "real tokens": hot, "real tokens, τ = 1": S,
+        "all slots": (4 * hot + 2 * flat) / 6, "all slots, τ = 1": (4 * S + 2 * flat) / 6,
+        "all slots, padding as 0": 4 * hot / 6, "all slots, padding as 0, τ = 1": 4 * S / 6,
+        "per response, each pad −1": (4 - 2) / 2})
 
 # %% ../../nbs/4_practice/07_same_name.ipynb #cbeb1a99
 ENTROPY = Quantity(
@@ -573,12 +579,10 @@ ENTROPY = Quantity(
 def _tell_logged_kl(f):
     new, old = _t([0., -1., 1.], [-2., 1., 1.]), _t([0., 0., 1.], [0., 1., 1.])
     m = torch.tensor([[True, True, False], [True, False, False]])
-    e = torch.e  # ℓ_old→new = 0, 1, 2 on the real tokens
-    k = (e**-1 + e**-2 + 1)
-    return _match(
-        f(new, old, m), {
-            "k1, real tokens": 1., "k1, all slots": .5, "k2, real tokens": 2.5 / 3,
-            "k2, all slots": 2.5 / 6, "k3, real tokens": k / 3, "k3, all slots": k / 6})
+    k = torch.e**-1 + torch.e**-2 + 1  # ℓ, old to new, is 0, 1, 2 on the real tokens
+    return _match(f(new, old, m), {
+        "k1, real tokens": 1., "k2, real tokens": 2.5 / 3, "k3, real tokens": k / 3,
+        "k1, all slots": .5, "k2, all slots": 2.5 / 6, "k3, all slots": k / 6})
 
 def _logged(f):
     ex = padded_example()
@@ -648,8 +652,9 @@ def _tell_position(f):
     m = torch.arange(4) < torch.tensor([[4], [2], [1]])
     r = f(_t(1., 1., 1.), m).int().argmax(1)
     return _match(r, {
-        "last real token": _t(3, 1, 0), "one past it, if there is room": _t(3, 2, 1),
-        "one past it, from two tokens on": _t(3, 2, 0), "last column": _t(3, 3, 3)})
+        "last real token": _t(3, 1, 0), "last column": _t(3, 3, 3),
+        "one past it, if there is room": _t(3, 2, 1),
+        "one past it, from two tokens on": _t(3, 2, 0)})
 
 def _put(scores, m, at):
     rows = torch.arange(m.shape[1])
@@ -735,8 +740,8 @@ OBJECTIVE = Quantity(
 # %% ../../nbs/4_practice/07_same_name.ipynb #4dd1114b
 def _tell_dual_clip(f):
     return _match(f(_t(1., 5., 1.), _t(1., -1., -1.), 3.), {
-        "negative advantages only": _t(1., -3., -1.), "every advantage": _t(3., -3., -1.),
-        "none": _t(1., -5., -1.)})
+        "negative advantages only": _t(1., -3., -1.),
+        "every advantage": _t(3., -3., -1.), "none": _t(1., -5., -1.)})
 
 def _dual(r, a, c):
     inner = _clip_min(r, a, .2)
@@ -798,14 +803,18 @@ CISPO = Quantity(
 
 # %% ../../nbs/4_practice/07_same_name.ipynb #f5d524f8
 def _tell_clip_fraction(f):
-    r, a = _t([1.5, .5, 1.5, .5], [1., 1., 1.5, 1.5]), _t([1., 1., -1., -1.], [1., 1., 1., 1.])
-    m = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
+    r = _t([1.5, .5, 1.5, .5], [1., 1., 1.5, 1.5])
+    a = _t([1., 1., -1., -1.], [1., 1., 1., 1.])
+    m = torch.arange(4) < torch.tensor([[4], [2]])
     return _match(f(r, a, m, .2), {
         "cut, of real tokens": 2 / 6, "cut, of all slots": 4 / 8,
         "out of range, of real tokens": 4 / 6, "out of range, of all slots": 6 / 8})
 
-def _cut(r, a, m, eps): return ((-r.clamp(1 - eps, 1 + eps) * a > -r * a) * m).sum() / m.sum()
-def _outside(r, a, m, eps): return ((r > 1 + eps) | (r < 1 - eps)).double().mean()
+def _cut(r, a, m, eps):
+    return ((r.clamp(1 - eps, 1 + eps) * a < r * a) * m).sum() / m.sum()
+
+def _outside(r, a, m, eps):
+    return ((r > 1 + eps) | (r < 1 - eps)).double().mean()
 
 def _ratios(f):
     ex = padded_example()
@@ -834,7 +843,8 @@ CLIP_FRACTION = Quantity(
 def _tell_value_clip(f):
     v, r, old = _t([2., 2., .9]), _t([0., 3., 1.]), _t([1., 1., 1.])
     return _match(f(v, r, old, .2), {
-        "half the larger square": _t([2., 1.62, .005]), "without V_old": _t([2., 3.92, .605]),
+        "half the larger square": _t([2., 1.62, .005]),
+        "without V_old": _t([2., 3.92, .605]),
         "the square": _t([4., 1., .01]), "half the square": _t([2., .5, .005])})
 
 def _value_number(f):
@@ -877,8 +887,9 @@ VALUE_CLIP = Quantity(
 
 # %% ../../nbs/4_practice/07_same_name.ipynb #de1ff7b6
 QUANTITIES = {q.name: q for q in (
-    MASKED_MEAN, WHITENING, RETURNS, VALUE_CLIP, KL_K1, KL_K3, KL_LOSS, ENTROPY, LOGGED_KL, GROUP_STD,
-    AGGREGATION, TEMPERATURE, POSITION, OBJECTIVE, DUAL_CLIP, CISPO, CLIP_FRACTION)}
+    MASKED_MEAN, AGGREGATION, WHITENING, RETURNS, GROUP_STD, KL_K1, KL_K3, KL_LOSS,
+    ENTROPY, LOGGED_KL, TEMPERATURE, POSITION, OBJECTIVE, DUAL_CLIP, CISPO,
+    CLIP_FRACTION, VALUE_CLIP)}
 ROWS = [row for q in QUANTITIES.values() for row in q.rows]
 
 # %% ../../nbs/4_practice/07_same_name.ipynb #b4497444
@@ -897,16 +908,15 @@ def tells_apart(
 
 # %% ../../nbs/4_practice/07_same_name.ipynb #ec977967
 def comparison_table(
-    quantity: str | None = None, # a key of QUANTITIES; None: all, with the tests
+    quantity: str | None = None, # a key of QUANTITIES; None: all of them
 ) -> str: # Markdown
-    """The formulas side by side, with numbers computed now. Raises ValueError for an
-    unknown quantity."""
-    rows = ROWS if quantity is None else _quantity(quantity).rows
-    head = ["library", "formula", "number", "right for", "to know"]
-    if quantity is None: head = ["quantity", *head, "test"]
-    lines = [head, ["---"] * len(head)]
-    for r in rows:
-        name = f"**{r.version}** {r.link}"
-        cells = [name, r.formula, r.number, r.good_for, f"*{r.kind}.* {r.verdict}"]
-        lines.append(cells if quantity else [r.quantity.name, *cells, f"`{r.quantity.test}`"])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    """The formulas side by side, with numbers computed now; for each quantity its test.
+    Raises ValueError for an unknown quantity."""
+    if quantity is None: return "\n\n".join(comparison_table(name) for name in QUANTITIES)
+    q = _quantity(quantity)
+    lines = [["library", "formula", "number", "right for", "what to know"], ["---"] * 5]
+    for r in q.rows:
+        what = f"*{r.kind}.* {r.verdict}"
+        lines.append([f"**{r.version}** {r.link}", r.formula, r.number, r.good_for, what])
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"**{q.name}**: {q.shows}. Told apart by `{q.test}`.\n\n{table}"

@@ -331,11 +331,13 @@ def test_the_table_is_complete():
 
 
 def test_the_table_in_markdown():
-    lines = comparison_table().split("\n")
-    assert len(lines) == 2 + len(ROWS) and len({line.count("|") for line in lines}) == 1
-    assert lines[0] == "| quantity | library | formula | number | right for | to know | test |"
-    one = comparison_table("dual clip")
-    assert one.count("\n") == 1 + 6 and "github.com/opendilab/DI-engine/blob/d0b21d0/ding/rl_utils/ppo.py" in one
+    whole, one = comparison_table(), comparison_table("dual clip")
+    assert one in whole and all(f"Told apart by `{q.test}`." in whole for q in QUANTITIES.values())
+    lines = [line for line in whole.split("\n") if line.startswith("|")]
+    assert len(lines) == len(ROWS) + 2 * len(QUANTITIES) and {line.count("|") for line in lines} == {6}
+    head = "| library | formula | number | right for | what to know |"
+    assert one.split("\n")[0].startswith("**dual clip**") and one.split("\n")[2] == head and one.count("\n") == 3 + 6
+    assert "https://github.com/opendilab/DI-engine/blob/d0b21d0/ding/rl_utils/ppo.py" in one
     assert kinds_table(QUANTITIES["dual clip"]).count("\n") == 3
     with pytest.raises(ValueError, match="no quantity 'clip': choose from masked mean"): comparison_table("clip")
     with pytest.raises(ValueError, match="no quantity 'KL'"): tells_apart("KL", abs)
