@@ -90,6 +90,15 @@ def clip_active(
     return (ratio < low) & (advantages < 0), (ratio > high) & (advantages > 0)
 
 # %% ../../nbs/1_objective/04_policy_loss.ipynb #4b078b95
+def _one_per_token(advantages, mask):
+    if advantages.shape != mask.shape:
+        raise ValueError(
+            f"advantages has shape {tuple(advantages.shape)}, the mask "
+            f"{tuple(mask.shape)}: give one advantage per token, or broadcasting mixes "
+            "up the rows. If you have one per response, spread it over its tokens: "
+            "advantages.reshape(-1, 1).expand_as(mask)")
+
+# %% ../../nbs/1_objective/04_policy_loss.ipynb #347a9c0b
 SURROGATES = ("min", "ratio", "weight")
 
 def policy_loss(
@@ -114,13 +123,7 @@ def policy_loss(
     _known("surrogate", surrogate, SURROGATES)
     if dual_clip is not None and surrogate != "min":
         raise ValueError(f"dual_clip belongs to surrogate='min', not to {surrogate!r}")
-    if advantages.shape != mask.shape:
-        raise ValueError(
-            f"advantages has shape {tuple(advantages.shape)}, the mask "
-            f"{tuple(mask.shape)}: give one advantage per token, or broadcasting mixes "
-            "up the rows. If you have one per response, spread it over its tokens: "
-            "advantages.reshape(-1, 1).expand_as(mask)")
-    same_shape(logprobs=logprobs, weights=weights)
+    _one_per_token(advantages, mask); same_shape(logprobs=logprobs, weights=weights)
     ratio = probability_ratio(logprobs, old_logprobs, mask, max_log_ratio, level)
     advantages = torch.where(mask, advantages.detach(), 0.)
     if surrogate == "min":

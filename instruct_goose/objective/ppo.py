@@ -41,6 +41,14 @@ def update_meters(
         ratio_min=ratio[mask].min(), ratio_max=ratio[mask].max())
 
 # %% ../../nbs/1_objective/06_ppo.ipynb #e9baf2c2
+def _complete(values, returns, entropy, ent_coef):
+    "Refuse a term that lacks its input."
+    if (values is None) != (returns is None):
+        raise ValueError("a value loss needs values and returns: pass both, or neither")
+    if ent_coef and entropy is None:
+        raise ValueError(f"ent_coef is {ent_coef} but there is no entropy: pass it or 0")
+
+# %% ../../nbs/1_objective/06_ppo.ipynb #4f973acb
 def ppo_loss(
     logprobs: Float[Tensor, "batch time"],     # log π(aₜ|sₜ), with gradient
     old_logprobs: Float[Tensor, "batch time"], # log π_old(aₜ|sₜ), of the sampler
@@ -69,10 +77,7 @@ def ppo_loss(
     With `denominator`, loss, policy_loss, value_loss and entropy of micro-batches add up
     to the whole; the meters describe this call's own tokens. Raises ValueError for terms
     that lack an input, and as the functions of the terms do."""
-    if (values is None) != (returns is None):
-        raise ValueError("a value loss needs values and returns: pass both, or neither")
-    if ent_coef and entropy is None:
-        raise ValueError(f"ent_coef is {ent_coef} but there is no entropy: pass it or 0")
+    _complete(values, returns, entropy, ent_coef)
     mean = lambda x: aggregate(x, mask, how, denominator, length, group_tokens)
     loss = mean(policy_loss(
         logprobs, old_logprobs, advantages, mask, clip, clip_high,
