@@ -115,13 +115,14 @@ class RewardModel(nn.Module):
 
     def __init__(
         self,
-        model_name: str | Path | nn.Module, # a name, a directory, or a classifier of one label (copied)
+        model_name: str | Path | nn.Module, # a name, a directory; or a classifier, to be copied
         dropout: int | float = 0.1,         # before the head, in training mode
         device: str | torch.device | None = None, # None: leave it where it is
     ):
         super().__init__()
-        if isinstance(model_name, nn.Module): self.model = copy.deepcopy(model_name)
-        else: self.model = AutoModelForSequenceClassification.from_pretrained(model_name, num_labels=1)
+        load = AutoModelForSequenceClassification.from_pretrained
+        given = isinstance(model_name, nn.Module)
+        self.model = copy.deepcopy(model_name) if given else load(model_name, num_labels=1)
         self.model.score = nn.Sequential(nn.Dropout(dropout), self.model.score)
         self.to(device).eval()
 
@@ -221,7 +222,8 @@ class RLHFTrainer(training.RLHFTrainer):
 # %% ../../nbs/5_compat/02_goose.ipynb #e830aec2
 def _encode(text, tokenizer, max_length):
     "(ids, mask) of one text, cut or padded to `max_length`."
-    row = tokenizer(text, max_length=max_length, padding="max_length", truncation=True, return_tensors="pt")
+    row = tokenizer(
+        text, max_length=max_length, padding="max_length", truncation=True, return_tensors="pt")
     return row["input_ids"][0], row["attention_mask"][0]
 
 # %% ../../nbs/5_compat/02_goose.ipynb #4d3f4853
@@ -234,7 +236,8 @@ class PairDataset(torch.utils.data.Dataset):
         tokenizer: Any,    # of the reward model, with a pad token
         max_length: int = 1024, # longer texts are cut
     ):
-        self.rows = [tuple(x for side in ("chosen", "rejected") for x in _encode(row[side], tokenizer, max_length))
+        both = lambda row: (row["chosen"], row["rejected"])
+        self.rows = [tuple(x for text in both(row) for x in _encode(text, tokenizer, max_length))
                      for row in dataset]
 
     def __len__(self) -> int: return len(self.rows)
@@ -280,8 +283,9 @@ class AgentObjective(nn.Module):
         attention_mask: Shaped[Tensor, "batch time"], # padding on any side
     ) -> Float[Tensor, ""]:
         ids, mask = compact(input_ids, attention_mask, "right")
-        parts = ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:]  # every token but the first is predicted
-        pi, sft = (response_logprobs(getattr(m, "policy_network", m), *parts) for m in (self.model, self.sft_model))
+        parts = ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:]  # the first token predicts the others
+        pi, sft = (response_logprobs(getattr(m, "policy_network", m), *parts)
+                   for m in (self.model, self.sft_model))
         scores = self.reward_model(input_ids, attention_mask)
         drift = sequence_kl(pi, sft, parts[3], "k1")
         return (scores - self.beta * drift).mean() + self.gamma * pi.sum(-1).mean()
