@@ -45,42 +45,47 @@ RENAMED = {  # TRL's name: the name here. One number, one meaning
 # %% ../../nbs/5_compat/03_trl.ipynb #a90a00c5
 INSTEAD = {  # TRL's name: (the value that needs nothing, what to do for any other)
     "whiten_rewards": (False, "scale the scores: RewardModel.normalise, or in reward_fn"),
-    "missing_eos_penalty": (None, "take it off in a subclass's judge(), as FinishingTrainer does"),
+    "missing_eos_penalty": (
+        None, "take it off in a subclass's judge(), as FinishingTrainer does"),
     "stop_token": ("eos", "responses end at the tokenizer's eos token, always"),
     "stop_token_id": (None, "make it the tokenizer's eos token: responses end there"),
     "use_score_scaling": (False, "divide in reward_fn by a deviation that you keep"),
     "use_score_norm": (False, "subtract in reward_fn a mean that you keep"),
     "score_clip": (None, "clip in reward_fn: max(-c, min(c, score))"),
-    "horizon": (None, "the gain is .1 per update, a horizon of 10·batch_size; for another "
-                      "leave kl_target None and set trainer.beta in a callback"),
-    "early_stopping": (False, "fewer epochs; kl_to_old in the metrics says how far they went"),
-    "target_kl": (1., "fewer epochs; kl_to_old in the metrics says how far they went"),
+    "horizon": (
+        None, "the gain is .1 per update, a horizon of 10·batch_size; for another leave "
+        "kl_target None and set trainer.beta in a callback"),
+    "early_stopping": (False, "fewer epochs; kl_to_old in the metrics says how far they go"),
+    "target_kl": (1., "fewer epochs; kl_to_old in the metrics says how far they go"),
     "ratio_threshold": (None, "dual_clip=3. bounds what such a minibatch can do"),
-    "local_rollout_forward_batch_size": (64, "micro_batch_size, which changes no result"),
+    "local_rollout_forward_batch_size": (64, "micro_batch_size. It changes no result"),
     "is_encoder_decoder": (None, "models that only decode")}
 
 BESIDE = {  # no setting of a loss: where such things are said here
-    "an argument of RLHFTrainer or of Agent, ready made": "sft_model_path model_name "
-        "model_adapter_name ref_adapter_name is_peft_model optim",
-    "an argument of train": "reward_model_path reward_model query_dataset num_train_epochs "
-        "remove_unused_columns dataset_num_proc logging_steps num_sample_generations",
-    "what you do with the metrics that train returns": "log_with report_to tracker_kwargs "
-        "tracker_project_name project_kwargs exp_name task_name compare_steps output_dir "
-        "push_to_hub push_to_hub_if_best_kwargs",
-    "not needed on one device": "world_size accelerator_kwargs ds3_gather_for_generation "
-        "optimize_device_cache optimize_cuda_cache global_batch_size global_backward_batch_size "
+    "an argument of RLHFTrainer or of Agent, ready made":
+        "sft_model_path model_name model_adapter_name ref_adapter_name is_peft_model optim",
+    "an argument of train":
+        "reward_model_path reward_model query_dataset num_train_epochs dataset_num_proc "
+        "remove_unused_columns logging_steps num_sample_generations",
+    "what you do with the metrics that train returns":
+        "log_with report_to tracker_kwargs tracker_project_name project_kwargs exp_name "
+        "task_name compare_steps output_dir push_to_hub push_to_hub_if_best_kwargs",
+    "not needed on one device":
+        "world_size accelerator_kwargs ds3_gather_for_generation optimize_device_cache "
+        "optimize_cuda_cache global_batch_size global_backward_batch_size "
         "local_batch_size local_mini_batch_size bf16 gradient_checkpointing",
-    "worked out from the other settings": "batch_size mini_batch_size micro_batch_size "
-        "backward_batch_size forward_batch_size num_total_batches"}
+    "worked out from the other settings":
+        "batch_size mini_batch_size micro_batch_size backward_batch_size "
+        "forward_batch_size num_total_batches"}
 
 # %% ../../nbs/5_compat/03_trl.ipynb #d88069ce
 def config_from_trl(
-    api: Literal["train", "step"] = "train", # train(): TRL 0.12 to 1.12. step(): up to 0.11
-    **options: Any, # fields of its PPOConfig that you set; the others have TRL's defaults
+    api: Literal["train", "step"] = "train", # TRL 0.12 to 1.12, or up to 0.11
+    **options: Any, # fields of its PPOConfig that you set; the others have its defaults
 ) -> RLHFConfig:
-    """The settings of TRL's PPOTrainer as an RLHFConfig; `steps` follows from total_episodes, and
-    keeps our default without them. Raises ValueError for what has no counterpart, saying what
-    to write in its place, and for what is no option of TRL's."""
+    """The settings of TRL's PPOTrainer as an RLHFConfig; `steps` follows from
+    total_episodes, and keeps our default without them. Raises ValueError for what has no
+    counterpart, saying what to write in its place, and for what is no option of TRL's."""
     if api not in DEFAULTS: raise ValueError(f"api is {api!r}: 'train' or 'step'")
     for name, value in options.items():
         if name not in DEFAULTS[api]: _accept(api, name, value)
@@ -88,15 +93,18 @@ def config_from_trl(
     ours = {RENAMED[k]: v for k, v in o.items() if k in RENAMED}
     parts = o["gradient_accumulation_steps"]
     if api == "train":
-        rows, batch = (n := o["per_device_train_batch_size"]), n * parts
-        if o["total_episodes"] is not None: ours["steps"] = math.ceil(o["total_episodes"] / batch)
+        rows, texts = o["per_device_train_batch_size"], o["total_episodes"]
+        batch = rows * parts
+        if texts is not None: ours["steps"] = math.ceil(texts / batch)
     else:
         rows, batch = o["mini_batch_size"], o["batch_size"]
-        ours |= dict(kl_estimator=_penalty(o["kl_penalty"]), steps=math.ceil(o["steps"] / batch),
-                     minibatches=_whole(batch, rows * parts),
-                     kl_target=o["target"] if o["adap_kl_ctrl"] else None)
+        ours |= dict(
+            kl_estimator=_penalty(o["kl_penalty"]), steps=math.ceil(o["steps"] / batch),
+            minibatches=_whole(batch, rows * parts),
+            kl_target=o["target"] if o["adap_kl_ctrl"] else None)
     if o["max_grad_norm"] is not None: ours["max_grad_norm"] = o["max_grad_norm"]
-    return RLHFConfig(batch_size=batch, micro_batch_size=rows if parts > 1 else None, **ours)
+    if parts > 1: ours["micro_batch_size"] = rows
+    return RLHFConfig(batch_size=batch, **ours)
 
 # %% ../../nbs/5_compat/03_trl.ipynb #f59504ac
 def _accept(api: str, name: str, value: Any) -> None:
@@ -131,12 +139,12 @@ def step(
     responses: Sequence[Int[Tensor, "_"]], # what was sampled, the end token included
     scores: Sequence[Tensor | int | float], # one per response
 ) -> dict[str, float | int | None]: # metrics
-    """TRL 0.11's PPOTrainer.step: rewards, advantages and optimizer steps for responses made
-    elsewhere by the present policy. Raises ValueError for lists of different lengths, and as
-    `RLHFTrainer.advantages` and `optimize` do."""
+    """TRL 0.11's PPOTrainer.step: rewards, advantages and optimizer steps for responses
+    made elsewhere by the present policy. Raises ValueError for lists of different lengths,
+    and as `RLHFTrainer.advantages` and `optimize` do."""
     if not len(queries) == len(responses) == len(scores):
-        raise ValueError(f"{len(queries)} queries, {len(responses)} responses and {len(scores)} "
-                         "scores: one of each")
+        raise ValueError(f"{len(queries)} queries, {len(responses)} responses and "
+                         f"{len(scores)} scores: one of each")
     sides = {"left": queries, "right": responses}
     padded = [pad([row.tolist() for row in rows], trainer.pad_id, side=side)
               for side, rows in sides.items()]
