@@ -216,19 +216,19 @@ MASKED_MEAN = Quantity(
      masked_mean, "token losses and metrics", "refuses an empty mask"),
     ("torchtune", "torchtune/rlhf/rewards.py::masked_mean", "Σ m·x / (Σ m + 10⁻⁸)",
      lambda x, m: (x * m).sum() / (m.sum() + 1e-8),
-     "batches that may be empty", "right; NaN in padding gets through, 0·NaN = NaN"),
+     "batches that may be empty", "right for finite padding"),
     ("TRL PPO", "trl/experimental/ppo/ppo_trainer.py::masked_mean", "Σ m·x / Σ m",
      lambda x, m: (x * m).sum() / m.sum(),
-     "finite padding", "right; NaN gets through, an empty mask gives nan"),
+     "finite padding", "right; nan tells of an empty mask"),
     ("TRL GRPO", "trl/trainer/grpo_trainer.py::_compute_loss", "Σ m·x / max(Σ m, 1)",
      lambda x, m: (x * m).sum() / m.sum().clamp(min=1),
-     "batches that may be empty", "right; NaN gets through"),
+     "batches that may be empty", "right for finite padding"),
     ("DI-engine", "ding/rl_utils/ppo.py::ppo_policy_error", "Σ m·x / N, N all slots",
      lambda x, m: (x * m).mean(),
      "importance weights of steps", "as a mask it shrinks the loss by the share of padding"),
     ("OpenRLHF", "openrlhf/models/utils.py::masked_mean", "Σ m·x / Σ m",
      lambda x, m: (x * m).sum() / m.sum(),
-     "finite padding", "right; NaN gets through, an empty mask gives nan"),
+     "finite padding", "right; nan tells of an empty mask"),
     ("verl", "verl/utils/torch_functional.py::masked_mean", "Σ m·x / (Σ m + 10⁻⁸), by selection",
      lambda x, m: torch.where(m, x, 0.).sum() / (m.sum() + 1e-8),
      "padding that holds anything", "right, also with NaN in padding"),
@@ -237,7 +237,7 @@ MASKED_MEAN = Quantity(
      "environments, where every slot is a step", "right there; no mask to give"),
     ("rlhf-book", "code/policy_gradients/loss.py::masked_mean", "Σ m·x / max(Σ m, 10⁻⁸)",
      lambda x, m: (x * m).sum() / m.sum().clamp(min=1e-8),
-     "batches that may be empty", "right; NaN gets through")))
+     "batches that may be empty", "right for finite padding")))
 
 # %% ../../nbs/4_practice/07_same_name.ipynb #b0d27405
 def _tell_aggregation(f):
@@ -430,7 +430,7 @@ def _tell_kl(f):
         "k1": -1., "k3": torch.e - 2,
         "reversed k1": 1., "reversed k3": 1 / torch.e})
     far = f(_t(-16.), _t(-1.)).abs().item()  # ℓ = −15
-    return f"{kind}, {value}" + (f", never above {far:.0f}" if far <= 10 else "")
+    return f"{kind}, {value}" + (f" up to {far:.0f}" if far <= 10 else "")
 
 def _clamped(x): return x.clamp(-10, 10)
 
@@ -442,7 +442,7 @@ KL_K1 = Quantity(
     ("torchtune", "torchtune/rlhf/rewards.py::get_rewards_ppo", "ℓ", lambda p, q: p - q,
      "the reward", "unbiased"),
     ("DI-engine", "ding/rl_utils/ppo.py::calculate_kl_div", "ℓ", lambda p, q: p - q,
-     "a meter; as a loss see below", "unbiased; averaged over all slots, weight left out"),
+     "a meter", "unbiased; averaged over all slots, weight left out"),
     ("TRL PPO", "trl/experimental/ppo/ppo_trainer.py::train", "ℓ", lambda p, q: p - q,
      "the reward", "unbiased"),
     ("OpenRLHF", "openrlhf/models/utils.py::compute_approx_kl", "clip(ℓ, ±10)",
@@ -916,7 +916,7 @@ def comparison_table(
     q = _quantity(quantity)
     lines = [["library", "formula", "number", "right for", "what to know"], ["---"] * 5]
     for r in q.rows:
-        what = f"*{r.kind}.* {r.verdict}"
+        what = f"*{r.kind}*; {r.verdict}"
         lines.append([f"**{r.version}** {r.link}", r.formula, r.number, r.good_for, what])
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"**{q.name}**: {q.shows}. Told apart by `{q.test}`.\n\n{table}"

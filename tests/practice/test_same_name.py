@@ -11,7 +11,14 @@ from torch.distributions import Categorical
 from instruct_goose.lesson import running_example
 from instruct_goose.objective.kl import exact_kl
 from instruct_goose.practice.same_name import (
-    QUANTITIES, ROWS, SOURCES, comparison_table, kinds_table, padded_example, tells_apart)
+    QUANTITIES,
+    ROWS,
+    SOURCES,
+    comparison_table,
+    kinds_table,
+    padded_example,
+    tells_apart,
+)
 
 t = lambda *x: torch.tensor(x, dtype=torch.float64)
 close = lambda a, b, atol=1e-9: torch.testing.assert_close(
@@ -36,10 +43,10 @@ READ = {
         "half the larger square") | {"labml: its equation": "without V_old", "instructGOOSE": "the square"},
     "KL, k1": dict.fromkeys(
         ("instruct_goose", "torchtune", "DI-engine", "TRL PPO", "verl", "CleanRL: old_approx_kl"), "k1, unbiased") | {
-        "OpenRLHF": "k1, unbiased, never above 10", "rlhf-book": "reversed k1, averages to −KL"},
+        "OpenRLHF": "k1, unbiased up to 10", "rlhf-book": "reversed k1, averages to −KL"},
     "KL, k3": dict.fromkeys(
         ("instruct_goose", "DI-engine", "TRL PPO", "TRL GRPO", "CleanRL: approx_kl"), "k3, unbiased") | {
-        "OpenRLHF": "k3, unbiased, never above 10", "verl": "k3, unbiased, never above 10",
+        "OpenRLHF": "k3, unbiased up to 10", "verl": "k3, unbiased up to 10",
         "rlhf-book": "reversed k3, averages to χ² − KL"},
     "KL as a loss": {
         "instruct_goose: default": "gradient of KL(π‖π_ref)",
