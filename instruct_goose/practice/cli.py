@@ -113,10 +113,11 @@ def with_preset(
 # %% ../../nbs/4_practice/03_cli.ipynb #10d02b98
 def _named(argv: list[str]) -> str | None:
     "The algorithm that the arguments name; the last one counts, as for every flag."
-    pairs = zip(argv, [*argv[1:], ""], strict=True)
-    names = [after if flag == "--algorithm" else flag.partition("=")[2]
-             for flag, after in pairs if flag.partition("=")[0] == "--algorithm"]
-    return names[-1] if names else None
+    name = None
+    for i, word in enumerate(argv):
+        flag, _, value = word.partition("=")
+        if flag == "--algorithm": name = value or "".join(argv[i + 1:i + 2])
+    return name
 
 # %% ../../nbs/4_practice/03_cli.ipynb #9b9c639c
 def main(

@@ -90,7 +90,7 @@ def sample(
     pad_id: int,                              # fills the slots after the end; may equal eos_id
     temperature: float = 1.,
     generator: torch.Generator | None = None, # on the CPU; None: torch's global one
-    greedy: bool = False,                     # the likeliest token instead of a drawn one
+    greedy: bool = False,                     # the likeliest token; the generator is left alone
     top_k: int | None = None,                 # for display only: see `collect`
     with_logprobs: bool = False,              # also log π(aₜ|sₜ) as the sampler saw it
 ) -> tuple[Tensor, ...]: # response ids and mask, (batch, time); then log-probabilities if asked

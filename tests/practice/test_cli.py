@@ -57,7 +57,7 @@ def test_a_directory_that_holds_a_run_is_refused(run):
 @pytest.mark.parametrize("args, code, says", [
     (["quickstart", "--lam", "2"], 2, "lam"), (["quickstart", "--clip", "0"], 2, "clip"), (["quickstart", "--beta", "-1"], 2, "beta"),
     (["quickstart", "--steps", "0"], 2, "steps"), (["quickstart", "--algorithm", "dqn"], 2, "'remax'"), (["quickstart", "--sede", "1"], 2, "--seed"),
-    (["reviews", "--data", ".", "--algorithm=dqn"], 2, "'remax'"), (["quickstart", "--algorithm"], 2, "--algorithm"),
+    ([], 2, "quickstart"), (["reviews", "--data", ".", "--algorithm=dqn"], 2, "'remax'"), (["quickstart", "--algorithm"], 2, "--algorithm"),
     (["quickstart", "--algorithm", "grpo", "--group-size", "1"], 2, "group_size is 1"), (["quickstart", "--advantage", "group_mean"], 2, "group_size is 1"),
     (["reviews"], 2, "data"), (["reviews", "--data", "."], 1, "GroundTruth"), (["sample", "here"], 1, "here")])
 def test_what_is_refused_names_itself_and_leaves_nothing(tmp_path, monkeypatch, capsys, args, code, says):

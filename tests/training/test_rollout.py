@@ -143,6 +143,9 @@ def test_only_the_given_generator_is_used():
     torch.manual_seed(99); a = sample(model, ids, mask, 8, EOS, PAD)[0]
     torch.manual_seed(99); b = sample(model, ids, mask, 8, EOS, PAD)[0]
     assert a.equal(b)
+    state, own = torch.get_rng_state(), dice()
+    sample(model, ids, mask, 8, EOS, PAD, greedy=True); sample(model, ids, mask, 8, EOS, PAD, generator=own, greedy=True)
+    assert torch.get_rng_state().equal(state) and own.get_state().equal(dice().get_state())  # greedy text throws no dice
 
 
 def test_each_module_gets_its_own_mode_back_even_after_an_error():
@@ -225,7 +228,7 @@ def test_a_rollout_holds_texts_and_what_the_sampler_saw():
 def make(n=7):
     rows = torch.arange(n)
     return Rollout(rows[:, None], torch.ones(n, 1).bool(), rows[:, None] * 10, torch.ones(n, 1).bool(),
-                   texts=[str(i) for i in range(n)], scores=rows.float(), values=rows[:, None] / 2)
+                   texts=[str(i) for i in range(n)], scores=rows.float(), values=rows[:, None] / 2, baseline=rows / 4, group_tokens=rows + 3)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
@@ -237,6 +240,7 @@ def test_minibatches_deal_every_row_once_and_keep_it_whole(parts):
         for i, text in enumerate(b.texts):
             k = int(text)
             assert (b.query_ids[i], b.response_ids[i], b.scores[i], b.values[i]) == (k, 10 * k, k, k / 2)
+            assert (b.baseline[i], b.group_tokens[i]) == (k / 4, k + 3)
         assert b.advantages is None
     assert [b.texts for b in make().minibatches(parts, dice())] == [b.texts for b in deal]
 
