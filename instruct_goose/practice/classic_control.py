@@ -25,14 +25,15 @@ from ..training.pipeline import one_seed, torch_threads
 def _gymnasium():
     try: import gymnasium
     except ImportError as e:
-        raise ImportError("classic control needs gymnasium: pip install 'instruct_goose[control]'") from e
+        raise ImportError(
+            "classic control needs gymnasium: pip install 'instruct_goose[control]'") from e
     return gymnasium
 
 # %% ../../nbs/4_practice/06_classic_control.ipynb #72a11121
 @dataclass
 class ControlConfig:
     "PPO on one environment. The defaults are CartPole's."
-    total_steps: int = 100_000  # steps of all environments together; the learning rate falls to 0 over them
+    total_steps: int = 100_000  # of all environments together; the learning rate falls to 0 over them
     envs: int = 8  # copies of the environment that run side by side
     steps: int = 128  # steps that each copy takes between two updates
     epochs: int = 4  # passes over the collected steps
@@ -45,24 +46,23 @@ class ControlConfig:
     ent_coef: float = 0.0  # weight of the entropy bonus
     max_grad_norm: float = 0.5  # a longer gradient is shortened to this
     hidden: int = 64  # width of both layers, of the policy and of the values
-    reward_scale: float = 1.0  # rewards are multiplied by this before learning; the log shows them as they are
+    reward_scale: float = 1.0  # rewards times this are what is learned from; the log has them unscaled
     stop_at: float | None = None  # stop when the last 50 episodes reach this mean
     threads: int = 1  # torch threads; networks this small gain nothing from two
 
     def __post_init__(self):
+        def refuse(name, legal): raise ValueError(f"{name} is {getattr(self, name)!r}: {legal}")
         for name in "total_steps envs steps epochs minibatches hidden threads".split():
             x = getattr(self, name)
             if isinstance(x, bool) or not isinstance(x, int) or x < 1:
-                raise ValueError(f"{name} is {x!r}: it must be a whole number, at least 1")
+                refuse(name, "it must be a whole number, at least 1")
         for name in "lr clip max_grad_norm reward_scale".split():
-            if not getattr(self, name) > 0: raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
+            if not getattr(self, name) > 0: refuse(name, "it must be above 0")
         for name in "gamma lam".split():
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must lie between 0 and 1")
-        if self.minibatches > self.envs * self.steps:
-            raise ValueError(f"minibatches is {self.minibatches}, but an update has only {self.envs * self.steps} steps")
-        if self.total_steps < self.envs * self.steps:
-            raise ValueError(f"total_steps is {self.total_steps}: the first update alone takes {self.envs * self.steps}")
+            if not 0 <= getattr(self, name) <= 1: refuse(name, "it must lie between 0 and 1")
+        size = self.envs * self.steps
+        if self.minibatches > size: refuse("minibatches", f"but an update has only {size} steps")
+        if self.total_steps < size: refuse("total_steps", f"the first update alone takes {size}")
 
 # %% ../../nbs/4_practice/06_classic_control.ipynb #cc48ae72
 SETTINGS = {
@@ -73,9 +73,9 @@ SETTINGS = {
 
 # %% ../../nbs/4_practice/06_classic_control.ipynb #ba7a5f6f
 class Environments:
-    """Several copies of one environment, each restarted as soon as its episode ends. `finished` lists the
-    returns of the episodes that have ended. Raises ImportError without gymnasium, and ValueError for
-    states or actions that are not vectors of numbers, or one of a few choices."""
+    """Several copies of one environment, each restarted as soon as its episode ends. `finished`
+    lists the returns of the episodes that have ended. Raises ImportError without gymnasium, and
+    ValueError unless states are vectors, and actions vectors or one of a few choices."""
 
     def __init__(self,
         env_id: str,   # a name that gymnasium knows
@@ -87,21 +87,25 @@ class Environments:
         self.space, seen = self.envs[0].action_space, self.envs[0].observation_space
         self.continuous = isinstance(self.space, gym.spaces.Box)
         vector = lambda space: isinstance(space, gym.spaces.Box) and len(space.shape) == 1
-        if not vector(seen) or not (vector(self.space) or isinstance(self.space, gym.spaces.Discrete)):
-            raise ValueError(f"{env_id}: states {seen}, actions {self.space}. States must be vectors, actions "
-                             "vectors or one of a few choices")
+        choice = isinstance(self.space, gym.spaces.Discrete)
+        if not vector(seen) or not (vector(self.space) or choice):
+            raise ValueError(f"{env_id}: states {seen}, actions {self.space}. States must be "
+                             "vectors, actions vectors or one of a few choices")
         self.state_size = seen.shape[0]
         self.action_size = self.space.shape[0] if self.continuous else int(self.space.n)
-        self.states = _stack(e.reset(seed=one_seed(seed, f"environment {i}"))[0] for i, e in enumerate(self.envs))
+        seeds = [one_seed(seed, f"environment {i}") for i in range(n)]
+        self.states = _stack(e.reset(seed=s)[0] for e, s in zip(self.envs, seeds))
         self.running, self.finished = [0.] * n, []
 
     def step(self,
-        actions: Tensor, # (n,) choices, or (n, action) numbers; those are clipped to what the motor can do
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: # (n, state); rewards, terminated, truncated, each (n,)
-        "One step of every copy. The next states are those before a restart; `states` those after it."
+        actions: Tensor, # (n,) choices, or (n, action) numbers, which are clipped to the bounds
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: # (n, state), and three (n,)
+        """Next states, rewards, terminated, truncated of one step of every copy. The next states
+        are those before a restart, `states` those after it."""
         actions = actions.numpy()
         if self.continuous: actions = actions.clip(self.space.low, self.space.high)
-        nexts, rewards, terminated, truncated, _ = zip(*(e.step(a) for e, a in zip(self.envs, actions)))
+        out = [env.step(action) for env, action in zip(self.envs, actions)]
+        nexts, rewards, terminated, truncated, _ = zip(*out)
         nexts = _stack(nexts)
         self.states = nexts.clone()
         for i in range(len(self.envs)):
@@ -109,7 +113,8 @@ class Environments:
             if terminated[i] or truncated[i]:
                 self.finished.append(self.running[i])
                 self.running[i], self.states[i] = 0., torch.as_tensor(self.envs[i].reset()[0])
-        return nexts, torch.tensor(rewards, dtype=torch.float32), torch.tensor(terminated), torch.tensor(truncated)
+        rewards = torch.tensor(rewards, dtype=torch.float32)
+        return nexts, rewards, torch.tensor(terminated), torch.tensor(truncated)
 
 def _stack(states):
     return torch.stack([torch.as_tensor(s, dtype=torch.float32) for s in states])
@@ -122,8 +127,9 @@ def _mlp(inputs, hidden, outputs, last_gain):
     return nn.Sequential(linear[0], nn.Tanh(), linear[1], nn.Tanh(), linear[2])
 
 class ControlPolicy(nn.Module):
-    """Two small networks: one for the policy, one for the values. For choices the policy gives logits, as a
-    language model does; for torques the mean of a Gaussian whose σ is the same in every state."""
+    """Two small networks: one for the policy, one for the values. For choices the policy gives
+    logits, as a language model does; for torques the mean of a Gaussian whose σ is the same in
+    every state."""
 
     def __init__(self,
         state_size: int,   # numbers in a state
@@ -170,7 +176,8 @@ def evaluate(
 ) -> Float[Tensor, "episodes"]: # the return of each
     "Whole episodes, from beginnings that training has not seen."
     fresh = one_seed(seed, "evaluation")
-    envs, generator = Environments(env_id, episodes, fresh), torch.Generator().manual_seed(fresh)
+    envs = Environments(env_id, episodes, fresh)
+    generator = torch.Generator().manual_seed(fresh)
     first = torch.full((episodes,), torch.nan)
     while first.isnan().any():
         before = torch.tensor(envs.running)
@@ -208,8 +215,9 @@ def collect(
 def segment_mask(
     ended: Bool[Tensor, "env time"], # True at the last step of an episode
 ) -> Bool[Tensor, "segment length"]:
-    """Cut every row behind each episode and at its end: one row per piece, True for its steps. The Trues, row
-    by row, are the steps in their order; so `out[mask] = x.flatten()` packs and `out[mask]` unpacks."""
+    """Cut every row behind each episode and at its end: one row per piece, True for its steps.
+    The Trues, row by row, are the steps in their order; so `out[mask] = x.flatten()` packs and
+    `out[mask]` unpacks."""
     last = ended.clone()
     last[:, -1] = True
     ends = last.flatten().nonzero().flatten()
@@ -225,14 +233,16 @@ def control_advantages(
     gamma: float = 1., # discount per step
     lam: float = .95,  # the GAE dial
 ) -> tuple[Float[Tensor, "env time"], Float[Tensor, "env time"]]: # (advantages, returns)
-    """`gae` over the pieces of episodes. A piece that was cut, by the clock or by the end of the row, gets
-    γ·V of the state behind it added to its last reward; one that ended by itself gets nothing."""
+    """`gae` over the pieces of episodes. A piece that was cut, by the clock or by the end of the
+    row, gets γ·V of the state behind it added to its last reward; one that ended by itself gets
+    nothing."""
     mask = segment_mask(terminated | truncated)
     cut = truncated.clone()
     cut[:, -1] = True
     rewards = rewards + torch.where(cut & ~terminated, gamma * next_values, 0.)
     pack = lambda x: x.new_zeros(mask.shape).masked_scatter(mask, x)
-    return tuple(x[mask].view_as(values) for x in gae(pack(rewards), pack(values), mask, gamma, lam))
+    packed = gae(pack(rewards), pack(values), mask, gamma, lam)
+    return tuple(x[mask].view_as(values) for x in packed)
 
 # %% ../../nbs/4_practice/06_classic_control.ipynb #768ef9ef
 def weigh(
@@ -287,8 +297,9 @@ def train_control(
     config: ControlConfig | None = None, # None: SETTINGS of this environment, or the defaults
     seed: int = 0, # of weights, actions and environments
 ) -> tuple[list[dict], ControlPolicy]: # one dictionary per update, and the policy
-    """PPO from scratch. Each dictionary has `steps` taken so far, `returns` of the episodes that ended, and
-    `return_50`, the mean of the last 50 (of all, while there are fewer; None before the first)."""
+    """PPO from scratch. Each dictionary has `steps` taken so far, `returns` of the episodes that
+    ended, `return_50`, the mean of the last 50 (of all, while there are fewer; None before the
+    first), and the meters of `update`."""
     config = config or SETTINGS.get(env_id) or ControlConfig()
     with torch_threads(config.threads), torch.random.fork_rng(devices=[]):
         envs = Environments(env_id, config.envs, seed)
@@ -300,9 +311,11 @@ def train_control(
         for i in range(updates := config.total_steps // size):
             optimizer.param_groups[0]["lr"] = config.lr * (1 - i / updates)
             done = len(envs.finished)
-            meters = update(policy, optimizer, collect(envs, policy, config.steps, generator), config, generator)
+            steps = collect(envs, policy, config.steps, generator)
+            meters = update(policy, optimizer, steps, config, generator)
             last = envs.finished[-50:]
             mean = sum(last) / len(last) if last else None
-            log.append({"steps": (i + 1) * size, "returns": envs.finished[done:], "return_50": mean} | meters)
+            log.append({"steps": (i + 1) * size, "returns": envs.finished[done:],
+                        "return_50": mean} | meters)
             if config.stop_at is not None and len(last) == 50 and mean >= config.stop_at: break
     return log, policy
