@@ -14,6 +14,9 @@ import torch
 from torch import tensor
 
 import instruct_goose.compat.ding as ours
+from instruct_goose.objective import advantages, logprobs, masks, policy_loss, value_loss
+from instruct_goose.objective.gaussian import gaussian_logprobs
+from instruct_goose.objective.kl import token_kl
 
 FIELDS = dict(
     ppo_data="logit_new logit_old action value_new value_old adv return_ weight logit_pretrained",
@@ -567,6 +570,38 @@ def test_what_people_pass():
     assert ours.rloo_policy_error(whole)[0].item() == pytest.approx(0., abs=1e-6)
     with pytest.raises(ValueError): ours.ppo_policy_error((z, z_old, tensor([0, 2]), adv, None))  # as Categorical does
     with pytest.raises(ValueError): ours.ppo_policy_error_continuous((new | {"sigma": torch.zeros(2, 1)}, old, where, adv, None))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_comes_back_as_it_went_in(dtype):
+    cast = lambda record: type(record)(*({k: v.to(dtype) for k, v in x.items()} if isinstance(x, dict) else
+                                         x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x for x in record))
+    d, c, g = discrete((3, 4), "float", True, torch.float32), gaussian("float", True, torch.float32), group("float", torch.float32)
+    rloo = ours.rloo_policy_data(g.logit_new, g.logit_old, g.action, torch.randn(3, 2), g.weight)
+    for f, record in ((ours.ppo_error, d), (ours.ppo_error_continuous, c), (ours.grpo_policy_error, g), (ours.rloo_policy_error, rloo)):
+        for half, full in zip(flat(f(cast(record))[0]), flat(f(record)[0])):
+            assert half.dtype == dtype and half.item() == pytest.approx(full.item(), rel=.05, abs=.05)
+
+
+# ---- where the lessons' own functions speak of the same, they say the same
+
+def test_the_core_agrees_where_both_speak():
+    x = partial(torch.randn, 3, 5, dtype=torch.float64)
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    values, rewards, adv, returns = x(), x(), x(), x()
+    mine, _ = advantages.gae(rewards, values, mask, 1., 0.5)  # ½ has few bits
+    after = torch.cat([values[:, 1:], torch.zeros(3, 1)], 1)
+    torch.testing.assert_close(ours.gae(ours.gae_data(values.T, after.T.clone(), rewards.T, None, None), 1., .5).T, mine)
+    logits, old, ref = (torch.randn(3, 5, 4, dtype=torch.float64) for _ in range(3))
+    ids = torch.randint(4, (3, 5))
+    new, before, frozen = (logprobs.token_logprobs(z, ids) for z in (logits, old, ref))
+    losses, _ = ours.ppo_error(ours.ppo_data(logits, old, ids, values, rewards, adv, returns, None, ref), .3, dual_clip=2., kl_type="k2")
+    core = dict(
+        policy_loss=policy_loss.policy_loss(new, before, adv, mask, .3, dual_clip=2.), kl_div=token_kl(new, frozen, mask, "k2"),
+        value_loss=value_loss.value_loss(values, returns, mask, rewards, .3), entropy_loss=logprobs.entropy(logits))
+    for name, per_token in core.items(): torch.testing.assert_close(getattr(losses, name), masks.masked_mean(per_token, mask))
+    mean, std = x(), x().exp()
+    torch.testing.assert_close(ours._density(dict(mu=mean, sigma=std)).log_prob(adv).sum(-1), gaussian_logprobs(adv, mean, std))
 
 
 # ---- against DI-engine itself
