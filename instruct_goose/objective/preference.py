@@ -8,7 +8,7 @@ __all__ = ['implicit_reward', 'dpo_loss']
 # %% ../../nbs/1_objective/08_preference.ipynb #922001f4
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid
 
 from .masks import _wide, same_shape
 
@@ -42,5 +42,4 @@ def dpo_loss(
         raise ValueError(f"label_smoothing is {label_smoothing}: from 0 to below a half")
     margin = (implicit_reward(chosen_logprobs, ref_chosen_logprobs, beta)
               - implicit_reward(rejected_logprobs, ref_rejected_logprobs, beta))
-    # −log σ(x) is softplus(−x), which does not overflow
-    return (1 - label_smoothing) * softplus(-margin) + label_smoothing * softplus(margin)
+    return -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
