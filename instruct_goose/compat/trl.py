@@ -35,8 +35,8 @@ DEFAULTS = {  # TRL's own, of what can be translated. A batch is one device's
         gamma=1., lam=.95, max_grad_norm=None)}
 
 RENAMED = {  # TRL's name: the name here. One number, one meaning
-    "learning_rate": "lr", "lr_scheduler_type": "lr_schedule", "weight_decay": "weight_decay",
-    "seed": "seed", "num_ppo_epochs": "epochs", "ppo_epochs": "epochs",
+    "learning_rate": "lr", "lr_scheduler_type": "lr_schedule",
+    "weight_decay": "weight_decay", "seed": "seed", "num_ppo_epochs": "epochs", "ppo_epochs": "epochs",
     "num_mini_batches": "minibatches", "response_length": "max_new_tokens",
     "temperature": "temperature", "kl_coef": "beta", "init_kl_coef": "beta",
     "kl_estimator": "kl_estimator", "cliprange": "clip", "cliprange_value": "value_clip",
@@ -55,15 +55,16 @@ INSTEAD = {  # TRL's name: (the value that needs nothing, what to do for any oth
     "horizon": (
         None, "the gain is .1 per update, a horizon of 10·batch_size; for another leave "
         "kl_target None and set trainer.beta in a callback"),
-    "early_stopping": (False, "fewer epochs; kl_to_old in the metrics says how far they go"),
-    "target_kl": (1., "fewer epochs; kl_to_old in the metrics says how far they go"),
+    "early_stopping": (False, "fewer epochs; the metric kl_to_old says how far they go"),
+    "target_kl": (1., "fewer epochs; the metric kl_to_old says how far they go"),
     "ratio_threshold": (None, "dual_clip=3. bounds what such a minibatch can do"),
     "local_rollout_forward_batch_size": (64, "micro_batch_size. It changes no result"),
     "is_encoder_decoder": (None, "models that only decode")}
 
 BESIDE = {  # no setting of a loss: where such things are said here
     "an argument of RLHFTrainer or of Agent, ready made":
-        "sft_model_path model_name model_adapter_name ref_adapter_name is_peft_model optim",
+        "sft_model_path model_name model_adapter_name ref_adapter_name is_peft_model "
+        "optim",
     "an argument of train":
         "reward_model_path reward_model query_dataset num_train_epochs dataset_num_proc "
         "remove_unused_columns logging_steps num_sample_generations",
