@@ -236,8 +236,8 @@ def tables_page(links: Links, near: Page) -> str:
             "## Presets", "The rows of `RLHFConfig.preset()`, with the equations they come from. "
             "[One algebra, many algorithms](1_objective/07_group.ipynb) derives them, "
             "[One task, all algorithms](4_practice/04_family.ipynb) compares them.", preset_table(),
-            "## Same name, different mathematics", "What libraries compute under one name, each on the same input. The last column "
-            "is the test that tells them apart; [the lesson](4_practice/07_same_name.ipynb) has the reasons."]
+            "## Same name, different mathematics", "What libraries compute under one name, each on the same input. "
+            "Above each table stands the test that tells them apart; [the lesson](4_practice/07_same_name.ipynb) has the reasons."]
     ours, theirs = links.apply("\n\n".join(text), near), []  # a name in a row of another library is that library's
     for name in QUANTITIES: theirs += [f"### {name[0].upper()}{name[1:]}", comparison_table(name)]
     return "\n\n".join([ours, *theirs]) + "\n"

