@@ -163,6 +163,7 @@ SETTINGS = {name: dict(algorithm=name) for name in PRESETS} | {
     "sequence_sum": dict(aggregation="sequence_sum"),
     "GAE, tokens of a group": dict(aggregation="group_token_mean", group_size=2, ent_coef=.05),
     "dual clip": dict(dual_clip=1.3),
+    "no clip": dict(surrogate="ratio"),
     "no clip, sequence": dict(surrogate="ratio", ratio_level="sequence"),
     "GRPO, KL in the loss, token mean": dict(algorithm="grpo", aggregation="token_mean", beta=.4),
     "GRPO, std of the population": dict(algorithm="grpo", group_size=4, group_ddof=0, kl_gradient="ratio"),
@@ -244,7 +245,7 @@ def test_equal_minibatches_of_shuffled_rows_average_to_the_whole(how):
     for a, b, c in zip(whole, *parts, strict=True): torch.testing.assert_close(a, (b + c) / 2, atol=1e-10, rtol=1e-8)
 
 
-@pytest.mark.parametrize("setting", ["grpo", "gspo", "cispo", "rloo", "dual clip", "no clip, sequence"])
+@pytest.mark.parametrize("setting", ["grpo", "gspo", "cispo", "rloo", "dual clip", "no clip"])
 def test_the_shares_of_clipped_tokens_are_of_the_right_ratio(setting):
     agent, ref = agent_and_reference()
     trainer = RLHFTrainer(agent, ref, config(**SETTINGS[setting] | (dict(clip=.2, clip_high=.3) if setting == "cispo" else {})))
@@ -254,14 +255,14 @@ def test_the_shares_of_clipped_tokens_are_of_the_right_ratio(setting):
         for t, own in enumerate(row):
             ratio = math.exp({"token": own, "sequence": sum(row) / len(row), "product": sum(row)}[c.ratio_level])
             A, weight = rollout.advantages[i, t].item(), c.surrogate == "weight"
-            if c.surrogate == "ratio": continue
             low += ratio < 1 - c.clip and (weight or A < 0)
             high += ratio > 1 + (c.clip if c.clip_high is None else c.clip_high) and (weight or A > 0)
             dual += c.dual_clip is not None and ratio > c.dual_clip and A < 0
+    assert low + high + dual
+    if c.surrogate == "ratio": low = high = 0
     got = trainer._clipped(rollout.old_logprobs + torch.tensor([row + [0.] * (5 - len(row)) for row in MOVED], dtype=torch.float64), rollout)
     assert {k: round(v.item() * 11) for k, v in got.items()} == {"clip_fraction": low + high + dual, "clip_fraction_low": low, "clip_fraction_high": high} | (
         {"clip_fraction_dual": dual} if c.dual_clip else {})
-    assert low + high + dual or c.surrogate == "ratio"
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -385,6 +386,21 @@ def test_metrics_are_json_and_what_they_say():
     assert m["explained_variance"] == pytest.approx(1 - ((R - V).var() / R.var()).item(), abs=1e-4)
     assert m["return_mean"] == pytest.approx(R.mean().item(), abs=1e-5) and m["advantage_std"] == pytest.approx((R - V).std(unbiased=False).item(), abs=1e-5)
     assert m["total_reward_mean"] == pytest.approx(r.rewards.sum().item() / 8, abs=1e-5)
+
+
+@pytest.mark.parametrize("changes", [dict(algorithm="reinforce_pp", gamma=.9), dict(algorithm="rloo", whiten_advantages=True)], ids=str)
+def test_the_log_shows_advantages_as_they_were_before_whitening(changes):
+    trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(**changes), tokenizer=TOKENIZER)
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8 // trainer.config.group_size]), lambda texts: [3. + len(t) for t in texts]))
+    m, plain = trainer.describe(r), []
+    scores = [3. + len(t) for t in r.texts]
+    for i, n in enumerate(r.mask.sum(1).tolist()):  # no drift yet, so the score is all there is
+        plain += [scores[i] * .9**(n - 1 - t) if trainer.config.group_size == 1 else scores[i] - scores[i ^ 1] for t in range(n)]
+    mean = sum(plain) / len(plain)
+    assert m["advantage_mean"] == pytest.approx(mean, rel=1e-4, abs=1e-4)
+    assert m["advantage_std"] == pytest.approx(math.sqrt(sum((x - mean)**2 for x in plain) / len(plain)), rel=1e-4)
+    white = r.advantages[r.mask]
+    assert abs(white.mean()) < 1e-5 and white.std().item() == pytest.approx(1, abs=1e-4)
 
 
 def test_the_meters_of_the_update_describe_the_policy_before_each_step():
