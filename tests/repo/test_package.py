@@ -16,7 +16,7 @@ from api import GLOSSARY, doc, fields, is_dataclass, parameters  # noqa: E402
 from lessons import read_pages  # noqa: E402
 
 LAYERS = ["objective", "models", "training", "practice", "compat"]  # each may import what stands before it
-LAZY = {"matplotlib", "plotly", "nbdev", "IPython", "sphinx", "vaderSentiment"}
+LAZY = {"gymnasium", "matplotlib", "plotly", "nbdev", "IPython", "sphinx", "vaderSentiment"}
 
 
 def imports(path: Path) -> set[str]:
