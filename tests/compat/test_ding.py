@@ -581,6 +581,8 @@ def test_half_precision_comes_back_as_it_went_in(dtype):
     for f, record in ((ours.ppo_error, d), (ours.ppo_error_continuous, c), (ours.grpo_policy_error, g), (ours.rloo_policy_error, rloo)):
         for half, full in zip(flat(f(cast(record))[0]), flat(f(record)[0])):
             assert half.dtype == dtype and half.item() == pytest.approx(full.item(), rel=.05, abs=.05)
+    zero = torch.zeros(3, dtype=dtype)  # rewards of another kind do not change that of the values
+    assert ours.gae(ours.gae_data(zero, zero.clone(), torch.ones(3).double(), None, None)).dtype == dtype
 
 
 # ---- where the lessons' own functions speak of the same, they say the same
