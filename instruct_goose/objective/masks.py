@@ -185,9 +185,10 @@ def whiten(
     shift_mean: bool = True,      # False: scale the spread, keep the mean
     eps: int | float = 1e-8,      # added to the variance
 ) -> Float[Tensor, "*shape"]: # mean 0, variance 1; 0 at padding
-    """(x − x̄) / √(var + ϵ), with the unbiased variance. Raises ValueError if the shapes
+    """(x − x̄) / √(var + ϵ), with the unbiased variance. All-equal x gives 0, and so does a
+    spread beyond 1e19, whose square is not a float32. Raises ValueError if the shapes
     differ, and for fewer than two tokens. As TRL's masked_whiten; in torchtune 0.6.1
     shift_mean=True means the opposite: it adds the mean."""
     mean, var = masked_mean(x, mask), masked_var(x, mask)
-    white = (torch.where(mask, x, 0) - mean) * (var + eps).rsqrt()
+    white = (_wide(torch.where(mask, x, 0)) - mean) * (var + eps).rsqrt()
     return torch.where(mask, white if shift_mean else white + mean, 0).to(x.dtype)

@@ -125,14 +125,14 @@ def policy_loss(
         raise ValueError(f"dual_clip belongs to surrogate='min', not to {surrogate!r}")
     _one_per_token(advantages, mask); same_shape(logprobs=logprobs, weights=weights)
     ratio = probability_ratio(logprobs, old_logprobs, mask, max_log_ratio, level)
-    advantages = torch.where(mask, advantages.detach(), 0.)
+    advantages = torch.where(mask, _wide(advantages.detach()), 0.)
     if surrogate == "min":
         objective = clipped_objective(ratio, advantages, clip, clip_high, dual_clip)
     if surrogate == "ratio": objective = ratio * advantages
     if surrogate == "weight":
         weight = ratio.detach().clamp(*_clip_range(clip, clip_high))
         objective = weight * advantages * torch.where(mask, _wide(logprobs), 0.)
-    if weights is not None: objective = objective * torch.where(mask, weights.detach(), 1.)
+    if weights is not None: objective = objective * torch.where(mask, _wide(weights.detach()), 1.)
     return -objective
 
 # %% ../../nbs/1_objective/04_policy_loss.ipynb #43fa2618

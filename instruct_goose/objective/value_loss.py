@@ -32,10 +32,10 @@ def value_loss(
         raise ValueError(
             f"a value clip of {clip}: it must be positive, or None for no clip")
     values = torch.where(mask, _wide(values), 0.)
-    returns = torch.where(mask, returns.detach(), 0.)
+    returns = torch.where(mask, _wide(returns.detach()), 0.)
     error = (values - returns).square()
     if clip is not None:
-        old = torch.where(mask, old_values.detach(), 0.)
+        old = torch.where(mask, _wide(old_values.detach()), 0.)
         clipped = values.clamp(old - clip, old + clip)
         error = torch.maximum(error, (clipped - returns).square())
     return error / 2
@@ -45,12 +45,13 @@ def explained_variance(
     values: Float[Tensor, "batch time"],  # Vₜ
     returns: Float[Tensor, "batch time"], # R̂ₜ
     mask: Bool[Tensor, "batch time"],     # True where a token takes part
-) -> Float[Tensor, ""]: # at most 1; nan if all returns are equal
+) -> Float[Tensor, ""]: # at most 1, or nan
     """1 − Var(R̂ − V) / Var(R̂) over the real tokens. 1: predicts every return. 0: no
-    better than a constant. Negative: worse. nan when the returns do not vary: there is
-    nothing to explain. Raises ValueError if shapes differ, and for an empty mask."""
+    better than a constant. Negative: worse. nan when the returns do not vary, as there
+    is nothing to explain, or by more than 1e19, whose square is not a float32. Raises ValueError if shapes differ, and for an empty mask."""
     same_shape(values=values, returns=returns, mask=mask)
-    returns, error = returns.detach(), (returns - values).detach()
+    returns = _wide(returns.detach())
+    error = returns - _wide(values.detach())
     left, total = (masked_var(x, mask, unbiased=False) for x in (error, returns))
     # rounding gives equals a variance
     varies = (returns[mask] != returns[mask][0]).any()
