@@ -22,10 +22,11 @@ from instruct_goose.practice.film_reviews import (
     distinct_2, grammatical, human_score, pair_ceiling, rater_pairs, vocabulary, write_reviews,
 )
 from instruct_goose.training.pipeline import (
-    Clock, append_jsonl, best_of_n, claim_run_dir, ended, kl_to_reference, lm_nats, new_run_dir,
-    one_seed, pair_accuracy, plot_metrics, save_model, text_table, torch_threads, train_lm,
-    train_reward_model, versions, write, write_json,
+    Clock, best_of_n, check_saving, ended, finished_run, kl_to_reference, lm_nats,
+    one_seed, open_run, pair_accuracy, plot_metrics, save_model, settings_of, text_table, torch_threads,
+    train_lm, train_policy, train_reward_model, versions, write, write_json,
 )
+from ..training.checkpoints import MAIN, Stage
 from ..training.rollout import Rollout
 from ..training.trainer import RLHFConfig, RLHFTrainer
 
@@ -35,6 +36,9 @@ class QuickstartConfig(RLHFConfig):
     "RLHF end to end on film reviews made by a grammar: every setting of the run. Without a flag, what the lesson uses."
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
     threads: int = 1  # torch threads; on a busy machine two can be far slower than one
+    save_every: int | None = None  # iterations between checkpoints; other stages are saved as many times. none: on Ctrl-C and errors
+    keep: int = 2  # checkpoints that stay
+    resume: bool = False  # go on with the run in output_dir from its newest checkpoint
     # the trainer's settings that this run wants otherwise
     steps: int = 36  # iterations: one rollout and one update each
     batch_size: int = 256  # responses per iteration
@@ -89,6 +93,7 @@ def _check_quickstart(c):
     if c.hidden_size % c.heads:
         raise ValueError(f"hidden_size is {c.hidden_size}: it must be a multiple of heads, {c.heads}")
     if c.output_dir is not None: c.output_dir = Path(c.output_dir)
+    check_saving(c)
 
 # %% ../../nbs/4_practice/01_quickstart.ipynb #e952ab0c
 @dataclass
@@ -152,13 +157,14 @@ def train_sft(
     config: QuickstartConfig, # sft_steps, sft_batch_size, sft_lr
     data: Data,               # its reviews
     tokenizer,
+    stage: Stage | None = None, # keeps checkpoints
 ): # the model, and its log: one dictionary per update
     "Stage 1: learn to write reviews. Returns the model and its log."
     cuda = config.device != "cpu" and torch.cuda.is_available()
     lm = make_lm(config, tokenizer).to("cuda" if cuda else "cpu")
     log = train_lm(lm, tokenizer, data.reviews, steps=config.sft_steps, lr=config.sft_lr,
                    batch_size=config.sft_batch_size, seed=one_seed(config.seed, "sft"),
-                   desc="1 SFT", progress=config.progress)
+                   desc="1 SFT", progress=config.progress, stage=stage)
     return lm.eval(), log
 
 # %% ../../nbs/4_practice/01_quickstart.ipynb #78efc095
@@ -166,6 +172,7 @@ def train_judge(
     config: QuickstartConfig, # rm_steps, rm_batch_size, rm_lr
     data: Data,               # its pairs; its held-out reviews set the scale of the scores
     lm,                       # the SFT model, whose trunk is copied
+    stage: Stage | None = None, # keeps checkpoints
 ): # the reward model, and its log
     """Stage 2: learn from comparisons what people like; scores have mean 0 and sd 1 on held-out reviews.
     It reads the score at an end token. Read at the last word, the score of a broken-off text is a guess,
@@ -173,7 +180,7 @@ def train_judge(
     reward_model = RewardModel.from_causal_lm(lm, make_tokenizer(config, end=True))
     log = train_reward_model(reward_model, data.pairs, steps=config.rm_steps, lr=config.rm_lr,
                              batch_size=config.rm_batch_size, seed=one_seed(config.seed, "reward model"),
-                             desc="2 reward model", progress=config.progress)
+                             desc="2 reward model", progress=config.progress, stage=stage)
     reward_model.eval().requires_grad_(False)
     reward_model.normalise(data.held_out)
     return reward_model, log
@@ -250,6 +257,7 @@ def make_baselines(
     tokenizer,
     reward_model: RewardModel,
     prompts: list[str], # held out
+    stage: Stage | None = None, # keeps checkpoints
 ) -> dict[str, dict[str, float]]: # figures, by the baseline's name
     """What the reward model buys without PPO. best_of_n: the SFT model writes n answers, the best is kept
     (its KL is at most log n − (n − 1)/n nats). sft_on_best_of_n: the SFT model learns from those best
@@ -262,7 +270,7 @@ def make_baselines(
     tuned = copy.deepcopy(lm)
     train_lm(tuned, tokenizer, [best.texts[i] for i in whole], prompts=[best.prompts[i] for i in whole],
              steps=config.tune_steps, batch_size=config.sft_batch_size, lr=config.tune_lr,
-             seed=one_seed(config.seed, "tune"), desc="4 SFT on the best", progress=config.progress)
+             seed=one_seed(config.seed, "tune"), desc="4 SFT on the best", progress=config.progress, stage=stage)
     _, figures = evaluate(config, tuned.eval(), lm, tokenizer, reward_model, prompts)
     return {f"best_of_{n}": judge(best, tokenizer, reward_model), f"sft_on_best_of_{n}": figures}
 
@@ -270,49 +278,50 @@ def make_baselines(
 def run_quickstart(
     config: QuickstartConfig | None = None, # None: the defaults
 ) -> dict: # the summary, as written to summary.json
-    """The whole run, written to a directory. Raises, before any work, FileExistsError if that directory
-    already holds something, and ValueError if a GPU is asked for where there is none."""
+    """The whole run, written to a directory; or, with `resume`, the rest of it. Raises, before any work,
+    FileExistsError if that directory already holds something, and ValueError for a GPU where there is none,
+    for a run to be resumed with other settings, and for damaged checkpoints."""
     config = config or QuickstartConfig()
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is 'cuda' and torch finds no GPU here: take 'cpu', or 'auto'")
-    out = new_run_dir("quickstart") if config.output_dir is None else claim_run_dir(config.output_dir)
-    with torch_threads(config.threads): return _run(config, out)
+    if (summary := finished_run(config)) is not None: return summary
+    out, keeper = open_run(config, "quickstart", Clock())
+    with torch_threads(config.threads), torch.random.fork_rng(devices=[]), keeper:
+        return _run(config, out, keeper)
 
 # %% ../../nbs/4_practice/01_quickstart.ipynb #0a783a93
-def _run(config, out):
-    clock = Clock()
+def _run(config, out, keeper):
     write_json(out / "config.json", {"algorithm": config.algorithm} | asdict(config))
     print(f"The run goes to {out}. Seed {config.seed}, {config.threads} torch "
           f"thread{'s' * (config.threads > 1)}.")
     data, tokenizer = make_data(config), make_tokenizer(config)
     print(f"\n1 SFT: {config.reviews:,} reviews made by a grammar teach a small GPT-2 to write; "
           "PPO needs a model that writes already.")
-    lm, _ = train_sft(config, data, tokenizer)
+    lm, _ = train_sft(config, data, tokenizer, keeper.stage("sft"))
     nats = lm_nats(lm, tokenizer, data.held_out)
     save_model(lm, tokenizer, out / "sft")
     print(f"  {nats:.3f} nats per token on unseen reviews")
 
     print(f"\n2 Reward model: {config.pairs:,} pairs, each labelled by drawing one person's score per word, "
           "teach it what people like.")
-    reward_model, _ = train_judge(config, data, lm)
+    reward_model, _ = train_judge(config, data, lm, keeper.stage("reward model"))
     accuracy, ceiling = pair_accuracy(reward_model.score, data.held_out_pairs), pair_ceiling(data.held_out_pairs)
     save_model(reward_model.model, reward_model.tokenizer, out / "reward_model")
     print(f"  right on {accuracy:.1%} of unseen pairs; people disagree, "
           f"so knowing every word's mean rating gets {ceiling:.1%}")
     stages = {"sft": {"held_out_nats_per_token": nats},
               "reward_model": {"pair_accuracy": accuracy, "ceiling": ceiling}}
-    return _improve(config, out, clock, data, tokenizer, lm, reward_model, stages)
+    return _improve(config, out, keeper, data, tokenizer, lm, reward_model, stages)
 
 # %% ../../nbs/4_practice/01_quickstart.ipynb #386d44a0
-def _improve(config, out, clock, data, tokenizer, lm, reward_model, stages):
+def _improve(config, out, keeper, data, tokenizer, lm, reward_model, stages):
     held_out = data.held_out_prompts
     before_texts, before = evaluate(config, lm, lm, tokenizer, reward_model, held_out)
     print(f"\n3 {config.algorithm.upper()}: {config.steps} times, write {config.batch_size} reviews, "
           "score them, make the better ones likelier; "
           f"each nat of KL to the SFT model costs {config.beta}.")
     trainer = make_trainer(config, lm, tokenizer)
-    log = lambda m: append_jsonl(out / "metrics.jsonl", m)
-    metrics = trainer.train(data.prompts, reward_model, callback=log, progress=config.progress)
+    metrics = train_policy(trainer, data.prompts, reward_model, out, keeper.stage(MAIN), config.progress)
     policy = trainer.agent.model.eval()
     save_model(policy, tokenizer, out / "policy")
     after_texts, after = evaluate(config, policy, lm, tokenizer, reward_model, held_out)
@@ -321,17 +330,17 @@ def _improve(config, out, clock, data, tokenizer, lm, reward_model, stages):
     if config.baselines:
         print(f"\n4 Baselines: best of {config.best_of} of the SFT model, and SFT on those best texts. "
               f"What does {config.algorithm.upper()} add to them?")
-        baselines = make_baselines(config, lm, tokenizer, reward_model, held_out)
+        baselines = make_baselines(config, lm, tokenizer, reward_model, held_out, keeper.stage("baselines"))
 
     figures = figures_table(before, after, baselines)
     (out / "samples.md").write_text("# The same prompts, before and after\n\n"
                                     f"{side_by_side(before_texts, after_texts)}\n\n"
                                     f"# Figures\n\n{figures}\n", encoding="utf-8")
     plot_metrics(metrics, out)
-    summary = {"seed": config.seed, **clock.read(), "torch_threads": config.threads, **stages,
+    summary = {"seed": config.seed, **keeper.seconds(), "torch_threads": config.threads,
+               "resumed_from": keeper.resumed_from, **stages,
                "before": before, "after": after, "baselines": baselines,
-               "config": {"algorithm": config.algorithm} | {k: v for k, v in asdict(config).items() if k != "output_dir"},
-               "versions": versions()}
+               "config": {"algorithm": config.algorithm} | settings_of(config), "versions": versions()}
     write_json(out / "summary.json", summary)
     print(f"\nThe same prompts, before and after:\n\n{side_by_side(before_texts, after_texts, 8)}\n\n{figures}\n")
     print(f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['wall_seconds']:.0f} on the clock. "

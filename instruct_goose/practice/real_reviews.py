@@ -10,6 +10,7 @@ __all__ = ['TEXTS', 'RATINGS', 'Review', 'load_reviews', 'load_other_texts', 'sp
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #3dae20a4
 import copy
+import hashlib
 import html
 import json
 import random
@@ -33,9 +34,10 @@ from ..models.text import bpe_tokenizer, pad
 from .film_reviews import distinct_2
 from .quickstart import side_by_side
 from instruct_goose.training.pipeline import (
-    Clock, append_jsonl, batches, best_of_n, claim_run_dir, ended, fit, kl_to_reference, lm_nats, new_run_dir, one_seed,
-    plot_metrics, save_model, text_table, torch_threads, train_lm, versions, write, write_json,
+    Clock, batches, best_of_n, check_saving, ended, finished_run, fit, kl_to_reference, lm_nats, one_seed, open_run,
+    plot_metrics, save_model, settings_of, text_table, torch_threads, train_lm, train_policy, versions, write, write_json,
 )
+from ..training.checkpoints import MAIN, Stage
 from ..training.rollout import Rollout
 from ..training.trainer import RLHFConfig, RLHFTrainer
 
@@ -279,6 +281,9 @@ class ReviewsConfig(RLHFConfig):
     data: Path  # directory with movieReviewSnippets_GroundTruth.txt and movieReviewSnippets_anonDataRatings.txt
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
     threads: int = 1  # torch threads; on a busy machine two can be far slower than one
+    save_every: int | None = None  # iterations between checkpoints; other stages are saved as many times. none: on Ctrl-C and errors
+    keep: int = 2  # checkpoints that stay
+    resume: bool = False  # go on with the run in output_dir from its newest checkpoint
     # the trainer's settings that this run wants otherwise
     batch_size: int = 128  # responses per iteration
     max_new_tokens: int = 24  # longest response, in tokens
@@ -337,6 +342,7 @@ def _check_reviews_config(c):
     if c.rm_batch_tokens < 2 * c.context: refuse("rm_batch_tokens", f"at least twice the context, {c.context}: it takes two texts to compare")
     if c.context <= c.max_new_tokens: refuse("context", f"above max_new_tokens={c.max_new_tokens}, with room for a prompt")
     c.data, c.output_dir = Path(c.data), None if c.output_dir is None else Path(c.output_dir)
+    check_saving(c)
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #98462d33
 @dataclass
@@ -391,18 +397,18 @@ def _device(config):
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device)
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #fcdd844b
-def train_sft(config: ReviewsConfig, data: ReviewData):
+def train_sft(config: ReviewsConfig, data: ReviewData, stage: Stage | None = None):
     "Stage 1: learn to write. Returns the model and its log."
     lm = make_lm(config, data.tokenizer).to(_device(config))
     with _dropout_seed(config, "sft dropout"):
         log = train_lm(lm, data.tokenizer, [r.text for r in data.train] + data.other_texts, steps=config.sft_steps,
                        batch_tokens=config.sft_batch_tokens, lr=config.sft_lr, betas=(.9, .95), weight_decay=.1,
                        warmup=min(100, config.sft_steps // 5), seed=one_seed(config.seed, "sft"),
-                       desc="1 SFT", progress=config.progress)
+                       desc="1 SFT", progress=config.progress, stage=stage)
     return lm.eval(), log
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #06c946f7
-def train_judge(config: ReviewsConfig, data: ReviewData, lm):
+def train_judge(config: ReviewsConfig, data: ReviewData, lm, stage: Stage | None = None):
     """Stage 2: learn from every rater of every snippet of a batch, against every rater of every other.
     Scores then have mean 0 and sd 1 on the held-out snippets. Returns the reward model and its log."""
     reward_model = RewardModel.from_causal_lm(lm, data.tokenizer)
@@ -425,8 +431,8 @@ def train_judge(config: ReviewsConfig, data: ReviewData, lm):
     # the last text of a pass may come alone: nothing to compare it with
     dealt = (b for b in dealt if len({data.train[i].ratings for i in b}) > 1)
     with _dropout_seed(config, "reward model dropout"):
-        log = fit(reward_model, loss_of, dealt, steps=steps,
-                  lr=config.rm_lr, warmup=steps // 10, desc="2 reward model", progress=config.progress)
+        log = fit(reward_model, loss_of, dealt, steps=steps, lr=config.rm_lr, warmup=steps // 10, stage=stage,
+                  generators={"word dropout": generator}, desc="2 reward model", progress=config.progress)
     reward_model.eval().requires_grad_(False)
     reward_model.normalise([r.text for r in data.held_out])
     return reward_model, log
@@ -470,7 +476,7 @@ class FinishingTrainer(RLHFTrainer):
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #53e94e72
 def make_baselines(
-    config: ReviewsConfig, lm, tokenizer, reward_model: RewardModel, prompts: list[str],
+    config: ReviewsConfig, lm, tokenizer, reward_model: RewardModel, prompts: list[str], stage: Stage | None = None,
 ) -> dict[str, dict]: # figures by name
     "Best of n of the SFT model, and the SFT model trained on those best texts."
     n, prompts = config.best_of, prompts[:config.baseline_prompts]
@@ -483,23 +489,26 @@ def make_baselines(
     tuned = copy.deepcopy(lm)
     train_lm(tuned, tokenizer, [best.texts[i] for i in whole], steps=config.tune_steps,
              batch_tokens=config.sft_batch_tokens, lr=config.tune_lr, seed=one_seed(config.seed, "tune"),
-             desc="4 SFT on the best", progress=config.progress)
+             desc="4 SFT on the best", progress=config.progress, stage=stage)
     return figures | {f"sft_on_best_of_{n}": evaluate(config, tuned.eval(), lm, tokenizer, reward_model, prompts)[1]}
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #5455501a
 def run_reviews(
     config: ReviewsConfig,
 ) -> dict: # the summary, as written to summary.json
-    """The whole run, written to a directory. Raises FileNotFoundError or ValueError for bad data, and
-    FileExistsError for a directory that already holds something: all before any work."""
+    """The whole run, written to a directory; or, with `resume`, the rest of it. Raises FileNotFoundError or
+    ValueError for bad data, FileExistsError for a directory that already holds something, ValueError for a run to
+    be resumed with other settings or data: all before any work."""
     clock, reviews = Clock(), load_reviews(config.data)
     split_reviews(reviews, config.held_out)  # refuses a split that cannot be made
-    out = new_run_dir("reviews") if config.output_dir is None else claim_run_dir(config.output_dir)
-    with torch_threads(config.threads), torch.random.fork_rng(devices=[]):
-        return _run(config, reviews, out, clock)
+    if (summary := finished_run(config)) is not None: return summary
+    texts = hashlib.sha256(repr((reviews, load_other_texts(config.data))).encode()).hexdigest()
+    out, keeper = open_run(config, "reviews", clock, **{"SHA-256 of the data": texts})
+    with torch_threads(config.threads), torch.random.fork_rng(devices=[]), keeper:
+        return _run(config, reviews, out, keeper)
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #c98ff010
-def _run(config, reviews, out, clock):
+def _run(config, reviews, out, keeper):
     write_json(out / "config.json", {"algorithm": config.algorithm} | asdict(config))
     print(f"The run goes to {out}. Seed {config.seed}, {config.threads} torch thread{'s' * (config.threads > 1)}.")
     data = make_data(config, reviews)
@@ -507,13 +516,13 @@ def _run(config, reviews, out, clock):
     print(f"{len(data.train):,} rated snippets to learn from, {len(data.held_out):,} held out, {min(raters)} to {max(raters)} raters each; "
           f"{len(data.other_texts):,} other texts; {len(tokenizer):,} tokens.")
     print("\n1 SFT: a small GPT-2 with random weights learns to write by reading all of it; PPO needs a model that writes already.")
-    lm, _ = train_sft(config, data)
+    lm, _ = train_sft(config, data, keeper.stage("sft"))
     nats = lm_nats(lm, tokenizer, [r.text for r in data.held_out])
     save_model(lm, tokenizer, out / "sft")
     print(f"  {nats:.3f} nats per token on held-out snippets")
 
     print("\n2 Reward model: every rater of a snippet against every rater of others teaches it what people find positive.")
-    reward_model, _ = train_judge(config, data, lm)
+    reward_model, _ = train_judge(config, data, lm, keeper.stage("reward model"))
     reward_model.save_pretrained(out / "reward_model")
     judges = rank_judges(data, reward_model)
     print(f"{judges_table(judges)}\n  share of held-out pairs in the order of the raters' means")
@@ -523,7 +532,7 @@ def _run(config, reviews, out, clock):
           f"each nat of KL to the SFT model costs {config.beta}.")
     agent = Agent(copy.deepcopy(lm), value_model="copy" if config.advantage == "gae" else None)
     trainer = FinishingTrainer(agent, create_reference_model(lm), config, tokenizer=tokenizer)
-    metrics = trainer.train(data.prompts, reward_model, callback=lambda m: append_jsonl(out / "metrics.jsonl", m), progress=config.progress)
+    metrics = train_policy(trainer, data.prompts, reward_model, out, keeper.stage(MAIN), config.progress)
     policy = trainer.agent.model.eval()
     save_model(policy, tokenizer, out / "policy")
     after_texts, after = evaluate(config, policy, lm, tokenizer, reward_model, data.held_out_prompts)
@@ -532,19 +541,20 @@ def _run(config, reviews, out, clock):
     if config.baselines:
         print(f"\n4 Baselines: best of {config.best_of} of the SFT model, and SFT on those best texts. "
               f"What does {config.algorithm.upper()} add to them?")
-        baselines = make_baselines(config, lm, tokenizer, reward_model, data.held_out_prompts)
-    return _report(config, out, clock, nats, judges, before_texts, before, after_texts, after, baselines, metrics)
+        baselines = make_baselines(config, lm, tokenizer, reward_model, data.held_out_prompts, keeper.stage("baselines"))
+    return _report(config, out, keeper, nats, judges, before_texts, before, after_texts, after, baselines, metrics)
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #17078f08
-def _report(config, out, clock, nats, judges, before_texts, before, after_texts, after, baselines, metrics):
+def _report(config, out, keeper, nats, judges, before_texts, before, after_texts, after, baselines, metrics):
     figures = figures_table(before, after, baselines)
     (out / "samples.md").write_text(f"# The same prompts, before and after\n\n{side_by_side(before_texts, after_texts)}\n\n"
                                     f"# Figures\n\n{figures}\n\n# Judges\n\n{judges_table(judges)}\n", encoding="utf-8")
     plot_metrics(metrics, out)
-    summary = {"seed": config.seed, **clock.read(), "torch_threads": config.threads, "sft": {"held_out_nats_per_token": nats},
+    summary = {"seed": config.seed, **keeper.seconds(), "torch_threads": config.threads, "resumed_from": keeper.resumed_from,
+               "sft": {"held_out_nats_per_token": nats},
                "reward_model": judges["reward_model"] | {"ceiling": judges["half_of_the_raters"]["pair_accuracy"]}, "judges": judges,
                "before": before, "after": after, "baselines": baselines,
-               "config": {"algorithm": config.algorithm} | {k: v for k, v in asdict(config).items() if k not in ("output_dir", "data")},
+               "config": {"algorithm": config.algorithm} | settings_of(config),
                "versions": versions()}
     write_json(out / "summary.json", summary)
     print(f"\nThe same prompts, before and after:\n\n{side_by_side(before_texts, after_texts, 8)}\n\n{figures}\n\n"

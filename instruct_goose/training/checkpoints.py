@@ -420,6 +420,7 @@ def __enter__(self: Keeper) -> Keeper:
         os.close(self.lock)
         raise BlockingIOError(errno.EAGAIN, "another process is at work in this directory: let it end, or stop it",
                               str(self.run)) from None
+    for path in self.run.glob(".*.json*.*"): path.unlink()  # half written by a process that was killed
     return self
 
 @patch
