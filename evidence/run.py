@@ -6,6 +6,7 @@ measured, with which commit and versions. Nobody types a figure. About seven CPU
     python evidence/run.py                           everything that can be run here
     python evidence/run.py quickstart                only this
     python evidence/run.py control                   only CartPole and Pendulum
+    python evidence/run.py exact_world               only the exact world, about half a CPU-hour
     python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
 import argparse
@@ -116,6 +117,57 @@ def family() -> dict:
     return {"config": {k: getattr(c, k) for k in ("steps", "batch_size", "epochs", "minibatches", "lr", "lr_schedule", "pairs")}, "runs": runs}
 
 
+def exact_run(job: dict) -> dict:
+    "One run in the exact world: how far from the optimum it ends and, with the KL in the loss, from the fixed point of that."
+    import torch
+
+    from instruct_goose.practice.exact_world import converge, converge_dpo, enumerate_logprobs, exact_config, fixed_point, make_world, optimum, total_variation
+
+    torch.set_num_threads(1)
+    job = {"kind": "absolute", "side": "left", "seed": 0, "settings": {}} | job
+    name, beta, settings, world = job["name"], job["beta"], job["settings"], make_world(job["kind"])
+    with torch.no_grad(): ref = enumerate_logprobs(world.reference, world).sum(-1).double()
+    if name == "dpo": return rounded(job | {k: x for k, x in converge_dpo(world, beta).items() if k != "logprobs"})
+    config = exact_config(name, beta, seed=job["seed"], **settings)
+    result = converge(world, config, job["side"])
+    end, mean = result["logprobs"], result["mean_logprobs"]
+    row = {k: result[k][-1] for k in ("tv", "reward", "kl")}
+    row["from_reference"] = total_variation(end, ref)
+    row["likeliest_is_best"] = (end.argmax(-1) == world.rewards.argmax(-1)).float().mean().item()
+    if beta: row["mean_tv"] = total_variation(mean, optimum(ref, world.rewards, beta))
+    if config.kl_placement == "loss":
+        how = config.advantage.removeprefix("group_")
+        there = fixed_point(world, beta, config.kl_estimator or "k2", how, config.aggregation == "sequence_mean", config.group_size)
+        row |= {"fixed_point": total_variation(there, optimum(ref, world.rewards, beta)), "to_fixed_point": total_variation(end, there),
+                "mean_to_fixed_point": total_variation(mean, there)}
+    row = rounded(job | row) | {"cpu_seconds": round(result["cpu_seconds"], 1), "curve": rounded(result["tv"][4::5], 3) if beta else None}
+    print({k: x for k, x in row.items() if k != "curve"}, flush=True)
+    return row
+
+
+def exact_world() -> dict:
+    """The trainer against an optimum that is known: presets, prices, models, padding sides, three seeds; what a constant learning
+    rate costs; where the KL in the loss leads; β from 0 to 20; DPO. About half a CPU-hour, three runs at a time."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    from instruct_goose.objective.group import PRESETS
+    from instruct_goose.practice.exact_world import exact_config
+
+    three, seeds, in_loss = ("ppo", "rloo", "dr_grpo"), (0, 1, 2), {"kl_placement": "loss"}
+    jobs = [{"part": "convergence", "name": name, "beta": beta, "kind": kind, "seed": seed, "side": "right" if seed == 1 else "left"}
+            for name in three for beta in (.5, 2.) for kind in ("absolute", "rotary") for seed in seeds]
+    jobs += [{"part": "others", "name": name, "beta": .5, "seed": seed} for name in PRESETS if name not in three for seed in seeds]
+    jobs += [{"part": "loss", "name": name, "beta": .5, "seed": seed, "settings": in_loss | more | {"lr": 5e-4}} for seed in seeds
+             for name, more in (("dr_grpo", {"kl_estimator": "k2"}), ("dr_grpo", {"kl_estimator": "k3"}), ("grpo", {"kl_estimator": "k3"}))]
+    jobs += [{"part": "constant", "name": name, "beta": .5, "seed": seed, "settings": {"lr_schedule": "constant"}} for name in three for seed in seeds]
+    jobs += [{"part": "price", "name": "rloo", "beta": beta} for beta in (0., .05, .1, .2, .3, 1., 5., 20.)]
+    jobs += [{"part": "dpo", "name": "dpo", "beta": beta, "kind": kind} for beta in (.5, 2.) for kind in ("absolute", "rotary")]
+    with ProcessPoolExecutor(3, get_context("spawn")) as pool: runs = list(pool.map(exact_run, jobs))
+    c = exact_config("ppo", .5)
+    return {"config": {k: getattr(c, k) for k in ("steps", "batch_size", "epochs", "minibatches", "lr", "lr_schedule", "lam")}, "runs": runs}
+
+
 def write(name: str, figures: dict) -> None:
     path = root / "evidence" / f"{name}.json"
     path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -124,10 +176,10 @@ def write(name: str, figures: dict) -> None:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", help="quickstart, family, control or reviews; all without")
+    parser.add_argument("only", nargs="*", help="quickstart, family, control, exact_world or reviews; all without")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
     args = parser.parse_args()
-    if wrong := set(args.only) - {"quickstart", "family", "control", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
+    if wrong := set(args.only) - {"quickstart", "family", "control", "exact_world", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
     if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
 
@@ -142,6 +194,8 @@ def main():
     if not args.only or "control" in args.only:
         made_by = origin("python evidence/run.py control") | {"gymnasium": version("gymnasium")}
         write("control", {"origin": made_by} | {env_id: control(env_id) for env_id in ("CartPole-v1", "Pendulum-v1")})
+    if not args.only or "exact_world" in args.only:
+        write("exact_world", {"origin": origin("python evidence/run.py exact_world")} | exact_world())
     if not args.only or "reviews" in args.only:
         if not args.data.is_dir():
             if args.only: raise SystemExit(f"no directory {args.data}: pass --data DIR")

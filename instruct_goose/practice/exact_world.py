@@ -173,7 +173,7 @@ def exact_config(
     **overrides,       # other fields of RLHFConfig
 ) -> RLHFConfig:
     "A preset in the exact world: KL in the reward, a learning rate that falls to 0, every prompt equally often."
-    defaults = dict(steps=150, batch_size=240, max_new_tokens=3, epochs=2, minibatches=2, lr=2e-3, lr_schedule="linear",
+    defaults = dict(steps=200, batch_size=384, max_new_tokens=3, epochs=2, minibatches=2, lr=2e-3, lr_schedule="linear",
                     kl_placement="reward", kl_estimator=None, beta=beta, device="cpu")
     return RLHFConfig.preset(name, **defaults | overrides)
 
@@ -182,20 +182,23 @@ def converge(
     world: World,
     config: RLHFConfig,  # from `exact_config`
     side: str = "left",  # where the prompts are padded
-) -> dict[str, Any]: # logprobs (P, N) at the end; after each iteration tv (to π*), reward, kl; cpu_seconds
+) -> dict[str, Any]: # logprobs (P, N) at the end, and of the mean policy of the second half;
+                    # after each iteration tv (to π*; None for β = 0), reward and kl; cpu_seconds
     "Train the reference's copy with the shipped trainer, and look at all of it after every iteration."
     policy = copy.deepcopy(world.reference).requires_grad_()
     trainer = RLHFTrainer(policy, world.reference, config, tokenizer=world.tokenizer)
     query = world.queries(side, copies=config.batch_size // config.group_size // len(PROMPTS))
     with torch.no_grad(): ref = enumerate_logprobs(world.reference, world).sum(-1).double()
-    best, run, start = optimum(ref, world.rewards, config.beta) if config.beta else None, {"tv": [], "reward": [], "kl": []}, time.process_time()
-    for _ in range(config.steps):
+    best = optimum(ref, world.rewards, config.beta) if config.beta else None
+    run, mean, start = {"tv": [], "reward": [], "kl": []}, 0., time.process_time()
+    for i in range(config.steps):
         trainer.step(dict(zip(("query_ids", "query_mask"), query)), world.reward_fn)
         with torch.no_grad(): now = enumerate_logprobs(policy, world).sum(-1).double()
+        if i >= config.steps // 2: mean = mean + now.exp() / (config.steps - config.steps // 2)
+        run["tv"].append(None if best is None else total_variation(now, best))
         run["reward"].append(objective(now, ref, world.rewards, 0).item())
         run["kl"].append(-objective(now, ref, 0 * world.rewards, 1).item())
-        if best is not None: run["tv"].append(total_variation(now, best))
-    return run | {"logprobs": now, "cpu_seconds": time.process_time() - start}
+    return run | {"logprobs": now, "mean_logprobs": mean.log(), "cpu_seconds": time.process_time() - start}
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #1cb2df80
 def expected_loss(
