@@ -109,9 +109,6 @@ def shown_outputs(outputs: list) -> list:
 def read_page(path: Path) -> Page:
     rel = path.relative_to(ROOT / "nbs")
     cells = [read_cell(c, str(rel)) for c in json.loads(path.read_text("utf-8"))["cells"]]
-    nodes = [n for c in cells for n in c.exported]
-    for node in nodes:
-        if owner := patched(node): next(n for n in nodes if getattr(n, "name", None) == owner).body.append(node)
     text = next((c.source for c in cells if c.kind == "markdown" and c.source.startswith("# ")), None)
     title = text.splitlines()[0][2:].strip() if text else plain(path.stem)
     subtitle = re.search(r"^> (.+)$", text or "", re.M)
@@ -128,6 +125,12 @@ def read_pages() -> tuple[Page, list[Page]]:
     "The front page, and the lessons in reading order."
     found = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if not any(q[0] in "._" for q in p.relative_to(ROOT / "nbs").parts))
     pages = [read_page(p) for p in found]
+    nodes = {p.url: [n for c in p.cells for n in c.exported] for p in pages}
+    classes = lambda nodes: {n.name: n for n in reversed(nodes) if isinstance(n, ast.ClassDef)}
+    everywhere = classes([n for p in sorted(pages, key=lambda p: p.path) for n in nodes[p.url]])  # the first of a name
+    for own in nodes.values():
+        for node in own:  # a method may be added in a later lesson than its class's
+            if owner := patched(node): (classes(own).get(owner) or everywhere[owner]).body.append(node)
     index = [p for p in pages if p.url == "index"]
     if len(index) != 1: raise SystemExit("nbs/index.ipynb is missing")
     return index[0], sorted((p for p in pages if p.url != "index"), key=lambda p: (p.part, p.path.name))

@@ -20,7 +20,7 @@ import build  # noqa: E402
 import readme  # noqa: E402
 import typeset  # noqa: E402
 from api import entry  # noqa: E402
-from lessons import Page, read_cell, read_page, read_pages  # noqa: E402
+from lessons import Page, read_cell, read_pages  # noqa: E402
 
 
 # --- the builder ------------------------------------------------------------------------------------------------------
@@ -78,7 +78,11 @@ def test_patched_functions_are_methods_of_their_class(tmp_path, monkeypatch):
     sources = ["#| export\nclass C:\n    'A class.'", "#| exports\n@patch\ndef go(self: C, n: int):\n    'Go.'"]
     cells = [{"cell_type": "markdown", "source": "# T"}] + [{"cell_type": "code", "source": s} for s in sources]
     path.write_text(json.dumps({"cells": cells}))
-    read = read_page(path)
+    later = [{"cell_type": "markdown", "source": "# L"}, {"cell_type": "code", "source": "#| exports\n@patch\ndef come(self: C):\n    'Come.'"}]
+    (tmp_path / "nbs/1_objective/01_b.ipynb").write_text(json.dumps({"cells": later}))
+    (tmp_path / "nbs/index.ipynb").write_text(json.dumps({"cells": cells[:1]}))
+    read = read_pages()[1][0]
+    assert "{py:method} come()" in entry(read.cells[1].documented[0], "m", lambda t: t)  # from another lesson
     assert read.names == ["C"]
     assert "{py:method} go(n)" in entry(read.cells[1].documented[0], "m", lambda t: t)
 
