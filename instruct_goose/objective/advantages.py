@@ -84,8 +84,9 @@ def group_advantages(
     """How much better each response was than the others to its query.
 
     "mean_std": (x − x̄)/(std + ϵ), std dividing by G − ddof (GRPO). "mean": x − x̄.
-    "leave_one_out": x − mean of the other G − 1 (RLOO). Raises ValueError for groups of
-    one, scores that do not divide into groups, an unknown `how` or `ddof`."""
+    "leave_one_out": x − mean of the other G − 1 (RLOO). Exactly 0 in a group whose scores
+    are all equal. Raises ValueError for groups of one, scores that do not divide into
+    groups, an unknown `how` or `ddof`."""
     if how not in ("mean_std", "mean", "leave_one_out"):
         raise ValueError(
             f"how is {how!r}: choose 'mean_std', 'mean' or 'leave_one_out'")
@@ -99,7 +100,8 @@ def group_advantages(
             f"{len(scores)} scores do not divide into groups of {group_size}: "
             "sample equally many responses for every query")
     groups = _wide(scores.detach()).unflatten(0, (-1, group_size))
-    centred = groups - groups.mean(1, keepdim=True)
+    varies = (groups != groups[:, :1]).any(1, keepdim=True)  # else rounding would speak
+    centred = torch.where(varies, groups - groups.mean(1, keepdim=True), 0.)
     if how == "mean_std":
         centred = centred / (groups.std(1, correction=ddof, keepdim=True) + eps)
     if how == "leave_one_out": centred = centred * group_size / (group_size - 1)

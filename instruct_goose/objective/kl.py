@@ -33,7 +33,8 @@ def exact_kl(
     ref_logprobs: Float[Tensor, "*batch vocab"],  # log π_ref(·|s)
     mask: Bool[Tensor, "*batch"] | None = None,   # True where the position counts
 ) -> Float[Tensor, "*batch"]:                     # nats, never negative; 0 at padding
-    """KL(π‖π_ref) = Σₐ π(a)·[log π(a) − log π_ref(a)], by enumeration, with 0·log 0 = 0.
+    """KL(π‖π_ref) = Σₐ π(a)·[log π(a) − log π_ref(a)], by enumeration, with 0·log 0 = 0;
+    float32 or wider, inf where π_ref forbids what π may do.
 
     Raises ValueError if shapes differ, or if a row is not a distribution."""
     same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
@@ -43,6 +44,7 @@ def exact_kl(
         logprobs = torch.where(mask[..., None], logprobs, even)
         ref_logprobs = torch.where(mask[..., None], ref_logprobs, even.to(ref_logprobs))
     _distributions(logprobs=logprobs, ref_logprobs=ref_logprobs)
+    logprobs, ref_logprobs = _wide(logprobs), _wide(ref_logprobs)
     probs = logprobs.exp()
     return (probs * torch.where(probs > 0, logprobs - ref_logprobs, 0.)).sum(-1)
 

@@ -190,5 +190,8 @@ def whiten(
     differ, and for fewer than two tokens. As TRL's masked_whiten; in torchtune 0.6.1
     shift_mean=True means the opposite: it adds the mean."""
     mean, var = masked_mean(x, mask), masked_var(x, mask)
-    white = (_wide(torch.where(mask, x, 0)) - mean) * (var + eps).rsqrt()
+    centred = _wide(torch.where(mask, x, 0)) - mean
+    if (x[mask] == x[mask][0]).all():  # rounding of the mean would look like a spread
+        centred = centred - centred.detach()
+    white = centred * (var + eps).rsqrt()
     return torch.where(mask, white if shift_mean else white + mean, 0).to(x.dtype)
