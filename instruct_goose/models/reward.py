@@ -21,18 +21,18 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from .agent import evaluating, forward_hidden, trunk
 from .text import _encode, _pad_id, as_mask, compact, pad
-from ..objective.masks import last_index, same_shape
+from ..objective.masks import _wide, last_index, same_shape
 
 # %% ../../nbs/2_models/02_reward.ipynb #644e4271
 def pairwise_loss(
     chosen: Float[Tensor, "batch"],   # r(x), the score of the text that was preferred
     rejected: Float[Tensor, "batch"], # r(y), the score of the other
     margin: Float[Tensor, "batch"] | float | None = None, # how far ahead is far enough
-) -> Float[Tensor, "batch"]: # nats, one per pair
+) -> Float[Tensor, "batch"]: # nats, one per pair; float32 or wider
     """−log σ(r_chosen − r_rejected − margin): the negative log-likelihood of Bradley and Terry's model.
     Raises ValueError if the shapes differ. Ouyang et al. (2022), eq. 1; the margin is Llama 2's."""
     same_shape(chosen=chosen, rejected=rejected, margin=margin if torch.is_tensor(margin) else None)
-    return -logsigmoid(chosen - rejected - (0. if margin is None else margin))
+    return -logsigmoid(_wide(chosen) - _wide(rejected) - (0. if margin is None else margin))
 
 # %% ../../nbs/2_models/02_reward.ipynb #7c4e4960
 class PairwiseLoss(nn.Module):
@@ -51,7 +51,7 @@ class PairwiseLoss(nn.Module):
 def all_pairs_loss(
     scores: Float[Tensor, "batch"],   # r(xᵢ) of each text
     ratings: Shaped[Tensor, "batch"], # yᵢ, what a person said about it, on any scale
-) -> Float[Tensor, ""]: # nats, mean over pairs
+) -> Float[Tensor, ""]: # nats, mean over pairs; float32 or wider
     """mean over {i, j : yᵢ > yⱼ} of −log σ(rᵢ − rⱼ): every comparison that N rated texts allow, ties left out.
     Raises ValueError if there is none. After Ouyang et al. (2022), section 3.5; the texts need not share a prompt."""
     same_shape(scores=scores, ratings=ratings)
@@ -59,6 +59,7 @@ def all_pairs_loss(
     if not better.any():
         raise ValueError(f"no pair to learn from: {len(ratings)} texts without two different ratings. "
                          "Put texts with different ratings in one batch")
+    scores = _wide(scores)
     return -logsigmoid((scores[:, None] - scores)[better]).mean()
 
 # %% ../../nbs/2_models/02_reward.ipynb #8544d0d9

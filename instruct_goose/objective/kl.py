@@ -62,7 +62,7 @@ def k2(
 ) -> Float[Tensor, "*shape"]:      # nats, never negative
     """k₂ = ½ℓ². Biased as a number; its gradient on policy is that of KL(π‖π_ref).
     Schulman (2020). In the precision of ℓ: `token_kl` makes it float32 or wider, whose
-    square is finite, in float16 it is not beyond ℓ = 362."""
+    square is finite, in float16 it is not from ℓ = 256 on."""
     return ell.square() / 2
 
 # %% ../../nbs/1_objective/02_kl.ipynb #7a69eefb

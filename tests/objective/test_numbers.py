@@ -1,0 +1,473 @@
+"""Every loss with every dial: its gradient against finite differences in float64, its value in three narrower floats against
+float64, and both where log-ratios are ±1e4. Then laws that hold for any input: bounds, monotony, symmetry, scale."""
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instruct_goose.models.reward import all_pairs_loss, pairwise_loss
+from instruct_goose.objective.advantages import discounted_returns, gae, group_advantages, td_errors
+from instruct_goose.objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
+from instruct_goose.objective.kl import (
+    ESTIMATORS,
+    adaptive_beta,
+    exact_kl,
+    kl_in_loss,
+    kl_in_reward,
+    log_ratio,
+    sequence_kl,
+    token_kl,
+)
+from instruct_goose.objective.logprobs import entropy, logprobs_from_hidden, token_logprobs
+from instruct_goose.objective.masks import (
+    AGGREGATES,
+    aggregate,
+    group_token_counts,
+    masked_mean,
+    masked_sum,
+    masked_var,
+    whiten,
+)
+from instruct_goose.objective.policy_loss import (
+    LEVELS,
+    SURROGATES,
+    clip_fraction,
+    clipped_objective,
+    policy_loss,
+    probability_ratio,
+    sampler_weights,
+)
+from instruct_goose.objective.ppo import PPOLoss, ppo_loss, update_meters
+from instruct_goose.objective.preference import dpo_loss, implicit_reward
+from instruct_goose.objective.value_loss import explained_variance, value_loss
+
+close = torch.testing.assert_close
+f64 = lambda x: torch.tensor(x, dtype=torch.float64)
+HALF = (torch.float16, torch.bfloat16)
+MASK = torch.tensor([[1, 1, 1, 0, 1], [0, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
+TOKENS = torch.randint(5, MASK.shape, generator=torch.Generator().manual_seed(5))
+TOKENS[0, 0] = 3  # never one that the extreme logits forbid
+
+
+# ---------------------------------------------------------------- the losses
+
+def numbers(kind="usual", dtype=torch.float64):
+    """Inputs by name. "usual": ratios beyond every clip on both sides. "extreme": log-ratios of 0 and ±1e4, values and
+    returns of ±1e4, logits of ±1e4 and −inf, margins of ±2e4."""
+    draw = torch.Generator().manual_seed(1)
+    normal = lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)
+    b = dict(logprobs=-2 + .6 * normal(4, 5), old=-2 + .6 * normal(4, 5), ref=-2 + .6 * normal(4, 5), sampled=-2 + .4 * normal(4, 5),
+             A=normal(4, 5), V=normal(4, 5), V_old=normal(4, 5), R=normal(4, 5), S=normal(4, 5).abs(),
+             logits=2 * normal(4, 5, 5), ref_logits=2 * normal(4, 5, 5), hidden=normal(4, 3), weight=normal(5, 3), bias=normal(5),
+             chosen=normal(4), rejected=normal(4), ref_chosen=normal(4), ref_rejected=normal(4),
+             actions=normal(4, 5, 2), mean=normal(4, 5, 2), std=.5 + normal(4, 5, 2).abs(), mean2=normal(4, 5, 2), std2=.5 + normal(4, 5, 2).abs())
+    if kind == "extreme":
+        sign = lambda *shape: torch.randint(-1, 2, shape, generator=draw).double()
+        far = lambda x: torch.where(sign(*x.shape) > 0, -1e4, x)
+        b |= {k: far(b[k]) for k in ("logprobs", "old", "ref", "sampled")} | {k: 1e4 * sign(4, 5) for k in ("V", "V_old", "R")}
+        b |= {k: 1e4 * sign(4) for k in ("chosen", "rejected", "ref_chosen", "ref_rejected")}
+        b["logits"] = 1e4 * sign(4, 5, 5); b["logits"][0, 0] = f64([-math.inf, 1., -math.inf, 0., 2.])
+        b["mean"], b["mean2"] = 100 * sign(4, 5, 2), 100 * sign(4, 5, 2)
+    return SimpleNamespace(**{k: x.to(dtype) for k, x in b.items()})
+
+
+def ppo(how, **dials):
+    extra = dict(group_tokens=group_token_counts(MASK, 2)) if how == "group_token_mean" else {}
+    return lambda b: ppo_loss(b.logprobs, b.old, b.A, MASK, values=b.V, returns=b.R, old_values=b.V_old, entropy=b.S, ent_coef=.01, how=how, **extra, **dials)[0]
+
+
+def mean(how):
+    extra = dict(group_tokens=group_token_counts(MASK, 2)) if how == "group_token_mean" else {}
+    return lambda b: aggregate(b.V, MASK, how, **extra)
+
+
+LP, CASES = ("logprobs",), {}  # name -> (function of the numbers, which of them learn)
+for level, surrogate in itertools.product(LEVELS, SURROGATES):
+    dial = dict(level=level, surrogate=surrogate)
+    CASES[f"policy_loss {level} {surrogate}"] = lambda b, dial=dial: policy_loss(b.logprobs, b.old, b.A, MASK, **dial), LP
+    CASES[f"policy_loss {level} {surrogate} weights"] = lambda b, dial=dial: policy_loss(
+        b.logprobs, b.old, b.A, MASK, clip_high=.4, weights=sampler_weights(b.old, b.sampled, MASK), **dial), LP
+    if surrogate == "min": CASES[f"policy_loss {level} dual"] = lambda b, dial=dial: policy_loss(b.logprobs, b.old, b.A, MASK, dual_clip=1.2, **dial), LP
+for k, through, rho in itertools.product(ESTIMATORS, (False, True), (False, True)):
+    if (k, through, rho) == ("k1", False, False): continue  # refused: it would do nothing
+    CASES[f"kl_in_loss {k}{' through' * through}{' rho' * rho}"] = lambda b, k=k, s=through, rho=rho: kl_in_loss(
+        b.logprobs, b.ref, MASK, .3, k, b.old if rho else None, s), LP
+CASES |= {f"token_kl {k}": (lambda b, k=k: token_kl(b.logprobs, b.ref, MASK, k), LP) for k in ESTIMATORS}
+CASES |= {f"aggregate {how}": (mean(how), ("V",)) for how in AGGREGATES}
+CASES |= {f"ppo_loss {how}": (ppo(how), ("logprobs", "V", "S")) for how in AGGREGATES}
+CASES |= {
+    "ppo_loss all dials": (ppo("group_token_mean", level="sequence", dual_clip=1.2, clip_high=.3, value_clip=None), ("logprobs", "V", "S")),
+    "probability_ratio": (lambda b: probability_ratio(b.logprobs, b.old, MASK), LP),
+    "log_ratio": (lambda b: log_ratio(b.logprobs, b.ref, MASK), LP),
+    "sequence_kl": (lambda b: sequence_kl(b.logprobs, b.ref, MASK), LP),
+    "exact_kl": (lambda b: exact_kl(b.logits.log_softmax(-1), b.ref_logits.log_softmax(-1), MASK), ("logits", "ref_logits")),
+    "token_logprobs": (lambda b: token_logprobs(b.logits, TOKENS, .7), ("logits",)),
+    "entropy": (lambda b: entropy(b.logits, 1.3), ("logits",)),
+    "logprobs_from_hidden": (lambda b: logprobs_from_hidden(b.hidden, b.weight, TOKENS[0, :4], .7, b.bias, chunk=2), ("hidden", "weight", "bias")),
+    "value_loss": (lambda b: value_loss(b.V, b.R, MASK), ("V",)),
+    "value_loss clip": (lambda b: value_loss(b.V, b.R, MASK, b.V_old, .2), ("V",)),
+    "masked_sum": (lambda b: masked_sum(b.V, MASK, -1), ("V",)), "masked_mean": (lambda b: masked_mean(b.V, MASK), ("V",)),
+    "masked_var": (lambda b: masked_var(b.V, MASK), ("V",)), "whiten": (lambda b: whiten(b.V, MASK), ("V",)),
+    "whiten, mean kept": (lambda b: whiten(b.V, MASK, shift_mean=False), ("V",)),
+    "PPOLoss": (lambda b: PPOLoss()(b.old, b.logprobs, b.A, b.V_old, b.V, b.R, MASK, MASK)[0], ("logprobs", "V")),
+    "implicit_reward": (lambda b: implicit_reward(b.chosen, b.ref_chosen, .5), ("chosen",)),
+    "dpo_loss": (lambda b: dpo_loss(b.chosen, b.rejected, b.ref_chosen, b.ref_rejected, .5), ("chosen", "rejected")),
+    "dpo_loss smooth": (lambda b: dpo_loss(b.chosen, b.rejected, b.ref_chosen, b.ref_rejected, .5, .2), ("chosen", "rejected")),
+    "pairwise_loss": (lambda b: pairwise_loss(b.chosen, b.rejected, b.ref_chosen.abs()), ("chosen", "rejected")),
+    "all_pairs_loss": (lambda b: all_pairs_loss(b.chosen, torch.tensor([1., 2., 2., 5.])), ("chosen",)),
+    "gaussian_logprobs": (lambda b: gaussian_logprobs(b.actions, b.mean, b.std, MASK), ("mean", "std")),
+    "gaussian_entropy": (lambda b: gaussian_entropy(b.std), ("std",)),
+    "gaussian_kl": (lambda b: gaussian_kl(b.mean, b.std, b.mean2, b.std2), ("mean", "std", "mean2", "std2")),
+}
+CONSTANT = {  # no gradient, by design: targets and meters
+    "kl_in_reward": lambda b: kl_in_reward(b.chosen, b.logprobs, b.ref, MASK, .3), "sampler_weights": lambda b: sampler_weights(b.old, b.sampled, MASK),
+    "discounted_returns": lambda b: discounted_returns(b.R, MASK, .9), "td_errors": lambda b: td_errors(b.R, b.V, MASK, .9),
+    "gae": lambda b: gae(b.R, b.V, MASK, .9, .8)[0], "gae returns": lambda b: gae(b.R, b.V, MASK, .9, .8)[1],
+    "group_advantages": lambda b: group_advantages(b.chosen, 2), "explained_variance": lambda b: explained_variance(b.V, b.R, MASK),
+    "clip_fraction": lambda b: torch.stack(clip_fraction(probability_ratio(b.logprobs, b.old, MASK), b.A, MASK)),
+    "update_meters": lambda b: torch.stack(list(update_meters(b.logprobs, b.old, b.A, MASK).values()))}
+COVERED_ELSEWHERE = {"response_mask", "last_index", "same_shape", "group_token_counts", "clip_active", "clipped_objective", "k1", "k2", "k3",
+                     "adaptive_beta", "preset_table"}  # ids, bools, plain numbers; or what the cases above are made of
+
+
+def test_no_function_is_left_out():
+    from importlib import import_module
+    from pkgutil import iter_modules
+
+    import instruct_goose.objective as package
+    public = {n for m in iter_modules(package.__path__) for n in import_module(f"{package.__name__}.{m.name}").__all__ if not n.isupper()}
+    assert public - COVERED_ELSEWHERE <= {n.split()[0].rstrip(",") for n in CASES | CONSTANT}, "a loss without finite differences"
+
+
+def frozen(name, b):
+    """The gradient where part of the loss is held constant, so that differences of its value would say something else:
+    from the formulas of CISPO (−sg(clip ρ)·Â·log π) and of a straight-through KL (k2's gradient, ℓ), token by token."""
+    gradient = torch.zeros_like(b.logprobs)
+    for i, t in MASK.nonzero().tolist():
+        row = [j for j in range(5) if MASK[i, j]]
+        log_rho = b.logprobs[i] - b.old[i]
+        if "weight" in name.split()[2:3]:
+            level, extra = name.split()[1], "weights" in name
+            ell = {"token": log_rho[t], "product": sum(log_rho[j] for j in row), "sequence": sum(log_rho[j] for j in row) / len(row)}[level].item()
+            w = min(math.exp(b.old[i, t] - b.sampled[i, t]), 2.) if extra else 1.
+            gradient[i, t] = -min(max(math.exp(ell), .8), 1.4 if extra else 1.2) * b.A[i, t] * w
+        else: gradient[i, t] = .3 * (b.logprobs[i, t] - b.ref[i, t]) * (log_rho[t].exp() if "rho" in name else 1.)
+    return gradient
+
+
+def is_frozen(name): return "weight" in name.split()[2:3] or "through" in name or name == "kl_in_loss k2 rho"
+
+
+def gradients(fn, learns, b, even=False):
+    for k in learns: getattr(b, k).requires_grad_()
+    out = fn(b)
+    weights = torch.ones_like(out) if even else torch.linspace(1., 2., out.numel()).view_as(out)  # a whitened sum is 0
+    return out.detach(), torch.autograd.grad((out.double() * weights.double()).sum(), [getattr(b, k) for k in learns])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_finite_differences(name):
+    fn, learns = CASES[name]
+    b = numbers()
+    if is_frozen(name):
+        expected = frozen(name, b)
+        return close(gradients(fn, learns, b, even=True)[1][0], expected, atol=1e-12, rtol=1e-10)
+    inputs = [getattr(b, k).requires_grad_() for k in learns]
+    def of(*xs): return fn(SimpleNamespace(**vars(b) | dict(zip(learns, xs, strict=True))))
+    assert torch.autograd.gradcheck(of, inputs)
+    moved = gradients(fn, learns, numbers())[1]
+    assert all(g.abs().sum() > 0 for g in moved), "a gradient of zeros agrees with anything"
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+def test_targets_and_meters_have_no_gradient(name):
+    b = numbers()
+    for x in vars(b).values(): x.requires_grad_()
+    assert not CONSTANT[name](b).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+@pytest.mark.parametrize("kind", ["usual", "extreme"])
+@pytest.mark.parametrize("name", CASES | CONSTANT)
+def test_narrow_floats_give_what_float64_gives(name, kind, dtype):
+    """From the same rounded inputs, in float32 or wider and finite. A gradient comes back in the precision of its input: finite,
+    but in float16 where the true one is beyond 65504, then inf. What goes through a head's own matrix product is coarser."""
+    narrow = numbers(kind, dtype)
+    wide = SimpleNamespace(**{k: x.double() for k, x in vars(narrow).items()})
+    fn, learns = CASES.get(name, (CONSTANT.get(name), ()))
+    if name == "exact_kl":  # the distributions, not the logits, are its input
+        for b in (narrow, wide): b.logits, b.ref_logits = b.logits.float(), b.ref_logits.float()
+    if learns: (got, g), (expected, h) = gradients(fn, learns, narrow), gradients(fn, learns, wide)
+    else: got, g, expected, h = fn(narrow), [], fn(wide), []
+    keeps = name.startswith("whiten")
+    assert got.dtype == dtype if keeps else got.dtype == torch.float32
+    assert expected.isfinite().all() and got.isfinite().all()
+    coarse = dict(rtol=.02, atol=.02) if dtype in HALF and (keeps or name == "logprobs_from_hidden") else dict(rtol=2e-5, atol=2e-6 * max(1., expected.abs().max().item()))
+    close(got.double(), expected.double(), **coarse)
+    for x, y in zip(g, h, strict=True):
+        assert dtype == torch.float16 or x.isfinite().all()
+        close(x, y.to(x.dtype), rtol=2e-2 if dtype in HALF else 1e-3, atol=(2e-2 if dtype in HALF else 1e-5) * max(1e-3, min(6e4, y.abs().max().item())))
+
+
+# ---------------------------------------------------------------- the smallest and the flattest batch
+
+ONE = torch.ones(1, 1, dtype=torch.bool)
+
+
+def test_one_response_of_one_token():
+    "B = T = 1, by hand: the ratio e^.1, Â = r − V = 2 − .5."
+    lp, old, r, v = f64([[-.4]]), f64([[-.5]]), f64([[2.]]), f64([[.5]])
+    A, R = gae(r, v, ONE, .9, .5)
+    close(A, f64([[1.5]])); close(R, r); close(discounted_returns(r, ONE, .9), r)
+    for level in LEVELS:
+        close(policy_loss(lp, old, A, ONE, level=level), f64([[-1.5 * math.exp(.1)]]))
+        loss, parts = ppo_loss(lp, old, A, ONE, values=v, old_values=v, returns=R, level=level)
+        close(loss, f64(-1.5 * math.exp(.1) + .5 * 1.125))
+        assert all(x.isfinite() for x in parts.values()) and parts["ratio_std"] == 0
+    for how in AGGREGATES:
+        close(aggregate(r, ONE, how, **dict(group_tokens=torch.tensor([1])) if how == "group_token_mean" else {}), f64(2.))
+    close(kl_in_reward(f64([2.]), lp, old, ONE, .5), f64([[2. - .05]]))
+    assert explained_variance(v, R, ONE).isnan() and masked_var(r, ONE, unbiased=False) == 0  # as documented
+    with pytest.raises(ValueError, match="one token has no unbiased variance"): whiten(r, ONE)
+    with pytest.raises(ValueError, match="group_size is 1"): group_advantages(f64([2.]), 1)
+    assert torch.equal(entropy(f64([[3.]])), f64([0.])) and torch.equal(token_logprobs(f64([[3.]]), torch.tensor([0])), f64([0.]))  # a vocabulary of one
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALF], ids=str)
+@pytest.mark.parametrize("n", [2, 3, 6, 8, 64, 1000])
+@pytest.mark.parametrize("value", [0., .1, -77.7, 1000.1, 3e4, 1e-30])
+def test_equal_rewards_give_no_advantage_not_even_by_rounding(value, n, dtype):
+    """The float32 mean of eight times 1000.1 is 6e-5 off: divided by its own square root and ϵ, that would be an advantage of .4
+    for every response."""
+    equal = torch.full((n,), value, dtype=dtype)
+    for how in ("mean", "mean_std", "leave_one_out"):
+        for ddof in (0, 1): assert (group_advantages(equal, n, how, ddof=ddof) == 0).all()
+        mixed = group_advantages(torch.cat([equal, torch.arange(n).to(equal)]), n, how)
+        assert (mixed[:n] == 0).all() and (mixed[n:] != 0).any(), "one flat group says nothing about the next"
+    flat, mask = equal[None], torch.ones(1, n).bool()
+    assert (whiten(flat, mask) == 0).all()
+    close(whiten(flat, mask, shift_mean=False), flat, rtol=1e-6, atol=0)
+    poisoned, wider = torch.cat([flat, torch.full((1, 2), math.nan, dtype=dtype)], 1), torch.arange(n + 2)[None] < n
+    assert (whiten(poisoned, wider) == 0).all() and explained_variance(flat * 0, flat, mask).isnan()
+
+
+def test_whitening_equal_numbers_keeps_its_gradient():
+    "It is that of (x − x̄)/√ϵ, as without the special case."
+    x = torch.full((1, 4), .5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: whiten(x, torch.ones(1, 4).bool(), eps=1.), x)
+    whiten(x, torch.ones(1, 4).bool(), eps=.25)[0, 0].backward()
+    close(x.grad, f64([[1.5, -.5, -.5, -.5]]))
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e-6, 1., 1e6, 1e15])
+def test_huge_and_tiny_rewards(scale):
+    "Everything scales as it should, but for the ϵ that keeps a spread of nothing from being blown up."
+    draw = torch.Generator().manual_seed(2)
+    scores, lp, V = torch.randn(4, generator=draw), torch.randn(4, 5, generator=draw) - 2, torch.randn(4, 5, generator=draw)
+    R = kl_in_reward(scores * scale, lp, lp, MASK, .1)
+    close(masked_sum(R, MASK, -1), scores * scale)
+    close(gae(R, V * scale, MASK)[0], scale * gae(kl_in_reward(scores, lp, lp, MASK, .1), V, MASK)[0], rtol=1e-4, atol=1e-5 * scale)
+    for how in ("mean", "leave_one_out"): close(group_advantages(scores * scale, 2, how), scale * group_advantages(scores, 2, how), rtol=1e-5, atol=0)
+    z, w = group_advantages(scores * scale, 2), whiten(scores[None] * scale, torch.ones(1, 4).bool())[0]
+    assert z.isfinite().all() and w.isfinite().all()
+    x = scores.double() * scale
+    close(z.double(), torch.stack([(x[i] - (x[i] + x[i ^ 1]) / 2) / ((x[i] - x[i ^ 1]).abs() / 2**.5 + 1e-4) for i in range(4)]), rtol=1e-4, atol=0)
+    close(w.double(), (x - x.mean()) / (x.var() + 1e-8).sqrt(), rtol=1e-4, atol=1e-6 * min(1., scale / 1e-4))
+    ev = explained_variance(V * scale, 2 * V * scale, MASK)
+    close(ev, torch.tensor(.75), rtol=1e-4, atol=0)
+
+
+def test_beyond_float32s_square_as_documented():
+    x, mask = torch.tensor([[1e20, -1e20, 5e19]]), torch.ones(1, 3).bool()
+    assert (whiten(x, mask) == 0).all() and explained_variance(x / 2, x, mask).isnan()
+    close(whiten(x.double(), mask), whiten(x.double() / 1e20, mask), rtol=1e-6, atol=0)
+    assert ESTIMATORS["k2"](torch.tensor([256.], dtype=torch.float16)).isinf() and ESTIMATORS["k2"](torch.tensor([255.], dtype=torch.float16)).isfinite()
+
+
+# ---------------------------------------------------------------- laws
+
+number = st.floats(-30, 30, width=32)
+positive = st.floats(.01, 30)
+logs = st.lists(st.floats(-8, 0), min_size=2, max_size=6)
+size = st.floats(.01, .9)
+A0, M1 = (lambda *x: f64([x])), lambda n: torch.ones(1, n, dtype=torch.bool)
+
+
+@given(st.floats(-1e4, 0), st.floats(-1e4, 0))
+def test_ratio_bounds_and_reciprocity(a, b):
+    there, back = probability_ratio(A0(a), A0(b)), probability_ratio(A0(b), A0(a))
+    assert math.exp(-20) * .999 <= there <= math.exp(20) * 1.001
+    close(there * back, f64([[1.]]), rtol=1e-9, atol=0)
+
+
+@given(logs, st.randoms())
+def test_ratio_levels(row, rng):
+    "product = Π of the tokens' ratios, sequence = its nth root, and neither knows the order."
+    n, old = len(row), [-1.] * len(row)
+    token, sequence, product = (probability_ratio(A0(*row), A0(*old), level=level)[0] for level in ("token", "sequence", "product"))
+    close(sequence.log() * n, (f64(row) - f64(old)).sum().expand(n), atol=1e-9, rtol=1e-9)
+    if abs(sum(row) + n) < 20: close(product, token.prod().expand(n), rtol=1e-9, atol=0)
+    assert token.min() * (1 - 1e-9) <= sequence[0] <= token.max() * (1 + 1e-9)
+    shuffled = rng.sample(row, n)
+    close(probability_ratio(A0(*shuffled), A0(*old), level="sequence")[0], sequence, rtol=1e-9, atol=0)
+
+
+@given(st.floats(.01, 20), st.floats(.01, 20), number, size, size, positive)
+def test_clipped_objective(rho, other, A, clip, high, scale):
+    L = lambda rho, A, **more: clipped_objective(f64(rho), f64(A), clip, high, **more)
+    assert L(rho, A) <= rho * A + 1e-12                                              # never above the unclipped one
+    close(L(rho, scale * A), scale * L(rho, A), rtol=1e-9, atol=1e-9)                # homogeneous in Â
+    low, top = sorted((rho, other))
+    assert (L(top, A) - L(low, A)) * (1 if A >= 0 else -1) >= -1e-9                  # monotone, the way Â points
+    if 1 - clip <= rho <= 1 + high: close(L(rho, A), f64(rho) * A)                   # idle inside
+    if A > 0: assert L(rho, A) <= (1 + high) * A + 1e-9                              # the gain is bounded, the loss is not
+    assert L(rho, A, dual_clip=3.) >= L(rho, A) and L(rho, A, dual_clip=3.) >= -3 * abs(A) - 1e-9 # but by a dual clip
+
+
+@given(logs, number, size, size)
+def test_clip_fractions_are_shares_and_fall_with_the_clip(row, A, a, b):
+    ratio, n = probability_ratio(A0(*row), A0(*[-2.] * len(row))), len(row)
+    narrow, wide = (clip_fraction(ratio, torch.full_like(ratio, A), M1(n), c) for c in sorted((a, b)))
+    for x, y in zip(narrow, wide, strict=True): assert 0 <= y <= x <= 1
+    assert sum(narrow) <= 1 and ((narrow[0] == 0) if A >= 0 else (narrow[1] == 0))
+
+
+@given(st.floats(-9, 300), st.floats(0, 9), positive)
+def test_estimators(ell, less, beta):
+    k1, k2, k3 = (ESTIMATORS[k](f64(ell)) for k in ("k1", "k2", "k3"))
+    assert k2 >= 0 and k3 >= 0 and k3 >= k1 - 1 and ESTIMATORS["k2"](f64(-ell)) == k2
+    nearer = ell - math.copysign(min(less, abs(ell)), ell)  # towards 0
+    for k in ("k2", "k3"): assert ESTIMATORS[k](f64(nearer)) <= ESTIMATORS[k](f64(ell)) + 1e-12
+    if abs(ell) < .1: assert abs(k3 - k2) <= abs(ell)**3 / 5 + 1e-15  # k3 = k2 − ℓ³/6 + …
+    one = lambda b: kl_in_loss(A0(ell), A0(0.), M1(1), b)
+    close(one(2 * beta), 2 * one(beta))
+
+
+@given(logs, st.randoms())
+def test_exact_kl(row, rng):
+    "At least 0, and at least ½(Σ|p − q|)² (Pinsker); 0 for equals; blind to the names of the tokens."
+    p, q = f64(row).log_softmax(-1), f64([rng.uniform(-8, 0) for _ in row]).log_softmax(-1)
+    kl = exact_kl(p, q)
+    assert kl >= (p.exp() - q.exp()).abs().sum()**2 / 2 - 1e-12 and exact_kl(p, p) == 0
+    order = torch.tensor(rng.sample(range(len(row)), len(row)))
+    close(exact_kl(p[order], q[order]), kl, rtol=1e-9, atol=1e-12)
+
+
+@given(logs, number, st.floats(.2, 5))
+def test_entropy_and_logprobs(row, shift, temperature):
+    x, n = f64(row), len(row)
+    S, lp = entropy(x, temperature), token_logprobs(x.expand(n, n), torch.arange(n), temperature)
+    assert -1e-12 <= S <= math.log(n) + 1e-12 and (lp <= 1e-12).all()
+    close(lp.exp().sum(), f64(1.)); close(-(lp.exp() * lp).sum(), S)
+    close(entropy(x + shift, temperature), S, atol=1e-9, rtol=1e-9)                 # only differences of logits count
+    close(entropy(x / temperature), S)                                              # temperature is a scale of the logits
+    close(entropy(x.flip(-1), temperature), S)
+
+
+@given(st.lists(number, min_size=2, max_size=8), number, positive)
+def test_means_and_spreads(row, shift, scale):
+    x, m = A0(*row), M1(len(row))
+    mean, var = masked_mean(x, m), masked_var(x, m)
+    assert min(row) - 1e-9 <= mean <= max(row) + 1e-9 and var >= 0
+    close(masked_mean(scale * x + shift, m), scale * mean + shift, rtol=1e-9, atol=1e-6)
+    close(masked_var(scale * x + shift, m), scale**2 * var, rtol=1e-6, atol=1e-9)
+    w = whiten(x, m)
+    assert abs(w.sum()) < 1e-6 * len(row) and masked_var(w, m) <= 1 + 1e-9
+    close(whiten(-x, m), -w, atol=1e-9, rtol=1e-6)
+    if var > 1e-2:
+        close(masked_var(w, m), f64(1.), rtol=1e-5, atol=0); close(whiten(w, m), w, rtol=1e-5, atol=1e-6)
+        close(whiten(3 * x + shift, m), w, rtol=1e-5, atol=1e-5)
+    for how in ("token_mean", "sequence_mean"):
+        assert min(row) - 1e-9 <= aggregate(x, m, how) <= max(row) + 1e-9
+        close(aggregate(scale * x, m, how), scale * aggregate(x, m, how), rtol=1e-9, atol=1e-9)
+
+
+@given(st.lists(number, min_size=1, max_size=6), st.lists(number, min_size=6, max_size=6), st.floats(0, 1), st.floats(0, 1), positive, number)
+def test_returns_and_advantages(rewards, values, gamma, lam, scale, more):
+    r, n = A0(*rewards), len(rewards)
+    v, m = A0(*values[:n]), M1(n)
+    A, R = gae(r, v, m, gamma, lam)
+    delta = td_errors(r, v, m, gamma)
+    assert (A.abs() <= sum((gamma * lam)**k for k in range(n)) * delta.abs().max() + 1e-9).all()          # a discounted sum of them
+    close(gae(scale * r, scale * v, m, gamma, lam)[0], scale * A, rtol=1e-8, atol=1e-8)                   # linear in the unit of reward
+    close(gae(r, v, m, 1., 1.)[0], discounted_returns(r, m) - v, rtol=1e-9, atol=1e-9)                    # λ = γ = 1: return less value
+    close(gae(r, v, m, gamma, 0.)[0], delta, rtol=1e-9, atol=1e-9)
+    better = discounted_returns(r + f64([abs(more)]), m, gamma)
+    assert (better >= discounted_returns(r, m, gamma)).all()                                              # more reward, more return
+    assert (discounted_returns(r, m, gamma).abs() <= n * r.abs().max() + 1e-9).all()
+    close(R, A + v)
+
+
+@given(st.lists(number, min_size=2, max_size=6), number, positive, st.randoms())
+def test_group_advantages(group, shift, scale, rng):
+    G, x = len(group), f64(group)
+    order = torch.tensor(rng.sample(range(G), G))
+    for how in ("mean", "mean_std", "leave_one_out"):
+        A = group_advantages(x, G, how)
+        assert abs(A.sum()) < 1e-6
+        close(group_advantages(x[order], G, how), A[order], rtol=1e-6, atol=1e-8)
+        close(group_advantages(torch.cat([f64([scale] * G), x]), G, how)[G:], A)                          # groups do not see each other
+        if how == "mean_std": assert (A.abs() <= (G - 1) / G**.5 + 1e-9).all()                            # no z-score is larger
+        else:
+            close(group_advantages(scale * x + shift, G, how), scale * A, rtol=1e-6, atol=1e-6)
+    close(group_advantages(x, G, "leave_one_out"), group_advantages(x, G, "mean") * G / (G - 1))
+
+
+@given(number, number, number, positive, positive)
+def test_value_loss(v, target, old, clip, scale):
+    L = lambda v, target, old, clip=None: value_loss(A0(v), A0(target), M1(1), A0(old), clip)
+    assert L(v, target, old, clip) >= L(v, target, old) >= 0                                              # the clip only ever adds
+    close(L(-v, -target, -old, clip), L(v, target, old, clip)); close(L(v, target, old), L(target, v, old))
+    close(L(scale * v, scale * target, scale * old, scale * clip), scale**2 * L(v, target, old, clip), rtol=1e-7, atol=1e-9)
+
+
+@given(st.lists(st.tuples(number, number), min_size=3, max_size=6), number, positive)
+def test_explained_variance(pairs, shift, scale):
+    v, R = (A0(*x) for x in zip(*pairs, strict=True))
+    ev, m = explained_variance(v, R, M1(len(pairs))), M1(len(pairs))
+    if ev.isnan(): assert (R == R[0, 0]).all(); return
+    assert ev <= 1
+    if R.var() > 1e-2:
+        close(explained_variance(scale * v + shift, scale * R, m), ev, rtol=1e-4, atol=1e-4)              # blind to unit and to an offset
+        close(explained_variance(R, R, m), f64(1.)); close(explained_variance(0 * R, R, m), f64(0.))
+
+
+@given(number, number, st.floats(.01, 5), st.floats(0, .49))
+def test_preferences(chosen, rejected, beta, eps):
+    zero = f64([0.])
+    L = lambda a, b, eps=0.: dpo_loss(f64([a]), f64([b]), zero, zero, beta, eps)
+    margin = beta * (chosen - rejected)
+    assert L(chosen, rejected, eps) >= -(1 - eps) * math.log1p(-eps) - (eps * math.log(eps) if eps else 0) - 1e-9  # the entropy of the labels
+    close(L(rejected, chosen) - L(chosen, rejected), f64([margin]), rtol=1e-7, atol=1e-9)                 # −log σ(−Δ) + log σ(Δ) = Δ
+    assert L(chosen + 1, rejected) <= L(chosen, rejected)
+    close(pairwise_loss(f64([beta * chosen]), f64([beta * rejected])), L(chosen, rejected), rtol=1e-9, atol=1e-12)
+    close(pairwise_loss(f64([chosen + 7]), f64([rejected + 7])), pairwise_loss(f64([chosen]), f64([rejected])), rtol=1e-6, atol=1e-9)  # no origin
+
+
+@given(st.floats(-1e4, 0), st.floats(-1e4, 0), st.floats(.1, 10))
+def test_sampler_weights(old, sampled, cap):
+    w = sampler_weights(A0(old), A0(sampled), M1(1), cap)
+    assert 0 <= w <= cap and w <= sampler_weights(A0(old), A0(sampled), M1(1), 2 * cap)
+    assert w <= sampler_weights(A0(old + 1), A0(sampled), M1(1), cap)
+
+
+@given(st.floats(0, 10), st.floats(-1, 1e6), st.floats(0, 1e6), st.floats(.01, 100))
+def test_the_controller_is_bounded_and_monotone(beta, kl, more, target):
+    now = adaptive_beta(beta, kl, target)
+    assert .98 * beta <= now + 1e-12 and now <= 1.02 * beta + 1e-12 and adaptive_beta(beta, kl + more, target) >= now
+    assert adaptive_beta(beta, target, target) == beta
+
+
+@given(number, number, positive, positive, positive, number)
+def test_gaussians(a, mean, std, other, scale, shift):
+    x = lambda *v: f64([v])
+    kl = lambda m, s, m2, s2: gaussian_kl(x(m), x(s), x(m2), x(s2))
+    assert kl(a, std, mean, other) >= 0 and kl(a, std, a, std) == 0
+    close(kl(scale * a + shift, scale * std, scale * mean + shift, scale * other), kl(a, std, mean, other), rtol=1e-6, atol=1e-9)
+    lp = lambda a: gaussian_logprobs(x(a), x(mean), x(std))
+    close(lp(mean + (a - mean)), lp(mean - (a - mean)), rtol=1e-6, atol=1e-9)                              # symmetric about the mean
+    assert lp(a) <= lp(mean) and gaussian_entropy(x(std)) < gaussian_entropy(x(2 * std))
