@@ -20,6 +20,11 @@ from ..models.text import as_mask, compact, position_ids
 from ..objective.logprobs import token_logprobs
 
 # %% ../../nbs/3_training/00_rollout.ipynb #dbe54b94
+def _check_logits(logits: Tensor) -> None: # −inf forbids a token, and is welcome
+    if bad := (~logits.amax(-1).isfinite()).nonzero().flatten().tolist():
+        raise FloatingPointError(f"the model's logits are NaN or infinite in rows {bad}")
+
+# %% ../../nbs/3_training/00_rollout.ipynb #ac1a8e74
 def draw(
     logits: Float[Tensor, "batch vocab"],
     uniform: Float[Tensor, "batch"], # one number in [0, 1) per row
@@ -28,17 +33,14 @@ def draw(
 ) -> Int[Tensor, "batch"]: # token ids
     """a = min{v : Σ_{w≤v} π(w|s) > u} with π = softmax(z/τ): the distribution function,
     inverted, in float64.
-    Raises ValueError naming the rows whose logits are NaN or +inf."""
+    Raises FloatingPointError naming the rows whose logits are NaN or +inf."""
     logits = logits.double() / temperature
+    _check_logits(logits)
     if top_k is not None:
         smallest = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, -torch.inf)
     heights = logits.softmax(-1).cumsum(-1)
     total = heights[:, -1:]  # 1 but for rounding
-    if bad := (~total[:, 0].isfinite()).nonzero().flatten().tolist():
-        raise ValueError(f"the model's logits are NaN or infinite in rows {bad}: "
-                         "look for the first weight that is "
-                         "not finite, or go back to the last good checkpoint")
     u = (uniform.double()[:, None] * total).clamp(max=total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(heights, u, right=True)[:, 0]
 
@@ -105,7 +107,9 @@ def sample(
     with evaluating(model):
         while len(columns) < max_new_tokens and alive.any():
             logits, cache = _next_logits(model, ids, seen, positions, cache)
-            if greedy: token = logits.argmax(-1)  # and no dice are thrown
+            if greedy:  # no dice are thrown
+                _check_logits(logits)
+                token = logits.argmax(-1)
             else:
                 u = torch.rand(len(ids), dtype=torch.float64, generator=generator).to(ids.device)
                 token = draw(logits, u, temperature, top_k)

@@ -7,6 +7,8 @@ __all__ = ['Presets', 'RLHFConfig', 'RLHFTrainer', 'check_scores']
 
 # %% ../../nbs/3_training/01_trainer.ipynb #ce83c8f8
 import math
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,7 +50,7 @@ class Presets:
         **overrides, # any settings; they beat the preset, which beats the class's defaults
     ):
         "The settings of a published algorithm. Raises ValueError for a name that PRESETS lacks."
-        if name not in PRESETS:
+        if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"there is no preset {name!r}: choose one of {', '.join(PRESETS)}")
         return cls(**PRESETS[name] | overrides)
 
@@ -107,6 +109,10 @@ class RLHFConfig(Presets):
     "of the KL in the loss: the estimator's own, that of ratio times estimator, or k2's"
     kl_target: float | None = None  # nats per response to steer beta towards; None: it stays
     importance_cap: float | None = None  # of the weights old/sampler per token; None: no weights
+    kl_stop: float | None = None  # nats per response; an iteration that exceeds it is the last
+    eval_every: int | None = None  # iterations between evaluations on held-out prompts; None: never
+    keep_best: bool = False  # the policy of the best held-out reward stays in trainer.best
+    reward_timeout: float | None = None  # seconds the reward function may take; None: any time
     seed: int = 0  # of sampling, shuffling and the order of the prompts
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
 
@@ -118,13 +124,14 @@ _CHOICES = {
     "advantage": ("gae", "return", *_GROUP_ADVANTAGES, "greedy"), "group_ddof": (0, 1), "whiten_advantages": (True, False),
     "ratio_level": LEVELS, "surrogate": SURROGATES, "aggregation": AGGREGATES, "kl_placement": ("reward", "loss"),
     "kl_estimator": (None, "k1", "k2", "k3"), "kl_gradient": ("plain", "ratio", "straight_through"),
-    "lr_schedule": ("constant", "linear", "cosine"), "device": ("auto", "cpu", "cuda")}
-_WHOLE = "steps batch_size group_size max_new_tokens epochs minibatches micro_batch_size seed".split()
-_OPTIONAL = "micro_batch_size value_lr clip_high dual_clip value_clip kl_target importance_cap".split()
+    "lr_schedule": ("constant", "linear", "cosine"), "keep_best": (True, False), "device": ("auto", "cpu", "cuda")}
+_WHOLE = "steps batch_size group_size max_new_tokens epochs minibatches micro_batch_size eval_every seed".split()
+_OPTIONAL = ("micro_batch_size value_lr clip_high dual_clip value_clip kl_target importance_cap "
+             "kl_stop eval_every reward_timeout").split()
 _RANGES = {
-    "at least 1": (lambda x: x >= 1, "steps batch_size group_size max_new_tokens epochs minibatches micro_batch_size"),
+    "at least 1": (lambda x: x >= 1, "steps batch_size group_size max_new_tokens epochs minibatches micro_batch_size eval_every"),
     "above 1": (lambda x: x > 1, "dual_clip"),
-    "above 0": (lambda x: x > 0, "temperature lr value_lr max_grad_norm clip clip_high value_clip kl_target importance_cap"),
+    "above 0": (lambda x: x > 0, "temperature lr value_lr max_grad_norm clip clip_high value_clip kl_target importance_cap kl_stop reward_timeout"),
     "at least 0": (lambda x: x >= 0, "weight_decay vf_coef ent_coef beta seed"),
     "from 0 to 1": (lambda x: 0 <= x <= 1, "gamma lam")}
 
@@ -141,7 +148,7 @@ def _check_config(c):
             if x is None and name in _OPTIONAL: continue
             if isinstance(x, bool) or not isinstance(x, int if name in _WHOLE else (int, float)):
                 refuse(name, f"a {'whole ' * (name in _WHOLE)}number, {legal}", TypeError)
-            if not (math.isfinite(x) and inside(x)): refuse(name, f"{legal}, and finite")
+            if not (abs(x) <= sys.float_info.max and inside(x)): refuse(name, f"{legal}, and finite")
     for name, why in _conflicts(c): refuse(name, why)
 
 def _conflicts(c):
@@ -151,6 +158,7 @@ def _conflicts(c):
     if c.batch_size % c.group_size: yield "batch_size", f"a multiple of group_size, {c.group_size}: groups stay whole"
     if c.minibatches > c.batch_size: yield "minibatches", f"at most batch_size, {c.batch_size}"
     if c.kl_target is not None and c.beta == 0: yield "beta", "above 0 when kl_target is set: the controller multiplies it"
+    if c.keep_best and c.eval_every is None: yield "eval_every", "a number of iterations with keep_best: held-out prompts say which is best"
     if c.dual_clip is not None and c.surrogate != "min":
         yield "dual_clip", f"None with surrogate={c.surrogate!r}: only 'min' has a second clip"
     if c.kl_placement == "reward" and c.kl_gradient != "plain":
@@ -194,10 +202,13 @@ class RLHFTrainer:
         self.beta = c.beta       # moves if there is a kl_target
         self.iteration = 0       # iterations done
         self.prompts_seen = 0    # place in the endless sequence of prompts
+        self.stopped = None      # why the last `train` ended early, in words
+        self.best = None         # with keep_best: weights of the best policy, on the CPU
+        self.best_reward = None  # and its held-out reward
 
 # %% ../../nbs/3_training/01_trainer.ipynb #ae032693
 def _generator(seed: int, stream: int) -> torch.Generator:
-    "Streams of one seed: 0 samples, 1 shuffles, the others order the prompts. On the CPU: the same on any device."
+    "Streams of one seed: 0 samples, 1 shuffles, the last evaluates, the others order the prompts. On the CPU: the same on any device."
     return torch.Generator().manual_seed(seed * 2**20 + stream)
 
 def _reference(ref_model, agent: Agent) -> nn.Module:
@@ -249,11 +260,19 @@ def rollout(
     prompts: Sequence | dict, # texts; rows of token ids; or {"query_ids", "query_mask"}
     **sampling,               # greedy and top_k are refused: see `collect`
 ) -> Rollout:
-    "r ~ π_old(·|q): the policy answers each prompt group_size times, side by side."
+    """r ~ π_old(·|q): the policy answers each prompt group_size times, side by side.
+    Raises FloatingPointError for logits that are not finite, naming rows and weight."""
+    ids, mask = self._encode(prompts)
+    n = self.config.group_size
+    return self._collect(ids.repeat_interleave(n, 0), mask.repeat_interleave(n, 0),
+                         self.sampling, **sampling)
+
+@patch
+def _collect(self: RLHFTrainer, ids, mask, dice: torch.Generator, **sampling) -> Rollout:
     c = self.config
-    ids, mask = (x.repeat_interleave(c.group_size, 0) for x in self._encode(prompts))
-    return collect(self.agent, ids, mask, c.max_new_tokens, self.eos_ids or None, self.pad_id,
-                   self.tokenizer, c.temperature, self.sampling, **sampling)
+    try: return collect(self.agent, ids, mask, c.max_new_tokens, self.eos_ids or None,
+                        self.pad_id, self.tokenizer, c.temperature, dice, **sampling)
+    except FloatingPointError as e: raise FloatingPointError(self._not_finite(str(e))) from None
 
 # %% ../../nbs/3_training/01_trainer.ipynb #d23a1c48
 @patch
@@ -277,32 +296,83 @@ def check_scores(
     scores: Any,      # what a reward function returned: a list, a tensor, an array
     texts: list[str], # what it was given
     kind: str = "text", # what to call them
+    prompts: list[str] | None = None, # what the texts are answers to
+    where: str = "",  # what a message begins with
 ) -> Float[Tensor, "batch"]:
     """One finite number per text. Raises TypeError for what is not numbers, ValueError for the
-    wrong count, NaN or infinity; the message names the first text concerned."""
-    n, which = len(texts), lambda i: f"{kind} {i} of {len(texts)}, {texts[i][:200]!r}"
-    if isinstance(scores, str | bytes | dict | set) or not hasattr(scores, "__iter__"):
-        raise TypeError(f"the reward function returned a {type(scores).__name__} "
-                        f"for {n} {kind}s: return a list, tensor or array, one number per text")
+    wrong count, NaN or infinity; the message names the first text concerned, and its prompt."""
+    n, which = len(texts), lambda i: _named(i, texts, kind, prompts)
+    got = f"{where}the reward function returned"
+    if isinstance(scores, str | bytes | dict | set | frozenset) or not hasattr(scores, "__iter__"):
+        raise TypeError(f"{got} a {type(scores).__name__} for {n} {kind}s, the first of them "
+                        f"{texts[0][:200]!r}: return a list, tensor or array, one number per text")
     if len(shape := tuple(getattr(scores, "shape", (n,)))) != 1:
-        raise ValueError(f"the reward function returned shape {shape} for {n} {kind}s: "
-                         f"return shape ({n},)")
-    scores = scores.tolist() if hasattr(scores, "tolist") else list(scores)
+        raise ValueError(f"{got} shape {shape} for {n} {kind}s: return shape ({n},)")
+    scores = scores.tolist() if hasattr(scores, "tolist") else _listed(scores, n)
     if len(scores) != n:
         first = f"; the first without a score is {which(len(scores))}" if len(scores) < n else ""
-        raise ValueError(f"the reward function returned {len(scores)} scores for {n} {kind}s"
-                         f"{first}")
-    for i, x in enumerate(scores):
-        try: scores[i] = float(None if isinstance(x, str) else x)
-        except (TypeError, ValueError, RuntimeError):
-            raise TypeError(f"the score of {which(i)} is {x!r:.80}: not a number") from None
+        raise ValueError(f"{got} {len(scores)} scores for {n} {kind}s{first}")
+    for i, x in enumerate(scores): scores[i] = _as_number(x, f"{where}the score of {which(i)}")
     scores = torch.tensor(scores, dtype=torch.float32)
     if bad := (~scores.isfinite()).nonzero().flatten().tolist():
-        raise ValueError(f"the score of {which(bad[0])} is {scores[bad[0]].item()}: "
+        raise ValueError(f"{where}the score of {which(bad[0])} is {scores[bad[0]].item()}: "
                          "scores must be finite")
     return scores
 
 # %% ../../nbs/3_training/01_trainer.ipynb #fea823a6
+def _named(i: int, texts, kind="text", prompts=None) -> str:
+    prompt = "" if prompts is None else f", for the prompt {prompts[i][:200]!r}"
+    return f"{kind} {i} of {len(texts)}, {texts[i][:200]!r}{prompt}"
+
+def _listed(scores, n: int) -> list:
+    "As a list; of something endless no more than shows that it is too long."
+    return list(scores if hasattr(scores, "__len__") else islice(scores, n + 1))
+
+def _as_number(x, what: str) -> float:
+    try:
+        if isinstance(x, str | bytes | bytearray): raise TypeError
+        return float(x.item() if hasattr(x, "item") else x)  # numpy makes a complex number real, and Python does not
+    except OverflowError: return math.inf
+    except Exception: raise TypeError(f"{what} is {_shown(x)}: not a number") from None
+
+def _shown(x) -> str:
+    try: return f"{x!r:.80}"
+    except Exception: return f"a {type(x).__name__}"
+
+# %% ../../nbs/3_training/01_trainer.ipynb #4d818a2c
+class _TooLong(Exception): pass
+
+def _within(seconds: float | None, f: Callable, *args):
+    "f(*args); after so many seconds _TooLong, and its thread is left to itself."
+    if seconds is None: return f(*args)
+    out = {}
+    def work():
+        try: out["value"] = f(*args)
+        except BaseException as e: out["error"] = e
+    thread = threading.Thread(target=work, daemon=True, name="reward function")
+    thread.start()
+    thread.join(min(seconds, threading.TIMEOUT_MAX))
+    if thread.is_alive(): raise _TooLong
+    if "error" in out: raise out["error"]
+    return out["value"]
+
+def _answer(judge: Callable, texts: list[str]):
+    "What the function returns; if that is a generator, what it yields, so that its errors are the function's."
+    scores = judge(list(texts))
+    return _listed(scores, len(texts)) if hasattr(scores, "__next__") else scores
+
+def _culprit(judge: Callable, texts: list[str], error: Exception, seconds: float | None) -> int | None:
+    "The first text that raises such an error by itself, found by halves; None: no single text does."
+    def raises(texts):
+        try: _within(seconds, _answer, judge, texts)
+        except Exception as e: return type(e) is type(error)
+    low, high = 0, len(texts)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if raises(texts[low:middle]) else (middle, high)
+    return low if raises(texts[low:high]) else None
+
+# %% ../../nbs/3_training/01_trainer.ipynb #34441cd1
 @patch
 def score(
     self: RLHFTrainer,
@@ -312,7 +382,8 @@ def score(
 ) -> Rollout: # the same one, with `scores`; for advantage="greedy" also with `baseline`
     """score = R(q, r). The greedy baseline is the score of the likeliest response to each row's
     query, asked for in a second call, less what its drift costs if the KL is in the reward.
-    Raises ValueError or TypeError for what `check_scores` refuses."""
+    Raises ValueError or TypeError for what `check_scores` refuses, RuntimeError from what the
+    function raises, TimeoutError if it takes more than reward_timeout; all name the texts."""
     scores = self.judge(rollout, reward_fn)
     if self.config.advantage == "greedy":
         greedy, row = self._greedy(rollout)
@@ -336,7 +407,24 @@ def judge(
     if not callable(judge):
         raise TypeError(f"reward_fn is a {type(reward_fn).__name__}: "
                         "pass a function of a list of texts, or a RewardModel")
-    return check_scores(judge(list(rollout.texts)), rollout.texts, kind).to(self.device)
+    scores = self._ask(judge, rollout, kind)
+    where = f"iteration {self.iteration}: "
+    return check_scores(scores, rollout.texts, kind, rollout.prompts, where).to(self.device)
+
+# %% ../../nbs/3_training/01_trainer.ipynb #269de01a
+@patch
+def _ask(self: RLHFTrainer, judge: Callable, r: Rollout, kind: str):
+    "The answer, or an error that says for which iteration and texts there is none."
+    seconds, n = self.config.reward_timeout, len(r.texts)
+    texts = f"for {n} {kind}s, " + ", ".join(f"{t[:200]!r}" for t in r.texts[:3]) + (" …" if n > 3 else "")
+    try: return _within(seconds, _answer, judge, r.texts)
+    except _TooLong:
+        raise TimeoutError(f"iteration {self.iteration}: no answer from the reward function within reward_timeout, "
+                           f"{seconds:g} seconds, {texts}. Its thread is left to itself") from None
+    except Exception as e:
+        i = _culprit(judge, r.texts, e, seconds)
+        alone = "No single text raises it" if i is None else f"The first that raises it alone is {_named(i, r.texts, kind, r.prompts)}"
+        raise RuntimeError(f"iteration {self.iteration}: the reward function raised {_shown(e)} {texts}. {alone}") from e
 
 # %% ../../nbs/3_training/01_trainer.ipynb #49f4e9bd
 @patch
@@ -364,9 +452,8 @@ def _drift_price(self: RLHFTrainer, r: Rollout) -> Tensor:
 # %% ../../nbs/3_training/01_trainer.ipynb #311f67d9
 def _tokens(r: Rollout): return r.query_ids, r.query_mask, r.response_ids, r.mask
 
-def _next_token_logits(model, ref_model, r: Rollout, chunk: int = 512) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    "Sampled tokens, and the logits of both models for them: real tokens only, in row order, a chunk at a time."
-    models = model, ref_model
+def _next_token_logits(r: Rollout, *models: nn.Module, chunk: int = 512) -> Iterator[tuple[Tensor, ...]]:
+    "Sampled tokens, and each model's logits for them: real tokens only, in row order, a chunk at a time."
     heads = [plain_head(m) for m in models]
     if all(heads):
         hidden = [response_hidden(m, *_tokens(r))[r.mask].split(chunk) for m in models]
@@ -384,11 +471,13 @@ def annotate(
     rollout: Rollout,
 ) -> Rollout: # the same one, with old_logprobs, ref_logprobs, entropy, kl and values
     """log π_old, log π_ref and V of each token; at each state the entropy of π_old and its
-    exact KL to π_ref. Raises ValueError if the sampler saw other probabilities than the
-    training forward does, unless importance_cap is there to correct for it."""
+    exact KL to π_ref. Raises FloatingPointError for numbers that are not finite, and ValueError
+    if the sampler saw other probabilities than the training forward does, unless importance_cap
+    is there to correct for it."""
     size = self.config.micro_batch_size or len(rollout)
     parts = [self._annotate(rollout[i:i + size]) for i in range(0, len(rollout), size)]
     for name in parts[0]: setattr(rollout, name, torch.cat([part[name] for part in parts]))
+    self._require_finite(rollout, *parts[0])
     if rollout.sampled_logprobs is not None and self.config.importance_cap is None:
         _check_ratio(self.agent, rollout.old_logprobs, rollout.sampled_logprobs, rollout.mask,
                      "the sampler and the training forward disagree")
@@ -397,7 +486,7 @@ def annotate(
 @patch
 def _annotate(self: RLHFTrainer, r: Rollout) -> dict[str, Tensor]:
     rows = []
-    for tokens, logits, ref_logits in _next_token_logits(self.agent.model, self.ref_model, r):
+    for tokens, logits, ref_logits in _next_token_logits(r, self.agent.model, self.ref_model):
         pi, ref = (_log_softmax(x, self.config.temperature) for x in (logits, ref_logits))
         pick = lambda x, tokens=tokens: x.gather(-1, tokens[:, None])[:, 0]
         rows.append((pick(pi), pick(ref), entropy(pi), exact_kl(pi, ref)))
@@ -408,6 +497,32 @@ def _annotate(self: RLHFTrainer, r: Rollout) -> dict[str, Tensor]:
         columns[name] = padded.masked_scatter(r.mask, torch.cat(parts))
     if self.config.advantage == "gae": columns["values"] = self.agent.values(*_tokens(r))
     return columns
+
+# %% ../../nbs/3_training/01_trainer.ipynb #9d5fa7bd
+def _not_finite_in(columns: dict[str, Tensor | None], r: Rollout, of: str) -> str | None:
+    "The first number of a real token that is NaN or infinite, in words."
+    for name, x in columns.items():
+        if x is None: continue
+        bad = ~x.isfinite() & (r.mask if x.ndim == 2 else True)
+        if not bad.any(): continue
+        row, *t = bad.nonzero()[0].tolist()
+        token, text = (f"token {t[0]} of " if t else ""), (f", {r.texts[row][:200]!r}" if r.texts else "")
+        return f"{name} is {x[row, *t].item()} at {token}response {row} of the {of}{text}"
+
+@patch
+def _require_finite(self: RLHFTrainer, r: Rollout, *names: str) -> None:
+    if bad := _not_finite_in({name: getattr(r, name) for name in names}, r, "rollout"):
+        raise FloatingPointError(self._not_finite(bad))
+
+@patch
+def _not_finite(self: RLHFTrainer, symptom: str, moved: str = "The optimizer has not moved") -> str:
+    "The symptom, with the first parameter that is to blame."
+    bad = lambda x: x is not None and x.is_floating_point() and not x.isfinite().all()
+    weight, gradient = lambda p: p, lambda p: p.grad
+    search = [("the weight", weight, self.agent), ("the reference's weight", weight, self.ref_model), ("the gradient of", gradient, self.agent)]
+    found = (f"{what} {name} is not finite" for what, of, model in search for name, p in model.named_parameters() if bad(of(p)))
+    where = next(found, "weights and gradients are finite: look at rewards and values")
+    return f"iteration {self.iteration}: {symptom}; {where}. {moved}. Lower lr, or the scale of the rewards"
 
 # %% ../../nbs/3_training/01_trainer.ipynb #72588897
 _RATIO_CAUSES = """The same weights must give the same probabilities. Usual causes:
@@ -434,9 +549,11 @@ def advantages(
 ) -> Rollout: # the same one, with rewards and advantages, and for gae returns
     """rₜ = −β·kₜ + score·[t = last]; then Âₜ as `config.advantage` says, whitened over the
     rollout if asked. Annotates the rollout first if need be. Raises ValueError without scores,
-    for rows that do not divide into groups, and for a missing greedy baseline."""
+    for rows that do not divide into groups, and for a missing greedy baseline;
+    FloatingPointError for a score or advantage that is not finite."""
     if rollout.scores is None:
         raise ValueError("this rollout has no scores: call score(rollout, reward_fn) first")
+    self._require_finite(rollout, "scores", "baseline")
     if rollout.old_logprobs is None: self.annotate(rollout)
     c, mask = self.config, rollout.mask
     beta = self.beta if c.kl_placement == "reward" else 0.
@@ -448,6 +565,7 @@ def advantages(
         rollout.advantages = whiten(rollout.advantages, mask)
     if c.aggregation == "group_token_mean":
         rollout.group_tokens = group_token_counts(mask, c.group_size)
+    self._require_finite(rollout, "rewards", "returns", "advantages")
     return rollout
 
 @patch
@@ -551,21 +669,51 @@ def optimize(
 ) -> dict[str, float | int | None]: # metrics, averaged over the optimizer steps
     """epochs × minibatches steps on −L^CLIP + c₁·L^VF − c₂·S. Raises ValueError if the ratio is
     not 1 before the first of them, and FloatingPointError for a loss or gradient that is not
-    finite, before the optimizer moves."""
+    finite, before the optimizer moves, or a weight that is not finite after the last step."""
     if rollout.advantages is None:
         raise ValueError("this rollout has no advantages: call advantages(rollout) first")
     for group in self.optimizer.param_groups:
         group["lr"] = group["initial_lr"] * self._lr_factor()
-    logs = []
+    logs, drift = [], self._drift_meter(rollout)
     for _ in range(self.config.epochs):
         for batch in rollout.minibatches(self.config.minibatches, self.shuffling):
             logs.append(self._update(batch, first=not logs))
+    self._check_weights()
     first = {"max_ratio_deviation_first": logs[0].pop("max_ratio_deviation_first")}
+    of_all = {"ratio_max": torch.stack([log.pop("ratio_max") for log in logs]).max(),
+              "kl_to_old_exact": drift()}
     mean = {name: sum(log[name] for log in logs) / len(logs) for name in logs[-1]}
-    return {name: _number(x) for name, x in (first | mean).items()}
+    return {name: _number(x) for name, x in (first | mean | of_all).items()}
 
 # %% ../../nbs/3_training/01_trainer.ipynb #c81eb336
+_DRIFT_ROWS, _DRIFT_NUMBERS = 64, 2**24  # 64 MiB in float32
+
+@patch
+def _drift_meter(self: RLHFTrainer, rollout: Rollout) -> Callable[[], Tensor | None]:
+    "Remembers the policy; the call says how far it has gone since: exact token-wise KL(π_old‖π), nats per response."
+    vocab = self.agent.model.get_input_embeddings().num_embeddings
+    most = min(_DRIFT_ROWS, _DRIFT_NUMBERS // (vocab * rollout.mask.shape[1]))
+    if most < 1: return lambda: None
+    r = rollout[::math.ceil(len(rollout) / most)]
+    size = self.config.micro_batch_size or len(r)
+    @torch.no_grad()
+    def policy():
+        parts = (r[i:i + size] for i in range(0, len(r), size))
+        logits = (x for part in parts for _, x in _next_token_logits(part, self.agent.model))
+        return torch.cat([_log_softmax(x, self.config.temperature) for x in logits])
+    old = policy()
+    return lambda: exact_kl(old, policy()).sum() / len(r)
+
+@patch
+@torch.no_grad()
+def _check_weights(self: RLHFTrainer) -> None:
+    weights = [p for p in self.agent.parameters() if p.is_floating_point()]
+    if torch.nn.utils.get_total_norm(weights, norm_type=math.inf).isfinite(): return
+    raise FloatingPointError(self._not_finite("the optimizer has made a weight infinite or NaN", "Go back to the last checkpoint"))
+
+# %% ../../nbs/3_training/01_trainer.ipynb #e0c57a41
 def _number(x) -> float | int | None: # None where there is no finite number: JSON knows no NaN
+    if x is None: return None
     x = x.item() if torch.is_tensor(x) else x
     return x if math.isfinite(x) else None
 
@@ -579,7 +727,7 @@ def _update(self: RLHFTrainer, batch: Rollout, first: bool) -> dict[str, Tensor]
     for micro in (batch[i:i + size] for i in range(0, len(batch), size)):
         now = self._evaluate(micro)
         loss, parts = self._loss(now, micro, count)
-        if not loss.isfinite(): raise FloatingPointError(self._not_finite(f"the loss is {loss.item()}"))
+        if not loss.isfinite(): raise FloatingPointError(self._not_finite(f"the loss is {loss.item()}{_why(now, micro)}"))
         loss.backward()
         logprobs.append(now.logprobs.detach())
         for name in ("policy_loss", "value_loss"):
@@ -587,6 +735,12 @@ def _update(self: RLHFTrainer, batch: Rollout, first: bool) -> dict[str, Tensor]
     log |= self._meters(torch.cat(logprobs), batch, first) | self._clip_gradients()
     self.optimizer.step()
     return log
+
+def _why(now: Evaluation, r: Rollout) -> str:
+    names = "old_logprobs ref_logprobs advantages returns".split()
+    columns = {"logprobs": now.logprobs, "entropy": now.entropy, "values": now.values} | {name: getattr(r, name) for name in names}
+    bad = _not_finite_in(columns, r, "minibatch")
+    return f" and {bad}" if bad else ""
 
 @patch
 def _meters(self: RLHFTrainer, logprobs: Tensor, batch: Rollout, first: bool) -> dict[str, Tensor]:
@@ -596,7 +750,9 @@ def _meters(self: RLHFTrainer, logprobs: Tensor, batch: Rollout, first: bool) ->
     if first:
         off = _check_ratio(self.agent, logprobs, old, mask, "before the first update")
         check["max_ratio_deviation_first"] = off
-    return check | self._clipped(logprobs, batch) | {"kl_to_old": sequence_kl(old, logprobs, mask, "k3").mean()}
+    ratio = probability_ratio(logprobs, old, mask, level=self.config.ratio_level)
+    return check | self._clipped(logprobs, batch) | {
+        "kl_to_old": sequence_kl(old, logprobs, mask, "k3").mean(), "ratio_max": ratio[mask].max()}
 
 @patch
 def _clipped(self: RLHFTrainer, logprobs: Tensor, r: Rollout) -> dict[str, Tensor]:
@@ -626,17 +782,6 @@ def _clip_gradients(self: RLHFTrainer) -> dict[str, Tensor]:
     return norms
 
 @patch
-def _not_finite(self: RLHFTrainer, symptom: str) -> str:
-    "Name the first parameter that is to blame."
-    bad = lambda x: x is not None and not x.isfinite().all()
-    for what, of in {"the weight": lambda p: p, "the gradient of": lambda p: p.grad}.items():
-        found = [f"{what} {name} is not finite" for name, p in self.agent.named_parameters() if bad(of(p))]
-        if found: break
-    where = found[0] if found else "weights and gradients are finite: look at rewards and values"
-    return (f"iteration {self.iteration}: {symptom}; {where}. The optimizer has not moved. "
-            "Lower lr, or the scale of the rewards")
-
-@patch
 def _lr_factor(self: RLHFTrainer) -> float:
     done = min(1., self.iteration / self.config.steps)
     factors = {"constant": 1., "linear": 1 - done, "cosine": .5 * (1 + math.cos(math.pi * done))}
@@ -662,6 +807,8 @@ def step(
     update = timed("update", self.optimize, rollout)
     metrics = {"iteration": self.iteration, **self.describe(rollout), **update,
                "beta": self.beta, "lr": self.optimizer.param_groups[0]["lr"], **seconds}
+    for name, s in seconds.items():
+        metrics[f"tokens_per_second_{name[8:]}"] = metrics["tokens"] / s if s > 0 else None
     if (target := self.config.kl_target) is not None:
         self.beta = adaptive_beta(self.beta, metrics["kl_to_reference"], target)
     self.iteration += 1
@@ -682,6 +829,7 @@ def describe(
     raw = self._compare(r)[0] if r.values is None else r.returns - r.values  # before whitening
     numbers = {
         "reward_mean": r.scores.mean(), "reward_std": r.scores.std(unbiased=len(r) > 1),
+        "reward_min": r.scores.min(), "reward_max": r.scores.max(), **self._in_groups(r.scores),
         "total_reward_mean": masked_sum(r.rewards, mask) / len(r),
         "kl_to_reference": r.kl.sum(-1).mean(),
         "kl_estimate": sequence_kl(r.old_logprobs, r.ref_logprobs, mask, "k3").mean(),
@@ -703,6 +851,14 @@ def describe(
                         "importance_capped": masked_mean(ratio > cap, mask)}
     return {name: _number(x) for name, x in numbers.items()}
 
+@patch
+def _in_groups(self: RLHFTrainer, scores: Tensor) -> dict[str, Tensor | None]:
+    c = self.config
+    if c.group_size == 1 or len(scores) % c.group_size: return {"group_reward_std": None, "flat_groups": None}
+    groups = scores.view(-1, c.group_size)
+    return {"group_reward_std": groups.std(-1, correction=c.group_ddof).mean(),
+            "flat_groups": (groups == groups[:, :1]).all(-1).float().mean()}
+
 # %% ../../nbs/3_training/01_trainer.ipynb #a3885b53
 @patch
 def train(
@@ -712,9 +868,11 @@ def train(
     steps: int | None = None,         # iterations; None: what is left of config.steps
     callback: Callable | None = None, # is given each iteration's metrics; a true answer stops
     progress: bool = True,            # a progress bar
+    held_out: Sequence | dict | None = None, # prompts, as for `rollout`; used every eval_every
 ) -> list[dict[str, float | int | None]]: # one dictionary of metrics per iteration
-    """Iterate `step`. Raises ValueError when nothing is left to do, or a falling learning rate
-    would have reached 0."""
+    """Iterate `step`, and `evaluate` after every eval_every-th. If it ends early, `stopped` says
+    why. Raises ValueError when nothing is left to do, a falling learning rate would have reached
+    0, or there is nothing to evaluate on."""
     c = self.config
     steps = c.steps - self.iteration if steps is None else steps
     if steps < 1:
@@ -723,14 +881,66 @@ def train(
     if c.lr_schedule != "constant" and self.iteration + steps > c.steps:
         raise ValueError(f"the {c.lr_schedule} schedule ends at config.steps, {c.steps}, but this "
                          f"would go on to {self.iteration + steps}: raise config.steps")
-    batches, history = self._batches(prompts), []
+    held_out = self._held_out(held_out)
+    batches, history, self.stopped = self._batches(prompts), [], None
     bar = tqdm(range(steps), disable=not progress)
     for _ in bar:
         history.append(m := self.step(next(batches), reward_fn))
+        if c.eval_every and self.iteration % c.eval_every == 0:
+            m |= self.evaluate(held_out, reward_fn)
         bar.set_postfix_str(f"reward {m['reward_mean']:.2f}, KL {m['kl_to_reference']:.2f}, "
                             f"entropy {m['entropy']:.2f}, clipped {m['clip_fraction']:.0%}")
-        if callback is not None and callback(m): break
+        self.stopped = self._enough(m, callback)
+        if self.stopped: break
     return history
+
+# %% ../../nbs/3_training/01_trainer.ipynb #ec1b46f5
+@patch
+def _held_out(self: RLHFTrainer, prompts) -> dict | None:
+    if self.config.eval_every is None: return None
+    if prompts is None:
+        raise ValueError(f"eval_every is {self.config.eval_every}, but there is nothing to evaluate on: "
+                         "pass held_out=, prompts that are not trained on")
+    return dict(zip(("query_ids", "query_mask"), self._encode(prompts), strict=True))
+
+@patch
+def _enough(self: RLHFTrainer, m: dict, callback: Callable | None) -> str | None:
+    "Why to stop after this iteration, if there is a reason. The callback is called in any case."
+    c, asked = self.config, callback is not None and callback(m)
+    if c.kl_stop is not None and m["kl_to_reference"] > c.kl_stop:
+        return f"iteration {m['iteration']}: kl_to_reference is {m['kl_to_reference']:.3g}, above kl_stop, {c.kl_stop:g}"
+    return f"iteration {m['iteration']}: the callback asked for it" if asked else None
+
+# %% ../../nbs/3_training/01_trainer.ipynb #23dce3d8
+@patch
+def evaluate(
+    self: RLHFTrainer,
+    prompts: Sequence | dict, # as for `rollout`: one response to each
+    reward_fn: Callable[[list[str]], Iterable[float]] | Any, # as for `score`
+) -> dict[str, float | None]: # held_out_reward, and held_out_kl to the reference, exact
+    """The policy as it is now, on prompts that it is not trained on, sampled with dice of their
+    own: the same ones each time, and training does not notice. With keep_best its weights are
+    copied to `best` on the CPU if no reward so far was as high."""
+    dice = _generator(self.config.seed, 2**20 - 1)
+    rewards, drifts = [], []
+    queries = zip(*(x.split(self.config.batch_size) for x in self._encode(prompts)), strict=True)
+    for ids, mask in queries:
+        r = self._collect(ids, mask, dice)
+        rewards.append(self.judge(r, reward_fn, "held-out text"))
+        drifts.append(self.annotate(r).kl.sum(-1))
+    reward = _number(torch.cat(rewards).mean())
+    if self.config.keep_best and (self.best_reward is None or reward > self.best_reward):
+        self.best_reward, weights = reward, self.agent.model.state_dict()
+        self.best = {name: x.to("cpu", copy=True) for name, x in weights.items()}
+    return {"held_out_reward": reward, "held_out_kl": _number(torch.cat(drifts).mean())}
+
+@patch
+def load_best(self: RLHFTrainer) -> None:
+    """Put the best policy back, to be saved or used. The value function and the optimizer stay
+    those of the last iteration. Raises ValueError if none has been kept."""
+    if self.best is None:
+        raise ValueError("no policy has been kept: set keep_best and eval_every, and give train held_out=")
+    self.agent.model.load_state_dict(self.best)
 
 # %% ../../nbs/3_training/01_trainer.ipynb #184dee7d
 @lru_cache(maxsize=2)
