@@ -7,6 +7,7 @@ measured, with which commit and versions. Nobody types a figure. About seven CPU
     python evidence/run.py quickstart                only this
     python evidence/run.py control                   only CartPole and Pendulum
     python evidence/run.py exact_world               only the exact world, about half a CPU-hour
+    python evidence/run.py fuzz                      only broken input, about five CPU-minutes
     python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
 import argparse
@@ -168,6 +169,67 @@ def exact_world() -> dict:
     return {"config": {k: getattr(c, k) for k in ("steps", "batch_size", "epochs", "minibatches", "lr", "lr_schedule", "lam")}, "runs": runs}
 
 
+def streamed(megabytes: int = 200) -> dict:
+    "A file of that size in each format, read once from end to end by a process of its own: seconds, and the memory that reading added."
+    import csv
+    from itertools import islice
+
+    import pyarrow
+    import pyarrow.parquet
+
+    reading = """if True:
+        import json, resource, sys, time
+        from instruct_goose.models.data import stream_pairs
+        held = lambda: int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
+        small, large = sys.argv[1:]
+        for pair in stream_pairs(small): pass
+        before = most = held()
+        start, rows = time.process_time(), 0
+        for pair in stream_pairs(large):
+            rows += 1
+            if not rows % 1000: most = max(most, held())
+        print(json.dumps({"rows": rows, "cpu_seconds": time.process_time() - start, "mib_added": most - before}))"""
+
+    def make(path: Path, rows: int):
+        pairs = ({"prompt": f"{i} the film is", "chosen": " good" * 20 + f" {i}", "rejected": " dull" * 20} for i in range(rows))
+        if path.suffix == ".parquet":
+            with pyarrow.parquet.ParquetWriter(path, pyarrow.schema([(k, pyarrow.string()) for k in ("prompt", "chosen", "rejected")]), compression="none") as out:
+                while part := list(islice(pairs, 20_000)): out.write_table(pyarrow.Table.from_pylist(part))
+            return
+        with open(path, "w", encoding="utf-8", newline="") as out:
+            if path.suffix == ".csv":
+                writer = csv.DictWriter(out, ["prompt", "chosen", "rejected"])
+                writer.writeheader()
+                writer.writerows(pairs)
+            else:
+                array = path.suffix == ".json"
+                for i, pair in enumerate(pairs): out.write(("[" if not i else ",\n") * array + json.dumps(pair) + "\n" * (not array))
+                out.write("]" * array)
+
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for suffix in (".jsonl", ".json", ".csv", ".parquet"):
+            small, large = Path(folder) / f"small{suffix}", Path(folder) / f"large{suffix}"
+            make(small, 1000)
+            make(large, megabytes * 2**20 * 1000 // small.stat().st_size)
+            done = subprocess.run([sys.executable, "-c", reading, small, large], cwd=root, capture_output=True, text=True, check=True)
+            found[suffix] = rounded({"file_mib": large.stat().st_size / 2**20} | json.loads(done.stdout), 3)
+            print(suffix, found[suffix], flush=True)
+            large.unlink()
+    return found
+
+
+def fuzz(inputs: int = 200_000) -> dict:
+    "Broken input for the loaders and the settings, see tests/fuzz.py; and files of 200 MiB as streams."
+    sys.path.insert(0, str(root / "tests"))
+    from fuzz import fuzz
+
+    found = fuzz(inputs)
+    for f in found["failures"]: f.pop("trace")
+    print({k: v for k, v in found.items() if k != "outcomes"}, flush=True)
+    return found | {"streams": streamed()}
+
+
 def write(name: str, figures: dict) -> None:
     path = root / "evidence" / f"{name}.json"
     path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -176,10 +238,10 @@ def write(name: str, figures: dict) -> None:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", help="quickstart, family, control, exact_world or reviews; all without")
+    parser.add_argument("only", nargs="*", help="quickstart, family, control, exact_world, fuzz or reviews; all without")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
     args = parser.parse_args()
-    if wrong := set(args.only) - {"quickstart", "family", "control", "exact_world", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
+    if wrong := set(args.only) - {"quickstart", "family", "control", "exact_world", "fuzz", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
     if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
 
@@ -196,6 +258,9 @@ def main():
         write("control", {"origin": made_by} | {env_id: control(env_id) for env_id in ("CartPole-v1", "Pendulum-v1")})
     if not args.only or "exact_world" in args.only:
         write("exact_world", {"origin": origin("python evidence/run.py exact_world")} | exact_world())
+    if not args.only or "fuzz" in args.only:
+        made_by = origin("python evidence/run.py fuzz") | {"pyarrow": version("pyarrow")}
+        write("fuzz", {"origin": made_by} | fuzz())
     if not args.only or "reviews" in args.only:
         if not args.data.is_dir():
             if args.only: raise SystemExit(f"no directory {args.data}: pass --data DIR")

@@ -122,12 +122,14 @@ def _jsonl(path: str) -> Iterator[tuple[str, Any]]:
 # %% ../../nbs/2_models/03_data.ipynb #5963749e
 _BLANK = re.compile(r"[ \t\r\n]*")
 
-def _text(path: str, size: int = 2**16) -> Iterator[str]:
+_PIECE = 2**16  # bytes read at a time
+
+def _text(path: str) -> Iterator[str]:
     "A file's text, piece by piece."
     rest, offset, line = b"", 0, 1
     with open(path, "rb") as file:
         while True:
-            piece = file.read(size)
+            piece = file.read(_PIECE)
             data = rest + piece
             if not offset and data.startswith(codecs.BOM_UTF8): data, offset = data[3:], 3
             try: text, rest = data.decode(), b""
@@ -255,6 +257,8 @@ def _csv_fault(where: str, e: csv.Error) -> BadRow:
     if "field limit" in str(e):
         return BadRow("size", where, f"a field beyond {csv.field_size_limit()} characters: is a quote left open here? "
                       "Else raise the limit: csv.field_size_limit(10**9)")
+    if "new-line" in str(e):
+        return BadRow("csv", where, r"a carriage return outside quotes: lines end with \n or \r\n. Convert the file: tr '\r' '\n'")
     return BadRow("csv", where, f"{e}. A field with a quote in it is written in double quotes, with its own quotes doubled, as csv.writer does")
 
 # %% ../../nbs/2_models/03_data.ipynb #2151bcf0
@@ -294,7 +298,7 @@ def _json_kind(path: str) -> str:
         start = file.read(4)
         if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)): raise ValueError(_utf16(path))
         start = start.removeprefix(codecs.BOM_UTF8).strip()
-        while not start and (piece := file.read(2**16)): start = piece.strip()
+        while not start and (piece := file.read(_PIECE)): start = piece.strip()
     return ".jsonl" if start[:1] == b"{" else ".json"
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")

@@ -1,0 +1,251 @@
+"""Throw broken input at everything that reads it: `make fuzz`. Plain random mutation; input i of a seed is always the same.
+
+Each input must end as it is documented to: with a valid result, or with a ValueError, TypeError or FileNotFoundError that names
+the file and line, the row, the argument or the field. Anything else is a failure, and so is a result that disagrees with a second
+way to read the same file. `python tests/fuzz.py 100000 --seed 0` prints the counts; `--only 1234` repeats one input and shows it.
+"""
+import argparse
+import csv
+import io
+import itertools
+import json
+import math
+import random
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import numpy as np
+
+from instruct_goose.models import data
+from instruct_goose.models.text import bpe_tokenizer
+from instruct_goose.objective.group import PRESETS
+from instruct_goose.training.trainer import RLHFConfig
+
+WORDS = ["film", "good", "", " ", "é", "漢字", "🙂", 'say "x"', "a,b", "tab\tx", "two\nlines", "cr\rx", "\u2028", "'", "{", "[1]", "null",
+         "\ufeff", "\0", "\ud800", "<s>", "</s>", "Human: hi", "\n\nHuman: q\n\nAssistant: a", "\n\nHuman: q\n\nAssistant: b", "x" * 300]
+ODD = [None, True, False, 0, -1, 1.5, 10**400, math.nan, math.inf, [], {}, [[]], [{}], ["a", "b"], {"role": "user"}, b"bytes", ("a", "b")]
+SCRAPS = [b'"', b"'", b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\\u", b"\\ud800", b"\xff", b"\xc3", b"\xe2\x82", b"\xef\xbb\xbf", b"\xff\xfe",
+          b"\0", b"\r", b"\n", b"\r\n", b"\xe2\x80\xa8", b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b"[" * 3000, b'{"a":' * 1200, b"null",
+          b"tru", b"prompt", b"chosen", b'"prompt":1,', b"\t", b";", b"PAR1", b"Infinit", b"a" * 140_000]
+TEMPLATE = ("{{ bos_token }}{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}"
+            "{% endif %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+
+
+def tokenizer():
+    made = bpe_tokenizer(["a good film", "a dull film"], 270, bos="<s>", eos="</s>")
+    made.chat_template = TEMPLATE
+    return made
+
+
+# --- what is thrown ---
+
+def text(r: random.Random) -> str:
+    return "".join(r.choice(WORDS) for _ in range(r.choice([1, 1, 1, 2, 3])))
+
+
+def turns(r: random.Random) -> list:
+    made = [{"role": r.choice(["user", "user", "assistant", "system", "tool"]), "content": text(r)} for _ in range(r.randint(0, 4))]
+    if r.random() < .5: made = [{"role": role, "content": text(r) or "x"} for role in ("user", "assistant", "user", "assistant")[:r.randint(1, 4)]]
+    if made and r.random() < .1: r.choice(made)[r.choice(["role", "content", "name"])] = r.choice(ODD)
+    return made
+
+
+def value(r: random.Random):
+    return text(r) if (p := r.random()) < .6 else turns(r) if p < .9 else r.choice(ODD)
+
+
+def row(r: random.Random):
+    if (p := r.random()) < .05: return r.choice(ODD)
+    if p < .1: return value(r)
+    if p < .25: # two conversations that share a beginning
+        shared = turns(r)
+        return {side: [*shared, {"role": "assistant", "content": text(r)}] for side in ("chosen", "rejected")}
+    if p < .6: return {"prompt": "a film", "chosen": " " + text(r) + "!", "rejected": " bad"} # as it should be, as a rule
+    return {name: value(r) for name in ("prompt", "chosen", "rejected", "text", "messages", "id") if r.random() < .6}
+
+
+def mutate(r: random.Random, blob: bytes) -> bytes:
+    for _ in range(r.choice([0, 1, 1, 2, 5])):
+        i = r.randrange(len(blob) + 1)
+        j = min(len(blob), i + r.choice([1, 1, 4, 40]))
+        blob = blob[:i] + r.choice([b"", b"", blob[i:j] * 2, r.choice(SCRAPS), r.choice(SCRAPS), bytes([r.randrange(256)])]) + blob[r.choice([i, j]):]
+    return blob[:r.randrange(len(blob) + 1)] if r.random() < .1 else blob
+
+
+def written(r: random.Random, suffix: str) -> bytes:
+    "A file as it should be, of rows that may not be."
+    rows = [row(r) for _ in range(r.choice([0, 1, 3, 8]))]
+    dump = lambda x, **kw: json.dumps(x, default=str, ensure_ascii=r.random() < .5, **kw)
+    if suffix in (".csv", ".tsv"):
+        out, names = io.StringIO(newline=""), ["prompt", "chosen", "rejected", "text"][:r.randint(1, 4)]
+        writer = csv.writer(out, delimiter="," if suffix == ".csv" else "\t", lineterminator=r.choice(["\n", "\r\n"]))
+        writer.writerows([names, *([text(r) for _ in names] for _ in rows)])
+        blob = out.getvalue()
+    elif suffix == ".json" and r.random() < .8: blob = dump(rows, indent=r.choice([None, None, 1]))
+    else: blob = r.choice(["\n", "\n", "\r\n"]).join(dump(x) for x in rows)
+    return b"\xef\xbb\xbf" * (r.random() < .1) + blob.encode("utf-8", "surrogatepass")
+
+
+def parquets(folder: Path) -> list[bytes]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    tables = [[{"prompt": "a", "chosen": "b", "rejected": "c"}] * 3, [{"prompt": chat[:1], "chosen": chat[1:], "rejected": chat}], [{"text": None}],
+              [{"prompt": 1, "chosen": b"x"}], [{"chosen": chat, "rejected": [chat[0], {"role": "assistant", "content": "b"}]}], [{"other": 1}]]
+    blobs = []
+    for rows in tables:
+        pq.write_table(pa.Table.from_pylist(rows), folder / "made.parquet", compression="none")
+        blobs.append((folder / "made.parquet").read_bytes())
+    return blobs
+
+
+# --- how it must end ---
+
+def check_rows(made: list, pairs: bool) -> None:
+    assert made
+    for x in made:
+        if not pairs:
+            assert isinstance(x, str) and x.strip() and x.encode()
+            continue
+        assert list(x) == ["prompt", "chosen", "rejected"]
+        assert all(isinstance(t, str) and (t.encode() or not t) for t in x.values())
+        assert x["chosen"].strip() and x["rejected"].strip() and x["chosen"] != x["rejected"]
+
+
+def second_reading(path: Path) -> list | None:
+    "What a JSON array or a CSV file holds, read at once by the standard library alone; None where it cannot be read."
+    blob = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    try:
+        if path.suffix == ".json":
+            made = json.loads(blob.decode())
+            return made if isinstance(made, list) else None
+        header, *rows = [x for x in csv.reader(io.StringIO(blob.decode(), newline="\n"), delimiter="," if path.suffix == ".csv" else "\t", strict=True) if x]
+        return [dict(zip(header, x)) for x in rows] if all(len(x) == len(header) for x in rows) else None
+    except (ValueError, RecursionError, csv.Error): return None
+
+
+def same_as_second(path: Path) -> None:
+    read = data._array if path.suffix == ".json" else lambda p: data._csv(p, {*data._FIELDS, "id"}, "," if path.suffix == ".csv" else "\t")
+    try:
+        if path.suffix == ".json" and data._json_kind(str(path)) != ".json": return
+        ours = [x for _, x in read(str(path))]
+    except ValueError as e:
+        if "none is" in str(e) or "stands twice" in str(e): return  # the second reader does not mind
+        ours = None
+    if ours is not None and any(isinstance(x, data.BadRow) for x in ours): ours = None
+    theirs = second_reading(path)
+    if path.suffix != ".json" and not theirs and not ours: return  # a file without rows
+    assert repr(ours) == repr(theirs), f"{ours} is not {theirs}"  # repr: NaN differs from itself
+
+
+def loaders(r: random.Random, tools: dict) -> tuple[str, str]:
+    "One input for load_prompts or load_pairs."
+    folder, pairs = tools["folder"], r.random() < .5
+    load, kind = (data.load_pairs if pairs else data.load_prompts), r.choice(["bytes", "file", "file", "file", "file", "file", "rows", "rows"])
+    if r.random() < .02: kind = "parquet"
+    options = {"tokenizer": tools["tokenizer"] if r.random() < .8 else None, "on_error": r.choice(["raise", "skip"]), "unique": r.random() < .2}
+    if r.random() < .1: options["max_length"] = r.choice([4, 40, 400, 0, -1, True, "9", 2.5])
+    if r.random() < .05: options["columns"] = r.choice([{"prompt": "text"}, {"prompt": "id"}, {"x": "y"}, {"chosen": 3}, {}])
+    if r.random() < .02: options["on_error"] = r.choice(["ignore", None, 3])
+    data._PIECE = r.choice([1, 3, 7, 64, 2**16])
+    if kind == "rows":
+        source = [row(r) for _ in range(r.randint(0, 4))]
+        if r.random() < .05: source = r.choice([*ODD, "no such file", Path("nowhere.jsonl"), "x" * 5000, "a\0b", str(folder), 3, object(), iter(["a"])])
+    else:
+        suffix = ".parquet" if kind == "parquet" else r.choice([".jsonl", ".json", ".csv", ".tsv", ".ndjson", ".JSONL"])
+        if r.random() < .01: suffix = r.choice([".txt", "", ".jsonl.gz", ".parquet"])
+        source = folder / f"input{suffix}"
+        blob = mutate(r, r.choice(tools["parquets"])) if kind == "parquet" else r.randbytes(r.choice([0, 1, 10, 200])) if kind == "bytes" \
+            else mutate(r, written(r, suffix)) if r.random() < .8 else written(r, suffix)
+        source.write_bytes(blob)
+    report = options["report"] = {}
+    try:
+        made = load(source, **options)
+        check_rows(made, pairs)
+        assert report["kept"] == len(made) and report["rows"] == report["kept"] + report["duplicates"] + sum(report["skipped"].values())
+        assert options["on_error"] == "skip" or not report["skipped"]
+        outcome = "valid, some skipped" if report["skipped"] else "valid"
+    except (ValueError, TypeError, FileNotFoundError) as e:
+        names = ("input", "row ", "source", "no file", "max_length", "on_error", "columns", "a directory")
+        assert any(name in str(e) for name in names), f"names nothing: {e}"
+        if isinstance(e, data.BadRow): assert e.reason in data.REASONS and ("line " in str(e) or "row " in str(e)), e
+        assert not isinstance(e, UnicodeError), repr(e)
+        outcome = e.reason if isinstance(e, data.BadRow) else type(e).__name__
+    if kind == "file" and source.suffix in (".json", ".csv", ".tsv"): same_as_second(source)
+    return f"{load.__name__}, {kind}", outcome
+
+
+NAMES = [f.name for f in fields(RLHFConfig)]
+VALUES = [None, True, False, 0, 1, 2, 3, 8, 64, -1, .5, 1., .2, -0., 1e-9, 1e308, 5e-324, math.nan, math.inf, -math.inf, 10**400, -10**400, 2**63, 2**1024,
+          "", "0.1", "8", "gae", "nan", "group_mean_std", "sequence", "weight", "loss", "k1", "k3", "straight_through", "group_token_mean", "cpu",
+          [], [1], {}, {"a": 1}, b"x", 1j, np.float64(.3), np.int64(4), np.float32("nan"), np.bool_(True), object]
+
+
+def config(r: random.Random, tools: dict) -> tuple[str, str]:
+    "One set of settings for RLHFConfig or one of its presets."
+    given = {r.choice(NAMES): r.choice(VALUES) for _ in range(r.choice([0, 1, 1, 1, 2, 3, 6]))}
+    if r.random() < .03: given[r.choice(["algorithm", "learning_rate", "Steps", "x y", ""])] = r.choice(VALUES)
+    preset = r.random() < .5
+    name = r.choice([*PRESETS, *PRESETS, "PPO", "", "dr-grpo", "nan"] + [v for v in VALUES if not isinstance(v, np.generic)]) if preset else None
+    try:
+        made = RLHFConfig.preset(name, **given) if preset else RLHFConfig(**given)
+        for k, v in given.items(): assert getattr(made, k) is v
+        for f in fields(made): assert not isinstance(v := getattr(made, f.name), float) or math.isfinite(v), f.name
+        assert RLHFConfig(**asdict(made)) == made and made.algorithm in (*PRESETS, "custom")
+        outcome = "valid"
+    except (ValueError, TypeError) as e:
+        assert any(n in str(e) for n in (*NAMES, *map(repr, given), "preset", "algorithm")), f"names no field: {e}"
+        outcome = type(e).__name__
+    return "RLHFConfig.preset" if preset else "RLHFConfig", outcome
+
+
+# --- the run ---
+
+def one(seed: int, i: int, tools: dict) -> tuple[str, str]:
+    r = random.Random(f"{seed}/{i}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return (config if r.random() < .3 else loaders)(r, tools)
+
+
+def fuzz(n: int, seed: int = 0, first: int = 0, slow: float = 5.) -> dict:
+    "n inputs: counts by target and outcome, and the failures with the number that repeats them."
+    counts, failures, piece, start = {}, [], data._PIECE, time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        tools = {"folder": Path(folder), "tokenizer": tokenizer(), "parquets": parquets(Path(folder))}
+        for i in itertools.islice(itertools.count(first), n):
+            began = time.process_time()
+            try: target, outcome = one(seed, i, tools)
+            except Exception as e:
+                failures.append({"input": i, "error": f"{type(e).__name__}: {str(e)[:300]}", "trace": traceback.format_exc()})
+                continue
+            finally: data._PIECE = piece
+            if (took := time.process_time() - began) > slow: failures.append({"input": i, "error": f"{target} took {took:.1f} s", "trace": ""})
+            counts.setdefault(target, Counter())[outcome] += 1
+    return {"inputs": n, "seed": seed, "seconds": round(time.perf_counter() - start, 1), "failures": failures,
+            "outcomes": {k: dict(sorted(v.items(), key=lambda x: -x[1])) for k, v in sorted(counts.items())}}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", nargs="?", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="this input alone")
+    args = parser.parse_args()
+    found = fuzz(args.inputs, args.seed) if args.only is None else fuzz(1, args.seed, args.only)
+    for target, outcomes in found["outcomes"].items():
+        print(f"{target:22} {sum(outcomes.values()):7}  " + ", ".join(f"{n} {outcome}" for outcome, n in outcomes.items()))
+    for f in found["failures"][:20]: print(f"\ninput {f['input']}: {f['error']}\n{f['trace'] if args.only is not None else ''}", file=sys.stderr)
+    print(f"{found['inputs']} inputs in {found['seconds']} s, {len(found['failures'])} failures")
+    sys.exit(bool(found["failures"]))
+
+
+if __name__ == "__main__": main()
