@@ -228,7 +228,7 @@ class DPOLoss(nn.Module):
                 reference_chosen_logps, reference_rejected_logps)
         ell, eps = self.beta * _logits(*four), self.label_smoothing
         zero = torch.zeros_like(ell).flatten()
-        nll = lambda x: pairwise_loss(x.flatten(), zero).view_as(x)
+        nll = lambda x: pairwise_loss(x.flatten(), zero).view_as(x).to(x.dtype)
         return nll(ell) * (1 - eps) + nll(-ell) * eps, *_rewards(self.beta, *four)
 
 # %% ../../nbs/5_compat/00_torchtune.ipynb #205258f5
