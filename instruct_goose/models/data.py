@@ -248,9 +248,9 @@ def _header(where: str, names: list[str], wanted: set[str]) -> list[str]:
     if not wanted & set(names):
         hint = next((f". Does {sign!r} separate them? A comma does in .csv, a tab in .tsv" for sign in ";\t,|" if sign in "".join(names)),
                     ". Has the file no header, or another name for them? Then: columns={'prompt': '…'}")
-        raise ValueError(f"{where}: the columns are {', '.join(map(repr, names[:8]))}, and none is {' or '.join(sorted(wanted))}{hint}")
+        raise ValueError(f"{where}: the columns are {', '.join(map(_short, names[:8]))}, and none is {' or '.join(sorted(wanted))}{hint}")
     if twice := [name for name, n in Counter(names).items() if n > 1]:
-        raise ValueError(f"{where}: the column {twice[0]!r} stands twice in the header: rename one")
+        raise ValueError(f"{where}: the column {_short(twice[0])} stands twice in the header: rename one")
     return names
 
 def _csv_fault(where: str, e: csv.Error) -> BadRow:
@@ -331,7 +331,7 @@ def _get(row: Mapping, name: str, where: str, columns: Mapping) -> Any:
     "What a row holds under our name for a column."
     theirs = columns.get(name, name)
     if theirs in row: return row[theirs]
-    raise BadRow("column", where, f"no {theirs!r}: there are {', '.join(map(repr, list(row)[:8])) or 'no columns'}. "
+    raise BadRow("column", where, f"no {theirs!r}: there are {', '.join(map(_short, list(row)[:8])) or 'no columns'}. "
                  f"If it has another name: columns={{{name!r}: '…'}}")
 
 def _as_text(value: Any, name: str, where: str) -> str:
@@ -357,7 +357,7 @@ def _turns(value: Any, name: str, where: str) -> list[dict]:
         for key in ("role", "content"):
             if not isinstance(turn.get(key), str):
                 raise BadRow("conversation", where, f"{name}, turn {i}: {key!r} is {_short(turn.get(key))}, expected text "
-                             f"(its keys are {', '.join(map(repr, list(turn)[:8]))})")
+                             f"(its keys are {', '.join(map(_short, list(turn)[:8]))})")
             _as_text(turn[key], f"{name}, turn {i}, {key}", where)
         turns.append({k: v for k, v in turn.items() if v is not None})
     return turns

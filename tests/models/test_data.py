@@ -7,6 +7,7 @@ import re
 import sys
 import tracemalloc
 import warnings
+from functools import partial
 from pathlib import Path
 
 import fuzz
@@ -161,19 +162,19 @@ def test_files_that_are_no_source(at, tmp_path):
     refused(lambda: load_prompts("x" * 9999), "no file", error=FileNotFoundError)
     refused(lambda: load_prompts(tmp_path), "is a directory")
     refused(lambda: load_prompts(at("a.txt", "a")), "'.txt' is none of .jsonl")
-    for name in ("a.jsonl", "a.json", "a.csv", "a.parquet"): refused(lambda: load_prompts(at(name)), name)
+    for name in ("a.jsonl", "a.json", "a.csv", "a.parquet"): refused(partial(load_prompts, at(name)), name)
     refused(lambda: load_prompts(at("a.csv", "prompt,id\n")), "a.csv: no rows")
     refused(lambda: load_prompts(at("a.csv", "prompt;id\na;1\n")), "line 1: the columns are 'prompt;id'", "Does ';' separate them?")
     refused(lambda: load_prompts(at("a.csv", "prompt,prompt\na,b\n")), "'prompt' stands twice")
     refused(lambda: load_prompts(at("a.json", '["a",\n"b" "c"]')), "a.json, line 2 (row 1)", "no comma")
-    for cut in ("[", '["a"', '["a",', '["a", "b', '["a"] 1', '["a",]', "3", "[tru"): refused(lambda: load_prompts(at("a.json", cut)), "a.json, line 1")
+    for cut in ("[", '["a"', '["a",', '["a", "b', '["a"] 1', '["a",]', "3", "[tru"): refused(partial(load_prompts, at("a.json", cut)), "a.json, line 1")
     refused(lambda: load_prompts(parquet([{"other": 1}], at("b.parquet"))), "b.parquet: the columns are 'other'")
     whole = Path(parquet(PAIRS, at("b.parquet"))).read_bytes()
     refused(lambda: load_pairs(at("c.parquet", whole[:-9])), "c.parquet, after 0 rows")
 
 
 def test_sources_that_are_no_source():
-    for source in ({"prompt": ["a"]}, 3, None, b"a.jsonl", object()): refused(lambda: load_prompts(source), "source is a", error=TypeError)
+    for source in ({"prompt": ["a"]}, 3, None, b"a.jsonl", object()): refused(partial(load_prompts, source), "source is a", error=TypeError)
     refused(lambda: load_prompts([]), "no rows")
 
 
@@ -392,8 +393,8 @@ def test_a_bad_pair_of_conversations_is_named(tokenizer, row, reason, words):
 def test_conversations_need_a_template():
     bare = bpe_tokenizer(["a"], 270)
     for on_error in ("raise", "skip"):  # no row's fault
-        refused(lambda: load_prompts([[user("q")]], on_error=on_error), "row 0 is a conversation: pass tokenizer=")
-        refused(lambda: load_prompts([[user("q")]], tokenizer=bare, on_error=on_error), "no chat template")
+        refused(partial(load_prompts, [[user("q")]], on_error=on_error), "row 0 is a conversation: pass tokenizer=")
+        refused(partial(load_prompts, [[user("q")]], tokenizer=bare, on_error=on_error), "no chat template")
 
 
 def test_dialogues_in_one_string(at):
