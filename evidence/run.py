@@ -122,7 +122,16 @@ def exact_run(job: dict) -> dict:
     "One run in the exact world: how far from the optimum it ends and, with the KL in the loss, from the fixed point of that."
     import torch
 
-    from instruct_goose.practice.exact_world import converge, converge_dpo, enumerate_logprobs, exact_config, fixed_point, make_world, optimum, total_variation
+    from instruct_goose.practice.exact_world import (
+        converge,
+        converge_dpo,
+        enumerate_logprobs,
+        exact_config,
+        fixed_point,
+        make_world,
+        optimum,
+        total_variation,
+    )
 
     torch.set_num_threads(1)
     job = {"kind": "absolute", "side": "left", "seed": 0, "settings": {}} | job
