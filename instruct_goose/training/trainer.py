@@ -686,13 +686,13 @@ def optimize(
     return {name: _number(x) for name, x in (first | mean | of_all).items()}
 
 # %% ../../nbs/3_training/01_trainer.ipynb #c81eb336
-_DRIFT_ROWS, _DRIFT_NUMBERS = 64, 2**24  # 64 MiB in float32
+_MOST = 2**24 # numbers: 64 MiB in float32
 
 @patch
 def _drift_meter(self: RLHFTrainer, rollout: Rollout) -> Callable[[], Tensor | None]:
     "Remembers the policy; the call says how far it has gone since: exact token-wise KL(π_old‖π), nats per response."
     vocab = self.agent.model.get_input_embeddings().num_embeddings
-    most = min(_DRIFT_ROWS, _DRIFT_NUMBERS // (vocab * rollout.mask.shape[1]))
+    most = min(max(8, len(rollout) // 8), _MOST // (vocab * rollout.mask.shape[1]))
     if most < 1: return lambda: None
     r = rollout[::math.ceil(len(rollout) / most)]
     size = self.config.micro_batch_size or len(r)
