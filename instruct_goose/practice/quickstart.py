@@ -321,7 +321,8 @@ def _improve(config, out, keeper, data, tokenizer, lm, reward_model, stages):
           "score them, make the better ones likelier; "
           f"each nat of KL to the SFT model costs {config.beta}.")
     trainer = make_trainer(config, lm, tokenizer)
-    metrics = train_policy(trainer, data.prompts, reward_model, out, keeper.stage(MAIN), config.progress)
+    metrics = train_policy(trainer, data.prompts, reward_model, out, keeper.stage(MAIN), held_out,
+                           config.progress)
     policy = trainer.agent.model.eval()
     save_model(policy, tokenizer, out / "policy")
     after_texts, after = evaluate(config, policy, lm, tokenizer, reward_model, held_out)

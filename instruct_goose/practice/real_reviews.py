@@ -532,7 +532,7 @@ def _run(config, reviews, out, keeper):
           f"each nat of KL to the SFT model costs {config.beta}.")
     agent = Agent(copy.deepcopy(lm), value_model="copy" if config.advantage == "gae" else None)
     trainer = FinishingTrainer(agent, create_reference_model(lm), config, tokenizer=tokenizer)
-    metrics = train_policy(trainer, data.prompts, reward_model, out, keeper.stage(MAIN), config.progress)
+    metrics = train_policy(trainer, data.prompts, reward_model, out, keeper.stage(MAIN), data.held_out_prompts, config.progress)
     policy = trainer.agent.model.eval()
     save_model(policy, tokenizer, out / "policy")
     after_texts, after = evaluate(config, policy, lm, tokenizer, reward_model, data.held_out_prompts)

@@ -157,9 +157,9 @@ def load_state(
     """Go on where that trainer stood: weights, moments, learning rates, β, generators, place among the prompts,
     and the number of torch threads. A stream of prompts is the caller's to move on, by `prompts_seen`.
     Raises ValueError, before anything is changed, for other settings, another reference or another model."""
-    now, then = _settings(self.config), dict(record["config"])
-    if now["lr_schedule"] == "constant": now.pop("steps"), then.pop("steps", None)  # then it changes nothing
-    refuse_other_settings(then, now)
+    now, then = _settings(self.config), record["config"]
+    free = {"reward_timeout"} | ({"steps"} if now["lr_schedule"] == "constant" else set())  # they change no number
+    refuse_other_settings(*({k: v for k, v in x.items() if k not in free} for x in (then, now)))
     if record["reference"] != _reference(self):
         raise ValueError("the reference model is not the one that this checkpoint was trained against: "
                          "build the trainer from the same models as before, then load the state")
@@ -168,7 +168,7 @@ def load_state(
     for name, x in part(tensors, "generator").items(): getattr(self, name).set_state(x)
     for name in _NUMBERS:
         if hasattr(self, name): setattr(self, name, record[name])
-    if best := part(tensors, "best"): self.best = {name: x.to(self.device) for name, x in best.items()}
+    self.best = part(tensors, "best") or None
     torch.set_num_threads(record["threads"])
     set_random_state(part(tensors, "dice"))
 

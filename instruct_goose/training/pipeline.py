@@ -533,7 +533,7 @@ def versions() -> dict[str, str]:
     return {name: of(name) for name in names} | {"python": platform.python_version(), "platform": platform.platform()}
 
 # %% ../../nbs/3_training/02_pipeline.ipynb #35a8c16c
-CHANGES_NOTHING = ("output_dir", "data", "progress", "save_every", "keep", "resume")
+CHANGES_NOTHING = ("output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout")
 
 def settings_of(config) -> dict: # a dataclass's settings, as JSON has them
     "All settings that a number of the run may depend on."
@@ -590,11 +590,13 @@ def train_policy(
     reward_fn,             # as for `RLHFTrainer.score`
     out: str | Path,       # the run's directory
     stage: Stage,
+    held_out: Sequence[str] | None = None, # prompts, for a config with eval_every
     progress: bool = True,
 ) -> list[dict]: # the metrics of all iterations, those of an earlier sitting among them
     """`trainer.train` with metrics.jsonl and checkpoints, from where the stage was left. The log is cut back to
-    that place. After Ctrl-C policy/ holds the model after the last whole iteration."""
-    log, steps, metrics = Path(out) / "metrics.jsonl", trainer.config.steps, []
+    that place. With keep_best the trainer ends with the best policy. After Ctrl-C policy/ holds the model after
+    the last whole iteration."""
+    c, log, metrics = trainer.config, Path(out) / "metrics.jsonl", []
     if stage.found:
         metrics += stage.found[1]["metrics"]
         trainer.load_state(*stage.found)
@@ -606,15 +608,17 @@ def train_policy(
 
     def after(m):
         append_jsonl(log, m); metrics.append(_finite(m))
-        stage.reached(trainer.iteration, steps, state)
+        stage.reached(trainer.iteration, c.steps, state)
 
-    if trainer.iteration < steps:
-        try: trainer.train(prompts, reward_fn, callback=after, progress=progress)
+    drifted = metrics and c.kl_stop is not None and metrics[-1]["kl_to_reference"] > c.kl_stop  # stopped, and then killed
+    if trainer.iteration < c.steps and not drifted:
+        try: trainer.train(prompts, reward_fn, callback=after, progress=progress, held_out=held_out)
         except KeyboardInterrupt:
             if stage.found:
                 trainer.load_state(*stage.found)  # an iteration may be half done
                 save_model(trainer.agent.model, trainer.tokenizer, Path(out) / "policy")
             raise
+    if trainer.best is not None: trainer.load_best()
     return metrics
 
 # %% ../../nbs/3_training/02_pipeline.ipynb #b25d85ea
