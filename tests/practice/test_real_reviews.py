@@ -247,6 +247,33 @@ def test_run_twice_the_same(folder, tmp_path, capsys):
     assert run_reviews(tiny(folder, tmp_path / "c", seed=1))["after"] != first["after"]
 
 
+def test_goes_on_where_it_stopped(folder, tmp_path):
+    "With dropout and hidden words, whose dice belong to the state."
+    import shutil
+
+    from instruct_goose.training.checkpoints import checkpoints, load_checkpoint
+
+    def result(out):
+        summary = {k: v for k, v in json.loads((out / "summary.json").read_text("utf-8")).items() if "seconds" not in k and k != "resumed_from"}
+        log = [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in (out / "metrics.jsonl").read_text().splitlines()]
+        return summary, log, (out / "samples.md").read_text(), [(out / d / "model.safetensors").read_bytes() for d in ("sft", "reward_model", "policy")]
+
+    whole = tmp_path / "whole"
+    run_reviews(tiny(folder, whole, save_every=1, keep=1000))
+    places = [load_checkpoint(p)[1]["place"] for p in checkpoints(whole / "checkpoints")]
+    assert {stage for stage, *_ in places} == {"sft", "reward model", "ppo"}  # the SFT model never ends a text here: no second baseline
+    for stage in ("sft", "reward model", "ppo"):
+        n = next(i for i, (name, at, of) in enumerate(places) if name == stage and at < of)
+        out = tmp_path / stage
+        shutil.copytree(whole, out); (out / "summary.json").unlink()
+        for path in checkpoints(out / "checkpoints")[n + 1:]: shutil.rmtree(path)
+        torch.rand(5)
+        assert run_reviews(tiny(folder, out, resume=True))["resumed_from"] == (places[n][1] if stage == "ppo" else stage)
+        assert result(out) == result(whole)
+    (out / "summary.json").unlink(); write(folder, 61)
+    with pytest.raises(ValueError, match="other settings: SHA-256 of the data was"): run_reviews(tiny(folder, out, resume=True))
+
+
 def test_every_response_without_an_end_pays_the_greedy_one_too(folder, tmp_path):
     from instruct_goose.practice.real_reviews import FinishingTrainer, make_lm
     from instruct_goose.training.pipeline import ended

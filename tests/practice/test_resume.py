@@ -145,6 +145,21 @@ def test_flags_that_make_no_sense(tmp_path, unchecked, capsys):
     assert "resume is set without output_dir" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_run_that_stopped_for_its_kl_stays_stopped_and_the_best_policy_the_best(tmp_path, capsys):
+    "Killed after its last checkpoint, before it knew that it was over."
+    settings = dict(lr=.02, kl_stop=.5, eval_every=1, keep_best=True, baselines=False)
+    out = tmp_path / "run"
+    run_quickstart(config(out, save_every=1, keep=1000, **settings))
+    before = result(out)
+    assert 1 < len(before[1]) < 4 and before[1][-1]["kl_to_reference"] > .5 and places(out)[-1] == ("ppo", len(before[1]), 4)
+    best = max(before[1], key=lambda m: m["held_out_reward"])
+    for n in range(-2, 0):
+        again = stopped_at(out, tmp_path / f"again{n}", len(places(out)) + 1 + n)
+        run_quickstart(config(again, resume=True, **settings))
+        assert result(again) == before
+    assert best["iteration"] < 3
+
+
 # ---------------------------------------------------------------- Ctrl-C, and errors, inside an iteration
 
 def interrupting(monkeypatch, when, error):

@@ -338,7 +338,7 @@ def test_the_state_holds_nothing_else():
     assert parts == {"agent", "generator", "dice"}  # no moments before the first update
     t = trainer(); go(t, 1)
     assert {name.split("/")[0] for name in t.state()[0]} == parts | {"optimizer"}
-    plain = {k for k, v in vars(t).items() if isinstance(v, int | float | str | bool) or v is None} - {"tokenizer", "pad_id", "_reference_fingerprint"}
+    plain = {k for k, v in vars(t).items() if isinstance(v, int | float | str | bool) or v is None} - {"tokenizer", "pad_id", "_reference_fingerprint", "best"}
     assert plain <= t.state()[1].keys(), "a new attribute of the trainer that changes must be kept as well"
 
 
@@ -355,6 +355,20 @@ def test_what_does_not_belong_is_refused_and_nothing_changes(plain):
     constant = trainer(replace(CONFIG, lr_schedule="constant")); go(constant, 2)
     longer = trainer(replace(CONFIG, lr_schedule="constant", steps=9)); longer.load_state(*constant.state())
     assert longer.iteration == 2
+
+
+def test_the_best_policy_is_kept(tmp_path, plain):
+    config = replace(CONFIG, eval_every=1, keep_best=True)
+    def go(t, steps=None): return t.train(list(WORDS[:11]), lambda texts: [text.count("a") for text in texts], steps, progress=False, held_out=list(WORDS[11:]))
+    whole, first, second = (trainer(config) for _ in range(3))
+    log = go(whole)
+    go(first, 3)
+    second.load_state(*load_checkpoint(save_checkpoint(tmp_path, *first.state())))
+    assert same(second.best, first.best) and second.best_reward == first.best_reward == max(m["held_out_reward"] for m in log[:3])
+    go(second)
+    assert same(second.best, whole.best) and second.best_reward == whole.best_reward
+    fresh = trainer(config); second.load_state(*fresh.state())
+    assert second.best is None and second.best_reward is None
 
 
 def test_the_number_of_threads_is_kept():

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.reward import RewardModel
 from instruct_goose.models.text import bpe_tokenizer, pad, word_tokenizer
+from instruct_goose.training.checkpoints import Stage, load_checkpoint, save_checkpoint
 from instruct_goose.training.pipeline import (
     Clock,
     append_jsonl,
@@ -243,6 +244,48 @@ def test_fit_is_adamw_by_hand():
             m, s = first[n] / (1 - .9**(k + 1)), second[n] / (1 - .99**(k + 1))
             values[n] = v - lr * m / (s.sqrt() + 1e-8)
     for n, p in model.named_parameters(): torch.testing.assert_close(p.detach(), values[n], atol=1e-9, rtol=1e-7)
+
+
+class Shelf(Stage):
+    "A stage of a run that keeps every state that it is shown, as it comes back from the files."
+
+    found = None
+
+    def __init__(self, directory, found=None): self.directory, self.found, self.kept = directory, found, {}
+
+    def reached(self, at, of, state, often=1): self.kept[at] = load_checkpoint(save_checkpoint(self.directory, *state(), keep=1000))
+
+
+def test_fit_goes_on_from_any_update_to_the_bit(tmp_path):
+    "Dropout, a generator of the loss's own, frozen weights, batches that end in the middle of a pass."
+    def train(directory, found=None):
+        torch.manual_seed(1)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(.5), torch.nn.Linear(8, 1), torch.nn.Linear(1, 1)).eval()
+        net[3].requires_grad_(False)
+        data, dice, shelf = torch.randn(7, 3), torch.Generator().manual_seed(2), Shelf(directory, found)
+        def loss(batch): return (net(data[batch]) - torch.rand(len(batch), 1, generator=dice)).square().mean()
+        seen = []
+        history = fit(net, loss, batches(range(7), 3, seed=4), steps=9, lr=.05, progress=False, stage=shelf, generators={"dice": dice},
+                      callback=lambda step, m: seen.append(step))
+        assert not net.training
+        return history, [p.detach().clone() for p in net.parameters()], torch.rand(2).tolist(), dice.get_state(), shelf, seen
+    whole = train(tmp_path / "whole")
+    assert list(whole[4].kept) == list(range(1, 10))
+    assert not [name for name in whole[4].kept[9][0] if name.startswith("optimizer")]  # a finished stage needs none
+    for at, found in whole[4].kept.items():
+        again = train(tmp_path / "again", found)
+        assert again[0] == whole[0] and all(torch.equal(a, b) for a, b in zip(again[1], whole[1], strict=True))
+        assert again[2] == whole[2] and torch.equal(again[3], whole[3])
+        assert again[5] == list(range(at, 9)) and list(again[4].kept) == list(range(at + 1, 10))
+
+
+def test_raters_are_drawn_as_before(tokenizer, tmp_path):
+    texts, ratings = ["a good film", "a bad film", "the film is bad", "the film is good"], [[1, 3], [-1, 2], [-3, 0, 1], [2, 2]]
+    def train(found=None):
+        model, shelf = RewardModel.from_causal_lm(tiny(), tokenizer), Shelf(tmp_path, found)
+        return train_reward_model_on_ratings(model, texts, ratings, steps=6, lr=.01, batch_size=4, progress=False, stage=shelf), shelf.kept
+    whole, kept = train()
+    assert train(kept[3])[0] == whole
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
