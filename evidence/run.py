@@ -7,6 +7,7 @@ measured, with which commit and versions. Nobody types a figure. About seven CPU
     python evidence/run.py quickstart                only this
     python evidence/run.py control                   only CartPole and Pendulum
     python evidence/run.py exact_world               only the exact world, about half a CPU-hour
+    python evidence/run.py resume                    only twenty kills, about three CPU-minutes
     python evidence/run.py fuzz                      only broken input, about five CPU-minutes
     python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
@@ -239,6 +240,62 @@ def fuzz(inputs: int = 200_000) -> dict:
     return found | {"streams": streamed()}
 
 
+def resume() -> dict:
+    """Twenty processes killed (SIGKILL) at random moments, each resumed in a new process and compared with a run that was never
+    stopped: weights byte by byte, the log less its times, the summary's figures, the samples."""
+    import multiprocessing
+    import random
+    import time
+
+    from instruct_goose.practice.cli import main as command
+    from instruct_goose.training.checkpoints import checkpoints, load_checkpoint
+
+    settings = {"reviews": 1000, "pairs": 500, "held_out_pairs": 100, "sft_steps": 60, "rm_steps": 30, "steps": 8, "batch_size": 32,
+                "eval_samples": 64, "best_of": 2, "tune_steps": 10}
+    flags = [x for k, v in settings.items() for x in (f"--{k.replace('_', '-')}", str(v))] + ["--no-progress", "--save-every", "1"]
+    fork = multiprocessing.get_context("forkserver")
+    fork.set_forkserver_preload(["instruct_goose.practice.quickstart", "instruct_goose.practice.cli"])
+    here = Path(tempfile.mkdtemp())
+
+    def start(out, *more):
+        child = fork.Process(target=command, args=(["quickstart", *flags, "--output-dir", str(out), *more],))
+        child.start()
+        return child
+
+    def said(out):
+        files = {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*.safetensors") if "checkpoints" not in p.parts}
+        log = [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+        summary = json.loads((out / "summary.json").read_text("utf-8"))
+        return files, log, {k: v for k, v in summary.items() if "seconds" not in k and k != "resumed_from"}, (out / "samples.md").read_bytes()
+
+    def killed(out, moment):
+        "Where it was, and whether it was killed at all: it may have been done by then."
+        child = start(out)
+        while not (out / "config.json").exists(): time.sleep(.005)
+        child.join(moment)
+        child.kill()
+        child.join()
+        found = checkpoints(out / "checkpoints")
+        return child.exitcode == -9, load_checkpoint(found[-1])[1]["place"] if found else None
+
+    start(here / "whole").join()
+    whole, longest = said(here / "whole"), json.loads((here / "whole/summary.json").read_text("utf-8"))["wall_seconds"]
+    dice, rows = random.Random(0), []
+    while len(rows) < 20:
+        moment, out = dice.uniform(0, longest), here / f"run{len(rows)}"
+        really, place = killed(out, moment)
+        if not really: shutil.rmtree(out); continue
+        beside = sorted(p.name for p in out.rglob(".*"))  # what was half written
+        again = start(out, "--resume")
+        again.join()
+        resumed_from = json.loads((out / "summary.json").read_text("utf-8"))["resumed_from"]
+        rows.append({"killed_after_seconds": round(moment, 2), "last_saved": place, "half_written": [n.rsplit("-", 1)[0].rsplit(".", 1)[0] for n in beside],
+                     "exit_status": again.exitcode, "resumed_from": resumed_from, "identical": said(out) == whole, "left_over": [p.name for p in out.rglob(".*")]})
+        print(rows[-1], flush=True)
+    shutil.rmtree(here)
+    return {"config": settings | {"save_every": 1}, "seconds": longest, "lost": sum(not r["identical"] for r in rows), "kills": rows}
+
+
 def write(name: str, figures: dict) -> None:
     path = root / "evidence" / f"{name}.json"
     path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -247,10 +304,10 @@ def write(name: str, figures: dict) -> None:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", help="quickstart, family, control, exact_world, fuzz or reviews; all without")
+    parser.add_argument("only", nargs="*", help="quickstart, family, control, exact_world, resume, fuzz or reviews; all without")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
     args = parser.parse_args()
-    if wrong := set(args.only) - {"quickstart", "family", "control", "exact_world", "fuzz", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
+    if wrong := set(args.only) - {"quickstart", "family", "control", "exact_world", "resume", "fuzz", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
     if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
 
@@ -267,6 +324,8 @@ def main():
         write("control", {"origin": made_by} | {env_id: control(env_id) for env_id in ("CartPole-v1", "Pendulum-v1")})
     if not args.only or "exact_world" in args.only:
         write("exact_world", {"origin": origin("python evidence/run.py exact_world")} | exact_world())
+    if not args.only or "resume" in args.only:
+        write("resume", {"origin": origin("python evidence/run.py resume")} | resume())
     if not args.only or "fuzz" in args.only:
         made_by = origin("python evidence/run.py fuzz") | {"pyarrow": version("pyarrow")}
         write("fuzz", {"origin": made_by} | fuzz())
