@@ -125,7 +125,7 @@ def test_remote_code_is_asked_for_nowhere():
     ("a.jsonl", '{"prompt": "a"}\n\n{"prompt": "b" "c"}\n', "json", "a.jsonl, line 3: not JSON: Expecting ',' delimiter at column 16"),
     ("a.jsonl", '{\n "prompt": "a"\n}', "json", "a.jsonl, line 1: not JSON|jq -c ."),
     ("a.jsonl", "{'prompt': 'a'}", "json", "json.dumps"),
-    ("a.jsonl", '{"prompt": "a", "prompt": "b"}', "json", "line 1: a key stands twice"),
+    ("a.jsonl", '{"prompt": "a", "prompt": "b"}', "json", "line 1: the key 'prompt' stands twice"),
     ("a.jsonl", "[" * 100_000, "json", "line 1: nested too deeply"),
     ("a.jsonl", '{"prompt": ' + "9" * 5000 + "}", "json", "line 1: not JSON: Exceeds the limit"),
     ("a.jsonl", '"a"\n3', "shape", "line 2: of type int"),
@@ -174,7 +174,7 @@ def test_files_that_are_no_source(at, tmp_path):
 
 
 def test_sources_that_are_no_source():
-    for source in ({"prompt": ["a"]}, 3, None, b"a.jsonl", object()): refused(partial(load_prompts, source), "source is a", error=TypeError)
+    for source in ({"prompt": ["a"]}, 3, None, b"a.jsonl", object()): refused(partial(load_prompts, source), "source is of type", error=TypeError)
     refused(lambda: load_prompts([]), "no rows")
 
 
