@@ -245,6 +245,7 @@ def resume() -> dict:
     stopped: weights byte by byte, the log less its times, the summary's figures, the samples."""
     import multiprocessing
     import random
+    import re
     import time
 
     from instruct_goose.practice.cli import main as command
@@ -280,20 +281,20 @@ def resume() -> dict:
 
     start(here / "whole").join()
     whole, longest = said(here / "whole"), json.loads((here / "whole/summary.json").read_text("utf-8"))["wall_seconds"]
-    dice, rows = random.Random(0), []
+    dice, rows, seconds = random.Random(0), [], longest
     while len(rows) < 20:
-        moment, out = dice.uniform(0, longest), here / f"run{len(rows)}"
+        moment, out = (len(rows) + dice.random()) * longest / 20, here / f"run{len(rows)}"  # one in each twentieth of the run
         really, place = killed(out, moment)
-        if not really: shutil.rmtree(out); continue
+        if not really: shutil.rmtree(out); longest *= .97; continue  # it was done by then
         beside = sorted(p.name for p in out.rglob(".*"))  # what was half written
         again = start(out, "--resume")
         again.join()
         resumed_from = json.loads((out / "summary.json").read_text("utf-8"))["resumed_from"]
-        rows.append({"killed_after_seconds": round(moment, 2), "last_saved": place, "half_written": [n.rsplit("-", 1)[0].rsplit(".", 1)[0] for n in beside],
+        rows.append({"killed_after_seconds": round(moment, 2), "last_saved": place, "half_written": [re.sub("[-.][0-9]+$", "", name) for name in beside],
                      "exit_status": again.exitcode, "resumed_from": resumed_from, "identical": said(out) == whole, "left_over": [p.name for p in out.rglob(".*")]})
         print(rows[-1], flush=True)
     shutil.rmtree(here)
-    return {"config": settings | {"save_every": 1}, "seconds": longest, "lost": sum(not r["identical"] for r in rows), "kills": rows}
+    return {"config": settings | {"save_every": 1}, "seconds": seconds, "lost": sum(not r["identical"] for r in rows), "kills": rows}
 
 
 def write(name: str, figures: dict) -> None:
