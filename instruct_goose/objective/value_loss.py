@@ -48,7 +48,8 @@ def explained_variance(
 ) -> Float[Tensor, ""]: # at most 1, or nan
     """1 − Var(R̂ − V) / Var(R̂) over the real tokens. 1: predicts every return. 0: no
     better than a constant. Negative: worse. nan when the returns do not vary, as there
-    is nothing to explain, or by more than 1e19, whose square is not a float32. Raises ValueError if shapes differ, and for an empty mask."""
+    is nothing to explain, or by more than 1e19, whose square is not a float32. Raises
+    ValueError if shapes differ, and for an empty mask."""
     same_shape(values=values, returns=returns, mask=mask)
     returns = _wide(returns.detach())
     error = returns - _wide(values.detach())
