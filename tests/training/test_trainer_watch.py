@@ -254,8 +254,11 @@ def bad_advantages(t):
 
 
 def bad_loss(t):
-    compare = t.optimize
-    def broken(r): r.advantages[5, 0] = float("inf"); t.bad = r.texts[5]; return compare(r)
+    optimize = t.optimize
+    def broken(r):
+        r.advantages[5, 0], t.bad = float("inf"), r.texts[5]
+        r.old_logprobs = torch.where(r.mask, r.old_logprobs, float("nan"))  # which is allowed
+        return optimize(r)
     t.optimize = broken
 
 
