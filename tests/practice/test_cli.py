@@ -59,7 +59,11 @@ def test_a_directory_that_holds_a_run_is_refused(run):
     (["quickstart", "--steps", "0"], 2, "steps"), (["quickstart", "--algorithm", "dqn"], 2, "'remax'"), (["quickstart", "--sede", "1"], 2, "--seed"),
     ([], 2, "quickstart"), (["reviews", "--data", ".", "--algorithm=dqn"], 2, "'remax'"), (["quickstart", "--algorithm"], 2, "--algorithm"),
     (["quickstart", "--algorithm", "grpo", "--group-size", "1"], 2, "group_size is 1"), (["quickstart", "--advantage", "group_mean"], 2, "group_size is 1"),
-    (["reviews"], 2, "data"), (["reviews", "--data", "."], 1, "GroundTruth"), (["sample", "here"], 1, "here")])
+    (["reviews"], 2, "data"), (["reviews", "--data", "."], 1, "GroundTruth"), (["sample", "here"], 1, "here"),
+    (["probe", "kl", "speed"], 1, "'speed'"), (["probe", "--trainer", "mine"], 1, "module:Class"), (["probe", "--trainer", "mine.py:Mine"], 1, "module:Class"),
+    (["probe", "--trainer", "no_such_module:Mine"], 1, "no_such_module.py"), (["probe", "--trainer", "json:Mine"], 1, "no class 'Mine'"),
+    (["probe", "--trainer", "json.mine:Mine"], 1, "'json.mine'"),
+    (["doctor"], 2, "PATH"), (["doctor", "here"], 1, "metrics.jsonl is missing"), (["doctor", "."], 1, "runs/quickstart")])
 def test_what_is_refused_names_itself_and_leaves_nothing(tmp_path, monkeypatch, capsys, args, code, says):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop: main(args)
@@ -116,3 +120,111 @@ def test_a_run_of_another_algorithm_says_so(tmp_path):
     config, summary = (json.loads((tmp_path / f"run/{file}.json").read_text()) for file in ("config", "summary"))
     assert config["algorithm"] == summary["config"]["algorithm"] == "remax"
     assert all("baseline_mean" in json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+
+
+# ── probe ──
+
+MINE = """
+from instruct_goose.training.trainer import RLHFTrainer
+
+class Right(RLHFTrainer): pass
+
+class Wrong(RLHFTrainer):
+    def advantages(self, rollout):
+        super().advantages(rollout).advantages.neg_()
+        return rollout
+"""
+
+
+def test_probe_a_trainer_of_ones_own_from_the_current_directory(tmp_path):
+    (tmp_path / "my_trainer.py").write_text(MINE)
+    right = goose("probe", "advantage_sign", "--trainer", "my_trainer:Right", cwd=tmp_path)
+    assert right.returncode == 0 and "ok" in right.stdout and "1 of 1 passed" in right.stdout, right.stderr
+    wrong = goose("probe", "advantage_sign", "--trainer=my_trainer:Wrong", cwd=tmp_path)
+    assert wrong.returncode == 1 and "FAILED" in wrong.stdout and "look at the sign" in wrong.stdout and "first that failed: advantage_sign" in wrong.stdout
+    assert not wrong.stderr  # no progress bars between the rows, no traceback
+
+
+def test_an_error_inside_the_module_is_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "half_written.py").write_text("import not_installed_here")
+    with pytest.raises(ModuleNotFoundError, match="not_installed_here"): main(["probe", "--trainer", "half_written:Mine"])
+
+
+def test_a_class_without_parts_is_not_judged_and_not_passed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "bare_trainer.py").write_text("class Bare:\n    def __init__(self, *args, **options): pass")
+    with pytest.raises(SystemExit) as stop: main(["probe", "--trainer", "bare_trainer:Bare"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 1 and shown.count("skipped") == 7 and "no method train" in shown and "0 of 7 passed" in shown
+    with pytest.raises(SystemExit) as stop: main(["probe", "--trainer", "bare_trainer:bar"])
+    assert "Its classes: Bare" in stop.value.code
+
+
+# ── doctor ──
+
+HEALTHY = [{"iteration": i, "reward_mean": .1 * i, "kl_to_reference": .02 * i, "kl_estimate": .02 * i, "max_sampler_deviation": 1e-6} for i in range(6)]
+NOISY = [m | {"max_sampler_deviation": .3} for m in HEALTHY]
+
+
+def written(directory, metrics, end="\n"):
+    text = "\n".join(json.dumps(m) for m in metrics) + end
+    (directory / "metrics.jsonl").write_text(text)
+    return str(directory)
+
+
+def test_doctor_names_what_looks_wrong_and_exits_0(tmp_path, capsys):
+    main(["doctor", written(tmp_path, NOISY)])
+    assert "0.3" in capsys.readouterr().out
+    main(["doctor", str(tmp_path), "--json"])
+    findings = json.loads(capsys.readouterr().out)
+    assert findings and {"name", "severity", "what", "evidence", "lesson", "cure"} <= findings[0].keys()
+
+
+def test_doctor_says_when_nothing_does(tmp_path, capsys):
+    main(["doctor", written(tmp_path, HEALTHY)])
+    assert "Nothing looks wrong" in capsys.readouterr().out
+    main(["doctor", str(tmp_path), "--json"])
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_doctor_reads_a_run_of_the_command(run):
+    here, _ = run
+    done = goose("doctor", "runs/quickstart", cwd=here)
+    assert done.returncode == 0 and done.stdout.strip() and not done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("cut", ['{"iteration": 6, "rew', '{"iteration": 6, "name": "\u00e9'.encode()[:-1], "12"])
+def test_a_last_line_that_is_cut_is_left_out_with_a_note(tmp_path, capsys, cut):
+    written(tmp_path, HEALTHY)
+    with (tmp_path / "metrics.jsonl").open("ab") as file: file.write(cut if isinstance(cut, bytes) else cut.encode())
+    main(["doctor", str(tmp_path)])
+    shown = capsys.readouterr()
+    assert "Nothing looks wrong" in shown.out and "line 7 is cut short" in shown.err
+
+
+def test_a_last_line_without_its_newline_counts(tmp_path, capsys):
+    main(["doctor", written(tmp_path, NOISY[:1] + HEALTHY[1:4] + NOISY[4:], end="")])
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("spoil, says", [
+    ({3: b"{oops"}, ["line 3 is no JSON"]), ({2: b"[1, 2]", 5: b"7"}, ["line 2 is a list", "line 5 is a int", "2 of 6 lines"]),
+    ({6: b'{"iteration":'}, ["line 6"]), ({4: b'{"a": "\xff"}'}, ["line 4 is no UTF-8"]), ({i: b"?" for i in range(1, 7)}, ["line 5", "…", "6 of 6"]),
+    ({2: b'{"iteration": 1, "reward_mean": NaN}'}, ["reward_mean in metrics[1]"]), ({2: b'{"iteration": 1, "reward_mean": "high"}'}, ["not a number"]),
+    ({i: b"" for i in range(1, 7)}, ["no metrics"])])
+def test_damaged_lines_are_named_by_their_number(tmp_path, spoil, says):
+    written(tmp_path, HEALTHY)
+    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(spoil.get(i, line) + b"\n" for i, line in enumerate(lines, 1)))
+    with pytest.raises(SystemExit) as stop: main(["doctor", str(tmp_path)])
+    assert all(word in stop.value.code for word in [*says, str(tmp_path)]), stop.value.code
+
+
+@pytest.mark.parametrize("settings", ["{", "[1]", "7"])
+def test_damaged_settings_are_named(tmp_path, settings):
+    (tmp_path / "config.json").write_text(settings)
+    with pytest.raises(SystemExit) as stop: main(["doctor", written(tmp_path, HEALTHY)])
+    assert "config.json holds no settings" in stop.value.code

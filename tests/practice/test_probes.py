@@ -109,7 +109,7 @@ def test_a_trainer_that_raises_or_diverges_has_failed(broken, says):
 
 def test_ctrl_c_stops_the_ladder():
     def interrupted(*args, **kwargs): raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt): run_probes(interrupted, ["kl"])
+    with pytest.raises(KeyboardInterrupt): run_probes(interrupted, ["advantage_sign"])
 
 
 @pytest.mark.parametrize("name", ["", "KL", "value head"])
