@@ -229,13 +229,14 @@ def names_page(pages: list[Page]) -> str:
 
 def tables_page(links: Links, near: Page) -> str:
     "The tables that lessons compute, in one place: made by the package's own functions."
-    from instruct_goose.objective.group import preset_table
+    from instruct_goose.objective.group import preset_notes, preset_table
     from instruct_goose.practice.same_name import QUANTITIES, comparison_table
 
     text = ["# Tables", "```{rst-class} subtitle\n```\n\nEvery preset dial by dial, and what the same name means elsewhere\n",
             "## Presets", "The rows of `RLHFConfig.preset()`, with the equations they come from. "
             "[One algebra, many algorithms](1_objective/07_group.ipynb) derives them, "
             "[One task, all algorithms](4_practice/04_family.ipynb) compares them.", preset_table(),
+            "What each leaves out of its paper, where it departs, and which other it is exactly:", preset_notes(),
             "## Same name, different mathematics", "What libraries compute under one name, each on the same input. "
             "Above each table stands the test that tells them apart; [the lesson](4_practice/07_same_name.ipynb) has the reasons."]
     ours, theirs = links.apply("\n\n".join(text), near), []  # a name in a row of another library is that library's

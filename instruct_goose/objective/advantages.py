@@ -86,7 +86,10 @@ def group_advantages(
     "mean_std": (x − x̄)/(std + ϵ), std dividing by G − ddof (GRPO). "mean": x − x̄.
     "leave_one_out": x − mean of the other G − 1 (RLOO). Exactly 0 in a group whose scores
     are all equal. Raises ValueError for groups of one, scores that do not divide into
-    groups, an unknown `how` or `ddof`."""
+    groups or are not one per response, an unknown `how` or `ddof`."""
+    if scores.ndim != 1:
+        raise ValueError(f"scores has shape {tuple(scores.shape)}, expected (batch,): one per "
+                         "response, the responses to one query side by side")
     if how not in ("mean_std", "mean", "leave_one_out"):
         raise ValueError(
             f"how is {how!r}: choose 'mean_std', 'mean' or 'leave_one_out'")

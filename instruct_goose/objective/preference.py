@@ -20,8 +20,11 @@ def implicit_reward(
 ) -> Float[Tensor, "batch"]: # float32 or wider
     """β·ℓ(y), ℓ = log π(y|q) − log π_ref(y|q): the reward that π would be optimal for, up to
     a constant per query. Rafailov et al. (2023), section 4.
-    Raises ValueError if the shapes differ, and for β ≤ 0."""
+    Raises ValueError if the shapes differ or are not (batch,), and for β ≤ 0."""
     same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
+    if logprobs.ndim != 1:
+        raise ValueError(f"logprobs has shape {tuple(logprobs.shape)}, expected (batch,): one per "
+                         "response, the sum over its real tokens")
     if not beta > 0: raise ValueError(f"beta is {beta}: it must be above 0")
     return beta * (_wide(logprobs) - _wide(ref_logprobs.detach()))
 
@@ -36,7 +39,8 @@ def dpo_loss(
 ) -> Float[Tensor, "batch"]: # nats, one per pair; float32 or wider
     """−(1−ϵ)·log σ(Δ) − ϵ·log σ(−Δ), Δ = β·ℓ(y⁺) − β·ℓ(y⁻). The log-probabilities are sums
     over whole responses. Rafailov et al. (2023), eq. 7, which is ϵ = 0.
-    Raises ValueError if the shapes differ, for β ≤ 0, and for ϵ outside [0, ½)."""
+    Raises ValueError if the shapes differ or are not (batch,), for β ≤ 0, and for ϵ outside
+    [0, ½)."""
     same_shape(chosen_logprobs=chosen_logprobs, rejected_logprobs=rejected_logprobs)
     if not 0 <= label_smoothing < .5:
         raise ValueError(f"label_smoothing is {label_smoothing}: from 0 to below a half")

@@ -213,8 +213,9 @@ def test_leaving_one_out_is_unbiased_and_the_mean_is_not(G):
         close((prob * (advantages * score_grad).mean(1)).sum(), f64(.21 * factor), atol=1e-6, rtol=0)
 
 
-def test_group_refusals():
+def test_group_refusals(unchecked):
     scores = torch.arange(6.)
+    with unchecked(), pytest.raises(ValueError, match=r"scores has shape \(2, 3\), expected \(batch,\)"): group_advantages(scores.reshape(2, 3), 2)
     for size in (4, 5, 7):
         with pytest.raises(ValueError, match=f"6 scores do not divide into groups of {size}"): group_advantages(scores, size)
     for size in (1, 0, -2):
