@@ -9,6 +9,7 @@ measured, with which commit and versions. Nobody types a figure. About seven CPU
     python evidence/run.py exact_world               only the exact world, about half a CPU-hour
     python evidence/run.py resume                    only twenty kills, about three CPU-minutes
     python evidence/run.py fuzz                      only broken input, about five CPU-minutes
+    python evidence/run.py gallery                   only the failure gallery, about six CPU-minutes
     python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
 import argparse
@@ -321,6 +322,22 @@ def probes() -> dict:
     return {"probes": list(PROBES), "meant_for": {bug: rung for bug, (_, rung) in BROKEN.items()}, "runs": runs}
 
 
+def gallery() -> dict:
+    "Every bug of the gallery and every healthy setting, three seeds: what the doctor reads, and which guard of the library objects."
+    from instruct_goose.practice.failure_gallery import BUGS, HEALTHY, SMALL, make_world, run_bug, run_healthy, stopped_by, to_columns
+
+    bugs, healthy, guards = {}, {}, {}
+    for seed in (0, 1, 2):
+        world = make_world(seed)
+        for names, runs, train in ((BUGS, bugs, run_bug), (HEALTHY, healthy, run_healthy)):
+            for name in names:
+                runs.setdefault(name, []).append(to_columns(train(name, world, seed)))
+                print(f"seed {seed}, {name}", flush=True)
+        if not seed: guards = {name: stopped_by(name, world) for name in BUGS}
+    in_lines = lambda runs: {name: [json.dumps(run) for run in seeds] for name, seeds in runs.items()}  # a run is a line of the file
+    return {"config": SMALL, "guards": guards, "bugs": in_lines(bugs), "healthy": in_lines(healthy)}
+
+
 def write(name: str, figures: dict) -> None:
     path = root / "evidence" / f"{name}.json"
     path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -329,10 +346,10 @@ def write(name: str, figures: dict) -> None:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", help="quickstart, family, control, exact_world, resume, fuzz, probes or reviews; all without")
+    parser.add_argument("only", nargs="*", help="quickstart, family, control, exact_world, resume, fuzz, probes, gallery or reviews; all without")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
     args = parser.parse_args()
-    if wrong := set(args.only) - {"quickstart", "family", "control", "exact_world", "resume", "fuzz", "probes", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
+    if wrong := set(args.only) - {"quickstart", "family", "control", "exact_world", "resume", "fuzz", "probes", "gallery", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
     if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
 
@@ -353,6 +370,8 @@ def main():
         write("resume", {"origin": origin("python evidence/run.py resume")} | resume())
     if not args.only or "probes" in args.only:
         write("probes", {"origin": origin("python evidence/run.py probes")} | probes())
+    if not args.only or "gallery" in args.only:
+        write("gallery", {"origin": origin("python evidence/run.py gallery")} | gallery())
     if not args.only or "fuzz" in args.only:
         made_by = origin("python evidence/run.py fuzz") | {"pyarrow": version("pyarrow")}
         write("fuzz", {"origin": made_by} | fuzz())
