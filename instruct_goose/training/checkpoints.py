@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'MAIN', 'random_state', 'set_random_state', 'module_state', 'load_module', 'optimizer_state',
-           'load_optimizer', 'fingerprint_of', 'part', 'refuse_other_settings', 'checkpoints', 'save_checkpoint',
+           'load_optimizer', 'part', 'refuse_other_settings', 'fingerprint_of', 'checkpoints', 'save_checkpoint',
            'load_checkpoint', 'newest_checkpoint', 'Keeper', 'Stage']
 
 # %% ../../nbs/3_training/04_checkpoints.ipynb #2cdb68bf
@@ -117,6 +117,26 @@ def load_optimizer(
     settings = [{k: v if k == "params" else same(v, g[k]) for k, v in h.items()} for h, g in zip(here, groups, strict=True)]
     optimizer.load_state_dict({"state": state, "param_groups": settings})
 
+# %% ../../nbs/3_training/04_checkpoints.ipynb #077ab131
+def part(
+    tensors: Mapping[str, Tensor],
+    name: str, # what stands before the first slash
+) -> dict[str, Tensor]: # the rest of the names
+    "Those tensors whose names begin with `name/`."
+    return {k[len(name) + 1:]: x for k, x in tensors.items() if k.startswith(f"{name}/")}
+
+def refuse_other_settings(
+    then: Mapping, # name: value
+    now: Mapping,
+) -> None:
+    "Raises ValueError naming each setting that differs."
+    missing = "not there"
+    odd = [f"{k} was {then.get(k, missing)!r} and is {now.get(k, missing)!r}" for k in dict.fromkeys([*then, *now])
+           if then.get(k, missing) != now.get(k, missing)]
+    if odd:
+        raise ValueError(f"the checkpoint was made with other settings: {'; '.join(odd)}. Give the same ones, "
+                         "or begin a new run in another directory")
+
 # %% ../../nbs/3_training/04_checkpoints.ipynb #f96e0366
 def fingerprint_of(module: nn.Module) -> str:
     "SHA-256 of all weights: two models with one fingerprint are one model."
@@ -171,26 +191,6 @@ def load_state(
     self.best = part(tensors, "best") or None
     torch.set_num_threads(record["threads"])
     set_random_state(part(tensors, "dice"))
-
-# %% ../../nbs/3_training/04_checkpoints.ipynb #077ab131
-def part(
-    tensors: Mapping[str, Tensor],
-    name: str, # what stands before the first slash
-) -> dict[str, Tensor]: # the rest of the names
-    "Those tensors whose names begin with `name/`."
-    return {k[len(name) + 1:]: x for k, x in tensors.items() if k.startswith(f"{name}/")}
-
-def refuse_other_settings(
-    then: Mapping, # name: value
-    now: Mapping,
-) -> None:
-    "Raises ValueError naming each setting that differs."
-    missing = "not there"
-    odd = [f"{k} was {then.get(k, missing)!r} and is {now.get(k, missing)!r}" for k in dict.fromkeys([*then, *now])
-           if then.get(k, missing) != now.get(k, missing)]
-    if odd:
-        raise ValueError(f"the checkpoint was made with other settings: {'; '.join(odd)}. Give the same ones, "
-                         "or begin a new run in another directory")
 
 # %% ../../nbs/3_training/04_checkpoints.ipynb #ac53774b
 FORMAT = "instruct_goose checkpoint 1"
