@@ -57,9 +57,11 @@ class ControlConfig:
             if isinstance(x, bool) or not isinstance(x, int) or x < 1:
                 refuse(name, "it must be a whole number, at least 1")
         for name in "lr clip max_grad_norm reward_scale".split():
-            if not getattr(self, name) > 0: refuse(name, "it must be above 0")
+            x = getattr(self, name)
+            if isinstance(x, str) or not x > 0: refuse(name, "it must be a number above 0")
         for name in "gamma lam".split():
-            if not 0 <= getattr(self, name) <= 1: refuse(name, "it must lie between 0 and 1")
+            x = getattr(self, name)
+            if isinstance(x, str) or not 0 <= x <= 1: refuse(name, "it must lie between 0 and 1")
         size = self.envs * self.steps
         if self.minibatches > size: refuse("minibatches", f"but an update has only {size} steps")
         if self.total_steps < size: refuse("total_steps", f"the first update alone takes {size}")
@@ -75,13 +77,15 @@ SETTINGS = {
 class Environments:
     """Several copies of one environment, each restarted as soon as its episode ends. `finished`
     lists the returns of the episodes that have ended. Raises ImportError without gymnasium, and
-    ValueError unless states are vectors, and actions vectors or one of a few choices."""
+    ValueError without a copy, and unless states are vectors, and actions vectors or one of a few
+    choices."""
 
     def __init__(self,
         env_id: str,   # a name that gymnasium knows
-        n: int,        # copies
+        n: int,        # copies, at least 1
         seed: int = 0, # copy i starts from a seed of its own
     ):
+        if n < 1: raise ValueError(f"n is {n}: it must be at least 1 copy")
         gym = _gymnasium()
         self.envs = [gym.make(env_id, disable_env_checker=True) for _ in range(n)]
         self.space, seen = self.envs[0].action_space, self.envs[0].observation_space

@@ -207,6 +207,8 @@ def test_old_attributes(agent, lm, tokenizer):
     trainer = RLHFTrainer(agent, ref, RLHFConfig())
     assert trainer.model is agent and trainer.ref_model is ref.policy_network
     assert (trainer.epsilon, trainer.ent_coef, trainer.vf_coef) == (.1, .01, .1)
+    c = RLHFTrainer(agent, ref, RLHFConfig(.3, .02, .4, .05)).config
+    assert (c.clip, c.clip_high, c.ent_coef, c.vf_coef, c.beta) == (.3, None, .02, .8, .05)
     assert isinstance(RLHFConfig().epsilon, float) and RLHFConfig(.2, .0, .5) == RLHFConfig(epsilon=.2, ent_coef=0., vf_coef=.5)
 
 

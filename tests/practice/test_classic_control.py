@@ -373,7 +373,7 @@ def test_the_learning_rate_falls_to_0(monkeypatch):
 
 
 @pytest.mark.parametrize("wrong, says", [
-    (dict(envs=0), "envs is 0"), (dict(steps=2.5), "steps is 2.5"), (dict(epochs=True), "epochs is True"), (dict(lr=0.), "lr is 0.0"),
+    (dict(envs=0), "envs is 0"), (dict(steps=2.5), "steps is 2.5"), (dict(epochs=True), "epochs is True"), (dict(lr=0.), "lr is 0.0"), (dict(lr=".1"), "lr is '.1'"),
     (dict(clip=-.1), "clip is"), (dict(gamma=1.01), "gamma is 1.01"), (dict(lam=-.1), "lam is"), (dict(lr=math.nan), "lr is nan"),
     (dict(total_steps=1023), "first update alone takes 1024"), (dict(envs=1, steps=3, minibatches=4, total_steps=9), "only 3 steps")])
 def test_settings_are_checked(wrong, says, unchecked):
