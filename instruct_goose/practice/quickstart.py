@@ -36,7 +36,7 @@ class QuickstartConfig(RLHFConfig):
     "RLHF end to end on film reviews made by a grammar: every setting of the run. Without a flag, what the lesson uses."
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
     threads: int = 1  # torch threads; on a busy machine two can be far slower than one
-    save_every: int | None = None  # iterations between checkpoints; other stages are saved as many times. none: on Ctrl-C and errors
+    save_every: int | None = None  # iterations between checkpoints, as many in other stages; none: one if it breaks off
     keep: int = 2  # checkpoints that stay
     resume: bool = False  # go on with the run in output_dir from its newest checkpoint
     # the trainer's settings that this run wants otherwise

@@ -75,7 +75,8 @@ def load_module(
     "Write the weights into the module. Raises ValueError, before anything is written, if they are not its own."
     own = _named(module)
     if odd := sorted(own.keys() ^ tensors.keys()):
-        raise ValueError(f"these are another model's weights: {odd[0]} is {'missing' if odd[0] in own else 'not known here'}")
+        raise ValueError(f"these are another model's weights: {odd[0]} is "
+                         f"{'missing' if odd[0] in own else 'not known here'}")
     for name, x in own.items():
         if (there := tensors[name]).shape != x.shape or there.dtype != x.dtype:
             raise ValueError(f"these are another model's weights: {name} is {tuple(there.shape)} {there.dtype}, "
@@ -92,10 +93,12 @@ def optimizer_state(
     tensors, groups = {}, []
     for group in optimizer.param_groups:
         if any(id(p) not in names for p in group["params"]):
-            raise ValueError("the optimizer moves parameters that do not belong to the model, and have no name to save them by")
-        groups.append({k: v for k, v in group.items() if k != "params"} | {"params": [names[id(p)] for p in group["params"]]})
+            raise ValueError("the optimizer moves parameters that do not belong to the model, "
+                             "and have no name to save them by")
+        groups.append(group | {"params": [names[id(p)] for p in group["params"]]})
         for p in group["params"]:
-            for key, x in optimizer.state.get(p, {}).items(): tensors[f"{key}/{names[id(p)]}"] = torch.as_tensor(x)
+            for key, x in optimizer.state.get(p, {}).items():
+                tensors[f"{key}/{names[id(p)]}"] = torch.as_tensor(x)
     return tensors, groups
 
 def load_optimizer(
@@ -114,7 +117,8 @@ def load_optimizer(
         moment, name = key.split("/", 1)
         state.setdefault(number[name], {})[moment] = x.clone()
     same = lambda now, then: tuple(then) if isinstance(now, tuple) else then  # JSON has no tuples
-    settings = [{k: v if k == "params" else same(v, g[k]) for k, v in h.items()} for h, g in zip(here, groups, strict=True)]
+    settings = [{k: v if k == "params" else same(v, g[k]) for k, v in h.items()}
+                for h, g in zip(here, groups, strict=True)]
     optimizer.load_state_dict({"state": state, "param_groups": settings})
 
 # %% ../../nbs/3_training/04_checkpoints.ipynb #077ab131
@@ -161,10 +165,12 @@ def state(self: RLHFTrainer) -> tuple[dict[str, Tensor], dict]: # tensors by nam
                "threads": torch.get_num_threads()}
     return {f"{part}/{name}": x for part, named in parts.items() for name, x in named.items()}, record
 
-def _settings(config) -> dict: return json.loads(json.dumps({f.name: getattr(config, f.name) for f in fields(RLHFConfig)}))
+def _settings(config) -> dict:
+    return json.loads(json.dumps({f.name: getattr(config, f.name) for f in fields(RLHFConfig)}))
 
 def _reference(trainer) -> str: # it is frozen: once is enough
-    if not hasattr(trainer, "_reference_fingerprint"): trainer._reference_fingerprint = fingerprint_of(trainer.ref_model)
+    if not hasattr(trainer, "_reference_fingerprint"):
+        trainer._reference_fingerprint = fingerprint_of(trainer.ref_model)
     return trainer._reference_fingerprint
 
 # %% ../../nbs/3_training/04_checkpoints.ipynb #980020b2
@@ -438,5 +444,5 @@ def _rescue(self: Keeper) -> None:
     if self.on_disk[1] is None:
         return print(f"\nStopped before the first whole step; {self.run} holds nothing to go on from.", file=sys.stderr)
     name, at, of = self.on_disk[1]
-    print(f"\nStopped. {checkpoints(self.directory)[-1]} holds the run after {at} of {of} steps of the stage {name!r}.\n"
-          f"To go on: the same command with --output-dir {self.run} --resume", file=sys.stderr)
+    print(f"\nStopped. {checkpoints(self.directory)[-1]} holds the run after {at} of {of} steps "
+          f"of the stage {name!r}.\nTo go on: the same command with --output-dir {self.run} --resume", file=sys.stderr)

@@ -202,7 +202,8 @@ def fit(
             if step % 20 == 0 or step == steps - 1: bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
             if callback is not None: callback(step, history[-1])
             if stage is not None:
-                stage.reached(step + 1, steps, lambda: _fit_state(model, optimizer, generators, history, steps), often=10)
+                state = lambda: _fit_state(model, optimizer, generators, history, steps)
+                stage.reached(step + 1, steps, state, often=10)
     finally: model.train(was_training)
     return history
 
@@ -610,7 +611,8 @@ def train_policy(
         append_jsonl(log, m); metrics.append(_finite(m))
         stage.reached(trainer.iteration, c.steps, state)
 
-    drifted = metrics and c.kl_stop is not None and metrics[-1]["kl_to_reference"] > c.kl_stop  # stopped, and then killed
+    # stopped for its KL, and killed before it could say so
+    drifted = metrics and c.kl_stop is not None and metrics[-1]["kl_to_reference"] > c.kl_stop
     if trainer.iteration < c.steps and not drifted:
         try: trainer.train(prompts, reward_fn, callback=after, progress=progress, held_out=held_out)
         except KeyboardInterrupt:
