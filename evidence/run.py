@@ -324,18 +324,18 @@ def probes() -> dict:
 
 def gallery() -> dict:
     "Every bug of the gallery and every healthy setting, three seeds: what the doctor reads, and which guard of the library objects."
-    from instruct_goose.practice.failure_gallery import BUGS, HEALTHY, SMALL, make_world, run_bug, run_healthy, stopped_by, to_columns
+    from instruct_goose.practice import failure_gallery as g
 
     bugs, healthy, guards = {}, {}, {}
     for seed in (0, 1, 2):
-        world = make_world(seed)
-        for names, runs, train in ((BUGS, bugs, run_bug), (HEALTHY, healthy, run_healthy)):
+        world = g.make_world(seed)
+        for names, runs, train in ((g.BUGS, bugs, g.run_bug), (g.HEALTHY, healthy, g.run_healthy)):
             for name in names:
-                runs.setdefault(name, []).append(to_columns(train(name, world, seed)))
+                runs.setdefault(name, []).append(g.to_columns(train(name, world, seed)))
                 print(f"seed {seed}, {name}", flush=True)
-        if not seed: guards = {name: stopped_by(name, world) for name in BUGS}
+        if not seed: guards = {name: g.stopped_by(name, world) for name in g.BUGS}
     in_lines = lambda runs: {name: [json.dumps(run) for run in seeds] for name, seeds in runs.items()}  # a run is a line of the file
-    return {"config": SMALL, "guards": guards, "bugs": in_lines(bugs), "healthy": in_lines(healthy)}
+    return {"config": g.SMALL, "guards": guards, "bugs": in_lines(bugs), "healthy": in_lines(healthy)}
 
 
 def write(name: str, figures: dict) -> None:
