@@ -138,7 +138,7 @@ def objective(
     rewards: Float[Tensor, "prompt response"],
     beta: int | float,                              # price of a nat
 ) -> Float[Tensor, ""]:
-    "J = E_q Σ_r π(r|q)·[R(q, r) − β·(log π(r|q) − log π_ref(r|q))]: the expected reward less β·KL, all terms of it."
+    "J = E_q Σ_r π(r|q)·[R(q, r) − β·(log π(r|q) − log π_ref(r|q))], all terms of it."
     return (logprobs.exp() * (rewards - beta * (logprobs - ref_logprobs))).sum(-1).mean()
 
 def optimum(
@@ -203,31 +203,7 @@ def response_gradients(
         return flat_gradient(loss, trainer.agent.model)
     return torch.stack([torch.stack([one(k, i) for i in range(rewards.shape[1])]) for k in range(len(rewards))])
 
-def sampled_gradient(
-    trainer: RLHFTrainer,
-    world: World,
-    copies: int,         # responses to each prompt
-    side: str = "left",  # where the prompts are padded
-) -> Float[Tensor, "parameters"]:
-    "The gradient of `compute_loss` for responses that the trainer samples."
-    query = world.queries(side, copies // trainer.config.group_size)
-    r = trainer.score(trainer.rollout(dict(zip(("query_ids", "query_mask"), query))), world.reward_fn)
-    loss = trainer.compute_loss(r.query_ids, r.query_mask, r.response_ids, r.mask, r.scores)
-    return flat_gradient(loss, trainer.agent.model)
-
 # %% ../../nbs/4_practice/08_exact_world.ipynb #64be71bf
-def response_gradients(
-    trainer: RLHFTrainer,
-    world: World,
-) -> Float[Tensor, "prompt response parameters"]:
-    "The gradient of `compute_loss` for each possible response alone. For advantages that need no group."
-    query, rewards = world.queries(), world.rewards
-    def one(k, i):
-        response = world.response_ids[[i]], world.mask[[i]]
-        loss = trainer.compute_loss(*(x[[k]] for x in query), *response, rewards[k, [i]])
-        return flat_gradient(loss, trainer.agent.model)
-    return torch.stack([torch.stack([one(k, i) for i in range(rewards.shape[1])]) for k in range(len(rewards))])
-
 def sampled_gradient(
     trainer: RLHFTrainer,
     world: World,
@@ -251,8 +227,9 @@ def expected_loss(
     gradient: str = "plain",       # "plain", "ratio" or "straight_through", as in RLHFConfig
     weights: Float[Tensor, "prompt response"] | None = None, # of each response besides its probability
 ) -> Float[Tensor, ""]:
-    """E_q Σ_r π_old(r|q)·w·Σₜ [policy_loss + kl_in_loss]: the library's loss on policy, summed over each response, and its
-    average over everything that can be sampled, where the average itself is held fixed."""
+    """E_q Σ_r π_old(r|q)·w·Σₜ [policy_loss + kl_in_loss]: the library's loss on policy, summed
+    over each response, and averaged over everything that can be sampled, with the average itself
+    held fixed."""
     shape = logprobs.shape
     rows = lambda x: x.reshape(-1, shape[-1])
     new, old, ref, A = rows(logprobs), rows(logprobs).detach(), rows(ref_logprobs), rows(advantages)
@@ -306,8 +283,8 @@ def expected_group_advantages(
     draws: int = 1000,      # groups drawn for each response where they cannot be summed
     seed: int = 0,          # the same groups in every call, up to the probabilities
 ) -> Float[Tensor, "prompt response"]: # what a response can expect
-    """E[Â | the response is in the group]. For "mean" that is (1 − 1/G)·(R − E R), exactly; where the std is in it, an
-    average over groups of G − 1 others."""
+    """E[Â | the response is in the group]. For "mean" that is (1 − 1/G)·(R − E R), exactly; where
+    the std is in it, an average over groups of G − 1 others."""
     if how == "mean": return (1 - 1 / group_size) * (rewards - (probs * rewards).sum(-1, keepdim=True))
     g, (P, N) = torch.Generator().manual_seed(seed), rewards.shape
     u = torch.rand(P, draws * (group_size - 1), generator=g, dtype=torch.float64)
@@ -354,7 +331,8 @@ def converge_dpo(
     policy, start, n = copy.deepcopy(world.reference).requires_grad_(), time.process_time(), len(world.mask)
     with torch.no_grad(): ref = enumerate_logprobs(world.reference, world).sum(-1).double()
     chance = (world.rewards[:, :, None] - world.rewards[:, None]).sigmoid().flatten()  # i is preferred to j
-    first, second = (lambda x: x[:, :, None].expand(-1, n, n).flatten()), (lambda x: x[:, None].expand(-1, n, n).flatten())
+    first = lambda x: x[:, :, None].expand(-1, n, n).flatten()
+    second = lambda x: x[:, None].expand(-1, n, n).flatten()
     def loss_of(_):
         now = enumerate_logprobs(policy, world).sum(-1).double()
         loss = dpo_loss(first(now), second(now), first(ref), second(ref), beta)
