@@ -33,7 +33,7 @@ def tiny(seed=0, dtype=torch.float64):
 
 
 def trainer(cls=RLHFTrainer, model=None, **changes):
-    settings = dict(device="cpu", batch_size=8, max_new_tokens=6, lr=5e-3, steps=50) | changes
+    settings = dict(device="cpu", batch_size=8, max_new_tokens=6, lr=5e-3, steps=50, seed=1) | changes
     preset = settings.pop("algorithm", "ppo")
     return cls(model or tiny(), config=RLHFConfig.preset(preset, **settings), tokenizer=TOKENIZER)
 
@@ -73,6 +73,7 @@ def rows(r): return [[ids[m].tolist() for ids, m in zip(x, y, strict=True)] for 
 def test_the_exact_distance_that_an_iteration_goes(changes, seen):
     t = trainer(**changes)
     r = ready(t, prompts=(PROMPTS * 10)[:t.config.batch_size])
+    assert not r.mask.all()
     old = copy.deepcopy(t.agent.model)
     m = t.optimize(r)
     queries, responses = rows(r)
@@ -157,6 +158,8 @@ def test_a_run_stops_after_the_iteration_whose_kl_is_too_large():
     assert no_clock(stopped) == no_clock(history[:first + 1]) and told == list(range(first + 1)) and t.iteration == first + 1
     assert t.stopped.startswith(f"iteration {first}: kl_to_reference is {kl[first]:.3g}, above kl_stop")
     t.config.kl_stop = 1e9
+    with pytest.raises(TypeError): t.train(PROMPTS, lambda texts: None, steps=1, progress=False)
+    assert t.stopped is None  # it is over that the last run was stopped
     assert len(t.train(PROMPTS, reward, steps=2, progress=False)) == 2 and t.stopped is None and t.iteration == first + 3
 
 
@@ -256,10 +259,11 @@ def bad_advantages(t):
 def bad_loss(t):
     optimize = t.optimize
     def broken(r):
+        assert not r.mask.all()
         r.advantages[5, 0], t.bad = float("inf"), r.texts[5]
         r.old_logprobs = torch.where(r.mask, r.old_logprobs, float("nan"))  # which is allowed
         return optimize(r)
-    t.optimize = broken
+    t.optimize, t.config.minibatches = broken, 1
 
 
 def bad_gradient(t): t.agent.model.transformer.h[0].attn.c_proj.weight.register_hook(lambda g: g * float("nan"))
