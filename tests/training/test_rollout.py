@@ -156,7 +156,8 @@ def test_each_module_gets_its_own_mode_back_even_after_an_error():
     sample(model, ids, mask, 3, EOS, PAD)
     assert [m.training for m in model.modules()] == before
     model.lm_head.weight.data[3] = float("nan")
-    with pytest.raises(FloatingPointError, match="NaN or infinite in rows"): sample(model, ids, mask, 3, EOS, PAD)
+    for greedy in (False, True):
+        with pytest.raises(FloatingPointError, match="NaN or infinite in rows"): sample(model, ids, mask, 3, EOS, PAD, greedy=greedy)
     assert [m.training for m in model.modules()] == before
 
 
