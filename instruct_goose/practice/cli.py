@@ -189,7 +189,8 @@ def read_metrics(run_dir: Path) -> tuple[list[dict], str]: # iterations, and a n
     for i, line in enumerate(lines, 1):
         if not line.strip(): continue
         try: row = json.loads(line)
-        except ValueError as e: row, why = None, f"no JSON ({e})" if not isinstance(e, UnicodeDecodeError) else "no UTF-8"
+        except UnicodeDecodeError: row, why = None, "no UTF-8"
+        except ValueError as e: row, why = None, f"no JSON ({e})"
         else: why = f"a {type(row).__name__}, not an object"
         if isinstance(row, dict): rows.append(row)
         elif i == len(lines): note = f"line {i} is cut short and left out: the run is still writing, or was killed"
@@ -231,7 +232,8 @@ def main(
     argv = sys.argv[1:] if argv is None else argv
     if argv == ["--version"]: return print(f"instruct-goose {__version__}")
     commands = {"quickstart": (QuickstartConfig, run_quickstart), "reviews": (ReviewsConfig, run_reviews),
-                "sample": (SampleConfig, run_sample), "probe": (ProbeConfig, run_ladder), "doctor": (DoctorConfig, run_doctor)}
+                "sample": (SampleConfig, run_sample), "probe": (ProbeConfig, run_ladder),
+                "doctor": (DoctorConfig, run_doctor)}
     shown = {name: with_preset(kind, _named(argv)) if hasattr(kind, "preset") else kind
              for name, (kind, _) in commands.items()}
     kinds = tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in shown.items())

@@ -251,11 +251,13 @@ class Probe:
 
 PROBES = {probe.run.__name__: probe for probe in (
     Probe(value_head, "frozen policy: learn the mean reward",
-          "the value loss, its gradient and its optimizer group: lesson 1_objective/05_value_loss"),
+          "the value loss, its gradient and its optimizer group (but if all probes fail, at rows): "
+          "lesson 1_objective/05_value_loss"),
     Probe(advantage_sign, "one token: the rewarded one becomes likelier",
           "the sign of the loss and of Â = R − V: lesson 1_objective/04_policy_loss"),
     Probe(credit, "the first token decides; known discount",
-          "the backward recursion, and the token that is paid: lesson 1_objective/03_advantages"),
+          "the backward recursion and the token that is paid (but if eos fails too, at the end): "
+          "lesson 1_objective/03_advantages"),
     Probe(eos, "stop after exactly two words",
           "the mask, which ends after the first end-of-text token: lesson 1_objective/00_masks"),
     Probe(kl, "one token: π* for β = 1, the reference for β = 50",

@@ -9,7 +9,19 @@ import torch
 from torch import nn
 
 from instruct_goose.practice.probes import (
-    ACTIONS, BROKEN, HEADER, PROBES, Probe, ProbeResult, Reading, optimum, policy_at, run_probes, tiny_world, values_at)
+    ACTIONS,
+    BROKEN,
+    HEADER,
+    PROBES,
+    Probe,
+    ProbeResult,
+    Reading,
+    optimum,
+    policy_at,
+    run_probes,
+    tiny_world,
+    values_at,
+)
 from instruct_goose.training.trainer import RLHFTrainer
 
 ORDER = ["value_head", "advantage_sign", "credit", "eos", "kl", "rows", "temperature"]
