@@ -187,7 +187,7 @@ def test_average_of_the_loss_gradient_is_the_exact_gradient(kind, advantage, T):
     mean, exact = average(trainer_of(world, policy, ref, advantage=advantage), world, policy), exact_gradient(world, policy, ref)
     assert exact.norm() > 1
     torch.testing.assert_close(mean, exact, atol=1e-10, rtol=0)
-    if T == 3: return
+    if (kind, T) != ("absolute", 2): return
     for wrong in (dict(gamma=.9), dict(kl_estimator="k3"), dict(beta=.4), dict(aggregation="sequence_mean")):
         off = average(trainer_of(world, policy, ref, advantage=advantage, **wrong), world, policy) - exact
         assert off.norm() > .01 * exact.norm(), (wrong, off.norm() / exact.norm())
@@ -225,7 +225,7 @@ def test_sampled_gradient_is_off_by_the_sampling_error_and_no_more(kind):
     chance = enumerate_logprobs(policy, world).sum(-1).detach().exp()
     trace, squares = noise(-3 * response_gradients(trainer, world), chance)
     exact, repeats = exact_gradient(world, policy, ref), 6
-    for n, side in ((16, "left"), (16, "right"), (128, "left")):
+    for n, side in ((16, "left"), (16, "right"), (64, "left")):
         off = torch.stack([-3 * sampled_gradient(trainer, world, n, side) - exact for _ in range(repeats)])
         share = (off**2).sum(-1).mean() * n / trace  # 1 on average; its variance is 2 Σλ²/(tr Σ)²/repeats for normal errors
         assert abs(share - 1) < 4.5 * math.sqrt(2 * squares / trace**2 / repeats), (n, share)
