@@ -831,7 +831,7 @@ def describe(
         "reward_mean": r.scores.mean(), "reward_std": r.scores.std(unbiased=len(r) > 1),
         "reward_min": r.scores.min(), "reward_max": r.scores.max(), **self._in_groups(r.scores),
         "total_reward_mean": masked_sum(r.rewards, mask) / len(r),
-        "kl_to_reference": r.kl.sum(-1).mean(),
+        "kl_to_reference": masked_sum(r.kl, mask, dim=-1).mean(),
         "kl_estimate": sequence_kl(r.old_logprobs, r.ref_logprobs, mask, "k3").mean(),
         "entropy": masked_mean(r.entropy, mask),
         "advantage_mean": masked_mean(raw, mask), "advantage_std": spread(raw),

@@ -2,7 +2,6 @@
 Models are float64. Bitwise where the same operations meet the same numbers (poison); elsewhere sums may run in another order,
 and a float64 sum of a few dozen terms near 1 is off by some 1e-15."""
 import copy
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -95,20 +94,14 @@ def test_the_plain_outcome_is_worth_comparing():
 def test_poisoned_padding_changes_no_bit(setting, name, fill, token):
     seen = []
     def spoil(r):
-        seen.append(replace(poisoned(r, fill, token), kl=r.kl))  # its padding: the next test
+        seen.append(poisoned(r, fill, token))
         return seen[-1]
     off = difference(plain(setting, name), outcome(trainer(setting, name), responses(setting), spoil))
     assert off == (0., "nowhere")
     last = seen[-1]  # the poison was there: in the ids, and in every float that the update was given
     assert (last.query_ids[~last.query_mask] == token).all() and (last.response_ids[~last.mask] == token).all()
-    floats = [x for k, x in vars(last).items() if k != "kl" and torch.is_tensor(x) and x.is_floating_point() and x.ndim == 2]
+    floats = [x for k, x in vars(last).items() if torch.is_tensor(x) and x.is_floating_point() and x.ndim == 2]
     assert len(floats) >= 5 and all((x[~last.mask].nan_to_num(2.) == torch.tensor(fill).double().nan_to_num(2.)).all() for x in floats)
-
-
-@pytest.mark.xfail(strict=True, reason="kl_to_reference is a plain sum over the row: it should be masked_sum(r.kl, mask) / len(r)")
-def test_poison_in_the_exact_kl_changes_no_metric():
-    spoil = lambda r: replace(r, kl=poisoned(r, 1e6).kl)
-    assert difference(plain("ppo", "gpt2"), outcome(trainer("ppo", "gpt2"), responses("ppo"), spoil)) == (0., "nowhere")
 
 
 @each_model
