@@ -190,7 +190,7 @@ def read_metrics(run_dir: Path) -> tuple[list[dict], str]: # iterations, and a n
         if not line.strip(): continue
         try: row = json.loads(line)
         except UnicodeDecodeError: row, why = None, "no UTF-8"
-        except ValueError as e: row, why = None, f"no JSON ({e})"
+        except (ValueError, RecursionError) as e: row, why = None, f"no JSON ({getattr(e, 'msg', e)})"
         else: why = f"a {type(row).__name__}, not an object"
         if isinstance(row, dict): rows.append(row)
         elif i == len(lines): note = f"line {i} is cut short and left out: the run is still writing, or was killed"
