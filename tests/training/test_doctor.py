@@ -1,0 +1,190 @@
+"""The doctor on recorded runs, and on metrics made by hand, one rule at a time."""
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from instruct_goose.doctor import KEYS, RULES, SILENT, Run, diagnose, report
+from instruct_goose.doctor import unchecked as unread
+from instruct_goose.practice.failure_gallery import BUGS, HEALTHY, gallery_config, to_metrics
+
+root = Path(__file__).parents[2]
+record = json.loads((root / "evidence/gallery.json").read_text("utf-8"))
+seeds = pytest.mark.parametrize("seed", [0, 1, 2])
+
+
+def recorded(kind, name, seed):
+    settings = gallery_config(**(BUGS[name].settings if kind == "bugs" else HEALTHY[name]))
+    return to_metrics(json.loads(record[kind][name][seed])), asdict(settings)
+
+
+def names(metrics, config=None): return [f.name for f in diagnose(metrics, config)]
+
+
+# --- recorded runs: limits were chosen on seeds 0 and 1 ---------------------------------------------------------------
+@seeds
+@pytest.mark.parametrize("name", [n for n, b in BUGS.items() if b.findings])
+def test_every_visible_bug_is_named(name, seed):
+    assert set(BUGS[name].findings) <= set(names(*recorded("bugs", name, seed)))
+
+
+@seeds
+@pytest.mark.parametrize("name", [n for n, b in BUGS.items() if not b.findings])
+def test_a_silent_bug_is_silent_and_the_report_speaks_of_it(name, seed):
+    findings = diagnose(*recorded("bugs", name, seed))
+    assert not findings and all(words in report(findings) for words in SILENT)
+    assert len(SILENT) == sum(not b.findings for b in BUGS.values())
+
+
+@seeds
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_alarm_on_a_healthy_run(name, seed): assert not names(*recorded("healthy", name, seed))
+
+
+def test_bugs_are_told_apart():
+    visible = [set(b.findings) for b in BUGS.values() if b.findings]
+    assert all(a != b for i, a in enumerate(visible) for b in visible[:i])
+    assert set().union(*visible) <= {r.name for r in RULES}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_quickstart_as_measured_is_healthy_and_without_a_price_it_drifts(seed):
+    measured = json.loads((root / "evidence/quickstart.json").read_text("utf-8"))
+    assert not names(to_metrics(measured["runs"][seed]["curves"]))
+    assert "drift" in names(to_metrics(measured["beta_0"]["curves"]))
+
+
+# --- one rule at a time -----------------------------------------------------------------------------------------------
+HEALTH = dict(reward_mean=.5, total_reward_mean=.4, reward_std=1., kl_to_reference=1., kl_estimate=1., beta=.1, entropy=1.5,
+              response_length=8.3, finished=1., tokens=830, return_std=.8, value_mean=.1, max_sampler_deviation=2e-6,
+              max_ratio_deviation_first=0., clip_fraction=.03, kl_to_old=.1, grad_norm=.5, flat_groups=None)
+
+
+def log(n=12, **changes):
+    "n iterations of a healthy run, some metrics changed: a number, or a function of the iteration."
+    rows = []
+    for i in range(n):
+        row = HEALTH | {"iteration": i, "kl_to_reference": .1 * i, "kl_estimate": .1 * i, "value_mean": .1 * i,
+                        "total_reward_mean": .5 - .01 * i}
+        rows.append(row | {k: x(i) if callable(x) else x for k, x in changes.items()})
+    return rows
+
+
+@pytest.mark.parametrize("changes, found", [
+    ({}, []),
+    ({"max_sampler_deviation": lambda i: 2. if i == 7 else 0.}, ["sampler mismatch"]),
+    ({"max_sampler_deviation": 2., "importance_mean": .9}, []),  # known, and corrected for
+    ({"max_ratio_deviation_first": 1.}, ["noisy forward"]),
+    ({"kl_to_reference": lambda i: .01 + .1 * i}, ["start KL"]),
+    ({"kl_estimate": lambda i: .3 * i}, ["KL estimate off"]),
+    ({"total_reward_mean": lambda i: .5 + .01 * i}, ["KL sign"]),
+    ({"total_reward_mean": lambda i: .5 + .01 * i, "max_sampler_deviation": 2.}, ["sampler mismatch", "negative KL"]),
+    ({"total_reward_mean": .5}, []),  # the KL is in the loss
+    ({"beta": 0., "total_reward_mean": .5}, []),
+    ({"grad_norm": 0.}, ["no policy gradient"]),
+    ({"grad_norm": 0., "reward_std": 0.}, ["equal rewards"]),
+    ({"flat_groups": .9}, ["equal rewards"]),
+    ({"flat_groups": .5}, []),
+    ({"kl_to_old": 0., "clip_fraction": 0.}, ["ratio never moves"]),
+    ({"value_mean": 0.}, ["values stand still"]),
+    ({"return_std": 16.}, ["reward scale"]),
+    ({"response_length": lambda i: 11. + i % 2, "finished": .02, "tokens": 1100}, ["padding counted"]),
+    ({"response_length": lambda i: 11. + i % 2, "tokens": lambda i: 11 + i % 2, "finished": 0.}, []),  # one response: always whole
+    ({"response_length": 20., "finished": 0.}, ["never ends"]),
+    ({"response_length": 1., "finished": 1.}, []),  # short, and ended
+    ({"kl_to_old": lambda i: 5. if i in (3, 8) else .1}, ["large steps"]),
+    ({"kl_to_old": lambda i: 5. if i == 3 else .1}, []),  # once: a rare token
+    ({"kl_to_old": 5., "clip_fraction": 0.}, ["no clip", "large steps"]),
+    ({"kl_to_reference": lambda i: 2. * i, "kl_estimate": lambda i: 2. * i, "total_reward_mean": lambda i: .5 - .2 * i}, ["drift"]),
+    ({"entropy": lambda i: 1.5 * .7 ** i}, ["entropy collapse"]),
+])
+def test_each_rule_alone(changes, found): assert names(log(**changes)) == found
+
+
+def test_every_rule_is_tried_above():
+    marks = test_each_rule_alone.pytestmark[0].args[1]
+    assert {n for _, found in marks for n in found} == {r.name for r in RULES}
+
+
+def test_evidence_names_numbers_and_iterations():
+    finding, = diagnose(log(max_sampler_deviation=lambda i: 2.5 if i in (7, 9) else 0.))
+    assert all(x in finding.evidence for x in ("2 of 12", "iteration 7", "2.5")) and finding.severity == "error"
+    text = report([finding])
+    assert all(x in text for x in ("ERROR", finding.name, finding.what, finding.evidence, finding.cure, finding.lesson))
+
+
+def test_half_precision_rounds_and_is_only_warned_of():
+    finding, = diagnose(log(max_sampler_deviation=.05))
+    assert (finding.name, finding.severity) == ("sampler mismatch", "warning") and "half precision" in finding.what
+
+
+def test_one_update_per_rollout_is_no_bug_and_without_the_settings_the_text_says_what_it_depends_on():
+    still = log(kl_to_old=0., clip_fraction=0.)
+    assert names(still, {"epochs": 1, "minibatches": 1}) == []
+    assert "4 updates per rollout" in diagnose(still, {"epochs": 2, "minibatches": 2})[0].evidence
+    finding, = diagnose(still)
+    assert finding.severity == "warning" and "With one update per rollout that is right" in finding.evidence
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_lessons_exist_and_names_are_words(rule):
+    assert (root / "nbs" / f"{rule.lesson}.ipynb").exists()
+    assert rule.severity in ("error", "warning") and rule.what and rule.cure and rule.find.__doc__
+    assert set(rule.needs.split()) <= set(KEYS)
+
+
+# --- what is missing, and what is not metrics -------------------------------------------------------------------------
+@pytest.mark.parametrize("key", [k for k in KEYS if k != "iteration"])
+def test_a_metric_may_be_missing_or_none_anywhere(key):
+    assert names([{k: x for k, x in m.items() if k != key} for m in log()]) == []
+    assert names(log(**{key: None})) == []
+    assert names([m | {key: None} if i % 3 else m for i, m in enumerate(log())]) == []
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_short_runs(n): assert names(log(n)) == []
+
+
+def test_one_number_is_enough_and_the_report_says_what_was_not_looked_for():
+    few = [{"entropy": 1.5}, {"entropy": 1.4}]
+    assert diagnose(few) == [] and "entropy collapse" not in unread(few)
+    assert unread(few)["values stand still"] == ["value_mean"] and len(unread(few)) == len(RULES) - 1
+    assert "Not looked for: values stand still, for want of value_mean." in report([], few)
+    assert unread(log()) == {} and report([]) == report([], log())
+
+
+def test_iterations_are_counted_where_they_are_not_logged():
+    rows = [{k: x for k, x in m.items() if k != "iteration"} for m in log(max_sampler_deviation=lambda i: 2. if i == 5 else 0.)]
+    assert "iteration 5" in diagnose(rows)[0].evidence
+    later = [m | {"iteration": m["iteration"] + 100} for m in log(kl_to_reference=lambda i: 1 + .1 * i, kl_estimate=1.5)]
+    assert names(later) == []  # not the first iteration: a KL is no surprise
+
+
+@pytest.mark.parametrize("bad, error, says", [
+    ([], ValueError, "the list is empty"),
+    ({}, TypeError, "metrics is a dict"),
+    ("metrics.jsonl", TypeError, "metrics is a str"),
+    (None, TypeError, "metrics is a NoneType"),
+    ([{"entropy": 1.}, [1.]], TypeError, r"metrics\[1\] is a list"),
+    ([{"entropy": "high"}], TypeError, r"entropy in metrics\[0\] is 'high'"),
+    ([{"entropy": True}], TypeError, "not a number"),
+    ([{"entropy": 1.}, {"kl_to_old": math.nan}], ValueError, r"kl_to_old in metrics\[1\] is nan"),
+    ([{"grad_norm": -math.inf}], ValueError, "is -inf"),
+    ([{"loss": 1.}], ValueError, "none of the numbers"),
+    ([{"iteration": 0, "entropy": None}], ValueError, "none of the numbers"),
+])
+def test_what_is_no_metrics_is_refused(bad, error, says, unchecked):
+    for visit in (diagnose, unread, Run):
+        with unchecked(), pytest.raises(error, match=says): visit(bad)
+
+
+def test_other_columns_do_not_matter(): assert names([m | {"text": "a good film", "loss": math.nan} for m in log()]) == []
+
+
+def test_metrics_are_not_changed():
+    metrics = log()
+    before = json.dumps(metrics)
+    diagnose(metrics)
+    assert json.dumps(metrics) == before
