@@ -60,8 +60,12 @@ def find_source(app, module):
     text = (ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8")
     analyzer = ModuleAnalyzer.for_string(text, module)
     analyzer.find_tags()
-    for node in ast.parse(text).body:
-        if owner := patched(node): analyzer.tags[f"{owner}.{node.name}"] = analyzer.tags.pop(node.name)
+    tree = ast.parse(text).body
+    classes = {node.name for node in tree if isinstance(node, ast.ClassDef)}
+    for node in tree:
+        if owner := patched(node):  # of another module's class: its entry stands there, where this text is not
+            tag = analyzer.tags.pop(node.name)
+            if owner in classes: analyzer.tags[f"{owner}.{node.name}"] = tag
     return text, analyzer.tags
 
 
