@@ -242,10 +242,12 @@ class Rule:
     cure: str
 
     @property
-    def name(self) -> str: return self.find.__name__.replace("_", " ").replace("kl", "KL")
+    def name(self) -> str:
+        "The function's, as words."
+        return self.find.__name__.replace("_", " ").replace("kl", "KL")
 
 # %% ../nbs/3_training/05_doctor.ipynb #372fe5f2
-RULES = (
+_FIRST = (
     Rule(noisy_forward, "error", "max_ratio_deviation_first",
          "the same weights give the same tokens another probability each time: the forward is not repeatable",
          "2_models/01_agent", "turn dropout off (model.eval()) in sampling and in training"),
@@ -258,7 +260,10 @@ RULES = (
     Rule(sampler_mismatch, "error", "max_sampler_deviation",
          "the sampler drew from another distribution than the one that is trained: tokens shifted by one, position "
          "ids, temperature, truncation, or padding (a deviation below 0.5 may be the rounding of half precision)",
-         "3_training/00_rollout", "one temperature, one mask and position ids from it, logits[t−1] for token t, in both"),
+         "3_training/00_rollout", "one temperature, one mask and position ids from it, logits[t−1] for token t, in both"))
+
+# %% ../nbs/3_training/05_doctor.ipynb #9f0d6800
+_CAUSES = (
     Rule(kl_estimate_off, "error", "kl_to_reference kl_estimate",
          "the estimate of the KL from the tokens is not the KL: the tokens were not drawn from this policy at these "
          "states, as with a shift by one or other position ids in the rollout",
@@ -280,7 +285,10 @@ RULES = (
          "1_objective/04_policy_loss", "compute old_logprobs once per rollout, before the first update"),
     Rule(values_stand_still, "error", "value_mean",
          "the value function does not learn", "1_objective/05_value_loss",
-         "give the optimizer the value head's parameters, and vf_coef above 0"),
+         "give the optimizer the value head's parameters, and vf_coef above 0"))
+
+# %% ../nbs/3_training/05_doctor.ipynb #f340ff0a
+_SIZES = (
     Rule(never_ends, "warning", "response_length finished",
          "no response ends before the limit", "3_training/00_rollout",
          "check eos_token_id, and that the training texts end in that token; or a higher beta, if it ended once"),
@@ -299,6 +307,8 @@ RULES = (
     Rule(entropy_collapse, "warning", "entropy",
          "the policy says nearly the same every time", "1_objective/06_ppo",
          "a lower lr, a higher beta, or an entropy bonus"))
+
+RULES = _FIRST + _CAUSES + _SIZES # in the order of a visit
 
 # %% ../nbs/3_training/05_doctor.ipynb #26b08fb3
 def diagnose(
