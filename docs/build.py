@@ -46,7 +46,7 @@ class Links:
         own = [f for f in found if page and page.module and f.startswith(page.module + ".")]
         return (own or found or [None])[0]
 
-    def apply(self, text: str, page: Page) -> str:
+    def apply(self, text: str, page: Page, names: bool = True) -> str:
         "Markdown with its `names` (once in each text) and its links to notebooks and files resolved for the site."
         seen = set()
 
@@ -70,7 +70,7 @@ class Links:
         for i in range(0, len(pieces), 2):
             lines = pieces[i].split("\n")
             for j, line in enumerate(lines):
-                if not line.startswith(("#", "<")):
+                if names and not line.startswith(("#", "<")):
                     line = re.sub(r"(?<![`\[\\}])`([A-Za-z_][\w.]*)((?:\(\))?)`(?!`|\])", name, line)
                 lines[j] = re.sub(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)", link, line)
             pieces[i] = "\n".join(lines)
@@ -176,12 +176,19 @@ def cards(page: Page, pages: list[Page]) -> str:
     return f'<div class="lesson-map">{"".join(made)}</div>'
 
 
+def linked(output: dict, page: Page, links: Links) -> dict:
+    "An output with the links of its Markdown resolved; its names are left alone, they may be another library's."
+    if "text/markdown" not in output.get("data", {}): return output
+    text = links.apply("".join(output["data"]["text/markdown"]), page, names=False)
+    return output | {"data": output["data"] | {"text/markdown": text}}
+
+
 def staged(page: Page, pages: list[Page], links: Links) -> dict:
     "A page as a notebook for myst-nb."
     cells, titled = [], False
     for cell in page.cells:
         if cell.kind == "code":
-            if made := code_cell(cell): cells.append(made)
+            if made := code_cell(cell): cells.append(made | {"outputs": [linked(o, page, links) for o in made["outputs"]]})
             continue
         text = cell.source
         if not titled and text.startswith("# "):
@@ -227,16 +234,52 @@ def names_page(pages: list[Page]) -> str:
     return "\n\n".join(text) + "\n"
 
 
+def tried_table() -> str:
+    "What the recorded long tests tried, and what went wrong."
+    from instruct_goose.doctor import diagnose
+    from instruct_goose.practice.failure_gallery import HEALTHY, to_metrics
+
+    read = lambda name: json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))
+    resume, fuzz, probes, gallery, exact = map(read, ("resume", "fuzz", "probes", "gallery", "exact_world"))
+    same = sum(k["identical"] for k in resume["kills"])
+    sizes = {name[1:]: s["mib_added"] for name, s in fuzz["streams"].items()}
+    broken, whole = ([r for r in probes["runs"] if bool(r["bug"]) == b] for b in (True, False))
+    unseen = sum(probes["meant_for"][r["bug"]] not in r["failed"] for r in broken)
+    found = lambda runs, config: [bool(diagnose(to_metrics(json.loads(r)), config)) for r in runs]
+    sick = {name: found(runs, None) for name, runs in gallery["bugs"].items()}
+    settings = lambda name: {"epochs": 2, "minibatches": 2} | HEALTHY[name]
+    well = [x for name, runs in gallery["healthy"].items() for x in found(runs, settings(name))]
+    silent = [name for name, seen in sick.items() if not any(seen)]
+    paid = [r for r in exact["runs"] if r["part"] == "convergence"]
+    rows = [
+        ("a run killed (SIGKILL) at a random moment, then `--resume`", f"{len(resume['kills'])} kills",
+         f"{len(resume['kills']) - same} runs differ from the undisturbed one, in any bit of weights or log"),
+        ("broken files, rows and settings", f"{fuzz['inputs']:,} inputs", f"{len(fuzz['failures'])} without a clear error"),
+        ("files of 200 MiB, read as streams", ", ".join(sizes), f"{max(sizes.values()):.0f} MiB of memory added at most ({max(sizes, key=sizes.get)})"),
+        ("a broken trainer on the ladder of probes", f"{len(probes['meant_for'])} bugs, {len(broken)} climbs", f"{unseen} passed the rung meant for them"),
+        ("the shipped trainer on the ladder", f"{len(whole)} seeds", f"{sum(bool(r['failed']) for r in whole)} false alarms"),
+        ("a broken run shown to the doctor", f"{len(sick)} bugs, {sum(map(len, sick.values()))} runs",
+         f"{len(silent)} bugs show nothing in the metrics ({', '.join(silent)}) and have a test each; {sum(not all(seen) for n, seen in sick.items() if n not in silent)} of the others missed"),
+        ("a healthy run shown to the doctor", f"{len(well)} runs", f"{sum(well)} false alarms"),
+        ("training against the enumerated optimum", f"{len(paid)} runs", f"{sum(r['mean_tv'] > .03 for r in paid)} end farther than .03 from it, in total variation")]
+    return "| what | tried | what went wrong |\n|---|---|---|\n" + "\n".join(f"| {' | '.join(r)} |" for r in rows)
+
+
 def tables_page(links: Links, near: Page) -> str:
     "The tables that lessons compute, in one place: made by the package's own functions."
     from instruct_goose.objective.group import preset_notes, preset_table
     from instruct_goose.practice.same_name import QUANTITIES, comparison_table
 
-    text = ["# Tables", "```{rst-class} subtitle\n```\n\nEvery preset dial by dial, and what the same name means elsewhere\n",
+    text = ["# Tables", "```{rst-class} subtitle\n```\n\nEvery preset dial by dial, what was tried and what was lost, and what the same name means elsewhere\n",
             "## Presets", "The rows of `RLHFConfig.preset()`, with the equations they come from. "
             "[One algebra, many algorithms](1_objective/07_group.ipynb) derives them, "
             "[One task, all algorithms](4_practice/04_family.ipynb) compares them.", preset_table(),
             "What each leaves out of its paper, where it departs, and which other it is exactly:", preset_notes(),
+            "## What was tried, and what was lost", "Each row is counted in a record under `evidence/`, which `make evidence` writes. "
+            "The lessons show how: [nothing is lost](3_training/04_checkpoints.ipynb), [data](2_models/03_data.ipynb), "
+            "[the probes](4_practice/09_probes.ipynb), [the doctor](3_training/05_doctor.ipynb), "
+            "[the exact world](4_practice/08_exact_world.ipynb), and [what must not change the answer](4_practice/11_invariances.ipynb), "
+            "with poisons and splits.", tried_table(),
             "## Same name, different mathematics", "What libraries compute under one name, each on the same input. "
             "Above each table stands the test that tells them apart; [the lesson](4_practice/07_same_name.ipynb) has the reasons."]
     ours, theirs = links.apply("\n\n".join(text), near), []  # a name in a row of another library is that library's

@@ -177,8 +177,8 @@ def _reference(trainer) -> str: # it is frozen: once is enough
 @patch
 def load_state(
     self: RLHFTrainer,
-    tensors: Mapping[str, Tensor], # both from `state`
-    record: Mapping,
+    tensors: Mapping[str, Tensor], # from `state`
+    record: Mapping,               # from `state`, as JSON
 ) -> None:
     """Go on where that trainer stood: weights, moments, learning rates, β, generators, place among the prompts,
     and the number of torch threads. A stream of prompts is the caller's to move on, by `prompts_seen`.
