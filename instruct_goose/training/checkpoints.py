@@ -16,8 +16,11 @@ import os
 import random
 import re
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -292,7 +295,7 @@ def load_checkpoint(
     for name in ("record.json", "tensors.safetensors"):
         if not (path / name).is_file(): raise damaged(f"{name} is missing")
     try: whole = json.loads((path / "record.json").read_bytes())
-    except ValueError: raise damaged("record.json is not JSON") from None
+    except (ValueError, RecursionError): raise damaged("record.json is not JSON") from None
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of this library: record.json does not say {FORMAT!r}")
     sums, record = whole.get("sha256"), whole.get("record")
@@ -431,12 +434,22 @@ def __enter__(self: Keeper) -> Keeper:
 
 @patch
 def __exit__(self: Keeper, kind, error, trace) -> None:
-    "After an exception, save the latest whole state and say how to go on."
+    "After an exception, save the latest whole state and say how to go on. Ctrl-C once more does not break that off."
     try:
-        if kind is not None: self._rescue()
+        if kind is not None:
+            with _deaf(): self._rescue()
     finally:
         if hasattr(self, "lock"): os.close(self.lock)
 
+@contextmanager
+def _deaf():
+    "Ctrl-C does nothing in this block: who presses it twice would lose the run."
+    if threading.current_thread() is not threading.main_thread(): return (yield)  # only there does it interrupt
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try: yield
+    finally: signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+# %% ../../nbs/3_training/04_checkpoints.ipynb #6f81d93d
 @patch
 def _rescue(self: Keeper) -> None:
     try: self.save()

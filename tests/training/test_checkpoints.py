@@ -5,6 +5,7 @@ import os
 import random
 import re
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -440,3 +441,26 @@ def test_a_disk_that_is_full_does_not_hide_why_the_run_stopped(tmp_path, monkeyp
         raise ZeroDivisionError
     said = capsys.readouterr().err
     assert "No space left on device" in said and "holds nothing to go on from" in said
+
+
+def test_ctrl_c_pressed_again_does_not_break_off_the_saving(tmp_path, monkeypatch):
+    write = module._write
+
+    def pressed_again(path, content):
+        signal.raise_signal(signal.SIGINT)
+        write(path, content)
+
+    monkeypatch.setattr(module, "_write", pressed_again)
+    hears = signal.getsignal(signal.SIGINT)
+    keeper = Keeper(tmp_path, {}, steps=3)
+    with pytest.raises(KeyboardInterrupt, match="the first"), keeper:
+        keeper.stage("ppo").reached(1, 3, lambda: (some(), {}))
+        raise KeyboardInterrupt("the first")
+    assert load_checkpoint(newest_checkpoint(tmp_path / "checkpoints"))[1]["place"] == ["ppo", 1, 3]
+    assert signal.getsignal(signal.SIGINT) is hears
+
+
+def test_a_record_nested_without_end_is_damaged(tmp_path):
+    good, bad = (save_checkpoint(tmp_path, some(), {}) for _ in range(2))
+    (bad / "record.json").write_text("[" * 200_000)
+    assert newest_checkpoint(tmp_path) == good
