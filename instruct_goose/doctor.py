@@ -12,6 +12,7 @@ __all__ = ['KEYS', 'RULES', 'SILENT', 'Finding', 'Run', 'noisy_forward', 'start_
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 # %% ../nbs/3_training/05_doctor.ipynb #42fcf751
@@ -68,10 +69,12 @@ def _checked(metrics) -> list[dict]:
             raise TypeError(f"metrics[{i}] is a {type(m).__name__}: it must be a dictionary of numbers by name")
         row = {name: m[name] for name in KEYS if m.get(name) is not None}
         for name, x in row.items():
-            if isinstance(x, bool) or not isinstance(x, int | float):
+            if isinstance(x, bool) or not isinstance(x, Real):
                 raise TypeError(f"{name} in metrics[{i}] is {x!r:.80}: not a number")
-            if not math.isfinite(x):
-                raise ValueError(f"{name} in metrics[{i}] is {x}: the run is broken already, so look for the "
+            try: finite = math.isfinite(x)
+            except OverflowError: finite = False # an integer that no float holds
+            if not finite:
+                raise ValueError(f"{name} in metrics[{i}] is {x!s:.80}: the run is broken already, so look for the "
                                  "first tensor that is not finite. Where a number is undefined, log None")
         rows.append({name: float(x) for name, x in row.items()} | {"iteration": int(row.get("iteration", i))})
     if not any(len(row) > 1 for row in rows):
@@ -162,7 +165,7 @@ def no_policy_gradient(run: Run) -> str | None:
 def ratio_never_moves(run: Run) -> str | None:
     "After the first of several updates π is no longer π_old."
     c, rows = run.config, run.both("kl_to_old", "grad_norm")
-    updates = c.get("epochs", 0) * c.get("minibatches", 0)
+    updates = (c.get("epochs") or 0) * (c.get("minibatches") or 0)
     if updates == 1 or len(rows) < 2 or max(abs(k) for k, _ in rows) > 1e-9: return None
     if max(g for _, g in rows) < 1e-6: return None
     return (f"kl_to_old is 0 in all {len(rows)} iterations, though grad_norm is up to {max(g for _, g in rows):.2g}. "
@@ -179,7 +182,7 @@ def padding_counted(run: Run) -> str | None:
     "Responses differ in length. If all are as long as the longest, the padding was counted."
     rows = run.both("response_length", "finished")
     lengths = [length for length, _ in rows]
-    alone = any(tokens / length < 2 for tokens, length in run.both("tokens", "response_length"))
+    alone = any(tokens < 2 * length for tokens, length in run.both("tokens", "response_length"))
     whole = all(abs(length - round(length)) < 1e-6 for length in lengths)
     if alone or not whole or len(set(lengths)) < 2 or _mean([f for _, f in rows]) > .5: return None
     return (f"response_length is a whole number in all {len(rows)} iterations ({lengths[0]:g}, {lengths[1]:g}, …), "

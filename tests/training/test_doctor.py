@@ -188,3 +188,13 @@ def test_metrics_are_not_changed():
     before = json.dumps(metrics)
     diagnose(metrics)
     assert json.dumps(metrics) == before
+
+
+def test_numbers_of_other_kinds_and_none_in_the_settings():
+    import numpy as np
+
+    assert not diagnose([{"entropy": np.float32(1.)}, {"entropy": np.float64(1.)}])
+    with pytest.raises(ValueError, match="entropy in metrics\\[0\\] is 1000"): diagnose([{"entropy": 10**400}])
+    still = [{"kl_to_old": 0., "grad_norm": 1.}] * 3
+    assert [f.name for f in diagnose(still, {"epochs": None, "minibatches": 2})] == ["ratio never moves"]
+    assert not diagnose([{"response_length": 0., "finished": 0., "tokens": 0}] * 2)
