@@ -339,7 +339,7 @@ def _improve(config, out, keeper, data, tokenizer, lm, reward_model, stages):
                                     f"# Figures\n\n{figures}\n", encoding="utf-8")
     plot_metrics(metrics, out)
     summary = {"seed": config.seed, **keeper.seconds(), "torch_threads": config.threads,
-               "resumed_from": keeper.resumed_from, **stages,
+               "resumed_from": keeper.resumed_from, "stopped": trainer.stopped, **stages,
                "before": before, "after": after, "baselines": baselines,
                "config": {"algorithm": config.algorithm} | settings_of(config), "versions": versions()}
     write_json(out / "summary.json", summary)

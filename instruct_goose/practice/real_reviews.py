@@ -542,15 +542,15 @@ def _run(config, reviews, out, keeper):
         print(f"\n4 Baselines: best of {config.best_of} of the SFT model, and SFT on those best texts. "
               f"What does {config.algorithm.upper()} add to them?")
         baselines = make_baselines(config, lm, tokenizer, reward_model, data.held_out_prompts, keeper.stage("baselines"))
-    return _report(config, out, keeper, nats, judges, before_texts, before, after_texts, after, baselines, metrics)
+    return _report(config, out, keeper, nats, judges, before_texts, before, after_texts, after, baselines, metrics, trainer.stopped)
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #17078f08
-def _report(config, out, keeper, nats, judges, before_texts, before, after_texts, after, baselines, metrics):
+def _report(config, out, keeper, nats, judges, before_texts, before, after_texts, after, baselines, metrics, stopped):
     figures = figures_table(before, after, baselines)
     (out / "samples.md").write_text(f"# The same prompts, before and after\n\n{side_by_side(before_texts, after_texts)}\n\n"
                                     f"# Figures\n\n{figures}\n\n# Judges\n\n{judges_table(judges)}\n", encoding="utf-8")
     plot_metrics(metrics, out)
-    summary = {"seed": config.seed, **keeper.seconds(), "torch_threads": config.threads, "resumed_from": keeper.resumed_from,
+    summary = {"seed": config.seed, **keeper.seconds(), "torch_threads": config.threads, "resumed_from": keeper.resumed_from, "stopped": stopped,
                "sft": {"held_out_nats_per_token": nats},
                "reward_model": judges["reward_model"] | {"ceiling": judges["half_of_the_raters"]["pair_accuracy"]}, "judges": judges,
                "before": before, "after": after, "baselines": baselines,

@@ -612,14 +612,15 @@ def train_policy(
         stage.reached(trainer.iteration, c.steps, state)
 
     # stopped for its KL, and killed before it could say so
-    drifted = metrics and c.kl_stop is not None and metrics[-1]["kl_to_reference"] > c.kl_stop
-    if trainer.iteration < c.steps and not drifted:
+    if metrics: trainer.stopped = trainer._enough(metrics[-1], None)
+    if trainer.iteration < c.steps and not trainer.stopped:
         try: trainer.train(prompts, reward_fn, callback=after, progress=progress, held_out=held_out)
         except KeyboardInterrupt:
             if stage.found:
                 trainer.load_state(*stage.found)  # an iteration may be half done
                 save_model(trainer.agent.model, trainer.tokenizer, Path(out) / "policy")
             raise
+    if trainer.stopped: print(f"  Stopped early: {trainer.stopped}")
     if trainer.best is not None: trainer.load_best()
     return metrics
 

@@ -228,7 +228,7 @@ def test_run_twice_the_same(folder, tmp_path, capsys):
     for summary in (first, second):
         for name in ("wall_seconds", "cpu_seconds"): assert summary.pop(name) >= 0
     assert first == second
-    assert set(first) == {"seed", "torch_threads", "resumed_from", "sft", "reward_model", "judges", "before", "after", "baselines", "config", "versions"}
+    assert set(first) == {"seed", "torch_threads", "resumed_from", "stopped", "sft", "reward_model", "judges", "before", "after", "baselines", "config", "versions"}
     assert {"pair_accuracy", "pair_accuracy_margin_1", "ceiling"} <= set(first["reward_model"])
     assert set(first["judges"]) == {"reward_model", "ridge", "vader", "half_of_the_raters"}
     for figures in (first["before"], first["after"]):

@@ -158,6 +158,8 @@ def test_a_run_that_stopped_for_its_kl_stays_stopped_and_the_best_policy_the_bes
         run_quickstart(config(again, resume=True, **settings))
         assert result(again) == before
     assert best["iteration"] < 3
+    why = json.loads((out / "summary.json").read_text("utf-8"))["stopped"]
+    assert why.startswith(f"iteration {len(before[1]) - 1}: kl_to_reference is") and f"Stopped early: {why}" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- Ctrl-C, and errors, inside an iteration
