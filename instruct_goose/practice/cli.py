@@ -132,6 +132,9 @@ class ProbeConfig:
     trainer: str | None = None  # a class of your own as module:Class, from the current directory; None: RLHFTrainer
     seed: int = 0  # of sampling
 
+    def __post_init__(self):
+        if self.seed < 0: raise ValueError(f"seed is {self.seed}: it must be at least 0")
+
 # %% ../../nbs/4_practice/03_cli.ipynb #7c97b516
 def load_trainer(
     place: str, # module:Class; the current directory is searched first

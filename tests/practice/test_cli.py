@@ -228,3 +228,8 @@ def test_damaged_settings_are_named(tmp_path, settings):
     (tmp_path / "config.json").write_text(settings)
     with pytest.raises(SystemExit) as stop: main(["doctor", written(tmp_path, HEALTHY)])
     assert "config.json holds no settings" in stop.value.code
+
+
+def test_a_seed_that_cannot_be_is_not_blamed_on_the_trainer(capsys):
+    with pytest.raises(SystemExit) as e: main(["probe", "kl", "--seed", "-1"])
+    assert e.value.code == 2 and "it must be at least 0" in " ".join(capsys.readouterr().err.split())
