@@ -68,12 +68,13 @@ def _lines(path: str) -> Iterator[tuple[int, int, bytes, BadRow | None]]:
                 while line and not line.endswith(b"\n"): offset += len(line := file.readline(_LONGEST))
                 line = b""
             if number == 1:
-                if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)): raise ValueError(_utf16(path))
+                if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)): raise ValueError(_utf16(path, line))
                 if line.startswith(codecs.BOM_UTF8): line, start = line[3:], start + 3
             yield number, start, line, fault
 
-def _utf16(path: str) -> str:
-    return f"{path}: the file is UTF-16, as some spreadsheets write it. Save it as UTF-8, or: iconv -f UTF-16 -t UTF-8"
+def _utf16(path: str, start: bytes) -> str:
+    kind = "UTF-32" if start.startswith(codecs.BOM_UTF32_LE) else "UTF-16"
+    return f"{path}: the file is {kind}, as some spreadsheets write it. Save it as UTF-8, or: iconv -f {kind} -t UTF-8"
 
 def _not_utf8(where: str, offset: int, byte: int) -> BadRow:
     return BadRow("encoding", where, f"not UTF-8: byte {offset} of the file is 0x{byte:02x}. Convert the file, "
@@ -109,7 +110,7 @@ def _parse(where: str, text: str) -> Any:
     except ValueError as e:
         at = f" at column {e.colno}" if isinstance(e, json.JSONDecodeError) else ""
         hint = next((hint for pattern, hint in _USUAL if re.match(pattern, text)), "One object per line, as json.dumps writes it")
-        raise BadRow("json", where, f"not JSON: {getattr(e, 'msg', e)}{at}: {_short(text)}. {hint}") from None
+        raise BadRow("json", where, f"not JSON: {str(getattr(e, 'msg', e)).removesuffix(' at')}{at}: {_short(text)}. {hint}") from None
 
 _USUAL = [
     (r"\s*[\[{]\s*$", "One object per line: unfold with `jq -c .` (an array: `jq -c '.[]'`); an array is read from a .json file"),
@@ -186,7 +187,7 @@ class _Reader:
             except ValueError as e:  # a mistake, or the end of what has been read so far
                 cut = getattr(e, "msg", "").startswith("Unterminated") or getattr(e, "pos", 0) > len(self.text) - 16
                 if cut and self.more(): continue
-                raise self.wrong(getattr(e, "msg", str(e))) from None
+                raise self.wrong(getattr(e, "msg", str(e)).removesuffix(" at")) from None
             if end > len(self.text) - 3 and self.more(): continue  # 1.5 may have been cut after 1, 1. or 1e+
             self.at = end
             return value
@@ -301,7 +302,7 @@ def _json_kind(path: str) -> str:
     "The ecosystem calls both .json: an array, and objects line by line."
     with open(path, "rb") as file:
         start = file.read(4)
-        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)): raise ValueError(_utf16(path))
+        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)): raise ValueError(_utf16(path, start))
         start = start.removeprefix(codecs.BOM_UTF8).strip()
         while not start and (piece := file.read(_PIECE)): start = piece.strip()
     return ".jsonl" if start[:1] == b"{" else ".json"

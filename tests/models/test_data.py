@@ -212,6 +212,7 @@ def test_bytes_that_are_not_utf8_are_found(at, monkeypatch, name, blob, bom, pie
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
 def test_utf16_is_recognised(at, name):
     refused(lambda: load_prompts(at(name, 'prompt\n"a"\n'.encode("utf-16"))), f"{name}: the file is UTF-16", "iconv")
+    refused(lambda: load_prompts(at(name, 'prompt\n"a"\n'.encode("utf-32"))), f"{name}: the file is UTF-32", "iconv -f UTF-32")
 
 
 # --- skipping, copies, lengths ---
