@@ -309,6 +309,7 @@ def _json_kind(path: str) -> str:
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 
+# %% ../../nbs/2_models/03_data.ipynb #c5e1ad03
 def _check_source(source: Any, repeat: bool) -> None:
     "What can be known of a source before it is read."
     if isinstance(source, str | os.PathLike):
