@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .masks import _wide, same_shape
+from .masks import wide, same_shape
 
 # %% ../../nbs/1_objective/09_gaussian.ipynb #3ec5feec
 def _per_dimension(mean, std, name="std"):
@@ -22,7 +22,7 @@ def _per_dimension(mean, std, name="std"):
             f"{name} has shape {tuple(std.shape)}, the mean {tuple(mean.shape)}: give "
             f"one number per action, or one per dimension, shape {tuple(mean.shape[-1:])}")
     _positive(std, name)
-    return _wide(std).expand_as(mean)
+    return wide(std).expand_as(mean)
 
 def _positive(std, name="std"):
     if (std <= 0).any():
@@ -47,7 +47,7 @@ def gaussian_logprobs(
         actions, mean = torch.where(keep, actions, 0), torch.where(keep, mean, 0)
         if std.shape == mean.shape: std = torch.where(keep, std, 1)
     std = _per_dimension(mean, std)
-    z = (_wide(actions) - _wide(mean)) / std
+    z = (wide(actions) - wide(mean)) / std
     logprobs = (-z.square() / 2 - std.log() - math.log(2 * math.pi) / 2).sum(-1)
     return logprobs if mask is None else torch.where(mask, logprobs, 0)
 
@@ -57,7 +57,7 @@ def gaussian_entropy(
 ) -> Float[Tensor, "*batch"]: # nats, float32 or wider; may be below 0
     """S = Σᵢ log σᵢ + ½ log 2πe: the mean plays no part. Raises ValueError for σ ≤ 0."""
     _positive(std)
-    return (_wide(std).log() + (1 + math.log(2 * math.pi)) / 2).sum(-1)
+    return (wide(std).log() + (1 + math.log(2 * math.pi)) / 2).sum(-1)
 
 # %% ../../nbs/1_objective/09_gaussian.ipynb #3fa88f71
 def gaussian_kl(
@@ -71,5 +71,5 @@ def gaussian_kl(
     same_shape(mean=mean, other_mean=other_mean)
     std = _per_dimension(mean, std)
     other_std = _per_dimension(mean, other_std, "other_std")
-    log_r, gap = (std / other_std).log(), (_wide(mean) - _wide(other_mean)) / other_std
+    log_r, gap = (std / other_std).log(), (wide(mean) - wide(other_mean)) / other_std
     return ((2 * log_r).expm1() / 2 - log_r + gap.square() / 2).sum(-1)

@@ -14,7 +14,7 @@ from .kl import token_kl
 from .masks import (
     aggregate, masked_mean, masked_sum, masked_var, same_shape)
 from .policy_loss import (
-    clip_active, clip_fraction, policy_loss, probability_ratio)
+    clip_active, held_shares, policy_loss, probability_ratio)
 from .value_loss import value_loss
 
 # %% ../../nbs/1_objective/06_ppo.ipynb #c4a2c881
@@ -27,15 +27,17 @@ def update_meters(
     clip: float = .2,                          # ε
     clip_high: float | None = None,            # ε above 1, if it is to differ
     level: str = "token",                      # of the ratio; approx_kl is per token
+    surrogate: str = "min",                    # whose clip it is, see policy_loss
+    dual_clip: int | float | None = None,      # see clipped_objective
 ) -> dict[str, Float[Tensor, ""]]:
     """How far this batch has moved the policy, over the real tokens: approx_kl, the mean
-    of k3 = ρ − 1 − log ρ, estimates KL(π_old‖π); shares of cut tokens; mean, std, range
-    of ρ. Raises ValueError if shapes differ, for an empty mask, and for ε ≤ 0."""
+    of k3 = ρ − 1 − log ρ, estimates KL(π_old‖π); the shares of tokens that the clip of
+    this surrogate holds, see held_shares; mean, std, range of ρ. Raises ValueError if shapes differ, for an empty mask, and for ε ≤ 0."""
     ratio = probability_ratio(logprobs, old_logprobs, mask, level=level)
-    low, high = clip_fraction(ratio, advantages, mask, clip, clip_high)
+    held = held_shares(surrogate, ratio, advantages, mask, clip, clip_high, dual_clip)
     k3 = token_kl(old_logprobs, logprobs, mask, "k3")  # the sampler comes first
     return dict(
-        approx_kl=masked_mean(k3, mask), clip_fraction_low=low, clip_fraction_high=high,
+        approx_kl=masked_mean(k3, mask), **held,
         ratio_mean=masked_mean(ratio, mask),
         ratio_std=masked_var(ratio, mask, unbiased=False).sqrt(),
         ratio_min=ratio[mask].min(), ratio_max=ratio[mask].max())
@@ -91,7 +93,7 @@ def ppo_loss(
         parts["entropy"] = bonus.detach()
         if ent_coef: loss = loss - ent_coef * bonus  # 0: no pass through all logits
     meters = update_meters(
-        logprobs, old_logprobs, advantages, mask, clip, clip_high, level)
+        logprobs, old_logprobs, advantages, mask, clip, clip_high, level, surrogate, dual_clip)
     return loss, {"loss": loss.detach()} | parts | meters
 
 # %% ../../nbs/1_objective/06_ppo.ipynb #5e13dc6b

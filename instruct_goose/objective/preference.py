@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .masks import _wide, same_shape
+from .masks import wide, same_shape
 
 # %% ../../nbs/1_objective/08_preference.ipynb #6f3d2ce9
 def implicit_reward(
@@ -26,7 +26,7 @@ def implicit_reward(
         raise ValueError(f"logprobs has shape {tuple(logprobs.shape)}, expected (batch,): one per "
                          "response, the sum over its real tokens")
     if not beta > 0: raise ValueError(f"beta is {beta}: it must be above 0")
-    return beta * (_wide(logprobs) - _wide(ref_logprobs.detach()))
+    return beta * (wide(logprobs) - wide(ref_logprobs.detach()))
 
 # %% ../../nbs/1_objective/08_preference.ipynb #96e4f096
 def dpo_loss(

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .masks import _wide, masked_var, same_shape
+from .masks import wide, masked_var, same_shape
 
 # %% ../../nbs/1_objective/05_value_loss.ipynb #7fce34d4
 def value_loss(
@@ -31,11 +31,11 @@ def value_loss(
     if clip is not None and not clip > 0:
         raise ValueError(
             f"a value clip of {clip}: it must be positive, or None for no clip")
-    values = torch.where(mask, _wide(values), 0.)
-    returns = torch.where(mask, _wide(returns.detach()), 0.)
+    values = torch.where(mask, wide(values), 0.)
+    returns = torch.where(mask, wide(returns.detach()), 0.)
     error = (values - returns).square()
     if clip is not None:
-        old = torch.where(mask, _wide(old_values.detach()), 0.)
+        old = torch.where(mask, wide(old_values.detach()), 0.)
         clipped = values.clamp(old - clip, old + clip)
         error = torch.maximum(error, (clipped - returns).square())
     return error / 2
@@ -51,8 +51,8 @@ def explained_variance(
     is nothing to explain, or by more than 1e19, whose square is not a float32. Raises
     ValueError if shapes differ, and for an empty mask."""
     same_shape(values=values, returns=returns, mask=mask)
-    returns = _wide(returns.detach())
-    error = returns - _wide(values.detach())
+    returns = wide(returns.detach())
+    error = returns - wide(values.detach())
     left, total = (masked_var(x, mask, unbiased=False) for x in (error, returns))
     # rounding gives equals a variance
     varies = (returns[mask] != returns[mask][0]).any()

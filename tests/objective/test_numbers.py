@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instruct_goose.models.reward import all_pairs_loss, pairwise_loss
-from instruct_goose.objective.advantages import discounted_returns, gae, group_advantages, td_errors
+from instruct_goose.objective.advantages import discounted_returns, estimate_advantages, gae, group_advantages, td_errors
 from instruct_goose.objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
 from instruct_goose.objective.kl import (
     ESTIMATORS,
@@ -22,7 +22,7 @@ from instruct_goose.objective.kl import (
     sequence_kl,
     token_kl,
 )
-from instruct_goose.objective.logprobs import entropy, logprobs_from_hidden, token_logprobs
+from instruct_goose.objective.logprobs import entropy, log_softmax, logprobs_from_hidden, token_logprobs
 from instruct_goose.objective.masks import (
     AGGREGATES,
     aggregate,
@@ -37,6 +37,7 @@ from instruct_goose.objective.policy_loss import (
     SURROGATES,
     clip_fraction,
     clipped_objective,
+    held_shares,
     policy_loss,
     probability_ratio,
     sampler_weights,
@@ -106,6 +107,7 @@ CASES |= {
     "sequence_kl": (lambda b: sequence_kl(b.logprobs, b.ref, MASK), LP),
     "exact_kl": (lambda b: exact_kl(b.logits.log_softmax(-1), b.ref_logits.log_softmax(-1), MASK), ("logits", "ref_logits")),
     "token_logprobs": (lambda b: token_logprobs(b.logits, TOKENS, .7), ("logits",)),
+    "log_softmax": (lambda b: log_softmax(b.logits, .7), ("logits",)),
     "entropy": (lambda b: entropy(b.logits, 1.3), ("logits",)),
     "logprobs_from_hidden": (lambda b: logprobs_from_hidden(b.hidden, b.weight, TOKENS[0, :4], .7, b.bias, chunk=2), ("hidden", "weight", "bias")),
     "value_loss": (lambda b: value_loss(b.V, b.R, MASK), ("V",)),
@@ -129,9 +131,11 @@ CONSTANT = {  # no gradient, by design: targets and meters
     "gae": lambda b: gae(b.R, b.V, MASK, .9, .8)[0], "gae returns": lambda b: gae(b.R, b.V, MASK, .9, .8)[1],
     "group_advantages": lambda b: group_advantages(b.chosen, 2), "explained_variance": lambda b: explained_variance(b.V, b.R, MASK),
     "clip_fraction": lambda b: torch.stack(clip_fraction(probability_ratio(b.logprobs, b.old, MASK), b.A, MASK)),
+    "estimate_advantages": lambda b: estimate_advantages("gae", b.R, MASK, values=b.V, gamma=.9, lam=.8)[0],
+    "held_shares": lambda b: torch.stack(list(held_shares("weight", probability_ratio(b.logprobs, b.old, MASK), b.A, MASK).values())),
     "update_meters": lambda b: torch.stack(list(update_meters(b.logprobs, b.old, b.A, MASK).values()))}
 COVERED_ELSEWHERE = {"response_mask", "last_index", "same_shape", "group_token_counts", "clip_active", "clipped_objective", "k1", "k2", "k3",
-                     "adaptive_beta"}  # ids, bools, plain numbers; or what the cases above are made of
+                     "adaptive_beta", "wide", "chosen", "whole_count", "Aggregate", "Surrogate", "Advantage", "AdvantageInputs"}  # ids, bools, plain numbers; or what the cases above are made of
 
 
 def test_no_function_is_left_out():

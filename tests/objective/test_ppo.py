@@ -55,7 +55,7 @@ def test_running_example_by_hand():
     S = [-sum(p * math.log(p) for p in row) for row in
          ((.55, .3, .15), (.6, .2, .2), (.35, .3, .35), (.6, .15, .25), (.2, .25, .55))]
     hand = dict(policy_loss=.195559, value_loss=.0771972, entropy=sum(S) / 5, loss=.195559 + .5 * .0771972 - .01 * sum(S) / 5,
-                clip_fraction_low=.2, clip_fraction_high=.2, ratio_mean=1., ratio_min=.6, ratio_max=1.5,
+                clip_fraction=.4, clip_fraction_low=.2, clip_fraction_high=.2, ratio_mean=1., ratio_min=.6, ratio_max=1.5,
                 # deviations .1, .5, −.3, −.4, .1: squares .01 + .25 + .09 + .16 + .01 = .52
                 ratio_std=math.sqrt(.52 / 5),
                 # ρ − 1 − ln ρ; the ρ − 1 add up to 0
@@ -191,7 +191,7 @@ def test_terms_that_lack_an_input_and_terms_left_out():
         with pytest.raises(ValueError, match="both, or neither"): ppo_loss(*args, **bad)
     with pytest.raises(ValueError, match="needs old_values"): ppo_loss(*args, values=v, returns=r)
     with pytest.raises(ValueError, match="no entropy"): ppo_loss(*args, ent_coef=.01)
-    with pytest.raises(ValueError, match="how="): ppo_loss(*args, how="mean")
+    with pytest.raises(ValueError, match="how is"): ppo_loss(*args, how="mean")
     _, parts = ppo_loss(*args, values=v, returns=r, value_clip=None)
     assert "value_loss" in parts and "entropy" not in parts
     S = kwargs["entropy"].requires_grad_()
