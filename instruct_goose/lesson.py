@@ -91,9 +91,9 @@ def within(value, low, high) -> None:
     if off.any():
         differs(f"this was from {low:g} to {high:g}, now it is {value[off][0]:.6g}")
 
-def claim(truth, words: str) -> None:
+def claim(truth, words: str = "what this line says") -> None:
     "Check a statement, given in words."
-    if not truth: differs(f"it no longer holds that {words}")
+    if not truth: differs(f"it no longer holds: {words}")
 
 # %% ../nbs/00_notation.ipynb #6fa6a671
 def diagnose(answer, *args, right, mistakes: dict) -> str:
