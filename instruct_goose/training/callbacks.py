@@ -52,13 +52,19 @@ class Steps:
 
     def __call__(self, step: Callable, *args: Any) -> Any: # what the step returns
         name = next(name for name in STEPS if getattr(self.trainer, name) == step)
-        start = time.perf_counter()
+        start = self.now()
         result = step(*args)
-        self.seconds[name] = time.perf_counter() - start
+        self.seconds[name] = self.now() - start
         rollout = result if isinstance(result, Rollout) else args[0]
         for callback in self.trainer.callbacks:
             getattr(callback, f"on_{name}")(self.trainer, rollout)
         return result
+
+    def now(self) -> float:
+        "Seconds, once the GPU has done what it was given."
+        if self.trainer.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def close(
         self,

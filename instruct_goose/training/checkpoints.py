@@ -82,7 +82,8 @@ def load_module(
                          f"{'missing' if odd[0] in own else 'not known here'}")
     for name, x in own.items():
         if (there := tensors[name]).shape != x.shape or there.dtype != x.dtype:
-            raise ValueError(f"these are another model's weights: {name} is {tuple(there.shape)} {there.dtype}, "
+            raise ValueError(f"these are another model's weights: {name} is {tuple(there.shape)} "
+                             f"{there.dtype}, "
                              f"here {tuple(x.shape)} {x.dtype}")
     for name, x in own.items(): x.copy_(tensors[name])
 
@@ -113,7 +114,8 @@ def load_optimizer(
     "Give an optimizer its memory back. Raises ValueError if its parameter groups are other ones."
     _, own = optimizer_state(optimizer, module)
     if [g["params"] for g in own] != [g["params"] for g in groups]:
-        raise ValueError("the optimizer's parameter groups are not those of the checkpoint: build it the same way")
+        raise ValueError("the optimizer's parameter groups are not those of the checkpoint: build "
+                         "it the same way")
     number = {name: i for i, name in enumerate(name for g in groups for name in g["params"])}
     state, here = {}, optimizer.state_dict()["param_groups"]
     for key, x in tensors.items():
@@ -141,7 +143,8 @@ def refuse_other_settings(
     odd = [f"{k} was {then.get(k, missing)!r} and is {now.get(k, missing)!r}" for k in dict.fromkeys([*then, *now])
            if then.get(k, missing) != now.get(k, missing)]
     if odd:
-        raise ValueError(f"the checkpoint was made with other settings: {'; '.join(odd)}. Give the same ones, "
+        raise ValueError(f"the checkpoint was made with other settings: {'; '.join(odd)}. Give "
+                         f"the same ones, "
                          "or begin a new run in another directory")
 
 # %% ../../nbs/3_training/04_checkpoints.ipynb #f96e0366
@@ -190,7 +193,8 @@ def load_state(
     free = {"reward_timeout"} | ({"steps"} if now["lr_schedule"] == "constant" else set())  # they change no number
     refuse_other_settings(*({k: v for k, v in x.items() if k not in free} for x in (then, now)))
     if record["reference"] != _reference(self):
-        raise ValueError("the reference model is not the one that this checkpoint was trained against: "
+        raise ValueError("the reference model is not the one that this checkpoint was trained "
+                         "against: "
                          "build the trainer from the same models as before, then load the state")
     load_module(self.agent, part(tensors, "agent"))
     load_optimizer(self.optimizer, self.agent, part(tensors, "optimizer"), record["groups"])
@@ -244,7 +248,8 @@ def save_checkpoint(
         good = f"The last one, {before[-1].name}, is untouched" if before else "There is none yet"
         full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         cure = "free some space" if full else "make the directory writable, or take another"
-        raise OSError(e.errno, f"the checkpoint could not be written: {e.strerror}. {good}. To mend it, {cure}",
+        raise OSError(e.errno, f"the checkpoint could not be written: {e.strerror}. {good}. To "
+                               f"mend it, {cure}",
                       str(directory)) from e
     for old in before[:max(0, len(before) + 1 - keep)]: _remove(old)
     return new
@@ -291,13 +296,15 @@ def load_checkpoint(
 ) -> tuple[dict[str, Tensor], dict]: # tensors, on the CPU, and record
     "Read a checkpoint. Raises ValueError saying what is wrong with one that is not, byte for byte, as it was written."
     path = Path(path)
-    def damaged(why): return ValueError(f"the checkpoint {path} is damaged: {why}. Remove it, or take another")
+    def damaged(why): return ValueError(f"the checkpoint {path} is damaged: {why}. Remove it, or "
+                                        f"take another")
     for name in ("record.json", "tensors.safetensors"):
         if not (path / name).is_file(): raise damaged(f"{name} is missing")
     try: whole = json.loads((path / "record.json").read_bytes())
     except (ValueError, RecursionError): raise damaged("record.json is not JSON") from None
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
-        raise ValueError(f"{path} is no checkpoint of this library: record.json does not say {FORMAT!r}")
+        raise ValueError(f"{path} is no checkpoint of this library: record.json does not say "
+                         f"{FORMAT!r}")
     sums, record = whole.get("sha256"), whole.get("record")
     if not isinstance(sums, dict) or sums.get("record") != _sum_of(record):
         raise damaged("record.json is not what was written")
@@ -337,7 +344,8 @@ class Keeper:
         keep: int = 2,
         clock=None,            # has `read()`: seconds so far; they add up over resumed runs
     ):
-        if every is not None and every < 1: raise ValueError(f"every is {every}: at least 1, or None")
+        if every is not None and every < 1: raise ValueError(f"every is {every}: at least 1, or "
+                                                             f"None")
         self.run, self.directory = Path(directory), Path(directory) / "checkpoints"
         self.settings = json.loads(json.dumps(dict(settings), default=str))
         self.steps, self.every, self.keep, self.clock = steps, every, keep, clock
@@ -427,7 +435,8 @@ def __enter__(self: Keeper) -> Keeper:
     try: fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(self.lock)
-        raise BlockingIOError(errno.EAGAIN, "another process is at work in this directory: let it end, or stop it",
+        raise BlockingIOError(errno.EAGAIN, "another process is at work in this directory: let it "
+                                            "end, or stop it",
                               str(self.run)) from None
     for path in self.run.glob(".*.json*.*"): path.unlink()  # half written by a process that was killed
     return self
@@ -455,7 +464,9 @@ def _rescue(self: Keeper) -> None:
     try: self.save()
     except OSError as e: print(f"warning: {e}", file=sys.stderr)
     if self.on_disk[1] is None:
-        return print(f"\nStopped before the first whole step; {self.run} holds nothing to go on from.", file=sys.stderr)
+        return print(f"\nStopped before the first whole step; {self.run} holds nothing to go on "
+                     f"from.", file=sys.stderr)
     name, at, of = self.on_disk[1]
     print(f"\nStopped. {checkpoints(self.directory)[-1]} holds the run after {at} of {of} steps "
-          f"of the stage {name!r}.\nTo go on: the same command with --output-dir {self.run} --resume", file=sys.stderr)
+          f"of the stage {name!r}.\nTo go on: the same command with --output-dir {self.run} "
+          f"--resume", file=sys.stderr)

@@ -49,8 +49,10 @@ def draw(
     return torch.searchsorted(heights, u, right=True)[:, 0]
 
 # %% ../../nbs/3_training/00_rollout.ipynb #7c85d691
-def checked_tokens(model: nn.Module, name: str, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    "Ids (0 at padding) and bool mask on the model's device. Raises ValueError naming row and token."
+def checked_tokens(
+    model: nn.Module, name: str, ids: Tensor, mask: Tensor,
+) -> tuple[Tensor, Tensor]:
+    "Ids (0 at padding) and bool mask on the model's device. Errors name the row and the token."
     mask, vocab = as_mask(mask, f"{name}_mask"), model.get_input_embeddings().num_embeddings
     if ids.shape != mask.shape:
         raise ValueError(f"{name}_ids {tuple(ids.shape)} and {name}_mask {tuple(mask.shape)} "
@@ -169,12 +171,12 @@ class Rollout:
     kl: Float[Tensor, "batch time"] | None = None               # KL(π(·|sₜ)‖π_ref(·|sₜ)), exact
     values: Float[Tensor, "batch time"] | None = None           # V(sₜ)
     scores: Float[Tensor, "batch"] | None = None                # what the reward function said
-    baseline: Float[Tensor, "batch"] | None = None              # total reward of the greedy response
+    baseline: Float[Tensor, "batch"] | None = None    # total reward of the greedy response
     rewards: Float[Tensor, "batch time"] | None = None
     advantages: Float[Tensor, "batch time"] | None = None
     returns: Float[Tensor, "batch time"] | None = None
     group_tokens: Int[Tensor, "batch"] | None = None  # real tokens of the row's whole group
-    denominator: float | int | Tensor | None = None   # of a micro-batch: its whole minibatch's count
+    denominator: float | int | Tensor | None = None   # of a micro-batch: its minibatch's count
 
     def __len__(self) -> int:
         return len(self.response_ids)

@@ -13,7 +13,11 @@ from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.text import PromptDataset, pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.training.rollout import Rollout
-from instruct_goose.training.trainer import RLHFConfig, RLHFTrainer, check_scores
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.metrics import describe, describe_step
+from instruct_goose.training.rewards import check_scores
+from instruct_goose.training.setup import prompt_batches
+from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]
 TOKENIZER = word_tokenizer(WORDS, 20, pad="<end>", bos="<end>", eos="<end>")  # <end>, <unk> and nine words
@@ -229,7 +233,7 @@ def test_stale_minibatches_and_their_micro_batches_have_the_gradient_of_the_equa
     assert sum(g.abs().sum() for g in expected) > 1e-3
     for micro in (1, 2, None):
         trainer.config.micro_batch_size = micro
-        log = trainer._update(rollout[minibatch], first=False)
+        log = trainer.update(rollout[minibatch], first=False)
         for a, b in zip(gradients(agent), expected, strict=True): torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-7)
         assert ("value_grad_norm" in log) == (trainer.config.advantage == "gae")
 
@@ -240,7 +244,7 @@ def test_equal_minibatches_of_shuffled_rows_average_to_the_whole(how):
     trainer = RLHFTrainer(agent, ref, config("grpo", aggregation=how, max_grad_norm=1e9))
     trainer.optimizer.step = lambda: None
     rollout = stale_rollout(trainer)
-    def gradient(rows): trainer._update(rollout[rows], first=False); return gradients(agent)
+    def gradient(rows): trainer.update(rollout[rows], first=False); return gradients(agent)
     whole, parts = gradient([0, 1, 2, 3]), [gradient(rows) for rows in ([2, 1], [0, 3])]  # each has a part of both groups
     for a, b, c in zip(whole, *parts, strict=True): torch.testing.assert_close(a, (b + c) / 2, atol=1e-10, rtol=1e-8)
 
@@ -260,8 +264,8 @@ def test_the_shares_of_clipped_tokens_are_of_the_right_ratio(setting):
             dual += c.dual_clip is not None and ratio > c.dual_clip and A < 0
     assert low + high + dual
     if c.surrogate == "ratio": low = high = 0
-    got = trainer._clipped(rollout.old_logprobs + torch.tensor([row + [0.] * (5 - len(row)) for row in MOVED], dtype=torch.float64), rollout)
-    assert {k: round(v.item() * 11) for k, v in got.items()} == {"clip_fraction": low + high + dual, "clip_fraction_low": low, "clip_fraction_high": high} | (
+    got = describe_step(rollout.old_logprobs + torch.tensor([row + [0.] * (5 - len(row)) for row in MOVED], dtype=torch.float64), rollout, c)
+    assert {k: round(v.item() * 11) for k, v in got.items() if k.startswith("clip")} == {"clip_fraction": low + high + dual, "clip_fraction_low": low, "clip_fraction_high": high} | (
         {"clip_fraction_dual": dual} if c.dual_clip else {})
 
 
@@ -371,7 +375,7 @@ def test_metrics_are_json_and_what_they_say():
     history = trainer.train(PROMPTS, reward, steps=3, callback=lambda m: seen.append(m), progress=False)
     assert seen == history == json.loads(json.dumps(history)) and [m["iteration"] for m in history] == [0, 1, 2]
     r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
-    m = trainer.describe(r)
+    m = describe(r, trainer.config, trainer.eos_ids)
     ell = [(r.old_logprobs - r.ref_logprobs)[i, t].item() for i, t in r.mask.nonzero().tolist()]
     assert m["kl_estimate"] == pytest.approx(sum(math.exp(-x) - 1 + x for x in ell) / 8, rel=1e-4) and m["kl_to_reference"] == pytest.approx(r.kl.sum().item() / 8)
     lengths = [row.sum().item() for row in r.mask]
@@ -392,7 +396,7 @@ def test_metrics_are_json_and_what_they_say():
 def test_the_log_shows_advantages_as_they_were_before_whitening(changes):
     trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(**changes), tokenizer=TOKENIZER)
     r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8 // trainer.config.group_size]), lambda texts: [3. + len(t) for t in texts]))
-    m, plain = trainer.describe(r), []
+    m, plain = describe(r, trainer.config, trainer.eos_ids), []
     scores = [3. + len(t) for t in r.texts]
     for i, n in enumerate(r.mask.sum(1).tolist()):  # no drift yet, so the score is all there is
         plain += [scores[i] * .9**(n - 1 - t) if trainer.config.group_size == 1 else scores[i] - scores[i ^ 1] for t in range(n)]
@@ -555,7 +559,7 @@ def test_each_prompt_is_answered_group_size_times_side_by_side(algorithm):
     trainer = RLHFTrainer(tiny(), config=config(algorithm, group_size=4), tokenizer=TOKENIZER)
     r = trainer.rollout(PROMPTS[:2])
     assert r.prompts == ["w0 w3"] * 4 + ["w5"] * 4 and len(set(r.texts)) > 2
-    assert len(next(trainer._batches(PROMPTS))) == 2
+    assert len(next(prompt_batches(trainer, PROMPTS))) == 2
     trainer.advantages(trainer.score(r, lambda texts: list(range(8))))
     assert (r.values is None) == (r.returns is None) == (algorithm == "grpo")
     if algorithm == "ppo": return
@@ -594,7 +598,7 @@ def test_the_greedy_baseline_is_the_total_reward_of_the_likeliest_response(chang
     trainer.advantages(r)
     for i in range(8):
         assert r.advantages[i][r.mask[i]].tolist() == pytest.approx([(r.rewards[i].sum() - r.baseline[i]).item()] * int(r.mask[i].sum()), abs=1e-6)
-    assert trainer.describe(r)["baseline_mean"] == pytest.approx(r.baseline.mean().item())
+    assert describe(r, trainer.config)["baseline_mean"] == pytest.approx(r.baseline.mean().item())
 
 
 def test_the_greedy_baseline_throws_no_dice(unchecked):
@@ -626,14 +630,14 @@ def test_importance_weights_are_those_of_the_sampler(unchecked):
     r = trainer.rollout(PROMPTS[:4])
     noise = torch.randn(r.mask.shape, generator=torch.Generator().manual_seed(0)) * .5
     r.sampled_logprobs = torch.where(r.mask, r.sampled_logprobs + noise, 0.)
-    m = trainer.describe(trainer.advantages(trainer.score(r, reward)))  # no refusal: the weights are there for it
+    m = describe(trainer.advantages(trainer.score(r, reward)), trainer.config)  # no refusal: the weights are there for it
     ratios = [math.exp((r.old_logprobs - r.sampled_logprobs)[i, t].item()) for i, t in r.mask.nonzero().tolist()]
     assert m["importance_mean"] == pytest.approx(sum(min(x, 1.5) for x in ratios) / len(ratios))
     assert 0 < m["importance_capped"] == pytest.approx(sum(x > 1.5 for x in ratios) / len(ratios))
     trainer.optimize(r)
     plain = RLHFTrainer(tiny(), config=config("grpo"), tokenizer=TOKENIZER)
     with pytest.raises(ValueError, match="sampler and the training forward disagree"): plain.annotate(r)
-    assert "importance_mean" not in plain.describe(plain.advantages(plain.score(plain.rollout(PROMPTS[:4]), reward)))
+    assert "importance_mean" not in describe(plain.advantages(plain.score(plain.rollout(PROMPTS[:4]), reward)), plain.config)
     r.sampled_logprobs = None
     fresh = RLHFTrainer(tiny(), config=config("grpo", importance_cap=1.5), tokenizer=TOKENIZER)
     with unchecked(), pytest.raises(ValueError, match="importance_cap needs to know the sampler"): fresh.optimize(fresh.advantages(fresh.annotate(r)))
@@ -653,7 +657,7 @@ def test_rollout_refuses(unchecked):
 
 def test_every_pass_shows_every_prompt_once_in_a_new_order():
     trainer = RLHFTrainer(tiny(), config=config(batch_size=3, minibatches=1), tokenizer=TOKENIZER)
-    batches, seen = trainer._batches(PROMPTS), []
+    batches, seen = prompt_batches(trainer, PROMPTS), []
     while len(seen) < 48: seen += next(batches)
     passes = [seen[i:i + 8] for i in range(0, 48, 8)]
     assert all(sorted(p) == sorted(PROMPTS) for p in passes) and len({tuple(p) for p in passes}) > 4 and trainer.prompts_seen == 48

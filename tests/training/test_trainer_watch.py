@@ -11,11 +11,15 @@ import pytest
 import torch
 import transformers
 
-import instruct_goose.training.trainer as module
+import instruct_goose.training.callbacks as clock
+import instruct_goose.training.metrics as module
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.text import pad, word_tokenizer
 from instruct_goose.training.rollout import Rollout, sample
-from instruct_goose.training.trainer import RLHFConfig, RLHFTrainer, check_scores
+from instruct_goose.objective.advantages import ADVANTAGES
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.rewards import check_scores
+from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]
 TOKENIZER = word_tokenizer(WORDS, 20, pad="<end>", bos="<end>", eos="<end>")
@@ -86,7 +90,7 @@ def test_of_a_large_vocabulary_fewer_responses_are_asked_and_at_last_none(monkey
         t = trainer()
         r = ready(t)
         assert r.mask.shape == (8, 6)
-        monkeypatch.setattr(module, "_MOST", most)
+        monkeypatch.setattr(module, "MOST", most)
         old, m, (queries, responses) = copy.deepcopy(t.agent.model), t.optimize(r), rows(r)
         if seen is None: assert m["kl_to_old_exact"] is None; continue
         exact = kl_by_hand(old, t.agent.model, *([x[i] for i in seen] for x in (queries, responses)))
@@ -97,7 +101,7 @@ def scored(t, scores):
     "A rollout whose scores are set by hand."
     r = t.rollout((PROMPTS * 4)[:len(scores) // t.config.group_size])
     r.scores = torch.tensor(scores, dtype=torch.float64)
-    return t.describe(t.advantages(r))
+    return module.describe(t.advantages(r), t.config)
 
 
 def test_rewards_of_groups_by_hand():
@@ -119,29 +123,30 @@ def test_the_largest_ratio_is_that_of_real_tokens_at_the_level_of_the_loss(level
     moved = torch.tensor([[.1, .4, 3.], [.9, -.8, .1], [-.2, -.3, 3.]], dtype=torch.float64)  # the threes are padding
     old = torch.full_like(moved, -2.)
     r = Rollout(q, qm, ids, mask, old_logprobs=old, advantages=torch.ones_like(old))
-    assert t._meters(old + moved, r, first=False)["ratio_max"].item() == pytest.approx(math.exp(largest))
+    assert module.describe_step(old + moved, r, t.config)["ratio_max"].item() == pytest.approx(math.exp(largest))
     low = r[[2]]  # all below 1, and the padding is not a token
     expected = {"token": -.2, "sequence": -.25, "product": -.5}[level]
-    assert t._meters(old[[2]] + moved[[2]], low, first=False)["ratio_max"].item() == pytest.approx(math.exp(expected))
+    assert module.describe_step(old[[2]] + moved[[2]], low, t.config)["ratio_max"].item() == pytest.approx(math.exp(expected))
 
 
 def test_the_largest_ratio_of_an_iteration_is_of_all_its_steps_and_other_meters_are_means():
     t, seen = trainer(epochs=3), []
-    meters = t._meters
-    def spy(*args): seen.append(x := meters(*args)); return dict(x)
-    t._meters = spy
+    update = t.update
+    def spy(*args, **kw): seen.append(x := update(*args, **kw)); return dict(x)
+    t.update = spy
     m = t.optimize(ready(t))
     assert len(seen) == 6 and m["ratio_max"] == max(x["ratio_max"].item() for x in seen) > 1.01
     assert m["kl_to_old"] == pytest.approx(sum(x["kl_to_old"].item() for x in seen) / 6)
 
 
 def test_speed_is_tokens_by_seconds(monkeypatch):
-    clock = iter([0., .5, 1., 3., 3., 7., 10., 10.])  # the last phase takes no time at all
+    ticks = iter([0., .5, 1., 3., 3., 7., 7., 8., 10., 10.])  # the last step takes no time at all
     t = trainer()
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(ticks))
     m = t.step(PROMPTS, reward)
-    assert [m[f"seconds_{x}"] for x in ("rollout", "score", "annotate", "update")] == [.5, 2., 4., 0.]
-    assert [m[f"tokens_per_second_{x}"] for x in ("rollout", "score", "annotate", "update")] == [m["tokens"] * 2, m["tokens"] / 2, m["tokens"] / 4, None]
+    steps, n = ("rollout", "score", "annotate", "advantages", "optimize"), m["tokens"]
+    assert [m[f"seconds_{x}"] for x in steps] == [.5, 2., 4., 1., 0.]
+    assert [m[f"tokens_per_second_{x}"] for x in steps] == [n * 2, n / 2, n / 4, n, None]
 
 
 # ---------------------------------------------------------------- when to stop
@@ -251,9 +256,10 @@ def endless_price(t): t.beta = float("inf")
 
 
 def bad_advantages(t):
-    compare = t._compare
-    def broken(r): a, R = compare(r); a[2, 1] = float("nan"); return a, R
-    t._compare, t.config.whiten_advantages = broken, False
+    estimate = ADVANTAGES["gae"].estimate
+    def broken(*args, **kw): a, R = estimate(*args, **kw); a[2, 1] = float("nan"); return a, R
+    ADVANTAGES["spoiled"] = ADVANTAGES["gae"]._replace(estimate=broken)
+    t.config.advantage, t.config.whiten_advantages = "spoiled", False
 
 
 def bad_loss(t):
