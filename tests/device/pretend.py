@@ -2,20 +2,22 @@
 
 Inside `with PretendGPU():` every tensor has a place, "cuda" or "cpu", though all of them are computed on the CPU. A factory
 makes its tensors where its `device=` says, `.to`, `.cuda` and `.cpu` move them, a result is where its inputs are. `x.device`
-says cuda:0 and `torch.cuda.is_available()` says True, so code takes the branches that it would take on a GPU. What CUDA refuses is refused: two places in one operation, a CPU generator for a tensor on the GPU, `.numpy()` of one. So is what CUDA
-would do in silence: indices on the CPU that it copies to the GPU at each use. A number may come along (a CPU tensor without
-dimensions, in arithmetic), `.item()`, `.tolist()` and `copy_` may cross, as in CUDA. The error names the operation and the line.
+says cuda:0 and `torch.cuda.is_available()` says True, so code takes the branches that it would take on a GPU. What CUDA refuses is
+refused: two places in one operation, a CPU generator for a tensor on the GPU, `.numpy()` of one. So is what CUDA would do in
+silence: indices on the CPU that it copies to the GPU at each use. A number may come along (a CPU tensor without dimensions, in
+arithmetic), `.item()`, `.tolist()` and `copy_` may cross, as in CUDA. The error names the operation and the line.
 
 Two modes make it. The function mode sees what is written, `device=` and `x.device` among it; the dispatch mode sees each kernel,
 those of the backward pass included. The place is kept on the tensor's storage, so that views share it.
 """
 import linecache
 import sys
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -131,23 +133,7 @@ def _to(x: Tensor, *args, **kwargs) -> Tensor:
     to = place(like) if like is not None else _meant(device) if device is not None else None
     return y if to is None else _moved(y, to)
 
-class PretendGPU(TorchFunctionMode):
-    "See above. `with PretendGPU():`"
-
-    def __enter__(self):
-        self._stack = ExitStack()
-        states = [torch.zeros(16, dtype=torch.uint8)]
-        self._stack.enter_context(patch.multiple(
-            torch.cuda, is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: 1, current_device=lambda: 0,
-            synchronize=lambda *a: None, get_rng_state=lambda *a: states[0].clone(), get_rng_state_all=lambda: [states[0].clone()],
-            set_rng_state=lambda x, *a: states.__setitem__(0, x.clone())))
-        self._stack.enter_context(_Kernels())
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        return self._stack.__exit__(*error)
-
+class _Calls(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         x = args[0] if args and isinstance(args[0], Tensor) and args[0].device.type == "cpu" else None
@@ -186,3 +172,18 @@ _METHODS = {
     Tensor.__deepcopy__: lambda x, memo: _put(x.__deepcopy__(memo), place(x)),
     Tensor.grad.__set__: _set_gradient,
 }
+
+
+@contextmanager
+def PretendGPU():
+    "See above."
+    dice = torch.zeros(16, dtype=torch.uint8)  # the state of a generator that does not exist
+    names = dict(is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: 1, current_device=lambda: 0,
+                 synchronize=lambda *_: None, get_rng_state=lambda *_: dice.clone(), get_rng_state_all=lambda: [dice.clone()],
+                 set_rng_state=lambda state, *_: dice.copy_(state))
+    calls, run = _Calls(), torch.utils.checkpoint._run_fn_with_dynamo_disabled
+    def run_again(f, *args):  # an activation checkpoint, in the backward pass: there the function mode is off
+        with calls: return run(f, *args)
+    shape = {"default": lambda x: {"shape": x.shape, "dtype": x.dtype}}  # its own check would compare devices seen in the mode and out of it
+    with (patch.multiple(torch.cuda, **names), patch.object(torch.utils.checkpoint, "_run_fn_with_dynamo_disabled", run_again),
+          patch.dict(torch.utils.checkpoint._allowed_determinism_checks_to_fns, shape), _Kernels(), calls): yield

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from device.pretend import DeviceError, PretendGPU
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -152,6 +153,15 @@ def test_gradients_cross_with_their_tensors():
         (w.to("cuda").square() * torch.tensor([3., 5.], **G)).sum().backward()
         assert w.grad.device.type == "cpu" and w.grad.tolist() == [6., 20.]
         with pytest.raises(DeviceError): w.grad = w.grad.cuda()
+
+
+def test_recomputed_in_the_backward_pass():
+    "Activation checkpoints run the code a second time; it asks for devices again."
+    f = lambda y: y * torch.arange(3, device=y.device).to(y) + y.new_ones(3)
+    with PretendGPU():
+        y = x(**G).requires_grad_()
+        torch.utils.checkpoint.checkpoint(f, y, use_reentrant=False).sum().backward()
+        assert y.grad[0].tolist() == [0., 1., 2.]
 
 
 def test_backward_pass_is_watched():
