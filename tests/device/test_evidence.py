@@ -45,6 +45,7 @@ def test_rehearsal(rehearsal):
 
 def test_the_site_shows_no_rehearsal(rehearsal, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "evidence")
+    monkeypatch.delitem(sys.modules, "run", raising=False)  # tests/run.py, if another test has imported it
     from gpu import gpu_table
 
     assert gpu_table(tmp_path / "none.json") == gpu_table(rehearsal) and "Measured on CPUs only so far" in gpu_table(rehearsal)
