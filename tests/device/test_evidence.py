@@ -1,0 +1,57 @@
+"evidence/gpu.py where there is no GPU: it refuses to measure, and every line of it can be tried."
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+GPU = ROOT / "evidence/gpu.py"
+
+
+def python(*args, **kwargs):
+    return subprocess.run([sys.executable, *map(str, args)], cwd=ROOT, capture_output=True, text=True, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gpu") / "gpu.json"
+    done = python(GPU, "--rehearse", "--output", path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return path
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_refused_without_a_gpu():
+    before = (ROOT / "evidence/gpu.json").exists()
+    done = python(GPU)
+    assert done.returncode == 1 and "no GPU here" in done.stderr and "--rehearse" in done.stderr
+    assert (ROOT / "evidence/gpu.json").exists() == before
+
+
+def test_rehearsal(rehearsal):
+    figures = json.loads(rehearsal.read_text("utf-8"))
+    assert figures["rehearsal"] and "rehearsal" in figures["origin"]["gpu"]
+    for row in figures["models"].values():
+        for dtype in ("float32", "bfloat16"):
+            assert set(row[dtype]["tokens_per_second"]) == {"rollout", "annotate", "update"}
+            assert row["agreement"][dtype]["within"]
+        coarse, fine = (row["agreement"][d] for d in ("bfloat16", "float32"))
+        assert all(coarse["difference"][k] > fine["bound"][k] for k in ("logprobs", "gradient"))  # the bound can tell them apart
+    assert figures["resume"] == {"loaded_to_the_bit": True, "noise": 0., "difference": 0., "within": True}
+
+
+def test_the_site_shows_no_rehearsal(rehearsal, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "evidence")
+    monkeypatch.delitem(sys.modules, "run", raising=False)  # tests/run.py, if another test has imported it
+    from gpu import gpu_table
+
+    assert gpu_table(tmp_path / "none.json") == gpu_table(rehearsal) and "Measured on CPUs only so far" in gpu_table(rehearsal)
+    figures = json.loads(rehearsal.read_text("utf-8"))
+    figures["rehearsal"] = False
+    figures["origin"] |= {"gpu": "Some GPU", "memory_gib": 80., "cuda": "12.8"}
+    (tmp_path / "gpu.json").write_text(json.dumps(figures))
+    shown = gpu_table(tmp_path / "gpu.json")
+    assert "Some GPU (80 GiB" in shown and shown.count("| float32 |") == shown.count("| bfloat16 |") == 4 and "to the bit" in shown

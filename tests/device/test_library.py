@@ -1,0 +1,305 @@
+"""The library on a GPU that is not there (see pretend.py): whatever mixes devices, or sends data across without an explicit
+`.to`, fails with its line. The kernels are the CPU's own, so the figures must be the CPU's too."""
+
+import math
+
+import pytest
+import torch
+import transformers
+from device.pretend import DeviceError, PretendGPU
+
+from instruct_goose.models.agent import Agent, create_reference_model, response_logits, response_logprobs
+from instruct_goose.models.reward import RewardModel
+from instruct_goose.models.text import word_tokenizer
+from instruct_goose.objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
+from instruct_goose.objective.group import PRESETS
+from instruct_goose.objective.ppo import ppo_loss
+from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
+from instruct_goose.training.dpo import train_dpo
+from instruct_goose.training.pipeline import (
+    best_of_n,
+    ended,
+    kl_to_reference,
+    lm_nats,
+    pair_accuracy,
+    train_lm,
+    train_reward_model,
+    train_reward_model_on_ratings,
+    write,
+)
+from instruct_goose.training.rollout import sample
+from instruct_goose.training.trainer import RLHFConfig, RLHFTrainer
+
+WORDS = [f"w{i}" for i in range(9)]
+TOKENIZER = word_tokenizer(WORDS, 24, pad="<end>", bos="<end>", eos="<end>")
+EOS = TOKENIZER.eos_token_id
+BASE = dict(vocab_size=len(TOKENIZER), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=24,
+            pad_token_id=EOS, bos_token_id=EOS, eos_token_id=EOS)
+ROTARY = BASE | dict(intermediate_size=24, num_key_value_heads=1)
+CONFIGS = {"gpt2": lambda: transformers.GPT2Config(**BASE), "llama": lambda: transformers.LlamaConfig(**ROTARY),
+           "gemma2": lambda: transformers.Gemma2Config(**ROTARY, head_dim=8)}  # whose head is not plain: it caps its logits
+PROMPTS = ["w1 w2", "", "w3", "w4 w5 w6", "w1", "w7 w8", "w2", "w5"]  # of different lengths: padded
+TEXTS = ["w1 w2 w3", "w4 w5", "w6 w7 w8 w1 w2", "w3", "w5 w5 w6", "w8 w2", "w1 w1", "w7"]
+PAIRS = [{"chosen": a, "rejected": b} for a, b in zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True)]
+reward = lambda texts: [float(len(t)) + t.count("w1") for t in texts]
+
+
+@pytest.fixture
+def gpu():
+    with PretendGPU(): yield
+
+
+def tiny(kind="gpt2", seed=0):
+    torch.manual_seed(seed)
+    return transformers.AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval()
+
+
+def config(name="ppo", **changes):
+    size = {"group_size": 2} if PRESETS[name]["group_size"] > 1 else {}
+    return RLHFConfig.preset(name, **{"batch_size": 8, "max_new_tokens": 5, "lr": 1e-3, "steps": 2} | size | changes)
+
+
+def on_gpu(*things):
+    "All weights of modules, all tensors."
+    tensors = [t for x in things for t in ([x] if torch.is_tensor(x) else [*x.parameters(), *x.buffers()])]
+    return bool(tensors) and {t.device.type for t in tensors} == {"cuda"}
+
+
+def same(a, b):
+    "Two logs, but for what the clock says."
+    return all((x is None and b[k] is None) or math.isclose(x, b[k], rel_tol=1e-4, abs_tol=1e-5) for k, x in a.items() if "second" not in k)
+
+
+def run(kind, settings, value_model=None, device="cuda", n=2):
+    trainer = RLHFTrainer(Agent(tiny(kind), value_model=value_model), None, settings(device=device), tokenizer=TOKENIZER)
+    return trainer, [trainer.step(PROMPTS[:8 // trainer.config.group_size], reward) for _ in range(n)]
+
+
+# --- the trainer ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name, kind):
+    make = lambda **device: config(name, **device)
+    _, there = run(kind, make, device="cpu", n=1)
+    with PretendGPU():
+        trainer, here = run(kind, make, n=1)
+        assert on_gpu(trainer.agent, trainer.ref_model)
+    assert all(map(same, here, there))
+
+
+@pytest.mark.parametrize("changes", [
+    {"micro_batch_size": 3}, {"ent_coef": .01}, {"temperature": .7}, {"kl_target": 1.}, {"importance_cap": 2.}, {"dual_clip": 3.},
+    {"kl_placement": "loss", "kl_gradient": "ratio"}, {"kl_placement": "loss", "kl_gradient": "straight_through"}, {"weight_decay": .1},
+    {"advantage": "return"}, {"advantage": "greedy"}, {"advantage": "greedy", "micro_batch_size": 3}, {"device": "auto"}, {"beta": 0.}], ids=str)
+def test_settings(gpu, changes):
+    trainer, _ = run("gpt2", lambda device: config(**{"device": device} | changes))
+    assert on_gpu(trainer.agent, trainer.ref_model)
+
+
+def test_a_value_model_of_its_own(gpu):
+    assert on_gpu(run("llama", config, value_model="copy")[0].agent)
+
+
+def test_a_head_that_is_not_plain(gpu):
+    run("gemma2", config)
+
+
+def test_prompts_as_tensors(gpu):
+    "On the CPU or on the GPU, the trainer takes them where they are."
+    trainer = RLHFTrainer(tiny(), None, config(device="cuda"), tokenizer=TOKENIZER)
+    ids, mask = torch.tensor([[0, 3, 4], [0, 5, 0]] * 4), torch.tensor([[1, 1, 1], [1, 1, 0]] * 4)
+    for place in ("cpu", "cuda"):
+        trainer.step({"query_ids": ids.to(place), "query_mask": mask.to(place)}, reward)
+    trainer.step([torch.tensor([0, 3], device="cuda")] * 8, reward)
+
+
+def test_scores_from_anywhere(gpu):
+    trainer = RLHFTrainer(tiny(), None, config(device="cuda"), tokenizer=TOKENIZER)
+    for place in ("cpu", "cuda"):
+        trainer.step(PROMPTS, lambda texts, place=place: torch.tensor(reward(texts), device=place))
+    trainer.step(PROMPTS, RewardModel(classifier(), TOKENIZER).to("cuda"))
+
+
+def test_train(gpu):
+    "Evaluation, the best policy kept and put back, a stop by KL."
+    c = config(device="cuda", eval_every=1, keep_best=True, kl_stop=1e6)
+    trainer = RLHFTrainer(tiny(), None, c, tokenizer=TOKENIZER)
+    log = trainer.train(PROMPTS, reward, progress=False, held_out=PROMPTS[:3])
+    assert len(log) == 2 and "held_out_reward" in log[-1]
+    assert {x.device.type for x in trainer.best.values()} == {"cpu"}
+    trainer.load_best()
+    assert on_gpu(trainer.agent)
+    stopping = RLHFTrainer(tiny(), tiny(seed=1), config(device="cuda", kl_stop=1e-9), tokenizer=TOKENIZER)
+    assert len(stopping.train(PROMPTS, reward, progress=False)) == 1 and "kl_stop" in stopping.stopped
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_compute_loss(gpu, name, place):
+    trainer = RLHFTrainer(tiny(), None, config(name, device="cuda"))
+    query, response = torch.tensor([[0, 3, 4], [0, 5, 0]] * 2), torch.tensor([[5, 0], [7, 2]] * 2)
+    q, r = torch.tensor([[1, 1, 1], [1, 1, 0]] * 2), torch.ones(4, 2, dtype=torch.bool)
+    scores = torch.tensor([1., 0., .5, 2.])
+    extra = {"baseline": scores.to(place) / 2} if trainer.config.advantage == "greedy" else {}
+    loss = trainer.compute_loss(*(x.to(place) for x in (query, q, response, r, scores)), **extra)
+    loss.backward()
+    assert on_gpu(loss) and on_gpu(*(p.grad for p in trainer.agent.model.parameters()))
+
+
+def annotates_elsewhere(trainer):
+    annotate = trainer.annotate
+    def wrong(rollout):
+        rollout = annotate(rollout)
+        rollout.old_logprobs = rollout.old_logprobs.cpu()
+        return rollout
+    trainer.annotate = wrong
+
+
+MISTAKES = {"a reference left behind": lambda t: t.ref_model.cpu(), "a value head left behind": lambda t: t.agent.value_head.cpu(),
+            "half the policy": lambda t: t.agent.model.transformer.h[1].cpu(), "log-probabilities left behind": annotates_elsewhere}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found_with_its_line(gpu, mistake):
+    "So that the silence of the other tests means something."
+    trainer = RLHFTrainer(tiny(), None, config(device="cuda"), tokenizer=TOKENIZER)
+    MISTAKES[mistake](trainer)
+    with pytest.raises((DeviceError, RuntimeError), match=r"same device.* at \w+\.py:\d+: "): trainer.step(PROMPTS, reward)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+def classifier(kind="gpt2", seed=0):
+    torch.manual_seed(seed)
+    c = CONFIGS[kind]()
+    c.num_labels = 1
+    return transformers.AutoModelForSequenceClassification.from_config(c).eval()
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_sampling(gpu, kind):
+    model, mask = tiny(kind).cuda(), torch.tensor([[0, 1, 1], [1, 1, 0], [1, 1, 1]])
+    ids = torch.tensor([[0, 0, 3], [0, 4, 0], [0, 5, 6]])
+    for place in ("cpu", "cuda"):
+        for how in ({"generator": torch.Generator().manual_seed(0)}, {"greedy": True}, {"top_k": 2}, {}):
+            out = sample(model, ids.to(place), mask.to(place), 4, EOS, EOS, with_logprobs=True, **how)
+            assert on_gpu(*out)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_agent(gpu, kind, tmp_path):
+    agent, mask = Agent(tiny(kind), value_model="copy").cuda(), torch.ones(2, 3, dtype=torch.bool, device="cuda")
+    ids = torch.tensor([[0, 3, 4], [0, 5, 6]], device="cuda")
+    now = agent.evaluate(ids, mask, ids, mask)
+    (now.logprobs.sum() + now.values.sum() + now.entropy.sum()).backward()
+    assert on_gpu(*now, *agent(ids, mask), agent.values(ids, mask, ids, mask), create_reference_model(agent))
+    assert on_gpu(response_logprobs(agent.model, ids, mask, ids, mask), response_logits(agent.model, ids, mask, ids, mask))
+    agent.save_pretrained(tmp_path)
+    assert on_gpu(Agent.from_pretrained(tmp_path).cuda())
+
+
+def test_agent_refuses_what_is_elsewhere(gpu):
+    "Agent and its functions take tensors where the model is, as every module of torch does. They do not move them in silence."
+    agent, mask = Agent(tiny()).cuda(), torch.ones(1, 3, dtype=torch.bool)
+    ids = torch.tensor([[0, 3, 4]])
+    with pytest.raises(DeviceError): agent.evaluate(ids, mask, ids, mask)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_reward_model(gpu, kind, tmp_path):
+    lm = tiny(kind).cuda()
+    model = RewardModel.from_causal_lm(lm, TOKENIZER)
+    assert on_gpu(model)
+    train_reward_model(model, PAIRS, steps=3, lr=1e-3, batch_size=4, progress=False)
+    train_reward_model_on_ratings(model, TEXTS, [[1, 2], [3], [2], [5, 4], [1], [2], [3], [4]], steps=2, lr=1e-3, batch_size=4, progress=False)
+    model.normalise(TEXTS)
+    scores = model.score(TEXTS)
+    assert abs(sum(scores)) < 1e-4 and 0 <= pair_accuracy(model.score, PAIRS) <= 1
+    model.save_pretrained(tmp_path)
+    assert RewardModel.from_pretrained(tmp_path).to("cuda").score(TEXTS) == pytest.approx(scores, abs=1e-5)
+
+
+# --- the other stages -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])
+def test_language_model(kind):
+    def trained(place):
+        lm = tiny(kind).to(place)
+        log = train_lm(lm, TOKENIZER, TEXTS, steps=3, lr=1e-3, batch_size=4, progress=False)
+        train_lm(lm, TOKENIZER, TEXTS, prompts=[t[:2] for t in TEXTS], steps=2, lr=1e-3, batch_tokens=24, progress=False)
+        return lm, log, lm_nats(lm, TOKENIZER, TEXTS, batch_size=3)
+
+    _, there, nats = trained("cpu")
+    with PretendGPU():
+        lm, here, also = trained("cuda")
+        assert on_gpu(lm)
+    assert all(map(same, here, there)) and nats == pytest.approx(also, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_dpo(gpu, kind):
+    lm = tiny(kind).cuda()
+    train_dpo(lm, TOKENIZER, [p | {"prompt": ""} for p in PAIRS], steps=2, lr=1e-3, ref_model=create_reference_model(lm), batch_size=4, progress=False)
+    assert on_gpu(lm)
+
+
+def test_write_and_best_of_n(gpu):
+    lm = tiny().cuda()
+    r = write(lm, TOKENIZER, [p for p in PROMPTS for _ in range(2)], 5, batch_size=6)
+    best, _ = best_of_n(r, reward(r.texts), 2)
+    assert len(best) == len(PROMPTS) and on_gpu(best.response_ids, ended(best, EOS), kl_to_reference(lm, tiny(seed=1).cuda(), best, batch_size=3))
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
+def test_resume(gpu, tmp_path, name):
+    "Two iterations are one, a checkpoint on disk, and another: to the bit, for it is the same process."
+    make = lambda: RLHFTrainer(tiny(), None, config(name, device="cuda", steps=4, eval_every=1, keep_best=True), tokenizer=TOKENIZER)
+    go = lambda trainer, n: trainer.train(PROMPTS, reward, steps=n, progress=False, held_out=PROMPTS[:3])
+    whole, first, second = make(), make(), make()
+    log = go(whole, 3)
+    go(first, 1)
+    saved = save_checkpoint(tmp_path, *first.state())
+    tensors, record = load_checkpoint(saved)
+    assert not on_gpu(*tensors.values())
+    second.load_state(tensors, record)
+    assert all(map(same, go(second, 2), log[1:])) and on_gpu(second.agent)
+    moments = [x for s in second.optimizer.state.values() for k, x in s.items() if k != "step"]
+    assert on_gpu(*moments)
+    for a, b in zip(whole.agent.parameters(), second.agent.parameters(), strict=True): assert torch.equal(a, b)
+
+
+def test_a_run_from_the_cpu_goes_on_on_the_gpu_only_where_it_was_made(gpu):
+    "Another device is another setting: refused in words, not by a kernel."
+    on_cpu = RLHFTrainer(tiny(), None, config(device="cpu"), tokenizer=TOKENIZER)
+    with pytest.raises(ValueError, match="device was 'cpu' and is 'cuda'"):
+        RLHFTrainer(tiny(), None, config(device="cuda"), tokenizer=TOKENIZER).load_state(*on_cpu.state())
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+def test_gaussian(gpu):
+    mean, std = torch.zeros(4, 2, device="cuda", requires_grad=True), torch.ones(2, device="cuda")
+    actions, mask = torch.ones(4, 2, device="cuda"), torch.tensor([True, True, False, True], device="cuda")
+    for x in (gaussian_logprobs(actions, mean, std), gaussian_logprobs(actions, mean, std, mask), gaussian_entropy(std),
+              gaussian_kl(mean, std, actions, 2 * std)): assert on_gpu(x)
+    with pytest.raises(DeviceError): gaussian_logprobs(actions, mean, std, mask.cpu())
+
+
+def test_ppo_loss(gpu):
+    x, mask = torch.full((2, 3), -1., device="cuda"), torch.tensor([[True, True, False], [True] * 3], device="cuda")
+    on = x.clone().requires_grad_()
+    loss, parts = ppo_loss(on, x, x, mask, values=on, old_values=x, returns=x, entropy=-on)
+    loss.backward()
+    assert on_gpu(loss, on.grad, *(p for p in parts.values() if torch.is_tensor(p)))
+    with pytest.raises(DeviceError): ppo_loss(on, x, x, mask.cpu(), values=on, old_values=x, returns=x, entropy=-on)
+
+
+# --- the main job -----------------------------------------------------------------------------------------------------
+def test_quickstart(gpu, tmp_path):
+    from instruct_goose.practice.quickstart import QuickstartConfig, run_quickstart
+
+    tiny_run = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=2, batch_size=16, eval_samples=32,
+                    tune_steps=2, progress=False, save_every=1, device="cuda")
+    summary = run_quickstart(QuickstartConfig(**tiny_run, output_dir=tmp_path / "run"))
+    assert summary["config"]["device"] == "cuda" and math.isfinite(summary["after"]["human_score"])
+    (tmp_path / "run/summary.json").unlink()
+    again = run_quickstart(QuickstartConfig(**tiny_run, output_dir=tmp_path / "run", resume=True))
+    assert again["after"] == summary["after"]
