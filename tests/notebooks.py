@@ -53,7 +53,7 @@ def run(path: Path) -> dict:
 def told(result: dict) -> str:
     "One paragraph about a notebook that fell."
     f = result["fell"]
-    return f"{result['name']}, cell {f.get('cell')} ({f.get('id')}): {f.get('line', '')}\n      {f['error']}"
+    return f"{result['name']}, cell {f.get('cell')} ({f.get('id')}): {f.get('line', '')}\n       why: {f['error']}"
 
 
 def main():
