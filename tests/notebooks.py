@@ -40,9 +40,10 @@ def run(path: Path) -> dict:
     def caught(shell, *args, **kwargs):
         "nbdev asks for this text when a cell has failed, and drops the rest."
         cell, error = shell._cell_idx - 1, shell.exc
-        lines = [f.line for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<ipython")]
-        fell.update(cell=cell, id=json.loads(path.read_text("utf-8"))["cells"][cell].get("id"), line=lines[-1] if lines else "",
-                    error=" ".join(traceback.format_exception_only(error)[-1].split())[:500])
+        lines = [f.line for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<ipython")] or [""]
+        words = " ".join(traceback.format_exception_only(error)[-1].split())[:500]
+        if words == "AssertionError": words += f": {lines[-1]}"
+        fell.update(cell=cell, id=json.loads(path.read_text("utf-8"))["cells"][cell].get("id"), line=lines[0], error=words)
         return pretty(shell, *args, **kwargs)
 
     CaptureShell.prettytb = caught
