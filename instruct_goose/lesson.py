@@ -42,7 +42,12 @@ class Example:
 # %% ../nbs/00_notation.ipynb #0f9be644
 def running_example() -> Example:
     "The two responses of the lessons, made afresh so that you may change them."
-    d = lambda rows: torch.tensor(rows, dtype=torch.float64)
+    def d(rows):
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def pick(p):
+        return p.log().gather(-1, tokens[..., None])[..., 0]
+
     flat = [1 / 3, 1 / 3, 1 / 3]  # nobody reads the padding
     new = d([[[.55, .30, .15], [.60, .20, .20], [.35, .30, .35]],
              [[.60, .15, .25], [.20, .25, .55], flat]])
@@ -51,7 +56,6 @@ def running_example() -> Example:
     ref = d([[[.40, .40, .20], [.40, .40, .20], [.25, .25, .50]],
              [[.50, .25, .25], [.50, .25, .25], flat]])
     tokens = torch.tensor([[0, 0, 2], [1, 2, 0]])
-    pick = lambda p: p.log().gather(-1, tokens[..., None])[..., 0]
     return Example(
         tokens=tokens, mask=torch.tensor([[True, True, True], [True, True, False]]),
         logits=new.log(), old_logits=old.log(), ref_logits=ref.log(),
@@ -68,7 +72,8 @@ def at_the_keyboard() -> bool:
 
 def differs(message: str) -> None:
     "What a check that fails does: AssertionError in a test, a line of text for a person."
-    if not at_the_keyboard(): raise AssertionError(message)
+    if not at_the_keyboard():
+        raise AssertionError(message)
     print(f"You changed something: {message}")
 
 # %% ../nbs/00_notation.ipynb #b7d48dd5
@@ -93,13 +98,16 @@ def within(value, low, high) -> None:
 
 def claim(truth, words: str = "what this line says") -> None:
     "Check a statement, given in words."
-    if not truth: differs(f"it no longer holds: {words}")
+    if not truth:
+        differs(f"it no longer holds: {words}")
 
 # %% ../nbs/00_notation.ipynb #6fa6a671
 def diagnose(answer, *args, right, mistakes: dict) -> str:
     "Run a learner's function: 'right', the name of its mistake, or what it returned."
-    try: got = answer(*args)
-    except Exception as e: return f"it raised {type(e).__name__}: {e}"
+    try:
+        got = answer(*args)
+    except Exception as e:
+        return f"it raised {type(e).__name__}: {e}"
     if got is None:
         return "nothing returned yet: write the function, then run this again"
     if not torch.is_tensor(got):
@@ -107,9 +115,12 @@ def diagnose(answer, *args, right, mistakes: dict) -> str:
     right = torch.as_tensor(right)
     if got.shape != right.shape:
         return f"shape: yours is {tuple(got.shape)}, expected {tuple(right.shape)}"
-    close = lambda other: torch.allclose(
-        got.double(), torch.as_tensor(other).double(), atol=1e-6)
-    if close(right): return "right"
+
+    def close(other):
+        return torch.allclose(got.double(), torch.as_tensor(other).double(), atol=1e-6)
+
+    if close(right):
+        return "right"
     named = (name for name, wrong in mistakes.items() if close(wrong))
     return next(named, f"not yet: you have {got}, expected {right}")
 
@@ -120,6 +131,7 @@ GREEN, PURPLE, GREY = "#12a150", "#a855f7", "#8a8a8a"
 def figure_style():
     "Figures as SVG, without boxes, in the lessons' colours. Call once per notebook."
     import matplotlib.pyplot as plt
+    from matplotlib.rcsetup import cycler
     from matplotlib_inline.backend_inline import set_matplotlib_formats
 
     set_matplotlib_formats("svg")
@@ -131,14 +143,14 @@ def figure_style():
         "axes.edgecolor": GREY, "axes.titlesize": 11, "axes.titleweight": "bold",
         "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
         "font.size": 10.5, "lines.linewidth": 2.2,
-        "axes.prop_cycle": plt.cycler(color=[BLUE, ORANGE, GREEN, PURPLE, GREY])})
+        "axes.prop_cycle": cycler(color=[BLUE, ORANGE, GREEN, PURPLE, GREY])})
     torch.set_printoptions(precision=4, sci_mode=False)
 
 # %% ../nbs/00_notation.ipynb #a2dc2ac2
 def draw_tokens(ax, numbers: Tensor, mask: Tensor, labels=None, fmt="{:.2f}", centre=0.,
                 scale=None):
     "A (B, T) batch on a matplotlib axis: one box per token; padding is hatched."
-    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
 
     numbers = numbers.detach().double()
     scale = scale or (numbers - centre)[mask].abs().max().clamp(min=1e-9).item()
@@ -147,11 +159,11 @@ def draw_tokens(ax, numbers: Tensor, mask: Tensor, labels=None, fmt="{:.2f}", ce
             box = ((t + .05, -i + .08), .9, .84)
             if not real:
                 ax.add_patch(
-                    plt.Rectangle(*box, fill=False, ec=GREY, hatch="//", lw=.8))
+                    Rectangle(*box, fill=False, ec=GREY, hatch="//", lw=.8))
                 continue
             x = numbers[i, t].item() - centre
             ax.add_patch(
-                plt.Rectangle(
+                Rectangle(
                     *box, lw=0, facecolor=GREEN if x >= 0 else ORANGE,
                     alpha=.15 + .45 * min(1, abs(x) / scale)))
             word = f"{labels[i][t]}\n" if labels is not None else ""
@@ -161,4 +173,5 @@ def draw_tokens(ax, numbers: Tensor, mask: Tensor, labels=None, fmt="{:.2f}", ce
     ax.set(xlim=(0, T), ylim=(1 - B, 1))
     ax.set_yticks([.5 - i for i in range(B)], [f"response {i + 1}" for i in range(B)])
     ax.set_xticks([t + .5 for t in range(T)], [f"t = {t + 1}" for t in range(T)])
-    ax.tick_params(length=0); ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)

@@ -11,6 +11,17 @@ from pathlib import Path
 
 root = Path(__file__).parents[1]
 bin = Path(sys.executable).parent
+WHY = "       why: "  # the line below a notebook that fell, in tests/notebooks.py
+FELL_ELSEWHERE = ["2_models/02_reward", "3_training/01_trainer", "4_practice/01_quickstart", "4_practice/04_family", "4_practice/11_invariances"]
+
+
+def other_machine() -> tuple[str, dict]:
+    "The capability that is not this processor's own, with its environment variables."
+    sys.path.insert(0, str(root / "tests/portable"))
+    from variants import FORCED, missing
+
+    name = "default" if missing("avx512") else "avx2"
+    return name, FORCED[name]
 
 
 def steps(workers: int) -> dict:
@@ -23,7 +34,10 @@ def steps(workers: int) -> dict:
             [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/repo/test_current.py"]),
         "notebooks": (
             "every notebook runs, and what it asserts holds",
-            [bin / "nbdev-test", "--n-workers", str(workers), "--do-print", "--timing"]),
+            [python, "tests/notebooks.py", "--workers", str(workers)]),
+        "portable": (
+            f"the lessons that once fell elsewhere, on another processor's arithmetic: {other_machine()[0]}",
+            [python, "tests/notebooks.py", "--workers", str(workers), *FELL_ELSEWHERE]),
         "site": ("the site builds without a warning, every formula is valid", [python, "docs/build.py", "--quiet"]),
         "pytest": (
             "properties, parity, reliability, repository and site",
@@ -38,15 +52,16 @@ def tracked() -> dict | None:
     return {name: path.read_bytes() if (path := root / name).exists() else b"" for name in done.stdout.splitlines()}
 
 
-def run(command, env) -> tuple[int, str]:
-    "Run, show the output as it comes, and return the exit status and the last line."
-    last = ""
+def run(command, env) -> tuple[int, str, list[str]]:
+    "Run, show the output as it comes, and return the exit status, the last line, and the lines that say what fell and why."
+    last, fell = "", []
     with subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           errors="replace") as process:
         for line in process.stdout:
             print(line, end="", flush=True)
             last = line.strip() or last
-    return process.returncode, last
+            if line.startswith(("FAILED ", "ERROR ", WHY)) and not line.endswith(" s\n"): fell.append(line.rstrip())
+    return process.returncode, last, fell
 
 
 def main():
@@ -65,15 +80,16 @@ def main():
         if args.only and name not in args.only: continue
         print(f"\n\033[1m── {name}: {what}\033[0m", flush=True)
         start = time.time()
-        status, last = run(command, env)
-        results.append((name, status == 0, time.time() - start, last))
+        status, last, fell = run(command, env | (other_machine()[1] if name == "portable" else {}))
+        results.append((name, status == 0, time.time() - start, last, fell))
     after = tracked()
     if before is not None and (changed := sorted(n for n in before | after if before.get(n) != after.get(n))):
-        results.insert(0, ("git", False, 0, f"tracked files changed while the tests ran: {', '.join(changed)}"))
+        results.insert(0, ("git", False, 0, f"tracked files changed while the tests ran: {', '.join(changed)}", []))
 
     print("\n\033[1m── summary\033[0m")
-    for name, ok, seconds, last in results:
+    for name, ok, seconds, last, fell in results:
         print(f"{'ok    ' if ok else 'FAILED'} {name:<10} {seconds:6.1f} s   {last if name in ('git', 'pytest') or not ok else ''}")
+        for line in fell: print(f"       {line}")
     sys.exit(not all(ok for _, ok, *_ in results))
 
 

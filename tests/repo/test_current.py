@@ -9,7 +9,7 @@ import pytest
 root = Path(__file__).parents[2]
 bin = Path(sys.executable).parent
 NOT_COPIED = shutil.ignore_patterns(
-    ".git", ".venv", "runs", "_site", "_build", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".ipynb_checkpoints")
+    ".git", ".venv*", "runs", "_site", "_build", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".ipynb_checkpoints")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,80 @@
+"""Run notebooks as nbdev-test does, each in a process of its own, and say for each that fails in which cell, at which line, and why.
+
+    python tests/notebooks.py                                     all of them
+    python tests/notebooks.py 3_training/01_trainer 2_models      some, by their names in nbs/
+    python tests/notebooks.py --json FILE                         what happened, for a program
+"""
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from execnb.shell import CaptureShell
+from nbdev.config import get_config
+from nbdev.doclinks import nbglob
+from nbdev.test import test_nb as run_nb
+
+root = Path(__file__).parents[1]
+nbs = root / "nbs"
+
+
+def title(path: Path) -> str: return path.relative_to(nbs).with_suffix("").as_posix()
+
+
+def find(names: list[str]) -> list[Path]:
+    "The notebooks of these names or folders, all of them without; an unknown name is an error."
+    every = {title(p): p for p in sorted(nbglob(nbs, as_path=True))}
+    chosen = {n: [t for t in every if f"{t}/".startswith(f"{n.removesuffix('.ipynb')}/")] for n in names}
+    if unknown := [n for n, found in chosen.items() if not found]: sys.exit(f"no such notebook: {', '.join(unknown)}")
+    return [p for t, p in every.items() if not names or any(t in found for found in chosen.values())]
+
+
+def run(path: Path) -> dict:
+    "One notebook; `fell` is None, or where and why."
+    os.environ["GOOSE_LESSON"] = title(path)
+    cfg, pretty, fell = get_config(), CaptureShell.prettytb, {}
+
+    def caught(shell, *args, **kwargs):
+        "nbdev asks for this text when a cell has failed, and drops the rest."
+        cell, error = shell._cell_idx - 1, shell.exc
+        lines = [f.line for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<ipython")] or [""]
+        words = " ".join(traceback.format_exception_only(error)[-1].split())[:500]
+        if words == "AssertionError": words += f": {lines[-1]}"
+        fell.update(cell=cell, id=json.loads(path.read_text("utf-8"))["cells"][cell].get("id"), line=lines[0], error=words)
+        return pretty(shell, *args, **kwargs)
+
+    CaptureShell.prettytb = caught
+    ok, seconds = run_nb(path, skip_flags=cfg.tst_flags.split(), basepath=cfg.config_path, cell_timeout=cfg.cell_timeout)
+    return {"name": title(path), "seconds": round(seconds, 1), "fell": None if ok else fell or {"error": "it could not be read"}}
+
+
+def told(result: dict) -> str:
+    "One paragraph about a notebook that fell."
+    f = result["fell"]
+    return f"{result['name']}, cell {f.get('cell')} ({f.get('id')}): {f.get('line', '')}\n       why: {f['error']}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    paths, results = find(args.names), []
+    import torch  # noqa: F401  once, before the processes are forked
+    os.chdir(nbs)
+    with multiprocessing.get_context("fork").Pool(args.workers, maxtasksperchild=1) as pool:
+        for r in pool.imap_unordered(run, paths, chunksize=1):
+            results.append(r)
+            print(f"{'FAILED' if r['fell'] else 'ok    '} {r['name']:<34} {r['seconds']:6.1f} s", flush=True)
+    if args.json: args.json.write_text(json.dumps(sorted(results, key=lambda r: r["name"])), "utf-8")
+    fell = [r for r in results if r["fell"]]
+    for r in sorted(fell, key=lambda r: r["name"]): print(f"FAILED {told(r)}")
+    print(f"{len(results) - len(fell)} of {len(results)} notebooks ran to the end")
+    sys.exit(bool(fell))
+
+
+if __name__ == "__main__": main()

@@ -1,0 +1,129 @@
+"""The switch changes the arithmetic and nothing else. Each case is a process of its own, since torch reads its settings once."""
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+here = Path(__file__).parent
+sys.path.insert(0, str(here))
+from variants import FORCED, missing  # noqa: E402
+
+PROGRAM = """
+import copy, io, json, multiprocessing, subprocess, sys, tempfile, threading
+if __name__ == "__main__":
+    assert "torch" not in sys.modules, "the hook imported torch"
+    import torch
+    from torch import nn
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    def seeded(make):
+        torch.manual_seed(0)
+        return make()
+
+    def control():
+        net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        for layer in (net[0], net[2]): nn.init.orthogonal_(layer.weight); nn.init.zeros_(layer.bias)
+        return net
+
+    models = {
+        "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2)),
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)),
+        "linear": lambda: nn.Linear(5, 3), "embedding": lambda: nn.Embedding(5, 3), "attention": lambda: nn.MultiheadAttention(8, 2),
+        "float64": lambda: nn.Linear(5, 3, dtype=torch.float64), "control": control}
+    weights = lambda model: torch.cat([p.detach().double().flatten() for p in model.parameters()]).tolist()
+    out = {"weights": {}, "stream": {}}
+    for name, make in models.items():
+        model = seeded(make)
+        out["stream"][name] = torch.rand(3).tolist()
+        out["weights"][name] = weights(model)
+        assert weights(seeded(make)) == out["weights"][name], "two models of one seed"
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = seeded(models["gpt2"])
+        model.save_pretrained(folder)
+        loaded = GPT2LMHeadModel.from_pretrained(folder)
+        assert weights(loaded) == weights(model), "loaded weights are other ones"
+    again = seeded(models["linear"]); again.load_state_dict({"weight": torch.ones(3, 5), "bias": torch.zeros(3)})
+    assert weights(again) == [1.] * 15 + [0.] * 3 and weights(copy.deepcopy(model)) == weights(model)
+
+    torch.set_num_threads(3)
+    out["says"], working = torch.get_num_threads(), []
+    count = lambda: working.append(int(torch.__config__.parallel_info().split("at::get_num_threads() :")[1].split()[0]))
+    count(); t = threading.Thread(target=count); t.start(); t.join()
+    out["works"] = working
+    child = "import torch; torch.manual_seed(0); print(torch.nn.Linear(5, 3).weight.double().flatten().tolist())"
+    out["child"] = json.loads(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout)
+    print(json.dumps(out))
+"""
+
+
+LINEAR = "import torch; torch.manual_seed(0); print(torch.nn.Linear(5, 3).weight.double().flatten().tolist())"
+path = os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")]))
+
+
+def python(code: str, **variables) -> str:
+    "What a program says in an environment with these variables, and none of the others that make another machine."
+    ours = {"PYTHONPATH"} | {k for variant in FORCED.values() for k in variant}
+    env = {k: v for k, v in os.environ.items() if k not in ours and not k.startswith("GOOSE_")}
+    done = subprocess.run([sys.executable, "-c", code], env=env | variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def machine():
+    "machine(**variables): what PROGRAM says there, with the switch on the path. Asked once for each set of variables."
+    return functools.cache(lambda **variables: json.loads(python(PROGRAM, PYTHONPATH=path, **variables).splitlines()[-1]))
+
+
+def relative(a, b): return [abs(x / y - 1) for x, y in zip(a, b, strict=True) if y]
+
+
+@pytest.mark.parametrize("draw", [1, 2])
+def test_jitter_moves_every_weight_that_is_drawn_by_a_millionth(machine, draw):
+    native, other = machine(), machine(GOOSE_JITTER=str(draw))
+    for name, weights in native["weights"].items():
+        off = relative(other["weights"][name], weights)
+        # noise is standard normal: beyond 6 once in 5e8; float32 rounds by 6e-8. Constants, such as the gains of a layer norm, stay
+        assert max(off) < 6.1e-6, name
+        assert sum(x > 0 for x in off) > .5 * len(off) and sum(off) / len(off) > 2e-7, name
+        assert [x for x, y in zip(other["weights"][name], weights) if not y] == [0.] * weights.count(0.), f"{name}: zero stays zero"
+
+
+def test_jitter_leaves_the_random_stream_alone(machine):
+    assert machine(GOOSE_JITTER="1")["stream"] == machine()["stream"]
+
+
+def test_draws_differ_and_repeat(machine):
+    assert machine(GOOSE_JITTER="1")["weights"] != machine(GOOSE_JITTER="2")["weights"]
+    one = machine(GOOSE_JITTER="1")
+    assert one["child"] == one["weights"]["linear"][:15]  # another process, same draw
+
+
+def test_without_a_variable_nothing_changes(machine):
+    native = machine()
+    assert native["says"] == 3 and native["works"] == [3, 3]
+    assert json.loads(python(LINEAR)) == native["child"] == native["weights"]["linear"][:15]
+
+
+def test_threads_are_ours_whatever_a_program_asks_for(machine):
+    two = machine(GOOSE_THREADS="2")
+    assert two["works"] == [2, 2] and two["says"] == 3
+    assert two["weights"] == machine()["weights"]
+
+
+def test_what_draws_is_noted(machine, tmp_path):
+    noted = tmp_path / "drawn"
+    said = python(LINEAR, PYTHONPATH=path, GOOSE_DRAWN=str(noted), GOOSE_LESSON="a lesson", PYTEST_CURRENT_TEST="")
+    assert noted.read_text("utf-8") == "a lesson\n" and json.loads(said) == machine()["child"]
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_a_capability_is_forced(capability):
+    if why := missing(capability): pytest.skip(why)
+    said = python("import torch; print(torch.backends.cpu.get_cpu_capability())", **FORCED[capability])
+    assert said.strip() == capability.upper()

@@ -1,0 +1,50 @@
+"""A learner changes a constant, and the lesson goes on: it says what has become different, and every cell still runs.
+
+Each lesson runs in a process of its own, as in Jupyter: the shell has a kernel, and nothing says that this is a test.
+"""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+root = Path(__file__).parents[2]
+CHANGES = [  # lesson, what it says, what the learner writes instead
+    ("1_objective/02_kl", "near, far = along(.1), along(4.)", "near, far = along(.2), along(3.)"),
+    ("1_objective/03_advantages", "gae(rewards, values, ex.mask, ex.gamma, ex.lam)", "gae(rewards, values, ex.mask, ex.gamma, .95)"),
+    ("1_objective/04_policy_loss", "clipped_objective(ratio, advantages, ex.clip)", "clipped_objective(ratio, advantages, .1)"),
+    ("3_training/01_trainer", 'lr_schedule="linear", seed=9)', 'lr_schedule="linear", seed=1)'),
+]
+
+
+def by_hand(path: str, old: str, new: str) -> dict:
+    "Run the changed lesson: what was printed of changes, and the cells that stopped it."
+    from execnb.shell import CaptureShell
+    from fastcore.nbio import read_nb
+
+    shell, nb = CaptureShell(path), read_nb(path)
+    shell.kernel = "a person's"
+    assert sum(old in c.source for c in nb.cells if c.cell_type == "code"), f"the lesson no longer says {old!r}"
+    os.chdir(Path(path).parent)
+    said, errors = [], []
+    for c in nb.cells:
+        if c.cell_type != "code" or "nbdev_export" in c.source: continue
+        for o in shell.run(c.source.replace(old, new)):
+            if o["output_type"] == "error": errors.append(f"cell {c.id}: {o['ename']}: {o['evalue'][:200]}")
+            said += [line for line in "".join(o.get("text", "")).splitlines() if "You changed something" in line]
+    return {"said": said, "errors": errors}
+
+
+@pytest.mark.parametrize("lesson, old, new", CHANGES, ids=[f"{lesson}-{new}" for lesson, _, new in CHANGES])
+def test_a_changed_constant_stops_nobody(lesson, old, new):
+    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
+    done = subprocess.run([sys.executable, __file__, str(root / f"nbs/{lesson}.ipynb"), old, new], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert not found["errors"]
+    assert found["said"], "nobody noticed"
+
+
+if __name__ == "__main__": print("\n" + json.dumps(by_hand(*sys.argv[1:])), flush=True), os._exit(0)
