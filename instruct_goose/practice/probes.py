@@ -63,8 +63,10 @@ def policy_at(
 ) -> dict[str, float]: # the probability of each action
     "π(a|s), from a forward pass of this one text, without padding."
     ids = torch.tensor([tokenizer(text).input_ids], device=next(model.parameters()).device)
-    with evaluating(model): logits = model(input_ids=ids).logits[0, -1]
-    return dict(zip(ACTIONS, (logits.float() / temperature).softmax(-1)[_ids(tokenizer)].tolist()))
+    with evaluating(model):
+        logits = model(input_ids=ids).logits[0, -1]
+    chances = (logits.float() / temperature).softmax(-1)[_ids(tokenizer)]
+    return dict(zip(ACTIONS, chances.tolist()))
 
 @torch.no_grad()
 def values_at(
@@ -77,13 +79,14 @@ def values_at(
     rows = tokenizer(prompt).input_ids, tokenizer.convert_tokens_to_ids(list(response))
     device = next(agent.parameters()).device
     query, answer = (torch.tensor([row], device=device) for row in rows)
-    full = lambda x: torch.ones_like(x, dtype=torch.bool)
-    return agent.values(query, full(query), answer, full(answer))[0].tolist()
+    query_mask, mask = (torch.ones_like(x, dtype=torch.bool) for x in (query, answer))
+    return agent.values(query, query_mask, answer, mask)[0].tolist()
 
 # %% ../../nbs/4_practice/09_probes.ipynb #12d4aff0
 FROZEN = 1e-9  # a learning rate that changes nothing in 60 steps
 
-class Missing(Exception): "A part of the interface that the trainer does not have."
+class Missing(Exception):
+    "A part of the interface that the trainer does not have."
 
 def trained(
     make_trainer: Callable, # like RLHFTrainer: (model, ref_model, config, tokenizer=…)
@@ -126,7 +129,8 @@ class Reading:
 def value_head(make_trainer: Callable, seed: int = 0) -> Reading:
     """Frozen policy; 1 if the first word is a or b, else 0. V(start) = ½, then 1 or 0 as the
     first word has decided."""
-    reward = lambda texts: [float(t[:1] in ("a", "b")) for t in texts]
+    def reward(texts):
+        return [float(t[:1] in ("a", "b")) for t in texts]
     trainer, tokenizer, _ = trained(
         make_trainer, [""], reward, steps=30, batch_size=128, epochs=3, max_new_tokens=2,
         values=True, lr=FROZEN, value_lr=.05, lam=1., lr_schedule="linear", seed=seed)
@@ -140,7 +144,8 @@ def value_head(make_trainer: Callable, seed: int = 0) -> Reading:
 # %% ../../nbs/4_practice/09_probes.ipynb #abec53d3
 def advantage_sign(make_trainer: Callable, seed: int = 0) -> Reading:
     "One word; −1 for a, −2 for anything else. π(a) leaves ¼ for 1."
-    reward = lambda texts: [-1. if t == "a" else -2. for t in texts]
+    def reward(texts):
+        return [-1. if t == "a" else -2. for t in texts]
     trainer, tokenizer, _ = trained(
         make_trainer, [""], reward, steps=15, max_new_tokens=1, lr=.03, advantage="return",
         whiten_advantages=True, seed=seed)
@@ -152,7 +157,11 @@ def advantage_sign(make_trainer: Callable, seed: int = 0) -> Reading:
 def credit(make_trainer: Callable, seed: int = 0) -> Reading:
     """γ: a reward of 1 at the end, whatever is said; Vₜ = ¼ + ¾γVₜ₊₁. λ: the first of three
     tokens decides, and the values stay 0. With λ = 1 it gets the credit, with λ = 0 none."""
-    out, always = Reading(), lambda texts: [1.] * len(texts)
+    def always(texts):
+        return [1.] * len(texts)
+    def first(texts):
+        return [3. if t[:1] == "a" else -1. for t in texts]
+    out = Reading()
     try:
         trainer, tokenizer, _ = trained(
             make_trainer, [""], always, values=True, steps=30, max_new_tokens=3, gamma=.5, lam=.5,
@@ -160,10 +169,11 @@ def credit(make_trainer: Callable, seed: int = 0) -> Reading:
         exact = (.484375, .625, 1.)
         for t, V in enumerate(values_at(trainer.agent, tokenizer, "abc")):
             out.add(f"V{t + 1}, γ=½", V, exact[t], .1)
-    except Missing as e: out.note = str(e)
-    first = lambda texts: [3. if t[:1] == "a" else -1. for t in texts]
+    except Missing as e:
+        out.note = str(e)
     for lam, answer in {1.: 1., 0.: 1 / 3}.items():
-        if lam == 0 and out.note: continue
+        if lam == 0 and out.note:
+            continue
         trainer, tokenizer, _ = trained(
             make_trainer, [""], first, steps=12, batch_size=192, max_new_tokens=3, lam=lam,
             lr=.005, value_lr=FROZEN, seed=seed)
@@ -174,14 +184,15 @@ def credit(make_trainer: Callable, seed: int = 0) -> Reading:
 # %% ../../nbs/4_practice/09_probes.ipynb #0154885d
 def eos(make_trainer: Callable, seed: int = 0) -> Reading:
     "Up to four tokens; 1 for exactly two words. π(end) is 0, 0, then 1."
-    reward = lambda texts: [float(len(t.split()) == 2) for t in texts]
+    def reward(texts):
+        return [float(len(t.split()) == 2) for t in texts]
     trainer, tokenizer, _ = trained(
         make_trainer, [""], reward, steps=40, max_new_tokens=4, lr=.02, value_lr=.05, seed=seed)
-    end = lambda said: policy_at(trainer.agent.model, tokenizer, said)["<eos>"]
     out = Reading()
     for n, answer in enumerate((0., 0., 1.)):
-        said = [" ".join(s) for s in (w * n for w in "abc")]
-        out.add(f"π(end | {n} words)", sum(map(end, said)) / 3, answer, .1)
+        said = [" ".join(w * n) for w in "abc"]
+        ends = [policy_at(trainer.agent.model, tokenizer, text)["<eos>"] for text in said]
+        out.add(f"π(end | {n} words)", sum(ends) / 3, answer, .1)
     return out
 
 # %% ../../nbs/4_practice/09_probes.ipynb #5135c8fe
@@ -192,9 +203,11 @@ def optimum(beta: int | float) -> torch.Tensor:
     "π*(a) ∝ π_ref(a) e^{r(a)/β} of the four actions."
     return (torch.tensor(REFERENCE).log() + torch.tensor(REWARDS) / beta).softmax(-1)
 
-def _distance(p, best): return (torch.tensor(list(p.values())) - best).abs().sum().item() / 2
+def _distance(p, best):
+    return (torch.tensor(list(p.values())) - best).abs().sum().item() / 2
 
-def _rate(texts): return [dict(zip(ACTIONS, REWARDS))[t or "<eos>"] for t in texts]
+def _rate(texts):
+    return [dict(zip(ACTIONS, REWARDS))[t or "<eos>"] for t in texts]
 
 def kl(make_trainer: Callable, seed: int = 0) -> Reading:
     "One token. π = π* ∝ π_ref e^{r/β}: for β = 1 half-way, for β = 50 at the reference."
@@ -215,18 +228,21 @@ ANSWERS = {"a": "a", "b b": "c", "a a a": "b"}  # prompts of different lengths
 def rows(make_trainer: Callable, seed: int = 0) -> Reading:
     "Three prompts, each with its own right word."
     right = {f"{prompt} {answer}" for prompt, answer in ANSWERS.items()}
-    reward = lambda texts: [float(t in right) for t in texts]
+    def reward(texts):
+        return [float(t in right) for t in texts]
     trainer, tokenizer, _ = trained(
         make_trainer, list(ANSWERS), reward, steps=30, batch_size=96, max_new_tokens=1, lr=.015,
         beta=.1, advantage="return", whiten_advantages=True, seed=seed)
     out = Reading()
     for prompt, answer in ANSWERS.items():
-        out.add(f"π({answer} | {prompt})", policy_at(trainer.agent.model, tokenizer, prompt)[answer], 1., .2)
+        said = policy_at(trainer.agent.model, tokenizer, prompt)
+        out.add(f"π({answer} | {prompt})", said[answer], 1., .2)
     return out
 
 # %% ../../nbs/4_practice/09_probes.ipynb #7816a0fd
 def temperature(make_trainer: Callable, seed: int = 0) -> Reading:
-    "As for the KL, β = 1, at τ = 2: the policy is softmax(z/2), and it must be the one that ends at π*."
+    """As for the KL, β = 1, at τ = 2: the policy is softmax(z/2), and it must be the one that ends
+    at π*."""
     tau = 2.
     trainer, tokenizer, history = trained(
         make_trainer, [""], _rate, tiny_world(REFERENCE, tau), steps=30, batch_size=128, lr=.04,
@@ -237,8 +253,10 @@ def temperature(make_trainer: Callable, seed: int = 0) -> Reading:
     out.add("distance from π*, τ=2", _distance(p, best), 0., .05)
     key = "max_ratio_deviation_first"
     logged = [m[key] for m in history or [] if isinstance(m, dict) and m.get(key) is not None]
-    if logged: out.add("max|ratio − 1| at first", max(logged), 0., 1e-3)
-    else: out.note = f"ratio not read: train returns no {key}"
+    if logged:
+        out.add("max|ratio − 1| at first", max(logged), 0., 1e-3)
+    else:
+        out.note = f"ratio not read: train returns no {key}"
     return out
 
 # %% ../../nbs/4_practice/09_probes.ipynb #77b89549
@@ -274,7 +292,7 @@ class ProbeResult:
     name: str
     passed: bool | None # None: skipped, and `note` says why
     measured: dict[str, float]
-    expected: dict[str, tuple[float, float]] # by the same names: the number, and how far off it may be
+    expected: dict[str, tuple[float, float]] # by the same names: the number, and how far off
     seconds: float
     look_at: str # if this one fails, look there
     note: str = "" # the error of a trainer that raised; what could not be read, and why
@@ -285,8 +303,10 @@ class ProbeResult:
                    + "off" * (k in _off(self)) for k, x in self.measured.items()]
         lines = [f"{self.name:<16}{word:<9}{self.seconds:>5.1f} s   " + (numbers or [""])[0]]
         lines += [" " * 35 + x for x in numbers[1:]]
-        if self.note: lines.append(f"    {self.note}")
-        if self.passed is False: lines.append(f"    look at {self.look_at}")
+        if self.note:
+            lines.append(f"    {self.note}")
+        if self.passed is False:
+            lines.append(f"    look at {self.look_at}")
         return "\n".join(line.rstrip() for line in lines)
 
 HEADER = f"{'probe':<16}{'result':<9}{'time':>7}   {'number':<24}{'measured':>9}   expected"
@@ -308,10 +328,13 @@ def run_probe(
             torch.manual_seed(seed)
             reading = probe.run(make_trainer or RLHFTrainer, seed=seed)
         passed, note = not _off(reading), reading.note
-    except Missing as e: passed, note = None, str(e)
-    except Exception as e: passed, note = False, f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"
+    except Missing as e:
+        passed, note = None, str(e)
+    except Exception as e:
+        passed, note = False, f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"
     seconds = time.perf_counter() - start
-    return ProbeResult(name, passed, reading.measured, reading.expected, seconds, probe.look_at, note)
+    return ProbeResult(name, passed, reading.measured, reading.expected, seconds, probe.look_at,
+                       note)
 
 # %% ../../nbs/4_practice/09_probes.ipynb #a85d484b
 def run_probes(
@@ -334,7 +357,8 @@ def run_probes(
     with torch_threads(1):
         for name in (n for n in PROBES if n in names):
             results.append(run_probe(name, make_trainer, seed))
-            if on_result: on_result(results[-1])
+            if on_result:
+                on_result(results[-1])
     return results
 
 # %% ../../nbs/4_practice/09_probes.ipynb #dd4fd63b
@@ -347,7 +371,8 @@ def _dial(**settings):
 
 def _after(step: str, harm: Callable):
     "A trainer that does `harm(self, rollout)` after one of its own steps."
-    class Harmed(RLHFTrainer): pass
+    class Harmed(RLHFTrainer):
+        pass
     def broken(self, *args, **options):
         rollout = getattr(RLHFTrainer, step)(self, *args, **options)
         harm(self, rollout)
@@ -356,19 +381,36 @@ def _after(step: str, harm: Callable):
     return Harmed
 
 # %% ../../nbs/4_practice/09_probes.ipynb #93d90443
-def _negate(trainer, r): r.advantages = -r.advantages
-def _late(trainer, r): r.advantages = r.advantages.roll(1, -1) * r.mask
-def _other_row(trainer, r): r.scores = r.scores.roll(1)
-def _moving(trainer, r): r.ref_logprobs = r.old_logprobs
-def _pays_drift(trainer, r): r.ref_logprobs = 2 * r.old_logprobs - r.ref_logprobs
+def _negate(trainer, r):
+    r.advantages = -r.advantages
+
+def _late(trainer, r):
+    r.advantages = r.advantages.roll(1, -1) * r.mask
+
+def _other_row(trainer, r):
+    r.scores = r.scores.roll(1)
+
+def _moving(trainer, r):
+    r.ref_logprobs = r.old_logprobs
+
+def _pays_drift(trainer, r):
+    r.ref_logprobs = 2 * r.old_logprobs - r.ref_logprobs
+
 def _cold_reference(trainer, r):
-    r.ref_logprobs = response_logprobs(trainer.ref_model, r.query_ids, r.query_mask, r.response_ids, r.mask)
+    rows = r.query_ids, r.query_mask, r.response_ids, r.mask
+    r.ref_logprobs = response_logprobs(trainer.ref_model, *rows)
+
 def _one_target(trainer, r):
-    if r.returns is not None: r.returns = masked_mean(r.returns, r.mask) * r.mask
+    if r.returns is not None:
+        r.returns = masked_mean(r.returns, r.mask) * r.mask
+
 def _paid_first(trainer, r):
-    if r.values is None: return
+    if r.values is None:
+        return
     r.rewards = r.rewards.sum(-1, keepdim=True) * (torch.arange(r.mask.shape[1]) == 0)
-    r.advantages, r.returns = gae(r.rewards, r.values, r.mask, trainer.config.gamma, trainer.config.lam)
+    c = trainer.config
+    r.advantages, r.returns = gae(r.rewards, r.values, r.mask, c.gamma, c.lam)
+
 def _without_end(trainer, r):
     end = torch.isin(r.response_ids, torch.tensor(trainer.eos_ids))
     end[:, 0] = False  # a row keeps its first token
