@@ -212,7 +212,7 @@ class Steps:
     rewards: Float[Tensor, "env time"]
     next_states: Float[Tensor, "env time state"] # after it, and before a restart
     terminated: Bool[Tensor, "env time"]         # the pole has fallen: nothing follows
-    truncated: Bool[Tensor, "env time"]          # the clock has stopped a run that could have gone on
+    truncated: Bool[Tensor, "env time"]          # the clock stopped what could have gone on
 
 def collect(
     envs: Environments,

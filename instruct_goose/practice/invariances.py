@@ -54,7 +54,8 @@ def outcome(
             out[f"token {f.name}"] = x[r.mask] if x.ndim == 2 else x
     for name, p in trainer.agent.named_parameters():
         out[f"weight {name}"] = p.detach().clone()
-        if p.grad is not None: out[f"gradient {name}"] = p.grad.clone()
+        if p.grad is not None:
+            out[f"gradient {name}"] = p.grad.clone()
     return out
 
 # %% ../../nbs/4_practice/11_invariances.ipynb #22e98dd8
