@@ -23,7 +23,8 @@ from ..training.pipeline import one_seed, torch_threads
 
 # %% ../../nbs/4_practice/06_classic_control.ipynb #2db04e5a
 def _gymnasium():
-    try: import gymnasium
+    try:
+        import gymnasium
     except ImportError as e:
         raise ImportError(
             "classic control needs gymnasium: pip install 'instruct_goose[control]'") from e
@@ -33,38 +34,43 @@ def _gymnasium():
 @dataclass
 class ControlConfig:
     "PPO on one environment. The defaults are CartPole's."
-    total_steps: int = 100_000  # of all environments together; the learning rate falls to 0 over them
+    total_steps: int = 100_000  # of all environments; the learning rate falls to 0 over them
     envs: int = 8  # copies of the environment that run side by side
     steps: int = 128  # steps that each copy takes between two updates
     epochs: int = 4  # passes over the collected steps
     minibatches: int = 4  # optimizer steps per pass
     lr: float = 2.5e-3  # learning rate at the start
     gamma: float = 0.98  # discount per step
-    lam: float = 0.95  # the GAE dial
+    lam: float = 0.95  # λ of GAE
     clip: float = 0.2  # how far the ratio may usefully go from 1
     vf_coef: float = 0.5  # weight of the value loss
     ent_coef: float = 0.0  # weight of the entropy bonus
     max_grad_norm: float = 0.5  # a longer gradient is shortened to this
     hidden: int = 64  # width of both layers, of the policy and of the values
-    reward_scale: float = 1.0  # rewards times this are what is learned from; the log has them unscaled
+    reward_scale: float = 1.0  # rewards times this are learned from; the log has them unscaled
     stop_at: float | None = None  # stop when the last 50 episodes reach this mean
     threads: int = 1  # torch threads; networks this small gain nothing from two
 
     def __post_init__(self):
-        def refuse(name, legal): raise ValueError(f"{name} is {getattr(self, name)!r}: {legal}")
+        def refuse(name, legal):
+            raise ValueError(f"{name} is {getattr(self, name)!r}: {legal}")
         for name in "total_steps envs steps epochs minibatches hidden threads".split():
             x = getattr(self, name)
             if isinstance(x, bool) or not isinstance(x, int) or x < 1:
                 refuse(name, "it must be a whole number, at least 1")
         for name in "lr clip max_grad_norm reward_scale".split():
             x = getattr(self, name)
-            if isinstance(x, str) or not x > 0: refuse(name, "it must be a number above 0")
+            if isinstance(x, str) or not x > 0:
+                refuse(name, "it must be a number above 0")
         for name in "gamma lam".split():
             x = getattr(self, name)
-            if isinstance(x, str) or not 0 <= x <= 1: refuse(name, "it must lie between 0 and 1")
+            if isinstance(x, str) or not 0 <= x <= 1:
+                refuse(name, "it must lie between 0 and 1")
         size = self.envs * self.steps
-        if self.minibatches > size: refuse("minibatches", f"but an update has only {size} steps")
-        if self.total_steps < size: refuse("total_steps", f"the first update alone takes {size}")
+        if self.minibatches > size:
+            refuse("minibatches", f"but an update has only {size} steps")
+        if self.total_steps < size:
+            refuse("total_steps", f"the first update alone takes {size}")
 
 # %% ../../nbs/4_practice/06_classic_control.ipynb #cc48ae72
 SETTINGS = {
@@ -85,12 +91,14 @@ class Environments:
         n: int,        # copies, at least 1
         seed: int = 0, # copy i starts from a seed of its own
     ):
-        if n < 1: raise ValueError(f"n is {n}: it must be at least 1 copy")
+        if n < 1:
+            raise ValueError(f"n is {n}: it must be at least 1 copy")
         gym = _gymnasium()
         self.envs = [gym.make(env_id, disable_env_checker=True) for _ in range(n)]
         self.space, seen = self.envs[0].action_space, self.envs[0].observation_space
         self.continuous = isinstance(self.space, gym.spaces.Box)
-        vector = lambda space: isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+        def vector(space):
+            return isinstance(space, gym.spaces.Box) and len(space.shape) == 1
         choice = isinstance(self.space, gym.spaces.Discrete)
         if not vector(seen) or not (vector(self.space) or choice):
             raise ValueError(f"{env_id}: states {seen}, actions {self.space}. States must be "
@@ -107,7 +115,8 @@ class Environments:
         """Next states, rewards, terminated, truncated of one step of every copy. The next states
         are those before a restart, `states` those after it."""
         actions = actions.numpy()
-        if self.continuous: actions = actions.clip(self.space.low, self.space.high)
+        if self.continuous:
+            actions = actions.clip(self.space.low, self.space.high)
         out = [env.step(action) for env, action in zip(self.envs, actions)]
         nexts, rewards, terminated, truncated, _ = zip(*out)
         nexts = _stack(nexts)
@@ -127,7 +136,8 @@ def _stack(states):
 def _mlp(inputs, hidden, outputs, last_gain):
     linear = [nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)]
     for layer, gain in zip(linear, (2**.5, 2**.5, last_gain)):
-        nn.init.orthogonal_(layer.weight, gain); nn.init.zeros_(layer.bias)
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
     return nn.Sequential(linear[0], nn.Tanh(), linear[1], nn.Tanh(), linear[2])
 
 class ControlPolicy(nn.Module):
@@ -155,9 +165,11 @@ class ControlPolicy(nn.Module):
         "Actions, drawn or the likeliest."
         out = self.actor(states)
         if self.log_std is None:
-            if greedy: return out.argmax(-1)
+            if greedy:
+                return out.argmax(-1)
             return out.softmax(-1).multinomial(1, generator=generator)[:, 0]
-        if greedy: return out
+        if greedy:
+            return out
         return out + self.log_std.exp() * torch.randn(out.shape, generator=generator)
 
     def evaluate(self,
@@ -166,7 +178,8 @@ class ControlPolicy(nn.Module):
     ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"], Float[Tensor, "batch"]]:
         "logprobs, entropy and values, as Agent.evaluate gives them for tokens."
         out, values = self.actor(states), self.critic(states)[:, 0]
-        if self.log_std is None: return token_logprobs(out, actions), entropy(out), values
+        if self.log_std is None:
+            return token_logprobs(out, actions), entropy(out), values
         std = self.log_std.exp()
         return gaussian_logprobs(actions, out, std), gaussian_entropy(std.expand_as(out)), values
 
@@ -199,7 +212,7 @@ class Steps:
     rewards: Float[Tensor, "env time"]
     next_states: Float[Tensor, "env time state"] # after it, and before a restart
     terminated: Bool[Tensor, "env time"]         # the pole has fallen: nothing follows
-    truncated: Bool[Tensor, "env time"]          # the clock has stopped a run that could have gone on
+    truncated: Bool[Tensor, "env time"]          # the clock stopped what could have gone on
 
 def collect(
     envs: Environments,
@@ -235,7 +248,7 @@ def control_advantages(
     terminated: Bool[Tensor, "env time"],
     truncated: Bool[Tensor, "env time"],
     gamma: float = 1., # discount per step
-    lam: float = .95,  # the GAE dial
+    lam: float = .95,  # λ of GAE
 ) -> tuple[Float[Tensor, "env time"], Float[Tensor, "env time"]]: # (advantages, returns)
     """`gae` over the pieces of episodes. A piece that was cut, by the clock or by the end of the
     row, gets γ·V of the state behind it added to its last reward; one that ended by itself gets
@@ -244,9 +257,9 @@ def control_advantages(
     cut = truncated.clone()
     cut[:, -1] = True
     rewards = rewards + torch.where(cut & ~terminated, gamma * next_values, 0.)
-    pack = lambda x: x.new_zeros(mask.shape).masked_scatter(mask, x)
-    packed = gae(pack(rewards), pack(values), mask, gamma, lam)
-    return tuple(x[mask].view_as(values) for x in packed)
+    packed = (x.new_zeros(mask.shape).masked_scatter(mask, x) for x in (rewards, values))
+    advantages, returns = gae(*packed, mask, gamma, lam)
+    return advantages[mask].view_as(values), returns[mask].view_as(values)
 
 # %% ../../nbs/4_practice/06_classic_control.ipynb #768ef9ef
 def weigh(
@@ -255,10 +268,11 @@ def weigh(
     config: ControlConfig,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]: # old logprobs, values, advantages, returns: (env, time)
     "What the update needs to know of the policy that acted. No gradient; advantages not whitened."
-    flat = lambda x: x.flatten(0, 1)
+    states, actions, next_states = (
+        x.flatten(0, 1) for x in (steps.states, steps.actions, steps.next_states))
     with torch.no_grad():
-        old_logprobs, _, values = policy.evaluate(flat(steps.states), flat(steps.actions))
-        next_values = policy.critic(flat(steps.next_states))
+        old_logprobs, _, values = policy.evaluate(states, actions)
+        next_values = policy.critic(next_states)
     old_logprobs, values, next_values = (
         x.view_as(steps.rewards) for x in (old_logprobs, values, next_values))
     return old_logprobs, values, *control_advantages(
@@ -277,7 +291,8 @@ def update(
     old_logprobs, values, advantages, returns = weigh(policy, steps, config)
     every = torch.ones_like(values, dtype=torch.bool)
     explained = explained_variance(values, returns, every)
-    column = lambda x: x.reshape(-1, 1)
+    def column(x):
+        return x.reshape(-1, 1)
     A, R, old = map(column, (whiten(advantages, every), returns, old_logprobs))
     states, actions, every = steps.states.flatten(0, 1), steps.actions.flatten(0, 1), column(every)
     parts = []
@@ -318,8 +333,9 @@ def train_control(
             steps = collect(envs, policy, config.steps, generator)
             meters = update(policy, optimizer, steps, config, generator)
             last = envs.finished[-50:]
-            mean = sum(last) / len(last) if last else None
+            mean = sum(last) / len(last) if last else float("nan")
             log.append({"steps": (i + 1) * size, "returns": envs.finished[done:],
-                        "return_50": mean} | meters)
-            if config.stop_at is not None and len(last) == 50 and mean >= config.stop_at: break
+                        "return_50": mean if last else None} | meters)
+            if config.stop_at is not None and len(last) == 50 and mean >= config.stop_at:
+                break
     return log, policy

@@ -61,7 +61,8 @@ def run_sample(config: SampleConfig) -> list[dict]:
 
     models = {name: load_policy(config.run_dir, name) for name in ("sft", "policy")}
     prompts = [p for p in config.prompts or ("",) for _ in range(config.n)]
-    for _, tokenizer in models.values(): _check_words(prompts, tokenizer)
+    for _, tokenizer in models.values():
+        _check_words(prompts, tokenizer)
     with torch_threads(config.threads):
         texts = [_write(*models[name], prompts, config) for name in ("sft", "policy")]
     rows = [dict(zip(("prompt", "sft", "policy"), row)) for row in zip(prompts, *texts)]
@@ -86,10 +87,12 @@ def _write(model, tokenizer, prompts, config):
 # %% ../../nbs/4_practice/03_cli.ipynb #c8b38505
 def _check_words(prompts, tokenizer):
     "A word-level model would read an unknown word as <unk>, which it never saw in training."
-    if tokenizer.unk_token_id is None: return
+    if tokenizer.unk_token_id is None:
+        return
     for prompt in prompts:
         unknown = [w for w in prompt.split() if tokenizer.convert_tokens_to_ids(w) == tokenizer.unk_token_id]
-        if not unknown: continue
+        if not unknown:
+            continue
         known = sorted(t for t in tokenizer.get_vocab() if t not in tokenizer.all_special_tokens)
         some = ", ".join(known[::max(1, len(known) // 8)][:8])
         raise ValueError(f"the model knows {len(known)} words, and {unknown[0]!r} of the prompt {prompt!r} "
@@ -120,7 +123,8 @@ def _named(argv: list[str]) -> str | None:
     name = None
     for i, word in enumerate(argv):
         flag, _, value = word.partition("=")
-        if flag == "--algorithm": name = value or "".join(argv[i + 1:i + 2])
+        if flag == "--algorithm":
+            name = value or "".join(argv[i + 1:i + 2])
     return name
 
 # %% ../../nbs/4_practice/03_cli.ipynb #62140d68
@@ -133,7 +137,8 @@ class ProbeConfig:
     seed: int = 0  # of sampling
 
     def __post_init__(self):
-        if self.seed < 0: raise ValueError(f"seed is {self.seed}: it must be at least 0")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}: it must be at least 0")
 
 # %% ../../nbs/4_practice/03_cli.ipynb #7c97b516
 def load_trainer(
@@ -144,10 +149,13 @@ def load_trainer(
     if not (module and name) or "/" in module or module.endswith(".py"):
         raise ValueError(f"--trainer is {place!r}: write module:Class, such as my_trainer:MyTrainer for the class "
                          "MyTrainer in my_trainer.py")
-    if str(Path.cwd()) not in sys.path: sys.path.insert(0, str(Path.cwd()))
-    try: found = importlib.import_module(module)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = importlib.import_module(module)
     except ModuleNotFoundError as e:
-        if e.name is None or not f"{module}.".startswith(f"{e.name}."): raise
+        if e.name is None or not f"{module}.".startswith(f"{e.name}."):
+            raise
         raise ValueError(f"--trainer: there is no module {e.name!r} here. Start the command in the directory that "
                          f"holds {e.name.split('.')[0]}.py, or install the package") from None
     if not callable(kind := getattr(found, name, None)):
@@ -170,7 +178,8 @@ def run_ladder(config: ProbeConfig):
     passed, failed = ([r.name for r in results if r.passed is x] for x in (True, False))
     print(f"\n{len(passed)} of {len(results)} passed in {sum(r.seconds for r in results):.0f} s"
           + (f"; begin with the first that failed: {failed[0]}" if failed else ""))
-    if failed or not passed: sys.exit(1)
+    if failed or not passed:
+        sys.exit(1)
     return results
 
 # %% ../../nbs/4_practice/03_cli.ipynb #3fb9d0f6
@@ -190,14 +199,22 @@ def read_metrics(run_dir: Path) -> tuple[list[dict], str]: # iterations, and a n
                                 "The file begins with the first iteration of PPO")
     rows, bad, note, lines = [], {}, "", path.read_bytes().split(b"\n")
     for i, line in enumerate(lines, 1):
-        if not line.strip(): continue
-        try: row = json.loads(line)
-        except UnicodeDecodeError: row, why = None, "no UTF-8"
-        except (ValueError, RecursionError) as e: row, why = None, f"no JSON ({getattr(e, 'msg', e)})"
-        else: why = f"a {type(row).__name__}, not an object"
-        if isinstance(row, dict): rows.append(row)
-        elif i == len(lines): note = f"line {i} is cut short and left out: the run is still writing, or was killed"
-        else: bad[i] = why
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except UnicodeDecodeError:
+            row, why = None, "no UTF-8"
+        except (ValueError, RecursionError) as e:
+            row, why = None, f"no JSON ({getattr(e, 'msg', e)})"
+        else:
+            why = f"a {type(row).__name__}, not an object"
+        if isinstance(row, dict):
+            rows.append(row)
+        elif i == len(lines):
+            note = f"line {i} is cut short and left out: the run is still writing, or was killed"
+        else:
+            bad[i] = why
     if bad:
         named = "; ".join(f"line {i} is {why}" for i, why in list(bad.items())[:5])
         raise ValueError(f"{path}: {named}{'; …' * (len(bad) > 5)}. {len(bad)} of {len(rows) + len(bad)} lines are "
@@ -211,11 +228,17 @@ def run_doctor(config: DoctorConfig) -> list:
 
     metrics, note = read_metrics(config.run_dir)
     path = Path(config.run_dir) / "config.json"
-    try: settings = dict(json.loads(path.read_bytes())) if path.is_file() else None
-    except (ValueError, TypeError) as e: raise ValueError(f"{path} holds no settings: {e}") from None
-    try: findings = diagnose(metrics, settings); text = report(findings, metrics)
-    except (ValueError, TypeError) as e: raise ValueError(f"{config.run_dir}/metrics.jsonl: {e}") from None
-    if note: print(f"instruct-goose: {note}", file=sys.stderr)
+    try:
+        settings = dict(json.loads(path.read_bytes())) if path.is_file() else None
+    except (ValueError, TypeError) as e:
+        raise ValueError(f"{path} holds no settings: {e}") from None
+    try:
+        findings = diagnose(metrics, settings)
+        text = report(findings, metrics)
+    except (ValueError, TypeError) as e:
+        raise ValueError(f"{config.run_dir}/metrics.jsonl: {e}") from None
+    if note:
+        print(f"instruct-goose: {note}", file=sys.stderr)
     print(json.dumps([asdict(f) for f in findings], ensure_ascii=False, indent=1) if config.json else text)
     return findings
 
@@ -233,7 +256,8 @@ def main(
 
     logging.disable_progress_bar()  # of loading and saving: these models are small
     argv = sys.argv[1:] if argv is None else argv
-    if argv == ["--version"]: return print(f"instruct-goose {__version__}")
+    if argv == ["--version"]:
+        return print(f"instruct-goose {__version__}")
     commands = {"quickstart": (QuickstartConfig, run_quickstart), "reviews": (ReviewsConfig, run_reviews),
                 "sample": (SampleConfig, run_sample), "probe": (ProbeConfig, run_ladder),
                 "doctor": (DoctorConfig, run_doctor)}
@@ -244,6 +268,9 @@ def main(
         "Learn PPO and RLHF by running it: from the clipped objective to a policy improved by human ratings.")
     kind, run = next(commands[name] for name, kind in shown.items() if type(given) is kind)
     config = kind(**{f.name: getattr(given, f.name) for f in fields(kind)})
-    try: run(config)
-    except KeyboardInterrupt: sys.exit(130)
-    except (ValueError, OSError) as e: sys.exit(f"instruct-goose: {e}")
+    try:
+        run(config)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (ValueError, OSError) as e:
+        sys.exit(f"instruct-goose: {e}")

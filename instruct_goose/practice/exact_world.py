@@ -34,10 +34,12 @@ def all_responses(
     max_new_tokens: int, # the longest response
     eos_id: int,         # ends a response
 ) -> tuple[Int[Tensor, "response time"], Bool[Tensor, "response time"]]: # ids, mask
-    """Every response that sampling can give: all rows of tokens up to the first EOS, which is inside the mask, or up to
-    max_new_tokens. There are Σₖ (V−1)ᵏ for k < T with EOS, and (V−1)ᵀ without."""
+    """Every response that sampling can give: all rows of tokens up to the first EOS, which is
+    inside the mask, or up to max_new_tokens. There are Σₖ (V−1)ᵏ for k < T with EOS, and (V−1)ᵀ
+    without."""
     def grow(row):
-        if row and (row[-1] == eos_id or len(row) == max_new_tokens): return [row]
+        if row and (row[-1] == eos_id or len(row) == max_new_tokens):
+            return [row]
         return [longer for token in range(vocab_size) for longer in grow([*row, token])]
 
     return pad(grow([]), eos_id)
@@ -53,8 +55,9 @@ def make_tokenizer():
 
     words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token=None))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=16, padding_side="left",
-                                   clean_up_tokenization_spaces=False, eos_token="<end>", pad_token="<end>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, model_max_length=16, padding_side="left",
+        clean_up_tokenization_spaces=False, eos_token="<end>", pad_token="<end>")
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #1b5f0208
 def tiny_policy(
@@ -64,16 +67,18 @@ def tiny_policy(
     "A transformer that has learnt nothing. Its weights are large enough for it to have opinions."
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-    if kind not in ("absolute", "rotary"): raise ValueError(f"kind is {kind!r}: choose 'absolute' or 'rotary'")
+    if kind not in ("absolute", "rotary"):
+        raise ValueError(f"kind is {kind!r}: choose 'absolute' or 'rotary'")
     shared = dict(vocab_size=len(WORDS), initializer_range=.15, bos_token_id=0, eos_token_id=0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "absolute":
-            return GPT2LMHeadModel(GPT2Config(n_positions=16, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.,
-                                              embd_pdrop=0., attn_pdrop=0., **shared))
-        return LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                                            num_attention_heads=2, max_position_embeddings=16,
-                                            tie_word_embeddings=False, pad_token_id=0, **shared))
+            return GPT2LMHeadModel(GPT2Config(
+                n_positions=16, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0., embd_pdrop=0.,
+                attn_pdrop=0., **shared))
+        return LlamaForCausalLM(LlamaConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            max_position_embeddings=16, tie_word_embeddings=False, pad_token_id=0, **shared))
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #0ce50d99
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class World:
     reference: nn.Module     # π_ref, frozen
     response_ids: Tensor     # (N, T) every response
     mask: Tensor             # (N, T) True for its tokens, EOS included
-    rewards: Tensor          # (P, N) float64; for each prompt mean 0 and variance 1 under the reference
+    rewards: Tensor          # (P, N) float64; per prompt mean 0, variance 1 under the reference
 
     def queries(self, side: str = "left", copies: int = 1) -> tuple[Tensor, Tensor]:
         "Ids and mask of the prompts, padded on that side, each `copies` times in a row."
@@ -97,7 +102,8 @@ class World:
 
     def reward_fn(self, texts: list[str]) -> list[float]:
         "The table, looked up."
-        table = {t: x for ts, xs in zip(self.texts(), self.rewards.tolist()) for t, x in zip(ts, xs)}
+        table = {t: x for ts, xs in zip(self.texts(), self.rewards.tolist())
+                 for t, x in zip(ts, xs)}
         return [table[t] for t in texts]
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #dc836afd
@@ -118,18 +124,22 @@ def make_world(
     max_new_tokens: int = 3, # the longest response
     seed: int = 0,           # of the rewards
 ) -> World:
-    """A random reference and a random table of rewards: words have values that depend on prompt and place, and each
-    response has one of its own beside them. Squares of uniform numbers, so nothing is symmetric."""
+    """A random reference and a random table of rewards: words have values that depend on prompt
+    and place, and each response has one of its own beside them. Squares of uniform numbers, so
+    nothing is symmetric."""
     tokenizer, reference = make_tokenizer(), create_reference_model(tiny_policy(kind))
     ids, mask = all_responses(len(WORDS), max_new_tokens, tokenizer.eos_token_id)
     g, T, P = torch.Generator().manual_seed(seed), max_new_tokens, len(PROMPTS)
-    word, own = (torch.rand(P, *shape, generator=g, dtype=torch.float64)**2 for shape in ((T, len(WORDS)), (len(ids),)))
+    word, own = (torch.rand(P, *shape, generator=g, dtype=torch.float64)**2
+                 for shape in ((T, len(WORDS)), (len(ids),)))
     words = (word[:, range(T), ids] * mask).sum(-1)
     raw = .7 * words / words.std() + .3 * own / own.std()
     world = World(tokenizer, reference, ids, mask, raw)
-    with torch.no_grad(): q = enumerate_logprobs(reference, world).sum(-1).double().exp()
+    with torch.no_grad():
+        q = enumerate_logprobs(reference, world).sum(-1).double().exp()
     centred = raw - (q * raw).sum(-1, keepdim=True)
-    return World(tokenizer, reference, ids, mask, centred / (q * centred**2).sum(-1, keepdim=True).sqrt())
+    spread = (q * centred**2).sum(-1, keepdim=True).sqrt()
+    return World(tokenizer, reference, ids, mask, centred / spread)
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #90d68f6e
 def objective(
@@ -160,7 +170,9 @@ def total_variation(
 def states(world: World) -> Int[Tensor, "response time"]:
     "Which state each token was said in: one number for each way a response can have begun."
     seen, rows = {}, world.response_ids.tolist()
-    return torch.tensor([[seen.setdefault(tuple(row[:t]), len(seen)) if m else 0 for t, m in enumerate(ms)]
+    def state(row, t):
+        return seen.setdefault(tuple(row[:t]), len(seen))
+    return torch.tensor([[state(row, t) if m else 0 for t, m in enumerate(ms)]
                          for row, ms in zip(rows, world.mask.tolist())])
 
 def as_table(
@@ -168,8 +180,9 @@ def as_table(
     world: World,
 ) -> Float[Tensor, "prompt state vocab"]: # float64
     "The same policy as a table of next-token log-probabilities, one row for each state."
-    table = torch.zeros(len(PROMPTS), int(states(world).max()) + 1, len(WORDS), dtype=torch.float64)
-    table[:, states(world)[world.mask], world.response_ids[world.mask]] = logprobs.detach().double()[:, world.mask]
+    at, said = states(world), world.response_ids
+    table = torch.zeros(len(PROMPTS), int(at.max()) + 1, len(WORDS), dtype=torch.float64)
+    table[:, at[world.mask], said[world.mask]] = logprobs.detach().double()[:, world.mask]
     return table
 
 def table_logprobs(
@@ -188,20 +201,23 @@ def flat_gradient(
     "∂ scalar/∂θ for all parameters of the policy; 0 for those that do not matter."
     parameters = list(model.parameters())
     parts = torch.autograd.grad(scalar, parameters, retain_graph=True, allow_unused=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, parts)])
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten()
+                      for p, g in zip(parameters, parts)])
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #69f972a6
 def response_gradients(
     trainer: RLHFTrainer,
     world: World,
 ) -> Float[Tensor, "prompt response parameters"]:
-    "The gradient of `compute_loss` for each possible response alone. For advantages that need no group."
+    """The gradient of `compute_loss` for each possible response alone. For advantages that need
+    no group."""
     query, rewards = world.queries(), world.rewards
     def one(k, i):
         response = world.response_ids[[i]], world.mask[[i]]
         loss = trainer.compute_loss(*(x[[k]] for x in query), *response, rewards[k, [i]])
         return flat_gradient(loss, trainer.agent.model)
-    return torch.stack([torch.stack([one(k, i) for i in range(rewards.shape[1])]) for k in range(len(rewards))])
+    return torch.stack([torch.stack([one(k, i) for i in range(rewards.shape[1])])
+                        for k in range(len(rewards))])
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #64be71bf
 def sampled_gradient(
@@ -212,7 +228,8 @@ def sampled_gradient(
 ) -> Float[Tensor, "parameters"]:
     "The gradient of `compute_loss` for responses that the trainer samples."
     query = world.queries(side, copies // trainer.config.group_size)
-    r = trainer.score(trainer.rollout(dict(zip(("query_ids", "query_mask"), query))), world.reward_fn)
+    prompts = dict(zip(("query_ids", "query_mask"), query))
+    r = trainer.score(trainer.rollout(prompts), world.reward_fn)
     loss = trainer.compute_loss(r.query_ids, r.query_mask, r.response_ids, r.mask, r.scores)
     return flat_gradient(loss, trainer.agent.model)
 
@@ -225,18 +242,20 @@ def expected_loss(
     beta: int | float = 0.,        # price of the KL in the loss
     estimator: str = "k2",         # of the KL in the loss
     gradient: str = "plain",       # "plain", "ratio" or "straight_through", as in RLHFConfig
-    weights: Float[Tensor, "prompt response"] | None = None, # of each response besides its probability
+    weights: Float[Tensor, "prompt response"] | None = None, # besides each one's probability
 ) -> Float[Tensor, ""]:
     """E_q Σ_r π_old(r|q)·w·Σₜ [policy_loss + kl_in_loss]: the library's loss on policy, summed
     over each response, and averaged over everything that can be sampled, with the average itself
     held fixed."""
     shape = logprobs.shape
-    rows = lambda x: x.reshape(-1, shape[-1])
-    new, old, ref, A = rows(logprobs), rows(logprobs).detach(), rows(ref_logprobs), rows(advantages)
+    new, ref, A = (x.reshape(-1, shape[-1]) for x in (logprobs, ref_logprobs, advantages))
+    old = new.detach()
     m = mask.repeat(shape[0], 1)
     loss = policy_loss(new, old, A, m)
-    if beta: loss = loss + kl_in_loss(new, ref, m, beta, estimator, old if gradient == "ratio" else None,
-                                      gradient == "straight_through")
+    if beta:
+        sampled = old if gradient == "ratio" else None
+        through = gradient == "straight_through"
+        loss = loss + kl_in_loss(new, ref, m, beta, estimator, sampled, through)
     chance = old.sum(-1).exp() * (1 if weights is None else weights.reshape(-1))
     return (chance * loss.sum(-1)).sum() / shape[0]
 
@@ -246,9 +265,11 @@ def exact_config(
     beta: int | float, # price of a nat, in standard deviations of the reward
     **overrides,       # other fields of RLHFConfig
 ) -> RLHFConfig:
-    "A preset in the exact world: KL in the reward, a learning rate that falls to 0, every prompt equally often."
-    defaults = dict(steps=200, batch_size=384, max_new_tokens=3, epochs=2, minibatches=2, lr=2e-3, lr_schedule="linear",
-                    kl_placement="reward", kl_estimator=None, beta=beta, device="cpu")
+    """A preset in the exact world: KL in the reward, a learning rate that falls to 0, every prompt
+    equally often."""
+    defaults = dict(steps=200, batch_size=384, max_new_tokens=3, epochs=2, minibatches=2, lr=2e-3,
+                    lr_schedule="linear", kl_placement="reward", kl_estimator=None, beta=beta,
+                    device="cpu")
     return RLHFConfig.preset(name, **defaults | overrides)
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #fd3325a9
@@ -258,21 +279,28 @@ def converge(
     side: str = "left",  # where the prompts are padded
 ) -> dict[str, Any]: # logprobs (P, N) at the end, and of the mean policy of the second half;
                     # after each iteration tv (to π*; None for β = 0), reward and kl; cpu_seconds
-    "Train the reference's copy with the shipped trainer, and look at all of it after every iteration."
+    """Train the reference's copy with the shipped trainer, and look at all of it after every
+    iteration."""
     policy = copy.deepcopy(world.reference).requires_grad_()
     trainer = RLHFTrainer(policy, world.reference, config, tokenizer=world.tokenizer)
     query = world.queries(side, copies=config.batch_size // config.group_size // len(PROMPTS))
-    with torch.no_grad(): ref = enumerate_logprobs(world.reference, world).sum(-1).double()
+    prompts = dict(zip(("query_ids", "query_mask"), query))
+    with torch.no_grad():
+        ref = now = enumerate_logprobs(world.reference, world).sum(-1).double()
     best = optimum(ref, world.rewards, config.beta) if config.beta else None
-    run, mean, start = {"tv": [], "reward": [], "kl": []}, 0., time.process_time()
+    run: dict[str, Any] = {"tv": [], "reward": [], "kl": []}
+    later, start = [], time.process_time()  # the policies of the second half
     for i in range(config.steps):
-        trainer.step(dict(zip(("query_ids", "query_mask"), query)), world.reward_fn)
-        with torch.no_grad(): now = enumerate_logprobs(policy, world).sum(-1).double()
-        if i >= config.steps // 2: mean = mean + now.exp() / (config.steps - config.steps // 2)
+        trainer.step(prompts, world.reward_fn)
+        with torch.no_grad():
+            now = enumerate_logprobs(policy, world).sum(-1).double()
+        if i >= config.steps // 2:
+            later.append(now.exp())
         run["tv"].append(None if best is None else total_variation(now, best))
         run["reward"].append(objective(now, ref, world.rewards, 0).item())
         run["kl"].append(-objective(now, ref, 0 * world.rewards, 1).item())
-    return run | {"logprobs": now, "mean_logprobs": mean.log(), "cpu_seconds": time.process_time() - start}
+    return run | {"logprobs": now, "mean_logprobs": torch.stack(later).mean(0).log(),
+                  "cpu_seconds": time.process_time() - start}
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #362a23c0
 def expected_group_advantages(
@@ -285,13 +313,15 @@ def expected_group_advantages(
 ) -> Float[Tensor, "prompt response"]: # what a response can expect
     """E[Â | the response is in the group]. For "mean" that is (1 − 1/G)·(R − E R), exactly; where
     the std is in it, an average over groups of G − 1 others."""
-    if how == "mean": return (1 - 1 / group_size) * (rewards - (probs * rewards).sum(-1, keepdim=True))
+    if how == "mean":
+        return (1 - 1 / group_size) * (rewards - (probs * rewards).sum(-1, keepdim=True))
     g, (P, N) = torch.Generator().manual_seed(seed), rewards.shape
     u = torch.rand(P, draws * (group_size - 1), generator=g, dtype=torch.float64)
     others = torch.searchsorted(probs.cumsum(-1), u).clamp(max=N - 1)
     others = rewards.gather(-1, others).reshape(P, 1, draws, -1).expand(P, N, draws, -1)
     groups = torch.cat([rewards[:, :, None, None].expand(P, N, draws, 1), others], -1)
-    return group_advantages(groups.flatten(), group_size, how).reshape(P, N, draws, -1)[..., 0].mean(-1)
+    A = group_advantages(groups.flatten(), group_size, how).reshape(P, N, draws, -1)
+    return A[..., 0].mean(-1)
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #42eabb7b
 def fixed_point(
@@ -304,7 +334,8 @@ def fixed_point(
     steps: int = 400,
 ) -> Float[Tensor, "prompt response"]: # log-probabilities
     "Where the expected update with the KL in the loss is zero, found on a table by following it."
-    with torch.no_grad(): ref = enumerate_logprobs(world.reference, world).double()
+    with torch.no_grad():
+        ref = enumerate_logprobs(world.reference, world).double()
     logits = as_table(ref, world).requires_grad_()
     weights = (1 / world.mask.sum(-1)).expand(len(PROMPTS), -1) if by_length else None
     optimizer = torch.optim.Adam([logits], lr=.1)
@@ -317,7 +348,7 @@ def fixed_point(
         A = torch.where(world.mask, A[..., None], 0.)
         expected_loss(now, ref, A, world.mask, beta, estimator, weights=weights).backward()
         optimizer.step()
-    with torch.no_grad(): return table_logprobs(logits, world).sum(-1)
+    return table_logprobs(logits.detach(), world).sum(-1)
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #6af6bbf0
 def converge_dpo(
@@ -326,18 +357,26 @@ def converge_dpo(
     steps: int = 300,
     lr: float = 2e-3,  # the highest, under a cosine
 ) -> dict[str, Any]: # as `converge`
-    """DPO on every pair of responses, each with its Bradley–Terry probability of being preferred as its label.
-    (`train_dpo` would add an end to every response; here three words are complete without one.)"""
-    policy, start, n = copy.deepcopy(world.reference).requires_grad_(), time.process_time(), len(world.mask)
-    with torch.no_grad(): ref = enumerate_logprobs(world.reference, world).sum(-1).double()
-    chance = (world.rewards[:, :, None] - world.rewards[:, None]).sigmoid().flatten()  # i is preferred to j
-    first = lambda x: x[:, :, None].expand(-1, n, n).flatten()
-    second = lambda x: x[:, None].expand(-1, n, n).flatten()
+    """DPO on every pair of responses, each with its Bradley–Terry probability of being preferred
+    as its label. (`train_dpo` would add an end to every response; here three words are complete
+    without one.)"""
+    policy = copy.deepcopy(world.reference).requires_grad_()
+    start, n = time.process_time(), len(world.mask)
+    with torch.no_grad():
+        ref = enumerate_logprobs(world.reference, world).sum(-1).double()
+    # that i is preferred to j
+    chance = (world.rewards[:, :, None] - world.rewards[:, None]).sigmoid().flatten()
+    def first(x):
+        return x[:, :, None].expand(-1, n, n).flatten()
+    def second(x):
+        return x[:, None].expand(-1, n, n).flatten()
     def loss_of(_):
         now = enumerate_logprobs(policy, world).sum(-1).double()
         loss = dpo_loss(first(now), second(now), first(ref), second(ref), beta)
         return 2 * (chance * loss).mean()
-    fit(policy, loss_of, itertools.repeat([]), steps=steps, lr=lr, weight_decay=0., progress=False)
-    with torch.no_grad(): now = enumerate_logprobs(policy, world).sum(-1).double()
+    fit(policy, loss_of, itertools.repeat([]), steps=steps, lr=lr, weight_decay=0.,
+        progress=False)
+    with torch.no_grad():
+        now = enumerate_logprobs(policy, world).sum(-1).double()
     return {"logprobs": now, "tv": [total_variation(now, optimum(ref, world.rewards, beta))],
             "cpu_seconds": time.process_time() - start}

@@ -120,7 +120,8 @@ def write_reviews(
 ) -> list[str]: # lower-case sentences, words and full stops separated by spaces
     """One-line film reviews: a template drawn at random, a mood drawn at random, each slot filled by a word of
     that mood that the sentence does not hold yet. Raises ValueError for n < 1."""
-    if n < 1: raise ValueError(f"n is {n}: ask for at least one review")
+    if n < 1:
+        raise ValueError(f"n is {n}: ask for at least one review")
     rng = random.Random(seed)
     moods = (POSITIVE, NEGATIVE)
 
@@ -131,7 +132,8 @@ def write_reviews(
             with_article, opposite, name = slot.groups()
             words = PLAIN.get(name) or moods[mood ^ bool(opposite)][name]
             word = rng.choice(words)
-            while word in used: word = rng.choice(words)
+            while word in used:
+                word = rng.choice(words)
             used.add(word)
             return f"{article(word)} {word}" if with_article else word
 
@@ -149,7 +151,8 @@ def vocabulary() -> list[str]:
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #dc3f26a4
 def _texts(texts) -> list[str]:
     "A list of texts; one string would be read letter by letter, and every letter is a text without a rated word."
-    if isinstance(texts, str): raise TypeError(f"texts is one string, {texts[:40]!r}: pass a list of texts")
+    if isinstance(texts, str):
+        raise TypeError(f"texts is one string, {texts[:40]!r}: pass a list of texts")
     return list(texts)
 
 def _mean(xs) -> float:
@@ -179,12 +182,14 @@ def human_score(
 @cache
 def _grammar() -> re.Pattern:
     "All templates as one regular expression. Knows nothing of moods; spells out both articles itself."
-    either = lambda words: "(?:" + "|".join(sorted(words)) + ")"
+    def either(words):
+        return "(?:" + "|".join(sorted(words)) + ")"
 
     def slot(match):
         with_article, _, name = match.groups()
         words = set(PLAIN.get(name, ())) | set(POSITIVE.get(name, ())) | set(NEGATIVE.get(name, ()))
-        if not with_article: return either(words)
+        if not with_article:
+            return either(words)
         an = {w for w in words if re.match(r"[aeio]|un|ug|hono|hones", w)}
         return f"(?:an {either(an)}|a {either(words - an)})"
 
@@ -201,7 +206,8 @@ def grammatical(
     Raises TypeError for one string, ValueError if `ended` is of another length."""
     texts = _texts(texts)
     ended = [True] * len(texts) if ended is None else list(ended)
-    if len(ended) != len(texts): raise ValueError(f"{len(texts)} texts and {len(ended)} entries of ended: one each")
+    if len(ended) != len(texts):
+        raise ValueError(f"{len(texts)} texts and {len(ended)} entries of ended: one each")
     return [bool(e) and _grammar().fullmatch(t) is not None for t, e in zip(texts, ended)]
 
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #df77cd29
@@ -231,14 +237,16 @@ def rater_pairs(
     texts drawn again. Raises TypeError for one string, ValueError for n < 1 and for reviews that raters could not
     tell apart."""
     texts = _texts(texts)
-    if n < 1: raise ValueError(f"n is {n}: ask for at least one pair")
+    if n < 1:
+        raise ValueError(f"n is {n}: ask for at least one pair")
     if len(set(human_score(texts))) < 2:
         raise ValueError("rater_pairs needs at least two reviews with different human scores")
     rng, pairs = random.Random(seed), []
     while len(pairs) < n:
         a, b = rng.choice(texts), rng.choice(texts)
         x, y = rater_score(a, rng), rater_score(b, rng)
-        if a == b or x == y: continue
+        if a == b or x == y:
+            continue
         pairs.append({"chosen": a, "rejected": b} if x > y else {"chosen": b, "rejected": a})
     return pairs
 
@@ -248,6 +256,7 @@ def pair_ceiling(
 ) -> float: # accuracy of a judge that knows the mean of all ten ratings; ties count one half
     """How often the true mean score agrees with the noisy label: what a reward model should not be expected to beat.
     Raises ValueError without a pair."""
-    if not pairs: raise ValueError("no pairs: a ceiling of nothing is not a number")
+    if not pairs:
+        raise ValueError("no pairs: a ceiling of nothing is not a number")
     chosen, rejected = (human_score(p[k] for p in pairs) for k in ("chosen", "rejected"))
     return _mean((x > y) + .5 * (x == y) for x, y in zip(chosen, rejected, strict=True))

@@ -54,7 +54,8 @@ def outcome(
             out[f"token {f.name}"] = x[r.mask] if x.ndim == 2 else x
     for name, p in trainer.agent.named_parameters():
         out[f"weight {name}"] = p.detach().clone()
-        if p.grad is not None: out[f"gradient {name}"] = p.grad.clone()
+        if p.grad is not None:
+            out[f"gradient {name}"] = p.grad.clone()
     return out
 
 # %% ../../nbs/4_practice/11_invariances.ipynb #22e98dd8
@@ -71,7 +72,8 @@ def difference(
         if x.shape != y.shape:
             raise ValueError(f"{name} has shapes {tuple(x.shape)} and {tuple(y.shape)}")
         off = torch.where(x.isnan() & y.isnan(), 0., (x - y).abs()).nan_to_num(torch.inf)
-        if off.numel() and off.max() > worst[0]: worst = off.max().item(), name
+        if off.numel() and off.max() > worst[0]:
+            worst = off.max().item(), name
     return worst
 
 # %% ../../nbs/4_practice/11_invariances.ipynb #4a9da4bc
@@ -83,8 +85,10 @@ def slots(
     "Another mask for the same rows: as many True in each. Raises ValueError for another side."
     n, width = mask.sum(-1, keepdim=True), mask.shape[1] + extra
     at = torch.arange(width)
-    if side == "right": return at < n
-    if side == "left": return at >= width - n
+    if side == "right":
+        return at < n
+    if side == "left":
+        return at >= width - n
     if side != "scattered":
         raise ValueError(f"side is {side!r}: choose 'left', 'right' or 'scattered'")
     dice = torch.rand(len(mask), width, generator=torch.Generator().manual_seed(0))

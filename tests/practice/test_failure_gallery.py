@@ -12,7 +12,6 @@ from instruct_goose.practice.failure_gallery import (
     BUGS,
     HEALTHY,
     SMALL,
-    draw_bugs,
     gallery_config,
     make_world,
     padding_effect,
@@ -76,15 +75,6 @@ def test_columns_and_back():
     assert to_metrics(columns) == [{"iteration": 0, "beta": None, "entropy": 1.235}, {"iteration": 1, "beta": .1, "entropy": None}]
 
 
-@each
-def test_every_bug_can_be_drawn(name, record):
-    import matplotlib.pyplot as plt
-
-    fig = draw_bugs(record, [name])
-    assert all(len(ax.lines) == 6 for ax in fig.axes)
-    plt.close(fig)
-
-
 # --- alive ------------------------------------------------------------------------------------------------------------
 def test_replaced_is_put_back_even_after_an_error():
     before = agent._layout, agent._options, rollout.position_ids, trainer.kl_in_reward, trainer._check_ratio
@@ -117,7 +107,7 @@ def test_injected_alive_and_named(name, world):
 @pytest.mark.parametrize("name", [None, *(n for n, b in BUGS.items() if not b.findings)])
 def test_wider_padding_finds_what_metrics_do_not(name, world):
     effect = padding_effect(name, world)
-    assert effect < 1e-6 if name is None else effect > 1e-3
+    assert effect < 1e-4 if name is None else effect > 1e-3  # float32, and a wider batch may take another kernel
 
 
 def test_unknown_names(world):
