@@ -236,7 +236,7 @@ def names_page(pages: list[Page]) -> str:
 
 def tried_table() -> str:
     "What the recorded long tests tried, and what went wrong."
-    from instruct_goose.doctor import diagnose
+    from instruct_goose.training.doctor import diagnose
     from instruct_goose.practice.failure_gallery import HEALTHY, to_metrics
 
     read = lambda name: json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))

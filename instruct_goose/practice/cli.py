@@ -224,7 +224,7 @@ def read_metrics(run_dir: Path) -> tuple[list[dict], str]: # iterations, and a n
 # %% ../../nbs/4_practice/03_cli.ipynb #a1792450
 def run_doctor(config: DoctorConfig) -> list:
     "Print the findings, and return them. Finding something is no failure of the command."
-    from instruct_goose.doctor import diagnose, report
+    from instruct_goose.training.doctor import diagnose, report
 
     metrics, note = read_metrics(config.run_dir)
     path = Path(config.run_dir) / "config.json"

@@ -9,12 +9,12 @@ __all__ = ['SMALL', 'BUGS', 'HEALTHY', 'gallery_config', 'make_world', 'run_bug'
 # %% ../../nbs/4_practice/10_failure_gallery.ipynb #4e208f02
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from ..doctor import KEYS
+from ..training.rules import KEYS
 from ..models import agent as models_agent
 from ..models.agent import Agent, create_reference_model
 from ..objective.policy_loss import probability_ratio
@@ -23,6 +23,7 @@ from .failure_gallery_bugs import Bug, replaced
 from .family import prepare
 from .quickstart import QuickstartConfig
 from ..training import rollout as training_rollout
+from ..training import metrics as training_metrics
 from ..training import trainer as training_trainer
 from ..training.pipeline import torch_threads
 
@@ -202,12 +203,17 @@ def _only_measure(agent, logprobs, old_logprobs, mask, *_):
     "max|ratio − 1|, and no word about it."
     return (probability_ratio(logprobs, old_logprobs, mask) - 1).abs().max()
 
+@contextmanager
+def _without_guards():
+    "The trainer without its two checks of the ratio."
+    with (replaced(training_trainer, "check_ratio", _only_measure),
+          replaced(training_metrics, "check_ratio", _only_measure)):
+        yield
+
 def _train(bug: Bug, world, seed, guards, overrides):
     c = gallery_config(**dict(bug.settings) | {"seed": seed} | overrides)
     agent = Agent(copy.deepcopy(world["lm"]), value_model="copy" if c.advantage == "gae" else None)
-    quiet = replaced(training_trainer, "_check_ratio", _only_measure)
-    guard = nullcontext() if guards else quiet
-    with torch_threads(1), bug.patch(), guard:
+    with torch_threads(1), bug.patch(), nullcontext() if guards else _without_guards():
         reference = create_reference_model(world["lm"])
         trainer = bug.trainer(agent, reference, c, tokenizer=world["tokenizer"])
         return trainer.train(world["data"].prompts, world["reward_model"], progress=False)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['replaced', 'Bug', 'PaddingInTheLoss', 'shifted', 'columns', 'left_padded', 'DropoutOn', 'OtherTemperature',
-           'OldAfterTheStep', 'OldWithGradient', 'swapped', 'ValuesStandStill', 'NoValueMask', 'RewardAfterTheEnd',
-           'WhitenedOverPadding', 'RewardTimes20', 'EqualRewards', 'NeverEnds']
+           'OldAfterTheStep', 'OldWithGradient', 'swapped', 'ValuesStandStill', 'compared_beyond_the_end',
+           'NoValueMask', 'RewardAfterTheEnd', 'WhitenedOverPadding', 'RewardTimes20', 'EqualRewards', 'NeverEnds']
 
 # %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #0b6a1c14
 from collections.abc import Callable, Mapping
@@ -101,15 +101,15 @@ class OtherTemperature(RLHFTrainer):
 # %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #f27c0c6b
 class OldAfterTheStep(RLHFTrainer):
     "log π_old is computed again for every minibatch."
-    def _update(self, batch, *args, **kwargs):
-        batch.old_logprobs = self._evaluate(batch).logprobs.detach()
-        return super()._update(batch, *args, **kwargs)
+    def update(self, batch, *args, **kwargs):
+        batch.old_logprobs = self.forward(batch).logprobs.detach()
+        return super().update(batch, *args, **kwargs)
 
 class OldWithGradient(OldAfterTheStep):
     "The same, without detach: exp(x − x) is 1, and so is constant."
-    def _loss(self, now, *args):
+    def loss(self, now, batch):
         constant = now.logprobs.detach() + 0 * now.logprobs
-        return super()._loss(now._replace(logprobs=constant), *args)
+        return super().loss(now._replace(logprobs=constant), batch)
 
 _kl_in_reward = training_trainer.kl_in_reward
 
@@ -124,21 +124,32 @@ class ValuesStandStill(RLHFTrainer):
         del self.optimizer.param_groups[1:]
 
 # %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #ce242600
+def compared_beyond_the_end(config, r, rewards):
+    "GAE over all columns, padding too, and whitened over the tokens as usual."
+    everything = torch.ones_like(r.mask)
+    r.advantages, r.returns = gae(rewards, r.values, everything, config.gamma, config.lam)
+    if config.whiten_advantages:
+        r.advantages = whiten(r.advantages, r.mask)
+    return r
+
 class NoValueMask(RLHFTrainer):
     "GAE walks on into the padding, where there are values too."
-    def _annotate(self, r):
+    def annotate(self, r):
         tokens = r.query_ids, r.query_mask, r.response_ids, torch.ones_like(r.mask)
-        return super()._annotate(r) | {"values": self.agent.values(*tokens)}
-    def _compare(self, r):
-        return gae(r.rewards, r.values, torch.ones_like(r.mask), self.config.gamma, self.config.lam)
+        super().annotate(r)
+        r.values = self.agent.values(*tokens).detach()
+        return r
+    def advantages(self, r):
+        return compared_beyond_the_end(self.config, super().advantages(r), r.rewards)
 
 class RewardAfterTheEnd(RLHFTrainer):
     "The score stands in the last column of the batch, not at the row's last token."
-    def _compare(self, r):
-        rewards, c = r.rewards.clone(), self.config
+    def advantages(self, r):
+        super().advantages(r)
+        rewards = r.rewards.clone()
         rewards[torch.arange(len(r)), last_index(r.mask)] -= r.scores
         rewards[:, -1] += r.scores
-        return gae(rewards, r.values, torch.ones_like(r.mask), c.gamma, c.lam)
+        return compared_beyond_the_end(self.config, r, rewards)
 
 class WhitenedOverPadding(RLHFTrainer):
     "Mean and variance of the advantages count the zeros in the padding."

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from instruct_goose.doctor import KEYS, diagnose
+from instruct_goose.training.doctor import diagnose
+from instruct_goose.training.rules import KEYS
 from instruct_goose.models import agent
 from instruct_goose.practice.failure_gallery import (
     BUGS,
