@@ -13,7 +13,7 @@ PARTS = {"": "Start here", "1_objective": "Objective", "2_models": "Models", "3_
 KNOWN = {  # the directives that mean something here; any other is a spelling mistake
     "default_exp", "export", "exports", "exporti", "hide", "code-fold", "code-summary", "fig-cap", "echo", "output", "eval"}
 STAGES = {  # what one step of RLHF does, and the lesson that explains it; drawn at the head of those lessons
-    "models/text": "prompts", "training/rollout": "rollout", "models/reward": "score", "objective/kl": "price of drift",
+    "models/text": "prompts", "training/rollout": "rollout", "models/reward": "score", "objective/kl": "KL penalty",
     "objective/advantages": "advantages", "objective/policy_loss": "ratio and clip", "objective/value_loss": "value loss",
     "objective/ppo": "PPO loss", "training/trainer": "update"}
 START = {"practice/quickstart": "follow a run, step by step", "notation": "read from the beginning", "api": "look up a name"}  # for a newcomer
