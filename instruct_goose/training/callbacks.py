@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STEPS', 'Callback', 'Steps', 'first_reason', 'StopAtKL', 'CallFunction', 'Progress', 'Evaluate', 'keep_best',
-           'restore_best', 'usual_callbacks']
+           'usual_callbacks']
 
 # %% ../../nbs/3_training/09_callbacks.ipynb #adbf035e
 import time
@@ -18,6 +18,7 @@ from tqdm import tqdm
 from ..objective.kl import adaptive_beta
 from .metrics import Metrics, describe
 from .rollout import Rollout
+from .setup import encode_prompts
 
 # %% ../../nbs/3_training/09_callbacks.ipynb #c07e0889
 STEPS = ("rollout", "score", "annotate", "advantages", "optimize")
@@ -147,13 +148,6 @@ def keep_best(trainer: Any, reward: float | None) -> None:
         trainer.best_iteration = trainer.iteration
         trainer.best = {name: x.to("cpu", copy=True) for name, x in weights.items()}
 
-def restore_best(trainer: Any) -> None:
-    "Put the best policy back. Raises ValueError if none has been kept."
-    if trainer.best is None:
-        raise ValueError("no policy has been kept: set keep_best and eval_every, "
-                         "and give train held_out=")
-    trainer.agent.model.load_state_dict(trainer.best)
-
 # %% ../../nbs/3_training/09_callbacks.ipynb #a3c6831b
 @contextmanager
 def usual_callbacks(
@@ -170,6 +164,8 @@ def usual_callbacks(
         if held_out is None:
             raise ValueError(f"eval_every is {c.eval_every}, but there is nothing to evaluate on: "
                              "pass held_out=, prompts that are not trained on")
+        queries = encode_prompts(held_out, trainer)  # refused now, not after an hour
+        held_out = {"query_ids": queries.ids, "query_mask": queries.mask}
         first.append(Evaluate(held_out, reward_fn, c.eval_every))
     if c.kl_stop is not None:
         last.append(StopAtKL(c.kl_stop))

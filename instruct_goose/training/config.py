@@ -141,11 +141,13 @@ def number_complaint(kind: type, value: Any, limits: list) -> Exception | None:
     return None
 
 def type_complaint(kind: type) -> TypeError:
-    return TypeError({bool: "True or False", Path: "a path", str: "text"}.get(kind, kind.__name__))
+    return TypeError({Path: "a path", str: "text"}.get(kind, kind.__name__))
 
 def choices_of(hint: Any) -> tuple | None: # None: it is no choice
     "What a field annotated as a Literal, or as OneOf a table, may be."
     kind, *limits = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if kind is bool:
+        return True, False
     if get_origin(kind) is Literal:
         return get_args(kind)
     return next((tuple(limit.table) for limit in limits if isinstance(limit, OneOf)), None)

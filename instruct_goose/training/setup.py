@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from ..models.agent import Agent, context_length, create_reference_model, response_logprobs
 from ..models.text import PromptDataset, pad
 from .annotate import tokens_of
-from .callbacks import restore_best
 from .trainer_state import load_trainer_state, trainer_state
 from .config import Answering
 from .rollout import Queries, Rollout, checked_tokens
@@ -171,6 +170,7 @@ def steps_left(trainer: Any, steps: int | None) -> int: # None: what is left of 
 class TrainerTools(Answering):
     "What RLHFTrainer can do beside training."
 
+    agent: Agent
     best: dict[str, Tensor] | None = None  # with keep_best: weights of the best policy, on the CPU
     best_reward: float | None = None       # its held-out reward
     best_iteration: int | None = None      # how many iterations it had seen
@@ -188,8 +188,12 @@ class TrainerTools(Answering):
         load_trainer_state(self, tensors, record)
 
     def load_best(self) -> None:
-        "Put the best policy back, to be saved or used; values and optimizer stay as they are."
-        restore_best(self)
+        """Put the best policy back, to be saved or used; values and optimizer stay as they are.
+        Raises ValueError if none has been kept."""
+        if self.best is None:
+            raise ValueError("no policy has been kept: set keep_best and eval_every, "
+                             "and give train held_out=")
+        self.agent.model.load_state_dict(self.best)
 
     def compute_loss(
         self,

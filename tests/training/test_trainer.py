@@ -650,7 +650,8 @@ def test_rollout_refuses(unchecked):
                                         ([[0, 1], []], ValueError, "row \\[1\\]"), (["w1", None], TypeError, "prompt 1")]:
             with pytest.raises(error, match=message): trainer.rollout(prompts)
         with pytest.raises(ValueError, match="has no tokenizer"): RLHFTrainer(tiny(), config=config()).rollout(PROMPTS)
-        with pytest.raises(ValueError, match="top_k=5 in a training rollout"): trainer.rollout(PROMPTS, top_k=5)
+        with pytest.raises(ValueError, match="max_new_tokens is 20 and the model's context 20 tokens: there is no room"):
+            RLHFTrainer(tiny(), config=config(max_new_tokens=20), tokenizer=TOKENIZER).rollout(PROMPTS)
     untexted = RLHFTrainer(tiny(), config=config()).rollout([[0, 1], [0]])  # ids need no tokenizer
     assert untexted.texts is None
 

@@ -17,6 +17,7 @@ from instruct_goose.models.agent import Agent
 from instruct_goose.models.text import pad, word_tokenizer
 from instruct_goose.training.rollout import Rollout, sample
 from instruct_goose.objective.advantages import ADVANTAGES
+from instruct_goose.training.checks import require_finite_weights
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rewards import check_scores
 from instruct_goose.training.trainer import RLHFTrainer
@@ -241,7 +242,7 @@ def test_stopping_and_evaluating_refuse(unchecked):
         with pytest.raises(ValueError, match="no prompts"): trainer(eval_every=2).train(PROMPTS, judge, progress=False, held_out=[])
         with pytest.raises(ValueError, match="the limit is 14"): trainer(eval_every=2).train(PROMPTS, judge, progress=False, held_out=["w1 " * 16])
         with pytest.raises(ValueError, match="no policy has been kept: set keep_best"): trainer().load_best()
-        with pytest.raises(ValueError, match="eval_every is None: it must be a number of iterations with keep_best"): RLHFConfig(keep_best=True)
+        with pytest.raises(ValueError, match="eval_every is None: it must be a number of iterations, at most steps, with keep_best"): RLHFConfig(keep_best=True)
         for bad in (dict(kl_stop=0.), dict(reward_timeout=0), dict(eval_every=0), dict(keep_best=3)):
             with pytest.raises(ValueError, match="must be"): RLHFConfig(**bad)
         with pytest.raises(TypeError, match="whole number"): RLHFConfig(eval_every=1.5)
@@ -317,7 +318,7 @@ def test_a_weight_that_the_last_step_has_blown_up_is_found_in_the_same_iteration
 def test_huge_weights_are_not_taken_for_infinite_ones():
     t = trainer(model=Agent(tiny(dtype=torch.float32)))
     t.agent.value_head.weight.data.fill_(1e30)  # its square is infinite in float32
-    t._check_weights()
+    require_finite_weights(t)
 
 
 def test_scores_set_by_hand_are_checked_and_padding_is_not(poison):
