@@ -294,7 +294,7 @@ def test_a_new_head_is_asked_again():
 
 
 def test_forgotten_models_are_forgotten():
-    from instruct_goose.models.agent import _PLAIN
+    from instruct_goose.models.families import _PLAIN
     gc.collect(); before = len(_PLAIN)
     model = tiny("llama"); plain_head(model)
     assert len(_PLAIN) == before + 1
