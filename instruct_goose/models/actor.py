@@ -169,7 +169,7 @@ def logprobs_of(
     hidden = predicting_states(trunk(model), layout) if hidden is None else hidden
     out = logprobs_from_hidden(hidden, head.weight, layout.tokens, temperature,
                                bias=head.bias, with_entropy=with_entropy)
-    return out if isinstance(out, tuple) else (out, None)
+    return (out[0], out[1]) if isinstance(out, tuple) else (out, None)
 
 # %% ../../nbs/2_models/01_actor.ipynb #88dec9fc
 def logprobs_row_by_row(

@@ -23,10 +23,10 @@ from transformers import PreTrainedModel
 from .actor import (
     check_part, forward_hidden, forward_logits, layout_of, readings_of, response_hidden,
     response_logits, response_logprobs, states_of)
-from instruct_goose.models.families import (
-    check_causal, context_length, evaluating, forward_options, hidden_size, load_model, plain_head,
-    trunk, vocabulary_size)
 from .text import compact
+from .families import check_causal, context_length, evaluating
+from .families import forward_options, hidden_size, load_model, plain_head
+from .families import trunk, vocabulary_size
 
 # %% ../../nbs/2_models/01_agent.ipynb #dc1a1a40
 class AgentOutput(NamedTuple):

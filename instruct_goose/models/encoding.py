@@ -146,10 +146,11 @@ def pad_id_of(
     tokenizer: PreTrainedTokenizerBase,
 ) -> int:
     "The id that fills gaps. Raises ValueError for a tokenizer without one."
-    if tokenizer.pad_token_id is None:
+    pad_id = tokenizer.pad_token_id
+    if not isinstance(pad_id, int):
         raise ValueError("the tokenizer has no pad token: set one with "
                          "`tokenizer.pad_token = tokenizer.eos_token`")
-    return tokenizer.pad_token_id
+    return pad_id
 
 def token_limit(
     tokenizer: PreTrainedTokenizerBase,

@@ -29,8 +29,10 @@ def trunk(
 ) -> PreTrainedModel:
     """The transformer without its head, whatever the architecture calls it.
     Raises TypeError for a model whose transformer is not found."""
-    if model.base_model is not model or model.get_output_embeddings() is None:
-        return model.base_model
+    base = model.base_model
+    headless = model.get_output_embeddings() is None
+    if isinstance(base, PreTrainedModel) and (base is not model or headless):
+        return base
     for name in ("model", "transformer", "backbone", "language_model"):
         part = getattr(model, name, None)
         if part is not None:
@@ -55,8 +57,7 @@ def vocabulary_size(
     model: PreTrainedModel,
 ) -> int:
     "Rows of the embedding: every token id lies below."
-    embedding = model.get_input_embeddings()
-    return embedding.weight.shape[0]
+    return len(model.get_input_embeddings().get_parameter("weight"))
 
 # %% ../../nbs/2_models/04_families.ipynb #0666e826
 @contextmanager
@@ -104,9 +105,11 @@ def two_tokens(
     "What a model says to two rows that differ in the second token."
     ids = torch.tensor([[0, 0], [0, 1]], device=model.device)
     mask = torch.ones_like(ids)
+    options = forward_options(model, mask)
+    without = {name: value for name, value in options.items() if name != "position_ids"}
     with evaluating(model):
-        own = model(input_ids=ids, attention_mask=mask)[0]
-        ours = model(input_ids=ids, attention_mask=mask, **forward_options(model, mask))[0]
+        own = model(input_ids=ids, attention_mask=mask, **without)[0]
+        ours = model(input_ids=ids, attention_mask=mask, **options)[0]
     return own, ours
 
 def differs_by_more_than_rounding(
@@ -169,11 +172,14 @@ def hands_on(
         return seen["logits"]
 
     ids = torch.zeros(1, 2, dtype=torch.long, device=head.weight.device)
+    mask = torch.ones_like(ids)
     handle = head.register_forward_hook(replace)
     try:
         with evaluating(model):
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-            hidden = trunk(model)(input_ids=ids, attention_mask=torch.ones_like(ids))[0]
+            options = forward_options(model, mask)
+            logits = model(input_ids=ids, attention_mask=mask, **options).logits
+            options = forward_options(trunk(model), mask)
+            hidden = trunk(model)(input_ids=ids, attention_mask=mask, **options)[0]
     finally:
         handle.remove()
 

@@ -89,7 +89,8 @@ def last_token_logits(
     ids, mask = compact(input_ids, as_mask(mask, "attention_mask"), side="right")
     last = last_index(mask)
     hidden = forward_hidden(trunk(model), ids.masked_fill(~mask, 0), mask)
-    return model.score(hidden[torch.arange(len(ids), device=ids.device), last])[:, 0].float()
+    head = model.get_submodule("score")
+    return head(hidden[torch.arange(len(ids), device=ids.device), last])[:, 0].float()
 
 # %% ../../nbs/2_models/02_reward.ipynb #a92b37e8
 def fingerprint(
@@ -206,8 +207,9 @@ def zero_classifier(
         model = AutoModelForSequenceClassification.from_config(config, dtype=weight.dtype)
     model = classifier_of(model)
     trunk(model).load_state_dict(trunk(lm).state_dict())
-    nn.init.zeros_(model.score.weight)
-    return model.to(weight.device).eval()
+    nn.init.zeros_(model.get_parameter("score.weight"))
+    nn.Module.to(model, weight.device)
+    return model.eval()
 
 def classifier_of(
     model: PreTrainedModel | str | Path, # or where to load one from

@@ -33,7 +33,7 @@ def render(
     except Exception as e:  # a template is a program of its own, which may raise anything
         words = f"the chat template refuses it: {type(e).__name__}: {e}"
         raise BadRow("template", where, words) from e
-    begin, text = template.bos_token, str(text)
+    begin, text = str(template.bos_token or ""), str(text)
     if begin and text.startswith(begin):
         first = template(begin)["input_ids"][:2]
         if first == [template.bos_token_id] * 2:
@@ -42,7 +42,7 @@ def render(
 
 def without_end(text: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
     "Those who train add the end-of-text token themselves; a second one would be learnt."
-    end = tokenizer.eos_token if tokenizer is not None else None
+    end = str(tokenizer.eos_token or "") if tokenizer is not None else ""
     return text.rstrip().removesuffix(end) if end and text.rstrip().endswith(end) else text
 
 # %% ../../nbs/2_models/05_rows.ipynb #f6c97a4f

@@ -22,7 +22,7 @@ SERVED = {
     "rwkv": lambda: T.RwkvConfig(vocab_size=V, hidden_size=16, num_hidden_layers=2, context_length=14, attention_hidden_size=16),
     "recurrent_gemma": lambda: T.RecurrentGemmaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=3, intermediate_size=24,
                                                       num_attention_heads=2, lru_width=16, attention_window_size=8),
-    "qwen3_next": lambda: T.Qwen3NextConfig(**ROTARY, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
+    "qwen3_next": lambda: T.Qwen3NextConfig(**ROTARY | dict(num_hidden_layers=4), head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
                                             linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
                                             shared_expert_intermediate_size=16),
     "llama4": lambda: T.Llama4TextConfig(**ROTARY, head_dim=8, intermediate_size_mlp=24, num_local_experts=2, attention_chunk_size=8),
@@ -125,7 +125,7 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path):
     import json
     model = tiny(SERVED["gpt_neox"]())
     model.save_pretrained(tmp_path)
-    assert torch.equal(load_model(tmp_path).embed_out.weight, model.embed_out.weight)
+    assert torch.equal(load_model(tmp_path).get_output_embeddings().weight, model.get_output_embeddings().weight)
     config = json.loads((tmp_path / "config.json").read_text())
     config |= {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}, "model_type": "evil"}
     (tmp_path / "config.json").write_text(json.dumps(config))
