@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instruct_goose.models import data
+from instruct_goose.models import data, files, rows, tables
 from instruct_goose.models.data import BadRow, load_pairs, load_prompts, stream_pairs, stream_prompts
 from instruct_goose.models.text import PairDataset, PromptDataset, bpe_tokenizer
 
@@ -81,7 +81,7 @@ def test_every_format_gives_the_rows_that_were_written(tmp_path_factory, rows, e
     }.items():
         (folder / name).write_bytes((mark + content).encode())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(data, "_PIECE", piece)
+            patch.setattr(files, "PIECE", piece)
             assert load_pairs(folder / name) == rows, name
     assert load_pairs(parquet(rows, folder / "a.parquet")) == load_pairs(rows) == load_pairs(iter(rows)) == rows
     assert load_pairs([(r["chosen"], r["rejected"]) for r in rows]) == [r | {"prompt": ""} for r in rows]
@@ -108,7 +108,7 @@ def test_prompts_in_all_their_forms(at):
 
 
 def test_nothing_is_imported_before_it_is_needed(at):
-    assert not re.search(r"^\s*(import|from) (pyarrow|datasets|pandas)", Path(data.__file__).read_text("utf-8"), re.M)
+    for module in (data, files, rows, tables): assert not re.search(r"^\s*(import|from) (pyarrow|datasets|pandas)", Path(module.__file__).read_text("utf-8"), re.M)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pyarrow", None)
         refused(lambda: load_pairs(at("a.parquet")), "instruct_goose[data]", error=ImportError)
@@ -116,7 +116,8 @@ def test_nothing_is_imported_before_it_is_needed(at):
 
 def test_remote_code_is_asked_for_nowhere():
     for path in [*(root / "instruct_goose").rglob("*.py"), *(root / "nbs").rglob("*.ipynb")]:
-        assert not re.search(r"trust_remote_code\s*=|[\"']trust_remote_code\\?[\"']\s*:", path.read_text("utf-8")), path.name
+        text = path.read_text("utf-8")
+        assert not re.search(r"trust_remote_code\s*=(?!\s*False)|[\"']trust_remote_code\\?[\"']\s*:", text), path.name
 
 
 # --- what is refused, and where it stands ---
@@ -202,7 +203,7 @@ def test_options_are_checked_before_anything_is_read():
 @pytest.mark.parametrize("name, blob", [
     ("a.jsonl", '"漢"\r\n"b"\r\n"caf\xff"\r\n'), ("a.json", '["漢",\r\n"b",\r\n"caf\xff"]'), ("a.csv", 'prompt\r\n漢\r\n"caf\xff"\r\n')])
 def test_bytes_that_are_not_utf8_are_found(at, monkeypatch, name, blob, bom, piece):
-    monkeypatch.setattr(data, "_PIECE", piece)
+    monkeypatch.setattr(files, "PIECE", piece)
     blob = bom + blob.encode().replace("\xff".encode(), b"\xff")
     refused(lambda: load_prompts(at(name, blob)), f"{name}, line 3", f"byte {blob.index(0xff)} of the file is 0xff")
     refused(lambda: load_prompts(at(name, blob.replace(b"\xff", b"\xe6\xbc"))), f"{name}, line 3", f"byte {blob.index(0xff)} of")  # half of 漢
@@ -264,8 +265,8 @@ def test_long_rows(at):
 
 
 def test_rows_without_end_are_refused_before_they_fill_the_memory(at, monkeypatch):
-    monkeypatch.setattr(data, "_LONGEST", 100)
-    monkeypatch.setattr(data, "_PIECE", 16)
+    monkeypatch.setattr(files, "LONGEST", 100)
+    monkeypatch.setattr(files, "PIECE", 16)
     at("a.jsonl", '"a"\n"' + "x" * 1000 + '"\n"b"\n')
     assert refused(lambda: load_prompts("a.jsonl"), "a.jsonl, line 2: longer than 100 bytes").reason == "size"
     with pytest.warns(UserWarning): assert load_prompts("a.jsonl", on_error="skip") == ["a", "b"]
@@ -431,6 +432,52 @@ def test_what_is_loaded_trains(tokenizer, at):
     assert trainer.prompts_seen == 6
 
 
+# --- a small file that holds a large one ---
+
+def peak_of(read):
+    tracemalloc.start()
+    import pyarrow
+    pyarrow.default_memory_pool().release_unused()
+    before, most = pyarrow.total_allocated_bytes(), 0
+    try:
+        for _ in read: most = max(most, pyarrow.total_allocated_bytes() - before)
+    finally:
+        python = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return most + python
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["texts", "conversations"])
+def test_a_packed_parquet_file_is_read_row_by_row(tmp_path, chat):
+    "Two mebibytes, 500 times, in a few kilobytes: 256 rows at once would be 512 MiB and more."
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    big = "x" * 2**21
+    value = [{"role": "user", "content": big}] if chat else big
+    pq.write_table(pa.table({"prompt": pa.array([value]).take(pa.array([0] * 500))}), tmp_path / "a.parquet", compression="zstd")
+    assert (tmp_path / "a.parquet").stat().st_size < 10_000
+    found = []
+    most = peak_of(found.append(len(str(row))) for _, row in tables.read_parquet(str(tmp_path / "a.parquet"), {"prompt"}))
+    assert len(found) == 500 and min(found) >= 2**21 and most < 120 * 2**20, most
+
+
+def test_a_parquet_row_beyond_the_limit_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "LONGEST", 1000)
+    path = parquet([{"prompt": "a"}, {"prompt": "x" * 1001}, {"prompt": "b"}], tmp_path / "a.parquet")
+    assert refused(lambda: load_prompts(path), "a.parquet, row 1: longer than 1000 bytes").reason == "size"
+    with pytest.warns(UserWarning, match="1 × size"): assert load_prompts(path, on_error="skip") == ["a", "b"]
+
+
+def test_a_parquet_file_that_no_text_could_fill_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "LONGEST", 2**16)
+    path = parquet([{"prompt": "x" * 2**22}], tmp_path / "a.parquet")  # snappy packs it about twentyfold, zstd a thousandfold
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    pq.write_table(pa.table({"prompt": ["x" * 2**22]}), path, compression="zstd")
+    refused(lambda: load_prompts(path), "would unpack to", "a.parquet")
+
+
 # --- broken input ---
 
 def test_broken_input_ends_as_documented():
@@ -442,15 +489,15 @@ def test_broken_input_ends_as_documented():
 
 
 @pytest.mark.parametrize("where, name, bug", [
-    (data, "_as_text", lambda value, name, where: value),                                # anything goes for text
-    (data, "_decode", lambda path, number, offset, line: line.decode()),                 # an error without a place
-    (data, "_BLANK", re.compile(r"[ \t\r]*")),                                           # arrays on several lines
-    (data._Reader, "more", lambda self: False if self.text else _MORE(self)),            # reading ends with the first piece
-    (data._Feed, "__next__", lambda self: self.row.append(next(self.lines)) or self.row[-1][2].decode("latin-1")),  # a wrong encoding
+    (rows, "as_text", lambda value, name, where: value),                                 # anything goes for text
+    (files, "decode", lambda path, number, offset, line: line.decode()),                 # an error without a place
+    (files, "_BLANKS", (" ", "\t", "\r")),                                                # arrays on several lines
+    (files.ArrayReader, "more", lambda self: False if self.text else _MORE(self)),       # reading ends with the first piece
+    (tables.Feed, "__next__", lambda self: self.row.append(next(self.lines)) or self.row[-1][2].decode("latin-1")),  # a wrong encoding
 ], ids=["text", "place", "lines", "pieces", "encoding"])
 def test_the_fuzzer_finds_planted_bugs(monkeypatch, where, name, bug):
     monkeypatch.setattr(where, name, bug)
     assert fuzz.fuzz(500, seed=2)["failures"]
 
 
-_MORE = data._Reader.more
+_MORE = files.ArrayReader.more

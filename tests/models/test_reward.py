@@ -56,6 +56,14 @@ def alone(reward_model, row):
     return model(torch.tensor([row])).logits[0, 0].item()
 
 
+def rounding(reward_model, texts):
+    """How far two orders of the same sums can set a normalised score apart: at most 2·n·eps of the terms (Higham, eq. 3.3), ten
+    sums of at most n = 24 terms in each of two layers, whose weights of sd .02 lengthen no error; the last sum is over |w|·|h|."""
+    w, c = reward_model.model.score.weight, reward_model.model.config
+    size = w.norm().item() * math.sqrt(w.shape[-1])  # h leaves a normalisation, so |h| ≤ √H
+    return 2 * 24 * 20 * torch.finfo(torch.float32).eps * size / c.reward_std
+
+
 # the losses
 
 def test_hand_numbers():
@@ -212,6 +220,38 @@ def test_normalise():
     assert kept == (reward_model.model.config.reward_mean, reward_model.model.config.reward_std)
 
 
+def crafted(monkeypatch, scores, dtype=torch.float32):
+    "A reward model whose raw scores are these, whatever the texts."
+    reward_model = make("llama", dtype=dtype)
+    monkeypatch.setattr(reward_model, "score", lambda texts: scores[:len(texts)])
+    return reward_model
+
+
+@pytest.mark.parametrize("scale", [1e-6, .3, 1., 7e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_spread_made_by_rounding_is_none(monkeypatch, dtype, scale):
+    "Scores of different texts, apart by a few units in the last place, as another kernel or another row of the batch may set them."
+    eps, texts = max(torch.finfo(t).eps for t in (dtype, torch.float32)), ["good", "bad", "film", "plot"]  # scores are float32
+    for sign in (1, -1):
+        for units in ([0, 0, 0, 0], [0, 1, 0, 0], [0, 1, -1, 2], [3, -3, 3, -3]):
+            reward_model = crafted(monkeypatch, [sign * scale * (1 + n * eps) for n in units], dtype)
+            with pytest.raises(ValueError, match="standard deviation"): reward_model.normalise(texts)
+            assert (reward_model.model.config.reward_mean, reward_model.model.config.reward_std) == (0, 1)
+        apart = [sign * scale * (1 + n * eps) for n in (16, -16, 16, -16)]  # sd 16 eps: twice what is refused
+        assert crafted(monkeypatch, apart, dtype).normalise(texts)[1] == pytest.approx(16 * eps * scale, rel=1e-3)
+
+
+def test_one_text_has_no_spread_whatever_its_rows_say(monkeypatch):
+    reward_model = crafted(monkeypatch, [1., 1.5, 2.])  # three scores for three rows
+    with pytest.raises(ValueError, match="these 3 texts have standard deviation 0"): reward_model.normalise(["good"] * 3)
+    assert reward_model.normalise(["good", "bad", "good", "good"]) == pytest.approx((1.125, math.sqrt(3) / 8))  # 1, 1.5, 1, 1
+
+
+@pytest.mark.parametrize("scores", [[0., 0.], [math.nan, 1.], [math.inf, 1.], [1e200, -1e200, 3.]])
+def test_no_scale_from_zeros_or_what_is_not_finite(monkeypatch, scores):
+    with pytest.raises(ValueError, match="standard deviation"): crafted(monkeypatch, scores).normalise(["good", "bad", "film"][:len(scores)])
+
+
 # making, saving, loading
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -240,7 +280,9 @@ def test_save_and_load(name, tokenizer, tmp_path):
     reward_model.save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.bin")) and (tmp_path / "model.safetensors").exists()
     for loaded in (RewardModel.from_pretrained(tmp_path), RewardModel.from_pretrained(tmp_path, tokenizer), RewardModel(tmp_path, tokenizer)):
-        assert loaded.score(texts) == reward_model.score(texts)
+        ours, theirs = reward_model.model.state_dict(), loaded.model.state_dict()
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)  # weights: to the bit
+        assert loaded.score(texts) == pytest.approx(reward_model.score(texts), abs=rounding(reward_model, texts))
         assert loaded.tokenizer("good film")["input_ids"] == tokenizer("good film")["input_ids"]
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     for row in rows(tokenizer) + rows(tokenizer, end=False):

@@ -249,3 +249,19 @@ def test_real_sentences_come_back():
     tok = bpe_tokenizer(texts, 1000)
     assert len(tok) == 1000
     for text in texts: assert tok.decode(tok(text)["input_ids"], skip_special_tokens=True) == text.lower()
+
+
+# --- what is shown ---
+
+@pytest.mark.parametrize("text, shown", [
+    ("\x1b[2Jgone", r"\x1b[2Jgone"), ("a\rb", r"a\rb"), ("\x9b31m", r"\x9b31m"), ("\u202egood", r"\u202egood"), ("\ud800", r"\ud800"),
+    ("\x07\x00\x7f", r"\x07\x00\x7f"), ("a\n\tb", "a\n\tb"), ("漢字 🙂 é", "漢字 🙂 é")])
+def test_escape_sequences_are_shown_not_sent(text, shown):
+    from instruct_goose.models.text import printable
+    assert printable(text) == shown and printable(shown) == shown
+
+
+def test_a_limit_below_one_says_why():
+    tokenizer = word_tokenizer(["a"])
+    for limit in (0, -8):
+        with pytest.raises(ValueError, match=f"max_length is {limit}: no prompt fits. Is max_new_tokens"): PromptDataset(["a"], tokenizer, max_length=limit)

@@ -1,0 +1,146 @@
+"""Every family against its own rows alone, unpadded, through its own forward; and what is refused, by name."""
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from instruct_goose.models.agent import Agent, response_logprobs
+from instruct_goose.models.families import check_causal, evaluating, load_model, load_tokenizer, plain_head, trunk
+from instruct_goose.models.reward import RewardModel
+from instruct_goose.models.text import pad, word_tokenizer
+
+transformers.utils.logging.set_verbosity_error()
+T, V = transformers, 13
+BASE = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=14,
+            pad_token_id=0, bos_token_id=1, eos_token_id=2)
+ROTARY = BASE | dict(intermediate_size=24, num_key_value_heads=1)
+STATE = dict(vocab_size=V, hidden_size=16, state_size=4, num_hidden_layers=2)
+SERVED = {
+    "bart's decoder": lambda: T.BartConfig(vocab_size=V, d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16, max_position_embeddings=14),
+    "mamba": lambda: T.MambaConfig(**STATE), "falcon_mamba": lambda: T.FalconMambaConfig(**STATE),
+    "mamba2": lambda: T.Mamba2Config(**STATE, num_heads=4, head_dim=8, n_groups=1, chunk_size=4, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+    "rwkv": lambda: T.RwkvConfig(vocab_size=V, hidden_size=16, num_hidden_layers=2, context_length=14, attention_hidden_size=16),
+    "recurrent_gemma": lambda: T.RecurrentGemmaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=3, intermediate_size=24,
+                                                      num_attention_heads=2, lru_width=16, attention_window_size=8),
+    "qwen3_next": lambda: T.Qwen3NextConfig(**ROTARY | dict(num_hidden_layers=4), head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
+                                            linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+                                            shared_expert_intermediate_size=16),
+    "llama4": lambda: T.Llama4TextConfig(**ROTARY, head_dim=8, intermediate_size_mlp=24, num_local_experts=2, attention_chunk_size=8),
+    "gpt_neo": lambda: T.GPTNeoConfig(vocab_size=V, hidden_size=16, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]],
+                                      max_position_embeddings=14),
+    "gpt_neox": lambda: T.GPTNeoXConfig(**BASE, intermediate_size=24),
+    "gptj": lambda: T.GPTJConfig(vocab_size=V, n_embd=16, n_layer=2, n_head=2, n_positions=14, rotary_dim=4),
+    "falcon": lambda: T.FalconConfig(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2),
+    "mpt": lambda: T.MptConfig(vocab_size=V, d_model=16, n_layers=2, n_heads=2, max_seq_len=14),
+    "mixtral": lambda: T.MixtralConfig(**ROTARY, num_local_experts=2), "gemma3": lambda: T.Gemma3TextConfig(**ROTARY, head_dim=8),
+    "olmo2": lambda: T.Olmo2Config(**ROTARY), "phi3": lambda: T.Phi3Config(**ROTARY), "stablelm": lambda: T.StableLmConfig(**ROTARY),
+    "ctrl": lambda: T.CTRLConfig(vocab_size=V, n_embd=16, n_layer=2, n_head=2, n_positions=14, dff=16),
+    "codegen": lambda: T.CodeGenConfig(vocab_size=V, n_embd=16, n_layer=2, n_head=4, n_positions=14, rotary_dim=4),
+    "openai-gpt": lambda: T.OpenAIGPTConfig(vocab_size=V, n_embd=16, n_layer=2, n_head=2, n_positions=14),
+}
+AHEAD = {
+    "bert": lambda: T.BertConfig(**BASE, intermediate_size=24), "roberta": lambda: T.RobertaConfig(**BASE, intermediate_size=24),
+    "electra": lambda: T.ElectraConfig(**BASE, intermediate_size=24, embedding_size=16), "xlnet": lambda: T.XLNetConfig(
+        vocab_size=V, d_model=16, n_layer=2, n_head=2, d_inner=16),
+}
+QUERIES, RESPONSES = [[1, 5, 7], [1], [1, 4, 2, 6, 8]], [[8, 2], [2, 11, 3, 12, 2], [7, 4]]
+
+
+def tiny(config, std=.3):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    for p in model.parameters():
+        if p.ndim > 1: torch.nn.init.normal_(p, std=std)
+    return model
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_every_family_is_the_row_alone(name):
+    "float32: experts have no float64. Logits of a few units, some ten sums of 24 terms a layer: 1e-4 is a hundred times their rounding."
+    model = tiny(SERVED[name]())
+    agent = Agent(model)
+    torch.nn.init.normal_(agent.value_head.weight)
+    for side, pad_id in (("left", 0), ("right", 2)):
+        args = *pad(QUERIES, pad_id, side), *pad(RESPONSES, pad_id)
+        found = agent.evaluate(*args)
+        for i, (q, r) in enumerate(zip(QUERIES, RESPONSES, strict=True)):
+            with evaluating(model), torch.no_grad():
+                logits = model(input_ids=torch.tensor([q + r])).logits[0, len(q) - 1:-1].log_softmax(-1)
+                hidden = trunk(model)(input_ids=torch.tensor([q + r]))[0][0, len(q) - 1:-1]
+            alone = logits.gather(-1, torch.tensor(r)[:, None])[:, 0]
+            for mine in (found.logprobs, response_logprobs(model, *args)):
+                torch.testing.assert_close(mine[i][args[3][i]].detach(), alone, atol=1e-4, rtol=1e-4)
+            values = (agent.value_head(hidden)[..., 0]).detach()
+            torch.testing.assert_close(found.values[i][args[3][i]].detach(), values, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("std", [.02, .3])
+@pytest.mark.parametrize("name", AHEAD)
+def test_readers_are_refused_by_name(name, std):
+    model = tiny(AHEAD[name](), std)
+    args = *pad(QUERIES, 0, "left"), *pad(RESPONSES, 0)
+    for call in (lambda: Agent(model), lambda: response_logprobs(model, *args), lambda: check_causal(trunk(model))):
+        with pytest.raises(TypeError, match=f"{type(model).__name__.split('For')[0].split('LM')[0]}.* looks ahead"): call()
+    causal = tiny(SERVED["gpt_neox"]())
+    with pytest.raises(TypeError, match="looks ahead"): Agent(causal, trunk(model))
+
+
+def test_encoders_and_other_positions_are_refused_by_name():
+    t5 = T.T5ForConditionalGeneration(T.T5Config(vocab_size=V, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0))
+    bart = T.BartForConditionalGeneration(T.BartConfig(vocab_size=V, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+                                                       decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16))
+    for model in (t5, bart):
+        with pytest.raises(TypeError, match=f"{type(model).__name__} has an encoder"): Agent(model)
+    roberta = tiny(T.RobertaConfig(**BASE | dict(max_position_embeddings=18), intermediate_size=24, is_decoder=True))
+    with pytest.raises(TypeError, match="RobertaForCausalLM does not count positions from 0"): Agent(roberta)
+
+
+def test_no_classifier_is_said_by_name():
+    tokenizer = word_tokenizer([f"w{i}" for i in range(V - 4)])
+    with pytest.raises(TypeError, match="no classifier for MambaForCausalLM"): RewardModel.from_causal_lm(tiny(SERVED["mamba"]()), tokenizer)
+
+
+def test_a_model_is_asked_once(monkeypatch):
+    model = tiny(SERVED["gpt_neox"]())
+    state = torch.get_rng_state()
+    check_causal(model.train())
+    assert model.training and torch.equal(torch.get_rng_state(), state)
+    monkeypatch.setattr(model, "forward", None)
+    check_causal(model)
+
+
+# --- where they come from ---
+
+def test_a_path_that_is_not_there_is_named_at_once(tmp_path):
+    "The network is shut in all tests: a look-up would end in another error."
+    for load in (load_model, load_tokenizer, Agent, lambda path: Agent(tiny(SERVED["gpt_neox"]()), path), RewardModel.from_pretrained):
+        with pytest.raises(FileNotFoundError, match="no directory 'no/such-dir' here.*hub:no/such-dir"): load("no/such-dir")
+    file = tmp_path / "model.txt"
+    file.write_text("")
+    with pytest.raises(NotADirectoryError, match="model.txt is a file"): load_model(file)
+    with pytest.raises(ValueError, match="no policy can be loaded"): load_model(tmp_path)
+
+
+def test_code_that_comes_with_a_model_is_not_run(tmp_path):
+    import json
+    model = tiny(SERVED["gpt_neox"]())
+    model.save_pretrained(tmp_path)
+    assert torch.equal(load_model(tmp_path).get_output_embeddings().weight, model.get_output_embeddings().weight)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}, "model_type": "evil"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(ValueError, match="no policy can be loaded"): load_model(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_only_hub_asks_the_hub(monkeypatch):
+    asked = []
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda name, **k: asked.append((name, k)) or tiny(SERVED["gpt_neox"]()))
+    load_model("hub:owner/name")
+    assert asked == [("owner/name", {"trust_remote_code": False, "local_files_only": False})]
+
+
+def test_the_head_of_a_family_whose_trunk_is_found_by_search():
+    model = tiny(SERVED["llama4"]())
+    assert model.base_model is model and trunk(model) is model.model and plain_head(model) is model.lm_head
