@@ -89,7 +89,8 @@ def _clipped(ratio, adv, clip_ratio, dual_clip=None, everywhere=False):
         return clipped_objective(ratio, adv, float(clip_ratio), dual_clip=dual_clip)
     near = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
     objective = torch.minimum(ratio * adv, near * adv)
-    if dual_clip is None: return objective
+    if dual_clip is None:
+        return objective
     floor = torch.maximum(objective, dual_clip * adv)
     return floor if everywhere else torch.where(adv < 0, floor, objective)
 
@@ -124,16 +125,19 @@ def ppo_policy_error(
     Means over all elements, weighted or not; kl_div and the info without the weight.
     Where π/π_old has more dimensions than adv, its mean over dim 1 is clipped."""
     new, old, action, adv, weight, pretrained = ppo_policy_data(*data)
-    if weight is None: weight = torch.ones_like(adv)
+    if weight is None:
+        weight = torch.ones_like(adv)
     logp_new, logp_old = (less_efficient_method(z, action) for z in (new, old))
     ratio = _ratio(logp_new, logp_old)
-    if ratio.shape != adv.shape: ratio = ratio.mean(dim=1)
+    if ratio.shape != adv.shape:
+        ratio = ratio.mean(dim=1)
     loss = -(_clipped(ratio, adv, clip_ratio, dual_clip) * weight).mean()
 
     entropy_loss, kl_div = torch.tensor(0.), loss.new_zeros(())
     if entropy_bonus:
         spread = entropy(new).to(new.dtype)
-        if spread.shape != weight.shape: spread = spread.mean(dim=1)
+        if spread.shape != weight.shape:
+            spread = spread.mean(dim=1)
         entropy_loss = (spread * weight).mean()
     if pretrained is not None:
         kl_div = calculate_kl_div(
@@ -150,7 +154,8 @@ def ppo_value_error(
     """½·max((V − R̂)², (V_old + clip(V − V_old, ±c) − R̂)²), by `value_loss`, which gets
     V − R̂ against 0, because it would detach the target."""
     value_new, value_old, return_, weight = ppo_value_data(*data)
-    if weight is None: weight = torch.ones_like(value_old)
+    if weight is None:
+        weight = torch.ones_like(value_old)
 
     def error(value):
         gap = value - return_
@@ -201,8 +206,10 @@ def ppo_policy_error_continuous(
     AssertionError for a dual clip of 1 or less, ValueError for σ ≤ 0."""
     _dual_clip_above_1(dual_clip)
     new, old, action, adv, weight, pretrained = ppo_policy_data_continuous(*data)
-    if weight is None: weight = torch.ones_like(adv)
-    if old["mu"].ndim == 1: old = {k: old[k].unsqueeze(-1) for k in ("mu", "sigma")}
+    if weight is None:
+        weight = torch.ones_like(adv)
+    if old["mu"].ndim == 1:
+        old = {k: old[k].unsqueeze(-1) for k in ("mu", "sigma")}
     logp_new, logp_old = (_density(p).log_prob(action).sum(-1) for p in (new, old))
     ratio = _ratio(logp_new, logp_old)
     loss = -(_clipped(ratio, adv, clip_ratio, dual_clip, everywhere=True) * weight).mean()
@@ -227,12 +234,14 @@ def ppo_error_continuous(
     Raises as the former."""
     new, old, action, *values, adv, return_, weight, pretrained = (
         ppo_data_continuous(*data))
-    if weight is None: weight = torch.ones_like(adv)
+    if weight is None:
+        weight = torch.ones_like(adv)
     losses, info = ppo_policy_error_continuous(
         (new, old, action, adv, weight, pretrained), clip_ratio, dual_clip, kl_type)
     value = ppo_value_error((*values, return_, weight), clip_ratio, use_value_clip)
     loss, spread, kl_div = losses
-    if pretrained is None: kl_div = loss.new_zeros(())
+    if pretrained is None:
+        kl_div = loss.new_zeros(())
     return ppo_loss(loss, value, spread, kl_div), info
 
 # %% ../../nbs/5_compat/01_ding.ipynb #a7f3fa0b
@@ -299,8 +308,10 @@ def gae(
     ends the value, traj_flag (done, if None) ends the sum. Writes (1 − done)·V′ into
     next_value. Detaches nothing."""
     value, next_value, reward, done, traj_flag = gae_data(*data)
-    if done is None: done = torch.zeros_like(reward)
-    if traj_flag is None: traj_flag = done
+    if done is None:
+        done = torch.zeros_like(reward)
+    if traj_flag is None:
+        traj_flag = done
     done, traj_flag = done.float(), traj_flag.float()
     if value.ndim == reward.ndim + 1:  # many agents, one reward
         reward, done, traj_flag = (x.unsqueeze(-1) for x in (reward, done, traj_flag))

@@ -60,7 +60,8 @@ class Agent(models.Agent):
         """transformers' `generate`, dropout off. Answers that all end early are filled up to
         max_new_tokens: the script cuts them off from the right, and would cut into the query.
         Raises ValueError for queries that leave no room in the context."""
-        if attention_mask is None: attention_mask = torch.ones_like(input_ids)
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
         longest, context = kwargs.get("max_new_tokens"), models.context_length(self.model)
         text = int(attention_mask.sum(-1).max())
         if longest and context and text + longest > context:
@@ -68,7 +69,8 @@ class Agent(models.Agent):
                              f"the model's {context}: tokenizer(…, max_length={context - longest})")
         with models.evaluating(self.model):
             out = self.model.generate(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-        if longest is None or not torch.is_tensor(out): return out
+        if longest is None or not torch.is_tensor(out):
+            return out
         fill = kwargs.get("pad_token_id", self.eos_token_id)
         fill = fill[0] if isinstance(fill, list) else fill or 0
         return nn.functional.pad(out, (0, input_ids.shape[1] + longest - out.shape[1]), value=fill)
@@ -93,7 +95,8 @@ def create_reference_model(
 ) -> nn.Module: # the same kind
     "π_ref: a copy that no longer learns, dropout off. An Agent's copy is an Agent."
     reference = models.create_reference_model(model)
-    if not isinstance(model, models.Agent): return reference
+    if not isinstance(model, models.Agent):
+        return reference
     return Agent(reference).requires_grad_(False).eval()
 
 # %% ../../nbs/5_compat/02_goose.ipynb #a307c279
@@ -189,7 +192,8 @@ class RLHFTrainer(training.RLHFTrainer):
     def _words(self, response_ids, response_attention_mask) -> Tensor:
         "The mask, cut behind the first end: what follows is filling, not the policy's words."
         attended = response_attention_mask.bool()
-        if not self.eos_ids: return attended
+        if not self.eos_ids:
+            return attended
         ids = response_ids.masked_fill(~attended, -1)  # filling may look like an end
         return attended & response_mask(ids, self.eos_ids)
 
@@ -240,9 +244,11 @@ class PairDataset(torch.utils.data.Dataset):
         self.rows = [tuple(x for text in both(row) for x in _encode(text, tokenizer, max_length))
                      for row in dataset]
 
-    def __len__(self) -> int: return len(self.rows)
+    def __len__(self) -> int:
+        return len(self.rows)
 
-    def __getitem__(self, idx: int) -> tuple[Tensor, ...]: return self.rows[idx]
+    def __getitem__(self, idx: int) -> tuple[Tensor, ...]:
+        return self.rows[idx]
 
 # %% ../../nbs/5_compat/02_goose.ipynb #da6d4852
 class PromptDataset(torch.utils.data.Dataset):
@@ -256,9 +262,11 @@ class PromptDataset(torch.utils.data.Dataset):
     ):
         self.rows = [_encode(row["prompt"], tokenizer, max_length) for row in dataset]
 
-    def __len__(self) -> int: return len(self.rows)
+    def __len__(self) -> int:
+        return len(self.rows)
 
-    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]: return self.rows[idx]
+    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]:
+        return self.rows[idx]
 
 # %% ../../nbs/5_compat/02_goose.ipynb #efb918df
 class AgentObjective(nn.Module):

@@ -38,7 +38,8 @@ def masked_var(
 ) -> Tensor:
     "Σ m·c² / Σ m, and Bessel's n / (n − 1)."
     var = masked_mean(centered_values.square(), mask)
-    if not unbiased: return var
+    if not unbiased:
+        return var
     n = mask.sum() + 1e-8
     return var * (n / (n - 1))
 
@@ -66,8 +67,10 @@ def get_rewards_ppo(
     kl = k1(logprobs - ref_logprobs)
     charged = -kl_coeff * kl
     paid = charged.clone()
-    if valid_score_idxs is None: paid[:, -1] += scores
-    else: paid.scatter_add_(1, valid_score_idxs[..., None], scores[..., None])
+    if valid_score_idxs is None:
+        paid[:, -1] += scores
+    else:
+        paid.scatter_add_(1, valid_score_idxs[..., None], scores[..., None])
     return paid, kl, charged
 
 # %% ../../nbs/5_compat/00_torchtune.ipynb #d8bbaa2b
@@ -88,7 +91,8 @@ def estimate_advantages(
         advantages.append(later)
     advantages = torch.stack(advantages[::-1], 1)
     returns, advantages = advantages + values, whiten(advantages, masks)
-    if masks is not None: advantages[~masks] = 0.
+    if masks is not None:
+        advantages[~masks] = 0.
     return advantages, returns
 
 # %% ../../nbs/5_compat/00_torchtune.ipynb #076e84f9
@@ -115,8 +119,10 @@ def get_reward_penalty_mask(
 ) -> Tensor: # (batch,), True where the score is to be replaced by a penalty
     "No padding, so no end of text; or fewer tokens than asked for."
     mask = torch.zeros_like(seq_lens, dtype=torch.bool)
-    if penalise_no_eos: mask = ~padding_masks.any(-1)
-    if min_response_length is not None: mask = mask | ~(seq_lens >= min_response_length)
+    if penalise_no_eos:
+        mask = ~padding_masks.any(-1)
+    if min_response_length is not None:
+        mask = mask | ~(seq_lens >= min_response_length)
     return mask
 
 # %% ../../nbs/5_compat/00_torchtune.ipynb #5d0ab1dc
@@ -151,7 +157,8 @@ def get_batch_log_probs(
                          "batch and time must be equal")
     counts = labels[:, 1:] != label_pad_token_id
     logprobs = logits_to_logprobs(logits[:, :-1], labels[:, 1:].masked_fill(~counts, 0))
-    if return_average_logprobs: return masked_mean(logprobs, counts, -1)
+    if return_average_logprobs:
+        return masked_mean(logprobs, counts, -1)
     return (logprobs * counts).sum(-1)
 
 # %% ../../nbs/5_compat/00_torchtune.ipynb #35ac20d9

@@ -87,24 +87,29 @@ def config_from_trl(
     """The settings of TRL's PPOTrainer as an RLHFConfig; `steps` follows from
     total_episodes, and keeps our default without them. Raises ValueError for what has no
     counterpart, saying what to write in its place, and for what is no option of TRL's."""
-    if api not in DEFAULTS: raise ValueError(f"api is {api!r}: 'train' or 'step'")
+    if api not in DEFAULTS:
+        raise ValueError(f"api is {api!r}: 'train' or 'step'")
     for name, value in options.items():
-        if name not in DEFAULTS[api]: _accept(api, name, value)
+        if name not in DEFAULTS[api]:
+            _accept(api, name, value)
     o = DEFAULTS[api] | {k: v for k, v in options.items() if k in DEFAULTS[api]}
     ours = {RENAMED[k]: v for k, v in o.items() if k in RENAMED}
     parts = o["gradient_accumulation_steps"]
     if api == "train":
         rows, texts = o["per_device_train_batch_size"], o["total_episodes"]
         batch = rows * parts
-        if texts is not None: ours["steps"] = math.ceil(texts / batch)
+        if texts is not None:
+            ours["steps"] = math.ceil(texts / batch)
     else:
         rows, batch = o["mini_batch_size"], o["batch_size"]
         ours |= dict(
             kl_estimator=_penalty(o["kl_penalty"]), steps=math.ceil(o["steps"] / batch),
             minibatches=_whole(batch, rows * parts),
             kl_target=o["target"] if o["adap_kl_ctrl"] else None)
-    if o["max_grad_norm"] is not None: ours["max_grad_norm"] = o["max_grad_norm"]
-    if parts > 1: ours["micro_batch_size"] = rows
+    if o["max_grad_norm"] is not None:
+        ours["max_grad_norm"] = o["max_grad_norm"]
+    if parts > 1:
+        ours["micro_batch_size"] = rows
     return RLHFConfig(batch_size=batch, **ours)
 
 # %% ../../nbs/5_compat/03_trl.ipynb #f59504ac
@@ -112,24 +117,29 @@ def _accept(api: str, name: str, value: Any) -> None:
     "Return if the option needs nothing here; ValueError otherwise."
     if name in INSTEAD:
         nothing, how = INSTEAD[name]
-        if value == nothing: return
+        if value == nothing:
+            return
         raise ValueError(f"{name}={value!r} has no counterpart in RLHFConfig. Here: {how}")
     for where, names in BESIDE.items():
-        if name in names.split(): raise ValueError(f"{name} is no setting of RLHFConfig. Here: {where}. Leave it out")
+        if name in names.split():
+            raise ValueError(f"{name} is no setting of RLHFConfig. Here: {where}. Leave it out")
     other = next((a for a in DEFAULTS if a != api and name in DEFAULTS[a]), None)
-    if other: raise ValueError(f"{name} belongs to TRL's {other}() form: pass {other!r} as the first argument")
+    if other:
+        raise ValueError(f"{name} belongs to TRL's {other}() form: pass {other!r} as the first argument")
     known = [*DEFAULTS[api], *INSTEAD, *" ".join(BESIDE.values()).split()]
     near = difflib.get_close_matches(name, known, 1)
     raise ValueError(f"{name} is no option of TRL's PPOConfig that is known here" + (f"; did you mean {near[0]}?" if near else ""))
 
 def _penalty(kind: str) -> str:
     names = {"kl": "k1", "mse": "k2"}
-    if kind in names: return names[kind]
+    if kind in names:
+        return names[kind]
     raise ValueError(f"kl_penalty={kind!r} has no counterpart: take 'kl' (our k1) or 'mse' (our k2); "
                      "the whole distribution's KL is in the metrics, kl_to_reference")
 
 def _whole(batch: int, rows: int) -> int:
-    if batch % rows: raise ValueError(f"batch_size, {batch}, must be a multiple of mini_batch_size times "
+    if batch % rows:
+        raise ValueError(f"batch_size, {batch}, must be a multiple of mini_batch_size times "
                                       f"gradient_accumulation_steps, {rows}: TRL asks for it too")
     return batch // rows
 

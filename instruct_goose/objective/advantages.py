@@ -32,7 +32,8 @@ def discounted_returns(
 
     Raises ValueError for differing shapes, an empty response, or γ outside [0, 1]."""
     same_shape(rewards=rewards, mask=mask)
-    _between_0_and_1(gamma=gamma); last_index(mask)
+    _between_0_and_1(gamma=gamma)
+    last_index(mask)
     rewards, later, returns = wide(rewards.detach()), 0., []
     for t in reversed(range(mask.shape[1])):
         later = torch.where(mask[:, t], rewards[:, t] + gamma * later, later)
@@ -50,7 +51,8 @@ def td_errors(
 
     Raises ValueError for differing shapes, an empty response, or γ outside [0, 1]."""
     same_shape(rewards=rewards, values=values, mask=mask)
-    _between_0_and_1(gamma=gamma); last_index(mask)
+    _between_0_and_1(gamma=gamma)
+    last_index(mask)
     rewards, values = wide(rewards.detach()), wide(values.detach())
     next_value, errors = 0., []
     for t in reversed(range(mask.shape[1])):
@@ -111,7 +113,8 @@ def group_advantages(
     centred = torch.where(varies, groups - groups.mean(1, keepdim=True), 0.)
     if how == "mean_std":
         centred = centred / (groups.std(1, correction=ddof, keepdim=True) + eps)
-    if how == "leave_one_out": centred = centred * group_size / (group_size - 1)
+    if how == "leave_one_out":
+        centred = centred * group_size / (group_size - 1)
     return centred.flatten()
 
 # %% ../../nbs/1_objective/03_advantages.ipynb #e4b6a011

@@ -45,7 +45,8 @@ def gaussian_logprobs(
     if mask is not None:
         keep = mask[..., None]
         actions, mean = torch.where(keep, actions, 0), torch.where(keep, mean, 0)
-        if std.shape == mean.shape: std = torch.where(keep, std, 1)
+        if std.shape == mean.shape:
+            std = torch.where(keep, std, 1)
     std = _per_dimension(mean, std)
     z = (wide(actions) - wide(mean)) / std
     logprobs = (-z.square() / 2 - std.log() - math.log(2 * math.pi) / 2).sum(-1)

@@ -94,16 +94,22 @@ def _dials(d: dict[str, Any]) -> list[str]:
     if d["surrogate"] != "ratio":
         high = d["clip"] if d["clip_high"] is None else d["clip_high"]
         surrogate += f", ρ in [{number(1 - d['clip'])}, {number(1 + high)}]"
-    if d["dual_clip"] is not None: surrogate += f", dual clip {number(d['dual_clip'])}"
-    if d["group_size"] > 1: advantage += f", G = {d['group_size']}"
-    if d["advantage"] == "group_mean_std": advantage += f", ddof {d['group_ddof']}"
-    if d["whiten_advantages"]: advantage += ", whitened"
+    if d["dual_clip"] is not None:
+        surrogate += f", dual clip {number(d['dual_clip'])}"
+    if d["group_size"] > 1:
+        advantage += f", G = {d['group_size']}"
+    if d["advantage"] == "group_mean_std":
+        advantage += f", ddof {d['group_ddof']}"
+    if d["whiten_advantages"]:
+        advantage += ", whitened"
     in_loss = d["kl_placement"] == "loss"
     estimator = d["kl_estimator"] or ("k2" if in_loss else "k1")
     kl = f"{d['kl_placement']}, {estimator}"
-    if in_loss: kl += f", {words('kl_gradient')}"
+    if in_loss:
+        kl += f", {words('kl_gradient')}"
     kl += f", β = {number(d['beta'])}" if "beta" in d else ", β yours"
-    if d.get("beta") == 0: kl = "none"
+    if d.get("beta") == 0:
+        kl = "none"
     return [words("ratio_level"), surrogate, advantage, words("aggregation"), kl]
 
 # %% ../../nbs/1_objective/07_group.ipynb #f69643af

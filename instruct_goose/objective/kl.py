@@ -173,7 +173,8 @@ def kl_in_loss(
     if straight_through:
         pull = token_kl(logprobs, ref_logprobs, mask, "k2")
         kl = pull - pull.detach() + kl.detach()
-    if old_logprobs is None: return beta * kl
+    if old_logprobs is None:
+        return beta * kl
     ratio = log_ratio(logprobs, old_logprobs, mask).clamp(max=20.).exp()
     plain = straight_through or estimator == "k2"  # k2's gradient wants ρ as a number
     return beta * kl * (ratio.detach() if plain else ratio)

@@ -29,7 +29,8 @@ def log_softmax(
 _log_softmax = log_softmax  # the old name, until every floor says log_softmax
 
 def _check_ids(tokens, vocab):
-    if tokens.numel() == 0: return
+    if tokens.numel() == 0:
+        return
     low, high = tokens.min().item(), tokens.max().item()
     if low < 0 or high >= vocab:
         raise ValueError(f"token ids run from {low} to {high}, "
@@ -72,7 +73,8 @@ def logprobs_from_hidden(
     """`token_logprobs` and `entropy` of the logits hidden·weightᵀ + bias, `chunk` rows
     at a time. Several chunks are forgotten after the forward pass and computed again for
     the gradient. Raises ValueError as they do, and for chunk < 1."""
-    if chunk < 1: raise ValueError(f"chunk={chunk} must be at least 1")
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk} must be at least 1")
     same_shape(hidden_but_width=hidden[:, 0], tokens=tokens)
     _check_ids(tokens, len(weight))
 

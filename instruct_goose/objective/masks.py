@@ -30,7 +30,8 @@ def response_mask(
 # %% ../../nbs/1_objective/00_masks.ipynb #93d811c7
 def _no_empty_rows(mask, cure):
     empty = (~mask.any(-1)).nonzero().flatten().tolist()
-    if empty: raise ValueError(f"the mask has no True in rows {empty}: {cure}")
+    if empty:
+        raise ValueError(f"the mask has no True in rows {empty}: {cure}")
 
 # %% ../../nbs/1_objective/00_masks.ipynb #9fda5acf
 def last_index(
@@ -101,7 +102,7 @@ def chosen(
     table: Mapping[str, Any], # all there is to choose from
 ) -> Any: # the entry of that name
     "The entry of a table, looked up when it is needed. Raises ValueError if there is none."
-    if value not in table:
+    if value not in list(table):  # a list: the value may be anything
         raise ValueError(f"{name} is {value!r}: choose one of {', '.join(table)}")
     return table[value]
 

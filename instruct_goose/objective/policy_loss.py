@@ -77,7 +77,8 @@ def clipped_objective(
     same_shape(ratio=ratio, advantages=advantages)
     low, high = _clip_range(clip, clip_high)
     objective = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
-    if dual_clip is None: return objective
+    if dual_clip is None:
+        return objective
     if not dual_clip > 1:
         raise ValueError(f"dual_clip is {dual_clip}: at 1 or below it would cut ratios "
                          "that have not risen; give more than 1, or None")
@@ -189,7 +190,8 @@ def sampler_weights(
 ) -> Float[Tensor, "batch time"]: # float32 or wider, no gradient; 1 at padding
     """wₜ = min(π_old(aₜ|sₜ) / μ(aₜ|sₜ), C): truncated importance weights, for a sampler μ
     that is not quite the policy it runs. Raises ValueError if shapes differ, for C ≤ 0."""
-    if not cap > 0: raise ValueError(f"cap is {cap}: a weight must be positive")
+    if not cap > 0:
+        raise ValueError(f"cap is {cap}: a weight must be positive")
     ell = log_ratio(old_logprobs.detach(), sampled_logprobs, mask)
     return torch.where(mask, ell.exp().clamp(max=cap), 1.)
 

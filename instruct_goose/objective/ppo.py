@@ -91,7 +91,8 @@ def ppo_loss(
     if entropy is not None:
         bonus = mean(entropy)
         parts["entropy"] = bonus.detach()
-        if ent_coef: loss = loss - ent_coef * bonus  # 0: no pass through all logits
+        if ent_coef:
+            loss = loss - ent_coef * bonus  # 0: no pass through all logits
     meters = update_meters(
         logprobs, old_logprobs, advantages, mask, clip, clip_high, level, surrogate, dual_clip)
     return loss, {"loss": loss.detach()} | parts | meters
@@ -115,7 +116,8 @@ class PPOLoss(nn.Module):
         self.value_coeff = value_coeff
         for name in ("epsilon", "value_clip_range"):
             x = getattr(self, name)
-            if not x > 0: raise ValueError(f"{name} is {x}: it must be positive")
+            if not x > 0:
+                raise ValueError(f"{name} is {x}: it must be positive")
 
     def forward(self,
         pi_old_logprobs: Float[Tensor, "*shape"], # of the sampler

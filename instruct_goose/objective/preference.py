@@ -25,7 +25,8 @@ def implicit_reward(
     if logprobs.ndim != 1:
         raise ValueError(f"logprobs has shape {tuple(logprobs.shape)}, expected (batch,): one per "
                          "response, the sum over its real tokens")
-    if not beta > 0: raise ValueError(f"beta is {beta}: it must be above 0")
+    if not beta > 0:
+        raise ValueError(f"beta is {beta}: it must be above 0")
     return beta * (wide(logprobs) - wide(ref_logprobs.detach()))
 
 # %% ../../nbs/1_objective/08_preference.ipynb #96e4f096
