@@ -78,7 +78,7 @@ def estimate_advantages(
     values: Tensor,  # V(sₜ), (batch, time)
     rewards: Tensor, # rₜ, (batch, time)
     gamma: int | float,
-    lmbda: int | float, # the GAE dial
+    lmbda: int | float, # λ of GAE
     masks: Tensor | None = None, # bool, True where a token takes part, in the whitening only
 ) -> tuple[Tensor, Tensor]: # (advantages, returns), (batch, time)
     """Âₜ = δₜ + γλ·Âₜ₊₁ over every position, padding too; R̂ₜ = Âₜ + Vₜ; then Â is whitened by
@@ -101,7 +101,7 @@ def truncate_sequence_at_first_stop_token(
     stop_tokens: Tensor, # ids that end a response
     fill_value: int = 0, # what stands behind the end
 ) -> tuple[Tensor, Tensor]: # (True where filled, `sequences` itself)
-    "Everything behind the first stop token becomes `fill_value`: the complement of `response_mask`."
+    "All behind the first stop token becomes `fill_value`: the complement of `response_mask`."
     time = min(1, sequences.ndim - 1)
     rows = sequences.movedim(time, -1)
     flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
@@ -128,7 +128,7 @@ def get_reward_penalty_mask(
 # %% ../../nbs/5_compat/00_torchtune.ipynb #5d0ab1dc
 def logits_to_logprobs(
     logits: Tensor,    # (batch, time, vocab)
-    sequences: Tensor, # the tokens they predict, (batch, time), or the first rows and columns of it
+    sequences: Tensor, # the tokens they predict, (batch, time), or its first rows and columns
     temperature: int | float = 1.0,
 ) -> Tensor: # as `sequences`, in the dtype of the logits
     "log softmax(z/τ) of the given tokens: `token_logprobs`."
@@ -190,7 +190,8 @@ class PPOLoss(nn.Module):
         value_padding_masks: Tensor | None = None, # True where the value loss counts
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: # scalars; the first has the gradient
         "loss, policy_loss, value_loss, ratios, clipfrac."
-        mean = lambda x, mask: x.mean() if mask is None else masked_mean(x, mask)
+        def mean(x, mask): return x.mean() if mask is None else masked_mean(x, mask)
+
         ratios = torch.exp(pi_logprobs - pi_old_logprobs)
         ratio, A = torch.broadcast_tensors(ratios, advantages)
         policy = -clipped_objective(ratio, A, float(self.epsilon) or 5e-324)  # 1 ± 5e-324 is 1
@@ -214,7 +215,7 @@ def _rewards(beta, pi_chosen, pi_rejected, ref_chosen, ref_rejected):
 
 # %% ../../nbs/5_compat/00_torchtune.ipynb #195e2a28
 class DPOLoss(nn.Module):
-    "−(1 − ϵ)·log σ(β·ℓ) − ϵ·log σ(−β·ℓ) per pair: `pairwise_loss` of implicit rewards, for any β and ϵ."
+    "−(1 − ϵ)·log σ(β·ℓ) − ϵ·log σ(−β·ℓ) per pair, for any β and ϵ: `pairwise_loss`."
 
     def __init__(
         self,
@@ -235,7 +236,9 @@ class DPOLoss(nn.Module):
                 reference_chosen_logps, reference_rejected_logps)
         ell, eps = self.beta * _logits(*four), self.label_smoothing
         zero = torch.zeros_like(ell).flatten()
-        nll = lambda x: pairwise_loss(x.flatten(), zero).view_as(x).to(x.dtype)
+
+        def nll(x): return pairwise_loss(x.flatten(), zero).view_as(x).to(x.dtype)
+
         return nll(ell) * (1 - eps) + nll(-ell) * eps, *_rewards(self.beta, *four)
 
 # %% ../../nbs/5_compat/00_torchtune.ipynb #205258f5
