@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -60,15 +60,19 @@ class Agent(models.Agent):
         """transformers' `generate`, dropout off. Answers that all end early are filled up to
         max_new_tokens: the script cuts them off from the right, and would cut into the query.
         Raises ValueError for queries that leave no room in the context."""
-        if attention_mask is None: attention_mask = torch.ones_like(input_ids)
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
         longest, context = kwargs.get("max_new_tokens"), models.context_length(self.model)
         text = int(attention_mask.sum(-1).max())
         if longest and context and text + longest > context:
-            raise ValueError(f"the longest query has {text} tokens, and with {longest} more that is beyond "
-                             f"the model's {context}: tokenizer(…, max_length={context - longest})")
-        with models.evaluating(self.model):
-            out = self.model.generate(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-        if longest is None or not torch.is_tensor(out): return out
+            raise ValueError(
+                f"the longest query has {text} tokens, and with {longest} more that is beyond "
+                f"the model's {context}: tokenizer(…, max_length={context - longest})")
+        model: Any = self.model
+        with models.evaluating(model):
+            out = model.generate(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        if longest is None or not torch.is_tensor(out):
+            return out
         fill = kwargs.get("pad_token_id", self.eos_token_id)
         fill = fill[0] if isinstance(fill, list) else fill or 0
         return nn.functional.pad(out, (0, input_ids.shape[1] + longest - out.shape[1]), value=fill)
@@ -93,7 +97,8 @@ def create_reference_model(
 ) -> nn.Module: # the same kind
     "π_ref: a copy that no longer learns, dropout off. An Agent's copy is an Agent."
     reference = models.create_reference_model(model)
-    if not isinstance(model, models.Agent): return reference
+    if not isinstance(model, models.Agent):
+        return reference
     return Agent(reference).requires_grad_(False).eval()
 
 # %% ../../nbs/5_compat/02_goose.ipynb #a307c279
@@ -122,8 +127,9 @@ class RewardModel(nn.Module):
         super().__init__()
         load = AutoModelForSequenceClassification.from_pretrained
         given = isinstance(model_name, nn.Module)
-        self.model = copy.deepcopy(model_name) if given else load(model_name, num_labels=1)
-        self.model.score = nn.Sequential(nn.Dropout(dropout), self.model.score)
+        model: Any = copy.deepcopy(model_name) if given else load(model_name, num_labels=1)
+        model.score = nn.Sequential(nn.Dropout(dropout), model.score)
+        self.model = model
         self.to(device).eval()
 
     reward_head = property(lambda self: self.model.score)
@@ -134,7 +140,7 @@ class RewardModel(nn.Module):
         attention_mask: Shaped[Tensor, "batch time"] | None = None, # None: see above
     ) -> Float[Tensor, "batch"]:
         if attention_mask is None:
-            c = self.model.config
+            c: Any = self.model.config
             attention_mask = _text_mask(input_ids, c.eos_token_id, c.pad_token_id)
         return reward.last_token_logits(self.model, input_ids, attention_mask).sigmoid()
 
@@ -147,8 +153,9 @@ class PairwiseLoss(reward.PairwiseLoss):
         chosen_rewards: Shaped[Tensor, "batch *one"],   # (batch,), or a column
         rejected_rewards: Shaped[Tensor, "batch *one"], # likewise
     ) -> Float[Tensor, ""]: # nats
-        wide = lambda x: x.flatten() if x.is_floating_point() else x.flatten().float()
-        return super().forward(wide(chosen_rewards), wide(rejected_rewards))
+        def column(x): return x.flatten() if x.is_floating_point() else x.flatten().float()
+
+        return super().forward(column(chosen_rewards), column(rejected_rewards))
 
 # %% ../../nbs/5_compat/02_goose.ipynb #9d1ae6a8
 @dataclass
@@ -157,7 +164,7 @@ class RLHFConfig:
     epsilon: float = 0.1   # ε, how far the ratio may go from 1
     ent_coef: float = 0.01 # weight of the entropy bonus
     vf_coef: float = 0.1   # weight of (V − R̂)², without a half
-    beta: float = 0.1      # price of one nat of KL to the reference; there was none
+    beta: float = 0.1      # of the KL penalty; there was none
 
 # %% ../../nbs/5_compat/02_goose.ipynb #899ea8af
 class RLHFTrainer(training.RLHFTrainer):
@@ -169,10 +176,10 @@ class RLHFTrainer(training.RLHFTrainer):
         ref_model: nn.Module, # likewise
         config: RLHFConfig,
     ):
-        c = config
+        c, device = config, next(model.parameters()).device
         super().__init__(model, ref_model, training.RLHFConfig(
-            clip=c.epsilon, ent_coef=c.ent_coef, vf_coef=2 * c.vf_coef, value_clip=None, beta=c.beta,
-            device=next(model.parameters()).device.type))
+            clip=c.epsilon, ent_coef=c.ent_coef, vf_coef=2 * c.vf_coef, value_clip=None,
+            beta=c.beta, device="cpu" if device.type == "cpu" else "cuda"))
         self.model, self.epsilon = self.agent, c.epsilon
         self.ent_coef, self.vf_coef = c.ent_coef, c.vf_coef
 
@@ -189,7 +196,8 @@ class RLHFTrainer(training.RLHFTrainer):
     def _words(self, response_ids, response_attention_mask) -> Tensor:
         "The mask, cut behind the first end: what follows is filling, not the policy's words."
         attended = response_attention_mask.bool()
-        if not self.eos_ids: return attended
+        if not self.eos_ids:
+            return attended
         ids = response_ids.masked_fill(~attended, -1)  # filling may look like an end
         return attended & response_mask(ids, self.eos_ids)
 
@@ -204,7 +212,7 @@ class RLHFTrainer(training.RLHFTrainer):
         four = (query_ids, query_attention_mask, response_ids,
                 self._words(response_ids, response_attention_mask))
         now, ref = self.agent.evaluate(*four), response_logprobs(self.ref_model, *four)
-        return now.logprobs, now.entropy, now.values, ref
+        return now.logprobs, cast(Tensor, now.entropy), now.values, cast(Tensor, ref)
 
     def compute_loss(
         self,
@@ -236,13 +244,17 @@ class PairDataset(torch.utils.data.Dataset):
         tokenizer: Any,    # of the reward model, with a pad token
         max_length: int = 1024, # longer texts are cut
     ):
-        both = lambda row: (row["chosen"], row["rejected"])
-        self.rows = [tuple(x for text in both(row) for x in _encode(text, tokenizer, max_length))
-                     for row in dataset]
+        def four(row):
+            sides = (_encode(row[side], tokenizer, max_length) for side in ("chosen", "rejected"))
+            return tuple(x for side in sides for x in side)
 
-    def __len__(self) -> int: return len(self.rows)
+        self.rows = [four(row) for row in dataset]
 
-    def __getitem__(self, idx: int) -> tuple[Tensor, ...]: return self.rows[idx]
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, ...]:
+        return self.rows[idx]
 
 # %% ../../nbs/5_compat/02_goose.ipynb #da6d4852
 class PromptDataset(torch.utils.data.Dataset):
@@ -256,14 +268,17 @@ class PromptDataset(torch.utils.data.Dataset):
     ):
         self.rows = [_encode(row["prompt"], tokenizer, max_length) for row in dataset]
 
-    def __len__(self) -> int: return len(self.rows)
+    def __len__(self) -> int:
+        return len(self.rows)
 
-    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]: return self.rows[idx]
+    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]:
+        return self.rows[idx]
 
 # %% ../../nbs/5_compat/02_goose.ipynb #efb918df
 class AgentObjective(nn.Module):
-    """mean(R(x) − β·log(π(x)/π_sft(x))) + γ·mean(log π(x)) over whole texts x, Ouyang et al. (2022)
-    eq. 2: a number to watch. Its gradient is not that of the objective, because the texts are given."""
+    """mean(R(x) − β·log(π(x)/π_sft(x))) + γ·mean(log π(x)) over whole texts x, Ouyang et al.
+    (2022) eq. 2: a number to watch. Its gradient is not that of the objective, because the
+    texts are given."""
 
     def __init__(
         self,
@@ -271,7 +286,7 @@ class AgentObjective(nn.Module):
         sft_model: nn.Module, # π_sft, likewise
         reward_model: Any,    # called with ids and mask, returns one number per text
         gamma: int | float,   # weight of the texts' own log-probability
-        beta: int | float,    # price of one nat of KL
+        beta: int | float,    # β, of the KL penalty
     ):
         super().__init__()
         self.model, self.sft_model, self.reward_model = model, sft_model, reward_model
@@ -283,8 +298,8 @@ class AgentObjective(nn.Module):
         attention_mask: Shaped[Tensor, "batch time"], # padding on any side
     ) -> Float[Tensor, ""]:
         ids, mask = compact(input_ids, attention_mask, "right")
-        parts = ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:]  # the first token predicts the others
-        pi, sft = (response_logprobs(getattr(m, "policy_network", m), *parts)
+        parts = ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:]  # the first predicts the others
+        pi, sft = (cast(Tensor, response_logprobs(getattr(m, "policy_network", m), *parts))
                    for m in (self.model, self.sft_model))
         scores = self.reward_model(input_ids, attention_mask)
         drift = sequence_kl(pi, sft, parts[3], "k1")

@@ -38,7 +38,8 @@ def masked_var(
 ) -> Tensor:
     "Σ m·c² / Σ m, and Bessel's n / (n − 1)."
     var = masked_mean(centered_values.square(), mask)
-    if not unbiased: return var
+    if not unbiased:
+        return var
     n = mask.sum() + 1e-8
     return var * (n / (n - 1))
 
@@ -66,8 +67,10 @@ def get_rewards_ppo(
     kl = k1(logprobs - ref_logprobs)
     charged = -kl_coeff * kl
     paid = charged.clone()
-    if valid_score_idxs is None: paid[:, -1] += scores
-    else: paid.scatter_add_(1, valid_score_idxs[..., None], scores[..., None])
+    if valid_score_idxs is None:
+        paid[:, -1] += scores
+    else:
+        paid.scatter_add_(1, valid_score_idxs[..., None], scores[..., None])
     return paid, kl, charged
 
 # %% ../../nbs/5_compat/00_torchtune.ipynb #d8bbaa2b
@@ -75,7 +78,7 @@ def estimate_advantages(
     values: Tensor,  # V(sₜ), (batch, time)
     rewards: Tensor, # rₜ, (batch, time)
     gamma: int | float,
-    lmbda: int | float, # the GAE dial
+    lmbda: int | float, # λ of GAE
     masks: Tensor | None = None, # bool, True where a token takes part, in the whitening only
 ) -> tuple[Tensor, Tensor]: # (advantages, returns), (batch, time)
     """Âₜ = δₜ + γλ·Âₜ₊₁ over every position, padding too; R̂ₜ = Âₜ + Vₜ; then Â is whitened by
@@ -88,7 +91,8 @@ def estimate_advantages(
         advantages.append(later)
     advantages = torch.stack(advantages[::-1], 1)
     returns, advantages = advantages + values, whiten(advantages, masks)
-    if masks is not None: advantages[~masks] = 0.
+    if masks is not None:
+        advantages[~masks] = 0.
     return advantages, returns
 
 # %% ../../nbs/5_compat/00_torchtune.ipynb #076e84f9
@@ -97,7 +101,7 @@ def truncate_sequence_at_first_stop_token(
     stop_tokens: Tensor, # ids that end a response
     fill_value: int = 0, # what stands behind the end
 ) -> tuple[Tensor, Tensor]: # (True where filled, `sequences` itself)
-    "Everything behind the first stop token becomes `fill_value`: the complement of `response_mask`."
+    "All behind the first stop token becomes `fill_value`: the complement of `response_mask`."
     time = min(1, sequences.ndim - 1)
     rows = sequences.movedim(time, -1)
     flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
@@ -115,14 +119,16 @@ def get_reward_penalty_mask(
 ) -> Tensor: # (batch,), True where the score is to be replaced by a penalty
     "No padding, so no end of text; or fewer tokens than asked for."
     mask = torch.zeros_like(seq_lens, dtype=torch.bool)
-    if penalise_no_eos: mask = ~padding_masks.any(-1)
-    if min_response_length is not None: mask = mask | ~(seq_lens >= min_response_length)
+    if penalise_no_eos:
+        mask = ~padding_masks.any(-1)
+    if min_response_length is not None:
+        mask = mask | ~(seq_lens >= min_response_length)
     return mask
 
 # %% ../../nbs/5_compat/00_torchtune.ipynb #5d0ab1dc
 def logits_to_logprobs(
     logits: Tensor,    # (batch, time, vocab)
-    sequences: Tensor, # the tokens they predict, (batch, time), or the first rows and columns of it
+    sequences: Tensor, # the tokens they predict, (batch, time), or its first rows and columns
     temperature: int | float = 1.0,
 ) -> Tensor: # as `sequences`, in the dtype of the logits
     "log softmax(z/τ) of the given tokens: `token_logprobs`."
@@ -151,7 +157,8 @@ def get_batch_log_probs(
                          "batch and time must be equal")
     counts = labels[:, 1:] != label_pad_token_id
     logprobs = logits_to_logprobs(logits[:, :-1], labels[:, 1:].masked_fill(~counts, 0))
-    if return_average_logprobs: return masked_mean(logprobs, counts, -1)
+    if return_average_logprobs:
+        return masked_mean(logprobs, counts, -1)
     return (logprobs * counts).sum(-1)
 
 # %% ../../nbs/5_compat/00_torchtune.ipynb #35ac20d9
@@ -183,7 +190,8 @@ class PPOLoss(nn.Module):
         value_padding_masks: Tensor | None = None, # True where the value loss counts
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: # scalars; the first has the gradient
         "loss, policy_loss, value_loss, ratios, clipfrac."
-        mean = lambda x, mask: x.mean() if mask is None else masked_mean(x, mask)
+        def mean(x, mask): return x.mean() if mask is None else masked_mean(x, mask)
+
         ratios = torch.exp(pi_logprobs - pi_old_logprobs)
         ratio, A = torch.broadcast_tensors(ratios, advantages)
         policy = -clipped_objective(ratio, A, float(self.epsilon) or 5e-324)  # 1 ± 5e-324 is 1
@@ -207,7 +215,7 @@ def _rewards(beta, pi_chosen, pi_rejected, ref_chosen, ref_rejected):
 
 # %% ../../nbs/5_compat/00_torchtune.ipynb #195e2a28
 class DPOLoss(nn.Module):
-    "−(1 − ϵ)·log σ(β·ℓ) − ϵ·log σ(−β·ℓ) per pair: `pairwise_loss` of implicit rewards, for any β and ϵ."
+    "−(1 − ϵ)·log σ(β·ℓ) − ϵ·log σ(−β·ℓ) per pair, for any β and ϵ: `pairwise_loss`."
 
     def __init__(
         self,
@@ -228,7 +236,9 @@ class DPOLoss(nn.Module):
                 reference_chosen_logps, reference_rejected_logps)
         ell, eps = self.beta * _logits(*four), self.label_smoothing
         zero = torch.zeros_like(ell).flatten()
-        nll = lambda x: pairwise_loss(x.flatten(), zero).view_as(x).to(x.dtype)
+
+        def nll(x): return pairwise_loss(x.flatten(), zero).view_as(x).to(x.dtype)
+
         return nll(ell) * (1 - eps) + nll(-ell) * eps, *_rewards(self.beta, *four)
 
 # %% ../../nbs/5_compat/00_torchtune.ipynb #205258f5

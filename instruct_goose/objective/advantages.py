@@ -8,17 +8,18 @@ __all__ = ['ADVANTAGES', 'discounted_returns', 'td_errors', 'gae', 'group_advant
 
 # %% ../../nbs/1_objective/03_advantages.ipynb #63d63ee8
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .masks import chosen, last_index, masked_sum, same_shape, wide
+from .masks import (
+    chosen, last_index, masked_sum, only_tensors, same_shape, wide)
 
 # %% ../../nbs/1_objective/03_advantages.ipynb #b7f513e3
-def _between_0_and_1(**dials: float):
-    for name, x in dials.items():
+def _between_0_and_1(**settings: float):
+    for name, x in settings.items():
         if not 0 <= x <= 1:
             raise ValueError(f"{name} is {x}: it must lie between 0 and 1")
 
@@ -32,7 +33,8 @@ def discounted_returns(
 
     Raises ValueError for differing shapes, an empty response, or γ outside [0, 1]."""
     same_shape(rewards=rewards, mask=mask)
-    _between_0_and_1(gamma=gamma); last_index(mask)
+    _between_0_and_1(gamma=gamma)
+    last_index(mask)
     rewards, later, returns = wide(rewards.detach()), 0., []
     for t in reversed(range(mask.shape[1])):
         later = torch.where(mask[:, t], rewards[:, t] + gamma * later, later)
@@ -50,7 +52,8 @@ def td_errors(
 
     Raises ValueError for differing shapes, an empty response, or γ outside [0, 1]."""
     same_shape(rewards=rewards, values=values, mask=mask)
-    _between_0_and_1(gamma=gamma); last_index(mask)
+    _between_0_and_1(gamma=gamma)
+    last_index(mask)
     rewards, values = wide(rewards.detach()), wide(values.detach())
     next_value, errors = 0., []
     for t in reversed(range(mask.shape[1])):
@@ -90,7 +93,8 @@ def group_advantages(
     "mean_std": (x − x̄)/(std + ϵ), std dividing by G − ddof (GRPO). "mean": x − x̄.
     "leave_one_out": x − mean of the other G − 1 (RLOO). Exactly 0 in a group whose scores
     are all equal. Raises ValueError for groups of one, scores that do not divide into
-    groups or are not one per response, an unknown `how` or `ddof`."""
+    groups or are not one per response, an unknown `how` or `ddof`, a negative `eps`."""
+    only_tensors(scores=scores)
     if scores.ndim != 1:
         raise ValueError(f"scores has shape {tuple(scores.shape)}, expected (batch,): one per "
                          "response, the responses to one query side by side")
@@ -99,6 +103,8 @@ def group_advantages(
             f"how is {how!r}: choose 'mean_std', 'mean' or 'leave_one_out'")
     if ddof not in (0, 1):
         raise ValueError(f"ddof is {ddof}: the std divides by G − 1 or by G, give 1 or 0")
+    if not 0 <= eps < float("inf"):
+        raise ValueError(f"eps is {eps}: it is added to a spread, give 0 or more")
     if group_size < 2:
         raise ValueError(f"group_size is {group_size}: "
                          "a response needs at least one other to be compared with")
@@ -110,8 +116,10 @@ def group_advantages(
     varies = (groups != groups[:, :1]).any(1, keepdim=True)  # else rounding would speak
     centred = torch.where(varies, groups - groups.mean(1, keepdim=True), 0.)
     if how == "mean_std":
-        centred = centred / (groups.std(1, correction=ddof, keepdim=True) + eps)
-    if how == "leave_one_out": centred = centred * group_size / (group_size - 1)
+        std = groups.std(1, correction=ddof, keepdim=True) + eps
+        centred = centred / torch.where(std > 0, std, 1.)
+    if how == "leave_one_out":
+        centred = centred * group_size / (group_size - 1)
     return centred.flatten()
 
 # %% ../../nbs/1_objective/03_advantages.ipynb #e4b6a011
@@ -120,8 +128,8 @@ class AdvantageInputs(NamedTuple):
 
     rewards: Float[Tensor, "batch time"]       # rₜ
     mask: Bool[Tensor, "batch time"]           # True where the policy sampled a token
-    values: Float[Tensor, "batch time"] | None # Vₜ
-    baseline: Float[Tensor, "batch"] | None    # what each response is compared with
+    values: Any                                # Vₜ, (batch, time); None if it needs none
+    baseline: Any                              # of the greedy response, (batch,), or None
     group_size: int                            # G, responses per query, side by side
     group_ddof: int                            # see group_advantages
     gamma: float                               # discount per token

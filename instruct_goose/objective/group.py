@@ -8,6 +8,8 @@ __all__ = ['PRESETS', 'PRESET_SOURCES', 'preset_table', 'preset_notes']
 # %% ../../nbs/1_objective/07_group.ipynb #0466b586
 from typing import Any
 
+from .policy_loss import SURROGATES
+
 # %% ../../nbs/1_objective/07_group.ipynb #caab51c9
 _PPO = dict(
     advantage="gae", group_size=1, group_ddof=1, whiten_advantages=True,
@@ -87,36 +89,44 @@ PRESET_SOURCES: dict[str, dict[str, str]] = {
         same="RLOO, if the baseline is the mean of the others' rewards.")}
 
 # %% ../../nbs/1_objective/07_group.ipynb #c5d046b9
-def _dials(d: dict[str, Any]) -> list[str]:
-    "A preset as cells of the table. Nothing is written by hand: a turned dial shows."
-    words, number = lambda key: d[key].replace("_", " "), lambda x: f"{x:g}"
+def _cells(d: dict[str, Any]) -> list[str]:
+    "A preset as cells of the table. Nothing is written by hand: a changed setting shows."
+    def words(key): return d[key].replace("_", " ")
+    def number(x): return f"{x:g}"
+
     surrogate, advantage = words("surrogate"), words("advantage")
-    if d["surrogate"] != "ratio":
+    if SURROGATES[d["surrogate"]].held is not None:  # a clip that holds something
         high = d["clip"] if d["clip_high"] is None else d["clip_high"]
         surrogate += f", ρ in [{number(1 - d['clip'])}, {number(1 + high)}]"
-    if d["dual_clip"] is not None: surrogate += f", dual clip {number(d['dual_clip'])}"
-    if d["group_size"] > 1: advantage += f", G = {d['group_size']}"
-    if d["advantage"] == "group_mean_std": advantage += f", ddof {d['group_ddof']}"
-    if d["whiten_advantages"]: advantage += ", whitened"
+    if d["dual_clip"] is not None:
+        surrogate += f", dual clip {number(d['dual_clip'])}"
+    if d["group_size"] > 1:
+        advantage += f", G = {d['group_size']}"
+    if d["advantage"] == "group_mean_std":
+        advantage += f", ddof {d['group_ddof']}"
+    if d["whiten_advantages"]:
+        advantage += ", whitened"
     in_loss = d["kl_placement"] == "loss"
     estimator = d["kl_estimator"] or ("k2" if in_loss else "k1")
     kl = f"{d['kl_placement']}, {estimator}"
-    if in_loss: kl += f", {words('kl_gradient')}"
+    if in_loss:
+        kl += f", {words('kl_gradient')}"
     kl += f", β = {number(d['beta'])}" if "beta" in d else ", β yours"
-    if d.get("beta") == 0: kl = "none"
+    if d.get("beta") == 0:
+        kl = "none"
     return [words("ratio_level"), surrogate, advantage, words("aggregation"), kl]
 
 # %% ../../nbs/1_objective/07_group.ipynb #f69643af
 def preset_table() -> str: # markdown, one row per preset
-    """PRESETS dial by dial, with the papers of PRESET_SOURCES. A choice is spelt with
+    """PRESETS setting by setting, with the papers of PRESET_SOURCES. A choice is spelt with
     spaces for underscores. ρ in [a, b]: from 1 − clip to 1 + clip_high. G: group_size.
     KL: placement, estimator (None shows as what it stands for), gradient in a loss, β."""
     head = "preset | ratio | surrogate and clip | advantage | average | KL | paper"
     rows = [head.split(" | "), ["---"] * 7]
-    for name, dials in PRESETS.items():
+    for name, settings in PRESETS.items():
         s = PRESET_SOURCES[name]
         paper = f"[{s['paper']}](https://arxiv.org/abs/{s['arxiv']}), {s['equations']}"
-        rows.append([name, *_dials(dials), paper])
+        rows.append([name, *_cells(settings), paper])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 # %% ../../nbs/1_objective/07_group.ipynb #bd78e716

@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .kl import log_ratio
-from .masks import chosen, masked_mean, same_shape, wide
+from .masks import (
+    chosen, masked_mean, only_tensors, same_shape, wide)
 
 # %% ../../nbs/1_objective/04_policy_loss.ipynb #8047a880
 def _every_token(log_ratio, mask):
@@ -73,11 +74,12 @@ def clipped_objective(
 ) -> Float[Tensor, "*shape"]: # to be maximised
     """L = min(ρ·Â, clip(ρ, 1−ε, 1+ε_high)·Â), element by element; with a dual clip
     max(L, c·Â) where Â < 0. Schulman et al. (2017) eq. 7; DAPO (2025) for the second ε;
-    Ye et al. (2019) for c. Raises ValueError if the shapes differ, for ε ≤ 0 and c ≤ 1."""
+    Ye et al. (2020) for c. Raises ValueError if the shapes differ, for ε ≤ 0 and c ≤ 1."""
     same_shape(ratio=ratio, advantages=advantages)
     low, high = _clip_range(clip, clip_high)
     objective = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
-    if dual_clip is None: return objective
+    if dual_clip is None:
+        return objective
     if not dual_clip > 1:
         raise ValueError(f"dual_clip is {dual_clip}: at 1 or below it would cut ratios "
                          "that have not risen; give more than 1, or None")
@@ -170,6 +172,7 @@ def policy_loss(
     entry = chosen("surrogate", surrogate, SURROGATES)
     if dual_clip is not None and not entry.takes_dual_clip:
         raise ValueError(f"dual_clip belongs to surrogate='min', not to {surrogate!r}")
+    only_tensors(advantages=advantages, mask=mask)
     _one_per_token(advantages, mask)
     same_shape(logprobs=logprobs, weights=weights)
     ratio = probability_ratio(logprobs, old_logprobs, mask, max_log_ratio, level)
@@ -189,7 +192,9 @@ def sampler_weights(
 ) -> Float[Tensor, "batch time"]: # float32 or wider, no gradient; 1 at padding
     """wₜ = min(π_old(aₜ|sₜ) / μ(aₜ|sₜ), C): truncated importance weights, for a sampler μ
     that is not quite the policy it runs. Raises ValueError if shapes differ, for C ≤ 0."""
-    if not cap > 0: raise ValueError(f"cap is {cap}: a weight must be positive")
+    if not cap > 0:
+        raise ValueError(f"cap is {cap}: a weight must be positive")
+    only_tensors(old_logprobs=old_logprobs)
     ell = log_ratio(old_logprobs.detach(), sampled_logprobs, mask)
     return torch.where(mask, ell.exp().clamp(max=cap), 1.)
 
@@ -203,6 +208,7 @@ def clip_fraction(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]: # (low, high), each of all real tokens
     """The shares of real tokens whose gradient is cut below 1−ε and above 1+ε_high.
     No gradient. Raises ValueError as `clip_active`, and for a mask without a True."""
+    only_tensors(ratio=ratio)
     low, high = clip_active(ratio.detach(), advantages, clip, clip_high)
     return masked_mean(low, mask), masked_mean(high, mask)
 

@@ -34,7 +34,7 @@ def value_loss(
     values = torch.where(mask, wide(values), 0.)
     returns = torch.where(mask, wide(returns.detach()), 0.)
     error = (values - returns).square()
-    if clip is not None:
+    if clip is not None and old_values is not None:
         old = torch.where(mask, wide(old_values.detach()), 0.)
         clipped = values.clamp(old - clip, old + clip)
         error = torch.maximum(error, (clipped - returns).square())

@@ -706,3 +706,12 @@ def test_gae_as_theirs(ding, value, reward, dtype):
         mine = ours.gae(ours.gae_data(v, n2, r, done, flag), gamma, lam)
         assert mine.dtype == theirs.dtype and torch.equal(n1, n2)
         agree(mine, theirs, dtype, [v, n, r])
+
+
+def test_continuous_data_names_the_function_for_it():
+    mu = {"mu": torch.zeros(2, 1), "sigma": torch.ones(2, 1)}
+    one = torch.zeros(2)
+    with pytest.raises(TypeError, match="ppo_error_continuous"):
+        ours.ppo_error(ours.ppo_data_continuous(mu, mu, torch.zeros(2, 1), one, one, one, one, None))
+    with pytest.raises(TypeError, match="ppo_policy_error_continuous"):
+        ours.ppo_policy_error(ours.ppo_policy_data_continuous(mu, mu, torch.zeros(2, 1), one, None))
