@@ -21,7 +21,8 @@ from torch import Tensor
 
 from .checkpoints import (
     checkpoints, clear_unfinished, load_checkpoint, locked, newest_checkpoint, save_checkpoint)
-from .state import environment, is_number, joined, part, refuse_other_settings
+from .state import (
+    environment, is_number, joined, part, refuse_other_settings)
 
 # %% ../../nbs/3_training/04_keeper.ipynb #766274a5
 MAIN = "ppo" # the stage whose steps are called iterations
