@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -388,6 +388,19 @@ def test_a_forged_state_is_refused_and_nothing_changes(once, forge, says, unchec
         with pytest.raises(ValueError, match=says): t.load_state(*forge(*clone(state)))
         after = t.state()
     assert same(after[0], before[0]) and json.dumps(after[1]) == json.dumps(before[1])
+
+
+def test_where_a_run_is_written_is_no_setting_of_it(plain):
+    "A command's config is the trainer's and more: the directory, how often to save. Its other settings count."
+    @dataclass
+    class Command(RLHFConfig):
+        output_dir: str = "a"
+        save_every: int = 1
+        words: int = 3
+    first = trainer(Command(steps=5, batch_size=8, max_new_tokens=5)); go(first, 1)
+    again = trainer(Command(steps=5, batch_size=8, max_new_tokens=5, output_dir="b", save_every=2)); again.load_state(*first.state())
+    assert again.iteration == 1
+    with pytest.raises(ValueError, match="words was 3 and is 4"): trainer(Command(steps=5, batch_size=8, max_new_tokens=5, words=4)).load_state(*first.state())
 
 
 def test_another_tokenizer_of_the_same_size_is_refused(plain):
