@@ -174,24 +174,31 @@ def interrupting(monkeypatch, when, error):
     monkeypatch.setattr(quickstart.RewardModel, "score", score)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError()], ids=["Ctrl-C", "error"])
-def test_half_an_iteration_is_not_kept(whole, tmp_path, error, capsys):
+def _raise(error): raise error
+
+
+STOPS = {"Ctrl-C": (KeyboardInterrupt, lambda: _raise(KeyboardInterrupt())), "error": (ZeroDivisionError, lambda: _raise(ZeroDivisionError())),
+         **{n.name: (KeyboardInterrupt, lambda n=n: os.kill(os.getpid(), n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}}  # schedulers; a closed terminal
+
+
+@pytest.mark.parametrize("error, stop", STOPS.values(), ids=STOPS)
+def test_half_an_iteration_is_not_kept(whole, tmp_path, error, stop, capsys):
     out = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(type(error)):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(error):
         real = quickstart.make_trainer
         def make(*args):
             trainer = real(*args)
-            update, calls = trainer._update, []
+            step, calls = trainer.optimizer.step, []
             def interrupted(*args, **kwargs):
                 calls.append(1)
-                if len(calls) == 2 * 4 + 2: raise error  # four updates an iteration: in the middle of the third
-                return update(*args, **kwargs)
-            trainer._update = interrupted
+                if len(calls) == 2 * 4 + 2: stop()  # four updates an iteration: in the middle of the third
+                return step(*args, **kwargs)
+            trainer.optimizer.step = interrupted
             return trainer
         patch.setattr(quickstart, "make_trainer", make)
         run_quickstart(config(out))
     assert places(out) == [("ppo", 2, 4)] and f"--output-dir {out} --resume" in capsys.readouterr().err
-    if isinstance(error, KeyboardInterrupt):  # what there is can be used
+    if error is KeyboardInterrupt:  # what there is can be used
         AutoModelForCausalLM.from_pretrained(out / "policy"), AutoTokenizer.from_pretrained(out / "policy")
         main(["sample", str(out), "--n", "1"])
     run_quickstart(config(out, resume=True))
