@@ -1,10 +1,10 @@
 """The runs behind the figures in README and site: `make evidence`. Too long for tests.
 
 Writes evidence/quickstart.json, evidence/control.json and, where the rated sentences are at hand, evidence/reviews.json: what was
-measured, with which commit and versions. Nobody types a figure. About seven CPU-minutes, and eight more for the reviews.
+measured, with which commit and versions. Nobody types a figure.
 
     python evidence/run.py                           everything that can be run here
-    python evidence/run.py quickstart                only this
+    python evidence/run.py quickstart                only this: ten seeds, two draws, with and without a price; about 25 CPU-minutes
     python evidence/run.py control                   only CartPole and Pendulum
     python evidence/run.py exact_world               only the exact world, about half a CPU-hour
     python evidence/run.py resume                    only twenty kills, about three CPU-minutes
@@ -22,9 +22,11 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+import quickstart
+from quickstart import CURVES, in_lines, machine, rounded
+
 root = Path(__file__).parents[1]
 bin = Path(sys.executable).parent
-CURVES = ["reward_mean", "kl_to_reference", "entropy", "explained_variance", "clip_fraction", "response_length"]
 
 
 def git(*args: str) -> str:
@@ -39,13 +41,6 @@ def origin(command: str) -> dict:
     return {"command": command, "commit": git("rev-parse", "HEAD"), "committed": git("show", "-s", "--format=%cs", "HEAD"),
             "python": platform.python_version(), "torch": version("torch").split("+")[0], "transformers": version("transformers"),
             "system": f"{platform.system()} {platform.machine()}", "processor": processor}
-
-
-def rounded(x, digits: int = 4):
-    "Figures as far as they mean something, so that a diff of the JSON is readable."
-    if isinstance(x, float): return float(f"{x:.{digits}g}")
-    if isinstance(x, dict): return {k: rounded(v, digits) for k, v in x.items()}
-    return [rounded(v, digits) for v in x] if isinstance(x, list) else x
 
 
 def run(*args: str) -> dict:
@@ -354,11 +349,7 @@ def main():
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
 
     if not args.only or "quickstart" in args.only:
-        runs = [run("quickstart", "--seed", str(seed), "--no-progress") for seed in (0, 1, 2)]
-        hacked = run("quickstart", "--beta", "0", "--no-baselines", "--no-progress")
-        settings = runs[0].pop("config")
-        for r in (*runs[1:], hacked): r.pop("config")
-        write("quickstart", {"origin": origin("make quickstart"), "config": settings, "runs": runs, "beta_0": hacked})
+        quickstart.record(root / "evidence/quickstart.json", origin("python evidence/run.py quickstart"))
     if not args.only or "family" in args.only:
         write("family", {"origin": origin("python evidence/run.py family")} | family())
     if not args.only or "control" in args.only:

@@ -46,7 +46,7 @@ class QuickstartConfig(RLHFConfig):
     max_new_tokens: int = 20  # longest response, in tokens; the grammar's longest review has 13
     lr: float = 1.2e-3  # learning rate of the policy and the value function
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"  # linear and cosine fall to 0 over `steps`
-    beta: float = 0.08  # price of one nat of KL to the reference
+    beta: float = 0.15  # price of one nat of KL to the reference
     device: Literal["auto", "cpu", "cuda"] = "cpu"  # a model this small is no faster on a GPU
     # the data
     reviews: int = 20_000  # sentences that the language model learns from
