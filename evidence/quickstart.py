@@ -86,11 +86,6 @@ def measured(seed: int, draw: int, samples: int = 12) -> dict:
             "beta_0": without} | ({"samples": table} if table else {})
 
 
-def machine(processor: str) -> str:
-    "The name of a block: the processor, and the instructions that torch uses on it."
-    return f"{processor}, {torch.backends.cpu.get_cpu_capability()}"
-
-
 def in_lines(record: dict) -> str:
     "JSON in which a list of numbers or of strings is one line."
     text = json.dumps(record, indent=1, ensure_ascii=False)
@@ -98,30 +93,36 @@ def in_lines(record: dict) -> str:
                   lambda m: "[" + re.sub(r",\n\s+", ", ", m[1]) + "]", text) + "\n"
 
 
-def record(path: Path, origin: dict, seeds: int = 10, draws: int = 2) -> None:
-    """Measure seeds × draws and write after every run. The blocks of other machines stay, if they
-    were measured with the same settings; so do this machine's runs of the same commit."""
-    torch.set_num_threads(1)
-    settings = {"algorithm": "ppo"} | rounded(settings_of(QuickstartConfig()))
-    settings = {k: v for k, v in settings.items() if k not in ("seed", "output_dir", "progress")}
-    kept = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    machines = kept["machines"] if kept.get("config") == settings else {}
-    if kept.get("machines") and not machines:
-        print("the settings have changed: the record begins anew")
-    name = machine(origin["processor"])
-    origin = origin | {"capability": torch.backends.cpu.get_cpu_capability(), "threads": 1,
-                       "environment": {k: os.environ[k] for k in ARITHMETIC if k in os.environ}}
+def open_block(path: Path, settings: dict, origin: dict, only_these: bool = True) -> tuple[dict, dict]:
+    """The whole record, and in it the block of this machine, to which runs are added. Blocks of other
+    machines stay (with `only_these`, if their settings are the same); so do this one's runs of one commit."""
+    whole = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    machines = {name: block for name, block in whole.get("machines", {}).items()
+                if block["config"] == settings or not only_these}
+    capability = torch.backends.cpu.get_cpu_capability()
+    name = f"{origin['processor']}, {capability}"
     here = machines.get(name)
     if here is None or here["origin"]["commit"] != origin["commit"]:
-        here = machines[name] = {"origin": origin, "runs": []}
+        environment = {k: os.environ[k] for k in ARITHMETIC if k in os.environ}
+        origin = origin | {"capability": capability, "threads": 1, "environment": environment}
+        here = machines[name] = {"origin": origin, "config": settings, "runs": []}
+    return {"machines": machines}, here
+
+
+def settings_in(config: dict) -> dict:
+    "What makes a run what it is: not its seed, nor where it is written."
+    return {k: v for k, v in rounded(config).items() if k not in ("seed", "data", "output_dir", "progress")}
+
+
+def record(path: Path, origin: dict, seeds=range(10), draws=(0, 1)) -> None:
+    "Measure every seed with every draw; the file is written after each run."
+    torch.set_num_threads(1)
+    settings = settings_in({"algorithm": "ppo"} | settings_of(QuickstartConfig()))
+    whole, here = open_block(path, settings, origin)
     done = {(r["seed"], r["draw"]) for r in here["runs"]}
-    for draw in range(draws):
-        for seed in range(seeds):
-            if (seed, draw) in done: continue
-            run = measured(seed, draw)
-            here["runs"].append(run)
-            path.write_text(in_lines({"config": settings, "machines": machines}), "utf-8")
-            after, free = run["after"], run["beta_0"]["after"]
-            print(name, seed, draw, *(f"{k} {after[k]} ({free[k]})" for k in
-                                      ("human_score", "grammatical", "distinct_2", "kl_to_reference")),
-                  f"{run['cpu_seconds']} s", flush=True)
+    for seed, draw in ((s, d) for d in draws for s in seeds if (s, d) not in done):
+        here["runs"].append(run := measured(seed, draw))
+        path.write_text(in_lines(whole), "utf-8")
+        after, free = run["after"], run["beta_0"]["after"]
+        print(f"seed {seed}, draw {draw}:", *(f"{k} {after[k]} (β = 0: {free[k]})" for k in
+              ("human_score", "grammatical", "distinct_2", "kl_to_reference")), flush=True)

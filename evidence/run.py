@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import quickstart
-from quickstart import CURVES, in_lines, machine, rounded
+from quickstart import CURVES, in_lines, open_block, rounded, settings_in
 
 root = Path(__file__).parents[1]
 bin = Path(sys.executable).parent
@@ -333,6 +333,16 @@ def gallery() -> dict:
     return {"config": g.SMALL, "guards": guards, "bugs": in_lines(bugs), "healthy": in_lines(healthy)}
 
 
+def reviews(data: Path, seeds) -> None:
+    "The pipeline on real sentences, about seven CPU-minutes a seed; a block for each machine."
+    path, made_by = root / "evidence/reviews.json", origin("instruct-goose reviews --data DIR")
+    for seed in seeds:
+        one = run("reviews", "--data", str(data), "--seed", str(seed), "--no-progress")
+        whole, here = open_block(path, settings_in(one.pop("config")), made_by, only_these=False)
+        here["runs"] = [r for r in here["runs"] if r["seed"] != seed] + [one]
+        path.write_text(in_lines(whole), "utf-8")
+
+
 def write(name: str, figures: dict) -> None:
     path = root / "evidence" / f"{name}.json"
     path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -342,6 +352,8 @@ def write(name: str, figures: dict) -> None:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", help="quickstart, family, control, exact_world, resume, fuzz, probes, gallery or reviews; all without")
+    parser.add_argument("--seeds", type=int, nargs="+", help="of quickstart (0 to 9) and reviews (0 to 2)")
+    parser.add_argument("--draws", type=int, nargs="+", default=[0, 1], help="of the quickstart's initial weights; 0: as they are")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
     args = parser.parse_args()
     if wrong := set(args.only) - {"quickstart", "family", "control", "exact_world", "resume", "fuzz", "probes", "gallery", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
@@ -349,7 +361,7 @@ def main():
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
 
     if not args.only or "quickstart" in args.only:
-        quickstart.record(root / "evidence/quickstart.json", origin("python evidence/run.py quickstart"))
+        quickstart.record(root / "evidence/quickstart.json", origin("python evidence/run.py quickstart"), args.seeds or range(10), args.draws)
     if not args.only or "family" in args.only:
         write("family", {"origin": origin("python evidence/run.py family")} | family())
     if not args.only or "control" in args.only:
@@ -370,7 +382,7 @@ def main():
         if not args.data.is_dir():
             if args.only: raise SystemExit(f"no directory {args.data}: pass --data DIR")
             return print(f"\nreviews left out: no directory {args.data} (pass ARGS='reviews --data DIR')")
-        write("reviews", {"origin": origin("instruct-goose reviews --data DIR"), "run": run("reviews", "--data", str(args.data), "--no-progress")})
+        reviews(args.data, args.seeds or (0, 1, 2))
 
 
 if __name__ == "__main__": main()
