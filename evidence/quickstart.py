@@ -1,11 +1,13 @@
-"""The quickstart over seeds, initial weights and arithmetics: what `python evidence/run.py quickstart` writes.
+"""The quickstart over seeds, initial weights and arithmetics: `python evidence/run.py quickstart`.
 
-Ten seeds; of each, draws of the initial weights. Draw 0 is the run that a user gets. Draw n > 0 multiplies every initial weight by
-1 + 1e-6·noise, which another processor's rounding does as well: what differs between draws is luck, not the setting. Each run has
-PPO with its price of KL and, from the same SFT and reward model, PPO with β = 0.
+Ten seeds, and of each some draws of the initial weights. Draw 0 is the run that a user gets; draw
+n > 0 multiplies every initial weight by 1 + 1e-6·noise, which another processor's rounding does as
+well: what differs between draws is luck, not the setting. Each run has PPO with its price of KL
+and, from the same SFT and reward model, PPO with β = 0.
 
-A record is a block for each processor and instruction set, so that a second machine adds its own. To be another one here:
-ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2, or ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41.
+A record is a block for each processor and instruction set, so that a second machine adds its own.
+To be another one here: ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2, or
+ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41.
 """
 import json
 import os
@@ -26,8 +28,10 @@ EVERY = 6  # iterations between two looks at the policy
 
 def rounded(x, digits: int = 4):
     "Figures as far as they mean something, so that a diff of the JSON is readable."
-    if isinstance(x, float): return float(f"{x:.{digits}g}")
-    if isinstance(x, dict): return {k: rounded(v, digits) for k, v in x.items()}
+    if isinstance(x, float):
+        return float(f"{x:.{digits}g}")
+    if isinstance(x, dict):
+        return {k: rounded(v, digits) for k, v in x.items()}
     return [rounded(v, digits) for v in x] if isinstance(x, list) else x
 
 
@@ -43,8 +47,10 @@ def jittered(model, draw: int):
 
 def improved(config: QuickstartConfig, data, tokenizer, lm, reward_model, samples: int) -> dict:
     "Stage 3: the figures at the end, on the way, the training curves, and the first samples."
-    judged = lambda model, n: lesson.evaluate(
-        config, model, lm, tokenizer, reward_model, data.held_out_prompts[:n])
+    def judged(model, n):
+        prompts = data.held_out_prompts[:n]
+        return lesson.evaluate(config, model, lm, tokenizer, reward_model, prompts)
+
     trainer, path = lesson.make_trainer(config, lm, tokenizer), []
 
     def watch(m):
@@ -65,8 +71,10 @@ def measured(seed: int, draw: int, samples: int = 12) -> dict:
     data, tokenizer = lesson.make_data(config), lesson.make_tokenizer(config)
     make_lm = lesson.make_lm
     lesson.make_lm = lambda *args: jittered(make_lm(*args), draw)
-    try: lm, _ = lesson.train_sft(config, data, tokenizer)
-    finally: lesson.make_lm = make_lm
+    try:
+        lm, _ = lesson.train_sft(config, data, tokenizer)
+    finally:
+        lesson.make_lm = make_lm
     reward_model, _ = lesson.train_judge(config, data, lm)
     ceiling = lesson.pair_ceiling(data.held_out_pairs)
     accuracy = pair_accuracy(reward_model.score, data.held_out_pairs)
@@ -93,9 +101,10 @@ def in_lines(record: dict) -> str:
                   lambda m: "[" + re.sub(r",\n\s+", ", ", m[1]) + "]", text) + "\n"
 
 
-def open_block(path: Path, settings: dict, origin: dict, only_these: bool = True) -> tuple[dict, dict]:
-    """The whole record, and in it the block of this machine, to which runs are added. Blocks of other
-    machines stay (with `only_these`, if their settings are the same); so do this one's runs of one commit."""
+def open_block(path: Path, settings: dict, origin: dict, only_these=True) -> tuple[dict, dict]:
+    """The whole record, and in it the block of this machine, to which runs are added. Blocks of
+    other machines stay (with `only_these`, if their settings are the same); so do this one's runs
+    of one commit."""
     whole = json.loads(path.read_text("utf-8")) if path.exists() else {}
     machines = {name: block for name, block in whole.get("machines", {}).items()
                 if block["config"] == settings or not only_these}
@@ -111,7 +120,8 @@ def open_block(path: Path, settings: dict, origin: dict, only_these: bool = True
 
 def settings_in(config: dict) -> dict:
     "What makes a run what it is: not its seed, nor where it is written."
-    return {k: v for k, v in rounded(config).items() if k not in ("seed", "data", "output_dir", "progress")}
+    elsewhere = ("seed", "data", "output_dir", "progress")
+    return {k: v for k, v in rounded(config).items() if k not in elsewhere}
 
 
 def record(path: Path, origin: dict, seeds=range(10), draws=(0, 1)) -> None:

@@ -35,8 +35,8 @@ def family_config(
     one_price: bool = False, # `PRICE`, in the reward, for every algorithm
     **overrides,             # other fields of QuickstartConfig
 ) -> QuickstartConfig:
-    """A preset with the quickstart's budget: its prompts, samples, updates and learning rate. A preset that
-    sets no price of its own gets `PRICE`."""
+    """A preset with the quickstart's budget: its prompts, samples, updates and learning rate.
+    A preset that sets no price of its own gets `PRICE`."""
     if one_price:
         overrides = dict(beta=PRICE, kl_placement="reward", kl_estimator=None) | overrides
     elif "beta" not in PRESETS[name]:

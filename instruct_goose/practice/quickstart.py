@@ -43,7 +43,7 @@ def spread(
 # %% ../../nbs/4_practice/01_quickstart.ipynb #c0c8c1b1
 @dataclass
 class QuickstartConfig(RLHFConfig):
-    "RLHF end to end on film reviews made by a grammar: every setting. Without a flag, the lesson's."
+    "RLHF end to end on film reviews made by a grammar: every setting of the run."
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
     threads: int = 1  # torch threads; on a busy machine two can be far slower than one
     save_every: int | None = None  # iterations between checkpoints; none: one if it breaks off
@@ -244,7 +244,7 @@ def side_by_side(
     after: Rollout,  # of another, for the same prompts
     n: int = 24,     # rows at most
 ) -> str: # a table
-    "What two models wrote for the same prompts, one row for each different prompt, the first n of them."
+    "What two models wrote for the same prompts: a row for each different one, the first n."
     answers = list(zip(before.prompts, before.texts, after.texts, strict=True))
     rows = {p: (p or "(nothing)", b, a) for p, b, a in reversed(answers)}
     rows = [rows[p] for p in dict.fromkeys(before.prompts)][:n]
