@@ -539,7 +539,8 @@ def make_baselines(
     tuned = copy.deepcopy(lm)
     train_lm(tuned, tokenizer, [best.texts[i] for i in whole], steps=config.tune_steps,
              batch_tokens=config.sft_batch_tokens, lr=config.tune_lr,
-             seed=one_seed(config.seed, "tune"), desc="4 SFT on the best", progress=config.progress, stage=stage)
+             seed=one_seed(config.seed, "tune"), desc="4 SFT on the best",
+             progress=config.progress, stage=stage)
     _, after = evaluate(config, tuned.eval(), lm, tokenizer, reward_model, prompts)
     return figures | {f"sft_on_best_of_{n}": after}
 
