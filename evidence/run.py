@@ -1,10 +1,10 @@
 """The runs behind the figures in README and site: `make evidence`. Too long for tests.
 
 Writes evidence/quickstart.json, evidence/control.json and, where the rated sentences are at hand, evidence/reviews.json: what was
-measured, with which commit and versions. Nobody types a figure. About seven CPU-minutes, and eight more for the reviews.
+measured, with which commit and versions. Nobody types a figure.
 
     python evidence/run.py                           everything that can be run here
-    python evidence/run.py quickstart                only this
+    python evidence/run.py quickstart                only this: ten seeds, two draws, with and without a price; about 25 CPU-minutes
     python evidence/run.py control                   only CartPole and Pendulum
     python evidence/run.py exact_world               only the exact world, about half a CPU-hour
     python evidence/run.py resume                    only twenty kills, about three CPU-minutes
@@ -22,9 +22,11 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+import quickstart
+from quickstart import CURVES, in_lines, open_block, rounded, settings_in
+
 root = Path(__file__).parents[1]
 bin = Path(sys.executable).parent
-CURVES = ["reward_mean", "kl_to_reference", "entropy", "explained_variance", "clip_fraction", "response_length"]
 
 
 def git(*args: str) -> str:
@@ -39,13 +41,6 @@ def origin(command: str) -> dict:
     return {"command": command, "commit": git("rev-parse", "HEAD"), "committed": git("show", "-s", "--format=%cs", "HEAD"),
             "python": platform.python_version(), "torch": version("torch").split("+")[0], "transformers": version("transformers"),
             "system": f"{platform.system()} {platform.machine()}", "processor": processor}
-
-
-def rounded(x, digits: int = 4):
-    "Figures as far as they mean something, so that a diff of the JSON is readable."
-    if isinstance(x, float): return float(f"{x:.{digits}g}")
-    if isinstance(x, dict): return {k: rounded(v, digits) for k, v in x.items()}
-    return [rounded(v, digits) for v in x] if isinstance(x, list) else x
 
 
 def run(*args: str) -> dict:
@@ -338,6 +333,16 @@ def gallery() -> dict:
     return {"config": g.SMALL, "guards": guards, "bugs": in_lines(bugs), "healthy": in_lines(healthy)}
 
 
+def reviews(data: Path, seeds) -> None:
+    "The pipeline on real sentences, about seven CPU-minutes a seed; a block for each machine."
+    path, made_by = root / "evidence/reviews.json", origin("instruct-goose reviews --data DIR")
+    for seed in seeds:
+        one = run("reviews", "--data", str(data), "--seed", str(seed), "--no-progress")
+        whole, here = open_block(path, settings_in(one.pop("config")), made_by, only_these=False)
+        here["runs"] = [r for r in here["runs"] if r["seed"] != seed] + [one]
+        path.write_text(in_lines(whole), "utf-8")
+
+
 def write(name: str, figures: dict) -> None:
     path = root / "evidence" / f"{name}.json"
     path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -347,6 +352,8 @@ def write(name: str, figures: dict) -> None:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", help="quickstart, family, control, exact_world, resume, fuzz, probes, gallery or reviews; all without")
+    parser.add_argument("--seeds", type=int, nargs="+", help="of quickstart (0 to 9) and reviews (0 to 2)")
+    parser.add_argument("--draws", type=int, nargs="+", default=[0, 1], help="of the quickstart's initial weights; 0: as they are")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
     args = parser.parse_args()
     if wrong := set(args.only) - {"quickstart", "family", "control", "exact_world", "resume", "fuzz", "probes", "gallery", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
@@ -354,11 +361,7 @@ def main():
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
 
     if not args.only or "quickstart" in args.only:
-        runs = [run("quickstart", "--seed", str(seed), "--no-progress") for seed in (0, 1, 2)]
-        hacked = run("quickstart", "--beta", "0", "--no-baselines", "--no-progress")
-        settings = runs[0].pop("config")
-        for r in (*runs[1:], hacked): r.pop("config")
-        write("quickstart", {"origin": origin("make quickstart"), "config": settings, "runs": runs, "beta_0": hacked})
+        quickstart.record(root / "evidence/quickstart.json", origin("python evidence/run.py quickstart"), args.seeds or range(10), args.draws)
     if not args.only or "family" in args.only:
         write("family", {"origin": origin("python evidence/run.py family")} | family())
     if not args.only or "control" in args.only:
@@ -379,7 +382,7 @@ def main():
         if not args.data.is_dir():
             if args.only: raise SystemExit(f"no directory {args.data}: pass --data DIR")
             return print(f"\nreviews left out: no directory {args.data} (pass ARGS='reviews --data DIR')")
-        write("reviews", {"origin": origin("instruct-goose reviews --data DIR"), "run": run("reviews", "--data", str(args.data), "--no-progress")})
+        reviews(args.data, args.seeds or (0, 1, 2))
 
 
 if __name__ == "__main__": main()

@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+from transformers import PreTrainedTokenizerBase
 
 from ..models.agent import Agent, create_reference_model
 from ..models.reward import RewardModel
@@ -34,8 +35,9 @@ from ..models.text import bpe_tokenizer, pad
 from .film_reviews import distinct_2
 from .quickstart import side_by_side
 from instruct_goose.training.pipeline import (
-    Clock, batches, best_of_n, check_saving, ended, finished_run, fit, kl_to_reference, lm_nats, one_seed, open_run,
-    plot_metrics, save_model, settings_of, text_table, torch_threads, train_lm, train_policy, versions, write, write_json,
+    Clock, batches, best_of_n, check_saving, ended, finished_run, fit, kl_to_reference, lm_nats,
+    one_seed, open_run, plot_metrics, save_model, settings_of, text_table, torch_threads, train_lm,
+    train_policy, versions, write, write_json,
 )
 from ..training.checkpoints import MAIN, Stage
 from ..training.rollout import Rollout
@@ -44,7 +46,7 @@ from ..training.trainer import RLHFConfig, RLHFTrainer
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #bfb0ec47
 @dataclass(frozen=True)
 class Review:
-    "A sentence and what each of its raters said about it, from −4 (extremely negative) to 4 (extremely positive)."
+    "A sentence, and what each of its raters said, from −4 (worst) to 4 (best)."
     id: str
     text: str
     ratings: tuple[int, ...]
@@ -56,15 +58,17 @@ class Review:
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #b7dc9223
 def _table(path: Path, columns: int) -> dict[str, tuple[int, list[str]]]:
-    "A tab-separated file as {id: (line number, other columns)}. UTF-8; byte-order mark and CRLF allowed."
-    try: content = path.read_bytes().decode("utf-8-sig")
+    "A file as {id: (line number, other columns)}. UTF-8; byte-order mark and CRLF allowed."
+    try:
+        content = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = path.read_bytes()[:e.start].count(b"\n") + 1
         raise ValueError(f"{path}, line {line}: not UTF-8 ({e.reason}). Save the file as UTF-8, "
                          "or fetch it again") from None
     rows = {}
     for number, line in enumerate(content.replace("\r\n", "\n").split("\n"), 1):
-        if not line.strip(): continue
+        if not line.strip():
+            continue
         cells = line.split("\t")
         if len(cells) != columns:
             raise ValueError(f"{path}, line {number}: {len(cells)} columns, expected {columns}, "
@@ -73,26 +77,33 @@ def _table(path: Path, columns: int) -> dict[str, tuple[int, list[str]]]:
             raise ValueError(f"{path}, line {number}: the id {cells[0]!r} stands on line "
                              f"{rows[cells[0]][0]} already; remove one of the two")
         rows[cells[0]] = number, cells[1:]
-    if not rows: raise ValueError(f"{path} is empty: fetch it again")
+    if not rows:
+        raise ValueError(f"{path} is empty: fetch it again")
     return rows
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #f17156bf
 def _mean(path: Path, number: int, cell: str) -> float:
-    try: mean = float(cell)
-    except ValueError: mean = float("nan")
+    try:
+        mean = float(cell)
+    except ValueError:
+        mean = float("nan")
     if not -4 <= mean <= 4:
-        raise ValueError(f"{path}, line {number}: the mean rating {cell!r} is not a number from −4 to 4: "
-                         "mend that cell or remove the line")
+        raise ValueError(f"{path}, line {number}: the mean rating {cell!r} is not a number "
+                         "from −4 to 4: mend that cell or remove the line")
     return mean
 
 def _ratings(path: Path, number: int, cell: str) -> tuple[int, ...]:
     where = f"{path}, line {number}: the ratings {cell[:60]!r}"
-    try: scores = json.loads(cell)
-    except ValueError: scores = None
+    try:
+        scores = json.loads(cell)
+    except ValueError:
+        scores = None
     if not isinstance(scores, list) or not all(type(s) is int for s in scores):
         raise ValueError(f"{where} are not a list of whole numbers like [2, -1, 3]: "
                          "mend that cell or remove the line")
-    if not scores: raise ValueError(f"{where} hold nobody's opinion: remove the line here and in the other file")
+    if not scores:
+        raise ValueError(f"{where} hold nobody's opinion: remove the line here and in the other "
+                         "file")
     if wrong := [s for s in scores if not -4 <= s <= 4]:
         raise ValueError(f"{where} hold {wrong[0]}: the scale goes from −4 to 4")
     return tuple(scores)
@@ -107,8 +118,8 @@ TEXTS, RATINGS = "movieReviewSnippets_GroundTruth.txt", "movieReviewSnippets_ano
 def load_reviews(
     directory: str | Path, # where the two files are
 ) -> list[Review]: # in the order of the file of texts
-    """The rated film snippets of Hutto & Gilbert (2014), the two files joined by id.
-    Raises FileNotFoundError for a missing file, and ValueError with file, line and cure for anything malformed."""
+    """The rated film snippets of Hutto & Gilbert (2014), the two files joined by id. Raises
+    FileNotFoundError, and ValueError with file, line and cure for anything malformed."""
     directory = Path(directory)
     for name in (TEXTS, RATINGS):
         if not (directory / name).is_file():
@@ -118,39 +129,43 @@ def load_reviews(
     texts, raters = _table(directory / TEXTS, 3), _table(directory / RATINGS, 4)
     for one, other, name in ((texts, raters, RATINGS), (raters, texts, TEXTS)):
         if lost := [i for i in one if i not in other]:
-            raise ValueError(f"{directory / name} has no row with the id {lost[0]!r} (and {len(lost) - 1} more): "
-                             "the two files do not belong together. Fetch both again, "
-                             "or remove the row from the other file")
+            raise ValueError(f"{directory / name} has no row with the id {lost[0]!r} (and "
+                             f"{len(lost) - 1} more): the two files do not belong together. "
+                             "Fetch both again, or remove the row from the other file")
     opinions = {i: _ratings(directory / RATINGS, raters[i][0], raters[i][1][2]) for i in texts}
     reviews = [Review(i, _clean(cells[1]), opinions[i]) for i, (_, cells) in texts.items()]
     for r in reviews:
         number, (mean, _) = texts[r.id]
         if not r.text:
-            raise ValueError(f"{directory / TEXTS}, line {number}: no text; remove the row here and in {RATINGS}")
+            raise ValueError(f"{directory / TEXTS}, line {number}: no text; "
+                             f"remove the row here and in {RATINGS}")
         if abs(r.mean - _mean(directory / TEXTS, number, mean)) > .01:
-            raise ValueError(f"{directory / TEXTS}, line {number}: the mean is {mean}, but the ratings of id "
-                             f"{r.id!r} in {RATINGS} average {r.mean:.4f}: the ids do not match. "
-                             "Fetch both files again")
+            raise ValueError(f"{directory / TEXTS}, line {number}: the mean is {mean}, but the "
+                             f"ratings of id {r.id!r} in {RATINGS} average {r.mean:.4f}: "
+                             "the ids do not match. Fetch both files again")
     return reviews
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #e84948b5
 def load_other_texts(
     directory: str | Path,
 ) -> list[str]: # empty if there are none
-    "The texts of every other *_GroundTruth.txt in the directory, for the language model; ratings ignored."
+    "The texts of every other *_GroundTruth.txt, for the language model; ratings ignored."
     files = sorted(p for p in Path(directory).glob("*_GroundTruth.txt") if p.name != TEXTS)
-    return [text for path in files for _, (_, cell) in _table(path, 3).values() if (text := _clean(cell))]
+    return [text for path in files for _, (_, cell) in _table(path, 3).values()
+            if (text := _clean(cell))]
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #6600d038
 def split_reviews(
     reviews: Sequence[Review],
     held_out: int = 1000, # how many are kept from all training
 ) -> tuple[list[Review], list[Review]]: # training, held out
-    """The same split for every seed. A training text that also occurs among the held-out ones is dropped.
-    Raises ValueError unless both parts have at least two reviews."""
+    """The same split for every seed. A training text that also occurs among the held-out ones is
+    dropped. Raises ValueError unless both parts have at least two reviews."""
     if not 2 <= held_out <= len(reviews) - 2:
-        raise ValueError(f"held_out={held_out} of {len(reviews)} reviews: leave at least two on either side")
-    order = list(range(len(reviews))); random.Random(0).shuffle(order)
+        raise ValueError(f"held_out={held_out} of {len(reviews)} reviews: leave at least two on "
+                         "either side")
+    order = list(range(len(reviews)))
+    random.Random(0).shuffle(order)
     test = [reviews[i] for i in order[:held_out]]
     seen = {r.text.lower() for r in test}
     return [reviews[i] for i in order[held_out:] if reviews[i].text.lower() not in seen], test
@@ -161,35 +176,38 @@ def ranking(
     means: Sequence[float],  # the raters' mean
     margin: float = 0.,      # only pairs whose means differ by at least this
 ) -> float: # between 0 and 1; a judge's ties count one half
-    "Of all pairs of reviews that the raters tell apart, the share that the judge puts in their order."
+    "Of all pairs that the raters tell apart, the share that the judge puts in their order."
     s, m = (torch.tensor(x, dtype=torch.float64) for x in (list(scores), list(means)))
     judged, truth = s[:, None] - s, m[:, None] - m
     asked = (truth > 0) & (truth >= margin)
     if not asked.any():
-        raise ValueError(f"no two of the {len(m)} reviews differ by {margin or 'anything'} in their mean rating")
+        raise ValueError(f"no two of the {len(m)} reviews differ by {margin or 'anything'} "
+                         "in their mean rating")
     return ((judged > 0).double() + .5 * (judged == 0))[asked].mean().item()
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #1f7f2c2f
 def both_margins(scores: Sequence[float], means: Sequence[float]) -> dict[str, float]:
     "`ranking` over all pairs and over those with a margin of at least 1."
-    return {"pair_accuracy": ranking(scores, means), "pair_accuracy_margin_1": ranking(scores, means, 1.)}
+    return {"pair_accuracy": ranking(scores, means),
+            "pair_accuracy_margin_1": ranking(scores, means, 1.)}
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #9a2d4683
 def split_half(
     reviews: Sequence[Review],
     seed: int = 0,
 ) -> dict[str, float]:
-    "How well people predict people: half of each review's raters as the judge, the other half's mean as the truth."
+    "People predict people: half of each review's raters judge, the other half's mean is the truth."
     rng, halves = random.Random(seed), []
     for r in reviews:
-        raters = rng.sample(r.ratings, len(r.ratings)); n = len(raters) // 2
+        raters, n = rng.sample(r.ratings, len(r.ratings)), len(r.ratings) // 2
         halves.append((sum(raters[:n]) / max(1, n), sum(raters[n:]) / (len(raters) - n)))
     return both_margins(*zip(*halves, strict=True))
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #507b20e1
 @cache
 def _analyzer():
-    try: from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+    try:
+        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
     except ImportError:
         raise ImportError("VADER's rules come with the package vaderSentiment: "
                           "pip install vaderSentiment==3.3.2") from None
@@ -198,16 +216,18 @@ def _analyzer():
 def vader_compound(
     texts: Sequence[str],
 ) -> list[float]: # from −1 to 1
-    "VADER's compound score: a lexicon and rules written by people, which no training here has seen."
+    "VADER's compound score: a lexicon and rules written by people. No training here has seen it."
     return [_analyzer().polarity_scores(text)["compound"] for text in texts]
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #4e894d6e
 def _conjugate_gradients(A, b: Tensor, tolerance: float) -> Tensor:
-    "x with A(x) = b for a symmetric positive definite A, to |b − A(x)| ≤ tolerance·|b|. Hestenes & Stiefel (1952)."
+    """x with A(x) = b, A symmetric and positive definite, to |b − A(x)| ≤ tolerance·|b|.
+    Hestenes & Stiefel (1952)."""
     x, r = torch.zeros_like(b), b.clone()
     p, rr = r.clone(), r @ r
     for _ in range(10 * len(b)):
-        if rr.sqrt() <= tolerance * b.norm(): break
+        if rr.sqrt() <= tolerance * b.norm():
+            break
         Ap = A(p)
         step = rr / (p @ Ap)
         x, r = x + step * p, r - step * Ap
@@ -219,10 +239,12 @@ def _conjugate_gradients(A, b: Tensor, tolerance: float) -> Tensor:
 _WORD = re.compile(r"[a-z0-9']+|[^\sa-z0-9']")
 
 class RidgeBagOfWords:
-    """A number per word: score(x) = b + Σ w·tfidf(word), with w the minimum of Σ(score − mean rating)² + λ|w|².
-    Word presence times inverse document frequency, rows of length 1. Solved by conjugate gradients."""
+    """A number per word: score(x) = b + Σ w·tfidf(word), with w the minimum of
+    Σ(score − mean rating)² + λ|w|². Word presence times inverse document frequency, rows of
+    length 1. Solved by conjugate gradients."""
 
-    def __init__(self, texts: Sequence[str], targets: Sequence[float], penalty: float = 1., tolerance: float = 1e-8):
+    def __init__(self, texts: Sequence[str], targets: Sequence[float], penalty: float = 1.,
+                 tolerance: float = 1e-8):
         bags = [self.words(text) for text in texts]
         seen = Counter(word for bag in bags for word in bag)
         self.column = {word: i for i, word in enumerate(sorted(seen))}
@@ -231,7 +253,8 @@ class RidgeBagOfWords:
         y = torch.tensor(list(targets), dtype=torch.float64)
         self.bias = y.mean()
         X = self.matrix(bags)
-        self.weights = _conjugate_gradients(lambda w: X.T @ (X @ w) + penalty * w, X.T @ (y - self.bias), tolerance)
+        self.weights = _conjugate_gradients(
+            lambda w: X.T @ (X @ w) + penalty * w, X.T @ (y - self.bias), tolerance)
 
     @staticmethod
     def words(text: str) -> list[str]: # sorted
@@ -243,21 +266,24 @@ class RidgeBagOfWords:
         known = [[self.column[word] for word in bag if word in self.column] for bag in bags]
         rows = torch.tensor([i for i, bag in enumerate(known) for _ in bag], dtype=torch.long)
         columns = torch.tensor([c for bag in known for c in bag], dtype=torch.long)
-        norm = torch.zeros(len(bags), dtype=torch.float64).index_add(0, rows, self.idf[columns].square()).sqrt()
+        squares = torch.zeros(len(bags), dtype=torch.float64)
+        norm = squares.index_add(0, rows, self.idf[columns].square()).sqrt()
         values = self.idf[columns] / norm[rows].clamp(min=1e-12)
         where, shape = torch.stack([rows, columns]), (len(bags), len(self.column))
         return torch.sparse_coo_tensor(where, values, shape, check_invariants=True)
 
-    def score(self, texts: Sequence[str]) -> list[float]: # one per text, on the scale of the targets
+    def score(self, texts: Sequence[str]) -> list[float]: # on the scale of the targets
         "The predicted mean ratings. A text of unknown words gets the mean of the targets."
         return (self.matrix([self.words(t) for t in texts]) @ self.weights + self.bias).tolist()
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #19b82bda
 def preferences(
     ratings: Sequence[Sequence[int]], # of N texts, from −4 to 4; the numbers of raters may differ
-) -> Float[Tensor, "batch batch"]: # P[i, j] = P(a rater of text i scores higher than a rater of text j)
-    "Every rater of i against every rater of j. P[i, j] + P[j, i] is 1 less the share of ties; P[i, i] is 0."
-    counts = torch.tensor([[row.count(score) / len(row) for score in range(-4, 5)] for row in map(list, ratings)])
+) -> Float[Tensor, "batch batch"]: # P[i, j] = P(a rater of i scores higher than a rater of j)
+    """Every rater of i against every rater of j. P[i, j] + P[j, i] is 1 less the share of ties;
+    P[i, i] is 0."""
+    counts = torch.tensor([[row.count(score) / len(row) for score in range(-4, 5)]
+                           for row in map(list, ratings)])
     below = counts.cumsum(-1) - counts  # the share of a text's raters below each score
     return (counts @ below.T).fill_diagonal_(0.)
 
@@ -266,8 +292,8 @@ def soft_pairs_loss(
     scores: Float[Tensor, "batch"],
     preferred: Float[Tensor, "batch batch"], # from `preferences`
 ) -> Float[Tensor, ""]: # nats per comparison
-    """Σᵢⱼ −P[i, j]·log σ(rᵢ − rⱼ) / Σᵢⱼ P[i, j]: `all_pairs_loss` over every pair of raters, ties left out.
-    Raises ValueError if there is no comparison."""
+    """Σᵢⱼ −P[i, j]·log σ(rᵢ − rⱼ) / Σᵢⱼ P[i, j]: `all_pairs_loss` over every pair of raters,
+    ties left out. Raises ValueError if there is no comparison."""
     if not preferred.sum() > 0:
         raise ValueError("no pair to learn from: all raters of these texts agree. "
                          "Put texts with different ratings in one batch")
@@ -278,10 +304,10 @@ def soft_pairs_loss(
 class ReviewsConfig(RLHFConfig):
     "The same stages on real sentences that people rated. Without a flag, what the lesson uses."
 
-    data: Path  # directory with movieReviewSnippets_GroundTruth.txt and movieReviewSnippets_anonDataRatings.txt
+    data: Path  # directory of the two movieReviewSnippets files
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
     threads: int = 1  # torch threads; on a busy machine two can be far slower than one
-    save_every: int | None = None  # iterations between checkpoints, as many in other stages; none: one if it breaks off
+    save_every: int | None = None  # iterations between checkpoints; none: one if it breaks off
     keep: int = 2  # checkpoints that stay
     resume: bool = False  # go on with the run in output_dir from its newest checkpoint
     # the trainer's settings that this run wants otherwise
@@ -292,8 +318,8 @@ class ReviewsConfig(RLHFConfig):
     beta: float = 0.05  # price of one nat of KL to the reference
     device: Literal["auto", "cpu", "cuda"] = "cpu"  # auto: cuda where there is one
     # the data
-    held_out: int = 1_000  # rated snippets that no training sees; the same for every seed
-    prompt_words: tuple[int, int] = (2, 6)  # a prompt is the first so many words of a snippet: fewest, most
+    held_out: int = 1_000  # rated snippets that no training sees
+    prompt_words: tuple[int, int] = (2, 6)  # words of a prompt: fewest, most
     # the model
     vocab_size: int = 8_192  # byte-level BPE, lower-case
     hidden_size: int = 128  # width of the transformer
@@ -306,10 +332,10 @@ class ReviewsConfig(RLHFConfig):
     sft_batch_tokens: int = 1_024  # tokens per update, padding included
     sft_lr: float = 2.5e-3  # learning rate of the language model
     rm_epochs: float = 5.0  # passes over the rated snippets
-    rm_batch_tokens: int = 1_536  # tokens per update, padding included; each snippet is compared with every other
+    rm_batch_tokens: int = 1_536  # tokens per update, padding included; all are compared
     rm_lr: float = 2e-3  # learning rate of the reward model
     rm_dropout: float = 0.2  # dropout while the reward model learns
-    rm_word_dropout: float = 0.2  # share of a snippet's tokens that are hidden from the reward model while it learns
+    rm_word_dropout: float = 0.2  # share of tokens hidden while it learns
     # PPO
     unfinished_penalty: float = 0.5  # taken off the score of a response that was cut off
     # judging
@@ -351,36 +377,42 @@ class ReviewData:
     train: list[Review]
     held_out: list[Review]
     other_texts: list[str] # for the language model alone
-    tokenizer: object
+    tokenizer: PreTrainedTokenizerBase
     prompts: list[str]          # for PPO, from training snippets
     held_out_prompts: list[str] # for judging, from held-out ones
 
 def make_data(config: ReviewsConfig, reviews: Sequence[Review]) -> ReviewData:
-    "Split, learn the tokenizer from the training texts, leave out what exceeds the context, cut prompts."
+    "Split, learn the tokenizer from the training texts, leave out long texts, cut prompts."
     train, held_out = split_reviews(reviews, config.held_out)
     other = load_other_texts(config.data)
-    tokenizer = bpe_tokenizer([r.text for r in train] + other, config.vocab_size, model_max_length=config.context)
-    # below the context, so that there is room for the end token
-    fits = lambda text: len(tokenizer(text, verbose=False)["input_ids"]) < config.context
+    tokenizer = bpe_tokenizer([r.text for r in train] + other, config.vocab_size,
+                              model_max_length=config.context)
+
+    def fits(text):  # with room for the end token
+        return len(tokenizer(text, verbose=False)["input_ids"]) < config.context
+
     train, held_out = ([r for r in part if fits(r.text)] for part in (train, held_out))
 
     def prompts(reviews, n, name):
         rng = random.Random(f"{name}/{config.seed}")
-        return [" ".join(rng.choice(reviews).text.split()[:rng.randint(*config.prompt_words)]) for _ in range(n)]
+        return [" ".join(rng.choice(reviews).text.split()[:rng.randint(*config.prompt_words)])
+                for _ in range(n)]
+
     return ReviewData(train, held_out, [text for text in other if fits(text)], tokenizer,
                       prompts(train, config.steps * config.batch_size, "prompts"),
                       prompts(held_out, config.eval_samples, "held-out prompts"))
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #5eebb42b
 def make_lm(config: ReviewsConfig, tokenizer):
-    "A GPT-2-shaped model with random weights. With dropout, because it reads every text several times."
+    "A GPT-2-shaped model with random weights; dropout, because it reads every text several times."
     from transformers import GPT2Config, GPT2LMHeadModel
 
     shape = GPT2Config(
         vocab_size=len(tokenizer), n_positions=config.context,
         n_embd=config.hidden_size, n_layer=config.layers, n_head=config.heads,
         resid_pdrop=config.dropout, embd_pdrop=config.dropout, attn_pdrop=config.dropout,
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(one_seed(config.seed, "weights"))
         return GPT2LMHeadModel(shape)
@@ -394,25 +426,29 @@ def _dropout_seed(config, name):
         yield
 
 def _device(config):
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device)
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(auto if config.device == "auto" else config.device)
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #fcdd844b
 def train_sft(config: ReviewsConfig, data: ReviewData, stage: Stage | None = None):
     "Stage 1: learn to write. Returns the model and its log."
     lm = make_lm(config, data.tokenizer).to(_device(config))
     with _dropout_seed(config, "sft dropout"):
-        log = train_lm(lm, data.tokenizer, [r.text for r in data.train] + data.other_texts, steps=config.sft_steps,
-                       batch_tokens=config.sft_batch_tokens, lr=config.sft_lr, betas=(.9, .95), weight_decay=.1,
+        log = train_lm(lm, data.tokenizer, [r.text for r in data.train] + data.other_texts,
+                       steps=config.sft_steps, batch_tokens=config.sft_batch_tokens,
+                       lr=config.sft_lr, betas=(.9, .95), weight_decay=.1,
                        warmup=min(100, config.sft_steps // 5), seed=one_seed(config.seed, "sft"),
                        desc="1 SFT", progress=config.progress, stage=stage)
     return lm.eval(), log
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #06c946f7
 def train_judge(config: ReviewsConfig, data: ReviewData, lm, stage: Stage | None = None):
-    """Stage 2: learn from every rater of every snippet of a batch, against every rater of every other.
-    Scores then have mean 0 and sd 1 on the held-out snippets. Returns the reward model and its log."""
+    """Stage 2: learn from every rater of every snippet of a batch, against every rater of every
+    other. Scores then have mean 0 and sd 1 on the held-out snippets. Returns the reward model and
+    its log."""
     reward_model = RewardModel.from_causal_lm(lm, data.tokenizer)
-    rows, pad_id = [data.tokenizer(r.text)["input_ids"] for r in data.train], data.tokenizer.pad_token_id
+    pad_id = data.tokenizer.pad_token_id
+    rows = [data.tokenizer(r.text)["input_ids"] for r in data.train]
     generator = torch.Generator().manual_seed(one_seed(config.seed, "word dropout"))
 
     def loss_of(batch):
@@ -421,52 +457,64 @@ def train_judge(config: ReviewsConfig, data: ReviewData, lm, stage: Stage | None
         hidden[:, 0] = False  # the beginning of the text stays
         ids = ids.masked_fill(hidden, pad_id)
         scores = reward_model(ids.to(_device(config)), mask.to(_device(config)))
-        return soft_pairs_loss(scores, preferences([data.train[i].ratings for i in batch]).to(scores))
+        preferred = preferences([data.train[i].ratings for i in batch])
+        return soft_pairs_loss(scores, preferred.to(scores))
 
     for module in reward_model.modules():
-        if isinstance(module, torch.nn.Dropout): module.p = config.rm_dropout
+        if isinstance(module, torch.nn.Dropout):
+            module.p = config.rm_dropout
     steps = max(1, round(config.rm_epochs * sum(map(len, rows)) / config.rm_batch_tokens))
     dealt = batches([len(r) for r in rows], batch_tokens=config.rm_batch_tokens,
                     seed=one_seed(config.seed, "reward model"))
     # the last text of a pass may come alone: nothing to compare it with
     dealt = (b for b in dealt if len({data.train[i].ratings for i in b}) > 1)
     with _dropout_seed(config, "reward model dropout"):
-        log = fit(reward_model, loss_of, dealt, steps=steps, lr=config.rm_lr, warmup=steps // 10, stage=stage,
-                  generators={"word dropout": generator}, desc="2 reward model", progress=config.progress)
+        log = fit(reward_model, loss_of, dealt, steps=steps, lr=config.rm_lr, warmup=steps // 10,
+                  stage=stage, generators={"word dropout": generator}, desc="2 reward model",
+                  progress=config.progress)
     reward_model.eval().requires_grad_(False)
     reward_model.normalise([r.text for r in data.held_out])
     return reward_model, log
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #7da0e69d
 def rank_judges(data: ReviewData, reward_model: RewardModel) -> dict[str, dict[str, float]]:
-    "Share of held-out pairs in the raters' order: reward model, ridge on words, VADER, half of the raters."
+    "Share of held-out pairs in the raters' order, for each of the judges."
     texts, means = [r.text for r in data.held_out], [r.mean for r in data.held_out]
     ridge = RidgeBagOfWords([r.text for r in data.train], [r.mean for r in data.train])
     return {"reward_model": both_margins(reward_model.score(texts), means),
             "ridge": both_margins(ridge.score(texts), means),
-            "vader": both_margins(vader_compound(texts), means), "half_of_the_raters": split_half(data.held_out)}
+            "vader": both_margins(vader_compound(texts), means),
+            "half_of_the_raters": split_half(data.held_out)}
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #e9802dc2
 def judge(rollout: Rollout, tokenizer, reward_model: RewardModel) -> dict[str, float | None]:
-    """The figures of a set of texts. Nobody has rated them, so `human_score` is None; real sentences follow no
-    grammar that we could check, so `grammatical` is None. `vader_compound` is the judge that no training has seen."""
-    texts, mean = rollout.texts, lambda xs: sum(map(float, xs)) / len(rollout)
+    """The figures of a set of texts. Nobody has rated them, so `human_score` is None; real
+    sentences follow no grammar that we could check, so `grammatical` is None. `vader_compound` is
+    the judge that no training has seen."""
+    texts = rollout.texts
     vader = vader_compound(texts)
-    return {"human_score": None, "reward_model_score": mean(reward_model.score(texts)), "vader_compound": mean(vader),
-            "vader_positive": mean(v > 0 for v in vader), "grammatical": None, "distinct_2": distinct_2(texts),
-            "response_length": mean(rollout.mask.sum(-1)), "ended": mean(ended(rollout, tokenizer.eos_token_id))}
+    each = {"reward_model_score": reward_model.score(texts), "vader_compound": vader,
+            "vader_positive": [v > 0 for v in vader],
+            "response_length": rollout.mask.sum(-1).tolist(),
+            "ended": ended(rollout, tokenizer.eos_token_id).tolist()}
+    means = {name: sum(map(float, xs)) / len(texts) for name, xs in each.items()}
+    return means | {"distinct_2": distinct_2(texts), "human_score": None, "grammatical": None}
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #ad991945
-def evaluate(config: ReviewsConfig, model, reference, tokenizer, reward_model: RewardModel, prompts: list[str]):
+def evaluate(
+    config: ReviewsConfig, model, reference, tokenizer, reward_model: RewardModel,
+    prompts: list[str], # held out
+):
     """Let a model answer held-out prompts at temperature 1: what it wrote, and the figures.
     Every model gets the same random numbers."""
-    rollout = write(model, tokenizer, prompts, config.max_new_tokens, seed=one_seed(config.seed, "evaluation"))
+    rollout = write(model, tokenizer, prompts, config.max_new_tokens,
+                    seed=one_seed(config.seed, "evaluation"))
     kl = 0. if model is reference else kl_to_reference(model, reference, rollout).mean().item()
     return rollout, judge(rollout, tokenizer, reward_model) | {"kl_to_reference": kl}
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #d85b5a40
 class FinishingTrainer(RLHFTrainer):
-    "An RLHFTrainer that takes `unfinished_penalty` off the score of a response without an end-of-text token."
+    "Takes `unfinished_penalty` off the score of a response without an end-of-text token."
 
     def judge(self, rollout: Rollout, reward_fn, kind: str = "text"): # one score per response
         "Scores from `reward_fn`, less the penalty where the end-of-text token is missing."
@@ -476,7 +524,8 @@ class FinishingTrainer(RLHFTrainer):
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #53e94e72
 def make_baselines(
-    config: ReviewsConfig, lm, tokenizer, reward_model: RewardModel, prompts: list[str], stage: Stage | None = None,
+    config: ReviewsConfig, lm, tokenizer, reward_model: RewardModel, prompts: list[str],
+    stage: Stage | None = None,
 ) -> dict[str, dict]: # figures by name
     "Best of n of the SFT model, and the SFT model trained on those best texts."
     n, prompts = config.best_of, prompts[:config.baseline_prompts]
@@ -485,23 +534,27 @@ def make_baselines(
     best, _ = best_of_n(many, reward_model.score(many.texts), n)
     figures = {f"best_of_{n}": judge(best, tokenizer, reward_model) | {"kl_to_reference": None}}
     whole = [i for i, e in enumerate(ended(best, tokenizer.eos_token_id)) if e]
-    if not whole: return figures  # the SFT model never stops: nothing to learn from
+    if not whole:
+        return figures  # the SFT model never stops: nothing to learn from
     tuned = copy.deepcopy(lm)
     train_lm(tuned, tokenizer, [best.texts[i] for i in whole], steps=config.tune_steps,
-             batch_tokens=config.sft_batch_tokens, lr=config.tune_lr, seed=one_seed(config.seed, "tune"),
-             desc="4 SFT on the best", progress=config.progress, stage=stage)
-    return figures | {f"sft_on_best_of_{n}": evaluate(config, tuned.eval(), lm, tokenizer, reward_model, prompts)[1]}
+             batch_tokens=config.sft_batch_tokens, lr=config.tune_lr,
+             seed=one_seed(config.seed, "tune"), desc="4 SFT on the best",
+             progress=config.progress, stage=stage)
+    _, after = evaluate(config, tuned.eval(), lm, tokenizer, reward_model, prompts)
+    return figures | {f"sft_on_best_of_{n}": after}
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #5455501a
 def run_reviews(
     config: ReviewsConfig,
 ) -> dict: # the summary, as written to summary.json
-    """The whole run, written to a directory; or, with `resume`, the rest of it. Raises FileNotFoundError or
-    ValueError for bad data, FileExistsError for a directory that already holds something, ValueError for a run to
-    be resumed with other settings or data: all before any work."""
+    """The whole run, written to a directory; or, with `resume`, the rest of it. Raises
+    FileNotFoundError or ValueError for bad data, FileExistsError for a directory that already holds
+    something, ValueError for a run to be resumed with other settings or data: before any work."""
     clock, reviews = Clock(), load_reviews(config.data)
     split_reviews(reviews, config.held_out)  # refuses a split that cannot be made
-    if (summary := finished_run(config)) is not None: return summary
+    if (summary := finished_run(config)) is not None:
+        return summary
     texts = hashlib.sha256(repr((reviews, load_other_texts(config.data))).encode()).hexdigest()
     out, keeper = open_run(config, "reviews", clock, **{"SHA-256 of the data": texts})
     with torch_threads(config.threads), torch.random.fork_rng(devices=[]), keeper:
@@ -510,64 +563,82 @@ def run_reviews(
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #c98ff010
 def _run(config, reviews, out, keeper):
     write_json(out / "config.json", {"algorithm": config.algorithm} | asdict(config))
-    print(f"The run goes to {out}. Seed {config.seed}, {config.threads} torch thread{'s' * (config.threads > 1)}.")
+    print(f"The run goes to {out}. Seed {config.seed}, {config.threads} torch "
+          f"thread{'s' * (config.threads > 1)}.")
     data = make_data(config, reviews)
     tokenizer, raters = data.tokenizer, [len(r.ratings) for r in reviews]
-    print(f"{len(data.train):,} rated snippets to learn from, {len(data.held_out):,} held out, {min(raters)} to {max(raters)} raters each; "
-          f"{len(data.other_texts):,} other texts; {len(tokenizer):,} tokens.")
-    print("\n1 SFT: a small GPT-2 with random weights learns to write by reading all of it; PPO needs a model that writes already.")
+    print(f"{len(data.train):,} rated snippets to learn from, {len(data.held_out):,} held out, "
+          f"{min(raters)} to {max(raters)} raters each; {len(data.other_texts):,} other texts; "
+          f"{len(tokenizer):,} tokens.")
+    print("\n1 SFT: a small GPT-2 with random weights learns to write by reading all of it; "
+          "PPO needs a model that writes already.")
     lm, _ = train_sft(config, data, keeper.stage("sft"))
     nats = lm_nats(lm, tokenizer, [r.text for r in data.held_out])
     save_model(lm, tokenizer, out / "sft")
     print(f"  {nats:.3f} nats per token on held-out snippets")
 
-    print("\n2 Reward model: every rater of a snippet against every rater of others teaches it what people find positive.")
+    print("\n2 Reward model: every rater of a snippet against every rater of others teaches it "
+          "what people find positive.")
     reward_model, _ = train_judge(config, data, lm, keeper.stage("reward model"))
     reward_model.save_pretrained(out / "reward_model")
     judges = rank_judges(data, reward_model)
     print(f"{judges_table(judges)}\n  share of held-out pairs in the order of the raters' means")
-    before_texts, before = evaluate(config, lm, lm, tokenizer, reward_model, data.held_out_prompts)
+    held_out, algorithm = data.held_out_prompts, config.algorithm.upper()
+    before_texts, before = evaluate(config, lm, lm, tokenizer, reward_model, held_out)
 
-    print(f"\n3 {config.algorithm.upper()}: {config.steps} times, continue {config.batch_size} beginnings, score them, make the better ones likelier; "
-          f"each nat of KL to the SFT model costs {config.beta}.")
+    print(f"\n3 {algorithm}: {config.steps} times, continue {config.batch_size} beginnings, "
+          f"score them, make the better ones likelier; each nat of KL to the SFT "
+          f"model costs {config.beta}.")
     agent = Agent(copy.deepcopy(lm), value_model="copy" if config.advantage == "gae" else None)
     trainer = FinishingTrainer(agent, create_reference_model(lm), config, tokenizer=tokenizer)
-    metrics = train_policy(trainer, data.prompts, reward_model, out, keeper.stage(MAIN), data.held_out_prompts, config.progress)
+    metrics = train_policy(trainer, data.prompts, reward_model, out, keeper.stage(MAIN), held_out,
+                           config.progress)
     policy = trainer.agent.model.eval()
     save_model(policy, tokenizer, out / "policy")
-    after_texts, after = evaluate(config, policy, lm, tokenizer, reward_model, data.held_out_prompts)
+    after_texts, after = evaluate(config, policy, lm, tokenizer, reward_model, held_out)
 
     baselines = {}
     if config.baselines:
-        print(f"\n4 Baselines: best of {config.best_of} of the SFT model, and SFT on those best texts. "
-              f"What does {config.algorithm.upper()} add to them?")
-        baselines = make_baselines(config, lm, tokenizer, reward_model, data.held_out_prompts, keeper.stage("baselines"))
-    return _report(config, out, keeper, nats, judges, before_texts, before, after_texts, after, baselines, metrics, trainer.stopped)
+        print(f"\n4 Baselines: best of {config.best_of} of the SFT model, and SFT on those best "
+              f"texts. What does {algorithm} add to them?")
+        baselines = make_baselines(config, lm, tokenizer, reward_model, held_out,
+                                   keeper.stage("baselines"))
+    plot_metrics(metrics, out)
+    texts, figures = (before_texts, after_texts), (before, after, baselines)
+    return _report(config, out, keeper, nats, judges, texts, figures, trainer.stopped)
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #17078f08
-def _report(config, out, keeper, nats, judges, before_texts, before, after_texts, after, baselines, metrics, stopped):
-    figures = figures_table(before, after, baselines)
-    (out / "samples.md").write_text(f"# The same prompts, before and after\n\n{side_by_side(before_texts, after_texts)}\n\n"
-                                    f"# Figures\n\n{figures}\n\n# Judges\n\n{judges_table(judges)}\n", encoding="utf-8")
-    plot_metrics(metrics, out)
-    summary = {"seed": config.seed, **keeper.seconds(), "torch_threads": config.threads, "resumed_from": keeper.resumed_from, "stopped": stopped,
+def _report(config, out, keeper, nats, judges, texts, figures, stopped):
+    before, after, baselines = figures
+    table, ceiling = figures_table(*figures), judges["half_of_the_raters"]["pair_accuracy"]
+    samples = f"# The same prompts, before and after\n\n{side_by_side(*texts)}"
+    (out / "samples.md").write_text(f"{samples}\n\n# Figures\n\n{table}\n\n# Judges\n\n"
+                                    f"{judges_table(judges)}\n", encoding="utf-8")
+    summary = {"seed": config.seed, **keeper.seconds(), "torch_threads": config.threads,
+               "resumed_from": keeper.resumed_from, "stopped": stopped,
                "sft": {"held_out_nats_per_token": nats},
-               "reward_model": judges["reward_model"] | {"ceiling": judges["half_of_the_raters"]["pair_accuracy"]}, "judges": judges,
+               "reward_model": judges["reward_model"] | {"ceiling": ceiling}, "judges": judges,
                "before": before, "after": after, "baselines": baselines,
                "config": {"algorithm": config.algorithm} | settings_of(config),
                "versions": versions()}
     write_json(out / "summary.json", summary)
-    print(f"\nThe same prompts, before and after:\n\n{side_by_side(before_texts, after_texts, 8)}\n\n{figures}\n\n"
-          "The text is rough: a model of 1.5 million weights, a few minutes of reading. Locally grammatical, globally adrift.")
-    print(f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['wall_seconds']:.0f} on the clock. Models, log, plots and samples: {out}")
+    print(f"\nThe same prompts, before and after:\n\n{side_by_side(*texts, 8)}\n\n{table}\n\n"
+          "The text is rough: a model of 1.5 million weights, a few minutes of reading. "
+          "Locally grammatical, globally adrift.")
+    print(f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['wall_seconds']:.0f} on the clock. "
+          f"Models, log, plots and samples: {out}")
     return summary
 
 def judges_table(judges: dict[str, dict[str, float]]) -> str:
     "One row per judge: share of held-out pairs in the raters' order."
-    return text_table(["judge", "all pairs", "margin ≥ 1"], [[k.replace("_", " "), *v.values()] for k, v in judges.items()])
+    rows = [[k.replace("_", " "), *v.values()] for k, v in judges.items()]
+    return text_table(["judge", "all pairs", "margin ≥ 1"], rows)
 
 def figures_table(before: dict, after: dict, baselines: dict) -> str:
     "One row per model, one column per figure."
-    names = ["reward_model_score", "vader_compound", "vader_positive", "distinct_2", "kl_to_reference", "response_length", "ended"]
-    rows = {"SFT model": before, **{k.replace("_", " "): v for k, v in baselines.items()}, "policy": after}
-    return text_table(["", *(n.replace("_", " ") for n in names)], [[k, *(v.get(n) for n in names)] for k, v in rows.items()])
+    names = ["reward_model_score", "vader_compound", "vader_positive", "distinct_2",
+             "kl_to_reference", "response_length", "ended"]
+    named = {k.replace("_", " "): v for k, v in baselines.items()}
+    rows = {"SFT model": before, **named, "policy": after}
+    return text_table(["", *(name.replace("_", " ") for name in names)],
+                      [[k, *(v.get(name) for name in names)] for k, v in rows.items()])

@@ -1,6 +1,5 @@
 "The main job: what it writes, what it refuses, what depends on what, and the figures that it promises."
 import json
-import time
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from instruct_goose.practice.quickstart import (
     train_judge,
     train_sft,
 )
+from instruct_goose.training.pipeline import settings_of
 
 TINY = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=2, batch_size=16, eval_samples=32,
             tune_steps=2, progress=False)
@@ -226,30 +226,49 @@ def test_side_by_side_shows_each_prompt_once(unchecked):
     assert short[2].split("|")[1].strip() == "a" and len(short) == 3
 
 
-def test_the_default_run_keeps_its_promises(tmp_path, unchecked):
-    "The figures that README quotes, for seed 0. About 50 CPU-seconds."
-    started = time.process_time()
-    with unchecked(): summary = run_quickstart(QuickstartConfig(progress=False, output_dir=tmp_path / "run"))
-    print(f"{time.process_time() - started:.0f} CPU-seconds")
-    before, after, rm = summary["before"], summary["after"], summary["reward_model"]
+def check_promises(run):
+    "What README and lesson promise of every run."
+    before, after, rm = run["before"], run["after"], run["reward_model"]
     assert abs(before["human_score"]) < .5 and after["human_score"] >= 2.2
-    assert after["grammatical"] >= .92
+    assert after["grammatical"] >= .94
     assert 0 < after["kl_to_reference"] < 10
-    # .62 where the figures were measured; another processor rounds otherwise, which makes it another run
-    assert after["distinct_2"] >= .5 * before["distinct_2"]
+    assert after["distinct_2"] >= .6 * before["distinct_2"]
     assert rm["pair_accuracy"] >= rm["ceiling"] - .05
+
+
+def test_the_default_run_keeps_its_promises(tmp_path, unchecked):
+    "Seed 0, on this processor. About a CPU-minute."
+    with unchecked(): summary = run_quickstart(QuickstartConfig(progress=False, output_dir=tmp_path / "run"))
+    check_promises(summary)
     best, tuned = summary["baselines"]["best_of_8"], summary["baselines"]["sft_on_best_of_8"]
-    assert before["human_score"] < tuned["human_score"] < after["human_score"] and before["human_score"] < best["human_score"]
-    assert summary["cpu_seconds"] <= 90  # the figure that is quoted is about 50; this leaves room for a slower machine
+    assert summary["before"]["human_score"] + .4 < tuned["human_score"] < summary["after"]["human_score"] - .4
+    assert tuned["human_score"] + .4 < best["human_score"]
 
 
-def test_the_committed_figures_keep_them_for_three_seeds():
-    measured = json.loads((Path(__file__).parents[2] / "evidence/quickstart.json").read_text("utf-8"))
-    assert [run["seed"] for run in measured["runs"]] == [0, 1, 2]
-    for run in measured["runs"]:
-        before, after, rm = run["before"], run["after"], run["reward_model"]
-        assert after["human_score"] >= 2.2 and after["grammatical"] >= .92 and 0 < after["kl_to_reference"] < 10
-        assert after["distinct_2"] >= .55 * before["distinct_2"] and rm["pair_accuracy"] >= rm["ceiling"] - .05
-        assert run["cpu_seconds"] < 60 and run["torch_threads"] == 1
-    assert sum(run["after"]["grammatical"] for run in measured["runs"]) / 3 >= .94
-    assert measured["beta_0"]["after"]["grammatical"] < .5  # reward hacking, plainly
+MEASURED = json.loads((Path(__file__).parents[2] / "evidence/quickstart.json").read_text("utf-8"))["machines"]
+
+
+@pytest.mark.parametrize("machine", MEASURED)
+def test_the_committed_figures_keep_them(machine):
+    block = MEASURED[machine]
+    assert block["origin"]["processor"] in machine and block["origin"]["capability"] in machine
+    ours = settings_of(QuickstartConfig())
+    assert {k: ours[k] for k in block["config"] if k in ours} == {k: v for k, v in block["config"].items() if k in ours}
+    for run in block["runs"]:
+        check_promises(run)
+        assert len(run["curves"]["reward_mean"]) == len(run["beta_0"]["curves"]["reward_mean"]) == block["config"]["steps"]
+
+
+def test_the_record_has_ten_seeds_and_more_than_one_draw():
+    runs = [run for block in MEASURED.values() for run in block["runs"]]
+    assert {run["seed"] for run in runs} == set(range(10)) and len({run["draw"] for run in runs}) > 1
+    assert len({(machine, run["seed"], run["draw"]) for machine, block in MEASURED.items() for run in block["runs"]}) == len(runs)
+
+
+def test_without_a_price_every_recorded_run_leaves_the_grammar():
+    "Reward hacking: what ten seeds have in common, with the margin that they leave."
+    for run in (run for block in MEASURED.values() for run in block["runs"]):
+        priced, free = run["after"], run["beta_0"]["after"]
+        assert free["grammatical"] < priced["grammatical"] - .1 and free["distinct_2"] < .8 * priced["distinct_2"]
+        assert free["kl_to_reference"] > 2.5 * priced["kl_to_reference"]
+        assert free["reward_model_score"] > priced["reward_model_score"] + .02
