@@ -72,7 +72,8 @@ class Meter:
 
 def new_trainer(model, device: str, sizes: dict, **changes):
     from instruct_goose.models.agent import Agent
-    from instruct_goose.training.trainer import RLHFConfig, RLHFTrainer
+    from instruct_goose.training.config import RLHFConfig
+    from instruct_goose.training.trainer import RLHFTrainer
 
     settings = {k: sizes[k] for k in ("batch_size", "micro_batch_size", "max_new_tokens")}
     return RLHFTrainer(Agent(model), None, RLHFConfig(**{"device": device, "epochs": 1, "minibatches": 2, "lr": 1e-5} | settings | changes))

@@ -18,7 +18,9 @@ import torch
 
 from instruct_goose.practice import quickstart as lesson
 from instruct_goose.practice.quickstart import QuickstartConfig
-from instruct_goose.training.pipeline import Clock, lm_nats, pair_accuracy, settings_of
+from instruct_goose.training.reward_training import pair_accuracy
+from instruct_goose.training.runs import Clock, settings_of
+from instruct_goose.training.sft import lm_nats
 
 CURVES = ["reward_mean", "kl_to_reference", "entropy", "explained_variance", "clip_fraction",
           "response_length"]

@@ -64,7 +64,7 @@ def control(env_id: str) -> dict:
     from dataclasses import asdict
 
     from instruct_goose.practice.classic_control import SETTINGS, evaluate, train_control
-    from instruct_goose.training.pipeline import Clock
+    from instruct_goose.training.runs import Clock
 
     runs = []
     for seed in (0, 1, 2):

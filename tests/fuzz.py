@@ -25,7 +25,7 @@ import numpy as np
 from instruct_goose.models import data, files, tables
 from instruct_goose.models.text import bpe_tokenizer
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.training.trainer import RLHFConfig
+from instruct_goose.training.config import RLHFConfig
 
 WORDS = ["film", "good", "", " ", "é", "漢字", "🙂", 'say "x"', "a,b", "tab\tx", "two\nlines", "cr\rx", "\u2028", "'", "{", "[1]", "null",
          "\ufeff", "\0", "\ud800", "<s>", "</s>", "Human: hi", "\n\nHuman: q\n\nAssistant: a", "\n\nHuman: q\n\nAssistant: b", "x" * 300]

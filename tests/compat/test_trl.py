@@ -9,7 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from instruct_goose.compat import trl
 from instruct_goose.compat.trl import BESIDE, DEFAULTS, INSTEAD, RENAMED, config_from_trl, step
-from instruct_goose.training.trainer import RLHFConfig, RLHFTrainer
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.trainer import RLHFTrainer
 
 FIELDS = {f.name: f.default for f in dataclasses.fields(RLHFConfig)}
 beside = [name for names in BESIDE.values() for name in names.split()]

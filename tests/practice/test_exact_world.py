@@ -30,7 +30,8 @@ from instruct_goose.practice.exact_world import (
     tiny_policy,
     total_variation,
 )
-from instruct_goose.training.trainer import RLHFConfig, RLHFTrainer
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.trainer import RLHFTrainer
 
 KINDS = ("absolute", "rotary")
 worlds = {kind: make_world(kind) for kind in KINDS}

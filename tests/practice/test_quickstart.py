@@ -22,7 +22,7 @@ from instruct_goose.practice.quickstart import (
     train_judge,
     train_sft,
 )
-from instruct_goose.training.pipeline import settings_of
+from instruct_goose.training.runs import settings_of
 
 TINY = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=2, batch_size=16, eval_samples=32,
             tune_steps=2, progress=False)

@@ -276,7 +276,7 @@ def test_goes_on_where_it_stopped(folder, tmp_path):
 
 def test_every_response_without_an_end_pays_the_greedy_one_too(folder, tmp_path):
     from instruct_goose.practice.real_reviews import FinishingTrainer, make_lm
-    from instruct_goose.training.pipeline import ended
+    from instruct_goose.training.evaluation import ended
 
     config = tiny(folder, None, **PRESETS["remax"], unfinished_penalty=.25)
     data = make_data(config, load_reviews(folder))

@@ -22,7 +22,7 @@ from instruct_goose.practice import quickstart
 from instruct_goose.practice.cli import main
 from instruct_goose.practice.quickstart import QuickstartConfig, run_quickstart
 from instruct_goose.training.checkpoints import checkpoints, load_checkpoint
-from instruct_goose.training.pipeline import open_run
+from instruct_goose.training.runs import open_run
 
 TINY = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=4, batch_size=16, eval_samples=32,
             best_of=2, tune_steps=2, epochs=1, layers=1, hidden_size=16, progress=False)

@@ -14,7 +14,8 @@ from instruct_goose.models.text import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.practice.invariances import difference, outcome, poisoned, relaid, slots
 from instruct_goose.training.rollout import Rollout
-from instruct_goose.training.trainer import RLHFConfig, RLHFTrainer
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.trainer import RLHFTrainer
 
 EOS, V = 0, 11   # and EOS is also what pads
 BASE = dict(vocab_size=V, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16,

@@ -25,7 +25,8 @@ from instruct_goose.training.state import (
     set_random_state,
     warn_of_other_environment,
 )
-from instruct_goose.training.trainer import RLHFConfig, RLHFTrainer
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.training.trainer_state import fingerprint_of_tokenizer, load_trainer_state, trainer_state
 from instruct_goose.training.training_state import load_optimizer, load_training_state, optimizer_state, training_state
 
