@@ -1,37 +1,29 @@
-"What is written, what is believed when it is read, what happens when writing fails, and that nothing a run depends on is left out."
+"What is written, what is believed when it is read, and what happens when writing fails."
 import errno
 import json
 import os
 import random
 import re
+import resource
 import shutil
-import signal
-from dataclasses import replace
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
-from instruct_goose.models.agent import Agent
-from instruct_goose.models.text import word_tokenizer
 from instruct_goose.training import checkpoints as module
 from instruct_goose.training.checkpoints import (
-    Keeper,
     checkpoints,
     load_checkpoint,
-    load_module,
-    load_optimizer,
-    module_state,
     newest_checkpoint,
-    optimizer_state,
-    random_state,
+    read_json,
     save_checkpoint,
-    set_random_state,
+    writing,
 )
-from instruct_goose.training.trainer import RLHFConfig, RLHFTrainer
 
 RECORD = {"where": "Zürich – 北京", "numbers": [1, .1 + .2, 1e-300, 2**53 + 1, None, True], "nested": {"": []}}
 
@@ -178,14 +170,13 @@ def test_killed_at_every_operation(tmp_path):
     assert moments == {"checkpoint-000001", "checkpoint-000002"} and at > 8
 
 
-def test_a_disk_that_is_full(tmp_path):
+def test_a_limit_on_the_size_of_files(tmp_path):
     "The operating system itself refuses: no file may grow beyond 4 kB."
-    resource = pytest.importorskip("resource")
     good, before = save_checkpoint(tmp_path, {}, RECORD), contents(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(OSError, match="could not be written.*checkpoint-000001, is untouched.*free some space"):
+        with pytest.raises(OSError, match="could not be written.*checkpoint-000001, is untouched.*raise the limit on the size of files"):
             save_checkpoint(tmp_path, {"x": torch.zeros(10_000)}, RECORD)
     finally: resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert contents(tmp_path) == before and newest_checkpoint(tmp_path) == good
@@ -208,256 +199,97 @@ def test_a_directory_that_is_read_only(tmp_path):
     assert contents(tmp_path) == before and newest_checkpoint(tmp_path) == good
 
 
-# ---------------------------------------------------------------- random numbers, weights, moments
-
-def test_every_generator_goes_back_to_its_place():
-    numpy = pytest.importorskip("numpy")
-    draw = lambda: [torch.rand(3).tolist(), random.random(), random.gauss(0, 1), numpy.random.rand(2).tolist(), numpy.random.randn()]
-    draw()  # leaves half a pair of normal numbers behind, in Python and numpy
-    state = random_state()
-    first = draw()
-    assert draw() != first
-    set_random_state(safetensors.torch.load(safetensors.torch.save(state)))
-    assert draw() == first
-
-
-def tiny(seed=0, dropout=0., vocab=19):
-    torch.manual_seed(seed)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=vocab, n_positions=16, n_embd=8, n_layer=1, n_head=2, resid_pdrop=dropout, embd_pdrop=dropout,
-                                      attn_pdrop=dropout, bos_token_id=0, eos_token_id=0))
+def test_writers_of_one_directory_wait_for_each_other(tmp_path):
+    "Two threads, eight checkpoints each: all are whole, none is overwritten, no half one is swept away while it is written."
+    errors = []
+    def write(who):
+        for n in range(8):
+            try: save_checkpoint(tmp_path, {"x": torch.full((2000,), float(n))}, {"who": who, "n": n}, keep=100)
+            except Exception as e: errors.append(e)
+    threads = [threading.Thread(target=write, args=(who,)) for who in range(2)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    found = [load_checkpoint(p)[1] for p in checkpoints(tmp_path)]
+    assert not errors and sorted((r["who"], r["n"]) for r in found) == [(w, n) for w in range(2) for n in range(8)]
 
 
-def test_weights_of_another_model_are_refused_before_any_is_written():
-    one, other = tiny(0), tiny(1)
-    state = module_state(one)
-    assert "lm_head.weight" not in state or "transformer.wte.weight" not in state  # tied: one name
-    before = {k: x.clone() for k, x in module_state(other).items()}
-    for wrong, says in ((module_state(tiny(vocab=20)), "19, 8"), (dict(list(state.items())[:-1]), "is missing"), (state | {"x": torch.ones(1)}, "not known"),
-                        ({k: x.double() for k, x in state.items()}, "float64")):
-        with pytest.raises(ValueError, match=f"another model's weights: .*{says}"): load_module(other, wrong)
-        assert same(module_state(other), before)
-    load_module(other, state)
-    assert same(module_state(other), state) and other.lm_head.weight is other.transformer.wte.weight
+def test_only_own_remains_are_removed(tmp_path):
+    mine = [tmp_path / ".writing-12345", tmp_path / ".removing-checkpoint-000007"]
+    others = [tmp_path / ".writing-notes", tmp_path / ".removing-stains", tmp_path / ".writing-", tmp_path / ".removing-checkpoint-7.bak"]
+    for path in (*mine, *others): path.mkdir(); (path / "file").write_text("x")
+    target = tmp_path / "elsewhere"; target.mkdir(); (target / "thesis").write_text("mine")
+    (tmp_path / ".writing-99").symlink_to(target)
+    (tmp_path / ".writing-98").write_text("a file")
+    save_checkpoint(tmp_path, {}, {})
+    assert not any(p.exists() for p in mine) and all((p / "file").exists() for p in others)
+    assert (target / "thesis").exists() and (tmp_path / ".writing-98").is_file()
 
 
-@pytest.mark.parametrize("make", [
-    lambda p: torch.optim.AdamW(p, lr=.01), lambda p: torch.optim.AdamW(p, lr=.01, fused=True, amsgrad=True), lambda p: torch.optim.SGD(p, lr=.01, momentum=.9),
-    lambda p: torch.optim.Adam([{"params": p[:1], "lr": .1, "betas": (.5, .6)}, {"params": p[1:]}], lr=.01), lambda p: torch.optim.RMSprop(p, lr=.01)])
-def test_an_optimizer_remembers(make, tmp_path):
-    def update(net, optimizer, steps):
-        for i in range(steps):
-            optimizer.zero_grad(); (net(torch.full((2, 3), i + 1.)) ** 2).sum().backward(); optimizer.step()
-    def fresh():
-        torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-        return net, make(list(net.parameters()))
-    net, optimizer = fresh(); update(net, optimizer, 3)
-    tensors, groups = optimizer_state(optimizer, net)
-    path = save_checkpoint(tmp_path, tensors, {"groups": groups})
-    again, empty = fresh(); load_module(again, module_state(net))
-    load_optimizer(empty, again, load_checkpoint(path)[0], load_checkpoint(path)[1]["groups"])
-    assert [{k: v for k, v in g.items() if k != "params"} for g in empty.param_groups] == [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-    for n, o in ((net, optimizer), (again, empty)): update(n, o, 2)
-    assert same(module_state(net), module_state(again))
+def test_a_checkpoint_of_the_first_format_is_named(tmp_path):
+    path = save_checkpoint(tmp_path, some(), RECORD)
+    whole = json.loads((path / "record.json").read_text("utf-8"))
+    (path / "record.json").write_text(json.dumps(whole | {"format": "instruct_goose checkpoint 1"}))
+    with pytest.raises(ValueError, match="an earlier one wrote it"): load_checkpoint(path)
 
 
-def test_an_optimizer_of_other_groups_is_refused():
-    net, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="do not belong to the model"): optimizer_state(torch.optim.SGD(other.parameters(), lr=.1), net)
-    tensors, groups = optimizer_state(torch.optim.Adam(net.parameters()), net)
-    one_each = torch.optim.Adam([{"params": [p]} for p in net.parameters()])
-    with pytest.raises(ValueError, match="groups are not those"): load_optimizer(one_each, net, tensors, groups)
+# ---------------------------------------------------------------- files that may hold anything
+
+ODD = {"empty": (b"", "it is empty"), "blank": (b" \n", "it is empty"), "list": (b"[]", "it holds \\[\\], where an object"), "null": (b"null", "it holds null"),
+       "text": (b'"yes"', "it holds"), "half": (b'{"a": 1', "it is not JSON"), "nested": (b"[" * 100_000, "nested too deeply"),
+       "nested object": (b'{"a":' * 100_000, "nested too deeply"), "NaN": (b'{"a": NaN}', "not JSON"), "1e999": (b'{"a": 1e999}', "not JSON"),
+       "long number": (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"), "latin": ('{"ä": 1}'.encode("latin-1"), "not UTF-8"),
+       "UTF-16": ('{"a": 1}'.encode("utf-16"), "not UTF-8"), "half a character": (b'{"a": "\\ud800"}', "not UTF-8"), "zeros": (b"\0" * 100, "not JSON")}
 
 
-# ---------------------------------------------------------------- the trainer
-
-WORDS = "abcdefghijklmnop"
-CONFIG = RLHFConfig(steps=5, batch_size=8, group_size=2, max_new_tokens=5, minibatches=2, lr=1e-3, lr_schedule="cosine", kl_target=.05, beta=.2)
-TOKENIZER = word_tokenizer(list(WORDS))
-
-
-def reward(texts): return [text.count("a") + random.random() + torch.rand(()).item() for text in texts]  # noisy judges are judges
+@pytest.mark.parametrize("content, says", ODD.values(), ids=ODD)
+def test_odd_json_is_named(tmp_path, content, says):
+    path = tmp_path / "summary.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^the summary, {re.escape(str(path))}, cannot be used: .*{says}.* To go on, begin again$"):
+        read_json(path, "the summary", "begin again")
 
 
-def trainer(config=CONFIG, reference=None, **options):
-    agent = Agent(tiny(vocab=len(TOKENIZER)), value_model="copy" if config.advantage == "gae" else None)
-    return RLHFTrainer(agent, reference, config, tokenizer=TOKENIZER, **options)
+def test_what_is_no_file_is_named(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="nowhere.json"): read_json(tmp_path / "nowhere.json", "it")
+    os.mkfifo(tmp_path / "pipe")  # nobody writes: who opened it would wait for ever
+    for name in ("pipe", "."):
+        with pytest.raises(ValueError, match="is not a file"): read_json(tmp_path / name, "it")
+    (tmp_path / "large.json").write_text('{"a": 1}')
+    monkeypatch.setattr(module, "LARGEST", 4)
+    with pytest.raises(ValueError, match="8 bytes, more than 4"): read_json(tmp_path / "large.json", "it")
 
 
-@pytest.fixture
-def plain(unchecked):
-    "Without the shape checker, which draws from Python's generator to choose what it looks at."
-    with unchecked(): yield
+def test_json_is_read(tmp_path):
+    path = tmp_path / "a.json"
+    for text in ('{"ä": [1, 2.5, null, "\U0001f9a2"]}', '\ufeff{"ä": [1, 2.5, null, "\U0001f9a2"]}'):  # some editors put a mark before it
+        path.write_text(text, encoding="utf-8")
+        assert read_json(path, "it") == {"ä": [1, 2.5, None, "\U0001f9a2"]}
 
 
-def go(t, steps=None, seed=None):
-    if seed is not None: random.seed(seed); torch.manual_seed(seed)
-    return [{k: v for k, v in m.items() if "second" not in k} for m in t.train(list(WORDS[:11]), reward, steps, progress=False)]
+LIMITED = """
+import resource, sys, torch
+from instruct_goose.training.checkpoints import writing
+from transformers import GPT2Config, GPT2LMHeadModel
+model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=8, n_embd=32, n_layer=1, n_head=2))
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+try:
+    with writing("the model", sys.argv[1]): model.save_pretrained(sys.argv[1])
+except OSError as e: print(e)
+"""
 
 
-def clone(state): return {k: x.clone() for k, x in state[0].items()}, json.loads(json.dumps(state[1]))
+def test_what_libraries_say_in_their_own_way_is_an_oserror_with_a_cure(tmp_path):
+    "save_pretrained meets a limit on the size of files: safetensors raises an error of its own."
+    said = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300)
+    assert said.returncode == 0, said.stderr
+    assert "the model could not be written: File too large. To mend it, raise the limit on the size of files" in said.stdout and str(tmp_path) in said.stdout
 
 
-@pytest.mark.parametrize("changes", [{}, {"advantage": "group_mean_std", "whiten_advantages": False}, {"advantage": "greedy", "lr_schedule": "linear"}],
-                         ids=["gae", "group", "greedy"])
-def test_a_trainer_goes_on_as_if_nothing_had_happened(changes, tmp_path, plain):
-    config = replace(CONFIG, **changes)
-    whole = trainer(config)
-    metrics = go(whole, seed=3)
-    for k in (1, 2, 4):
-        first = trainer(config)
-        head = go(first, k, seed=3)
-        path = save_checkpoint(tmp_path, *first.state())
-        random.seed(99); torch.manual_seed(99)
-        second = trainer(config)
-        second.load_state(*load_checkpoint(path))
-        assert head + go(second) == metrics and second.iteration == config.steps
-        assert same(module_state(second.agent), module_state(whole.agent)) and second.beta == whole.beta
-
-
-FORGOTTEN = ["agent", "optimizer", "dice", "generator/sampling", "generator/shuffling", "iteration", "prompts_seen", "beta"]
-
-
-@pytest.mark.parametrize("forgotten", FORGOTTEN)
-def test_whatever_is_forgotten_is_missed(forgotten, plain):
-    "Each part of the state matters: without it the run goes elsewhere. So the test above would notice."
-    first = trainer()
-    go(first, 2, seed=3)
-    tensors, record = clone(first.state())
-    rest = go(first)
-    new = trainer()
-    fresh, beginning = clone(new.state())
-    if forgotten in record: record[forgotten] = beginning[forgotten]
-    elif forgotten == "optimizer": tensors = {k: x for k, x in tensors.items() if not k.startswith("optimizer/")}
-    else: tensors |= {k: x for k, x in fresh.items() if k.startswith(forgotten)}
-    new.load_state(tensors, record)
-    without = lambda ms: [{k: v for k, v in m.items() if k != "iteration"} for m in ms]
-    assert without(go(new, 3 if forgotten != "iteration" else None))[:3] != without(rest)
-
-
-def test_the_state_holds_nothing_else():
-    parts = {name.split("/")[0] for name in trainer().state()[0]}
-    assert parts == {"agent", "generator", "dice"}  # no moments before the first update
-    t = trainer(); go(t, 1)
-    assert {name.split("/")[0] for name in t.state()[0]} == parts | {"optimizer"}
-    plain = {k for k, v in vars(t).items() if isinstance(v, int | float | str | bool) or v is None} - {"tokenizer", "pad_id", "_reference_fingerprint", "best"}
-    assert plain <= t.state()[1].keys(), "a new attribute of the trainer that changes must be kept as well"
-
-
-def test_what_does_not_belong_is_refused_and_nothing_changes(plain):
-    first = trainer(); go(first, 2, seed=3)
-    state = first.state()
-    other = trainer(replace(CONFIG, lr=2e-3, clip=.3))
-    before = clone(other.state())
-    with pytest.raises(ValueError, match=r"other settings: lr was 0.001 and is 0.002; clip was 0.2 and is 0.3") as e: other.load_state(*state)
-    assert "beta" not in str(e.value)
-    assert same(before[0], other.state()[0])
-    with pytest.raises(ValueError, match="reference model is not the one"): trainer(reference=tiny(7, vocab=len(TOKENIZER))).load_state(*state)
-    with pytest.raises(ValueError, match="other settings: steps was 5 and is 6"): trainer(replace(CONFIG, steps=6)).load_state(*state)  # the cosine ends elsewhere
-    constant = trainer(replace(CONFIG, lr_schedule="constant")); go(constant, 2)
-    longer = trainer(replace(CONFIG, lr_schedule="constant", steps=9)); longer.load_state(*constant.state())
-    assert longer.iteration == 2
-
-
-def test_the_best_policy_is_kept(tmp_path, plain):
-    config = replace(CONFIG, eval_every=1, keep_best=True)
-    def go(t, steps=None): return t.train(list(WORDS[:11]), lambda texts: [text.count("a") for text in texts], steps, progress=False, held_out=list(WORDS[11:]))
-    whole, first, second = (trainer(config) for _ in range(3))
-    log = go(whole)
-    go(first, 3)
-    second.load_state(*load_checkpoint(save_checkpoint(tmp_path, *first.state())))
-    assert same(second.best, first.best) and second.best_reward == first.best_reward == max(m["held_out_reward"] for m in log[:3])
-    go(second)
-    assert same(second.best, whole.best) and second.best_reward == whole.best_reward
-    fresh = trainer(config); second.load_state(*fresh.state())
-    assert second.best is None and second.best_reward is None
-
-
-def test_the_number_of_threads_is_kept():
-    before, t = torch.get_num_threads(), trainer()
-    tensors, record = t.state()
-    try:
-        t.load_state(tensors, record | {"threads": before + 1})
-        assert torch.get_num_threads() == before + 1
-    finally: torch.set_num_threads(before)
-
-
-# ---------------------------------------------------------------- runs of several stages
-
-def reach(keeper, name, at, of, **tensors): keeper.stage(name).reached(at, of, lambda: (tensors, {"at": at}))
-
-
-def test_other_stages_are_saved_as_often(tmp_path):
-    keeper = Keeper(tmp_path, {}, steps=12, every=4, keep=100)
-    for of, expected in ((12, [4, 8, 12]), (30, [10, 20, 30]), (2, [1, 2])):
-        saved = []
-        for at in range(1, of + 1):
-            before = len(checkpoints(keeper.directory))
-            reach(keeper, "stage", at, of)
-            if len(checkpoints(keeper.directory)) > before: saved.append(at)
-        assert saved == expected
-
-
-def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, capsys):
-    keeper, x = Keeper(tmp_path, {"lr": 1.}, steps=10), torch.zeros(2)
-    with pytest.raises(KeyboardInterrupt), keeper:
-        reach(keeper, "sft", 10, 10, w=torch.ones(1))
-        reach(keeper, "ppo", 3, 10, x=x)
-        x += 1  # half a step
-        assert not checkpoints(keeper.directory)
-        raise KeyboardInterrupt
-    said = capsys.readouterr().err
-    assert "after 3 of 10 steps of the stage 'ppo'" in said and f"--output-dir {tmp_path} --resume" in said
-    again = Keeper(tmp_path, {"lr": 1.}, steps=10)
-    assert again.resume() == checkpoints(again.directory)[0] and again.resumed_from == 3
-    assert again.stage("ppo").found[0]["x"].tolist() == [0., 0.] and again.stage("sft").found[0]["w"].tolist() == [1.]
-    assert again.stage("sft").found[1] == {"at": 10} and again.stage("baselines").found is None
-    assert again.save() is None  # it is there already
-    with pytest.raises(ValueError, match="lr was 1.0 and is 2.0"): Keeper(tmp_path, {"lr": 2.}, steps=10).resume()
-
-
-def test_seconds_add_up(tmp_path):
-    class Clock:
-        def read(self): return {"wall_seconds": 2.5}
-    first = Keeper(tmp_path, {}, steps=1, every=1, clock=Clock())
-    reach(first, "a", 1, 1)
-    second = Keeper(tmp_path, {}, steps=1, clock=Clock())
-    second.resume()
-    assert second.seconds() == {"wall_seconds": 5.} and second.resumed_from == "a"
-
-
-def test_one_process_at_a_time(tmp_path):
-    pytest.importorskip("fcntl")
-    with Keeper(tmp_path, {}, steps=1):
-        with pytest.raises(BlockingIOError, match="another process is at work"), Keeper(tmp_path, {}, steps=1): pass
-    with Keeper(tmp_path, {}, steps=1): pass
-
-
-def test_a_disk_that_is_full_does_not_hide_why_the_run_stopped(tmp_path, monkeypatch, capsys):
-    keeper = Keeper(tmp_path, {}, steps=10)
-    def full(*_): raise OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(module.os, "fsync", full)
-    with pytest.raises(ZeroDivisionError), keeper:
-        reach(keeper, "ppo", 3, 10)
-        raise ZeroDivisionError
-    said = capsys.readouterr().err
-    assert "No space left on device" in said and "holds nothing to go on from" in said
-
-
-def test_ctrl_c_pressed_again_does_not_break_off_the_saving(tmp_path, monkeypatch):
-    write = module._write
-
-    def pressed_again(path, content):
-        signal.raise_signal(signal.SIGINT)
-        write(path, content)
-
-    monkeypatch.setattr(module, "_write", pressed_again)
-    hears = signal.getsignal(signal.SIGINT)
-    keeper = Keeper(tmp_path, {}, steps=3)
-    with pytest.raises(KeyboardInterrupt, match="the first"), keeper:
-        keeper.stage("ppo").reached(1, 3, lambda: (some(), {}))
-        raise KeyboardInterrupt("the first")
-    assert load_checkpoint(newest_checkpoint(tmp_path / "checkpoints"))[1]["place"] == ["ppo", 1, 3]
-    assert signal.getsignal(signal.SIGINT) is hears
+@pytest.mark.parametrize("error, says", [(Exception("No space left on device (os error 28)"), "free some space"), (OSError(errno.EACCES, "no"), "make the directory writable")])
+def test_other_errors_of_writing(error, says):
+    with pytest.raises(OSError, match=f"the tokenizer could not be written: .*{says}"):
+        with writing("the tokenizer", "there"): raise error
+    with pytest.raises(ZeroDivisionError), writing("the tokenizer", "there"): raise ZeroDivisionError
 
 
 def test_a_record_nested_without_end_is_damaged(tmp_path):
