@@ -43,8 +43,8 @@ from .objective.policy_loss import (
 from .objective.ppo import PPOLoss, ppo_loss, update_meters
 from .objective.preference import dpo_loss, implicit_reward
 from .objective.value_loss import explained_variance, value_loss
-#TMP from .training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
-#TMP from .training.dpo import train_dpo
+from .training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
+from .training.dpo import train_dpo
 from .training.rollout import Rollout, sample
 from .training.trainer import RLHFConfig, RLHFTrainer
 
