@@ -276,8 +276,8 @@ def tables_page(links: Links, near: Page) -> str:
             "[One task, all algorithms](4_practice/04_family.ipynb) compares them.", preset_table(),
             "What each leaves out of its paper, where it departs, and which other it is exactly:", preset_notes(),
             "## What was tried, and what was lost", "Each row is counted in a record under `evidence/`, which `make evidence` writes. "
-            "The lessons show how: [nothing is lost](3_training/04_checkpoints.ipynb), [data](2_models/03_data.ipynb), "
-            "[the probes](4_practice/09_probes.ipynb), [the doctor](3_training/05_doctor.ipynb), "
+            "The lessons show how: [nothing is lost](3_training/19_checkpoints.ipynb), [data](2_models/03_data.ipynb), "
+            "[the probes](4_practice/09_probes.ipynb), [the doctor](3_training/22_doctor.ipynb), "
             "[the exact world](4_practice/08_exact_world.ipynb), and [what must not change the answer](4_practice/11_invariances.ipynb), "
             "with poisons and splits.", tried_table(),
             "## Same name, different mathematics", "What libraries compute under one name, each on the same input. "

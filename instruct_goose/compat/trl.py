@@ -18,7 +18,8 @@ from torch import Tensor
 from ..models.text import pad
 from ..objective.kl import adaptive_beta
 from ..training.rollout import Rollout
-from ..training.trainer import RLHFConfig, RLHFTrainer
+from ..training.config import RLHFConfig
+from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/5_compat/03_trl.ipynb #438ec959
 DEFAULTS = {  # TRL's own, of what can be translated. A batch is one device's

@@ -19,7 +19,7 @@ from ..objective.logprobs import entropy, token_logprobs
 from ..objective.masks import whiten
 from ..objective.ppo import ppo_loss
 from ..objective.value_loss import explained_variance
-from ..training.pipeline import one_seed, torch_threads
+from ..training.fit import one_seed, torch_threads
 
 # %% ../../nbs/4_practice/06_classic_control.ipynb #2db04e5a
 def _gymnasium():

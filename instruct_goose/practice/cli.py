@@ -57,7 +57,8 @@ def load_policy(run_dir: Path, name: str):
 def run_sample(config: SampleConfig) -> list[dict]:
     """Print a table of what both models write, and return its rows as {"prompt", "sft", "policy"}.
     Raises FileNotFoundError without a run, ValueError for a prompt with words that the models do not know."""
-    from instruct_goose.training.pipeline import text_table, torch_threads
+    from instruct_goose.training.evaluation import text_table
+    from instruct_goose.training.fit import torch_threads
 
     models = {name: load_policy(config.run_dir, name) for name in ("sft", "policy")}
     prompts = [p for p in config.prompts or ("",) for _ in range(config.n)]

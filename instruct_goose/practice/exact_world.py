@@ -25,8 +25,9 @@ from ..objective.advantages import group_advantages
 from ..objective.kl import kl_in_loss
 from ..objective.policy_loss import policy_loss
 from ..objective.preference import dpo_loss
-from ..training.pipeline import fit
-from ..training.trainer import RLHFConfig, RLHFTrainer
+from ..training.fit import fit
+from ..training.config import RLHFConfig
+from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #de4934de
 def all_responses(

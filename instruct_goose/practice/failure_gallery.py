@@ -25,7 +25,7 @@ from .quickstart import QuickstartConfig
 from ..training import rollout as training_rollout
 from ..training import metrics as training_metrics
 from ..training import trainer as training_trainer
-from ..training.pipeline import torch_threads
+from ..training.fit import torch_threads
 
 # %% ../../nbs/4_practice/10_failure_gallery.ipynb #28637d32
 SMALL = dict(reviews=4_000, pairs=4_000, held_out_pairs=200, eval_samples=256, sft_steps=350,

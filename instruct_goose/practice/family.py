@@ -14,7 +14,7 @@ from ..objective.group import PRESETS
 from .quickstart import (
     QuickstartConfig, evaluate, make_data, make_tokenizer, make_trainer, train_judge, train_sft)
 from ..training.dpo import train_dpo
-from ..training.pipeline import one_seed, torch_threads
+from ..training.fit import one_seed, torch_threads
 
 # %% ../../nbs/4_practice/04_family.ipynb #ba150759
 def prepare(

@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from ..models.agent import create_reference_model, evaluating
 from ..models.text import word_tokenizer
-from ..training.trainer import RLHFConfig
+from ..training.config import RLHFConfig
 
 # %% ../../nbs/4_practice/09_probe_tasks.ipynb #af33c6de
 ACTIONS = ("a", "b", "c", "<eos>") # all that the policy can say: three words and the end

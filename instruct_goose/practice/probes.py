@@ -20,7 +20,7 @@ from ..objective.masks import masked_mean
 from .probe_tasks import (
     ACTIONS, Missing, Reading, advantage_sign, credit, eos, kl, optimum, policy_at, rows,
     temperature, tiny_world, value_head, values_at)
-from ..training.pipeline import torch_threads
+from ..training.fit import torch_threads
 from ..training.trainer import RLHFTrainer
 
 _all_ = ["ACTIONS", "Reading", "optimum", "policy_at", "tiny_world", "values_at"]

@@ -22,14 +22,18 @@ from ..models.text import word_tokenizer
 from instruct_goose.practice.film_reviews import (
     distinct_2, grammatical, human_score, pair_ceiling, rater_pairs, vocabulary, write_reviews,
 )
-from instruct_goose.training.pipeline import (
-    Clock, best_of_n, check_saving, ended, finished_run, kl_to_reference, lm_nats, one_seed,
-    open_run, pair_accuracy, plot_metrics, save_model, settings_of, text_table, torch_threads,
-    train_lm, train_policy, train_reward_model, versions, write, write_json,
+from ..training.evaluation import best_of_n, ended, kl_to_reference, text_table, write
+from ..training.fit import one_seed, torch_threads
+from ..training.reward_training import pair_accuracy, train_reward_model
+from instruct_goose.training.runs import (
+    Clock, check_saving, finished_run, open_run, plot_metrics, save_model, settings_of,
+    train_policy, versions, write_json,
 )
-from ..training.checkpoints import MAIN, Stage
+from ..training.sft import lm_nats, train_lm
+from ..training.keeper import MAIN, Stage
 from ..training.rollout import Rollout
-from ..training.trainer import RLHFConfig, RLHFTrainer
+from ..training.config import RLHFConfig
+from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/4_practice/01_quickstart.ipynb #7c1e90a4
 def spread(

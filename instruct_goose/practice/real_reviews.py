@@ -34,14 +34,17 @@ from ..models.reward import RewardModel
 from ..models.text import bpe_tokenizer, pad
 from .film_reviews import distinct_2
 from .quickstart import side_by_side
-from instruct_goose.training.pipeline import (
-    Clock, batches, best_of_n, check_saving, ended, finished_run, fit, kl_to_reference, lm_nats,
-    one_seed, open_run, plot_metrics, save_model, settings_of, text_table, torch_threads, train_lm,
-    train_policy, versions, write, write_json,
+from ..training.evaluation import best_of_n, ended, kl_to_reference, text_table, write
+from ..training.fit import batches, fit, one_seed, torch_threads
+from instruct_goose.training.runs import (
+    Clock, check_saving, finished_run, open_run, plot_metrics, save_model, settings_of,
+    train_policy, versions, write_json,
 )
-from ..training.checkpoints import MAIN, Stage
+from ..training.sft import lm_nats, train_lm
+from ..training.keeper import MAIN, Stage
 from ..training.rollout import Rollout
-from ..training.trainer import RLHFConfig, RLHFTrainer
+from ..training.config import RLHFConfig
+from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #bfb0ec47
 @dataclass(frozen=True)
