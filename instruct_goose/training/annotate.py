@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..models.agent import (
     Agent, Evaluation, plain_head, response_hidden, response_logits, response_logprobs)
@@ -28,7 +29,7 @@ def tokens_of(r: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def next_token_logits(
     r: Rollout,
-    *models: nn.Module, # causal LMs
+    *models: PreTrainedModel, # causal LMs
     chunk: int = 512,   # tokens at a time
 ) -> Iterator[tuple[Tensor, list[Tensor]]]: # (n,) token ids, and (n, V) logits of each model
     "Sampled tokens, and each model's logits for them: real tokens only, in row order."
@@ -46,7 +47,7 @@ def next_token_logits(
 @torch.no_grad()
 def annotations(
     agent: Agent,
-    ref_model: nn.Module,
+    ref_model: PreTrainedModel,
     rollout: Rollout,
     config: RLHFConfig, # temperature, micro_batch_size, and whether values are learnt
 ) -> dict[str, Tensor]: # old_logprobs, ref_logprobs, entropy, kl, and for gae values
@@ -56,7 +57,9 @@ def annotations(
              for i in range(0, len(rollout), size)]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-def annotate_rows(agent: Agent, ref_model: nn.Module, r: Rollout, c: RLHFConfig) -> dict:
+def annotate_rows(
+    agent: Agent, ref_model: PreTrainedModel, r: Rollout, c: RLHFConfig,
+) -> dict[str, Tensor]:
     columns = {"old_logprobs": [], "ref_logprobs": [], "entropy": [], "kl": []}
     for tokens, tables in next_token_logits(r, agent.model, ref_model):
         pi, ref = (log_softmax(x, c.temperature) for x in tables)
@@ -85,8 +88,9 @@ def look(
     args = (*tokens_of(r), config.temperature, with_entropy)
     if config.needs == "values":
         return agent.evaluate(*args)
-    out = response_logprobs(agent.model, *args)
-    return Evaluation(*(out if isinstance(out, tuple) else (out, None)), None)
+    out: Any = response_logprobs(agent.model, *args)
+    logprobs, entropies = out if with_entropy else (out, None)
+    return Evaluation(logprobs, entropies, None)
 
 # %% ../../nbs/3_training/06_annotate.ipynb #7f1c91f9
 def greedy_responses(

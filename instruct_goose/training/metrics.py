@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..objective.advantages import estimate_advantages
 from ..objective.kl import exact_kl, sequence_kl
@@ -153,7 +154,7 @@ def average_steps(
 MOST = 2**24 # numbers in a table: 64 MiB in float32
 
 def drift_meter(
-    model: nn.Module,   # the policy
+    model: PreTrainedModel, # the policy
     rollout: Rollout,
     config: RLHFConfig, # temperature, micro_batch_size
 ) -> Callable[[], Tensor | None]: # nats per response

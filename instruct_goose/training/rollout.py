@@ -10,12 +10,12 @@ __all__ = ['check_logits', 'draw', 'checked_tokens', 'left_padded', 'check_sampl
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.agent import Agent, context_length, evaluating
 from ..models.text import as_mask, compact, position_ids
@@ -50,7 +50,7 @@ def draw(
 
 # %% ../../nbs/3_training/00_rollout.ipynb #7c85d691
 def checked_tokens(
-    model: nn.Module, name: str, ids: Tensor, mask: Tensor,
+    model: PreTrainedModel, name: str, ids: Tensor, mask: Tensor,
 ) -> tuple[Tensor, Tensor]:
     "Ids (0 at padding) and bool mask on the model's device. Errors name the row and the token."
     mask, vocab = as_mask(mask, f"{name}_mask"), model.get_input_embeddings().num_embeddings
@@ -70,7 +70,7 @@ def checked_tokens(
     device = next(model.parameters()).device
     return ids.long().masked_fill(~mask, 0).to(device), mask.to(device)
 
-def left_padded(model: nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def left_padded(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     "Checked queries, padding on the left, no wider than the longest of them."
     if not len(ids):
         raise ValueError("no queries: pass at least one")
@@ -80,7 +80,7 @@ def left_padded(model: nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, Te
 
 # %% ../../nbs/3_training/00_rollout.ipynb #5833439d
 def check_sampling(
-    model: nn.Module, mask: Tensor, max_new_tokens: int, temperature: float, top_k: int | None,
+    model: PreTrainedModel, mask: Tensor, max_new_tokens: int, temperature: float, top_k: int | None,
 ) -> None:
     "Raises ValueError for settings out of range, and text beyond the model's context."
     if max_new_tokens < 1:
@@ -101,7 +101,7 @@ def check_sampling(
 # %% ../../nbs/3_training/00_rollout.ipynb #e96a51b6
 @torch.no_grad()
 def sample(
-    model: nn.Module,                         # a causal LM, or an Agent
+    model: PreTrainedModel | Agent,           # a causal LM, or an Agent
     query_ids: Int[Tensor, "batch query"],
     query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"], # padding on any side
     max_new_tokens: int,
@@ -142,7 +142,7 @@ def sample(
 
 # %% ../../nbs/3_training/00_rollout.ipynb #cabe56d8
 def next_logits(
-    model: nn.Module, ids: Tensor, seen: Tensor, positions: Tensor, cache: Any,
+    model: PreTrainedModel, ids: Tensor, seen: Tensor, positions: Tensor, cache: Any,
 ) -> tuple[Tensor, Any]: # (batch, vocab) after the last column; the cache with `ids` added
     "One pass over new columns, for architectures with and without position ids."
     takes = inspect.signature(model.forward).parameters
@@ -150,6 +150,12 @@ def next_logits(
     out = model(input_ids=ids, attention_mask=seen.long(), past_key_values=cache, use_cache=True,
                 **{name: x for name, x in extra.items() if name in takes})
     return out.logits[:, -1], out.past_key_values
+
+# %% ../../nbs/3_training/00_rollout.ipynb #f74e64f5
+if TYPE_CHECKING:
+    Later = Any  # a type checker need not be told each time that a column is there by now
+else:
+    Later = None
 
 # %% ../../nbs/3_training/00_rollout.ipynb #12d410e6
 @dataclass
@@ -164,18 +170,18 @@ class Rollout:
     mask: Bool[Tensor, "batch time"]           # True up to and including the first end-of-text
     prompts: list[str] | None = None           # the queries as text
     texts: list[str] | None = None             # queries and responses, without special tokens
-    sampled_logprobs: Float[Tensor, "batch time"] | None = None # as the sampler saw them
-    old_logprobs: Float[Tensor, "batch time"] | None = None     # as the training forward sees them
-    ref_logprobs: Float[Tensor, "batch time"] | None = None     # under the reference
-    entropy: Float[Tensor, "batch time"] | None = None          # of π(·|sₜ)
-    kl: Float[Tensor, "batch time"] | None = None               # KL(π(·|sₜ)‖π_ref(·|sₜ)), exact
-    values: Float[Tensor, "batch time"] | None = None           # V(sₜ)
-    scores: Float[Tensor, "batch"] | None = None                # what the reward function said
-    baseline: Float[Tensor, "batch"] | None = None    # total reward of the greedy response
-    rewards: Float[Tensor, "batch time"] | None = None
-    advantages: Float[Tensor, "batch time"] | None = None
-    returns: Float[Tensor, "batch time"] | None = None
-    group_tokens: Int[Tensor, "batch"] | None = None  # real tokens of the row's whole group
+    sampled_logprobs: Float[Tensor, "batch time"] | Later = None # as the sampler saw them
+    old_logprobs: Float[Tensor, "batch time"] | Later = None     # as the training forward sees them
+    ref_logprobs: Float[Tensor, "batch time"] | Later = None     # under the reference
+    entropy: Float[Tensor, "batch time"] | Later = None          # of π(·|sₜ)
+    kl: Float[Tensor, "batch time"] | Later = None               # KL(π(·|sₜ)‖π_ref(·|sₜ)), exact
+    values: Float[Tensor, "batch time"] | Later = None           # V(sₜ)
+    scores: Float[Tensor, "batch"] | Later = None                # what the reward function said
+    baseline: Float[Tensor, "batch"] | Later = None    # total reward of the greedy response
+    rewards: Float[Tensor, "batch time"] | Later = None
+    advantages: Float[Tensor, "batch time"] | Later = None
+    returns: Float[Tensor, "batch time"] | Later = None
+    group_tokens: Int[Tensor, "batch"] | Later = None  # real tokens of the row's whole group
     denominator: float | int | Tensor | None = None   # of a micro-batch: its minibatch's count
 
     def __len__(self) -> int:
@@ -183,7 +189,7 @@ class Rollout:
 
     def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> "Rollout":
         rows = torch.arange(len(self))[rows.cpu() if torch.is_tensor(rows) else rows].reshape(-1)
-        def take(x):
+        def take(x: Any) -> Any:
             return x[rows.to(x.device)] if torch.is_tensor(x) else [x[i] for i in rows.tolist()]
 
         parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "denominator"}
@@ -217,7 +223,7 @@ def decode(
 
 # %% ../../nbs/3_training/00_rollout.ipynb #6134f7b2
 def collect(
-    model: nn.Module,                         # a causal LM, or an Agent
+    model: PreTrainedModel | Agent,           # a causal LM, or an Agent
     query_ids: Int[Tensor, "batch query"],
     query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"],
     max_new_tokens: int,
@@ -284,9 +290,8 @@ class PolicySampler:
             return collect(t.agent, ids, mask, c.max_new_tokens, ends, t.pad_id, t.tokenizer,
                            c.temperature, generator)
         ids, mask = left_padded(t.agent.model, ids, mask)
-        rollout = Rollout(ids, mask, *sample(t.agent, ids, mask, c.max_new_tokens, ends, t.pad_id,
-                                             greedy=True))
-        return complete(rollout, t.tokenizer)
+        response, real = sample(t.agent, ids, mask, c.max_new_tokens, ends, t.pad_id, greedy=True)
+        return complete(Rollout(ids, mask, response, real), t.tokenizer)
 
 # %% ../../nbs/3_training/00_rollout.ipynb #ecdce375
 def complete(
@@ -301,7 +306,7 @@ def complete(
         rollout.prompts, rollout.texts = decode(rollout, tokenizer)
     return rollout
 
-def tell_sampler(sampler: Any, model: nn.Module) -> None:
+def tell_sampler(sampler: Any, model: PreTrainedModel) -> None:
     "π_old ← π_θ: after an update a sampler with a method `updated` is given the model."
     updated = getattr(sampler, "updated", None)
     if updated is not None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..models.agent import Agent, context_length, create_reference_model, response_logprobs
 from ..models.text import PromptDataset, pad
@@ -43,14 +44,14 @@ def find_device(name: str) -> torch.device: # "auto", "cpu", "cuda"
         raise ValueError("device is 'cuda' and torch finds no GPU here: take 'cpu', or 'auto'")
     return torch.device(("cuda" if there else "cpu") if name == "auto" else name)
 
-def as_agent(model: Agent | nn.Module | str | Path) -> Agent:
+def as_agent(model: Agent | PreTrainedModel | str | Path) -> Agent:
     "The policy with a value head. Raises TypeError for a model without a language-model head."
     return model if isinstance(model, Agent) else Agent(model)
 
 def as_reference(
-    ref_model: Agent | nn.Module | None, # None: a frozen copy of the policy
+    ref_model: Agent | PreTrainedModel | None, # None: a frozen copy of the policy
     agent: Agent,
-) -> nn.Module:
+) -> PreTrainedModel:
     "π_ref, frozen. Raises ValueError if it shares weights with the policy or has other tokens."
     if ref_model is None:
         return create_reference_model(agent)
@@ -70,7 +71,7 @@ def as_reference(
 
 # %% ../../nbs/3_training/03_setup.ipynb #0640afc6
 def special_ids(
-    model: nn.Module,
+    model: PreTrainedModel,
     tokenizer: Any | None, # None: the model's own ids
 ) -> tuple[list[int], int]:
     """The ids that end a response, and one to pad with. Raises ValueError for a tokenizer without
@@ -110,11 +111,12 @@ def encode_prompts(
             raise ValueError("prompts are text, but the trainer has no tokenizer: "
                              "give it tokenizer=, or pass token ids")
         room = room_for_prompts(trainer.agent.model, trainer.config.max_new_tokens)
-        prompts = list(PromptDataset(prompts, trainer.tokenizer, room))
+        data = PromptDataset(prompts, trainer.tokenizer, room)
+        prompts = [data[i] for i in range(len(data))]
     rows = [p["ids"] if isinstance(p, dict) else p for p in prompts]
     return Queries(*pad([list(map(int, row)) for row in rows], trainer.pad_id, side="left"))
 
-def room_for_prompts(model: nn.Module, max_new_tokens: int) -> int | None: # None: no limit
+def room_for_prompts(model: PreTrainedModel, max_new_tokens: int) -> int | None: # None: no limit
     "How long a prompt may be. Raises ValueError if the responses alone fill the context."
     context = context_length(model)
     if context is not None and max_new_tokens >= context:
@@ -157,7 +159,8 @@ def stream_batches(trainer: Any, stream: Iterator, size: int) -> Iterator[list]:
 def steps_left(trainer: Any, steps: int | None) -> int: # None: what is left of config.steps
     "How many iterations to do. Raises ValueError if none, or if the learning rate has ended."
     c, done = trainer.config, trainer.iteration
-    steps = c.steps - done if steps is None else steps
+    if steps is None:
+        steps = int(c.steps) - done
     if steps < 1:
         raise ValueError(f"nothing to do: {done} of {c.steps} iterations are done. "
                          "Say how many more with steps=")
@@ -177,7 +180,8 @@ class TrainerTools(Answering):
 
     def state(self) -> tuple[dict[str, Tensor], dict]: # tensors by name, and what JSON can hold
         "All that the next iteration depends on, between two iterations; nothing is copied."
-        return trainer_state(self)
+        trainer: Any = self
+        return trainer_state(trainer)
 
     def load_state(
         self,
@@ -185,7 +189,8 @@ class TrainerTools(Answering):
         record: Mapping,               # from `state`, as JSON
     ) -> None:
         "Go on where that trainer stood. Raises ValueError before anything is changed."
-        load_trainer_state(self, tensors, record)
+        trainer: Any = self
+        load_trainer_state(trainer, tensors, record)
 
     def load_best(self) -> None:
         """Put the best policy back, to be saved or used; values and optimizer stay as they are.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.agent import Agent, Evaluation
 from ..objective.kl import kl_in_reward
@@ -42,9 +42,9 @@ class RLHFTrainer(TrainerTools):
 
     def __init__(
         self,
-        model: Agent | nn.Module | str | Path,       # the policy: Agent, causal LM, or its path
-        ref_model: Agent | nn.Module | None = None,  # π_ref; None: the policy as it is, frozen
-        config: RLHFConfig | None = None,            # None: the defaults
+        model: Agent | PreTrainedModel | str | Path,       # the policy: Agent, causal LM, or its path
+        ref_model: Agent | PreTrainedModel | None = None,  # π_ref; None: the policy, frozen
+        config: RLHFConfig | None = None,                  # None: the defaults
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,  # needed where prompts are text
         optimizer: Optimizer | Callable | None = None,     # None: AdamW. Or a function of groups

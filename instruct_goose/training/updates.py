@@ -130,18 +130,18 @@ def make_optimizer(
     if value:
         groups.append({"params": value, "lr": config.value_lr or config.lr})
     if optimizer is None:
-        optimizer = torch.optim.AdamW(groups, weight_decay=config.weight_decay)
-    elif not isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = optimizer(groups)
-    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        made = torch.optim.AdamW(groups, weight_decay=config.weight_decay)
+    else:
+        made = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(groups)
+    known = {id(p) for group in made.param_groups for p in group["params"]}
     if any(id(p) not in known for p in value):
         raise ValueError("the optimizer does not know the value function's parameters, so they "
                          "would never learn: pass a function, optimizer=lambda groups: "
                          "torch.optim.Adam(groups), or build it on the parameters of the Agent "
                          "that you pass")
-    for group in optimizer.param_groups:
+    for group in made.param_groups:
         group.setdefault("initial_lr", group["lr"])
-    return optimizer
+    return made
 
 def learning(parameters: Iterator[nn.Parameter]) -> list[nn.Parameter]:
     return [p for p in parameters if p.requires_grad]
