@@ -194,7 +194,7 @@ def sampler_weights(
     that is not quite the policy it runs. Raises ValueError if shapes differ, for C ≤ 0."""
     if not cap > 0:
         raise ValueError(f"cap is {cap}: a weight must be positive")
-    only_tensors(old_logprobs=old_logprobs)
+    same_shape(old_logprobs=old_logprobs, sampled_logprobs=sampled_logprobs, mask=mask)
     ell = log_ratio(old_logprobs.detach(), sampled_logprobs, mask)
     return torch.where(mask, ell.exp().clamp(max=cap), 1.)
 

@@ -42,7 +42,9 @@ def dpo_loss(
     over whole responses. Rafailov et al. (2023), eq. 7, which is ϵ = 0.
     Raises ValueError if the shapes differ or are not (batch,), for β ≤ 0, and for ϵ outside
     [0, ½)."""
-    same_shape(chosen_logprobs=chosen_logprobs, rejected_logprobs=rejected_logprobs)
+    same_shape(chosen_logprobs=chosen_logprobs, rejected_logprobs=rejected_logprobs,
+               ref_chosen_logprobs=ref_chosen_logprobs,
+               ref_rejected_logprobs=ref_rejected_logprobs)
     if not 0 <= label_smoothing < .5:
         raise ValueError(f"label_smoothing is {label_smoothing}: from 0 to below a half")
     margin = (implicit_reward(chosen_logprobs, ref_chosen_logprobs, beta)

@@ -20,7 +20,7 @@ CALLS = {
     policy_loss.policy_loss: (x, x, x, mask), policy_loss.probability_ratio: (x, x, mask), policy_loss.clipped_objective: (x, x),
     policy_loss.clip_fraction: (x, x, mask), policy_loss.sampler_weights: (x, x, mask), ppo.ppo_loss: (x, x, x, mask),
     value_loss.value_loss: (x, x, mask), value_loss.explained_variance: (x, x, mask), kl.token_kl: (x, x, mask), kl.kl_in_loss: (x, x, mask, .1),
-    kl.kl_in_reward: (row, x, x, mask, .1), kl.exact_kl: (logits, logits), masks.aggregate: (x, mask), masks.masked_mean: (x, mask),
+    kl.kl_in_reward: (row, x, x, mask, .1), kl.exact_kl: (logits.log_softmax(-1), logits.log_softmax(-1)), masks.aggregate: (x, mask), masks.masked_mean: (x, mask),
     masks.whiten: (x, mask), masks.last_index: (mask,), masks.group_token_counts: (mask, 2), masks.response_mask: (ids, 0),
     advantages.gae: (x, x, mask), advantages.discounted_returns: (x, mask), advantages.group_advantages: (row, 2),
     logprobs.token_logprobs: (logits, ids), logprobs.entropy: (logits,), preference.dpo_loss: (row, row, row, row), preference.implicit_reward: (row, row)}

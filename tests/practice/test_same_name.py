@@ -6,11 +6,7 @@ from fractions import Fraction as Q
 
 import pytest
 import torch
-from torch.distributions import Categorical
-
-from instruct_goose.lesson import running_example
-from instruct_goose.objective.kl import exact_kl
-from instruct_goose.practice.same_name import (
+from same_name_formulas import (
     QUANTITIES,
     ROWS,
     SOURCES,
@@ -19,6 +15,11 @@ from instruct_goose.practice.same_name import (
     padded_example,
     tells_apart,
 )
+from torch.distributions import Categorical
+
+from instruct_goose.lesson import running_example
+from instruct_goose.objective.kl import exact_kl
+from instruct_goose.objective.ppo import ppo_loss
 
 t = lambda *x: torch.tensor(x, dtype=torch.float64)
 close = lambda a, b, atol=1e-9: torch.testing.assert_close(
@@ -92,6 +93,9 @@ READ = {
         "DI-engine: continuous": "every advantage"},
     "CISPO": dict.fromkeys(("instruct_goose", "verl", "rlhf-book"), "weight cut on both sides") | {
         "TRL GRPO": "weight cut above", "torchrl": "no gradient outside"},
+    "sampler weights": {
+        "instruct_goose": "cut above", "OpenRLHF: tis": "cut on both sides", "OpenRLHF: icepop": "0 outside",
+        "OpenRLHF: seq-mask-tis": "whole responses, uncut"},
     "clip fraction": dict.fromkeys(
         ("instruct_goose", "torchtune", "TRL PPO", "TRL GRPO", "OpenRLHF", "verl"), "cut, of real tokens") | {
         "DI-engine": "out of range, of all slots", "CleanRL": "out of range, of all slots"},
@@ -283,6 +287,28 @@ def test_dual_clip():
     rho = t(1.).requires_grad_()
     q["DI-engine: continuous"].f(rho, t(1.), 3.).sum().backward()
     close(rho.grad, t(0.))
+
+
+def test_delta_is_the_dual_clip_from_the_range_on_only():
+    delta, ours = (QUANTITIES["dual clip"][name].f for name in ("TRL GRPO: delta", "instruct_goose"))
+    rho, a = t(.5, 1.15, 2, 9), t(-1, -1, -1, -1)
+    for c in (1.2, 1.5, 3.): close(delta(rho, a, c), ours(rho, a, c))
+    close(delta(t(9.), t(-1.), 1.1), [-1.2]); close(ours(t(9.), t(-1.), 1.1), [-1.1])   # below 1 + ε_high: the clip's own bound
+
+
+def test_sampler_weights():
+    q = told_apart("sampler weights", none=(lambda log_w, m, low, high: torch.ones_like(log_w), "unknown"))
+    hand = {"cut above": [2, .25, 1], "cut on both sides": [2, .5, 1], "0 outside": [0, 0, 1], "whole responses, uncut": [4, .25, 1]}
+    for r in q.rows: close(q.work(r.f), t(*hand[r.kind]))
+    far = t([4, 4], [1, 1]).log()   # geometric means of 4 and 1: the first response is given up
+    close(q["OpenRLHF: seq-mask-tis"].f(far, torch.ones(2, 2, dtype=torch.bool), .5, 2.), t([0, 0], [1, 1]))
+
+
+def test_the_entropy_bonus_follows_the_average_of_the_loss():
+    "Rows of 3 and 1 tokens with S = 1, 1, 1 and 3: token mean 6/4, sequence mean (1 + 3)/2; TRL takes the first for both."
+    mask, S, zero = torch.tensor([[True] * 3, [True, False, False]]), t([1, 1, 1], [3, 0, 0]), torch.zeros(2, 3).double()
+    for how, bonus in (("token_mean", 1.5), ("sequence_mean", 2.)):
+        close(ppo_loss(zero, zero, zero, mask, entropy=S, ent_coef=1., how=how)[0], -bonus)
 
 
 def test_CISPO():
