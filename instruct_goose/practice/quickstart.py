@@ -58,7 +58,8 @@ class QuickstartConfig(RLHFConfig):
     batch_size: int = 256  # responses per iteration
     minibatches: int = 4  # optimizer steps per pass over them
     max_new_tokens: int = 20  # longest response, in tokens; the grammar's longest review has 13
-    lr: float = 1.2e-3  # learning rate of the policy and the value function
+    lr: float = 1e-3  # learning rate of the policy
+    value_lr: float | None = 3e-3  # learning rate of the value function; none: the policy's
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"  # the others fall to 0
     beta: float = 0.18  # price of one nat of KL to the reference
     device: Literal["auto", "cpu", "cuda"] = "cpu"  # a model this small is no faster on a GPU

@@ -14,8 +14,9 @@ record = json.loads((Path(__file__).parents[2] / "evidence/family.json").read_te
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_algorithm_gets_the_same_budget(name):
     mine, base = family_config(name, one_price=True), QuickstartConfig()
-    for field in "steps batch_size epochs minibatches lr lr_schedule max_new_tokens reviews pairs seed".split():
+    for field in "steps batch_size epochs minibatches lr_schedule max_new_tokens reviews pairs seed".split():
         assert getattr(mine, field) == getattr(base, field), field
+    assert (mine.lr, mine.value_lr, mine.rm_steps) == (1.2e-3, None, 300)
     assert (mine.beta, mine.kl_placement) == (PRICE, "reward") and mine.advantage == PRESETS[name]["advantage"]
     assert family_config(name, one_price=True, beta=.5).beta == .5  # an override has the last word
 
@@ -28,4 +29,4 @@ def test_the_record_is_complete_and_unlike_work_is_not_compared():
     assert {r["beta"] for r in runs if r["price"] == "one"} == {PRICE}
     for name in PRESETS:
         assert {r["beta"] for r in runs if (r["name"], r["price"]) == (name, "published")} == {family_config(name).beta}
-    assert record["config"] == {k: getattr(QuickstartConfig(), k) for k in record["config"]}
+    assert record["config"] == {k: getattr(family_config("ppo"), k) for k in record["config"]}
