@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from execnb.shell import CaptureShell
@@ -51,6 +52,24 @@ def run(path: Path) -> dict:
     return {"name": title(path), "seconds": round(seconds, 1), "fell": None if ok else fell or {"error": "it could not be read"}}
 
 
+def in_a_process(path: Path) -> dict:
+    "A fresh process for each notebook; no daemon, since lessons start processes of their own."
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=lambda: there.send(run(path)))
+    process.start()
+    there.close()
+    try: result = here.recv()
+    except EOFError: result = {"name": title(path), "seconds": 0., "fell": {"error": "its process died"}}
+    process.join()
+    return result
+
+
+def as_finished(pool: ThreadPoolExecutor, paths: list[Path]):
+    "Results in the order in which they come."
+    for done in as_completed([pool.submit(in_a_process, p) for p in paths]): yield done.result()
+
+
 def told(result: dict) -> str:
     "One paragraph about a notebook that fell."
     f = result["fell"]
@@ -66,8 +85,8 @@ def main():
     paths, results = find(args.names), []
     import torch  # noqa: F401  once, before the processes are forked
     os.chdir(nbs)
-    with multiprocessing.get_context("fork").Pool(args.workers, maxtasksperchild=1) as pool:
-        for r in pool.imap_unordered(run, paths, chunksize=1):
+    with ThreadPoolExecutor(args.workers) as pool:
+        for r in as_finished(pool, paths):
             results.append(r)
             print(f"{'FAILED' if r['fell'] else 'ok    '} {r['name']:<34} {r['seconds']:6.1f} s", flush=True)
     if args.json: args.json.write_text(json.dumps(sorted(results, key=lambda r: r["name"])), "utf-8")

@@ -18,29 +18,21 @@ from typing import Annotated, Literal, Union
 from tyro.conf import Positional
 
 from ..objective.group import PRESETS
+from ..training.config import Count, Positive, Seed, Settings
 
 # %% ../../nbs/4_practice/03_cli.ipynb #e2f83e03
 @dataclass
-class SampleConfig:
+class SampleConfig(Settings):
     "Write with the trained policy beside the SFT model it started from."
 
     run_dir: Positional[Path]  # a run directory: it holds sft/ and policy/
-    prompts: Positional[tuple[str, ...]] = ()  # beginnings to continue; without any, the models begin by themselves
-    n: int = 4  # samples per prompt and model
-    temperature: float = 1.0  # 1 is the distribution that was trained; lower is tamer
-    top_k: int | None = None  # keep only the k likeliest tokens of each step
-    max_new_tokens: int = 20  # longest response, in tokens
-    seed: int = 0  # of the sampler
-    threads: int = 1  # torch threads
-
-    def __post_init__(self):
-        for name in ("n", "max_new_tokens", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        if not 0 < self.temperature < float("inf"):
-            raise ValueError(f"temperature is {self.temperature}: it must be above 0")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}: leave it out, or give at least 1")
+    prompts: Positional[tuple[str, ...]] = ()  # beginnings to continue; none: its own
+    n: Count = 4  # samples per prompt and model
+    temperature: Positive = 1.0  # 1 is the distribution that was trained; lower is tamer
+    top_k: Count | None = None  # keep only the k likeliest tokens of each step
+    max_new_tokens: Count = 20  # longest response, in tokens
+    seed: Seed = 0  # of the sampler
+    threads: Count = 1  # torch threads
 
 # %% ../../nbs/4_practice/03_cli.ipynb #127d083c
 def load_policy(run_dir: Path, name: str):
@@ -130,16 +122,12 @@ def _named(argv: list[str]) -> str | None:
 
 # %% ../../nbs/4_practice/03_cli.ipynb #62140d68
 @dataclass
-class ProbeConfig:
+class ProbeConfig(Settings):
     "Try a trainer on seven tiny tasks whose answers are known."
 
-    names: Positional[tuple[str, ...]] = ()  # probes, such as value_head or kl; without any, the whole ladder
-    trainer: str | None = None  # a class of your own as module:Class, from the current directory; None: RLHFTrainer
-    seed: int = 0  # of sampling
-
-    def __post_init__(self):
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}: it must be at least 0")
+    names: Positional[tuple[str, ...]] = ()  # such as value_head or kl; none: the ladder
+    trainer: str | None = None  # your own, as module:Class; None: RLHFTrainer
+    seed: Seed = 0  # of sampling
 
 # %% ../../nbs/4_practice/03_cli.ipynb #7c97b516
 def load_trainer(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..training.rules import KEYS
-from ..models import agent as models_agent
+from ..models import actor as models_actor
 from ..models.agent import Agent, create_reference_model
 from ..objective.policy_loss import probability_ratio
 from . import failure_gallery_bugs as made
@@ -66,7 +66,7 @@ _UNLIKE = {
         _T + "objective/test_logprobs.py::test_alignment_by_enumeration",
         "logits[:, :-1] with tokens[:, 1:]", "1_objective/01_logprobs",
         ("max_sampler_deviation", "kl_estimate", "charged_kl"),
-        patch=lambda: replaced(models_agent, "_layout", made.shifted)),
+        patch=lambda: replaced(models_actor, "layout_of", made.shifted)),
     "no position ids in the rollout": Bug(
         _FIRST, "left-padded prompts, sampled without position ids",
         "the sampler disagrees with the training forward, k3 with the exact KL",
@@ -83,7 +83,7 @@ _UNLIKE = {
         _T + "models/test_agent.py::test_positions_reach_the_model",
         "position_ids = mask.cumsum(-1) − 1 in the training forward", "2_models/00_text",
         ("kl_to_reference", "max_sampler_deviation", "kl_to_old"),
-        patch=lambda: replaced(models_agent, "_options", made.left_padded)),
+        patch=lambda: replaced(models_actor, "forward_options", made.left_padded)),
     "dropout on": Bug(
         _FIRST, "dropout of 0.1 in the training forward",
         "the ratio is not 1 before the first update",
@@ -91,7 +91,7 @@ _UNLIKE = {
         _T + "models/test_agent.py::test_twice_the_same_in_training_mode",
         "model.eval() around sampling and training", "2_models/01_agent",
         ("max_ratio_deviation_first", "kl_to_reference", "kl_to_old"), made.DropoutOn,
-        lambda: replaced(models_agent, "evaluating", nullcontext)),
+        lambda: replaced(models_actor, "evaluating", nullcontext)),
     "temperature forgotten": Bug(
         _FIRST, "sampled at temperature 0.7, log-probabilities at 1",
         "the sampler disagrees with the training forward, and nothing else",

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..models import agent as models_agent
+from ..models import actor as models_actor
 from ..models.agent import plain_head
 from ..models.text import position_ids
 from ..objective.advantages import gae
@@ -62,7 +62,7 @@ class PaddingInTheLoss(RLHFTrainer):
         r.mask = torch.ones_like(r.mask)
         return r
 
-_layout = models_agent._layout
+_layout = models_actor.layout_of
 
 def shifted(*args):
     "logits[t] for token t, instead of logits[t−1]."
@@ -74,7 +74,7 @@ def columns(mask):
     return torch.arange(mask.shape[1]).expand(mask.shape)
 
 # %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #4f64910b
-_options = models_agent._options
+_options = models_actor.forward_options
 
 def left_padded(model, mask):
     "A training forward on left-padded rows without position ids; the reference is spared."

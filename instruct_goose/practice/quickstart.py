@@ -9,10 +9,11 @@ __all__ = ['spread', 'QuickstartConfig', 'Data', 'make_data', 'make_tokenizer', 
 # %% ../../nbs/4_practice/01_quickstart.ipynb #af13c296
 import copy
 import random
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -26,13 +27,13 @@ from ..training.evaluation import best_of_n, ended, kl_to_reference, text_table,
 from ..training.fit import one_seed, torch_threads
 from ..training.reward_training import pair_accuracy, train_reward_model
 from instruct_goose.training.runs import (
-    Clock, check_saving, finished_run, open_run, plot_metrics, save_model, settings_of,
+    Clock, finished_run, open_run, plot_metrics, save_model, saving_conflicts, settings_of,
     train_policy, versions, write_json,
 )
 from ..training.sft import lm_nats, train_lm
 from ..training.keeper import MAIN, Stage
 from ..training.rollout import Rollout
-from ..training.config import RLHFConfig
+from ..training.config import Count, Limit, NotNegative, Positive, RLHFConfig
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/4_practice/01_quickstart.ipynb #7c1e90a4
@@ -49,66 +50,49 @@ def spread(
 class QuickstartConfig(RLHFConfig):
     "RLHF end to end on film reviews made by a grammar: every setting of the run."
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
-    threads: int = 1  # torch threads; on a busy machine two can be far slower than one
-    save_every: int | None = None  # iterations between checkpoints; none: one if it breaks off
-    keep: int = 2  # checkpoints that stay
+    threads: Count = 1  # torch threads; on a busy machine two can be far slower than one
+    save_every: Count | None = None  # iterations between checkpoints; none: one if it breaks off
+    keep: Count = 2  # checkpoints that stay
     resume: bool = False  # go on with the run in output_dir from its newest checkpoint
     # the trainer's settings that this run wants otherwise
-    steps: int = 36  # iterations: one rollout and one update each
-    batch_size: int = 256  # responses per iteration
-    minibatches: int = 4  # optimizer steps per pass over them
-    max_new_tokens: int = 20  # longest response, in tokens; the grammar's longest review has 13
-    lr: float = 1e-3  # learning rate of the policy
-    value_lr: float | None = 3e-3  # learning rate of the value function; none: the policy's
+    steps: Count = 36  # iterations: one rollout and one update each
+    batch_size: Count = 256  # responses per iteration
+    minibatches: Count = 4  # optimizer steps per pass over them
+    max_new_tokens: Count = 20  # longest response, in tokens; the grammar's longest review has 13
+    lr: Positive = 1e-3  # learning rate of the policy
+    value_lr: Positive | None = 3e-3  # learning rate of the value function; none: the policy's
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"  # the others fall to 0
-    beta: float = 0.18  # price of one nat of KL to the reference
+    beta: NotNegative = 0.18  # price of one nat of KL to the reference
     device: Literal["auto", "cpu", "cuda"] = "cpu"  # a model this small is no faster on a GPU
     # the data
-    reviews: int = 20_000  # sentences that the language model learns from
-    pairs: int = 20_000  # comparisons that the reward model learns from
-    held_out_pairs: int = 1_500  # comparisons that it is tested on
-    prompt_words: int = 2  # a prompt is the first 0 to this many words of a review
+    reviews: Count = 20_000  # sentences that the language model learns from
+    pairs: Count = 20_000  # comparisons that the reward model learns from
+    held_out_pairs: Count = 1_500  # comparisons that it is tested on
+    prompt_words: Annotated[int, Limit(0)] = 2  # a prompt is the first 0 to this many words of a review
     # the model
-    hidden_size: int = 64  # width of the transformer
-    layers: int = 2  # depth of the transformer
-    heads: int = 4  # attention heads
+    hidden_size: Count = 64  # width of the transformer
+    layers: Count = 2  # depth of the transformer
+    heads: Count = 4  # attention heads
     # the stages before PPO
-    sft_steps: int = 1_000  # updates of the language model
-    sft_batch_size: int = 48  # sentences per update
-    sft_lr: float = 8e-3  # learning rate of the language model
-    rm_steps: int = 500  # updates of the reward model
-    rm_batch_size: int = 64  # pairs per update
-    rm_lr: float = 3e-3  # learning rate of the reward model
+    sft_steps: Count = 1_000  # updates of the language model
+    sft_batch_size: Count = 48  # sentences per update
+    sft_lr: Positive = 8e-3  # learning rate of the language model
+    rm_steps: Count = 500  # updates of the reward model
+    rm_batch_size: Count = 64  # pairs per update
+    rm_lr: Positive = 3e-3  # learning rate of the reward model
     # judging
-    eval_samples: int = 1_024  # texts written, at temperature 1, to judge a model by
+    eval_samples: Count = 1_024  # texts written, at temperature 1, to judge a model by
     baselines: bool = True  # also best-of-n of the SFT model, and SFT on those best texts
-    best_of: int = 8  # n of best-of-n
-    tune_steps: int = 60  # updates of the second baseline
-    tune_lr: float = 1e-3  # its learning rate
+    best_of: Count = 8  # n of best-of-n
+    tune_steps: Count = 60  # updates of the second baseline
+    tune_lr: Positive = 1e-3  # its learning rate
     progress: bool = True  # progress bars
 
-    def __post_init__(self): _check_quickstart(self)
-
-# %% ../../nbs/4_practice/01_quickstart.ipynb #e9be7c8c
-_COUNTS = ("threads reviews pairs held_out_pairs hidden_size layers heads sft_steps sft_batch_size "
-           "rm_steps rm_batch_size eval_samples best_of tune_steps").split()
-
-def _check_quickstart(c):
-    RLHFConfig.__post_init__(c)
-    for name in [*_COUNTS, "prompt_words"]:
-        x, least = getattr(c, name), int(name in _COUNTS)
-        if isinstance(x, bool) or not isinstance(x, int):
-            raise TypeError(f"{name} is {x!r}: it must be a whole number, at least {least}")
-        if x < least: raise ValueError(f"{name} is {x}: it must be at least {least}")
-    for name in ("sft_lr", "rm_lr", "tune_lr"):
-        x = getattr(c, name)
-        if isinstance(x, bool) or not isinstance(x, int | float):
-            raise TypeError(f"{name} is {x!r}: it must be a number above 0")
-        if not 0 < x < float("inf"): raise ValueError(f"{name} is {x}: it must be above 0, and finite")
-    if c.hidden_size % c.heads:
-        raise ValueError(f"hidden_size is {c.hidden_size}: it must be a multiple of heads, {c.heads}")
-    if c.output_dir is not None: c.output_dir = Path(c.output_dir)
-    check_saving(c)
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        yield from super().conflicts()
+        yield from saving_conflicts(self)
+        if self.hidden_size % self.heads:
+            yield "hidden_size", f"a multiple of heads, {self.heads}"
 
 # %% ../../nbs/4_practice/01_quickstart.ipynb #e952ab0c
 @dataclass

@@ -25,19 +25,24 @@ from ..objective.policy_loss import LEVELS, SURROGATES
 # %% ../../nbs/3_training/02_config.ipynb #a7dfaafe
 @dataclass(frozen=True)
 class Limit:
-    "The range of a number, both ends allowed; `above` excludes the lower one."
+    "The range of a number, both ends allowed; `above` and `below` exclude one."
 
     low: int | float = -math.inf
     high: int | float = math.inf
     above: bool = False
+    below: bool = False
 
     def __contains__(self, x: int | float) -> bool:
-        return (self.low < x if self.above else self.low <= x) and x <= self.high
+        return ((self.low < x if self.above else self.low <= x)
+                and (x < self.high if self.below else x <= self.high))
 
     def __str__(self) -> str:
-        if self.high < math.inf:
-            return f"from {self.low:g} to {self.high:g}"
-        return f"{'above' if self.above else 'at least'} {self.low:g}"
+        low = f"{'above' if self.above else 'at least'} {self.low:g}"
+        if self.high == math.inf:
+            return low
+        if self.above or self.below:
+            return f"{low} and {'below' if self.below else 'at most'} {self.high:g}"
+        return f"from {self.low:g} to {self.high:g}"
 
 @dataclass(eq=False)
 class OneOf:
@@ -93,6 +98,9 @@ class Settings(Answering):
     ValueError, of another type a TypeError; both name it, its value and what it may be."""
 
     def __post_init__(self):
+        for name, hint in get_type_hints(type(self)).items():
+            if Path in (hint, *get_args(hint)) and isinstance(getattr(self, name), str):
+                setattr(self, name, Path(getattr(self, name)))
         check_settings(self)
 
     def conflicts(self) -> Iterator[tuple[str, str]]:

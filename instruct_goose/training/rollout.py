@@ -168,8 +168,8 @@ class Rollout:
     query_mask: Bool[Tensor, "batch query"]
     response_ids: Int[Tensor, "batch time"]    # right-padded
     mask: Bool[Tensor, "batch time"]           # True up to and including the first end-of-text
-    prompts: list[str] | None = None           # the queries as text
-    texts: list[str] | None = None             # queries and responses, without special tokens
+    prompts: list[str] | Later = None           # the queries as text
+    texts: list[str] | Later = None             # queries and responses, without special tokens
     sampled_logprobs: Float[Tensor, "batch time"] | Later = None # as the sampler saw them
     old_logprobs: Float[Tensor, "batch time"] | Later = None     # as the training forward sees them
     ref_logprobs: Float[Tensor, "batch time"] | Later = None     # under the reference

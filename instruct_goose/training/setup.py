@@ -23,7 +23,8 @@ from ..models.agent import Agent, context_length, create_reference_model, respon
 from ..models.text import PromptDataset, pad
 from .annotate import tokens_of
 from .trainer_state import load_trainer_state, trainer_state
-from .config import Answering
+from .config import Answering, RLHFConfig
+from .metrics import Metrics, describe
 from .rollout import Queries, Rollout, checked_tokens
 
 # %% ../../nbs/3_training/03_setup.ipynb #d7782933
@@ -174,6 +175,8 @@ class TrainerTools(Answering):
     "What RLHFTrainer can do beside training."
 
     agent: Agent
+    config: RLHFConfig
+    eos_ids: list[int]
     best: dict[str, Tensor] | None = None  # with keep_best: weights of the best policy, on the CPU
     best_reward: float | None = None       # its held-out reward
     best_iteration: int | None = None      # how many iterations it had seen
@@ -191,6 +194,10 @@ class TrainerTools(Answering):
         "Go on where that trainer stood. Raises ValueError before anything is changed."
         trainer: Any = self
         load_trainer_state(trainer, tensors, record)
+
+    def describe(self, rollout: Rollout) -> Metrics: # with advantages
+        "A rollout in numbers: see `metrics.describe`."
+        return describe(rollout, self.config, self.eos_ids)
 
     def load_best(self) -> None:
         """Put the best policy back, to be saved or used; values and optimizer stay as they are.

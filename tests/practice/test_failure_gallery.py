@@ -8,7 +8,7 @@ import pytest
 
 from instruct_goose.training.doctor import diagnose
 from instruct_goose.training.rules import KEYS
-from instruct_goose.models import agent
+from instruct_goose.models import actor
 from instruct_goose.practice.failure_gallery import (
     BUGS,
     HEALTHY,
@@ -23,7 +23,7 @@ from instruct_goose.practice.failure_gallery import (
     to_columns,
     to_metrics,
 )
-from instruct_goose.training import rollout, trainer
+from instruct_goose.training import metrics, rollout, trainer
 
 root = Path(__file__).parents[2]
 each = pytest.mark.parametrize("name", BUGS)
@@ -78,10 +78,12 @@ def test_columns_and_back():
 
 # --- alive ------------------------------------------------------------------------------------------------------------
 def test_replaced_is_put_back_even_after_an_error():
-    before = agent._layout, agent._options, rollout.position_ids, trainer.kl_in_reward, trainer._check_ratio
+    before = (actor.layout_of, actor.forward_options, actor.evaluating, rollout.position_ids, trainer.kl_in_reward,
+              trainer.check_ratio, metrics.check_ratio)
     for name in ("off by one", "no position ids in the rollout", "no position ids in training", "KL sign", "dropout on"):
         with pytest.raises(ZeroDivisionError), BUGS[name].patch(): raise ZeroDivisionError
-    assert before == (agent._layout, agent._options, rollout.position_ids, trainer.kl_in_reward, trainer._check_ratio)
+    assert before == ((actor.layout_of, actor.forward_options, actor.evaluating, rollout.position_ids, trainer.kl_in_reward,
+              trainer.check_ratio, metrics.check_ratio))
     owner = type("Owner", (), {"x": 1})
     with replaced(owner, "x", 2): assert owner.x == 2
     assert owner.x == 1
