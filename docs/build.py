@@ -268,9 +268,12 @@ def tried_table() -> str:
 def tables_page(links: Links, near: Page) -> str:
     "The tables that lessons compute, in one place: made by the package's own functions."
     from instruct_goose.objective.group import preset_notes, preset_table
-    from instruct_goose.practice.same_name import QUANTITIES, comparison_table
 
-    text = ["# Tables", "```{rst-class} subtitle\n```\n\nEvery preset dial by dial, what was tried and what was lost, and what the same name means elsewhere\n",
+    sys.path[:0] = [str(ROOT / "tests/practice"), str(ROOT / "evidence")]
+    from gpu import gpu_table
+    from same_name_formulas import QUANTITIES, comparison_table
+
+    text = ["# Tables", "```{rst-class} subtitle\n```\n\nEvery preset setting by setting, what was tried and what was lost, and what the same name means elsewhere\n",
             "## Presets", "The rows of `RLHFConfig.preset()`, with the equations they come from. "
             "[One algebra, many algorithms](1_objective/07_group.ipynb) derives them, "
             "[One task, all algorithms](4_practice/04_family.ipynb) compares them.", preset_table(),
@@ -280,6 +283,7 @@ def tables_page(links: Links, near: Page) -> str:
             "[the probes](4_practice/09_probes.ipynb), [the doctor](3_training/22_doctor.ipynb), "
             "[the exact world](4_practice/08_exact_world.ipynb), and [what must not change the answer](4_practice/11_invariances.ipynb), "
             "with poisons and splits.", tried_table(),
+            "## On a GPU", gpu_table(),
             "## Same name, different mathematics", "What libraries compute under one name, each on the same input. "
             "Above each table stands the test that tells them apart; [the lesson](4_practice/07_same_name.ipynb) has the reasons."]
     ours, theirs = links.apply("\n\n".join(text), near), []  # a name in a row of another library is that library's

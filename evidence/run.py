@@ -9,6 +9,7 @@ measured, with which commit and versions. Nobody types a figure.
     python evidence/run.py exact_world               only the exact world, about half a CPU-hour
     python evidence/run.py resume                    only twenty kills, about three CPU-minutes
     python evidence/run.py fuzz                      only broken input, about five CPU-minutes
+    python evidence/run.py gpu                       only where there is one: tokens/s, memory, agreement with the CPU
     python evidence/run.py gallery                   only the failure gallery, about six CPU-minutes
     python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
@@ -356,6 +357,7 @@ def main():
     parser.add_argument("--draws", type=int, nargs="+", default=[0, 1], help="of the quickstart's initial weights; 0: as they are")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
     args = parser.parse_args()
+    if args.only == ["gpu"]: raise SystemExit(subprocess.call([sys.executable, root / "evidence/gpu.py"]))
     if wrong := set(args.only) - {"quickstart", "family", "control", "exact_world", "resume", "fuzz", "probes", "gallery", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
     if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")

@@ -70,7 +70,7 @@ def tiny_policy(
 
     if kind not in ("absolute", "rotary"):
         raise ValueError(f"kind is {kind!r}: choose 'absolute' or 'rotary'")
-    shared = dict(vocab_size=len(WORDS), initializer_range=.15, bos_token_id=0, eos_token_id=0)
+    shared: dict[str, Any] = dict(vocab_size=len(WORDS), initializer_range=.15, bos_token_id=0, eos_token_id=0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "absolute":
@@ -116,8 +116,8 @@ def enumerate_logprobs(
     "log π(aₜ|sₜ) of every token of every response to every prompt, by the library's own forward."
     n = len(world.response_ids)
     query = world.queries(side, copies=n)
-    response = (x.repeat(len(PROMPTS), 1) for x in (world.response_ids, world.mask))
-    return response_logprobs(model, *query, *response).reshape(len(PROMPTS), n, -1)
+    response, mask = (x.repeat(len(PROMPTS), 1) for x in (world.response_ids, world.mask))
+    return response_logprobs(model, *query, response, mask).reshape(len(PROMPTS), n, -1)
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #50efa117
 def make_world(

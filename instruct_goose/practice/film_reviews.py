@@ -17,62 +17,73 @@ from itertools import pairwise
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #5c61003e
 @cache
 def ratings() -> dict[str, tuple[int, ...]]:
-    """Ten people's scores, from −4 to 4, for each entry of the VADER lexicon (Hutto & Gilbert 2014), read from the
-    vaderSentiment package: 7,520 lines, 14 of them for an entry that comes twice; the later one holds, as in VADER.
-    Raises ImportError with the cure if the package is missing."""
+    """Ten people's scores, from −4 to 4, for each entry of the VADER lexicon (Hutto & Gilbert
+    2014), read from the vaderSentiment package: 7,520 lines, 14 of them for an entry that comes
+    twice; the later one holds, as in VADER. Raises ImportError with the cure if the package is
+    missing."""
     from importlib.util import find_spec
     from pathlib import Path
 
     spec = find_spec("vaderSentiment")
     if spec is None:
-        raise ImportError("the ratings come with the package vaderSentiment: pip install vaderSentiment==3.3.2")
+        raise ImportError("the ratings come with the package vaderSentiment: pip install "
+                          "vaderSentiment==3.3.2")
     path = Path(spec.submodule_search_locations[0]) / "vader_lexicon.txt"
     rows = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
     return {word: tuple(json.loads(scores)) for word, _, _, scores in rows}
 
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #c937adfe
 POSITIVE = dict(
-    adj="""admirable adorable affectionate agreeable amazing ambitious amusing astounding attractive awesome beautiful
-        blissful bold brave breathtaking bright brilliant calm caring charming cheerful classy clever comedic comforting
-        compassionate compelling competent confident convincing cool courageous creative cute daring delightful
-        dignified divine dynamic easygoing effective efficient elegant encouraging energetic engaging enjoyable
-        enlightening entertaining enthusiastic excellent exciting exhilarating exuberant fabulous fair faithful
-        fantastic fascinating fearless festive fine flawless fresh friendly funny generous genial gentle glamorous
-        gleeful glorious good gorgeous graceful gracious grand gratifying great happy harmonious heartfelt heartwarming
-        heroic hilarious honest honorable hopeful humorous impressive innovative inspirational inspired inspiring
-        intelligent interesting invigorating inviting irresistible jaunty jolly joyful joyous jubilant likeable lively
-        lovable lovely loving magnificent marvelous mature meaningful merry neat nice nifty noble optimistic original
-        outstanding passionate peaceful perfect picturesque playful pleasant pleasing popular positive powerful precious
-        promising radiant rapturous reassuring relaxed relaxing remarkable respectable respectful rewarding rich robust
-        romantic satisfying sincere smart soothing sparkling special spirited splendid strong stunning suave successful
-        superb sweet sympathetic talented terrific thrilling wonderful""".split(),
-    adv="""beautifully brilliantly calmly charmingly cheerfully cleverly confidently convincingly creatively delightfully
-        effectively elegantly energetically flawlessly gently gloriously gracefully happily honestly joyfully lovingly
-        magnificently merrily neatly nicely passionately peacefully perfectly playfully pleasantly richly smartly
+    adj="""admirable adorable affectionate agreeable amazing ambitious amusing astounding
+        attractive awesome beautiful blissful bold brave breathtaking bright brilliant calm
+        caring charming cheerful classy clever comedic comforting compassionate compelling
+        competent confident convincing cool courageous creative cute daring delightful dignified
+        divine dynamic easygoing effective efficient elegant encouraging energetic engaging
+        enjoyable enlightening entertaining enthusiastic excellent exciting exhilarating
+        exuberant fabulous fair faithful fantastic fascinating fearless festive fine flawless
+        fresh friendly funny generous genial gentle glamorous gleeful glorious good gorgeous
+        graceful gracious grand gratifying great happy harmonious heartfelt heartwarming heroic
+        hilarious honest honorable hopeful humorous impressive innovative inspirational inspired
+        inspiring intelligent interesting invigorating inviting irresistible jaunty jolly joyful
+        joyous jubilant likeable lively lovable lovely loving magnificent marvelous mature
+        meaningful merry neat nice nifty noble optimistic original outstanding passionate
+        peaceful perfect picturesque playful pleasant pleasing popular positive powerful
+        precious promising radiant rapturous reassuring relaxed relaxing remarkable respectable
+        respectful rewarding rich robust romantic satisfying sincere smart soothing sparkling
+        special spirited splendid strong stunning suave successful superb sweet sympathetic
+        talented terrific thrilling wonderful""".split(),
+    adv="""beautifully brilliantly calmly charmingly cheerfully cleverly confidently
+        convincingly creatively delightfully effectively elegantly energetically flawlessly
+        gently gloriously gracefully happily honestly joyfully lovingly magnificently merrily
+        neatly nicely passionately peacefully perfectly playfully pleasantly richly smartly
         splendidly sweetly thoughtfully wonderfully""".split(),
-    noun="""adventure beauty blessing blockbuster comedy delight dream gift inspiration jewel joy marvel masterpiece
-        miracle pleasure success surprise thrill treat triumph""".split())
+    noun="""adventure beauty blessing blockbuster comedy delight dream gift inspiration jewel
+        joy marvel masterpiece miracle pleasure success surprise thrill treat triumph""".split())
 
 NEGATIVE = dict(
-    adj="""annoying anxious apathetic appalling arrogant awful awkward bad bitter bizarre boring bothersome careless
-        catastrophic chaotic charmless cheerless childish clueless confused confusing contradictory crude cruel cynical
-        defective demanding depressing desperate difficult dire disagreeable disappointing disastrous discouraging
-        disgusting disheartening dishonest disjointed dismal disorganized distorted distracting distressing disturbing
-        doomed doubtful dreadful dreary dubious dull eerie egotistical embarrassing empty erroneous excruciating
-        exhausting fake faulty feeble flawed foolish forced forgetful frantic fraudulent frightening frustrating futile
-        gloomy glum greedy grim grouchy hapless harsh heartless helpless hopeless horrendous horrible horrid hostile
-        humiliating humorless hypocritical ignorant imperfect impersonal inadequate incompetent inconsiderate indecisive
-        inferior infuriating insensitive insignificant insincere insipid insulting irrational irresponsible irritating
-        jaded joyless lamentable lazy lethargic lousy ludicrous meaningless messy mindless miserable misleading moody
-        mournful naive nasty negative nervous noisy numb obnoxious obsolete offensive ominous painful pathetic petty
-        pitiful poor problematic questionable reckless regrettable repetitive ridiculous rotten rude sad sappy selfish
-        shameful sluggish terrible tragic ugly unpleasant useless weak worthless""".split(),
-    adv="""awkwardly badly bitterly carelessly confusingly crudely desperately disappointingly dreadfully dully foolishly
-        frantically grimly hopelessly horribly miserably nervously obnoxiously painfully pathetically rudely sadly
-        shamelessly strangely stubbornly terribly timidly tragically uncomfortably uneasily weakly weirdly
-        woefully""".split(),
-    noun="""bore burden catastrophe disappointment disaster disgrace embarrassment failure farce fiasco flop fraud horror
-        mess mistake pain problem tragedy""".split())
+    adj="""annoying anxious apathetic appalling arrogant awful awkward bad bitter bizarre boring
+        bothersome careless catastrophic chaotic charmless cheerless childish clueless confused
+        confusing contradictory crude cruel cynical defective demanding depressing desperate
+        difficult dire disagreeable disappointing disastrous discouraging disgusting
+        disheartening dishonest disjointed dismal disorganized distorted distracting distressing
+        disturbing doomed doubtful dreadful dreary dubious dull eerie egotistical embarrassing
+        empty erroneous excruciating exhausting fake faulty feeble flawed foolish forced
+        forgetful frantic fraudulent frightening frustrating futile gloomy glum greedy grim
+        grouchy hapless harsh heartless helpless hopeless horrendous horrible horrid hostile
+        humiliating humorless hypocritical ignorant imperfect impersonal inadequate incompetent
+        inconsiderate indecisive inferior infuriating insensitive insignificant insincere
+        insipid insulting irrational irresponsible irritating jaded joyless lamentable lazy
+        lethargic lousy ludicrous meaningless messy mindless miserable misleading moody mournful
+        naive nasty negative nervous noisy numb obnoxious obsolete offensive ominous painful
+        pathetic petty pitiful poor problematic questionable reckless regrettable repetitive
+        ridiculous rotten rude sad sappy selfish shameful sluggish terrible tragic ugly
+        unpleasant useless weak worthless""".split(),
+    adv="""awkwardly badly bitterly carelessly confusingly crudely desperately disappointingly
+        dreadfully dully foolishly frantically grimly hopelessly horribly miserably nervously
+        obnoxiously painfully pathetically rudely sadly shamelessly strangely stubbornly
+        terribly timidly tragically uncomfortably uneasily weakly weirdly woefully""".split(),
+    noun="""bore burden catastrophe disappointment disaster disgrace embarrassment failure farce
+        fiasco flop fraud horror mess mistake pain problem tragedy""".split())
 
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #b41afb14
 PLAIN = dict(  # unrated words
@@ -118,8 +129,9 @@ def write_reviews(
     n: int, # how many
     seed: int | str = 0, # the same seed writes the same reviews
 ) -> list[str]: # lower-case sentences, words and full stops separated by spaces
-    """One-line film reviews: a template drawn at random, a mood drawn at random, each slot filled by a word of
-    that mood that the sentence does not hold yet. Raises ValueError for n < 1."""
+    """One-line film reviews: a template drawn at random, a mood drawn at random, each slot
+    filled by a word of that mood that the sentence does not hold yet. Raises ValueError for n <
+    1."""
     if n < 1:
         raise ValueError(f"n is {n}: ask for at least one review")
     rng = random.Random(seed)
@@ -174,8 +186,8 @@ def rated_words(
 def human_score(
     texts: Iterable[str], # reviews
 ) -> list[float]: # in [−4, 4]; 0 for a text without a rated word
-    """(1/n) Σᵢ (mean of the ten ratings of rated word i): the judge. Training never sees these numbers.
-    Raises TypeError for one string."""
+    """(1/n) Σᵢ (mean of the ten ratings of rated word i): the judge. Training never sees these
+    numbers. Raises TypeError for one string."""
     return [_mean(_mean(_rated()[w]) for w in rated_words(t)) for t in _texts(texts)]
 
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #92d911d9
@@ -202,8 +214,9 @@ def grammatical(
     texts: Iterable[str], # reviews
     ended: Iterable[bool] | None = None, # whether the writer ended each one by itself; None: all of them
 ) -> list[bool]:
-    """True where the whole text is one of the templates, with the right article before each word, and was ended.
-    Raises TypeError for one string, ValueError if `ended` is of another length."""
+    """True where the whole text is one of the templates, with the right article before each
+    word, and was ended. Raises TypeError for one string, ValueError if `ended` is of another
+    length."""
     texts = _texts(texts)
     ended = [True] * len(texts) if ended is None else list(ended)
     if len(ended) != len(texts):
@@ -214,8 +227,9 @@ def grammatical(
 def distinct_2(
     texts: Iterable[str], # reviews
 ) -> float: # in [0, 1]; 0 without a bigram
-    """Distinct word bigrams over all word bigrams of all texts (Li et al. 2016). Falls when a writer repeats itself,
-    and with the number of texts: compare equal numbers. Raises TypeError for one string."""
+    """Distinct word bigrams over all word bigrams of all texts (Li et al. 2016). Falls when a
+    writer repeats itself, and with the number of texts: compare equal numbers. Raises TypeError
+    for one string."""
     bigrams = [b for t in _texts(texts) for b in pairwise(t.split())]
     return len(set(bigrams)) / len(bigrams) if bigrams else 0.
 
@@ -233,9 +247,9 @@ def rater_pairs(
     n: int, # how many pairs
     seed: int | str = 0, # the same seed draws the same pairs and the same raters
 ) -> list[dict[str, str]]: # {"chosen": …, "rejected": …}
-    """Pairs of different texts, each scored by freshly drawn raters; the higher is chosen. A tie is dropped and both
-    texts drawn again. Raises TypeError for one string, ValueError for n < 1 and for reviews that raters could not
-    tell apart."""
+    """Pairs of different texts, each scored by freshly drawn raters; the higher is chosen. A
+    tie is dropped and both texts drawn again. Raises TypeError for one string, ValueError for n
+    < 1 and for reviews that raters could not tell apart."""
     texts = _texts(texts)
     if n < 1:
         raise ValueError(f"n is {n}: ask for at least one pair")
@@ -254,8 +268,8 @@ def rater_pairs(
 def pair_ceiling(
     pairs: Sequence[dict[str, str]], # with labels from drawn raters
 ) -> float: # accuracy of a judge that knows the mean of all ten ratings; ties count one half
-    """How often the true mean score agrees with the noisy label: what a reward model should not be expected to beat.
-    Raises ValueError without a pair."""
+    """How often the true mean score agrees with the noisy label: what a reward model should not
+    be expected to beat. Raises ValueError without a pair."""
     if not pairs:
         raise ValueError("no pairs: a ceiling of nothing is not a number")
     chosen, rejected = (human_score(p[k] for p in pairs) for k in ("chosen", "rejected"))

@@ -11,6 +11,7 @@ __all__ = ['ACTIONS', 'EVEN', 'FROZEN', 'REFERENCE', 'REWARDS', 'ANSWERS', 'tiny
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -95,7 +96,7 @@ def trained(
     """Train a tiny world. Plain settings: no KL, no whitening, no clipping of values or gradients.
     Raises Missing, before training, for a part that the trainer lacks."""
     model, tokenizer = world or tiny_world()
-    plain = dict(batch_size=64, epochs=2, minibatches=1, beta=0., whiten_advantages=False,
+    plain: dict[str, Any] = dict(batch_size=64, epochs=2, minibatches=1, beta=0., whiten_advantages=False,
                  value_clip=None, max_grad_norm=100., device="cpu")
     trainer = make_trainer(model, create_reference_model(model), RLHFConfig(**plain | settings),
                            tokenizer=tokenizer)
