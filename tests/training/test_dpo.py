@@ -50,6 +50,7 @@ def test_a_pair_whose_prompt_ends_in_a_blank_is_cut_at_its_border():
 def test_it_goes_on_from_where_it_was_killed_to_the_bit(tmp_path, at):
     "The same process and shapes. The log's own columns come back too; batches end in the middle of a pass."
     def sitting(out, kill=None):
+        out.mkdir(exist_ok=True)
         model, keeper = tiny(), Keeper(out, {}, steps=6, every=1)
         keeper.resume()
         def killed(step, log):

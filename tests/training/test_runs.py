@@ -149,8 +149,8 @@ class Settings:
 @pytest.mark.parametrize("wrong", ["", " ", "[]", "null", "3", "{", '{"a": NaN}', "[" * 100_000, '{"a": ' * 100_000], ids=lambda s: s[:9])
 @pytest.mark.parametrize("name", ["summary.json", "config.json"])
 def test_a_damaged_file_is_named_and_never_finished(tmp_path, name, wrong):
-    for file in ("summary.json", "config.json"): (tmp_path / file).write_text("{}")
-    assert finished_run(Settings(tmp_path, resume=True)) == {}
+    for file in ("summary.json", "config.json"): (tmp_path / file).write_text('{"steps": 6}')
+    assert finished_run(Settings(tmp_path, resume=True)) == {"steps": 6}
     (tmp_path / name).write_text(wrong)
     with pytest.raises(ValueError, match=name.replace(".", r"\.")): finished_run(Settings(tmp_path, resume=True))
     if name == "config.json":
@@ -170,7 +170,9 @@ def test_a_disk_that_refuses_is_said_with_a_cure(tmp_path, monkeypatch, tokenize
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="config.json could not be written.*free some space"): write_json(tmp_path / "config.json", {})
     with pytest.raises(OSError, match="the model could not be written"):
-        save_model(type("Model", (), {"save_pretrained": full})(), tokenizer, tmp_path)
+        model = tiny()
+        model.save_pretrained = full
+        save_model(model, tokenizer, tmp_path)
 
 
 def test_what_saving_needs():
@@ -196,6 +198,7 @@ def ppo(out, tokenizer, stop=None, prompts=("the film", "a"), held_out=None, res
     "One sitting. Returns the trainer, and all metrics."
     settings = dict(steps=5, batch_size=8, max_new_tokens=4, lr=.01) | settings
     trainer = RLHFTrainer(tiny(), config=RLHFConfig(**settings), tokenizer=tokenizer, callbacks=[StopAt(stop)])
+    out.mkdir(exist_ok=True)
     keeper = Keeper(out, {}, steps=5, every=1, keep=100)
     if resume: keeper.resume()
     with keeper: return trainer, train_policy(trainer, prompts, likes_good, out, keeper.stage("ppo"), held_out, progress=False)
