@@ -49,7 +49,7 @@ class Agent(models.Agent):
         hidden_state: Float[Tensor, "batch time hidden"], # of the transformer
     ) -> Float[Tensor, "batch one"]: # of the last state
         "V of the last position, as a column."
-        return self._values(hidden_state)[:, -1:]
+        return self.values_at(hidden_state)[:, -1:]
 
     def generate(
         self,

@@ -168,6 +168,7 @@ def note(e: BadRow, report: dict) -> None:
         report["examples"].append(str(e))
 
 def name_of(source: Any) -> str:
+    "What a message calls the source: its path, if it has one."
     return os.fspath(source) if isinstance(source, str | os.PathLike) else "the source"
 
 def conclude(name: str, report: dict, warn: bool) -> None:

@@ -103,6 +103,7 @@ def check_encoding(path: str, start: bytes) -> None:
                          f"Save it as UTF-8, or: iconv -f {kind} -t UTF-8")
 
 def not_utf8(where: str, offset: int, byte: int) -> BadRow:
+    "A byte that is no UTF-8, and how to convert the file."
     return BadRow("encoding", where, f"not UTF-8: byte {offset} of the file is 0x{byte:02x}. "
                   "Convert the file, if it is Latin-1 with: iconv -f LATIN1 -t UTF-8")
 
@@ -143,6 +144,7 @@ def parse(where: str, text: str) -> Any:
         raise BadRow("json", where, f"not JSON: {reason_of(e)}{at}: {short(text)}. {hint}") from None
 
 def reason_of(e: ValueError) -> str:
+    "What the JSON parser objects to, in its own words."
     return str(getattr(e, "msg", e)).removesuffix(" at")
 
 _USUAL = [
@@ -198,10 +200,12 @@ class ArrayReader:
         return bool(got)
 
     def count(self) -> None:
+        "Move the line number on to the place reached."
         self.line += self.text.count("\n", self.counted, self.at)
         self.counted = self.at
 
     def peek(self) -> str: # the next character that is not blank; "" at the end of the file
+        "Look at what comes next, without taking it."
         while True:
             while self.text[self.at:self.at + 1] in _BLANKS:
                 self.at += 1
@@ -211,15 +215,18 @@ class ArrayReader:
         return self.text[self.at:self.at + 1]
 
     def where(self) -> str:
+        "The place, for a message."
         return f"{self.path}, line {self.line}" + f" (row {self.row})" * (self.row >= 0)
 
     def wrong(self, what: str) -> ValueError:
+        "The error for what stands here."
         rest = self.text[self.at:self.at + 61]
         found = short(rest) if rest else "the end of the file"
         return ValueError(f"{self.where()}: not a JSON array: {what}, here: {found}. "
                           "A list of rows, as json.dump writes it, is expected")
 
     def item(self) -> Any:
+        "Take the next value, reading on as far as it goes."
         while True:
             try:
                 value, end = _JSON.raw_decode(self.text, self.at)

@@ -189,6 +189,7 @@ def opening_of(prompt: Any, chosen: list, rejected: list, where: str) -> list[di
 
 # %% ../../nbs/2_models/05_rows.ipynb #08a78f1a
 def is_turns(value: Any) -> bool:
+    "Is it a conversation rather than a text?"
     return isinstance(value, list | tuple)
 
 def as_object(row: Any, where: str) -> Mapping:
@@ -239,6 +240,7 @@ def checked_turns(value: Any, name: str, where: str) -> list[dict]:
     return [checked_turn(turn, f"{name}, turn {i}", where) for i, turn in enumerate(value)]
 
 def checked_turn(turn: Any, name: str, where: str) -> dict:
+    "One turn, or a BadRow that says what is wrong with it."
     if not isinstance(turn, Mapping):
         raise BadRow("conversation", where, f"{name} is of type {type(turn).__name__}: "
                      "a turn is {'role': …, 'content': …}")

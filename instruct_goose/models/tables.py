@@ -93,6 +93,7 @@ def checked_header(where: str, names: list[str], wanted: set[str]) -> list[str]:
     return names
 
 def uneven(where: str, fields: list, header: list, delimiter: str) -> BadRow:
+    "A row of more or fewer fields than columns."
     sign = "tab" if delimiter == "\t" else "comma"
     return BadRow("shape", where, f"{len(fields)} fields under {len(header)} columns. Put fields "
                   f"that hold a {sign} or a line break in double quotes")
@@ -141,6 +142,7 @@ def need(package: str) -> Any:
 
 # %% ../../nbs/2_models/07_tables.ipynb #932d3344
 def is_text(arrow: Any, kind: Any) -> bool:
+    "Is this Arrow type one of texts?"
     return arrow.types.is_string(kind) or arrow.types.is_large_string(kind)
 
 def rows_at_once(path: str, group: Any, columns: list[str], texts: list[str]) -> int:
@@ -184,4 +186,5 @@ def lengths(arrow: Any, compute: Any, column: Any) -> list[int | None]:
     return [column.nbytes // max(1, len(column))] * len(column)
 
 def too_large(where: str) -> BadRow:
+    "A row beyond the limit."
     return BadRow("size", where, f"longer than {LONGEST} bytes: is it one text?")

@@ -30,7 +30,7 @@ from ..training.fit import torch_threads
 # %% ../../nbs/4_practice/10_failure_gallery.ipynb #28637d32
 SMALL = dict(reviews=4_000, pairs=4_000, held_out_pairs=200, eval_samples=256, sft_steps=350,
              rm_steps=120, steps=12, batch_size=96, minibatches=2, lr_schedule="constant",
-             progress=False)
+             lr=1.2e-3, value_lr=None, beta=.08, progress=False)
 
 def gallery_config(
     preset: str = "ppo",

@@ -102,7 +102,7 @@ class OtherTemperature(RLHFTrainer):
 class OldAfterTheStep(RLHFTrainer):
     "log π_old is computed again for every minibatch."
     def update(self, batch, *args, **kwargs):
-        batch.old_logprobs = self.forward(batch).logprobs.detach()
+        batch.old_logprobs = self.now(batch).logprobs.detach()
         return super().update(batch, *args, **kwargs)
 
 class OldWithGradient(OldAfterTheStep):

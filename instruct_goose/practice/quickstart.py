@@ -23,11 +23,13 @@ from ..models.text import word_tokenizer
 from instruct_goose.practice.film_reviews import (
     distinct_2, grammatical, human_score, pair_ceiling, rater_pairs, vocabulary, write_reviews,
 )
-from ..training.evaluation import best_of_n, ended, kl_to_reference, text_table, write
+from instruct_goose.training.evaluation import (
+    best_of_n, ended, kl_to_reference, plot_metrics, text_table, write,
+)
 from ..training.fit import one_seed, torch_threads
 from ..training.reward_training import pair_accuracy, train_reward_model
 from instruct_goose.training.runs import (
-    Clock, finished_run, open_run, plot_metrics, save_model, saving_conflicts, settings_of,
+    Clock, finished_run, open_run, save_model, saving_conflicts, settings_of,
     train_policy, versions, write_json,
 )
 from ..training.sft import lm_nats, train_lm

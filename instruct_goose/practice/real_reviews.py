@@ -35,10 +35,12 @@ from ..models.reward import RewardModel
 from ..models.text import bpe_tokenizer, pad
 from .film_reviews import distinct_2
 from .quickstart import side_by_side
-from ..training.evaluation import best_of_n, ended, kl_to_reference, text_table, write
+from instruct_goose.training.evaluation import (
+    best_of_n, ended, kl_to_reference, plot_metrics, text_table, write,
+)
 from ..training.fit import batches, fit, one_seed, torch_threads
 from instruct_goose.training.runs import (
-    Clock, finished_run, open_run, plot_metrics, save_model, saving_conflicts, settings_of,
+    Clock, finished_run, open_run, save_model, saving_conflicts, settings_of,
     train_policy, versions, write_json,
 )
 from ..training.sft import lm_nats, train_lm

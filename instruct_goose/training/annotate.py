@@ -60,6 +60,7 @@ def annotations(
 def annotate_rows(
     agent: Agent, ref_model: PreTrainedModel, r: Rollout, c: RLHFConfig,
 ) -> dict[str, Tensor]:
+    "The same for a few rows."
     columns = {"old_logprobs": [], "ref_logprobs": [], "entropy": [], "kl": []}
     for tokens, tables in next_token_logits(r, agent.model, ref_model):
         pi, ref = (log_softmax(x, c.temperature) for x in tables)

@@ -149,6 +149,7 @@ def number_complaint(kind: type, value: Any, limits: list) -> Exception | None:
     return None
 
 def type_complaint(kind: type) -> TypeError:
+    "What a value of another type ought to have been."
     return TypeError({Path: "a path", str: "text"}.get(kind, kind.__name__))
 
 def choices_of(hint: Any) -> tuple | None: # None: it is no choice
@@ -274,6 +275,7 @@ def contradictions(c: RLHFConfig) -> Iterator[tuple[str, str]]:
     yield from kl_contradictions(c)
 
 def kl_contradictions(c: RLHFConfig) -> Iterator[tuple[str, str]]:
+    "Those of the KL penalty."
     if c.kl_target is not None and c.beta == 0:
         yield "beta", "above 0 when kl_target is set: the controller multiplies it"
     if c.kl_placement == "reward" and c.kl_gradient != "plain":

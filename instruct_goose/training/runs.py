@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CHANGES_NOTHING', 'new_run_dir', 'claim_run_dir', 'write_json', 'write_whole', 'append_jsonl', 'json_line',
            'without_nan', 'save_model', 'versions', 'Clock', 'open_run', 'finished_run', 'settings_of',
-           'check_same_run', 'check_saving', 'RunLog', 'train_policy', 'rest_of', 'reason_to_stop']
+           'check_same_run', 'saving_conflicts', 'RunLog', 'train_policy', 'rest_of', 'reason_to_stop']
 
 # %% ../../nbs/3_training/15_runs.ipynb #ed9beb72
 import json
@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from itertools import islice
 from pathlib import Path
@@ -197,16 +197,10 @@ def check_same_run(config: Any) -> None:
         then, now = read_json(path, "the configuration of the run"), settings_of(config)
         refuse_other_settings({k: then[k] for k in now if k in then}, now)
 
-def check_saving(config: Any) -> None:
-    "Raises ValueError for save_every, keep or resume that make no sense."
-    for name in ("save_every", "keep"):
-        x = getattr(config, name)
-        if x is None and name == "save_every":
-            continue
-        if isinstance(x, bool) or not isinstance(x, int) or x < 1:
-            raise ValueError(f"{name} is {x!r}: it must be a whole number, at least 1")
+def saving_conflicts(config: Any) -> Iterator[tuple[str, str]]: # name, what it must be
+    "For `conflicts` of settings with resume and output_dir."
     if config.resume and config.output_dir is None:
-        raise ValueError("resume is set without output_dir: say which run to go on with")
+        yield "output_dir", "the run to go on with, since resume is set"
 
 # %% ../../nbs/3_training/15_runs.ipynb #2b7c48ef
 class RunLog(Callback):
@@ -222,6 +216,7 @@ class RunLog(Callback):
         self.stage.reached(trainer.iteration, trainer.config.steps, lambda: self.state(trainer))
 
     def state(self, trainer: Any) -> tuple[dict[str, Tensor], dict]:
+        "The trainer's state, with the log so far."
         tensors, record = trainer.state()
         more = {"metrics": list(self.metrics), "best_iteration": trainer.best_iteration}
         return tensors, record | more

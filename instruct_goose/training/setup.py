@@ -151,6 +151,7 @@ def prompt_batches(
         yield [prompts[prompt_order(n, c.seed, k // n)[k % n]] for k in places]
 
 def stream_batches(trainer: Any, stream: Iterator, size: int) -> Iterator[list]:
+    "A stream in order. Raises ValueError when it runs out."
     while batch := list(islice(stream, size)):
         trainer.prompts_seen += len(batch)
         yield batch
@@ -231,7 +232,7 @@ def loss_of(
 ) -> Tensor:
     "The loss of the first update on these responses."
     r = foreign_rollout(trainer, query, response, {"rewards": rewards, "baseline": baseline})
-    now = trainer.forward(r)
+    now = trainer.now(r)
     r.old_logprobs = r.sampled_logprobs = now.logprobs.detach()
     r.values = None if now.values is None else now.values.detach()
     with torch.no_grad():

@@ -122,7 +122,7 @@ class RLHFTrainer(TrainerTools):
         require_finite(self, r, "rewards", "returns", "advantages")
         return r
 
-    def forward(self, batch: Rollout) -> Evaluation:
+    def now(self, batch: Rollout) -> Evaluation:
         "What policy and value function say now, with gradient and without dropout."
         return look(self.agent, batch, self.config)
 

@@ -78,11 +78,11 @@ def kl_penalty(
         logprobs, r.ref_logprobs, r.mask, beta, config.kl_estimator or "k2", r.old_logprobs)
 
 def backward(
-    trainer: Any, # for its forward and loss
+    trainer: Any, # for its now and loss
     micro: Rollout,
 ) -> tuple[Tensor, dict[str, Tensor]]: # log π before the step, and the parts of the loss
     "The gradient of a micro-batch's loss. Raises FloatingPointError if that is not finite."
-    now = trainer.forward(micro)
+    now = trainer.now(micro)
     loss, parts = trainer.loss(now, micro)
     require_finite_loss(trainer, loss, now, micro)
     loss.backward()
@@ -144,4 +144,5 @@ def make_optimizer(
     return made
 
 def learning(parameters: Iterator[nn.Parameter]) -> list[nn.Parameter]:
+    "Those that are not frozen."
     return [p for p in parameters if p.requires_grad]

@@ -76,7 +76,7 @@ def test_refusals(unchecked):
     x = torch.zeros(2)
     with unchecked():
         with pytest.raises(ValueError, match="shapes differ.*rejected_logprobs"): dpo_loss(x, x[:1], x, x)
-        with pytest.raises(ValueError, match="shapes differ.*ref_logprobs"): dpo_loss(x, x, x[:1], x)
+        with pytest.raises(ValueError, match="shapes differ.*ref_chosen_logprobs"): dpo_loss(x, x, x[:1], x)
         with pytest.raises(ValueError, match=r"logprobs has shape \(2, 1\).*sum over its real tokens"): dpo_loss(*4 * [x[:2, None]])
         for beta in (0, -1., float("nan")):
             with pytest.raises(ValueError, match="beta is"): dpo_loss(x, x, x, x, beta)

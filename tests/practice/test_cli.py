@@ -232,4 +232,4 @@ def test_damaged_settings_are_named(tmp_path, settings):
 
 def test_a_seed_that_cannot_be_is_not_blamed_on_the_trainer(capsys):
     with pytest.raises(SystemExit) as e: main(["probe", "kl", "--seed", "-1"])
-    assert e.value.code == 2 and "it must be at least 0" in " ".join(capsys.readouterr().err.split())
+    assert e.value.code == 2 and "it must be from 0 to" in " ".join(capsys.readouterr().err.split())

@@ -276,6 +276,7 @@ def test_goes_on_where_it_stopped(folder, tmp_path):
 
 def test_every_response_without_an_end_pays_the_greedy_one_too(folder, tmp_path):
     from instruct_goose.practice.real_reviews import FinishingTrainer, make_lm
+    from instruct_goose.training.annotate import greedy_responses
     from instruct_goose.training.evaluation import ended
 
     config = tiny(folder, None, **PRESETS["remax"], unfinished_penalty=.25)
@@ -284,7 +285,7 @@ def test_every_response_without_an_end_pays_the_greedy_one_too(folder, tmp_path)
     r = trainer.score(trainer.rollout(data.prompts[:8]), lambda texts: [1.] * 8)
     eos = data.tokenizer.eos_token_id
     assert r.scores.tolist() == [1. if e else .75 for e in ended(r, eos)]
-    greedy, row = trainer._greedy(r)
+    greedy, row = greedy_responses(trainer, r)
     assert r.baseline.tolist() == pytest.approx([1. if e else .75 for e in ended(greedy[row], eos)], abs=1e-6)  # the policy is its own reference: no drift
 
 

@@ -107,7 +107,7 @@ def test_a_finished_run_is_left_alone(whole, monkeypatch, capsys):
     before = stamps(whole[0])
     assert run_quickstart(config(whole[0], resume=True)) == json.loads((whole[0] / "summary.json").read_text("utf-8"))
     assert stamps(whole[0]) == before and "is finished: nothing to do" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="beta was 0.08 and is 0.5"): run_quickstart(config(whole[0], resume=True, beta=.5))
+    with pytest.raises(ValueError, match="beta was 0.18 and is 0.5"): run_quickstart(config(whole[0], resume=True, beta=.5))
     with pytest.raises(FileExistsError, match="already holds a run"): run_quickstart(config(whole[0]))
 
 
@@ -137,12 +137,12 @@ def test_nothing_saved_yet_starts_over(whole, tmp_path, capsys):
 
 def test_flags_that_make_no_sense(tmp_path, unchecked, capsys):
     with unchecked():
-        with pytest.raises(ValueError, match="resume is set without output_dir"): QuickstartConfig(resume=True)
+        with pytest.raises(ValueError, match="output_dir is None: it must be the run to go on with, since resume is set"): QuickstartConfig(resume=True)
         for name in ("save_every", "keep"):
             for wrong in (0, -1, 1.5, True):
                 with pytest.raises(ValueError, match=f"{name} is {wrong}: it must be a whole number, at least 1"): QuickstartConfig(**{name: wrong})
     with pytest.raises(SystemExit): main(["quickstart", *FLAGS, "--resume"])
-    assert "resume is set without output_dir" in " ".join(capsys.readouterr().err.split())
+    assert "output_dir is None: it must be the run to go on with, since resume is set" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_run_that_stopped_for_its_kl_stays_stopped_and_the_best_policy_the_best(tmp_path, capsys):

@@ -33,7 +33,9 @@ def test_a_lesson_opens_and_closes_as_all_do(page):
 def test_cells_are_small(page):
     folded = lambda c: {"hide", "export", "exporti", "code-fold"} & c.directives.keys()  # or not on the page at all
     code = [c for c in page.cells if c.kind == "code"]
-    most = lambda c: 60 if folded(c) or "exports" in c.directives else 40  # a class, or a dataclass with its help, is one piece
+    def most(c):
+        if any(isinstance(node, ast.ClassDef) for node in c.exported): return 160  # a class is one piece, two screens at most
+        return 60 if folded(c) or "exports" in c.directives else 40
     assert not [(c.id, n) for c in code if (n := len(c.source.splitlines())) > most(c)]
     assert not [(c.id, line) for c in code if not folded(c) for line in c.source.splitlines() if len(line) > 120]
 
@@ -81,4 +83,5 @@ def test_exported_code_keeps_to_its_cell(page):
         for node in c.exported:
             allowed = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
             docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            assert isinstance(node, allowed) or docstring, f"cell {c.id}, {ast.unparse(node)[:60]}"
+            for_checkers = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            assert isinstance(node, allowed) or docstring or for_checkers, f"cell {c.id}, {ast.unparse(node)[:60]}"

@@ -664,9 +664,9 @@ def test_every_pass_shows_every_prompt_once_in_a_new_order():
     assert all(sorted(p) == sorted(PROMPTS) for p in passes) and len({tuple(p) for p in passes}) > 4 and trainer.prompts_seen == 48
     again = RLHFTrainer(tiny(), config=config(batch_size=3, minibatches=1), tokenizer=TOKENIZER)
     again.prompts_seen = 9  # the place is all there is to remember
-    assert next(again._batches(PROMPTS)) == seen[9:12]
+    assert next(prompt_batches(again, PROMPTS)) == seen[9:12]
     other = RLHFTrainer(tiny(), config=config(batch_size=8, seed=1), tokenizer=TOKENIZER)
-    assert next(other._batches(PROMPTS)) != passes[0]
+    assert next(prompt_batches(other, PROMPTS)) != passes[0]
 
 
 def test_a_stream_is_read_in_order_and_may_run_out():

@@ -253,7 +253,10 @@ def test_stopping_and_evaluating_refuse(unchecked):
 
 def spoiled(name, value=float("nan")): return lambda t: dict(t.agent.named_parameters())[name].data.view(-1)[3:4].fill_(value)
 def poison_reference(t): t.ref_model.transformer.h[1].mlp.c_fc.weight.data[0, 0] = float("inf")
-def endless_price(t): t.beta = float("inf")
+def endless_price(t):
+    annotate = t.annotate
+    def broken(r): annotate(r).ref_logprobs[0, 0] = float("-inf"); return r
+    t.annotate = broken
 
 
 def bad_advantages(t):
