@@ -145,7 +145,7 @@ def number_complaint(kind: type, value: Any, limits: list) -> Exception | None:
     if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int):
         return TypeError(f"a {whole}number{what and ', '}{what}")
     if not abs(value) <= 1.7e308 or not all(value in limit for limit in limits):
-        return ValueError(f"{what}{what and ', and '}finite")
+        return ValueError(what if kind is int and what else f"{what}{what and ', and '}finite")
     return None
 
 def type_complaint(kind: type) -> TypeError:
