@@ -33,12 +33,12 @@ def write(
 ) -> Rollout: # one response for each prompt, in order, with `texts` and `prompts`
     "r ~ π(·|q) from the whole distribution: what evaluation, best-of-n and samples are made from."
     data, generator = PromptDataset(prompts, tokenizer), torch.Generator().manual_seed(seed)
-    items, parts = list(data), []
+    items, parts = [data[i] for i in range(len(data))], []
+    eos_id: Any = tokenizer.eos_token_id
     for i in range(0, len(items), batch_size):
         q = data.collate(items[i:i + batch_size])
-        parts.append(collect(model, q["query_ids"], q["query_mask"], max_new_tokens,
-                             tokenizer.eos_token_id, data.pad_id, tokenizer, temperature,
-                             generator))
+        parts.append(collect(model, q["query_ids"], q["query_mask"], max_new_tokens, eos_id,
+                             data.pad_id, tokenizer, temperature, generator))
     return one_rollout(parts)
 
 def one_rollout(parts: Sequence[Rollout]) -> Rollout:

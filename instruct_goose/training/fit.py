@@ -257,14 +257,15 @@ def load_fit_state(
     not its state."""
     log = part(tensors, "history")
     done = check_log(log, record.get("history"), steps)
+    names: list[str] = record["history"]
     others = {k: x for k, x in tensors.items() if not k.startswith("history/")}
     if done == steps: # a new optimizer will do
         record = {**record, "groups": optimizer_state(optimizer, model)[1]}
     elif not part(tensors, "optimizer"):
         raise ValueError(f"the optimizer's moments are missing after {done} of {steps} updates")
     load_training_state(model, optimizer, generators, others, record)
-    columns = [log[name].tolist() for name in record["history"]]
-    return [{"step": i, **dict(zip(record["history"], row, strict=True))}
+    columns = [log[name].tolist() for name in names]
+    return [{"step": i, **dict(zip(names, row, strict=True))}
             for i, row in enumerate(zip(*columns, strict=True))]
 
 def check_log(log: Mapping[str, Tensor], names: object, steps: int) -> int: # updates done

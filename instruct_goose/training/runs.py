@@ -103,7 +103,7 @@ def without_nan(x: Any) -> Any:
 # %% ../../nbs/3_training/15_runs.ipynb #1b945961
 def save_model(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None, # None: without one
     path: str | Path,
 ) -> None:
     """Weights (safetensors), config and tokenizer, as `from_pretrained` of transformers reads them.
@@ -115,7 +115,8 @@ def save_model(
     try:
         with writing("the model", path):
             model.save_pretrained(path)
-            tokenizer.save_pretrained(path)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(path)
     finally:
         if shown:
             logging.enable_progress_bar()

@@ -7,6 +7,7 @@ __all__ = ['lm_rows', 'token_parts', 'check_texts', 'lm_loss', 'check_learnt', '
 
 # %% ../../nbs/3_training/11_sft.ipynb #e432cad1
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -135,8 +136,9 @@ def batch_loss(
 
 def filling_id(tokenizer: PreTrainedTokenizerBase) -> int:
     "What fills the gaps: the pad token or, where a mask tells padding from text, the end's."
-    pad_id = tokenizer.pad_token_id
-    return tokenizer.eos_token_id if pad_id is None else pad_id
+    pad_id: Any = tokenizer.pad_token_id
+    end: Any = tokenizer.eos_token_id
+    return end if pad_id is None else pad_id
 
 # %% ../../nbs/3_training/11_sft.ipynb #b4169d84
 @torch.no_grad()
