@@ -107,7 +107,7 @@ CASES |= {
     "sequence_kl": (lambda b: sequence_kl(b.logprobs, b.ref, MASK), LP),
     "exact_kl": (lambda b: exact_kl(b.logits.log_softmax(-1), b.ref_logits.log_softmax(-1), MASK), ("logits", "ref_logits")),
     "token_logprobs": (lambda b: token_logprobs(b.logits, TOKENS, .7), ("logits",)),
-    "log_softmax": (lambda b: log_softmax(b.logits, .7).exp(), ("logits",)),  # −∞ for a forbidden token
+    "log_softmax": (lambda b: log_softmax(b.logits, .7).clamp(min=-60.), ("logits",)),  # −∞ for a forbidden token
     "entropy": (lambda b: entropy(b.logits, 1.3), ("logits",)),
     "logprobs_from_hidden": (lambda b: logprobs_from_hidden(b.hidden, b.weight, TOKENS[0, :4], .7, b.bias, chunk=2), ("hidden", "weight", "bias")),
     "value_loss": (lambda b: value_loss(b.V, b.R, MASK), ("V",)),
