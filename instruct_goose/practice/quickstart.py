@@ -45,7 +45,7 @@ def spread(
 ) -> str:
     "Several runs in one cell of a table: median [lowest, highest]."
     middle, low, high = (format(f(values), form) for f in (median, min, max))
-    return f"{middle} [{low}, {high}]"
+    return f"{middle} [{low}, {high}]" if low != high else middle
 
 # %% ../../nbs/4_practice/01_quickstart.ipynb #c0c8c1b1
 @dataclass

@@ -129,8 +129,7 @@ def load_reviews(
     directory = Path(directory)
     for name in (TEXTS, RATINGS):
         if not (directory / name).is_file():
-            raise FileNotFoundError(f"{directory / name} is missing: give the directory that "
-                                    f"holds "
+            raise FileNotFoundError(f"{directory / name} is missing: give the directory that holds "
                                     f"{TEXTS} and {RATINGS}. They are in the ICWSM 2014 archive "
                                     "of the vaderSentiment project's source")
     texts, raters = _table(directory / TEXTS, 3), _table(directory / RATINGS, 4)
@@ -553,9 +552,8 @@ def run_reviews(
     config: ReviewsConfig,
 ) -> dict: # the summary, as written to summary.json
     """The whole run, written to a directory; or, with `resume`, the rest of it. Raises
-    FileNotFoundError or ValueError for bad data, FileExistsError for a directory that already
-    holds something, ValueError for a run to be resumed with other settings or data: before any
-    work."""
+    FileNotFoundError or ValueError for bad data, FileExistsError for a directory that already holds
+    something, ValueError for a run to be resumed with other settings or data: before any work."""
     clock, reviews = Clock(), load_reviews(config.data)
     split_reviews(reviews, config.held_out)  # refuses a split that cannot be made
     if (summary := finished_run(config)) is not None:

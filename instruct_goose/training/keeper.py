@@ -19,8 +19,10 @@ from typing import Any
 
 from torch import Tensor
 
-from .checkpoints import (
-    checkpoints, clear_unfinished, load_checkpoint, locked, newest_checkpoint, save_checkpoint)
+from instruct_goose.training.checkpoints import (
+    checkpoints, clear_unfinished, load_checkpoint, locked, newest_checkpoint,
+    save_checkpoint,
+)
 from .state import (
     environment, is_number, joined, part, refuse_other_settings)
 
