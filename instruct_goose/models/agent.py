@@ -38,7 +38,7 @@ class Evaluation(NamedTuple):
     "What an agent says about a response. All (batch, time), 0 at padding."
     logprobs: Tensor        # log π(aₜ|sₜ)
     entropy: Tensor | None  # of π(·|sₜ), nats
-    values: Tensor          # V(sₜ), of the state before token t
+    values: Tensor | None   # V(sₜ), of the state before token t; None: none are learnt
 
 # %% ../../nbs/2_models/01_agent.ipynb #fa51f95c
 def policy_of(
@@ -79,7 +79,7 @@ def value_trunk_of(
 def zero_head(
     base: PreTrainedModel, # whose hidden states it reads
 ) -> nn.Linear:
-    "w = 0, b = 0, on the model's device. Half precision is too coarse for values: float32 at least."
+    "w = 0, b = 0, on the model's device, float32 at least: values need more than half precision."
     weight = next(base.parameters())
     dtype = torch.promote_types(weight.dtype, torch.float32)
     head = nn.Linear(hidden_size(base), 1, device=weight.device, dtype=dtype)
@@ -128,7 +128,7 @@ class Agent(nn.Module):
     def evaluate(
         self,
         query_ids: Int[Tensor, "batch query"],
-        query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"], # padding on either side
+        query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"], # on either side
         response_ids: Int[Tensor, "batch time"],
         response_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # on either side
         temperature: float = 1., # of the policy; values do not know it

@@ -197,7 +197,7 @@ def load_model(
     **options, # for transformers: dtype, …
 ) -> PreTrainedModel:
     """A model from a directory or, if so named, from the Hub. Code that comes with it is not run.
-    Raises FileNotFoundError for a directory that is not there, ValueError for one without a model."""
+    Raises FileNotFoundError without the directory, ValueError for one without a model."""
     return load_part(source, kind, options)
 
 def load_tokenizer(

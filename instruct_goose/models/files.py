@@ -140,7 +140,8 @@ def parse(where: str, text: str) -> Any:
         at = f" at column {e.colno}" if isinstance(e, json.JSONDecodeError) else ""
         hint = next((hint for pattern, hint in _USUAL if re.match(pattern, text)),
                     "One object per line, as json.dumps writes it")
-        raise BadRow("json", where, f"not JSON: {reason_of(e)}{at}: {short(text)}. {hint}") from None
+        reason = f"not JSON: {reason_of(e)}{at}: {short(text)}. {hint}"
+        raise BadRow("json", where, reason) from None
 
 def reason_of(e: ValueError) -> str:
     return str(getattr(e, "msg", e)).removesuffix(" at")

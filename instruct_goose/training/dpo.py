@@ -50,7 +50,8 @@ def row_logprobs(
     "log π(y|q) = Σₜ log π(yₜ|q, y₍₋ₜ₎) of each row's response. Gradients flow; dropout is off."
     query, response = zip(*rows, strict=True)
     padded = *pad(query, pad_id, side="left"), *pad(response, pad_id, side="right")
-    return response_logprobs(model, *(x.to(model.device) for x in padded)).sum(-1)
+    query_ids, query_mask, ids, mask = (x.to(model.device) for x in padded)
+    return response_logprobs(model, query_ids, query_mask, ids, mask).sum(-1)
 
 # %% ../../nbs/3_training/13_dpo.ipynb #d0fac792
 def train_dpo(

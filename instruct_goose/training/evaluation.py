@@ -7,7 +7,7 @@ __all__ = ['write', 'one_rollout', 'ended', 'kl_to_reference', 'best_of_n', 'tex
 
 # %% ../../nbs/3_training/14_evaluation.ipynb #849a6b29
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,7 +21,7 @@ from .rollout import Rollout, collect
 
 # %% ../../nbs/3_training/14_evaluation.ipynb #8d996f6a
 def write(
-    model: nn.Module, # a causal LM or an Agent
+    model: PreTrainedModel | Agent, # a causal LM or an Agent
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str], # an empty one: from the first word on, where a text begins with bos
     max_new_tokens: int,
@@ -32,12 +32,12 @@ def write(
 ) -> Rollout: # one response for each prompt, in order, with `texts` and `prompts`
     "r ~ π(·|q) from the whole distribution: what evaluation, best-of-n and samples are made from."
     data, generator = PromptDataset(prompts, tokenizer), torch.Generator().manual_seed(seed)
-    items, parts = list(data), []
+    eos_id = cast(int | None, tokenizer.eos_token_id)
+    items, parts = [data[i] for i in range(len(data))], []
     for i in range(0, len(items), batch_size):
         q = data.collate(items[i:i + batch_size])
         parts.append(collect(model, q["query_ids"], q["query_mask"], max_new_tokens,
-                             tokenizer.eos_token_id, data.pad_id, tokenizer, temperature,
-                             generator))
+                             eos_id, data.pad_id, tokenizer, temperature, generator))
     return one_rollout(parts)
 
 def one_rollout(parts: Sequence[Rollout]) -> Rollout:
@@ -89,12 +89,12 @@ def best_of_n(
     scores: Sequence[int | float], # of each response
     n: int,
 ) -> tuple[Rollout, list[float]]: # the best response to each prompt, and its score
-    """argmax of the scores in each group of n. Its distribution lies at most log n − (n − 1)/n nats
+    """argmax of the scores in each group of n. Its distribution is at most log n − (n − 1)/n nats
     from the model's own (Beirami et al. 2024). Raises ValueError unless there are n rows and n
     finite scores to each prompt."""
     if n < 1 or len(rollout) % n or len(scores) != len(rollout):
-        raise ValueError(f"{len(rollout)} responses with {len(scores)} scores cannot be dealt into "
-                         f"groups of {n}")
+        raise ValueError(f"{len(rollout)} responses with {len(scores)} scores cannot be dealt "
+                         f"into groups of {n}")
     of_each = torch.as_tensor(scores, dtype=torch.float64)
     wrong = (~of_each.isfinite()).nonzero().flatten().tolist()
     if wrong:

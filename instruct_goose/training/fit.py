@@ -84,7 +84,9 @@ def batches_by_tokens(lengths: Sequence[int], limit: int, seed: int) -> Iterator
             yield ready[b]
 
 # %% ../../nbs/3_training/10_fit.ipynb #c6bf4c1d
-def check_batches(lengths: Sequence[int], batch_size: int | None, batch_tokens: int | None) -> None:
+def check_batches(
+    lengths: Sequence[int], batch_size: int | None, batch_tokens: int | None,
+) -> None:
     "Raises ValueError unless one of the two is given, there are rows, and every row fits."
     if (batch_size is None) == (batch_tokens is None):
         raise ValueError("give batch_size or batch_tokens, one of the two")
@@ -93,12 +95,12 @@ def check_batches(lengths: Sequence[int], batch_size: int | None, batch_tokens: 
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: at least 1")
     if batch_tokens is not None and max(lengths) > batch_tokens:
-        raise ValueError(f"a row has {max(lengths)} tokens, more than batch_tokens={batch_tokens}: "
-                         "raise it, or drop the row")
+        raise ValueError(f"a row has {max(lengths)} tokens, more than batch_tokens={batch_tokens}"
+                         ": raise it, or drop the row")
 
 def refuse_long_rows(
     rows: Sequence[Sequence[int]], # token ids
-    model: nn.Module,
+    model: PreTrainedModel,
     what: str = "text", # what the error calls a row
 ) -> None:
     "Raises ValueError naming the first row that is longer than the model's context."
@@ -263,8 +265,9 @@ def load_fit_state(
     elif not part(tensors, "optimizer"):
         raise ValueError(f"the optimizer's moments are missing after {done} of {steps} updates")
     load_training_state(model, optimizer, generators, others, record)
-    columns = [log[name].tolist() for name in record["history"]]
-    return [{"step": i, **dict(zip(record["history"], row, strict=True))}
+    names: list[str] = list(record["history"])
+    columns = [log[name].tolist() for name in names]
+    return [{"step": i, **dict(zip(names, row, strict=True))}
             for i, row in enumerate(zip(*columns, strict=True))]
 
 def check_log(log: Mapping[str, Tensor], names: object, steps: int) -> int: # updates done

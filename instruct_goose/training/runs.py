@@ -103,10 +103,10 @@ def without_nan(x: Any) -> Any:
 # %% ../../nbs/3_training/15_runs.ipynb #1b945961
 def save_model(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None, # None: it is not saved
     path: str | Path,
 ) -> None:
-    """Weights (safetensors), config and tokenizer, as `from_pretrained` of transformers reads them.
+    """Weights (safetensors), config and tokenizer, as transformers' `from_pretrained` reads them.
     Raises OSError, saying what to do, if they cannot be written."""
     from transformers.utils import logging
 
@@ -115,7 +115,8 @@ def save_model(
     try:
         with writing("the model", path):
             model.save_pretrained(path)
-            tokenizer.save_pretrained(path)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(path)
     finally:
         if shown:
             logging.enable_progress_bar()
@@ -166,7 +167,8 @@ def open_run(
             print("Nothing is saved here yet: the run starts over.")
         else:
             stage, at, of = keeper.latest[1]
-            print(f"Going on from {found.name}: {at} of {of} steps of the stage {stage!r} are done.")
+            print(f"Going on from {found.name}: "
+                  f"{at} of {of} steps of the stage {stage!r} are done.")
     return out, keeper
 
 def finished_run(config: Any) -> dict | None: # its summary

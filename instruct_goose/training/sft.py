@@ -7,6 +7,7 @@ __all__ = ['lm_rows', 'token_parts', 'check_texts', 'lm_loss', 'check_learnt', '
 
 # %% ../../nbs/3_training/11_sft.ipynb #e432cad1
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,7 +25,7 @@ def lm_rows(
     tokenizer: PreTrainedTokenizerBase, # with an end-of-text token
     prompts: Sequence[str] | None = None, # what each text begins with, not learnt; None: nothing
 ) -> tuple[list[list[int]], list[int]]: # token ids, and how many of each row are given
-    """bos + prompt + response + eos, and the number of leading tokens that the loss leaves out: the
+    """bos + prompt + response + eos, and the number of leading tokens that the loss skips: the
     bos, or the prompt with it. Raises ValueError as `check_texts` and `token_parts`."""
     check_texts(texts, tokenizer)
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
@@ -136,7 +137,7 @@ def batch_loss(
 def filling_id(tokenizer: PreTrainedTokenizerBase) -> int:
     "What fills the gaps: the pad token or, where a mask tells padding from text, the end's."
     pad_id = tokenizer.pad_token_id
-    return tokenizer.eos_token_id if pad_id is None else pad_id
+    return cast(int, tokenizer.eos_token_id if pad_id is None else pad_id)
 
 # %% ../../nbs/3_training/11_sft.ipynb #b4169d84
 @torch.no_grad()
