@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from transformers import PreTrainedModel
+
 from ..models.agent import context_length
 from .keeper import Stage
 from .state import joined, part
