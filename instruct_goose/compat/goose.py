@@ -218,7 +218,7 @@ class RLHFTrainer(training.RLHFTrainer):
         four = (query_ids, query_attention_mask, response_ids,
                 self._words(response_ids, response_attention_mask))
         now, ref = self.agent.evaluate(*four), response_logprobs(self.ref_model, *four)
-        return now.logprobs, cast(Tensor, now.entropy), now.values, cast(Tensor, ref)
+        return now.logprobs, cast(Tensor, now.entropy), cast(Tensor, now.values), ref
 
     def compute_loss(
         self,

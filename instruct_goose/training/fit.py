@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -267,7 +268,7 @@ def load_fit_state(
     elif not part(tensors, "optimizer"):
         raise ValueError(f"the optimizer's moments are missing after {done} of {steps} updates")
     load_training_state(model, optimizer, generators, others, record)
-    names: list[str] = list(record["history"])
+    names = cast(list[str], record["history"])
     columns = [log[name].tolist() for name in names]
     return [{"step": i, **dict(zip(names, row, strict=True))}
             for i, row in enumerate(zip(*columns, strict=True))]

@@ -105,10 +105,10 @@ def of_sampler(r: Rollout, c: RLHFConfig) -> dict:
         return {}
     ratio = probability_ratio(r.old_logprobs, r.sampled_logprobs, r.mask)
     numbers = {"max_sampler_deviation": (ratio - 1).abs().max()}
-    weights = importance_weights(r, c.importance_cap)
-    if weights is not None:
+    weights, cap = importance_weights(r, c.importance_cap), c.importance_cap
+    if weights is not None and cap is not None:
         numbers |= {"importance_mean": masked_mean(weights, r.mask),
-                    "importance_capped": masked_mean(ratio > c.importance_cap, r.mask)}
+                    "importance_capped": masked_mean(ratio > cap, r.mask)}
     return numbers
 
 # %% ../../nbs/3_training/08_metrics.ipynb #3313759b
