@@ -626,7 +626,7 @@ def _report(config, out, keeper, nats, judges, texts, figures, stopped):
                "config": {"algorithm": config.algorithm} | settings_of(config),
                "versions": versions()}
     write_json(out / "summary.json", summary)
-    print(f"\nThe same prompts, before and after:\n\n{side_by_side(*texts, 8)}\n\n{table}\n\n"
+    print(f"\nThe same prompts, before and after:\n\n{side_by_side(texts[0], texts[1], 8)}\n\n{table}\n\n"
           "The text is rough: a model of 1.5 million weights, a few minutes of reading. "
           "Locally grammatical, globally adrift.")
     print(f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['wall_seconds']:.0f} on the clock. "
