@@ -236,8 +236,8 @@ def names_page(pages: list[Page]) -> str:
 
 def tried_table() -> str:
     "What the recorded long tests tried, and what went wrong."
-    from instruct_goose.training.doctor import diagnose
     from instruct_goose.practice.failure_gallery import HEALTHY, to_metrics
+    from instruct_goose.training.doctor import diagnose
 
     read = lambda name: json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))
     resume, fuzz, probes, gallery, exact = map(read, ("resume", "fuzz", "probes", "gallery", "exact_world"))

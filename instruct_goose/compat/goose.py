@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from ..models import agent as models
 from ..models import reward
@@ -36,7 +36,7 @@ class Agent(models.Agent):
 
     def __init__(
         self,
-        model: nn.Module | str | Path, # any causal LM, or where to load one from
+        model: PreTrainedModel | str | Path, # any causal LM, or where to load one from
     ):
         super().__init__(model)
 
@@ -81,7 +81,7 @@ class Agent(models.Agent):
         self,
         input_ids: Int[Tensor, "batch time"],
         attention_mask: Shaped[Tensor, "batch time"] | None = None, # None: nothing is padding
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: # (batch,) each
+    ) -> Any: # four of them, (batch,) each
         """A next token drawn after each text; its log-probability; the entropy of what it was
         drawn from; the value of the text. `evaluate` is what training asks."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -93,8 +93,8 @@ class Agent(models.Agent):
 
 # %% ../../nbs/5_compat/02_goose.ipynb #b77df223
 def create_reference_model(
-    model: nn.Module, # an Agent or a causal LM
-) -> nn.Module: # the same kind
+    model: models.Agent | PreTrainedModel,
+) -> Any: # the same kind
     "π_ref: a copy that no longer learns, dropout off. An Agent's copy is an Agent."
     reference = models.create_reference_model(model)
     if not isinstance(model, models.Agent):
@@ -145,7 +145,7 @@ class RewardModel(nn.Module):
         return reward.last_token_logits(self.model, input_ids, attention_mask).sigmoid()
 
 # %% ../../nbs/5_compat/02_goose.ipynb #543aebe7
-class PairwiseLoss(reward.PairwiseLoss):
+class PairwiseLoss(nn.Module):
     "`models.reward.PairwiseLoss`: −log σ(r_chosen − r_rejected), the mean over pairs."
 
     def forward(
@@ -155,7 +155,7 @@ class PairwiseLoss(reward.PairwiseLoss):
     ) -> Float[Tensor, ""]: # nats
         def column(x): return x.flatten() if x.is_floating_point() else x.flatten().float()
 
-        return super().forward(column(chosen_rewards), column(rejected_rewards))
+        return reward.PairwiseLoss()(column(chosen_rewards), column(rejected_rewards))
 
 # %% ../../nbs/5_compat/02_goose.ipynb #9d1ae6a8
 @dataclass
@@ -172,8 +172,8 @@ class RLHFTrainer(training.RLHFTrainer):
 
     def __init__(
         self,
-        model: nn.Module,     # an Agent or a causal LM
-        ref_model: nn.Module, # likewise
+        model: models.Agent | PreTrainedModel,
+        ref_model: models.Agent | PreTrainedModel,
         config: RLHFConfig,
     ):
         c, device = config, next(model.parameters()).device
@@ -201,7 +201,13 @@ class RLHFTrainer(training.RLHFTrainer):
         ids = response_ids.masked_fill(~attended, -1)  # filling may look like an end
         return attended & response_mask(ids, self.eos_ids)
 
-    def forward(
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        "`four_of` the old four tensors; of a rollout, what the base class says of it."
+        if len(args) + len(kwargs) == 1:
+            return super().forward(*args, **kwargs)
+        return self.four_of(*args, **kwargs)
+
+    def four_of(
         self,
         query_ids: Int[Tensor, "batch query"],                 # the prompts
         query_attention_mask: Shaped[Tensor, "batch query"],   # padding on any side
@@ -212,7 +218,7 @@ class RLHFTrainer(training.RLHFTrainer):
         four = (query_ids, query_attention_mask, response_ids,
                 self._words(response_ids, response_attention_mask))
         now, ref = self.agent.evaluate(*four), response_logprobs(self.ref_model, *four)
-        return now.logprobs, cast(Tensor, now.entropy), now.values, cast(Tensor, ref)
+        return now.logprobs, cast(Tensor, now.entropy), cast(Tensor, now.values), ref
 
     def compute_loss(
         self,
@@ -221,11 +227,13 @@ class RLHFTrainer(training.RLHFTrainer):
         response_ids: Int[Tensor, "batch time"],               # the answers to them
         response_attention_mask: Shaped[Tensor, "batch time"], # may be all ones: see `_words`
         rewards: Shaped[Tensor, "batch"],                      # one per response
+        baseline: Shaped[Tensor, "batch"] | None = None,       # as in the base class
     ) -> Float[Tensor, ""]: # with gradient
         """PPO's loss of responses that were just sampled, each token for itself; log π_old and
         V_old are the present ones. Tokens behind the first end of a response do not count."""
-        return super().compute_loss(query_ids, query_attention_mask, response_ids,
-                                    self._words(response_ids, response_attention_mask), rewards)
+        words = self._words(response_ids, response_attention_mask)
+        return super().compute_loss(
+            query_ids, query_attention_mask, response_ids, words, rewards, baseline)
 
 # %% ../../nbs/5_compat/02_goose.ipynb #e830aec2
 def _encode(text, tokenizer, max_length):
@@ -282,8 +290,8 @@ class AgentObjective(nn.Module):
 
     def __init__(
         self,
-        model: nn.Module,     # π, an Agent or a causal LM
-        sft_model: nn.Module, # π_sft, likewise
+        model: models.Agent | PreTrainedModel,     # π
+        sft_model: models.Agent | PreTrainedModel, # π_sft
         reward_model: Any,    # called with ids and mask, returns one number per text
         gamma: int | float,   # weight of the texts' own log-probability
         beta: int | float,    # β, of the KL penalty
@@ -299,7 +307,7 @@ class AgentObjective(nn.Module):
     ) -> Float[Tensor, ""]:
         ids, mask = compact(input_ids, attention_mask, "right")
         parts = ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:]  # the first predicts the others
-        pi, sft = (cast(Tensor, response_logprobs(getattr(m, "policy_network", m), *parts))
+        pi, sft = (response_logprobs(m.model if isinstance(m, models.Agent) else m, *parts)
                    for m in (self.model, self.sft_model))
         scores = self.reward_model(input_ids, attention_mask)
         drift = sequence_kl(pi, sft, parts[3], "k1")

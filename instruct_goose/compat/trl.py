@@ -9,7 +9,7 @@ __all__ = ['DEFAULTS', 'RENAMED', 'INSTEAD', 'BESIDE', 'config_from_trl', 'step'
 import difflib
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Int
@@ -168,7 +168,8 @@ def step(
     rollout = Rollout(query, query_mask, response, mask)
     rollout.scores = torch.tensor([float(x) for x in scores], device=trainer.device)
     metrics = trainer.describe(trainer.advantages(rollout)) | trainer.optimize(rollout)
+    kl = metrics["kl_to_reference"]
     if (target := trainer.config.kl_target) is not None:
-        trainer.beta = adaptive_beta(trainer.beta, metrics["kl_to_reference"], target)
+        trainer.beta = adaptive_beta(trainer.beta, cast(float, kl), target)
     trainer.iteration += 1
     return metrics

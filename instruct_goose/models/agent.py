@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .actor import (
-    check_part, forward_hidden, forward_logits, layout_of, readings_of, response_hidden,
-    response_logits, response_logprobs, states_of)
+    check_part, forward_hidden, forward_logits, layout_of, readings_of, states_of)
 from .text import compact
-from .families import check_causal, context_length, evaluating
+from .families import check_causal, context_length
 from .families import forward_options, hidden_size, load_model, plain_head
 from .families import trunk, vocabulary_size
 
@@ -38,7 +37,7 @@ class Evaluation(NamedTuple):
     "What an agent says about a response. All (batch, time), 0 at padding."
     logprobs: Tensor        # log π(aₜ|sₜ)
     entropy: Tensor | None  # of π(·|sₜ), nats
-    values: Tensor          # V(sₜ), of the state before token t
+    values: Tensor | None   # V(sₜ), of the state before token t; None: none are learnt
 
 # %% ../../nbs/2_models/01_agent.ipynb #fa51f95c
 def policy_of(
@@ -79,7 +78,7 @@ def value_trunk_of(
 def zero_head(
     base: PreTrainedModel, # whose hidden states it reads
 ) -> nn.Linear:
-    "w = 0, b = 0, on the model's device. Half precision is too coarse for values: float32 at least."
+    "w = 0, b = 0, on the model's device, float32 at least: values need more than half precision."
     weight = next(base.parameters())
     dtype = torch.promote_types(weight.dtype, torch.float32)
     head = nn.Linear(hidden_size(base), 1, device=weight.device, dtype=dtype)
@@ -128,7 +127,7 @@ class Agent(nn.Module):
     def evaluate(
         self,
         query_ids: Int[Tensor, "batch query"],
-        query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"], # padding on either side
+        query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"], # on either side
         response_ids: Int[Tensor, "batch time"],
         response_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # on either side
         temperature: float = 1., # of the policy; values do not know it

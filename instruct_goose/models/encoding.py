@@ -130,13 +130,13 @@ def encode(
     what: str, # what the error calls the text
 ) -> list[int]:
     """Token ids of one text.
-    Raises ValueError naming a text without tokens, or with more than fit; TypeError for no text."""
+    Raises ValueError naming a text of no tokens, or of more than fit; TypeError for no text."""
     if not isinstance(text, str):
         raise TypeError(f"{what} is a {type(text).__name__}, expected text: {text!r}")
     ids = tokenizer(text, verbose=False)["input_ids"]
     if not ids:
-        raise ValueError(f"{what} is empty: {text!r} has no tokens, so there is nothing to predict "
-                         "from. Drop it, or put `tokenizer.bos_token` in front")
+        raise ValueError(f"{what} is empty: {text!r} has no tokens, so there is nothing to predict"
+                         " from. Drop it, or put `tokenizer.bos_token` in front")
     if len(ids) > limit:
         raise ValueError(f"{what} has {len(ids)} tokens, the limit is {limit}: {text[:60]!r}… "
                          "Shorten or drop it; it is not cut, because a cut text is another text")

@@ -9,7 +9,6 @@ __all__ = ['trunk', 'hidden_size', 'context_length', 'vocabulary_size', 'evaluat
 
 # %% ../../nbs/2_models/04_families.ipynb #d33fb44a
 import inspect
-from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -197,7 +196,7 @@ def load_model(
     **options, # for transformers: dtype, …
 ) -> PreTrainedModel:
     """A model from a directory or, if so named, from the Hub. Code that comes with it is not run.
-    Raises FileNotFoundError for a directory that is not there, ValueError for one without a model."""
+    Raises FileNotFoundError without the directory, ValueError for one without a model."""
     return load_part(source, kind, options)
 
 def load_tokenizer(

@@ -9,13 +9,11 @@ __all__ = ['REASONS', 'LONGEST', 'PIECE', 'BadRow', 'short', 'read_jsonl', 'line
 # %% ../../nbs/2_models/06_files.ipynb #ebd546fe
 import codecs
 import json
-import os
 import re
 import reprlib
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 # %% ../../nbs/2_models/06_files.ipynb #cbdef28d
@@ -141,7 +139,8 @@ def parse(where: str, text: str) -> Any:
         at = f" at column {e.colno}" if isinstance(e, json.JSONDecodeError) else ""
         hint = next((hint for pattern, hint in _USUAL if re.match(pattern, text)),
                     "One object per line, as json.dumps writes it")
-        raise BadRow("json", where, f"not JSON: {reason_of(e)}{at}: {short(text)}. {hint}") from None
+        reason = f"not JSON: {reason_of(e)}{at}: {short(text)}. {hint}"
+        raise BadRow("json", where, reason) from None
 
 def reason_of(e: ValueError) -> str:
     "What the JSON parser objects to, in its own words."

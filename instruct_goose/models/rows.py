@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Mapping
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase

@@ -8,11 +8,9 @@ __all__ = ['read_csv', 'Feed', 'checked_header', 'uneven', 'csv_fault', 'read_pa
 
 # %% ../../nbs/2_models/07_tables.ipynb #4bf9b371
 import csv
-import os
 from collections import Counter, deque
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from .files import LONGEST, BadRow, decode, lines_of, short
@@ -51,7 +49,7 @@ def read_csv(
 
 # %% ../../nbs/2_models/07_tables.ipynb #f90f6fe6
 class Feed:
-    "Lines for csv.reader, remembered until their row is complete, so that a bad one costs no other."
+    "Lines for csv.reader, remembered until their row is complete: a bad one costs no other."
     def __init__(self, path: str):
         self.path, self.lines, self.back = path, lines_of(path), deque()
         self.row: list = []
@@ -130,7 +128,8 @@ def read_parquet(
                         yield where, too_large(where) if item is None else item
                         row += 1
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path}, after {row} rows: not a Parquet file that can be read: {e}") from e
+        raise ValueError(
+            f"{path}, after {row} rows: not a Parquet file that can be read: {e}") from e
 
 def need(package: str) -> Any:
     "The module, or an ImportError that says how to install it."

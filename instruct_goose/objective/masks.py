@@ -22,7 +22,8 @@ def only_tensors(
     for name, x in given.items():
         if x is not None and not torch.is_tensor(x):
             raise TypeError(
-                f"{name} is of type {type(x).__name__}, not a tensor: pass torch.as_tensor({name})")
+                f"{name} is of type {type(x).__name__}, not a tensor: "
+                f"pass torch.as_tensor({name})")
 
 # %% ../../nbs/1_objective/00_masks.ipynb #51006c78
 def response_mask(

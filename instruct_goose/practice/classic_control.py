@@ -8,6 +8,7 @@ __all__ = ['SETTINGS', 'ControlConfig', 'Environments', 'ControlPolicy', 'evalua
 
 # %% ../../nbs/4_practice/06_classic_control.ipynb #fff1419f
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -95,7 +96,8 @@ class Environments:
             raise ValueError(f"n is {n}: it must be at least 1 copy")
         gym = _gymnasium()
         self.envs = [gym.make(env_id, disable_env_checker=True) for _ in range(n)]
-        self.space, seen = self.envs[0].action_space, self.envs[0].observation_space
+        env: Any = self.envs[0]  # a space is a Box or a Discrete, and its type does not say which
+        self.space, seen = env.action_space, env.observation_space
         self.continuous = isinstance(self.space, gym.spaces.Box)
         def vector(space):
             return isinstance(space, gym.spaces.Box) and len(space.shape) == 1
@@ -114,10 +116,10 @@ class Environments:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]: # (n, state), and three (n,)
         """Next states, rewards, terminated, truncated of one step of every copy. The next states
         are those before a restart, `states` those after it."""
-        actions = actions.numpy()
+        numbers = actions.numpy()
         if self.continuous:
-            actions = actions.clip(self.space.low, self.space.high)
-        out = [env.step(action) for env, action in zip(self.envs, actions)]
+            numbers = numbers.clip(self.space.low, self.space.high)
+        out = [env.step(action) for env, action in zip(self.envs, numbers)]
         nexts, rewards, terminated, truncated, _ = zip(*out)
         nexts = _stack(nexts)
         self.states = nexts.clone()
@@ -198,7 +200,8 @@ def evaluate(
     first = torch.full((episodes,), torch.nan)
     while first.isnan().any():
         before = torch.tensor(envs.running)
-        _, rewards, terminated, truncated = envs.step(policy.sample(envs.states, generator, greedy))
+        actions = policy.sample(envs.states, generator, greedy)
+        _, rewards, terminated, truncated = envs.step(actions)
         over = (terminated | truncated) & first.isnan()
         first = torch.where(over, before + rewards, first)
     return first
@@ -257,8 +260,8 @@ def control_advantages(
     cut = truncated.clone()
     cut[:, -1] = True
     rewards = rewards + torch.where(cut & ~terminated, gamma * next_values, 0.)
-    packed = (x.new_zeros(mask.shape).masked_scatter(mask, x) for x in (rewards, values))
-    advantages, returns = gae(*packed, mask, gamma, lam)
+    r, v = (x.new_zeros(mask.shape).masked_scatter(mask, x) for x in (rewards, values))
+    advantages, returns = gae(r, v, mask, gamma, lam)
     return advantages[mask].view_as(values), returns[mask].view_as(values)
 
 # %% ../../nbs/4_practice/06_classic_control.ipynb #768ef9ef
@@ -266,7 +269,7 @@ def weigh(
     policy: ControlPolicy,
     steps: Steps, # collected by this policy, as it is now
     config: ControlConfig,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]: # old logprobs, values, advantages, returns: (env, time)
+) -> tuple[Tensor, ...]: # old logprobs, values, advantages, returns, (env, time) each
     "What the update needs to know of the policy that acted. No gradient; advantages not whitened."
     states, actions, next_states = (
         x.flatten(0, 1) for x in (steps.states, steps.actions, steps.next_states))

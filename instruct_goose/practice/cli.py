@@ -14,7 +14,8 @@ import types
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints)
 
 from tyro.conf import Positional
 
@@ -37,7 +38,8 @@ class SampleConfig(Settings):
 
 # %% ../../nbs/4_practice/03_cli.ipynb #127d083c
 def load_policy(run_dir: Path, name: str):
-    "The causal LM and tokenizer saved under `run_dir/name`. Raises FileNotFoundError where there is no run."
+    """The causal LM and tokenizer saved under `run_dir/name`. Raises FileNotFoundError where there
+    is no run."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = Path(run_dir) / name
@@ -75,7 +77,8 @@ def _write(model, tokenizer, prompts, config):
     from instruct_goose.training.rollout import Rollout, decode, sample
 
     data, generator = PromptDataset(prompts, tokenizer), torch.Generator().manual_seed(config.seed)
-    query = [data.collate(list(data))[k] for k in ("query_ids", "query_mask")]
+    q = data.collate([data[i] for i in range(len(data))])
+    query = q["query_ids"], q["query_mask"]
     response = sample(model, *query, config.max_new_tokens, tokenizer.eos_token_id, data.pad_id,
                       config.temperature, generator, top_k=config.top_k)
     return decode(Rollout(*query, *response), tokenizer)[1]
@@ -86,7 +89,8 @@ def _check_words(prompts, tokenizer):
     if tokenizer.unk_token_id is None:
         return
     for prompt in prompts:
-        unknown = [w for w in prompt.split() if tokenizer.convert_tokens_to_ids(w) == tokenizer.unk_token_id]
+        unknown = [w for w in prompt.split()
+                   if tokenizer.convert_tokens_to_ids(w) == tokenizer.unk_token_id]
         if not unknown:
             continue
         known = sorted(t for t in tokenizer.get_vocab() if t not in tokenizer.all_special_tokens)
@@ -99,7 +103,7 @@ def _check_words(prompts, tokenizer):
 @dataclass
 class AlgorithmFlag:
     "The flag `--algorithm`, before all others."
-    algorithm: Literal[tuple(PRESETS)] = "ppo"  # sets the defaults of the flags below to its own
+    algorithm: str = "ppo"  # sets the defaults of the flags below to its own
 
 def flag_type(hint: Any) -> Any:
     "A table's names as a Literal, which the parser lists; other types as they are."
@@ -111,17 +115,18 @@ def flag_type(hint: Any) -> Any:
 
 def with_preset(
     kind: type,       # QuickstartConfig or ReviewsConfig
-    name: str | None, # a key of PRESETS; None: the defaults stay. Others are the parser's to refuse
+    name: str | None, # a key of PRESETS; None: the defaults stay. The parser refuses others
 ) -> type: # a subclass of `kind`: its flags, and --algorithm
     """The same settings with the preset's values as defaults, and the flag that says which. It
     goes by the name of `kind`, so that the parser finds the help texts in that source."""
-    dials, known = PRESETS.get(name, {}), {f.name: f for f in fields(kind)}
-    changed = [("algorithm", Literal[tuple(PRESETS)], name if name in PRESETS else "ppo")]
+    dials, known = PRESETS.get(name or "", {}), {f.name: f for f in fields(kind)}
+    changed: list[tuple[str, Any, Any]] = [
+        ("algorithm", Literal[tuple(PRESETS)], name if name in PRESETS else "ppo")]
     hints = get_type_hints(kind, include_extras=True)
     chosen = {k: f.default for k, f in known.items() if flag_type(hints[k]) != hints[k]} | dials
     changed += [(k, flag_type(hints[k]), x) for k, x in chosen.items()]
     same = {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
-    return make_dataclass(kind.__name__, [(*f, field(default=x)) for *f, x in changed],
+    return make_dataclass(kind.__name__, [(k, hint, field(default=x)) for k, hint, x in changed],
                           bases=(kind, AlgorithmFlag), namespace=same, kw_only=True)
 
 # %% ../../nbs/4_practice/03_cli.ipynb #10d02b98
@@ -147,7 +152,8 @@ class ProbeConfig(Settings):
 def load_trainer(
     place: str, # module:Class; the current directory is searched first
 ) -> Callable:
-    "The class. Raises ValueError where there is none, and says what to do; an error inside the module is its own."
+    """The class. Raises ValueError where there is none, and says what to do; an error inside the
+    module is its own."""
     module, colon, name = place.partition(":")
     if not (module and name) or "/" in module or module.endswith(".py"):
         raise ValueError(f"--trainer is {place!r}: write module:Class, such as "
@@ -164,7 +170,8 @@ def load_trainer(
                          f"the directory that "
                          f"holds {e.name.split('.')[0]}.py, or install the package") from None
     if not callable(kind := getattr(found, name, None)):
-        classes = [n for n, x in vars(found).items() if isinstance(x, type) and x.__module__ == module]
+        classes = [n for n, x in vars(found).items()
+                   if isinstance(x, type) and x.__module__ == module]
         raise ValueError(f"--trainer: the module {module} has no class {name!r}. "
                          + (f"Its classes: {', '.join(classes)}" if classes else "It defines no "
                                                                                  "class at all"))
@@ -247,14 +254,17 @@ def run_doctor(config: DoctorConfig) -> list:
         raise ValueError(f"{config.run_dir}/metrics.jsonl: {e}") from None
     if note:
         print(f"instruct-goose: {note}", file=sys.stderr)
-    print(json.dumps([asdict(f) for f in findings], ensure_ascii=False, indent=1) if config.json else text)
+    if config.json:
+        text = json.dumps([asdict(f) for f in findings], ensure_ascii=False, indent=1)
+    print(text)
     return findings
 
 # %% ../../nbs/4_practice/03_cli.ipynb #9b9c639c
 def main(
     argv: list[str] | None = None, # None: what the shell gave
 ) -> None:
-    "The command `instruct-goose`. Exits with 2 for bad settings, 1 for what a person can mend, 130 after Ctrl-C."
+    """The command `instruct-goose`. Exits with 2 for bad settings, 1 for what a person can mend,
+    130 after Ctrl-C."""
     import tyro
     from transformers.utils import logging
 
@@ -266,13 +276,15 @@ def main(
     argv = sys.argv[1:] if argv is None else argv
     if argv == ["--version"]:
         return print(f"instruct-goose {__version__}")
-    commands = {"quickstart": (QuickstartConfig, run_quickstart), "reviews": (ReviewsConfig, run_reviews),
+    commands = {"quickstart": (QuickstartConfig, run_quickstart),
+                "reviews": (ReviewsConfig, run_reviews),
                 "sample": (SampleConfig, run_sample), "probe": (ProbeConfig, run_ladder),
                 "doctor": (DoctorConfig, run_doctor)}
     shown = {name: with_preset(kind, _named(argv)) if hasattr(kind, "preset") else kind
              for name, (kind, _) in commands.items()}
     kinds = tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in shown.items())
-    given = tyro.cli(Union[kinds], prog="instruct-goose", args=argv, description=  # noqa: UP007
+    choice: Any = cast(Any, Union)[kinds]
+    given = tyro.cli(choice, prog="instruct-goose", args=argv, description=
         "Learn PPO and RLHF by running it: from the clipped objective to a policy improved by "
         "human ratings.")
     kind, run = next(commands[name] for name, kind in shown.items() if type(given) is kind)

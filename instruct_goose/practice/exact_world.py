@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..models.agent import create_reference_model, response_logprobs
 from ..models.text import pad
@@ -64,13 +65,14 @@ def make_tokenizer():
 def tiny_policy(
     kind: str,     # "absolute": GPT-2's learnt positions; "rotary": Llama's
     seed: int = 1, # of the random weights
-) -> nn.Module: # a causal LM of two layers, 32 wide
+) -> PreTrainedModel: # a causal LM of two layers, 32 wide
     "A transformer that has learnt nothing. Its weights are large enough for it to have opinions."
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     if kind not in ("absolute", "rotary"):
         raise ValueError(f"kind is {kind!r}: choose 'absolute' or 'rotary'")
-    shared: dict[str, Any] = dict(vocab_size=len(WORDS), initializer_range=.15, bos_token_id=0, eos_token_id=0)
+    shared: dict[str, Any] = dict(
+        vocab_size=len(WORDS), initializer_range=.15, bos_token_id=0, eos_token_id=0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "absolute":
@@ -84,9 +86,9 @@ def tiny_policy(
 # %% ../../nbs/4_practice/08_exact_world.ipynb #0ce50d99
 @dataclass(frozen=True)
 class World:
-    "Everything that can be said, and what it is worth. P prompts, N responses of T tokens at most."
+    "All that can be said, and what it is worth. P prompts, N responses of T tokens at most."
     tokenizer: Any           # see `make_tokenizer`
-    reference: nn.Module     # π_ref, frozen
+    reference: PreTrainedModel # π_ref, frozen
     response_ids: Tensor     # (N, T) every response
     mask: Tensor             # (N, T) True for its tokens, EOS included
     rewards: Tensor          # (P, N) float64; per prompt mean 0, variance 1 under the reference
@@ -109,7 +111,7 @@ class World:
 
 # %% ../../nbs/4_practice/08_exact_world.ipynb #dc836afd
 def enumerate_logprobs(
-    model: nn.Module,    # a causal LM
+    model: PreTrainedModel, # a causal LM
     world: World,
     side: str = "left",  # where the prompts are padded
 ) -> Float[Tensor, "prompt response time"]: # 0 at padding; gradients flow
@@ -129,7 +131,7 @@ def make_world(
     and place, and each response has one of its own beside them. Squares of uniform numbers, so
     nothing is symmetric."""
     tokenizer, reference = make_tokenizer(), create_reference_model(tiny_policy(kind))
-    ids, mask = all_responses(len(WORDS), max_new_tokens, tokenizer.eos_token_id)
+    ids, mask = all_responses(len(WORDS), max_new_tokens, WORDS.index("<end>"))
     g, T, P = torch.Generator().manual_seed(seed), max_new_tokens, len(PROMPTS)
     word, own = (torch.rand(P, *shape, generator=g, dtype=torch.float64)**2
                  for shape in ((T, len(WORDS)), (len(ids),)))
@@ -215,7 +217,7 @@ def response_gradients(
     query, rewards = world.queries(), world.rewards
     def one(k, i):
         response = world.response_ids[[i]], world.mask[[i]]
-        loss = trainer.compute_loss(*(x[[k]] for x in query), *response, rewards[k, [i]])
+        loss = trainer.compute_loss(query[0][[k]], query[1][[k]], *response, rewards[k, [i]])
         return flat_gradient(loss, trainer.agent.model)
     return torch.stack([torch.stack([one(k, i) for i in range(rewards.shape[1])])
                         for k in range(len(rewards))])

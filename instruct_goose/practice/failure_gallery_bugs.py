@@ -134,18 +134,19 @@ def compared_beyond_the_end(config, r, rewards):
 
 class NoValueMask(RLHFTrainer):
     "GAE walks on into the padding, where there are values too."
-    def annotate(self, r):
+    def annotate(self, rollout):
+        r = super().annotate(rollout)
         tokens = r.query_ids, r.query_mask, r.response_ids, torch.ones_like(r.mask)
-        super().annotate(r)
         r.values = self.agent.values(*tokens).detach()
         return r
-    def advantages(self, r):
-        return compared_beyond_the_end(self.config, super().advantages(r), r.rewards)
+    def advantages(self, rollout):
+        r = super().advantages(rollout)
+        return compared_beyond_the_end(self.config, r, r.rewards)
 
 class RewardAfterTheEnd(RLHFTrainer):
     "The score stands in the last column of the batch, not at the row's last token."
-    def advantages(self, r):
-        super().advantages(r)
+    def advantages(self, rollout):
+        r = super().advantages(rollout)
         rewards = r.rewards.clone()
         rewards[torch.arange(len(r)), last_index(r.mask)] -= r.scores
         rewards[:, -1] += r.scores
@@ -153,22 +154,22 @@ class RewardAfterTheEnd(RLHFTrainer):
 
 class WhitenedOverPadding(RLHFTrainer):
     "Mean and variance of the advantages count the zeros in the padding."
-    def advantages(self, r):
+    def advantages(self, rollout):
         with replaced(self.config, "whiten_advantages", False):
-            super().advantages(r)
+            r = super().advantages(rollout)
         r.advantages = whiten(r.advantages, torch.ones_like(r.mask))
         return r
 
 # %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #31c05437
 class RewardTimes20(RLHFTrainer):
     "Scores with a standard deviation of 20."
-    def judge(self, *args):
-        return 20 * super().judge(*args)
+    def judge(self, rollout, reward_fn, kind="text"):
+        return 20 * super().judge(rollout, reward_fn, kind)
 
 class EqualRewards(RLHFTrainer):
     "A reward for what never happens: a score above 4 standard deviations."
-    def judge(self, *args):
-        return (super().judge(*args) > 4).float()
+    def judge(self, rollout, reward_fn, kind="text"):
+        return (super().judge(rollout, reward_fn, kind) > 4).float()
 
 class NeverEnds(RLHFTrainer):
     "No token counts as the end."

@@ -25,7 +25,7 @@ def ratings() -> dict[str, tuple[int, ...]]:
     from pathlib import Path
 
     spec = find_spec("vaderSentiment")
-    if spec is None:
+    if spec is None or not spec.submodule_search_locations:
         raise ImportError("the ratings come with the package vaderSentiment: pip install "
                           "vaderSentiment==3.3.2")
     path = Path(spec.submodule_search_locations[0]) / "vader_lexicon.txt"
@@ -94,7 +94,8 @@ PLAIN = dict(  # unrated words
     made="shot written paced acted staged edited".split(),
     seems="looks feels seems".split())
 
-TEMPLATES = (  # {adj}: in the sentence's mood. {-adj}: in the opposite mood. {a adj}: with its article
+# {adj}: in the sentence's mood. {-adj}: in the opposite mood. {a adj}: with its article
+TEMPLATES = (
     "the {part} is {adj} .",
     "the {part} is {adj} and the {part} is {adj} .",
     "the {part} is {adj} but the {part} is {-adj} .",
@@ -121,7 +122,7 @@ _A = {"useful", "useless"}
 def article(
     word: str, # the word that follows
 ) -> str: # "a" or "an"
-    "The article that the first *sound* of the word asks for: an awful plot, an honest plot, a useless plot."
+    "The article that the first *sound* of the word asks for: an honest plot, a useless plot."
     return "an" if word in _AN or (word[0] in "aeiou" and word not in _A) else "a"
 
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #0eda6cdf
@@ -162,7 +163,8 @@ def vocabulary() -> list[str]:
 
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #dc3f26a4
 def _texts(texts) -> list[str]:
-    "A list of texts; one string would be read letter by letter, and every letter is a text without a rated word."
+    """A list of texts; one string would be read letter by letter, and every letter is a text
+    without a rated word."""
     if isinstance(texts, str):
         raise TypeError(f"texts is one string, {texts[:40]!r}: pass a list of texts")
     return list(texts)
@@ -174,7 +176,8 @@ def _mean(xs) -> float:
 @cache
 def _rated() -> dict[str, tuple[int, ...]]:
     "The ratings of the grammar's own rated words."
-    return {w: ratings()[w] for mood in (POSITIVE, NEGATIVE) for group in mood.values() for w in group}
+    return {w: ratings()[w]
+            for mood in (POSITIVE, NEGATIVE) for group in mood.values() for w in group}
 
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #01b69979
 def rated_words(
@@ -193,26 +196,29 @@ def human_score(
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #92d911d9
 @cache
 def _grammar() -> re.Pattern:
-    "All templates as one regular expression. Knows nothing of moods; spells out both articles itself."
+    "All templates as one regular expression. Knows no moods; spells out both articles itself."
     def either(words):
         return "(?:" + "|".join(sorted(words)) + ")"
 
     def slot(match):
         with_article, _, name = match.groups()
-        words = set(PLAIN.get(name, ())) | set(POSITIVE.get(name, ())) | set(NEGATIVE.get(name, ()))
+        words = {w for kind in (PLAIN, POSITIVE, NEGATIVE) for w in kind.get(name, ())}
         if not with_article:
             return either(words)
         an = {w for w in words if re.match(r"[aeio]|un|ug|hono|hones", w)}
         return f"(?:an {either(an)}|a {either(words - an)})"
 
-    pieces = ["".join(slot(m) if (m := _SLOT.fullmatch(p)) else re.escape(p) for p in re.split(r"(\{[^}]*\})", t))
-              for t in TEMPLATES]
+    def piece(part):
+        found = _SLOT.fullmatch(part)
+        return slot(found) if found else re.escape(part)
+
+    pieces = ["".join(map(piece, re.split(r"(\{[^}]*\})", t))) for t in TEMPLATES]
     return re.compile("|".join(pieces))
 
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #284b282d
 def grammatical(
     texts: Iterable[str], # reviews
-    ended: Iterable[bool] | None = None, # whether the writer ended each one by itself; None: all of them
+    ended: Iterable[bool] | None = None, # did the writer end each by itself? None: all
 ) -> list[bool]:
     """True where the whole text is one of the templates, with the right article before each
     word, and was ended. Raises TypeError for one string, ValueError if `ended` is of another
@@ -238,7 +244,7 @@ def rater_score(
     text: str, # a review
     rng: random.Random, # draws the raters
 ) -> float: # in [−4, 4]
-    "What a reader might answer: the mean over the rated words of one drawn rater's score for each."
+    "What a reader might answer: the mean over the rated words of one drawn rater's score each."
     return _mean(rng.choice(_rated()[w]) for w in rated_words(text))
 
 # %% ../../nbs/4_practice/00_film_reviews.ipynb #2b46e223

@@ -63,7 +63,7 @@ def difference(
     one: dict[str, Tensor], # an `outcome`
     other: dict[str, Tensor],
 ) -> tuple[float, str]: # the largest, inf if one is NaN and the other is not; and where it is
-    "max |x − y| over all numbers of two outcomes. Raises ValueError if they differ in names or shapes."
+    "max |x − y| over all numbers of two outcomes. Raises ValueError if names or shapes differ."
     if one.keys() != other.keys():
         raise ValueError(f"only one of them has {sorted(one.keys() ^ other.keys())}")
     worst = 0., "nowhere"

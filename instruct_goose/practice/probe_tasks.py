@@ -11,7 +11,7 @@ __all__ = ['ACTIONS', 'EVEN', 'FROZEN', 'REFERENCE', 'REWARDS', 'ANSWERS', 'tiny
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ def tiny_world(
 ): # (model, tokenizer)
     """A GPT-2 of one layer and 16 numbers whose head knows nothing yet: its weight is 0, its bias
     log p. The other tokens have a logit of −30."""
-    tokenizer = word_tokenizer(ACTIONS[:3], model_max_length=16)
+    tokenizer: Any = cast(Any, word_tokenizer(ACTIONS[:3], model_max_length=16))
     shape = GPT2Config(
         vocab_size=len(tokenizer), n_positions=16, n_embd=16, n_layer=1, n_head=2,
         resid_pdrop=0., embd_pdrop=0., attn_pdrop=0., tie_word_embeddings=False,
@@ -92,12 +92,13 @@ def trained(
     world=None,             # None: tiny_world()
     values: bool = False,   # are the values going to be read?
     **settings,             # of RLHFConfig
-): # (trainer, tokenizer, what train returned)
+) -> tuple[Any, Any, Any]: # trainer, tokenizer, what train returned
     """Train a tiny world. Plain settings: no KL, no whitening, no clipping of values or gradients.
     Raises Missing, before training, for a part that the trainer lacks."""
     model, tokenizer = world or tiny_world()
-    plain: dict[str, Any] = dict(batch_size=64, epochs=2, minibatches=1, beta=0., whiten_advantages=False,
-                 value_clip=None, max_grad_norm=100., device="cpu")
+    plain: dict[str, Any] = dict(
+        batch_size=64, epochs=2, minibatches=1, beta=0., whiten_advantages=False,
+        value_clip=None, max_grad_norm=100., device="cpu")
     trainer = make_trainer(model, create_reference_model(model), RLHFConfig(**plain | settings),
                            tokenizer=tokenizer)
     if not callable(train := getattr(trainer, "train", None)):
@@ -132,10 +133,10 @@ def value_head(make_trainer: Callable, seed: int = 0) -> Reading:
         make_trainer, [""], reward, steps=30, batch_size=128, epochs=3, max_new_tokens=2,
         values=True, lr=FROZEN, value_lr=.05, lam=1., lr_schedule="linear", seed=seed)
     out = Reading()
+    said = {first: values_at(trainer.agent, tokenizer, [first, "a"]) for first in "abc"}
     for first, decided in {"a": 1., "b": 1., "c": 0.}.items():
-        start, after = values_at(trainer.agent, tokenizer, [first, "a"])
-        out.add(f"V({first})", after, decided, .1)
-    out.add("V(start)", start, .5, .1)
+        out.add(f"V({first})", said[first][1], decided, .1)
+    out.add("V(start)", said["c"][0], .5, .1)
     return out
 
 # %% ../../nbs/4_practice/09_probe_tasks.ipynb #abec53d3

@@ -10,6 +10,7 @@ __all__ = ['PROBES', 'HEADER', 'BROKEN', 'Probe', 'ProbeResult', 'run_probe', 'r
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 
@@ -20,6 +21,7 @@ from ..objective.masks import masked_mean
 from .probe_tasks import (
     ACTIONS, Missing, Reading, advantage_sign, credit, eos, kl, optimum, policy_at, rows,
     temperature, tiny_world, value_head, values_at)
+from ..training.config import RLHFConfig
 from ..training.fit import torch_threads
 from ..training.trainer import RLHFTrainer
 
@@ -35,8 +37,8 @@ class Probe:
 
 PROBES = {probe.run.__name__: probe for probe in (
     Probe(value_head, "frozen policy: learn the mean reward",
-          "the value loss, its gradient and its optimizer group (but if all probes fail, at rows): "
-          "lesson 1_objective/05_value_loss"),
+          "the value loss, its gradient and its optimizer group (but if all probes fail, at rows)"
+          ": lesson 1_objective/05_value_loss"),
     Probe(advantage_sign, "one token: the rewarded one becomes likelier",
           "the sign of the loss and of Â = R − V: lesson 1_objective/04_policy_loss"),
     Probe(credit, "the first token decides; known discount",
@@ -132,7 +134,8 @@ def _dial(**settings):
     "A trainer that ignores some of the settings that it is given."
     class Deaf(RLHFTrainer):
         def __init__(self, model, ref_model=None, config=None, **options):
-            super().__init__(model, ref_model, replace(config, **settings), **options)
+            super().__init__(
+                model, ref_model, replace(config or RLHFConfig(), **settings), **options)
     return Deaf
 
 def _after(step: str, harm: Callable):
@@ -190,13 +193,14 @@ class _NeverStops(RLHFTrainer):
 
 class _PaddingIsText(RLHFTrainer):
     def rollout(self, prompts, **sampling):
-        ids, mask = pad([self.tokenizer(p).input_ids for p in prompts], self.pad_id, side="left")
+        tokenizer = cast(Any, self.tokenizer)  # probes give one
+        ids, mask = pad([tokenizer(p).input_ids for p in prompts], self.pad_id, side="left")
         return super().rollout({"query_ids": ids, "query_mask": torch.ones_like(mask)}, **sampling)
 
 class _ColdLoss(RLHFTrainer):
     def __init__(self, model, ref_model=None, config=None, **options):
-        super().__init__(model, ref_model, replace(config, temperature=1.), **options)
-        self.warm = config
+        self.warm = config or RLHFConfig()
+        super().__init__(model, ref_model, replace(self.warm, temperature=1.), **options)
     def rollout(self, prompts, **sampling):
         cold, self.config = self.config, self.warm
         rollout, self.config = super().rollout(prompts, **sampling), cold

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 
@@ -70,7 +70,7 @@ class QuickstartConfig(RLHFConfig):
     reviews: Count = 20_000  # sentences that the language model learns from
     pairs: Count = 20_000  # comparisons that the reward model learns from
     held_out_pairs: Count = 1_500  # comparisons that it is tested on
-    prompt_words: Annotated[int, Limit(0)] = 2  # a prompt is the first 0 to this many words of a review
+    prompt_words: Annotated[int, Limit(0)] = 2  # a prompt is a review's first 0 to this many words
     # the model
     hidden_size: Count = 64  # width of the transformer
     layers: Count = 2  # depth of the transformer
@@ -163,7 +163,7 @@ def train_sft(
 ): # the model, and its log: one dictionary per update
     "Stage 1: learn to write reviews. Returns the model and its log."
     cuda = config.device != "cpu" and torch.cuda.is_available()
-    lm = make_lm(config, tokenizer).to("cuda" if cuda else "cpu")
+    lm = cast(Any, make_lm(config, tokenizer)).to("cuda" if cuda else "cpu")
     log = train_lm(lm, tokenizer, data.reviews, steps=config.sft_steps, lr=config.sft_lr,
                    batch_size=config.sft_batch_size, seed=one_seed(config.seed, "sft"),
                    desc="1 SFT", progress=config.progress, stage=stage)

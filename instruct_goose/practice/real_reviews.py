@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -32,7 +32,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..models.agent import Agent, create_reference_model
 from ..models.reward import RewardModel
-from ..models.text import bpe_tokenizer, pad
+from ..models.text import bpe_tokenizer, pad, pad_id_of
 from .film_reviews import distinct_2
 from .quickstart import side_by_side
 from instruct_goose.training.evaluation import (
@@ -202,7 +202,7 @@ def split_half(
     reviews: Sequence[Review],
     seed: int = 0,
 ) -> dict[str, float]:
-    "People predict people: half of each review's raters judge, the other half's mean is the truth."
+    "People predict people: half of a review's raters judge, the other half's mean is the truth."
     rng, halves = random.Random(seed), []
     for r in reviews:
         raters, n = rng.sample(r.ratings, len(r.ratings)), len(r.ratings) // 2
@@ -435,7 +435,7 @@ def _device(config):
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #fcdd844b
 def train_sft(config: ReviewsConfig, data: ReviewData, stage: Stage | None = None):
     "Stage 1: learn to write. Returns the model and its log."
-    lm = make_lm(config, data.tokenizer).to(_device(config))
+    lm = cast(Any, make_lm(config, data.tokenizer)).to(_device(config))
     with _dropout_seed(config, "sft dropout"):
         log = train_lm(lm, data.tokenizer, [r.text for r in data.train] + data.other_texts,
                        steps=config.sft_steps, batch_tokens=config.sft_batch_tokens,
@@ -450,7 +450,7 @@ def train_judge(config: ReviewsConfig, data: ReviewData, lm, stage: Stage | None
     other. Scores then have mean 0 and sd 1 on the held-out snippets. Returns the reward model and
     its log."""
     reward_model = RewardModel.from_causal_lm(lm, data.tokenizer)
-    pad_id = data.tokenizer.pad_token_id
+    pad_id = pad_id_of(data.tokenizer)
     rows = [data.tokenizer(r.text)["input_ids"] for r in data.train]
     generator = torch.Generator().manual_seed(one_seed(config.seed, "word dropout"))
 
@@ -522,8 +522,8 @@ class FinishingTrainer(RLHFTrainer):
     def judge(self, rollout: Rollout, reward_fn, kind: str = "text"): # one score per response
         "Scores from `reward_fn`, less the penalty where the end-of-text token is missing."
         scores = super().judge(rollout, reward_fn, kind)
-        cut = ~ended(rollout, self.tokenizer.eos_token_id)
-        return scores - self.config.unfinished_penalty * cut.to(scores)
+        cut = ~ended(rollout, cast(Any, self.tokenizer).eos_token_id)
+        return scores - cast(ReviewsConfig, self.config).unfinished_penalty * cut.to(scores)
 
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #53e94e72
 def make_baselines(
@@ -613,7 +613,8 @@ def _run(config, reviews, out, keeper):
 # %% ../../nbs/4_practice/02_real_reviews.ipynb #17078f08
 def _report(config, out, keeper, nats, judges, texts, figures, stopped):
     before, after, baselines = figures
-    table, ceiling = figures_table(*figures), judges["half_of_the_raters"]["pair_accuracy"]
+    table = figures_table(before, after, baselines)
+    ceiling = judges["half_of_the_raters"]["pair_accuracy"]
     samples = f"# The same prompts, before and after\n\n{side_by_side(*texts)}"
     (out / "samples.md").write_text(f"{samples}\n\n# Figures\n\n{table}\n\n# Judges\n\n"
                                     f"{judges_table(judges)}\n", encoding="utf-8")
@@ -625,7 +626,7 @@ def _report(config, out, keeper, nats, judges, texts, figures, stopped):
                "config": {"algorithm": config.algorithm} | settings_of(config),
                "versions": versions()}
     write_json(out / "summary.json", summary)
-    print(f"\nThe same prompts, before and after:\n\n{side_by_side(*texts, 8)}\n\n{table}\n\n"
+    print(f"\nThe same prompts, before and after:\n\n{side_by_side(texts[0], texts[1], 8)}\n\n{table}\n\n"
           "The text is rough: a model of 1.5 million weights, a few minutes of reading. "
           "Locally grammatical, globally adrift.")
     print(f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['wall_seconds']:.0f} on the clock. "

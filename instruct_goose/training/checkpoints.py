@@ -34,8 +34,8 @@ def save_checkpoint(
 ) -> Path: # of the new checkpoint
     """Write `tensors.safetensors` and `record.json`, with the SHA-256 of both, under a temporary
     name, to the disk itself; then rename. A checkpoint with a proper name is whole. Processes that
-    save in one directory wait for each other. Raises OSError saying what failed and what helps; the
-    earlier checkpoints are untouched then. Raises ValueError for a record with NaN or infinity."""
+    save in one directory wait for each other. Raises OSError saying what failed and what helps;
+    the earlier checkpoints are untouched then. Raises ValueError for NaN or infinity there."""
     if keep < 1:
         raise ValueError(f"keep is {keep}: at least 1")
     directory = Path(directory)
@@ -127,7 +127,7 @@ def locked(
     directory: Path,
     wait: bool = False, # for another process that has it; else BlockingIOError
 ) -> Iterator[None]:
-    "The directory is this process's inside the block. It ends with the process, however that ends."
+    "The directory is this process's inside the block, or until the process ends in any way."
     try:
         import fcntl
     except ImportError: # Windows
@@ -207,7 +207,7 @@ def _json_object(path: Path) -> dict:
         raise ValueError("it is empty")
     try:
         value = json.loads(content.decode("utf-8-sig"))
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode() # no NaN, no half characters
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode() # no NaN, no half character
     except UnicodeError:
         raise ValueError("it is not UTF-8") from None
     except ValueError as e:

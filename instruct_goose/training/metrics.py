@@ -22,6 +22,7 @@ from ..objective.logprobs import log_softmax
 from ..objective.masks import last_index, masked_mean, masked_sum, masked_var
 from ..objective.policy_loss import held_shares, probability_ratio
 from ..objective.value_loss import explained_variance
+from ..models.agent import vocabulary_size
 from .annotate import next_token_logits
 from .checks import check_ratio
 from .config import RLHFConfig
@@ -104,10 +105,10 @@ def of_sampler(r: Rollout, c: RLHFConfig) -> dict:
         return {}
     ratio = probability_ratio(r.old_logprobs, r.sampled_logprobs, r.mask)
     numbers = {"max_sampler_deviation": (ratio - 1).abs().max()}
-    if c.importance_cap is not None:
-        weights = importance_weights(r, c.importance_cap)
+    weights, cap = importance_weights(r, c.importance_cap), c.importance_cap
+    if weights is not None and cap is not None:
         numbers |= {"importance_mean": masked_mean(weights, r.mask),
-                    "importance_capped": masked_mean(ratio > c.importance_cap, r.mask)}
+                    "importance_capped": masked_mean(ratio > cap, r.mask)}
     return numbers
 
 # %% ../../nbs/3_training/08_metrics.ipynb #3313759b
@@ -159,7 +160,7 @@ def drift_meter(
     config: RLHFConfig, # temperature, micro_batch_size
 ) -> Callable[[], Tensor | None]: # nats per response
     "Remembers the policy; the call says how far it has gone since: exact KL(π_old‖π)."
-    vocab = model.get_input_embeddings().num_embeddings
+    vocab = vocabulary_size(model)
     most = min(max(8, len(rollout) // 8), MOST // (vocab * rollout.mask.shape[1]))
     if most < 1:
         return lambda: None

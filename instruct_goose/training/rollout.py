@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.agent import Agent, context_length, evaluating
+from ..models.agent import Agent, context_length, evaluating, vocabulary_size
 from ..models.text import as_mask, compact, position_ids
 from ..objective.logprobs import token_logprobs
 
@@ -53,7 +53,7 @@ def checked_tokens(
     model: PreTrainedModel, name: str, ids: Tensor, mask: Tensor,
 ) -> tuple[Tensor, Tensor]:
     "Ids (0 at padding) and bool mask on the model's device. Errors name the row and the token."
-    mask, vocab = as_mask(mask, f"{name}_mask"), model.get_input_embeddings().num_embeddings
+    mask, vocab = as_mask(mask, f"{name}_mask"), vocabulary_size(model)
     if ids.shape != mask.shape:
         raise ValueError(f"{name}_ids {tuple(ids.shape)} and {name}_mask {tuple(mask.shape)} "
                          "differ in shape")
@@ -80,7 +80,8 @@ def left_padded(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tens
 
 # %% ../../nbs/3_training/00_rollout.ipynb #5833439d
 def check_sampling(
-    model: PreTrainedModel, mask: Tensor, max_new_tokens: int, temperature: float, top_k: int | None,
+    model: PreTrainedModel, mask: Tensor, max_new_tokens: int, temperature: float,
+    top_k: int | None,
 ) -> None:
     "Raises ValueError for settings out of range, and text beyond the model's context."
     if max_new_tokens < 1:
@@ -171,7 +172,7 @@ class Rollout:
     prompts: list[str] | Later = None           # the queries as text
     texts: list[str] | Later = None             # queries and responses, without special tokens
     sampled_logprobs: Float[Tensor, "batch time"] | Later = None # as the sampler saw them
-    old_logprobs: Float[Tensor, "batch time"] | Later = None     # as the training forward sees them
+    old_logprobs: Float[Tensor, "batch time"] | Later = None     # as the training forward does
     ref_logprobs: Float[Tensor, "batch time"] | Later = None     # under the reference
     entropy: Float[Tensor, "batch time"] | Later = None          # of π(·|sₜ)
     kl: Float[Tensor, "batch time"] | Later = None               # KL(π(·|sₜ)‖π_ref(·|sₜ)), exact

@@ -10,7 +10,7 @@ __all__ = ['KEYS', 'HALF', 'Finding', 'Run', 'checked_metrics', 'finite', 'noisy
 
 # %% ../../nbs/3_training/21_rules.ipynb #c280c7b0
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -55,8 +55,8 @@ class Run:
 
     def both(self, *names: str) -> list[tuple[int | float, ...]]:
         "The numbers of several metrics, from the iterations that have them all."
-        rows = ([m.get(name) for name in names] for m in self.metrics)
-        return [tuple(row) for row in rows if None not in row]
+        return [tuple(m[name] for name in names) for m in self.metrics
+                if all(m.get(name) is not None for name in names)]
 
 # %% ../../nbs/3_training/21_rules.ipynb #79c39d6f
 def checked_metrics(metrics: Any) -> list[dict]:

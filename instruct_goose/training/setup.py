@@ -19,7 +19,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..models.agent import Agent, context_length, create_reference_model, response_logprobs
+from ..models.agent import (
+    Agent, context_length, create_reference_model, response_logprobs, vocabulary_size)
 from ..models.text import PromptDataset, pad
 from .annotate import tokens_of
 from .trainer_state import load_trainer_state, trainer_state
@@ -77,7 +78,7 @@ def special_ids(
 ) -> tuple[list[int], int]:
     """The ids that end a response, and one to pad with. Raises ValueError for a tokenizer without
     a pad token, or with more tokens than the model."""
-    vocab = model.get_input_embeddings().num_embeddings
+    vocab = vocabulary_size(model)
     if tokenizer is None:
         eos = getattr(model.generation_config, "eos_token_id", None)
         if eos is None:
@@ -161,15 +162,14 @@ def stream_batches(trainer: Any, stream: Iterator, size: int) -> Iterator[list]:
 def steps_left(trainer: Any, steps: int | None) -> int: # None: what is left of config.steps
     "How many iterations to do. Raises ValueError if none, or if the learning rate has ended."
     c, done = trainer.config, trainer.iteration
-    if steps is None:
-        steps = int(c.steps) - done
-    if steps < 1:
+    left: int = c.steps - done if steps is None else steps
+    if left < 1:
         raise ValueError(f"nothing to do: {done} of {c.steps} iterations are done. "
                          "Say how many more with steps=")
-    if c.lr_schedule != "constant" and done + steps > c.steps:
+    if c.lr_schedule != "constant" and done + left > c.steps:
         raise ValueError(f"the {c.lr_schedule} schedule ends at config.steps, {c.steps}, but this "
-                         f"would go on to {done + steps}: raise config.steps")
-    return steps
+                         f"would go on to {done + left}: raise config.steps")
+    return left
 
 # %% ../../nbs/3_training/03_setup.ipynb #21e97f5b
 class TrainerTools(Answering):

@@ -8,10 +8,10 @@ __all__ = ['RLHFTrainer']
 # %% ../../nbs/3_training/01_trainer.ipynb #ce83c8f8
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -42,7 +42,7 @@ class RLHFTrainer(TrainerTools):
 
     def __init__(
         self,
-        model: Agent | PreTrainedModel | str | Path,       # the policy: Agent, causal LM, or its path
+        model: Agent | PreTrainedModel | str | Path,       # the policy, or where to load it
         ref_model: Agent | PreTrainedModel | None = None,  # π_ref; None: the policy, frozen
         config: RLHFConfig | None = None,                  # None: the defaults
         *,
@@ -54,7 +54,8 @@ class RLHFTrainer(TrainerTools):
         self.config = c = config or RLHFConfig()
         self.device = find_device(c.device)
         self.agent = as_agent(model).to(self.device)
-        self.ref_model = as_reference(ref_model, self.agent).to(self.device)
+        reference = cast(Any, as_reference(ref_model, self.agent))  # stubs lose the type of `to`
+        self.ref_model: PreTrainedModel = reference.to(self.device)
         self.tokenizer = tokenizer
         self.eos_ids, self.pad_id = special_ids(self.agent.model, tokenizer)
         self.optimizer = make_optimizer(optimizer, self.agent, c)

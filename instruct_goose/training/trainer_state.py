@@ -40,7 +40,8 @@ class Resumable(Protocol):
     best_reward: float | None
     stopped: str | None
 
-CHANGES_NOTHING = ("output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout")
+CHANGES_NOTHING = (
+    "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout")
 COUNTERS = ("iteration", "prompts_seen", "beta", "best_reward", "stopped")
 
 def trainer_state(

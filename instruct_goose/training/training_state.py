@@ -25,8 +25,8 @@ def optimizer_state(
     optimizer: torch.optim.Optimizer,
     module: nn.Module, # whose parameters it moves
 ) -> tuple[dict[str, Tensor], list[dict]]: # moments as "moment/parameter"; each group, for JSON
-    """What the optimizer remembers of each parameter. Raises ValueError for a parameter that is not
-    the module's."""
+    """What the optimizer remembers of each parameter. Raises ValueError for a parameter that
+    is not the module's."""
     names = {id(p): name for name, p in named_tensors(module).items()}
     tensors, groups = {}, []
     for group in optimizer.param_groups:

@@ -15,14 +15,16 @@ from instruct_goose.objective.gaussian import gaussian_entropy, gaussian_kl, gau
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.objective.ppo import ppo_loss
 from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
+from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.dpo import train_dpo
 from instruct_goose.training.evaluation import best_of_n, ended, kl_to_reference, write
 from instruct_goose.training.reward_training import (
-    pair_accuracy, train_reward_model, train_reward_model_on_ratings,
+    pair_accuracy,
+    train_reward_model,
+    train_reward_model_on_ratings,
 )
-from instruct_goose.training.sft import lm_nats, train_lm
 from instruct_goose.training.rollout import sample
-from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.sft import lm_nats, train_lm
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]

@@ -416,9 +416,9 @@ def test_what_is_loaded_trains(tokenizer, at):
 
     from instruct_goose.models.agent import create_reference_model
     from instruct_goose.models.reward import RewardModel
+    from instruct_goose.training.config import RLHFConfig
     from instruct_goose.training.dpo import train_dpo
     from instruct_goose.training.reward_training import train_reward_model
-    from instruct_goose.training.config import RLHFConfig
     from instruct_goose.training.trainer import RLHFTrainer
 
     lm = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_layer=1, n_head=1, n_embd=8, n_positions=64, bos_token_id=1, eos_token_id=2, pad_token_id=0))

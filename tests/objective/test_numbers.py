@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instruct_goose.models.reward import all_pairs_loss, pairwise_loss
-from instruct_goose.objective.advantages import discounted_returns, estimate_advantages, gae, group_advantages, td_errors
+from instruct_goose.objective.advantages import (
+    discounted_returns,
+    estimate_advantages,
+    gae,
+    group_advantages,
+    td_errors,
+)
 from instruct_goose.objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
 from instruct_goose.objective.kl import (
     ESTIMATORS,

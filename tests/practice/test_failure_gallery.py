@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from instruct_goose.training.doctor import diagnose
-from instruct_goose.training.rules import KEYS
 from instruct_goose.models import actor
 from instruct_goose.practice.failure_gallery import (
     BUGS,
@@ -24,6 +22,8 @@ from instruct_goose.practice.failure_gallery import (
     to_metrics,
 )
 from instruct_goose.training import metrics, rollout, trainer
+from instruct_goose.training.doctor import diagnose
+from instruct_goose.training.rules import KEYS
 
 root = Path(__file__).parents[2]
 each = pytest.mark.parametrize("name", BUGS)

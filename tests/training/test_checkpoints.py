@@ -17,7 +17,12 @@ import torch
 
 from instruct_goose.training import checkpoints as module
 from instruct_goose.training.checkpoints import (
-    checkpoints, load_checkpoint, newest_checkpoint, read_json, save_checkpoint, writing,
+    checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    read_json,
+    save_checkpoint,
+    writing,
 )
 
 RECORD = {"where": "Zürich – 北京", "numbers": [1, .1 + .2, 1e-300, 2**53 + 1, None, True], "nested": {"": []}}

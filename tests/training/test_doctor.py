@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from instruct_goose.practice.failure_gallery import BUGS, HEALTHY, gallery_config, to_metrics
 from instruct_goose.training.doctor import RULES, SILENT, diagnose, report
 from instruct_goose.training.doctor import unchecked as unread
 from instruct_goose.training.rules import KEYS, Run
-from instruct_goose.practice.failure_gallery import BUGS, HEALTHY, gallery_config, to_metrics
 
 root = Path(__file__).parents[2]
 record = json.loads((root / "evidence/gallery.json").read_text("utf-8"))

@@ -13,8 +13,8 @@ from instruct_goose.models.agent import Agent
 from instruct_goose.models.text import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.practice.invariances import difference, outcome, poisoned, relaid, slots
-from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 
 EOS, V = 0, 11   # and EOS is also what pads

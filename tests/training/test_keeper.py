@@ -10,7 +10,10 @@ import torch
 
 from instruct_goose.training import checkpoints as files
 from instruct_goose.training.checkpoints import (
-    checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint,
+    checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
 )
 from instruct_goose.training.keeper import Keeper, Terminated
 

@@ -17,6 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.text import word_tokenizer
 from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
+from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.state import (
     environment,
     load_module,
@@ -25,7 +26,6 @@ from instruct_goose.training.state import (
     set_random_state,
     warn_of_other_environment,
 )
-from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.training.trainer_state import fingerprint_of_tokenizer, load_trainer_state, trainer_state
 from instruct_goose.training.training_state import load_optimizer, load_training_state, optimizer_state, training_state

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.text import PromptDataset, pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.metrics import describe, describe_step
 from instruct_goose.training.rewards import check_scores
+from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.setup import prompt_batches
 from instruct_goose.training.trainer import RLHFTrainer
 

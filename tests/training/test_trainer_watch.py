@@ -15,11 +15,11 @@ import instruct_goose.training.callbacks as clock
 import instruct_goose.training.metrics as module
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.text import pad, word_tokenizer
-from instruct_goose.training.rollout import Rollout, sample
 from instruct_goose.objective.advantages import ADVANTAGES
 from instruct_goose.training.checks import require_finite_weights
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rewards import check_scores
+from instruct_goose.training.rollout import Rollout, sample
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]
