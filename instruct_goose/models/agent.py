@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .actor import (
-    check_part, forward_hidden, forward_logits, layout_of, readings_of, states_of)
+    check_part, forward_hidden, forward_logits, layout_of, readings_of, response_hidden,
+    response_logits, response_logprobs, states_of)
 from .text import compact
-from .families import check_causal, context_length
+from .families import check_causal, context_length, evaluating
 from .families import forward_options, hidden_size, load_model, plain_head
 from .families import trunk, vocabulary_size
 

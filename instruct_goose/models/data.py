@@ -12,13 +12,13 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from .files import BadRow, is_json_lines, read_array, read_jsonl, short
+from .files import REASONS, BadRow, is_json_lines, read_array, read_jsonl, short
 from .rows import pair_of, prompt_of
 from .tables import read_csv, read_parquet
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .encoding import (
-    encode, pad_id_of, token_limit)
+    bpe_tokenizer, encode, pad_id_of, printable, token_limit, word_tokenizer)
 
 # %% ../../nbs/2_models/00_text.ipynb #aa6419ef
 def pad(
