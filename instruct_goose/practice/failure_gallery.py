@@ -17,6 +17,7 @@ import torch
 from ..training.rules import KEYS
 from ..models import actor as models_actor
 from ..models.agent import Agent, create_reference_model
+from ..objective.group import PRESETS
 from ..objective.policy_loss import probability_ratio
 from . import failure_gallery_bugs as made
 from .failure_gallery_bugs import Bug, replaced
@@ -30,14 +31,15 @@ from ..training.fit import torch_threads
 # %% ../../nbs/4_practice/10_failure_gallery.ipynb #28637d32
 SMALL = dict(reviews=4_000, pairs=4_000, held_out_pairs=200, eval_samples=256, sft_steps=350,
              rm_steps=120, steps=12, batch_size=96, minibatches=2, lr_schedule="constant",
-             lr=1.2e-3, value_lr=None, beta=.08, progress=False)
+             lr=1.2e-3, value_lr=None, progress=False)
 
 def gallery_config(
     preset: str = "ppo",
     **overrides, # other fields of QuickstartConfig
 ) -> QuickstartConfig:
     "The quickstart's settings, small: 12 iterations of 96 reviews, 4 updates each."
-    return QuickstartConfig.preset(preset, **SMALL | overrides)
+    own = {} if "beta" in PRESETS[preset] else {"beta": .08}
+    return QuickstartConfig.preset(preset, **SMALL | own | overrides)
 
 def make_world(
     seed: int = 0,
