@@ -21,7 +21,7 @@ GLOSSARY = {  # parameters that mean the same everywhere; said here where a less
     "x": "the numbers", "loss": "of each token", "unbiased": "divide by n − 1", "chosen": "scores of the preferred texts", "rejected": "scores of the others",
     "lr": "learning rate", "rollout": "what was sampled, with its scores and log-probabilities",
     "reward_fn": "texts → one number per text; or an object with such a method `score`", "batch": "a minibatch of a rollout",
-    "now": "what `now(batch)` says: log-probabilities, entropy, values", "kind": "what an error calls a text",
+    "ref_model": "the frozen reference", "now": "what `now(batch)` says: log-probabilities, entropy, values", "kind": "what an error calls a text",
     "first": "is it the first step of the iteration?", "directory": "where to save to, or load from", "hidden": "hidden states"}
 
 

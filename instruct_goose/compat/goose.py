@@ -201,13 +201,7 @@ class RLHFTrainer(training.RLHFTrainer):
         ids = response_ids.masked_fill(~attended, -1)  # filling may look like an end
         return attended & response_mask(ids, self.eos_ids)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        "`four_of` the old four tensors; of a rollout, what the base class says of it."
-        if len(args) + len(kwargs) == 1:
-            return super().forward(*args, **kwargs)
-        return self.four_of(*args, **kwargs)
-
-    def four_of(
+    def forward(
         self,
         query_ids: Int[Tensor, "batch query"],                 # the prompts
         query_attention_mask: Shaped[Tensor, "batch query"],   # padding on any side

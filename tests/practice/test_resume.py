@@ -140,7 +140,7 @@ def test_flags_that_make_no_sense(tmp_path, unchecked, capsys):
         with pytest.raises(ValueError, match="output_dir is None: it must be the run to go on with, since resume is set"): QuickstartConfig(resume=True)
         for name in ("save_every", "keep"):
             for wrong in (0, -1, 1.5, True):
-                with pytest.raises(ValueError, match=f"{name} is {wrong}: it must be at least 1"): QuickstartConfig(**{name: wrong})
+                with pytest.raises((TypeError, ValueError), match=f"{name} is {wrong}: it must be .*at least 1"): QuickstartConfig(**{name: wrong})
     with pytest.raises(SystemExit): main(["quickstart", *FLAGS, "--resume"])
     assert "output_dir is None: it must be the run to go on with, since resume is set" in " ".join(capsys.readouterr().err.split())
 
