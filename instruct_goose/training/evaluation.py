@@ -22,7 +22,7 @@ from .rollout import Rollout, collect
 
 # %% ../../nbs/3_training/14_evaluation.ipynb #8d996f6a
 def write(
-    model: nn.Module, # a causal LM or an Agent
+    model: PreTrainedModel | Agent,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str], # an empty one: from the first word on, where a text begins with bos
     max_new_tokens: int,

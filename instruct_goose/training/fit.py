@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +99,7 @@ def check_batches(lengths: Sequence[int], batch_size: int | None, batch_tokens: 
 
 def refuse_long_rows(
     rows: Sequence[Sequence[int]], # token ids
-    model: nn.Module,
+    model: Any,
     what: str = "text", # what the error calls a row
 ) -> None:
     "Raises ValueError naming the first row that is longer than the model's context."
