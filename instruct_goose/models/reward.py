@@ -27,7 +27,7 @@ from .actor import forward_hidden
 from .families import (
     check_causal, context_length, evaluating, load_model, load_tokenizer, trunk, vocabulary_size)
 from .text import as_mask, compact, encode, pad, pad_id_of
-from ..objective.masks import _wide as wide
+from ..objective.masks import wide
 from ..objective.masks import last_index, same_shape
 
 # %% ../../nbs/2_models/02_reward.ipynb #644e4271

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.agent import response_logprobs
-from ..models.text import _sides as sides
+from ..models.text import sides
 from ..models.text import pad
 from ..objective.preference import dpo_loss
 from .fit import Log, batches, fit, refuse_long_rows

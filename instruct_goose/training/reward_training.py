@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..models.reward import RewardModel, all_pairs_loss, pairwise_loss
 from ..models.text import PairDataset, pad
-from ..models.text import _sides as sides
+from ..models.text import sides
 from .fit import Log, batches, fit, refuse_long_rows
 from .sft import filling_id
 
