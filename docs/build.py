@@ -265,6 +265,17 @@ def tried_table() -> str:
     return "| what | tried | what went wrong |\n|---|---|---|\n" + "\n".join(f"| {' | '.join(r)} |" for r in rows)
 
 
+def attacks_table() -> str:
+    "The second round: what each attack found at first, and what it finds now."
+    rows = json.loads((ROOT / "evidence/attacks.json").read_text("utf-8"))["rows"]
+    def now(row):
+        outcomes = ", ".join(f"{n:,} {how.removeprefix('wrong: ')}" for how, n in sorted(row["outcomes"].items(), key=lambda x: -x[1]))
+        memory = f"; {row['most_mib_added']} MiB of memory added at most" if "most_mib_added" in row else ""
+        return [what_then.replace("|", "/") for what_then in (row["then"], f"{row['tried']:,}", f"{outcomes}{memory}", str(row["wrong"]))]
+    return ("| attack | what was lost | tried again | how they ended | lost now |\n|---|---|---|---|---|\n"
+            + "\n".join(f"| {' | '.join([what, *now(row)])} |" for what, row in rows.items()))
+
+
 def tables_page(links: Links, near: Page) -> str:
     "The tables that lessons compute, in one place: made by the package's own functions."
     from instruct_goose.objective.group import preset_notes, preset_table
@@ -283,6 +294,8 @@ def tables_page(links: Links, near: Page) -> str:
             "[the probes](4_practice/09_probes.ipynb), [the doctor](3_training/22_doctor.ipynb), "
             "[the exact world](4_practice/08_exact_world.ipynb), and [what must not change the answer](4_practice/11_invariances.ipynb), "
             "with poisons and splits.", tried_table(),
+            "The second round went for what the first had not thought of. Settings are in the first table: every class of them is fuzzed since.",
+            attacks_table(),
             "## On a GPU", gpu_table(),
             "## Same name, different mathematics", "What libraries compute under one name, each on the same input. "
             "Above each table stands the test that tells them apart; [the lesson](4_practice/07_same_name.ipynb) has the reasons."]

@@ -9,6 +9,7 @@ measured, with which commit and versions. Nobody types a figure.
     python evidence/run.py exact_world               only the exact world, about half a CPU-hour
     python evidence/run.py resume                    only twenty kills, about three CPU-minutes
     python evidence/run.py fuzz                      only broken input, about five CPU-minutes
+    python evidence/run.py attacks                   only the second round of attacks, about six CPU-minutes
     python evidence/run.py gpu                       only where there is one: tokens/s, memory, agreement with the CPU
     python evidence/run.py gallery                   only the failure gallery, about six CPU-minutes
     python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
@@ -350,15 +351,18 @@ def write(name: str, figures: dict) -> None:
     print(f"\nwritten: {path.relative_to(root)}")
 
 
+RUNS = ("quickstart", "family", "control", "exact_world", "resume", "probes", "gallery", "fuzz", "attacks", "reviews")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", help="quickstart, family, control, exact_world, resume, fuzz, probes, gallery or reviews; all without")
+    parser.add_argument("only", nargs="*", help=f"{', '.join(RUNS)}; all without, or gpu alone")
     parser.add_argument("--seeds", type=int, nargs="+", help="of quickstart (0 to 9) and reviews (0 to 2)")
     parser.add_argument("--draws", type=int, nargs="+", default=[0, 1], help="of the quickstart's initial weights; 0: as they are")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
     args = parser.parse_args()
     if args.only == ["gpu"]: raise SystemExit(subprocess.call([sys.executable, root / "evidence/gpu.py"]))
-    if wrong := set(args.only) - {"quickstart", "family", "control", "exact_world", "resume", "fuzz", "probes", "gallery", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
+    if wrong := set(args.only) - set(RUNS): parser.error(f"no such run: {', '.join(wrong)}")
     if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
 
@@ -380,6 +384,11 @@ def main():
     if not args.only or "fuzz" in args.only:
         made_by = origin("python evidence/run.py fuzz") | {"pyarrow": version("pyarrow")}
         write("fuzz", {"origin": made_by} | fuzz())
+    if not args.only or "attacks" in args.only:
+        from attacks import attacks
+
+        made_by = origin("python evidence/run.py attacks") | {"pyarrow": version("pyarrow")}
+        write("attacks", {"origin": made_by} | attacks())
     if not args.only or "reviews" in args.only:
         if not args.data.is_dir():
             if args.only: raise SystemExit(f"no directory {args.data}: pass --data DIR")

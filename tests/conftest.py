@@ -2,6 +2,7 @@
 And no test may ask for the network: whatever is downloaded by accident fails at once, and says so."""
 import contextlib
 import ipaddress
+import signal
 import socket
 import sys
 
@@ -14,6 +15,8 @@ jaxtyping.install_import_hook("instruct_goose", "beartype.beartype")
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
+# a shell that starts the tests in the background makes them deaf to Ctrl-C, which some tests press
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN: signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

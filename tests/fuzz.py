@@ -17,14 +17,18 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 
 from instruct_goose.models import data, files, tables
 from instruct_goose.models.text import bpe_tokenizer
 from instruct_goose.objective.group import PRESETS
+from instruct_goose.practice.cli import ProbeConfig, SampleConfig
+from instruct_goose.practice.quickstart import QuickstartConfig
+from instruct_goose.practice.real_reviews import ReviewsConfig
 from instruct_goose.training.config import RLHFConfig
 
 WORDS = ["film", "good", "", " ", "é", "漢字", "🙂", 'say "x"', "a,b", "tab\tx", "two\nlines", "cr\rx", "\u2028", "'", "{", "[1]", "null",
@@ -183,28 +187,39 @@ def loaders(r: random.Random, tools: dict) -> tuple[str, str]:
     return f"{load.__name__}, {kind}", outcome
 
 
-NAMES = [f.name for f in fields(RLHFConfig)]
+KINDS = [RLHFConfig, QuickstartConfig, ReviewsConfig, SampleConfig, ProbeConfig]  # every class of settings that a person fills in
+NEEDED = {ReviewsConfig: {"data": Path("data")}, SampleConfig: {"run_dir": Path("run")}}
+NAMES = sorted({f.name for kind in KINDS for f in fields(kind)})
 VALUES = [None, True, False, 0, 1, 2, 3, 8, 64, -1, .5, 1., .2, -0., 1e-9, 1e308, 5e-324, math.nan, math.inf, -math.inf, 10**400, -10**400, 2**63, 2**1024,
           "", "0.1", "8", "gae", "nan", "group_mean_std", "sequence", "weight", "loss", "k1", "k3", "straight_through", "group_token_mean", "cpu",
-          [], [1], {}, {"a": 1}, b"x", 1j, np.float64(.3), np.int64(4), np.float32("nan"), np.bool_(True), object]
+          [], [1], {}, {"a": 1}, b"x", 1j, np.float64(.3), np.int64(4), np.float32("nan"), np.bool_(True), object,
+          (), (2, 6), (6, 2), (2, "6"), (1.5, 2), (1, 2, 3), ("a",), ("a", None), [2, 6], (math.nan, 3), ((1, 2), 3), Path("x"), 20261121215400]
 
 
 def config(r: random.Random, tools: dict) -> tuple[str, str]:
-    "One set of settings for RLHFConfig or one of its presets."
-    given = {r.choice(NAMES): r.choice(VALUES) for _ in range(r.choice([0, 1, 1, 1, 2, 3, 6]))}
+    "One set of settings for one of the classes, or for one of its presets."
+    kind = r.choice(KINDS)
+    own = [f.name for f in fields(kind)]
+    given = {r.choice(own): r.choice(VALUES) for _ in range(r.choice([0, 1, 1, 1, 2, 3, 6]))}
     if r.random() < .03: given[r.choice(["algorithm", "learning_rate", "Steps", "x y", ""])] = r.choice(VALUES)
-    preset = r.random() < .5
+    preset = issubclass(kind, RLHFConfig) and r.random() < .5
     name = r.choice([*PRESETS, *PRESETS, "PPO", "", "dr-grpo", "nan"] + [v for v in VALUES if not isinstance(v, np.generic)]) if preset else None
+    arguments = NEEDED.get(kind, {}) | given
     try:
-        made = RLHFConfig.preset(name, **given) if preset else RLHFConfig(**given)
-        for k, v in given.items(): assert getattr(made, k) is v
-        for f in fields(made): assert not isinstance(v := getattr(made, f.name), float) or math.isfinite(v), f.name
-        assert RLHFConfig(**asdict(made)) == made and made.algorithm in (*PRESETS, "custom")
+        made = kind.preset(name, **arguments) if preset else kind(**arguments)
+        for k, v in given.items(): assert getattr(made, k) is v or getattr(made, k) == Path(v), k
+        for f in fields(made):
+            v, hint = getattr(made, f.name), get_type_hints(kind)[f.name]
+            for x in v if isinstance(v, (tuple, list)) else [v]: assert not isinstance(x, float) or math.isfinite(x), f.name
+            assert v is None or isinstance(v, bool) == (hint is bool), f.name  # a second reading of the annotation
+            if hint is int: assert isinstance(v, int), f.name
+        assert kind(**{f.name: getattr(made, f.name) for f in fields(made)}) == made
+        if preset: assert made.algorithm in (*PRESETS, "custom")
         outcome = "valid"
     except (ValueError, TypeError) as e:
-        assert any(n in str(e) for n in (*NAMES, *map(repr, given), "preset", "algorithm")), f"names no field: {e}"
+        assert any(n in str(e) for n in (*own, *map(repr, given), "preset", "algorithm")), f"names no field: {e}"
         outcome = type(e).__name__
-    return "RLHFConfig.preset" if preset else "RLHFConfig", outcome
+    return kind.__name__ + ".preset" * preset, outcome
 
 
 # --- the run ---

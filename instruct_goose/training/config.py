@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Count', 'Positive', 'NotNegative', 'Share', 'Seed', 'ELSEWHERE', 'C', 'SIZES', 'Limit', 'OneOf', 'Answering',
-           'Settings', 'check_settings', 'complaint', 'number_complaint', 'type_complaint', 'choices_of', 'Presets',
-           'RLHFConfig', 'contradictions', 'kl_contradictions']
+           'Settings', 'check_settings', 'complaint', 'number_complaint', 'parts_complaint', 'type_complaint',
+           'choices_of', 'Presets', 'RLHFConfig', 'contradictions', 'kl_contradictions']
 
 # %% ../../nbs/3_training/02_config.ipynb #f429998c
 import inspect
@@ -133,6 +133,8 @@ def complaint(hint: Any, value: Any) -> Exception | None: # None: it is fine
     if choices is not None:
         known = any(value is c or (type(value) is type(c) and value == c) for c in choices)
         return None if known else ValueError(f"one of {', '.join(map(repr, choices))}")
+    if get_origin(kind) is tuple:
+        return parts_complaint(get_args(kind), value)
     if kind in (int, float):
         return number_complaint(kind, value, limits)
     return None if not isinstance(kind, type) or isinstance(value, kind) else type_complaint(kind)
@@ -147,6 +149,17 @@ def number_complaint(kind: type, value: Any, limits: list) -> Exception | None:
     if not abs(value) <= 1.7e308 or not all(value in limit for limit in limits):
         return ValueError(what if kind is int and what else f"{what}{what and ', and '}finite")
     return None
+
+def parts_complaint(hints: tuple, value: Any) -> Exception | None:
+    "A tuple has as many parts as its annotation, or any number where that ends in `...`."
+    if not isinstance(value, (tuple, list)):
+        return TypeError("a tuple")
+    hints = hints[:1] * len(value) if Ellipsis in hints else hints
+    if len(value) != len(hints):
+        return ValueError(f"a tuple of {len(hints)}")
+    errors = [complaint(hint, part) for hint, part in zip(hints, value)]
+    first = next((error for error in errors if error is not None), None)
+    return first and type(first)(f"a tuple, each part {first}")
 
 def type_complaint(kind: type) -> TypeError:
     "What a value of another type ought to have been."

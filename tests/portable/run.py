@@ -1,10 +1,10 @@
 """Notebooks and tests on other machines' arithmetic: `make portable`, or `make portable ARGS="avx2 jitter:1-3 python3.12"`.
 
-native       as it is here, and what draws initial weights is noted down
+native       as it is here, and what draws initial weights and trains them is noted down
 default      no vector instructions: torch's and oneDNN's plainest kernels, MKL's compatible ones
 avx2, avx512 as on processors with and without AVX-512
 threads      two torch threads, whatever a lesson asks for
-jitter:n     initial weights times (1 + 1e-6·noise), draw n of 1 to 10: the lessons and test files that draw initial weights
+jitter:n     initial weights times (1 + 1e-6·noise), draw n of 1 to 10: the lessons and test files that train
 python3.n    another Python, with constraints.txt, in .venv-portable/
 
 Prints which assertion fell under which, and writes evidence/portable.json; each variant replaces its own entry there.
@@ -74,12 +74,18 @@ def tests_of(report: Path) -> tuple[int, int, list[dict]]:
     return len(cases) - skipped, skipped, fell
 
 
+def still(notes: list[str], lessons: list[str], files: list[str]) -> dict:
+    "Lessons and test files that did not both draw initial weights and let an optimizer step."
+    draw, step = ({line.split("::")[0].removeprefix(f"{what} ") for line in notes if line.startswith(what)} for what in ("draws", "steps"))
+    return {"notebooks": [n for n in lessons if n not in draw & step], "tests": [f for f in files if f not in draw & step]}
+
+
 def run(variant: str, python: str, workers: int, quiet: dict) -> dict:
-    "Notebooks, then tests. `quiet`: what draws no initial weights, so that a jitter cannot reach it."
+    "Notebooks, then tests. `quiet`: what does not draw initial weights and train them, so that a jitter cannot grow there."
     env, start = environment(variant), time.time()
     with tempfile.TemporaryDirectory() as folder:
-        note, notebooks, report = (Path(folder) / name for name in ("drawn", "notebooks.json", "tests.xml"))
-        if variant == "native": env["GOOSE_DRAWN"] = str(note)
+        notes, notebooks, report = (Path(folder) / name for name in ("notes", "notebooks.json", "tests.xml"))
+        if variant == "native": env["GOOSE_NOTES"] = str(notes)
         jitter = variant.startswith("jitter")
         lessons = sorted(p.relative_to(root / "nbs").with_suffix("").as_posix() for p in (root / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
         files = sorted(p.relative_to(root).as_posix() for p in (root / "tests").rglob("test_*.py"))
@@ -90,12 +96,12 @@ def run(variant: str, python: str, workers: int, quiet: dict) -> dict:
                         *(f for f in files if f not in skip)], cwd=root, env=env)
         ran, skipped, fell = tests_of(report)
         told = json.loads(notebooks.read_text("utf-8")) if notebooks.exists() else []
-        drawn = {line.split("::")[0] for line in note.read_text("utf-8").splitlines()} if note.exists() else set()
+        lines = notes.read_text("utf-8").splitlines() if notes.exists() else []
     entry = {"origin": origin(f"python tests/portable/run.py {variant}"), "environment": FORCED.get(variant, {}), "seconds": round(time.time() - start),
              "notebooks": len(told), "tests": ran, "skipped": skipped,
              "fell": [{"notebook": r["name"], **r["fell"]} for r in told if r["fell"]] + fell}
     if not told or not ran: entry["fell"].append({"error": f"{len(told)} notebooks and {ran} tests ran"})
-    if variant == "native": entry["no_initial_weights"] = {"notebooks": [n for n in lessons if n not in drawn], "tests": [f for f in files if f not in drawn]}
+    if variant == "native": entry["does_not_train"] = still(lines, lessons, files)
     return entry
 
 
@@ -120,7 +126,7 @@ def main():
         elif variant == here: entry = {"not_run": "it is the Python of every other variant"}
         else:
             print(f"\n\033[1m── {variant}\033[0m", flush=True)
-            entry = run(variant, python, args.workers, known.get("native", {}).get("no_initial_weights", {}))
+            entry = run(variant, python, args.workers, known.get("native", {}).get("does_not_train", {}))
         known[variant] = entry
         order = {v: known[v] for v in [*FORCED, *PYTHONS] if v in known}
         record.write_text(json.dumps(order, indent=1, ensure_ascii=False) + "\n", "utf-8")

@@ -2,7 +2,7 @@
 
     GOOSE_JITTER=n    initial weights that are drawn are multiplied by (1 + 1e-6·noise); n = 1, 2, … is the draw
     GOOSE_THREADS=n   torch works with n threads, whatever a program asks for
-    GOOSE_DRAWN=file  the name of each lesson or test that draws initial weights is appended to that file
+    GOOSE_NOTES=file  a line "draws NAME" for each lesson or test that draws initial weights, "steps NAME" where an optimizer steps
 
 and is left alone where none of them is set. torch is not imported here: a hook waits until somebody else does.
 """
@@ -14,7 +14,7 @@ import sys
 import zlib
 
 DRAWS = ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_")
-jitter, threads, drawn = int(os.environ.get("GOOSE_JITTER") or 0), int(os.environ.get("GOOSE_THREADS") or 0), os.environ.get("GOOSE_DRAWN")
+jitter, threads, notes = int(os.environ.get("GOOSE_JITTER") or 0), int(os.environ.get("GOOSE_THREADS") or 0), os.environ.get("GOOSE_NOTES")
 
 
 def jittered(draw):
@@ -26,7 +26,7 @@ def jittered(draw):
     @functools.wraps(draw)
     def initialise(tensor, *args, **kwargs):
         tensor = draw(tensor, *args, **kwargs)
-        if drawn: note(os.environ.get("PYTEST_CURRENT_TEST") or os.environ.get("GOOSE_LESSON") or sys.argv[0])
+        if notes: note("draws")
         if jitter and not tensor.is_meta:
             with torch.no_grad():
                 wide = tensor.double().cpu()
@@ -38,15 +38,22 @@ def jittered(draw):
     return initialise
 
 
-def note(name: str, seen=set()):  # noqa: B006
-    if name not in seen:
-        seen.add(name)
-        with open(drawn, "a", encoding="utf-8") as file: file.write(name.split(" (")[0] + "\n")
+def note(what: str, seen=set()):  # noqa: B006
+    name = os.environ.get("PYTEST_CURRENT_TEST") or os.environ.get("GOOSE_LESSON") or sys.argv[0]
+    line = f"{what} {name.split(' (')[0]}"
+    if line not in seen:
+        seen.add(line)
+        with open(notes, "a", encoding="utf-8") as file: file.write(line + "\n")
 
 
 def change_init(init):
     "Before anybody can have taken a function out of torch.nn.init."
     for name in DRAWS: setattr(init, name, jittered(getattr(init, name)))
+
+
+def change_optimizer(optimizer):
+    "Every step of every optimizer is noted down."
+    optimizer.register_optimizer_step_pre_hook(lambda *_: note("steps"))
 
 
 def change_torch(torch):
@@ -75,5 +82,5 @@ class Hook(importlib.abc.MetaPathFinder):
         return spec
 
 
-changes = ({"torch.nn.init": change_init} if jitter or drawn else {}) | ({"torch": change_torch} if threads else {})
+changes = ({"torch.nn.init": change_init} if jitter or notes else {}) | ({"torch.optim.optimizer": change_optimizer} if notes else {}) | ({"torch": change_torch} if threads else {})
 if changes: sys.meta_path.insert(0, Hook())

@@ -116,10 +116,12 @@ def test_threads_are_ours_whatever_a_program_asks_for(machine):
     assert two["weights"] == machine()["weights"]
 
 
-def test_what_draws_is_noted(machine, tmp_path):
-    noted = tmp_path / "drawn"
-    said = python(LINEAR, PYTHONPATH=path, GOOSE_DRAWN=str(noted), GOOSE_LESSON="a lesson", PYTEST_CURRENT_TEST="")
-    assert noted.read_text("utf-8") == "a lesson\n" and json.loads(said) == machine()["child"]
+def test_what_draws_and_what_trains_is_noted(machine, tmp_path):
+    noted = tmp_path / "notes"
+    env = dict(PYTHONPATH=path, GOOSE_NOTES=str(noted), GOOSE_LESSON="a lesson", PYTEST_CURRENT_TEST="")
+    assert json.loads(python(LINEAR, **env)) == machine()["child"] and noted.read_text("utf-8") == "draws a lesson\n"
+    python("import torch; w = torch.ones(1, requires_grad=True); w.sum().backward(); torch.optim.SGD([w]).step()", **env)
+    assert noted.read_text("utf-8") == "draws a lesson\nsteps a lesson\n"
 
 
 @pytest.mark.parametrize("capability", ["default", "avx2"])
