@@ -326,9 +326,9 @@ def doctor(n: int = 4_000, seed: int = 0) -> dict:
     names, settings, counts, r = sorted({k for m in healthy for k in m}), vars(RLHFConfig()), Counter(), random.Random(seed)
     for _ in range(n):
         metrics, config = [dict(m) for m in healthy] * r.choice([1, 1, 4]), dict(settings)
-        for _ in range(r.choice([0, 1, 2, 4])): r.choice(metrics)[r.choice([*names, "x", 3])] = r.choice(ODD)
-        for _ in range(r.choice([0, 1, 2, 4])): config[r.choice([*settings, "x", None])] = r.choice(ODD)
-        given = r.choice([metrics, metrics, metrics, metrics, *ODD, metrics + [r.choice(ODD)]]), r.choice([config, config, None, *ODD])
+        for _ in range(r.choice([0, 0, 1, 2])): r.choice(metrics)[r.choice([*names, "x", 3] if r.random() < .1 else names)] = r.choice(ODD)
+        for _ in range(r.choice([0, 0, 1, 3])): config[r.choice([*settings, "x", None] if r.random() < .1 else list(settings))] = r.choice(ODD)
+        given = metrics if r.random() < .95 else r.choice([*ODD, metrics + [r.choice(ODD)]]), config if r.random() < .95 else r.choice(ODD)
         try: diagnose(*given); counts["findings, or none"] += 1
         except (ValueError, TypeError) as e: counts["refused" if str(e) and not str(e).startswith(("unsupported", "'<", "'>", "must be real", "float()", "int()")) else f"wrong: {e}"] += 1
         except Exception as e: counts[f"wrong: {type(e).__name__}"] += 1

@@ -1,4 +1,4 @@
-"The main job: what it writes, what it refuses, what depends on what, and the figures that it promises."
+"The main job: what it writes, what it refuses, what depends on what; the lesson and the committed runs keep the figures that it promises."
 import json
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -234,15 +234,6 @@ def check_promises(run):
     assert 0 < after["kl_to_reference"] < 10
     assert after["distinct_2"] >= .6 * before["distinct_2"]
     assert rm["pair_accuracy"] >= rm["ceiling"] - .05
-
-
-def test_the_default_run_keeps_its_promises(tmp_path, unchecked):
-    "Seed 0, on this processor. About a CPU-minute."
-    with unchecked(): summary = run_quickstart(QuickstartConfig(progress=False, output_dir=tmp_path / "run"))
-    check_promises(summary)
-    best, tuned = summary["baselines"]["best_of_8"], summary["baselines"]["sft_on_best_of_8"]
-    assert summary["before"]["human_score"] + .4 < tuned["human_score"] < summary["after"]["human_score"] - .4
-    assert tuned["human_score"] + .4 < best["human_score"]
 
 
 MEASURED = json.loads((Path(__file__).parents[2] / "evidence/quickstart.json").read_text("utf-8"))["machines"]
