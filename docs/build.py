@@ -106,7 +106,7 @@ def code_cell(cell: Cell) -> dict | None:
     "A code cell for myst-nb, or None when nothing of it is shown."
     d = cell.directives
     if "hide" in d or "default_exp" in d: return None
-    tags, summary = [], d.get("code-summary", "")
+    tags, summary = d.get("classes", "").split(), d.get("code-summary", "")  # myst-nb makes each a class, tag_NAME
     outputs = [figure(o, cell, i) or o for i, o in enumerate(cell.outputs)]
     outputs = [o for o in outputs if o.get("output_type") != "stream" or "".join(o["text"]).strip()]
     if d.get("output") == "false": outputs = []

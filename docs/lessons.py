@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PARTS = {"": "Start here", "1_objective": "Objective", "2_models": "Models", "3_training": "Training", "4_practice": "Practice", "5_compat": "Coming from elsewhere"}
 KNOWN = {  # the directives that mean something here; any other is a spelling mistake
-    "default_exp", "export", "exports", "exporti", "hide", "code-fold", "code-summary", "fig-cap", "echo", "output", "eval"}
+    "default_exp", "export", "exports", "exporti", "hide", "code-fold", "code-summary", "fig-cap", "classes", "echo", "output", "eval"}
 STAGES = {  # what one step of RLHF does, and the lesson that explains it; drawn at the head of those lessons
     "models/text": "prompts", "training/rollout": "rollout", "models/reward": "score", "objective/kl": "KL penalty",
     "objective/advantages": "advantages", "objective/policy_loss": "ratio and clip", "objective/value_loss": "value loss",

@@ -49,14 +49,16 @@ from .training.rollout import Rollout, sample
 from .training.trainer import RLHFConfig, RLHFTrainer
 
 __all__ = [
-    "Agent", "PPOLoss", "PRESETS", "PRESET_SOURCES", "PairDataset", "PairwiseLoss", "PromptDataset", "RLHFConfig",
-    "RLHFTrainer", "RewardModel", "Rollout", "adaptive_beta", "aggregate", "all_pairs_loss", "clip_active",
-    "clip_fraction", "clipped_objective", "create_reference_model", "discounted_returns", "dpo_loss", "entropy",
-    "exact_kl", "explained_variance", "gae", "gaussian_entropy", "gaussian_kl", "gaussian_logprobs",
-    "group_advantages", "group_token_counts", "implicit_reward", "k1", "k2", "k3", "kl_in_loss", "kl_in_reward",
-    "last_index", "load_checkpoint", "load_pairs", "load_prompts", "log_ratio", "logprobs_from_hidden", "masked_mean",
-    "masked_sum", "masked_var", "newest_checkpoint", "pairwise_loss", "policy_loss", "ppo_loss", "preset_table",
-    "probability_ratio", "response_mask", "sample", "sampler_weights", "save_checkpoint", "sequence_kl",
-    "stream_pairs", "stream_prompts", "token_kl", "token_logprobs", "train_dpo", "update_meters", "value_loss",
-    "whiten",
+    "Agent", "PPOLoss", "PRESETS", "PRESET_SOURCES", "PairDataset", "PairwiseLoss",
+    "PromptDataset", "RLHFConfig", "RLHFTrainer", "RewardModel", "Rollout", "adaptive_beta",
+    "aggregate", "all_pairs_loss", "clip_active", "clip_fraction", "clipped_objective",
+    "create_reference_model", "discounted_returns", "dpo_loss", "entropy", "exact_kl",
+    "explained_variance", "gae", "gaussian_entropy", "gaussian_kl", "gaussian_logprobs",
+    "group_advantages", "group_token_counts", "implicit_reward", "k1", "k2", "k3",
+    "kl_in_loss", "kl_in_reward", "last_index", "load_checkpoint", "load_pairs",
+    "load_prompts", "log_ratio", "logprobs_from_hidden", "masked_mean", "masked_sum",
+    "masked_var", "newest_checkpoint", "pairwise_loss", "policy_loss", "ppo_loss",
+    "preset_table", "probability_ratio", "response_mask", "sample", "sampler_weights",
+    "save_checkpoint", "sequence_kl", "stream_pairs", "stream_prompts", "token_kl",
+    "token_logprobs", "train_dpo", "update_meters", "value_loss", "whiten",
 ]  # fmt: skip

@@ -4,21 +4,21 @@
 
 # %% auto #0
 __all__ = ['ppo_data', 'ppo_data_continuous', 'ppo_policy_data', 'ppo_policy_data_continuous', 'ppo_value_data', 'ppo_loss',
-           'ppo_policy_loss', 'ppo_info', 'LogProbFunction', 'grpo_policy_data', 'grpo_info', 'rloo_policy_data',
-           'rloo_info', 'gae_data', 'naive_method', 'efficient_method', 'less_efficient_method', 'calculate_kl_div',
-           'ppo_policy_error', 'ppo_value_error', 'ppo_error', 'ppo_policy_error_continuous', 'ppo_error_continuous',
-           'grpo_policy_error', 'rloo_policy_error', 'gae', 'shape_fn_ppo', 'shape_fn_gae']
+           'ppo_policy_loss', 'ppo_info', 'grpo_policy_data', 'grpo_info', 'rloo_policy_data', 'rloo_info',
+           'calculate_kl_div', 'ppo_policy_error', 'ppo_value_error', 'ppo_error', 'ppo_policy_error_continuous',
+           'ppo_error_continuous', 'grpo_policy_error', 'rloo_policy_error', 'shape_fn_ppo', 'shape_fn_gae']
 
 # %% ../../nbs/5_compat/01_ding.ipynb #8af76203
 import math
 from collections import namedtuple
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.distributions import Normal
 
+from .ding_parts import (
+    LogProbFunction, efficient_method, gae, gae_data, less_efficient_method, naive_method)
 from ..objective.advantages import group_advantages
 from ..objective.gaussian import gaussian_entropy
 from ..objective.kl import k1, k2, k3
@@ -46,33 +46,6 @@ ppo_value_data = _record("ppo_value_data", "value_new", "value_old", "return_", 
 ppo_loss = _record("ppo_loss", "policy_loss", "value_loss", "entropy_loss", "kl_div")
 ppo_policy_loss = _record("ppo_policy_loss", "policy_loss", "entropy_loss", "kl_div")
 ppo_info = _record("ppo_info", "approx_kl", "clipfrac")
-
-# %% ../../nbs/5_compat/01_ding.ipynb #c46027f6
-def naive_method(
-    logits: Float[Tensor, "*batch vocab"], # (B, S, V) or (S, V)
-    index: Shaped[Tensor, "..."],          # (B, S) or (S,): the sampled ids
-) -> Float[Tensor, "..."]: # log π(a|s), in the type of the logits
-    "`token_logprobs`; an index with fewer rows or columns reads the first ones."
-    logits = logits[tuple(slice(n) for n in index.shape)]
-    return token_logprobs(logits, index.long()).to(logits.dtype)
-
-def efficient_method(
-    logits: Float[Tensor, "batch *time vocab"], # (B, S, V) or (S, V)
-    index: Shaped[Tensor, "..."],               # (B, S) or (S,): the sampled ids
-) -> Float[Tensor, "..."]: # log π(a|s), in the type of the logits
-    "`naive_method` of one row after the other: less memory if there is no gradient."
-    rows = zip(logits, index, strict=False)
-    return torch.stack([naive_method(row, ids) for row, ids in rows])
-
-def less_efficient_method(
-    logits: Float[Tensor, "*batch vocab"], # (B, S, V) or (S, V)
-    index: Shaped[Tensor, "..."],          # (B, S) or (S,), or what broadcasts with it
-) -> Float[Tensor, "..."]: # log π(a|s), in the type of the logits
-    "`naive_method`, the index broadcast over the logits as in Categorical.log_prob."
-    shape = torch.broadcast_shapes(logits.shape[:-1], index.shape)
-    return naive_method(logits.expand(*shape, logits.shape[-1]), index.expand(shape))
-
-LogProbFunction = Callable[[Tensor, Tensor], Tensor]
 
 # %% ../../nbs/5_compat/01_ding.ipynb #f7aaa49f
 def _ratio(logp_new, logp_old):
@@ -304,35 +277,6 @@ def rloo_policy_error(
     logp_new, logp_old = (log_prob_fn(z, action) for z in (new, old))
     loss, meters = _group_error(logp_new, logp_old, adv, weight, clip_ratio)
     return loss, rloo_info(*meters)
-
-# %% ../../nbs/5_compat/01_ding.ipynb #4a5845de
-gae_data = _record("gae_data", "value", "next_value", "reward", "done", "traj_flag")
-
-def gae(
-    data: tuple,                # gae_data, time first: (T,), (T, B), values also (T, B, A)
-    gamma: int | float = .99,   # discount per step
-    lambda_: int | float = .97, # 0 trusts the values, 1 trusts the rewards
-) -> Float[Tensor, "..."]: # Â, of the shape and type of the value
-    """Âₜ = δₜ + γλ(1 − flagₜ)·Âₜ₊₁ with δₜ = rₜ + γ(1 − doneₜ)·V′ₜ − Vₜ: V′ is given, done
-    ends the value, traj_flag (done, if None) ends the sum. Writes (1 − done)·V′ into
-    next_value. Detaches nothing."""
-    value, next_value, reward, done, traj_flag = gae_data(*data)
-    if done is None:
-        done = torch.zeros_like(reward)
-    if traj_flag is None:
-        traj_flag = done
-    done, traj_flag = done.float(), traj_flag.float()
-    if value.ndim == reward.ndim + 1:  # many agents, one reward
-        reward, done, traj_flag = (x.unsqueeze(-1) for x in (reward, done, traj_flag))
-
-    next_value *= 1 - done  # in place: callers may look
-    delta = reward + gamma * next_value - value
-    keep = gamma * lambda_ * (1 - traj_flag)  # float32, whatever the values are
-    later, advantages = torch.zeros_like(value[0]), []
-    for t in reversed(range(len(reward))):
-        later = delta[t] + keep[t] * later
-        advantages.append(later.to(value.dtype))
-    return torch.stack(advantages[::-1])
 
 # %% ../../nbs/5_compat/01_ding.ipynb #edaab95d
 def shape_fn_ppo(

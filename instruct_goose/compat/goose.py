@@ -232,8 +232,8 @@ class RLHFTrainer(training.RLHFTrainer):
 # %% ../../nbs/5_compat/02_goose.ipynb #e830aec2
 def _encode(text, tokenizer, max_length):
     "(ids, mask) of one text, cut or padded to `max_length`."
-    row = tokenizer(
-        text, max_length=max_length, padding="max_length", truncation=True, return_tensors="pt")
+    row = tokenizer(text, max_length=max_length, padding="max_length", truncation=True,
+                    return_tensors="pt")
     return row["input_ids"][0], row["attention_mask"][0]
 
 # %% ../../nbs/5_compat/02_goose.ipynb #4d3f4853
@@ -278,9 +278,8 @@ class PromptDataset(torch.utils.data.Dataset):
 
 # %% ../../nbs/5_compat/02_goose.ipynb #efb918df
 class AgentObjective(nn.Module):
-    """mean(R(x) − β·log(π(x)/π_sft(x))) + γ·mean(log π(x)) over whole texts x, Ouyang et al.
-    (2022) eq. 2: a number to watch. Its gradient is not that of the objective, because the
-    texts are given."""
+    """mean(R(x) − β·log(π(x)/π_sft(x))) + γ·mean(log π(x)) over texts x, Ouyang et al. (2022)
+    eq. 2: a number to watch. Its gradient is not the objective's: the texts are given."""
 
     def __init__(
         self,

@@ -213,5 +213,3 @@ def create_reference_model(
     reference = copy.deepcopy(model.model if isinstance(model, Agent) else model)
     reference.requires_grad_(False)
     return reference.eval()
-
-_layout, _options = layout_of, forward_options  # until the failure gallery takes the new names

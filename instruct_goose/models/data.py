@@ -93,6 +93,7 @@ PAIRS = Form(pair_of, lambda pair: {f"prompt and {side}": pair["prompt"] + pair[
                                     for side in ("chosen", "rejected")},
              ("prompt", "chosen", "rejected"))
 
+# %% ../../nbs/2_models/03_data.ipynb #40bc3a31
 def stream(
     form: Form,
     source: Any,
@@ -161,6 +162,7 @@ def one_pass(
         yield made
     conclude(name_of(source), report, warn)
 
+# %% ../../nbs/2_models/03_data.ipynb #a3ba7595
 def note(e: BadRow, report: dict) -> None:
     "Count a row that is skipped, and keep the first five messages."
     report["skipped"][e.reason] = report["skipped"].get(e.reason, 0) + 1
@@ -232,6 +234,7 @@ def check_options(
     if tokenizer is None:
         raise ValueError("max_length counts tokens: pass tokenizer= too")
 
+# %% ../../nbs/2_models/03_data.ipynb #cd612eed
 def check_length(texts: dict[str, str], tokenizer: Any, max_length: int, where: str) -> None:
     "Raises BadRow for a text of more tokens."
     for name, text in texts.items():
@@ -261,6 +264,7 @@ def check_source(source: Any, repeat: bool) -> None:
         raise ValueError("repeat=True reads the source again and again, but this one is a "
                          "generator and can be read once: pass a list or a file")
 
+# %% ../../nbs/2_models/03_data.ipynb #012d859d
 def check_path(path: str | bytes) -> None:
     "Raises FileNotFoundError, TypeError or ValueError for what is not one file of a known kind."
     if not isinstance(path, str):

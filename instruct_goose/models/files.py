@@ -93,6 +93,7 @@ def lines_of(path: str) -> Iterator[tuple[int, int, bytes, BadRow | None]]:
                     line, start = line[3:], start + 3
             yield number, start, line, fault
 
+# %% ../../nbs/2_models/06_files.ipynb #9d480644
 def check_encoding(path: str, start: bytes) -> None:
     "Raises ValueError for the marks of UTF-16 and UTF-32."
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

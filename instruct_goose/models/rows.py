@@ -165,6 +165,7 @@ def answers_of(
     raise BadRow("template", where, "the chat template writes the prompt in another way once it "
                  "is answered, so the two cannot be parted")
 
+# %% ../../nbs/2_models/05_rows.ipynb #d777c7d8
 def opening_of(prompt: Any, chosen: list, rejected: list, where: str) -> list[dict]:
     "The turns before both responses: given, or what the two conversations share."
     if chosen == rejected:
@@ -201,6 +202,7 @@ def as_object(row: Any, where: str) -> Mapping:
                      f"named columns: {short(row)}")
     return row
 
+# %% ../../nbs/2_models/05_rows.ipynb #aaa34003
 def column(row: Mapping, name: str, where: str, columns: Mapping[str, str]) -> Any:
     "What a row holds under our name for a column."
     theirs = columns.get(name, name)
@@ -253,6 +255,7 @@ def checked_turn(turn: Any, name: str, where: str) -> dict:
         as_text(turn[key], f"{name}, {key}", where)
     return {k: v for k, v in turn.items() if v is not None}
 
+# %% ../../nbs/2_models/05_rows.ipynb #7cc5fb2f
 def check_template(
     tokenizer: PreTrainedTokenizerBase | None, where: str,
 ) -> PreTrainedTokenizerBase:
@@ -265,6 +268,7 @@ def check_template(
                          "take the tokenizer of a chat model, or set tokenizer.chat_template")
     return tokenizer
 
+# %% ../../nbs/2_models/05_rows.ipynb #e913b191
 def check_answers(opening: list[dict], after: dict[str, list[dict]], where: str) -> None:
     "A response is the assistant's, and the prompt is not."
     if opening[-1]["role"] == "assistant":

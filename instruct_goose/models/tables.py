@@ -163,6 +163,7 @@ def rows_at_once(path: str, group: Any, columns: list[str], texts: list[str]) ->
     most = LONGEST // 4
     return max(1, min(256, most // max(1, average), most // max(1, nested)))
 
+# %% ../../nbs/2_models/07_tables.ipynb #5fad5105
 def rows_of(arrow: Any, batch: Any) -> Iterator[dict | None]: # None: beyond 64 MiB
     "A batch as dictionaries: at once where it is small, else row by row."
     compute = need("pyarrow.compute")

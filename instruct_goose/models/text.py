@@ -174,6 +174,3 @@ class PairDataset(torch.utils.data.Dataset):
             ids, mask = pad([item[side] for item in items], self.pad_id, side="right")
             batch |= {f"{side}_ids": ids, f"{side}_mask": mask}
         return batch
-
-# %% ../../nbs/2_models/00_text.ipynb #f9325aa0
-_encode, _pad_id, _sides = encode, pad_id_of, sides  # the former names

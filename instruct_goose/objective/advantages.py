@@ -94,6 +94,20 @@ def group_advantages(
     "leave_one_out": x − mean of the other G − 1 (RLOO). Exactly 0 in a group whose scores
     are all equal. Raises ValueError for groups of one, scores that do not divide into
     groups or are not one per response, an unknown `how` or `ddof`, a negative `eps`."""
+    _check_groups(scores, group_size, how, eps, ddof)
+    groups = wide(scores.detach()).unflatten(0, (-1, group_size))
+    varies = (groups != groups[:, :1]).any(1, keepdim=True)  # else rounding would speak
+    centred = torch.where(varies, groups - groups.mean(1, keepdim=True), 0.)
+    if how == "mean_std":
+        std = groups.std(1, correction=ddof, keepdim=True) + eps
+        centred = centred / torch.where(std > 0, std, 1.)
+    if how == "leave_one_out":
+        centred = centred * group_size / (group_size - 1)
+    return centred.flatten()
+
+# %% ../../nbs/1_objective/03_advantages.ipynb #8c4a7e3c
+def _check_groups(scores, group_size, how, eps, ddof):
+    "Refuse what is no batch of whole groups, and settings out of range."
     only_tensors(scores=scores)
     if scores.ndim != 1:
         raise ValueError(f"scores has shape {tuple(scores.shape)}, expected (batch,): one per "
@@ -112,15 +126,6 @@ def group_advantages(
         raise ValueError(
             f"{len(scores)} scores do not divide into groups of {group_size}: "
             "sample equally many responses for every query")
-    groups = wide(scores.detach()).unflatten(0, (-1, group_size))
-    varies = (groups != groups[:, :1]).any(1, keepdim=True)  # else rounding would speak
-    centred = torch.where(varies, groups - groups.mean(1, keepdim=True), 0.)
-    if how == "mean_std":
-        std = groups.std(1, correction=ddof, keepdim=True) + eps
-        centred = centred / torch.where(std > 0, std, 1.)
-    if how == "leave_one_out":
-        centred = centred * group_size / (group_size - 1)
-    return centred.flatten()
 
 # %% ../../nbs/1_objective/03_advantages.ipynb #e4b6a011
 class AdvantageInputs(NamedTuple):

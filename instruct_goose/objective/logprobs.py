@@ -27,7 +27,6 @@ def log_softmax(
             "and every token but one has log-probability −inf")
     return (wide(logits) / temperature).log_softmax(-1)
 
-_log_softmax = log_softmax  # the old name, until every floor says log_softmax
 
 def _check_ids(tokens, vocab):
     if tokens.numel() == 0:

@@ -60,9 +60,6 @@ def wide(x: Tensor) -> Tensor:
     "x in float32 or wider."
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
-# %% ../../nbs/1_objective/00_masks.ipynb #0b1e5c7a
-_wide = wide  # the old name, until every floor says wide
-
 # %% ../../nbs/1_objective/00_masks.ipynb #77a64465
 def same_shape(
     **tensors: Any, # by name; None is skipped

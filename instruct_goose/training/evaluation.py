@@ -90,12 +90,12 @@ def best_of_n(
     scores: Sequence[int | float], # of each response
     n: int,
 ) -> tuple[Rollout, list[float]]: # the best response to each prompt, and its score
-    """argmax of the scores in each group of n. Its distribution lies at most log n − (n − 1)/n nats
-    from the model's own (Beirami et al. 2024). Raises ValueError unless there are n rows and n
-    finite scores to each prompt."""
+    """argmax of the scores in each group of n. Its distribution lies at most log n − (n − 1)/n
+    nats from the model's own (Beirami et al. 2024). Raises ValueError unless there are n rows
+    and n finite scores to each prompt."""
     if n < 1 or len(rollout) % n or len(scores) != len(rollout):
-        raise ValueError(f"{len(rollout)} responses with {len(scores)} scores cannot be dealt into "
-                         f"groups of {n}")
+        raise ValueError(f"{len(rollout)} responses with {len(scores)} scores cannot be dealt "
+                         f"into groups of {n}")
     of_each = torch.as_tensor(scores, dtype=torch.float64)
     wrong = (~of_each.isfinite()).nonzero().flatten().tolist()
     if wrong:

@@ -85,7 +85,9 @@ def batches_by_tokens(lengths: Sequence[int], limit: int, seed: int) -> Iterator
             yield ready[b]
 
 # %% ../../nbs/3_training/10_fit.ipynb #c6bf4c1d
-def check_batches(lengths: Sequence[int], batch_size: int | None, batch_tokens: int | None) -> None:
+def check_batches(
+    lengths: Sequence[int], batch_size: int | None, batch_tokens: int | None,
+) -> None:
     "Raises ValueError unless one of the two is given, there are rows, and every row fits."
     if (batch_size is None) == (batch_tokens is None):
         raise ValueError("give batch_size or batch_tokens, one of the two")
@@ -94,8 +96,8 @@ def check_batches(lengths: Sequence[int], batch_size: int | None, batch_tokens: 
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: at least 1")
     if batch_tokens is not None and max(lengths) > batch_tokens:
-        raise ValueError(f"a row has {max(lengths)} tokens, more than batch_tokens={batch_tokens}: "
-                         "raise it, or drop the row")
+        raise ValueError(f"a row has {max(lengths)} tokens, more than batch_tokens={batch_tokens}"
+                         ": raise it, or drop the row")
 
 def refuse_long_rows(
     rows: Sequence[Sequence[int]], # token ids

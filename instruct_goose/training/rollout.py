@@ -35,9 +35,8 @@ def draw(
     temperature: float = 1.,
     top_k: int | None = None,        # keep only the k likeliest tokens
 ) -> Int[Tensor, "batch"]: # token ids
-    """a = min{v : Σ_{w≤v} π(w|s) > u} with π = softmax(z/τ): the distribution function,
-    inverted, in float64.
-    Raises FloatingPointError naming the rows whose logits are NaN or +inf."""
+    """a = min{v : Σ_{w≤v} π(w|s) > u} with π = softmax(z/τ): the distribution function, inverted,
+    in float64. Raises FloatingPointError naming the rows whose logits are NaN or +inf."""
     logits = logits.double() / temperature
     check_logits(logits)
     if top_k is not None:
@@ -161,9 +160,8 @@ else:
 # %% ../../nbs/3_training/00_rollout.ipynb #12d410e6
 @dataclass
 class Rollout:
-    """What the policy wrote, and what training adds to it. Floats are 0 at padding.
-    `rollout[rows]` takes rows of all of it: a number, a slice, a list, or a tensor of indices
-    or bools."""
+    """What the policy wrote and what training adds to it. Floats are 0 at padding. `rollout[rows]`
+    takes rows of all of it: a number, a slice, a list, or a tensor of indices or bools."""
 
     query_ids: Int[Tensor, "batch query"]      # left-padded
     query_mask: Bool[Tensor, "batch query"]
@@ -196,11 +194,8 @@ class Rollout:
         parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "denominator"}
         return Rollout(**{name: take(x) for name, x in parts.items() if x is not None})
 
-    def minibatches(
-        self, n: int, generator: torch.Generator | None = None,
-    ) -> Iterator["Rollout"]:
-        """The rows, shuffled and dealt into n nearly equal parts. Raises ValueError for fewer rows
-        than parts."""
+    def minibatches(self, n: int, generator: torch.Generator | None = None) -> Iterator["Rollout"]:
+        "The rows, shuffled, in n nearly equal parts. Raises ValueError for fewer rows than parts."
         if not 1 <= n <= len(self):
             raise ValueError(f"{len(self)} responses cannot be dealt into {n} minibatches")
         order = torch.randperm(len(self), generator=generator)
@@ -237,8 +232,7 @@ def collect(
     top_k: int | None = None,                 # refused
 ) -> Rollout:
     """Responses to train on, with the log-probabilities that the sampler saw. Raises ValueError
-    for greedy or truncated sampling: the loss assumes the whole distribution, so the tokens must
-    come from all of it."""
+    for greedy or truncated sampling: the loss assumes tokens from the whole distribution."""
     if greedy or top_k is not None:
         setting = "greedy=True" if greedy else f"top_k={top_k}"
         raise ValueError(f"{setting} in a training rollout: its tokens would come from another "
@@ -247,9 +241,8 @@ def collect(
                          "Leave it out here; `sample` takes it, for text to show")
     policy = model.model if isinstance(model, Agent) else model
     query_ids, query_mask = left_padded(policy, query_ids, query_mask)
-    response_ids, mask, logprobs = sample(policy, query_ids, query_mask, max_new_tokens,
-                                          eos_id, pad_id,
-                                          temperature, generator, with_logprobs=True)
+    response_ids, mask, logprobs = sample(policy, query_ids, query_mask, max_new_tokens, eos_id,
+                                          pad_id, temperature, generator, with_logprobs=True)
     rollout = Rollout(query_ids, query_mask, response_ids, mask, sampled_logprobs=logprobs)
     if tokenizer is not None:
         rollout.prompts, rollout.texts = decode(rollout, tokenizer)

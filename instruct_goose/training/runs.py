@@ -12,7 +12,6 @@ import json
 import math
 import os
 import platform
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
@@ -26,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .callbacks import Callback, StopAtKL
 from .checkpoints import read_json, writing
 from .config import RLHFConfig
-from .keeper import Keeper, Stage
+from .keeper import HALF_WRITTEN, Keeper, Stage
 from .metrics import Metrics
 from .rollout import Rollout
 from .state import refuse_other_settings
@@ -49,8 +48,6 @@ def new_run_dir(
         else:
             return path
 
-_HALF_WRITTEN = re.compile(r"\.(config|summary)\.json\.\d+|\.metrics\.jsonl\.\d+")
-
 def claim_run_dir(
     path: str | Path,
 ) -> Path:
@@ -59,7 +56,7 @@ def claim_run_dir(
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file: give the name of a directory")
-    if path.exists() and not all(_HALF_WRITTEN.fullmatch(p.name) for p in path.iterdir()):
+    if path.exists() and not all(HALF_WRITTEN.fullmatch(p.name) for p in path.iterdir()):
         what = "a run" if (path / "config.json").exists() else "files"
         raise FileExistsError(f"{path} already holds {what}: give another directory, remove this "
                               "one, or leave it out to get a fresh one under runs/")
@@ -106,7 +103,7 @@ def save_model(
     tokenizer: PreTrainedTokenizerBase | None, # None: without one
     path: str | Path,
 ) -> None:
-    """Weights (safetensors), config and tokenizer, as `from_pretrained` of transformers reads them.
+    """Weights (safetensors), config and tokenizer, as transformers' `from_pretrained` reads them.
     Raises OSError, saying what to do, if they cannot be written."""
     from transformers.utils import logging
 
@@ -219,15 +216,13 @@ class RunLog(Callback):
     def state(self, trainer: Any) -> tuple[dict[str, Tensor], dict]:
         "The trainer's state, with the log so far."
         tensors, record = trainer.state()
-        more = {"metrics": list(self.metrics), "best_iteration": trainer.best_iteration}
-        return tensors, record | more
+        return tensors, record | {"metrics": list(self.metrics)}
 
     def go_on(self, trainer: Any) -> None:
         "Trainer and log as they were when the stage was left."
         if self.stage.found is not None:
             tensors, record = self.stage.found
             trainer.load_state(tensors, record)
-            trainer.best_iteration = record["best_iteration"]
             trainer.stopped = reason_to_stop(trainer.config, record["metrics"])
             self.metrics = list(record["metrics"])
         if self.path.exists() or self.metrics:

@@ -25,8 +25,8 @@ def lm_rows(
     tokenizer: PreTrainedTokenizerBase, # with an end-of-text token
     prompts: Sequence[str] | None = None, # what each text begins with, not learnt; None: nothing
 ) -> tuple[list[list[int]], list[int]]: # token ids, and how many of each row are given
-    """bos + prompt + response + eos, and the number of leading tokens that the loss leaves out: the
-    bos, or the prompt with it. Raises ValueError as `check_texts` and `token_parts`."""
+    """bos + prompt + response + eos, and the number of leading tokens that the loss leaves out:
+    the bos, or the prompt with it. Raises ValueError as `check_texts` and `token_parts`."""
     check_texts(texts, tokenizer)
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     rows, given = [], []

@@ -36,9 +36,8 @@ from .updates import (
 
 # %% ../../nbs/3_training/01_trainer.ipynb #4d30e377
 class RLHFTrainer(TrainerTools):
-    """PPO and its family for a causal language model: `step` is the algorithm, and every line of
-    it can be called alone. Values are learnt for advantage="gae" only, by a head on the policy's
-    transformer, or `Agent(model, value_model="copy")`. Raises for parts that do not fit."""
+    """PPO and its family: `step` is the algorithm, each line a method. advantage="gae" learns
+    values, on the policy's transformer or a copy. Raises for parts that do not fit."""
 
     def __init__(
         self,

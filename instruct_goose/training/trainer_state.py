@@ -38,11 +38,13 @@ class Resumable(Protocol):
     beta: float
     best: dict[str, Tensor] | None    # the best policy's weights
     best_reward: float | None
+    best_iteration: int | None        # how many iterations it had seen
     stopped: str | None
 
 CHANGES_NOTHING = (
     "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout")
-COUNTERS = ("iteration", "prompts_seen", "beta", "best_reward", "stopped")
+COUNTERS = (
+    "iteration", "prompts_seen", "beta", "best_reward", "best_iteration", "stopped")
 
 def trainer_state(
     trainer: Resumable,
@@ -177,6 +179,9 @@ def check_counters(
         refuse("beta", record.get("beta"), "a finite number, at least 0")
     if not (record.get("best_reward") is None or is_number(record["best_reward"])):
         refuse("best_reward", record["best_reward"], "a finite number, or nothing")
+    reached, best = record["iteration"], record.get("best_iteration")
+    if best is not None and (type(best) is not int or not 0 <= best <= reached):
+        refuse("best_iteration", best, f"a whole number up to {reached}, or nothing")
     if not isinstance(record.get("stopped"), str | None):
         refuse("stopped", record["stopped"], "a text, or nothing")
     if missing := [name for name in COUNTERS if name not in record]:

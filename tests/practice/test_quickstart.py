@@ -63,6 +63,7 @@ def test_summary(run):
     out, summary, _ = run
     assert json.loads((out / "summary.json").read_text()) == summary
     assert {"seed", "wall_seconds", "cpu_seconds", "torch_threads", "reward_model", "before", "after", "baselines"} <= summary.keys()
+    assert summary["best_iteration"] is None  # nothing was kept
     assert summary["seed"] == 0 and summary["torch_threads"] == 1 and summary["cpu_seconds"] > 0
     assert summary["reward_model"].keys() == {"pair_accuracy", "ceiling"}
     assert summary["before"].keys() >= FIGURES and summary["after"].keys() >= FIGURES

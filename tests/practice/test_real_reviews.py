@@ -228,7 +228,7 @@ def test_run_twice_the_same(folder, tmp_path, capsys):
     for summary in (first, second):
         for name in ("wall_seconds", "cpu_seconds"): assert summary.pop(name) >= 0
     assert first == second
-    assert set(first) == {"seed", "torch_threads", "resumed_from", "stopped", "sft", "reward_model", "judges", "before", "after", "baselines", "config", "versions"}
+    assert set(first) == {"seed", "torch_threads", "resumed_from", "stopped", "best_iteration", "sft", "reward_model", "judges", "before", "after", "baselines", "config", "versions"}
     assert {"pair_accuracy", "pair_accuracy_margin_1", "ceiling"} <= set(first["reward_model"])
     assert set(first["judges"]) == {"reward_model", "ridge", "vader", "half_of_the_raters"}
     for figures in (first["before"], first["after"]):
@@ -259,7 +259,8 @@ def test_goes_on_where_it_stopped(folder, tmp_path):
         return summary, log, (out / "samples.md").read_text(), [(out / d / "model.safetensors").read_bytes() for d in ("sft", "reward_model", "policy")]
 
     whole = tmp_path / "whole"
-    run_reviews(tiny(folder, whole, save_every=1, keep=1000))
+    best = dict(eval_every=1, keep_best=True)
+    assert run_reviews(tiny(folder, whole, save_every=1, keep=1000, **best))["best_iteration"] in (1, 2)
     places = [load_checkpoint(p)[1]["place"] for p in checkpoints(whole / "checkpoints")]
     assert {stage for stage, *_ in places} == {"sft", "reward model", "ppo"}  # the SFT model never ends a text here: no second baseline
     for stage in ("sft", "reward model", "ppo"):
@@ -268,10 +269,10 @@ def test_goes_on_where_it_stopped(folder, tmp_path):
         shutil.copytree(whole, out); (out / "summary.json").unlink()
         for path in checkpoints(out / "checkpoints")[n + 1:]: shutil.rmtree(path)
         torch.rand(5)
-        assert run_reviews(tiny(folder, out, resume=True))["resumed_from"] == (places[n][1] if stage == "ppo" else stage)
+        assert run_reviews(tiny(folder, out, resume=True, **best))["resumed_from"] == (places[n][1] if stage == "ppo" else stage)
         assert result(out) == result(whole)
     (out / "summary.json").unlink(); write(folder, 61)
-    with pytest.raises(ValueError, match="other settings: SHA-256 of the data was"): run_reviews(tiny(folder, out, resume=True))
+    with pytest.raises(ValueError, match="other settings: SHA-256 of the data was"): run_reviews(tiny(folder, out, resume=True, **best))
 
 
 def test_every_response_without_an_end_pays_the_greedy_one_too(folder, tmp_path):

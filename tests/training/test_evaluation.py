@@ -4,33 +4,12 @@ import math
 
 import pytest
 import torch
-import transformers
-from transformers import AutoModelForCausalLM
+from small_models import families, tiny
 
 from instruct_goose.models.agent import Agent
-from instruct_goose.models.text import pad, word_tokenizer
+from instruct_goose.models.text import pad
 from instruct_goose.training.evaluation import best_of_n, ended, kl_to_reference, plot_metrics, text_table, write
 from instruct_goose.training.rollout import Rollout
-
-BASE = dict(vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=12,
-            pad_token_id=0, bos_token_id=0, eos_token_id=0)
-ROTARY = BASE | dict(intermediate_size=24, num_key_value_heads=1)
-CONFIGS = {"gpt2": lambda: transformers.GPT2Config(**BASE), "llama": lambda: transformers.LlamaConfig(**ROTARY),
-           "qwen2": lambda: transformers.Qwen2Config(**ROTARY),
-           "gemma2": lambda: transformers.Gemma2Config(**ROTARY, head_dim=8, final_logit_softcapping=2.)}  # no plain head
-families = pytest.mark.parametrize("name", CONFIGS)
-
-
-@pytest.fixture
-def tokenizer():
-    return word_tokenizer("the a film plot is good bad".split(), model_max_length=12, pad="<end>", bos="<end>", eos="<end>")
-
-
-def tiny(name="gpt2", seed=0, std=.3):
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
-    for p in model.parameters(): torch.nn.init.normal_(p, std=std)
-    return model
 
 
 def world(T, V=9, end=0):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from small_models import tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from instruct_goose.models.text import word_tokenizer
 from instruct_goose.training import runs
 from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.config import RLHFConfig
@@ -32,25 +32,6 @@ from instruct_goose.training.runs import (
     write_json,
 )
 from instruct_goose.training.trainer import RLHFTrainer
-
-BASE = dict(vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=12,
-            pad_token_id=0, bos_token_id=0, eos_token_id=0)
-ROTARY = BASE | dict(intermediate_size=24, num_key_value_heads=1)
-CONFIGS = {"gpt2": lambda: transformers.GPT2Config(**BASE), "llama": lambda: transformers.LlamaConfig(**ROTARY),
-           "qwen2": lambda: transformers.Qwen2Config(**ROTARY),
-           "gemma2": lambda: transformers.Gemma2Config(**ROTARY, head_dim=8, final_logit_softcapping=2.)}  # no plain head
-
-
-@pytest.fixture
-def tokenizer():
-    return word_tokenizer("the a film plot is good bad".split(), model_max_length=12, pad="<end>", bos="<end>", eos="<end>")
-
-
-def tiny(name="gpt2", seed=0, std=.3):
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
-    for p in model.parameters(): torch.nn.init.normal_(p, std=std)
-    return model
 
 
 def test_new_run_dirs_differ(tmp_path):

@@ -194,8 +194,9 @@ def test_the_best_policy_is_kept(tmp_path, plain):
     go(first, 3)
     second.load_state(*load_checkpoint(save_checkpoint(tmp_path, *first.state())))
     assert same(second.best, first.best) and second.best_reward == first.best_reward == max(m["held_out_reward"] for m in log[:3])
+    assert second.best_iteration == first.best_iteration is not None
     go(second)
-    assert same(second.best, whole.best) and second.best_reward == whole.best_reward
+    assert same(second.best, whole.best) and second.best_reward == whole.best_reward and second.best_iteration == whole.best_iteration
     fresh = trainer(config); second.load_state(*fresh.state())
     assert second.best is None and second.best_reward is None
 
@@ -375,10 +376,11 @@ STATES = {
     "iteration true": (say(iteration=True), "iteration is True"), "iteration huge": (say(iteration=2**60), "iteration is"), "prompts below": (say(prompts_seen=-1), "prompts_seen is -1"),
     "beta negative": (say(beta=-.1), "beta is -0.1"), "beta text": (say(beta="1"), "beta is '1'"), "beta NaN": (say(beta=math.nan), "beta is nan"), "beta huge": (say(beta=10**400), "beta is"),
     "best reward NaN": (say(best_reward=math.nan), "best_reward is nan"), "stopped number": (say(stopped=3), "stopped is 3"),
+    "best iteration to come": (say(best_iteration=10**6), "best_iteration is 1000000"), "best iteration half": (say(best_iteration=1.5), "best_iteration is 1.5"),
     "threads 0": (say(environment={"threads": 0}), "threads is 0"), "threads many": (say(environment={"threads": 10**6}), "threads is"), "environment text": (say(environment="x"), "threads is None"),
     "config list": (say(config=[]), "config"), "config other": (say(config={}), "other settings"), "reference": (say(reference="x"), "reference model is not the one"),
     "tokenizer": (say(tokenizer="x"), "tokenizer is not the one"), "no tokenizer": (say(tokenizer=None), "tokenizer is not the one"), "groups": (say(groups=[]), "groups are not those"), "groups none": (say(groups=None), "groups is missing"),
-    **{f"no {name}": (lose(name), name if name != "environment" else "threads") for name in "config reference tokenizer iteration prompts_seen beta best_reward stopped groups environment".split()}}
+    **{f"no {name}": (lose(name), name if name != "environment" else "threads") for name in "config reference tokenizer iteration prompts_seen beta best_reward best_iteration stopped groups environment".split()}}
 
 
 @pytest.mark.parametrize("forge, says", STATES.values(), ids=STATES)
