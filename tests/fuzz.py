@@ -26,6 +26,7 @@ import numpy as np
 from instruct_goose.models import data, files, tables
 from instruct_goose.models.text import bpe_tokenizer
 from instruct_goose.objective.group import PRESETS
+from instruct_goose.practice.cart_and_pendulum import ControlConfig
 from instruct_goose.practice.cli import ProbeConfig, SampleConfig
 from instruct_goose.practice.quickstart import QuickstartConfig
 from instruct_goose.practice.real_reviews import ReviewsConfig
@@ -187,7 +188,7 @@ def loaders(r: random.Random, tools: dict) -> tuple[str, str]:
     return f"{load.__name__}, {kind}", outcome
 
 
-KINDS = [RLHFConfig, QuickstartConfig, ReviewsConfig, SampleConfig, ProbeConfig]  # every class of settings that a person fills in
+KINDS = [RLHFConfig, QuickstartConfig, ReviewsConfig, ControlConfig, SampleConfig, ProbeConfig]  # every class of settings that a person fills in
 NEEDED = {ReviewsConfig: {"data": Path("data")}, SampleConfig: {"run_dir": Path("run")}}
 NAMES = sorted({f.name for kind in KINDS for f in fields(kind)})
 VALUES = [None, True, False, 0, 1, 2, 3, 8, 64, -1, .5, 1., .2, -0., 1e-9, 1e308, 5e-324, math.nan, math.inf, -math.inf, 10**400, -10**400, 2**63, 2**1024,

@@ -6,12 +6,14 @@
 __all__ = ['SETTINGS', 'ControlConfig', 'Environments']
 
 # %% ../../nbs/4_practice/06_cart_and_pendulum.ipynb #dbf5df6c
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..training.config import Count, NotNegative, Positive, Settings, Share
 from ..training.fit import one_seed
 
 # %% ../../nbs/4_practice/06_cart_and_pendulum.ipynb #2db04e5a
@@ -25,45 +27,31 @@ def _gymnasium():
 
 # %% ../../nbs/4_practice/06_cart_and_pendulum.ipynb #72a11121
 @dataclass
-class ControlConfig:
+class ControlConfig(Settings):
     "PPO on one environment. The defaults are CartPole's."
-    total_steps: int = 100_000  # of all environments; the learning rate falls to 0 over them
-    envs: int = 8  # copies of the environment that run side by side
-    steps: int = 128  # steps that each copy takes between two updates
-    epochs: int = 4  # passes over the collected steps
-    minibatches: int = 4  # optimizer steps per pass
-    lr: float = 2.5e-3  # learning rate at the start
-    gamma: float = 0.98  # discount per step
-    lam: float = 0.95  # λ of GAE
-    clip: float = 0.2  # how far the ratio may usefully go from 1
-    vf_coef: float = 0.5  # weight of the value loss
-    ent_coef: float = 0.0  # weight of the entropy bonus
-    max_grad_norm: float = 0.5  # a longer gradient is shortened to this
-    hidden: int = 64  # width of both layers, of the policy and of the values
-    reward_scale: float = 1.0  # rewards times this are learned from; the log has them unscaled
+    total_steps: Count = 100_000  # of all environments; the learning rate falls to 0 over them
+    envs: Count = 8  # copies of the environment that run side by side
+    steps: Count = 128  # steps that each copy takes between two updates
+    epochs: Count = 4  # passes over the collected steps
+    minibatches: Count = 4  # optimizer steps per pass
+    lr: Positive = 2.5e-3  # learning rate at the start
+    gamma: Share = 0.98  # discount per step
+    lam: Share = 0.95  # λ of GAE
+    clip: Positive = 0.2  # how far the ratio may usefully go from 1
+    vf_coef: NotNegative = 0.5  # weight of the value loss
+    ent_coef: NotNegative = 0.0  # weight of the entropy bonus
+    max_grad_norm: Positive = 0.5  # a longer gradient is shortened to this
+    hidden: Count = 64  # width of both layers, of the policy and of the values
+    reward_scale: Positive = 1.0  # rewards times this are learned from; the log has them unscaled
     stop_at: float | None = None  # stop when the last 50 episodes reach this mean
-    threads: int = 1  # torch threads; networks this small gain nothing from two
+    threads: Count = 1  # torch threads; networks this small gain nothing from two
 
-    def __post_init__(self):
-        def refuse(name, legal):
-            raise ValueError(f"{name} is {getattr(self, name)!r}: {legal}")
-        for name in "total_steps envs steps epochs minibatches hidden threads".split():
-            x = getattr(self, name)
-            if isinstance(x, bool) or not isinstance(x, int) or x < 1:
-                refuse(name, "it must be a whole number, at least 1")
-        for name in "lr clip max_grad_norm reward_scale".split():
-            x = getattr(self, name)
-            if isinstance(x, str) or not x > 0:
-                refuse(name, "it must be a number above 0")
-        for name in "gamma lam".split():
-            x = getattr(self, name)
-            if isinstance(x, str) or not 0 <= x <= 1:
-                refuse(name, "it must lie between 0 and 1")
+    def conflicts(self) -> Iterator[tuple[str, str]]:
         size = self.envs * self.steps
         if self.minibatches > size:
-            refuse("minibatches", f"but an update has only {size} steps")
+            yield "minibatches", f"at most {size}: an update has only {size} steps"
         if self.total_steps < size:
-            refuse("total_steps", f"the first update alone takes {size}")
+            yield "total_steps", f"at least {size}: the first update alone takes {size}"
 
 # %% ../../nbs/4_practice/06_cart_and_pendulum.ipynb #cc48ae72
 SETTINGS = {
