@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from ..objective.kl import adaptive_beta
-from .metrics import Metrics, describe
+from .metrics import Metrics, describe, rounding
 from .rollout import Rollout
 from .setup import encode_prompts
 
@@ -76,7 +76,8 @@ class Steps:
         trainer = self.trainer
         metrics = {
             "iteration": trainer.iteration, **describe(rollout, trainer.config, trainer.eos_ids),
-            **update, "beta": trainer.beta, "lr": trainer.optimizer.param_groups[0]["lr"]}
+            **update, "beta": trainer.beta, "lr": trainer.optimizer.param_groups[0]["lr"],
+            "rounding": rounding(trainer.agent.model)}
         metrics |= {f"seconds_{name}": s for name, s in self.seconds.items()}
         metrics |= {f"tokens_per_second_{name}": metrics["tokens"] / s if s > 0 else None
                     for name, s in self.seconds.items()}

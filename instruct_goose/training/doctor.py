@@ -117,12 +117,13 @@ def diagnose(
     metrics: Sequence[Mapping[str, Any]], # one dictionary per iteration, as `train` returns
     config: Mapping[str, Any] | None = None, # the settings, if at hand: some rules can say more
 ) -> list[Finding]: # causes before consequences; empty where nothing looks wrong
-    """What looks wrong in a run's metrics. Raises TypeError or ValueError for what are no metrics:
-    see `Run`."""
+    """What looks wrong in a run's metrics; what the settings ask for does not. Raises TypeError or
+    ValueError for what are no metrics or no settings: see `Run`."""
     run = Run(metrics, config)
     found = ((rule, rule.find(run)) for rule in RULES)
     def rounding(rule: Rule) -> bool:
-        return "deviation" in rule.needs and max(run[rule.needs]) <= HALF
+        unknown = "deviation" in rule.needs and not run["rounding"]
+        return unknown and max(run[rule.needs]) <= HALF
 
     return [Finding(r.name, "warning" if rounding(r) else r.severity, r.what, evidence, r.lesson,
                     r.cure) for r, evidence in found if evidence]
