@@ -4,9 +4,14 @@
 
 # %% auto #0
 __all__ = ['KEYS', 'SETTINGS', 'HALF', 'Finding', 'Run', 'checked_metrics', 'checked_settings', 'finite', 'noisy_forward',
-           'start_kl', 'sampler_mismatch', 'kl_estimate_off', 'kl_sign', 'negative_kl', 'equal_rewards',
-           'no_policy_gradient', 'ratio_never_moves', 'values_stand_still', 'padding_counted', 'never_ends',
-           'reward_scale', 'large_steps', 'no_clip', 'drift', 'entropy_collapse']
+           'start_kl', 'foreign_prompts', 'sampler_mismatch', 'nll_off_entropy', 'kl_estimate_off', 'kl_sign',
+           'negative_kl', 'equal_rewards', 'no_policy_gradient', 'ratio_never_moves', 'values_stand_still',
+           'policy_stands_still', 'steps_rounded_away', 'reference_is_the_policy', 'policy_loss_scale',
+           'policy_loss_direction', 'value_loss_off', 'entropy_bonus_off', 'stale_gradients',
+           'advantages_of_other_rows', 'returns_are_values', 'other_discount', 'harmful_values', 'noisy_reward',
+           'reward_of_other_rows', 'prompts_lost', 'same_responses', 'length_is_reward', 'padding_counted',
+           'ends_unseen', 'never_ends', 'reward_scale', 'small_rewards', 'reward_spread_moves', 'large_steps',
+           'no_clip', 'drift', 'entropy_collapse']
 
 # %% ../../nbs/3_training/21_rules.ipynb #c280c7b0
 import math
@@ -29,10 +34,17 @@ class Finding:
 # %% ../../nbs/3_training/21_rules.ipynb #69e321d5
 KEYS = ("iteration", "reward_mean", "reward_std", "total_reward_mean", "beta", "kl_to_reference",
         "kl_estimate", "entropy", "response_length", "finished", "tokens", "flat_groups",
-        "return_std", "value_mean", "max_sampler_deviation", "max_ratio_deviation_first",
-        "importance_mean", "clip_fraction", "kl_to_old", "grad_norm",
-        "rounding") # all that the rules read
-SETTINGS = ("epochs", "minibatches", "max_new_tokens", "vf_coef") # all of these that they ask for
+        "return_std", "return_mean", "value_mean", "max_sampler_deviation",
+        "max_ratio_deviation_first", "importance_mean", "clip_fraction", "kl_to_old",
+        "grad_norm", "rounding", "sampled_nll", "sampled_nll_error", "prompt_nll",
+        "prompts_given", "distinct_prompts", "distinct_responses", "score_length_correlation",
+        "reward_noise", "reward_shift", "advantage_std", "advantage_correlation", "value_bias",
+        "value_scatter", "return_gamma", "return_lam", "policy_gradient_scale",
+        "policy_gradient_cosine", "value_gradient_scale", "value_gradient_cosine",
+        "entropy_gradient_scale", "stale_gradient", "weights_moved", "kl_to_old_exact")
+# all that the rules read, and below all settings that they ask for
+SETTINGS = ("epochs", "minibatches", "max_new_tokens", "vf_coef", "lr", "gamma", "lam", "top_k",
+            "top_p")
 
 # %% ../../nbs/3_training/21_rules.ipynb #5061560b
 class Run:
@@ -122,6 +134,9 @@ def _last(xs: list) -> list: # the last quarter, three at least
 def _mean(xs: list[float]) -> float:
     return sum(xs) / len(xs)
 
+def _median(xs: list[float]) -> float:
+    return sorted(xs)[len(xs) // 2]
+
 def _above(run: Run, name: str, limit: float) -> str | None:
     "In which iterations a metric is above its limit."
     pairs = run.pairs(name)
@@ -145,12 +160,36 @@ def start_kl(run: Run) -> str | None:
         return None
     return f"kl_to_reference is {found[0]:.3g} in iteration 0, before any update"
 
+def foreign_prompts(run: Run) -> str | None:
+    "A model that knows its prompts' language beats a uniform guess: −log π / log V is below 1."
+    worse = run["prompt_nll"]
+    if not worse or _median(worse) < 1.2:
+        return None
+    return f"prompt_nll is {_median(worse):.2f} in the median iteration, a uniform guess is 1"
+
 def sampler_mismatch(run: Run) -> str | None:
     "The sampler and the training forward give a token the same probability: their ratio is 1."
     if run["importance_mean"]:
         return None  # known, and corrected for
     half = max(run["rounding"], default=0.) > 1e-4
     return _above(run, "max_sampler_deviation", HALF if half else _LIMIT)
+
+# %% ../../nbs/3_training/21_rules.ipynb #6130d9c5
+def nll_off_entropy(run: Run) -> str | None:
+    "Tokens drawn from π have a mean −log π(a) of its entropy."
+    rows = run.both("sampled_nll", "entropy", "sampled_nll_error", "tokens")
+    tokens = sum(row[-1] for row in rows)
+    if tokens < 1 or run["importance_mean"]:
+        return None  # known, and corrected for
+    if run.config.get("top_k") or run.config.get("top_p", 1.) < 1:
+        return None  # asked for
+    nll, entropy = (sum(row[k] * row[-1] for row in rows) / tokens for k in (0, 1))
+    error = sum((row[2] * row[-1])**2 for row in rows)**.5 / tokens
+    if abs(nll - entropy) <= max(6 * error, .03 * entropy):
+        return None
+    side = "likelier" if nll < entropy else "unlikelier"
+    return (f"sampled_nll is {nll:.3g} over {tokens:.0f} tokens, with a standard error of "
+            f"{error:.1g}, and the entropy {entropy:.3g}: the tokens are {side} than draws from π")
 
 # %% ../../nbs/3_training/21_rules.ipynb #fd0b9fd1
 def _three_kls(run: Run) -> tuple[float, float, float]:
@@ -217,19 +256,169 @@ def ratio_never_moves(run: Run) -> str | None:
     updates = (c.get("epochs") or 0) * (c.get("minibatches") or 0)
     if updates == 1 or len(rows) < 2 or max(abs(k) for k, _ in rows) > 1e-9:
         return None
-    if max(g for _, g in rows) < 1e-6:
+    if max(g for _, g in rows) < 1e-6 or c.get("lr") == 0 or policy_stands_still(run):
         return None
     return (f"kl_to_old is 0 in all {len(rows)} iterations, though grad_norm is up to "
             f"{max(g for _, g in rows):.2g}. "
             + (f"There are {updates:g} updates per rollout" if updates else "With one update per "
                                                                           "rollout that is right"))
 
+# %% ../../nbs/3_training/21_rules.ipynb #b4386f27
 def values_stand_still(run: Run) -> str | None:
     "A value function that learns changes its mind."
     values = run["value_mean"]
-    if len(values) < 3 or max(values) - min(values) > 1e-9 or run.config.get("vf_coef") == 0:
+    if len(values) < 3 or max(values) - min(values) > 1e-9:
         return None
+    if 0 in (run.config.get("vf_coef"), run.config.get("lr")):
+        return None  # as asked
     return f"value_mean is {values[0]:g} in all {len(values)} iterations"
+
+def policy_stands_still(run: Run) -> str | None:
+    "There was a gradient, and after the update the policy is the same."
+    norms, moved, kl = run["grad_norm"], run["weights_moved"], run["kl_to_old_exact"]
+    if len(norms) < 2 or max(norms) < 1e-6 or run.config.get("lr") == 0:
+        return None
+    said = f"though grad_norm is up to {max(norms):.2g}"
+    if moved and max(moved) < .01:
+        return f"an iteration changes at most {max(moved):.2%} of the weights, {said}"
+    if kl and not moved and max(map(abs, kl)) < 1e-12:
+        return f"kl_to_old_exact is 0 in all {len(kl)} iterations, {said}"
+    return None
+
+def steps_rounded_away(run: Run) -> str | None:
+    "In half precision a weight stays as it is if its step is below half a per cent of it."
+    moved = run["weights_moved"]
+    if not moved or _median(moved) > .5 or policy_stands_still(run):
+        return None
+    if max(run["rounding"], default=1.) < 1e-4 or run.config.get("lr") == 0:
+        return None
+    return f"an iteration changes {_median(moved):.0%} of the weights that have a gradient"
+
+def reference_is_the_policy(run: Run) -> str | None:
+    "A policy that moves leaves the reference behind."
+    kl, steps = run.pairs("kl_to_reference"), run["kl_to_old_exact"] or run["kl_to_old"]
+    later = [x for i, x in kl if i > 0]
+    if not later or not steps or max(map(abs, later)) > 1e-6 or max(steps) < 1e-3:
+        return None
+    return (f"kl_to_reference is 0 in all {len(later)} iterations after the first, and yet one "
+            f"iteration moves the policy by {max(steps):.2g} nats per response")
+
+# %% ../../nbs/3_training/21_rules.ipynb #b4386f29
+def _without_kl(run: Run, name: str) -> list[float]:
+    "A metric of the policy's pull, where no KL in the loss adds to it."
+    def free(m: dict) -> bool:
+        charged = abs(m.get("reward_mean", 0.) - m.get("total_reward_mean", 0.)) > 1e-4
+        return charged or not m.get("beta", 0.) or m.get("kl_to_reference", 0.) < .01
+
+    return [m[name] for m in run.metrics if m.get(name) is not None and free(m)]
+
+def _off_one(xs: list[float]) -> bool: # a slope that should be 1, by more than chance
+    return bool(xs) and not .7 < _median(xs) < 1.4
+
+def policy_loss_scale(run: Run) -> str | None:
+    "The loss pulls at log π as strongly as the equations say."
+    found = _without_kl(run, "policy_gradient_scale")
+    if not _off_one(found) or max(map(abs, found)) < 1e-6:
+        return None  # nothing pulls: see no_policy_gradient
+    return f"policy_gradient_scale is {_median(found):.3g} in the median iteration, should be 1"
+
+def policy_loss_direction(run: Run) -> str | None:
+    "The loss pulls up what has a positive advantage, and down the rest."
+    found = _without_kl(run, "policy_gradient_cosine")
+    if not found or _median(found) > .7:
+        return None
+    return f"policy_gradient_cosine is {_median(found):.2g} in the median iteration, should be 1"
+
+def value_loss_off(run: Run) -> str | None:
+    "The loss pulls V towards the return, by vf_coef."
+    scale, cosine = run["value_gradient_scale"], run["value_gradient_cosine"]
+    if run.config.get("vf_coef") == 0 or not (_off_one(scale) or cosine and _median(cosine) < .9):
+        return None
+    found = " and ".join(f"{name} is {_median(xs):.3g}" for name, xs in (
+        ("value_gradient_scale", scale), ("value_gradient_cosine", cosine)) if xs)
+    return f"{found} in the median iteration, and should be 1"
+
+def entropy_bonus_off(run: Run) -> str | None:
+    "The loss pulls the entropy up, by ent_coef."
+    found = run["entropy_gradient_scale"]
+    if not _off_one(found):
+        return None
+    return f"entropy_gradient_scale is {_median(found):.3g} in the median iteration, should be 1"
+
+def stale_gradients(run: Run) -> str | None:
+    "Before an update's first backward pass there is no gradient."
+    return _above(run, "stale_gradient", 1e-12)
+
+# %% ../../nbs/3_training/21_rules.ipynb #b4386f2b
+def advantages_of_other_rows(run: Run) -> str | None:
+    "Whitening keeps the order: the advantages that are learnt from are those that were found."
+    found = [x for x, spread in run.both("advantage_correlation", "advantage_std") if spread > 1e-6]
+    if not found or _median(found) > .9:
+        return None
+    return f"advantage_correlation is {_median(found):.2g} in the median iteration, and should be 1"
+
+def returns_are_values(run: Run) -> str | None:
+    "A return knows the reward, a value does not: somewhere they differ."
+    rows = run.both("advantage_std", "value_mean", "reward_std")
+    if len(rows) < 2 or max(a for a, *_ in rows) > 1e-6 or max(s for *_, s in rows) < 1e-6:
+        return None
+    return f"advantage_std is 0 in all {len(rows)} iterations, though the scores differ"
+
+def other_discount(run: Run) -> str | None:
+    "The returns have the γ and the λ of the settings."
+    wrong = []
+    for name, sign in (("gamma", "γ"), ("lam", "λ")):
+        found, asked = run[f"return_{name}"], run.config.get(name)
+        if found and asked is not None and abs(_median(found) - asked) > .01:
+            wrong.append(f"{sign} is {_median(found):.3g} in the returns and {asked:g} in the "
+                         "settings")
+    return "; ".join(wrong) or None
+
+def harmful_values(run: Run) -> str | None:
+    "Values that are farther from the returns than 0 is are worse than none."
+    rows = _last(run.both("value_bias", "value_scatter", "return_mean", "return_std"))
+    if len(rows) < 3:
+        return None
+    error = _mean([b * b + s * s for b, s, *_ in rows])
+    without = _mean([m * m + s * s for *_, m, s in rows])
+    if error < 3 * without or error < 1e-12:
+        return None
+    return (f"in the last {len(rows)} iterations the values' squared error is {error:.2g}, and "
+            f"without values it would be {without:.2g}")
+
+# %% ../../nbs/3_training/21_rules.ipynb #b4386f2d
+def noisy_reward(run: Run) -> str | None:
+    "The same text has the same score a second time."
+    return _above(run, "reward_noise", .05)
+
+def reward_of_other_rows(run: Run) -> str | None:
+    "A text keeps its score in another order and in other company."
+    return None if noisy_reward(run) else _above(run, "reward_shift", .05)
+
+def prompts_lost(run: Run) -> str | None:
+    "The rollout answers the prompts that it was given."
+    rows = run.both("iteration", "distinct_prompts", "prompts_given")
+    bad = [row for row in rows if row[1] < row[2] / 2]
+    if len(bad) <= len(rows) / 2:
+        return None
+    i, found, given = bad[0]
+    return (f"in {len(bad)} of {len(rows)} iterations, first in iteration {i}, where {given:g} "
+            f"different prompts were given and {found:g} answered")
+
+def same_responses(run: Run) -> str | None:
+    "Responses with nats to spare do not repeat each other."
+    rows = run.both("distinct_responses", "entropy", "response_length", "tokens")
+    bad = [x for x, s, length, n in rows if x < .3 and s * length > 8 and n > 8 * length]
+    if len(bad) < 2 or len(bad) <= len(rows) / 2:
+        return None
+    return f"distinct_responses is {_median(bad):.2g} in {len(bad)} of {len(rows)} iterations"
+
+def length_is_reward(run: Run) -> str | None:
+    "A score says more than how long the text is."
+    found = run["score_length_correlation"]
+    if len(found) < 2 or abs(_median(found)) < .95:
+        return None
+    return f"score_length_correlation is {_median(found):.3f} in the median iteration"
 
 # %% ../../nbs/3_training/21_rules.ipynb #7a01a7ad
 def padding_counted(run: Run) -> str | None:
@@ -245,6 +434,17 @@ def padding_counted(run: Run) -> str | None:
             f"and finished is {_mean([f for _, f in rows]):.2g} on average: most responses end in "
             f"something that "
             "is not the end token")
+
+def ends_unseen(run: Run) -> str | None:
+    "Responses that stop before the limit were ended by something, and that should count."
+    rows = run.both("response_length", "finished", "tokens")
+    if len(rows) < 3 or max(f for _, f, _ in rows) > .02 or padding_counted(run):
+        return None
+    lengths = [length for length, _, _ in rows]
+    if len(set(lengths)) < 2 or any(tokens < 2 * length for length, _, tokens in rows):
+        return None  # all as long as they may be; or a single response
+    return (f"finished is 0 in all {len(rows)} iterations, and yet response_length is between "
+            f"{min(lengths):.3g} and {max(lengths):.3g}")
 
 def never_ends(run: Run) -> str | None:
     "Responses that all run into the limit were not ended by the policy."
@@ -264,6 +464,26 @@ def reward_scale(run: Run) -> str | None:
     if not spread or spread[len(spread) // 2] < 4:
         return None
     return f"return_std is {spread[len(spread) // 2]:.3g} in the median iteration"
+
+def small_rewards(run: Run) -> str | None:
+    "With the KL in the reward, scores are weighed against β per nat."
+    rows = run.both("reward_std", "beta", "reward_mean", "total_reward_mean")
+    if not any(abs(score - total) > 1e-6 for *_, score, total in rows):
+        return None  # no KL in the reward: the scale is free
+    spread, beta = (_median([row[k] for row in rows]) for k in (0, 1))
+    if not 1e-6 < spread < min(.03, beta / 2):
+        return None
+    return f"reward_std is {spread:.2g} in the median iteration, and a nat costs {beta:g}"
+
+def reward_spread_moves(run: Run) -> str | None:
+    "The unit of the scores stays what it was in the first iterations."
+    spread, mean = run["reward_std"], run["reward_mean"]
+    if len(spread) < 8 or len(mean) < 8 or (first := _median(spread[:3])) < 1e-6:
+        return None
+    last, gained = _median(spread[-3:]), _median(mean[-3:]) - _median(mean[:3])
+    if last < 5 * first and (last > .2 * first or gained > first): # solved: alike, and good
+        return None
+    return f"reward_std went from {first:.2g} to {last:.2g}"
 
 def large_steps(run: Run) -> str | None:
     "An iteration may not move the policy far. One may by a single rare token; two are a habit."
