@@ -11,6 +11,7 @@ measured, with which commit and versions. Nobody types a figure.
     python evidence/run.py fuzz                      only broken input, about five CPU-minutes
     python evidence/run.py gpu                       only where there is one: tokens/s, memory, agreement with the CPU
     python evidence/run.py gallery                   only the failure gallery, about six CPU-minutes
+    python evidence/run.py doctor                    only the doctor on bugs it was not made for, and on unusual settings; five CPU-minutes
     python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
 import argparse
@@ -334,6 +335,13 @@ def gallery() -> dict:
     return {"config": g.SMALL, "guards": guards, "bugs": in_lines(bugs), "healthy": in_lines(healthy)}
 
 
+def doctor() -> dict:
+    "The doctor on sixteen bugs that its rules were not made for, three seeds, and on healthy runs with unusual settings, one seed."
+    import attacks
+
+    return attacks.record()
+
+
 def reviews(data: Path, seeds) -> None:
     "The pipeline on real sentences, about seven CPU-minutes a seed; a block for each machine."
     path, made_by = root / "evidence/reviews.json", origin("instruct-goose reviews --data DIR")
@@ -352,13 +360,13 @@ def write(name: str, figures: dict) -> None:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", help="quickstart, family, control, exact_world, resume, fuzz, probes, gallery or reviews; all without")
+    parser.add_argument("only", nargs="*", help="quickstart, family, control, exact_world, resume, fuzz, probes, gallery, doctor or reviews; all without")
     parser.add_argument("--seeds", type=int, nargs="+", help="of quickstart (0 to 9) and reviews (0 to 2)")
     parser.add_argument("--draws", type=int, nargs="+", default=[0, 1], help="of the quickstart's initial weights; 0: as they are")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
     args = parser.parse_args()
     if args.only == ["gpu"]: raise SystemExit(subprocess.call([sys.executable, root / "evidence/gpu.py"]))
-    if wrong := set(args.only) - {"quickstart", "family", "control", "exact_world", "resume", "fuzz", "probes", "gallery", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
+    if wrong := set(args.only) - {"quickstart", "family", "control", "exact_world", "resume", "fuzz", "probes", "gallery", "doctor", "reviews"}: parser.error(f"no such run: {', '.join(wrong)}")
     if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
 
@@ -377,6 +385,8 @@ def main():
         write("probes", {"origin": origin("python evidence/run.py probes")} | probes())
     if not args.only or "gallery" in args.only:
         write("gallery", {"origin": origin("python evidence/run.py gallery")} | gallery())
+    if not args.only or "doctor" in args.only:
+        write("doctor", {"origin": origin("python evidence/run.py doctor")} | doctor())
     if not args.only or "fuzz" in args.only:
         made_by = origin("python evidence/run.py fuzz") | {"pyarrow": version("pyarrow")}
         write("fuzz", {"origin": made_by} | fuzz())
