@@ -12,7 +12,7 @@ from pathlib import Path
 
 root = Path(__file__).parents[1]
 MEASURES = {"quickstart": "practice.quickstart", "reviews": "practice.real_reviews", "family": "practice.family",
-            "control": "practice.classic_control", "exact_world": "practice.exact_world", "gallery": "practice.failure_gallery",
+            "control": "practice.classic_control", "exact_world": "practice.exact_world", "gallery": "practice.failure_gallery", "doctor": "practice.failure_gallery",
             "probes": "practice.probes", "resume": "practice.cli", "fuzz": "models.data", "attacks": "practice.cli"}
 
 
@@ -85,6 +85,7 @@ def changed(name: str, commit: str, folder: Path = root) -> list[str]:
 def ages() -> Iterator[tuple[str, str, list[str]]]:
     "name, commit, modules that have changed since."
     for name in MEASURES:
+        if not (root / f"evidence/{name}.json").exists(): continue
         for commit in sorted(set(commits(json.loads((root / f"evidence/{name}.json").read_text("utf-8"))))):
             yield name, commit, changed(name, commit)
 

@@ -1,361 +1,236 @@
-"""The second round of attacks, as counts: `python evidence/run.py attacks`, about six CPU-minutes.
+"""Sixteen bugs that the doctor's rules were not made for, and healthy runs with unusual settings: `python evidence/run.py doctor`.
 
-Every function tries something n times and returns how many went how; `wrong` are those that ended otherwise than documented.
-`THEN` is what the same attack found when it was first made, on the tree of 20 November 2026.
+The rules were fixed first. With each bug stands, written down before its first run, which findings would name it and which would be
+true consequences of it; any other finding is a false name.
 """
-import hashlib
-import itertools
-import json
-import math
-import multiprocessing
-import os
-import random
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-import warnings
-from collections import Counter
-from pathlib import Path
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-THEN = {
-    "a checkpoint forged in one place, its checksum right": "a crash (SIGSEGV), errors after the weights were overwritten, NaN weights and missing moments accepted",
-    "one bit of a checkpoint turned": "1,499 of 1,500 refused, the last one harmless",
-    "a run stopped by a signal, without `--save-every`": "SIGTERM and SIGHUP lost the run",
-    "a broken JSON file in a run's directory": "an empty summary read as finished; tracebacks",
-    "other people's files in a run's directory": "names with a dot in front were deleted, or stopped the run",
-    "a small Parquet file that unpacks to gigabytes": "1.1 kB took 5.5 GB of memory",
-    "odd metrics and settings shown to the doctor": "MemoryError, TypeError, OverflowError",
-    "a text with control characters, shown": "sent to the terminal",
+import torch
+
+from instruct_goose.models.agent import Agent, create_reference_model
+from instruct_goose.objective.advantages import gae
+from instruct_goose.objective.group import PRESETS
+from instruct_goose.objective.masks import last_index, whiten
+from instruct_goose.practice import failure_gallery as gallery
+from instruct_goose.practice.failure_gallery_bugs import replaced, top_k
+from instruct_goose.training import rollout as training_rollout
+from instruct_goose.training.callbacks import RecheckRewards
+from instruct_goose.training.doctor import diagnose
+from instruct_goose.training.fit import torch_threads
+from instruct_goose.training.trainer import RLHFTrainer
+
+
+@dataclass(frozen=True)
+class Attack:
+    "A bug, and what would be said of it rightly."
+    wrong: str
+    trainer: type = RLHFTrainer
+    names: tuple[str, ...] = ()         # findings that name it
+    consequences: tuple[str, ...] = ()  # findings that are true, and follow from it
+    patch: Callable = nullcontext
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+# --- prompts, responses, scores ---------------------------------------------------------------------------------------
+class SameDice(RLHFTrainer):
+    def rollout(self, prompts):
+        self.sampling.manual_seed(0)
+        return super().rollout(prompts)
+
+
+class PromptOfAnotherRow(RLHFTrainer):
+    def rollout(self, prompts):
+        r = super().rollout(prompts)
+        answers = [text.removeprefix(prompt) for prompt, text in zip(r.prompts, r.texts, strict=True)]
+        r.texts = [(prompt + answer).strip() or "it" for prompt, answer in zip(r.prompts[1:] + r.prompts[:1], answers, strict=True)]
+        return r
+
+
+class ThreeWords(RLHFTrainer):
+    def rollout(self, prompts):
+        r = super().rollout(prompts)
+        r.texts = [" ".join(text.split()[:3]) or "it" for text in r.texts]
+        return r
+
+
+class Clamped(RLHFTrainer):
+    def judge(self, rollout, reward_fn, kind="text"): return super().judge(rollout, reward_fn, kind).clamp(-.1, .1)
+
+
+class EndOutsideTheMask(RLHFTrainer):
+    def rollout(self, prompts):
+        r = super().rollout(prompts)
+        longer = r.mask.sum(-1) > 1
+        r.mask[torch.arange(len(r))[longer], last_index(r.mask)[longer]] = False
+        return r
+
+
+# --- the KL and the reference -----------------------------------------------------------------------------------------
+class ChargedTwice(RLHFTrainer):
+    def loss(self, now, batch):
+        with replaced(self.config, "kl_placement", "loss"): return super().loss(now, batch)
+
+
+class InBits(RLHFTrainer):
+    def annotate(self, rollout):
+        r = super().annotate(rollout)
+        r.ref_logprobs = r.ref_logprobs / .6931
+        return r
+
+
+class ReferenceFollows(RLHFTrainer):
+    @torch.no_grad()
+    def optimize(self, rollout):
+        with torch.enable_grad(): found = super().optimize(rollout)
+        for ref, p in zip(self.ref_model.parameters(), self.agent.model.parameters(), strict=True): ref.lerp_(p, .5)
+        return found
+
+
+class TheWrongWay(RLHFTrainer):
+    def step(self, prompts, reward_fn):
+        before = self.beta
+        metrics = super().step(prompts, reward_fn)
+        self.beta = before * before / self.beta
+        return metrics
+
+
+# --- advantages, loss, minibatches ------------------------------------------------------------------------------------
+class ScoreOnEveryToken(RLHFTrainer):
+    def advantages(self, rollout):
+        r = super().advantages(rollout)
+        r.rewards = r.rewards + r.mask * r.scores[:, None]
+        r.rewards[torch.arange(len(r)), last_index(r.mask)] -= r.scores
+        r.advantages, r.returns = gae(r.rewards, r.values, r.mask, self.config.gamma, self.config.lam)
+        r.advantages = whiten(r.advantages, r.mask)
+        return r
+
+
+class ReturnsAsAdvantages(RLHFTrainer):
+    def advantages(self, rollout):
+        r = super().advantages(rollout)
+        r.advantages = whiten(r.returns, r.mask)
+        return r
+
+
+class ValuesOneTokenLate(RLHFTrainer):
+    def annotate(self, rollout):
+        r = super().annotate(rollout)
+        r.values = r.values.roll(1, 1) * r.mask
+        return r
+
+
+class FirstMinibatchOnly(RLHFTrainer):
+    def optimize(self, rollout):
+        with replaced(self, "shuffling", None), replaced(type(rollout), "minibatches", lambda r, n, _: [r[:len(r) // n]] * n):
+            return super().optimize(rollout)
+
+
+class SlippedInTheMinibatch(RLHFTrainer):
+    def update(self, batch, first=False):
+        batch.advantages = batch.advantages.roll(1, 0) * batch.mask
+        return super().update(batch, first)
+
+
+class GroupsInterleaved(RLHFTrainer):
+    def advantages(self, rollout):
+        r, g = rollout, self.config.group_size
+        order = torch.arange(len(r)).view(g, -1).T.reshape(-1)  # (prompt, answer) read as (answer, prompt)
+        r = super().advantages(r)
+        mixed = super().advantages(r[order])
+        r.advantages = torch.empty_like(r.advantages)
+        r.advantages[order] = mixed.advantages
+        return r
+
+
+@contextmanager
+def the_larger_of_the_two():
+    "max(ρÂ, clip(ρ)Â) in the place of min."
+    with replaced(torch, "minimum", torch.maximum): yield
+
+
+ATTACKS = {
+    "same dice in every iteration": Attack("the generator is seeded again before each rollout", SameDice),
+    "scored with another row's prompt": Attack("the text that is scored is a response behind the prompt of the next row", PromptOfAnotherRow),
+    "three words are scored": Attack("the text that is scored is cut after three words", ThreeWords),
+    "scores clamped": Attack("scores beyond ±0.1 are cut", Clamped, consequences=("small rewards",)),
+    "end outside the mask": Attack("the end token does not count as part of the response", EndOutsideTheMask, names=("ends unseen",)),
+    "KL charged twice": Attack("the KL is in the reward, and again in the loss", ChargedTwice),
+    "reference in bits": Attack("the reference's log-probabilities have base 2", InBits, consequences=("KL estimate off",)),
+    "reference follows": Attack("after each iteration the reference goes half the way to the policy", ReferenceFollows, names=("reference is the policy",)),
+    "β moves the wrong way": Attack("β falls when the KL is above its target", TheWrongWay, consequences=("drift", "large steps", "entropy collapse"),
+                                    settings=dict(kl_target=1.)),
+    "score on every token": Attack("every token of a response gets its score", ScoreOnEveryToken, consequences=("reward scale",)),
+    "returns as advantages": Attack("no value is subtracted", ReturnsAsAdvantages, names=("advantages of other rows",)),
+    "values one token late": Attack("GAE reads the value of the token before", ValuesOneTokenLate, names=("value loss off",)),
+    "first minibatch only": Attack("all updates of an iteration see the same half of it", FirstMinibatchOnly),
+    "slipped in the minibatch": Attack("in each minibatch a row is weighed with the advantages of the row before", SlippedInTheMinibatch,
+                                       names=("advantages of other rows", "policy loss direction")),
+    "groups interleaved": Attack("the responses to one prompt are compared with those to others", GroupsInterleaved,
+                                 names=("advantages of other rows",), settings=dict(preset="grpo")),
+    "the larger of the two": Attack("the surrogate is a maximum, not a minimum", names=("no clip",),
+                                    consequences=("large steps", "drift", "entropy collapse"), patch=the_larger_of_the_two),
 }
-ODD = [None, True, False, 0, -1, 1.5, 10**400, 2**60, math.nan, math.inf, -math.inf, 1e308, 5e-324, "", "abc", "1", [], {}, [[]], [{}], ["a"], {"x": 1}, b"x"]
+
+# --- healthy, and unusual: what the settings ask for is no finding ----------------------------------------------------
+UNUSUAL = {
+    "vf_coef=0": dict(vf_coef=0.), "max_new_tokens=1": dict(max_new_tokens=1), "bfloat16": {}, "lr=0": {}, "plain SGD": {}, "one prompt": {},
+    "top_k=5": {}, "beta=0": dict(beta=0.), "beta=5": dict(beta=5.), "epochs=1": dict(epochs=1), "minibatches=1": dict(minibatches=1),
+    "one update": dict(epochs=1, minibatches=1), "gamma=0.9": dict(gamma=.9), "lam=0": dict(lam=0.), "lam=1": dict(lam=1.),
+    "no whitening": dict(whiten_advantages=False), "no value clip": dict(value_clip=None), "micro_batch_size=4": dict(micro_batch_size=4),
+    "ent_coef=0.02": dict(ent_coef=.02), "KL in the loss": dict(kl_placement="loss"), "kl_target=1": dict(kl_target=1.),
+    "temperature=0.7": dict(temperature=.7), "temperature=1.3": dict(temperature=1.3), "importance_cap=2": dict(importance_cap=2.),
+    "cosine": dict(lr_schedule="cosine"), "weight_decay=0.1": dict(weight_decay=.1), "8 responses": dict(batch_size=8, lr=3e-4),
+    "lr=1e-6": dict(lr=1e-6), "groups of 2": dict(preset="grpo", group_size=2),
+    **{f"preset {name}": dict(preset=name) for name in PRESETS},
+}
+UNUSUAL["preset cispo"] = dict(preset="cispo", beta=.08, kl_placement="reward", lr=4e-4)  # at the gallery's rate it drifts, which is true
 
 
-# --- checkpoints ---
-
-def make_trainer():
-    "A trainer of four thousand weights, after two iterations with everything switched on that has a state."
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    from instruct_goose.models.agent import Agent
-    from instruct_goose.models.text import word_tokenizer
-    from instruct_goose.training.config import RLHFConfig
-    from instruct_goose.training.trainer import RLHFTrainer
-
-    torch.manual_seed(0)
-    words = "a good film ; a dull film ; the plot was thin".split()
-    tokenizer = word_tokenizer(sorted(set(words)))
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=tokenizer.eos_token_id,
-                                       eos_token_id=tokenizer.eos_token_id))
-    config = RLHFConfig(steps=6, batch_size=8, max_new_tokens=4, eval_every=1, keep_best=True, lr=1e-3, kl_target=1., device="cpu")
-    trainer = RLHFTrainer(Agent(model, value_model="copy"), None, config, tokenizer=tokenizer)
-    trainer.train(sorted(set(words)), lambda texts: [text.count("a") for text in texts], 2, progress=False, held_out=["a", "the"])
-    return trainer
+def attacked(name: str, world: dict, seed: int) -> list[str]:
+    "The findings on a run with this bug."
+    attack = ATTACKS[name]
+    settings = gallery.gallery_config(seed=seed, **attack.settings)
+    with attack.patch(): return visited(world, settings, attack.trainer)
 
 
-def go_on(trainer) -> None:
-    trainer.train(["a", "the plot", "film"], lambda texts: [text.count("a") for text in texts], 1, progress=False, held_out=["a", "the"])
+def unusual(name: str, world: dict, seed: int) -> list[str]:
+    "The findings on a healthy run."
+    settings, more, prompts, asked, patch = gallery.gallery_config(seed=seed, **UNUSUAL[name]), {}, world["data"].prompts, {}, nullcontext()
+    if name == "lr=0": more, asked = {"optimizer": lambda groups: torch.optim.SGD([g | {"lr": 0.} for g in groups])}, {"lr": 0.}
+    if name == "plain SGD": more = {"optimizer": lambda groups: torch.optim.SGD([g | {"lr": .05} for g in groups])}
+    if name == "one prompt": prompts = ["the film"]
+    if name == "top_k=5": asked, patch = {"top_k": 5}, replaced(training_rollout, "draw", top_k)
+    dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
+    with patch: return visited(world, settings, RLHFTrainer, prompts, dtype, asked, **more)
 
 
-def digest(state) -> str:
-    tensors, record = state
-    whole = hashlib.sha256(json.dumps(record, sort_keys=True, default=str).encode())
-    for name in sorted(tensors): whole.update(name.encode() + repr(tensors[name].dtype).encode() + tensors[name].contiguous().numpy().tobytes())
-    return whole.hexdigest()
+def visited(world, settings, trainer, prompts=None, dtype=torch.float32, asked=None, **more) -> list[str]:
+    "Train, and ask the doctor."
+    judge, lm = world["reward_model"], copy.deepcopy(world["lm"]).to(dtype)
+    agent = Agent(copy.deepcopy(lm), value_model="copy" if settings.advantage == "gae" else None)
+    with torch_threads(1), gallery._without_guards() if trainer is not RLHFTrainer else nullcontext():
+        made = trainer(agent, create_reference_model(lm), settings, tokenizer=world["tokenizer"], callbacks=[RecheckRewards(judge)], **more)
+        metrics = made.train(prompts or world["data"].prompts, judge, progress=False)
+    return [f.name for f in diagnose(metrics, asdict(settings) | (asked or {}))]
 
 
-def forged_tensors(r: random.Random, tensors: dict) -> dict:
-    "One tensor changed, lost, renamed, or put in the place of another."
-    import torch
-
-    tensors, name = dict(tensors), r.choice(sorted(tensors))
-    x = tensors[name]
-    def one(value):
-        y = x.clone().flatten()
-        if len(y): y[r.randrange(len(y))] = value if y.is_floating_point() else int(max(-100, min(100, 0 if value != value else value)))
-        return y.reshape(x.shape)
-    ways = {"short": lambda: x.flatten()[:-1].clone(), "long": lambda: torch.cat([x.flatten(), x.flatten()[:1]]), "turned": lambda: x.T.contiguous() if x.ndim == 2 else x[None],
-            "double": lambda: x.double(), "half": lambda: x.half(), "whole": lambda: x.long(), "one NaN": lambda: one(math.nan), "one infinity": lambda: one(math.inf),
-            "one huge": lambda: one(1e30), "zeros": lambda: torch.zeros_like(x), "negative": lambda: -x if x.dtype != torch.uint8 else 255 - x,
-            "another's": lambda: tensors[r.choice(sorted(tensors))].clone(), "empty": lambda: x[..., :0].clone() if x.ndim else x.new_zeros(0),
-            "turned round": lambda: x.flip(0).clone() if x.ndim else x + 1}
-    way = r.choice(["lost", "renamed", "one more", *ways])
-    if way == "lost": del tensors[name]
-    elif way == "renamed": tensors[r.choice([name + "x", name.replace(".", "/"), name.split("/")[0], "x"])] = tensors.pop(name)
-    elif way == "one more": tensors[r.choice([name + ".1", "generator/third", "extra/x", "best/x"])] = x.clone()
-    else: tensors[name] = ways[way]()
-    return tensors
+def findings(names, look: Callable, seeds) -> dict[str, list]:
+    "By name and seed, what the doctor found."
+    found = {name: [] for name in names}
+    for seed in seeds:
+        world = gallery.make_world(seed)
+        for name in names:
+            found[name].append(look(name, world, seed))
+            print(f"seed {seed}, {name}: {', '.join(found[name][-1])}", flush=True)
+    return found
 
 
-def forged_record(r: random.Random, record: dict) -> dict:
-    "One value anywhere in the record changed, lost, or one more beside it."
-    record = json.loads(json.dumps(record, default=str))
-    place = record
-    while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-        key = r.choice(keys)
-        if isinstance(place[key], (dict, list)) and place[key] and r.random() < .7: place = place[key]
-        else: break
-    odd = r.choice([x for x in ODD if not isinstance(x, bytes) and (not isinstance(x, float) or math.isfinite(x))])
-    way = r.choice(["odd", "odd", "odd", "lost", "more"])
-    if way == "lost": del place[key]
-    elif way == "more" and isinstance(place, dict): place["one_more"] = odd
-    else: place[key] = odd
-    return record
-
-
-def try_forgeries(first: int, n: int, seed: int, told) -> None:
-    "In a process of its own, since one of them once ended it: sends the outcome of each."
-    from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
-
-    warnings.simplefilter("ignore")
-    trainer = make_trainer()
-    clean, here = trainer.state(), Path(tempfile.mkdtemp())
-    clean = {k: x.clone() for k, x in clean[0].items()}, json.loads(json.dumps(clean[1], default=str))
-    go_on(trainer)  # what is here is another state than what is loaded
-    for i in range(first, first + n):
-        r = random.Random(f"{seed}/{i}")
-        tensors, record = dict(clean[0]), clean[1]
-        if r.random() < .6: tensors = forged_tensors(r, tensors)
-        else: record = forged_record(r, record)
-        path = save_checkpoint(here / "checkpoints", tensors, record)
-        before = digest(trainer.state())
-        try: trainer.load_state(*load_checkpoint(path))
-        except (ValueError, OSError): outcome = "refused" if digest(trainer.state()) == before else "wrong: half written"
-        except Exception as e: outcome = f"wrong: {type(e).__name__} at loading"
-        else:
-            try: go_on(trainer)
-            except (ValueError, FloatingPointError): outcome = "stopped in training, with the reason"
-            except Exception as e: outcome = f"wrong: {type(e).__name__} in training"
-            else: outcome = "accepted: a legal state"
-            trainer = make_trainer() if outcome != "accepted: a legal state" else trainer
-            trainer.load_state(*clean)
-            go_on(trainer)
-        told.send((i, outcome))
-    shutil.rmtree(here)
-
-
-def forgeries(n: int = 400, seed: int = 0) -> dict:
-    counts, i, fork = Counter(), 0, multiprocessing.get_context("spawn")
-    while i < n:
-        hear, tell = fork.Pipe(duplex=False)
-        child = fork.Process(target=try_forgeries, args=(i, n - i, seed, tell))
-        child.start()
-        tell.close()
-        while True:
-            try: at, outcome = hear.recv()
-            except EOFError: break
-            counts[outcome], i = counts[outcome] + 1, at + 1
-        child.join()
-        if i < n: counts["wrong: crash"], i = counts["wrong: crash"] + 1, i + 1
-    return dict(counts)
-
-
-def flips(n: int = 500, seed: int = 0) -> dict:
-    "A bit in any file of a checkpoint: refused, or what is read is what was written."
-    from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
-
-    trainer, here, counts, r = make_trainer(), Path(tempfile.mkdtemp()), Counter(), random.Random(seed)
-    path = save_checkpoint(here, *trainer.state())
-    meant = digest(load_checkpoint(path))
-    files = sorted(path.iterdir())
-    for _ in range(n):
-        file = r.choice(files)
-        whole = file.read_bytes()
-        place = r.randrange(len(whole))
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << r.randrange(8)]) + whole[place + 1:])
-        try: counts["harmless: the same was read" if digest(load_checkpoint(path)) == meant else "wrong: another state was read"] += 1
-        except ValueError: counts["refused"] += 1
-        except Exception as e: counts[f"wrong: {type(e).__name__}"] += 1
-        file.write_bytes(whole)
-    shutil.rmtree(here)
-    return dict(counts)
-
-
-# --- runs ---
-
-TINY = {"reviews": 300, "pairs": 60, "held_out_pairs": 40, "sft_steps": 60, "rm_steps": 30, "steps": 8, "batch_size": 16, "eval_samples": 32, "best_of": 2,
-        "tune_steps": 6, "epochs": 1, "layers": 1, "hidden_size": 16}
-FLAGS = [x for k, v in TINY.items() for x in (f"--{k.replace('_', '-')}", str(v))] + ["--no-progress"]
-
-
-def run_said(out: Path) -> tuple:
-    files = {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*.safetensors") if "checkpoints" not in p.parts}
-    log = [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
-    summary = json.loads((out / "summary.json").read_text("utf-8"))
-    return files, log, {k: v for k, v in summary.items() if "seconds" not in k and k != "resumed_from"}
-
-
-def signals(n: int = 18, seed: int = 0) -> dict:
-    "SIGTERM, SIGHUP and SIGINT in turn, at random moments after the first step; then --resume, and the end compared."
-    from instruct_goose.practice.cli import main as command
-
-    fork, here, counts, r = multiprocessing.get_context("forkserver"), Path(tempfile.mkdtemp()), Counter(), random.Random(seed)
-    fork.set_forkserver_preload(["instruct_goose.practice.quickstart", "instruct_goose.practice.cli"])
-
-    def start(out, *more):
-        child = fork.Process(target=command, args=(["quickstart", *FLAGS, "--output-dir", str(out), *more],))
-        child.start()
-        return child
-
-    start(here / "whole").join()
-    whole, longest = run_said(here / "whole"), json.loads((here / "whole/summary.json").read_text("utf-8"))["wall_seconds"]
-    for i in itertools.count():
-        if sum(counts.values()) == n: break
-        number, out = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)[i % 3], here / f"run{i}"
-        child = start(out)
-        while not (out / "config.json").exists(): time.sleep(.005)
-        child.join(r.uniform(.1, .95) * longest)
-        if not child.is_alive(): longest *= .9; continue  # it was done
-        os.kill(child.pid, number)
-        child.join()
-        if (out / "summary.json").exists() and child.exitcode == 0: continue  # it came after the last step
-        again = start(out, "--resume")
-        again.join()
-        if again.exitcode or run_said(out) != whole: counts[f"wrong: {number.name}"] += 1
-        else: counts["resumed, and ended as if never stopped" if child.exitcode == 128 + number else f"wrong: exit status {child.exitcode}"] += 1
-    shutil.rmtree(here)
-    return dict(counts)
-
-
-def broken_json(n: int = 400, seed: int = 0) -> dict:
-    from instruct_goose.training.checkpoints import read_json
-
-    here, counts, r = Path(tempfile.mkdtemp()), Counter(), random.Random(seed)
-    good = json.dumps({"seed": 0, "before": {"human": .2}, "config": {"steps": 36, "lr": 1e-3}}).encode()
-    whole = [b"", b" \n", b"null", b"[]", b"3", b'"x"', b"[" * 100_000, b'{"a":' * 100_000, b"{}x", b"\xff\xfe", b'{"a": NaN}', b'{"a": 1e999}', b'{"a": "\\ud800"}', b"\0" * 10, b"{" + b" " * 10**6]
-    for _ in range(n):
-        blob = r.choice(whole) if r.random() < .3 else bytearray(good)
-        if isinstance(blob, bytearray):
-            for _ in range(r.choice([1, 1, 2, 5])):
-                a, b = sorted(r.randrange(len(blob) + 1) for _ in "ab")
-                way = r.randrange(3)
-                if way == 0: del blob[a:a + 1]
-                elif way == 1: del blob[a:b]
-                else: blob.insert(a, r.randrange(256))
-        path = here / r.choice(["summary.json", "config.json"])
-        path.write_bytes(bytes(blob))
-        try: value = read_json(path, "the summary")
-        except ValueError as e: counts["refused, and the file named" if str(path) in str(e) else "wrong: no name of a file"] += 1
-        except Exception as e: counts[f"wrong: {type(e).__name__}"] += 1
-        else: counts["read: still an object" if isinstance(value, dict) and value == json.loads(bytes(blob)) else "wrong: read as something else"] += 1
-    shutil.rmtree(here)
-    return dict(counts)
-
-
-def foreign(n: int = 200, seed: int = 0) -> dict:
-    "Files and directories of other people, some with names close to ours, before a run is opened and after it has saved."
-    import torch
-
-    from instruct_goose.training.keeper import Keeper
-
-    counts, r = Counter(), random.Random(seed)
-    stems = [".config.json.swp", ".notes.json.bak", ".summary.json~", ".metrics.jsonl.", ".config.json.12x", ".writing-", ".writing-x", ".removing-checkpoint-1", ".removing-me", "checkpoint-12",
-             "checkpoint-000001.bak", "checkpoint-abc", ".git", "notes.md", ".DS_Store", "checkpoints.tar", ".config.json.", "x.safetensors"]
-    for _ in range(n):
-        run = Path(tempfile.mkdtemp())
-        (run / "checkpoints").mkdir()
-        made = {}
-        for name in r.sample(stems, 4):
-            path = r.choice([run, run / "checkpoints"]) / name
-            if r.random() < .3: path.mkdir(); path /= "inside"
-            path.write_text(str(r.random()), "utf-8")
-            made[path] = path.read_text("utf-8")
-        try:
-            with Keeper(run, {"lr": 1}, 4, every=1, keep=1) as keeper:
-                stage = keeper.stage("ppo")
-                for at in (1, 2, 3): stage.reached(at, 4, lambda: ({"w": torch.ones(2)}, {}))
-        except Exception as e: counts[f"wrong: {type(e).__name__}"] += 1
-        else: counts["all still there" if all(p.exists() and p.read_text("utf-8") == text for p, text in made.items()) else "wrong: one is gone"] += 1
-        shutil.rmtree(run)
-    return dict(counts)
-
-
-# --- what is let in ---
-
-BOMB = """
-import re, sys
-from pathlib import Path
-from instruct_goose.models.data import load_prompts
-import pyarrow.parquet
-
-def most():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-
-Path("/proc/self/clear_refs").write_text("5")  # the highest mark so far is forgotten
-before = most()
-try: n = sum(1 for _ in load_prompts(Path(sys.argv[1]))); said = "read"
-except ValueError: said = "refused"
-print(said, (most() - before) / 1024)
-"""
-
-
-def bombs() -> dict:
-    "Small on disk, large in memory: one long text, many equal ones, a dictionary of one, nested lists."
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    here, counts, most = Path(tempfile.mkdtemp()), Counter(), 0.
-    long = "x" * 2**26
-    tables = {"one text of 1 GiB": {"prompt": ["x" * 2**30]}, "one of 64 MiB after 10 short": {"prompt": ["a"] * 10 + [long]}, "40 of 64 MiB": {"prompt": [long] * 40},
-              "a hundred thousand of 4 kB": {"prompt": pa.DictionaryArray.from_arrays(pa.array([0] * 10**5, pa.int32()), pa.array(["y" * 4096]))},
-              "a column beside it": {"prompt": ["a"] * 40, "other": [long] * 40},
-              "turns": {"prompt": [[{"role": "user", "content": "z" * 2**20}] * 400]}}
-    for name, columns in tables.items():
-        path = here / "a.parquet"
-        pq.write_table(pa.table(columns), path, compression="zstd")
-        done = subprocess.run([sys.executable, "-c", BOMB, path], capture_output=True, text=True)
-        said, mib = (done.stdout.split() or ["wrong: crash", "0"])[-2:] if done.returncode == 0 else ("wrong: crash", "0")
-        most = max(most, float(mib))
-        counts[said] += 1
-        print(f"{name}, {path.stat().st_size:,} bytes: {said}, {float(mib):.0f} MiB added {done.stderr.strip()[-200:]}", flush=True)
-    shutil.rmtree(here)
-    return dict(counts) | {"most_mib_added": round(most)}
-
-
-def doctor(n: int = 4_000, seed: int = 0) -> dict:
-    from instruct_goose.training.config import RLHFConfig
-    from instruct_goose.training.doctor import diagnose
-
-    trainer = make_trainer()
-    healthy = trainer.train(["a", "the"], lambda texts: [text.count("a") for text in texts], 2, progress=False, held_out=["a"])
-    names, settings, counts, r = sorted({k for m in healthy for k in m}), vars(RLHFConfig()), Counter(), random.Random(seed)
-    for _ in range(n):
-        metrics, config = [dict(m) for m in healthy] * r.choice([1, 1, 4]), dict(settings)
-        for _ in range(r.choice([0, 0, 1, 2])): r.choice(metrics)[r.choice([*names, "x", 3] if r.random() < .1 else names)] = r.choice(ODD)
-        for _ in range(r.choice([0, 0, 1, 3])): config[r.choice([*settings, "x", None] if r.random() < .1 else list(settings))] = r.choice(ODD)
-        given = metrics if r.random() < .95 else r.choice([*ODD, metrics + [r.choice(ODD)]]), config if r.random() < .95 else r.choice(ODD)
-        try: diagnose(*given); counts["findings, or none"] += 1
-        except (ValueError, TypeError) as e: counts["refused" if str(e) and not str(e).startswith(("unsupported", "'<", "'>", "must be real", "float()", "int()")) else f"wrong: {e}"] += 1
-        except Exception as e: counts[f"wrong: {type(e).__name__}"] += 1
-    return dict(counts)
-
-
-def shown(n: int = 5_000, seed: int = 0) -> dict:
-    import unicodedata
-
-    from instruct_goose.models.encoding import printable
-
-    counts, r = Counter(), random.Random(seed)
-    odd = ["\x1b[2J", "\x1b]0;x\x07", "\r", "\b", "\0", "\x9b31m", "\u202e", "\u2066", "\u200f", "\x7f", "\u2028", "é", "漢", "🙂", "\n", "\t", " good", "\u0301"]
-    for _ in range(n):
-        text = "".join(r.choice(odd) if r.random() < .5 else chr(r.choice([r.randrange(0x250), r.randrange(0x2000, 0x2100), r.randrange(0xe000)]) % 0xd800) for _ in range(r.randint(1, 8)))
-        left = {c for c in printable(text) if c not in "\n\t" and (unicodedata.category(c) == "Cc" or unicodedata.bidirectional(c) in ("RLO", "LRO", "RLE", "LRE", "PDF", "RLI", "LRI", "FSI", "PDI"))}
-        counts["escaped where it must be" if not left else "wrong: sent as it is"] += 1
-    return dict(counts)
-
-
-def attacks() -> dict:
-    assert threading.current_thread() is threading.main_thread()
-    rows = {}
-    for what, attack in zip(THEN, (forgeries, flips, signals, broken_json, foreign, bombs, doctor, shown)):
-        print(f"\n\033[1m── {what}\033[0m", flush=True)
-        found = attack()
-        extra = {k: found.pop(k) for k in ("most_mib_added",) if k in found}
-        rows[what] = {"then": THEN[what], "tried": sum(found.values()), "wrong": sum(n for k, n in found.items() if k.startswith("wrong")), "outcomes": found} | extra
-        print(rows[what], flush=True)
-    return {"rows": rows}
+def record() -> dict:
+    "Every attack with three seeds, and every unusual setting with one: the doctor's findings."
+    attacks, healthy = findings(ATTACKS, attacked, (0, 1, 2)), findings(UNUSUAL, unusual, (0,))
+    told = {n: {"wrong": a.wrong, "names": a.names, "consequences": a.consequences, "found": attacks[n]} for n, a in ATTACKS.items()}
+    return {"attacks": told, "healthy": {n: {"settings": s, "found": healthy[n]} for n, s in UNUSUAL.items()}}

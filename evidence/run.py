@@ -12,6 +12,7 @@ measured, with which commit and versions. Nobody types a figure.
     python evidence/run.py attacks                   only the second round of attacks, about six CPU-minutes
     python evidence/run.py gpu                       only where there is one: tokens/s, memory, agreement with the CPU
     python evidence/run.py gallery                   only the failure gallery, about six CPU-minutes
+    python evidence/run.py doctor                    only the doctor on bugs it was not made for, and on unusual settings; five CPU-minutes
     python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
 import argparse
@@ -319,20 +320,34 @@ def probes() -> dict:
     return {"probes": list(PROBES), "meant_for": {bug: rung for bug, (_, rung) in BROKEN.items()}, "runs": runs}
 
 
-def gallery() -> dict:
-    "Every bug of the gallery and every healthy setting, three seeds: what the doctor reads, and which guard of the library objects."
+def gallery(known: dict | None) -> dict:
+    """Every bug of the gallery and every healthy setting, three seeds: what the doctor reads, and which guard of the library objects.
+    With a record that is known already, only what it lacks."""
     from instruct_goose.practice import failure_gallery as g
 
-    bugs, healthy, guards = {}, {}, {}
+    whole = known or {"bugs": {}, "healthy": {}, "guards": {}}
+    if known and known["config"] != g.SMALL: raise SystemExit("evidence/gallery.json has other settings: record all of it, without --missing")
+    new = {kind: {name: [] for name in names if name not in whole[kind]} for kind, names in (("bugs", g.BUGS), ("healthy", g.HEALTHY))}
+    guards = dict(whole["guards"])
     for seed in (0, 1, 2):
         world = g.make_world(seed)
-        for names, runs, train in ((g.BUGS, bugs, g.run_bug), (g.HEALTHY, healthy, g.run_healthy)):
-            for name in names:
-                runs.setdefault(name, []).append(g.to_columns(train(name, world, seed)))
+        for runs, train in ((new["bugs"], g.run_bug), (new["healthy"], g.run_healthy)):
+            for name in runs:
+                runs[name].append(json.dumps(g.to_columns(train(name, world, seed))))  # a run is a line of the file
                 print(f"seed {seed}, {name}", flush=True)
-        if not seed: guards = {name: g.stopped_by(name, world) for name in g.BUGS}
-    in_lines = lambda runs: {name: [json.dumps(run) for run in seeds] for name, seeds in runs.items()}  # a run is a line of the file
-    return {"config": g.SMALL, "guards": guards, "bugs": in_lines(bugs), "healthy": in_lines(healthy)}
+        if not seed: guards |= {name: g.stopped_by(name, world) for name in new["bugs"]}
+    made = {kind: whole[kind] | new[kind] for kind in new}
+    in_order = {name: guards[name] for name in g.BUGS}
+    later = [*whole.get("later", []), {"names": [*new["bugs"], *new["healthy"]]} | origin("python evidence/run.py gallery --missing")] if known else []
+    return {"origin": known["origin"] if known else origin("python evidence/run.py gallery"), "later": later, "config": g.SMALL, "guards": in_order,
+            "bugs": {name: made["bugs"][name] for name in g.BUGS}, "healthy": {name: made["healthy"][name] for name in g.HEALTHY}}
+
+
+def doctor() -> dict:
+    "The doctor on sixteen bugs that its rules were not made for, three seeds, and on healthy runs with unusual settings, one seed."
+    import attacks
+
+    return attacks.record()
 
 
 def reviews(data: Path, seeds) -> None:
@@ -351,13 +366,14 @@ def write(name: str, figures: dict) -> None:
     print(f"\nwritten: {path.relative_to(root)}")
 
 
-RUNS = ("quickstart", "family", "control", "exact_world", "resume", "probes", "gallery", "fuzz", "attacks", "reviews")
+RUNS = ("quickstart", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "reviews")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", help=f"{', '.join(RUNS)}; all without, or gpu alone")
     parser.add_argument("--seeds", type=int, nargs="+", help="of quickstart (0 to 9) and reviews (0 to 2)")
+    parser.add_argument("--missing", action="store_true", help="of gallery: only the bugs and settings that the record lacks")
     parser.add_argument("--draws", type=int, nargs="+", default=[0, 1], help="of the quickstart's initial weights; 0: as they are")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
     args = parser.parse_args()
@@ -380,12 +396,14 @@ def main():
     if not args.only or "probes" in args.only:
         write("probes", {"origin": origin("python evidence/run.py probes")} | probes())
     if not args.only or "gallery" in args.only:
-        write("gallery", {"origin": origin("python evidence/run.py gallery")} | gallery())
+        write("gallery", gallery(json.loads((root / "evidence/gallery.json").read_text("utf-8")) if args.missing else None))
+    if not args.only or "doctor" in args.only:
+        write("doctor", {"origin": origin("python evidence/run.py doctor")} | doctor())
     if not args.only or "fuzz" in args.only:
         made_by = origin("python evidence/run.py fuzz") | {"pyarrow": version("pyarrow")}
         write("fuzz", {"origin": made_by} | fuzz())
     if not args.only or "attacks" in args.only:
-        from attacks import attacks
+        from second_round import attacks
 
         made_by = origin("python evidence/run.py attacks") | {"pyarrow": version("pyarrow")}
         write("attacks", {"origin": made_by} | attacks())

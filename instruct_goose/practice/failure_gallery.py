@@ -16,6 +16,7 @@ import torch
 
 from ..training.rules import KEYS
 from ..models import actor as models_actor
+from ..models import reward as models_reward
 from ..models.agent import Agent, create_reference_model
 from ..objective.group import PRESETS
 from ..objective.policy_loss import probability_ratio
@@ -26,6 +27,7 @@ from .quickstart import QuickstartConfig
 from ..training import rollout as training_rollout
 from ..training import metrics as training_metrics
 from ..training import trainer as training_trainer
+from ..training.callbacks import RecheckRewards
 from ..training.fit import torch_threads
 
 # %% ../../nbs/4_practice/10_failure_gallery.ipynb #28637d32
@@ -189,7 +191,132 @@ _LOUD_OR_SILENT = {
         ("reward_mean", "grad_norm", "kl_to_reference"), made.WhitenedOverPadding),
 }
 
-BUGS = _UNLIKE | _STUCK | _LOUD_OR_SILENT
+# %% ../../nbs/4_practice/10_failure_gallery.ipynb #672b8d3d
+_SCORES, _LOSS = "prompts and scores", "the loss"
+_REWARDS = _T + "models/test_reward.py::"
+
+_SAMPLED_AND_SCORED = {
+    "scores of the row above": Bug(
+        _SCORES, "each response gets the score of the one before it",
+        "asked again in another order, the scores are others",
+        ("reward of other rows",),
+        _T + "training/test_trainer.py::"
+        "test_rows_may_stand_in_any_order_and_padding_may_be_wider",
+        "score i belongs to text i", "3_training/04_rewards",
+        ("reward_shift", "reward_noise", "reward_mean"), made.ScoresOfTheRowAbove),
+    "reward model in training mode": Bug(
+        _SCORES, "dropout of 0.1 in the reward model",
+        "asked again, the scores are others",
+        ("noisy reward",), _REWARDS + "test_score_texts_in_order_whatever_the_batch",
+        "reward_model.eval()", "2_models/02_reward",
+        ("reward_noise", "reward_shift", "reward_mean"),
+        patch=lambda: replaced(models_reward, "evaluating", made.in_training_mode)),
+    "reward read at the padding": Bug(
+        _SCORES, "the score is read in the last column of the batch",
+        "in other company, with other padding, the scores are others",
+        ("reward of other rows",), _REWARDS + "test_one_text_one_score",
+        "read it at last_index(mask)", "2_models/02_reward",
+        ("reward_shift", "reward_noise", "reward_mean"),
+        patch=lambda: replaced(models_reward, "last_index", made.last_column)),
+    "rewards of ±0.01": Bug(
+        _SCORES, "scores of standard deviation 0.01, and β as usual",
+        "reward_std is small beside β, the KL stays near 0",
+        ("small rewards",), _REWARDS + "test_normalise",
+        "reward_model.normalise(texts)", "2_models/02_reward",
+        ("reward_std", "kl_to_reference", "grad_norm"), made.TinyRewards),
+    "length as reward": Bug(
+        _SCORES, "the score is the length",
+        "score and length correlate by 1",
+        ("length is reward",), _T + "training/test_doctor.py::test_every_visible_bug_is_named",
+        "score what is said", "3_training/04_rewards",
+        ("score_length_correlation", "response_length", "reward_mean"), made.LengthAsReward),
+    "one prompt only": Bug(
+        _SCORES, "every response answers the first prompt of the batch",
+        "distinct_prompts is 1, prompts_given is not",
+        ("prompts lost",), _T + "training/test_trainer.py::"
+        "test_each_prompt_is_answered_group_size_times_side_by_side",
+        "a row for each prompt", "3_training/03_setup",
+        ("distinct_prompts", "prompts_given", "distinct_responses"), made.OnePrompt),
+    "permuted tokenizer": Bug(
+        _SCORES, "the model's words under other ids",
+        "prompts are less likely than noise",
+        ("foreign prompts",), _T + "training/test_doctor.py::test_every_visible_bug_is_named",
+        "the tokenizer that the model was trained with", "2_models/00_text",
+        ("prompt_nll", "reward_mean", "kl_to_reference"), made.PermutedTokenizer),
+    "top-k sampling": Bug(
+        _FIRST, "tokens are drawn from the five likeliest",
+        "sampled_nll is below the entropy, and the sampler's deviation is 0",
+        ("nll off entropy",), _T + "training/test_rollout.py::"
+        "test_frequencies_are_the_enumerated_probabilities",
+        "sample from the whole distribution", "3_training/00_rollout",
+        ("sampled_nll", "entropy", "max_sampler_deviation"),
+        patch=lambda: replaced(training_rollout, "draw", made.top_k)),
+    "top-p sampling": Bug(
+        _FIRST, "tokens are drawn from the likeliest 90 per cent",
+        "the same, less so",
+        ("nll off entropy",), _T + "training/test_rollout.py::"
+        "test_frequencies_are_the_enumerated_probabilities",
+        "sample from the whole distribution", "3_training/00_rollout",
+        ("sampled_nll", "entropy", "max_sampler_deviation"),
+        patch=lambda: replaced(training_rollout, "draw", made.top_p)),
+    "reference at another temperature": Bug(
+        _FIRST, "the reference's logits are divided by 0.7, the policy's by 1",
+        "a KL in iteration 0, and that is all",
+        ("start KL",), _T + "training/test_trainer.py::"
+        "test_annotations_are_those_of_whole_distributions",
+        "one temperature for both", "1_objective/01_logprobs",
+        ("kl_to_reference", "kl_estimate", "max_sampler_deviation"),
+        made.ReferenceAtAnotherTemperature),
+}
+
+# %% ../../nbs/4_practice/10_failure_gallery.ipynb #672b8d3e
+_LEARNT_FROM = {
+    "wrong γ": Bug(
+        _LOSS, "γ is 0.9, the settings say 1",
+        "return_gamma is 0.9",
+        ("other discount",), _T + "objective/test_advantages.py::test_against_the_double_sum",
+        "config.gamma, everywhere", "1_objective/03_advantages",
+        ("return_gamma", "return_lam", "return_std"), made.OtherDiscount),
+    "value target from old values": Bug(
+        _LOSS, "the values learn to be what they were",
+        "advantage_std is 0 though rewards differ",
+        ("returns are values",), _T + "training/test_trainer.py::"
+        "test_the_loss_and_its_gradient_are_those_of_the_equations",
+        "returns = advantages + values", "1_objective/05_value_loss",
+        ("advantage_std", "value_mean", "reward_mean"), made.OldValuesAsTarget),
+    "advantages of other rows": Bug(
+        _LOSS, "each row is weighed with the advantages of the row before",
+        "advantages before and after whitening do not correlate",
+        ("advantages of other rows",), _T + "training/test_trainer.py::"
+        "test_the_loss_and_its_gradient_are_those_of_the_equations",
+        "an advantage stays with its token", "1_objective/03_advantages",
+        ("advantage_correlation", "reward_mean", "kl_to_reference"), made.AdvantagesOfOtherRows),
+    "no division in accumulation": Bug(
+        _LOSS, "four micro-batches, each with its own mean, are added up",
+        "the loss pulls four times as strongly as the mean would",
+        ("policy loss scale", "value loss off"), _T + "training/test_trainer.py::"
+        "test_stale_minibatches_and_their_micro_batches_have_the_gradient_of_the_equations",
+        "divide by the count of the whole minibatch", "3_training/07_updates",
+        ("policy_gradient_scale", "value_gradient_scale", "grad_norm"),
+        patch=lambda: replaced(training_trainer, "micro_batches", made.undivided),
+        settings=dict(micro_batch_size=12)),
+    "entropy sign": Bug(
+        _LOSS, "the entropy is added to the loss",
+        "the loss pulls the entropy down",
+        ("entropy bonus off",), _T + "objective/test_ppo.py::test_equals_the_slow_version",
+        "loss − ent_coef · entropy", "1_objective/06_ppo",
+        ("entropy_gradient_scale", "entropy", "kl_to_reference"), made.EntropySign,
+        settings=dict(ent_coef=.02)),
+    "zero_grad forgotten": Bug(
+        _LOSS, "each update adds its gradient to those before",
+        "a gradient is there before the first backward pass",
+        ("stale gradients",), _T + "training/test_trainer.py::"
+        "test_stale_minibatches_and_their_micro_batches_have_the_gradient_of_the_equations",
+        "optimizer.zero_grad() before each update", "3_training/07_updates",
+        ("stale_gradient", "grad_norm", "kl_to_old"), made.ZeroGradForgotten),
+}
+
+BUGS = _UNLIKE | _STUCK | _LOUD_OR_SILENT | _SAMPLED_AND_SCORED | _LEARNT_FROM
 
 # %% ../../nbs/4_practice/10_failure_gallery.ipynb #db292f29
 HEALTHY = {
@@ -217,8 +344,10 @@ def _train(bug: Bug, world, seed, guards, overrides):
     agent = Agent(copy.deepcopy(world["lm"]), value_model="copy" if c.advantage == "gae" else None)
     with torch_threads(1), bug.patch(), nullcontext() if guards else _without_guards():
         reference = create_reference_model(world["lm"])
-        trainer = bug.trainer(agent, reference, c, tokenizer=world["tokenizer"])
-        return trainer.train(world["data"].prompts, world["reward_model"], progress=False)
+        judge = world["reward_model"]
+        trainer = bug.trainer(agent, reference, c, tokenizer=world["tokenizer"],
+                              callbacks=[RecheckRewards(judge)])
+        return trainer.train(world["data"].prompts, judge, progress=False)
 
 def run_bug(
     name: str,             # a key of BUGS

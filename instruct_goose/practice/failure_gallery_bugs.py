@@ -5,9 +5,13 @@
 # %% auto #0
 __all__ = ['replaced', 'Bug', 'PaddingInTheLoss', 'shifted', 'columns', 'left_padded', 'DropoutOn', 'OtherTemperature',
            'OldAfterTheStep', 'OldWithGradient', 'swapped', 'ValuesStandStill', 'compared_beyond_the_end',
-           'NoValueMask', 'RewardAfterTheEnd', 'WhitenedOverPadding', 'RewardTimes20', 'EqualRewards', 'NeverEnds']
+           'NoValueMask', 'RewardAfterTheEnd', 'WhitenedOverPadding', 'RewardTimes20', 'EqualRewards', 'NeverEnds',
+           'ScoresOfTheRowAbove', 'in_training_mode', 'last_column', 'TinyRewards', 'LengthAsReward', 'OnePrompt',
+           'PermutedTokenizer', 'top_k', 'top_p', 'ReferenceAtAnotherTemperature', 'OtherDiscount', 'OldValuesAsTarget',
+           'AdvantagesOfOtherRows', 'undivided', 'EntropySign', 'ZeroGradForgotten']
 
 # %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #0b6a1c14
+import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,9 +21,11 @@ import torch
 
 from ..models import actor as models_actor
 from ..models.agent import plain_head
+from ..models.encoding import word_tokenizer
 from ..models.text import position_ids
 from ..objective.advantages import gae
 from ..objective.masks import last_index, whiten
+from ..training import rollout as training_rollout
 from ..training import trainer as training_trainer
 from ..training.trainer import RLHFTrainer
 
@@ -176,3 +182,105 @@ class NeverEnds(RLHFTrainer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.eos_ids = []
+
+# %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #31c05439
+class ScoresOfTheRowAbove(RLHFTrainer):
+    "Each response gets the score of the one before it."
+    def judge(self, rollout, reward_fn, kind="text"):
+        return super().judge(rollout, reward_fn, kind).roll(1)
+
+@contextmanager
+def in_training_mode(reward_model):
+    "The reward model with dropout of 0.1, while it judges."
+    dropouts = [m for m in reward_model.modules() if isinstance(m, torch.nn.Dropout)]
+    with contextlib.ExitStack() as stack:
+        for module in dropouts:
+            stack.enter_context(replaced(module, "p", .1))
+            stack.enter_context(replaced(module, "training", True))
+        yield
+
+def last_column(mask):
+    "Of the batch, not of the row."
+    return torch.full(mask.shape[:1], mask.shape[1] - 1)
+
+class TinyRewards(RLHFTrainer):
+    "Scores between −0.01 and 0.01, or so."
+    def judge(self, rollout, reward_fn, kind="text"):
+        return .01 * super().judge(rollout, reward_fn, kind)
+
+class LengthAsReward(RLHFTrainer):
+    "The longer, the better."
+    def judge(self, rollout, reward_fn, kind="text"):
+        return rollout.mask.sum(-1) / self.config.max_new_tokens
+
+# %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #31c0543b
+class OnePrompt(RLHFTrainer):
+    "Every response answers the first prompt of the batch."
+    def rollout(self, prompts):
+        return super().rollout([prompts[0]] * len(prompts))
+
+class PermutedTokenizer(RLHFTrainer):
+    "The same words, in another order than the model learnt them; special tokens are spared."
+    def __init__(self, *args, tokenizer, **kwargs):
+        special = tokenizer.all_special_tokens
+        words = sorted(tokenizer.get_vocab().keys() - set(special), key=lambda word: word[::-1])
+        pad, end = tokenizer.pad_token, tokenizer.eos_token
+        other = word_tokenizer(words, tokenizer.model_max_length, pad=pad, bos=end, eos=end)
+        super().__init__(*args, tokenizer=other, **kwargs)
+
+_draw = training_rollout.draw
+
+def top_k(logits, uniform, temperature=1., k=None):
+    "One of the five likeliest tokens."
+    return _draw(logits, uniform, temperature, 5)
+
+def top_p(logits, uniform, temperature=1., k=None):
+    "One of the likeliest tokens that hold 90 per cent of the probability together."
+    p, order = (logits / temperature).softmax(-1).sort(-1, descending=True)
+    beyond = torch.zeros_like(p, dtype=torch.bool).scatter(-1, order, p.cumsum(-1) - p > .9)
+    return _draw(logits.masked_fill(beyond, -torch.inf), uniform, temperature)
+
+class ReferenceAtAnotherTemperature(RLHFTrainer):
+    "The reference's logits are divided by 0.7, the policy's by 1."
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        head = self.ref_model.get_output_embeddings()
+        head.register_forward_hook(lambda module, hidden, logits: logits / .7)
+
+# %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #31c0543d
+class OtherDiscount(RLHFTrainer):
+    "γ is 0.9, where the settings say 1."
+    def advantages(self, rollout):
+        with replaced(self.config, "gamma", .9):
+            return super().advantages(rollout)
+
+class OldValuesAsTarget(RLHFTrainer):
+    "The values learn to be what they were."
+    def advantages(self, rollout):
+        r = super().advantages(rollout)
+        r.returns = r.values
+        return r
+
+class AdvantagesOfOtherRows(RLHFTrainer):
+    "Each row is weighed with the advantages of the row before it."
+    def advantages(self, rollout):
+        r = super().advantages(rollout)
+        r.advantages = r.advantages.roll(1, 0)
+        return r
+
+def undivided(batch, config):
+    "Micro-batches that each take their own mean; the gradients are added up."
+    size = config.micro_batch_size
+    return [batch[i:i + size] for i in range(0, len(batch), size)]
+
+class EntropySign(RLHFTrainer):
+    "The entropy is added to the loss."
+    def loss(self, now, batch):
+        with replaced(self.config, "ent_coef", -self.config.ent_coef):
+            return super().loss(now, batch)
+
+class ZeroGradForgotten(RLHFTrainer):
+    "Each update adds its gradient to those before."
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.optimizer.zero_grad = lambda *args, **kwargs: None

@@ -10,11 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from instruct_goose.training.rules import (
-    HALF, Finding, Run, drift, entropy_collapse, equal_rewards, kl_estimate_off, kl_sign,
-    large_steps, negative_kl, never_ends, no_clip, no_policy_gradient, noisy_forward,
-    padding_counted, ratio_never_moves, reward_scale, sampler_mismatch, start_kl,
-    values_stand_still)
+from .rules import (
+    HALF, Finding, Run, advantages_of_other_rows, drift, ends_unseen, entropy_bonus_off,
+    entropy_collapse, equal_rewards, foreign_prompts, harmful_values, kl_estimate_off, kl_sign,
+    large_steps, length_is_reward, negative_kl, never_ends, nll_off_entropy, no_clip,
+    no_policy_gradient, noisy_forward, noisy_reward, other_discount, padding_counted,
+    policy_loss_direction, policy_loss_scale, policy_stands_still, prompts_lost,
+    ratio_never_moves, reference_is_the_policy, returns_are_values, reward_of_other_rows,
+    reward_scale, reward_spread_moves, same_responses, sampler_mismatch, small_rewards,
+    stale_gradients, start_kl, steps_rounded_away, value_loss_off, values_stand_still)
 
 # %% ../../nbs/3_training/22_doctor.ipynb #b5d834b9
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ _FIRST = (
          "policy and reference differ before anything was learnt: another model, or the two "
          "forwards are not the same",
          "2_models/00_text", "unless you meant another reference: give both models the same "
-         "mask, position ids and mode"),
+         "mask, position ids, temperature and mode"),
     Rule(padding_counted, "error", "response_length finished",
          "the mask covers what stands behind the end token",
          "1_objective/00_masks", "end the mask at the first end token, that token included: "
@@ -53,7 +57,14 @@ _FIRST = (
          "ids, temperature, truncation, or padding (a deviation below 0.5 may be the rounding "
          "of half precision)",
          "3_training/00_rollout", "one temperature, one mask and position ids from it, "
-         "logits[t−1] for token t, in both"))
+         "logits[t−1] for token t, in both"),
+    Rule(nll_off_entropy, "error", "sampled_nll sampled_nll_error entropy tokens",
+         "the tokens are not a fair draw from the policy: top-k, top-p, or another temperature, "
+         "which the log-probabilities do not know of",
+         "3_training/00_rollout", "sample from the whole distribution: no top_k, no top_p"),
+    Rule(foreign_prompts, "warning", "prompt_nll",
+         "the model finds its prompts stranger than noise: are these its tokens?",
+         "2_models/00_text", "the tokenizer that the model was trained with"))
 
 # %% ../../nbs/3_training/22_doctor.ipynb #9f0d6800
 _CAUSES = (
@@ -69,21 +80,77 @@ _CAUSES = (
     Rule(kl_sign, "error", "reward_mean total_reward_mean beta kl_to_reference",
          "the KL has the wrong sign: the policy is paid for leaving the reference",
          "1_objective/02_kl", "reward = score − β·(log π − log π_ref)"),
+    Rule(prompts_lost, "error", "distinct_prompts prompts_given",
+         "fewer different prompts are answered than were given",
+         "3_training/03_setup", "each row of the batch has its own prompt"),
+    Rule(same_responses, "error", "distinct_responses entropy response_length tokens",
+         "responses repeat each other though there are many to choose from: the same dice for "
+         "every row", "3_training/00_rollout", "one draw per row"),
+    Rule(noisy_reward, "warning", "reward_noise",
+         "the same text has another score when it is asked for again: dropout that is on, or a "
+         "reward that is a matter of luck",
+         "3_training/04_rewards", "reward_model.eval(); of a judge that rolls dice, a mean"),
+    Rule(reward_of_other_rows, "warning", "reward_shift",
+         "the score of a text depends on the texts beside it: rows that have slipped, or a score "
+         "read at the padding", "3_training/04_rewards",
+         "unless it ranks a batch: score i belongs to text i, read at its last real token"),
+    Rule(length_is_reward, "warning", "score_length_correlation",
+         "the score is the length of the response, or very nearly",
+         "3_training/04_rewards", "score what is said; divide by the length"),
     Rule(equal_rewards, "warning", "reward_std",
          "most responses that are compared have the same reward: nothing to learn from",
          "1_objective/07_group", "a finer reward, prompts that are neither too easy nor too "
          "hard, larger groups"),
+    Rule(reference_is_the_policy, "error", "kl_to_reference",
+         "the reference goes wherever the policy goes, so nothing holds it",
+         "2_models/01_agent", "a frozen copy: create_reference_model(model), made once"),
+    Rule(advantages_of_other_rows, "error", "advantage_correlation advantage_std",
+         "the advantages that are learnt from are not those that were found",
+         "1_objective/03_advantages", "whiten, and otherwise leave them with their tokens"),
+    Rule(returns_are_values, "error", "advantage_std value_mean reward_std",
+         "the values' target is what they say already", "1_objective/05_value_loss",
+         "returns = advantages + values, before whitening"),
+    Rule(other_discount, "error", "return_gamma return_lam",
+         "the returns are made with another discount than the settings have",
+         "1_objective/03_advantages", "one γ and one λ, from the settings"),
+    Rule(policy_loss_scale, "error", "policy_gradient_scale",
+         "the loss pulls at the tokens more, or less, than the mean over them would, or the "
+         "other way: micro-batches that are not divided, a forgotten factor, a sign",
+         "3_training/07_updates", "divide each micro-batch by the count of the whole minibatch"),
+    Rule(policy_loss_direction, "error", "policy_gradient_cosine",
+         "the loss pulls at other tokens than those with the advantages: rows or columns that "
+         "have slipped, a sign", "1_objective/04_policy_loss",
+         "−ratio·Â, token by token, with Â from the same row"),
+    Rule(value_loss_off, "error", "value_gradient_scale",
+         "the loss does not pull the values to their returns by vf_coef",
+         "1_objective/05_value_loss", "vf_coef·½(V − R̂)², R̂ a constant, over the tokens"),
+    Rule(entropy_bonus_off, "error", "entropy_gradient_scale",
+         "the loss does not reward entropy by ent_coef: a sign, or a factor",
+         "1_objective/06_ppo", "loss − ent_coef · mean entropy"),
+    Rule(stale_gradients, "error", "stale_gradient",
+         "gradients of the update before are still there", "3_training/07_updates",
+         "optimizer.zero_grad() before each update"),
     Rule(no_policy_gradient, "error", "grad_norm",
          "the policy has no gradient: the ratio is constant, or the loss does not reach it",
          "1_objective/04_policy_loss", "old_logprobs are numbers from before the first update: "
          "no_grad, and kept"),
+    Rule(policy_stands_still, "error", "grad_norm kl_to_old_exact",
+         "there is a gradient, and the policy does not move: a learning rate of 0, an optimizer "
+         "of other parameters, or steps that the precision swallows",
+         "3_training/07_updates", "lr above 0, the model's own parameters, weights in float32"),
+    Rule(steps_rounded_away, "warning", "weights_moved rounding",
+         "most weights stay as they are: the step is smaller than their precision",
+         "3_training/07_updates", "weights in float32 and autocast, or a larger lr"),
     Rule(ratio_never_moves, "warning", "kl_to_old grad_norm",
          "π_old moves along with π, so the ratio is always 1 and the clip never holds",
          "1_objective/04_policy_loss", "compute old_logprobs once per rollout, before the first "
          "update"),
     Rule(values_stand_still, "error", "value_mean",
          "the value function does not learn", "1_objective/05_value_loss",
-         "give the optimizer the value head's parameters, and vf_coef above 0"))
+         "give the optimizer the value head's parameters, and vf_coef above 0"),
+    Rule(harmful_values, "warning", "value_bias value_scatter return_mean return_std",
+         "the values are farther from the returns than 0 is", "1_objective/05_value_loss",
+         "a lower value_lr; the same γ in targets and returns"))
 
 # %% ../../nbs/3_training/22_doctor.ipynb #f340ff0a
 _SIZES = (
@@ -91,6 +158,16 @@ _SIZES = (
          "no response ends before the limit", "3_training/00_rollout",
          "check eos_token_id, and that the training texts end in that token; or a higher beta, "
          "if it ended once"),
+    Rule(ends_unseen, "warning", "response_length finished tokens",
+         "responses stop before the limit, and none of them counts as finished",
+         "3_training/00_rollout", "what ends a response is among eos_ids, and inside the mask"),
+    Rule(small_rewards, "warning", "reward_std beta reward_mean total_reward_mean",
+         "what tells the scores apart is small beside the price of a nat: the policy will stay "
+         "where it is", "2_models/02_reward",
+         "bring the rewards to standard deviation 1: RewardModel.normalise"),
+    Rule(reward_spread_moves, "warning", "reward_std reward_mean",
+         "the scores are no longer in the unit that they began in",
+         "2_models/02_reward", "fix the reward's scale before the run"),
     Rule(reward_scale, "warning", "return_std",
          "rewards are large beside what values, value clip and beta are made for",
          "2_models/02_reward",
@@ -117,12 +194,13 @@ def diagnose(
     metrics: Sequence[Mapping[str, Any]], # one dictionary per iteration, as `train` returns
     config: Mapping[str, Any] | None = None, # the settings, if at hand: some rules can say more
 ) -> list[Finding]: # causes before consequences; empty where nothing looks wrong
-    """What looks wrong in a run's metrics. Raises TypeError or ValueError for what are no metrics:
-    see `Run`."""
+    """What looks wrong in a run's metrics; what the settings ask for does not. Raises TypeError or
+    ValueError for what are no metrics or no settings: see `Run`."""
     run = Run(metrics, config)
     found = ((rule, rule.find(run)) for rule in RULES)
     def rounding(rule: Rule) -> bool:
-        return "deviation" in rule.needs and max(run[rule.needs]) <= HALF
+        unknown = "deviation" in rule.needs and not run["rounding"]
+        return unknown and max(run[rule.needs]) <= HALF
 
     return [Finding(r.name, "warning" if rounding(r) else r.severity, r.what, evidence, r.lesson,
                     r.cure) for r, evidence in found if evidence]

@@ -24,7 +24,8 @@ from .callbacks import Callback, Steps, keep_best, usual_callbacks
 from .checks import (
     blaming, check_ratio, comparable, ready, require_finite, require_finite_weights, texts_of)
 from .config import RLHFConfig
-from .metrics import Metrics, average_steps, compare, drift_meter, number, step_log
+from .metrics import (
+    Metrics, average_steps, compare, movement_meter, number, step_log)
 from .rewards import score_texts
 from .rollout import PolicySampler, Rollout, complete, tell_sampler
 from .setup import (
@@ -150,12 +151,12 @@ class RLHFTrainer(TrainerTools):
         "epochs × minibatches steps. Returns means over the steps, and how far all went together."
         c, logs, r = self.config, [], comparable(rollout)
         set_learning_rate(self.optimizer, c, self.iteration)
-        moved = drift_meter(self.agent.model, r, c)
+        moved = movement_meter(self.agent.model, r, c)
         for _ in range(c.epochs):
             for batch in r.minibatches(c.minibatches, self.shuffling):
                 logs.append(self.update(batch, first=not logs))
         require_finite_weights(self)
-        return average_steps(logs) | {"kl_to_old_exact": number(moved())}
+        return average_steps(logs) | moved()
 
     def evaluate(self, prompts: Sequence | dict, reward_fn: Any) -> Metrics:
         "held_out_reward and exact held_out_kl, with dice of their own, the same each time."

@@ -2,14 +2,17 @@
 import json
 import math
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from instruct_goose.practice.failure_gallery import BUGS, HEALTHY, gallery_config, to_metrics
 from instruct_goose.training.doctor import RULES, SILENT, diagnose, report
 from instruct_goose.training.doctor import unchecked as unread
-from instruct_goose.training.rules import KEYS, Run
+from instruct_goose.training.rules import KEYS, SETTINGS, Run
 
 root = Path(__file__).parents[2]
 record = json.loads((root / "evidence/gallery.json").read_text("utf-8"))
@@ -121,6 +124,22 @@ def test_half_precision_rounds_and_is_only_warned_of():
     assert (finding.name, finding.severity) == ("sampler mismatch", "warning") and "half precision" in finding.what
 
 
+@pytest.mark.parametrize("rounding, deviation, found", [
+    (2**-7, .05, []), (2**-7, .9, ["error"]),                       # bfloat16
+    (2**-23, .05, ["error"]), (2**-23, 1e-6, []), (None, .05, ["warning"])])
+def test_where_the_precision_is_known_rounding_is_no_finding_and_more_is_an_error(rounding, deviation, found):
+    assert [f.severity for f in diagnose(log(max_sampler_deviation=deviation, rounding=rounding))] == found
+
+
+@pytest.mark.parametrize("changes, config", [
+    ({"value_mean": 0.}, {"vf_coef": 0.}), ({"response_length": 1., "finished": 0.}, {"max_new_tokens": 1}),
+    ({"response_length": 1., "finished": 0.}, None)])
+def test_what_the_settings_ask_for_is_no_finding(changes, config): assert names(log(**changes), config) == []
+
+
+def test_one_token_of_many_is_a_finding(): assert names(log(response_length=1., finished=0.), {"max_new_tokens": 8}) == ["never ends"]
+
+
 def test_one_update_per_rollout_is_no_bug_and_without_the_settings_the_text_says_what_it_depends_on():
     still = log(kl_to_old=0., clip_fraction=0.)
     assert names(still, {"epochs": 1, "minibatches": 1}) == []
@@ -179,6 +198,44 @@ def test_iterations_are_counted_where_they_are_not_logged():
 def test_what_is_no_metrics_is_refused(bad, error, says, unchecked):
     for visit in (diagnose, unread, Run):
         with unchecked(), pytest.raises(error, match=says): visit(bad)
+
+
+@pytest.mark.parametrize("bad, error, says", [
+    ({"epochs": "abc", "minibatches": 10**9}, TypeError, "epochs in config is 'abc': not a number"),
+    ({"epochs": 10**9, "minibatches": [1]}, TypeError, r"minibatches in config is \[1\]"),
+    ({"vf_coef": math.inf}, ValueError, "vf_coef in config is inf"), ({"vf_coef": True}, TypeError, "is True"),
+    ("config.json", TypeError, "config is a str"), ([("epochs", 2)], TypeError, "config is a list")])
+def test_what_is_no_settings_is_refused(bad, error, says, unchecked):
+    for visit in (diagnose, Run):
+        with unchecked(), pytest.raises(error, match=says): visit(log(), bad)
+
+
+NUMBERS = st.one_of(st.floats(), st.floats(-1e100, 1e100), st.floats(0, 2), st.integers(), st.sampled_from(
+    [1e308, -1e308, 5e-324, 10**400, 10**5000, 0, -0., math.nan, math.inf, -math.inf, True, Fraction(10**400, 3)]))
+nested = []
+for _ in range(2000): nested = [nested]
+ODD = st.one_of(st.none(), st.text(max_size=4), st.just([]), st.just({}), st.just(nested), st.binary(max_size=3), NUMBERS)
+USUAL = st.one_of(*[NUMBERS] * 6, ODD)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(ODD, st.lists(st.one_of(*[st.dictionaries(st.sampled_from(KEYS), USUAL, max_size=12)] * 9, ODD), max_size=5)),
+       st.one_of(ODD, st.dictionaries(st.sampled_from([*SETTINGS, "lr_schedule"]), USUAL)))
+def test_only_documented_errors_come_out(unchecked, metrics, config):
+    with unchecked():
+        try: findings = diagnose(metrics, config)
+        except (TypeError, ValueError) as e:
+            assert any(words in str(e) for words in ("metrics", "config")), e
+        else: assert report(findings, metrics)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.fixed_dictionaries({}, optional={k: st.one_of(
+    st.floats(-1e100, 1e100), st.sampled_from([0., 1., 5e-324, 1e-100, 1e100, -1e100]), st.none()) for k in KEYS}), min_size=1, max_size=6),
+       st.fixed_dictionaries({}, optional={k: st.one_of(st.floats(-1e100, 1e100), st.integers(0, 10**30), st.none()) for k in SETTINGS}))
+def test_any_number_that_is_let_in_is_read_by_every_rule(metrics, config):
+    metrics[0]["entropy"] = 1.
+    assert report(diagnose(metrics, config), metrics)
 
 
 def test_other_columns_do_not_matter(): assert names([m | {"text": "a good film", "loss": math.nan} for m in log()]) == []
