@@ -183,11 +183,11 @@ UNUSUAL = {
     "no whitening": dict(whiten_advantages=False), "no value clip": dict(value_clip=None), "micro_batch_size=4": dict(micro_batch_size=4),
     "ent_coef=0.02": dict(ent_coef=.02), "KL in the loss": dict(kl_placement="loss"), "kl_target=1": dict(kl_target=1.),
     "temperature=0.7": dict(temperature=.7), "temperature=1.3": dict(temperature=1.3), "importance_cap=2": dict(importance_cap=2.),
-    "cosine": dict(lr_schedule="cosine"), "weight_decay=0.1": dict(weight_decay=.1), "8 responses": dict(batch_size=8),
+    "cosine": dict(lr_schedule="cosine"), "weight_decay=0.1": dict(weight_decay=.1), "8 responses": dict(batch_size=8, lr=3e-4),
     "lr=1e-6": dict(lr=1e-6), "groups of 2": dict(preset="grpo", group_size=2),
     **{f"preset {name}": dict(preset=name) for name in PRESETS},
 }
-UNUSUAL["preset cispo"] = dict(preset="cispo", beta=.08, kl_placement="reward")  # without a price it drifts, and that is true
+UNUSUAL["preset cispo"] = dict(preset="cispo", beta=.08, kl_placement="reward", lr=4e-4)  # at the gallery's rate it drifts, which is true
 
 
 def attacked(name: str, world: dict, seed: int) -> list[str]:
@@ -218,22 +218,19 @@ def visited(world, settings, trainer, prompts=None, dtype=torch.float32, asked=N
     return [f.name for f in diagnose(metrics, asdict(settings) | (asked or {}))]
 
 
+def findings(names, look: Callable, seeds) -> dict[str, list]:
+    "By name and seed, what the doctor found."
+    found = {name: [] for name in names}
+    for seed in seeds:
+        world = gallery.make_world(seed)
+        for name in names:
+            found[name].append(look(name, world, seed))
+            print(f"seed {seed}, {name}: {', '.join(found[name][-1])}", flush=True)
+    return found
+
+
 def record() -> dict:
     "Every attack with three seeds, and every unusual setting with one: the doctor's findings."
-    attacks, healthy = {name: [] for name in ATTACKS}, {name: [] for name in UNUSUAL}
-    for seed in (0, 1, 2):
-        world = gallery.make_world(seed)
-        for found, look in ((attacks, attacked), (healthy, unusual)):
-            for name in found if look is attacked or not seed else ():
-                found[name].append(look(name, world, seed))
-                print(f"seed {seed}, {name}: {', '.join(found[name][-1])}", flush=True)
+    attacks, healthy = findings(ATTACKS, attacked, (0, 1, 2)), findings(UNUSUAL, unusual, (0,))
     told = {n: {"wrong": a.wrong, "names": a.names, "consequences": a.consequences, "found": attacks[n]} for n, a in ATTACKS.items()}
     return {"attacks": told, "healthy": {n: {"settings": s, "found": healthy[n]} for n, s in UNUSUAL.items()}}
-
-
-def verdict(attack: Mapping, seed: int) -> str:
-    "What a finding is worth: named, named falsely, seen by a consequence, missed. A false name spoils a right one."
-    found, right, after = (set(x) for x in (attack["found"][seed], attack["names"], attack["consequences"]))
-    if not found: return "missed"
-    if found - right - after: return "named falsely"
-    return "named" if found & right else "seen by a consequence"

@@ -104,7 +104,7 @@ def backward(
 def left_over(agent: Agent) -> float:
     "Norm of the gradient that the policy's last learning parameter has already."
     last = learning(agent.policy_parameters())[-1:]
-    return sum(p.grad.norm().item() for p in last if p.grad is not None)
+    return sum((p.grad.norm().item() for p in last if p.grad is not None), 0.)
 
 # %% ../../nbs/3_training/07_updates.ipynb #76a04c35
 def clip_gradients(
