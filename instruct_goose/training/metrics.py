@@ -137,17 +137,19 @@ def of_texts(r: Rollout) -> dict:
     "Do lengths make the scores; how many different prompts, and what share of different answers?"
     both = torch.cat([r.query_ids * r.query_mask, r.query_mask], 1)
     ids = torch.cat([r.response_ids * r.mask, r.mask], 1)
-    return {"score_length_correlation": correlation(r.scores, r.mask.sum(-1)),
+    return {"score_length_correlation": correlation(r.scores, r.mask.sum(-1).double()),
             "distinct_prompts": len(both.unique(dim=0)),
             "distinct_responses": len(ids.unique(dim=0)) / len(r)}
 
 # %% ../../nbs/3_training/08_metrics.ipynb #38b39817
 def of_values(r: Rollout, c: RLHFConfig) -> dict:
     "The values' error against G = Σ γᵏ·rₜ₊ₖ, in mean and spread; and the returns' own γ and λ."
-    error = r.values - discounted_returns(r.rewards, r.mask, c.gamma)
+    whole = discounted_returns(r.rewards, r.mask, c.gamma)
+    error = r.values - whole
     gamma, lam = discounts(r)
     return {"value_bias": masked_mean(error, r.mask),
             "value_scatter": masked_var(error, r.mask, unbiased=False).sqrt(),
+            "value_error": masked_sum(error**2, r.mask) / masked_sum(whole**2, r.mask),
             "return_gamma": gamma, "return_lam": lam}
 
 def discounts(r: Rollout) -> tuple[Tensor, Tensor]:
@@ -282,7 +284,7 @@ def drift_meter(
     return lambda: exact_kl(old, policy()).sum() / len(some)
 
 def weight_meter(
-    model: PreTrainedModel, # the policy
+    model: nn.Module, # the policy
 ) -> Callable[[], dict[str, Tensor]]:
     """Remembers up to 65,536 weights that learn, evenly spaced. The call says ‖Δθ‖ / ‖θ‖, and
     which share has changed, of those whose last gradient is not 0."""

@@ -34,12 +34,12 @@ class Finding:
 # %% ../../nbs/3_training/21_rules.ipynb #69e321d5
 KEYS = ("iteration", "reward_mean", "reward_std", "total_reward_mean", "beta", "kl_to_reference",
         "kl_estimate", "entropy", "response_length", "finished", "tokens", "flat_groups",
-        "return_std", "return_mean", "value_mean", "max_sampler_deviation",
+        "return_std", "value_mean", "max_sampler_deviation",
         "max_ratio_deviation_first", "importance_mean", "clip_fraction", "kl_to_old",
         "grad_norm", "rounding", "sampled_nll", "sampled_nll_error", "prompt_nll",
         "prompts_given", "distinct_prompts", "distinct_responses", "score_length_correlation",
-        "reward_noise", "reward_shift", "advantage_std", "advantage_correlation", "value_bias",
-        "value_scatter", "return_gamma", "return_lam", "policy_gradient_scale",
+        "reward_noise", "reward_shift", "advantage_std", "advantage_correlation", "value_error",
+        "value_bias", "value_scatter", "return_gamma", "return_lam", "policy_gradient_scale",
         "policy_gradient_cosine", "value_gradient_scale", "value_gradient_cosine",
         "entropy_gradient_scale", "stale_gradient", "weights_moved", "kl_to_old_exact")
 # all that the rules read, and below all settings that they ask for
@@ -128,6 +128,9 @@ def _shown(x: Any) -> str: # its repr, if it has one: nesting may be too deep, d
 _LIMIT = 1e-3  # two forwards of the same weights differ by rounding, about 1e-6
 HALF = .5      # as far as half precision may round
 
+def _limit(run: Run) -> float: # the log may say in which precision the weights are
+    return HALF if max(run["rounding"], default=0.) > 1e-4 else _LIMIT
+
 def _last(xs: list) -> list: # the last quarter, three at least
     return xs[-max(3, len(xs) // 4):]
 
@@ -151,7 +154,7 @@ def _above(run: Run, name: str, limit: float) -> str | None:
 # %% ../../nbs/3_training/21_rules.ipynb #6130d9c3
 def noisy_forward(run: Run) -> str | None:
     "Before the first update of an iteration, π = π_old: the ratio is 1."
-    return _above(run, "max_ratio_deviation_first", _LIMIT)
+    return _above(run, "max_ratio_deviation_first", _limit(run))
 
 def start_kl(run: Run) -> str | None:
     "In iteration 0 the policy is the reference: the KL is 0."
@@ -171,8 +174,7 @@ def sampler_mismatch(run: Run) -> str | None:
     "The sampler and the training forward give a token the same probability: their ratio is 1."
     if run["importance_mean"]:
         return None  # known, and corrected for
-    half = max(run["rounding"], default=0.) > 1e-4
-    return _above(run, "max_sampler_deviation", HALF if half else _LIMIT)
+    return _above(run, "max_sampler_deviation", _limit(run))
 
 # %% ../../nbs/3_training/21_rules.ipynb #6130d9c5
 def nll_off_entropy(run: Run) -> str | None:
@@ -376,15 +378,12 @@ def other_discount(run: Run) -> str | None:
 
 def harmful_values(run: Run) -> str | None:
     "Values that are farther from the returns than 0 is are worse than none."
-    rows = _last(run.both("value_bias", "value_scatter", "return_mean", "return_std"))
-    if len(rows) < 3:
+    rows = _last(run.both("value_error", "value_bias", "value_scatter"))
+    if len(rows) < 3 or _median([x for x, *_ in rows]) < 2:
         return None
-    error = _mean([b * b + s * s for b, s, *_ in rows])
-    without = _mean([m * m + s * s for *_, m, s in rows])
-    if error < 3 * without or error < 1e-12:
-        return None
-    return (f"in the last {len(rows)} iterations the values' squared error is {error:.2g}, and "
-            f"without values it would be {without:.2g}")
+    error, bias, scatter = (_median([row[k] for row in rows]) for k in range(3))
+    return (f"in the last {len(rows)} iterations value_error is {error:.2g}, where values of 0 "
+            f"have 1: a bias of {bias:.2g} and a scatter of {scatter:.2g}")
 
 # %% ../../nbs/3_training/21_rules.ipynb #b4386f2d
 def noisy_reward(run: Run) -> str | None:

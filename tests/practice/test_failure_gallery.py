@@ -2,6 +2,7 @@
 import ast
 import json
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,8 @@ def test_what_an_entry_points_at_exists(name):
     assert bug.trainer is not trainer.RLHFTrainer or bug.patch is not nullcontext or bug.settings, "something must be wrong"
 
 
-def test_there_are_eighteen_and_three_show_nothing():
-    assert len(BUGS) == 18 and [n for n, b in BUGS.items() if not b.findings] == [
+def test_there_are_thirty_four_and_three_show_nothing():
+    assert len(BUGS) == 34 and [n for n, b in BUGS.items() if not b.findings] == [
         "reward after the end", "no value mask", "whitened over padding"]
 
 
@@ -61,9 +62,10 @@ def test_healthy_settings_are_small_and_legal(settings):
 
 # --- the record -------------------------------------------------------------------------------------------------------
 def test_the_record_is_of_this_catalogue_and_small(record):
+    assert record["origin"]["commit"] and all(part["commit"] and part["names"] for part in record["later"])
     assert list(record["bugs"]) == list(BUGS) and list(record["healthy"]) == list(HEALTHY)
     assert record["config"] == SMALL, "recorded with other settings: python evidence/run.py gallery"
-    assert (root / "evidence/gallery.json").stat().st_size < 400_000
+    assert (root / "evidence/gallery.json").stat().st_size < 800_000
     for runs in (*record["bugs"].values(), *record["healthy"].values()):
         assert len(runs) == 3 and len(set(runs)) == 3
         for run in map(json.loads, runs): assert set(run) <= set(KEYS) and {len(c) for c in run.values()} == {SMALL["steps"]}
@@ -101,10 +103,12 @@ def test_without_a_bug_no_guard_speaks_and_the_doctor_neither(world):
 
 
 @pytest.mark.parametrize("name", ["old log-probabilities with gradient", "value head never trained", "end never sampled",
-                                  "old log-probabilities after the step", "temperature forgotten", "dropout on"])
+                                  "old log-probabilities after the step", "temperature forgotten", "dropout on",
+                                  "scores of the row above", "reward model in training mode", "one prompt only", "wrong γ", "length as reward",
+                                  "advantages of other rows", "no division in accumulation", "entropy sign", "zero_grad forgotten"])
 def test_injected_alive_and_named(name, world):
     metrics = run_bug(name, world, steps=3, batch_size=32)
-    assert set(BUGS[name].findings) <= {f.name for f in diagnose(metrics, {"epochs": 2, "minibatches": 2})}
+    assert set(BUGS[name].findings) <= {f.name for f in diagnose(metrics, asdict(gallery_config(**BUGS[name].settings)))}
 
 
 @pytest.mark.parametrize("name", [None, *(n for n, b in BUGS.items() if not b.findings)])

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from instruct_goose.practice.failure_gallery import BUGS, HEALTHY, gallery_config, to_metrics
-from instruct_goose.training.doctor import RULES, SILENT, diagnose, report
+from instruct_goose.training.doctor import KNOWN, RULES, SILENT, UNSEEN, diagnose, report
 from instruct_goose.training.doctor import unchecked as unread
 from instruct_goose.training.rules import KEYS, SETTINGS, Run
 
@@ -47,6 +47,20 @@ def test_a_silent_bug_is_silent_and_the_report_speaks_of_it(name, seed):
 def test_no_alarm_on_a_healthy_run(name, seed): assert not names(*recorded("healthy", name, seed))
 
 
+def test_a_clean_report_says_how_many_bugs_it_would_not_have_seen():
+    second = json.loads((root / "evidence/doctor.json").read_text("utf-8"))
+    attacks = [a["found"] for a in second["attacks"].values()]
+    assert all(len(found) == 3 for found in attacks) and not {n for found in attacks for f in found for n in f} - {r.name for r in RULES}
+    assert len(BUGS) + len(attacks) == KNOWN and sum(not any(found) for found in attacks) + len(SILENT) == UNSEEN
+    text = report([])
+    assert f"of {KNOWN} known bugs {UNSEEN} show in none of them, among them" in text and "no proof" in text
+
+
+def test_unusual_settings_are_no_illness():
+    second = json.loads((root / "evidence/doctor.json").read_text("utf-8"))["healthy"]
+    assert len(second) >= 26 and not [name for name, run in second.items() if any(run["found"])]
+
+
 def test_bugs_are_told_apart():
     visible = [set(b.findings) for b in BUGS.values() if b.findings]
     assert all(a != b for i, a in enumerate(visible) for b in visible[:i])
@@ -63,7 +77,12 @@ def test_the_quickstart_as_measured_is_healthy_and_without_a_price_it_drifts():
 # --- one rule at a time -----------------------------------------------------------------------------------------------
 HEALTH = dict(reward_mean=.5, total_reward_mean=.4, reward_std=1., kl_to_reference=1., kl_estimate=1., beta=.1, entropy=1.5,
               response_length=8.3, finished=1., tokens=830, return_std=.8, value_mean=.1, max_sampler_deviation=2e-6,
-              max_ratio_deviation_first=0., clip_fraction=.03, kl_to_old=.1, grad_norm=.5, flat_groups=None)
+              max_ratio_deviation_first=0., clip_fraction=.03, kl_to_old=.1, grad_norm=.5, flat_groups=None, rounding=2**-23,
+              sampled_nll=1.5, sampled_nll_error=.03, prompt_nll=.3, prompts_given=24, distinct_prompts=24, distinct_responses=1.,
+              score_length_correlation=.1, reward_noise=0., reward_shift=1e-6, advantage_std=.8, advantage_correlation=1., value_bias=.1,
+              value_scatter=.8, value_error=.9, return_gamma=1., return_lam=.95, policy_gradient_scale=1., policy_gradient_cosine=1.,
+              value_gradient_scale=1., value_gradient_cosine=1., entropy_gradient_scale=1., stale_gradient=0., weights_moved=1.,
+              kl_to_old_exact=.2)
 
 
 def log(n=12, **changes):
@@ -102,9 +121,50 @@ def log(n=12, **changes):
     ({"kl_to_old": lambda i: 5. if i == 3 else .1}, []),  # once: a rare token
     ({"kl_to_old": 5., "clip_fraction": 0.}, ["no clip", "large steps"]),
     ({"kl_to_reference": lambda i: 2. * i, "kl_estimate": lambda i: 2. * i, "total_reward_mean": lambda i: .5 - .2 * i}, ["drift"]),
-    ({"entropy": lambda i: 1.5 * .7 ** i}, ["entropy collapse"]),
+    ({"entropy": lambda i: 1.5 * .7 ** i, "sampled_nll": lambda i: 1.5 * .7 ** i}, ["entropy collapse"]),
+    ({"sampled_nll": 1.2}, ["nll off entropy"]),
+    ({"sampled_nll": 1.8}, ["nll off entropy"]),
+    ({"sampled_nll": lambda i: 1.5 + .1 * (-1) ** i}, []),  # chance
+    ({"sampled_nll": 1.2, "sampled_nll_error": .2}, []),    # six standard errors of twelve iterations are .35
+    ({"prompt_nll": 1.9}, ["foreign prompts"]),
+    ({"prompt_nll": 1.}, []),                               # a model that has learnt nothing
+    ({"distinct_prompts": 1}, ["prompts lost"]),
+    ({"distinct_prompts": 1, "prompts_given": 1}, []),      # one prompt, as asked
+    ({"distinct_responses": .05}, ["same responses"]),
+    ({"distinct_responses": .05, "entropy": .1, "sampled_nll": .1}, []),  # there are not many to choose from
+    ({"reward_noise": .5, "reward_shift": .5}, ["noisy reward"]),
+    ({"reward_shift": 2.}, ["reward of other rows"]),
+    ({"score_length_correlation": -.99}, ["length is reward"]),
+    ({"score_length_correlation": .8}, []),
+    ({"kl_to_reference": 0., "kl_estimate": 0., "total_reward_mean": .5}, ["reference is the policy"]),
+    ({"kl_to_reference": 0., "kl_estimate": 0., "total_reward_mean": .5, "kl_to_old": 1e-6, "kl_to_old_exact": 1e-6}, []),  # a small lr
+    ({"advantage_correlation": .1}, ["advantages of other rows"]),
+    ({"advantage_correlation": .1, "advantage_std": 1e-9, "value_mean": None}, []),  # groups of equal rewards: rounding
+    ({"advantage_std": 0., "advantage_correlation": None}, ["returns are values"]),
+    ({"return_gamma": .9}, ["other discount"]),
+    ({"return_lam": 1.}, ["other discount"]),
+    ({"policy_gradient_scale": 4.}, ["policy loss scale"]),
+    ({"policy_gradient_scale": -1., "policy_gradient_cosine": -1.}, ["policy loss scale", "policy loss direction"]),
+    ({"policy_gradient_scale": 0., "grad_norm": 0.}, ["no policy gradient"]),
+    ({"policy_gradient_cosine": .1}, ["policy loss direction"]),
+    ({"policy_gradient_cosine": lambda i: .1 if i else 1., "total_reward_mean": .5}, []),  # the KL in the loss pulls too
+    ({"value_gradient_scale": 4.}, ["value loss off"]),
+    ({"value_gradient_cosine": .2}, ["value loss off"]),
+    ({"entropy_gradient_scale": -1.}, ["entropy bonus off"]),
+    ({"stale_gradient": .2}, ["stale gradients"]),
+    ({"weights_moved": 0., "kl_to_old": 0., "kl_to_old_exact": 0., "clip_fraction": 0.}, ["policy stands still"]),
+    ({"weights_moved": None, "kl_to_old": 0., "kl_to_old_exact": 0., "clip_fraction": 0.}, ["policy stands still"]),
+    ({"weights_moved": .2, "rounding": 2**-7}, ["steps rounded away"]),
+    ({"weights_moved": .2}, []),                            # in float32 another matter
+    ({"value_error": 5.}, ["harmful values"]),
+    ({"finished": 0., "response_length": lambda i: 8.3 + .1 * i}, ["ends unseen"]),
+    ({"reward_std": .01}, ["small rewards"]),
+    ({"reward_std": .01, "total_reward_mean": .5}, []),     # no KL in the reward: the scale is free
+    ({"reward_std": lambda i: 1. if i < 4 else 9.}, ["reward spread moves"]),
+    ({"reward_std": lambda i: 1. if i < 4 else .1}, ["reward spread moves"]),
+    ({"reward_std": lambda i: 1. if i < 4 else .1, "reward_mean": lambda i: .5 + .3 * i}, []),  # solved: all alike, and good
 ])
-def test_each_rule_alone(changes, found): assert names(log(**changes)) == found
+def test_each_rule_alone(changes, found): assert names(log(**changes), {"gamma": 1., "lam": .95}) == found
 
 
 def test_every_rule_is_tried_above():
@@ -120,7 +180,7 @@ def test_evidence_names_numbers_and_iterations():
 
 
 def test_half_precision_rounds_and_is_only_warned_of():
-    finding, = diagnose(log(max_sampler_deviation=.05))
+    finding, = diagnose(log(max_sampler_deviation=.05, rounding=None))
     assert (finding.name, finding.severity) == ("sampler mismatch", "warning") and "half precision" in finding.what
 
 
@@ -128,12 +188,15 @@ def test_half_precision_rounds_and_is_only_warned_of():
     (2**-7, .05, []), (2**-7, .9, ["error"]),                       # bfloat16
     (2**-23, .05, ["error"]), (2**-23, 1e-6, []), (None, .05, ["warning"])])
 def test_where_the_precision_is_known_rounding_is_no_finding_and_more_is_an_error(rounding, deviation, found):
-    assert [f.severity for f in diagnose(log(max_sampler_deviation=deviation, rounding=rounding))] == found
+    for name in ("max_sampler_deviation", "max_ratio_deviation_first"):
+        assert [f.severity for f in diagnose(log(**{name: deviation, "rounding": rounding}))] == found
 
 
 @pytest.mark.parametrize("changes, config", [
     ({"value_mean": 0.}, {"vf_coef": 0.}), ({"response_length": 1., "finished": 0.}, {"max_new_tokens": 1}),
-    ({"response_length": 1., "finished": 0.}, None)])
+    ({"response_length": 1., "finished": 0.}, None), ({"sampled_nll": 1.2}, {"top_k": 5}), ({"sampled_nll": 1.2}, {"top_p": .9}),
+    ({"return_gamma": .9, "return_lam": 0.}, {"gamma": .9, "lam": 0.}), ({"return_gamma": .9}, None),
+    ({"weights_moved": 0., "kl_to_old": 0., "kl_to_old_exact": 0., "value_mean": 0., "clip_fraction": 0.}, {"lr": 0.})])
 def test_what_the_settings_ask_for_is_no_finding(changes, config): assert names(log(**changes), config) == []
 
 
