@@ -244,7 +244,7 @@ class ReferenceAtAnotherTemperature(RLHFTrainer):
     "The reference's logits are divided by 0.7, the policy's by 1."
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        head = self.ref_model.get_output_embeddings()
+        head: Any = self.ref_model.get_output_embeddings()
         head.register_forward_hook(lambda module, hidden, logits: logits / .7)
 
 # %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #31c0543d

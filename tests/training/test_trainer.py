@@ -445,7 +445,9 @@ def test_micro_batches_take_the_same_step(changes):
         metrics, got = stepped(micro)
         for a, b in zip(got, expected, strict=True): torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-7)
         for a, b in zip(metrics, whole, strict=True):
-            for name in a.keys() - {n for n in a if "second" in n}: assert a[name] == pytest.approx(b[name], abs=1e-6), name
+            for name in a.keys() - {n for n in a if "second" in n}:
+                # a gradient of rounding alone moves a weight or not
+                assert a[name] == pytest.approx(b[name], abs=1e-2 if name == "weights_moved" else 1e-6), name
 
 
 def test_a_changed_model_and_another_temperature_are_noticed():
