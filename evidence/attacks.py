@@ -24,6 +24,9 @@ from instruct_goose.training.fit import torch_threads
 from instruct_goose.training.trainer import RLHFTrainer
 
 
+SEEDS = (0, 1)  # of the attacks; the unusual settings have the first
+
+
 @dataclass(frozen=True)
 class Attack:
     "A bug, and what would be said of it rightly."
@@ -230,7 +233,7 @@ def findings(names, look: Callable, seeds) -> dict[str, list]:
 
 
 def record() -> dict:
-    "Every attack with three seeds, and every unusual setting with one: the doctor's findings."
-    attacks, healthy = findings(ATTACKS, attacked, (0, 1, 2)), findings(UNUSUAL, unusual, (0,))
+    "Every attack and every unusual setting: the doctor's findings."
+    attacks, healthy = findings(ATTACKS, attacked, SEEDS), findings(UNUSUAL, unusual, SEEDS[:1])
     told = {n: {"wrong": a.wrong, "names": a.names, "consequences": a.consequences, "found": attacks[n]} for n, a in ATTACKS.items()}
     return {"attacks": told, "healthy": {n: {"settings": s, "found": healthy[n]} for n, s in UNUSUAL.items()}}

@@ -344,7 +344,7 @@ def gallery(known: dict | None) -> dict:
 
 
 def doctor() -> dict:
-    "The doctor on sixteen bugs that its rules were not made for, three seeds, and on healthy runs with unusual settings, one seed."
+    "The doctor on sixteen bugs that its rules were not made for, and on healthy runs with unusual settings."
     import attacks
 
     return attacks.record()
