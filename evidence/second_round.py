@@ -280,7 +280,7 @@ def foreign(n: int = 200, seed: int = 0) -> dict:
 BOMB = """
 import re, sys
 from pathlib import Path
-from instruct_goose.models.data import load_prompts
+from instruct_goose.models.data import stream_prompts
 import pyarrow.parquet
 
 def most():
@@ -288,7 +288,7 @@ def most():
 
 Path("/proc/self/clear_refs").write_text("5")  # the highest mark so far is forgotten
 before = most()
-try: n = sum(1 for _ in load_prompts(Path(sys.argv[1]))); said = "read"
+try: n = sum(1 for _ in stream_prompts(Path(sys.argv[1]))); said = "read"
 except ValueError: said = "refused"
 print(said, (most() - before) / 1024)
 """
