@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
@@ -194,9 +195,8 @@ def in_training_mode(reward_model):
     "The reward model with dropout of 0.1, while it judges."
     dropouts = [m for m in reward_model.modules() if isinstance(m, torch.nn.Dropout)]
     with contextlib.ExitStack() as stack:
-        for module in dropouts:
-            stack.enter_context(replaced(module, "p", .1))
-            stack.enter_context(replaced(module, "training", True))
+        for module, (name, x) in product(dropouts, {"p": .1, "training": True}.items()):
+            stack.enter_context(replaced(module, name, x))
         yield
 
 def last_column(mask):
@@ -244,7 +244,7 @@ class ReferenceAtAnotherTemperature(RLHFTrainer):
     "The reference's logits are divided by 0.7, the policy's by 1."
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        head = self.ref_model.get_output_embeddings()
+        head: Any = self.ref_model.get_output_embeddings()
         head.register_forward_hook(lambda module, hidden, logits: logits / .7)
 
 # %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #31c0543d
