@@ -23,8 +23,7 @@ from instruct_goose.training.doctor import diagnose
 from instruct_goose.training.fit import torch_threads
 from instruct_goose.training.trainer import RLHFTrainer
 
-
-SEEDS = (0, 1)  # of the attacks; the unusual settings have the first
+SEEDS = (0,)
 
 
 @dataclass(frozen=True)
@@ -234,6 +233,6 @@ def findings(names, look: Callable, seeds) -> dict[str, list]:
 
 def record() -> dict:
     "Every attack and every unusual setting: the doctor's findings."
-    attacks, healthy = findings(ATTACKS, attacked, SEEDS), findings(UNUSUAL, unusual, SEEDS[:1])
+    attacks, healthy = findings(ATTACKS, attacked, SEEDS), findings(UNUSUAL, unusual, SEEDS)
     told = {n: {"wrong": a.wrong, "names": a.names, "consequences": a.consequences, "found": attacks[n]} for n, a in ATTACKS.items()}
     return {"attacks": told, "healthy": {n: {"settings": s, "found": healthy[n]} for n, s in UNUSUAL.items()}}

@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
@@ -194,9 +195,8 @@ def in_training_mode(reward_model):
     "The reward model with dropout of 0.1, while it judges."
     dropouts = [m for m in reward_model.modules() if isinstance(m, torch.nn.Dropout)]
     with contextlib.ExitStack() as stack:
-        for module in dropouts:
-            stack.enter_context(replaced(module, "p", .1))
-            stack.enter_context(replaced(module, "training", True))
+        for module, (name, x) in product(dropouts, {"p": .1, "training": True}.items()):
+            stack.enter_context(replaced(module, name, x))
         yield
 
 def last_column(mask):
