@@ -3,7 +3,8 @@
 `python tests/mutations.py 160 --seed 0` draws 160 mutants, as many from each module of `models` and `training`, and runs for each
 the tests of these floors that pass through the changed lines until one fails: first one case of each test, the quick ones before
 the slow, for at most --seconds of their usual time. What nobody noticed is listed in evidence/mutations.json. Write behind its
-"equivalent" why it makes no difference that anybody could see, or else write a test; `--survivors` tries only those again.
+"equivalent" why it makes no difference that anybody could see, or else write a test. The same command again tries only those that
+nobody had noticed: what was caught in this source is remembered in runs/mutations, until that is removed.
 
 A mutant lives in a copy of the repository, in a process forked from one that has everything imported and every test collected:
 there the functions get the code of the changed source. What is computed while a module is imported (defaults, fields, tables) is
@@ -64,9 +65,10 @@ class Mutant(NamedTuple):
     end: int
     lines: tuple   # of the statement, or of its head
     inside: bool   # a function: else it happens while the module is imported
+    nth: int = 0   # of equal ones in the same function
 
     @property
-    def key(self): return " | ".join((self.module, self.where, self.operator, self.before, self.after))
+    def key(self): return " | ".join((self.module, self.where, self.operator, self.before, self.after, str(self.nth)))
 
 
 def changed(node, **parts):
@@ -185,6 +187,10 @@ def mutants(folder: Path, floors) -> list[Mutant]:
             short = re.sub(r"\s+", " ", before)
             m = Mutant(str(p.relative_to(folder)), node.lineno, operator, where, short, text, start, end, lines, inside)
             made.setdefault((m.module, start, end, text), m)
+    seen = Counter()
+    for place, m in made.items():
+        made[place] = m._replace(nth=seen[m.key])
+        seen[m.key] += 1
     return list(made.values())
 
 
@@ -271,14 +277,14 @@ def start(folder: Path, args, plugin):
     return pytest.main([*args, "-qqs", "-p", "no:cacheprovider", f"--rootdir={folder}"], plugins=[plugin])
 
 
-def measured(folder: Path, floors, tests, kept: Path | None) -> dict:
+def measured(folder: Path, floors, tests, kept: Path) -> dict:
     "nodeid -> [seconds, {module: lines}]. Of test files that have not changed since, it is remembered."
     def read(paths): return b"".join(p.read_bytes() for p in paths)
     base = read(sorted([*folder.glob(f"{Path(floors[0]).parts[0]}/**/*.py"), *folder.glob("tests/conftest.py")]))
     known, todo = {}, {}
     for file in (f for t in tests for f in sorted((folder / t).glob("test_*.py"))):
         name = hashlib.sha256(base + file.read_bytes()).hexdigest()[:16]
-        if kept and (at := kept / f"{name}.json").exists(): known |= json.loads(at.read_text())
+        if (at := kept / f"{name}.json").exists(): known |= json.loads(at.read_text())
         else: todo[str(file.relative_to(folder))] = name
     if todo:
         def work():
@@ -289,20 +295,20 @@ def measured(folder: Path, floors, tests, kept: Path | None) -> dict:
         if isinstance(done, str): sys.exit(f"the tests did not end: {done}")
         for name in done[1]: print(f"fails unchanged, and is left out: {name}", flush=True)
         known |= done[0]
-        if kept: kept.mkdir(parents=True, exist_ok=True)
         for file, name in todo.items():
             own = {test: x for test, x in done[0].items() if test.startswith(file + "::")}
-            if kept and not any(x.startswith(file + "::") for x in done[1]): (kept / f"{name}.json").write_text(json.dumps(own))
+            if not any(x.startswith(file + "::") for x in done[1]): (kept / f"{name}.json").write_text(json.dumps(own))
     return known
 
 
-def who_sees(m: Mutant, tests: dict, seconds: float) -> list[str]:
+def who_sees(folder: Path, m: Mutant, tests: dict, seconds: float) -> list[str]:
     "The tests that pass through a mutant: first one case of each, quick ones first, and only so many seconds of them."
     seen = set(range(m.lines[0], m.lines[1] + 1))
     through = [t for t, (_, lines) in tests.items() if not seen.isdisjoint(lines.get(m.module, ()))]
-    if not m.inside:  # whoever imports the module
-        files = {t.split("::")[0] for t, (_, lines) in tests.items() if m.module in lines}
-        through = [t for t in tests if t.split("::")[0] in files]
+    if not m.inside:  # whoever names the module
+        name = m.module.removesuffix(".py").replace("/", ".")
+        files = {f for f in {t.split("::")[0] for t in tests} if name in (folder / f).read_text("utf-8")}
+        through = [t for t, (_, lines) in tests.items() if m.module in lines or t.split("::")[0] in files]
     through.sort(key=lambda t: tests[t][0])
     rank, cases = {}, Counter()
     for t in through: rank[t] = cases[t.split("[")[0]] = cases[t.split("[")[0]] + 1
@@ -385,13 +391,13 @@ def try_all(folder: Path, chosen: list[Mutant], floors, tests, seconds, patience
     "mutant -> the test that fell, or None: nobody noticed."
     table = measured(folder, floors, tests, kept)
     limits = {t: patience + 10 * usual for t, (usual, _) in table.items()}
-    plan = {m: who_sees(m, table, seconds) for m in chosen}
+    plan = {m: who_sees(folder, m, table, seconds) for m in chosen}
     fell = {m: None for m, names in plan.items() if not names}
     for m in fell: show(m, None)
     todo = [(m, plan[m]) for m in chosen if plan[m]]
     log = Path(tempfile.mkstemp()[1])
 
-    def tell(m, name):
+    def tell(m, name):  # in the process that serves
         with log.open("a") as f: f.write(json.dumps([chosen.index(m), name]) + "\n")
         if name != "anew": show(m, name)
 
@@ -422,7 +428,7 @@ def summary(fell: dict, reasons: dict) -> dict:
     "What evidence/mutations.json says of a sample."
     lost = [m for m in fell if fell[m] is None]
     survivors = [{"at": f"{m.module}:{m.line}", "where": m.where, "operator": m.operator, "before": m.before, "after": m.after,
-                  "equivalent": reasons.get(m.key)} for m in lost]
+                  "nth": m.nth, "equivalent": reasons.get(m.key)} for m in lost]
     equivalent = sum(bool(s["equivalent"]) for s in survivors)
     return {"mutants": len(fell), "caught": len(fell) - len(lost), "equivalent": equivalent,
             "share": round((len(fell) - len(lost)) / max(1, len(fell) - equivalent), 4),
@@ -431,7 +437,7 @@ def summary(fell: dict, reasons: dict) -> dict:
 
 
 def key_of(survivor: dict) -> str:
-    return " | ".join((survivor["at"].rsplit(":", 1)[0], *(survivor[k] for k in ("where", "operator", "before", "after"))))
+    return " | ".join((survivor["at"].rsplit(":", 1)[0], *(str(survivor[k]) for k in ("where", "operator", "before", "after", "nth"))))
 
 
 def main(args=None):
@@ -441,7 +447,6 @@ def main(args=None):
     parser.add_argument("--seconds", type=float, default=60., help="of tests for each mutant")
     parser.add_argument("--patience", type=float, default=20., help="seconds that a test may take beyond ten times its usual ones")
     parser.add_argument("--only", help="all mutants of the modules with this in their name; nothing is written")
-    parser.add_argument("--survivors", action="store_true", help="only those that nobody noticed the last time")
     parser.add_argument("--list", action="store_true", help="name the mutants, and do no more")
     parser.add_argument("--root", type=Path, default=root, help="of the repository")
     parser.add_argument("--floors", nargs="+", default=FLOORS, help="folders of modules")
@@ -455,12 +460,14 @@ def main(args=None):
     earlier = list(itertools.takewhile(lambda sample: sample["seed"] != args.seed, table["samples"]))
     taken = set()
     for sample in earlier: taken |= set(draw([m for m in found if m not in taken], sample["mutants"], sample["seed"]))
-    last = table["samples"][len(earlier)] if len(earlier) < len(table["samples"]) else None
-    if args.survivors: args.number = last["mutants"]
     sample = found if args.only else draw([m for m in found if m not in taken], args.number, args.seed)
     if args.list: return [print(f"{m.module}:{m.line} {m.operator}: {m.before}  →  {m.after}") for m in found]
-    chosen = sample
-    if args.survivors: chosen = [m for m in sample if m.key in {key_of(s) for s in last["survivors"]}]
+    source = b"".join(p.read_bytes() for p in sorted((args.root / Path(args.floors[0]).parts[0]).rglob("*.py")))
+    kept = args.root / "runs/mutations"
+    kept.mkdir(parents=True, exist_ok=True)
+    log = kept / f"caught-{hashlib.sha256(source).hexdigest()[:16]}.jsonl"
+    before = dict(json.loads(line) for line in log.read_text("utf-8").splitlines()) if log.exists() else {}
+    chosen = [m for m in sample if m.key not in before]
     print(f"{len(chosen)} of {len(found)} mutants in {len({m.module for m in found})} modules", flush=True)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background may have lost
@@ -469,17 +476,18 @@ def main(args=None):
         for name in WARM: importlib.import_module(name)
 
     def show(m, name):
+        if name:
+            with log.open("a", encoding="utf-8") as f: f.write(json.dumps([m.key, name]) + "\n")
         print(f"{'caught  ' if name else 'SURVIVED'} {m.module}:{m.line} {m.operator}: {m.before[:90]}  →  {m.after[:90]}" +
               (f"   [{name[:120]}]" if name else ""), flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
         copied = Path(folder).resolve() / "copy"
         shutil.copytree(args.root, copied, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", "_site", "_build", "__pycache__", ".hypothesis"))
-        fell = try_all(copied, chosen, args.floors, args.tests, args.seconds, args.patience, args.root / "runs/mutations", show)
-    fell = {m: fell.get(m, "caught before") for m in sample}
+        fell = try_all(copied, chosen, args.floors, args.tests, args.seconds, args.patience, kept, show)
+    fell = {m: fell[m] if m in fell else before[m.key] for m in sample}
     if args.only: return None
     new = {"seed": args.seed, **summary(fell, reasons)}
-    new["at_first"] = last["at_first"] if last and last["mutants"] == new["mutants"] else {"caught": new["caught"]}
     table["samples"][len(earlier):len(earlier) + 1] = [new]
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", "utf-8")
