@@ -1,10 +1,11 @@
 """Change the package in one small way after another, and see whether a test notices: `make mutations`.
 
-`python tests/mutations.py 160 --seed 0` draws 160 mutants, as many from each module of `models` and `training`, and runs for each
-the tests of these floors that pass through the changed lines until one fails: first one case of each test, the quick ones before
-the slow, for at most --seconds of their usual time. What nobody noticed is listed in evidence/mutations.json. Write behind its
-"equivalent" why it makes no difference that anybody could see, or else write a test. The same command again tries only those that
-nobody had noticed: what was caught in this source is remembered in runs/mutations, until that is removed.
+`python tests/mutations.py 150 60` draws 150 mutants, as many from each module of `models` and `training`, to write tests for, and
+60 others to see how many such changes are noticed of which nobody has thought; `--seed` draws others. It runs for each
+the tests of these floors that pass through the changed lines until one fails, the quick ones before the slow, for at most --seconds
+of their usual time. What nobody noticed is listed in evidence/mutations.json. Write behind its
+"equivalent" why it makes no difference that anybody could see, or else write a test. The same command again tries only those
+that are neither judged nor caught: what was caught in this source is remembered in runs/mutations, until that is removed.
 
 A mutant lives in a copy of the repository, in a process forked from one that has everything imported and every test collected:
 there the functions get the code of the changed source. What is computed while a module is imported (defaults, fields, tables) is
@@ -302,7 +303,7 @@ def measured(folder: Path, floors, tests, kept: Path) -> dict:
 
 
 def who_sees(folder: Path, m: Mutant, tests: dict, seconds: float) -> list[str]:
-    "The tests that pass through a mutant: first one case of each, quick ones first, and only so many seconds of them."
+    "The tests that pass through a mutant, quick ones first, many cases of one after few of others; only so many seconds of them."
     seen = set(range(m.lines[0], m.lines[1] + 1))
     through = [t for t, (_, lines) in tests.items() if not seen.isdisjoint(lines.get(m.module, ()))]
     if not m.inside:  # whoever names the module
@@ -312,7 +313,7 @@ def who_sees(folder: Path, m: Mutant, tests: dict, seconds: float) -> list[str]:
     through.sort(key=lambda t: tests[t][0])
     rank, cases = {}, Counter()
     for t in through: rank[t] = cases[t.split("[")[0]] = cases[t.split("[")[0]] + 1
-    through.sort(key=lambda t: (rank[t], tests[t][0]))
+    through.sort(key=lambda t: rank[t] * tests[t][0])
     spent = itertools.accumulate(tests[t][0] for t in through)
     return [t for i, (t, s) in enumerate(zip(through, spent, strict=True)) if s <= seconds or not i]
 
@@ -411,7 +412,7 @@ def try_all(folder: Path, chosen: list[Mutant], floors, tests, seconds, patience
     log.unlink()
     for m, names in todo:
         if m not in fell:
-            fell[m] = anew(folder, m, names, limits)
+            fell[m] = anew(folder, m, names[:40], limits) or (anew(folder, m, names, limits) if names[40:] else None)
             show(m, fell[m])
     return fell
 
@@ -442,8 +443,8 @@ def key_of(survivor: dict) -> str:
 
 def main(args=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("number", nargs="?", type=int, default=160, help="mutants")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw; a new one takes none that an earlier sample has")
+    parser.add_argument("numbers", nargs="*", type=int, default=[150, 60], help="mutants of each sample; the second has none of the first")
+    parser.add_argument("--seed", type=int, default=0, help="of the first sample; the second has the next")
     parser.add_argument("--seconds", type=float, default=60., help="of tests for each mutant")
     parser.add_argument("--patience", type=float, default=20., help="seconds that a test may take beyond ten times its usual ones")
     parser.add_argument("--only", help="all mutants of the modules with this in their name; nothing is written")
@@ -457,17 +458,17 @@ def main(args=None):
     reasons = {key_of(s): s["equivalent"] for sample in table["samples"] for s in sample["survivors"] if s["equivalent"]}
     found = mutants(args.root, args.floors)
     if args.only: found = [m for m in found if args.only in m.module]
-    earlier = list(itertools.takewhile(lambda sample: sample["seed"] != args.seed, table["samples"]))
-    taken = set()
-    for sample in earlier: taken |= set(draw([m for m in found if m not in taken], sample["mutants"], sample["seed"]))
-    sample = found if args.only else draw([m for m in found if m not in taken], args.number, args.seed)
+    samples, left = [], found
+    for i, n in enumerate(args.numbers):
+        samples.append(found if args.only else draw(left, n, args.seed + i))
+        left = [m for m in left if m not in set(samples[-1])]
     if args.list: return [print(f"{m.module}:{m.line} {m.operator}: {m.before}  →  {m.after}") for m in found]
     source = b"".join(p.read_bytes() for p in sorted((args.root / Path(args.floors[0]).parts[0]).rglob("*.py")))
     kept = args.root / "runs/mutations"
     kept.mkdir(parents=True, exist_ok=True)
     log = kept / f"caught-{hashlib.sha256(source).hexdigest()[:16]}.jsonl"
     before = dict(json.loads(line) for line in log.read_text("utf-8").splitlines()) if log.exists() else {}
-    chosen = [m for m in sample if m.key not in before]
+    chosen = list(dict.fromkeys(m for m in itertools.chain(*samples) if m.key not in before and m.key not in reasons))
     print(f"{len(chosen)} of {len(found)} mutants in {len({m.module for m in found})} modules", flush=True)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background may have lost
@@ -485,13 +486,14 @@ def main(args=None):
         copied = Path(folder).resolve() / "copy"
         shutil.copytree(args.root, copied, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", "_site", "_build", "__pycache__", ".hypothesis"))
         fell = try_all(copied, chosen, args.floors, args.tests, args.seconds, args.patience, kept, show)
-    fell = {m: fell[m] if m in fell else before[m.key] for m in sample}
     if args.only: return None
-    new = {"seed": args.seed, **summary(fell, reasons)}
-    table["samples"][len(earlier):len(earlier) + 1] = [new]
+    table = {"tests": args.tests, "samples": []}
+    for i, sample in enumerate(samples):  # None too where it has been judged
+        new = {"seed": args.seed + i, **summary({m: fell.get(m, before.get(m.key)) for m in sample}, reasons)}
+        table["samples"].append(new)
+        print(f"{new['caught']} of {new['mutants']} caught, {new['equivalent']} equivalent: {new['share']:.1%} of the others")
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(f"{new['caught']} of {new['mutants']} caught, {new['equivalent']} equivalent: {new['share']:.1%} of the others")
     return None
 
 

@@ -5,22 +5,33 @@ import importlib
 import inspect
 import io
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
+from tokenizers import normalizers
 from torch import nn
 
+from instruct_goose.models.text import word_tokenizer
 from instruct_goose.training.callbacks import Callback, usual_callbacks
 from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.dpo import train_dpo
 from instruct_goose.training.evaluation import text_table
 from instruct_goose.training.fit import check_log
+from instruct_goose.training.metrics import of_scores
+from instruct_goose.training.reward_training import pair_accuracy
+from instruct_goose.training.rewards import check_scores
+from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.rules import Run, start_kl
-from instruct_goose.training.runs import append_jsonl, claim_run_dir, write_json
+from instruct_goose.training.runs import RunLog, append_jsonl, claim_run_dir, write_json
 from instruct_goose.training.state import check_random_state, environment, random_state
-from instruct_goose.training.trainer_state import check_counters
+from instruct_goose.training.trainer_state import check_counters, fingerprint_of_tokenizer
 from instruct_goose.training.training_state import load_training_state, training_state
 
+TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
 ONE = dict(temperature=1.)
 DEFAULTS = {  # a default that changes is a line for the changelog
     "instruct_goose.models.actor": {"response_logprobs": ONE | dict(with_entropy=False), "response_logits": ONE, "readings_of": ONE | dict(with_entropy=True)},
@@ -192,3 +203,75 @@ def test_a_log_of_a_stage(log, names, says):
 def test_the_kl_of_the_start_may_be_rounding():
     at = lambda *kls: start_kl(Run([{"kl_to_reference": x} for x in kls]))
     assert at(1e-3, 5.) is None and at(0.) is None and at(.0011).startswith("kl_to_reference is 0.0011 in iteration 0")
+
+
+@pytest.mark.parametrize("scores,std", [([1., 3.], math.sqrt(2)), ([5.], 0.), ([1., 1., 4.], math.sqrt(3))])
+def test_the_spread_of_few_rewards(scores, std):
+    "Divided by one less than their number, and 0 of one alone."
+    ids, n = torch.zeros(len(scores), 1, dtype=torch.long), len(scores)
+    r = Rollout(ids, ids == 0, ids, ids == 0, scores=torch.tensor(scores, dtype=torch.float64))
+    found = of_scores(r, RLHFConfig())
+    assert found["reward_std"].item() == pytest.approx(std) and found["reward_mean"].item() == pytest.approx(sum(scores) / n)
+    assert (found["reward_min"].item(), found["reward_max"].item(), found["flat_groups"]) == (min(scores), max(scores), None)
+
+
+def gpt2(seed):
+    torch.manual_seed(seed)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(TOKENIZER), n_embd=8, n_layer=1, n_head=2, n_positions=20, resid_pdrop=0.,
+                                                                 embd_pdrop=0., attn_pdrop=0., bos_token_id=TOKENIZER.eos_token_id, eos_token_id=TOKENIZER.eos_token_id))
+    for p in model.parameters(): torch.nn.init.normal_(p, std=.5)
+    return model.double()
+
+
+def test_margin_and_accuracy_of_dpo_by_hand():
+    "m = log π/π_ref of the chosen − log π/π_ref of the rejected, by plain forwards; right where it is above 0."
+    pairs = [("w0 w1", "w2"), ("w3", "w4 w5 w6"), ("w7 w7", "w8 w1"), ("w1", "w0"), ("w2 w4", "w6 w0 w3")]
+    model, ref = gpt2(0), gpt2(1)
+    def logp(m, text):
+        ids = TOKENIZER(text)["input_ids"] + [TOKENIZER.eos_token_id]  # which begin with the token that begins every text
+        table = m.eval()(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return sum(table[i, a].item() for i, a in enumerate(ids[1:]))
+    margins = [logp(model, c) - logp(ref, c) - logp(model, r) + logp(ref, r) for c, r in pairs]
+    (log,) = train_dpo(model, TOKENIZER, pairs, steps=1, lr=1e-4, ref_model=ref, beta=.5, batch_size=5, progress=False)
+    assert log["margin"] == pytest.approx(sum(margins) / 5, abs=1e-6) and log["accuracy"] == pytest.approx(sum(m > 0 for m in margins) / 5)
+    assert log["loss"] == pytest.approx(sum(math.log1p(math.exp(-.5 * m)) for m in margins) / 5, abs=1e-6) and 0 < log["accuracy"] < 1
+
+
+@pytest.mark.parametrize("scores,error,says", [(None, TypeError, "a NoneType"), (torch.zeros(2, 1), ValueError, r"shape \(2, 1\)"), ([1.], ValueError, "1 scores")], ids=str)
+def test_scores_are_refused_with_place_and_kind(scores, error, says):
+    with pytest.raises(error, match=f"^iteration 3: the reward function returned {says} for 2 held-out texts"):
+        check_scores(scores, ["a", "b"], kind="held-out text", where="iteration 3: ")
+
+
+def test_a_judge_that_forgets_a_text_is_no_judge():
+    answers = iter([[1., 2.], [0.]])
+    with pytest.raises(ValueError, match="shorter"): pair_accuracy(lambda texts: next(answers), [("a", "b"), ("c", "d")])
+    answers = iter([[1., 2., 0.], [0., 2., 3.]])  # won, drawn, lost
+    assert pair_accuracy(lambda texts: next(answers), [("a", "b"), ("c", "d"), ("e", "f")]) == .5
+
+
+def test_settings_are_written_by_name(tmp_path):
+    write_json(tmp_path / "config.json", RLHFConfig(steps=3, kl_stop=2.))
+    assert json.loads((tmp_path / "config.json").read_text("utf-8")) == dataclasses.asdict(RLHFConfig(steps=3, kl_stop=2.))
+    write_json(tmp_path / "kind.json", {"kind": RLHFConfig})
+    assert "RLHFConfig" in json.loads((tmp_path / "kind.json").read_text("utf-8"))["kind"]
+
+
+def test_the_log_of_a_run_tells_its_stage_how_far_it_is(tmp_path):
+    told = []
+    stage = SimpleNamespace(reached=lambda at, of, state: told.append((at, of, state())), found=None)
+    trainer = SimpleNamespace(iteration=2, config=RLHFConfig(steps=7), best_iteration=1, state=lambda: ({"w": 3}, {"iteration": 2}))
+    RunLog(tmp_path, stage).on_iteration(trainer, None, {"x": float("nan"), "y": 1.})
+    row = {"x": None, "y": 1.}
+    assert told == [(2, 7, ({"w": 3}, {"iteration": 2, "metrics": [row], "best_iteration": 1}))]
+    assert json.loads((tmp_path / "metrics.jsonl").read_text("utf-8")) == row
+
+
+def test_tokenizers_that_cut_a_text_otherwise_are_two():
+    one, other = (word_tokenizer(["good", "film"], 20) for _ in range(2))
+    assert fingerprint_of_tokenizer(one) == fingerprint_of_tokenizer(other)
+    other.backend_tokenizer.normalizer = normalizers.Replace("film", "good")  # the same words, the same special ones
+    assert fingerprint_of_tokenizer(one) != fingerprint_of_tokenizer(other)
+    plain = [SimpleNamespace(get_vocab=lambda n=n: {"a": n}, special_tokens_map={}) for n in (0, 0, 1)]  # one written in Python
+    found = [fingerprint_of_tokenizer(x) for x in plain]
+    assert found[0] == found[1] != found[2]

@@ -5,7 +5,7 @@ import transformers
 
 from instruct_goose.models.agent import Agent, Evaluation
 from instruct_goose.models.text import pad, word_tokenizer
-from instruct_goose.training.annotate import kl_charge
+from instruct_goose.training.annotate import greedy_responses, kl_charge
 from instruct_goose.training.callbacks import StopAtKL
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import Rollout
@@ -73,6 +73,9 @@ def test_the_greedy_baseline_is_charged_the_price_of_now():
     for beta in (.1, .7, 0.):
         t.beta = beta
         assert kl_charge(t, r).tolist() == pytest.approx([beta * x for x in drift], abs=1e-9)
+        there = t.score(t.rollout(PROMPTS), lambda texts: [5.] * len(texts))
+        greedy, row = greedy_responses(t, there)
+        assert there.baseline.tolist() == pytest.approx([5. - x for x in kl_charge(t, greedy)[row].tolist()], abs=1e-6)
 
 
 def test_metrics_have_the_price_that_they_were_made_with_and_the_next_has_the_new_one():
@@ -98,3 +101,14 @@ def test_weights_decay_apart_from_their_gradients(decay):
     t.optimizer.step()
     for kind, old, lr in zip((t.agent.policy_parameters, t.agent.value_parameters), before, (.1, .2), strict=True):
         for p, x in zip(kind(), old, strict=True): torch.testing.assert_close(p.detach(), x * (1 - lr * decay))
+
+
+def test_a_reference_in_another_precision_leaves_the_scores_alone():
+    "With β = 0 it does not matter at all: .1 is not rounded to float32 on the way to a loss in float64."
+    batch = (*pad([[0, 5, 7], [0]], EOS, side="left"), *pad([[8, 9], [2, 3]], EOS), torch.tensor([.1, .7], dtype=torch.float64))
+    baseline = torch.tensor([.3, -.9], dtype=torch.float64)
+    losses = []
+    for ref in (tiny(1), tiny(1).float()):
+        c = RLHFConfig.preset("remax", beta=0., device="cpu")
+        losses.append(RLHFTrainer(Agent(tiny()), ref, c).compute_loss(*batch, baseline).item())
+    assert losses[0] == pytest.approx(losses[1], abs=1e-12) and losses[0] != 0
