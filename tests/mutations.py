@@ -328,7 +328,7 @@ def run_items(session, items, limits):
     return None
 
 
-def patch(folder: Path, m: Mutant):
+def patch(folder: Path, m: Mutant, functions):
     "Give the functions of an imported module the code of the changed source. False where that does not work."
     path = str(folder / m.module)
     module = next(x for x in list(sys.modules.values()) if getattr(x, "__file__", None) == path)
@@ -337,11 +337,10 @@ def patch(folder: Path, m: Mutant):
         code = pending.pop()
         new[code.co_qualname, code.co_firstlineno] = code
         pending += [x for x in code.co_consts if isinstance(x, types.CodeType)]
-    for f in gc.get_objects():
-        if type(f) is types.FunctionType and f.__code__.co_filename == path:
-            code = new.get((f.__code__.co_qualname, f.__code__.co_firstlineno))
-            if code is None or code.co_freevars != f.__code__.co_freevars: return False
-            f.__code__ = code
+    for f in functions[path]:
+        code = new.get((f.__code__.co_qualname, f.__code__.co_firstlineno))
+        if code is None or code.co_freevars != f.__code__.co_freevars: return False
+        f.__code__ = code
     return True
 
 
@@ -352,13 +351,18 @@ class Server:
         self.folder, self.todo, self.limits, self.tell = folder, todo, limits, tell
 
     def pytest_runtestloop(self, session):
-        self.session, self.items = session, {item.nodeid: item for item in session.items}
+        self.session, self.items, self.functions = session, {item.nodeid: item for item in session.items}, defaultdict(list)
+        for f in gc.get_objects():
+            if type(f) is types.FunctionType and f.__code__.co_filename.startswith(str(self.folder)): self.functions[f.__code__.co_filename].append(f)
+        gc.collect()
+        gc.freeze()  # memory that nobody touches is not copied
         for m, names in self.todo: self.tell(m, in_child(partial(self.fallen, m, names), 60 + sum(self.limits[n] for n in names)))
         return True
 
     def fallen(self, m, names):
+        gc.disable()
         resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
-        return run_items(self.session, [self.items[n] for n in names], self.limits) if patch(self.folder, m) else "anew"
+        return run_items(self.session, [self.items[n] for n in names], self.limits) if patch(self.folder, m, self.functions) else "anew"
 
 
 class Only:
