@@ -81,7 +81,7 @@ def test_judgements_stay_and_only_survivors_are_tried_again(ran):
     made = here / "tests/test_made.py"
     made.write_text(made.read_text() + "def test_forgotten():\n    from tiny.floor.made import forgotten\n    assert forgotten(0) == 7 and forgotten(3) == 3\n")
     out, table = run("99")
-    assert out.count("floor/made.py:") == 4 and out.count("SURVIVED") == 2
+    assert out.count("floor/made.py:") == 3 and out.count("SURVIVED") == 1  # not what has been judged, nor what was caught
     (sample,) = table["samples"]
     assert (sample["mutants"], sample["caught"], sample["equivalent"], sample["share"]) == (11, 9, 1, .9)
     assert [s["equivalent"] for s in sample["survivors"]] == [reason, None]
@@ -102,6 +102,7 @@ def test_a_new_draw_takes_what_no_earlier_one_has():
         compile(new, m.module, "exec")
 
 
+@pytest.mark.skipif(not TABLE.exists(), reason="make mutations has not been run")
 def test_the_table_adds_up_and_nearly_all_that_can_be_noticed_is():
     samples = json.loads(TABLE.read_text("utf-8"))["samples"]
     assert samples[0]["mutants"] >= 150 and samples[1]["mutants"] >= 60 and len({s["seed"] for s in samples}) == len(samples)
