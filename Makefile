@@ -10,7 +10,7 @@ DING    ?= git+https://github.com/opendilab/DI-engine@d0b21d065b2d80317cc16b28a9
 say      = @printf '\033[1m· %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test parity lab docs save evidence fuzz portable clean
+.PHONY: help setup quickstart test parity lab docs save evidence fuzz mutations portable clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r t d; do printf '  make %-11s %s\n' "$$t" "$$d"; done
@@ -69,6 +69,9 @@ evidence: setup  ## the runs behind the figures in README and site, too long for
 
 fuzz: setup  ## broken input for loaders and settings, 100,000 times (ARGS="20000 --seed 1" passes on)
 	@$(BIN)/python tests/fuzz.py $(ARGS)
+
+mutations: setup  ## change models and training in small ways, and see which no test notices (ARGS="150 60 --seed 0" passes on)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/mutations.py $(ARGS)
 
 portable: setup  ## every notebook and test on other processors' arithmetic, with jittered weights, on other Pythons (hours; ARGS="avx2 jitter:1-3")
 	@$(BIN)/python tests/portable/run.py --workers $(WORKERS) $(ARGS)
