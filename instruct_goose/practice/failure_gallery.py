@@ -195,7 +195,7 @@ _LOUD_OR_SILENT = {
 _SCORES, _LOSS = "prompts, samples, scores", "the loss"
 _REWARDS = _T + "models/test_reward.py::"
 
-_SAMPLED_AND_SCORED = {
+_SCORED = {
     "scores of the row above": Bug(
         _SCORES, "each response gets the score of the one before it",
         "asked again in another order, the scores are others",
@@ -230,6 +230,10 @@ _SAMPLED_AND_SCORED = {
         ("length is reward",), _T + "training/test_doctor.py::test_every_visible_bug_is_named",
         "score what is said", "3_training/04_rewards",
         ("score_length_correlation", "response_length", "reward_mean"), made.LengthAsReward),
+}
+
+# %% ../../nbs/4_practice/10_failure_gallery.ipynb #672b8d3f
+_SAMPLED = {
     "one prompt only": Bug(
         _SCORES, "every response answers the first prompt of the batch",
         "distinct_prompts is 1, prompts_given is not",
@@ -316,7 +320,7 @@ _LEARNT_FROM = {
         ("stale_gradient", "grad_norm", "kl_to_old"), made.ZeroGradForgotten),
 }
 
-BUGS = _UNLIKE | _STUCK | _LOUD_OR_SILENT | _SAMPLED_AND_SCORED | _LEARNT_FROM
+BUGS = _UNLIKE | _STUCK | _LOUD_OR_SILENT | _SCORED | _SAMPLED | _LEARNT_FROM
 
 # %% ../../nbs/4_practice/10_failure_gallery.ipynb #db292f29
 HEALTHY = {

@@ -205,6 +205,7 @@ class RecheckRewards(Callback):
         self.reward_fn, self.rows, self.found = reward_fn, rows, {}
 
     def on_score(self, trainer: Any, rollout: Rollout) -> None:
+        "Ask twice more, and put the dice back."
         stride = math.ceil(len(rollout) / self.rows)
         some = rollout[torch.arange(0, len(rollout), stride).flip(0)]
         with dice_put_back():

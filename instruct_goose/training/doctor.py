@@ -100,7 +100,10 @@ _CAUSES = (
     Rule(equal_rewards, "warning", "reward_std",
          "most responses that are compared have the same reward: nothing to learn from",
          "1_objective/07_group", "a finer reward, prompts that are neither too easy nor too "
-         "hard, larger groups"),
+         "hard, larger groups"))
+
+# %% ../../nbs/3_training/22_doctor.ipynb #9f0d6801
+_LEARNING = (
     Rule(reference_is_the_policy, "error", "kl_to_reference",
          "the reference goes wherever the policy goes, so nothing holds it",
          "2_models/01_agent", "a frozen copy: create_reference_model(model), made once"),
@@ -187,7 +190,7 @@ _SIZES = (
          "the policy says nearly the same every time", "1_objective/06_ppo",
          "a lower lr, a higher beta, or an entropy bonus"))
 
-RULES = _FIRST + _CAUSES + _SIZES # in the order of a visit
+RULES = _FIRST + _CAUSES + _LEARNING + _SIZES # in the order of a visit
 
 # %% ../../nbs/3_training/22_doctor.ipynb #26b08fb3
 def diagnose(

@@ -484,6 +484,7 @@ def reward_spread_moves(run: Run) -> str | None:
         return None
     return f"reward_std went from {first:.2g} to {last:.2g}"
 
+# %% ../../nbs/3_training/21_rules.ipynb #53f6c7ec
 def large_steps(run: Run) -> str | None:
     "An iteration may not move the policy far. One may by a single rare token; two are a habit."
     rows = run.both("iteration", "kl_to_old", "response_length")
