@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..training.rules import KEYS
+from ..training.chart import KEYS
 from ..models import actor as models_actor
 from ..models import reward as models_reward
 from ..models.agent import Agent, create_reference_model

@@ -10,15 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .chart import HALF, Finding, Run
 from .rules import (
-    HALF, Finding, Run, advantages_of_other_rows, drift, ends_unseen, entropy_bonus_off,
-    entropy_collapse, equal_rewards, foreign_prompts, harmful_values, kl_estimate_off, kl_sign,
-    large_steps, length_is_reward, negative_kl, never_ends, nll_off_entropy, no_clip,
-    no_policy_gradient, noisy_forward, noisy_reward, other_discount, padding_counted,
-    policy_loss_direction, policy_loss_scale, policy_stands_still, prompts_lost,
-    ratio_never_moves, reference_is_the_policy, returns_are_values, reward_of_other_rows,
-    reward_scale, reward_spread_moves, same_responses, sampler_mismatch, small_rewards,
-    stale_gradients, start_kl, steps_rounded_away, value_loss_off, values_stand_still)
+    drift, ends_unseen, entropy_collapse, equal_rewards, foreign_prompts, kl_estimate_off,
+    kl_sign, large_steps, negative_kl, never_ends, nll_off_entropy, no_clip,
+    no_policy_gradient, noisy_forward, padding_counted, policy_stands_still,
+    ratio_never_moves, reference_is_the_policy, reward_scale, reward_spread_moves,
+    sampler_mismatch, small_rewards, start_kl, steps_rounded_away, values_stand_still)
+from instruct_goose.training.rules_of_the_loss import (
+    advantages_of_other_rows, entropy_bonus_off, harmful_values, length_is_reward,
+    noisy_reward, other_discount, policy_loss_direction, policy_loss_scale, prompts_lost,
+    returns_are_values, reward_of_other_rows, same_responses, stale_gradients,
+    value_loss_off)
 
 # %% ../../nbs/3_training/22_doctor.ipynb #b5d834b9
 @dataclass(frozen=True)

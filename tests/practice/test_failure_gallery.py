@@ -23,8 +23,8 @@ from instruct_goose.practice.failure_gallery import (
     to_metrics,
 )
 from instruct_goose.training import metrics, rollout, trainer
+from instruct_goose.training.chart import KEYS
 from instruct_goose.training.doctor import diagnose
-from instruct_goose.training.rules import KEYS
 
 root = Path(__file__).parents[2]
 each = pytest.mark.parametrize("name", BUGS)

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from instruct_goose.practice.failure_gallery import BUGS, HEALTHY, gallery_config, to_metrics
+from instruct_goose.training.chart import KEYS, SETTINGS, Run
 from instruct_goose.training.doctor import KNOWN, RULES, SILENT, UNSEEN, diagnose, report
 from instruct_goose.training.doctor import unchecked as unread
-from instruct_goose.training.rules import KEYS, SETTINGS, Run
 
 root = Path(__file__).parents[2]
 record = json.loads((root / "evidence/gallery.json").read_text("utf-8"))

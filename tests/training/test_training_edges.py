@@ -16,6 +16,7 @@ from torch import nn
 
 from instruct_goose.models.text import word_tokenizer
 from instruct_goose.training.callbacks import Callback, usual_callbacks
+from instruct_goose.training.chart import Run
 from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.dpo import train_dpo
@@ -25,7 +26,7 @@ from instruct_goose.training.metrics import of_scores
 from instruct_goose.training.reward_training import pair_accuracy
 from instruct_goose.training.rewards import check_scores
 from instruct_goose.training.rollout import Rollout
-from instruct_goose.training.rules import Run, start_kl
+from instruct_goose.training.rules import start_kl
 from instruct_goose.training.runs import RunLog, append_jsonl, claim_run_dir, write_json
 from instruct_goose.training.state import check_random_state, environment, random_state
 from instruct_goose.training.trainer_state import check_counters, fingerprint_of_tokenizer
