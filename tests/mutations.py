@@ -275,7 +275,7 @@ def start(folder: Path, args, plugin):
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = str(folder)  # for what tests start
-    return pytest.main([*args, "-qqs", "-p", "no:cacheprovider", f"--rootdir={folder}"], plugins=[plugin])
+    return pytest.main([*args, "-qqs", "--disable-warnings", "-p", "no:cacheprovider", f"--rootdir={folder}"], plugins=[plugin])
 
 
 def measured(folder: Path, floors, tests, kept: Path) -> dict:
