@@ -19,7 +19,8 @@ import torch
 from tqdm import tqdm
 
 from ..objective.kl import adaptive_beta
-from .metrics import Metrics, describe, number, prompt_nll, rounding
+from .cross_checks import prompt_nll
+from .metrics import Metrics, describe, number, rounding
 from .rollout import Rollout
 from .setup import encode_prompts
 

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['Metrics', 'MOST', 'number', 'rounding', 'describe', 'finished', 'of_scores', 'of_advantages', 'compare', 'of_sampler',
-           'correlation', 'of_texts', 'of_values', 'discounts', 'prompt_nll', 'describe_step', 'step_log',
-           'average_steps', 'gradient_meter', 'expected_pulls', 'drift_meter', 'weight_meter', 'movement_meter']
+           'describe_step', 'step_log', 'average_steps', 'drift_meter', 'weight_meter', 'movement_meter']
 
 # %% ../../nbs/3_training/08_metrics.ipynb #03f3a1e2
 import math
@@ -17,20 +16,20 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..objective.advantages import discounted_returns, estimate_advantages
+from ..objective.advantages import estimate_advantages
 from ..objective.kl import exact_kl, sequence_kl
 from ..objective.logprobs import log_softmax
-from ..objective.masks import (
-    aggregate, last_index, masked_mean, masked_sum, masked_var)
+from ..objective.masks import last_index, masked_mean, masked_sum, masked_var
 from ..objective.policy_loss import held_shares, probability_ratio
 from ..objective.value_loss import explained_variance
-from ..models.agent import response_logprobs, vocabulary_size
-from ..models.text import compact
+from ..models.agent import vocabulary_size
 from .annotate import next_token_logits
 from .checks import check_ratio
 from .config import RLHFConfig
+from .cross_checks import (
+    correlation, gradient_meter, of_texts, of_values)
 from .rollout import Rollout
-from .updates import Seen, averaging, importance_weights, learning
+from .updates import Seen, importance_weights, learning
 
 # %% ../../nbs/3_training/08_metrics.ipynb #bbf415ec
 Metrics = dict[str, float | int | None]  # None where a number is not defined; JSON has no NaN
@@ -122,66 +121,6 @@ def of_sampler(r: Rollout, c: RLHFConfig) -> dict:
                     "importance_capped": masked_mean(ratio > cap, r.mask)}
     return numbers
 
-# %% ../../nbs/3_training/08_metrics.ipynb #38b39816
-def correlation(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Tensor:
-    "Pearson's r = Σ(x − x̄)(y − ȳ) / √(Σ(x − x̄)²·Σ(y − ȳ)²); NaN where one of them is constant."
-    def centred(z: Tensor) -> Tensor:
-        z = z.double()
-        apart = z - z.mean()
-        return apart * (apart.abs().max() > 1e-6 * z.abs().max())
-
-    x, y = centred(x), centred(y)
-    return (x * y).sum() / (x.square().sum() * y.square().sum()).sqrt()
-
-def of_texts(r: Rollout) -> dict:
-    "Do lengths make the scores; how many different prompts, and what share of different answers?"
-    both = torch.cat([r.query_ids * r.query_mask, r.query_mask], 1)
-    ids = torch.cat([r.response_ids * r.mask, r.mask], 1)
-    return {"score_length_correlation": correlation(r.scores, r.mask.sum(-1).double()),
-            "distinct_prompts": len(both.unique(dim=0)),
-            "distinct_responses": len(ids.unique(dim=0)) / len(r)}
-
-# %% ../../nbs/3_training/08_metrics.ipynb #38b39817
-def of_values(r: Rollout, c: RLHFConfig) -> dict:
-    "The values' error against G = Σ γᵏ·rₜ₊ₖ, in mean and spread; and the returns' own γ and λ."
-    whole = discounted_returns(r.rewards, r.mask, c.gamma)
-    error = r.values - whole
-    gamma, lam = discounts(r)
-    return {"value_bias": masked_mean(error, r.mask),
-            "value_scatter": masked_var(error, r.mask, unbiased=False).sqrt(),
-            "value_error": masked_sum(error**2, r.mask) / masked_sum(whole**2, r.mask),
-            "return_gamma": gamma, "return_lam": lam}
-
-def discounts(r: Rollout) -> tuple[Tensor, Tensor]:
-    """γ and λ of R̂ₜ − rₜ = γ(1 − λ)·Vₜ₊₁ + γλ·R̂ₜ₊₁, by least squares over all pairs of tokens.
-    NaN where that is undetermined: values that are 0, or returns that are the values."""
-    inner = r.mask[:, 1:] & r.mask[:, :-1]
-    value, later = (x[:, 1:][inner].double() for x in (r.values, r.returns))
-    target = (r.returns - r.rewards)[:, :-1][inner].double()
-    a, b, c = value @ value, value @ later, later @ later
-    u, v = value @ target, later @ target
-    det = a * c - b * b
-    det = det.where(det > 1e-6 * a * c, torch.nan)
-    one_less, kept = (c * u - b * v) / det, (a * v - b * u) / det # γ(1 − λ), γλ
-    return one_less + kept, kept / (one_less + kept)
-
-# %% ../../nbs/3_training/08_metrics.ipynb #38b3981b
-@torch.no_grad()
-def prompt_nll(
-    model: PreTrainedModel, # the reference: it does not move
-    r: Rollout,
-    rows: int = 8,          # at most, evenly spaced
-) -> Tensor: # NaN where no prompt has two tokens
-    "−mean log π_ref(qₜ|q₁…qₜ₋₁) / log V, of the prompts' tokens but the first: 1 is a guess."
-    some = r[::math.ceil(len(r) / rows)]
-    ids, mask = compact(some.query_ids, some.query_mask, side="right")
-    long = mask.sum(-1) > 1
-    if not long.any():
-        return torch.tensor(torch.nan)
-    ids, mask = ids[long], mask[long]
-    logprobs = response_logprobs(model, ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:])
-    return -masked_mean(logprobs, mask[:, 1:]) / math.log(vocabulary_size(model))
-
 # %% ../../nbs/3_training/08_metrics.ipynb #3313759b
 def describe_step(
     logprobs: Float[Tensor, "batch time"], # before the step
@@ -223,40 +162,6 @@ def average_steps(
     mean = {name: sum(log[name] for log in logs) / len(logs) for name in logs[-1]}
     mean["ratio_max"] = torch.stack([log["ratio_max"] for log in logs]).max()
     return {name: number(x) for name, x in (logs[0] | mean).items()}
-
-# %% ../../nbs/3_training/08_metrics.ipynb #8d8ad4ac
-def gradient_meter(
-    batch: Rollout, # the first minibatch
-    seen: Sequence[Seen], # of its micro-batches, from `backward`
-    config: RLHFConfig,
-) -> dict[str, Tensor]:
-    """Slope ⟨g, e⟩ / ⟨e, e⟩ and cosine of −∂L/∂x as it was found, g, on what the equations ask
-    for, e; NaN where e is 0."""
-    found = {name: torch.cat([s.pulls[name] for s in seen])[batch.mask].double()
-             for name in seen[0].pulls}
-    log = {}
-    for name, e in expected_pulls(batch, config).items():
-        e, short = e[batch.mask].double(), {"logprobs": "policy", "values": "value"}.get(name, name)
-        g = found.get(name, torch.full_like(e, torch.nan))
-        log[f"{short}_gradient_scale"] = g @ e / (e @ e)
-        if name != "entropy": # the same everywhere but for the lengths
-            log[f"{short}_gradient_cosine"] = g @ e / (g.norm() * e.norm())
-    return log
-
-@torch.enable_grad()
-def expected_pulls(batch: Rollout, config: RLHFConfig) -> dict[str, Float[Tensor, "batch time"]]:
-    "−∂L/∂x where π = π_old: wₜ·Âₜ for log π, c₁·wₜ·(R̂ₜ − Vₜ) for V, c₂·wₜ for S."
-    c, mask, mean = config, batch.mask, averaging(config, batch)
-    x = batch.old_logprobs.detach().clone().requires_grad_()
-    ratio = probability_ratio(x, batch.old_logprobs, mask, level=c.ratio_level)
-    weights = importance_weights(batch, c.importance_cap)
-    gain = ratio * batch.advantages * (1. if weights is None else weights)
-    pulls = {"logprobs": torch.autograd.grad(aggregate(gain, mask, **mean), x)[0]}
-    one = torch.ones_like(x).requires_grad_()
-    share = torch.autograd.grad(aggregate(one, mask, **mean), one)[0]
-    if batch.values is not None:
-        pulls["values"] = c.vf_coef * share * (batch.returns - batch.values)
-    return pulls | {"entropy": c.ent_coef * share}
 
 # %% ../../nbs/3_training/08_metrics.ipynb #8a3e1d86
 MOST = 2**24 # numbers in a table: 64 MiB in float32

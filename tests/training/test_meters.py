@@ -12,7 +12,8 @@ from instruct_goose.objective.advantages import gae
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.training.callbacks import RecheckRewards, dice_put_back
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.metrics import correlation, discounts, of_texts, prompt_nll, weight_meter
+from instruct_goose.training.cross_checks import correlation, discounts, of_texts, prompt_nll
+from instruct_goose.training.metrics import weight_meter
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 
