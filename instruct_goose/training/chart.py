@@ -121,16 +121,20 @@ def _shown(x: Any) -> str: # its repr, if it has one: nesting may be too deep, d
 LIMIT = 1e-3  # two forwards of the same weights differ by rounding, about 1e-6
 HALF = .5      # as far as half precision may round
 
-def rounding_limit(run: Run) -> float: # the log may say in which precision the weights are
+def rounding_limit(run: Run) -> float:
+    "How far two forwards may differ; the log may say in which precision the weights are."
     return HALF if max(run["rounding"], default=0.) > 1e-4 else LIMIT
 
-def last_quarter(xs: list) -> list: # the last quarter, three at least
+def last_quarter(xs: list) -> list:
+    "The last quarter, three at least."
     return xs[-max(3, len(xs) // 4):]
 
 def mean(xs: list[float]) -> float:
+    "Σx/n."
     return sum(xs) / len(xs)
 
 def median(xs: list[float]) -> float:
+    "The middle one; of two the larger."
     return sorted(xs)[len(xs) // 2]
 
 def above(run: Run, name: str, limit: float) -> str | None:

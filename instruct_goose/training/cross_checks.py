@@ -95,7 +95,8 @@ def gradient_meter(
              for name in seen[0].pulls}
     log = {}
     for name, e in expected_pulls(batch, config).items():
-        e, short = e[batch.mask].double(), {"logprobs": "policy", "values": "value"}.get(name, name)
+        e = e[batch.mask].double()
+        short = {"logprobs": "policy", "values": "value"}.get(name, name)
         g = found.get(name, torch.full_like(e, torch.nan))
         log[f"{short}_gradient_scale"] = g @ e / (e @ e)
         if name != "entropy": # the same everywhere but for the lengths

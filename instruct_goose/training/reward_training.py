@@ -56,13 +56,14 @@ def pair_accuracy(
     pairs: Sequence[dict | tuple], # held out, as `train_reward_model` takes them
 ) -> float: # between 0 and 1; ties count one half
     """Mean of [r(chosen) > r(rejected)] + ½·[r(chosen) = r(rejected)]. Raises ValueError if there
-    is no pair, or one prefers a text to itself."""
+    is no pair, one prefers a text to itself, or the judge has not a score for each text."""
     if not len(pairs):
         raise ValueError("no pairs to judge by")
     both = [sides(i, pair) for i, pair in enumerate(pairs)]
     chosen = map(float, score([texts["chosen"] for texts in both]))
     rejected = map(float, score([texts["rejected"] for texts in both]))
-    points = [(c > r) + .5 * (c == r) for c, r in zip(chosen, rejected, strict=True)]
+    points = [(c > r) + .5 * (c == r)
+              for _, c, r in zip(both, chosen, rejected, strict=True)] # a score for each text
     return sum(points) / len(both)
 
 # %% ../../nbs/3_training/12_reward_training.ipynb #4aeb4f2f

@@ -59,7 +59,8 @@ def stale_gradients(run: Run) -> str | None:
 # %% ../../nbs/3_training/21_rules_of_the_loss.ipynb #b4386f2b
 def advantages_of_other_rows(run: Run) -> str | None:
     "Whitening keeps the order: the advantages that are learnt from are those that were found."
-    found = [x for x, spread in run.both("advantage_correlation", "advantage_std") if spread > 1e-6]
+    pairs = run.both("advantage_correlation", "advantage_std")
+    found = [x for x, spread in pairs if spread > 1e-6]
     if not found or median(found) > .9:
         return None
     return f"advantage_correlation is {median(found):.2g} in the median iteration, and should be 1"

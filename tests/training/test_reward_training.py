@@ -90,3 +90,9 @@ def test_pair_accuracy_by_hand(unchecked):
     assert pair_accuracy(length, [{"prompt": "he said ", "chosen": "yes", "rejected": "no"}]) == 1.
     assert seen == ["he said yes", "he said no"]  # as the reward model was trained
     with pytest.raises(ValueError, match="no pairs"): pair_accuracy(length, [])
+
+
+def test_a_judge_that_scores_some_texts_only_is_refused():
+    pairs = [{"chosen": "good plot", "rejected": "bad plot"}, {"chosen": "good film", "rejected": "dull film"}]
+    for scores in ([1.], [], [1., 2., 3.]):
+        with pytest.raises(ValueError): pair_accuracy(lambda texts, scores=scores: scores, pairs)

@@ -136,7 +136,7 @@ def test_numpys_place_is_among_its_words(place, fits):
 
 
 @pytest.mark.parametrize("change,fits", [
-    (dict(iteration=0), True), (dict(iteration=2**53), True), (dict(iteration=2**53 + 1), False), (dict(iteration=-1), False), (dict(iteration=1.), False),
+    (dict(iteration=0, best_iteration=None), True), (dict(iteration=1), False), (dict(best_iteration=3), True), (dict(best_iteration=4), False), (dict(iteration=2**53), True), (dict(iteration=2**53 + 1), False), (dict(iteration=-1), False), (dict(iteration=1.), False),
     (dict(prompts_seen=0), True), (dict(prompts_seen=-1), False), (dict(prompts_seen=True), False), (dict(environment={"threads": 1}), True), (dict(environment={"threads": 1024}), True),
     (dict(environment={"threads": 0}), False), (dict(environment={"threads": 1025}), False), (dict(environment=None), False),
     (dict(beta=0.), True), (dict(beta=-1e-9), False), (dict(beta=None), False), (dict(best_reward=None), True), (dict(best_reward=-2.), True),
@@ -261,10 +261,10 @@ def test_settings_are_written_by_name(tmp_path):
 def test_the_log_of_a_run_tells_its_stage_how_far_it_is(tmp_path, unchecked):
     told = []
     stage = SimpleNamespace(reached=lambda at, of, state: told.append((at, of, state())), found=None)
-    trainer = SimpleNamespace(iteration=2, config=RLHFConfig(steps=7), best_iteration=1, state=lambda: ({"w": 3}, {"iteration": 2}))
+    trainer = SimpleNamespace(iteration=2, config=RLHFConfig(steps=7), state=lambda: ({"w": 3}, {"iteration": 2}))
     with unchecked(): RunLog(tmp_path, stage).on_iteration(trainer, None, {"x": float("nan"), "y": 1.})
     row = {"x": None, "y": 1.}
-    assert told == [(2, 7, ({"w": 3}, {"iteration": 2, "metrics": [row], "best_iteration": 1}))]
+    assert told == [(2, 7, ({"w": 3}, {"iteration": 2, "metrics": [row]}))]
     assert json.loads((tmp_path / "metrics.jsonl").read_text("utf-8")) == row
 
 
