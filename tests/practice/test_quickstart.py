@@ -144,7 +144,8 @@ def test_every_preset_trains_on_the_quickstart_task(models, name):
     history = trainer.train(data.prompts, reward_model, steps=12, progress=False)
     assert all(json.loads(json.dumps(m, allow_nan=False)) == m for m in history)
     undefined = {"entropy_gradient_scale"} | (set() if trainer.config.group_size > 1 else {"group_reward_std", "flat_groups"})
-    assert all({k for k, v in m.items() if v is None} == undefined for m in history)  # nothing else was infinite
+    early = {"return_gamma", "return_lam"}  # values of 0 do not tell
+    assert all({k for k, v in m.items() if v is None} - early == undefined for m in history)  # nothing else was infinite
     assert max(m["max_ratio_deviation_first"] for m in history) < 1e-3 and history[0]["kl_to_reference"] == 0
     mean = lambda some: sum(m["reward_mean"] for m in some) / len(some)
     print(f"{name}: reward {mean(history[:2]):.2f} to {mean(history[-3:]):.2f}")
