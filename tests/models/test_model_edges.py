@@ -5,10 +5,11 @@ import pytest
 import torch
 import transformers
 
-from instruct_goose.models import tables
+from instruct_goose.models import files, tables
+from instruct_goose.models.actor import check_part
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.families import forward_options
-from instruct_goose.models.reward import check_spread, check_tokenizer
+from instruct_goose.models.reward import all_pairs_loss, check_spread, check_tokenizer
 from instruct_goose.models.text import pad, word_tokenizer
 
 BASE = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=14)
@@ -83,3 +84,24 @@ def test_what_unpacks_five_hundredfold_to_more_than_a_gib_is_no_text(size, packe
     if fits: tables.rows_at_once("a.parquet", group, ["prompt"], ["prompt"])
     else:
         with pytest.raises(ValueError, match="no text does that"): tables.rows_at_once("a.parquet", group, ["prompt"], ["prompt"])
+
+
+@pytest.mark.parametrize("ids", [torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)], ids=["float", "bool"])
+def test_token_ids_are_integers(ids):
+    with pytest.raises(TypeError, match="query_ids is torch.* token ids are integers"): check_part(ids, torch.ones(1, 2, dtype=torch.bool), "query")
+
+
+def test_every_score_has_its_rating(unchecked):
+    with unchecked():
+        for n in (1, 2, 4):
+            with pytest.raises(ValueError, match="scores"): all_pairs_loss(torch.zeros(n), torch.tensor([1., 2., 3.]))
+
+
+def test_a_row_of_lists_has_its_share_of_the_bytes():
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.compute
+    column = pa.array([[1], [2]])  # an offset of 4 bytes and a number of 8 each
+    assert tables.lengths(pa, pyarrow.compute, column) == [12, 12]
+
+
+def test_the_longest_row_is_what_the_message_says(): assert files.LONGEST == 64 * 1024 * 1024

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import io
+import itertools
 import json
 import math
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from torch import nn
 
 from instruct_goose.models.text import word_tokenizer
 from instruct_goose.training.callbacks import Callback, usual_callbacks
-from instruct_goose.training.chart import Run
+from instruct_goose.training.chart import Run, above
 from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.dpo import train_dpo
@@ -24,10 +25,12 @@ from instruct_goose.training.evaluation import text_table
 from instruct_goose.training.fit import check_log
 from instruct_goose.training.metrics import of_scores
 from instruct_goose.training.reward_training import pair_accuracy
-from instruct_goose.training.rewards import check_scores
+from instruct_goose.training.rewards import answer, check_scores
 from instruct_goose.training.rollout import Rollout
-from instruct_goose.training.rules import start_kl
+from instruct_goose.training.rules import reward_scale, start_kl
 from instruct_goose.training.runs import RunLog, append_jsonl, claim_run_dir, write_json
+from instruct_goose.training.setup import EVALUATION, generator
+from instruct_goose.training.sft import train_lm
 from instruct_goose.training.state import check_random_state, environment, random_state
 from instruct_goose.training.trainer_state import check_counters, fingerprint_of_tokenizer
 from instruct_goose.training.training_state import load_training_state, training_state
@@ -276,3 +279,31 @@ def test_tokenizers_that_cut_a_text_otherwise_are_two():
     plain = [SimpleNamespace(get_vocab=lambda n=n: {"a": n}, special_tokens_map={}) for n in (0, 0, 1)]  # one written in Python
     found = [fingerprint_of_tokenizer(x) for x in plain]
     assert found[0] == found[1] != found[2]
+
+
+def test_of_a_generator_one_score_too_many_is_read():
+    "So that too many are noticed, and one without end ends."
+    assert answer(lambda texts: itertools.count(), ["a", "b"]) == [0, 1, 2]
+    assert answer(lambda texts: [4], ["a", "b"]) == [4]
+
+
+def test_a_spread_of_four_is_too_large():
+    assert reward_scale(Run([{"return_std": x} for x in (1., 4., 9.)])) == "return_std is 4 in the median iteration"
+    assert reward_scale(Run([{"return_std": x} for x in (1., 3.99, 9.)])) is None
+
+
+def test_a_seed_has_a_million_streams_and_evaluation_the_last():
+    assert EVALUATION == 1_048_575 and generator(1, 0).initial_seed() == generator(0, EVALUATION).initial_seed() + 1
+
+
+def test_a_supervised_stage_keeps_every_tenth_state_in_memory(unchecked):
+    told = []
+    stage = SimpleNamespace(reached=lambda at, of, state, often: told.append((at, of, often)), found=None)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=7, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    with unchecked(): train_lm(model, word_tokenizer("a good film is".split()), ["a good film"] * 4, steps=2, batch_size=2, lr=1e-3, seed=0, progress=False, stage=stage)
+    assert told == [(1, 2, 10), (2, 2, 10)]
+
+
+def test_at_the_limit_is_not_above_it():
+    run = Run([{"entropy": 1.}, {"entropy": 1.}])
+    assert above(run, "entropy", 1.) is None and above(run, "entropy", .99).startswith("entropy is above 0.99 in 2 of 2 iterations")
