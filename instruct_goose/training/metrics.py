@@ -103,6 +103,7 @@ def of_advantages(r: Rollout, c: RLHFConfig) -> dict:
                     "return_std": spread(r.returns), **of_values(r, c)}
     return numbers
 
+# %% ../../nbs/3_training/08_metrics.ipynb #f630ad86
 def compare(r: Rollout, c: RLHFConfig) -> tuple[Tensor, Tensor | None]:
     "Â before whitening, and R̂ where values are learnt, as the settings say."
     return estimate_advantages(
@@ -135,6 +136,7 @@ def describe_step(
     return shares | {"kl_to_old": sequence_kl(old, logprobs, mask, "k3").mean(),
                      "ratio_max": ratio[mask].max()}
 
+# %% ../../nbs/3_training/08_metrics.ipynb #98fb6a21
 def step_log(
     trainer: Any,   # for its agent and config
     batch: Rollout, # the minibatch
@@ -188,6 +190,7 @@ def drift_meter(
     old = policy()
     return lambda: exact_kl(old, policy()).sum() / len(some)
 
+# %% ../../nbs/3_training/08_metrics.ipynb #6e17f26e
 def weight_meter(
     model: nn.Module, # the policy
 ) -> Callable[[], dict[str, Tensor]]:
@@ -212,6 +215,7 @@ def weight_meter(
                 "weights_moved": (step != 0)[pulled].float().mean()}
     return call
 
+# %% ../../nbs/3_training/08_metrics.ipynb #bb349912
 def movement_meter(
     model: PreTrainedModel, rollout: Rollout, config: RLHFConfig,
 ) -> Callable[[], Metrics]:
