@@ -218,7 +218,7 @@ def toctrees(pages: list[Page]) -> str:
 
 def names_page(pages: list[Page]) -> str:
     "One table of all names, by module."
-    init = ast.parse((ROOT / "instruct_goose/__init__.py").read_text("utf-8"))
+    init = ast.parse((ROOT / "instruct_goose/__init__.pyi").read_text("utf-8"))
     top = {a.asname or a.name for n in init.body if isinstance(n, ast.ImportFrom) for a in n.names}
     text = ["# All names", "```{rst-class} subtitle\n```\n\nEvery public name of the library, with the lesson that defines it\n"]
     if top: text.append("Those marked • can be imported from `instruct_goose` itself; all of them from the module that heads the table. The [index](genindex) lists them by letter.")

@@ -27,7 +27,7 @@ from instruct_goose.models import data, files, tables
 from instruct_goose.models.text import bpe_tokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.practice.cart_and_pendulum import ControlConfig
-from instruct_goose.practice.cli import ProbeConfig, SampleConfig
+from instruct_goose.practice.commands import ProbeConfig, SampleConfig
 from instruct_goose.practice.quickstart import QuickstartConfig
 from instruct_goose.practice.real_reviews import ReviewsConfig
 from instruct_goose.training.config import RLHFConfig

@@ -7,7 +7,7 @@ import pytest
 
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.practice import quickstart, real_reviews
-from instruct_goose.practice.cli import main
+from instruct_goose.practice.cli import COMMANDS, main
 from instruct_goose.practice.quickstart import QuickstartConfig
 from instruct_goose.practice.real_reviews import ReviewsConfig
 
@@ -120,6 +120,25 @@ def test_a_run_of_another_algorithm_says_so(tmp_path):
     config, summary = (json.loads((tmp_path / f"run/{file}.json").read_text()) for file in ("config", "summary"))
     assert config["algorithm"] == summary["config"]["algorithm"] == "remax"
     assert all("baseline_mean" in json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_help_and_version_do_not_wait_for_torch(flag):
+    code = f"""
+import sys
+from instruct_goose.practice.cli import main
+try: main([{flag!r}])
+except SystemExit: pass
+heavy = [m for m in ("torch", "transformers", "numpy", "matplotlib") if m in sys.modules]
+sys.exit(f"loaded: {{heavy}}" if heavy else 0)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "instruct-goose" in done.stdout, done.stderr
+
+
+def test_the_list_of_commands_says_what_each_class_says():
+    for name, command in COMMANDS.items():
+        kind, run = command.load()
+        assert " ".join(kind.__doc__.split()) == command.about and callable(run), name
 
 
 # ── probe ──

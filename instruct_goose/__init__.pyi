@@ -1,0 +1,63 @@
+"The public names. They are loaded when they are asked for, so `instruct-goose --help` does not wait for torch."
+__version__: str
+
+from .models.agent import Agent, create_reference_model
+from .models.data import load_pairs, load_prompts, stream_pairs, stream_prompts
+from .models.reward import PairwiseLoss, RewardModel, all_pairs_loss, pairwise_loss
+from .models.text import PairDataset, PromptDataset
+from .objective.advantages import discounted_returns, gae, group_advantages
+from .objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
+from .objective.group import PRESET_SOURCES, PRESETS, preset_table
+from .objective.kl import (
+    adaptive_beta,
+    exact_kl,
+    k1,
+    k2,
+    k3,
+    kl_in_loss,
+    kl_in_reward,
+    log_ratio,
+    sequence_kl,
+    token_kl,
+)
+from .objective.logprobs import entropy, logprobs_from_hidden, token_logprobs
+from .objective.masks import (
+    aggregate,
+    group_token_counts,
+    last_index,
+    masked_mean,
+    masked_sum,
+    masked_var,
+    response_mask,
+    whiten,
+)
+from .objective.policy_loss import (
+    clip_active,
+    clip_fraction,
+    clipped_objective,
+    policy_loss,
+    probability_ratio,
+    sampler_weights,
+)
+from .objective.ppo import PPOLoss, ppo_loss, update_meters
+from .objective.preference import dpo_loss, implicit_reward
+from .objective.value_loss import explained_variance, value_loss
+from .training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
+from .training.dpo import train_dpo
+from .training.rollout import Rollout, sample
+from .training.trainer import RLHFConfig, RLHFTrainer
+
+__all__ = [
+    "Agent", "PPOLoss", "PRESETS", "PRESET_SOURCES", "PairDataset", "PairwiseLoss",
+    "PromptDataset", "RLHFConfig", "RLHFTrainer", "RewardModel", "Rollout", "adaptive_beta",
+    "aggregate", "all_pairs_loss", "clip_active", "clip_fraction", "clipped_objective",
+    "create_reference_model", "discounted_returns", "dpo_loss", "entropy", "exact_kl",
+    "explained_variance", "gae", "gaussian_entropy", "gaussian_kl", "gaussian_logprobs",
+    "group_advantages", "group_token_counts", "implicit_reward", "k1", "k2", "k3",
+    "kl_in_loss", "kl_in_reward", "last_index", "load_checkpoint", "load_pairs",
+    "load_prompts", "log_ratio", "logprobs_from_hidden", "masked_mean", "masked_sum",
+    "masked_var", "newest_checkpoint", "pairwise_loss", "policy_loss", "ppo_loss",
+    "preset_table", "probability_ratio", "response_mask", "sample", "sampler_weights",
+    "save_checkpoint", "sequence_kl", "stream_pairs", "stream_prompts", "token_kl",
+    "token_logprobs", "train_dpo", "update_meters", "value_loss", "whiten",
+]  # fmt: skip
