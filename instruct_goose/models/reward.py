@@ -26,7 +26,7 @@ from transformers import (
 from .actor import forward_hidden
 from .families import (
     check_causal, context_length, evaluating, load_model, load_tokenizer, trunk, vocabulary_size)
-from .text import as_mask, compact, encode, pad, pad_id_of
+from .text import as_mask, compact, encode_all, pad, pad_id_of
 from ..objective.masks import wide
 from ..objective.masks import last_index, same_shape
 
@@ -234,7 +234,7 @@ def scores_of(
     check_texts(texts, batch_size)
     model, tokenizer = reward_model.model, reward_model.tokenizer
     limit = min(tokenizer.model_max_length, context_length(model) or tokenizer.model_max_length)
-    rows = [encode(text, tokenizer, limit, f"text {i}") for i, text in enumerate(texts)]
+    rows = encode_all(texts, tokenizer, limit, lambda i: f"text {i}")
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     scores = [0.] * len(rows)
     with evaluating(reward_model), torch.no_grad():

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .encoding import (
-    bpe_tokenizer, encode, pad_id_of, printable, token_limit, word_tokenizer)
+    bpe_tokenizer, encode_all, pad_id_of, printable, token_limit, word_tokenizer)
 
 # %% ../../nbs/2_models/00_text.ipynb #aa6419ef
 def pad(
@@ -103,8 +103,7 @@ class PromptDataset(torch.utils.data.Dataset):
         if not self.texts:
             raise ValueError("no prompts")
         limit = token_limit(tokenizer, max_length)
-        self.ids = [encode(text, tokenizer, limit, f"prompt {i}")
-                    for i, text in enumerate(self.texts)]
+        self.ids = encode_all(self.texts, tokenizer, limit, lambda i: f"prompt {i}")
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -154,12 +153,13 @@ class PairDataset(torch.utils.data.Dataset):
     ):
         self.pad_id = pad_id_of(tokenizer)
         limit = token_limit(tokenizer, max_length)
-        self.rows = []
-        for i, pair in enumerate(pairs):
-            self.rows.append({side: encode(text, tokenizer, limit, f"pair {i}, {side}")
-                              for side, text in sides(i, pair).items()})
-        if not self.rows:
+        texts = [text for i, pair in enumerate(pairs) for text in sides(i, pair).values()]
+        if not texts:
             raise ValueError("no pairs")
+        ids = encode_all(texts, tokenizer, limit,
+                         lambda i: f"pair {i // 2}, {('chosen', 'rejected')[i % 2]}")
+        self.rows = [{"chosen": chosen, "rejected": rejected}
+                     for chosen, rejected in zip(ids[::2], ids[1::2], strict=True)]
 
     def __len__(self) -> int:
         return len(self.rows)
