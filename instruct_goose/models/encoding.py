@@ -137,8 +137,9 @@ def encode_all(
     rows = tokenizer(list(texts), verbose=False)["input_ids"] if len(texts) else []
     for i, ids in enumerate(rows):
         if not ids:
-            raise ValueError(f"{name(i)} is empty: {texts[i]!r} has no tokens, so there is nothing "
-                             "to predict from. Drop it, or put `tokenizer.bos_token` in front")
+            raise ValueError(f"{name(i)} is empty: {texts[i]!r} has no tokens, so there is "
+                             "nothing to predict from. Drop it, or put `tokenizer.bos_token` in "
+                             "front")
         if len(ids) > limit:
             raise ValueError(f"{name(i)} has {len(ids)} tokens, the limit is {limit}: "
                              f"{texts[i][:60]!r}… Shorten or drop it; it is not cut, because a "
