@@ -283,8 +283,8 @@ def test_tokenizers_that_cut_a_text_otherwise_are_two():
 
 def test_of_a_generator_one_score_too_many_is_read():
     "So that too many are noticed, and one without end ends."
-    assert answer(lambda texts: itertools.count(), ["a", "b"]) == [0, 1, 2]
-    assert answer(lambda texts: [4], ["a", "b"]) == [4]
+    assert answer(lambda texts: itertools.count(), {"texts": ["a", "b"]}) == [0, 1, 2]
+    assert answer(lambda texts: [4], {"texts": ["a", "b"]}) == [4]
 
 
 def test_a_spread_of_four_is_too_large():
