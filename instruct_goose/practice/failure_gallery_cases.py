@@ -204,7 +204,7 @@ _SAMPLED = {
         "distinct_prompts is 1, prompts_given is not",
         ("prompts lost",), _T + "training/test_trainer.py::"
         "test_each_prompt_is_answered_group_size_times_side_by_side",
-        "a row for each prompt", "3_training/03_setup",
+        "a row for each prompt", "3_training/03_prompts",
         ("distinct_prompts", "prompts_given", "distinct_responses"), made.OnePrompt),
     "permuted tokenizer": Bug(
         _SCORES, "the model's words under other ids",

@@ -22,7 +22,7 @@ from ..objective.kl import adaptive_beta
 from .cross_checks import prompt_nll
 from .metrics import Metrics, describe, number, rounding
 from .rollout import Rollout
-from .setup import encode_prompts
+from .prompts import encode_prompts
 
 # %% ../../nbs/3_training/09_callbacks.ipynb #c07e0889
 STEPS = ("rollout", "score", "annotate", "advantages", "optimize")

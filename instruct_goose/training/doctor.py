@@ -85,7 +85,7 @@ _CAUSES = (
          "1_objective/02_kl", "reward = score − β·(log π − log π_ref)"),
     Rule(prompts_lost, "error", "distinct_prompts prompts_given",
          "fewer different prompts are answered than were given",
-         "3_training/03_setup", "each row of the batch has its own prompt"),
+         "3_training/03_prompts", "each row of the batch has its own prompt"),
     Rule(same_responses, "error", "distinct_responses entropy response_length tokens",
          "responses repeat each other though there are many to choose from: the same dice for "
          "every row", "3_training/00_rollout", "one draw per row"),

@@ -28,9 +28,9 @@ from .metrics import (
     Metrics, average_steps, compare, movement_meter, number, step_log)
 from .rewards import score_texts
 from .rollout import PolicySampler, Rollout, complete, tell_sampler
+from .prompts import encode_prompts, prompt_batches, special_ids
 from .setup import (
-    EVALUATION, TrainerTools, as_agent, as_reference, encode_prompts, find_device, generator,
-    prompt_batches, special_ids, steps_left)
+    EVALUATION, TrainerTools, as_agent, as_reference, find_device, generator, steps_left)
 from .updates import (
     averaging, backward, clip_gradients, importance_weights, kl_penalty, make_optimizer,
     micro_batches, objective_settings, set_learning_rate)

@@ -14,9 +14,9 @@ from instruct_goose.models.text import PromptDataset, pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.metrics import describe, describe_step
+from instruct_goose.training.prompts import prompt_batches
 from instruct_goose.training.rewards import check_scores
 from instruct_goose.training.rollout import Rollout
-from instruct_goose.training.setup import prompt_batches
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]
