@@ -61,7 +61,7 @@ def probabilities(
     "π = softmax(z/τ). Raises FloatingPointError naming the rows that are NaN or +inf."
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     p = (z if temperature == 1 else z / temperature).softmax(-1)
-    if not math.isfinite(p[:, 0].sum()):
+    if not math.isfinite(p[:, 0].sum().item()):
         check_logits(logits, rows)
     return p
 
