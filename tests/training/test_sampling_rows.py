@@ -76,7 +76,7 @@ def test_the_same_dice_give_split_batches_the_same_text(name):
     for part in (slice(0, 5), slice(5, 6), slice(6, 12)):
         columns = iter(u[:, part])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(room.torch, "rand", lambda *_, **__: next(columns))
+            patch.setattr(room.torch, "rand", lambda *_, columns=columns, **__: next(columns))
             response, written = sample(model, ids[part], mask[part], T, [EOS, 4, 8], PAD)
         for r, m, a, b in zip(response, written, whole[part], whole_mask[part], strict=True): assert r[m].tolist() == a[b].tolist()
 
