@@ -27,7 +27,7 @@ from ..objective.kl import sequence_kl
 from ..objective.logprobs import entropy, token_logprobs
 from ..objective.masks import last_index, response_mask
 from ..training import trainer as training
-from ..training.rollout import draw
+from ..training.dice import draw
 
 # %% ../../nbs/5_compat/02_goose.ipynb #2112d836
 class Agent(models.Agent):

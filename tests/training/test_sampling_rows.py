@@ -1,0 +1,192 @@
+"""What the sampler adds to a decode step: dice that know no neighbours, rows that leave, float32 on shelves."""
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from instruct_goose.models import decode
+from instruct_goose.models.agent import response_logprobs
+from instruct_goose.models.text import pad
+from instruct_goose.training import dice as dice_room
+from instruct_goose.training import rollout as room
+from instruct_goose.training.dice import climb, draw, pick
+from instruct_goose.training.rollout import laid_out, sample, staying
+
+V, EOS, PAD = 30, 2, 0
+BASE = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=60, bos_token_id=1, eos_token_id=EOS)
+CONFIGS = {"gpt2": lambda: transformers.GPT2Config(**BASE), "llama": lambda: transformers.LlamaConfig(**BASE, intermediate_size=24, num_key_value_heads=2)}
+families = pytest.mark.parametrize("name", CONFIGS)
+
+
+def tiny(name, seed=0):
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+    for p in model.parameters(): torch.nn.init.normal_(p, std=.3)
+    return model
+
+
+def seeded(seed=0): return torch.Generator().manual_seed(seed)
+
+
+def queries(n=12):
+    g = seeded(1)
+    return [torch.randint(3, V, (int(k),), generator=g).tolist() for k in torch.randint(1, 9, (n,), generator=g)]
+
+
+@torch.no_grad()
+def one_by_one(model, query, u, ends):
+    "The whole text again for every token, no padding, no cache, float64 sums, Python's comparisons."
+    ids, out, logprobs = list(query), [], []
+    for x in u.tolist():
+        p = model(torch.tensor([ids])).logits[0, -1].double().softmax(-1).tolist()
+        token, height = 0, p[0]
+        while height <= x and token < V - 1: token += 1; height += p[token]
+        ids.append(token); out.append(token); logprobs.append(torch.tensor(p[token]).log().item())
+        if token in ends: break
+    return out, logprobs
+
+
+@families
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("own", [True, False])
+def test_rows_that_leave_write_what_they_write_alone(name, side, own, monkeypatch):
+    model, rows, T, ends = tiny(name), queries(), 30, [EOS, 5, 9]
+    if not own: monkeypatch.setattr(decode, "why_not", lambda _: "as for an unknown model")
+    ids, mask = pad(rows, 7, side=side)  # 7 is a word like any other
+    response, written, logprobs = sample(model, ids, mask, T, ends, PAD, generator=seeded(), with_logprobs=True)
+    u = torch.rand(T, len(rows), dtype=torch.float64, generator=seeded())
+    lengths = set()
+    for i, query in enumerate(rows):
+        tokens, slow = one_by_one(model, query, u[:, i], ends)
+        assert response[i][written[i]].tolist() == tokens
+        torch.testing.assert_close(logprobs[i][written[i]], torch.tensor(slow), atol=1e-5, rtol=0)
+        assert (response[i][~written[i]] == PAD).all() and (logprobs[i][~written[i]] == 0).all()
+        lengths.add(len(tokens))
+    assert len(lengths) > 4 and response.shape[1] == max(lengths)
+    again = response_logprobs(model, ids, mask, response, written)
+    torch.testing.assert_close(logprobs, again, atol=1e-5, rtol=0)
+
+
+@families
+def test_the_same_dice_give_split_batches_the_same_text(name):
+    model, rows, T = tiny(name), queries(), 20
+    ids, mask = pad(rows, PAD, side="left")
+    whole, whole_mask = sample(model, ids, mask, T, [EOS, 4, 8], PAD, generator=seeded(3))
+    u = torch.rand(T, len(rows), dtype=torch.float64, generator=seeded(3))
+    for part in (slice(0, 5), slice(5, 6), slice(6, 12)):
+        columns = iter(u[:, part])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(room.torch, "rand", lambda *_, columns=columns, **__: next(columns))
+            response, written = sample(model, ids[part], mask[part], T, [EOS, 4, 8], PAD)
+        for r, m, a, b in zip(response, written, whole[part], whole_mask[part], strict=True): assert r[m].tolist() == a[b].tolist()
+
+
+@families
+def test_each_step_takes_a_number_for_every_row_until_all_have_ended(name):
+    model = tiny(name)
+    ids, mask = pad(queries(), PAD, side="left")
+    after = seeded(3)
+    response, written = sample(model, ids, mask, 25, list(range(2, 12)), PAD, generator=after)
+    assert written.sum(-1).min() < written.sum(-1).max()
+    fresh = seeded(3)
+    for _ in range(response.shape[1]): torch.rand(len(ids), dtype=torch.float64, generator=fresh)
+    assert after.get_state().equal(fresh.get_state())
+
+
+@families
+def test_nothing_is_computed_for_rows_that_have_ended(name, monkeypatch):
+    model, counts = tiny(name), []
+    plain = decode.OwnSteps.__call__
+    monkeypatch.setattr(decode.OwnSteps, "__call__", lambda self, token: counts.append(len(token)) or plain(self, token))
+    ids, mask = pad(queries(), PAD, side="left")
+    _, written = sample(model, ids, mask, 25, list(range(2, 8)), PAD, generator=seeded(3))
+    assert counts[0] == len(ids)  # the last column of the queries, again
+    assert counts[1:] == written.sum(0).tolist()[1:] and counts[-1] < counts[0]
+
+
+@families
+def test_nan_names_the_callers_rows_after_others_have_left(name):
+    "Token 6 has a poisoned embedding: who draws it has NaN logits one step later."
+    model, rows = tiny(name), queries(8)
+    rows = [[t if t != 6 else 7 for t in row] for row in rows]
+    ids, mask = pad(rows, PAD, side="left")
+    ends = [t for t in range(V) if t not in (6, 7, 11, 12, 13, 14, 15, 16, 17, 18)]
+    for seed in range(200):
+        response, written = sample(model, ids, mask, 6, ends, PAD, generator=seeded(seed))
+        drew = (response == 6) & written
+        first = drew.any(0).nonzero()[0].item() if drew.any() else None
+        if first is not None and 0 < first < response.shape[1] - 1 and not written[:, first].all(): break
+    else: raise AssertionError("no seed lets a row leave before another draws token 6")
+    bad = drew[:, first].nonzero().flatten().tolist()
+    if model.config.tie_word_embeddings: model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.get_input_embeddings().weight.data[6] = float("nan")
+    with pytest.raises(FloatingPointError, match=f"NaN or infinite in rows \\{bad}".replace("]", "\\]")):
+        sample(model, ids, mask, 6, ends, PAD, generator=seeded(seed))
+
+
+@pytest.mark.parametrize("alive", [[1, 0, 1, 0, 1], [0, 0, 0, 1], [1, 1, 0], [0, 1, 1, 1, 1, 1], [1, 0, 0, 0]])
+def test_who_stays_stands_in_front_and_few_move(alive):
+    alive = torch.tensor(alive).bool()
+    order = staying(alive).tolist()
+    assert sorted(order) == alive.nonzero().flatten().tolist()
+    assert all(order[i] == i for i in range(len(order)) if alive[i])
+
+
+def test_tokens_are_put_back_into_their_rows():
+    columns = [(torch.tensor([0, 1, 2]), torch.tensor([5, 6, 7]), torch.tensor([-1., -2., -3.])), (torch.tensor([2, 1]), torch.tensor([8, 9]), torch.tensor([-4., -5.])),
+               (torch.tensor([1]), torch.tensor([3]), torch.tensor([-6.]))]
+    tokens, mask, logprobs = laid_out(columns, 3, 99)
+    assert tokens.tolist() == [[5, 99, 99], [6, 9, 3], [7, 8, 99]]
+    assert mask.tolist() == [[True, False, False], [True, True, True], [True, True, False]]
+    assert logprobs.tolist() == [[-1, 0, 0], [-2, -5, -6], [-3, -4, 0]]
+
+
+# --- dice -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("vocab", [1, 3, 255, 256, 257, 384, 1000, 5003])
+def test_shelves_choose_what_one_staircase_chooses(vocab):
+    p = torch.rand(40, vocab, generator=seeded(vocab), dtype=torch.float64)**4
+    p[:, torch.rand(vocab, generator=seeded(1)) < .3] = 0
+    p[:, vocab // 2] = .1
+    u = torch.rand(40, generator=seeded(2), dtype=torch.float64)
+    slow = [next(v for v in range(vocab) if sum(row[:v + 1]) > x * sum(row)) for row, x in zip(p.tolist(), u.tolist(), strict=True)]
+    assert pick(p, u).tolist() == slow
+
+
+@pytest.mark.parametrize("vocab", [300, 50_257, 128_000])
+def test_every_token_gets_its_piece_of_the_line(vocab):
+    """Just inside both ends of a token's piece, as float64 has it, float32 draws that token, wherever the piece is much longer than the rounding."""
+    z = 2 * torch.randn(1, vocab, generator=seeded(vocab))
+    exact = z.double().softmax(-1)[0]
+    top = exact.cumsum(-1)
+    tokens = torch.cat([torch.randint(vocab, (300,), generator=seeded(1)), torch.tensor([0, 127, 128, vocab - 1])])
+    tokens = tokens[exact[tokens] > 2e-6]
+    for u in (top[tokens] - 5e-7, top[tokens] - exact[tokens] + 5e-7):
+        assert draw(z.expand(len(tokens), -1), u).equal(tokens)
+    assert len(tokens) > 60
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_on_shelves_too_tokens_of_probability_zero_are_never_drawn(dtype):
+    logits = torch.randn(1, 20_000, generator=seeded(6)).to(dtype)
+    logits[:, ::2] = -torch.inf
+    logits[:, 128:256], logits[:, -128:], logits[:, :128] = -torch.inf, -torch.inf, -torch.inf  # whole shelves, the ends among them
+    edges = logits.float().softmax(-1).double().cumsum(-1)[0, 1000:3000:7]
+    u = torch.cat([torch.rand(500, dtype=torch.float64, generator=seeded()), torch.tensor([0., 1e-300, 1 - 2**-53, 1.], dtype=torch.float64), edges])
+    assert logits[0, draw(logits.expand(len(u), -1), u)].isfinite().all()
+
+
+def test_what_is_left_over_says_how_far_up_the_step():
+    steps = torch.tensor([[1., 0., 3., 4.]])
+    for u, step, far in [(0., 0, 0.), (.0625, 0, .5), (.125, 2, 0.), (.3125, 2, .5), (.75, 3, .5)]:
+        i, along = climb(steps, torch.tensor([[u]], dtype=torch.float64))
+        assert i.item() == step and along.item() == pytest.approx(far, abs=1e-12)
+
+
+def test_bad_rows_are_named():
+    z = torch.randn(4, 700, generator=seeded())
+    for bad in (float("nan"), float("inf")):
+        wrong = z.clone(); wrong[1, 600] = bad; wrong[3, 5] = bad
+        with pytest.raises(FloatingPointError, match="rows \\[1, 3\\]"): draw(wrong, torch.rand(4))
+        with pytest.raises(FloatingPointError, match="rows \\[2, 8\\]"): dice_room.probabilities(wrong, 1., torch.tensor([5, 8, 0, 2]))
+    none = z.clone(); none[2] = -torch.inf
+    with pytest.raises(FloatingPointError, match="rows \\[2\\]"): draw(none, torch.rand(4))
