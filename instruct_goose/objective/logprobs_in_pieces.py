@@ -219,17 +219,18 @@ class LogprobsInPieces(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *sent: Tensor | None):
-        hidden, weight, bias, *numbers, kept = ctx.saved_tensors
-        tokens, lse, entropy = numbers
-        g, k = sent if ctx.how.with_entropy else (sent[0], None)
+    def backward(ctx: Any, *grad_outputs: Any):
+        hidden, weight, bias, tokens, lse, entropy, kept = ctx.saved_tensors
+        g, k = grad_outputs if ctx.how.with_entropy else (grad_outputs[0], None)
         g = torch.zeros_like(lse) if g is None else g
         moved = g != 0 if k is None else (g != 0) | (k != 0)
-        live = slice(None) if moved.all() else moved.nonzero()[:, 0]
-        rows = [x if x is None else x[live] for x in (hidden, tokens, lse, entropy, g, k, kept)]
+        live = slice(None) if moved.all() else moved.nonzero()[:, 0]  # without a copy if all are
         head = Head(weight, bias, ctx.how.scale, ctx.how.softcap)
-        dh, dw, db = gradients_in_pieces(head, ctx.how, ctx.needs_input_grad[:3], *rows)
-        if dh is not None and len(dh) < len(hidden):
+        dh, dw, db = gradients_in_pieces(
+            head, ctx.how, ctx.needs_input_grad[:3],
+            hidden[live], tokens[live], lse[live], entropy[live], g[live],
+            None if k is None else k[live], None if kept is None else kept[live])
+        if dh is not None and not isinstance(live, slice):
             dh = torch.zeros_like(hidden).index_copy_(0, live, dh)
         return dh, dw, db, None, None
 

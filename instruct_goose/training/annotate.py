@@ -57,9 +57,10 @@ def annotate_rows(
                "entropy": said.entropy, "kl": said.kl}
     table = {name: at_tokens(numbers, r) for name, numbers in columns.items()}
     if c.needs == "values":
-        shared = hidden is not None and agent.value_trunk is trunk(agent.model)
-        table["values"] = (at_tokens(agent.values_at(hidden), r) if shared
-                           else agent.values(*tokens_of(r)))
+        if hidden is not None and agent.value_trunk is trunk(agent.model):
+            table["values"] = at_tokens(agent.values_at(hidden), r)
+        else:
+            table["values"] = agent.values(*tokens_of(r))
     return table
 
 def at_tokens(numbers: Float[Tensor, "tokens"], r: Rollout) -> Float[Tensor, "batch time"]:

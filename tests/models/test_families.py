@@ -4,9 +4,17 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from instruct_goose.models.agent import Agent, response_logprobs
 from instruct_goose.models.actor import layout_of, logprobs_of, logprobs_row_by_row
-from instruct_goose.models.families import check_causal, evaluating, linear_head, load_model, load_tokenizer, plain_head, trunk
+from instruct_goose.models.agent import Agent, response_logprobs
+from instruct_goose.models.families import (
+    check_causal,
+    evaluating,
+    linear_head,
+    load_model,
+    load_tokenizer,
+    plain_head,
+    trunk,
+)
 from instruct_goose.models.reward import RewardModel
 from instruct_goose.models.text import pad, word_tokenizer
 from instruct_goose.objective.logprobs_in_pieces import head_scores
