@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from .families import (
-    check_causal, context_length, evaluating, forward_options, plain_head, trunk, vocabulary_size)
+    check_causal, context_length, evaluating, forward_options, linear_head, trunk, vocabulary_size)
 from .text import as_mask, compact
 from ..objective.logprobs import entropy as token_entropy
 from ..objective.logprobs import logprobs_from_hidden, token_logprobs
@@ -163,12 +163,13 @@ def logprobs_of(
     hidden: Tensor | None = None, # the policy's predicting states, if there are any yet
 ) -> tuple[Tensor, Tensor | None]: # (N,) logprobs, and entropies if wanted
     "log π of the real response tokens, row after row."
-    head = plain_head(model)
+    head = linear_head(model)
     if head is None:
         return logprobs_row_by_row(model, layout, temperature, with_entropy)
     hidden = predicting_states(trunk(model), layout) if hidden is None else hidden
     out = logprobs_from_hidden(hidden, head.weight, layout.tokens, temperature,
-                               bias=head.bias, with_entropy=with_entropy)
+                               bias=head.bias, with_entropy=with_entropy,
+                               scale=head.scale, softcap=head.softcap)
     return (out[0], out[1]) if isinstance(out, tuple) else (out, None)
 
 # %% ../../nbs/2_models/01_actor.ipynb #88dec9fc

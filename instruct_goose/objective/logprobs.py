@@ -9,8 +9,8 @@ __all__ = ['log_softmax', 'token_logprobs', 'entropy', 'logprobs_from_hidden']
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from .logprobs_in_pieces import LogprobsInPieces, Pieces
 from .masks import only_tensors, same_shape, wide
 
 # %% ../../nbs/1_objective/01_logprobs.ipynb #a885bdfa
@@ -21,12 +21,15 @@ def log_softmax(
     """log π(·|s) = z/τ − log Σᵥ exp(z_v/τ), the whole vocabulary.
     Raises ValueError for temperature ≤ 0."""
     only_tensors(logits=logits)
+    _check_temperature(temperature)
+    return (wide(logits) / temperature).log_softmax(-1)
+
+
+def _check_temperature(temperature):
     if not temperature > 0:
         raise ValueError(
             f"temperature={temperature} must be above 0: at 0 the policy is greedy, "
             "and every token but one has log-probability −inf")
-    return (wide(logits) / temperature).log_softmax(-1)
-
 
 def _check_ids(tokens, vocab):
     if tokens.numel() == 0:
@@ -68,29 +71,28 @@ def logprobs_from_hidden(
     tokens: Int[Tensor, "tokens"],          # the sampled ids
     temperature: int | float = 1.,          # the one that they were sampled with
     bias: Float[Tensor, "vocab"] | None = None, # of the head, if it has one
-    chunk: int = 1024,                      # rows of logits in memory at a time
+    chunk: int | None = None,               # rows of logits in memory at a time; None: by bytes
     with_entropy: bool = False,             # return (logprobs, entropy)
+    *,
+    chunk_bytes: int = 2**24,               # of logits in memory at a time, float32
+    scale: int | float = 1.,                # what the head's output is multiplied with
+    softcap: int | float | None = None,     # c: logits are then c·tanh(logits/c)
 ) -> Float[Tensor, "tokens"] | tuple[Float[Tensor, "tokens"], ...]: # in nats
-    """`token_logprobs` and `entropy` of the logits hidden·weightᵀ + bias, `chunk` rows
-    at a time. Several chunks are forgotten after the forward pass and computed again for
-    the gradient. Raises ValueError as they do, and for chunk < 1."""
-    if chunk < 1:
-        raise ValueError(f"chunk={chunk} must be at least 1")
+    """`token_logprobs` and `entropy` of the logits scale·(hidden·weightᵀ + bias), a piece of
+    the table at a time, see `LogprobsInPieces`. What does not fit into one piece is computed
+    again for the gradient, for tokens whose gradient is not 0. Raises ValueError as they do,
+    and for chunk, chunk_bytes or softcap that are not above 0."""
+    above_0 = {"chunk": chunk, "chunk_bytes": chunk_bytes, "softcap": softcap}
+    for name, x in above_0.items():
+        if x is not None and not x > 0:
+            raise ValueError(f"{name}={x} must be above 0{', at least 1' * (name == 'chunk')}")
     only_tensors(hidden=hidden, weight=weight, tokens=tokens, bias=bias)
     same_shape(hidden_but_width=hidden[:, 0], tokens=tokens)
+    _check_temperature(temperature)
     _check_ids(tokens, len(weight))
-
-    def rows(hidden, tokens):
-        logits = torch.nn.functional.linear(hidden, weight, bias)
-        logprobs = token_logprobs(logits, tokens, temperature)
-        return (logprobs, entropy(logits, temperature)) if with_entropy else (logprobs,)
-
-    def forgetful(*piece):
-        return checkpoint(rows, *piece, use_reentrant=False, preserve_rng_state=False)
-
-    run = forgetful if torch.is_grad_enabled() and len(tokens) > chunk else rows
-    done = [
-        run(h, t) for h, t in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
-    ]
-    out = tuple(torch.cat(parts) for parts in zip(*done, strict=True))
-    return out if with_entropy else out[0]
+    if torch.is_autocast_enabled(hidden.device.type):
+        narrow = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight = hidden.to(narrow), weight.to(narrow)
+        bias = None if bias is None else bias.to(narrow)
+    how = Pieces(temperature, scale, softcap, with_entropy, chunk, chunk_bytes)
+    return LogprobsInPieces.apply(hidden, weight, bias, tokens, how)

@@ -123,7 +123,7 @@ def test_every_layout_is_the_row_alone(any_model, qside, rside, pad_id):
 
 @pytest.mark.parametrize("qside, rside, pad_id", LAYOUTS)
 def test_every_layout_has_the_gradient_of_the_row_alone(any_model, qside, rside, pad_id):
-    _, model = any_model
+    name, model = any_model
     model.train()
     weights = torch.randn(3, 5, dtype=torch.float64)  # a loss in which no token can stand in for another
     args = batch(qside, rside, pad_id)
@@ -133,7 +133,8 @@ def test_every_layout_has_the_gradient_of_the_row_alone(any_model, qside, rside,
     ours = gradients(model, (put * (logprobs + .3 * entropies)).sum())
     theirs = gradients(model, sum((w * (lp + .3 * s)).sum() for w, (lp, s, _, _) in zip(of_token, oracle(model, .7), strict=True)))
     assert max(g.abs().max() for g in theirs.values()) > .1
-    for n in theirs: near(ours[n], theirs[n], atol=1e-9)
+    # these two compute a part in float32, whatever the model is in, so that a batch and a row differ by float32's rounding
+    for n in theirs: near(ours[n], theirs[n], atol=1e-6 if name.startswith(("gemma2", "cohere")) else 1e-9)
 
 
 def test_padding_between_the_tokens(family):
@@ -244,12 +245,12 @@ class Largest(TorchDispatchMode):
 
 
 def test_the_table_of_logits_is_never_made():
-    vocab, B, T = 400, 40, 60
+    vocab, B, T = 4000, 40, 60
     config = transformers.GPT2Config(**BASE | dict(vocab_size=vocab, hidden_size=8, max_position_embeddings=64))
     model = transformers.GPT2LMHeadModel(config)
     q = torch.ones(B, 1).long(); r = torch.randint(vocab, (B, T)); rm = torch.ones(B, T).bool()
     with Largest() as seen: response_logprobs(model, q, q, r, rm, with_entropy=True)[0].sum().backward()
-    assert seen.size <= 1024 * vocab < B * T * vocab
+    assert seen.size <= 2**24 / 4 / 2 < B * T * vocab / 4  # 16 MiB, in two tiles
     with Largest() as seen: response_logits(model, q, q, r, rm)  # the instrument sees it when it is there
     assert seen.size >= B * T * vocab
     short = torch.arange(T) < 2  # padding does not go through the head, either

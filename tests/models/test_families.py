@@ -4,10 +4,20 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from instruct_goose.models.actor import layout_of, logprobs_of, logprobs_row_by_row
 from instruct_goose.models.agent import Agent, response_logprobs
-from instruct_goose.models.families import check_causal, evaluating, load_model, load_tokenizer, plain_head, trunk
+from instruct_goose.models.families import (
+    check_causal,
+    evaluating,
+    linear_head,
+    load_model,
+    load_tokenizer,
+    plain_head,
+    trunk,
+)
 from instruct_goose.models.reward import RewardModel
 from instruct_goose.models.text import pad, word_tokenizer
+from instruct_goose.objective.logprobs_in_pieces import head_scores
 
 transformers.utils.logging.set_verbosity_error()
 T, V = transformers, 13
@@ -144,3 +154,64 @@ def test_only_hub_asks_the_hub(monkeypatch):
 def test_the_head_of_a_family_whose_trunk_is_found_by_search():
     model = tiny(SERVED["llama4"]())
     assert model.base_model is model and trunk(model) is model.model and plain_head(model) is model.lm_head
+
+
+# --- heads that scale and cap ---
+
+DIALS = {
+    "gemma2": (lambda: T.Gemma2Config(**ROTARY, head_dim=8, final_logit_softcapping=1.5), (1., 1.5)),
+    "gemma2 without": (lambda: T.Gemma2Config(**ROTARY, head_dim=8, final_logit_softcapping=None), (1., None)),
+    "gemma3": (lambda: T.Gemma3TextConfig(**ROTARY, head_dim=8, final_logit_softcapping=2.), (1., 2.)),
+    "recurrent_gemma": (lambda: T.RecurrentGemmaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=3, intermediate_size=24, num_attention_heads=2,
+                                                       lru_width=16, attention_window_size=8, logits_soft_cap=2.), (1., 2.)),
+    "cohere": (lambda: T.CohereConfig(**ROTARY, logit_scale=.3), (.3, None)), "cohere2": (lambda: T.Cohere2Config(**ROTARY, logit_scale=3.), (3., None)),
+    "granite": (lambda: T.GraniteConfig(**ROTARY, logits_scaling=3.), (1 / 3., None)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", DIALS)
+def test_scale_and_cap_are_found_by_asking(name, dtype):
+    config, dials = DIALS[name]
+    model = tiny(config()).to(dtype)
+    head = linear_head(model)
+    assert head[2:] == dials and head.weight is model.get_output_embeddings().weight
+    assert (plain_head(model) is None) == (dials != (1., None))
+    ids = torch.tensor([[1, 5, 7, 8, 2]])
+    with evaluating(model), torch.no_grad():
+        truth, states = model(input_ids=ids).logits[0].float(), trunk(model)(input_ids=ids)[0][0]
+        mine = head_scores(states, head)
+    torch.testing.assert_close(mine, truth, atol=8 * torch.finfo(dtype).eps * truth.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("name", DIALS)
+def test_the_short_way_and_the_long_way_agree(name):
+    model = tiny(DIALS[name][0]())
+    layout = layout_of(model, *pad(QUERIES, 0, "left"), *pad(RESPONSES, 0))
+    ways = []
+    for way in (logprobs_of, logprobs_row_by_row):
+        model.zero_grad()
+        lp, s = way(model, layout, .7, True)
+        (torch.arange(1., 1 + len(lp)) * (lp - .5 * s)).sum().backward()
+        ways.append((lp, s, *(p.grad for p in model.parameters() if p.grad is not None)))
+    scale = max(x.abs().max().item() for x in ways[1])
+    for a, b in zip(*ways, strict=True): torch.testing.assert_close(a, b, atol=1e-4 * scale, rtol=1e-4)
+
+
+def test_what_the_config_does_not_explain_is_not_imitated():
+    "The config names a cap and a scale; the model does something else, or both in another order."
+    for change in (lambda z: z * 1.01, lambda z: z + .1, lambda z: z.clamp(-2, 2), lambda z: z.flip(-1), lambda z: z[..., :-1]):
+        class Other(T.LlamaForCausalLM):
+            def forward(self, *args, change=change, **kwargs):
+                out = super().forward(*args, **kwargs)
+                out.logits = change(out.logits)
+                return out
+        torch.manual_seed(0)
+        for extra in ({}, dict(logit_scale=.5), dict(final_logit_softcapping=2.), dict(logit_scale="half")):
+            model = Other(T.LlamaConfig(**ROTARY, **extra))
+            assert linear_head(model) is None is plain_head(model)
+
+
+def test_a_config_that_promises_what_the_model_does_not_do():
+    model = T.LlamaForCausalLM(T.LlamaConfig(**ROTARY, logit_scale=.5, final_logit_softcapping=2.))
+    assert linear_head(model)[2:] == (1., None) and plain_head(model) is model.lm_head

@@ -74,7 +74,7 @@ def rows(r): return [[ids[m].tolist() for ids, m in zip(x, y, strict=True)] for 
 # ---------------------------------------------------------------- the log
 
 @pytest.mark.parametrize("changes,seen", [(dict(), range(8)), (dict(micro_batch_size=3, temperature=1.4), range(8)),
-                                          (dict(batch_size=24), range(0, 24, 3)), (dict(batch_size=80), range(0, 80, 8))], ids=str)
+                                          (dict(batch_size=24), range(0, 24, 3)), (dict(batch_size=80), range(0, 80, 10))], ids=str)
 def test_the_exact_distance_that_an_iteration_goes(changes, seen):
     t = trainer(**changes)
     r = ready(t, prompts=(PROMPTS * 10)[:t.config.batch_size])

@@ -1,0 +1,88 @@
+"""What annotation costs, counted; and that the short way says what the whole tables say."""
+import copy
+
+import pytest
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from instruct_goose.models.agent import Agent, trunk
+from instruct_goose.models.text import pad
+from instruct_goose.training.annotate import annotations, compare_row_by_row
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.rollout import Rollout
+
+transformers.utils.logging.set_verbosity_error()
+V = 31
+BASE = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=20, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+ROTARY = BASE | dict(intermediate_size=24, num_key_value_heads=1)
+MODELS = {
+    "gpt2": lambda: transformers.GPT2Config(**BASE), "gemma2": lambda: transformers.Gemma2Config(**ROTARY, head_dim=8, final_logit_softcapping=2.),
+    "granite": lambda: transformers.GraniteConfig(**ROTARY, logits_scaling=3.),
+    "bert": lambda: transformers.BertConfig(**BASE, intermediate_size=24, is_decoder=True),
+}
+NAMES = ("old_logprobs", "ref_logprobs", "entropy", "kl")
+
+
+def tiny(name, seed):
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(MODELS[name]())
+    for p in model.parameters(): torch.nn.init.normal_(p, std=.4)
+    return model.double().eval()
+
+
+def rollout(side="left"):
+    return Rollout(*pad([[1, 5, 7], [4], [1, 4, 2, 30]], 0, side=side), *pad([[8, 2], [2, 11, 3, 12, 2], [7]], 0, side="right"))
+
+
+@pytest.mark.parametrize("pair", [("gpt2", "gpt2"), ("gemma2", "granite"), ("gpt2", "bert"), ("bert", "bert")], ids="-".join)
+@pytest.mark.parametrize("micro", [None, 1, 2])
+def test_the_same_numbers_as_from_whole_tables(pair, micro):
+    policy, ref = tiny(pair[0], 0), tiny(pair[1], 1)
+    agent = Agent(policy)
+    torch.nn.init.normal_(agent.value_head.weight)
+    c = RLHFConfig(temperature=.7, micro_batch_size=micro)
+    for r in (rollout(), rollout("right")):
+        table = annotations(agent, ref, r, c)
+        for i in range(len(r)):
+            q, a = r.query_ids[i][r.query_mask[i]], r.response_ids[i][r.mask[i]]
+            with torch.no_grad():
+                pi, base = ((m(torch.cat([q, a])[None]).logits[0, len(q) - 1:-1] / .7).log_softmax(-1) for m in (policy, ref))
+            at = torch.arange(len(a))
+            want = (pi[at, a], base[at, a], -(pi.exp() * pi).sum(-1), (pi.exp() * (pi - base)).sum(-1))
+            for name, x in zip(NAMES, want, strict=True): torch.testing.assert_close(table[name][i][r.mask[i]], x, atol=1e-10, rtol=0)
+        torch.testing.assert_close(table["values"], agent.values(r.query_ids, r.query_mask, r.response_ids, r.mask).detach(), atol=1e-10, rtol=0)
+        assert not any(x.requires_grad for x in table.values()) and all((x[~r.mask] == 0).all() for x in table.values())
+        if micro is None:
+            for name, x in zip(NAMES, compare_row_by_row(policy, ref, r, .7), strict=True): torch.testing.assert_close(table[name][r.mask], x.detach(), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("micro,passes", [(None, 1), (2, 2)])
+def test_each_transformer_is_run_once(separate, micro, passes):
+    agent, ref, seen = Agent(tiny("gpt2", 0), "copy" if separate else None), tiny("gpt2", 1), []
+    annotations(agent, ref, rollout(), RLHFConfig())  # models are asked about their heads once
+    models = {"policy": trunk(agent.model), "reference": trunk(ref)} | ({"values": agent.value_model} if separate else {})
+    for name, model in models.items(): model.register_forward_hook(lambda *_, name=name: seen.append(name))
+    annotations(agent, ref, rollout(), RLHFConfig(micro_batch_size=micro))
+    assert sorted(seen) == sorted(list(models) * passes)
+
+
+class Largest(TorchDispatchMode):
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel] + [t.numel() for t in (out if isinstance(out, tuple | list) else (out,)) if torch.is_tensor(t)])
+        return out
+
+
+def test_no_table_is_made():
+    vocab, B, T = 40_000, 16, 30
+    config = transformers.GPT2Config(**BASE | dict(vocab_size=vocab, hidden_size=4, max_position_embeddings=64))
+    torch.manual_seed(0)
+    agent = Agent(transformers.GPT2LMHeadModel(config))
+    ref = copy.deepcopy(agent.model)
+    r = Rollout(*pad([[1]] * B, 0, side="left"), *pad(torch.randint(vocab, (B, T)).tolist(), 0))
+    with Largest() as seen: annotations(agent, ref, r, RLHFConfig())
+    assert seen.numel <= 2**24 / 4 / 3 < B * T * vocab / 10
