@@ -145,5 +145,7 @@ def greedy_baseline(
 ) -> Float[Tensor, "batch"]: # total reward of the greedy response to each row's query
     "b = R(q, r_greedy) − β·Σₜ k(ℓₜ), ReMax (Li et al. 2023), the KL charge being ours."
     greedy, row = greedy_responses(trainer, r)
-    scores = trainer.judge(greedy[row], reward_fn, "greedy text")
+    answers = greedy[row]
+    answers.columns = r.columns
+    scores = trainer.judge(answers, reward_fn, "greedy text")
     return scores - kl_charge(trainer, greedy)[row]

@@ -177,8 +177,7 @@ def usual_callbacks(
         if held_out is None:
             raise ValueError(f"eval_every is {c.eval_every}, but there is nothing to evaluate on: "
                              "pass held_out=, prompts that are not trained on")
-        queries = encode_prompts(held_out, trainer)  # refused now, not after an hour
-        held_out = {"query_ids": queries.ids, "query_mask": queries.mask}
+        encode_prompts(held_out, trainer)  # refused now, not after an hour
         first.append(Evaluate(held_out, reward_fn, c.eval_every))
     if c.kl_stop is not None:
         last.append(StopAtKL(c.kl_stop))

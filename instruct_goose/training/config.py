@@ -213,6 +213,7 @@ class RLHFConfig(Presets):
     eval_every: Count | None = None  # iterations between evaluations on held_out; None: never
     keep_best: bool = False  # the policy of the best held-out reward stays in trainer.best
     kl_stop: Positive | None = None  # nats per response; an iteration that exceeds it is the last
+    reward_weights: tuple[float, ...] | None = None  # of several reward functions; None: 1 each
     reward_timeout: Positive | None = None  # seconds the reward function may take; None: any time
     # sampling
     batch_size: Count = 64  # responses per iteration

@@ -86,7 +86,8 @@ def of_scores(r: Rollout, c: RLHFConfig) -> dict:
         numbers["flat_groups"] = (groups == groups[:, :1]).all(-1).float().mean()
     if r.baseline is not None:
         numbers["baseline_mean"] = r.baseline.mean()
-    return numbers
+    each = (r.score_parts or {}).items()
+    return numbers | {f"reward_mean/{name}": scores.nanmean() for name, scores in each}
 
 def of_advantages(r: Rollout, c: RLHFConfig) -> dict:
     "Advantages as they were before whitening; and what the values knew."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['score_texts', 'check_scores', 'listed', 'as_number', 'named', 'shown', 'ask', 'culprit', 'TooLong', 'within_seconds',
-           'score_with_all', 'by_name']
+           'score_with_all', 'by_name', 'judged']
 
 # %% ../../nbs/3_training/04_rewards.ipynb #08c6599f
 import math
@@ -17,7 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .reward_calls import Offer, answer, some, wanted
+from .checks import texts_of
+from .reward_calls import Offer, answer, offer_of, some, wanted
+from .rollout import Rollout
 
 # %% ../../nbs/3_training/04_rewards.ipynb #4a87112d
 def score_texts(
@@ -209,3 +211,21 @@ def by_name(reward_fns: Sequence) -> dict[str, Any]:
             name = f"{own}_{int(name.removeprefix(own)[1:] or 1) + 1}"
         names[name] = f
     return names
+
+# %% ../../nbs/3_training/04_rewards.ipynb #5301da41
+def judged(
+    trainer: Any, # for its tokenizer, config, and iteration
+    r: Rollout,   # with texts; of several functions its score_parts are set
+    reward_fn: Any, # one, or a list
+    kind: str = "text",
+) -> Float[Tensor, "batch"]:
+    "The checked scores of a rollout, whatever form the reward has."
+    c, texts = trainer.config, texts_of(r)
+    options: dict[str, Any] = dict(
+        prompts=r.prompts, kind=kind, where=f"iteration {trainer.iteration}: ",
+        seconds=c.reward_timeout,
+        given=None if trainer.tokenizer is None else offer_of(r, trainer.tokenizer))
+    if not isinstance(reward_fn, list | tuple):
+        return score_texts(reward_fn, texts, **options)
+    total, r.score_parts = score_with_all(reward_fn, texts, c.reward_weights, **options)
+    return total

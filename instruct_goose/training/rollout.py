@@ -155,6 +155,7 @@ class Rollout:
     query_mask: Bool[Tensor, "batch query"]
     response_ids: Int[Tensor, "batch time"]    # right-padded
     mask: Bool[Tensor, "batch time"]           # True up to and including the first end-of-text
+    columns: dict[str, list] | Later = None     # what the data says beside the prompt, by name
     prompts: list[str] | Later = None           # the queries as text
     texts: list[str] | Later = None             # queries and responses, without special tokens
     sampled_logprobs: Float[Tensor, "batch time"] | Later = None # as the sampler saw them
@@ -164,6 +165,7 @@ class Rollout:
     kl: Float[Tensor, "batch time"] | Later = None               # KL(π(·|sₜ)‖π_ref(·|sₜ)), exact
     values: Float[Tensor, "batch time"] | Later = None           # V(sₜ)
     scores: Float[Tensor, "batch"] | Later = None                # what the reward function said
+    score_parts: dict[str, Tensor] | Later = None # of several functions, by name; NaN: not asked
     baseline: Float[Tensor, "batch"] | Later = None    # total reward of the greedy response
     rewards: Float[Tensor, "batch time"] | Later = None
     advantages: Float[Tensor, "batch time"] | Later = None
@@ -177,6 +179,8 @@ class Rollout:
     def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> "Rollout":
         rows = torch.arange(len(self))[rows.cpu() if torch.is_tensor(rows) else rows].reshape(-1)
         def take(x: Any) -> Any:
+            if isinstance(x, dict):
+                return {name: take(column) for name, column in x.items()}
             return x[rows.to(x.device)] if torch.is_tensor(x) else [x[i] for i in rows.tolist()]
 
         parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "denominator"}
@@ -279,13 +283,15 @@ class PolicySampler:
 def complete(
     rollout: Rollout, # from whatever sampler
     tokenizer: PreTrainedTokenizerBase | None,
+    columns: dict[str, list] | None = None, # of the data, one item per response
 ) -> Rollout: # the same one, with prompts and texts where there is a tokenizer
-    "Fill in the text of a rollout that has none. Raises TypeError for what is no rollout."
+    "Fill in the text of a rollout that has none, and the columns. Raises TypeError for what is no rollout."
     if not isinstance(rollout, Rollout):
         raise TypeError(f"the sampler returned a {type(rollout).__name__}: return a Rollout of "
                         "query_ids, query_mask, response_ids and mask")
     if rollout.texts is None and tokenizer is not None:
         rollout.prompts, rollout.texts = decode(rollout, tokenizer)
+    rollout.columns = columns or rollout.columns
     return rollout
 
 def tell_sampler(sampler: Any, model: PreTrainedModel) -> None:

@@ -22,13 +22,14 @@ from ..objective.ppo import ppo_loss
 from .annotate import annotations, greedy_baseline, look
 from .callbacks import Callback, Steps, keep_best, usual_callbacks
 from .checks import (
-    blaming, check_ratio, comparable, ready, require_finite, require_finite_weights, texts_of)
+    blaming, check_ratio, comparable, ready, require_finite, require_finite_weights)
 from .config import RLHFConfig
 from .metrics import (
     Metrics, average_steps, compare, movement_meter, number, step_log)
-from .rewards import score_texts
+from .rewards import judged
 from .rollout import PolicySampler, Rollout, complete, tell_sampler
-from .prompts import encode_prompts, prompt_batches, special_ids
+from .prompts import (
+    columns_of, encode_prompts, prompt_batches, slices, special_ids)
 from .setup import (
     EVALUATION, TrainerTools, as_agent, as_reference, find_device, generator, steps_left)
 from .updates import (
@@ -50,6 +51,7 @@ class RLHFTrainer(TrainerTools):
         optimizer: Optimizer | Callable | None = None,     # None: AdamW. Or a function of groups
         sampler: Callable[..., Rollout] | None = None,     # who writes; None: the policy
         callbacks: Sequence[Callback] = (),                # told after each step
+        stop_token_ids: Sequence[int] = (),                # also end a response
     ):
         self.config = c = config or RLHFConfig()
         self.device = find_device(c.device)
@@ -57,7 +59,8 @@ class RLHFTrainer(TrainerTools):
         reference = cast(Any, as_reference(ref_model, self.agent))  # stubs lose the type of `to`
         self.ref_model: PreTrainedModel = reference.to(self.device)
         self.tokenizer = tokenizer
-        self.eos_ids, self.pad_id = special_ids(self.agent.model, tokenizer)
+        self.eos_ids, self.pad_id = special_ids(
+            self.agent.model, tokenizer, stop_token_ids)
         self.optimizer = make_optimizer(optimizer, self.agent, c)
         self.sampler = sampler or PolicySampler(self)
         self.callbacks = list(callbacks)
@@ -83,7 +86,7 @@ class RLHFTrainer(TrainerTools):
         queries = encode_prompts(prompts, self)
         with blaming(self):
             r = self.sampler(queries, self.config.group_size, self.config, self.sampling)
-        return complete(r, self.tokenizer)
+        return complete(r, self.tokenizer, columns_of(prompts, self.config.group_size))
 
     def score(self, rollout: Rollout, reward_fn: Any) -> Rollout:
         "score = R(q, r); for the greedy advantage also what the likeliest response gets."
@@ -95,9 +98,7 @@ class RLHFTrainer(TrainerTools):
 
     def judge(self, rollout: Rollout, reward_fn: Any, kind: str = "text") -> Tensor:
         "The checked score of each response. Override it to add something to all of them."
-        where, seconds = f"iteration {self.iteration}: ", self.config.reward_timeout
-        return score_texts(reward_fn, texts_of(rollout), prompts=rollout.prompts, kind=kind,
-                           where=where, seconds=seconds).to(self.device)
+        return judged(self, rollout, reward_fn, kind).to(self.device)
 
     @torch.no_grad()
     def annotate(self, rollout: Rollout) -> Rollout:
@@ -161,9 +162,10 @@ class RLHFTrainer(TrainerTools):
     def evaluate(self, prompts: Sequence | dict, reward_fn: Any) -> Metrics:
         "held_out_reward and exact held_out_kl, with dice of their own, the same each time."
         dice, scores, kl = generator(self.config.seed, EVALUATION), [], []
-        for queries in encode_prompts(prompts, self).batches(self.config.batch_size):
+        for some in slices(prompts, self.config.batch_size):
             with blaming(self):
-                r = complete(self.sampler(queries, 1, self.config, dice), self.tokenizer)
+                r = self.sampler(encode_prompts(some, self), 1, self.config, dice)
+            r = complete(r, self.tokenizer, columns_of(some))
             scores.append(self.judge(r, reward_fn, "held-out text"))
             kl.append(masked_sum(self.annotate(r).kl, r.mask, dim=-1))
         reward = number(torch.cat(scores).mean())
@@ -173,7 +175,8 @@ class RLHFTrainer(TrainerTools):
     def train(
         self,
         prompts: Sequence | Iterable,     # a list, shuffled for each pass; a stream, in order
-        reward_fn: Any,                   # texts → one number per text; or what has such a `score`
+        reward_fn: Any,                   # texts → one number per text; what has such a `score`;
+                                          # or a list of these
         steps: int | None = None,         # iterations; None: what is left of config.steps
         callback: Callable | None = None, # is given each iteration's metrics; a true answer stops
         progress: bool = True,            # a progress bar

@@ -881,3 +881,52 @@ def test_the_trainer_leaves_a_rollout_of_ones_own_alone():
     assert m["max_ratio_deviation_first"] < 1e-9
     with pytest.raises(ValueError, match="no scores"): trainer.advantages(Rollout(q, qm, r, rm))
     with pytest.raises(ValueError, match="no advantages"): trainer.optimize(Rollout(q, qm, r, rm))
+
+
+# ── what a reward is given ──
+
+SUMS = [{"prompt": f"w{i % 8 + 1}", "answer": f"w{(i + 1) % 8 + 1}"} for i in range(8)]
+
+
+@pytest.mark.parametrize("advantage", ["gae", "group_mean", "greedy"])
+def test_a_reward_sees_the_columns_of_its_own_row(advantage):
+    seen = []
+
+    def right(prompts, completions, answer, completion_ids):
+        seen.extend(zip(prompts, completions, answer, completion_ids, strict=True))
+        return [float(c.split()[:1] == [a]) for c, a in zip(completions, answer)]
+
+    group = 1 if advantage != "group_mean" else 2
+    c = RLHFConfig(batch_size=8, max_new_tokens=4, advantage=advantage, group_size=group, eval_every=1, steps=2, minibatches=2)
+    trainer = RLHFTrainer(tiny(), config=c, tokenizer=TOKENIZER)
+    trainer.train(SUMS, right, held_out=SUMS[:3], progress=False)
+    expected = {row["prompt"]: row["answer"] for row in SUMS}
+    assert len(seen) >= 2 * (8 + 3)
+    for prompt, completion, answer, ids in seen:
+        assert answer == expected[prompt]
+        assert completion == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+def test_two_rewards_are_their_weighted_sum_and_stand_in_the_log(unchecked):
+    def long(completion_ids): return [float(len(ids)) for ids in completion_ids]
+    def first(completions, answer): return [None if a == "w2" else 1. for a in answer]
+    c = config(reward_weights=(.5, 2.))
+    trainer = RLHFTrainer(tiny(), config=c, tokenizer=TOKENIZER)
+    r = trainer.score(trainer.rollout(SUMS), [long, first])
+    by_hand = [.5 * n + 2. * (row["answer"] != "w2") for n, row in zip(r.mask.sum(-1).tolist(), [x for x in SUMS for _ in range(c.group_size)])]
+    assert r.scores.tolist() == by_hand
+    m = describe(trainer.advantages(r), c)
+    assert m["reward_mean/long"] == pytest.approx(r.mask.sum().item() / len(r)) and m["reward_mean/first"] == 1.
+    assert r[[2, 0]].score_parts["long"].tolist() == [r.score_parts["long"][i].item() for i in (2, 0)] and r[1].columns == {"answer": [SUMS[1 // c.group_size]["answer"]]}
+    with pytest.raises(ValueError, match="2 reward functions and 1 weights"):
+        RLHFTrainer(tiny(), config=config(reward_weights=(1.,)), tokenizer=TOKENIZER).score(r, [long, first])
+
+
+def test_stop_tokens_end_a_response():
+    stop = TOKENIZER.convert_tokens_to_ids("w3")
+    trainer = RLHFTrainer(tiny(), config=config(batch_size=64), tokenizer=TOKENIZER, stop_token_ids=[stop])
+    r = trainer.rollout(PROMPTS * 8)
+    inside = (r.response_ids == stop) & r.mask
+    assert inside.any() and (inside.sum(-1) <= 1).all()
+    assert all(row[m][-1] == stop for row, m in zip(r.response_ids[inside.any(-1)], r.mask[inside.any(-1)]))
+    with pytest.raises(ValueError, match="stop_token_ids holds 99"): RLHFTrainer(tiny(), tokenizer=TOKENIZER, stop_token_ids=[99])
