@@ -212,7 +212,8 @@ def dials_of(
     scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", 0) or 1)
     cap = (getattr(config, "final_logit_softcapping", None)
            or getattr(config, "logits_soft_cap", None))
-    if logits.shape != known.shape or not all(isinstance(x, int | float) for x in (scale, cap or 1)):
+    numbers = isinstance(scale, int | float) and isinstance(cap or 1, int | float)
+    if logits.shape != known.shape or not numbers:
         return None
     expected = scale * known if cap is None else cap * torch.tanh(scale * known / cap)
     near = not differs_by_more_than_rounding(expected.to(logits.dtype), logits)

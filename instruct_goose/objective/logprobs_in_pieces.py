@@ -219,7 +219,7 @@ class LogprobsInPieces(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any):
+    def backward(ctx: Any, *grad_outputs: Any): # pyright: ignore[reportIncompatibleMethodOverride]
         hidden, weight, bias, tokens, lse, entropy, kept = ctx.saved_tensors
         g, k = grad_outputs if ctx.how.with_entropy else (grad_outputs[0], None)
         g = torch.zeros_like(lse) if g is None else g
