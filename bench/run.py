@@ -14,7 +14,7 @@ from bench.form import Case
 from bench.record import entry, write
 from bench.worker import SideFailed, Worker
 
-GROUPS = ("logprobs",)
+GROUPS = ("logprobs", "ppo")
 
 
 def cases() -> list[Case]:
