@@ -28,9 +28,12 @@ def status(field: str) -> int:
 
 
 def peak(work: Callable) -> dict:
-    """{peak, how}: MiB at the highest point of the work, less what the process held before. Exact on Linux, where the mark can be
-    taken back; elsewhere from ru_maxrss, which knows only the highest point ever: then a lower bound."""
+    """{peak, how}: MiB at the highest point of the work, less what the process held before. On Linux the work is done once before, so
+    that what a library loads at its first call is not counted, and the mark is taken back; elsewhere ru_maxrss knows only the highest
+    point ever, and the first time is the one that counts."""
     try:
+        RESET.write_text("5")
+        work()
         RESET.write_text("5")  # the high-water mark becomes what is held now
         before, how = status("VmRSS"), "VmHWM - VmRSS"
         work()
@@ -40,6 +43,10 @@ def peak(work: Callable) -> dict:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         work()
         return {"peak": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before) / MIB, "how": "ru_maxrss"}
+
+
+# freed blocks of a MiB go back to the system at once, so that what is held is what is used
+EXACT = {"MALLOC_MMAP_THRESHOLD_": str(MIB), "MALLOC_TRIM_THRESHOLD_": str(MIB)}
 
 
 def quiet(threads: int = 1) -> dict[str, str]:

@@ -11,10 +11,11 @@ from importlib import import_module
 
 from bench.environments import Missing, python_of
 from bench.form import Case
+from bench.measure import EXACT
 from bench.record import entry, write
 from bench.worker import SideFailed, Worker
 
-GROUPS = ("logprobs", "ppo")
+GROUPS = ("logprobs", "ppo", "grpo")
 
 
 def cases() -> list[Case]:
@@ -88,10 +89,10 @@ def measure(case: Case, repeats: int) -> list[dict]:
 
 
 def add_peaks(case: Case, name: str, runs: list[dict]):
-    "Two fresh processes, each measured at its first run."
+    "Two fresh processes."
     found = []
     for _ in range(2):
-        worker = Worker(case.sides[name], python_of(case.sides[name].environment))
+        worker = Worker(case.sides[name], python_of(case.sides[name].environment), **EXACT)
         try: found.append(worker.ask("peak")["peak"])
         finally: worker.close()
     for i, run in enumerate(runs): run["peak"] = found[i % 2]

@@ -23,9 +23,9 @@ class SideFailed(RuntimeError):
 class Worker:
     "The other end: starts the process and asks."
 
-    def __init__(self, side: Side, python: Path | str = sys.executable):
+    def __init__(self, side: Side, python: Path | str = sys.executable, **more_env: str):
         self.side, self.errors = side, tempfile.TemporaryFile("w+")
-        env = quiet() | {"PYTHONPATH": str(ROOT)}
+        env = quiet() | {"PYTHONPATH": str(ROOT)} | more_env
         self.process = subprocess.Popen(
             [str(python), "-m", "bench.worker", side.make, json.dumps(side.settings)], cwd=ROOT, env=env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
