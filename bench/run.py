@@ -15,7 +15,7 @@ from bench.measure import EXACT
 from bench.record import entry, write
 from bench.worker import SideFailed, Worker
 
-GROUPS = ("logprobs", "ppo", "grpo")
+GROUPS = ("logprobs", "ppo", "grpo", "sampling", "annotate", "command")
 
 
 def cases() -> list[Case]:

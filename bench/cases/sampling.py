@@ -12,8 +12,8 @@ def model_and_queries(rows: int, query: int, mixed: bool, layers: int, width: in
 
     from bench.tiny import gpt2, prompts
 
-    last = SHORTEST + query + new_tokens - SHORTEST  # tokens of every row when it has ended, in the mixed case
-    model = gpt2(0, layers, width, vocab, positions=max(128, last + 1), tie_word_embeddings=False)
+    last = query + new_tokens  # tokens of every row when it has ended, in the mixed case
+    model = gpt2(0, layers, width, vocab, positions=last + new_tokens, tie_word_embeddings=False)
     if not mixed: return model, torch.tensor(prompts(rows, 0, query, vocab)), torch.ones(rows, query, dtype=torch.bool), None
     lengths = torch.linspace(SHORTEST, new_tokens, rows).round().long()
     ends_at(model, last - 2)
@@ -36,7 +36,7 @@ def ends_at(model, position: int):
             for part in (block.attn.c_proj, block.mlp.c_proj): part.weight -= (part.weight @ u)[:, None] * u
         model.transformer.wpe.weight[position:] += u
         model.transformer.wpe.weight[:position] -= u
-        model.lm_head.weight[EOS] = 100 * u
+        model.lm_head.weight[EOS], model.lm_head.weight[0] = 100 * u, 20 * u  # 0 is what fills up: never drawn either
 
 
 def job(write, rows=32, query=16, mixed=False, layers=2, width=64, vocab=2000, new_tokens=LONGEST) -> Job:
