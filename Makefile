@@ -10,7 +10,7 @@ DING    ?= git+https://github.com/opendilab/DI-engine@d0b21d065b2d80317cc16b28a9
 say      = @printf '\033[1m· %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test parity lab docs save evidence fuzz mutations portable clean
+.PHONY: help setup quickstart test parity lab docs save evidence bench fuzz mutations portable clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r t d; do printf '  make %-11s %s\n' "$$t" "$$d"; done
@@ -66,6 +66,9 @@ save: setup  ## export the notebooks, refresh their stored outputs, clean them, 
 
 evidence: setup  ## the runs behind the figures in README and site, too long for tests (writes evidence/*.json)
 	@$(BIN)/python evidence/run.py $(ARGS)
+
+bench: setup  ## ours and other libraries on the same work, side by side (writes bench/results.json; ARGS="grpo --repeats 9"; downloads)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.run $(ARGS)
 
 fuzz: setup  ## broken input for loaders and settings, 100,000 times (ARGS="20000 --seed 1" passes on)
 	@$(BIN)/python tests/fuzz.py $(ARGS)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from api import entry, methods, one_line
 from lessons import PARTS, REPO, ROOT, STAGES, START, Cell, Page, read_pages, target
+from speed import speed_page
 
 BUILD, SITE = ROOT / "docs/_build", ROOT / "docs/_site"
 COPIED = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog"}  # pages that are no lessons
@@ -212,6 +213,7 @@ def staged(page: Page, pages: list[Page], links: Links) -> dict:
 
 def toctrees(pages: list[Page]) -> str:
     groups = {name: [p.url for p in pages if p.part == part] for part, name in PARTS.items()}
+    groups["Practice"].append("speed")
     groups["Reference"] = ["api", "tables", *COPIED.values()]
     return "\n\n".join(f"```{{toctree}}\n:hidden:\n:caption: {name}\n\n" + "\n".join(urls) + "\n```" for name, urls in groups.items() if urls)
 
@@ -327,6 +329,7 @@ def stage() -> list[str]:
         wanted[out / f"{page.url}.ipynb"] = json.dumps(nb, indent=1, ensure_ascii=False)
     wanted[out / "api.md"] = names_page(pages)
     wanted[out / "tables.md"] = tables_page(links, index)
+    wanted[out / "speed.md"] = speed_page()
     for file, url in COPIED.items(): wanted[out / f"{url}.md"] = (ROOT / file).read_text("utf-8")
     for path, text in wanted.items(): write(path, text)
     for path in out.rglob("*.*"):
