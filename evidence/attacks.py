@@ -205,7 +205,7 @@ def unusual(name: str, world: dict, seed: int) -> list[str]:
     if name == "lr=0": more, asked = {"optimizer": lambda groups: torch.optim.SGD([g | {"lr": 0.} for g in groups])}, {"lr": 0.}
     if name == "plain SGD": more = {"optimizer": lambda groups: torch.optim.SGD([g | {"lr": .05} for g in groups])}
     if name == "one prompt": prompts = ["the film"]
-    if name == "top_k=5": asked, patch = {"top_k": 5}, replaced(training_rollout, "draw", top_k)
+    if name == "top_k=5": asked, patch = {"top_k": 5}, replaced(training_rollout, "truncated", top_k)
     dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
     with patch: return visited(world, settings, RLHFTrainer, prompts, dtype, asked, **more)
 

@@ -262,7 +262,7 @@ class LibrarySteps:
         rows, self.time = self.rows, self.time + 1
         if rows is not None:
             token = token.new_zeros(len(self.mask)).index_copy(0, rows, token)
-        positions = self.mask[:, :self.time].sum(-1, keepdim=True) - 1
+        positions = position_ids(self.mask[:, :self.time])[:, -1:]
         logits = self.read(token[:, None], positions)
         return logits if rows is None else logits[rows]
 

@@ -228,17 +228,18 @@ class PermutedTokenizer(RLHFTrainer):
         other = word_tokenizer(words, tokenizer.model_max_length, pad=pad, bos=end, eos=end)
         super().__init__(*args, tokenizer=other, **kwargs)
 
-_draw = training_rollout.draw
+_truncated = training_rollout.truncated
 
-def top_k(logits, uniform, temperature=1., k=None):
-    "One of the five likeliest tokens."
-    return _draw(logits, uniform, temperature, 5)
+def top_k(p, k=None):
+    "Nothing but the five likeliest tokens."
+    return _truncated(p, 5)
 
-def top_p(logits, uniform, temperature=1., k=None):
-    "One of the likeliest tokens that hold 90 per cent of the probability together."
-    p, order = (logits / temperature).softmax(-1).sort(-1, descending=True)
-    beyond = torch.zeros_like(p, dtype=torch.bool).scatter(-1, order, p.cumsum(-1) - p > .9)
-    return _draw(logits.masked_fill(beyond, -torch.inf), uniform, temperature)
+def top_p(p, k=None):
+    "Nothing but the likeliest tokens that hold 90 per cent of the probability together."
+    sorted_p, order = p.sort(-1, descending=True)
+    beyond = torch.zeros_like(p, dtype=torch.bool).scatter(
+        -1, order, sorted_p.cumsum(-1) - sorted_p > .9)
+    return p.masked_fill(beyond, 0)
 
 class ReferenceAtAnotherTemperature(RLHFTrainer):
     "The reference's logits are divided by 0.7, the policy's by 1."

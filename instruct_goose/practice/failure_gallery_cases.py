@@ -9,6 +9,7 @@ __all__ = ['BUGS']
 from contextlib import nullcontext
 
 from ..models import actor as models_actor
+from ..models import decode as models_decode
 from ..models import reward as models_reward
 from . import failure_gallery_bugs as made
 from .failure_gallery_bugs import Bug, replaced
@@ -44,7 +45,7 @@ _UNLIKE = {
         "writes_what_single_rows_without_either_write",
         "position_ids = mask.cumsum(-1) − 1 in the rollout", "2_models/00_text",
         ("max_sampler_deviation", "kl_estimate", "response_length"),
-        patch=lambda: replaced(training_rollout, "position_ids", made.columns)),
+        patch=lambda: replaced(models_decode, "position_ids", made.columns)),
     "no position ids in training": Bug(
         _FIRST, "left-padded rows, trained without position ids",
         "a KL in iteration 0, before anything was learnt",
@@ -219,7 +220,7 @@ _SAMPLED = {
         "test_frequencies_are_the_enumerated_probabilities",
         "sample from the whole distribution", "3_training/00_rollout",
         ("sampled_nll", "entropy", "max_sampler_deviation"),
-        patch=lambda: replaced(training_rollout, "draw", made.top_k)),
+        patch=lambda: replaced(training_rollout, "truncated", made.top_k)),
     "top-p sampling": Bug(
         _SCORES, "tokens are drawn from the likeliest 90 per cent",
         "the same, less so",
@@ -227,7 +228,7 @@ _SAMPLED = {
         "test_frequencies_are_the_enumerated_probabilities",
         "sample from the whole distribution", "3_training/00_rollout",
         ("sampled_nll", "entropy", "max_sampler_deviation"),
-        patch=lambda: replaced(training_rollout, "draw", made.top_p)),
+        patch=lambda: replaced(training_rollout, "truncated", made.top_p)),
     "reference at another temperature": Bug(
         _FIRST, "the reference's logits are divided by 0.7, the policy's by 1",
         "a KL in iteration 0, and that is all",
