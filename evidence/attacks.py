@@ -23,7 +23,7 @@ from instruct_goose.training.doctor import diagnose
 from instruct_goose.training.fit import torch_threads
 from instruct_goose.training.trainer import RLHFTrainer
 
-SEEDS = (0,)
+SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
