@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from instruct_goose.models import actor
+from instruct_goose.models import actor, decode
 from instruct_goose.practice.failure_gallery import (
     BUGS,
     HEALTHY,
@@ -22,7 +22,7 @@ from instruct_goose.practice.failure_gallery import (
     to_columns,
     to_metrics,
 )
-from instruct_goose.training import metrics, rollout, trainer
+from instruct_goose.training import metrics, trainer
 from instruct_goose.training.chart import KEYS
 from instruct_goose.training.doctor import diagnose
 
@@ -80,11 +80,11 @@ def test_columns_and_back():
 
 # --- alive ------------------------------------------------------------------------------------------------------------
 def test_replaced_is_put_back_even_after_an_error():
-    before = (actor.layout_of, actor.forward_options, actor.evaluating, rollout.position_ids, trainer.kl_in_reward,
+    before = (actor.layout_of, actor.forward_options, actor.evaluating, decode.position_ids, trainer.kl_in_reward,
               trainer.check_ratio, metrics.check_ratio)
     for name in ("off by one", "no position ids in the rollout", "no position ids in training", "KL sign", "dropout on"):
         with pytest.raises(ZeroDivisionError), BUGS[name].patch(): raise ZeroDivisionError
-    assert before == ((actor.layout_of, actor.forward_options, actor.evaluating, rollout.position_ids, trainer.kl_in_reward,
+    assert before == ((actor.layout_of, actor.forward_options, actor.evaluating, decode.position_ids, trainer.kl_in_reward,
               trainer.check_ratio, metrics.check_ratio))
     owner = type("Owner", (), {"x": 1})
     with replaced(owner, "x", 2): assert owner.x == 2
