@@ -26,7 +26,7 @@ from .actor import (
 from .text import compact
 from .families import check_causal, context_length, evaluating
 from .families import forward_options, hidden_size, load_model, plain_head
-from .families import trunk, vocabulary_size
+from .families import recompute_layers, trunk, vocabulary_size
 
 # %% ../../nbs/2_models/01_agent.ipynb #dc1a1a40
 class AgentOutput(NamedTuple):
@@ -114,11 +114,15 @@ class Agent(nn.Module):
         self,
         model: PreTrainedModel | str | Path, # a causal LM, or where to load one from
         value_model: PreTrainedModel | str | Path | None = None, # None: shared; "copy"; a model
+        gradient_checkpointing: bool = False, # less memory; one more forward in each backward
     ):
         super().__init__()
         self.model = policy_of(model)
         self.value_model = value_trunk_of(value_model, self.model)
         self.value_head = zero_head(self.value_trunk)
+        for part in (self.model, self.value_model) if gradient_checkpointing else ():
+            if part is not None:
+                recompute_layers(part)
 
     @property
     def value_trunk(self) -> PreTrainedModel:

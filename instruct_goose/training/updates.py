@@ -148,7 +148,7 @@ def make_optimizer(
     if value:
         groups.append({"params": value, "lr": config.value_lr or config.lr})
     if optimizer is None:
-        made = torch.optim.AdamW(groups, weight_decay=config.weight_decay)
+        made = torch.optim.AdamW(groups, weight_decay=config.weight_decay, fused=True)
     else:
         made = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(groups)
     known = {id(p) for group in made.param_groups for p in group["params"]}
