@@ -90,7 +90,7 @@ def evaluating(
     "Dropout off inside, whatever the mode; every module's own mode restored after."
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    for module, _ in modes:  # transformers recomputes a layer only where it says that it is training
+    for module, _ in modes:  # transformers recomputes only a layer that says it is training
         module.training = torch.is_grad_enabled() and getattr(module, RECOMPUTED, False)
     try:
         yield model

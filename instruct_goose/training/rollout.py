@@ -285,7 +285,8 @@ def complete(
     tokenizer: PreTrainedTokenizerBase | None,
     columns: dict[str, list] | None = None, # of the data, one item per response
 ) -> Rollout: # the same one, with prompts and texts where there is a tokenizer
-    "Fill in the text of a rollout that has none, and the columns. Raises TypeError for what is no rollout."
+    """Fill in the text of a rollout that has none, and the columns. Raises TypeError for what is
+    no rollout."""
     if not isinstance(rollout, Rollout):
         raise TypeError(f"the sampler returned a {type(rollout).__name__}: return a Rollout of "
                         "query_ids, query_mask, response_ids and mask")

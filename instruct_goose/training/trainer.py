@@ -59,8 +59,7 @@ class RLHFTrainer(TrainerTools):
         reference = cast(Any, as_reference(ref_model, self.agent))  # stubs lose the type of `to`
         self.ref_model: PreTrainedModel = reference.to(self.device)
         self.tokenizer = tokenizer
-        self.eos_ids, self.pad_id = special_ids(
-            self.agent.model, tokenizer, stop_token_ids)
+        self.eos_ids, self.pad_id = special_ids(self.agent.model, tokenizer, stop_token_ids)
         self.optimizer = make_optimizer(optimizer, self.agent, c)
         self.sampler = sampler or PolicySampler(self)
         self.callbacks = list(callbacks)
@@ -175,8 +174,7 @@ class RLHFTrainer(TrainerTools):
     def train(
         self,
         prompts: Sequence | Iterable,     # a list, shuffled for each pass; a stream, in order
-        reward_fn: Any,                   # texts → one number per text; what has such a `score`;
-                                          # or a list of these
+        reward_fn: Any,                   # texts → one number per text; or a list of them
         steps: int | None = None,         # iterations; None: what is left of config.steps
         callback: Callable | None = None, # is given each iteration's metrics; a true answer stops
         progress: bool = True,            # a progress bar
