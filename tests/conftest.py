@@ -15,8 +15,9 @@ jaxtyping.install_import_hook("instruct_goose", "beartype.beartype")
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
-# a shell that starts the tests in the background makes them deaf to Ctrl-C, which some tests press
+# who starts the tests in the background, or under nohup, makes them deaf to signals that some tests send
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN: signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN: signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -83,7 +83,8 @@ def main():
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     paths, results = find(args.names), []
-    import torch  # noqa: F401  once, before the processes are forked
+    # once, before the processes are forked: most lessons load these, and it takes them seconds
+    from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: F401
     os.chdir(nbs)
     with ThreadPoolExecutor(args.workers) as pool:
         for r in as_finished(pool, paths):

@@ -251,6 +251,7 @@ class LibrarySteps:
         self.rows: Tensor | None = None # that are asked for; None: all
 
     def read(self, ids: Tensor, positions: Tensor) -> Tensor: # (rows, columns) to (rows, V)
+        "New columns through the model; logits after the last of them."
         extra = {"position_ids": positions, "logits_to_keep": 1}
         out = self.model(input_ids=ids, attention_mask=self.mask[:, :self.time], use_cache=True,
                          past_key_values=self.past,

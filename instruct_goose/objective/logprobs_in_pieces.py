@@ -220,6 +220,7 @@ class LogprobsInPieces(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any): # pyright: ignore[reportIncompatibleMethodOverride]
+        "Only for rows whose upstream gradient is not 0, and for what learns."
         hidden, weight, bias, tokens, lse, entropy, kept = ctx.saved_tensors
         g, k = grad_outputs if ctx.how.with_entropy else (grad_outputs[0], None)
         g = torch.zeros_like(lse) if g is None else g

@@ -83,9 +83,8 @@ def machine():
 def relative(a, b): return [abs(x / y - 1) for x, y in zip(a, b, strict=True) if y]
 
 
-@pytest.mark.parametrize("draw", [1, 2])
-def test_jitter_moves_every_weight_that_is_drawn_by_a_millionth(machine, draw):
-    native, other = machine(), machine(GOOSE_JITTER=str(draw))
+def test_jitter_moves_every_weight_that_is_drawn_by_a_millionth(machine):
+    native, other = machine(), machine(GOOSE_JITTER="1")
     for name, weights in native["weights"].items():
         off = relative(other["weights"][name], weights)
         # noise is standard normal: beyond 6 once in 5e8; float32 rounds by 6e-8. Constants, such as the gains of a layer norm, stay

@@ -66,7 +66,7 @@ def imported(source: str) -> set[str]:
 def test_what_is_imported_is_required(folder, requirements):
     belongs = metadata.packages_distributions()
     allowed = {normal(Requirement(r).name) for r in requirements}
-    local = {"device", "same_name_formulas"} | {p.stem for f in (folder, "docs", "evidence") for p in (root / f).rglob("*.py")}
+    local = {"device", "bench", "same_name_formulas"} | {p.stem for f in (folder, "docs", "evidence", "bench") for p in (root / f).rglob("*.py")}
     stray = {}
     for path in (root / folder).rglob("*.py"):
         for name in imported(path.read_text("utf-8")) - local:
@@ -82,5 +82,5 @@ def test_ci_calls_make_test():
 def test_every_make_target_is_listed_and_real():
     text = (root / "Makefile").read_text()
     listed = set(re.findall(r"^([a-z]+):.*##", text, re.M))
-    assert listed == {"help", "setup", "quickstart", "test", "lab", "docs", "save", "evidence", "parity", "clean", *(listed & {"fuzz", "mutations", "portable"})}
+    assert listed == {"help", "setup", "quickstart", "test", "lab", "docs", "save", "evidence", "bench", "parity", "clean", *(listed & {"fuzz", "mutations", "portable"})}
     assert listed == set(re.search(r"\.PHONY: (.+)", text)[1].split())

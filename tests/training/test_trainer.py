@@ -759,7 +759,7 @@ def test_an_optimizer_of_ones_own():
     assert frozen.model.transformer.h[0].mlp.c_fc.weight.equal(before) and not frozen.model.transformer.h[1].mlp.c_fc.weight.grad.eq(0).all()
 
 
-@pytest.mark.parametrize("name,algorithm", [*(("gpt2", a) for a in PRESETS), ("llama", "ppo"), ("llama", "grpo")])
+@pytest.mark.parametrize("name,algorithm", [*(("gpt2", a) for a in ("ppo", "grpo", "rloo", "remax")), ("llama", "ppo")])
 def test_it_reaches_the_best_possible_policy(name, algorithm):
     """A uniform reference, so that the best J = E[score − β·KL] is a sum that can be done (see the lesson): each of the V tokens has
     1/V, w1 earns 1, w2 costs .5, the end stops. Prompts of different lengths, left padding, absolute and rotary positions."""
@@ -787,7 +787,7 @@ def test_it_reaches_the_best_possible_policy(name, algorithm):
 def test_every_setting_is_checked_by_name_value_and_range(unchecked):
     with unchecked():
         for field in dataclasses.fields(RLHFConfig):
-            for bad in (float("nan"), float("inf"), -1, "x", [1], object()):
+            for bad in (float("nan"), float("inf"), -1, "x", ["x"] if field.name == "reward_weights" else [1], object()):
                 with pytest.raises((ValueError, TypeError), match=f"^{field.name} is .*must be"): RLHFConfig(**{field.name: bad})
         for name in ("steps", "batch_size", "epochs", "minibatches", "max_new_tokens", "group_size", "seed"):
             for bad in (1.5, True, None):
