@@ -43,13 +43,14 @@ def cells(row: dict) -> list[str]:
     found = "" if value(row) is None else number(value(row)) + ("×" if row["ratio"] is not None else " " + ("MiB" if row["unit"] == "MiB" else "s"))
     spread = row["spread"] or (row["ours"] and not row["peer"] and [row["ours"]["min"], row["ours"]["max"]])
     if found and spread: found += f" ({'–'.join(map(number, spread))})"
-    limit = "" if not row["limit"] else f"{number(row['limit']['ratio'])}×"
     name = row["name"] + (f"; {row['note']}" if row["note"] else "")
-    return [name, found, row["of"] or "", side(row["ours"], row["unit"]), side(row["peer"], row["unit"]), limit, row["goal"] or "", outcome(row)]
+    goal = ": ".join(filter(None, [row["goal"], outcome(row)]))
+    if row["limit"]: goal += f"; limit {number(row['limit']['ratio'])}×"
+    return [name, f"{found} {row['of'] or ''}", side(row["ours"], row["unit"]), side(row["peer"], row["unit"]), goal]
 
 
 def table(rows: list[dict]) -> str:
-    head = ["| work | median (least–most) | of | ours | the other | limit | goal | |", "|---|---|---|---|---|---|---|---|"]
+    head = ["| work | median (least–most) | ours | the other | goal |", "|---|---|---|---|---|"]
     return "\n".join(head + ["| " + " | ".join(c.replace("|", "/") for c in cells(r)) + " |" for r in rows])
 
 
