@@ -28,7 +28,7 @@ DEFAULTS = {  # TRL's own, of what can be translated. A batch is one device's
         per_device_train_batch_size=8, gradient_accumulation_steps=1, total_episodes=None,
         num_ppo_epochs=4, num_mini_batches=1, response_length=53, temperature=.7,
         kl_coef=.05, kl_estimator="k1", cliprange=.2, cliprange_value=.2, vf_coef=.1,
-        gamma=1., lam=.95, max_grad_norm=None),
+        gamma=1., lam=.95, max_grad_norm=None, missing_eos_penalty=None),
     "step": dict(  # up to 0.11
         learning_rate=1.41e-5, seed=0, steps=20_000, batch_size=128, mini_batch_size=128,
         gradient_accumulation_steps=1, ppo_epochs=4, init_kl_coef=.2, kl_penalty="kl",
@@ -42,18 +42,17 @@ RENAMED = {  # TRL's name: the name here. One number, one meaning
     "num_mini_batches": "minibatches", "response_length": "max_new_tokens",
     "temperature": "temperature", "kl_coef": "beta", "init_kl_coef": "beta",
     "kl_estimator": "kl_estimator", "cliprange": "clip", "cliprange_value": "value_clip",
-    "vf_coef": "vf_coef", "gamma": "gamma", "lam": "lam"}
+    "vf_coef": "vf_coef", "gamma": "gamma", "lam": "lam",
+    "missing_eos_penalty": "missing_eos_penalty"}
 
 # %% ../../nbs/5_compat/03_trl.ipynb #a90a00c5
 INSTEAD = {  # TRL's name: (the value that needs nothing, what to do for any other)
     "whiten_rewards": (False, "scale the scores: RewardModel.normalise, or in reward_fn"),
-    "missing_eos_penalty": (
-        None, "take it off in a subclass's judge(), as FinishingTrainer does"),
     "stop_token": ("eos", "responses end at the tokenizer's eos token, always"),
-    "stop_token_id": (None, "make it the tokenizer's eos token: responses end there"),
+    "stop_token_id": (None, "stop_token_ids=[…], an argument of RLHFTrainer"),
     "use_score_scaling": (False, "divide in reward_fn by a deviation that you keep"),
     "use_score_norm": (False, "subtract in reward_fn a mean that you keep"),
-    "score_clip": (None, "clip in reward_fn: max(-c, min(c, score))"),
+    "score_clip": (None, "reward_clip, if the scores are not scaled first as well"),
     "horizon": (
         None, "the gain is .1 per update, a horizon of 10·batch_size; for another leave "
         "kl_target None and set trainer.beta in a callback"),

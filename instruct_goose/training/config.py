@@ -75,8 +75,7 @@ ELSEWHERE = {
     "reward_model": "reward_fn, an argument of train",
     "train_dataset": "prompts, an argument of train",
     "eval_dataset": "held_out, an argument of train",
-    "value_model": "Agent(model, value_model=…), passed as the model",
-    "missing_eos_penalty": "a term of your reward function"}
+    "value_model": "Agent(model, value_model=…), passed as the model"}
 
 # %% ../../nbs/3_training/02_config.ipynb #fe9e4109
 class Answering:
@@ -214,6 +213,9 @@ class RLHFConfig(Presets):
     keep_best: bool = False  # the policy of the best held-out reward stays in trainer.best
     kl_stop: Positive | None = None  # nats per response; an iteration that exceeds it is the last
     reward_weights: tuple[float, ...] | None = None  # of several reward functions; None: 1 each
+    reward_clip: Positive | None = None  # largest absolute score; None: any
+    missing_eos_penalty: NotNegative | None = None  # off the score of a response without an end
+    overlong_buffer: Count | None = None  # tokens below max_new_tokens in which length costs up to 1
     reward_timeout: Positive | None = None  # seconds the reward function may take; None: any time
     # sampling
     batch_size: Count = 64  # responses per iteration
@@ -281,6 +283,8 @@ def contradictions(c: RLHFConfig) -> Iterator[tuple[str, str]]:
         yield "batch_size", f"a multiple of group_size, {c.group_size}: groups stay whole"
     if c.minibatches > c.batch_size:
         yield "minibatches", f"at most batch_size, {c.batch_size}"
+    if (c.overlong_buffer or 0) > c.max_new_tokens:
+        yield "overlong_buffer", f"at most max_new_tokens, {c.max_new_tokens}"
     if c.keep_best and (c.eval_every is None or c.eval_every > c.steps):
         yield "eval_every", ("a number of iterations, at most steps, with keep_best: "
                              "held-out prompts say which is best")

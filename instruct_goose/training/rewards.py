@@ -20,6 +20,7 @@ from torch import Tensor
 from .checks import texts_of
 from .reward_calls import Offer, answer, offer_of, some, wanted
 from .rollout import Rollout
+from .shaping import lengths_and_ends, shaped
 
 # %% ../../nbs/3_training/04_rewards.ipynb #4a87112d
 def score_texts(
@@ -219,13 +220,14 @@ def judged(
     reward_fn: Any, # one, or a list
     kind: str = "text",
 ) -> Float[Tensor, "batch"]:
-    "The checked scores of a rollout, whatever form the reward has."
+    "The checked scores of a rollout, whatever form the reward has, and what is added to them."
     c, texts = trainer.config, texts_of(r)
     options: dict[str, Any] = dict(
         prompts=r.prompts, kind=kind, where=f"iteration {trainer.iteration}: ",
         seconds=c.reward_timeout,
         given=None if trainer.tokenizer is None else offer_of(r, trainer.tokenizer))
     if not isinstance(reward_fn, list | tuple):
-        return score_texts(reward_fn, texts, **options)
-    total, r.score_parts = score_with_all(reward_fn, texts, c.reward_weights, **options)
-    return total
+        total = score_texts(reward_fn, texts, **options)
+    else:
+        total, r.score_parts = score_with_all(reward_fn, texts, c.reward_weights, **options)
+    return shaped(total.to(r.mask.device), *lengths_and_ends(r, trainer.eos_ids), c)

@@ -930,3 +930,20 @@ def test_stop_tokens_end_a_response():
     assert inside.any() and (inside.sum(-1) <= 1).all()
     assert all(row[m][-1] == stop for row, m in zip(r.response_ids[inside.any(-1)], r.mask[inside.any(-1)]))
     with pytest.raises(ValueError, match="stop_token_ids holds 99"): RLHFTrainer(tiny(), tokenizer=TOKENIZER, stop_token_ids=[99])
+
+
+def test_scores_are_shaped_in_training_on_held_out_prompts_and_for_the_greedy_baseline(unchecked):
+    "By hand: a score of 9 is cut to 2; no end costs 1; with 6 tokens at most and a buffer of 3, n = 4, 5, 6 cost a third, two thirds, all."
+    c = config("remax", reward_clip=2., missing_eos_penalty=1., overlong_buffer=3, batch_size=64, eval_every=1)
+    trainer = RLHFTrainer(tiny(), config=c, tokenizer=TOKENIZER)
+    nine = lambda texts: [9.] * len(texts)
+    r = trainer.score(trainer.rollout(PROMPTS * 8), nine)
+    def by_hand(ids, mask):
+        n = int(mask.sum())
+        return 2. - (ids[mask][-1].item() != EOS) - max(0, n - 3) / 3
+    expected = [by_hand(ids, m) for ids, m in zip(r.response_ids, r.mask)]
+    assert r.scores.tolist() == pytest.approx(expected, abs=1e-6) and len(set(expected)) > 3
+    plain = RLHFTrainer(tiny(), config=config("remax", batch_size=64), tokenizer=TOKENIZER)
+    assert (plain.score(plain.rollout(PROMPTS * 8), nine).baseline > r.baseline).all()
+    assert trainer.evaluate(PROMPTS, nine)["held_out_reward"] < 2. < plain.evaluate(PROMPTS, nine)["held_out_reward"] == 9.
+    with pytest.raises(ValueError, match="overlong_buffer is 7: it must be at most max_new_tokens, 6"): config(overlong_buffer=7)
