@@ -46,7 +46,7 @@ CASES = [
         Row("instruct-goose --version", "--version", None, goal="≤ 1"),
         Row("instruct-goose --help", "--help", None, goal="≤ 1"),
         Row("import instruct_goose beyond torch and transformers", "import", None, "import", goal="≤ 0.2",
-            note="what transformers loads on demand counts"),
+            note="names are loaded when they are asked for, which then costs what they need"),
         Row("an empty Python, for comparison", "python", None),
     ]),
     Case("quickstart", {"ours": fresh("instruct-goose quickstart", "quickstart")},

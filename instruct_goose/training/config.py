@@ -215,7 +215,7 @@ class RLHFConfig(Presets):
     reward_weights: tuple[float, ...] | None = None  # of several reward functions; None: 1 each
     reward_clip: Positive | None = None  # largest absolute score; None: any
     missing_eos_penalty: NotNegative | None = None  # off the score of a response without an end
-    overlong_buffer: Count | None = None  # last tokens before the limit, where length costs up to 1
+    overlong_buffer: Count | None = None  # tokens before the limit where length costs up to 1
     reward_timeout: Positive | None = None  # seconds the reward function may take; None: any time
     # sampling
     batch_size: Count = 64  # responses per iteration
