@@ -20,7 +20,7 @@ from torch import Tensor
 from .checks import texts_of
 from .reward_calls import Offer, answer, offer_of, some, wanted
 from .rollout import Rollout
-from .shaping import lengths_and_ends, shaped
+from .shaping import finished, shaped
 
 # %% ../../nbs/3_training/04_rewards.ipynb #4a87112d
 def score_texts(
@@ -230,4 +230,5 @@ def judged(
         total = score_texts(reward_fn, texts, **options)
     else:
         total, r.score_parts = score_with_all(reward_fn, texts, c.reward_weights, **options)
-    return shaped(total.to(r.mask.device), *lengths_and_ends(r, trainer.eos_ids), c)
+    ends = finished(r, trainer.eos_ids)
+    return shaped(total.to(r.mask.device), r.mask.sum(-1), ends, c)
