@@ -246,7 +246,7 @@ def test_write_and_best_of_n(gpu):
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["ppo", "grpo"])
+@pytest.mark.parametrize("name", ["ppo"])
 def test_resume(gpu, tmp_path, name):
     "Two iterations are one, a checkpoint on disk, and another: to the bit, for it is the same process."
     make = lambda: RLHFTrainer(tiny(), None, config(name, device="cuda", steps=4, eval_every=1, keep_best=True), tokenizer=TOKENIZER)
