@@ -177,6 +177,7 @@ def usual_callbacks(
         if held_out is None:
             raise ValueError(f"eval_every is {c.eval_every}, but there is nothing to evaluate on: "
                              "pass held_out=, prompts that are not trained on")
+        held_out = held_out if isinstance(held_out, dict | str) else list(held_out)
         encode_prompts(held_out, trainer)  # refused now, not after an hour
         first.append(Evaluate(held_out, reward_fn, c.eval_every))
     if c.kl_stop is not None:

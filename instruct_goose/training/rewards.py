@@ -208,8 +208,9 @@ def by_name(reward_fns: Sequence) -> dict[str, Any]:
     names: dict[str, Any] = {}
     for f in reward_fns:
         name = own = getattr(f, "__name__", type(f).__name__)
+        n = 1
         while name in names:
-            name = f"{own}_{int(name.removeprefix(own)[1:] or 1) + 1}"
+            name = f"{own}_{(n := n + 1)}"
         names[name] = f
     return names
 

@@ -247,11 +247,6 @@ class Queries(NamedTuple):
     ids: Int[Tensor, "batch query"]   # left-padded
     mask: Bool[Tensor, "batch query"] # True at real tokens
 
-    def batches(self, size: int) -> Iterator["Queries"]:
-        "A number of rows at a time."
-        for i in range(0, len(self.ids), size):
-            yield Queries(self.ids[i:i + size], self.mask[i:i + size])
-
 class PolicySampler:
     "The default sampler: the trainer's own policy writes, through `sample`."
 

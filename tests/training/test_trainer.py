@@ -947,3 +947,10 @@ def test_scores_are_shaped_in_training_on_held_out_prompts_and_for_the_greedy_ba
     assert (plain.score(plain.rollout(PROMPTS * 8), nine).baseline > r.baseline).all()
     assert trainer.evaluate(PROMPTS, nine)["held_out_reward"] < 2. < plain.evaluate(PROMPTS, nine)["held_out_reward"] == 9.
     with pytest.raises(ValueError, match="overlong_buffer is 7: it must be at most max_new_tokens, 6"): config(overlong_buffer=7)
+
+
+def test_held_out_prompts_may_come_from_a_generator(unchecked):
+    "It is declared a sequence; who passes a generator all the same had it read once, and must not find it empty at the first evaluation."
+    trainer = RLHFTrainer(tiny(), config=config(eval_every=1, steps=2), tokenizer=TOKENIZER)
+    with unchecked(): history = trainer.train(PROMPTS, reward, held_out=(p for p in PROMPTS[:3]), progress=False)
+    assert all("held_out_reward" in m for m in history)
