@@ -12,14 +12,23 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from api import entry, methods, one_line
-from lessons import PARTS, REPO, ROOT, STAGES, START, Cell, Page, read_pages, target
+from glossary import glossary_page, hover
+from lessons import PARTS, PIPELINE, REPO, ROOT, STAGES, START, Cell, Page, long, read_pages, routes, target
 from speed import speed_page
 
 BUILD, SITE = ROOT / "docs/_build", ROOT / "docs/_site"
 COPIED = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog"}  # pages that are no lessons
+
+
+@cache
+def top_names() -> set[str]:
+    "What can be imported from `instruct_goose` itself."
+    init = ast.parse((ROOT / "instruct_goose/__init__.pyi").read_text("utf-8"))
+    return {a.asname or a.name for n in init.body if isinstance(n, ast.ImportFrom) for a in n.names}
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
@@ -45,6 +54,7 @@ class Links:
         tail = [f for fs in self.names.values() for f in fs if f.endswith("." + short)] if call or "." in short else []
         found = self.names.get(short) or tail
         own = [f for f in found if page and page.module and f.startswith(page.module + ".")]
+        if not own and not call and re.fullmatch("[a-z]+", short) and short not in top_names(): return None  # `step`, `rows`: a word like another
         return (own or found or [None])[0]
 
     def apply(self, text: str, page: Page, names: bool = True) -> str:
@@ -128,6 +138,15 @@ def text_cell(source: str, id: str = "") -> dict:
     return {"cell_type": "markdown", "id": id, "source": source, "metadata": {}}
 
 
+def folded(text: str) -> str:
+    "The opening's numbers to expect behind a click: they give the answers away."
+    found = re.search(r"^\*\*Numbers to expect\*\*([^|\n]*)\n\n(?=\|)((?:\|.*(?:\n|$))+)", text, re.M)
+    if not found: return text
+    said = re.sub(r"^[,.:]?\s*|[:.]\s*$", "", found[1])
+    summary = "Numbers to expect" + (f", {said}" if said else "")
+    return text[:found.start()] + f"<details class=\"numbers\"><summary>{summary}</summary>\n\n{found[2].rstrip()}\n\n</details>\n" + text[found.end():]
+
+
 # --- pages ------------------------------------------------------------------------------------------------------------
 def up(page: Page, url: str) -> str:
     "Relative address of another page or file of the site."
@@ -141,6 +160,25 @@ def roadmap(page: Page, pages: list[Page]) -> str:
         f'<li class="here" aria-current="step"><span>{label}</span></li>' if url == page.url else
         f'<li><a href="{up(page, url)}.html">{label}</a></li>' for url, label in STAGES.items() if url in have]
     return f'<nav class="roadmap" aria-label="One step of RLHF"><ol>{"".join(steps)}</ol></nav>'
+
+
+def pipeline(page: Page, pages: list[Page]) -> str:
+    "A whole run from data to evaluation; lit, this page's stage, which is PPO for each of its steps."
+    have, here = {p.url for p in pages}, page.url if page.url in PIPELINE else "training/trainer" if page.url in STAGES else None
+    def stage(url, label):
+        text = f'<a href="{up(page, url)}.html">{label}</a>' if url != page.url else f"<span>{label}</span>"
+        return f'<li class="here" aria-current="{"step" if url == page.url else "true"}">{text}</li>' if url == here else f"<li>{text}</li>"
+    steps = [stage(url, label) for url, label in PIPELINE.items() if url in have]
+    return f'<nav class="roadmap pipeline" aria-label="A whole run"><ol>{"".join(steps)}</ol></nav>'
+
+
+def route_cards(page: Page, pages: list[Page]) -> str:
+    "The routes: for whom, how long, which lessons."
+    made = []
+    for name, why, lessons, minutes in routes(pages):
+        items = "".join(f'<li><a href="{up(page, p.url)}.html">{html.escape(p.title)}</a> <em>{p.minutes or ""}</em></li>' for p in lessons)
+        made.append(f'<section><h3>{html.escape(name)} <small>{long(minutes)}</small></h3><p>{html.escape(why)}</p><ol>{items}</ol></section>')
+    return f'<div class="routes">{"".join(made)}</div>'
 
 
 def start(page: Page, pages: list[Page]) -> str:
@@ -159,7 +197,13 @@ def head(page: Page, pages: list[Page]) -> str:
     file = page.path.relative_to(ROOT / "nbs").as_posix()
     facts.append(f'<a href="{up(page, "notebooks/" + file)}" download>notebook</a>')
     line = '<p class="lesson-facts">' + " <span>·</span> ".join(facts) + "</p>"
+    if page.url in PIPELINE or page.url in STAGES: line += pipeline(page, pages)
     return line + (roadmap(page, pages) if page.url in STAGES else "")
+
+
+def coded(text: str) -> str:
+    "HTML of a line that may hold `code`."
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def cards(page: Page, pages: list[Page]) -> str:
@@ -170,10 +214,9 @@ def cards(page: Page, pages: list[Page]) -> str:
         if not lessons: continue
         total = sum(p.minutes or 0 for p in lessons)
         items = "".join(
-            f'<li><a href="{p.url}.html"><b>{html.escape(p.title)}</b><span>{html.escape(p.subtitle)}</span>'
+            f'<li><a href="{p.url}.html"><b>{html.escape(p.title)}</b><span>{coded(p.subtitle)}</span>'
             f'<em>{f"{p.minutes} min" if p.minutes else ""}</em></a></li>' for p in lessons)
-        time = f"{total // 60} h {total % 60:02d} min" if total >= 60 else f"{total} min"
-        made.append(f'<section class="part"><h3>{name}{f" <small>{time}</small>" if total else ""}</h3><ol>{items}</ol></section>')
+        made.append(f'<section class="part"><h3>{name}{f" <small>{long(total)}</small>" if total else ""}</h3><ol>{items}</ol></section>')
     return f'<div class="lesson-map">{"".join(made)}</div>'
 
 
@@ -186,7 +229,7 @@ def linked(output: dict, page: Page, links: Links) -> dict:
 
 def staged(page: Page, pages: list[Page], links: Links) -> dict:
     "A page as a notebook for myst-nb."
-    cells, titled = [], False
+    cells, titled, seen = [], False, set()
     for cell in page.cells:
         if cell.kind == "code":
             if made := code_cell(cell): cells.append(made | {"outputs": [linked(o, page, links) for o in made["outputs"]]})
@@ -199,9 +242,11 @@ def staged(page: Page, pages: list[Page], links: Links) -> dict:
             top = head(page, pages) if page.url != "index" else ""
             module = f"```{{py:module}} {page.module}\n```\n" if page.module else ""
             text = f"{title}\n\n{module}\n{links.apply(rest, page)}\n\n{top}\n"
-        else: text = links.apply(text, page)
+        elif "**Numbers to expect**" in text: text = folded(links.apply(text, page))
+        else: text = hover(links.apply(text, page), seen, up(page, "glossary.html")) if page.part else links.apply(text, page)
         text = text.replace("<!-- lessons -->", cards(page, pages)).replace("<!-- roadmap -->", roadmap(page, pages))
-        text = text.replace("<!-- start -->", start(page, pages))
+        text = text.replace("<!-- start -->", start(page, pages)).replace("<!-- routes -->", route_cards(page, pages))
+        text = text.replace("<!-- pipeline -->", pipeline(page, pages))
         cells.append(text_cell(text, cell.id))
     if page.names:
         entries = [entry(node, page.module, lambda t: links.apply(t, page))
@@ -214,14 +259,13 @@ def staged(page: Page, pages: list[Page], links: Links) -> dict:
 def toctrees(pages: list[Page]) -> str:
     groups = {name: [p.url for p in pages if p.part == part] for part, name in PARTS.items()}
     groups["Practice"].append("speed")
-    groups["Reference"] = ["api", "tables", *COPIED.values()]
+    groups["Reference"] = ["glossary", "api", "tables", *COPIED.values()]
     return "\n\n".join(f"```{{toctree}}\n:hidden:\n:caption: {name}\n\n" + "\n".join(urls) + "\n```" for name, urls in groups.items() if urls)
 
 
 def names_page(pages: list[Page]) -> str:
     "One table of all names, by module."
-    init = ast.parse((ROOT / "instruct_goose/__init__.pyi").read_text("utf-8"))
-    top = {a.asname or a.name for n in init.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    top = top_names()
     text = ["# All names", "```{rst-class} subtitle\n```\n\nEvery public name of the library, with the lesson that defines it\n"]
     if top: text.append("Those marked • can be imported from `instruct_goose` itself; all of them from the module that heads the table. The [index](genindex) lists them by letter.")
     part = None
@@ -330,6 +374,7 @@ def stage() -> list[str]:
     wanted[out / "api.md"] = names_page(pages)
     wanted[out / "tables.md"] = tables_page(links, index)
     wanted[out / "speed.md"] = speed_page()
+    wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})
     for file, url in COPIED.items(): wanted[out / f"{url}.md"] = (ROOT / file).read_text("utf-8")
     for path, text in wanted.items(): write(path, text)
     for path in out.rglob("*.*"):

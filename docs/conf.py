@@ -1,3 +1,4 @@
+import functools
 import sys
 from pathlib import Path
 
@@ -50,7 +51,8 @@ copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True
 
 
-def find_source(app, module):
+@functools.cache  # asked once for each name on a page, and a third of the build when worked out each time
+def source_of(module):
     "A module's text and where its definitions are, without importing it; methods that are added to a class under its name."
     import ast
 
@@ -69,4 +71,4 @@ def find_source(app, module):
     return text, analyzer.tags
 
 
-def setup(app): app.connect("viewcode-find-source", find_source)
+def setup(app): app.connect("viewcode-find-source", lambda app, module: source_of(module))

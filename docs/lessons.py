@@ -9,14 +9,29 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = {"": "Start here", "1_objective": "Objective", "2_models": "Models", "3_training": "Training", "4_practice": "Practice", "5_compat": "Coming from elsewhere"}
+PARTS = {"0_start": "Start here", "": "Notation", "1_objective": "Objective", "2_models": "Models", "3_training": "Training", "4_practice": "Practice", "5_compat": "Coming from elsewhere"}
 KNOWN = {  # the directives that mean something here; any other is a spelling mistake
     "default_exp", "export", "exports", "exporti", "hide", "code-fold", "code-summary", "fig-cap", "classes", "echo", "output", "eval"}
 STAGES = {  # what one step of RLHF does, and the lesson that explains it; drawn at the head of those lessons
     "models/text": "prompts", "training/rollout": "rollout", "models/reward": "score", "objective/kl": "KL penalty",
     "objective/advantages": "advantages", "objective/policy_loss": "ratio and clip", "objective/value_loss": "value loss",
     "objective/ppo": "PPO loss", "training/trainer": "update"}
-START = {"practice/quickstart": "follow a run, step by step", "notation": "read from the beginning", "api": "look up a name"}  # for a newcomer
+PIPELINE = {  # a whole run, and the lesson of each of its stages; PPO is the one that STAGES takes apart
+    "models/data": "data", "training/sft": "SFT", "models/reward": "reward model", "training/trainer": "PPO", "training/evaluation": "evaluation"}
+START = {"start/from_a_reward_to_ppo": "start from nothing", "practice/quickstart": "follow a run, step by step", "api": "look up a name"}
+ROUTES = {  # who you are, what you will have at the end, and the lessons in between
+    "New to RL": ("You know supervised deep learning. At the end you have trained a policy, and can say what each number of the run means.", [
+        "start/from_a_reward_to_ppo", "start/hundred_lines", "practice/quickstart", "objective/kl", "objective/advantages",
+        "objective/policy_loss", "objective/ppo", "training/trainer", "training/reading_the_log"]),
+    "PPO, and only PPO": ("You want every term of the loss, with the number it should give.", [
+        "start/from_a_reward_to_ppo", "objective/logprobs", "objective/advantages", "objective/policy_loss", "objective/value_loss",
+        "objective/ppo", "training/trainer", "start/hundred_lines"]),
+    "GRPO in production": ("You run GRPO or a relative, and must know which mean, which clip, which KL.", [
+        "objective/masks", "objective/policy_loss", "objective/group", "training/reward_calls", "training/shaping",
+        "practice/family", "training/doctor", "practice/change_the_loss"]),
+    "Coming from TRL": ("You have a script. It runs here with other names, and you want to know what differs.", [
+        "compat/trl", "training/reward_calls", "training/config", "practice/same_name", "training/reading_the_log",
+        "practice/failure_gallery", "practice/change_the_loss"])}
 REPO = "https://github.com/instruct-goose/instruct_goose"
 
 
@@ -133,9 +148,22 @@ def read_pages() -> tuple[Page, list[Page]]:
             if owner := patched(node): (classes(own).get(owner) or everywhere[owner]).body.append(node)
     index = [p for p in pages if p.url == "index"]
     if len(index) != 1: raise SystemExit("nbs/index.ipynb is missing")
-    return index[0], sorted((p for p in pages if p.url != "index"), key=lambda p: (p.part, p.path.name))
+    place = {part: i for i, part in enumerate(PARTS)}
+    return index[0], sorted((p for p in pages if p.url != "index"), key=lambda p: (place.get(p.part, len(place)), p.path.name))
 
 
 def target(page: Page, link: str) -> Path:
     "The file that a relative link in a page points at."
     return (page.path.parent / link).resolve()
+
+
+def routes(pages: list[Page]) -> list[tuple[str, str, list[Page], int]]:
+    "Name, purpose, lessons and minutes of each route; those of its lessons that are there."
+    by_url = {p.url: p for p in pages}
+    found = [(name, why, [by_url[u] for u in urls if u in by_url]) for name, (why, urls) in ROUTES.items()]
+    return [(name, why, lessons, sum(p.minutes or 0 for p in lessons)) for name, why, lessons in found if lessons]
+
+
+def long(minutes: int) -> str:
+    "75 -> 1 h 15 min"
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"

@@ -8,7 +8,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from lessons import PARTS, ROOT, STAGES, START, read_pages, shown_outputs
+from lessons import PARTS, PIPELINE, ROOT, STAGES, START, long, read_pages, routes, shown_outputs
 
 IMAGES = ROOT / "docs/images"
 INK = "<style>svg { --ink: #262626 } @media (prefers-color-scheme: dark) { svg { --ink: #e6e6e6 } }</style>"
@@ -24,10 +24,18 @@ def table_of_lessons(pages) -> str:
     return "\n".join(rows)
 
 
-def roadmap(pages) -> str:
-    "One step of RLHF in a line, each stage a link to its lesson."
+def in_a_line(stages, pages) -> str:
+    "Stages in a line, each a link to its lesson."
     path = {p.url: p.path.relative_to(ROOT / "nbs").as_posix() for p in pages}
-    return " → ".join(f"[{label}]({path[url]})" for url, label in STAGES.items() if url in path)
+    return " → ".join(f"[{label}]({path[url]})" for url, label in stages.items() if url in path)
+
+
+def table_of_routes(pages) -> str:
+    rows = ["| you are | time | the way |", "|---|---|---|"]
+    for name, why, lessons, minutes in routes(pages):
+        way = " → ".join(f"[{p.title}]({p.path.relative_to(ROOT / 'nbs').as_posix()})" for p in lessons)
+        rows.append(f"| **{name}**. {why} | {long(minutes)} | {way} |")
+    return "\n".join(rows)
 
 
 def start(pages) -> str:
@@ -48,7 +56,7 @@ def fresh_outputs(path: Path) -> dict:
 
 def text_of(output) -> str | None:
     data = output.get("data", {})
-    for kind in ("text/markdown", "text/plain"):
+    for kind in ("text/markdown", "text/html", "text/plain"):
         if kind in data: return ("".join(data[kind]), kind)
     return ("".join(output.get("text", "")), "text/plain")
 
@@ -71,7 +79,8 @@ def render() -> tuple[str, dict[Path, str], list[str]]:
         if "hide" in cell.directives: continue
         if cell.kind == "markdown":
             parts.append(cell.source.replace("<!-- lessons -->", table_of_lessons(pages))
-                         .replace("<!-- roadmap -->", roadmap(pages)).replace("<!-- start -->", start(pages)))
+                         .replace("<!-- roadmap -->", in_a_line(STAGES, pages)).replace("<!-- pipeline -->", in_a_line(PIPELINE, pages))
+                         .replace("<!-- routes -->", table_of_routes(pages)).replace("<!-- start -->", start(pages)))
             continue
         if cell.directives.get("echo") != "false" and "code-fold" not in cell.directives:
             parts.append(f"```python\n{cell.source}\n```")
@@ -87,7 +96,8 @@ def render() -> tuple[str, dict[Path, str], list[str]]:
                 parts.append(f"![{alt}]({name.relative_to(ROOT).as_posix()})")
             else:
                 text, kind = text_of(o)
-                parts.append(text.strip() if kind == "text/markdown" else f"```\n{text.rstrip()}\n```")
+                if kind != "text/html":  # what moves is not for GitHub
+                    parts.append(text.strip() if kind == "text/markdown" else f"```\n{text.rstrip()}\n```")
                 stored = cell.outputs[i] if i < len(cell.outputs) else {}
                 if text_of(stored)[0].strip() != text.strip(): stale.append(f"the output stored in cell {cell.id} of nbs/index.ipynb")
     text = "<!-- Made from nbs/index.ipynb by docs/readme.py: edit the notebook, then run make save. -->\n\n" + "\n\n".join(parts) + "\n"

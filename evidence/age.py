@@ -4,16 +4,22 @@ The code of a record is its module in instruct_goose and everything of the packa
 counts when the program differs: not a comment, a docstring or a place in the file.
 """
 import ast
+import io
 import json
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 root = Path(__file__).parents[1]
-MEASURES = {"quickstart": "practice.quickstart", "reviews": "practice.real_reviews", "family": "practice.family",
+MEASURES = {"quickstart": "practice.quickstart", "drift": "practice.quickstart",
+            "reviews": "practice.real_reviews", "family": "practice.family",
             "control": "practice.classic_control", "exact_world": "practice.exact_world", "gallery": "practice.failure_gallery", "doctor": "practice.failure_gallery",
-            "probes": "practice.probes", "resume": "practice.cli", "fuzz": "models.data", "attacks": "practice.cli"}
+            "probes": "practice.probes", "resume": "practice.cli", "fuzz": "models.data", "attacks": "practice.cli", "details": "practice.exact_world",
+            "distillation": "training.distillation",
+            "recipes": "practice.smollm_sentiment"}
 
 
 def bare(source: str) -> ast.Module:
@@ -38,6 +44,13 @@ def imports(module: str, tree: ast.Module) -> Iterator[str]:
         yield from (".".join([*place, alias.name]) for alias in node.names)
 
 
+@cache  # most modules are the same at every commit
+def program(module: str, source: str) -> tuple[str, tuple[str, ...]]:
+    "What a module does, and what it takes from the package."
+    tree = bare(source)
+    return ast.dump(tree), tuple(imports(module, tree))
+
+
 def programs(start: str, read: Callable[[str], str | None]) -> dict[str, str]:
     "Module → its program, for `start` and all that it imports. `read` gives a file's text, None where there is none."
     found, todo = {}, [start]
@@ -46,18 +59,18 @@ def programs(start: str, read: Callable[[str], str | None]) -> dict[str, str]:
         if not module or module in found: continue
         text = read(f"instruct_goose/{module.replace('.', '/')}.py")
         if text is None: continue
-        tree = bare(text)
-        found[module] = ast.dump(tree)
-        todo += imports(module, tree)
+        found[module], taken = program(module, text)
+        todo += taken
     return found
 
 
+@cache
 def at(commit: str, folder: Path = root) -> Callable[[str], str | None]:
-    "Reads files as they were then."
-    def read(path):
-        done = subprocess.run(["git", "show", f"{commit}:{path}"], cwd=folder, capture_output=True, text=True)
-        return None if done.returncode else done.stdout
-    return read
+    "Reads files of the package as they were then."
+    packed = subprocess.run(["git", "archive", "--format=tar", commit, "instruct_goose"], cwd=folder, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        texts = {m.name: tar.extractfile(m).read().decode("utf-8") for m in tar if m.isfile() and m.name.endswith(".py")}
+    return texts.get
 
 
 def now(folder: Path = root) -> Callable[[str], str | None]:

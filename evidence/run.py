@@ -5,14 +5,17 @@ measured, with which commit and versions. Nobody types a figure.
 
     python evidence/run.py                           everything that can be run here
     python evidence/run.py quickstart                only this: ten seeds, two draws, with and without a price; about 25 CPU-minutes
+    python evidence/run.py drift                     only what the front page lets a reader drag: four prices of KL, about three CPU-minutes
     python evidence/run.py control                   only CartPole and Pendulum
     python evidence/run.py exact_world               only the exact world, about half a CPU-hour
     python evidence/run.py resume                    only twenty kills, about three CPU-minutes
     python evidence/run.py fuzz                      only broken input, about five CPU-minutes
     python evidence/run.py attacks                   only the second round of attacks, about six CPU-minutes
+    python evidence/run.py details                   only the details of PPO switched off one by one, about five CPU-minutes
     python evidence/run.py gpu                       only where there is one: tokens/s, memory, agreement with the CPU
     python evidence/run.py gallery                   only the failure gallery, about six CPU-minutes
     python evidence/run.py doctor                    only the doctor on bugs it was not made for, and on unusual settings; five CPU-minutes
+    python evidence/run.py distillation              only a small student of the quickstart's policy, three seeds; six CPU-minutes
     python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
 import argparse
@@ -25,6 +28,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+import drift
 import quickstart
 from quickstart import CURVES, in_lines, open_block, rounded, settings_in
 
@@ -352,9 +356,9 @@ def doctor() -> dict:
 
 def reviews(data: Path, seeds) -> None:
     "The pipeline on real sentences, about seven CPU-minutes a seed; a block for each machine."
-    path, made_by = root / "evidence/reviews.json", origin("instruct-goose reviews --data DIR")
+    path, made_by = root / "evidence/reviews.json", origin("instruct-goose reviews --data DIR --even-if-worse")
     for seed in seeds:
-        one = run("reviews", "--data", str(data), "--seed", str(seed), "--no-progress")
+        one = run("reviews", "--data", str(data), "--even-if-worse", "--seed", str(seed), "--no-progress")
         whole, here = open_block(path, settings_in(one.pop("config")), made_by, only_these=False)
         here["runs"] = [r for r in here["runs"] if r["seed"] != seed] + [one]
         path.write_text(in_lines(whole), "utf-8")
@@ -366,7 +370,7 @@ def write(name: str, figures: dict) -> None:
     print(f"\nwritten: {path.relative_to(root)}")
 
 
-RUNS = ("quickstart", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "reviews")
+RUNS = ("quickstart", "drift", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "details", "distillation", "reviews")
 
 
 def main():
@@ -384,6 +388,8 @@ def main():
 
     if not args.only or "quickstart" in args.only:
         quickstart.record(root / "evidence/quickstart.json", origin("python evidence/run.py quickstart"), args.seeds or range(10), args.draws)
+    if not args.only or "drift" in args.only:
+        drift.record(root / "evidence/drift.json", origin("python evidence/run.py drift"))
     if not args.only or "family" in args.only:
         write("family", {"origin": origin("python evidence/run.py family")} | family())
     if not args.only or "control" in args.only:
@@ -407,6 +413,14 @@ def main():
 
         made_by = origin("python evidence/run.py attacks") | {"pyarrow": version("pyarrow")}
         write("attacks", {"origin": made_by} | attacks())
+    if not args.only or "details" in args.only:
+        from details import details
+
+        write("details", {"origin": origin("python evidence/run.py details")} | details())
+    if not args.only or "distillation" in args.only:
+        import distillation
+
+        write("distillation", {"origin": origin("python evidence/run.py distillation")} | distillation.record(args.seeds or (0, 1, 2)))
     if not args.only or "reviews" in args.only:
         if not args.data.is_dir():
             if args.only: raise SystemExit(f"no directory {args.data}: pass --data DIR")

@@ -1,6 +1,7 @@
 "The public names. They are loaded when they are asked for, so `instruct-goose --help` does not wait for torch."
 __version__: str
 
+from .models.adapters import load_adapters, merge_adapters, with_lora, without_adapters
 from .models.agent import Agent, create_reference_model
 from .models.data import load_pairs, load_prompts, stream_pairs, stream_prompts
 from .models.reward import PairwiseLoss, RewardModel, all_pairs_loss, pairwise_loss
@@ -45,6 +46,7 @@ from .objective.value_loss import explained_variance, value_loss
 from .training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from .training.dpo import train_dpo
 from .training.rollout import Rollout, sample
+from .training.run_dir import model_card, push_to_hub
 from .training.trainer import RLHFConfig, RLHFTrainer
 
 __all__ = [
@@ -53,11 +55,12 @@ __all__ = [
     "aggregate", "all_pairs_loss", "clip_active", "clip_fraction", "clipped_objective",
     "create_reference_model", "discounted_returns", "dpo_loss", "entropy", "exact_kl",
     "explained_variance", "gae", "gaussian_entropy", "gaussian_kl", "gaussian_logprobs",
-    "group_advantages", "group_token_counts", "implicit_reward", "k1", "k2", "k3",
-    "kl_in_loss", "kl_in_reward", "last_index", "load_checkpoint", "load_pairs",
+    "group_advantages", "group_token_counts", "implicit_reward", "k1", "k2", "k3", "kl_in_loss",
+    "kl_in_reward", "last_index", "load_adapters", "load_checkpoint", "load_pairs",
     "load_prompts", "log_ratio", "logprobs_from_hidden", "masked_mean", "masked_sum",
-    "masked_var", "newest_checkpoint", "pairwise_loss", "policy_loss", "ppo_loss",
-    "preset_table", "probability_ratio", "response_mask", "sample", "sampler_weights",
-    "save_checkpoint", "sequence_kl", "stream_pairs", "stream_prompts", "token_kl",
-    "token_logprobs", "train_dpo", "update_meters", "value_loss", "whiten",
+    "masked_var", "merge_adapters", "model_card", "newest_checkpoint", "pairwise_loss",
+    "policy_loss", "ppo_loss", "preset_table", "probability_ratio", "push_to_hub",
+    "response_mask", "sample", "sampler_weights", "save_checkpoint", "sequence_kl",
+    "stream_pairs", "stream_prompts", "token_kl", "token_logprobs", "train_dpo",
+    "update_meters", "value_loss", "whiten", "with_lora", "without_adapters",
 ]  # fmt: skip

@@ -6,7 +6,9 @@ import argparse
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 root = Path(__file__).parents[1]
@@ -14,6 +16,8 @@ bin = Path(sys.executable).parent
 WHY = "       why: "  # the line below a notebook that fell, in tests/notebooks.py
 # the shorter of the lessons that fell on another machine once; `make portable` has the quickstart and the family too
 FELL_ELSEWHERE = ["2_models/02_reward", "3_training/01_trainer", "4_practice/11_invariances"]
+# steps of one process each: two lanes of them side by side, where there are two workers
+LANES = [["portable"], ["ruff", "current", "site"]]
 
 
 def other_machine() -> tuple[str, dict]:
@@ -38,11 +42,11 @@ def steps(workers: int) -> dict:
             [python, "tests/notebooks.py", "--workers", str(workers)]),
         "portable": (
             f"the lessons that once fell elsewhere, on another processor's arithmetic: {other_machine()[0]}",
-            [python, "tests/notebooks.py", "--workers", str(workers), *FELL_ELSEWHERE]),
+            [python, "tests/notebooks.py", "--workers", "1", *FELL_ELSEWHERE]),
         "site": ("the site builds without a warning, every formula is valid", [python, "docs/build.py", "--quiet"]),
         "pytest": (
             "properties, parity, reliability, repository and site",
-            [python, "-m", "pytest", "-ra", "-n", str(workers), "--ignore=tests/repo/test_current.py", "tests"]),
+            [python, "-m", "pytest", "-ra", "-n", str(workers), "--dist", "loadfile", "--ignore=tests/repo/test_current.py", "tests"]),
     }
 
 
@@ -53,16 +57,32 @@ def tracked() -> dict | None:
     return {name: path.read_bytes() if (path := root / name).exists() else b"" for name in done.stdout.splitlines()}
 
 
-def run(command, env) -> tuple[int, str, list[str]]:
-    "Run, show the output as it comes, and return the exit status, the last line, and the lines that say what fell and why."
-    last, fell = "", []
+def run(name: str, what: str, command: list, env: dict, show=print) -> tuple:
+    "Run, show the output as it comes, and return name, whether all is well, seconds, the last line, and the lines that say what fell and why."
+    last, fell, start = "", [], time.time()
+    show(f"\n\033[1m── {name}: {what}\033[0m\n", end="", flush=True)
     with subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           errors="replace") as process:
         for line in process.stdout:
-            print(line, end="", flush=True)
+            show(line, end="", flush=True)
             last = line.strip() or last
             if line.startswith(("FAILED ", "ERROR ", WHY)) and not line.endswith(" s\n"): fell.append(line.rstrip())
-    return process.returncode, last, fell
+    return name, process.returncode == 0, time.time() - start, last, fell
+
+
+def side_by_side(lanes: list[list[tuple]]) -> list[tuple]:
+    "Each lane's steps one after the other, the lanes at once; a step's output is shown whole, when it ends."
+    lock = threading.Lock()
+
+    def lane(steps: list[tuple]) -> list[tuple]:
+        results = []
+        for step in steps:
+            lines = []
+            results.append(run(*step, show=lambda line, **_: lines.append(line)))  # noqa: B023
+            with lock: print("".join(lines), end="", flush=True)
+        return results
+
+    with ThreadPoolExecutor(len(lanes)) as pool: return [r for results in pool.map(lane, lanes) for r in results]
 
 
 def main():
@@ -76,13 +96,13 @@ def main():
 
     # one thread per process: more of them fight for the cores
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
-    before, results = tracked(), []
-    for name, (what, command) in todo.items():
-        if args.only and name not in args.only: continue
-        print(f"\n\033[1m── {name}: {what}\033[0m", flush=True)
-        start = time.time()
-        status, last, fell = run(command, env | (other_machine()[1] if name == "portable" else {}))
-        results.append((name, status == 0, time.time() - start, last, fell))
+    before = tracked()
+    jobs = {name: (name, what, command, env | (other_machine()[1] if name == "portable" else {}))
+            for name, (what, command) in todo.items() if not args.only or name in args.only}
+    lanes = [lane for names in LANES if (lane := [jobs.pop(n) for n in names if n in jobs])]
+    if lanes: print(f"\n\033[1m── side by side: {', '.join(job[0] for lane in lanes for job in lane)}\033[0m", flush=True)
+    results = side_by_side(lanes if args.workers > 1 else [sum(lanes, [])]) if lanes else []
+    results += [run(*job) for job in jobs.values()]  # after the site: a test reads it
     after = tracked()
     if before is not None and (changed := sorted(n for n in before | after if before.get(n) != after.get(n))):
         results.insert(0, ("git", False, 0, f"tracked files changed while the tests ran: {', '.join(changed)}", []))

@@ -7,22 +7,23 @@ __all__ = ['AgentOutput', 'Evaluation', 'policy_of', 'value_trunk_of', 'zero_hea
            'create_reference_model']
 
 # %% ../../nbs/2_models/01_agent.ipynb #a14f06f8
-import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .actor import (
     check_part, forward_hidden, forward_logits, layout_of, readings_of, response_hidden,
     response_logits, response_logprobs, states_of)
+from .adapters import (
+    frozen_twin, has_adapters, load_adapters, sharing_copy, unwrapped, what_learns)
 from .text import compact
 from .families import check_causal, context_length, evaluating
 from .families import forward_options, hidden_size, load_model, plain_head
@@ -42,11 +43,10 @@ class Evaluation(NamedTuple):
 
 # %% ../../nbs/2_models/01_agent.ipynb #fa51f95c
 def policy_of(
-    model: PreTrainedModel | str | Path, # a causal LM, or where to load one from
+    model: Any, # a causal LM, a PeftModel, or where to load one from
 ) -> PreTrainedModel:
     "Raises TypeError for a model without a language-model head, and for one that is not causal."
-    if isinstance(model, str | Path):
-        model = load_model(model)
+    model = load_model(model) if isinstance(model, str | Path) else unwrapped(model)
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
         raise TypeError(f"{type(model).__name__} has no language-model head: "
                         "pass an AutoModelForCausalLM or its path")
@@ -61,7 +61,7 @@ def value_trunk_of(
     if value_model is None:
         return None
     if value_model == "copy":
-        return copy.deepcopy(trunk(policy))
+        return sharing_copy(trunk(policy))
     if isinstance(value_model, str | Path):
         value_model = load_model(value_model, "trunk")
     own = trunk(value_model)
@@ -89,7 +89,7 @@ def zero_head(
 
 def read_value_head(
     directory: Path, # of a saved agent
-) -> tuple[bool, dict[str, Tensor]]: # whether there is a value model beside it; its state
+) -> tuple[bool | str, dict[str, Tensor]]: # is there a value model beside it, or "adapters"?
     "Raises ValueError if there is no value head."
     file = directory / "value_head.safetensors"
     if not file.exists():
@@ -112,7 +112,7 @@ class Agent(nn.Module):
 
     def __init__(
         self,
-        model: PreTrainedModel | str | Path, # a causal LM, or where to load one from
+        model: nn.Module | str | Path, # a causal LM, a PeftModel of one, or where to load one
         value_model: PreTrainedModel | str | Path | None = None, # None: shared; "copy"; a model
         gradient_checkpointing: bool = False, # less memory; one more forward in each backward
     ):
@@ -190,21 +190,39 @@ class Agent(nn.Module):
         yield from self.value_head.parameters()
 
     def save_pretrained(self, directory: str | Path) -> None:
-        "The policy as a plain transformers model; beside it the value head and model."
+        """The policy as a plain transformers model, or its adapters alone; beside it the value
+        head and model."""
         directory, separate = Path(directory), self.value_model is not None
         self.model.save_pretrained(directory)
-        if self.value_model is not None:
+        if self.value_model is not None and has_adapters(self.value_model):
+            separate = "adapters"
+            save_file(what_learns(self.value_model), directory / "value_adapters.safetensors")
+        elif self.value_model is not None:
             self.value_model.save_pretrained(directory / "value_model")
         head = {k: v.detach().cpu().contiguous() for k, v in self.value_head.state_dict().items()}
         save_file(head, directory / "value_head.safetensors",
                   metadata={"separate": json.dumps(separate)})
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, **options) -> "Agent":
-        "What `save_pretrained` wrote; options (dtype, …) go to transformers."
-        separate, head = read_value_head(Path(directory))
-        own = load_model(Path(directory) / "value_model", "trunk", **options) if separate else None
-        agent = cls(load_model(directory, **options), own)
+    def from_pretrained(
+        cls,
+        directory: str | Path,
+        base: Any = None, # for adapters: the model they belong to, or its path; None: as saved
+        **options: Any,   # dtype, …: they go to transformers
+    ) -> "Agent":
+        "What `save_pretrained` wrote."
+        directory = Path(directory)
+        separate, head = read_value_head(directory)
+        adapters = (directory / "adapter_config.json").exists()
+        policy = (load_adapters(directory, base, **options) if adapters
+                  else load_model(directory, **options))
+        own: Any = "copy" if separate == "adapters" else None
+        if separate is True:
+            own = load_model(directory / "value_model", "trunk", **options)
+        agent = cls(policy, own)
+        if separate == "adapters":
+            saved = load_file(directory / "value_adapters.safetensors")
+            agent.value_trunk.load_state_dict(saved, strict=False)
         agent.value_head.load_state_dict(head)
         return agent
 
@@ -212,8 +230,6 @@ class Agent(nn.Module):
 def create_reference_model(
     model: "Agent | PreTrainedModel", # an Agent or a causal LM
 ) -> PreTrainedModel: # the causal LM alone
-    """π_ref: a copy of the language model that no longer learns. Dropout off, no gradients, same
-    device and dtype."""
-    reference = copy.deepcopy(model.model if isinstance(model, Agent) else model)
-    reference.requires_grad_(False)
-    return reference.eval()
+    """π_ref: a copy of the language model that no longer learns; with adapters a copy of those, on
+    the same frozen weights. Dropout off, no gradients, same device and dtype."""
+    return frozen_twin(model.model if isinstance(model, Agent) else unwrapped(model))

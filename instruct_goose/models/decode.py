@@ -26,6 +26,7 @@ from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.llama import modeling_llama as llama
 from transformers.pytorch_utils import Conv1D
 
+from .adapters import beside, read_types, why_not_beside
 from .text import position_ids
 
 # %% ../../nbs/2_models/08_decode.ipynb #dec0de08
@@ -125,18 +126,17 @@ class OwnSteps:
 ACTIVATIONS: dict[str, Rows] = {
     "gelu_new": partial(F.gelu, approximate="tanh"), "gelu": F.gelu, "silu": F.silu}
 
-def linear(*parts: nn.Linear) -> Rows:
+def linear(*parts: Any) -> Rows: # linear layers, with adapters or without
     "x·Wᵀ + b. Several are read as one, side by side."
     weight, bias = parts[0].weight, parts[0].bias
-    if len(parts) > 1:
-        weight = torch.cat([p.weight for p in parts])
-        bias = None if bias is None else torch.cat([p.bias for p in parts])
-    return lambda x: F.linear(x, weight, bias)
+    weight = weight if len(parts) == 1 else torch.cat([p.weight for p in parts])
+    bias = bias if bias is None or len(parts) == 1 else torch.cat([p.bias for p in parts])
+    return beside(lambda x: F.linear(x, weight, bias), *parts)
 
 def affine(part: Any) -> Rows:
     "x·W + b: GPT-2 keeps its matrices the other way round."
     weight, bias = part.weight, part.bias
-    return lambda x: torch.addmm(bias, x, weight)
+    return beside(lambda x: torch.addmm(bias, x, weight), part)
 
 def centred(norm: nn.LayerNorm) -> Rows:
     "(x − mean)/√(variance + ε)·w + b."
@@ -200,7 +200,7 @@ def why_not(model: PreTrainedModel) -> str | None: # None: nothing speaks agains
     "What of a model would make a step that reads its weights compute something else than it does."
     if type(model) not in FAMILIES:
         return f"{type(model).__name__} is not among the architectures that are read here"
-    return other_settings(model.config) or other_parts(model)
+    return other_settings(model.config) or other_parts(model) or why_not_beside(model)
 
 # %% ../../nbs/2_models/08_decode.ipynb #dec0de25
 def other_settings(config: Any) -> str | None:
@@ -221,7 +221,7 @@ def other_settings(config: Any) -> str | None:
 def other_parts(model: Any) -> str | None:
     "A module, a hook or a weight that our step would pass over."
     act = getattr(model.config, "activation_function", getattr(model.config, "hidden_act", None))
-    known = FAMILIES[type(model)][1] | {type(ACT2FN[act])}
+    known = FAMILIES[type(model)][1] | {type(ACT2FN[act])} | read_types(model)
     for name, part in model.named_modules():
         if type(part) not in known:
             return f"{name} is a {type(part).__name__}"

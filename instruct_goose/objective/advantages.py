@@ -84,13 +84,14 @@ def gae(
 def group_advantages(
     scores: Float[Tensor, "batch"],  # the responses to one query lie side by side
     group_size: int,                 # G, responses per query, at least 2
-    how: str = "mean_std",           # or "mean", or "leave_one_out"
+    how: str = "mean_std",           # "batch_std", "mean" or "leave_one_out"
     eps: float = 1e-4,               # added to the standard deviation
     ddof: int = 1,                   # the std divides by G − ddof: 1, or 0
 ) -> Float[Tensor, "batch"]:         # one per response; float32 or wider, no gradient
     """How much better each response was than the others to its query.
 
-    "mean_std": (x − x̄)/(std + ϵ), std dividing by G − ddof (GRPO). "mean": x − x̄.
+    "mean_std": (x − x̄)/(std + ϵ), std dividing by G − ddof (GRPO). "batch_std": the same
+    with the std of all scores (Liu et al. 2025, "Tricks or traps"). "mean": x − x̄.
     "leave_one_out": x − mean of the other G − 1 (RLOO). Exactly 0 in a group whose scores
     are all equal. Raises ValueError for groups of one, scores that do not divide into
     groups or are not one per response, an unknown `how` or `ddof`, a negative `eps`."""
@@ -100,6 +101,9 @@ def group_advantages(
     centred = torch.where(varies, groups - groups.mean(1, keepdim=True), 0.)
     if how == "mean_std":
         std = groups.std(1, correction=ddof, keepdim=True) + eps
+        centred = centred / torch.where(std > 0, std, 1.)
+    if how == "batch_std":
+        std = groups.std(correction=ddof) + eps
         centred = centred / torch.where(std > 0, std, 1.)
     if how == "leave_one_out":
         centred = centred * group_size / (group_size - 1)
@@ -112,9 +116,10 @@ def _check_groups(scores, group_size, how, eps, ddof):
     if scores.ndim != 1:
         raise ValueError(f"scores has shape {tuple(scores.shape)}, expected (batch,): one per "
                          "response, the responses to one query side by side")
-    if how not in ("mean_std", "mean", "leave_one_out"):
+    if how not in ("mean_std", "batch_std", "mean", "leave_one_out"):
         raise ValueError(
-            f"how is {how!r}: choose 'mean_std', 'mean' or 'leave_one_out'")
+            f"how is {how!r}: choose 'mean_std', 'batch_std', 'mean' or "
+            "'leave_one_out'")
     if ddof not in (0, 1):
         raise ValueError(f"ddof is {ddof}: the std divides by G − 1 or by G, give 1 or 0")
     if not 0 <= eps < float("inf"):
@@ -173,6 +178,7 @@ ADVANTAGES: dict[str, Advantage] = {
     "return": Advantage(_by_return),
     "group_mean": Advantage(lambda b: (b.compared("mean"), None), needs="group"),
     "group_mean_std": Advantage(lambda b: (b.compared("mean_std"), None), needs="group"),
+    "group_mean_batch_std": Advantage(lambda b: (b.compared("batch_std"), None), needs="group"),
     "leave_one_out": Advantage(lambda b: (b.compared("leave_one_out"), None), needs="group"),
     "greedy": Advantage(_by_greedy, needs="greedy")}
 

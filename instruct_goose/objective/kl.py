@@ -132,21 +132,26 @@ def kl_in_reward(
     mask: Bool[Tensor, "batch time"],           # True where π sampled a token
     beta: float,                                # β, the KL coefficient
     estimator: str = "k1",                      # the others have the wrong gradient here
+    token_scores: Float[Tensor, "batch time"] | None = None, # pₜ: parts of the score with a place
 ) -> Float[Tensor, "batch time"]:              # rewards, without gradient; 0 at padding
-    """rₜ = −β·k(ℓₜ) + score·1[t = last real token], where k₁(ℓ) = ℓ.
-    Ziegler et al. (2019) eq. 2, spread over the tokens.
+    """rₜ = −β·k(ℓₜ) + pₜ + (score − Σₛpₛ)·1[t = last real token], where k₁(ℓ) = ℓ, and p = 0
+    unless parts of the score are paid at their own tokens: what is paid there is not paid
+    again at the end. Ziegler et al. (2019) eq. 2, spread over the tokens.
 
     Raises ValueError for an empty response, a negative β, an unknown estimator, shapes
     that differ, or unless there is one score per response."""
     only_tensors(scores=scores, logprobs=logprobs, mask=mask)
+    same_shape(token_scores=token_scores, mask=mask)
     if scores.shape != mask.shape[:1]:
         raise ValueError(f"scores has shape {tuple(scores.shape)}, "
                          f"expected ({len(mask)},): one score per response")
     _not_negative(beta)
     kl = token_kl(logprobs.detach(), ref_logprobs, mask, estimator)
-    paid = torch.zeros_like(kl).scatter(
-        -1, last_index(mask)[:, None], scores.detach().to(kl)[:, None])
-    return paid - beta * kl
+    paid = torch.zeros_like(kl)
+    if token_scores is not None:
+        paid = torch.where(mask, token_scores.detach().to(kl), 0.)
+    rest = scores.detach().to(kl) - paid.sum(-1)
+    return paid.scatter_add(-1, last_index(mask)[:, None], rest[:, None]) - beta * kl
 
 # %% ../../nbs/1_objective/02_kl.ipynb #4ee164a7
 def kl_in_loss(

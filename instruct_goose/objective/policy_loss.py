@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'SURROGATES', 'probability_ratio', 'clipped_objective', 'clip_active', 'Surrogate', 'policy_loss',
-           'sampler_weights', 'clip_fraction', 'held_shares']
+           'sampler_weights', 'clip_fraction', 'held_tokens', 'held_shares']
 
 # %% ../../nbs/1_objective/04_policy_loss.ipynb #a4e63f8b
 from collections.abc import Callable
@@ -189,14 +189,34 @@ def sampler_weights(
     sampled_logprobs: Float[Tensor, "batch time"], # log μ, as the sampler reported them
     mask: Bool[Tensor, "batch time"],              # True where a token was sampled
     cap: int | float = 2.,                         # C; inf: never cut
+    *,
+    floor: int | float | None = None, # the same below; None: there is none
+    level: str = "token",             # whose weight: see probability_ratio
+    beyond: str = "cut",              # a weight out of bounds: "cut" to them, or "drop": 0
 ) -> Float[Tensor, "batch time"]: # float32 or wider, no gradient; 1 at padding
-    """wₜ = min(π_old(aₜ|sₜ) / μ(aₜ|sₜ), C): truncated importance weights, for a sampler μ
-    that is not quite the policy it runs. Raises ValueError if shapes differ, for C ≤ 0."""
-    if not cap > 0:
-        raise ValueError(f"cap is {cap}: a weight must be positive")
+    """cut: wₜ = min(π_old(aₜ|sₜ) / μ(aₜ|sₜ), C), truncated importance weights, for a sampler μ
+    that is not quite the policy it runs. drop: wₜ where it is at most C, else 0: nothing is
+    learnt from such a token (masked; with a floor two-sided, IcePop, Ling Team 2025). With
+    level "product" it is the whole response's weight. Raises ValueError if shapes differ, for
+    C ≤ 0, a floor that is not between 0 and C, an unknown level or `beyond`."""
+    _check_bounds(cap, floor, beyond)
     same_shape(old_logprobs=old_logprobs, sampled_logprobs=sampled_logprobs, mask=mask)
     ell = log_ratio(old_logprobs.detach(), sampled_logprobs, mask)
-    return torch.where(mask, ell.exp().clamp(max=cap), 1.)
+    weight = torch.where(mask, chosen("level", level, LEVELS)(ell, mask), 0.).exp()
+    if beyond == "cut":
+        return torch.where(mask, weight.clamp(floor, cap), 1.)
+    kept = (weight <= cap) & (weight >= (floor or 0))
+    return torch.where(mask, torch.where(kept, weight, 0.), 1.)
+
+def _check_bounds(cap, floor, beyond):
+    "Refuse bounds between which there is nothing."
+    if not cap > 0:
+        raise ValueError(f"cap is {cap}: a weight must be positive")
+    if floor is not None and not 0 < floor < cap:
+        raise ValueError(f"floor is {floor}: it must lie between 0 and the cap, {cap}")
+    if beyond not in ("cut", "drop"):
+        raise ValueError(f"beyond is {beyond!r}: choose 'cut' or 'drop'")
+
 
 # %% ../../nbs/1_objective/04_policy_loss.ipynb #01db12d9
 def clip_fraction(
@@ -213,6 +233,22 @@ def clip_fraction(
     return masked_mean(low, mask), masked_mean(high, mask)
 
 # %% ../../nbs/1_objective/04_policy_loss.ipynb #5d2e8f06
+def held_tokens(
+    surrogate: str,                          # one of SURROGATES
+    ratio: Float[Tensor, "batch time"],      # ρₜ
+    advantages: Float[Tensor, "batch time"], # Âₜ
+    clip: float = .2,                        # ε
+    clip_high: float | None = None,          # ε above 1, if it is to differ
+    dual_clip: int | float | None = None,    # c, if there is one
+) -> dict[str, Bool[Tensor, "batch time"]]: # low, high, and what else there is
+    "Which tokens the clip of this surrogate holds. Raises ValueError for an unknown one."
+    entry = chosen("surrogate", surrogate, SURROGATES)
+    none = torch.zeros_like(ratio, dtype=torch.bool)
+    held = dict(low=none, high=none)
+    if entry.held is not None:
+        held |= entry.held(ratio, advantages, clip, clip_high, dual_clip)
+    return held
+
 @torch.no_grad()
 def held_shares(
     surrogate: str,                          # one of SURROGATES
@@ -225,10 +261,7 @@ def held_shares(
 ) -> dict[str, Float[Tensor, ""]]: # clip_fraction, their sum, and clip_fraction_low, _high, …
     """The shares of real tokens that the clip of this surrogate holds, by the name of its
     side. Raises ValueError for an unknown surrogate, and for a mask without a True."""
-    entry = chosen("surrogate", surrogate, SURROGATES)
-    none = torch.zeros_like(mask)
-    held = dict(low=none, high=none)
-    if entry.held is not None:
-        held |= entry.held(ratio, advantages, clip, clip_high, dual_clip)
+    held = held_tokens(surrogate, ratio, advantages, clip, clip_high, dual_clip)
     shares = {f"clip_fraction_{side}": masked_mean(x, mask) for side, x in held.items()}
     return {"clip_fraction": torch.stack(list(shares.values())).sum()} | shares
+

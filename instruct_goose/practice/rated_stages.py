@@ -23,9 +23,9 @@ from transformers import PreTrainedTokenizerBase
 from ..models.reward import RewardModel
 from ..models.text import bpe_tokenizer, pad, pad_id_of
 from .film_reviews import distinct_2
-from instruct_goose.practice.rated_sentences import (
-    Review, RidgeBagOfWords, both_margins, load_other_texts, split_half, split_reviews,
-    vader_compound)
+from .rated_files import Review
+from .rated_sentences import (
+    RidgeBagOfWords, both_margins, split_half, split_reviews, vader_compound)
 from .run_parts import beginnings, best_texts, small_gpt2, tuned_on
 from ..training.config import Count, Limit, NotNegative, Positive, RLHFConfig
 from ..training.evaluation import ended, kl_to_reference, write
@@ -66,7 +66,7 @@ Dropout = Annotated[float, Limit(0, 1, below=True)]
 class ReviewsConfig(RLHFConfig):
     "The same stages on real sentences that people rated. Without a flag, what the lesson uses."
 
-    data: Path  # directory of the two movieReviewSnippets files
+    data: Path  # directory of texts and ratings; or one of two files, whatever they are called
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
     threads: Count = 1  # torch threads; on a busy machine two can be far slower than one
     save_every: Count | None = None  # iterations between checkpoints; none: one if it breaks off
@@ -99,6 +99,7 @@ class ReviewsConfig(RLHFConfig):
     rm_dropout: Dropout = 0.2  # dropout while the reward model learns
     rm_word_dropout: Dropout = 0.2  # share of tokens hidden while it learns
     # PPO
+    even_if_worse: bool = False  # also against a reward model that loses to ridge or VADER
     unfinished_penalty: NotNegative = 0.5  # taken off the score of a response that was cut off
     # judging
     eval_samples: Count = 1_024  # texts written, at temperature 1, to judge a model by
@@ -138,11 +139,13 @@ class ReviewData:
     prompts: list[str]          # for PPO, from training snippets
     held_out_prompts: list[str] # for judging, from held-out ones
 
-def make_data(config: ReviewsConfig, reviews: Sequence[Review]) -> ReviewData:
+def make_data(
+    config: ReviewsConfig, reviews: Sequence[Review],
+    other: Sequence[str] = (), # more texts, for the language model
+) -> ReviewData:
     "Split, learn the tokenizer from the training texts, leave out long texts, cut prompts."
     train, held_out = split_reviews(reviews, config.held_out)
-    other = load_other_texts(config.data)
-    tokenizer = bpe_tokenizer([r.text for r in train] + other, config.vocab_size,
+    tokenizer = bpe_tokenizer([r.text for r in train] + [*other], config.vocab_size,
                               model_max_length=config.context)
 
     def fits(text):  # with room for the end token

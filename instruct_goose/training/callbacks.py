@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from ..models.adapters import weights_of
 from ..objective.kl import adaptive_beta
 from .cross_checks import prompt_nll
 from .metrics import Metrics, describe, number, rounding
@@ -156,10 +157,10 @@ def keep_best(trainer: Any, reward: float | None) -> None:
     if not trainer.config.keep_best or reward is None:
         return
     if trainer.best_reward is None or reward > trainer.best_reward:
-        weights = trainer.agent.model.state_dict()
+        weights = weights_of(trainer.agent.model)
         trainer.best_reward = reward
         trainer.best_iteration = trainer.iteration
-        trainer.best = {name: x.to("cpu", copy=True) for name, x in weights.items()}
+        trainer.best = {name: x.detach().to("cpu", copy=True) for name, x in weights.items()}
 
 # %% ../../nbs/3_training/09_callbacks.ipynb #a3c6831b
 @contextmanager

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['RATIO_CAUSES', 'check_ratio', 'first_not_finite', 'blame', 'require_finite', 'require_finite_loss',
-           'require_finite_weights', 'blaming', 'texts_of', 'ready', 'comparable']
+           'require_finite_weights', 'require_trainable', 'blaming', 'texts_of', 'ready', 'comparable']
 
 # %% ../../nbs/3_training/05_checks.ipynb #67b17ef0
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..objective.masks import AGGREGATES, group_token_counts
 from ..objective.policy_loss import probability_ratio
 from .rollout import Rollout
+from .shaping import finished
 
 # %% ../../nbs/3_training/05_checks.ipynb #5eaca3ef
 RATIO_CAUSES = """The same weights must give the same probabilities. Usual causes:
@@ -107,6 +108,15 @@ def require_finite_weights(trainer: Any) -> None:
         raise blame(trainer, "the optimizer has made a weight infinite or NaN",
                     "Go back to the last checkpoint")
 
+def require_trainable(parameters: Iterable[Tensor]) -> None:
+    "Raises ValueError for float16: its NaN would come later, and from nowhere."
+    if any(p.requires_grad and p.dtype == torch.float16 for p in parameters):
+        raise ValueError(
+            "the weights are float16, and cannot be trained in it: AdamW keeps squares of "
+            "gradients in the same precision, where that of 1e-4 is 0, and divides by their root: "
+            "such a weight is thrown far off, and the next forward is NaN. No learning rate "
+            "helps. Load them with dtype=torch.float32, or torch.bfloat16, which has its range")
+
 @contextmanager
 def blaming(trainer: Any) -> Iterator[None]:
     "A FloatingPointError from inside names the iteration and the weight that is to blame."
@@ -131,7 +141,10 @@ def ready(trainer: Any, rollout: Rollout) -> Rollout:
     if rollout.old_logprobs is None:
         trainer.annotate(rollout)
     if AGGREGATES[trainer.config.aggregation].takes == "group_tokens":
-        rollout.group_tokens = group_token_counts(rollout.mask, trainer.config.group_size)
+        mask = rollout.mask
+        if trainer.config.mask_truncated:
+            mask = mask & finished(rollout, trainer.eos_ids)[:, None]
+        rollout.group_tokens = group_token_counts(mask, trainer.config.group_size)
     return rollout
 
 def comparable(rollout: Rollout) -> Rollout:

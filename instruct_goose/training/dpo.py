@@ -92,6 +92,7 @@ def train_dpo(
 
 def check_reference(model: PreTrainedModel, ref_model: PreTrainedModel) -> None:
     "Raises ValueError for a reference that would move with the model."
-    if {id(p) for p in model.parameters()} & {id(p) for p in ref_model.parameters()}:
+    moving = {id(p) for p in model.parameters() if p.requires_grad}
+    if moving & {id(p) for p in ref_model.parameters()}:
         raise ValueError("ref_model shares parameters with the model and would move with it: "
                          "pass create_reference_model(model)")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..models.agent import context_length
+from .checks import require_trainable
 from .keeper import Stage
 from .state import joined, part
 from .training_state import (
@@ -208,7 +209,9 @@ def adamw(
     betas: tuple[float, float],
     weight_decay: float,
 ) -> torch.optim.AdamW:
-    "Adam with decoupled weight decay (Loshchilov & Hutter 2019), on matrices alone."
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019), on matrices alone. Raises
+    ValueError for weights in float16."""
+    require_trainable(model.parameters())
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [{"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
               {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.}]

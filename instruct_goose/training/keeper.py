@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAIN', 'Whole', 'HALF_WRITTEN', 'Keeper', 'Stage', 'run_state', 'Terminated', 'Signals', 'deaf', 'rescue',
-           'clear_run', 'check_run_record']
+           'clear_run', 'check_run_record', 'refuse_other_run']
 
 # %% ../../nbs/3_training/20_keeper.ipynb #2f663024
 import json
@@ -80,7 +80,7 @@ class Keeper:
         if path is not None:
             tensors, record = load_checkpoint(path)
             check_run_record(path, tensors, record)
-            refuse_other_settings(record["settings"], self.settings)
+            refuse_other_run(record["settings"], self.settings)
             stages = {k: (part(tensors, k), inner) for k, inner in record["stages"].items()}
             name, at, of = record["place"]
             self.latest = self.on_disk = stages, (name, at, of)
@@ -252,3 +252,12 @@ def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping)
     if odd:
         raise ValueError(f"the checkpoint {path} is not that of a run: {odd[0]} in its record is "
                          "missing or malformed. Remove it, or take another")
+
+def refuse_other_run(then: Mapping, now: Mapping) -> None:
+    "Raises ValueError naming settings that differ. More steps are welcome: a run may grow."
+    rest, rest_now = ({k: x for k, x in s.items() if k != "steps"} for s in (then, now))
+    refuse_other_settings(rest, rest_now)
+    was: Any = then.get("steps")
+    wanted: Any = now.get("steps")
+    if is_number(was) and is_number(wanted) and wanted < was:
+        raise ValueError(f"steps was {was} and is {wanted}: a run can be made longer, not shorter")

@@ -113,10 +113,13 @@ def of_sampler(r: Rollout, c: RLHFConfig) -> dict:
         return {}
     ratio = probability_ratio(r.old_logprobs, r.sampled_logprobs, r.mask)
     numbers = {"max_sampler_deviation": (ratio - 1).abs().max()}
-    weights, cap = importance_weights(r, c.importance_cap), c.importance_cap
+    weights, cap = importance_weights(r, c), c.importance_cap
     if weights is not None and cap is not None:
+        ratio = probability_ratio(r.old_logprobs, r.sampled_logprobs, r.mask,
+                                  level=c.importance_level)
+        outside = (ratio > cap) | (ratio < (c.importance_floor or 0.))
         numbers |= {"importance_mean": masked_mean(weights, r.mask),
-                    "importance_capped": masked_mean(ratio > cap, r.mask)}
+                    "importance_capped": masked_mean(outside, r.mask)}
     return numbers
 
 # %% ../../nbs/3_training/08_metrics.ipynb #3313759b
@@ -158,6 +161,8 @@ def average_steps(
     logs: Sequence[dict[str, Tensor]], # of all optimizer steps of an iteration
 ) -> Metrics:
     "Means over the steps; of `ratio_max` the largest, and what only the first step logs as it is."
+    if not logs: # nothing was left to learn from: see `mask_truncated`
+        return {}
     mean = {name: sum(log[name] for log in logs) / len(logs) for name in logs[-1]}
     mean["ratio_max"] = torch.stack([log["ratio_max"] for log in logs]).max()
     return {name: number(x) for name, x in (logs[0] | mean).items()}

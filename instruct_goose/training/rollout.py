@@ -166,6 +166,7 @@ class Rollout:
     values: Float[Tensor, "batch time"] | Later = None           # V(sₜ)
     scores: Float[Tensor, "batch"] | Later = None                # what the reward function said
     score_parts: dict[str, Tensor] | Later = None # of several functions, by name; NaN: not asked
+    token_scores: Float[Tensor, "batch time"] | Later = None     # parts of it with a place
     baseline: Float[Tensor, "batch"] | Later = None    # total reward of the greedy response
     rewards: Float[Tensor, "batch time"] | Later = None
     advantages: Float[Tensor, "batch time"] | Later = None

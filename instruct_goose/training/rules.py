@@ -7,7 +7,7 @@ __all__ = ['noisy_forward', 'start_kl', 'foreign_prompts', 'sampler_mismatch', '
            'negative_kl', 'equal_rewards', 'no_policy_gradient', 'ratio_never_moves', 'values_stand_still',
            'policy_stands_still', 'steps_rounded_away', 'reference_is_the_policy', 'padding_counted', 'ends_unseen',
            'never_ends', 'reward_scale', 'small_rewards', 'reward_spread_moves', 'large_steps', 'no_clip', 'drift',
-           'entropy_collapse']
+           'entropy_collapse', 'length_collapse', 'variety_collapse']
 
 # %% ../../nbs/3_training/21_rules.ipynb #c280c7b0
 import math
@@ -270,3 +270,16 @@ def entropy_collapse(run: Run) -> str | None:
     if len(all_) < 4 or all_[0] <= 0 or mean(last_quarter(all_)) > .25 * all_[0]:
         return None
     return f"entropy fell from {all_[0]:.3g} to {mean(last_quarter(all_)):.2g} nats per token"
+
+def length_collapse(run: Run) -> str | None:
+    "Responses keep something of the length that they began with."
+    return _collapse(run["response_length"], 1 / 3, "response_length", " tokens")
+
+def variety_collapse(run: Run) -> str | None:
+    "The responses of an iteration do not all say the same."
+    return _collapse(run["distinct_2"], 1 / 3, "distinct_2", " of all pairs of tokens")
+
+def _collapse(xs: list[float], share: float, name: str, unit: str) -> str | None:
+    if len(xs) < 6 or not mean(last_quarter(xs)) < share * mean(xs[:3]):
+        return None
+    return f"{name} fell from {mean(xs[:3]):.3g} to {mean(last_quarter(xs)):.2g}{unit}"

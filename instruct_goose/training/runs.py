@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CHANGES_NOTHING', 'new_run_dir', 'claim_run_dir', 'write_json', 'write_whole', 'append_jsonl', 'json_line',
            'without_nan', 'save_model', 'versions', 'Clock', 'open_run', 'finished_run', 'settings_of',
-           'check_same_run', 'saving_conflicts', 'RunLog', 'train_policy', 'rest_of', 'reason_to_stop']
+           'check_same_run', 'saving_conflicts', 'RunLog', 'longer', 'train_policy', 'rest_of', 'reason_to_stop']
 
 # %% ../../nbs/3_training/15_runs.ipynb #ed9beb72
 import json
@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from .callbacks import Callback, StopAtKL
-from .checkpoints import read_json, writing
+from .checkpoints import newest_checkpoint, read_json, writing
 from .config import RLHFConfig
-from .keeper import HALF_WRITTEN, Keeper, Stage
+from .keeper import HALF_WRITTEN, Keeper, Stage, refuse_other_run
 from .metrics import Metrics
+from .microscope import looked_at, read_tokens, seen_tokens
 from .rollout import Rollout
-from .state import refuse_other_settings
 from .trainer import RLHFTrainer
 
 # %% ../../nbs/3_training/15_runs.ipynb #63372f12
@@ -99,7 +99,7 @@ def without_nan(x: Any) -> Any:
 
 # %% ../../nbs/3_training/15_runs.ipynb #1b945961
 def save_model(
-    model: PreTrainedModel,
+    model: Any, # of transformers; or an Agent, whose value head is saved beside it
     tokenizer: PreTrainedTokenizerBase | None, # None: without one
     path: str | Path,
 ) -> None:
@@ -170,18 +170,26 @@ def open_run(
 
 def finished_run(config: Any) -> dict | None: # its summary
     """The run that is to be resumed, if there is nothing left to do. Raises ValueError if it had
-    other settings, or a file of it cannot be used."""
+    other settings, if a file of it cannot be used, and for more steps where it kept no state."""
     summary = config.output_dir and config.output_dir / "summary.json"
     if not config.resume or not summary.exists():
         return None
     check_same_run(config)
     found = read_json(summary, "the summary of the run")
+    steps = dict(found.get("config") or {}).get("steps", config.steps)
+    if config.steps > steps:
+        if newest_checkpoint(config.output_dir / "checkpoints") is None:
+            raise ValueError(f"{config.output_dir} is finished and kept no checkpoint, so it "
+                             "cannot be made longer: that needs --save-every from the start. "
+                             f"Begin a new run from {config.output_dir / 'policy'}")
+        return print(f"The run in {config.output_dir} goes on: {config.steps} steps, not {steps}.")
     print(f"The run in {config.output_dir} is finished: nothing to do.")
     return found
 
 # %% ../../nbs/3_training/15_runs.ipynb #e766255f
 CHANGES_NOTHING = (
-    "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout")
+    "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout",
+    "even_if_worse")
 
 def settings_of(config: Any) -> dict: # a dataclass's settings, as JSON has them
     "All settings that a number of the run may depend on."
@@ -189,11 +197,11 @@ def settings_of(config: Any) -> dict: # a dataclass's settings, as JSON has them
     return json.loads(json.dumps(kept, default=str))
 
 def check_same_run(config: Any) -> None:
-    "Raises ValueError naming each setting that differs, or a config.json that cannot be used."
+    "Raises ValueError naming each other setting, fewer steps, or a config.json beyond use."
     path = config.output_dir / "config.json"
     if path.exists():
         then, now = read_json(path, "the configuration of the run"), settings_of(config)
-        refuse_other_settings({k: then[k] for k in now if k in then}, now)
+        refuse_other_run({k: then[k] for k in now if k in then}, now)
 
 def saving_conflicts(config: Any) -> Iterator[tuple[str, str]]: # name, what it must be
     "For `conflicts` of settings with resume and output_dir."
@@ -202,14 +210,19 @@ def saving_conflicts(config: Any) -> Iterator[tuple[str, str]]: # name, what it 
 
 # %% ../../nbs/3_training/15_runs.ipynb #2b7c48ef
 class RunLog(Callback):
-    "Each iteration goes to metrics.jsonl, and what the next one depends on to the stage."
+    """Each iteration goes to metrics.jsonl, a few of its responses to tokens.jsonl, and what the
+    next one depends on to the stage."""
 
     def __init__(self, out: str | Path, stage: Stage):
         self.path, self.stage = Path(out) / "metrics.jsonl", stage
+        self.tokens = Path(out) / "tokens.jsonl"
         self.metrics: list[Metrics] = []
 
     def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> None:
         append_jsonl(self.path, metrics)
+        if looked_at(trainer.iteration - 1, trainer.config.steps):
+            append_jsonl(self.tokens, {"iteration": metrics["iteration"],
+                                       "responses": seen_tokens(trainer, rollout)})
         self.metrics.append(without_nan(metrics))
         self.stage.reached(trainer.iteration, trainer.config.steps, lambda: self.state(trainer))
 
@@ -218,15 +231,33 @@ class RunLog(Callback):
         tensors, record = trainer.state()
         return tensors, record | {"metrics": list(self.metrics)}
 
+    def put_back(self, trainer: Any) -> None:
+        "The trainer as it was after the last whole iteration."
+        tensors, record = self.stage.found or ({}, {})
+        trainer.load_state(tensors, longer(record, trainer.config))
+
     def go_on(self, trainer: Any) -> None:
         "Trainer and log as they were when the stage was left."
         if self.stage.found is not None:
-            tensors, record = self.stage.found
-            trainer.load_state(tensors, record)
-            trainer.stopped = reason_to_stop(trainer.config, record["metrics"])
-            self.metrics = list(record["metrics"])
+            self.metrics = list(self.stage.found[1]["metrics"])
+            self.put_back(trainer)
+            trainer.stopped = reason_to_stop(trainer.config, self.metrics)
         if self.path.exists() or self.metrics:
             write_whole(self.path, "".join(map(json_line, self.metrics)))
+        kept = {n: seen for n, seen in read_tokens(self.tokens).items() if n < trainer.iteration}
+        if self.tokens.exists():
+            write_whole(self.tokens, "".join(
+                json_line({"iteration": n, "responses": seen}) for n, seen in kept.items()))
+
+def longer(record: Mapping, config: Any) -> dict: # of a trainer
+    "The record with as many steps as there are to be now: a run may grow."
+    then = record.get("config")
+    if not isinstance(then, Mapping) or then.get("steps") == config.steps:
+        return dict(record)
+    if config.lr_schedule != "constant":
+        print(f"  The {config.lr_schedule} schedule was to end at {then.get('steps')} and now "
+              f"ends at {config.steps}: the learning rate jumps.")
+    return {**record, "config": {**then, "steps": config.steps}}
 
 def train_policy(
     trainer: RLHFTrainer,    # with a tokenizer
@@ -234,7 +265,7 @@ def train_policy(
     reward_fn: Any,          # as for `RLHFTrainer.score`
     out: str | Path,         # the run's directory
     stage: Stage,
-    held_out: Sequence[str] | None = None, # prompts, for a config with eval_every
+    held_out: Sequence | dict | None = None, # prompts, for a config with eval_every
     progress: bool = True,
 ) -> list[Metrics]: # of all iterations, those of an earlier sitting among them
     """`trainer.train` from where the stage was left, with metrics.jsonl and checkpoints. With
@@ -249,7 +280,7 @@ def train_policy(
             trainer.train(left, reward_fn, progress=progress, held_out=held_out)
         except KeyboardInterrupt:
             if stage.found is not None:
-                trainer.load_state(*stage.found)  # an iteration may be half done
+                log.put_back(trainer)  # an iteration may be half done
                 save_model(trainer.agent.model, trainer.tokenizer, Path(out) / "policy")
             raise
         finally:

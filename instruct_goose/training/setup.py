@@ -16,12 +16,16 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..models.adapters import has_adapters, unwrapped
 from ..models.agent import Agent, create_reference_model, response_logprobs
+from ..models.families import check_causal
 from .annotate import tokens_of
 from .trainer_state import load_trainer_state, trainer_state
-from .config import Answering, RLHFConfig
+from .config import RLHFConfig
+from .names import Answering
 from .metrics import Metrics, describe
 from .rollout import Rollout, checked_tokens
+from .updates import learnt
 
 # %% ../../nbs/3_training/03_setup.ipynb #d7782933
 def generator(
@@ -41,12 +45,12 @@ def find_device(name: str) -> torch.device: # "auto", "cpu", "cuda"
         raise ValueError("device is 'cuda' and torch finds no GPU here: take 'cpu', or 'auto'")
     return torch.device(("cuda" if there else "cpu") if name == "auto" else name)
 
-def as_agent(model: Agent | PreTrainedModel | str | Path) -> Agent:
+def as_agent(model: nn.Module | str | Path) -> Agent:
     "The policy with a value head. Raises TypeError for a model without a language-model head."
     return model if isinstance(model, Agent) else Agent(model)
 
 def as_reference(
-    ref_model: Agent | PreTrainedModel | None, # None: a frozen copy of the policy
+    ref_model: nn.Module | None, # None: a frozen copy of the policy
     agent: Agent,
 ) -> PreTrainedModel:
     "π_ref, frozen. Raises ValueError if it shares weights with the policy or has other tokens."
@@ -55,9 +59,13 @@ def as_reference(
     if not isinstance(ref_model, nn.Module):
         raise TypeError(f"ref_model is a {type(ref_model).__name__}, not a model. "
                         "A tokenizer goes to tokenizer=, a configuration to config=")
-    model = ref_model.model if isinstance(ref_model, Agent) else ref_model
-    mine = {id(p) for p in agent.parameters()}
-    if any(id(p) in mine for p in model.parameters()):
+    model = ref_model.model if isinstance(ref_model, Agent) else unwrapped(ref_model)
+    if getattr(model, "get_output_embeddings", lambda: None)() is None:
+        raise TypeError(f"ref_model is a {type(model).__name__} and has no language-model head: "
+                        "pass an AutoModelForCausalLM")
+    check_causal(model)
+    moving = {id(p) for p in agent.parameters() if p.requires_grad}
+    if any(id(p) in moving for p in model.parameters()):
         raise ValueError("ref_model shares parameters with the policy and would move with it: "
                          "leave it out, or pass create_reference_model(model)")
     own, other = (m.get_input_embeddings().num_embeddings for m in (agent.model, model))
@@ -114,7 +122,20 @@ class TrainerTools(Answering):
         if self.best is None:
             raise ValueError("no policy has been kept: set keep_best and eval_every, "
                              "and give train held_out=")
-        self.agent.model.load_state_dict(self.best)
+        self.agent.model.load_state_dict(self.best, strict=not has_adapters(self.agent.model))
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        "The policy as a plain transformers model, the value head beside it, and the tokenizer."
+        from instruct_goose.training.runs import save_model
+
+        save_model(self.agent, getattr(self, "tokenizer", None), directory)
+
+    def train_in(self, run_dir: str | Path, prompts: Any, reward_fn: Any, **options: Any) -> dict:
+        """`train`, with settings, log, checkpoints and policy written to a directory; options and
+        errors of `run_dir.train_in`: held_out, save_every, keep, resume, progress."""
+        from instruct_goose.training.run_dir import train_in
+
+        return train_in(self, run_dir, prompts, reward_fn, **options)
 
     def compute_loss(
         self,
@@ -148,7 +169,13 @@ def loss_of(
         r.ref_logprobs = response_logprobs(trainer.ref_model, *tokens_of(r), temperature)
     r.scores = rewards.detach().to(r.old_logprobs)
     r.baseline = None if baseline is None else baseline.detach().to(r.old_logprobs)
-    return trainer.loss(now, trainer.advantages(r))[0]
+    trainer.advantages(r)
+    if trainer.config.mask_truncated:
+        r = learnt(trainer, r)
+        if not len(r):
+            raise ValueError("mask_truncated is set and no response ends: nothing to learn from")
+        now = trainer.now(r)
+    return trainer.loss(now, r)[0]
 
 def foreign_rollout(trainer: Any, query: tuple, response: tuple, given: dict) -> Rollout:
     "Responses from anywhere as a rollout, after all that can be said against them."

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from ..models.adapters import has_adapters
+
 # %% ../../nbs/3_training/16_state.ipynb #28b90dff
 def environment() -> dict[str, str | int]:
     "What rounding depends on: numbers are equal to the bit where this is, and the shapes are."
@@ -141,8 +143,13 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return named
 
 def module_state(module: nn.Module) -> dict[str, Tensor]:
-    "The weights by name; not copied."
-    return {name: x.detach() for name, x in named_tensors(module).items()}
+    "The weights by name, not copied; of a model with adapters those that learn, and buffers."
+    return {name: x.detach() for name, x in _kept(module).items()}
+
+def _kept(module: nn.Module) -> dict[str, Tensor]:
+    named, whole = named_tensors(module), not has_adapters(module)
+    return {name: x for name, x in named.items()
+            if whole or x.requires_grad or not isinstance(x, nn.Parameter)}
 
 @torch.no_grad()
 def load_module(
@@ -151,13 +158,13 @@ def load_module(
 ) -> None:
     "Write the weights into the module. Raises ValueError, before that, as `check_module` does."
     check_module(module, tensors)
-    for name, x in named_tensors(module).items():
+    for name, x in _kept(module).items():
         x.copy_(tensors[name])
 
 # %% ../../nbs/3_training/16_state.ipynb #aecd4c77
 def check_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     "Raises ValueError unless these are weights of this module, all of them, and finite."
-    check_weights(named_tensors(module), tensors, "another model's weights")
+    check_weights(_kept(module), tensors, "another model's weights")
 
 def check_weights(own: Mapping[str, Tensor], there: Mapping[str, Tensor], what: str) -> None:
     "As `check_tensors`; and parameters are finite."

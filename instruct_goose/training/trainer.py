@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.agent import Agent, Evaluation
+from ..models.agent import Evaluation
 from ..objective.kl import kl_in_reward
 from ..objective.masks import aggregate, masked_sum, whiten
 from ..objective.ppo import ppo_loss
@@ -34,7 +34,7 @@ from .setup import (
     EVALUATION, TrainerTools, as_agent, as_reference, find_device, generator, steps_left)
 from .updates import (
     averaging, backward, clip_gradients, importance_weights, kl_penalty, make_optimizer,
-    micro_batches, objective_settings, set_learning_rate)
+    micro_batches, minibatches_of, objective_settings, set_learning_rate)
 
 # %% ../../nbs/3_training/01_trainer.ipynb #4d30e377
 class RLHFTrainer(TrainerTools):
@@ -43,8 +43,8 @@ class RLHFTrainer(TrainerTools):
 
     def __init__(
         self,
-        model: Agent | PreTrainedModel | str | Path,       # the policy, or where to load it
-        ref_model: Agent | PreTrainedModel | None = None,  # π_ref; None: the policy, frozen
+        model: nn.Module | str | Path,                     # Agent, causal LM, PeftModel; a path
+        ref_model: nn.Module | None = None,                # π_ref; None: the policy, frozen
         config: RLHFConfig | None = None,                  # None: the defaults
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,  # needed where prompts are text
@@ -116,7 +116,7 @@ class RLHFTrainer(TrainerTools):
         c, r = self.config, ready(self, rollout)
         beta = self.beta if c.kl_placement == "reward" else 0.
         r.rewards = kl_in_reward(r.scores, r.old_logprobs, r.ref_logprobs, r.mask, beta,
-                                 c.kl_estimator or "k1")
+                                 c.kl_estimator or "k1", r.token_scores)
         r.advantages, r.returns = compare(r, c)
         if c.whiten_advantages and r.mask.sum() > 1:
             r.advantages = whiten(r.advantages, r.mask)
@@ -133,7 +133,7 @@ class RLHFTrainer(TrainerTools):
         loss, parts = ppo_loss(
             now.logprobs, batch.old_logprobs, batch.advantages, batch.mask,
             values=now.values, old_values=batch.values, returns=batch.returns, entropy=now.entropy,
-            weights=importance_weights(batch, c.importance_cap), **objective_settings(c), **mean)
+            weights=importance_weights(batch, c), **objective_settings(c), **mean)
         if c.kl_placement == "loss" and self.beta > 0:
             drift = kl_penalty(now.logprobs, batch, self.beta, c)
             loss = loss + aggregate(drift, batch.mask, **mean)
@@ -153,7 +153,7 @@ class RLHFTrainer(TrainerTools):
         set_learning_rate(self.optimizer, c, self.iteration)
         moved = movement_meter(self.agent.model, r, c)
         for _ in range(c.epochs):
-            for batch in r.minibatches(c.minibatches, self.shuffling):
+            for batch in minibatches_of(self, r, logs):
                 logs.append(self.update(batch, first=not logs))
         require_finite_weights(self)
         return average_steps(logs) | moved()
@@ -174,7 +174,7 @@ class RLHFTrainer(TrainerTools):
     def train(
         self,
         prompts: Sequence | Iterable,     # a list, shuffled for each pass; a stream, in order
-        reward_fn: Any,                   # texts → one number per text; or a list of them
+        reward_fn: Any,                   # texts → a number, or one per token; or a list of such
         steps: int | None = None,         # iterations; None: what is left of config.steps
         callback: Callable | None = None, # is given each iteration's metrics; a true answer stops
         progress: bool = True,            # a progress bar

@@ -17,8 +17,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from ..models.adapters import has_adapters, weights_of
 from .state import (
-    check_weights, is_number, joined, module_state, part, refuse_other_settings)
+    check_weights, is_number, joined, named_tensors, part, refuse_other_settings)
 from .training_state import (
     check_training_state, load_training_state, memory_of_one_step, training_state)
 
@@ -74,18 +75,23 @@ def _generators(trainer: Resumable) -> dict[str, torch.Generator]:
 
 # %% ../../nbs/3_training/18_trainer_state.ipynb #f96e0366
 def identity_of(trainer: Resumable) -> dict:
-    "Settings, and fingerprints of reference and tokenizer."
+    "Settings, and fingerprints of reference and tokenizer; and of the weights under adapters."
     tokenizer = getattr(trainer, "tokenizer", None)
+    under = {"frozen": _fingerprint_once(trainer.agent, frozen=True)}
     return {"config": _flat(asdict(trainer.config)),
             "reference": _fingerprint_once(trainer.ref_model),
-            "tokenizer": None if tokenizer is None else fingerprint_of_tokenizer(tokenizer)}
+            "tokenizer": None if tokenizer is None else fingerprint_of_tokenizer(tokenizer),
+            **(under if has_adapters(trainer.agent) else {})}
 
-def fingerprint_of(module: nn.Module) -> str:
+def fingerprint_of(
+    module: nn.Module,
+    frozen: bool = False, # only of those that do not learn
+) -> str:
     "SHA-256 of all weights: two models with one fingerprint are one model."
     digest = hashlib.sha256()
-    for name, x in module_state(module).items():
+    for name, x in _read(module, frozen).items():
         digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
-        digest.update(x.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 def fingerprint_of_tokenizer(tokenizer) -> str:
@@ -99,12 +105,16 @@ def fingerprint_of_tokenizer(tokenizer) -> str:
 
 _seen: WeakKeyDictionary[nn.Module, tuple[int, str]] = WeakKeyDictionary()
 
-def _fingerprint_once(module: nn.Module) -> str:
+def _fingerprint_once(module: nn.Module, frozen: bool = False) -> str:
     "A frozen model need not be read twice. In-place changes of its weights are counted by torch."
-    changes = sum(x._version for x in module_state(module).values())
+    changes = sum(x._version for x in _read(module, frozen).values())
     if module not in _seen or _seen[module][0] != changes:
-        _seen[module] = changes, fingerprint_of(module)
+        _seen[module] = changes, fingerprint_of(module, frozen)
     return _seen[module][1]
+
+def _read(module: nn.Module, frozen: bool) -> dict[str, Tensor]:
+    named = named_tensors(module)
+    return {name: x for name, x in named.items() if not (frozen and x.requires_grad)}
 
 def _flat(settings: Mapping, before: str = "") -> dict: # as JSON has them; "group.name" in groups
     flat = {}
@@ -133,7 +143,7 @@ def check_trainer_state(
     if best and record["best_reward"] is None:
         raise ValueError("a best policy is kept in this state, but not its reward")
     if best or record["best_reward"] is not None:
-        own = trainer.agent.model.state_dict(keep_vars=True)
+        own = weights_of(trainer.agent.model)
         check_weights(own, best, "another model's weights, kept as the best policy")
 
 def _remembers(optimizer: torch.optim.Optimizer) -> bool: # plain SGD does not
@@ -151,8 +161,9 @@ def check_identity(then: Mapping, now: Mapping) -> None:
     old, new = ({k: v for k, v in x["config"].items() if k.split(".")[-1] not in free}
                 for x in (then, now))
     refuse_other_settings(old, new)
-    for name, words in (("reference", "reference model"), ("tokenizer", "tokenizer")):
-        if then[name] != now[name]:
+    for name, words in (("reference", "reference model"), ("tokenizer", "tokenizer"),
+                        ("frozen", "model under the adapters")):
+        if then.get(name) != now.get(name):
             raise ValueError(f"the {words} is not the one that this checkpoint was trained with: "
                              "build the trainer from the same ones as before, then load the state")
 

@@ -132,6 +132,7 @@ def test_every_advantage_by_hand():
     known = dict(values=values, baseline=f64([.25, .25]), group_size=2, gamma=.5, lam=.5)
     hand = {"return": [[.25, .5, 1.], [-.25, -1.5, 0.]], "group_mean": [[1.] * 3, [-1., -1., 0.]],
             "group_mean_std": [[1 / (2**.5 + 1e-4)] * 3, [-1 / (2**.5 + 1e-4)] * 2 + [0.]], "leave_one_out": [[2.] * 3, [-2., -2., 0.]],
+            "group_mean_batch_std": [[1 / (2**.5 + 1e-4)] * 3, [-1 / (2**.5 + 1e-4)] * 2 + [0.]],  # one group is the batch
             "greedy": [[.75] * 3, [-1.25, -1.25, 0.]],
             # δ: 0 + .3 − .5, 0 + .4 − .6, 1 − .8; .5 − .1 − .1, −1.5 + .2; Â: −.2 + .25·(−.15), −.2 + .25·.2, .2; .3 − .25·1.3, −1.3
             "gae": [[-.2375, -.15, .2], [-.025, -1.3, 0.]]}
@@ -172,4 +173,4 @@ def test_the_tables_hold_what_the_settings_have_always_been_called():
     assert list(LEVELS) == ["token", "sequence", "product"] and list(SURROGATES) == ["min", "ratio", "weight"]
     assert list(AGGREGATES) == ["token_mean", "sequence_mean", "sequence_sum", "group_token_mean"]
     assert list(kl.ESTIMATORS) == ["k1", "k2", "k3"] and [e.takes for e in masks.AGGREGATES.values()] == [None, None, "length", "group_tokens"]
-    assert [a.needs for a in ADVANTAGES.values()] == ["values", None, "group", "group", "group", "greedy"]
+    assert [a.needs for a in ADVANTAGES.values()] == ["values", None, "group", "group", "group", "group", "greedy"]

@@ -31,6 +31,8 @@ from instruct_goose.practice.exact_world import (
     total_variation,
 )
 from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.distillation import DISTILLATION, Teacher
+from instruct_goose.training.rollout import Rollout, complete
 from instruct_goose.training.trainer import RLHFTrainer
 
 KINDS = ("absolute", "rotary")
@@ -384,3 +386,118 @@ def test_the_recorded_runs_are_within_the_bound():
     for r in runs: assert r["tv"] <= .03, r
     dpo = [r for r in json.loads(record.read_text("utf-8"))["runs"] if r["part"] == "dpo" and r["kind"] == "absolute"]
     assert len(dpo) == 2 and all(r["tv"][-1] < .005 for r in dpo)
+
+
+# rewards at their tokens
+
+def every_response(world):
+    "A row for each response to each prompt."
+    n, P = len(world.response_ids), len(PROMPTS)
+    return Rollout(*world.queries(copies=n), world.response_ids.repeat(P, 1), world.mask.repeat(P, 1))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_expected_gradient_is_that_of_the_objective_wherever_the_parts_stand(causal):
+    """Over all responses, each with its probability, the gradient of J with the KL in it: if a token's part depends on what stands
+    before it and on itself. A part that knows what comes after it is no reward of that token, and later tokens never hear of it."""
+    world = worlds["absolute"]
+    policy, ref = drifted(world)
+    g, at = torch.Generator().manual_seed(1), states(world)
+    parts = torch.randn(len(PROMPTS), int(at.max()) + 1, len(WORDS), generator=g, dtype=torch.float64)[:, at, world.response_ids]
+    if not causal: parts = torch.randn(parts.shape, generator=g, dtype=torch.float64)  # of each response its own
+    parts = parts * world.mask
+    trainer = trainer_of(world, policy, ref, advantage="return", gamma=1.)
+    r = every_response(world)
+    r.scores, r.token_scores = world.rewards.reshape(-1), parts.reshape(len(r), -1)
+    A = trainer.advantages(r).advantages.reshape(parts.shape).double()
+    plain = every_response(world); plain.scores = world.rewards.reshape(-1)
+    assert not torch.allclose(A, trainer.advantages(plain).advantages.reshape(parts.shape).double(), atol=.1)  # other advantages,
+    logprobs = enumerate_logprobs(policy, world)
+    got = -flat_gradient(expected_loss(logprobs, 0 * logprobs.detach(), A, world.mask), policy)
+    exact = exact_gradient(world, policy, ref)
+    assert exact.norm() > .1 and torch.allclose(got, exact, atol=1e-6, rtol=1e-5) == causal                    # the same gradient
+
+
+# a teacher
+
+def rated(world, policy, teacher, **changes):
+    "Advantages of every token of every response, as the trainer makes them from a teacher's ratings."
+    trainer = RLHFTrainer(policy, config=RLHFConfig(**DISTILLATION | dict(max_new_tokens=3, device="cpu") | changes), tokenizer=world.tokenizer)
+    r = complete(every_response(world), world.tokenizer)
+    logprobs = enumerate_logprobs(policy, world)
+    r.sampled_logprobs = logprobs.detach().reshape(len(r), -1)
+    A = trainer.advantages(trainer.score(r, Teacher(teacher, batch_size=17))).advantages
+    return logprobs, A.reshape(logprobs.shape).double()
+
+
+@kinds
+def test_the_gradient_of_distillation_is_that_of_the_exact_reverse_kl(kind):
+    "Whole with γ = 1; with γ = 0 that of the next token's KL at each state, its probability held fixed, by finite differences."
+    world = worlds[kind]
+    policy, teacher = drifted(world, .1)
+    logprobs, A = rated(world, policy, teacher, gamma=1.)
+    theirs = enumerate_logprobs(teacher, world).detach()
+    now = enumerate_logprobs(policy, world).sum(-1)
+    kl = (now.exp() * (now - theirs.sum(-1))).sum(-1).mean()
+    exact = flat_gradient(kl, policy)
+    assert exact.norm() > .05
+    got = flat_gradient(expected_loss(logprobs, logprobs.detach(), A, world.mask), policy)
+    torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-4)
+
+    logprobs, A = rated(world, policy, teacher)
+    got = flat_gradient(expected_loss(logprobs, logprobs.detach(), A, world.mask), policy)
+    g = torch.Generator().manual_seed(8)
+    direction = [torch.randn(p.shape, generator=g, dtype=p.dtype) for p in policy.parameters()]
+    before = enumerate_logprobs(policy, world).detach()
+    reach = (before.cumsum(-1) - before).exp()  # of the state in which each token was said
+
+    def local():
+        "Σ over states of P_old(s)·KL(π(·|s)‖π_T(·|s)), from the enumeration alone: a state's tokens are found by what came before them."
+        with torch.no_grad(): table = enumerate_logprobs(policy, world)
+        total = 0.
+        for k in range(len(PROMPTS)):
+            seen = {}
+            for i, row in enumerate(world.response_ids.tolist()):
+                for t in range(int(world.mask[i].sum())):
+                    seen[tuple(row[:t + 1])] = (reach[k, i, t], table[k, i, t], theirs[k, i, t])
+            total += sum(w * q.exp() * (q - s) for w, q, s in seen.values())
+        return (total / len(PROMPTS)).item()
+
+    def shifted(step):
+        with torch.no_grad():
+            for p, d in zip(policy.parameters(), direction): p += step * d
+            out = local()
+            for p, d in zip(policy.parameters(), direction): p -= step * d
+        return out
+
+    slope = (shifted(1e-4) - shifted(-1e-4)) / 2e-4
+    along = (got * torch.cat([d.flatten() for d in direction])).sum().item()
+    assert abs(slope) > .01 and along == pytest.approx(slope, rel=1e-3, abs=1e-5)
+    assert not torch.allclose(got, exact, atol=1e-3)
+
+
+def test_distillation_ends_at_the_teacher():
+    "With γ = 1; the lesson does it with γ = 0."
+    world, teacher, student = worlds["absolute"], tiny_policy("rotary", seed=4), tiny_policy("absolute", seed=2)
+    c = RLHFConfig(**DISTILLATION | dict(gamma=1., batch_size=48, max_new_tokens=3, steps=20, lr=8e-3, lr_schedule="linear", device="cpu"))
+    trainer = RLHFTrainer(student, config=c, tokenizer=world.tokenizer)
+    def apart():
+        with torch.no_grad(): return total_variation(*(enumerate_logprobs(m, world).sum(-1) for m in (trainer.agent.model, teacher)))
+    before = apart()
+    trainer.train(list(PROMPTS), Teacher(teacher), progress=False)
+    assert before > .35 and apart() < .25
+
+
+def test_at_the_teacher_nothing_pulls_and_elsewhere_a_state_costs_its_kl():
+    world = worlds["absolute"]
+    teacher, _ = drifted(world, .1)
+    policy = copy.deepcopy(teacher).requires_grad_()
+    logprobs, A = rated(world, policy, teacher.requires_grad_(False))
+    assert A.abs().max() < 1e-5  # no token is worth more than another
+    moved, A = rated(world, drifted(world, .2)[0], teacher)
+    chance = moved.detach().exp()
+    at = states(world)
+    for k in range(len(PROMPTS)):  # the mean advantage at a state is −KL(π‖π_T), never positive
+        for s in at[world.mask].unique():
+            tokens = {int(world.response_ids[i, t]): (chance[k, i, t] * A[k, i, t]).item() for i, t in ((at == s) & world.mask).nonzero().tolist()}
+            assert sum(tokens.values()) <= 1e-6

@@ -12,24 +12,33 @@ from hypothesis import strategies as st
 
 from instruct_goose.models.reward import all_pairs_loss
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.practice.real_reviews import (
+from instruct_goose.practice import real_reviews
+from instruct_goose.practice.rated_files import (
     RATINGS,
     TEXTS,
     Review,
-    ReviewsConfig,
-    RidgeBagOfWords,
-    both_margins,
+    find_files,
     load_other_texts,
     load_reviews,
-    make_data,
-    preferences,
+    read_rated,
+)
+from instruct_goose.practice.rated_sentences import (
+    RidgeBagOfWords,
+    both_margins,
     ranking,
-    run_reviews,
-    soft_pairs_loss,
     split_half,
     split_reviews,
     vader_compound,
 )
+from instruct_goose.practice.rated_stages import (
+    FinishingTrainer,
+    ReviewsConfig,
+    make_data,
+    make_lm,
+    preferences,
+    soft_pairs_loss,
+)
+from instruct_goose.practice.real_reviews import run_reviews, stop_if_worse
 
 REAL = Path(__file__).parents[3] / "shared/data/icwsm2014"
 real = pytest.mark.skipif(not REAL.is_dir(), reason="the rated sentences are not beside this repository (../shared/data/icwsm2014)")
@@ -81,41 +90,91 @@ def test_line_ends_and_marks_do_not_matter(folder, tmp_path, end, last, boms):
     assert load_reviews(write(tmp_path / "other", end=end, last=last, boms=boms)) == load_reviews(folder)
 
 
-@pytest.mark.parametrize("name, pattern, replacement, message", [
-    (TEXTS, rb"^1_1\t", b"x_1\t", r"anonDataRatings.txt has no row with the id 'x_1' \(and 0 more\)"),
-    (RATINGS, rb"^1_1\t", b"x_1\t", r"anonDataRatings.txt has no row with the id '1_1'"),
-    (RATINGS, rb"^1_1\t.*\r\n", b"", r"no row with the id '1_1'"),
-    (TEXTS, rb"^1_1\t.*\r\n", b"", r"GroundTruth.txt has no row with the id '1_1'"),
-    (TEXTS, rb"^1_1\t", b"0_0\t", r"GroundTruth.txt, line 2: the id '0_0' stands on line 1 already"),
-    (TEXTS, rb"^(2_2\t[^\t]*)\t", rb"\1 ", r"GroundTruth.txt, line 3: 2 columns, expected 3, separated by tabs: '2_2"),
-    (TEXTS, rb"^(2_2\t)[^\t]*", rb"\1n/a", r"GroundTruth.txt, line 3: the mean rating 'n/a' is not a number from −4 to 4"),
-    (TEXTS, rb"^(2_2\t)[^\t]*", rb"\1nan", r"line 3: the mean rating 'nan'"),
-    (TEXTS, rb"^(2_2\t)[^\t]*", rb"\g<1>4.2", r"line 3: the mean rating '4.2'"),
-    (TEXTS, rb"^(2_2\t)[^\t]*", rb"\1-3.99", r"line 3: the mean is -3.99, but the ratings of id '2_2' .*: the ids do not match"),
-    (TEXTS, rb"^(2_2\t[^\t]*\t)[^\r]*", rb"\1  ", r"line 3: no text"),
-    (TEXTS, "é".encode(), "é".encode("latin-1"), r"line 1: not UTF-8"),
-    (RATINGS, rb"\]", b"", r"line 1: the ratings .* are not a list of whole numbers"),
-    (RATINGS, rb"\[", b"[5, ", r"line 1: the ratings .* hold 5: the scale goes from −4 to 4"),
-    (RATINGS, rb"\[", b"[-5, ", r"hold -5"),
-    (RATINGS, rb"\[", b"[0.5, ", r"whole numbers"),
-    (RATINGS, rb"\[", b"[true, ", r"whole numbers"),
-    (RATINGS, rb"\[", b'["3", ', r"whole numbers"),
-    (RATINGS, rb"\[.*", b"[]", r"nobody's opinion"),
-    (RATINGS, rb"\[.*", b"3", r"whole numbers"),
-    (RATINGS, rb".*", b"", r"is empty"),
-    (TEXTS, rb".*", b"", r"is empty"),
+@pytest.mark.parametrize("name, pattern, replacement, reasons, lost", [
+    (TEXTS, rb"^1_1\t", b"x_1\t", [r"anonDataRatings.txt, line \d+: no text has the id '1_1'", r"GroundTruth.txt, line 2: movie.* has no row with the id 'x_1'"], "1_1"),
+    (RATINGS, rb"^1_1\t.*\r\n", b"", [r"line 2: movie.* has no row with the id '1_1'"], "1_1"),
+    (TEXTS, rb"^1_1\t.*\r\n", b"", [r"anonDataRatings.txt, line \d+: no text has the id '1_1'"], "1_1"),
+    (TEXTS, rb"\A", b"0_0\t3\tfirst\r\n", [r"GroundTruth.txt, line 2: the id '0_0' stands on line 1 already"], None),
+    (TEXTS, rb"^(2_2\t[^\t]*)\t", rb"\1 ", [r"GroundTruth.txt, line 3: 2 columns, expected 3, separated by tabs: '2_2", "no text has the id '2_2'"], "2_2"),
+    (TEXTS, rb"^(2_2\t[^\t]*\t)[^\r]*", rb"\1  ", [r"line 3: no text"], "2_2"),
+    (TEXTS, "é".encode(), "é".encode("latin-1"), [r"line 1: not UTF-8", "no text has the id '0_0'"], "0_0"),
+    (RATINGS, rb"^(2_2\t.*)\]", rb"\1", [r"line \d+: the ratings .* are not a list of whole numbers"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[", rb"\1[5, ", [r"line \d+: a rating of 5: the scale goes from −4 to 4"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[", rb"\1[-5, ", [r"a rating of -5"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[", rb"\1[0.5, ", ["whole numbers"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[", rb"\1[true, ", ["whole numbers"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[", rb'\1["3", ', ["whole numbers"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[.*", rb"\1[]", ["nobody's opinion"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[.*", rb"\g<1>3", ["whole numbers"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[.*", rb"\1" + b"[" * 100_000, ["whole numbers"], "2_2"),
 ])
-def test_says_what_is_wrong_and_where(folder, name, pattern, replacement, message):
-    edit(folder, name, pattern, replacement, flags=re.S if replacement == b"" and pattern == rb".*" else re.M)
-    with pytest.raises(ValueError, match=message) as e: load_reviews(folder)
-    assert str(folder) in str(e.value) and len(str(e.value)) < 500
+def test_a_bad_row_is_left_out_and_named(folder, name, pattern, replacement, reasons, lost):
+    before = load_reviews(folder)
+    edit(folder, name, pattern, replacement)
+    rated = read_rated(folder)
+    assert len(rated.left_out) == len(reasons) and all(any(re.search(why, said) for said in rated.left_out) for why in reasons), rated.left_out
+    assert max(map(len, rated.left_out)) < 200 and not [i for i in rated.means_off if i != "0_0"]
+    same = lambda reviews: [r for r in reviews if r.id != "0_0"]
+    assert same(rated.reviews) == [r for r in same(before) if r.id != lost] and rated.counts()["left_out"] == len(reasons)
+
+
+@pytest.mark.parametrize("mean, off", [(b"n/a", True), (b"nan", True), (b"4.2", True), (b"-3.99", True), (b"inf", True), (b"", False), (b" ", False)])
+def test_between_a_mean_and_the_ratings_the_raters_win(folder, mean, off):
+    before = load_reviews(folder)
+    edit(folder, TEXTS, rb"^(2_2\t)[^\t]*", rb"\g<1>" + mean)
+    rated = read_rated(folder)
+    assert rated.reviews == before and rated.means_off == ["2_2"] * off and not rated.left_out
+    assert ("In 1 rows the mean is not that of the ratings" in str(rated)) == off
+
+
+def test_files_that_do_not_belong_together_are_refused(folder):
+    text = (folder / TEXTS).read_bytes()
+    (folder / TEXTS).write_bytes(re.sub(rb"(?m)^(\d_)(\d+)\t", lambda m: b"%d_%d\t" % ((int(m[2]) + 1) % 60 % 7, (int(m[2]) + 1) % 60), text))
+    with pytest.raises(ValueError, match=r"in \d+ of 60 rows the mean is not that of the ratings.*ids do not match"): read_rated(folder)
+    (folder / TEXTS).write_bytes(text.replace(b"_", b"-", 40))
+    with pytest.raises(ValueError, match=r"only \d+ of 60 rows can be used. The first that cannot: "): read_rated(folder)
+    (folder / TEXTS).write_bytes(text); edit(folder, RATINGS, rb".*", b"", re.S)
+    with pytest.raises(FileNotFoundError, match="holds no rated sentences: there must be a file of texts"): read_rated(folder)
 
 
 @pytest.mark.parametrize("name", [TEXTS, RATINGS])
 def test_missing_files(folder, name):
     (folder / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"{name} is missing: give the directory that holds"): load_reviews(folder)
-    with pytest.raises(FileNotFoundError): load_reviews(folder / "nowhere")
+    for place in (folder, folder / name, folder / "nowhere", folder / "nowhere" / name):
+        with pytest.raises(FileNotFoundError, match=f"{name}.*are in the ICWSM 2014 archive"): load_reviews(place)
+
+
+def corpus(directory, prefix, n, words, seed, wrong_means=0, names=("said.tsv", "scores.tsv")):
+    "An invented corpus in the format, of any names: what a sentence is worth stands in its words; some means are made up."
+    rng, texts, ratings = random.Random(seed), [], []
+    for i in range(n):
+        picked = [rng.choice(list(words)) for _ in range(5)]
+        truth = sum(words[w] for w in picked) / 2
+        scores = [max(-4, min(4, round(rng.gauss(truth, 1)))) for _ in range(rng.randint(8, 14))]
+        mean = sum(scores) / len(scores)
+        texts.append((f"{prefix}{i}", "3.999" if i < wrong_means else f"{mean:.4f}", f"the {' and '.join(picked)} of it ."))
+        ratings.append((f"{prefix}{i}", "0", "0", str(scores)))
+    rng.shuffle(ratings)
+    directory.mkdir(exist_ok=True)
+    (directory / names[0]).write_bytes(table(texts, end="\n")); (directory / names[1]).write_bytes(table(ratings, bom=True))
+    return directory
+
+
+PRAISE = {"superb": 2, "lovely": 2, "fine": 1, "plain": 0, "slow": -1, "dreadful": -2}
+CODE = {"ba": 2, "be": 2, "bi": 1, "bo": 0, "bu": -1, "by": -2}  # words that no lexicon knows
+
+def test_any_names_and_several_sets_side_by_side(tmp_path):
+    one = corpus(tmp_path / "all", "a", 70, PRAISE, 0, wrong_means=3)
+    assert [p.name for p in find_files(one)[:2]] == ["said.tsv", "scores.tsv"]
+    rated = read_rated(one)
+    assert len(rated.reviews) == 70 and rated.means_off == ["a0", "a1", "a2"] and rated.other_texts == [] and not rated.left_out
+    corpus(one, "b", 20, CODE, 1, names=("b texts", "b ratings.csv")); (one / "README.md").write_text("about"); (one / "image").write_bytes(bytes(range(256)))
+    with pytest.raises(ValueError, match=r"several files of ratings, b ratings.csv, scores.tsv: give one of them"): read_rated(one)
+    for name, n, others in (("said.tsv", 70, 20), ("scores.tsv", 70, 20), ("b texts", 20, 70), ("b ratings.csv", 20, 70)):
+        found = read_rated(one / name)
+        assert (len(found.reviews), len(found.other_texts)) == (n, others)
+    with pytest.raises(FileNotFoundError, match="README.md holds no rated sentences"): read_rated(one / "README.md")
+    write(one); assert len(read_rated(one).reviews) == 60 and len(read_rated(one).other_texts) == 90  # Hutto & Gilbert's come first
 
 
 def test_other_texts(folder):
@@ -214,7 +273,7 @@ def test_soft_pairs_with_one_rater_each_is_all_pairs():
 # the run
 
 def tiny(folder, out, **settings):
-    return ReviewsConfig(**dict(data=folder, output_dir=out, held_out=20, vocab_size=300, hidden_size=16, layers=1, heads=2, context=64, sft_steps=15,
+    return ReviewsConfig(**dict(data=folder, output_dir=out, even_if_worse=True, held_out=20, vocab_size=300, hidden_size=16, layers=1, heads=2, context=64, sft_steps=15,
                                 rm_epochs=2., rm_batch_tokens=256, steps=2, batch_size=8, max_new_tokens=8, eval_samples=12, baseline_prompts=3, best_of=2,
                                 tune_steps=2, progress=False) | settings)
 
@@ -228,7 +287,7 @@ def test_run_twice_the_same(folder, tmp_path, capsys):
     for summary in (first, second):
         for name in ("wall_seconds", "cpu_seconds"): assert summary.pop(name) >= 0
     assert first == second
-    assert set(first) == {"seed", "torch_threads", "resumed_from", "stopped", "best_iteration", "sft", "reward_model", "judges", "before", "after", "baselines", "config", "versions"}
+    assert set(first) == {"seed", "torch_threads", "resumed_from", "stopped", "best_iteration", "sft", "reward_model", "judges", "before", "after", "baselines", "config", "versions", "data", "findings"}
     assert {"pair_accuracy", "pair_accuracy_margin_1", "ceiling"} <= set(first["reward_model"])
     assert set(first["judges"]) == {"reward_model", "ridge", "vader", "half_of_the_raters"}
     for figures in (first["before"], first["after"]):
@@ -276,7 +335,6 @@ def test_goes_on_where_it_stopped(folder, tmp_path):
 
 
 def test_every_response_without_an_end_pays_the_greedy_one_too(folder, tmp_path):
-    from instruct_goose.practice.real_reviews import FinishingTrainer, make_lm
     from instruct_goose.training.annotate import greedy_responses
     from instruct_goose.training.evaluation import ended
 
@@ -292,13 +350,48 @@ def test_every_response_without_an_end_pays_the_greedy_one_too(folder, tmp_path)
 
 def test_nothing_is_written_before_the_data_are_good(folder, tmp_path):
     (folder / RATINGS).write_bytes(b"")
-    with pytest.raises(ValueError, match="is empty"): run_reviews(tiny(folder, tmp_path / "a"))
+    with pytest.raises(FileNotFoundError, match="holds no rated sentences"): run_reviews(tiny(folder, tmp_path / "a"))
     assert not (tmp_path / "a").exists()
     with pytest.raises(ValueError, match="held_out=59"): run_reviews(tiny(write(folder), tmp_path / "a", held_out=59))
     assert not (tmp_path / "a").exists()
     (tmp_path / "b").mkdir(); (tmp_path / "b" / "mine").write_text("x")
     with pytest.raises(FileExistsError): run_reviews(tiny(folder, tmp_path / "b"))
     assert [p.name for p in (tmp_path / "b").iterdir()] == ["mine"]
+
+
+def test_a_reward_model_that_loses_stops_the_run_and_may_go_on(tmp_path, capsys):
+    "Five steps teach it nothing, and the ridge reads the words off; resumed with even_if_worse, no stage is done twice."
+    few = dict(sft_steps=5, rm_epochs=.5, baselines=False)
+    folder, out = corpus(tmp_path / "data", "a", 90, CODE, 2, wrong_means=4), tmp_path / "run"
+    with pytest.raises(ValueError, match=r"reward model has 0?\.\d+ of the held-out pairs .* ridge 0.*--even-if-worse"): run_reviews(tiny(folder, out, even_if_worse=False, **few))
+    assert (out / "reward_model" / "model.safetensors").exists() and not (out / "policy").exists() and not (out / "metrics.jsonl").exists()
+    with pytest.raises(ValueError, match="even-if-worse"): run_reviews(tiny(folder, out, even_if_worse=False, resume=True, **few))
+    before = capsys.readouterr().out
+    summary = run_reviews(tiny(folder, out, resume=True, **few))
+    assert "the mean is not that of the ratings" in before and "Going on from" in capsys.readouterr().out
+    assert summary["resumed_from"] == "reward model" and summary["data"] == {"reviews": 90, "left_out": 0, "means_off": 4, "reasons": []}
+    assert summary["judges"]["ridge"]["pair_accuracy"] > summary["judges"]["reward_model"]["pair_accuracy"]
+
+
+@pytest.mark.parametrize("own, ridge, vader, named", [(.633, .651, .667, "ridge 0.651, vader 0.667"), (.66, .651, .667, "vader 0.667"), (.66, .7, .6, "ridge 0.700"), (.7, .7, .6, None), (.8, .7, .6, None)])
+def test_whom_it_may_lose_to(own, ridge, vader, named):
+    judges = {k: {"pair_accuracy": x, "pair_accuracy_margin_1": 1.} for k, x in dict(reward_model=own, ridge=ridge, vader=vader, half_of_the_raters=.9).items()}
+    stop_if_worse(judges, even_so=True)
+    if named is None: return stop_if_worse(judges)
+    with pytest.raises(ValueError, match=f"and {named}: PPO"): stop_if_worse(judges)
+
+
+def test_a_collapse_is_in_the_summary(tmp_path, monkeypatch, capsys):
+    "A judge that likes only short texts, as the one that was fooled did; the policy's log is made up, the rest runs."
+    train = real_reviews.train_policy
+    def shrinking(*args):
+        rows = train(*args)
+        return [rows[0] | {"iteration": i, "response_length": max(3.3, 17.4 - 3 * i), "distinct_2": max(.05, .7 - .1 * i)} for i in range(12)]
+    monkeypatch.setattr(real_reviews, "train_policy", shrinking)
+    summary = run_reviews(tiny(corpus(tmp_path / "data", "a", 90, PRAISE, 3), tmp_path / "run", sft_steps=5, rm_epochs=.5, baselines=False))
+    found = {f["name"]: f["evidence"] for f in summary["findings"]}
+    assert found["length collapse"] == "response_length fell from 14.4 to 3.3 tokens" and "variety collapse" in found
+    assert "WARNING  length collapse" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name, bad", [("sft_steps", 0), ("rm_epochs", 0.), ("rm_epochs", float("inf")), ("rm_dropout", 1.), ("rm_word_dropout", -.1), ("held_out", 1),

@@ -116,7 +116,7 @@ def test_other_settings_are_named_and_nothing_is_touched(whole, tmp_path, monkey
     monkeypatch.setattr(quickstart, "make_data", lambda *_: pytest.fail("work was done"))
     before = stamps(out)
     for _ in range(2):  # by config.json; and by the checkpoint alone
-        with pytest.raises(ValueError, match="steps was 4 and is 5; threads was 1 and is 2; sft_lr was 0.008 and is 0.01. Give the same"):
+        with pytest.raises(ValueError, match="threads was 1 and is 2; sft_lr was 0.008 and is 0.01. Give the same"):
             run_quickstart(config(out, resume=True, sft_lr=.01, steps=5, threads=2))
         assert stamps(out) == before
         (out / "config.json").unlink(missing_ok=True); before = stamps(out)
@@ -297,3 +297,37 @@ def test_ctrl_c(whole, tmp_path, process):
     assert f"--output-dir {out} --resume" in error and "Traceback" not in error
     assert places(out) == [("ppo", 1, 4)]
     assert ran(process("--output-dir", str(out), "--resume")) == 0 and result(out) == whole[1]
+
+
+# ── a run is made longer ──
+
+def test_a_finished_run_is_made_longer_and_a_shorter_one_is_refused(whole, tmp_path, capsys):
+    "The quickstart's learning rate falls to 0, so it is told that the rate jumps; SFT and reward model are not trained again."
+    out = tmp_path / "run"
+    shutil.copytree(whole[0], out)
+    before = stamps(out)
+    with pytest.raises(ValueError, match="steps was 4 and is 3: a run can be made longer, not shorter"): run_quickstart(config(out, resume=True, steps=3))
+    assert stamps(out) == before
+    summary = run_quickstart(config(out, resume=True, steps=6))
+    shown, log = capsys.readouterr().out, result(out)[1]
+    assert "goes on: 6 steps, not 4" in shown and "now ends at 6" in shown
+    assert log[:4] == whole[1][1] and [m["iteration"] for m in log] == list(range(6)) and summary["config"]["steps"] == 6
+    assert result(out)[0].keys() == whole[1][0].keys() and result(out)[0]["sft/model.safetensors"] == whole[1][0]["sft/model.safetensors"]
+    assert run_quickstart(config(out, resume=True, steps=6)) == summary and "is finished: nothing to do" in capsys.readouterr().out
+
+
+def test_a_stopped_run_is_made_longer_too_and_stopped_again(whole, tmp_path):
+    out = stopped_at(whole[0], tmp_path / "run", 1 + places(whole[0]).index(("ppo", 3, 4)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quickstart.RLHFTrainer, "optimize", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt): run_quickstart(config(out, resume=True, steps=5))
+    run_quickstart(config(out, resume=True, steps=5))
+    assert [m["iteration"] for m in result(out)[1]] == list(range(5))
+
+
+def test_a_run_that_kept_nothing_cannot_be_made_longer(tmp_path):
+    out = tmp_path / "run"
+    run_quickstart(config(out, baselines=False, sft_steps=2, rm_steps=2, steps=1))
+    before = stamps(out)
+    with pytest.raises(ValueError, match="kept no checkpoint.*--save-every.*run/policy"): run_quickstart(config(out, baselines=False, sft_steps=2, rm_steps=2, steps=2, resume=True))
+    assert stamps(out) == before

@@ -59,7 +59,7 @@ def imported(source: str) -> set[str]:
 
 @pytest.mark.parametrize("folder, requirements", [
     ("instruct_goose", project["dependencies"] + ["matplotlib-inline", "numpy"]  # which matplotlib, ipykernel and torch bring
-     + extras.get("control", []) + extras.get("data", [])),  # imported where they are used
+     + [r for extra in ("control", "data", "peft", "smollm") for r in extras.get(extra, [])]),  # imported where they are used
     ("tests", project["dependencies"] + extras["dev"] + extras["docs"] + ["numpy", "packaging", "beautifulsoup4"]),
     ("docs", project["dependencies"] + extras["dev"] + extras["docs"] + ["docutils"]),
 ])

@@ -150,7 +150,8 @@ lessons = [p.url for p in read_pages()[1]]
 
 
 @cache
-def soup(path: Path) -> BeautifulSoup: return BeautifulSoup(path.read_text("utf-8"), "html.parser")
+@cache
+def soup(path: Path) -> BeautifulSoup: return BeautifulSoup(path.read_text("utf-8"), "html.parser")  # to be read, not changed
 
 
 @cache
@@ -280,3 +281,22 @@ def test_search_finds_a_name_offline(tmp_path):
     page, log = open_page("search.html?q=group_advantages", tmp_path)
     found = [a["href"] for a in page.select("ul.search a")]
     assert any("objective/advantages.html" in a for a in found), (found, log)
+
+
+@built
+@browser
+def test_the_front_page_can_be_dragged_offline(tmp_path):
+    record = json.loads((root / "evidence/drift.json").read_text("utf-8"))
+    for beta, iteration, prompt in ((0, 30, None), (.6, 6, 1)):
+        at = f"index.html?#beta={beta}&iteration={iteration}" + (f"&prompt={prompt}" if prompt is not None else "")
+        page, log = open_page(at, tmp_path / str(beta))
+        frames = next(r["frames"] for r in record["runs"] if r["beta"] == beta)
+        now = next(f for f in frames if f["iteration"] == iteration)
+        figure = page.select_one("#drift-figure")
+        assert figure.output.text == str(iteration) and "rror" not in log, log
+        shown = {m["data-of"]: m.b.text for m in figure.select(".meters > div")}
+        assert shown["human_score"] == f"{now['human_score']:.2f}" and float(shown["kl_to_reference"]) == pytest.approx(now["kl_to_reference"], abs=.051)
+        texts = [li.text for li in figure.select("li")]
+        if prompt is None: assert texts == now["texts"]
+        else: assert [t.removeprefix(str(f["iteration"])) for t, f in zip(texts, frames, strict=True)] == [f["texts"][prompt] for f in frames]
+        assert len(figure.select("polyline.now")) == 4 and len(figure.select("polyline")) == 4 * len(record["runs"])

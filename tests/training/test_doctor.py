@@ -80,7 +80,7 @@ def test_the_quickstart_as_measured_is_healthy_and_without_a_price_it_drifts():
 HEALTH = dict(reward_mean=.5, total_reward_mean=.4, reward_std=1., kl_to_reference=1., kl_estimate=1., beta=.1, entropy=1.5,
               response_length=8.3, finished=1., tokens=830, return_std=.8, value_mean=.1, max_sampler_deviation=2e-6,
               max_ratio_deviation_first=0., clip_fraction=.03, kl_to_old=.1, grad_norm=.5, flat_groups=None, rounding=2**-23,
-              sampled_nll=1.5, sampled_nll_error=.03, prompt_nll=.3, prompts_given=24, distinct_prompts=24, distinct_responses=1.,
+              sampled_nll=1.5, sampled_nll_error=.03, prompt_nll=.3, prompts_given=24, distinct_prompts=24, distinct_responses=1., distinct_2=.6,
               score_length_correlation=.1, reward_noise=0., reward_shift=1e-6, advantage_std=.8, advantage_correlation=1., value_bias=.1,
               value_scatter=.8, value_error=.9, return_gamma=1., return_lam=.95, policy_gradient_scale=1., policy_gradient_cosine=1.,
               value_gradient_scale=1., value_gradient_cosine=1., entropy_gradient_scale=1., stale_gradient=0., weights_moved=1.,
@@ -160,6 +160,10 @@ def log(n=12, **changes):
     ({"weights_moved": .2}, []),                            # in float32 another matter
     ({"value_error": 5.}, ["harmful values"]),
     ({"finished": 0., "response_length": lambda i: 8.3 + .1 * i}, ["ends unseen"]),
+    ({"response_length": lambda i: max(3.3, 17.4 - 2 * i)}, ["length collapse"]),
+    ({"response_length": lambda i: max(9.5, 17.4 - 2 * i)}, []),  # shorter, as where ends are asked for
+    ({"distinct_2": lambda i: max(.1, .6 - .1 * i)}, ["variety collapse"]),
+    ({"distinct_2": lambda i: max(.35, .6 - .1 * i)}, []),
     ({"reward_std": .01}, ["small rewards"]),
     ({"reward_std": .01, "total_reward_mean": .5}, []),     # no KL in the reward: the scale is free
     ({"reward_std": lambda i: 1. if i < 4 else 9.}, ["reward spread moves"]),

@@ -113,7 +113,7 @@ def test_distinct_rows_are_counted_whatever_stands_in_the_padding():
     ids = torch.tensor([[1, 2, 5], [1, 2, 7], [1, 2, 0], [1, 2, 2]])
     r = Rollout(ids, mask, ids, mask, scores=torch.tensor([2., 2., 3., 1.]))
     found = of_texts(r)
-    assert found.pop("score_length_correlation").item() == pytest.approx(1.) and found == {"distinct_prompts": 3, "distinct_responses": .75}
+    assert found.pop("score_length_correlation").item() == pytest.approx(1.) and found == {"distinct_prompts": 3, "distinct_responses": .75, "distinct_2": .5}
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,10 @@ import math
 import pytest
 import torch
 from small_models import families, tiny
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.trainers import BpeTrainer
 from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast
 
 from instruct_goose.models.text import bpe_tokenizer, pad, word_tokenizer
 from instruct_goose.training.sft import lm_loss, lm_nats, lm_rows, train_lm
@@ -98,6 +101,25 @@ def test_a_token_across_the_border_is_cut_and_no_letter_is_lost():
     assert lm_rows(["film film"], tokenizer, ["film"])[1] == [2]
     assert lm_rows(["film"], tokenizer, ["film"]) == ([[bos, *ids("film"), eos]], [2])  # nothing but the end to learn
     with pytest.raises(ValueError, match="text 1 does not begin with its prompt"): lm_rows(["film", "film"], tokenizer, ["fi", "fo"])
+
+
+def blank_first(scheme):
+    "As SentencePiece writes: a blank is ▁, and one is put in front of every text."
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(prepend_scheme=scheme), decoders.Metaspace(prepend_scheme=scheme)
+    backend.train_from_iterator(["answer: good plot", "answer: bad plot", "sea food"] * 9, BpeTrainer(
+        vocab_size=200, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+@pytest.mark.parametrize("cut", range(len("answer: good plot")))
+def test_wherever_the_border_lies_the_parts_read_as_the_whole(scheme, cut):
+    "Also where a tokenizer puts a blank before every text: the response goes on, and gets none."
+    tokenizer, text = blank_first(scheme), "answer: good plot"
+    (row,), (n,) = lm_rows([text], tokenizer, [text[:cut]])
+    assert tokenizer.decode(row[1:-1]).removeprefix(" ") == text
+    assert row[1:n] == tokenizer(text[:cut], add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize("end", [True, False])

@@ -103,6 +103,10 @@ def slow_advantages(c, rows, baseline):
         elif c.advantage == "group_mean_std":
             std = math.sqrt(sum((x - mean)**2 for x in group) / (len(group) - c.group_ddof))
             row["A"] = [(totals[i] - mean) / (std + 1e-4)] * n
+        elif c.advantage == "group_mean_batch_std":
+            overall = sum(totals) / len(totals)
+            std = math.sqrt(sum((x - overall)**2 for x in totals) / (len(totals) - c.group_ddof))
+            row["A"] = [(totals[i] - mean) / (std + 1e-4)] * n
         elif c.advantage == "leave_one_out": row["A"] = [totals[i] - sum(others) / len(others)] * n
         elif c.advantage == "greedy": row["A"] = [totals[i] - baseline[i].item()] * n
     if c.whiten_advantages:
@@ -110,6 +114,13 @@ def slow_advantages(c, rows, baseline):
         mean = sum(flat) / len(flat)
         var = sum((a - mean)**2 for a in flat) / (len(flat) - 1)
         for row in rows: row["A"] = [(a - mean) / math.sqrt(var + 1e-8) for a in row["A"]]
+
+
+def slow_weight(c, each, t):
+    "The sampler's weight of one token, from the ratios of its response."
+    w = {"token": each[t], "product": math.prod(each), "sequence": math.prod(each)**(1 / len(each))}[c.importance_level]
+    low, high = c.importance_floor or 0., c.importance_cap
+    return min(max(w, low), high) if c.importance_beyond == "cut" else w if low <= w <= high else 0.
 
 
 def slow_token(c, row, t):
@@ -124,7 +135,7 @@ def slow_token(c, row, t):
         if c.dual_clip is not None and A < 0 and objective < c.dual_clip * A: objective = torch.tensor(c.dual_clip * A)
     elif c.surrogate == "ratio": objective = ratio * A
     else: objective = (clipped.item() if torch.is_tensor(clipped) else clipped) * A * lp[t]
-    loss = -objective * (1. if c.importance_cap is None else min(row["w"][t], c.importance_cap))
+    loss = -objective * (1. if c.importance_cap is None else slow_weight(c, row["w"], t))
     if c.advantage == "gae": loss = loss + c.vf_coef * (row["V"][t] - row["R"][t])**2 / 2
     ell = lp[t] - row["rlp"][t]
     if c.kl_placement == "loss":
@@ -174,6 +185,10 @@ SETTINGS = {name: dict(algorithm=name) for name in PRESETS} | {
     "GRPO, whitened": dict(algorithm="grpo", whiten_advantages=True),
     "discounted return": dict(algorithm="reinforce_pp", gamma=.8),
     "weights": dict(algorithm="dapo", importance_cap=1.2),
+    "weights, bounded on both sides": dict(algorithm="dapo", importance_cap=1.05, importance_floor=.97),
+    "weights, tokens dropped": dict(algorithm="dapo", importance_cap=1.05, importance_floor=.97, importance_beyond="drop"),
+    "weights, responses dropped": dict(algorithm="grpo", importance_cap=1.02, importance_level="product", importance_beyond="drop"),
+    "spread of the batch": dict(algorithm="grpo", advantage="group_mean_batch_std"),
     "weights, CISPO": dict(algorithm="cispo", importance_cap=1.2, clip=.2, clip_high=.1, beta=.2),
 }
 BASELINE = torch.tensor([.5, -1., .75, 0.], dtype=torch.float64)
@@ -426,6 +441,22 @@ def test_the_meters_of_the_update_describe_the_policy_before_each_step():
     assert m["clip_fraction_high"] == pytest.approx(high / n / 2) and m["clip_fraction"] == pytest.approx((low + high) / n / 2)
 
 
+def test_an_iteration_ends_early_where_an_update_finds_the_policy_too_far():
+    def steps(**settings):
+        trainer = RLHFTrainer(tiny(), config=config(lr=.02, epochs=3, minibatches=2, **settings), tokenizer=TOKENIZER)
+        seen, update = [], trainer.update
+        trainer.update = lambda batch, first=False: seen.append(update(batch, first)) or seen[-1]
+        trainer.step(PROMPTS, reward)
+        return [x["kl_to_old"].item() for x in seen]
+    whole = steps()
+    assert len(whole) == 6 and whole[0] < 1e-9 < whole[2]  # each is measured before its own step
+    for n in (2, 4):
+        limit = whole[n - 1] * .999
+        expected = 1 + next(i for i, x in enumerate(whole) if x > limit)
+        assert steps(kl_early_stop=limit) == pytest.approx(whole[:expected], rel=1e-3, abs=1e-9) and expected < 6
+    assert len(steps(kl_early_stop=1e6)) == 6
+
+
 def test_what_is_not_defined_is_none():
     trainer = RLHFTrainer(tiny(), config=config(beta=0.), tokenizer=TOKENIZER)
     m = trainer.step(PROMPTS, lambda texts: [0.] * len(texts))  # returns that do not vary
@@ -441,7 +472,7 @@ def test_micro_batches_take_the_same_step(changes):
         metrics = [trainer.step(PROMPTS[:8 // trainer.config.group_size], reward) for _ in range(2)]
         return metrics, [p.detach().clone() for p in agent.parameters()]
     whole, expected = stepped(None)
-    for micro in (1, 3):
+    for micro in (1, 3) if changes == {"algorithm": "ppo"} else (3,):
         metrics, got = stepped(micro)
         for a, b in zip(got, expected, strict=True): torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-7)
         for a, b in zip(metrics, whole, strict=True):
@@ -515,7 +546,7 @@ def test_reward_functions_are_checked_and_the_text_is_named(unchecked):
              (lambda t: {}, TypeError, "a dict"), (lambda t: 1., TypeError, "a float"), (lambda t: torch.zeros(8, 1), ValueError, "shape \\(8, 1\\)"),
              (lambda t: torch.tensor(1.), ValueError, "shape \\(\\)"), (lambda t: [0.] * 3 + [float("nan")] + [0.] * 4, ValueError, "text 3 of 8, 'w1 w1 w2.*is nan"),
              (lambda t: [0.] * 3 + [float("-inf")] + [0.] * 4, ValueError, "is -inf"), (lambda t: [0.] * 5 + ["w"] + [0.] * 2, TypeError, "text 5 of 8.*not a number"),
-             (lambda t: [None] * 8, TypeError, "text 0 of 8"), (lambda t: [[1.]] * 8, TypeError, "text 0"), (lambda t: [1e300] * 8, ValueError, "is inf")]
+             (lambda t: [None] * 8, TypeError, "text 0 of 8"), (lambda t: [[1.] * 99] * 8, ValueError, "text 0 of 8.*list of 99 numbers"), (lambda t: [1e300] * 8, ValueError, "is inf")]
     with unchecked():
         for fn, error, message in cases:
             with pytest.raises(error, match=message): trainer.score(r, fn)
@@ -797,7 +828,8 @@ def test_every_setting_is_checked_by_name_value_and_range(unchecked):
                              (dict(advantage="group_mean_std"), "at least 2 for group_mean_std"), (dict(advantage="leave_one_out"), "at least 2 for leave_one_out"),
                              (dict(aggregation="group_token_mean"), "at least 2 for group_token_mean"), (dict(group_size=0), "at least 1"),
                              (dict(group_size=8, batch_size=12), "multiple of group_size, 8"), (dict(dual_clip=1.), "above 1"),
-                             (dict(dual_clip=2., surrogate="ratio"), "None with surrogate='ratio'"), (dict(importance_cap=0.), "above 0"), (dict(group_ddof=2), "one of 0, 1"),
+                             (dict(dual_clip=2., surrogate="ratio"), "None with surrogate='ratio'"), (dict(importance_cap=0.), "above 0"), (dict(importance_floor=.5), "below importance_cap"),
+                             (dict(importance_cap=2., importance_floor=2.), "below importance_cap"), (dict(kl_early_stop=0.), "above 0"), (dict(importance_beyond="mask"), "one of"), (dict(group_ddof=2), "one of 0, 1"),
                              (dict(kl_placement="loss", kl_estimator="k1"), "kl_gradient is 'plain': it must be 'ratio' or 'straight_through'"),
                              (dict(kl_gradient="ratio"), "'plain' with kl_placement='reward'"),
                              (dict(minibatches=65), "at most batch_size, 64"), (dict(beta=0, kl_target=3), "above 0 when kl_target")]:

@@ -452,7 +452,7 @@ GARBAGE = {
     "texts": ([0.] * 5 + ["1"] + [0.] * 2, TypeError, "text 5 of 8, 'w4.*, for the prompt 'w4' is '1': not"), "byte": ([b"1"] * 8, TypeError, "text 0 of 8"),
     "complex": ([0., 1j] * 4, TypeError, "text 1 of 8, 'w5.* is 1j"), "complex array": (np.array([0, 1j] * 4), TypeError, "text 0 of 8, 'w0 w3.* is 0j"),
     "complex numbers of numpy": ([np.complex64(1j)] * 8, TypeError, "not a number"), "complex tensor": (torch.zeros(8, dtype=torch.complex64), TypeError, "is 0j"),
-    "nested": ([[0.]] * 8, TypeError, r"text 0 of 8.* is \[0.0\]"), "table": (np.zeros((8, 1)), ValueError, r"shape \(8, 1\)"), "pairs": ([torch.zeros(2)] * 8, TypeError, "text 0"),
+    "nested": ([[0.]] * 8, ValueError, r"text 0 of 8, .* got a list of 1 numbers.*one number for each"), "table": (np.zeros((8, 1)), ValueError, r"shape \(8, 1\)"), "pairs": ([torch.zeros(2)] * 8, ValueError, "text 0.*got a list of 2 numbers"),
     "nan": ([0.] * 6 + [float("nan"), 0.], ValueError, "the score of text 6 of 8, 'w2.*, for the prompt 'w2' is nan"), "infinite": ([float("-inf")] + [0.] * 7, ValueError, "is -inf"),
     "beyond float32": ([1e300] * 8, ValueError, "is inf"), "beyond float": ([10**400] * 8, ValueError, "is inf"), "odd": ([Odd()] * 8, TypeError, "is a Odd: not a number"),
 }

@@ -72,11 +72,11 @@ def test_defaults_of_functions(module):
 
 def test_defaults_of_the_settings():
     assert {f.name: f.default for f in dataclasses.fields(RLHFConfig)} == dict(
-        steps=50, seed=0, device="auto", eval_every=None, keep_best=False, kl_stop=None, reward_weights=None, reward_clip=None, missing_eos_penalty=None, overlong_buffer=None, reward_timeout=None,
+        steps=50, seed=0, device="auto", eval_every=None, keep_best=False, kl_stop=None, reward_weights=None, reward_clip=None, missing_eos_penalty=None, overlong_buffer=None, mask_truncated=False, reward_timeout=None,
         batch_size=64, group_size=1, max_new_tokens=32, temperature=1., advantage="gae", group_ddof=1, whiten_advantages=True, gamma=1., lam=.95,
         ratio_level="token", surrogate="min", clip=.2, clip_high=None, dual_clip=None, value_clip=.2, vf_coef=.5, ent_coef=0.,
-        aggregation="token_mean", importance_cap=None, beta=.1, kl_placement="reward", kl_estimator=None, kl_gradient="plain", kl_target=None,
-        epochs=2, minibatches=2, micro_batch_size=None, lr=1e-5, value_lr=None, lr_schedule="constant", weight_decay=0., max_grad_norm=1.)
+        aggregation="token_mean", importance_cap=None, importance_floor=None, importance_level="token", importance_beyond="cut", beta=.1, kl_placement="reward", kl_estimator=None, kl_gradient="plain", kl_target=None,
+        epochs=2, kl_early_stop=None, minibatches=2, micro_batch_size=None, lr=1e-5, value_lr=None, lr_schedule="constant", weight_decay=0., max_grad_norm=1.)
 
 
 class OneTrainer:
@@ -262,12 +262,13 @@ def test_settings_are_written_by_name(tmp_path):
     assert "RLHFConfig" in json.loads((tmp_path / "kind.json").read_text("utf-8"))["kind"]
 
 
-def test_the_log_of_a_run_tells_its_stage_how_far_it_is(tmp_path, unchecked):
+def test_the_log_of_a_run_tells_its_stage_how_far_it_is(tmp_path, unchecked, monkeypatch):
     told = []
+    monkeypatch.setattr("instruct_goose.training.runs.seen_tokens", lambda trainer, rollout: [])
     stage = SimpleNamespace(reached=lambda at, of, state: told.append((at, of, state())), found=None)
     trainer = SimpleNamespace(iteration=2, config=RLHFConfig(steps=7), state=lambda: ({"w": 3}, {"iteration": 2}))
-    with unchecked(): RunLog(tmp_path, stage).on_iteration(trainer, None, {"x": float("nan"), "y": 1.})
-    row = {"x": None, "y": 1.}
+    with unchecked(): RunLog(tmp_path, stage).on_iteration(trainer, None, {"x": float("nan"), "iteration": 1})
+    row = {"x": None, "iteration": 1}
     assert told == [(2, 7, ({"w": 3}, {"iteration": 2, "metrics": [row]}))]
     assert json.loads((tmp_path / "metrics.jsonl").read_text("utf-8")) == row
 

@@ -10,7 +10,7 @@ from instruct_goose.training.callbacks import StopAtKL
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.training.updates import lr_factor
+from instruct_goose.training.updates import backward, kl_penalty, lr_factor, micro_batches, minibatches_of
 
 TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
 EOS = TOKENIZER.eos_token_id
@@ -120,3 +120,92 @@ def test_a_reference_in_another_precision_leaves_the_scores_alone():
 def test_a_learning_rate_of_four_steps(schedule, factors):
     c = RLHFConfig(steps=4, lr_schedule=schedule)
     assert [lr_factor(c, i) for i in range(6)] == pytest.approx(factors, abs=1e-12)
+
+
+# ── responses that were cut off ──
+
+def cut_trainer(stale=.05, **changes):
+    "Six responses to two prompts, three of them cut off; a policy that is not π_old any more."
+    c = RLHFConfig.preset("grpo", **dict(device="cpu", max_new_tokens=6, batch_size=6, group_size=3, mask_truncated=True, minibatches=1, epochs=1, beta=.1, kl_placement="loss", whiten_advantages=False) | changes)
+    trainer = RLHFTrainer(Agent(tiny()), tiny(1), c, tokenizer=TOKENIZER)
+    rows = [[8, 9, EOS], [2, 10, 3, 5, 6, 7], [EOS], [3, EOS], [4, 5, 6, 7, 8, 9], [5] * 6]
+    (q, qm), (r, rm) = pad([[0, 5, 7]] * 3 + [[0, 4]] * 3, EOS, side="left"), pad(rows, EOS, side="right")
+    rollout = Rollout(q, qm, r, rm, scores=torch.tensor([1.5, -2., .25, .5, 3., -1.], dtype=torch.float64))
+    trainer.advantages(rollout)
+    with torch.no_grad(): rollout.old_logprobs = rollout.old_logprobs + stale * torch.randn(rollout.mask.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * rm
+    return trainer, rollout
+
+
+@pytest.mark.parametrize("size", [None, 1, 2])
+@pytest.mark.parametrize("how", ["token_mean", "sequence_mean", "sequence_sum", "group_token_mean"])
+def test_what_was_cut_off_is_compared_with_and_not_learnt_from(how, size):
+    "By hand: each token's loss of the whole rollout, then the sum over the rows that end, over N of the equation."
+    trainer, r = cut_trainer(aggregation=how, micro_batch_size=size)
+    c, kept = trainer.config, [0, 2, 3]
+    groups = [[1.5, -2., .25], [.5, 3., -1.]]
+    for i, (scores, x) in enumerate((g, x) for g in groups for x in g):  # all six are compared
+        spread = (sum((y - sum(scores) / 3)**2 for y in scores) / 2)**.5
+        assert r.advantages[i][0].item() == pytest.approx((x - sum(scores) / 3) / (spread + 1e-4), abs=1e-6)
+    now = trainer.now(r).logprobs
+    ratio = (now - r.old_logprobs).exp()
+    gain = torch.minimum(ratio * r.advantages, ratio.clamp(1 - c.clip, 1 + (c.clip_high or c.clip)) * r.advantages)
+    each = [(-gain + kl_penalty(now, r, .1, c))[i][r.mask[i]].sum() for i in range(6)]
+    n = r.mask.sum(-1).tolist()
+    expected = {"token_mean": sum(each[i] for i in kept) / (3 + 1 + 2),
+                "sequence_mean": sum(each[i] / n[i] for i in kept) / 6,
+                "sequence_sum": sum(each[i] for i in kept) / (6 * c.max_new_tokens),
+                "group_token_mean": ((each[0] + each[2]) / 4 + each[3] / 2) / 2}[how]
+    params = [p for p in trainer.agent.model.parameters() if p.requires_grad]
+    exact = torch.autograd.grad(expected, params, allow_unused=True)
+    batches = list(minibatches_of(trainer, r))
+    assert [len(b) for b in batches] == [3] and sorted(n[i] for i in kept) == sorted(batches[0].mask.sum(-1).tolist())
+    trainer.optimizer.zero_grad()
+    for micro in micro_batches(batches[0], c): backward(trainer, micro)
+    for p, g in zip(params, exact, strict=True):
+        if g is not None: torch.testing.assert_close(p.grad, g, atol=1e-9, rtol=1e-6)
+
+
+def test_a_minibatch_without_an_end_makes_no_step_and_a_run_goes_on():
+    trainer, r = cut_trainer(stale=0.)
+    before = [p.clone() for p in trainer.agent.model.parameters()]
+    log = trainer.optimize(r[[1, 4, 5]])
+    assert "policy_loss" not in log and all(torch.equal(a, b) for a, b in zip(before, trainer.agent.model.parameters(), strict=True))
+    assert "policy_loss" in trainer.optimize(r[[1, 3, 4]])
+    trainer.eos_ids = []
+    with pytest.raises(ValueError, match="nothing is known to end a response.*stop_token_ids"): trainer.optimize(r)
+    off, _ = cut_trainer(mask_truncated=False)
+    assert [len(b) for b in minibatches_of(off, r)] == [6]
+    q = (r.query_ids, r.query_mask, r.response_ids, r.mask)
+    loss = cut_trainer()[0].compute_loss(*q, r.scores)
+    moved = r.scores.clone(); moved[1] += .5
+    assert loss.isfinite() and cut_trainer()[0].compute_loss(*q, moved) != loss  # compared with
+
+
+# ── weights that cannot be trained, models that are none ──
+
+def test_float16_is_refused_and_the_reason_given_is_the_reason():
+    "A gradient of 1e-3, then none: AdamW in float16 has forgotten the square and divides what it remembers by 1e-8."
+    from instruct_goose.training.fit import adamw
+    moved = {}
+    for dtype in (torch.float16, torch.float32):
+        p = torch.nn.Parameter(torch.zeros(2, dtype=dtype))
+        optimizer = torch.optim.AdamW([p], lr=1e-3, weight_decay=0., fused=True)
+        for g in (1e-3, 0.):
+            p.grad = torch.full_like(p, g)
+            optimizer.step()
+        moved[dtype] = p.abs().max().item()
+    assert moved[torch.float32] < .002 and not moved[torch.float16] < .1
+    for made in (lambda: RLHFTrainer(tiny().half(), config=RLHFConfig(device="cpu"), tokenizer=TOKENIZER), lambda: adamw(tiny().half(), 1e-3, (.9, .99), 0.)):
+        with pytest.raises(ValueError, match="float16, and cannot be trained.*No learning rate helps.*bfloat16"): made()
+    frozen = Agent(tiny().half().requires_grad_(False))
+    frozen.value_head.float()
+    RLHFTrainer(frozen, config=RLHFConfig(device="cpu"), tokenizer=TOKENIZER)  # what does not learn may be anything
+
+
+def test_a_reference_is_a_language_model_too():
+    shape = dict(vocab_size=len(TOKENIZER), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**shape))
+    headless = transformers.GPT2Model(transformers.GPT2Config(vocab_size=len(TOKENIZER), n_embd=8, n_layer=1, n_head=2))
+    for wrong, says in ((t5, "T5ForConditionalGeneration has an encoder beside its decoder"), (headless, "GPT2Model .*has no language-model head")):
+        with pytest.raises(TypeError, match=says): RLHFTrainer(tiny(), wrong, RLHFConfig(device="cpu"), tokenizer=TOKENIZER)
+        with pytest.raises(TypeError, match=says.replace(" .*has", " has")): RLHFTrainer(wrong, config=RLHFConfig(device="cpu"), tokenizer=TOKENIZER)

@@ -1,0 +1,75 @@
+"""The glossary: a page of its own, and the first time a lesson uses a term a hover text that links to it."""
+import html
+import re
+
+TERMS = {  # term: what it is, the lesson that teaches it, other words for it (matched too)
+    "action": ("What the policy chooses: for a language model the next token, or the whole response.", "start/from_a_reward_to_ppo", ()),
+    "advantage": ("How much better an action was than expected: what followed it, less what the values had promised.", "objective/advantages", ("advantages",)),
+    "baseline": ("A number that is subtracted from the reward. Whatever does not look at the action changes no average, and takes noise away.", "start/from_a_reward_to_ppo", ()),
+    "Bradley–Terry": ("A model of comparisons: the chance that one answer is preferred is the sigmoid of the difference of two scores.", "models/reward", ()),
+    "clip fraction": ("The share of tokens whose gradient the clip has cut.", "objective/policy_loss", ()),
+    "credit assignment": ("Which of many actions earned the reward that came at the end.", "objective/advantages", ()),
+    "DPO": ("Direct preference optimisation: the KL-penalised objective solved on paper, so that pairs alone train the policy.", "objective/preference", ()),
+    "entropy": ("How undecided a distribution is, in nats: 0 for one certain token, log V for all alike.", "objective/logprobs", ()),
+    "explained variance": ("The share of the returns' variance that the values foresee: 1 is perfect, 0 no better than their mean.", "objective/value_loss", ()),
+    "GAE": ("Generalised advantage estimation: TD errors added up with weights (γλ)ˡ, between trust in the values and trust in the rewards.", "objective/advantages", ()),
+    "GRPO": ("Group relative policy optimisation: the mean score of other responses to the same prompt takes the place of a critic.", "objective/group", ()),
+    "importance ratio": ("π(a) / π_old(a): how much likelier a token is now than when it was sampled. It corrects for samples that an older policy wrote.", "objective/policy_loss", ("probability ratio",)),
+    "KL penalty": ("A price of β points for each nat between policy and reference. It keeps the policy where the reward can be trusted.", "objective/kl", ()),
+    "KL divergence": ("How different two distributions are, in nats: the mean log-ratio under the first. Never negative; 0 where they are equal.", "objective/kl", ()),
+    "log-ratio": ("log π − log π_ref (or π_old) of a token that was sampled.", "objective/kl", ()),
+    "logits": ("The numbers that a softmax turns into probabilities.", "objective/logprobs", ()),
+    "nats": ("The unit of entropy and KL with natural logarithms; a nat is 1.44 bits.", "objective/kl", ()),
+    "off-policy": ("Trained on what another policy wrote.", "objective/policy_loss", ()),
+    "on-policy": ("Trained on what the policy itself has just written.", "objective/policy_loss", ()),
+    "policy gradient": ("∇E[r] = E[r·∇log π]: cross-entropy on the policy's own samples, weighted by their reward.", "start/from_a_reward_to_ppo", ()),
+    "preference pair": ("Two answers to one prompt, and which of them a person liked better.", "models/reward", ("preference pairs",)),
+    "reference": ("The frozen model that the KL is measured from, usually the one that fine-tuning left.", "models/agent", ()),
+    "return": ("What follows a token: its rewards, added up and discounted.", "objective/advantages", ()),
+    "reward hacking": ("The score rises and the text gets worse: the policy has found what the reward model mistakes for good.", "practice/quickstart", ()),
+    "reward model": ("A model that gives a text a score, learnt from what people preferred.", "models/reward", ()),
+    "RLHF": ("Reinforcement learning from human feedback: SFT, a reward model from preferences, then PPO or a relative.", "practice/quickstart", ()),
+    "RLOO": ("REINFORCE leave-one-out: each response is compared with the mean of the other responses to its prompt.", "objective/group", ()),
+    "rollout": ("Letting the policy write, and keeping what was written with all that training needs.", "training/rollout", ("rollouts",)),
+    "SFT": ("Supervised fine-tuning: cross-entropy on good examples, before any reward.", "training/sft", ()),
+    "surrogate": ("What is maximised in the place of the expected reward, because it can be computed from old samples.", "objective/policy_loss", ()),
+    "temperature": ("What logits are divided by before the softmax. The policy that is trained must be the policy that sampled.", "objective/logprobs", ()),
+    "TD error": ("δ = r + γ·V(next) − V(now): the surprise of one step.", "objective/advantages", ("TD errors",)),
+    "trust region": ("How far one batch may move the policy: a bound on the KL in TRPO, the clip in PPO.", "start/from_a_reward_to_ppo", ()),
+    "value head": ("A linear layer on the model's hidden states that says how much reward it expects from here on; the critic.", "models/agent", ("critic", "value function")),
+    "whitening": ("Shifting and scaling to mean 0 and variance 1, over real tokens only.", "objective/masks", ("whitened",)),
+}
+HOVERED = {word: term for term, (_, _, others) in TERMS.items() for word in (term, *others) if term != "return"}  # mostly a verb
+WORDS = re.compile(r"(?<![\w\-/.`])(" + "|".join(sorted(map(re.escape, HOVERED), key=len, reverse=True)) + r")(?![\w\-/`])")
+KEEP = re.compile(  # what is no prose: code, formulas, links, roles, html
+    r"```.*?```|\$\$.*?\$\$|`[^`\n]*`|\$[^$\n]*\$|!?\[[^\]\n]*\]\([^)\n]*\)|\{py:\w+\}`[^`]*`|<(\w+)[^>]*>.*?</\1>|<[^>\n]+>|^#.*?$|^\|.*?$", re.S | re.M)
+
+
+def anchor(term: str) -> str: return "term-" + re.sub(r"\W+", "-", term.lower()).strip("-")
+
+
+def hover(text: str, seen: set[str], glossary: str) -> str:
+    "Markdown in which the first use of each term that is not in `seen` has its meaning as hover text and a link to the glossary."
+    def mark(m):
+        term = HOVERED[m[1]]
+        if term in seen: return m[1]
+        seen.add(term)
+        return f'<a class="term" href="{glossary}#{anchor(term)}" title="{html.escape(TERMS[term][0])}">{m[1]}</a>'
+
+    made, end = [], 0
+    for kept in KEEP.finditer(text):
+        made += [WORDS.sub(mark, text[end:kept.start()]), kept[0]]
+        end = kept.end()
+    return "".join([*made, WORDS.sub(mark, text[end:])])
+
+
+def glossary_page(titles: dict[str, str]) -> str:
+    "Markdown; `titles` are the lessons' by their address."
+    text = ["# Glossary", "```{rst-class} subtitle\n```\n\nThe words of the field in a sentence each, and the lesson that teaches them\n",
+            "The first time a lesson uses one of these words it is dotted: rest on it to read what it means, click to come here. "
+            "The letters of the equations are in [the notation](notation.ipynb)."]
+    for term in sorted(TERMS, key=str.lower):
+        meaning, url, others = TERMS[term]
+        other = f" Also: {', '.join(o for o in others if not o.startswith(term[:4]))}." if [o for o in others if not o.startswith(term[:4])] else ""
+        text.append(f'<p class="entry" id="{anchor(term)}"><b>{html.escape(term)}</b> {html.escape(meaning)}{other} <a href="{url}.html">{html.escape(titles[url])}</a></p>')
+    return "\n\n".join(text) + "\n"

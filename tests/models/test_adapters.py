@@ -1,0 +1,253 @@
+"""LoRA: by hand, against peft's own words, and in the trainer; Linear and Conv1D, all families, padding on either side."""
+import copy
+import sys
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+
+from instruct_goose.models.actor import response_logits, response_logprobs
+from instruct_goose.models.adapters import (
+    frozen_twin,
+    has_adapters,
+    load_adapters,
+    merge_adapters,
+    sharing_copy,
+    what_learns,
+    with_lora,
+    without_adapters,
+)
+from instruct_goose.models.agent import Agent, create_reference_model
+from instruct_goose.models.decode import LibrarySteps, OwnSteps, begin, why_not
+from instruct_goose.models.text import word_tokenizer
+from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.rollout import sample
+from instruct_goose.training.trainer import RLHFTrainer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+from small_models import families, tiny  # noqa: E402
+
+IDS, MASK = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+
+
+def trained(name="llama", seed=3, **options):
+    "A model with adapters that say something."
+    model = with_lora(tiny(name), **{"rank": 3, **options})
+    torch.manual_seed(seed)
+    for p in what_learns(model).values(): nn.init.normal_(p, std=.3)
+    return model
+
+
+def by_hand(model, scale):
+    "W + s·B·A written into a plain copy, by the names of the parameters alone."
+    plain, lora = tiny(model.config.model_type), dict(model.named_parameters())
+    for name, p in plain.named_parameters():
+        a, b = (lora.get(name.removesuffix("weight") + f"lora_{s}.default.weight") for s in "AB")
+        own = lora.get(name) if name in lora else lora[name.replace(".weight", ".base_layer.weight").replace(".bias", ".base_layer.bias")]
+        delta = 0 if a is None else scale * b @ a
+        p.data = (own + (delta.T if torch.is_tensor(delta) and plain.config.model_type == "gpt2" else delta)).detach().clone()  # x·W, not W·x
+    return plain
+
+
+@families
+def test_the_forward_is_w_plus_ba_and_so_is_the_merged_model(name):
+    model = trained(name, rank=3, alpha=4.5)
+    plain, merged = by_hand(model, 1.5), merge_adapters(model)
+    ours, theirs = model(IDS).logits, tiny(name)(IDS).logits
+    assert (ours - theirs).abs().max() > .1
+    torch.testing.assert_close(ours, plain(IDS).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(merged(IDS).logits, plain(IDS).logits, rtol=1e-4, atol=1e-4)
+    assert not has_adapters(merged) and has_adapters(model) and type(merged) is type(model)
+    assert not {id(p) for p in merged.parameters()} & {id(p) for p in model.parameters()}
+    assert merged.state_dict().keys() == tiny(name).state_dict().keys()
+
+
+def test_two_adapters_of_which_one_is_off_or_both_speak():
+    model = trained()
+    model.add_adapter(LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj", "up_proj"]), "second")  # and it is the active one
+    for n, p in model.named_parameters():
+        if "second" in n: nn.init.normal_(p, std=.3)
+    q, x = model.model.layers[1].self_attn.q_proj, torch.randn(4, 16)
+    part = {a: q.scaling[a] * x @ q.lora_A[a].weight.T @ q.lora_B[a].weight.T for a in ("default", "second")}
+    base = x @ q.base_layer.weight.T
+    torch.testing.assert_close(q(x), base + part["second"], rtol=1e-5, atol=1e-5)
+    model.set_adapter(["default", "second"])
+    torch.testing.assert_close(q(x), base + part["default"] + part["second"], rtol=1e-5, atol=1e-5)
+    merged = merge_adapters(model)
+    torch.testing.assert_close(merged.model.layers[1].self_attn.q_proj(x), q(x), rtol=1e-4, atol=1e-4)
+    assert why_not(model) is None                                        # our step reads both
+    logits, steps = begin(model, IDS, MASK.bool(), 3)
+    assert type(steps) is OwnSteps
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@families
+def test_kl_is_zero_to_the_bit_and_gradients_reach_adapters_alone(name, side):
+    model = with_lora(tiny(name), rank=2)
+    reference = create_reference_model(model)
+    query, qm = (IDS, MASK) if side == "left" else (IDS.flip(1), MASK.flip(1))
+    response, rm = torch.tensor([[2, 3, 0], [4, 99, 99]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    args = query.masked_fill(qm == 0, 77), qm, response.masked_fill(rm == 0, -5), rm
+    assert torch.equal(*(response_logprobs(m, *args) for m in (model, reference)))
+    assert torch.equal(response_logits(model, *args), response_logits(tiny(name), *args))
+    response_logprobs(model, *args).sum().backward()
+    assert {n for n, p in model.named_parameters() if p.grad is not None} == {n for n in what_learns(model)}
+    assert all("lora_" in n for n in what_learns(model))
+    assert all(p.grad is None and not p.requires_grad for p in reference.parameters())
+
+
+def test_gradients_by_differences_in_float64():
+    model = trained("gpt2").double()
+    args = IDS, MASK, torch.tensor([[2, 3], [4, 5]]), torch.ones(2, 2).long()
+    response_logprobs(model, *args).sum().backward()
+    for name in ("lora_A", "lora_B"):
+        p = next(p for n, p in model.named_parameters() if f"h.1.mlp.c_fc.{name}" in n)
+        for at in ((0, 1), (1, 0)):
+            ends = []
+            for step in (1e-5, -1e-5):
+                p.data[at] += step
+                ends.append(response_logprobs(model, *args).sum().item())
+                p.data[at] -= step
+            assert abs((ends[0] - ends[1]) / 2e-5 - p.grad[at].item()) < 1e-6
+
+
+def test_a_reference_shares_what_is_frozen_and_copies_what_learns():
+    fresh, later = with_lora(tiny("llama")), trained()
+    mine = lambda model, other: sum(p.numel() for p in other.parameters() if id(p) not in {id(x) for x in model.parameters()})
+    assert mine(fresh, frozen_twin(fresh)) == 0 and not has_adapters(frozen_twin(fresh))
+    twin = frozen_twin(later)
+    assert mine(later, twin) == sum(p.numel() for p in what_learns(later).values()) and has_adapters(twin)
+    before = twin(IDS).logits
+    assert torch.equal(before, later(IDS).logits) and not torch.equal(before, without_adapters(later)(IDS).logits)
+    assert torch.equal(without_adapters(later)(IDS).logits, tiny("llama")(IDS).logits)
+    for p in what_learns(later).values(): p.data += 1
+    assert torch.equal(twin(IDS).logits, before)
+    plain = tiny("llama")
+    assert mine(plain, sharing_copy(plain)) == sum(p.numel() for p in plain.parameters())  # without adapters: a whole copy
+
+
+def test_a_bias_that_learns_is_not_frozen():
+    model = get_peft_model(tiny("gpt2"), LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, bias="lora_only"))
+    agent = Agent(model)
+    reference, before = create_reference_model(agent), agent.model(IDS).logits
+    for n, p in agent.model.named_parameters():
+        if p.requires_grad and n.endswith("bias"): p.data += .5
+    assert torch.equal(reference(IDS).logits, before) and not torch.equal(agent.model(IDS).logits, before)
+
+
+@pytest.mark.parametrize("options", [dict(use_dora=True), dict(init_lora_weights="pissa"), dict(modules_to_save=["lm_head"]), dict(init_lora_weights=False)])
+def test_what_speaks_at_once_belongs_to_the_reference(options):
+    base = tiny("llama")
+    base.config.tie_word_embeddings, base.lm_head.weight = False, nn.Parameter(base.lm_head.weight.detach().clone())
+    torch.manual_seed(1)
+    model = Agent(get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], **options))).model
+    reference, before = create_reference_model(model), model(IDS).logits
+    assert torch.equal(reference(IDS).logits, before)
+    for p in what_learns(model).values(): p.data += .3
+    assert torch.equal(reference(IDS).logits, before) and (model(IDS).logits - before).abs().max() > .01
+
+
+@families
+def test_the_sampler_reads_adapters_and_writes_what_the_model_would(name):
+    model = trained(name)
+    query, seen = IDS % 9, MASK.bool()
+    ids, mask, logprobs = sample(model, query, seen, 5, None, 0, generator=torch.Generator().manual_seed(0), with_logprobs=True)
+    torch.testing.assert_close(logprobs, response_logprobs(model, query, seen, ids, mask).detach(), rtol=1e-4, atol=1e-4)
+    steps = begin(model, query, seen, 3)[1]
+    assert type(steps) is (OwnSteps if name in ("gpt2", "llama") else LibrarySteps)
+
+
+def test_what_the_step_does_not_know_goes_through_the_library():
+    dora = get_peft_model(tiny("llama"), LoraConfig(r=2, target_modules=["q_proj"], use_dora=True)).get_base_model()
+    assert "more than LoRA" in why_not(dora) or "Dora" in why_not(dora)
+    merged = trained()
+    for layer in [m for m in merged.modules() if isinstance(m, peft.tuners.lora.LoraLayer)]: layer.merge()
+    assert "merged" in why_not(merged)
+    with pytest.raises(ValueError, match="unmerge"): without_adapters(merged)
+    with pytest.raises(ValueError, match="unmerge"): merge_adapters(merged)
+
+
+CONFIG = RLHFConfig(batch_size=4, minibatches=2, epochs=1, max_new_tokens=4, steps=4, lr=.05, device="cpu", keep_best=True, eval_every=1)
+
+
+def trainer(agent):
+    return RLHFTrainer(agent, config=CONFIG, tokenizer=word_tokenizer([f"w{i}" for i in range(6)], bos="<end>", eos="<end>"))
+
+
+def prompts(): return ["w1 w2", "w3", "w4 w5", "w0"]
+
+
+def score(texts): return [t.count("w5") - .1 * len(t.split()) for t in texts]
+
+
+def make(value_model=None, seed=5, name="llama"):
+    model = tiny(name)
+    torch.manual_seed(seed)
+    return Agent(get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "down_proj"])), value_model)
+
+
+@pytest.mark.parametrize("value_model", [None, "copy"])
+def test_training_moves_adapters_and_values_and_resumes_to_the_bit(tmp_path, value_model):
+    agent = make(value_model)
+    frozen = {n: p.clone() for n, p in agent.named_parameters() if not p.requires_grad}
+    first = trainer(agent)
+    log = first.train(prompts(), score, steps=2, progress=False, held_out=prompts())
+    assert log[0]["kl_to_reference"] == 0 and log[1]["kl_to_reference"] > 0
+    assert all(torch.equal(p, frozen[n]) for n, p in agent.named_parameters() if n in frozen)
+    assert {n.split(".")[0] for n, p in agent.named_parameters() if p.requires_grad} == {"model", "value_head"} | ({"value_model"} if value_model else set())
+    path = save_checkpoint(tmp_path, *first.state())
+    names = load_checkpoint(path)[0]
+    assert not [n for n in names if "base_layer" in n or "embed" in n] and [n for n in names if n.startswith("best/")]
+    rest = first.train(prompts(), score, steps=2, progress=False, held_out=prompts())
+    second = trainer(make(value_model, seed=11))                        # other adapters, until the state is loaded
+    second.load_state(*load_checkpoint(path))
+    assert [r["reward_mean"] for r in second.train(prompts(), score, steps=2, progress=False, held_out=prompts())] == [r["reward_mean"] for r in rest]
+    assert all(torch.equal(a, b) for a, b in zip(first.agent.state_dict().values(), second.agent.state_dict().values()))
+    first.load_best()
+    other = tiny("llama", seed=8)
+    third = trainer(Agent(get_peft_model(other, LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))) if value_model is None
+                    else Agent(get_peft_model(other, LoraConfig(r=2, target_modules=["q_proj", "down_proj"])), "copy"))
+    with pytest.raises(ValueError, match="is not the one"): third.load_state(*load_checkpoint(path))
+
+
+@pytest.mark.parametrize("value_model", [None, "copy"])
+def test_saved_and_loaded_alone_and_in_pefts_own_format(tmp_path, value_model):
+    agent = make(value_model, name="llama")
+    torch.manual_seed(2)
+    for p in what_learns(agent).values(): nn.init.normal_(p)
+    agent.save_pretrained(tmp_path)
+    again = Agent.from_pretrained(tmp_path, base=tiny("llama"))
+    assert all(torch.equal(a, b) for a, b in zip(agent.state_dict().values(), again.state_dict().values(), strict=True))
+    assert what_learns(again).keys() == what_learns(agent).keys()
+    theirs = PeftModel.from_pretrained(tiny("llama"), tmp_path)
+    assert torch.equal(theirs(IDS).logits, agent.model(IDS).logits)
+    with pytest.raises(ValueError, match="base="): Agent.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="already"): load_adapters(tmp_path, trained())
+
+
+def test_the_value_copy_has_adapters_of_its_own_on_the_same_weights():
+    agent = make("copy")
+    values, policy = ({id(p) for p in m.parameters()} for m in (agent.value_model, agent.model))
+    own = sum(p.numel() for p in agent.value_model.parameters() if id(p) not in policy)
+    assert own == sum(p.numel() for p in what_learns(agent.value_model).values()) > 0 and values & policy
+
+
+def test_what_is_refused():
+    with pytest.raises(TypeError, match="prompt_tuning puts tokens"):
+        Agent(get_peft_model(tiny("llama"), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2, num_layers=2, token_dim=16, num_attention_heads=2)))
+    agent = make()
+    with pytest.raises(ValueError, match="shares parameters"): RLHFTrainer(agent, agent.model, CONFIG)
+    RLHFTrainer(agent, without_adapters(agent.model), CONFIG)             # frozen weights may be shared
+    with pytest.raises(ValueError, match="second place"): merge_adapters(with_lora(tiny("gpt2"), targets=["lm_head"]))
+    with pytest.raises(ValueError, match="Target modules"): with_lora(tiny("llama"), targets=["nowhere"])
+
+
+def test_without_peft_nothing_is_asked_of_it(monkeypatch):
+    plain = tiny("llama")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match=r"instruct_goose\[peft\]"): with_lora(plain)
+    assert copy.deepcopy(plain) is not None and Agent(plain).model is plain
