@@ -88,15 +88,16 @@ def evaluating(
     model: nn.Module,
 ):
     "Dropout off inside, whatever the mode; every module's own mode restored after."
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    for module, _ in modes:  # transformers recomputes only a layer that says it is training
-        module.training = torch.is_grad_enabled() and getattr(module, RECOMPUTED, False)
+    modes, learns = [(m, m.training) for m in model.modules()], torch.is_grad_enabled()
+    for module, mode in modes:  # transformers recomputes only a layer that says it is training
+        if mode != (asked := learns and vars(module).get(RECOMPUTED, False)):  # setting is slow
+            module.training = asked
     try:
         yield model
     finally:
         for module, mode in modes:
-            module.training = mode
+            if module.training != mode:
+                module.training = mode
 
 # %% ../../nbs/2_models/04_families.ipynb #29db539b
 def forward_options(

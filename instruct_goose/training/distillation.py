@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.agent import response_logprobs
-from ..models.text import pad
+from ..models.text import pad, ragged
 from .rollout import checked_tokens
 
 # %% ../../nbs/3_training/13_distillation.ipynb #a1b225d1
@@ -41,7 +41,7 @@ class Teacher:
                 for name, ids, side in (("query", prompt_ids, "left"),
                                         ("response", completion_ids, "right")))
             said = response_logprobs(self.model, *query, *response, self.temperature)
-            rows += [row[real].tolist() for row, real in zip(said, response[1], strict=True)]
+            rows += ragged(said, response[1])
         return rows
 
     def score(

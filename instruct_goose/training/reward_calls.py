@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..models.text import ragged
 from .rollout import Rollout
 
 # %% ../../nbs/3_training/04_reward_calls.ipynb #71305a6d
@@ -100,17 +100,13 @@ def shown(x: Any) -> str:
 # %% ../../nbs/3_training/04_reward_calls.ipynb #dbe82d81
 def completion_texts(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     "The responses alone, without special tokens."
-    ids = [row[m].tolist() for row, m in zip(r.response_ids, r.mask, strict=True)]
-    return tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return tokenizer.batch_decode(ragged(r.response_ids, r.mask), skip_special_tokens=True)
 
 def offer_of(
     r: Rollout,                         # with texts
     tokenizer: PreTrainedTokenizerBase, # that wrote them
 ) -> dict[str, Any]: # by name, one item per response
     "prompts, completions, prompt_ids, completion_ids, sampled_logprobs, and the data's columns."
-    def rows(x: Tensor, mask: Tensor) -> list[list]:
-        return [row[m].tolist() for row, m in zip(x, mask, strict=True)]
-
     columns, prompts = dict(r.columns or {}), r.prompts
     completions: list = completion_texts(r, tokenizer)
     if talks := columns.pop("prompt", None):
@@ -118,7 +114,7 @@ def offer_of(
         completions = [text if isinstance(talk, str) else [{"role": "assistant", "content": text}]
                        for text, talk in zip(completions, talks, strict=True)]
     offer = columns | {"prompts": prompts, "completions": completions,
-                       "completion_ids": rows(r.response_ids, r.mask),
-                       "prompt_ids": rows(r.query_ids, r.query_mask)}
+                       "completion_ids": ragged(r.response_ids, r.mask),
+                       "prompt_ids": ragged(r.query_ids, r.query_mask)}
     known = r.sampled_logprobs
-    return offer if known is None else offer | {"sampled_logprobs": rows(known, r.mask)}
+    return offer if known is None else offer | {"sampled_logprobs": ragged(known, r.mask)}

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.agent import Agent, context_length, evaluating, vocabulary_size
 from ..models.decode import begin
-from ..models.text import as_mask, compact
+from ..models.text import as_mask, compact, ragged
 from .dice import pick, probabilities, truncated
 
 # %% ../../nbs/3_training/00_rollout.ipynb #7c85d691
@@ -201,11 +201,8 @@ def decode(
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[list[str], list[str]]: # prompts, texts
     "The prompts, and prompts with responses, as text: real tokens only, special ones skipped."
-    def rows(ids: Tensor, mask: Tensor) -> list[list[int]]:
-        return [i[m].tolist() for i, m in zip(ids, mask, strict=True)]
-
-    prompts = rows(rollout.query_ids, rollout.query_mask)
-    responses = rows(rollout.response_ids, rollout.mask)
+    prompts = ragged(rollout.query_ids, rollout.query_mask)
+    responses = ragged(rollout.response_ids, rollout.mask)
     whole = [p + r for p, r in zip(prompts, responses, strict=True)]
     return (tokenizer.batch_decode(prompts, skip_special_tokens=True),
             tokenizer.batch_decode(whole, skip_special_tokens=True))
