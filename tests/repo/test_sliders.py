@@ -62,7 +62,7 @@ def close(got, expected, atol=6e-4):
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
-def test_there_are_sliders(): assert len(everything()) >= 17 and all(f["layout"].get("sliders") for f in everything().values())
+def test_there_are_sliders(): assert len(everything()) >= 16 and all(f["layout"].get("sliders") for f in everything().values())
 
 
 @pytest.mark.parametrize("key", everything())
