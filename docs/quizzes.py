@@ -49,7 +49,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         ("What tells a hacked policy from a good one, if both scores rise?", "What nobody maximised: grammaticality, variety, the KL, and your own eyes.", "practice/quickstart#reward-hacking"),
         ("A world where every response can be listed: what can be known there that cannot elsewhere?", "J, KL, the gradient and π*, exactly; so how far a trained policy is from the best.", "practice/exact_world"),
         ("At the same β, do k2 and k3 in the loss end at the optimum of J?", "No: each goes where its own loss sends it.", "practice/exact_world"),
-        ("A probe fails. What have you learnt?", "Where to look: each is a task with one thing in it that can go wrong.", "practice/probes"),
+        ("A probe fails. What have you learnt?", "Where to look: each is a task with one thing in it that can go wrong.", "practice/bug_hunt"),
         ("Which must not change the answer: padding side, batch split, order of rows?", "None of them may.", "practice/invariances"),
         ("Two libraries log `entropy`. Are the numbers comparable?", "Only if both leave the padding out. Compare on the same input.", "practice/same_name"),
         ("What shows a bug that no metric shows?", "A test against something that knows better: an enumeration, a derivation, a second slow version.", "practice/failure_gallery"),
