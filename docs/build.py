@@ -18,9 +18,12 @@ from pathlib import Path
 from api import entry, methods, one_line
 from glossary import glossary_page, hover
 from lessons import PARTS, PIPELINE, REPO, ROOT, STAGES, START, Cell, Page, long, read_pages, routes, target
+from narrow import stacked, text_factor
+from quizzes import QUIZZES, coded, quiz_page
 from speed import speed_page
 
 BUILD, SITE = ROOT / "docs/_build", ROOT / "docs/_site"
+COLAB = REPO.replace("https://github.com", "https://colab.research.google.com/github") + "/blob/main/nbs"
 COPIED = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog"}  # pages that are no lessons
 
 
@@ -96,13 +99,18 @@ def figure(output: dict, cell: Cell, i: int) -> dict | None:
     below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
     if svg := "".join(data.get("image/svg+xml", "")):
         svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg"):], flags=re.S)
-        width = float(re.search(r'width="([\d.]+)pt"', svg)[1]) * 4 / 3
+        points = float(re.search(r'width="([\d.]+)pt"', svg)[1])
+        width, prefix = points * 4 / 3, f"{cell.id}-{i}-"
+        below_each_other = stacked(svg, prefix) if 'id="figure_1"' in svg else ""
         svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1)
-        svg = re.sub(r'(?<=\bid=")|(?<=url\(#)|(?<=href="#)', f"{cell.id}-{i}-", svg)  # ids are unique on the page
+        svg = re.sub(r'(?<=\bid=")|(?<=url\(#)|(?<=href="#)', prefix, svg)  # ids are unique on the page
         svg = re.sub(r"#262626", "currentColor", svg)
-        svg = svg.replace("<svg", f'<svg {described} style="max-width:{width:.0f}px"', 1)
+        svg = re.sub(r"(font(?:-size)?): ([\d.]+)px", r"\1: calc(\2px * var(--text, 1))", svg)
+        grow = "" if below_each_other else f"; --narrow: {text_factor(points)}"
+        svg = svg.replace("<svg", f'<svg {described} style="max-width:{width:.0f}px{grow}"', 1)
         svg = re.sub(r"\s*\n\s*", " ", svg)
-        made = f'<figure class="plot">{svg}{below}</figure>'
+        kind = "plot panels" if below_each_other else "plot"
+        made = f'<figure class="{kind}">{svg}{below_each_other}{below}</figure>'
     elif plotly := data.get("application/vnd.plotly.v1+json"):
         spec = json.dumps({k: plotly.get(k) for k in ("data", "layout", "frames")}).replace("</", "<\\/")
         key = f"plotly-{cell.id}-{i}"
@@ -136,6 +144,11 @@ def code_cell(cell: Cell) -> dict | None:
 
 def text_cell(source: str, id: str = "") -> dict:
     return {"cell_type": "markdown", "id": id, "source": source, "metadata": {}}
+
+
+def heading_slug(heading: str) -> str:
+    "The anchor that MyST gives a heading."
+    return re.sub(r"[^\w\- ]", "", re.sub(r"[`*$]|&nbsp;", "", heading).strip().lower()).replace(" ", "-")
 
 
 def folded(text: str) -> str:
@@ -188,6 +201,20 @@ def start(page: Page, pages: list[Page]) -> str:
     return f'<p class="start">{"".join(links)}</p>'
 
 
+@cache
+def last_changes() -> dict[str, str]:
+    "file -> the day of its last commit; nothing where git or its history is missing."
+    git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout
+    try: shallow = git("rev-parse", "--is-shallow-repository").strip() != "false"
+    except FileNotFoundError: return {}
+    if shallow: return {}
+    days, day = {}, ""
+    for line in git("log", "--format=@%cs", "--name-only", "--", "nbs").splitlines():
+        if line.startswith("@"): day = line[1:]
+        elif line: days.setdefault(line, day)
+    return days
+
+
 def head(page: Page, pages: list[Page]) -> str:
     "What stands between a lesson's title and its text: place, time, module, notebook, and where in the algorithm we are."
     part = [p for p in pages if p.part == page.part]
@@ -196,14 +223,11 @@ def head(page: Page, pages: list[Page]) -> str:
     if page.names: facts.append(f'<a href="#reference">exports {len(page.names)} name{"s" * (len(page.names) > 1)}</a>')
     file = page.path.relative_to(ROOT / "nbs").as_posix()
     facts.append(f'<a href="{up(page, "notebooks/" + file)}" download>notebook</a>')
+    facts.append(f'<a href="{COLAB}/{file}">open in Colab</a>')
+    if changed := last_changes().get(f"nbs/{file}"): facts.append(f"changed {changed}")
     line = '<p class="lesson-facts">' + " <span>·</span> ".join(facts) + "</p>"
     if page.url in PIPELINE or page.url in STAGES: line += pipeline(page, pages)
     return line + (roadmap(page, pages) if page.url in STAGES else "")
-
-
-def coded(text: str) -> str:
-    "HTML of a line that may hold `code`."
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def cards(page: Page, pages: list[Page]) -> str:
@@ -248,6 +272,9 @@ def staged(page: Page, pages: list[Page], links: Links) -> dict:
         text = text.replace("<!-- start -->", start(page, pages)).replace("<!-- routes -->", route_cards(page, pages))
         text = text.replace("<!-- pipeline -->", pipeline(page, pages))
         cells.append(text_cell(text, cell.id))
+    part = [p for p in pages if p.part == page.part]
+    if page.part and page is part[-1] and (quiz := PARTS[page.part]) in QUIZZES:
+        cells.append(text_cell(f'<p class="to-quiz">The end of this part: <a href="{up(page, "quiz.html")}#{quiz.lower().replace(" ", "-")}">ten questions on it</a>.</p>', "quiz"))
     if page.names:
         entries = [entry(node, page.module, lambda t: links.apply(t, page))
                    for c in page.cells for node in c.documented]
@@ -259,7 +286,7 @@ def staged(page: Page, pages: list[Page], links: Links) -> dict:
 def toctrees(pages: list[Page]) -> str:
     groups = {name: [p.url for p in pages if p.part == part] for part, name in PARTS.items()}
     groups["Practice"].append("speed")
-    groups["Reference"] = ["glossary", "api", "tables", *COPIED.values()]
+    groups["Reference"] = ["quiz", "glossary", "api", "tables", *COPIED.values()]
     return "\n\n".join(f"```{{toctree}}\n:hidden:\n:caption: {name}\n\n" + "\n".join(urls) + "\n```" for name, urls in groups.items() if urls)
 
 
@@ -374,6 +401,7 @@ def stage() -> list[str]:
     wanted[out / "api.md"] = names_page(pages)
     wanted[out / "tables.md"] = tables_page(links, index)
     wanted[out / "speed.md"] = speed_page()
+    wanted[out / "quiz.md"] = quiz_page({p.url: p.title for p in pages})
     wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})
     for file, url in COPIED.items(): wanted[out / f"{url}.md"] = (ROOT / file).read_text("utf-8")
     for path, text in wanted.items(): write(path, text)

@@ -1,4 +1,5 @@
 import functools
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,10 @@ html_math_renderer = "built"
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "fieldlist", "attrs_inline", "attrs_block"]
 myst_heading_anchors = 3
+myst_html_meta = {  # what a link to a page shows elsewhere
+    "description": "PPO and RLHF by running it: notebooks that define every step, and the library they export",
+    "property=og:site_name": "instruct_goose", "property=og:type": "website",
+    "property=og:image": "https://instruct-goose.github.io/instruct_goose/_static/card.png", "name=twitter:card": "summary_large_image"}
 myst_dmath_double_inline = True
 nb_execution_mode = "off"  # the outputs are those that nbdev-test --save stored
 nb_render_markdown_format = "myst"
@@ -29,6 +34,8 @@ numfig = False
 pygments_dark_style = "github-dark"
 html_theme = "furo"
 html_title = "instruct_goose"
+version = release = re.search(r'__version__ = "([^"]+)"', (Path(__file__).parents[1] / "instruct_goose/__init__.py").read_text("utf-8"))[1]
+copyright += f" · version {version}"
 html_static_path = [str(Path(__file__).parent / "_static"), str(Path(__file__).parent / "_build/static")]
 html_css_files = ["goose.css"]
 html_js_files = [("figures.js", {"defer": "defer"})]

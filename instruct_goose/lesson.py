@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['INK', 'BLUE', 'ORANGE', 'GREEN', 'PURPLE', 'GREY', 'Example', 'running_example', 'at_the_keyboard', 'differs',
-           'expect', 'within', 'claim', 'diagnose', 'figure_style', 'draw_tokens']
+           'expect', 'within', 'claim', 'diagnose', 'figure_style', 'draw_tokens', 'drag']
 
 # %% ../nbs/00_notation.ipynb #bf5c45a8
 import os
@@ -175,3 +175,42 @@ def draw_tokens(ax, numbers: Tensor, mask: Tensor, labels=None, fmt="{:.2f}", ce
     ax.set_xticks([t + .5 for t in range(T)], [f"t = {t + 1}" for t in range(T)])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
+
+# %% ../nbs/00_notation.ipynb #d4a60002
+def _plain(values) -> list:
+    "A curve as a short list: four digits are more than the eye sees."
+    return [x if x is None or isinstance(x, str) else float(f"{float(x):.4g}") for x in values]
+
+def drag(
+    fig,          # a plotly figure
+    name: str,    # before the number, as in "β = "
+    stops,        # where the slider can stand
+    move,         # stop → changes of the curves, {"y": one list per curve}, and a title
+    start,        # where it stands at first
+    curves=None,  # which curves it moves; all of them
+):
+    "A slider under a plotly figure, which also gets the lessons' margins. Returns the figure."
+    curves = list(range(len(fig.data)) if curves is None else curves)
+
+    def changes(stop):
+        made, title = move(stop)
+        return {key: [_plain(v) for v in rows] for key, rows in made.items()}, title
+
+    steps = []
+    for stop in stops:
+        made, title = changes(stop)
+        label = stop if isinstance(stop, str) else f"{stop:g}"
+        steps.append(dict(label=label, method="update", args=[made, {"title.text": title}, curves]))
+    made, title = changes(start)
+    for i, curve in enumerate(curves):
+        for key, rows in made.items():
+            fig.data[curve][key] = rows[i]
+    legend = dict(orientation="h", y=1.01, yanchor="bottom", x=0)
+    fig.update_layout(
+        template="none", margin=dict(l=48, r=12, t=92, b=20), legend=legend, font_size=12,
+        title=dict(text=title, font_size=13, x=.02, y=.98, yanchor="top"),
+        sliders=[dict(active=list(stops).index(start), currentvalue_prefix=name,
+                      pad=dict(t=44, b=8), steps=steps)])
+    fig.update_xaxes(automargin=True, title_standoff=6)
+    fig.update_yaxes(automargin=True, title_standoff=6)
+    return fig

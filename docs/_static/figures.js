@@ -5,13 +5,13 @@
   const night = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => { const t = document.body.dataset.theme; return t === "dark" || (t !== "light" && night.matches); };
   const draw = () => figures.forEach(script => {
-    const { data, layout = {}, frames } = JSON.parse(script.textContent);
     const [ink, line] = isDark() ? ["#d5d7db", "#3c3f44"] : ["#262626", "#dcdfe4"];
+    const { data, layout = {}, frames } = JSON.parse(script.textContent.replaceAll("#262626", ink));
     const family = getComputedStyle(document.body).fontFamily;
     const own = { template: undefined, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { ...layout.font, family, color: ink } };
     for (const key of Object.keys(layout).filter(k => /^[xy]axis\d*$/.test(k)).concat(["xaxis", "yaxis"]))
       own[key] = { ...layout[key], gridcolor: line, zerolinecolor: line };
-    own.sliders = (layout.sliders || []).map(s => ({ ...s, bgcolor: line, bordercolor: line, activebgcolor: ink, tickcolor: ink }));
+    own.sliders = (layout.sliders || []).map(s => ({ ...s, bgcolor: isDark() ? "#7aa7ff" : "#2563eb", bordercolor: line, activebgcolor: ink, tickcolor: ink }));
     own.updatemenus = (layout.updatemenus || []).map(m => ({ ...m, bgcolor: "rgba(0,0,0,0)", bordercolor: line, font: { color: ink } }));
     const box = document.getElementById(script.dataset.plotly);
     Plotly.react(box, data, { ...layout, width: undefined, ...own }, { responsive: true, displayModeBar: false })

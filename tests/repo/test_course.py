@@ -12,6 +12,8 @@ sys.path.insert(0, str(root / "docs"))
 import build  # noqa: E402
 import glossary  # noqa: E402
 import lessons  # noqa: E402
+import narrow  # noqa: E402
+import quizzes  # noqa: E402
 
 index, pages = lessons.read_pages()
 by_url = {p.url: p for p in pages}
@@ -93,3 +95,64 @@ def test_a_plain_word_is_no_name_of_another_lesson():
 
 def test_cards_show_code_as_code():
     assert build.coded("a `b` < c") == "a <code>b</code> &lt; c"
+
+
+# --- questions at the end of each part ---------------------------------------------------------------------------------
+def anchors(page): return {build.heading_slug(h) for c in page.cells if c.kind == "markdown" for h in re.findall(r"^#+ (.+)$", c.source, re.M)}
+
+
+@pytest.mark.parametrize("part", quizzes.QUIZZES)
+def test_each_question_is_taught_where_its_link_leads(part):
+    assert part in lessons.PARTS.values() and len(quizzes.QUIZZES[part]) == 10
+    for question, answer, where in quizzes.QUIZZES[part]:
+        url, _, section = where.partition("#")
+        assert question.endswith((".", "?")) and answer.endswith((".", "!")) and url in by_url, question
+        assert not section or section in anchors(by_url[url]), (where, sorted(anchors(by_url[url])))
+
+
+def test_the_answers_are_folded_and_the_parts_lead_to_them():
+    made = BeautifulSoup(quizzes.quiz_page({p.url: p.title for p in pages}), "html.parser")
+    assert len(made.select("details.quiz")) == 10 * len(quizzes.QUIZZES) and not made.select("details[open]")
+    last = [p for p in pages if p.part == "1_objective"][-1]
+    cells = build.staged(last, pages, build.Links([index, *pages]))["cells"]
+    assert any('href="../quiz.html#objective"' in c["source"] for c in cells)
+
+
+# --- a lesson elsewhere ----------------------------------------------------------------------------------------------
+def test_a_lesson_can_be_opened_in_colab_and_downloaded():
+    made = BeautifulSoup(build.head(by_url["objective/kl"], pages), "html.parser")
+    links = {a.text: a["href"] for a in made.select(".lesson-facts a")}
+    assert links["open in Colab"] == "https://colab.research.google.com/github/instruct-goose/instruct_goose/blob/main/nbs/1_objective/02_kl.ipynb"
+    assert links["notebook"] == "../notebooks/1_objective/02_kl.ipynb"
+
+
+# --- figures on a phone ----------------------------------------------------------------------------------------------
+def drawing(*axes, legend=""):
+    group = lambda i, l, t, r, b: (f'<g id="axes_{i}"><g id="patch_{i}"><path d="M {l} {b} L {r} {b} L {r} {t} L {l} {t} z"/></g>'
+                                   f'<g id="line_{i}"><path d="M -500 3 L 900 4"/></g></g>')
+    return ('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 500 200"><g id="figure_1">'
+            + "".join(group(i, *a) for i, a in enumerate(axes, 1)) + legend + "</g></svg>")
+
+
+def test_panels_are_stacked_on_a_phone():
+    left, right, below = (40, 20, 220, 80), (290, 20, 480, 80), (40, 120, 480, 180)
+    assert narrow.windows(drawing(left)) == [] and narrow.stacked(drawing(left), "x-") == ""
+    assert narrow.windows(drawing(left, (40, 120, 220, 180))) == []  # they are stacked already
+    made = narrow.windows(drawing(right, left))
+    assert [names for names, _ in made] == [["axes_2"], ["axes_1"]]  # from the left, whatever their order in the file
+    (l0, _, r0, _), (l1, _, r1, _) = (where for _, where in made)
+    assert l0 == 0 and 220 <= r0 < 290 and 220 < l1 <= 290 - 30 and r1 == 500  # each with its labels, none with the other's lines
+    assert [n for n, _ in narrow.windows(drawing(left, right, below))] == [["axes_1"], ["axes_2"], ["axes_3"]]
+    assert [n for n, _ in narrow.windows(drawing(left, right, right))] == [["axes_1"], ["axes_2", "axes_3"]]  # twins
+    soup = BeautifulSoup(narrow.stacked(drawing(left, right, legend='<g id="legend_1"/>'), "c-"), "html.parser")
+    assert [u["href"] for u in soup.select("use")] == ["#c-axes_1", "#c-axes_2", "#c-legend_1"]
+
+
+def test_text_of_a_single_panel_grows_on_a_phone():
+    assert narrow.text_factor(300) == 1. and narrow.text_factor(518) == pytest.approx(1.41, abs=.01) and narrow.text_factor(2000) == 1.5
+    svg = ('<svg xmlns="http://www.w3.org/2000/svg" width="518pt" height="200pt" viewBox="0 0 518 200"><g id="figure_1"><text style="font: 10.5px sans">a</text>'
+           '<text style="font-size: 9px; x: y">b</text></g></svg>')
+    c = lessons.read_cell({"cell_type": "code", "source": "#| fig-cap: A figure.", "id": "c",
+                           "outputs": [{"output_type": "display_data", "data": {"image/svg+xml": svg}}]}, "test")
+    made = build.figure(c.outputs[0], c, 0)["data"]["text/html"]
+    assert "--narrow: 1.41" in made and "font: calc(10.5px * var(--text, 1)) sans" in made and "font-size: calc(9px * var(--text, 1))" in made

@@ -150,7 +150,6 @@ lessons = [p.url for p in read_pages()[1]]
 
 
 @cache
-@cache
 def soup(path: Path) -> BeautifulSoup: return BeautifulSoup(path.read_text("utf-8"), "html.parser")  # to be read, not changed
 
 
@@ -256,12 +255,13 @@ chromium = next((p for n in ("chromium", "chromium-browser", "google-chrome") if
 browser = pytest.mark.skipif(chromium is None, reason="no Chromium on this machine")
 
 
-def open_page(address: str, tmp_path: Path) -> tuple[BeautifulSoup, str]:
+def open_page(address: str, tmp_path: Path, *more: str) -> tuple[BeautifulSoup, str]:
     "The page as a browser leaves it, and what it logged. No host name can be resolved."
+    if not address.startswith("file:"): address = (site / address.partition("?")[0]).as_uri() + "".join(address.partition("?")[1:])
     flags = ("--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
              "--disable-component-update --disable-sync --virtual-time-budget=15000 --enable-logging=stderr --dump-dom").split()
-    done = subprocess.run([chromium, *flags, "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path}", (site / address.partition("?")[0]).as_uri()
-                           + "".join(address.partition("?")[1:])], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([chromium, *flags, *more, "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path}", address],
+                          capture_output=True, text=True, timeout=120)
     return BeautifulSoup(done.stdout, "html.parser"), "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 
 
@@ -300,3 +300,71 @@ def test_the_front_page_can_be_dragged_offline(tmp_path):
         if prompt is None: assert texts == now["texts"]
         else: assert [t.removeprefix(str(f["iteration"])) for t, f in zip(texts, frames, strict=True)] == [f["texts"][prompt] for f in frames]
         assert len(figure.select("polyline.now")) == 4 and len(figure.select("polyline")) == 4 * len(record["runs"])
+
+
+SAMPLE = ["index.html", "quiz.html", "tables.html", "glossary.html", "start/from_a_reward_to_ppo.html", "objective/kl.html",
+          "objective/group.html", "training/trainer.html", "practice/quickstart.html", "practice/same_name.html"]
+PROBE = """<script>
+addEventListener("load", () => setTimeout(() => {
+  const wide = [...document.querySelectorAll("figure.plot, figure.plot svg, .drift")].filter(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth)
+  const small = [...document.querySelectorAll("figure.plot svg text")].filter(t => t.checkVisibility() && !t.closest("svg").closest(".plotly-figure"))
+    .map(t => t.getBoundingClientRect()).filter(r => r.width > 0 && Math.min(r.width, r.height) < 7).length
+  document.documentElement.dataset.seen = JSON.stringify({across: document.documentElement.scrollWidth, screen: innerWidth, wide: wide.length, small,
+    outside: performance.getEntriesByType("resource").map(r => r.name).filter(n => !n.startsWith("file:") && !n.startsWith("data:"))})
+}, 3000))
+</script>"""
+
+
+@built
+@browser
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_pages_fit_the_screen(width, tmp_path):
+    "Nothing to scroll sideways, no figure cut, no error, nothing asked of another host. Pages are looked at in a frame as wide as the screen."
+    for i, url in enumerate(SAMPLE[: None if width == 390 else 5]):
+        text = (site / url).read_text("utf-8")
+        base = f'<base href="{(site / url).as_uri()}">'
+        (tmp_path / f"{i}.html").write_text(text.replace("<head>", "<head>" + base, 1).replace("</body>", PROBE + "</body>", 1), "utf-8")
+    frames = "".join(f'<iframe src="{i}.html" width="{width}" height="900" style="border:0"></iframe>' for i, _ in enumerate(SAMPLE) if (tmp_path / f"{i}.html").exists())
+    collect = """<script>addEventListener("load", () => setTimeout(() => { document.body.dataset.seen =
+      JSON.stringify([...document.querySelectorAll("iframe")].map(f => f.contentDocument.documentElement.dataset.seen || null)) }, 6000))</script>"""
+    (tmp_path / "all.html").write_text(f"<!doctype html><body>{frames}{collect}</body>", "utf-8")
+    page, log = open_page((tmp_path / "all.html").as_uri(), tmp_path / "profile", "--allow-file-access-from-files", "--window-size=2000,1200")
+    assert "rror" not in log, log
+    for url, seen in zip(SAMPLE, json.loads(page.body["data-seen"])):
+        assert seen, f"{url}: not loaded"
+        seen = json.loads(seen)
+        assert seen["screen"] == width and seen["across"] <= width, (url, seen)
+        assert not seen["wide"] and not seen["outside"], (url, seen)
+
+
+DRAG = """<script>
+addEventListener("load", () => setTimeout(async () => {
+  const made = {}, wait = () => new Promise(done => setTimeout(done, 120))
+  for (const box of document.querySelectorAll(".plotly-figure")) {
+    const seen = [], rail = () => box.querySelector(".slider-rail-touch-rect").getBoundingClientRect()
+    for (const part of [0.01, .5, .99]) {
+      const at = rail(), place = {bubbles: true, view: window, clientX: at.left + part * at.width, clientY: at.top + at.height / 2}
+      box.querySelector(".slider-rail-touch-rect").dispatchEvent(new MouseEvent("mousedown", place)); await wait()
+      document.dispatchEvent(new MouseEvent("mouseup", place)); box.dispatchEvent(new MouseEvent("mouseup", place)); await wait()
+      seen.push(JSON.stringify(box.data.map(c => [c.x, c.y])))
+    }
+    made[box.id] = [new Set(seen).size, box.layout.sliders[0].active]
+  }
+  document.body.dataset.seen = JSON.stringify(made)
+}, 4000))
+</script>"""
+
+
+@built
+@browser
+def test_every_slider_moves_its_curves_in_the_browser(tmp_path):
+    pages = [u for u in lessons if "data-plotly" in (site / f"{u}.html").read_text("utf-8")]
+    assert len(pages) >= 8
+    for i, url in enumerate(pages):
+        base = f'<base href="{(site / url).as_uri()}.html">'
+        text = (site / f"{url}.html").read_text("utf-8").replace("<head>", "<head>" + base, 1).replace("</body>", DRAG + "</body>", 1)
+        (tmp_path / f"{i}.html").write_text(text, "utf-8")
+        page, log = open_page((tmp_path / f"{i}.html").as_uri(), tmp_path / f"p{i}", "--window-size=1280,900")
+        seen = json.loads(page.body["data-seen"])
+        assert seen and all(states > 1 and active > 0 for states, active in seen.values()), (url, seen)
+        assert "rror" not in log, log

@@ -1,0 +1,77 @@
+"""Ten questions at the end of each part, answers folded, each with a link to the section that teaches it."""
+QUIZZES = {  # part: (question, answer, lesson#section)
+    "Start here": [
+        ("Why can the reward not simply be differentiated?", "It is a number for a text that was sampled. A word was drawn or it was not; no weight flows into its points.", "start/from_a_reward_to_ppo#1--what-is-to-be-maximised"),
+        ("What is ∇J as an average over samples?", "E[r(a)·∇log π(a)], the score function times the reward: cross-entropy on the policy's own samples, weighted by the reward.", "start/from_a_reward_to_ppo#2--the-score-function-in-four-lines"),
+        ("Why does a baseline not bias the gradient?", "E[b·∇log π] = b·∇Σπ = b·∇1 = 0, for every b that does not look at the action.", "start/from_a_reward_to_ppo#4--the-baseline"),
+        ("What does a good baseline buy, and what does a bad one cost?", "Variance: in the three-word world 6.40 falls to .99 with b = J, and rises to 55 with b = 12.4.", "start/from_a_reward_to_ppo#4--the-baseline"),
+        ("Which weight makes old samples usable, and what is its price?", "ρ = π/π_old. It is right on average and adds variance, which multiplies from word to word.", "start/from_a_reward_to_ppo#5--use-the-samples-twice"),
+        ("Without a trust region, where does the maximum of ρA on one batch lie?", "At a corner: one word for ever. ρA is linear in the policy.", "start/from_a_reward_to_ppo#6--the-trust-region"),
+        ("A word of positive advantage has become 1.5 times as likely, ε = .2. What is its gradient?", "0: it has been encouraged enough.", "start/from_a_reward_to_ppo#7--the-clip-and-the-min"),
+        ("And a word of negative advantage at ratio 1.5?", "It keeps its gradient: the min takes credit away, never blame.", "start/from_a_reward_to_ppo#7--the-clip-and-the-min"),
+        ("What is the best policy under a KL penalty of price β?", "π* ∝ π_ref·exp(r/β), worth β·log Z.", "start/from_a_reward_to_ppo#8--the-price-of-going-away"),
+        ("What changes when the action is a sentence and not a word?", "Its log-probability is a sum over words. The four lines hold as they stand; padding and a mask come with it.", "start/from_a_reward_to_ppo#9--sentences")],
+    "Objective": [
+        ("Two responses of 3 and 2 tokens. What does a token of each weigh under token_mean, and under sequence_mean?", "1/5 and 1/5; 1/6 and 1/4.", "objective/masks#which-mean"),
+        ("Every response is worth −1. Which mean teaches the policy to write longer ones, and why?", "sequence_mean: each response divides by its own length, so a long failure is punished less per token.", "objective/masks#length-bias-exactly"),
+        ("Why select before the exponential, and not multiply by the mask after it?", "0·NaN is NaN, and the backward pass multiplies zero by infinity even where the value is clean.", "objective/kl#padding-must-not-speak"),
+        ("A reversed k3 is positive and grows with the drift. Which test catches it?", "A lopsided pair, far apart, weighted by the distribution that samples, against the enumerated KL.", "objective/kl#the-direction-trap"),
+        ("What does k1 do in the loss?", "Nothing on average: its gradient is ∇log π, whose mean is zero.", "objective/kl#in-the-reward-or-in-the-loss"),
+        ("What is the value after the last token?", "0, by definition. Whatever the value head says about the padding behind it must not enter.", "objective/advantages#what-was-expected-the-td-error"),
+        ("λ = 0 and λ = 1: what does each rely on?", "0 on the value head, and inherits its errors; 1 on what happened, and inherits its luck.", "objective/advantages#λ--0-and-λ--1"),
+        ("The policy loss in the log is 0 at the first step. Is something wrong?", "No. Whitened advantages have mean zero; the gradient is not zero.", "objective/policy_loss#the-loss-is-0-and-the-gradient-is-not"),
+        ("You multiply all scores by ten. What happens to the ratio clip, and to the value clip?", "The first cuts the same tokens. The second is ten times tighter, because c has the unit of the reward.", "objective/value_loss#why-it-depends-on-the-scale"),
+        ("Both responses of a pair lose a nat. What does DPO's loss say?", "Nothing. It sees only the difference.", "objective/preference#two-things-it-does-not-promise")],
+    "Models": [
+        ("Why does a decoder need left-padded prompts?", "So that the last column holds each row's last real token, and the response goes on right behind it.", "models/text"),
+        ("Which position of the logits belongs to token t?", "The one before it: logits at t − 1 predict token t.", "models/agent"),
+        ("What does a value head start from, and why?", "Zero: it expects nothing, so the first advantages are the rewards and not noise.", "models/agent"),
+        ("What does a reward model learn from a pair?", "−log σ(chosen − rejected): only the difference is trained, the zero is free.", "models/reward"),
+        ("Where is a text's score read?", "At its last real token, which must be one that training has seen there.", "practice/quickstart#where-the-score-is-read"),
+        ("How good can a reward model be on labels of single readers?", "As good as somebody who knows the mean ratings, and no better: readers disagree. Quote that ceiling beside the accuracy.", "practice/quickstart#stage-2-a-model-that-judges"),
+        ("Two texts share a prompt and differ in their last word. What may not differ?", "Everything up to the difference: the model looks back only. A test for padding and positions.", "models/agent"),
+        ("When is a LoRA policy its own reference?", "With the adapters switched off; at the start the two must agree, KL 0.", "models/adapters"),
+        ("Why are the log-probabilities of sampling and of training computed by one path?", "So that the ratio before the first step is 1. If it is not, nothing after it means anything.", "training/trainer#3-annotate"),
+        ("A file holds 200 MiB of rows. How much memory does reading it take?", "A few MiB: rows are streamed, and each broken one is named with its line.", "models/data")],
+    "Training": [
+        ("Name the five steps of one iteration.", "Rollout, score, annotate, advantages, optimize.", "training/trainer#the-algorithm-on-one-page"),
+        ("Which number must be 1 before the first update of every iteration?", "The ratio of each token.", "training/trainer#the-update"),
+        ("The reward rises while the entropy falls to 0 and the KL grows without end. What is it?", "Reward hacking. Read samples.", "training/reading_the_log"),
+        ("What must a run restore to go on as if nothing had happened?", "Weights, the optimizer's moments, β, the place in the prompts and the state of every die.", "training/checkpoints"),
+        ("How many micro-batches may a minibatch be cut into without changing the objective?", "As many as you like, if each divides by the count of the whole minibatch.", "objective/masks#micro-batches"),
+        ("A sampler in bfloat16 writes for a policy in float32. What corrects for it?", "A capped weight π_old/π_sampler per token, a number without gradient.", "training/trainer#when-the-sampler-is-not-quite-the-policy"),
+        ("Why are held-out prompts read with dice of their own?", "So that evaluating changes nothing in the run, and every evaluation asks the same.", "training/evaluation"),
+        ("What does the doctor read?", "The metrics of a run, nothing else; it names what looks wrong and where to look.", "training/doctor"),
+        ("A loss is NaN. What stops, and when?", "The trainer, before the optimizer moves; it names the first number that is not finite.", "training/trainer#the-update"),
+        ("Where does a new term of the loss go?", "Into `loss` of a subclass, one method.", "training/trainer#change-the-loss")],
+    "Practice": [
+        ("Best-of-8 costs how many nats at most?", "log 8 − 7/8 = 1.20.", "practice/quickstart#was-ppo-needed"),
+        ("What tells a hacked policy from a good one, if both scores rise?", "What nobody maximised: grammaticality, variety, the KL, and your own eyes.", "practice/quickstart#reward-hacking"),
+        ("A world where every response can be listed: what can be known there that cannot elsewhere?", "J, KL, the gradient and π*, exactly; so how far a trained policy is from the best.", "practice/exact_world"),
+        ("At the same β, do k2 and k3 in the loss end at the optimum of J?", "No: each goes where its own loss sends it.", "practice/exact_world"),
+        ("A probe fails. What have you learnt?", "Where to look: each is a task with one thing in it that can go wrong.", "practice/bug_hunt"),
+        ("Which must not change the answer: padding side, batch split, order of rows?", "None of them may.", "practice/invariances"),
+        ("Two libraries log `entropy`. Are the numbers comparable?", "Only if both leave the padding out. Compare on the same input.", "practice/same_name"),
+        ("What shows a bug that no metric shows?", "A test against something that knows better: an enumeration, a derivation, a second slow version.", "practice/failure_gallery"),
+        ("What does a smaller β cost besides KL?", "The way there: what the policy no longer says it can no longer find out about.", "practice/exact_world#the-price-from-nothing-to-everything"),
+        ("You have a change of the loss. In which order do you test it?", "The ladder of probes, the invariances, and the doctor on a real run.", "practice/change_the_loss")],
+}
+
+
+def quiz_page(titles: dict[str, str]) -> str:
+    "Markdown; `titles` are the lessons' by their address."
+    text = ["# Questions", "```{rst-class} subtitle\n```\n\nTen at the end of each part: answer, then unfold, then follow the link\n"]
+    for part, questions in QUIZZES.items():
+        text.append(f"## {part}")
+        for i, (question, answer, where) in enumerate(questions, 1):
+            url, _, section = where.partition("#")
+            link = f'{url}.html{"#" + section if section else ""}'
+            text.append(f'<details class="quiz"><summary>{i}. {coded(question)}</summary><p>{coded(answer)} <a href="{link}">{coded(titles[url])}</a></p></details>')
+    return "\n\n".join(text) + "\n"
+
+
+def coded(text: str) -> str:
+    "HTML of a line that may hold `code`."
+    import html
+    import re
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))

@@ -1,0 +1,262 @@
+"""The sliders as they are stored: each frame worked out again in plain Python, without the library, and fit for a phone."""
+import json
+import math
+import re
+import sys
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+root = Path(__file__).parents[2]
+sys.path.insert(0, str(root / "docs"))
+from lessons import read_pages  # noqa: E402
+
+PLOTLY = "application/vnd.plotly.v1+json"
+
+
+@cache
+def everything() -> dict[str, dict]:
+    "cell id -> the figure, of all lessons"
+    return {c.id: o["data"][PLOTLY] for p in read_pages()[1] for c in p.cells for o in c.outputs if PLOTLY in o.get("data", {})}
+
+
+def values(x):
+    "A curve as numbers; NumPy arrays are stored as bytes."
+    if not isinstance(x, dict): return list(x)
+    import base64
+    import numpy as np
+    return np.frombuffer(base64.b64decode(x["bdata"]), np.dtype(x["dtype"])).tolist()
+
+
+def frames(key: str) -> dict[str, tuple[list[dict], str]]:
+    "label -> the curves when the slider stands there, and the title"
+    figure, found = everything()[key], {}
+    for step in figure["layout"]["sliders"][0]["steps"]:
+        curves = [{k: values(v) if k in ("x", "y") else v for k, v in c.items()} for c in figure["data"]]
+        title = figure["layout"].get("title", {})
+        title = title.get("text", "") if isinstance(title, dict) else title
+        if step["method"] == "animate":
+            frame = next(f for f in figure["frames"] if f["name"] == step["args"][0][0])
+            for i, c in zip(frame["traces"], frame["data"]): curves[i] |= {k: values(c[k]) for k in ("x", "y") if k in c}
+            title = (frame.get("layout") or {}).get("title", {}).get("text", title)
+        else:
+            changes, *_, which = *step["args"], list(range(len(curves)))
+            if isinstance(step["args"][-1], list): which = step["args"][-1]
+            for name, rows in changes.items():
+                for i, row in zip(which, rows):
+                    if row is not None: curves[i][name] = values(row)
+            if step["method"] == "update": title = step["args"][1]["title.text"]
+        found[step["label"]] = curves, title
+    return found
+
+
+def numbers(text: str) -> list[float]: return [float(x) for x in re.findall(r"-?\d*\.\d+|-?\d+", text.replace("−", "-"))]
+
+
+def close(got, expected, atol=6e-4):
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        assert (a is None) == (b is None) and (a is None or math.isclose(a, b, rel_tol=6e-4, abs_tol=atol)), (got, expected)
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+def test_there_are_sliders(): assert len(everything()) >= 16 and all(f["layout"].get("sliders") for f in everything().values())
+
+
+@pytest.mark.parametrize("key", everything())
+def test_a_slider_moves_something_and_fits_a_phone(key):
+    layout, made = everything()[key]["layout"], frames(key)
+    assert 5 <= len(made) <= 13
+    shown = [json.dumps(curves) for curves, _ in made.values()]
+    assert len(set(shown)) > 1 and max(map(len, made)) <= 5
+    for _, title in made.values(): assert max(len(line) for line in title.split("<br>")) <= 50, title
+    for name, axis in layout.items():
+        if not re.fullmatch(r"[xy]axis\d*", name) or "range" not in axis or axis.get("type") == "log": continue
+        low, high = sorted(axis["range"])
+        own = [c for curves, _ in made.values() for c in curves if c.get(f"{name[0]}axis", name[0]) == name.replace("axis", "")]
+        inside = [low <= v <= high for c in own for v in c.get(name[0], []) if isinstance(v, float | int)]
+        assert sum(inside) >= .99 * len(inside), f"{name}: {len(inside) - sum(inside)} points are outside {low}..{high}"
+
+
+# --- from a reward to PPO ---------------------------------------------------------------------------------------------
+START, POINTS = (.2, .5, .3), (5., 1., 3.)
+
+
+def test_batch_noise():
+    pushes = [(r * ((a == 0) - .2), r * ((a == 1) - .5), r * ((a == 2) - .3)) for a, r in enumerate(POINTS)]
+    assert pushes[0][:2] == (4., -2.5)
+    mean = [sum(p * g[k] for p, g in zip(START, pushes)) for k in range(3)]
+    one = sum(p * sum((g[k] - mean[k])**2 for k in range(3)) for p, g in zip(START, pushes))
+    for n, (curves, title) in frames("d4a600a1").items():
+        n, (x, y) = int(n), (curves[0]["x"], curves[0]["y"])
+        assert len(x) == len(y) == 100 and numbers(title) == pytest.approx([(one / n)**.5, math.hypot(*mean)], abs=.006)
+        assert math.hypot(sum(x) / 100 - mean[0], sum(y) / 100 - mean[1]) < 4 * (one / n / 100)**.5
+        if n > 2: continue
+        places = [[sum(pushes[a][k] for a in words) / n for k in (0, 1)] for words in product(range(3), repeat=n)]
+        assert all(any(abs(a - p) + abs(b - q) < 2e-3 for p, q in places) for a, b in zip(x, y))
+
+
+def test_three_walks_and_the_star():
+    plane = lambda p: (.5 * p[0] + p[2], 3**.5 / 2 * p[0])
+    for label, (curves, title) in frames("d4fcb77e").items():
+        tilted = [p * math.exp(r / float(label)) for p, r in zip(START, POINTS)]
+        star = [p / sum(tilted) for p in tilted]
+        assert numbers(title) == pytest.approx(star, abs=.006)
+        ppo, grpo, plain, best = curves[1:]
+        close([best["x"][0], best["y"][0]], plane(star))
+        missed = []
+        for walk in (ppo, grpo, plain):
+            close([walk["x"][0], walk["y"][0]], plane(START))
+            missed.append(math.hypot(walk["x"][-1] - best["x"][0], walk["y"][-1] - best["y"][0]))
+        assert missed[0] < .05 and missed[2] < .05 and missed[1] > 2 * max(missed[0], missed[2]), (label, missed)
+        assert grpo["y"][-1] < best["y"][0]  # it stops short of what the formula gives to good
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+def test_length_bias():
+    def learn(divide, steps):
+        z, path = 0., []
+        for _ in range(steps + 1):
+            stop = 1 / (1 + math.exp(-z))
+            go, slopes = 1 - stop, (1 - stop, -stop)  # of log σ(z) and log σ(−z)
+            path.append([stop, go * stop, go * go])
+            push = 0.
+            for tokens in ((1,), (0, 1), (0, 0, 1), (0, 0, 0)):
+                chance = math.prod(stop if t else go for t in tokens)
+                push += chance * sum(slopes[0] if t else slopes[1] for t in tokens) / (len(tokens) if divide else 3)
+            z -= push
+        return path
+
+    mean, total = learn(True, 200), learn(False, 200)
+    for label, (curves, title) in frames("d4a60012").items():
+        close(curves[0]["y"], mean[int(label)]); close(curves[1]["y"], total[int(label)])
+        long = [sum(n * p for n, p in zip((1, 2, 3), path[int(label)])) for path in (mean, total)]
+        assert numbers(title) == pytest.approx(long, abs=.006)
+
+
+def test_whitening_over_pads():
+    five = [.5, .6, .8, .1, -.2]
+    def white(x):
+        m = sum(x) / len(x)
+        s = (sum((v - m)**2 for v in x) / (len(x) - 1))**.5
+        return [(v - m) / s for v in x]
+
+    for label, (curves, _) in frames("d4a60022").items():
+        close(curves[0]["y"], white(five))
+        close(curves[1]["y"], white(five + [0.] * (1 + 2 * int(label)))[:5])
+
+
+# --- KL ---------------------------------------------------------------------------------------------------------------
+def test_kl_both_ways():
+    pi, ref = (.3, .2, .5), (.5, .25, .25)
+    kl = lambda p, q: sum(a * math.log(a / b) for a, b in zip(p, q))
+    for label, (curves, title) in frames("d4a60032").items():
+        raw = [q * (p / q)**float(label) for p, q in zip(pi, ref)]
+        p = [x / sum(raw) for x in raw]
+        for curve, sign in zip(curves[:2], (1, -1)):
+            ell = [sign * math.log(a / b) for a, b in zip(p, ref)]
+            each = [ell, [x * x / 2 for x in ell], [math.exp(-x) - 1 + x for x in ell]]
+            close(curve["y"], [sum(a * k for a, k in zip(p, ks)) for ks in each])
+        close([curves[2]["y"][0], curves[3]["y"][0]], [kl(p, ref), kl(ref, p)])
+        assert numbers(title) == pytest.approx([kl(p, ref), kl(ref, p)], abs=6e-5)
+
+
+def test_learning_curves_under_beta():
+    "The gradient by the score function, where the library's lesson differentiates the sum."
+    base = [[.4, .4, .2], [.4, .4, .2], [.5, .25, .25]]  # at first; after good; after bad
+    paths = [((0, 0), (1, 0)), ((0, 0), (1, 1)), ((0, 0), (1, 2)), ((0, 1), (2, 0)), ((0, 1), (2, 1)), ((0, 1), (2, 2)), ((0, 2),)]
+    score = [1, 0, 1, 0, -1, -1, 0]
+
+    def run(beta):
+        z, log = [[math.log(p) for p in row] for row in base], []
+        for _ in range(200):
+            pi = [[math.exp(v) / sum(map(math.exp, row)) for v in row] for row in z]
+            chance = [math.prod(pi[n][a] for n, a in path) for path in paths]
+            ell = [sum(math.log(pi[n][a] / base[n][a]) for n, a in path) for path in paths]
+            log.append((sum(p * s for p, s in zip(chance, score)), sum(p * e for p, e in zip(chance, ell))))
+            for path, p, s, e in zip(paths, chance, score, ell):
+                for n, a in path:
+                    for v in range(3): z[n][v] += p * (s - beta * e) * ((v == a) - pi[n][v])
+        return log
+
+    for label in (".1", "1", "5"):
+        curves, title = frames("d4a60042")["0" + label if label[0] == "." else label]
+        log, beta = run(float(label)), float(label)
+        for which, curve in ((0, curves[0]), (1, curves[2])): close(curve["y"], [log[int(s)][which] for s in curve["x"]], 2e-3)
+        ref = [math.prod(base[n][a] for n, a in path) for path in paths]
+        raw = [q * math.exp(s / beta) for q, s in zip(ref, score)]
+        best = [x / sum(raw) for x in raw]
+        close(curves[1]["y"], [sum(p * s for p, s in zip(best, score))] * len(curves[1]["y"]))
+        close(curves[3]["y"], [sum(p * math.log(p / q) for p, q in zip(best, ref))] * len(curves[3]["y"]))
+        assert numbers(title)[1:] == pytest.approx(log[-1], abs=.006)
+
+
+# --- advantages -------------------------------------------------------------------------------------------------------
+def test_gae_against_the_truth():
+    words = list(product((1, -1), repeat=6))
+    chance = [math.prod(.6 if w > 0 else .4 for w in row) for row in words]
+    for label, (curves, title) in frames("d4a60052").items():
+        lam, advantages = float(label), []
+        for row in words:
+            V = [.5 * (sum(row[:t]) + .2 * (6 - t)) / 6 for t in range(6)] + [0.]
+            delta = [(sum(row) / 6 if t == 5 else 0.) + V[t + 1] - V[t] for t in range(6)]
+            advantages.append([sum(lam**(u - t) * delta[u] for u in range(t, 6)) for t in range(6)])
+        for curve, sign in zip(curves[:2], (1, -1)):
+            means, spreads = [], []
+            for t in range(6):
+                w = [p * (row[t] == sign) for p, row in zip(chance, words)]
+                m = sum(a * A[t] for a, A in zip(w, advantages)) / sum(w)
+                means.append(m)
+                spreads.append(max(0., sum(a * A[t]**2 for a, A in zip(w, advantages)) / sum(w) - m * m)**.5)
+            close(curve["y"], means)
+            close(curve["error_y.array"], spreads, 2e-3)
+        apart = sum(g - b for g, b in zip(curves[0]["y"], curves[1]["y"])) / 6
+        assert numbers(title)[0] == pytest.approx(apart, abs=6e-4)
+    assert apart == pytest.approx(1 / 3, abs=1e-3)  # at λ = 1
+
+
+# --- policy and value loss --------------------------------------------------------------------------------------------
+def test_dual_clip():
+    for label, (curves, _) in frames("d4a60062").items():
+        c = math.inf if label == "none" else float(label)
+        rho = curves[0]["x"]
+        close(curves[0]["y"], [max(-max(r, .8), -c) for r in rho])
+        assert curves[1]["y"] == [float(.8 < r < c) for r in rho]
+
+
+def test_value_clip():
+    def learn(target, c):
+        v, shares = 0., [0.]
+        for _ in range(12):
+            old = v
+            for _ in range(10):
+                held = abs(v - old) > c and abs(min(max(v, old - c), old + c) - target) > abs(v - target)
+                v -= 0. if held else .05 * (v - target)
+            shares.append(v / target)
+        return shares
+
+    for label, (curves, title) in frames("d4a60071").items():
+        shares = [learn(target, math.inf if label == "none" else float(label)) for target in (.1, 1., 10.)]
+        for curve, path in zip(curves, shares): close(curve["y"], path)
+        assert numbers(title)[1:] == pytest.approx([path[4] for path in shares], abs=.006)
+
+
+# --- groups and pairs -------------------------------------------------------------------------------------------------
+def test_group_std():
+    for label, (curves, _) in frames("d4a60082").items():
+        k = int(label)
+        p, s = k / 8, (k * (8 - k) / 8 / 7)**.5
+        both = [1 - p if k else None, -p if k < 8 else None]
+        close(curves[0]["y"], both)
+        close(curves[1]["y"], [None if x is None else x * 8 / 7 for x in both])
+        close(curves[2]["y"], [None if x is None else x / s if s else 0. for x in both])
+
+
+def test_dpo_margin():
+    margin = .5 * math.log(8)
+    for label, (curves, title) in frames("d4a60092").items():
+        a, b = (x * math.exp(-float(label)) for x in (.40, .05))
+        close(curves[0]["y"], [a, b, 1 - a - b])
+        assert numbers(title) == pytest.approx([margin, math.log(1 + math.exp(-margin))], abs=6e-5)
