@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['MATRICES', 'with_lora', 'tuned_layers', 'has_adapters', 'frozen_twin', 'sharing_copy', 'without_adapters', 'beside',
-           'read_types', 'why_not_beside', 'unwrapped', 'merge_adapters', 'what_learns', 'weights_of', 'load_adapters']
+           'read_types', 'why_not_beside', 'unwrapped', 'compiled_inside', 'merge_adapters', 'what_learns',
+           'weights_of', 'load_adapters']
 
 # %% ../../nbs/2_models/09_adapters.ipynb #ada904
 import copy
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from .families import load_model, trunk
+from .families import check_causal, linear_head, load_model, trunk
 
 # %% ../../nbs/2_models/09_adapters.ipynb #ada90b
 def with_lora(
@@ -179,9 +180,12 @@ def why_not_beside(model: nn.Module) -> str | None: # None: nothing speaks again
 
 # %% ../../nbs/2_models/09_adapters.ipynb #ada926
 def unwrapped(
-    model: Any, # a PeftModel, or anything else
+    model: Any, # a PeftModel, what torch.compile returned, or anything else
 ) -> Any: # the causal LM inside, adapters in place; anything else as it is
     "Raises TypeError for prompt tuning and its kin."
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and isinstance(model, dynamo.OptimizedModule):
+        return compiled_inside(unwrapped(model._orig_mod), model.dynamo_ctx)
     peft = sys.modules.get("peft")
     if peft is None or not isinstance(model, peft.PeftModel):
         return model
@@ -191,6 +195,19 @@ def unwrapped(
     inner = model.get_base_model()
     inner._hf_peft_config_loaded = True # now its save_pretrained writes the adapters, alone
     return inner
+
+def compiled_inside(
+    model: Any, # a causal LM; it is changed in place
+    compiled: Callable[[Callable], Callable], # makes of a function a compiled one
+) -> Any: # the same one
+    """Its transformer compiled in place of the whole: the head is read in pieces here, and the
+    sampler reads the weights. What a model is asked once, two tokens each, it is asked before."""
+    if isinstance(model, PreTrainedModel) and model.get_output_embeddings() is not None:
+        check_causal(model)
+        linear_head(model)
+        inner: Any = trunk(model)
+        inner._compiled_call_impl = compiled(inner._call_impl)
+    return model
 
 # %% ../../nbs/2_models/09_adapters.ipynb #ada92a
 def merge_adapters(

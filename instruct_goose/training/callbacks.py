@@ -21,7 +21,8 @@ from tqdm import tqdm
 from ..models.adapters import weights_of
 from ..objective.kl import adaptive_beta
 from .cross_checks import prompt_nll
-from .metrics import Metrics, describe, number, rounding
+from .checks import rounding
+from .metrics import Metrics, describe, number
 from .rollout import Rollout
 from .prompts import encode_prompts
 
@@ -84,7 +85,7 @@ class Steps:
         metrics = {
             "iteration": trainer.iteration, **describe(rollout, trainer.config, trainer.eos_ids),
             **update, "beta": trainer.beta, "lr": trainer.optimizer.param_groups[0]["lr"],
-            "prompts_given": self.given, "rounding": rounding(trainer.agent.model),
+            "prompts_given": self.given, "rounding": rounding(trainer.agent.model, trainer.config),
             "prompt_nll": number(prompt_nll(trainer.ref_model, rollout))}
         metrics |= {f"seconds_{name}": s for name, s in self.seconds.items()}
         metrics |= {f"tokens_per_second_{name}": metrics["tokens"] / s if s > 0 else None

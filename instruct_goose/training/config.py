@@ -228,6 +228,7 @@ class RLHFConfig(Presets):
     kl_early_stop: Positive | None = None  # nats per response from π_old; beyond it, no more steps
     minibatches: Count = 2  # optimizer steps per pass
     micro_batch_size: Count | None = None  # rows in memory at once; None: all. Changes no result
+    autocast: Literal["bfloat16"] | None = None  # of matrix products; None: as the weights
     lr: Positive = 1e-5  # of the policy; a model of under a million weights wants about 1e-3
     value_lr: Positive | None = None  # learning rate of the value function; None: the policy's
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"  # or falling to 0 over steps

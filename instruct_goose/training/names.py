@@ -24,6 +24,7 @@ ELSEWHERE = {
     "vllm_importance_sampling_mode": "importance_level and importance_beyond",
     "whiten_rewards": "whiten_advantages", "kl_estimator_type": "kl_estimator",
     "entropy_coef": "ent_coef", "lr_scheduler_type": "lr_schedule", "args": "config",
+    "bf16": "autocast='bfloat16'", "gradient_checkpointing": "Agent's gradient_checkpointing",
     "processing_class": "tokenizer", "peft_config": "a model that peft has wrapped",
     "reward_funcs": "reward_fn, an argument of train",
     "reward_model": "reward_fn, an argument of train",

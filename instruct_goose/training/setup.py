@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ..models.adapters import has_adapters, unwrapped
 from ..models.agent import Agent, create_reference_model, response_logprobs
 from ..models.families import check_causal
-from .annotate import tokens_of
+from .annotate import precision, tokens_of
 from .trainer_state import load_trainer_state, trainer_state
 from .config import RLHFConfig
 from .names import Answering
@@ -164,7 +164,7 @@ def loss_of(
     now = trainer.now(r)
     r.old_logprobs = r.sampled_logprobs = now.logprobs.detach()
     r.values = None if now.values is None else now.values.detach()
-    with torch.no_grad():
+    with torch.no_grad(), precision(trainer.config, trainer.device):
         temperature = trainer.config.temperature
         r.ref_logprobs = response_logprobs(trainer.ref_model, *tokens_of(r), temperature)
     r.scores = rewards.detach().to(r.old_logprobs)

@@ -19,10 +19,10 @@ from ..models.agent import Evaluation
 from ..objective.kl import kl_in_reward
 from ..objective.masks import aggregate, masked_sum, whiten
 from ..objective.ppo import ppo_loss
-from .annotate import annotations, greedy_baseline, look
+from .annotate import annotations, greedy_baseline, look, precision
 from .callbacks import Callback, Steps, keep_best, usual_callbacks
 from .checks import (
-    blaming, check_ratio, comparable, ready, require_finite, require_finite_weights)
+    blaming, check_ratio, comparable, ready, require_finite, require_finite_weights, rounding)
 from .config import RLHFConfig
 from .metrics import (
     Metrics, average_steps, compare, movement_meter, number, step_log)
@@ -83,7 +83,7 @@ class RLHFTrainer(TrainerTools):
     def rollout(self, prompts: Sequence | dict) -> Rollout:
         "r ~ π_old(·|q): the sampler answers each prompt group_size times, side by side."
         queries = encode_prompts(prompts, self)
-        with blaming(self):
+        with blaming(self), precision(self.config, self.device):
             r = self.sampler(queries, self.config.group_size, self.config, self.sampling)
         return complete(r, self.tokenizer, columns_of(prompts, self.config.group_size))
 
@@ -103,12 +103,12 @@ class RLHFTrainer(TrainerTools):
     def annotate(self, rollout: Rollout) -> Rollout:
         "log π_old, log π_ref and V of each token; entropy and exact KL of each state."
         columns = annotations(self.agent, self.ref_model, rollout, self.config)
-        for name, x in columns.items():
-            setattr(rollout, name, x)
+        vars(rollout).update(columns)
         require_finite(self, rollout, *columns)
         if rollout.sampled_logprobs is not None and self.config.importance_cap is None:
-            check_ratio(self.agent.model, rollout.old_logprobs, rollout.sampled_logprobs,
-                        rollout.mask, "the sampler and the training forward disagree")
+            eps = rounding(self.agent.model, self.config)
+            check_ratio(eps, rollout.old_logprobs, rollout.sampled_logprobs, rollout.mask,
+                        "the sampler and the training forward disagree")
         return rollout
 
     def advantages(self, rollout: Rollout) -> Rollout:
@@ -162,7 +162,7 @@ class RLHFTrainer(TrainerTools):
         "held_out_reward and exact held_out_kl, with dice of their own, the same each time."
         dice, scores, kl = generator(self.config.seed, EVALUATION), [], []
         for some in slices(prompts, self.config.batch_size):
-            with blaming(self):
+            with blaming(self), precision(self.config, self.device):
                 r = self.sampler(encode_prompts(some, self), 1, self.config, dice)
             r = complete(r, self.tokenizer, columns_of(some))
             scores.append(self.judge(r, reward_fn, "held-out text"))

@@ -22,7 +22,7 @@ from ..objective.masks import AGGREGATES, whole_count
 from ..objective.policy_loss import sampler_weights
 from .checks import blame, require_finite_loss, require_trainable
 from .config import RLHFConfig
-from .rollout import Rollout
+from .rollout import Rollout, by_length
 from .shaping import finished
 
 # %% ../../nbs/3_training/07_updates.ipynb #af469e2f
@@ -48,9 +48,11 @@ def minibatches_of(
     logs: Sequence[Mapping[str, Any]] = (), # of the updates so far: it is asked before each
 ) -> Iterator[Rollout]:
     """Of one epoch, shuffled; those without a row to learn from are left out, and all that come
-    after an update that was `far_enough`."""
+    after an update that was `far_enough`. What goes in micro-batches is sorted by length."""
+    size = trainer.config.micro_batch_size
     for batch in rollout.minibatches(trainer.config.minibatches, trainer.shuffling):
-        if len(batch := learnt(trainer, batch)) and not far_enough(logs, trainer.config):
+        batch = learnt(trainer, batch if size is None else batch[by_length(batch)])
+        if len(batch) and not far_enough(logs, trainer.config):
             yield batch
 
 def far_enough(

@@ -209,3 +209,46 @@ def test_a_reference_is_a_language_model_too():
     for wrong, says in ((t5, "T5ForConditionalGeneration has an encoder beside its decoder"), (headless, "GPT2Model .*has no language-model head")):
         with pytest.raises(TypeError, match=says): RLHFTrainer(tiny(), wrong, RLHFConfig(device="cpu"), tokenizer=TOKENIZER)
         with pytest.raises(TypeError, match=says.replace(" .*has", " has")): RLHFTrainer(wrong, config=RLHFConfig(device="cpu"), tokenizer=TOKENIZER)
+
+
+# ── rows of like length together, and matrix products in bfloat16 ──
+
+@pytest.mark.parametrize("how", ["token_mean", "sequence_mean", "sequence_sum", "group_token_mean"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_rows_of_like_length_go_together_and_the_gradient_stays(how, size):
+    trainer, r = cut_trainer(aggregation=how, mask_truncated=False)
+    grads = {}
+    for micro in (None, size):
+        trainer.config.micro_batch_size = micro
+        batch, = minibatches_of(trainer, r)
+        lengths = (batch.query_mask.sum(-1) + batch.mask.sum(-1)).tolist()
+        if micro: assert lengths == sorted(lengths) == [4, 4, 6, 8, 8, 9]  # queries of 3 and 2, responses of 3, 6, 1, 2, 6, 6
+        score = {tuple(ids): x for ids, x in zip(r.response_ids.tolist(), r.scores.tolist(), strict=True)}
+        assert [score[tuple(ids)] for ids in batch.response_ids.tolist()] == batch.scores.tolist()  # each row keeps its own
+        trainer.optimizer.zero_grad()
+        for part in micro_batches(batch, trainer.config): backward(trainer, part)
+        grads[micro] = [p.grad for p in trainer.agent.model.parameters()]
+    for whole, parts in zip(grads[None], grads[size], strict=True): torch.testing.assert_close(parts, whole, atol=1e-12, rtol=1e-9)
+
+
+def test_matrix_products_in_bfloat16_and_weights_as_they_are():
+    "A float32 model: its layers' outputs are bfloat16 while writing, judging and learning; gradients point where float32's do."
+    grads, logs, seen = {}, {}, []
+    for autocast in (None, "bfloat16"):
+        c = RLHFConfig.preset("ppo", device="cpu", batch_size=8, max_new_tokens=4, minibatches=1, epochs=1, micro_batch_size=3, lr=1e-3, autocast=autocast)
+        t = RLHFTrainer(Agent(tiny().float()), tiny(1).float(), c, tokenizer=TOKENIZER)
+        for m in (t.agent.model, t.ref_model): m.transformer.h[0].mlp.c_fc.register_forward_hook(lambda _m, _x, out: seen.append(out.dtype))
+        r = t.rollout(PROMPTS * 2) if autocast is None else r  # noqa: F821
+        r.scores = torch.linspace(-1, 1, 8)
+        t.advantages(t.annotate(r))
+        t.update(next(iter(minibatches_of(t, r))), first=True)
+        grads[autocast] = torch.cat([p.grad.flatten() for p in t.agent.policy_parameters()])
+        assert set(seen) == {torch.float32 if autocast is None else torch.bfloat16}
+        seen.clear()
+        assert {p.dtype for p in t.agent.parameters()} == {torch.float32} and r.old_logprobs.dtype == torch.float32
+        logs[autocast] = t.step(PROMPTS * 2, lambda texts: [float(len(x)) for x in texts])
+        seen.clear()
+    assert torch.cosine_similarity(*grads.values(), dim=0) > .98
+    assert [logs[a]["rounding"] for a in logs] == [2**-23, 2**-7]
+    assert logs[None]["max_sampler_deviation"] < 1e-4 and logs["bfloat16"]["max_sampler_deviation"] < .1  # the sampler rounds too
+    with pytest.raises((ValueError, TypeError), match="float16"): RLHFConfig(autocast="float16")  # a TypeError where annotations are checked
