@@ -257,7 +257,7 @@ def test_every_setting_equals_the_slow_version_in_value_and_gradient(setting, se
         close(lp.grad[i], f64(slopes), atol=1e-11, rtol=1e-9)
 
 
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if s["surrogate"] != "weight"], ids=named)
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if s["surrogate"] != "weight" and s["level"] != "sequence_token"], ids=named)
 def test_every_setting_by_finite_differences(setting):
     lp, old, A, mask = batch(7, B=2, T=4)
     w = torch.rand(*mask.shape).double()

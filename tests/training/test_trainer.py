@@ -181,6 +181,7 @@ SETTINGS = {name: dict(algorithm=name) for name in PRESETS} | {
     "dual clip": dict(dual_clip=1.3),
     "no clip": dict(surrogate="ratio"),
     "no clip, sequence": dict(surrogate="ratio", ratio_level="sequence"),
+    "GSPO-token, values": dict(ratio_level="sequence_token", clip=.05),
     "GRPO, KL in the loss, token mean": dict(algorithm="grpo", aggregation="token_mean", beta=.4),
     "GRPO, std of the population": dict(algorithm="grpo", group_size=4, group_ddof=0, kl_gradient="ratio"),
     "GRPO, whitened": dict(algorithm="grpo", whiten_advantages=True),
