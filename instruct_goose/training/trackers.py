@@ -164,8 +164,8 @@ class Trackio(Tracker):
         self.trackio.log(dict(numbers), step=iteration)
 
     def table(self, rows: Sequence[Sequence], iteration: int) -> None:
-        frame = package("pandas").DataFrame(rows, columns=list(COLUMNS))
-        self.trackio.log({"samples": self.trackio.Table(dataframe=frame)}, step=iteration)
+        table = self.trackio.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
+        self.trackio.log({"samples": table}, step=iteration)
 
     def shut(self) -> None:
         self.trackio.finish()
