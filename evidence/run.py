@@ -16,6 +16,7 @@ measured, with which commit and versions. Nobody types a figure.
     python evidence/run.py gallery                   only the failure gallery, about six CPU-minutes
     python evidence/run.py doctor                    only the doctor on bugs it was not made for, and on unusual settings; five CPU-minutes
     python evidence/run.py distillation              only a small student of the quickstart's policy, three seeds; six CPU-minutes
+    python evidence/run.py lowest                    only the lowest versions that pyproject.toml names, in an environment of their own; downloads
     python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
 import argparse
@@ -370,7 +371,7 @@ def write(name: str, figures: dict) -> None:
     print(f"\nwritten: {path.relative_to(root)}")
 
 
-RUNS = ("quickstart", "drift", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "details", "distillation", "reviews")
+RUNS = ("quickstart", "drift", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "details", "distillation", "lowest", "reviews")
 
 
 def main():
@@ -421,6 +422,10 @@ def main():
         import distillation
 
         write("distillation", {"origin": origin("python evidence/run.py distillation")} | distillation.record(args.seeds or (0, 1, 2)))
+    if not args.only or "lowest" in args.only:
+        from lowest import run_lowest
+
+        write("lowest", {"origin": origin("python evidence/run.py lowest")} | run_lowest())
     if not args.only or "reviews" in args.only:
         if not args.data.is_dir():
             if args.only: raise SystemExit(f"no directory {args.data}: pass --data DIR")

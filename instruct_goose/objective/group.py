@@ -48,8 +48,9 @@ PRESET_SOURCES: dict[str, dict[str, str]] = {
         same="REINFORCE++, if all values are 0 and λ = 1."),
     "grpo": dict(
         paper="Shao et al. 2024", arxiv="2402.03300", equations="eqs. 3, 4",
-        leaves_out="A fresh reference after every iteration; rewards for single steps.",
-        departs="No ε, no ddof given there: ours are PPO's .2 and G − 1. G was 64.",
+        leaves_out="A fresh reference per round: ref_every. Rewards for single steps.",
+        departs="No ε, no ddof given there: ours are PPO's .2 and G − 1. G was 64. Its KL is "
+                "plain, for one pass; for more say kl_gradient='ratio'.",
         same="Dr. GRPO, DAPO, GSPO: each on a condition, see there."),
     "dr_grpo": dict(
         paper="Liu et al. 2025", arxiv="2503.20783", equations="section 3.2",
@@ -58,18 +59,18 @@ PRESET_SOURCES: dict[str, dict[str, str]] = {
         same="GRPO without KL and std, if all responses have full length."),
     "dapo": dict(
         paper="Yu et al. 2025", arxiv="2503.14476", equations="eqs. 8, 9",
-        leaves_out="Dynamic sampling (eq. 11); the overlong punishment (eq. 13).",
+        leaves_out="Off: dynamic sampling (eq. 11), redraw_flat; punishment (eq. 13), overlong_buffer.",
         departs="A mean per group, as in eq. 8. TRL and verl take one per batch.",
         same="GRPO without KL, if clip_high is None and lengths are equal in each group."),
     "gspo": dict(
         paper="Zheng et al. 2025", arxiv="2507.18071", equations="eqs. 5, 6, 7",
-        leaves_out="GSPO-token, with an advantage per token (eqs. 13, 14).",
+        leaves_out="GSPO-token (eqs. 13, 14): ratio_level='sequence_token'.",
         departs="Nowhere that we know of.",
         same="GRPO without KL, with one clip, if responses are one token long; on policy "
              "its gradient, at any length."),
     "cispo": dict(
         paper="MiniMax 2025", arxiv="2506.13585", equations="eqs. 4, 5",
-        leaves_out="Dynamic sampling and a length penalty, both taken from DAPO.",
+        leaves_out="Dynamic sampling and a length penalty, DAPO's: redraw_flat, overlong_buffer.",
         departs="Its ε_high is undisclosed. Our cap is 1 + 4 = 5, as TRL advises.",
         same="On policy DAPO's gradient; without the cap that of surrogate=\"ratio\"."),
     "rloo": dict(

@@ -31,8 +31,13 @@ def _geometric_mean(log_ratio, mask):
     "The mean of log ρₜ over the response, at each of its tokens. GSPO (2025) eq. 7."
     return _whole_response(log_ratio, mask) / mask.sum(-1, keepdim=True).clamp(min=1)
 
+def _pulled_by_token(log_ratio, mask):
+    "The value of the geometric mean, the gradient of the token's own. GSPO (2025) eq. 14."
+    return _geometric_mean(log_ratio, mask).detach() + log_ratio - log_ratio.detach()
+
 LEVELS: dict[str, Callable] = {
-    "token": _every_token, "sequence": _geometric_mean, "product": _whole_response}
+    "token": _every_token, "sequence": _geometric_mean, "product": _whole_response,
+    "sequence_token": _pulled_by_token}
 
 # %% ../../nbs/1_objective/04_policy_loss.ipynb #82ff6d5f
 def probability_ratio(
@@ -40,13 +45,14 @@ def probability_ratio(
     old_logprobs: Float[Tensor, "batch time"], # log π_old(aₜ|sₜ); never learns
     mask: Bool[Tensor, "batch time"] | None = None, # True where π_old sampled a token
     max_log_ratio: float = 20., # log ρ is first cut to ±this; e²⁰ = 4.9e8
-    level: str = "token",       # or "sequence", "product": one ratio per response
+    level: str = "token",       # or one ratio per response: "sequence", "product", …
 ) -> Float[Tensor, "batch time"]: # exactly 1 at padding
     """token: ρₜ = π(aₜ|sₜ) / π_old(aₜ|sₜ) = exp(log π − log π_old), PPO (2017) section 3.
     sequence: exp(mean of log ρₜ over the response), GSPO (2025) eq. 7. product: exp(their
-    sum), the response's own ratio. Both are spread over its tokens. 1 where the mask is
-    False; float32 or wider. The cut is ours; beyond it the gradient is 0. Raises
-    ValueError if the shapes differ, and for an unknown level."""
+    sum), the response's own ratio. sequence_token: sg(s)·π(aₜ|sₜ)/sg(π(aₜ|sₜ)), s that of
+    sequence and sg: no gradient, GSPO-token, eq. 14. These are spread over the response.
+    1 where the mask is False; float32 or wider. The cut is ours; beyond it the gradient is
+    0. Raises ValueError if the shapes differ, and for an unknown level."""
     same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
     ell = log_ratio(logprobs, old_logprobs, mask)
     if mask is None:

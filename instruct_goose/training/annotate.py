@@ -108,7 +108,7 @@ def look(
     config: RLHFConfig, # temperature; entropy if it has a coefficient; values if they are learnt
 ) -> Evaluation:
     "What policy and value function say now, with gradient and without dropout."
-    with_entropy = config.ent_coef > 0
+    with_entropy = config.ent_coef > 0 or config.entropy_target is not None
     args = (*tokens_of(r), config.temperature, with_entropy)
     with precision(config, r.mask.device):
         if config.needs == "values":

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['Count', 'Positive', 'NotNegative', 'Share', 'Seed', 'C', 'SIZES', 'Limit', 'OneOf', 'Settings', 'check_settings',
-           'complaint', 'number_complaint', 'parts_complaint', 'type_complaint', 'choices_of', 'Presets', 'RLHFConfig',
-           'contradictions', 'kl_contradictions']
+           'complaint', 'number_complaint', 'parts_complaint', 'type_complaint', 'choices_of', 'Presets', 'RLHFConfig']
 
 # %% ../../nbs/3_training/02_config.ipynb #f429998c
 import math
@@ -20,6 +19,7 @@ from ..objective.group import PRESETS
 from ..objective.kl import ESTIMATORS, KL_GRADIENTS
 from ..objective.masks import AGGREGATES
 from ..objective.policy_loss import LEVELS, SURROGATES
+from .conflicts import contradictions, warn_of_bias
 from .names import Answering
 
 
@@ -185,6 +185,8 @@ class RLHFConfig(Presets):
     overlong_buffer: Count | None = None  # tokens before the limit where length costs up to 1
     mask_truncated: bool = False  # responses without an end are compared with, not learnt from
     reward_timeout: Positive | None = None  # seconds the reward function may take; None: any time
+    redraw_flat: Annotated[int, Limit(0)] = 0  # times that groups of equal scores are drawn again
+    drop_flat: bool = False  # groups of equal scores are left out of the iteration
     # sampling
     batch_size: Count = 64  # responses per iteration
     group_size: Count = 1  # responses per prompt, at least 2 to compare them; divides batch_size
@@ -199,7 +201,8 @@ class RLHFConfig(Presets):
     lam: Share = 0.95  # λ of GAE: 0 trusts the values, 1 trusts the rewards
     # objective
     ratio_level: Annotated[str, OneOf(LEVELS)] = "token"
-    "whose ratio: the token's, the response's geometric mean, the response's product"
+    """whose ratio: the token's, the response's geometric mean, its product; sequence_token: the
+    mean, pulled token by token"""
     surrogate: Annotated[str, OneOf(SURROGATES)] = "min"
     "min: PPO's clip; ratio: no clip; weight: clipped ratio as a constant weight (CISPO)"
     clip: Positive = 0.2  # how far the ratio may go from 1 before its gradient is cut
@@ -208,7 +211,9 @@ class RLHFConfig(Presets):
     "a ratio above this is cut where the advantage is below 0"
     value_clip: Positive | None = 0.2  # how far a value may go from its old one; None: anywhere
     vf_coef: NotNegative = 0.5  # weight of the value loss
-    ent_coef: NotNegative = 0.0  # weight of the entropy bonus
+    ent_coef: NotNegative = 0.0  # weight of the entropy bonus; with entropy_target the first one
+    entropy_target: Positive | None = None  # nats per token below which the bonus acts; None: ever
+    entropy_step: Positive = 0.005  # how far ent_coef moves per iteration with entropy_target
     aggregation: Annotated[str, OneOf(AGGREGATES)] = "token_mean"
     "what the loss averages; sequence_sum divides by rows and max_new_tokens"
     importance_cap: Positive | None = None  # of the weights π_old/π_sampler; None: no weights
@@ -223,6 +228,9 @@ class RLHFConfig(Presets):
     kl_gradient: Annotated[str, OneOf(KL_GRADIENTS)] = "plain"
     "of the KL in the loss: the estimator's own, that of ratio times estimator, or k2's"
     kl_target: Positive | None = None  # nats per response to steer beta towards; None: it stays
+    ref_every: Count | None = None  # iterations after which the reference follows; None: it stays
+    ref_mixup: Annotated[float, Limit(0, 1, above=True)] = 1.0
+    "how far it follows: 1 makes it the policy, less a running average of policies"
     # optimisation
     epochs: Count = 2  # passes over each rollout
     kl_early_stop: Positive | None = None  # nats per response from π_old; beyond it, no more steps
@@ -240,41 +248,9 @@ class RLHFConfig(Presets):
         "What the advantage compares with: values, a group, the greedy response, or nothing."
         return ADVANTAGES[self.advantage].needs
 
+    def __post_init__(self):
+        super().__post_init__()
+        warn_of_bias(self)
+
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from contradictions(self)
-
-# %% ../../nbs/3_training/02_config.ipynb #75912af6
-def contradictions(c: RLHFConfig) -> Iterator[tuple[str, str]]:
-    "Settings that are legal one by one and make no sense together."
-    grouped = {"advantage": c.needs == "group",
-               "aggregation": AGGREGATES[c.aggregation].takes == "group_tokens"}
-    for name, compares in grouped.items():
-        if compares and c.group_size < 2:
-            yield "group_size", (f"at least 2 for {getattr(c, name)}: a response needs others "
-                                 "to be compared with")
-    if c.batch_size % c.group_size:
-        yield "batch_size", f"a multiple of group_size, {c.group_size}: groups stay whole"
-    if c.minibatches > c.batch_size:
-        yield "minibatches", f"at most batch_size, {c.batch_size}"
-    if (c.overlong_buffer or 0) > c.max_new_tokens:
-        yield "overlong_buffer", f"at most max_new_tokens, {c.max_new_tokens}"
-    if c.keep_best and (c.eval_every is None or c.eval_every > c.steps):
-        yield "eval_every", ("a number of iterations, at most steps, with keep_best: "
-                             "held-out prompts say which is best")
-    if c.dual_clip is not None and not SURROGATES[c.surrogate].takes_dual_clip:
-        yield "dual_clip", f"None with surrogate={c.surrogate!r}: it has no second clip"
-    if c.importance_floor is not None and c.importance_floor >= (c.importance_cap or 0):
-        yield "importance_floor", "below importance_cap, which must be set: between them lies 1"
-    yield from kl_contradictions(c)
-
-def kl_contradictions(c: RLHFConfig) -> Iterator[tuple[str, str]]:
-    "Those of the KL penalty."
-    if c.kl_target is not None and c.beta == 0:
-        yield "beta", "above 0 when kl_target is set: the controller multiplies it"
-    if c.kl_placement == "reward" and c.kl_gradient != "plain":
-        yield "kl_gradient", ("'plain' with kl_placement='reward': there the KL is a number "
-                              "and has no gradient of its own")
-    if c.kl_placement == "loss" and c.kl_estimator == "k1" and c.kl_gradient == "plain":
-        yield "kl_gradient", ("'ratio' or 'straight_through' for kl_estimator='k1' in the loss: "
-                              "its plain gradient is 0 on average and would do nothing. "
-                              "Or take k2, or kl_placement='reward'")

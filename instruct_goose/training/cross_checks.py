@@ -99,13 +99,14 @@ def gradient_meter(
     batch: Rollout, # the first minibatch
     seen: Sequence[Seen], # of its micro-batches, from `backward`
     config: RLHFConfig,
+    ent_weight: float | None = None, # of the entropy bonus, where that moves
 ) -> dict[str, Tensor]:
     """Slope ⟨g, e⟩ / ⟨e, e⟩ and cosine of −∂L/∂x as it was found, g, on what the equations ask
     for, e; NaN where e is 0."""
     found = {name: torch.cat([s.pulls[name] for s in seen])[batch.mask].double()
              for name in seen[0].pulls}
     log = {}
-    for name, e in expected_pulls(batch, config).items():
+    for name, e in expected_pulls(batch, config, ent_weight).items():
         e = e[batch.mask].double()
         short = {"logprobs": "policy", "values": "value"}.get(name, name)
         g = found.get(name, torch.full_like(e, torch.nan))
@@ -115,7 +116,9 @@ def gradient_meter(
     return log
 
 @torch.enable_grad()
-def expected_pulls(batch: Rollout, config: RLHFConfig) -> dict[str, Float[Tensor, "batch time"]]:
+def expected_pulls(
+    batch: Rollout, config: RLHFConfig, ent_weight: float | None = None,
+) -> dict[str, Float[Tensor, "batch time"]]:
     "−∂L/∂x where π = π_old: wₜ·Âₜ for log π, c₁·wₜ·(R̂ₜ − Vₜ) for V, c₂·wₜ for S."
     c, mask, mean = config, batch.mask, averaging(config, batch)
     x = batch.old_logprobs.detach().clone().requires_grad_()
@@ -127,4 +130,4 @@ def expected_pulls(batch: Rollout, config: RLHFConfig) -> dict[str, Float[Tensor
     share = torch.autograd.grad(aggregate(one, mask, **mean), one)[0]
     if batch.values is not None:
         pulls["values"] = c.vf_coef * share * (batch.returns - batch.values)
-    return pulls | {"entropy": c.ent_coef * share}
+    return pulls | {"entropy": (c.ent_coef if ent_weight is None else ent_weight) * share}

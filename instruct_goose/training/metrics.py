@@ -26,6 +26,7 @@ from ..models.agent import vocabulary_size
 from .annotate import next_token_logits, precision
 from .checks import check_ratio, rounding
 from .config import RLHFConfig
+from .dynamic_sampling import flat_groups
 from .cross_checks import (
     correlation, gradient_meter, of_texts, of_values)
 from .rollout import Rollout
@@ -75,11 +76,12 @@ def of_scores(r: Rollout, c: RLHFConfig) -> dict:
     if c.group_size > 1 and len(r) % c.group_size == 0:
         groups = r.scores.view(-1, c.group_size)
         numbers["group_reward_std"] = groups.std(-1, correction=c.group_ddof).mean()
-        numbers["flat_groups"] = (groups == groups[:, :1]).all(-1).float().mean()
+        numbers["flat_groups"] = flat_groups(r.scores, c.group_size).float().mean()
     if r.baseline is not None:
         numbers["baseline_mean"] = r.baseline.mean()
     each = (r.score_parts or {}).items()
-    return numbers | {f"reward_mean/{name}": scores.nanmean() for name, scores in each}
+    parts = {f"reward_mean/{name}": scores.nanmean() for name, scores in each}
+    return numbers | parts | (r.drawn or {})
 
 def of_advantages(r: Rollout, c: RLHFConfig) -> dict:
     "Advantages as they were before whitening; and what the values knew."
@@ -150,7 +152,7 @@ def step_log(
         log["max_ratio_deviation_first"] = check_ratio(
             rounding(trainer.agent.model, trainer.config), logprobs, batch.old_logprobs,
             batch.mask, "before the first update")
-        log |= gradient_meter(batch, seen, trainer.config)
+        log |= gradient_meter(batch, seen, trainer.config, trainer.ent_weight)
     return log
 
 def average_steps(

@@ -30,7 +30,11 @@ ELSEWHERE = {
     "reward_model": "reward_fn, an argument of train",
     "train_dataset": "prompts, an argument of train",
     "eval_dataset": "held_out, an argument of train",
-    "value_model": "Agent(model, value_model=…), passed as the model"}
+    "value_model": "Agent(model, value_model=…), passed as the model",
+    "sync_ref_model": "ref_every", "ref_model_sync_steps": "ref_every",
+    "ref_model_mixup_alpha": "ref_mixup", "use_adaptive_entropy": "entropy_target",
+    "entropy_coef_delta": "entropy_step", "report_to": "a tracker among the callbacks",
+    "filter_groups": "redraw_flat and drop_flat", "max_num_gen_batches": "redraw_flat"}
 
 # %% ../../nbs/3_training/02_names.ipynb #fe9e4109
 class Answering:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['special_ids', 'own_ends', 'prompt_of', 'is_conversation', 'columns_of', 'slices', 'template_ids', 'encode_prompts',
-           'room_for_prompts', 'prompt_order', 'prompt_batches', 'stream_batches']
+           'room_for_prompts', 'prompt_order', 'PromptBatches', 'prompt_batches']
 
 # %% ../../nbs/3_training/03_prompts.ipynb #0407c16f
 from collections.abc import Iterator, Mapping, Sequence
@@ -160,29 +160,47 @@ def prompt_order(n: int, seed: int, epoch: int) -> list[int]:
     "The order of n prompts in one pass."
     return torch.randperm(n, generator=generator(seed, 2 + epoch)).tolist()
 
-def prompt_batches(
-    trainer: Any, # its prompts_seen is moved on
-    prompts: Any, # a list, or a stream
-) -> Iterator[list]:
-    "Endless batches of prompts, as many as make batch_size responses."
-    c = trainer.config
-    size = c.batch_size // c.group_size
-    if isinstance(prompts, str):
-        raise TypeError(f"prompts is one text: pass a list, [{prompts!r}]")
-    if not (hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")):
-        yield from stream_batches(trainer, iter(prompts), size)
-    n = len(prompts)
-    if not n:
-        raise ValueError("no prompts: pass at least one")
-    while True:
-        places = range(trainer.prompts_seen, trainer.prompts_seen + size)
-        trainer.prompts_seen += size
-        yield [prompts[prompt_order(n, c.seed, k // n)[k % n]] for k in places]
+class PromptBatches:
+    "Endless batches of prompts, as many as make batch_size responses; and some more if asked."
 
-def stream_batches(trainer: Any, stream: Iterator, size: int) -> Iterator[list]:
-    "A stream in order. Raises ValueError when it runs out."
-    while batch := list(islice(stream, size)):
-        trainer.prompts_seen += len(batch)
-        yield batch
-    raise ValueError(f"the prompts ran out in iteration {trainer.iteration}: "
-                     "pass a list, which is repeated, or an endless iterable")
+    def __init__(
+        self,
+        trainer: Any, # its prompts_seen is moved on
+        prompts: Any, # a list, or a stream
+    ):
+        self.trainer, self.prompts = trainer, prompts
+        if isinstance(prompts, str):
+            raise TypeError(f"prompts is one text: pass a list, [{prompts!r}]")
+        self.is_list = hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")
+        if self.is_list and not len(prompts):
+            raise ValueError("no prompts: pass at least one")
+        self.stream = None if self.is_list else iter(prompts)
+
+    def __iter__(self) -> "PromptBatches":
+        return self
+
+    def __next__(self) -> list:
+        "The next batch. Raises ValueError when a stream has run out."
+        c = self.trainer.config
+        batch = self.take(c.batch_size // c.group_size)
+        if not batch:
+            raise ValueError(f"the prompts ran out in iteration {self.trainer.iteration}: "
+                             "pass a list, which is repeated, or an endless iterable")
+        return batch
+
+    def take(self, n: int) -> list:
+        "The next n prompts; of a stream that ends fewer."
+        seen = self.trainer.prompts_seen
+        if self.stream is not None:
+            batch = list(islice(self.stream, n))
+        else:
+            size, seed = len(self.prompts), self.trainer.config.seed
+            places = range(seen, seen + n)
+            batch = [self.prompts[prompt_order(size, seed, k // size)[k % size]] for k in places]
+        self.trainer.prompts_seen = seen + len(batch)
+        return batch
+
+def prompt_batches(trainer: Any, prompts: Any) -> PromptBatches:
+    "The same, known to the trainer: where groups are drawn again, that takes from them too."
+    trainer.fresh = PromptBatches(trainer, prompts)
+    return trainer.fresh

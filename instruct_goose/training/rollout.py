@@ -173,6 +173,7 @@ class Rollout:
     returns: Float[Tensor, "batch time"] | Later = None
     group_tokens: Int[Tensor, "batch"] | Later = None  # real tokens of the row's whole group
     denominator: float | int | Tensor | None = None   # of a micro-batch: its minibatch's count
+    drawn: dict[str, float] | None = None             # what dynamic sampling did, for the log
 
     def __len__(self) -> int:
         return len(self.response_ids)
@@ -184,7 +185,8 @@ class Rollout:
                 return {name: take(column) for name, column in x.items()}
             return x[rows.to(x.device)] if torch.is_tensor(x) else [x[i] for i in rows.tolist()]
 
-        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "denominator"}
+        whole = ("denominator", "drawn")  # say nothing of single rows
+        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in whole}
         return Rollout(**{name: take(x) for name, x in parts.items() if x is not None})
 
     def minibatches(self, n: int, generator: torch.Generator | None = None) -> Iterator["Rollout"]:

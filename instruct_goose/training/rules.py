@@ -164,6 +164,8 @@ def reference_is_the_policy(run: Run) -> str | None:
     "A policy that moves leaves the reference behind."
     kl, steps = run.pairs("kl_to_reference"), run["kl_to_old_exact"] or run["kl_to_old"]
     later = [x for i, x in kl if i > 0]
+    if any(run["reference_moved"]):
+        return None  # asked for
     if not later or not steps or max(map(abs, later)) > 1e-6 or max(steps) < 1e-3:
         return None
     return (f"kl_to_reference is 0 in all {len(later)} iterations after the first, and yet one "

@@ -103,6 +103,8 @@ def reward_of_other_rows(run: Run) -> str | None:
 def prompts_lost(run: Run) -> str | None:
     "The rollout answers the prompts that it was given."
     rows = run.both("iteration", "distinct_prompts", "prompts_given")
+    if any(run["groups_dropped"]):
+        return None  # asked for
     bad = [row for row in rows if row[1] < row[2] / 2]
     if len(bad) <= len(rows) / 2:
         return None

@@ -189,7 +189,7 @@ def finished_run(config: Any) -> dict | None: # its summary
 # %% ../../nbs/3_training/15_runs.ipynb #e766255f
 CHANGES_NOTHING = (
     "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout",
-    "even_if_worse")
+    "even_if_worse", "track")
 
 def settings_of(config: Any) -> dict: # a dataclass's settings, as JSON has them
     "All settings that a number of the run may depend on."

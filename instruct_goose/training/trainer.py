@@ -24,6 +24,7 @@ from .callbacks import Callback, Steps, keep_best, usual_callbacks
 from .checks import (
     blaming, check_ratio, comparable, ready, require_finite, require_finite_weights, rounding)
 from .config import RLHFConfig
+from .dynamic_sampling import draw_again
 from .metrics import (
     Metrics, average_steps, compare, movement_meter, number, step_log)
 from .rewards import judged
@@ -34,7 +35,7 @@ from .setup import (
     EVALUATION, TrainerTools, as_agent, as_reference, find_device, generator, steps_left)
 from .updates import (
     averaging, backward, clip_gradients, importance_weights, kl_penalty, make_optimizer,
-    micro_batches, minibatches_of, objective_settings, set_learning_rate)
+    micro_batches, minibatches_of, objective_settings, set_rates)
 
 # %% ../../nbs/3_training/01_trainer.ipynb #4d30e377
 class RLHFTrainer(TrainerTools):
@@ -56,7 +57,7 @@ class RLHFTrainer(TrainerTools):
         self.config = c = config or RLHFConfig()
         self.device = find_device(c.device)
         self.agent = as_agent(model).to(self.device)
-        reference = cast(Any, as_reference(ref_model, self.agent))  # stubs lose the type of `to`
+        reference = cast(Any, as_reference(ref_model, self.agent, c))  # stubs lose `to`'s type
         self.ref_model: PreTrainedModel = reference.to(self.device)
         self.tokenizer = tokenizer
         self.eos_ids, self.pad_id = special_ids(self.agent.model, tokenizer, stop_token_ids)
@@ -64,7 +65,7 @@ class RLHFTrainer(TrainerTools):
         self.sampler = sampler or PolicySampler(self)
         self.callbacks = list(callbacks)
         self.sampling, self.shuffling = generator(c.seed, 0), generator(c.seed, 1)
-        self.beta: float = c.beta     # moves if there is a kl_target
+        self.beta, self.ent_coef = c.beta, c.ent_coef  # move if kl_target, entropy_target
         self.iteration = 0            # iterations done
         self.prompts_seen = 0         # place in the endless sequence of prompts
         self.stopped: str | None = None  # why the last `train` ended early
@@ -89,10 +90,10 @@ class RLHFTrainer(TrainerTools):
 
     def score(self, rollout: Rollout, reward_fn: Any) -> Rollout:
         "score = R(q, r); for the greedy advantage also what the likeliest response gets."
-        scores = self.judge(rollout, reward_fn)
+        rollout.scores = self.judge(rollout, reward_fn)
+        draw_again(self, rollout, reward_fn)
         if self.config.needs == "greedy":
             rollout.baseline = greedy_baseline(self, rollout, reward_fn)
-        rollout.scores = scores
         return rollout
 
     def judge(self, rollout: Rollout, reward_fn: Any, kind: str = "text") -> Tensor:
@@ -133,7 +134,7 @@ class RLHFTrainer(TrainerTools):
         loss, parts = ppo_loss(
             now.logprobs, batch.old_logprobs, batch.advantages, batch.mask,
             values=now.values, old_values=batch.values, returns=batch.returns, entropy=now.entropy,
-            weights=importance_weights(batch, c), **objective_settings(c), **mean)
+            weights=importance_weights(batch, c), **objective_settings(c, self.ent_weight), **mean)
         if c.kl_placement == "loss" and self.beta > 0:
             drift = kl_penalty(now.logprobs, batch, self.beta, c)
             loss = loss + aggregate(drift, batch.mask, **mean)
@@ -150,7 +151,7 @@ class RLHFTrainer(TrainerTools):
     def optimize(self, rollout: Rollout) -> Metrics:
         "epochs × minibatches steps. Returns means over the steps, and how far all went together."
         c, logs, r = self.config, [], comparable(rollout)
-        set_learning_rate(self.optimizer, c, self.iteration)
+        set_rates(self, r)
         moved = movement_meter(self.agent.model, r, c)
         for _ in range(c.epochs):
             for batch in minibatches_of(self, r, logs):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.adapters import has_adapters, weights_of
+from .moving_reference import moves, put_back, what_moves
 from .state import (
     check_weights, is_number, joined, named_tensors, part, refuse_other_settings)
 from .training_state import (
@@ -37,6 +38,7 @@ class Resumable(Protocol):
     iteration: int
     prompts_seen: int
     beta: float
+    ent_coef: float
     best: dict[str, Tensor] | None    # the best policy's weights
     best_reward: float | None
     best_iteration: int | None        # how many iterations it had seen
@@ -45,7 +47,7 @@ class Resumable(Protocol):
 CHANGES_NOTHING = (
     "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout")
 COUNTERS = (
-    "iteration", "prompts_seen", "beta", "best_reward", "best_iteration", "stopped")
+    "iteration", "prompts_seen", "beta", "ent_coef", "best_reward", "best_iteration", "stopped")
 
 def trainer_state(
     trainer: Resumable,
@@ -53,7 +55,8 @@ def trainer_state(
     "All that the next iteration depends on, between two iterations."
     tensors, record = training_state(trainer.agent, trainer.optimizer, _generators(trainer))
     record |= {name: getattr(trainer, name) for name in COUNTERS} | identity_of(trainer)
-    return tensors | joined({"best": trainer.best or {}}), record
+    parts = {"best": trainer.best or {}, "reference": what_moves(trainer)}
+    return tensors | joined(parts), record
 
 def load_trainer_state(
     trainer: Resumable,
@@ -68,6 +71,7 @@ def load_trainer_state(
     for name in COUNTERS:
         setattr(trainer, name, record[name])
     trainer.best = part(tensors, "best") or None
+    put_back(what_moves(trainer), part(tensors, "reference"))
     torch.set_num_threads(record["environment"]["threads"])
 
 def _generators(trainer: Resumable) -> dict[str, torch.Generator]:
@@ -75,11 +79,12 @@ def _generators(trainer: Resumable) -> dict[str, torch.Generator]:
 
 # %% ../../nbs/3_training/18_trainer_state.ipynb #f96e0366
 def identity_of(trainer: Resumable) -> dict:
-    "Settings, and fingerprints of reference and tokenizer; and of the weights under adapters."
+    """Settings, and fingerprints of reference, if it stays, and tokenizer; and of the weights
+    under adapters."""
     tokenizer = getattr(trainer, "tokenizer", None)
     under = {"frozen": _fingerprint_once(trainer.agent, frozen=True)}
     return {"config": _flat(asdict(trainer.config)),
-            "reference": _fingerprint_once(trainer.ref_model),
+            "reference": None if moves(trainer) else _fingerprint_once(trainer.ref_model),
             "tokenizer": None if tokenizer is None else fingerprint_of_tokenizer(tokenizer),
             **(under if has_adapters(trainer.agent) else {})}
 
@@ -131,7 +136,7 @@ def check_trainer_state(
     "Raises ValueError naming what in this state is not of this trainer."
     check_identity(record, identity_of(trainer))
     check_counters(record, _flat(asdict(trainer.config)))
-    parts = {"model", "optimizer", "generator", "dice", "best"}
+    parts = {"model", "optimizer", "generator", "dice", "best", "reference"}
     if odd := sorted(name for name in tensors if name.split("/")[0] not in parts):
         raise ValueError(f"{odd[0]} is no part of a trainer's state")
     generators = _generators(trainer)
@@ -139,6 +144,7 @@ def check_trainer_state(
     done, moments = record["iteration"], part(tensors, "optimizer")
     if done and not moments and _remembers(trainer.optimizer):
         raise ValueError(f"the optimizer's moments are missing after {done} iterations")
+    check_weights(what_moves(trainer), part(tensors, "reference"), "another reference's weights")
     best = part(tensors, "best")
     if best and record["best_reward"] is None:
         raise ValueError("a best policy is kept in this state, but not its reward")
@@ -186,8 +192,9 @@ def check_counters(
                                ("threads", threads, 1, 1024)):
         if type(x) is not int or not low <= x <= high:
             refuse(name, x, f"a whole number from {low} to {high}")
-    if not is_number(record.get("beta")) or record["beta"] < 0:
-        refuse("beta", record.get("beta"), "a finite number, at least 0")
+    for name in ("beta", "ent_coef"):
+        if not is_number(record.get(name)) or record[name] < 0:
+            refuse(name, record.get(name), "a finite number, at least 0")
     if not (record.get("best_reward") is None or is_number(record["best_reward"])):
         refuse("best_reward", record["best_reward"], "a finite number, or nothing")
     reached, best = record["iteration"], record.get("best_iteration")

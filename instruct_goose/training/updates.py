@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['learnt', 'minibatches_of', 'far_enough', 'micro_batches', 'averaging', 'importance_weights', 'objective_settings',
            'kl_penalty', 'Seen', 'backward', 'left_over', 'clip_gradients', 'lr_factor', 'set_learning_rate',
-           'make_optimizer', 'learning']
+           'set_rates', 'make_optimizer', 'learning']
 
 # %% ../../nbs/3_training/07_updates.ipynb #3464f50d
 import math
@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from ..models.agent import Agent
 from ..objective.kl import KL_GRADIENTS
-from ..objective.masks import AGGREGATES, whole_count
+from ..objective.masks import AGGREGATES, masked_mean, whole_count
 from ..objective.policy_loss import sampler_weights
+from ..objective.ppo import adaptive_entropy
 from .checks import blame, require_finite_loss, require_trainable
 from .config import RLHFConfig
+from .dynamic_sampling import says_nothing
 from .rollout import Rollout, by_length
 from .shaping import finished
 
@@ -49,8 +51,10 @@ def minibatches_of(
 ) -> Iterator[Rollout]:
     """Of one epoch, shuffled; those without a row to learn from are left out, and all that come
     after an update that was `far_enough`. What goes in micro-batches is sorted by length."""
-    size = trainer.config.micro_batch_size
-    for batch in rollout.minibatches(trainer.config.minibatches, trainer.shuffling):
+    if says_nothing(rollout, trainer.config):
+        return
+    parts, size = min(trainer.config.minibatches, len(rollout)), trainer.config.micro_batch_size
+    for batch in rollout.minibatches(parts, trainer.shuffling):
         batch = learnt(trainer, batch if size is None else batch[by_length(batch)])
         if len(batch) and not far_enough(logs, trainer.config):
             yield batch
@@ -106,11 +110,14 @@ def importance_weights(
                            beyond=c.importance_beyond)
 
 # %% ../../nbs/3_training/07_updates.ipynb #3b9dd682
-def objective_settings(c: RLHFConfig) -> dict[str, Any]: # arguments of `ppo_loss`
+def objective_settings(
+    c: RLHFConfig,
+    ent_weight: float | None = None, # of the entropy bonus, where that moves; None: ent_coef
+) -> dict[str, Any]: # arguments of `ppo_loss`
     "The settings of the objective, by the names that `ppo_loss` has for them."
     return dict(clip=c.clip, clip_high=c.clip_high, value_clip=c.value_clip, vf_coef=c.vf_coef,
-                ent_coef=c.ent_coef, level=c.ratio_level, surrogate=c.surrogate,
-                dual_clip=c.dual_clip)
+                ent_coef=c.ent_coef if ent_weight is None else ent_weight,
+                level=c.ratio_level, surrogate=c.surrogate, dual_clip=c.dual_clip)
 
 def kl_penalty(
     logprobs: Float[Tensor, "batch time"], # with gradient
@@ -180,6 +187,18 @@ def set_learning_rate(
     "Each group's initial rate times `lr_factor`."
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * lr_factor(config, iteration)
+
+def set_rates(
+    trainer: Any,     # its optimizer and ent_weight are set
+    rollout: Rollout, # annotated
+) -> None:
+    "Before an iteration's updates: the learning rate, and what the entropy bonus weighs."
+    c = trainer.config
+    set_learning_rate(trainer.optimizer, c, trainer.iteration)
+    if c.entropy_target is not None:
+        entropy = masked_mean(rollout.entropy, rollout.mask).item()
+        trainer.ent_weight = adaptive_entropy(
+            trainer.ent_coef, entropy, c.entropy_target, c.entropy_step)[0]
 
 # %% ../../nbs/3_training/07_updates.ipynb #862b2fee
 def make_optimizer(

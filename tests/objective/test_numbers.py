@@ -141,7 +141,7 @@ CONSTANT = {  # no gradient, by design: targets and meters
     "held_shares": lambda b: torch.stack(list(held_shares("weight", probability_ratio(b.logprobs, b.old, MASK), b.A, MASK).values())),
     "update_meters": lambda b: torch.stack(list(update_meters(b.logprobs, b.old, b.A, MASK).values()))}
 COVERED_ELSEWHERE = {"response_mask", "last_index", "same_shape", "group_token_counts", "clip_active", "held_tokens", "clipped_objective", "k1", "k2", "k3",
-                     "adaptive_beta", "wide", "chosen", "whole_count", "Aggregate", "Surrogate", "Advantage", "AdvantageInputs",  # ids, bools, plain numbers; or what the cases above are made of
+                     "adaptive_beta", "adaptive_entropy", "wide", "chosen", "whole_count", "Aggregate", "Surrogate", "Advantage", "AdvantageInputs",  # ids, bools, plain numbers; or what the cases above are made of
                      "Head", "head_scores", "tile_shape", "tiles", "normalise", "own_column", "Blocks", "tile_gradient", "add_product", "Pieces", "gradients_in_pieces",
                      "cap_slope", "LogprobsInPieces", "Compared", "compare_heads"}  # test_logprobs_in_pieces
 
@@ -157,21 +157,27 @@ def test_no_function_is_left_out():
 
 def frozen(name, b):
     """The gradient where part of the loss is held constant, so that differences of its value would say something else:
-    from the formulas of CISPO (−sg(clip ρ)·Â·log π) and of a straight-through KL (k2's gradient, ℓ), token by token."""
+    from the formulas of CISPO (−sg(clip ρ)·Â·log π), of GSPO-token (−s·Â where the clip does not hold it) and of a straight-through KL
+    (k2's gradient, ℓ), token by token."""
     gradient = torch.zeros_like(b.logprobs)
     for i, t in MASK.nonzero().tolist():
         row = [j for j in range(5) if MASK[i, j]]
         log_rho = b.logprobs[i] - b.old[i]
-        if "weight" in name.split()[2:3]:
+        if name.startswith("policy_loss sequence_token") and "weight" not in name.split()[2:3]:
+            kind, extra = name.split()[2], "weights" in name
+            s, A, high = math.exp(sum(log_rho[j] for j in row) / len(row)), b.A[i, t].item(), 1.4 if extra else 1.2
+            held = kind != "ratio" and (A > 0 and s > high or A < 0 and (s < .8 or kind == "dual" and s > 1.2))
+            gradient[i, t] = -s * A * (not held) * (min(math.exp(b.old[i, t] - b.sampled[i, t]), 2.) if extra else 1.)
+        elif "weight" in name.split()[2:3]:
             level, extra = name.split()[1], "weights" in name
-            ell = {"token": log_rho[t], "product": sum(log_rho[j] for j in row), "sequence": sum(log_rho[j] for j in row) / len(row)}[level].item()
+            ell = {"token": log_rho[t], "product": sum(log_rho[j] for j in row), "sequence": sum(log_rho[j] for j in row) / len(row)}[level if level == "token" else level.removesuffix("_token")].item()
             w = min(math.exp(b.old[i, t] - b.sampled[i, t]), 2.) if extra else 1.
             gradient[i, t] = -min(max(math.exp(ell), .8), 1.4 if extra else 1.2) * b.A[i, t] * w
         else: gradient[i, t] = .3 * (b.logprobs[i, t] - b.ref[i, t]) * (log_rho[t].exp() if "rho" in name else 1.)
     return gradient
 
 
-def is_frozen(name): return "weight" in name.split()[2:3] or "through" in name or name == "kl_in_loss k2 rho"
+def is_frozen(name): return "sequence_token" in name or "weight" in name.split()[2:3] or "through" in name or name == "kl_in_loss k2 rho"
 
 
 def gradients(fn, learns, b, even=False):

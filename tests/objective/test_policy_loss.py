@@ -211,8 +211,8 @@ def slow_row(lp, old, A, mask, clip=.2, high=.2, *, level="token", surrogate="mi
     differentiated. Every token's ratio depends on all tokens of its row, so gradients of the row's summed loss add up."""
     T, real = len(lp), [t for t, m in enumerate(mask) if m]
     logs = {t: lp[t] - old[t] for t in real}
-    share = {"token": 1, "sequence": 1 / max(1, len(real)), "product": 1}[level]   # d log ρ / d log π
-    of_row = share * sum(logs.values())
+    share = {"token": 1, "sequence": 1 / max(1, len(real)), "product": 1, "sequence_token": 1}[level]   # d log ρ / d log π
+    of_row = (1 if level == "product" else 1 / max(1, len(real))) * sum(logs.values())
     losses, grads = [0.] * T, [0.] * T
     for t in real:
         rho = math.exp(logs[t] if level == "token" else of_row)
@@ -227,7 +227,7 @@ def slow_row(lp, old, A, mask, clip=.2, high=.2, *, level="token", surrogate="mi
             if A[t] < 0 and rho < 1 - clip: gain, slope = (1 - clip) * A[t], 0.
             if A[t] < 0 and dual is not None and rho > dual: gain, slope = dual * A[t], 0.
         losses[t] -= w * gain
-        for s in ([t] if level == "token" else real): grads[s] -= w * slope * share
+        for s in ([t] if "token" in level else real): grads[s] -= w * slope * share
     return losses, grads
 
 
@@ -257,7 +257,7 @@ def test_every_setting_equals_the_slow_version_in_value_and_gradient(setting, se
         close(lp.grad[i], f64(slopes), atol=1e-11, rtol=1e-9)
 
 
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if s["surrogate"] != "weight"], ids=named)
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if s["surrogate"] != "weight" and s["level"] != "sequence_token"], ids=named)
 def test_every_setting_by_finite_differences(setting):
     lp, old, A, mask = batch(7, B=2, T=4)
     w = torch.rand(*mask.shape).double()
@@ -304,8 +304,9 @@ def test_three_levels_by_hand():
     close(levels[0], f64([[1.1, 1.5, .7], [.6, 1.1, 1.]]))
     close(levels[1], f64([[1.0492057] * 3, [.8124038] * 2 + [1.]]), atol=1e-7, rtol=0)
     close(levels[2], f64([[1.155] * 3, [.66] * 2 + [1.]]))
+    assert levels[3].equal(levels[1])      # the same number; who pulls at it is another matter
     rows = [probability_ratio(ex.logprobs[1:, :2], ex.old_logprobs[1:, :2], level=level) for level in LEVELS]      # no mask at all
-    close(torch.cat(rows), f64([[.6, 1.1], [.8124038] * 2, [.66] * 2]), atol=1e-7, rtol=0)
+    close(torch.cat(rows), f64([[.6, 1.1], [.8124038] * 2, [.66] * 2, [.8124038] * 2]), atol=1e-7, rtol=0)
     empty = torch.zeros_like(ex.mask)
     for level in LEVELS: assert probability_ratio(ex.logprobs, ex.old_logprobs, empty, level=level).eq(1).all()
 
@@ -325,6 +326,25 @@ def test_the_gradient_of_a_sequence_ratio_by_hand():
     loss = per_row(policy_loss(lp, ex.old_logprobs, A, ex.mask, level="product"))
     close(loss.detach(), f64(-(1.155 - .8) / 2))
     close(torch.autograd.grad(loss, lp)[0], f64([[-.5775] * 3, [0.] * 3]))
+
+
+def test_gspo_token_by_hand_and_against_trls_formula():
+    """s = 1.0492057 and .8124038, each token pulled by s times its own advantage (eq. 14); where s is beyond the clip, .8124 < 1 − .1 with
+    Â < 0, not at all. TRL 0.24 and 1.0 have it as log π − sg(log π) + sg(mean log ρ), in trl.experimental.gspo_token: the same number."""
+    ex = running_example()
+    A = f64([[1., -2., .5], [-1., 3., 7.]])
+    lp = ex.logprobs.requires_grad_()
+    loss = policy_loss(lp, ex.old_logprobs, A, ex.mask, level="sequence_token", clip=.1)
+    s1, s2 = 1.155**(1 / 3), .66**.5
+    close(loss.detach(), f64([[-s1, 2 * s1, -.5 * s1], [.9, -3 * s2, 0.]]))
+    close(torch.autograd.grad(loss.sum(), lp)[0], f64([[-s1, 2 * s1, -.5 * s1], [0., -3 * s2, 0.]]))
+    ell = torch.where(ex.mask, lp - ex.old_logprobs, 0.)
+    theirs = (lp - lp.detach() + (ell.sum(1) / ex.mask.sum(1)).detach()[:, None]).exp()
+    ours = probability_ratio(lp, ex.old_logprobs, ex.mask, level="sequence_token")
+    close(ours[ex.mask], theirs[ex.mask])
+    close(*(torch.autograd.grad((x * A)[ex.mask].sum(), lp)[0] for x in (ours, theirs)))
+    one = A[:, :1].expand(2, 3)  # one advantage per response: GSPO's gradient, token by token
+    close(*(torch.autograd.grad(policy_loss(lp, ex.old_logprobs, one, ex.mask, level=level).sum(), lp)[0] for level in ("sequence", "sequence_token")))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -480,7 +500,7 @@ def test_weights_are_constants():
 
 def test_unknown_settings_are_refused(unchecked):
     lp, old, A, mask = batch(10)
-    for bad, says in ((dict(level="row"), "level is 'row': choose one of token, sequence, product"),
+    for bad, says in ((dict(level="row"), "level is 'row': choose one of token, sequence, product, sequence_token"),
                       (dict(surrogate="max"), "surrogate is 'max': choose one of min, ratio, weight"),
                       (dict(dual_clip=1.), "dual_clip is 1.0"), (dict(dual_clip=.5), "dual_clip is 0.5"), (dict(dual_clip=math.nan), "dual_clip is nan"),
                       (dict(dual_clip=3, surrogate="weight"), "dual_clip belongs to surrogate='min', not to 'weight'"),

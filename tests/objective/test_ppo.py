@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from instruct_goose.lesson import running_example
 from instruct_goose.objective.kl import exact_kl
 from instruct_goose.objective.logprobs import entropy, token_logprobs
-from instruct_goose.objective.ppo import PPOLoss, ppo_loss, update_meters
+from instruct_goose.objective.ppo import PPOLoss, adaptive_entropy, ppo_loss, update_meters
 
 close = torch.testing.assert_close
 f64 = lambda x: torch.tensor(x, dtype=torch.float64)
@@ -463,3 +463,21 @@ def test_parity_with_torchtune(which, shape, dtype):
         for name, a, b in zip((*TUNE, "logprob gradient", "value gradient"), *results):
             assert a.shape == b.shape and a.dtype == b.dtype, name
             close(a, b, atol=1e-6 if dtype == torch.float32 else 1e-13, rtol=1e-6 if dtype == torch.float32 else 1e-13)
+
+
+def test_the_adaptive_coefficient_is_trls_and_skyworks():
+    """trl 1.16, GRPOTrainer with use_adaptive_entropy: the coefficient applies where the last entropy was at or below the target; it goes up
+    by Δ there, to 1 at most, and down by Δ elsewhere, to 0 at least. Its gate is a step late, so here it is given the same entropy."""
+    import random
+    dice, ours, theirs = random.Random(0), .012, .012
+    weights = []
+    for _ in range(300):
+        entropy = dice.choice([.05, .15, .2, .25, 1.5])
+        applied = theirs if entropy <= .2 else 0.
+        theirs = min(theirs + .005, 1.) if entropy <= .2 else max(theirs - .005, 0.)
+        weight, ours = adaptive_entropy(ours, entropy, .2)
+        weights.append(weight)
+        assert (weight, ours) == (applied, theirs)
+    assert max(weights) > .05 and 0. in weights
+    for wrong in (dict(coef=-.1), dict(coef=math.inf), dict(entropy=math.nan), dict(target=0.), dict(step=0.)):
+        with pytest.raises(ValueError): adaptive_entropy(**dict(coef=.1, entropy=.5, target=.2) | wrong)

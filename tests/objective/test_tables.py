@@ -92,7 +92,7 @@ def test_a_level_of_ones_own(monkeypatch):
     ex = running_example()
     monkeypatch.setitem(LEVELS, "boldest", lambda ell, mask: ell.masked_fill(~mask, -math.inf).amax(-1, keepdim=True).expand_as(ell))
     close(probability_ratio(ex.logprobs, ex.old_logprobs, ex.mask, level="boldest"), f64([[1.5] * 3, [1.1, 1.1, 1.]]))
-    with pytest.raises(ValueError, match="level is 'row': choose one of token, sequence, product, boldest"):
+    with pytest.raises(ValueError, match="level is 'row': choose one of token, sequence, product, sequence_token, boldest"):
         probability_ratio(ex.logprobs, ex.old_logprobs, ex.mask, level="row")
 
 
@@ -170,7 +170,7 @@ def test_estimators_and_gradients_of_the_kl(monkeypatch):
 
 
 def test_the_tables_hold_what_the_settings_have_always_been_called():
-    assert list(LEVELS) == ["token", "sequence", "product"] and list(SURROGATES) == ["min", "ratio", "weight"]
+    assert list(LEVELS) == ["token", "sequence", "product", "sequence_token"] and list(SURROGATES) == ["min", "ratio", "weight"]
     assert list(AGGREGATES) == ["token_mean", "sequence_mean", "sequence_sum", "group_token_mean"]
     assert list(kl.ESTIMATORS) == ["k1", "k2", "k3"] and [e.takes for e in masks.AGGREGATES.values()] == [None, None, "length", "group_tokens"]
     assert [a.needs for a in ADVANTAGES.values()] == ["values", None, "group", "group", "group", "group", "greedy"]

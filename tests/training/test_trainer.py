@@ -127,7 +127,8 @@ def slow_token(c, row, t):
     "One token's share of the loss, before any averaging."
     n, A, old, lp = len(row["lp"]), row["A"][t], row["old"], row["lp"]
     log_ratios = [lp[k] - old[k] for k in range(n)]
-    ratio = {"token": log_ratios[t], "sequence": sum(log_ratios) / n, "product": sum(log_ratios)}[c.ratio_level].exp()
+    ratio = {"token": log_ratios[t], "sequence": sum(log_ratios) / n, "product": sum(log_ratios)}.get(c.ratio_level, log_ratios[t]).exp()
+    if c.ratio_level == "sequence_token": ratio = ratio / ratio.item() * math.exp(sum(log_ratios).item() / n)
     low, high = 1 - c.clip, 1 + (c.clip if c.clip_high is None else c.clip_high)
     clipped = low if ratio < low else high if ratio > high else ratio
     if c.surrogate == "min":
@@ -180,6 +181,7 @@ SETTINGS = {name: dict(algorithm=name) for name in PRESETS} | {
     "dual clip": dict(dual_clip=1.3),
     "no clip": dict(surrogate="ratio"),
     "no clip, sequence": dict(surrogate="ratio", ratio_level="sequence"),
+    "GSPO-token, values": dict(ratio_level="sequence_token", clip=.05),
     "GRPO, KL in the loss, token mean": dict(algorithm="grpo", aggregation="token_mean", beta=.4),
     "GRPO, std of the population": dict(algorithm="grpo", group_size=4, group_ddof=0, kl_gradient="ratio"),
     "GRPO, whitened": dict(algorithm="grpo", whiten_advantages=True),

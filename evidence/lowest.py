@@ -1,0 +1,56 @@
+"""The lowest versions that pyproject.toml names, installed in an environment of their own, and a short selection of tests with them.
+
+    python evidence/run.py lowest        a few minutes; downloads
+
+torch, the large one, and what only the tests need come from the environment that runs this: torch is tested in its own version, which is
+recorded, and not in the lowest that is named. Everything else that is named with a lowest version is installed in just that one.
+"""
+import json
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import tomllib
+import venv
+from importlib.metadata import version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+root = Path(__file__).parents[1]
+KEPT = ("torch",)  # not installed again
+TESTS = ("tests/objective/test_group.py", "tests/objective/test_kl.py", "tests/training/test_rollout.py", "tests/training/test_moving_reference.py",
+         "tests/training/test_run_dir.py", "tests/models/test_text.py")
+
+
+def lowest(requirement: Requirement) -> str | None:
+    "The version after >= or ==; None where none is named."
+    found = [s.version for s in requirement.specifier if s.operator in (">=", "==")]
+    return found[0] if found else None
+
+
+def named() -> dict[str, str]:
+    "Each dependency of the package with the lowest version that is named."
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    return {r.name: low for r in map(Requirement, project["dependencies"]) if (low := lowest(r))}
+
+
+def run_lowest() -> dict:
+    "What was installed, and what the tests said."
+    with tempfile.TemporaryDirectory() as folder:
+        env = Path(folder) / "env"
+        venv.create(env, with_pip=False)
+        python, site = env / "bin/python", next((env / "lib").glob("python*/site-packages"))
+        pins = [f"{name}=={low}" for name, low in named().items() if name not in KEPT]
+        print("installing", *pins, flush=True)
+        subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", *pins], check=True)
+        (site / "rest.pth").write_text(sysconfig.get_path("purelib") + "\n")  # comes after the versions above
+        code = f"import json, sys; from importlib.metadata import version; print(json.dumps({{n: version(n) for n in {sorted(named())!r}}}))"
+        installed = json.loads(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout)
+        print(installed, flush=True)
+        done = subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS], cwd=root, capture_output=True, text=True,
+                              env={"PYTHONPATH": str(root), "PATH": f"{env}/bin:/usr/bin:/bin", "OMP_NUM_THREADS": "1"})
+        tail = done.stdout.strip().splitlines()[-1:]
+        print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
+    return {"named": named(), "installed": installed, "kept": {name: version(name).split("+")[0] for name in KEPT},
+            "tests": list(TESTS), "passed": done.returncode == 0, "pytest": tail[0].strip("= ") if tail else ""}
