@@ -27,7 +27,7 @@ from .rollout import Queries, Rollout
 # %% ../../nbs/3_training/06_annotate.ipynb #a15f6d9e
 def tokens_of(r: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "query ids and mask, response ids and mask: what a model needs to see of a rollout."
-    return r.query_ids, r.query_mask, r.response_ids, r.mask
+    return r.query_ids, r.query_mask, r.response_ids, r.real
 
 @torch.no_grad()
 def annotations(
@@ -60,7 +60,7 @@ def annotate_rows(
         if hidden is not None and agent.value_trunk is trunk(agent.model):
             table["values"] = at_tokens(agent.values_at(hidden), r)
         else:
-            table["values"] = agent.values(*tokens_of(r))
+            table["values"] = agent.values(*tokens_of(r)).masked_fill(~r.mask, 0)
     return table
 
 def at_tokens(numbers: Float[Tensor, "tokens"], r: Rollout) -> Float[Tensor, "batch time"]:
@@ -105,10 +105,13 @@ def look(
     with_entropy = config.ent_coef > 0
     args = (*tokens_of(r), config.temperature, with_entropy)
     if config.needs == "values":
-        return agent.evaluate(*args)
-    out: Any = response_logprobs(agent.model, *args)
-    logprobs, entropies = out if with_entropy else (out, None)
-    return Evaluation(logprobs, entropies, None)
+        said = agent.evaluate(*args)
+    else:
+        out: Any = response_logprobs(agent.model, *args)
+        said = Evaluation(*(out if with_entropy else (out, None)), None)
+    if r.given is None:
+        return said
+    return Evaluation(*(x if x is None else x.masked_fill(~r.mask, 0) for x in said))
 
 # %% ../../nbs/3_training/06_annotate.ipynb #7f1c91f9
 def greedy_responses(

@@ -100,14 +100,15 @@ def shown(x: Any) -> str:
 # %% ../../nbs/3_training/04_reward_calls.ipynb #dbe82d81
 def completion_texts(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     "The responses alone, without special tokens."
-    ids = [row[m].tolist() for row, m in zip(r.response_ids, r.mask, strict=True)]
+    ids = [row[m].tolist() for row, m in zip(r.response_ids, r.real, strict=True)]
     return tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 def offer_of(
     r: Rollout,                         # with texts
     tokenizer: PreTrainedTokenizerBase, # that wrote them
 ) -> dict[str, Any]: # by name, one item per response
-    "prompts, completions, prompt_ids, completion_ids, sampled_logprobs, and the data's columns."
+    """prompts, completions, prompt_ids, completion_ids, completion_mask (1: the policy wrote it),
+    sampled_logprobs, and the data's columns."""
     def rows(x: Tensor, mask: Tensor) -> list[list]:
         return [row[m].tolist() for row, m in zip(x, mask, strict=True)]
 
@@ -118,7 +119,8 @@ def offer_of(
         completions = [text if isinstance(talk, str) else [{"role": "assistant", "content": text}]
                        for text, talk in zip(completions, talks, strict=True)]
     offer = columns | {"prompts": prompts, "completions": completions,
-                       "completion_ids": rows(r.response_ids, r.mask),
+                       "completion_ids": rows(r.response_ids, r.real),
+                       "completion_mask": rows(r.mask.int(), r.real),
                        "prompt_ids": rows(r.query_ids, r.query_mask)}
     known = r.sampled_logprobs
-    return offer if known is None else offer | {"sampled_logprobs": rows(known, r.mask)}
+    return offer if known is None else offer | {"sampled_logprobs": rows(known, r.real)}
