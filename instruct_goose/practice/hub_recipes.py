@@ -169,5 +169,5 @@ def computed(shape: PretrainedConfig, config: RecipeConfig, prompt: int) -> dict
     "Bytes, and hours at least, of a whole run; the judge is not in them."
     memory = memory_parts(shape, config.batch_size, config.micro_batch_size or config.batch_size,
                           prompt, config.max_new_tokens, config.lora_rank)
-    return {"weights": weights_in(shape)[0], "bytes": sum(memory.values()),
+    return {"weights": float(weights_in(shape)[0]), "bytes": float(sum(memory.values())),
             "hours": config.steps * least_seconds(shape, config, prompt) / 3600}

@@ -19,7 +19,7 @@ from instruct_goose.training.samplers import PolicySampler
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.training.turns import TurnSampler, chat_reply
 
-some = pytest.mark.parametrize("setting,name", [("ppo", "gpt2"), ("all of PPO's", "llama"), ("grpo", "gpt2"), ("gspo", "gpt2"), ("dapo", "llama"), ("dr_grpo", "gpt2"), ("GAE in groups", "gpt2")])
+CASES = [("ppo", "gpt2"), ("all of PPO's", "llama"), ("grpo", "gpt2"), ("gspo", "gpt2"), ("dapo", "llama"), ("dr_grpo", "gpt2"), ("GAE in groups", "gpt2")]
 HOLES = [(0, 1), (1, 1), (1, 2), (4, 0), (5, 3)]  # row and place; rows of 3, 5, 2, 1, 3 and 5 tokens
 
 
@@ -52,8 +52,7 @@ def piecewise(model, r, of=response_logprobs):
 
 # ---------------------------------------------------------------- what is computed
 
-@some
-@pytest.mark.parametrize("fill", [1e6, float("nan")])
+@pytest.mark.parametrize("setting,name,fill", [(*case, float("nan")) for case in CASES] + [("ppo", "gpt2", 1e6)])
 def test_poison_in_the_holes_changes_no_bit(setting, name, fill):
     seen = []
     def spoil(r):
@@ -67,7 +66,7 @@ def test_poison_in_the_holes_changes_no_bit(setting, name, fill):
     assert len(floats) >= 5 and all((x[last.given].nan_to_num(2.) == torch.tensor(fill).double().nan_to_num(2.)).all() for x in floats)
 
 
-@some
+@pytest.mark.parametrize("setting,name", CASES[:2] + CASES[3:4])
 def test_where_the_tokens_stand_changes_nothing(setting, name):
     agree(outcome(trainer(setting, name), holed(setting)), outcome(trainer(setting, name), relaid(holed(setting), "scattered", "scattered", 3)), name)
 
