@@ -42,14 +42,12 @@ def first(tokens, texts):
     return next((t for t in range(1, len(tokens) + 1) if any(x in TOKENIZER.decode(tokens[:t]) for x in texts)), None)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("texts", [("END",), ("EN", " s"), ("s.", "t")])
+@pytest.mark.parametrize("name,side,own,texts", [
+    ("llama", "left", True, ("END",)), ("gpt2", "right", True, ("EN", " s")), ("llama", "right", False, ("s.", "t")), ("gpt2", "left", False, ("END", "t"))])
 def test_a_padded_batch_ends_where_the_text_of_each_row_does(name, side, own, texts, monkeypatch):
     if not own: monkeypatch.setattr(decode, "why_not", lambda _: "as for an unknown model")
     model, stops, T = tiny(name), StopStrings(texts, TOKENIZER), 30
-    ids, mask = pad(rows() * 3, 9, side=side)
+    ids, mask = pad(rows() * 2, 9, side=side)
     whole, written, logprobs = sample(model, ids, mask, T, 2, 0, generator=dice(4), with_logprobs=True)
     cut, stopped, said = sample(model, ids, mask, T, 2, 0, generator=dice(4), with_logprobs=True, stops=stops.watch(len(ids)))
     r = collect(model, ids, mask, T, 2, 0, generator=dice(4), stops=stops.watch(len(ids)))
@@ -65,7 +63,7 @@ def test_a_padded_batch_ends_where_the_text_of_each_row_does(name, side, own, te
     assert (True, False) in kinds and cut.shape[1] <= whole.shape[1] and torch.equal(r.response_ids, cut)
 
 
-@pytest.mark.parametrize("texts", [("END",), ("EN", ". "), ("s",), ("the e", "é")])
+@pytest.mark.parametrize("texts", [("END",), ("EN", ". "), ("s",), ("the e", "Ds")])
 def test_transformers_own_criterion_says_the_same_of_every_beginning(texts):
     theirs, ours, g, found = StopStringCriteria(TOKENIZER, list(texts)), StopStrings(texts, TOKENIZER), dice(1), 0
     own = [i for text in texts for i in TOKENIZER(text)["input_ids"]] + LETTERS
