@@ -5,6 +5,7 @@ from .models.adapters import load_adapters, merge_adapters, with_lora, without_a
 from .models.agent import Agent, create_reference_model
 from .models.data import load_pairs, load_prompts, stream_pairs, stream_prompts
 from .models.reward import PairwiseLoss, RewardModel, all_pairs_loss, pairwise_loss
+from .models.sequence_judges import Classifier
 from .models.text import PairDataset, PromptDataset
 from .objective.advantages import discounted_returns, gae, group_advantages
 from .objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
@@ -44,23 +45,26 @@ from .objective.ppo import PPOLoss, ppo_loss, update_meters
 from .objective.preference import dpo_loss, implicit_reward
 from .objective.value_loss import explained_variance, value_loss
 from .training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
+from .training.distillation import Teacher
 from .training.dpo import train_dpo
 from .training.rollout import Rollout, sample
 from .training.run_dir import model_card, push_to_hub
 from .training.trainer import RLHFConfig, RLHFTrainer
+from .training.turns import TurnSampler, chat_reply
 
 __all__ = [
-    "Agent", "PPOLoss", "PRESETS", "PRESET_SOURCES", "PairDataset", "PairwiseLoss",
-    "PromptDataset", "RLHFConfig", "RLHFTrainer", "RewardModel", "Rollout", "adaptive_beta",
-    "aggregate", "all_pairs_loss", "clip_active", "clip_fraction", "clipped_objective",
-    "create_reference_model", "discounted_returns", "dpo_loss", "entropy", "exact_kl",
-    "explained_variance", "gae", "gaussian_entropy", "gaussian_kl", "gaussian_logprobs",
-    "group_advantages", "group_token_counts", "implicit_reward", "k1", "k2", "k3", "kl_in_loss",
-    "kl_in_reward", "last_index", "load_adapters", "load_checkpoint", "load_pairs",
-    "load_prompts", "log_ratio", "logprobs_from_hidden", "masked_mean", "masked_sum",
-    "masked_var", "merge_adapters", "model_card", "newest_checkpoint", "pairwise_loss",
-    "policy_loss", "ppo_loss", "preset_table", "probability_ratio", "push_to_hub",
-    "response_mask", "sample", "sampler_weights", "save_checkpoint", "sequence_kl",
-    "stream_pairs", "stream_prompts", "token_kl", "token_logprobs", "train_dpo",
-    "update_meters", "value_loss", "whiten", "with_lora", "without_adapters",
+    "Agent", "Classifier", "PPOLoss", "PRESETS", "PRESET_SOURCES", "PairDataset",
+    "PairwiseLoss", "PromptDataset", "RLHFConfig", "RLHFTrainer", "RewardModel", "Rollout",
+    "Teacher", "TurnSampler", "adaptive_beta", "aggregate", "all_pairs_loss", "chat_reply",
+    "clip_active", "clip_fraction", "clipped_objective", "create_reference_model",
+    "discounted_returns", "dpo_loss", "entropy", "exact_kl", "explained_variance", "gae",
+    "gaussian_entropy", "gaussian_kl", "gaussian_logprobs", "group_advantages",
+    "group_token_counts", "implicit_reward", "k1", "k2", "k3", "kl_in_loss", "kl_in_reward",
+    "last_index", "load_adapters", "load_checkpoint", "load_pairs", "load_prompts",
+    "log_ratio", "logprobs_from_hidden", "masked_mean", "masked_sum", "masked_var",
+    "merge_adapters", "model_card", "newest_checkpoint", "pairwise_loss", "policy_loss",
+    "ppo_loss", "preset_table", "probability_ratio", "push_to_hub", "response_mask", "sample",
+    "sampler_weights", "save_checkpoint", "sequence_kl", "stream_pairs", "stream_prompts",
+    "token_kl", "token_logprobs", "train_dpo", "update_meters", "value_loss", "whiten",
+    "with_lora", "without_adapters",
 ]  # fmt: skip

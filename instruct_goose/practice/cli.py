@@ -44,7 +44,7 @@ COMMANDS = {
     "dpo": Command("own_stages", "DPOConfig", "run_dpo",
         "Train your own model on preferences alone, without a sampler."),
     "recipe": Command("recipes", "RecipeFlags", "run_recipe",
-        "Train a real model out of a package, on this machine: `recipe LIST` says what there is."),
+        "Train a real model, out of a package or from the Hub: `recipe LIST` says what there is."),
     "sample": Command("commands", "SampleConfig", "run_sample",
         "Write with the trained policy beside the SFT model it started from."),
     "probe": Command("commands", "ProbeConfig", "run_ladder",

@@ -23,7 +23,7 @@ def poisoned(
     token: int = 0,  # stands in the padding of every id
 ) -> Rollout: # a copy
     "The same responses, with something else in every padded slot of every tensor."
-    padding = {"query_ids": rollout.query_mask}
+    padding = {"query_ids": rollout.query_mask, "response_ids": rollout.real}
     def spoil(name, x):
         real = padding.get(name, rollout.mask)
         junk = fill if x.is_floating_point() else token
@@ -105,9 +105,9 @@ def relaid(
     "The same tokens in the same order, with the padding elsewhere."
     was = {"query_ids": rollout.query_mask, "query_mask": rollout.query_mask}
     query, response = (slots(rollout.query_mask, query_side, extra),
-                       slots(rollout.mask, response_side, extra))
+                       slots(rollout.real, response_side, extra))
     def move(name, x):
-        old, new = (was[name], query) if name in was else (rollout.mask, response)
+        old, new = (was[name], query) if name in was else (rollout.real, response)
         return x.new_zeros(new.shape).masked_scatter(new, x[old])
     every = {f.name: getattr(rollout, f.name) for f in fields(Rollout)}
     return replace(rollout, **{name: move(name, x) for name, x in every.items()

@@ -114,7 +114,8 @@ def plan(config: TrainConfig, found: Found) -> str:
         load_config(found.place), config.batch_size,
         config.micro_batch_size or -(-config.batch_size // config.minibatches),
         max(found.lengths), config.max_new_tokens, config.lora_rank,
-        value_copy=config.value_model == "copy" and config.advantage == "gae")
+        value_copy=config.value_model == "copy" and config.advantage == "gae",
+        four_bits=config.four_bits)
     prompts = config.batch_size // config.group_size
     stages = [f"{config.steps} iterations of {config.algorithm}: {prompts} prompts, "
               f"{config.group_size} responses each, at most {config.max_new_tokens} tokens; "
@@ -156,7 +157,7 @@ def run_train(
 
 # %% ../../nbs/4_practice/13_own_run.ipynb #4cfe62ec
 def _train(config: TrainConfig, found: Found, out: Path, keeper: Keeper) -> dict:
-    model, tokenizer = own_model(found.place, config.lora_rank), found.tokenizer
+    model, tokenizer = own_model(found.place, config), found.tokenizer
     if found.demos:
         texts, prompts = found.demos
         train_lm(model, tokenizer, texts, prompts=prompts, steps=config.sft_steps,

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from ..models.adapters import with_lora
+from ..models.adapters import four_bits, with_lora
 from ..models.families import load_model
 from ..training.config import Count, Settings, complaint
 from ..training.names import ELSEWHERE
@@ -35,6 +35,7 @@ class OwnRun(Settings):
     resume: bool = False  # go on with the run in output_dir; with more steps, make it longer
     threads: Count | None = None  # torch threads; none: as many as torch takes
     lora_rank: Count | None = None  # train adapters of this rank alone; none: all weights
+    four_bits: bool = False  # QLoRA: the frozen weights in 4 bits; needs lora_rank, bitsandbytes
     dry_run: bool = False  # say what would be done and needed, and do nothing
     progress: bool = True  # progress bars
 
@@ -57,6 +58,8 @@ class OwnRun(Settings):
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from saving_conflicts(self)
+        if self.four_bits and self.lora_rank is None:
+            yield "four_bits", "False without lora_rank: weights in 4 bits do not learn"
 
 # %% ../../nbs/4_practice/13_own_settings.ipynb #126de72e
 def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
@@ -124,8 +127,13 @@ def need_adapters(config: OwnRun) -> None:
     if config.lora_rank is not None and find_spec("peft") is None:
         raise ValueError("--lora-rank needs peft, which is not installed here: "
                          "pip install peft, or leave it out and train all weights")
+    if config.four_bits:
+        try:
+            four_bits()
+        except ImportError as e:
+            raise ValueError(f"--four-bits: {e}") from None
 
-def own_model(place: str, lora_rank: int | None) -> Any:
-    "The model, with adapters where they are asked for."
-    model = load_model(place)
-    return model if lora_rank is None else with_lora(model, lora_rank)
+def own_model(place: str, config: OwnRun) -> Any:
+    "The model, with adapters where they are asked for, on weights in 4 bits where that is."
+    model = load_model(place, **(four_bits() if config.four_bits else {}))
+    return model if config.lora_rank is None else with_lora(model, config.lora_rank)

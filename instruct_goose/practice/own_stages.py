@@ -101,7 +101,7 @@ def supervised(
         torch.manual_seed(one_seed(config.seed, name))
         write_json(out / "config.json", asdict(config))
         print(f"The run goes to {out}. {spread_of(tokens)}; {len(judge)} held out.")
-        model = own_model(place, config.lora_rank)
+        model = own_model(place, config)
         log, figures = work(model, tokenizer, learn, judge, out, keeper.stage(name))
         write_whole(out / "metrics.jsonl", "".join(map(json_line, log)))
         summary = {"seed": config.seed, **keeper.seconds(), "resumed_from": keeper.resumed_from,

@@ -17,9 +17,11 @@ import torch
 from tyro.conf import Positional
 
 from ..models.adapters import with_lora
+from ..models.families import load_model
 from ..models.smollm import load_smollm, stand_in
 from ..objective.group import PRESETS
 from ..objective.masks import masked_sum
+from .own_inputs import own_tokenizer
 from .run_parts import summary_of
 from ..training.config import Count, NotNegative, Positive, RLHFConfig, Seed, Settings
 from ..training.evaluation import ended, one_rollout, plot_metrics, text_table
@@ -61,6 +63,7 @@ class Task(NamedTuple):
     reward: Callable      # as for `RLHFTrainer.train`
     figures: Callable[[Rollout, Any], dict[str, float]] # of a rollout and its trainer
     words: Sequence[str]  # that the stand-in can read and write
+    model: str | None = None # hub:owner/name; None: SmolLM2 out of its package
 
 # %% ../../nbs/4_practice/13_recipes.ipynb #4ec10a
 def run_task(
@@ -88,7 +91,12 @@ def run_task(
 
 def make_trainer(config: RecipeConfig, task: Task) -> RLHFTrainer:
     "The model with fresh adapters, and its tokenizer."
-    model, tokenizer = stand_in(task.words) if config.stand_in else load_smollm(config.cache)
+    if config.stand_in:
+        model, tokenizer = stand_in(task.words)
+    elif task.model is None:
+        model, tokenizer = load_smollm(config.cache)
+    else:
+        model, tokenizer = load_model(task.model), own_tokenizer(task.model)
     torch.manual_seed(one_seed(config.seed, "adapters"))
     top = min(config.lora_top or 10**6, model.config.num_hidden_layers)
     return RLHFTrainer(with_lora(model, config.lora_rank, top=top), config=config,
@@ -142,11 +150,14 @@ RECIPES = { # module of instruct_goose.practice, and what it does
     "smollm-sentiment": ("smollm_sentiment",
                          "SmolLM2 writes more cheerfully of films; the judge is VADER's rules"),
     "smollm-answers": ("smollm_answers",
-                       "SmolLM2 answers sums in a number; the reward is the right answer")}
+                       "SmolLM2 answers sums in a number; the reward is the right answer"),
+    "imdb-gpt2": ("hub_recipes", "for the Hub: GPT-2 writes kinder film reviews; a classifier judges"),
+    "hh-rlhf": ("hub_recipes", "for the Hub and a GPU: Qwen2.5-0.5B answers people helpfully"),
+    "tldr": ("hub_recipes", "for the Hub and a GPU: Pythia-1B sums up what people posted")}
 
 @dataclass
 class RecipeFlags(Settings):
-    "Train a real model out of a package, on this machine: `recipe LIST` says what there is."
+    "Train a real model, out of a package or from the Hub: `recipe LIST` says what there is."
 
     name: Positional[str] = "LIST"  # of a recipe; LIST: all of them
     algorithm: str | None = None  # ppo, rloo, grpo, …; none: the recipe's
@@ -175,7 +186,8 @@ def run_recipe(
                          f"{', '.join(PRESETS)}")
     module = importlib.import_module(f"instruct_goose.practice.{RECIPES[flags.name][0]}")
     given = {k: x for k, x in asdict(flags).items() if x is not None and k != "name"}
+    which = [flags.name] if hasattr(module, "HUB") else []
     try:
-        return module.run(module.settings(**given))
+        return module.run(*which, module.settings(*which, **given))
     except ImportError as e:
         raise ValueError(str(e)) from e

@@ -31,7 +31,7 @@ def precision(config: RLHFConfig, device: torch.device) -> torch.autocast:
 
 def tokens_of(r: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "query ids and mask, response ids and mask: what a model needs to see of a rollout."
-    return r.query_ids, r.query_mask, r.response_ids, r.mask
+    return r.query_ids, r.query_mask, r.response_ids, r.real
 
 @torch.no_grad()
 def annotations(
@@ -66,7 +66,7 @@ def annotate_rows(
         if hidden is not None and agent.value_trunk is trunk(agent.model):
             table["values"] = at_tokens(agent.values_at(hidden), r)
         else:
-            table["values"] = agent.values(*tokens_of(r))
+            table["values"] = agent.values(*tokens_of(r)).masked_fill(~r.mask, 0)
     return table
 
 def at_tokens(numbers: Float[Tensor, "tokens"], r: Rollout) -> Float[Tensor, "batch time"]:
@@ -112,10 +112,13 @@ def look(
     args = (*tokens_of(r), config.temperature, with_entropy)
     with precision(config, r.mask.device):
         if config.needs == "values":
-            return agent.evaluate(*args)
-        out: Any = response_logprobs(agent.model, *args)
-    logprobs, entropies = out if with_entropy else (out, None)
-    return Evaluation(logprobs, entropies, None)
+            said = agent.evaluate(*args)
+        else:
+            out: Any = response_logprobs(agent.model, *args)
+            said = Evaluation(*(out if with_entropy else (out, None)), None)
+    if r.given is None:
+        return said
+    return Evaluation(*(x if x is None else x.masked_fill(~r.mask, 0) for x in said))
 
 # %% ../../nbs/3_training/06_annotate.ipynb #7f1c91f9
 def greedy_responses(

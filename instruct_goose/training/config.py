@@ -192,6 +192,7 @@ class RLHFConfig(Presets):
     group_size: Count = 1  # responses per prompt, at least 2 to compare them; divides batch_size
     max_new_tokens: Count = 32  # longest response, in tokens
     temperature: Positive = 1.0  # of the policy, in sampling and in every log-probability
+    stop_strings: tuple[str, ...] | None = None  # texts that end a response; none: only end tokens
     # advantage
     advantage: Annotated[str, OneOf(ADVANTAGES)] = "gae"
     "what a response is compared with: learnt values, nothing, its group, the greedy response"

@@ -28,6 +28,8 @@ def contradictions(c: Any) -> Iterator[tuple[str, str]]:
         yield "minibatches", f"at most batch_size, {c.batch_size}"
     if (c.overlong_buffer or 0) > c.max_new_tokens:
         yield "overlong_buffer", f"at most max_new_tokens, {c.max_new_tokens}"
+    if c.stop_strings is not None and not (c.stop_strings and all(c.stop_strings)):
+        yield "stop_strings", "texts that are not empty, or None"
     if c.keep_best and (c.eval_every is None or c.eval_every > c.steps):
         yield "eval_every", ("a number of iterations, at most steps, with keep_best: "
                              "held-out prompts say which is best")

@@ -44,15 +44,20 @@ def write(
 def one_rollout(parts: Sequence[Rollout]) -> Rollout:
     "The rows of several, padded to one width: prompts on the left, responses on the right."
     def join(name: str, left: bool) -> Tensor:
-        blocks = [getattr(part, name) for part in parts]
+        blocks = [torch.zeros_like(part.mask) if (x := getattr(part, name)) is None else x
+                  for part in parts]
         gaps = [max(x.shape[1] for x in blocks) - x.shape[1] for x in blocks]
         sides = [(gap, 0) if left else (0, gap) for gap in gaps]
         padded = [nn.functional.pad(x, s) for x, s in zip(blocks, sides, strict=True)]
         return torch.cat(padded)
 
+    others = any(part.given is not None for part in parts)
+    ends = [part.ended for part in parts if part.ended is not None]
     return Rollout(
         join("query_ids", True), join("query_mask", True),
         join("response_ids", False), join("mask", False),
+        given=join("given", False) if others else None,
+        ended=torch.cat(ends) if len(ends) == len(parts) else None,
         texts=[text for part in parts for text in part.texts or []],
         prompts=[prompt for part in parts for prompt in part.prompts or []])
 
@@ -62,6 +67,8 @@ def ended(
     eos_id: int,
 ) -> Bool[Tensor, "batch"]: # True where the response holds an end-of-text token
     "Did the writer stop by itself, or was it cut off?"
+    if rollout.ended is not None:
+        return rollout.ended
     return ((rollout.response_ids == eos_id) & rollout.mask).any(-1)
 
 # %% ../../nbs/3_training/14_evaluation.ipynb #93686d44
@@ -79,7 +86,7 @@ def kl_to_reference(
     sums = []
     for i in range(0, len(rollout), batch_size):
         r = rollout[i:i + batch_size]
-        here, there = (response_logits(m, r.query_ids, r.query_mask, r.response_ids, r.mask,
+        here, there = (response_logits(m, r.query_ids, r.query_mask, r.response_ids, r.real,
                                        temperature).log_softmax(-1) for m in (policy, ref_model))
         sums.append(exact_kl(here, there, r.mask).sum(-1))
     return torch.cat(sums)

@@ -65,6 +65,8 @@ def describe(
         "response_length": mask.sum() / len(r),
         "finished": finished(r, eos_ids).float().mean(),
         **of_sampler(r, config)}
+    if r.given is not None:
+        numbers["given_tokens"] = r.given.sum() / len(r)
     return {name: number(x) for name, x in numbers.items()}
 
 # %% ../../nbs/3_training/08_metrics.ipynb #84aa4263

@@ -59,15 +59,18 @@ def seen_tokens(
     rollout: Rollout, # with its advantages
     rows: int = 4,
 ) -> list[dict]: # of each response: prompt, score, tokens, and QUANTITIES and held of each token
-    "What this iteration knew of a few of its responses, token by token. Throws no dice."
+    """What this iteration knew of a few of its responses, token by token; `given` says which ones the
+    policy did not write, where there are any. Throws no dice."""
     r = rollout[torch.arange(0, len(rollout), math.ceil(len(rollout) / rows))]
     with torch.no_grad():
         columns = token_columns(trainer.now(r).logprobs, r, trainer.config)
     prompts = r.prompts or [""] * len(r)
+    if r.given is not None:
+        columns["given"] = r.given
     return [{"prompt": printable(prompts[i]), "score": four_digits(r.scores[i]),
              "tokens": token_texts(r.response_ids[i][real].tolist(), trainer.tokenizer),
              **{name: [four_digits(n) for n in x[i][real]] for name, x in columns.items()}}
-            for i, real in enumerate(r.mask)]
+            for i, real in enumerate(r.real)]
 
 def four_digits(x: Tensor) -> float | bool:
     "A number as the record keeps it."
@@ -97,7 +100,8 @@ def token_boxes(
     quantity: str,     # one of QUANTITIES
     scale: float,      # of `scales`
 ) -> str: # HTML
-    "The response's tokens on their colours, each with its number; those held are underlined."
+    """The response's tokens on their colours, each with its number; those held are underlined, and
+    those that others wrote say so."""
     from html import escape
 
     boxes = []
@@ -105,10 +109,12 @@ def token_boxes(
         depth = shade(x, scale)
         colour = f"rgba({'16,160,110' if depth > 0 else '234,120,20'},{abs(depth) * .75:.2f})"
         line = "underline" if response["held"][i] else "none"
+        given = response.get("given", [])[i:i + 1] == [True]
+        number = "given" if given else f"{x:+.2f}"
         boxes.append(f'<span style="display:inline-block;padding:.1em .4em;margin:.1em;'
                      f'text-align:center;border-radius:4px;background:{colour}">'
                      f'<span style="text-decoration:{line};white-space:pre">{escape(text)}</span>'
-                     f'<br><small>{x:+.2f}</small></span>')
+                     f'<br><small>{number}</small></span>')
     return f"<div>{escape(response['prompt'])} {''.join(boxes)}</div>"
 
 # %% ../../nbs/3_training/14_microscope.ipynb #9b2fc53b
@@ -133,7 +139,7 @@ def read_tokens(
 
 def as_response(r: Mapping) -> dict:
     "One response of a record. Raises ValueError unless all its columns are as long as its tokens."
-    columns = [name for name in (*QUANTITIES, "held") if name in r]
+    columns = [name for name in (*QUANTITIES, "held", "given") if name in r]
     if any(len(r[name]) != len(r["tokens"]) for name in columns) or "held" not in r:
         raise ValueError("columns of different lengths")
     return dict(r)

@@ -100,13 +100,14 @@ def shown(x: Any) -> str:
 # %% ../../nbs/3_training/04_reward_calls.ipynb #dbe82d81
 def completion_texts(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     "The responses alone, without special tokens."
-    return tokenizer.batch_decode(ragged(r.response_ids, r.mask), skip_special_tokens=True)
+    return tokenizer.batch_decode(ragged(r.response_ids, r.real), skip_special_tokens=True)
 
 def offer_of(
     r: Rollout,                         # with texts
     tokenizer: PreTrainedTokenizerBase, # that wrote them
 ) -> dict[str, Any]: # by name, one item per response
-    "prompts, completions, prompt_ids, completion_ids, sampled_logprobs, and the data's columns."
+    """prompts, completions, prompt_ids, completion_ids, completion_mask (1: the policy wrote it),
+    sampled_logprobs, and the data's columns."""
     columns, prompts = dict(r.columns or {}), r.prompts
     completions: list = completion_texts(r, tokenizer)
     if talks := columns.pop("prompt", None):
@@ -114,7 +115,8 @@ def offer_of(
         completions = [text if isinstance(talk, str) else [{"role": "assistant", "content": text}]
                        for text, talk in zip(completions, talks, strict=True)]
     offer = columns | {"prompts": prompts, "completions": completions,
-                       "completion_ids": ragged(r.response_ids, r.mask),
+                       "completion_ids": ragged(r.response_ids, r.real),
+                       "completion_mask": ragged(r.mask.int(), r.real),
                        "prompt_ids": ragged(r.query_ids, r.query_mask)}
     known = r.sampled_logprobs
-    return offer if known is None else offer | {"sampled_logprobs": ragged(known, r.mask)}
+    return offer if known is None else offer | {"sampled_logprobs": ragged(known, r.real)}

@@ -51,7 +51,7 @@ def judge_texts(
     wanted(judge, offer)
     answers = listed(ask(judge, offer, prompts, kind, where, seconds), texts, kind, where)
     answers, tokens = token_sums(answers, offer.get("completion_ids"), lambda i: where + named(
-        i, texts, kind, prompts))
+        i, texts, kind, prompts), offer.get("completion_mask"))
     return Judged(check_scores(answers, texts, kind, prompts, where, optional), tokens)
 
 # %% ../../nbs/3_training/04_rewards.ipynb #b1d52d12
@@ -249,6 +249,6 @@ def judged(
         said = judge_texts(reward_fn, texts, **options)
     else:
         said, r.score_parts = judge_with_all(reward_fn, texts, c.reward_weights, **options)
-    r.token_scores = at_their_tokens(said.tokens, r.mask)
+    r.token_scores = at_their_tokens(said.tokens, r.real)
     ends = finished(r, trainer.eos_ids)
-    return shaped(said.scores.to(r.mask.device), r.mask.sum(-1), ends, c)
+    return shaped(said.scores.to(r.mask.device), r.real.sum(-1), ends, c)

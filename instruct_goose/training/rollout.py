@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['checked_tokens', 'left_padded', 'check_sampling', 'sample', 'staying', 'laid_out', 'Rollout', 'by_length', 'decode',
-           'collect', 'Queries', 'PolicySampler', 'complete', 'tell_sampler']
+           'collect', 'Queries', 'complete', 'tell_sampler']
 
 # %% ../../nbs/3_training/00_rollout.ipynb #f70456d5
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -86,8 +86,9 @@ def sample(
     greedy: bool = False,                     # the likeliest token; the generator is left alone
     top_k: int | None = None,                 # for display only: see `collect`
     with_logprobs: bool = False,              # also log π(aₜ|sₜ) as the sampler saw it
+    stops: Callable[[Tensor, Tensor], Tensor] | None = None, # rows, newest tokens → who ends now
 ) -> tuple[Tensor, ...]: # response ids and mask, (batch, time); then log-probabilities if asked
-    """aₜ ~ π(·|sₜ) up to each row's first EOS, which is inside the mask, or `max_new_tokens`.
+    """aₜ ~ π(·|sₜ) up to each row's first end, which is inside the mask, or `max_new_tokens`.
     Dropout is off. Raises ValueError for rows without a token, settings out of range, and text
     beyond the model's context."""
     model = model.model if isinstance(model, Agent) else model
@@ -106,6 +107,8 @@ def sample(
                 token = pick(truncated(pi, top_k), u[rows])
             columns.append((rows, token, pi.gather(-1, token[:, None])[:, 0].log()))
             alive = (token[:, None] != ends).all(-1)
+            if stops is not None:
+                alive &= ~stops(rows, token)
             if len(columns) == max_new_tokens or not alive.any():
                 break
             if not alive.all():
@@ -154,7 +157,9 @@ class Rollout:
     query_ids: Int[Tensor, "batch query"]      # left-padded
     query_mask: Bool[Tensor, "batch query"]
     response_ids: Int[Tensor, "batch time"]    # right-padded
-    mask: Bool[Tensor, "batch time"]           # True up to and including the first end-of-text
+    mask: Bool[Tensor, "batch time"]           # True where the policy wrote, its end included
+    given: Bool[Tensor, "batch time"] | Later = None # tokens of others in it; None: there are none
+    ended: Bool[Tensor, "batch"] | Later = None # by itself; None: look at its last token
     columns: dict[str, list] | Later = None     # what the data says beside the prompt, by name
     prompts: list[str] | Later = None           # the queries as text
     texts: list[str] | Later = None             # queries and responses, without special tokens
@@ -177,6 +182,11 @@ class Rollout:
 
     def __len__(self) -> int:
         return len(self.response_ids)
+
+    @property
+    def real(self) -> Bool[Tensor, "batch time"]:
+        "True at every token of the response, whoever wrote it: what a model reads."
+        return self.mask if self.given is None else self.mask | self.given
 
     def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> "Rollout":
         rows = torch.arange(len(self))[rows.cpu() if torch.is_tensor(rows) else rows].reshape(-1)
@@ -208,7 +218,7 @@ def decode(
 ) -> tuple[list[str], list[str]]: # prompts, texts
     "The prompts, and prompts with responses, as text: real tokens only, special ones skipped."
     prompts = ragged(rollout.query_ids, rollout.query_mask)
-    responses = ragged(rollout.response_ids, rollout.mask)
+    responses = ragged(rollout.response_ids, rollout.real)
     whole = [p + r for p, r in zip(prompts, responses, strict=True)]
     return (tokenizer.batch_decode(prompts, skip_special_tokens=True),
             tokenizer.batch_decode(whole, skip_special_tokens=True))
@@ -226,6 +236,7 @@ def collect(
     generator: torch.Generator | None = None, # on the CPU
     greedy: bool = False,                     # refused
     top_k: int | None = None,                 # refused
+    stops: Callable[[Tensor, Tensor], Tensor] | None = None, # as for `sample`
 ) -> Rollout:
     """Responses to train on, with the log-probabilities that the sampler saw. Raises ValueError
     for greedy or truncated sampling: the loss assumes tokens from the whole distribution."""
@@ -238,7 +249,8 @@ def collect(
     policy = model.model if isinstance(model, Agent) else model
     query_ids, query_mask = left_padded(policy, query_ids, query_mask)
     response_ids, mask, logprobs = sample(policy, query_ids, query_mask, max_new_tokens, eos_id,
-                                          pad_id, temperature, generator, with_logprobs=True)
+                                          pad_id, temperature, generator, with_logprobs=True,
+                                          stops=stops)
     rollout = Rollout(query_ids, query_mask, response_ids, mask, sampled_logprobs=logprobs)
     if tokenizer is not None:
         rollout.prompts, rollout.texts = decode(rollout, tokenizer)
@@ -251,32 +263,6 @@ class Queries(NamedTuple):
     ids: Int[Tensor, "batch query"]   # left-padded
     mask: Bool[Tensor, "batch query"] # True at real tokens
 
-class PolicySampler:
-    "The default sampler: the trainer's own policy writes, through `sample`."
-
-    def __init__(
-        self,
-        trainer: Any, # for its agent, tokenizer, eos_ids and pad_id, as they are when it writes
-    ):
-        self.trainer = trainer
-
-    def __call__(
-        self,
-        queries: Queries,
-        n: int,      # responses to each query, side by side
-        config: Any, # for max_new_tokens and temperature
-        generator: torch.Generator | None, # None: the likeliest tokens, no dice
-    ) -> Rollout:
-        "r ~ π(·|q), n times for each q."
-        t, c = self.trainer, config
-        ids, mask = (x.repeat_interleave(n, 0) for x in queries)
-        ends = t.eos_ids or None
-        if generator is not None:
-            return collect(t.agent, ids, mask, c.max_new_tokens, ends, t.pad_id, t.tokenizer,
-                           c.temperature, generator)
-        ids, mask = left_padded(t.agent.model, ids, mask)
-        response, real = sample(t.agent, ids, mask, c.max_new_tokens, ends, t.pad_id, greedy=True)
-        return complete(Rollout(ids, mask, response, real), t.tokenizer)
 
 # %% ../../nbs/3_training/00_rollout.ipynb #ecdce375
 def complete(

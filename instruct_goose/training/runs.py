@@ -181,7 +181,8 @@ def finished_run(config: Any) -> dict | None: # its summary
         if newest_checkpoint(config.output_dir / "checkpoints") is None:
             raise ValueError(f"{config.output_dir} is finished and kept no checkpoint, so it "
                              "cannot be made longer: that needs --save-every from the start. "
-                             f"Begin a new run from {config.output_dir / 'policy'}")
+                             f"Begin a new run from {config.output_dir / 'policy'}, with "
+                             "instruct-goose train --model")
         return print(f"The run in {config.output_dir} goes on: {config.steps} steps, not {steps}.")
     print(f"The run in {config.output_dir} is finished: nothing to do.")
     return found

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from ..models.adapters import has_adapters, unwrapped
 from ..models.agent import Agent, create_reference_model, response_logprobs
 from ..models.families import check_causal
+from ..objective.masks import last_index
 from .annotate import precision, tokens_of
 from .trainer_state import load_trainer_state, trainer_state
 from .config import RLHFConfig
@@ -158,6 +159,8 @@ class TrainerTools(Answering):
         rewards: Shaped[Tensor, "batch"],                      # one score per response
         baseline: Shaped[Tensor, "batch"] | None = None,       # for advantage="greedy": total
                                                                # rewards of the greedy responses
+        sampled_mask: Shaped[Tensor, "batch time"] | None = None, # 0 at tokens that others wrote,
+                                                               # a tool; None: there are none
     ) -> Float[Tensor, ""]: # with gradient
         """Steps (3) to (6) for responses from anywhere, before the first update: log π_old and
         V_old are the current ones, held fixed, and so is the sampler. The rows of a group stand
@@ -165,14 +168,19 @@ class TrainerTools(Answering):
         not fit, rows without a token, ids outside the vocabulary, rewards that are not finite,
         and a greedy baseline that is missing."""
         return loss_of(self, (query_ids, query_attention_mask),
-                       (response_ids, response_attention_mask), rewards, baseline)
+                       (response_ids, response_attention_mask), rewards, baseline, sampled_mask)
 
 # %% ../../nbs/3_training/03_setup.ipynb #d5252b41
 def loss_of(
     trainer: Any, query: tuple, response: tuple, rewards: Tensor, baseline: Tensor | None,
+    sampled: Tensor | None = None, # mask
 ) -> Tensor:
     "The loss of the first update on these responses."
     r = foreign_rollout(trainer, query, response, {"rewards": rewards, "baseline": baseline})
+    if sampled is not None:
+        own = r.mask & checked_tokens(trainer.agent.model, "sampled", r.response_ids, sampled)[1]
+        r.mask, r.given = own, r.mask & ~own
+        last_index(own)
     now = trainer.now(r)
     r.old_logprobs = r.sampled_logprobs = now.logprobs.detach()
     r.values = None if now.values is None else now.values.detach()

@@ -47,5 +47,7 @@ def shaped(
 
 def finished(r: Rollout, eos_ids: Sequence[int]) -> Bool[Tensor, "batch"]:
     "Does the response end by itself?"
+    if r.ended is not None:
+        return r.ended
     last = r.response_ids.gather(-1, last_index(r.mask)[:, None])[:, 0]
     return torch.isin(last, torch.tensor(list(eos_ids), device=last.device, dtype=last.dtype))

@@ -19,8 +19,9 @@ def token_sums(
     answers: list,                # of a reward function: per text a number, None, or a list
     completion_ids: Sequence[Sequence[int]] | None, # the tokens of each; None: not known
     name: Callable[[int], str],   # what a message calls text i
+    sampled: Sequence[Sequence[int]] | None = None, # 0 at tokens of others; None: there are none
 ) -> tuple[list, list[list[float]] | None]: # per text a number or None; and the lists, [] for none
-    """Σₜ pₜ where there is a list. Raises ValueError for one that is not as long as the completion
+    """Σₜ pₜ where there is a list; what the policy did not write is paid nothing. Raises ValueError for one that is not as long as the completion
     has tokens, TypeError for what is no number in it."""
     rows = [x.tolist() if getattr(x, "ndim", 0) == 1 else x for x in answers]
     if not any(isinstance(row, list | tuple) for row in rows):
@@ -33,8 +34,9 @@ def token_sums(
             expected = "there are no tokens to pay: train with a tokenizer" if n is None else (
                 f"the completion has {n} tokens. Return one number for each of completion_ids")
             raise ValueError(f"{name(i)} got a list of {len(row)} numbers, and {expected}")
-        tokens.append([as_number(x, f"the number of token {t} of {name(i)}")
-                       for t, x in enumerate(row)] if dense else [])
+        own = [as_number(x, f"the number of token {t} of {name(i)}")
+               for t, x in enumerate(row)] if dense else []
+        tokens.append([x if m else 0. for x, m in zip(own, sampled[i])] if sampled else own)
     return [sum(own) if isinstance(row, list | tuple) else row
             for row, own in zip(rows, tokens, strict=True)], tokens
 

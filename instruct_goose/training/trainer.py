@@ -28,7 +28,8 @@ from .dynamic_sampling import draw_again
 from .metrics import (
     Metrics, average_steps, compare, movement_meter, number, step_log)
 from .rewards import judged
-from .rollout import PolicySampler, Rollout, complete, tell_sampler
+from .rollout import Rollout, complete, tell_sampler
+from .samplers import PolicySampler
 from .prompts import (
     columns_of, encode_prompts, prompt_batches, slices, special_ids)
 from .setup import (

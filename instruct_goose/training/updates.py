@@ -36,7 +36,7 @@ def learnt(
     c = trainer.config
     if not c.mask_truncated:
         return batch
-    if not trainer.eos_ids:
+    if not trainer.eos_ids and batch.ended is None:
         raise ValueError("mask_truncated is set and nothing is known to end a response: every one "
                          "would be left out. Give the trainer a tokenizer with an end token, or "
                          "stop_token_ids=")

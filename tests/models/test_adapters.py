@@ -251,3 +251,37 @@ def test_without_peft_nothing_is_asked_of_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ImportError, match=r"instruct_goose\[peft\]"): with_lora(plain)
     assert copy.deepcopy(plain) is not None and Agent(plain).model is plain
+
+
+# ---------------------------------------------------------------- four bits
+
+def test_weights_in_four_bits_say_what_they_need(monkeypatch, tmp_path):
+    from instruct_goose.models import adapters
+    from instruct_goose.practice.own_run import TrainConfig
+    from instruct_goose.practice.own_settings import need_adapters
+    monkeypatch.setattr(adapters, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="need bitsandbytes and accelerate, not installed here"): adapters.four_bits()
+    given = dict(model=str(tmp_path), data=tmp_path / "rows.jsonl", reward=("rewards.py:score",), four_bits=True)
+    with pytest.raises(ValueError, match="--four-bits: weights in 4 bits need"): need_adapters(TrainConfig(lora_rank=2, **given))
+    with pytest.raises(ValueError, match="four_bits is True: it must be False without lora_rank"): TrainConfig(**given)
+
+
+def test_four_bits_train_where_the_package_is(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    pytest.importorskip("accelerate")
+    from instruct_goose.models.adapters import four_bits
+    from instruct_goose.models.families import load_model
+    from instruct_goose.models.smollm import stand_in
+    from instruct_goose.training.config import RLHFConfig
+    from instruct_goose.training.trainer import RLHFTrainer
+    model, tokenizer = stand_in([*"abcd"], width=64)
+    model.save_pretrained(tmp_path / "model")
+    model = with_lora(load_model(tmp_path / "model", **four_bits()), 4)
+    frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
+    assert any(p.dtype == torch.uint8 for p in frozen.values())
+    trainer = RLHFTrainer(model, config=RLHFConfig(batch_size=8, max_new_tokens=4, lr=.01, device="cpu"), tokenizer=tokenizer)
+    history = trainer.train(["a b", "c"], lambda texts: [float(t.count("d")) for t in texts], steps=3, progress=False)
+    assert history[0]["kl_to_reference"] == 0 < history[2]["kl_to_reference"] and all(m["max_sampler_deviation"] < 1e-3 for m in history)
+    assert all(torch.equal(p, frozen[n]) for n, p in model.named_parameters() if n in frozen)
+    trainer.save_pretrained(tmp_path / "policy")
+    assert (tmp_path / "policy" / "adapter_model.safetensors").exists() and not (tmp_path / "policy" / "model.safetensors").exists()
