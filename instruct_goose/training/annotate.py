@@ -115,10 +115,12 @@ def look(
             said = agent.evaluate(*args)
         else:
             out: Any = response_logprobs(agent.model, *args)
-            said = Evaluation(*(out if with_entropy else (out, None)), None)
+            logprobs, entropies = out if with_entropy else (out, None)
+            said = Evaluation(logprobs, entropies, None)
     if r.given is None:
         return said
-    return Evaluation(*(x if x is None else x.masked_fill(~r.mask, 0) for x in said))
+    own: Any = (x if x is None else x.masked_fill(~r.mask, 0) for x in said)
+    return Evaluation(*own)
 
 # %% ../../nbs/3_training/06_annotate.ipynb #7f1c91f9
 def greedy_responses(

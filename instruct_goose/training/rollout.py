@@ -178,7 +178,7 @@ class Rollout:
     returns: Float[Tensor, "batch time"] | Later = None
     group_tokens: Int[Tensor, "batch"] | Later = None  # real tokens of the row's whole group
     denominator: float | int | Tensor | None = None   # of a micro-batch: its minibatch's count
-    drawn: dict[str, float] | None = None             # what dynamic sampling did, for the log
+    drawn: dict[str, float] | Later = None            # what dynamic sampling did, for the log
 
     def __len__(self) -> int:
         return len(self.response_ids)
