@@ -23,6 +23,7 @@ from ..objective.logprobs import entropy, log_softmax
 from ..objective.logprobs_in_pieces import Compared, compare_heads
 from .config import RLHFConfig
 from .rollout import Queries, Rollout
+from .sharded import is_sharded
 
 # %% ../../nbs/3_training/06_annotate.ipynb #a15f6d9e
 def tokens_of(r: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -106,6 +107,8 @@ def look(
     args = (*tokens_of(r), config.temperature, with_entropy)
     if config.needs == "values":
         return agent.evaluate(*args)
+    if is_sharded(agent):  # its layers are put together in `evaluate`
+        return agent.evaluate(*args)._replace(values=None)
     out: Any = response_logprobs(agent.model, *args)
     logprobs, entropies = out if with_entropy else (out, None)
     return Evaluation(logprobs, entropies, None)

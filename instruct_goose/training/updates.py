@@ -22,6 +22,7 @@ from ..objective.masks import AGGREGATES, whole_count
 from ..objective.policy_loss import sampler_weights
 from .checks import blame, require_finite_loss, require_trainable
 from .config import RLHFConfig
+from .processes import share
 from .rollout import Rollout
 from .shaping import finished
 
@@ -67,12 +68,13 @@ def micro_batches(
     batch: Rollout,     # one minibatch
     config: RLHFConfig, # micro_batch_size, aggregation, group_size
 ) -> Iterator[Rollout]: # each knows the `denominator` of the whole
-    "The rows of a minibatch, micro_batch_size at a time."
+    "The rows of a minibatch that are this process's, micro_batch_size at a time."
     size, count = config.micro_batch_size or len(batch), batch.denominator
+    mine = share(len(batch))
     if count is None:
         count = whole_count(config.aggregation, batch.mask, config.group_size)
-    for i in range(0, len(batch), size):
-        micro = batch[i:i + size]
+    for i in range(mine.start, mine.stop, size):
+        micro = batch[i:min(i + size, mine.stop)]
         micro.denominator = count
         yield micro
 
@@ -160,9 +162,10 @@ def clip_gradients(
         moving = [p for p in parameters if p.grad is not None]
         if not moving:
             continue
-        norms[name] = norm = torch.nn.utils.get_total_norm([p.grad for p in moving])
-        if not norm.isfinite():
-            raise blame(trainer, f"{name} is {norm.item()}")
+        norm = torch.nn.utils.get_total_norm([p.grad for p in moving])
+        norms[name] = total = getattr(norm, "full_tensor", lambda: norm)()
+        if not total.isfinite():
+            raise blame(trainer, f"{name} is {total.item()}")
         torch.nn.utils.clip_grads_with_norm_(moving, trainer.config.max_grad_norm, norm)
     return norms
 
