@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -38,6 +38,7 @@ class Written(NamedTuple):
     token_ids: list[int]    # the end among them, if it ended
     logprobs: list[float]   # of each, at the temperature it was drawn with
 
+@runtime_checkable
 class Engine(Protocol):
     "Writes in the policy's place."
 

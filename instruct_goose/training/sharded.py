@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..models.adapters import has_adapters
@@ -31,8 +32,8 @@ def asked_for() -> bool:
     return wants("FSDP")
 
 def sharded(agent: Agent) -> Agent: # the same, its parameters replaced
-    """With several processes, and if it is asked for: FSDP2 on each layer, and on the rest. An
-    optimizer is to be made afterwards. Between updates every process has all weights."""
+    """With several processes, and if it is asked for: FSDP2 on each layer, and on the rest. Now an
+    optimizer can be made of the pieces."""
     if count() == 1 or not asked_for():
         return agent
     if has_adapters(agent):
@@ -45,7 +46,10 @@ def sharded(agent: Agent) -> Agent: # the same, its parameters replaced
     fully_shard(agent.value_head)
     fully_shard(agent)
     register_fsdp_forward_method(agent, "evaluate")
-    whole(agent)
+    one = torch.zeros(1, 1, dtype=torch.long, device=next(agent.parameters()).device)
+    with torch.no_grad():  # at its first call FSDP finds out that this is the whole
+        agent.evaluate(one, one == 0, one, one == 0)
+    cut(agent)
     return agent
 
 def layers_of(agent: nn.Module) -> Iterator[nn.Module]:

@@ -101,9 +101,11 @@ def shared(
     if count() == 1:
         return sampler
     agree("the settings", asdict(trainer.config), "start all with the same ones")
-    same_weights(trainer.agent)
     same_weights(trainer.ref_model)
-    if is_sharded(trainer.agent):
+    if not is_sharded(trainer.agent):
+        same_weights(trainer.agent)
+    else:
+        whole(trainer.agent)
         trainer.optimizer.register_step_post_hook(lambda *_: whole(trainer.agent))
     return SharedSampler(trainer, sampler)
 

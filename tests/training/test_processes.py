@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from instruct_goose.training.shards import ShardDice, by_rows, joined_rollouts
 PROMPTS = ["the film", "a plot is", "the", "is good film the", "bad"]
 PPO = dict(batch_size=7, minibatches=2, epochs=2)
 GRPO = dict(batch_size=9, group_size=3, minibatches=2, micro_batch_size=2)
-CASES = {"ppo": ("ppo", PPO | dict(eval_every=4), 10, torch.float64), "grpo": ("grpo", GRPO, 10, torch.float64),
+CASES = {"ppo": ("ppo", PPO | dict(eval_every=4), 10, torch.float64), "grpo in float32": ("grpo", GRPO, 10, torch.float32),
          "dapo, whole responses only": ("dapo", GRPO | dict(mask_truncated=True), 2, torch.float64),
          "remax, two of three rows": ("remax", dict(batch_size=3, minibatches=3, epochs=1), 2, torch.float64)}
 
@@ -44,7 +45,8 @@ class Texts(Callback):
 
 
 def trainer_of(preset="ppo", dtype=torch.float64, sampler=None, **settings):
-    model = tiny().to(dtype)
+    # GPT-2's key biases have a gradient of exactly 0, which in float32 is rounding, and which Adam makes as large as any
+    model = tiny("llama" if dtype is torch.float32 else "gpt2").to(dtype)
     if place() == 1:  # another start: the first process's is what counts
         for p in model.parameters(): p.data.add_(1.)
     config = RLHFConfig.preset(preset, max_new_tokens=5, seed=3, device="cpu", **dict(lr=1e-3) | settings)
@@ -64,11 +66,11 @@ def apart(a, b): return max((a[k] - b[k]).abs().max().item() for k in a)
 
 
 def same_numbers(a, b, rel=1e-6):
-    "Metrics, seconds apart."
+    "Metrics; but for seconds, and the share of weights that moved at all, which counts rounding where the gradient is 0."
     for x, y in zip(a, b, strict=True):
         assert x.keys() == y.keys()
         for name in x:
-            if "second" in name: continue
+            if "second" in name or name == "weights_moved": continue
             assert x[name] == y[name] or x[name] == pytest.approx(y[name], rel=rel, abs=rel / 100), name
 
 
@@ -79,9 +81,9 @@ def test_two_processes_are_one(name):
     weights, texts, history = run(preset, settings, steps, dtype, **held)
     (one, one_texts, one_history), (two, two_texts, two_history) = in_processes(2, run, preset, settings, steps, dtype, seconds=500, **held)
     assert all(torch.equal(one[k], two[k]) for k in one)    # the two agree to the bit
-    assert apart(weights, one) < 1e-9
+    assert apart(weights, one) < (1e-5 if dtype is torch.float32 else 1e-9)
     assert texts == one_texts == two_texts                  # the dice fell the same way
-    same_numbers(history, one_history)
+    if dtype is torch.float64: same_numbers(history, one_history)
     assert one_history == two_history                       # and the seconds are the slower one's
 
 
@@ -110,7 +112,7 @@ class Keep(Callback):
     def on_rollout(self, trainer, r): self.rollouts.append(Rollout(r.query_ids, r.query_mask, r.response_ids, r.mask))
 
 
-def run_with(sampler, preset, settings, steps=4):
+def run_with(sampler, preset, settings, steps=3):
     trainer, keep = trainer_of(preset, sampler=sampler, steps=steps, **settings), Keep()
     trainer.callbacks.append(keep)
     trainer.train(PROMPTS, [reward], progress=False)
@@ -119,7 +121,7 @@ def run_with(sampler, preset, settings, steps=4):
 
 def test_given_the_same_rollouts_any_sampler_trains_alike():
     (two, rollouts, told), other = in_processes(2, lambda: run_with(OwnDice(), "grpo", GRPO), seconds=500)
-    assert all(torch.equal(two[k], other[0][k]) for k in two) and told == 4
+    assert all(torch.equal(two[k], other[0][k]) for k in two) and told == 3
     assert len({r.mask.shape[1] for r in rollouts}) > 1 and not torch.equal(rollouts[0].response_ids, rollouts[1].response_ids)
     assert apart(run_with(Recorded(rollouts), "grpo", GRPO)[0], two) < 1e-9
 
@@ -215,14 +217,21 @@ def left_alone(leave):
     except ConnectionError as e: return str(e)
 
 
-@pytest.mark.parametrize("leave", (lambda: time.sleep(5), lambda: torch.distributed.destroy_process_group()))
-def test_a_process_that_is_gone_or_asleep_is_waited_for_no_longer_than_allowed(leave):
-    began, allowed = time.monotonic(), 3. if "sleep" in leave.__code__.co_names else 40.
-    def patient():
-        torch.distributed.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).options._timeout
-        return left_alone(leave)
-    said, _ = in_processes(2, left_alone, leave, seconds=40.)
-    assert "process 0 waited for the others and lost them" in said and time.monotonic() - began < 30
+def test_a_process_that_is_gone_is_not_waited_for():
+    began = time.monotonic()
+    said, _ = in_processes(2, left_alone, torch.distributed.destroy_process_group, seconds=500)
+    assert "process 0 waited for the others and lost them" in said and time.monotonic() - began < 200
+
+
+def impatient():
+    "As `join` would have it: no longer than three seconds."
+    torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=3), torch.distributed.group.WORLD)
+    return left_alone(lambda: time.sleep(6))
+
+
+def test_a_process_that_sleeps_is_waited_for_as_long_as_allowed():
+    said, _ = in_processes(2, impatient, seconds=500)
+    assert "process 0 waited for the others and lost them" in said and "has taken another way" in said
 
 
 def test_who_ends_without_a_word_is_named():
@@ -246,14 +255,36 @@ def kept(out, steps, resume=False):
 
 
 def test_a_run_on_the_disk_is_written_once_and_goes_on_in_two_processes(tmp_path):
-    _, whole = kept(tmp_path / "whole", 5)
+    _, whole = kept(tmp_path / "whole", 4)
     kept(tmp_path / "two", 2)                                          # begun alone
-    (summary, one), (same, two) = in_processes(2, kept, tmp_path / "two", 5, True, seconds=500)
-    assert summary == same and summary["iterations"] == 5 and summary["resumed_from"] == 2
+    (summary, one), (same, two) = in_processes(2, kept, tmp_path / "two", 4, True, seconds=500)
+    assert summary == same and summary["iterations"] == 4 and summary["resumed_from"] == 2
     assert apart(whole, one) < 1e-9 and all(torch.equal(one[k], two[k]) for k in one)
     lines = [json.loads(x)["iteration"] for x in (tmp_path / "two/metrics.jsonl").read_text().splitlines()]
-    assert lines == [0, 1, 2, 3, 4] and len(checkpoints(tmp_path / "two/checkpoints")) == 2
-    again = in_processes(2, kept, tmp_path / "two", 5, True)           # nothing left to do
+    assert lines == [0, 1, 2, 3] and len(checkpoints(tmp_path / "two/checkpoints")) == 2
+    again = in_processes(2, kept, tmp_path / "two", 4, True)           # nothing left to do
     assert all(apart(weights, one) < 1e-6 for _, weights in again)
     with pytest.raises(RuntimeError, match="process 0: FileExistsError.*process 1: OthersFailed.*already holds"):
-        in_processes(2, kept, tmp_path / "two", 5)
+        in_processes(2, kept, tmp_path / "two", 4)
+
+
+# ----------------------------------------------------------- launched, by torch's own launcher
+
+SCRIPT = """
+import sys; sys.path[:0] = {paths!r}
+from test_processes import PPO, run, weights_of, trainer_of, is_first
+import torch
+weights, texts, history = run("ppo", PPO, 2)
+if is_first(): torch.save((weights, texts), {out!r})
+"""
+
+
+def test_torchrun_starts_a_script_that_knows_of_nothing(tmp_path):
+    here, out = Path(__file__).parent, tmp_path / "weights.pt"
+    (tmp_path / "script.py").write_text(SCRIPT.format(paths=[str(here), str(here.parents[1])], out=str(out)))
+    told = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "script.py")],
+                          capture_output=True, text=True, timeout=500, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert told.returncode == 0, told.stderr[-2000:]
+    weights, texts = torch.load(out)
+    alone, alone_texts, _ = run("ppo", PPO, 2)
+    assert apart(alone, weights) < 1e-9 and texts == alone_texts
