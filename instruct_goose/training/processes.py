@@ -99,7 +99,9 @@ def everybodys(x: Any) -> list[Any]:
     boxes: list[Any] = [None] * count()
     with listening():
         dist.all_gather_object(boxes, packed.getvalue())
-    here = (lambda data, kind: data if kind == "cpu" else data.cuda())
+    def here(data: Any, kind: str) -> Any:
+        return data if kind == "cpu" else data.cuda()
+
     return [torch.load(io.BytesIO(box), map_location=here, weights_only=False) for box in boxes]
 
 @contextmanager

@@ -162,8 +162,8 @@ def clip_gradients(
         moving = [p for p in parameters if p.grad is not None]
         if not moving:
             continue
-        norm = torch.nn.utils.get_total_norm([p.grad for p in moving])
-        norms[name] = total = getattr(norm, "full_tensor", lambda: norm)()
+        norm: Any = torch.nn.utils.get_total_norm([p.grad for p in moving])
+        norms[name] = total = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if not total.isfinite():
             raise blame(trainer, f"{name} is {total.item()}")
         torch.nn.utils.clip_grads_with_norm_(moving, trainer.config.max_grad_norm, norm)

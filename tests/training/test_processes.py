@@ -19,8 +19,20 @@ from instruct_goose.models.text import word_tokenizer
 from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.checkpoints import checkpoints
 from instruct_goose.training.processes import (
-    OthersFailed, agree, all_sum, by_first, count, from_first, in_processes, is_first, join, place, same_weights, share, together)
-from instruct_goose.training.rollout import Queries, Rollout
+    agree,
+    all_sum,
+    by_first,
+    count,
+    from_first,
+    in_processes,
+    is_first,
+    join,
+    place,
+    same_weights,
+    share,
+    together,
+)
+from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.shards import ShardDice, by_rows, joined_rollouts
 
 PROMPTS = ["the film", "a plot is", "the", "is good film the", "bad"]
