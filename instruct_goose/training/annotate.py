@@ -23,6 +23,7 @@ from ..objective.logprobs import entropy, log_softmax
 from ..objective.logprobs_in_pieces import Compared, compare_heads
 from .config import RLHFConfig
 from .rollout import Queries, Rollout, by_length
+from .sharded import is_sharded
 
 # %% ../../nbs/3_training/06_annotate.ipynb #a15f6d9e
 def precision(config: RLHFConfig, device: torch.device) -> torch.autocast:
@@ -113,6 +114,8 @@ def look(
     with precision(config, r.mask.device):
         if config.needs == "values":
             said = agent.evaluate(*args)
+        elif is_sharded(agent):  # its layers are put together in `evaluate`
+            said = agent.evaluate(*args)._replace(values=None)
         else:
             out: Any = response_logprobs(agent.model, *args)
             logprobs, entropies = out if with_entropy else (out, None)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Judged', 'judge_texts', 'judge_of', 'score_texts', 'check_scores', 'listed', 'named', 'ask', 'culprit', 'TooLong',
-           'within_seconds', 'score_with_all', 'judge_with_all', 'by_name', 'judged']
+           'within_seconds', 'score_with_all', 'judge_with_all', 'by_name', 'judged', 'judged_rows']
 
 # %% ../../nbs/3_training/04_rewards.ipynb #08c6599f
 import threading
@@ -23,6 +23,7 @@ from .reward_calls import (
     Offer, answer, as_number, offer_of, shown, some, wanted)
 from .rollout import Rollout
 from .shaping import finished, shaped
+from .shards import by_rows
 from .token_rewards import at_their_tokens, token_sums, weighted
 
 # %% ../../nbs/3_training/04_rewards.ipynb #4a87112d
@@ -239,16 +240,25 @@ def judged(
     reward_fn: Any, # one, or a list
     kind: str = "text",
 ) -> Float[Tensor, "batch"]:
-    "The checked scores of a rollout, whatever form the reward has, and what is added to them."
+    """The checked scores of a rollout, whatever form the reward has, and what is added to them.
+    Of several processes each asks for whole groups of its own."""
+    said = by_rows(judged_rows, trainer, r, reward_fn, kind, unit=trainer.config.group_size)
+    r.token_scores, r.score_parts = said["token_scores"], said["score_parts"]
+    return said["scores"]
+
+def judged_rows(trainer: Any, r: Rollout, reward_fn: Any, kind: str) -> dict[str, Any]:
+    "Columns: scores, token_scores, score_parts."
     c, texts = trainer.config, texts_of(r)
     options: dict[str, Any] = dict(
         prompts=r.prompts, kind=kind, where=f"iteration {trainer.iteration}: ",
         seconds=c.reward_timeout,
         given=None if trainer.tokenizer is None else offer_of(r, trainer.tokenizer))
+    parts = r.score_parts
     if not isinstance(reward_fn, list | tuple):
         said = judge_texts(reward_fn, texts, **options)
     else:
-        said, r.score_parts = judge_with_all(reward_fn, texts, c.reward_weights, **options)
-    r.token_scores = at_their_tokens(said.tokens, r.real)
+        said, parts = judge_with_all(reward_fn, texts, c.reward_weights, **options)
     ends = finished(r, trainer.eos_ids)
-    return shaped(said.scores.to(r.mask.device), r.real.sum(-1), ends, c)
+    scores = shaped(said.scores.to(r.mask.device), r.real.sum(-1), ends, c)
+    return {"scores": scores, "token_scores": at_their_tokens(said.tokens, r.real),
+            "score_parts": parts}

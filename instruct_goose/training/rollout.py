@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..models.agent import Agent, context_length, evaluating, vocabulary_size
 from ..models.decode import begin
 from ..models.text import as_mask, compact, ragged
-from .dice import pick, probabilities, truncated
+from .dice import pick, probabilities, truncated, uniforms
 
 # %% ../../nbs/3_training/00_rollout.ipynb #7c85d691
 def checked_tokens(
@@ -103,7 +103,7 @@ def sample(
             if greedy:  # no dice are thrown
                 token = logits.argmax(-1)
             else:
-                u = torch.rand(len(ids), dtype=torch.float64, generator=generator).to(ids.device)
+                u = uniforms(len(ids), generator).to(ids.device)
                 token = pick(truncated(pi, top_k), u[rows])
             columns.append((rows, token, pi.gather(-1, token[:, None])[:, 0].log()))
             alive = (token[:, None] != ends).all(-1)

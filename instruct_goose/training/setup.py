@@ -26,6 +26,8 @@ from .config import RLHFConfig
 from .names import Answering
 from .metrics import Metrics, describe
 from .moving_reference import check_can_follow
+from .processes import by_first, join
+from .sharded import is_sharded, plain
 from .rollout import Rollout, checked_tokens
 from .updates import learnt
 
@@ -41,7 +43,9 @@ EVALUATION = 2**20 - 1 # its stream
 
 # %% ../../nbs/3_training/03_setup.ipynb #25fffc96
 def find_device(name: str) -> torch.device: # "auto", "cpu", "cuda"
-    "The device; auto is cuda where there is one. Raises ValueError for a GPU that is not there."
+    """The device; auto is cuda where there is one, and each of several processes has its own.
+    Raises ValueError for a GPU that is not there."""
+    join()
     there = torch.cuda.is_available()
     if name == "cuda" and not there:
         raise ValueError("device is 'cuda' and torch finds no GPU here: take 'cpu', or 'auto'")
@@ -114,6 +118,9 @@ class TrainerTools(Answering):
     def state(self) -> tuple[dict[str, Tensor], dict]: # tensors by name, and what JSON can hold
         "All that the next iteration depends on, between two iterations; nothing is copied."
         trainer: Any = self
+        if is_sharded(self.agent):
+            raise NotImplementedError("a trainer whose weights are cut up (FSDP) is not saved in "
+                                      "the middle of a run: save_pretrained keeps its policy")
         return trainer_state(trainer)
 
     def load_state(
@@ -141,7 +148,10 @@ class TrainerTools(Answering):
         "The policy as a plain transformers model, the value head beside it, and the tokenizer."
         from instruct_goose.training.runs import save_model
 
-        save_model(self.agent, getattr(self, "tokenizer", None), directory)
+        tokenizer = getattr(self, "tokenizer", None)
+        cut_up = is_sharded(self.agent)
+        by_first(lambda: save_model(
+            plain(self.agent) if cut_up else self.agent, tokenizer, directory))
 
     def train_in(self, run_dir: str | Path, prompts: Any, reward_fn: Any, **options: Any) -> dict:
         """`train`, with settings, log, checkpoints and policy written to a directory; options and

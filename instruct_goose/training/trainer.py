@@ -30,12 +30,14 @@ from .metrics import (
 from .rewards import judged
 from .rollout import Rollout, complete, tell_sampler
 from .samplers import PolicySampler
+from .sharded import sharded
+from .shards import by_rows, gradient, shared
 from .prompts import (
     columns_of, encode_prompts, prompt_batches, slices, special_ids)
 from .setup import (
     EVALUATION, TrainerTools, as_agent, as_reference, find_device, generator, steps_left)
 from .updates import (
-    averaging, backward, clip_gradients, importance_weights, kl_penalty, make_optimizer,
+    averaging, clip_gradients, importance_weights, kl_penalty, make_optimizer,
     micro_batches, minibatches_of, objective_settings, set_rates)
 
 # %% ../../nbs/3_training/01_trainer.ipynb #4d30e377
@@ -62,8 +64,8 @@ class RLHFTrainer(TrainerTools):
         self.ref_model: PreTrainedModel = reference.to(self.device)
         self.tokenizer = tokenizer
         self.eos_ids, self.pad_id = special_ids(self.agent.model, tokenizer, stop_token_ids)
-        self.optimizer = make_optimizer(optimizer, self.agent, c)
-        self.sampler = sampler or PolicySampler(self)
+        self.optimizer = make_optimizer(optimizer, sharded(self.agent), c)
+        self.sampler = shared(self, sampler or PolicySampler(self))
         self.callbacks = list(callbacks)
         self.sampling, self.shuffling = generator(c.seed, 0), generator(c.seed, 1)
         self.beta, self.ent_coef = c.beta, c.ent_coef  # move if kl_target, entropy_target
@@ -104,7 +106,7 @@ class RLHFTrainer(TrainerTools):
     @torch.no_grad()
     def annotate(self, rollout: Rollout) -> Rollout:
         "log π_old, log π_ref and V of each token; entropy and exact KL of each state."
-        columns = annotations(self.agent, self.ref_model, rollout, self.config)
+        columns = by_rows(annotations, self.agent, self.ref_model, rollout, self.config)
         vars(rollout).update(columns)
         require_finite(self, rollout, *columns)
         if rollout.sampled_logprobs is not None and self.config.importance_cap is None:
@@ -144,7 +146,7 @@ class RLHFTrainer(TrainerTools):
     def update(self, batch: Rollout, first: bool = False) -> dict[str, Tensor]:
         "One optimizer step on a minibatch. Before the `first` of an iteration the ratio is 1."
         self.optimizer.zero_grad(set_to_none=True)
-        seen = [backward(self, micro) for micro in micro_batches(batch, self.config)]
+        seen = gradient(self, micro_batches(batch, self.config))
         log = step_log(self, batch, seen, first) | clip_gradients(self)
         self.optimizer.step()
         return log

@@ -24,6 +24,7 @@ from ..objective.ppo import adaptive_entropy
 from .checks import blame, require_finite_loss, require_trainable
 from .config import RLHFConfig
 from .dynamic_sampling import says_nothing
+from .processes import share
 from .rollout import Rollout, by_length
 from .shaping import finished
 
@@ -73,12 +74,13 @@ def micro_batches(
     batch: Rollout,     # one minibatch
     config: RLHFConfig, # micro_batch_size, aggregation, group_size
 ) -> Iterator[Rollout]: # each knows the `denominator` of the whole
-    "The rows of a minibatch, micro_batch_size at a time."
+    "The rows of a minibatch that are this process's, micro_batch_size at a time."
     size, count = config.micro_batch_size or len(batch), batch.denominator
+    mine = share(len(batch))
     if count is None:
         count = whole_count(config.aggregation, batch.mask, config.group_size)
-    for i in range(0, len(batch), size):
-        micro = batch[i:i + size]
+    for i in range(mine.start, mine.stop, size):
+        micro = batch[i:min(i + size, mine.stop)]
         micro.denominator = count
         yield micro
 
@@ -169,9 +171,10 @@ def clip_gradients(
         moving = [p for p in parameters if p.grad is not None]
         if not moving:
             continue
-        norms[name] = norm = torch.nn.utils.get_total_norm([p.grad for p in moving])
-        if not norm.isfinite():
-            raise blame(trainer, f"{name} is {norm.item()}")
+        norm: Any = torch.nn.utils.get_total_norm([p.grad for p in moving])
+        norms[name] = total = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if not total.isfinite():
+            raise blame(trainer, f"{name} is {total.item()}")
         torch.nn.utils.clip_grads_with_norm_(moving, trainer.config.max_grad_norm, norm)
     return norms
 
