@@ -60,7 +60,7 @@ def imported(source: str) -> set[str]:
 @pytest.mark.parametrize("folder, requirements", [
     ("instruct_goose", project["dependencies"] + ["matplotlib-inline", "numpy"]  # which matplotlib, ipykernel and torch bring
      + [r for extra in ("control", "data", "peft", "smollm", "trackers") for r in extras.get(extra, [])]),  # imported where they are used
-    ("tests", project["dependencies"] + extras["dev"] + extras["docs"] + extras["trackers"] + ["numpy", "packaging", "beautifulsoup4"]),
+    ("tests", project["dependencies"] + extras["dev"] + extras["docs"] + extras["trackers"] + extras["smollm"] + ["numpy", "packaging", "beautifulsoup4"]),
     ("docs", project["dependencies"] + extras["dev"] + extras["docs"] + ["docutils"]),
 ])
 def test_what_is_imported_is_required(folder, requirements):
