@@ -1,6 +1,5 @@
 """Give every notebook the cell that installs the package in Colab. A notebook that has it is left alone; run it again at any time."""
 import json
-from pathlib import Path
 
 from lessons import REPO, ROOT
 

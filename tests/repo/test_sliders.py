@@ -26,6 +26,7 @@ def values(x):
     "A curve as numbers; NumPy arrays are stored as bytes."
     if not isinstance(x, dict): return list(x)
     import base64
+
     import numpy as np
     return np.frombuffer(base64.b64decode(x["bdata"]), np.dtype(x["dtype"])).tolist()
 
