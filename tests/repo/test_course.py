@@ -168,3 +168,8 @@ def test_the_install_cell_is_given_once_and_runs_in_colab_only():
     assert build.code_cell(cell) is None and "git+https://github.com/instruct-goose/instruct_goose" in cell.source  # not on the page
     assert "google.colab" not in sys.modules
     exec(cell.source, {})  # installs nothing here
+
+
+def test_every_notebook_installs_the_package_in_colab():
+    without = [p.url for p in [index, *pages] if not any(colab.NOTE in c.source for c in p.cells)]
+    assert not without, f"run make save, or python docs/colab.py: {without}"
