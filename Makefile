@@ -55,6 +55,8 @@ docs: setup  ## build the site in docs/_site
 	@$(BIN)/python docs/build.py
 
 save: setup  ## export the notebooks, refresh their stored outputs, clean them, write README.md
+	$(say) "the cell that installs the package in Colab"
+	@$(BIN)/python docs/colab.py
 	$(say) "nbdev-export: notebooks to instruct_goose/"
 	@$(BIN)/nbdev-export
 	$(say) "nbdev-test --save: run the notebooks and store their outputs"

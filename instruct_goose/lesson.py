@@ -200,7 +200,8 @@ def drag(
     for stop in stops:
         made, title = changes(stop)
         label = stop if isinstance(stop, str) else f"{stop:g}"
-        steps.append(dict(label=label, method="update", args=[made, {"title.text": title}, curves]))
+        args = [made, {"title.text": title}, curves]
+        steps.append(dict(label=label, method="update", args=args))
     made, title = changes(start)
     for i, curve in enumerate(curves):
         for key, rows in made.items():

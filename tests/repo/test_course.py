@@ -10,6 +10,7 @@ from bs4 import BeautifulSoup
 root = Path(__file__).parents[2]
 sys.path.insert(0, str(root / "docs"))
 import build  # noqa: E402
+import colab  # noqa: E402
 import glossary  # noqa: E402
 import lessons  # noqa: E402
 import narrow  # noqa: E402
@@ -156,3 +157,19 @@ def test_text_of_a_single_panel_grows_on_a_phone():
                            "outputs": [{"output_type": "display_data", "data": {"image/svg+xml": svg}}]}, "test")
     made = build.figure(c.outputs[0], c, 0)["data"]["text/html"]
     assert "--narrow: 1.41" in made and "font: calc(10.5px * var(--text, 1)) sans" in made and "font-size: calc(9px * var(--text, 1))" in made
+
+
+def test_the_install_cell_is_given_once_and_runs_in_colab_only():
+    nb = {"cells": [{"cell_type": "code", "id": "a", "source": ["#| default_exp x.y"]}, {"cell_type": "markdown", "id": "b", "source": ["# T"]}]}
+    made = colab.with_install_cell(nb)
+    assert [c["id"] for c in made["cells"]] == ["a", "c01ab000", "b"] and colab.with_install_cell(made) is None
+    assert [c["id"] for c in colab.with_install_cell({"cells": nb["cells"][1:]})["cells"]] == ["c01ab000", "b"]
+    cell = lessons.read_cell(made["cells"][1], "test")
+    assert build.code_cell(cell) is None and "git+https://github.com/instruct-goose/instruct_goose" in cell.source  # not on the page
+    assert "google.colab" not in sys.modules
+    exec(cell.source, {})  # installs nothing here
+
+
+def test_every_notebook_installs_the_package_in_colab():
+    without = [p.url for p in [index, *pages] if not any(colab.NOTE in c.source for c in p.cells)]
+    assert not without, f"run make save, or python docs/colab.py: {without}"
