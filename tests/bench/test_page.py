@@ -33,6 +33,20 @@ def test_the_picture_marks_what_is_met():
     assert made.count(speed.BLUE) == 2 and made.count(speed.ORANGE) == 2 and "1 of 2" in made
 
 
+def test_a_row_that_misses_its_goal_says_why(monkeypatch):
+    monkeypatch.setattr(speed, "WHY", {"work": "The other is @other, and @others; nobody@example."})
+    rows = [row("≥ 3", flip=True), row(None, flip=True) | {"name": "other"}, row(None) | {"name": "others"}]
+    assert speed.reasons(rows, rows) == "- **work**, missed. The other is 1.5×, and 0.667×; nobody@example."
+    assert speed.reasons([row("≤ 1")], rows) == ""
+
+
+def test_every_row_of_the_record_that_misses_its_goal_has_a_reason():
+    rows = record.read()
+    assert {r["name"] for r in rows if r["met"] is False} <= set(speed.WHY), "bench/why.py"
+    page = speed.speed_page()
+    assert "@" not in page.replace("@media", ""), "a figure of a row that is not there"
+
+
 def test_the_page_says_which_processor(tmp_path, monkeypatch):
     monkeypatch.setattr(speed, "RESULTS", tmp_path / "results.json")
     assert "Nothing is measured yet" in speed.speed_page()
