@@ -122,7 +122,7 @@ def predicted(
     a, b = by_phase(flops), by_phase(others)
     return {phase: x * b[phase] / a[phase] for phase, x in seconds.items()}
 
-# %% ../../nbs/4_practice/16_cost.ipynb #c057bc33
+# %% ../../nbs/4_practice/16_cost.ipynb #c0577719
 PASSING = ("cache while sampling", "activations, about") # never there at the same time
 
 def at_most(parts: Mapping[str, int]) -> int: # bytes, from `memory_parts`

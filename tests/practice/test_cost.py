@@ -110,7 +110,10 @@ def test_the_ledger_is_near_what_was_measured():
     path = root / "bench/cost.json"
     if not path.exists(): pytest.skip("nothing is recorded: python -m bench.cost")
     models = json.loads(path.read_text("utf-8"))["models"]
-    for name, config in {"gpt2-small": transformers.GPT2Config(n_positions=32)}.items():
+    llama = transformers.LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+                                     num_key_value_heads=3, tie_word_embeddings=True)
+    assert sizes_of(llama).weights == 134_515_008  # SmolLM-135M's
+    for name, config in {"gpt2-small": transformers.GPT2Config(n_positions=32), "smollm-135m": llama}.items():
         s = models[name]["settings"]
         expected = at_most(memory_parts(config, s["rows"], s["rows"], s["prompt"], s["response"]))
         assert .8 < models[name]["peak_mib"] * 2**20 / expected < 1.25, name
