@@ -108,7 +108,7 @@ class Here:
 def add_peaks(case: Case, name: str, runs: list[dict]):
     "Two fresh processes, or one."
     found = []
-    for _ in runs[:2]:
+    for _ in runs[:1 if case.together else 2]:
         worker = Worker(case.sides[name], python_of(case.sides[name].environment), **EXACT)
         try: found.append(worker.ask("peak")["peak"])
         finally: worker.close()

@@ -2,18 +2,17 @@
 `@name` stands for: nobody types it."""
 WHY = {
     "PPO iteration, TRL 1.12 over ours, shared trunk":
-        "The update is three quarters of an iteration, and in it both sides do the same matrix products through torch's own backward pass; there "
-        "TRL, which has a value model to train as well, is only a little slower. Sampling and scoring, where there was something to win, are "
-        "@PPO rollout, TRL 1.12 over ours, separate values and @PPO score, TRL 1.12 over ours, separate values. The goal was set when TRL's two "
-        "`gc.collect()` took longer on the machine of that day.",
+        "Little is missing. The update is three quarters of our iteration and hardly longer than the loop's by hand (@PPO update over the loop by hand, "
+        "shared), which does the same products and nothing else; sampling is far ahead (@PPO rollout, TRL 1.12 over ours, separate values). "
+        "What is left is scoring, which pays for entropy and exact KL.",
     "PPO iteration, TRL 1.12 over ours, separate values":
-        "The update is four fifths of it, at @PPO update, TRL 1.12 over ours, separate values of TRL's speed: two models forward and backward, and "
-        "no padding to save, since all rows are equally long. Fused AdamW and no gradient for tokens that the clip holds are in.",
+        "The goal lies within the spread of the repeats. The update is four fifths of the iteration, at @PPO update, TRL 1.12 over ours, separate values: "
+        "two models forward and backward on both sides, and no padding to save, since all rows are equally long.",
     "PPO iteration over the loop by hand, shared":
         "The loop does the same products and nothing else. Sampling is faster than its (@PPO rollout over the loop by hand, shared), and pays for what the "
         "loop does not compute: entropy, the exact KL, the check that the ratio begins at 1 (score: @PPO score over the loop by hand, shared) and "
         "the drift of eight responses (update: @PPO update over the loop by hand, shared). To reach the goal the update itself would have to "
-        "take a quarter less than torch's own forward and backward pass. Tried: one pass for policy and values (in), micro-batches by "
+        "take a quarter less time than the loop's, which is torch's own forward and backward pass. Tried: one pass for policy and values (in), micro-batches by "
         "length and rows without padding (below; nothing to win on rows of one length).",
     "PPO iteration over the loop by hand, separate":
         "As above, with a second transformer, whose passes are the same on both sides: there is less beside them in which to be faster.",
@@ -22,10 +21,9 @@ WHY = {
         "which at 2,000 words is a small part. Sampling is @GRPO rollout, TRL 1.16 over ours and the update @GRPO update, TRL 1.16 over ours. "
         "The rest of the goal would have to come out of torch's own passes.",
     "annotate at vocabulary 128,000, time over an epoch of the update":
-        "At 64 numbers per state the time goes into the exponentials of the tables, and hardly into products. Annotation makes two tables, the policy's "
-        "and the reference's, each read by a softmax, then once more for the entropy and for the exact KL; an epoch makes one and its gradient. Before, "
-        "eight tables were made; whole tables take three times as long as ours. Without entropy and exact KL, which every iteration logs, "
-        "it would be two tables against two.",
+        "Half of it is the entropy and the exact KL, which every iteration logs: log-probabilities alone take @two heads at vocabulary 128,000: "
+        "log-probabilities alone, time over all that annotation says of the time, and would reach the goal. Before, eight tables were made; now two, a piece "
+        "at a time. Not tried: entropy and KL of a few rows only, since both are exact in the log today.",
     "sampling, 4×128, lengths 4…64: generate over ours":
         "Rows that have ended leave, so the products shrink; what a step costs beside them, some twenty small operations a layer, does not, and with "
         "few rows left it is most of a step. The repeats reach the goal and fall short of it on a shared machine.",

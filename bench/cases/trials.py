@@ -125,13 +125,40 @@ GAPS = {"log": ("largest difference of a log-probability", "nats"), "loss": ("di
         "cosine": ("1 − cosine of the gradients", "of 1")}
 
 
-def rows_of(name: str, peaks: tuple[str, ...]) -> list[Row]:
-    what = f"{name}, lengths 4…64: "
-    return [*[Row(f"{what}{said}, time over padded", side, "padded") for side, said in SAID.items()],
-            *[Row(f"{what}{SAID[side]}, memory over padded", side, "padded", "peak") for side in peaks[1:]],
-            *[Row(f"{name}, bfloat16 beside float32: {said}", "rounding", None, gap, unit=unit) for gap, (said, unit) in GAPS.items()]]
+def heads(everything: bool, tokens: int = 1024, hidden: int = 64, vocab: int = 128_000) -> Job:
+    "What two heads say of the same tokens: log-probabilities, and with everything entropy and exact KL."
+    import torch
+
+    from instruct_goose.objective.logprobs import logprobs_from_hidden
+    from instruct_goose.objective.logprobs_in_pieces import Head, compare_heads
+
+    g = torch.Generator().manual_seed(0)
+    (h, k), (w, u) = (torch.randn(2, n, hidden, generator=g) / size for n, size in ((tokens, 1), (vocab, 8)))
+    ids = torch.randint(vocab, (tokens,), generator=g)
+
+    @torch.no_grad()
+    def look(): return compare_heads(h, Head(w), k, Head(u), ids)[:2] if everything else (logprobs_from_hidden(h, w, ids), logprobs_from_hidden(k, u, ids))
+    return Job(lambda: look() and None, lambda _: {"numbers": {"log-probabilities": torch.cat(look())[::100].tolist()}})
 
 
-PEAKS = ("padded", "sorted", "autocast", "narrow")
-CASES = [Case(f"trials {name}", sides(shape), rows_of(name, PEAKS if name == "4×128" else ()), tolerance=2e-3,
-              peaks=PEAKS if name == "4×128" else (), optional=True, together=True) for name, shape in SHAPES.items()]
+def case(word: str, names: tuple[str, ...], rows: list[Row], shape: dict, peaks: tuple[str, ...] = ()) -> Case:
+    return Case(f"trials {word}", {name: side for name, side in sides(shape).items() if name in names}, rows, tolerance=2e-3, peaks=peaks,
+                optional=True, together=True)
+
+
+def time_of(name: str, side: str) -> Row: return Row(f"{name}, lengths 4…64: {SAID[side]}, time over padded", side, "padded")
+
+
+CASES = []
+for name, shape in SHAPES.items():
+    plain = tuple(side for side in SAID if side != "compiled")
+    gaps = [Row(f"{name}, bfloat16 beside float32: {said}", "rounding", None, gap, unit=unit) for gap, (said, unit) in GAPS.items()]
+    CASES += [case(name, ("padded", "rounding", *plain), [*[time_of(name, side) for side in plain], *gaps], shape),
+              case(f"compiled {name}", ("padded", "compiled"), [time_of(name, "compiled")], shape)]
+NARROW = ("autocast", "narrow")
+CASES.append(case("memory 4×128", ("padded", *NARROW), [Row(f"4×128, lengths 4…64: {SAID[side]}, memory over padded", side, "padded", "peak") for side in NARROW],
+                  SHAPES["4×128"], ("padded", *NARROW)))
+CASES.append(Case("trials heads", {name: Side(label, "bench.cases.trials:heads", {"everything": name == "all"})
+                                   for name, label in (("bare", "log-probabilities alone"), ("all", "and entropy and exact KL"))},
+                  [Row("two heads at vocabulary 128,000: log-probabilities alone, time over all that annotation says", "bare", "all")],
+                  optional=True, together=True))
