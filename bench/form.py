@@ -33,6 +33,7 @@ class Row:
     limit_why: str = ""
     peer_label: str = ""         # where the peer is a number
     note: str = ""
+    unit: str = ""       # "": MiB of a peak, CPU-seconds of anything else
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Case:
     peaks: tuple[str, ...] = ()     # sides whose memory is measured, each in a fresh process
     repeats: int | None = None      # fewer than asked, where one takes long
     optional: bool = False   # only when it is named
+    together: bool = False   # the sides are timed in one process: where they are few lines and share all imports
 
     @property
     def group(self) -> str: return self.name.split()[0]

@@ -51,8 +51,8 @@ def digits(x: float | None, n: int = 4) -> float | None: return None if x is Non
 def empty(case: Case, row: Row) -> dict[str, Any]:
     "A row before anything is known of it."
     return dict.fromkeys(KEYS) | {
-        "name": row.name, "case": case.name, "what": row.what, "unit": "MiB" if row.what == "peak" else "CPU-seconds", "goal": row.goal,
-        "of": None if row.peer is None else "peer / ours" if row.flip else "ours / peer", "note": row.note}
+        "name": row.name, "case": case.name, "what": row.what, "unit": row.unit or ("MiB" if row.what == "peak" else "CPU-seconds"),
+        "goal": row.goal, "of": None if row.peer is None else "peer / ours" if row.flip else "ours / peer", "note": row.note}
 
 
 def entry(case: Case, row: Row, runs: dict[str, list[dict]], versions: dict[str, dict], missed: dict[str, str],

@@ -3,19 +3,21 @@
     python -m bench.run                     all rows but the quickstart
     python -m bench.run logprobs grpo       these groups; a part of a row's name will do
     python -m bench.run quickstart          the quickstart, about a minute a repeat
+    python -m bench.run trials              what was tried to make an update cheaper
     python -m bench.run --repeats 9         more of them: a narrower guess of the median
     python -m bench.run --list              what there is
 """
 import argparse
+import sys
 from importlib import import_module
 
 from bench.environments import Missing, python_of
 from bench.form import Case
 from bench.measure import EXACT
 from bench.record import entry, write
-from bench.worker import SideFailed, Worker
+from bench.worker import SideFailed, Worker, answer, versions
 
-GROUPS = ("logprobs", "ppo", "grpo", "sampling", "annotate", "command")
+GROUPS = ("logprobs", "ppo", "grpo", "sampling", "annotate", "command", "trials")
 
 
 def cases() -> list[Case]:
@@ -63,7 +65,7 @@ def start(case: Case) -> tuple[dict[str, Worker], dict[str, str], dict[str, str]
     "The workers that could be started; why a peer is missed; and what went wrong with our own sides."
     workers, missed, errors = {}, {}, {}
     for name, side in case.sides.items():
-        try: workers[name] = Worker(side, python_of(side.environment))
+        try: workers[name] = Here(side) if case.together else Worker(side, python_of(side.environment))
         except (Missing, SideFailed) as e: (missed if side.environment else errors)[name] = str(e)
     return workers, missed, errors
 
@@ -88,10 +90,25 @@ def measure(case: Case, repeats: int) -> list[dict]:
     return [entry(case, row, runs, versions, missed, errors) for row in case.rows]
 
 
+class Here:
+    "What Worker is, in this process."
+
+    def __init__(self, side):
+        import torch
+
+        torch.set_num_threads(1)
+        module, name = side.make.split(":")
+        self.job = getattr(import_module(module), name)(**side.settings)
+        self.versions = {"python": sys.version.split()[0], **versions(self.job.packages)}
+
+    def ask(self, do: str, given=None) -> dict: return answer(self.job, do, given)
+    def close(self): pass
+
+
 def add_peaks(case: Case, name: str, runs: list[dict]):
     "Two fresh processes, or one."
     found = []
-    for _ in runs[:2]:
+    for _ in runs[:1 if case.together else 2]:
         worker = Worker(case.sides[name], python_of(case.sides[name].environment), **EXACT)
         try: found.append(worker.ask("peak")["peak"])
         finally: worker.close()

@@ -2,11 +2,17 @@
 import html
 import json
 import math
+import re
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.why import TRIED, WHY  # noqa: E402
 
 RESULTS = Path(__file__).parents[1] / "bench/results.json"
 TITLES = {"logprobs": "Log-probabilities from hidden states", "ppo": "An iteration of PPO", "grpo": "An iteration of GRPO",
-          "sampling": "Sampling", "annotate": "One look at each token", "command": "Starting", "quickstart": "The quickstart"}
+          "sampling": "Sampling", "annotate": "One look at each token", "command": "Starting", "quickstart": "The quickstart",
+          "trials": "What was tried"}
 BLUE, ORANGE = "#3b82f6", "#ea7a1a"
 
 
@@ -34,13 +40,17 @@ def reached(row: dict, x: float | None = None) -> float:
     return float(goal) / x if sign == "≤" else x / float(goal)
 
 
+def named(unit: str) -> str:
+    return {"CPU-seconds": "s"}.get(unit, unit)
+
+
 def side(which: dict | None, unit: str) -> str:
     if not which: return ""
-    return f"{which['label']}: {number(which['median'])} {'MiB' if unit == 'MiB' else 's'}"
+    return f"{which['label']}: {number(which['median'])} {named(unit)}"
 
 
 def cells(row: dict) -> list[str]:
-    found = "" if value(row) is None else number(value(row)) + ("×" if row["ratio"] is not None else " " + ("MiB" if row["unit"] == "MiB" else "s"))
+    found = "" if value(row) is None else number(value(row)) + ("×" if row["ratio"] is not None else " " + named(row["unit"]))
     spread = row["spread"] or (row["ours"] and not row["peer"] and [row["ours"]["min"], row["ours"]["max"]])
     if found and spread: found += f" ({'–'.join(map(number, spread))})"
     name = row["name"] + (f"; {row['note']}" if row["note"] else "")
@@ -52,6 +62,14 @@ def cells(row: dict) -> list[str]:
 def table(rows: list[dict]) -> str:
     head = ["| work | median (least–most) | ours | the other | goal |", "|---|---|---|---|---|"]
     return "\n".join(head + ["| " + " | ".join(c.replace("|", "/") for c in cells(r)) + " |" for r in rows])
+
+
+def reasons(mine: list[dict], rows: list[dict]) -> str:
+    "Why rows of this group miss their goal; a figure is that of the row named after its @."
+    figure = {r["name"]: f"{number(value(r))}×" for r in rows if value(r) is not None}
+    names = "|".join(map(re.escape, sorted(figure, key=len, reverse=True)))
+    told = lambda text: re.sub(f"@({names})", lambda m: figure[m[1]], text) if names else text
+    return "\n".join(f"- **{r['name']}**, missed. {told(WHY[r['name']])}" for r in mine if r["met"] is False and r["name"] in WHY)
 
 
 def plot(rows: list[dict]) -> str:
@@ -107,6 +125,7 @@ def speed_page() -> str:
     for group in groups:
         mine = [r for r in rows if r["case"].split()[0] == group]
         why = sorted({f"{number(r['limit']['ratio'])}×: {r['limit']['why']}" for r in mine if r["limit"] and r["limit"]["why"]})
-        text += [f"## {TITLES[group]}", table(mine), *([f"Limits: {'; '.join(why)}."] if why else [])]
+        text += [f"## {TITLES[group]}", *([TRIED] if group == "trials" else []), table(mine), *([f"Limits: {'; '.join(why)}."] if why else []),
+                 *filter(None, [reasons(mine, rows)])]
     text.append("`make bench` measures all of it again, `make bench ARGS=\"grpo --repeats 9\"` a part; the loop by hand is `bench/by_hand.py`.")
     return "\n\n".join(text) + "\n"

@@ -1,4 +1,5 @@
 """The page "How fast": what a row looks like on it, whether met, missed, without a peer or in error; and that it says which processor."""
+import re
 import sys
 from pathlib import Path
 
@@ -31,6 +32,20 @@ def test_what_is_not_measured_says_why():
 def test_the_picture_marks_what_is_met():
     made = speed.plot([row("≥ 3", flip=True), row("≤ 1")])
     assert made.count(speed.BLUE) == 2 and made.count(speed.ORANGE) == 2 and "1 of 2" in made
+
+
+def test_a_row_that_misses_its_goal_says_why(monkeypatch):
+    monkeypatch.setattr(speed, "WHY", {"work": "The other is @other, and @others; nobody@example."})
+    rows = [row("≥ 3", flip=True), row(None, flip=True) | {"name": "other"}, row(None) | {"name": "others"}]
+    assert speed.reasons(rows, rows) == "- **work**, missed. The other is 1.5×, and 0.667×; nobody@example."
+    assert speed.reasons([row("≤ 1")], rows) == ""
+
+
+def test_every_row_of_the_record_that_misses_its_goal_has_a_reason():
+    rows = record.read()
+    assert {r["name"] for r in rows if r["met"] is False} <= set(speed.WHY), "bench/why.py"
+    page = speed.speed_page()
+    assert not re.search("@[A-Za-z]", page), "a figure of a row that is not there"
 
 
 def test_the_page_says_which_processor(tmp_path, monkeypatch):

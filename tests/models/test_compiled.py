@@ -9,6 +9,7 @@ import transformers
 from instruct_goose.models.agent import Agent, create_reference_model, trunk
 from instruct_goose.models.decode import why_not
 from instruct_goose.models.text import pad
+from instruct_goose.training.setup import as_reference
 
 transformers.utils.logging.set_verbosity_error()
 QUERY, RESPONSE = pad([[1, 5, 7], [4]], 0, side="left"), pad([[8, 2], [2, 9, 3, 7, 2]], 0)
@@ -56,3 +57,10 @@ def test_what_is_kept_of_it_is_plain(compiled, tmp_path):
 
 def test_a_compiled_model_without_a_head_is_refused_as_others_are():
     with pytest.raises(TypeError, match="has no language-model head"): Agent(torch.compile(tiny().transformer, backend="eager"))
+
+
+def test_a_compiled_reference_is_taken_out_of_its_wrapper(compiled):
+    model, agent, _ = compiled
+    other = tiny(1)
+    found = as_reference(torch.compile(other, backend="eager"), agent)
+    assert found is other and trunk(found)._compiled_call_impl is not None and not any(p.requires_grad for p in found.parameters())
