@@ -105,13 +105,15 @@ def look(
     with_entropy = config.ent_coef > 0
     args = (*tokens_of(r), config.temperature, with_entropy)
     if config.needs == "values":
-        said = agent.evaluate(*args)
+        said: Any = agent.evaluate(*args)
     else:
         out: Any = response_logprobs(agent.model, *args)
-        said = Evaluation(*(out if with_entropy else (out, None)), None)
-    if r.given is None:
-        return said
-    return Evaluation(*(x if x is None else x.masked_fill(~r.mask, 0) for x in said))
+        said = (*out, None) if with_entropy else (out, None, None)
+
+    def own(x: Any) -> Any: # 0 where others wrote
+        return x if x is None or r.given is None else x.masked_fill(~r.mask, 0)
+
+    return Evaluation(*map(own, said))
 
 # %% ../../nbs/3_training/06_annotate.ipynb #7f1c91f9
 def greedy_responses(
