@@ -224,7 +224,7 @@ class RLHFTrainer(training.RLHFTrainer):
         baseline: Shaped[Tensor, "batch"] | None = None,       # as in the base class
         sampled_mask: Shaped[Tensor, "batch time"] | None = None, # the same
     ) -> Float[Tensor, ""]: # with gradient
-        "PPO's loss of responses just sampled; what is behind a response's first end does not count."
+        "PPO's loss of responses just sampled; what is behind their first end does not count."
         words = self._words(response_ids, response_attention_mask)
         return super().compute_loss(
             query_ids, query_attention_mask, response_ids, words, rewards, baseline, sampled_mask)
