@@ -222,12 +222,12 @@ class RLHFTrainer(training.RLHFTrainer):
         response_attention_mask: Shaped[Tensor, "batch time"], # may be all ones: see `_words`
         rewards: Shaped[Tensor, "batch"],                      # one per response
         baseline: Shaped[Tensor, "batch"] | None = None,       # as in the base class
+        sampled_mask: Shaped[Tensor, "batch time"] | None = None, # the same
     ) -> Float[Tensor, ""]: # with gradient
-        """PPO's loss of responses that were just sampled, each token for itself; log π_old and
-        V_old are the present ones. Tokens behind the first end of a response do not count."""
+        "PPO's loss of responses just sampled; what is behind their first end does not count."
         words = self._words(response_ids, response_attention_mask)
         return super().compute_loss(
-            query_ids, query_attention_mask, response_ids, words, rewards, baseline)
+            query_ids, query_attention_mask, response_ids, words, rewards, baseline, sampled_mask)
 
 # %% ../../nbs/5_compat/02_goose.ipynb #e830aec2
 def _encode(text, tokenizer, max_length):

@@ -64,8 +64,8 @@ def _peft() -> Any:
     return peft
 
 def four_bits() -> dict[str, Any]: # options for `load_model`
-    """QLoRA's frozen weights: 4-bit NormalFloat, its constants quantised again (Dettmers et al. 2023);
-    put adapters on them with `with_lora`. Raises ImportError without bitsandbytes."""
+    """QLoRA's frozen weights: 4-bit NormalFloat, its constants quantised again (Dettmers et al.
+    2023); put adapters on them with `with_lora`. Raises ImportError without bitsandbytes."""
     if missing := [name for name in ("bitsandbytes", "accelerate") if find_spec(name) is None]:
         raise ImportError(f"weights in 4 bits need {' and '.join(missing)}, not installed here: "
                           "pip install bitsandbytes accelerate, or leave four_bits out")

@@ -27,7 +27,7 @@ from ..training.config import Count, OneOf, Positive, Seed, Settings
 class SampleConfig(Settings):
     "Write with the trained policy beside the SFT model it started from."
 
-    run_dir: Positional[Path]  # a run directory: it holds policy/, and sft/ where it had that stage
+    run_dir: Positional[Path]  # a run directory: it holds policy/, and sft/ if it had that stage
     prompts: Positional[tuple[str, ...]] = ()  # beginnings to continue; none: its own
     n: Count = 4  # samples per prompt and model
     temperature: Positive = 1.0  # 1 is the distribution that was trained; lower is tamer
@@ -52,8 +52,8 @@ def load_policy(run_dir: Path, name: str):
 # %% ../../nbs/4_practice/03_commands.ipynb #b7722cb0
 def run_sample(config: SampleConfig) -> list[dict]:
     """Print a table of what both models write, and return its rows as {"prompt", "sft",
-    "policy"}; of a run without an SFT stage the policy alone. Raises FileNotFoundError without a run, ValueError for a prompt with words that
-    the models do not know."""
+    "policy"}; of a run without an SFT stage the policy alone. Raises FileNotFoundError without a
+    run, ValueError for a prompt with words that the models do not know."""
     from instruct_goose.training.evaluation import text_table
     from instruct_goose.training.fit import torch_threads
 
@@ -61,8 +61,8 @@ def run_sample(config: SampleConfig) -> list[dict]:
               if name == "policy" or (config.run_dir / name).exists()}
     names = [name for name in ("sft", "policy") if name in models]
     if len(names) < 2:
-        print(f"{config.run_dir / 'sft'} is missing: the run had no SFT stage, so this is the policy "
-              "alone. What it began with is in samples.md")
+        print(f"{config.run_dir / 'sft'} is missing: the run had no SFT stage, so this is the "
+              "policy alone. What it began with is in samples.md")
     prompts = [p for p in config.prompts or ("",) for _ in range(config.n)]
     for _, tokenizer in models.values():
         _check_words(prompts, tokenizer)

@@ -34,7 +34,8 @@ def talk_row(row: Mapping) -> dict:
     while rest:
         mark = next((m for m in marks if rest.startswith(m)), None)
         if mark is None:
-            raise ValueError(f"no mark of a turn at {rest[:40]!r}: expected 'Human:' or 'Assistant:'")
+            raise ValueError(f"no mark of a turn at {rest[:40]!r}: expected 'Human:' or "
+                             "'Assistant:'")
         rest = rest[len(mark):]
         end = min([at for m in marks if (at := rest.find(m)) >= 0], default=len(rest))
         turns.append({"role": marks[mark], "content": rest[:end].strip()})
@@ -94,12 +95,13 @@ def rule(texts: list[str], prompts: list, completions: list) -> list[float]:
     return [float(text.split().count("good")) for text in said]
 
 def rows_of(name: str, split: str, most: int) -> list[dict]:
-    """So many rows of a recipe's data that are not too long. Raises ImportError without `datasets`,
-    OSError without the Hub."""
+    """So many rows of a recipe's data that are not too long. Raises ImportError without
+    `datasets`, OSError without the Hub."""
     try:
         from datasets import load_dataset
     except ImportError as e:
-        raise ImportError("recipes of the Hub need the package datasets: pip install datasets") from e
+        raise ImportError("recipes of the Hub need the package datasets: "
+                          "pip install datasets") from e
     place = HUB[name]
     data, *part = place.data
     found = load_dataset(data, data_dir=part[0] if part else None, split=split, streaming=True)
@@ -125,11 +127,11 @@ def settings(
     return RecipeConfig.preset(algorithm or own, **found | small | given)
 
 def run(name: str, config: RecipeConfig) -> dict: # the summary
-    "The recipe, in a run directory. Raises OSError without the Hub, ImportError without `datasets`."
+    "In a run directory. Raises OSError without the Hub, ImportError without `datasets`."
     place, reward = HUB[name], rule if config.stand_in else partial(judged_by, name)
     if config.stand_in:
-        rows = {"imdb-gpt2": {"text": "a film is"}, "hh-rlhf": {"chosen": "Human: what is a goose"},
-                "tldr": {"prompt": "a post is bad TL;DR:"}}
+        rows = {"imdb-gpt2": {"text": "a film is"}, "tldr": {"prompt": "a post is bad TL;DR:"},
+                "hh-rlhf": {"chosen": "Human: what is a goose"}}
         learn = held_out = [place.row(rows[name])] * 4
     else:
         need = min(20_000, config.steps * config.batch_size // config.group_size)

@@ -151,7 +151,7 @@ RECIPES = { # module of instruct_goose.practice, and what it does
                          "SmolLM2 writes more cheerfully of films; the judge is VADER's rules"),
     "smollm-answers": ("smollm_answers",
                        "SmolLM2 answers sums in a number; the reward is the right answer"),
-    "imdb-gpt2": ("hub_recipes", "for the Hub: GPT-2 writes kinder film reviews; a classifier judges"),
+    "imdb-gpt2": ("hub_recipes", "for the Hub: GPT-2 praises films; a classifier judges"),
     "hh-rlhf": ("hub_recipes", "for the Hub and a GPU: Qwen2.5-0.5B answers people helpfully"),
     "tldr": ("hub_recipes", "for the Hub and a GPU: Pythia-1B sums up what people posted")}
 

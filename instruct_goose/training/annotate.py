@@ -113,17 +113,17 @@ def look(
     args = (*tokens_of(r), config.temperature, with_entropy)
     with precision(config, r.mask.device):
         if config.needs == "values":
-            said = agent.evaluate(*args)
+            said: Any = agent.evaluate(*args)
         elif is_sharded(agent):  # its layers are put together in `evaluate`
             said = agent.evaluate(*args)._replace(values=None)
         else:
             out: Any = response_logprobs(agent.model, *args)
-            logprobs, entropies = out if with_entropy else (out, None)
-            said = Evaluation(logprobs, entropies, None)
-    if r.given is None:
-        return said
-    own: Any = (x if x is None else x.masked_fill(~r.mask, 0) for x in said)
-    return Evaluation(*own)
+            said = (*out, None) if with_entropy else (out, None, None)
+
+    def own(x: Any) -> Any: # 0 where others wrote
+        return x if x is None or r.given is None else x.masked_fill(~r.mask, 0)
+
+    return Evaluation(*map(own, said))
 
 # %% ../../nbs/3_training/06_annotate.ipynb #7f1c91f9
 def greedy_responses(

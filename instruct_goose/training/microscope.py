@@ -59,8 +59,8 @@ def seen_tokens(
     rollout: Rollout, # with its advantages
     rows: int = 4,
 ) -> list[dict]: # of each response: prompt, score, tokens, and QUANTITIES and held of each token
-    """What this iteration knew of a few of its responses, token by token; `given` says which ones the
-    policy did not write, where there are any. Throws no dice."""
+    """What this iteration knew of a few of its responses, token by token; `given` says which ones
+    the policy did not write, where there are any. Throws no dice."""
     r = rollout[torch.arange(0, len(rollout), math.ceil(len(rollout) / rows))]
     with torch.no_grad():
         columns = token_columns(trainer.now(r).logprobs, r, trainer.config)

@@ -29,7 +29,7 @@ class Talk:
     ids: list[int] = field(default_factory=list)  # of the response so far
     own: list[bool] = field(default_factory=list) # which of them the policy wrote
     logprobs: list[float] = field(default_factory=list) # as the sampler saw them; 0 elsewhere
-    turn: list[int] = field(default_factory=list) # what the policy has written since it was answered
+    turn: list[int] = field(default_factory=list) # what the policy has written since a reply
     asked: int = 0
     open: bool = True
     ended: bool = False
@@ -44,10 +44,10 @@ class Talk:
 
 # %% ../../nbs/3_training/13_turns.ipynb #a0598db8
 class TurnSampler:
-    """A sampler for tasks with an environment. When the policy ends its turn, with an end token or a
-    stop string, the environment is given the text so far and returns what comes next; None: it is
-    over. The policy goes on behind that. `max_new_tokens` counts all tokens of the response. Raises
-    TypeError for a reply that is no text, ValueError for an empty one and without a tokenizer."""
+    """A sampler for tasks with an environment. When the policy ends its turn, with an end token or
+    a stop string, the environment is given the text so far and returns what comes next; None: it
+    is over. The policy goes on behind that. `max_new_tokens` counts all tokens of the response.
+    Raises TypeError for a reply that is no text, ValueError for an empty one, or no tokenizer."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class TurnSampler:
             talk.add(tokens[own].tolist()[:fits], said[own].tolist()[:fits])
 
     def answer(self, talk: Talk, most: int, stops: StopStrings | None) -> None:
-        "If the turn is over, the environment's reply, where there is room for it and a token more."
+        "If the turn is over, the environment's reply, if there is room for it and a token more."
         over = talk.turn[-1] in self.trainer.eos_ids or bool(stops and stops.found(talk.turn))
         if not over:
             talk.open = len(talk.ids) < most
@@ -113,12 +113,12 @@ class TurnSampler:
         if said is None:
             return None
         if not isinstance(said, str):
-            raise TypeError(f"the environment returned a {type(said).__name__} to {text[-200:]!r}: "
-                            "return text, or None where it is over")
+            raise TypeError(f"the environment returned a {type(said).__name__} to "
+                            f"{text[-200:]!r}: return text, or None where it is over")
         ids = tokenizer(said, add_special_tokens=False)["input_ids"]
         if not ids:
-            raise ValueError(f"the environment's reply to {text[-200:]!r} is {said!r}, which has no "
-                             "tokens: return None where there is nothing to say")
+            raise ValueError(f"the environment's reply to {text[-200:]!r} is {said!r}, which has "
+                             "no tokens: return None where there is nothing to say")
         return ids
 
 # %% ../../nbs/3_training/13_turns.ipynb #0154dd35
@@ -153,6 +153,6 @@ def chat_reply(
     after = made([*talk, {"role": role, "content": reply}], tokenize=False,
                  add_generation_prompt=True)
     if end not in before or not after.startswith(before):
-        raise ValueError(f"the chat template does not end the assistant's turn with {end!r} and go "
-                         "on from there: write the reply with its marks yourself")
+        raise ValueError(f"the chat template does not end the assistant's turn with {end!r} and "
+                         "go on from there: write the reply with its marks yourself")
     return after[before.rindex(end) + len(end):]

@@ -252,3 +252,14 @@ def test_damaged_settings_are_named(tmp_path, settings):
 def test_a_seed_that_cannot_be_is_not_blamed_on_the_trainer(capsys):
     with pytest.raises(SystemExit) as e: main(["probe", "kl", "--seed", "-1"])
     assert e.value.code == 2 and "it must be from 0 to" in " ".join(capsys.readouterr().err.split())
+
+
+def test_sample_without_an_sft_stage_writes_with_the_policy_alone(tmp_path, capsys):
+    from instruct_goose.models.smollm import stand_in
+    from instruct_goose.practice.commands import SampleConfig, run_sample
+    model, tokenizer = stand_in("a b c".split())
+    for part in (model, tokenizer): part.save_pretrained(tmp_path / "policy")
+    rows = run_sample(SampleConfig(tmp_path, ("a b",), n=2, max_new_tokens=3))
+    assert len(rows) == 2 and all(set(r) == {"prompt", "policy"} and r["policy"].startswith("a b") for r in rows)
+    assert "sft is missing: the run had no SFT stage" in capsys.readouterr().out
+    with pytest.raises(FileNotFoundError, match="policy holds no model"): run_sample(SampleConfig(tmp_path / "sft"))
