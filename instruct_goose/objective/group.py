@@ -59,7 +59,7 @@ PRESET_SOURCES: dict[str, dict[str, str]] = {
         same="GRPO without KL and std, if all responses have full length."),
     "dapo": dict(
         paper="Yu et al. 2025", arxiv="2503.14476", equations="eqs. 8, 9",
-        leaves_out="Off: dynamic sampling (eq. 11), redraw_flat; punishment (eq. 13), overlong_buffer.",
+        leaves_out="Off: dynamic sampling (eq. 11), redraw_flat; eq. 13, overlong_buffer.",
         departs="A mean per group, as in eq. 8. TRL and verl take one per batch.",
         same="GRPO without KL, if clip_high is None and lengths are equal in each group."),
     "gspo": dict(

@@ -69,8 +69,8 @@ def biases(c: Any) -> Iterator[str]:
     if not c.beta > 0:
         return
     if c.kl_placement == "reward" and c.kl_estimator in ("k2", "k3"):
-        yield (f"kl_estimator={c.kl_estimator!r} in the reward is biased: a reward has no gradient "
-               "of its own, and only k1 then pulls as the KL does. Take k1 (or None), or "
+        yield (f"kl_estimator={c.kl_estimator!r} in the reward is biased: a reward has no "
+               "gradient of its own, and only k1 then pulls as the KL does. Take k1 (or None), or "
                "kl_placement='loss'")
     passes = 1 if c.algorithm == "custom" else 2
     if c.kl_placement == "loss" and c.kl_gradient == "plain" and c.epochs > passes:

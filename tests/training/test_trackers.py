@@ -23,8 +23,8 @@ from instruct_goose.models.text import word_tokenizer
 from instruct_goose.training.trackers import TRACKERS
 name, out = sys.argv[1:3]
 tokenizer = word_tokenizer("a b c".split(), 16, pad="<end>", bos="<end>", eos="<end>")
-torch.manual_seed(0)
 def trainer():
+    torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=8, n_layer=1, n_head=2))
     return RLHFTrainer(model, config=RLHFConfig(steps=4, batch_size=4, max_new_tokens=3, device="cpu"), tokenizer=tokenizer)
 t, judge, lines = trainer(), lambda texts: [float(len(x)) for x in texts], []
