@@ -50,7 +50,7 @@ PRESET_SOURCES: dict[str, dict[str, str]] = {
         paper="Shao et al. 2024", arxiv="2402.03300", equations="eqs. 3, 4",
         leaves_out="A fresh reference per round: ref_every. Rewards for single steps.",
         departs="No ε, no ddof given there: ours are PPO's .2 and G − 1. G was 64. Its KL is "
-                "plain, for one pass; for more say kl_gradient='ratio'.",
+                "plain, and made for one pass.",
         same="Dr. GRPO, DAPO, GSPO: each on a condition, see there."),
     "dr_grpo": dict(
         paper="Liu et al. 2025", arxiv="2503.20783", equations="section 3.2",
@@ -59,7 +59,7 @@ PRESET_SOURCES: dict[str, dict[str, str]] = {
         same="GRPO without KL and std, if all responses have full length."),
     "dapo": dict(
         paper="Yu et al. 2025", arxiv="2503.14476", equations="eqs. 8, 9",
-        leaves_out="Off: dynamic sampling (eq. 11), redraw_flat; punishment (eq. 13), overlong_buffer.",
+        leaves_out="Off: dynamic sampling (eq. 11), redraw_flat; eq. 13, overlong_buffer.",
         departs="A mean per group, as in eq. 8. TRL and verl take one per batch.",
         same="GRPO without KL, if clip_high is None and lengths are equal in each group."),
     "gspo": dict(

@@ -100,7 +100,7 @@ class Steps:
         trainer.stopped = first_reason(trainer, rollout, metrics)
         return metrics
 
-def steered(trainer: Any, metrics: Metrics) -> Metrics: # of this iteration
+def steered(trainer: Any, metrics: dict[str, Any]) -> Metrics: # of this iteration
     "Move what is steered, for the next iteration; the metrics still belong to the old values."
     c, said = trainer.config, {}
     if c.kl_target is not None:

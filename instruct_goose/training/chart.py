@@ -35,7 +35,8 @@ KEYS = ("iteration", "reward_mean", "reward_std", "total_reward_mean", "beta", "
         "reward_noise", "reward_shift", "advantage_std", "advantage_correlation", "value_error",
         "value_bias", "value_scatter", "return_gamma", "return_lam", "policy_gradient_scale",
         "policy_gradient_cosine", "value_gradient_scale", "value_gradient_cosine",
-        "entropy_gradient_scale", "stale_gradient", "weights_moved", "kl_to_old_exact")
+        "entropy_gradient_scale", "stale_gradient", "weights_moved", "kl_to_old_exact",
+        "reference_moved", "groups_dropped")
 # all that the rules read, and below all settings that they ask for
 SETTINGS = ("epochs", "minibatches", "max_new_tokens", "vf_coef", "lr", "gamma", "lam", "top_k",
             "top_p")

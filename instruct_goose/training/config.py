@@ -202,8 +202,7 @@ class RLHFConfig(Presets):
     lam: Share = 0.95  # λ of GAE: 0 trusts the values, 1 trusts the rewards
     # objective
     ratio_level: Annotated[str, OneOf(LEVELS)] = "token"
-    """whose ratio: the token's, the response's geometric mean, its product; sequence_token: the
-    mean, pulled token by token"""
+    "whose ratio: each token's; the response's mean or product; its mean, pulled token by token"
     surrogate: Annotated[str, OneOf(SURROGATES)] = "min"
     "min: PPO's clip; ratio: no clip; weight: clipped ratio as a constant weight (CISPO)"
     clip: Positive = 0.2  # how far the ratio may go from 1 before its gradient is cut

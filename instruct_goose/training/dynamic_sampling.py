@@ -56,12 +56,13 @@ def draw_again(
 
 def rows_of(groups: Tensor, group_size: int) -> Tensor:
     "The rows of these groups, side by side."
-    return (groups[:, None] * group_size + torch.arange(group_size, device=groups.device)).flatten()
+    places = torch.arange(group_size, device=groups.device)
+    return (groups[:, None] * group_size + places).flatten()
 
 def fresh_responses(
     trainer: Any, r: Rollout, flat: Tensor, reward_fn: Any,
 ) -> Rollout | None: # scored; None: nothing to do, or no prompt is left
-    "Answers to the next prompts, one for each flat group; without others to the same ones again."
+    "Answers to the next prompts, one for each flat group; without others to the same again."
     if not len(flat):
         return None
     if trainer.fresh is not None:

@@ -22,8 +22,8 @@ def follow(
     policy: nn.Module,    # with weights of the same names
     share: float = 1.,    # α; 1 copies
 ) -> None:
-    """θ_ref ← (1 − α)·θ_ref + α·θ, in float32 or wider; tensors that they share stay. Whole numbers
-    are copied. In half precision a step below half a per cent of a weight is lost to rounding.
+    """θ_ref ← (1 − α)·θ_ref + α·θ, in float32 or wider; tensors that they share stay. Whole
+    numbers are copied. In half precision a step below half a per cent of a weight is lost.
     Shao et al. (2024) algorithm 1; Gorbatovski et al. (2024)."""
     own = named_tensors(policy)
     for name, x in named_tensors(reference).items():
@@ -44,12 +44,12 @@ def check_can_follow(reference: nn.Module, policy: nn.Module) -> None:
         return
     odd = next(name for name in [*own, *there] if own.get(name) != there.get(name))
     if has_adapters(policy) and not has_adapters(reference):
-        raise ValueError("ref_every is set, and the reference is the policy with its adapters off: "
-                         f"it has no {odd} that could follow. Leave ref_every out, or train all "
-                         "weights; or merge_adapters now and then, and begin a new run from there")
+        raise ValueError("ref_every is set, and the reference is the policy with its adapters "
+                         f"off: it has no {odd} that could follow. Leave ref_every out, or train "
+                         "all weights; or merge_adapters now and then, and begin a new run there")
     raise ValueError(f"ref_every is set, and the reference cannot follow the policy: {odd} is "
-                     f"{own.get(odd, 'not there')} in one and {there.get(odd, 'not there')} in the "
-                     "other. Leave ref_model out, or pass a model of the same architecture")
+                     f"{own.get(odd, 'not there')} in one and {there.get(odd, 'not there')} in "
+                     "the other. Leave ref_model out, or pass a model of the same architecture")
 
 def reference_moved(
     trainer: Any, # after an iteration

@@ -134,7 +134,7 @@ class TensorBoard(Tracker):
 
 # %% ../../nbs/3_training/09_trackers.ipynb #c209f5d4
 class WandB(Tracker):
-    "A run of Weights & Biases, online or offline as WANDB_MODE says. Raises ImportError without it."
+    "A run of Weights & Biases, on or offline as WANDB_MODE says. Raises ImportError without it."
 
     def open(self, iteration: int) -> None:
         self.wandb = package("wandb")
@@ -153,7 +153,7 @@ class WandB(Tracker):
         self.run.finish()
 
 class Trackio(Tracker):
-    "A run in trackio's database, under TRACKIO_DIR. Raises ImportError without the package trackio."
+    "A run in trackio's database, under TRACKIO_DIR. Raises ImportError without the package."
 
     def open(self, iteration: int) -> None:
         self.trackio = package("trackio")

@@ -2,6 +2,7 @@
 package's own reader. Not installed: skipped, and said so. (They are no part of `dev`: pip install 'instruct_goose[trackers]'.)"""
 import importlib.util
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +24,8 @@ from instruct_goose.models.text import word_tokenizer
 from instruct_goose.training.trackers import TRACKERS
 name, out = sys.argv[1:3]
 tokenizer = word_tokenizer("a b c".split(), 16, pad="<end>", bos="<end>", eos="<end>")
-torch.manual_seed(0)
 def trainer():
+    torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=8, n_layer=1, n_head=2))
     return RLHFTrainer(model, config=RLHFConfig(steps=4, batch_size=4, max_new_tokens=3, device="cpu"), tokenizer=tokenizer)
 t, judge, lines = trainer(), lambda texts: [float(len(x)) for x in texts], []
@@ -67,15 +68,26 @@ def test_tensorboard(tmp_path):
     assert sorted(texts) == [0, 2] and texts[0].count("\n") == 4 and "score" in texts[0]
 
 
+def records(path):
+    "The records of a .wandb file: LevelDB's log format, blocks of 32 KiB, behind a header of seven bytes."
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        _, size, kind = struct.unpack("<IHB", data[at:at + 7])
+        if left < 7 or not kind: at += left; continue
+        whole, at = whole + data[at + 7:at + 7 + size], at + 7 + size
+        if kind in (1, 4):  # whole, or its last part
+            yield whole
+            whole = b""
+
+
 def test_wandb_offline(tmp_path):
     needs("wandb")
     lines = run("wandb", tmp_path / "run", WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DISABLE_GIT="true")
     from wandb.proto import wandb_internal_pb2 as proto
-    from wandb.sdk.internal.datastore import DataStore
     rows, settings, ids = {}, {}, set()
     for path in sorted((tmp_path / "run/wandb").glob("offline-run-*/*.wandb")):
-        store = DataStore(); store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
+        for data in records(path):
             record = proto.Record(); record.ParseFromString(data)
             if record.run.run_id:
                 ids.add(record.run.run_id)
@@ -86,7 +98,7 @@ def test_wandb_offline(tmp_path):
     assert sorted(rows) == [0, 1, 2, 3] and ids == {(tmp_path / "run/tracker.id").read_text()} and settings["batch_size"] == 4
     for i, line in enumerate(lines):
         for name, x in by_step(line).items(): assert rows[i][name] == pytest.approx(x), name
-    assert [i for i in rows if "samples" in rows[i]] == [0, 2]
+    assert [i for i in rows if any(name.startswith("samples") for name in rows[i])] == [0, 2]
 
 
 def test_trackio(tmp_path):
