@@ -52,7 +52,7 @@ class Engine(Protocol):
 
 # %% ../../nbs/3_training/25_engines.ipynb #c9c00009
 class EngineSampler:
-    "An engine behind the trainer's seam. A row has the same seed however many processes there are."
+    "An engine behind the trainer's seam. A row has one seed, however many processes there are."
 
     def __init__(
         self,
