@@ -157,11 +157,10 @@ class Progress(Callback):
         self.bar = bar
 
     def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> None:
-        m = metrics
+        m, clipped = metrics, metrics.get("clip_fraction") or 0
         self.bar.set_postfix_str(
             f"reward {m['reward_mean']:.2f}, KL {m['kl_to_reference']:.2f}, "
-            f"entropy {m['entropy']:.2f}, clipped {m.get('clip_fraction') or 0:.0%}",
-            refresh=False)
+            f"entropy {m['entropy']:.2f}, clipped {clipped:.0%}", refresh=False)
         self.bar.update()
 
 # %% ../../nbs/3_training/09_callbacks.ipynb #a0e49bf1

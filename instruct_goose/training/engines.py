@@ -52,7 +52,7 @@ class Engine(Protocol):
 
 # %% ../../nbs/3_training/25_engines.ipynb #c9c00009
 class EngineSampler:
-    "An engine behind the trainer's seam. A row has the same seed however many processes there are."
+    "An engine behind the trainer's seam. A row has one seed, however many processes there are."
 
     def __init__(
         self,
@@ -133,11 +133,10 @@ class VLLMEngine:
         sampling_params: Callable | None = None, # None: vllm.SamplingParams
         directory: str | Path | None = None, # for the weights on their way; None: a temporary one
     ):
-        if sampling_params is None:
-            sampling_params = import_module("vllm").SamplingParams
-        self.llm, self.sampling_params = llm, sampling_params
-        self.own = tempfile.TemporaryDirectory() if directory is None else None
-        self.directory = Path(directory if self.own is None else self.own.name)
+        self.llm = llm
+        self.sampling_params: Any = sampling_params or import_module("vllm").SamplingParams
+        self.own = tempfile.TemporaryDirectory() # gone with this engine
+        self.directory = Path(directory or self.own.name)
 
     def generate(self, prompts: list[list[int]], wanted: Wanted) -> list[Written]:
         "One request per response. Only what is asked for ends it: not the model's own list."

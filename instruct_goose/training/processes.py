@@ -120,7 +120,8 @@ def from_first(
     work: Callable[[], T], # called in the first process only
 ) -> T:
     "What it returned there, in every process; all wait for it."
-    return together(lambda: work() if is_first() else None)[0]
+    said: list[Any] = together(lambda: work() if is_first() else None)
+    return said[0]
 
 def by_first(work: Callable[[], Any]) -> None:
     "The first process does it, the others wait until it is done."
@@ -217,7 +218,7 @@ def answers(ends: Sequence[Any], until: float) -> list[Any]:
     said: dict[int, Any] = {}
     while len(said) < len(ends):
         left = [end for k, end in enumerate(ends) if k not in said]
-        ready = wait(left, max(0., until - time.monotonic()))
+        ready: list[Any] = wait(left, max(0., until - time.monotonic()))
         if not ready:
             raise TimeoutError(f"{len(left)} of {len(ends)} processes are not done in time")
         for end in ready:

@@ -21,7 +21,7 @@ from .processes import count, same_weights
 
 # %% ../../nbs/3_training/26_sharded.ipynb #d9c00005
 def asked_for() -> bool:
-    "Has `accelerate launch` been given a configuration with FSDP? Raises ValueError for DeepSpeed."
+    "Does the configuration of `accelerate launch` ask for FSDP? DeepSpeed is a ValueError."
     def wants(name: str) -> bool:
         return os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true"
 
@@ -52,6 +52,7 @@ def sharded(agent: Agent) -> Agent: # the same, its parameters replaced
     cut(agent)
     return agent
 
+# %% ../../nbs/3_training/26_sharded.ipynb #d9c00020
 def layers_of(agent: nn.Module) -> Iterator[nn.Module]:
     "The transformers' blocks: the members of each longest list of modules."
     for module in agent.modules():

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ShardDice', 'SharedSampler', 'shared', 'joined_rollouts', 'joined_column', 'by_rows', 'stacked', 'add_up_gradients',
-           'gradient', 'in_step']
+           'whole_gradient', 'in_step']
 
 # %% ../../nbs/3_training/24_shards.ipynb #b9c00004
 import zlib
@@ -178,7 +178,7 @@ def add_up_gradients(parameters: Iterable[nn.Parameter]) -> None:
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
     all_sum([p.grad for p in moving if p.grad is not None])
 
-def gradient(
+def whole_gradient(
     trainer: Any,              # for its agent, `now` and `loss`
     micros: Iterable[Rollout], # of this process's rows of the minibatch
 ) -> list[Seen]: # what is left of the micro-batches of all processes, in the minibatch's order
@@ -200,7 +200,8 @@ def in_step(trainer: Any, micros: Sequence[Rollout]) -> list[Seen]:
     seen = [backward(trainer, micro) for micro in micros]
     for _ in range(rounds - len(micros)):
         now = trainer.now(some)
-        (0 * sum(x.sum() for x in now if x is not None and x.requires_grad)).backward()
+        nothing = [0 * x.sum() for x in now if x is not None and x.requires_grad]
+        torch.stack(nothing).sum().backward()
     for p in trainer.agent.parameters():
         if p.grad is not None:
             p.grad.mul_(count())

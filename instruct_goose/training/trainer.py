@@ -31,7 +31,7 @@ from .rewards import judged
 from .rollout import Rollout, complete, tell_sampler
 from .samplers import PolicySampler
 from .sharded import sharded
-from .shards import by_rows, gradient, shared
+from .shards import by_rows, shared, whole_gradient
 from .prompts import (
     columns_of, encode_prompts, prompt_batches, slices, special_ids)
 from .setup import (
@@ -146,7 +146,7 @@ class RLHFTrainer(TrainerTools):
     def update(self, batch: Rollout, first: bool = False) -> dict[str, Tensor]:
         "One optimizer step on a minibatch. Before the `first` of an iteration the ratio is 1."
         self.optimizer.zero_grad(set_to_none=True)
-        seen = gradient(self, micro_batches(batch, self.config))
+        seen = whole_gradient(self, micro_batches(batch, self.config))
         log = step_log(self, batch, seen, first) | clip_gradients(self)
         self.optimizer.step()
         return log
