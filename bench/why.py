@@ -21,7 +21,7 @@ WHY = {
         "which at 2,000 words is a small part. Sampling is @GRPO rollout, TRL 1.16 over ours and the update @GRPO update, TRL 1.16 over ours. "
         "The rest of the goal would have to come out of torch's own passes.",
     "annotate at vocabulary 128,000, time over an epoch of the update":
-        "Half of it is the entropy and the exact KL, which every iteration logs: log-probabilities alone take @two heads at vocabulary 128,000: "
+        "Nearly half of it is the entropy and the exact KL, which every iteration logs: log-probabilities alone take @two heads at vocabulary 128,000: "
         "log-probabilities alone, time over all that annotation says of the time, and would reach the goal. Before, eight tables were made; now two, a piece "
         "at a time. Not tried: entropy and KL of a few rows only, since both are exact in the log today.",
     "sampling, 4×128, lengths 4…64: generate over ours":
@@ -41,5 +41,5 @@ TRIED = """What was tried to make an update cheaper, on 32 responses of 4 to 64 
 - **Rows of like length together.** Landed where there are micro-batches anyway (`micro_batch_size`): they are sorted, and since all divide by the count of the whole minibatch the gradient stays as it was. Minibatches themselves stay shuffled: one of short answers only would be another step.
 - **Rows without padding.** One mask over all rows costs more than the padding, since attention then looks at every pair of tokens of the batch. Row by row it pays, and was left out: attention would have to be replaced in every architecture, with its windows, caps and scales, and a policy changed in this way can no longer be read by our own sampling step.
 - **bfloat16.** Landed as `autocast="bfloat16"`, for processors that multiply in it; this one does not. Weights in bfloat16 are accepted as they were, those in float16 refused.
-- **`torch.compile`.** Compiled models are accepted.
+- **`torch.compile`.** Compiled models are accepted, and say the same to rounding; `python -m bench.run "trials compiled"` measures what it brings.
 - **Blocks below the first adapter.** With LoRA in the last blocks only, policy and reference share all blocks below, and annotation runs them twice. It was left as it is: transformers have no way to begin in the middle, so the reference's lower blocks would have to be replaced by ones that pass the policy's states on. The most that it can save is the reference's lower blocks in one pass over the rollout; the update, which runs the policy's lower blocks again in every epoch, stays as it is."""

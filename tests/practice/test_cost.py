@@ -117,3 +117,10 @@ def test_the_ledger_is_near_what_was_measured():
         s = models[name]["settings"]
         expected = at_most(memory_parts(config, s["rows"], s["rows"], s["prompt"], s["response"]))
         assert .8 < models[name]["peak_mib"] * 2**20 / expected < 1.25, name
+
+
+def test_the_goal_of_a_long_rollout_is_what_the_count_says():
+    "bench/why.py: four times the tokens of the 4×128 model at 16 rows are 4.39 times the operations."
+    config = transformers.GPT2Config(vocab_size=2000, n_embd=128, n_layer=4, n_head=4, n_positions=1040, bos_token_id=None, eos_token_id=None)
+    long, short = (by_phase(iteration_flops(config, Work(16, 16, t)))["sampling"] for t in (512, 128))
+    assert round(long / short, 2) == 4.39 and "4.39 times" in (root / "bench/why.py").read_text("utf-8")
