@@ -20,7 +20,7 @@ def token_sums(
     completion_ids: Sequence[Sequence[int]] | None, # the tokens of each; None: not known
     name: Callable[[int], str],   # what a message calls text i
     sampled: Sequence[Sequence[int]] | None = None, # 0 at tokens of others; None: there are none
-) -> tuple[list, list[list[float]] | None]: # per text a number or None; and the lists, [] for none
+) -> tuple[list, list[list[float]] | None]: # a number or None per text; the lists, [] for none
     """Σₜ pₜ where there is a list; what the policy did not write is paid nothing. Raises ValueError
     for a list that is not as long as the completion has tokens, TypeError for what is no number in
     it."""
