@@ -21,6 +21,7 @@ import torch
 from .callbacks import Callback
 from .evaluation import text_table
 from .metrics import Metrics
+from .processes import is_first
 from .rollout import Rollout
 
 # %% ../../nbs/3_training/09_trackers.ipynb #0e8eca5c
@@ -71,6 +72,8 @@ class Tracker(Callback):
         "Write what is left."
 
     def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> None:
+        if not is_first(): # of several processes one tells
+            return
         iteration = int(metrics["iteration"] or 0)
         if not self.is_open:
             self.settings = vars(trainer.config) if self.settings is None else self.settings

@@ -33,7 +33,7 @@ from instruct_goose.training.processes import (
     together,
 )
 from instruct_goose.training.rollout import Rollout
-from instruct_goose.training.shards import ShardDice, by_rows, joined_rollouts
+from instruct_goose.training.shards import ShardDice, by_rows, joined
 
 PROMPTS = ["the film", "a plot is", "the", "is good film the", "bad"]
 PPO = dict(batch_size=7, minibatches=2, epochs=2)
@@ -194,7 +194,7 @@ def test_rollouts_are_joined_at_their_padding():
     a.response_ids, a.mask = a.response_ids[:, :1], a.mask[:, :1]
     b.query_ids, b.query_mask = torch.tensor([[5, 6, 7]] * 2), torch.ones(2, 3).bool()
     a.texts, b.texts, a.columns, b.columns = ["x"], ["y", "z"], {"n": [1]}, {"n": [2, 3]}
-    r = joined_rollouts([a, b], pad_id=8)
+    r = joined([a, b], pad_id=8)
     assert r.query_mask.tolist() == [[False, True, True]] + [[True] * 3] * 2 and r.response_ids.tolist() == [[1, 8, 8, 8], [1, 0, 0, 0], [1, 1, 0, 0]]
     assert r.texts == ["x", "y", "z"] and r.columns == {"n": [1, 2, 3]} and r.sampled_logprobs is None
 
