@@ -38,8 +38,8 @@ KEYS = ("iteration", "reward_mean", "reward_std", "total_reward_mean", "beta", "
         "entropy_gradient_scale", "stale_gradient", "weights_moved", "kl_to_old_exact",
         "reference_moved", "groups_dropped")
 # all that the rules read, and below all settings that they ask for
-SETTINGS = ("epochs", "minibatches", "max_new_tokens", "vf_coef", "lr", "gamma", "lam", "top_k",
-            "top_p")
+SETTINGS = ("epochs", "minibatches", "max_new_tokens", "vf_coef", "lr", "gamma", "lam", "beta",
+            "top_k", "top_p")
 
 # %% ../../nbs/3_training/21_chart.ipynb #5061560b
 class Run:

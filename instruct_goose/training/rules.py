@@ -227,10 +227,8 @@ def small_rewards(run: Run) -> str | None:
     return f"reward_std is {spread:.2g} in the median iteration, and a nat costs {beta:g}"
 
 def distils(run: Run) -> bool:
-    "Are these the settings of `distillation`: each token's own return, as it is, and no price?"
-    c = run.config
-    return (c.get("advantage") == "return" and not c.get("whiten_advantages", True)
-            and c.get("beta", 1.) == 0)
+    "Are these the settings of `distillation`: each token's own reward alone, and no price?"
+    return run.config.get("gamma") == 0 and run.config.get("beta") == 0
 
 def reward_spread_moves(run: Run) -> str | None:
     "The unit of the scores stays what it was in the first iterations."
