@@ -21,9 +21,9 @@ def token_sums(
     name: Callable[[int], str],   # what a message calls text i
     sampled: Sequence[Sequence[int]] | None = None, # 0 at tokens of others; None: there are none
 ) -> tuple[list, list[list[float]] | None]: # a number or None per text; the lists, [] for none
-    """Σₜ pₜ where there is a list; what the policy did not write is paid nothing. Raises ValueError
-    for a list that is not as long as the completion has tokens, TypeError for what is no number in
-    it."""
+    """Σₜ pₜ where there is a list; what the policy did not write is paid nothing. Raises
+    ValueError for a list that is not as long as the completion has tokens, TypeError for what is
+    no number in it."""
     rows = [x.tolist() if getattr(x, "ndim", 0) == 1 else x for x in answers]
     if not any(isinstance(row, list | tuple) for row in rows):
         return answers, None

@@ -118,6 +118,7 @@ class TensorBoard(Tracker):
     "Event files in run_dir/tensorboard. Raises ImportError without the package tensorboard."
 
     def open(self, iteration: int) -> None:
+        "Begin, or go on at this iteration."
         package("tensorboard")
         writer = package("torch.utils.tensorboard").SummaryWriter
         self.writer = writer(str(self.run_dir / "tensorboard"), purge_step=iteration)
@@ -125,14 +126,17 @@ class TensorBoard(Tracker):
         self.writer.add_text("settings", text_table(("setting", "value"), rows), iteration)
 
     def numbers(self, numbers: Mapping[str, float], iteration: int) -> None:
+        "Those of an iteration."
         for name, x in numbers.items():
             self.writer.add_scalar(name, x, iteration)
         self.writer.flush()
 
     def table(self, rows: Sequence[Sequence], iteration: int) -> None:
+        "A few responses."
         self.writer.add_text("samples", text_table(COLUMNS, rows), iteration)
 
     def shut(self) -> None:
+        "Write what is left."
         self.writer.close()
 
 # %% ../../nbs/3_training/09_trackers.ipynb #c209f5d4
@@ -140,37 +144,45 @@ class WandB(Tracker):
     "A run of Weights & Biases, on or offline as WANDB_MODE says. Raises ImportError without it."
 
     def open(self, iteration: int) -> None:
+        "Begin, or go on at this iteration."
         self.wandb = package("wandb")
         self.run = self.wandb.init(
             project="instruct_goose", name=self.run_dir.name, dir=str(self.run_dir),
             config=plain(self.settings), id=identity(self.run_dir), resume="allow")
 
     def numbers(self, numbers: Mapping[str, float], iteration: int) -> None:
+        "Those of an iteration."
         self.run.log(dict(numbers), step=iteration)
 
     def table(self, rows: Sequence[Sequence], iteration: int) -> None:
+        "A few responses."
         table = self.wandb.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
         self.run.log({"samples": table}, step=iteration)
 
     def shut(self) -> None:
+        "Write what is left."
         self.run.finish()
 
 class Trackio(Tracker):
     "A run in trackio's database, under TRACKIO_DIR. Raises ImportError without the package."
 
     def open(self, iteration: int) -> None:
+        "Begin, or go on at this iteration."
         self.trackio = package("trackio")
         self.trackio.init(project="instruct_goose", config=plain(self.settings), resume="allow",
                           name=f"{self.run_dir.name}-{identity(self.run_dir)}")
 
     def numbers(self, numbers: Mapping[str, float], iteration: int) -> None:
+        "Those of an iteration."
         self.trackio.log(dict(numbers), step=iteration)
 
     def table(self, rows: Sequence[Sequence], iteration: int) -> None:
+        "A few responses."
         table = self.trackio.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
         self.trackio.log({"samples": table}, step=iteration)
 
     def shut(self) -> None:
+        "Write what is left."
         self.trackio.finish()
 
 TRACKERS: dict[str, type[Tracker]] = {

@@ -93,10 +93,11 @@ class RLHFTrainer(TrainerTools):
 
     def score(self, rollout: Rollout, reward_fn: Any) -> Rollout:
         "score = R(q, r); for the greedy advantage also what the likeliest response gets."
-        rollout.scores = self.judge(rollout, reward_fn)
-        draw_again(self, rollout, reward_fn)
+        scores = self.judge(rollout, reward_fn)
         if self.config.needs == "greedy":
             rollout.baseline = greedy_baseline(self, rollout, reward_fn)
+        rollout.scores = scores
+        draw_again(self, rollout, reward_fn)
         return rollout
 
     def judge(self, rollout: Rollout, reward_fn: Any, kind: str = "text") -> Tensor:

@@ -131,7 +131,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {n.split("/")[0] for n in names} == {"instruct_goose", f"instruct_goose-{wheel.name.split('-')[1]}.dist-info"}
     inside = {n for n in names if n.startswith("instruct_goose/")}
-    assert inside == {p.relative_to(root).as_posix() for p in package.rglob("*") if p.suffix in (".py", ".pyi", ".html", ".yaml") or p.name == "py.typed"}
+    assert inside == {p.relative_to(root).as_posix() for p in package.rglob("*") if p.suffix in (".py", ".pyi", ".html", ".yaml", ".slurm") or p.name == "py.typed"}
     assert any(n.endswith("licenses/LICENSE") for n in names)
 
 
