@@ -69,8 +69,7 @@ class RLHFTrainer(TrainerTools):
         self.callbacks = list(callbacks)
         self.sampling, self.shuffling = generator(c.seed, 0), generator(c.seed, 1)
         self.beta, self.ent_coef = c.beta, c.ent_coef  # move if kl_target, entropy_target
-        self.iteration = 0            # iterations done
-        self.prompts_seen = 0         # place in the endless sequence of prompts
+        self.iteration, self.prompts_seen = 0, 0  # done; place in the endless row of prompts
         self.stopped: str | None = None  # why the last `train` ended early
 
     def step(self, prompts: Sequence | dict, reward_fn: Any) -> Metrics:
