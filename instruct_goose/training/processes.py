@@ -204,6 +204,7 @@ def one_of(
     try:
         dist.init_process_group("gloo", init_method=meeting, rank=k, world_size=n,
                                 timeout=timedelta(seconds=seconds))
+        dist.barrier()  # nobody leaves before all have met
         said = work(), None
     except BaseException as e:
         said = None, f"{type(e).__name__}: {e}"
