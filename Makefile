@@ -10,7 +10,7 @@ DING    ?= git+https://github.com/opendilab/DI-engine@d0b21d065b2d80317cc16b28a9
 say      = @printf '\033[1m· %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test parity lab docs save evidence bench fuzz mutations portable clean
+.PHONY: help setup quickstart test deep parity lab docs save evidence bench fuzz mutations portable clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r t d; do printf '  make %-11s %s\n' "$$t" "$$d"; done
@@ -33,6 +33,9 @@ quickstart: setup  ## run the main job: RLHF end to end on a CPU (ARGS="--seed 1
 
 test: setup  ## every check: lint, export, notebooks, README, site, pytest (writes nothing that git tracks)
 	@$(BIN)/python tests/run.py --workers $(WORKERS)
+
+deep: setup  ## make test, and repeats of its checks with other values (about twice as long)
+	@$(BIN)/python tests/run.py --workers $(WORKERS) --deep
 
 parity: $(PARITY)/.installed  ## instruct_goose.compat against torchtune and DI-engine themselves (their own .venv-parity; downloads)
 	$(say) "pytest tests/compat, with the originals"

@@ -20,6 +20,17 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN: signal.signal(signal.SIGIN
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN: signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_addoption(parser): parser.addoption("--deep", action="store_true", help="also what only `make deep` runs")
+def pytest_configure(config): config.addinivalue_line("markers", "deep: a repeat with other values, left to `make deep`")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--deep"): return
+    left_out = [item for item in items if item.get_closest_marker("deep")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("deep")]
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
 """Every check in one go: `make test`. Each step says what it runs; the summary at the end says what failed.
 
-`python tests/run.py ruff current` runs only the steps named.
+`python tests/run.py ruff current` runs only the steps named; `--deep` adds the repeats that `make test` has no time for.
 """
 import argparse
 import os
@@ -29,7 +29,7 @@ def other_machine() -> tuple[str, dict]:
     return name, FORCED[name]
 
 
-def steps(workers: int) -> dict:
+def steps(workers: int, deep: bool = False) -> dict:
     "name -> (what it is for, command)"
     python = sys.executable
     return {
@@ -46,7 +46,8 @@ def steps(workers: int) -> dict:
         "site": ("the site builds without a warning, every formula is valid", [python, "docs/build.py", "--quiet"]),
         "pytest": (
             "properties, parity, reliability, repository and site",
-            [python, "-m", "pytest", "-ra", "-n", str(workers), "--dist", "loadfile", "--ignore=tests/repo/test_current.py", "tests"]),
+            [python, "-m", "pytest", "-ra", "-n", str(workers), "--dist", "loadfile", "--ignore=tests/repo/test_current.py",
+             *["--deep"] * deep, "tests"]),
     }
 
 
@@ -89,8 +90,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", help="names of steps; all of them without")
     parser.add_argument("--workers", type=int, default=2, help="processes for notebooks and pytest")
+    parser.add_argument("--deep", action="store_true", help="also repeats with other values: twice as long")
     args = parser.parse_args()
-    todo = steps(args.workers)
+    todo = steps(args.workers, args.deep)
     if unknown := set(args.only) - set(todo):
         parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(todo)}")
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deep import first
 
 here = Path(__file__).parent
 sys.path.insert(0, str(here))
@@ -97,6 +98,7 @@ def test_jitter_leaves_the_random_stream_alone(machine):
     assert machine(GOOSE_JITTER="1")["stream"] == machine()["stream"]
 
 
+@pytest.mark.deep
 def test_draws_differ_and_repeat(machine):
     assert machine(GOOSE_JITTER="1")["weights"] != machine(GOOSE_JITTER="2")["weights"]
     one = machine(GOOSE_JITTER="1")
@@ -109,12 +111,14 @@ def test_without_a_variable_nothing_changes(machine):
     assert json.loads(python(LINEAR)) == native["child"] == native["weights"]["linear"][:15]
 
 
+@pytest.mark.deep
 def test_threads_are_ours_whatever_a_program_asks_for(machine):
     two = machine(GOOSE_THREADS="2")
     assert two["works"] == [2, 2] and two["says"] == 3
     assert two["weights"] == machine()["weights"]
 
 
+@pytest.mark.deep
 def test_what_draws_and_what_trains_is_noted(machine, tmp_path):
     noted = tmp_path / "notes"
     env = dict(PYTHONPATH=path, GOOSE_NOTES=str(noted), GOOSE_LESSON="a lesson", PYTEST_CURRENT_TEST="")
@@ -123,7 +127,7 @@ def test_what_draws_and_what_trains_is_noted(machine, tmp_path):
     assert noted.read_text("utf-8") == "draws a lesson\nsteps a lesson\n"
 
 
-@pytest.mark.parametrize("capability", ["default", "avx2"])
+@pytest.mark.parametrize("capability", first(1, ["default", "avx2"]))
 def test_a_capability_is_forced(capability):
     if why := missing(capability): pytest.skip(why)
     said = python("import torch; print(torch.backends.cpu.get_cpu_capability())", **FORCED[capability])

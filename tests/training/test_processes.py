@@ -38,7 +38,7 @@ from instruct_goose.training.shards import ShardDice, by_rows, joined
 PROMPTS = ["the film", "a plot is", "the", "is good film the", "bad"]
 PPO = dict(batch_size=7, minibatches=2, epochs=2)
 GRPO = dict(batch_size=9, group_size=3, minibatches=2, micro_batch_size=2)
-CASES = {"ppo": ("ppo", PPO | dict(eval_every=4), 10, torch.float64), "grpo in float32": ("grpo", GRPO, 10, torch.float32),
+CASES = {"ppo": ("ppo", PPO | dict(eval_every=4), 10, torch.float64), "grpo in float32": ("grpo", GRPO, 3, torch.float32),
          "dapo, whole responses only": ("dapo", GRPO | dict(mask_truncated=True), 2, torch.float64),
          "remax, two of three rows": ("remax", dict(batch_size=3, minibatches=3, epochs=1), 2, torch.float64)}
 
@@ -291,6 +291,7 @@ if is_first(): torch.save((weights, texts), {out!r})
 """
 
 
+@pytest.mark.deep
 def test_torchrun_starts_a_script_that_knows_of_nothing(tmp_path):
     here, out = Path(__file__).parent, tmp_path / "weights.pt"
     (tmp_path / "script.py").write_text(SCRIPT.format(paths=[str(here), str(here.parents[1])], out=str(out)))
