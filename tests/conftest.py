@@ -8,9 +8,10 @@ import sys
 
 import jaxtyping
 import pytest
+import shapes
 
 assert "instruct_goose" not in sys.modules, "instruct_goose was imported before the shape checker could be installed"
-jaxtyping.install_import_hook("instruct_goose", "beartype.beartype")
+shapes.install()
 
 import torch  # noqa: E402
 
@@ -34,6 +35,7 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+    shapes.again()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -20,6 +20,7 @@ from nbdev.test import test_nb as run_nb
 
 root = Path(__file__).parents[1]
 nbs = root / "nbs"
+LONGEST = ["4_practice/01_quickstart", "4_practice/05_pseudo_code"]  # begun first, so that no worker is left alone with one
 
 
 def title(path: Path) -> str: return path.relative_to(nbs).with_suffix("").as_posix()
@@ -30,7 +31,8 @@ def find(names: list[str]) -> list[Path]:
     every = {title(p): p for p in sorted(nbglob(nbs, as_path=True))}
     chosen = {n: [t for t in every if f"{t}/".startswith(f"{n.removesuffix('.ipynb')}/")] for n in names}
     if unknown := [n for n, found in chosen.items() if not found]: sys.exit(f"no such notebook: {', '.join(unknown)}")
-    return [p for t, p in every.items() if not names or any(t in found for found in chosen.values())]
+    order = sorted(every, key=lambda t: t not in LONGEST)
+    return [every[t] for t in order if not names or any(t in found for found in chosen.values())]
 
 
 def run(path: Path) -> dict:

@@ -46,7 +46,7 @@ def steps(workers: int, deep: bool = False) -> dict:
         "site": ("the site builds without a warning, every formula is valid", [python, "docs/build.py", "--quiet"]),
         "pytest": (
             "properties, parity, reliability, repository and site",
-            [python, "-m", "pytest", "-ra", "-n", str(workers), "--dist", "loadfile", "--ignore=tests/repo/test_current.py",
+            [python, "-m", "pytest", "-ra", "-n", str(workers), "--dist", "worksteal", "--ignore=tests/repo/test_current.py",
              *["--deep"] * deep, "tests"]),
     }
 
