@@ -20,11 +20,13 @@ from glossary import glossary_page, hover
 from lessons import PARTS, PIPELINE, REPO, ROOT, STAGES, START, Cell, Page, long, read_pages, routes, target
 from narrow import stacked, text_factor
 from quizzes import QUIZZES, coded, quiz_page
+from reports import reports_page, write_reports
 from speed import speed_page
 
 BUILD, SITE = ROOT / "docs/_build", ROOT / "docs/_site"
 COLAB = REPO.replace("https://github.com", "https://colab.research.google.com/github") + "/blob/main/nbs"
 COPIED = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog"}  # pages that are no lessons
+MADE = {ROOT / "evidence/reports/README.md": "reports"}  # a file of the repository, and the page that stands for it here
 
 
 @cache
@@ -74,6 +76,7 @@ class Links:
             file, anchor = target(page, m[1]), (m[2] or "").lower()
             if file in self.pages: there = self.pages[file].url + ".ipynb"
             elif file.name in COPIED and file.parent == ROOT: there = COPIED[file.name] + ".md"
+            elif file in MADE: there = MADE[file] + ".md"
             elif file.is_relative_to(ROOT) and file.exists(): return f"]({REPO}/blob/main/{file.relative_to(ROOT).as_posix()}{anchor})"
             else:
                 self.broken.append(f"{page.path.relative_to(ROOT)}: a link to {m[1]}, which is not there")
@@ -285,7 +288,7 @@ def staged(page: Page, pages: list[Page], links: Links) -> dict:
 
 def toctrees(pages: list[Page]) -> str:
     groups = {name: [p.url for p in pages if p.part == part] for part, name in PARTS.items()}
-    groups["Practice"].append("speed")
+    groups["Practice"] += ["reports", "speed"]
     groups["Reference"] = ["quiz", "glossary", "api", "tables", *COPIED.values()]
     return "\n\n".join(f"```{{toctree}}\n:hidden:\n:caption: {name}\n\n" + "\n".join(urls) + "\n```" for name, urls in groups.items() if urls)
 
@@ -401,6 +404,7 @@ def stage() -> list[str]:
     wanted[out / "api.md"] = names_page(pages)
     wanted[out / "tables.md"] = tables_page(links, index)
     wanted[out / "speed.md"] = speed_page()
+    wanted[out / "reports.md"] = links.apply(reports_page(), index)
     wanted[out / "quiz.md"] = quiz_page({p.url: p.title for p in pages})
     wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})
     for file, url in COPIED.items(): wanted[out / f"{url}.md"] = (ROOT / file).read_text("utf-8")
@@ -419,6 +423,7 @@ def stage() -> list[str]:
         copy = BUILD / "extra/notebooks" / page.path.relative_to(ROOT / "nbs")
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(page.path, copy)
+    write_reports(BUILD / "extra/reports")
     return links.broken
 
 

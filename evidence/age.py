@@ -19,7 +19,8 @@ MEASURES = {"quickstart": "practice.quickstart", "drift": "practice.quickstart",
             "control": "practice.classic_control", "exact_world": "practice.exact_world", "gallery": "practice.failure_gallery", "doctor": "practice.failure_gallery",
             "probes": "practice.probes", "resume": "practice.cli", "fuzz": "models.data", "attacks": "practice.cli", "details": "practice.exact_world",
             "distillation": "training.distillation",
-            "recipes": "practice.smollm_sentiment"}
+            "recipes": "practice.smollm_sentiment",
+            "reports/quickstart": "practice.quickstart", "reports/smollm-sentiment": "practice.smollm_sentiment"}
 
 
 def bare(source: str) -> ast.Module:

@@ -16,6 +16,7 @@ measured, with which commit and versions. Nobody types a figure.
     python evidence/run.py gallery                   only the failure gallery, about six CPU-minutes
     python evidence/run.py doctor                    only the doctor on bugs it was not made for, and on unusual settings; five CPU-minutes
     python evidence/run.py distillation              only a small student of the quickstart's policy, three seeds; six CPU-minutes
+    python evidence/run.py reports                   only the two runs whose reports are on the site, see evidence/reported.py; ten CPU-minutes
     python evidence/run.py lowest                    only the lowest versions that pyproject.toml names, in an environment of their own; downloads
     python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
@@ -31,6 +32,7 @@ from pathlib import Path
 
 import drift
 import quickstart
+import reported
 from quickstart import CURVES, in_lines, open_block, rounded, settings_in
 
 root = Path(__file__).parents[1]
@@ -371,7 +373,7 @@ def write(name: str, figures: dict) -> None:
     print(f"\nwritten: {path.relative_to(root)}")
 
 
-RUNS = ("quickstart", "drift", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "details", "distillation", "lowest", "reviews")
+RUNS = ("quickstart", "drift", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "details", "distillation", "lowest", "reviews", "reports", *(f"reports/{name}" for name in reported.PLAN))
 
 
 def main():
@@ -381,6 +383,7 @@ def main():
     parser.add_argument("--missing", action="store_true", help="of gallery: only the bugs and settings that the record lacks")
     parser.add_argument("--draws", type=int, nargs="+", default=[0, 1], help="of the quickstart's initial weights; 0: as they are")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
+    parser.add_argument("--runs", type=Path, default=root / "runs/evidence", help="of reports: where they are run, and taken from if they are finished there")
     args = parser.parse_args()
     if args.only == ["gpu"]: raise SystemExit(subprocess.call([sys.executable, root / "evidence/gpu.py"]))
     if wrong := set(args.only) - set(RUNS): parser.error(f"no such run: {', '.join(wrong)}")
@@ -426,6 +429,10 @@ def main():
         from lowest import run_lowest
 
         write("lowest", {"origin": origin("python evidence/run.py lowest")} | run_lowest())
+    for name in reported.PLAN:
+        if args.only and not {"reports", f"reports/{name}"} & set(args.only): continue
+        if lacking := reported.missing(name): print(f"\nreports/{name} left out: no {' and no '.join(lacking)} here")
+        else: reported.record(name, args.runs, origin(f"python evidence/run.py reports/{name}"))
     if not args.only or "reviews" in args.only:
         if not args.data.is_dir():
             if args.only: raise SystemExit(f"no directory {args.data}: pass --data DIR")

@@ -54,8 +54,9 @@ def figures(summary: Mapping) -> str:
     return table(["", *(n.replace("_", " ") for n in names)], said) if rows else ""
 
 def samples_table(markdown: str) -> str:
-    "The first table of samples.md."
-    lines = [line for line in markdown.split("\n\n#")[0].splitlines() if line.startswith("|")]
+    "The samples of samples.md: the last table before a second heading."
+    tables = [x for x in markdown.split("\n\n#")[0].split("\n\n") if x.startswith("|")]
+    lines = tables[-1].splitlines() if tables else []
     cells = [[x.strip().replace("\\|", "|") for x in split_row(line)] for line in lines]
     return table(cells[0], cells[2:]) if len(cells) > 2 else ""
 

@@ -1,0 +1,87 @@
+"""The runs whose reports are on the site: kept whole and with their origin, listed on the page, and their reports ask for nothing."""
+import json
+import re
+import sys
+
+import pytest
+from test_site import PROBE, browser, built, open_page, root, site, soup
+
+from instruct_goose.practice.curves import read_run
+
+sys.path[:0] = [str(root / "evidence"), str(root / "docs")]
+import reported  # noqa: E402
+import reports  # noqa: E402
+
+KEPT = root / "evidence/reports"
+names = pytest.mark.parametrize("name", reports.there())
+
+
+def test_what_is_recorded_is_what_is_shown():
+    assert list(reports.RUNS) == list(reported.PLAN) == list(reported.NEEDED)
+    assert {p.name for p in KEPT.iterdir()} == {"README.md", *reports.there(), *(f"{n}.json" for n in reports.there())} and reports.there()
+
+
+@names
+def test_a_record_is_whole_and_small(name):
+    run, said = read_run(KEPT / name), json.loads((KEPT / f"{name}.json").read_text("utf-8"))
+    assert not run.notes and len(run.metrics) == run.config["steps"] and run.config["seed"] == 0
+    assert list(run.tokens) == list(range(len(run.metrics))) and all(len(rows) == 4 for rows in run.tokens.values())
+    assert run.samples.startswith("|") and "\n\n" not in run.samples
+    assert re.fullmatch("[0-9a-f]{40}", said["origin"]["commit"]) and {"processor", "torch", "transformers", "python"} <= said["origin"].keys()
+    assert sum(p.stat().st_size for p in (KEPT / name).iterdir()) <= reported.MOST
+    assert not re.search(r"/(tmp|home|root|work)/|output_dir|\"platform\"", "".join(p.read_text("utf-8") for p in (KEPT / name).iterdir()))
+
+
+@names
+def test_the_page_says_what_the_record_says(name):
+    page, run, s = reports.reports_page(), reports.kept(name), read_run(KEPT / name).summary
+    assert f"## {reports.RUNS[name][0]}" in page and f'href="reports/{name}.html"' in page
+    assert f"{s['cpu_seconds']:.0f} CPU-seconds" in page and run["origin"]["commit"][:7] in page and run["command"] in page
+    for n in reports.RUNS[name][2]: assert f"{s['after'][n]:.3g}".replace("-", "−") in page, n
+
+
+def test_thinning(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text('{"seed": 0, "output_dir": "/here", "cache": null}')
+    (run / "summary.json").write_text('{"after": {"x": 1.0}, "versions": {"torch": "2", "platform": "kernel"}, "config": {"output_dir": "/here"}}')
+    (run / "metrics.jsonl").write_text('{"reward_mean": 0.12345678, "step": 123456789, "none": null}\n')
+    (run / "tokens.jsonl").write_text('{"iteration": 0, "responses": []}\n')
+    (run / "samples.md").write_text("|  | x |\n|---|---|\n| after | 1 |\n\n| before | after |\n|---|---|\n| a | b \\| c |\n\n# More\n\n| no |\n|---|\n")
+    reported.thin(run, tmp_path / "kept")
+    read = read_run(tmp_path / "kept")
+    assert read.config == {"seed": 0} and read.summary == {"after": {"x": 1.0}, "versions": {"torch": "2"}, "config": {}}
+    assert read.metrics == [{"reward_mean": .123457, "step": 123456789, "none": None}]
+    assert read.samples == "| before | after |\n|---|---|\n| a | b \\| c |\n"
+    (run / "tokens.jsonl").write_text("\n" * reported.MOST)
+    with pytest.raises(ValueError, match="keep fewer tokens"): reported.thin(run, tmp_path / "much")
+
+
+@built
+@names
+def test_the_report_on_the_site(name):
+    assert soup(site / "reports.html").find("a", href=f"reports/{name}.html") and soup(site / "index.html").find("a", href="reports.html")
+    text, page, run = (site / f"reports/{name}.html").read_text("utf-8"), soup(site / f"reports/{name}.html"), read_run(KEPT / name)
+    assert page.h1.text == name and page.nav.find("a", href="../reports.html") and f"{len(run.metrics)} iterations" in page.select_one(".facts").text
+    assert not page.select("img, iframe, link, script[src], [style*=url]") and not re.search(r"@import|url\((?!#)|fetch\(|XMLHttp", text)
+    record = json.loads(page.select_one("#record").text)
+    assert [i["iteration"] for i in record["iterations"]] == list(run.tokens)
+    assert [h.text for h in page.select("h2")] == ["Figures", "Curves", "Microscope", "Samples", "Findings", "Settings", "Environment"]
+
+
+@built
+@browser
+def test_reports_fit_a_phone_and_ask_for_nothing(tmp_path):
+    for name in reports.there():
+        text = (site / f"reports/{name}.html").read_text("utf-8")
+        (tmp_path / f"{name}.html").write_text(text.replace("</html>", PROBE + "</html>"), "utf-8")
+    frames = "".join(f'<iframe src="{name}.html" width="390" height="844" style="border:0"></iframe>' for name in reports.there())
+    collect = """<script>addEventListener("load", () => setTimeout(() => { document.body.dataset.seen = JSON.stringify([...document.querySelectorAll("iframe")]
+      .map(f => [f.contentDocument.documentElement.dataset.seen, f.contentDocument.querySelectorAll(".token").length])) }, 6000))</script>"""
+    (tmp_path / "all.html").write_text(f"<!doctype html><body>{frames}{collect}</body>", "utf-8")
+    page, log = open_page((tmp_path / "all.html").as_uri(), tmp_path / "profile", "--allow-file-access-from-files", "--window-size=1000,1000")
+    assert "rror" not in log, log
+    for name, (seen, tokens) in zip(reports.there(), json.loads(page.body["data-seen"]), strict=True):
+        seen = json.loads(seen)
+        assert seen["screen"] == 390 and seen["across"] <= 390 and not seen["outside"], (name, seen)
+        assert tokens == sum(len(r["tokens"]) for r in read_run(KEPT / name).tokens[len(read_run(KEPT / name).metrics) - 1])
