@@ -31,7 +31,6 @@ def test_refused_without_a_gpu():
     assert (ROOT / "evidence/gpu.json").exists() == before
 
 
-@pytest.mark.deep
 def test_rehearsal(rehearsal):
     figures = json.loads(rehearsal.read_text("utf-8"))
     assert figures["rehearsal"] and "rehearsal" in figures["origin"]["gpu"]

@@ -43,7 +43,7 @@ def by_hand(path: str, old: str, new: str) -> dict:
 
 @pytest.fixture(scope="module")
 def found(request) -> list[dict]:
-    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
+    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"} | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, __file__, str(len(CHANGES) if request.config.getoption("--deep") else ALWAYS)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -82,5 +82,5 @@ def test_ci_calls_make_test():
 def test_every_make_target_is_listed_and_real():
     text = (root / "Makefile").read_text()
     listed = set(re.findall(r"^([a-z]+):.*##", text, re.M))
-    assert listed == {"help", "setup", "quickstart", "test", "lab", "docs", "save", "evidence", "bench", "parity", "clean", *(listed & {"fuzz", "mutations", "portable"})}
+    assert listed == {"help", "setup", "quickstart", "test", "deep", "lab", "docs", "save", "evidence", "bench", "parity", "clean", *(listed & {"fuzz", "mutations", "portable"})}
     assert listed == set(re.search(r"\.PHONY: (.+)", text)[1].split())
