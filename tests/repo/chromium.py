@@ -42,7 +42,7 @@ class Chromium:
         one, _, self.rest = self.rest.partition(b"\0")
         return json.loads(one)
 
-    def send(self, method: str, session: str | None = None, seconds: float = 60., **params) -> dict:
+    def send(self, method: str, session: str | None = None, seconds: float = 300., **params) -> dict:
         "A command, and its result; events that come meanwhile are kept."
         self.last += 1
         mine = self.last
@@ -77,7 +77,7 @@ class Tab:
         self.chromium.events.clear()
         failed = self.send("Page.navigate", url=address).get("errorText")
         if failed: raise RuntimeError(f"{address}: {failed}")
-        while not any(e.get("method") == "Page.loadEventFired" for e in self.mine()): self.chromium.events.append(self.chromium.read(60.))
+        while not any(e.get("method") == "Page.loadEventFired" for e in self.mine()): self.chromium.events.append(self.chromium.read(300.))
 
     def mine(self) -> list[dict]: return [e for e in self.chromium.events if e.get("sessionId") == self.session]
 
@@ -87,7 +87,7 @@ class Tab:
         if "exceptionDetails" in got: raise RuntimeError(got["exceptionDetails"].get("exception", {}).get("description", script[:80]))
         return got["result"].get("value")
 
-    def wait(self, condition: str, seconds: float = 30.):
+    def wait(self, condition: str, seconds: float = 120.):
         "Until a JavaScript expression holds."
         end = time.monotonic() + seconds
         while not self.ask(f"!!({condition})"):
