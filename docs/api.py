@@ -124,7 +124,8 @@ def entry(node, module: str, link: Callable[[str], str], fence: int = 6, inside:
         rows, returns, members = parameters(node, notes), returned(node, notes), []
         if inside and "staticmethod" not in decorators: rows = rows[1:]
     head = node.name + ("" if kind == "property" else signature(rows))
-    body = [link(doc(node)), table(rows, returns, link), *(entry(m, module, link, fence - 1, node.name) for m in members)]
+    place = "" if inside else f'<p class="to-lesson"><a href="#code-{node.name}">its place in the lesson</a></p>'
+    body = [link(doc(node)), table(rows, returns, link), place, *(entry(m, module, link, fence - 1, node.name) for m in members)]
     ticks = "`" * fence
     where = "" if inside else f":module: {module}\n"
     return f"{ticks}{{py:{kind}}} {head}\n{where}{options}\n" + "\n\n".join(b for b in body if b) + f"\n{ticks}"

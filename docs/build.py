@@ -94,12 +94,17 @@ class Links:
         return "".join(pieces)
 
 
+KEYS = {  # what the colours of a figure mean, above its caption, where one function draws figure after figure
+    "draw_bugs(": '<span class="key"><i class="orange"></i>broken</span> <span class="key"><i class="blue"></i>healthy, with the same settings;</span> a line is a seed. '}
+
+
 # --- cells ------------------------------------------------------------------------------------------------------------
 def figure(output: dict, cell: Cell, i: int) -> dict | None:
     "An SVG or plotly output as HTML; its caption is also its description."
     data, caption = output.get("data", {}), cell.directives.get("fig-cap", "")
     described = f'role="img" aria-label="{html.escape(caption)}"'
-    below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
+    key = next((k for call, k in KEYS.items() if call in cell.source), "")
+    below = f"<figcaption>{key}{html.escape(caption)}</figcaption>" if caption else ""
     if svg := "".join(data.get("image/svg+xml", "")):
         svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg"):], flags=re.S)
         points = float(re.search(r'width="([\d.]+)pt"', svg)[1])
@@ -111,7 +116,7 @@ def figure(output: dict, cell: Cell, i: int) -> dict | None:
         svg = re.sub(r"(font(?:-size)?): ([\d.]+)px", r"\1: calc(\2px * var(--text, 1))", svg)
         grow = "" if below_each_other else f"; --narrow: {text_factor(points)}"
         svg = svg.replace("<svg", f'<svg {described} style="max-width:{width:.0f}px{grow}"', 1)
-        svg = re.sub(r"\s*\n\s*", " ", svg)
+        svg = re.sub(r"\s*\n\s*", " ", re.sub(r'(?<= d=")[^"]+', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), svg))  # a hundredth of a unit is seen by nobody
         kind = "plot panels" if below_each_other else "plot"
         made = f'<figure class="{kind}">{svg}{below_each_other}{below}</figure>'
     elif plotly := data.get("application/vnd.plotly.v1+json"):
@@ -247,6 +252,13 @@ def cards(page: Page, pages: list[Page]) -> str:
     return f'<div class="lesson-map">{"".join(made)}</div>'
 
 
+def to_source(cell: Cell, page: Page) -> str:
+    "A line between the equation and its code: to the entry of each name, and to its place in the module."
+    source = up(page, f"_modules/{page.module.replace('.', '/')}.html")
+    return "\n".join(f'<p class="to-source" id="code-{n.name}"><code>{n.name}</code> <a href="#{page.module}.{n.name}">entry</a> <a href="{source}#{n.name}">source</a></p>'
+                     for n in cell.documented)
+
+
 def linked(output: dict, page: Page, links: Links) -> dict:
     "An output with the links of its Markdown resolved; its names are left alone, they may be another library's."
     if "text/markdown" not in output.get("data", {}): return output
@@ -259,7 +271,9 @@ def staged(page: Page, pages: list[Page], links: Links) -> dict:
     cells, titled, seen = [], False, set()
     for cell in page.cells:
         if cell.kind == "code":
-            if made := code_cell(cell): cells.append(made | {"outputs": [linked(o, page, links) for o in made["outputs"]]})
+            if not (made := code_cell(cell)): continue
+            if cell.documented and page.module: cells.append(text_cell(to_source(cell, page), f"{cell.id}-source"))
+            cells.append(made | {"outputs": [linked(o, page, links) for o in made["outputs"]]})
             continue
         text = cell.source
         if not titled and text.startswith("# "):

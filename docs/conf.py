@@ -6,7 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 project, author, copyright = "instruct_goose", "The instruct_goose developers", "The instruct_goose developers"
-extensions = ["myst_nb", "sphinx.ext.viewcode", "sphinx_copybutton", "typeset"]
+extensions = ["myst_nb", "sphinx.ext.viewcode", "sphinx_copybutton", "typeset", "find"]
 source_suffix = {".ipynb": "myst-nb", ".md": "myst-nb"}
 html_math_renderer = "built"
 
@@ -33,6 +33,9 @@ numfig = False
 
 pygments_dark_style = "github-dark"
 html_theme = "furo"
+templates_path = [str(Path(__file__).parent / "_templates")]
+html_additional_pages = {"search": "search.html"}
+html_sidebars = {"**": [f"sidebar/{part}.html" for part in ("search", "scroll-start", "navigation", "scroll-end")]}
 html_title = "instruct_goose"
 version = release = re.search(r'__version__ = "([^"]+)"', (Path(__file__).parents[1] / "instruct_goose/__init__.py").read_text("utf-8"))[1]
 copyright += f" · version {version}"
@@ -45,14 +48,31 @@ html_show_sphinx = False
 html_extra_path = [str(Path(__file__).parent / "_build/extra")]
 html_favicon = "_static/goose.svg"
 html_theme_options = {
-    "sidebar_hide_name": False,
     "navigation_with_keys": True,
     "light_css_variables": {
-        "color-brand-primary": "#2563eb", "color-brand-content": "#2563eb", "color-api-name": "#2563eb",
         "font-stack": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif",
         "font-stack--monospace": "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace",
+        "color-brand-primary": "#1f4f9e", "color-brand-content": "#1f4f9e", "color-brand-visited": "#5b3f8f",
+        "color-api-name": "#1f4f9e", "color-api-pre-name": "#5a5c63", "color-background-primary": "#fdfcf9",
+        "color-background-secondary": "#f6f4ee", "color-background-hover": "#efece3",
+        "color-background-hover--transparent": "#efece300", "color-background-border": "#e2ded3",
+        "color-foreground-primary": "#1c1e22", "color-foreground-secondary": "#53565c",
+        "color-foreground-muted": "#65686e", "color-foreground-border": "#8b8c8e",
+        "color-code-background": "#f6f4ee", "color-inline-code-background": "#f3f0e8",
+        "color-sidebar-link-text--top-level": "var(--color-foreground-secondary)",
+        "color-sidebar-background": "transparent", "color-sidebar-search-background": "transparent",
+        "color-highlight-on-target": "#fbf0c4", "color-toc-background": "transparent",
     },
-    "dark_css_variables": {"color-brand-primary": "#7aa7ff", "color-brand-content": "#7aa7ff", "color-api-name": "#7aa7ff"},
+    "dark_css_variables": {
+        "color-brand-primary": "#8fb3f5", "color-brand-content": "#8fb3f5", "color-brand-visited": "#bda4e8",
+        "color-api-name": "#8fb3f5", "color-api-pre-name": "#a3a6ab", "color-background-primary": "#16181c",
+        "color-background-secondary": "#1d2025", "color-background-hover": "#24282e",
+        "color-background-hover--transparent": "#24282e00", "color-background-border": "#33373e",
+        "color-foreground-primary": "#dcdcd8", "color-foreground-secondary": "#a9acb1",
+        "color-foreground-muted": "#94979d", "color-foreground-border": "#6d7077",
+        "color-code-background": "#1d2025", "color-inline-code-background": "#22262b",
+        "color-highlight-on-target": "#3b3413",
+    },
 }
 copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True

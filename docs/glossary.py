@@ -7,10 +7,12 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "advantage": ("How much better an action was than expected: what followed it, less what the values had promised.", "objective/advantages", ("advantages",)),
     "baseline": ("A number that is subtracted from the reward. Whatever does not look at the action changes no average, and takes noise away.", "start/from_a_reward_to_ppo", ()),
     "Bradley–Terry": ("A model of comparisons: the chance that one answer is preferred is the sigmoid of the difference of two scores.", "models/reward", ()),
+    "clip": ("PPO's brake: once the importance ratio has left 1 ± ε in the direction of its advantage, a token gets no more gradient.", "objective/policy_loss", ("clipping", "PPO clip", "ratio clip")),
     "clip fraction": ("The share of tokens whose gradient the clip has cut.", "objective/policy_loss", ()),
     "credit assignment": ("Which of many actions earned the reward that came at the end.", "objective/advantages", ()),
     "DPO": ("Direct preference optimisation: the KL-penalised objective solved on paper, so that pairs alone train the policy.", "objective/preference", ()),
     "entropy": ("How undecided a distribution is, in nats: 0 for one certain token, log V for all alike.", "objective/logprobs", ()),
+    "entropy bonus": ("A reward for staying undecided: a coefficient times the entropy, added to what is maximised.", "objective/ppo", ()),
     "explained variance": ("The share of the returns' variance that the values foresee: 1 is perfect, 0 no better than their mean.", "objective/value_loss", ()),
     "GAE": ("Generalised advantage estimation: TD errors added up with weights (γλ)ˡ, between trust in the values and trust in the rewards.", "objective/advantages", ()),
     "GRPO": ("Group relative policy optimisation: the mean score of other responses to the same prompt takes the place of a critic.", "objective/group", ()),
@@ -19,6 +21,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "KL divergence": ("How different two distributions are, in nats: the mean log-ratio under the first. Never negative; 0 where they are equal.", "objective/kl", ()),
     "log-ratio": ("log π − log π_ref (or π_old) of a token that was sampled.", "objective/kl", ()),
     "logits": ("The numbers that a softmax turns into probabilities.", "objective/logprobs", ()),
+    "LoRA": ("Low-rank adaptation: the model stays frozen, and what learns is a product of two thin matrices beside each of its own.", "models/adapters", ("adapters",)),
     "nats": ("The unit of entropy and KL with natural logarithms; a nat is 1.44 bits.", "objective/kl", ()),
     "off-policy": ("Trained on what another policy wrote.", "objective/policy_loss", ()),
     "on-policy": ("Trained on what the policy itself has just written.", "objective/policy_loss", ()),
@@ -39,7 +42,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "value head": ("A linear layer on the model's hidden states that says how much reward it expects from here on; the critic.", "models/agent", ("critic", "value function")),
     "whitening": ("Shifting and scaling to mean 0 and variance 1, over real tokens only.", "objective/masks", ("whitened",)),
 }
-HOVERED = {word: term for term, (_, _, others) in TERMS.items() for word in (term, *others) if term != "return"}  # mostly a verb
+HOVERED = {word: term for term, (_, _, others) in TERMS.items() for word in (term, *others) if term not in ("return", "clip")}  # mostly verbs
 WORDS = re.compile(r"(?<![\w\-/.`])(" + "|".join(sorted(map(re.escape, HOVERED), key=len, reverse=True)) + r")(?![\w\-/`])")
 KEEP = re.compile(  # what is no prose: code, formulas, links, roles, html
     r"```.*?```|\$\$.*?\$\$|`[^`\n]*`|\$[^$\n]*\$|!?\[[^\]\n]*\]\([^)\n]*\)|\{py:\w+\}`[^`]*`|<(\w+)[^>]*>.*?</\1>|<[^>\n]+>|^#.*?$|^\|.*?$", re.S | re.M)

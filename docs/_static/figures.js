@@ -1,3 +1,9 @@
+// What must be scrolled sideways can be reached by key
+(() => {
+  const reach = () => document.querySelectorAll("article :is(pre, .table-wrapper, .katex-display)").forEach(box => box.toggleAttribute("tabindex", box.scrollWidth > box.clientWidth) && (box.tabIndex = 0));
+  addEventListener("load", reach); addEventListener("resize", reach); addEventListener("toggle", reach, true);
+})();
+
 // Plotly figures, stored as JSON beside their place, drawn in the page's colours by the local plotly.js, on pages that have any
 (() => {
   const figures = [...document.querySelectorAll("script[data-plotly]")];

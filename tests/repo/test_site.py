@@ -2,11 +2,11 @@
 import ast
 import json
 import re
-import shutil
-import subprocess
 import sys
 import xml.dom.minidom
 from functools import cache
+from html import unescape
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -17,6 +17,7 @@ root = Path(__file__).parents[2]
 site = root / "docs/_site"
 sys.path.insert(0, str(root / "docs"))
 import build  # noqa: E402
+import chromium  # noqa: E402
 import readme  # noqa: E402
 import typeset  # noqa: E402
 from api import entry  # noqa: E402
@@ -146,6 +147,7 @@ def test_readme_paths_and_pictures():
 # --- the site ---------------------------------------------------------------------------------------------------------
 built = pytest.mark.skipif(not (site / "index.html").exists(), reason="docs/_site is not built: make docs")
 files = sorted(p for p in site.rglob("*.html") if "_static" not in p.parts) if site.exists() else []
+pages = [p for p in files if "_modules" not in p.parts]  # without the modules' sources, which are code and nothing else
 lessons = [p.url for p in read_pages()[1]]
 
 
@@ -154,7 +156,15 @@ def soup(path: Path) -> BeautifulSoup: return BeautifulSoup(path.read_text("utf-
 
 
 @cache
-def anchors(path: Path) -> set[str]: return {t["id"] for t in soup(path).find_all(id=True)} | {"", "top"}
+def outline(path: Path) -> tuple[list[str], list[str], str]:
+    "The ids of a page, where its links lead, and its tags that load something: read without a parser, which takes a minute for all pages."
+    text = re.sub(r"(<script\b[^>]*>).*?</script>|<!--.*?-->", r"\1", path.read_text("utf-8"), flags=re.S)
+    links = [unescape(h) for h in re.findall(r'<a\b[^>]*?\shref="([^"]*)"', text)]
+    return re.findall(r'\sid="([^"]*)"', text), links, "".join(re.findall(r"<(?:script|img|iframe|link|source)\b[^>]*>", text))
+
+
+@cache
+def anchors(path: Path) -> set[str]: return {unescape(i) for i in outline(path)[0]} | {"", "top"}
 
 
 @built
@@ -170,20 +180,21 @@ def test_every_lesson_has_a_page():
 def test_links_and_anchors():
     broken = []
     for path in files:
-        for a in soup(path).find_all("a", href=True):
-            parts = urlsplit(a["href"])
+        for address in outline(path)[1]:
+            parts = urlsplit(address)
             if parts.scheme or parts.netloc: continue
             there = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            if not there.exists(): broken.append((path.name, a["href"]))
-            elif there.suffix == ".html" and unquote(parts.fragment) not in anchors(there): broken.append((path.name, a["href"]))
+            if not there.exists(): broken.append((path.name, address))
+            elif there.suffix == ".html" and unquote(parts.fragment) not in anchors(there): broken.append((path.name, address))
     assert not broken
+    assert sum(len(outline(path)[1]) for path in files) > 10_000
 
 
 @built
 def test_nothing_is_fetched_from_elsewhere():
     away = re.compile(r"^(https?:)?//")
     for path in files:
-        for tag in soup(path).find_all(["script", "img", "iframe", "link", "source"]):
+        for tag in BeautifulSoup(outline(path)[2].replace("<script", "<link"), "html.parser").find_all(["img", "iframe", "link", "source"]):
             address = tag.get("src") or (tag.get("href") if set(tag.get("rel", [])) & {"stylesheet", "preload", "icon", "preconnect"} else "")
             assert not (address and away.match(address)), f"{path.name}: {address}"
             if address: assert (path.parent / unquote(urlsplit(address).path)).exists(), f"{path.name}: {address}"
@@ -195,7 +206,7 @@ def test_nothing_is_fetched_from_elsewhere():
 @built
 def test_every_formula_is_typeset():
     count = 0
-    for path in files:
+    for path in pages:
         for t in soup(path).select(".math"): assert t.select_one(".katex"), f"{path.name}: {t.text[:60]}"
         count += len(soup(path).select(".katex"))
         prose = " ".join(t.text for t in soup(path).select("article p") if not t.find(["code", "math"]))
@@ -206,7 +217,7 @@ def test_every_formula_is_typeset():
 @built
 def test_figures_have_descriptions():
     count = 0
-    for path in files:
+    for path in pages:
         for t in soup(path).select("figure.plot > svg, figure.plot > .plotly-figure"):
             count += 1
             assert len(t["aria-label"]) > 40, path.name
@@ -235,136 +246,180 @@ def test_names_in_the_text_lead_to_their_entries():
 
 @built
 def test_search_index_knows_the_names():
-    index = (site / "searchindex.js").read_text("utf-8")
+    "And leads to places that are there, whatever is in it."
+    text = (site / "_static/find-index.js").read_text("utf-8")
+    index = json.loads(text.removeprefix("const INDEX = "))
+    known = {(p["url"], name) for p in index["pages"] for _, name, _ in p["names"]}
     for page in read_pages()[1]:
-        for name in page.names: assert name.lower() in index.lower(), name
+        for name in page.names: assert (page.url, name) in known, name
+    for page in index["pages"]:
+        there = anchors(site / f"{page['url']}.html")
+        for place, *_ in page["sections"] + page["names"]: assert place in there, (page["url"], place)
+    for _, _, lesson, _, place in index["terms"]: assert (site / f"{lesson}.html").exists() and place in anchors(site / "glossary.html")
 
 
 @built
 def test_no_two_elements_share_an_id():
     for path in files:
         if path.relative_to(site).parts[0] in ("_modules", "reports"): continue  # a report has a drawing for each curve, whose groups matplotlib numbers alike
-        ids = [t["id"] for t in soup(path).find_all(id=True)]
+        ids = outline(path)[0]
         assert len(ids) == len(set(ids)), (path.name, sorted({i for i in ids if ids.count(i) > 1})[:5])
 
 
+# --- in a browser, with the network off: one browser, and each page is opened once ----------------------------------------
+browser = pytest.mark.skipif(chromium.FOUND is None, reason="no Chromium on this machine")
+drawn = [p.url for p in read_pages()[1] if any("application/vnd.plotly.v1+json" in o.get("data", {}) for c in p.cells for o in c.outputs)]
+SAMPLE = ["index", "quiz", "tables", "glossary", "start/from_a_reward_to_ppo", "objective/kl", "objective/group", "training/trainer",
+          "practice/quickstart", "practice/same_name"]
+TERMS = {  # what a newcomer types, and the lesson that teaches it
+    "policy gradient": "start/from_a_reward_to_ppo", "advantage": "objective/advantages", "KL penalty": "objective/kl",
+    "reward hacking": "practice/quickstart", "clip": "objective/policy_loss", "GAE": "objective/advantages", "GRPO": "objective/group",
+    "LoRA": "models/adapters", "entropy bonus": "objective/ppo", "reward model": "models/reward"}
 
 
-# --- in a browser, with the network off ---------------------------------------------------------------------------------
-chromium = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
-browser = pytest.mark.skipif(chromium is None, reason="no Chromium on this machine")
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    it = chromium.Chromium(tmp_path_factory.mktemp("profile"))
+    yield it
+    it.close()
 
 
-def open_page(address: str, tmp_path: Path, *more: str) -> tuple[BeautifulSoup, str]:
-    "The page as a browser leaves it, and what it logged. No host name can be resolved."
-    if not address.startswith("file:"): address = (site / address.partition("?")[0]).as_uri() + "".join(address.partition("?")[1:])
-    flags = ("--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-             "--disable-component-update --disable-sync --virtual-time-budget=15000 --enable-logging=stderr --dump-dom").split()
-    done = subprocess.run([chromium, *flags, *more, "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path}", address],
-                          capture_output=True, text=True, timeout=120)
-    return BeautifulSoup(done.stdout, "html.parser"), "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+def at(url: str) -> str:
+    "A page of the site from disk; what stands behind its # or ? too."
+    page = re.match(r"[\w/]+", url)[0]
+    return (site / f"{page}.html").as_uri() + url[len(page):]
+
+
+def quiet(tab):
+    "Nothing went wrong, and nothing was asked of another host."
+    assert not tab.log, tab.log
+    assert not [a for a in tab.asked if not a.startswith(("file:", "data:", "blob:"))]
+
+
+FITS = """(() => {
+  const wide = [...document.querySelectorAll("figure.plot, figure.plot svg, .drift")].filter(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth)
+  const small = [...document.querySelectorAll("figure.plot svg text")].filter(t => t.checkVisibility() && !t.closest("svg").closest(".plotly-figure"))
+    .map(t => t.getBoundingClientRect()).filter(r => r.width > 0 && Math.max(r.width, r.height) < 9).length
+  const long = e => Math.max(...e.textContent.split("\\n").map(line => line.length))
+  const cut = innerWidth < 1280 ? [] : [...document.querySelectorAll("article > section pre, article > section > section pre")].filter(e => e.clientWidth && long(e) < 81 && e.scrollWidth > e.clientWidth + 1)
+  const contents = document.querySelector(".toc-drawer:not(.no-toc)")?.getBoundingClientRect()
+  return {across: document.documentElement.scrollWidth, screen: innerWidth, wide: wide.length, small, cut: cut.map(e => e.textContent.slice(0, 90)),
+          contents: !contents || innerWidth < 1280 || contents.left > 0 && contents.right <= innerWidth + 1}
+})()"""
+DRAG = """(async () => {
+  const made = {}, wait = () => new Promise(done => setTimeout(done, 100))
+  for (const box of document.querySelectorAll(".plotly-figure")) {
+    const seen = [], rail = () => box.querySelector(".slider-rail-touch-rect"), now = () => JSON.stringify(box.data.map(c => [c.x, c.y]))
+    for (const part of [0.01, .5, .99]) {
+      const there = rail().getBoundingClientRect(), place = {bubbles: true, view: window, clientX: there.left + part * there.width, clientY: there.top + there.height / 2}
+      rail().dispatchEvent(new MouseEvent("mousedown", place)); await wait()
+      document.dispatchEvent(new MouseEvent("mouseup", place)); box.dispatchEvent(new MouseEvent("mouseup", place)); await wait()
+      for (let i = 0; i < 20 && seen.at(-1) === now(); i++) await wait()
+      seen.push(now())
+    }
+    made[box.id] = [new Set(seen).size, box.layout.sliders[0].active]
+  }
+  return made
+})()"""
 
 
 @built
 @browser
-def test_plotly_figures_are_drawn_offline(tmp_path):
-    pages = [u for u in lessons if "data-plotly" in (site / f"{u}.html").read_text("utf-8")]
-    for i, url in enumerate(pages):
-        page, log = open_page(f"{url}.html", tmp_path / str(i))
-        for box in page.select(".plotly-figure"): assert box.select_one("svg.main-svg"), f"{url}: not drawn"
-        assert "rror" not in log, log
+@pytest.mark.parametrize("url", sorted({*SAMPLE, *drawn}))
+def test_a_page_in_the_browser(url, one):
+    "Nothing to scroll sideways, no figure or line of code cut, the page's contents in sight; what can be dragged is drawn and moves; no error."
+    tab = one.open(at(url), 390, first="requestAnimationFrame = f => setTimeout(() => f(performance.now()))" if url in drawn else "")
+    boxes = len(soup(site / f"{url}.html").select(".plotly-figure"))
+    assert bool(boxes) == (url in drawn)
+    if boxes: tab.wait(f"document.querySelectorAll('.plotly-figure svg.main-svg').length >= {boxes} && [...document.querySelectorAll('.plotly-figure')].every(b => b.querySelector('svg.main-svg'))")
+    for width in (390, 1280, 1920) if url in SAMPLE else ():
+        tab.screen(width)
+        tab.wait(f"innerWidth == {width}")
+        for _ in range(20):  # plotly draws again a moment after the screen has changed
+            seen = tab.ask(FITS)
+            if seen["across"] <= width and not seen["wide"]: break
+            tab.ask("new Promise(done => setTimeout(done, 100))")
+        assert seen["screen"] == width and seen["across"] <= width, (width, seen)
+        assert not seen["wide"] and not seen["small"] and not seen["cut"] and seen["contents"], (width, seen)
+    if boxes:
+        tab.screen(1280)
+        moved = tab.ask(DRAG)
+        assert len(moved) == boxes and all(states > 1 and active > 0 for states, active in moved.values()), moved
+    quiet(tab)
+    tab.close()
+
+
+@built
+def test_there_is_something_to_drag(): assert len(drawn) >= 8
 
 
 @built
 @browser
-def test_search_finds_a_name_offline(tmp_path):
-    page, log = open_page("search.html?q=group_advantages", tmp_path)
-    found = [a["href"] for a in page.select("ul.search a")]
-    assert any("objective/advantages.html" in a for a in found), (found, log)
+def test_search_finds_names_and_what_a_newcomer_types(one):
+    tab = one.open(at("search?q=group_advantages"))
+    found = tab.ask("[...document.querySelectorAll('ol.search a')].map(a => a.getAttribute('href'))")
+    assert found[0] == "objective/advantages.html#instruct_goose.objective.advantages.group_advantages", found[:3]
+    assert tab.ask("document.querySelector('#found').textContent").endswith("for “group_advantages”")
+    wanted = {}
+    for p in read_pages()[1]:
+        for name in p.names: wanted.setdefault(name, []).append(f"{p.url}.html#{p.module}.{name}")
+    first = tab.ask(f"{json.dumps(sorted(wanted))}.map(name => [name, findInSite(name).slice(0, 3).map(r => r.href)])")
+    missing = [(name, hrefs) for name, hrefs in first if not set(wanted[name]) & set(hrefs)]
+    assert not missing, (len(missing), missing[:5])
+    for words, lesson in TERMS.items():
+        tab.ask(f"(() => {{ const box = document.querySelector('#find input'); box.value = {json.dumps(words)}; box.dispatchEvent(new Event('input')) }})()")
+        seen = tab.ask("[...document.querySelectorAll('ol.search li')].slice(0, 3).map(li => [li.querySelector('a').getAttribute('href'), li.querySelector('p').textContent])")
+        assert lesson in [href.partition(".html")[0] for href, _ in seen], (words, seen)
+        assert all(len(said) > 20 for _, said in seen), (words, seen)
+    quiet(tab)
+    for href in {h for _, hrefs in first for h in hrefs}:
+        page, _, anchor = href.partition("#")
+        assert unquote(anchor) in anchors(site / page), href
+    tab.close()
 
 
 @built
 @browser
-def test_the_front_page_can_be_dragged_offline(tmp_path):
+def test_the_front_page_can_be_dragged_offline(one):
     record = json.loads((root / "evidence/drift.json").read_text("utf-8"))
     for beta, iteration, prompt in ((0, 30, None), (.6, 6, 1)):
-        at = f"index.html?#beta={beta}&iteration={iteration}" + (f"&prompt={prompt}" if prompt is not None else "")
-        page, log = open_page(at, tmp_path / str(beta))
+        tab = one.open(at(f"index?#beta={beta}&iteration={iteration}" + (f"&prompt={prompt}" if prompt is not None else "")))
         frames = next(r["frames"] for r in record["runs"] if r["beta"] == beta)
         now = next(f for f in frames if f["iteration"] == iteration)
-        figure = page.select_one("#drift-figure")
-        assert figure.output.text == str(iteration) and "rror" not in log, log
+        figure = BeautifulSoup(tab.ask("document.querySelector('#drift-figure').outerHTML"), "html.parser")
+        assert figure.output.text == str(iteration)
         shown = {m["data-of"]: m.b.text for m in figure.select(".meters > div")}
         assert shown["human_score"] == f"{now['human_score']:.2f}" and float(shown["kl_to_reference"]) == pytest.approx(now["kl_to_reference"], abs=.051)
         texts = [li.text for li in figure.select("li")]
         if prompt is None: assert texts == now["texts"]
         else: assert [t.removeprefix(str(f["iteration"])) for t, f in zip(texts, frames, strict=True)] == [f["texts"][prompt] for f in frames]
         assert len(figure.select("polyline.now")) == 4 and len(figure.select("polyline")) == 4 * len(record["runs"])
-
-
-SAMPLE = ["index.html", "quiz.html", "tables.html", "glossary.html", "start/from_a_reward_to_ppo.html", "objective/kl.html",
-          "objective/group.html", "training/trainer.html", "practice/quickstart.html", "practice/same_name.html"]
-PROBE = """<script>
-addEventListener("load", () => setTimeout(() => {
-  const wide = [...document.querySelectorAll("figure.plot, figure.plot svg, .drift")].filter(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth)
-  const small = [...document.querySelectorAll("figure.plot svg text")].filter(t => t.checkVisibility() && !t.closest("svg").closest(".plotly-figure"))
-    .map(t => t.getBoundingClientRect()).filter(r => r.width > 0 && Math.max(r.width, r.height) < 9).length
-  document.documentElement.dataset.seen = JSON.stringify({across: document.documentElement.scrollWidth, screen: innerWidth, wide: wide.length, small,
-    outside: performance.getEntriesByType("resource").map(r => r.name).filter(n => !n.startsWith("file:") && !n.startsWith("data:"))})
-}, 3000))
-</script>"""
+        quiet(tab)
+        tab.close()
 
 
 @built
 @browser
-@pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_pages_fit_the_screen(width, tmp_path):
-    "Nothing to scroll sideways, no figure cut, no error, nothing asked of another host. Pages are looked at in a frame as wide as the screen."
-    for i, url in enumerate(SAMPLE[: None if width == 390 else 5]):
-        text = (site / url).read_text("utf-8")
-        base = f'<base href="{(site / url).as_uri()}">'
-        (tmp_path / f"{i}.html").write_text(text.replace("<head>", "<head>" + base, 1).replace("</body>", PROBE + "</body>", 1), "utf-8")
-    frames = "".join(f'<iframe src="{i}.html" width="{width}" height="900" style="border:0"></iframe>' for i, _ in enumerate(SAMPLE) if (tmp_path / f"{i}.html").exists())
-    collect = """<script>addEventListener("load", () => setTimeout(() => { document.body.dataset.seen =
-      JSON.stringify([...document.querySelectorAll("iframe")].map(f => f.contentDocument.documentElement.dataset.seen || null)) }, 6000))</script>"""
-    (tmp_path / "all.html").write_text(f"<!doctype html><body>{frames}{collect}</body>", "utf-8")
-    page, log = open_page((tmp_path / "all.html").as_uri(), tmp_path / "profile", "--allow-file-access-from-files", "--window-size=2000,1200")
-    assert "rror" not in log, log
-    for url, seen in zip(SAMPLE, json.loads(page.body["data-seen"])):
-        assert seen, f"{url}: not loaded"
-        seen = json.loads(seen)
-        assert seen["screen"] == width and seen["across"] <= width, (url, seen)
-        assert not seen["wide"] and not seen["outside"] and not seen["small"], (url, seen)
-
-
-DRAG = """<script>
-addEventListener("load", () => setTimeout(async () => {
-  const made = {}, wait = () => new Promise(done => setTimeout(done, 150))
-  for (const box of document.querySelectorAll(".plotly-figure")) {
-    const seen = [], rail = () => box.querySelector(".slider-rail-touch-rect").getBoundingClientRect()
-    for (const part of [0.01, .5, .99]) {
-      const at = rail(), place = {bubbles: true, view: window, clientX: at.left + part * at.width, clientY: at.top + at.height / 2}
-      box.querySelector(".slider-rail-touch-rect").dispatchEvent(new MouseEvent("mousedown", place)); await wait()
-      document.dispatchEvent(new MouseEvent("mouseup", place)); box.dispatchEvent(new MouseEvent("mouseup", place)); await wait()
-      seen.push(JSON.stringify(box.data.map(c => [c.x, c.y])))
-    }
-    made[box.id] = [new Set(seen).size, box.layout.sliders[0].active]
-  }
-  document.body.dataset.seen = JSON.stringify(made)
-}, 4000))
-</script>"""
+@pytest.mark.skipif(find_spec("axe_core_python") is None, reason="axe-core-python is not installed: pip install -e '.[dev]'")
+@pytest.mark.parametrize("url", ["index", "objective/policy_loss", "search?q=policy%20gradient", "api"])
+def test_no_barrier_that_axe_knows(url, one):
+    "Contrast, names of controls, roles, landmarks, lists, what can be reached by key; in both themes."
+    tab = one.open(at(url))
+    tab.ask((Path(find_spec("axe_core_python").origin).parent / "axe.min.js").read_text("utf-8") + ";0")
+    for dark in (False, True):
+        tab.screen(1280, dark=dark)
+        found = tab.ask("""axe.run(document, {resultTypes: ["violations"]}).then(r => r.violations.filter(v => ["serious", "critical"].includes(v.impact))
+          .map(v => [v.id, v.nodes.length, v.nodes.slice(0, 3).map(n => n.target.join(" ") + ": " + n.failureSummary)]))""")
+        assert not found, ("dark" if dark else "light", found)
+    tab.close()
 
 
 @built
-@browser
-def test_every_slider_moves_its_curves_in_the_browser(tmp_path):
-    pages = [u for u in lessons if "data-plotly" in (site / f"{u}.html").read_text("utf-8")]
-    assert len(pages) >= 8
-    for i, url in enumerate(pages):
-        base = f'<base href="{(site / url).as_uri()}.html"><script>requestAnimationFrame = f => setTimeout(() => f(performance.now()))</script>'
-        text = (site / f"{url}.html").read_text("utf-8").replace("<head>", "<head>" + base, 1).replace("</body>", DRAG + "</body>", 1)
-        (tmp_path / f"{i}.html").write_text(text, "utf-8")
-        page, log = open_page((tmp_path / f"{i}.html").as_uri(), tmp_path / f"p{i}", "--window-size=1280,900")
-        seen = json.loads(page.body["data-seen"])
-        assert seen and all(states > 1 and active > 0 for states, active in seen.values()), (url, seen)
-        assert "rror" not in log, log
+def test_the_first_page_is_light():
+    "What the front page loads, without what only other pages need: under 300 KB, scripts and fonts included."
+    page = soup(site / "index.html")
+    loaded = [t.get("href") or t.get("src") for t in page.find_all(["link", "script", "img"]) if t.name != "link" or "stylesheet" in t.get("rel", [])]
+    sizes = {name: (site / urlsplit(name).path).stat().st_size for name in ["index.html", *filter(None, loaded)]}
+    assert sum(sizes.values()) < 300_000, sizes
+    assert not [n for n in sizes if "katex" in n or "find-index" in n or "plotly" in n]
+    for path in files: assert 'class="-Color' not in path.read_text("utf-8"), f"{path.name}: coloured output, and find.lighter has taken its colours away"
