@@ -1,9 +1,11 @@
 """One Chromium for all that is looked at: a page is a tab, over the DevTools protocol through a pipe. No host name can be resolved."""
+import fcntl
 import json
 import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from base64 import b64decode
 from pathlib import Path
@@ -12,14 +14,17 @@ FOUND = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p
 FLAGS = ("--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
          "--disable-sync --hide-scrollbars --mute-audio --remote-debugging-pipe").split()
 
+# a shell could do it, but dash knows no number of two digits
+HAND_OVER = "import os, sys; a, b, *command = sys.argv[1:]; os.dup2(int(a), 3), os.dup2(int(b), 4); os.execvp(command[0], command)"
+
 
 class Chromium:
     def __init__(self, profile: Path):
         theirs, self.out = os.pipe()
         self.inp, ours = os.pipe()
-        handed = [os.dup(theirs), os.dup(ours)]  # above 4, so that neither is overwritten before it is moved
+        handed = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (theirs, ours)]  # above 4, so that neither is overwritten before it is moved
         self.process = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" 3<&{handed[0]} 4>&{handed[1]}', "sh", FOUND, *FLAGS, "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}"],
+            [sys.executable, "-c", HAND_OVER, *map(str, handed), FOUND, *FLAGS, "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}"],
             pass_fds=handed, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for end in (theirs, ours, *handed): os.close(end)
         self.rest, self.last, self.events = b"", 0, []

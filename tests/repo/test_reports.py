@@ -4,7 +4,7 @@ import re
 import sys
 
 import pytest
-from test_site import PROBE, browser, built, open_page, root, site, soup
+from test_site import browser, built, one, quiet, root, site, soup  # noqa: F401
 
 from instruct_goose.practice.curves import read_run
 
@@ -71,17 +71,13 @@ def test_the_report_on_the_site(name):
 
 @built
 @browser
-def test_reports_fit_a_phone_and_ask_for_nothing(tmp_path):
-    for name in reports.there():
-        text = (site / f"reports/{name}.html").read_text("utf-8")
-        (tmp_path / f"{name}.html").write_text(text.replace("</html>", PROBE + "</html>"), "utf-8")
-    frames = "".join(f'<iframe src="{name}.html" width="390" height="844" style="border:0"></iframe>' for name in reports.there())
-    collect = """<script>addEventListener("load", () => setTimeout(() => { document.body.dataset.seen = JSON.stringify([...document.querySelectorAll("iframe")]
-      .map(f => [f.contentDocument.documentElement.dataset.seen, f.contentDocument.querySelectorAll(".token").length])) }, 6000))</script>"""
-    (tmp_path / "all.html").write_text(f"<!doctype html><body>{frames}{collect}</body>", "utf-8")
-    page, log = open_page((tmp_path / "all.html").as_uri(), tmp_path / "profile", "--allow-file-access-from-files", "--window-size=1000,1000")
-    assert "rror" not in log, log
-    for name, (seen, tokens) in zip(reports.there(), json.loads(page.body["data-seen"]), strict=True):
-        seen = json.loads(seen)
-        assert seen["screen"] == 390 and seen["across"] <= 390 and not seen["outside"], (name, seen)
-        assert tokens == sum(len(r["tokens"]) for r in read_run(KEPT / name).tokens[len(read_run(KEPT / name).metrics) - 1])
+@names
+def test_a_report_fits_a_phone_and_asks_for_nothing(name, one):  # noqa: F811
+    tab = one.open((site / f"reports/{name}.html").as_uri(), 390)
+    assert tab.ask("[document.documentElement.scrollWidth <= 390, innerWidth]") == [True, 390]
+    opened = tab.ask("+document.querySelector('#microscope output').textContent")
+    shades = "[...document.querySelectorAll('.token')].map(t => t.style.background).filter(c => !c.endsWith(', 0)')).length"
+    responses = read_run(KEPT / name).tokens[opened]
+    assert tab.ask("document.querySelectorAll('.token').length") == sum(len(r["tokens"]) for r in responses) and tab.ask(shades) > 5
+    quiet(tab)
+    tab.close()
