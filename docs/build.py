@@ -163,7 +163,7 @@ def folded(text: str) -> str:
     "The opening's numbers to expect behind a click: they give the answers away."
     found = re.search(r"^\*\*Numbers to expect\*\*([^|\n]*)\n\n(?=\|)((?:\|.*(?:\n|$))+)", text, re.M)
     if not found: return text
-    said = re.sub(r"^[,.:]?\s*|[:.]\s*$", "", found[1])
+    said = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"^[,;.:]?\s*|[:.]\s*$", "", found[1]))  # a link would open nothing but the fold
     summary = "Numbers to expect" + (f", {said}" if said else "")
     return text[:found.start()] + f"<details class=\"numbers\"><summary>{summary}</summary>\n\n{found[2].rstrip()}\n\n</details>\n" + text[found.end():]
 

@@ -85,3 +85,13 @@ def test_exported_code_keeps_to_its_cell(page):
             docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             for_checkers = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
             assert isinstance(node, allowed) or docstring or for_checkers, f"cell {c.id}, {ast.unparse(node)[:60]}"
+
+
+def test_every_solution_that_is_checked_is_right():
+    "What its stored output says: a checker catches errors, so a solution that raises stops no lesson."
+    solutions = [(page.url, c) for page in pages for c in page.cells if "Solution" in c.directives.get("code-summary", "")
+                 and re.match(r"check_\w+\(", c.source.strip().splitlines()[-1])]
+    assert len(solutions) > 50
+    for url, c in solutions:
+        said = "".join("".join(o.get("data", {}).get("text/plain", o.get("text", ""))) for o in c.outputs)
+        assert "right" in said, (url, c.id, said)
