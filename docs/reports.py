@@ -42,7 +42,7 @@ def said(name: str) -> str:
     o, s, c = run["origin"], run["summary"], run["config"]
     threads = f"{s['torch_threads']} thread{'s' * (s['torch_threads'] > 1)}"
     return (f"`{run['command']}`: {c['algorithm'].upper()}, {run['iterations']} iterations of {c['batch_size']} responses. "
-            f"{s['cpu_seconds']:.0f} CPU-seconds on {threads} of {o['processor'].replace('(R)', '')}, a machine with other work to do, with torch {o['torch']}, "
+            f"{s['cpu_seconds']:.0f} CPU-seconds on {threads} of {o['processor'].replace('(R)', '')}{run.get('beside', '')}, with torch {o['torch']}, "
             f"transformers {o['transformers']} and Python {o['python']}, at commit `{o['commit'][:7]}` of {o['committed']}.")
 
 

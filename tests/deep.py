@@ -1,4 +1,4 @@
-"""Repeats of a check with other values, for `make deep`: `make test` runs the first of them and stays under twenty minutes."""
+"""Repeats of a check with other values, for `make deep`: `make test` runs the first of them."""
 import pytest
 
 
