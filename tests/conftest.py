@@ -2,6 +2,7 @@
 And no test may ask for the network: whatever is downloaded by accident fails at once, and says so."""
 import contextlib
 import ipaddress
+import os
 import signal
 import socket
 import sys
@@ -12,6 +13,7 @@ import shapes
 
 assert "instruct_goose" not in sys.modules, "instruct_goose was imported before the shape checker could be installed"
 shapes.install()
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU has lessons of its own: make portable ARGS=gpu, make evidence ARGS=gpu
 
 import torch  # noqa: E402
 

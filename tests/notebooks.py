@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -18,9 +19,11 @@ from nbdev.config import get_config
 from nbdev.doclinks import nbglob
 from nbdev.test import test_nb as run_nb
 
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # lessons are written for a CPU; `make portable ARGS=gpu` shows them a GPU
 root = Path(__file__).parents[1]
 nbs = root / "nbs"
 LONGEST = ["4_practice/01_quickstart", "4_practice/05_pseudo_code"]  # begun first, so that no worker is left alone with one
+forking = threading.Lock()  # filelock refuses a fork while another thread is within one
 
 
 def title(path: Path) -> str: return path.relative_to(nbs).with_suffix("").as_posix()
@@ -59,7 +62,7 @@ def in_a_process(path: Path) -> dict:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=lambda: there.send(run(path)))
-    process.start()
+    with forking: process.start()
     there.close()
     try: result = here.recv()
     except EOFError: result = {"name": title(path), "seconds": 0., "fell": {"error": "its process died"}}

@@ -42,7 +42,7 @@ def annotations(
     config: RLHFConfig, # temperature, micro_batch_size, and whether values are learnt
 ) -> dict[str, Tensor]: # old_logprobs, ref_logprobs, entropy, kl, and for gae values
     "What policy, reference and value function say of each token: (B, T) each, 0 at padding."
-    size, order = config.micro_batch_size, by_length(rollout)
+    size, order = config.micro_batch_size, by_length(rollout.to_(agent.model.device))
     with precision(config, rollout.mask.device):
         parts = [annotate_rows(agent, ref_model, rollout[rows], config)
                  for rows in (order.split(size) if size else [slice(None)])]

@@ -147,7 +147,7 @@ def ready(trainer: Any, rollout: Rollout) -> Rollout:
     "Scored, finite and annotated. Raises ValueError without scores."
     if rollout.scores is None:
         raise ValueError("this rollout has no scores: call score(rollout, reward_fn) first")
-    require_finite(trainer, rollout, "scores", "baseline")
+    require_finite(trainer, rollout.to_(trainer.device), "scores", "baseline")
     if rollout.old_logprobs is None:
         trainer.annotate(rollout)
     if AGGREGATES[trainer.config.aggregation].takes == "group_tokens":

@@ -199,6 +199,12 @@ class Rollout:
         parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in whole}
         return Rollout(**{name: take(x) for name, x in parts.items() if x is not None})
 
+    def to_(self, device: torch.device | str) -> "Rollout":
+        "All of it on that device, in place."
+        for table in (vars(self), self.score_parts or {}):
+            table.update({name: x.to(device) for name, x in table.items() if torch.is_tensor(x)})
+        return self
+
     def minibatches(self, n: int, generator: torch.Generator | None = None) -> Iterator["Rollout"]:
         "The rows, shuffled, in n nearly equal parts. Raises ValueError for fewer rows than parts."
         if not 1 <= n <= len(self):

@@ -118,6 +118,8 @@ def _check_group(then: Mapping, now: Mapping) -> None:
 # %% ../../nbs/3_training/17_training_state.ipynb #eba1f8f5
 def memory_of_one_step(optimizer, group: dict, parameter: Tensor) -> dict[str, Tensor]:
     "What an optimizer would remember of a parameter like this one: shapes and dtypes, no values."
+    if now := optimizer.state.get(parameter):  # some remember from the beginning
+        return {key: torch.as_tensor(x).to("meta") for key, x in now.items()}
     twin, trial = copy.copy(optimizer), torch.zeros_like(parameter).requires_grad_()
     vars(twin).update({k: x for k, x in vars(optimizer).items() if k not in {*vars(twin), "step"}})
     trial.grad = torch.zeros_like(trial)

@@ -113,7 +113,7 @@ def test_clock_and_versions(monkeypatch):
     monkeypatch.setattr(runs.time, "process_time", lambda: next(cpu))
     assert Clock().read() == {"wall_seconds": 2.35, "cpu_seconds": .5}
     v = versions()
-    assert v["torch"] == torch.__version__ and v["transformers"] == transformers.__version__ and json.dumps(v)
+    assert v["torch"].split("+")[0] == torch.__version__.split("+")[0] and v["transformers"] == transformers.__version__ and json.dumps(v)
 
 
 # --- going on ---
