@@ -74,7 +74,7 @@ def logprobs_from_hidden(
     chunk: int | None = None,               # rows of logits in memory at a time; None: by bytes
     with_entropy: bool = False,             # return (logprobs, entropy)
     *,
-    chunk_bytes: int = 2**24,               # of logits in memory at a time, float32
+    chunk_bytes: int | None = None,         # of logits in memory at a time; None: TILE_BYTES
     scale: int | float = 1.,                # what the head's output is multiplied with
     softcap: int | float | None = None,     # c: logits are then c·tanh(logits/c)
 ) -> Float[Tensor, "tokens"] | tuple[Float[Tensor, "tokens"], ...]: # in nats

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from transformers import PretrainedConfig
 
-from ..objective.logprobs_in_pieces import Pieces
+from ..objective.logprobs_in_pieces import TILE_BYTES
 from .own_plan import (
     lora_numbers, matrix_shapes, memory_parts, skeleton)
 from ..training.metrics import MOST, ROWS
@@ -64,7 +64,7 @@ class Work(NamedTuple):
     lora_rank: int | None = None   # None: all weights learn
     recompute: bool = False        # gradient checkpointing
 
-PIECE = Pieces().bytes // 4 # numbers of a float32 table that is kept for the backward pass
+PIECE = TILE_BYTES["cpu"] // 4 # numbers of a float32 table that is kept for the backward pass
 
 def iteration_flops(config: PretrainedConfig, work: Work) -> dict[str, int]: # by "phase: part"
     "Floating-point operations of one iteration, part by part."

@@ -131,6 +131,16 @@ def test_train(gpu):
     assert len(stopping.train(PROMPTS, reward, progress=False)) == 1 and "kl_stop" in stopping.stopped
 
 
+def test_a_rollout_from_elsewhere(gpu):
+    "Made by hand, or read from a file, it lies on the CPU: it is moved, with all that it holds."
+    trainer = RLHFTrainer(tiny(), None, config(device="cuda"), tokenizer=TOKENIZER)
+    for before in (lambda r: r, lambda r: trainer.score(r, [reward, lambda texts: [None, *reward(texts)[1:]]]), lambda r: trainer.annotate(trainer.score(r, reward))):
+        r = before(trainer.rollout(PROMPTS)).to_("cpu")
+        if r.scores is None: trainer.score(r, reward)
+        trainer.optimize(trainer.advantages(r.to_("cpu")))
+        assert on_gpu(*(x for x in [*vars(r).values(), *(r.score_parts or {}).values()] if torch.is_tensor(x)))
+
+
 @pytest.mark.parametrize("place", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", PRESETS)
 def test_compute_loss(gpu, name, place):
@@ -144,17 +154,17 @@ def test_compute_loss(gpu, name, place):
     assert on_gpu(loss) and on_gpu(*(p.grad for p in trainer.agent.model.parameters()))
 
 
-def annotates_elsewhere(trainer):
-    annotate = trainer.annotate
+def compares_elsewhere(trainer):
+    advantages = trainer.advantages
     def wrong(rollout):
-        rollout = annotate(rollout)
-        rollout.old_logprobs = rollout.old_logprobs.cpu()
+        rollout = advantages(rollout)
+        rollout.advantages = rollout.advantages.cpu()
         return rollout
-    trainer.annotate = wrong
+    trainer.advantages = wrong
 
 
 MISTAKES = {"a reference left behind": lambda t: t.ref_model.cpu(), "a value head left behind": lambda t: t.agent.value_head.cpu(),
-            "half the policy": lambda t: t.agent.model.transformer.h[0].mlp.cpu(), "log-probabilities left behind": annotates_elsewhere}
+            "half the policy": lambda t: t.agent.model.transformer.h[0].mlp.cpu(), "advantages left behind": compares_elsewhere}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
