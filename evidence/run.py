@@ -93,7 +93,7 @@ def control(env_id: str) -> dict:
     return {"config": asdict(SETTINGS[env_id]), "runs": runs}
 
 
-def family() -> dict:
+def family(seeds=(0, 1, 2)) -> dict:
     """Every preset from the same start with the same budget: as its paper has it, and all at one price of KL; DPO beside them.
     Three seeds; and on the first, at one price, half and twice the learning rate."""
     from instruct_goose.objective.group import PRESETS
@@ -107,7 +107,7 @@ def family() -> dict:
         return row | {"curves": curves, "texts": result["texts"]}
 
     runs = []
-    for seed in (0, 1, 2):
+    for seed in seeds:
         shared = prepare(family_config("ppo", seed=seed, progress=False))
         trials = [(name, one, 1) for one in (False, True) for name in PRESETS]
         if not seed: trials += [(name, True, factor) for factor in (.5, 2) for name in PRESETS]
@@ -162,9 +162,9 @@ def exact_run(job: dict) -> dict:
     return row
 
 
-def exact_world() -> dict:
+def exact_world(processes: int = 3) -> dict:
     """The trainer against an optimum that is known: presets, prices, models, padding sides, three seeds; what a constant learning
-    rate costs; where the KL in the loss leads; β from 0 to 20; DPO. About half a CPU-hour, three runs at a time."""
+    rate costs; where the KL in the loss leads; β from 0 to 20; DPO. About half a CPU-hour."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -180,7 +180,7 @@ def exact_world() -> dict:
     jobs += [{"part": "constant", "name": name, "beta": .5, "seed": seed, "settings": {"lr_schedule": "constant"}} for name in three for seed in seeds]
     jobs += [{"part": "price", "name": "rloo", "beta": beta} for beta in (0., .05, .1, .2, .3, 1., 5., 20.)]
     jobs += [{"part": "dpo", "name": "dpo", "beta": beta, "kind": kind} for beta in (.5, 2.) for kind in ("absolute", "rotary")]
-    with ProcessPoolExecutor(3, get_context("spawn")) as pool: runs = list(pool.map(exact_run, jobs))
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool: runs = list(pool.map(exact_run, jobs))
     c = exact_config("ppo", .5)
     return {"config": {k: getattr(c, k) for k in ("steps", "batch_size", "epochs", "minibatches", "lr", "lr_schedule", "lam")}, "runs": runs}
 
@@ -315,15 +315,15 @@ def probe_run(job: tuple[str | None, int]) -> dict:
     return row
 
 
-def probes() -> dict:
-    "The ladder of probes: ten seeds of the shipped trainer, and every broken one with two. Seven CPU-minutes, three at a time."
+def probes(processes: int = 3) -> dict:
+    "The ladder of probes: ten seeds of the shipped trainer, and every broken one with two. Seven CPU-minutes."
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
     from instruct_goose.practice.probes import BROKEN, PROBES
 
     jobs = [(None, seed) for seed in range(10)] + [(bug, seed) for bug in BROKEN for seed in (0, 1)]
-    with ProcessPoolExecutor(3, get_context("spawn")) as pool: runs = list(pool.map(probe_run, jobs))
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool: runs = list(pool.map(probe_run, jobs))
     return {"probes": list(PROBES), "meant_for": {bug: rung for bug, (_, rung) in BROKEN.items()}, "runs": runs}
 
 
@@ -379,7 +379,8 @@ RUNS = ("quickstart", "drift", "family", "control", "exact_world", "resume", "pr
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", help=f"{', '.join(RUNS)}; all without, or gpu alone")
-    parser.add_argument("--seeds", type=int, nargs="+", help="of quickstart (0 to 9) and reviews (0 to 2)")
+    parser.add_argument("--seeds", type=int, nargs="+", help="of quickstart (0 to 9), reviews and family (0 to 2)")
+    parser.add_argument("--processes", type=int, default=3, help="of exact_world and probes")
     parser.add_argument("--missing", action="store_true", help="of gallery: only the bugs and settings that the record lacks")
     parser.add_argument("--draws", type=int, nargs="+", default=[0, 1], help="of the quickstart's initial weights; 0: as they are")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
@@ -395,16 +396,16 @@ def main():
     if not args.only or "drift" in args.only:
         drift.record(root / "evidence/drift.json", origin("python evidence/run.py drift"))
     if not args.only or "family" in args.only:
-        write("family", {"origin": origin("python evidence/run.py family")} | family())
+        write("family", {"origin": origin("python evidence/run.py family")} | family(args.seeds or (0, 1, 2)))
     if not args.only or "control" in args.only:
         made_by = origin("python evidence/run.py control") | {"gymnasium": version("gymnasium")}
         write("control", {"origin": made_by} | {env_id: control(env_id) for env_id in ("CartPole-v1", "Pendulum-v1")})
     if not args.only or "exact_world" in args.only:
-        write("exact_world", {"origin": origin("python evidence/run.py exact_world")} | exact_world())
+        write("exact_world", {"origin": origin("python evidence/run.py exact_world")} | exact_world(args.processes))
     if not args.only or "resume" in args.only:
         write("resume", {"origin": origin("python evidence/run.py resume")} | resume())
     if not args.only or "probes" in args.only:
-        write("probes", {"origin": origin("python evidence/run.py probes")} | probes())
+        write("probes", {"origin": origin("python evidence/run.py probes")} | probes(args.processes))
     if not args.only or "gallery" in args.only:
         write("gallery", gallery(json.loads((root / "evidence/gallery.json").read_text("utf-8")) if args.missing else None))
     if not args.only or "doctor" in args.only:

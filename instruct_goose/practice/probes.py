@@ -181,7 +181,7 @@ def _paid_first(trainer, r):
     r.advantages, r.returns = gae(r.rewards, r.values, r.mask, c.gamma, c.lam)
 
 def _without_end(trainer, r):
-    end = torch.isin(r.response_ids, torch.tensor(trainer.eos_ids))
+    end = torch.isin(r.response_ids, torch.tensor(trainer.eos_ids, device=r.mask.device))
     end[:, 0] = False  # a row keeps its first token
     r.mask = r.mask & ~end
 
