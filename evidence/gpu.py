@@ -6,7 +6,8 @@
 
 1. The quickstart, end to end.
 2. One PPO iteration of two models with random weights, in float32 and bfloat16: GPT-2 small (124 million parameters) and a Llama
-   of 135 million (30 layers of width 576, 49,152 tokens). Tokens a second by phase, the most memory a phase takes.
+   of 135 million (30 layers of width 576, 49,152 tokens). Tokens a second by phase, how much of the time the GPU computes (the rest
+   it waits for Python), the most memory a phase takes. And log-probabilities in pieces of several sizes.
 3. Log-probabilities, loss and gradient of both against the CPU's float64, within bounds that `bounds` derives.
 4. A run that is interrupted and resumed, against one that is not.
 """
@@ -99,6 +100,24 @@ def iterate(trainer, batch: dict, meter) -> int:
     return int(rollout.mask.sum())
 
 
+def computing(trainer, batch: dict) -> dict:
+    "Seconds in which the GPU computes, by phase, in one more iteration under torch's profiler."
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    seconds = {}
+
+    def watched(phase, f, *args):
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            out = f(*args)
+            torch.cuda.synchronize()
+        seconds[phase] = sum(e.self_device_time_total for e in seen.key_averages() if e.device_type.name == "CUDA") / 1e6
+        return out
+
+    iterate(trainer, batch, watched)
+    return seconds
+
+
 def iteration(make, dtype: str, device: str, sizes: dict) -> dict:
     "Medians over the repeats, after one iteration that warms up."
     import torch
@@ -110,9 +129,30 @@ def iteration(make, dtype: str, device: str, sizes: dict) -> dict:
     meter = Meter(device)
     tokens = [iterate(trainer, prompts(vocab, sizes, seed), meter) for seed in range(1, 1 + sizes["repeats"])]
     seconds = {phase: statistics.median(meter.seconds[phase]) for phase in PHASES}
-    return {"parameters": parameters, "tokens": statistics.median(tokens), "seconds": seconds,
+    busy = computing(trainer, prompts(vocab, sizes, 1 + sizes["repeats"])) if device == "cuda" else {}
+    return {"parameters": parameters, "tokens": statistics.median(tokens), "seconds": seconds, "computing_seconds": busy,
             "tokens_per_second": {phase: statistics.median(tokens) / s for phase, s in seconds.items()},
             "peak_gib": {phase: x / 2**30 for phase, x in meter.bytes.items()}}
+
+
+def pieces(device: str, rehearse: bool) -> dict:
+    "Log-probabilities under GPT-2's head and their gradient, milliseconds, the least of five: by bytes in a piece, and over the whole table."
+    import torch
+
+    from instruct_goose.objective.logprobs import logprobs_from_hidden
+
+    tokens, width, vocab = (32, 16, 300) if rehearse else (4096, 768, 50_257)
+    dice = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, width, generator=dice).div(width ** .5).to(device).requires_grad_() for n in (tokens, vocab))
+    sampled = torch.randint(0, vocab, (tokens,), generator=dice).to(device)
+    ways = {f"{n} MiB": lambda n=n: logprobs_from_hidden(hidden, weight, sampled, chunk_bytes=n * 2**20) for n in (4, 16, 64, 256, 1024)}
+    ways["whole table"] = lambda: torch.log_softmax(hidden @ weight.T, -1).gather(1, sampled[:, None])
+    found = {}
+    for name, way in ways.items():
+        meter = Meter(device)
+        for _ in range(2 if rehearse else 5): meter("both", lambda way=way: way().sum().backward())
+        found[name] = 1000 * min(meter.seconds["both"])
+    return found
 
 
 # --- 3. agreement -----------------------------------------------------------------------------------------------------
@@ -251,6 +291,8 @@ def measure(rehearse: bool) -> dict:
         row = {dtype: iteration(make, dtype, device, sizes) for dtype in UNIT}
         figures["models"][name] = row | {"agreement": agreement(make, device, sizes)}
         print(name, json.dumps(rounded(figures["models"][name], 3)), flush=True)
+    figures["pieces_ms"] = pieces(device, rehearse)
+    print("pieces", json.dumps(rounded(figures["pieces_ms"], 3)), flush=True)
     torch.use_deterministic_algorithms(True, warn_only=True)
     figures["resume"] = resumed(next(iter(made.values())), device, sizes)
     torch.use_deterministic_algorithms(False)
@@ -270,12 +312,17 @@ def _table(figures: dict) -> str:
     o, q, r = figures["origin"], figures["quickstart"], figures["resume"]
     text = [f"Measured on one {o['gpu']} ({o['memory_gib']:.0f} GiB, CUDA {o['cuda']}, torch {o['torch']}), commit {o['commit'][:7]}: "
             f"a PPO iteration of {figures['sizes']['batch_size']} responses of up to {figures['sizes']['max_new_tokens']} tokens, random weights.",
-            "| model | weights | tokens a second: writing | annotating | updating | most memory, GiB |\n|---|---|---|---|---|---|"]
+            "| model | weights | tokens a second: writing | annotating | updating | most memory, GiB | the GPU computes |\n|---|---|---|---|---|---|---|"]
     dtypes = list(UNIT)
     for name, row in figures["models"].items():
         for dtype in dtypes:
             speed, memory = row[dtype]["tokens_per_second"], row[dtype]["peak_gib"]
-            text[-1] += f"\n| {name} | {dtype} | {' | '.join(f'{speed[p]:,.0f}' for p in PHASES)} | {max(memory.values(), default=0):.1f} |"
+            busy = sum(row[dtype]["computing_seconds"].values()) / sum(row[dtype]["seconds"].values())
+            text[-1] += f"\n| {name} | {dtype} | {' | '.join(f'{speed[p]:,.0f}' for p in PHASES)} | {max(memory.values(), default=0):.1f} | {busy:.0%} |"
+    text += ["The last column is the share of an iteration in which the GPU computes. The rest of the time it waits to be told what: models "
+             "and batches of this size do not fill it.",
+             "Log-probabilities of 4,096 tokens under GPT-2's head with their gradient, milliseconds, by the size of a "
+             f"[piece](1_objective/01_logprobs_in_pieces.ipynb): {', '.join(f'{name} {ms:.0f}' for name, ms in figures['pieces_ms'].items())}."]
     text += ["Against the CPU's float64, largest difference of a log-probability, difference of the loss, relative difference of the "
              "gradient; in brackets the bound that rounding allows.", "| model | weights | log-probability | loss | gradient |\n|---|---|---|---|---|"]
     for name, row in figures["models"].items():
