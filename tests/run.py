@@ -14,10 +14,10 @@ from pathlib import Path
 root = Path(__file__).parents[1]
 bin = Path(sys.executable).parent
 WHY = "       why: "  # the line below a notebook that fell, in tests/notebooks.py
-# the shorter of the lessons that fell on another machine once; `make portable` has the quickstart and the family too
-FELL_ELSEWHERE = ["2_models/02_reward", "3_training/01_trainer", "4_practice/11_invariances"]
+# the shorter of the lessons that fell on another machine once; `make portable` has all
+FELL_ELSEWHERE = ["2_models/02_reward", "3_training/01_trainer", "4_practice/04_family", "4_practice/11_invariances"]
 # steps of one process each: two lanes of them side by side, where there are two workers
-LANES = [["portable"], ["ruff", "current", "site"]]
+LANES = [["portable", "types"], ["ruff", "current", "site"]]
 
 
 def other_machine() -> tuple[str, dict]:
@@ -43,10 +43,12 @@ def steps(workers: int, deep: bool = False) -> dict:
         "portable": (
             f"the lessons that once fell elsewhere, on another processor's arithmetic: {other_machine()[0]}",
             [python, "tests/notebooks.py", "--workers", "1", *FELL_ELSEWHERE]),
+        "types": ("a type checker finds nothing", [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/repo/test_types.py"]),
         "site": ("the site builds without a warning, every formula is valid", [python, "docs/build.py", "--quiet"]),
         "pytest": (
             "properties, parity, reliability, repository and site",
-            [python, "-m", "pytest", "-ra", "-n", str(workers), "--dist", "worksteal", "--ignore=tests/repo/test_current.py",
+            [python, "-m", "pytest", "-ra", "-n", str(workers), "--dist", "worksteal",
+             "--ignore=tests/repo/test_current.py", "--ignore=tests/repo/test_types.py",
              *["--deep"] * deep, "tests"]),
     }
 
