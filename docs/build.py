@@ -371,6 +371,21 @@ def attacks_table() -> str:
             + "\n".join(f"| {' | '.join([what, *now(row)])} |" for what, row in rows.items()))
 
 
+def portable_table(path: Path = ROOT / "evidence/portable.json") -> str:
+    "On other arithmetic: what ran under each variant, where, and what fell."
+    if not path.is_file(): return "Not recorded yet: `make portable` takes hours."
+    rows = []
+    for variant, e in json.loads(path.read_text("utf-8")).items():
+        if "not_run" in e:
+            rows.append([variant, "", "", "", f"not run: {e['not_run']}"])
+            continue
+        o, fell = e["origin"], [f.get("notebook") or f.get("test") or f["error"] for f in e["fell"]]
+        rows.append([variant, f"{o['processor']}, Python {o['python']}, torch {o['torch']}, {o['commit'][:7]}", f"{e['notebooks']:,}",
+                     f"{e['tests']:,}", ", ".join(f"`{name}`" for name in fell) or "nothing"])
+    return ("| variant | where | lessons | tests | what fell |\n|---|---|---|---|---|\n"
+            + "\n".join(f"| {' | '.join(row)} |" for row in rows))
+
+
 def tables_page(links: Links, near: Page) -> str:
     "The tables that lessons compute, in one place: made by the package's own functions."
     from instruct_goose.objective.group import preset_notes, preset_table
@@ -391,6 +406,9 @@ def tables_page(links: Links, near: Page) -> str:
             "with poisons and splits.", tried_table(),
             "The second round went for what the first had not thought of. Settings are in the first table: every class of them is fuzzed since.",
             attacks_table(),
+            "## On other arithmetic", "All lessons and all tests but those of the repository, as `make portable` runs them: with the instructions of older processors "
+            "(`default`, `avx2`), with two threads, with initial weights times 1 + 10⁻⁶·noise (`jitter`: what draws weights and trains them), "
+            "on other Pythons, and the lessons where torch sees a GPU.", portable_table(),
             "## On a GPU", gpu_table(),
             "## Same name, different mathematics", "What libraries compute under one name, each on the same input. "
             "Above each table stands the test that tells them apart; [the lesson](4_practice/07_same_name.ipynb) has the reasons."]

@@ -1,4 +1,4 @@
-"""Notebooks and tests on other machines' arithmetic: `make portable`, or `make portable ARGS="avx2 jitter:1-3 python3.12"`.
+"""Lessons and tests (all but tests/repo, which reads files) on other machines' arithmetic: `make portable`, or `make portable ARGS="avx2 jitter:1-3 python3.12"`.
 
 native       as it is here, and what draws initial weights and trains them is noted down
 default      no vector instructions: torch's and oneDNN's plainest kernels, MKL's compatible ones
@@ -89,7 +89,7 @@ def run(variant: str, python: str, workers: int, quiet: dict) -> dict:
         if variant == "native": env["GOOSE_NOTES"] = str(notes)
         jitter = variant.startswith("jitter")
         lessons = sorted(p.relative_to(root / "nbs").with_suffix("").as_posix() for p in (root / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-        files = sorted(p.relative_to(root).as_posix() for p in (root / "tests").rglob("test_*.py"))
+        files = sorted(p.relative_to(root).as_posix() for p in (root / "tests").rglob("test_*.py") if "repo" not in p.parts)  # that one reads files
         skip = set(quiet.get("notebooks", []) + quiet.get("tests", [])) if jitter else set()
         env["PATH"] = f"{Path(python).parent}{os.pathsep}{env['PATH']}"
         subprocess.run([python, "tests/notebooks.py", "--workers", str(workers), "--json", notebooks, *(n for n in lessons if n not in skip)], cwd=root, env=env)
