@@ -66,7 +66,8 @@ def train_in(
         return from_first(dict)
     [(out, keeper)] = opened
     with keeper:
-        write_json(out / "config.json", {"algorithm": config.algorithm} | settings_of(config))
+        settings = settings_of(config) | {"stop_token_ids": trainer.eos_ids}
+        write_json(out / "config.json", {"algorithm": config.algorithm} | settings)
         metrics = train_policy(trainer, prompts, reward_fn, out, keeper.stage(MAIN), held_out,
                                progress)
         trainer.save_pretrained(policy)
