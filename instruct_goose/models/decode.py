@@ -148,17 +148,17 @@ def gpt2_weights(model: Any, length: int) -> Weights: # for texts of at most thi
     "Absolute positions, layer norms, a feed-forward part of two matrices."
     trunk, config = model.transformer, model.config
     tokens, positions = trunk.wte.weight, trunk.wpe.weight
-    act = ACTIVATIONS[config.activation_function]
+    act, size = ACTIVATIONS[config.activation_function], config.n_embd // config.n_head
 
     def layer(block: Any) -> Layer:
         attn, up, down = block.attn, affine(block.mlp.c_fc), affine(block.mlp.c_proj)
         return Layer(centred(block.ln_1), affine(attn.c_attn), affine(attn.c_proj),
-                     centred(block.ln_2), lambda x: down(act(up(x))), attn.scaling)
+                     centred(block.ln_2), lambda x: down(act(up(x))),
+                     getattr(attn, "scaling", size**-.5))  # transformers 5.0 keeps none
 
     norm, head = centred(trunk.ln_f), linear(model.lm_head)
     return Weights(lambda a, p: tokens[a] + positions[p], None, [layer(b) for b in trunk.h],
-                   lambda x: head(norm(x)), config.n_head, config.n_head,
-                   config.n_embd // config.n_head)
+                   lambda x: head(norm(x)), config.n_head, config.n_head, size)
 
 # %% ../../nbs/2_models/08_decode.ipynb #dec0de1b
 def scaled(norm: Any) -> Rows:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -21,7 +21,7 @@ from ..models.encoding import encode_all, token_limit
 from .own_inputs import (
     load_reward, model_place, own_tokenizer, read_demos, read_prompts, try_reward)
 from .own_plan import load_config, memory_parts, memory_table, spread_of
-from ..training.config import Count, OneOf, Positive, RLHFConfig
+from ..training.config import Count, Positive, RLHFConfig
 from .own_settings import (
     OwnRun, as_yaml, need_adapters, own_model, refuse_used)
 from ..training.evaluation import plot_metrics, text_table
@@ -36,7 +36,7 @@ from ..training.runs import (
     Clock, finished_run, open_run, save_model, settings_of, train_policy, write_json, write_whole)
 from ..training.setup import EVALUATION, generator
 from ..training.sft import train_lm
-from ..training.trackers import TRACKERS, need_tracker, tracked
+from ..training.trackers import Track, need_tracker
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/4_practice/13_own_run.ipynb #38fdfd7a
@@ -50,7 +50,7 @@ class TrainConfig(RLHFConfig, OwnRun):
     sft_steps: Count = 100  # updates of that stage
     sft_batch_size: Count = 8  # texts per update
     sft_lr: Positive = 1e-5  # its learning rate
-    track: Annotated[str, OneOf(TRACKERS)] | None = None  # also tell this program, as it goes
+    track: Track = None  # also tell this program, as it goes
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from RLHFConfig.conflicts(self)
@@ -171,9 +171,8 @@ def _train(config: TrainConfig, found: Found, out: Path, keeper: Keeper) -> dict
     reward = found.rewards if len(found.rewards) > 1 else found.rewards[0]
     asked = (found.held_out or found.rows)[:64]
     before = answers(trainer, asked, reward)
-    with tracked(trainer, config.track, out, settings_of(config)):
-        metrics = train_policy(trainer, found.rows, reward, out, keeper.stage(MAIN),
-                               found.held_out, config.progress)
+    metrics = train_policy(trainer, found.rows, reward, out, keeper.stage(MAIN), found.held_out,
+                           config.progress, config.track)
     trainer.save_pretrained(out / "policy")
     after = answers(trainer, asked, reward)
     plot_metrics(metrics, out)

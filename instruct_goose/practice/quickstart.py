@@ -18,22 +18,21 @@ import torch
 from ..models.agent import Agent, create_reference_model
 from ..models.reward import RewardModel
 from ..models.text import word_tokenizer
-from instruct_goose.practice.film_reviews import (
-    distinct_2, grammatical, human_score, pair_ceiling, rater_pairs, vocabulary, write_reviews,
-)
+from .film_reviews import (
+    distinct_2, grammatical, human_score, pair_ceiling, rater_pairs, vocabulary, write_reviews)
 from instruct_goose.practice.run_parts import (
     beginnings, best_texts, models_table, side_by_side, small_gpt2, spread, summary_of, tuned_on,
     write_report)
 from ..training.evaluation import ended, kl_to_reference, plot_metrics, write
 from ..training.fit import one_seed, torch_threads
 from ..training.reward_training import pair_accuracy, train_reward_model
-from instruct_goose.training.runs import (
-    Clock, finished_run, open_run, save_model, saving_conflicts, train_policy, write_json,
-)
+from ..training.runs import (
+    Clock, finished_run, open_run, save_model, saving_conflicts, train_policy, write_json)
 from ..training.sft import lm_nats, train_lm
 from ..training.keeper import MAIN, Stage
 from ..training.rollout import Rollout
 from ..training.config import Count, Limit, NotNegative, Positive, RLHFConfig
+from ..training.trackers import Track
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/4_practice/01_quickstart.ipynb #c0c8c1b1
@@ -78,6 +77,7 @@ class QuickstartConfig(RLHFConfig):
     tune_steps: Count = 60  # updates of the second baseline
     tune_lr: Positive = 1e-3  # its learning rate
     progress: bool = True  # progress bars
+    track: Track = None  # also tell this program, as it goes: tensorboard, wandb or trackio
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()
@@ -287,7 +287,7 @@ def _improve(config, out, keeper, data, tokenizer, lm, reward_model, stages):
           f"make the better ones likelier; each nat of KL to the SFT model costs {config.beta}.")
     trainer = make_trainer(config, lm, tokenizer)
     metrics = train_policy(trainer, data.prompts, reward_model, out, keeper.stage(MAIN), held_out,
-                           config.progress)
+                           config.progress, config.track)
     policy = trainer.agent.model.eval()
     save_model(policy, tokenizer, out / "policy")
     after_texts, after = evaluate(config, policy, lm, tokenizer, reward_model, held_out)

@@ -34,6 +34,7 @@ from ..training.keeper import Stage
 from ..training.rollout import Rollout
 from ..training.runs import saving_conflicts
 from ..training.sft import train_lm
+from ..training.trackers import Track
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/4_practice/02_rated_stages.ipynb #19b82bda
@@ -109,6 +110,7 @@ class ReviewsConfig(RLHFConfig):
     tune_steps: Count = 40  # updates of the second baseline
     tune_lr: Positive = 1e-3  # its learning rate
     progress: bool = True  # progress bars
+    track: Track = None  # also tell this program, as it goes: tensorboard, wandb or trackio
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()

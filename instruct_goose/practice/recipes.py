@@ -33,6 +33,7 @@ from ..training.rollout import Rollout, complete
 from ..training.runs import (
     Clock, finished_run, open_run, saving_conflicts, train_policy, write_json)
 from ..training.setup import EVALUATION, generator
+from ..training.trackers import Track
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/4_practice/13_recipes.ipynb #4ec108
@@ -50,6 +51,7 @@ class RecipeConfig(RLHFConfig):
     lora_top: Count | None = 8  # blocks that have them, from the last on; none: all
     eval_samples: Count = 64  # responses to judge a model by, before and after
     progress: bool = True  # progress bars
+    track: Track = None  # also tell this program, as it goes: tensorboard, wandb or trackio
     device: Literal["auto", "cpu", "cuda"] = "cpu"
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
@@ -82,7 +84,7 @@ def run_task(
         print(f"The run goes to {out}. {config.algorithm.upper()}, seed {config.seed}.")
         before, figures = look_at(trainer, task, config.eval_samples)
         metrics = train_policy(trainer, task.prompts, task.reward, out, keeper.stage(MAIN),
-                               progress=config.progress)
+                               progress=config.progress, track=config.track)
         trainer.agent.save_pretrained(out / "policy")
         after, found = look_at(trainer, task, config.eval_samples)
         plot_metrics(metrics, out)
@@ -170,6 +172,7 @@ class RecipeFlags(Settings):
     cache: Path | None = None  # where the plain model is kept between runs; none: nowhere
     stand_in: bool = False  # a tiny model with random weights: to try the program out
     progress: bool = True  # progress bars
+    track: Track = None  # also tell this program, as it goes: tensorboard, wandb or trackio
 
 # %% ../../nbs/4_practice/13_recipes.ipynb #c005eaa1
 def run_recipe(

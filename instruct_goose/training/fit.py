@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from ..models.agent import context_length
+from .callbacks import Line
 from .checks import require_trainable
 from .keeper import Stage
 from .state import joined, part
@@ -160,15 +160,13 @@ def fit(
         history = load_fit_state(model, optimizer, generators, steps, *stage.found)
     for _ in history:
         next(rows) # a shuffle can only be reached by shuffling
-    bar = tqdm(desc=desc, total=steps, initial=len(history), disable=not progress, mininterval=.5)
-    with training_mode(model), bar:
+    with training_mode(model), Line(steps, desc, len(history), progress) as line:
         for step in range(len(history), steps):
             rate = lr * cosine(step, steps, warmup, floor)
             loss = loss_of(next(rows))
             log = gradient_step(optimizer, loss, rate, max_grad_norm, f"{desc}, step {step}")
             history.append({"step": step, **log})
-            bar.set_postfix_str(f"loss {log['loss']:.3f}", refresh=False)
-            bar.update()
+            line.step(f"loss {log['loss']:.3f}")
             if callback is not None:
                 callback(step, history[-1])
             if stage is not None:

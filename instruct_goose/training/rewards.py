@@ -92,7 +92,13 @@ def check_scores(
             first = f"; the first without a score is {named(len(numbers), texts, kind, prompts)}"
         raise ValueError(f"{where}the reward function returned {len(numbers)} scores "
                          f"for {len(texts)} {kind}s{first}")
-    left_out = torch.tensor([x is None and optional for x in numbers])
+    if not optional and any(x is None for x in numbers):
+        i = next(i for i, x in enumerate(numbers) if x is None)
+        raise TypeError(f"{where}the score of {named(i, texts, kind, prompts)} is None, which "
+                        "says that the function does not apply, and no other one judges it: "
+                        "return a number, or give a list of functions, of which one applies to "
+                        "each text")
+    left_out = torch.tensor([x is None for x in numbers])
     checked = torch.tensor([
         0. if left_out[i]
         else as_number(x, f"{where}the score of {named(i, texts, kind, prompts)}")

@@ -15,12 +15,13 @@ from typing import Any
 from ..models.agent import Agent
 from .config import Count, RLHFConfig
 from .evaluation import text_table
-from .keeper import MAIN, Keeper
+from .keeper import MAIN, Keeper, Unkept
 from .metrics import Metrics
 from .processes import by_first, from_first, is_first, same_weights
 from .runs import (
     Clock, finished_run, longer, open_run, reason_to_stop, rest_of, settings_of, train_policy,
     versions, write_json, write_whole)
+from .sharded import is_sharded
 from .state import load_module, module_state
 
 # %% ../../nbs/3_training/20_run_dir.ipynb #cd0dd7ef
@@ -46,7 +47,11 @@ def train_in(
 ) -> dict: # the summary, as written to summary.json
     """`trainer.train`, written to a directory, or the rest of it. Raises, before anything is
     trained, FileExistsError for a directory that holds something, ValueError for a run that had
-    other settings or other prompts."""
+    other settings or other prompts, and for checkpoints of weights in pieces (FSDP)."""
+    cut_up = is_sharded(trainer.agent)
+    if cut_up and (resume or save_every is not None):
+        raise ValueError("weights in pieces (FSDP) are not saved in the middle of a run: pass "
+                         "save_every=None; log, samples and the policy at the end are written")
     own = {f.name: getattr(trainer.config, f.name) for f in fields(RLHFConfig)}
     config = RunSettings(**own, output_dir=Path(run_dir), save_every=save_every, keep=keep,
                          resume=resume)
@@ -66,9 +71,10 @@ def train_in(
         return from_first(dict)
     [(out, keeper)] = opened
     with keeper:
-        write_json(out / "config.json", {"algorithm": config.algorithm} | settings_of(config))
-        metrics = train_policy(trainer, prompts, reward_fn, out, keeper.stage(MAIN), held_out,
-                               progress)
+        settings = settings_of(config) | {"stop_token_ids": trainer.eos_ids}
+        write_json(out / "config.json", {"algorithm": config.algorithm} | settings)
+        stage = Unkept(keeper, MAIN) if cut_up else keeper.stage(MAIN)
+        metrics = train_policy(trainer, prompts, reward_fn, out, stage, held_out, progress)
         trainer.save_pretrained(policy)
         summary = summary_of_training(trainer, keeper, metrics)
         write_whole(policy / "README.md", model_card(summary))

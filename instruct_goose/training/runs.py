@@ -29,6 +29,7 @@ from .keeper import HALF_WRITTEN, Keeper, Stage, refuse_other_run
 from .metrics import Metrics
 from .microscope import looked_at, read_tokens, seen_tokens
 from .rollout import Rollout
+from .trackers import need_tracker, tracked
 from .trainer import RLHFTrainer
 
 # %% ../../nbs/3_training/15_runs.ipynb #63372f12
@@ -106,7 +107,6 @@ def save_model(
     """Weights (safetensors), config and tokenizer, as transformers' `from_pretrained` reads them.
     Raises OSError, saying what to do, if they cannot be written."""
     from transformers.utils import logging
-
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # "Writing model shards" tells nobody anything
     try:
@@ -143,14 +143,15 @@ class Clock:
 
 # %% ../../nbs/3_training/15_runs.ipynb #acdedae8
 def open_run(
-    config: Any,        # with output_dir, save_every, keep, resume and steps
+    config: Any,        # with output_dir, save_every, keep, resume, steps; perhaps track
     name: str,          # of a new directory under runs/, if none is given
     clock: Any = None,  # has `read()`: seconds so far
     **more: Any,        # what else must be the same when the run is resumed
 ) -> tuple[Path, Keeper]: # the directory, and what keeps its state: run in `with keeper:`
     """A directory for a new run, or the one that is to go on. Raises, before anything is written,
     FileExistsError for a directory that holds something else, ValueError for a run with other
-    settings or damaged files."""
+    settings, damaged files, or a tracker that is not installed."""
+    need_tracker(getattr(config, "track", None))
     out = config.output_dir
     if config.resume and any((out / x).exists() for x in ("config.json", "checkpoints")):
         check_same_run(config)
@@ -163,9 +164,8 @@ def open_run(
         if found is None or keeper.latest[1] is None:
             print("Nothing is saved here yet: the run starts over.")
         else:
-            stage, at, of = keeper.latest[1]
-            print(f"Going on from {found.name}: "
-                  f"{at} of {of} steps of the stage {stage!r} are done.")
+            stage, i, n = keeper.latest[1]
+            print(f"Going on from {found.name}: {i} of {n} steps of the stage {stage!r} are done.")
     return out, keeper
 
 def finished_run(config: Any) -> dict | None: # its summary
@@ -268,6 +268,7 @@ def train_policy(
     stage: Stage,
     held_out: Sequence | dict | None = None, # prompts, for a config with eval_every
     progress: bool = True,
+    track: str | None = None, # a key of TRACKERS: also tell that program
 ) -> list[Metrics]: # of all iterations, those of an earlier sitting among them
     """`trainer.train` from where the stage was left, with metrics.jsonl and checkpoints. With
     keep_best it ends with the best policy, that of `trainer.best_iteration`; `trainer.stopped`
@@ -278,7 +279,8 @@ def train_policy(
         trainer.callbacks.append(log)
         try:
             left = rest_of(prompts, trainer.prompts_seen)
-            trainer.train(left, reward_fn, progress=progress, held_out=held_out)
+            with tracked(trainer, track, out):
+                trainer.train(left, reward_fn, progress=progress, held_out=held_out)
         except KeyboardInterrupt:
             if stage.found is not None:
                 log.put_back(trainer)  # an iteration may be half done

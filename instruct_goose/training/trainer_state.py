@@ -45,7 +45,8 @@ class Resumable(Protocol):
     stopped: str | None
 
 CHANGES_NOTHING = (
-    "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout")
+    "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout",
+    "even_if_worse", "track")
 COUNTERS = (
     "iteration", "prompts_seen", "beta", "ent_coef", "best_reward", "best_iteration", "stopped")
 

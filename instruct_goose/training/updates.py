@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['learnt', 'minibatches_of', 'far_enough', 'micro_batches', 'averaging', 'importance_weights', 'objective_settings',
-           'kl_penalty', 'Seen', 'backward', 'left_over', 'clip_gradients', 'lr_factor', 'set_learning_rate',
-           'set_rates', 'make_optimizer', 'learning']
+           'kl_penalty', 'Seen', 'backward', 'one_number', 'left_over', 'clip_gradients', 'lr_factor',
+           'set_learning_rate', 'set_rates', 'make_optimizer', 'learning']
 
 # %% ../../nbs/3_training/07_updates.ipynb #3464f50d
 import math
@@ -135,7 +135,7 @@ def kl_penalty(
 class Seen(NamedTuple):
     "What is left of a micro-batch."
     logprobs: Float[Tensor, "batch time"] # log π before the step
-    parts: dict[str, Tensor] # of the loss
+    parts: dict[str, Tensor] # of the loss, a number each
     pulls: dict[str, Tensor] # −∂L/∂x of logprobs, values and entropy, where they learn
     stale: float             # norm of a gradient that was there before: 0
 
@@ -147,6 +147,7 @@ def backward(
     now = trainer.now(micro)
     pulled = {name: x for name, x in now._asdict().items() if x is not None and x.requires_grad}
     loss, parts = trainer.loss(now, micro)
+    parts = {name: one_number(name, x, loss) for name, x in parts.items()}
     require_finite_loss(trainer, loss, now, micro)
     for x in pulled.values():
         x.retain_grad()
@@ -154,6 +155,14 @@ def backward(
     loss.backward()
     pulls = {name: -x.grad for name, x in pulled.items() if x.grad is not None}
     return Seen(now.logprobs.detach(), parts, pulls, stale)
+
+def one_number(name: str, x: Any, loss: Tensor) -> Tensor: # detached, where the loss is
+    "A part of the loss, for the log. Raises ValueError for more or less than a number."
+    part = torch.as_tensor(x, device=loss.device).detach()
+    if part.numel() != 1:
+        raise ValueError(f"loss returned {name!r} of shape {tuple(part.shape)} among its parts, "
+                         "and the log wants one number: take a sum or a mean of it")
+    return part.reshape(())
 
 def left_over(agent: Agent) -> float:
     "Norm of the gradient that the policy's last learning parameter has already."

@@ -10,6 +10,7 @@ from instruct_goose.practice import quickstart, real_reviews
 from instruct_goose.practice.cli import COMMANDS, main
 from instruct_goose.practice.quickstart import QuickstartConfig
 from instruct_goose.practice.real_reviews import ReviewsConfig
+from instruct_goose.training.trackers import TRACKERS, Tracker
 
 TINY = ["--reviews", "300", "--pairs", "60", "--held-out-pairs", "40", "--sft-steps", "12", "--rm-steps", "6", "--steps", "2", "--batch-size", "16",
         "--eval-samples", "32", "--tune-steps", "2", "--no-progress"]
@@ -43,6 +44,30 @@ def test_sample_reads_that_run(run, monkeypatch, capsys):
     main(["sample", "runs/quickstart", "the film", "--n", "2"])
     assert sum("| the film" in line for line in capsys.readouterr().out.splitlines()) == 2
     with pytest.raises(SystemExit, match="'zyzzyva'"): main(["sample", "runs/quickstart", "zyzzyva"])
+
+
+def test_sample_stops_where_the_run_stopped(tmp_path, capsys):
+    "A model that writes a b c d a b c … for certain. A string that ends inside the third word, a token, and neither."
+    import torch
+    import transformers
+
+    from instruct_goose.models.text import word_tokenizer
+    words = word_tokenizer(list("abcd"), 16, pad="<end>", bos="<end>", eos="<end>")
+    a, b, c, d, end = words.convert_tokens_to_ids([*"abcd", "<end>"])
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(words), n_positions=16, n_embd=len(words), n_layer=1, n_head=1,
+                                                                 tie_word_embeddings=False, bos_token_id=end, eos_token_id=end))
+    with torch.no_grad():
+        block = model.transformer.h[0]
+        for part in (block.attn.c_proj, block.mlp.c_proj, model.transformer.wpe, model.lm_head):
+            for p in part.parameters(): p.zero_()
+        model.transformer.wte.weight.copy_(torch.eye(len(words)))
+        for now, then in ((a, b), (b, c), (c, d), (d, a), (end, a)): model.lm_head.weight[then, now] = 50.
+    model.save_pretrained(tmp_path / "policy"); words.save_pretrained(tmp_path / "policy")
+    for settings, says in (({}, "a b c d a b"), ({"stop_strings": None, "stop_token_ids": None}, "a b c d a b"), ({"stop_strings": ["b c"]}, "a b c"), ({"stop_token_ids": [d]}, "a b c d"),
+                           ({"stop_strings": ["d a"], "stop_token_ids": [end]}, "a b c d a")):
+        if settings: (tmp_path / "config.json").write_text(json.dumps(settings))
+        main(["sample", str(tmp_path), "a", "--n", "1", "--max-new-tokens", "5"])
+        assert f"| {says} |" in " ".join(capsys.readouterr().out.split()), settings
 
 
 def test_a_directory_that_holds_a_run_is_refused(run, monkeypatch):
@@ -114,11 +139,33 @@ def test_help_shows_the_presets_and_their_values(capsys, monkeypatch):
 
 def test_a_run_of_another_algorithm_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    main(["quickstart", *TINY, "--no-baselines", "--algorithm", "remax", "--output-dir", "run"])
+    seen = []
+    class Listens(Tracker):
+        def open(self, iteration): seen.append((self.run_dir.name, self.settings["reviews"], self.settings["algorithm"]))
+        def numbers(self, numbers, iteration): seen.append((iteration, "optimize/lr" in numbers))
+        def shut(self): seen.append("shut")
+    monkeypatch.setitem(TRACKERS, "tensorboard", Listens)
+    monkeypatch.setattr("instruct_goose.training.trackers.find_spec", lambda name: name)
+    main(["quickstart", *TINY, "--no-baselines", "--algorithm", "remax", "--output-dir", "run", "--track", "tensorboard"])
+    assert seen == [("run", 300, "remax"), (0, True), (1, True), "shut"]
     assert "3 REMAX: 2 times" in capsys.readouterr().out
     config, summary = (json.loads((tmp_path / f"run/{file}.json").read_text()) for file in ("config", "summary"))
     assert config["algorithm"] == summary["config"]["algorithm"] == "remax"
     assert all("baseline_mean" in json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("command", [["quickstart"], ["reviews", "--data", "texts"], ["recipe", "smollm-sentiment", "--stand-in"]])
+def test_a_tracker_that_is_no_tracker_or_not_installed_is_refused_and_leaves_nothing(command, tmp_path, monkeypatch, capsys):
+    from test_real_reviews import PRAISE, corpus
+    monkeypatch.chdir(tmp_path)
+    corpus(tmp_path / "texts", "a", 30, PRAISE, 3)
+    if command[0] == "reviews": command = [*command, "--held-out", "5"]
+    monkeypatch.setattr("instruct_goose.training.trackers.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="--track wandb needs the package wandb, which is not installed here"): main([*command, "--track", "wandb"])
+    capsys.readouterr()
+    with pytest.raises(SystemExit): main([*command, "--track", "mlflow"])
+    shown = capsys.readouterr()
+    assert "tensorboard" in shown.err + shown.out and [p.name for p in tmp_path.iterdir()] == ["texts"]
 
 
 @pytest.mark.parametrize("flag", ["--version", "--help"])

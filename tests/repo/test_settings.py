@@ -11,6 +11,10 @@ import pytest
 from packaging.requirements import Requirement
 
 root = Path(__file__).parents[2]
+sys.path.insert(0, str(root))
+
+from bench.environments import ENVIRONMENTS  # noqa: E402
+
 pyproject = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
 project, extras = pyproject["project"], pyproject["project"]["optional-dependencies"]
 normal = lambda name: re.sub(r"[-_.]+", "-", name).lower()
@@ -28,11 +32,18 @@ def test_settings_ini_is_in_step():
     assert ini["author"] == project["authors"][0]["name"] and ini["git_url"] == project["urls"]["Repository"]
     assert ini["license"] == "apache2" and project["license"] == "Apache-2.0"
     for key in ("lib_path", "nbs_path", "doc_path"): assert ini[key] == nbdev[key], key
-    for key, wanted in (("requirements", project["dependencies"]), ("dev_requirements", extras["dev"]), ("docs_requirements", extras["docs"])):
+    for key, wanted in (("requirements", project["dependencies"]), ("dev_requirements", extras["dev"]), ("docs_requirements", extras["docs"]),
+                        ("bench_requirements", extras["bench"])):
         assert ini[key].split() == wanted, key
     assert ini["console_scripts"] == "=".join(*project["scripts"].items())
     needed = "repo branch user author_email copyright keywords title audience language status recursive tst_flags custom_sidebar"
     assert not [k for k in needed.split() if k not in ini]  # what nbdev 2 reads
+
+
+def test_extras_are_those_that_contributing_lists():
+    said = (root / "CONTRIBUTING.md").read_text("utf-8")
+    assert set(extras) == {"smollm", "peft", "trackers", "data", "control", "bench", "docs", "dev", "parity"}
+    assert not [name for name in extras if f"`{name}`" not in re.search(r"- Extras.*", said)[0]]
 
 
 def test_constraints_pin_everything_and_nothing_of_one_machine():
@@ -62,6 +73,7 @@ def imported(source: str) -> set[str]:
      + [r for extra in ("control", "data", "peft", "smollm", "trackers") for r in extras.get(extra, [])]),  # imported where they are used
     ("tests", project["dependencies"] + extras["dev"] + extras["docs"] + extras["trackers"] + extras["smollm"] + ["numpy", "packaging", "beautifulsoup4"]),
     ("docs", project["dependencies"] + extras["dev"] + extras["docs"] + ["docutils"]),
+    ("bench", project["dependencies"] + extras["bench"] + [r for rs in ENVIRONMENTS.values() for r in rs if "==" in r]),  # the peers, each where it is installed
 ])
 def test_what_is_imported_is_required(folder, requirements):
     belongs = metadata.packages_distributions()

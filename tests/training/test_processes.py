@@ -33,6 +33,7 @@ from instruct_goose.training.processes import (
     together,
 )
 from instruct_goose.training.rollout import Rollout
+from instruct_goose.training.sharded import configs
 from instruct_goose.training.shards import ShardDice, by_rows, joined
 
 PROMPTS = ["the film", "a plot is", "the", "is good film the", "bad"]
@@ -284,20 +285,32 @@ def test_a_run_on_the_disk_is_written_once_and_goes_on_in_two_processes(tmp_path
 
 SCRIPT = """
 import sys; sys.path[:0] = {paths!r}
-from test_processes import PPO, run, weights_of, trainer_of, is_first
+from test_processes import PPO, run, weights_of, trainer_of, is_first, count
+from instruct_goose.training import sharded
 import torch
+cut = sharded.asked_for()
 weights, texts, history = run("ppo", PPO, 2)
-if is_first(): torch.save((weights, texts), {out!r})
+if cut: weights = {{k: (x.full_tensor() if hasattr(x, "full_tensor") else x) for k, x in weights.items()}}
+if is_first(): torch.save((weights, texts, count(), cut), {out!r})
 """
+LAUNCHERS = {
+    "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    "accelerate, copies": ["accelerate.commands.launch", "--config_file", "data_parallel.yaml", "--num_processes", "2"],
+    "accelerate, FSDP": ["accelerate.commands.launch", "--config_file", "fsdp.yaml", "--num_processes", "2"],
+}
 
 
 @pytest.mark.deep
-def test_torchrun_starts_a_script_that_knows_of_nothing(tmp_path):
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_starts_a_script_that_knows_of_nothing(launcher, tmp_path):
+    "The configurations are those that are shipped; only the number of processes is another. Really run: CPU processes over gloo."
+    if launcher.startswith("accelerate"): pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'instruct_goose[smollm]'")
     here, out = Path(__file__).parent, tmp_path / "weights.pt"
     (tmp_path / "script.py").write_text(SCRIPT.format(paths=[str(here), str(here.parents[1])], out=str(out)))
-    told = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "script.py")],
-                          capture_output=True, text=True, timeout=500, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    command = [str(configs() / x) if x.endswith(".yaml") else x for x in LAUNCHERS[launcher]]
+    told = subprocess.run([sys.executable, "-m", *command, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=500,
+                          env={k: x for k, x in os.environ.items() if not k.startswith(("ACCELERATE", "FSDP"))} | {"OMP_NUM_THREADS": "1"})
     assert told.returncode == 0, told.stderr[-2000:]
-    weights, texts = torch.load(out)
+    weights, texts, processes, cut = torch.load(out)
     alone, alone_texts, _ = run("ppo", PPO, 2)
-    assert apart(alone, weights) < 1e-9 and texts == alone_texts
+    assert processes == 2 and cut == ("FSDP" in launcher) and apart(alone, weights) < 1e-9 and texts == alone_texts

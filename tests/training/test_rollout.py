@@ -120,7 +120,7 @@ def test_the_loop_stops_when_all_rows_have_ended():
     model, calls = tiny(), []
     model.register_forward_hook(lambda *_: calls.append(1))
     ids, mask = pad(QUERIES, PAD, side="left")
-    response, _ = sample(model, ids, mask, 14, EOS, PAD, generator=dice(2))
+    response, _ = sample(model, ids, mask, 14, [EOS, *range(3, 8)], PAD, generator=dice(2))
     assert len(calls) == response.shape[1] < 14
 
 

@@ -1,7 +1,9 @@
 """What a run tells of itself, when it ends by itself, and how it names what went wrong. The oracles are plain forwards of copied
 models, one response at a time, sums done by hand, and scripted judges."""
 import copy
+import io
 import math
+import re
 import threading
 
 import hypothesis
@@ -440,6 +442,47 @@ def test_a_timeout_that_is_not_reached_changes_nothing():
     assert runs[0][0] == runs[1][0] and same(runs[0][1], runs[1][1])
 
 
+
+# ── the line that tells how far a run is ──
+
+class Terminal(io.StringIO):
+    def isatty(self): return True
+
+
+@pytest.mark.parametrize("total, done, told", [(3, 0, [1, 2, 3]), (25, 0, [3, 5, 8, 10, 13, 15, 18, 20, 23, 25]), (20, 13, [14, 16, 18, 20])])
+def test_in_a_log_the_line_is_told_ten_times_and_never_drawn_over(total, done, told):
+    log = io.StringIO()
+    with clock.Line(total, "ppo", done, file=log) as line:
+        for i in range(done, total): line.step(f"reward {i}")
+    lines = log.getvalue().splitlines()
+    assert [re.fullmatch(rf"ppo (\d+) of {total}: reward (\d+), \d+:\d\d left", x).groups() for x in lines] == [(str(n), str(n - 1)) for n in told]
+    assert "\r" not in log.getvalue() and lines[-1].endswith("00:00 left")
+
+
+def test_in_a_terminal_it_is_one_line_with_the_time_left():
+    screen = Terminal()
+    with clock.Line(4, "ppo", 1, file=screen) as line:
+        for _ in range(3): line.step("reward 1.00")
+    last = screen.getvalue().rstrip("\n").split("\r")[-1]
+    assert "\n" not in screen.getvalue().rstrip("\n") and last.startswith("ppo: 100%") and "4/4 [" in last and "<00:00" in last and "reward 1.00" in last
+
+
+def test_nothing_is_told_where_nobody_asked_and_what_is_unknown_is_left_out():
+    for file in (io.StringIO(), Terminal()):
+        with clock.Line(2, file=file, show=False) as line: line.step("x")
+        assert file.getvalue() == ""
+    m = {"reward_mean": 1.234, "held_out_reward": None, "kl_to_reference": 2., "entropy": .5, "tokens": 900, "seconds_rollout": .5, "seconds_score": None, "seconds_optimize": .25}
+    assert clock.in_short(m) == "reward 1.23, KL 2.00, entropy 0.50, 1,200 tokens/s"
+    assert clock.in_short(m | {"clip_fraction": .25, "held_out_reward": 3.}) == "reward 1.23, held out 3.00, KL 2.00, entropy 0.50, clipped 25%, 1,200 tokens/s"
+    assert clock.in_short({"reward_mean": None}) == ""
+
+
+def test_a_run_tells_its_iterations(capsys):
+    trainer().train(PROMPTS, reward, steps=2)
+    said = capsys.readouterr()
+    assert said.out == "" and re.fullmatch(r"(ppo \d of 2: reward -?\d\.\d\d, KL .*, entropy .*, clipped \d+%, [\d,]+ tokens/s, \d+:\d\d left\n){2}", said.err)
+
+
 class Odd:
     def __float__(self): raise MemoryError
     def __repr__(self): raise MemoryError
@@ -449,7 +492,7 @@ GARBAGE = {
     "nothing": (None, TypeError, "returned a NoneType for 8 texts, the first of them 'w0 w3"), "a text": ("12345678", TypeError, "a str"), "bytes": (b"12345678", TypeError, "a bytes"),
     "a number": (1., TypeError, "a float"), "a dictionary": ({}, TypeError, "a dict"), "a set": (set(range(8)), TypeError, "a set"), "frozen": (frozenset(range(8)), TypeError, "a frozenset"),
     "too few": ([0.] * 7, ValueError, "7 scores for 8 texts; the first without a score is text 7 of 8, 'w6.*, for the prompt 'w6'"), "too many": ([0.] * 9, ValueError, "9 scores for 8"),
-    "endless": (iter(int, 1), ValueError, "9 scores for 8"), "none": ([0.] * 3 + [None] + [0.] * 4, TypeError, "text 3 of 8, 'w1 w1 w2.*, for the prompt 'w1 w1 w2' is None: not a number"),
+    "endless": (iter(int, 1), ValueError, "9 scores for 8"), "none": ([0.] * 3 + [None] + [0.] * 4, TypeError, "text 3 of 8, 'w1 w1 w2.*, for the prompt 'w1 w1 w2' is None, which says that the function does not apply.*a list of functions"),
     "texts": ([0.] * 5 + ["1"] + [0.] * 2, TypeError, "text 5 of 8, 'w4.*, for the prompt 'w4' is '1': not"), "byte": ([b"1"] * 8, TypeError, "text 0 of 8"),
     "complex": ([0., 1j] * 4, TypeError, "text 1 of 8, 'w5.* is 1j"), "complex array": (np.array([0, 1j] * 4), TypeError, "text 0 of 8, 'w0 w3.* is 0j"),
     "complex numbers of numpy": ([np.complex64(1j)] * 8, TypeError, "not a number"), "complex tensor": (torch.zeros(8, dtype=torch.complex64), TypeError, "is 0j"),

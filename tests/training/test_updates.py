@@ -252,3 +252,44 @@ def test_matrix_products_in_bfloat16_and_weights_as_they_are():
     assert [logs[a]["rounding"] for a in logs] == [2**-23, 2**-7]
     assert logs[None]["max_sampler_deviation"] < 1e-4 and logs["bfloat16"]["max_sampler_deviation"] < .1  # the sampler rounds too
     with pytest.raises((ValueError, TypeError), match="float16"): RLHFConfig(autocast="float16")  # a TypeError where annotations are checked
+
+
+# ── parts of a loss of one's own ──
+
+class OwnParts(RLHFTrainer):
+    more = {}
+
+    def loss(self, now, batch):
+        loss, parts = super().loss(now, batch)
+        return loss, parts | {"rows": float(len(batch)), "likely": (now.logprobs.exp() * batch.mask).sum()} | self.more
+
+
+def own_parts(micro, **more):
+    settings = RLHFConfig(device="cpu", batch_size=4, max_new_tokens=4, minibatches=2, epochs=1, micro_batch_size=micro, seed=2)
+    t = OwnParts(Agent(tiny()), tiny(1), settings, tokenizer=TOKENIZER)
+    t.more = more
+    return t.step(PROMPTS, lambda texts: [len(x) for x in texts])
+
+
+def test_every_part_of_the_loss_is_logged_and_adds_up_over_micro_batches():
+    "Two minibatches of two rows: 2 each, however they are cut; and a sum over rows is that of the minibatch."
+    whole, cut, plain = own_parts(None), own_parts(1), trainer(minibatches=2, epochs=1, seed=2).step(PROMPTS, lambda texts: [len(x) for x in texts])
+    assert whole["rows"] == cut["rows"] == 2. and whole["likely"] == pytest.approx(cut["likely"], rel=1e-9) and 0 < whole["likely"] < 8
+    assert set(whole) - set(plain) == {"rows", "likely"} and set(plain) <= set(whole)
+    assert whole["entropy"] == pytest.approx(plain["entropy"])  # of the rollout, not that of the loss's own call
+
+
+@pytest.mark.parametrize("part, says", [({"tokens": 3.}, "loss returned 'tokens' among its parts, and the log has another"), ({"lr": torch.ones(())}, "'lr' among"),
+                                        ({"each": torch.ones(2)}, r"loss returned 'each' of shape \(2,\) among its parts.*take a sum or a mean")])
+def test_parts_that_the_log_cannot_take_are_named(part, says):
+    with pytest.raises(ValueError, match=says): own_parts(None, **part)
+
+
+def test_a_part_that_only_some_steps_have_is_averaged_over_those():
+    class Sometimes(OwnParts):
+        def loss(self, now, batch):
+            self.n = getattr(self, "n", 0) + 1
+            loss, parts = super().loss(now, batch)
+            return loss, parts | ({"late": self.n} if self.n > 1 else {})
+    t = Sometimes(Agent(tiny()), tiny(1), RLHFConfig(device="cpu", batch_size=4, max_new_tokens=4, minibatches=2, epochs=2), tokenizer=TOKENIZER)
+    assert t.step(PROMPTS, lambda texts: [len(x) for x in texts])["late"] == 3.  # of 2, 3 and 4
