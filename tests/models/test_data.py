@@ -1,3 +1,4 @@
+import ast
 import codecs
 import csv
 import io
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from instruct_goose.models import data, files, rows, tables
 from instruct_goose.models.data import BadRow, load_pairs, load_prompts, stream_pairs, stream_prompts
 from instruct_goose.models.text import PairDataset, PromptDataset, bpe_tokenizer
+from instruct_goose.practice import cli
 
 root = Path(__file__).parents[2]
 PAIRS = [{"prompt": "the film is", "chosen": " good", "rejected": " dull"}, {"prompt": "", "chosen": "é\u2028\n\"x\", y", "rejected": "\t漢字\r\n"}]
@@ -119,6 +121,27 @@ def test_remote_code_is_asked_for_nowhere():
     for path in [*(root / "instruct_goose").rglob("*.py"), *(root / "nbs").rglob("*.ipynb")]:
         text = path.read_text("utf-8")
         assert not re.search(r"trust_remote_code\s*=(?!\s*False)|[\"']trust_remote_code\\?[\"']\s*:", text), path.name
+
+
+def loads_of(source: str) -> list[tuple[int, bool]]:
+    "Line of each `X.from_pretrained` of transformers, and whether it is a call with trust_remote_code=False written in it."
+    tree, found = ast.parse(source), []
+    calls = {id(n.func): n for n in ast.walk(tree) if isinstance(n, ast.Call)}
+    for n in ast.walk(tree):
+        if not (isinstance(n, ast.Attribute) and n.attr == "from_pretrained"): continue
+        if isinstance(n.value, ast.Name) and n.value.id in ("Agent", "RewardModel"): continue  # ours, and they come to the others
+        given = {k.arg: k.value for k in calls[id(n)].keywords} if id(n) in calls else {}
+        said = given.get("trust_remote_code")
+        found.append((n.lineno, isinstance(said, ast.Constant) and said.value is False))
+    return sorted(found)
+
+
+def test_every_load_says_that_remote_code_is_not_trusted():
+    assert loads_of("A.from_pretrained(x)\nload = B.from_pretrained\nC.from_pretrained(x, **read)\nAgent.from_pretrained(x)\n"
+                    "D.from_pretrained(x, trust_remote_code=no)\nE.from_pretrained(x, trust_remote_code=False)") == [
+                        (1, False), (2, False), (3, False), (5, False), (6, True)]
+    loads = {f"{path.name}, line {line}": said for path in (root / "instruct_goose").rglob("*.py") for line, said in loads_of(path.read_text("utf-8"))}
+    assert len(loads) >= 10 and all(loads.values()), [place for place, said in loads.items() if not said]
 
 
 # --- what is refused, and where it stands ---
@@ -482,10 +505,26 @@ def test_a_parquet_file_that_no_text_could_fill_is_refused(tmp_path, monkeypatch
 
 # --- broken input ---
 
+def settings_written() -> set[str]:
+    "Names of dataclasses that are called settings, or derive from them, as the source has them."
+    classes = {n.name: n for path in (root / "instruct_goose").rglob("*.py") if path.parent.name != "compat"  # another library's, checked as ours
+               for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.ClassDef)}
+    bases = {name: {b.id for b in n.bases if isinstance(b, ast.Name)} for name, n in classes.items()}
+    below = lambda name: name == "Settings" or any(below(b) for b in bases.get(name, ()))
+    dataclass = {name for name, n in classes.items() if any("dataclass" in ast.unparse(d) for d in n.decorator_list)}
+    return {name for name in dataclass if below(name) or re.search("(Config|Settings|Flags)$", name)}
+
+
+def test_no_class_of_settings_is_left_out():
+    fuzzed = {kind.__name__ for kind in fuzz.KINDS}
+    assert fuzzed == settings_written() and len(fuzzed) == len(fuzz.KINDS) >= 18
+    assert {c.settings for c in cli.COMMANDS.values()} <= fuzzed
+
+
 def test_broken_input_ends_as_documented():
     found = fuzz.fuzz(2000, seed=1)
     assert not found["failures"], found["failures"][0]["error"] + found["failures"][0]["trace"]
-    assert {"RLHFConfig", "RLHFConfig.preset", "load_pairs, file", "load_prompts, rows", "load_pairs, parquet"} <= set(found["outcomes"])
+    assert {*(kind.__name__ for kind in fuzz.KINDS), "RLHFConfig.preset", "load_pairs, file", "load_prompts, rows", "load_pairs, parquet"} <= set(found["outcomes"])
     seen = set().union(*found["outcomes"].values())
     assert set(data.REASONS) - {"size", "length", "template", "tie"} <= seen and {"valid", "ValueError", "TypeError"} <= seen
 
