@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from api import entry, methods, one_line
+from exercises import boxes, write_python
 from glossary import glossary_page, hover
 from lessons import PARTS, PIPELINE, REPO, ROOT, STAGES, START, Cell, Page, long, read_pages, routes, target
 from narrow import stacked, text_factor
@@ -266,14 +267,15 @@ def linked(output: dict, page: Page, links: Links) -> dict:
     return output | {"data": output["data"] | {"text/markdown": text}}
 
 
-def staged(page: Page, pages: list[Page], links: Links) -> dict:
-    "A page as a notebook for myst-nb."
-    cells, titled, seen = [], False, set()
+def staged(page: Page, pages: list[Page], links: Links, below: dict | None = None) -> dict:
+    "A page as a notebook for myst-nb; `below` has what stands under a cell."
+    cells, titled, seen, below = [], False, set(), below or {}
     for cell in page.cells:
         if cell.kind == "code":
             if not (made := code_cell(cell)): continue
             if cell.documented and page.module: cells.append(text_cell(to_source(cell, page), f"{cell.id}-source"))
             cells.append(made | {"outputs": [linked(o, page, links) for o in made["outputs"]]})
+            if more := below.get((page.url, cell.id)): cells.append(text_cell(more, f"{cell.id}-below"))
             continue
         text = cell.source
         if not titled and text.startswith("# "):
@@ -296,6 +298,7 @@ def staged(page: Page, pages: list[Page], links: Links) -> dict:
         entries = [entry(node, page.module, lambda t: links.apply(t, page))
                    for c in page.cells for node in c.documented]
         cells.append(text_cell("## Reference\n\n" + "\n\n".join(entries), "reference"))
+    if any(url == page.url for url, _ in below): cells.append(text_cell(f'<script src="{up(page, "_static/exercises.js")}" defer></script>', "exercises"))
     return {"cells": cells, "metadata": {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"},
                                          "language_info": {"name": "python", "pygments_lexer": "ipython3"}}, "nbformat": 4, "nbformat_minor": 5}
 
@@ -428,9 +431,9 @@ def stage() -> list[str]:
     "Write the pages for Sphinx; returns the links that lead nowhere."
     index, pages = read_pages()
     links, out = Links([index, *pages]), BUILD / "pages"
-    wanted = {}
+    wanted, below = {}, boxes(pages) if write_python(BUILD / "static/python.js", BUILD) else {}
     for page in [index, *pages]:
-        nb = staged(page, pages, links)
+        nb = staged(page, pages, links, below)
         if page is index: nb["cells"].append(text_cell(toctrees(pages), "toctrees"))
         wanted[out / f"{page.url}.ipynb"] = json.dumps(nb, indent=1, ensure_ascii=False)
     wanted[out / "api.md"] = names_page(pages)
