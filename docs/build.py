@@ -18,7 +18,7 @@ from pathlib import Path
 from api import entry, methods, one_line
 from exercises import boxes, write_python
 from glossary import glossary_page, hover
-from lessons import PARTS, PIPELINE, REPO, ROOT, STAGES, START, Cell, Page, long, read_pages, routes, target
+from lessons import PARTS, PIPELINE, REPO, ROOT, STAGES, START, Cell, Page, long, read_pages, route_id, routes, target
 from narrow import stacked, text_factor
 from quizzes import QUIZZES, coded, quiz_page
 from reports import reports_page, write_reports
@@ -28,6 +28,7 @@ BUILD, SITE = ROOT / "docs/_build", ROOT / "docs/_site"
 COLAB = REPO.replace("https://github.com", "https://colab.research.google.com/github") + "/blob/main/nbs"
 COPIED = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog"}  # pages that are no lessons
 MADE = {ROOT / "evidence/reports/README.md": "reports"}  # a file of the repository, and the page that stands for it here
+LESSON = r"\bnbs/\w+/\w+\.ipynb"  # a path that a program printed
 
 
 @cache
@@ -198,9 +199,21 @@ def route_cards(page: Page, pages: list[Page]) -> str:
     "The routes: for whom, how long, which lessons."
     made = []
     for name, why, lessons, minutes in routes(pages):
-        items = "".join(f'<li><a href="{up(page, p.url)}.html">{html.escape(p.title)}</a> <em>{p.minutes or ""}</em></li>' for p in lessons)
+        items = "".join(f'<li><a href="{up(page, p.url)}.html?route={route_id(name)}">{html.escape(p.title)}</a> <em>{p.minutes or ""}</em></li>' for p in lessons)
         made.append(f'<section><h3>{html.escape(name)} <small>{long(minutes)}</small></h3><p>{html.escape(why)}</p><ol>{items}</ol></section>')
     return f'<div class="routes">{"".join(made)}</div>'
+
+
+def on_routes(page: Page, pages: list[Page]) -> str:
+    "The routes that this lesson stands on, and its neighbours there, for _static/route.js."
+    found = {}
+    for name, _, lessons, _ in routes(pages):
+        if page not in lessons: continue
+        i = lessons.index(page)
+        near = {"prev": lessons[i - 1] if i else None, "next": lessons[i + 1] if i + 1 < len(lessons) else None}
+        found[route_id(name)] = {"name": name, "place": i + 1, "of": len(lessons)} | {
+            way: {"href": f"{up(page, p.url)}.html?route={route_id(name)}", "title": p.title} for way, p in near.items() if p}
+    return f'<script type="application/json" id="on-routes">{json.dumps(found, ensure_ascii=False)}</script>' if found else ""
 
 
 def start(page: Page, pages: list[Page]) -> str:
@@ -235,6 +248,7 @@ def head(page: Page, pages: list[Page]) -> str:
     facts.append(f'<a href="{COLAB}/{file}">open in Colab</a>')
     if changed := last_changes().get(f"nbs/{file}"): facts.append(f"changed {changed}")
     line = '<p class="lesson-facts">' + " <span>·</span> ".join(facts) + "</p>"
+    line += on_routes(page, pages)
     if page.url in PIPELINE or page.url in STAGES: line += pipeline(page, pages)
     return line + (roadmap(page, pages) if page.url in STAGES else "")
 
@@ -261,7 +275,12 @@ def to_source(cell: Cell, page: Page) -> str:
 
 
 def linked(output: dict, page: Page, links: Links) -> dict:
-    "An output with the links of its Markdown resolved; its names are left alone, they may be another library's."
+    """An output with the links of its Markdown resolved; its names are left alone, they may be another library's.
+    Printed paths of lessons, the doctor's among them, are links here."""
+    if output["output_type"] == "stream" and re.search(LESSON, text := "".join(output["text"])):
+        def there(m): return f'<a href="{up(page, links.pages[ROOT / m[0]].url)}.html">{m[0]}</a>' if ROOT / m[0] in links.pages else m[0]
+        made = re.sub(LESSON, there, html.escape(text.rstrip(), quote=False))
+        return {"output_type": "display_data", "metadata": {}, "data": {"text/html": f'<div class="highlight"><pre>{made}</pre></div>'}}
     if "text/markdown" not in output.get("data", {}): return output
     text = links.apply("".join(output["data"]["text/markdown"]), page, names=False)
     return output | {"data": output["data"] | {"text/markdown": text}}

@@ -41,7 +41,7 @@ version = release = re.search(r'__version__ = "([^"]+)"', (Path(__file__).parent
 copyright += f" · version {version}"
 html_static_path = [str(Path(__file__).parent / "_static"), str(Path(__file__).parent / "_build/static")]
 html_css_files = ["goose.css"]
-html_js_files = [("figures.js", {"defer": "defer"})]
+html_js_files = [("figures.js", {"defer": "defer"}), ("route.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False

@@ -12,6 +12,7 @@ from lessons import PARTS, read_pages
 from sphinx import addnodes
 
 APART = (nodes.raw, nodes.section, nodes.title, nodes.literal_block, nodes.math_block, nodes.table, nodes.comment, addnodes.desc, addnodes.index)
+EFFORT = r"(?:\s|&nbsp;|&#160;)*[●○]{3}(?:\s|&nbsp;|&#160;)*\d* ?(?:minutes?)?"  # behind an exercise's title, and not in a list of titles
 SHORT = 14  # signs of a formula that still reads as text
 
 
@@ -34,7 +35,7 @@ def words(node: nodes.Node) -> str:
 
 def sections(doctree: nodes.document) -> list[list[str]]:
     "[id, heading, text] of each section, in order."
-    return [[s["ids"][0], " ".join(s.next_node(nodes.title).astext().split()), words(s)] for s in doctree.findall(nodes.section)]
+    return [[s["ids"][0], re.sub(EFFORT, "", " ".join(s.next_node(nodes.title).astext().split())), words(s)] for s in doctree.findall(nodes.section)]
 
 
 def entries(doctree: nodes.document) -> list[list[str]]:
@@ -73,6 +74,7 @@ def for_all_readers(app, url, template, context, doctree):
     if "furo_navigation_tree" in context:
         context["furo_navigation_tree"] = context["furo_navigation_tree"].replace('role="heading"', 'role="heading" aria-level="2"')
     lines = lambda m: re.sub(r"<(/?)d[ld]>", lambda tag: f"<{tag[1]}span{'' if tag[1] else ' class=line'}>", m[0])
+    if "toc" in context: context["toc"] = re.sub(EFFORT, "", context["toc"])
     if "body" in context: context["body"] = re.sub(r'<dt class="sig .*?</dt>', lines, context["body"], flags=re.S)
 
 
@@ -80,14 +82,15 @@ def only_what_is_used(app, url, template, context, doctree):
     "A page without a formula needs no fonts for formulas, one without code nothing to copy code with."
     body = context.get("body", "")
     unused = ["sphinx_highlight"] + ([] if 'class="katex' in body else ["katex"]) + ([] if "highlight" in body else ["copybutton", "clipboard"])
+    if "lesson-facts" not in body: unused.append("route.js")
     for kind in ("css_files", "script_files"):
         context[kind] = [f for f in context[kind] if not any(u in str(getattr(f, "filename", f)) for u in unused)]
 
 
 def lighter(app, error):
-    "Two style sheets that every page loads, without comments, and without the colours of terminals, which no output has."
+    "Style sheets that every page loads, without comments, and without the colours of terminals, which no output has."
     if error or app.builder.name != "html": return
-    for path in [p for name in ("mystnb*.css", "pygments.css") for p in (Path(app.outdir) / "_static").glob(name)]:
+    for path in [p for name in ("mystnb*.css", "pygments.css", "goose.css") for p in (Path(app.outdir) / "_static").glob(name)]:
         text = re.sub(r"/\*.*?\*/", "", path.read_text("utf-8"), flags=re.S)
         text = re.sub(r"[^{}]*\.-Color[^{}]*\{[^}]*\}", "", text)
         path.write_text(re.sub(r"\s*\n\s*", "\n", text), "utf-8")

@@ -22,10 +22,10 @@ START = {"start/from_a_reward_to_ppo": "start from nothing", "practice/quickstar
 ROUTES = {  # who you are, what you will have at the end, and the lessons in between
     "New to RL": ("You know supervised deep learning. At the end you have trained a policy, and can say what each number of the run means.", [
         "start/from_a_reward_to_ppo", "start/hundred_lines", "practice/quickstart", "objective/kl", "objective/advantages",
-        "objective/policy_loss", "objective/ppo", "training/trainer", "training/reading_the_log"]),
+        "objective/policy_loss", "objective/value_loss", "objective/ppo", "training/trainer", "training/reading_the_log"]),
     "PPO, and only PPO": ("You want every term of the loss, with the number it should give.", [
-        "start/from_a_reward_to_ppo", "objective/logprobs", "objective/advantages", "objective/policy_loss", "objective/value_loss",
-        "objective/ppo", "training/trainer", "start/hundred_lines"]),
+        "start/from_a_reward_to_ppo", "objective/logprobs", "objective/kl", "objective/advantages", "objective/policy_loss",
+        "objective/value_loss", "objective/ppo", "training/trainer", "start/hundred_lines"]),
     "GRPO in production": ("You run GRPO or a relative, and must know which mean, which clip, which KL.", [
         "objective/masks", "objective/policy_loss", "objective/group", "training/reward_calls", "training/shaping",
         "practice/family", "training/doctor", "practice/change_the_loss"]),
@@ -162,6 +162,11 @@ def routes(pages: list[Page]) -> list[tuple[str, str, list[Page], int]]:
     by_url = {p.url: p for p in pages}
     found = [(name, why, [by_url[u] for u in urls if u in by_url]) for name, (why, urls) in ROUTES.items()]
     return [(name, why, lessons, sum(p.minutes or 0 for p in lessons)) for name, why, lessons in found if lessons]
+
+
+def route_id(name: str) -> str:
+    "PPO, and only PPO -> ppo-and-only-ppo, what stands behind ?route="
+    return re.sub(r"\W+", "-", name.lower()).strip("-")
 
 
 def long(minutes: int) -> str:

@@ -1,6 +1,7 @@
 """The page "Reports of real runs", and the reports that it opens: made by today's `run_report` from the runs kept in evidence/reports."""
 import html
 import json
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +63,15 @@ def reports_page() -> str:
     return "\n\n".join(text) + "\n"
 
 
+def in_the_sites_colours(page: str) -> str:
+    "The report in light or dark as the site's switch says; without a choice there, as the system does."
+    light, dark = re.findall(r":root \{ ([^}]*) \}", page)
+    dark = f"{light.replace('light dark', 'dark')}; {dark}"
+    rules = f":root[data-theme=light] {{ {light.replace('light dark', 'light')} }} :root[data-theme=dark] {{ {dark} }}"
+    chosen = '<script>try { document.documentElement.dataset.theme = localStorage.getItem("theme") || "auto" } catch {}</script>'
+    return page.replace("</style>", f"{rules}\n</style>\n{chosen}", 1)
+
+
 def write_reports(folder: Path) -> None:
     "The reports, as `instruct-goose report` writes them, with a way back to the site."
     from instruct_goose.practice.report import ReportConfig, run_report
@@ -69,4 +79,4 @@ def write_reports(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in there():
         path = run_report(ReportConfig(KEPT / name, out=folder / f"{name}.html"))
-        path.write_text(path.read_text("utf-8").replace("<nav>", '<nav><a href="../reports.html">Reports of real runs</a>', 1), "utf-8")
+        path.write_text(in_the_sites_colours(path.read_text("utf-8")).replace("<nav>", '<nav><a href="../reports.html">Reports of real runs</a>', 1), "utf-8")

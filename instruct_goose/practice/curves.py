@@ -104,6 +104,8 @@ def picture(title: str, lines: Sequence[Line]) -> str: # SVG in the colours of i
         drawn = io.StringIO()
         fig.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
     svg = re.sub("<metadata>.*?</metadata>", "", drawn.getvalue(), flags=re.S)
+    used = {*re.findall(r"#([\w.-]+)", svg)}  # several drawings stand on one page
+    svg = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", svg)
     svg = svg.replace("#262626", "currentColor")
     return svg[svg.index("<svg"):].replace("<svg", '<svg role="img"', 1)
 

@@ -1,7 +1,9 @@
 """The way in: the hundred lines stand alone and are linked line by line, the routes lead somewhere, and the glossary's hover text touches prose only."""
 import ast
+import json
 import re
 import sys
+from os.path import normpath
 from pathlib import Path
 
 import pytest
@@ -59,7 +61,31 @@ def test_the_map_lights_the_present_stage(here, lit):
 def test_the_cards_of_the_routes_are_links_with_minutes():
     soup = BeautifulSoup(build.route_cards(index, pages), "html.parser")
     assert len(soup.select("section")) == len(lessons.ROUTES) == 4
-    assert soup.select_one("section a")["href"] == "start/from_a_reward_to_ppo.html"
+    assert soup.select_one("section a")["href"] == "start/from_a_reward_to_ppo.html?route=new-to-rl"
+
+
+def test_a_lesson_knows_its_neighbours_on_each_route():
+    near = {p.url: json.loads(re.sub("<.*?>", "", build.on_routes(p, pages)) or "{}") for p in pages}
+    for name, (_, urls) in lessons.ROUTES.items():
+        id = lessons.route_id(name)
+        assert [url for url, found in near.items() if id in found] == [p.url for p in pages if p.url in urls]
+        for i, url in enumerate(urls):
+            here = near[url][id]
+            assert (here["name"], here["place"], here["of"]) == (name, i + 1, len(urls))
+            for way, j in (("prev", i - 1), ("next", i + 1)):
+                there = normpath(f"{url}/../{here[way]['href']}") if way in here else None
+                assert there == (f"{urls[j]}.html?route={id}" if 0 <= j < len(urls) else None), (url, way)
+    assert not near["models/rows"]
+
+
+def test_printed_paths_of_lessons_are_links():
+    links, page = build.Links([index, *pages]), by_url["training/doctor"]
+    made = build.linked({"output_type": "stream", "name": "stdout", "text": ["a < b\n  lesson nbs/1_objective/02_kl.ipynb\nnbs/9_no/01_such.ipynb\n"]}, page, links)
+    soup = BeautifulSoup(made["data"]["text/html"], "html.parser")
+    assert [(a["href"], a.text) for a in soup.select("a")] == [("../objective/kl.html", "nbs/1_objective/02_kl.ipynb")]
+    assert soup.text == "a < b\n  lesson nbs/1_objective/02_kl.ipynb\nnbs/9_no/01_such.ipynb"
+    plain = {"output_type": "stream", "name": "stdout", "text": ["no path"]}
+    assert build.linked(plain, page, links) == plain
 
 
 def test_the_glossary_names_lessons_that_exist():

@@ -95,3 +95,13 @@ def test_every_solution_that_is_checked_is_right():
     for url, c in solutions:
         said = "".join("".join(o.get("data", {}).get("text/plain", o.get("text", ""))) for o in c.outputs)
         assert "right" in said, (url, c.id, said)
+
+
+@each
+def test_predictions_come_in_threes_and_name_what_is_there(page):
+    "A lesson asks for three or for none, and a constant that it says to change stands in its code."
+    asked = re.findall(r"\*\*Predict, (?:and|then) .*", text(page))
+    if "**Predict" in text(page): assert text(page).count("**Predict") >= 3
+    code = "\n".join(c.source for c in page.cells if c.kind == "code")
+    for prompt in asked:
+        if found := re.match(r"\*\*Predict, then change\*\* (?:both |the first )?`([^`]+)`", prompt): assert found[1] in code, prompt

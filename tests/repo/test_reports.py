@@ -79,5 +79,12 @@ def test_a_report_fits_a_phone_and_asks_for_nothing(name, one):  # noqa: F811
     shades = "[...document.querySelectorAll('.token')].map(t => t.style.background).filter(c => !c.endsWith(', 0)')).length"
     responses = read_run(KEPT / name).tokens[opened]
     assert tab.ask("document.querySelectorAll('.token').length") == sum(len(r["tokens"]) for r in responses) and tab.ask(shades) > 5
+    for choice, system in (("dark", False), ("light", True), ("auto", True), ("auto", False)):
+        tab.screen(390, dark=system)
+        tab.ask(f"localStorage.setItem('theme', '{choice}')")
+        tab.go((site / f"reports/{name}.html").as_uri())
+        dark = choice == "dark" or choice == "auto" and system
+        assert tab.ask("getComputedStyle(document.body).backgroundColor") == ("rgb(15, 18, 22)" if dark else "rgb(255, 255, 255)"), (choice, system)
+    tab.ask("localStorage.removeItem('theme')")
     quiet(tab)
     tab.close()

@@ -21,7 +21,7 @@ import chromium  # noqa: E402
 import readme  # noqa: E402
 import typeset  # noqa: E402
 from api import entry  # noqa: E402
-from lessons import Page, read_cell, read_pages  # noqa: E402
+from lessons import ROUTES, Page, read_cell, read_pages  # noqa: E402
 
 
 # --- the builder ------------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_search_index_knows_the_names():
 @built
 def test_no_two_elements_share_an_id():
     for path in files:
-        if path.relative_to(site).parts[0] in ("_modules", "reports"): continue  # a report has a drawing for each curve, whose groups matplotlib numbers alike
+        if path.relative_to(site).parts[0] == "_modules": continue
         ids = outline(path)[0]
         assert len(ids) == len(set(ids)), (path.name, sorted({i for i in ids if ids.count(i) > 1})[:5])
 
@@ -411,6 +411,40 @@ def test_no_barrier_that_axe_knows(url, one):
         found = tab.ask("""axe.run(document, {resultTypes: ["violations"]}).then(r => r.violations.filter(v => ["serious", "critical"].includes(v.impact))
           .map(v => [v.id, v.nodes.length, v.nodes.slice(0, 3).map(n => n.target.join(" ") + ": " + n.failureSummary)]))""")
         assert not found, ("dark" if dark else "light", found)
+    tab.close()
+
+
+@built
+@browser
+def test_next_follows_the_route_that_the_reader_is_on(one):
+    "By ?route=, by memory where that is missing; beside the route, and for one who leaves it, the plain order."
+    new, ppo = (ROUTES[name][1] for name in ("New to RL", "PPO, and only PPO"))
+    cards = "['next', 'prev'].map(way => [way, document.querySelector(`a.${way}-page`).getAttribute('href'), document.querySelector(`a.${way}-page .title`).textContent])"
+    tab = one.open(at("start/hundred_lines"))
+    tab.ask("localStorage.removeItem('route')")
+    tab.go(at("objective/policy_loss"))
+    plain = tab.ask(cards)
+    assert [href for _, href, _ in plain] == ["value_loss.html", "advantages.html"] and not tab.ask("document.querySelector('.on-route')")
+    tab.go(at("index"))
+    tab.go(tab.ask("[...document.querySelectorAll('.routes a')].map(a => a.href).find(h => h.includes('only'))"))
+    for i, url in enumerate(ppo[:4]):
+        assert f"/{url}.html?route=ppo-and-only-ppo" in tab.ask("location.href")
+        assert tab.ask("document.querySelector('.on-route').textContent").startswith(f"On the route PPO, and only PPO, {i + 1} of {len(ppo)}")
+        tab.go(tab.ask("document.querySelector('a.next-page').href"))
+    tab.go(at("models/rows"))                      # a link in the text leads elsewhere
+    assert tab.ask("document.querySelector('a.next-page').getAttribute('href')") == "files.html"
+    tab.go(tab.ask("document.querySelector('.on-route a').href"))
+    assert f"/{ppo[4]}.html" in tab.ask("location.href")
+    tab.go(at("objective/logprobs"))               # and back, by the list at the side
+    assert tab.ask(cards)[0][1:] == ["kl.html?route=ppo-and-only-ppo", "KL divergence"]
+    tab.go(at(f"{new[-1]}?route=new-to-rl"))       # the last of a route, and another route
+    assert tab.ask("document.querySelector('.on-route').textContent").startswith(f"On the route New to RL, {len(new)} of {len(new)}")
+    tab.go(at("objective/policy_loss?route=no-such"))
+    assert tab.ask("document.querySelector('.on-route b').textContent") == "New to RL" and tab.ask(cards) != plain[:1]
+    tab.ask("document.querySelector('.on-route button').click()")
+    tab.wait("document.readyState == 'complete' && !location.search && !document.querySelector('.on-route')")
+    assert tab.ask(cards) == plain
+    quiet(tab)
     tab.close()
 
 
