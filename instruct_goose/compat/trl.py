@@ -50,7 +50,7 @@ INSTEAD = {  # TRL's name: (the value that needs nothing, what to do for any oth
     "whiten_rewards": (False, "scale the scores: RewardModel.normalise, or in reward_fn"),
     "stop_token": ("eos", "responses end at the tokenizer's eos token, always"),
     "stop_token_id": (None, "stop_token_ids=[…], an argument of RLHFTrainer"),
-    "use_score_scaling": (False, "divide in reward_fn by a deviation that you keep"),
+    "use_score_scaling": (False, "reward_scaling='running'"),
     "use_score_norm": (False, "subtract in reward_fn a mean that you keep"),
     "score_clip": (None, "reward_clip, if the scores are not scaled first as well"),
     "horizon": (

@@ -9,7 +9,6 @@ __all__ = ['HUB', 'STAND_IN', 'WORDS', 'LAST', 'review_row', 'talk_row', 'post_r
 # %% ../../nbs/4_practice/16_hub_recipes.ipynb #34c588c6
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from importlib.resources import files
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,8 +16,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Pret
 
 from ..models.sequence_judges import Classifier
 from .own_plan import memory_parts, weights_in
-from .own_settings import settings_in
-from .recipes import RecipeConfig, Task, completions, run_task
+from .recipes import (
+    RecipeConfig, Task, completions, recipe_settings, run_task)
 from ..training.rollout import Rollout
 
 # %% ../../nbs/4_practice/16_hub_recipes.ipynb #78db2714
@@ -120,12 +119,8 @@ def settings(
     **given: Any, # any fields of RecipeConfig; they beat the file's, and the stand-in's
 ) -> RecipeConfig:
     "What the recipe's file sets."
-    found = settings_in(RecipeConfig, str(files("instruct_goose.practice") / f"{name}.yaml"))
-    own = found.pop("algorithm")
     small = STAND_IN if given.get("stand_in") else {}
-    if algorithm not in (None, own):  # sizes that belong to the other algorithm
-        found.pop("group_size", None)
-    return RecipeConfig.preset(algorithm or own, **found | small | given)
+    return recipe_settings(name, algorithm, **small | given)
 
 def run(name: str, config: RecipeConfig) -> dict: # the summary
     "In a run directory. Raises OSError without the Hub, ImportError without `datasets`."

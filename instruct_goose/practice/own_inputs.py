@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainerState
 
 from ..models.data import check_source, rows_from
 from ..models.families import check_directory, load_tokenizer
@@ -27,6 +27,7 @@ from ..models.rows import (
 from ..models.tables import need
 from ..training.checkpoints import read_json
 from ..training.prompts import columns_of, is_conversation
+from ..training.reward_calls import Notes, run_tools
 from ..training.rewards import score_texts, score_with_all
 
 # %% ../../nbs/4_practice/13_own_inputs.ipynb #e15c4dee
@@ -224,6 +225,7 @@ def try_reward(
     tokenizer: PreTrainedTokenizerBase,
     weights: Sequence[float] | None = None,
     seconds: float | None = None, # longest wait
+    steps: int = 1, # of the run that is to come
 ) -> list[float]: # what the sample answers to the first two prompts got
     "Ask once. Raises ValueError, beginning with --reward, for anything that a run would fail at."
     some = list(rows[:2])
@@ -235,11 +237,14 @@ def try_reward(
     ids = tokenizer([SAMPLE] * len(some), add_special_tokens=False)["input_ids"]
     columns = {k: x for k, x in columns_of(some).items() if k != "prompt"}
     given = columns | {"prompts": prompts, "completions": said, "completion_ids": ids}
+    notes = Notes()
+    given |= run_tools(TrainerState(max_steps=steps, num_train_epochs=1), notes)
     options: dict[str, Any] = dict(given=given, seconds=seconds, kind="sample answer")
     try:
-        if len(rewards) == 1:
-            return score_texts(rewards[0], texts, **options).tolist()
-        return score_with_all(rewards, texts, weights, **options)[0].tolist()
+        scores = (score_texts(rewards[0], texts, **options) if len(rewards) == 1
+                  else score_with_all(rewards, texts, weights, **options)[0])
+        notes.close(len(some))
+        return scores.tolist()
     except (ValueError, TypeError, RuntimeError, TimeoutError) as e:
         raise ValueError(f"--reward, asked about {len(some)} sample answers before the run: {e}"
                          ) from e

@@ -71,6 +71,7 @@ def memory_parts(
     value_copy: bool = False, # a transformer of its own for the values
     four_bits: bool = False,  # the transformer's matrices in 4.127 bits a weight
     reward_model: bool = False, # of the policy's size, frozen
+    checkpointing: bool = False, # of each layer only the input is kept, and of one all
 ) -> dict[str, int]: # bytes of each part
     "What stands in memory at the same time, at most; the last part is an estimate."
     c: Any = config.get_text_config()
@@ -80,7 +81,9 @@ def memory_parts(
     heads = c.num_attention_heads
     kv = getattr(c, "num_key_value_heads", None) or heads
     width = getattr(c, "head_dim", None) or c.hidden_size // heads
-    of_token = c.num_hidden_layers * (34 * c.hidden_size + 5 * heads * length) * b // 2
+    of_layer = (34 * c.hidden_size + 5 * heads * length) * b // 2
+    inputs = c.num_hidden_layers * c.hidden_size * b
+    of_token = inputs + of_layer if checkpointing else c.num_hidden_layers * of_layer
     added = learn if lora_rank else 0
     small = matrix_weights(config) if four_bits else 0
     parts = {"weights": (n + added - small) * b + round(small * 4.127 / 8), "gradients": learn * b,

@@ -24,17 +24,14 @@ from .own_plan import load_config, memory_parts, memory_table, spread_of
 from ..training.config import Count, Positive, RLHFConfig
 from .own_settings import (
     OwnRun, as_yaml, need_adapters, own_model, refuse_used)
-from ..training.evaluation import plot_metrics, text_table
+from ..training.evaluation import held_out_answers, plot_metrics, text_table
 from ..training.fit import one_seed, torch_threads
 from ..training.keeper import MAIN, Keeper
-from ..training.prompts import (
-    columns_of, encode_prompts, is_conversation, slices, template_ids)
+from ..training.prompts import is_conversation, template_ids
 from ..training.reward_calls import completion_texts
-from ..training.rollout import complete
 from ..training.run_dir import model_card, summary_of_training
 from ..training.runs import (
     Clock, finished_run, open_run, save_model, settings_of, train_policy, write_json, write_whole)
-from ..training.setup import EVALUATION, generator
 from ..training.sft import train_lm
 from ..training.trackers import Track, need_tracker
 from ..training.trainer import RLHFTrainer
@@ -46,6 +43,7 @@ class TrainConfig(RLHFConfig, OwnRun):
 
     reward: tuple[str, ...]  # FILE.py:FUNCTION, module:function, or a reward model's directory
     value_model: Literal["shared", "copy"] = "shared"  # the values' transformer
+    gradient_checkpointing: bool = False  # less memory, one more forward in each backward
     sft: Path | None = None  # demonstrations to learn from first
     sft_steps: Count = 100  # updates of that stage
     sft_batch_size: Count = 8  # texts per update
@@ -88,7 +86,7 @@ def look_around(
     if weights is not None and len(weights) != len(rewards):
         raise ValueError(f"{len(weights)} reward_weights and {len(rewards)} rewards: one weight "
                          "for each")
-    try_reward(rewards, rows, tokenizer, weights, config.reward_timeout)
+    try_reward(rewards, rows, tokenizer, weights, config.reward_timeout, config.steps)
     return Found(place, tokenizer, rewards, rows, held_out, demos, lengths)
 
 def prompt_lengths(
@@ -115,7 +113,7 @@ def plan(config: TrainConfig, found: Found) -> str:
         config.micro_batch_size or -(-config.batch_size // config.minibatches),
         max(found.lengths), config.max_new_tokens, config.lora_rank,
         value_copy=config.value_model == "copy" and config.advantage == "gae",
-        four_bits=config.four_bits)
+        four_bits=config.four_bits, checkpointing=config.gradient_checkpointing)
     prompts = config.batch_size // config.group_size
     stages = [f"{config.steps} iterations of {config.algorithm}: {prompts} prompts, "
               f"{config.group_size} responses each, at most {config.max_new_tokens} tokens; "
@@ -166,7 +164,8 @@ def _train(config: TrainConfig, found: Found, out: Path, keeper: Keeper) -> dict
                  stage=keeper.stage("sft"))
         save_model(model, tokenizer, out / "sft")
     own = RLHFConfig(**{f.name: getattr(config, f.name) for f in fields(RLHFConfig)})
-    agent = Agent(model.eval(), "copy" if config.value_model == "copy" else None)
+    agent = Agent(model.eval(), "copy" if config.value_model == "copy" else None,
+                  gradient_checkpointing=config.gradient_checkpointing)
     trainer = RLHFTrainer(agent, None, own, tokenizer=tokenizer)
     reward = found.rewards if len(found.rewards) > 1 else found.rewards[0]
     asked = (found.held_out or found.rows)[:64]
@@ -196,12 +195,10 @@ def _train(config: TrainConfig, found: Found, out: Path, keeper: Keeper) -> dict
 def answers(
     trainer: RLHFTrainer, rows: Sequence[Mapping], reward: Any,
 ) -> tuple[list[str], list[str], float]: # prompts, what the policy answers, and the mean score
-    "One response to each, with dice of their own, the same each time."
-    dice, prompts, said, scores = generator(trainer.config.seed, EVALUATION), [], [], []
-    for some in slices(list(rows), trainer.config.batch_size):
-        r = trainer.sampler(encode_prompts(some, trainer), 1, trainer.config, dice)
-        r = complete(r, trainer.tokenizer, columns_of(some))
-        scores.append(trainer.judge(r, reward))
+    "One response to each, with dice of their own, the same each time; or greedy."
+    prompts, said, scores = [], [], []
+    for r in held_out_answers(trainer, list(rows), trainer.config.eval_greedy):
+        scores.append(trainer.judge(r, reward, "held-out text"))
         tokenizer: Any = trainer.tokenizer
         said += completion_texts(r, tokenizer)
         prompts += r.prompts or []

@@ -10,8 +10,9 @@ import random
 import re
 from typing import Any
 
-from ..objective.group import PRESETS
-from .recipes import RecipeConfig, Task, completions, run_task
+from .recipes import (
+    RecipeConfig, Task, completions, recipe_settings, run_task)
+from ..training.evaluation import held_out_answers
 from ..training.rollout import Rollout
 
 # %% ../../nbs/4_practice/15_smollm_answers.ipynb #a45e08
@@ -37,9 +38,13 @@ def right_number(completions: list, answer: list[str]) -> list[float]:
     return [float(found[-1:] == [a]) for found, a in zip(numbers, answer, strict=True)]
 
 def figures(r: Rollout, trainer: Any) -> dict[str, float]:
-    "Share of right answers, and of those that write the sum down."
-    texts, answers = completions(r, trainer), r.columns["answer"]
-    return {"exact_match": sum(right_number(texts, answers)) / len(texts),
+    "Share of right answers, sampled and greedy, and of those that write the sum down."
+    def right(rollout: Rollout) -> list[float]:
+        return right_number(completions(rollout, trainer), rollout.columns["answer"])
+
+    texts, scores = completions(r, trainer), right(r)
+    greedy = [x for part in held_out_answers(trainer, HELD_OUT, greedy=True) for x in right(part)]
+    return {"exact_match": sum(scores) / len(scores), "greedy_match": sum(greedy) / len(greedy),
             "written_down": sum("=" in text for text in texts) / len(texts)}
 
 # %% ../../nbs/4_practice/15_smollm_answers.ipynb #a45e0f
@@ -47,16 +52,11 @@ WORDS = (*map(str, range(19)), *"Do the sum . What is + ? =".split())
 TASK = Task(LEARN, HELD_OUT, right_number, figures, WORDS)
 
 def settings(
-    algorithm: str = "grpo", # any key of PRESETS
-    **given: Any, # any fields of RecipeConfig; they beat ours
+    algorithm: str | None = None, # any key of PRESETS; None: grpo
+    **given: Any, # any fields of RecipeConfig; they beat the file's
 ) -> RecipeConfig:
-    "What this recipe sets."
-    ours: dict[str, Any] = dict(
-        steps=12, batch_size=32, max_new_tokens=10, minibatches=1, epochs=1, lr=2e-3, beta=.02,
-        lr_schedule="linear", eval_samples=32)
-    if PRESETS[algorithm]["group_size"] == 1:
-        ours |= dict(minibatches=2, vf_coef=.05, value_lr=1e-3)
-    return RecipeConfig.preset(algorithm, **ours | given)
+    "What smollm-answers.yaml sets; smollm-answers-ppo.yaml for algorithms without groups."
+    return recipe_settings("smollm-answers", algorithm, **given)
 
 def run(config: RecipeConfig) -> dict: # the summary
     "The recipe, in a run directory."

@@ -8,9 +8,9 @@ __all__ = ['PROMPTS', 'HELD_OUT', 'WORDS', 'TASK', 'distinct_pairs', 'sentiment'
 # %% ../../nbs/4_practice/14_smollm_sentiment.ipynb #5e4104
 from typing import Any
 
-from ..objective.group import PRESETS
 from .rated_sentences import vader_compound
-from .recipes import RecipeConfig, Task, completions, run_task
+from .recipes import (
+    RecipeConfig, Task, completions, recipe_settings, run_task)
 from ..training.rollout import Rollout
 
 # %% ../../nbs/4_practice/14_smollm_sentiment.ipynb #5e4108
@@ -44,17 +44,11 @@ TASK = Task(PROMPTS, HELD_OUT, sentiment, figures, WORDS)
 
 # %% ../../nbs/4_practice/14_smollm_sentiment.ipynb #5e410a
 def settings(
-    algorithm: str = "rloo", # any key of PRESETS
-    **given: Any, # any fields of RecipeConfig; they beat ours
+    algorithm: str | None = None, # any key of PRESETS; None: rloo
+    **given: Any, # any fields of RecipeConfig; they beat the file's
 ) -> RecipeConfig:
-    "What this recipe sets."
-    ours: dict[str, Any] = dict(batch_size=32, max_new_tokens=16, minibatches=1, epochs=1, lr=3e-3)
-    if PRESETS[algorithm]["group_size"] > 1:
-        ours |= dict(group_size=4, steps=14, beta=.02)
-    else:
-        ours |= dict(steps=18, beta=.03, lr_schedule="linear", minibatches=2, vf_coef=.05,
-                     value_lr=1e-3)
-    return RecipeConfig.preset(algorithm, **ours | given)
+    "What smollm-sentiment.yaml sets; smollm-sentiment-ppo.yaml for algorithms without groups."
+    return recipe_settings("smollm-sentiment", algorithm, **given)
 
 def run(config: RecipeConfig) -> dict: # the summary
     "The recipe, in a run directory."

@@ -219,22 +219,29 @@ def in_short(m: Metrics) -> str: # of one iteration
 class Evaluate(Callback):
     "Adds `trainer.evaluate` to the metrics of every so many iterations."
 
-    def __init__(self, prompts: Sequence | dict, reward_fn: Any, every: int):
-        self.prompts, self.reward_fn, self.every = prompts, reward_fn, every
+    def __init__(
+        self,
+        prompts: Sequence | dict,
+        reward_fn: Any,
+        every: int,
+        greedy: bool = False, # the likeliest responses
+    ):
+        self.prompts, self.reward_fn, self.every, self.greedy = prompts, reward_fn, every, greedy
 
     def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> None:
         if trainer.iteration % self.every == 0:
-            metrics.update(trainer.evaluate(self.prompts, self.reward_fn))
+            metrics.update(trainer.evaluate(self.prompts, self.reward_fn, self.greedy))
 
-def keep_best(trainer: Any, reward: float | None) -> None:
+def keep_best(trainer: Any, reward: float | None) -> float | None: # the reward
     "With keep_best: copy the policy's weights to trainer.best if no reward so far was as high."
     if not trainer.config.keep_best or reward is None:
-        return
+        return reward
     if trainer.best_reward is None or reward > trainer.best_reward:
         weights = weights_of(trainer.agent.model)
         trainer.best_reward = reward
         trainer.best_iteration = trainer.iteration
         trainer.best = {name: x.detach().to("cpu", copy=True) for name, x in weights.items()}
+    return reward
 
 # %% ../../nbs/3_training/09_callbacks.ipynb #a3c6831b
 @contextmanager
@@ -254,7 +261,7 @@ def usual_callbacks(
                              "pass held_out=, prompts that are not trained on")
         held_out = held_out if isinstance(held_out, dict | str) else list(held_out)
         encode_prompts(held_out, trainer)  # refused now, not after an hour
-        first.append(Evaluate(held_out, reward_fn, c.eval_every))
+        first.append(Evaluate(held_out, reward_fn, c.eval_every, c.eval_greedy))
     if c.kl_stop is not None:
         last.append(StopAtKL(c.kl_stop))
     if callback is not None:
@@ -285,7 +292,7 @@ class RecheckRewards(Callback):
         stride = math.ceil(len(rollout) / self.rows)
         some = rollout[torch.arange(0, len(rollout), stride).flip(0)]
         with dice_put_back():
-            one, two = (trainer.judge(some, self.reward_fn) for _ in range(2))
+            one, two = (trainer.judge(some, self.reward_fn, "text asked again") for _ in range(2))
         unit = rollout.scores.std(unbiased=False).clamp(min=1e-9)
         between, apart = (one - two).abs(), ((one + two) / 2 - some.scores).abs()
         self.found = {"reward_noise": number(between.max() / unit),

@@ -177,9 +177,14 @@ class RLHFConfig(Presets):
     seed: Seed = 0  # of sampling, shuffling and the order of the prompts
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
     eval_every: Count | None = None  # iterations between evaluations on held_out; None: never
+    eval_greedy: bool = False  # evaluate the likeliest responses, and throw no dice
     keep_best: bool = False  # the policy of the best held-out reward stays in trainer.best
     kl_stop: Positive | None = None  # nats per response; an iteration that exceeds it is the last
     reward_weights: tuple[float, ...] | None = None  # of several reward functions; None: 1 each
+    reward_weighting: Literal["raw", "scaled"] = "raw"
+    "what the weights multiply: the scores, or how far each is from its group's mean, in deviations"
+    reward_scaling: Literal["batch", "running"] | None = None
+    "scores are divided by their standard deviation: the iteration's, or that of all so far"
     reward_clip: Positive | None = None  # largest absolute score; None: any
     missing_eos_penalty: NotNegative | None = None  # off the score of a response without an end
     overlong_buffer: Count | None = None  # tokens before the limit where length costs up to 1

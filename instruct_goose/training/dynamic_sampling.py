@@ -49,6 +49,7 @@ def draw_again(
     dropped = int(flat.sum()) if c.drop_flat else 0
     if 0 < dropped < len(flat):
         r = r[rows_of((~flat).nonzero().flatten(), c.group_size)]
+    r.logged = rollout.logged
     r.drawn = {"groups_redrawn": redrawn, "groups_dropped": dropped,
                "reward_mean_drawn": torch.cat(seen).mean().item()}
     vars(rollout).update(vars(r))

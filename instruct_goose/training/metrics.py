@@ -83,7 +83,8 @@ def of_scores(r: Rollout, c: RLHFConfig) -> dict:
         numbers["baseline_mean"] = r.baseline.mean()
     each = (r.score_parts or {}).items()
     parts = {f"reward_mean/{name}": scores.nanmean() for name, scores in each}
-    return numbers | parts | (r.drawn or {})
+    logged = {f"logged/{name}": x for name, x in (r.logged or {}).items()}
+    return numbers | parts | logged | (r.drawn or {})
 
 def of_advantages(r: Rollout, c: RLHFConfig) -> dict:
     "Advantages as they were before whitening; and what the values knew."

@@ -25,6 +25,8 @@ ELSEWHERE = {
     "scale_rewards": "advantage='group_mean', 'group_mean_std' or 'group_mean_batch_std'",
     "target_kl": "kl_early_stop", "vllm_importance_sampling_cap": "importance_cap",
     "vllm_importance_sampling_mode": "importance_level and importance_beyond",
+    "multi_objective_aggregation": "reward_weighting, 'raw' or 'scaled'",
+    "use_score_scaling": "reward_scaling='running'",
     "whiten_rewards": "whiten_advantages", "kl_estimator_type": "kl_estimator",
     "entropy_coef": "ent_coef", "lr_scheduler_type": "lr_schedule", "args": "config",
     "bf16": "autocast='bfloat16'", "gradient_checkpointing": "Agent's gradient_checkpointing",

@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 
 from ..models.sequence_judges import Classifier, is_pipeline
 from .checks import texts_of
+from .processes import together
 from .reward_calls import (
-    Offer, answer, as_number, offer_of, shown, some, wanted)
+    Notes, Offer, answer, as_number, kept, offer_of, run_state, run_tools, shown, some, wanted)
 from .rollout import Rollout
 from .shaping import finished, shaped
 from .shards import by_rows
@@ -242,28 +243,35 @@ def by_name(reward_fns: Sequence) -> dict[str, Any]:
 # %% ../../nbs/3_training/04_rewards.ipynb #5301da41
 def judged(
     trainer: Any, # for its tokenizer, config, and iteration
-    r: Rollout,   # with texts; its token_scores are set, of several functions its score_parts
+    r: Rollout,   # with texts; token_scores, logged, extra are set, of several also score_parts
     reward_fn: Any, # one, or a list
     kind: str = "text",
 ) -> Float[Tensor, "batch"]:
     """The checked scores of a rollout, whatever form the reward has, and what is added to them.
     Of several processes each asks for whole groups of its own."""
-    said = by_rows(judged_rows, trainer, r, reward_fn, kind, unit=trainer.config.group_size)
+    notes, unit = Notes(), trainer.config.group_size
+    said = by_rows(judged_rows, trainer, r, reward_fn, kind, notes, unit=unit)
     r.token_scores, r.score_parts = said["token_scores"], said["score_parts"]
+    r.logged, r.extra = kept(together(lambda: notes))
     return said["scores"]
 
-def judged_rows(trainer: Any, r: Rollout, reward_fn: Any, kind: str) -> dict[str, Any]:
+def judged_rows(
+    trainer: Any, r: Rollout, reward_fn: Any, kind: str, notes: Notes,
+) -> dict[str, Any]:
     "Columns: scores, token_scores, score_parts."
-    c, texts = trainer.config, texts_of(r)
-    options: dict[str, Any] = dict(
-        prompts=r.prompts, kind=kind, where=f"iteration {trainer.iteration}: ",
-        seconds=c.reward_timeout,
-        given=None if trainer.tokenizer is None else offer_of(r, trainer.tokenizer))
+    c, texts, where = trainer.config, texts_of(r), f"iteration {trainer.iteration}: "
+    known = {} if trainer.tokenizer is None else offer_of(r, trainer.tokenizer)
+    options: dict[str, Any] = dict(prompts=r.prompts, kind=kind, where=where,
+        seconds=c.reward_timeout, given=known | run_tools(run_state(trainer), notes))
     parts = r.score_parts
     if not isinstance(reward_fn, list | tuple):
         said = judge_texts(reward_fn, texts, **options)
     else:
         said, parts = judge_with_all(reward_fn, texts, c.reward_weights, **options)
+    notes.close(len(r), where)
+    if said.tokens is not None and parts and c.reward_weighting == "scaled":
+        raise ValueError(f"{where}a reward function returned numbers for tokens, and "
+                         "reward_weighting='scaled' compares whole responses: take 'raw'")
     ends = finished(r, trainer.eos_ids)
     scores = shaped(said.scores.to(r.mask.device), r.real.sum(-1), ends, c)
     return {"scores": scores, "token_scores": at_their_tokens(said.tokens, r.real),

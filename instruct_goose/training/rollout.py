@@ -179,6 +179,8 @@ class Rollout:
     group_tokens: Int[Tensor, "batch"] | Later = None  # real tokens of the row's whole group
     denominator: float | int | Tensor | None = None   # of a micro-batch: its minibatch's count
     drawn: dict[str, float] | Later = None            # what dynamic sampling did, for the log
+    logged: dict[str, float] | Later = None           # what reward functions want in the log
+    extra: dict[str, list] | Later = None             # what they keep of each response, by name
 
     def __len__(self) -> int:
         return len(self.response_ids)
@@ -195,7 +197,7 @@ class Rollout:
                 return {name: take(column) for name, column in x.items()}
             return x[rows.to(x.device)] if torch.is_tensor(x) else [x[i] for i in rows.tolist()]
 
-        whole = ("denominator", "drawn")  # say nothing of single rows
+        whole = ("denominator", "drawn", "logged")  # say nothing of single rows
         parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in whole}
         return Rollout(**{name: take(x) for name, x in parts.items() if x is not None})
 

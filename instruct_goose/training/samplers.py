@@ -127,7 +127,7 @@ def joined(
     """One below the other, padded to the widest: queries on the left, responses on the right. A
     column of the data that a part does not know is None there."""
     whole = {f.name: [getattr(r, f.name) for r in parts] for f in fields(Rollout)
-             if f.name not in ("denominator", "drawn")}
+             if f.name not in ("denominator", "drawn", "logged")}
     names = dict.fromkeys(name for columns in whole["columns"] for name in columns or ())
     whole["columns"] = [{name: (r.columns or {}).get(name, [None] * len(r)) for name in names}
                         or None for r in parts]

@@ -29,6 +29,7 @@ from .moving_reference import check_can_follow
 from .processes import by_first, join
 from .sharded import is_sharded, plain
 from .rollout import Rollout, checked_tokens
+from .shaping import Moments
 from .updates import learnt
 
 # %% ../../nbs/3_training/03_setup.ipynb #d7782933
@@ -112,6 +113,7 @@ class TrainerTools(Answering):
     best: dict[str, Tensor] | None = None  # with keep_best: weights of the best policy, on the CPU
     best_reward: float | None = None       # its held-out reward
     best_iteration: int | None = None      # how many iterations it had seen
+    score_moments: Moments = (0., 0., 0.)  # of all scores, with a running reward_scaling
     ent_weight: float | None = None  # of the entropy bonus, with entropy_target; None: ent_coef
     fresh: Any = None                # while `train` runs: where the next prompts come from
 

@@ -25,6 +25,7 @@ from .checks import (
     blaming, check_ratio, comparable, ready, require_finite, require_finite_weights, rounding)
 from .config import RLHFConfig
 from .dynamic_sampling import draw_again
+from .evaluation import held_out_answers, held_out_notes
 from .metrics import (
     Metrics, average_steps, compare, movement_meter, number, step_log)
 from .rewards import judged
@@ -33,9 +34,10 @@ from .samplers import PolicySampler
 from .sharded import sharded
 from .shards import by_rows, shared, whole_gradient
 from .prompts import (
-    columns_of, encode_prompts, prompt_batches, slices, special_ids)
+    columns_of, encode_prompts, prompt_batches, special_ids)
 from .setup import (
-    EVALUATION, TrainerTools, as_agent, as_reference, find_device, generator, steps_left)
+    TrainerTools, as_agent, as_reference, find_device, generator, steps_left)
+from .shaping import count_scores, learnt_from
 from .updates import (
     averaging, clip_gradients, importance_weights, kl_penalty, make_optimizer,
     micro_batches, minibatches_of, objective_settings, set_rates)
@@ -62,11 +64,10 @@ class RLHFTrainer(TrainerTools):
         self.agent = as_agent(model).to(self.device)
         reference = cast(Any, as_reference(ref_model, self.agent, c))  # stubs lose `to`'s type
         self.ref_model: PreTrainedModel = reference.to(self.device)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.callbacks = tokenizer, list(callbacks)
         self.eos_ids, self.pad_id = special_ids(self.agent.model, tokenizer, stop_token_ids)
         self.optimizer = make_optimizer(optimizer, sharded(self.agent), c)
         self.sampler = shared(self, sampler or PolicySampler(self))
-        self.callbacks = list(callbacks)
         self.sampling, self.shuffling = generator(c.seed, 0), generator(c.seed, 1)
         self.beta, self.ent_coef = c.beta, c.ent_coef  # move if kl_target, entropy_target
         self.iteration, self.prompts_seen = 0, 0  # done; place in the endless row of prompts
@@ -97,6 +98,7 @@ class RLHFTrainer(TrainerTools):
             rollout.baseline = greedy_baseline(self, rollout, reward_fn)
         rollout.scores = scores
         draw_again(self, rollout, reward_fn)
+        count_scores(self, rollout)
         return rollout
 
     def judge(self, rollout: Rollout, reward_fn: Any, kind: str = "text") -> Tensor:
@@ -119,8 +121,9 @@ class RLHFTrainer(TrainerTools):
         "rₜ = −β·kₜ + score·[t = last]; then Âₜ, whitened over the rollout if asked, and R̂ₜ."
         c, r = self.config, ready(self, rollout)
         beta = self.beta if c.kl_placement == "reward" else 0.
-        r.rewards = kl_in_reward(r.scores, r.old_logprobs, r.ref_logprobs, r.mask, beta,
-                                 c.kl_estimator or "k1", r.token_scores)
+        scores, parts = learnt_from(self, r)
+        r.rewards = kl_in_reward(scores, r.old_logprobs, r.ref_logprobs, r.mask, beta,
+                                 c.kl_estimator or "k1", parts)
         r.advantages, r.returns = compare(r, c)
         if c.whiten_advantages and r.mask.sum() > 1:
             r.advantages = whiten(r.advantages, r.mask)
@@ -162,18 +165,15 @@ class RLHFTrainer(TrainerTools):
         require_finite_weights(self)
         return average_steps(logs) | moved()
 
-    def evaluate(self, prompts: Sequence | dict, reward_fn: Any) -> Metrics:
-        "held_out_reward and exact held_out_kl, with dice of their own, the same each time."
-        dice, scores, kl = generator(self.config.seed, EVALUATION), [], []
-        for some in slices(prompts, self.config.batch_size):
-            with blaming(self), precision(self.config, self.device):
-                r = self.sampler(encode_prompts(some, self), 1, self.config, dice)
-            r = complete(r, self.tokenizer, columns_of(some))
+    def evaluate(self, prompts: Sequence | dict, reward_fn: Any, greedy: bool = False) -> Metrics:
+        "held_out_reward and exact held_out_kl, with dice of their own, the same each time; or greedy."
+        rollouts, scores = [], []
+        for r in held_out_answers(self, prompts, greedy):
             scores.append(self.judge(r, reward_fn, "held-out text"))
-            kl.append(masked_sum(self.annotate(r).kl, r.mask, dim=-1))
-        reward = number(torch.cat(scores).mean())
-        keep_best(self, reward)
-        return {"held_out_reward": reward, "held_out_kl": number(torch.cat(kl).mean())}
+            rollouts.append(self.annotate(r))
+        kl = torch.cat([masked_sum(r.kl, r.mask, dim=-1) for r in rollouts]).mean()
+        reward = keep_best(self, number(torch.cat(scores).mean()))
+        return {"held_out_reward": reward, "held_out_kl": number(kl), **held_out_notes(rollouts)}
 
     def train(
         self,

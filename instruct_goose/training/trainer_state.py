@@ -39,6 +39,7 @@ class Resumable(Protocol):
     prompts_seen: int
     beta: float
     ent_coef: float
+    score_moments: tuple[float, float, float] # of all scores so far
     best: dict[str, Tensor] | None    # the best policy's weights
     best_reward: float | None
     best_iteration: int | None        # how many iterations it had seen
@@ -48,7 +49,8 @@ CHANGES_NOTHING = (
     "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout",
     "even_if_worse", "track")
 COUNTERS = (
-    "iteration", "prompts_seen", "beta", "ent_coef", "best_reward", "best_iteration", "stopped")
+    "iteration", "prompts_seen", "beta", "ent_coef", "best_reward", "best_iteration", "stopped",
+    "score_moments")
 
 def trainer_state(
     trainer: Resumable,
@@ -201,6 +203,10 @@ def check_counters(
     reached, best = record["iteration"], record.get("best_iteration")
     if best is not None and (type(best) is not int or not 0 <= best <= reached):
         refuse("best_iteration", best, f"a whole number up to {reached}, or nothing")
+    moments = record.get("score_moments", (0., 0., 0.))
+    fine = isinstance(moments, list | tuple) and len(moments) == 3 and all(map(is_number, moments))
+    if not fine or moments[0] < 0 or moments[2] < 0:
+        refuse("score_moments", moments, "a count, a mean and squares, finite numbers")
     if not isinstance(record.get("stopped"), str | None):
         refuse("stopped", record["stopped"], "a text, or nothing")
     if missing := [name for name in COUNTERS if name not in record]:

@@ -47,7 +47,7 @@ DEFAULTS = {  # a default that changes is a line for the changelog
     "instruct_goose.training.annotate": {"next_token_logits": dict(chunk=512)},
     "instruct_goose.training.checkpoints": {"save_checkpoint": dict(keep=2), "locked": dict(wait=False)},
     "instruct_goose.training.dpo": {"row_logprobs": dict(pad_id=0), "train_dpo": dict(beta=.1, label_smoothing=0., batch_size=64, seed=0)},
-    "instruct_goose.training.evaluation": {"write": ONE | dict(seed=0, batch_size=256), "kl_to_reference": ONE | dict(batch_size=64)},
+    "instruct_goose.training.evaluation": {"write": ONE | dict(seed=0, batch_size=256, greedy=False), "held_out_answers": dict(greedy=False), "kl_to_reference": ONE | dict(batch_size=64)},
     "instruct_goose.training.fit": {"batches": dict(seed=0), "cosine": dict(warmup=0, floor=0.),
                                     "fit": dict(weight_decay=.01, floor=0., max_grad_norm=1., progress=True)},
     "instruct_goose.training.keeper": {"Keeper.__init__": dict(keep=2), "Stage.reached": dict(often=1)},
@@ -72,7 +72,7 @@ def test_defaults_of_functions(module):
 
 def test_defaults_of_the_settings():
     assert {f.name: f.default for f in dataclasses.fields(RLHFConfig)} == dict(
-        steps=50, seed=0, device="auto", eval_every=None, keep_best=False, kl_stop=None, reward_weights=None, reward_clip=None, missing_eos_penalty=None, overlong_buffer=None, mask_truncated=False, reward_timeout=None, redraw_flat=0, drop_flat=False,
+        steps=50, seed=0, device="auto", eval_every=None, eval_greedy=False, keep_best=False, kl_stop=None, reward_weights=None, reward_weighting="raw", reward_scaling=None, reward_clip=None, missing_eos_penalty=None, overlong_buffer=None, mask_truncated=False, reward_timeout=None, redraw_flat=0, drop_flat=False,
         batch_size=64, group_size=1, max_new_tokens=32, temperature=1., stop_strings=None, advantage="gae", group_ddof=1, whiten_advantages=True, gamma=1., lam=.95,
         ratio_level="token", surrogate="min", clip=.2, clip_high=None, dual_clip=None, value_clip=.2, vf_coef=.5, ent_coef=0., entropy_target=None, entropy_step=.005,
         aggregation="token_mean", importance_cap=None, importance_floor=None, importance_level="token", importance_beyond="cut", beta=.1, kl_placement="reward", kl_estimator=None, kl_gradient="plain", kl_target=None, ref_every=None, ref_mixup=1.,
@@ -144,9 +144,10 @@ def test_numpys_place_is_among_its_words(place, fits):
     (dict(prompts_seen=0), True), (dict(prompts_seen=-1), False), (dict(prompts_seen=True), False), (dict(environment={"threads": 1}), True), (dict(environment={"threads": 1024}), True),
     (dict(environment={"threads": 0}), False), (dict(environment={"threads": 1025}), False), (dict(environment=None), False),
     (dict(beta=0.), True), (dict(beta=-1e-9), False), (dict(beta=None), False), (dict(ent_coef=0.), True), (dict(ent_coef=-1e-9), False), (dict(ent_coef=None), False), (dict(best_reward=None), True), (dict(best_reward=-2.), True),
-    (dict(best_reward="x"), False), (dict(best_reward=float("nan")), False), (dict(stopped=None), True), (dict(stopped=1), False)], ids=str)
+    (dict(best_reward="x"), False), (dict(best_reward=float("nan")), False), (dict(stopped=None), True), (dict(stopped=1), False),
+    (dict(score_moments=[0., 0., 0.]), True), (dict(score_moments=(-1., 0., 0.)), False), (dict(score_moments=(2., 0., -1e-9)), False), (dict(score_moments=(2., 0.)), False), (dict(score_moments=(2., float("nan"), 1.)), False), (dict(score_moments=None), False)], ids=str)
 def test_numbers_that_a_trainer_can_have_reached(change, fits):
-    record = dict(iteration=3, prompts_seen=24, beta=.1, ent_coef=.01, best_reward=1., best_iteration=2, stopped="it was enough", environment={"threads": 2}) | change
+    record = dict(iteration=3, prompts_seen=24, beta=.1, ent_coef=.01, best_reward=1., best_iteration=2, stopped="it was enough", score_moments=(8., .5, 3.), environment={"threads": 2}) | change
     if fits: check_counters(record, {"steps": 5, "lr_schedule": "constant"})
     else:
         with pytest.raises(ValueError, match="must be"): check_counters(record, {"steps": 5, "lr_schedule": "constant"})
@@ -154,7 +155,7 @@ def test_numbers_that_a_trainer_can_have_reached(change, fits):
 
 @pytest.mark.parametrize("schedule,iteration,fits", [("linear", 5, True), ("linear", 6, False), ("constant", 6, True)])
 def test_a_schedule_ends_with_its_steps(schedule, iteration, fits):
-    record = dict(iteration=iteration, prompts_seen=24, beta=.1, ent_coef=0., best_reward=None, best_iteration=None, stopped=None, environment={"threads": 2})
+    record = dict(iteration=iteration, prompts_seen=24, beta=.1, ent_coef=0., best_reward=None, best_iteration=None, stopped=None, score_moments=[0., 0., 0.], environment={"threads": 2})
     config = {"run.steps": 5, "optimisation.lr_schedule": schedule}  # in groups
     if fits: check_counters(record, config)
     else:
