@@ -174,6 +174,7 @@ class RecipeFlags(Settings):
     data: Path | None = None  # of smollm-reviews: the directory of the rated sentences
     judges: Path | None = None  # of smollm-reviews: judges/ of another run, in place of new ones
     device: Literal["auto", "cpu", "cuda"] | None = None  # none: the recipe's
+    threads: Count | None = None  # torch threads; none: one
     stand_in: bool = False  # a tiny model with random weights: to try the program out
     progress: bool = True  # progress bars
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['only', 'lower_states', 'upper_scores', 'Judge', 'train_on_states', 'two_halves']
 
-# %% ../../nbs/4_practice/15_smollm_judges.ipynb #d93dc477
+# %% ../../nbs/4_practice/15_smollm_judges.ipynb #52d8bbd1
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from .rated_stages import preferences, soft_pairs_loss
 from ..training.fit import batches, fit
 from ..training.keeper import Stage
 
-# %% ../../nbs/4_practice/15_smollm_judges.ipynb #793ec4a8
+# %% ../../nbs/4_practice/15_smollm_judges.ipynb #d0c59d02
 @contextmanager
 def only(
     body: Any, # a transformer with `layers` and `norm`, as Llama's
@@ -42,7 +42,7 @@ def only(
     finally:
         body.layers, body.norm = layers, norm
 
-# %% ../../nbs/4_practice/15_smollm_judges.ipynb #3d2c0e99
+# %% ../../nbs/4_practice/15_smollm_judges.ipynb #858b6fb2
 @torch.no_grad()
 def lower_states(
     body: Any, # a transformer, as for `only`
@@ -71,14 +71,17 @@ def upper_scores(
     it: no mask."""
     body = trunk(reward_model.model)
     dtype = next(body.layers.parameters()).dtype
-    x = nn.utils.rnn.pad_sequence(list(states), batch_first=True).to(dtype)
+    width = max(map(len, states)), states[0].shape[-1]
+    x = torch.zeros(len(states), *width, dtype=dtype, device=states[0].device)
+    for row, s in zip(x, states, strict=True):
+        row[:len(s)] = s
     with only(body, frozen, len(body.layers)):
         hidden = body(inputs_embeds=x, use_cache=False)[0]
     last = torch.tensor([len(s) - 1 for s in states], device=x.device)
     head = reward_model.model.get_submodule("score")
     return head(hidden[torch.arange(len(x), device=x.device), last])[:, 0].float()
 
-# %% ../../nbs/4_practice/15_smollm_judges.ipynb #942d8837
+# %% ../../nbs/4_practice/15_smollm_judges.ipynb #9b42c39f
 class Judge:
     "A reward model of the model's first layers that reads a question behind each text."
 
@@ -128,7 +131,7 @@ class Judge:
         c.reward_mean, c.reward_std = found.pop("scale").tolist()
         self.learns.load_state_dict(found)
 
-# %% ../../nbs/4_practice/15_smollm_judges.ipynb #ff464d29
+# %% ../../nbs/4_practice/15_smollm_judges.ipynb #9491301a
 def train_on_states(
     judge: Judge, # in place
     reviews: Sequence[Review],
@@ -153,7 +156,7 @@ def train_on_states(
     judge.learns.requires_grad_(False)
     return log
 
-# %% ../../nbs/4_practice/15_smollm_judges.ipynb #8b074e8e
+# %% ../../nbs/4_practice/15_smollm_judges.ipynb #ad18aab7
 def two_halves(
     reviews: Sequence[Review],
     seed: int = 0,

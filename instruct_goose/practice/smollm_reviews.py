@@ -6,7 +6,7 @@
 __all__ = ['STAND_IN', 'NAMES', 'RatedConfig', 'settings', 'RatedData', 'read_data', 'words_of', 'make_judges', 'device_of',
            'by_stage', 'compare', 'prepare', 'run']
 
-# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #df72e919
+# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #54559392
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,7 @@ from ..training.keeper import Keeper
 from ..training.rollout import Rollout
 from ..training.runs import write_json
 
-# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #0d34dfb6
+# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #954512cb
 @dataclass
 class RatedConfig(RecipeConfig):
     "A recipe whose reward is learnt first, from rated sentences."
@@ -43,9 +43,9 @@ class RatedConfig(RecipeConfig):
     held_out: Annotated[int, Limit(2)] = 1_000  # rated sentences that no training sees
     prompt_words: tuple[int, int] = (2, 6)  # words of a prompt: fewest, most
     question: str = "\nOverall, the movie is"  # what a judge reads behind each text
-    judge_frozen: Count = 12  # layers of the model below a judge, computed once
-    judge_trained: Count = 3  # layers above them that learn to judge
-    judge_epochs: Positive = 2.0  # passes over the rated sentences
+    judge_frozen: Count = 16  # layers of the model below a judge, computed once
+    judge_trained: Count = 2  # layers above them that learn to judge
+    judge_epochs: Positive = 1.0  # passes over the rated sentences
     judge_batch: Annotated[int, Limit(2)] = 64  # sentences that are compared with each other
     judge_lr: Positive = 1e-4  # learning rate of these layers
 
@@ -70,7 +70,7 @@ def settings(
 STAND_IN: dict[str, Any] = dict(held_out=60, judge_frozen=1, judge_trained=1, judge_lr=3e-3,
                                 judge_epochs=4., max_new_tokens=6, eval_samples=32, lr=.01)
 
-# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #cef2424f
+# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #005c6d7a
 class RatedData(NamedTuple):
     "Sentences to learn from, with all raters and by halves; and those held out."
     train: list[Review]
@@ -89,7 +89,7 @@ def words_of(data: RatedData) -> list[str]: # for the stand-in
     "All that stands between spaces."
     return sorted({w for r in (*data.train, *data.held_out) for w in r.text.split()})
 
-# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #d6f46156
+# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #5abf85fd
 def make_judges(
     config: RatedConfig, data: RatedData, out: Path, keeper: Keeper,
 ) -> tuple[dict[str, Judge], dict]: # proxy and other_half; what is known of them
@@ -132,7 +132,7 @@ def by_stage(read: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     return {name: {k: round(after[k] - before[k], 2) for k in after}
             for name, before, after in zip(("lower_layers", *NAMES), read, read[1:])}
 
-# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #095aff9c
+# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #574ed375
 def compare(
     judges: dict[str, Judge], data: RatedData,
 ) -> dict[str, dict[str, float]]: # of each judge the share of pairs, all and from a margin of 1
@@ -150,7 +150,7 @@ def compare(
     return {name: both_margins(s, means) for name, s in scores.items()} | {
         "half_of_the_raters": split_half(data.held_out)}
 
-# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #f094d8b3
+# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #0448f62e
 def prepare(
     config: RatedConfig, out: Path, keeper: Keeper,
 ) -> tuple[Task, dict]: # the task of PPO; what goes into the summary
