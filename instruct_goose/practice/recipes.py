@@ -30,7 +30,7 @@ from ..training.config import Count, NotNegative, Positive, RLHFConfig, Seed, Se
 from ..training.evaluation import (
     ended, held_out_answers, one_rollout, plot_metrics, text_table)
 from ..training.fit import one_seed, torch_threads
-from ..training.keeper import MAIN
+from ..training.keeper import MAIN, Keeper
 from ..training.reward_calls import completion_texts
 from ..training.rollout import Rollout
 from ..training.runs import (
@@ -65,7 +65,7 @@ class Task(NamedTuple):
     "What a recipe is about."
     prompts: Sequence     # texts, or rows {"prompt", …}
     held_out: Sequence    # of the same form
-    reward: Callable      # as for `RLHFTrainer.train`
+    reward: Any           # as for `RLHFTrainer.train`
     figures: Callable[[Rollout, Any], dict[str, float]] # of a rollout and its trainer
     words: Sequence[str]  # that the stand-in can read and write
     model: str | None = None # hub:owner/name; None: SmolLM2 out of its package
@@ -99,7 +99,7 @@ def recipe_settings(
 def run_task(
     name: str, # of the run
     config: RecipeConfig,
-    task: Task,
+    task: Task | Callable[[Path, Keeper], tuple[Task, dict]], # or what makes it in the directory
 ) -> dict: # the summary, as written to summary.json
     """A recipe from the model to the table, in a run directory; or, with `resume`, the rest of it.
     Raises ImportError without the model's package, and what `open_run` raises."""
@@ -108,15 +108,16 @@ def run_task(
     out, keeper = open_run(config, name, Clock())
     with torch_threads(config.threads), torch.random.fork_rng(devices=[]), keeper:
         write_json(out / "config.json", {"algorithm": config.algorithm} | asdict(config))
-        trainer = make_trainer(config, task)
         print(f"The run goes to {out}. {config.algorithm.upper()}, seed {config.seed}.")
+        task, known = (task, {}) if isinstance(task, Task) else task(out, keeper)
+        trainer = make_trainer(config, task)
         before, figures = look_at(trainer, task, config.eval_samples)
         metrics = train_policy(trainer, task.prompts, task.reward, out, keeper.stage(MAIN),
                                progress=config.progress, track=config.track)
         trainer.agent.save_pretrained(out / "policy")
         after, found = look_at(trainer, task, config.eval_samples)
         plot_metrics(metrics, out)
-        summary = summary_of(config, keeper, trainer, before=figures, after=found)
+        summary = summary_of(config, keeper, trainer, **known, before=figures, after=found)
         return write_report(out, before, after, summary)
 
 def make_trainer(config: RecipeConfig, task: Task) -> RLHFTrainer:
@@ -181,6 +182,8 @@ RECIPES = { # module of instruct_goose.practice, and what it does
                          "SmolLM2 writes more cheerfully of films; the judge is VADER's rules"),
     "smollm-answers": ("smollm_answers",
                        "SmolLM2 answers sums in a number; the reward is the right answer"),
+    "smollm-reviews": ("smollm_reviews",
+                       "SmolLM2 learns to judge from people's ratings, and to please the judge"),
     "imdb-gpt2": ("hub_recipes", "for the Hub: GPT-2 praises films; a classifier judges"),
     "hh-rlhf": ("hub_recipes", "for the Hub and a GPU: Qwen2.5-0.5B answers people helpfully"),
     "tldr": ("hub_recipes", "for the Hub and a GPU: Pythia-1B sums up what people posted")}
@@ -198,6 +201,10 @@ class RecipeFlags(Settings):
     output_dir: Path | None = None  # where the run is written; none: a fresh one under runs/
     resume: bool = False  # go on with the run in output_dir
     cache: Path | None = None  # where the plain model is kept between runs; none: nowhere
+    data: Path | None = None  # of smollm-reviews: the directory of the rated sentences
+    judges: Path | None = None  # of smollm-reviews: judges/ of another run, in place of new ones
+    device: Literal["auto", "cpu", "cuda"] | None = None  # none: the recipe's
+    threads: Count | None = None  # torch threads; none: one
     stand_in: bool = False  # a tiny model with random weights: to try the program out
     gradient_checkpointing: bool = False  # less memory, one more forward in each backward
     progress: bool = True  # progress bars
@@ -219,6 +226,9 @@ def run_recipe(
     module = importlib.import_module(f"instruct_goose.practice.{RECIPES[flags.name][0]}")
     given = {k: x for k, x in asdict(flags).items() if x is not None and k != "name"}
     which = [flags.name] if hasattr(module, "HUB") else []
+    if flags.name != "smollm-reviews" and (no := given.keys() & {"data", "judges"}):
+        raise ValueError(f"{flags.name} reads no {' and no '.join(sorted(no))}: that is a flag of "
+                         "smollm-reviews, leave it out")
     try:
         return module.run(*which, module.settings(*which, **given))
     except ImportError as e:

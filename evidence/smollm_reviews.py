@@ -1,0 +1,146 @@
+"""Full runs of the recipe smollm-reviews, and its sweep over the price of KL: `python evidence/smollm_reviews.py --data DIR`.
+
+Needs `pip install 'instruct_goose[smollm,peft]'` and the rated sentences. First a run for each seed, then one for each price, with the
+judges of the first seed; --jobs of them at a time, each in its own directory under --runs, where one that broke off goes on and one
+that is finished stays. evidence/smollm_reviews.json is written anew from all that are finished.
+
+    --tune       instead: how the judges' settings were chosen, on sentences taken from those to learn from; evidence/smollm_tuning.json
+    --collect    starts nothing
+"""
+import argparse
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from quickstart import in_lines, rounded
+from run import origin
+
+from instruct_goose.training.runs import write_json
+
+root = Path(__file__).parents[1]
+BETAS, SWEEP_STEPS = (0., .02, .05, .1, .2, .4), 40
+CURVES = {"reward_mean/proxy": "proxy", "reward_mean/other_half": "other_half", "reward_mean/vader": "vader", "kl_to_reference": "kl", "entropy": "entropy",
+          "response_length": "response_length"}
+COMMAND = "import sys; from instruct_goose.practice.cli import main; main(sys.argv[1:])"
+QUESTIONS = ("\nOverall, the movie is", "\nIs this review positive or negative? It is", " Overall,", "\n")
+TUNED = [dict(question=q, judge_frozen=f) for q in QUESTIONS[:1] for f in (8, 12, 16, 20)]
+TUNED += [dict(question=q) for q in QUESTIONS[1:]]
+TUNED += [dict(judge_lr=x) for x in (5e-5, 2e-4, 4e-4)] + [dict(judge_epochs=x) for x in (1., 3.)] + [dict(judge_trained=x) for x in (1, 2, 4, 6)]
+TUNED += [dict(judge_batch=x) for x in (32, 128)]
+
+
+def begun(given) -> dict:
+    "Where the figures come from; --commit where there is no repository."
+    if given.commit:
+        import run
+        run.git = lambda *args: given.commit if args[0] == "rev-parse" else given.committed
+    return origin("python evidence/smollm_reviews.py")
+
+
+def start(name: str, flags: list[str], given) -> None:
+    "One run, if it is not finished, in a process of its own; what it says goes to a file beside it."
+    out = given.runs / name
+    if (out / "summary.json").exists(): return
+    given.runs.mkdir(parents=True, exist_ok=True)
+    if not (given.runs / f"{name}.json").exists(): write_json(given.runs / f"{name}.json", begun(given))
+    flags += ["--data", str(given.data), "--device", given.device, "--threads", str(given.threads), "--output-dir", str(out), "--no-progress"]
+    if given.cache: flags += ["--cache", str(given.cache)]
+    if given.stand_in: flags += ["--stand-in"]
+    if out.exists(): flags += ["--resume"]
+    print("──", name, *flags, flush=True)
+    with (given.runs / f"{name}.log").open("a") as log:
+        code = subprocess.run([sys.executable, "-c", COMMAND, "recipe", "smollm-reviews", *flags], stdout=log, stderr=subprocess.STDOUT).returncode
+    if code: print(f"{name} failed:", *(given.runs / f"{name}.log").read_text("utf-8").splitlines()[-12:], sep="\n")
+
+
+def figures(name: str, given) -> dict | None:
+    "A run that is finished."
+    out = given.runs / name
+    if not (out / "summary.json").exists(): return None
+    summary = json.loads((out / "summary.json").read_text("utf-8"))
+    log = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+    kept = {k: summary[k] for k in ("seed", "cpu_seconds", "wall_seconds", "torch_threads", "judges", "before", "after", "samples")}
+    shown = ("steps", "batch_size", "max_new_tokens", "lr", "lr_schedule", "lora_rank", "lora_top", "eval_samples", "held_out", "question", "judge_frozen",
+             "judge_trained", "judge_epochs", "judge_batch", "judge_lr", "device")
+    return {"name": name, "beta": summary["config"]["beta"], "origin": json.loads((given.runs / f"{name}.json").read_text("utf-8")), **rounded(kept),
+            "config": {k: summary["config"][k] for k in shown}, "curves": {new: rounded([m[k] for m in log], 3) for k, new in CURVES.items()}}
+
+
+def one_setting(more: dict, given) -> dict:
+    "The judges of one setting, on a thousand sentences of those to learn from; the held-out ones stay unseen."
+    import torch
+
+    from instruct_goose.models.smollm import load_smollm
+    from instruct_goose.practice.rated_sentences import RidgeBagOfWords, both_margins
+    from instruct_goose.practice.smollm_judges import Judge, lower_states, train_on_states
+    from instruct_goose.practice.smollm_reviews import read_data, settings
+    from instruct_goose.training.runs import Clock
+
+    torch.set_num_threads(given.threads)
+    c = settings(data=given.data, cache=given.cache, device=given.device, **more)
+    data = read_data(c)
+    learn, half, asked = data.train[given.validation:], data.halves[0][given.validation:], data.train[:given.validation]
+    learn, half = learn[:given.most], half[:given.most]
+    lm, tokenizer = load_smollm(c.cache)
+    clock, judge = Clock(), Judge(lm.to(given.device), tokenizer, c.judge_frozen, c.judge_trained, c.question)
+    states = lower_states(judge.reward_model.model.base_model, judge.rows([r.text for r in learn]), c.judge_frozen)
+    below = clock.read()
+    train_on_states(judge, half, states, epochs=c.judge_epochs, lr=c.judge_lr, batch_size=c.judge_batch, progress=False)
+    above, texts, means = clock.read(), [r.text for r in asked], [r.mean for r in asked]
+    ridge = RidgeBagOfWords([r.text for r in learn], [r.mean for r in learn])
+    return {**more, "judge": both_margins(judge.score(texts), means), "ridge": both_margins(ridge.score(texts), means),
+            "lower_layers": below, "and_upper_layers": above}
+
+
+def tune(given) -> None:
+    "Each setting in a process of its own, --jobs at a time."
+    def ask(i: int) -> dict | None:
+        told = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--setting", str(i)], capture_output=True, text=True)
+        if told.returncode: return print(TUNED[i], "failed:", told.stderr[-600:])
+        print(told.stdout.splitlines()[-1], flush=True)
+        return json.loads(told.stdout.splitlines()[-1])
+
+    with ThreadPoolExecutor(given.jobs) as jobs: found = [x for x in jobs.map(ask, range(len(TUNED))) if x]
+    (root / "evidence/smollm_tuning.json").write_text(in_lines({"origin": begun(given), "settings": rounded(found)}), "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014")
+    parser.add_argument("--cache", type=Path, help="where the plain model is kept, so that not every process has to make it")
+    parser.add_argument("--runs", type=Path, default=root / "runs/evidence")
+    parser.add_argument("--out", type=Path, default=root / "evidence/smollm_reviews.json")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--betas", type=float, nargs="*", default=BETAS)
+    parser.add_argument("--steps", type=int, help="iterations of every run; default: the recipe's, and of the sweep 40")
+    parser.add_argument("--stand-in", action="store_true", help="tiny models with random weights, to try this program")
+    parser.add_argument("--collect", action="store_true")
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--setting", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--validation", type=int, default=1000, help="sentences that --tune asks")
+    parser.add_argument("--most", type=int, help="sentences that --tune learns from; default: all")
+    parser.add_argument("--commit", help="where there is no repository: what this is")
+    parser.add_argument("--committed", help="and its date")
+    given = parser.parse_args()
+    if given.setting is not None: return print(json.dumps(one_setting(TUNED[given.setting], given)))
+    if given.cache and not given.cache.exists():
+        from instruct_goose.models.smollm import load_smollm
+        load_smollm(given.cache)
+    if given.tune: return tune(given)
+    mine = {f"smollm-reviews-{seed}": ["--seed", str(seed)] + (["--steps", str(given.steps)] if given.steps else []) for seed in given.seeds}
+    judges, steps = given.runs / next(iter(mine)) / "judges", str(given.steps or SWEEP_STEPS)
+    swept = {f"smollm-reviews-beta{beta:g}": ["--seed", str(given.seeds[0]), "--beta", str(beta), "--steps", steps, "--judges", str(judges)]
+             for beta in given.betas}
+    for some in (mine, swept):
+        with ThreadPoolExecutor(given.jobs) as jobs:
+            if not given.collect: list(jobs.map(lambda item: start(*item, given), some.items()))
+        found = {part: [x for name in names if (x := figures(name, given))] for part, names in (("runs", mine), ("sweep", swept))}
+        given.out.write_text(in_lines(found), "utf-8")
+
+
+if __name__ == "__main__": main()
