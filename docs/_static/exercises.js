@@ -90,7 +90,7 @@
   }
   for (const place of document.querySelectorAll(".try")) {
     const open = make("button", {type: "button", textContent: "Run here"})
-    const line = make("p", {}, open, " plain Python, without installing anything")
+    const line = make("p", {}, open, " plain Python, nothing to install")
     open.onclick = () => { build(place); line.remove(); place.querySelector("details").hidden = false }
     place.querySelector("details").hidden = true
     place.prepend(line)
