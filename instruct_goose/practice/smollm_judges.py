@@ -24,7 +24,6 @@ from ..models.text import pad
 from .rated_files import Review
 from .rated_stages import preferences, soft_pairs_loss
 from ..training.fit import batches, fit
-from ..training.keeper import Stage
 
 # %% ../../nbs/4_practice/15_smollm_judges.ipynb #d0c59d02
 @contextmanager

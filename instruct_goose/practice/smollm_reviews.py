@@ -38,7 +38,7 @@ from ..training.runs import write_json
 @dataclass
 class RatedConfig(RecipeConfig):
     "A recipe whose reward is learnt first, from rated sentences."
-    data: Path | None = None  # directory of texts and ratings, as for `reviews`; none: made-up ones
+    data: Path | None = None  # directory of texts and ratings, as for `reviews`; none: made up
     judges: Path | None = None  # judges/ of another run: these are read, and none are trained
     held_out: Annotated[int, Limit(2)] = 1_000  # rated sentences that no training sees
     prompt_words: tuple[int, int] = (2, 6)  # words of a prompt: fewest, most
@@ -157,8 +157,8 @@ def prepare(
     "All that comes before PPO."
     data = read_data(config)
     judges, found = make_judges(config, data, out, keeper)
-    print(text_table(["judge", "all pairs", "margin ≥ 1"],
-                     [[name.replace("_", " "), *x.values()] for name, x in found["pairs"].items()]))
+    rows = [[name.replace("_", " "), *shares.values()] for name, shares in found["pairs"].items()]
+    print(text_table(["judge", "all pairs", "margin ≥ 1"], rows))
 
     def proxy(texts): return judges["proxy"].score(texts)
     def other_half(texts): return judges["other_half"].score(texts)

@@ -115,7 +115,7 @@ def test_the_table_of_judges_by_counting(tmp_path):
 
     class Fixed(Judge):
         def __init__(self, sign): self.sign = sign
-        def score(self, texts): return [self.sign * len(t) for t in texts]
+        def score(self, texts): return [float(self.sign * len(t)) for t in texts]
 
     table = smollm_reviews.compare({"proxy": Fixed(1), "other_half": Fixed(-1)}, data)
     for margin, name in ((0, "pair_accuracy"), (1, "pair_accuracy_margin_1")):
