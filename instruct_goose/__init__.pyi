@@ -6,6 +6,7 @@ from .models.agent import Agent, create_reference_model
 from .models.data import load_pairs, load_prompts, stream_pairs, stream_prompts
 from .models.reward import PairwiseLoss, RewardModel, all_pairs_loss, pairwise_loss
 from .models.sequence_judges import Classifier
+from .models.smollm import load_smollm
 from .models.text import PairDataset, PromptDataset
 from .objective.advantages import discounted_returns, gae, group_advantages
 from .objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
@@ -61,7 +62,7 @@ __all__ = [
     "gaussian_entropy", "gaussian_kl", "gaussian_logprobs", "group_advantages",
     "group_token_counts", "implicit_reward", "k1", "k2", "k3", "kl_in_loss", "kl_in_reward",
     "last_index", "load_adapters", "load_checkpoint", "load_pairs", "load_prompts",
-    "log_ratio", "logprobs_from_hidden", "masked_mean", "masked_sum", "masked_var",
+    "load_smollm", "log_ratio", "logprobs_from_hidden", "masked_mean", "masked_sum", "masked_var",
     "merge_adapters", "model_card", "newest_checkpoint", "pairwise_loss", "policy_loss",
     "ppo_loss", "preset_table", "probability_ratio", "push_to_hub", "response_mask", "sample",
     "sampler_weights", "save_checkpoint", "sequence_kl", "stream_pairs", "stream_prompts",

@@ -48,7 +48,8 @@ PRESET_SOURCES: dict[str, dict[str, str]] = {
         same="REINFORCE++, if all values are 0 and λ = 1."),
     "grpo": dict(
         paper="Shao et al. 2024", arxiv="2402.03300", equations="eqs. 3, 4",
-        leaves_out="A fresh reference per round: ref_every. Rewards for single steps.",
+        leaves_out="A fresh reference per round: ref_every. Rewards for single steps. Off: a "
+                   "scale for each of several rewards (GDPO), reward_weighting.",
         departs="No ε, no ddof given there: ours are PPO's .2 and G − 1. G was 64. Its KL is "
                 "plain, and made for one pass.",
         same="Dr. GRPO, DAPO, GSPO: each on a condition, see there."),

@@ -31,7 +31,7 @@ STEP_OF = {  # step: how the names of its numbers begin; the first that fits
     "time": "seconds_|tokens_per_second_",
     "evaluate": "held_out_",
     "rollout": "tokens$|response_length$|finished$|distinct_|prompts_given$",
-    "score": "reward_|group_reward_|flat_groups$|groups_|baseline_mean$|score_length_",
+    "score": "reward_|logged/|group_reward_|flat_groups$|groups_|baseline_mean$|score_length_",
     "annotate": "kl_to_reference$|kl_estimate$|entropy$|sampled_nll|max_sampler_|prompt_nll$"
                 "|importance_",
     "advantages": "advantage_|value_(bias|scatter|error|mean)$|return_|explained_|total_reward_",

@@ -73,6 +73,7 @@ def load_trainer_state(
     load_training_state(trainer.agent, trainer.optimizer, _generators(trainer), tensors, record)
     for name in COUNTERS:
         setattr(trainer, name, record[name])
+    trainer.score_moments = tuple(record["score_moments"])  # JSON has lists
     trainer.best = part(tensors, "best") or None
     put_back(what_moves(trainer), part(tensors, "reference"))
     torch.set_num_threads(record["environment"]["threads"])

