@@ -96,6 +96,7 @@ def memory_parts(
              "activations, about": micro * length * of_token}
     return {name: x for name, x in parts.items() if x}
 
+# %% ../../nbs/4_practice/13_own_plan.ipynb #bfb8a034
 def readable(n: int) -> str: # bytes
     "In the unit that leaves one to three digits before the point."
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
