@@ -44,6 +44,7 @@ class TrainConfig(RLHFConfig, OwnRun):
     reward: tuple[str, ...]  # FILE.py:FUNCTION, module:function, or a reward model's directory
     value_model: Literal["shared", "copy"] = "shared"  # the values' transformer
     gradient_checkpointing: bool = False  # less memory, one more forward in each backward
+    recheck_every: Count | None = 10  # iterations between asking the reward again; none: never
     sft: Path | None = None  # demonstrations to learn from first
     sft_steps: Count = 100  # updates of that stage
     sft_batch_size: Count = 8  # texts per update

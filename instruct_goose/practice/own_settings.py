@@ -110,11 +110,13 @@ def as_setting(hint: Any, value: Any) -> Any:
 
 # %% ../../nbs/4_practice/13_own_settings.ipynb #a1bb9cea
 def as_yaml(config: Any) -> str:
-    "Every setting that is not None, one a line."
+    "Every setting, one a line, but for those that are None as they come."
     import yaml
 
+    left = {"dry_run"} | {f.name for f in fields(config)
+                          if f.default is None and getattr(config, f.name) is None}
     settings = {k: list(x) if isinstance(x, tuple) else str(x) if isinstance(x, Path) else x
-                for k, x in asdict(config).items() if x is not None and k != "dry_run"}
+                for k, x in asdict(config).items() if k not in left}
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).rstrip()
 
 def refuse_used(config: OwnRun) -> None:

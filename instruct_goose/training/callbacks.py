@@ -264,6 +264,8 @@ def usual_callbacks(
         first.append(Evaluate(held_out, reward_fn, c.eval_every, c.eval_greedy))
     if c.kl_stop is not None:
         last.append(StopAtKL(c.kl_stop))
+    if c.recheck_every is not None:
+        first.append(RecheckRewards(reward_fn, every=c.recheck_every))
     if callback is not None:
         last.append(CallFunction(callback))
     before = trainer.callbacks
@@ -276,7 +278,7 @@ def usual_callbacks(
 
 # %% ../../nbs/3_training/09_callbacks.ipynb #589618c5
 class RecheckRewards(Callback):
-    """Scores a few responses of each rollout twice more, in reverse order. Adds reward_noise, how
+    """Scores a few responses of a rollout twice more, in reverse order. Adds reward_noise, how
     far the two answers differ at most, and reward_shift, how far they are from rollout.scores: in
     standard deviations of the scores, both 0 for a reward that is a function of the text."""
 
@@ -284,11 +286,15 @@ class RecheckRewards(Callback):
         self,
         reward_fn: Any, # the one that `train` is given
         rows: int = 8,  # responses, evenly spaced
+        every: int = 1, # iterations from one such question to the next
     ):
-        self.reward_fn, self.rows, self.found = reward_fn, rows, {}
+        self.reward_fn, self.rows, self.every, self.found = reward_fn, rows, every, {}
 
     def on_score(self, trainer: Any, rollout: Rollout) -> None:
         "Ask twice more, and put the dice back."
+        self.found = {}
+        if trainer.iteration % self.every:
+            return
         stride = math.ceil(len(rollout) / self.rows)
         some = rollout[torch.arange(0, len(rollout), stride).flip(0)]
         with dice_put_back():

@@ -35,6 +35,7 @@ from instruct_goose.practice.own_inputs import (
 )
 from instruct_goose.practice.own_plan import memory_parts, weights_in
 from instruct_goose.practice.own_run import TrainConfig, look_around, plan, run_train
+from instruct_goose.practice.own_settings import as_yaml
 
 TEXTS = ["tell me: is tea hot", "rain is wet.", "Rome? no, jazz", "yes no maybe", "<ask>what</ask>"] * 9
 CHAT = "{% for m in messages %}<ask>{{ m.role }}: {{ m.content }}</ask>{% endfor %}{% if add_generation_prompt %}<ask>assistant: {% endif %}"
@@ -161,6 +162,7 @@ def test_a_run_with_demonstrations_held_out_prompts_and_more_steps_later(here, c
     settings, summary = (json.loads(Path(f"run/{name}.json").read_text()) for name in ("config", "summary"))
     assert settings["algorithm"] == "rloo" and settings["lr"] == 1e-3 and settings["group_size"] == 2 and summary["held_out_reward"].keys() == {"before", "after"}
     assert "Rome?" in shown and "Rome?" in Path("run/samples.md").read_text() and "held_out_reward" in log("run")[0]
+    assert log("run")[0]["reward_noise"] == log("run")[0]["reward_shift"] == 0 and "reward_noise" not in log("run")[1]  # asked again, now and then
     for part in ("sft", "policy"): assert AutoModelForCausalLM.from_pretrained(f"run/{part}") and AutoTokenizer.from_pretrained(f"run/{part}").chat_template == CHAT
     assert Agent.from_pretrained("run/policy") and "RLOO, 2 iterations" in Path("run/policy/README.md").read_text()
     assert refused("train", "--config", "run.yaml", "--output-dir", "run", *TINY).endswith("runs/")
@@ -186,6 +188,9 @@ def test_a_dry_run_prints_a_file_that_makes_the_same_run_and_writes_nothing(here
     text = shown.split("\n\n")[0]
     Path("again.yaml").write_text(text)
     assert yaml.safe_load(text)["model"] == "llama" and not Path("runs").exists()
+    off = TrainConfig.preset("grpo", model="llama", data=Path("prompts.jsonl"), reward=("rewards.py:score",), save_every=None, recheck_every=None)
+    Path("off.yaml").write_text(as_yaml(off))
+    assert TrainConfig.read("off.yaml") == off and "save_every: null" in as_yaml(off)  # none where the default is a number
     assert TrainConfig.read("again.yaml") == TrainConfig.preset("dapo", model="llama", data=Path("prompts.jsonl"), reward=("rewards.py:score",), steps=2, batch_size=4, group_size=2,
                                                                 max_new_tokens=3, epochs=1, minibatches=1, progress=False)
     n = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained("llama").parameters())

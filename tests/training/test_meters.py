@@ -14,6 +14,7 @@ from instruct_goose.objective.group import PRESETS
 from instruct_goose.training.callbacks import RecheckRewards, dice_put_back
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.cross_checks import correlation, discounts, of_texts, prompt_nll
+from instruct_goose.training.doctor import diagnose
 from instruct_goose.training.metrics import weight_meter
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
@@ -148,6 +149,30 @@ def test_asking_again_changes_no_number_of_the_run(reward):
         found = {k: asked.pop(k) for k in ("reward_noise", "reward_shift")}
         assert alone == asked
         assert found["reward_noise"] > .01 if reward is noisy else found == {"reward_noise": 0, "reward_shift": 0}
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_a_run_asks_again_as_often_as_its_setting_says(every):
+    calls = []
+
+    def counted(texts):
+        calls.append(len(texts))
+        return even(texts)
+
+    log = made(recheck_every=every, steps=4).train(PROMPTS, counted, progress=False)
+    alone = made(steps=4).train(PROMPTS, even, progress=False)
+    asked = {m["iteration"]: (m.pop("reward_noise"), m.pop("reward_shift")) for m in log if "reward_noise" in m}
+    assert asked == ({} if every is None else {0: (0, 0), 2: (0, 0)}) and calls == ([8] * 4 if every is None else [8, 8, 8, 8] * 2)
+    same = [[{k: x for k, x in m.items() if "second" not in k} for m in each] for each in (log, alone)]
+    assert same[0] == same[1]
+
+
+def test_the_doctor_reads_an_answer_now_and_then():
+    def by_place(texts): return [x + 3. * (i % 3) for i, x in enumerate(even(texts))]
+
+    c = dict(recheck_every=2, steps=3)
+    found = diagnose(made(**c).train(PROMPTS, by_place, progress=False), vars(RLHFConfig(**c)))
+    assert [f.evidence.split(" in ")[1] for f in found if f.name == "reward of other rows"] == ["2 of 2 iterations, first"]
 
 
 def test_slipped_rows_show_in_another_order_alone():

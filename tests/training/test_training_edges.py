@@ -72,7 +72,7 @@ def test_defaults_of_functions(module):
 
 def test_defaults_of_the_settings():
     assert {f.name: f.default for f in dataclasses.fields(RLHFConfig)} == dict(
-        steps=50, seed=0, device="auto", eval_every=None, eval_greedy=False, keep_best=False, kl_stop=None, reward_weights=None, reward_weighting="raw", reward_scaling=None, reward_clip=None, missing_eos_penalty=None, overlong_buffer=None, mask_truncated=False, reward_timeout=None, redraw_flat=0, drop_flat=False,
+        steps=50, seed=0, device="auto", eval_every=None, eval_greedy=False, keep_best=False, kl_stop=None, reward_weights=None, reward_weighting="raw", reward_scaling=None, reward_clip=None, missing_eos_penalty=None, overlong_buffer=None, mask_truncated=False, reward_timeout=None, recheck_every=None, redraw_flat=0, drop_flat=False,
         batch_size=64, group_size=1, max_new_tokens=32, temperature=1., stop_strings=None, advantage="gae", group_ddof=1, whiten_advantages=True, gamma=1., lam=.95,
         ratio_level="token", surrogate="min", clip=.2, clip_high=None, dual_clip=None, value_clip=.2, vf_coef=.5, ent_coef=0., entropy_target=None, entropy_step=.005,
         aggregation="token_mean", importance_cap=None, importance_floor=None, importance_level="token", importance_beyond="cut", beta=.1, kl_placement="reward", kl_estimator=None, kl_gradient="plain", kl_target=None, ref_every=None, ref_mixup=1.,
