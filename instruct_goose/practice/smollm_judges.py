@@ -68,7 +68,7 @@ def upper_scores(
 ) -> Float[Tensor, "batch"]: # raw, differentiable
     """The rest of the forward. Padding stands on the right, where causal attention does not see
     it: no mask."""
-    body = trunk(reward_model.model)
+    body: Any = trunk(reward_model.model)
     dtype = next(body.layers.parameters()).dtype
     width = max(map(len, states)), states[0].shape[-1]
     x = torch.zeros(len(states), *width, dtype=dtype, device=states[0].device)
@@ -93,7 +93,7 @@ class Judge:
         question: str,  # stands behind every text
     ):
         reward_model = RewardModel.from_causal_lm(lm, tokenizer)
-        body = trunk(reward_model.model)
+        body: Any = trunk(reward_model.model)
         if not 0 < frozen < frozen + trained <= len(body.layers):
             raise ValueError(f"{frozen} layers frozen and {trained} trained: at least 1 of each, "
                              f"and no more than the model's {len(body.layers)}")

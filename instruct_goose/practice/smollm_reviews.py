@@ -45,6 +45,7 @@ class RatedConfig(RecipeConfig):
     question: str = "\nOverall, the movie is"  # what a judge reads behind each text
     judge_frozen: Count = 16  # layers of the model below a judge, computed once
     judge_trained: Count = 2  # layers above them that learn to judge
+    judge_texts: Annotated[int, Limit(2)] | None = None  # sentences they learn from; none: all
     judge_epochs: Positive = 1.0  # passes over the rated sentences
     judge_batch: Annotated[int, Limit(2)] = 64  # sentences that are compared with each other
     judge_lr: Positive = 1e-4  # learning rate of these layers
@@ -94,6 +95,7 @@ def make_judges(
     config: RatedConfig, data: RatedData, out: Path, keeper: Keeper,
 ) -> tuple[dict[str, Judge], dict]: # proxy and other_half; what is known of them
     "Train them, or read them from `config.judges`; judges/ holds them afterwards."
+    lm: Any
     lm, tokenizer = (stand_in([*words_of(data), *config.question.split()]) if config.stand_in
                      else load_smollm(config.cache))
     lm.to(device_of(config))
@@ -104,13 +106,14 @@ def make_judges(
         for name, judge in judges.items():
             judge.load(ready / f"{name}.safetensors")
         return judges, read_json(ready / "judges.json", "what is known of the judges")
-    seconds, texts = [keeper.seconds()], [r.text for r in data.train]
-    body = next(iter(judges.values())).reward_model.model.base_model
+    seconds, most = [keeper.seconds()], config.judge_texts
+    texts = [r.text for r in data.train[:most]]
+    body: Any = judges["proxy"].reward_model.model.base_model
     states = lower_states(body, judges["proxy"].rows(texts), config.judge_frozen)
     seconds.append(keeper.seconds())
     for (name, judge), half in zip(judges.items(), data.halves, strict=True):
         train_on_states(
-            judge, half, states, epochs=config.judge_epochs, lr=config.judge_lr,
+            judge, half[:most], states, epochs=config.judge_epochs, lr=config.judge_lr,
             batch_size=config.judge_batch, seed=one_seed(config.seed, name), desc=name,
             stage=keeper.stage(name), progress=config.progress)
         judge.normalise([r.text for r in data.held_out])
