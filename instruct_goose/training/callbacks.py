@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['STEPS', 'Callback', 'Steps', 'refuse_taken', 'steered', 'different', 'first_reason', 'slowest', 'Line', 'StopAtKL',
-           'CallFunction', 'Progress', 'in_short', 'Evaluate', 'keep_best', 'usual_callbacks', 'RecheckRewards',
-           'dice_put_back']
+           'CallFunction', 'Progress', 'Evaluate', 'usual_callbacks', 'RecheckRewards', 'dice_put_back']
 
 # %% ../../nbs/3_training/09_callbacks.ipynb #adbf035e
 import math
@@ -19,12 +18,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ..models.adapters import weights_of
 from ..objective.kl import adaptive_beta
 from ..objective.ppo import adaptive_entropy
 from .cross_checks import prompt_nll
 from .checks import rounding
-from .metrics import Metrics, describe, number
+from .metrics import Metrics, describe, in_short, number
 from .moving_reference import reference_moved
 from .processes import is_first, together
 from .rollout import Rollout
@@ -206,15 +204,6 @@ class Progress(Callback):
     def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> None:
         self.line.step(in_short(metrics))
 
-def in_short(m: Metrics) -> str: # of one iteration
-    "Reward, KL, entropy, share of clipped tokens and speed, as far as they are known."
-    seconds = sum(x or 0 for name, x in m.items() if name.startswith("seconds_"))
-    speed = (m.get("tokens") or 0) / seconds if seconds else None
-    shown = {"reward {:.2f}": m.get("reward_mean"), "held out {:.2f}": m.get("held_out_reward"),
-             "KL {:.2f}": m.get("kl_to_reference"), "entropy {:.2f}": m.get("entropy"),
-             "clipped {:.0%}": m.get("clip_fraction"), "{:,.0f} tokens/s": speed}
-    return ", ".join(text.format(x) for text, x in shown.items() if x is not None)
-
 # %% ../../nbs/3_training/09_callbacks.ipynb #a0e49bf1
 class Evaluate(Callback):
     "Adds `trainer.evaluate` to the metrics of every so many iterations."
@@ -231,17 +220,6 @@ class Evaluate(Callback):
     def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> None:
         if trainer.iteration % self.every == 0:
             metrics.update(trainer.evaluate(self.prompts, self.reward_fn, self.greedy))
-
-def keep_best(trainer: Any, reward: float | None) -> float | None: # the reward
-    "With keep_best: copy the policy's weights to trainer.best if no reward so far was as high."
-    if not trainer.config.keep_best or reward is None:
-        return reward
-    if trainer.best_reward is None or reward > trainer.best_reward:
-        weights = weights_of(trainer.agent.model)
-        trainer.best_reward = reward
-        trainer.best_iteration = trainer.iteration
-        trainer.best = {name: x.detach().to("cpu", copy=True) for name, x in weights.items()}
-    return reward
 
 # %% ../../nbs/3_training/09_callbacks.ipynb #a3c6831b
 @contextmanager

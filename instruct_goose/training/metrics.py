@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Metrics', 'METERS', 'MOST', 'ROWS', 'number', 'describe', 'of_scores', 'of_advantages', 'compare', 'of_sampler',
-           'describe_step', 'step_log', 'average_steps', 'drift_meter', 'weight_meter', 'movement_meter']
+           'describe_step', 'step_log', 'average_steps', 'drift_meter', 'weight_meter', 'movement_meter', 'in_short']
 
 # %% ../../nbs/3_training/08_metrics.ipynb #03f3a1e2
 import math
@@ -236,3 +236,13 @@ def movement_meter(
         numbers = {"kl_to_old_exact": moved(), **changed()}
         return {name: number(x) for name, x in numbers.items()}
     return call
+
+# %% ../../nbs/3_training/08_metrics.ipynb #ba5e0002
+def in_short(m: Metrics) -> str: # of one iteration
+    "Reward, KL, entropy, share of clipped tokens and speed, as far as they are known."
+    seconds = sum(x or 0 for name, x in m.items() if name.startswith("seconds_"))
+    speed = (m.get("tokens") or 0) / seconds if seconds else None
+    shown = {"reward {:.2f}": m.get("reward_mean"), "held out {:.2f}": m.get("held_out_reward"),
+             "KL {:.2f}": m.get("kl_to_reference"), "entropy {:.2f}": m.get("entropy"),
+             "clipped {:.0%}": m.get("clip_fraction"), "{:,.0f} tokens/s": speed}
+    return ", ".join(text.format(x) for text, x in shown.items() if x is not None)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EVALUATION', 'generator', 'find_device', 'as_agent', 'as_reference', 'own_reference', 'steps_left', 'TrainerTools',
-           'loss_of', 'foreign_rollout']
+           'keep_best', 'loss_of', 'foreign_rollout']
 
 # %% ../../nbs/3_training/03_setup.ipynb #c6c3f7b2
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..models.adapters import has_adapters, unwrapped
+from ..models.adapters import has_adapters, unwrapped, weights_of
 from ..models.agent import Agent, create_reference_model, response_logprobs
 from ..models.families import check_causal
 from ..objective.masks import last_index
@@ -181,6 +181,18 @@ class TrainerTools(Answering):
         and a greedy baseline that is missing."""
         return loss_of(self, (query_ids, query_attention_mask),
                        (response_ids, response_attention_mask), rewards, baseline, sampled_mask)
+
+# %% ../../nbs/3_training/03_setup.ipynb #ba5e0003
+def keep_best(trainer: Any, reward: float | None) -> float | None: # the reward
+    "With keep_best: copy the policy's weights to trainer.best if no reward so far was as high."
+    if not trainer.config.keep_best or reward is None:
+        return reward
+    if trainer.best_reward is None or reward > trainer.best_reward:
+        weights = weights_of(trainer.agent.model)
+        trainer.best_reward = reward
+        trainer.best_iteration = trainer.iteration
+        trainer.best = {name: x.detach().to("cpu", copy=True) for name, x in weights.items()}
+    return reward
 
 # %% ../../nbs/3_training/03_setup.ipynb #d5252b41
 def loss_of(

@@ -20,7 +20,7 @@ from ..objective.kl import kl_in_reward
 from ..objective.masks import aggregate, masked_sum, whiten
 from ..objective.ppo import ppo_loss
 from .annotate import annotations, greedy_baseline, look, precision
-from .callbacks import Callback, Steps, keep_best, usual_callbacks
+from .callbacks import Callback, Steps, usual_callbacks
 from .checks import (
     blaming, check_ratio, comparable, ready, require_finite, require_finite_weights, rounding)
 from .config import RLHFConfig
@@ -36,7 +36,7 @@ from .shards import by_rows, shared, whole_gradient
 from .prompts import (
     columns_of, encode_prompts, prompt_batches, special_ids)
 from .setup import (
-    TrainerTools, as_agent, as_reference, find_device, generator, steps_left)
+    TrainerTools, as_agent, as_reference, find_device, generator, keep_best, steps_left)
 from .shaping import count_scores, learnt_from
 from .updates import (
     averaging, clip_gradients, importance_weights, kl_penalty, make_optimizer,
