@@ -37,7 +37,7 @@ def write(
     batch_size: int = 256,
     greedy: bool = False, # the likeliest tokens instead, and no dice
 ) -> Rollout: # one response for each prompt, in order, with `texts` and `prompts`
-    """r ~ π(·|q) from the whole distribution: what evaluation, best-of-n and samples are made from.
+    """r ~ π(·|q) from the whole distribution: what evaluation and best-of-n are made from.
     Greedy: aₜ = argmax π(·|sₜ), the one answer where a question has one."""
     data, generator = PromptDataset(prompts, tokenizer), torch.Generator().manual_seed(seed)
     items, parts = [data[i] for i in range(len(data))], []
