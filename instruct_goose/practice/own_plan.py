@@ -82,10 +82,8 @@ def memory_parts(
     kv = getattr(c, "num_key_value_heads", None) or heads
     width = getattr(c, "head_dim", None) or c.hidden_size // heads
     of_layer = (34 * c.hidden_size + 5 * heads * length) * b // 2
-    inputs = c.num_hidden_layers * c.hidden_size * b
-    of_token = inputs + of_layer if checkpointing else c.num_hidden_layers * of_layer
-    added = learn if lora_rank else 0
-    small = matrix_weights(config) if four_bits else 0
+    of_token = c.num_hidden_layers * (c.hidden_size * b if checkpointing else of_layer)
+    small, added = matrix_weights(config) if four_bits else 0, learn if lora_rank else 0
     parts = {"weights": (n + added - small) * b + round(small * 4.127 / 8), "gradients": learn * b,
              "AdamW's two moments": 2 * learn * b,
              "reference": 0 if lora_rank or not reference else n * b,
@@ -93,7 +91,7 @@ def memory_parts(
              "reward model": n * b if reward_model else 0,
              "cache while sampling": 2 * c.num_hidden_layers * kv * width * length * rows * b
              if response else 0,
-             "activations, about": micro * length * of_token}
+             "activations, about": micro * length * (of_token + of_layer * checkpointing)}
     return {name: x for name, x in parts.items() if x}
 
 # %% ../../nbs/4_practice/13_own_plan.ipynb #bfb8a034

@@ -86,14 +86,14 @@ def recipe_settings(
         return PRESETS[algorithm]["group_size"] == 1
 
     found = read(name)
-    own = found["algorithm"]
-    algorithm = algorithm or own
-    if alone(algorithm) != alone(own):
+    own: str = found["algorithm"]
+    chosen = algorithm or own
+    if alone(chosen) != alone(own):
         if (folder / f"{name}-ppo.yaml").is_file():
             found = read(f"{name}-ppo")
         found.pop("group_size", None)  # it belongs to the other algorithm
-    return RecipeConfig.preset(algorithm, **{k: x for k, x in found.items() if k != "algorithm"}
-                               | given)
+    found.pop("algorithm")
+    return RecipeConfig.preset(chosen, **found | given)
 
 # %% ../../nbs/4_practice/13_recipes.ipynb #4ec10a
 def run_task(

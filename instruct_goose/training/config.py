@@ -182,7 +182,7 @@ class RLHFConfig(Presets):
     kl_stop: Positive | None = None  # nats per response; an iteration that exceeds it is the last
     reward_weights: tuple[float, ...] | None = None  # of several reward functions; None: 1 each
     reward_weighting: Literal["raw", "scaled"] = "raw"
-    "what the weights multiply: scores, or how far each is from its group's mean, in deviations"
+    "what the weights multiply: scores, or how many deviations each is from its group's mean"
     reward_scaling: Literal["batch", "running"] | None = None
     "scores are divided by their standard deviation: the iteration's, or that of all so far"
     reward_clip: Positive | None = None  # largest absolute score; None: any

@@ -37,24 +37,25 @@ def write(
     batch_size: int = 256,
     greedy: bool = False, # the likeliest tokens instead, and no dice
 ) -> Rollout: # one response for each prompt, in order, with `texts` and `prompts`
-    """r ~ π(·|q), from the whole distribution: what evaluation, best-of-n and samples are made of.
+    """r ~ π(·|q) from the whole distribution: what evaluation and best-of-n are made from.
     Greedy: aₜ = argmax π(·|sₜ), the one answer where a question has one."""
     data, generator = PromptDataset(prompts, tokenizer), torch.Generator().manual_seed(seed)
     items, parts = [data[i] for i in range(len(data))], []
     eos_id: Any = tokenizer.eos_token_id
     for i in range(0, len(items), batch_size):
         q = data.collate(items[i:i + batch_size])
-        parts.append(_written(model, tokenizer, (q["query_ids"], q["query_mask"], max_new_tokens,
-                                                 eos_id, data.pad_id), temperature,
-                              None if greedy else generator))
+        asked: dict[str, Any] = dict(
+            query_ids=q["query_ids"], query_mask=q["query_mask"], max_new_tokens=max_new_tokens,
+            eos_id=eos_id, pad_id=data.pad_id)
+        parts.append(_likeliest(model, tokenizer, asked) if greedy else collect(
+            model, **asked, tokenizer=tokenizer, temperature=temperature, generator=generator))
     return one_rollout(parts)
 
-def _written(model: Any, tokenizer: Any, args: tuple, temperature: float, dice: Any) -> Rollout:
-    if dice is not None:
-        return collect(model, *args, tokenizer, temperature, dice)
-    ids, mask = left_padded(model.model if isinstance(model, Agent) else model, *args[:2])
-    rollout = Rollout(ids, mask, *sample(model, ids, mask, *args[2:], greedy=True))
-    return complete(rollout, tokenizer)
+def _likeliest(model: Any, tokenizer: Any, asked: dict[str, Any]) -> Rollout:
+    policy = model.model if isinstance(model, Agent) else model
+    ids, mask = left_padded(policy, asked["query_ids"], asked["query_mask"])
+    asked = asked | dict(query_ids=ids, query_mask=mask)
+    return complete(Rollout(ids, mask, *sample(policy, **asked, greedy=True)), tokenizer)
 
 def one_rollout(parts: Sequence[Rollout]) -> Rollout:
     "The rows of several, padded to one width: prompts on the left, responses on the right."

@@ -165,7 +165,8 @@ def kept(
 # %% ../../nbs/3_training/04_reward_calls.ipynb #e139956b
 def run_state(trainer: Any) -> TrainerState:
     "How far the run is, in transformers' words."
-    c, prompts = trainer.config, getattr(trainer.fresh, "prompts", None)
+    c = trainer.config
+    prompts: Any = getattr(trainer.fresh, "prompts", None)
     n = len(prompts) if hasattr(prompts, "__len__") else 0
     per_step = c.batch_size // c.group_size
     return TrainerState(

@@ -166,7 +166,7 @@ class RLHFTrainer(TrainerTools):
         return average_steps(logs) | moved()
 
     def evaluate(self, prompts: Sequence | dict, reward_fn: Any, greedy: bool = False) -> Metrics:
-        "held_out_reward and exact held_out_kl, with dice of their own each time; or greedy."
+        "held_out_reward and exact held_out_kl, with the same dice each time; greedy: with none."
         rollouts, scores = [], []
         for r in held_out_answers(self, prompts, greedy):
             scores.append(self.judge(r, reward_fn, "held-out text"))

@@ -204,6 +204,9 @@ def test_memory_is_that_of_the_models_own_tensors(here):
         held = sum(x.numel() for layer in kv.layers for x in (layer.keys, layer.values)) * 4
         assert weights_in(model.config) == (model.num_parameters(),) * 2 and parts["weights"] == 4 * model.num_parameters() == parts["reference"]
         assert parts["cache while sampling"] == held * 7 // kv.get_seq_length()
+        layers, inputs = model.config.num_hidden_layers, 2 * 7 * 16 * 4  # two rows of seven tokens, width 16, float32
+        one = parts["activations, about"] // layers                     # of one layer all, of each its input
+        assert memory_parts(model.config, rows=3, micro=2, prompt=5, response=2, checkpointing=True)["activations, about"] == one + layers * inputs
 
 
 def test_adapters_are_counted_as_they_are_made(here):

@@ -8,6 +8,7 @@ import torch
 from small_models import tiny
 
 from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.evaluation import write
 from instruct_goose.training.shaping import count_scores
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -98,6 +99,8 @@ def test_greedy_answers_are_one_and_the_same_and_the_likeliest(tokenizer):
         while len(said) < 4 and (not said or said[-1] != end):
             with torch.no_grad(): said.append(int(fresh(torch.tensor([ids + said])).logits[0, -1].argmax()))
         assert text == tokenizer.decode(said, skip_special_tokens=True)
+    whole = write(tiny(), tokenizer, PROMPTS, 4, greedy=True, batch_size=3)
+    assert [t.split() for t in whole.texts] == [(p + " " + text).split() for p, text in zip(PROMPTS, texts[0], strict=True)]
 
 
 def test_what_does_not_go_together():
