@@ -100,9 +100,13 @@ def main(
         options = choice(name, argv)
     except (ValueError, OSError) as e:
         sys.exit(f"instruct-goose: {e}")
-    given = tyro.cli(options, prog="instruct-goose", args=argv, description=
-        "Learn PPO and RLHF by running it: from the clipped objective to a policy improved by "
-        "human ratings.")
+    try:
+        given = tyro.cli(options, prog="instruct-goose", args=argv, description=
+            "Learn PPO and RLHF by running it: from the clipped objective to a policy improved by "
+            "human ratings.")
+    except (TypeError, ValueError) as e:  # of the settings; the newest tyro says so itself
+        print(f"instruct-goose: {e}", file=sys.stderr)
+        sys.exit(2)
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of loading and saving: these models are small
