@@ -48,7 +48,7 @@ def run_lowest() -> dict:
         code = f"import json, sys; from importlib.metadata import version; print(json.dumps({{n: version(n) for n in {sorted(named())!r}}}))"
         installed = json.loads(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout)
         print(installed, flush=True)
-        done = subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS], cwd=root, capture_output=True, text=True,
+        done = subprocess.run([python, "-m", "pytest", "--disable-warnings", "-p", "no:cacheprovider", *TESTS], cwd=root, capture_output=True, text=True,
                               env={"PYTHONPATH": str(root), "PATH": f"{env}/bin:/usr/bin:/bin", "OMP_NUM_THREADS": "1"})
         tail = done.stdout.strip().splitlines()[-1:]
         print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
