@@ -122,11 +122,11 @@ def read_parquet(
         with parquet.ParquetFile(path, pre_buffer=False, read_dictionary=texts) as file:
             for group in range(file.num_row_groups):
                 size = rows_at_once(path, file.metadata.row_group(group), columns, texts)
-                for batch in file.iter_batches(size, [group], columns=columns):
-                    for item in rows_of(arrow, batch):
-                        where = f"{path}, row {row}"
-                        yield where, too_large(where) if item is None else item
-                        row += 1
+                batches = file.iter_batches(size, [group], columns=columns) if size else []
+                for item in (x for b in batches for x in rows_of(arrow, b)) if size else [None]:
+                    where = f"{path}, row {row}"
+                    yield where, too_large(where) if item is None else item
+                    row += 1
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as e:
         raise ValueError(
             f"{path}, after {row} rows: not a Parquet file that can be read: {e}") from e
@@ -145,9 +145,9 @@ def is_text(arrow: Any, kind: Any) -> bool:
     return arrow.types.is_string(kind) or arrow.types.is_large_string(kind)
 
 def rows_at_once(path: str, group: Any, columns: list[str], texts: list[str]) -> int:
-    """Rows of a batch. Lists of turns are unpacked with their dictionary, so each of their rows
-    may be as large as all that is stored. Raises ValueError for a row group that would unpack
-    beyond reason."""
+    """Rows of a batch; 0 for a group of one row that is too long to be read. Lists of turns are
+    unpacked with their dictionary, so each of their rows may be as large as all that is stored.
+    Raises ValueError for a row group that would unpack beyond reason."""
     stored, packed, nested = 0, 0, 0
     for i in range(group.num_columns):
         part = group.column(i)
@@ -157,8 +157,10 @@ def rows_at_once(path: str, group: Any, columns: list[str], texts: list[str]) ->
         size = part.total_uncompressed_size + (0 if name in texts else 16 * part.num_values)
         stored, packed = stored + size, packed + part.total_compressed_size
         nested += 0 if name in texts else size
-    if stored > 16 * LONGEST and stored > 500 * packed:
+    if stored > 4 * LONGEST and stored > 500 * packed:
         raise ValueError(f"{path}: {packed} bytes would unpack to {stored}: no text does that")
+    if stored > 4 * LONGEST and group.num_rows == 1:
+        return 0
     average = stored // max(1, group.num_rows)
     most = LONGEST // 4
     return max(1, min(256, most // max(1, average), most // max(1, nested)))

@@ -494,6 +494,22 @@ def test_a_parquet_row_beyond_the_limit_is_named(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="1 × size"): assert load_prompts(path, on_error="skip") == ["a", "b"]
 
 
+def test_a_parquet_row_far_beyond_the_limit_is_named_without_being_read(tmp_path, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(tables, "LONGEST", 1000)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"prompt": ["a", "z" * 5000, "b"]}), path, compression="none", row_group_size=1)
+    blob = path.read_bytes()
+    assert blob.count(b"z" * 5000) == 1
+    begin = pq.ParquetFile(path).metadata.row_group(1).column(0).dictionary_page_offset  # whoever reads the row meets a header of nothing
+    path.write_bytes(blob[:begin] + b"\xff" * 20 + blob[begin + 20:])
+    assert refused(lambda: load_prompts(path), "a.parquet, row 1: longer than 1000 bytes").reason == "size"
+    with pytest.warns(UserWarning, match="1 × size"): assert load_prompts(path, on_error="skip") == ["a", "b"]
+    with pytest.raises(OSError): pq.read_table(path)
+
+
 def test_a_parquet_file_that_no_text_could_fill_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "LONGEST", 2**16)
     path = parquet([{"prompt": "x" * 2**22}], tmp_path / "a.parquet")  # snappy packs it about twentyfold, zstd a thousandfold
