@@ -74,13 +74,14 @@ class Task(NamedTuple):
 def recipe_settings(
     name: str, # of a file in instruct_goose/configs
     algorithm: str | None = None, # any key of PRESETS; None: the file's
-    **given: Any, # any fields of RecipeConfig; they beat the file's
-) -> RecipeConfig:
+    kind: type = RecipeConfig,
+    **given: Any, # any fields of the kind; they beat the file's
+) -> Any: # of this kind
     "What the recipe's file sets, for this algorithm."
     folder = files("instruct_goose") / "configs"
 
     def read(file: str) -> dict[str, Any]:
-        return settings_in(RecipeConfig, str(folder / f"{file}.yaml"))
+        return settings_in(kind, str(folder / f"{file}.yaml"))
 
     def alone(algorithm: str) -> bool:
         return PRESETS[algorithm]["group_size"] == 1
@@ -93,7 +94,7 @@ def recipe_settings(
             found = read(f"{name}-ppo")
         found.pop("group_size", None)  # it belongs to the other algorithm
     found.pop("algorithm")
-    return RecipeConfig.preset(chosen, **found | given)
+    return kind.preset(chosen, **found | given)
 
 # %% ../../nbs/4_practice/13_recipes.ipynb #4ec10a
 def run_task(

@@ -10,7 +10,6 @@ __all__ = ['STAND_IN', 'NAMES', 'RatedConfig', 'settings', 'RatedData', 'read_da
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
@@ -18,11 +17,11 @@ from typing import Annotated, Any, NamedTuple
 import torch
 
 from ..models.smollm import load_smollm, stand_in
-from .own_settings import settings_in
 from .rated_files import Review, load_reviews, rehearse
 from .rated_sentences import (
     RidgeBagOfWords, both_margins, split_half, split_reviews, vader_compound)
-from .recipes import RecipeConfig, Task, completions, run_task
+from .recipes import (
+    RecipeConfig, Task, completions, recipe_settings, run_task)
 from .run_parts import beginnings
 from .smollm_judges import Judge, lower_states, train_on_states, two_halves
 from .smollm_sentiment import distinct_pairs
@@ -63,10 +62,8 @@ def settings(
     **given: Any, # any fields of RatedConfig; they beat the file's, and the stand-in's
 ) -> RatedConfig:
     "What smollm-reviews.yaml sets."
-    file = files("instruct_goose.practice") / "smollm-reviews.yaml"
-    found = settings_in(RatedConfig, str(file))
-    own, small = found.pop("algorithm"), STAND_IN if given.get("stand_in") else {}
-    return RatedConfig.preset(algorithm or own, **found | small | given)
+    small = STAND_IN if given.get("stand_in") else {}
+    return recipe_settings("smollm-reviews", algorithm, RatedConfig, **small | given)
 
 STAND_IN: dict[str, Any] = dict(held_out=60, judge_frozen=1, judge_trained=1, judge_lr=3e-3,
                                 judge_epochs=4., max_new_tokens=6, eval_samples=32, lr=.01)

@@ -1,4 +1,5 @@
 "Recipes on the stand-in: the command, the rewards by hand, a run that goes on, and the real model where its package is."
+import functools
 import importlib.util
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from instruct_goose.models import smollm
 from instruct_goose.models.agent import Agent
 from instruct_goose.practice import recipes, smollm_answers, smollm_sentiment
 from instruct_goose.practice.cli import main
+from instruct_goose.practice.smollm_reviews import RatedConfig
 from instruct_goose.training.checkpoints import checkpoints, load_checkpoint
 
 TINY = dict(stand_in=True, progress=False, steps=2, batch_size=8, max_new_tokens=3, eval_samples=8)
@@ -119,14 +121,16 @@ def test_the_ten_lines_of_the_front_page_train_a_model(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
-def test_a_recipe_is_a_file_of_settings(name):
+def test_a_recipe_is_a_file_of_settings(name, tmp_path):
     "Read by a second reader: what stands in the file is what runs, and what is given beats it."
     folder = Path(instruct_goose.__file__).parent / "configs"
     found = yaml.safe_load((folder / f"{name}.yaml").read_text("utf-8"))
-    made = recipes.recipe_settings(name)
+    kind = RatedConfig if name == "smollm-reviews" else recipes.RecipeConfig
+    read = functools.partial(recipes.recipe_settings, kind=kind, **{"data": tmp_path} if kind is RatedConfig else {})
+    made = read(name)
     assert made.algorithm == found.pop("algorithm") and {k: getattr(made, k) for k in found} == found
-    assert recipes.recipe_settings(name, lr=.5, steps=3).lr == .5
-    assert recipes.recipe_settings(name, "ppo").group_size == 1 and recipes.recipe_settings(name, "dapo").group_size > 1
+    assert read(name, lr=.5, steps=3).lr == .5
+    assert read(name, "ppo").group_size == 1 and read(name, "dapo").group_size > 1
     if (folder / f"{name}-ppo.yaml").exists(): assert recipes.recipe_settings(name, "reinforce_pp").lr_schedule == "linear"
 
 
