@@ -165,8 +165,10 @@ class RLHFTrainer(TrainerTools):
         require_finite_weights(self)
         return average_steps(logs) | moved()
 
-    def evaluate(self, prompts: Sequence | dict, reward_fn: Any, greedy: bool = False) -> Metrics:
-        "held_out_reward and exact held_out_kl, with the same dice each time; greedy: with none."
+    def evaluate(
+        self, prompts: Sequence | dict, reward_fn: Any, greedy: bool = False, # greedy: no dice
+    ) -> Metrics:
+        "held_out_reward and exact held_out_kl, with the same dice each time, or none."
         rollouts, scores = [], []
         for r in held_out_answers(self, prompts, greedy):
             scores.append(self.judge(r, reward_fn, "held-out text"))
