@@ -135,7 +135,7 @@ class Notes:
     def __init__(self):
         self.rows, self.metrics, self.extra = 0, {}, {}
 
-    def log_metric(self, name: str, value: float) -> None:
+    def log_metric(self, name: str, value: Any) -> None:
         "A number for the log."
         self.metrics.setdefault(str(name), []).append(as_number(value, f"the metric {name!r}"))
 

@@ -165,12 +165,14 @@ class RLHFTrainer(TrainerTools):
         require_finite_weights(self)
         return average_steps(logs) | moved()
 
-    def evaluate(self, prompts: Sequence | dict, reward_fn: Any, greedy: bool = False) -> Metrics:
-        "held_out_reward and exact held_out_kl, with the same dice each time; greedy: with none."
-        rollouts, scores = [], []
-        for r in held_out_answers(self, prompts, greedy):
-            scores.append(self.judge(r, reward_fn, "held-out text"))
-            rollouts.append(self.annotate(r))
+    def evaluate(
+        self, prompts: Sequence | dict, reward_fn: Any,
+        greedy: bool = False, # the likeliest responses
+    ) -> Metrics:
+        "held_out_reward and exact held_out_kl, with the same dice each time, or none."
+        both = [(self.judge(r, reward_fn, "held-out text"), self.annotate(r))
+                for r in held_out_answers(self, prompts, greedy)]
+        scores, rollouts = map(list, zip(*both, strict=True))
         kl = torch.cat([masked_sum(r.kl, r.mask, dim=-1) for r in rollouts]).mean()
         reward = keep_best(self, number(torch.cat(scores).mean()))
         return {"held_out_reward": reward, "held_out_kl": number(kl), **held_out_notes(rollouts)}

@@ -139,6 +139,28 @@ def test_given_the_same_rollouts_any_sampler_trains_alike():
     assert apart(run_with(Recorded(rollouts), "grpo", GRPO)[0], two) < 1e-9
 
 
+def noting(texts, log_metric, log_extra):
+    log_metric("rows", len(texts))
+    if texts[0].startswith(PROMPTS[0]): log_extra("words of the first", [len(t.split()) for t in texts])
+    log_extra("words", [len(t.split()) for t in texts])
+    return [0.] * len(texts)
+
+
+def note():
+    t = trainer_of(**PPO)
+    r = t.score(t.rollout((PROMPTS * 2)[:7]), noting)
+    return r.logged, r.extra, r.texts, share(7).stop
+
+
+def test_what_a_reward_notes_is_put_together_in_every_process():
+    "Three or four rows each: the mean of the calls is 3.5."
+    both = in_processes(2, note)
+    first = both[0][3]
+    for logged, extra, texts, _ in both:
+        words = [len(t.split()) for t in texts]
+        assert logged == {"rows": 3.5} and extra == {"words of the first": words[:first] + [None] * (7 - first), "words": words}
+
+
 def test_dice_are_thrown_for_all_rows_and_catch_up():
     def one(): return torch.Generator().manual_seed(7)
     want = torch.stack([torch.rand(5, dtype=torch.float64, generator=(g := one()))] + [torch.rand(5, dtype=torch.float64, generator=g) for _ in range(2)])
