@@ -125,11 +125,9 @@ class RewardModel(nn.Module):
         device: str | torch.device | None = None, # None: leave it where it is
     ):
         super().__init__()
-        if isinstance(model_name, nn.Module):
-            model: Any = copy.deepcopy(model_name)
-        else:
-            model = AutoModelForSequenceClassification.from_pretrained(
-                model_name, num_labels=1, trust_remote_code=False)
+        model: Any = (copy.deepcopy(model_name) if isinstance(model_name, nn.Module) else
+                      AutoModelForSequenceClassification.from_pretrained(
+                          model_name, num_labels=1, trust_remote_code=False))
         model.score = nn.Sequential(nn.Dropout(dropout), model.score)
         self.model = model
         self.to(device).eval()
