@@ -127,5 +127,8 @@ def speed_page() -> str:
         why = sorted({f"{number(r['limit']['ratio'])}×: {r['limit']['why']}" for r in mine if r["limit"] and r["limit"]["why"]})
         text += [f"## {TITLES[group]}", *([TRIED] if group == "trials" else []), table(mine), *([f"Limits: {'; '.join(why)}."] if why else []),
                  *filter(None, [reasons(mine, rows)])]
+    text.append("torchtune 0.6.1 is no side here. Its PPO is a recipe around models, checkpoints and a generation of its own, so the same weights "
+                "would have to be translated before the same work could be asked of both; and the functions it offers, losses and what they need, are "
+                "a few operations on a table of tokens, which `make parity` compares number by number.")
     text.append("`make bench` measures all of it again, `make bench ARGS=\"grpo --repeats 9\"` a part; the loop by hand is `bench/by_hand.py`.")
     return "\n\n".join(text) + "\n"

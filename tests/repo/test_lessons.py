@@ -50,6 +50,42 @@ def test_figures_are_described_and_outputs_are_stored(page):
     assert any(c.outputs for c in page.cells if c.kind == "code"), "nbdev-test --save stores the outputs"
 
 
+CHECKS, SHOWS = ("expect", "within", "claim"), ("print", "display", "show")
+
+
+def checks_and_shows(source: str) -> tuple[list[int], list[int], list[int]]:
+    "Lines of a cell, outside of functions: of expectations, of what stops everybody, and of what puts something on the page."
+    checks, stops, shows = [], [], []
+    body = ast.parse("\n".join("" if line.startswith(("%", "!")) else line for line in source.splitlines())).body
+
+    def look(node):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda): return
+        name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Assert) or name.startswith("test_"): stops.append(node.lineno)
+        if name in CHECKS: checks.append(node.lineno)
+        if name in SHOWS: shows.append(node.lineno)
+        for below in ast.iter_child_nodes(node): look(below)
+
+    for node in body: look(node)
+    last = body[-1] if body else None
+    if isinstance(last, ast.Expr) and last.lineno not in checks + stops and not source.rstrip().endswith(";"): shows.append(last.lineno)
+    return checks, stops, shows
+
+
+@everything
+def test_what_is_shown_comes_before_what_is_expected_of_it(page):
+    seen = [c for c in page.cells if c.kind == "code" and not {"hide", "export", "exporti"} & c.directives.keys()]
+    found = {c.id: checks_and_shows(c.source) for c in seen}
+    assert not [i for i, (checks, _, shows) in found.items() if checks and shows and min(checks) < max(shows)], "outputs first, or a cell of its own"
+    assert not [i for i, (_, stops, _) in found.items() if stops], "expect, within or claim: they stop a test, not a reader"
+
+
+def test_the_order_within_a_cell_is_read_as_it_runs():
+    assert checks_and_shows("x = 1\nexpect(x, 1)\nx") == ([2], [], [3])
+    assert checks_and_shows("print(1)\nclaim(True)") == ([2], [], [1]) and checks_and_shows("claim(1)\nmodel.eval();") == ([1], [], [])
+    assert checks_and_shows("def f():\n    assert 0\n    print(1)\nfor x in f():\n    assert x\n    plt.show()\ntest_eq(1, 1)") == ([], [5, 7], [6])
+
+
 @everything
 def test_links_lead_somewhere(page):
     headings = {p.path.resolve(): {slug(h) for h in re.findall(r"^#+ (.+)$", text(p), re.M)} for p in [index, *pages]}

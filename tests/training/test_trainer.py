@@ -968,6 +968,24 @@ def test_stop_tokens_end_a_response():
     with pytest.raises(ValueError, match="stop_token_ids holds 99"): RLHFTrainer(tiny(), tokenizer=TOKENIZER, stop_token_ids=[99])
 
 
+def test_the_ends_of_tokenizer_model_and_caller_are_one_set():
+    "As of Qwen's chat models: the tokenizer ends a text, the generation config lists the end of a turn as well, and each of them ends a response."
+    turn, own = TOKENIZER.convert_tokens_to_ids(["w3", "w5"])
+    model = tiny()
+    model.generation_config.eos_token_id = [turn, EOS]
+    trainer = RLHFTrainer(model, config=config(batch_size=64), tokenizer=TOKENIZER, stop_token_ids=[own, turn])
+    assert sorted(trainer.eos_ids) == sorted({EOS, turn, own}) and len(trainer.eos_ids) == 3
+    r = trainer.rollout(PROMPTS * 16)
+    last = [row[m][-1].item() for row, m in zip(r.response_ids, r.mask)]
+    inside = torch.isin(r.response_ids, torch.tensor([EOS, turn, own])) & r.mask
+    assert {EOS, turn, own} <= set(last) and (inside.sum(-1) <= 1).all()  # each ends some, and nothing is written behind an end
+    assert all((x in (EOS, turn, own)) == bool(end) for x, end in zip(last, inside.any(-1)))
+    plain = tiny()
+    plain.generation_config.eos_token_id = turn  # one number may be the default of a class: the tokenizer is asked
+    assert RLHFTrainer(plain, config=config(), tokenizer=TOKENIZER).eos_ids == [EOS]
+    assert RLHFTrainer(plain, config=config()).eos_ids == [turn]
+
+
 def test_scores_are_shaped_in_training_on_held_out_prompts_and_for_the_greedy_baseline(unchecked):
     "By hand: a score of 9 is cut to 2; no end costs 1; with 6 tokens at most and a buffer of 3, n = 4, 5, 6 cost a third, two thirds, all."
     c = config("remax", reward_clip=2., missing_eos_penalty=1., overlong_buffer=3, batch_size=64, eval_every=1)
