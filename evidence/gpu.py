@@ -317,12 +317,14 @@ def _table(figures: dict) -> str:
     for name, row in figures["models"].items():
         for dtype in dtypes:
             speed, memory = row[dtype]["tokens_per_second"], row[dtype]["peak_gib"]
-            busy = sum(row[dtype]["computing_seconds"].values()) / sum(row[dtype]["seconds"].values())
-            text[-1] += f"\n| {name} | {dtype} | {' | '.join(f'{speed[p]:,.0f}' for p in PHASES)} | {max(memory.values(), default=0):.1f} | {busy:.0%} |"
+            busy = row[dtype].get("computing_seconds")  # an older record has not watched
+            busy = f"{sum(busy.values()) / sum(row[dtype]['seconds'].values()):.0%}" if busy else "–"
+            text[-1] += f"\n| {name} | {dtype} | {' | '.join(f'{speed[p]:,.0f}' for p in PHASES)} | {max(memory.values(), default=0):.1f} | {busy} |"
     text += ["The last column is the share of an iteration in which the GPU computes. The rest of the time it waits to be told what: models "
              "and batches of this size do not fill it.",
              "Log-probabilities of 4,096 tokens under GPT-2's head with their gradient, milliseconds, by the size of a "
-             f"[piece](1_objective/01_logprobs_in_pieces.ipynb): {', '.join(f'{name} {ms:.0f}' for name, ms in figures['pieces_ms'].items())}."]
+             f"[piece](1_objective/01_logprobs_in_pieces.ipynb): {', '.join(f'{name} {ms:.0f}' for name, ms in figures['pieces_ms'].items())}."
+             ] if "pieces_ms" in figures else []
     text += ["Against the CPU's float64, largest difference of a log-probability, difference of the loss, relative difference of the "
              "gradient; in brackets the bound that rounding allows.", "| model | weights | log-probability | loss | gradient |\n|---|---|---|---|---|"]
     for name, row in figures["models"].items():
