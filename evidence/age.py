@@ -20,6 +20,7 @@ MEASURES = {"quickstart": "practice.quickstart", "drift": "practice.quickstart",
             "probes": "practice.probes", "resume": "practice.cli", "fuzz": "models.data", "attacks": "practice.cli", "details": "practice.exact_world",
             "distillation": "training.distillation",
             "recipes": "practice.smollm_sentiment",
+            "smollm_reviews": "practice.smollm_reviews",
             "reports/quickstart": "practice.quickstart", "reports/smollm-sentiment": "practice.smollm_sentiment"}
 
 
