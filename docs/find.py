@@ -93,7 +93,7 @@ def lighter(app, error):
     for path in [p for name in ("mystnb*.css", "pygments.css", "goose.css") for p in (Path(app.outdir) / "_static").glob(name)]:
         text = re.sub(r"/\*.*?\*/", "", path.read_text("utf-8"), flags=re.S)
         text = re.sub(r"[^{}]*\.-Color[^{}]*\{[^}]*\}", "", text)
-        path.write_text(re.sub(r"\s*\n\s*", "\n", text), "utf-8")
+        path.write_text(re.sub(r":\s+", ":", re.sub(r"\s*([{};])\s*", r"\1", text)), "utf-8")
 
 
 def setup(app):

@@ -77,9 +77,9 @@ def test_rows_of_a_batch_by_their_bytes(columns, rows, at_once):
     assert tables.rows_at_once("a.parquet", group_of(columns, rows), ["prompt", "messages"], ["prompt"]) == at_once
 
 
-@pytest.mark.parametrize("size,packed,fits", [(2**30, 1, True), (2**30 + 1, 2**21 + 50_649, True), (2**30 + 1, 2**21 - 2**10, False)])
-def test_what_unpacks_five_hundredfold_to_more_than_a_gib_is_no_text(size, packed, fits):
-    "2³⁰ / 500 is 2 147 483.6, and 2²¹ is 2 097 152."
+@pytest.mark.parametrize("size,packed,fits", [(2**28, 1, True), (2**28 + 1, 536_871, True), (2**28 + 1, 2**19, False)])
+def test_what_unpacks_five_hundredfold_to_more_than_256_mib_is_no_text(size, packed, fits):
+    "2²⁸ / 500 is 536 870.9, and 2¹⁹ is 524 288."
     group = group_of([("prompt", size)], 10**6, packed)
     if fits: tables.rows_at_once("a.parquet", group, ["prompt"], ["prompt"])
     else:
