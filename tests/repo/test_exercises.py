@@ -1,7 +1,6 @@
 """Exercises that run on the page: every answer, beginning and common mistake in plain Python, the judge, the download, and one page in Chromium."""
 import base64
 import hashlib
-import io
 import json
 import re
 import sys
@@ -135,8 +134,8 @@ def test_a_place_on_the_page_is_one_line_and_escaped():
 
 # --- Python for the browser -------------------------------------------------------------------------------------------
 def test_without_the_registry_a_line_says_so(tmp_path, monkeypatch, capsys):
-    def nobody(*_, **__): raise OSError("no route")
-    monkeypatch.setattr(exercises.urllib.request, "urlopen", nobody)
+    def nobody(): raise OSError("no route")
+    monkeypatch.setattr(exercises, "download", nobody)
     (place := tmp_path / "python.js").write_text("old")
     assert exercises.write_python(place, tmp_path) is False and not place.exists()
     said = capsys.readouterr().out
@@ -144,12 +143,12 @@ def test_without_the_registry_a_line_says_so(tmp_path, monkeypatch, capsys):
 
 
 def test_another_package_than_the_pinned_one_is_refused_and_not_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(exercises.urllib.request, "urlopen", lambda *_, **__: io.BytesIO(b"something else"))
+    monkeypatch.setattr(exercises, "download", lambda: b"something else")
     assert exercises.write_python(tmp_path / "python.js", tmp_path) is False and not list(tmp_path.iterdir())
     assert "whose sha512" in capsys.readouterr().out
     monkeypatch.setattr(exercises, "INTEGRITY", base64.b64encode(hashlib.sha512(b"something else").digest()).decode())
     assert exercises.pyodide(tmp_path) == b"something else"
-    monkeypatch.setattr(exercises.urllib.request, "urlopen", None)
+    monkeypatch.setattr(exercises, "download", None)
     assert exercises.pyodide(tmp_path) == b"something else"  # the second time from the disk
 
 
