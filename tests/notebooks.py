@@ -5,6 +5,7 @@
     python tests/notebooks.py --json FILE                         what happened, for a program
 """
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+import transformers
 from execnb.shell import CaptureShell
 from nbdev.config import get_config
 from nbdev.doclinks import nbglob
@@ -23,6 +25,9 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # lessons are written for a C
 root = Path(__file__).parents[1]
 nbs = root / "nbs"
 LONGEST = ["4_practice/01_quickstart", "4_practice/05_pseudo_code"]  # begun first, so that no worker is left alone with one
+# loaded once, before the processes are forked: most lessons need them, and they take seconds
+OFTEN = ["beartype", "jaxtyping", "matplotlib.pyplot", "matplotlib_inline.backend_inline", "mpl_toolkits.mplot3d", "nbformat", "pandas", "peft",
+         "plotly.io", "pytest", "transformers.trainer_utils", "transformers.models.auto.modeling_auto"]
 forking = threading.Lock()  # filelock refuses a fork while another thread is within one
 
 
@@ -88,8 +93,8 @@ def main():
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     paths, results = find(args.names), []
-    # once, before the processes are forked: most lessons load these, and it takes them seconds
-    from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: F401
+    for name in OFTEN: importlib.import_module(name)
+    for name in ("AutoModelForCausalLM", "GPT2LMHeadModel", "LlamaForCausalLM", "PreTrainedTokenizerFast"): getattr(transformers, name)
     os.chdir(nbs)
     with ThreadPoolExecutor(args.workers) as pool:
         for r in as_finished(pool, paths):
