@@ -6,6 +6,7 @@ torch, the large one, and what only the tests need come from the environment tha
 recorded, and not in the lowest that is named. Everything else that is named with a lowest version is installed in just that one.
 """
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -50,7 +51,7 @@ def run_lowest() -> dict:
         print(installed, flush=True)
         done = subprocess.run([python, "-m", "pytest", "--disable-warnings", "-p", "no:cacheprovider", *TESTS], cwd=root, capture_output=True, text=True,
                               env={"PYTHONPATH": str(root), "PATH": f"{env}/bin:/usr/bin:/bin", "OMP_NUM_THREADS": "1"})
-        tail = done.stdout.strip().splitlines()[-1:]
+        counts = [line.strip("= ") for line in done.stdout.splitlines() if re.search(r"\d (passed|failed)|\d errors?\b", line)]
         print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
     return {"named": named(), "installed": installed, "not_lowered": {name: {"tested": version(name).split("+")[0], "why": why} for name, why in KEPT.items()},
-            "tests": list(TESTS), "passed": done.returncode == 0, "pytest": tail[0].strip("= ") if tail else ""}
+            "tests": list(TESTS), "passed": done.returncode == 0, "pytest": counts[-1] if counts else ""}
