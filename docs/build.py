@@ -15,6 +15,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from all_figures import figures_page
 from api import entry, methods, one_line
 from exercises import boxes, write_python
 from glossary import glossary_page, hover
@@ -120,7 +121,7 @@ def figure(output: dict, cell: Cell, i: int) -> dict | None:
         svg = svg.replace("<svg", f'<svg {described} style="max-width:{width:.0f}px{grow}"', 1)
         svg = re.sub(r"\s*\n\s*", " ", re.sub(r'(?<= d=")[^"]+', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), svg))  # a hundredth of a unit is seen by nobody
         kind = "plot panels" if below_each_other else "plot"
-        made = f'<figure class="{kind}">{svg}{below_each_other}{below}</figure>'
+        made = f'<figure class="{kind}" id="fig-{cell.id}-{i}">{svg}{below_each_other}{below}</figure>'
     elif plotly := data.get("application/vnd.plotly.v1+json"):
         spec = json.dumps({k: plotly.get(k) for k in ("data", "layout", "frames")}).replace("</", "<\\/")
         key = f"plotly-{cell.id}-{i}"
@@ -325,7 +326,7 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
 def toctrees(pages: list[Page]) -> str:
     groups = {name: [p.url for p in pages if p.part == part] for part, name in PARTS.items()}
     groups["Practice"] += ["reports", "speed"]
-    groups["Reference"] = ["quiz", "glossary", "api", "tables", *COPIED.values()]
+    groups["Reference"] = ["quiz", "glossary", "figures", "api", "tables", *COPIED.values()]
     return "\n\n".join(f"```{{toctree}}\n:hidden:\n:caption: {name}\n\n" + "\n".join(urls) + "\n```" for name, urls in groups.items() if urls)
 
 
@@ -458,6 +459,7 @@ def stage() -> list[str]:
     wanted[out / "api.md"] = names_page(pages)
     wanted[out / "tables.md"] = tables_page(links, index)
     wanted[out / "speed.md"] = speed_page()
+    wanted[out / "figures.md"], drawn = figures_page(pages)
     wanted[out / "reports.md"] = links.apply(reports_page(), index)
     wanted[out / "quiz.md"] = quiz_page({p.url: p.title for p in pages})
     wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})
@@ -470,6 +472,8 @@ def stage() -> list[str]:
     from typeset import style_sheet
 
     write(BUILD / "static/katex.css", style_sheet())
+    shutil.rmtree(BUILD / "static/figures", ignore_errors=True)
+    for name, svg in drawn.items(): write(BUILD / "static/figures" / name, svg)
     if any("data-plotly" in t for t in wanted.values()):
         shutil.copy2(Path(plotly.__file__).parent / "package_data/plotly.min.js", BUILD / "static")
     shutil.rmtree(BUILD / "extra", ignore_errors=True)
