@@ -47,32 +47,37 @@ html_show_sourcelink = False
 html_show_sphinx = False
 html_extra_path = [str(Path(__file__).parent / "_build/extra")]
 html_favicon = "_static/goose.svg"
+COLOURS = {  # of what: on a light page, on a dark one
+    "brand-primary": ("#1f4f9e", "#8fb3f5"),
+    "brand-content": ("#1f4f9e", "#8fb3f5"),
+    "brand-visited": ("#5b3f8f", "#bda4e8"),
+    "api-name": ("#1f4f9e", "#8fb3f5"),
+    "api-pre-name": ("#5a5c63", "#a3a6ab"),
+    "background-primary": ("#fdfcf9", "#16181c"),
+    "background-secondary": ("#f6f4ee", "#1d2025"),
+    "background-hover": ("#efece3", "#24282e"),
+    "background-hover--transparent": ("#efece300", "#24282e00"),
+    "background-border": ("#e2ded3", "#33373e"),
+    "foreground-primary": ("#1c1e22", "#dcdcd8"),
+    "foreground-secondary": ("#53565c", "#a9acb1"),
+    "foreground-muted": ("#65686e", "#94979d"),
+    "foreground-border": ("#8b8c8e", "#6d7077"),
+    "code-background": ("#f6f4ee", "#1d2025"),
+    "inline-code-background": ("#f3f0e8", "#22262b"),
+    "highlight-on-target": ("#fbf0c4", "#3b3413"),
+}
 html_theme_options = {
     "navigation_with_keys": True,
     "light_css_variables": {
         "font-stack": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif",
         "font-stack--monospace": "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace",
-        "color-brand-primary": "#1f4f9e", "color-brand-content": "#1f4f9e", "color-brand-visited": "#5b3f8f",
-        "color-api-name": "#1f4f9e", "color-api-pre-name": "#5a5c63", "color-background-primary": "#fdfcf9",
-        "color-background-secondary": "#f6f4ee", "color-background-hover": "#efece3",
-        "color-background-hover--transparent": "#efece300", "color-background-border": "#e2ded3",
-        "color-foreground-primary": "#1c1e22", "color-foreground-secondary": "#53565c",
-        "color-foreground-muted": "#65686e", "color-foreground-border": "#8b8c8e",
-        "color-code-background": "#f6f4ee", "color-inline-code-background": "#f3f0e8",
         "color-sidebar-link-text--top-level": "var(--color-foreground-secondary)",
-        "color-sidebar-background": "transparent", "color-sidebar-search-background": "transparent",
-        "color-highlight-on-target": "#fbf0c4", "color-toc-background": "transparent",
+        "color-sidebar-background": "transparent",
+        "color-sidebar-search-background": "transparent",
+        "color-toc-background": "transparent",
+        **{f"color-{name}": light for name, (light, _) in COLOURS.items()},
     },
-    "dark_css_variables": {
-        "color-brand-primary": "#8fb3f5", "color-brand-content": "#8fb3f5", "color-brand-visited": "#bda4e8",
-        "color-api-name": "#8fb3f5", "color-api-pre-name": "#a3a6ab", "color-background-primary": "#16181c",
-        "color-background-secondary": "#1d2025", "color-background-hover": "#24282e",
-        "color-background-hover--transparent": "#24282e00", "color-background-border": "#33373e",
-        "color-foreground-primary": "#dcdcd8", "color-foreground-secondary": "#a9acb1",
-        "color-foreground-muted": "#94979d", "color-foreground-border": "#6d7077",
-        "color-code-background": "#1d2025", "color-inline-code-background": "#22262b",
-        "color-highlight-on-target": "#3b3413",
-    },
+    "dark_css_variables": {f"color-{name}": dark for name, (_, dark) in COLOURS.items()},
 }
 copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True

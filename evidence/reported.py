@@ -15,6 +15,7 @@ from pathlib import Path
 
 from quickstart import rounded
 
+from instruct_goose.practice.report import samples_in
 from instruct_goose.training.runs import write_json
 
 root = Path(__file__).parents[1]
@@ -47,12 +48,6 @@ def without_places(x):
     return x
 
 
-def samples(text: str) -> str:
-    "The samples of a quickstart or a recipe: the last table before any heading but the first."
-    blocks = [b for b in text.split("\n\n#")[0].split("\n\n") if b.startswith("|")]
-    return blocks[-1].strip() + "\n"
-
-
 def thin(run: Path, kept: Path) -> int:
     "Keep what a report reads of a run; returns its bytes. Raises ValueError if they are more than MOST."
     kept.mkdir(parents=True, exist_ok=True)
@@ -61,7 +56,7 @@ def thin(run: Path, kept: Path) -> int:
     log = [rounded(json.loads(line), 6) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
     (kept / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in log), "utf-8")
     (kept / "tokens.jsonl").write_bytes((run / "tokens.jsonl").read_bytes())
-    (kept / "samples.md").write_text(samples((run / "samples.md").read_text("utf-8")), "utf-8")
+    (kept / "samples.md").write_text(samples_in((run / "samples.md").read_text("utf-8")) + "\n", "utf-8")
     size = sum(p.stat().st_size for p in kept.iterdir())
     if size > MOST: raise ValueError(f"{kept} has {size} bytes, more than {MOST}: keep fewer tokens, or change MOST")
     return size

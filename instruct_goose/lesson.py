@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['INK', 'BLUE', 'ORANGE', 'GREEN', 'PURPLE', 'GREY', 'Example', 'running_example', 'at_the_keyboard', 'differs',
-           'expect', 'within', 'claim', 'diagnose', 'figure_style', 'draw_tokens', 'drag']
+           'expect', 'within', 'claim', 'diagnose', 'small_svg', 'figure_style', 'draw_tokens', 'drag']
 
 # %% ../nbs/00_notation.ipynb #bf5c45a8
 import os
+import re
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,15 +130,27 @@ def diagnose(answer, *args, right, mistakes: dict) -> str:
 INK, BLUE, ORANGE = "#262626", "#3b82f6", "#ea7a1a"
 GREEN, PURPLE, GREY = "#12a150", "#a855f7", "#8a8a8a"
 
+def small_svg(svg: str) -> str:
+    "The same drawing in one line, to a hundredth of a unit and without its metadata."
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg"):], flags=re.S)
+    svg = re.sub(r'="[^"]*"', lambda x: re.sub(r"(\.\d\d)\d+", r"\1", x[0]), svg)  # not in texts
+    return re.sub(r"\s*\n\s*", " ", svg)
+
 def figure_style():
     "Figures as SVG, without boxes, in the lessons' colours. Call once per notebook."
     import matplotlib.pyplot as plt
+    from IPython.core.interactiveshell import InteractiveShell
+    from matplotlib.figure import Figure
     from matplotlib.rcsetup import cycler
     from matplotlib_inline.backend_inline import set_matplotlib_formats
 
     set_matplotlib_formats("svg")
+    shell: Any = InteractiveShell.instance()
+    formatter = shell.display_formatter.formatters["image/svg+xml"]
+    drawn = formatter.lookup_by_type(Figure)
+    formatter.for_type(Figure, lambda figure: small_svg(drawn(figure)))
     plt.rcParams.update({
-        "svg.fonttype": "none", "svg.hashsalt": "goose",
+        "svg.fonttype": "none", "svg.hashsalt": "goose", "font.sans-serif": ["DejaVu Sans"],
         "figure.figsize": (7.2, 2.9), "figure.constrained_layout.use": True,
         "axes.spines.top": False, "axes.spines.right": False,
         "axes.facecolor": "none", "figure.facecolor": "none", "legend.frameon": False,

@@ -146,6 +146,7 @@ def encode_all(
                              "cut text is another text")
     return rows
 
+# %% ../../nbs/2_models/00_encoding.ipynb #4626f860
 def pad_id_of(
     tokenizer: PreTrainedTokenizerBase,
 ) -> int:

@@ -40,12 +40,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         aggregation="sequence_mean")}
 
 # %% ../../nbs/1_objective/07_group.ipynb #fc64545f
-PRESET_SOURCES: dict[str, dict[str, str]] = {
-    "ppo": dict(
-        paper="Schulman et al. 2017", arxiv="1707.06347", equations="eqs. 7, 11",
-        leaves_out="The adaptive KL penalty, the paper's alternative to the clip.",
-        departs="KL in the reward and whitening are customs of RLHF, not the paper's.",
-        same="REINFORCE++, if all values are 0 and λ = 1."),
+_GRPO_AND_KIN = {
     "grpo": dict(
         paper="Shao et al. 2024", arxiv="2402.03300", equations="eqs. 3, 4",
         leaves_out="A fresh reference per round: ref_every. Rewards for single steps. Off: a "
@@ -73,7 +68,15 @@ PRESET_SOURCES: dict[str, dict[str, str]] = {
         paper="MiniMax 2025", arxiv="2506.13585", equations="eqs. 4, 5",
         leaves_out="Dynamic sampling and a length penalty, DAPO's: redraw_flat, overlong_buffer.",
         departs="Its ε_high is undisclosed. Our cap is 1 + 4 = 5, as TRL advises.",
-        same="On policy DAPO's gradient; without the cap that of surrogate=\"ratio\"."),
+        same="On policy DAPO's gradient; without the cap that of surrogate=\"ratio\".")}
+
+# %% ../../nbs/1_objective/07_group.ipynb #de46866a
+_OTHERS = {
+    "ppo": dict(
+        paper="Schulman et al. 2017", arxiv="1707.06347", equations="eqs. 7, 11",
+        leaves_out="The adaptive KL penalty, the paper's alternative to the clip.",
+        departs="KL in the reward and whitening are customs of RLHF, not the paper's.",
+        same="REINFORCE++, if all values are 0 and λ = 1."),
     "rloo": dict(
         paper="Ahmadian et al. 2024", arxiv="2402.14740", equations="after eq. 8",
         leaves_out="Nothing of the loss.",
@@ -89,6 +92,9 @@ PRESET_SOURCES: dict[str, dict[str, str]] = {
         leaves_out="Nothing of the loss.",
         departs="As RLOO; and its code charges each token for its own drift only.",
         same="RLOO, if the baseline is the mean of the others' rewards.")}
+
+PRESET_SOURCES: dict[str, dict[str, str]] = {
+    name: (_GRPO_AND_KIN | _OTHERS)[name] for name in PRESETS}
 
 # %% ../../nbs/1_objective/07_group.ipynb #c5d046b9
 def _cells(d: dict[str, Any]) -> list[str]:

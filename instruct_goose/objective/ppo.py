@@ -62,6 +62,16 @@ def update_meters(
         ratio_std=masked_var(ratio, mask, unbiased=False).sqrt(),
         ratio_min=ratio[mask].min(), ratio_max=ratio[mask].max())
 
+# %% ../../nbs/1_objective/06_ppo.ipynb #51b54f6b
+def _added_up(means: dict[str, Tensor], vf_coef: float, ent_coef: float) -> Tensor:
+    "The policy's term, c₁ times that of the values, and the entropy off by c₂."
+    loss = means["policy_loss"]
+    if "value_loss" in means:
+        loss = loss + vf_coef * means["value_loss"]
+    if ent_coef:
+        loss = loss - ent_coef * means["entropy"]
+    return loss
+
 # %% ../../nbs/1_objective/06_ppo.ipynb #e9baf2c2
 def _complete(values, returns, entropy, ent_coef):
     "Refuse a term that lacks its input."
@@ -95,30 +105,23 @@ def ppo_loss(
     dual_clip: int | float | None = None, # see clipped_objective
     weights: Float[Tensor, "batch time"] | None = None, # see sampler_weights
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]: # loss, and detached parts
-    """−L^CLIP + c₁·L^VF − c₂·S: eq. 9 of Schulman et al. (2017), its sign turned.
-    With `denominator`, loss, policy_loss, value_loss and entropy of micro-batches add up
-    to the whole; the meters describe this call's own tokens. Raises ValueError for terms
-    that lack an input, and as the functions of the terms do."""
+    """−L^CLIP + c₁·L^VF − c₂·S: eq. 9 of Schulman et al. (2017), its sign turned. With
+    `denominator`, loss and terms of micro-batches add up to the whole, the meters do not.
+    Raises ValueError for terms that lack an input, and as the functions of the terms do."""
     _complete(values, returns, entropy, ent_coef)
-
-    def mean(x):
-        return aggregate(x, mask, how, denominator, length, group_tokens)
-
-    loss = mean(policy_loss(
+    terms = {"policy_loss": policy_loss(
         logprobs, old_logprobs, advantages, mask, clip, clip_high,
-        level=level, surrogate=surrogate, dual_clip=dual_clip, weights=weights))
-    parts = dict(policy_loss=loss.detach())
+        level=level, surrogate=surrogate, dual_clip=dual_clip, weights=weights)}
     if values is not None and returns is not None:
-        value = mean(value_loss(values, returns, mask, old_values, value_clip))
-        loss, parts["value_loss"] = loss + vf_coef * value, value.detach()
+        terms["value_loss"] = value_loss(values, returns, mask, old_values, value_clip)
     if entropy is not None:
-        bonus = mean(entropy)
-        parts["entropy"] = bonus.detach()
-        if ent_coef:
-            loss = loss - ent_coef * bonus  # 0: no pass through all logits
-    meters = update_meters(
+        terms["entropy"] = entropy
+    means = {name: aggregate(x, mask, how, denominator, length, group_tokens)
+             for name, x in terms.items()}
+    loss = _added_up(means, vf_coef, ent_coef)
+    parts = {name: x.detach() for name, x in ({"loss": loss} | means).items()}
+    return loss, parts | update_meters(
         logprobs, old_logprobs, advantages, mask, clip, clip_high, level, surrogate, dual_clip)
-    return loss, {"loss": loss.detach()} | parts | meters
 
 # %% ../../nbs/1_objective/06_ppo.ipynb #5e13dc6b
 class PPOLoss(nn.Module):

@@ -43,6 +43,7 @@ def contradictions(c: Any) -> Iterator[tuple[str, str]]:
     yield from sampling_contradictions(c)
     yield from kl_contradictions(c)
 
+# %% ../../nbs/3_training/02_conflicts.ipynb #8834151c
 def scale_contradictions(c: Any) -> Iterator[tuple[str, str]]:
     "Those of the scale of rewards."
     usual = {"reward_weighting": "raw", "reward_scaling": None}
@@ -61,6 +62,7 @@ def sampling_contradictions(c: Any) -> Iterator[tuple[str, str]]:
                          "responses are compared within a group does one of equal scores say "
                          "nothing")
 
+# %% ../../nbs/3_training/02_conflicts.ipynb #fe400523
 def kl_contradictions(c: Any) -> Iterator[tuple[str, str]]:
     "Those of the KL penalty."
     if c.kl_target is not None and c.beta == 0:

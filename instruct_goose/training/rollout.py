@@ -72,6 +72,16 @@ def check_sampling(
                          f"beyond the model's context of {context}: "
                          "shorten the query or lower max_new_tokens")
 
+# %% ../../nbs/3_training/00_rollout.ipynb #c328ceff
+def _next_tokens(logits: Tensor, pi: Tensor, u: Tensor | None, top_k: int | None) -> Tensor:
+    "One token per row: the one that u, the row's die, falls on, or without dice the likeliest."
+    return logits.argmax(-1) if u is None else pick(truncated(pi, top_k), u)
+
+def _going_on(rows: Tensor, token: Tensor, ends: Tensor, stops: Callable | None) -> Tensor:
+    "Which rows have neither drawn an end nor been stopped."
+    alive = (token[:, None] != ends).all(-1)
+    return alive if stops is None else alive & ~stops(rows, token)
+
 # %% ../../nbs/3_training/00_rollout.ipynb #e96a51b6
 @torch.no_grad()
 def sample(
@@ -100,15 +110,10 @@ def sample(
         logits, step = begin(model, ids, seen, max_new_tokens)
         while True:
             pi = probabilities(logits, temperature, rows)
-            if greedy:  # no dice are thrown
-                token = logits.argmax(-1)
-            else:
-                u = uniforms(len(ids), generator).to(ids.device)
-                token = pick(truncated(pi, top_k), u[rows])
+            u = None if greedy else uniforms(len(ids), generator).to(ids.device)[rows]
+            token = _next_tokens(logits, pi, u, top_k)
             columns.append((rows, token, pi.gather(-1, token[:, None])[:, 0].log()))
-            alive = (token[:, None] != ends).all(-1)
-            if stops is not None:
-                alive &= ~stops(rows, token)
+            alive = _going_on(rows, token, ends, stops)
             if len(columns) == max_new_tokens or not alive.any():
                 break
             if not alive.all():

@@ -42,7 +42,7 @@ def generator(
 
 EVALUATION = 2**20 - 1 # its stream
 
-# %% ../../nbs/3_training/03_setup.ipynb #25fffc96
+# %% ../../nbs/3_training/03_setup.ipynb #e899db03
 def find_device(name: str) -> torch.device: # "auto", "cpu", "cuda"
     """The device; auto is cuda where there is one, and each of several processes has its own.
     Raises ValueError for a GPU that is not there."""
@@ -52,6 +52,7 @@ def find_device(name: str) -> torch.device: # "auto", "cpu", "cuda"
         raise ValueError("device is 'cuda' and torch finds no GPU here: take 'cpu', or 'auto'")
     return torch.device(("cuda" if there else "cpu") if name == "auto" else name)
 
+# %% ../../nbs/3_training/03_setup.ipynb #25fffc96
 def as_agent(model: nn.Module | str | Path) -> Agent:
     "The policy with a value head. Raises TypeError for a model without a language-model head."
     return model if isinstance(model, Agent) else Agent(model)
@@ -68,6 +69,7 @@ def as_reference(
         check_can_follow(reference, agent.model)
     return reference
 
+# %% ../../nbs/3_training/03_setup.ipynb #6dee9e53
 def own_reference(ref_model: nn.Module | None, agent: Agent) -> PreTrainedModel:
     "The same, of a reference that stays."
     if ref_model is None:
@@ -221,6 +223,7 @@ def loss_of(
         now = trainer.now(r)
     return trainer.loss(now, r)[0]
 
+# %% ../../nbs/3_training/03_setup.ipynb #7ecdbb55
 def foreign_rollout(trainer: Any, query: tuple, response: tuple, given: dict) -> Rollout:
     "Responses from anywhere as a rollout, after all that can be said against them."
     if len(query[0]) != len(response[0]):
