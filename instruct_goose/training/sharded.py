@@ -121,7 +121,7 @@ def as_one(
         group | {"params": [own.get(id(p), p) for p in group["params"]]}
         for group in its.param_groups]
     one.optimizer.state = defaultdict(dict, {
-        own.get(id(p), p): {key: put_together(x) for key, x in moments.items()}
+        own.get(id(p), p): {key: put_together(x, own.get(id(p), p)) for key, x in moments.items()}
         for p, moments in its.state.items()})
     return one
 
@@ -144,9 +144,18 @@ def load_as_one(trainer: Any, tensors: Mapping[str, Tensor], record: Mapping) ->
     vars(trainer).update({k: x for k, x in vars(one).items() if k != "optimizer"})
 
 # %% ../../nbs/3_training/26_sharded.ipynb #8876b361
-def put_together(x: Any) -> Any:
-    "The whole of a tensor that is in pieces; asked of all processes."
-    return x.full_tensor() if hasattr(x, "full_tensor") else x
+def put_together(
+    x: Any,    # what an optimizer remembers of a weight, in pieces or not
+    p: Tensor, # the weight
+) -> Any:
+    """The whole, asked of all processes. Raises ValueError for what is neither a number nor of the
+    weight's shape: nobody knows which piece of it would be whose."""
+    x = x.full_tensor() if hasattr(x, "full_tensor") else x
+    if torch.is_tensor(x) and x.ndim and x.shape != p.shape:
+        raise ValueError(f"under FSDP the state of this optimizer cannot be saved: it remembers "
+                         f"{tuple(x.shape)} numbers of a weight of shape {tuple(p.shape)}. "
+                         "AdamW's can")
+    return x
 
 @torch.no_grad()
 def piece_of(
