@@ -21,13 +21,13 @@ from ..models.agent import Agent, create_reference_model, response_logprobs
 from ..models.families import check_causal
 from ..objective.masks import last_index
 from .annotate import precision, tokens_of
-from .trainer_state import load_trainer_state, trainer_state
+from .trainer_state import trainer_state
 from .config import RLHFConfig
 from .names import Answering
 from .metrics import Metrics, describe
 from .moving_reference import check_can_follow
 from .processes import by_first, join
-from .sharded import is_sharded, plain
+from .sharded import as_one, is_sharded, load_as_one, plain, put_weights
 from .rollout import Rollout, checked_tokens
 from .shaping import Moments
 from .updates import learnt
@@ -120,12 +120,9 @@ class TrainerTools(Answering):
     fresh: Any = None                # while `train` runs: where the next prompts come from
 
     def state(self) -> tuple[dict[str, Tensor], dict]: # tensors by name, and what JSON can hold
-        "All that the next iteration depends on, between two iterations; nothing is copied."
-        trainer: Any = self
-        if is_sharded(self.agent):
-            raise NotImplementedError("a trainer whose weights are cut up (FSDP) is not saved in "
-                                      "the middle of a run: save_pretrained keeps its policy")
-        return trainer_state(trainer)
+        """All that the next iteration depends on, between two iterations; nothing is copied. Under
+        FSDP it is put together by all processes: each has to call it."""
+        return trainer_state(as_one(self))
 
     def load_state(
         self,
@@ -133,8 +130,7 @@ class TrainerTools(Answering):
         record: Mapping,               # from `state`, as JSON
     ) -> None:
         "Go on where that trainer stood. Raises ValueError before anything is changed."
-        trainer: Any = self
-        load_trainer_state(trainer, tensors, record)
+        load_as_one(self, tensors, record)
 
     def describe(self, rollout: Rollout) -> Metrics: # with advantages
         "A rollout in numbers: see `metrics.describe`."
@@ -146,6 +142,8 @@ class TrainerTools(Answering):
         if self.best is None:
             raise ValueError("no policy has been kept: set keep_best and eval_every, "
                              "and give train held_out=")
+        if is_sharded(self.agent):
+            return put_weights(self.agent, {f"model.{k}": x for k, x in self.best.items()})
         self.agent.model.load_state_dict(self.best, strict=not has_adapters(self.agent.model))
 
     def save_pretrained(self, directory: str | Path) -> None:
