@@ -5,7 +5,7 @@ import json
 import re
 import tokenize
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -136,6 +136,7 @@ def read_page(path: Path) -> Page:
                 f"instruct_goose.{module}" if module else None, cells)
 
 
+@cache
 def read_pages() -> tuple[Page, list[Page]]:
     "The front page, and the lessons in reading order."
     found = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if not any(q[0] in "._" for q in p.relative_to(ROOT / "nbs").parts))

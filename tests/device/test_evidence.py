@@ -31,6 +31,7 @@ def test_refused_without_a_gpu():
     assert (ROOT / "evidence/gpu.json").exists() == before
 
 
+@pytest.mark.deep
 def test_rehearsal(rehearsal):
     figures = json.loads(rehearsal.read_text("utf-8"))
     assert figures["rehearsal"] and "rehearsal" in figures["origin"]["gpu"]
@@ -43,6 +44,7 @@ def test_rehearsal(rehearsal):
     assert figures["resume"] == {"loaded_to_the_bit": True, "noise": 0., "difference": 0., "within": True}
 
 
+@pytest.mark.deep
 def test_the_site_shows_no_rehearsal(rehearsal, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "evidence")
     monkeypatch.delitem(sys.modules, "run", raising=False)  # tests/run.py, if another test has imported it

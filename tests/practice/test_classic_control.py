@@ -296,6 +296,7 @@ def test_the_losses_are_the_library_s():
 # ---- training
 
 
+@pytest.mark.deep  # as it does in the lesson
 def test_cartpole_learns():
     log, policy = train_control(POLE, ControlConfig(total_steps=30_720), seed=0)
     returns = [r for m in log for r in m["returns"]]

@@ -183,7 +183,7 @@ def average(trainer, world, policy):
     return -world.mask.shape[1] * (chance[..., None] * response_gradients(trainer, world)).sum((0, 1)) / len(PROMPTS)
 
 
-@pytest.mark.parametrize("kind, advantage, T", first(3, [("absolute", "gae", 3), ("absolute", "return", 2), ("rotary", "return", 2), ("rotary", "gae", 3)]))
+@pytest.mark.parametrize("kind, advantage, T", first(2, [("absolute", "gae", 3), ("absolute", "return", 2), ("rotary", "return", 2), ("rotary", "gae", 3)]))
 def test_average_of_the_loss_gradient_is_the_exact_gradient(kind, advantage, T):
     world = worlds[kind] if T == 3 else make_world(kind, T)
     policy, ref = drifted(world)
@@ -234,7 +234,7 @@ def test_sampled_gradient_is_off_by_the_sampling_error_and_no_more(kind):
         assert abs(share - 1) < 4.5 * math.sqrt(2 * squares / trace**2 / repeats), (n, share)
 
 
-@pytest.mark.parametrize("name, factor", [("rloo", 1), ("dr_grpo", 7 / 8)])
+@pytest.mark.parametrize("name, factor", first(1, [("dr_grpo", 7 / 8), ("rloo", 1)]))
 def test_sampled_gradient_of_groups(name, factor):
     "The group's mean as a baseline: the same expectation, but for 1 − 1/G. Projected on the exact gradient."
     world = worlds["absolute"]
@@ -339,7 +339,7 @@ def by_backward_induction(world, beta, estimator, scale):
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
-@pytest.mark.parametrize("kind, beta", [("absolute", .5), ("rotary", 2.)])
+@pytest.mark.parametrize("kind, beta", first(1, [("absolute", .5), ("rotary", 2.)]))
 def test_fixed_points_against_backward_induction(kind, beta, estimator):
     world = worlds[kind]
     found, right = fixed_point(world, beta, estimator), by_backward_induction(world, beta, estimator, 7 / 8)
@@ -368,6 +368,7 @@ def test_a_run_on_either_side_of_the_padding_is_the_same_run(kind):
     assert total_variation(left["logprobs"], enumerate_logprobs(worlds[kind].reference, worlds[kind]).sum(-1).detach().double()) > .01
 
 
+@pytest.mark.deep  # as does the lesson
 def test_a_short_run_gets_most_of_the_way():
     "The long ones, to within .03 of the optimum, are in evidence/exact_world.json."
     run = converge(worlds["rotary"], exact_config("ppo", 2., steps=20, batch_size=240, lr=4e-3), "right")

@@ -9,6 +9,7 @@ import jaxtyping
 import pytest
 import torch
 import yaml
+from deep import first
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 from transformers import (
@@ -152,7 +153,7 @@ def test_anything_else_that_cannot_be_used_is_one_sentence_too(here, monkeypatch
     assert says in said and not Path("runs").exists(), said
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize("model", first(1, ["llama", "gpt2"]))
 def test_a_run_with_demonstrations_held_out_prompts_and_more_steps_later(here, capsys, model):
     write("demos.jsonl", [{"prompt": "is tea ", "completion": "hot"}, {"messages": [{"role": "user", "content": "rain?"}, {"role": "assistant", "content": "wet"}]}])
     write("eval.jsonl", [{"prompt": "Rome?", "answer": "no", "n": 1}])

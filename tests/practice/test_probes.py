@@ -28,6 +28,7 @@ from instruct_goose.training.trainer import RLHFTrainer
 ORDER = ["value_head", "advantage_sign", "credit", "eos", "kl", "rows", "temperature"]
 
 
+@pytest.mark.deep  # the lessons on probes climb the ladder as well
 def test_the_shipped_trainer_passes_every_probe_in_order():
     seen, threads, state = [], torch.get_num_threads(), torch.random.get_rng_state()
     results = run_probes(on_result=seen.append)

@@ -91,6 +91,7 @@ def test_first_loss_is_log_two_with_dropout_in_the_config_and_only_the_model_mov
     assert set(log[0]) == {"step", "loss", "accuracy", "margin", "lr", "grad_norm"}
 
 
+@pytest.mark.deep
 def test_it_ends_at_the_optimum_where_people_disagree():
     "Three answers; the reference is the untrained model itself, so π* ∝ π_ref·exp(r/β) must be reached from where it stands."
     answers, r, beta = ["a", "b c", "d"], [0., 1., 2.], .8

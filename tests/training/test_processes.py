@@ -289,6 +289,7 @@ def kept(out, steps, resume=False):
     return trainer.train_in(out, PROMPTS, reward, save_every=2, resume=resume, progress=False), weights_of(trainer)
 
 
+@pytest.mark.deep
 def test_a_run_on_the_disk_is_written_once_and_goes_on_in_two_processes(tmp_path):
     _, whole = kept(tmp_path / "whole", 4)
     kept(tmp_path / "two", 2)                                          # begun alone

@@ -794,7 +794,7 @@ def test_an_optimizer_of_ones_own():
     assert frozen.model.transformer.h[0].mlp.c_fc.weight.equal(before) and not frozen.model.transformer.h[1].mlp.c_fc.weight.grad.eq(0).all()
 
 
-@pytest.mark.parametrize("name,algorithm", first(2, [("llama", "ppo"), ("gpt2", "grpo"), ("gpt2", "ppo"), ("gpt2", "rloo"), ("gpt2", "remax")]))
+@pytest.mark.parametrize("name,algorithm", first(1, [("llama", "ppo"), ("gpt2", "grpo"), ("gpt2", "ppo"), ("gpt2", "rloo"), ("gpt2", "remax")]))
 def test_it_reaches_the_best_possible_policy(name, algorithm):
     """A uniform reference, so that the best J = E[score − β·KL] is a sum that can be done (see the lesson): each of the V tokens has
     1/V, w1 earns 1, w2 costs .5, the end stops. Prompts of different lengths, left padding, absolute and rotary positions."""
