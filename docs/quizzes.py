@@ -30,7 +30,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         ("Where is a text's score read?", "At its last real token, which must be one that training has seen there.", "practice/quickstart#where-the-score-is-read"),
         ("How good can a reward model be on labels of single readers?", "As good as somebody who knows the mean ratings, and no better: readers disagree. Quote that ceiling beside the accuracy.", "practice/quickstart#stage-2-a-model-that-judges"),
         ("Two texts share a prompt and differ in their last word. What may not differ?", "Everything up to the difference: the model looks back only. A test for padding and positions.", "models/agent"),
-        ("When is a LoRA policy its own reference?", "With the adapters switched off; at the start the two must agree, KL 0.", "models/adapters"),
+        ("When does a LoRA policy need no second copy of its weights as a reference?", "While its adapters say nothing yet: the frozen weights are read without them, and the KL starts at 0. Adapters that have learnt are copied.", "models/adapters"),
         ("Why are the log-probabilities of sampling and of training computed by one path?", "So that the ratio before the first step is 1. If it is not, nothing after it means anything.", "training/trainer#3-annotate"),
         ("A file holds 200 MiB of rows. How much memory does reading it take?", "A few MiB: rows are streamed, and each broken one is named with its line.", "models/data")],
     "Training": [

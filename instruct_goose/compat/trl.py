@@ -48,7 +48,7 @@ RENAMED = {  # TRL's name: the name here. One number, one meaning
 # %% ../../nbs/5_compat/03_trl.ipynb #a90a00c5
 INSTEAD = {  # TRL's name: (the value that needs nothing, what to do for any other)
     "whiten_rewards": (False, "scale the scores: RewardModel.normalise, or in reward_fn"),
-    "stop_token": ("eos", "responses end at the tokenizer's eos token, always"),
+    "stop_token": ("eos", "responses end at the eos token, always; at more by stop_strings"),
     "stop_token_id": (None, "stop_token_ids=[…], an argument of RLHFTrainer"),
     "use_score_scaling": (False, "reward_scaling='running'"),
     "use_score_norm": (False, "subtract in reward_fn a mean that you keep"),
@@ -56,8 +56,8 @@ INSTEAD = {  # TRL's name: (the value that needs nothing, what to do for any oth
     "horizon": (
         None, "the gain is .1 per update, a horizon of 10·batch_size; for another leave "
         "kl_target None and set trainer.beta in a callback"),
-    "early_stopping": (False, "fewer epochs; the metric kl_to_old says how far they go"),
-    "target_kl": (1., "fewer epochs; the metric kl_to_old says how far they go"),
+    "early_stopping": (False, "kl_early_stop, in nats per response; TRL's is per token"),
+    "target_kl": (1., "kl_early_stop, in nats per response; TRL's is per token"),
     "ratio_threshold": (None, "dual_clip=3. bounds what such a minibatch can do"),
     "local_rollout_forward_batch_size": (64, "micro_batch_size. It changes no result"),
     "is_encoder_decoder": (None, "models that only decode")}
@@ -69,13 +69,17 @@ BESIDE = {  # no setting of a loss: where such things are said here
     "an argument of train":
         "reward_model_path reward_model query_dataset num_train_epochs dataset_num_proc "
         "remove_unused_columns logging_steps num_sample_generations",
-    "what you do with the metrics that train returns":
-        "log_with report_to tracker_kwargs tracker_project_name project_kwargs exp_name "
-        "task_name compare_steps output_dir push_to_hub push_to_hub_if_best_kwargs",
+    "a tracker among the callbacks, see nbs/3_training/09_trackers.ipynb":
+        "log_with report_to tracker_kwargs tracker_project_name",
+    "what you do with the metrics that train returns, or an argument of train_in":
+        "project_kwargs exp_name task_name compare_steps output_dir push_to_hub "
+        "push_to_hub_if_best_kwargs",
+    "autocast='bfloat16', or Agent(model, gradient_checkpointing=True)":
+        "bf16 gradient_checkpointing",
     "not needed on one device":
         "world_size accelerator_kwargs ds3_gather_for_generation optimize_device_cache "
         "optimize_cuda_cache global_batch_size global_backward_batch_size "
-        "local_batch_size local_mini_batch_size bf16 gradient_checkpointing",
+        "local_batch_size local_mini_batch_size",
     "worked out from the other settings":
         "batch_size mini_batch_size micro_batch_size backward_batch_size "
         "forward_batch_size num_total_batches"}
