@@ -17,6 +17,7 @@ from pathlib import Path
 
 from all_figures import figures_page
 from api import entry, methods, one_line
+from compare import compare_page
 from exercises import boxes, write_python
 from glossary import glossary_page, hover
 from lessons import PARTS, PIPELINE, REPO, ROOT, STAGES, START, Cell, Page, long, read_pages, route_id, routes, target
@@ -28,7 +29,7 @@ from speed import speed_page
 BUILD, SITE = ROOT / "docs/_build", ROOT / "docs/_site"
 COLAB = REPO.replace("https://github.com", "https://colab.research.google.com/github") + "/blob/main/nbs"
 COPIED = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog"}  # pages that are no lessons
-MADE = {ROOT / "evidence/reports/README.md": "reports"}  # a file of the repository, and the page that stands for it here
+MADE = {ROOT / "evidence/reports/README.md": "reports", ROOT / "docs/compare.py": "compare"}  # a file of the repository, and the page that stands for it here
 LESSON = r"\bnbs/\w+/\w+\.ipynb"  # a path that a program printed
 
 
@@ -326,7 +327,11 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
 def toctrees(pages: list[Page]) -> str:
     groups = {name: [p.url for p in pages if p.part == part] for part, name in PARTS.items()}
     groups["Practice"] += ["reports", "speed"]
+<<<<<<< HEAD
     groups["Reference"] = ["quiz", "glossary", "figures", "api", "tables", *COPIED.values()]
+=======
+    groups["Reference"] = ["quiz", "glossary", "api", "tables", "compare", *COPIED.values()]
+>>>>>>> compare
     return "\n\n".join(f"```{{toctree}}\n:hidden:\n:caption: {name}\n\n" + "\n".join(urls) + "\n```" for name, urls in groups.items() if urls)
 
 
@@ -461,6 +466,7 @@ def stage() -> list[str]:
     wanted[out / "speed.md"] = speed_page()
     wanted[out / "figures.md"], drawn = figures_page(pages)
     wanted[out / "reports.md"] = links.apply(reports_page(), index)
+    wanted[out / "compare.md"] = compare_page()
     wanted[out / "quiz.md"] = quiz_page({p.url: p.title for p in pages})
     wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})
     for file, url in COPIED.items(): wanted[out / f"{url}.md"] = (ROOT / file).read_text("utf-8")
