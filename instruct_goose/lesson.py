@@ -139,16 +139,17 @@ def small_svg(svg: str) -> str:
 def figure_style():
     "Figures as SVG, without boxes, in the lessons' colours. Call once per notebook."
     import matplotlib.pyplot as plt
-    from IPython.core.interactiveshell import InteractiveShell
     from matplotlib.figure import Figure
     from matplotlib.rcsetup import cycler
-    from matplotlib_inline.backend_inline import set_matplotlib_formats
 
-    set_matplotlib_formats("svg")
-    shell: Any = InteractiveShell.instance()
-    formatter = shell.display_formatter.formatters["image/svg+xml"]
-    drawn = formatter.lookup_by_type(Figure)
-    formatter.for_type(Figure, lambda figure: small_svg(drawn(figure)))
+    if "IPython" in sys.modules: # it shows figures, and brings matplotlib_inline
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+        set_matplotlib_formats("svg")
+        shell: Any = sys.modules["IPython"].core.interactiveshell.InteractiveShell.instance()
+        formatter = shell.display_formatter.formatters["image/svg+xml"]
+        drawn = formatter.lookup_by_type(Figure)
+        formatter.for_type(Figure, lambda figure: small_svg(drawn(figure)))
     plt.rcParams.update({
         "svg.fonttype": "none", "svg.hashsalt": "goose", "font.sans-serif": ["DejaVu Sans"],
         "figure.figsize": (7.2, 2.9), "figure.constrained_layout.use": True,
