@@ -327,11 +327,7 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
 def toctrees(pages: list[Page]) -> str:
     groups = {name: [p.url for p in pages if p.part == part] for part, name in PARTS.items()}
     groups["Practice"] += ["reports", "speed"]
-<<<<<<< HEAD
-    groups["Reference"] = ["quiz", "glossary", "figures", "api", "tables", *COPIED.values()]
-=======
-    groups["Reference"] = ["quiz", "glossary", "api", "tables", "compare", *COPIED.values()]
->>>>>>> compare
+    groups["Reference"] = ["quiz", "glossary", "figures", "api", "tables", "compare", *COPIED.values()]
     return "\n\n".join(f"```{{toctree}}\n:hidden:\n:caption: {name}\n\n" + "\n".join(urls) + "\n```" for name, urls in groups.items() if urls)
 
 

@@ -271,9 +271,8 @@ def train_policy(
     progress: bool = True,
     track: str | None = None, # a key of TRACKERS: also tell that program
 ) -> list[Metrics]: # of all iterations, those of an earlier sitting among them
-    """`trainer.train` from where the stage was left, with metrics.jsonl and checkpoints. With
-    keep_best it ends with the best policy, that of `trainer.best_iteration`; `trainer.stopped`
-    says why it ended early. After Ctrl-C policy/ holds the model of the last whole iteration."""
+    """`trainer.train` from where the stage was left, with metrics.jsonl and checkpoints. Ends with
+    the best policy under keep_best; Ctrl-C leaves that of the last whole iteration in policy/."""
     log = RunLog(out, stage)
     log.go_on(trainer)
     if trainer.iteration < trainer.config.steps and not trainer.stopped:
@@ -283,9 +282,9 @@ def train_policy(
             with tracked(trainer, track, out):
                 trainer.train(left, reward_fn, progress=progress, held_out=held_out)
         except KeyboardInterrupt:
-            if stage.found is not None:
-                policy = last_policy(trainer, stage.found[0], log.put_back)
-                save_model(policy, trainer.tokenizer, Path(out) / "policy")
+            if stage.found:
+                last = last_policy(trainer, stage.found[0], log.put_back)
+                save_model(last, trainer.tokenizer, Path(out) / "policy")
             raise
         finally:
             trainer.callbacks.remove(log)
