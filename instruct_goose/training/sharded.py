@@ -174,7 +174,8 @@ def piece_of(
     piece: Any, # another tensor of this shape, cut up
 ) -> Any: # x, cut up in the same way; nothing is sent
     "Each process has the whole, and keeps its part: rows, as many as FSDP gives it."
-    rows, own = -(-len(x) // count()), torch.zeros_like(piece, dtype=x.dtype)
+    rows = -(-len(x) // count())
+    own: Any = torch.zeros_like(piece, dtype=x.dtype)
     own.to_local().copy_(x[place() * rows:(place() + 1) * rows])
     return own
 
