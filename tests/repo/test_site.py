@@ -82,7 +82,7 @@ def test_patched_functions_are_methods_of_their_class(tmp_path, monkeypatch):
     later = [{"cell_type": "markdown", "source": "# L"}, {"cell_type": "code", "source": "#| exports\n@patch\ndef come(self: C):\n    'Come.'"}]
     (tmp_path / "nbs/1_objective/01_b.ipynb").write_text(json.dumps({"cells": later}))
     (tmp_path / "nbs/index.ipynb").write_text(json.dumps({"cells": cells[:1]}))
-    read = read_pages()[1][0]
+    read = read_pages.__wrapped__()[1][0]
     assert "{py:method} come()" in entry(read.cells[1].documented[0], "m", lambda t: t)  # from another lesson
     assert read.names == ["C"]
     assert "{py:method} go(n)" in entry(read.cells[1].documented[0], "m", lambda t: t)
