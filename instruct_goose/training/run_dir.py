@@ -20,6 +20,7 @@ from .evaluation import text_table
 from .keeper import MAIN, Keeper
 from .metrics import Metrics
 from .processes import by_first, from_first, is_first
+from .rollout import Rollout
 from .runs import (
     Clock, finished_run, longer, open_run, reason_to_stop, rest_of, settings_of, train_policy,
     versions, write_json, write_whole)
@@ -97,7 +98,7 @@ def follow(
 class Lend(Callback):
     "Where nothing is written: when the first process saves, pieces are put together by all."
 
-    def on_iteration(self, trainer: Any, *_: Any) -> None:
+    def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> None:
         "The iteration is counted."
         as_one(trainer)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from .callbacks import Callback, StopAtKL
 from .checkpoints import newest_checkpoint, read_json, writing
@@ -29,8 +29,7 @@ from .keeper import HALF_WRITTEN, Keeper, Stage, refuse_other_run
 from .metrics import Metrics
 from .microscope import looked_at, read_tokens, seen_tokens
 from .rollout import Rollout
-from .sharded import is_sharded, plain
-from .state import part
+from .sharded import rescued
 from .trackers import need_tracker, tracked
 from .trainer import RLHFTrainer
 
@@ -234,23 +233,12 @@ class RunLog(Callback):
         tensors, record = trainer.state()
         return tensors, record | {"metrics": list(self.metrics)}
 
-    def put_back(self, trainer: Any) -> None:
-        "The trainer as it was after the last whole iteration."
-        tensors, record = self.stage.found or ({}, {})
-        trainer.load_state(tensors, longer(record, trainer.config))
-
-    def last_policy(self, trainer: Any) -> PreTrainedModel:
-        "That of the last whole iteration: one may be half done. The other processes may be gone."
-        if is_sharded(trainer.agent):
-            return plain(trainer.agent, part((self.stage.found or ({},))[0], "model")).model
-        self.put_back(trainer)
-        return trainer.agent.model
-
     def go_on(self, trainer: Any) -> None:
         "Trainer and log as they were when the stage was left."
         if self.stage.found is not None:
-            self.metrics = list(self.stage.found[1]["metrics"])
-            self.put_back(trainer)
+            tensors, record = self.stage.found
+            self.metrics = list(record["metrics"])
+            trainer.load_state(tensors, longer(record, trainer.config))
             trainer.stopped = reason_to_stop(trainer.config, self.metrics)
         if self.path.exists() or self.metrics:
             write_whole(self.path, "".join(map(json_line, self.metrics)))
@@ -291,8 +279,10 @@ def train_policy(
             with tracked(trainer, track, out):
                 trainer.train(left, reward_fn, progress=progress, held_out=held_out)
         except KeyboardInterrupt:
-            if stage.found is not None:
-                save_model(log.last_policy(trainer), trainer.tokenizer, Path(out) / "policy")
+            if stage.found is not None:  # an iteration may be half done
+                tensors, record = stage.found
+                last = rescued(trainer, tensors, longer(record, trainer.config))
+                save_model(last, trainer.tokenizer, Path(out) / "policy")
             raise
         finally:
             trainer.callbacks.remove(log)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['asked_for', 'sharded', 'layers_of', 'is_sharded', 'parts_of', 'whole', 'plain', 'configs', 'cut', 'as_one',
-           'load_as_one', 'put_together', 'piece_of', 'put_weights', 'set_weights']
+           'load_as_one', 'put_together', 'piece_of', 'put_weights', 'rescued', 'set_weights']
 
 # %% ../../nbs/3_training/26_sharded.ipynb #d9c00004
 import copy
@@ -56,7 +56,7 @@ def sharded(agent: Agent) -> Agent: # the same, its parameters replaced
     with torch.no_grad():  # at its first call FSDP finds out that this is the whole
         agent.evaluate(one, one == 0, one, one == 0)
     cut(agent)
-    for module in agent.modules():  # FSDP's hook would cut up again what is asked for its state_dict
+    for module in agent.modules():  # FSDP's would cut up again what is asked for its state_dict
         module._state_dict_pre_hooks.clear()
     vars(agent)["pieces"] = dict(agent.named_parameters())
     return agent
@@ -121,13 +121,13 @@ def as_one(
         group | {"params": [own.get(id(p), p) for p in group["params"]]}
         for group in its.param_groups]
     one.optimizer.state = defaultdict(dict, {
-        own.get(id(p), p): {key: put_together(x, own.get(id(p), p)) for key, x in moments.items()}
+        own.get(id(p), p): {key: put_together(x, p.shape) for key, x in moments.items()}
         for p, moments in its.state.items()})
     return one
 
 def load_as_one(trainer: Any, tensors: Mapping[str, Tensor], record: Mapping) -> None:
-    """`load_trainer_state`, also for weights in pieces: every process is given the whole state, and
-    keeps its pieces. Raises ValueError before anything is changed."""
+    """`load_trainer_state`, also for weights in pieces: every process is given the whole state,
+    and keeps its pieces. Raises ValueError before anything is changed."""
     one = as_one(trainer)
     load_trainer_state(one, tensors, record)
     if one is trainer:
@@ -145,15 +145,15 @@ def load_as_one(trainer: Any, tensors: Mapping[str, Tensor], record: Mapping) ->
 
 # %% ../../nbs/3_training/26_sharded.ipynb #8876b361
 def put_together(
-    x: Any,    # what an optimizer remembers of a weight, in pieces or not
-    p: Tensor, # the weight
+    x: Any,            # what an optimizer remembers of a weight, in pieces or not
+    shape: torch.Size, # of the weight
 ) -> Any:
     """The whole, asked of all processes. Raises ValueError for what is neither a number nor of the
     weight's shape: nobody knows which piece of it would be whose."""
     x = x.full_tensor() if hasattr(x, "full_tensor") else x
-    if torch.is_tensor(x) and x.ndim and x.shape != p.shape:
+    if torch.is_tensor(x) and x.ndim and x.shape != shape:
         raise ValueError(f"under FSDP the state of this optimizer cannot be saved: it remembers "
-                         f"{tuple(x.shape)} numbers of a weight of shape {tuple(p.shape)}. "
+                         f"{tuple(x.shape)} numbers of a weight of shape {tuple(shape)}. "
                          "AdamW's can")
     return x
 
@@ -163,7 +163,8 @@ def piece_of(
     piece: Any, # another tensor of this shape, cut up
 ) -> Any: # x, cut up in the same way; nothing is sent
     "Each process has the whole, and keeps its part: rows, as many as FSDP gives it."
-    rows, own = -(-len(x) // count()), torch.zeros_like(piece, dtype=x.dtype)
+    rows = -(-len(x) // count())
+    own: Any = torch.zeros_like(piece, dtype=x.dtype)
     own.to_local().copy_(x[place() * rows:(place() + 1) * rows])
     return own
 
@@ -174,9 +175,19 @@ def put_weights(
     "Each process takes its pieces of these weights; then all have all again."
     for name, piece in vars(agent)["pieces"].items():
         if name in tensors:
-            piece.detach().to_local().copy_(piece_of(tensors[name], piece).to_local())
+            piece.detach().copy_(piece_of(tensors[name], piece))
     cut(agent)
     whole(agent)
+
+def rescued(
+    trainer: Any, # whose last iteration may be half done
+    tensors: Mapping[str, Tensor], record: Mapping, # its last whole state
+) -> nn.Module: # the policy, of this state
+    "Nothing is asked of other processes, which may have gone: pieces stay as they are."
+    if is_sharded(trainer.agent):
+        return plain(trainer.agent, part(tensors, "model")).model
+    load_trainer_state(trainer, tensors, record)
+    return trainer.agent.model
 
 def set_weights(agent: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     "`load_module`, also for weights in pieces."
