@@ -29,7 +29,7 @@ from .keeper import HALF_WRITTEN, Keeper, Stage, refuse_other_run
 from .metrics import Metrics
 from .microscope import looked_at, read_tokens, seen_tokens
 from .rollout import Rollout
-from .sharded import last_policy
+from .sharded import rescued
 from .trackers import need_tracker, tracked
 from .trainer import RLHFTrainer
 
@@ -233,16 +233,12 @@ class RunLog(Callback):
         tensors, record = trainer.state()
         return tensors, record | {"metrics": list(self.metrics)}
 
-    def put_back(self, trainer: Any) -> None:
-        "The trainer as it was after the last whole iteration."
-        tensors, record = self.stage.found or ({}, {})
-        trainer.load_state(tensors, longer(record, trainer.config))
-
     def go_on(self, trainer: Any) -> None:
         "Trainer and log as they were when the stage was left."
         if self.stage.found is not None:
-            self.metrics = list(self.stage.found[1]["metrics"])
-            self.put_back(trainer)
+            tensors, record = self.stage.found
+            self.metrics = list(record["metrics"])
+            trainer.load_state(tensors, longer(record, trainer.config))
             trainer.stopped = reason_to_stop(trainer.config, self.metrics)
         if self.path.exists() or self.metrics:
             write_whole(self.path, "".join(map(json_line, self.metrics)))
@@ -271,8 +267,9 @@ def train_policy(
     progress: bool = True,
     track: str | None = None, # a key of TRACKERS: also tell that program
 ) -> list[Metrics]: # of all iterations, those of an earlier sitting among them
-    """`trainer.train` from where the stage was left, with metrics.jsonl and checkpoints. Ends with
-    the best policy under keep_best; Ctrl-C leaves that of the last whole iteration in policy/."""
+    """`trainer.train` from where the stage was left, with metrics.jsonl and checkpoints. With
+    keep_best it ends with the best policy, that of `trainer.best_iteration`; `trainer.stopped`
+    says why it ended early. After Ctrl-C policy/ holds the model of the last whole iteration."""
     log = RunLog(out, stage)
     log.go_on(trainer)
     if trainer.iteration < trainer.config.steps and not trainer.stopped:
@@ -282,8 +279,9 @@ def train_policy(
             with tracked(trainer, track, out):
                 trainer.train(left, reward_fn, progress=progress, held_out=held_out)
         except KeyboardInterrupt:
-            if stage.found:
-                last = last_policy(trainer, stage.found[0], log.put_back)
+            if stage.found is not None:  # an iteration may be half done
+                tensors, record = stage.found
+                last = rescued(trainer, tensors, longer(record, trainer.config))
                 save_model(last, trainer.tokenizer, Path(out) / "policy")
             raise
         finally:
