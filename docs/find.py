@@ -49,6 +49,20 @@ def entries(doctree: nodes.document) -> list[list[str]]:
     return made
 
 
+def rows(doctree: nodes.document) -> list[list[str]]:
+    "[id of the section, word, what is said of it] of each row of a table that begins with a word of code: settings, metrics, other libraries' words."
+    made = []
+    for row in doctree.findall(nodes.row):
+        first, *rest = row.children
+        table, inside, section = row.parent.parent.parent, row, row
+        while inside is not None and not isinstance(inside, addnodes.desc): inside = inside.parent
+        while section is not None and not isinstance(section, nodes.section): section = section.parent
+        if inside is not None or section is None or "parameters" in table.get("classes", ()): continue
+        said = " – ".join(text for cell in rest if (text := " ".join(cell.astext().split())))
+        made += [[section["ids"][0], word.astext().split(" ")[0], said[:200]] for word in first.findall(nodes.literal)]
+    return made
+
+
 class Index:
     "Collects page by page, while Sphinx writes them."
     def __init__(self):
@@ -60,7 +74,7 @@ class Index:
         if doctree is None: return
         found = sections(doctree)
         if not found: return
-        self.pages.append({"url": url, "title": found[0][1], "subtitle": "", "part": "Reference", "sections": found, "names": entries(doctree)} | self.about.get(url, {}))
+        self.pages.append({"url": url, "title": found[0][1], "subtitle": "", "part": "Reference", "sections": found, "names": entries(doctree), "rows": rows(doctree)} | self.about.get(url, {}))
 
     def write(self, app, error):
         if error or app.builder.name != "html": return
