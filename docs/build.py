@@ -423,6 +423,10 @@ def tables_page(links: Links, near: Page) -> str:
             "[One algebra, many algorithms](1_objective/07_group.ipynb) derives them, "
             "[One task, all algorithms](4_practice/04_family.ipynb) compares them.", preset_table(),
             "What each leaves out of its paper, where it departs, and which other it is exactly:", preset_notes(),
+            "No preset sets what several papers and libraries share, whatever the algorithm: the sampler's weights `importance_cap`, `importance_floor`, "
+            "`importance_level` and `importance_beyond` (TRL corrects by default), `kl_target` and `kl_early_stop`, `entropy_target`, dynamic sampling by `redraw_flat` and "
+            "`drop_flat`, the spread of the whole batch, `advantage='group_mean_batch_std'`, a reference that moves, `ref_every`, `overlong_buffer`, `reward_weighting` and "
+            "`reward_scaling`. [Settings](3_training/02_config.ipynb) has them all, each with a word on what it does.",
             "## What was tried, and what was lost", "Each row is counted in a record under `evidence/`, which `make evidence` writes. "
             "The lessons show how: [nothing is lost](3_training/19_checkpoints.ipynb), [data](2_models/03_data.ipynb), "
             "[the probes](4_practice/09_probes.ipynb), [the doctor](3_training/22_doctor.ipynb), "

@@ -74,7 +74,7 @@ _GRPO_AND_KIN = {
 _OTHERS = {
     "ppo": dict(
         paper="Schulman et al. 2017", arxiv="1707.06347", equations="eqs. 7, 11",
-        leaves_out="The adaptive KL penalty, the paper's alternative to the clip.",
+        leaves_out="The adaptive KL penalty, the paper's alternative to the clip: kl_target.",
         departs="KL in the reward and whitening are customs of RLHF, not the paper's.",
         same="REINFORCE++, if all values are 0 and λ = 1."),
     "rloo": dict(
