@@ -166,7 +166,7 @@ def heading_slug(heading: str) -> str:
 def folded(text: str) -> str:
     "The opening's numbers to expect behind a click: they give the answers away."
     found = re.search(r"^\*\*Numbers to expect\*\*([^|\n]*)\n\n(?=\|)((?:\|.*(?:\n|$))+)", text, re.M)
-    if not found: return text
+    if not found: return re.sub(r"^\*\*Numbers to expect\*\*: (?!none)((?:.+\n?)+)", r'<details class="numbers"><summary>Numbers to expect</summary>\n\n\1\n\n</details>\n', text, flags=re.M)
     said = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"^[,;.:]?\s*|[:.]\s*$", "", found[1]))  # a link would open nothing but the fold
     summary = "Numbers to expect" + (f", {said}" if said else "")
     return text[:found.start()] + f"<details class=\"numbers\"><summary>{summary}</summary>\n\n{found[2].rstrip()}\n\n</details>\n" + text[found.end():]

@@ -110,7 +110,9 @@ def test_numbers_to_expect_are_folded():
     made = build.folded("**Time**: 5 minutes.\n\n**Numbers to expect**, by hand:\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\nMore.")
     soup = BeautifulSoup(made, "html.parser")
     assert soup.details.summary.text == "Numbers to expect, by hand" and "| 1 | 2 |" in soup.details.text and "More." not in soup.details.text
-    assert build.folded("**Numbers to expect**: one.") == "**Numbers to expect**: one."
+    soup = BeautifulSoup(build.folded("**Time**: 5 minutes.\n\n**Numbers to expect**: one,\nand two.\n\nMore."), "html.parser")
+    assert "two" in soup.details.text and "More." not in soup.details.text
+    for open_ in (": none to remember.", ", of the real model, below."): assert build.folded("**Numbers to expect**" + open_) == "**Numbers to expect**" + open_
 
 
 def test_a_plain_word_is_no_name_of_another_lesson():
