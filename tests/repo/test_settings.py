@@ -96,3 +96,8 @@ def test_every_make_target_is_listed_and_real():
     listed = set(re.findall(r"^([a-z]+):.*##", text, re.M))
     assert listed == {"help", "setup", "quickstart", "test", "deep", "lab", "docs", "save", "evidence", "bench", "parity", "clean", *(listed & {"fuzz", "mutations", "portable"})}
     assert listed == set(re.search(r"\.PHONY: (.+)", text)[1].split())
+
+
+def test_the_citation_names_this_version():
+    import instruct_goose
+    assert f"\nversion: {instruct_goose.__version__}\n" in (root / "CITATION.cff").read_text("utf-8")
