@@ -15,7 +15,7 @@ EXTENT = {  # how an answer about PPO begins, and what that means
 OURS, READ = "instruct_goose", "2026-11-23"
 NOT_FOUND = "Not found"
 
-PROJECTS = {  # name: (repository, commit, day it was read, {question: (fact, sources)}); a source is a path there, "" for the tree, or an address
+PROJECTS = {  # name: (repository, commit, day it was read, {question: (fact, sources)}); a source is a path there, "" for the tree, an address, or "package name version"
     OURS: ("instruct-goose/instruct_goose", "main", READ, {
         "for": ("Learning PPO and RLHF for language models from notebooks, which export the package that trains.", ["README.md"]),
         "runs": ("Every lesson on a CPU; the quickstart in about a minute on one core. Measured on one GPU, an H100.", ["README.md", "evidence/gpu.json"]),
@@ -72,10 +72,10 @@ PROJECTS = {  # name: (repository, commit, day it was read, {question: (fact, so
         "runs": ("DDP, DeepSpeed and FSDP through accelerate; notebooks for free Colab GPUs, several of them GRPO. Its PPO benchmark is a 1B model; a time was not found.",
                  ["docs/source/distributing_training.md", "examples/notebooks/README.md", "docs/source/ppo_trainer.md"]),
         "ppo": ("Not in the package of 1.16.0, whose files are of 2026-10-15. The whole loop was in trl.experimental at 1.10.0.dev0.",
-                ["https://pypi.org/project/trl/1.16.0/#files", "trl/experimental/ppo/ppo_trainer.py", "VERSION"]),
+                ["package trl 1.16.0", "trl/experimental/ppo/ppo_trainer.py", "VERSION"]),
         "exercises": (NOT_FOUND + ".", ["docs/source"]),
         "numbers": ("Each metric that PPO logged is explained. Worked numbers and figures to move were not found.", ["docs/source/ppo_trainer.md", "docs/source"]),
-        "licence": ("Apache-2.0; 2026-07-24 in the tree, 2026-10-15 in the package.", ["LICENSE", "https://pypi.org/project/trl/1.16.0/#files"])}),
+        "licence": ("Apache-2.0; 2026-07-24 in the tree, 2026-10-15 in the package.", ["LICENSE", "package trl 1.16.0"])}),
     "torchtune": ("pytorch/torchtune", "bd2a0fc7c31430972728494fa01aaeeb0ebf1ba1", READ, {
         "for": ("Recipes and models for post-training in PyTorch: SFT, distillation, DPO, PPO, GRPO, quantisation-aware training.", ["README.md"]),
         "runs": ("PPO on one GPU; its recipe says that a CPU is not supported. The Mistral 7B configuration names an A100 of 80 GB. A time was not found.",
@@ -170,7 +170,6 @@ def source_url(repo: str, commit: str, source: str) -> str:
 
 def label(source: str) -> str:
     "What a link to a source is called."
-    if "pypi.org" in source: return "PyPI"
     return re.sub(r"[\[\]]", "", source.rstrip("/").rpartition("/")[2]) or "the tree"
 
 
@@ -178,7 +177,7 @@ def cell(name: str, question: str) -> str:
     "A fact, its sources, the day."
     repo, commit, day, facts = PROJECTS[name]
     fact, sources = facts[question]
-    links = ", ".join(f"[{label(s)}]({source_url(repo, commit, s)})" for s in sources)
+    links = ", ".join(s if s.startswith("package ") else f"[{label(s)}]({source_url(repo, commit, s)})" for s in sources)
     return f"{fact} ({links}; {day})"
 
 
