@@ -4,6 +4,8 @@ import re
 
 from lessons import PARTS, Cell, Page
 
+from instruct_goose.lesson import small_svg
+
 
 def drawings(cell: Cell) -> list[tuple[str, str]]:
     "Anchor and SVG of each figure that a cell shows."
@@ -11,8 +13,7 @@ def drawings(cell: Cell) -> list[tuple[str, str]]:
     made = []
     for i, output in enumerate(cell.outputs):
         if svg := "".join(output.get("data", {}).get("image/svg+xml", "")):
-            svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg"):], flags=re.S)
-            made.append((f"fig-{cell.id}-{i}", svg))
+            made.append((f"fig-{cell.id}-{i}", small_svg(svg)))
     return made
 
 
@@ -32,7 +33,7 @@ def figures_page(pages: list[Page]) -> tuple[str, dict[str, str]]:
             for cell in page.cells:
                 for anchor, svg in drawings(cell):
                     files[f"{anchor}.svg"], caption = svg, html.escape(cell.directives.get("fig-cap", page.title))
-                    width, height = (round(float(x) * 4 / 3) for x in re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"|$', svg).groups() or (0, 0))
+                    width, height = (round(float(x) * 4 / 3) for x in re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg).groups())
                     made.append(f'<figure><a href="{page.url}.html#{anchor}"><img src="_static/figures/{anchor}.svg" loading="lazy" width="{width}" '
                                 f'height="{height}" alt="{caption}"></a><figcaption>{html.escape(page.title)}</figcaption></figure>')
         if made: parts.append(f"## {name}\n\n" + f'<div class="all-figures">{"".join(made)}</div>')
