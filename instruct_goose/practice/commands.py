@@ -158,11 +158,14 @@ def with_defaults(
     hints = get_type_hints(kind, include_extras=True)
     chosen = {k: f.default for k, f in known.items() if flag_type(hints[k]) != hints[k]}
     changed += [(k, flag_type(hints[k]), x) for k, x in (chosen | dict(values)).items()]
-    same = {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
     if hasattr(kind, "in_file"):
         bases += (FileFlag,)
-    return make_dataclass(kind.__name__, [(k, hint, field(default=x)) for k, hint, x in changed],
-                          bases=(kind, *bases), namespace=same, kw_only=True)
+    made = make_dataclass(kind.__name__, [(k, hint, field(default=x)) for k, hint, x in changed],
+                          bases=(kind, *bases), kw_only=True)
+    for name in ("__doc__", "__module__", "__qualname__", "__firstlineno__"):  # where its source is
+        if hasattr(kind, name):  # the line, from Python 3.13 on
+            setattr(made, name, getattr(kind, name))
+    return made
 
 # %% ../../nbs/4_practice/03_commands.ipynb #10d02b98
 def algorithm_named(argv: list[str]) -> str | None:
