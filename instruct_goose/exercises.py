@@ -69,7 +69,7 @@ def find(
     if found:
         raise ValueError(f"{name!r} is {' or '.join(found)}: say which")
     near = [n for a in get_close_matches(short, names, 3, .5) for n in names[a]]
-    near += get_close_matches(f"{lesson}.{short}", known, 3)
+    near = near or get_close_matches(f"{lesson}.{short}", known, 3)
     nearest = f"; nearest are {', '.join(dict.fromkeys(near))}" if near else ""
     raise ValueError(f"there is no exercise {name!r}{nearest}. exercises.table() lists them all")
 
@@ -138,6 +138,7 @@ def table(
         near = get_close_matches(lesson, lessons, 3) or lessons
         raise ValueError(f"no lesson {lesson!r} has exercises; near are: {', '.join(near)}")
     rows = [e for n, e in known.items() if lesson in (None, n.partition(".")[0])]
+    wide = max(len(e.name) for e in rows)
     for e in rows:
         note = notes.get(e.name, {})
         tries, hints = note.get("tries", 0), note.get("hints", 0)
@@ -145,8 +146,9 @@ def table(
         if still_open and state == "done":
             continue
         more = ", ".join(f"{w} {n}" for n, w in ((tries, "tried"), (hints, "hints")) if n)
+        title = f"{e.title} ({more})" if more else e.title
         stars = "●" * e.stars + "○" * (3 - e.stars)
-        lines.append(f"{state:13}  {e.name:38} {stars}  {e.title}{f' ({more})' if more else ''}")
+        lines.append(f"{state:13}  {e.name:{wide}}  {stars}  {title}")
     checked = [e for e in rows if e.check]
     done = sum("done" in notes.get(e.name, {}) for e in checked)
     others = len(rows) - len(checked)
@@ -169,7 +171,8 @@ def hint(
     if not e.hints:
         return Said(f"{e.name} has no hints; its lesson is {e.lesson}")
     if n is None and shown >= len(e.hints):
-        return Said(f"That were all {len(e.hints)}. exercises.solution({e.name!r}) is the answer; "
+        return Said(f"There are no more than {len(e.hints)}. The answer is "
+                    f"exercises.solution({e.name!r}); "
                     f"exercises.hint({e.name!r}, 1) shows the first again")
     at = shown + 1 if n is None else n
     if not 1 <= at <= len(e.hints):
@@ -226,7 +229,7 @@ class _Watch:
         if not self.given and self.got is None and self.raised is None:
             return []
         names = names if len(names) == len(self.given) else [""] * len(self.given)
-        lines = ["your function was given"]
+        lines = ["your function was given"] * bool(self.given)
         lines += [_value(f"{n} = " if n else "", x) for n, x in zip(names, self.given)]
         if self.raised:
             return lines + [_place(self.raised, self.answer)]

@@ -158,7 +158,7 @@ def test_what_has_no_checker_here_says_why():
 def test_hints_come_one_by_one_and_are_remembered(place):
     first, second = ALL["kl.k3"].hints
     assert exercises.hint("k3") == f"Hint 1 of 2. {first}" and exercises.hint("k3") == f"Hint 2 of 2. {second}"
-    assert exercises.hint("k3").startswith("That were all 2") and exercises.hint("k3", 1) == f"Hint 1 of 2. {first}"
+    assert exercises.hint("k3").startswith("There are no more than 2") and exercises.hint("k3", 1) == f"Hint 1 of 2. {first}"
     assert json.loads(place.read_text("utf-8")) == {"kl.k3": {"hints": 2}} and "direction" in second
     with pytest.raises(ValueError, match="there is no hint 3"): exercises.hint("k3", 3)
     assert "no hints" in exercises.hint("config.patient") and "- logprobs" not in exercises.solution("config.patient")
