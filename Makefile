@@ -62,6 +62,8 @@ save: setup  ## export the notebooks, refresh their stored outputs, clean them, 
 	@$(BIN)/python docs/colab.py
 	$(say) "nbdev-export: notebooks to instruct_goose/"
 	@$(BIN)/nbdev-export
+	$(say) "instruct_goose/exercises.json from the lessons"
+	@$(BIN)/python docs/exercise_table.py
 	$(say) "nbdev-test --save: run the notebooks and store their outputs"
 	@OMP_NUM_THREADS=1 $(BIN)/nbdev-test --save --n-workers $(WORKERS)
 	$(say) "nbdev-clean"

@@ -20,6 +20,7 @@ from api import entry, methods, one_line
 from compare import compare_page
 from exercises import boxes, write_python
 from glossary import glossary_page, hover
+from guards import without_guards
 from lessons import PARTS, PIPELINE, REPO, ROOT, STAGES, START, Cell, Page, long, read_pages, route_id, routes, target
 from narrow import stacked, text_factor
 from quizzes import QUIZZES, coded, quiz_page
@@ -152,6 +153,13 @@ def code_cell(cell: Cell) -> dict | None:
     metadata = {"tags": tags}
     if summary: metadata["mystnb"] = {"code_prompt_show": summary, "code_prompt_hide": summary}
     return {"cell_type": "code", "id": cell.id, "source": cell.source, "metadata": metadata, "outputs": outputs, "execution_count": None}
+
+
+def shortened(cell: Cell) -> tuple[str, str]:
+    "What is shown of an exported cell, and beneath it, behind a click, the whole; nothing where a fold would save less than two lines."
+    short = without_guards(cell.source) if "exports" in cell.directives and "code-fold" not in cell.directives else cell.source
+    if cell.source.count("\n") - short.count("\n") < 2: return cell.source, ""
+    return short, f'<details class="whole"><summary>All of it, with the checks of what comes in</summary>\n\n`````{{code-block}} ipython3\n{cell.source}\n`````\n\n</details>'
 
 
 def text_cell(source: str, id: str = "") -> dict:
@@ -295,7 +303,9 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
         if cell.kind == "code":
             if not (made := code_cell(cell)): continue
             if cell.documented and page.module: cells.append(text_cell(to_source(cell, page), f"{cell.id}-source"))
-            cells.append(made | {"outputs": [linked(o, page, links) for o in made["outputs"]]})
+            short, whole = shortened(cell)
+            cells.append(made | {"source": short, "outputs": [linked(o, page, links) for o in made["outputs"]]})
+            if whole: cells.append(text_cell(whole, f"{cell.id}-whole"))
             if more := below.get((page.url, cell.id)): cells.append(text_cell(more, f"{cell.id}-below"))
             continue
         text = cell.source

@@ -1,6 +1,7 @@
 "The public names. They are loaded when they are asked for, so `instruct-goose --help` does not wait for torch."
 __version__: str
 
+from . import exercises
 from .models.adapters import load_adapters, merge_adapters, with_lora, without_adapters
 from .models.agent import Agent, create_reference_model
 from .models.data import load_pairs, load_prompts, stream_pairs, stream_prompts
@@ -58,7 +59,7 @@ __all__ = [
     "PairwiseLoss", "PromptDataset", "RLHFConfig", "RLHFTrainer", "RewardModel", "Rollout",
     "Teacher", "TurnSampler", "adaptive_beta", "aggregate", "all_pairs_loss", "chat_reply",
     "clip_active", "clip_fraction", "clipped_objective", "create_reference_model",
-    "discounted_returns", "dpo_loss", "entropy", "exact_kl", "explained_variance", "gae",
+    "discounted_returns", "dpo_loss", "entropy", "exact_kl", "exercises", "explained_variance", "gae",
     "gaussian_entropy", "gaussian_kl", "gaussian_logprobs", "group_advantages",
     "group_token_counts", "implicit_reward", "k1", "k2", "k3", "kl_in_loss", "kl_in_reward",
     "last_index", "load_adapters", "load_checkpoint", "load_pairs", "load_prompts",

@@ -219,4 +219,4 @@ def test_every_place_is_on_its_page_and_the_script_only_there():
     for path in site.rglob("*.html"):
         url, text = path.relative_to(site).with_suffix("").as_posix(), path.read_text("utf-8")
         assert len(re.findall('<div class="try"', text)) == len(exercises.BROWSER.get(url, [])), url
-        assert ("exercises.js" in text) == (url in exercises.BROWSER), url
+        assert ('_static/exercises.js"' in text) == (url in exercises.BROWSER), url

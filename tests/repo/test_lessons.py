@@ -109,7 +109,7 @@ def test_nothing_of_this_machine(page):
 def test_numbers_and_names_agree_with_the_place(page):
     assert page.part in PARTS
     assert re.fullmatch(r"\d\d_[a-z_]+\.ipynb", page.path.name)
-    if page.module: assert page.module.removeprefix("instruct_goose.").replace(".", "/") in (page.url, "lesson", "doctor")
+    if page.module: assert page.module.removeprefix("instruct_goose.").replace(".", "/") in (page.url, "lesson", "doctor", "exercises")
 
 
 @each
