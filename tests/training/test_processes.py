@@ -2,8 +2,10 @@
 
 The oracle is the same trainer in one process, whose arithmetic other files check against equations. Seven prompts of seven responses, or three groups
 of three: no share divides evenly."""
+import faulthandler
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -271,6 +273,22 @@ def test_a_process_that_sleeps_is_waited_for_as_long_as_allowed():
 
 def test_who_ends_without_a_word_is_named():
     with pytest.raises(RuntimeError, match="process 1: it ended without a word"): in_processes(2, left_alone, lambda: os._exit(3))
+
+
+def crashes(flag):
+    if torch.distributed.get_rank() == 1 and not flag.exists():
+        flag.touch()
+        faulthandler.disable()  # it would print the stack
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return torch.distributed.get_rank()
+
+
+def test_a_crash_is_tried_once_more_and_said(tmp_path, monkeypatch):
+    with pytest.warns(RuntimeWarning, match="process 1: it ended without a word; once more"):
+        assert in_processes(2, crashes, tmp_path / "once") == [0, 1]
+    monkeypatch.setattr(type(tmp_path), "exists", lambda self: False)  # and again, and again
+    with pytest.warns(RuntimeWarning, match="once more"), pytest.raises(RuntimeError, match="process 1: it ended without a word"):
+        in_processes(2, crashes, tmp_path / "always")
 
 
 def test_other_prompts_or_settings_are_refused():
