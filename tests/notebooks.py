@@ -2,6 +2,7 @@
 
     python tests/notebooks.py                                     all of them
     python tests/notebooks.py 3_training/01_trainer 2_models      some, by their names in nbs/
+    python tests/notebooks.py --without 3_training/01_trainer     all others
     python tests/notebooks.py --json FILE                         what happened, for a program
 """
 import argparse
@@ -89,10 +90,12 @@ def told(result: dict) -> str:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--without", nargs="*", default=[], help="names that are left out")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    paths, results = find(args.names), []
+    left_out = find(args.without) if args.without else []
+    paths, results = [p for p in find(args.names) if p not in left_out], []
     for name in OFTEN: importlib.import_module(name)
     for name in ("AutoModelForCausalLM", "GPT2LMHeadModel", "LlamaForCausalLM", "PreTrainedTokenizerFast"): getattr(transformers, name)
     os.chdir(nbs)

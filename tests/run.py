@@ -14,7 +14,7 @@ from pathlib import Path
 root = Path(__file__).parents[1]
 bin = Path(sys.executable).parent
 WHY = "       why: "  # the line below a notebook that fell, in tests/notebooks.py
-# the shorter of the lessons that fell on another machine once; `make portable` has all
+# the shorter of the lessons that fell on another machine once run on another one's arithmetic, and `make deep` has both; `make portable` has all
 FELL_ELSEWHERE = ["2_models/02_reward", "3_training/01_trainer", "4_practice/04_family", "4_practice/11_invariances"]
 # steps of one process each: two lanes of them side by side, where there are two workers
 LANES = [["portable", "types"], ["ruff", "current", "site"]]
@@ -38,8 +38,8 @@ def steps(workers: int, deep: bool = False) -> dict:
             "modules, clean notebooks and README are what the notebooks say",
             [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/repo/test_current.py"]),
         "notebooks": (
-            "every notebook runs, and what it asserts holds",
-            [python, "tests/notebooks.py", "--workers", str(workers)]),
+            "every other notebook runs, and what it asserts holds",
+            [python, "tests/notebooks.py", "--workers", str(workers), *([] if deep else ["--without", *FELL_ELSEWHERE])]),
         "portable": (
             f"the lessons that once fell elsewhere, on another processor's arithmetic: {other_machine()[0]}",
             [python, "tests/notebooks.py", "--workers", "1", *FELL_ELSEWHERE]),
