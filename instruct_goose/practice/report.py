@@ -84,24 +84,30 @@ def findings_html(metrics: Sequence[Mapping], config: Mapping) -> str:
 
 def microscope_html(tokens: Mapping[int, list[dict]]) -> str:
     "A slider over the iterations and a choice of quantity; the page's script fills the rest."
-    there = scales([r for rows in tokens.values() for r in rows])
+    responses = [r for rows in tokens.values() for r in rows]
+    there = scales(responses)
+    given = (" A token in a dashed frame is given: the policy did not write it."
+             if any(any(r.get("given", [])) for r in responses) else "")
     choices = "".join(f'<option value="{k}">{escape(QUANTITIES[k])}</option>' for k in there)
     return (
         '<div id="microscope"><div class="dials"><label>iteration <output></output> '
         '<input type="range" name="iteration" min="0" value="0"></label>'
         f'<label><select name="quantity" aria-label="quantity">{choices}</select></label></div>'
         '<p class="note">Green is above 0, orange below; <span class="scale"></span>. A token '
-        'that the clip holds is underlined.</p><div class="rows"></div></div>')
+        f'that the clip holds is underlined.{given}</p><div class="rows"></div></div>')
 
 # %% ../../nbs/4_practice/13_report.ipynb #a751ee3b
 def page_record(tokens: Mapping[int, list[dict]], most: int = 60) -> dict: # for the page's script
-    "Iterations, evenly spaced; of each token and quantity the number and its shade."
+    "Iterations, evenly spaced; of each token and quantity the number and its shade; none if given."
     scale = scales([r for rows in tokens.values() for r in rows])
     every = -(-len(tokens) // most)
     kept = [n for i, n in enumerate(tokens) if i % every == 0 or i == len(tokens) - 1]
     def one(r: Mapping) -> dict:
-        numbers = {k: [[x, shade(x, scale[k])] for x in r[k]] for k in scale if k in r}
-        return {k: r[k] for k in ("prompt", "score", "tokens", "held")} | {"numbers": numbers}
+        given = r.get("given") or [False] * len(r["tokens"])
+        numbers = {k: [[x, 0. if other else shade(x, scale[k])] for x, other in zip(r[k], given)]
+                   for k in scale if k in r}
+        kept = ("prompt", "score", "tokens", "held", "given")
+        return {k: r[k] for k in kept if k in r} | {"numbers": numbers}
 
     return {"scales": scale,
             "iterations": [{"iteration": n, "responses": [one(r) for r in tokens[n]]}

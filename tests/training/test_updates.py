@@ -96,10 +96,11 @@ def test_the_limit_of_a_run_is_of_the_exact_kl_to_the_reference(kl, ends):
 
 def steps_of_cleanrl(epochs, target):
     "CleanRL 1.2.0, ppo.py lines 246–290: the mean of k3 over the actions of the last minibatch, looked at when an epoch is over."
-    for n, epoch in enumerate(epochs, 1):
-        for ells in epoch: approx_kl = sum(math.exp(x) - 1 - x for x in ells) / len(ells)
+    steps = 0
+    for epoch in epochs:
+        for ells in epoch: approx_kl, steps = sum(math.exp(x) - 1 - x for x in ells) / len(ells), steps + 1
         if approx_kl > target: break
-    return sum(map(len, epochs[:n]))
+    return steps
 
 
 def steps_of_sb3(epochs, target):
