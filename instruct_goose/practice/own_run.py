@@ -33,7 +33,7 @@ from ..training.run_dir import model_card, summary_of_training
 from ..training.runs import (
     Clock, finished_run, open_run, save_model, settings_of, train_policy, write_json, write_whole)
 from ..training.sft import train_lm
-from ..training.trackers import Track, need_tracker
+from ..training.trackers import Track, TrackEvery, need_tracker
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/4_practice/13_own_run.ipynb #38fdfd7a
@@ -50,6 +50,7 @@ class TrainConfig(RLHFConfig, OwnRun):
     sft_batch_size: Count = 8  # texts per update
     sft_lr: Positive = 1e-5  # its learning rate
     track: Track = None  # also tell this program, as it goes
+    track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from RLHFConfig.conflicts(self)
@@ -172,7 +173,7 @@ def _train(config: TrainConfig, found: Found, out: Path, keeper: Keeper) -> dict
     asked = (found.held_out or found.rows)[:64]
     before = answers(trainer, asked, reward)
     metrics = train_policy(trainer, found.rows, reward, out, keeper.stage(MAIN), found.held_out,
-                           config.progress, config.track)
+                           config.progress, config.track, config.track_every)
     trainer.save_pretrained(out / "policy")
     after = answers(trainer, asked, reward)
     plot_metrics(metrics, out)
