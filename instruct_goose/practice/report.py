@@ -98,7 +98,7 @@ def microscope_html(tokens: Mapping[int, list[dict]]) -> str:
 
 # %% ../../nbs/4_practice/13_report.ipynb #a751ee3b
 def page_record(tokens: Mapping[int, list[dict]], most: int = 60) -> dict: # for the page's script
-    "Iterations, evenly spaced; of each token and quantity the number and its shade; none if given."
+    "Iterations, evenly spaced; of each token and quantity the number and its shade, 0 if given."
     scale = scales([r for rows in tokens.values() for r in rows])
     every = -(-len(tokens) // most)
     kept = [n for i, n in enumerate(tokens) if i % every == 0 or i == len(tokens) - 1]
