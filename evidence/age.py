@@ -18,7 +18,7 @@ MEASURES = {"quickstart": "practice.quickstart", "drift": "practice.quickstart",
             "reviews": "practice.real_reviews", "family": "practice.family",
             "control": "practice.classic_control", "exact_world": "practice.exact_world", "gallery": "practice.failure_gallery", "doctor": "practice.failure_gallery",
             "probes": "practice.probes", "resume": "practice.cli", "fuzz": "models.data", "attacks": "practice.cli", "details": "practice.exact_world",
-            "distillation": "training.distillation",
+            "distillation": "training.distillation", "trackers": "training.trackers",
             "recipes": "practice.smollm_sentiment",
             "smollm_reviews": "practice.smollm_reviews",
             "reports/quickstart": "practice.quickstart", "reports/smollm-sentiment": "practice.smollm_sentiment"}

@@ -18,6 +18,7 @@ measured, with which commit and versions. Nobody types a figure.
     python evidence/run.py distillation              only a small student of the quickstart's policy, three seeds; six CPU-minutes
     python evidence/run.py reports                   only the two runs whose reports are on the site, see evidence/reported.py; ten CPU-minutes
     python evidence/run.py lowest                    only the lowest versions that pyproject.toml names, in an environment of their own; downloads
+    python evidence/run.py trackers                  only TensorBoard, Weights & Biases and trackio, in an environment of their own; downloads
     python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
 import argparse
@@ -373,7 +374,7 @@ def write(name: str, figures: dict) -> None:
     print(f"\nwritten: {path.relative_to(root)}")
 
 
-RUNS = ("quickstart", "drift", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "details", "distillation", "lowest", "reviews", "reports", *(f"reports/{name}" for name in reported.PLAN))
+RUNS = ("quickstart", "drift", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "details", "distillation", "lowest", "trackers", "reviews", "reports", *(f"reports/{name}" for name in reported.PLAN))
 
 
 def main():
@@ -430,6 +431,10 @@ def main():
         from lowest import run_lowest
 
         write("lowest", {"origin": origin("python evidence/run.py lowest")} | run_lowest())
+    if not args.only or "trackers" in args.only:
+        from trackers import run_trackers
+
+        write("trackers", {"origin": origin("python evidence/run.py trackers")} | run_trackers())
     for name in reported.PLAN:
         if args.only and not {"reports", f"reports/{name}"} & set(args.only): continue
         if lacking := reported.missing(name): print(f"\nreports/{name} left out: no {' and no '.join(lacking)} here")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PANELS', 'COLOURS', 'APART', 'RunRecord', 'read_run', 'Line', 'points', 'lines_of', 'picture', 'groups_of',
-           'label_of', 'setting_differences', 'band']
+           'settings_key', 'label_of', 'setting_differences', 'band', 'siblings', 'config_in']
 
 # %% ../../nbs/4_practice/13_curves.ipynb #10e6cc50
 import io
@@ -12,6 +12,7 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,20 +111,24 @@ def picture(title: str, lines: Sequence[Line]) -> str: # SVG in the colours of i
     return svg[svg.index("<svg"):].replace("<svg", '<svg role="img"', 1)
 
 # %% ../../nbs/4_practice/13_curves.ipynb #0d0fbb7e
-APART = ("seed", "output_dir", "resume", "save_every", "keep", "progress", "data")
+APART = ("seed", "output_dir", "resume", "save_every", "keep", "progress", "data", "track",
+         "track_every")
 
 def groups_of(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]: # label → its seeds
     "Runs with the same settings, seeds apart; a run without settings is a group of its own."
     found: dict[str, list[RunRecord]] = {}
     for i, r in enumerate(records):
-        same = {k: v for k, v in r.config.items() if k not in APART}
-        key = json.dumps(same, sort_keys=True, default=str) if same else f"run {i}"
-        found.setdefault(key, []).append(r)
+        found.setdefault(settings_key(r.config) or f"run {i}", []).append(r)
     kinds = list(found.values())
     labels = [label_of(kind, kinds) for kind in kinds]
     if len(set(labels)) < len(labels):
         labels = [f"{label} ({kind[0].name})" for label, kind in zip(labels, kinds, strict=True)]
     return dict(zip(labels, kinds, strict=True))
+
+def settings_key(config: Mapping) -> str: # "": there are none
+    "The same for runs with the same settings, seeds apart."
+    same = {k: v for k, v in config.items() if k not in APART}
+    return json.dumps(same, sort_keys=True, default=str) if same else ""
 
 def label_of(kind: Sequence[RunRecord], kinds: Sequence[Sequence[RunRecord]]) -> str:
     "The settings in which these runs differ from the others; or their name."
@@ -149,3 +154,25 @@ def band(label: str, runs: Sequence[Sequence[Mapping]], key: str) -> Line | None
     if len(runs) == 1:
         return Line(label, list(map(float, x)), y)
     return Line(label, list(map(float, x)), y, [min(v) for v in values], [max(v) for v in values])
+
+# %% ../../nbs/4_practice/13_curves.ipynb #ba784b56
+def siblings(run_dir: str | Path) -> list[RunRecord]: # by name
+    """The runs in the folder of this one with its settings and other seeds. What cannot be read
+    is passed over."""
+    here = Path(run_dir).resolve()
+    mine, found = config_in(here), {}
+    seeds, key = {str(mine.get("seed"))}, settings_key(mine)
+    for place in sorted(here.parent.iterdir()) if key else ():
+        config = config_in(place)
+        if settings_key(config) == key and (seed := str(config.get("seed"))) not in seeds:
+            with suppress(OSError, ValueError):
+                found[place] = read_run(place)
+                seeds.add(seed)
+    return list(found.values())
+
+def config_in(run_dir: Path) -> dict: # {}: none that can be read
+    "The settings that a run has written down."
+    path = run_dir / "config.json"
+    with suppress(OSError, ValueError):
+        return read_json(path, "the config of the run") if path.is_file() else {}
+    return {}

@@ -32,7 +32,7 @@ from ..training.sft import lm_nats, train_lm
 from ..training.keeper import MAIN, Stage
 from ..training.rollout import Rollout
 from ..training.config import Count, Limit, NotNegative, Positive, RLHFConfig
-from ..training.trackers import Track
+from ..training.trackers import Track, TrackEvery
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/4_practice/01_quickstart.ipynb #c0c8c1b1
@@ -78,6 +78,7 @@ class QuickstartConfig(RLHFConfig):
     tune_lr: Positive = 1e-3  # its learning rate
     progress: bool = True  # progress bars
     track: Track = None  # also tell this program, as it goes: tensorboard, wandb or trackio
+    track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()
@@ -287,7 +288,7 @@ def _improve(config, out, keeper, data, tokenizer, lm, reward_model, stages):
           f"make the better ones likelier; each nat of KL to the SFT model costs {config.beta}.")
     trainer = make_trainer(config, lm, tokenizer)
     metrics = train_policy(trainer, data.prompts, reward_model, out, keeper.stage(MAIN), held_out,
-                           config.progress, config.track)
+                           config.progress, config.track, config.track_every)
     policy = trainer.agent.model.eval()
     save_model(policy, tokenizer, out / "policy")
     after_texts, after = evaluate(config, policy, lm, tokenizer, reward_model, held_out)

@@ -34,7 +34,7 @@ from ..training.keeper import Stage
 from ..training.rollout import Rollout
 from ..training.runs import saving_conflicts
 from ..training.sft import train_lm
-from ..training.trackers import Track
+from ..training.trackers import Track, TrackEvery
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/4_practice/02_rated_stages.ipynb #19b82bda
@@ -111,6 +111,7 @@ class ReviewsConfig(RLHFConfig):
     tune_lr: Positive = 1e-3  # its learning rate
     progress: bool = True  # progress bars
     track: Track = None  # also tell this program, as it goes: tensorboard, wandb or trackio
+    track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()

@@ -87,7 +87,7 @@ def _improve(config, out, keeper, data, lm, reward_model, found):
     agent = Agent(copy.deepcopy(lm), value_model="copy" if config.advantage == "gae" else None)
     trainer = FinishingTrainer(agent, create_reference_model(lm), config, tokenizer=tokenizer)
     metrics = train_policy(trainer, data.prompts, reward_model, out, keeper.stage(MAIN), held_out,
-                           config.progress, config.track)
+                           config.progress, config.track, config.track_every)
     policy = trainer.agent.model.eval()
     save_model(policy, tokenizer, out / "policy")
     after_texts, after = evaluate(config, policy, lm, tokenizer, reward_model, held_out)

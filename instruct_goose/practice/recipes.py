@@ -35,7 +35,7 @@ from ..training.reward_calls import completion_texts
 from ..training.rollout import Rollout
 from ..training.runs import (
     Clock, finished_run, open_run, saving_conflicts, train_policy, write_json)
-from ..training.trackers import Track
+from ..training.trackers import Track, TrackEvery
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/4_practice/13_recipes.ipynb #4ec108
@@ -55,6 +55,7 @@ class RecipeConfig(RLHFConfig):
     eval_samples: Count = 64  # responses to judge a model by, before and after
     progress: bool = True  # progress bars
     track: Track = None  # also tell this program, as it goes: tensorboard, wandb or trackio
+    track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
     device: Literal["auto", "cpu", "cuda"] = "cpu"
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
@@ -114,7 +115,8 @@ def run_task(
         trainer = make_trainer(config, task)
         before, figures = look_at(trainer, task, config.eval_samples)
         metrics = train_policy(trainer, task.prompts, task.reward, out, keeper.stage(MAIN),
-                               progress=config.progress, track=config.track)
+                               progress=config.progress, track=config.track,
+                               track_every=config.track_every)
         trainer.agent.save_pretrained(out / "policy")
         after, found = look_at(trainer, task, config.eval_samples)
         plot_metrics(metrics, out)
@@ -210,6 +212,7 @@ class RecipeFlags(Settings):
     gradient_checkpointing: bool = False  # less memory, one more forward in each backward
     progress: bool = True  # progress bars
     track: Track = None  # also tell this program, as it goes: tensorboard, wandb or trackio
+    track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
 
 # %% ../../nbs/4_practice/13_recipes.ipynb #c005eaa1
 def run_recipe(

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['table', 'figures', 'samples_in', 'samples_table', 'split_row', 'findings_html', 'microscope_html', 'page_record',
-           'make_page', 'curves', 'folded', 'written', 'ReportConfig', 'run_report', 'CompareConfig', 'run_compare']
+           'make_page', 'curves', 'spread', 'beside', 'folded', 'written', 'ReportConfig', 'run_report',
+           'CompareConfig', 'run_compare']
 
 # %% ../../nbs/4_practice/13_report.ipynb #a71cb943
 import json
@@ -19,8 +20,9 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from .curves import (
-    PANELS, Line, band, groups_of, lines_of, picture, read_run, setting_differences)
+from instruct_goose.practice.curves import (
+    PANELS, Line, RunRecord, band, groups_of, lines_of, picture, read_run, setting_differences,
+    siblings)
 from ..training.config import Settings
 from ..training.doctor import diagnose
 from ..training.microscope import QUANTITIES, scales, shade
@@ -84,24 +86,30 @@ def findings_html(metrics: Sequence[Mapping], config: Mapping) -> str:
 
 def microscope_html(tokens: Mapping[int, list[dict]]) -> str:
     "A slider over the iterations and a choice of quantity; the page's script fills the rest."
-    there = scales([r for rows in tokens.values() for r in rows])
+    responses = [r for rows in tokens.values() for r in rows]
+    there = scales(responses)
+    given = (" A token in a dashed frame is given: the policy did not write it."
+             if any(any(r.get("given", [])) for r in responses) else "")
     choices = "".join(f'<option value="{k}">{escape(QUANTITIES[k])}</option>' for k in there)
     return (
         '<div id="microscope"><div class="dials"><label>iteration <output></output> '
         '<input type="range" name="iteration" min="0" value="0"></label>'
         f'<label><select name="quantity" aria-label="quantity">{choices}</select></label></div>'
         '<p class="note">Green is above 0, orange below; <span class="scale"></span>. A token '
-        'that the clip holds is underlined.</p><div class="rows"></div></div>')
+        f'that the clip holds is underlined.{given}</p><div class="rows"></div></div>')
 
 # %% ../../nbs/4_practice/13_report.ipynb #a751ee3b
 def page_record(tokens: Mapping[int, list[dict]], most: int = 60) -> dict: # for the page's script
-    "Iterations, evenly spaced; of each token and quantity the number and its shade."
+    "Iterations, evenly spaced; of each token and quantity the number and its shade, 0 if given."
     scale = scales([r for rows in tokens.values() for r in rows])
     every = -(-len(tokens) // most)
     kept = [n for i, n in enumerate(tokens) if i % every == 0 or i == len(tokens) - 1]
     def one(r: Mapping) -> dict:
-        numbers = {k: [[x, shade(x, scale[k])] for x in r[k]] for k in scale if k in r}
-        return {k: r[k] for k in ("prompt", "score", "tokens", "held")} | {"numbers": numbers}
+        given = r.get("given") or [False] * len(r["tokens"])
+        numbers = {k: [[x, 0. if other else shade(x, scale[k])] for x, other in zip(r[k], given)]
+                   for k in scale if k in r}
+        kept = ("prompt", "score", "tokens", "held", "given")
+        return {k: r[k] for k in kept if k in r} | {"numbers": numbers}
 
     return {"scales": scale,
             "iterations": [{"iteration": n, "responses": [one(r) for r in tokens[n]]}
@@ -130,6 +138,18 @@ def curves(drawn: Mapping[str, Sequence[Line]]) -> str:
     made = [f"<figure>{picture(title, lines)}</figure>" for title, lines in drawn.items() if lines]
     return f'<div class="curves">{"".join(made)}</div>'
 
+def spread(r: RunRecord, others: Sequence[RunRecord], key: str) -> list[Line]:
+    "Its curve and those of other seeds as a band, if there are any."
+    line = band(f"median and range of {len(others) + 1} seeds",
+                [x.metrics for x in (r, *others)], key) if others else None
+    return [line] if line else []
+
+def beside(others: Sequence[RunRecord]) -> str:
+    "Which runs the bands are made of."
+    names = ", ".join(escape(r.name) for r in others)
+    return ('<p class="note">Bands: from the lowest to the highest of this run and those in its '
+            f"folder with the same settings and other seeds: {names}.</p>" if others else "")
+
 def folded(what: str, text: str) -> str:
     "Shown when asked for."
     return f"<details><summary>{what}</summary>{text}</details>"
@@ -147,6 +167,7 @@ class ReportConfig(Settings):
 
     run_dir: Positional[Path]  # a run directory: it holds metrics.jsonl
     out: Path | None = None  # the page; none: report.html in the run's directory
+    seeds: bool = True  # draw the spread of runs beside it that differ in nothing but the seed
 
 def run_report(config: ReportConfig) -> Path: # the page
     "Write the page, and say where it is. Raises as `read_run`, OSError if it cannot be written."
@@ -156,12 +177,14 @@ def run_report(config: ReportConfig) -> Path: # the page
              f"{len(r.metrics)} iterations",
              f"{s['cpu_seconds']:.0f} CPU-seconds" if "cpu_seconds" in s else None,
              f"stopped early: {s['stopped']}" if s.get("stopped") else None]
-    drawn = {title: lines_of(r.metrics, panel) for title, panel in PANELS.items()}
+    others = siblings(config.run_dir) if config.seeds else []
+    drawn = {title: lines_of(r.metrics, panel) + spread(r, others, next(iter(panel)))
+             for title, panel in PANELS.items()}
     versions = s.get("versions") or {}
     sections = {
         "Notes": "".join(f'<p class="note">{escape(n)}</p>' for n in r.notes),
         "Figures": figures(s),
-        "Curves": curves(drawn),
+        "Curves": beside(others) + curves(drawn),
         "Microscope": microscope_html(r.tokens) if r.tokens else "",
         "Samples": samples_table(r.samples),
         "Findings": findings_html(r.metrics, c),

@@ -97,8 +97,8 @@ def biases(c: Any) -> Iterator[str]:
 def warn_of_bias(c: Any) -> None:
     "A BiasedSettings warning for each, at the line that makes the settings."
     for what in biases(c):
-        warnings.warn(f"{what}. The lesson is nbs/1_objective/02_kl.ipynb", BiasedSettings,
-                      calls_up())
+        warnings.warn(f"{what}. The lessons are nbs/1_objective/02_kl.ipynb and "
+                      "nbs/3_training/02_conflicts.ipynb", BiasedSettings, calls_up())
 
 def calls_up() -> int: # for `stacklevel`
     "How far above the caller the first call is that is not of this package."

@@ -191,7 +191,7 @@ def finished_run(config: Any) -> dict | None: # its summary
 # %% ../../nbs/3_training/15_runs.ipynb #e766255f
 CHANGES_NOTHING = (
     "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout",
-    "even_if_worse", "track")
+    "even_if_worse", "track", "track_every")
 
 def settings_of(config: Any) -> dict: # a dataclass's settings, as JSON has them
     "All settings that a number of the run may depend on."
@@ -266,6 +266,7 @@ def train_policy(
     held_out: Sequence | dict | None = None, # prompts, for a config with eval_every
     progress: bool = True,
     track: str | None = None, # a key of TRACKERS: also tell that program
+    track_every: int = 10,    # iterations between its tables of texts; 0: none
 ) -> list[Metrics]: # of all iterations, those of an earlier sitting among them
     """`trainer.train` from where the stage was left, with metrics.jsonl and checkpoints. With
     keep_best it ends with the best policy, that of `trainer.best_iteration`; `trainer.stopped`
@@ -276,7 +277,7 @@ def train_policy(
         trainer.callbacks.append(log)
         try:
             left = rest_of(prompts, trainer.prompts_seen)
-            with tracked(trainer, track, out):
+            with tracked(trainer, track, out, every=track_every):
                 trainer.train(left, reward_fn, progress=progress, held_out=held_out)
         except KeyboardInterrupt:
             if stage.found is not None:  # an iteration may be half done

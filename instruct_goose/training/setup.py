@@ -157,7 +157,7 @@ class TrainerTools(Answering):
 
     def train_in(self, run_dir: str | Path, prompts: Any, reward_fn: Any, **options: Any) -> dict:
         """`train`, with settings, log, checkpoints and policy written to a directory; options and
-        errors of `run_dir.train_in`: held_out, save_every, keep, resume, progress."""
+        errors of `run_dir.train_in`: held_out, save_every, keep, resume, progress, samples."""
         from instruct_goose.training.run_dir import train_in
 
         return train_in(self, run_dir, prompts, reward_fn, **options)

@@ -97,7 +97,7 @@ def plain(
     return twin
 
 def configs() -> Path:
-    "The folder of what `accelerate launch` and SLURM are given: *.yaml, train.slurm."
+    "The folder of what launchers are given: *.yaml, train.slurm, train_ray.py."
     return Path(str(files("instruct_goose") / "configs"))
 
 def cut(agent: nn.Module) -> None:

@@ -47,7 +47,7 @@ class Resumable(Protocol):
 
 CHANGES_NOTHING = (
     "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout",
-    "even_if_worse", "track")
+    "even_if_worse", "track", "track_every")
 COUNTERS = (
     "iteration", "prompts_seen", "beta", "ent_coef", "best_reward", "best_iteration", "stopped",
     "score_moments")

@@ -1,5 +1,6 @@
 """Returns, TD errors, GAE and groups: against double sums in plain Python, identities and numbers worked out by hand."""
 import itertools
+import math
 import statistics
 
 import pytest
@@ -175,6 +176,18 @@ def test_groups_against_the_statistics_module(how):
     close(group_advantages(f64(scores), 4, how), f64(slow))
     assert group_advantages(torch.tensor(scores).bfloat16(), 4, how).dtype == torch.float32
     assert not group_advantages(f64(scores).requires_grad_(), 4, how).requires_grad
+
+
+@pytest.mark.parametrize("scores", [[1., 4., -2., .5, 3., 3.1, 0., 7.], [1., 1., 1., 1., 0., 0., 0., 5.]])
+def test_the_spread_of_the_batch_is_trls(scores):
+    """TRL 1.16.0, trainer/grpo_trainer.py lines 2767–2787 and utils.nanstd: scale_rewards="batch" takes each group's own mean away and divides by the
+    std of all scores, n − 1 beneath, plus 1e-4. By hand for [1, 1, 1, 1, 0, 0, 0, 5]: group means 1 and 1.25; the mean of all is 1.125, squares add up
+    to 4·.125² + 3·1.125² + 3.875² = 18.875, std √(18.875/7) = 1.642081."""
+    mean_all = sum(scores) / 8
+    std = math.sqrt(sum((s - mean_all)**2 for s in scores) / 7)
+    theirs = [(s - sum(group) / 4) / (std + 1e-4) for group in (scores[:4], scores[4:]) for s in group]
+    close(group_advantages(f64(scores), 4, "batch_std"), f64(theirs))
+    if scores[4] == 0: close(group_advantages(f64(scores), 4, "batch_std"), f64([0.] * 4 + [-1.25 / 1.642181] * 3 + [3.75 / 1.642181]), atol=1e-6, rtol=0)
 
 
 @given(seed=st.integers(0, 10**6), G=st.integers(2, 6), ddof=st.sampled_from([0, 1]))

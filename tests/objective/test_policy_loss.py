@@ -491,6 +491,51 @@ def test_sampler_weights_padding_and_edges(poison):
     assert sampler_weights(lp.bfloat16(), old.bfloat16(), mask).dtype == torch.float32
 
 
+def trl_weights(mode, log_old, log_mu, mask, low, high):
+    """TRL 1.16.0, trainer/grpo_trainer.py lines 2662–2703, row by row in floats: the sum of a response's log-ratios for the two sequence modes,
+    clamped in the two that truncate, 0 out of bounds (which may be None) in the two that mask. One weight per token; padding has none."""
+    level, beyond = mode.split("_")
+    rows = []
+    for old, mu, real in zip(log_old.tolist(), log_mu.tolist(), mask.tolist(), strict=True):
+        diffs = [a - b if m else 0. for a, b, m in zip(old, mu, real, strict=True)]
+        ratios = [math.exp(sum(diffs))] * len(diffs) if level == "sequence" else [math.exp(d) for d in diffs]
+        bottom, top = (-math.inf if low is None else low), (math.inf if high is None else high)
+        cut = {"truncate": lambda r: max(bottom, min(r, top)), "mask": lambda r: 0. if r < bottom or r > top else r}[beyond]  # noqa: B023
+        rows.append([cut(r) for r in ratios])
+    return f64(rows)
+
+
+@pytest.mark.parametrize("low,high", [(None, 3.), (.5, 3.), (None, 1.2), (.3, None)])
+@pytest.mark.parametrize("mode,form", [("token_truncate", {}), ("token_mask", dict(beyond="drop")), ("sequence_truncate", dict(level="product")),
+                                       ("sequence_mask", dict(level="product", beyond="drop"))])
+def test_the_four_forms_of_trl(mode, form, low, high):
+    "Its default is sequence_mask with (None, 3); its loss per token is multiplied by the weight (line 3147), as ours is."
+    seen = set()
+    for seed in range(4):
+        old, mu, A, mask = batch(seed)
+        theirs = trl_weights(mode, old, mu, mask, low, high)
+        ours = sampler_weights(old, mu, mask, math.inf if high is None else high, floor=low, **form)
+        close(ours[mask], theirs[mask])
+        seen |= {"above"} if high is not None and (theirs == (high if "truncate" in mode else 0.))[mask].any() else set()
+        seen |= {"within"} if ((theirs > (low or 0)) & (theirs < (high or math.inf)))[mask].any() else set()
+        lp = (old + .1 * A).requires_grad_()  # an update away from π_old
+        plain = policy_loss(lp, old, A, mask)
+        grads = [torch.autograd.grad(x[mask].sum(), lp, retain_graph=True)[0] for x in (policy_loss(lp, old, A, mask, weights=ours), plain * theirs)]
+        close(*grads)
+    assert "within" in seen and ("above" in seen or high is None)
+
+
+def test_trls_four_forms_on_three_tokens_by_hand():
+    "Ratios 4, 2, .25: as a response 2. Cap 3: token cut 3, 2, .25, dropped 0, 2, .25; the response stays, 2 each. Cap 1.5: cut to 1.5, or dropped."
+    mask, ratios = torch.ones(1, 3, dtype=torch.bool), f64([[4., 2., .25]]).log()
+    zero = torch.zeros_like(ratios)
+    for mode, high, want in (("token_truncate", 3., [3., 2., .25]), ("token_mask", 3., [0., 2., .25]), ("sequence_truncate", 3., [2.] * 3),
+                             ("sequence_mask", 3., [2.] * 3), ("sequence_truncate", 1.5, [1.5] * 3), ("sequence_mask", 1.5, [0.] * 3)):
+        form = dict(level={"token": "token", "sequence": "product"}[mode.split("_")[0]], beyond={"truncate": "cut", "mask": "drop"}[mode.split("_")[1]])
+        close(trl_weights(mode, ratios, zero, mask, None, high), f64([want]))
+        close(sampler_weights(ratios, zero, mask, high, **form), f64([want]))
+
+
 def test_weights_are_constants():
     lp, old, A, mask = batch(9)
     w = torch.rand(*mask.shape).double().requires_grad_()

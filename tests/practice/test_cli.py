@@ -141,13 +141,13 @@ def test_a_run_of_another_algorithm_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     seen = []
     class Listens(Tracker):
-        def open(self, iteration): seen.append((self.run_dir.name, self.settings["reviews"], self.settings["algorithm"]))
+        def open(self, iteration): seen.append((self.run_dir.name, self.settings["reviews"], self.settings["algorithm"], self.every))
         def numbers(self, numbers, iteration): seen.append((iteration, "optimize/lr" in numbers))
         def shut(self): seen.append("shut")
     monkeypatch.setitem(TRACKERS, "tensorboard", Listens)
     monkeypatch.setattr("instruct_goose.training.trackers.find_spec", lambda name: name)
-    main(["quickstart", *TINY, "--no-baselines", "--algorithm", "remax", "--output-dir", "run", "--track", "tensorboard"])
-    assert seen == [("run", 300, "remax"), (0, True), (1, True), "shut"]
+    main(["quickstart", *TINY, "--no-baselines", "--algorithm", "remax", "--output-dir", "run", "--track", "tensorboard", "--track-every", "7"])
+    assert seen == [("run", 300, "remax", 7), (0, True), (1, True), "shut"]
     assert "3 REMAX: 2 times" in capsys.readouterr().out
     config, summary = (json.loads((tmp_path / f"run/{file}.json").read_text()) for file in ("config", "summary"))
     assert config["algorithm"] == summary["config"]["algorithm"] == "remax"

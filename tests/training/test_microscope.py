@@ -10,7 +10,7 @@ from instruct_goose import RLHFConfig, RLHFTrainer
 from instruct_goose.models.text import word_tokenizer
 from instruct_goose.objective.policy_loss import SURROGATES, held_shares, held_tokens
 from instruct_goose.training.callbacks import Callback
-from instruct_goose.training.microscope import QUANTITIES, read_tokens, seen_tokens, token_boxes
+from instruct_goose.training.microscope import QUANTITIES, read_tokens, scales, seen_tokens, token_boxes, with_reference
 
 WORDS = "the film plot is was good dull bad".split()
 
@@ -55,7 +55,8 @@ def test_each_number_is_the_one_of_its_token(settings):
             assert response["moved"] == pytest.approx(moved, abs=2e-3)
             for name, column in (("advantages", r.advantages), ("rewards", r.rewards), ("kl", r.kl), ("old_logprobs", r.old_logprobs)):
                 assert response[name] == pytest.approx(column[row, :length].tolist(), rel=1e-3, abs=1e-3), name
-            assert ("values" in response) == (r.values is not None)
+            assert ("values" in response) == (r.values is not None) and "ref_logprobs" not in response
+            assert with_reference(response)["ref_logprobs"] == pytest.approx(r.ref_logprobs[row, :length].tolist(), abs=3e-3)
             for held, m, a in zip(response["held"], moved, response["advantages"], strict=True):
                 rho = math.exp(m)
                 if min(abs(rho - .8), abs(rho - 1.2), abs(rho - 1.5), abs(a)) < 5e-3: continue  # rounding may decide
@@ -83,6 +84,18 @@ def test_text_is_text():
     response = {"prompt": "<i>", "tokens": ["<script>", " a\x1b[31m"], "moved": [1., -2.], "held": [True, False]}
     drawn = token_boxes(response, "moved", 2.)
     assert "<script>" not in drawn and "<i>" not in drawn and drawn.count("underline") == 1 and "−2.00" in drawn.replace("-", "−")
+
+
+def test_what_others_wrote_has_no_colour_and_no_scale():
+    response = {"prompt": "", "tokens": ["a", "tool"], "moved": [-2., 9.], "held": [False, False], "given": [False, True]}
+    assert scales([response]) == {"moved": 2.}
+    drawn = token_boxes(response, "moved", 2.)
+    assert drawn.count(">given<") == 1 and ",0.75)" in drawn and ",0.00)" in drawn and "+9.00" not in drawn
+
+
+def test_log_pi_ref_needs_both_of_its_parts():
+    assert "ref_logprobs" not in with_reference({"old_logprobs": [1.]}) and with_reference({"old_logprobs": [-1.], "drift": [.25]})["ref_logprobs"] == [-1.25]
+    assert with_reference({"old_logprobs": [-1.], "drift": [.25], "ref_logprobs": [0.]})["ref_logprobs"] == [0.]
 
 
 def test_a_record_that_was_cut_or_written_twice(tmp_path):

@@ -5,10 +5,12 @@ of three: no share divides evenly."""
 import faulthandler
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+import types
 from datetime import timedelta
 from pathlib import Path
 
@@ -41,7 +43,7 @@ from instruct_goose.training.shards import ShardDice, by_rows, joined
 PROMPTS = ["the film", "a plot is", "the", "is good film the", "bad"]
 PPO = dict(batch_size=7, minibatches=2, epochs=2)
 GRPO = dict(batch_size=9, group_size=3, minibatches=2, micro_batch_size=2)
-CASES = {"ppo": ("ppo", PPO | dict(eval_every=4), 10, torch.float64), "grpo in float32": ("grpo", GRPO, 3, torch.float32),
+CASES = {"ppo": ("ppo", PPO | dict(eval_every=4), 10, torch.float64), "grpo in float32": ("grpo", GRPO, 10, torch.float32),
          "dapo, whole responses only": ("dapo", GRPO | dict(mask_truncated=True), 2, torch.float64),
          "remax, two of three rows": ("remax", dict(batch_size=3, minibatches=3, epochs=1), 2, torch.float64)}
 
@@ -355,3 +357,48 @@ def test_a_launcher_starts_a_script_that_knows_of_nothing(launcher, tmp_path):
     weights, texts, processes, cut = torch.load(out)
     alone, alone_texts, _ = run("ppo", PPO, 2)
     assert processes == 2 and cut == ("FSDP" in launcher) and apart(alone, weights) < 1e-9 and texts == alone_texts
+
+
+@pytest.mark.deep
+def test_ray_starts_a_script_that_knows_of_nothing(tmp_path):
+    "Two CPU processes on this machine; Ray is part of no extra."
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'ray[train]'")
+    here, out = Path(__file__).parent, tmp_path / "weights.pt"
+    (tmp_path / "script.py").write_text(SCRIPT.format(paths=[str(here), str(here.parents[1])], out=str(out)))
+    told = subprocess.run([sys.executable, str(configs() / "train_ray.py"), "--processes", "2", "--cpu", "script.py"], capture_output=True, text=True, timeout=500,
+                          cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"})
+    assert told.returncode == 0, told.stderr[-2000:]
+    weights, texts, processes, _ = torch.load(out)
+    alone, alone_texts, _ = run("ppo", PPO, 2)
+    assert processes == 2 and apart(alone, weights) < 1e-9 and texts == alone_texts
+
+
+def test_rays_script_asks_ray_for_these_processes_and_runs_the_script_in_each(tmp_path, monkeypatch):
+    "With a Ray that only writes down what it is asked, and starts the function here."
+    asked, ran = [], []
+    class Trainer:
+        def __init__(self, function, **how): self.function, self.how = function, how; asked.append(how)
+        def fit(self): self.function(self.how["train_loop_config"])
+    kept = lambda **how: how
+    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
+    monkeypatch.setitem(sys.modules, "ray.train", types.SimpleNamespace(ScalingConfig=kept))
+    monkeypatch.setitem(sys.modules, "ray.train.torch", types.SimpleNamespace(TorchConfig=kept, TorchTrainer=Trainer, get_device=lambda: 0))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(torch.cuda, "set_device", ran.append)
+    (tmp_path / "beside.py").write_text("name = 'beside'\n")
+    (tmp_path / "train.py").write_text("import os, sys, beside\nassert __name__ == '__main__'\nopen('told', 'w').write(f'{sys.argv} {beside.name}')\n")
+    monkeypatch.chdir(tmp_path)
+    script = configs() / "train_ray.py"
+    for flags, backend, gpu in (([], "cpu:gloo,cuda:nccl", True), (["--cpu", "--processes", "2"], "gloo", False)):
+        monkeypatch.setattr(sys, "argv", [str(script), *flags, "train.py", "--lr", "3"])
+        runpy.run_path(str(script), run_name="__main__")
+        assert asked[-1]["torch_config"] == {"backend": backend} and asked[-1]["scaling_config"] == {"num_workers": 2 if flags else 16, "use_gpu": gpu}
+        assert (tmp_path / "told").read_text() == "['train.py', '--lr', '3'] beside"
+        (tmp_path / "told").unlink()
+    assert bool(ran) == torch.cuda.is_available()
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    with pytest.raises(SystemExit): runpy.run_path(str(script), run_name="__main__")
+
+
+def test_slurms_script_is_one(tmp_path):
+    assert subprocess.run(["bash", "-n", str(configs() / "train.slurm")], capture_output=True).returncode == 0

@@ -9,7 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card, push_to_hub
 from instruct_goose.models.text import word_tokenizer
+from instruct_goose.practice.cli import main
 from instruct_goose.training.callbacks import Callback
+from instruct_goose.training.evaluation import held_out_answers
 
 TOKENIZER = word_tokenizer("a b c d e f".split(), pad="<e>", bos="<e>", eos="<e>", unk="<u>", model_max_length=12)
 ROWS = [{"prompt": "a b", "answer": "c"}, {"prompt": "d", "answer": "e"}, {"prompt": "f a", "answer": "c"}]
@@ -44,6 +46,33 @@ def test_all_that_a_run_is_lies_in_its_directory(tmp_path):
     RLHFTrainer(again, config=RLHFConfig(steps=1, batch_size=4, max_new_tokens=2), tokenizer=words).train(ROWS, right, progress=False)
 
 
+def samples(out): return [[x.strip() for x in line.strip("|").split("|")] for line in (out / "samples.md").read_text().splitlines() if line.startswith("|")]
+
+
+def test_samples_are_the_same_prompts_before_and_after_and_no_reward_is_asked(tmp_path):
+    asked = []
+    def counted(completions, answer): asked.append(len(completions)); return right(completions, answer)
+    start, made = trainer(2, lr=.5), trainer(2, lr=.5)
+    made.train_in(tmp_path / "run", ROWS, counted, progress=False, samples=2)
+    assert asked == [8, 8]  # two iterations
+    header, _, *rows = samples(tmp_path / "run")
+    assert header == ["prompt", "before", "after"] and [r[0] for r in rows] == ["a b", "d"]
+    for column, who in ((1, start), (2, made)):  # the dice of an evaluation, whoever throws them
+        [r] = held_out_answers(who, ROWS[:2])
+        words = [TOKENIZER.decode(ids[m], skip_special_tokens=True) for ids, m in zip(r.response_ids, r.mask, strict=True)]
+        assert [row[column] for row in rows] == words
+    assert [r[1] for r in rows] != [r[2] for r in rows]
+    main(["report", str(tmp_path / "run")])
+    assert all(word in (tmp_path / "run/report.html").read_text() for word in ("part-samples", *rows[0]))
+
+
+@pytest.mark.parametrize("prompts, more, shown", [(lambda: itertools.cycle(ROWS), {}, None), (lambda: itertools.cycle(ROWS), {"held_out": ROWS[1:]}, ["d", "f a"]), (lambda: ROWS, {"samples": 0}, None)])
+def test_nothing_is_taken_of_a_stream_for_samples(prompts, more, shown, tmp_path):
+    trainer(1).train_in(tmp_path / "run", prompts(), right, progress=False, **more)
+    assert (tmp_path / "run/samples.md").exists() == (shown is not None)
+    if shown: assert [r[0] for r in samples(tmp_path / "run")[2:]] == shown and "Held-out" in (tmp_path / "run/samples.md").read_text()
+
+
 class Stop(Callback):
     def on_annotate(self, trainer, rollout):
         if trainer.iteration == 2: raise KeyboardInterrupt
@@ -59,6 +88,7 @@ def test_stopped_resumed_and_made_longer_it_is_the_run_that_was_that_long(tmp_pa
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run/policy") and not (tmp_path / "run/summary.json").exists()
     assert trainer(4).train_in(tmp_path / "run", prompts(), right, save_every=save_every, resume=True, progress=False)["resumed_from"] == 2
     assert log(tmp_path / "run") == log(tmp_path / "whole") and files(tmp_path / "run", "safetensors") == files(tmp_path / "whole", "safetensors")
+    if not stream: assert samples(tmp_path / "run") == samples(tmp_path / "whole") and len(samples(tmp_path / "run")) == 2 + len(ROWS)
 
 
 def test_what_is_refused_leaves_everything_as_it_was(tmp_path):

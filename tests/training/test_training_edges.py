@@ -55,7 +55,7 @@ DEFAULTS = {  # a default that changes is a line for the changelog
                                                 "train_reward_model_on_ratings": dict(batch_size=32, seed=0)},
     "instruct_goose.training.dice": {"draw": ONE, "probabilities": ONE},
     "instruct_goose.training.rollout": {"sample": ONE | dict(greedy=False, with_logprobs=False), "collect": ONE | dict(greedy=False)},
-    "instruct_goose.training.runs": {"train_policy": dict(progress=True)},
+    "instruct_goose.training.runs": {"train_policy": dict(progress=True, track_every=10)},
     "instruct_goose.training.sft": {"train_lm": dict(seed=0), "lm_nats": dict(batch_size=128)},
     "instruct_goose.training.trainer": {"RLHFTrainer.update": dict(first=False), "RLHFTrainer.train": dict(progress=True)},
 }

@@ -1,4 +1,6 @@
 """What reaches the loss, the price of the KL, the optimizer and the limit of a run: one number of each, worked out by hand."""
+import math
+
 import pytest
 import torch
 import transformers
@@ -90,6 +92,48 @@ def test_the_limit_of_a_run_is_of_the_exact_kl_to_the_reference(kl, ends):
     others = dict.fromkeys(("kl_estimate", "kl_to_old", "kl_to_old_exact", "held_out_kl", "beta"), 0. if ends else 9.)
     said = StopAtKL(2.).on_iteration(None, None, {"kl_to_reference": kl} | others)
     assert said == ("kl_to_reference is 2.1, above kl_stop, 2" if ends else None)
+
+
+def steps_of_cleanrl(epochs, target):
+    "CleanRL 1.2.0, ppo.py lines 246–290: the mean of k3 over the actions of the last minibatch, looked at when an epoch is over."
+    steps = 0
+    for epoch in epochs:
+        for ells in epoch: approx_kl, steps = sum(math.exp(x) - 1 - x for x in ells) / len(ells), steps + 1
+        if approx_kl > target: break
+    return steps
+
+
+def steps_of_sb3(epochs, target):
+    "Stable-Baselines3 2.9.2, ppo.py lines 260–271: the same mean, before each step and against 1.5 × target; that step is not made."
+    for n, ells in enumerate(x for epoch in epochs for x in epoch):
+        if sum(math.exp(x) - 1 - x for x in ells) / len(ells) > 1.5 * target: return n
+    return sum(map(len, epochs))
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_the_early_stop_beside_two_peers(minibatches):
+    """With responses of one token, nats per response are nats per action. Ours makes the step that it measured before, as CleanRL does with one
+    minibatch per epoch (with more, that one finishes its epoch); Stable-Baselines3 makes one step less, at 1.5 × its target."""
+    def run(limit):
+        t = trainer(max_new_tokens=1, minibatches=minibatches, epochs=5, lr=.02, kl_early_stop=limit)
+        made, update = [], t.update
+        def watched(batch, first=False):
+            now = t.now(batch).logprobs.detach()
+            made.append((now - batch.old_logprobs)[batch.mask].tolist())
+            return update(batch, first)
+        t.update = watched
+        t.step(PROMPTS, lambda texts: [float(len(x) + 3 * i) for i, x in enumerate(texts)])
+        return made
+    every = run(None)
+    epochs = [every[i:i + minibatches] for i in range(0, len(every), minibatches)]
+    assert len(epochs) == 5 and every[0] == pytest.approx([0.] * len(every[0]), abs=1e-9)
+    measured = [sum(math.exp(x) - 1 - x for x in ells) / len(ells) for ells in every]
+    for i in range(1, len(every) - 1):
+        target = measured[i] * .999  # the first of these to be above it ends the iteration
+        ours, theirs = len(run(target)), steps_of_cleanrl(epochs, target)
+        assert ours == theirs if minibatches == 1 else ours <= theirs
+        assert ours == min(steps_of_sb3(epochs, target / 1.5) + 1, len(every))
+        assert ours == 1 + next(k for k, x in enumerate(measured) if x > target)
 
 
 @pytest.mark.parametrize("decay", [0., .3])
