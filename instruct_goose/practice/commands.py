@@ -162,8 +162,8 @@ def with_defaults(
         bases += (FileFlag,)
     made = make_dataclass(kind.__name__, [(k, hint, field(default=x)) for k, hint, x in changed],
                           bases=(kind, *bases), kw_only=True)
-    for name in ("__doc__", "__module__", "__qualname__", "__firstlineno__"):  # where its source is
-        if hasattr(kind, name):  # the line, from Python 3.13 on
+    for name in ("__doc__", "__module__", "__qualname__", "__firstlineno__"):
+        if hasattr(kind, name):  # where its source is; the line from Python 3.13 on
             setattr(made, name, getattr(kind, name))
     return made
 
