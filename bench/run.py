@@ -5,6 +5,7 @@
     python -m bench.run quickstart          the quickstart, about a minute a repeat
     python -m bench.run trials              what was tried to make an update cheaper
     python -m bench.run --repeats 9         more of them: a narrower guess of the median
+    python -m bench.shorter                 what a shorter quickstart costs, a CPU-hour
     python -m bench.run --list              what there is
 """
 import argparse
