@@ -19,7 +19,7 @@ from instruct_goose.training.runs import write_json
 root = Path(__file__).parents[1]
 PLAN = [ # recipe, algorithm, settings beside its own
     *(("smollm-sentiment", name, {}) for name in ("rloo", "ppo")),
-    ("smollm-sentiment", "rloo", {"beta": 0.}),
+    ("smollm-sentiment", "rloo", {"beta": 0., "kl_stop": None}),
     ("smollm-answers", "grpo", {})]
 SEEDS = (0, 1, 2)
 CURVES = ("reward_mean", "kl_to_reference", "entropy", "response_length")
@@ -27,7 +27,7 @@ CURVES = ("reward_mean", "kl_to_reference", "entropy", "response_length")
 
 def measured(recipe: str, algorithm: str, more: dict, seed: int, runs: Path, cache: Path | None, start: bool) -> dict | None:
     "One run: from its directory if it is finished there; else it is run, or gone on with, if asked for."
-    name = "-".join([recipe, algorithm, *(f"{k}{x:g}" for k, x in more.items()), str(seed)])
+    name = "-".join([recipe, algorithm, *(f"{k}{x}" for k, x in more.items()), str(seed)])
     out, module = runs / name, importlib.import_module(f"instruct_goose.practice.{RECIPES[recipe][0]}")
     if not (out / "summary.json").exists():
         if not start: return None
