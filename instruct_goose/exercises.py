@@ -44,6 +44,7 @@ class Exercise:
     def __str__(self) -> str:
         return f"{self.name} · {self.title} · {'●' * self.stars}{'○' * (3 - self.stars)}"
 
+# %% ../nbs/0_start/04_exercises.ipynb #6c835846
 @cache
 def all_exercises() -> dict[str, Exercise]:
     "Name → exercise, in the order of the lessons."
@@ -90,6 +91,7 @@ def progress_file() -> Path:
         sys.platform, os.environ.get("XDG_DATA_HOME") or home / ".local/share")
     return Path(data) / "instruct_goose/exercises.json"
 
+# %% ../nbs/0_start/04_exercises.ipynb #f97c46fa
 def progress() -> dict[str, dict[str, Any]]:
     """Name → {"tries": how often it was checked, "hints": how many were shown, "done": the day},
     as far as there is anything. A file that is no such table is moved aside, with a warning."""
@@ -155,6 +157,7 @@ def table(
     more = f"; {others} more have no checker here" if others else ""
     return Said("\n".join([f"{done} of {len(checked)} done{more}", *lines]))
 
+# %% ../nbs/0_start/04_exercises.ipynb #511bf84b
 def show(name: str) -> Said:
     "What an exercise asks, and the code to begin with. Raises ValueError for an unknown name."
     e = find(name)
@@ -180,6 +183,7 @@ def hint(
     _note(e.name, hints=max(at, shown))
     return Said(f"Hint {at} of {len(e.hints)}. {e.hints[at - 1]}")
 
+# %% ../nbs/0_start/04_exercises.ipynb #e4db3643
 def solution(name: str) -> Said:
     "The lesson's answer; its imports are the lesson's. Raises ValueError for an unknown name."
     e = find(name)
@@ -264,6 +268,7 @@ def _arguments(e: Exercise) -> list[str]:
              if isinstance(n, ast.FunctionDef) and n.name == e.what]
     return [a.arg for a in found[0].args.args] if found else []
 
+# %% ../nbs/0_start/04_exercises.ipynb #a3d2f4f3
 def _checker(e: Exercise, watch: _Watch) -> Callable:
     "The lesson's checker, with the names that its lesson has."
     lesson = importlib.import_module("instruct_goose.lesson")

@@ -91,6 +91,7 @@ def _discrete(logits, instead):
     if isinstance(logits, dict):
         raise TypeError(f"these are μ and σ of continuous actions, not logits: use {instead}")
 
+# %% ../../nbs/5_compat/01_ding.ipynb #895ee5f2
 def ppo_policy_error(
     data: tuple,                           # ppo_policy_data
     clip_ratio: int | float = .2,          # ε
@@ -174,6 +175,7 @@ def _density(mu_sigma):
     "torch's Normal, as theirs: at a small σ the rounding of `gaussian_logprobs` shows."
     return Normal(mu_sigma["mu"], mu_sigma["sigma"])
 
+# %% ../../nbs/5_compat/01_ding.ipynb #44ab5ebc
 def ppo_policy_error_continuous(
     data: tuple,                           # ppo_policy_data_continuous
     clip_ratio: int | float = .2,          # ε

@@ -40,11 +40,13 @@ def less_efficient_method(
     shape = torch.broadcast_shapes(logits.shape[:-1], index.shape)
     return naive_method(logits.expand(*shape, logits.shape[-1]), index.expand(shape))
 
+# %% ../../nbs/5_compat/01_ding_parts.ipynb #808b6435
 LogProbFunction = Callable[[Tensor, Tensor], Tensor]
 
 # %% ../../nbs/5_compat/01_ding_parts.ipynb #4a5845de
 gae_data = namedtuple("gae_data", "value next_value reward done traj_flag")
 
+# %% ../../nbs/5_compat/01_ding_parts.ipynb #47c2006c
 def gae(
     data: tuple,                # gae_data, time first: (T,), (T, B), values also (T, B, A)
     gamma: int | float = .99,   # discount per step

@@ -62,6 +62,7 @@ INSTEAD = {  # TRL's name: (the value that needs nothing, what to do for any oth
     "local_rollout_forward_batch_size": (64, "micro_batch_size. It changes no result"),
     "is_encoder_decoder": (None, "models that only decode")}
 
+# %% ../../nbs/5_compat/03_trl.ipynb #b3bd1cff
 BESIDE = {  # no setting of a loss: where such things are said here
     "an argument of RLHFTrainer or of Agent, ready made":
         "sft_model_path model_name model_adapter_name ref_adapter_name is_peft_model "
@@ -137,6 +138,7 @@ def _accept(api: str, name: str, value: Any) -> None:
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ValueError(f"{name} is no option of TRL's PPOConfig that is known here{hint}")
 
+# %% ../../nbs/5_compat/03_trl.ipynb #037446d0
 def _penalty(kind: str) -> str:
     names = {"kl": "k1", "mse": "k2"}
     if kind in names:

@@ -46,6 +46,7 @@ class Layout(NamedTuple):
         mask = self.response_mask
         return rows.new_zeros(*mask.shape, *rows.shape[1:]).index_put((mask,), rows)
 
+# %% ../../nbs/2_models/01_actor.ipynb #eba297e2
 def layout_of(
     model: PreTrainedModel, # whose context and vocabulary count
     query_ids: Tensor,
@@ -91,6 +92,7 @@ def check_context(model: PreTrainedModel, q: Tensor, t: Tensor) -> None:
         raise ValueError(f"row {row} has {q[row]} query and {t[row]} response tokens, the model's "
                          f"context is {limit}: shorten the prompt or the response")
 
+# %% ../../nbs/2_models/01_actor.ipynb #5e517fb5
 def check_vocabulary(model: PreTrainedModel, tokens: Tensor) -> None:
     "Raises ValueError for an id without an embedding."
     vocab = vocabulary_size(model)
@@ -155,6 +157,7 @@ def forward_logits(
     options = forward_options(model, mask)
     return model(input_ids=ids, attention_mask=mask.long(), **options).logits
 
+# %% ../../nbs/2_models/01_actor.ipynb #0d3fddd3
 def logprobs_of(
     model: PreTrainedModel,
     layout: Layout,

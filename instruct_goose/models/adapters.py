@@ -51,6 +51,7 @@ def with_lora(
         layers_to_transform=None if top is None else list(range(blocks - top, blocks))))
     return model
 
+# %% ../../nbs/2_models/09_adapters.ipynb #3a1318e2
 MATRICES = (nn.Linear, Conv1D) # and what is made of them, such as weights in 4 bits
 
 # %% ../../nbs/2_models/09_adapters.ipynb #ada90c
@@ -75,6 +76,7 @@ def four_bits() -> dict[str, Any]: # options for `load_model`
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32)}
 
+# %% ../../nbs/2_models/09_adapters.ipynb #bd51bb18
 def tuned_layers(model: nn.Module) -> list[Any]:
     "The layers with adapters of a model: none where peft has not been imported."
     tuners = sys.modules.get("peft.tuners.tuners_utils")
@@ -136,6 +138,7 @@ def _says_nothing(layer: Any) -> bool:
     return not getattr(layer, "lora_variant", None) and all(
         any(_zero(side) for side in pair) for pair in thin if pair)
 
+# %% ../../nbs/2_models/09_adapters.ipynb #1cf09eb8
 def _zero(side: Any) -> bool: # a layer, or a tensor
     numbers = [side] if torch.is_tensor(side) else list(side.parameters())
     return not any(x.any() for x in numbers)
@@ -209,6 +212,7 @@ def unwrapped(
     inner._hf_peft_config_loaded = True # now its save_pretrained writes the adapters, alone
     return inner
 
+# %% ../../nbs/2_models/09_adapters.ipynb #5d57802a
 def compiled_inside(
     model: Any, # a causal LM; it is changed in place
     compiled: Callable[[Callable], Callable], # makes of a function a compiled one
@@ -255,6 +259,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     "What tells this model from its kin: what learns, where there are adapters; else all weights."
     return what_learns(model) if has_adapters(model) else model.state_dict(keep_vars=True)
 
+# %% ../../nbs/2_models/09_adapters.ipynb #da041650
 def load_adapters(
     directory: str | Path, # that a model with adapters was saved to
     base: PreTrainedModel | str | Path | None = None, # theirs; None: where their file says

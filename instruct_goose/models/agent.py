@@ -53,6 +53,7 @@ def policy_of(
     check_causal(model)
     return model
 
+# %% ../../nbs/2_models/01_agent.ipynb #781c9103
 def value_trunk_of(
     value_model: PreTrainedModel | str | Path | None, # as `Agent` takes it
     policy: PreTrainedModel,

@@ -218,6 +218,7 @@ def other_settings(config: Any) -> str | None:
         return f"its rotary angles are {rope}"
     return None
 
+# %% ../../nbs/2_models/08_decode.ipynb #55f31d0d
 def other_parts(model: Any) -> str | None:
     "A module, a hook or a weight that our step would pass over."
     act = getattr(model.config, "activation_function", getattr(model.config, "hidden_act", None))
@@ -275,6 +276,7 @@ class LibrarySteps:
         self.past.batch_select_indices(order)
         self.mask = self.mask[order]
 
+# %% ../../nbs/2_models/08_decode.ipynb #9192d645
 def plain_cache(past: Any, *kinds: type) -> bool:
     "Keys and values of each layer, and nothing else."
     return type(past) is DynamicCache and all(type(layer) in kinds for layer in past.layers)
@@ -282,6 +284,7 @@ def plain_cache(past: Any, *kinds: type) -> bool:
 # %% ../../nbs/2_models/08_decode.ipynb #dec0de2b
 _OTHERWISE: WeakSet[nn.Module] = WeakSet() # models whose own logits were others
 
+# %% ../../nbs/2_models/08_decode.ipynb #cd08fd11
 def begin(
     model: PreTrainedModel, # in evaluation mode
     ids: Tensor,  # (rows, query)

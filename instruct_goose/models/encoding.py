@@ -71,6 +71,7 @@ def word_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return as_fast(tokenizer, special, model_max_length, add_bos, add_eos)
 
+# %% ../../nbs/2_models/00_encoding.ipynb #8470b692
 def checked_words(words: list[str], special: dict[str, str]) -> list[str]:
     "The words, or a ValueError that names the one that cannot be a word."
     if not words:

@@ -48,6 +48,7 @@ def hidden_size(
     config = model.config.get_text_config()
     return getattr(config, "word_embed_proj_dim", config.hidden_size)
 
+# %% ../../nbs/2_models/04_families.ipynb #5fe520d1
 def context_length(
     model: PreTrainedModel,
 ) -> int | None:
@@ -124,6 +125,7 @@ def counts_otherwise(
     own, ours = two_tokens(model)
     return differs_by_more_than_rounding(own, ours)
 
+# %% ../../nbs/2_models/04_families.ipynb #79ef5e15
 @torch.no_grad()
 def two_tokens(
     model: PreTrainedModel,
@@ -282,6 +284,7 @@ def load_part(
     except (ValueError, OSError) as e:
         raise ValueError(f"{name}: no {kind} can be loaded from it: {e}") from e
 
+# %% ../../nbs/2_models/04_families.ipynb #d6511de7
 def check_directory(
     name: str,
 ) -> None:

@@ -30,6 +30,7 @@ class BadRow(ValueError):
         super().__init__(f"{where}: {what}")
         self.reason = reason
 
+# %% ../../nbs/2_models/06_files.ipynb #221cbd03
 REASONS = {
     "encoding": "bytes that are not UTF-8, or half a surrogate pair",
     "json": "not JSON, or a key that stands twice in its object",
@@ -130,6 +131,7 @@ def once(pairs: list) -> dict:
 
 _JSON = json.JSONDecoder(object_pairs_hook=once)
 
+# %% ../../nbs/2_models/06_files.ipynb #4035d8dc
 def parse(where: str, text: str) -> Any:
     "A line as JSON, or a BadRow with the usual cause."
     try:
@@ -250,6 +252,7 @@ def cut_off(e: ValueError, text: str) -> bool:
     unfinished = getattr(e, "msg", "").startswith("Unterminated")
     return unfinished or getattr(e, "pos", 0) > len(text) - 16
 
+# %% ../../nbs/2_models/06_files.ipynb #d22530c7
 def pieces_of(path: str) -> Iterator[str]:
     "A file's text, piece by piece."
     rest, offset, line = b"", 0, 1

@@ -211,6 +211,7 @@ def zero_classifier(
     nn.Module.to(model, weight.device)
     return model.eval()
 
+# %% ../../nbs/2_models/02_reward.ipynb #706c6dc8
 def classifier_of(
     model: PreTrainedModel | str | Path, # or where to load one from
 ) -> PreTrainedModel:
@@ -246,6 +247,7 @@ def scores_of(
                 scores[i] = score
     return scores
 
+# %% ../../nbs/2_models/02_reward.ipynb #a08a5294
 def check_texts(texts: Sequence[str], batch_size: int) -> None:
     "Raises TypeError for one string, ValueError for batches of nothing."
     if isinstance(texts, str):

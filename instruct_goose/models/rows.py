@@ -87,6 +87,7 @@ def prompt_of(
                      "what the policy is to write: leave it out")
     return render(turns, tokenizer, where, ask=True)
 
+# %% ../../nbs/2_models/05_rows.ipynb #8cc870de
 def prompt_column(row: Mapping, where: str, columns: Mapping[str, str]) -> tuple[str, Any]:
     "Which column holds the prompt, and what it holds."
     def has(name: str) -> bool:
@@ -125,6 +126,7 @@ def pair_of(
     opening = opening_of(prompt, chosen, rejected, where)
     return untied(answers_of(opening, chosen, rejected, where, tokenizer), where)
 
+# %% ../../nbs/2_models/05_rows.ipynb #5a892d91
 def parts_of(row: Any, where: str, columns: Mapping[str, str]) -> tuple[Any, Any, Any]:
     "Prompt (or None), chosen and rejected, as the row holds them."
     if isinstance(row, list | tuple) and len(row) == 2:
@@ -214,6 +216,7 @@ def column(row: Mapping, name: str, where: str, columns: Mapping[str, str]) -> A
 
 _AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 
+# %% ../../nbs/2_models/05_rows.ipynb #6db5bf09
 def as_text(value: Any, name: str, where: str) -> str:
     "The value, if it is a text with something in it that can be written as UTF-8."
     if value is None:

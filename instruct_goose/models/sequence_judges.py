@@ -102,6 +102,7 @@ def is_pipeline(x: Any) -> bool:
     "One of transformers'."
     return type(x).__module__.startswith("transformers.pipelines")
 
+# %% ../../nbs/2_models/02_sequence_judges.ipynb #13d892ab
 def label_index(model: PreTrainedModel, label: str | int | None) -> int:
     "Where its logit stands. Raises ValueError naming the labels there are."
     names = {int(i): str(name) for i, name in (model.config.id2label or {0: "score"}).items()}

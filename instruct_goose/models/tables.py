@@ -96,6 +96,7 @@ def uneven(where: str, fields: list, header: list, delimiter: str) -> BadRow:
     return BadRow("shape", where, f"{len(fields)} fields under {len(header)} columns. Put fields "
                   f"that hold a {sign} or a line break in double quotes")
 
+# %% ../../nbs/2_models/07_tables.ipynb #d5291417
 def csv_fault(where: str, e: csv.Error) -> BadRow:
     "What the csv module says, with what to do."
     if "field limit" in str(e):
@@ -131,6 +132,7 @@ def read_parquet(
         raise ValueError(
             f"{path}, after {row} rows: not a Parquet file that can be read: {e}") from e
 
+# %% ../../nbs/2_models/07_tables.ipynb #650c95c8
 def need(package: str) -> Any:
     "The module, or an ImportError that says how to install it."
     try:

@@ -173,6 +173,7 @@ def _by_greedy(b: AdvantageInputs):
     "The total reward, less that of the greedy response. ReMax (2023), algorithm 1."
     return b.spread(masked_sum(b.rewards, b.mask, dim=-1) - b.baseline), None
 
+# %% ../../nbs/1_objective/03_advantages.ipynb #acdd1228
 ADVANTAGES: dict[str, Advantage] = {
     "gae": Advantage(_by_gae, needs="values"),
     "return": Advantage(_by_return),

@@ -19,6 +19,7 @@ _PPO = dict(
 _GROUP = _PPO | dict(
     advantage="group_mean_std", group_size=8, whiten_advantages=False)
 
+# %% ../../nbs/1_objective/07_group.ipynb #e31279f4
 PRESETS: dict[str, dict[str, Any]] = {
     "ppo": _PPO,
     "grpo": _GROUP | dict(

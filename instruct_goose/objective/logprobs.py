@@ -31,6 +31,7 @@ def _check_temperature(temperature):
             f"temperature={temperature} must be above 0: at 0 the policy is greedy, "
             "and every token but one has log-probability −inf")
 
+# %% ../../nbs/1_objective/01_logprobs.ipynb #03425cf7
 def _check_ids(tokens, vocab):
     if tokens.numel() == 0:
         return

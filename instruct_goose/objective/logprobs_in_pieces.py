@@ -31,6 +31,7 @@ class Head(NamedTuple):
         bias = None if self.bias is None else self.bias[columns]
         return self._replace(weight=self.weight[columns], bias=bias)
 
+# %% ../../nbs/1_objective/01_logprobs_in_pieces.ipynb #f2da4c88
 def head_scores(
     hidden: Float[Tensor, "tokens hidden"],
     head: Head,
@@ -83,6 +84,7 @@ def own_column(
     at = tokens - columns.start
     return (at >= 0) & (at < width), at.clamp(0, width - 1)[:, None]
 
+# %% ../../nbs/1_objective/01_logprobs_in_pieces.ipynb #3a17548b
 class Blocks:
     "What is remembered of each row: block by block of the vocabulary, then as a whole."
     def __init__(self, hidden: Tensor, vocab: int, shape: tuple[int, int]):
@@ -157,6 +159,7 @@ class Pieces(NamedTuple):
         numbers = bytes // (tables * wide(weight[:0]).itemsize)
         return tile_shape(tokens, len(weight), numbers, self.chunk)
 
+# %% ../../nbs/1_objective/01_logprobs_in_pieces.ipynb #dff812fd
 def gradients_in_pieces(
     head: Head,
     how: Pieces,
@@ -190,6 +193,7 @@ def gradients_in_pieces(
         del logp, bent, dz  # before the next tile is made
     return None if dh is None else dh.to(hidden.dtype), dw, db
 
+# %% ../../nbs/1_objective/01_logprobs_in_pieces.ipynb #1d4cb1e4
 def cap_slope(logp: Tensor, lse: Tensor, head: Head, how: Pieces) -> Tensor:
     "1 − tanh², from z/τ = log p + lse."
     return 1 - ((logp + lse[:, None]) * (how.temperature / (head.softcap or 1))).square_()
@@ -246,6 +250,7 @@ class Compared(NamedTuple):
     entropy: Tensor # of the first
     kl: Tensor      # of the first from the second, exact
 
+# %% ../../nbs/1_objective/01_logprobs_in_pieces.ipynb #15b965f5
 @torch.no_grad()
 def compare_heads(
     hidden: Float[Tensor, "tokens hidden"],

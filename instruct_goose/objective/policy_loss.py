@@ -214,6 +214,7 @@ def sampler_weights(
     kept = (weight <= cap) & (weight >= (floor or 0))
     return torch.where(mask, torch.where(kept, weight, 0.), 1.)
 
+# %% ../../nbs/1_objective/04_policy_loss.ipynb #caa6c032
 def _check_bounds(cap, floor, beyond):
     "Refuse bounds between which there is nothing."
     if not cap > 0:
@@ -222,7 +223,6 @@ def _check_bounds(cap, floor, beyond):
         raise ValueError(f"floor is {floor}: it must lie between 0 and the cap, {cap}")
     if beyond not in ("cut", "drop"):
         raise ValueError(f"beyond is {beyond!r}: choose 'cut' or 'drop'")
-
 
 # %% ../../nbs/1_objective/04_policy_loss.ipynb #01db12d9
 def clip_fraction(
@@ -255,6 +255,7 @@ def held_tokens(
         held |= entry.held(ratio, advantages, clip, clip_high, dual_clip)
     return held
 
+# %% ../../nbs/1_objective/04_policy_loss.ipynb #c7d55661
 @torch.no_grad()
 def held_shares(
     surrogate: str,                          # one of SURROGATES
@@ -270,4 +271,3 @@ def held_shares(
     held = held_tokens(surrogate, ratio, advantages, clip, clip_high, dual_clip)
     shares = {f"clip_fraction_{side}": masked_mean(x, mask) for side, x in held.items()}
     return {"clip_fraction": torch.stack(list(shares.values())).sum()} | shares
-

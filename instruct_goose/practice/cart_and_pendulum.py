@@ -111,5 +111,6 @@ class Environments:
         rewards = torch.tensor(rewards, dtype=torch.float32)
         return nexts, rewards, torch.tensor(terminated), torch.tensor(truncated)
 
+# %% ../../nbs/4_practice/06_cart_and_pendulum.ipynb #93d6d921
 def _stack(states):
     return torch.stack([torch.as_tensor(s, dtype=torch.float32) for s in states])

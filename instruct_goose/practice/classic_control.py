@@ -30,6 +30,7 @@ def _mlp(inputs, hidden, outputs, last_gain):
         nn.init.zeros_(layer.bias)
     return nn.Sequential(linear[0], nn.Tanh(), linear[1], nn.Tanh(), linear[2])
 
+# %% ../../nbs/4_practice/06_classic_control.ipynb #c603c89b
 class ControlPolicy(nn.Module):
     """Two small networks: one for the policy, one for the values. For choices the policy gives
     logits, as a language model does; for torques the mean of a Gaussian whose σ is the same in
@@ -132,6 +133,7 @@ def segment_mask(
     lengths = ends.diff(prepend=ends.new_tensor([-1]))
     return torch.arange(int(lengths.max())) < lengths[:, None]
 
+# %% ../../nbs/4_practice/06_classic_control.ipynb #81f50a41
 def control_advantages(
     rewards: Float[Tensor, "env time"],
     values: Float[Tensor, "env time"],      # V of the states

@@ -30,6 +30,7 @@ class Command(NamedTuple):
         module = importlib.import_module(f"instruct_goose.practice.{self.module}")
         return getattr(module, self.settings), getattr(module, self.run)
 
+# %% ../../nbs/4_practice/03_cli.ipynb #8c37d470
 COMMANDS = {
     "quickstart": Command("quickstart", "QuickstartConfig", "run_quickstart",
         "RLHF end to end on film reviews made by a grammar: every setting of the run."),
@@ -100,6 +101,7 @@ def flags(
                            {k: x for k, x in given.items() if k != "algorithm"})
     return with_defaults(kind, given) if reads else kind
 
+# %% ../../nbs/4_practice/03_cli.ipynb #c7e32b1d
 def choice(
     chosen: str | None, # the command that was named, if one was
     argv: list[str],

@@ -90,6 +90,7 @@ def _write(model, tokenizer, prompts, config):
                       stops=stops and stops.watch(len(prompts)))
     return decode(Rollout(*query, *response), tokenizer)[1]
 
+# %% ../../nbs/4_practice/03_commands.ipynb #f569aafb
 def ends_of(run_dir: Path, model: Any, tokenizer: Any) -> tuple[list[int], Any]:
     "What ended a response in that run: tokens, and its StopStrings or None."
     from instruct_goose.training.prompts import own_ends
@@ -136,6 +137,7 @@ def flag_type(hint: Any) -> Any:
     table = next((limit.table for limit in limits if isinstance(limit, OneOf)), None)
     return hint if table is None else Literal[tuple(table)]
 
+# %% ../../nbs/4_practice/03_commands.ipynb #9d5d8c42
 def with_preset(
     kind: type,       # QuickstartConfig, ReviewsConfig or TrainConfig
     name: str | None, # a key of PRESETS; None: the defaults stay. The parser refuses others
@@ -147,6 +149,7 @@ def with_preset(
     return with_defaults(kind, PRESETS.get(name or "", {}) | dict(given or {}), [flag],
                          AlgorithmFlag)
 
+# %% ../../nbs/4_practice/03_commands.ipynb #283f5128
 def with_defaults(
     kind: type,
     values: Mapping[str, Any], # settings by name
@@ -245,6 +248,7 @@ class DoctorConfig(Settings):
     run_dir: Positional[Path]  # a run directory: it holds metrics.jsonl
     json: bool = False  # print a list of findings for a program to read
 
+# %% ../../nbs/4_practice/03_commands.ipynb #b2c4aa0a
 def read_metrics(run_dir: Path) -> tuple[list[dict], str]: # iterations, and a note or ""
     """The lines of `run_dir/metrics.jsonl`. A last line without its end is left out, with a note.
     Raises FileNotFoundError without the file, ValueError naming each bad line."""

@@ -41,6 +41,7 @@ def sizes_of(
                  lora_numbers(shapes, lora_rank or 0), head,
                  c.num_hidden_layers * c.num_attention_heads * width, c.vocab_size)
 
+# %% ../../nbs/4_practice/16_cost.ipynb #509737de
 def forward_flops(
     s: Sizes,
     rows: int,
@@ -66,6 +67,7 @@ class Work(NamedTuple):
 
 PIECE = TILE_BYTES["cpu"] // 4 # numbers of a float32 table that is kept for the backward pass
 
+# %% ../../nbs/4_practice/16_cost.ipynb #a9ec9ed4
 def iteration_flops(config: PretrainedConfig, work: Work) -> dict[str, int]: # by "phase: part"
     "Floating-point operations of one iteration, part by part."
     s, (rows, prompt, response) = sizes_of(config, work.lora_rank), work[:3]
@@ -88,6 +90,7 @@ def iteration_flops(config: PretrainedConfig, work: Work) -> dict[str, int]: # b
         "updating: AdamW": 12 * learn * work.epochs * work.minibatches * (1 + work.value_copy),
         "updating: meters": meter_flops(s, work)}
 
+# %% ../../nbs/4_practice/16_cost.ipynb #bd722102
 def backward_flops(s: Sizes, rows: int, length: int) -> int:
     "Two products for each of the forward pass; only the first of them where a matrix is frozen."
     moving = s.adapters or s.matrices

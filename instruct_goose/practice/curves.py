@@ -31,6 +31,7 @@ class RunRecord(NamedTuple):
     tokens: dict[int, list[dict]]  # see `read_tokens`
     samples: str                   # Markdown
 
+# %% ../../nbs/4_practice/13_curves.ipynb #94e847cc
 def read_run(run_dir: str | Path) -> RunRecord:
     """Raises FileNotFoundError without metrics.jsonl, ValueError naming a file that is damaged, or
     a run without an iteration."""
@@ -74,6 +75,7 @@ def points(metrics: Sequence[Mapping], key: str) -> dict[int, float]: # iteratio
     return {i: float(x) for i, x in there
             if isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= 1e100}
 
+# %% ../../nbs/4_practice/13_curves.ipynb #c019ecb5
 def lines_of(metrics: Sequence[Mapping], panel: Mapping[str, str]) -> list[Line]:
     "One run: a line for each quantity of the panel."
     found = {label: points(metrics, key) for key, label in panel.items()}
@@ -82,6 +84,7 @@ def lines_of(metrics: Sequence[Mapping], panel: Mapping[str, str]) -> list[Line]
 # %% ../../nbs/4_practice/13_curves.ipynb #62706e61
 COLOURS = ("#2f6fde", "#e07b1a", "#17946a", "#8b5cd6", "#8a8f98", "#c2418b")
 
+# %% ../../nbs/4_practice/13_curves.ipynb #8d5e4371
 def picture(title: str, lines: Sequence[Line]) -> str: # SVG in the colours of its page
     "The lines over the iterations; with a range, a band."
     import matplotlib
@@ -130,6 +133,7 @@ def settings_key(config: Mapping) -> str: # "": there are none
     same = {k: v for k, v in config.items() if k not in APART}
     return json.dumps(same, sort_keys=True, default=str) if same else ""
 
+# %% ../../nbs/4_practice/13_curves.ipynb #94c0b04c
 def label_of(kind: Sequence[RunRecord], kinds: Sequence[Sequence[RunRecord]]) -> str:
     "The settings in which these runs differ from the others; or their name."
     differ = setting_differences([k[0] for k in kinds])

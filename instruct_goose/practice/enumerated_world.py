@@ -176,6 +176,7 @@ def as_table(
     table[:, at[world.mask], said[world.mask]] = logprobs.detach().double()[:, world.mask]
     return table
 
+# %% ../../nbs/4_practice/08_enumerated_world.ipynb #aefa8363
 def table_logprobs(
     logits: Float[Tensor, "prompt state vocab"],
     world: World,

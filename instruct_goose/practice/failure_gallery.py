@@ -78,6 +78,7 @@ def _train(bug: Bug, world, seed, guards, overrides):
                               callbacks=[RecheckRewards(judge)])
         return trainer.train(world["data"].prompts, judge, progress=False)
 
+# %% ../../nbs/4_practice/10_failure_gallery.ipynb #10de2ad3
 def run_bug(
     name: str,             # a key of BUGS
     world: dict[str, Any], # from `make_world`

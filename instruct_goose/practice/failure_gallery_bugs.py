@@ -150,6 +150,7 @@ class NoValueMask(RLHFTrainer):
         r = super().advantages(rollout)
         return compared_beyond_the_end(self.config, r, r.rewards)
 
+# %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #a815be1a
 class RewardAfterTheEnd(RLHFTrainer):
     "The score stands in the last column of the batch, not at the row's last token."
     def advantages(self, rollout):
@@ -208,6 +209,7 @@ class TinyRewards(RLHFTrainer):
     def judge(self, rollout, reward_fn, kind="text"):
         return .01 * super().judge(rollout, reward_fn, kind)
 
+# %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #d2ba12ed
 class LengthAsReward(RLHFTrainer):
     "The longer, the better."
     def judge(self, rollout, reward_fn, kind="text"):
@@ -234,6 +236,7 @@ def top_k(p, k=None):
     "Nothing but the five likeliest tokens."
     return _truncated(p, 5)
 
+# %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #7c96677a
 def top_p(p, k=None):
     "Nothing but the likeliest tokens that hold 90 per cent of the probability together."
     sorted_p, order = p.sort(-1, descending=True)
@@ -274,6 +277,7 @@ def undivided(batch, config):
     size = config.micro_batch_size
     return [batch[i:i + size] for i in range(0, len(batch), size)]
 
+# %% ../../nbs/4_practice/10_failure_gallery_bugs.ipynb #3a7bbb72
 class EntropySign(RLHFTrainer):
     "The entropy is added to the loss."
     def loss(self, now, batch):

@@ -21,6 +21,7 @@ _FIRST, _KLS, _STILL = "the first iteration", "the KL", "what must move"
 _SIZE, _NOTHING = "sizes", "nothing to see"
 _T = "tests/"
 
+# %% ../../nbs/4_practice/10_failure_gallery_cases.ipynb #0378cd95
 _UNLIKE = {
     "padding in the loss": Bug(
         _FIRST, "the mask covers the padding behind the end token",
@@ -161,6 +162,7 @@ _LOUD_OR_SILENT = {
 _SCORES, _LOSS = "prompts, samples, scores", "the loss"
 _REWARDS = _T + "models/test_reward.py::"
 
+# %% ../../nbs/4_practice/10_failure_gallery_cases.ipynb #2c435ffd
 _SCORED = {
     "scores of the row above": Bug(
         _SCORES, "each response gets the score of the one before it",
@@ -286,4 +288,5 @@ _LEARNT_FROM = {
         ("stale_gradient", "grad_norm", "kl_to_old"), made.ZeroGradForgotten),
 }
 
+# %% ../../nbs/4_practice/10_failure_gallery_cases.ipynb #71e8d68e
 BUGS = _UNLIKE | _STUCK | _LOUD_OR_SILENT | _SCORED | _SAMPLED | _LEARNT_FROM

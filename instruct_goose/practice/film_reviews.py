@@ -60,6 +60,7 @@ POSITIVE = dict(
     noun="""adventure beauty blessing blockbuster comedy delight dream gift inspiration jewel
         joy marvel masterpiece miracle pleasure success surprise thrill treat triumph""".split())
 
+# %% ../../nbs/4_practice/00_film_reviews.ipynb #17512ad6
 NEGATIVE = dict(
     adj="""annoying anxious apathetic appalling arrogant awful awkward bad bitter bizarre boring
         bothersome careless catastrophic chaotic charmless cheerless childish clueless confused
@@ -94,6 +95,7 @@ PLAIN = dict(  # unrated words
     made="shot written paced acted staged edited".split(),
     seems="looks feels seems".split())
 
+# %% ../../nbs/4_practice/00_film_reviews.ipynb #d84129a3
 # {adj}: in the sentence's mood. {-adj}: in the opposite mood. {a adj}: with its article
 TEMPLATES = (
     "the {part} is {adj} .",

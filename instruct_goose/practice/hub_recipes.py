@@ -43,6 +43,7 @@ def talk_row(row: Mapping) -> dict:
         turns.pop()
     return {"prompt": turns}
 
+# %% ../../nbs/4_practice/16_hub_recipes.ipynb #00f15fed
 def post_row(row: Mapping) -> dict:
     "A post, ending with the words that ask for a summary."
     return {"prompt": row["prompt"]}
@@ -76,6 +77,7 @@ HUB = {
         "cleanrl/EleutherAI_pythia-1b-deduped__sft__tldr", ("trl-lib/tldr",), post_row,
         "cleanrl/EleutherAI_pythia-1b-deduped__reward__tldr")}
 
+# %% ../../nbs/4_practice/16_hub_recipes.ipynb #cf4f6c7c
 @cache
 def judge_of(name: str) -> Classifier:
     "The recipe's judge. Raises OSError where the Hub cannot be reached and nothing is stored."
@@ -94,6 +96,7 @@ def rule(texts: list[str], prompts: list, completions: list) -> list[float]:
     said = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
     return [float(text.split().count("good")) for text in said]
 
+# %% ../../nbs/4_practice/16_hub_recipes.ipynb #05367339
 def rows_of(name: str, split: str, most: int) -> list[dict]:
     """So many rows of a recipe's data that are not too long. Raises ImportError without
     `datasets`, OSError without the Hub."""
@@ -122,6 +125,7 @@ def settings(
     small = STAND_IN if given.get("stand_in") else {}
     return recipe_settings(name, algorithm, **small | given)
 
+# %% ../../nbs/4_practice/16_hub_recipes.ipynb #01719fe0
 def run(name: str, config: RecipeConfig) -> dict: # the summary
     "In a run directory. Raises OSError without the Hub, ImportError without `datasets`."
     place, reward = HUB[name], rule if config.stand_in else partial(judged_by, name)

@@ -47,6 +47,7 @@ def model_place(
     raise FileNotFoundError(f"{name} holds no model: neither config.json and *.safetensors are in "
                             "it, nor policy/ or sft/ of a run")
 
+# %% ../../nbs/4_practice/13_own_inputs.ipynb #3815df01
 def own_tokenizer(
     place: str, # from `model_place`
 ) -> PreTrainedTokenizerBase:
@@ -83,6 +84,7 @@ def read_prompts(
     "Every prompt with the other columns of its row. Raises `BadRow` for the first that is none."
     return [prompt_row(row, where, tokenizer) for where, row in own_rows(path)]
 
+# %% ../../nbs/4_practice/13_own_inputs.ipynb #0c1fcafc
 def prompt_row(row: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> dict:
     "The row, its prompt under that name, without the answer that is to be written."
     prompt_of(row, where, {}, tokenizer)  # every check of a single prompt
@@ -105,6 +107,7 @@ def read_demos(
     pairs = [demo_of(row, where, tokenizer) for where, row in own_rows(path)]
     return [prompt + answer for prompt, answer in pairs], [prompt for prompt, _ in pairs]
 
+# %% ../../nbs/4_practice/13_own_inputs.ipynb #35bbdfc1
 def demo_of(
     row: Any, # a text, a conversation, or named columns
     where: str,
@@ -165,6 +168,7 @@ def load_reward(
         raise ValueError(f"--reward: {name} in {module} is a {kind}, not a function")
     return found[name]
 
+# %% ../../nbs/4_practice/13_own_inputs.ipynb #6e2a9a3b
 def own_reward_model(directory: Path) -> RewardModel:
     "Frozen. Raises ValueError for a model of another kind: its score head would be random."
     made = read_json(directory / "config.json", "the reward model's configuration")
@@ -204,6 +208,7 @@ def file_module(file: str) -> Any:
         sys.path.remove(folder)
     return module
 
+# %% ../../nbs/4_practice/13_own_inputs.ipynb #1d47f7bd
 def named_module(name: str) -> Any:
     "A module that can be imported, also from the current directory."
     here = str(Path.cwd())
@@ -219,6 +224,7 @@ def named_module(name: str) -> Any:
 # %% ../../nbs/4_practice/13_own_inputs.ipynb #8eadca11
 SAMPLE = "a sample answer"
 
+# %% ../../nbs/4_practice/13_own_inputs.ipynb #613d7e5b
 def try_reward(
     rewards: Sequence, # functions or reward models
     rows: Sequence[Mapping], # from `read_prompts`

@@ -41,6 +41,7 @@ def skeleton(config: PretrainedConfig) -> Any: # a causal LM
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
 
+# %% ../../nbs/4_practice/13_own_plan.ipynb #7ee81ef7
 def matrix_shapes(model: Any) -> list[tuple[int, int]]: # rows and columns, or the other way round
     "Of the matrices of the transformer, which LoRA adapts; the head is not among them."
     head = model.get_output_embeddings()
@@ -60,6 +61,7 @@ def matrix_weights(config: PretrainedConfig) -> int:
     return sum(m.weight.numel() for m in model.modules()
                if type(m).__name__ in ("Linear", "Conv1D") and m is not head)
 
+# %% ../../nbs/4_practice/13_own_plan.ipynb #5cb4f934
 def memory_parts(
     config: PretrainedConfig,
     rows: int,   # sampled at once

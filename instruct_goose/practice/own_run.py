@@ -29,6 +29,8 @@ from ..training.fit import one_seed, torch_threads
 from ..training.keeper import MAIN, Keeper
 from ..training.prompts import is_conversation, template_ids
 from ..training.reward_calls import completion_texts
+
+# %% ../../nbs/4_practice/13_own_run.ipynb #14fb766a
 from ..training.run_dir import cut, model_card, summary_of_training
 from ..training.runs import (
     Clock, finished_run, open_run, save_model, settings_of, train_policy, write_json, write_whole)
@@ -69,6 +71,7 @@ class Found(NamedTuple):
     demos: tuple[list[str], list[str]] | None
     lengths: list[int] # of the prompts, in tokens
 
+# %% ../../nbs/4_practice/13_own_run.ipynb #f8a501f3
 def look_around(
     config: TrainConfig,
     rewards: Sequence | None = None, # functions, in place of those that the config names
@@ -91,6 +94,7 @@ def look_around(
     try_reward(rewards, rows, tokenizer, weights, config.reward_timeout, config.steps)
     return Found(place, tokenizer, rewards, rows, held_out, demos, lengths)
 
+# %% ../../nbs/4_practice/13_own_run.ipynb #065a837b
 def prompt_lengths(
     rows: Sequence[Mapping], tokenizer: PreTrainedTokenizerBase, place: str, max_new_tokens: int,
 ) -> list[int]:
@@ -193,6 +197,7 @@ def _train(config: TrainConfig, found: Found, out: Path, keeper: Keeper) -> dict
           f"CPU-seconds. Policy, log, checkpoints and samples: {out}")
     return summary
 
+# %% ../../nbs/4_practice/13_own_run.ipynb #b58946e1
 @torch.no_grad()
 def answers(
     trainer: RLHFTrainer, rows: Sequence[Mapping], reward: Any,
@@ -205,4 +210,3 @@ def answers(
         said += completion_texts(r, tokenizer)
         prompts += r.prompts or []
     return prompts, said, torch.cat(scores).mean().item()
-

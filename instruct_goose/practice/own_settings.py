@@ -22,6 +22,7 @@ from ..training.runs import claim_run_dir, saving_conflicts
 # %% ../../nbs/4_practice/13_own_settings.ipynb #c5235748
 C = TypeVar("C", bound="OwnRun")
 
+# %% ../../nbs/4_practice/13_own_settings.ipynb #55e9dced
 @dataclass(kw_only=True)
 class OwnRun(Settings):
     "What every run on one's own model and data is told."
@@ -91,6 +92,7 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
         made[name] = value
     return made
 
+# %% ../../nbs/4_practice/13_own_settings.ipynb #59ea7575
 def as_setting(hint: Any, value: Any) -> Any:
     "What YAML read, as the setting's type has it."
     kinds = [hint]
@@ -124,6 +126,7 @@ def refuse_used(config: OwnRun) -> None:
     if config.output_dir is not None and config.output_dir.exists() and not config.resume:
         claim_run_dir(config.output_dir)
 
+# %% ../../nbs/4_practice/13_own_settings.ipynb #0be82124
 def need_adapters(config: OwnRun) -> None:
     "Raises ValueError where adapters are asked for and peft is missing."
     if config.lora_rank is not None and find_spec("peft") is None:

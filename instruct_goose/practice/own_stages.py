@@ -31,6 +31,8 @@ from ..training.dpo import pair_rows, row_logprobs, train_dpo
 from ..training.fit import Log, one_seed, torch_threads
 from ..training.keeper import Stage
 from ..training.reward_training import pair_accuracy, train_reward_model
+
+# %% ../../nbs/4_practice/13_own_stages.ipynb #e8c8bd7a
 from instruct_goose.training.runs import (
     Clock, append_jsonl, finished_run, json_line, open_run, save_model, settings_of, versions,
     write_json, write_whole)
@@ -60,6 +62,7 @@ class RewardModelConfig(Supervised):
         if self.lora_rank is not None:
             yield "lora_rank", "None: a reward model learns with all its weights"
 
+# %% ../../nbs/4_practice/13_own_stages.ipynb #675a0794
 @dataclass(kw_only=True)
 class DPOConfig(Supervised):
     "Train your own model on preferences alone, without a sampler."
@@ -70,6 +73,7 @@ class DPOConfig(Supervised):
 # %% ../../nbs/4_practice/13_own_stages.ipynb #9995c664
 Rows = tuple[list, list] # to learn from, and to judge by
 
+# %% ../../nbs/4_practice/13_own_stages.ipynb #05e8df8f
 def supervised(
     config: Supervised,
     name: str, # of the stage, and of a fresh directory
@@ -134,6 +138,7 @@ def stage_plan(
         f"data: {spread_of(tokens)}; {held_out} held out",
         f"{name}: {config.steps} updates of {config.batch_size} rows", "", memory_table(memory)])
 
+# %% ../../nbs/4_practice/13_own_stages.ipynb #354aaa91
 def parted(config: Supervised, rows: Sequence, other: Sequence | None) -> Rows:
     "Every so manieth row is kept out, unless there is a file to judge by."
     if other is not None:
@@ -178,6 +183,7 @@ def halves(rows: Sequence) -> tuple[list, list]:
     "Texts, and what each begins with."
     return [text for text, _ in rows], [prompt for _, prompt in rows]
 
+# %% ../../nbs/4_practice/13_own_stages.ipynb #73df2b8a
 def nats_of(model: Any, tokenizer: Any, rows: Sequence) -> float:
     "Per learnt token, the end among them; 0 without rows."
     texts, given = halves(rows)
@@ -199,6 +205,7 @@ def run_reward_model(config: RewardModelConfig) -> dict: # the summary
 
     return supervised(config, "reward-model", pairs_of(config), pair_lengths, work)
 
+# %% ../../nbs/4_practice/13_own_stages.ipynb #94b2ad6a
 def run_dpo(config: DPOConfig) -> dict: # the summary
     "Direct preference optimisation; the reference is the model as it was. Raises as `supervised`."
     def work(model, tokenizer, learn, judge, out, stage):
@@ -221,6 +228,7 @@ def pairs_of(config: Supervised) -> Callable[[Any], Rows]:
 
     return rows
 
+# %% ../../nbs/4_practice/13_own_stages.ipynb #15379a73
 def pair_lengths(rows: Sequence, tokenizer: Any) -> list[int]:
     "Of the longer side of each pair, with its prompt and end."
     return [max(len(given) + len(response) for given, response in pair)

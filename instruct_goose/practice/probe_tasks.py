@@ -25,6 +25,7 @@ from ..training.config import RLHFConfig
 ACTIONS = ("a", "b", "c", "<eos>") # all that the policy can say: three words and the end
 EVEN = (.25, .25, .25, .25)
 
+# %% ../../nbs/4_practice/09_probe_tasks.ipynb #593e246d
 def tiny_world(
     probabilities: Sequence[float] = EVEN, # of the four actions, in every state
     temperature: int | float = 1., # the one that gives these probabilities
@@ -65,6 +66,7 @@ def policy_at(
     chances = (logits.float() / temperature).softmax(-1)[_ids(tokenizer)]
     return dict(zip(ACTIONS, chances.tolist()))
 
+# %% ../../nbs/4_practice/09_probe_tasks.ipynb #00e9e104
 @torch.no_grad()
 def values_at(
     agent,                   # with `values(query_ids, query_mask, response_ids, response_mask)`
@@ -85,6 +87,7 @@ FROZEN = 1e-9  # a learning rate that changes nothing in 60 steps
 class Missing(Exception):
     "A part of the interface that the trainer does not have."
 
+# %% ../../nbs/4_practice/09_probe_tasks.ipynb #fa196476
 def trained(
     make_trainer: Callable, # like RLHFTrainer: (model, ref_model, config, tokenizer=…)
     prompts: Sequence[str],
@@ -207,6 +210,7 @@ def _distance(p, best):
 def _rate(texts):
     return [dict(zip(ACTIONS, REWARDS))[t or "<eos>"] for t in texts]
 
+# %% ../../nbs/4_practice/09_probe_tasks.ipynb #fa877233
 def kl(make_trainer: Callable, seed: int = 0) -> Reading:
     "One token. π = π* ∝ π_ref e^{r/β}: for β = 1 half-way, for β = 50 at the reference."
     out = Reading()

@@ -79,6 +79,7 @@ class ProbeResult:
 
 HEADER = f"{'probe':<16}{'result':<9}{'time':>7}   {'number':<24}{'measured':>9}   expected"
 
+# %% ../../nbs/4_practice/09_probes.ipynb #fe702f86
 def _off(r) -> list[str]:
     "The numbers that are not what they should be; NaN never is."
     return [k for k, (x, d) in r.expected.items() if not abs(r.measured[k] - x) <= d]
@@ -173,6 +174,7 @@ def _one_target(trainer, r):
     if r.returns is not None:
         r.returns = masked_mean(r.returns, r.mask) * r.mask
 
+# %% ../../nbs/4_practice/09_probes.ipynb #42dd326e
 def _paid_first(trainer, r):
     if r.values is None:
         return

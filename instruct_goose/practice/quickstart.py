@@ -30,6 +30,8 @@ from ..training.runs import (
     Clock, finished_run, open_run, save_model, saving_conflicts, train_policy, write_json)
 from ..training.sft import lm_nats, train_lm
 from ..training.keeper import MAIN, Stage
+
+# %% ../../nbs/4_practice/01_quickstart.ipynb #f2a4cd33
 from ..training.rollout import Rollout
 from ..training.config import Count, Limit, NotNegative, Positive, RLHFConfig
 from ..training.trackers import Track, TrackEvery
@@ -97,6 +99,7 @@ class Data:
     held_out_prompts: list[str] # for judging
     held_out: list[str]       # reviews
 
+# %% ../../nbs/4_practice/01_quickstart.ipynb #393ef658
 def make_data(
     config: QuickstartConfig, # seed, numbers of reviews, pairs, prompts
 ) -> Data:
@@ -182,6 +185,7 @@ def judge(
     means = {name: sum(map(float, xs)) / len(texts) for name, xs in each.items()}
     return means | {"distinct_2": distinct_2(texts)}
 
+# %% ../../nbs/4_practice/01_quickstart.ipynb #a8641a24
 def evaluate(
     config: QuickstartConfig,
     model,     # a causal LM or an Agent

@@ -22,6 +22,7 @@ TEXTS, RATINGS = "movieReviewSnippets_GroundTruth.txt", "movieReviewSnippets_ano
 WORTH = {"superb": 3, "moving": 2, "funny": 2, "charming": 2, "fine": 1, "long": -.5, "slow": -1,
          "dull": -2, "silly": -1, "awful": -3, "tender": 1.5, "flat": -1.5}
 
+# %% ../../nbs/4_practice/02_rated_files.ipynb #436c9ad8
 def rehearse(
     directory: Path, # where three files are written
     n: int = 240,    # sentences
@@ -107,6 +108,7 @@ def find_files(
     one, other = max(((t, r) for t in texts for r in ratings), key=_alike)
     return one, other, [p for p in others if p != one]
 
+# %% ../../nbs/4_practice/02_rated_files.ipynb #9cec1771
 _FORMAT = ("there must be a file of texts (id, mean, text) and one of ratings (id, mean, standard "
            "deviation, [a list of them]), their columns separated by tabs. The sentences of the "
            f"lesson, {TEXTS} and {RATINGS}, are in the ICWSM 2014 archive of the vaderSentiment "
@@ -135,6 +137,7 @@ def _table(path: Path, columns: int, bad: list[str]) -> dict[str, tuple[int, lis
             rows[cells[0]] = number, cells[1:]
     return rows
 
+# %% ../../nbs/4_practice/02_rated_files.ipynb #88a2924c
 def _ratings(cell: str) -> tuple[tuple[int, ...], str]: # and what is wrong with them, or ""
     try:
         scores = json.loads(cell)
@@ -211,6 +214,7 @@ def read_rated(
     found = [_clean(c[1]) for path in more for _, c in _table(path, 3, []).values()]
     return Rated(reviews, bad, off, [text for text in found if text])
 
+# %% ../../nbs/4_practice/02_rated_files.ipynb #ce7c3be4
 def _agrees(cell: str, mean: float) -> bool:
     "An empty cell claims nothing."
     try:

@@ -101,6 +101,7 @@ def _conjugate_gradients(A, b: Tensor, tolerance: float) -> Tensor:
 # %% ../../nbs/4_practice/02_rated_sentences.ipynb #f0397c08
 _WORD = re.compile(r"[a-z0-9']+|[^\sa-z0-9']")
 
+# %% ../../nbs/4_practice/02_rated_sentences.ipynb #0a0e59ca
 class RidgeBagOfWords:
     """A number per word: score(x) = b + Σ w·tfidf(word), with w the minimum of
     Σ(score − mean rating)² + λ|w|². Word presence times inverse document frequency, rows of

@@ -31,6 +31,8 @@ from ..training.config import Count, Limit, NotNegative, Positive, RLHFConfig
 from ..training.evaluation import ended, kl_to_reference, write
 from ..training.fit import batches, fit, one_seed
 from ..training.keeper import Stage
+
+# %% ../../nbs/4_practice/02_rated_stages.ipynb #8a863265
 from ..training.rollout import Rollout
 from ..training.runs import saving_conflicts
 from ..training.sft import train_lm
@@ -63,6 +65,7 @@ def soft_pairs_loss(
 # %% ../../nbs/4_practice/02_rated_stages.ipynb #43b1f05c
 Dropout = Annotated[float, Limit(0, 1, below=True)]
 
+# %% ../../nbs/4_practice/02_rated_stages.ipynb #224f9d4a
 @dataclass(kw_only=True)
 class ReviewsConfig(RLHFConfig):
     "The same stages on real sentences that people rated. Without a flag, what the lesson uses."
@@ -142,6 +145,7 @@ class ReviewData:
     prompts: list[str]          # for PPO, from training snippets
     held_out_prompts: list[str] # for judging, from held-out ones
 
+# %% ../../nbs/4_practice/02_rated_stages.ipynb #0ed0c2f6
 def make_data(
     config: ReviewsConfig, reviews: Sequence[Review],
     other: Sequence[str] = (), # more texts, for the language model

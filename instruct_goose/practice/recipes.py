@@ -30,6 +30,8 @@ from ..training.config import Count, NotNegative, Positive, RLHFConfig, Seed, Se
 from ..training.evaluation import (
     ended, held_out_answers, one_rollout, plot_metrics, text_table)
 from ..training.fit import one_seed, torch_threads
+
+# %% ../../nbs/4_practice/13_recipes.ipynb #84593c66
 from ..training.keeper import MAIN, Keeper
 from ..training.reward_calls import completion_texts
 from ..training.rollout import Rollout
@@ -62,6 +64,7 @@ class RecipeConfig(RLHFConfig):
         yield from super().conflicts()
         yield from saving_conflicts(self)
 
+# %% ../../nbs/4_practice/13_recipes.ipynb #b51e9a19
 class Task(NamedTuple):
     "What a recipe is about."
     prompts: Sequence     # texts, or rows {"prompt", …}
@@ -123,6 +126,7 @@ def run_task(
         summary = summary_of(config, keeper, trainer, **known, before=figures, after=found)
         return write_report(out, before, after, summary)
 
+# %% ../../nbs/4_practice/13_recipes.ipynb #601d513f
 def make_trainer(config: RecipeConfig, task: Task) -> RLHFTrainer:
     "The model with fresh adapters, and its tokenizer."
     if config.stand_in:
@@ -160,6 +164,7 @@ def look_at(
         "response_length": tokens / len(r),
         "ended": ended(r, trainer.eos_ids[0]).float().mean().item()}
 
+# %% ../../nbs/4_practice/13_recipes.ipynb #3ccc7390
 def completions(r: Rollout, trainer: Any) -> list[str]:
     "The responses alone, as text."
     return completion_texts(r, trainer.tokenizer)
@@ -191,6 +196,7 @@ RECIPES = { # module of instruct_goose.practice, and what it does
     "hh-rlhf": ("hub_recipes", "for the Hub and a GPU: Qwen2.5-0.5B answers people helpfully"),
     "tldr": ("hub_recipes", "for the Hub and a GPU: Pythia-1B sums up what people posted")}
 
+# %% ../../nbs/4_practice/13_recipes.ipynb #7d07a13d
 @dataclass
 class RecipeFlags(Settings):
     "Train a real model, out of a package or from the Hub: `recipe LIST` says what there is."

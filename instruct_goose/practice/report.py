@@ -46,6 +46,7 @@ def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str: # HTML
     body = "".join(f"<tr>{''.join(map(one, row, right))}</tr>" for row in rows)
     return f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>'
 
+# %% ../../nbs/4_practice/13_report.ipynb #62dd6061
 def figures(summary: Mapping) -> str:
     "Before, after and the baselines, a row each."
     rows = {"before": summary.get("before"), **(summary.get("baselines") or {}),
@@ -84,6 +85,7 @@ def findings_html(metrics: Sequence[Mapping], config: Mapping) -> str:
         for f in found) or ('<p class="none">Nothing looks wrong in these metrics, which is no '
                             "proof: some bugs show in none of them.</p>")
 
+# %% ../../nbs/4_practice/13_report.ipynb #8459c049
 def microscope_html(tokens: Mapping[int, list[dict]]) -> str:
     "A slider over the iterations and a choice of quantity; the page's script fills the rest."
     responses = [r for rows in tokens.values() for r in rows]
@@ -115,6 +117,7 @@ def page_record(tokens: Mapping[int, list[dict]], most: int = 60) -> dict: # for
             "iterations": [{"iteration": n, "responses": [one(r) for r in tokens[n]]}
                            for n in kept]}
 
+# %% ../../nbs/4_practice/13_report.ipynb #20ee58ce
 def make_page(
     heading: str,
     facts: str,
@@ -154,6 +157,7 @@ def folded(what: str, text: str) -> str:
     "Shown when asked for."
     return f"<details><summary>{what}</summary>{text}</details>"
 
+# %% ../../nbs/4_practice/13_report.ipynb #d5bb6293
 def written(path: Path, page: str) -> Path:
     "The page, whole or not there."
     write_whole(path, page)
@@ -169,6 +173,7 @@ class ReportConfig(Settings):
     out: Path | None = None  # the page; none: report.html in the run's directory
     seeds: bool = True  # draw the spread of runs beside it that differ in nothing but the seed
 
+# %% ../../nbs/4_practice/13_report.ipynb #d059e375
 def run_report(config: ReportConfig) -> Path: # the page
     "Write the page, and say where it is. Raises as `read_run`, OSError if it cannot be written."
     r = read_run(config.run_dir)
@@ -204,6 +209,7 @@ class CompareConfig(Settings):
     run_dirs: Positional[tuple[Path, ...]]  # run directories, two or more
     out: Path = Path("compare.html")  # the page
 
+# %% ../../nbs/4_practice/13_report.ipynb #ecf9689b
 def run_compare(config: CompareConfig) -> Path: # the page
     "Write the page, and say where it is. Raises as `read_run`, ValueError for fewer than two."
     if len(config.run_dirs) < 2:

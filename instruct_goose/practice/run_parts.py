@@ -45,6 +45,7 @@ def small_gpt2(
         torch.manual_seed(one_seed(config.seed, "weights"))
         return GPT2LMHeadModel(shape)
 
+# %% ../../nbs/4_practice/00_run_parts.ipynb #145303f5
 def beginnings(
     texts: Sequence[str],
     n: int,           # how many
@@ -68,6 +69,7 @@ def best_texts(
                  config.max_new_tokens, seed=one_seed(config.seed, "best of n"))
     return best_of_n(many, reward_model.score(many.texts), config.best_of)[0]
 
+# %% ../../nbs/4_practice/00_run_parts.ipynb #d074c6e0
 def tuned_on(
     best: Rollout, # from `best_texts`
     config: Any,   # for tune_steps, tune_lr, seed and progress
@@ -134,6 +136,7 @@ def summary_of(
             "config": {"algorithm": config.algorithm} | settings_of(config),
             "versions": versions()}
 
+# %% ../../nbs/4_practice/00_run_parts.ipynb #b05ee9bb
 def write_report(
     out: Path,         # the run's directory
     before: Rollout,   # what the SFT model wrote

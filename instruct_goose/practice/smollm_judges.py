@@ -61,6 +61,7 @@ def lower_states(
             found |= {i: x[:len(rows[i])].bfloat16() for i, x in zip(some, states, strict=True)}
     return [found[i] for i in range(len(rows))]
 
+# %% ../../nbs/4_practice/15_smollm_judges.ipynb #c6a05194
 def upper_scores(
     reward_model: RewardModel, # of the same layers and more
     states: Sequence[Float[Tensor, "_ hidden"]], # from `lower_states`

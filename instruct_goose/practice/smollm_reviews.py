@@ -30,6 +30,8 @@ from ..training.config import Count, Limit, Positive
 from ..training.evaluation import text_table
 from ..training.fit import one_seed
 from ..training.keeper import Keeper
+
+# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #552254d4
 from ..training.rollout import Rollout
 from ..training.runs import write_json
 
@@ -57,6 +59,7 @@ class RatedConfig(RecipeConfig):
         if not 1 <= self.prompt_words[0] <= self.prompt_words[1]:
             yield "prompt_words", "two numbers, 1 ≤ fewest ≤ most"
 
+# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #7a35fc5f
 def settings(
     algorithm: str | None = None, # any key of PRESETS; None: the file's
     **given: Any, # any fields of RatedConfig; they beat the file's, and the stand-in's
@@ -120,6 +123,7 @@ def make_judges(
     write_json(out / "judges/judges.json", found)
     return judges, found
 
+# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #f28bc623
 NAMES = ("proxy", "other_half")
 
 def device_of(config: RatedConfig) -> str:
@@ -177,6 +181,7 @@ def prepare(
     task = Task(learn, held_out, [proxy, other_half, vader], figures, words_of(data))
     return task, {"judges": found}
 
+# %% ../../nbs/4_practice/15_smollm_reviews.ipynb #7275a5d2
 def run(config: RatedConfig) -> dict: # the summary
     "Judges, then PPO against one of them, in a run directory."
     return run_task("smollm-reviews", config, partial(prepare, config))

@@ -38,6 +38,7 @@ def figures(r: Rollout, trainer: Any) -> dict[str, float]:
     texts = completions(r, trainer)
     return {"compound": sum(sentiment(texts)) / len(texts), "distinct_2": distinct_pairs(texts)}
 
+# %% ../../nbs/4_practice/14_smollm_sentiment.ipynb #94f607a0
 WORDS = (*dict.fromkeys(" ".join((*PROMPTS, *HELD_OUT)).split()),
          "good", "great", "love", "wonderful", "bad", "awful", "hate", "dull", "not", "very", "a")
 TASK = Task(PROMPTS, HELD_OUT, sentiment, figures, WORDS)

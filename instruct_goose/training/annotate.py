@@ -49,6 +49,7 @@ def annotations(
     back = order.argsort() if size else slice(None)
     return {name: torch.cat([part[name] for part in parts])[back] for name in parts[0]}
 
+# %% ../../nbs/3_training/06_annotate.ipynb #2aa383f2
 def annotate_rows(
     agent: Agent, ref_model: PreTrainedModel, r: Rollout, c: RLHFConfig,
 ) -> dict[str, Tensor]:
@@ -91,6 +92,7 @@ def next_token_logits(
             logits = [response_logits(m, *tokens_of(row))[row.mask] for m in models]
             yield row.response_ids[row.mask], logits
 
+# %% ../../nbs/3_training/06_annotate.ipynb #b13d293e
 def compare_row_by_row(
     policy: PreTrainedModel, ref_model: PreTrainedModel, r: Rollout, temperature: float,
 ) -> Compared:
@@ -138,6 +140,7 @@ def greedy_responses(
     with precision(trainer.config, r.mask.device):
         return trainer.sampler(queries, 1, trainer.config, None), row
 
+# %% ../../nbs/3_training/06_annotate.ipynb #bf500bd0
 @torch.no_grad()
 def kl_charge(
     trainer: Any, # for agent, ref_model, config and β
@@ -155,6 +158,7 @@ def kl_charge(
         charged.append(sequence_kl(pi, ref, part.mask, c.kl_estimator or "k1"))
     return trainer.beta * torch.cat(charged)
 
+# %% ../../nbs/3_training/06_annotate.ipynb #816be0e2
 def greedy_baseline(
     trainer: Any, # an RLHFTrainer
     r: Rollout,

@@ -101,6 +101,7 @@ class Steps:
         trainer.stopped = first_reason(trainer, rollout, metrics)
         return metrics
 
+# %% ../../nbs/3_training/09_callbacks.ipynb #ee840449
 def refuse_taken(update: Metrics, known: Mapping) -> Metrics: # the update's
     "Raises ValueError for a part of the loss by the name of a number that the log has already."
     if taken := [name for name in update if name in known]:
@@ -124,6 +125,7 @@ def different(prompts: Sequence | dict) -> int:
     rows = prompts["query_ids"].tolist() if isinstance(prompts, dict) else list(prompts)
     return len({str(row) for row in rows})
 
+# %% ../../nbs/3_training/09_callbacks.ipynb #f369c12c
 def first_reason(trainer: Any, rollout: Rollout, metrics: Metrics) -> str | None:
     "Every callback is called; the first text that one returns is why the run ends."
     reasons = together(
@@ -195,6 +197,7 @@ class CallFunction(Callback):
     def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> str | None:
         return "the callback asked for it" if self.function(metrics) else None
 
+# %% ../../nbs/3_training/09_callbacks.ipynb #902f4f80
 class Progress(Callback):
     "The numbers to watch, on a `Line`."
 
@@ -285,6 +288,7 @@ class RecheckRewards(Callback):
     def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> None:
         metrics.update(self.found)
 
+# %% ../../nbs/3_training/09_callbacks.ipynb #f1026c99
 @contextmanager
 def dice_put_back() -> Iterator[None]:
     "The generators of torch, Python and numpy are afterwards as they were."

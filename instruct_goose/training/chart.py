@@ -113,6 +113,7 @@ def finite(x: Any, what: str) -> float:
     raise ValueError(f"{what} is {_shown(x)}: the run is broken already, so look for the first "
                      "tensor that is not finite. Where a number is undefined, log None")
 
+# %% ../../nbs/3_training/21_chart.ipynb #85c98713
 def _shown(x: Any) -> str: # its repr, if it has one: nesting may be too deep, digits too many
     try:
         return f"{x!r:.80}"
@@ -139,6 +140,7 @@ def median(xs: list[float]) -> float:
     "The middle one; of two the larger."
     return sorted(xs)[len(xs) // 2]
 
+# %% ../../nbs/3_training/21_chart.ipynb #441a4d57
 def above(run: Run, name: str, limit: float) -> str | None:
     "In which iterations a metric is above its limit."
     pairs = run.pairs(name)

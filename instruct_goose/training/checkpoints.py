@@ -48,6 +48,7 @@ def save_checkpoint(
                 _remove(old)
     return new
 
+# %% ../../nbs/3_training/19_checkpoints.ipynb #5c0a5fbd
 def _save(directory: Path, files: Mapping[str, bytes]) -> Path:
     clear_unfinished(directory)
     last = checkpoints(directory)[-1:]
@@ -88,6 +89,7 @@ def _files(tensors, record) -> dict[str, bytes]:
 def _sum_of(record) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
+# %% ../../nbs/3_training/19_checkpoints.ipynb #f5f66850
 def _write(path: Path, content: bytes) -> None:
     with path.open("xb") as f:
         f.write(content)
@@ -122,6 +124,7 @@ def clear_unfinished(directory: Path) -> None:
         if _UNFINISHED.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
 
+# %% ../../nbs/3_training/19_checkpoints.ipynb #22c7409c
 @contextmanager
 def locked(
     directory: Path,
@@ -172,6 +175,7 @@ def writing(
         raise OSError(number, f"{what} could not be written: {os.strerror(number)}.{left()} "
                       f"To mend it, {cure}", str(place)) from e
 
+# %% ../../nbs/3_training/19_checkpoints.ipynb #65a89108
 def _os_error(e: Exception) -> int | None: # as the libraries written in Rust say it
     said = re.search(r"\(os error (\d+)\)", str(e))
     return int(said[1]) if said else None
@@ -197,6 +201,7 @@ def read_json(
         why = "it is nested too deeply" if isinstance(e, RecursionError) else e
         raise ValueError(f"{what}, {path}, cannot be used: {why}. To go on, {cure}") from None
 
+# %% ../../nbs/3_training/19_checkpoints.ipynb #1739164b
 def _json_object(path: Path) -> dict:
     if path.exists() and not path.is_file():
         raise ValueError("it is not a file")
@@ -237,6 +242,7 @@ def load_checkpoint(
     except (safetensors.SafetensorError, KeyError):
         raise _damaged(path, "tensors.safetensors holds no tensors") from None
 
+# %% ../../nbs/3_training/19_checkpoints.ipynb #4ad8c116
 def _read_record(path: Path) -> tuple[dict, str]: # and the checksum of the tensors
     try:
         whole = read_json(path / "record.json", "its record", "remove it, or take another")

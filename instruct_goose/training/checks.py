@@ -38,6 +38,7 @@ def rounding(
     narrow = getattr(config, "autocast", None)
     return torch.finfo(torch.bfloat16 if narrow else weights).eps
 
+# %% ../../nbs/3_training/05_checks.ipynb #4be80248
 def check_ratio(
     eps: float, # of the arithmetic, from `rounding`
     logprobs: Float[Tensor, "batch time"],
@@ -157,6 +158,7 @@ def ready(trainer: Any, rollout: Rollout) -> Rollout:
         rollout.group_tokens = group_token_counts(mask, trainer.config.group_size)
     return rollout
 
+# %% ../../nbs/3_training/05_checks.ipynb #f35d5b62
 def comparable(rollout: Rollout) -> Rollout:
     "With advantages. Raises ValueError without."
     if rollout.advantages is None:

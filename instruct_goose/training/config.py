@@ -45,6 +45,7 @@ class Limit:
             return f"{low} and {'below' if self.below else 'at most'} {self.high:g}"
         return f"from {self.low:g} to {self.high:g}"
 
+# %% ../../nbs/3_training/02_config.ipynb #aa284fe6
 @dataclass(eq=False)
 class OneOf:
     "A name from a table, which is looked at when the setting is."
@@ -131,6 +132,7 @@ def type_complaint(kind: type) -> TypeError:
     "What a value of another type ought to have been."
     return TypeError({Path: "a path", str: "text"}.get(kind, kind.__name__))
 
+# %% ../../nbs/3_training/02_config.ipynb #42850e09
 def choices_of(hint: Any) -> tuple | None: # None: it is no choice
     "What a field annotated as a Literal, or as OneOf a table, may be."
     kind, *limits = get_args(hint) if get_origin(hint) is Annotated else (hint,)

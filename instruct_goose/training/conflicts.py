@@ -100,6 +100,7 @@ def warn_of_bias(c: Any) -> None:
         warnings.warn(f"{what}. The lessons are nbs/1_objective/02_kl.ipynb and "
                       "nbs/3_training/02_conflicts.ipynb", BiasedSettings, calls_up())
 
+# %% ../../nbs/3_training/02_conflicts.ipynb #644f48b0
 def calls_up() -> int: # for `stacklevel`
     "How far above the caller the first call is that is not of this package."
     frame, n = sys._getframe(1), 1

@@ -47,6 +47,7 @@ def distinct(ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]) -
     ids, mask = compact(ids, mask, side="right")
     return len(torch.cat([ids * mask, mask], 1).unique(dim=0))
 
+# %% ../../nbs/3_training/08_cross_checks.ipynb #4265b487
 def distinct_pairs(ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]) -> float:
     "Of all pairs of neighbouring tokens, the share of different ones; NaN where there is none."
     inner = mask[:, 1:] & mask[:, :-1]
@@ -115,6 +116,7 @@ def gradient_meter(
             log[f"{short}_gradient_cosine"] = g @ e / (g.norm() * e.norm())
     return log
 
+# %% ../../nbs/3_training/08_cross_checks.ipynb #11104a25
 @torch.enable_grad()
 def expected_pulls(
     batch: Rollout, config: RLHFConfig, ent_weight: float | None = None,

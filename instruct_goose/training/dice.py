@@ -65,6 +65,7 @@ def probabilities(
         check_logits(logits, rows)
     return p
 
+# %% ../../nbs/3_training/00_dice.ipynb #8a1135ba
 def uniforms(
     n: int,
     generator: torch.Generator | None, # on the CPU; None: torch's global one

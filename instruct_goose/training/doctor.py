@@ -201,6 +201,7 @@ _SIZES = (
          "the responses repeat the same few phrases: read them", "4_practice/02_real_reviews",
          "a higher beta, a lower lr, or an entropy bonus"))
 
+# %% ../../nbs/3_training/22_doctor.ipynb #9b7267c3
 RULES = _FIRST + _CAUSES + _LEARNING + _SIZES # in the order of a visit
 
 # %% ../../nbs/3_training/22_doctor.ipynb #26b08fb3

@@ -90,6 +90,7 @@ def train_dpo(
     dealt = batches(range(len(data)), batch_size, seed=seed)
     return fit(model, loss_of, dealt, steps=steps, lr=lr, desc=desc, **options)
 
+# %% ../../nbs/3_training/13_dpo.ipynb #2895c968
 def check_reference(model: PreTrainedModel, ref_model: PreTrainedModel) -> None:
     "Raises ValueError for a reference that would move with the model."
     moving = {id(p) for p in model.parameters() if p.requires_grad}

@@ -54,6 +54,7 @@ def draw_again(
                "reward_mean_drawn": torch.cat(seen).mean().item()}
     vars(rollout).update(vars(r))
 
+# %% ../../nbs/3_training/05_dynamic_sampling.ipynb #3e803949
 def rows_of(groups: Tensor, group_size: int) -> Tensor:
     "The rows of these groups, side by side."
     places = torch.arange(group_size, device=groups.device)

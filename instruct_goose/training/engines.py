@@ -38,6 +38,7 @@ class Written(NamedTuple):
     token_ids: list[int]    # the end among them, if it ended
     logprobs: list[float]   # of each, at the temperature it was drawn with
 
+# %% ../../nbs/3_training/25_engines.ipynb #42e667e9
 @runtime_checkable
 class Engine(Protocol):
     "Writes in the policy's place."
@@ -85,6 +86,7 @@ class EngineSampler:
         "After each update: the engine gets the new weights."
         self.engine.load_weights(model)
 
+# %% ../../nbs/3_training/25_engines.ipynb #ad8ee087
 def use_engine(trainer: Any, engine: Engine) -> None:
     "Let it write for this trainer from now on, with the trainer's weights."
     sampler = EngineSampler(trainer, engine)
@@ -124,6 +126,7 @@ class TakesWeights:
         self.model_runner.model.load_weights(weights.items())
         return len(weights)
 
+# %% ../../nbs/3_training/25_engines.ipynb #20ba88e3
 class VLLMEngine:
     "A vllm.LLM as an engine, by the interface that vLLM 0.20 to 0.32 documents."
 
@@ -155,6 +158,7 @@ class VLLMEngine:
         self.llm.collective_rpc("take_weights", args=(str(path),))
         self.llm.reset_prefix_cache()
 
+# %% ../../nbs/3_training/25_engines.ipynb #7e81bc10
 def written(completion: Any) -> Written: # vLLM's CompletionOutput
     "Its tokens, and of each the log-probability; there may be others' beside it."
     tokens = list(completion.token_ids)

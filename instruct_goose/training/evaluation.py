@@ -51,12 +51,14 @@ def write(
             model, **asked, tokenizer=tokenizer, temperature=temperature, generator=generator))
     return one_rollout(parts)
 
+# %% ../../nbs/3_training/14_evaluation.ipynb #b61edda3
 def _likeliest(model: Any, tokenizer: Any, asked: dict[str, Any]) -> Rollout:
     policy = model.model if isinstance(model, Agent) else model
     ids, mask = left_padded(policy, asked["query_ids"], asked["query_mask"])
     asked = asked | dict(query_ids=ids, query_mask=mask)
     return complete(Rollout(ids, mask, *sample(policy, **asked, greedy=True)), tokenizer)
 
+# %% ../../nbs/3_training/14_evaluation.ipynb #3d397eef
 def one_rollout(parts: Sequence[Rollout]) -> Rollout:
     "The rows of several, padded to one width: prompts on the left, responses on the right."
     def join(name: str, left: bool) -> Tensor:
@@ -177,6 +179,7 @@ PICTURES = {
     "explained_variance": {
         "explained_variance": "variance of the returns that the values explain"}}
 
+# %% ../../nbs/3_training/14_evaluation.ipynb #ae8261d9
 def plot_metrics(
     metrics: Sequence[Mapping[str, int | float | None]], # of each iteration
     directory: str | Path,

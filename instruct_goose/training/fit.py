@@ -70,6 +70,7 @@ def batches_by_rows(n: int, batch_size: int, seed: int) -> Iterator[list[int]]:
         batch, waiting = waiting[:batch_size], waiting[batch_size:]
         yield batch
 
+# %% ../../nbs/3_training/10_fit.ipynb #f39447f0
 def batches_by_tokens(lengths: Sequence[int], limit: int, seed: int) -> Iterator[list[int]]:
     "Shuffled, then sorted by length: rows of one length stay shuffled. Then cut, and shuffled."
     generator = torch.Generator().manual_seed(seed)
@@ -100,6 +101,7 @@ def check_batches(
         raise ValueError(f"a row has {max(lengths)} tokens, more than batch_tokens={batch_tokens}"
                          ": raise it, or drop the row")
 
+# %% ../../nbs/3_training/10_fit.ipynb #894512d0
 def refuse_long_rows(
     rows: Sequence[Sequence[int]], # token ids
     model: Any,
@@ -130,6 +132,7 @@ def cosine(
 Loss = Tensor | tuple[Tensor, Mapping[str, float]] # a scalar; and what else the log should say
 Log = dict[str, int | float] # of one update
 
+# %% ../../nbs/3_training/10_fit.ipynb #d0ec6abb
 def fit(
     model: nn.Module,
     loss_of: Callable[[list[int]], Loss], # row numbers → the loss of that batch
@@ -225,6 +228,7 @@ def training_mode(model: nn.Module) -> Iterator[None]:
     finally:
         model.train(before)
 
+# %% ../../nbs/3_training/10_fit.ipynb #3c482ecf
 def check_schedule(steps: int, lr: float) -> None:
     "Raises ValueError."
     if steps < 1:
@@ -249,6 +253,7 @@ def fit_state(
     log = {k: torch.tensor([update[k] for update in history], dtype=torch.float64) for k in names}
     return tensors | joined({"history": log}), record | {"history": names}
 
+# %% ../../nbs/3_training/10_fit.ipynb #451ead05
 def load_fit_state(
     model: nn.Module,
     optimizer: torch.optim.Optimizer, # a new one
@@ -272,6 +277,7 @@ def load_fit_state(
     return [{"step": i, **dict(zip(names, row, strict=True))}
             for i, row in enumerate(zip(*columns, strict=True))]
 
+# %% ../../nbs/3_training/10_fit.ipynb #73b4ea05
 def check_log(log: Mapping[str, Tensor], names: object, steps: int) -> int: # updates done
     "Raises ValueError unless these are columns of one length, of float64, under these names."
     if not isinstance(names, list) or set(names) != log.keys() or "loss" not in log:

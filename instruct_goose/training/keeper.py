@@ -29,6 +29,7 @@ from .state import (
 # %% ../../nbs/3_training/20_keeper.ipynb #766274a5
 MAIN = "ppo" # the stage whose steps are called iterations
 
+# %% ../../nbs/3_training/20_keeper.ipynb #5c6914d4
 class Keeper:
     """Keeps the state of a run of several stages: in memory after every whole step, on disk every
     so often, and on disk when the block `with keeper:` ends by an exception, Ctrl-C, SIGTERM or
@@ -107,6 +108,7 @@ class Keeper:
 # %% ../../nbs/3_training/20_keeper.ipynb #7bcc93cd
 Whole = tuple[dict[str, tuple[dict[str, Tensor], Mapping]], tuple[str, int, int] | None]
 
+# %% ../../nbs/3_training/20_keeper.ipynb #0be4732f
 class Stage:
     "Where one stage of a run keeps its state, and finds it again. Made by `Keeper.stage`."
 
@@ -163,6 +165,7 @@ class Terminated(KeyboardInterrupt):
 
 _SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
+# %% ../../nbs/3_training/20_keeper.ipynb #526ae6f8
 class Signals:
     "In the block a signal that would end the process raises KeyboardInterrupt instead."
 
@@ -195,6 +198,7 @@ class Signals:
         if self.received is not None:
             raise Terminated(self.received)
 
+# %% ../../nbs/3_training/20_keeper.ipynb #323aa6e4
 @contextmanager
 def deaf() -> Iterator[None]:
     "No signal breaks off this block: who presses Ctrl-C twice would lose the run."
@@ -234,6 +238,7 @@ def clear_run(run: Path) -> None:
         if HALF_WRITTEN.fullmatch(path.name) and path.is_file() and not path.is_symlink():
             path.unlink()
 
+# %% ../../nbs/3_training/20_keeper.ipynb #b6b71b1c
 def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping) -> None:
     "Raises ValueError, naming the checkpoint, for one that is whole but not that of a run."
     kinds = {"settings": dict, "place": list, "seconds": dict, "stages": dict}
@@ -253,6 +258,7 @@ def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping)
         raise ValueError(f"the checkpoint {path} is not that of a run: {odd[0]} in its record is "
                          "missing or malformed. Remove it, or take another")
 
+# %% ../../nbs/3_training/20_keeper.ipynb #5426269c
 def refuse_other_run(then: Mapping, now: Mapping) -> None:
     "Raises ValueError naming settings that differ. More steps are welcome: a run may grow."
     rest, rest_now = ({k: x for k, x in s.items() if k != "steps"} for s in (then, now))

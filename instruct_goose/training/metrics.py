@@ -30,6 +30,8 @@ from .dynamic_sampling import flat_groups
 from .cross_checks import (
     correlation, gradient_meter, of_texts, of_values)
 from .rollout import Rollout
+
+# %% ../../nbs/3_training/08_metrics.ipynb #d07b38b4
 from .shaping import finished
 from .updates import Seen, importance_weights, learning
 
@@ -86,6 +88,7 @@ def of_scores(r: Rollout, c: RLHFConfig) -> dict:
     logged = {f"logged/{name}": x for name, x in (r.logged or {}).items()}
     return numbers | parts | logged | (r.drawn or {})
 
+# %% ../../nbs/3_training/08_metrics.ipynb #ff6e6bc7
 def of_advantages(r: Rollout, c: RLHFConfig) -> dict:
     "Advantages as they were before whitening; and what the values knew."
     def spread(x: Tensor) -> Tensor:
@@ -162,6 +165,7 @@ def step_log(
         log |= gradient_meter(batch, seen, trainer.config, trainer.ent_weight)
     return log
 
+# %% ../../nbs/3_training/08_metrics.ipynb #38f90fae
 def average_steps(
     logs: Sequence[dict[str, Tensor]], # of all optimizer steps of an iteration
 ) -> Metrics:
@@ -177,6 +181,7 @@ def average_steps(
 MOST = 2**24 # numbers in a table: 64 MiB in float32
 ROWS = 8     # responses that are looked at
 
+# %% ../../nbs/3_training/08_metrics.ipynb #1f0b418e
 def drift_meter(
     model: PreTrainedModel, # the policy
     rollout: Rollout,

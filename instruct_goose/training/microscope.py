@@ -37,6 +37,7 @@ def looked_at(iteration: int, steps: int) -> bool:
     "Is this iteration, counted from 0, one of the LOOKS that a run of so many steps keeps?"
     return iteration % -(-steps // LOOKS) == 0 or iteration == steps - 1
 
+# %% ../../nbs/3_training/14_microscope.ipynb #497630fb
 @torch.no_grad()
 def token_columns(
     logprobs: Tensor, # (B, T) log π after the update
@@ -73,6 +74,7 @@ def seen_tokens(
              **{name: [four_digits(n) for n in x[i][real]] for name, x in columns.items()}}
             for i, real in enumerate(r.real)]
 
+# %% ../../nbs/3_training/14_microscope.ipynb #095132cd
 def with_reference(response: Mapping) -> dict: # and ref_logprobs
     "A response of a record with log π_ref, which is log π_old − drift, where it has both."
     r = dict(response)
@@ -150,6 +152,7 @@ def read_tokens(
                                  "file, or delete the line") from None
     return dict(sorted(record.items()))
 
+# %% ../../nbs/3_training/14_microscope.ipynb #93b76cfb
 def as_response(r: Mapping) -> dict:
     """One response of a record, `with_reference`. Raises ValueError unless all its columns are as
     long as its tokens."""

@@ -51,6 +51,7 @@ def check_can_follow(reference: nn.Module, policy: nn.Module) -> None:
                      f"{own.get(odd, 'not there')} in one and {there.get(odd, 'not there')} in "
                      "the other. Leave ref_model out, or pass a model of the same architecture")
 
+# %% ../../nbs/3_training/09_moving_reference.ipynb #abf24570
 def reference_moved(
     trainer: Any, # after an iteration
 ) -> dict[str, int]: # for the log; {} where the reference stays

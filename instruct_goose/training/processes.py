@@ -51,6 +51,7 @@ def place() -> int:
     "Which of them this is, from 0."
     return dist.get_rank() if count() > 1 else 0
 
+# %% ../../nbs/3_training/23_processes.ipynb #61203e93
 def is_first() -> bool:
     "Is this the one that writes files and draws progress bars?"
     return place() == 0
@@ -70,6 +71,7 @@ T = TypeVar("T")
 class OthersFailed(RuntimeError):
     "Raised in a process because another one has failed."
 
+# %% ../../nbs/3_training/23_processes.ipynb #334ee165
 def together(
     work: Callable[[], T],
 ) -> list[T]: # what it returned in each process, in their order; tensors are on this one's device
@@ -94,6 +96,7 @@ def together(
                                f"there: {why}")
     return [x for x, _ in said]
 
+# %% ../../nbs/3_training/23_processes.ipynb #ea0dbca1
 def everybodys(x: Any) -> list[Any]:
     "The x of each process."
     packed = io.BytesIO()
@@ -139,6 +142,7 @@ def agree(
         if other != value:
             raise ValueError(f"{what} differ between process {place()} and process {k}: {cure}")
 
+# %% ../../nbs/3_training/23_processes.ipynb #c9e79403
 def all_sum(
     tensors: Sequence[Tensor], # of the same shapes in every process
     most: int = 2**24,         # numbers that travel at once
@@ -157,6 +161,7 @@ def all_sum(
                 y.copy_(total.view_as(y))
             bucket = []
 
+# %% ../../nbs/3_training/23_processes.ipynb #99cf81c5
 def same_weights(module: torch.nn.Module) -> None:
     "Those of the first process, in every process. Raises ValueError for models that differ."
     if count() == 1:
@@ -190,6 +195,7 @@ def in_processes(
 class Crashed(RuntimeError):
     "A process had a segmentation fault."
 
+# %% ../../nbs/3_training/23_processes.ipynb #9eee6f04
 def forked(n: int, work: Callable[[], T], seconds: int | float) -> list[T]:
     "One meeting of n processes. Raises what `in_processes` does."
     fork = multiprocessing.get_context("fork")
@@ -233,6 +239,7 @@ def one_of(
     end.close()
     os._exit(0)  # what the parent has planned for its own end is not for its children
 
+# %% ../../nbs/3_training/23_processes.ipynb #dca462d2
 def answers(ends: Sequence[Any], until: float) -> list[Any]:
     "What each child says."
     said: dict[int, Any] = {}

@@ -47,6 +47,7 @@ def special_ids(
                          "`model.resize_token_embeddings(len(tokenizer))`")
     return ends, tokenizer.pad_token_id
 
+# %% ../../nbs/3_training/03_prompts.ipynb #7b238f8e
 def own_ends(model: PreTrainedModel, tokenizer: Any | None) -> list[int]:
     "A list was written on purpose; one number may be the default of the model's class."
     eos: Any = getattr(model.generation_config, "eos_token_id", None)
@@ -76,6 +77,7 @@ def is_conversation(prompt: Any) -> bool:
     return (isinstance(prompt, list | tuple) and len(prompt) > 0
             and all(isinstance(m, Mapping) and "role" in m for m in prompt))
 
+# %% ../../nbs/3_training/03_prompts.ipynb #c7dd1d67
 def columns_of(
     prompts: Any, # as for `encode_prompts`
     n: int = 1,   # responses to each prompt, side by side
@@ -146,6 +148,7 @@ def encode_prompts(
             rows[i] = ids
     return Queries(*pad([list(map(int, row)) for row in rows], trainer.pad_id, side="left"))
 
+# %% ../../nbs/3_training/03_prompts.ipynb #99a56d3b
 def room_for_prompts(model: PreTrainedModel, max_new_tokens: int) -> int | None: # None: no limit
     "How long a prompt may be. Raises ValueError if the responses alone fill the context."
     context = context_length(model)
@@ -160,6 +163,7 @@ def prompt_order(n: int, seed: int, epoch: int) -> list[int]:
     "The order of n prompts in one pass."
     return torch.randperm(n, generator=generator(seed, 2 + epoch)).tolist()
 
+# %% ../../nbs/3_training/03_prompts.ipynb #d7883e4d
 class PromptBatches:
     "Endless batches of prompts, as many as make batch_size responses; and some more if asked."
 
@@ -200,6 +204,7 @@ class PromptBatches:
         self.trainer.prompts_seen = seen + len(batch)
         return batch
 
+# %% ../../nbs/3_training/03_prompts.ipynb #f3844e98
 def prompt_batches(trainer: Any, prompts: Any) -> PromptBatches:
     "The same, known to the trainer: where groups are drawn again, that takes from them too."
     trainer.fresh = PromptBatches(trainer, prompts)

@@ -27,6 +27,7 @@ class Once(NamedTuple):
 
 Offer = Mapping[str, Sequence | Once] # name → one item per text, or something for all of them
 
+# %% ../../nbs/3_training/04_reward_calls.ipynb #2661bd7b
 def wanted(
     judge: Callable,
     known: Collection[str], # what can be had: texts, prompts, … and the columns of the data
@@ -151,6 +152,7 @@ class Notes:
                 raise ValueError(f"{where}log_extra({name!r}, …) was given {len(values)} values "
                                  f"for {rows} responses: give it one for each")
 
+# %% ../../nbs/3_training/04_reward_calls.ipynb #867dec4e
 def kept(
     notes: Sequence[Notes], # of the shares of one rollout, in order
 ) -> tuple[dict[str, float] | None, dict[str, list] | None]: # for the log, for the rollout

@@ -44,6 +44,7 @@ def train_reward_model(
     dealt = batches(range(len(data)), batch_size, seed=seed)
     return fit(reward_model, loss_of, dealt, steps=steps, lr=lr, desc=desc, **options)
 
+# %% ../../nbs/3_training/12_reward_training.ipynb #75ea7bda
 def scores_of(reward_model: RewardModel, rows: Sequence[Sequence[int]]) -> Tensor:
     "r of rows of token ids, with gradient."
     ids, mask = pad(rows, filling_id(reward_model.tokenizer))
@@ -96,6 +97,7 @@ def train_reward_model_on_ratings(
     return fit(reward_model, loss_of, dealt, steps=steps, lr=lr, desc=desc,
                generators={"raters": generator}, **options)
 
+# %% ../../nbs/3_training/12_reward_training.ipynb #d9963a50
 def one_of(ratings: Sequence[int | float], generator: torch.Generator) -> int | float:
     "Of one rater, drawn at random."
     return ratings[int(torch.randint(len(ratings), (), generator=generator))]

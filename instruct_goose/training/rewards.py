@@ -33,6 +33,7 @@ class Judged(NamedTuple):
     scores: Float[Tensor, "batch"]    # R(q, r); NaN where it does not apply
     tokens: list[list[float]] | None  # of each text its tokens' parts, if it said them; else []
 
+# %% ../../nbs/3_training/04_rewards.ipynb #68f8c654
 def judge_texts(
     reward_fn: Callable | Any, # texts → one number per text; or what has such a method `score`
     texts: list[str],
@@ -209,6 +210,7 @@ def score_with_all(
     total, parts = judge_with_all(reward_fns, texts, weights, **options)
     return total.scores, parts
 
+# %% ../../nbs/3_training/04_rewards.ipynb #0aa54db2
 def judge_with_all(
     reward_fns: Sequence, texts: list[str], weights: Sequence[float] | None, **options,
 ) -> tuple[Judged, dict[str, Float[Tensor, "batch"]]]:
@@ -229,6 +231,7 @@ def judge_with_all(
     total = torch.tensor(weights) @ table.nan_to_num()
     return Judged(total, weighted([judged.tokens for judged in said.values()], weights)), parts
 
+# %% ../../nbs/3_training/04_rewards.ipynb #a3a9cf34
 def by_name(reward_fns: Sequence) -> dict[str, Any]:
     "Each under its own name, or its class's; the second of a name is name_2."
     names: dict[str, Any] = {}
@@ -255,6 +258,7 @@ def judged(
     r.logged, r.extra = kept(together(lambda: notes))
     return said["scores"]
 
+# %% ../../nbs/3_training/04_rewards.ipynb #647e153e
 def judged_rows(
     trainer: Any, r: Rollout, reward_fn: Any, kind: str, notes: Notes,
 ) -> dict[str, Any]:

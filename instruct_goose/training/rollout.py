@@ -43,6 +43,7 @@ def checked_tokens(
     device = next(model.parameters()).device
     return ids.long().masked_fill(~mask, 0).to(device), mask.to(device)
 
+# %% ../../nbs/3_training/00_rollout.ipynb #1a74f566
 def left_padded(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     "Checked queries, padding on the left, no wider than the longest of them."
     if not len(ids):
@@ -220,6 +221,7 @@ class Rollout:
         for rows in order.tensor_split(n):
             yield self[rows]
 
+# %% ../../nbs/3_training/00_rollout.ipynb #8b1b8f03
 def by_length(r: Rollout) -> Int[Tensor, "batch"]:
     "Its rows from the shortest to the longest, query and response together."
     return (r.query_mask.sum(-1) + r.mask.sum(-1)).argsort(stable=True)

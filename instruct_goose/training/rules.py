@@ -86,6 +86,7 @@ def kl_sign(run: Run) -> str | None:
             f"be near the "
             f"exact KL, {exact:.3g}. Drift is paid for, not charged")
 
+# %% ../../nbs/3_training/21_rules.ipynb #068a8819
 def negative_kl(run: Run) -> str | None:
     "The same, where the tokens are not the policy's either."
     exact, _, k1 = _three_kls(run)
@@ -116,6 +117,7 @@ def no_policy_gradient(run: Run) -> str | None:
         return None
     return f"grad_norm is at most {max(norms):.1g} in all {len(norms)} iterations"
 
+# %% ../../nbs/3_training/21_rules.ipynb #371e92f9
 def ratio_never_moves(run: Run) -> str | None:
     "After the first of several updates π is no longer π_old."
     c, rows = run.config, run.both("kl_to_old", "grad_norm")
@@ -151,6 +153,7 @@ def policy_stands_still(run: Run) -> str | None:
         return f"kl_to_old_exact is 0 in all {len(kl)} iterations, {said}"
     return None
 
+# %% ../../nbs/3_training/21_rules.ipynb #35ec463d
 def steps_rounded_away(run: Run) -> str | None:
     "In half precision a weight stays as it is if its step is below half a per cent of it."
     moved = run["weights_moved"]
@@ -197,6 +200,7 @@ def ends_unseen(run: Run) -> str | None:
     return (f"finished is 0 in all {len(rows)} iterations, and yet response_length is between "
             f"{min(lengths):.3g} and {max(lengths):.3g}")
 
+# %% ../../nbs/3_training/21_rules.ipynb #d2a88da4
 def never_ends(run: Run) -> str | None:
     "Responses that all run into the limit were not ended by the policy."
     rows = last_quarter(run.both("response_length", "finished"))
@@ -230,6 +234,7 @@ def distils(run: Run) -> bool:
     "Are these the settings of `distillation`: each token's own reward alone, and no price?"
     return run.config.get("gamma") == 0 and run.config.get("beta") == 0
 
+# %% ../../nbs/3_training/21_rules.ipynb #50ff6d34
 def reward_spread_moves(run: Run) -> str | None:
     "The unit of the scores stays what it was in the first iterations."
     spread, mean = run["reward_std"], run["reward_mean"]
@@ -261,6 +266,7 @@ def no_clip(run: Run) -> str | None:
         return None
     return f"clip_fraction is 0 in all {len(cut)} iterations, and yet {steps}"
 
+# %% ../../nbs/3_training/21_rules.ipynb #3943f170
 def drift(run: Run) -> str | None:
     "A policy far from its reference is no longer the language model that it was."
     rows = last_quarter(run.both("kl_to_reference", "response_length"))
@@ -283,6 +289,7 @@ def length_collapse(run: Run) -> str | None:
     "Responses keep something of the length that they began with."
     return _collapse(run["response_length"], 1 / 3, "response_length", " tokens")
 
+# %% ../../nbs/3_training/21_rules.ipynb #1bdda467
 def variety_collapse(run: Run) -> str | None:
     "The responses of an iteration do not all say the same."
     return _collapse(run["distinct_2"], 1 / 3, "distinct_2", " of all pairs of tokens")

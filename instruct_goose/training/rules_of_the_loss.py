@@ -36,6 +36,7 @@ def policy_loss_direction(run: Run) -> str | None:
         return None
     return f"policy_gradient_cosine is {median(found):.2g} in the median iteration, should be 1"
 
+# %% ../../nbs/3_training/21_rules_of_the_loss.ipynb #f46a97af
 def value_loss_off(run: Run) -> str | None:
     "The loss pulls V towards the return, by vf_coef."
     scale, cosine = run["value_gradient_scale"], run["value_gradient_cosine"]
@@ -82,6 +83,7 @@ def other_discount(run: Run) -> str | None:
                          "settings")
     return "; ".join(wrong) or None
 
+# %% ../../nbs/3_training/21_rules_of_the_loss.ipynb #95786e9a
 def harmful_values(run: Run) -> str | None:
     "Values that are farther from the returns than 0 is are worse than none."
     rows = last_quarter(run.both("value_error", "value_bias", "value_scatter"))
@@ -112,6 +114,7 @@ def prompts_lost(run: Run) -> str | None:
     return (f"in {len(bad)} of {len(rows)} iterations, first in iteration {i}, where {given:g} "
             f"different prompts were given and {found:g} answered")
 
+# %% ../../nbs/3_training/21_rules_of_the_loss.ipynb #006f8cff
 def same_responses(run: Run) -> str | None:
     "Responses with nats to spare do not repeat each other."
     rows = run.both("distinct_responses", "entropy", "response_length", "tokens")

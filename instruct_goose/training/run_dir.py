@@ -41,6 +41,7 @@ class RunSettings(RLHFConfig):
     keep: Count = 2
     resume: bool = False
 
+# %% ../../nbs/3_training/20_run_dir.ipynb #4bcf8c66
 def train_in(
     trainer: Any, # an RLHFTrainer
     run_dir: str | Path, # for everything that the run writes
@@ -91,6 +92,7 @@ def train_in(
         write_json(out / "summary.json", summary)
     return from_first(lambda: summary)
 
+# %% ../../nbs/3_training/20_run_dir.ipynb #2cdb27c2
 def follow(
     trainer: Any, found: tuple | None, prompts: Any, reward_fn: Any, held_out: Any,
 ) -> None:
@@ -114,7 +116,6 @@ class Lend(Callback):
         "The iteration is counted."
         as_one(trainer)
 
-
 # %% ../../nbs/3_training/20_run_dir.ipynb #a8b00583
 def sample_prompts(
     trainer: Any, prompts: Any, held_out: Any, n: int,
@@ -136,6 +137,7 @@ def said(
     return [pair for r in parts for pair in
             zip(r.prompts or [], completion_texts(r, trainer.tokenizer), strict=True)]
 
+# %% ../../nbs/3_training/20_run_dir.ipynb #5a37a5b0
 def samples_page(
     before: Sequence[tuple[str, str]], after: Sequence[tuple[str, str]], held_out: bool,
 ) -> str: # Markdown
@@ -156,6 +158,7 @@ def fingerprint_of_prompts(prompts: Any) -> str:
     rows = repr([prompts[i] for i in range(len(prompts))])
     return hashlib.sha256(rows.encode("utf-8", "replace")).hexdigest()
 
+# %% ../../nbs/3_training/20_run_dir.ipynb #0a90efd6
 def summary_of_training(trainer: Any, keeper: Keeper, metrics: Sequence[Metrics]) -> dict:
     "What the run says of itself."
     shown = ("reward_mean", "kl_to_reference", "response_length", "finished", "held_out_reward")
@@ -195,6 +198,7 @@ def model_card(
              ", ".join(f"{k} {v}" for k, v in summary["versions"].items() if k != "platform")]
     return "\n".join(header) + "\n\n" + "\n\n".join(parts) + "\n"
 
+# %% ../../nbs/3_training/20_run_dir.ipynb #83731fc7
 def push_to_hub(
     run_dir: str | Path, # of a run that is finished
     repo_id: str,        # "owner/name"

@@ -50,6 +50,7 @@ def new_run_dir(
         else:
             return path
 
+# %% ../../nbs/3_training/15_runs.ipynb #e8b6725d
 def claim_run_dir(
     path: str | Path,
 ) -> Path:
@@ -91,6 +92,7 @@ def json_line(value: Mapping) -> str:
     "NaN and infinities become null."
     return json.dumps(without_nan(value), ensure_ascii=False, allow_nan=False) + "\n"
 
+# %% ../../nbs/3_training/15_runs.ipynb #9740d3f0
 def without_nan(x: Any) -> Any:
     "The same, with None for NaN and infinities, however deep."
     if isinstance(x, Mapping):
@@ -119,6 +121,7 @@ def save_model(
         if shown:
             logging.enable_progress_bar()
 
+# %% ../../nbs/3_training/15_runs.ipynb #0777d8da
 def versions() -> dict[str, str]:
     "What a run depends on: this package, its libraries, Python and the machine."
     from importlib.metadata import PackageNotFoundError, version
@@ -169,6 +172,7 @@ def open_run(
             print(f"Going on from {found.name}: {i} of {n} steps of the stage {stage!r} are done.")
     return out, keeper
 
+# %% ../../nbs/3_training/15_runs.ipynb #4d178bed
 def finished_run(config: Any) -> dict | None: # its summary
     """The run that is to be resumed, if there is nothing left to do. Raises ValueError if it had
     other settings, if a file of it cannot be used, and for more steps where it kept no state."""
@@ -247,6 +251,7 @@ class RunLog(Callback):
             write_whole(self.tokens, "".join(
                 json_line({"iteration": n, "responses": seen}) for n, seen in kept.items()))
 
+# %% ../../nbs/3_training/15_runs.ipynb #59cff572
 def longer(record: Mapping, config: Any) -> dict: # of a trainer
     "The record with as many steps as there are to be now: a run may grow."
     then = record.get("config")
@@ -257,6 +262,7 @@ def longer(record: Mapping, config: Any) -> dict: # of a trainer
               f"ends at {config.steps}: the learning rate jumps.")
     return {**record, "config": {**then, "steps": config.steps}}
 
+# %% ../../nbs/3_training/15_runs.ipynb #857744af
 def train_policy(
     trainer: RLHFTrainer,    # with a tokenizer
     prompts: Sequence | Iterable, # a list; or a stream, from its beginning
@@ -294,6 +300,7 @@ def train_policy(
         trainer.load_best()
     return log.metrics
 
+# %% ../../nbs/3_training/15_runs.ipynb #4fddec08
 def rest_of(prompts: Any, seen: int) -> Any:
     "A list is dealt by place; a stream is moved on, past the prompts that were seen."
     is_list = hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")

@@ -68,6 +68,7 @@ class StopStrings:
         found = torch.tensor([self.found(row) for row in rows], device=r.mask.device)
         return finished(r, eos_ids) | found
 
+# %% ../../nbs/3_training/00_samplers.ipynb #a1b16f72
 class Watch:
     "Is told each step's tokens, and says whose response has come to one of the texts."
 
@@ -134,6 +135,7 @@ def joined(
     return Rollout(**{name: below(name, xs, pad_id if name == "response_ids" else 0)
                       for name, xs in whole.items() if all(x is not None for x in xs)})
 
+# %% ../../nbs/3_training/00_samplers.ipynb #a4fff19e
 def below(
     name: str,         # of a field of a rollout
     xs: Sequence[Any], # tensors, lists, or dictionaries of them

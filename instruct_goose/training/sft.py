@@ -62,6 +62,7 @@ def token_parts(
                                  f"{prompts[i]!r}, {texts[i]!r}")
         yield prompt, response
 
+# %% ../../nbs/3_training/11_sft.ipynb #4c4c650f
 def check_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
     "Raises TypeError for one string, ValueError for no text or a tokenizer without an end."
     if isinstance(texts, str):
@@ -129,6 +130,7 @@ def train_lm(
     dealt = batches([len(row) for row in rows], batch_size, batch_tokens, seed)
     return fit(model, loss_of, dealt, steps=steps, lr=lr, desc=desc, **options)
 
+# %% ../../nbs/3_training/11_sft.ipynb #27a828b3
 def batch_loss(
     model: PreTrainedModel,
     rows: Sequence[Sequence[int]], # from `lm_rows`

@@ -37,6 +37,7 @@ def asked_for() -> bool:
                          "which cuts up the same things")
     return wants("FSDP")
 
+# %% ../../nbs/3_training/26_sharded.ipynb #8f656d3c
 def sharded(agent: Agent) -> Agent: # the same, its parameters replaced
     """With several processes, and if it is asked for: FSDP2 on each layer, and on the rest. Now an
     optimizer can be made of the pieces."""
@@ -82,6 +83,7 @@ def whole(agent: nn.Module) -> None:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
 
+# %% ../../nbs/3_training/26_sharded.ipynb #acbd052d
 def plain(
     agent: Agent,
     weights: Mapping[str, Tensor] | None = None, # by name; None: its own, for it is whole
@@ -125,6 +127,7 @@ def as_one(
         for p, moments in its.state.items()})
     return one
 
+# %% ../../nbs/3_training/26_sharded.ipynb #768a776f
 def load_as_one(trainer: Any, tensors: Mapping[str, Tensor], record: Mapping) -> None:
     """`load_trainer_state`, also for weights in pieces: every process is given the whole state,
     and keeps its pieces. Raises ValueError before anything is changed."""
@@ -168,6 +171,7 @@ def piece_of(
     own.to_local().copy_(x[place() * rows:(place() + 1) * rows])
     return own
 
+# %% ../../nbs/3_training/26_sharded.ipynb #818c3f2b
 def put_weights(
     agent: nn.Module,             # cut up
     tensors: Mapping[str, Tensor], # by name, in every process the same; others stay
@@ -189,6 +193,7 @@ def rescued(
     load_trainer_state(trainer, tensors, record)
     return trainer.agent.model
 
+# %% ../../nbs/3_training/26_sharded.ipynb #c903ad8e
 def set_weights(agent: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     "`load_module`, also for weights in pieces."
     load_module(agent, tensors)

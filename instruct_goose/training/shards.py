@@ -92,6 +92,7 @@ class SharedSampler:
         if (updated := getattr(self.sampler, "updated", None)) is not None:
             updated(model)
 
+# %% ../../nbs/3_training/24_shards.ipynb #3616bfb3
 def shared(
     trainer: Any, # with its models
     sampler: Callable[..., Rollout],
@@ -129,6 +130,7 @@ def by_rows(
     return {name: stacked(name, [(n, columns[name]) for n, columns in parts])
             for name in parts[0][1]}
 
+# %% ../../nbs/3_training/24_shards.ipynb #fba6ae5b
 def stacked(
     name: str,
     parts: Sequence[tuple[int, Any]], # rows, and their column or None
@@ -165,6 +167,7 @@ def whole_gradient(
     add_up_gradients(trainer.agent.parameters())
     return [seen for part in parts for seen in part]
 
+# %% ../../nbs/3_training/24_shards.ipynb #4e6ac612
 def in_step(trainer: Any, micros: Sequence[Rollout]) -> list[Seen]:
     """The same where the weights are cut up: each pass is one of all processes, so those with
     fewer micro-batches go through one of another's for nothing. FSDP takes the mean over the

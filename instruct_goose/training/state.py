@@ -56,6 +56,7 @@ def random_state() -> dict[str, Tensor]:
         state["numpy_rest"] = torch.tensor(rest, dtype=torch.float64)
     return state
 
+# %% ../../nbs/3_training/16_state.ipynb #d77944e1
 def set_random_state(
     state: Mapping[str, Tensor], # from `random_state`
 ) -> None:
@@ -106,6 +107,7 @@ def check_random_state(state: Mapping[str, Tensor]) -> None:
     except (ValueError, TypeError, OverflowError) as e:
         raise ValueError(f"the global generators are malformed: {e}") from None
 
+# %% ../../nbs/3_training/16_state.ipynb #188716b7
 def check_generator_state(
     name: str,
     x: Tensor, # from `torch.Generator.get_state`, on the CPU
@@ -120,6 +122,7 @@ def check_generator_state(
     if left + place > 625:  # 624 words, and the one that was given last
         raise ValueError(f"the generator {name} is malformed: it would read beyond its words")
 
+# %% ../../nbs/3_training/16_state.ipynb #83c61afb
 def check_generators(
     generators: Mapping[str, torch.Generator],
     tensors: Mapping[str, Tensor], # name: where it stood
@@ -151,6 +154,7 @@ def _kept(module: nn.Module) -> dict[str, Tensor]:
     return {name: x for name, x in named.items()
             if whole or x.requires_grad or not isinstance(x, nn.Parameter)}
 
+# %% ../../nbs/3_training/16_state.ipynb #1d931571
 @torch.no_grad()
 def load_module(
     module: nn.Module,
@@ -186,6 +190,7 @@ def check_tensors(
         if _kind(there[name]) != _kind(x):
             raise ValueError(f"these are {what}: {name} is {_kind(there[name])}, here {_kind(x)}")
 
+# %% ../../nbs/3_training/16_state.ipynb #85da5e30
 def _kind(x: Tensor) -> str:
     return f"{tuple(x.shape)} {x.dtype}"
 

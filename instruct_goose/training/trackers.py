@@ -170,6 +170,7 @@ class WandB(Tracker):
         "Write what is left."
         self.run.finish()
 
+# %% ../../nbs/3_training/09_trackers.ipynb #4931a8e4
 class Trackio(Tracker):
     "A run in trackio's database, under TRACKIO_DIR. Raises ImportError without the package."
 
@@ -195,6 +196,7 @@ class Trackio(Tracker):
 TRACKERS: dict[str, type[Tracker]] = {
     "tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
 
+# %% ../../nbs/3_training/09_trackers.ipynb #006b555d
 Track = Annotated[str, OneOf(TRACKERS)] | None # a setting that names one; None: no tracker
 TrackEvery = Annotated[int, Limit(0)] # iterations between its tables of texts; 0: none
 
@@ -219,6 +221,7 @@ def need_tracker(name: str | None) -> None: # a key of TRACKERS; None: no tracke
                          "pip install 'instruct_goose[trackers]', or leave it out; "
                          "metrics.jsonl and `instruct-goose report` are there without it")
 
+# %% ../../nbs/3_training/09_trackers.ipynb #0df64c62
 @contextmanager
 def tracked(
     trainer: Any,

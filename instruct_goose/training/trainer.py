@@ -29,6 +29,8 @@ from .evaluation import held_out_answers, held_out_notes
 from .metrics import (
     Metrics, average_steps, compare, movement_meter, number, step_log)
 from .rewards import judged
+
+# %% ../../nbs/3_training/01_trainer.ipynb #5f1e46a6
 from .rollout import Rollout, complete, tell_sampler
 from .samplers import PolicySampler
 from .sharded import sharded

@@ -48,6 +48,8 @@ class Resumable(Protocol):
 CHANGES_NOTHING = (
     "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout",
     "even_if_worse", "track", "track_every")
+
+# %% ../../nbs/3_training/18_trainer_state.ipynb #824bc217
 COUNTERS = (
     "iteration", "prompts_seen", "beta", "ent_coef", "best_reward", "best_iteration", "stopped",
     "score_moments")
@@ -61,6 +63,7 @@ def trainer_state(
     parts = {"best": trainer.best or {}, "reference": what_moves(trainer)}
     return tensors | joined(parts), record
 
+# %% ../../nbs/3_training/18_trainer_state.ipynb #e457aaf9
 def load_trainer_state(
     trainer: Resumable,
     tensors: Mapping[str, Tensor], # from `trainer_state`
@@ -103,6 +106,7 @@ def fingerprint_of(
         digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
+# %% ../../nbs/3_training/18_trainer_state.ipynb #a06159ed
 def fingerprint_of_tokenizer(tokenizer) -> str:
     "SHA-256 of its words, their numbers, the special ones, and how it cuts a text."
     parts = {"words": tokenizer.get_vocab(), "special": tokenizer.special_tokens_map}
@@ -125,6 +129,7 @@ def _read(module: nn.Module, frozen: bool) -> dict[str, Tensor]:
     named = named_tensors(module)
     return {name: x for name, x in named.items() if not (frozen and x.requires_grad)}
 
+# %% ../../nbs/3_training/18_trainer_state.ipynb #fc1ca6a7
 def _flat(settings: Mapping, before: str = "") -> dict: # as JSON has them; "group.name" in groups
     flat = {}
     for k, x in settings.items():
@@ -156,6 +161,7 @@ def check_trainer_state(
         own = weights_of(trainer.agent.model)
         check_weights(own, best, "another model's weights, kept as the best policy")
 
+# %% ../../nbs/3_training/18_trainer_state.ipynb #b5acb13b
 def _remembers(optimizer: torch.optim.Optimizer) -> bool: # plain SGD does not
     group = optimizer.param_groups[0]
     return bool(memory_of_one_step(optimizer, group, group["params"][0]))

@@ -43,6 +43,7 @@ def optimizer_state(
             "settings": _plain({k: v for k, v in group.items() if k != "params"})})
     return tensors, groups
 
+# %% ../../nbs/3_training/17_training_state.ipynb #a1738fc3
 def _plain(settings: dict) -> dict: # as JSON has them: no tuples, no tensors
     def plain(x):
         return x.tolist() if torch.is_tensor(x) else str(x)
@@ -94,6 +95,7 @@ def check_optimizer(
         if not x.isfinite().all() or (name.split("/")[0] in _NEVER_NEGATIVE and (x < 0).any()):
             raise ValueError(f"the moment {name} is not finite, or negative where it cannot be")
 
+# %% ../../nbs/3_training/17_training_state.ipynb #3eea433a
 _NEVER_NEGATIVE = ("step", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
 
 def _groups(x) -> bool:

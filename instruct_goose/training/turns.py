@@ -139,6 +139,7 @@ def laid_out(
         setattr(r, name, None if x is None else x.to(query_ids.device))
     return r
 
+# %% ../../nbs/3_training/13_turns.ipynb #7fc39d66
 def chat_reply(
     reply: str,
     tokenizer: PreTrainedTokenizerBase, # with a chat template

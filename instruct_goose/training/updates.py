@@ -46,6 +46,7 @@ def learnt(
     left.denominator = whole_count(c.aggregation, batch.mask & ends[:, None], c.group_size)
     return left
 
+# %% ../../nbs/3_training/07_updates.ipynb #24e6511f
 def minibatches_of(
     trainer: Any, rollout: Rollout,
     logs: Sequence[Mapping[str, Any]] = (), # of the updates so far: it is asked before each
@@ -67,7 +68,6 @@ def far_enough(
     "Has the last update found the policy further from π_old than the settings allow?"
     limit = config.kl_early_stop
     return limit is not None and bool(logs) and bool(logs[-1]["kl_to_old"] > limit)
-
 
 # %% ../../nbs/3_training/07_updates.ipynb #a047a168
 def micro_batches(
@@ -156,6 +156,7 @@ def backward(
     pulls = {name: -x.grad for name, x in pulled.items() if x.grad is not None}
     return Seen(now.logprobs.detach(), parts, pulls, stale)
 
+# %% ../../nbs/3_training/07_updates.ipynb #4d796dab
 def one_number(name: str, x: Any, loss: Tensor) -> Tensor: # detached, where the loss is
     "A part of the loss, for the log. Raises ValueError for more or less than a number."
     part = torch.as_tensor(x, device=loss.device).detach()
@@ -193,6 +194,7 @@ def lr_factor(config: RLHFConfig, iteration: int) -> float:
     return {"constant": 1., "linear": 1 - done,
             "cosine": .5 * (1 + math.cos(math.pi * done))}[config.lr_schedule]
 
+# %% ../../nbs/3_training/07_updates.ipynb #61b3ab81
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, config: RLHFConfig, iteration: int,
 ) -> None:
@@ -239,6 +241,7 @@ def make_optimizer(
         group.setdefault("initial_lr", group["lr"])
     return made
 
+# %% ../../nbs/3_training/07_updates.ipynb #5bbbe492
 def learning(parameters: Iterator[nn.Parameter]) -> list[nn.Parameter]:
     "Those that are not frozen."
     return [p for p in parameters if p.requires_grad]
