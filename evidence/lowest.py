@@ -13,6 +13,7 @@ import sysconfig
 import tempfile
 import tomllib
 import venv
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -36,22 +37,27 @@ def named() -> dict[str, str]:
     return {r.name: low for r in map(Requirement, project["dependencies"]) if (low := lowest(r))}
 
 
-def run_lowest() -> dict:
-    "What was installed, and what the tests said."
+def tested_with(packages: list[str], names: Iterable[str], tests: Iterable[str], *options: str) -> tuple[dict[str, str], subprocess.CompletedProcess]:
+    "These packages in an environment of their own, all else from this one: the versions of `names` there, and pytest on `tests`."
     with tempfile.TemporaryDirectory() as folder:
         env = Path(folder) / "env"
         venv.create(env, with_pip=False)
         python, site = env / "bin/python", next((env / "lib").glob("python*/site-packages"))
-        pins = [f"{name}=={low}" for name, low in named().items() if name not in KEPT]
-        print("installing", *pins, flush=True)
-        subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", *pins], check=True)
-        (site / "rest.pth").write_text(sysconfig.get_path("purelib") + "\n")  # comes after the versions above
-        code = f"import json, sys; from importlib.metadata import version; print(json.dumps({{n: version(n) for n in {sorted(named())!r}}}))"
+        print("installing", *packages, flush=True)
+        subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", *packages], check=True)
+        (site / "rest.pth").write_text(sysconfig.get_path("purelib") + "\n")  # comes after what was installed
+        code = f"import json; from importlib.metadata import version; print(json.dumps({{n: version(n) for n in {sorted(names)!r}}}))"
         installed = json.loads(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout)
         print(installed, flush=True)
-        done = subprocess.run([python, "-m", "pytest", "--disable-warnings", "-p", "no:cacheprovider", *TESTS], cwd=root, capture_output=True, text=True,
-                              env={"PYTHONPATH": str(root), "PATH": f"{env}/bin:/usr/bin:/bin", "OMP_NUM_THREADS": "1"})
-        counts = [line.strip("= ") for line in done.stdout.splitlines() if re.search(r"\d (passed|failed)|\d errors?\b", line)]
+        done = subprocess.run([python, "-m", "pytest", *options, "--disable-warnings", "-p", "no:cacheprovider", *tests], cwd=root, capture_output=True,
+                              text=True, env={"PYTHONPATH": str(root), "PATH": f"{env}/bin:/usr/bin:/bin", "OMP_NUM_THREADS": "1"})
         print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
+    return installed, done
+
+
+def run_lowest() -> dict:
+    "What was installed, and what the tests said."
+    installed, done = tested_with([f"{name}=={low}" for name, low in named().items() if name not in KEPT], named(), TESTS)
+    counts = [line.strip("= ") for line in done.stdout.splitlines() if re.search(r"\d (passed|failed)|\d errors?\b", line)]
     return {"named": named(), "installed": installed, "not_lowered": {name: {"tested": version(name).split("+")[0], "why": why} for name, why in KEPT.items()},
             "tests": list(TESTS), "passed": done.returncode == 0, "pytest": counts[-1] if counts else ""}

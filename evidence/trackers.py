@@ -4,17 +4,11 @@
 
 The packages are those of the extra `trackers`, in the versions that pip finds for it; all else comes from the environment that runs this.
 """
-import json
-import os
 import re
-import subprocess
-import sys
-import sysconfig
-import tempfile
 import tomllib
-import venv
 from pathlib import Path
 
+from lowest import tested_with
 from packaging.requirements import Requirement
 
 root = Path(__file__).parents[1]
@@ -35,19 +29,6 @@ def counts(said: str) -> dict[str, int]:
 
 def run_trackers() -> dict:
     "What was installed, and what the tests said."
-    with tempfile.TemporaryDirectory() as folder:
-        env = Path(folder) / "env"
-        venv.create(env, with_pip=False)
-        python, site = env / "bin/python", next((env / "lib").glob("python*/site-packages"))
-        print("installing", *asked_for().values(), flush=True)
-        subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", *asked_for().values()], check=True)
-        (site / "rest.pth").write_text(sysconfig.get_path("purelib") + "\n")  # comes after what was installed
-        code = f"import json; from importlib.metadata import version; print(json.dumps({{n: version(n) for n in {sorted(asked_for())!r}}}))"
-        installed = json.loads(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout)
-        print(installed, flush=True)
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "TRACKIO", "PYTEST"))}
-        done = subprocess.run([python, "-m", "pytest", "-rs", "--disable-warnings", "-p", "no:cacheprovider", TESTS], cwd=root, capture_output=True, text=True,
-                              env=kept | {"PYTHONPATH": str(root), "PATH": f"{env}/bin:/usr/bin:/bin", "OMP_NUM_THREADS": "1"})
-        print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
+    installed, done = tested_with(list(asked_for().values()), asked_for(), [TESTS], "-rs")
     found = counts(done.stdout)
     return {"asked_for": asked_for(), "installed": installed, "tests": TESTS, "counts": found, "passed": done.returncode == 0 and not found.get("skipped")}
