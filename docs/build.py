@@ -414,8 +414,10 @@ def portable_table(path: Path = ROOT / "evidence/portable.json") -> str:
             rows.append([variant, "", "", "", f"not run: {e['not_run']}"])
             continue
         o, fell = e["origin"], [f.get("notebook") or f.get("test") or f["error"] for f in e["fell"]]
+        mended = [f"{r.get('notebook') or r.get('test') or r['error']}` (run again at `{a['origin']['commit'][:7]}"
+                  for a in e.get("again", []) for r in a["had_fallen"] if r not in e["fell"]]
         rows.append([variant, f"{o['processor']}, Python {o['python']}, torch {o['torch']}, {o['commit'][:7]}", f"{e['notebooks']:,}",
-                     f"{e['tests']:,}", ", ".join(f"`{name}`" for name in fell) or "nothing"])
+                     f"{e['tests']:,}", ", ".join(f"`{name}`" for name in fell) or "nothing" + f", after it was mended: {', '.join(f'`{m}`)' for m in mended)}" * bool(mended)])
     return ("| variant | where | lessons | tests | what fell |\n|---|---|---|---|---|\n"
             + "\n".join(f"| {' | '.join(row)} |" for row in rows))
 

@@ -8,7 +8,8 @@ gpu          the lessons where torch sees a GPU, which it does not anywhere else
 jitter:n     initial weights times (1 + 1e-6·noise), draw n of 1 to 10: the lessons and test files that train
 python3.n    another Python, with constraints.txt, in .venv-portable/
 
-Prints which assertion fell under which, and writes evidence/portable.json; each variant replaces its own entry there.
+Prints which assertion fell under which, and writes evidence/portable.json; each variant replaces its own entry there. With `--again` only what fell
+in the recorded entries is run, once it is mended: the entry then says what had fallen, and at which commit it was run again.
 """
 import argparse
 import json
@@ -81,19 +82,30 @@ def still(notes: list[str], lessons: list[str], files: list[str]) -> dict:
     return {"notebooks": [n for n in lessons if n not in draw & step], "tests": [f for f in files if f not in draw & step]}
 
 
-def run(variant: str, python: str, workers: int, quiet: dict) -> dict:
-    "Notebooks, then tests. `quiet`: what does not draw initial weights and train them, so that a jitter cannot grow there."
-    env, start = environment(variant), time.time()
+def again(variant: str, entry: dict, python: str, workers: int) -> dict:
+    "The entry, after another run of what fell in it."
+    lessons = [f["notebook"] for f in entry["fell"] if "notebook" in f]
+    files = sorted({f["test"].partition("::")[0] for f in entry["fell"] if "test" in f})
+    ran = run(variant, python, workers, {}, lessons, files)
+    where = ran["origin"] | {"command": f"python tests/portable/run.py --again {variant}"}
+    return entry | {"fell": ran["fell"], "again": [*entry.get("again", []), {"origin": where, "had_fallen": entry["fell"]}]}
+
+
+def run(variant: str, python: str, workers: int, quiet: dict, lessons: list[str] | None = None, files: list[str] | None = None) -> dict:
+    "Notebooks, then tests: all, or those named. `quiet`: what does not draw initial weights and train them, so that a jitter cannot grow there."
+    env, start, some = environment(variant), time.time(), lessons is not None
     with tempfile.TemporaryDirectory() as folder:
         notes, notebooks, report = (Path(folder) / name for name in ("notes", "notebooks.json", "tests.xml"))
         if variant == "native": env["GOOSE_NOTES"] = str(notes)
         jitter = variant.startswith("jitter")
-        lessons = sorted(p.relative_to(root / "nbs").with_suffix("").as_posix() for p in (root / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-        files = sorted(p.relative_to(root).as_posix() for p in (root / "tests").rglob("test_*.py") if "repo" not in p.parts)  # that one reads files
+        if not some:
+            lessons = sorted(p.relative_to(root / "nbs").with_suffix("").as_posix() for p in (root / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+            files = sorted(p.relative_to(root).as_posix() for p in (root / "tests").rglob("test_*.py") if "repo" not in p.parts)  # that one reads files
         skip = set(quiet.get("notebooks", []) + quiet.get("tests", [])) if jitter else set()
         env["PATH"] = f"{Path(python).parent}{os.pathsep}{env['PATH']}"
-        subprocess.run([python, "tests/notebooks.py", "--workers", str(workers), "--json", notebooks, *(n for n in lessons if n not in skip)], cwd=root, env=env)
-        if variant != "gpu":  # tests do not let a GPU be seen
+        if lessons:
+            subprocess.run([python, "tests/notebooks.py", "--workers", str(workers), "--json", notebooks, *(n for n in lessons if n not in skip)], cwd=root, env=env)
+        if files and variant != "gpu":  # tests do not let a GPU be seen
             subprocess.run([python, "-m", "pytest", "-n", str(workers), "--dist", "worksteal", "-p", "no:cacheprovider", "-o", "junit_family=xunit1",
                             f"--junitxml={report}", *(f for f in files if f not in skip)], cwd=root, env=env)
         ran, skipped, fell = tests_of(report)
@@ -102,7 +114,7 @@ def run(variant: str, python: str, workers: int, quiet: dict) -> dict:
     entry = {"origin": origin(f"python tests/portable/run.py {variant}"), "environment": FORCED.get(variant, {}), "seconds": round(time.time() - start),
              "notebooks": len(told), "tests": ran, "skipped": skipped,
              "fell": [{"notebook": r["name"], **r["fell"]} for r in told if r["fell"]] + fell}
-    if not told or not ran and variant != "gpu": entry["fell"].append({"error": f"{len(told)} notebooks and {ran} tests ran"})
+    if len(told) < bool(lessons) or ran < (bool(files) and variant != "gpu"): entry["fell"].append({"error": f"{len(told)} notebooks and {ran} tests ran"})
     if variant == "native": entry["does_not_train"] = still(lines, lessons, files)
     return entry
 
@@ -119,6 +131,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variants", nargs="*", help="all of them without")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="only what fell in the record")
     args = parser.parse_args()
     names = chosen(args.variants)
     for variant in names:
@@ -126,6 +139,9 @@ def main():
         python, why = python_of(variant)
         if why := why or missing(variant): entry = {"not_run": why}
         elif variant == here: entry = {"not_run": "it is the Python of every other variant"}
+        elif args.again:
+            if variant not in known: sys.exit(f"{variant} is not in {record.name} yet: leave --again out")
+            entry = again(variant, known[variant], python, args.workers) if known[variant].get("fell") else known[variant]
         else:
             print(f"\n\033[1m── {variant}\033[0m", flush=True)
             entry = run(variant, python, args.workers, known.get("native", {}).get("does_not_train", {}))
