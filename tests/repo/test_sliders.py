@@ -174,7 +174,7 @@ def test_the_path_and_three_gradients():
         p = [x / sum(raw) for x in raw]
         k1 = [math.log(a / b) for a, b in zip(p, ref)]
         k3 = [b / a - 1 + math.log(a / b) for a, b in zip(p, ref)]
-        held = lambda k: [a * (x - sum(b * y for b, y in zip(p, k))) for a, x in zip(p, k)]
+        held = lambda k, p=p: [a * (x - sum(b * y for b, y in zip(p, k))) for a, x in zip(p, k)]
         for curve, expected in zip(curves, (ref, p, held(k1), [a - b for a, b in zip(p, ref)], held(k3)), strict=True):
             close(curve["y"], expected, 1e-5)
     far = made["4"][0]
@@ -266,7 +266,7 @@ def test_epsilon():
     cuts = []
     for label, (curves, _) in frames("0392c391").items():
         eps = float(label)
-        value = lambda r, s: min(s * r, s * min(max(r, 1 - eps), 1 + eps))
+        value = lambda r, s, eps=eps: min(s * r, s * min(max(r, 1 - eps), 1 + eps))
         for curve, sign in zip(curves[:2], (1, -1)): close(curve["y"], [value(r, sign) for r in curve["x"]], 1e-5)
         close(curves[2]["x"], rho)
         close(curves[2]["y"], [value(r, s) for r, s in zip(rho, praise)], 1e-5)
