@@ -88,8 +88,8 @@ def one_line(node) -> str:
     return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", doc(node).split("\n\n")[0])[0].replace("\n", " ").replace("|", "\\|")
 
 
-def table(rows: list[dict], returns: dict | None, link: Callable[[str], str]) -> str:
-    "Parameters and what comes back; a column that would be empty is left out."
+def table(rows: list[dict], returns: dict | None, link: Callable[[str], str], kind: str = "parameters") -> str:
+    "Parameters and what comes back; a column that would be empty is left out. `kind`: the table's classes."
     if returns: rows = [*rows, returns]
     columns = [c for c in ("name", "type", "default", "what") if any(r[c] for r in rows)]
     if not columns: return ""
@@ -101,7 +101,7 @@ def table(rows: list[dict], returns: dict | None, link: Callable[[str], str]) ->
         return link(f"`{text}`") if c == "type" else f"`{text}`"
     lines = ["| " + " | ".join({"name": "parameter", "what": ""}.get(c, c) for c in columns) + " |", "|---" * len(columns) + "|"]
     lines += ["| " + " | ".join(cell(r, c) for c in columns) + " |" for r in rows]
-    return "```{rst-class} parameters\n```\n\n" + "\n".join(lines)
+    return f"```{{rst-class}} {kind}\n```\n\n" + "\n".join(lines)
 
 
 def returned(fn: ast.FunctionDef, notes: dict[int, str]) -> dict | None:
@@ -125,7 +125,8 @@ def entry(node, module: str, link: Callable[[str], str], fence: int = 6, inside:
         if inside and "staticmethod" not in decorators: rows = rows[1:]
     head = node.name + ("" if kind == "property" else signature(rows))
     place = "" if inside else f'<p class="to-lesson"><a href="#code-{node.name}">its place in the lesson</a></p>'
-    body = [link(doc(node)), table(rows, returns, link), place, *(entry(m, module, link, fence - 1, node.name) for m in members)]
+    columns = "parameters fields" if isinstance(node, ast.ClassDef) and is_dataclass(node) else "parameters"  # find.py knows fields by name
+    body = [link(doc(node)), table(rows, returns, link, columns), place, *(entry(m, module, link, fence - 1, node.name) for m in members)]
     ticks = "`" * fence
     where = "" if inside else f":module: {module}\n"
     return f"{ticks}{{py:{kind}}} {head}\n{where}{options}\n" + "\n\n".join(b for b in body if b) + f"\n{ticks}"

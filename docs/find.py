@@ -63,6 +63,20 @@ def rows(doctree: nodes.document) -> list[list[str]]:
     return made
 
 
+def fields(doctree: nodes.document) -> list[list[str]]:
+    "[id of the class, field, what is said of it, the class] of each field of a dataclass: the settings, where their entry shows them."
+    made = []
+    for entry in doctree.findall(addnodes.desc):
+        signature = entry.next_node(addnodes.desc_signature)
+        if entry.get("objtype") != "class" or not signature["ids"]: continue
+        for table in entry.findall(nodes.table):
+            if "fields" not in table.get("classes", ()): continue
+            for row in (r for body in table.findall(nodes.tbody) for r in body.children):
+                name, *rest = [" ".join(cell.astext().split()) for cell in row.children]
+                made.append([signature["ids"][0], name, " – ".join(text for text in rest[::-1] if text)[:200], signature["fullname"]])
+    return made
+
+
 class Index:
     "Collects page by page, while Sphinx writes them."
     def __init__(self):
@@ -74,7 +88,7 @@ class Index:
         if doctree is None: return
         found = sections(doctree)
         if not found: return
-        self.pages.append({"url": url, "title": found[0][1], "subtitle": "", "part": "Reference", "sections": found, "names": entries(doctree), "rows": rows(doctree)} | self.about.get(url, {}))
+        self.pages.append({"url": url, "title": found[0][1], "subtitle": "", "part": "Reference", "sections": found, "names": entries(doctree), "rows": rows(doctree) + fields(doctree)} | self.about.get(url, {}))
 
     def write(self, app, error):
         if error or app.builder.name != "html": return

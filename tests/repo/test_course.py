@@ -11,8 +11,10 @@ from bs4 import BeautifulSoup
 
 root = Path(__file__).parents[2]
 sys.path.insert(0, str(root / "docs"))
+import api  # noqa: E402
 import build  # noqa: E402
 import colab  # noqa: E402
+import find  # noqa: E402
 import glossary  # noqa: E402
 import lessons  # noqa: E402
 import narrow  # noqa: E402
@@ -201,3 +203,33 @@ def test_the_install_cell_is_given_once_and_runs_in_colab_only():
 def test_every_notebook_installs_the_package_in_colab():
     without = [p.url for p in [index, *pages] if not any(colab.NOTE in c.source for c in p.cells)]
     assert not without, f"run make save, or python docs/colab.py: {without}"
+
+
+def a_class(kind, table_classes, name="Dials"):
+    "An entry as Sphinx has it: a class with a table of two fields, and below it a method with a table of its own."
+    from find import addnodes, nodes
+
+    def cells(*texts): return nodes.row("", *(nodes.entry("", nodes.paragraph("", text)) for text in texts))
+
+    def table(classes, *rows):
+        return nodes.table("", nodes.tgroup("", nodes.thead("", cells("parameter", "type", "what")), nodes.tbody("", *rows)), classes=classes)
+
+    def described(kind, name, *body):
+        return addnodes.desc("", addnodes.desc_signature("", "", ids=[f"m.{name}"], fullname=name), addnodes.desc_content("", *body), objtype=kind)
+
+    method = described("method", f"{name}.turn", table(["parameters"], cells("by", "float", "how far")))
+    return described(kind, name, table(table_classes, cells("lr", "float", "the rate"), cells("seed", "int", "")), method)
+
+
+def test_the_search_knows_the_fields_of_dataclasses():
+    doctree = find.nodes.document(None, None)
+    doctree += [a_class("class", ["parameters", "fields"]), a_class("class", ["parameters"], "Plain"), a_class("function", ["parameters", "fields"], "made")]
+    assert find.fields(doctree) == [["m.Dials", "lr", "the rate – float", "Dials"], ["m.Dials", "seed", "int", "Dials"]]
+
+
+def test_the_settings_have_a_table_of_fields_on_their_page():
+    node = next(n for c in by_url["training/config"].cells for n in c.exported if getattr(n, "name", "") == "RLHFConfig")
+    text = api.entry(node, "instruct_goose.training.config", lambda words: words)
+    assert "```{rst-class} parameters fields\n```" in text and "| `importance_cap` |" in text
+    plain = next(n for c in by_url["objective/ppo"].cells for n in c.exported if getattr(n, "name", "") == "PPOLoss")
+    assert "fields" not in api.entry(plain, "instruct_goose.objective.ppo", lambda words: words)

@@ -1,5 +1,6 @@
 """The builder on small cases, and the site that make docs has built: links, offline, formulas, entries."""
 import ast
+import dataclasses
 import json
 import re
 import sys
@@ -22,6 +23,8 @@ import readme  # noqa: E402
 import typeset  # noqa: E402
 from api import entry  # noqa: E402
 from lessons import ROUTES, Page, read_cell, read_pages  # noqa: E402
+
+from instruct_goose.training.config import RLHFConfig  # noqa: E402
 
 
 # --- the builder ------------------------------------------------------------------------------------------------------
@@ -257,7 +260,9 @@ def test_search_index_knows_the_names():
         for name in page.names: assert (page.url, name) in known, name
     for page in index["pages"]:
         there = anchors(site / f"{page['url']}.html")
-        for place, *_ in page["sections"] + page["names"]: assert place in there, (page["url"], place)
+        for place, *_ in page["sections"] + page["names"] + page["rows"]: assert place in there, (page["url"], place)
+    of = {row[1] for p in index["pages"] for row in p["rows"] if row[3:] == ["RLHFConfig"] and p["url"] == "training/config"}
+    assert of == {f.name for f in dataclasses.fields(RLHFConfig)}
     for _, _, lesson, _, place in index["terms"]: assert (site / f"{lesson}.html").exists() and place in anchors(site / "glossary.html")
 
 

@@ -149,7 +149,38 @@ def test_whitening_over_pads():
         close(curves[1]["y"], white(five + [0.] * (1 + 2 * int(label)))[:5])
 
 
+# --- log-probabilities ------------------------------------------------------------------------------------------------
+def test_temperature():
+    seen = []
+    for label, (curves, _) in frames("4b589e9f").items():
+        raw = [p**(1 / float(label)) for p in (.55, .30, .15)]
+        p = [x / sum(raw) for x in raw]
+        close(curves[0]["y"], p, 1e-5)
+        seen.append((float(label), -sum(x * math.log(x) for x in p)))
+        assert curves[2]["x"] == [float(label)]
+        close(curves[2]["y"], [seen[-1][1]], 1e-5)  # the dot
+    close(curves[1]["x"], [tau for tau, _ in seen])
+    close(curves[1]["y"], [S for _, S in seen], 1e-5)
+    assert max(S for _, S in seen) < math.log(3)
+
+
 # --- KL ---------------------------------------------------------------------------------------------------------------
+def test_the_path_and_three_gradients():
+    "Each gradient on the logits written down: π(k − mean k) for a penalty held fixed, π − π_ref for k3 differentiated."
+    pi, ref = (.3, .2, .5), (.5, .25, .25)
+    made = frames("32754fb3")
+    for label, (curves, _) in made.items():
+        raw = [q * (p / q)**float(label) for p, q in zip(pi, ref)]
+        p = [x / sum(raw) for x in raw]
+        k1 = [math.log(a / b) for a, b in zip(p, ref)]
+        k3 = [b / a - 1 + math.log(a / b) for a, b in zip(p, ref)]
+        held = lambda k, p=p: [a * (x - sum(b * y for b, y in zip(p, k))) for a, x in zip(p, k)]
+        for curve, expected in zip(curves, (ref, p, held(k1), [a - b for a, b in zip(p, ref)], held(k3)), strict=True):
+            close(curve["y"], expected, 1e-5)
+    far = made["4"][0]
+    assert far[2]["y"][2] > 0 > far[4]["y"][2]  # k3 in the reward ends up pointing the other way
+
+
 def test_kl_both_ways():
     pi, ref = (.3, .2, .5), (.5, .25, .25)
     kl = lambda p, q: sum(a * math.log(a / b) for a, b in zip(p, q))
@@ -218,7 +249,33 @@ def test_gae_against_the_truth():
     assert apart == pytest.approx(1 / 3, abs=1e-3)  # at λ = 1
 
 
+def test_lambda_within_one_response():
+    row = (1, 1, -1, 1, -1, -1)
+    V = [.5 * (sum(row[:t]) + .2 * (6 - t)) / 6 for t in range(6)] + [0.]
+    delta = [(sum(row) / 6 if t == 5 else 0.) + V[t + 1] - V[t] for t in range(6)]
+    for label, (curves, _) in frames("636cdd50").items():
+        A = [sum(float(label)**(u - t) * delta[u] for u in range(t, 6)) for t in range(6)]
+        close(curves[0]["y"], A, 1e-5)
+        assert curves[0]["marker.color"] == ["#12a150" if x > 0 else "#ea7a1a" for x in A], label
+    assert max(A) < 0  # at λ = 1 all are blamed
+
+
 # --- policy and value loss --------------------------------------------------------------------------------------------
+def test_epsilon():
+    rho, praise = (1.1, 1.5, .7, .6, 1.1), (1, 1, 1, -1, -1)
+    cuts = []
+    for label, (curves, _) in frames("0392c391").items():
+        eps = float(label)
+        value = lambda r, s, eps=eps: min(s * r, s * min(max(r, 1 - eps), 1 + eps))
+        for curve, sign in zip(curves[:2], (1, -1)): close(curve["y"], [value(r, sign) for r in curve["x"]], 1e-5)
+        close(curves[2]["x"], rho)
+        close(curves[2]["y"], [value(r, s) for r, s in zip(rho, praise)], 1e-5)
+        cut = [r > 1 + eps if s > 0 else r < 1 - eps for r, s in zip(rho, praise)]
+        assert list(curves[2]["marker.symbol"]) == ["circle-open" if c else "circle" for c in cut], label
+        cuts.append(sum(cut))
+    assert cuts[0] == 3 and cuts[-1] == 0 and sorted(cuts, reverse=True) == cuts
+
+
 def test_dual_clip():
     for label, (curves, _) in frames("d4a60062").items():
         c = math.inf if label == "none" else float(label)
