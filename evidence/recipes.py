@@ -40,7 +40,7 @@ def measured(recipe: str, algorithm: str, more: dict, seed: int, runs: Path, cac
     began = json.loads((runs / f"{name}.json").read_text("utf-8"))
     figures = {k: summary[k] for k in ("seed", "cpu_seconds", "wall_seconds", "before", "after", "samples")}
     return {"recipe": recipe, "algorithm": algorithm, "beta": summary["config"]["beta"], "origin": began, **rounded(figures),
-            "config": {k: rounded(summary["config"][k]) for k in ("steps", "batch_size", "group_size", "max_new_tokens", "lr", "lr_schedule", "lora_rank", "lora_top", "eval_samples")},
+            "config": {k: rounded(summary["config"][k]) for k in ("steps", "batch_size", "group_size", "max_new_tokens", "lr", "lr_schedule", "kl_stop", "lora_rank", "lora_top", "eval_samples")},
             "curves": {k: rounded([m[k] for m in log], 3) for k in CURVES}}
 
 
