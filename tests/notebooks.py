@@ -94,8 +94,7 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    left_out = find(args.without) if args.without else []
-    paths, results = [p for p in find(args.names) if p not in left_out], []
+    paths, results = [p for p in find(args.names) if title(p) not in args.without], []
     for name in OFTEN: importlib.import_module(name)
     for name in ("AutoModelForCausalLM", "GPT2LMHeadModel", "LlamaForCausalLM", "PreTrainedTokenizerFast"): getattr(transformers, name)
     os.chdir(nbs)

@@ -45,7 +45,8 @@ _GRPO_AND_KIN = {
     "grpo": dict(
         paper="Shao et al. 2024", arxiv="2402.03300", equations="eqs. 3, 4",
         leaves_out="A fresh reference per round: ref_every. Rewards for single steps. Off: a "
-                   "scale for each of several rewards (GDPO), reward_weighting.",
+                   "scale for each of several rewards (GDPO), reward_weighting; weights for a "
+                   "sampler that is not the trainer, importance_cap, _floor, _level, _beyond.",
         departs="No ε, no ddof given there: ours are PPO's .2 and G − 1. G was 64. Its KL is "
                 "plain, and made for one pass.",
         same="Dr. GRPO, DAPO, GSPO: each on a condition, see there."),
@@ -56,7 +57,8 @@ _GRPO_AND_KIN = {
         same="GRPO without KL and std, if all responses have full length."),
     "dapo": dict(
         paper="Yu et al. 2025", arxiv="2503.14476", equations="eqs. 8, 9",
-        leaves_out="Off: dynamic sampling (eq. 11), redraw_flat; eq. 13, overlong_buffer.",
+        leaves_out="Off: dynamic sampling (eq. 11), redraw_flat, or drop_flat for groups that "
+                   "are left out and not drawn again; eq. 13, overlong_buffer.",
         departs="A mean per group, as in eq. 8. TRL and verl take one per batch.",
         same="GRPO without KL, if clip_high is None and lengths are equal in each group."),
     "gspo": dict(
@@ -75,7 +77,8 @@ _GRPO_AND_KIN = {
 _OTHERS = {
     "ppo": dict(
         paper="Schulman et al. 2017", arxiv="1707.06347", equations="eqs. 7, 11",
-        leaves_out="The adaptive KL penalty, the paper's alternative to the clip: kl_target.",
+        leaves_out="The adaptive KL penalty, the paper's alternative to the clip: kl_target. "
+                   "Customs since: kl_early_stop within an iteration, entropy_target.",
         departs="KL in the reward and whitening are customs of RLHF, not the paper's.",
         same="REINFORCE++, if all values are 0 and λ = 1."),
     "rloo": dict(
@@ -85,7 +88,8 @@ _OTHERS = {
         same="Advantages G/(G − 1) times Dr. GRPO's; on policy REINFORCE."),
     "reinforce_pp": dict(
         paper="Hu et al. 2025, v9", arxiv="2501.03262", equations="eqs. 1, 4, 5",
-        leaves_out="The variant with a group baseline (eqs. 6 to 8).",
+        leaves_out="The variant with a group baseline (eqs. 6 to 8); group_mean_batch_std with "
+                   "group_size above 1 is near it.",
         departs="One mean over all tokens; eq. 1 averages each response first.",
         same="PPO, if all values are 0 and λ = 1."),
     "remax": dict(

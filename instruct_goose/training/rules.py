@@ -50,7 +50,7 @@ def nll_off_entropy(run: Run) -> str | None:
     if run.config.get("top_k") or run.config.get("top_p", 1.) < 1:
         return None  # asked for
     nll, entropy = (sum(row[k] * row[-1] for row in rows) / tokens for k in (0, 1))
-    error = sum((row[2] * row[-1])**2 for row in rows)**.5 / tokens
+    error = math.hypot(*(row[2] * row[-1] for row in rows)) / tokens
     if abs(nll - entropy) <= max(6 * error, .03 * entropy):
         return None
     side = "likelier" if nll < entropy else "unlikelier"
