@@ -34,7 +34,7 @@ from ..objective.masks import last_index, same_shape
 def pairwise_loss(
     chosen: Float[Tensor, "batch"],   # r(x), the score of the text that was preferred
     rejected: Float[Tensor, "batch"], # r(y), the score of the other
-    margin: Float[Tensor, "batch"] | float | None = None, # how far ahead is far enough
+    margin: Float[Tensor, "batch"] | int | float | None = None, # how far ahead is far enough
 ) -> Float[Tensor, "batch"]: # nats, one per pair; float32 or wider
     """−log σ(r_chosen − r_rejected − margin): −log likelihood in Bradley and Terry's model.
     Raises ValueError if the shapes differ.
@@ -51,7 +51,7 @@ class PairwiseLoss(nn.Module):
         self,
         chosen: Float[Tensor, "batch"],   # scores of the preferred texts
         rejected: Float[Tensor, "batch"], # of the others
-        margin: Float[Tensor, "batch"] | float | None = None, # how far ahead is far enough
+        margin: Float[Tensor, "batch"] | int | float | None = None, # how far ahead is far enough
     ) -> Float[Tensor, ""]: # nats
         if not len(chosen):
             raise ValueError("no pairs: the mean over nothing is not a loss")

@@ -140,15 +140,15 @@ def test_nats_count_every_token_once_however_they_are_batched(tokenizer, batch_s
 
 def test_training_learns_the_data_does_not_learn_prompts_and_repeats_itself(tokenizer):
     texts = ["the film is good"] * 3 + ["a bad plot"]
-    def trained(**kw):
+    def trained(steps=250, **kw):
         model = tiny("llama", std=.1)
         torch.rand(len(kw) + 1)  # the global generator must not matter
-        log = train_lm(model, tokenizer, texts, steps=250, lr=1e-2, batch_size=4, progress=False, **kw)
+        log = train_lm(model, tokenizer, texts, steps=steps, lr=1e-2, batch_size=4, progress=False, **kw)
         return model, log
-    model, log = trained()
+    model, _ = trained()
     floor = -(.75 * math.log(.75) + .25 * math.log(.25)) * 4 / 19  # nats per token: (3 · 5 + 4) tokens in 4 texts
     assert floor - 1e-5 < lm_nats(model, tokenizer, texts) < floor + .04
-    assert trained()[1] == log != trained(seed=1)[1]
+    assert trained(20)[1] == trained(20)[1] != trained(20, seed=1)[1]
     given, _ = trained(prompts=["the film"] * 3 + ["a bad"])
     assert lm_nats(given, tokenizer, texts) > floor + .1  # it was never told how a text begins
     rows, starts = lm_rows(texts, tokenizer, ["the film"] * 3 + ["a bad"])
