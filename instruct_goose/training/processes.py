@@ -226,6 +226,7 @@ def one_of(
     k: int, n: int, meeting: str, work: Callable[[], Any], end: Any, seconds: int | float,
 ) -> None:
     "Process k of n: meets the others, does its part, says what came of it."
+    torch.set_num_threads(1)  # OpenMP's threads are not forked along: it would wait for them
     try:
         dist.init_process_group("gloo", init_method=meeting, rank=k, world_size=n,
                                 timeout=timedelta(seconds=seconds))

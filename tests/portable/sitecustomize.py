@@ -32,7 +32,7 @@ def jittered(draw):
                 wide = tensor.double().cpu()
                 seed = zlib.crc32(wide.contiguous().numpy().tobytes(), zlib.crc32(repr((jitter, tuple(tensor.shape))).encode()))
                 noise = torch.randn(wide.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-                tensor.copy_(wide * (1 + 1e-6 * noise))
+                tensor.copy_(wide * (1 + 1e-6 * torch.empty_like(wide).copy_(noise)))  # on a pretended GPU `wide` has stayed there
         return tensor
 
     return initialise
@@ -65,7 +65,9 @@ def change_torch(torch):
         asked = n
 
     torch.set_num_threads(threads)
-    torch.set_num_threads, torch.get_num_threads = set_num_threads, lambda: asked
+    own, torch.set_num_threads, torch.get_num_threads = torch.set_num_threads, set_num_threads, lambda: asked
+    # what a lesson or a test forks waits for ever for OpenMP's threads, which are not forked along
+    os.register_at_fork(after_in_child=lambda: own(1) if {"GOOSE_LESSON", "PYTEST_CURRENT_TEST"} & os.environ.keys() else None)
 
 
 class Hook(importlib.abc.MetaPathFinder):

@@ -268,6 +268,18 @@ def impatient():
     return left_alone(lambda: time.sleep(6))
 
 
+def sums_of_many(): return torch.arange(300_000.).exp2().clamp(max=1.).sum().item()
+
+
+def test_a_process_that_has_worked_with_threads_can_fork():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        alone = sums_of_many()                                             # begins OpenMP's threads, which are not forked along
+        assert in_processes(2, sums_of_many, seconds=20) == [alone, alone]
+    finally: torch.set_num_threads(before)
+
+
 def test_a_process_that_sleeps_is_waited_for_as_long_as_allowed():
     said, _ = in_processes(2, impatient, seconds=500)
     assert "process 0 waited for the others and lost them" in said and "has taken another way" in said
