@@ -138,7 +138,7 @@ def signature(made: ast.stmt) -> str:
     "How it is called; a class by its name alone."
     if isinstance(made, ast.ClassDef): return made.name
     a = made.args
-    given = [x.arg for x in (*a.posonlyargs, *a.args)] + ["*" + a.vararg.arg if a.vararg else "*"] * bool(a.vararg or a.kwonlyargs)
+    given = [x.arg for x in (*a.posonlyargs, *a.args) if x.arg != "self"] + ["*" + a.vararg.arg if a.vararg else "*"] * bool(a.vararg or a.kwonlyargs)
     given += [x.arg for x in a.kwonlyargs] + (["**" + a.kwarg.arg] if a.kwarg else [])
     return f"{made.name}({', '.join(given)})"
 

@@ -1,7 +1,7 @@
 """Exported code without the checks of its input, for the pages: the idea first, the whole beneath it.
 
-Only what a function begins with is left out, behind its docstring and its imports: `if …: raise`, loops of nothing else, and calls
-of functions that only check. What stands between the lines of a computation stays, and a function that does nothing but check stays whole.
+Left out of a function's own lines: `if …: raise`, loops of nothing else, calls of functions that only check, and what was computed for
+these alone. What stands within a loop or a branch of the computation stays, and a function that does nothing but check stays whole.
 """
 import ast
 import re
@@ -18,20 +18,40 @@ def guards(s: ast.stmt, within: bool = False) -> bool:
     return isinstance(s, ast.Assert) or call and bool(ONLY_CHECK.fullmatch(ast.unparse(s.value.func)))
 
 
-def leading(f: ast.FunctionDef) -> list[ast.stmt]:
-    "The guards that a function begins with; none where it has nothing else."
-    found, told = [], isinstance(f.body[0], ast.Expr) and isinstance(f.body[0].value, ast.Constant)
-    for s in f.body[told:]:
-        if guards(s): found.append(s)
-        elif not isinstance(s, ast.Import | ast.ImportFrom): return found
-    return []
+def names(trees: list[ast.stmt], kind: type) -> set[str]:
+    "Those that are read (ast.Load) or written (ast.Store)."
+    return {n.id for t in trees for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, kind)}
+
+
+def plain(s: ast.stmt) -> bool:
+    "A name for a value, which changes nothing else."
+    calls = [n.func for n in ast.walk(s) if isinstance(n, ast.Call)]
+    changes = any(getattr(f, "attr", getattr(f, "id", "")) in ("next", "pop", "popitem", "read", "setdefault") for f in calls)
+    return isinstance(s, ast.Assign | ast.AnnAssign) and not changes and all(
+        isinstance(t, ast.Name | ast.Tuple) for t in (s.targets if isinstance(s, ast.Assign) else [s.target]))
+
+
+def checks(f: ast.FunctionDef) -> list[ast.stmt]:
+    "What a function does to refuse, and no more; nothing where it does nothing else."
+    kept, gone = f.body[:], []
+    for s in f.body:
+        if guards(s) and not names([s], ast.Store) & names([t for t in f.body if t is not s and not guards(t)], ast.Load):
+            kept.remove(s)
+            gone.append(s)
+    for s in reversed(kept[:]):
+        made = names([s], ast.Store)
+        if plain(s) and made & names(gone, ast.Load) and not made & names([t for t in kept if t is not s], ast.Load):
+            kept.remove(s)
+            gone.append(s)
+    told = lambda s: isinstance(s, ast.Import | ast.ImportFrom) or isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)
+    return gone if any(not told(s) and not plain(s) for s in kept) else []
 
 
 def without_guards(source: str) -> str:
-    "The source of a cell without the guards at the beginning of its functions; as it is where there are none."
+    "The source of a cell without the checks of its functions; as it is where there are none."
     lines, gone = source.split("\n"), set()
     for f in ast.walk(ast.parse(source)):
-        for s in leading(f) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) else ():
+        for s in checks(f) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) else ():
             before = lines[s.lineno - 1].encode()[:s.col_offset].decode()
             after = lines[s.end_lineno - 1].encode()[s.end_col_offset:].decode().strip()
             if before.strip() or after and not after.startswith("#"): continue  # another statement on its line

@@ -91,6 +91,26 @@ class A:
         '''Two
         lines.'''
         return self.x"""),
+    "behind an answer": ("""
+def f(x):
+    if x: return 3
+    if not x: raise ValueError
+    return x""", """
+def f(x):
+    if x: return 3
+    return x"""),
+    "in the middle, and what was computed for it alone": ("""
+def f(x):
+    y = 2 * x
+    a, b = x - 1, x + 1
+    one = next(x)
+    if y < a < b < one:
+        raise ValueError
+    return y""", """
+def f(x):
+    y = 2 * x
+    one = next(x)
+    return y"""),
     "nested functions, each at its beginning": ("""
 def f(x):
     if x: raise ValueError
@@ -104,9 +124,10 @@ def f(x):
         return y
     return g(x)""")}
 STAYS = {
-    "in the middle": "def f(x):\n    y = 2 * x\n    if y < 0: raise ValueError\n    return y",
+    "within the computation": "def f(x):\n    for y in x:\n        z = 2 * y\n        if z < 0: raise ValueError\n        print(z)\n    return y",
+    "one whose name is read later": "def f(x):\n    if bad := x - 1: raise ValueError(bad)\n    return bad",
+    "what is left would be names alone": "def check_it(x):\n    y = 2 * x\n    z = 3\n    if y: raise ValueError",
     "an if that does something else as well": "def f(x):\n    if x:\n        x = 2\n        raise ValueError(x)\n    return x",
-    "an if with an answer": "def f(x):\n    if x: return 3\n    if not x: raise ValueError\n    return x",
     "a function that does nothing but check": "def check_it(x):\n    'It checks.'\n    if x: raise ValueError\n    same_shape(x)",
     "one that only raises": "def f(self):\n    raise NotImplementedError",
     "two statements in a line": "def f(x):\n    check_it(x); y = 2\n    return y",
@@ -117,7 +138,7 @@ STAYS = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_guards_at_the_beginning_go(name):
+def test_guards_go(name):
     source, short = CASES[name]
     assert without_guards(source.strip("\n")) == short.strip("\n")
 
@@ -127,21 +148,26 @@ def test_everything_else_stays(name): assert without_guards(STAYS[name]) == STAY
 
 
 def test_no_cell_of_a_lesson_becomes_something_else():
-    "Valid; the same functions with the same first and last words; and what is missing are guards, by the tree."
-    def without(f):
-        kept = [s for s in f.body if not guards(s)]
-        return [ast.dump(s) for s in kept]
+    "Valid; the same functions with the same first words; what is missing are guards, by the tree, and names that are not read any more."
+    def missing(f, g):
+        left = [ast.dump(s) for s in g.body]
+        return [s for s in f.body if ast.dump(s) not in left and not guards(s) and not isinstance(s, ast.FunctionDef)]
+    def read(f): return {n.id for n in ast.walk(f) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    def made(s): return {n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     changed = 0
     for page, cell in EXPORTED:
         short, whole = build.shortened(cell)
         before, after = ([n for n in ast.walk(ast.parse(t)) if isinstance(n, ast.FunctionDef)] for t in (cell.source, short))
         assert [f.name for f in before] == [f.name for f in after], (page.url, cell.id)
         assert [ast.get_docstring(f) for f in before] == [ast.get_docstring(f) for f in after]
-        top = lambda t: [without(f) for f in ast.parse(t).body if isinstance(f, ast.FunctionDef)]
-        assert sum(map(len, top(cell.source))) == sum(map(len, top(short))), (page.url, cell.id)
+        for f, g in zip(before, after, strict=True):
+            for gone in missing(f, g): assert isinstance(gone, ast.Assign | ast.AnnAssign) and made(gone) and not made(gone) & read(g), (page.url, f.name)
+            left = [ast.dump(s) for s in g.body]
+            bound = {n.target.id for s in f.body if ast.dump(s) not in left and guards(s) for n in ast.walk(s) if isinstance(n, ast.NamedExpr)}
+            assert not bound & read(g), (page.url, f.name)
         assert bool(whole) == (short != cell.source) and all(line in cell.source.split("\n") for line in short.split("\n"))
         changed += bool(whole)
-    assert changed > 50
+    assert changed > 120
 
 
 def test_what_is_called_a_check_raises_and_returns_nothing():
