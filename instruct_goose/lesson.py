@@ -123,8 +123,13 @@ def gently(
         return lines
     return ast.unparse(told).splitlines(keepends=True)
 
-if at_the_keyboard():
-    sys.modules["IPython"].get_ipython().input_transformers_post.append(gently)
+def _begin() -> bool:
+    "A person's shell asks `gently` from the import of this module on."
+    if there := at_the_keyboard():
+        sys.modules["IPython"].get_ipython().input_transformers_post.append(gently)
+    return there
+
+_ASKED = _begin()
 
 
 # %% ../nbs/00_notation.ipynb #6fa6a671
