@@ -68,7 +68,7 @@ def train_dpo(
     seed: int = 0,
     desc: str = "DPO",
     **options, # see `fit`
-) -> list[Log]: # loss, accuracy, margin (nats), lr and grad_norm of every update
+) -> list[Log]: # of every update: loss, lr, grad_norm, accuracy; margin and both sides, in nats
     """min −mean log σ(β·margin), margin = log π/π_ref of the chosen − log π/π_ref of the rejected
     (Rafailov et al. 2023, eq. 7), over shuffled pairs. In place. Raises ValueError for pairs that
     cannot be used, and when the reference shares weights with the model."""
@@ -85,7 +85,9 @@ def train_dpo(
         margin = ((chosen - ref_chosen) - (rejected - ref_rejected)).detach()
         loss = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta, label_smoothing).mean()
         right = (margin > 0).float().mean()
-        return loss, {"accuracy": right.item(), "margin": margin.mean().item()}
+        return loss, {"accuracy": right.item(), "margin": margin.mean().item(),
+                      "chosen_logprob": chosen.mean().item(),
+                      "rejected_logprob": rejected.mean().item()}
 
     dealt = batches(range(len(data)), batch_size, seed=seed)
     return fit(model, loss_of, dealt, steps=steps, lr=lr, desc=desc, **options)

@@ -62,7 +62,7 @@ def test_it_goes_on_from_where_it_was_killed_to_the_bit(tmp_path, at):
     whole, weights = sitting(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt): sitting(tmp_path / "cut", at)
     again, resumed = sitting(tmp_path / "cut")
-    assert again == whole and len(whole) == 6 and list(again[0]) == ["step", "loss", "accuracy", "margin", "lr", "grad_norm"]
+    assert again == whole and len(whole) == 6 and list(again[0]) == ["step", "loss", "accuracy", "margin", "chosen_logprob", "rejected_logprob", "lr", "grad_norm"]
     assert all(p.equal(q) for p, q in zip(resumed, weights, strict=True))
 
 
@@ -88,7 +88,7 @@ def test_first_loss_is_log_two_with_dropout_in_the_config_and_only_the_model_mov
     assert log[0]["loss"] == pytest.approx(math.log(2), abs=1e-5) and log[0]["margin"] == pytest.approx(0, abs=1e-5)
     assert log[-1]["margin"] > 0 and log[-1]["accuracy"] > .5
     assert all(torch.equal(x, before[k]) for k, x in reference.state_dict().items())
-    assert set(log[0]) == {"step", "loss", "accuracy", "margin", "lr", "grad_norm"}
+    assert set(log[0]) == {"step", "loss", "accuracy", "margin", "chosen_logprob", "rejected_logprob", "lr", "grad_norm"}
 
 
 @pytest.mark.deep

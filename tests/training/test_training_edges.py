@@ -238,7 +238,9 @@ def test_margin_and_accuracy_of_dpo_by_hand():
         table = m.eval()(torch.tensor([ids])).logits[0].log_softmax(-1)
         return sum(table[i, a].item() for i, a in enumerate(ids[1:]))
     margins = [logp(model, c) - logp(ref, c) - logp(model, r) + logp(ref, r) for c, r in pairs]
+    chosen, rejected = (sum(logp(model, pair[k]) for pair in pairs) / 5 for k in (0, 1))
     (log,) = train_dpo(model, TOKENIZER, pairs, steps=1, lr=1e-4, ref_model=ref, beta=.5, batch_size=5, progress=False)
+    assert (log["chosen_logprob"], log["rejected_logprob"]) == (pytest.approx(chosen, abs=1e-6), pytest.approx(rejected, abs=1e-6))
     assert log["margin"] == pytest.approx(sum(margins) / 5, abs=1e-6) and log["accuracy"] == pytest.approx(sum(m > 0 for m in margins) / 5)
     assert log["loss"] == pytest.approx(sum(math.log1p(math.exp(-.5 * m)) for m in margins) / 5, abs=1e-6) and 0 < log["accuracy"] < 1
 
