@@ -323,7 +323,7 @@ def _table(figures: dict) -> str:
             text[-1] += f"\n| {name} | {dtype} | {' | '.join(f'{speed[p]:,.0f}' for p in PHASES)} | {max(memory.values(), default=0):.1f} |{busy}"
     wrote = {name: [row[dtype]["tokens_per_second"]["rollout"] for dtype in ("float32", "bfloat16")] for name, row in models.items()}
     if slower := [name for name, (fine, coarse) in wrote.items() if coarse < fine]:
-        text.append(f"Slower to write in bfloat16 than in float32: {', '.join(slower)}. Why was not looked into.")
+        text.append(f"Slower to write in bfloat16 than in float32: {'; '.join(slower)}. Why was not looked into.")
     if watched:
         text.append("The last column is the share of an iteration in which the GPU computes. The rest of the time it waits to be told what: models "
                     "and batches of this size do not fill it.")
