@@ -34,7 +34,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         ("Why are the log-probabilities of sampling and of training computed by one path?", "So that the ratio before the first step is 1. If it is not, nothing after it means anything.", "training/trainer#3-annotate"),
         ("A file holds 200 MiB of rows. How much memory does reading it take?", "A few MiB: rows are streamed, and each broken one is named with its line.", "models/data")],
     "Training": [
-        ("Name the five steps of one iteration.", "Rollout, score, annotate, advantages, optimize.", "training/trainer#the-algorithm-on-one-page"),
+        ("Which methods of the trainer do its equations (1) to (6)?", "`rollout` (1), `score` (2), `annotate` (3), `advantages` (4 and 5), `optimize` (6).", "training/trainer#the-algorithm-on-one-page"),
         ("Which number must be 1 before the first update of every iteration?", "The ratio of each token.", "training/trainer#the-update"),
         ("The reward rises while the entropy falls to 0 and the KL grows without end. What is it?", "Reward hacking. Read samples.", "training/reading_the_log"),
         ("What must a run restore to go on as if nothing had happened?", "Weights, the optimizer's moments, β, the place in the prompts and the state of every die.", "training/checkpoints"),

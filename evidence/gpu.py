@@ -310,24 +310,29 @@ def gpu_table(path: Path = root / "evidence/gpu.json") -> str:
 
 def _table(figures: dict) -> str:
     o, q, r = figures["origin"], figures["quickstart"], figures["resume"]
+    dtypes, models = list(UNIT), figures["models"]
+    watched = all(row[dtype].get("computing_seconds") for row in models.values() for dtype in dtypes)  # an older record has not
     text = [f"Measured on one {o['gpu']} ({o['memory_gib']:.0f} GiB, CUDA {o['cuda']}, torch {o['torch']}), commit {o['commit'][:7]}: "
             f"a PPO iteration of {figures['sizes']['batch_size']} responses of up to {figures['sizes']['max_new_tokens']} tokens, random weights.",
-            "| model | weights | tokens a second: writing | annotating | updating | most memory, GiB | the GPU computes |\n|---|---|---|---|---|---|---|"]
-    dtypes = list(UNIT)
-    for name, row in figures["models"].items():
+            "| model | weights | tokens a second: writing | annotating | updating | most memory, GiB |" + " the GPU computes |" * watched
+            + "\n|" + "---|" * (6 + watched)]
+    for name, row in models.items():
         for dtype in dtypes:
             speed, memory = row[dtype]["tokens_per_second"], row[dtype]["peak_gib"]
-            busy = row[dtype].get("computing_seconds")  # an older record has not watched
-            busy = f"{sum(busy.values()) / sum(row[dtype]['seconds'].values()):.0%}" if busy else "–"
-            text[-1] += f"\n| {name} | {dtype} | {' | '.join(f'{speed[p]:,.0f}' for p in PHASES)} | {max(memory.values(), default=0):.1f} | {busy} |"
-    text += ["The last column is the share of an iteration in which the GPU computes. The rest of the time it waits to be told what: models "
-             "and batches of this size do not fill it.",
-             "Log-probabilities of 4,096 tokens under GPT-2's head with their gradient, milliseconds, by the size of a "
-             f"[piece](1_objective/01_logprobs_in_pieces.ipynb): {', '.join(f'{name} {ms:.0f}' for name, ms in figures['pieces_ms'].items())}."
-             ] if "pieces_ms" in figures else []
+            busy = f" {sum(row[dtype]['computing_seconds'].values()) / sum(row[dtype]['seconds'].values()):.0%} |" if watched else ""
+            text[-1] += f"\n| {name} | {dtype} | {' | '.join(f'{speed[p]:,.0f}' for p in PHASES)} | {max(memory.values(), default=0):.1f} |{busy}"
+    wrote = {name: [row[dtype]["tokens_per_second"]["rollout"] for dtype in ("float32", "bfloat16")] for name, row in models.items()}
+    if slower := [name for name, (fine, coarse) in wrote.items() if coarse < fine]:
+        text.append(f"Slower to write in bfloat16 than in float32: {'; '.join(slower)}. Why was not looked into.")
+    if watched:
+        text.append("The last column is the share of an iteration in which the GPU computes. The rest of the time it waits to be told what: models "
+                    "and batches of this size do not fill it.")
+    if "pieces_ms" in figures:
+        text.append("Log-probabilities of 4,096 tokens under GPT-2's head with their gradient, milliseconds, by the size of a "
+                    f"[piece](1_objective/01_logprobs_in_pieces.ipynb): {', '.join(f'{name} {ms:.0f}' for name, ms in figures['pieces_ms'].items())}.")
     text += ["Against the CPU's float64, largest difference of a log-probability, difference of the loss, relative difference of the "
              "gradient; in brackets the bound that rounding allows.", "| model | weights | log-probability | loss | gradient |\n|---|---|---|---|---|"]
-    for name, row in figures["models"].items():
+    for name, row in models.items():
         for dtype in dtypes:
             a = row["agreement"][dtype]
             cells = (f"{a['difference'][k]:.1e} ({a['bound'][k]:.1e})" for k in ("logprobs", "loss", "gradient"))

@@ -171,7 +171,8 @@ class Presets(Settings):
 # %% ../../nbs/3_training/02_config.ipynb #1a3d2989
 @dataclass
 class RLHFConfig(Presets):
-    """Settings of RLHFTrainer. The defaults are safe for a pretrained model of any size.
+    """Settings of RLHFTrainer. The defaults are for a pretrained model of up to about
+    a billion weights; larger ones want a smaller lr.
     Raises ValueError or TypeError for a setting that is out of its range, with the range."""
 
     # the run

@@ -29,6 +29,13 @@ def test_a_lesson_opens_and_closes_as_all_do(page):
     if page.names: assert "nbdev_export()" in page.cells[-1].source, "the last cell exports"
 
 
+def test_next_leads_to_the_next_lesson():
+    "Nobody goes in circles or misses a lesson; other links may follow the first."
+    for page, after in zip(pages, pages[1:]):
+        link = re.search(r"\*\*Next\*\*.*?\]\(([^)#]+)", text(page))
+        assert link and target(page, link[1]) == after.path.resolve(), f"{page.url}: the first link after **Next** should lead to {after.url}"
+
+
 @each
 def test_cells_are_small(page):
     folded = lambda c: {"hide", "export", "exporti", "code-fold"} & c.directives.keys()  # or not on the page at all
