@@ -9,6 +9,7 @@ and is left alone where none of them is set. torch is not imported here: a hook 
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import multiprocessing
 import os
 import sys
 import zlib
@@ -63,11 +64,11 @@ def change_torch(torch):
     def set_num_threads(n):
         nonlocal asked
         asked = n
+        if multiprocessing.current_process().daemon: own(n)  # forked by `in_processes`: it would wait for OpenMP's threads, which are not forked along
 
-    torch.set_num_threads(threads)
-    own, torch.set_num_threads, torch.get_num_threads = torch.set_num_threads, set_num_threads, lambda: asked
-    # what a lesson or a test forks waits for ever for OpenMP's threads, which are not forked along
-    os.register_at_fork(after_in_child=lambda: own(1) if {"GOOSE_LESSON", "PYTEST_CURRENT_TEST"} & os.environ.keys() else None)
+    own = torch.set_num_threads
+    own(threads)
+    torch.set_num_threads, torch.get_num_threads = set_num_threads, lambda: asked
 
 
 class Hook(importlib.abc.MetaPathFinder):
