@@ -137,7 +137,8 @@ def models():
     return data, tokenizer, lm, train_judge(config, data, lm)[0]
 
 
-@pytest.mark.parametrize("name", first(2, sorted(PRESETS, key=["ppo", "grpo"].__contains__, reverse=True)))
+@pytest.mark.deep  # the lessons of the quickstart and of the family train them on it as well
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_trains_on_the_quickstart_task(models, name):
     data, tokenizer, lm, reward_model = models
     trainer = make_trainer(QuickstartConfig.preset(name, **BRIEF), lm, tokenizer)
