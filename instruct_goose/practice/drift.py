@@ -77,7 +77,7 @@ def frames_at(
 
 # %% ../../nbs/4_practice/02_drift.ipynb #28456892
 def record_drift(
-    betas: float | Sequence[float], # prices of KL: one, or several
+    betas: int | float | Sequence[int | float], # prices of KL: one, or several
     config: QuickstartConfig | None = None, # None: the quickstart's own
     prompts: Sequence[str] = PROMPTS, # whose answers are kept, of at most prompt_words words
     every: int = 3,    # iterations between two looks
