@@ -8,6 +8,7 @@ __all__ = ['PROMPTS', 'SHOWN', 'Frames', 'frames_at', 'record_drift', 'first_sta
 # %% ../../nbs/4_practice/02_drift.ipynb #b0eb62aa
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -93,7 +94,7 @@ def record_drift(
     if every < 1:
         raise ValueError(f"every is {every}: iterations between two looks, at least 1")
     config = config or QuickstartConfig()
-    each = [QuickstartConfig(**vars(config) | {"beta": float(beta)}) for beta in prices]
+    each = [replace(config, beta=float(beta)) for beta in prices]
     tokenizer = make_tokenizer(config)
     write(make_lm(config, tokenizer), tokenizer, list(prompts), config.max_new_tokens) # can it?
     with torch_threads(config.threads), torch.random.fork_rng(devices=[]):
