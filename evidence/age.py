@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 root = Path(__file__).parents[1]
-MEASURES = {"quickstart": "practice.quickstart", "drift": "practice.quickstart",
+MEASURES = {"quickstart": "practice.quickstart", "drift": "practice.drift",
             "reviews": "practice.real_reviews", "family": "practice.family",
             "control": "practice.classic_control", "exact_world": "practice.exact_world", "gallery": "practice.failure_gallery", "doctor": "practice.failure_gallery",
             "probes": "practice.probes", "resume": "practice.cli", "fuzz": "models.data", "attacks": "practice.cli", "details": "practice.exact_world",

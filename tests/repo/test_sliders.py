@@ -63,7 +63,7 @@ def close(got, expected, atol=6e-4):
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
-def test_there_are_sliders(): assert len(everything()) >= 16 and all(f["layout"].get("sliders") for f in everything().values())
+def test_there_are_sliders(): assert len(everything()) >= 18 and all(f["layout"].get("sliders") for f in everything().values())
 
 
 @pytest.mark.parametrize("key", everything())
@@ -282,6 +282,48 @@ def test_dual_clip():
         rho = curves[0]["x"]
         close(curves[0]["y"], [max(-max(r, .8), -c) for r in rho])
         assert curves[1]["y"] == [float(.8 < r < c) for r in rho]
+
+
+def test_ratios_of_long_responses():
+    "By counting: of T tokens k go up in C(T, k) of 2^T ways."
+    for label, (curves, title) in frames("d4a600b2").items():
+        T = int(label)
+        ways = [math.comb(T, k) for k in range(T + 1)]
+        product = [math.exp(k * math.log(1.1) + (T - k) * math.log(.9)) for k in range(T + 1)]
+        mean = [math.exp((k * math.log(1.1) + (T - k) * math.log(.9)) / T) for k in range(T + 1)]
+        below = [next(k for k in range(T + 1) if 23 * sum(ways[:k + 1]) >= i * 2**T) for i in range(1, 23)]
+        token, geometric, whole = curves
+        assert (token["x"], token["y"]) == ([.9, .9, 1.1, 1.1], [0, .5, .5, 1])
+        close(geometric["x"], [mean[k] for k in below]); close(whole["x"], [product[k] for k in below], 0)
+        for curve in (geometric, whole): close(curve["y"], [i / 23 for i in range(1, 23)])
+        chance = [w / 2**T for w in ways]
+        out = 100 * sum(p for p, r in zip(chance, product) if not .8 <= r <= 1.2)
+        m = sum(p * s for p, s in zip(chance, mean))
+        assert numbers(title)[2:4] == pytest.approx([out, 0], abs=.51)
+        assert numbers(title)[4] == pytest.approx(sum(p * (s - m)**2 for p, s in zip(chance, mean))**.5, abs=6e-5)
+    assert out > 90 and whole["x"][10] < .135  # at 400 tokens, where the average is still 1
+
+
+def test_cap_of_the_weights():
+    "The gradient of one token by hand: its weight, its worth, and 1 at its own logit less π everywhere."
+    pi, mu, worth = (.5, .25, .25), (.6, .39, .01), (1, 0, -1)
+    truth = [p * (f - .25) for p, f in zip(pi, worth)]
+
+    def parts(C):
+        g = [[min(p / m, C) * f * ((k == a) - pi[k]) for k in range(3)] for a, (p, m, f) in enumerate(zip(pi, mu, worth))]
+        mean = [sum(m * row[k] for m, row in zip(mu, g)) for k in range(3)]
+        return math.dist(mean, truth), sum(m * math.dist(row, mean)**2 for m, row in zip(mu, g))
+
+    sizes, made = [4**i for i in range(9)], frames("d4a600c2")
+    for label, (curves, title) in made.items():
+        bias, variance = parts(math.inf if label == "none" else float(label))
+        for curve in curves: close(curve["x"], sizes)
+        close(curves[0]["y"], [(parts(math.inf)[1] / n)**.5 for n in sizes])
+        close(curves[1]["y"], [(bias**2 + variance / n)**.5 for n in sizes], 0)
+        close(curves[2]["y"], [None if label == "none" else bias] * 9)
+        assert numbers(title.replace(",0", "0"))[1::2] == pytest.approx([(bias**2 + variance / n)**.5 for n in (16, 10_000)], abs=6e-4)
+    error = {label: numbers(title)[1::3] for label, (_, title) in made.items()}
+    assert min(error, key=lambda k: error[k][0]) == "3" and min(error, key=lambda k: error[k][1]) == "none"
 
 
 def test_value_clip():
