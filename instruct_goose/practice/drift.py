@@ -126,7 +126,7 @@ def draw_drift(
     record: dict, # of `record_drift`
     place: str | None = None, # the id of the figure on its page; None: made of the record
 ) -> Drawn:
-    "Buttons for β, a slider for the iteration, a choice of prompt; each figure over the iterations."
+    "Buttons for β, a slider for the iteration, a choice of prompt; the figures as curves."
     text = json.dumps(record, ensure_ascii=False)
     page = Template((files("instruct_goose.practice") / "drift_figure.html").read_text("utf-8"))
     return Drawn(page.substitute(place=place or f"drift-{crc32(text.encode()):08x}",
