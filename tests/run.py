@@ -47,7 +47,7 @@ def steps(workers: int, deep: bool = False) -> dict:
         "site": ("the site builds without a warning, every formula is valid", [python, "docs/build.py", "--quiet"]),
         "pytest": (
             "properties, parity, reliability, repository and site",
-            [python, "-m", "pytest", "-ra", "-n", str(workers + 1), "--dist", "worksteal",  # one more: some wait for browsers and processes
+            [python, "-m", "pytest", "-ra", "-n", str(workers), "--dist", "worksteal",
              "--ignore=tests/repo/test_current.py", "--ignore=tests/repo/test_types.py",
              *["--deep"] * deep, "tests"]),
     }

@@ -54,7 +54,7 @@
         excerpt: part.text || page.subtitle, score})
     }
     for (const page of INDEX.pages) for (const [id, word, said, of] of page.rows) if (word === asked && page.url !== "api")
-      found.push({kind: (of ? `Field of ${of}, in ` : "Row of a table, in ") + page.title, title: word, code: true, href: `${page.url}.html#${id}`, excerpt: said, score: ((isName ? 250 : 38) + (of === "RLHFConfig" ? 5 : 0)) * (RANK[page.url] || 1)})
+      found.push({kind: (of ? `Field of ${of}, in ` : "Row of a table, in ") + page.title, title: word, code: true, href: `${page.url}.html#${id}`, excerpt: said, score: ((isName ? 250 : 38) + (of === "RLHFConfig" ? .5 : 0)) * (RANK[page.url] || 1)})
     for (const n of names) {
       const last = n.name.split(".").pop(), exact = n.name === asked || last === asked || n.id === "instruct_goose." + asked
       const score = exact ? (n.name === asked ? 2 : 0) + (isName ? 300 : 40) : 12 * match(query, n.words) + 3 * match(query, n.below)

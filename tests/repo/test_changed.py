@@ -10,9 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from deep import first
-
 root = Path(__file__).parents[2]
 CHANGES = [  # lesson, what it says, what the learner writes instead; where `make test` stops reading, if what follows has other dice and half the time
     ("1_objective/03_advantages", "gae(rewards, values, ex.mask, ex.gamma, ex.lam)", "gae(rewards, values, ex.mask, ex.gamma, .95)", None),
@@ -46,19 +43,15 @@ def by_hand(path: str, old: str, new: str, until: str | None) -> dict:
     return {"said": said, "errors": errors}
 
 
-@pytest.fixture(scope="module")
-def found(request) -> list[dict]:
+def test_a_changed_constant_stops_nobody(request):
+    "One test for all: two workers would start all of them twice."
     env = {k: v for k, v in os.environ.items() if k != "IN_TEST"} | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, __file__, *["--deep"] * request.config.getoption("--deep")], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.parametrize("i", first(ALWAYS, range(len(CHANGES))))
-def test_a_changed_constant_stops_nobody(i, found):
-    assert "died" not in found[i], found[i]["died"]
-    assert not found[i]["errors"]
-    assert found[i]["said"], "nobody noticed"
+    for change, found in zip(CHANGES, json.loads(done.stdout.splitlines()[-1])):
+        assert "died" not in found, (change, found["died"])
+        assert not found["errors"], change
+        assert found["said"], f"nobody noticed {change}"
 
 
 def in_a_process(change: tuple) -> dict:
