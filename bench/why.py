@@ -45,7 +45,7 @@ TRIED = """What was tried to make an update cheaper, on 32 responses of 4 to 64 
 - **Rows of like length together.** Landed where there are micro-batches anyway (`micro_batch_size`): they are sorted, and since all divide by the count of the whole minibatch the gradient stays as it was. Minibatches themselves stay shuffled: one of short answers only would be another step.
 - **Rows without padding.** One mask over all rows costs more than the padding, since attention then looks at every pair of tokens of the batch. Row by row it pays, and was left out: attention would have to be replaced in every architecture, with its windows, caps and scales, and a policy changed in this way can no longer be read by our own sampling step.
 - **bfloat16.** Landed as `autocast="bfloat16"`, for processors that multiply in it; this one does not. Weights in bfloat16 are accepted as they were, those in float16 refused.
-- **`torch.compile`.** Compiled models are accepted, and say the same to rounding; `python -m bench.run "trials compiled"` measures what it brings.
+- **`torch.compile`.** Compiled models are accepted, and say the same to rounding; what it brings, once compiled, is in the table.
 - **Fused AdamW.** Landed: a quarter of the time of the loop over tensors, which took a twentieth off a small model's update ([the figures](training/updates.ipynb)).
 - **Gradient checkpointing.** Landed as `Agent(…, gradient_checkpointing=True)`: a quarter less memory for a sixth more time, on a small model ([the figures](models/agent.ipynb)).
 - **The policy's pass over its own responses.** Not left out, though the sampler has just seen them: entropy, exact KL and values come from it ([why](training/annotate.ipynb)).
