@@ -185,5 +185,7 @@ def PretendGPU():
     def run_again(f, *args):  # an activation checkpoint, in the backward pass: there the function mode is off
         with calls: return run(f, *args)
     shape = {"default": lambda x: {"shape": x.shape, "dtype": x.dtype}}  # its own check would compare devices seen in the mode and out of it
-    with (patch.multiple(torch.cuda, **names), patch.object(torch.utils.checkpoint, "_run_fn_with_dynamo_disabled", run_again),
+    none = lambda **_: None  # as in torch's CPU build; a CUDA build without a driver would be asked for its stream by each optimizer step
+    with (patch.multiple(torch.cuda, **names), patch.object(torch.accelerator, "current_accelerator", none),
+          patch.object(torch.utils.checkpoint, "_run_fn_with_dynamo_disabled", run_again),
           patch.dict(torch.utils.checkpoint._allowed_determinism_checks_to_fns, shape), _Kernels(), calls): yield

@@ -23,10 +23,9 @@ import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+from variants import FORCED, missing
+
 root = Path(__file__).parents[2]
-sys.path.insert(0, str(root / "evidence"))
-from run import origin  # noqa: E402
-from variants import FORCED, missing  # noqa: E402
 
 PYTHONS = ["python3.11", "python3.12", "python3.13"]
 here = "python{}.{}".format(*sys.version_info)
@@ -64,6 +63,12 @@ def python_of(variant: str) -> tuple[str | None, str | None]:
         if done.returncode: return None, f"the pinned packages could not be installed: {done.stderr.strip().splitlines()[-1][:200]}"
         (venv / ".installed").touch()
     return str(venv / "bin/python"), None
+
+
+def origin_of(python: str, command: str) -> dict:
+    "Where a figure comes from, as the Python that made it says: another than this one may have another torch."
+    asked = "import json, sys; sys.path.insert(0, 'evidence'); from run import origin; print(json.dumps(origin(sys.argv[1])))"
+    return json.loads(subprocess.run([python, "-c", asked, command], cwd=root, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
 def tests_of(report: Path) -> tuple[int, int, list[dict]]:
@@ -111,7 +116,7 @@ def run(variant: str, python: str, workers: int, quiet: dict, lessons: list[str]
         ran, skipped, fell = tests_of(report)
         told = json.loads(notebooks.read_text("utf-8")) if notebooks.exists() else []
         lines = notes.read_text("utf-8").splitlines() if notes.exists() else []
-    entry = {"origin": origin(f"python tests/portable/run.py {variant}"), "environment": FORCED.get(variant, {}), "seconds": round(time.time() - start),
+    entry = {"origin": origin_of(python, f"python tests/portable/run.py {variant}"), "environment": FORCED.get(variant, {}), "seconds": round(time.time() - start),
              "notebooks": len(told), "tests": ran, "skipped": skipped,
              "fell": [{"notebook": r["name"], **r["fell"]} for r in told if r["fell"]] + fell}
     if len(told) < bool(lessons) or ran < (bool(files) and variant != "gpu"): entry["fell"].append({"error": f"{len(told)} notebooks and {ran} tests ran"})
