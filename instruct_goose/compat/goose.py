@@ -127,7 +127,7 @@ class RewardModel(nn.Module):
         super().__init__()
         load, given = AutoModelForSequenceClassification, isinstance(model_name, nn.Module)
         model: Any = copy.deepcopy(model_name) if given else load.from_pretrained(
-            cast(str, model_name), num_labels=1, trust_remote_code=False)
+            cast(str, model_name), num_labels=1, dtype=torch.float32, trust_remote_code=False)
         model.score = nn.Sequential(nn.Dropout(dropout), model.score)
         self.model = model
         self.to(device).eval()

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MATRICES', 'with_lora', 'four_bits', 'tuned_layers', 'has_adapters', 'frozen_twin', 'sharing_copy',
            'without_adapters', 'beside', 'read_types', 'why_not_beside', 'unwrapped', 'compiled_inside',
-           'merge_adapters', 'what_learns', 'weights_of', 'load_adapters']
+           'merge_adapters', 'what_learns', 'learning_in_float32', 'weights_of', 'load_adapters']
 
 # %% ../../nbs/2_models/09_adapters.ipynb #ada904
 import copy
@@ -49,7 +49,7 @@ def with_lora(
         r=rank, lora_alpha=2 * rank if alpha is None else alpha, target_modules=names,
         fan_in_fan_out=any(matrices.get(name) is Conv1D for name in names), task_type="CAUSAL_LM",
         layers_to_transform=None if top is None else list(range(blocks - top, blocks))))
-    return model
+    return learning_in_float32(model)
 
 # %% ../../nbs/2_models/09_adapters.ipynb #3a1318e2
 MATRICES = (nn.Linear, Conv1D) # and what is made of them, such as weights in 4 bits
@@ -72,7 +72,7 @@ def four_bits() -> dict[str, Any]: # options for `load_model`
                           "pip install bitsandbytes accelerate, or leave four_bits out")
     from transformers import BitsAndBytesConfig
 
-    return {"quantization_config": BitsAndBytesConfig(
+    return {"dtype": "auto", "quantization_config": BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32)}
 
@@ -255,6 +255,12 @@ def what_learns(model: nn.Module) -> dict[str, Tensor]:
     "The weights that learn, by name."
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
+def learning_in_float32(model: PreTrainedModel) -> PreTrainedModel: # the same one
+    "What learns is widened: in half precision small steps are rounded away."
+    for p in what_learns(model).values():
+        p.data = p.data.to(torch.promote_types(p.dtype, torch.float32))
+    return model
+
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     "What tells this model from its kin: what learns, where there are adapters; else all weights."
     return what_learns(model) if has_adapters(model) else model.state_dict(keep_vars=True)
@@ -263,7 +269,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 def load_adapters(
     directory: str | Path, # that a model with adapters was saved to
     base: PreTrainedModel | str | Path | None = None, # theirs; None: where their file says
-    **options, # for loading it
+    **options, # for loading it; without a dtype it is as stored
 ) -> PreTrainedModel: # the base, changed in place; the adapters learn on
     "Raises ImportError without peft; ValueError without a base, or for one that has adapters."
     _peft()
@@ -272,8 +278,9 @@ def load_adapters(
     if not base:
         raise ValueError(f"{directory} holds adapters, and does not say of which model: "
                          "pass base=, the model or its directory")
-    model = base if isinstance(base, nn.Module) else load_model(base, **options)
+    model = base if isinstance(base, nn.Module) else load_model(
+        base, **{"dtype": "auto", **options})
     if has_adapters(model):
         raise ValueError("the base has adapters already: pass the model without them")
     model.load_adapter(str(directory), is_trainable=True)
-    return model
+    return learning_in_float32(model)

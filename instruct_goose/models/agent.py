@@ -211,8 +211,8 @@ class Agent(nn.Module):
         base: Any = None, # for adapters: the model they belong to, or its path; None: as saved
         **options: Any,   # dtype, …: they go to transformers
     ) -> "Agent":
-        "What `save_pretrained` wrote."
-        directory = Path(directory)
+        "What `save_pretrained` wrote, in the precision that it was written in."
+        directory, options = Path(directory), {"dtype": "auto", **options}
         separate, head = read_value_head(directory)
         adapters = (directory / "adapter_config.json").exists()
         policy = (load_adapters(directory, base, **options) if adapters

@@ -254,11 +254,14 @@ _AUTO = {"policy": AutoModelForCausalLM, "trunk": AutoModel, "tokenizer": AutoTo
 def load_model(
     source: str | Path, # a directory, or "hub:owner/name"
     kind: Literal["policy", "trunk", "reward"] = "policy", # with which head
-    **options, # for transformers: dtype, …
+    dtype: torch.dtype | Literal["auto"] | None = None, # "auto": as stored; None: not below float32
+    **options, # for transformers
 ) -> PreTrainedModel:
-    """A model from a directory or, if so named, from the Hub. Code that comes with it is not run.
-    Raises FileNotFoundError without the directory, ValueError for one without a model."""
-    return load_part(source, kind, options)
+    """A model from a directory or, if so named, from the Hub, to learn in: half precision is
+    widened. Code that comes with it is not run. Raises FileNotFoundError without the directory,
+    ValueError for one without a model."""
+    model = load_part(source, kind, {"dtype": dtype or "auto", **options})
+    return model.float() if dtype is None and model.dtype.itemsize < 4 else model
 
 def load_tokenizer(
     source: str | Path, # a directory, or "hub:owner/name"

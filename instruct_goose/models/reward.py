@@ -189,7 +189,7 @@ class RewardModel(nn.Module):
         cls, path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> "RewardModel":
         "What `save_pretrained` wrote. A tokenizer other than the saved one is a ValueError."
-        model = load_model(path, "reward", num_labels=1)
+        model = load_model(path, "reward", dtype="auto", num_labels=1)
         return cls(model, tokenizer or saved_tokenizer(path, model))
 
 # %% ../../nbs/2_models/02_reward.ipynb #1151b857

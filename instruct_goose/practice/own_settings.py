@@ -139,6 +139,9 @@ def need_adapters(config: OwnRun) -> None:
             raise ValueError(f"--four-bits: {e}") from None
 
 def own_model(place: str, config: OwnRun) -> Any:
-    "The model, with adapters where they are asked for, on weights in 4 bits where that is."
-    model = load_model(place, **(four_bits() if config.four_bits else {}))
-    return model if config.lora_rank is None else with_lora(model, config.lora_rank)
+    """The model in float32; or adapters in float32 on weights as they are stored, or in 4 bits
+    where that is asked for."""
+    if config.lora_rank is None:
+        return load_model(place)
+    options = four_bits() if config.four_bits else {"dtype": "auto"}
+    return with_lora(load_model(place, **options), config.lora_rank)

@@ -136,7 +136,7 @@ def make_trainer(config: RecipeConfig, task: Task) -> RLHFTrainer:
     elif task.model is None:
         model, tokenizer = load_smollm(config.cache)
     else:
-        model, tokenizer = load_model(task.model), own_tokenizer(task.model)
+        model, tokenizer = load_model(task.model, dtype="auto"), own_tokenizer(task.model)
     torch.manual_seed(one_seed(config.seed, "adapters"))
     top = min(config.lora_top or 10**6, model.config.num_hidden_layers)
     adapted = with_lora(model, config.lora_rank, top=top)

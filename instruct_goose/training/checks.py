@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['RATIO_CAUSES', 'rounding', 'check_ratio', 'first_not_finite', 'blame', 'require_finite', 'require_finite_loss',
-           'require_finite_weights', 'require_trainable', 'blaming', 'texts_of', 'ready', 'comparable']
+           'require_finite_weights', 'require_trainable', 'blaming', 'LostSteps', 'share_of_lost_steps',
+           'warn_of_lost_steps', 'texts_of', 'ready', 'comparable']
 
 # %% ../../nbs/3_training/05_checks.ipynb #67b17ef0
 import math
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from ..objective.masks import AGGREGATES, group_token_counts
 from ..objective.policy_loss import probability_ratio
+from .conflicts import calls_up
 from .rollout import Rollout
 from .shaping import finished
 
@@ -135,6 +138,33 @@ def blaming(trainer: Any) -> Iterator[None]:
         yield
     except FloatingPointError as e:
         raise blame(trainer, str(e)) from None
+
+# %% ../../nbs/3_training/05_checks.ipynb #20c5df1e
+class LostSteps(UserWarning):
+    "Most steps of this size are rounded away in weights of this precision."
+
+def share_of_lost_steps(
+    parameters: Sequence[Tensor],
+    lr: float, # about AdamW's step
+) -> float:
+    """Of the weights in half precision, those whose nearest number is more than 2·lr away: with
+    w = m·2ᵉ, ½ ≤ m < 1, the next one is ε·2ᵉ⁻¹ off. Of weights that learn in float32: 0."""
+    lost, n = 0, 0
+    for p in parameters:
+        n += p.numel()
+        if p.requires_grad and p.dtype.itemsize < 4:
+            exponent = p.detach().float().frexp().exponent
+            gap = torch.finfo(p.dtype).eps * 2. ** (exponent - 1)
+            lost += int(((gap > 2 * lr) & (p != 0)).sum())
+    return lost / max(n, 1)
+
+def warn_of_lost_steps(parameters: Sequence[Tensor], lr: float) -> None:
+    "A LostSteps warning where that is more than half."
+    if (lost := share_of_lost_steps(parameters, lr)) > .5:
+        warnings.warn(
+            f"the weights are in half precision, and of {lost:.0%} of them a step of lr={lr:g} is "
+            "rounded away: load the model with dtype=torch.float32 (autocast='bfloat16' makes its "
+            "products fast), or train adapters with a higher lr", LostSteps, calls_up())
 
 # %% ../../nbs/3_training/05_checks.ipynb #7c01a34f
 def texts_of(rollout: Rollout) -> list[str]:

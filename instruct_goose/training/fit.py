@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..models.agent import context_length
 from .callbacks import Line
-from .checks import require_trainable
+from .checks import require_trainable, warn_of_lost_steps
 from .keeper import Stage
 from .state import joined, part
 from .training_state import (
@@ -211,9 +211,10 @@ def adamw(
     weight_decay: float,
 ) -> torch.optim.AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019), on matrices alone. Raises
-    ValueError for weights in float16."""
+    ValueError for weights in float16; those in bfloat16 can be a LostSteps warning."""
     require_trainable(model.parameters())
     trained = [p for p in model.parameters() if p.requires_grad]
+    warn_of_lost_steps(trained, lr)
     groups = [{"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
               {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.}]
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)

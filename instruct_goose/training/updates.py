@@ -21,7 +21,8 @@ from ..objective.kl import KL_GRADIENTS
 from ..objective.masks import AGGREGATES, masked_mean, whole_count
 from ..objective.policy_loss import sampler_weights
 from ..objective.ppo import adaptive_entropy
-from .checks import blame, require_finite_loss, require_trainable
+from .checks import (
+    blame, require_finite_loss, require_trainable, warn_of_lost_steps)
 from .config import RLHFConfig
 from .dynamic_sampling import says_nothing
 from .processes import share
@@ -221,13 +222,14 @@ def make_optimizer(
     config: RLHFConfig, # lr, value_lr, weight_decay
 ) -> torch.optim.Optimizer:
     """Policy and values in a group each. Raises ValueError for one that leaves the values out, and
-    for weights in float16."""
+    for weights in float16; AdamW on weights in bfloat16 can be a LostSteps warning."""
     require_trainable(agent.parameters())
     value = learning(agent.value_parameters()) if config.needs == "values" else []
     groups = [{"params": learning(agent.policy_parameters()), "lr": config.lr}]
     if value:
         groups.append({"params": value, "lr": config.value_lr or config.lr})
     if optimizer is None:
+        warn_of_lost_steps(groups[0]["params"], config.lr)
         made = torch.optim.AdamW(groups, weight_decay=config.weight_decay, fused=True)
     else:
         made = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(groups)

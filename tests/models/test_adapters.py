@@ -1,6 +1,8 @@
 """LoRA: by hand, against peft's own words, and in the trainer; Linear and Conv1D, all families, padding on either side."""
 import copy
+import dataclasses
 import sys
+import warnings
 from pathlib import Path
 
 import peft
@@ -23,6 +25,7 @@ from instruct_goose.models.adapters import (
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.decode import LibrarySteps, OwnSteps, begin, why_not
 from instruct_goose.models.text import word_tokenizer
+from instruct_goose.training.checks import LostSteps
 from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import sample
@@ -159,6 +162,29 @@ def test_the_sampler_reads_adapters_and_writes_what_the_model_would(name):
     torch.testing.assert_close(logprobs, response_logprobs(model, query, seen, ids, mask).detach(), rtol=1e-4, atol=1e-4)
     steps = begin(model, query, seen, 3)[1]
     assert type(steps) is (OwnSteps if name in ("gpt2", "llama") else LibrarySteps)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("value_model", [None, "copy"])
+def test_on_weights_in_bfloat16_adapters_learn_in_float32(name, value_model, tmp_path):
+    "Sampled, annotated, trained, saved and loaded: sampler and training forward agree, and the small steps arrive."
+    base = tiny(name, std=.05).bfloat16()
+    base.save_pretrained(tmp_path / "base")
+    agent = Agent(with_lora(base, 2), value_model)
+    dtypes = {p.dtype for p in agent.parameters() if p.requires_grad}, {p.dtype for p in agent.model.parameters() if not p.requires_grad}
+    assert dtypes == ({torch.float32}, {torch.bfloat16})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LostSteps)
+        first = RLHFTrainer(agent, config=dataclasses.replace(CONFIG, lr=1e-6), tokenizer=trainer(make()).tokenizer)
+    before = {k: p.detach().clone() for k, p in what_learns(agent).items()}
+    log = first.train(prompts(), score, steps=2, progress=False, held_out=prompts())
+    assert log[0]["max_ratio_deviation_first"] < .05 and log[0]["kl_to_reference"] == 0
+    moved = [(p != before[k]).double().mean() for k, p in what_learns(agent).items() if "lora_B" in k]
+    assert min(moved) > .9  # in bfloat16 nothing would, but from 0
+    agent.save_pretrained(tmp_path / "adapters")
+    again = load_adapters(tmp_path / "adapters", tmp_path / "base")
+    assert all(p.dtype == (torch.float32 if p.requires_grad else torch.bfloat16) for p in again.parameters())
+    assert torch.equal(again(IDS).logits, agent.model(IDS).logits)
 
 
 def test_what_the_step_does_not_know_goes_through_the_library():

@@ -148,7 +148,16 @@ def test_only_hub_asks_the_hub(monkeypatch):
     asked = []
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda name, **k: asked.append((name, k)) or tiny(SERVED["gpt_neox"]()))
     load_model("hub:owner/name")
-    assert asked == [("owner/name", {"trust_remote_code": False, "local_files_only": False})]
+    assert asked == [("owner/name", {"trust_remote_code": False, "local_files_only": False, "dtype": "auto"})]
+
+
+@pytest.mark.parametrize("stored, learns", [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float32)])
+def test_half_precision_is_widened_unless_it_is_asked_for(stored, learns, tmp_path):
+    weights = {k: x.to(stored) for k, x in tiny(SERVED["gpt_neox"]()).state_dict().items()}
+    tiny(SERVED["gpt_neox"]()).to(stored).save_pretrained(tmp_path)
+    for options, expected in (({}, learns), ({"dtype": "auto"}, stored), ({"dtype": torch.bfloat16}, torch.bfloat16)):
+        found = load_model(tmp_path, **options).state_dict()
+        assert all(x.dtype == expected and x.equal(weights[k].to(expected)) for k, x in found.items() if x.is_floating_point()), options
 
 
 def test_the_head_of_a_family_whose_trunk_is_found_by_search():
