@@ -25,8 +25,8 @@ from instruct_goose.models.adapters import (
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.decode import LibrarySteps, OwnSteps, begin, why_not
 from instruct_goose.models.text import word_tokenizer
-from instruct_goose.training.checks import LostSteps
 from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
+from instruct_goose.training.checks import LostSteps
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import sample
 from instruct_goose.training.trainer import RLHFTrainer
