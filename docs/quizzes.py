@@ -25,7 +25,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
     "Models": [
         ("Why does a decoder need left-padded prompts?", "So that the last column holds each row's last real token, and the response goes on right behind it.", "models/text"),
         ("Which position of the logits belongs to token t?", "The one before it: logits at t − 1 predict token t.", "models/agent"),
-        ("What does a value head start from, and why?", "Zero: it expects nothing, so the first advantages are the rewards and not noise.", "models/agent"),
+        ("What does a value head start from, and why?", "Zero: it expects nothing, so the first advantages are made of rewards only (those still to come, faded by γλ per token), and not of noise.", "models/agent"),
         ("What does a reward model learn from a pair?", "−log σ(chosen − rejected): only the difference is trained, the zero is free.", "models/reward"),
         ("Where is a text's score read?", "At its last real token, which must be one that training has seen there.", "practice/quickstart#where-the-score-is-read"),
         ("How good can a reward model be on labels of single readers?", "As good as somebody who knows the mean ratings, and no better: readers disagree. Quote that ceiling beside the accuracy.", "practice/quickstart#stage-2-a-model-that-judges"),
