@@ -131,8 +131,8 @@ def plan(config: TrainConfig, found: Found) -> str:
     passes = config.steps * prompts / len(found.rows)
     return "\n".join([
         "# settings, as --config reads them", as_yaml(config), "",
-        f"prompts: {spread_of(found.lengths)}; each comes up {passes:.3g} times, and is answered "
-        f"{config.group_size} times then",
+        f"prompts: {spread_of(found.lengths)}; each comes up {passes:.3g} times, with "
+        f"{config.group_size} answers each time",
         *(f"stage {i}: {text}" for i, text in enumerate(stages, 1)), f"written to: {where}", "",
         memory_table(memory)])
 
