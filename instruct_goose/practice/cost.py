@@ -14,7 +14,7 @@ from transformers import PretrainedConfig
 
 from ..objective.logprobs_in_pieces import TILE_BYTES
 from .own_plan import (
-    PASSING, at_most, lora_numbers, matrix_shapes, memory_parts, skeleton)
+    lora_numbers, matrix_shapes, memory_parts, skeleton)
 from ..training.metrics import MOST, ROWS
 
 # %% ../../nbs/4_practice/16_cost.ipynb #c057902b
