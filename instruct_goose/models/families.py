@@ -254,7 +254,7 @@ _AUTO = {"policy": AutoModelForCausalLM, "trunk": AutoModel, "tokenizer": AutoTo
 def load_model(
     source: str | Path, # a directory, or "hub:owner/name"
     kind: Literal["policy", "trunk", "reward"] = "policy", # with which head
-    dtype: torch.dtype | Literal["auto"] | None = None, # "auto": as stored; None: not below float32
+    dtype: torch.dtype | Literal["auto"] | None = None, # "auto": as stored; None: float32 at least
     **options, # for transformers
 ) -> PreTrainedModel:
     """A model from a directory or, if so named, from the Hub, to learn in: half precision is

@@ -143,5 +143,5 @@ def own_model(place: str, config: OwnRun) -> Any:
     where that is asked for."""
     if config.lora_rank is None:
         return load_model(place)
-    options = four_bits() if config.four_bits else {"dtype": "auto"}
+    options: dict[str, Any] = four_bits() if config.four_bits else {"dtype": "auto"}
     return with_lora(load_model(place, **options), config.lora_rank)

@@ -9,9 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from instruct_goose.models.agent import Agent
 from instruct_goose.practice.cost import (
-    PASSING,
     Work,
-    at_most,
     backward_flops,
     by_phase,
     forward_flops,
@@ -20,7 +18,7 @@ from instruct_goose.practice.cost import (
     predicted,
     sizes_of,
 )
-from instruct_goose.practice.own_plan import memory_parts
+from instruct_goose.practice.own_plan import PASSING, at_most, memory_parts
 from instruct_goose.training.annotate import annotations
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import Rollout, sample
