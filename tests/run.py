@@ -98,8 +98,8 @@ def main():
     if unknown := set(args.only) - set(todo):
         parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(todo)}")
 
-    # one thread per process: more of them fight for the cores
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
+    # one thread per process: more of them fight for the cores. Dozens of processes import torch: uncompiled that takes 15 s more, each time
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
     before = tracked()
     jobs = {name: (name, what, command, env | (other_machine()[1] if name == "portable" else {}))
             for name, (what, command) in todo.items() if not args.only or name in args.only}
