@@ -3,6 +3,7 @@ import bisect
 import json
 import re
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from instruct_goose.practice.quickstart import QuickstartConfig, make_trainer
 
 TINY = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=30, sft_batch_size=16, rm_steps=6, rm_batch_size=16, steps=3, batch_size=16,
             hidden_size=16, heads=2, layers=1, max_new_tokens=6, eval_samples=32, lr=3e-3, progress=False)
+ROOT = Path(__file__).parents[2]
 PROMPTS = ("the film", "a", "")
 
 
@@ -103,3 +105,15 @@ def test_the_figure_carries_its_record_and_no_other_file():
     other = draw_drift(record | {"seed": 1}).html
     assert page.count(f'"{place}"') == 2 and place not in other  # two figures of one notebook do not share an id, or buttons
     assert 'id="here"' in draw_drift(record, "here").html and f'name: "{place}-beta"' in page
+
+
+@pytest.mark.parametrize("lesson", ["01_quickstart", "02_drift"])
+def test_the_cells_that_a_reader_starts_by_hand_run(lesson, config, stages, monkeypatch):
+    "No lesson runs them, since they take minutes: here with the small models."
+    monkeypatch.setattr(drift, "QuickstartConfig", lambda: config)
+    monkeypatch.setattr(drift, "first_stages", lambda _: stages)
+    cells = ["".join(c["source"]) for c in json.loads((ROOT / f"nbs/4_practice/{lesson}.ipynb").read_text("utf-8"))["cells"]]
+    mine, = (s for s in cells if s.startswith("#| eval: false"))
+    there = dict(zip(("data", "tokenizer", "lm", "reward_model"), stages), config=config, record_drift=record_drift, draw_drift=draw_drift)
+    exec(mine, there)
+    assert [r["beta"] for r in there["mine"]["runs"]] == [float(x) for x in re.search(r"record_drift\(\(([^)]*)\)", mine)[1].split(",")]
