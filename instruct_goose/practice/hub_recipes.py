@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PretrainedConfig
 
 from ..models.sequence_judges import Classifier
-from .own_plan import memory_parts, weights_in
+from .own_plan import at_most, memory_parts, weights_in
 from .recipes import (
     RecipeConfig, Task, completions, recipe_settings, run_task)
 from ..training.rollout import Rollout
@@ -171,5 +171,5 @@ def computed(shape: PretrainedConfig, config: RecipeConfig, prompt: int) -> dict
     "Bytes, and hours at least, of a whole run; the judge is not in them."
     memory = memory_parts(shape, config.batch_size, config.micro_batch_size or config.batch_size,
                           prompt, config.max_new_tokens, config.lora_rank)
-    return {"weights": float(weights_in(shape)[0]), "bytes": float(sum(memory.values())),
+    return {"weights": float(weights_in(shape)[0]), "bytes": float(at_most(memory)),
             "hours": config.steps * least_seconds(shape, config, prompt) / 3600}
