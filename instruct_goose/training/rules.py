@@ -155,7 +155,7 @@ def policy_stands_still(run: Run) -> str | None:
 
 # %% ../../nbs/3_training/21_rules.ipynb #35ec463d
 def steps_rounded_away(run: Run) -> str | None:
-    "In half precision a weight stays as it is if its step is below half a per cent of it."
+    "In bfloat16 a weight stays as it is if its step is below .2 to .4 per cent of it."
     moved = run["weights_moved"]
     if not moved or median(moved) > .5 or policy_stands_still(run):
         return None
