@@ -93,11 +93,17 @@ class Tab:
         return got["result"].get("value")
 
     def wait(self, condition: str, seconds: float = 120.):
-        "Until a JavaScript expression holds."
+        "Until a JavaScript expression holds. The page may be on its way to another one meanwhile."
         end = time.monotonic() + seconds
-        while not self.ask(f"!!({condition})"):
+        while not self.holds(condition):
             if time.monotonic() > end: raise TimeoutError(f"never true: {condition}")
             time.sleep(.05)
+
+    def holds(self, condition: str) -> bool:
+        try: return self.ask(f"!!({condition})")
+        except RuntimeError as e:
+            if "navigated or closed" in str(e) or "context was destroyed" in str(e) or "Cannot find context" in str(e): return False
+            raise
 
     @property
     def log(self) -> list[str]:
