@@ -258,10 +258,12 @@ def load_model(
     **options, # for transformers
 ) -> PreTrainedModel:
     """A model from a directory or, if so named, from the Hub, to learn in: half precision is
-    widened. Code that comes with it is not run. Raises FileNotFoundError without the directory,
-    ValueError for one without a model."""
+    widened, unless it is quantised. Code that comes with it is not run. Raises FileNotFoundError
+    without the directory, ValueError for one without a model."""
     model = load_part(source, kind, {"dtype": dtype or "auto", **options})
-    return model.float() if dtype is None and model.dtype.itemsize < 4 else model
+    frozen = getattr(model, "is_quantized", False) # adapters learn beside it
+    widen = dtype is None and not frozen and model.dtype.itemsize < 4
+    return model.float() if widen else model
 
 def load_tokenizer(
     source: str | Path, # a directory, or "hub:owner/name"

@@ -160,6 +160,14 @@ def test_half_precision_is_widened_unless_it_is_asked_for(stored, learns, tmp_pa
         assert all(x.dtype == expected and x.equal(weights[k].to(expected)) for k, x in found.items() if x.is_floating_point()), options
 
 
+def test_what_is_quantised_stays_as_it_is(monkeypatch):
+    "transformers refuses to cast it."
+    quantised = tiny(SERVED["gpt_neox"]()).bfloat16()
+    quantised.is_quantized = True
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: quantised)
+    assert load_model("hub:owner/name").dtype == torch.bfloat16
+
+
 def test_the_head_of_a_family_whose_trunk_is_found_by_search():
     model = tiny(SERVED["llama4"]())
     assert model.base_model is model and trunk(model) is model.model and plain_head(model) is model.lm_head
