@@ -23,6 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(say) "creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 	$(say) "installing instruct_goose and the versions in constraints.txt (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade 'pip>=25'  # the pip that venv brings may take twice as long
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev,docs]'  # Python compiles what is imported, a tenth of it
 	@$(BIN)/jupyter labextension disable jupyterlab-myst --level=sys_prefix  # the site takes its KaTeX fonts; the lab stays plain
 	@touch $(STAMP)

@@ -286,6 +286,9 @@ def cards(page: Page, pages: list[Page]) -> str:
     return f'<div class="lesson-map">{"".join(made)}</div>'
 
 
+DRAWN = {"lessons": cards, "roadmap": roadmap, "start": start, "routes": route_cards, "pipeline": pipeline}  # where a page says <!-- name -->
+
+
 def to_source(cell: Cell, page: Page) -> str:
     "A line between the equation and its code: to the entry of each name, and to its place in the module."
     source = up(page, f"_modules/{page.module.replace('.', '/')}.html")
@@ -327,9 +330,7 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
             text = f"{title}\n\n{module}\n{links.apply(rest, page)}\n\n{top}\n"
         elif "**Numbers to expect**" in text: text = folded(links.apply(text, page))
         else: text = hover(links.apply(text, page), seen, up(page, "glossary.html")) if page.part else links.apply(text, page)
-        text = text.replace("<!-- lessons -->", cards(page, pages)).replace("<!-- roadmap -->", roadmap(page, pages))
-        text = text.replace("<!-- start -->", start(page, pages)).replace("<!-- routes -->", route_cards(page, pages))
-        text = text.replace("<!-- pipeline -->", pipeline(page, pages))
+        text = re.sub(f"<!-- ({'|'.join(DRAWN)}) -->", lambda m: DRAWN[m[1]](page, pages), text)
         cells.append(text_cell(text, cell.id))
     part = [p for p in pages if p.part == page.part]
     if page.part and page is part[-1] and (quiz := PARTS[page.part]) in QUIZZES:

@@ -30,6 +30,7 @@ add_module_names = False
 maximum_signature_line_length = 72
 toc_object_entries = False
 viewcode_line_numbers = False
+viewcode_follow_imported_members = False  # an entry stands where its name is defined; to look, every module would be imported
 math_number_all = False
 numfig = False
 
@@ -105,4 +106,16 @@ def source_of(module):
     return text, analyzer.tags
 
 
-def setup(app): app.connect("viewcode-find-source", lambda app, module: source_of(module))
+def navigation(app, page, template, context, doctree):
+    "The list at the side, once for all pages of a folder that are not in it: working it out for each is a tenth of the build."
+    if doctree is None and (whole := context.get("toctree")):
+        folder = page.rpartition("/")[0]
+        context["toctree"] = lambda **how: LISTS.get((folder, *sorted(how.items()))) or LISTS.setdefault((folder, *sorted(how.items())), whole(**how))
+
+
+LISTS = {}
+
+
+def setup(app):
+    app.connect("viewcode-find-source", lambda app, module: source_of(module))
+    app.connect("html-page-context", navigation, priority=400)  # before the theme, which asks for the list
