@@ -26,9 +26,12 @@ ROUTES = {  # who you are, what you will have at the end, and the lessons in bet
     "PPO, and only PPO": ("You want every term of the loss, with the number it should give.", [
         "start/from_a_reward_to_ppo", "objective/logprobs", "objective/kl", "objective/advantages", "objective/policy_loss",
         "objective/value_loss", "objective/ppo", "training/trainer", "start/hundred_lines"]),
-    "GRPO in production": ("You run GRPO or a relative, and must know which mean, which clip, which KL.", [
-        "objective/masks", "objective/policy_loss", "objective/group", "training/reward_calls", "training/shaping",
-        "practice/family", "training/doctor", "practice/change_the_loss"]),
+    "GRPO in production": ("You run GRPO or a relative, and must know which mean, clip and KL, who writes, what is paid for, and whether it helped.", [
+        "objective/masks", "objective/policy_loss", "objective/group", "training/rollout", "training/engines", "practice/smollm_answers",
+        "training/shaping", "training/dynamic_sampling", "training/doctor", "training/evaluation", "practice/change_the_loss"]),
+    "Preferences: reward models and DPO": ("You have pairs of which one is preferred. You want a judge of them, or a policy without one, and to see when a judge is pleased too much.", [
+        "models/reward", "training/reward_training", "objective/preference", "training/dpo", "practice/own_stages", "training/evaluation",
+        "practice/smollm_reviews"]),
     "Coming from TRL": ("You have a script. It runs here with other names, and you want to know what differs.", [
         "compat/trl", "training/reward_calls", "training/config", "practice/same_name", "training/reading_the_log",
         "practice/failure_gallery", "practice/change_the_loss"])}

@@ -8,7 +8,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         ("Which weight makes old samples usable, and what is its price?", "ρ = π/π_old. It is right on average and adds variance, which multiplies from word to word.", "start/from_a_reward_to_ppo#5--use-the-samples-twice"),
         ("Without a trust region, where does the maximum of ρA on one batch lie?", "At a corner: one word for ever. ρA is linear in the policy.", "start/from_a_reward_to_ppo#6--the-trust-region"),
         ("A word of positive advantage has become 1.5 times as likely, ε = .2. What is its gradient?", "0: it has been encouraged enough.", "start/from_a_reward_to_ppo#7--the-clip-and-the-min"),
-        ("And a word of negative advantage at ratio 1.5?", "It keeps its gradient: the min takes credit away, never blame.", "start/from_a_reward_to_ppo#7--the-clip-and-the-min"),
+        ("And a word of negative advantage at ratio 1.5?", "It keeps its gradient, which leads back to 1: for a negative advantage the clip stops only what is below 1 − ε.", "start/from_a_reward_to_ppo#7--the-clip-and-the-min"),
         ("What is the best policy under a KL penalty of price β?", "π* ∝ π_ref·exp(r/β), worth β·log Z.", "start/from_a_reward_to_ppo#8--the-price-of-going-away"),
         ("What changes when the action is a sentence and not a word?", "Its log-probability is a sum over words. The four lines hold as they stand; padding and a mask come with it.", "start/from_a_reward_to_ppo#9--sentences")],
     "Objective": [
@@ -60,7 +60,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
 
 def quiz_page(titles: dict[str, str]) -> str:
     "Markdown; `titles` are the lessons' by their address."
-    text = ["# Questions", "```{rst-class} subtitle\n```\n\nTen at the end of each part: answer, then unfold, then follow the link\n"]
+    text = ["# Ten questions on each part", "```{rst-class} subtitle\n```\n\nTo test yourself: answer, then unfold, then follow the link\n"]
     for part, questions in QUIZZES.items():
         text.append(f"## {part}")
         for i, (question, answer, where) in enumerate(questions, 1):

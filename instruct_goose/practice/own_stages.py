@@ -67,6 +67,7 @@ class RewardModelConfig(Supervised):
 class DPOConfig(Supervised):
     "Train your own model on preferences alone, without a sampler."
 
+    lr: Positive = 1e-5  # learning rate; with all weights of a 7 B 5e-7, for a tiny model 1e-3
     beta: NotNegative = 0.1  # price of a nat of KL; smaller goes further
     label_smoothing: Annotated[float, Limit(0, 0.5, below=True)] = 0.0  # share of wrong labels
 
