@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from deep import first
 
 here = Path(__file__).parent
 sys.path.insert(0, str(here))
@@ -85,6 +84,7 @@ def machine():
 def relative(a, b): return [abs(x / y - 1) for x, y in zip(a, b, strict=True) if y]
 
 
+@pytest.mark.deep
 def test_jitter_moves_every_weight_that_is_drawn_by_a_millionth(machine):
     native, other = machine(), machine(GOOSE_JITTER="1")
     for name, weights in native["weights"].items():
@@ -95,6 +95,7 @@ def test_jitter_moves_every_weight_that_is_drawn_by_a_millionth(machine):
         assert [x for x, y in zip(other["weights"][name], weights) if not y] == [0.] * weights.count(0.), f"{name}: zero stays zero"
 
 
+@pytest.mark.deep
 def test_jitter_leaves_the_random_stream_alone(machine):
     assert machine(GOOSE_JITTER="1")["stream"] == machine()["stream"]
 
@@ -106,6 +107,7 @@ def test_draws_differ_and_repeat(machine):
     assert one["child"] == one["weights"]["linear"][:15]  # another process, same draw
 
 
+@pytest.mark.deep
 def test_without_a_variable_nothing_changes(machine):
     native = machine()
     assert native["says"] == 3 and native["works"] == [3, 3]
@@ -128,7 +130,8 @@ def test_what_draws_and_what_trains_is_noted(machine, tmp_path):
     assert noted.read_text("utf-8") == "draws a lesson\nsteps a lesson\n"
 
 
-@pytest.mark.parametrize("capability", first(1, ["default", "avx2"]))
+@pytest.mark.deep
+@pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_a_capability_is_forced(capability):
     if why := missing(capability): pytest.skip(why)
     said = python("import torch; print(torch.backends.cpu.get_cpu_capability())", **FORCED[capability])

@@ -56,6 +56,7 @@ def ran(tmp_path_factory):
     return here, run, run("99")
 
 
+@pytest.mark.deep
 def test_a_planted_catch_and_a_planted_survivor_are_told_apart(ran):
     _, _, (out, table) = ran
     tried = [line.split("floor/made.py:")[1].split("   [") for line in out.splitlines() if "floor/made.py:" in line]
@@ -73,6 +74,7 @@ def test_a_planted_catch_and_a_planted_survivor_are_told_apart(ran):
     assert [(s["at"], s["before"], s["equivalent"]) for s in sample["survivors"]][0] == ("tiny/floor/made.py:13", "x + 1", None)
 
 
+@pytest.mark.deep
 def test_judgements_stay_and_only_survivors_are_tried_again(ran):
     here, run, (_, table) = ran
     reason = "nobody could see it"

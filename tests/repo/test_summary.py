@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 root = Path(__file__).parents[2]
+pytestmark = pytest.mark.deep
 LESSONS = {  # name: cells by id
     "1_objective/00_fine": {"aa01": "x = 1", "aa02": "assert x == 1"},
     "1_objective/01_wrong": {"bb01": "def half(x):\n    assert x % 2 == 0\n    return x / 2", "bb02": "half(4)", "bb03": "y = 3\nhalf(y)", "bb04": "half(5)"},
