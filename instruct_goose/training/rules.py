@@ -67,7 +67,7 @@ def sampler_left_behind(run: Run) -> str | None:
     kl, last = [x for x, *_ in rows], last_quarter(rows)
     late, before = mean(last_quarter(kl)), mean(kl[len(kl) // 4:len(kl) // 2])
     behind, reference = mean([x * n for x, n, _ in last]), mean([ref for *_, ref in last])
-    apart = behind > reference / 2 and not any(run["reference_moved"]) or late > 10 * before
+    apart = behind > .4 * reference and not any(run["reference_moved"]) or late > 10 * before
     if late < max(.01, 10 * kl[0]) or not apart:
         return None
     return (f"sampler_kl, {kl[0]:.1g} at first, is {late:.2g} nats per token in the last "

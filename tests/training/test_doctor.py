@@ -105,7 +105,7 @@ CAP = {"importance_mean": .99}
     ({"max_sampler_deviation": lambda i: 2. if i == 7 else 0.}, ["sampler mismatch"]),
     ({"max_sampler_deviation": 2., "importance_mean": .9}, []),  # known, and corrected for
     (CAP | {"sampler_kl": lambda i: .01 * i}, ["sampler left behind"]),     # 8.3 tokens: as far as the reference, .1 a response and iteration
-    (CAP | {"sampler_kl": lambda i: .005 * i}, []),                         # less than half as far, and three times as much as in the second quarter
+    (CAP | {"sampler_kl": lambda i: .004 * i}, []),                         # a third as far, and 2.5 times as much as in the second quarter
     (CAP | {"sampler_kl": lambda i: .03 if i > 8 else 1e-4}, ["sampler left behind"]),  # fell out late
     (CAP | {"sampler_kl": lambda i: .03 if i else 1e-9}, []),               # some updates old on purpose
     (CAP | {"sampler_kl": lambda i: .006 if i > 8 else 1e-4}, []),          # too little to matter
