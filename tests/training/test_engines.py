@@ -110,7 +110,7 @@ class Late:
         return [Written(tokens[real].tolist(), logprobs[real].tolist()) for tokens, real, logprobs in zip(*rows)]
 
 
-@pytest.mark.parametrize("lag, dtype, found", [(99, torch.float32, True), (99, torch.bfloat16, True), (1, torch.float32, False), (0, torch.bfloat16, False)])
+@pytest.mark.parametrize("lag, dtype, found", [(99, torch.bfloat16, True), (1, torch.float32, False), (0, torch.bfloat16, False)])
 def test_with_a_cap_the_doctor_hears_a_deaf_engine_and_neither_rounding_nor_one_update_of_lag(lag, dtype, found):
     trainer = trainer_of(steps=8, lr=.01, batch_size=16, importance_cap=2.)
     use_engine(trainer, Late(lag, dtype))
