@@ -27,7 +27,7 @@ class Finding:
 # %% ../../nbs/3_training/21_chart.ipynb #69e321d5
 KEYS = ("iteration", "reward_mean", "reward_std", "total_reward_mean", "beta", "kl_to_reference",
         "kl_estimate", "entropy", "response_length", "finished", "tokens", "flat_groups",
-        "return_std", "value_mean", "max_sampler_deviation",
+        "return_std", "value_mean", "max_sampler_deviation", "sampler_kl",
         "max_ratio_deviation_first", "importance_mean", "clip_fraction", "kl_to_old",
         "grad_norm", "rounding", "sampled_nll", "sampled_nll_error", "prompt_nll",
         "prompts_given", "distinct_prompts", "distinct_responses", "distinct_2",

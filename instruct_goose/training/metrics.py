@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..objective.advantages import estimate_advantages
-from ..objective.kl import exact_kl, sequence_kl
+from ..objective.kl import exact_kl, sequence_kl, token_kl
 from ..objective.logprobs import log_softmax
 from ..objective.masks import masked_mean, masked_sum, masked_var
 from ..objective.policy_loss import held_shares, probability_ratio
@@ -116,7 +116,9 @@ def of_sampler(r: Rollout, c: RLHFConfig) -> dict:
     if r.sampled_logprobs is None:
         return {}
     ratio = probability_ratio(r.old_logprobs, r.sampled_logprobs, r.mask)
-    numbers = {"max_sampler_deviation": (ratio - 1).abs().max()}
+    numbers = {"max_sampler_deviation": (ratio - 1).abs().max(), # and KL(μ‖π_old) per token, k3:
+               "sampler_kl": masked_mean(token_kl(r.sampled_logprobs, r.old_logprobs, r.mask),
+                                         r.mask)}
     weights, cap = importance_weights(r, c), c.importance_cap
     if weights is not None and cap is not None:
         ratio = probability_ratio(r.old_logprobs, r.sampled_logprobs, r.mask,

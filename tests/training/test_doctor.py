@@ -78,7 +78,7 @@ def test_the_quickstart_as_measured_is_healthy_and_without_a_price_it_drifts():
 
 # --- one rule at a time -----------------------------------------------------------------------------------------------
 HEALTH = dict(reward_mean=.5, total_reward_mean=.4, reward_std=1., kl_to_reference=1., kl_estimate=1., beta=.1, entropy=1.5,
-              response_length=8.3, finished=1., tokens=830, return_std=.8, value_mean=.1, max_sampler_deviation=2e-6,
+              response_length=8.3, finished=1., tokens=830, return_std=.8, value_mean=.1, max_sampler_deviation=2e-6, sampler_kl=1e-12,
               max_ratio_deviation_first=0., clip_fraction=.03, kl_to_old=.1, grad_norm=.5, flat_groups=None, rounding=2**-23,
               sampled_nll=1.5, sampled_nll_error=.03, prompt_nll=.3, prompts_given=24, distinct_prompts=24, distinct_responses=1., distinct_2=.6,
               score_length_correlation=.1, reward_noise=0., reward_shift=1e-6, advantage_std=.8, advantage_correlation=1., value_bias=.1,
@@ -97,10 +97,21 @@ def log(n=12, **changes):
     return rows
 
 
+CAP = {"importance_mean": .99}
+
+
 @pytest.mark.parametrize("changes, found", [
     ({}, []),
     ({"max_sampler_deviation": lambda i: 2. if i == 7 else 0.}, ["sampler mismatch"]),
     ({"max_sampler_deviation": 2., "importance_mean": .9}, []),  # known, and corrected for
+    (CAP | {"sampler_kl": lambda i: .01 * i}, ["sampler left behind"]),     # 8.3 tokens: as far as the reference, .1 a response and iteration
+    (CAP | {"sampler_kl": lambda i: .004 * i}, []),                         # a third as far, and 2.5 times as much as in the second quarter
+    (CAP | {"sampler_kl": lambda i: .03 if i > 8 else 1e-4}, ["sampler left behind"]),  # fell out late
+    (CAP | {"sampler_kl": lambda i: .03 if i else 1e-9}, []),               # some updates old on purpose
+    (CAP | {"sampler_kl": lambda i: .006 if i > 8 else 1e-4}, []),          # too little to matter
+    (CAP | {"sampler_kl": lambda i: .1 if i > 8 else .02}, []),             # a coarse engine: five times what it began with
+    (CAP | {"sampler_kl": lambda i: .01 * i, "reference_moved": 1.}, []),   # the reference is near because it follows
+    ({"sampler_kl": lambda i: .01 * i}, []),                                # without a cap the deviation speaks
     ({"max_ratio_deviation_first": 1.}, ["noisy forward"]),
     ({"kl_to_reference": lambda i: .01 + .1 * i}, ["start KL"]),
     ({"kl_estimate": lambda i: .3 * i}, ["KL estimate off"]),

@@ -8,10 +8,11 @@ import torch
 from small_models import tiny
 
 from instruct_goose import RLHFConfig, RLHFTrainer
-from instruct_goose.models.text import word_tokenizer
-from instruct_goose.training.engines import EngineSampler, TakesWeights, VLLMEngine, own_tensors, use_engine
+from instruct_goose.models.text import pad, word_tokenizer
+from instruct_goose.training.doctor import diagnose
+from instruct_goose.training.engines import EngineSampler, TakesWeights, VLLMEngine, Written, own_tensors, use_engine
 from instruct_goose.training.processes import in_processes
-from instruct_goose.training.rollout import Queries
+from instruct_goose.training.rollout import Queries, sample
 
 
 class SamplingParams:
@@ -94,3 +95,25 @@ def test_a_row_has_its_seed_however_many_processes_there_are():
 def test_the_stand_in_has_the_signatures_of_the_documentation():
     assert list(inspect.signature(LLM.collective_rpc).parameters)[1:] == ["method", "timeout", "args", "kwargs"]
     with pytest.raises(TypeError): SamplingParams(max_new_tokens=3)
+
+
+class Late:
+    "The trainer's own sampler, in the trainer's precision or another, `lag` updates behind."
+    def __init__(self, lag, dtype=torch.float32): self.model, self.lag, self.past = tiny().to(dtype).eval(), lag, []
+    def load_weights(self, model):
+        self.past.append({k: x.clone() for k, x in model.state_dict().items()})
+        self.model.load_state_dict(self.past[max(0, len(self.past) - 1 - self.lag)])
+    def generate(self, prompts, wanted):
+        ids, mask = pad(prompts, 0, side="left")
+        dice = torch.Generator().manual_seed(wanted.seeds[0])
+        rows = sample(self.model, ids, mask, wanted.max_new_tokens, wanted.stop_token_ids, 0, wanted.temperature, dice, with_logprobs=True)
+        return [Written(tokens[real].tolist(), logprobs[real].tolist()) for tokens, real, logprobs in zip(*rows)]
+
+
+@pytest.mark.parametrize("lag, dtype, found", [(99, torch.bfloat16, True), (1, torch.float32, False), (0, torch.bfloat16, False)])
+def test_with_a_cap_the_doctor_hears_a_deaf_engine_and_neither_rounding_nor_one_update_of_lag(lag, dtype, found):
+    trainer = trainer_of(steps=8, lr=.01, batch_size=16, importance_cap=2.)
+    use_engine(trainer, Late(lag, dtype))
+    history = trainer.train(["the film", "a"], lambda texts: [float(text.split().count("good")) for text in texts], progress=False)
+    assert (history[0]["sampler_kl"] < 1e-9) == (dtype == torch.float32) and (history[-1]["sampler_kl"] > .01) >= found
+    assert ("sampler left behind" in [f.name for f in diagnose(history, vars(trainer.config))]) == found

@@ -1,4 +1,5 @@
 """The meters that the doctor's rules read: numbers known twice, each against a second way to know it."""
+import math
 import random
 
 import numpy as np
@@ -15,7 +16,7 @@ from instruct_goose.training.callbacks import RecheckRewards, dice_put_back
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.cross_checks import correlation, discounts, of_texts, prompt_nll
 from instruct_goose.training.doctor import diagnose
-from instruct_goose.training.metrics import weight_meter
+from instruct_goose.training.metrics import of_sampler, weight_meter
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -189,3 +190,20 @@ def test_dice_are_put_back_after_an_error_too():
         random.random(); torch.rand(3); np.random.rand(3)
         raise ZeroDivisionError
     assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1]) and np.random.get_state()[1].tolist() == before[2]
+
+
+def test_the_samplers_kl_is_that_of_three_tokens_and_the_mean_weight_says_only_what_the_cap_took():
+    """Ten tokens drawn from μ = (.6, .3, .1) in just these shares, so a mean over them is an expectation under μ. By hand: with π_old = (.5, .25, .25)
+    E[w] = Σπ = 1; capped at 2 it is .5 + .25 + .1·2 = .95; and the KL is Σ μ log(μ/π)."""
+    mu, pi = (.6, .3, .1), (.5, .25, .25)
+    tokens = torch.tensor([[0, 0, 0, 1, 2, 1, 2], [0, 1, 0, 1, 0, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0], [1, 1, 0, 1, 1, 1, 0]]).bool()
+    assert [int((tokens[mask] == a).sum()) for a in range(3)] == [6, 3, 1]
+    sampled, old = (torch.tensor(p, dtype=torch.float64).log()[tokens] for p in (mu, pi))
+    for poison in (0., 50., -200., math.nan):
+        r = Rollout(tokens, mask, tokens, mask, sampled_logprobs=torch.where(mask, sampled, poison), old_logprobs=torch.where(mask, old, -poison))
+        for cap, weight in ((None, None), (2., .95), (1e3, 1.)):
+            m = of_sampler(r, RLHFConfig(importance_cap=cap))
+            assert m["sampler_kl"].item() == pytest.approx(sum(a * math.log(a / b) for a, b in zip(mu, pi)), rel=1e-12)
+            assert m["max_sampler_deviation"].item() == pytest.approx(1.5) and (weight is None or m["importance_mean"].item() == pytest.approx(weight))
+    assert of_sampler(Rollout(tokens, mask, tokens, mask, sampled_logprobs=sampled, old_logprobs=sampled), RLHFConfig())["sampler_kl"] == 0
