@@ -231,7 +231,8 @@ def process():
     "Starts the command in a process of its own, forked from one that has imported everything: an import takes longer than the run."
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["instruct_goose.practice.quickstart", "instruct_goose.practice.real_reviews", "instruct_goose.practice.cli"])
+    context.set_forkserver_preload(["instruct_goose.practice.quickstart", "instruct_goose.practice.real_reviews", "instruct_goose.practice.cli",
+                                    "transformers.models.gpt2.modeling_gpt2", "transformers.models.auto.modeling_auto", "matplotlib.backends.backend_agg"])
     def start(*argv):
         child = context.Process(target=main, args=(["quickstart", *FLAGS, *argv],))
         child.start()
