@@ -103,13 +103,17 @@ KEYS = {  # what the colours of a figure mean, above its caption, where one func
     "draw_bugs(": '<span class="key"><i class="orange"></i>broken</span> <span class="key"><i class="blue"></i>healthy, with the same settings;</span> a line is a seed. '}
 
 
+SIDES = r"(?i)\b(left|right|above|below|rows?|columns?|upper|lower)\b"  # what a caption says of panels that a phone shows one below the other
+ON_A_PHONE = '<span class="on-a-phone">On this screen the panels stand one below the other: row by row, each from the left. </span>'
+
+
 # --- cells ------------------------------------------------------------------------------------------------------------
 def figure(output: dict, cell: Cell, i: int) -> dict | None:
     "An SVG or plotly output as HTML; its caption is also its description."
     data, caption = output.get("data", {}), cell.directives.get("fig-cap", "")
     described = f'role="img" aria-label="{html.escape(caption)}"'
     key = next((k for call, k in KEYS.items() if call in cell.source), "")
-    below = f"<figcaption>{key}{html.escape(caption)}</figcaption>" if caption else ""
+    below = f"<figcaption>{key}{ON_A_PHONE * bool(re.search(SIDES, caption))}{html.escape(caption)}</figcaption>" if caption else ""
     if svg := "".join(data.get("image/svg+xml", "")):
         svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg"):], flags=re.S)
         points = float(re.search(r'width="([\d.]+)pt"', svg)[1])
