@@ -37,9 +37,13 @@ def foreign_prompts(run: Run) -> str | None:
 
 def sampler_mismatch(run: Run) -> str | None:
     "The sampler and the training forward give a token the same probability: their ratio is 1."
-    if run["importance_mean"]:
-        return None  # known, and corrected for
-    return above(run, "max_sampler_deviation", rounding_limit(run))
+    if not run["importance_mean"]:
+        return above(run, "max_sampler_deviation", rounding_limit(run))
+    found = [kl for i, kl in run.pairs("sampler_kl") if i == 0 and kl > .03]
+    if not found:
+        return None  # a cap: rounding is known, and corrected for
+    return (f"sampler_kl is {found[0]:.2g} nats per token in iteration 0, where sampler and "
+            "policy have the same weights")
 
 # %% ../../nbs/3_training/21_rules.ipynb #6130d9c5
 def nll_off_entropy(run: Run) -> str | None:

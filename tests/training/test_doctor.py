@@ -111,6 +111,8 @@ CAP = {"importance_mean": .99}
     (CAP | {"sampler_kl": lambda i: .006 if i > 8 else 1e-4}, []),          # too little to matter
     (CAP | {"sampler_kl": lambda i: .1 if i > 8 else .02}, []),             # a coarse engine: five times what it began with
     (CAP | {"sampler_kl": lambda i: .01 * i, "reference_moved": 1.}, []),   # the reference is near because it follows
+    (CAP | {"sampler_kl": .05}, ["sampler mismatch"]),                      # from the first iteration on: another temperature
+    (CAP | {"sampler_kl": .02}, []),                                        # an engine of few bits
     ({"sampler_kl": lambda i: .01 * i}, []),                                # without a cap the deviation speaks
     ({"max_ratio_deviation_first": 1.}, ["noisy forward"]),
     ({"kl_to_reference": lambda i: .01 + .1 * i}, ["start KL"]),
