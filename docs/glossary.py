@@ -5,6 +5,7 @@ import re
 TERMS = {  # term: what it is, the lesson that teaches it, other words for it (matched too)
     "action": ("What the policy chooses: for a language model the next token, or the whole response.", "start/from_a_reward_to_ppo", ()),
     "advantage": ("How much better an action was than expected: what followed it, less what the values had promised.", "objective/advantages", ("advantages",)),
+    "agreement": ("How often two raters say the same. Cohen's kappa takes off what chance alone would give: κ = (p_o − p_e)/(1 − p_e).", "models/reward", ("Cohen's kappa", "Krippendorff's α")),
     "baseline": ("A number that is subtracted from the reward. Whatever does not look at the action changes no average, and takes noise away.", "start/from_a_reward_to_ppo", ()),
     "best-of-n": ("Write n answers and keep the one with the highest score: a rival to training that needs none.", "training/evaluation", ("best of n",)),
     "Bradley–Terry": ("A model of comparisons: the chance that one answer is preferred is the sigmoid of the difference of two scores.", "models/reward", ()),
@@ -64,7 +65,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "verifier": ("The code behind a verifiable reward. It can be wrong both ways: pass a wrong answer, and fail a right one.", "practice/smollm_answers", ("verifiers",)),
     "whitening": ("Shifting and scaling to mean 0 and variance 1, over real tokens only.", "objective/masks", ("whitened",)),
 }
-HOVERED = {word: term for term, (_, _, others) in TERMS.items() for word in (term, *others) if term not in ("return", "clip")}  # mostly verbs
+HOVERED = {word: term for term, (_, _, others) in TERMS.items() for word in (term, *others) if term not in ("return", "clip") and word != "agreement"}  # mostly verbs, and a plain word
 WORDS = re.compile(r"(?<![\w\-/.`])(" + "|".join(sorted(map(re.escape, HOVERED), key=len, reverse=True)) + r")(?![\w\-/`+])")
 KEEP = re.compile(  # what is no prose: code, formulas, links, roles, html
     r"```.*?```|\$\$.*?\$\$|`[^`\n]*`|\$[^$\n]*\$|!?\[[^\]\n]*\]\([^)\n]*\)|\{py:\w+\}`[^`]*`|<(\w+)[^>]*>.*?</\1>|<[^>\n]+>|^#.*?$|^\|.*?$", re.S | re.M)
