@@ -283,5 +283,8 @@ def load_adapters(
         base, **{"dtype": "auto", **options})
     if has_adapters(model):
         raise ValueError("the base has adapters already: pass the model without them")
+    names = vars(model).get("_weight_conversions")
     model.load_adapter(str(directory), is_trainable=True)
+    if "_weight_conversions" in vars(model): # transformers 5 keeps the adapters' new names for
+        vars(model)["_weight_conversions"] = names # saving, and a merged model has other weights
     return learning_in_float32(model)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from instruct_goose.models.actor import response_logits, response_logprobs
 from instruct_goose.models.adapters import (
@@ -67,6 +68,23 @@ def test_the_forward_is_w_plus_ba_and_so_is_the_merged_model(name):
     assert not has_adapters(merged) and has_adapters(model) and type(merged) is type(model)
     assert not {id(p) for p in merged.parameters()} & {id(p) for p in model.parameters()}
     assert merged.state_dict().keys() == tiny(name).state_dict().keys()
+
+
+@pytest.mark.parametrize("way", ["load_adapters", "agent", "made here"])
+@families
+def test_a_merged_model_that_was_saved_is_loaded_as_it_was(name, way, tmp_path):
+    "By transformers alone. transformers 5 remembers the names that adapters were loaded under, and would give them to all weights."
+    tiny(name).save_pretrained(tmp_path / "base")
+    model = trained(name, rank=3, alpha=4.5)
+    Agent(model).save_pretrained(tmp_path / "adapters")
+    base = str(tmp_path / "base")
+    again = {"load_adapters": lambda: load_adapters(tmp_path / "adapters", base), "made here": lambda: model,
+             "agent": lambda: Agent.from_pretrained(tmp_path / "adapters", base=base).model}[way]()
+    merge_adapters(again).save_pretrained(tmp_path / "served")
+    served = AutoModelForCausalLM.from_pretrained(tmp_path / "served")
+    torch.testing.assert_close(served(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4)
+    again.save_pretrained(tmp_path / "once more")  # its adapters, under the names that they had
+    torch.testing.assert_close(load_adapters(tmp_path / "once more", base)(IDS).logits, model(IDS).logits, rtol=1e-5, atol=1e-5)
 
 
 def test_two_adapters_of_which_one_is_off_or_both_speak():

@@ -400,7 +400,9 @@ def test_saved_and_loaded(name, value_model, tmp_path):
     for a, b in zip(agent.evaluate(*batch()), again.evaluate(*batch()), strict=True): near(a, b, atol=ROUNDING)
     near(plain(batch()[0]).logits, agent.model(batch()[0]).logits, atol=ROUNDING)
     files = {f.name for f in tmp_path.rglob("*") if f.is_file()}
-    assert files == {"config.json", "generation_config.json", "model.safetensors", "value_head.safetensors"}
+    assert files == {"config.json", "generation_config.json", "model.safetensors", "head.safetensors"}
+    beside = {f.name for f in (tmp_path / "new" / "agent").glob("*.safetensors")}
+    assert beside == {"model.safetensors"}  # an engine takes each of them for the policy's
     assert {k for k, _ in again.named_parameters()} == {k for k, _ in agent.named_parameters()}
     assert Agent(str(tmp_path / "new" / "agent")).value_head.weight.abs().max() == 0
 
@@ -411,8 +413,22 @@ def test_an_older_value_model_is_not_picked_up(tmp_path):
     assert Agent.from_pretrained(tmp_path).value_model is None
 
 
+@pytest.mark.parametrize("separate", [None, "copy"])
+def test_a_directory_of_before_with_its_head_beside_the_model_is_read_and_put_in_order(separate, tmp_path):
+    agent = Agent(tiny("gpt2"), separate)
+    torch.nn.init.normal_(agent.value_head.weight)
+    agent.save_pretrained(tmp_path)
+    (tmp_path / "values/head.safetensors").rename(tmp_path / "value_head.safetensors")
+    (tmp_path / "values").rmdir()
+    same_bits(Agent.from_pretrained(tmp_path), agent)
+    torch.nn.init.normal_(agent.value_head.weight)
+    agent.save_pretrained(tmp_path)
+    same_bits(Agent.from_pretrained(tmp_path), agent)
+    assert not (tmp_path / "value_head.safetensors").exists()
+
+
 def test_nothing_to_load(tmp_path):
-    with pytest.raises(ValueError, match="no value_head.safetensors"): Agent.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="no values/head.safetensors"): Agent.from_pretrained(tmp_path / "nowhere")
     tiny("gpt2").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="Agent\\(directory\\)"): Agent.from_pretrained(tmp_path)
 

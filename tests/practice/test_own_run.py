@@ -179,7 +179,7 @@ def test_a_run_with_demonstrations_held_out_prompts_and_more_steps_later(here, c
 def test_functions_of_python_take_the_place_of_those_on_the_disk(here):
     config = TrainConfig(model="llama", data=Path("prompts.jsonl"), reward=(), steps=1, batch_size=2, minibatches=1, max_new_tokens=2, progress=False)
     def short(completions): return [-float(len(c)) for c in completions]
-    assert run_train(config, [short])["iterations"] == 1 and Path("runs/train/policy/value_head.safetensors").exists()
+    assert run_train(config, [short])["iterations"] == 1 and Path("runs/train/policy/values/head.safetensors").exists()
 
 
 def test_a_dry_run_prints_a_file_that_makes_the_same_run_and_writes_nothing(here, capsys):

@@ -37,7 +37,7 @@ def test_by_the_command_on_the_stand_in(name, tmp_path, capsys):
     main(["recipe", name, "--stand-in", "--no-progress", "--steps", "2", "--output-dir", str(out), "--seed", "4"])
     summary = json.loads((out / "summary.json").read_text())
     assert summary["seed"] == 4 and summary["before"]["kl_to_reference"] == 0 < summary["after"]["kl_to_reference"]
-    assert {p.name for p in (out / "policy").iterdir()} >= {"adapter_model.safetensors", "adapter_config.json", "value_head.safetensors"}
+    assert {p.name for p in (out / "policy").iterdir()} >= {"adapter_model.safetensors", "adapter_config.json", "values"}
     main(["recipe", name, "--stand-in", "--no-progress", "--steps", "2", "--output-dir", str(out), "--seed", "4", "--resume"])
     assert "finished" in capsys.readouterr().out
 
