@@ -204,8 +204,8 @@ class Agent(nn.Module):
         head and model."""
         directory, separate = Path(directory), self.value_model is not None
         self.model.save_pretrained(directory)
-        for before in directory.glob("value_*.safetensors"):
-            before.unlink()
+        for part in ("head", "adapters"):
+            (directory / f"value_{part}.safetensors").unlink(missing_ok=True) # of before
         (directory / "values").mkdir(exist_ok=True)
         if self.value_model is not None and has_adapters(self.value_model):
             separate = "adapters"
