@@ -36,7 +36,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "off-policy": ("Trained on what another policy wrote.", "objective/policy_loss", ()),
     "on-policy": ("Trained on what the policy itself has just written.", "objective/policy_loss", ()),
     "on-policy distillation": ("The student writes, and at each of its tokens is drawn towards the teacher's distribution.", "training/distillation", ()),
-    "over-optimisation": ("The proxy goes on rising while what it stands for turns and falls: reward hacking, as a curve over the KL.", "practice/smollm_reviews", ("over-optimised",)),
+    "over-optimisation": ("The proxy goes on rising while what it stands for turns and falls: reward hacking, as a curve over the KL. On small models the turn is not always there.", "practice/smollm_reviews", ("over-optimised",)),
     "pass@k": ("The share of prompts of which at least one of k sampled answers is right; pass@1 is the mean.", "training/evaluation", ("pass@1",)),
     "policy gradient": ("∇E[r] = E[r·∇log π]: cross-entropy on the policy's own samples, weighted by their reward.", "start/from_a_reward_to_ppo", ()),
     "PPO": ("Proximal policy optimisation: several steps on each batch of samples, with a clip on the importance ratio, and advantages from a critic.", "objective/ppo", ()),
