@@ -108,9 +108,8 @@ def source_of(module):
 
 def navigation(app, page, template, context, doctree):
     "The list at the side, once for all pages of a folder that are not in it: working it out for each is a tenth of the build."
-    if doctree is None and (whole := context.get("toctree")):
-        folder = page.rpartition("/")[0]
-        context["toctree"] = lambda **how: LISTS.get((folder, *sorted(how.items()))) or LISTS.setdefault((folder, *sorted(how.items())), whole(**how))
+    if doctree is None and "toctree" in context:
+        context["toctree"] = LISTS.setdefault(page.rpartition("/")[0], functools.cache(context["toctree"]))
 
 
 LISTS = {}
