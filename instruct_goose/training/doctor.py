@@ -12,12 +12,13 @@ from typing import Any
 
 from .chart import HALF, Finding, Run
 from .rules import (
-    drift, ends_unseen, entropy_collapse, equal_rewards, foreign_prompts, kl_estimate_off,
-    kl_sign, large_steps, length_collapse, negative_kl, never_ends, nll_off_entropy, no_clip,
-    no_policy_gradient, noisy_forward, padding_counted, policy_stands_still,
-    ratio_never_moves, reference_is_the_policy, reward_scale, reward_spread_moves,
-    sampler_left_behind, sampler_mismatch, small_rewards, start_kl, steps_rounded_away,
-    values_stand_still, variety_collapse)
+    ends_unseen, equal_rewards, foreign_prompts, kl_estimate_off, kl_sign, negative_kl,
+    never_ends, nll_off_entropy, no_policy_gradient, noisy_forward, padding_counted,
+    policy_stands_still, ratio_never_moves, reference_is_the_policy, sampler_left_behind,
+    sampler_mismatch, start_kl, steps_rounded_away, values_stand_still)
+from .rules_of_experience import (
+    drift, entropy_collapse, large_steps, length_collapse, no_clip, reward_scale,
+    reward_spread_moves, small_rewards, variety_collapse)
 from instruct_goose.training.rules_of_the_loss import (
     advantages_of_other_rows, entropy_bonus_off, harmful_values, length_is_reward,
     noisy_reward, other_discount, policy_loss_direction, policy_loss_scale, prompts_lost,

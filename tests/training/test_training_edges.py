@@ -27,7 +27,8 @@ from instruct_goose.training.metrics import of_scores
 from instruct_goose.training.reward_training import pair_accuracy
 from instruct_goose.training.rewards import answer, check_scores
 from instruct_goose.training.rollout import Rollout
-from instruct_goose.training.rules import reward_scale, start_kl
+from instruct_goose.training.rules import start_kl
+from instruct_goose.training.rules_of_experience import reward_scale
 from instruct_goose.training.runs import RunLog, append_jsonl, claim_run_dir, write_json
 from instruct_goose.training.setup import EVALUATION, generator
 from instruct_goose.training.sft import train_lm
