@@ -179,7 +179,7 @@ def exact_world(processes: int = 3) -> dict:
     jobs += [{"part": "loss", "name": name, "beta": .5, "seed": seed, "settings": in_loss | more | {"lr": 5e-4}} for seed in seeds
              for name, more in (("dr_grpo", {"kl_estimator": "k2"}), ("dr_grpo", {"kl_estimator": "k3"}), ("grpo", {"kl_estimator": "k3"}))]
     jobs += [{"part": "constant", "name": name, "beta": .5, "seed": seed, "settings": {"lr_schedule": "constant"}} for name in three for seed in seeds]
-    jobs += [{"part": "price", "name": "rloo", "beta": beta} for beta in (0., .05, .1, .2, .3, 1., 5., 20.)]
+    jobs += [{"part": "price", "name": "rloo", "beta": beta, "seed": seed} for beta in (0., .05, .1, .2, .3, 1., 5., 20.) for seed in seeds]
     jobs += [{"part": "dpo", "name": "dpo", "beta": beta, "kind": kind} for beta in (.5, 2.) for kind in ("absolute", "rotary")]
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool: runs = list(pool.map(exact_run, jobs))
     c = exact_config("ppo", .5)
