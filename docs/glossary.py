@@ -6,6 +6,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "action": ("What the policy chooses: for a language model the next token, or the whole response.", "start/from_a_reward_to_ppo", ()),
     "advantage": ("How much better an action was than expected: what followed it, less what the values had promised.", "objective/advantages", ("advantages",)),
     "agreement": ("How often two raters say the same. Cohen's kappa takes off what chance alone would give: κ = (p_o − p_e)/(1 − p_e).", "models/reward", ("Cohen's kappa", "Krippendorff's α")),
+    "bandit": ("One action, one reward, and nothing follows: a whole response, seen as a single action. With a context, the prompt: a contextual bandit.", "start/from_a_reward_to_ppo", ("contextual bandit",)),
     "baseline": ("A number that is subtracted from the reward. Whatever does not look at the action changes no average, and takes noise away.", "start/from_a_reward_to_ppo", ()),
     "best-of-n": ("Write n answers and keep the one with the highest score: a rival to training that needs none.", "training/evaluation", ("best of n",)),
     "Bradley–Terry": ("A model of comparisons: the chance that one answer is preferred is the sigmoid of the difference of two scores.", "models/reward", ()),
@@ -21,6 +22,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "entropy": ("How undecided a distribution is, in nats: 0 for one certain token, log V for all alike.", "objective/logprobs", ()),
     "entropy bonus": ("A reward for staying undecided: a coefficient times the entropy, added to what is maximised.", "objective/ppo", ()),
     "entropy collapse": ("A policy so certain that it tries nothing any more, before it has found what is good.", "start/questions", ()),
+    "episode": ("From the first action to the end: for a language model one response.", "start/from_a_reward_to_ppo", ()),
     "explained variance": ("The share of the returns' variance that the values foresee: 1 is perfect, 0 no better than their mean.", "objective/value_loss", ()),
     "GAE": ("Generalised advantage estimation: TD errors added up with weights (γλ)ˡ, between trust in the values and trust in the rewards.", "objective/advantages", ()),
     "GRPO": ("Group relative policy optimisation: the mean score of other responses to the same prompt takes the place of a critic.", "objective/group", ()),
@@ -32,6 +34,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "log-ratio": ("log π − log π_ref (or π_old) of a token that was sampled.", "objective/kl", ()),
     "logits": ("The numbers that a softmax turns into probabilities.", "objective/logprobs", ()),
     "LoRA": ("Low-rank adaptation: the model stays frozen, and what learns is a product of two thin matrices beside each of its own.", "models/adapters", ("adapters",)),
+    "Markov decision process": ("States, actions, rewards, and a next state that depends on the last state and action alone. In a text that is the text with one token more.", "start/from_a_reward_to_ppo", ("MDP",)),
     "nats": ("The unit of entropy and KL with natural logarithms; a nat is 1.44 bits.", "objective/kl", ()),
     "off-policy": ("Trained on what another policy wrote.", "objective/policy_loss", ()),
     "on-policy": ("Trained on what the policy itself has just written.", "objective/policy_loss", ()),
@@ -44,6 +47,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "process reward": ("A reward for each step of a solution, not for its outcome alone.", "training/token_rewards", ("process rewards",)),
     "reference": ("The frozen model that the KL is measured from, usually the one that fine-tuning left.", "models/agent", ()),
     "REINFORCE": ("The plain policy gradient: each sample's ∇log π times its reward, mostly less a baseline; one step on a batch, no critic, no clip.", "start/from_a_reward_to_ppo", ()),
+    "rejection sampling": ("Write n answers, keep the best, learn these by SFT. Also a way to draw exactly from one distribution with samples of another.", "practice/run_parts", ("RAFT", "expert iteration")),
     "return": ("What follows a token: its rewards, added up and discounted.", "objective/advantages", ()),
     "reward hacking": ("The score rises and the text gets worse: the policy has found what the reward model mistakes for good.", "practice/quickstart", ()),
     "reward model": ("A model that gives a text a score, learnt from what people preferred.", "models/reward", ()),
@@ -53,6 +57,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "sandbox": ("A process with limits, or a container without a network, in which a program that a model wrote is run.", "practice/smollm_answers", ()),
     "SFT": ("Supervised fine-tuning: cross-entropy on good examples, before any reward.", "training/sft", ()),
     "staleness": ("How many updates lie between the policy that wrote a sample and the one that learns from it.", "practice/exact_world", ("stale samples",)),
+    "state": ("What a policy sees when it chooses: for a language model the prompt and the tokens so far.", "start/from_a_reward_to_ppo", ()),
     "surrogate": ("What is maximised in the place of the expected reward, because it can be computed from old samples.", "objective/policy_loss", ()),
     "temperature": ("What logits are divided by before the softmax. The policy that is trained must be the policy that sampled.", "objective/logprobs", ()),
     "TD error": ("δ = r + γ·V(next) − V(now): the surprise of one step.", "objective/advantages", ("TD errors",)),
@@ -65,7 +70,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "verifier": ("The code behind a verifiable reward. It can be wrong both ways: pass a wrong answer, and fail a right one.", "practice/smollm_answers", ("verifiers",)),
     "whitening": ("Shifting and scaling to mean 0 and variance 1, over real tokens only.", "objective/masks", ("whitened",)),
 }
-HOVERED = {word: term for term, (_, _, others) in TERMS.items() for word in (term, *others) if term not in ("return", "clip") and word != "agreement"}  # mostly verbs, and a plain word
+HOVERED = {word: term for term, (_, _, others) in TERMS.items() for word in (term, *others) if term not in ("return", "clip", "state") and word != "agreement"}  # mostly verbs, and a plain word
 WORDS = re.compile(r"(?<![\w\-/.`])(" + "|".join(sorted(map(re.escape, HOVERED), key=len, reverse=True)) + r")(?![\w\-/`+])")
 KEEP = re.compile(  # what is no prose: code, formulas, links, roles, html
     r"```.*?```|\$\$.*?\$\$|`[^`\n]*`|\$[^$\n]*\$|!?\[[^\]\n]*\]\([^)\n]*\)|\{py:\w+\}`[^`]*`|<(\w+)[^>]*>.*?</\1>|<[^>\n]+>|^#.*?$|^\|.*?$", re.S | re.M)
