@@ -4,11 +4,9 @@
 
 # %% auto #0
 __all__ = ['Rows', 'ACTIVATIONS', 'FAMILIES', 'attend', 'turn', 'Layer', 'Weights', 'OwnSteps', 'linear', 'affine', 'centred',
-           'gpt2_weights', 'scaled', 'llama_weights', 'why_not', 'other_settings', 'other_parts', 'LibrarySteps',
-           'plain_cache', 'begin']
+           'gpt2_weights', 'scaled', 'llama_weights', 'why_not', 'other_settings', 'other_parts', 'begin']
 
 # %% ../../nbs/2_models/08_decode.ipynb #dec0de04
-import inspect
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -19,14 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.llama import modeling_llama as llama
 from transformers.pytorch_utils import Conv1D
 
 from .adapters import beside, read_types, why_not_beside
+from .library_steps import LibrarySteps, WholeSteps, plain_cache
 from .text import position_ids
 
 # %% ../../nbs/2_models/08_decode.ipynb #dec0de08
@@ -235,52 +234,6 @@ def other_parts(model: Any) -> str | None:
         return "its weights are not all float32 in one place"
     return "autocast is on" if torch.is_autocast_enabled(model.device.type) else None
 
-# %% ../../nbs/2_models/08_decode.ipynb #dec0de29
-class LibrarySteps:
-    "The same through transformers' own forward and cache, for every causal model."
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        seen: Tensor, # (rows, query): True at real tokens, padding on the left
-        room: int,    # for so many new tokens
-    ):
-        self.model, self.time = model, seen.shape[1]
-        self.takes = set(inspect.signature(model.forward).parameters)
-        self.mask = F.pad(seen.long(), (0, room), value=1)
-        self.past: Any = None
-        self.rows: Tensor | None = None # that are asked for; None: all
-
-    def read(self, ids: Tensor, positions: Tensor) -> Tensor: # (rows, columns) to (rows, V)
-        "New columns through the model; logits after the last of them."
-        extra = {"position_ids": positions, "logits_to_keep": 1}
-        out = self.model(input_ids=ids, attention_mask=self.mask[:, :self.time], use_cache=True,
-                         past_key_values=self.past,
-                         **{name: x for name, x in extra.items() if name in self.takes})
-        self.past = out.past_key_values
-        return out.logits[:, -1]
-
-    def __call__(self, token: Tensor) -> Tensor: # (rows,), the newest, to (rows, V), of the next
-        rows, self.time = self.rows, self.time + 1
-        if rows is not None:
-            token = token.new_zeros(len(self.mask)).index_copy(0, rows, token)
-        positions = position_ids(self.mask[:, :self.time])[:, -1:]
-        logits = self.read(token[:, None], positions)
-        return logits if rows is None else logits[rows]
-
-    def keep(self, order: Tensor) -> None: # of the rows that stay
-        "Row i is from now on what row order[i] was."
-        if not plain_cache(self.past, DynamicLayer, DynamicSlidingWindowLayer):
-            self.rows = order if self.rows is None else self.rows[order]
-            return
-        self.past.batch_select_indices(order)
-        self.mask = self.mask[order]
-
-# %% ../../nbs/2_models/08_decode.ipynb #9192d645
-def plain_cache(past: Any, *kinds: type) -> bool:
-    "Keys and values of each layer, and nothing else."
-    return type(past) is DynamicCache and all(type(layer) in kinds for layer in past.layers)
-
 # %% ../../nbs/2_models/08_decode.ipynb #dec0de2b
 _OTHERWISE: WeakSet[nn.Module] = WeakSet() # models whose own logits were others
 
@@ -290,11 +243,14 @@ def begin(
     ids: Tensor,  # (rows, query)
     seen: Tensor, # of the same shape, padding on the left
     room: int,    # for so many new tokens
-) -> tuple[Tensor, OwnSteps | LibrarySteps]: # logits of the first token; what makes the next ones
+) -> tuple[Tensor, OwnSteps | LibrarySteps | WholeSteps]: # first logits; what makes the next
     """The queries through the model's own forward, and their last column once more through our
     step: if |ours − theirs| ≤ 10⁻⁵·max(1, |theirs|) in every row, ours goes on. Warns if not."""
     theirs = LibrarySteps(model, seen, room)
     logits = theirs.read(ids, position_ids(seen))
+    if theirs.past is None:
+        whole = WholeSteps(model, ids, seen)
+        return whole.read(), whole
     if model in _OTHERWISE or why_not(model) or not plain_cache(theirs.past, DynamicLayer):
         return logits, theirs
     ours = OwnSteps(FAMILIES[type(model)][0](model, seen.shape[1] + room), seen, theirs.past, room)

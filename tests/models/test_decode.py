@@ -8,9 +8,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.models.gpt2 import modeling_gpt2
 
-from instruct_goose.models import decode
-from instruct_goose.models.decode import LibrarySteps, OwnSteps, attend, begin, turn, why_not
+from instruct_goose.models import library_steps
+from instruct_goose.models.decode import OwnSteps, attend, begin, turn, why_not
 from instruct_goose.models.families import evaluating
+from instruct_goose.models.library_steps import LibrarySteps, WholeSteps
 from instruct_goose.models.text import pad
 
 V = 23
@@ -106,10 +107,38 @@ def test_everything_else_goes_through_the_library_and_rows_leave_too(name):
     for t in range(3, 6): close(model, step(NEW[[2, 3], t]), [2, 3], t + 1)
 
 
+T = transformers
+STATES = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2)
+NO_CACHE = {
+    "mamba": lambda: T.MambaConfig(**STATES, state_size=4), "falcon_mamba": lambda: T.FalconMambaConfig(**STATES, state_size=4),
+    "mamba2": lambda: T.Mamba2Config(**STATES, state_size=4, num_heads=4, head_dim=8, n_groups=1, chunk_size=4),
+    "rwkv": lambda: T.RwkvConfig(**STATES, context_length=32, attention_hidden_size=16),
+    "recurrent_gemma": lambda: T.RecurrentGemmaConfig(**STATES | dict(num_hidden_layers=3), intermediate_size=24, num_attention_heads=2, lru_width=16,
+                                                      attention_window_size=8)}
+
+
+@pytest.mark.parametrize("name", NO_CACHE)
+@pytest.mark.parametrize("poison", [0, 10**6])
+@torch.no_grad()
+def test_a_model_without_keys_and_values_reads_each_row_as_if_alone(name, poison):
+    model = tiny(NO_CACHE[name]())
+    ids, seen = queries()
+    logits, step = begin(model, ids, seen, 6)
+    assert type(step) is WholeSteps
+    close(model, logits, range(4), 0)
+    close(model, step(NEW[:, 0]), range(4), 1)
+    step.keep(torch.tensor([0, 3, 2]))
+    close(model, step(NEW[[0, 3, 2], 1]), [0, 3, 2], 2)
+    step.keep(torch.tensor([2, 1]))
+    close(model, step(NEW[[2, 3], 2]), [2, 3], 3)
+    whole = WholeSteps(model, ids.masked_fill(~seen.bool(), poison), seen)   # what stands in the padding is never read
+    close(model, whole.read(), range(4), 0)
+
+
 @torch.no_grad()
 def test_a_cache_that_cannot_let_rows_go_keeps_them(monkeypatch):
     model = tiny(OTHERS["qwen2"]())
-    monkeypatch.setattr(decode, "plain_cache", lambda *_: False)
+    monkeypatch.setattr(library_steps, "plain_cache", lambda *_: False)
     _, step = begin(model, *queries(), 6)
     step(NEW[:, 0])
     step.keep(torch.tensor([0, 3, 2]))
