@@ -3,7 +3,7 @@
 WHY = {
     "PPO iteration, TRL 1.12 over ours, shared trunk":
         "Little is missing. The update is three quarters of our iteration and hardly longer than the loop's by hand (@PPO update over the loop by hand, "
-        "shared), which does the same products and nothing else; sampling is far ahead (@PPO rollout, TRL 1.12 over ours, separate values). "
+        "shared), which does the same products and nothing else; sampling is far ahead (@PPO rollout, TRL 1.12 over ours, separate values, with separate values). "
         "What is left is scoring, which pays for entropy and exact KL.",
     "PPO iteration, TRL 1.12 over ours, separate values":
         "The goal lies within the spread of the repeats. The update is four fifths of the iteration, at @PPO update, TRL 1.12 over ours, separate values: "

@@ -20,7 +20,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         ("What is the value after the last token?", "0, by definition. Whatever the value head says about the padding behind it must not enter.", "objective/advantages#what-was-expected-the-td-error"),
         ("λ = 0 and λ = 1: what does each rely on?", "0 on the value head, and inherits its errors; 1 on what happened, and inherits its luck.", "objective/advantages#λ--0-and-λ--1"),
         ("The policy loss in the log is 0 at the first step. Is something wrong?", "No. Whitened advantages have mean zero; the gradient is not zero.", "objective/policy_loss#the-loss-is-0-and-the-gradient-is-not"),
-        ("You multiply all scores by ten. What happens to the ratio clip, and to the value clip?", "The first cuts the same tokens. The second is ten times tighter, because c has the unit of the reward.", "objective/value_loss#why-it-depends-on-the-scale"),
+        ("All rewards, the price of the KL among them, grow tenfold, and the values with them. What happens to the ratio clip, and to the value clip?", "The first cuts the same tokens. The second is ten times tighter, because c has the unit of the reward.", "objective/value_loss#why-it-depends-on-the-scale"),
         ("Both responses of a pair lose a nat. What does DPO's loss say?", "Nothing. It sees only the difference.", "objective/preference#two-things-it-does-not-promise")],
     "Models": [
         ("Why does a decoder need left-padded prompts?", "So that the last column holds each row's last real token, and the response goes on right behind it.", "models/text"),

@@ -40,20 +40,22 @@ class Probe:
 PROBES = {probe.run.__name__: probe for probe in (
     Probe(value_head, "frozen policy: learn the mean reward",
           "the value loss, its gradient and its optimizer group (but if all probes fail, at rows)"
-          ": lesson 1_objective/05_value_loss"),
+          ": nbs/1_objective/05_value_loss.ipynb"),
     Probe(advantage_sign, "one token: the rewarded one becomes likelier",
-          "the sign of the loss and of Â = R − V: lesson 1_objective/04_policy_loss"),
+          "the sign of the loss and of Â = R − V: nbs/1_objective/04_policy_loss.ipynb"),
     Probe(credit, "the first token decides; known discount",
           "the backward recursion and the token that is paid (but if eos fails too, at the end): "
-          "lesson 1_objective/03_advantages"),
+          "nbs/1_objective/03_advantages.ipynb"),
     Probe(eos, "stop after exactly two words",
-          "the mask, which ends after the first end-of-text token: lesson 1_objective/00_masks"),
+          "the mask, which ends after the first end-of-text token: "
+          "nbs/1_objective/00_masks.ipynb"),
     Probe(kl, "one token: π* for β = 1, the reference for β = 50",
-          "the sign of the KL, its place, and a reference that stays: lesson 1_objective/02_kl"),
+          "the sign of the KL, its place, and a reference that stays: "
+          "nbs/1_objective/02_kl.ipynb"),
     Probe(rows, "three prompts of different lengths, three answers",
-          "padding, position ids, and which row is which: lesson 2_models/00_text"),
+          "padding, position ids, and which row is which: nbs/2_models/00_text.ipynb"),
     Probe(temperature, "the same π* at temperature 2",
-          "the temperature in every log-probability: lesson 3_training/00_rollout"))}
+          "the temperature in every log-probability: nbs/3_training/00_rollout.ipynb"))}
 
 # %% ../../nbs/4_practice/09_probes.ipynb #8deefd8f
 @dataclass
