@@ -47,8 +47,9 @@ _GRPO_AND_KIN = {
         leaves_out="A fresh reference per round: ref_every. Rewards for single steps. Off: a "
                    "scale for each of several rewards (GDPO), reward_weighting; weights for a "
                    "sampler that is not the trainer, importance_cap, _floor, _level, _beyond.",
-        departs="No ε, no ddof given there: ours are PPO's .2 and G − 1. G was 64. Its KL is "
-                "plain, and made for one pass.",
+        departs="No ε and no ddof are given there: ours are PPO's .2 and G − 1. Its group size "
+                "was 64; set group_size. Its KL gradient is plain, for one step on a batch: with "
+                "more, set kl_gradient=\"ratio\".",
         same="Dr. GRPO, DAPO, GSPO: each on a condition, see there."),
     "dr_grpo": dict(
         paper="Liu et al. 2025", arxiv="2503.20783", equations="section 3.2",
