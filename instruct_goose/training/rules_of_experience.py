@@ -70,8 +70,8 @@ def drift(run: Run) -> str | None:
     if not rows:
         return None
     kl, length = mean([k for k, _ in rows]), mean([n for _, n in rows])
-    if kl / max(1, length) < 1.5:
-        return None
+    if kl / max(1, length) < 1.5 or kl < 3:
+        return None  # less than a choice of one in twenty
     return (f"kl_to_reference is {kl:.3g} nats per response in the last {len(rows)} iterations, "
             f"{kl / max(1, length):.2g} per token")
 
