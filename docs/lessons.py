@@ -30,7 +30,7 @@ ROUTES = {  # who you are, what you will have at the end, and the lessons in bet
         "objective/masks", "objective/policy_loss", "objective/group", "training/rollout", "training/engines", "practice/smollm_answers",
         "training/shaping", "training/dynamic_sampling", "training/doctor", "training/evaluation", "practice/change_the_loss"]),
     "Preferences: reward models and DPO": ("You have pairs of which one is preferred. You want a judge of them, or a policy without one, and to see when a judge is pleased too much.", [
-        "models/reward", "training/reward_training", "objective/preference", "training/dpo", "practice/own_stages", "training/evaluation",
+        "models/reward", "training/reward_training", "training/thumbs", "objective/preference", "training/dpo", "practice/own_stages", "training/evaluation",
         "practice/smollm_reviews"]),
     "Coming from TRL": ("You have a script. It runs here with other names, and you want to know what differs.", [
         "compat/trl", "training/reward_calls", "training/config", "practice/same_name", "training/reading_the_log",

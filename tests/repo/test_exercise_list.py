@@ -212,7 +212,7 @@ def test_where_progress_is_kept(monkeypatch):
 # --- the command ------------------------------------------------------------------------------------------------------
 def test_the_command_lists_and_shows(capsys):
     from instruct_goose.practice.cli import main
-    for argv, said in ((["kl"], "0 of 3 done"), ([], "0 of 112 done; 15 more"), (["k3"], "kl.k3 · Write k3 · ●○○"), (["k3", "--hint"], "Hint 1 of 2"),
+    for argv, said in ((["kl"], "0 of 3 done"), ([], "0 of 113 done; 15 more"), (["k3"], "kl.k3 · Write k3 · ●○○"), (["k3", "--hint"], "Hint 1 of 2"),
                        (["k3", "--solution"], "def my_k3"), (["kl", "--still-open"], "0 of 3 done")):
         main(["exercises", *argv])
         assert capsys.readouterr().out.startswith(said)
