@@ -32,6 +32,8 @@ ROUTES = {  # who you are, what you will have at the end, and the lessons in bet
     "Preferences: reward models and DPO": ("You have pairs of which one is preferred. You want a judge of them, or a policy without one, and to see when a judge is pleased too much.", [
         "models/reward", "training/reward_training", "training/thumbs", "objective/preference", "training/dpo", "practice/own_stages", "training/evaluation",
         "practice/smollm_reviews"]),
+    "From classical RL": ("You know PPO from games or robots, by CleanRL or Spinning Up. What stays, what sentences change, and what to watch instead of the return.", [
+        "start/details", "practice/classic_control", "training/rollout", "objective/kl", "objective/group", "training/reading_the_log"]),
     "Coming from TRL": ("You have a script. It runs here with other names, and you want to know what differs.", [
         "compat/trl", "training/reward_calls", "training/config", "practice/same_name", "training/reading_the_log",
         "practice/failure_gallery", "practice/change_the_loss"])}

@@ -96,7 +96,8 @@ _OTHERS = {
     "remax": dict(
         paper="Li et al. 2023", arxiv="2310.10505", equations="algorithm 1",
         leaves_out="Nothing of the loss.",
-        departs="As RLOO; and its code charges each token for its own drift only.",
+        departs="As RLOO; and in the authors' program each token pays for its own KL only, "
+                "here for that of the whole response.",
         same="RLOO, if the baseline is the mean of the others' rewards.")}
 
 PRESET_SOURCES: dict[str, dict[str, str]] = {

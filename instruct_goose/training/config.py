@@ -208,7 +208,7 @@ class RLHFConfig(Presets):
     group_ddof: Literal[0, 1] = 1  # a group's std divides by group_size less this
     whiten_advantages: bool = True  # of a rollout, to mean 0 and variance 1
     gamma: Share = 1.0  # discount per token, for gae and return
-    lam: Share = 0.95  # λ of GAE: 0 trusts the values, 1 trusts the rewards
+    lam: Share = 0.95  # λ of GAE: 0 trusts the values, 1 the rewards; near 1 for long responses
     # objective
     ratio_level: Annotated[str, OneOf(LEVELS)] = "token"
     "whose ratio: each token's; the response's mean or product; its mean, pulled token by token"

@@ -92,7 +92,7 @@ def biases(c: Any) -> Iterator[str]:
     if c.kl_placement == "loss" and c.kl_gradient == "plain" and c.epochs > 2:
         yield (f"kl_gradient='plain' with epochs={c.epochs} is biased: after the first step the "
                "tokens are the old policy's, and their mean is not the KL of the new one. Take "
-               "kl_gradient='ratio', or epochs=1")
+               "kl_gradient='ratio', or one step on a rollout: epochs=1, minibatches=1")
 
 def warn_of_bias(c: Any) -> None:
     "A BiasedSettings warning for each, at the line that makes the settings."

@@ -62,7 +62,7 @@ def test_the_map_lights_the_present_stage(here, lit):
 
 def test_the_cards_of_the_routes_are_links_with_minutes():
     soup = BeautifulSoup(build.route_cards(index, pages), "html.parser")
-    assert len(soup.select("section")) == len(lessons.ROUTES) == 5
+    assert len(soup.select("section")) == len(lessons.ROUTES) == 6
     assert soup.select_one("section a")["href"] == "start/from_a_reward_to_ppo.html?route=new-to-rl"
 
 
