@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 
@@ -36,6 +36,7 @@ from ..training.reward_training import pair_accuracy, train_reward_model
 from instruct_goose.training.runs import (
     Clock, append_jsonl, finished_run, json_line, open_run, save_model, settings_of, versions,
     write_json, write_whole)
+from ..training.setup import find_device
 from ..training.sft import filling_id, lm_nats, lm_rows, train_lm
 
 # %% ../../nbs/4_practice/13_own_stages.ipynb #84cfb266
@@ -48,6 +49,7 @@ class Supervised(OwnRun):
     lr: Positive = 1e-5  # learning rate; a model of under a million weights wants about 1e-3
     held_out: Annotated[float, Limit(0, 0.9)] = 0.1  # share of rows to judge by, without eval_data
     seed: Seed = 0  # of shuffling
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
 
 @dataclass(kw_only=True)
 class SFTConfig(Supervised):
@@ -84,6 +86,7 @@ def supervised(
 ) -> dict: # the summary; {} after a dry run
     "The frame. Raises, before anything is written, OSError or ValueError for what cannot be used."
     refuse_used(config)
+    device = find_device(config.device)
     place = model_place(config.model)
     tokenizer = own_tokenizer(place)
     need_adapters(config)
@@ -107,6 +110,8 @@ def supervised(
         write_json(out / "config.json", asdict(config))
         print(f"The run goes to {out}. {spread_of(tokens)}; {len(judge)} held out.")
         model = own_model(place, config)
+        if not getattr(model, "is_quantized", False):  # such a model was loaded onto a GPU
+            model = model.to(device)
         log, figures = work(model, tokenizer, learn, judge, out, keeper.stage(name))
         write_whole(out / "metrics.jsonl", "".join(map(json_line, log)))
         summary = {"seed": config.seed, **keeper.seconds(), "resumed_from": keeper.resumed_from,

@@ -1,7 +1,9 @@
 """The library on a GPU that is not there (see pretend.py): whatever mixes devices, or sends data across without an explicit
 `.to`, fails with its line. The kernels are the CPU's own, so the figures must be the CPU's too."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -312,3 +314,34 @@ def test_quickstart(gpu, tmp_path):
     (tmp_path / "run/summary.json").unlink()
     again = run_quickstart(QuickstartConfig(**tiny_run, output_dir=tmp_path / "run", resume=True))
     assert again["after"] == summary["after"]
+
+
+# --- the commands on data of one's own --------------------------------------------------------------------------------
+@pytest.mark.parametrize("stage, flags", [("sft", []), ("reward-model", []), ("dpo", []), ("sft", ["--lora-rank", "2"]), ("dpo", ["--lora-rank", "2"])])
+def test_a_supervised_stage_goes_where_there_is_a_gpu(stage, flags, tmp_path, monkeypatch):
+    "With the CPU's own kernels its figures are those of `--device cpu`; a GPU that is not there is refused before anything is written."
+    from instruct_goose.practice import own_stages
+    from instruct_goose.practice.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    tiny("llama").save_pretrained("base"); TOKENIZER.save_pretrained("base")
+    rows = [{"text": a} if stage == "sft" else {"prompt": "w1 ", "chosen": a, "rejected": b} for a, b in zip(TEXTS, reversed(TEXTS), strict=True) if a != b] * 2
+    Path("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    places, loaded = [], own_stages.train_lm if stage == "sft" else own_stages.train_dpo if stage == "dpo" else own_stages.train_reward_model
+
+    def seen(model, *args, **kwargs):
+        places.append(next(model.parameters()).device.type)
+        return loaded(model, *args, **kwargs)
+
+    monkeypatch.setattr(own_stages, loaded.__name__, seen)
+
+    def run(out, *more):
+        main([stage, "--model", "base", "--data", "data.jsonl", "--steps", "3", "--batch-size", "4", "--lr", "1e-3", "--held-out", ".25",
+              "--output-dir", out, "--no-progress", *flags, *more])
+        return [json.loads(line)["loss"] for line in Path(out, "metrics.jsonl").read_text().splitlines()]
+
+    there = run("there", "--device", "cpu")
+    with PretendGPU(): here = run("here")
+    assert places == ["cpu", "cuda"] and here == pytest.approx(there, rel=1e-4)
+    with pytest.raises(SystemExit, match="no GPU here"): run("nowhere", "--device", "cuda")
+    assert not Path("nowhere").exists()
