@@ -25,7 +25,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "episode": ("From the first action to the end: for a language model one response.", "start/from_a_reward_to_ppo", ()),
     "explained variance": ("The share of the returns' variance that the values foresee: 1 is perfect, 0 no better than their mean.", "objective/value_loss", ()),
     "GAE": ("Generalised advantage estimation: TD errors added up with weights (γλ)ˡ, between trust in the values and trust in the rewards.", "objective/advantages", ()),
-    "GRPO": ("Group relative policy optimisation: the mean score of other responses to the same prompt takes the place of a critic.", "objective/group", ()),
+    "GRPO": ("Group relative policy optimisation: the mean score of a group of responses to the same prompt takes the place of a critic.", "objective/group", ()),
     "GSPO": ("GRPO with one ratio, and so one clip, for each response: the geometric mean of its tokens' ratios.", "objective/policy_loss", ()),
     "importance ratio": ("π(a) / π_old(a): how much likelier a token is now than when it was sampled. It corrects for samples that an older policy wrote.", "objective/policy_loss", ("probability ratio",)),
     "KL penalty": ("A price of β points for each nat between policy and reference. It keeps the policy where the reward can be trusted.", "objective/kl", ()),
