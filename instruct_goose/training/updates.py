@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['learnt', 'minibatches_of', 'far_enough', 'micro_batches', 'averaging', 'importance_weights', 'objective_settings',
-           'kl_penalty', 'Seen', 'backward', 'one_number', 'left_over', 'clip_gradients', 'lr_factor',
+           'kl_penalty', 'Seen', 'backward', 'loss_and_parts', 'one_number', 'left_over', 'clip_gradients', 'lr_factor',
            'set_learning_rate', 'set_rates', 'make_optimizer', 'learning']
 
 # %% ../../nbs/3_training/07_updates.ipynb #3464f50d
@@ -147,7 +147,7 @@ def backward(
     "The gradient of a micro-batch's loss. Raises FloatingPointError if that is not finite."
     now = trainer.now(micro)
     pulled = {name: x for name, x in now._asdict().items() if x is not None and x.requires_grad}
-    loss, parts = trainer.loss(now, micro)
+    loss, parts = loss_and_parts(trainer.loss(now, micro))
     parts = {name: one_number(name, x, loss) for name, x in parts.items()}
     require_finite_loss(trainer, loss, now, micro)
     for x in pulled.values():
@@ -158,6 +158,17 @@ def backward(
     return Seen(now.logprobs.detach(), parts, pulls, stale)
 
 # %% ../../nbs/3_training/07_updates.ipynb #4d796dab
+def loss_and_parts(said: Any) -> tuple[Tensor, dict[str, Any]]:
+    "What `loss` returned. Raises TypeError or ValueError for other than a number and its parts."
+    pair = isinstance(said, tuple) and len(said) == 2
+    if not pair or not torch.is_tensor(said[0]) or not isinstance(said[1], dict):
+        raise TypeError(f"loss returned {type(said).__name__}: return (loss, parts), a tensor of "
+                        "one number and a dictionary for the log, as super().loss does")
+    if said[0].numel() != 1:
+        raise ValueError(f"loss returned a loss of shape {tuple(said[0].shape)}, expected one "
+                         "number: average it, as with aggregate(x, batch.mask, …)")
+    return said
+
 def one_number(name: str, x: Any, loss: Tensor) -> Tensor: # detached, where the loss is
     "A part of the loss, for the log. Raises ValueError for more or less than a number."
     part = torch.as_tensor(x, device=loss.device).detach()

@@ -351,6 +351,18 @@ def test_parts_that_the_log_cannot_take_are_named(part, says):
     with pytest.raises(ValueError, match=says): own_parts(None, **part)
 
 
+@pytest.mark.parametrize("change, says", [
+    (lambda loss, parts: loss, r"returned Tensor: return \(loss, parts\)"), (lambda loss, parts: (loss.item(), parts), r"returned tuple: return \(loss, parts\)"),
+    (lambda loss, parts: (loss, [parts]), "a dictionary for the log"), (lambda loss, parts: (loss * torch.ones(2, 3), parts), r"a loss of shape \(2, 3\), expected one number")])
+def test_a_loss_that_is_no_number_and_its_parts_is_said(change, says):
+    class Odd(RLHFTrainer):
+        def loss(self, now, batch): return change(*super().loss(now, batch))
+    t = Odd(Agent(tiny()), tiny(1), RLHFConfig(device="cpu", batch_size=4, max_new_tokens=4), tokenizer=TOKENIZER)
+    before = [p.clone() for p in t.agent.parameters()]
+    with pytest.raises((TypeError, ValueError), match=says): t.step(PROMPTS, lambda texts: [len(x) for x in texts])
+    assert all(map(torch.equal, before, t.agent.parameters()))
+
+
 def test_a_part_that_only_some_steps_have_is_averaged_over_those():
     class Sometimes(OwnParts):
         def loss(self, now, batch):
