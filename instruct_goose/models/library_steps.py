@@ -74,7 +74,8 @@ class WholeSteps:
     def read(self) -> Tensor: # (rows, V)
         "Logits after each row's last token."
         out = self.model(input_ids=self.ids, attention_mask=self.mask.long())
-        return out.logits[torch.arange(len(self.ids)), self.mask.sum(-1) - 1]
+        rows = torch.arange(len(self.ids), device=self.ids.device)
+        return out.logits[rows, self.mask.sum(-1) - 1]
 
     def __call__(self, token: Tensor) -> Tensor:
         self.ids, self.mask = F.pad(self.ids, (0, 1)), F.pad(self.mask, (0, 1))

@@ -90,6 +90,15 @@ def test_our_step_says_what_the_model_says_while_rows_leave(name, poison):
     close(model, step(NEW[[3], 5]), [3], 6)                  # to the last place of the buffers
 
 
+def two_rows_leave(model, logits, step):
+    close(model, logits, range(4), 0)
+    close(model, step(NEW[:, 0]), range(4), 1)
+    step.keep(torch.tensor([0, 3, 2]))
+    close(model, step(NEW[[0, 3, 2], 1]), [0, 3, 2], 2)
+    step.keep(torch.tensor([2, 1]))
+    close(model, step(NEW[[2, 3], 2]), [2, 3], 3)
+
+
 @pytest.mark.parametrize("name", OTHERS)
 @torch.no_grad()
 def test_everything_else_goes_through_the_library_and_rows_leave_too(name):
@@ -98,12 +107,7 @@ def test_everything_else_goes_through_the_library_and_rows_leave_too(name):
     logits, step = begin(model, *queries(), 6)
     assert type(step) is LibrarySteps
     if "dynamic" in name: model.config.max_position_embeddings = 40
-    close(model, logits, range(4), 0)
-    close(model, step(NEW[:, 0]), range(4), 1)
-    step.keep(torch.tensor([0, 3, 2]))
-    close(model, step(NEW[[0, 3, 2], 1]), [0, 3, 2], 2)
-    step.keep(torch.tensor([2, 1]))
-    close(model, step(NEW[[2, 3], 2]), [2, 3], 3)
+    two_rows_leave(model, logits, step)
     for t in range(3, 6): close(model, step(NEW[[2, 3], t]), [2, 3], t + 1)
 
 
@@ -125,12 +129,7 @@ def test_a_model_without_keys_and_values_reads_each_row_as_if_alone(name, poison
     ids, seen = queries()
     logits, step = begin(model, ids, seen, 6)
     assert type(step) is WholeSteps
-    close(model, logits, range(4), 0)
-    close(model, step(NEW[:, 0]), range(4), 1)
-    step.keep(torch.tensor([0, 3, 2]))
-    close(model, step(NEW[[0, 3, 2], 1]), [0, 3, 2], 2)
-    step.keep(torch.tensor([2, 1]))
-    close(model, step(NEW[[2, 3], 2]), [2, 3], 3)
+    two_rows_leave(model, logits, step)
     whole = WholeSteps(model, ids.masked_fill(~seen.bool(), poison), seen)   # what stands in the padding is never read
     close(model, whole.read(), range(4), 0)
 
