@@ -38,9 +38,9 @@ def measured(name: str, seed: int) -> dict:
     "Stages 1 to 3 with these settings: the figures that are promised, and the CPU-seconds of each stage."
     import torch
 
-    from instruct_goose.practice import quickstart as lesson
-    from instruct_goose.practice.film_reviews import pair_ceiling
-    from instruct_goose.training.reward_training import pair_accuracy
+    from instruct_goose.recipes import quickstart as lesson
+    from instruct_goose.supervised.reward_model_training import pair_accuracy
+    from instruct_goose.worlds.film_reviews import pair_ceiling
 
     torch.set_num_threads(1)
     settings = dict(TRIED[name])

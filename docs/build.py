@@ -210,7 +210,7 @@ def roadmap(page: Page, pages: list[Page]) -> str:
 
 def pipeline(page: Page, pages: list[Page]) -> str:
     "A whole run from data to evaluation; lit, this page's stage, which is PPO for each of its steps."
-    have, here = {p.url for p in pages}, page.url if page.url in PIPELINE else "training/trainer" if page.url in STAGES else None
+    have, here = {p.url for p in pages}, page.url if page.url in PIPELINE else "learn/trainer" if page.url in STAGES else None
     def stage(url, label):
         text = f'<a href="{up(page, url)}.html">{label}</a>' if url != page.url else f"<span>{label}</span>"
         return f'<li class="here" aria-current="{"step" if url == page.url else "true"}">{text}</li>' if url == here else f"<li>{text}</li>"
@@ -374,8 +374,8 @@ def names_page(pages: list[Page]) -> str:
 
 def tried_table() -> str:
     "What the recorded long tests tried, and what went wrong."
-    from instruct_goose.practice.failure_gallery import BUGS, HEALTHY, gallery_config, to_metrics
-    from instruct_goose.training.doctor import diagnose
+    from instruct_goose.doctor.diagnosis import diagnose
+    from instruct_goose.worlds.gallery import BUGS, HEALTHY, gallery_config, to_metrics
 
     read = lambda name: json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))
     resume, fuzz, probes, gallery, doctor, exact = map(read, ("resume", "fuzz", "probes", "gallery", "doctor", "exact_world"))
@@ -446,17 +446,17 @@ def tables_page(links: Links, near: Page) -> str:
 
     text = ["# Tables", "```{rst-class} subtitle\n```\n\nEvery preset setting by setting, what was tried and what was lost, and what the same name means elsewhere\n",
             "## Presets", "The rows of `RLHFConfig.preset()`, with the equations they come from. "
-            "[One algebra, many algorithms](1_objective/07_group.ipynb) derives them, "
-            "[One task, all algorithms](4_practice/04_family.ipynb) compares them.", preset_table(),
+            "[One algebra, many algorithms](learn/11_group.ipynb) derives them, "
+            "[One task, all algorithms](guides/side_by_side.ipynb) compares them.", preset_table(),
             "What each leaves out of its paper, where it departs, and which other it is exactly:", preset_notes(),
             "No preset sets what several papers and libraries share, whatever the algorithm: the sampler's weights `importance_cap`, `importance_floor`, "
             "`importance_level` and `importance_beyond` (TRL corrects by default), `kl_target` and `kl_early_stop`, `entropy_target`, dynamic sampling by `redraw_flat` and "
             "`drop_flat`, the spread of the whole batch, `advantage='group_mean_batch_std'`, a reference that moves, `ref_every`, `overlong_buffer`, `reward_weighting` and "
-            "`reward_scaling`. [Settings](3_training/02_config.ipynb) has them all, each with a word on what it does.",
+            "`reward_scaling`. [Settings](reference/training/config.ipynb) has them all, each with a word on what it does.",
             "## What was tried, and what was lost", "Each row is counted in a record under `evidence/`, which `make evidence` writes. "
-            "The lessons show how: [nothing is lost](3_training/19_checkpoints.ipynb), [data](2_models/03_data.ipynb), "
-            "[the probes](4_practice/09_probes.ipynb), [the doctor](3_training/22_doctor.ipynb), "
-            "[the exact world](4_practice/08_exact_world.ipynb), and [what must not change the answer](4_practice/11_invariances.ipynb), "
+            "The lessons show how: [nothing is lost](reference/runs/checkpoints.ipynb), [data](reference/data/load.ipynb), "
+            "[the probes](learn/21_probes.ipynb), [the doctor](guides/doctor.ipynb), "
+            "[the exact world](learn/20_exact_world.ipynb), and [what must not change the answer](guides/invariances.ipynb), "
             "with poisons and splits.", tried_table(),
             "The second round went for what the first had not thought of. Settings are in the first table: every class of them is fuzzed since.",
             attacks_table(),
@@ -465,7 +465,7 @@ def tables_page(links: Links, near: Page) -> str:
             "on other Pythons, and the lessons where torch sees a GPU.", portable_table(),
             "## On a GPU", gpu_table(),
             "## Same name, different mathematics", "What libraries compute under one name, each on the same input. "
-            "Above each table stands the test that tells them apart; [the lesson](4_practice/07_same_name.ipynb) has the reasons."]
+            "Above each table stands the test that tells them apart; [the lesson](guides/same_name.ipynb) has the reasons."]
     ours, theirs = links.apply("\n\n".join(text), near), []  # a name in a row of another library is that library's
     for name in QUANTITIES: theirs += [f"### {name[0].upper()}{name[1:]}", comparison_table(name)]
     return "\n\n".join([ours, *theirs]) + "\n"

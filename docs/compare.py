@@ -20,15 +20,15 @@ PROJECTS = {  # name: (repository, commit, day it was read, {question: (fact, so
         "for": ("Learning PPO and RLHF for language models from notebooks, which export the package that trains.", ["README.md"]),
         "runs": ("Every lesson on a CPU; the quickstart in about a minute on one core. Measured on one GPU, an H100.", ["README.md", "evidence/gpu.json"]),
         "ppo": ("Whole loop, from prompts to the update; in one lesson against an optimum found by listing every response.",
-                ["nbs/3_training/01_trainer.ipynb", "nbs/4_practice/08_exact_world.ipynb"]),
+                ["nbs/learn/16_trainer.ipynb", "nbs/learn/20_exact_world.ipynb"]),
         "exercises": ("At the end of lessons; a checker tells the right answer from named mistakes. What needs only arithmetic also runs on its page.",
-                      ["nbs/1_objective/04_policy_loss.ipynb", "CONTRIBUTING.md"]),
-        "numbers": ("Lessons open with numbers to expect and derive them; sliders are drawn by the exported functions.", ["nbs/1_objective/04_policy_loss.ipynb"]),
+                      ["nbs/learn/08_policy_loss.ipynb", "CONTRIBUTING.md"]),
+        "numbers": ("Lessons open with numbers to expect and derive them; sliders are drawn by the exported functions.", ["nbs/learn/08_policy_loss.ipynb"]),
         "licence": ("Apache-2.0; the changes are listed.", ["LICENSE", "CHANGELOG.md"]),
         "not": ("No run on more than one GPU: data parallel and FSDP ran as two CPU processes, and DeepSpeed is refused. vLLM itself was never run, "
                 "only a stand-in for it, and there is no generation server of its own. No recipe of a model beyond 135 million weights was measured; the three for the Hub "
                 "were never run with their models. macOS and Windows are not tested.",
-                ["nbs/3_training/23_processes.ipynb", "nbs/3_training/25_engines.ipynb", "nbs/4_practice/16_hub_recipes.ipynb", "evidence/recipes.json", "README.md"])}),
+                ["nbs/guides/several_processes.ipynb", "nbs/guides/vllm.ipynb", "nbs/guides/hub_recipes.ipynb", "evidence/recipes.json", "README.md"])}),
     "ARENA": ("callummcdougall/ARENA_3.0", "6644991468bc3d6121ee1f5ffbe97a025b252d12", READ, {
         "for": ("A programme of exercises: fundamentals, interpretability, reinforcement learning, evaluations, alignment science. Chapter 2 ends with RLHF.", ["README.md"]),
         "runs": ("The RLHF day assumes an A100; a switch takes GPT-2 small for less than 24 GB. Colab notebooks. Exercises give minutes, from 5 to 60 each.",

@@ -39,14 +39,14 @@ class Plain:
 
 NAN, T, F = math.nan, True, False
 BROWSER = {  # lesson -> its exercises; a library call is an expression of the exercise's arguments
-    "start/from_a_reward_to_ppo": [Plain(
+    "learn/from_a_reward_to_ppo": [Plain(
         "my_best", "two lists, one number per word, and a number; math.exp is there",
-        "practice.enumerated_world: optimum(ref_logprobs[None], rewards[None], beta)[0].exp()",
+        "worlds.exact_world: optimum(ref_logprobs[None], rewards[None], beta)[0].exp()",
         [[[-.5, -1.5, -2., -3.], [1., 0., 2., -4.], .5]], """
         tilted = [math.exp(l + r / beta) for l, r in zip(ref_logprobs, rewards)]
         return [x / sum(tilted) for x in tilted]
         """)],
-    "objective/masks": [Plain(
+    "learn/masks": [Plain(
         "my_mask", "a list of rows of ids, and an id; return rows of True and False",
         "objective.masks: response_mask(tokens, eos_id)",
         [[[[1, 3, 1], [3, 3, 3]], 3], [[[0, 4, 4, 2]], 4]], """
@@ -59,7 +59,7 @@ BROWSER = {  # lesson -> its exercises; a library call is an expression of the e
             mask.append(real)
         return mask
         """)],
-    "objective/logprobs": [Plain(
+    "learn/logprobs": [Plain(
         "my_entropy", "rows of numbers, one for each token of the vocabulary; -math.inf where a token is forbidden",
         "objective.logprobs: entropy(logits)",
         [[[[1., -math.inf, 3.], [0., 0., 0.]]], [[[900., 901., 899.5]]]], """
@@ -71,7 +71,7 @@ BROWSER = {  # lesson -> its exercises; a library call is an expression of the e
             entropies.append(-sum(x * math.log(x) for x in p if x > 0))
         return entropies
         """)],
-    "objective/kl": [Plain(
+    "learn/kl": [Plain(
         "my_k3", "two lists, one number per token",
         "objective.kl: k3(logprobs - ref_logprobs)",
         [[[-1., -2., -.5, -3.], [-1., -2.5, -.1, -.7]]], """
@@ -89,7 +89,7 @@ BROWSER = {  # lesson -> its exercises; a library call is an expression of the e
             rewards.append(paid)
         return rewards
         """)],
-    "objective/advantages": [Plain(
+    "learn/advantages": [Plain(
         "my_td", "rewards, values: rows, one number per token; mask: rows of True and False; gamma: a number",
         "objective.advantages: td_errors(rewards, values, mask, gamma)",
         [[[[.5, 0., 0.], [1., 2., 3.]], [[-.2, 7., -7.], [.3, .1, -.4]], [[T, F, F], [T, T, T]], .5]], """
@@ -112,14 +112,14 @@ BROWSER = {  # lesson -> its exercises; a library call is an expression of the e
             advantages.append(row)
         return advantages
         """)],
-    "objective/policy_loss": [Plain(
+    "learn/policy_loss": [Plain(
         "my_objective", "ratio, advantages: lists, one number per token; clip: a number",
         "objective.policy_loss: clipped_objective(ratio, advantages, clip)",
         [[[.5, 2., 1.05, .95, .5, 2.], [1., 1., -2., 2., -3., -3.], .1]], """
         near = [min(max(r, 1 - clip), 1 + clip) for r in ratio]
         return [min(r * a, c * a) for r, c, a in zip(ratio, near, advantages)]
         """)],
-    "objective/value_loss": [Plain(
+    "learn/value_loss": [Plain(
         "my_value_loss", "values, returns, old_values: rows, one number per token; mask: rows of True and False; clip: a number",
         "objective.value_loss: value_loss(values, returns, mask, old_values, clip)",
         [[[[0., 1., -1., 2.]], [[1., 1.2, -.7, -2.]], [[.4, .9, -.9, 2.5]], [[T, T, T, F]], .2]], """
@@ -130,7 +130,7 @@ BROWSER = {  # lesson -> its exercises; a library call is an expression of the e
             losses.append([w / 2 if real else 0. for w, real in zip(worse, m)])
         return losses
         """)],
-    "objective/group": [Plain(
+    "learn/group": [Plain(
         "my_advantages", "scores: a list, one number per response; G: how many lie side by side in a group",
         "objective.advantages: group_advantages(scores, G)",
         [[[1., 0., 0., 0., 2., 2.], 2], [[5., 1., 3., 2.], 4]], """
@@ -142,7 +142,7 @@ BROWSER = {  # lesson -> its exercises; a library call is an expression of the e
             advantages += [(x - mean) / (std + 1e-4) for x in group]
         return advantages
         """)],
-    "objective/preference": [Plain(
+    "learn/preference": [Plain(
         "my_dpo_loss", "four times rows, one number per token; two masks, rows of True and False; beta: a number",
         "objective.preference: dpo_loss(*[torch.where(m, x, 0.).sum(-1) for x, m in ((chosen, chosen_mask), (rejected, rejected_mask),"
         " (ref_chosen, chosen_mask), (ref_rejected, rejected_mask))], beta)",
@@ -154,9 +154,9 @@ BROWSER = {  # lesson -> its exercises; a library call is an expression of the e
             losses.append(math.log(1 + math.exp(-margin)))
         return losses
         """)],
-    "models/reward": [Plain(
+    "learn/reward_model": [Plain(
         "my_pairwise_loss", "two lists, one score per text; any scores",
-        "models.reward: pairwise_loss(chosen, rejected)",
+        "models.reward_model: pairwise_loss(chosen, rejected)",
         [[[-800., 800.], [0., 0.]]], """
         return [math.log1p(math.exp(-abs(c - r))) + max(r - c, 0.) for c, r in zip(chosen, rejected)]
         """)]}

@@ -13,30 +13,30 @@ PARTS = {"0_start": "Start here", "": "Notation", "1_objective": "Objective", "2
 KNOWN = {  # the directives that mean something here; any other is a spelling mistake
     "default_exp", "export", "exports", "exporti", "hide", "code-fold", "code-summary", "fig-cap", "classes", "echo", "output", "eval"}
 STAGES = {  # what one step of RLHF does, and the lesson that explains it; drawn at the head of those lessons
-    "models/text": "prompts", "training/rollout": "rollout", "models/reward": "score", "objective/kl": "KL penalty",
-    "objective/advantages": "advantages", "objective/policy_loss": "ratio and clip", "objective/value_loss": "value loss",
-    "objective/ppo": "PPO loss", "training/trainer": "update"}
+    "reference/models/tokens": "prompts", "learn/rollout": "rollout", "learn/reward_model": "score", "learn/kl": "KL penalty",
+    "learn/advantages": "advantages", "learn/policy_loss": "ratio and clip", "learn/value_loss": "value loss",
+    "learn/ppo": "PPO loss", "learn/trainer": "update"}
 PIPELINE = {  # a whole run, and the lesson of each of its stages; PPO is the one that STAGES takes apart
-    "models/data": "data", "training/sft": "SFT", "models/reward": "reward model", "training/trainer": "PPO", "training/evaluation": "evaluation"}
-START = {"start/from_a_reward_to_ppo": "start from nothing", "practice/quickstart": "follow a run, step by step", "api": "look up a name"}
+    "reference/data/load": "data", "learn/sft": "SFT", "learn/reward_model": "reward model", "learn/trainer": "PPO", "learn/evaluation": "evaluation"}
+START = {"learn/from_a_reward_to_ppo": "start from nothing", "learn/quickstart": "follow a run, step by step", "api": "look up a name"}
 ROUTES = {  # who you are, what you will have at the end, and the lessons in between
     "New to RL": ("You know supervised deep learning. At the end you have trained a policy, and can say what each number of the run means.", [
-        "start/from_a_reward_to_ppo", "start/hundred_lines", "practice/quickstart", "objective/kl", "objective/advantages",
-        "objective/policy_loss", "objective/value_loss", "objective/ppo", "training/trainer", "training/reading_the_log"]),
+        "learn/from_a_reward_to_ppo", "learn/hundred_lines", "learn/quickstart", "learn/kl", "learn/advantages",
+        "learn/policy_loss", "learn/value_loss", "learn/ppo", "learn/trainer", "learn/reading_the_log"]),
     "PPO, and only PPO": ("You want every term of the loss, with the number it should give.", [
-        "start/from_a_reward_to_ppo", "objective/logprobs", "objective/kl", "objective/advantages", "objective/policy_loss",
-        "objective/value_loss", "objective/ppo", "training/trainer", "start/hundred_lines"]),
+        "learn/from_a_reward_to_ppo", "learn/logprobs", "learn/kl", "learn/advantages", "learn/policy_loss",
+        "learn/value_loss", "learn/ppo", "learn/trainer", "learn/hundred_lines"]),
     "GRPO in production": ("You run GRPO or a relative, and must know which mean, clip and KL, who writes, what is paid for, and whether it helped.", [
-        "objective/masks", "objective/policy_loss", "objective/group", "training/rollout", "training/engines", "practice/smollm_answers",
-        "training/shaping", "training/dynamic_sampling", "training/doctor", "training/evaluation", "practice/change_the_loss"]),
+        "learn/masks", "learn/policy_loss", "learn/group", "learn/rollout", "guides/vllm", "guides/smollm_answers",
+        "guides/reward_shaping", "guides/dynamic_sampling", "guides/doctor", "learn/evaluation", "learn/change_the_loss"]),
     "Preferences: reward models and DPO": ("You have pairs of which one is preferred. You want a judge of them, or a policy without one, and to see when a judge is pleased too much.", [
-        "models/reward", "training/reward_training", "training/thumbs", "objective/preference", "training/dpo", "practice/own_stages", "training/evaluation",
-        "practice/smollm_reviews"]),
+        "learn/reward_model", "guides/reward_model_training", "guides/kto", "learn/preference", "guides/dpo", "learn/your_own", "learn/evaluation",
+        "guides/smollm_reviews"]),
     "From classical RL": ("You know PPO from games or robots, by CleanRL or Spinning Up. What stays, what sentences change, and what to watch instead of the return.", [
-        "start/details", "practice/classic_control", "training/rollout", "objective/kl", "objective/group", "training/reading_the_log"]),
+        "guides/details", "guides/classic_control", "learn/rollout", "learn/kl", "learn/group", "learn/reading_the_log"]),
     "Coming from TRL": ("You have a script. It runs here with other names, and you want to know what differs.", [
-        "compat/trl", "training/reward_calls", "training/config", "practice/same_name", "training/reading_the_log",
-        "practice/failure_gallery", "practice/change_the_loss"])}
+        "guides/from_trl", "reference/training/rewards", "reference/training/config", "guides/same_name", "learn/reading_the_log",
+        "learn/bug_hunt", "learn/change_the_loss"])}
 REPO = "https://github.com/instruct-goose/instruct_goose"
 
 
@@ -88,9 +88,9 @@ def patched(node: ast.stmt) -> str | None:
 
 @dataclass
 class Page:
-    path: Path            # nbs/1_objective/02_kl.ipynb
+    path: Path            # nbs/learn/06_kl.ipynb
     part: str             # "1_objective"
-    url: str              # "objective/kl", no ending
+    url: str              # "learn/kl", no ending
     title: str
     subtitle: str
     minutes: int | None   # reading time that the lesson states

@@ -8,11 +8,11 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "evidence/reports"
 RUNS = {  # directory: title, what it is, the figures to say first
     "quickstart": ("The quickstart", "A small GPT-2 learns to write film reviews from sentences of a grammar, a reward model learns from comparisons what "
-                   "people like, and PPO makes the better reviews likelier ([the lesson](4_practice/01_quickstart.ipynb)). People's ratings "
+                   "people like, and PPO makes the better reviews likelier ([the lesson](learn/03_quickstart.ipynb)). People's ratings "
                    "(`human_score`) and the grammar are asked afterwards: no training has seen them.",
                    ("human_score", "reward_model_score", "grammatical", "kl_to_reference")),
     "smollm-sentiment": ("SmolLM2 learns to like films", "Adapters in the last blocks of SmolLM2-135M-Instruct learn to go on with “The movie was” "
-                         "more cheerfully; the judge is VADER's rules ([the lesson](4_practice/14_smollm_sentiment.ipynb)). `perplexity_untouched` "
+                         "more cheerfully; the judge is VADER's rules ([the lesson](guides/smollm_sentiment.ipynb)). `perplexity_untouched` "
                          "says how surprised the untouched model is by what is written.",
                          ("compound", "distinct_2", "kl_to_reference", "perplexity_untouched"))}
 
@@ -51,7 +51,7 @@ def reports_page() -> str:
     "Markdown."
     text = ["# Reports of real runs", "```{rst-class} subtitle\n```\n\nRecorded runs, as `instruct-goose report` shows them\n",
             "Every run leaves a directory, and `instruct-goose report` makes of it one page that needs no network: figures, curves, samples, the doctor's "
-            "findings, all settings, and a microscope that shows what the update did to which token ([the lesson](4_practice/13_report.ipynb)). "
+            "findings, all settings, and a microscope that shows what the update did to which token ([the lesson](reference/doctor/report.ipynb)). "
             "These are the pages of runs with seed 0, as anybody gets them. The runs are kept in `evidence/reports`; the pages are made by the "
             "code that this site is built from."]
     for name in there():
@@ -74,7 +74,7 @@ def in_the_sites_colours(page: str) -> str:
 
 def write_reports(folder: Path) -> None:
     "The reports, as `instruct-goose report` writes them, with a way back to the site."
-    from instruct_goose.practice.report import ReportConfig, run_report
+    from instruct_goose.doctor.report import ReportConfig, run_report
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in there():

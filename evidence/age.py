@@ -14,14 +14,14 @@ from functools import cache
 from pathlib import Path
 
 root = Path(__file__).parents[1]
-MEASURES = {"quickstart": "practice.quickstart", "drift": "practice.drift",
-            "reviews": "practice.real_reviews", "family": "practice.family",
-            "control": "practice.classic_control", "exact_world": "practice.exact_world", "gallery": "practice.failure_gallery", "doctor": "practice.failure_gallery",
-            "probes": "practice.probes", "resume": "practice.cli", "fuzz": "models.data", "attacks": "practice.cli", "details": "practice.exact_world",
-            "distillation": "training.distillation", "trackers": "training.trackers",
-            "recipes": "practice.smollm_sentiment",
-            "smollm_reviews": "practice.smollm_reviews",
-            "reports/quickstart": "practice.quickstart", "reports/smollm-sentiment": "practice.smollm_sentiment"}
+MEASURES = {"quickstart": "recipes.quickstart", "drift": "worlds.drift",
+            "reviews": "recipes.real_reviews", "family": "worlds.family",
+            "control": "worlds.control", "exact_world": "worlds.exact_world", "gallery": "worlds.gallery", "doctor": "worlds.gallery",
+            "probes": "worlds.probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "details": "worlds.exact_world",
+            "distillation": "variants.distillation", "trackers": "runs.trackers",
+            "recipes": "recipes.smollm_sentiment",
+            "smollm_reviews": "recipes.smollm_reviews",
+            "reports/quickstart": "recipes.quickstart", "reports/smollm-sentiment": "recipes.smollm_sentiment"}
 
 
 def bare(source: str) -> ast.Module:

@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
+from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.objective.advantages import gae
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.objective.masks import last_index, whiten
-from instruct_goose.practice import failure_gallery as gallery
-from instruct_goose.practice.failure_gallery_bugs import replaced, top_k
+from instruct_goose.supervised.fit import torch_threads
 from instruct_goose.training import rollout as training_rollout
 from instruct_goose.training.callbacks import RecheckRewards
-from instruct_goose.training.doctor import diagnose
-from instruct_goose.training.fit import torch_threads
 from instruct_goose.training.trainer import RLHFTrainer
+from instruct_goose.worlds import gallery
+from instruct_goose.worlds.gallery import replaced, top_k
 
 SEEDS = (0, 1, 2)
 

@@ -4,7 +4,7 @@
 """
 import torch
 
-from instruct_goose.practice.exact_world import converge, exact_config, make_world
+from instruct_goose.worlds.exact_world import converge, exact_config, make_world
 
 SEEDS, BETA = (0, 1, 2), 1.
 SIZES = dict(steps=40, batch_size=96, lr_schedule="linear", lr=2e-3)

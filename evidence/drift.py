@@ -8,8 +8,8 @@ from pathlib import Path
 
 from quickstart import in_lines
 
-from instruct_goose.practice.drift import record_drift
-from instruct_goose.practice.quickstart import QuickstartConfig
+from instruct_goose.recipes.quickstart import QuickstartConfig
+from instruct_goose.worlds.drift import record_drift
 
 BETAS = (0., .06, .18, .6)
 

@@ -238,7 +238,7 @@ def resumed(make, device: str, sizes: dict) -> dict:
     more. What is loaded is what was saved, to the bit; what follows may differ by no more than ten times the noise."""
     import torch
 
-    from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
+    from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 
     def go(trainer, first, last):
         vocab = trainer.agent.model.get_input_embeddings().num_embeddings
@@ -262,7 +262,7 @@ def resumed(make, device: str, sizes: dict) -> dict:
 
 # --- 1. the quickstart ------------------------------------------------------------------------------------------------
 def quickstart(device: str, rehearse: bool) -> dict:
-    from instruct_goose.practice.quickstart import QuickstartConfig, run_quickstart
+    from instruct_goose.recipes.quickstart import QuickstartConfig, run_quickstart
 
     small = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=2, batch_size=16, eval_samples=32)
     with tempfile.TemporaryDirectory() as folder:
@@ -329,7 +329,7 @@ def _table(figures: dict) -> str:
                     "and batches of this size do not fill it.")
     if "pieces_ms" in figures:
         text.append("Log-probabilities of 4,096 tokens under GPT-2's head with their gradient, milliseconds, by the size of a "
-                    f"[piece](1_objective/01_logprobs_in_pieces.ipynb): {', '.join(f'{name} {ms:.0f}' for name, ms in figures['pieces_ms'].items())}.")
+                    f"[piece](reference/objective/logprobs_in_pieces.ipynb): {', '.join(f'{name} {ms:.0f}' for name, ms in figures['pieces_ms'].items())}.")
     text += ["Against the CPU's float64, largest difference of a log-probability, difference of the loss, relative difference of the "
              "gradient; in brackets the bound that rounding allows.", "| model | weights | log-probability | loss | gradient |\n|---|---|---|---|---|"]
     for name, row in models.items():

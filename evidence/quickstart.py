@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from instruct_goose.practice import quickstart as lesson
-from instruct_goose.practice.quickstart import QuickstartConfig
-from instruct_goose.training.reward_training import pair_accuracy
-from instruct_goose.training.runs import Clock, settings_of
-from instruct_goose.training.sft import lm_nats
+from instruct_goose.recipes import quickstart as lesson
+from instruct_goose.recipes.quickstart import QuickstartConfig
+from instruct_goose.runs.run_directory import Clock, settings_of
+from instruct_goose.supervised.reward_model_training import pair_accuracy
+from instruct_goose.supervised.sft import lm_nats
 
 CURVES = ["reward_mean", "kl_to_reference", "entropy", "explained_variance", "clip_fraction",
           "response_length"]

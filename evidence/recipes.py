@@ -13,8 +13,8 @@ import torch
 from quickstart import in_lines, rounded
 from run import origin
 
-from instruct_goose.practice.recipes import RECIPES
-from instruct_goose.training.runs import write_json
+from instruct_goose.recipes.smollm import RECIPES
+from instruct_goose.runs.run_directory import write_json
 
 root = Path(__file__).parents[1]
 PLAN = [ # recipe, algorithm, settings beside its own
@@ -28,7 +28,7 @@ CURVES = ("reward_mean", "kl_to_reference", "entropy", "response_length")
 def measured(recipe: str, algorithm: str, more: dict, seed: int, runs: Path, cache: Path | None, start: bool) -> dict | None:
     "One run: from its directory if it is finished there; else it is run, or gone on with, if asked for."
     name = "-".join([recipe, algorithm, *(f"{k}{x}" for k, x in more.items()), str(seed)])
-    out, module = runs / name, importlib.import_module(f"instruct_goose.practice.{RECIPES[recipe][0]}")
+    out, module = runs / name, importlib.import_module(f"instruct_goose.recipes.{RECIPES[recipe][0]}")
     if not (out / "summary.json").exists():
         if not start: return None
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from quickstart import rounded
 
-from instruct_goose.practice.report import samples_in
-from instruct_goose.training.runs import write_json
+from instruct_goose.doctor.report import samples_in
+from instruct_goose.runs.run_directory import write_json
 
 root = Path(__file__).parents[1]
 PLAN = {"quickstart": ["quickstart"], "smollm-sentiment": ["recipe", "smollm-sentiment"]}

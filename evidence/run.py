@@ -74,8 +74,8 @@ def control(env_id: str) -> dict:
     "Three seeds of one environment: what each took, its training curve, and how 100 fresh episodes went afterwards."
     from dataclasses import asdict
 
-    from instruct_goose.practice.classic_control import SETTINGS, evaluate, train_control
-    from instruct_goose.training.runs import Clock
+    from instruct_goose.runs.run_directory import Clock
+    from instruct_goose.worlds.control import SETTINGS, evaluate, train_control
 
     runs = []
     for seed in (0, 1, 2):
@@ -98,7 +98,7 @@ def family(seeds=(0, 1, 2)) -> dict:
     """Every preset from the same start with the same budget: as its paper has it, and all at one price of KL; DPO beside them.
     Three seeds; and on the first, at one price, half and twice the learning rate."""
     from instruct_goose.objective.group import PRESETS
-    from instruct_goose.practice.family import family_config, improve, improve_by_dpo, prepare
+    from instruct_goose.worlds.family import family_config, improve, improve_by_dpo, prepare
 
     def measured(name, price, seed, result, lr, beta):
         figures = {k: v for k, v in result["figures"].items() if k != "ended"}
@@ -130,7 +130,7 @@ def exact_run(job: dict) -> dict:
     "One run in the exact world: how far from the optimum it ends and, with the KL in the loss, from the fixed point of that."
     import torch
 
-    from instruct_goose.practice.exact_world import (
+    from instruct_goose.worlds.exact_world import (
         converge,
         converge_dpo,
         enumerate_logprobs,
@@ -170,7 +170,7 @@ def exact_world(processes: int = 3) -> dict:
     from multiprocessing import get_context
 
     from instruct_goose.objective.group import PRESETS
-    from instruct_goose.practice.exact_world import exact_config
+    from instruct_goose.worlds.exact_world import exact_config
 
     three, seeds, in_loss = ("ppo", "rloo", "dr_grpo"), (0, 1, 2), {"kl_placement": "loss"}
     jobs = [{"part": "convergence", "name": name, "beta": beta, "kind": kind, "seed": seed, "side": "right" if seed == 1 else "left"}
@@ -196,7 +196,7 @@ def streamed(megabytes: int = 200) -> dict:
 
     reading = """if True:
         import json, resource, sys, time
-        from instruct_goose.models.data import stream_pairs
+        from instruct_goose.data.load import stream_pairs
         held = lambda: int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
         small, large = sys.argv[1:]
         for pair in stream_pairs(small): pass
@@ -255,14 +255,14 @@ def resume() -> dict:
     import re
     import time
 
-    from instruct_goose.practice.cli import main as command
-    from instruct_goose.training.checkpoints import checkpoints, load_checkpoint
+    from instruct_goose.cli.main import main as command
+    from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
 
     settings = {"reviews": 1000, "pairs": 500, "held_out_pairs": 100, "sft_steps": 60, "rm_steps": 30, "steps": 8, "batch_size": 32,
                 "eval_samples": 64, "best_of": 2, "tune_steps": 10}
     flags = [x for k, v in settings.items() for x in (f"--{k.replace('_', '-')}", str(v))] + ["--no-progress", "--save-every", "1"]
     fork = multiprocessing.get_context("forkserver")
-    fork.set_forkserver_preload(["instruct_goose.practice.quickstart", "instruct_goose.practice.cli"])
+    fork.set_forkserver_preload(["instruct_goose.recipes.quickstart", "instruct_goose.cli.main"])
     here = Path(tempfile.mkdtemp())
 
     def start(out, *more):
@@ -306,7 +306,7 @@ def resume() -> dict:
 
 def probe_run(job: tuple[str | None, int]) -> dict:
     "The whole ladder for one trainer: which rungs failed, and what was measured."
-    from instruct_goose.practice.probes import BROKEN, run_probes
+    from instruct_goose.worlds.probes import BROKEN, run_probes
 
     bug, seed = job
     results = run_probes(BROKEN[bug][0] if bug else None, seed=seed)
@@ -321,7 +321,7 @@ def probes(processes: int = 3) -> dict:
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    from instruct_goose.practice.probes import BROKEN, PROBES
+    from instruct_goose.worlds.probes import BROKEN, PROBES
 
     jobs = [(None, seed) for seed in range(10)] + [(bug, seed) for bug in BROKEN for seed in (0, 1)]
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool: runs = list(pool.map(probe_run, jobs))
@@ -331,7 +331,7 @@ def probes(processes: int = 3) -> dict:
 def gallery(known: dict | None) -> dict:
     """Every bug of the gallery and every healthy setting, three seeds: what the doctor reads, and which guard of the library objects.
     With a record that is known already, only what it lacks."""
-    from instruct_goose.practice import failure_gallery as g
+    from instruct_goose.worlds import gallery as g
 
     whole = known or {"bugs": {}, "healthy": {}, "guards": {}}
     if known and known["config"] != g.SMALL: raise SystemExit("evidence/gallery.json has other settings: record all of it, without --missing")

@@ -42,7 +42,7 @@ def make_trainer():
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from instruct_goose.models.agent import Agent
-    from instruct_goose.models.text import word_tokenizer
+    from instruct_goose.models.tokens import word_tokenizer
     from instruct_goose.training.config import RLHFConfig
     from instruct_goose.training.trainer import RLHFTrainer
 
@@ -110,7 +110,7 @@ def forged_record(r: random.Random, record: dict) -> dict:
 
 def try_forgeries(first: int, n: int, seed: int, told) -> None:
     "In a process of its own, since one of them once ended it: sends the outcome of each."
-    from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
+    from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 
     warnings.simplefilter("ignore")
     trainer = make_trainer()
@@ -157,7 +157,7 @@ def forgeries(n: int = 400, seed: int = 0) -> dict:
 
 def flips(n: int = 500, seed: int = 0) -> dict:
     "A bit in any file of a checkpoint: refused, or what is read is what was written."
-    from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
+    from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 
     trainer, here, counts, r = make_trainer(), Path(tempfile.mkdtemp()), Counter(), random.Random(seed)
     path = save_checkpoint(here, *trainer.state())
@@ -192,10 +192,10 @@ def run_said(out: Path) -> tuple:
 
 def signals(n: int = 18, seed: int = 0) -> dict:
     "SIGTERM, SIGHUP and SIGINT in turn, at random moments after the first step; then --resume, and the end compared."
-    from instruct_goose.practice.cli import main as command
+    from instruct_goose.cli.main import main as command
 
     fork, here, counts, r = multiprocessing.get_context("forkserver"), Path(tempfile.mkdtemp()), Counter(), random.Random(seed)
-    fork.set_forkserver_preload(["instruct_goose.practice.quickstart", "instruct_goose.practice.cli"])
+    fork.set_forkserver_preload(["instruct_goose.recipes.quickstart", "instruct_goose.cli.main"])
 
     def start(out, *more):
         child = fork.Process(target=command, args=(["quickstart", *FLAGS, "--output-dir", str(out), *more],))
@@ -223,7 +223,7 @@ def signals(n: int = 18, seed: int = 0) -> dict:
 
 
 def broken_json(n: int = 400, seed: int = 0) -> dict:
-    from instruct_goose.training.checkpoints import read_json
+    from instruct_goose.runs.checkpoints import read_json
 
     here, counts, r = Path(tempfile.mkdtemp()), Counter(), random.Random(seed)
     good = json.dumps({"seed": 0, "before": {"human": .2}, "config": {"steps": 36, "lr": 1e-3}}).encode()
@@ -251,7 +251,7 @@ def foreign(n: int = 200, seed: int = 0) -> dict:
     "Files and directories of other people, some with names close to ours, before a run is opened and after it has saved."
     import torch
 
-    from instruct_goose.training.keeper import Keeper
+    from instruct_goose.runs.resume import Keeper
 
     counts, r = Counter(), random.Random(seed)
     stems = [".config.json.swp", ".notes.json.bak", ".summary.json~", ".metrics.jsonl.", ".config.json.12x", ".writing-", ".writing-x", ".removing-checkpoint-1", ".removing-me", "checkpoint-12",
@@ -280,7 +280,7 @@ def foreign(n: int = 200, seed: int = 0) -> dict:
 BOMB = """
 import re, sys
 from pathlib import Path
-from instruct_goose.models.data import stream_prompts
+from instruct_goose.data.load import stream_prompts
 import pyarrow.parquet
 
 def most():
@@ -318,8 +318,8 @@ def bombs() -> dict:
 
 
 def doctor(n: int = 4_000, seed: int = 0) -> dict:
+    from instruct_goose.doctor.diagnosis import diagnose
     from instruct_goose.training.config import RLHFConfig
-    from instruct_goose.training.doctor import diagnose
 
     trainer = make_trainer()
     healthy = trainer.train(["a", "the"], lambda texts: [text.count("a") for text in texts], 2, progress=False, held_out=["a"])
@@ -338,7 +338,7 @@ def doctor(n: int = 4_000, seed: int = 0) -> dict:
 def shown(n: int = 5_000, seed: int = 0) -> dict:
     import unicodedata
 
-    from instruct_goose.models.encoding import printable
+    from instruct_goose.models.tokens import printable
 
     counts, r = Counter(), random.Random(seed)
     odd = ["\x1b[2J", "\x1b]0;x\x07", "\r", "\b", "\0", "\x9b31m", "\u202e", "\u2066", "\u200f", "\x7f", "\u2028", "é", "漢", "🙂", "\n", "\t", " good", "\u0301"]

@@ -17,13 +17,13 @@ from pathlib import Path
 from quickstart import in_lines, rounded
 from run import origin
 
-from instruct_goose.training.runs import write_json
+from instruct_goose.runs.run_directory import write_json
 
 root = Path(__file__).parents[1]
 BETAS, SWEEP_STEPS = (0., .02, .05, .1, .2, .4), 40
 CURVES = {"reward_mean/proxy": "proxy", "reward_mean/other_half": "other_half", "reward_mean/vader": "vader", "kl_to_reference": "kl", "entropy": "entropy",
           "response_length": "response_length"}
-COMMAND = "import sys; from instruct_goose.practice.cli import main; main(sys.argv[1:])"
+COMMAND = "import sys; from instruct_goose.cli.main import main; main(sys.argv[1:])"
 QUESTIONS = ("\nOverall, the movie is", "\nIs this review positive or negative? It is", " Overall,", "\n")
 TUNED = [dict(question=q, judge_frozen=f) for q in QUESTIONS[:1] for f in (8, 12, 16, 20)]
 TUNED += [dict(question=q) for q in QUESTIONS[1:]]
@@ -73,10 +73,9 @@ def one_setting(more: dict, given) -> dict:
     import torch
 
     from instruct_goose.models.smollm import load_smollm
-    from instruct_goose.practice.rated_sentences import RidgeBagOfWords, both_margins
-    from instruct_goose.practice.smollm_judges import Judge, lower_states, train_on_states
-    from instruct_goose.practice.smollm_reviews import read_data, settings
-    from instruct_goose.training.runs import Clock
+    from instruct_goose.recipes.ratings import RidgeBagOfWords, both_margins
+    from instruct_goose.recipes.smollm_reviews import Judge, lower_states, read_data, settings, train_on_states
+    from instruct_goose.runs.run_directory import Clock
 
     torch.set_num_threads(given.threads)
     c = settings(data=given.data, cache=given.cache, device=given.device, **more)

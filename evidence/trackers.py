@@ -12,7 +12,7 @@ from lowest import tested_with
 from packaging.requirements import Requirement
 
 root = Path(__file__).parents[1]
-TESTS = "tests/training/test_trackers.py"
+TESTS = "tests/runs/test_trackers.py"
 
 
 def asked_for() -> dict[str, str]:

@@ -4,11 +4,11 @@ __version__: str
 from . import exercises
 from .models.adapters import load_adapters, merge_adapters, with_lora, without_adapters
 from .models.agent import Agent, create_reference_model
-from .models.data import load_pairs, load_prompts, stream_pairs, stream_prompts
-from .models.reward import PairwiseLoss, RewardModel, all_pairs_loss, pairwise_loss
-from .models.sequence_judges import Classifier
+from .data.load import load_pairs, load_prompts, stream_pairs, stream_prompts
+from .models.reward_model import PairwiseLoss, RewardModel, all_pairs_loss, pairwise_loss
+from .models.reward_model import Classifier
 from .models.smollm import load_smollm
-from .models.text import PairDataset, PromptDataset
+from .models.tokens import PairDataset, PromptDataset
 from .objective.advantages import discounted_returns, gae, group_advantages
 from .objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
 from .objective.group import PRESET_SOURCES, PRESETS, preset_table
@@ -46,13 +46,13 @@ from .objective.policy_loss import (
 from .objective.ppo import PPOLoss, ppo_loss, update_meters
 from .objective.preference import dpo_loss, implicit_reward
 from .objective.value_loss import explained_variance, value_loss
-from .training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
-from .training.distillation import Teacher
-from .training.dpo import train_dpo
+from .runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
+from .variants.distillation import Teacher
+from .supervised.dpo import train_dpo
 from .training.rollout import Rollout, sample
-from .training.run_dir import model_card, push_to_hub
+from .runs.run_directory import model_card, push_to_hub
 from .training.trainer import RLHFConfig, RLHFTrainer
-from .training.turns import TurnSampler, chat_reply
+from .variants.multi_turn import TurnSampler, chat_reply
 
 __all__ = [
     "Agent", "Classifier", "PPOLoss", "PRESETS", "PRESET_SOURCES", "PairDataset",

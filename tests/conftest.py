@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -72,3 +73,28 @@ def unchecked():
         try: yield
         finally: jaxtyping.config.update("jaxtyping_disable", before)
     return off
+
+
+@pytest.fixture
+def tokenizer():
+    "Its nine words are the vocabulary of `small_models.tiny`."
+    from instruct_goose.models.tokens import word_tokenizer
+
+    return word_tokenizer("the a film plot is good bad".split(), model_max_length=12, pad="<end>", bos="<end>", eos="<end>")
+
+
+DRAWING = {"recipes", "worlds", "cli", "doctor", "compat"}  # folders whose tests make whole runs
+
+
+@pytest.fixture(autouse=True)
+def _pictures_are_not_drawn(request, monkeypatch):
+    "The pictures of a run take a third of a run that is small enough for a test: here they are files that begin as a PNG does."
+    if request.path.parent.name not in DRAWING: return
+    import matplotlib.figure
+    draw = matplotlib.figure.Figure.savefig
+
+    def savefig(self, to, **how):
+        if isinstance(to, (str, Path)): Path(to).write_bytes(b"\x89PNG\r\n\x1a\n")
+        else: draw(self, to, **how)
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", savefig)

@@ -26,8 +26,10 @@ from typing import get_type_hints
 import numpy as np
 
 import instruct_goose
-from instruct_goose.models import data, files, tables
-from instruct_goose.models.text import bpe_tokenizer
+from instruct_goose.data import files
+from instruct_goose.data import files as tables
+from instruct_goose.data import load as data
+from instruct_goose.models.tokens import bpe_tokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.training.config import RLHFConfig, Settings
 

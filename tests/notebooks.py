@@ -1,8 +1,8 @@
 """Run notebooks as nbdev-test does, each in a process of its own, and say for each that fails in which cell, at which line, and why.
 
     python tests/notebooks.py                                     all of them
-    python tests/notebooks.py 3_training/01_trainer 2_models      some, by their names in nbs/
-    python tests/notebooks.py --without 3_training/01_trainer     all others
+    python tests/notebooks.py learn/16_trainer 2_models      some, by their names in nbs/
+    python tests/notebooks.py --without learn/16_trainer     all others
     python tests/notebooks.py --json FILE                         what happened, for a program
 """
 import argparse
@@ -25,7 +25,7 @@ from nbdev.test import test_nb as run_nb
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # lessons are written for a CPU; `make portable ARGS=gpu` shows them a GPU
 root = Path(__file__).parents[1]
 nbs = root / "nbs"
-LONGEST = ["4_practice/01_quickstart", "4_practice/05_pseudo_code"]  # begun first, so that no worker is left alone with one
+LONGEST = ["learn/03_quickstart", "guides/pseudo_code"]  # begun first, so that no worker is left alone with one
 # loaded once, before the processes are forked: most lessons need them, and they take seconds
 OFTEN = ["beartype", "jaxtyping", "matplotlib.pyplot", "matplotlib_inline.backend_inline", "mpl_toolkits.mplot3d", "nbformat", "pandas", "peft",
          "plotly.io", "pytest", "transformers.trainer_utils", "transformers.models.auto.modeling_auto"]

@@ -15,7 +15,7 @@ root = Path(__file__).parents[1]
 bin = Path(sys.executable).parent
 WHY = "       why: "  # the line below a notebook that fell, in tests/notebooks.py
 # the shorter of the lessons that fell on another machine once run on another one's arithmetic, and `make deep` has both; `make portable` has all
-FELL_ELSEWHERE = ["2_models/02_reward", "3_training/01_trainer", "4_practice/04_family", "4_practice/11_invariances"]
+FELL_ELSEWHERE = ["learn/14_reward_model", "learn/16_trainer", "guides/side_by_side", "guides/invariances"]
 # steps of one process each: two lanes of them side by side, where there are two workers
 LANES = [["portable", "types"], ["ruff", "current", "site"]]
 

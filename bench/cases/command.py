@@ -11,7 +11,7 @@ def quietly(*command: str): subprocess.run(command, check=True, capture_output=T
 
 
 def command(flag: str) -> Job:
-    return Job(lambda: quietly(sys.executable, "-c", "from instruct_goose.practice.cli import main; main()", flag))
+    return Job(lambda: quietly(sys.executable, "-c", "from instruct_goose.cli.main import main; main()", flag))
 
 
 def imports() -> Job:
@@ -30,7 +30,7 @@ def nothing() -> Job: return Job(lambda: quietly(sys.executable, "-c", "pass"))
 def quickstart() -> Job:
     def run():
         with tempfile.TemporaryDirectory() as folder:
-            quietly(sys.executable, "-c", "from instruct_goose.practice.cli import main; main()", "quickstart", "--output-dir", str(Path(folder) / "run"))
+            quietly(sys.executable, "-c", "from instruct_goose.cli.main import main; main()", "quickstart", "--output-dir", str(Path(folder) / "run"))
     return Job(run)
 
 

@@ -41,8 +41,8 @@ def ours(size: int = ROWS, sort: bool = False, autocast: bool = False, compiled:
     "Through `response_logprobs`, `size` rows at a time."
     import torch
 
-    from instruct_goose.models.actor import response_logprobs
     from instruct_goose.models.families import trunk
+    from instruct_goose.models.response import response_logprobs
 
     model, batch = model_of(vocab=vocab, **shape), rollout(rows, query, longest, vocab)
     if narrow: model.bfloat16()
@@ -93,7 +93,7 @@ def rounding(rows: int = ROWS, query: int = QUERY, longest: int = LONGEST, vocab
     "How far bfloat16 products are from float32's: of log π, and of the direction of the gradient."
     import torch
 
-    from instruct_goose.models.actor import response_logprobs
+    from instruct_goose.models.response import response_logprobs
 
     model, batch = model_of(vocab=vocab, **shape), rollout(rows, query, longest, vocab)
 

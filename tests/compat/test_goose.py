@@ -20,7 +20,7 @@ from instruct_goose.compat.goose import (
     RLHFTrainer,
     create_reference_model,
 )
-from instruct_goose.models.text import word_tokenizer
+from instruct_goose.models.tokens import word_tokenizer
 
 WORDS = "the film was good bad and a very dull bright story actor I loved hated it".split()
 close = torch.testing.assert_close

@@ -11,23 +11,24 @@ import transformers
 from deep import first
 from device.pretend import DeviceError, PretendGPU
 
-from instruct_goose.models.agent import Agent, create_reference_model, response_logits, response_logprobs
-from instruct_goose.models.reward import RewardModel
-from instruct_goose.models.text import word_tokenizer
+from instruct_goose.models.agent import Agent, create_reference_model
+from instruct_goose.models.response import response_logits, response_logprobs
+from instruct_goose.models.reward_model import RewardModel
+from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.objective.ppo import ppo_loss
-from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.dpo import train_dpo
-from instruct_goose.training.evaluation import best_of_n, ended, kl_to_reference, write
-from instruct_goose.training.reward_training import (
+from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
+from instruct_goose.runs.evaluation import best_of_n, ended, kl_to_reference, write
+from instruct_goose.supervised.dpo import train_dpo
+from instruct_goose.supervised.reward_model_training import (
     pair_accuracy,
     train_reward_model,
     train_reward_model_on_ratings,
 )
+from instruct_goose.supervised.sft import lm_nats, train_lm
+from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import sample
-from instruct_goose.training.sft import lm_nats, train_lm
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]
@@ -305,7 +306,7 @@ def test_ppo_loss(gpu):
 # --- the main job -----------------------------------------------------------------------------------------------------
 @pytest.mark.deep
 def test_quickstart(gpu, tmp_path):
-    from instruct_goose.practice.quickstart import QuickstartConfig, run_quickstart
+    from instruct_goose.recipes.quickstart import QuickstartConfig, run_quickstart
 
     tiny_run = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=2, batch_size=16, eval_samples=32,
                     tune_steps=2, progress=False, save_every=1, device="cuda")
@@ -320,8 +321,8 @@ def test_quickstart(gpu, tmp_path):
 @pytest.mark.parametrize("stage, flags", [("sft", []), ("reward-model", []), ("dpo", []), ("sft", ["--lora-rank", "2"]), ("dpo", ["--lora-rank", "2"])])
 def test_a_supervised_stage_goes_where_there_is_a_gpu(stage, flags, tmp_path, monkeypatch):
     "With the CPU's own kernels its figures are those of `--device cpu`; a GPU that is not there is refused before anything is written."
-    from instruct_goose.practice import own_stages
-    from instruct_goose.practice.cli import main
+    from instruct_goose.cli.main import main
+    from instruct_goose.recipes import own_model as own_stages
 
     monkeypatch.chdir(tmp_path)
     tiny("llama").save_pretrained("base"); TOKENIZER.save_pretrained("base")

@@ -3,16 +3,15 @@ import copy
 import dataclasses
 import sys
 import warnings
-from pathlib import Path
 
 import peft
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from small_models import families, tiny  # noqa: E402
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from instruct_goose.models.actor import response_logits, response_logprobs
 from instruct_goose.models.adapters import (
     frozen_twin,
     has_adapters,
@@ -24,16 +23,14 @@ from instruct_goose.models.adapters import (
     without_adapters,
 )
 from instruct_goose.models.agent import Agent, create_reference_model
-from instruct_goose.models.decode import LibrarySteps, OwnSteps, begin, why_not
-from instruct_goose.models.text import word_tokenizer
-from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
+from instruct_goose.models.decoding import LibrarySteps, OwnSteps, begin, why_not
+from instruct_goose.models.response import response_logits, response_logprobs
+from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.training.checks import LostSteps
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import sample
 from instruct_goose.training.trainer import RLHFTrainer
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-from small_models import families, tiny  # noqa: E402
 
 IDS, MASK = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
 
@@ -301,8 +298,8 @@ def test_without_peft_nothing_is_asked_of_it(monkeypatch):
 
 def test_weights_in_four_bits_say_what_they_need(monkeypatch, tmp_path):
     from instruct_goose.models import adapters
-    from instruct_goose.practice.own_run import TrainConfig
-    from instruct_goose.practice.own_settings import need_adapters
+    from instruct_goose.recipes.own_model import TrainConfig
+    from instruct_goose.recipes.settings import need_adapters
     monkeypatch.setattr(adapters, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="need bitsandbytes and accelerate, not installed here"): adapters.four_bits()
     given = dict(model=str(tmp_path), data=tmp_path / "rows.jsonl", reward=("rewards.py:score",), four_bits=True)

@@ -9,20 +9,10 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from instruct_goose.models.agent import (
-    Agent,
-    context_length,
-    create_reference_model,
-    evaluating,
-    forward_hidden,
-    hidden_size,
-    plain_head,
-    response_hidden,
-    response_logits,
-    response_logprobs,
-    trunk,
-)
-from instruct_goose.models.text import pad
+from instruct_goose.models.agent import Agent, create_reference_model
+from instruct_goose.models.families import context_length, evaluating, hidden_size, plain_head, trunk
+from instruct_goose.models.response import forward_hidden, response_hidden, response_logits, response_logprobs
+from instruct_goose.models.tokens import pad
 
 transformers.utils.logging.set_verbosity_error()
 V, EOS = 13, 2

@@ -4,8 +4,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from instruct_goose.models.actor import layout_of, logprobs_of, logprobs_row_by_row
-from instruct_goose.models.agent import Agent, response_logprobs
+from instruct_goose.models.agent import Agent
 from instruct_goose.models.families import (
     check_causal,
     evaluating,
@@ -15,8 +14,9 @@ from instruct_goose.models.families import (
     plain_head,
     trunk,
 )
-from instruct_goose.models.reward import RewardModel
-from instruct_goose.models.text import pad, word_tokenizer
+from instruct_goose.models.response import layout_of, logprobs_of, logprobs_row_by_row, response_logprobs
+from instruct_goose.models.reward_model import RewardModel
+from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.logprobs_in_pieces import head_scores
 
 transformers.utils.logging.set_verbosity_error()

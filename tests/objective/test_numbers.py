@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instruct_goose.models.reward import all_pairs_loss, pairwise_loss
+from instruct_goose.models.reward_model import all_pairs_loss, pairwise_loss
 from instruct_goose.objective.advantages import (
     discounted_returns,
     estimate_advantages,

@@ -30,7 +30,7 @@ def test_every_record_of_runs_is_watched():
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    "A package of three modules, `practice.family` on top; write(name, text) commits one and returns the commit."
+    "A package of three modules, `worlds.family` on top; write(name, text) commits one and returns the commit."
     def git(*args): return subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *args], cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
 
     def write(name, text):
@@ -45,13 +45,13 @@ def repository(tmp_path, monkeypatch):
     write("objective/far", "def f(x): return x + 1\n")
     write("training/near", "from ..objective import far\nfrom instruct_goose.objective.far import f\n")
     write("training/other", "y = 1\n")
-    return tmp_path, write, write("practice/family", '"what it is"\nfrom ..training.near import far\n\ndef run():\n    "one"\n    return far.f(1)\n')
+    return tmp_path, write, write("guides/side_by_side", '"what it is"\nfrom ..training.near import far\n\ndef run():\n    "one"\n    return far.f(1)\n')
 
 
 def test_only_programs_count(repository):
     folder, write, commit = repository
     assert age.changed("family", commit, folder) == []
-    write("practice/family", '"other words"\nfrom ..training.near import far  # why\n\n\ndef run():\n    "two"\n    return far.f(1)\n')
+    write("guides/side_by_side", '"other words"\nfrom ..training.near import far  # why\n\n\ndef run():\n    "two"\n    return far.f(1)\n')
     write("training/other", "y = 2\n")
     assert age.changed("family", commit, folder) == []
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 root = Path(__file__).parents[2]
 CHANGES = [  # lesson, what it says, what the learner writes instead; where `make test` stops reading, if what follows has other dice and half the time
-    ("1_objective/03_advantages", "gae(rewards, values, ex.mask, ex.gamma, ex.lam)", "gae(rewards, values, ex.mask, ex.gamma, .95)", None),
+    ("learn/07_advantages", "gae(rewards, values, ex.mask, ex.gamma, ex.lam)", "gae(rewards, values, ex.mask, ex.gamma, .95)", None),
     ("00_notation", "assert gently(own) is own and", "assert gently(own) is None and", None),  # a bare assert, in a hidden cell
-    ("3_training/01_trainer", 'lr_schedule="linear", seed=9)', 'lr_schedule="linear", seed=1)', "## Nine algorithms, one trainer"),
-    ("1_objective/02_kl", "near, far = along(.1), along(4.)", "near, far = along(.2), along(3.)", None),
-    ("1_objective/04_policy_loss", "clipped_objective(ratio, advantages, ex.clip)", "clipped_objective(ratio, advantages, .1)", None),
+    ("learn/16_trainer", 'lr_schedule="linear", seed=9)', 'lr_schedule="linear", seed=1)', "## Nine algorithms, one trainer"),
+    ("learn/06_kl", "near, far = along(.1), along(4.)", "near, far = along(.2), along(3.)", None),
+    ("learn/08_policy_loss", "clipped_objective(ratio, advantages, ex.clip)", "clipped_objective(ratio, advantages, .1)", None),
     ("00_notation", ".6, 1.1])", ".6, 1.2])", None),
-    ("3_training/13_turns", "int(words[2])}", "int(words[2]) + 1}", None),
+    ("guides/multi_turn", "int(words[2])}", "int(words[2]) + 1}", None),
 ]
 ALWAYS = 2  # the others in `make deep`
 

@@ -22,7 +22,7 @@ import quizzes  # noqa: E402
 
 index, pages = lessons.read_pages()
 by_url = {p.url: p for p in pages}
-program = by_url["start/hundred_lines"]
+program = by_url["learn/hundred_lines"]
 
 
 def is_program(cell): return cell.directives.get("classes") == "program"
@@ -53,7 +53,7 @@ def test_routes_lead_through_lessons_that_exist():
     assert [lessons.long(m) for m in (5, 60, 75)] == ["5 min", "1 h 00 min", "1 h 15 min"]
 
 
-@pytest.mark.parametrize("here, lit", [("training/sft", "SFT"), ("objective/kl", "PPO"), ("models/reward", "reward model")])
+@pytest.mark.parametrize("here, lit", [("learn/sft", "SFT"), ("learn/kl", "PPO"), ("learn/reward_model", "reward model")])
 def test_the_map_lights_the_present_stage(here, lit):
     soup = BeautifulSoup(build.head(by_url[here], pages), "html.parser")
     assert [li.text for li in soup.select(".pipeline li.here")] == [lit]
@@ -63,7 +63,7 @@ def test_the_map_lights_the_present_stage(here, lit):
 def test_the_cards_of_the_routes_are_links_with_minutes():
     soup = BeautifulSoup(build.route_cards(index, pages), "html.parser")
     assert len(soup.select("section")) == len(lessons.ROUTES) == 6
-    assert soup.select_one("section a")["href"] == "start/from_a_reward_to_ppo.html?route=new-to-rl"
+    assert soup.select_one("section a")["href"] == "learn/from_a_reward_to_ppo.html?route=new-to-rl"
 
 
 def test_a_lesson_knows_its_neighbours_on_each_route():
@@ -77,15 +77,15 @@ def test_a_lesson_knows_its_neighbours_on_each_route():
             for way, j in (("prev", i - 1), ("next", i + 1)):
                 there = normpath(f"{url}/../{here[way]['href']}") if way in here else None
                 assert there == (f"{urls[j]}.html?route={id}" if 0 <= j < len(urls) else None), (url, way)
-    assert not near["models/rows"]
+    assert not near["reference/data/rows"]
 
 
 def test_printed_paths_of_lessons_are_links():
-    links, page = build.Links([index, *pages]), by_url["training/doctor"]
-    made = build.linked({"output_type": "stream", "name": "stdout", "text": ["a < b\n  lesson nbs/1_objective/02_kl.ipynb\nnbs/9_no/01_such.ipynb\n"]}, page, links)
+    links, page = build.Links([index, *pages]), by_url["guides/doctor"]
+    made = build.linked({"output_type": "stream", "name": "stdout", "text": ["a < b\n  lesson nbs/learn/06_kl.ipynb\nnbs/9_no/01_such.ipynb\n"]}, page, links)
     soup = BeautifulSoup(made["data"]["text/html"], "html.parser")
-    assert [(a["href"], a.text) for a in soup.select("a")] == [("../objective/kl.html", "nbs/1_objective/02_kl.ipynb")]
-    assert soup.text == "a < b\n  lesson nbs/1_objective/02_kl.ipynb\nnbs/9_no/01_such.ipynb"
+    assert [(a["href"], a.text) for a in soup.select("a")] == [("../objective/kl.html", "nbs/learn/06_kl.ipynb")]
+    assert soup.text == "a < b\n  lesson nbs/learn/06_kl.ipynb\nnbs/9_no/01_such.ipynb"
     plain = {"output_type": "stream", "name": "stdout", "text": ["no path"]}
     assert build.linked(plain, page, links) == plain
 
@@ -120,7 +120,7 @@ def test_numbers_to_expect_are_folded():
 def test_a_plain_word_is_no_name_of_another_lesson():
     links = build.Links([index, *pages])
     assert links.find("whiten") and links.find("clipped_objective") and links.find("RLHFTrainer")
-    assert links.find("rows", by_url["models/data"]) is None or links.find("rows", by_url["models/data"]).startswith("instruct_goose.models.data.")
+    assert links.find("rows", by_url["reference/data/load"]) is None or links.find("rows", by_url["reference/data/load"]).startswith("instruct_goose.data.load.")
     assert links.find("temperature") is None and links.find("step") is None
 
 
@@ -151,9 +151,9 @@ def test_the_answers_are_folded_and_the_parts_lead_to_them():
 
 # --- a lesson elsewhere ----------------------------------------------------------------------------------------------
 def test_a_lesson_can_be_opened_in_colab_and_downloaded():
-    made = BeautifulSoup(build.head(by_url["objective/kl"], pages), "html.parser")
+    made = BeautifulSoup(build.head(by_url["learn/kl"], pages), "html.parser")
     links = {a.text: a["href"] for a in made.select(".lesson-facts a")}
-    assert links["open in Colab"] == "https://colab.research.google.com/github/instruct-goose/instruct_goose/blob/main/nbs/1_objective/02_kl.ipynb"
+    assert links["open in Colab"] == "https://colab.research.google.com/github/instruct-goose/instruct_goose/blob/main/nbs/learn/06_kl.ipynb"
     assert links["notebook"] == "../notebooks/1_objective/02_kl.ipynb"
 
 
@@ -228,8 +228,8 @@ def test_the_search_knows_the_fields_of_dataclasses():
 
 
 def test_the_settings_have_a_table_of_fields_on_their_page():
-    node = next(n for c in by_url["training/config"].cells for n in c.exported if getattr(n, "name", "") == "RLHFConfig")
+    node = next(n for c in by_url["reference/training/config"].cells for n in c.exported if getattr(n, "name", "") == "RLHFConfig")
     text = api.entry(node, "instruct_goose.training.config", lambda words: words)
     assert "```{rst-class} parameters fields\n```" in text and "| `importance_cap` |" in text
-    plain = next(n for c in by_url["objective/ppo"].cells for n in c.exported if getattr(n, "name", "") == "PPOLoss")
+    plain = next(n for c in by_url["learn/ppo"].cells for n in c.exported if getattr(n, "name", "") == "PPOLoss")
     assert "fields" not in api.entry(plain, "instruct_goose.objective.ppo", lambda words: words)

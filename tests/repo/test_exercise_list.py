@@ -55,7 +55,7 @@ def test_no_exercise_is_left_out():
 
 
 def test_what_a_checker_needs_is_taken_and_no_more():
-    page = next(p for p in read_pages()[1] if p.url == "objective/kl")
+    page = next(p for p in read_pages()[1] if p.url == "learn/kl")
     source = ALL["kl.rewards"].checker
     assert source.startswith("def check_rewards(answer):") and "\ndef " not in source
     assert "gae_by_definition" in ALL["advantages.gae"].checker and "check_td" not in ALL["advantages.gae"].checker
@@ -211,7 +211,7 @@ def test_where_progress_is_kept(monkeypatch):
 
 # --- the command ------------------------------------------------------------------------------------------------------
 def test_the_command_lists_and_shows(capsys):
-    from instruct_goose.practice.cli import main
+    from instruct_goose.cli.main import main
     for argv, said in ((["kl"], "0 of 3 done"), ([], "0 of 113 done; 15 more"), (["k3"], "kl.k3 · Write k3 · ●○○"), (["k3", "--hint"], "Hint 1 of 2"),
                        (["k3", "--solution"], "def my_k3"), (["kl", "--still-open"], "0 of 3 done")):
         main(["exercises", *argv])

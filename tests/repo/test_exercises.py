@@ -161,7 +161,7 @@ SOON = "const later = setTimeout; window.setTimeout = (f, t, ...more) => later(f
 @pytest.fixture
 def tab(tmp_path):
     it = chromium.Chromium(tmp_path)
-    yield it.open((site / "objective/kl.html").as_uri(), 390, first=SOON)
+    yield it.open((site / "learn/kl.html").as_uri(), 390, first=SOON)
     it.close()
 
 

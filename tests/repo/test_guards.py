@@ -182,7 +182,7 @@ def test_what_is_called_a_check_raises_and_returns_nothing():
 
 
 def test_the_whole_stands_beneath_and_the_notebook_is_whole():
-    page = next(p for p in pages if p.url == "objective/value_loss")
+    page = next(p for p in pages if p.url == "learn/value_loss")
     cells = build.staged(page, pages, build.Links([index, *pages]))["cells"]
     at = next(i for i, c in enumerate(cells) if c["source"].startswith("def value_loss("))
     whole = next(c.source for c in page.cells if c.source.startswith("def value_loss("))
@@ -191,8 +191,8 @@ def test_the_whole_stands_beneath_and_the_notebook_is_whole():
     assert cells[at + 1]["source"].startswith('<details class="whole"><summary>All of it') and whole in cells[at + 1]["source"]
 
 
-@pytest.mark.skipif(not (site / "objective/value_loss.html").exists(), reason="docs/_site is not built: make docs")
-@pytest.mark.parametrize("url", ["objective/value_loss", "training/fit"])
+@pytest.mark.skipif(not (site / "learn/value_loss.html").exists(), reason="docs/_site is not built: make docs")
+@pytest.mark.parametrize("url", ["learn/value_loss", "reference/supervised/fit"])
 def test_the_page_has_both_in_colours(url):
     page = next(p for p in pages if p.url == url)
     soup = BeautifulSoup((site / f"{url}.html").read_text("utf-8"), "html.parser")

@@ -68,7 +68,7 @@ def test_the_trainer_fits_on_two_screens():
 
 def test_the_trainers_lesson_is_read_in_half_an_hour():
     "6,000 words at 200 a minute: everything between blanks, in prose and code, hidden cells and docstrings included."
-    cells = json.loads((root / "nbs/3_training/01_trainer.ipynb").read_text("utf-8"))["cells"]
+    cells = json.loads((root / "nbs/learn/16_trainer.ipynb").read_text("utf-8"))["cells"]
     text = ["".join(c["source"]) for c in cells]
     assert sum(len(t.split()) for t in text) <= 6000
     assert re.search(r"\*\*Time\*\*: 30 minutes", "\n".join(text))

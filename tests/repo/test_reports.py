@@ -6,7 +6,7 @@ import sys
 import pytest
 from test_site import browser, built, one, quiet, root, site, soup  # noqa: F401
 
-from instruct_goose.practice.curves import read_run
+from instruct_goose.doctor.report import read_run
 
 sys.path[:0] = [str(root / "evidence"), str(root / "docs")]
 import reported  # noqa: E402

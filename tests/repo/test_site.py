@@ -270,7 +270,7 @@ def test_search_index_knows_the_names():
     for page in index["pages"]:
         there = anchors(site / f"{page['url']}.html")
         for place, *_ in page["sections"] + page["names"] + page["rows"]: assert place in there, (page["url"], place)
-    of = {row[1] for p in index["pages"] for row in p["rows"] if row[3:] == ["RLHFConfig"] and p["url"] == "training/config"}
+    of = {row[1] for p in index["pages"] for row in p["rows"] if row[3:] == ["RLHFConfig"] and p["url"] == "reference/training/config"}
     assert of == {f.name for f in dataclasses.fields(RLHFConfig)}
     for _, _, lesson, _, place in index["terms"]: assert (site / f"{lesson}.html").exists() and place in anchors(site / "glossary.html")
 
@@ -286,12 +286,12 @@ def test_no_two_elements_share_an_id():
 # --- in a browser, with the network off: one browser, and each page is opened once ----------------------------------------
 browser = pytest.mark.skipif(chromium.FOUND is None, reason="no Chromium on this machine")
 drawn = [p.url for p in read_pages()[1] if any("application/vnd.plotly.v1+json" in o.get("data", {}) for c in p.cells for o in c.outputs)]
-SAMPLE = ["index", "quiz", "tables", "glossary", "start/from_a_reward_to_ppo", "objective/kl", "objective/group", "training/trainer",
-          "practice/quickstart", "practice/same_name"]
+SAMPLE = ["index", "quiz", "tables", "glossary", "learn/from_a_reward_to_ppo", "learn/kl", "learn/group", "learn/trainer",
+          "learn/quickstart", "guides/same_name"]
 TERMS = {  # what a newcomer types, and the lesson that teaches it
-    "policy gradient": "start/from_a_reward_to_ppo", "advantage": "objective/advantages", "KL penalty": "objective/kl",
-    "reward hacking": "practice/quickstart", "clip": "objective/policy_loss", "GAE": "objective/advantages", "GRPO": "objective/group",
-    "LoRA": "models/adapters", "entropy bonus": "objective/ppo", "reward model": "models/reward"}
+    "policy gradient": "learn/from_a_reward_to_ppo", "advantage": "learn/advantages", "KL penalty": "learn/kl",
+    "reward hacking": "learn/quickstart", "clip": "learn/policy_loss", "GAE": "learn/advantages", "GRPO": "learn/group",
+    "LoRA": "guides/lora", "entropy bonus": "learn/ppo", "reward model": "learn/reward_model"}
 
 
 @pytest.fixture(scope="module")
@@ -375,7 +375,7 @@ def test_there_is_something_to_drag(): assert len(drawn) >= 8
 def test_search_finds_names_and_what_a_newcomer_types(one):
     tab = one.open(at("search?q=group_advantages"))
     found = tab.ask("[...document.querySelectorAll('ol.search a')].map(a => a.getAttribute('href'))")
-    assert found[0] == "objective/advantages.html#instruct_goose.objective.advantages.group_advantages", found[:3]
+    assert found[0] == "learn/advantages.html#instruct_goose.objective.advantages.group_advantages", found[:3]
     assert tab.ask("document.querySelector('#found').textContent").endswith("for “group_advantages”")
     wanted = {}
     for p in read_pages()[1]:
@@ -418,7 +418,7 @@ def test_the_front_page_can_be_dragged_offline(one):
 @built
 @browser
 @pytest.mark.skipif(find_spec("axe_core_python") is None, reason="axe-core-python is not installed: pip install -e '.[dev]'")
-@pytest.mark.parametrize("url", first(2, ["index", "search?q=policy%20gradient", "training/fit", "objective/value_loss", "objective/policy_loss", "api", "start/exercises", "tables"]))
+@pytest.mark.parametrize("url", first(2, ["index", "search?q=policy%20gradient", "reference/supervised/fit", "learn/value_loss", "learn/policy_loss", "api", "guides/exercises", "tables"]))
 def test_no_barrier_that_axe_knows(url, one):
     "Contrast, names of controls, roles, landmarks, lists, what can be reached by key; in both themes."
     tab = one.open(at(url))
@@ -437,7 +437,7 @@ def test_next_follows_the_route_that_the_reader_is_on(one):
     "By ?route=, by memory where that is missing; beside the route, and for one who leaves it, the plain order."
     new, trl = (ROUTES[name][1] for name in ("New to RL", "Coming from TRL"))
     cards = "['next', 'prev'].map(way => [way, document.querySelector(`a.${way}-page`).getAttribute('href'), document.querySelector(`a.${way}-page .title`).textContent])"
-    both = "training/reading_the_log"  # a lesson of both routes
+    both = "learn/reading_the_log"  # a lesson of both routes
     assert both in new and both in trl
     tab = one.open(at("glossary"))
     tab.ask("localStorage.removeItem('route')")
@@ -450,7 +450,7 @@ def test_next_follows_the_route_that_the_reader_is_on(one):
         assert f"/{url}.html?route=coming-from-trl" in tab.ask("location.href")
         assert tab.ask("document.querySelector('.on-route').textContent").startswith(f"On the route Coming from TRL, {i + 1} of {len(trl)}")
         tab.go(tab.ask("document.querySelector('a.next-page').href"))
-    tab.go(at("models/rows"))                      # a link in the text leads elsewhere
+    tab.go(at("reference/data/rows"))                      # a link in the text leads elsewhere
     assert tab.ask("document.querySelector('a.next-page').getAttribute('href')") == "files.html"
     tab.go(tab.ask("document.querySelector('.on-route a').href"))
     assert f"/{trl[2]}.html" in tab.ask("location.href")

@@ -6,8 +6,9 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from instruct_goose.models.agent import Agent, trunk
-from instruct_goose.models.text import pad
+from instruct_goose.models.agent import Agent
+from instruct_goose.models.families import trunk
+from instruct_goose.models.tokens import pad
 from instruct_goose.training.annotate import annotations, compare_row_by_row
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import Rollout

@@ -11,12 +11,12 @@ from deep import first
 from transformers import AutoModelForCausalLM
 
 from instruct_goose.models.agent import Agent
-from instruct_goose.models.text import pad, word_tokenizer
+from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.practice.invariances import difference, outcome, poisoned, relaid, slots
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
+from instruct_goose.worlds.invariances import difference, outcome, poisoned, relaid, slots
 
 EOS, V = 0, 11   # and EOS is also what pads
 BASE = dict(vocab_size=V, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16,

@@ -6,11 +6,11 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from instruct_goose.models.agent import Agent, response_logprobs
-from instruct_goose.models.text import pad, word_tokenizer
+from instruct_goose.models.agent import Agent
+from instruct_goose.models.response import response_logprobs
+from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.masks import response_mask
-from instruct_goose.training.dice import draw
-from instruct_goose.training.rollout import Rollout, collect, sample
+from instruct_goose.training.rollout import Rollout, collect, draw, sample
 
 V, EOS, PAD = 11, 2, 0
 BASE = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=20,

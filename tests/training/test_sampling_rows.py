@@ -6,13 +6,12 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from instruct_goose.models import decode
-from instruct_goose.models.agent import response_logprobs
-from instruct_goose.models.text import pad
-from instruct_goose.training import dice as dice_room
+from instruct_goose.models import decoding as decode
+from instruct_goose.models.response import response_logprobs
+from instruct_goose.models.tokens import pad
+from instruct_goose.training import rollout as dice_room
 from instruct_goose.training import rollout as room
-from instruct_goose.training.dice import climb, draw, pick
-from instruct_goose.training.rollout import laid_out, sample, staying
+from instruct_goose.training.rollout import climb, draw, laid_out, pick, sample, staying
 
 V, EOS, PAD = 30, 2, 0
 BASE = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=60, bos_token_id=1, eos_token_id=EOS)

@@ -11,7 +11,7 @@ from deep import first
 from transformers import AutoModelForCausalLM
 
 from instruct_goose.models.agent import Agent, create_reference_model
-from instruct_goose.models.text import PromptDataset, pad, word_tokenizer
+from instruct_goose.models.tokens import PromptDataset, pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.metrics import describe, describe_step

@@ -15,49 +15,52 @@ import transformers
 from tokenizers import normalizers
 from torch import nn
 
-from instruct_goose.models.text import word_tokenizer
+from instruct_goose.doctor.log import Run, above
+from instruct_goose.doctor.rules import reward_scale, start_kl
+from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
+from instruct_goose.runs.evaluation import text_table
+from instruct_goose.runs.run_directory import RunLog, append_jsonl, claim_run_dir, write_json
+from instruct_goose.runs.state import (
+    check_counters,
+    check_random_state,
+    environment,
+    fingerprint_of_tokenizer,
+    load_training_state,
+    random_state,
+    training_state,
+)
+from instruct_goose.supervised.dpo import train_dpo
+from instruct_goose.supervised.fit import check_log
+from instruct_goose.supervised.reward_model_training import pair_accuracy
+from instruct_goose.supervised.sft import train_lm
 from instruct_goose.training.callbacks import Callback, usual_callbacks
-from instruct_goose.training.chart import Run, above
-from instruct_goose.training.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.dpo import train_dpo
-from instruct_goose.training.evaluation import text_table
-from instruct_goose.training.fit import check_log
 from instruct_goose.training.metrics import of_scores
-from instruct_goose.training.reward_training import pair_accuracy
 from instruct_goose.training.rewards import answer, check_scores
-from instruct_goose.training.rollout import Rollout
-from instruct_goose.training.rules import start_kl
-from instruct_goose.training.rules_of_experience import reward_scale
-from instruct_goose.training.runs import RunLog, append_jsonl, claim_run_dir, write_json
-from instruct_goose.training.setup import EVALUATION, generator
-from instruct_goose.training.sft import train_lm
-from instruct_goose.training.state import check_random_state, environment, random_state
-from instruct_goose.training.trainer_state import check_counters, fingerprint_of_tokenizer
-from instruct_goose.training.training_state import load_training_state, training_state
+from instruct_goose.training.rollout import EVALUATION, Rollout, generator
 
 TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
 ONE = dict(temperature=1.)
 DEFAULTS = {  # a default that changes is a line for the changelog
-    "instruct_goose.models.actor": {"response_logprobs": ONE | dict(with_entropy=False), "response_logits": ONE, "readings_of": ONE | dict(with_entropy=True)},
+    "instruct_goose.models.response": {"response_logprobs": ONE | dict(with_entropy=False), "response_logits": ONE, "readings_of": ONE | dict(with_entropy=True)},
     "instruct_goose.models.agent": {"Agent.evaluate": ONE | dict(with_entropy=True)},
-    "instruct_goose.models.data": {name: dict(unique=False, repeat=False) for name in ("stream", "stream_pairs", "stream_prompts")},
-    "instruct_goose.models.encoding": {"word_tokenizer": dict(model_max_length=1024, add_bos=True, add_eos=False),
+    "instruct_goose.data.load": {name: dict(unique=False, repeat=False) for name in ("stream", "stream_pairs", "stream_prompts")},
+    "instruct_goose.models.tokens": {"word_tokenizer": dict(model_max_length=1024, add_bos=True, add_eos=False),
                                        "bpe_tokenizer": dict(lowercase=True, model_max_length=1024, add_bos=True, add_eos=False, min_frequency=2)},
-    "instruct_goose.models.reward": {"RewardModel.score": dict(batch_size=256)},
+    "instruct_goose.models.reward_model": {"RewardModel.score": dict(batch_size=256)},
     "instruct_goose.training.annotate": {"next_token_logits": dict(chunk=512)},
-    "instruct_goose.training.checkpoints": {"save_checkpoint": dict(keep=2), "locked": dict(wait=False)},
-    "instruct_goose.training.dpo": {"row_logprobs": dict(pad_id=0), "train_dpo": dict(beta=.1, label_smoothing=0., batch_size=64, seed=0)},
-    "instruct_goose.training.evaluation": {"write": ONE | dict(seed=0, batch_size=256, greedy=False), "held_out_answers": dict(greedy=False), "kl_to_reference": ONE | dict(batch_size=64)},
-    "instruct_goose.training.fit": {"batches": dict(seed=0), "cosine": dict(warmup=0, floor=0.),
+    "instruct_goose.runs.checkpoints": {"save_checkpoint": dict(keep=2), "locked": dict(wait=False)},
+    "instruct_goose.supervised.dpo": {"row_logprobs": dict(pad_id=0), "train_dpo": dict(beta=.1, label_smoothing=0., batch_size=64, seed=0)},
+    "instruct_goose.runs.evaluation": {"write": ONE | dict(seed=0, batch_size=256, greedy=False), "held_out_answers": dict(greedy=False), "kl_to_reference": ONE | dict(batch_size=64)},
+    "instruct_goose.supervised.fit": {"batches": dict(seed=0), "cosine": dict(warmup=0, floor=0.),
                                     "fit": dict(weight_decay=.01, floor=0., max_grad_norm=1., progress=True)},
-    "instruct_goose.training.keeper": {"Keeper.__init__": dict(keep=2), "Stage.reached": dict(often=1)},
-    "instruct_goose.training.reward_training": {"train_reward_model": dict(batch_size=64, seed=0),
+    "instruct_goose.runs.resume": {"Keeper.__init__": dict(keep=2), "Stage.reached": dict(often=1)},
+    "instruct_goose.supervised.reward_model_training": {"train_reward_model": dict(batch_size=64, seed=0),
                                                 "train_reward_model_on_ratings": dict(batch_size=32, seed=0)},
-    "instruct_goose.training.dice": {"draw": ONE, "probabilities": ONE},
-    "instruct_goose.training.rollout": {"sample": ONE | dict(greedy=False, with_logprobs=False), "collect": ONE | dict(greedy=False)},
-    "instruct_goose.training.runs": {"train_policy": dict(progress=True, track_every=10)},
-    "instruct_goose.training.sft": {"train_lm": dict(seed=0), "lm_nats": dict(batch_size=128)},
+    "instruct_goose.training.rollout": {"draw": ONE, "probabilities": ONE, "sample": ONE | dict(greedy=False, with_logprobs=False), "collect": ONE | dict(greedy=False)},
+    "instruct_goose.runs.run_directory": {"train_policy": dict(progress=True, track_every=10)},
+    "instruct_goose.supervised.sft": {"train_lm": dict(seed=0), "lm_nats": dict(batch_size=128)},
     "instruct_goose.training.trainer": {"RLHFTrainer.update": dict(first=False), "RLHFTrainer.train": dict(progress=True)},
 }
 
@@ -268,7 +271,7 @@ def test_settings_are_written_by_name(tmp_path):
 
 def test_the_log_of_a_run_tells_its_stage_how_far_it_is(tmp_path, unchecked, monkeypatch):
     told = []
-    monkeypatch.setattr("instruct_goose.training.runs.seen_tokens", lambda trainer, rollout: [])
+    monkeypatch.setattr("instruct_goose.runs.run_directory.seen_tokens", lambda trainer, rollout: [])
     stage = SimpleNamespace(reached=lambda at, of, state: told.append((at, of, state())), found=None)
     trainer = SimpleNamespace(iteration=2, config=RLHFConfig(steps=7), state=lambda: ({"w": 3}, {"iteration": 2}))
     with unchecked(): RunLog(tmp_path, stage).on_iteration(trainer, None, {"x": float("nan"), "iteration": 1})

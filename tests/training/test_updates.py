@@ -7,12 +7,12 @@ import torch
 import transformers
 
 from instruct_goose.models.agent import Agent, Evaluation
-from instruct_goose.models.text import pad, word_tokenizer
+from instruct_goose.models.tokens import pad, word_tokenizer
+from instruct_goose.supervised.fit import adamw
 from instruct_goose.training.annotate import greedy_responses, kl_charge
 from instruct_goose.training.callbacks import StopAtKL
 from instruct_goose.training.checks import LostSteps, share_of_lost_steps
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.fit import adamw
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.training.updates import backward, kl_penalty, lr_factor, micro_batches, minibatches_of

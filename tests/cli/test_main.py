@@ -1,0 +1,314 @@
+"The command as a shell runs it: a real process, so that nothing imported here can help."
+import json
+import subprocess
+import sys
+
+import pytest
+
+from instruct_goose.cli.main import COMMANDS, main
+from instruct_goose.objective.group import PRESETS
+from instruct_goose.recipes import quickstart, real_reviews
+from instruct_goose.recipes.quickstart import QuickstartConfig
+from instruct_goose.recipes.real_reviews import ReviewsConfig
+from instruct_goose.runs.trackers import TRACKERS, Tracker
+
+TINY = ["--reviews", "300", "--pairs", "60", "--held-out-pairs", "40", "--sft-steps", "12", "--rm-steps", "6", "--steps", "2", "--batch-size", "16",
+        "--eval-samples", "32", "--tune-steps", "2", "--no-progress"]
+
+
+def goose(*args, cwd):
+    code = "from instruct_goose.cli.main import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    "A whole quickstart, small enough for a few seconds, started from an empty directory."
+    here = tmp_path_factory.mktemp("cli")
+    done = goose("quickstart", *TINY, "--seed", 3, cwd=here)
+    assert done.returncode == 0, done.stderr
+    return here, done
+
+
+def test_without_a_directory_the_run_is_named(run):
+    here, done = run
+    summary = json.loads((here / "runs/quickstart/summary.json").read_text())
+    assert summary["seed"] == 3 and summary["torch_threads"] == 1
+    assert len((here / "runs/quickstart/metrics.jsonl").read_text().splitlines()) == 2
+    assert "SFT" in done.stdout and "human score" in done.stdout and "Writing model" not in done.stderr
+
+
+def test_sample_reads_that_run(run, monkeypatch, capsys):
+    here, _ = run
+    monkeypatch.chdir(here)
+    main(["sample", "runs/quickstart", "the film", "--n", "2"])
+    assert sum("| the film" in line for line in capsys.readouterr().out.splitlines()) == 2
+    with pytest.raises(SystemExit, match="'zyzzyva'"): main(["sample", "runs/quickstart", "zyzzyva"])
+
+
+def test_sample_stops_where_the_run_stopped(tmp_path, capsys):
+    "A model that writes a b c d a b c … for certain. A string that ends inside the third word, a token, and neither."
+    import torch
+    import transformers
+
+    from instruct_goose.models.tokens import word_tokenizer
+    words = word_tokenizer(list("abcd"), 16, pad="<end>", bos="<end>", eos="<end>")
+    a, b, c, d, end = words.convert_tokens_to_ids([*"abcd", "<end>"])
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(words), n_positions=16, n_embd=len(words), n_layer=1, n_head=1,
+                                                                 tie_word_embeddings=False, bos_token_id=end, eos_token_id=end))
+    with torch.no_grad():
+        block = model.transformer.h[0]
+        for part in (block.attn.c_proj, block.mlp.c_proj, model.transformer.wpe, model.lm_head):
+            for p in part.parameters(): p.zero_()
+        model.transformer.wte.weight.copy_(torch.eye(len(words)))
+        for now, then in ((a, b), (b, c), (c, d), (d, a), (end, a)): model.lm_head.weight[then, now] = 50.
+    model.save_pretrained(tmp_path / "policy"); words.save_pretrained(tmp_path / "policy")
+    for settings, says in (({}, "a b c d a b"), ({"stop_strings": None, "stop_token_ids": None}, "a b c d a b"), ({"stop_strings": ["b c"]}, "a b c"), ({"stop_token_ids": [d]}, "a b c d"),
+                           ({"stop_strings": ["d a"], "stop_token_ids": [end]}, "a b c d a")):
+        if settings: (tmp_path / "config.json").write_text(json.dumps(settings))
+        main(["sample", str(tmp_path), "a", "--n", "1", "--max-new-tokens", "5"])
+        assert f"| {says} |" in " ".join(capsys.readouterr().out.split()), settings
+
+
+def test_a_directory_that_holds_a_run_is_refused(run, monkeypatch):
+    here, _ = run
+    monkeypatch.chdir(here)
+    before = {p: p.stat().st_mtime_ns for p in (here / "runs/quickstart").rglob("*")}
+    with pytest.raises(SystemExit, match="instruct-goose: .*runs/quickstart"): main(["quickstart", *TINY, "--output-dir", "runs/quickstart"])
+    assert before == {p: p.stat().st_mtime_ns for p in (here / "runs/quickstart").rglob("*")}
+
+
+@pytest.mark.parametrize("args, code, says", [
+    (["quickstart", "--lam", "2"], 2, "lam"), (["quickstart", "--clip", "0"], 2, "clip"), (["quickstart", "--beta", "-1"], 2, "beta"),
+    (["quickstart", "--steps", "0"], 2, "steps"), (["quickstart", "--algorithm", "dqn"], 2, "'remax'"), (["quickstart", "--sede", "1"], 2, "--seed"),
+    ([], 2, "quickstart"), (["reviews", "--data", ".", "--algorithm=dqn"], 2, "'remax'"), (["quickstart", "--algorithm"], 2, "--algorithm"),
+    (["quickstart", "--algorithm", "grpo", "--group-size", "1"], 2, "group_size is 1"), (["quickstart", "--advantage", "group_mean"], 2, "group_size is 1"),
+    (["reviews"], 2, "data"), (["reviews", "--data", "."], 1, "GroundTruth"), (["sample", "here"], 1, "here"),
+    (["probe", "kl", "speed"], 1, "'speed'"), (["probe", "--trainer", "mine"], 1, "module:Class"), (["probe", "--trainer", "mine.py:Mine"], 1, "module:Class"),
+    (["probe", "--trainer", "no_such_module:Mine"], 1, "no_such_module.py"), (["probe", "--trainer", "json:Mine"], 1, "no class 'Mine'"),
+    (["probe", "--trainer", "json.mine:Mine"], 1, "'json.mine'"),
+    (["doctor"], 2, "PATH"), (["doctor", "here"], 1, "metrics.jsonl is missing"), (["doctor", "."], 1, "runs/quickstart")])
+def test_what_is_refused_names_itself_and_leaves_nothing(tmp_path, monkeypatch, capsys, args, code, says):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop: main(args)
+    if isinstance(stop.value.code, str): assert code == 1 and says in stop.value.code
+    else:
+        shown = capsys.readouterr()
+        assert stop.value.code == code and says in shown.err + shown.out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    "What the command would run, without running it."
+    seen = []
+    monkeypatch.setattr(quickstart, "run_quickstart", seen.append)
+    monkeypatch.setattr(real_reviews, "run_reviews", seen.append)
+    def parse(*args): main(list(args)); return seen.pop()
+    return parse
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_algorithm_is_the_preset_and_other_flags_override_it(parsed, name, tmp_path):
+    quick, reviews = QuickstartConfig.preset(name), ReviewsConfig.preset(name, data=tmp_path)
+    assert parsed("quickstart", "--algorithm", name) == quick and type(parsed("quickstart", "--algorithm", name)) is QuickstartConfig
+    assert parsed("reviews", "--data", str(tmp_path), f"--algorithm={name}") == reviews
+    changed = QuickstartConfig.preset(name, clip=.11, beta=.5, steps=3, group_size=4, clip_high=None)
+    flags = ["--clip", ".11", "--beta", "0.5", "--steps", "3", "--group-size", "4", "--clip-high", "None"]
+    for args in ([*flags, "--algorithm", name], ["--algorithm", name, *flags], [*flags[:4], f"--algorithm={name}", *flags[4:]]):
+        assert parsed("quickstart", *args) == changed
+    assert parsed("quickstart", "--algorithm", "grpo", "--algorithm", name) == quick  # the last counts, as for any flag
+
+
+def test_without_the_flag_the_defaults_hold(parsed):
+    assert parsed("quickstart") == QuickstartConfig() and parsed("quickstart", "--advantage", "return").algorithm == "reinforce_pp"
+
+
+def test_help_shows_the_presets_and_their_values(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    def shown(*args):
+        with pytest.raises(SystemExit) as stop: main([*args, "--help"])
+        assert stop.value.code == 0
+        return " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for command in ("quickstart", "reviews"):
+        plain, gspo = shown(command), shown(command, "--algorithm", "gspo")
+        for text in (plain, gspo): assert "--algorithm {" + ",".join(PRESETS) + "}" in text and "is cut (default" in text
+        assert "(default: ppo)" in plain and "is cut (default: 0.2)" in plain
+        assert "(default: gspo)" in gspo and "is cut (default: 0.0003)" in gspo and "(default: sequence)" in gspo
+
+
+def test_a_run_of_another_algorithm_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    class Listens(Tracker):
+        def open(self, iteration): seen.append((self.run_dir.name, self.settings["reviews"], self.settings["algorithm"], self.every))
+        def numbers(self, numbers, iteration): seen.append((iteration, "optimize/lr" in numbers))
+        def shut(self): seen.append("shut")
+    monkeypatch.setitem(TRACKERS, "tensorboard", Listens)
+    monkeypatch.setattr("instruct_goose.runs.trackers.find_spec", lambda name: name)
+    main(["quickstart", *TINY, "--no-baselines", "--algorithm", "remax", "--output-dir", "run", "--track", "tensorboard", "--track-every", "7"])
+    assert seen == [("run", 300, "remax", 7), (0, True), (1, True), "shut"]
+    assert "3 REMAX: 2 times" in capsys.readouterr().out
+    config, summary = (json.loads((tmp_path / f"run/{file}.json").read_text()) for file in ("config", "summary"))
+    assert config["algorithm"] == summary["config"]["algorithm"] == "remax"
+    assert all("baseline_mean" in json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("command", [["quickstart"], ["reviews", "--data", "texts"], ["recipe", "smollm-sentiment", "--stand-in"]])
+def test_a_tracker_that_is_no_tracker_or_not_installed_is_refused_and_leaves_nothing(command, tmp_path, monkeypatch, capsys):
+    from test_real_reviews import PRAISE, corpus
+    monkeypatch.chdir(tmp_path)
+    corpus(tmp_path / "texts", "a", 30, PRAISE, 3)
+    if command[0] == "reviews": command = [*command, "--held-out", "5"]
+    monkeypatch.setattr("instruct_goose.runs.trackers.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="--track wandb needs the package wandb, which is not installed here"): main([*command, "--track", "wandb"])
+    capsys.readouterr()
+    with pytest.raises(SystemExit): main([*command, "--track", "mlflow"])
+    shown = capsys.readouterr()
+    assert "tensorboard" in shown.err + shown.out and [p.name for p in tmp_path.iterdir()] == ["texts"]
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_help_and_version_do_not_wait_for_torch(flag):
+    code = f"""
+import sys
+from instruct_goose.cli.main import main
+try: main([{flag!r}])
+except SystemExit: pass
+heavy = [m for m in ("torch", "transformers", "numpy", "matplotlib") if m in sys.modules]
+sys.exit(f"loaded: {{heavy}}" if heavy else 0)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "instruct-goose" in done.stdout, done.stderr
+
+
+def test_the_list_of_commands_says_what_each_class_says():
+    for name, command in COMMANDS.items():
+        kind, run = command.load()
+        assert " ".join(kind.__doc__.split()) == command.about and callable(run), name
+
+
+# ── probe ──
+
+MINE = """
+from instruct_goose.training.trainer import RLHFTrainer
+
+class Right(RLHFTrainer): pass
+
+class Wrong(RLHFTrainer):
+    def advantages(self, rollout):
+        super().advantages(rollout).advantages.neg_()
+        return rollout
+"""
+
+
+def test_probe_a_trainer_of_ones_own_from_the_current_directory(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_trainer.py").write_text(MINE)
+    wrong = goose("probe", "advantage_sign", "--trainer=my_trainer:Wrong", cwd=tmp_path)
+    assert wrong.returncode == 1 and "FAILED" in wrong.stdout and "look at the sign" in wrong.stdout and "first that failed: advantage_sign" in wrong.stdout
+    assert not wrong.stderr  # no progress bars between the rows, no traceback
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    main(["probe", "advantage_sign", "--trainer", "my_trainer:Right"])
+    right = capsys.readouterr().out
+    assert "ok" in right and "1 of 1 passed" in right
+
+
+def test_an_error_inside_the_module_is_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "half_written.py").write_text("import not_installed_here")
+    with pytest.raises(ModuleNotFoundError, match="not_installed_here"): main(["probe", "--trainer", "half_written:Mine"])
+
+
+def test_a_class_without_parts_is_not_judged_and_not_passed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "bare_trainer.py").write_text("class Bare:\n    def __init__(self, *args, **options): pass")
+    with pytest.raises(SystemExit) as stop: main(["probe", "--trainer", "bare_trainer:Bare"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 1 and shown.count("skipped") == 7 and "no method train" in shown and "0 of 7 passed" in shown
+    with pytest.raises(SystemExit) as stop: main(["probe", "--trainer", "bare_trainer:bar"])
+    assert "Its classes: Bare" in stop.value.code
+
+
+# ── doctor ──
+
+HEALTHY = [{"iteration": i, "reward_mean": .1 * i, "kl_to_reference": .02 * i, "kl_estimate": .02 * i, "max_sampler_deviation": 1e-6} for i in range(6)]
+NOISY = [m | {"max_sampler_deviation": .3} for m in HEALTHY]
+
+
+def written(directory, metrics, end="\n"):
+    text = "\n".join(json.dumps(m) for m in metrics) + end
+    (directory / "metrics.jsonl").write_text(text)
+    return str(directory)
+
+
+def test_doctor_names_what_looks_wrong_and_exits_0(tmp_path, capsys):
+    main(["doctor", written(tmp_path, NOISY)])
+    assert "0.3" in capsys.readouterr().out
+    main(["doctor", str(tmp_path), "--json"])
+    findings = json.loads(capsys.readouterr().out)
+    assert findings and {"name", "severity", "what", "evidence", "lesson", "cure"} <= findings[0].keys()
+
+
+def test_doctor_says_when_nothing_does(tmp_path, capsys):
+    main(["doctor", written(tmp_path, HEALTHY)])
+    assert "Nothing looks wrong" in capsys.readouterr().out
+    main(["doctor", str(tmp_path), "--json"])
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_doctor_reads_a_run_of_the_command(run):
+    here, _ = run
+    done = goose("doctor", "runs/quickstart", cwd=here)
+    assert done.returncode == 0 and done.stdout.strip() and not done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("cut", ['{"iteration": 6, "rew', '{"iteration": 6, "name": "\u00e9'.encode()[:-1], "12"])
+def test_a_last_line_that_is_cut_is_left_out_with_a_note(tmp_path, capsys, cut):
+    written(tmp_path, HEALTHY)
+    with (tmp_path / "metrics.jsonl").open("ab") as file: file.write(cut if isinstance(cut, bytes) else cut.encode())
+    main(["doctor", str(tmp_path)])
+    shown = capsys.readouterr()
+    assert "Nothing looks wrong" in shown.out and "line 7 is cut short" in shown.err
+
+
+def test_a_last_line_without_its_newline_counts(tmp_path, capsys):
+    main(["doctor", written(tmp_path, NOISY[:1] + HEALTHY[1:4] + NOISY[4:], end="")])
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("spoil, says", [
+    ({3: b"{oops"}, ["line 3 is no JSON"]), ({3: b"[" * 100_000}, ["line 3 is no JSON"]), ({3: b'{"a": ' + b"9" * 5000 + b"}"}, ["line 3 is no JSON"]), ({2: b"[1, 2]", 5: b"7"}, ["line 2 is a list", "line 5 is a int", "2 of 6 lines"]),
+    ({6: b'{"iteration":'}, ["line 6"]), ({4: b'{"a": "\xff"}'}, ["line 4 is no UTF-8"]), ({i: b"?" for i in range(1, 7)}, ["line 5", "…", "6 of 6"]),
+    ({2: b'{"iteration": 1, "reward_mean": NaN}'}, ["reward_mean in metrics[1]"]), ({2: b'{"iteration": 1, "reward_mean": "high"}'}, ["not a number"]),
+    ({i: b"" for i in range(1, 7)}, ["no metrics"])])
+def test_damaged_lines_are_named_by_their_number(tmp_path, spoil, says):
+    written(tmp_path, HEALTHY)
+    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(spoil.get(i, line) + b"\n" for i, line in enumerate(lines, 1)))
+    with pytest.raises(SystemExit) as stop: main(["doctor", str(tmp_path)])
+    assert all(word in stop.value.code for word in [*says, str(tmp_path)]), stop.value.code
+
+
+@pytest.mark.parametrize("settings", ["{", "[1]", "7"])
+def test_damaged_settings_are_named(tmp_path, settings):
+    (tmp_path / "config.json").write_text(settings)
+    with pytest.raises(SystemExit) as stop: main(["doctor", written(tmp_path, HEALTHY)])
+    assert "config.json holds no settings" in stop.value.code
+
+
+def test_a_seed_that_cannot_be_is_not_blamed_on_the_trainer(capsys):
+    with pytest.raises(SystemExit) as e: main(["probe", "kl", "--seed", "-1"])
+    assert e.value.code == 2 and "it must be from 0 to" in " ".join(capsys.readouterr().err.split())
+
+
+def test_sample_without_an_sft_stage_writes_with_the_policy_alone(tmp_path, capsys):
+    from instruct_goose.cli.main import SampleConfig, run_sample
+    from instruct_goose.models.smollm import stand_in
+    model, tokenizer = stand_in("a b c".split())
+    for part in (model, tokenizer): part.save_pretrained(tmp_path / "policy")
+    rows = run_sample(SampleConfig(tmp_path, ("a b",), n=2, max_new_tokens=3))
+    assert len(rows) == 2 and all(set(r) == {"prompt", "policy"} and r["policy"].startswith("a b") for r in rows)
+    assert "sft is missing: the run had no SFT stage" in capsys.readouterr().out
+    with pytest.raises(FileNotFoundError, match="policy holds no model"): run_sample(SampleConfig(tmp_path / "sft"))

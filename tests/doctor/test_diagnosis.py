@@ -1,0 +1,340 @@
+"""The doctor on recorded runs, and on metrics made by hand, one rule at a time."""
+import json
+import math
+from dataclasses import asdict
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from instruct_goose.doctor.diagnosis import KNOWN, RULES, SILENT, UNSEEN, diagnose, report
+from instruct_goose.doctor.diagnosis import unchecked as unread
+from instruct_goose.doctor.log import KEYS, SETTINGS, Run
+from instruct_goose.worlds.gallery import BUGS, HEALTHY, gallery_config, to_metrics
+
+root = Path(__file__).parents[2]
+record = json.loads((root / "evidence/gallery.json").read_text("utf-8"))
+seeds = pytest.mark.parametrize("seed", [0, 1, 2])
+
+
+def recorded(kind, name, seed):
+    settings = gallery_config(**(BUGS[name].settings if kind == "bugs" else HEALTHY[name]))
+    return to_metrics(json.loads(record[kind][name][seed])), asdict(settings)
+
+
+def names(metrics, config=None): return [f.name for f in diagnose(metrics, config)]
+
+
+# --- recorded runs: limits were chosen on seeds 0 and 1 ---------------------------------------------------------------
+@seeds
+@pytest.mark.parametrize("name", [n for n, b in BUGS.items() if b.findings])
+def test_every_visible_bug_is_named(name, seed):
+    assert set(BUGS[name].findings) <= set(names(*recorded("bugs", name, seed)))
+
+
+@seeds
+@pytest.mark.parametrize("name", [n for n, b in BUGS.items() if not b.findings])
+def test_a_silent_bug_is_silent_and_the_report_speaks_of_it(name, seed):
+    findings = diagnose(*recorded("bugs", name, seed))
+    assert not findings and all(words in report(findings) for words in SILENT)
+    assert len(SILENT) == sum(not b.findings for b in BUGS.values())
+
+
+@seeds
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_alarm_on_a_healthy_run(name, seed): assert not names(*recorded("healthy", name, seed))
+
+
+def test_a_clean_report_says_how_many_bugs_it_would_not_have_seen():
+    second = json.loads((root / "evidence/doctor.json").read_text("utf-8"))
+    attacks = [a["found"] for a in second["attacks"].values()]
+    assert len({len(found) for found in attacks}) == 1 and not {n for found in attacks for f in found for n in f} - {r.name for r in RULES}
+    assert len(BUGS) + len(attacks) == KNOWN and sum(not any(found) for found in attacks) + len(SILENT) == UNSEEN
+    text = report([])
+    assert f"of {KNOWN} known bugs {UNSEEN} show in none of them, among them" in text and "no proof" in text
+
+
+def test_unusual_settings_are_no_illness():
+    second = json.loads((root / "evidence/doctor.json").read_text("utf-8"))["healthy"]
+    assert len(second) >= 26 and not [name for name, run in second.items() if any(run["found"])]
+
+
+def test_bugs_are_told_apart():
+    "But for two pairs of a kind."
+    alike = [{"scores of the row above", "reward read at the padding"}, {"top-k sampling", "top-p sampling"}]
+    visible = [set(b.findings) for b in BUGS.values() if b.findings]
+    assert [{a, b} for i, a in enumerate(BUGS) for b in list(BUGS)[:i] if BUGS[a].findings and set(BUGS[a].findings) == set(BUGS[b].findings)] == alike
+    assert set().union(*visible) <= {r.name for r in RULES}
+
+
+def test_the_quickstart_as_measured_is_healthy_and_without_a_price_it_drifts():
+    measured = json.loads((root / "evidence/quickstart.json").read_text("utf-8"))
+    for run in (run for block in measured["machines"].values() for run in block["runs"]):
+        assert not names(to_metrics(run["curves"])), (run["seed"], run["draw"])
+        assert "drift" in names(to_metrics(run["beta_0"]["curves"])), (run["seed"], run["draw"])
+
+
+# --- one rule at a time -----------------------------------------------------------------------------------------------
+HEALTH = dict(reward_mean=.5, total_reward_mean=.4, reward_std=1., kl_to_reference=1., kl_estimate=1., beta=.1, entropy=1.5,
+              response_length=8.3, finished=1., tokens=830, return_std=.8, value_mean=.1, max_sampler_deviation=2e-6, sampler_kl=1e-12,
+              max_ratio_deviation_first=0., clip_fraction=.03, kl_to_old=.1, grad_norm=.5, flat_groups=None, rounding=2**-23,
+              sampled_nll=1.5, sampled_nll_error=.03, prompt_nll=.3, prompts_given=24, distinct_prompts=24, distinct_responses=1., distinct_2=.6,
+              score_length_correlation=.1, reward_noise=0., reward_shift=1e-6, advantage_std=.8, advantage_correlation=1., value_bias=.1,
+              value_scatter=.8, value_error=.9, return_gamma=1., return_lam=.95, policy_gradient_scale=1., policy_gradient_cosine=1.,
+              value_gradient_scale=1., value_gradient_cosine=1., entropy_gradient_scale=1., stale_gradient=0., weights_moved=1.,
+              kl_to_old_exact=.2)
+
+
+def log(n=12, **changes):
+    "n iterations of a healthy run, some metrics changed: a number, or a function of the iteration."
+    rows = []
+    for i in range(n):
+        row = HEALTH | {"iteration": i, "kl_to_reference": .1 * i, "kl_estimate": .1 * i, "value_mean": .1 * i,
+                        "total_reward_mean": .5 - .01 * i}
+        rows.append(row | {k: x(i) if callable(x) else x for k, x in changes.items()})
+    return rows
+
+
+CAP = {"importance_mean": .99}
+
+
+@pytest.mark.parametrize("changes, found", [
+    ({}, []),
+    ({"max_sampler_deviation": lambda i: 2. if i == 7 else 0.}, ["sampler mismatch"]),
+    ({"max_sampler_deviation": 2., "importance_mean": .9}, []),  # known, and corrected for
+    (CAP | {"sampler_kl": lambda i: .01 * i}, ["sampler left behind"]),     # 8.3 tokens: as far as the reference, .1 a response and iteration
+    (CAP | {"sampler_kl": lambda i: .004 * i}, []),                         # a third as far, and 2.5 times as much as in the second quarter
+    (CAP | {"sampler_kl": lambda i: .03 if i > 8 else 1e-4}, ["sampler left behind"]),  # fell out late
+    (CAP | {"sampler_kl": lambda i: .03 if i else 1e-9}, []),               # some updates old on purpose
+    (CAP | {"sampler_kl": lambda i: .006 if i > 8 else 1e-4}, []),          # too little to matter
+    (CAP | {"sampler_kl": lambda i: .1 if i > 8 else .02}, []),             # a coarse engine: five times what it began with
+    (CAP | {"sampler_kl": lambda i: .01 * i, "reference_moved": 1.}, []),   # the reference is near because it follows
+    (CAP | {"sampler_kl": .05}, ["sampler mismatch"]),                      # from the first iteration on: another temperature
+    (CAP | {"sampler_kl": .02}, []),                                        # an engine of few bits
+    ({"sampler_kl": lambda i: .01 * i}, []),                                # without a cap the deviation speaks
+    ({"max_ratio_deviation_first": 1.}, ["noisy forward"]),
+    ({"kl_to_reference": lambda i: .01 + .1 * i}, ["start KL"]),
+    ({"kl_estimate": lambda i: .3 * i}, ["KL estimate off"]),
+    ({"total_reward_mean": lambda i: .5 + .01 * i}, ["KL sign"]),
+    ({"total_reward_mean": lambda i: .5 + .01 * i, "max_sampler_deviation": 2.}, ["sampler mismatch", "negative KL"]),
+    ({"total_reward_mean": .5}, []),  # the KL is in the loss
+    ({"beta": 0., "total_reward_mean": .5}, []),
+    ({"grad_norm": 0.}, ["no policy gradient"]),
+    ({"grad_norm": 0., "reward_std": 0.}, ["equal rewards"]),
+    ({"flat_groups": .9}, ["equal rewards"]),
+    ({"flat_groups": .5}, []),
+    ({"kl_to_old": 0., "clip_fraction": 0.}, ["ratio never moves"]),
+    ({"value_mean": 0.}, ["values stand still"]),
+    ({"return_std": 16.}, ["reward scale"]),
+    ({"response_length": lambda i: 11. + i % 2, "finished": .02, "tokens": 1100}, ["padding counted"]),
+    ({"response_length": lambda i: 11. + i % 2, "tokens": lambda i: 11 + i % 2, "finished": 0.}, []),  # one response: always whole
+    ({"response_length": 20., "finished": 0.}, ["never ends"]),
+    ({"response_length": 1., "finished": 1.}, []),  # short, and ended
+    ({"kl_to_old": lambda i: 5. if i in (3, 8) else .1}, ["large steps"]),
+    ({"kl_to_old": lambda i: 5. if i == 3 else .1}, []),  # once: a rare token
+    ({"kl_to_old": 5., "clip_fraction": 0.}, ["no clip", "large steps"]),
+    ({"kl_to_reference": lambda i: 2. * i, "kl_estimate": lambda i: 2. * i, "total_reward_mean": lambda i: .5 - .2 * i}, ["drift"]),
+    ({"entropy": lambda i: 1.5 * .7 ** i, "sampled_nll": lambda i: 1.5 * .7 ** i}, ["entropy collapse"]),
+    ({"sampled_nll": 1.2}, ["nll off entropy"]),
+    ({"sampled_nll": 1.8}, ["nll off entropy"]),
+    ({"sampled_nll": lambda i: 1.5 + .1 * (-1) ** i}, []),  # chance
+    ({"sampled_nll": 1.2, "sampled_nll_error": .2}, []),    # six standard errors of twelve iterations are .35
+    ({"prompt_nll": 1.9}, ["foreign prompts"]),
+    ({"prompt_nll": 1.}, []),                               # a model that has learnt nothing
+    ({"distinct_prompts": 1}, ["prompts lost"]),
+    ({"distinct_prompts": 1, "prompts_given": 1}, []),      # one prompt, as asked
+    ({"distinct_responses": .05}, ["same responses"]),
+    ({"distinct_responses": .05, "entropy": .1, "sampled_nll": .1}, []),  # there are not many to choose from
+    ({"reward_noise": .5, "reward_shift": .5}, ["noisy reward"]),
+    ({"reward_shift": 2.}, ["reward of other rows"]),
+    ({"score_length_correlation": -.99}, ["length is reward"]),
+    ({"score_length_correlation": .8}, []),
+    ({"kl_to_reference": 0., "kl_estimate": 0., "total_reward_mean": .5}, ["reference is the policy"]),
+    ({"kl_to_reference": 0., "kl_estimate": 0., "total_reward_mean": .5, "kl_to_old": 1e-6, "kl_to_old_exact": 1e-6}, []),  # a small lr
+    ({"advantage_correlation": .1}, ["advantages of other rows"]),
+    ({"advantage_correlation": .1, "advantage_std": 1e-9, "value_mean": None}, []),  # groups of equal rewards: rounding
+    ({"advantage_std": 0., "advantage_correlation": None}, ["returns are values"]),
+    ({"return_gamma": .9}, ["other discount"]),
+    ({"return_lam": 1.}, ["other discount"]),
+    ({"policy_gradient_scale": 4.}, ["policy loss scale"]),
+    ({"policy_gradient_scale": -1., "policy_gradient_cosine": -1.}, ["policy loss scale", "policy loss direction"]),
+    ({"policy_gradient_scale": 0., "grad_norm": 0.}, ["no policy gradient"]),
+    ({"policy_gradient_cosine": .1}, ["policy loss direction"]),
+    ({"policy_gradient_cosine": lambda i: .1 if i else 1., "total_reward_mean": .5}, []),  # the KL in the loss pulls too
+    ({"value_gradient_scale": 4.}, ["value loss off"]),
+    ({"value_gradient_cosine": .2}, ["value loss off"]),
+    ({"entropy_gradient_scale": -1.}, ["entropy bonus off"]),
+    ({"stale_gradient": .2}, ["stale gradients"]),
+    ({"weights_moved": 0., "kl_to_old": 0., "kl_to_old_exact": 0., "clip_fraction": 0.}, ["policy stands still"]),
+    ({"weights_moved": None, "kl_to_old": 0., "kl_to_old_exact": 0., "clip_fraction": 0.}, ["policy stands still"]),
+    ({"weights_moved": .2, "rounding": 2**-7}, ["steps rounded away"]),
+    ({"weights_moved": .2}, []),                            # in float32 another matter
+    ({"value_error": 5.}, ["harmful values"]),
+    ({"finished": 0., "response_length": lambda i: 8.3 + .1 * i}, ["ends unseen"]),
+    ({"response_length": lambda i: max(3.3, 17.4 - 2 * i)}, ["length collapse"]),
+    ({"response_length": lambda i: max(9.5, 17.4 - 2 * i)}, []),  # shorter, as where ends are asked for
+    ({"distinct_2": lambda i: max(.1, .6 - .1 * i)}, ["variety collapse"]),
+    ({"distinct_2": lambda i: max(.35, .6 - .1 * i)}, []),
+    ({"reward_std": .01}, ["small rewards"]),
+    ({"reward_std": .01, "total_reward_mean": .5}, []),     # no KL in the reward: the scale is free
+    ({"reward_std": lambda i: 1. if i < 4 else 9.}, ["reward spread moves"]),
+    ({"reward_std": lambda i: 1. if i < 4 else .1}, ["reward spread moves"]),
+    ({"reward_std": lambda i: 1. if i < 4 else .1, "reward_mean": lambda i: .5 + .3 * i}, []),  # solved: all alike, and good
+])
+def test_each_rule_alone(changes, found): assert names(log(**changes), {"gamma": 1., "lam": .95}) == found
+
+
+def test_every_rule_is_tried_above():
+    marks = test_each_rule_alone.pytestmark[0].args[1]
+    assert {n for _, found in marks for n in found} == {r.name for r in RULES}
+
+
+def test_evidence_names_numbers_and_iterations():
+    finding, = diagnose(log(max_sampler_deviation=lambda i: 2.5 if i in (7, 9) else 0.))
+    assert all(x in finding.evidence for x in ("2 of 12", "iteration 7", "2.5")) and finding.severity == "error"
+    text = report([finding])
+    assert all(x in text for x in ("ERROR", finding.name, finding.what, finding.evidence, finding.cure, finding.lesson))
+
+
+def test_half_precision_rounds_and_is_only_warned_of():
+    finding, = diagnose(log(max_sampler_deviation=.05, rounding=None))
+    assert (finding.name, finding.severity) == ("sampler mismatch", "warning") and "half precision" in finding.what
+
+
+@pytest.mark.parametrize("rounding, deviation, found", [
+    (2**-7, .05, []), (2**-7, .9, ["error"]),                       # bfloat16
+    (2**-23, .05, ["error"]), (2**-23, 1e-6, []), (None, .05, ["warning"])])
+def test_where_the_precision_is_known_rounding_is_no_finding_and_more_is_an_error(rounding, deviation, found):
+    for name in ("max_sampler_deviation", "max_ratio_deviation_first"):
+        assert [f.severity for f in diagnose(log(**{name: deviation, "rounding": rounding}))] == found
+
+
+@pytest.mark.parametrize("changes, config", [
+    ({"value_mean": 0.}, {"vf_coef": 0.}), ({"response_length": 1., "finished": 0.}, {"max_new_tokens": 1}),
+    ({"response_length": 1., "finished": 0.}, None), ({"sampled_nll": 1.2}, {"top_k": 5}), ({"sampled_nll": 1.2}, {"top_p": .9}),
+    ({"return_gamma": .9, "return_lam": 0.}, {"gamma": .9, "lam": 0.}), ({"return_gamma": .9}, None),
+    ({"weights_moved": 0., "kl_to_old": 0., "kl_to_old_exact": 0., "value_mean": 0., "clip_fraction": 0.}, {"lr": 0.})])
+def test_what_the_settings_ask_for_is_no_finding(changes, config): assert names(log(**changes), config) == []
+
+
+def test_one_token_of_many_is_a_finding(): assert names(log(response_length=1., finished=0.), {"max_new_tokens": 8}) == ["never ends"]
+
+
+def test_one_update_per_rollout_is_no_bug_and_without_the_settings_the_text_says_what_it_depends_on():
+    still = log(kl_to_old=0., clip_fraction=0.)
+    assert names(still, {"epochs": 1, "minibatches": 1}) == []
+    assert "4 updates per rollout" in diagnose(still, {"epochs": 2, "minibatches": 2})[0].evidence
+    finding, = diagnose(still)
+    assert finding.severity == "warning" and "With one update per rollout that is right" in finding.evidence
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_lessons_exist_and_names_are_words(rule):
+    assert (root / "nbs" / f"{rule.lesson}.ipynb").exists()
+    assert rule.severity in ("error", "warning") and rule.what and rule.cure and rule.find.__doc__
+    assert set(rule.needs.split()) <= set(KEYS)
+
+
+# --- what is missing, and what is not metrics -------------------------------------------------------------------------
+@pytest.mark.parametrize("key", [k for k in KEYS if k != "iteration"])
+def test_a_metric_may_be_missing_or_none_anywhere(key):
+    assert names([{k: x for k, x in m.items() if k != key} for m in log()]) == []
+    assert names(log(**{key: None})) == []
+    assert names([m | {key: None} if i % 3 else m for i, m in enumerate(log())]) == []
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_short_runs(n): assert names(log(n)) == []
+
+
+def test_one_number_is_enough_and_the_report_says_what_was_not_looked_for():
+    few = [{"entropy": 1.5}, {"entropy": 1.4}]
+    assert diagnose(few) == [] and "entropy collapse" not in unread(few)
+    assert unread(few)["values stand still"] == ["value_mean"] and len(unread(few)) == len(RULES) - 1
+    assert "Not looked for: values stand still, for want of value_mean." in report([], few)
+    assert unread(log()) == {} and report([]) == report([], log())
+
+
+def test_iterations_are_counted_where_they_are_not_logged():
+    rows = [{k: x for k, x in m.items() if k != "iteration"} for m in log(max_sampler_deviation=lambda i: 2. if i == 5 else 0.)]
+    assert "iteration 5" in diagnose(rows)[0].evidence
+    later = [m | {"iteration": m["iteration"] + 100} for m in log(kl_to_reference=lambda i: 1 + .1 * i, kl_estimate=1.5)]
+    assert names(later) == []  # not the first iteration: a KL is no surprise
+
+
+@pytest.mark.parametrize("bad, error, says", [
+    ([], ValueError, "the list is empty"),
+    ({}, TypeError, "metrics is a dict"),
+    ("metrics.jsonl", TypeError, "metrics is a str"),
+    (None, TypeError, "metrics is a NoneType"),
+    ([{"entropy": 1.}, [1.]], TypeError, r"metrics\[1\] is a list"),
+    ([{"entropy": "high"}], TypeError, r"entropy in metrics\[0\] is 'high'"),
+    ([{"entropy": True}], TypeError, "not a number"),
+    ([{"entropy": 1.}, {"kl_to_old": math.nan}], ValueError, r"kl_to_old in metrics\[1\] is nan"),
+    ([{"grad_norm": -math.inf}], ValueError, "is -inf"),
+    ([{"loss": 1.}], ValueError, "none of the numbers"),
+    ([{"iteration": 0, "entropy": None}], ValueError, "none of the numbers"),
+])
+def test_what_is_no_metrics_is_refused(bad, error, says, unchecked):
+    for visit in (diagnose, unread, Run):
+        with unchecked(), pytest.raises(error, match=says): visit(bad)
+
+
+@pytest.mark.parametrize("bad, error, says", [
+    ({"epochs": "abc", "minibatches": 10**9}, TypeError, "epochs in config is 'abc': not a number"),
+    ({"epochs": 10**9, "minibatches": [1]}, TypeError, r"minibatches in config is \[1\]"),
+    ({"vf_coef": math.inf}, ValueError, "vf_coef in config is inf"), ({"vf_coef": True}, TypeError, "is True"),
+    ("config.json", TypeError, "config is a str"), ([("epochs", 2)], TypeError, "config is a list")])
+def test_what_is_no_settings_is_refused(bad, error, says, unchecked):
+    for visit in (diagnose, Run):
+        with unchecked(), pytest.raises(error, match=says): visit(log(), bad)
+
+
+NUMBERS = st.one_of(st.floats(), st.floats(-1e100, 1e100), st.floats(0, 2), st.integers(), st.sampled_from(
+    [1e308, -1e308, 5e-324, 10**400, 10**5000, 0, -0., math.nan, math.inf, -math.inf, True, Fraction(10**400, 3)]))
+nested = []
+for _ in range(2000): nested = [nested]
+ODD = st.one_of(st.none(), st.text(max_size=4), st.just([]), st.just({}), st.just(nested), st.binary(max_size=3), NUMBERS)
+USUAL = st.one_of(*[NUMBERS] * 6, ODD)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(ODD, st.lists(st.one_of(*[st.dictionaries(st.sampled_from(KEYS), USUAL, max_size=12)] * 9, ODD), max_size=5)),
+       st.one_of(ODD, st.dictionaries(st.sampled_from([*SETTINGS, "lr_schedule"]), USUAL)))
+def test_only_documented_errors_come_out(unchecked, metrics, config):
+    with unchecked():
+        try: findings = diagnose(metrics, config)
+        except (TypeError, ValueError) as e:
+            assert any(words in str(e) for words in ("metrics", "config")), e
+        else: assert report(findings, metrics)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.fixed_dictionaries({}, optional={k: st.one_of(
+    st.floats(-1e100, 1e100), st.sampled_from([0., 1., 5e-324, 1e-100, 1e100, -1e100]), st.none()) for k in KEYS}), min_size=1, max_size=6),
+       st.fixed_dictionaries({}, optional={k: st.one_of(st.floats(-1e100, 1e100), st.integers(0, 10**30), st.none()) for k in SETTINGS}))
+def test_any_number_that_is_let_in_is_read_by_every_rule(metrics, config):
+    metrics[0]["entropy"] = 1.
+    assert report(diagnose(metrics, config), metrics)
+
+
+def test_other_columns_do_not_matter(): assert names([m | {"text": "a good film", "loss": math.nan} for m in log()]) == []
+
+
+def test_metrics_are_not_changed():
+    metrics = log()
+    before = json.dumps(metrics)
+    diagnose(metrics)
+    assert json.dumps(metrics) == before
+
+
+def test_numbers_of_other_kinds_and_none_in_the_settings():
+    import numpy as np
+
+    assert not diagnose([{"entropy": np.float32(1.)}, {"entropy": np.float64(1.)}])
+    with pytest.raises(ValueError, match="entropy in metrics\\[0\\] is 1000"): diagnose([{"entropy": 10**400}])
+    still = [{"kl_to_old": 0., "grad_norm": 1.}] * 3
+    assert [f.name for f in diagnose(still, {"epochs": None, "minibatches": 2})] == ["ratio never moves"]
+    assert not diagnose([{"response_length": 0., "finished": 0., "tokens": 0}] * 2)

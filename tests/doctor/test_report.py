@@ -1,0 +1,153 @@
+"""The page of a run: made from files that were written by hand, opened in a browser with the network off, fed with bad ones."""
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from bs4 import BeautifulSoup
+
+from instruct_goose.cli.main import main
+from instruct_goose.doctor.report import groups_of, read_run, siblings, spread
+from instruct_goose.runs.microscope import QUANTITIES
+
+EVIL = '</script><script>document.title = "owned"</script><img src=x onerror=alert(1)> & "quotes"'
+chromium = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
+
+
+def make_run(path: Path, steps=5, tokens=True, **config) -> Path:
+    "A run directory as another program may have written it."
+    path.mkdir(parents=True)
+    rows = [{"iteration": i, "reward_mean": i / 10 + config.get("seed", 0), "kl_to_reference": .5 * i, "entropy": 1.5, "response_length": 7., "clip_fraction": .1,
+             "explained_variance": None} for i in range(steps)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), "utf-8")
+    (path / "config.json").write_text(json.dumps({"algorithm": "ppo", "seed": 0, "lr": .001} | config), "utf-8")
+    response = lambda i: {"prompt": EVIL, "score": -1.5, "tokens": ["good", EVIL, " a"], "held": [False, True, False],
+                          **{name: [.1 * i, -1., 2.] for name in QUANTITIES}}
+    if tokens: (path / "tokens.jsonl").write_text("".join(json.dumps({"iteration": i, "responses": [response(i)]}) + "\n" for i in range(steps)), "utf-8")
+    (path / "samples.md").write_text(f"# The same\n\n| prompt | SFT model | policy |\n|---|---|---|\n| a | {EVIL} | b \\| c |\n\n# Figures\n\n| x |\n|---|\n| no |\n", "utf-8")
+    (path / "summary.json").write_text(json.dumps({"cpu_seconds": 12.3, "stopped": None, "before": {"human_score": .1}, "baselines": {"best_of_8": {"human_score": 1.}},
+                                                   "after": {"human_score": 2.25, "distinct_2": .5}, "versions": {"torch": "2"}}), "utf-8")
+    return path
+
+
+def page_of(path: Path) -> BeautifulSoup: return BeautifulSoup(path.read_text("utf-8"), "html.parser")
+
+
+def test_the_page_says_what_the_files_say(tmp_path, capsys):
+    run = make_run(tmp_path / "mine")
+    main(["report", str(run)])
+    assert str(run / "report.html") in capsys.readouterr().out
+    page = page_of(run / "report.html")
+    assert page.h1.text == "mine" and "seed 0" in page.select_one(".facts").text and "12 CPU-seconds" in page.select_one(".facts").text
+    figures = [[c.text for c in row.find_all(["th", "td"])] for row in page.select_one("#part-figures").parent.select("tr")]
+    assert figures == [["", "human score", "distinct 2"], ["before", "0.100", "–"], ["best of 8", "1.000", "–"], ["after", "2.250", "0.500"]]
+    assert len(page.select(".curves svg")) == 5  # values were not learnt
+    samples = page.select_one("#part-samples").parent
+    assert [c.text for c in samples.select("td")] == ["a", EVIL, "b | c"] and "no" not in samples.text.split()
+    assert [a["href"] for a in page.select("nav a")] == [f"#{h['id']}" for h in page.select("h2")]
+    assert not page.select("img, link, script[src]") and "://" not in page.text.replace("http://www.w3.org", "")
+
+
+def in_browser(run, tmp_path, at) -> BeautifulSoup:
+    "The page as a browser has it, with the network off."
+    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --virtual-time-budget=5000 --enable-logging=stderr --dump-dom".split()
+    done = subprocess.run([chromium, *flags, f"--user-data-dir={tmp_path}/profile", "--host-resolver-rules=MAP * ~NOTFOUND", (run / "report.html").as_uri() + at],
+                          capture_output=True, text=True, timeout=120)
+    assert "rror" not in "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+    return BeautifulSoup(done.stdout, "html.parser")
+
+
+@pytest.mark.skipif(chromium is None, reason="no Chromium on this machine")
+def test_the_microscope_in_a_browser(tmp_path):
+    run = make_run(tmp_path / "mine")
+    main(["report", str(run)])
+    page = in_browser(run, tmp_path, "#iteration=3&quantity=drift")
+    assert page.title.text == "mine" and page.select_one("output").text == "3"
+    boxes = page.select(".rows .token")
+    assert [b.b.text for b in boxes] == ["good", EVIL, " a"] and [b.small.text for b in boxes] == ["+0.30", "−1.00", "+2.00"]
+    assert ["held" in b["class"] for b in boxes] == [False, True, False]
+    shades = [float(b["style"].rpartition(",")[2].strip(" );")) for b in boxes]  # of .15, −.5 and 1, three quarters
+    assert shades == pytest.approx([.75 * .15, .75 * .5, .75], abs=.01)
+    assert "±2.0" in page.select_one(".scale").text and EVIL in page.select_one(".response p").text
+
+
+def test_tokens_that_the_policy_did_not_write_are_given(tmp_path):
+    "In the record, in its scale (9 is a tool's), in its shades and, where there is a browser, on the page; log π_ref is −1 − .5 and −3 − (−2)."
+    run = make_run(tmp_path / "mine", tokens=False)
+    column = {"moved": [.5, 9., -1.], "old_logprobs": [-1., -7., -3.], "drift": [.5, 3., -2.]}
+    response = {"prompt": "", "score": 0., "tokens": ["a", "tool", "b"], "held": [False] * 3, "given": [False, True, False]} | column
+    (run / "tokens.jsonl").write_text(json.dumps({"iteration": 0, "responses": [response]}) + "\n")
+    main(["report", str(run)])
+    page = page_of(run / "report.html")
+    record = json.loads(page.select_one("#record").string)
+    assert record["scales"] == {"moved": 1., "old_logprobs": 3., "drift": 2., "ref_logprobs": 1.5}
+    [seen] = record["iterations"][0]["responses"]
+    assert seen["given"] == [False, True, False] and seen["numbers"]["moved"] == [[.5, .5], [9., 0.], [-1., -1.]]
+    assert [x for x, _ in seen["numbers"]["ref_logprobs"]] == [-1.5, -10., -1.]
+    assert [o["value"] for o in page.select("option")] == ["moved", "drift", "old_logprobs", "ref_logprobs"] and "is given" in page.select_one("#microscope .note").text
+    if chromium is None: return
+    boxes = in_browser(run, tmp_path, "#iteration=0&quantity=ref_logprobs").select(".rows .token")
+    assert [b.small.text for b in boxes] == ["−1.50", "given", "−1.00"] and ["given" in b["class"] for b in boxes] == [False, True, False]
+
+
+def test_runs_compared(tmp_path, capsys):
+    runs = [make_run(tmp_path / n, **c) for n, c in (("a", {"seed": 0}), ("b", {"seed": 4}), ("c", {"seed": 0, "lr": .01}), ("d", {"beta": 1}))]
+    groups = groups_of([read_run(r) for r in runs])
+    assert [[r.name for r in g] for g in groups.values()] == [["a", "b"], ["c"], ["d"]]
+    assert list(groups)[0].endswith("2 seeds") and "lr 0.01" in list(groups)[1]
+    out = tmp_path / "both.html"
+    main(["compare", *map(str, runs), "--out", str(out)])
+    page = page_of(out)
+    ends = [[c.text for c in row.select("td")] for row in page.select_one("#part-last-iteration").parent.select("tr")][1:]
+    assert [e[:4] for e in ends] == [["a", "5", "0.400", "2.000"], ["b", "5", "4.400", "2.000"], ["c", "5", "0.400", "2.000"], ["d", "5", "0.400", "2.000"]]
+    assert "lr" in page.select_one("#part-settings-that-differ").parent.text
+
+
+def test_the_report_of_a_run_has_the_spread_of_its_other_seeds(tmp_path):
+    "Two other seeds lie beside it; and runs with other settings, with the same seed, without settings, damaged, or that are files."
+    run = make_run(tmp_path / "mine", seed=0)
+    for name, c in (("b", {"seed": 4, "track": "wandb"}), ("c", {"seed": 1}), ("again", {"seed": 4}), ("dear", {"seed": 7, "beta": 1}), ("mine-2", {"seed": 0}),
+                    ("torn", {"seed": 8}), ("odd", {"seed": 9}), ("nameless", {})): make_run(tmp_path / name, **c)
+    (tmp_path / "torn/metrics.jsonl").write_text("")
+    (tmp_path / "odd/config.json").write_text("[")
+    (tmp_path / "nameless/config.json").unlink()
+    (tmp_path / "notes.txt").write_text("x")
+    found = siblings(run)
+    assert [r.name for r in found] == ["again", "c"] and siblings(tmp_path / "nameless") == siblings(tmp_path / "dear") == []
+    [line] = spread(read_run(run), found, "reward_mean")  # i/10 + the seed: 0, 1 and 4
+    assert (line.y, line.low, line.high) == tuple([i / 10 + seed for i in range(5)] for seed in (1, 0, 4)) and "3 seeds" in line.label
+    assert spread(read_run(run), [], "reward_mean") == [] == spread(read_run(run), found, "explained_variance")
+    main(["report", str(run)])
+    note = page_of(run / "report.html").select_one("#part-curves").parent.select_one(".note").text
+    assert "other seeds: again, c." in note and "range of 3 seeds" in (run / "report.html").read_text()
+    main(["report", str(run), "--no-seeds", "--out", str(tmp_path / "alone.html")])
+    assert "range of" not in (tmp_path / "alone.html").read_text()
+
+
+def test_a_run_with_little(tmp_path):
+    run = make_run(tmp_path / "bare", tokens=False)
+    for name in ("config.json", "summary.json", "samples.md"): (run / name).unlink()
+    with (run / "metrics.jsonl").open("a") as file: file.write('{"iteration": 5, "rew')
+    main(["report", str(run)])
+    page = page_of(run / "report.html")
+    assert "cut short" in page.text and "summary.json" in page.text and not page.select("#microscope, #part-figures, #part-samples")
+
+
+@pytest.mark.parametrize("spoil, said", [
+    ({"metrics.jsonl": None}, "metrics.jsonl is missing"), ({"metrics.jsonl": ""}, "empty"), ({"summary.json": "["}, "summary"),
+    ({"config.json": "[]"}, "config"), ({"tokens.jsonl": "{}\n{}\n"}, "tokens.jsonl, line 1")])
+def test_what_cannot_be_read_is_named(tmp_path, spoil, said):
+    run = make_run(tmp_path / "mine")
+    for name, text in spoil.items(): (run / name).unlink() if text is None else (run / name).write_text(text)
+    with pytest.raises(SystemExit, match=said): main(["report", str(run)])
+    assert not (run / "report.html").exists()
+
+
+def test_odd_numbers_do_not_stop_the_page(tmp_path):
+    run = make_run(tmp_path / "mine")
+    rows = [{"iteration": i, "reward_mean": x, "kl_to_reference": "many", "entropy": None} for i, x in enumerate([1, math.nan, 1e300, True])]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    main(["report", str(run)])
+    assert "cannot read this log" in page_of(run / "report.html").text

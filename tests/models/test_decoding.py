@@ -1,0 +1,238 @@
+"""The oracle is the model's own forward over the whole text of one row, without padding and without a cache."""
+import warnings
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.models.gpt2 import modeling_gpt2
+
+from instruct_goose.models import decoding as library_steps
+from instruct_goose.models.decoding import LibrarySteps, OwnSteps, WholeSteps, attend, begin, turn, why_not
+from instruct_goose.models.families import evaluating
+from instruct_goose.models.tokens import pad
+
+V = 23
+BASE = dict(vocab_size=V, hidden_size=24, num_hidden_layers=3, num_attention_heads=6, max_position_embeddings=40, bos_token_id=1, eos_token_id=2)
+ROTARY = BASE | dict(intermediate_size=20)
+gpt2 = lambda **k: transformers.GPT2Config(**BASE | k)
+llama = lambda **k: transformers.LlamaConfig(**ROTARY | dict(num_key_value_heads=2) | k)
+OURS = {  # what our step must be for, in every setting that it takes
+    "gpt2": lambda: gpt2(resid_pdrop=.3, embd_pdrop=.3, attn_pdrop=.3),
+    "gpt2, untied": lambda: gpt2(tie_word_embeddings=False),
+    "gpt2, gelu": lambda: gpt2(activation_function="gelu", n_inner=7),
+    "gpt2, unscaled": lambda: gpt2(scale_attn_weights=False),
+    "gpt2, scaled by layer": lambda: gpt2(scale_attn_by_inverse_layer_idx=True),
+    "llama, grouped": lambda: llama(attention_dropout=.3),
+    "llama, one key": lambda: llama(num_key_value_heads=1),
+    "llama, a key each": lambda: llama(num_key_value_heads=6),
+    "llama, wide heads": lambda: llama(head_dim=10),
+    "llama, tied": lambda: llama(tie_word_embeddings=True),
+    "llama, biases": lambda: llama(attention_bias=True, mlp_bias=True),
+    "llama, other base": lambda: llama(rope_parameters={"rope_type": "default", "rope_theta": 50.}),
+    "llama, stretched": lambda: llama(rope_parameters={"rope_type": "linear", "rope_theta": 100., "factor": 3.}),
+    "llama 3": lambda: llama(rope_parameters={"rope_type": "llama3", "rope_theta": 100., "factor": 4., "low_freq_factor": 1., "high_freq_factor": 4.,
+                                             "original_max_position_embeddings": 16}),
+}
+OTHERS = {
+    "qwen2": lambda: transformers.Qwen2Config(**ROTARY | dict(num_key_value_heads=2)),
+    "mistral, window": lambda: transformers.MistralConfig(**ROTARY | dict(num_key_value_heads=2, sliding_window=4)),
+    "gemma2": lambda: transformers.Gemma2Config(**ROTARY | dict(num_key_value_heads=2, head_dim=4, final_logit_softcapping=2.)),
+    "bloom": lambda: transformers.BloomConfig(vocab_size=V, hidden_size=24, n_layer=2, n_head=2),
+    "gpt2, quick gelu": lambda: gpt2(activation_function="quick_gelu"),
+    "gpt2, upcast": lambda: gpt2(reorder_and_upcast_attn=True),
+    "llama, dynamic": lambda: llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 100., "factor": 2.}),
+}
+QUERIES = [[3, 5, 7, 4, 9, 11], [1], [6, 6, 8], [12, 20, 2, 0, 3]]
+NEW = torch.tensor([[4, 5, 6, 7, 8, 9], [10, 11, 12, 13, 14, 15], [16, 17, 18, 19, 20, 21], [22, 0, 1, 2, 3, 4]])
+
+
+def tiny(config, seed=0, std=.3):
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config)
+    for p in model.parameters(): nn.init.normal_(p, std=std)
+    return model.eval()
+
+
+@torch.no_grad()
+def slow(model, row, t): return model(torch.tensor([QUERIES[row] + NEW[row, :t].tolist()])).logits[0, -1]
+
+
+def close(model, logits, rows, t):
+    expected = torch.stack([slow(model, row, t) for row in rows])
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def queries(poison=0):
+    ids, seen = pad(QUERIES, poison, side="left")
+    return ids, seen
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("poison", [0, V - 1])
+@torch.no_grad()
+def test_our_step_says_what_the_model_says_while_rows_leave(name, poison):
+    model = tiny(OURS[name]())
+    assert why_not(model) is None
+    logits, step = begin(model, *queries(poison), 6)
+    assert type(step) is OwnSteps
+    close(model, logits, range(4), 0)
+    close(model, step(NEW[:, 0]), range(4), 1)
+    close(model, step(NEW[:, 1]), range(4), 2)
+    step.keep(torch.tensor([0, 3, 2]))                       # row 1 ends, row 3 takes its place
+    close(model, step(NEW[[0, 3, 2], 2]), [0, 3, 2], 3)
+    step.keep(torch.tensor([2, 1]))                          # and row 0
+    close(model, step(NEW[[2, 3], 3]), [2, 3], 4)
+    step.keep(torch.tensor([1]))
+    close(model, step(NEW[[3], 4]), [3], 5)
+    close(model, step(NEW[[3], 5]), [3], 6)                  # to the last place of the buffers
+
+
+def two_rows_leave(model, logits, step):
+    close(model, logits, range(4), 0)
+    close(model, step(NEW[:, 0]), range(4), 1)
+    step.keep(torch.tensor([0, 3, 2]))
+    close(model, step(NEW[[0, 3, 2], 1]), [0, 3, 2], 2)
+    step.keep(torch.tensor([2, 1]))
+    close(model, step(NEW[[2, 3], 2]), [2, 3], 3)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@torch.no_grad()
+def test_everything_else_goes_through_the_library_and_rows_leave_too(name):
+    model = tiny(OTHERS[name]())
+    assert why_not(model)
+    logits, step = begin(model, *queries(), 6)
+    assert type(step) is LibrarySteps
+    if "dynamic" in name: model.config.max_position_embeddings = 40
+    two_rows_leave(model, logits, step)
+    for t in range(3, 6): close(model, step(NEW[[2, 3], t]), [2, 3], t + 1)
+
+
+T = transformers
+STATES = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2)
+NO_CACHE = {
+    "mamba": lambda: T.MambaConfig(**STATES, state_size=4), "falcon_mamba": lambda: T.FalconMambaConfig(**STATES, state_size=4),
+    "mamba2": lambda: T.Mamba2Config(**STATES, state_size=4, num_heads=4, head_dim=8, n_groups=1, chunk_size=4),
+    "rwkv": lambda: T.RwkvConfig(**STATES, context_length=32, attention_hidden_size=16),
+    "recurrent_gemma": lambda: T.RecurrentGemmaConfig(**STATES | dict(num_hidden_layers=3), intermediate_size=24, num_attention_heads=2, lru_width=16,
+                                                      attention_window_size=8)}
+
+
+@pytest.mark.parametrize("name", NO_CACHE)
+@pytest.mark.parametrize("poison", [0, 10**6])
+@torch.no_grad()
+def test_a_model_without_keys_and_values_reads_each_row_as_if_alone(name, poison):
+    model = tiny(NO_CACHE[name]())
+    ids, seen = queries()
+    logits, step = begin(model, ids, seen, 6)
+    assert type(step) is WholeSteps
+    two_rows_leave(model, logits, step)
+    whole = WholeSteps(model, ids.masked_fill(~seen.bool(), poison), seen)   # what stands in the padding is never read
+    close(model, whole.read(), range(4), 0)
+
+
+@torch.no_grad()
+def test_a_cache_that_cannot_let_rows_go_keeps_them(monkeypatch):
+    model = tiny(OTHERS["qwen2"]())
+    monkeypatch.setattr(library_steps, "plain_cache", lambda *_: False)
+    _, step = begin(model, *queries(), 6)
+    step(NEW[:, 0])
+    step.keep(torch.tensor([0, 3, 2]))
+    close(model, step(NEW[[0, 3, 2], 1]), [0, 3, 2], 2)
+    step.keep(torch.tensor([2, 1]))
+    close(model, step(NEW[[2, 3], 2]), [2, 3], 3)
+    assert len(step.past.layers[0].keys) == 4
+
+
+def hook(m): m.transformer.h[1].mlp.register_forward_hook(lambda _m, _x, y: y * 2)
+def pre_hook(m): m.transformer.ln_f.register_forward_pre_hook(lambda _m, x: (x[0] * 2,))
+def own_forward(m): m.transformer.h[0].attn.forward = m.transformer.h[0].attn.forward
+def adapter(m): m.transformer.h[0].attn.c_attn = nn.Sequential(m.transformer.h[0].attn.c_attn, nn.Identity())
+def parametrised(m): nn.utils.parametrize.register_parametrization(m.lm_head, "weight", nn.Identity(), unsafe=True)
+def other_act(m): m.transformer.h[2].mlp.act = nn.Tanh()
+def subclass(m): m.__class__ = type("Mine", (type(m),), {})
+def half(m): m.bfloat16()
+def double(m): m.double()
+def mixed(m): m.transformer.h[0].double()
+
+
+@pytest.mark.parametrize("change", [hook, pre_hook, own_forward, adapter, parametrised, other_act, subclass, half, double, mixed], ids=lambda f: f.__name__)
+def test_what_changes_the_arithmetic_is_seen(change):
+    model = tiny(OURS["gpt2"]())
+    assert why_not(model) is None
+    change(model)
+    assert why_not(model)
+
+
+def test_a_hook_on_every_module_and_autocast_are_seen():
+    model = tiny(OURS["llama, grouped"]())
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try: assert "hook" in why_not(model)
+    finally: handle.remove()
+    with torch.autocast("cpu", torch.bfloat16): assert "autocast" in why_not(model)
+    assert why_not(model) is None
+
+
+@torch.no_grad()
+def test_an_unseen_change_is_noticed_once_and_followed(monkeypatch):
+    model, plain = tiny(OURS["gpt2"]()), modeling_gpt2.GPT2MLP.forward
+    monkeypatch.setattr(modeling_gpt2.GPT2MLP, "forward", lambda self, x: plain(self, x) * 1.001)
+    assert why_not(model) is None
+    with pytest.warns(UserWarning, match=r"GPT2LMHeadModel: its logits are up to \d.*e-0\d from those that its weights give"):
+        logits, step = begin(model, *queries(), 6)
+    assert type(step) is LibrarySteps
+    close(model, logits, range(4), 0)
+    close(model, step(NEW[:, 0]), range(4), 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert type(begin(model, *queries(), 6)[1]) is LibrarySteps
+
+
+@torch.no_grad()
+def test_nan_is_no_reason_to_mistrust_a_model():
+    model = tiny(OURS["gpt2"]())
+    good = model.transformer.ln_f.weight.data.clone()
+    model.transformer.ln_f.weight.data[0] = float("nan")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        logits, _ = begin(model, *queries(), 6)
+        assert logits.isnan().all()
+        model.transformer.ln_f.weight.data = good
+        assert type(begin(model, *queries(), 6)[1]) is OwnSteps
+
+
+@torch.no_grad()
+def test_dropout_is_not_ours_to_turn_off_and_weights_are_read_anew_each_time():
+    model = tiny(OURS["gpt2"]()).train()
+    with evaluating(model):
+        _, step = begin(model, *queries(), 6)
+        close(model, step(NEW[:, 0]), range(4), 1)
+    model.eval()
+    for p in model.parameters(): p.mul_(1.1)
+    _, step = begin(model, *queries(), 6)
+    assert type(step) is OwnSteps
+    close(model, step(NEW[:, 0]), range(4), 1)
+
+
+def test_attend_by_loops():
+    torch.manual_seed(3)
+    q, k, v = torch.randn(2, 4, 3, dtype=torch.float64), torch.randn(2, 2, 5, 3, dtype=torch.float64), torch.randn(2, 2, 5, 3, dtype=torch.float64)
+    bias = torch.zeros(2, 2, 1, 5, dtype=torch.float64)
+    bias[0, :, :, :2] = -torch.inf
+    out = attend(q, k.flatten(0, 1), v.flatten(0, 1), bias.flatten(0, 1), .7).view(2, 4, 3)
+    for b in range(2):
+        for h in range(4):
+            weights = [0. if b == 0 and t < 2 else (.7 * q[b, h] @ k[b, h // 2, t]).exp().item() for t in range(5)]
+            expected = sum(w * v[b, h // 2, t] for t, w in enumerate(weights)) / sum(weights)
+            torch.testing.assert_close(out[b, h], expected)
+
+
+def test_turn_is_complex_multiplication():
+    torch.manual_seed(4)
+    x, angles = torch.randn(3, 2, 6, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
+    cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
+    sin[:, :3] *= -1
+    z = torch.complex(x[..., :3], x[..., 3:]) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    torch.testing.assert_close(turn(x, torch.stack([cos, sin], 1)[:, :, None]), torch.cat([z.real, z.imag], -1))

@@ -1,0 +1,341 @@
+"""Oracles: hand numbers, double loops, finite differences, and one unpadded row at a time through transformers' own classifier."""
+import copy
+import math
+
+import pytest
+import torch
+import transformers
+from deep import first
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from instruct_goose.models.reward_model import (
+    PairwiseLoss,
+    RewardModel,
+    all_pairs_loss,
+    fingerprint,
+    last_token_logits,
+    pairwise_loss,
+)
+from instruct_goose.models.tokens import compact, pad, word_tokenizer
+
+transformers.utils.logging.set_verbosity_error()
+WORDS = "good bad film plot is the a so".split()
+DISTINCT = word_tokenizer(WORDS, model_max_length=14)                                      # pad, bos and eos of their own
+SHARED = word_tokenizer(WORDS, model_max_length=14, pad="<eos>", bos="<eos>", eos="<eos>") # pad == bos == eos, as for GPT-2
+BASE = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=14)
+ROTARY = BASE | dict(intermediate_size=24, num_key_value_heads=1)
+CONFIGS = {
+    "gpt2": lambda **k: transformers.GPT2Config(**BASE, resid_pdrop=.4, embd_pdrop=.4, attn_pdrop=.4, **k),
+    "llama": lambda **k: transformers.LlamaConfig(**ROTARY, attention_dropout=.4, **k),
+    "qwen2": lambda **k: transformers.Qwen2Config(**ROTARY, attention_dropout=.4, **k),
+    "opt": lambda **k: transformers.OPTConfig(**BASE, ffn_dim=24, word_embed_proj_dim=8, dropout=.4, **k),
+    "bloom": lambda **k: transformers.BloomConfig(hidden_size=16, n_layer=2, n_head=2, hidden_dropout=.4, **k),
+}
+
+
+def make(name="gpt2", tokenizer=SHARED, dtype=torch.float32):
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(CONFIGS[name](vocab_size=len(tokenizer), bos_token_id=tokenizer.bos_token_id,
+                                                        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id), dtype=dtype)
+    reward_model = RewardModel.from_causal_lm(lm, tokenizer)
+    torch.nn.init.normal_(reward_model.model.score.weight)
+    return reward_model
+
+
+def rows(tokenizer, lengths=(5, 2, 7), end=True):
+    draw = torch.Generator().manual_seed(1)
+    words = tokenizer.convert_tokens_to_ids(WORDS)
+    return [[words[i] for i in torch.randint(len(WORDS), (n,), generator=draw)] + [tokenizer.eos_token_id] * end for n in lengths]
+
+
+def alone(reward_model, row):
+    "Transformers' own classifier on one unpadded row, its search for the pad id switched off."
+    model = copy.deepcopy(reward_model.model).eval()
+    model.config.pad_token_id = None
+    return model(torch.tensor([row])).logits[0, 0].item()
+
+
+def rounding(reward_model, texts):
+    """How far two orders of the same sums can set a normalised score apart: at most 2·n·eps of the terms (Higham, eq. 3.3), ten
+    sums of at most n = 24 terms in each of two layers, whose weights of sd .02 lengthen no error; the last sum is over |w|·|h|."""
+    w, c = reward_model.model.score.weight, reward_model.model.config
+    size = w.norm().item() * math.sqrt(w.shape[-1])  # h leaves a normalisation, so |h| ≤ √H
+    return 2 * 24 * 20 * torch.finfo(torch.float32).eps * size / c.reward_std
+
+
+# the losses
+
+def test_hand_numbers():
+    close = lambda x, y: torch.testing.assert_close(x, torch.tensor(y), atol=6e-5, rtol=0)
+    one, minus = torch.tensor([1.]), torch.tensor([-1.])
+    close(pairwise_loss(one, minus), [.1269])              # −ln σ(2) = ln(1 + e⁻²)
+    close(pairwise_loss(minus, one), [2.1269])             # 2 + ln(1 + e⁻²)
+    close(pairwise_loss(one, minus, margin=1.), [.3133])   # ln(1 + e⁻¹)
+    close(pairwise_loss(one, minus, margin=torch.tensor([3.])), [1.3133])
+    close(pairwise_loss(one, one), [math.log(2)])
+
+
+def test_gradient_is_the_probability_of_the_wrong_answer():
+    chosen, rejected = (torch.randn(20, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    pairwise_loss(chosen, rejected).sum().backward()
+    wrong = 1 / (1 + (chosen - rejected).exp())
+    torch.testing.assert_close(chosen.grad, -wrong.detach())
+    torch.testing.assert_close(rejected.grad, wrong.detach())
+    assert torch.autograd.gradcheck(pairwise_loss, (chosen, rejected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_no_overflow(dtype):
+    chosen = torch.tensor([-1e4, 1e4, 0.], dtype=dtype, requires_grad=True)
+    loss = pairwise_loss(chosen, torch.zeros(3, dtype=dtype))
+    loss.sum().backward()
+    assert loss.dtype == torch.promote_types(dtype, torch.float32) and loss.isfinite().all() and chosen.grad.tolist() == [-1, 0, -.5]
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(-4, 4)), min_size=2, max_size=9), st.floats(-3, 3), st.randoms())
+@settings(deadline=None, max_examples=60)
+def test_all_pairs_is_the_double_loop(items, shift, rng):
+    scores, ratings = (torch.tensor(x) for x in zip(*items, strict=True))
+    scores = scores.double()
+    pairs = [(i, j) for i in range(len(items)) for j in range(len(items)) if ratings[i] > ratings[j]]
+    if not pairs:
+        with pytest.raises(ValueError, match="no pair"): all_pairs_loss(scores, ratings)
+        return
+    slow = sum(math.log1p(math.exp(-(scores[i] - scores[j]).item())) for i, j in pairs) / len(pairs)
+    assert all_pairs_loss(scores, ratings).item() == pytest.approx(slow, abs=1e-9)
+    assert all_pairs_loss(scores + shift, 3 * ratings - 1).item() == pytest.approx(slow, abs=1e-9)
+    order = torch.tensor(rng.sample(range(len(items)), len(items)))
+    assert all_pairs_loss(scores[order], ratings[order]).item() == pytest.approx(slow, abs=1e-9)
+    lists = torch.tensor([[i, j] for i, j in pairs]).T
+    assert pairwise_loss(scores[lists[0]], scores[lists[1]]).mean().item() == pytest.approx(slow, abs=1e-9)
+
+
+def test_nan_ratings_are_ties_and_half_precision_ratings_compare():
+    scores = torch.tensor([1., 2., 3.], requires_grad=True)
+    all_pairs_loss(scores, torch.tensor([1., float("nan"), 0.])).backward()
+    assert scores.grad[1] == 0 and scores.grad[0] < 0 < scores.grad[2]
+
+
+def test_losses_refuse(unchecked):
+    with unchecked():
+        with pytest.raises(ValueError, match=r"chosen.*\(4,\).*rejected.*\(4, 1\)"): pairwise_loss(torch.zeros(4), torch.zeros(4, 1))
+        with pytest.raises(ValueError, match="margin"): pairwise_loss(torch.zeros(4), torch.zeros(4), margin=torch.zeros(1))
+        with pytest.raises(ValueError, match="ratings"): all_pairs_loss(torch.zeros(4), torch.zeros(3))
+    with pytest.raises(ValueError, match="no pairs"): PairwiseLoss()(torch.zeros(0), torch.zeros(0))
+    with pytest.raises(ValueError, match="no pair to learn from: 1 texts"): all_pairs_loss(torch.zeros(1), torch.zeros(1))
+
+
+# reading the score
+
+@pytest.mark.parametrize("tokenizer", [SHARED, DISTINCT], ids=["pad is eos", "pad of its own"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_one_text_one_score(name, tokenizer):
+    reward_model = make(name, tokenizer).eval()
+    texts = rows(tokenizer)
+    want = torch.tensor([alone(reward_model, row) for row in texts])
+    assert want.std() > 3e-3                                             # the head tells them apart
+    for side in ("left", "right"):
+        ids, mask = pad(texts, tokenizer.pad_token_id, side)
+        wider_ids, wider = (torch.nn.functional.pad(x, (2, 3)) for x in (ids, mask))  # padding on both sides
+        for i, m in ((ids, mask), (ids, mask.long()), (ids.masked_fill(~mask, 10**7), mask), (ids.masked_fill(~mask, -1), mask), (wider_ids, wider)):
+            torch.testing.assert_close(reward_model(i, m).detach(), want, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
+def test_padding_does_not_touch_gradients(name):
+    reward_model = make(name).eval()
+    def gradient(batches):
+        reward_model.zero_grad()
+        for ids, mask in batches: reward_model(ids, mask).square().sum().backward()
+        return torch.cat([p.grad.flatten() for p in reward_model.parameters() if p.grad is not None])
+    texts = rows(SHARED)
+    want = gradient([pad([row], 0) for row in texts])                      # one at a time: also split batches
+    right = pad(texts, 0); left = compact(*right, side="left")
+    for ids, mask in (right, left, (right[0].masked_fill(~right[1], 10**7), right[1])):
+        torch.testing.assert_close(gradient([(ids, mask)]), want, atol=1e-4, rtol=1e-4)
+
+
+def test_transformers_pooling_is_wrong_where_pad_is_eos():
+    "The reason for our own. If this fails, transformers has changed and the lesson must follow."
+    reward_model = make("gpt2", SHARED).eval()
+    theirs = copy.deepcopy(reward_model.model); theirs.config.pad_token_id = SHARED.pad_token_id
+    row = rows(SHARED)[0]
+    assert theirs(torch.tensor([row])).logits.item() == pytest.approx(alone(reward_model, row[:-1]), abs=1e-5)
+    assert reward_model(torch.tensor([row])).item() == pytest.approx(alone(reward_model, row), abs=1e-5)
+
+
+def test_refusals_of_the_forward(unchecked):
+    reward_model = make()
+    ids, mask = pad(rows(SHARED), 0)
+    empty = mask.clone(); empty[1] = False
+    with pytest.raises(ValueError, match=r"rows \[1\]"): reward_model(ids, empty)
+    with unchecked():
+        with pytest.raises(ValueError, match="differ in shape"): reward_model(ids, mask[:, 1:])
+        with pytest.raises(TypeError, match="score\\(texts\\)"): last_token_logits(reward_model.model, ["good"])
+        with pytest.raises(TypeError, match="float32"): reward_model(ids, mask.float())
+
+
+# texts
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_score_texts_in_order_whatever_the_batch(name):
+    reward_model = make(name, DISTINCT)
+    texts = ["good film", "", "the plot is so so so bad", "bad", "a film"]
+    want = [alone(reward_model, DISTINCT(t)["input_ids"]) for t in texts]
+    reward_model.train()
+    for size in (1, 2, 256): assert reward_model.score(texts, batch_size=size) == pytest.approx(want, abs=2e-5)
+    assert reward_model.training and reward_model.score([]) == []
+    assert all(type(x) is float for x in reward_model.score(texts))
+
+
+def test_score_refuses(unchecked):
+    reward_model = make()
+    with pytest.raises(TypeError, match="one string"): reward_model.score("good")
+    with unchecked(), pytest.raises(TypeError, match="text 1 is a NoneType"): reward_model.score(["good", None])
+    with pytest.raises(ValueError, match="text 1 has 31 tokens, the limit is 14"): reward_model.score(["good", "good " * 30])
+    with pytest.raises(ValueError, match="batch_size"): reward_model.score(["good"], batch_size=0)
+    no_bos = word_tokenizer(WORDS, model_max_length=14, add_bos=False)
+    with pytest.raises(ValueError, match="text 2 is empty"): make("gpt2", no_bos).score(["good", "bad", ""])
+
+
+def test_the_context_of_the_model_counts_where_the_tokenizer_has_none():
+    tokenizer = word_tokenizer(WORDS)                                      # claims 1,024
+    with pytest.raises(ValueError, match="limit is 14"): make("gpt2", tokenizer).score(["good " * 20])
+
+
+def test_normalise():
+    reward_model = make()
+    texts = [" ".join(WORDS[:n]) for n in range(1, 8)]
+    raw = torch.tensor(reward_model.score(texts)).double()
+    mean, std = reward_model.normalise(texts)
+    assert (mean, std) == pytest.approx((raw.mean().item(), raw.std(correction=0).item()), abs=1e-5)
+    assert reward_model.score(texts) == pytest.approx(((raw - mean) / std).tolist(), abs=1e-5)
+    assert reward_model.normalise(texts[:4]) == pytest.approx((raw[:4].mean().item(), raw[:4].std(correction=0).item()), abs=1e-5)
+    kept = reward_model.model.config.reward_mean, reward_model.model.config.reward_std
+    for bad in ([], texts[:1], [texts[0]] * 3):
+        with pytest.raises(ValueError): reward_model.normalise(bad)
+    with pytest.raises(ValueError, match="deviation"): RewardModel.from_causal_lm(AutoModelForCausalLM.from_config(
+        CONFIGS["gpt2"](vocab_size=len(SHARED))), SHARED).normalise(texts)  # a head of zeros
+    assert kept == (reward_model.model.config.reward_mean, reward_model.model.config.reward_std)
+
+
+def crafted(monkeypatch, scores, dtype=torch.float32):
+    "A reward model whose raw scores are these, whatever the texts."
+    reward_model = make("llama", dtype=dtype)
+    monkeypatch.setattr(reward_model, "score", lambda texts: scores[:len(texts)])
+    return reward_model
+
+
+@pytest.mark.parametrize("scale", first(2, [1e-6, 7e4, .3, 1.]))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_spread_made_by_rounding_is_none(monkeypatch, dtype, scale):
+    "Scores of different texts, apart by a few units in the last place, as another kernel or another row of the batch may set them."
+    eps, texts = max(torch.finfo(t).eps for t in (dtype, torch.float32)), ["good", "bad", "film", "plot"]  # scores are float32
+    for sign in (1, -1):
+        for units in ([0, 0, 0, 0], [0, 1, 0, 0], [0, 1, -1, 2], [3, -3, 3, -3]):
+            reward_model = crafted(monkeypatch, [sign * scale * (1 + n * eps) for n in units], dtype)
+            with pytest.raises(ValueError, match="standard deviation"): reward_model.normalise(texts)
+            assert (reward_model.model.config.reward_mean, reward_model.model.config.reward_std) == (0, 1)
+        apart = [sign * scale * (1 + n * eps) for n in (16, -16, 16, -16)]  # sd 16 eps: twice what is refused
+        assert crafted(monkeypatch, apart, dtype).normalise(texts)[1] == pytest.approx(16 * eps * scale, rel=1e-3)
+
+
+def test_one_text_has_no_spread_whatever_its_rows_say(monkeypatch):
+    reward_model = crafted(monkeypatch, [1., 1.5, 2.])  # three scores for three rows
+    with pytest.raises(ValueError, match="these 3 texts have standard deviation 0"): reward_model.normalise(["good"] * 3)
+    assert reward_model.normalise(["good", "bad", "good", "good"]) == pytest.approx((1.125, math.sqrt(3) / 8))  # 1, 1.5, 1, 1
+
+
+@pytest.mark.parametrize("scores", [[0., 0.], [math.nan, 1.], [math.inf, 1.], [1e200, -1e200, 3.]])
+def test_no_scale_from_zeros_or_what_is_not_finite(monkeypatch, scores):
+    with pytest.raises(ValueError, match="standard deviation"): crafted(monkeypatch, scores).normalise(["good", "bad", "film"][:len(scores)])
+
+
+# making, saving, loading
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_from_causal_lm(name):
+    lm = AutoModelForCausalLM.from_config(CONFIGS[name](vocab_size=len(SHARED)))
+    before, state = copy.deepcopy(lm.state_dict()), torch.get_rng_state()
+    reward_model = RewardModel.from_causal_lm(lm, SHARED)
+    assert torch.equal(state, torch.get_rng_state())
+    ids, mask = pad(rows(SHARED), 0)
+    scores = reward_model(ids, mask)
+    assert scores.tolist() == [0, 0, 0]
+    reward_model.train()
+    torch.nn.init.ones_(reward_model.model.score.weight)
+    optimizer = torch.optim.SGD(reward_model.parameters(), lr=.1)
+    all_pairs_loss(reward_model(ids, mask), torch.tensor([2, 0, 1])).backward(); optimizer.step()
+    assert all(torch.equal(before[k], v) for k, v in lm.state_dict().items())    # the language model stays as it was
+    assert getattr(lm.config, "reward_mean", None) is None
+
+
+@pytest.mark.parametrize("tokenizer", [SHARED, DISTINCT], ids=["pad is eos", "pad of its own"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_save_and_load(name, tokenizer, tmp_path):
+    reward_model = make(name, tokenizer).eval()
+    texts = ["good film", "bad", "the plot is bad"]
+    mean, std = reward_model.normalise(texts)
+    reward_model.save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*.bin")) and (tmp_path / "model.safetensors").exists()
+    for loaded in (RewardModel.from_pretrained(tmp_path), RewardModel.from_pretrained(tmp_path, tokenizer), RewardModel(tmp_path, tokenizer)):
+        ours, theirs = reward_model.model.state_dict(), loaded.model.state_dict()
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)  # weights: to the bit
+        assert loaded.score(texts) == pytest.approx(reward_model.score(texts), abs=rounding(reward_model, texts))
+        assert loaded.tokenizer("good film")["input_ids"] == tokenizer("good film")["input_ids"]
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    for row in rows(tokenizer) + rows(tokenizer, end=False):
+        assert (plain(torch.tensor([row])).logits.item() - mean) / std == pytest.approx(reward_model(torch.tensor([row])).item(), abs=1e-4)
+
+
+def test_keeps_bfloat16(tmp_path):
+    reward_model = make("llama", dtype=torch.bfloat16)
+    assert reward_model.model.score.weight.dtype == torch.bfloat16
+    ids, mask = pad(rows(SHARED), 0)
+    assert reward_model(ids, mask).dtype == torch.float32
+    reward_model.save_pretrained(tmp_path)
+    assert RewardModel.from_pretrained(tmp_path).model.score.weight.dtype == torch.bfloat16
+
+
+def test_tokenizer_mismatch(tmp_path):
+    reward_model = make()
+    reward_model.save_pretrained(tmp_path)
+    fewer = word_tokenizer(WORDS[:-1], model_max_length=14, pad="<eos>", bos="<eos>", eos="<eos>")
+    other = word_tokenizer(WORDS[::-1], model_max_length=14, pad="<eos>", bos="<eos>", eos="<eos>")
+    with pytest.raises(ValueError, match=f"has {len(fewer)} tokens.*embedding of {len(SHARED)}"): RewardModel.from_pretrained(tmp_path, fewer)
+    with pytest.raises(ValueError, match=f"{fingerprint(SHARED)}.*{fingerprint(other)}"): RewardModel.from_pretrained(tmp_path, other)
+    with pytest.raises(ValueError, match="other ids"): RewardModel(reward_model.model, other)
+    (tmp_path / "tokenizer.json").write_text((lambda s: s.replace('"good"', '"great"'))((tmp_path / "tokenizer.json").read_text()))
+    with pytest.raises(ValueError, match="other ids"): RewardModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("rows_, fine", [(9600, True), (9500, False), (12800, False), (9408, False)])
+def test_embeddings_may_be_rounded_up(rows_, fine):
+    tokenizer = word_tokenizer(map(str, range(9500 - 1)), pad="<x>", bos="<x>", eos="<x>")  # 9,501 tokens with unk
+    lm = AutoModelForCausalLM.from_config(transformers.GPT2Config(vocab_size=rows_, n_embd=2, n_layer=1, n_head=1, n_positions=4))
+    if fine: RewardModel.from_causal_lm(lm, tokenizer)
+    else:
+        with pytest.raises(ValueError, match=f"9501 tokens.*{rows_}"): RewardModel.from_causal_lm(lm, tokenizer)
+
+
+def test_other_refusals():
+    lm = AutoModelForCausalLM.from_config(CONFIGS["gpt2"](vocab_size=len(SHARED)))
+    with pytest.raises(TypeError, match="no head `score`"): RewardModel(lm, SHARED)
+    config = CONFIGS["gpt2"](vocab_size=len(SHARED)); config.num_labels = 2
+    with pytest.raises(TypeError, match="one output"): RewardModel(AutoModelForSequenceClassification.from_config(config), SHARED)
+    encoder = transformers.BertConfig(**BASE, vocab_size=len(SHARED), intermediate_size=24, num_labels=1)
+    with pytest.raises(TypeError, match="BertForSequenceClassification"): RewardModel(AutoModelForSequenceClassification.from_config(encoder), SHARED)
+    no_pad = word_tokenizer(WORDS); no_pad.pad_token = None
+    with pytest.raises(ValueError, match="tokenizer.pad_token = tokenizer.eos_token"): RewardModel.from_causal_lm(lm, no_pad)
+
+
+def test_learns_an_order():
+    reward_model = make("gpt2", DISTINCT)
+    optimizer = torch.optim.Adam(reward_model.parameters(), lr=3e-3)
+    good, bad = (pad([DISTINCT(f"{a} {b} is {word}")["input_ids"] for a in ("the", "a") for b in ("film", "plot")], 0) for word in ("good", "bad"))
+    reward_model.train()
+    for _ in range(40):
+        optimizer.zero_grad(); PairwiseLoss()(reward_model(*good), reward_model(*bad)).backward(); optimizer.step()
+    assert min(reward_model.score(["the film is good", "so good"])) > max(reward_model.score(["the film is bad", "so bad"]))

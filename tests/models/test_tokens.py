@@ -1,0 +1,267 @@
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from instruct_goose.models.tokens import (
+    PairDataset,
+    PromptDataset,
+    as_mask,
+    bpe_tokenizer,
+    compact,
+    pad,
+    position_ids,
+    word_tokenizer,
+)
+
+WORDS = "the a film plot is good bad dull".split()
+ROWS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=5)
+SIDES = st.sampled_from(["left", "right"])
+MASKS = st.integers(1, 7).flatmap(lambda t: st.lists(st.lists(st.booleans(), min_size=t, max_size=t), min_size=1, max_size=4))
+CORPUS = ["see the seen bee in the tree", "the tree is seen by the bee", "no bee, no tree; see?"] * 2
+
+
+@pytest.fixture
+def words(): return word_tokenizer(WORDS, model_max_length=8)
+
+
+# --- masks, positions, padding ---
+
+@given(ROWS, st.integers(0, 9), SIDES)
+def test_pad_keeps_every_row_whatever_fills(rows, filling, side):
+    ids, mask = pad(rows, filling, side)
+    assert ids.shape == mask.shape == (len(rows), max(map(len, rows)))
+    for row, i, m in zip(rows, ids, mask, strict=True):
+        assert i[m].tolist() == row
+        edge = [True] * len(row) + [False] * (ids.shape[1] - len(row))
+        assert m.tolist() == (edge if side == "right" else edge[::-1])
+    assert (ids[~mask] == filling).all()
+
+
+@given(MASKS)
+def test_positions_count_the_tokens_before(rows):
+    mask = torch.tensor(rows)
+    slow = [[max(0, sum(row[:t + 1]) - 1) for t in range(len(row))] for row in rows]
+    assert position_ids(mask).tolist() == slow == position_ids(mask.long()).tolist()
+    # transformers' convention in `generate`: the same at tokens, 1 at padding
+    theirs = (mask.long().cumsum(-1) - 1).masked_fill(~mask, 1)
+    assert (position_ids(mask) == theirs)[mask].all()
+
+
+@given(MASKS, SIDES, st.sampled_from([-100, 0, 9, 10**9]))
+def test_compact_moves_tokens_and_nothing_else(rows, side, poison):
+    mask = torch.tensor(rows)
+    ids = torch.where(mask, torch.arange(mask.numel()).view(mask.shape), poison)
+    moved, moved_mask = compact(ids, mask, side)
+    for old, m, new, n in zip(ids, mask, moved, moved_mask, strict=True):
+        kept, gap = [x for x, real in zip(old.tolist(), m.tolist(), strict=True) if real], int((~m).sum())
+        assert new[n].tolist() == kept
+        assert n.tolist() == ([False] * gap + [True] * len(kept) if side == "left" else [True] * len(kept) + [False] * gap)
+        assert (new[~n] == poison).all()
+
+
+def test_a_long_row_keeps_its_order():  # an unstable sort passes on short rows
+    mask = torch.arange(5000)[None] % 3 > 0
+    for side in ("left", "right"):
+        ids, m = compact(torch.arange(5000)[None], mask, side)
+        assert (ids[m].diff() > 0).all()
+
+
+def test_masks_of_any_integer_type():
+    mask = torch.tensor([[True, False]])
+    for dtype in (torch.bool, torch.uint8, torch.int32, torch.int64):
+        assert as_mask(mask.to(dtype)).dtype == torch.bool and as_mask(mask.to(dtype)).tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize("mask, error, says", [
+    (torch.ones(1, 2), TypeError, "torch.float32"), (torch.tensor([[0, 2]]), ValueError, "[0, 2]"),
+    (torch.tensor([[-1, 1]]), ValueError, "[-1, 1]"), (torch.tensor([1, 0]), ValueError, "(2,)")], ids=["float", "two", "minus", "rank"])
+def test_what_is_not_a_mask(mask, error, says):
+    with pytest.raises(error) as e: as_mask(mask, "query_mask")
+    assert says in str(e.value) and "query_mask" in str(e.value)
+
+
+def test_what_cannot_be_padded(unchecked):
+    with pytest.raises(ValueError, match=r"row \[1, 3\]"): pad([[1], [], [2], []], 0)
+    with pytest.raises(ValueError, match="no rows"): pad([], 0)
+    with pytest.raises(ValueError, match="'up'"): pad([[1]], 0, "up")
+    with pytest.raises(ValueError, match="'up'"): compact(torch.ones(1, 1).long(), torch.ones(1, 1).bool(), "up")
+    with unchecked(), pytest.raises(ValueError, match=r"\(1, 3\).*\(1, 2\)"):
+        compact(torch.ones(1, 3).long(), torch.ones(1, 2).bool())
+
+
+# --- tokenizers ---
+
+@given(st.lists(st.sampled_from(WORDS), max_size=6))
+def test_words_there_and_back(text):
+    tok, text = word_tokenizer(WORDS), " ".join(text)
+    ids = tok(text)["input_ids"]
+    assert ids == [tok.bos_token_id] + [4 + WORDS.index(w) for w in text.split()]  # four special tokens come first
+    assert tok.decode(ids, skip_special_tokens=True) == text
+
+
+def test_the_film_reviews_come_back():
+    from instruct_goose.worlds.film_reviews import vocabulary, write_reviews
+    tok = word_tokenizer(vocabulary())
+    for text in write_reviews(300):
+        ids = tok(text)["input_ids"]
+        assert tok.decode(ids, skip_special_tokens=True) == text and tok.unk_token_id not in ids
+
+
+@settings(deadline=None)
+@given(st.text(max_size=30))
+def test_bytes_there_and_back(text):
+    for special in ("<pad>", "<bos>", "<eos>"): text = text.replace(special, "")
+    tok = bpe_tokenizer(CORPUS, 300, lowercase=False)
+    assert tok.decode(tok(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_every_merge_is_a_most_frequent_pair():
+    tok = bpe_tokenizer(CORPUS, 290, lowercase=False)
+    split = tok.backend_tokenizer.pre_tokenizer.pre_tokenize_str
+    pieces = [list(piece) for text in CORPUS for piece, _ in split(text)]
+    merges = [tuple(m) for m in json.loads(tok.backend_tokenizer.to_str())["model"]["merges"]]
+    assert len(merges) == len(tok) - 256 - 3 > 10
+    for merge in merges:
+        counts = Counter(pair for piece in pieces for pair in itertools.pairwise(piece))
+        assert counts[merge] == max(counts.values()) >= 2
+        for piece in pieces:
+            i = 0
+            while i < len(piece) - 1:
+                if tuple(piece[i:i + 2]) == merge: piece[i:i + 2] = ["".join(merge)]
+                i += 1
+
+
+def test_the_same_text_gives_the_same_tokenizer():
+    one, two = (bpe_tokenizer(iter(CORPUS), 290) for _ in range(2))
+    assert one.backend_tokenizer.to_str() == two.backend_tokenizer.to_str()
+
+
+@pytest.mark.parametrize("make", [
+    lambda **k: word_tokenizer(WORDS, 17, **k), lambda **k: bpe_tokenizer(CORPUS, 280, model_max_length=17, **k)], ids=["words", "bytes"])
+@pytest.mark.parametrize("special", [{}, {"pad": "<eos>"}, {"bos": "<eos>", "pad": "<eos>"}, {"add_bos": False}], ids=str)
+def test_saved_and_loaded(make, special, tmp_path):
+    tok = make(**special)
+    tok.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("the bee is dull", "", "  The   tree"):
+        assert again(text)["input_ids"] == tok(text)["input_ids"]
+        assert again.decode(tok(text)["input_ids"]) == tok.decode(tok(text)["input_ids"])
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "model_max_length", "padding_side"):
+        assert getattr(again, name) == getattr(tok, name), name
+    assert (tok.pad_token_id == tok.eos_token_id) == (special.get("pad") == "<eos>")
+    assert tok.padding_side == "left" and tok.model_max_length == 17
+
+
+@pytest.mark.parametrize("make, says", [
+    (lambda: word_tokenizer(["x", "y", "x"]), "'x' occurs twice"), (lambda: word_tokenizer([]), "no words"),
+    (lambda: word_tokenizer(["x y"]), "'x y' holds a blank"), (lambda: word_tokenizer([""]), "holds a blank or nothing"),
+    (lambda: word_tokenizer(["<pad>"]), "'<pad>' is a special token"), (lambda: word_tokenizer(["x"], unk="<eos>"), "both unk"),
+    (lambda: word_tokenizer(["x"], bos="a b"), "bos_token is 'a b'"),
+    (lambda: bpe_tokenizer([], 300), "no text"), (lambda: bpe_tokenizer(["", " "], 300), "no text"),
+    (lambda: bpe_tokenizer(["x"], 258), "need 259"), (lambda: bpe_tokenizer(["x"], 300, eos=""), "eos_token is ''")])
+def test_tokenizers_that_cannot_be(make, says):
+    with pytest.raises(ValueError) as e: make()
+    assert says in str(e.value)
+
+
+def test_a_string_is_not_a_list_of_words():
+    with pytest.raises(TypeError, match="split"): word_tokenizer("good bad")
+
+
+# --- data sets ---
+
+def test_prompts_agree_with_the_tokenizers_own_padding(words):
+    texts = ["the film is", "a", ""]
+    data = PromptDataset(texts, words)
+    batch = data.collate([data[i] for i in range(3)])
+    theirs = words(texts, padding=True, return_tensors="pt")
+    assert batch["query_ids"].tolist() == theirs["input_ids"].tolist()
+    assert batch["query_mask"].long().tolist() == theirs["attention_mask"].tolist() and batch["texts"] == texts
+
+
+def test_exactly_as_long_as_allowed(words):
+    assert len(PromptDataset(["the " * 7], words)[0]["ids"]) == 8 == words.model_max_length
+    assert len(PairDataset([("the film", "a film")], words, max_length=3)) == 1
+
+
+def test_pad_equal_to_eos_loses_nothing():
+    tok = word_tokenizer(WORDS, 8, pad="<eos>", bos="<eos>")
+    data = PromptDataset(["the film <eos>", "a <eos> <eos>", "<eos>"], tok)
+    batch = data.collate([data[i] for i in range(3)])
+    assert batch["query_mask"].sum(-1).tolist() == [4, 4, 2]
+    pairs = PairDataset([("good <eos>", "bad"), ("bad <eos> <eos>", "dull <eos>")], tok)
+    batch = pairs.collate([pairs[0], pairs[1]])
+    assert batch["chosen_mask"].sum(-1).tolist() == [3, 4] and batch["rejected_mask"].sum(-1).tolist() == [2, 3]
+
+
+def test_pairs_of_every_kind(words):
+    pairs = PairDataset([{"prompt": "the film is ", "chosen": "good", "rejected": "bad bad"}, ("good", "dull"),
+                         ["a good film", "a film"], {"prompt": None, "chosen": "good", "rejected": ""}], words)
+    batch = next(iter(torch.utils.data.DataLoader(pairs, batch_size=4, collate_fn=pairs.collate)))
+    for side, texts in (("chosen", ["the film is good", "good", "a good film", "good"]), ("rejected", ["the film is bad bad", "dull", "a film", ""])):
+        for text, ids, mask in zip(texts, batch[f"{side}_ids"], batch[f"{side}_mask"], strict=True):
+            assert words.decode(ids[mask], skip_special_tokens=True) == text
+            assert mask.long().diff().le(0).all()  # padded on the right
+
+
+@pytest.mark.parametrize("make, says", [
+    (lambda t: PromptDataset([], t), "no prompts"), (lambda t: PromptDataset(["a", "the " * 8], t), "prompt 1 has 9 tokens, the limit is 8"),
+    (lambda t: PromptDataset(["the film"], t, max_length=2), "prompt 0 has 3 tokens, the limit is 2"),
+    (lambda t: PairDataset([], t), "no pairs"), (lambda t: PairDataset([("good", "bad"), {"chosen": "x"}], t), "pair 1 has no 'rejected'"),
+    (lambda t: PairDataset([{"prompt": "x"}], t), "no 'chosen' and no 'rejected'"), (lambda t: PairDataset([("x",)], t), "pair 0"),
+    (lambda t: PairDataset(["xy"], t), "pair 0"), (lambda t: PairDataset([("good", "good")], t), "pair 0 prefers 'good' to itself"),
+    (lambda t: PairDataset([("bad", "good " * 9)], t), "pair 0, rejected has 10 tokens")])
+def test_data_that_cannot_be(make, says, words):
+    with pytest.raises(ValueError) as e: make(words)
+    assert says in str(e.value)
+
+
+def test_empty_prompts_need_a_start():
+    bare = word_tokenizer(WORDS, add_bos=False)
+    for empty in ("", "  "):
+        with pytest.raises(ValueError, match="prompt 1 is empty"): PromptDataset(["the film", empty], bare)
+    assert PromptDataset([""], word_tokenizer(WORDS))[0]["ids"] == [1]
+
+
+def test_no_pad_token(words):
+    words.pad_token = None
+    for make in (lambda: PromptDataset(["a"], words), lambda: PairDataset([("a", "the")], words)):
+        with pytest.raises(ValueError, match="tokenizer.pad_token = tokenizer.eos_token"): make()
+
+
+def test_wrong_types(unchecked, words):
+    with unchecked():
+        with pytest.raises(TypeError, match="pass a list"): PromptDataset("the film", words)
+        with pytest.raises(TypeError, match="prompt 1 is a int"): PromptDataset(["a", 3], words)
+
+
+def test_real_sentences_come_back():
+    file = Path(__file__).parents[2] / "../shared/data/icwsm2014/movieReviewSnippets_GroundTruth.txt"
+    if not file.exists(): pytest.skip(f"the rated sentences are not at {file}")
+    texts = [line.split("\t")[2] for line in file.read_text(encoding="utf-8-sig").splitlines()[:1500]]
+    tok = bpe_tokenizer(texts, 1000)
+    assert len(tok) == 1000
+    for text in texts: assert tok.decode(tok(text)["input_ids"], skip_special_tokens=True) == text.lower()
+
+
+# --- what is shown ---
+
+@pytest.mark.parametrize("text, shown", [
+    ("\x1b[2Jgone", r"\x1b[2Jgone"), ("a\rb", r"a\rb"), ("\x9b31m", r"\x9b31m"), ("\u202egood", r"\u202egood"), ("\ud800", r"\ud800"),
+    ("\x07\x00\x7f", r"\x07\x00\x7f"), ("a\n\tb", "a\n\tb"), ("漢字 🙂 é", "漢字 🙂 é")])
+def test_escape_sequences_are_shown_not_sent(text, shown):
+    from instruct_goose.models.tokens import printable
+    assert printable(text) == shown and printable(shown) == shown
+
+
+def test_a_limit_below_one_says_why():
+    tokenizer = word_tokenizer(["a"])
+    for limit in (0, -8):
+        with pytest.raises(ValueError, match=f"max_length is {limit}: no prompt fits. Is max_new_tokens"): PromptDataset(["a"], tokenizer, max_length=limit)

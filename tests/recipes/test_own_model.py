@@ -1,0 +1,263 @@
+"""The commands for one's own model, data and reward, in this process: models of two families, awkward files, rewards that fail.
+
+Oracles: files as other programs read them; a run that was never stopped; sums over a model's own tensors.
+"""
+import json
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+import yaml
+from deep import first
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.trainers import BpeTrainer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from instruct_goose import Agent
+from instruct_goose.cli.main import main
+from instruct_goose.data.files import BadRow
+from instruct_goose.recipes import own_model as own_run
+from instruct_goose.recipes.inputs import (
+    load_reward,
+    model_place,
+    own_tokenizer,
+    read_demos,
+    read_prompts,
+    try_reward,
+)
+from instruct_goose.recipes.own_model import TrainConfig, look_around, plan, run_train
+from instruct_goose.recipes.plan import memory_parts, weights_in
+from instruct_goose.recipes.settings import as_yaml
+
+TEXTS = ["tell me: is tea hot", "rain is wet.", "Rome? no, jazz", "yes no maybe", "<ask>what</ask>"] * 9
+CHAT = "{% for m in messages %}<ask>{{ m.role }}: {{ m.content }}</ask>{% endfor %}{% if add_generation_prompt %}<ask>assistant: {% endif %}"
+
+
+@pytest.fixture(autouse=True)
+def _as_users_run_it(monkeypatch):
+    "Without the shape checker, which doubles the time, and without pictures."
+    monkeypatch.setattr(own_run, "plot_metrics", lambda *_: [])
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    "Byte pairs that merge over every border; no pad token, as GPT-2's; a chat template."
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.train_from_iterator(TEXTS, BpeTrainer(vocab_size=300, special_tokens=["<end>"], show_progress=False,
+                                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<end>", eos_token="<end>", model_max_length=64)
+    made.chat_template = CHAT
+    return made
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, tokenizer):
+    "A directory with two models, prompts of text and of messages, and rewards."
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)).save_pretrained("gpt2")
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+                                 num_key_value_heads=1, max_position_embeddings=64, bos_token_id=0, eos_token_id=0)).save_pretrained("llama")
+    for name in ("gpt2", "llama"): tokenizer.save_pretrained(name)
+    write("prompts.jsonl", [{"prompt": "is tea hot", "answer": "yes", "n": 3}, {"prompt": [{"role": "user", "content": "rain?"}], "answer": "wet", "n": 4}])
+    Path("rewards.py").write_text("import asyncio\nimport helper\n\ndef score(completions, answer, n): return [helper.one(c) for c in completions]\n\n"
+                                  "async def later(texts):\n    await asyncio.sleep(0)\n    return [1.0] * len(texts)\n\nclass Judge:\n    def score(self, texts): return [2.0] * len(texts)\n\n"
+                                  "judge = Judge()\ndef nan(texts): return [float('nan')] * len(texts)\ndef broken(texts): return 1 / 0\ndef missing(texts, colour): return texts\nx = 3\n")
+    Path("helper.py").write_text("def one(c): return float(len(c if isinstance(c, str) else c[-1]['content']))\n")
+    return tmp_path
+
+
+def write(name, rows): Path(name).write_text("\n".join(map(json.dumps, rows)) + "\n")
+
+
+TINY = ["--steps", "2", "--batch-size", "4", "--max-new-tokens", "3", "--epochs", "1", "--minibatches", "1", "--no-progress"]
+
+
+def refused(*args):
+    with pytest.raises(SystemExit) as stop: main(list(map(str, args)))
+    assert isinstance(stop.value.code, str), stop.value.code
+    return stop.value.code
+
+
+def log(out): return [{k: x for k, x in json.loads(line).items() if "second" not in k} for line in Path(out, "metrics.jsonl").read_text().splitlines()]
+
+
+def test_rows_of_every_kind_become_prompts_with_their_columns(here, tokenizer):
+    write("p.jsonl", ["plain", {"text": "t", "k": 1}, [{"role": "user", "content": "c"}], {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "k": [2]},
+                      {"prompt": "p", "messages": None, "k": None}])
+    assert read_prompts("p.jsonl", tokenizer) == [
+        {"prompt": "plain"}, {"prompt": "t", "k": 1}, {"prompt": [{"role": "user", "content": "c"}]}, {"prompt": [{"role": "user", "content": "q"}], "k": [2]},
+        {"prompt": "p", "messages": None, "k": None}]
+    Path("p.csv").write_text('prompt,answer\n"a, b",1\nc,"2\n3"\n')
+    assert read_prompts("p.csv", tokenizer) == [{"prompt": "a, b", "answer": "1"}, {"prompt": "c", "answer": "2\n3"}]
+
+
+@pytest.mark.parametrize("line, says", [('{"prompt": "a"', "not JSON"), ('{"prompt": ""}', "empty"), ('{"prompt": 7}', "type int"), ('{"question": "a"}', "no 'prompt'"), ("7", "type int"),
+                                        ('{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}', "what the policy is to write"), ('{"prompt": "\\ud800"}', "surrogate")])
+def test_a_prompt_that_is_none_is_named_by_its_line(here, tokenizer, line, says):
+    Path("p.jsonl").write_text('{"prompt": "good"}\n\n' + line + "\n")
+    with pytest.raises(BadRow, match=f"p.jsonl, line 3: .*{says}"): read_prompts("p.jsonl", tokenizer)
+
+
+def test_demonstrations_are_parted_where_the_answer_begins(here, tokenizer):
+    talk = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    write("d.jsonl", ["all of it", {"prompt": "is tea ", "completion": "hot"}, {"prompt": talk, "completion": "yes"}, {"messages": [*talk, {"role": "assistant", "content": "no"}]},
+                      {"prompt": "q", "response": [{"role": "assistant", "content": "r"}]}])
+    texts, given = read_demos("d.jsonl", tokenizer)
+    head = "<ask>system: s</ask><ask>user: q</ask><ask>assistant: "
+    assert given == ["", "is tea ", head, head, "<ask>user: q</ask><ask>assistant: "]
+    assert [t.removeprefix(g) for t, g in zip(texts, given, strict=True)] == ["all of it", "hot", "yes</ask>", "no</ask>", "r</ask>"]
+    write("d.jsonl", [{"messages": [{"role": "assistant", "content": "no"}]}])
+    with pytest.raises(BadRow, match="ends with the assistant's turn, after at least one other"): read_demos("d.jsonl", tokenizer)
+
+
+def test_rewards_by_their_place(here, tokenizer):
+    rows = read_prompts("prompts.jsonl", tokenizer)
+    assert try_reward([load_reward("rewards.py:score")], rows, tokenizer) == [15., 15.] and try_reward([load_reward("rewards.py:later")], rows, tokenizer) == [1., 1.]
+    assert try_reward([load_reward("rewards.py:judge"), load_reward("rewards.py:later")], rows, tokenizer, [1., -3.]) == [-1., -1.]
+    assert "helper" not in vars(own_run) and str(here) not in __import__("sys").path[:1]
+
+
+@pytest.mark.parametrize("reward, says", [
+    ("rewards.py", "its functions: score, later, nan, broken, missing"), ("rewards.py:scroe", "no function 'scroe'"), ("rewards.py:x", "is a int, not a function"), ("nowhere.py:f", "no file nowhere.py"),
+    ("no.where:f", "no.where cannot be imported"), ("rewards.py:nan", "is nan"), ("rewards.py:broken", "ZeroDivisionError"), ("rewards.py:missing", "asks for 'colour'"), ("half.py:f", "half.py, line 1 does not run"),
+    ("fails.py:f", "fails.py does not run: KeyError"), ("llama", "LlamaForCausalLM, which scores nothing"), (".", "holds no reward model"), ("score", "FILE.py:FUNCTION")])
+def test_a_reward_that_cannot_be_used_is_one_sentence_and_nothing_is_made(here, capsys, monkeypatch, reward, says):
+    monkeypatch.setattr(own_run, "own_model", lambda *_: pytest.fail("the model was loaded"))
+    Path("half.py").write_text("def f(:\n"); Path("fails.py").write_text("{}['a']\n")
+    before = sorted(map(str, here.rglob("*")))
+    said = refused("train", "--model", "llama", "--data", "prompts.jsonl", "--reward", reward, *TINY)
+    assert said.startswith("instruct-goose: --reward") and says in said
+    assert [p for p in sorted(map(str, here.rglob("*"))) if "__pycache__" not in p] == before
+
+
+@pytest.mark.parametrize("change, says", [
+    (["--model", "lama"], "no directory 'lama'"), (["--model", "prompts.jsonl"], "is a file"), (["--model", "empty"], "holds no model"), (["--data", "no.jsonl"], "no file 'no.jsonl'"), (["--data", "none.jsonl"], "none.jsonl: no rows"),
+    (["--data", "rewards.py"], "suffix"), (["--output-dir", "llama"], "already holds a run"), (["--max-new-tokens", "64"], "no room for a prompt"), (["--max-new-tokens", "62"], "the limit is 2"),
+    (["--sft", "prompts.jsonl"], "no 'completion'"), (["--eval-data", "none.jsonl"], "none.jsonl: no rows"), (["--config", "bad.yaml"], "here it is called lr"), (["--config", "no.yaml"], "no.yaml"), (["--reward-weights", "1", "2"], "2 reward_weights and 1 rewards")])
+def test_anything_else_that_cannot_be_used_is_one_sentence_too(here, monkeypatch, change, says):
+    monkeypatch.setattr(own_run, "own_model", lambda *_: pytest.fail("the model was loaded"))
+    Path("empty").mkdir(); Path("none.jsonl").touch(); Path("bad.yaml").write_text("learning_rate: 3\n")
+    said = refused("train", "--model", "llama", "--data", "prompts.jsonl", "--reward", "rewards.py:score", *TINY, *change)
+    assert says in said and not Path("runs").exists(), said
+
+
+@pytest.mark.parametrize("model", first(1, ["llama", "gpt2"]))
+def test_a_run_with_demonstrations_held_out_prompts_and_more_steps_later(here, capsys, model):
+    write("demos.jsonl", [{"prompt": "is tea ", "completion": "hot"}, {"messages": [{"role": "user", "content": "rain?"}, {"role": "assistant", "content": "wet"}]}])
+    write("eval.jsonl", [{"prompt": "Rome?", "answer": "no", "n": 1}])
+    Path("run.yaml").write_text(f"model: {model}\ndata: prompts.jsonl\nreward: rewards.py:score\nalgorithm: rloo\ngroup-size: 2\nsft: demos.jsonl\nsft_steps: 3\nsft_lr: 1e-3\neval_data: eval.jsonl\nlr: 1e-3\neval_every: 1\n")
+    main(["train", "--config", "run.yaml", "--output-dir", "run", *TINY])
+    shown = capsys.readouterr().out
+    settings, summary = (json.loads(Path(f"run/{name}.json").read_text()) for name in ("config", "summary"))
+    assert settings["algorithm"] == "rloo" and settings["lr"] == 1e-3 and settings["group_size"] == 2 and summary["held_out_reward"].keys() == {"before", "after"}
+    assert "Rome?" in shown and "Rome?" in Path("run/samples.md").read_text() and "held_out_reward" in log("run")[0]
+    assert log("run")[0]["reward_noise"] == log("run")[0]["reward_shift"] == 0 and "reward_noise" not in log("run")[1]  # asked again, now and then
+    for part in ("sft", "policy"): assert AutoModelForCausalLM.from_pretrained(f"run/{part}") and AutoTokenizer.from_pretrained(f"run/{part}").chat_template == CHAT
+    assert Agent.from_pretrained("run/policy") and "RLOO, 2 iterations" in Path("run/policy/README.md").read_text()
+    assert refused("train", "--config", "run.yaml", "--output-dir", "run", *TINY).endswith("runs/")
+    main(["train", "--config", "run.yaml", "--output-dir", "run", *TINY, "--resume", "--steps", "3"])
+    main(["train", "--config", "run.yaml", "--output-dir", "whole", *TINY, "--steps", "3"])
+    assert log("run") == log("whole") and len(log("run")) == 3
+    assert model_place("run") == "run/policy"
+    with pytest.raises(SystemExit, match="SHA-256 of the data"):
+        write("eval.jsonl", [{"prompt": "jazz", "answer": "no", "n": 1}])
+        main(["train", "--config", "run.yaml", "--output-dir", "run", *TINY, "--resume", "--steps", "4"])
+
+
+def test_functions_of_python_take_the_place_of_those_on_the_disk(here):
+    config = TrainConfig(model="llama", data=Path("prompts.jsonl"), reward=(), steps=1, batch_size=2, minibatches=1, max_new_tokens=2, progress=False)
+    def short(completions): return [-float(len(c)) for c in completions]
+    assert run_train(config, [short])["iterations"] == 1 and Path("runs/train/policy/values/head.safetensors").exists()
+
+
+def test_a_dry_run_prints_a_file_that_makes_the_same_run_and_writes_nothing(here, capsys):
+    args = ["train", "--model", "llama", "--data", "prompts.jsonl", "--reward", "rewards.py:score", "--algorithm", "dapo", "--group-size", "2", *TINY]
+    main([*args, "--dry-run"])
+    shown = capsys.readouterr().out
+    text = shown.split("\n\n")[0]
+    Path("again.yaml").write_text(text)
+    assert yaml.safe_load(text)["model"] == "llama" and not Path("runs").exists()
+    off = TrainConfig.preset("grpo", model="llama", data=Path("prompts.jsonl"), reward=("rewards.py:score",), save_every=None, recheck_every=None)
+    Path("off.yaml").write_text(as_yaml(off))
+    assert TrainConfig.read("off.yaml") == off and "save_every: null" in as_yaml(off)  # none where the default is a number
+    assert TrainConfig.read("again.yaml") == TrainConfig.preset("dapo", model="llama", data=Path("prompts.jsonl"), reward=("rewards.py:score",), steps=2, batch_size=4, group_size=2,
+                                                                max_new_tokens=3, epochs=1, minibatches=1, progress=False)
+    n = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained("llama").parameters())
+    assert f"{4 * n / 1e3:.1f} kB" in shown and "dapo: 2 prompts, 2 responses each" in shown
+
+
+def test_memory_is_that_of_the_models_own_tensors(here):
+    for name in ("gpt2", "llama"):
+        model = AutoModelForCausalLM.from_pretrained(name)
+        parts, kv = memory_parts(model.config, rows=3, micro=2, prompt=5, response=2), model.generate(torch.zeros(3, 5, dtype=torch.long), max_new_tokens=2, min_new_tokens=2, return_dict_in_generate=True).past_key_values
+        held = sum(x.numel() for layer in kv.layers for x in (layer.keys, layer.values)) * 4
+        assert weights_in(model.config) == (model.num_parameters(),) * 2 and parts["weights"] == 4 * model.num_parameters() == parts["reference"]
+        assert parts["cache while sampling"] == held * 7 // kv.get_seq_length()
+        layers, inputs = model.config.num_hidden_layers, 2 * 7 * 16 * 4  # two rows of seven tokens, width 16, float32
+        one = parts["activations, about"] // layers                     # of one layer all, of each its input
+        assert memory_parts(model.config, rows=3, micro=2, prompt=5, response=2, checkpointing=True)["activations, about"] == one + layers * inputs
+
+
+def test_adapters_are_counted_as_they_are_made(here):
+    adapters = pytest.importorskip("instruct_goose.models.adapters"); pytest.importorskip("peft")
+    for name in ("gpt2", "llama"):
+        model = adapters.with_lora(AutoModelForCausalLM.from_pretrained(name), 3)
+        assert weights_in(model.config, 3)[1] == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    main(["train", "--model", "llama", "--data", "prompts.jsonl", "--reward", "rewards.py:score", *TINY, "--lora-rank", "2", "--output-dir", "lora"])
+    assert len(log("lora")) == 2
+
+
+def test_without_peft_a_rank_is_refused(here, monkeypatch):
+    from instruct_goose.recipes import settings as own_settings
+    monkeypatch.setattr(own_settings, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--lora-rank needs"):
+        look_around(TrainConfig(model="llama", data=Path("prompts.jsonl"), reward=("rewards.py:score",), max_new_tokens=3, lora_rank=4))
+
+
+PAIRS = [{"prompt": "is tea ", "chosen": "hot", "rejected": "wet"}, {"prompt": [{"role": "user", "content": "rain?"}], "chosen": "wet", "rejected": "hot"},
+         {"prompt": "Answer: ", "chosen": "good plot", "rejected": "bad plot"}] * 4
+
+
+def test_the_stages_one_after_the_other(here, capsys):
+    write("pairs.jsonl", PAIRS); write("demos.jsonl", [{"prompt": p["prompt"], "completion": p["chosen"]} for p in PAIRS])
+    quick = ["--steps", "4", "--batch-size", "4", "--lr", "1e-3", "--held-out", ".25", "--no-progress"]
+    main(["sft", "--model", "llama", "--data", "demos.jsonl", "--output-dir", "a", *quick])
+    main(["reward-model", "--model", "a", "--data", "pairs.jsonl", "--output-dir", "b", *quick])
+    main(["dpo", "--model", "a", "--data", "pairs.jsonl", "--output-dir", "c", *quick])
+    main(["train", "--model", "c", "--data", "prompts.jsonl", "--reward", "b", "--output-dir", "d", *TINY])
+    for out in "abc":
+        summary = json.loads(Path(out, "summary.json").read_text())
+        assert summary["rows"] == 9 and summary["held_out_rows"] == 3 and [m["step"] for m in log(out)] == [0, 1, 2, 3]
+    assert load_reward("b").model.config.reward_std > 0 and own_tokenizer("d/policy").chat_template == CHAT
+    assert "fallen to 0" in refused("dpo", "--model", "a", "--data", "pairs.jsonl", "--output-dir", "c", *quick, "--steps", "5", "--resume")
+    main(["dpo", "--model", "a", "--data", "pairs.jsonl", "--output-dir", "c", *quick, "--resume"])
+    assert "is finished: nothing to do" in capsys.readouterr().out
+    for name in ("sft", "reward-model", "dpo"):
+        main([name, "--model", "gpt2", "--data", "demos.jsonl" if name == "sft" else "pairs.jsonl", "--dry-run"])
+        assert "at the highest point" in capsys.readouterr().out and not Path("runs").exists()
+    assert "lora_rank" in refused_by_parser("reward-model", "--model", "llama", "--data", "pairs.jsonl", "--lora-rank", "3", capsys=capsys)
+
+
+def refused_by_parser(*args, capsys):
+    with pytest.raises(SystemExit) as stop: main(list(args))
+    shown = capsys.readouterr()
+    return str(stop.value.code) + shown.err + shown.out
+
+
+def test_plan_names_the_stages(here):
+    write("demos.jsonl", [{"text": "rain is wet."}])
+    config = TrainConfig(model="gpt2", data=Path("prompts.jsonl"), reward=("rewards.py:score",), sft=Path("demos.jsonl"), max_new_tokens=3, value_model="copy")
+    text = plan(config, look_around(config))
+    assert "stage 1: SFT" in text and "stage 2: 50 iterations of ppo" in text and "value function" in text

@@ -1,0 +1,269 @@
+"The main job: what it writes, what it refuses, what depends on what; the lesson and the committed runs keep the figures that it promises."
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import pytest
+import torch
+from deep import first
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from instruct_goose.models.reward_model import RewardModel
+from instruct_goose.objective.group import PRESETS
+from instruct_goose.recipes import quickstart
+from instruct_goose.recipes.quickstart import (
+    QuickstartConfig,
+    make_data,
+    make_lm,
+    make_tokenizer,
+    make_trainer,
+    run_quickstart,
+    train_judge,
+    train_sft,
+)
+from instruct_goose.recipes.stages import side_by_side
+from instruct_goose.runs.run_directory import settings_of
+from instruct_goose.worlds.film_reviews import vocabulary
+
+TINY = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=2, batch_size=16, eval_samples=32,
+            tune_steps=2, progress=False)
+FIGURES = {"human_score", "reward_model_score", "grammatical", "distinct_2", "kl_to_reference", "response_length"}
+
+
+def weights(path): return {f.name: f.read_bytes() for f in path.rglob("*.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    "A whole run in seconds; the policy is kept as the trainer left it."
+    kept, make = {}, quickstart.make_trainer
+    def keep(*args): return kept.setdefault("trainer", make(*args))
+    out = tmp_path_factory.mktemp("quickstart") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quickstart, "make_trainer", keep)
+        return out, run_quickstart(QuickstartConfig(**TINY, output_dir=out)), kept["trainer"]
+
+
+def test_files(run):
+    out, _, _ = run
+    for model in ("sft", "reward_model", "policy"):
+        names = {p.name for p in (out / model).iterdir()}
+        assert {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"} <= names
+    assert not [p for p in out.rglob("*") if p.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt")]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [m["iteration"] for m in lines] == list(range(TINY["steps"]))
+    assert {"reward_mean", "kl_to_reference", "entropy", "clip_fraction", "explained_variance"} <= lines[0].keys()
+    assert {p.name for p in out.glob("*.png")} == {"reward_and_kl.png", "entropy.png", "clip_fraction.png", "explained_variance.png"}
+    assert all(p.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for p in out.glob("*.png"))
+    samples = (out / "samples.md").read_text(encoding="utf-8")
+    assert "| prompt" in samples and "| SFT model" in samples and "best of 8" in samples
+    assert json.loads((out / "config.json").read_text())["reviews"] == 300
+
+
+def test_summary(run):
+    out, summary, _ = run
+    assert json.loads((out / "summary.json").read_text()) == summary
+    assert {"seed", "wall_seconds", "cpu_seconds", "torch_threads", "reward_model", "before", "after", "baselines"} <= summary.keys()
+    assert summary["best_iteration"] is None  # nothing was kept
+    assert summary["seed"] == 0 and summary["torch_threads"] == 1 and summary["cpu_seconds"] > 0
+    assert summary["reward_model"].keys() == {"pair_accuracy", "ceiling"}
+    assert summary["before"].keys() >= FIGURES and summary["after"].keys() >= FIGURES
+    assert summary["before"]["kl_to_reference"] == 0 < summary["after"]["kl_to_reference"]
+    assert summary["baselines"].keys() == {"best_of_8", "sft_on_best_of_8"}
+    assert str(out) not in (out / "summary.json").read_text()
+
+
+def test_plain_transformers_load_everything(run):
+    out, _, trainer = run
+    for name in ("sft", "policy"):
+        tokenizer = AutoTokenizer.from_pretrained(out / name)
+        batch = tokenizer(["the film", "every scene is"], return_tensors="pt", padding=True)
+        logits = AutoModelForCausalLM.from_pretrained(out / name).eval()(**batch).logits
+        assert logits.shape[-1] == len(tokenizer)
+        if name == "policy": assert torch.equal(logits, trainer.agent.model(**batch).logits)
+        else: assert not torch.equal(logits, trainer.agent.model(**batch).logits)
+
+
+def test_plain_transformers_score_as_the_reward_model_does(run):
+    out, _, _ = run
+    text = "it is a dire remake ."
+    tokenizer = AutoTokenizer.from_pretrained(out / "reward_model")
+    assert tokenizer(text)["input_ids"][-1] == tokenizer.eos_token_id
+    plain = AutoModelForSequenceClassification.from_pretrained(out / "reward_model").eval()
+    raw = plain(**tokenizer(text, return_tensors="pt")).logits[0, 0].item()
+    score = (raw - plain.config.reward_mean) / plain.config.reward_std
+    assert score == pytest.approx(RewardModel.from_pretrained(out / "reward_model").score([text])[0], abs=1e-5)
+
+
+def test_same_seed_same_everything_but_the_times(run, tmp_path):
+    out, summary, _ = run
+    again = run_quickstart(QuickstartConfig(**TINY, output_dir=tmp_path / "again"))
+    timeless = lambda s: {k: v for k, v in s.items() if not k.endswith("_seconds")}
+    assert timeless(again) == timeless(summary)
+    assert weights(tmp_path / "again") == weights(out)
+    assert (tmp_path / "again/samples.md").read_bytes() == (out / "samples.md").read_bytes()
+
+
+def test_another_seed_another_run(run, tmp_path):
+    out, summary, _ = run
+    other = run_quickstart(QuickstartConfig(**TINY | {"baselines": False}, seed=1, output_dir=tmp_path / "other"))
+    assert other["seed"] == 1 and other["after"] != summary["after"] and other["baselines"] == {}
+    for name in ("sft", "reward_model", "policy"): assert weights(tmp_path / "other" / name) != weights(out / name)
+
+
+@pytest.mark.parametrize("changed", first(1, [PRESETS["grpo"] | {"group_size": 4}, {"beta": 0.}]), ids=["grpo", "beta 0"])
+def test_what_changes_ppo_changes_nothing_before_it(run, tmp_path, changed):
+    out, summary, _ = run
+    other = run_quickstart(QuickstartConfig(**TINY | {"baselines": False} | changed, output_dir=tmp_path / "run"))
+    for name in ("sft", "reward_model"): assert weights(tmp_path / "run" / name) == weights(out / name)
+    assert weights(tmp_path / "run/policy") != weights(out / "policy")
+    for key in ("sft", "reward_model", "before"): assert other[key] == summary[key]
+    assert other["config"]["algorithm"] == ("grpo" if "advantage" in changed else "ppo")
+    value = (tmp_path / "run/explained_variance.png").exists()
+    assert value == ("advantage" not in changed)
+
+
+# ---------------------------------------------------------------- every algorithm, on this task
+
+BRIEF = dict(reviews=4000, pairs=3000, sft_steps=250, rm_steps=80, eval_samples=32, batch_size=64, minibatches=2, lr=2e-3, beta=.02, lr_schedule="constant", progress=False)
+
+
+@pytest.fixture(scope="module")
+def models():
+    "A language model and a reward model, trained briefly and once."
+    config = QuickstartConfig(**BRIEF)
+    data, tokenizer = make_data(config), make_tokenizer(config)
+    lm, _ = train_sft(config, data, tokenizer)
+    return data, tokenizer, lm, train_judge(config, data, lm)[0]
+
+
+@pytest.mark.deep  # the lessons of the quickstart and of the family train them on it as well
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_trains_on_the_quickstart_task(models, name):
+    data, tokenizer, lm, reward_model = models
+    trainer = make_trainer(QuickstartConfig.preset(name, **BRIEF), lm, tokenizer)
+    assert trainer.config.algorithm == name and (trainer.agent.value_model is None) == (name != "ppo")
+    history = trainer.train(data.prompts, reward_model, steps=12, progress=False)
+    assert all(json.loads(json.dumps(m, allow_nan=False)) == m for m in history)
+    undefined = {"entropy_gradient_scale"} | (set() if trainer.config.group_size > 1 else {"group_reward_std", "flat_groups"})
+    early = {"return_gamma", "return_lam"}  # values of 0 do not tell
+    assert all({k for k, v in m.items() if v is None} - early == undefined for m in history)  # nothing else was infinite
+    assert max(m["max_ratio_deviation_first"] for m in history) < 1e-3 and history[0]["kl_to_reference"] == 0
+    mean = lambda some: sum(m["reward_mean"] for m in some) / len(some)
+    print(f"{name}: reward {mean(history[:2]):.2f} to {mean(history[-3:]):.2f}")
+    assert mean(history[-3:]) > mean(history[:2]) + .35
+
+
+def test_a_run_is_refused_before_anything_is_touched(run, monkeypatch):
+    out, _, _ = run
+    monkeypatch.setattr(quickstart, "make_data", lambda *_: pytest.fail("work was done"))
+    files = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in out.rglob("*") if p.is_file()}
+    with pytest.raises(FileExistsError, match="already holds a run"): run_quickstart(QuickstartConfig(**TINY, output_dir=out))
+    assert files == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in out.rglob("*") if p.is_file()}
+
+
+def test_a_file_is_refused(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(FileExistsError, match="is a file"): run_quickstart(QuickstartConfig(**TINY, output_dir=tmp_path / "notes"))
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_no_gpu_is_said_before_any_work(tmp_path):
+    with pytest.raises(ValueError, match="no GPU"): run_quickstart(QuickstartConfig(**TINY, device="cuda", output_dir=tmp_path / "run"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_out_of_range_name_themselves(unchecked):
+    own = {f.name for f in fields(QuickstartConfig)} & {
+        "threads", "reviews", "pairs", "held_out_pairs", "hidden_size", "layers", "heads", "sft_steps", "sft_batch_size",
+        "rm_steps", "rm_batch_size", "eval_samples", "best_of", "tune_steps"}
+    assert len(own) == 14
+    with unchecked():
+        for name in own:
+            for wrong in (0, -3):
+                with pytest.raises(ValueError, match=f"{name}.*at least 1"): QuickstartConfig(**{name: wrong})
+            for wrong in (1.5, True, "7"):
+                with pytest.raises(TypeError, match=f"{name}.*whole number"): QuickstartConfig(**{name: wrong})
+        for name in ("sft_lr", "rm_lr", "tune_lr"):
+            for wrong in (0., -1., float("nan"), float("inf")):
+                with pytest.raises(ValueError, match=f"{name}.*above 0"): QuickstartConfig(**{name: wrong})
+            with pytest.raises(TypeError, match=name): QuickstartConfig(**{name: "fast"})
+        with pytest.raises(ValueError, match="prompt_words"): QuickstartConfig(prompt_words=-1)
+        with pytest.raises(ValueError, match="multiple of heads"): QuickstartConfig(hidden_size=30)
+        with pytest.raises(ValueError, match="lam"): QuickstartConfig(lam=1.1)
+
+
+def test_data_is_held_out_and_depends_on_the_seed_alone():
+    small = dict(reviews=400, pairs=50, held_out_pairs=30, steps=3, batch_size=16, eval_samples=64)
+    data = make_data(QuickstartConfig(**small, prompt_words=3))
+    assert not set(data.held_out) & set(data.reviews)
+    sides = {t for p in data.held_out_pairs for t in p.values()}
+    assert sides <= set(data.held_out) and {t for p in data.pairs for t in p.values()} <= set(data.reviews)
+    begins = lambda prompts, texts: all(any(f"{t} ".startswith(f"{p} ") or not p for t in texts) for p in prompts)
+    assert begins(data.prompts, data.reviews) and begins(data.held_out_prompts, data.held_out)
+    assert {len(p.split()) for p in data.prompts} == {0, 1, 2, 3}
+    assert (len(data.prompts), len(data.held_out_prompts), len(data.pairs), len(data.held_out_pairs)) == (48, 64, 50, 30)
+    assert asdict(make_data(QuickstartConfig(**small, prompt_words=3, beta=0., lr=1.))) == asdict(data)
+    assert make_data(QuickstartConfig(**small, seed=1)).reviews != data.reviews
+
+
+def test_tokenizer_and_model():
+    config = QuickstartConfig(max_new_tokens=50, prompt_words=4)
+    tokenizer, ended = make_tokenizer(config), make_tokenizer(config, end=True)
+    assert set(vocabulary()) <= set(tokenizer.get_vocab()) and tokenizer.model_max_length >= 1 + 4 + 50 + 1
+    text = "the plot is wonderful ."
+    assert ended(text)["input_ids"] == [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    torch.manual_seed(5); here = torch.get_rng_state()
+    one, two = make_lm(config, tokenizer), make_lm(config, tokenizer)
+    assert torch.equal(torch.get_rng_state(), here)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters()))
+    assert one.config.n_positions == tokenizer.model_max_length and one.config.attn_pdrop == 0
+
+
+def test_side_by_side_shows_each_prompt_once(unchecked):
+    from types import SimpleNamespace as Made
+    before = Made(prompts=["a", "", "a"], texts=["a plot .", "what .", "a cast ."])
+    after = Made(prompts=before.prompts, texts=["1", "2", "3"])
+    with unchecked(): table, short = side_by_side(before, after).splitlines(), side_by_side(before, after, 1).splitlines()
+    assert [[c.strip() for c in row.split("|")[1:4]] for row in table[2:]] == [["a", "a plot .", "1"], ["(nothing)", "what .", "2"]]
+    assert short[2].split("|")[1].strip() == "a" and len(short) == 3
+
+
+def check_promises(run):
+    "What README and lesson promise of every run."
+    before, after, rm = run["before"], run["after"], run["reward_model"]
+    assert abs(before["human_score"]) < .5 and after["human_score"] >= 2.2
+    assert after["grammatical"] >= .94
+    assert 0 < after["kl_to_reference"] < 10
+    assert after["distinct_2"] >= .6 * before["distinct_2"]
+    assert rm["pair_accuracy"] >= rm["ceiling"] - .05
+
+
+MEASURED = json.loads((Path(__file__).parents[2] / "evidence/quickstart.json").read_text("utf-8"))["machines"]
+
+
+@pytest.mark.parametrize("machine", MEASURED)
+def test_the_committed_figures_keep_them(machine):
+    block = MEASURED[machine]
+    assert block["origin"]["processor"] in machine and block["origin"]["capability"] in machine
+    ours = settings_of(QuickstartConfig())
+    assert {k: ours[k] for k in block["config"] if k in ours} == {k: v for k, v in block["config"].items() if k in ours}
+    for run in block["runs"]:
+        check_promises(run)
+        assert len(run["curves"]["reward_mean"]) == len(run["beta_0"]["curves"]["reward_mean"]) == block["config"]["steps"]
+
+
+def test_the_record_has_ten_seeds_and_more_than_one_draw():
+    runs = [run for block in MEASURED.values() for run in block["runs"]]
+    assert {run["seed"] for run in runs} == set(range(10)) and len({run["draw"] for run in runs}) > 1
+    assert len({(machine, run["seed"], run["draw"]) for machine, block in MEASURED.items() for run in block["runs"]}) == len(runs)
+
+
+def test_without_a_price_every_recorded_run_leaves_the_grammar():
+    "Reward hacking: what ten seeds have in common, with the margin that they leave."
+    for run in (run for block in MEASURED.values() for run in block["runs"]):
+        priced, free = run["after"], run["beta_0"]["after"]
+        assert free["grammatical"] < priced["grammatical"] - .1 and free["distinct_2"] < .8 * priced["distinct_2"]
+        assert free["kl_to_reference"] > 2.5 * priced["kl_to_reference"]
+        assert free["reward_model_score"] > priced["reward_model_score"] + .02

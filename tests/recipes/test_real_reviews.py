@@ -1,0 +1,431 @@
+"""A tiny set in the format of the real files, with their quirks; and the real files where they lie beside the repository."""
+import itertools
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instruct_goose.models.reward_model import all_pairs_loss
+from instruct_goose.objective.group import PRESETS
+from instruct_goose.recipes import real_reviews
+from instruct_goose.recipes.ratings import (
+    RATINGS,
+    TEXTS,
+    Review,
+    RidgeBagOfWords,
+    both_margins,
+    find_files,
+    load_other_texts,
+    load_reviews,
+    ranking,
+    read_rated,
+    split_half,
+    split_reviews,
+    vader_compound,
+)
+from instruct_goose.recipes.real_reviews import (
+    FinishingTrainer,
+    ReviewsConfig,
+    make_data,
+    make_lm,
+    preferences,
+    run_reviews,
+    soft_pairs_loss,
+    stop_if_worse,
+)
+
+REAL = Path(__file__).parents[3] / "shared/data/icwsm2014"
+real = pytest.mark.skipif(not REAL.is_dir(), reason="the rated sentences are not beside this repository (../shared/data/icwsm2014)")
+WORTH = {"superb": 3, "good": 2, "fine": 1, "long": 0, "dull": -2, "awful": -3}
+
+
+def table(rows, bom=False, end="\r\n", last=""): return (b"\xef\xbb\xbf" if bom else b"") + (end.join("\t".join(r) for r in rows) + last).encode()
+
+
+def write(directory, n=60, end="\r\n", last="", boms=(False, True)):
+    "Odd numbers of raters, one row with 99, entities, accents, blanks, ids that are not numbers, rows in another order."
+    rng, texts, ratings = random.Random(0), [], []
+    for i in range(n):
+        a, b = rng.choice(list(WORTH)), rng.choice(list(WORTH))
+        scores = [max(-4, min(4, round(rng.gauss((WORTH[a] + WORTH[b]) / 2, 1)))) for _ in range(99 if i == 3 else 15 + rng.randrange(15))]
+        mean = sum(scores) / len(scores)
+        texts.append((f"{i % 7}_{i}", f"{mean:.12g}", f"A {a} film &amp;  a {b} fiancé,  nº {i} &#8211; &quot;so&quot; "))
+        ratings.append((f"{i % 7}_{i}", f"{mean:.10g}", "1.0", str(scores)))
+    rng.shuffle(ratings)
+    directory.mkdir(exist_ok=True)
+    (directory / TEXTS).write_bytes(table(texts, boms[0], end, last))
+    (directory / RATINGS).write_bytes(table(ratings, boms[1], end, last))
+    return directory
+
+
+@pytest.fixture
+def folder(tmp_path): return write(tmp_path / "data")
+
+
+def edit(folder, name, pattern, replacement, flags=re.M):
+    path = folder / name
+    before = path.read_bytes()
+    after = re.sub(pattern, replacement, before, count=1, flags=flags)
+    assert after != before
+    path.write_bytes(after)
+
+
+# the loader
+
+def test_loads_the_quirks(folder):
+    reviews = load_reviews(folder)
+    assert len(reviews) == 60 and [r.id for r in reviews[:3]] == ["0_0", "1_1", "2_2"] and len(reviews[3].ratings) == 99
+    assert re.fullmatch(r'A \w+ film & a \w+ fiancé, nº 5 – "so"', reviews[5].text)
+    assert all(r.mean == pytest.approx(sum(r.ratings) / len(r.ratings)) and -4 <= min(r.ratings) for r in reviews)
+
+
+@pytest.mark.parametrize("end, last, boms", [("\n", "", (False, False)), ("\n", "\n", (True, True)), ("\r\n", "\r\n\r\n", (True, False))])
+def test_line_ends_and_marks_do_not_matter(folder, tmp_path, end, last, boms):
+    assert load_reviews(write(tmp_path / "other", end=end, last=last, boms=boms)) == load_reviews(folder)
+
+
+@pytest.mark.parametrize("name, pattern, replacement, reasons, lost", [
+    (TEXTS, rb"^1_1\t", b"x_1\t", [r"anonDataRatings.txt, line \d+: no text has the id '1_1'", r"GroundTruth.txt, line 2: movie.* has no row with the id 'x_1'"], "1_1"),
+    (RATINGS, rb"^1_1\t.*\r\n", b"", [r"line 2: movie.* has no row with the id '1_1'"], "1_1"),
+    (TEXTS, rb"^1_1\t.*\r\n", b"", [r"anonDataRatings.txt, line \d+: no text has the id '1_1'"], "1_1"),
+    (TEXTS, rb"\A", b"0_0\t3\tfirst\r\n", [r"GroundTruth.txt, line 2: the id '0_0' stands on line 1 already"], None),
+    (TEXTS, rb"^(2_2\t[^\t]*)\t", rb"\1 ", [r"GroundTruth.txt, line 3: 2 columns, expected 3, separated by tabs: '2_2", "no text has the id '2_2'"], "2_2"),
+    (TEXTS, rb"^(2_2\t[^\t]*\t)[^\r]*", rb"\1  ", [r"line 3: no text"], "2_2"),
+    (TEXTS, "é".encode(), "é".encode("latin-1"), [r"line 1: not UTF-8", "no text has the id '0_0'"], "0_0"),
+    (RATINGS, rb"^(2_2\t.*)\]", rb"\1", [r"line \d+: the ratings .* are not a list of whole numbers"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[", rb"\1[5, ", [r"line \d+: a rating of 5: the scale goes from −4 to 4"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[", rb"\1[-5, ", [r"a rating of -5"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[", rb"\1[0.5, ", ["whole numbers"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[", rb"\1[true, ", ["whole numbers"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[", rb'\1["3", ', ["whole numbers"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[.*", rb"\1[]", ["nobody's opinion"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[.*", rb"\g<1>3", ["whole numbers"], "2_2"),
+    (RATINGS, rb"^(2_2\t.*)\[.*", rb"\1" + b"[" * 100_000, ["whole numbers"], "2_2"),
+])
+def test_a_bad_row_is_left_out_and_named(folder, name, pattern, replacement, reasons, lost):
+    before = load_reviews(folder)
+    edit(folder, name, pattern, replacement)
+    rated = read_rated(folder)
+    assert len(rated.left_out) == len(reasons) and all(any(re.search(why, said) for said in rated.left_out) for why in reasons), rated.left_out
+    assert max(map(len, rated.left_out)) < 200 and not [i for i in rated.means_off if i != "0_0"]
+    same = lambda reviews: [r for r in reviews if r.id != "0_0"]
+    assert same(rated.reviews) == [r for r in same(before) if r.id != lost] and rated.counts()["left_out"] == len(reasons)
+
+
+@pytest.mark.parametrize("mean, off", [(b"n/a", True), (b"nan", True), (b"4.2", True), (b"-3.99", True), (b"inf", True), (b"", False), (b" ", False)])
+def test_between_a_mean_and_the_ratings_the_raters_win(folder, mean, off):
+    before = load_reviews(folder)
+    edit(folder, TEXTS, rb"^(2_2\t)[^\t]*", rb"\g<1>" + mean)
+    rated = read_rated(folder)
+    assert rated.reviews == before and rated.means_off == ["2_2"] * off and not rated.left_out
+    assert ("In 1 rows the mean is not that of the ratings" in str(rated)) == off
+
+
+def test_files_that_do_not_belong_together_are_refused(folder):
+    text = (folder / TEXTS).read_bytes()
+    (folder / TEXTS).write_bytes(re.sub(rb"(?m)^(\d_)(\d+)\t", lambda m: b"%d_%d\t" % ((int(m[2]) + 1) % 60 % 7, (int(m[2]) + 1) % 60), text))
+    with pytest.raises(ValueError, match=r"in \d+ of 60 rows the mean is not that of the ratings.*ids do not match"): read_rated(folder)
+    (folder / TEXTS).write_bytes(text.replace(b"_", b"-", 40))
+    with pytest.raises(ValueError, match=r"only \d+ of 60 rows can be used. The first that cannot: "): read_rated(folder)
+    (folder / TEXTS).write_bytes(text); edit(folder, RATINGS, rb".*", b"", re.S)
+    with pytest.raises(FileNotFoundError, match="holds no rated sentences: there must be a file of texts"): read_rated(folder)
+
+
+@pytest.mark.parametrize("name", [TEXTS, RATINGS])
+def test_missing_files(folder, name):
+    (folder / name).unlink()
+    for place in (folder, folder / name, folder / "nowhere", folder / "nowhere" / name):
+        with pytest.raises(FileNotFoundError, match=f"{name}.*are in the ICWSM 2014 archive"): load_reviews(place)
+
+
+def corpus(directory, prefix, n, words, seed, wrong_means=0, names=("said.tsv", "scores.tsv")):
+    "An invented corpus in the format, of any names: what a sentence is worth stands in its words; some means are made up."
+    rng, texts, ratings = random.Random(seed), [], []
+    for i in range(n):
+        picked = [rng.choice(list(words)) for _ in range(5)]
+        truth = sum(words[w] for w in picked) / 2
+        scores = [max(-4, min(4, round(rng.gauss(truth, 1)))) for _ in range(rng.randint(8, 14))]
+        mean = sum(scores) / len(scores)
+        texts.append((f"{prefix}{i}", "3.999" if i < wrong_means else f"{mean:.4f}", f"the {' and '.join(picked)} of it ."))
+        ratings.append((f"{prefix}{i}", "0", "0", str(scores)))
+    rng.shuffle(ratings)
+    directory.mkdir(exist_ok=True)
+    (directory / names[0]).write_bytes(table(texts, end="\n")); (directory / names[1]).write_bytes(table(ratings, bom=True))
+    return directory
+
+
+PRAISE = {"superb": 2, "lovely": 2, "fine": 1, "plain": 0, "slow": -1, "dreadful": -2}
+CODE = {"ba": 2, "be": 2, "bi": 1, "bo": 0, "bu": -1, "by": -2}  # words that no lexicon knows
+
+def test_any_names_and_several_sets_side_by_side(tmp_path):
+    one = corpus(tmp_path / "all", "a", 70, PRAISE, 0, wrong_means=3)
+    assert [p.name for p in find_files(one)[:2]] == ["said.tsv", "scores.tsv"]
+    rated = read_rated(one)
+    assert len(rated.reviews) == 70 and rated.means_off == ["a0", "a1", "a2"] and rated.other_texts == [] and not rated.left_out
+    corpus(one, "b", 20, CODE, 1, names=("b texts", "b ratings.csv")); (one / "README.md").write_text("about"); (one / "image").write_bytes(bytes(range(256)))
+    with pytest.raises(ValueError, match=r"several files of ratings, b ratings.csv, scores.tsv: give one of them"): read_rated(one)
+    for name, n, others in (("said.tsv", 70, 20), ("scores.tsv", 70, 20), ("b texts", 20, 70), ("b ratings.csv", 20, 70)):
+        found = read_rated(one / name)
+        assert (len(found.reviews), len(found.other_texts)) == (n, others)
+    with pytest.raises(FileNotFoundError, match="README.md holds no rated sentences"): read_rated(one / "README.md")
+    write(one); assert len(read_rated(one).reviews) == 60 and len(read_rated(one).other_texts) == 90  # Hutto & Gilbert's come first
+
+
+def test_other_texts(folder):
+    assert load_other_texts(folder) == []
+    (folder / "bReviewSnippets_GroundTruth.txt").write_bytes(table([("1_1", "0.1", "b &lt; c"), ("1_2", "0.1", " ")], bom=True))
+    (folder / "aSnippets_GroundTruth.txt").write_bytes(table([("1_1", "anything", "first")]))
+    (folder / "aSnippets_anonDataRatings.txt").write_bytes(b"not read")
+    assert load_other_texts(folder) == ["first", "b < c"]
+
+
+def test_split(folder):
+    reviews = load_reviews(folder)
+    train, held_out = split_reviews(reviews, 20)
+    assert len(held_out) == 20 and len(train) == 40 and {r.id for r in train}.isdisjoint(r.id for r in held_out)
+    twin = Review("twin", held_out[0].text.upper(), (1,))
+    part = split_reviews([*reviews, twin], 20)
+    assert not {r.text.lower() for r in part[0]} & {r.text.lower() for r in part[1]}
+    for n in (1, 59, 100):
+        with pytest.raises(ValueError, match=f"held_out={n} of 60"): split_reviews(reviews, n)
+
+
+# judging judges
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-6, 6)), min_size=2, max_size=10), st.sampled_from([0., 1., 2.]))
+@settings(deadline=None, max_examples=60)
+def test_ranking_is_the_double_loop(items, margin):
+    scores, means = ([x / 2 for x in column] for column in zip(*items, strict=True))
+    pairs = [(i, j) for i, j in itertools.permutations(range(len(items)), 2) if means[i] > means[j] and means[i] - means[j] >= margin]
+    if not pairs:
+        with pytest.raises(ValueError, match="no two"): ranking(scores, means, margin)
+        return
+    slow = sum(1. if scores[i] > scores[j] else .5 if scores[i] == scores[j] else 0. for i, j in pairs) / len(pairs)
+    assert ranking(scores, means, margin) == pytest.approx(slow, abs=1e-12)
+
+
+def test_both_margins_and_split_half(folder):
+    reviews = load_reviews(folder)
+    means = [r.mean for r in reviews]
+    assert both_margins(means, means) == {"pair_accuracy": 1., "pair_accuracy_margin_1": 1.}
+    assert both_margins([0.] * 60, means) == {"pair_accuracy": .5, "pair_accuracy_margin_1": .5}
+    assert split_half(reviews) == split_half(reviews) != split_half(reviews, seed=1)
+    agree = [Review(str(i), "x", (i,) * 16) for i in range(-4, 5)]
+    assert split_half(agree)["pair_accuracy"] == 1.
+    assert split_half([Review("a", "x", (1,)), Review("b", "y", (-1,)), Review("c", "z", (2, 2, -2))])["pair_accuracy"] <= 1.
+
+
+def test_ridge_is_the_dense_solution(folder):
+    texts, means = zip(*[(r.text, r.mean) for r in load_reviews(folder)], strict=True)
+    ridge = RidgeBagOfWords(texts, means, penalty=.7)
+    bags = [set(re.findall(r"[a-z0-9']+|[^\sa-z0-9']", t.lower())) for t in texts]
+    words = sorted(set().union(*bags))
+    idf = {w: torch.tensor((1 + len(bags)) / (1 + sum(w in b for b in bags)), dtype=torch.float64).log() for w in words}
+    X = torch.tensor([[idf[w] if w in b else 0. for w in words] for b in bags], dtype=torch.float64)
+    X = X / X.norm(dim=1, keepdim=True)
+    y = torch.tensor(means, dtype=torch.float64)
+    w = torch.linalg.solve(X.T @ X + .7 * torch.eye(len(words), dtype=torch.float64), X.T @ (y - y.mean()))
+    assert list(ridge.column) == words
+    torch.testing.assert_close(ridge.weights, w, atol=1e-7, rtol=1e-6)
+    torch.testing.assert_close(torch.tensor(ridge.score(texts), dtype=torch.float64), X @ w + y.mean(), atol=1e-7, rtol=1e-6)
+    assert ridge.score(["unheard", ""]) == [pytest.approx(y.mean().item())] * 2
+
+
+def test_vader():
+    good, bad, none = vader_compound(["a superb film", "an awful film", "a film"])
+    assert good > .5 and bad < -.4 and none == 0
+
+
+# raters
+
+rating_lists = st.lists(st.lists(st.integers(-4, 4), min_size=1, max_size=6), min_size=2, max_size=6)
+
+@given(rating_lists)
+@settings(deadline=None, max_examples=60)
+def test_preferences_ask_every_pair_of_raters(ratings):
+    P = preferences(ratings)
+    for i, j in itertools.product(range(len(ratings)), repeat=2):
+        wins = 0. if i == j else sum(a > b for a in ratings[i] for b in ratings[j]) / (len(ratings[i]) * len(ratings[j]))
+        assert P[i, j].item() == pytest.approx(wins, abs=1e-6)
+
+
+def test_soft_pairs_is_the_mean_over_all_draws():
+    opinions, scores = [(3, 1, 2), (2, -1), (0, 1), (0,)], torch.tensor([.3, -.2, .1, .5], dtype=torch.float64)
+    total = pairs = 0
+    for drawn in itertools.product(*opinions):
+        n = sum(a > b for a in drawn for b in drawn)
+        total, pairs = total + n * all_pairs_loss(scores, torch.tensor(drawn)).item(), pairs + n
+    assert soft_pairs_loss(scores, preferences(opinions).double()).item() == pytest.approx(total / pairs, abs=1e-7)
+
+
+def test_soft_pairs_with_one_rater_each_is_all_pairs():
+    scores, ratings = torch.randn(8), torch.randint(-4, 5, (8,))
+    torch.testing.assert_close(soft_pairs_loss(scores, preferences([[y] for y in ratings.tolist()])), all_pairs_loss(scores, ratings))
+    with pytest.raises(ValueError, match="no pair to learn from"): soft_pairs_loss(torch.zeros(2), preferences([[1, 1], [1]]))
+
+
+# the run
+
+def tiny(folder, out, **settings):
+    return ReviewsConfig(**dict(data=folder, output_dir=out, even_if_worse=True, held_out=20, vocab_size=300, hidden_size=16, layers=1, heads=2, context=64, sft_steps=15,
+                                rm_epochs=2., rm_batch_tokens=256, steps=2, batch_size=8, max_new_tokens=8, eval_samples=12, baseline_prompts=3, best_of=2,
+                                tune_steps=2, progress=False) | settings)
+
+
+def test_run_twice_the_same(folder, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    state = torch.get_rng_state()
+    first, second = (run_reviews(tiny(folder, tmp_path / name)) for name in "ab")
+    assert torch.get_rng_state().equal(state)  # the global generator is left alone
+    for summary in (first, second):
+        for name in ("wall_seconds", "cpu_seconds"): assert summary.pop(name) >= 0
+    assert first == second
+    assert set(first) == {"seed", "torch_threads", "resumed_from", "stopped", "best_iteration", "sft", "reward_model", "judges", "before", "after", "baselines", "config", "versions", "data", "findings"}
+    assert {"pair_accuracy", "pair_accuracy_margin_1", "ceiling"} <= set(first["reward_model"])
+    assert set(first["judges"]) == {"reward_model", "ridge", "vader", "half_of_the_raters"}
+    for figures in (first["before"], first["after"]):
+        assert figures["human_score"] is None and figures["grammatical"] is None
+        assert {"vader_compound", "reward_model_score", "distinct_2", "kl_to_reference", "response_length"} <= set(figures)
+    assert first["before"]["kl_to_reference"] == 0 and first["after"]["kl_to_reference"] > 0
+    out = tmp_path / "a"
+    written = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert written["after"] == first["after"] and len((out / "metrics.jsonl").read_text().splitlines()) == 2
+    assert {p.name for p in out.iterdir()} >= {"sft", "reward_model", "policy", "samples.md", "config.json", "reward_and_kl.png", "entropy.png"}
+    assert not list(out.rglob("*.bin")) and all((out / d / "model.safetensors").exists() for d in ("sft", "reward_model", "policy"))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out / "policy"), AutoTokenizer.from_pretrained(out / "policy")
+    assert model.generate(**tokenizer("a good", return_tensors="pt"), max_new_tokens=3).shape[1] >= 4
+    assert AutoModelForSequenceClassification.from_pretrained(out / "reward_model").config.num_labels == 1
+    assert "vader" in capsys.readouterr().out
+    assert run_reviews(tiny(folder, tmp_path / "c", seed=1))["after"] != first["after"]
+
+
+def test_goes_on_where_it_stopped(folder, tmp_path):
+    "With dropout and hidden words, whose dice belong to the state."
+    import shutil
+
+    from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
+
+    def result(out):
+        summary = {k: v for k, v in json.loads((out / "summary.json").read_text("utf-8")).items() if "seconds" not in k and k != "resumed_from"}
+        log = [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in (out / "metrics.jsonl").read_text().splitlines()]
+        return summary, log, (out / "samples.md").read_text(), [(out / d / "model.safetensors").read_bytes() for d in ("sft", "reward_model", "policy")]
+
+    whole = tmp_path / "whole"
+    best = dict(eval_every=1, keep_best=True)
+    assert run_reviews(tiny(folder, whole, save_every=1, keep=1000, **best))["best_iteration"] in (1, 2)
+    places = [load_checkpoint(p)[1]["place"] for p in checkpoints(whole / "checkpoints")]
+    assert {stage for stage, *_ in places} == {"sft", "reward model", "ppo"}  # the SFT model never ends a text here: no second baseline
+    for stage in ("sft", "reward model", "ppo"):
+        n = next(i for i, (name, at, of) in enumerate(places) if name == stage and at < of)
+        out = tmp_path / stage
+        shutil.copytree(whole, out); (out / "summary.json").unlink()
+        for path in checkpoints(out / "checkpoints")[n + 1:]: shutil.rmtree(path)
+        torch.rand(5)
+        assert run_reviews(tiny(folder, out, resume=True, **best))["resumed_from"] == (places[n][1] if stage == "ppo" else stage)
+        assert result(out) == result(whole)
+    (out / "summary.json").unlink(); write(folder, 61)
+    with pytest.raises(ValueError, match="other settings: SHA-256 of the data was"): run_reviews(tiny(folder, out, resume=True, **best))
+
+
+def test_every_response_without_an_end_pays_the_greedy_one_too(folder, tmp_path):
+    from instruct_goose.runs.evaluation import ended
+    from instruct_goose.training.annotate import greedy_responses
+
+    config = tiny(folder, None, **PRESETS["remax"], unfinished_penalty=.25)
+    data = make_data(config, load_reviews(folder))
+    trainer = FinishingTrainer(make_lm(config, data.tokenizer).eval(), config=config, tokenizer=data.tokenizer)
+    r = trainer.score(trainer.rollout(data.prompts[:8]), lambda texts: [1.] * 8)
+    eos = data.tokenizer.eos_token_id
+    assert r.scores.tolist() == [1. if e else .75 for e in ended(r, eos)]
+    greedy, row = greedy_responses(trainer, r)
+    assert r.baseline.tolist() == pytest.approx([1. if e else .75 for e in ended(greedy[row], eos)], abs=1e-6)  # the policy is its own reference: no drift
+
+
+def test_nothing_is_written_before_the_data_are_good(folder, tmp_path):
+    (folder / RATINGS).write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match="holds no rated sentences"): run_reviews(tiny(folder, tmp_path / "a"))
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(ValueError, match="held_out=59"): run_reviews(tiny(write(folder), tmp_path / "a", held_out=59))
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "b").mkdir(); (tmp_path / "b" / "mine").write_text("x")
+    with pytest.raises(FileExistsError): run_reviews(tiny(folder, tmp_path / "b"))
+    assert [p.name for p in (tmp_path / "b").iterdir()] == ["mine"]
+
+
+def test_a_reward_model_that_loses_stops_the_run_and_may_go_on(tmp_path, capsys):
+    "Five steps teach it nothing, and the ridge reads the words off; resumed with even_if_worse, no stage is done twice."
+    few = dict(sft_steps=5, rm_epochs=.5, baselines=False)
+    folder, out = corpus(tmp_path / "data", "a", 90, CODE, 2, wrong_means=4), tmp_path / "run"
+    with pytest.raises(ValueError, match=r"reward model has 0?\.\d+ of the held-out pairs .* ridge 0.*--even-if-worse"): run_reviews(tiny(folder, out, even_if_worse=False, **few))
+    assert (out / "reward_model" / "model.safetensors").exists() and not (out / "policy").exists() and not (out / "metrics.jsonl").exists()
+    with pytest.raises(ValueError, match="even-if-worse"): run_reviews(tiny(folder, out, even_if_worse=False, resume=True, **few))
+    before = capsys.readouterr().out
+    summary = run_reviews(tiny(folder, out, resume=True, **few))
+    assert "the mean is not that of the ratings" in before and "Going on from" in capsys.readouterr().out
+    assert summary["resumed_from"] == "reward model" and summary["data"] == {"reviews": 90, "left_out": 0, "means_off": 4, "reasons": []}
+    assert summary["judges"]["ridge"]["pair_accuracy"] > summary["judges"]["reward_model"]["pair_accuracy"]
+
+
+@pytest.mark.parametrize("own, ridge, vader, named", [(.633, .651, .667, "ridge 0.651, vader 0.667"), (.66, .651, .667, "vader 0.667"), (.66, .7, .6, "ridge 0.700"), (.7, .7, .6, None), (.8, .7, .6, None)])
+def test_whom_it_may_lose_to(own, ridge, vader, named):
+    judges = {k: {"pair_accuracy": x, "pair_accuracy_margin_1": 1.} for k, x in dict(reward_model=own, ridge=ridge, vader=vader, half_of_the_raters=.9).items()}
+    stop_if_worse(judges, even_so=True)
+    if named is None: return stop_if_worse(judges)
+    with pytest.raises(ValueError, match=f"and {named}: PPO"): stop_if_worse(judges)
+
+
+def test_a_collapse_is_in_the_summary(tmp_path, monkeypatch, capsys):
+    "A judge that likes only short texts, as the one that was fooled did; the policy's log is made up, the rest runs."
+    train = real_reviews.train_policy
+    def shrinking(*args):
+        rows = train(*args)
+        return [rows[0] | {"iteration": i, "response_length": max(3.3, 17.4 - 3 * i), "distinct_2": max(.05, .7 - .1 * i)} for i in range(12)]
+    monkeypatch.setattr(real_reviews, "train_policy", shrinking)
+    summary = run_reviews(tiny(corpus(tmp_path / "data", "a", 90, PRAISE, 3), tmp_path / "run", sft_steps=5, rm_epochs=.5, baselines=False))
+    found = {f["name"]: f["evidence"] for f in summary["findings"]}
+    assert found["length collapse"] == "response_length fell from 14.4 to 3.3 tokens" and "variety collapse" in found
+    assert "WARNING  length collapse" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name, bad", [("sft_steps", 0), ("rm_epochs", 0.), ("rm_epochs", float("inf")), ("rm_dropout", 1.), ("rm_word_dropout", -.1), ("held_out", 1),
+                                       ("prompt_words", (6, 2)), ("prompt_words", (0, 2)), ("heads", 3), ("context", 8), ("threads", 0), ("tune_lr", 0.), ("lam", 1.5)])
+def test_settings_out_of_range(folder, name, bad):
+    with pytest.raises(ValueError, match=name): tiny(folder, None, **{name: bad})
+
+
+def test_long_texts_are_left_out(folder):
+    edit(folder, TEXTS, rb"^(5_5\t[^\t]*\t)", rb"\1" + b"word " * 200)
+    reviews = load_reviews(folder)
+    data = make_data(tiny(folder, None), reviews)
+    assert "5_5" not in {r.id for r in data.train + data.held_out} and len(data.train) + len(data.held_out) == 59
+    assert all(1 <= len(p.split()) <= 6 for p in data.prompts + data.held_out_prompts)
+
+
+# the real files
+
+@real
+def test_the_real_files():
+    reviews = load_reviews(REAL)
+    counts = [len(r.ratings) for r in reviews]
+    assert len(reviews) == 10_605 and min(counts) == 15
+    truth = {line.split("\t")[0]: float(line.split("\t")[1]) for line in (REAL / TEXTS).read_text("utf-8-sig").splitlines()}
+    assert max(abs(r.mean - truth[r.id]) for r in reviews) < 1e-6
+    assert not any("&amp;" in r.text or "\n" in r.text or "  " in r.text for r in reviews)
+    if (REAL / "amazonReviewSnippets_GroundTruth.txt").exists(): assert len(load_other_texts(REAL)) >= 3_700
+
+
+@real
+def test_the_baselines_on_the_real_files():
+    train, held_out = split_reviews(load_reviews(REAL))
+    texts, means = [r.text for r in held_out], [r.mean for r in held_out]
+    ridge = both_margins(RidgeBagOfWords([r.text for r in train], [r.mean for r in train]).score(texts), means)
+    vader, people = both_margins(vader_compound(texts), means), split_half(held_out)
+    assert ridge == pytest.approx({"pair_accuracy": .762, "pair_accuracy_margin_1": .853}, abs=.001)
+    assert vader == pytest.approx({"pair_accuracy": .647, "pair_accuracy_margin_1": .694}, abs=.001)
+    assert people["pair_accuracy"] == pytest.approx(.91, abs=.005)

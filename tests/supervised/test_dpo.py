@@ -1,0 +1,123 @@
+"""DPO on a language model: the rows, their log-probabilities token by token, padding, and the optimum of a world that can be counted."""
+import copy
+import math
+import random
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from instruct_goose.models.agent import create_reference_model
+from instruct_goose.models.tokens import bpe_tokenizer, word_tokenizer
+from instruct_goose.runs.resume import Keeper
+from instruct_goose.supervised.dpo import pair_rows, row_logprobs, train_dpo
+
+TOKENIZER = word_tokenizer("a b c d e".split())
+PAIRS = [{"prompt": "a b", "chosen": " c d", "rejected": " e"}, ("a", "b c d e"), {"chosen": "e d", "rejected": "d"}]
+
+
+def tiny(name="gpt2", dropout=0.):
+    torch.manual_seed(0)
+    n = len(TOKENIZER)
+    if name == "gpt2":
+        return GPT2LMHeadModel(GPT2Config(vocab_size=n, n_positions=16, n_embd=16, n_layer=2, n_head=2, resid_pdrop=dropout,
+                                          embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=1, eos_token_id=2))
+    return LlamaForCausalLM(LlamaConfig(vocab_size=n, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+                                        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16))
+
+
+def test_rows_divide_at_the_prompt():
+    ids = TOKENIZER.convert_tokens_to_ids
+    bos, eos = TOKENIZER.bos_token_id, TOKENIZER.eos_token_id
+    a, b, c, d, e = ids("a b c d e".split())
+    assert pair_rows(PAIRS, TOKENIZER) == [
+        (([bos, a, b], [c, d, eos]), ([bos, a, b], [e, eos])),
+        (([bos], [a, eos]), ([bos], [b, c, d, e, eos])),
+        (([bos], [e, d, eos]), ([bos], [d, eos]))]
+
+
+def test_a_pair_whose_prompt_ends_in_a_blank_is_cut_at_its_border():
+    "Byte pairs would join that blank to the response. Both sides are given the same tokens."
+    tokenizer = bpe_tokenizer(["answer: good plot", "answer: bad plot", "good bad plot"] * 20, 400)
+    def ids(text): return tokenizer(text, add_special_tokens=False)["input_ids"]
+    pair = {"prompt": "answer: ", "chosen": "good plot", "rejected": "bad plot"}
+    assert ids("answer: good plot")[:len(ids("answer: "))] != ids("answer: ")  # else this test shows nothing
+    given, end = [tokenizer.bos_token_id, *ids("answer: ")], tokenizer.eos_token_id
+    assert pair_rows([pair], tokenizer) == [((given, [*ids("good plot"), end]), (given, [*ids("bad plot"), end]))]
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_it_goes_on_from_where_it_was_killed_to_the_bit(tmp_path, at):
+    "The same process and shapes. The log's own columns come back too; batches end in the middle of a pass."
+    def sitting(out, kill=None):
+        out.mkdir(exist_ok=True)
+        model, keeper = tiny(), Keeper(out, {}, steps=6, every=1)
+        keeper.resume()
+        def killed(step, log):
+            if step == kill: raise KeyboardInterrupt
+        with keeper:
+            history = train_dpo(model, TOKENIZER, PAIRS, steps=6, lr=1e-2, ref_model=create_reference_model(tiny()), batch_size=2,
+                                progress=False, stage=keeper.stage("dpo"), callback=killed)
+        return history, [p.detach().clone() for p in model.parameters()]
+    whole, weights = sitting(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt): sitting(tmp_path / "cut", at)
+    again, resumed = sitting(tmp_path / "cut")
+    assert again == whole and len(whole) == 6 and list(again[0]) == ["step", "loss", "accuracy", "margin", "chosen_logprob", "rejected_logprob", "lr", "grad_norm"]
+    assert all(p.equal(q) for p, q in zip(resumed, weights, strict=True))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_logprobs_against_one_row_at_a_time(name):
+    "No padding and no masks in the oracle: each row alone, summed token by token."
+    model = tiny(name)
+    rows = [row for pair in pair_rows(PAIRS, TOKENIZER) for row in pair]
+    expected = []
+    with torch.no_grad():
+        for given, response in rows:
+            lp = model(torch.tensor([given + response])).logits[0].double().log_softmax(-1)
+            expected.append(sum(lp[len(given) + t - 1, token].item() for t, token in enumerate(response)))
+    for pad_id in (0, TOKENIZER.eos_token_id, 5):  # whatever fills the padding
+        torch.testing.assert_close(row_logprobs(model, rows, pad_id).double(), torch.tensor(expected, dtype=torch.float64), atol=1e-5, rtol=1e-5)
+
+
+def test_first_loss_is_log_two_with_dropout_in_the_config_and_only_the_model_moves():
+    model = tiny(dropout=.5)
+    reference = create_reference_model(model)
+    before = copy.deepcopy(reference.state_dict())
+    log = train_dpo(model, TOKENIZER, PAIRS, steps=3, lr=1e-2, ref_model=reference, batch_size=3, warmup=0, progress=False)
+    assert log[0]["loss"] == pytest.approx(math.log(2), abs=1e-5) and log[0]["margin"] == pytest.approx(0, abs=1e-5)
+    assert log[-1]["margin"] > 0 and log[-1]["accuracy"] > .5
+    assert all(torch.equal(x, before[k]) for k, x in reference.state_dict().items())
+    assert set(log[0]) == {"step", "loss", "accuracy", "margin", "chosen_logprob", "rejected_logprob", "lr", "grad_norm"}
+
+
+@pytest.mark.deep
+def test_it_ends_at_the_optimum_where_people_disagree():
+    "Three answers; the reference is the untrained model itself, so π* ∝ π_ref·exp(r/β) must be reached from where it stands."
+    answers, r, beta = ["a", "b c", "d"], [0., 1., 2.], .8
+    model = tiny()
+    reference = create_reference_model(model)
+    rows = [chosen for chosen, _ in pair_rows([(x, "e e e") for x in answers], TOKENIZER)]
+    ref = row_logprobs(reference, rows).detach()
+    rng, pairs = random.Random(1), []
+    while len(pairs) < 3000:
+        i, j = rng.sample(range(3), 2)
+        if rng.random() > 1 / (1 + math.exp(r[j] - r[i])): i, j = j, i
+        pairs.append((answers[i], answers[j]))
+    train_dpo(model, TOKENIZER, pairs, steps=250, lr=5e-3, ref_model=reference, beta=beta, progress=False)
+    star = (ref + torch.tensor(r) / beta).softmax(-1)
+    found = row_logprobs(model, rows).detach().softmax(-1)
+    assert (ref.softmax(-1) - star).abs().sum() / 2 > .2
+    assert (found - star).abs().sum() / 2 < .1
+
+
+def test_refusals():
+    model = tiny()
+    reference = create_reference_model(model)
+    go = lambda pairs, ref=reference, **options: train_dpo(model, TOKENIZER, pairs, steps=1, lr=1e-3, ref_model=ref, progress=False, **options)
+    with pytest.raises(ValueError, match="shares parameters"): go(PAIRS, model)
+    with pytest.raises(ValueError, match="no pairs"): go([])
+    with pytest.raises(ValueError, match="pair 1 has no 'rejected'"): go([PAIRS[0], {"chosen": "a"}])
+    with pytest.raises(ValueError, match="to itself"): go([("a", "a")])
+    with pytest.raises(ValueError, match="beyond the model's context of 16"): go([("a " * 30, "b")])
+    with pytest.raises(ValueError, match="beta is 0"): go(PAIRS, beta=0)

@@ -1,0 +1,210 @@
+"Oracles: CRC-32 bit by bit, counting, AdamW written out, and a run that was never stopped."
+import math
+from collections import Counter
+from itertools import islice
+
+import pytest
+import torch
+import transformers
+
+from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
+from instruct_goose.runs.resume import Stage
+from instruct_goose.supervised.fit import batches, cosine, fit, one_seed, refuse_long_rows, torch_threads
+
+
+def crc32(data):
+    "Bit by bit, from the polynomial."
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8): crc = crc >> 1 ^ (0xEDB88320 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def test_seeds():
+    assert one_seed(7, "sft") == crc32(b"7/sft")
+    assert crc32(b"123456789") == 0xCBF43926  # the check value of CRC-32
+    assert len({one_seed(s, n) for s in range(30) for n in ("sft", "reward model", "ppo")}) == 90
+
+
+def test_threads_are_put_back_even_after_an_error():
+    with pytest.raises(KeyError), torch_threads(3):
+        assert torch.get_num_threads() == 3
+        raise KeyError
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("n, size", [(7, 3), (5, 5), (3, 8), (1, 1)])
+def test_batches_by_rows_use_each_row_equally_often(n, size):
+    drawn = list(islice(batches([1] * n, size, seed=3), n * 4))
+    assert all(len(b) == size for b in drawn)
+    assert Counter(sum(drawn, [])) == dict.fromkeys(range(n), 4 * size)
+    assert drawn == list(islice(batches([9] * n, size, seed=3), n * 4))
+    if n > 3: assert drawn != list(islice(batches([1] * n, size, seed=4), n * 4))
+
+
+def test_batches_by_tokens_fit_and_cover_every_row_in_each_pass():
+    lengths = torch.randint(1, 20, (50,), generator=torch.Generator().manual_seed(1)).tolist()
+    stream, passes = batches(lengths, batch_tokens=40, seed=0), []
+    for _ in range(3):
+        seen, order = [], []
+        while len(seen) < 50:
+            batch = next(stream)
+            assert len(batch) * max(lengths[i] for i in batch) <= 40
+            seen += batch; order.append(tuple(batch))
+        assert sorted(seen) == list(range(50))
+        passes.append(order)
+    assert passes[0] != passes[1] != passes[2]
+
+
+@pytest.mark.parametrize("wrong", [dict(), dict(batch_size=2, batch_tokens=9), dict(batch_size=0), dict(batch_size=-1),
+                                   dict(batch_tokens=4), dict(batch_tokens=0)], ids=str)
+def test_batches_refuse_at_once(wrong):
+    with pytest.raises(ValueError): batches([2, 5], **wrong)
+    with pytest.raises(ValueError, match="no rows"): batches([], 2)
+
+
+def test_cosine():
+    assert [cosine(k, 10, 4) for k in range(4)] == [.25, .5, .75, 1.]
+    factors = [cosine(k, 10, 4, .2) for k in range(4, 13)]
+    assert factors == sorted(factors, reverse=True) and factors[0] == 1. and factors[6:] == pytest.approx([.2] * 3)
+    assert cosine(7, 10, 4, .2) == pytest.approx(.6)  # halfway down
+
+
+def line():
+    torch.manual_seed(0)
+    return torch.nn.Linear(2, 1)
+
+
+def test_fit_is_adamw_by_hand():
+    "Two parameters, written out: decay on the matrix, none on the bias, gradient clipped to length 1."
+    model, x, y = line().double(), torch.tensor([[3., -1.]]).double(), torch.tensor([[9.]]).double()
+    values = {n: p.detach().clone() for n, p in model.named_parameters()}
+    log = fit(model, lambda rows: (model(x) - y).square().sum(), batches([1], 1), steps=12, lr=.1, weight_decay=.3,
+              warmup=3, floor=.5, progress=False)
+    first, second = ({n: torch.zeros_like(v) for n, v in values.items()} for _ in range(2))
+    for k in range(12):
+        error = (x @ values["weight"].T + values["bias"] - y).item()
+        g = {"weight": 2 * error * x, "bias": torch.tensor([2 * error]).double()}
+        norm = math.sqrt(sum(v.square().sum().item() for v in g.values()))
+        lr = .1 * ((k + 1) / 3 if k < 3 else .5 + .25 * (1 + math.cos(math.pi * (k - 3) / 9)))
+        assert log[k] == pytest.approx({"step": k, "loss": error**2, "lr": lr, "grad_norm": norm}, rel=1e-6)
+        for n, v in values.items():
+            d = g[n] * min(1., 1 / (norm + 1e-6))
+            first[n], second[n] = .9 * first[n] + .1 * d, .99 * second[n] + .01 * d**2
+            if n == "weight": v = v * (1 - lr * .3)
+            m, s = first[n] / (1 - .9**(k + 1)), second[n] / (1 - .99**(k + 1))
+            values[n] = v - lr * m / (s.sqrt() + 1e-8)
+    for n, p in model.named_parameters(): torch.testing.assert_close(p.detach(), values[n], atol=1e-9, rtol=1e-7)
+
+
+class Shelf(Stage):
+    "A stage of a run that keeps every state that it is shown, as it comes back from the files."
+
+    found = None
+
+    def __init__(self, directory, found=None): self.directory, self.found, self.kept = directory, found, {}
+
+    def reached(self, at, of, state, often=1): self.kept[at] = load_checkpoint(save_checkpoint(self.directory, *state(), keep=1000))
+
+
+def test_fit_goes_on_from_any_update_to_the_bit(tmp_path):
+    "Dropout, a generator and a column of the loss's own, frozen weights, batches that end in the middle of a pass."
+    def train(directory, found=None):
+        torch.manual_seed(1)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(.5), torch.nn.Linear(8, 1), torch.nn.Linear(1, 1)).eval()
+        net[3].requires_grad_(False)
+        data, dice, shelf = torch.randn(7, 3), torch.Generator().manual_seed(2), Shelf(directory, found)
+        def loss(batch):
+            error = net(data[batch]) - torch.rand(len(batch), 1, generator=dice)
+            return error.square().mean(), {"worst": error.abs().max().item()}
+        seen = []
+        history = fit(net, loss, batches(range(7), 3, seed=4), steps=9, lr=.05, progress=False, stage=shelf, generators={"dice": dice},
+                      callback=lambda step, m: seen.append(step))
+        assert not net.training
+        return history, [p.detach().clone() for p in net.parameters()], torch.rand(2).tolist(), dice.get_state(), shelf, seen
+    whole = train(tmp_path / "whole")
+    assert list(whole[4].kept) == list(range(1, 10)) and list(whole[0][0]) == ["step", "loss", "worst", "lr", "grad_norm"]
+    assert not [name for name in whole[4].kept[9][0] if name.startswith("optimizer")]  # a finished stage needs none
+    for at, found in whole[4].kept.items():
+        again = train(tmp_path / "again", found)
+        assert again[0] == whole[0] and all(torch.equal(a, b) for a, b in zip(again[1], whole[1], strict=True))
+        assert again[2] == whole[2] and torch.equal(again[3], whole[3])
+        assert again[5] == list(range(at, 9)) and list(again[4].kept) == list(range(at + 1, 10))
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_before_the_weights(factor):
+    model, kept = line().eval(), []
+    def loss_of(batch):
+        assert model.training
+        kept.append([p.detach().clone() for p in model.parameters()])
+        return model(torch.ones(1, 2)).square().sum() * (factor if len(kept) == 3 else 1.)
+    with pytest.raises(FloatingPointError, match="words, step 2: the loss is"):
+        fit(model, loss_of, batches([1], 1), steps=9, lr=.1, desc="words", progress=False)
+    assert all(p.equal(q) for p, q in zip(model.parameters(), kept[2], strict=True)) and not kept[2][0].equal(kept[1][0])
+    assert not model.training  # as before
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights():
+    model = line()
+    with torch.no_grad(): model.weight.zero_()
+    with pytest.raises(FloatingPointError, match="gradient is not finite"):
+        fit(model, lambda b: model.weight.abs().sqrt().sum(), batches([1], 1), steps=1, lr=.1, progress=False)
+    assert model.weight.eq(0).all()
+
+
+def test_fit_leaves_frozen_weights_alone_calls_back_and_refuses_nonsense():
+    model, calls = line(), []
+    model.bias.requires_grad_(False)
+    bias, weight = model.bias.clone(), model.weight.clone()
+    log = fit(model, lambda b: model(torch.ones(1, 2)).square().sum(), batches([1], 1), steps=3, lr=.1, progress=False,
+              callback=lambda step, m: calls.append((step, m)))
+    assert model.bias.equal(bias) and not model.weight.equal(weight) and calls == list(enumerate(log))
+    for wrong in (dict(steps=0, lr=.1), dict(steps=1, lr=0.), dict(steps=1, lr=math.nan), dict(steps=1, lr=math.inf)):
+        with pytest.raises(ValueError): fit(model, lambda b: None, batches([1], 1), **wrong)
+
+
+def short_fit(directory, found=None, steps=4):
+    net, shelf = line(), Shelf(directory, found)
+    history = fit(net, lambda rows: net(torch.ones(1, 2)).square().sum(), batches([1], 1), steps=steps, lr=.1, progress=False, stage=shelf)
+    return history, net, shelf
+
+
+def broken_states(tensors, record):
+    def without(*names): return {k: x for k, x in tensors.items() if not k.startswith(names)}
+    yield "its log is missing", without("history/loss"), record
+    yield "its log is missing", tensors, {k: x for k, x in record.items() if k != "history"}
+    yield "its log is missing", tensors, record | {"history": record["history"][:-1]}
+    yield "its log is missing", tensors, record | {"history": None}
+    yield "columns differ", tensors | {"history/lr": tensors["history/lr"][:1]}, record
+    yield "columns differ", tensors | {"history/lr": tensors["history/lr"].float()}, record
+    yield "0 updates, of 4", tensors | {k: x[:0] for k, x in tensors.items() if k.startswith("history/")}, record
+    yield "8 updates, of 4", tensors | {k: x.repeat(4) for k, x in tensors.items() if k.startswith("history/")}, record
+    yield "moments are missing after 2 of 4", without("optimizer/"), record | {"groups": []}
+    yield "another model's weights", without("model/bias"), record
+    yield "not finite", tensors | {"model/bias": torch.tensor([math.nan])}, record
+    yield "torch is missing", without("dice/torch"), record
+
+
+def test_another_stages_state_is_refused_before_anything_changes(tmp_path):
+    found = short_fit(tmp_path)[2].kept[2]
+    for why, *state in broken_states(*found):
+        net = line()
+        before = [p.detach().clone() for p in net.parameters()]
+        with pytest.raises(ValueError, match=why):
+            fit(net, lambda rows: None, batches([1], 1), steps=4, lr=.1, progress=False, stage=Shelf(tmp_path, tuple(state)))
+        assert all(p.equal(q) for p, q in zip(net.parameters(), before, strict=True)), why
+
+
+def test_a_finished_stage_gives_back_its_log_and_its_model(tmp_path):
+    history, net, shelf = short_fit(tmp_path)
+    again, other, idle = short_fit(tmp_path, shelf.kept[4])
+    assert again == history and idle.kept == {} and all(p.equal(q) for p, q in zip(other.parameters(), net.parameters(), strict=True))
+
+
+def test_long_rows_are_refused_by_name():
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1))
+    refuse_long_rows([[1] * 4], model)
+    with pytest.raises(ValueError, match=r"chosen text 1 has 5 tokens, beyond the model's context of 4 \(2 of them"):
+        refuse_long_rows([[1], [1] * 5, [1] * 6], model, "chosen text")

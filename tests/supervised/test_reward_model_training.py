@@ -1,0 +1,102 @@
+"Oracles: the log-odds at which the loss is lowest, worked out by hand, and counting."
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from instruct_goose.models.reward_model import RewardModel
+from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
+from instruct_goose.runs.resume import Stage
+from instruct_goose.supervised.reward_model_training import (
+    pair_accuracy,
+    train_reward_model,
+    train_reward_model_on_ratings,
+)
+
+CONFIG = dict(vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=12, pad_token_id=0,
+              bos_token_id=0, eos_token_id=0, intermediate_size=24, num_key_value_heads=1)
+
+
+class Shelf(Stage):
+    "A stage of a run that keeps every state that it is shown, as it comes back from the files."
+
+    found = None
+
+    def __init__(self, directory, found=None): self.directory, self.found, self.kept = directory, found, {}
+
+    def reached(self, at, of, state, often=1): self.kept[at] = load_checkpoint(save_checkpoint(self.directory, *state(), keep=1000))
+
+
+@pytest.fixture
+def tokenizer():
+    return word_tokenizer("the a film plot is good bad".split(), model_max_length=12, pad="<end>", bos="<end>", eos="<end>")
+
+
+def tiny():
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**CONFIG)).eval()  # no dropout
+    for p in model.parameters(): torch.nn.init.normal_(p, std=.1)
+    return model
+
+
+def test_reward_model_finds_log_odds(tokenizer):
+    "Three of four people prefer the first: −¾ log σ(d) − ¼ log σ(−d) is lowest at d = log 3."
+    reward_model = RewardModel.from_causal_lm(tiny(), tokenizer)
+    pairs = [("a good film", "a bad film")] * 3 + [{"chosen": "a bad film", "rejected": "a good film"}]
+    log = train_reward_model(reward_model, pairs, steps=200, lr=1e-2, batch_size=4, progress=False)
+    assert log[0]["loss"] == pytest.approx(math.log(2)) and .562334 < log[-1]["loss"] < .567  # the entropy of a coin that falls 3 to 1
+    good, bad = reward_model.eval().score(["a good film", "a bad film"])
+    assert good - bad == pytest.approx(math.log(3), abs=.15)
+    assert pair_accuracy(reward_model.score, pairs) == .75
+
+
+def test_reward_model_from_ratings_finds_the_odds_of_drawn_raters(tokenizer):
+    """Ratings (1, 1, 1, −1) and (0,): a drawn rater puts the first above in 3 of 4 cases, so d = log 3 again. A model
+    that learnt from the means would let d grow without end. Copies of a text against each other change nothing."""
+    reward_model = RewardModel.from_causal_lm(tiny(), tokenizer)
+    texts, ratings = ["a good film"] * 24 + ["a bad film"] * 8, [[1, 1, 1, -1]] * 24 + [[0.]] * 8
+    train_reward_model_on_ratings(reward_model, texts, ratings, steps=200, lr=1e-2, batch_size=32, progress=False)
+    good, bad = reward_model.eval().score(["a good film", "a bad film"])
+    assert good - bad == pytest.approx(math.log(3), abs=.3)
+    quick = dict(steps=1, lr=1e-3, progress=False)
+    with pytest.raises(ValueError, match="nobody rated text 1: 'b'"):
+        train_reward_model_on_ratings(reward_model, ["a", "b"], [[1], []], **quick)
+    with pytest.raises(ValueError, match="2 texts and ratings for 1"):
+        train_reward_model_on_ratings(reward_model, ["a", "b"], [[1]], **quick)
+    with pytest.raises(ValueError, match="context of 12"):
+        train_reward_model_on_ratings(reward_model, ["a", "good " * 12], [[1], [2]], **quick)
+
+
+def test_raters_are_drawn_as_before(tokenizer, tmp_path):
+    texts, ratings = ["a good film", "a bad film", "the film is bad", "the film is good"], [[1, 3], [-1, 2], [-3, 0, 1], [2, 2]]
+    def train(found=None):
+        model, shelf = RewardModel.from_causal_lm(tiny(), tokenizer), Shelf(tmp_path, found)
+        return train_reward_model_on_ratings(model, texts, ratings, steps=6, lr=.01, batch_size=4, progress=False, stage=shelf), shelf.kept
+    whole, kept = train()
+    assert train(kept[3])[0] == whole
+
+
+def test_long_texts_are_refused_by_name(tokenizer):
+    tokenizer.model_max_length = 100
+    with pytest.raises(ValueError, match="rejected text 1 has 14 tokens.*context of 12"):
+        train_reward_model(RewardModel.from_causal_lm(tiny(), tokenizer), [("a", "bad"), ("a", "bad " * 13)], steps=1, lr=1e-3, progress=False)
+
+
+def test_pair_accuracy_by_hand(unchecked):
+    seen = []
+    def length(texts): seen.extend(texts); return [len(t) for t in texts]
+    pairs = [{"chosen": "long one", "rejected": "short"}, ("ab", "cd"), ("x", "xyz"), ("xyz", "x")]
+    assert pair_accuracy(length, pairs) == (1 + .5 + 0 + 1) / 4
+    assert pair_accuracy(lambda texts: torch.tensor(length(texts)), pairs) == 2.5 / 4
+    seen.clear()
+    assert pair_accuracy(length, [{"prompt": "he said ", "chosen": "yes", "rejected": "no"}]) == 1.
+    assert seen == ["he said yes", "he said no"]  # as the reward model was trained
+    with pytest.raises(ValueError, match="no pairs"): pair_accuracy(length, [])
+
+
+def test_a_judge_that_scores_some_texts_only_is_refused():
+    pairs = [{"chosen": "good plot", "rejected": "bad plot"}, {"chosen": "good film", "rejected": "dull film"}]
+    for scores in ([1.], [], [1., 2., 3.]):
+        with pytest.raises(ValueError): pair_accuracy(lambda texts, scores=scores: scores, pairs)

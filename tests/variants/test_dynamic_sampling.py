@@ -1,0 +1,160 @@
+"Oracles: scripted judges, prompts counted by hand, a rollout that never held what is left out, and a run that was never stopped."
+import pytest
+import torch
+import transformers
+from deep import first
+
+from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.trainer import RLHFTrainer
+from instruct_goose.variants.dynamic_sampling import draw_again, flat_groups
+
+TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
+EOS = TOKENIZER.eos_token_id
+PROMPTS = ["w0 w3", "w5", "w1 w1 w2", "w8 w7", "w4", "w2", "w6 w6"]
+
+
+def tiny():
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(TOKENIZER), n_embd=8, n_layer=1, n_head=2, n_positions=20,
+                                                                 bos_token_id=EOS, eos_token_id=EOS))
+    for p in model.parameters(): torch.nn.init.normal_(p, std=.3)
+    return model.double()
+
+
+def trainer(**changes):
+    settings = dict(device="cpu", batch_size=8, group_size=2, max_new_tokens=4, lr=5e-3, steps=4, seed=1) | changes
+    return RLHFTrainer(tiny(), config=RLHFConfig.preset(settings.pop("algorithm", "grpo"), **settings), tokenizer=TOKENIZER)
+
+
+def only_even(prompts, completion_ids):
+    "Groups of an even first word differ in length now and then; those of an odd one are always flat."
+    return [0. if int(p[1]) % 2 else float(len(ids) % 2) for p, ids in zip(prompts, completion_ids, strict=True)]
+
+
+def no_clock(metrics): return [{k: v for k, v in m.items() if "second" not in k} for m in metrics]
+
+
+def test_flat_is_equal_to_the_bit_and_groups_are_whole():
+    assert flat_groups(torch.tensor([1., 1., 0., 1e-7, -3., -3.]), 2).tolist() == [True, False, True]
+    assert flat_groups(torch.tensor([1., 1., 1., 2.]), 4).tolist() == [False] and flat_groups(torch.zeros(3), 1).all()
+    with pytest.raises(ValueError, match="5 scores do not divide into groups of 2"): flat_groups(torch.zeros(5), 2)
+
+
+class Script:
+    "Scores by call: each inner list is what the next call says."
+    def __init__(self, *calls): self.calls, self.asked = list(calls), []
+    def __call__(self, prompts): self.asked.append(list(prompts)); return [float(x) for x in self.calls.pop(0)]
+
+
+def test_flat_groups_give_way_to_the_next_prompts_in_their_place():
+    """Four prompts, groups of two. First round: groups 0 and 2 are flat; of the two that replace them one is flat again, place 2; and
+    again, which is the last round. Its place keeps the flat answers of the last prompt."""
+    t, judge = trainer(redraw_flat=2), Script([1, 1, 0, 1, 2, 2, 3, 4], [5, 6, 7, 7], [8, 8])
+    history = t.train(PROMPTS, judge, steps=1, progress=False)
+    rounds = [call[::2] for call in judge.asked]
+    assert [len(r) for r in rounds] == [4, 2, 1] and t.prompts_seen == 7
+    assert sorted(sum(rounds, [])) == sorted(PROMPTS)  # one pass: each prompt once
+    m = history[0]
+    assert m["groups_redrawn"] == 3 and m["groups_dropped"] == 0 and m["flat_groups"] == .25
+    assert m["reward_mean"] == pytest.approx((5 + 6 + 0 + 1 + 8 + 8 + 3 + 4) / 8)
+    assert m["reward_mean_drawn"] == pytest.approx((1 + 1 + 0 + 1 + 2 + 2 + 3 + 4 + 5 + 6 + 7 + 7 + 8 + 8) / 14)
+    assert t.fresh is None  # the prompts belong to that call of train
+
+
+def test_rows_and_columns_stay_together():
+    t = trainer(redraw_flat=1)
+    rows = [{"prompt": p, "n": i} for i, p in enumerate(PROMPTS)]
+    script, kept = Script([0, 0, 1, 2, 3, 3, 4, 5], [6, 7, 8, 9]), {}
+
+    class Keep:
+        def __getattr__(self, name): return lambda trainer, r, *_: kept.__setitem__(name, r)
+    t.callbacks = [Keep()]
+    def judge(prompts, n):
+        assert [PROMPTS[i] for i in n] == [p.removeprefix("<end>").strip() for p in prompts]
+        return script(prompts)
+    t.train(rows, judge, steps=1, progress=False)
+    r = kept["on_optimize"]
+    assert r.scores.tolist() == [6, 7, 1, 2, 8, 9, 4, 5]
+    assert [PROMPTS[i] for i in r.columns["n"]] == r.prompts and all(text.startswith(p) for p, text in zip(r.prompts, r.texts, strict=True))
+    for i in range(8):  # the tokens are those of the text, wherever the padding is
+        words = TOKENIZER.decode(torch.cat([r.query_ids[i][r.query_mask[i]], r.response_ids[i][r.mask[i]]]), skip_special_tokens=True)
+        assert words == r.texts[i]
+        assert r.query_mask[i].long().diff().ge(0).all() and r.mask[i].long().diff().le(0).all()
+    assert (r.old_logprobs - r.sampled_logprobs)[r.mask].abs().max() < 1e-9  # the sampler's numbers went with their tokens
+
+
+def test_without_train_the_same_prompts_are_asked_again():
+    t, judge = trainer(redraw_flat=1), Script([0, 0, 1, 2, 3, 3, 4, 5], [6, 7, 8, 8])
+    m = t.step([{"prompt": p, "n": i} for i, p in enumerate(PROMPTS[:4])], judge)
+    assert judge.asked[1] == [judge.asked[0][i] for i in (0, 1, 4, 5)]
+    assert m["groups_redrawn"] == 2 and m["flat_groups"] == .25 and t.prompts_seen == 0
+
+
+def test_a_stream_that_ends_leaves_flat_what_it_cannot_replace():
+    t, judge = trainer(redraw_flat=5), Script([0, 0, 1, 1, 2, 2, 3, 3], [4, 5])
+    history = t.train(iter(PROMPTS[:5]), judge, steps=1, progress=False)
+    assert history[0]["groups_redrawn"] == 1 and history[0]["flat_groups"] == .75 and t.prompts_seen == 5
+
+
+@pytest.mark.parametrize("algorithm,more", [("grpo", dict(beta=.3)), ("dapo", {}), ("dr_grpo", dict(whiten_advantages=True)), ("gspo", dict(micro_batch_size=2)),
+                                            ("grpo", dict(advantage="group_mean_batch_std", aggregation="token_mean"))])
+def test_what_is_left_out_was_never_there(algorithm, more):
+    "The same weights after an iteration as of a rollout from which the rows were taken by hand, and no denominator knows of them."
+    one, two = (trainer(algorithm=algorithm, drop_flat=drop, minibatches=2, **more) for drop in (True, False))
+    scores = torch.tensor([1., 1., 0., 1., 2., 2., 3., 5.])
+    for t in (one, two):
+        r = t.rollout(PROMPTS[:4])
+        r.scores = scores.double()
+        if t is one: draw_again(t, r, None)
+        else: r = r[[2, 3, 6, 7]]
+        assert len(r) == 4
+        t.optimize(t.advantages(r))
+    for a, b in zip(one.agent.parameters(), two.agent.parameters(), strict=True): assert a.equal(b)
+    assert any(not a.equal(b) for a, b in zip(one.agent.parameters(), trainer(algorithm=algorithm).agent.parameters(), strict=True))
+
+
+def test_one_group_left_is_fewer_rows_than_minibatches():
+    t = trainer(drop_flat=True, minibatches=4)
+    m = t.step(PROMPTS[:4], lambda texts: [0., 0., 0., 0., 0., 0., 1., 2.])
+    assert m["groups_dropped"] == 3 and m["grad_norm"] > 0 and m["distinct_prompts"] == 1 and m["prompts_given"] == 4
+
+
+@pytest.mark.parametrize("more", [{}, dict(beta=.5, whiten_advantages=True), dict(redraw_flat=2)])
+def test_where_all_are_flat_no_step_is_taken(more):
+    t = trainer(drop_flat=True, **more)
+    before = [p.clone() for p in t.agent.parameters()]
+    history = t.train(PROMPTS, lambda texts: [1.] * len(texts), steps=2, progress=True)
+    assert all(p.equal(b) for p, b in zip(t.agent.parameters(), before, strict=True))
+    assert all("grad_norm" not in m and m["groups_dropped"] == 4 and m["flat_groups"] == 1 for m in history)
+
+
+def test_the_doctor_does_not_miss_prompts_that_were_left_out():
+    from instruct_goose.doctor.log import Run
+    from instruct_goose.doctor.rules import prompts_lost
+    rows = [{"iteration": i, "distinct_prompts": 1, "prompts_given": 4} for i in range(4)]
+    assert prompts_lost(Run(rows)) and not prompts_lost(Run([row | {"groups_dropped": 3} for row in rows]))
+
+
+def test_off_by_default_and_only_for_groups():
+    t = trainer()
+    m = t.step(PROMPTS[:4], only_even)
+    assert not {"groups_redrawn", "groups_dropped", "reward_mean_drawn"} & m.keys()
+    with pytest.raises(ValueError, match="drop_flat is True: it must be False with advantage='return'"): trainer(algorithm="reinforce_pp", drop_flat=True)
+    with pytest.raises(ValueError, match="redraw_flat"): RLHFConfig(redraw_flat=-1)
+
+
+@pytest.mark.parametrize("stream", first(1, [True, False]))
+def test_a_resumed_run_draws_the_same_prompts(stream):
+    import itertools
+    prompts = lambda seen=0: itertools.islice(itertools.cycle(PROMPTS), seen, None) if stream else PROMPTS
+    settings = dict(redraw_flat=3, drop_flat=True)
+    whole = trainer(**settings)
+    expected = whole.train(prompts(), only_even, progress=False)
+    assert sum(m["groups_redrawn"] for m in expected) > 3
+    first, again = trainer(**settings), trainer(**settings)
+    first.train(prompts(), only_even, steps=2, progress=False)
+    again.load_state(*first.state())
+    rest = again.train(prompts(again.prompts_seen) if stream else PROMPTS, only_even, progress=False)
+    assert no_clock(rest) == no_clock(expected[2:])
+    assert all(a.equal(b) for a, b in zip(again.agent.parameters(), whole.agent.parameters(), strict=True))

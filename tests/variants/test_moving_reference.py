@@ -1,0 +1,146 @@
+"Oracles: TRL's formula, powers of 1 − α, a run whose reference is replaced by hand, and a run that was never stopped."
+import copy
+
+import pytest
+import torch
+import transformers
+from deep import first
+from torch import nn
+
+from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.training.callbacks import Callback
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.trainer import RLHFTrainer
+from instruct_goose.variants.moving_reference import check_can_follow, follow, what_moves
+
+TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
+EOS = TOKENIZER.eos_token_id
+PROMPTS = ["w0 w3", "w5", "w1 w1 w2", "w8 w7"]
+
+
+def tiny(seed=0, width=8):
+    torch.manual_seed(seed)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(TOKENIZER), n_embd=width, n_layer=1, n_head=2, n_positions=20,
+                                                                 bos_token_id=EOS, eos_token_id=EOS, resid_pdrop=.1))
+    for p in model.parameters(): nn.init.normal_(p, std=.3)
+    return model
+
+
+def trainer(model=None, ref_model=None, **changes):
+    settings = dict(device="cpu", batch_size=8, max_new_tokens=4, lr=1e-2, steps=6, seed=1) | changes
+    return RLHFTrainer(model or tiny(), ref_model, RLHFConfig(**settings), tokenizer=TOKENIZER)
+
+
+def reward(texts): return [text.split().count("w1") - .5 * text.split().count("w2") for text in texts]
+def no_clock(metrics): return [{k: v for k, v in m.items() if "second" not in k} for m in metrics]
+def weights(model): return [p.detach().clone() for p in model.parameters()]
+def same(a, b): return all(x.equal(y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_part_of_the_way_as_trl_goes_it(dtype):
+    "trl 1.16, SyncRefModelCallback: target.mul_(1 − α).add_(policy, alpha=α), here in float64."
+    policy, reference = tiny(1).to(dtype), tiny(2).to(dtype)
+    expected = [(1 - .6) * r.double() + .6 * p.double() for r, p in zip(weights(reference), weights(policy), strict=True)]
+    follow(reference, policy, .6)
+    for got, e in zip(weights(reference), expected, strict=True):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got, e.to(dtype), rtol=.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-7)
+    follow(reference, policy)
+    assert same(weights(reference), weights(policy))
+
+
+def test_an_average_of_policies():
+    "Δ = α Σ (1 − α)^(n − k) θₖ, and (1 − α)^n of where it began."
+    reference, alpha, path = nn.Linear(2, 2).double(), .3, []
+    start = reference.weight.detach().clone()
+    for _ in range(5):
+        policy = nn.Linear(2, 2).double()
+        path.append(policy.weight.detach().clone())
+        follow(reference, policy, alpha)
+    expected = (1 - alpha)**5 * start + sum(alpha * (1 - alpha)**(4 - k) * w for k, w in enumerate(path))
+    torch.testing.assert_close(reference.weight.detach(), expected)
+
+
+def test_numbers_that_are_whole_and_weights_that_are_shared():
+    class Counted(nn.Module):
+        def __init__(self, n, w): super().__init__(); self.w = w; self.register_buffer("n", torch.tensor(n))
+    shared = nn.Parameter(torch.ones(2))
+    one, two = Counted(3, shared), Counted(7, shared)
+    before = shared._version
+    follow(one, two, .5)
+    assert one.n.item() == 7 and shared._version == before
+
+
+class ByHand(Callback):
+    "The reference is replaced after iterations 2 and 4, by hand."
+    def on_iteration(self, trainer, rollout, metrics):
+        if trainer.iteration % 2 == 0: trainer.ref_model.load_state_dict(copy.deepcopy(trainer.agent.model.state_dict()))
+
+
+def test_a_run_is_that_with_the_reference_replaced_by_hand():
+    one, two = trainer(ref_every=2), trainer()
+    two.callbacks = [ByHand()]
+    first, second = (t.train(PROMPTS, reward, progress=False) for t in (one, two))
+    moved = [m.pop("reference_moved") for m in first]
+    assert moved == [0, 1] * 3 and no_clock(first) == no_clock(second) and same(weights(one.agent), weights(two.agent))
+    kl = [m["kl_to_reference"] for m in first]
+    assert max(kl[0], kl[2], kl[4]) < 1e-6 < min(kl[1], kl[3], kl[5])
+    assert all(not p.requires_grad for p in one.ref_model.parameters()) and not one.ref_model.training
+
+
+@pytest.mark.parametrize("settings", first(1, [
+    dict(ref_every=3, ref_mixup=.6, kl_target=1., entropy_target=2.1, ent_coef=.01), dict(ref_every=2), dict(ref_every=1, ref_mixup=.2)]))
+def test_a_resumed_run_has_the_reference_that_it_had(settings):
+    whole = trainer(**settings)
+    expected = whole.train(PROMPTS, reward, progress=False)
+    first, again = trainer(**settings), trainer(**settings)
+    first.train(PROMPTS, reward, steps=3, progress=False)
+    tensors, record = first.state()
+    assert any(name.startswith("reference/") for name in tensors) and record["reference"] is None
+    again.load_state({k: x.clone() for k, x in tensors.items()}, record)
+    assert no_clock(again.train(PROMPTS, reward, progress=False)) == no_clock(expected[3:])
+    assert same(weights(again.agent), weights(whole.agent)) and same(weights(again.ref_model), weights(whole.ref_model))
+    forgotten = trainer(**settings)
+    forgotten.load_state({k: x.clone() for k, x in tensors.items()}, record)
+    forgotten.ref_model.load_state_dict(tiny().state_dict())  # what a checkpoint without it would leave
+    assert no_clock(forgotten.train(PROMPTS, reward, progress=False)) != no_clock(expected[3:])
+
+
+def test_states_of_the_other_kind_are_refused():
+    moving, still = trainer(ref_every=2), trainer()
+    for t in (moving, still): t.train(PROMPTS, reward, steps=1, progress=False)
+    with pytest.raises(ValueError, match="ref_every"): still.load_state(*moving.state())
+    tensors, record = moving.state()
+    name = next(k for k in tensors if k.startswith("reference/"))
+    with pytest.raises(ValueError, match="another reference's weights"): moving.load_state({k: x for k, x in tensors.items() if k != name}, record)
+    with pytest.raises(ValueError, match="not finite"): moving.load_state(tensors | {name: tensors[name] * float("nan")}, record)
+    tensors, record = still.state()
+    with pytest.raises(ValueError, match="another reference's weights"): still.load_state(tensors | {name: torch.ones(2)}, record)
+    with pytest.raises(ValueError, match="ent_coef"): still.load_state(tensors, {k: x for k, x in record.items() if k != "ent_coef"})
+
+
+def test_who_cannot_be_followed_is_refused_when_the_trainer_is_made():
+    with pytest.raises(ValueError, match="cannot follow the policy: transformer.wte.weight is"): trainer(ref_model=tiny(width=4), ref_every=2)
+    trainer(ref_model=tiny(width=4))  # one that stays may be of any shape
+    check_can_follow(tiny(3), tiny(4))
+    with pytest.raises(ValueError, match="ref_mixup"): trainer(ref_mixup=.5)
+    for wrong in (dict(ref_every=0), dict(ref_every=1, ref_mixup=0.), dict(ref_every=1, ref_mixup=1.1)):
+        with pytest.raises(ValueError, match="ref_"): trainer(**wrong)
+
+
+def test_adapters():
+    "Fresh ones: the reference is the bare model, and is refused by name. Later ones: a copy of the adapters follows, and alone is saved."
+    pytest.importorskip("peft")
+    from instruct_goose.models.adapters import with_lora
+    fresh = with_lora(tiny(), 2)
+    with pytest.raises(ValueError, match="the policy with its adapters off"): trainer(fresh, ref_every=2)
+    for name, p in fresh.named_parameters():
+        if "lora_B" in name: nn.init.normal_(p, std=.1)
+    t = trainer(fresh, ref_every=1)
+    assert set(what_moves(t)) and all("lora" in name for name in what_moves(t))
+    t.train(PROMPTS, reward, steps=2, progress=False)
+    assert same(weights(t.ref_model), weights(t.agent.model))
+    again = trainer(copy.deepcopy(fresh), ref_every=1)
+    again.load_state(*t.state())
+    assert same(weights(again.ref_model), weights(t.ref_model))

@@ -1,0 +1,504 @@
+"""Everything that can be said is listed, so the trainer's estimates meet the numbers that they estimate."""
+import copy
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from deep import first
+
+from instruct_goose.models.response import response_logits
+from instruct_goose.objective.kl import exact_kl, kl_in_loss
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.rollout import Rollout, complete
+from instruct_goose.training.trainer import RLHFTrainer
+from instruct_goose.variants.distillation import DISTILLATION, Teacher
+from instruct_goose.worlds.exact_world import (
+    PROMPTS,
+    WORDS,
+    all_responses,
+    converge,
+    enumerate_logprobs,
+    exact_config,
+    expected_group_advantages,
+    expected_loss,
+    fixed_point,
+    flat_gradient,
+    make_world,
+    objective,
+    optimum,
+    response_gradients,
+    sampled_gradient,
+    states,
+    table_logprobs,
+    tiny_policy,
+    total_variation,
+)
+
+KINDS = ("absolute", "rotary")
+worlds = {kind: make_world(kind) for kind in KINDS}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def drifted(world, scale=.03):
+    "A policy near the reference, but not at it, and the reference: both in float64."
+    g, ref = torch.Generator().manual_seed(3), copy.deepcopy(world.reference).double()
+    for module in list(ref.modules()):  # Llama's own norm computes in float32 whatever it is given
+        for name, norm in module.named_children():
+            if hasattr(norm, "variance_epsilon"):
+                exact = torch.nn.RMSNorm(len(norm.weight), norm.variance_epsilon, dtype=torch.float64)
+                exact.weight.data.copy_(norm.weight)
+                setattr(module, name, exact.requires_grad_(False))
+    policy = copy.deepcopy(ref).requires_grad_()
+    with torch.no_grad():
+        for p in policy.parameters(): p += scale * torch.randn(p.shape, generator=g, dtype=p.dtype)
+    return policy, ref
+
+
+def trainer_of(world, policy, ref, **dials):
+    c = dict(lam=1., vf_coef=0., whiten_advantages=False, aggregation="sequence_sum", max_new_tokens=world.mask.shape[1],
+             beta=.5, device="cpu")
+    trainer = RLHFTrainer(policy, ref, RLHFConfig(**c | dials), tokenizer=world.tokenizer)
+    g = torch.Generator().manual_seed(5)  # a baseline changes no expectation, so it may be anything
+    with torch.no_grad(): trainer.agent.value_head.weight.copy_(.3 * torch.randn(1, 32, generator=g))
+    return trainer
+
+
+def exact_gradient(world, policy, ref, beta=.5):
+    now, was = enumerate_logprobs(policy, world).sum(-1), enumerate_logprobs(ref, world).sum(-1).detach()
+    return flat_gradient(objective(now, was, world.rewards, beta), policy)
+
+
+@pytest.mark.parametrize("V, T, count", [(4, 1, 4), (4, 2, 13), (4, 3, 40), (2, 3, 4), (5, 2, 21)])
+def test_every_response_once(V, T, count):
+    ids, mask = all_responses(V, T, 0)
+    rows = [tuple(i[m].tolist()) for i, m in zip(ids, mask, strict=True)]
+    assert len(rows) == count == len(set(rows)) == sum((V - 1)**k for k in range(T)) + (V - 1)**T
+    for row in rows: assert 0 not in row[:-1] and (row[-1] == 0 or len(row) == T)
+
+
+@kinds
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_probabilities_add_up_to_one(kind, side):
+    policy, _ = drifted(worlds[kind], .2)
+    p = enumerate_logprobs(policy, worlds[kind], side).sum(-1).exp().sum(-1)
+    torch.testing.assert_close(p, torch.ones_like(p), atol=1e-12, rtol=0)
+    one = enumerate_logprobs(policy, make_world(kind, 1), side).sum(-1).exp().sum(-1)
+    torch.testing.assert_close(one, torch.ones_like(one), atol=1e-12, rtol=0)
+
+
+@kinds
+def test_logprobs_against_a_loop_without_padding(kind):
+    world = worlds[kind]
+    policy, _ = drifted(world, .1)
+    left, right = (enumerate_logprobs(policy, world, side).detach() for side in ("left", "right"))
+    torch.testing.assert_close(left, right, atol=1e-12, rtol=0)
+    for k, prompt in enumerate(PROMPTS):
+        start = world.tokenizer(prompt)["input_ids"]
+        assert start == [WORDS.index(w) for w in prompt.split()]
+        for i in (0, 7, 22, 39):
+            row = world.response_ids[i][world.mask[i]].tolist()
+            for t, token in enumerate(row):
+                with torch.no_grad(): lp = policy(torch.tensor([start + row[:t]])).logits[0, -1].log_softmax(-1)[token]
+                assert abs(lp - left[k, i, t]) < 1e-12
+
+
+def test_the_table_of_rewards():
+    for world in worlds.values():
+        with torch.no_grad(): q = enumerate_logprobs(world.reference, world).sum(-1).double().exp()
+        r = world.rewards
+        assert (q * r).sum(-1).abs().max() < 1e-6 and ((q * r**2).sum(-1) - 1).abs().max() < 1e-6
+        assert (r.amax(-1) + r.amin(-1)).abs().min() > .2  # lopsided for every prompt
+        texts = [t for ts in world.texts() for t in ts]
+        assert len(set(texts)) == len(texts) == r.numel()  # a text says which prompt and which response
+        assert world.reward_fn(texts) == r.flatten().tolist()
+    with pytest.raises(ValueError, match="choose 'absolute' or 'rotary'"): tiny_policy("learnt")
+
+
+@kinds
+def test_kl_and_entropy_of_tokens_add_up_to_those_of_responses(kind):
+    world = worlds[kind]
+    policy, ref = drifted(world)
+    n, query = len(world.mask), world.queries(copies=len(world.mask))
+    rows = query + (world.response_ids.repeat(3, 1), world.mask.repeat(3, 1))
+    with torch.no_grad():
+        p, q = (enumerate_logprobs(m, world).sum(-1) for m in (policy, ref))
+        pi, base = (response_logits(m, *rows).log_softmax(-1) for m in (policy, ref))
+    token = exact_kl(pi, base, rows[-1]).reshape(3, n, -1).sum(-1)
+    torch.testing.assert_close((p.exp() * token).sum(-1), (p.exp() * (p - q)).sum(-1), atol=1e-12, rtol=0)
+    surprise = torch.where(rows[-1], -(pi.exp() * pi).sum(-1), 0.).reshape(3, n, -1).sum(-1)
+    torch.testing.assert_close((p.exp() * surprise).sum(-1), -(p.exp() * p).sum(-1), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("beta", [.1, .5, 2.])
+def test_the_optimum(beta):
+    world = worlds["absolute"]
+    with torch.no_grad(): q = enumerate_logprobs(world.reference, world).sum(-1).double()
+    best = optimum(q, world.rewards, beta)
+    log_z = (q.exp() * (world.rewards / beta).exp()).sum(-1).log()
+    assert abs(objective(best, q, world.rewards, beta) - beta * log_z.mean()) < 1e-6  # q adds up to 1 in float32 only
+    g = torch.Generator().manual_seed(0)
+    for scale in (.01, .3):  # J falls short of it by exactly β·KL(π‖π*)
+        other = (best + scale * torch.randn(best.shape, generator=g, dtype=best.dtype)).log_softmax(-1)
+        short = objective(best, q, world.rewards, beta) - objective(other, q, world.rewards, beta)
+        assert abs(short - beta * (other.exp() * (other - best)).sum(-1).mean()) < 1e-9 < short
+    z = best.clone().requires_grad_()
+    slope, = torch.autograd.grad(objective(z.log_softmax(-1), q, world.rewards, beta), z)
+    assert slope.abs().max() < 1e-12
+
+
+def test_total_variation_by_hand():
+    a, b = torch.tensor([[.5, .3, .2], [1., 0., 0.]]).log(), torch.tensor([[.2, .3, .5], [0., 0., 1.]]).log()
+    assert abs(total_variation(a, b) - (.3 + 1) / 2) < 1e-6
+
+
+@kinds
+def test_exact_gradient_against_finite_differences(kind):
+    world = worlds[kind]
+    policy, ref = drifted(world)
+    g = exact_gradient(world, policy, ref)
+    with torch.no_grad(): was = enumerate_logprobs(ref, world).sum(-1)
+    for seed in range(3):
+        way = torch.randn(len(g), generator=torch.Generator().manual_seed(seed), dtype=g.dtype)
+        def shifted(h, way=way):
+            moved, at = copy.deepcopy(policy), 0
+            with torch.no_grad():
+                for p in moved.parameters():
+                    p += h * way[at:at + p.numel()].view_as(p)
+                    at += p.numel()
+                return objective(enumerate_logprobs(moved, world).sum(-1), was, world.rewards, .5)
+        slope = (shifted(1e-6) - shifted(-1e-6)) / 2e-6
+        assert abs(slope - g @ way) < 1e-5 * max(1, abs(slope))
+
+
+def average(trainer, world, policy):
+    "-E of the loss's gradient over everything that can be said, times what sequence_sum divides by."
+    chance = enumerate_logprobs(policy, world).sum(-1).detach().exp()
+    return -world.mask.shape[1] * (chance[..., None] * response_gradients(trainer, world)).sum((0, 1)) / len(PROMPTS)
+
+
+@pytest.mark.parametrize("kind, advantage, T", first(2, [("absolute", "gae", 3), ("absolute", "return", 2), ("rotary", "return", 2), ("rotary", "gae", 3)]))
+def test_average_of_the_loss_gradient_is_the_exact_gradient(kind, advantage, T):
+    world = worlds[kind] if T == 3 else make_world(kind, T)
+    policy, ref = drifted(world)
+    mean, exact = average(trainer_of(world, policy, ref, advantage=advantage), world, policy), exact_gradient(world, policy, ref)
+    assert exact.norm() > 1
+    torch.testing.assert_close(mean, exact, atol=1e-10, rtol=0)
+    if (kind, T) != ("absolute", 2): return
+    for wrong in (dict(gamma=.9), dict(kl_estimator="k3"), dict(beta=.4), dict(aggregation="sequence_mean")):
+        off = average(trainer_of(world, policy, ref, advantage=advantage, **wrong), world, policy) - exact
+        assert off.norm() > .01 * exact.norm(), (wrong, off.norm() / exact.norm())
+
+
+def test_leave_one_out_over_all_pairs():
+    "rloo with groups of two: every pair of responses, weighted by its probability."
+    world = make_world("absolute", 1)
+    policy, ref = drifted(world)
+    trainer = trainer_of(world, policy, ref, advantage="leave_one_out", group_size=2, ratio_level="product", aggregation="sequence_mean")
+    chance, n = enumerate_logprobs(policy, world).sum(-1).detach().exp(), len(world.mask)
+    ids, mask = world.queries()
+    mean = 0.
+    for k in range(len(PROMPTS)):
+        for i in range(n):
+            for j in range(n):
+                two, query = [i, j], [x[[k, k]] for x in (ids, mask)]
+                loss = trainer.compute_loss(*query, world.response_ids[two], world.mask[two], world.rewards[k, two])
+                mean = mean - chance[k, i] * chance[k, j] * flat_gradient(loss, policy) / len(PROMPTS)
+    torch.testing.assert_close(mean, exact_gradient(world, policy, ref), atol=1e-10, rtol=0)
+
+
+def noise(gradients, chance):
+    "tr Σ of one response to each prompt, averaged over the prompts, and Σλ² of the whole, by enumeration."
+    centred = gradients - (chance[..., None] * gradients).sum(1, keepdim=True)
+    rows = (chance.sqrt()[..., None] * centred).flatten(0, 1) / len(PROMPTS)
+    return (rows**2).sum(), ((rows @ rows.T)**2).sum()
+
+
+@pytest.mark.parametrize("kind", first(1, ["rotary", "absolute"]))
+def test_sampled_gradient_is_off_by_the_sampling_error_and_no_more(kind):
+    world = worlds[kind]
+    policy, ref = drifted(world)
+    trainer = trainer_of(world, policy, ref)
+    chance = enumerate_logprobs(policy, world).sum(-1).detach().exp()
+    trace, squares = noise(-3 * response_gradients(trainer, world), chance)
+    exact, repeats = exact_gradient(world, policy, ref), 6
+    for n, side in ((16, "left"), (16, "right"), (64, "left")):
+        off = torch.stack([-3 * sampled_gradient(trainer, world, n, side) - exact for _ in range(repeats)])
+        share = (off**2).sum(-1).mean() * n / trace  # 1 on average; its variance is 2 Σλ²/(tr Σ)²/repeats for normal errors
+        assert abs(share - 1) < 4.5 * math.sqrt(2 * squares / trace**2 / repeats), (n, share)
+
+
+@pytest.mark.parametrize("name, factor", first(1, [("dr_grpo", 7 / 8), ("rloo", 1)]))
+def test_sampled_gradient_of_groups(name, factor):
+    "The group's mean as a baseline: the same expectation, but for 1 − 1/G. Projected on the exact gradient."
+    world = worlds["absolute"]
+    policy, ref = drifted(world)
+    c = RLHFConfig.preset(name, beta=.5, max_new_tokens=3, device="cpu", kl_placement="reward")
+    trainer = RLHFTrainer(policy, ref, c, tokenizer=world.tokenizer)
+    exact = exact_gradient(world, policy, ref)
+    length = 1 if name == "rloo" else 3  # sequence_sum divides by max_new_tokens
+    share = torch.stack([-length * sampled_gradient(trainer, world, 128) @ exact / exact.norm()**2 for _ in range(16)])
+    error = share.std() / 4
+    assert error < .08 and abs(share.mean() - factor) < 4 * error
+
+
+def in_loss(world, policy, ref, estimator, gradient):
+    now = enumerate_logprobs(policy, world)
+    with torch.no_grad(): was = enumerate_logprobs(ref, world)
+    return flat_gradient(expected_loss(now, was, torch.zeros_like(was), world.mask, 1., estimator, gradient), policy)
+
+
+def position_kls(world, policy, ref, forward=False):
+    "Σ_s d(s) KL at s for a visit distribution d that is held fixed: the sum over positions, differentiated at each alone."
+    rows = world.queries(copies=len(world.mask)) + (world.response_ids.repeat(3, 1), world.mask.repeat(3, 1))
+    pi = response_logits(policy, *rows).log_softmax(-1)
+    with torch.no_grad(): base = response_logits(ref, *rows).log_softmax(-1)
+    d = enumerate_logprobs(policy, world).sum(-1).detach().exp().flatten()
+    kl = exact_kl(base, pi, rows[-1]) if forward else exact_kl(pi, base, rows[-1])
+    return flat_gradient((d * kl.sum(-1)).sum() / 3, policy)
+
+
+@kinds
+def test_what_each_kl_in_the_loss_differentiates(kind):
+    world = worlds[kind]
+    policy, ref = drifted(world)
+    reverse, forward = position_kls(world, policy, ref), position_kls(world, policy, ref, forward=True)
+    whole = -exact_gradient(world, policy, ref, 1) + exact_gradient(world, policy, ref, 0)  # of KL(π‖π_ref), all of it
+    close = dict(atol=1e-10, rtol=0)
+    cases = {("k2", "plain"): reverse, ("k3", "plain"): forward}
+    cases |= {(k, "straight_through"): reverse for k in ("k1", "k2", "k3")}
+    cases |= {(k, "ratio"): reverse for k in ("k1", "k3")}
+    for (estimator, gradient), right in cases.items():
+        torch.testing.assert_close(in_loss(world, policy, ref, estimator, gradient), right, **close)
+    for one, other in ((whole, reverse), (whole, forward), (reverse, forward)): assert (one - other).norm() > .05 * whole.norm()
+    with pytest.raises(ValueError, match="expected gradient of 0"): in_loss(world, policy, ref, "k1", "plain")
+    lp = enumerate_logprobs(policy, world)  # and so it is
+    nothing = flat_gradient((lp.detach().sum(-1).exp() * lp.sum(-1)).sum(), policy)
+    torch.testing.assert_close(nothing, 0 * reverse, **close)
+    # one log-ratio for the whole response: the same rules, now about whole responses
+    p, q = (enumerate_logprobs(m, world).sum(-1).reshape(-1, 1) for m in (policy, ref))
+    chance, mask = p.detach().exp(), torch.ones_like(p, dtype=torch.bool)
+    of = lambda k: flat_gradient((chance * kl_in_loss(p, q.detach(), mask, 1., k)).sum() / 3, policy)
+    torch.testing.assert_close(of("k2"), whole, **close)
+    torch.testing.assert_close(of("k3"), flat_gradient((q.detach().exp() * (q.detach() - p)).sum() / 3, policy), **close)
+
+
+def test_the_trainer_charges_the_kl_in_the_loss_as_the_expected_loss_does():
+    world = make_world("absolute", 2)
+    policy, ref = drifted(world)
+    flat = copy.copy(world)
+    object.__setattr__(flat, "rewards", 0 * world.rewards)
+    trainer = trainer_of(world, policy, ref, advantage="return", kl_placement="loss", beta=1., kl_estimator="k3")
+    torch.testing.assert_close(-average(trainer, flat, policy), in_loss(world, policy, ref, "k3", "plain"), atol=1e-10, rtol=0)
+
+
+def test_a_table_is_a_policy():
+    world = worlds["rotary"]
+    of = states(world)
+    assert of.max() == 12  # 1 + 3 + 9 ways to have begun
+    logits = torch.randn(3, 13, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    lp = table_logprobs(logits, world)
+    torch.testing.assert_close(lp.sum(-1).exp().sum(-1), torch.ones(3, dtype=torch.float64))
+    i = next(i for i, row in enumerate(world.response_ids.tolist()) if row == [2, 3, 1])
+    j = next(i for i, row in enumerate(world.response_ids.tolist()) if row == [2, 3, 2])
+    assert (lp[:, i, :2] == lp[:, j, :2]).all() and (lp[:, i, 2] != lp[:, j, 2]).all()
+
+
+def by_backward_induction(world, beta, estimator, scale):
+    """Per state, from the last token to the first: k2 gives π ∝ π_ref·exp(Q/β), k3 gives π = β·π_ref/(μ − Q), where Q is the
+    expected reward after the token, without what later drift costs."""
+    with torch.no_grad(): ref = enumerate_logprobs(world.reference, world).double()
+    rows = [tuple(i[m].tolist()) for i, m in zip(world.response_ids, world.mask, strict=True)]
+    out = torch.zeros_like(world.rewards)
+    for k in range(len(PROMPTS)):
+        reward = dict(zip(rows, world.rewards[k].tolist(), strict=True))
+        base = {row[:t + 1]: ref[k, i, t].item() for i, row in enumerate(rows) for t in range(len(row))}
+        policy = {}
+        def value(s, reward=reward, base=base, policy=policy):
+            if s in reward: return reward[s]
+            q = torch.tensor([value((*s, a)) for a in range(4)], dtype=torch.float64)
+            lp = torch.tensor([base[*s, a] for a in range(4)], dtype=torch.float64)
+            if estimator == "k2": lp = (lp + scale * q / beta).log_softmax(-1)
+            else:
+                low, high = scale * q.max(), scale * q.max() + beta  # at μ = max Q + β all probabilities add up to at most 1
+                for _ in range(80):
+                    mu = (low + high) / 2
+                    low, high = (mu, high) if (beta * lp.exp() / (mu - scale * q)).sum() > 1 else (low, mu)
+                lp = (beta * lp.exp() / (high - scale * q)).log()
+            policy.update({(*s, a): x for a, x in enumerate(lp.tolist())})
+            return (lp.exp() * q).sum().item()
+        value(())
+        out[k] = torch.tensor([sum(policy[row[:t + 1]] for t in range(len(row))) for row in rows])
+    return out
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("kind, beta", first(1, [("absolute", .5), ("rotary", 2.)]))
+def test_fixed_points_against_backward_induction(kind, beta, estimator):
+    world = worlds[kind]
+    found, right = fixed_point(world, beta, estimator), by_backward_induction(world, beta, estimator, 7 / 8)
+    assert total_variation(found, right) < 2e-3
+    with torch.no_grad(): q = enumerate_logprobs(world.reference, world).sum(-1).double()
+    assert total_variation(right, optimum(q, world.rewards, beta)) > .02  # and that is not the optimum
+
+
+def test_what_a_response_can_expect_of_its_group():
+    g = torch.Generator().manual_seed(1)
+    p, r = torch.rand(2, 5, generator=g, dtype=torch.float64), torch.randn(2, 5, generator=g, dtype=torch.float64)
+    p = p / p.sum(-1, keepdim=True)
+    mean = (p * r).sum(-1, keepdim=True)
+    torch.testing.assert_close(expected_group_advantages(p, r, 4, "mean"), .75 * (r - mean))
+    # of two, the better has (x − mean)/std = 1/√2, whatever the difference (but for eps = 1e-4)
+    pairs = torch.einsum("pj,pij->pi", p, (r[:, :, None] - r[:, None]).sign()) / math.sqrt(2)
+    got = expected_group_advantages(p, r, 2, draws=40_000)
+    assert (got - pairs).abs().max() < 4.5 / math.sqrt(2) / math.sqrt(40_000) + 2e-3
+
+
+@kinds
+def test_a_run_on_either_side_of_the_padding_is_the_same_run(kind):
+    c = exact_config("ppo", .5, steps=2, batch_size=48)
+    left, right = (converge(worlds[kind], c, side) for side in ("left", "right"))
+    torch.testing.assert_close(left["logprobs"], right["logprobs"], atol=1e-3, rtol=0)  # float32, eight Adam steps
+    assert total_variation(left["logprobs"], enumerate_logprobs(worlds[kind].reference, worlds[kind]).sum(-1).detach().double()) > .01
+
+
+@pytest.mark.deep  # as does the lesson
+def test_a_short_run_gets_most_of_the_way():
+    "The long ones, to within .03 of the optimum, are in evidence/exact_world.json."
+    run = converge(worlds["rotary"], exact_config("ppo", 2., steps=20, batch_size=240, lr=4e-3), "right")
+    assert run["tv"][-1] < run["tv"][0] / 1.25 and run["tv"][-1] < .14
+    assert len(run["tv"]) == len(run["kl"]) == 20 and run["kl"][-1] > 0
+
+
+record = Path(__file__).parents[2] / "evidence/exact_world.json"
+
+@pytest.mark.skipif(not record.exists(), reason="no evidence/exact_world.json: make evidence")
+def test_the_recorded_runs_are_within_the_bound():
+    runs = [r for r in json.loads(record.read_text("utf-8"))["runs"] if r["part"] == "convergence"]
+    wanted = {(n, b, k, s) for n in ("ppo", "rloo", "dr_grpo") for b in (.5, 2.) for k in KINDS for s in (0, 1, 2)}
+    assert {(r["name"], r["beta"], r["kind"], r["seed"]) for r in runs} == wanted
+    assert {r["side"] for r in runs} == {"left", "right"}
+    for r in runs: assert r["tv"] <= .03, r
+    dpo = [r for r in json.loads(record.read_text("utf-8"))["runs"] if r["part"] == "dpo" and r["kind"] == "absolute"]
+    assert len(dpo) == 2 and all(r["tv"][-1] < .005 for r in dpo)
+
+
+# rewards at their tokens
+
+def every_response(world):
+    "A row for each response to each prompt."
+    n, P = len(world.response_ids), len(PROMPTS)
+    return Rollout(*world.queries(copies=n), world.response_ids.repeat(P, 1), world.mask.repeat(P, 1))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_expected_gradient_is_that_of_the_objective_wherever_the_parts_stand(causal):
+    """Over all responses, each with its probability, the gradient of J with the KL in it: if a token's part depends on what stands
+    before it and on itself. A part that knows what comes after it is no reward of that token, and later tokens never hear of it."""
+    world = worlds["absolute"]
+    policy, ref = drifted(world)
+    g, at = torch.Generator().manual_seed(1), states(world)
+    parts = torch.randn(len(PROMPTS), int(at.max()) + 1, len(WORDS), generator=g, dtype=torch.float64)[:, at, world.response_ids]
+    if not causal: parts = torch.randn(parts.shape, generator=g, dtype=torch.float64)  # of each response its own
+    parts = parts * world.mask
+    trainer = trainer_of(world, policy, ref, advantage="return", gamma=1.)
+    r = every_response(world)
+    r.scores, r.token_scores = world.rewards.reshape(-1), parts.reshape(len(r), -1)
+    A = trainer.advantages(r).advantages.reshape(parts.shape).double()
+    plain = every_response(world); plain.scores = world.rewards.reshape(-1)
+    assert not torch.allclose(A, trainer.advantages(plain).advantages.reshape(parts.shape).double(), atol=.1)  # other advantages,
+    logprobs = enumerate_logprobs(policy, world)
+    got = -flat_gradient(expected_loss(logprobs, 0 * logprobs.detach(), A, world.mask), policy)
+    exact = exact_gradient(world, policy, ref)
+    assert exact.norm() > .1 and torch.allclose(got, exact, atol=1e-6, rtol=1e-5) == causal                    # the same gradient
+
+
+# a teacher
+
+def rated(world, policy, teacher, **changes):
+    "Advantages of every token of every response, as the trainer makes them from a teacher's ratings."
+    trainer = RLHFTrainer(policy, config=RLHFConfig(**DISTILLATION | dict(max_new_tokens=3, device="cpu") | changes), tokenizer=world.tokenizer)
+    r = complete(every_response(world), world.tokenizer)
+    logprobs = enumerate_logprobs(policy, world)
+    r.sampled_logprobs = logprobs.detach().reshape(len(r), -1)
+    A = trainer.advantages(trainer.score(r, Teacher(teacher, batch_size=17))).advantages
+    return logprobs, A.reshape(logprobs.shape).double()
+
+
+@kinds
+def test_the_gradient_of_distillation_is_that_of_the_exact_reverse_kl(kind):
+    "Whole with γ = 1; with γ = 0 that of the next token's KL at each state, its probability held fixed, by finite differences."
+    world = worlds[kind]
+    policy, teacher = drifted(world, .1)
+    logprobs, A = rated(world, policy, teacher, gamma=1.)
+    theirs = enumerate_logprobs(teacher, world).detach()
+    now = enumerate_logprobs(policy, world).sum(-1)
+    kl = (now.exp() * (now - theirs.sum(-1))).sum(-1).mean()
+    exact = flat_gradient(kl, policy)
+    assert exact.norm() > .05
+    got = flat_gradient(expected_loss(logprobs, logprobs.detach(), A, world.mask), policy)
+    torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-4)
+
+    logprobs, A = rated(world, policy, teacher)
+    got = flat_gradient(expected_loss(logprobs, logprobs.detach(), A, world.mask), policy)
+    g = torch.Generator().manual_seed(8)
+    direction = [torch.randn(p.shape, generator=g, dtype=p.dtype) for p in policy.parameters()]
+    before = enumerate_logprobs(policy, world).detach()
+    reach = (before.cumsum(-1) - before).exp()  # of the state in which each token was said
+
+    def local():
+        "Σ over states of P_old(s)·KL(π(·|s)‖π_T(·|s)), from the enumeration alone: a state's tokens are found by what came before them."
+        with torch.no_grad(): table = enumerate_logprobs(policy, world)
+        total = 0.
+        for k in range(len(PROMPTS)):
+            seen = {}
+            for i, row in enumerate(world.response_ids.tolist()):
+                for t in range(int(world.mask[i].sum())):
+                    seen[tuple(row[:t + 1])] = (reach[k, i, t], table[k, i, t], theirs[k, i, t])
+            total += sum(w * q.exp() * (q - s) for w, q, s in seen.values())
+        return (total / len(PROMPTS)).item()
+
+    def shifted(step):
+        with torch.no_grad():
+            for p, d in zip(policy.parameters(), direction): p += step * d
+            out = local()
+            for p, d in zip(policy.parameters(), direction): p -= step * d
+        return out
+
+    slope = (shifted(1e-4) - shifted(-1e-4)) / 2e-4
+    along = (got * torch.cat([d.flatten() for d in direction])).sum().item()
+    assert abs(slope) > .01 and along == pytest.approx(slope, rel=1e-3, abs=1e-5)
+    assert not torch.allclose(got, exact, atol=1e-3)
+
+
+def test_distillation_ends_at_the_teacher():
+    "With γ = 1; the lesson does it with γ = 0."
+    world, teacher, student = worlds["absolute"], tiny_policy("rotary", seed=4), tiny_policy("absolute", seed=2)
+    c = RLHFConfig(**DISTILLATION | dict(gamma=1., batch_size=48, max_new_tokens=3, steps=20, lr=8e-3, lr_schedule="linear", device="cpu"))
+    trainer = RLHFTrainer(student, config=c, tokenizer=world.tokenizer)
+    def apart():
+        with torch.no_grad(): return total_variation(*(enumerate_logprobs(m, world).sum(-1) for m in (trainer.agent.model, teacher)))
+    before = apart()
+    trainer.train(list(PROMPTS), Teacher(teacher), progress=False)
+    assert before > .35 and apart() < .25
+
+
+def test_at_the_teacher_nothing_pulls_and_elsewhere_a_state_costs_its_kl():
+    world = worlds["absolute"]
+    teacher, _ = drifted(world, .1)
+    policy = copy.deepcopy(teacher).requires_grad_()
+    logprobs, A = rated(world, policy, teacher.requires_grad_(False))
+    assert A.abs().max() < 1e-5  # no token is worth more than another
+    moved, A = rated(world, drifted(world, .2)[0], teacher)
+    chance = moved.detach().exp()
+    at = states(world)
+    for k in range(len(PROMPTS)):  # the mean advantage at a state is −KL(π‖π_T), never positive
+        for s in at[world.mask].unique():
+            tokens = {int(world.response_ids[i, t]): (chance[k, i, t] * A[k, i, t]).item() for i, t in ((at == s) & world.mask).nonzero().tolist()}
+            assert sum(tokens.values()) <= 1e-6

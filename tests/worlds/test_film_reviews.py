@@ -1,0 +1,364 @@
+"""The grammar, the ratings and the judges, against a second grammar written out by hand and against enumeration."""
+import builtins
+import importlib.util
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from fractions import Fraction
+from functools import cache
+from itertools import permutations, product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instruct_goose.worlds import film_reviews
+from instruct_goose.worlds.film_reviews import (
+    NEGATIVE,
+    PLAIN,
+    POSITIVE,
+    TEMPLATES,
+    article,
+    distinct_2,
+    grammatical,
+    human_score,
+    pair_ceiling,
+    rated_words,
+    rater_pairs,
+    rater_score,
+    ratings,
+    vocabulary,
+    write_reviews,
+)
+
+# A second grammar, in its own notation: word by word, ? a word of the mood, ! one of the opposite, @ an article.
+SHAPES = """
+the PART is ?adj
+the PART is ?adj and the PART is ?adj
+the PART is ?adj but the PART is !adj
+it is @ ?adj KIND
+it is @ ?adj and ?adj KIND
+it is @ ?noun with @ ?adj PART
+the KIND opens ?adv and ends ?adv
+this KIND is ?adj from start to finish
+the MOVER MOVES ?adv
+what @ ?adj KIND this is
+i found the PART ?adj and the KIND @ ?noun
+@ ?adj PART makes this KIND @ ?noun
+every scene is ?adv MADE
+@ ?adj KIND with @ ?adj PART
+the KIND SEEMS ?adj but its PART is !adj
+the PART and the PART are ?adj
+"""
+SHAPES = [[*line.split(), "."] for line in SHAPES.strip().splitlines()]
+PLAIN_BY_HAND = {
+    "KIND": {"film", "movie", "picture", "drama", "sequel", "remake", "feature"},
+    "PART": {"plot", "script", "cast", "ending", "story", "premise", "finale", "soundtrack"},
+    "MOVER": {"story", "plot", "action", "camera", "dialogue", "music"},
+    "MOVES": {"moves", "flows", "unfolds", "builds", "ends"},
+    "MADE": {"shot", "written", "paced", "acted", "staged", "edited"},
+    "SEEMS": {"looks", "feels", "seems"}}
+MOODS = [{kind: set(words) for kind, words in mood.items()} for mood in (POSITIVE, NEGATIVE)]
+SILENT_H, LIKE_YOU = ("honest", "honor", "hour", "heir"), ("use", "uni", "euro", "one", "once")
+
+
+def sounds_like_a_vowel(word): return word.startswith(SILENT_H) or (word[0] in "aeiou" and not word.startswith(LIKE_YOU))
+
+
+def reads_as(shape, words, moods):
+    "Whether the words fit the shape, when a ? may be of any mood in moods[0] and a ! of any in moods[1]."
+    if len(words) != len(shape): return False
+    for i, (slot, word) in enumerate(zip(shape, words, strict=True)):
+        if slot == "@": fits = word == ("an" if sounds_like_a_vowel(words[i + 1]) else "a")
+        elif slot[0] in "?!": fits = any(word in MOODS[m][slot[1:]] for m in moods[slot[0] == "!"])
+        elif slot.isupper(): fits = word in PLAIN_BY_HAND[slot]
+        else: fits = word == slot
+        if not fits: return False
+    return True
+
+
+def parse(text, moods=((0, 1), (0, 1))): return any(reads_as(shape, text.split(" "), moods) for shape in SHAPES)
+
+
+@cache
+def opinions(text):
+    "The distribution of a reader's rating, exactly: all choices of one rater per word."
+    tables = [lexicon_file()[w] for w in text.split() if w in all_rated()]
+    counts = Counter(Fraction(sum(choice), len(tables)) for choice in product(*tables))
+    return {x: Fraction(k, 10 ** len(tables)) for x, k in counts.items()}
+
+
+def beats(a, b): return sum(p * q for x, p in opinions(a).items() for y, q in opinions(b).items() if x > y)
+
+
+@cache
+def all_rated(): return {w for mood in MOODS for words in mood.values() for w in words}
+
+
+@cache
+def lexicon_file():
+    import vaderSentiment
+
+    text = (Path(vaderSentiment.__file__).parent / "vader_lexicon.txt").read_text("utf-8")
+    return {line.split("\t")[0]: tuple(map(int, re.findall(r"-?\d+", line.split("\t")[3]))) for line in text.splitlines()}
+
+
+# --- the ratings ---
+
+def test_ratings_are_what_the_file_says():
+    assert ratings() == lexicon_file()
+    assert {len(x) for x in ratings().values()} == {10}
+    assert all(-4 <= s <= 4 for x in ratings().values() for s in x)
+
+
+def test_means_agree_with_those_that_vader_uses():
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+
+    theirs = SentimentIntensityAnalyzer().lexicon
+    for word in all_rated(): assert human_score([word])[0] == pytest.approx(theirs[word], abs=.1001), word  # printed to one decimal
+
+
+def test_without_the_package_the_error_names_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install vaderSentiment"): ratings.__wrapped__()
+
+
+def test_the_import_opens_no_file_of_ratings(monkeypatch):
+    seen, real = [], builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", lambda name, *a, **k: (seen.append(name), real(name, *a, **k))[1])
+    spec = importlib.util.spec_from_file_location("a_second_copy", film_reviews.__file__)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert seen and not [name for name in seen if "vader" in name]
+
+
+# --- the words ---
+
+def test_every_word_stands_in_one_list_and_on_its_side_of_zero():
+    lists = [(mood, kind, words) for mood in (POSITIVE, NEGATIVE) for kind, words in mood.items()]
+    assert max(Counter(w for *_, words in lists for w in words).values()) == 1
+    for mood, _, words in lists:
+        for w in words: assert re.fullmatch("[a-z]+", w) and (sum(lexicon_file()[w]) > 0) == (mood is POSITIVE), w
+
+
+def test_only_slots_for_rated_words_hold_rated_words():
+    plain = {w for words in PLAIN.values() for w in words} | {w for s in SHAPES for w in s if w.islower()}
+    assert not plain & all_rated()
+    assert {name.upper(): set(words) for name, words in PLAIN.items()} == PLAIN_BY_HAND
+    assert len(TEMPLATES) == len(SHAPES) == 16
+
+
+def test_vocabulary_is_all_that_the_shapes_can_hold():
+    literal = {w for s in SHAPES for w in s if not w.startswith(("@", "?", "!")) and not w.isupper()}
+    assert vocabulary() == sorted({"a", "an", "."} | literal | all_rated() | set().union(*PLAIN_BY_HAND.values()))
+    assert len(vocabulary()) == 480 and len(all_rated()) == 424
+
+
+def test_articles():
+    u_and_silent_h = {w for w in all_rated() if w[0] == "u" or w.startswith("hon")}
+    assert u_and_silent_h == {"honest", "honorable", "honestly", "ugly", "unpleasant", "useless", "uncomfortably", "uneasily"}  # decided by ear:
+    assert {w for w in u_and_silent_h if article(w) == "a"} == {"useless", "honestly"}  # an adverb never has an article
+    for w in all_rated() - {"honestly"}: assert article(w) == ("an" if sounds_like_a_vowel(w) else "a"), w
+
+
+# --- the writer against the second grammar ---
+
+REVIEWS = write_reviews(6_000, seed="the tests")
+
+
+def test_the_writer_writes_only_what_the_second_grammar_reads():
+    for review in REVIEWS:
+        assert parse(review, moods=((0,), (1,))) or parse(review, moods=((1,), (0,))), review  # one mood, kept to
+        rated = [w for w in review.split() if w in all_rated()]
+        assert rated and len(set(rated)) == len(rated), review
+        for words in PLAIN_BY_HAND.values():
+            same = [w for w in review.split() if w in words]
+            assert len(set(same)) == len(same) or "ends" in same, review
+
+
+def test_the_writer_uses_every_word_and_every_template_about_equally():
+    many = write_reviews(8_000, seed=3)
+    assert {w for r in many for w in r.split()} == set(vocabulary())
+    used = Counter(next(i for i, s in enumerate(SHAPES) if reads_as(s, r.split(), ((0, 1), (0, 1)))) for r in many)
+    assert len(used) == 16 and sum((k - 500) ** 2 / 500 for k in used.values()) < 44.3  # chi² with 15 degrees, p = 1e-4
+    positive = sum(h > 0 for r, h in zip(many, human_score(many), strict=True) if " but " not in r)
+    n = sum(" but " not in r for r in many)
+    assert abs(positive - n / 2) < 4 * (n / 4) ** .5
+
+
+def test_the_judge_accepts_every_review_and_what_the_writer_would_not_say():
+    assert all(grammatical(REVIEWS))
+    assert all(grammatical(["the plot is good but the plot is good .", "it is a bore with a superb cast ."]))
+
+
+def mutants(review, rng):
+    words, i, j = review.split(), rng.randrange(len(review.split())), rng.randrange(len(review.split()))
+    yield "drop", words[:i] + words[i + 1:]
+    yield "repeat", words[:i] + [words[i]] + words[i:]
+    yield "insert", words[:i] + [rng.choice(vocabulary())] + words[i:]
+    yield "replace", words[:i] + [rng.choice(vocabulary())] + words[i + 1:]
+    swapped = list(words); swapped[i], swapped[j] = words[j], words[i]
+    yield "swap", swapped
+    yield "cut", words[:i]
+    yield "go on", words + rng.choice(REVIEWS).split()
+    for k, w in enumerate(words):
+        if w in ("a", "an"): yield "article", words[:k] + [{"a": "an", "an": "a"}[w]] + words[k + 1:]
+
+
+def test_judge_and_second_grammar_agree_on_thousands_of_broken_reviews():
+    rng, verdicts = random.Random(5), Counter()
+    for review in REVIEWS[:3_000]:
+        for name, words in mutants(review, rng):
+            text = " ".join(words)
+            said = grammatical([text])[0]
+            assert said == parse(text), (name, text)
+            verdicts[name, said] += 1
+    for name in ("drop", "repeat", "cut", "go on", "article"): assert verdicts[name, True] == 0 < verdicts[name, False], name
+    for name in ("replace", "swap"): assert verdicts[name, True] > 50, name  # many of these are still sentences: the agreement is not trivial
+
+
+@pytest.mark.parametrize("text", [
+    "", " ", ".", "the plot is good", "the plot is good.", " the plot is good .", "the plot is good . ", "the plot is good .\n",
+    "The plot is good .", "the  plot is good .", "the plot is good . .", "the plot is film .", "the plot was good .", "it is a awful film .",
+    "it is an useless film .", "it is a honest film .", "drama drama gracefully", "a film with good plot .", "the plot are good ."])
+def test_these_are_not_sentences(text): assert grammatical([text]) == [False] and not parse(text)
+
+
+def test_a_review_that_was_cut_off_is_not_a_sentence():
+    assert grammatical(REVIEWS[:4], [True, False, True, False]) == [True, False, True, False]
+    assert grammatical(iter(REVIEWS[:2]), iter([True, False])) == [True, False]
+
+
+# --- human_score and distinct_2 ---
+
+def test_human_score_by_hand():
+    # good: 2+1+1+3+2+4+2+2+1+1 = 19; great: 2+4+4+4+3+3+3+3+2+3 = 31; bad: −25
+    assert human_score(["the plot is good ."]) == [1.9]
+    assert human_score(["the plot is good but the ending is bad ."])[0] == pytest.approx((1.9 - 2.5) / 2)
+    assert human_score(["great good good"])[0] == pytest.approx((3.1 + 1.9 + 1.9) / 3)  # repeats count
+    assert human_score(["", "the plot is .", "lol no sux"]) == [0., 0., 0.]  # rated by VADER's people, but not of the grammar
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.sampled_from(vocabulary()), max_size=12), st.randoms(use_true_random=False))
+def test_human_score_is_a_mean_over_rated_words_in_any_order(words, rng):
+    tens = [sum(lexicon_file()[w]) for w in words if w in all_rated()]
+    mean = Fraction(sum(tens), 10 * len(tens)) if tens else 0
+    shuffled = rng.sample(words, len(words))
+    for text in (words, shuffled, [*words, "film", "and"]): assert human_score([" ".join(text)])[0] == pytest.approx(float(mean), abs=1e-12)
+    assert sorted(rated_words(" ".join(shuffled))) == sorted(w for w in words if w in all_rated())
+
+
+def test_distinct_2_by_hand():
+    assert distinct_2(["the plot is good .", "the plot is bad ."]) == 6 / 8
+    assert distinct_2(["a b", "b a"]) == 1.
+    assert distinct_2(["a b a b"]) == 2 / 3
+    assert distinct_2(["the film is dull ."] * 50) == 4 / 200
+    assert distinct_2([]) == distinct_2(["", "one"]) == 0.
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), max_size=6), max_size=5))
+def test_distinct_2_against_loops(rows):
+    seen, total = [], 0
+    for row in rows:
+        for i in range(1, len(row)):
+            total += 1
+            if row[i - 1] + row[i] not in seen: seen.append(row[i - 1] + row[i])
+    assert distinct_2(" ".join(r) for r in rows) == (len(seen) / total if total else 0.)
+
+
+# --- the raters ---
+
+def test_a_readers_rating_has_the_enumerated_distribution():
+    text, n, rng = "the plot is flawless but the ending is awful .", 20_000, random.Random(2)
+    drawn = Counter(Fraction(rater_score(text, rng)).limit_denominator(2) for _ in range(n))
+    exact = opinions(text)
+    assert set(drawn) <= set(exact)
+    for x, p in exact.items(): assert abs(drawn[x] - n * p) < 4.5 * float(n * p * (1 - p)) ** .5 + 1, x
+
+
+THREE = ["the plot is great .", "the plot is good .", "the cast is flawless but the story is awful ."]
+
+
+def test_great_against_good():
+    assert (beats(THREE[0], THREE[1]), beats(THREE[1], THREE[0])) == (Fraction(75, 100), Fraction(9, 100))  # counted by hand in the lesson
+
+
+def test_pairs_are_chosen_as_often_as_enumeration_says():
+    "Texts are drawn evenly and a tie draws both again, so a pair's share is its chance of a strict win, over the sum of all."
+    n = 20_000
+    share = {(a, b): beats(a, b) for a, b in permutations(THREE, 2)}
+    total = sum(share.values())
+    drawn = Counter((p["chosen"], p["rejected"]) for p in rater_pairs(THREE, n, seed=4))
+    assert set(drawn) == set(share)
+    for pair, w in share.items():
+        p = float(w / total)
+        assert abs(drawn[pair] - n * p) < 4.5 * (n * p * (1 - p)) ** .5, pair
+
+
+def test_the_ceiling_is_what_enumeration_expects():
+    mean = {t: sum(x * p for x, p in opinions(t).items()) for t in THREE}
+    assert len(set(mean.values())) == 3
+    share = {(a, b): beats(a, b) for a, b in permutations(THREE, 2)}
+    expected = float(sum(w for (a, b), w in share.items() if mean[a] > mean[b]) / sum(share.values()))
+    assert .6 < expected < .98
+    assert abs(pair_ceiling(rater_pairs(THREE, 20_000, seed=5)) - expected) < 4 * (expected * (1 - expected) / 20_000) ** .5
+
+
+def test_the_ceiling_counts_a_tie_one_half():
+    pair = lambda a, b: {"chosen": a, "rejected": b}
+    assert pair_ceiling([pair("great", "good")]) == 1.
+    assert pair_ceiling([pair("good", "great")]) == 0.
+    assert pair_ceiling([pair("good film", "good plot"), pair("great", "bad")]) == .75
+
+
+def test_pairs_hold_two_different_reviews_and_nothing_else():
+    for p in rater_pairs(REVIEWS[:100], 500): assert set(p) == {"chosen", "rejected"} and p["chosen"] != p["rejected"] and set(p.values()) <= set(REVIEWS)
+
+
+# --- seeds ---
+
+def test_seeds_decide_everything():
+    assert write_reviews(50, 1) == write_reviews(80, 1)[:50] != write_reviews(50, 2)
+    assert rater_pairs(REVIEWS, 50, "x") == rater_pairs(REVIEWS, 80, "x")[:50] != rater_pairs(REVIEWS, 50, "y")
+
+
+def test_the_draws_depend_on_nothing_else_touch_nothing_and_have_not_changed():
+    "The numbers in the lessons come from these draws."
+    code = f"""if True:
+        import random, runpy
+        m = runpy.run_path({film_reviews.__file__!r})
+        state = random.getstate()
+        reviews = m['write_reviews'](400)
+        print(*reviews, *m['vocabulary'](), *m['rater_pairs'](reviews, 50), sep='|')
+        assert random.getstate() == state
+    """
+    out = [subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": h}, capture_output=True, text=True, check=True).stdout for h in "12"]
+    assert out[0] == out[1] and out[0].startswith("|".join(write_reviews(400)))
+    assert write_reviews(2) == ["a boring picture with a petty soundtrack .", "what a noisy picture this is ."]
+
+
+# --- refusals ---
+
+@pytest.mark.parametrize("n", [0, -3])
+def test_at_least_one(n):
+    with pytest.raises(ValueError, match=f"n is {n}: ask for at least one review"): write_reviews(n)
+    with pytest.raises(ValueError, match=f"n is {n}: ask for at least one pair"): rater_pairs(REVIEWS, n)
+
+
+@pytest.mark.parametrize("texts", [[], ["the plot is good ."], ["the plot is good ."] * 4, ["the plot is good .", "the cast is good ."], ["film", "plot"]])
+def test_reviews_that_raters_cannot_tell_apart_are_refused_not_drawn_for_ever(texts):
+    with pytest.raises(ValueError, match="different human scores"): rater_pairs(texts, 3)
+
+
+@pytest.mark.parametrize("judge", [human_score, grammatical, distinct_2, lambda t: rater_pairs(t, 2)])
+def test_one_string_is_not_a_list_of_texts(judge):
+    with pytest.raises(TypeError, match="texts is one string, 'the plot is good .': pass a list"): judge("the plot is good .")
+
+
+def test_ended_and_pairs():
+    with pytest.raises(ValueError, match="2 texts and 1 entries of ended"): grammatical(REVIEWS[:2], [True])
+    with pytest.raises(ValueError, match="no pairs"): pair_ceiling([])

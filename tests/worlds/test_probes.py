@@ -1,0 +1,162 @@
+"The ladder: the shipped trainer passes it, each broken one falls where it is meant to, and what cannot be judged is said to be."
+import inspect
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from deep import first
+from torch import nn
+
+from instruct_goose.training.trainer import RLHFTrainer
+from instruct_goose.worlds.probes import (
+    ACTIONS,
+    BROKEN,
+    HEADER,
+    PROBES,
+    Probe,
+    ProbeResult,
+    Reading,
+    optimum,
+    policy_at,
+    run_probes,
+    tiny_world,
+    values_at,
+)
+
+ORDER = ["value_head", "advantage_sign", "credit", "eos", "kl", "rows", "temperature"]
+
+
+@pytest.mark.deep  # the lessons on probes climb the ladder as well
+def test_the_shipped_trainer_passes_every_probe_in_order():
+    seen, threads, state = [], torch.get_num_threads(), torch.random.get_rng_state()
+    results = run_probes(on_result=seen.append)
+    assert [r.name for r in results] == ORDER == list(PROBES) and seen == results
+    for r in results:
+        assert r.passed is True and not r.note and r.seconds > 0 and r.measured.keys() == r.expected.keys(), str(r)
+        assert r.look_at == PROBES[r.name].look_at
+    assert torch.get_num_threads() == threads and torch.equal(torch.random.get_rng_state(), state)
+
+
+CLIMBED = ["value loss weighs nothing", "sign of the advantage", "advantage one token late", "end-of-text not in the mask", "sign of the KL",
+           "scores of the row above", "padding read as text", "temperature 1 in the loss"]  # `make evidence` climbs with all sixteen
+
+
+@pytest.mark.parametrize("bug", first(3, sorted(CLIMBED, key=["sign of the advantage", "padding read as text", "temperature 1 in the loss"].__contains__, reverse=True)))
+def test_each_bug_is_caught_by_the_probe_meant_for_it(bug):
+    trainer, rung = BROKEN[bug]
+    result, = run_probes(trainer, [rung])
+    assert result.passed is False and result.measured and not result.note, str(result)  # by its numbers, not by an exception
+    assert "off" in str(result) and "look at" in str(result)
+
+
+def test_every_probe_has_a_bug():
+    assert {BROKEN[bug][1] for bug in CLIMBED} == {rung for _, rung in BROKEN.values()} == set(ORDER)
+
+
+def test_the_record_of_all_bugs():
+    record = json.loads((Path(__file__).parents[2] / "evidence/probes.json").read_text("utf-8"))
+    assert record["probes"] == ORDER and record["meant_for"] == {bug: rung for bug, (_, rung) in BROKEN.items()}
+    assert {(r["bug"], r["seed"]) for r in record["runs"]} == {(bug, seed) for bug in BROKEN for seed in (0, 1)} | {(None, seed) for seed in range(10)}
+    for r in record["runs"]:
+        if r["bug"] is None: assert not r["failed"]
+        else: assert BROKEN[r["bug"]][1] in r["failed"] and not r["raised"], r["bug"]
+
+
+def test_the_expected_numbers_from_first_principles():
+    # V by brute force: every response of up to three tokens from a policy that says each of four actions with ¼, paid 1 at its end
+    def value(t, gamma=.5): return 1. if t == 3 else sum(.25 * (1. if action == "<eos>" else gamma * value(t + 1)) for action in ACTIONS)
+    # π* by maximising E[r] − β·KL with plain gradient ascent on the logits
+    def ascend(beta):
+        ref, r, z = torch.tensor([.1, .2, .3, .4], dtype=torch.float64), torch.tensor([2., 1., 0., -1.], dtype=torch.float64), torch.zeros(4, dtype=torch.float64, requires_grad=True)
+        for _ in range(3000):
+            p = z.softmax(-1)
+            grad, = torch.autograd.grad((p * (r - beta * (p / ref).log())).sum(), z)
+            with torch.no_grad(): z += grad / beta
+        return z.softmax(-1).detach()
+    assert [value(t) for t in (1, 2, 3)] == [.484375, .625, 1.]
+    for beta in (1, 50): torch.testing.assert_close(optimum(beta).double(), ascend(beta), atol=1e-5, rtol=0)
+
+
+def test_the_tiny_world_is_what_it_says():
+    for p, tau in ((.1, .2, .3, .4), 1.), ((.7, .1, .1, .1), 2.):
+        model, tokenizer = tiny_world(p, tau)
+        for text in ("", "a b", "c"): assert policy_at(model, tokenizer, text, tau) == pytest.approx(dict(zip(ACTIONS, p)), abs=1e-5)
+    one, two, other = (tiny_world(seed=s)[0].state_dict() for s in (0, 0, 1))
+    assert all(torch.equal(one[k], two[k]) for k in one) and any(not torch.equal(one[k], other[k]) for k in one)
+
+
+def test_values_are_read_at_the_state_before_the_token():
+    class Agent(nn.Module):
+        def __init__(self): super().__init__(); self.w = nn.Parameter(torch.zeros(1))
+        def values(self, query, query_mask, response, mask):
+            assert query_mask.all() and mask.all() and query.shape == query_mask.shape
+            return torch.arange(response.shape[1])[None].float() + query.shape[1]
+    _, tokenizer = tiny_world()
+    assert values_at(Agent(), tokenizer, ["a", "<eos>"], "b c") == [3., 4.]  # the beginning of the text counts
+
+
+# ── what a learner may bring ──
+
+def mine(**parts):
+    "A trainer with only the parts named: `train` with two arguments, no metrics, no values."
+    class Mine:
+        def __init__(self, model, ref_model, config, tokenizer=None):
+            self.inner = RLHFTrainer(model, ref_model, config, tokenizer=tokenizer)
+            if "agent" in parts: self.agent = parts["agent"](self.inner.agent)
+        if "train" in parts:
+            def train(self, prompts, reward_fn): self.inner.train(prompts, reward_fn, progress=False)
+    return Mine
+
+
+class PolicyOnly:
+    def __init__(self, agent): self.model = agent.model
+
+
+def test_a_minimal_trainer_is_judged_by_what_it_has(capsys):
+    value, credit, temperature = run_probes(mine(train=1, agent=PolicyOnly), ["temperature", "value_head", "credit"])
+    assert value.passed is None and "agent.values" in value.note and "skipped" in str(value)
+    assert credit.passed is True and list(credit.measured) == ["π(a), λ=1"] and "agent.values" in credit.note
+    assert temperature.passed is True and "max|ratio − 1| at first" not in temperature.measured and "max_ratio_deviation_first" in temperature.note
+
+
+@pytest.mark.parametrize("parts, says", [({}, "no method train"), ({"train": 1}, "agent.model"), ({"train": 1, "agent": lambda agent: None}, "agent.model")])
+def test_what_is_missing_is_a_reason_to_skip(parts, says):
+    result, = run_probes(mine(**parts), ["advantage_sign"])
+    assert result.passed is None and says in result.note and not result.measured
+
+
+@pytest.mark.parametrize("broken, says", [
+    (lambda *a, **k: 1 / 0, "ZeroDivisionError"), (lambda model: model, "TypeError"),
+    (type("Diverges", (RLHFTrainer,), {"train": lambda self, p, r: self.agent.model.lm_head.weight.data.fill_(torch.nan)}), "")])
+def test_a_trainer_that_raises_or_diverges_has_failed(broken, says):
+    result, = run_probes(broken, ["advantage_sign"])
+    assert result.passed is False and says in result.note and "look at" in str(result)
+    if not says: assert math.isnan(result.measured["π(a)"])
+
+
+def test_ctrl_c_stops_the_ladder():
+    def interrupted(*args, **kwargs): raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt): run_probes(interrupted, ["advantage_sign"])
+
+
+@pytest.mark.parametrize("name", ["", "KL", "value head"])
+def test_unknown_names_are_refused_before_anything_runs(name):
+    with pytest.raises(ValueError, match="choose from value_head, advantage_sign"): run_probes(lambda *a, **k: pytest.fail("ran"), ["kl", name])
+
+
+def test_a_result_as_rows_of_the_table():
+    r = ProbeResult("kl", False, {"π(a)": .5, "π(b)": math.nan, "π(c)": .2}, {"π(a)": (.427, .03), "π(b)": (.3, .1), "π(c)": (.21, .02)}, 1.26, "lesson x", "why")
+    first, second, third, note, look = str(r).splitlines()
+    assert first.split() == ["kl", "FAILED", "1.3", "s", "π(a)", "0.500", "0.427", "±", "0.03", "off"]
+    assert second.endswith("off") and not third.endswith("off") and note.strip() == "why" and look.strip() == "look at lesson x"
+    assert HEADER.index("number") == first.index("π(a)") == second.index("π(b)")
+
+
+def test_lessons_that_it_points_to_exist():
+    root = Path(__file__).parents[2]
+    for probe in PROBES.values():
+        path = probe.look_at.split()[-1]
+        assert isinstance(probe, Probe) and path.startswith("nbs/") and (root / path).is_file()
+        assert inspect.signature(probe.run).return_annotation is Reading
