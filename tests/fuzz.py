@@ -182,7 +182,7 @@ def loaders(r: random.Random, tools: dict) -> tuple[str, str]:
     except (ValueError, TypeError, FileNotFoundError) as e:
         names = ("input", "row ", "source", "no file", "max_length", "on_error", "columns", "a directory")
         assert any(name in str(e) for name in names), f"names nothing: {e}"
-        if isinstance(e, data.BadRow): assert e.reason in data.REASONS and ("line " in str(e) or "row " in str(e)), e
+        if isinstance(e, data.BadRow): assert e.reason in files.REASONS and ("line " in str(e) or "row " in str(e)), e
         assert not isinstance(e, UnicodeError), repr(e)
         outcome = e.reason if isinstance(e, data.BadRow) else type(e).__name__
     if kind == "file" and source.suffix in (".json", ".csv", ".tsv"): same_as_second(source)
