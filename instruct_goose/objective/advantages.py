@@ -110,7 +110,7 @@ def group_advantages(
     return centred.flatten()
 
 # %% ../../nbs/learn/07_advantages.ipynb #8c4a7e3c
-def _check_groups(scores, group_size, how, eps, ddof):
+def _check_groups(scores: Tensor, group_size: int, how: str, eps: int | float, ddof: int):
     "Refuse what is no batch of whole groups, and settings out of range."
     only_tensors(scores=scores)
     if scores.ndim != 1:
@@ -184,7 +184,7 @@ ADVANTAGES: dict[str, Advantage] = {
     "greedy": Advantage(_by_greedy, needs="greedy")}
 
 # %% ../../nbs/learn/07_advantages.ipynb #e4b6a013
-def _check_needs(how, needs, values, baseline):
+def _check_needs(how: str, needs: str | None, values: Tensor | None, baseline: Tensor | None):
     if needs == "values" and values is None:
         raise ValueError(f"advantage is {how!r} and there are no values: pass those of the "
                          "value head at sampling time, or choose one that needs none")

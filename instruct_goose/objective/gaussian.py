@@ -15,7 +15,7 @@ from torch import Tensor
 from .masks import wide, same_shape
 
 # %% ../../nbs/guides/continuous_actions.ipynb #3ec5feec
-def _per_dimension(mean, std, name="std"):
+def _per_dimension(mean: Tensor, std: Tensor, name: str = "std"):
     "std as wide as mean, one per action dimension; a ValueError says what is wrong."
     if std.shape != mean.shape and std.shape != mean.shape[-1:]:
         raise ValueError(
@@ -24,7 +24,7 @@ def _per_dimension(mean, std, name="std"):
     _positive(std, name)
     return wide(std).expand_as(mean)
 
-def _positive(std, name="std"):
+def _positive(std: Tensor, name: str = "std"):
     if (std <= 0).any():
         raise ValueError(
             f"{name} goes down to {std.min().item():.4g}: a standard deviation is above "

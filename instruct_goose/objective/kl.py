@@ -187,15 +187,24 @@ def kl_in_loss(
     return beta * kl * (ratio.detach() if plain else ratio)
 
 # %% ../../nbs/learn/06_kl.ipynb #c91d7b21
-def _plain_kl(logprobs, ref_logprobs, mask, beta, estimator, old_logprobs):
+def _plain_kl(
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, beta: int | float, estimator: str,
+    old_logprobs: Tensor | None,
+):
     "β·k(ℓ), differentiated as it stands."
     return kl_in_loss(logprobs, ref_logprobs, mask, beta, estimator)
 
-def _ratio_kl(logprobs, ref_logprobs, mask, beta, estimator, old_logprobs):
+def _ratio_kl(
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, beta: int | float, estimator: str,
+    old_logprobs: Tensor | None,
+):
     "β·ρ·k(ℓ): right for stale samples too."
     return kl_in_loss(logprobs, ref_logprobs, mask, beta, estimator, old_logprobs)
 
-def _straight_through_kl(logprobs, ref_logprobs, mask, beta, estimator, old_logprobs):
+def _straight_through_kl(
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, beta: int | float, estimator: str,
+    old_logprobs: Tensor | None,
+):
     "The value of β·k(ℓ), the gradient of β·k₂(ℓ)."
     return kl_in_loss(logprobs, ref_logprobs, mask, beta, estimator, straight_through=True)
 

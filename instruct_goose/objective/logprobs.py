@@ -25,14 +25,14 @@ def log_softmax(
     return (wide(logits) / temperature).log_softmax(-1)
 
 
-def _check_temperature(temperature):
+def _check_temperature(temperature: int | float | Tensor):
     if not temperature > 0:
         raise ValueError(
             f"temperature={temperature} must be above 0: at 0 the policy is greedy, "
             "and every token but one has log-probability −inf")
 
 # %% ../../nbs/learn/05_logprobs.ipynb #03425cf7
-def _check_ids(tokens, vocab):
+def _check_ids(tokens: Tensor, vocab: int):
     if tokens.numel() == 0:
         return
     low, high = tokens.min().item(), tokens.max().item()

@@ -40,7 +40,7 @@ def response_mask(
     return ends.cumsum(-1) - ends == 0  # ends strictly before t
 
 # %% ../../nbs/learn/04_masks.ipynb #93d811c7
-def _no_empty_rows(mask, cure):
+def _no_empty_rows(mask: Tensor, cure: str):
     empty = (~mask.any(-1)).nonzero().flatten().tolist()
     if empty:
         raise ValueError(f"the mask has no True in rows {empty}: {cure}")
@@ -135,7 +135,10 @@ AGGREGATES: dict[str, Aggregate] = {
         lambda mask, _, group_tokens: group_tokens.clamp(min=1), "groups", "group_tokens")}
 
 # %% ../../nbs/learn/04_masks.ipynb #6d0c9a42
-def _check_inputs(mask, how, denominator, length, group_tokens):
+def _check_inputs(
+    mask: Tensor, how: str, denominator: int | float | Tensor | None,
+    length: int | float | None,    group_tokens: Tensor | None,
+):
     "Refuse counts that are none, and inputs that are missing or do not belong here."
     takes = AGGREGATES[how].takes
     for name, n in {"denominator": denominator, "length": length}.items():
@@ -155,7 +158,7 @@ def _check_inputs(mask, how, denominator, length, group_tokens):
         raise ValueError("nothing to average: the mask has no True anywhere")
 
 # %% ../../nbs/learn/04_masks.ipynb #6d0c9a43
-def _check_group_tokens(mask, group_tokens):
+def _check_group_tokens(mask: Tensor, group_tokens: Tensor):
     "Each row's count of its whole group, or a ValueError that says what is wrong with it."
     if group_tokens.shape != mask.shape[:1]:
         raise ValueError(f"group_tokens has shape {tuple(group_tokens.shape)}, expected "
@@ -165,7 +168,7 @@ def _check_group_tokens(mask, group_tokens):
         raise ValueError(f"group_tokens is less than the row's own tokens in rows {short}: "
                          "count the whole group, before it is cut into micro-batches")
 
-def _no_zero(divisor):
+def _no_zero(divisor: Tensor):
     empty = (divisor == 0).nonzero().flatten().tolist()
     if empty:
         raise ValueError(f"the mask has no True in rows {empty}: "

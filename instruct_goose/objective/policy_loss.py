@@ -19,19 +19,19 @@ from .masks import (
     chosen, masked_mean, only_tensors, same_shape, wide)
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #8047a880
-def _every_token(log_ratio, mask):
+def _every_token(log_ratio: Tensor, mask: Tensor):
     "log ρₜ, one for each token. PPO (2017) section 3."
     return log_ratio
 
-def _whole_response(log_ratio, mask):
+def _whole_response(log_ratio: Tensor, mask: Tensor):
     "Σₜ log ρₜ, that of the response, at each of its tokens."
     return log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
 
-def _geometric_mean(log_ratio, mask):
+def _geometric_mean(log_ratio: Tensor, mask: Tensor):
     "The mean of log ρₜ over the response, at each of its tokens. GSPO (2025) eq. 7."
     return _whole_response(log_ratio, mask) / mask.sum(-1, keepdim=True).clamp(min=1)
 
-def _pulled_by_token(log_ratio, mask):
+def _pulled_by_token(log_ratio: Tensor, mask: Tensor):
     "The value of the geometric mean, the gradient of the token's own. GSPO (2025) eq. 14."
     return _geometric_mean(log_ratio, mask).detach() + log_ratio - log_ratio.detach()
 
@@ -107,7 +107,7 @@ def clip_active(
     return (ratio < low) & (advantages < 0), (ratio > high) & (advantages > 0)
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #4b078b95
-def _one_per_token(advantages, mask):
+def _one_per_token(advantages: Tensor, mask: Tensor):
     if advantages.shape != mask.shape:
         raise ValueError(
             f"advantages has shape {tuple(advantages.shape)}, the mask "
@@ -124,11 +124,17 @@ class Surrogate(NamedTuple):
     takes_dual_clip: bool = False
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #5d2e8f03
-def _min_objective(ratio, logprobs, advantages, clip, clip_high, dual_clip):
+def _min_objective(
+    ratio: Tensor, logprobs: Tensor, advantages: Tensor, clip: int | float,
+    clip_high: int | float | None, dual_clip: int | float | None,
+):
     "min(ρ·Â, clip(ρ)·Â), PPO (2017) eq. 7, with a floor if there is a dual clip."
     return clipped_objective(ratio, advantages, clip, clip_high, dual_clip)
 
-def _min_held(ratio, advantages, clip, clip_high, dual_clip):
+def _min_held(
+    ratio: Tensor, advantages: Tensor, clip: int | float, clip_high: int | float | None,
+    dual_clip: int | float | None,
+):
     "Where the gradient is cut."
     low, high = clip_active(ratio, advantages, clip, clip_high)
     held = dict(low=low, high=high)
@@ -137,15 +143,24 @@ def _min_held(ratio, advantages, clip, clip_high, dual_clip):
     return held
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #5d2e8f04
-def _ratio_objective(ratio, logprobs, advantages, clip, clip_high, dual_clip):
+def _ratio_objective(
+    ratio: Tensor, logprobs: Tensor, advantages: Tensor, clip: int | float,
+    clip_high: int | float | None, dual_clip: int | float | None,
+):
     "ρ·Â, PPO (2017) eq. 6: nothing is clipped."
     return ratio * advantages
 
-def _weight_objective(ratio, logprobs, advantages, clip, clip_high, dual_clip):
+def _weight_objective(
+    ratio: Tensor, logprobs: Tensor, advantages: Tensor, clip: int | float,
+    clip_high: int | float | None, dual_clip: int | float | None,
+):
     "sg(clip(ρ))·Â·log π, CISPO (2025); sg: no gradient."
     return ratio.detach().clamp(*_clip_range(clip, clip_high)) * advantages * logprobs
 
-def _weight_held(ratio, advantages, clip, clip_high, dual_clip):
+def _weight_held(
+    ratio: Tensor, advantages: Tensor, clip: int | float, clip_high: int | float | None,
+    dual_clip: int | float | None,
+):
     "Where the weight is at its bound, whatever the sign of Â."
     low, high = _clip_range(clip, clip_high)
     return dict(low=ratio < low, high=ratio > high)
@@ -215,7 +230,7 @@ def sampler_weights(
     return torch.where(mask, torch.where(kept, weight, 0.), 1.)
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #caa6c032
-def _check_bounds(cap, floor, beyond):
+def _check_bounds(cap: int | float, floor: int | float | None, beyond: str):
     "Refuse bounds between which there is nothing."
     if not cap > 0:
         raise ValueError(f"cap is {cap}: a weight must be positive")

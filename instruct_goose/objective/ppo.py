@@ -73,7 +73,9 @@ def _added_up(means: dict[str, Tensor], vf_coef: float, ent_coef: float) -> Tens
     return loss
 
 # %% ../../nbs/learn/10_ppo.ipynb #e9baf2c2
-def _complete(values, returns, entropy, ent_coef):
+def _complete(
+    values: Tensor | None, returns: Tensor | None, entropy: Tensor | None, ent_coef: int | float,
+):
     "Refuse a term that lacks its input."
     if (values is None) != (returns is None):
         raise ValueError("a value loss needs values and returns: pass both, or neither")
@@ -170,7 +172,7 @@ class PPOLoss(nn.Module):
         return loss, policy.detach(), value.detach(), ratio.mean(), clipfrac
 
 # %% ../../nbs/learn/10_ppo.ipynb #2bfde82c
-def _one_row(mask, **tensors):
+def _one_row(mask: Tensor | None, **tensors: Tensor):
     "Any shape as (1, n), the mask last; and torchtune's count: all, or Σ mask + 1e-8."
     same_shape(mask=None if mask is None else mask.bool(), **tensors)
     like = next(iter(tensors.values()))
