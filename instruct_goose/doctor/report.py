@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from tyro.conf import Positional
 
-from ..cli.main import read_metrics
 from .diagnosis import diagnose
+from .log import read_metrics
 from ..runs.checkpoints import read_json
 from ..runs.microscope import QUANTITIES, read_tokens, scales, shade
 from ..runs.run_directory import write_whole

@@ -304,7 +304,7 @@ def test_a_seed_that_cannot_be_is_not_blamed_on_the_trainer(capsys):
 
 
 def test_sample_without_an_sft_stage_writes_with_the_policy_alone(tmp_path, capsys):
-    from instruct_goose.cli.main import SampleConfig, run_sample
+    from instruct_goose.cli.commands import SampleConfig, run_sample
     from instruct_goose.models.smollm import stand_in
     model, tokenizer = stand_in("a b c".split())
     for part in (model, tokenizer): part.save_pretrained(tmp_path / "policy")
