@@ -31,7 +31,7 @@ WHY = {
         "A step reads all weights, however few rows are left, and that is most of its time: the weights' products alone would reach the limit beside it. "
         "The goal lies within the spread of the repeats.",
     "rollout time, T = 512 over T = 128":
-        "Four times the tokens are 4.39 times the operations, as [How cost grows](practice/cost.ipynb) counts them, since each token looks back at all "
+        "Four times the tokens are 4.39 times the operations, as [How cost grows](guides/cost.ipynb) counts them, since each token looks back at all "
         "before it; so the goal leaves nothing. And looking back is a vector times a matrix, which waits for memory, where the weights' products "
         "serve all rows at once. `generate` grows by more: @rollout time by generate, T = 512 over T = 128. Tried: keys and values in buffers "
         "that never grow (in), heads that share keys in one product (in).",
@@ -46,7 +46,7 @@ TRIED = """What was tried to make an update cheaper, on 32 responses of 4 to 64 
 - **Rows without padding.** One mask over all rows costs more than the padding, since attention then looks at every pair of tokens of the batch. Row by row it pays, and was left out: attention would have to be replaced in every architecture, with its windows, caps and scales, and a policy changed in this way can no longer be read by our own sampling step.
 - **bfloat16.** Landed as `autocast="bfloat16"`, for processors that multiply in it; this one does not. Weights in bfloat16 are accepted as they were, those in float16 refused.
 - **`torch.compile`.** Compiled models are accepted, and say the same to rounding; once compiled, the smaller model takes less time (in the table), the larger more: there the compiler reached its limit of eight recompilations.
-- **Fused AdamW.** Landed: a quarter of the time of the loop over tensors, which took a twentieth off a small model's update ([the figures](training/updates.ipynb)).
-- **Gradient checkpointing.** Landed as `Agent(…, gradient_checkpointing=True)`: a quarter less memory for a sixth more time, on a small model ([the figures](models/agent.ipynb)).
-- **The policy's pass over its own responses.** Not left out, though the sampler has just seen them: entropy, exact KL and values come from it ([why](training/annotate.ipynb)).
+- **Fused AdamW.** Landed: a quarter of the time of the loop over tensors, which took a twentieth off a small model's update ([the figures](reference/training/updates.ipynb)).
+- **Gradient checkpointing.** Landed as `Agent(…, gradient_checkpointing=True)`: a quarter less memory for a sixth more time, on a small model ([the figures](learn/13_agent.ipynb)).
+- **The policy's pass over its own responses.** Not left out, though the sampler has just seen them: entropy, exact KL and values come from it ([why](reference/training/annotate.ipynb)).
 - **Blocks below the first adapter.** With LoRA in the last blocks only, policy and reference share all blocks below, and annotation runs them twice. It was left as it is: transformers have no way to begin in the middle, so the reference's lower blocks would have to be replaced by ones that pass the policy's states on. The most that it can save is the reference's lower blocks in one pass over the rollout; the update, which runs the policy's lower blocks again in every epoch, stays as it is."""

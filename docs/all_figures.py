@@ -2,7 +2,7 @@
 import html
 import re
 
-from lessons import PARTS, Cell, Page
+from lessons import SHELVES, Cell, Page
 
 from instruct_goose.lesson import small_svg
 
@@ -26,7 +26,7 @@ def moving(page: Page) -> list[tuple[str, str]]:
 def figures_page(pages: list[Page]) -> tuple[str, dict[str, str]]:
     "The page, and the drawings that it loads: name of the file -> SVG."
     files, movable, parts = {}, [], []
-    for part, name in PARTS.items():
+    for part, name in {"": "Notation", **SHELVES}.items():
         made = []
         for page in (p for p in pages if p.part == part):
             movable += [f'<li><a href="{page.url}.html#{anchor}">{html.escape(page.title)}</a>: {html.escape(caption)}</li>' for anchor, caption in moving(page)]

@@ -21,17 +21,19 @@ from compare import compare_page
 from exercises import boxes, write_python
 from glossary import glossary_page, hover
 from guards import without_guards
-from lessons import PARTS, PIPELINE, REPO, ROOT, STAGES, START, Cell, Page, long, read_pages, route_id, routes, target
+from know import know_page
+from lessons import BRANCH, PACKAGES, REPO, ROOT, SHELVES, STAGES, Cell, Page, of_course, read_pages, target
 from narrow import stacked, text_factor
-from quizzes import QUIZZES, coded, quiz_page
+from quizzes import QUIZZES, quiz_page
 from reports import reports_page, write_reports
+from shelves import anchor, course, neighbours, shelf_page, up
 from speed import speed_page
 
 BUILD, SITE = ROOT / "docs/_build", ROOT / "docs/_site"
-COLAB = REPO.replace("https://github.com", "https://colab.research.google.com/github") + "/blob/main/nbs"
+COLAB = REPO.replace("https://github.com", "https://colab.research.google.com/github") + f"/blob/{BRANCH}/nbs"
 COPIED = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog"}  # pages that are no lessons
-MADE = {ROOT / "evidence/reports/README.md": "reports", ROOT / "docs/compare.py": "compare"}  # a file of the repository, and the page that stands for it here
-LESSON = r"\bnbs/\w+/\w+\.ipynb"  # a path that a program printed
+MADE = {ROOT / "evidence/reports/README.md": "reports", ROOT / "docs/compare.py": "compare", ROOT / "docs/speed.py": "speed", ROOT / "docs/know.py": "know"}  # a file of the repository, and the page that stands for it here
+LESSON = r"\bnbs/(?:\w+/)+\w+\.ipynb"  # a path that a program printed
 
 
 @cache
@@ -82,7 +84,7 @@ class Links:
             if file in self.pages: there = self.pages[file].url + ".ipynb"
             elif file.name in COPIED and file.parent == ROOT: there = COPIED[file.name] + ".md"
             elif file in MADE: there = MADE[file] + ".md"
-            elif file.is_relative_to(ROOT) and file.exists(): return f"]({REPO}/blob/main/{file.relative_to(ROOT).as_posix()}{anchor})"
+            elif file.is_relative_to(ROOT) and file.exists(): return f"]({REPO}/blob/{BRANCH}/{file.relative_to(ROOT).as_posix()}{anchor})"
             else:
                 self.broken.append(f"{page.path.relative_to(ROOT)}: a link to {m[1]}, which is not there")
                 return m[0]
@@ -168,11 +170,46 @@ def code_cell(cell: Cell) -> dict | None:
     return {"cell_type": "code", "id": cell.id, "source": cell.source, "metadata": metadata, "outputs": outputs, "execution_count": None}
 
 
+LONG, HEAD = 28, 14  # exported code of more lines than LONG shows its first HEAD
+
+
+def behind(kind: str, summary: str, source: str) -> str:
+    "Code behind a click."
+    return f'<details class="{kind}"><summary>{summary}</summary>\n\n`````{{code-block}} ipython3\n{source}\n`````\n\n</details>'
+
+
 def shortened(cell: Cell) -> tuple[str, str]:
     "What is shown of an exported cell, and beneath it, behind a click, the whole; nothing where a fold would save less than two lines."
-    short = without_guards(cell.source) if "exports" in cell.directives and "code-fold" not in cell.directives else cell.source
-    if cell.source.count("\n") - short.count("\n") < 2: return cell.source, ""
-    return short, f'<details class="whole"><summary>All of it, with the checks of what comes in</summary>\n\n`````{{code-block}} ipython3\n{cell.source}\n`````\n\n</details>'
+    if "exports" not in cell.directives or "code-fold" in cell.directives: return cell.source, ""
+    short, lines = without_guards(cell.source), cell.source.count("\n")
+    if short.count("\n") + 1 > LONG:
+        head = short.split("\n")[:HEAD]
+        while head and not head[-1].strip(): head.pop()
+        return "\n".join(head), behind("whole", f"All {lines + 1} lines", cell.source)
+    if lines - short.count("\n") < 2: return cell.source, ""
+    return short, behind("whole", "All of it, with the checks of what comes in", cell.source)
+
+
+CHECKS = {"expect", "within", "claim", "test_eq", "test_close", "test_fail", "test_is"}
+
+
+def checked(cell: Cell) -> tuple[str, str]:
+    """A cell's own code, and the checks at its end, which a tick hides: calls of `expect`, `within`, `claim` and asserts, and what was computed for these alone.
+    A cell whose last statement is something else keeps everything."""
+    if cell.kind != "code" or {"hide", "export", "exports", "exporti", "code-fold"} & cell.directives.keys() or cell.directives.get("echo") == "false": return cell.source, ""
+    try: body = ast.parse(cell.source).body
+    except SyntaxError: return cell.source, ""  # a magic of IPython's
+    def checks(s):
+        if isinstance(s, ast.For | ast.With): return all(map(checks, s.body))
+        call = s.value if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) else None
+        return isinstance(s, ast.Assert) or call is not None and getattr(call.func, "id", getattr(call.func, "attr", "")) in CHECKS
+    n = len(body)
+    while n and checks(body[n - 1]): n -= 1
+    if n == len(body): return cell.source, ""
+    lines, first = cell.source.split("\n"), body[n].lineno - 1
+    if n and body[n - 1].end_lineno >= body[n].lineno: return cell.source, ""  # two statements in a line
+    while first and lines[first - 1].lstrip().startswith("#"): first -= 1  # what is said of them
+    return "\n".join(lines[:first]).rstrip(), "\n".join(lines[first:])
 
 
 def text_cell(source: str, id: str = "") -> dict:
@@ -194,56 +231,19 @@ def folded(text: str) -> str:
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
-def up(page: Page, url: str) -> str:
-    "Relative address of another page or file of the site."
-    return os.path.relpath(url, Path(page.url).parent).replace(os.sep, "/")
-
-
 def roadmap(page: Page, pages: list[Page]) -> str:
     "The steps of one iteration, each a link to its lesson, this page's lit."
     have = {p.url for p in pages}
     steps = [
         f'<li class="here" aria-current="step"><span>{label}</span></li>' if url == page.url else
-        f'<li><a href="{up(page, url)}.html">{label}</a></li>' for url, label in STAGES.items() if url in have]
+        f'<li><a href="{up(page.url, url)}.html">{label}</a></li>' for url, label in STAGES.items() if url in have]
     return f'<nav class="roadmap" aria-label="One step of RLHF"><ol>{"".join(steps)}</ol></nav>'
 
 
-def pipeline(page: Page, pages: list[Page]) -> str:
-    "A whole run from data to evaluation; lit, this page's stage, which is PPO for each of its steps."
-    have, here = {p.url for p in pages}, page.url if page.url in PIPELINE else "learn/trainer" if page.url in STAGES else None
-    def stage(url, label):
-        text = f'<a href="{up(page, url)}.html">{label}</a>' if url != page.url else f"<span>{label}</span>"
-        return f'<li class="here" aria-current="{"step" if url == page.url else "true"}">{text}</li>' if url == here else f"<li>{text}</li>"
-    steps = [stage(url, label) for url, label in PIPELINE.items() if url in have]
-    return f'<nav class="roadmap pipeline" aria-label="A whole run"><ol>{"".join(steps)}</ol></nav>'
-
-
-def route_cards(page: Page, pages: list[Page]) -> str:
-    "The routes: for whom, how long, which lessons."
-    made = []
-    for name, why, lessons, minutes in routes(pages):
-        items = "".join(f'<li><a href="{up(page, p.url)}.html?route={route_id(name)}">{html.escape(p.title)}</a> <em>{p.minutes or ""}</em></li>' for p in lessons)
-        made.append(f'<section><h3>{html.escape(name)} <small>{long(minutes)}</small></h3><p>{html.escape(why)}</p><ol>{items}</ol></section>')
-    return f'<div class="routes">{"".join(made)}</div>'
-
-
-def on_routes(page: Page, pages: list[Page]) -> str:
-    "The routes that this lesson stands on, and its neighbours there, for _static/route.js."
-    found = {}
-    for name, _, lessons, _ in routes(pages):
-        if page not in lessons: continue
-        i = lessons.index(page)
-        near = {"prev": lessons[i - 1] if i else None, "next": lessons[i + 1] if i + 1 < len(lessons) else None}
-        found[route_id(name)] = {"name": name, "place": i + 1, "of": len(lessons)} | {
-            way: {"href": f"{up(page, p.url)}.html?route={route_id(name)}", "title": p.title} for way, p in near.items() if p}
-    return f'<script type="application/json" id="on-routes">{json.dumps(found, ensure_ascii=False)}</script>' if found else ""
-
-
 def start(page: Page, pages: list[Page]) -> str:
-    "Where to begin, as buttons."
-    have = {p.url for p in pages} | {"api"}
-    links = [f'<a href="{up(page, url)}.html">{label[0].upper()}{label[1:]}</a>' for url, label in START.items() if url in have]
-    return f'<p class="start">{"".join(links)}</p>'
+    "The two buttons of the front page: the course, and the two commands."
+    first = of_course(pages)[0]
+    return f'<p class="start"><a href="{up(page.url, first.url)}.html">Start the course</a><a href="#run-it">Run it</a></p>'
 
 
 @cache
@@ -261,41 +261,37 @@ def last_changes() -> dict[str, str]:
 
 
 def head(page: Page, pages: list[Page]) -> str:
-    "What stands between a lesson's title and its text: place, time, module, notebook, and where in the algorithm we are."
-    part = [p for p in pages if p.part == page.part]
-    facts = [f"{PARTS[page.part]}, lesson {part.index(page) + 1} of {len(part)}" if page.part else PARTS[page.part]]
-    if page.minutes: facts.append(f"{page.minutes} minutes")
-    if page.names: facts.append(f'<a href="#reference">exports {len(page.names)} name{"s" * (len(page.names) > 1)}</a>')
+    "What stands between a title and its text: place, time, module, notebook, and in the course where in the algorithm we are."
+    if page.part in SHELVES:
+        where = f'<a href="{up(page.url, page.part)}.html">{SHELVES[page.part]}</a>'
+        heading = f'<a href="{up(page.url, page.part)}.html#{anchor(page.group)}">{html.escape(page.group)}</a>'
+        place = f"lesson {page.number} of {len(of_course(pages))}" if page.number else ""
+    else: where, heading, place = f'<a href="{up(page.url, "reference")}.html">Reference</a>', f'<a href="{up(page.url, "reference")}.html#look-up">Look up</a>', ""
+    crumbs = f'<nav class="crumbs" aria-label="Where this page stands">{where} <span>›</span> {heading}{f" <span>›</span> {place}" if place else ""}</nav>'
     file = page.path.relative_to(ROOT / "nbs").as_posix()
-    facts.append(f'<a href="{up(page, "notebooks/" + file)}" download>notebook</a>')
-    facts.append(f'<a href="{COLAB}/{file}">open in Colab</a>')
+    facts = [f"{page.minutes} minutes"] if page.minutes and page.part in ("learn", "guides") else []
+    if page.part == "reference" and page.module: facts.append(f"<code>{page.module}</code>")
+    if page.names: facts.append(f'<a href="#reference">{len(page.names)} name{"s" * (len(page.names) > 1)}</a>')
+    facts += [f'<a href="{up(page.url, "notebooks/" + file)}" download>notebook</a>', f'<a href="{COLAB}/{file}">open in Colab</a>']
+    if page.url != "notation": facts.append(f'<a class="beside" href="{up(page.url, "notation")}.html">notation</a>')
     if changed := last_changes().get(f"nbs/{file}"): facts.append(f"changed {changed}")
-    line = '<p class="lesson-facts">' + " <span>·</span> ".join(facts) + "</p>"
-    line += on_routes(page, pages)
-    if page.url in PIPELINE or page.url in STAGES: line += pipeline(page, pages)
+    line = crumbs + '<p class="lesson-facts">' + " <span>·</span> ".join(facts) + "</p>"
     return line + (roadmap(page, pages) if page.url in STAGES else "")
 
 
-def cards(page: Page, pages: list[Page]) -> str:
-    "The map of the lessons on the front page."
-    made = []
-    for part, name in PARTS.items():
-        lessons = [p for p in pages if p.part == part]
-        if not lessons: continue
-        total = sum(p.minutes or 0 for p in lessons)
-        items = "".join(
-            f'<li><a href="{p.url}.html"><b>{html.escape(p.title)}</b><span>{coded(p.subtitle)}</span>'
-            f'<em>{f"{p.minutes} min" if p.minutes else ""}</em></a></li>' for p in lessons)
-        made.append(f'<section class="part"><h3>{name}{f" <small>{long(total)}</small>" if total else ""}</h3><ol>{items}</ol></section>')
-    return f'<div class="lesson-map">{"".join(made)}</div>'
+def next_lesson(page: Page) -> str:
+    "The one way on, at the end of a lesson."
+    after = neighbours(page.url)[1]
+    if after is None: return f'<p class="to-next" data-read="{page.url}">This was the last lesson. <a href="{up(page.url, "guides")}.html">The guides</a> say how to do one thing each.</p>'
+    return f'<p class="to-next" data-read="{page.url}"><b>Next</b> lesson {after.number}: <a href="{up(page.url, after.url)}.html">{html.escape(after.title)}</a></p>'
 
 
-DRAWN = {"lessons": cards, "roadmap": roadmap, "start": start, "routes": route_cards, "pipeline": pipeline}  # where a page says <!-- name -->
+DRAWN = {"roadmap": roadmap, "start": start, "course": lambda page, pages: course(page.url, pages)}  # where a page says <!-- name -->
 
 
 def to_source(cell: Cell, page: Page) -> str:
     "A line between the equation and its code: to the entry of each name, and to its place in the module."
-    source = up(page, f"_modules/{page.module.replace('.', '/')}.html")
+    source = up(page.url, f"_modules/{page.module.replace('.', '/')}.html")
     return "\n".join(f'<p class="to-source" id="code-{n.name}"><code>{n.name}</code> <a href="#{page.module}.{n.name}">entry</a> <a href="{source}#{n.name}">source</a></p>'
                      for n in cell.documented)
 
@@ -304,7 +300,7 @@ def linked(output: dict, page: Page, links: Links) -> dict:
     """An output with the links of its Markdown resolved; its names are left alone, they may be another library's.
     Printed paths of lessons, the doctor's among them, are links here."""
     if output["output_type"] == "stream" and re.search(LESSON, text := "".join(output["text"])):
-        def there(m): return f'<a href="{up(page, links.pages[ROOT / m[0]].url)}.html">{m[0]}</a>' if ROOT / m[0] in links.pages else m[0]
+        def there(m): return f'<a href="{up(page.url, links.pages[ROOT / m[0]].url)}.html">{m[0]}</a>' if ROOT / m[0] in links.pages else m[0]
         made = re.sub(LESSON, there, html.escape(text.rstrip(), quote=False))
         return {"output_type": "display_data", "metadata": {}, "data": {"text/html": f'<div class="highlight"><pre>{made}</pre></div>'}}
     if "text/markdown" not in output.get("data", {}): return output
@@ -319,9 +315,11 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
         if cell.kind == "code":
             if not (made := code_cell(cell)): continue
             if cell.documented and page.module: cells.append(text_cell(to_source(cell, page), f"{cell.id}-source"))
-            short, whole = shortened(cell)
-            cells.append(made | {"source": short, "outputs": [linked(o, page, links) for o in made["outputs"]]})
+            (short, whole), (own, tick) = shortened(cell), checked(cell)
+            if tick: short = own
+            if short or made["outputs"]: cells.append(made | {"source": short, "outputs": [linked(o, page, links) for o in made["outputs"]]})
             if whole: cells.append(text_cell(whole, f"{cell.id}-whole"))
+            if tick: cells.append(text_cell(behind("checked", "checked", tick), f"{cell.id}-checked"))
             if more := below.get((page.url, cell.id)): cells.append(text_cell(more, f"{cell.id}-below"))
             continue
         text = cell.source
@@ -333,139 +331,64 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
             module = f"```{{py:module}} {page.module}\n```\n" if page.module else ""
             text = f"{title}\n\n{module}\n{links.apply(rest, page)}\n\n{top}\n"
         elif "**Numbers to expect**" in text: text = folded(links.apply(text, page))
-        else: text = hover(links.apply(text, page), seen, up(page, "glossary.html")) if page.part else links.apply(text, page)
+        else: text = hover(links.apply(text, page), seen, up(page.url, "glossary.html")) if page.part else links.apply(text, page)
         text = re.sub(f"<!-- ({'|'.join(DRAWN)}) -->", lambda m: DRAWN[m[1]](page, pages), text)
         cells.append(text_cell(text, cell.id))
-    part = [p for p in pages if p.part == page.part]
-    if page.part and page is part[-1] and (quiz := PARTS[page.part]) in QUIZZES:
-        cells.append(text_cell(f'<p class="to-quiz">The end of this part: <a href="{up(page, "quiz.html")}#{quiz.lower().replace(" ", "-")}">ten questions on it</a>.</p>', "quiz"))
+    if page.number:
+        part = [p for p in pages if p.number and p.group == page.group]
+        quiz = f'<p class="to-quiz">The end of this part: <a href="{up(page.url, "quiz")}.html#{anchor(page.group)}">{len(QUIZZES[page.group])} questions on it</a>.</p>'
+        cells.append(text_cell((quiz if page is part[-1] and page.group in QUIZZES else "") + next_lesson(page), "next"))
     if page.names:
         entries = [entry(node, page.module, lambda t: links.apply(t, page))
                    for c in page.cells for node in c.documented]
         cells.append(text_cell("## Reference\n\n" + "\n\n".join(entries), "reference"))
-    if any(url == page.url for url, _ in below): cells.append(text_cell(f'<script src="{up(page, "_static/exercises.js")}" defer></script>', "exercises"))
+    if any(url == page.url for url, _ in below): cells.append(text_cell(f'<script src="{up(page.url, "_static/exercises.js")}" defer></script>', "exercises"))
     return {"cells": cells, "metadata": {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"},
                                          "language_info": {"name": "python", "pygments_lexer": "ipython3"}}, "nbformat": 4, "nbformat_minor": 5}
 
 
-def toctrees(pages: list[Page]) -> str:
-    groups = {name: [p.url for p in pages if p.part == part] for part, name in PARTS.items()}
-    groups["Practice"] += ["reports", "speed"]
-    groups["Reference"] = ["quiz", "glossary", "figures", "api", "tables", "compare", *COPIED.values()]
-    return "\n\n".join(f"```{{toctree}}\n:hidden:\n:caption: {name}\n\n" + "\n".join(urls) + "\n```" for name, urls in groups.items() if urls)
+def toctree(pages: list[Page]) -> str:
+    "All pages, for Sphinx, which asks to know them; the list at the side is that of shelves.py."
+    urls = [*SHELVES, *(p.url for p in pages), "know", "reports", "speed", "quiz", "glossary", "figures", "api", "tables", "compare", *COPIED.values()]
+    return "```{toctree}\n:hidden:\n\n" + "\n".join(urls) + "\n```"
 
 
 def names_page(pages: list[Page]) -> str:
     "One table of all names, by module."
     top = top_names()
-    text = ["# All names", "```{rst-class} subtitle\n```\n\nEvery public name of the library, with the lesson that defines it\n"]
+    text = ["# All names", "```{rst-class} subtitle\n```\n\nEvery public name of the library, with the page that defines it\n"]
     if top: text.append("Those marked • can be imported from `instruct_goose` itself; all of them from the module that heads the table. The [index](genindex) lists them by letter.")
     part = None
-    for page in pages:
-        if not page.names: continue
-        if page.part != part: text.append(f"## {PARTS[part := page.part]}")
+    for page in sorted((p for p in pages if p.names), key=lambda p: (PACKAGES.index(p.module.split(".")[1]) if p.module.split(".")[1] in PACKAGES else -1)):
+        package = page.module.split(".")[1]
+        if package != part: text.append(f"## {package}")
+        part = package
         short = page.module.removeprefix("instruct_goose.")
-        text.append(f"### {short}\n\n`{page.module}`, from the lesson [{page.title}]({page.url}.ipynb).\n")
+        text.append(f"### {short}\n\n`{page.module}`, from [{page.title}]({page.url}.ipynb).\n")
         nodes = [n for c in page.cells for n in c.documented]
         rows = [f"| {'•' if n.name in top else ''} | {{py:obj}}`{n.name} <{page.module}.{n.name}>` | {one_line(n)} |" for n in nodes]
         text.append("```{rst-class} names\n```\n\n| | name | what it does |\n|---|---|---|\n" + "\n".join(rows))
     return "\n\n".join(text) + "\n"
 
 
-def tried_table() -> str:
-    "What the recorded long tests tried, and what went wrong."
-    from instruct_goose.doctor.diagnosis import diagnose
-    from instruct_goose.worlds.gallery import BUGS, HEALTHY, gallery_config, to_metrics
-
-    read = lambda name: json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))
-    resume, fuzz, probes, gallery, doctor, exact = map(read, ("resume", "fuzz", "probes", "gallery", "doctor", "exact_world"))
-    same = sum(k["identical"] for k in resume["kills"])
-    sizes = {name[1:]: s["mib_added"] for name, s in fuzz["streams"].items()}
-    broken, whole = ([r for r in probes["runs"] if bool(r["bug"]) == b] for b in (True, False))
-    unseen = sum(probes["meant_for"][r["bug"]] not in r["failed"] for r in broken)
-    found = lambda runs, config: [bool(diagnose(to_metrics(json.loads(r)), config)) for r in runs]
-    sick = {name: found(runs, vars(gallery_config(**BUGS[name].settings))) for name, runs in gallery["bugs"].items()}
-    settings = lambda name: {"epochs": 2, "minibatches": 2} | HEALTHY[name]
-    attacks, unusual = [(found, a) for a in doctor["attacks"].values() for found in a["found"]], doctor["healthy"]
-    missed, false = sum(not f for f, _ in attacks), sum(bool({*f} - {*a["names"], *a["consequences"]}) for f, a in attacks)
-    well = [x for name, runs in gallery["healthy"].items() for x in found(runs, settings(name))]
-    silent = [name for name, seen in sick.items() if not any(seen)]
-    paid = [r for r in exact["runs"] if r["part"] == "convergence"]
-    rows = [
-        ("a run killed (SIGKILL) at a random moment, then `--resume`", f"{len(resume['kills'])} kills",
-         f"{len(resume['kills']) - same} runs differ from the undisturbed one, in any bit of weights or log"),
-        ("broken files, rows and settings", f"{fuzz['inputs']:,} inputs", f"{len(fuzz['failures'])} without a clear error"),
-        ("files of 200 MiB, read as streams", ", ".join(sizes), f"{max(sizes.values()):.0f} MiB of memory added at most ({max(sizes, key=sizes.get)})"),
-        ("a broken trainer on the ladder of probes", f"{len(probes['meant_for'])} bugs, {len(broken)} climbs", f"{unseen} passed the rung meant for them"),
-        ("the shipped trainer on the ladder", f"{len(whole)} seeds", f"{sum(bool(r['failed']) for r in whole)} false alarms"),
-        ("a broken run shown to the doctor", f"{len(sick)} bugs, {sum(map(len, sick.values()))} runs",
-         f"{len(silent)} bugs show nothing in the metrics ({', '.join(silent)}) and have a test each; {sum(not all(seen) for n, seen in sick.items() if n not in silent)} of the others missed"),
-        ("a healthy run shown to the doctor", f"{len(well)} runs", f"{sum(well)} false alarms"),
-        ("the doctor on bugs that its rules were not made for", f"{len(doctor['attacks'])} bugs, {len(attacks)} runs",
-         f"{missed} runs without a finding, {false} with a false name"),
-        ("the doctor on healthy runs with unusual settings", f"{len(unusual)} runs", f"{sum(any(r['found']) for r in unusual.values())} false alarms"),
-        ("training against the enumerated optimum", f"{len(paid)} runs", f"{sum(r['mean_tv'] > .03 for r in paid)} end farther than .03 from it, in total variation")]
-    return "| what | tried | what went wrong |\n|---|---|---|\n" + "\n".join(f"| {' | '.join(r)} |" for r in rows)
-
-
-def attacks_table() -> str:
-    "The second round: what each attack found at first, and what it finds now."
-    rows = json.loads((ROOT / "evidence/attacks.json").read_text("utf-8"))["rows"]
-    def now(row):
-        outcomes = ", ".join(f"{n:,} {how.removeprefix('wrong: ')}" for how, n in sorted(row["outcomes"].items(), key=lambda x: -x[1]))
-        memory = f"; {row['most_mib_added']} MiB of memory added at most" if "most_mib_added" in row else ""
-        return [what_then.replace("|", "/") for what_then in (row["then"], f"{row['tried']:,}", f"{outcomes}{memory}", str(row["wrong"]))]
-    return ("| attack | what was lost | tried again | how they ended | lost now |\n|---|---|---|---|---|\n"
-            + "\n".join(f"| {' | '.join([what, *now(row)])} |" for what, row in rows.items()))
-
-
-def portable_table(path: Path = ROOT / "evidence/portable.json") -> str:
-    "On other arithmetic: what ran under each variant, where, and what fell."
-    if not path.is_file(): return "Not recorded yet: `make portable` takes hours."
-    rows = []
-    for variant, e in json.loads(path.read_text("utf-8")).items():
-        if "not_run" in e:
-            rows.append([variant, "", "", "", f"not run: {e['not_run']}"])
-            continue
-        o, fell = e["origin"], [f.get("notebook") or f.get("test") or f["error"] for f in e["fell"]]
-        mended = [f"{r.get('notebook') or r.get('test') or r['error']}` (run again at `{a['origin']['commit'][:7]}"
-                  for a in e.get("again", []) for r in a["had_fallen"] if r not in e["fell"]]
-        rows.append([variant, f"{o['processor']}, Python {o['python']}, torch {o['torch']}, {o['commit'][:7]}", f"{e['notebooks']:,}",
-                     f"{e['tests']:,}", ", ".join(f"`{name}`" for name in fell) or "nothing" + f", after it was mended: {', '.join(f'`{m}`)' for m in mended)}" * bool(mended)])
-    return ("| variant | where | lessons | tests | what fell |\n|---|---|---|---|---|\n"
-            + "\n".join(f"| {' | '.join(row)} |" for row in rows))
-
-
 def tables_page(links: Links, near: Page) -> str:
     "The tables that lessons compute, in one place: made by the package's own functions."
     from instruct_goose.objective.group import preset_notes, preset_table
 
-    sys.path[:0] = [str(ROOT / "tests/practice"), str(ROOT / "evidence")]
-    from gpu import gpu_table
+    sys.path.insert(0, str(ROOT / "tests/compat"))
     from same_name_formulas import QUANTITIES, comparison_table
 
-    text = ["# Tables", "```{rst-class} subtitle\n```\n\nEvery preset setting by setting, what was tried and what was lost, and what the same name means elsewhere\n",
+    text = ["# Tables", "```{rst-class} subtitle\n```\n\nEvery preset setting by setting, and what the same name means elsewhere\n",
             "## Presets", "The rows of `RLHFConfig.preset()`, with the equations they come from. "
-            "[One algebra, many algorithms](learn/11_group.ipynb) derives them, "
-            "[One task, all algorithms](guides/side_by_side.ipynb) compares them.", preset_table(),
+            "[GRPO and its family](learn/11_group.ipynb) derives them, "
+            "[the comparison](guides/side_by_side.ipynb) runs them on one task.", preset_table(),
             "What each leaves out of its paper, where it departs, and which other it is exactly:", preset_notes(),
             "No preset sets what several papers and libraries share, whatever the algorithm: the sampler's weights `importance_cap`, `importance_floor`, "
             "`importance_level` and `importance_beyond` (TRL corrects by default), `kl_target` and `kl_early_stop`, `entropy_target`, dynamic sampling by `redraw_flat` and "
             "`drop_flat`, the spread of the whole batch, `advantage='group_mean_batch_std'`, a reference that moves, `ref_every`, `overlong_buffer`, `reward_weighting` and "
-            "`reward_scaling`. [Settings](reference/training/config.ipynb) has them all, each with a word on what it does.",
-            "## What was tried, and what was lost", "Each row is counted in a record under `evidence/`, which `make evidence` writes. "
-            "The lessons show how: [nothing is lost](reference/runs/checkpoints.ipynb), [data](reference/data/load.ipynb), "
-            "[the probes](learn/21_probes.ipynb), [the doctor](guides/doctor.ipynb), "
-            "[the exact world](learn/20_exact_world.ipynb), and [what must not change the answer](guides/invariances.ipynb), "
-            "with poisons and splits.", tried_table(),
-            "The second round went for what the first had not thought of. Settings are in the first table: every class of them is fuzzed since.",
-            attacks_table(),
-            "## On other arithmetic", "All lessons and all tests but those of the repository, as `make portable` runs them: with the instructions of older processors "
-            "(`default`, `avx2`), with two threads, with initial weights times 1 + 10⁻⁶·noise (`jitter`: what draws weights and trains them), "
-            "on other Pythons, and the lessons where torch sees a GPU.", portable_table(),
-            "## On a GPU", gpu_table(),
+            "`reward_scaling`. [Config](reference/training/config.ipynb) has them all.",
             "## Same name, different mathematics", "What libraries compute under one name, each on the same input. "
-            "Above each table stands the test that tells them apart; [the lesson](guides/same_name.ipynb) has the reasons."]
+            "Above each table stands the test that tells them apart; [the guide](guides/same_name.ipynb) has the reasons."]
     ours, theirs = links.apply("\n\n".join(text), near), []  # a name in a row of another library is that library's
     for name in QUANTITIES: theirs += [f"### {name[0].upper()}{name[1:]}", comparison_table(name)]
     return "\n\n".join([ours, *theirs]) + "\n"
@@ -485,11 +408,13 @@ def stage() -> list[str]:
     wanted, below = {}, boxes(pages) if write_python(BUILD / "static/python.js", BUILD) else {}
     for page in [index, *pages]:
         nb = staged(page, pages, links, below)
-        if page is index: nb["cells"].append(text_cell(toctrees(pages), "toctrees"))
+        if page is index: nb["cells"].append(text_cell(toctree(pages), "toctree"))
         wanted[out / f"{page.url}.ipynb"] = json.dumps(nb, indent=1, ensure_ascii=False)
     wanted[out / "api.md"] = names_page(pages)
     wanted[out / "tables.md"] = tables_page(links, index)
-    wanted[out / "speed.md"] = speed_page()
+    wanted[out / "know.md"] = links.apply(know_page(), index)
+    for shelf in SHELVES: wanted[out / f"{shelf}.md"] = shelf_page(shelf, pages)
+    wanted[out / "speed.md"] = links.apply(speed_page(), index, names=False)
     wanted[out / "figures.md"], drawn = figures_page(pages)
     wanted[out / "reports.md"] = links.apply(reports_page(), index)
     wanted[out / "compare.md"] = compare_page()

@@ -44,7 +44,7 @@ version = release = re.search(r'__version__ = "([^"]+)"', (Path(__file__).parent
 copyright += f" · version {version}"
 html_static_path = [str(Path(__file__).parent / "_static"), str(Path(__file__).parent / "_build/static")]
 html_css_files = ["goose.css"]
-html_js_files = [("figures.js", {"defer": "defer"}), ("route.js", {"defer": "defer"})]
+html_js_files = [("figures.js", {"defer": "defer"}), ("course.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
@@ -107,14 +107,21 @@ def source_of(module):
 
 
 def navigation(app, page, template, context, doctree):
-    "The list at the side, once for all pages of a folder that are not in it: working it out for each is a tenth of the build."
-    if doctree is None and "toctree" in context:
-        context["toctree"] = LISTS.setdefault(page.rpartition("/")[0], functools.cache(context["toctree"]))
+    "The list at the side and the ways on are those of shelves.py, and not of Sphinx's tree of pages."
+    from shelves import neighbours, up
+
+    context["toctree"] = lambda **options: ""
+    for way, lesson in zip(("prev", "next"), neighbours(page)):
+        context[way] = {"link": f"{up(page, lesson.url)}.html", "title": f"{lesson.number} · {lesson.title}"} if lesson else None
 
 
-LISTS = {}
+def beside(app, page, template, context, doctree):
+    from shelves import sidebar
+
+    context["furo_navigation_tree"] = sidebar(page)
 
 
 def setup(app):
     app.connect("viewcode-find-source", lambda app, module: source_of(module))
     app.connect("html-page-context", navigation, priority=400)  # before the theme, which asks for the list
+    app.connect("html-page-context", beside, priority=600)  # and behind it

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from docutils import nodes
 from glossary import TERMS, anchor
-from lessons import PARTS, read_pages
+from lessons import SHELVES, read_pages
 from sphinx import addnodes
 
 APART = (nodes.raw, nodes.section, nodes.title, nodes.literal_block, nodes.math_block, nodes.table, nodes.comment, addnodes.desc, addnodes.index)
@@ -81,7 +81,7 @@ class Index:
     "Collects page by page, while Sphinx writes them."
     def __init__(self):
         index, lessons = read_pages()
-        self.about = {p.url: {"subtitle": p.subtitle, "part": PARTS[p.part]} for p in lessons} | {"index": {"subtitle": index.subtitle, "part": "Front page"}}
+        self.about = {p.url: {"subtitle": p.subtitle, "part": SHELVES.get(p.part, "Reference")} for p in lessons} | {"index": {"subtitle": index.subtitle, "part": "Front page"}}
         self.pages = []
 
     def add(self, app, url, template, context, doctree):
@@ -99,8 +99,6 @@ class Index:
 
 def for_all_readers(app, url, template, context, doctree):
     "What a screen reader asks of the theme: levels of its headings, no list of definitions without a term."
-    if "furo_navigation_tree" in context:
-        context["furo_navigation_tree"] = context["furo_navigation_tree"].replace('role="heading"', 'role="heading" aria-level="2"')
     lines = lambda m: re.sub(r"<(/?)d[ld]>", lambda tag: f"<{tag[1]}span{'' if tag[1] else ' class=line'}>", m[0])
     if "toc" in context: context["toc"] = re.sub(EFFORT, "", context["toc"])
     if "body" in context: context["body"] = re.sub(r'<dt class="sig .*?</dt>', lines, context["body"], flags=re.S)
@@ -110,7 +108,6 @@ def only_what_is_used(app, url, template, context, doctree):
     "A page without a formula needs no fonts for formulas, one without code nothing to copy code with."
     body = context.get("body", "")
     unused = ["sphinx_highlight"] + ([] if 'class="katex' in body else ["katex"]) + ([] if "highlight" in body else ["copybutton", "clipboard"])
-    if "lesson-facts" not in body: unused.append("route.js")
     for kind in ("css_files", "script_files"):
         context[kind] = [f for f in context[kind] if not any(u in str(getattr(f, "filename", f)) for u in unused)]
 

@@ -1,5 +1,6 @@
-"""Read the lessons in nbs/ as pages: title, part, minutes, cells with their directives. For the site and the README."""
+"""Read the notebooks in nbs/ as pages: title, shelf, minutes, cells with their directives. For the site and the README."""
 import ast
+import configparser
 import io
 import json
 import re
@@ -9,35 +10,32 @@ from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = {"0_start": "Start here", "": "Notation", "1_objective": "Objective", "2_models": "Models", "3_training": "Training", "4_practice": "Practice", "5_compat": "Coming from elsewhere"}
+SETTINGS = configparser.ConfigParser(interpolation=None)
+SETTINGS.read(ROOT / "settings.ini", "utf-8")
+REPO, BRANCH = SETTINGS["DEFAULT"]["git_url"], SETTINGS["DEFAULT"]["branch"]  # every link to the repository is made from these
+SHELVES = {"learn": "Learn", "guides": "Guides", "reference": "Reference"}
+COURSE = {1: "First steps", 4: "The objective", 13: "The model and the trainer", 19: "Does it work?"}  # the first lesson of each part
+GUIDES = {  # the groups of the second shelf; a guide that is not named here stands under "More"
+    "Models and memory": ["real_model", "lora", "cost", "resume", "trackers", "command_line"],
+    "Sampling and scale": ["vllm", "several_processes", "fsdp"],
+    "Rewards and data": ["reward_model_training", "reward_shaping", "multi_turn", "kto", "film_reviews", "real_reviews"],
+    "Algorithms": ["dpo", "side_by_side", "dynamic_sampling", "distillation", "continuous_actions", "classic_control", "details"],
+    "Recipes": ["smollm_recipes", "smollm_sentiment", "smollm_answers", "smollm_reviews", "hub_recipes"],
+    "Debugging": ["doctor", "microscope", "invariances", "bug_hunt", "drag_a_run"],
+    "From other libraries": ["from_trl", "from_torchtune", "from_ding", "from_goose", "same_name", "pseudo_code"],
+    "Practice": ["questions", "exercises", "projects"]}
+PACKAGES = ["objective", "models", "data", "training", "variants", "supervised", "runs", "distributed", "doctor", "worlds", "recipes", "cli", "compat"]
+LOOK_UP = {  # pages of the third shelf that are no notebooks; the builder makes them
+    "Look up": ["notation", "glossary", "api", "quiz", "figures", "tables"], "The project": ["know", "reports", "speed", "compare", "changelog", "contributing"]}
+MARKS = {  # who may leave out what, as a line above the course
+    "For PPO alone": "skip 11 and 12.", "For GRPO and its family": "skip 7, 9 and 12; read 11 after 8.",
+    "For reward models and DPO": "read 3 to 6, 12, 14, 17 and 19.", "If you know PPO from control tasks": "begin with 3, and skip 7 to 9."}
 KNOWN = {  # the directives that mean something here; any other is a spelling mistake
     "default_exp", "export", "exports", "exporti", "hide", "code-fold", "code-summary", "fig-cap", "classes", "echo", "output", "eval"}
 STAGES = {  # what one step of RLHF does, and the lesson that explains it; drawn at the head of those lessons
-    "reference/models/tokens": "prompts", "learn/rollout": "rollout", "learn/reward_model": "score", "learn/kl": "KL penalty",
+    "learn/rollout": "rollout", "learn/reward_model": "score", "learn/kl": "KL penalty",
     "learn/advantages": "advantages", "learn/policy_loss": "ratio and clip", "learn/value_loss": "value loss",
     "learn/ppo": "PPO loss", "learn/trainer": "update"}
-PIPELINE = {  # a whole run, and the lesson of each of its stages; PPO is the one that STAGES takes apart
-    "reference/data/load": "data", "learn/sft": "SFT", "learn/reward_model": "reward model", "learn/trainer": "PPO", "learn/evaluation": "evaluation"}
-START = {"learn/from_a_reward_to_ppo": "start from nothing", "learn/quickstart": "follow a run, step by step", "api": "look up a name"}
-ROUTES = {  # who you are, what you will have at the end, and the lessons in between
-    "New to RL": ("You know supervised deep learning. At the end you have trained a policy, and can say what each number of the run means.", [
-        "learn/from_a_reward_to_ppo", "learn/hundred_lines", "learn/quickstart", "learn/kl", "learn/advantages",
-        "learn/policy_loss", "learn/value_loss", "learn/ppo", "learn/trainer", "learn/reading_the_log"]),
-    "PPO, and only PPO": ("You want every term of the loss, with the number it should give.", [
-        "learn/from_a_reward_to_ppo", "learn/logprobs", "learn/kl", "learn/advantages", "learn/policy_loss",
-        "learn/value_loss", "learn/ppo", "learn/trainer", "learn/hundred_lines"]),
-    "GRPO in production": ("You run GRPO or a relative, and must know which mean, clip and KL, who writes, what is paid for, and whether it helped.", [
-        "learn/masks", "learn/policy_loss", "learn/group", "learn/rollout", "guides/vllm", "guides/smollm_answers",
-        "guides/reward_shaping", "guides/dynamic_sampling", "guides/doctor", "learn/evaluation", "learn/change_the_loss"]),
-    "Preferences: reward models and DPO": ("You have pairs of which one is preferred. You want a judge of them, or a policy without one, and to see when a judge is pleased too much.", [
-        "learn/reward_model", "guides/reward_model_training", "guides/kto", "learn/preference", "guides/dpo", "learn/your_own", "learn/evaluation",
-        "guides/smollm_reviews"]),
-    "From classical RL": ("You know PPO from games or robots, by CleanRL or Spinning Up. What stays, what sentences change, and what to watch instead of the return.", [
-        "guides/details", "guides/classic_control", "learn/rollout", "learn/kl", "learn/group", "learn/reading_the_log"]),
-    "Coming from TRL": ("You have a script. It runs here with other names, and you want to know what differs.", [
-        "guides/from_trl", "reference/training/rewards", "reference/training/config", "guides/same_name", "learn/reading_the_log",
-        "learn/bug_hunt", "learn/change_the_loss"])}
-REPO = "https://github.com/instruct-goose/instruct_goose"
 
 
 def comments(source: str) -> dict[int, str]:
@@ -89,13 +87,33 @@ def patched(node: ast.stmt) -> str | None:
 @dataclass
 class Page:
     path: Path            # nbs/learn/06_kl.ipynb
-    part: str             # "1_objective"
+    part: str             # the shelf: "learn", "guides", "reference", "" of the front page and the notation
     url: str              # "learn/kl", no ending
     title: str
     subtitle: str
     minutes: int | None   # reading time that the lesson states
     module: str | None    # "instruct_goose.objective.kl"
     cells: list[Cell] = field(repr=False)
+
+    @property
+    def number(self) -> int | None:
+        "Which lesson of the course it is."
+        return int(self.path.name[:2]) if self.part == "learn" else None
+
+    @property
+    def group(self) -> str:
+        "The heading that it stands under on its shelf: a part of the course, a kind of guide, a package."
+        if self.part == "learn": return COURSE[max(first for first in COURSE if first <= self.number)]
+        if self.part == "guides": return next((name for name, stems in GUIDES.items() if self.path.stem in stems), "More")
+        return self.path.parent.name if self.part == "reference" else "Look up"
+
+    @property
+    def order(self) -> tuple:
+        "Its place among all pages."
+        known = lambda x, names: names.index(x) if x in names else len(names)
+        shelf = known(self.part, list(SHELVES))
+        if self.part == "guides": return shelf, known(self.group, list(GUIDES)), known(self.path.stem, GUIDES.get(self.group, [])), self.path.name
+        return shelf, known(self.group, PACKAGES) if self.part == "reference" else 0, 0, self.path.name
 
     @property
     def names(self) -> list[str]:
@@ -154,8 +172,7 @@ def read_pages() -> tuple[Page, list[Page]]:
             if owner := patched(node): (classes(own).get(owner) or everywhere[owner]).body.append(node)
     index = [p for p in pages if p.url == "index"]
     if len(index) != 1: raise SystemExit("nbs/index.ipynb is missing")
-    place = {part: i for i, part in enumerate(PARTS)}
-    return index[0], sorted((p for p in pages if p.url != "index"), key=lambda p: (place.get(p.part, len(place)), p.path.name))
+    return index[0], sorted((p for p in pages if p.url != "index"), key=lambda p: p.order)
 
 
 def target(page: Page, link: str) -> Path:
@@ -163,16 +180,15 @@ def target(page: Page, link: str) -> Path:
     return (page.path.parent / link).resolve()
 
 
-def routes(pages: list[Page]) -> list[tuple[str, str, list[Page], int]]:
-    "Name, purpose, lessons and minutes of each route; those of its lessons that are there."
-    by_url = {p.url: p for p in pages}
-    found = [(name, why, [by_url[u] for u in urls if u in by_url]) for name, (why, urls) in ROUTES.items()]
-    return [(name, why, lessons, sum(p.minutes or 0 for p in lessons)) for name, why, lessons in found if lessons]
+def grouped(pages: list[Page], shelf: str) -> dict[str, list[Page]]:
+    "heading -> its pages, of one shelf, in order."
+    found = {}
+    for p in pages:
+        if p.part == shelf: found.setdefault(p.group, []).append(p)
+    return found
 
 
-def route_id(name: str) -> str:
-    "PPO, and only PPO -> ppo-and-only-ppo, what stands behind ?route="
-    return re.sub(r"\W+", "-", name.lower()).strip("-")
+def of_course(pages: list[Page]) -> list[Page]: return [p for p in pages if p.part == "learn"]
 
 
 def long(minutes: int) -> str:

@@ -1,6 +1,6 @@
-"""Ten questions at the end of each part, answers folded, each with a link to the section that teaches it."""
+"""Questions at the end of each part of the course, answers folded, each with a link to the section that teaches it."""
 QUIZZES = {  # part: (question, answer, lesson#section)
-    "Start here": [
+    "First steps": [
         ("Why can the reward not simply be differentiated?", "It is a number for a text that was sampled. A word was drawn or it was not; no weight flows into its points.", "learn/from_a_reward_to_ppo#1--what-is-to-be-maximised"),
         ("What is ∇J as an average over samples?", "E[r(a)·∇log π(a)], the score function times the reward: cross-entropy on the policy's own samples, weighted by the reward.", "learn/from_a_reward_to_ppo#2--the-score-function-in-four-lines"),
         ("Why does a baseline not bias the gradient?", "E[b·∇log π] = b·∇Σπ = b·∇1 = 0, for every b that does not look at the action.", "learn/from_a_reward_to_ppo#4--the-baseline"),
@@ -11,7 +11,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         ("And a word of negative advantage at ratio 1.5?", "It keeps its gradient, which leads back to 1: for a negative advantage the clip stops only what is below 1 − ε.", "learn/from_a_reward_to_ppo#7--the-clip-and-the-min"),
         ("What is the best policy under a KL penalty of price β?", "π* ∝ π_ref·exp(r/β), worth β·log Z.", "learn/from_a_reward_to_ppo#8--the-price-of-going-away"),
         ("What changes when the action is a sentence and not a word?", "Its log-probability is a sum over words. The four lines hold as they stand; padding and a mask come with it.", "learn/from_a_reward_to_ppo#9--sentences")],
-    "Objective": [
+    "The objective": [
         ("Two responses of 3 and 2 tokens. What does a token of each weigh under token_mean, and under sequence_mean?", "1/5 and 1/5; 1/6 and 1/4.", "learn/masks#which-mean"),
         ("Every response is worth −1. Which mean teaches the policy to write longer ones, and why?", "sequence_mean: each response divides by its own length, so a long failure is punished less per token.", "learn/masks#length-bias-exactly"),
         ("Why select before the exponential, and not multiply by the mask after it?", "0·NaN is NaN, and the backward pass multiplies zero by infinity even where the value is clean.", "learn/kl#padding-must-not-speak"),
@@ -22,7 +22,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         ("The policy loss in the log is 0 at the first step. Is something wrong?", "No. Whitened advantages have mean zero; the gradient is not zero.", "learn/policy_loss#the-loss-is-0-and-the-gradient-is-not"),
         ("All rewards, the price of the KL among them, grow tenfold, and the values with them. What happens to the ratio clip, and to the value clip?", "The first cuts the same tokens. The second is ten times tighter, because c has the unit of the reward.", "learn/value_loss#why-it-depends-on-the-scale"),
         ("Both responses of a pair lose a nat. What does DPO's loss say?", "Nothing. It sees only the difference.", "learn/preference#two-things-it-does-not-promise")],
-    "Models": [
+    "The model and the trainer": [
         ("Why does a decoder need left-padded prompts?", "So that the last column holds each row's last real token, and the response goes on right behind it.", "reference/models/tokens"),
         ("Which position of the logits belongs to token t?", "The one before it: logits at t − 1 predict token t.", "learn/agent"),
         ("What does a value head start from, and why?", "Zero: it expects nothing, so the first advantages are made of rewards only (those still to come, faded by γλ per token), and not of noise.", "learn/agent"),
@@ -32,8 +32,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         ("Two texts share a prompt and differ in their last word. What may not differ?", "Everything up to the difference: the model looks back only. A test for padding and positions.", "learn/agent"),
         ("When does a LoRA policy need no second copy of its weights as a reference?", "While its adapters say nothing yet: the frozen weights are read without them, and the KL starts at 0. Adapters that have learnt are copied.", "guides/lora"),
         ("Why are the log-probabilities of sampling and of training computed by one path?", "So that the ratio before the first step is 1. If it is not, nothing after it means anything.", "learn/trainer#3-annotate"),
-        ("A file holds 200 MiB of rows. How much memory does reading it take?", "A few MiB: rows are streamed, and each broken one is named with its line.", "reference/data/load")],
-    "Training": [
+        ("A file holds 200 MiB of rows. How much memory does reading it take?", "A few MiB: rows are streamed, and each broken one is named with its line.", "reference/data/load"),
         ("Which methods of the trainer do its equations (1) to (6)?", "`rollout` (1), `score` (2), `annotate` (3), `advantages` (4 and 5), `optimize` (6).", "learn/trainer#the-algorithm-on-one-page"),
         ("Which number must be 1 before the first update of every iteration?", "The ratio of each token.", "learn/trainer#the-update"),
         ("The reward rises while the entropy falls to 0 and the KL grows without end. What is it?", "Reward hacking. Read samples.", "learn/reading_the_log"),
@@ -44,7 +43,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         ("What does the doctor read?", "The metrics of a run, nothing else; it names what looks wrong and where to look.", "guides/doctor"),
         ("A loss is NaN. What stops, and when?", "The trainer, before the optimizer moves; it names the first number that is not finite.", "learn/trainer#the-update"),
         ("Where does a new term of the loss go?", "Into `loss` of a subclass, one method.", "learn/trainer#change-the-loss")],
-    "Practice": [
+    "Does it work?": [
         ("Best-of-8 costs how many nats at most?", "log 8 − 7/8 = 1.20.", "learn/quickstart#was-ppo-needed"),
         ("What tells a hacked policy from a good one, if both scores rise?", "What nobody maximised: grammaticality, variety, the KL, and your own eyes.", "learn/quickstart#reward-hacking"),
         ("A world where every response can be listed: what can be known there that cannot elsewhere?", "J, KL, the gradient and π*, exactly; so how far a trained policy is from the best.", "learn/exact_world"),
@@ -60,7 +59,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
 
 def quiz_page(titles: dict[str, str]) -> str:
     "Markdown; `titles` are the lessons' by their address."
-    text = ["# Ten questions on each part", "```{rst-class} subtitle\n```\n\nTo test yourself: answer, then unfold, then follow the link\n"]
+    text = ["# Questions on each part of the course", "```{rst-class} subtitle\n```\n\nTo test yourself: answer, then unfold, then follow the link\n"]
     for part, questions in QUIZZES.items():
         text.append(f"## {part}")
         for i, (question, answer, where) in enumerate(questions, 1):

@@ -1,0 +1,32 @@
+// What this browser remembers of the course: a tick for each lesson whose end was seen. And the notation, opened beside a page
+(() => {
+  const read = () => { try { return JSON.parse(localStorage.getItem("read")) || []; } catch { return []; } };
+  const tick = () => { const done = read(); document.querySelectorAll("[data-lesson]").forEach(n => n.classList.toggle("read", done.includes(n.dataset.lesson)) && (n.title = "read")); };
+  const end = document.querySelector("[data-read]");
+  if (end) new IntersectionObserver((seen, watch) => {
+    if (!seen.some(s => s.isIntersecting)) return;
+    watch.disconnect();
+    try { localStorage.setItem("read", JSON.stringify([...new Set([...read(), end.dataset.read])])); } catch {}
+    tick();
+  }).observe(end);
+  tick();
+
+  if (self !== top) document.documentElement.classList.add("within"); // this page is the one that was opened beside another
+  const link = document.querySelector("a.beside");
+  if (!link) return;
+  link.addEventListener("click", click => {
+    if (click.ctrlKey || click.metaKey || click.shiftKey || !window.HTMLDialogElement) return;
+    click.preventDefault();
+    let box = document.querySelector("dialog.beside");
+    if (!box) {
+      box = Object.assign(document.createElement("dialog"), { className: "beside" });
+      box.setAttribute("aria-label", "Notation");
+      const close = Object.assign(document.createElement("button"), { type: "button", textContent: "Close" });
+      close.onclick = () => box.close();
+      box.append(close, Object.assign(document.createElement("iframe"), { src: link.href, title: "Notation" }));
+      document.body.append(box);
+    }
+    box.open ? box.close() : box.show();
+  });
+  addEventListener("keydown", key => { if (key.key === "Escape") document.querySelector("dialog.beside")?.close(); });
+})();

@@ -1,0 +1,154 @@
+"""The page "How we know": what was measured, where, how often and with what spread, made from the records in evidence/."""
+import json
+import sys
+from pathlib import Path
+
+from lessons import ROOT
+
+from instruct_goose.recipes.stages import spread
+
+sys.path.insert(0, str(ROOT / "evidence"))
+from gpu import gpu_table  # noqa: E402
+
+
+def record(name: str) -> dict: return json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))
+
+
+def quickstart_table() -> str:
+    "The quickstart before and after, beside best-of-n and PPO without a KL penalty: median, least and most of all recorded runs."
+    machines = record("quickstart")["machines"]
+    runs = [r for block in machines.values() for r in block["runs"]]
+    columns = {"human rating": ("human_score", ".2f"), "reward model": ("reward_model_score", ".2f"), "grammatical": ("grammatical", ".0%"),
+               "distinct pairs of words": ("distinct_2", ".2f"), "KL, nats": ("kl_to_reference", ".1f")}
+
+    def row(name, figures):
+        cells = (spread([f[k] for f in figures], form) if k in figures[0] else "" for k, form in columns.values())
+        return f"| {name} | " + " | ".join(cells) + " |"
+
+    whole = [r for r in runs if r["baselines"]]
+    names = {"best_of_8": "best of 8", "sft_on_best_of_8": "SFT on the best of 8"}
+    rows = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|", row("before", [r["before"] for r in runs]),
+            row("**after PPO**", [r["after"] for r in runs]), *(row(name, [r["baselines"][k] for r in whole]) for k, name in names.items()),
+            row("after PPO with β = 0", [r["beta_0"]["after"] for r in runs])]
+    where = "; ".join(f"{len(b['runs'])} on {b['origin']['processor']} with {b['origin']['capability']}" for b in machines.values())
+    short = [r["reward_model"]["ceiling"] - r["reward_model"]["pair_accuracy"] for r in runs]
+    made = "; ".join(dict.fromkeys(f"Python {o['python']}, torch {o['torch']}, commit `{o['commit'][:9]}`" for o in (b["origin"] for b in machines.values())))
+    return "\n".join(rows) + f"""
+
+Median [lowest, highest] of {len(runs)} runs, {len({r['seed'] for r in runs})} seeds: {where}. In {sum(r['draw'] > 0 for r in runs)} of them every initial weight was multiplied by a number about 10⁻⁶ away from 1, to imitate another processor's rounding. Best of 8 is the one of eight answers that the reward model scores highest. Human rating is the mean score, from −4 to 4, that people gave to the rated words. The reward model orders {spread(short, '.1%')} more of the pairs wrongly than the words' mean ratings do. {spread([r['cpu_seconds'] for r in whole], '.0f')} CPU-seconds a run on one thread; {made}."""
+
+
+def samples_table() -> str:
+    "The same prompts before, after, and after PPO without a penalty: seed 0 on the first machine."
+    runs = [r for block in record("quickstart")["machines"].values() for r in block["runs"]]
+    shown = {p or "(nothing)": texts for p, *texts in reversed(next(r for r in runs if (r["seed"], r["draw"]) == (0, 0))["samples"])}
+    return "\n".join(["| prompt | before | after | after, with β = 0 |", "|---|---|---|---|",
+                      *(f"| {p} | " + " | ".join(texts) + " |" for p, texts in list(shown.items())[::-1][:5])])
+
+
+def reviews_table() -> str:
+    "The same pipeline on rated sentences that people wrote."
+    machines = record("reviews")["machines"]
+    runs = [r for block in machines.values() for r in block["runs"]]
+    table = [f"| {name.replace('_', ' ')} | " + " | ".join(spread([r["judges"][name][k] for r in runs], ".3f")
+             for k in ("pair_accuracy", "pair_accuracy_margin_1")) + " |" for name in runs[0]["judges"]]
+    def of(when, key, form=".2f"): return spread([r[when][key] for r in runs], form)
+    where = "; ".join(f"{len(b['runs'])} on {name}" for name, b in machines.items())
+    return f"""`instruct-goose reviews --data DIR --even-if-worse` on 10,605 snippets of film reviews, each rated by about twenty people; runs: {where}. Who agrees with the raters, on pairs of snippets never seen:
+
+| | all pairs | means at least 1 apart |
+|---|---|---|
+""" + "\n".join(table) + f"""
+
+Ridge is a linear regression on the words, VADER a lexicon with rules; half of the raters are scored by the other half. PPO takes the reward model's score from {of('before', 'reward_model_score')} to {of('after', 'reward_model_score')} and VADER's compound score, which no training sees, from {of('before', 'vader_compound')} to {of('after', 'vader_compound')}, {of('after', 'kl_to_reference', '.1f')} nats from where it started."""
+
+
+def family_table() -> str:
+    "The algorithms on the quickstart's task with one budget and one KL coefficient."
+    family = record("family")
+    runs = [r for r in family["runs"] if (r["price"], r["lr"]) == ("one", family["config"]["lr"])]
+    columns = {"human rating": ("human_score", ".2f"), "grammatical": ("grammatical", ".0%"), "KL, nats": ("kl_to_reference", ".1f")}
+    rows = [f"| `{n}` | " + " | ".join(spread([r[k] for r in runs if r["name"] == n], form) for k, form in columns.values()) + " |"
+            for n in dict.fromkeys(r["name"] for r in runs)]
+    return "\n".join(["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|", *rows]) + f"\n\nThree seeds each, β = .08, on {family['origin']['processor']}."
+
+
+def tried_table() -> str:
+    "What the recorded long tests tried, and what went wrong."
+    from instruct_goose.doctor.diagnosis import diagnose
+    from instruct_goose.worlds.gallery import BUGS, HEALTHY, gallery_config, to_metrics
+
+    read = lambda name: json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))
+    resume, fuzz, probes, gallery, doctor, exact = map(read, ("resume", "fuzz", "probes", "gallery", "doctor", "exact_world"))
+    same = sum(k["identical"] for k in resume["kills"])
+    sizes = {name[1:]: s["mib_added"] for name, s in fuzz["streams"].items()}
+    broken, whole = ([r for r in probes["runs"] if bool(r["bug"]) == b] for b in (True, False))
+    unseen = sum(probes["meant_for"][r["bug"]] not in r["failed"] for r in broken)
+    found = lambda runs, config: [bool(diagnose(to_metrics(json.loads(r)), config)) for r in runs]
+    sick = {name: found(runs, vars(gallery_config(**BUGS[name].settings))) for name, runs in gallery["bugs"].items()}
+    settings = lambda name: {"epochs": 2, "minibatches": 2} | HEALTHY[name]
+    attacks, unusual = [(found, a) for a in doctor["attacks"].values() for found in a["found"]], doctor["healthy"]
+    missed, false = sum(not f for f, _ in attacks), sum(bool({*f} - {*a["names"], *a["consequences"]}) for f, a in attacks)
+    well = [x for name, runs in gallery["healthy"].items() for x in found(runs, settings(name))]
+    silent = [name for name, seen in sick.items() if not any(seen)]
+    paid = [r for r in exact["runs"] if r["part"] == "convergence"]
+    rows = [
+        ("a run killed (SIGKILL) at a random moment, then `--resume`", f"{len(resume['kills'])} kills",
+         f"{len(resume['kills']) - same} runs differ from the undisturbed one, in any bit of weights or log"),
+        ("broken files, rows and settings", f"{fuzz['inputs']:,} inputs", f"{len(fuzz['failures'])} without a clear error"),
+        ("files of 200 MiB, read as streams", ", ".join(sizes), f"{max(sizes.values()):.0f} MiB of memory added at most ({max(sizes, key=sizes.get)})"),
+        ("a broken trainer on the ladder of probes", f"{len(probes['meant_for'])} bugs, {len(broken)} climbs", f"{unseen} passed the rung meant for them"),
+        ("the shipped trainer on the ladder", f"{len(whole)} seeds", f"{sum(bool(r['failed']) for r in whole)} false alarms"),
+        ("a broken run shown to the doctor", f"{len(sick)} bugs, {sum(map(len, sick.values()))} runs",
+         f"{len(silent)} bugs show nothing in the metrics ({', '.join(silent)}) and have a test each; {sum(not all(seen) for n, seen in sick.items() if n not in silent)} of the others missed"),
+        ("a healthy run shown to the doctor", f"{len(well)} runs", f"{sum(well)} false alarms"),
+        ("the doctor on bugs that its rules were not made for", f"{len(doctor['attacks'])} bugs, {len(attacks)} runs",
+         f"{missed} runs without a finding, {false} with a false name"),
+        ("the doctor on healthy runs with unusual settings", f"{len(unusual)} runs", f"{sum(any(r['found']) for r in unusual.values())} false alarms"),
+        ("training against the enumerated optimum", f"{len(paid)} runs", f"{sum(r['mean_tv'] > .03 for r in paid)} end farther than .03 from it, in total variation")]
+    return "| what | tried | what went wrong |\n|---|---|---|\n" + "\n".join(f"| {' | '.join(r)} |" for r in rows)
+
+
+def attacks_table() -> str:
+    "The second round: what each attack found at first, and what it finds now."
+    rows = json.loads((ROOT / "evidence/attacks.json").read_text("utf-8"))["rows"]
+    def now(row):
+        outcomes = ", ".join(f"{n:,} {how.removeprefix('wrong: ')}" for how, n in sorted(row["outcomes"].items(), key=lambda x: -x[1]))
+        memory = f"; {row['most_mib_added']} MiB of memory added at most" if "most_mib_added" in row else ""
+        return [what_then.replace("|", "/") for what_then in (row["then"], f"{row['tried']:,}", f"{outcomes}{memory}", str(row["wrong"]))]
+    return ("| attack | what was lost | tried again | how they ended | lost now |\n|---|---|---|---|---|\n"
+            + "\n".join(f"| {' | '.join([what, *now(row)])} |" for what, row in rows.items()))
+
+
+def portable_table(path: Path = ROOT / "evidence/portable.json") -> str:
+    "On other arithmetic: what ran under each variant, where, and what fell."
+    if not path.is_file(): return "Not recorded yet: `make portable` takes hours."
+    rows = []
+    for variant, e in json.loads(path.read_text("utf-8")).items():
+        if "not_run" in e:
+            rows.append([variant, "", "", "", f"not run: {e['not_run']}"])
+            continue
+        o, fell = e["origin"], [f.get("notebook") or f.get("test") or f["error"] for f in e["fell"]]
+        mended = [f"{r.get('notebook') or r.get('test') or r['error']}` (run again at `{a['origin']['commit'][:7]}"
+                  for a in e.get("again", []) for r in a["had_fallen"] if r not in e["fell"]]
+        rows.append([variant, f"{o['processor']}, Python {o['python']}, torch {o['torch']}, {o['commit'][:7]}", f"{e['notebooks']:,}",
+                     f"{e['tests']:,}", ", ".join(f"`{name}`" for name in fell) or "nothing" + f", after it was mended: {', '.join(f'`{m}`)' for m in mended)}" * bool(mended)])
+    return ("| variant | where | lessons | tests | what fell |\n|---|---|---|---|---|\n"
+            + "\n".join(f"| {' | '.join(row)} |" for row in rows))
+
+
+def know_page() -> str:
+    "Markdown; links are those of a notebook in nbs/."
+    text = ["# How we know", "```{rst-class} subtitle\n```\n\nWhat was measured, on which machine, how often and with what spread\n",
+            "Every figure is counted in a record under `evidence/`, which names the commit, the processor and the versions. `make evidence` writes the records again, "
+            "[whole runs](../evidence/reports/README.md) can be opened, and [How fast](../docs/speed.py) compares the time with other libraries'.",
+            "## The quickstart", quickstart_table(), samples_table(), "## Real sentences", reviews_table(), "## The algorithms", family_table(),
+            "## What was tried, and what was lost", "The lessons show how: [checkpoints](reference/runs/checkpoints.ipynb), [data](reference/data/load.ipynb), "
+            "[the probes](learn/21_probes.ipynb), [the doctor](guides/doctor.ipynb), [the exact world](learn/20_exact_world.ipynb), and "
+            "[invariances](guides/invariances.ipynb).", tried_table(),
+            "A second round went for what the first had not covered:", attacks_table(),
+            "## On other arithmetic", "All notebooks and all tests but those of the repository, as `make portable` runs them: with the instructions of older processors "
+            "(`default`, `avx2`), with two threads, with initial weights times 1 + 10⁻⁶·noise (`jitter`), "
+            "on other Pythons, and the notebooks where torch sees a GPU.", portable_table(),
+            "## On a GPU", gpu_table()]
+    return "\n\n".join(text) + "\n"
