@@ -8,6 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
+import hypothesis
 import jaxtyping
 import pytest
 import shapes
@@ -25,7 +26,12 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN: signal.signal(signal.SIGHU
 
 
 def pytest_addoption(parser): parser.addoption("--deep", action="store_true", help="also what only `make deep` runs")
-def pytest_configure(config): config.addinivalue_line("markers", "deep: a repeat with other values, left to `make deep`")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "deep: a repeat with other values, left to `make deep`")
+    for name, n in (("test", 50), ("deep", 300)): hypothesis.settings.register_profile(name, max_examples=n, deadline=None)
+    hypothesis.settings.load_profile("deep" if config.getoption("--deep") else "test")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from instruct_goose.lesson import running_example
@@ -47,7 +47,6 @@ def test_running_example_by_hand():
 
 
 @given(seed=st.integers(0, 10**6), gamma=dial, lam=dial)
-@settings(max_examples=60, deadline=None)
 def test_against_the_double_sum(seed, gamma, lam):
     r, v, mask = batch(seed)
     advantages, returns = gae(r, v, mask, gamma, lam)
@@ -85,7 +84,6 @@ def test_padding_side_rows_and_split():
 
 
 @given(seed=st.integers(0, 10**6), gamma=dial)
-@settings(max_examples=30, deadline=None)
 def test_the_two_ends(seed, gamma):
     r, v, mask = batch(seed)
     close(gae(r, v, mask, gamma, 0.)[0], td_errors(r, v, mask, gamma))
@@ -95,7 +93,6 @@ def test_the_two_ends(seed, gamma):
 
 
 @given(seed=st.integers(0, 10**6), gamma=dial, lam=dial)
-@settings(max_examples=30, deadline=None)
 def test_lambda_return_is_a_mixture(seed, gamma, lam):
     r, v, _ = batch(seed)
     r, v = r[0].tolist(), [*v[0].tolist(), 0.]
@@ -107,7 +104,6 @@ def test_lambda_return_is_a_mixture(seed, gamma, lam):
 
 
 @given(seed=st.integers(0, 10**6), gamma=dial, lam=dial)
-@settings(max_examples=30, deadline=None)
 def test_linear_in_rewards_and_values(seed, gamma, lam):
     (r, v, mask), (r2, v2, _) = batch(seed), batch(seed + 1)
     for got, a, b in zip(gae(2 * r - 3 * r2, 2 * v - 3 * v2, mask, gamma, lam), gae(r, v, mask, gamma, lam), gae(r2, v2, mask, gamma, lam), strict=True):
@@ -191,7 +187,6 @@ def test_the_spread_of_the_batch_is_trls(scores):
 
 
 @given(seed=st.integers(0, 10**6), G=st.integers(2, 6), ddof=st.sampled_from([0, 1]))
-@settings(max_examples=40, deadline=None)
 def test_the_std_divides_by_g_or_by_g_minus_one(seed, G, ddof):
     scores = (3 * torch.randn(3 * G, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).tolist()
     std = {0: statistics.pstdev, 1: statistics.stdev}[ddof]

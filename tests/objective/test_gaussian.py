@@ -4,7 +4,7 @@ from statistics import NormalDist
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import Independent, Normal, kl_divergence
 
@@ -46,7 +46,6 @@ def test_by_hand():
     close(gaussian_kl(one, two, zero, one), f64(2 - math.log(2)))
 
 
-@settings(deadline=None)
 @given(seeds, widths)
 def test_equals_torch(seed, n):
     a, m, o, s, r, _ = batch(seed, n)
@@ -56,7 +55,6 @@ def test_equals_torch(seed, n):
     close(gaussian_kl(m, s, o, r), kl_divergence(one, other), atol=1e-10, rtol=1e-10)
 
 
-@settings(deadline=None)
 @given(seeds, widths)
 def test_one_spread_per_dimension_is_spread_over_the_batch(seed, n):
     a, m, o, s, r, _ = batch(seed, n)
@@ -94,7 +92,6 @@ def test_gradients():
     close(m.grad, z / s.detach()), close(log_std.grad, z**2 - 1)
 
 
-@settings(deadline=None)
 @given(seeds, widths)
 def test_one_number_after_another(seed, n):
     "the density of several numbers is the product of each by itself, whatever their order"
@@ -104,7 +101,6 @@ def test_one_number_after_another(seed, n):
     close(gaussian_logprobs(a.flip(-1), m.flip(-1), s.flip(-1)), alone)
 
 
-@settings(deadline=None)
 @given(seeds, st.floats(.01, 100), st.floats(-5, 5))
 def test_units_and_origin(seed, k, shift):
     a, m, o, s, r, mask = batch(seed)

@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -172,7 +172,6 @@ def problem(N=7, H=4, V=5, dtype=torch.float64):
     return make(N, H), make(V, H), make(V), torch.randint(V, (N,))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 12), st.booleans(), TAUS)
 def test_chunks_change_nothing(N, chunk, with_bias, tau):
     hidden, weight, bias, ids = problem(N)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from instruct_goose.models.reward_model import all_pairs_loss, pairwise_loss
@@ -312,11 +312,9 @@ number = st.floats(-30, 30, width=32)
 positive = st.floats(.01, 30)
 logs = st.lists(st.floats(-8, 0), min_size=2, max_size=6)
 size = st.floats(.01, .9)
-few = settings(max_examples=50, deadline=None)
 A0, M1 = (lambda *x: f64([x])), lambda n: torch.ones(1, n, dtype=torch.bool)
 
 
-@few
 @given(st.floats(-1e4, 0), st.floats(-1e4, 0))
 def test_ratio_bounds_and_reciprocity(a, b):
     there, back = probability_ratio(A0(a), A0(b)), probability_ratio(A0(b), A0(a))
@@ -324,7 +322,6 @@ def test_ratio_bounds_and_reciprocity(a, b):
     close(there * back, f64([[1.]]), rtol=1e-9, atol=0)
 
 
-@few
 @given(logs, st.randoms())
 def test_ratio_levels(row, rng):
     "product = Π of the tokens' ratios, sequence = its nth root, and neither knows the order."
@@ -337,7 +334,6 @@ def test_ratio_levels(row, rng):
     close(probability_ratio(A0(*shuffled), A0(*old), level="sequence")[0], sequence, rtol=1e-9, atol=0)
 
 
-@few
 @given(st.floats(.01, 20), st.floats(.01, 20), number, size, size, positive)
 def test_clipped_objective(rho, other, A, clip, high, scale):
     L = lambda rho, A, **more: clipped_objective(f64(rho), f64(A), clip, high, **more)
@@ -350,7 +346,6 @@ def test_clipped_objective(rho, other, A, clip, high, scale):
     assert L(rho, A, dual_clip=3.) >= L(rho, A) and L(rho, A, dual_clip=3.) >= -3 * abs(A) - 1e-9 # but by a dual clip
 
 
-@few
 @given(logs, number, size, size)
 def test_clip_fractions_are_shares_and_fall_with_the_clip(row, A, a, b):
     ratio, n = probability_ratio(A0(*row), A0(*[-2.] * len(row))), len(row)
@@ -359,7 +354,6 @@ def test_clip_fractions_are_shares_and_fall_with_the_clip(row, A, a, b):
     assert sum(narrow) <= 1 and ((narrow[0] == 0) if A >= 0 else (narrow[1] == 0))
 
 
-@few
 @given(st.floats(-9, 300), st.floats(0, 9), positive)
 def test_estimators(ell, less, beta):
     k1, k2, k3 = (ESTIMATORS[k](f64(ell)) for k in ("k1", "k2", "k3"))
@@ -371,7 +365,6 @@ def test_estimators(ell, less, beta):
     close(one(2 * beta), 2 * one(beta))
 
 
-@few
 @given(logs, st.randoms())
 def test_exact_kl(row, rng):
     "At least 0, and at least ½(Σ|p − q|)² (Pinsker); 0 for equals; blind to the names of the tokens."
@@ -382,7 +375,6 @@ def test_exact_kl(row, rng):
     close(exact_kl(p[order], q[order]), kl, rtol=1e-9, atol=1e-12)
 
 
-@few
 @given(logs, number, st.floats(.2, 5))
 def test_entropy_and_logprobs(row, shift, temperature):
     x, n = f64(row), len(row)
@@ -394,7 +386,6 @@ def test_entropy_and_logprobs(row, shift, temperature):
     close(entropy(x.flip(-1), temperature), S)
 
 
-@few
 @given(st.lists(number, min_size=2, max_size=8), number, positive)
 def test_means_and_spreads(row, shift, scale):
     x, m = A0(*row), M1(len(row))
@@ -413,7 +404,6 @@ def test_means_and_spreads(row, shift, scale):
         close(aggregate(scale * x, m, how), scale * aggregate(x, m, how), rtol=1e-9, atol=1e-9)
 
 
-@few
 @given(st.lists(number, min_size=1, max_size=6), st.lists(number, min_size=6, max_size=6), st.floats(0, 1), st.floats(0, 1), positive, number)
 def test_returns_and_advantages(rewards, values, gamma, lam, scale, more):
     r, n = A0(*rewards), len(rewards)
@@ -430,7 +420,6 @@ def test_returns_and_advantages(rewards, values, gamma, lam, scale, more):
     close(R, A + v)
 
 
-@few
 @given(st.lists(number, min_size=2, max_size=6), number, positive, st.randoms())
 def test_group_advantages(group, shift, scale, rng):
     G, x = len(group), f64(group)
@@ -446,7 +435,6 @@ def test_group_advantages(group, shift, scale, rng):
     close(group_advantages(x, G, "leave_one_out"), group_advantages(x, G, "mean") * G / (G - 1))
 
 
-@few
 @given(number, number, number, positive, positive)
 def test_value_loss(v, target, old, clip, scale):
     L = lambda v, target, old, clip=None: value_loss(A0(v), A0(target), M1(1), A0(old), clip)
@@ -455,7 +443,6 @@ def test_value_loss(v, target, old, clip, scale):
     close(L(scale * v, scale * target, scale * old, scale * clip), scale**2 * L(v, target, old, clip), rtol=1e-7, atol=1e-9)
 
 
-@few
 @given(st.lists(st.tuples(number, number), min_size=3, max_size=6), number, positive)
 def test_explained_variance(pairs, shift, scale):
     v, R = (A0(*x) for x in zip(*pairs, strict=True))
@@ -467,7 +454,6 @@ def test_explained_variance(pairs, shift, scale):
         close(explained_variance(R, R, m), f64(1.)); close(explained_variance(0 * R, R, m), f64(0.))
 
 
-@few
 @given(number, number, st.floats(.01, 5), st.floats(0, .49))
 def test_preferences(chosen, rejected, beta, eps):
     zero = f64([0.])
@@ -480,7 +466,6 @@ def test_preferences(chosen, rejected, beta, eps):
     close(pairwise_loss(f64([chosen + 7]), f64([rejected + 7])), pairwise_loss(f64([chosen]), f64([rejected])), rtol=1e-6, atol=1e-9)  # no origin
 
 
-@few
 @given(st.floats(-1e4, 0), st.floats(-1e4, 0), st.floats(.1, 10))
 def test_sampler_weights(old, sampled, cap):
     w = sampler_weights(A0(old), A0(sampled), M1(1), cap)
@@ -488,7 +473,6 @@ def test_sampler_weights(old, sampled, cap):
     assert w <= sampler_weights(A0(old + 1), A0(sampled), M1(1), cap)
 
 
-@few
 @given(st.floats(0, 10), st.floats(-1, 1e6), st.floats(0, 1e6), st.floats(.01, 100))
 def test_the_controller_is_bounded_and_monotone(beta, kl, more, target):
     now = adaptive_beta(beta, kl, target)
@@ -496,7 +480,6 @@ def test_the_controller_is_bounded_and_monotone(beta, kl, more, target):
     assert adaptive_beta(beta, target, target) == beta
 
 
-@few
 @given(number, number, positive, positive, positive, number)
 def test_gaussians(a, mean, std, other, scale, shift):
     x = lambda *v: f64([v])

@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from instruct_goose.lesson import running_example
@@ -75,7 +75,6 @@ def test_six_cells(rho, A, objective, slope):
     close(torch.autograd.grad(L.sum(), r)[0], f64([slope]))
 
 
-@settings(deadline=None)
 @given(seeds, sizes, st.none() | sizes)
 def test_equals_the_slow_version(seed, clip, clip_high):
     lp, old, A, mask = batch(seed)
@@ -83,7 +82,6 @@ def test_equals_the_slow_version(seed, clip, clip_high):
     close(policy_loss(lp, old, A, mask, clip, clip_high), f64(slow), atol=1e-12, rtol=1e-12)
 
 
-@settings(deadline=None)
 @given(seeds, sizes, st.none() | sizes)
 def test_zero_gradient_if_and_only_if_the_clip_is_active(seed, clip, clip_high):
     lp, old, A, mask = batch(seed)
@@ -97,7 +95,6 @@ def test_zero_gradient_if_and_only_if_the_clip_is_active(seed, clip, clip_high):
     close(torch.stack(fractions), torch.tensor(counted))
 
 
-@settings(deadline=None)
 @given(seeds, sizes)
 def test_never_more_than_the_unclipped_objective_and_homogeneous_in_the_advantage(seed, clip):
     lp, old, A, _ = batch(seed)
@@ -145,7 +142,6 @@ def test_padding_is_silent(poison):
     close(torch.stack(fractions), torch.stack(clip_fraction(ratio, A, mask)))
 
 
-@settings(deadline=None)
 @given(seeds, st.permutations(range(4)), st.integers(1, 5))
 def test_order_split_and_padding_side(seed, order, shift):
     inputs = batch(seed)
@@ -401,7 +397,6 @@ def test_dual_clip_on_positive_advantages_would_cut_every_good_token():
     close(clipped_objective(r, bad, dual_clip=3.), theirs)
 
 
-@settings(deadline=None)
 @given(seeds, sizes, st.floats(1.05, 4))
 def test_dual_clip_bounds_the_loss_and_leaves_the_rest(seed, clip, dual):
     lp, old, A, _ = batch(seed)
@@ -467,7 +462,6 @@ def test_importance_weights_make_the_gradient_right_and_the_cap_has_a_price():
     close(gradient_under_the_sampler(capped), f64([[.24, .06, -.30]]))
 
 
-@settings(deadline=None)
 @given(seeds, st.integers(2, 6))
 def test_uncapped_weights_by_enumeration(seed, vocab):
     "for any sampler and any earlier step: E_μ[w·loss] has the gradient of E_old[loss], clip and all"

@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from instruct_goose.lesson import running_example
@@ -65,7 +65,6 @@ def test_running_example_by_hand():
     close(loss, parts["loss"])
 
 
-@settings(deadline=None)
 @given(seeds, st.sampled_from(HOW), st.floats(.05, .9), st.floats(.05, .9), st.none() | st.floats(.05, 1), st.floats(0, .5))
 def test_equals_the_slow_version(seed, how, clip, clip_high, value_clip, ent_coef):
     args, kwargs = batch(seed)
@@ -98,7 +97,6 @@ def grads(pieces, args, kwargs, **settings_):
     return total, [x.grad for x in leaves]
 
 
-@settings(deadline=None)
 @given(seeds, st.sampled_from(HOW), st.permutations(range(4)), st.integers(1, 3))
 def test_micro_batches_add_up_in_values_and_gradients(seed, how, order, cut):
     args, kwargs = batch(seed)
@@ -116,7 +114,6 @@ def test_without_the_denominator_they_do_not():
     assert abs(parts["loss"] / 2 - whole["loss"]) > .01
 
 
-@settings(deadline=None)
 @given(seeds, st.permutations(range(4)), st.integers(1, 5), st.sampled_from(HOW[:2]))
 def test_row_order_and_padding_side(seed, order, shift, how):
     args, kwargs = batch(seed)
@@ -261,7 +258,6 @@ def dials(setting, mask, G=2):
                 group_tokens=mask.sum(1).view(-1, G).sum(1).repeat_interleave(G) if how == "group_token_mean" else None)
 
 
-@settings(deadline=None)
 @given(seeds, family, st.booleans())
 def test_every_dial_reaches_the_loss(seed, setting, weighted):
     args, _ = batch(seed)
@@ -271,7 +267,6 @@ def test_every_dial_reaches_the_loss(seed, setting, weighted):
     close(ppo_loss(*args, **dials(setting, args[3]), weights=w)[0], f64(slow), atol=1e-10, rtol=1e-9)
 
 
-@settings(deadline=None)
 @given(seeds, family, st.permutations(range(4)), st.integers(1, 3))
 def test_micro_batches_add_up_with_every_dial(seed, setting, order, cut):
     "groups of two, cut apart: rows in any order, the counts taken before the cut; values, entropy and gradients"
@@ -369,7 +364,6 @@ def tune_batch(seed, shape=(4, 6), dtype=torch.float64):
     return list(x), list(masks)
 
 
-@settings(deadline=None)
 @given(seeds, st.booleans(), st.booleans(), st.sampled_from([(4, 6), (7,), (2, 3, 2)]), st.floats(.05, .5), st.floats(.05, 1), st.floats(0, 2))
 def test_ppoloss_equals_the_slow_version(seed, masked, value_masked, shape, epsilon, value_clip_range, value_coeff):
     x, (mask, v_mask) = tune_batch(seed, shape)

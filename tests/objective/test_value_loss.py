@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from instruct_goose.lesson import running_example
@@ -57,7 +57,6 @@ def test_explained_variance_by_hand():
     close(explained_variance(ex.values, RETURNS, ex.mask), f64(.8419), atol=5e-5, rtol=0)
 
 
-@settings(deadline=None)
 @given(seeds, sizes)
 def test_equals_the_slow_version(seed, clip):
     v, r, old, mask = batch(seed)
@@ -65,7 +64,6 @@ def test_equals_the_slow_version(seed, clip):
     close(value_loss(v, r, mask, old, clip), f64(slow), atol=1e-12, rtol=1e-12)
 
 
-@settings(deadline=None)
 @given(seeds, st.floats(.01, 3))
 def test_where_the_clip_cuts(seed, clip):
     "from the edge of V_old ± clip to that edge's mirror image behind the return, if the return lies beyond the edge"
@@ -77,7 +75,6 @@ def test_where_the_clip_cuts(seed, clip):
         assert (v.grad[i, t].item() == 0) == (target > clip and clip < x < 2 * target - clip)
 
 
-@settings(deadline=None)
 @given(seeds, sizes, st.floats(.1, 50))
 def test_the_unit_of_the_clip_is_the_rewards(seed, clip, scale):
     v, r, old, mask = batch(seed)
@@ -91,7 +88,6 @@ def test_gradcheck(clip):
     assert torch.autograd.gradcheck(lambda x: value_loss(x, r, mask, old, clip), v.requires_grad_())
 
 
-@settings(deadline=None)
 @given(seeds)
 def test_explained_variance_against_the_statistics_module(seed):
     v, r, _, mask = batch(seed)
@@ -131,7 +127,6 @@ def test_padding_is_silent(poison):
     close(explained_variance(poison(v, mask), poison(r, mask), mask), explained_variance(v, r, mask))
 
 
-@settings(deadline=None)
 @given(seeds, sizes, st.permutations(range(4)), st.integers(1, 5))
 def test_order_split_and_padding_side(seed, clip, order, shift):
     v, r, old, mask = batch(seed)

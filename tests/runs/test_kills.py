@@ -19,8 +19,8 @@ import torch
 from deep import deep, first
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from instruct_goose.recipes import quickstart
 from instruct_goose.cli.main import main
+from instruct_goose.recipes import quickstart
 from instruct_goose.recipes.quickstart import QuickstartConfig, run_quickstart
 from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
 from instruct_goose.runs.run_directory import open_run

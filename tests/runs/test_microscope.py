@@ -9,8 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from instruct_goose import RLHFConfig, RLHFTrainer
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.objective.policy_loss import SURROGATES, held_shares, held_tokens
-from instruct_goose.training.callbacks import Callback
 from instruct_goose.runs.microscope import QUANTITIES, read_tokens, scales, seen_tokens, token_boxes, with_reference
+from instruct_goose.training.callbacks import Callback
 
 WORDS = "the film plot is was good dull bad".split()
 

@@ -8,10 +8,10 @@ from small_models import tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card, push_to_hub
-from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.cli.main import main
-from instruct_goose.training.callbacks import Callback
+from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs.evaluation import held_out_answers
+from instruct_goose.training.callbacks import Callback
 
 TOKENIZER = word_tokenizer("a b c d e f".split(), pad="<e>", bos="<e>", eos="<e>", unk="<u>", model_max_length=12)
 ROWS = [{"prompt": "a b", "answer": "c"}, {"prompt": "d", "answer": "e"}, {"prompt": "f a", "answer": "c"}]

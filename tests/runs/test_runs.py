@@ -15,8 +15,6 @@ from small_models import tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from instruct_goose.runs import run_directory as runs
-from instruct_goose.training.callbacks import Callback
-from instruct_goose.training.config import RLHFConfig
 from instruct_goose.runs.resume import Keeper
 from instruct_goose.runs.run_directory import (
     Clock,
@@ -31,6 +29,8 @@ from instruct_goose.runs.run_directory import (
     versions,
     write_json,
 )
+from instruct_goose.training.callbacks import Callback
+from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
 
 

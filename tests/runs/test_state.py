@@ -15,16 +15,26 @@ from deep import first
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from instruct_goose.models.adapters import module_state
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
-from instruct_goose.training.config import RLHFConfig
 from instruct_goose.runs.state import (
-    environment, load_module, random_state, set_random_state, warn_of_other_environment)
-from instruct_goose.models.adapters import module_state
+    environment,
+    fingerprint_of_tokenizer,
+    load_module,
+    load_optimizer,
+    load_trainer_state,
+    load_training_state,
+    optimizer_state,
+    random_state,
+    set_random_state,
+    trainer_state,
+    training_state,
+    warn_of_other_environment,
+)
+from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.runs.state import fingerprint_of_tokenizer, load_trainer_state, trainer_state
-from instruct_goose.runs.state import load_optimizer, load_training_state, optimizer_state, training_state
 
 if not hasattr(RLHFTrainer, "state"): RLHFTrainer.state, RLHFTrainer.load_state = trainer_state, load_trainer_state
 

@@ -107,12 +107,12 @@ def test_the_figure_carries_its_record_and_no_other_file():
     assert 'id="here"' in draw_drift(record, "here").html and f'name: "{place}-beta"' in page
 
 
-@pytest.mark.parametrize("lesson", ["01_quickstart", "02_drift"])
+@pytest.mark.parametrize("lesson", ["learn/03_quickstart", "guides/drag_a_run"])
 def test_the_cells_that_a_reader_starts_by_hand_run(lesson, config, stages, monkeypatch):
     "No lesson runs them, since they take minutes: here with the small models."
     monkeypatch.setattr(drift, "QuickstartConfig", lambda: config)
     monkeypatch.setattr(drift, "first_stages", lambda _: stages)
-    cells = ["".join(c["source"]) for c in json.loads((ROOT / f"nbs/4_practice/{lesson}.ipynb").read_text("utf-8"))["cells"]]
+    cells = ["".join(c["source"]) for c in json.loads((ROOT / f"nbs/{lesson}.ipynb").read_text("utf-8"))["cells"]]
     mine, = (s for s in cells if s.startswith("#| eval: false"))
     there = dict(zip(("data", "tokenizer", "lm", "reward_model"), stages), config=config, record_drift=record_drift, draw_drift=draw_drift)
     exec(mine, there)
