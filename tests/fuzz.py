@@ -27,7 +27,6 @@ import numpy as np
 
 import instruct_goose
 from instruct_goose.data import files
-from instruct_goose.data import files as tables
 from instruct_goose.data import load as data
 from instruct_goose.models.tokens import bpe_tokenizer
 from instruct_goose.objective.group import PRESETS
@@ -139,7 +138,7 @@ def second_reading(path: Path) -> list | None:
 
 
 def same_as_second(path: Path) -> None:
-    read = files.read_array if path.suffix == ".json" else lambda p: tables.read_csv(p, {*data.PROMPTS.columns, "id"}, "," if path.suffix == ".csv" else "\t")
+    read = files.read_array if path.suffix == ".json" else lambda p: files.read_csv(p, {*data.PROMPTS.columns, "id"}, "," if path.suffix == ".csv" else "\t")
     try:
         if path.suffix == ".json" and files.is_json_lines(str(path)): return
         ours = [x for _, x in read(str(path))]
@@ -161,7 +160,6 @@ def loaders(r: random.Random, tools: dict) -> tuple[str, str]:
     if r.random() < .1: options["max_length"] = r.choice([4, 40, 400, 0, -1, True, "9", 2.5])
     if r.random() < .05: options["columns"] = r.choice([{"prompt": "text"}, {"prompt": "id"}, {"x": "y"}, {"chosen": 3}, {}])
     if r.random() < .02: options["on_error"] = r.choice(["ignore", None, 3])
-    files.PIECE = r.choice([1, 3, 7, 64, 2**16])
     if kind == "rows":
         source = [row(r) for _ in range(r.randint(0, 4))]
         if r.random() < .05: source = r.choice([*ODD, "no such file", Path("nowhere.jsonl"), "x" * 5000, "a\0b", str(folder), 3, object(), iter(["a"])])
@@ -245,7 +243,7 @@ def one(seed: int, i: int, tools: dict) -> tuple[str, str]:
 
 def fuzz(n: int, seed: int = 0, first: int = 0, slow: float = 5.) -> dict:
     "n inputs: counts by target and outcome, and the failures with the number that repeats them."
-    counts, failures, piece, start = {}, [], files.PIECE, time.perf_counter()
+    counts, failures, start = {}, [], time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         tools = {"folder": Path(folder), "tokenizer": tokenizer(), "parquets": parquets(Path(folder))}
         for i in itertools.islice(itertools.count(first), n):
@@ -254,7 +252,6 @@ def fuzz(n: int, seed: int = 0, first: int = 0, slow: float = 5.) -> dict:
             except Exception as e:
                 failures.append({"input": i, "error": f"{type(e).__name__}: {str(e)[:300]}", "trace": traceback.format_exc()})
                 continue
-            finally: files.PIECE = piece
             if (took := time.process_time() - began) > slow: failures.append({"input": i, "error": f"{target} took {took:.1f} s", "trace": ""})
             counts.setdefault(target, Counter())[outcome] += 1
     return {"inputs": n, "seed": seed, "seconds": round(time.perf_counter() - start, 1), "failures": failures,

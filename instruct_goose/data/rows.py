@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['render', 'without_end', 'shared_turns', 'shared_dialogue', 'prompt_of', 'prompt_column', 'pair_of', 'parts_of',
            'plain_pair', 'answers_of', 'opening_of', 'is_turns', 'as_object', 'column', 'as_text', 'checked_turns',
-           'checked_turn', 'check_template', 'check_answers', 'untied']
+           'checked_turn', 'check_answers', 'untied']
 
 # %% ../../nbs/reference/data/rows.ipynb #e2cfed3c
 import os
 import re
 from collections.abc import Mapping
 from itertools import takewhile
-from typing import Any
+from typing import TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
@@ -25,24 +25,28 @@ def render(
     where: str,
     ask: bool, # with the words that begin the answer
 ) -> str:
-    "A conversation as text, without a beginning that the tokenizer would write again."
-    template = check_template(tokenizer, where)
+    """A conversation as text, without a beginning that the tokenizer would write again. Raises
+    ValueError without a chat template; BadRow where the template refuses the conversation."""
+    if tokenizer is None:
+        raise ValueError(f"{where} is a conversation: "
+                         "pass tokenizer=, whose chat template makes it text")
+    if not tokenizer.chat_template:
+        raise ValueError(f"{where} is a conversation, and the tokenizer has no chat template: "
+                         "take the tokenizer of a chat model, or set tokenizer.chat_template")
     try:
-        text = template.apply_chat_template(turns, tokenize=False, add_generation_prompt=ask)
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=ask)
     except Exception as e:  # a template is a program of its own, which may raise anything
         words = f"the chat template refuses it: {type(e).__name__}: {e}"
         raise BadRow("template", where, words) from e
-    begin, text = str(template.bos_token or ""), str(text)
-    if begin and text.startswith(begin):
-        first = template(begin)["input_ids"][:2]
-        if first == [template.bos_token_id] * 2:
-            return text.removeprefix(begin)
-    return text
+    begin, text = str(tokenizer.bos_token or ""), str(text)
+    twice = begin and tokenizer(begin)["input_ids"][:2] == [tokenizer.bos_token_id] * 2
+    return text.removeprefix(begin) if twice else text
 
 def without_end(text: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    "Those who train add the end-of-text token themselves; a second one would be learnt."
+    "An answer without its end-of-text token: training adds one."
     end = str(tokenizer.eos_token or "") if tokenizer is not None else ""
-    return text.rstrip().removesuffix(end) if end and text.rstrip().endswith(end) else text
+    bare = text.rstrip()
+    return bare.removesuffix(end) if end and bare.endswith(end) else text
 
 # %% ../../nbs/reference/data/rows.ipynb #f6c97a4f
 def shared_turns(
@@ -55,19 +59,19 @@ def shared_turns(
     return [a for a, b in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 def shared_dialogue(
-    chosen: Any,
-    rejected: Any,
-) -> str: # "" for what is no dialogue
+    chosen: object,
+    rejected: object,
+) -> str: # "" where they are no dialogues
     "What two dialogues in one string, Human: … Assistant: …, share, up to the answers."
-    sign, both = "\n\nAssistant:", (chosen, rejected)
-    if not all(isinstance(text, str) and text.lstrip().startswith("Human:") for text in both):
-        return ""
-    shared = os.path.commonprefix(both)
+    sign = "\n\nAssistant:"
+    both = [x for x in (chosen, rejected)
+            if isinstance(x, str) and x.lstrip().startswith("Human:")]
+    shared = os.path.commonprefix(both) if len(both) == 2 else ""
     return shared[:shared.rfind(sign) + len(sign)] if sign in shared else ""
 
 # %% ../../nbs/reference/data/rows.ipynb #ae57ca9e
 def prompt_of(
-    row: Any, # in any of its forms
+    row: object, # in any of its forms
     where: str, # it stands
     columns: Mapping[str, str], # our name → the file's
     tokenizer: PreTrainedTokenizerBase | None,
@@ -88,7 +92,7 @@ def prompt_of(
     return render(turns, tokenizer, where, ask=True)
 
 # %% ../../nbs/reference/data/rows.ipynb #8cc870de
-def prompt_column(row: Mapping, where: str, columns: Mapping[str, str]) -> tuple[str, Any]:
+def prompt_column(row: Mapping, where: str, columns: Mapping[str, str]) -> tuple[str, object]:
     "Which column holds the prompt, and what it holds."
     def has(name: str) -> bool:
         return columns.get(name, name) in row
@@ -107,7 +111,7 @@ def prompt_column(row: Mapping, where: str, columns: Mapping[str, str]) -> tuple
 
 # %% ../../nbs/reference/data/rows.ipynb #488733e7
 def pair_of(
-    row: Any, # in any of its forms
+    row: object, # in any of its forms
     where: str, # it stands
     columns: Mapping[str, str], # our name → the file's
     tokenizer: PreTrainedTokenizerBase | None,
@@ -127,7 +131,9 @@ def pair_of(
     return untied(answers_of(opening, chosen, rejected, where, tokenizer), where)
 
 # %% ../../nbs/reference/data/rows.ipynb #5a892d91
-def parts_of(row: Any, where: str, columns: Mapping[str, str]) -> tuple[Any, Any, Any]:
+def parts_of(
+    row: object, where: str, columns: Mapping[str, str],
+) -> tuple[object, object, object]:
     "Prompt (or None), chosen and rejected, as the row holds them."
     if isinstance(row, list | tuple) and len(row) == 2:
         return None, *row
@@ -136,14 +142,15 @@ def parts_of(row: Any, where: str, columns: Mapping[str, str]) -> tuple[Any, Any
     prompt = column(row, "prompt", where, columns) if "prompt" in columns else row.get("prompt")
     return None if prompt == "" else prompt, chosen, rejected
 
-def plain_pair(prompt: Any, chosen: str, rejected: str, where: str) -> dict[str, str]:
+def plain_pair(prompt: object, chosen: str, rejected: str, where: str) -> dict[str, str]:
     "Texts as they are. Without a prompt, what two dialogues share is taken for it."
-    if prompt is not None and not (isinstance(prompt, str) and not prompt.strip()):
-        as_text(prompt, "prompt", where)
-    if prompt is None and (prompt := shared_dialogue(chosen, rejected)):
-        chosen = as_text(chosen[len(prompt):], "chosen", where)
-        rejected = as_text(rejected[len(prompt):], "rejected", where)
-    return {"prompt": prompt or "", "chosen": chosen, "rejected": rejected}
+    if isinstance(prompt, str) and not prompt.strip():
+        return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    if prompt is not None:
+        return {"prompt": as_text(prompt, "prompt", where), "chosen": chosen, "rejected": rejected}
+    n = len(shared := shared_dialogue(chosen, rejected))
+    return {"prompt": shared, "chosen": as_text(chosen[n:], "chosen", where),
+            "rejected": as_text(rejected[n:], "rejected", where)}
 
 # %% ../../nbs/reference/data/rows.ipynb #7759a66a
 def answers_of(
@@ -168,17 +175,16 @@ def answers_of(
                  "is answered, so the two cannot be parted")
 
 # %% ../../nbs/reference/data/rows.ipynb #d777c7d8
-def opening_of(prompt: Any, chosen: list, rejected: list, where: str) -> list[dict]:
+def opening_of(
+    prompt: object, chosen: list[dict], rejected: list[dict], where: str,
+) -> list[dict]:
     "The turns before both responses: given, or what the two conversations share."
-    if chosen == rejected:
-        raise BadRow("tie", where, "chosen and rejected are the same conversation: "
-                     "drop ties, they teach nothing")
     if is_turns(prompt):
         return checked_turns(prompt, "prompt", where)
     shared = shared_turns(chosen, rejected)
-    if prompt is None and shared:
-        return shared
     if prompt is None:
+        if shared:
+            return shared
         raise BadRow("conversation", where, "chosen and rejected have no first turn in common, "
                      "and there is no prompt")
     prompt = as_text(prompt, "prompt", where)
@@ -190,11 +196,11 @@ def opening_of(prompt: Any, chosen: list, rejected: list, where: str) -> list[di
                  "chosen and rejected begin with")
 
 # %% ../../nbs/reference/data/rows.ipynb #08a78f1a
-def is_turns(value: Any) -> bool:
+def is_turns(value: object) -> TypeGuard[list | tuple]:
     "Is it a conversation rather than a text?"
     return isinstance(value, list | tuple)
 
-def as_object(row: Any, where: str) -> Mapping:
+def as_object(row: object, where: str) -> Mapping:
     "The row, if it has named columns and none of them twice."
     if isinstance(row, Twice):
         raise BadRow("json", where, f"the key {short(row.key)} stands twice: "
@@ -205,7 +211,7 @@ def as_object(row: Any, where: str) -> Mapping:
     return row
 
 # %% ../../nbs/reference/data/rows.ipynb #aaa34003
-def column(row: Mapping, name: str, where: str, columns: Mapping[str, str]) -> Any:
+def column(row: Mapping, name: str, where: str, columns: Mapping[str, str]) -> object:
     "What a row holds under our name for a column."
     theirs = columns.get(name, name)
     if theirs in row:
@@ -217,13 +223,13 @@ def column(row: Mapping, name: str, where: str, columns: Mapping[str, str]) -> A
 _AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 
 # %% ../../nbs/reference/data/rows.ipynb #6db5bf09
-def as_text(value: Any, name: str, where: str) -> str:
+def as_text(value: object, name: str, where: str) -> str:
     "The value, if it is a text with something in it that can be written as UTF-8."
     if value is None:
         raise BadRow("empty", where, f"{name} is null: drop the row")
     if not isinstance(value, str):
-        kind = type(value).__name__
-        raise BadRow("type", where, f"{name} is of type {kind}, expected text: {short(value)}")
+        raise BadRow("type", where, f"{name} is of type {type(value).__name__}, expected text: "
+                     f"{short(value)}")
     if not value.strip():
         raise BadRow("empty", where, f"{name} is empty: drop the row")
     if _AS_TEXT.match(value):
@@ -237,19 +243,15 @@ def as_text(value: Any, name: str, where: str) -> str:
     return value
 
 # %% ../../nbs/reference/data/rows.ipynb #12a1681b
-def checked_turns(value: Any, name: str, where: str) -> list[dict]:
+def checked_turns(value: list | tuple, name: str, where: str) -> list[dict]:
     "A conversation with its turns checked, without the fields that are null."
     if not len(value):
         raise BadRow("empty", where, f"{name} is a conversation without turns: drop the row")
     return [checked_turn(turn, f"{name}, turn {i}", where) for i, turn in enumerate(value)]
 
-def checked_turn(turn: Any, name: str, where: str) -> dict:
-    "One turn, or a BadRow that says what is wrong with it."
-    if not isinstance(turn, Mapping):
-        raise BadRow("conversation", where, f"{name} is of type {type(turn).__name__}: "
-                     "a turn is {'role': …, 'content': …}")
-    if isinstance(turn, Twice):
-        raise BadRow("json", where, f"{name}: the key {short(turn.key)} stands twice")
+def checked_turn(turn: object, name: str, where: str) -> dict:
+    "A turn that has a role and a content."
+    turn = as_object(turn, f"{where}: {name}")
     for key in ("role", "content"):
         if not isinstance(turn.get(key), str):
             keys = ", ".join(map(short, list(turn)[:8]))
@@ -257,19 +259,6 @@ def checked_turn(turn: Any, name: str, where: str) -> dict:
                          f"expected text (its keys are {keys})")
         as_text(turn[key], f"{name}, {key}", where)
     return {k: v for k, v in turn.items() if v is not None}
-
-# %% ../../nbs/reference/data/rows.ipynb #7cc5fb2f
-def check_template(
-    tokenizer: PreTrainedTokenizerBase | None, where: str,
-) -> PreTrainedTokenizerBase:
-    "Raises ValueError without a tokenizer or a template: that is no row's fault."
-    if tokenizer is None:
-        raise ValueError(f"{where} is a conversation: "
-                         "pass tokenizer=, whose chat template makes it text")
-    if not tokenizer.chat_template:
-        raise ValueError(f"{where} is a conversation, and the tokenizer has no chat template: "
-                         "take the tokenizer of a chat model, or set tokenizer.chat_template")
-    return tokenizer
 
 # %% ../../nbs/reference/data/rows.ipynb #e913b191
 def check_answers(opening: list[dict], after: dict[str, list[dict]], where: str) -> None:

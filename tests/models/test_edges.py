@@ -1,12 +1,8 @@
 """Limits, defaults and flags of the models' floor, each with a number worked out by hand: what small changes of the code once got past."""
-from types import SimpleNamespace
-
 import pytest
 import torch
 import transformers
 
-from instruct_goose.data import files
-from instruct_goose.data import files as tables
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.families import forward_options
 from instruct_goose.models.response import check_part
@@ -58,35 +54,6 @@ def test_a_spread_of_eight_roundings_is_no_scale(gap, dtype, wide):
         with pytest.raises(ValueError, match="train the reward model first"): check_spread(scores, dtype)
 
 
-def group_of(columns, rows, packed=2**40):
-    "A row group as pyarrow describes it: (name, bytes, places) of each column."
-    parts = [SimpleNamespace(path_in_schema=name, total_uncompressed_size=size, total_compressed_size=packed, num_values=sum(more))
-             for name, size, *more in columns]
-    return SimpleNamespace(num_columns=len(parts), num_rows=rows, column=parts.__getitem__)
-
-
-@pytest.mark.parametrize("columns,rows,at_once", [
-    ([("prompt", 2**10)], 2**10, 256),                     # a byte each: as many as are ever taken
-    ([("prompt", 10 * 2**20)], 10, 16),                    # a MiB each: 16 MiB at once, a quarter of LONGEST
-    ([("prompt", 2**18), ("prompt", 2**18)], 1, 32),       # half a MiB each
-    ([("messages.content", 2**22)], 2**10, 4),             # lists: each row may be all of the 4 MiB
-    ([("messages.content", 2**22 - 16 * 2**10, 2**10)], 2**10, 4),  # 16 bytes for each place of a list
-    ([("prompt", 2**21), ("messages.content", 2**22)], 2, 4),
-    ([("other", 2**40), ("prompt", 2**20)], 1, 16),        # which is not read
-    ([("prompt", 2**27)], 1, 1), ([("prompt", 0)], 0, 256)], ids=str)
-def test_rows_of_a_batch_by_their_bytes(columns, rows, at_once):
-    assert tables.rows_at_once("a.parquet", group_of(columns, rows), ["prompt", "messages"], ["prompt"]) == at_once
-
-
-@pytest.mark.parametrize("size,packed,fits", [(2**28, 1, True), (2**28 + 1, 536_871, True), (2**28 + 1, 2**19, False)])
-def test_what_unpacks_five_hundredfold_to_more_than_256_mib_is_no_text(size, packed, fits):
-    "2²⁸ / 500 is 536 870.9, and 2¹⁹ is 524 288."
-    group = group_of([("prompt", size)], 10**6, packed)
-    if fits: tables.rows_at_once("a.parquet", group, ["prompt"], ["prompt"])
-    else:
-        with pytest.raises(ValueError, match="no text does that"): tables.rows_at_once("a.parquet", group, ["prompt"], ["prompt"])
-
-
 @pytest.mark.parametrize("ids", [torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)], ids=["float", "bool"])
 def test_token_ids_are_integers(ids):
     with pytest.raises(TypeError, match="query_ids is torch.* token ids are integers"): check_part(ids, torch.ones(1, 2, dtype=torch.bool), "query")
@@ -96,13 +63,3 @@ def test_every_score_has_its_rating(unchecked):
     with unchecked():
         for n in (1, 2, 4):
             with pytest.raises(ValueError, match="scores"): all_pairs_loss(torch.zeros(n), torch.tensor([1., 2., 3.]))
-
-
-def test_a_row_of_lists_has_its_share_of_the_bytes():
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.compute
-    column = pa.array([[1], [2]])  # an offset of 4 bytes and a number of 8 each
-    assert tables.lengths(pa, pyarrow.compute, column) == [12, 12]
-
-
-def test_the_longest_row_is_what_the_message_says(): assert files.LONGEST == 64 * 1024 * 1024

@@ -1,0 +1,192 @@
+"Rows of JSON, JSON lines, CSV and Parquet files: every format against what was written, and what is refused, with its place."
+import codecs
+import csv
+import io
+import json
+import re
+import sys
+import tracemalloc
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instruct_goose.data import files, load, rows
+from instruct_goose.data.files import BadRow
+from instruct_goose.data.load import load_pairs, load_prompts, stream_pairs
+
+PAIRS = [{"prompt": "the film is", "chosen": " good", "rejected": " dull"}, {"prompt": "", "chosen": "é\u2028\n\"x\", y", "rejected": "\t漢字\r\n"}]
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+FULL = TEXT.filter(str.strip)
+ANY_PAIRS = st.lists(st.fixed_dictionaries({"prompt": TEXT, "chosen": FULL, "rejected": FULL}).filter(lambda p: p["chosen"] != p["rejected"])
+                     .filter(lambda p: not re.match(r"\s*(\[|Human:)", p["prompt"] + p["chosen"])), min_size=1, max_size=5)
+
+
+@pytest.fixture
+def at(tmp_path, monkeypatch):
+    "at(name, content): a file in an empty working directory."
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, content=b""):
+        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        return name
+    return write
+
+
+@pytest.fixture(autouse=True)
+def _own_errors(unchecked):
+    with unchecked(): yield
+
+
+def lines(rows, end="\n"): return "".join(json.dumps(row) + end for row in rows)
+
+
+def as_csv(rows, delimiter=",", end="\n"):
+    out = io.StringIO(newline="")
+    writer = csv.DictWriter(out, rows[0], delimiter=delimiter, lineterminator=end, quoting=csv.QUOTE_ALL)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def parquet(rows, path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows), path, compression="zstd")
+    return path
+
+
+def refused(call, *words, error=ValueError):
+    with pytest.raises(error) as e: call()
+    for word in words: assert word in str(e.value), str(e.value)
+    return e.value
+
+
+@settings(max_examples=25, deadline=None)
+@given(ANY_PAIRS, st.sampled_from(["\n", "\r\n"]), st.booleans())
+def test_every_format_gives_the_rows_that_were_written(tmp_path_factory, rows, end, bom):
+    folder = tmp_path_factory.mktemp("formats")
+    for name, content in {
+        "a.jsonl": lines(rows, end), "a.NDJSON": lines(rows, end) + end + " " + end, "b.json": lines(rows, end),
+        "c.json": json.dumps(rows, ensure_ascii=False), "d.json": json.dumps(rows, indent=2), "a.csv": as_csv(rows, ",", end), "a.tsv": as_csv(rows, "\t", end),
+    }.items():
+        (folder / name).write_bytes(("\ufeff" * bom + content).encode())
+        assert load_pairs(folder / name) == rows, name
+    assert load_pairs(parquet(rows, folder / "a.parquet")) == rows
+
+
+def test_pyarrow_is_imported_where_it_is_needed(at, monkeypatch):
+    for module in (load, files, rows): assert not re.search(r"^\s*(import|from) (pyarrow|datasets|pandas)", Path(module.__file__).read_text("utf-8"), re.M)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    refused(lambda: load_pairs(at("a.parquet")), "instruct_goose[data]", error=ImportError)
+
+
+@pytest.mark.parametrize("name, content, reason, words", [
+    ("a.jsonl", '{"prompt": "a"}\n\n{"prompt": "b" "c"}\n', "json", "a.jsonl, line 3|column 16"),
+    ("a.jsonl", '{\n "prompt": "a"\n}', "json", "a.jsonl, line 1|jq -c ."),
+    ("a.jsonl", "{'prompt': 'a'}", "json", "json.dumps"),
+    ("a.jsonl", '{"prompt": "a", "prompt": "b"}', "json", "line 1|'prompt' stands twice"),
+    ("a.jsonl", "[" * 100_000, "json", "line 1: nested too deeply"),
+    ("a.jsonl", '{"prompt": ' + "9" * 5000 + "}", "json", "line 1"),
+    ("a.json", '["a",\n\n 3]', "shape", "a.json, row 1|int"),
+    ("a.csv", 'prompt,id\na,1\n"b\nc",2\nd\n', "shape", "a.csv, line 5: 1 fields under 2 columns"),
+    ("a.csv", 'prompt,id\n"a" b,1\n', "csv", "a.csv, line 2"),
+    ("a.tsv", 'prompt\tid\n"a\t1\n\n', "csv", "a.tsv, line 2 to 3"),
+    ("a.csv", "prompt\na\rb\n", "csv", "line 2: a carriage return"),
+    ("a.csv", "prompt\n" + '"' + "x" * 140_000, "size", "line 2: a field beyond 131072"),
+])
+def test_a_bad_row_is_named(at, name, content, reason, words):
+    e = refused(lambda: load_prompts(at(name, content)), *words.split("|"), error=BadRow)
+    assert e.reason == reason in files.REASONS
+
+
+def test_files_that_hold_no_rows(at):
+    for name in ("a.jsonl", "a.json", "a.csv", "a.parquet"): refused(partial(load_prompts, at(name)), name)
+    refused(lambda: load_prompts(at("a.csv", "prompt,id\n")), "a.csv: no rows")
+    refused(lambda: load_prompts(at("a.csv", "prompt;id\na;1\n")), "line 1", "'prompt;id'", "';'")
+    refused(lambda: load_prompts(at("a.csv", "prompt,prompt\na,b\n")), "'prompt' stands twice")
+    refused(lambda: load_prompts(at("a.json", '["a",\n"b" "c"]')), "a.json", "line 2")
+    for cut in ("[", '["a"', '["a",', '["a", "b', '["a"] 1', '["a",]', "3", "[tru", "[" * 100_000): refused(partial(load_prompts, at("a.json", cut)), "a.json")
+    refused(lambda: load_prompts(parquet([{"other": 1}], at("b.parquet"))), "b.parquet: the columns are 'other'")
+    whole = Path(parquet(PAIRS, at("b.parquet"))).read_bytes()
+    refused(lambda: load_pairs(at("c.parquet", whole[:-9])), "c.parquet, after 0 rows")
+
+
+@pytest.mark.parametrize("bom", [b"", codecs.BOM_UTF8])
+@pytest.mark.parametrize("name, blob", [
+    ("a.jsonl", '"漢"\r\n"b"\r\n"caf\xff"\r\n'), ("a.json", '["漢",\r\n"b",\r\n"caf\xff"]'), ("a.csv", 'prompt\r\n漢\r\n"caf\xff"\r\n')])
+def test_bytes_that_are_not_utf8_are_found(at, name, blob, bom):
+    blob = bom + blob.encode().replace("\xff".encode(), b"\xff")
+    assert refused(lambda: load_prompts(at(name, blob)), f"{name}, line 3", "0xff after", "caf'", error=BadRow).reason == "encoding"
+    refused(lambda: load_prompts(at(name, blob.replace(b"\xff", b"\xe6\xbc"))), f"{name}, line 3", "0xe6")  # half of 漢
+    assert load_prompts(at(name, blob.replace(b"\xff", "é".encode())))[-1] == "café"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_utf16_is_recognised(at, name):
+    for kind in ("utf-16", "utf-32"): refused(partial(load_prompts, at(name, 'prompt\n"a"\n'.encode(kind))), f"{name}: the file is {kind.upper()}", "iconv")
+
+
+def test_a_bad_row_of_a_csv_file_costs_no_row_after_it(at):
+    at("a.csv", 'prompt,id\na,1\nb,2\nc\n"d" e,5\n"f\ng",6\nh,7\n')
+    with pytest.warns(UserWarning): assert load_prompts("a.csv", on_error="skip", report=(report := {})) == ["a", "b", "f\ng", "h"]
+    assert report["skipped"] == {"csv": 1, "shape": 1}
+
+
+def test_an_open_quote_costs_the_rows_up_to_the_limit_of_a_field(at):
+    at("a.csv", 'prompt,id\n"open,0\n' + "".join(f"{i} {'x' * 90},{i}\n" for i in range(3000)))
+    with pytest.warns(UserWarning, match="1 × size"): kept = load_prompts("a.csv", on_error="skip", report=(report := {}))
+    last = int(re.search(r"line 2 to (\d+)", report["examples"][0])[1])
+    assert len(kept) == 3002 - last > 1500 and kept[0].startswith(f"{last - 2} ")  # row i stands in line i + 3
+
+
+def test_rows_without_end_are_refused_before_they_fill_the_memory(at, monkeypatch):
+    monkeypatch.setattr(files, "LONGEST", 100)
+    at("a.jsonl", '"a"\n"' + "x" * 1000 + '"\n"b"\n')
+    assert refused(lambda: load_prompts("a.jsonl"), "a.jsonl, line 2: longer than 100").reason == "size"
+    with pytest.warns(UserWarning): assert load_prompts("a.jsonl", on_error="skip") == ["a", "b"]
+    refused(lambda: load_prompts(at("a.csv", "prompt\n" + "x" * 1000 + "\n")), "a.csv, line 2: longer than 100")
+    monkeypatch.setattr(files, "LARGEST", 50)
+    assert load_prompts(at("a.json", json.dumps(["a", "x" * 40]))) == ["a", "x" * 40]
+    refused(lambda: load_prompts(at("a.json", json.dumps(["a", "x" * 42]))), "a.json", "50 bytes", "jq -c")
+
+
+def big(suffix, n):
+    rows = [{"prompt": f"{i} the film is", "chosen": " good" * 9, "rejected": " dull" * 9} for i in range(n)]
+    return {".jsonl": lines, ".csv": as_csv}[suffix](rows)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_a_stream_takes_the_same_memory_however_long_the_file(at, suffix):
+    peaks = []
+    for n in (1000, 8000):
+        at(f"{n}{suffix}", big(suffix, n))
+        tracemalloc.start()
+        assert sum(1 for _ in stream_pairs(f"{n}{suffix}")) == n
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert Path(f"8000{suffix}").stat().st_size > 800_000
+    assert max(peaks) < 600_000 and peaks[1] < peaks[0] + 100_000, peaks
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["texts", "conversations"])
+def test_a_packed_parquet_file_is_read_a_few_rows_at_a_time(tmp_path, chat):
+    "Two mebibytes, 150 times, in a few kilobytes: all rows at once would be 300 MiB."
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    big = "x" * 2**21
+    value = [{"role": "user", "content": big}] if chat else big
+    pq.write_table(pa.table({"prompt": pa.array([value]).take(pa.array([0] * 150))}), path := tmp_path / "a.parquet", compression="zstd")
+    assert path.stat().st_size < 10_000
+    pa.default_memory_pool().release_unused()
+    before, most, found = pa.total_allocated_bytes(), 0, 0
+    tracemalloc.start()
+    for _, row in files.read_parquet(str(path), {"prompt"}):
+        most, found = max(most, pa.total_allocated_bytes() - before), found + (len(str(row)) >= 2**21)
+    python = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == 150 and most + python < 160 * 2**20, (most, python)

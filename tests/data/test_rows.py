@@ -1,0 +1,130 @@
+"A row as a prompt or a pair: texts, conversations through a chat template, dialogues in one string; and what is refused."
+import json
+from functools import partial
+
+import fuzz
+import pytest
+
+from instruct_goose.data.files import REASONS, BadRow
+from instruct_goose.data.load import load_pairs, load_prompts
+from instruct_goose.models.tokens import PromptDataset, bpe_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def _own_errors(unchecked):
+    with unchecked(): yield
+
+
+@pytest.fixture(scope="module")
+def tokenizer(): return fuzz.tokenizer()
+
+
+def refused(call, *words, error=ValueError):
+    with pytest.raises(error) as e: call()
+    for word in words: assert word in str(e.value), str(e.value)
+    return e.value
+
+
+def user(text): return {"role": "user", "content": text}
+def said(text): return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize("row, reason, words", [
+    (3, "shape", "of type int"), ({"x": 1, "y": 2}, "column", "no 'prompt': there are 'x', 'y'"), ({"prompt": 3}, "type", "prompt is of type int"),
+    ({"prompt": None, "text": "a"}, "empty", "prompt is null"), ({"text": " \n"}, "empty", "text is empty"),
+    ({"prompt": "\ud83d"}, "encoding", "'\\ud83d'"), ({"prompt": "[{'role': 'user', 'content': 'a'}]"}, "conversation", "written as text"),
+    ([user("q"), said("x")], "conversation", "ends with the assistant's turn"), ({"prompt": []}, "empty", "without turns"), ([3], "shape", "turn 0: of type int"),
+    ([{"from": "human", "value": "q"}], "conversation", "turn 0: 'role' is None"), ([user("q"), user(None)], "conversation", "turn 1: 'content' is None"),
+    ([user(" ")], "empty", "turn 0, content is empty"),
+    ({"chosen": [user("q"), said("x")], "rejected": [user("p"), said("y")]}, "conversation", "no first turn in common"),
+    ([user("q"), {"role": "system", "content": "late"}], "template", "system comes first"),
+])
+def test_a_bad_prompt_is_named(tokenizer, row, reason, words):
+    e = refused(lambda: load_prompts(["a", row], tokenizer=tokenizer), "row 1", words, error=BadRow)
+    assert e.reason == reason in REASONS
+
+
+@pytest.mark.parametrize("row, reason, words", [
+    ({"chosen": "a"}, "column", "no 'rejected': there are 'chosen'"), ({"chosen": "a", "rejected": None}, "empty", "rejected is null"),
+    ({"chosen": " ", "rejected": "a"}, "empty", "chosen is empty"), ({"chosen": "a", "rejected": "a"}, "tie", "'a'"),
+    (("a", "a"), "tie", "same"), ("a", "shape", "of type str"), (["a"], "shape", "of type list"), ((1, "a"), "type", "chosen is of type int"),
+    ({"prompt": 1, "chosen": "a", "rejected": "b"}, "type", "prompt is of type int"), ({"prompt": "\udc00", "chosen": "a", "rejected": "b"}, "encoding", "prompt"),
+    ({"chosen": [user("q"), said("x")], "rejected": [user("q"), user("y")]}, "conversation", "rejected: after the prompt comes 'user'"),
+    ({"chosen": [user("q"), said("x")], "rejected": [user("q"), said("x")]}, "tie", "'x'"),
+    ({"chosen": [user("q"), said("x")], "rejected": "y"}, "type", "chosen is of type list"),
+    ({"prompt": "p", "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]}, "conversation", "the prompt 'p' is not among"),
+    ({"prompt": [user("p")], "chosen": [user("q"), said("x")], "rejected": [said("y")]}, "conversation", "chosen: after the prompt comes 'user'"),
+    ({"prompt": [user("q"), said("p")], "chosen": "x", "rejected": "y"}, "conversation", "answer nothing"),
+    ({"chosen": [user("q") | {"x": 1}], "rejected": []}, "empty", "rejected is a conversation without turns"),
+])
+def test_a_bad_pair_is_named(tokenizer, row, reason, words):
+    assert refused(lambda: load_pairs([row], tokenizer=tokenizer), "row 0", words, error=BadRow).reason == reason
+
+
+def test_a_conversation_is_a_prompt(tokenizer):
+    talk = [user("a"), said("b"), user("c")]
+    theirs = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    assert theirs == "<s><|user|>a<|assistant|>b</s><|user|>c<|assistant|>"  # the template by hand
+    rows = [talk, {"prompt": talk}, {"messages": [*talk, said("d")]}, {"chosen": [*talk, said("d")], "rejected": [*talk, said("e")]}]
+    prompts = load_prompts(rows, tokenizer=tokenizer)
+    assert prompts == [theirs.removeprefix("<s>")] * 4  # the tokenizer begins every text with <s> itself
+    ids = PromptDataset(prompts, tokenizer).ids[0]
+    assert ids == tokenizer(theirs, add_special_tokens=False)["input_ids"] and ids.count(tokenizer.bos_token_id) == 1
+    plain = bpe_tokenizer(["a"], 270, bos="<s>", eos="</s>", add_bos=False)
+    plain.chat_template = fuzz.TEMPLATE
+    assert load_prompts([talk], tokenizer=plain) == [theirs]  # here nobody else would
+
+
+@pytest.mark.parametrize("row", [
+    {"chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]}, ([user("q"), said("x")], [user("q"), said("y")]),
+    {"prompt": [user("q")], "chosen": [said("x")], "rejected": [said("y")]}, {"prompt": [user("q")], "chosen": "x", "rejected": "y"},
+    {"prompt": "q", "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]},
+    {"prompt": "q", "chosen": [said("x")], "rejected": [said("y")]}, {"prompt": "", "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]},
+    {"prompt": [user("q")], "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]},
+    {"chosen": [user("q") | {"name": None}, said("x")], "rejected": [user("q"), said("y") | {"tool_calls": None}]},
+])
+def test_a_pair_of_conversations(tokenizer, row, tmp_path):
+    wanted = {"prompt": "<|user|>q<|assistant|>", "chosen": "x", "rejected": "y"}
+    assert load_pairs([row], tokenizer=tokenizer) == [wanted]
+    if isinstance(row, dict):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+        assert load_pairs(tmp_path / "a.parquet", tokenizer=tokenizer) == [wanted]
+    (tmp_path / "a.json").write_text(json.dumps([row]))
+    assert load_pairs(tmp_path / "a.json", tokenizer=tokenizer) == [wanted]
+
+
+def test_prompt_and_answer_join_to_what_the_template_writes(tokenizer):
+    talk = [{"role": "system", "content": "be kind"}, user("a"), said("b"), user("c")]
+    [pair] = load_pairs([{"chosen": [*talk, said("d"), user("e"), said("f")], "rejected": [*talk, said("g")]}], tokenizer=tokenizer)
+    whole = tokenizer.apply_chat_template([*talk, said("d"), user("e"), said("f")], tokenize=False)
+    assert "<s>" + pair["prompt"] + pair["chosen"] + "</s>" == whole
+    assert pair["prompt"].endswith("<|user|>c<|assistant|>") and pair["rejected"] == "g"
+
+
+def test_a_template_whose_opening_of_the_answer_is_another():
+    "Some write a thinking mark where an answer is asked for, and none where one stands: then the prompt ends before the answer's opening."
+    thinking = fuzz.tokenizer()
+    thinking.chat_template = fuzz.TEMPLATE.replace("<|assistant|>", "<|assistant|><think>")
+    [pair] = load_pairs([([user("q"), said("x")], [user("q"), said("y")])], tokenizer=thinking)
+    assert pair == {"prompt": "<|user|>q", "chosen": "<|assistant|>x", "rejected": "<|assistant|>y"}
+    thinking.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert refused(lambda: load_pairs([([user("q"), said("x")], [user("q"), said("y")])], tokenizer=thinking), "cannot be parted").reason == "template"
+
+
+def test_conversations_need_a_template():
+    bare = bpe_tokenizer(["a"], 270)
+    for on_error in ("raise", "skip"):  # no row's fault
+        refused(partial(load_prompts, [[user("q")]], on_error=on_error), "row 0 is a conversation: pass tokenizer=")
+        refused(partial(load_prompts, [[user("q")]], tokenizer=bare, on_error=on_error), "no chat template")
+
+
+def test_dialogues_in_one_string():
+    "As in hh-rlhf: Human and Assistant by turns; the prompt is what both share up to the answer in which they differ."
+    head = "\n\nHuman: hi\n\nAssistant: Hello.\n\nHuman: a joke?\n\nAssistant:"
+    row = {"chosen": head + " Goose walks in.", "rejected": head + " Go away.\n\nHuman: why?\n\nAssistant: So."}
+    assert load_pairs([row]) == [{"prompt": head, "chosen": " Goose walks in.", "rejected": " Go away.\n\nHuman: why?\n\nAssistant: So."}]
+    assert load_prompts([row]) == [head]
+    assert load_pairs([{"chosen": "Human error", "rejected": "Human kindness"}])[0]["prompt"] == ""
+    refused(lambda: load_pairs([{"chosen": head, "rejected": head + " x"}]), "chosen is empty")
