@@ -1,4 +1,8 @@
 """Every family against its own rows alone, unpadded, through its own forward; and what is refused, by name."""
+import ast
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -232,3 +236,35 @@ def test_what_the_config_does_not_explain_is_not_imitated():
 def test_a_config_that_promises_what_the_model_does_not_do():
     model = T.LlamaForCausalLM(T.LlamaConfig(**ROTARY, logit_scale=.5, final_logit_softcapping=2.))
     assert linear_head(model)[2:] == (1., None) and plain_head(model) is model.lm_head
+
+
+# --- code that comes with a model is not run ---
+
+root = Path(__file__).parents[2]
+
+
+def test_remote_code_is_asked_for_nowhere():
+    for path in [*(root / "instruct_goose").rglob("*.py"), *(root / "nbs").rglob("*.ipynb")]:
+        text = path.read_text("utf-8")
+        assert not re.search(r"trust_remote_code\s*=(?!\s*False)|[\"']trust_remote_code\\?[\"']\s*:", text), path.name
+
+
+def loads_of(source: str) -> list[tuple[int, bool]]:
+    "Line of each `X.from_pretrained` of transformers, and whether it is a call with trust_remote_code=False written in it."
+    tree, found = ast.parse(source), []
+    calls = {id(n.func): n for n in ast.walk(tree) if isinstance(n, ast.Call)}
+    for n in ast.walk(tree):
+        if not (isinstance(n, ast.Attribute) and n.attr == "from_pretrained"): continue
+        if isinstance(n.value, ast.Name) and n.value.id in ("Agent", "RewardModel"): continue  # ours, and they come to the others
+        given = {k.arg: k.value for k in calls[id(n)].keywords} if id(n) in calls else {}
+        said = given.get("trust_remote_code")
+        found.append((n.lineno, isinstance(said, ast.Constant) and said.value is False))
+    return sorted(found)
+
+
+def test_every_load_says_that_remote_code_is_not_trusted():
+    assert loads_of("A.from_pretrained(x)\nload = B.from_pretrained\nC.from_pretrained(x, **read)\nAgent.from_pretrained(x)\n"
+                    "D.from_pretrained(x, trust_remote_code=no)\nE.from_pretrained(x, trust_remote_code=False)") == [
+                        (1, False), (2, False), (3, False), (5, False), (6, True)]
+    loads = {f"{path.name}, line {line}": said for path in (root / "instruct_goose").rglob("*.py") for line, said in loads_of(path.read_text("utf-8"))}
+    assert len(loads) >= 10 and all(loads.values()), [place for place, said in loads.items() if not said]
