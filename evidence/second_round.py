@@ -251,7 +251,7 @@ def foreign(n: int = 200, seed: int = 0) -> dict:
     "Files and directories of other people, some with names close to ours, before a run is opened and after it has saved."
     import torch
 
-    from instruct_goose.runs.resume import Keeper
+    from instruct_goose.runs.resume import CheckpointManager
 
     counts, r = Counter(), random.Random(seed)
     stems = [".config.json.swp", ".notes.json.bak", ".summary.json~", ".metrics.jsonl.", ".config.json.12x", ".writing-", ".writing-x", ".removing-checkpoint-1", ".removing-me", "checkpoint-12",
@@ -266,9 +266,9 @@ def foreign(n: int = 200, seed: int = 0) -> dict:
             path.write_text(str(r.random()), "utf-8")
             made[path] = path.read_text("utf-8")
         try:
-            with Keeper(run, {"lr": 1}, 4, every=1, keep=1) as keeper:
+            with CheckpointManager(run, {"lr": 1}, 4, every=1, keep=1) as keeper:
                 stage = keeper.stage("ppo")
-                for at in (1, 2, 3): stage.reached(at, 4, lambda: ({"w": torch.ones(2)}, {}))
+                for at in (1, 2, 3): stage.after_step(at, 4, lambda: ({"w": torch.ones(2)}, {}))
         except Exception as e: counts[f"wrong: {type(e).__name__}"] += 1
         else: counts["all still there" if all(p.exists() and p.read_text("utf-8") == text for p, text in made.items()) else "wrong: one is gone"] += 1
         shutil.rmtree(run)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..models.adapters import has_adapters
 from ..models.agent import Agent
@@ -187,7 +188,7 @@ def put_weights(
 def rescued(
     trainer: Any, # whose last iteration may be half done
     tensors: Mapping[str, Tensor], record: Mapping, # its last whole state
-) -> nn.Module: # the policy, of this state
+) -> PreTrainedModel: # the policy, of this state
     "Nothing is asked of other processes, which may have gone: pieces stay as they are."
     if is_sharded(trainer.agent):
         return plain(trainer.agent, part(tensors, "model")).model

@@ -29,9 +29,9 @@ from .plan import load_config, memory_parts, memory_table, spread_of
 from .settings import as_yaml, need_adapters, own_model, OwnRun, refuse_used
 from ..runs.checkpoints import read_json
 from ..runs.evaluation import held_out_answers, plot_metrics, text_table
-from ..runs.resume import Keeper, MAIN, Stage
+from ..runs.resume import CheckpointManager, MAIN, Stage
 from ..runs.run_directory import (
-    append_jsonl, Clock, cut, finished_run, json_line, model_card, open_run, save_model,
+    append_jsonl, abbreviated, Clock, finished_run, json_line, model_card, open_run, save_model,
     settings_of, summary_of_training, train_policy, versions, write_json, write_whole)
 from ..runs.trackers import need_tracker, Track, TrackEvery
 from ..supervised.dpo import pair_rows, row_logprobs, train_dpo
@@ -376,7 +376,7 @@ def run_train(
         return _train(config, found, out, keeper)
 
 # %% ../../nbs/learn/23_your_own.ipynb #4cfe62ec
-def _train(config: TrainConfig, found: Found, out: Path, keeper: Keeper) -> dict:
+def _train(config: TrainConfig, found: Found, out: Path, keeper: CheckpointManager) -> dict:
     model, tokenizer = own_model(found.place, config), found.tokenizer
     if found.demos:
         texts, prompts = found.demos
@@ -403,7 +403,7 @@ def _train(config: TrainConfig, found: Found, out: Path, keeper: Keeper) -> dict
     summary["config"] = {"algorithm": config.algorithm} | settings_of(config)
     write_whole(out / "policy" / "README.md", model_card(summary))
     table = text_table(["prompt", "before", "after"],
-                       [[cut(x) for x in row] for row in zip(*before[:2], after[1])])
+                       [[abbreviated(x) for x in row] for row in zip(*before[:2], after[1])])
     title = f"# {kind.capitalize()} prompts, before and after"
     write_whole(out / "samples.md", f"{title}\n\n{table}\n")
     write_json(out / "summary.json", summary)

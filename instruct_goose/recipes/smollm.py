@@ -32,7 +32,7 @@ from ..runs.evaluation import (
 from ..supervised.fit import one_seed, torch_threads
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #84593c66
-from ..runs.resume import MAIN, Keeper
+from ..runs.resume import MAIN, CheckpointManager
 from ..training.rewards import completion_texts
 from ..training.rollout import Rollout
 from ..runs.run_directory import (
@@ -104,7 +104,7 @@ def recipe_settings(
 def run_task(
     name: str, # of the run
     config: RecipeConfig,
-    task: Task | Callable[[Path, Keeper], tuple[Task, dict]], # or what makes it in the directory
+    task: Task | Callable[[Path, CheckpointManager], tuple[Task, dict]], # or what makes it in the directory
 ) -> dict: # the summary, as written to summary.json
     """A recipe from the model to the table, in a run directory; or, with `resume`, the rest of it.
     Raises ImportError without the model's package, and what `open_run` raises."""

@@ -37,7 +37,7 @@ from .smollm_sentiment import distinct_pairs
 from .stages import beginnings
 from ..runs.checkpoints import read_json
 from ..runs.evaluation import text_table
-from ..runs.resume import Keeper
+from ..runs.resume import CheckpointManager
 from ..runs.run_directory import write_json
 from ..supervised.fit import batches, fit, one_seed
 from ..training.config import Count, Limit, Positive
@@ -247,7 +247,7 @@ def words_of(data: RatedData) -> list[str]: # for the stand-in
 
 # %% ../../nbs/guides/smollm_reviews.ipynb #5abf85fd
 def make_judges(
-    config: RatedConfig, data: RatedData, out: Path, keeper: Keeper,
+    config: RatedConfig, data: RatedData, out: Path, keeper: CheckpointManager,
 ) -> tuple[dict[str, Judge], dict]: # proxy and other_half; what is known of them
     "Train them, or read them from `config.judges`; judges/ holds them afterwards."
     lm: Any
@@ -311,7 +311,7 @@ def compare(
 
 # %% ../../nbs/guides/smollm_reviews.ipynb #0448f62e
 def prepare(
-    config: RatedConfig, out: Path, keeper: Keeper,
+    config: RatedConfig, out: Path, keeper: CheckpointManager,
 ) -> tuple[Task, dict]: # the task of PPO; what goes into the summary
     "All that comes before PPO."
     data = read_data(config)

@@ -19,7 +19,7 @@ import torch
 from ..models.reward_model import RewardModel
 from ..runs.evaluation import best_of_n, ended, text_table, write
 from ..supervised.fit import one_seed
-from ..runs.resume import Keeper, Stage
+from ..runs.resume import CheckpointManager, Stage
 from ..training.rollout import Rollout
 from ..runs.run_directory import settings_of, versions, write_json
 from ..supervised.sft import train_lm
@@ -125,7 +125,7 @@ def side_by_side(
 # %% ../../nbs/reference/recipes/stages.ipynb #2465005a
 def summary_of(
     config: Any,          # a dataclass with `algorithm`, `seed` and `threads`
-    keeper: Keeper,       # of the whole run
+    keeper: CheckpointManager,       # of the whole run
     trainer: RLHFTrainer, # as `train_policy` left it
     **found: Any,         # what the run itself has found
 ) -> dict: # for summary.json

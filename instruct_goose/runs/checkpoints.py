@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,18 +38,28 @@ def save_checkpoint(
     the earlier checkpoints are untouched then. Raises ValueError for NaN or infinity there."""
     if keep < 1:
         raise ValueError(f"keep is {keep}: at least 1")
+    packed = safetensors.torch.save({k: x.detach().cpu().contiguous() for k, x in tensors.items()})
+    content = json.loads(json.dumps(record, allow_nan=False, default=str))
+    sums = {"tensors.safetensors": hashlib.sha256(packed).hexdigest(),
+            "record": _checksum(content)}
+    text = json.dumps({"format": FORMAT, "sha256": sums, "record": content}, ensure_ascii=False)
+    files = {"tensors.safetensors": packed, "record.json": f"{text}\n".encode()}
     directory = Path(directory)
-    files = _files(tensors, record)
-    with writing("the checkpoint", directory, lambda: _what_is_left(directory)):
+    last = checkpoints(directory)[-1:]
+    left = f"The last one, {last[0].name}, is untouched." if last else "There is none yet."
+    with writing("the checkpoint", directory, left):
         directory.mkdir(parents=True, exist_ok=True)
         with locked(directory, wait=True):
-            new = _save(directory, files)
+            new = _write_directory(directory, files)
             for old in checkpoints(directory)[:-keep]:
                 _remove(old)
     return new
 
+def _checksum(record: object) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
 # %% ../../nbs/reference/runs/checkpoints.ipynb #5c0a5fbd
-def _save(directory: Path, files: Mapping[str, bytes]) -> Path:
+def _write_directory(directory: Path, files: Mapping[str, bytes]) -> Path:
     clear_unfinished(directory)
     last = checkpoints(directory)[-1:]
     number = 1 + (int(last[0].name.split("-")[1]) if last else 0)
@@ -57,46 +67,22 @@ def _save(directory: Path, files: Mapping[str, bytes]) -> Path:
     try:
         beside.mkdir()
         for name, content in files.items():
-            _write(beside / name, content)
-        _sync(beside)
+            _write_file(beside / name, content)
+        _sync_directory(beside)
         beside.rename(new)
-        _sync(directory)
+        _sync_directory(directory)
     except OSError:
         shutil.rmtree(beside, ignore_errors=True)
         raise
     return new
 
-# %% ../../nbs/reference/runs/checkpoints.ipynb #ac53774b
-def checkpoints(
-    directory: str | Path,
-) -> list[Path]: # the oldest first; nothing is said of their health
-    "The checkpoints in a directory."
-    directory = Path(directory)
-    if not directory.is_dir():
-        return []
-    named = ((_NAME.fullmatch(p.name), p) for p in directory.iterdir())
-    return [p for _, p in sorted((int(m[1]), p) for m, p in named if m and p.is_dir())]
-
-def _files(tensors, record) -> dict[str, bytes]:
-    tensors = {k: x.detach().cpu().contiguous() for k, x in tensors.items()}
-    packed = safetensors.torch.save(tensors)
-    record = json.loads(json.dumps(record, allow_nan=False, default=str))
-    sums = {"tensors.safetensors": hashlib.sha256(packed).hexdigest(), "record": _sum_of(record)}
-    whole = {"format": FORMAT, "sha256": sums, "record": record}
-    text = json.dumps(whole, ensure_ascii=False, allow_nan=False) + "\n"
-    return {"tensors.safetensors": packed, "record.json": text.encode()}
-
-def _sum_of(record) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-# %% ../../nbs/reference/runs/checkpoints.ipynb #f5f66850
-def _write(path: Path, content: bytes) -> None:
+def _write_file(path: Path, content: bytes) -> None:
     with path.open("xb") as f:
         f.write(content)
         f.flush()
         os.fsync(f.fileno())
 
-def _sync(directory: Path) -> None:
+def _sync_directory(directory: Path) -> None:
     "A name is on the disk when its directory is. Windows cannot open one, and needs no telling."
     if os.name == "nt":
         return
@@ -106,6 +92,20 @@ def _sync(directory: Path) -> None:
     finally:
         os.close(handle)
 
+# %% ../../nbs/reference/runs/checkpoints.ipynb #ac53774b
+def checkpoints(
+    directory: str | Path,
+) -> list[Path]: # the oldest first, damaged ones among them
+    "The checkpoints in a directory."
+    directory = Path(directory)
+    if not directory.is_dir():
+        return []
+    named = ((_NAME.fullmatch(p.name), p) for p in directory.iterdir())
+    return [p for _, p in sorted((int(m[1]), p) for m, p in named if m and p.is_dir())]
+
+# %% ../../nbs/reference/runs/checkpoints.ipynb #f5f66850
+_UNFINISHED = re.compile(r"\.writing-\d+|\.removing-checkpoint-\d{6,}")
+
 def _remove(path: Path) -> None:
     "First the name, in one step, then the files: nobody finds half a checkpoint."
     gone = path.with_name(f".removing-{path.name}")
@@ -114,9 +114,6 @@ def _remove(path: Path) -> None:
     except OSError:
         return  # a checkpoint too many does no harm
     shutil.rmtree(gone, ignore_errors=True)
-
-# %% ../../nbs/reference/runs/checkpoints.ipynb #65b73561
-_UNFINISHED = re.compile(r"\.writing-\d+|\.removing-checkpoint-\d{6,}")
 
 def clear_unfinished(directory: Path) -> None:
     "Remove what a process left that was killed in `save_checkpoint`; nothing of any other name."
@@ -150,39 +147,28 @@ def locked(
         os.close(handle)
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #6bda775f
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_TOO_LARGE = "raise the limit on the size of files (ulimit -f), or take another file system"
+_CURES = {
+    errno.ENOSPC: "free some space", errno.EDQUOT: "free some space",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or take another file system"}
 
 @contextmanager
 def writing(
-    what: str,               # the model, …
+    what: str,       # the model, …
     place: str | Path,
-    left: Callable[[], str] = lambda: "", # what is there all the same, in a sentence
+    left: str = "",  # what is there all the same, in a sentence
 ) -> Iterator[None]:
     """Around everything that writes. Raises OSError, saying what to do, for whatever the system
     refuses to write, also where safetensors and tokenizers wrap it in errors of their own."""
     try:
         yield
     except Exception as e:
-        number = e.errno if isinstance(e, OSError) else _os_error(e)
+        wrapped = re.search(r"\(os error (\d+)\)", str(e))  # by libraries written in Rust
+        number = e.errno if isinstance(e, OSError) else wrapped and int(wrapped[1])
         if number is None:
             raise
-        cure = "make the directory writable, or take another"
-        if number in _FULL:
-            cure = "free some space"
-        if number == errno.EFBIG:
-            cure = _TOO_LARGE
-        raise OSError(number, f"{what} could not be written: {os.strerror(number)}.{left()} "
-                      f"To mend it, {cure}", str(place)) from e
-
-# %% ../../nbs/reference/runs/checkpoints.ipynb #65a89108
-def _os_error(e: Exception) -> int | None: # as the libraries written in Rust say it
-    said = re.search(r"\(os error (\d+)\)", str(e))
-    return int(said[1]) if said else None
-
-def _what_is_left(directory: Path) -> str:
-    whole = checkpoints(directory)
-    return f" The last one, {whole[-1].name}, is untouched." if whole else " There is none yet."
+        cure = _CURES.get(number, "make the directory writable, or take another")
+        raise OSError(number, f"{what} could not be written: {os.strerror(number)}. {left}"
+                      f"{' ' * bool(left)}To mend it, {cure}", str(place)) from e
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #3ad3cab9
 LARGEST = 2**28 # bytes of a JSON file
@@ -228,43 +214,28 @@ def load_checkpoint(
     """Read a checkpoint. Raises ValueError saying what is wrong with one that is not, byte for
     byte, as it was written."""
     path = Path(path)
-    record, expected = _read_record(path)
     file = path / "tensors.safetensors"
     try:
-        with file.open("rb") as f:
-            found = hashlib.file_digest(f, "sha256").hexdigest()
-        if found != expected:
-            size = file.stat().st_size
-            raise _damaged(path, f"tensors.safetensors, {size:,} bytes, is not what was written")
-        return safetensors.torch.load_file(file), record
-    except (FileNotFoundError, IsADirectoryError):
-        raise _damaged(path, "tensors.safetensors is missing") from None
-    except (safetensors.SafetensorError, KeyError):
-        raise _damaged(path, "tensors.safetensors holds no tensors") from None
-
-# %% ../../nbs/reference/runs/checkpoints.ipynb #4ad8c116
-def _read_record(path: Path) -> tuple[dict, str]: # and the checksum of the tensors
-    try:
         whole = read_json(path / "record.json", "its record", "remove it, or take another")
-    except FileNotFoundError:
-        raise _damaged(path, "record.json is missing") from None
+        if whole.get("format") != FORMAT:
+            raise ValueError(f"it is no checkpoint of this version: record.json does not say "
+                             f"{FORMAT!r}")
+        sums, record = whole.get("sha256"), whole.get("record")
+        if not (isinstance(sums, dict) and isinstance(record, dict)
+                and sums.get("record") == _checksum(record)):
+            raise ValueError("record.json is not what was written")
+        with file.open("rb") as f:
+            if hashlib.file_digest(f, "sha256").hexdigest() != sums.get("tensors.safetensors"):
+                size = file.stat().st_size
+                raise ValueError(f"tensors.safetensors, {size:,} bytes, is not what was written")
+        return safetensors.torch.load_file(file), record
+    except (FileNotFoundError, IsADirectoryError) as e:
+        why = f"{Path(e.filename).name} is missing"
+    except (safetensors.SafetensorError, KeyError):
+        why = "tensors.safetensors holds no tensors"
     except ValueError as e:
-        raise ValueError(f"the checkpoint {path} is damaged: {e}") from None
-    if whole.get("format") == "instruct_goose checkpoint 1":
-        raise ValueError(f"{path} is no checkpoint of this version: an earlier one wrote it. "
-                         "Go on with that, or begin a new run in another directory")
-    if whole.get("format") != FORMAT:
-        raise ValueError(f"{path} is no checkpoint of this library: "
-                         f"record.json does not say {FORMAT!r}")
-    sums, record = whole.get("sha256"), whole.get("record")
-    if not isinstance(sums, dict) or not isinstance(record, dict):
-        raise _damaged(path, "record.json is not what was written")
-    if sums.get("record") != _sum_of(record):
-        raise _damaged(path, "record.json is not what was written")
-    return record, str(sums.get("tensors.safetensors"))
-
-def _damaged(path: Path, why: str) -> ValueError:
-    return ValueError(f"the checkpoint {path} is damaged: {why}. Remove it, or take another")
+        why = str(e)
+    raise ValueError(f"the checkpoint {path} is damaged: {why}. Remove it, or take another")
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #2471451a
 def newest_checkpoint(

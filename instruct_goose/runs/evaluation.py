@@ -23,7 +23,7 @@ from ..objective.kl import exact_kl
 from ..training.annotate import precision
 from ..training.checks import blaming
 from ..training.prompts import columns_of, encode_prompts, slices
-from ..training.rollout import Rollout, collect, complete, left_padded, sample
+from ..training.rollout import Rollout, complete, left_padded, sample
 from ..training.rollout import EVALUATION, generator as dice_of
 
 # %% ../../nbs/learn/19_evaluation.ipynb #8d996f6a
@@ -41,23 +41,15 @@ def write(
     """r ~ π(·|q) from the whole distribution: what evaluation and best-of-n are made from.
     Greedy: aₜ = argmax π(·|sₜ), the one answer where a question has one."""
     data, generator = PromptDataset(prompts, tokenizer), torch.Generator().manual_seed(seed)
+    policy, eos_id = model.model if isinstance(model, Agent) else model, tokenizer.eos_token_id
     items, parts = [data[i] for i in range(len(data))], []
-    eos_id: Any = tokenizer.eos_token_id
     for i in range(0, len(items), batch_size):
         q = data.collate(items[i:i + batch_size])
-        asked: dict[str, Any] = dict(
-            query_ids=q["query_ids"], query_mask=q["query_mask"], max_new_tokens=max_new_tokens,
-            eos_id=eos_id, pad_id=data.pad_id)
-        parts.append(_likeliest(model, tokenizer, asked) if greedy else collect(
-            model, **asked, tokenizer=tokenizer, temperature=temperature, generator=generator))
+        ids, mask = left_padded(policy, q["query_ids"], q["query_mask"])
+        responses = sample(policy, ids, mask, max_new_tokens, eos_id, data.pad_id, temperature,
+                           generator, greedy)
+        parts.append(complete(Rollout(ids, mask, *responses), tokenizer))
     return one_rollout(parts)
-
-# %% ../../nbs/learn/19_evaluation.ipynb #b61edda3
-def _likeliest(model: Any, tokenizer: Any, asked: dict[str, Any]) -> Rollout:
-    policy = model.model if isinstance(model, Agent) else model
-    ids, mask = left_padded(policy, asked["query_ids"], asked["query_mask"])
-    asked = asked | dict(query_ids=ids, query_mask=mask)
-    return complete(Rollout(ids, mask, *sample(policy, **asked, greedy=True)), tokenizer)
 
 # %% ../../nbs/learn/19_evaluation.ipynb #3d397eef
 def one_rollout(parts: Sequence[Rollout]) -> Rollout:

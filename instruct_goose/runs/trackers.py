@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STEP_OF', 'COLUMNS', 'TRACKERS', 'Track', 'TrackEvery', 'step_of', 'by_step', 'Tracker', 'some_texts', 'package',
-           'TensorBoard', 'WandB', 'Trackio', 'plain', 'identity', 'need_tracker', 'tracked']
+           'TensorBoard', 'WandB', 'Trackio', 'as_json', 'identity', 'need_tracker', 'tracked']
 
 # %% ../../nbs/guides/trackers.ipynb #5dfa9d3d
 import importlib
@@ -74,22 +74,20 @@ class Tracker(Callback):
         "Write what is left."
 
     def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> None:
-        if not is_first(): # of several processes one tells
+        if not is_first(): # one of several processes is enough
             return
         iteration = int(metrics["iteration"] or 0)
         if not self.is_open:
             self.run_dir.mkdir(parents=True, exist_ok=True)
-            self.settings = self.known(trainer) if self.settings is None else self.settings
+            if self.settings is None:
+                path = self.run_dir / "config.json"
+                known = json.loads(path.read_text("utf-8")) if path.exists() else None
+                self.settings = vars(trainer.config) if known is None else known
             self.open(iteration)
             self.is_open = True
         self.numbers(by_step(metrics), iteration)
         if self.every and iteration % self.every == 0:
             self.table(some_texts(rollout, self.rows), iteration)
-
-    def known(self, trainer: Any) -> dict[str, Any]:
-        "The run's own settings where it has written them down; else the trainer's."
-        path = self.run_dir / "config.json"
-        return json.loads(path.read_text("utf-8")) if path.exists() else vars(trainer.config)
 
     def close(self) -> None:
         "The run is over, or breaks off here."
@@ -100,7 +98,7 @@ class Tracker(Callback):
     def __enter__(self) -> "Tracker":
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 # %% ../../nbs/guides/trackers.ipynb #ef7b1a2d
@@ -125,7 +123,6 @@ class TensorBoard(Tracker):
     "Event files in run_dir/tensorboard. Raises ImportError without the package tensorboard."
 
     def open(self, iteration: int) -> None:
-        "Begin, or go on at this iteration."
         package("tensorboard")
         writer = package("torch.utils.tensorboard").SummaryWriter
         self.writer = writer(str(self.run_dir / "tensorboard"), purge_step=iteration)
@@ -133,17 +130,14 @@ class TensorBoard(Tracker):
         self.writer.add_text("settings", text_table(("setting", "value"), rows), iteration)
 
     def numbers(self, numbers: Mapping[str, float], iteration: int) -> None:
-        "Those of an iteration."
         for name, x in numbers.items():
             self.writer.add_scalar(name, x, iteration)
         self.writer.flush()
 
     def table(self, rows: Sequence[Sequence], iteration: int) -> None:
-        "A few responses."
         self.writer.add_text("samples", text_table(COLUMNS, rows), iteration)
 
     def shut(self) -> None:
-        "Write what is left."
         self.writer.close()
 
 # %% ../../nbs/guides/trackers.ipynb #c209f5d4
@@ -151,60 +145,41 @@ class WandB(Tracker):
     "A run of Weights & Biases, on or offline as WANDB_MODE says. Raises ImportError without it."
 
     def open(self, iteration: int) -> None:
-        "Begin, or go on at this iteration."
-        self.wandb = package("wandb")
-        self.run = self.wandb.init(
+        self.module = package("wandb")
+        self.run = self.module.init(
             project="instruct_goose", name=self.run_dir.name, dir=str(self.run_dir),
-            config=plain(self.settings), id=identity(self.run_dir), resume="allow")
+            config=as_json(self.settings), id=identity(self.run_dir), resume="allow")
 
     def numbers(self, numbers: Mapping[str, float], iteration: int) -> None:
-        "Those of an iteration."
         self.run.log(dict(numbers), step=iteration)
 
     def table(self, rows: Sequence[Sequence], iteration: int) -> None:
-        "A few responses."
-        table = self.wandb.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
+        table = self.module.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
         self.run.log({"samples": table}, step=iteration)
 
     def shut(self) -> None:
-        "Write what is left."
         self.run.finish()
 
 # %% ../../nbs/guides/trackers.ipynb #4931a8e4
-class Trackio(Tracker):
-    "A run in trackio's database, under TRACKIO_DIR. Raises ImportError without the package."
+class Trackio(WandB):
+    """A run in trackio's database, under TRACKIO_DIR, by the same calls. Raises ImportError
+    without the package."""
 
     def open(self, iteration: int) -> None:
-        "Begin, or go on at this iteration."
-        self.trackio = package("trackio")
-        self.trackio.init(project="instruct_goose", config=plain(self.settings), resume="allow",
-                          name=f"{self.run_dir.name}-{identity(self.run_dir)}")
-
-    def numbers(self, numbers: Mapping[str, float], iteration: int) -> None:
-        "Those of an iteration."
-        self.trackio.log(dict(numbers), step=iteration)
-
-    def table(self, rows: Sequence[Sequence], iteration: int) -> None:
-        "A few responses."
-        table = self.trackio.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
-        self.trackio.log({"samples": table}, step=iteration)
-
-    def shut(self) -> None:
-        "Write what is left."
-        self.trackio.finish()
+        self.run = self.module = package("trackio")
+        self.module.init(project="instruct_goose", config=as_json(self.settings), resume="allow",
+                         name=f"{self.run_dir.name}-{identity(self.run_dir)}")
 
 TRACKERS: dict[str, type[Tracker]] = {
     "tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
 
-# %% ../../nbs/guides/trackers.ipynb #006b555d
 Track = Annotated[str, OneOf(TRACKERS)] | None # a setting that names one; None: no tracker
 TrackEvery = Annotated[int, Limit(0)] # iterations between its tables of texts; 0: none
 
 # %% ../../nbs/guides/trackers.ipynb #0a788603
-def plain(settings: Mapping | None) -> dict[str, Any]:
-    "As JSON has them."
-    kept = (str, int, float, bool, type(None))
-    return {k: x if isinstance(x, kept) else str(x) for k, x in dict(settings or {}).items()}
+def as_json(settings: Mapping | None) -> dict[str, Any]:
+    "Settings as JSON has them; what it lacks becomes text."
+    return json.loads(json.dumps(dict(settings or {}), default=str))
 
 def identity(run_dir: Path) -> str:
     "One for each run directory, the same when the run goes on."
@@ -224,19 +199,18 @@ def need_tracker(name: str | None) -> None: # a key of TRACKERS; None: no tracke
 # %% ../../nbs/guides/trackers.ipynb #0df64c62
 @contextmanager
 def tracked(
-    trainer: Any,
+    callbacks: list[Callback], # of a trainer
     name: str | None, # a key of TRACKERS; None: nothing is done
     run_dir: str | Path,
-    settings: Mapping | None = None, # None: config.json's, or the trainer's
     every: int = 10,  # iterations between tables of texts; 0: none
 ) -> Iterator[None]:
-    "In the block the trainer has that tracker among its callbacks."
+    "In the block that tracker is among the callbacks."
     if name is None:
         yield
         return
-    with TRACKERS[name](run_dir, settings, every) as tracker:
-        trainer.callbacks.append(tracker)
+    with TRACKERS[name](run_dir, every=every) as tracker:
+        callbacks.append(tracker)
         try:
             yield
         finally:
-            trainer.callbacks.remove(tracker)
+            callbacks.remove(tracker)

@@ -168,7 +168,8 @@ class TrainerTools(Answering):
         errors of `run_dir.train_in`: held_out, save_every, keep, resume, progress, samples."""
         from instruct_goose.runs.run_directory import train_in
 
-        return train_in(self, run_dir, prompts, reward_fn, **options)
+        trainer: Any = self
+        return train_in(trainer, run_dir, prompts, reward_fn, **options)
 
     def compute_loss(
         self,

@@ -225,13 +225,6 @@ def test_only_own_remains_are_removed(tmp_path):
     assert (target / "thesis").exists() and (tmp_path / ".writing-98").is_file()
 
 
-def test_a_checkpoint_of_the_first_format_is_named(tmp_path):
-    path = save_checkpoint(tmp_path, some(), RECORD)
-    whole = json.loads((path / "record.json").read_text("utf-8"))
-    (path / "record.json").write_text(json.dumps(whole | {"format": "instruct_goose checkpoint 1"}))
-    with pytest.raises(ValueError, match="an earlier one wrote it"): load_checkpoint(path)
-
-
 # ---------------------------------------------------------------- files that may hold anything
 
 ODD = {"empty": (b"", "it is empty"), "blank": (b" \n", "it is empty"), "list": (b"[]", "it holds \\[\\], where an object"), "null": (b"null", "it holds null"),

@@ -1,115 +1,103 @@
-"A run of several stages: what is kept, what ends it, what is removed, and who may be at work."
+"""A run goes on where it stopped, whatever stopped it, and ends with the very bytes of a run that was never stopped.
+
+First the manager alone; then the quickstart, through functions and in processes that are killed."""
 import errno
+import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
+from deep import deep, first
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from instruct_goose.cli.main import main
+from instruct_goose.recipes import quickstart
+from instruct_goose.recipes.quickstart import QuickstartConfig, run_quickstart
 from instruct_goose.runs import checkpoints as files
-from instruct_goose.runs.checkpoints import (
-    checkpoints,
-    load_checkpoint,
-    newest_checkpoint,
-    save_checkpoint,
-)
-from instruct_goose.runs.resume import Keeper, Terminated
+from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
+from instruct_goose.runs.resume import CheckpointManager, Terminated
+from instruct_goose.runs.run_directory import open_run
 
 
-def reach(keeper, name, at, of, **tensors): keeper.stage(name).reached(at, of, lambda: (tensors, {"at": at}))
+def step(manager, name, at, of, **tensors): manager.stage(name).after_step(at, of, lambda: (tensors, {"at": at}))
 
 
 def test_other_stages_are_saved_as_often(tmp_path):
-    keeper = Keeper(tmp_path, {}, steps=12, every=4, keep=100)
+    manager = CheckpointManager(tmp_path, {}, steps=12, every=4, keep=100)
     for of, expected in ((12, [4, 8, 12]), (30, [10, 20, 30]), (2, [1, 2])):
         saved = []
         for at in range(1, of + 1):
-            before = len(checkpoints(keeper.directory))
-            reach(keeper, "stage", at, of)
-            if len(checkpoints(keeper.directory)) > before: saved.append(at)
+            before = len(checkpoints(manager.directory))
+            step(manager, "stage", at, of)
+            if len(checkpoints(manager.directory)) > before: saved.append(at)
         assert saved == expected
 
 
 def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, capsys):
-    keeper, x = Keeper(tmp_path, {"lr": 1.}, steps=10), torch.zeros(2)
-    with pytest.raises(KeyboardInterrupt), keeper:
-        reach(keeper, "sft", 10, 10, w=torch.ones(1))
-        reach(keeper, "ppo", 3, 10, x=x)
+    manager, x = CheckpointManager(tmp_path, {"lr": 1.}, steps=10), torch.zeros(2)
+    with pytest.raises(KeyboardInterrupt), manager:
+        step(manager, "sft", 10, 10, w=torch.ones(1))
+        step(manager, "ppo", 3, 10, x=x)
         x += 1  # half a step
-        assert not checkpoints(keeper.directory)
+        assert not checkpoints(manager.directory)
         raise KeyboardInterrupt
     said = capsys.readouterr().err
     assert "after 3 of 10 steps of the stage 'ppo'" in said and f"--output-dir {tmp_path} --resume" in said
-    again = Keeper(tmp_path, {"lr": 1.}, steps=10)
+    again = CheckpointManager(tmp_path, {"lr": 1.}, steps=10)
     assert again.resume() == checkpoints(again.directory)[0] and again.resumed_from == 3
-    assert again.stage("ppo").found[0]["x"].tolist() == [0., 0.] and again.stage("sft").found[0]["w"].tolist() == [1.]
-    assert again.stage("sft").found[1] == {"at": 10} and again.stage("baselines").found is None
+    assert again.stage("ppo").saved[0]["x"].tolist() == [0., 0.] and again.stage("sft").saved[0]["w"].tolist() == [1.]
+    assert again.stage("sft").saved[1] == {"at": 10} and again.stage("baselines").saved is None
     assert again.save() is None  # it is there already
-    with pytest.raises(ValueError, match="lr was 1.0 and is 2.0"): Keeper(tmp_path, {"lr": 2.}, steps=10).resume()
+    with pytest.raises(ValueError, match="lr was 1.0 and is 2.0"): CheckpointManager(tmp_path, {"lr": 2.}, steps=10).resume()
 
 
 def test_seconds_add_up(tmp_path):
     class Clock:
         def read(self): return {"wall_seconds": 2.5}
-    first = Keeper(tmp_path, {}, steps=1, every=1, clock=Clock())
-    reach(first, "a", 1, 1)
-    second = Keeper(tmp_path, {}, steps=1, clock=Clock())
+    step(CheckpointManager(tmp_path, {}, steps=1, every=1, clock=Clock()), "a", 1, 1)
+    second = CheckpointManager(tmp_path, {}, steps=1, clock=Clock())
     second.resume()
     assert second.seconds() == {"wall_seconds": 5.} and second.resumed_from == "a"
 
 
 def test_one_process_at_a_time(tmp_path):
     pytest.importorskip("fcntl")
-    with Keeper(tmp_path, {}, steps=1):
-        with pytest.raises(BlockingIOError, match="another process is at work"), Keeper(tmp_path, {}, steps=1): pass
-    with Keeper(tmp_path, {}, steps=1): pass
+    with CheckpointManager(tmp_path, {}, steps=1):
+        with pytest.raises(BlockingIOError), CheckpointManager(tmp_path, {}, steps=1): pass
+    with CheckpointManager(tmp_path, {}, steps=1): pass
 
 
-def test_a_disk_that_is_full_does_not_hide_why_the_run_stopped(tmp_path, monkeypatch, capsys):
-    keeper = Keeper(tmp_path, {}, steps=10)
-    def full(*_): raise OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(ZeroDivisionError), keeper:
-        reach(keeper, "ppo", 3, 10)
+def full(*_): raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("patch, record, says", [((files.os, "fsync", full), {}, "No space left"), (None, {"loss": float("nan")}, "JSON")])
+def test_what_fails_while_saving_does_not_hide_why_the_run_stopped(tmp_path, monkeypatch, capsys, patch, record, says):
+    if patch: monkeypatch.setattr(*patch)
+    with pytest.raises(ZeroDivisionError), CheckpointManager(tmp_path, {}, steps=10) as manager:
+        manager.stage("ppo").after_step(3, 10, lambda: ({}, record))
         raise ZeroDivisionError
     said = capsys.readouterr().err
-    assert "No space left on device" in said and "holds nothing to go on from" in said
+    assert says in said and "holds nothing to go on from" in said
 
-
-def test_ctrl_c_pressed_again_does_not_break_off_the_saving(tmp_path, monkeypatch):
-    write = files._write
-
-    def pressed_again(path, content):
-        signal.raise_signal(signal.SIGINT)
-        write(path, content)
-
-    monkeypatch.setattr(files, "_write", pressed_again)
-    hears = signal.getsignal(signal.SIGINT)
-    keeper = Keeper(tmp_path, {}, steps=3)
-    with pytest.raises(KeyboardInterrupt, match="the first"), keeper:
-        keeper.stage("ppo").reached(1, 3, lambda: ({"x": torch.ones(3)}, {}))
-        raise KeyboardInterrupt("the first")
-    assert load_checkpoint(newest_checkpoint(tmp_path / "checkpoints"))[1]["place"] == ["ppo", 1, 3]
-    assert signal.getsignal(signal.SIGINT) is hears
-
-
-def test_a_failure_of_any_kind_does_not_hide_why_the_run_stopped(tmp_path, capsys):
-    keeper = Keeper(tmp_path, {}, steps=10)
-    with pytest.raises(ZeroDivisionError), keeper:
-        keeper.stage("ppo").reached(1, 10, lambda: ({}, {"loss": float("nan")}))
-        raise ZeroDivisionError
-    assert "JSON" in capsys.readouterr().err
-
-
-# ---------------------------------------------------------------- signals
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_each_signal_saves(tmp_path, number, capsys):
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt) as e, Keeper(tmp_path, {}, steps=5) as keeper:
-        reach(keeper, "ppo", 2, 5, x=torch.ones(1))
+def test_each_signal_saves_and_a_second_one_does_not_break_off_the_saving(tmp_path, monkeypatch, number, capsys):
+    before, write = signal.getsignal(number), files._write_file
+    def again(path, content):
+        signal.raise_signal(number)
+        write(path, content)
+    with pytest.raises(KeyboardInterrupt) as e, CheckpointManager(tmp_path, {}, steps=5) as manager:
+        step(manager, "ppo", 2, 5, x=torch.ones(1))
+        monkeypatch.setattr(files, "_write_file", again)
         os.kill(os.getpid(), number)
         pytest.fail("the signal came to nothing")
     assert isinstance(e.value, Terminated) == (number != signal.SIGINT) and getattr(e.value, "signum", number) == number
@@ -118,64 +106,39 @@ def test_each_signal_saves(tmp_path, number, capsys):
 
 
 def test_a_signal_that_somebody_swallows_is_raised_again_after_the_step(tmp_path):
-    with pytest.raises(Terminated, match="SIGTERM"), Keeper(tmp_path, {}, steps=5) as keeper:
+    with pytest.raises(Terminated, match="SIGTERM"), CheckpointManager(tmp_path, {}, steps=5) as manager:
         try: os.kill(os.getpid(), signal.SIGTERM)
         except BaseException: pass
-        reach(keeper, "ppo", 3, 5)
+        step(manager, "ppo", 3, 5)
         pytest.fail("it was forgotten")
     assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1])[1]["place"] == ["ppo", 3, 5]
 
 
 def test_signals_that_have_an_answer_keep_it(tmp_path):
-    heard = []
-    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+    heard, before = [], {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
         signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
-        with Keeper(tmp_path, {}, steps=5) as keeper:
+        with CheckpointManager(tmp_path, {}, steps=5) as manager:
             for n in before: os.kill(os.getpid(), n)
-            reach(keeper, "ppo", 1, 5)
+            step(manager, "ppo", 1, 5)
         assert heard == [1] and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         for n, handler in before.items(): signal.signal(n, handler)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_second_signal_does_not_break_off_the_saving(tmp_path, monkeypatch, number):
-    write = files._write
-    def again(path, content):
-        signal.raise_signal(number)
-        write(path, content)
-    monkeypatch.setattr(files, "_write", again)
-    with pytest.raises(Terminated), Keeper(tmp_path, {}, steps=3) as keeper:
-        reach(keeper, "ppo", 1, 3)
-        os.kill(os.getpid(), number)
-    assert newest_checkpoint(tmp_path / "checkpoints")
-
-
-# ---------------------------------------------------------------- what is removed
-
 def test_only_its_own_names_are_removed(tmp_path):
     own = [".config.json.123", ".summary.json.9", ".metrics.jsonl.77"]
-    others = [".config.json.swp", ".notes.json.bak", ".notes.json.123", ".config.json.", ".config.json.12a", "x.config.json.1", ".config.jsonl.1.bak"]
+    others = [".config.json.swp", ".notes.json.123", ".config.json.", ".config.json.12a", "x.config.json.1", ".config.jsonl.1.bak"]
     for name in (*own, *others): (tmp_path / name).write_text("{")
-    for name in (".summary.json.4", ".metrics.jsonl.old"): (tmp_path / name).mkdir()  # a directory of such a name is somebody's
+    (tmp_path / ".summary.json.4").mkdir()  # a directory of such a name is somebody's
     (tmp_path / "thesis").write_text("mine"); (tmp_path / ".config.json.5").symlink_to(tmp_path / "thesis")
     shelf = tmp_path / "checkpoints"
     for name in (".writing-77", ".removing-checkpoint-000003", ".removing-mine"): (shelf / name / "deep").mkdir(parents=True)
-    with Keeper(tmp_path, {}, steps=1): pass
+    with CheckpointManager(tmp_path, {}, steps=1): pass
     assert not any((tmp_path / name).exists() for name in own) and all((tmp_path / name).exists() for name in others)
     assert (tmp_path / ".summary.json.4").is_dir() and (tmp_path / ".config.json.5").is_symlink() and (tmp_path / "thesis").exists()
     assert [p.name for p in shelf.iterdir()] == [".removing-mine"]
-
-
-# ---------------------------------------------------------------- what is resumed
-
-def whole_run(tmp_path):
-    keeper = Keeper(tmp_path, {"lr": 1.}, steps=4, every=1)
-    reach(keeper, "sft", 2, 2, w=torch.ones(2))
-    reach(keeper, "ppo", 1, 4, w=torch.zeros(2))
-    return load_checkpoint(newest_checkpoint(keeper.directory))
 
 
 CHANGES = [{"place": None}, {"place": ["ppo", 1]}, {"place": ["ppo", 1., 4]}, {"place": ["elsewhere", 1, 4]}, {"place": ["ppo", 0, 4]}, {"place": ["ppo", 5, 4]},
@@ -183,29 +146,28 @@ CHANGES = [{"place": None}, {"place": ["ppo", 1]}, {"place": ["ppo", 1., 4]}, {"
            {"seconds": {"wall_seconds": "x"}}, {"seconds": {"wall_seconds": -1}}, {"settings": None}, {"settings": []}]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_a_record_that_is_no_runs_is_named(tmp_path, change):
-    tensors, record = whole_run(tmp_path)
-    path = save_checkpoint(tmp_path / "checkpoints", tensors, record | change)
-    with pytest.raises(ValueError, match=f"{path} is not that of a run: .* in its record"): Keeper(tmp_path, {"lr": 1.}, steps=4).resume()
-    for name in change:
-        path = save_checkpoint(tmp_path / "checkpoints", tensors, {k: v for k, v in record.items() if k != name})
-        with pytest.raises(ValueError, match=f"{name} in its record is missing"): Keeper(tmp_path, {"lr": 1.}, steps=4).resume()
+def test_a_record_that_is_no_runs_is_named(tmp_path):
+    manager = CheckpointManager(tmp_path, {"lr": 1.}, steps=4, every=1)
+    step(manager, "sft", 2, 2, w=torch.ones(2))
+    step(manager, "ppo", 1, 4, w=torch.zeros(2))
+    tensors, record = load_checkpoint(newest_checkpoint(manager.directory))
+    for odd in (*(record | change for change in CHANGES), *({k: x for k, x in record.items() if k != name} for name in ("settings", "place", "seconds", "stages"))):
+        path = save_checkpoint(manager.directory, tensors, odd)
+        with pytest.raises(ValueError, match=f"{path} is not that of a run"): CheckpointManager(tmp_path, {"lr": 1.}, steps=4).resume()
 
-
-# ---------------------------------------------------------------- processes that are killed, and two at once
 
 def _work(run, steps):
-    keeper = Keeper(run, {}, steps=steps, every=1)
-    keeper.resume()
-    with keeper:
-        stage = keeper.stage("ppo")
-        total = stage.found[0]["total"].clone() if stage.found else torch.zeros(50_000, dtype=torch.float64)
-        for at in range(stage.found[1]["at"] if stage.found else 0, steps):
+    manager = CheckpointManager(run, {}, steps=steps, every=1)
+    manager.resume()
+    with manager:
+        stage = manager.stage("ppo")
+        total = stage.saved[0]["total"].clone() if stage.saved else torch.zeros(50_000, dtype=torch.float64)
+        for at in range(stage.saved[1]["at"] if stage.saved else 0, steps):
             total = total * 1.25 + at
-            stage.reached(at + 1, steps, lambda state=({"total": total}, {"at": at + 1}): state)
+            stage.after_step(at + 1, steps, lambda state=({"total": total}, {"at": at + 1}): state)
 
 
+@pytest.mark.deep
 def test_killed_at_random_moments_and_resumed(tmp_path):
     "One run, killed again and again, until it is done: what it ends with is what an undisturbed one ends with."
     context, steps, dice, longest = multiprocessing.get_context("fork"), 60, random.Random(), .2
@@ -219,14 +181,250 @@ def test_killed_at_random_moments_and_resumed(tmp_path):
     expected = torch.zeros(50_000, dtype=torch.float64)
     for at in range(steps): expected = expected * 1.25 + at
     assert load_checkpoint(newest_checkpoint(tmp_path / "checkpoints"))[0]["ppo/total"].equal(expected)
-    with Keeper(tmp_path, {}, steps=steps): pass
+    with CheckpointManager(tmp_path, {}, steps=steps): pass
     assert {p.name[:11] for p in (tmp_path / "checkpoints").iterdir()} == {"checkpoint-"} and not list(tmp_path.glob(".*"))
 
 
-def test_of_two_processes_one_is_refused(tmp_path):
-    context = multiprocessing.get_context("fork")
-    with Keeper(tmp_path, {}, steps=3):
-        child = context.Process(target=_work, args=(tmp_path, 3)); child.start(); child.join(60)
-        assert child.exitcode == 1 and not checkpoints(tmp_path / "checkpoints")
-    child = context.Process(target=_work, args=(tmp_path, 3)); child.start(); child.join(60)
-    assert child.exitcode == 0 and len(checkpoints(tmp_path / "checkpoints")) == 2
+# ---------------------------------------------------------------- the quickstart, small
+
+TINY = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=4, batch_size=16, eval_samples=32,
+            best_of=2, tune_steps=2, epochs=1, layers=1, hidden_size=16, progress=False)
+FLAGS = [x for k, v in TINY.items() if k != "progress" for x in (f"--{k.replace('_', '-')}", str(v))] + ["--no-progress"]
+
+
+def result(out):
+    "All that a run says, but for the time it took and where it was resumed from."
+    files = {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*.safetensors") if "checkpoints" not in p.parts}
+    log = [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+    summary = {k: v for k, v in json.loads((out / "summary.json").read_text("utf-8")).items() if "seconds" not in k and k != "resumed_from"}
+    return files, log, summary, (out / "samples.md").read_text("utf-8")
+
+
+def config(out, **settings): return QuickstartConfig(**TINY | {"output_dir": out} | settings)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    "A run that was never stopped, with every checkpoint that it made; and what it says. Plots and the shape checker, which draws from Python's generator, are off."
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quickstart, "plot_metrics", lambda *_: [])
+        patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+        out = tmp_path_factory.mktemp("whole") / "run"
+        assert run_quickstart(config(out, save_every=1, keep=1000))["resumed_from"] is None
+        yield out, result(out)
+
+
+def stopped_at(whole, out, n):
+    "The directory as it was when checkpoint n was the last, with the log some lines longer."
+    shutil.copytree(whole, out)
+    for path in checkpoints(out / "checkpoints")[n:]: shutil.rmtree(path)
+    for name in ("summary.json", "samples.md"): (out / name).unlink()
+    shutil.rmtree(out / "policy")
+    return out
+
+
+def places(out): return [tuple(load_checkpoint(p)[1]["place"]) for p in checkpoints(out / "checkpoints")]
+def stamps(out): return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in out.rglob("*") if p.is_file()}
+
+
+def test_every_stage_was_saved(whole):
+    assert places(whole[0]) == [("sft", n, 12) for n in (3, 6, 9, 12)] + [("reward model", n, 6) for n in range(1, 7)] \
+        + [("ppo", n, 4) for n in range(1, 5)] + [("baselines", n, 2) for n in (1, 2)]
+
+
+@pytest.mark.deep
+def test_saving_changes_nothing(whole, tmp_path):
+    run_quickstart(config(tmp_path / "run"))
+    assert result(tmp_path / "run") == whole[1]
+    assert not (tmp_path / "run/checkpoints").exists()  # off unless asked for
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("place, says", [(("sft", 6, 12), "sft"), (("sft", 12, 12), "sft"), (("reward model", 3, 6), "reward model"),
+                                         (("ppo", 3, 4), 3), (("ppo", 4, 4), 4), (("baselines", 1, 2), "baselines")], ids=str)
+def test_from_every_kind_of_place_it_ends_the_same(whole, tmp_path, place, says):
+    out = stopped_at(whole[0], tmp_path / "run", 1 + places(whole[0]).index(place))
+    assert run_quickstart(config(out, resume=True))["resumed_from"] == says and result(out) == whole[1]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_it_ends_the_same(whole, tmp_path, capsys):
+    out = stopped_at(whole[0], tmp_path / "run", 1 + places(whole[0]).index(("ppo", 3, 4)))
+    newest = checkpoints(out / "checkpoints")[-1] / "tensors.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    (out / "metrics.jsonl").write_text((out / "metrics.jsonl").read_text() + '{"iteration": 3, "rew')
+    assert run_quickstart(config(out, resume=True))["resumed_from"] == 2
+    assert "is damaged: tensors.safetensors" in capsys.readouterr().err and result(out) == whole[1]
+
+
+def test_a_finished_run_is_left_alone_and_other_settings_are_named(whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(quickstart, "make_data", lambda *_: pytest.fail("work was done"))
+    before = stamps(whole[0])
+    assert run_quickstart(config(whole[0], resume=True)) == json.loads((whole[0] / "summary.json").read_text("utf-8"))
+    with pytest.raises(ValueError, match="beta was 0.18 and is 0.5"): run_quickstart(config(whole[0], resume=True, beta=.5))
+    with pytest.raises(ValueError, match="steps was 4 and is 3"): run_quickstart(config(whole[0], resume=True, steps=3))
+    with pytest.raises(FileExistsError, match="already holds a run"): run_quickstart(config(whole[0]))
+    assert stamps(whole[0]) == before and "is finished: nothing to do" in capsys.readouterr().out
+    out = stopped_at(whole[0], tmp_path / "run", 5)
+    for _ in range(2):  # by config.json; and by the checkpoint alone
+        before = stamps(out)
+        with pytest.raises(ValueError, match="threads was 1 and is 2; sft_lr was 0.008 and is 0.01"):
+            run_quickstart(config(out, resume=True, sft_lr=.01, steps=5, threads=2))
+        assert stamps(out) == before
+        (out / "config.json").unlink(missing_ok=True)
+
+
+def test_nothing_saved_yet_starts_over(whole, tmp_path, capsys):
+    nowhere, empty, begun = tmp_path / "nowhere", tmp_path / "empty", tmp_path / "begun"
+    for out in (empty, begun): out.mkdir()
+    (empty / ".config.json.123").write_text("{")  # killed while writing it
+    shutil.copy(whole[0] / "config.json", begun); (begun / "metrics.jsonl").write_text('{"iteration": 0}\n')
+    for out in (nowhere, empty, begun):
+        assert open_run(config(out, resume=True), "quickstart")[0] == out and "starts over" in capsys.readouterr().out
+    (tmp_path / "foreign").mkdir(); (tmp_path / "foreign/thesis.tex").write_text("mine")
+    with pytest.raises(FileExistsError, match="already holds files"): run_quickstart(config(tmp_path / "foreign", resume=True))
+    assert (tmp_path / "foreign/thesis.tex").read_text() == "mine"
+
+
+def _raise(error): raise error
+
+
+STOPS = {"SIGTERM": (KeyboardInterrupt, lambda: os.kill(os.getpid(), signal.SIGTERM)), "Ctrl-C": (KeyboardInterrupt, lambda: _raise(KeyboardInterrupt())),
+         "error": (ZeroDivisionError, lambda: _raise(ZeroDivisionError())), "SIGHUP": (KeyboardInterrupt, lambda: os.kill(os.getpid(), signal.SIGHUP))}
+
+
+@pytest.mark.parametrize("error, stop", first(1, STOPS.values()))
+def test_half_an_iteration_is_not_kept(whole, tmp_path, error, stop, capsys):
+    out, real = tmp_path / "run", quickstart.make_trainer
+    def make(*args):
+        trainer = real(*args)
+        move, calls = trainer.optimizer.step, []
+        def interrupted(*args, **kwargs):
+            calls.append(1)
+            if len(calls) == 2 * 4 + 2: stop()  # four updates an iteration: in the middle of the third
+            return move(*args, **kwargs)
+        trainer.optimizer.step = interrupted
+        return trainer
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(error):
+        patch.setattr(quickstart, "make_trainer", make)
+        run_quickstart(config(out))
+    assert places(out) == [("ppo", 2, 4)] and f"--output-dir {out} --resume" in capsys.readouterr().err
+    if error is KeyboardInterrupt:  # what there is can be used
+        AutoModelForCausalLM.from_pretrained(out / "policy"), AutoTokenizer.from_pretrained(out / "policy")
+        main(["sample", str(out), "--n", "1"])
+    run_quickstart(config(out, resume=True))
+    assert result(out) == whole[1]
+
+
+@pytest.mark.deep
+def test_a_full_disk_stops_the_run_and_costs_nothing(whole, tmp_path, monkeypatch):
+    resource = pytest.importorskip("resource")
+    out = stopped_at(whole[0], tmp_path / "run", 1 + places(whole[0]).index(("ppo", 1, 4)))
+    limits, before, real = resource.getrlimit(resource.RLIMIT_FSIZE), stamps(out / "checkpoints"), quickstart.make_trainer
+    def make(*args):  # from here on no file may grow beyond 200 kB; a checkpoint has some MB
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+        return real(*args)
+    monkeypatch.setattr(quickstart, "make_trainer", make)
+    try:
+        with pytest.raises(OSError, match="the checkpoint could not be written: File too large.*is untouched"):
+            run_quickstart(config(out, resume=True, save_every=1, keep=1000))
+    finally: resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert stamps(out / "checkpoints") == before
+    monkeypatch.undo()
+    assert run_quickstart(config(out, resume=True))["resumed_from"] == 1 and result(out) == whole[1]
+
+
+# ---------------------------------------------------------------- real processes
+
+@pytest.fixture(scope="module")
+def process():
+    "Starts the command in a process of its own, forked from one that has imported everything: an import takes longer than the run."
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["instruct_goose.recipes.quickstart", "instruct_goose.recipes.real_reviews", "instruct_goose.cli.main",
+                                    "transformers.models.gpt2.modeling_gpt2", "transformers.models.auto.modeling_auto", "matplotlib.backends.backend_agg"])
+    def start(*argv):
+        child = context.Process(target=main, args=(["quickstart", *FLAGS, *argv],))
+        child.start()
+        return child
+    return start
+
+
+def ran(child):
+    child.join(1200)  # it ends long before, but on a busy machine
+    assert child.exitcode is not None
+    return child.exitcode
+
+
+@pytest.mark.parametrize("n", first(1, [1, 0, 2]))  # `make evidence` kills twenty
+def test_a_kill(whole, tmp_path, process, n):
+    longest, out = json.loads((whole[0] / "summary.json").read_text("utf-8"))["wall_seconds"], tmp_path / "run"
+    child, begun = process("--output-dir", str(out), "--save-every", "1"), time.monotonic()
+    while not (out / "config.json").exists() and time.monotonic() < begun + 60: time.sleep(.005)
+    moment = random.Random().uniform(n * longest / 3, (n + 1) * longest / 3)
+    child.join(moment)
+    child.kill()  # SIGKILL
+    assert ran(child) in (-signal.SIGKILL, 0)
+    last = places(out)[-1:]
+    assert ran(process("--output-dir", str(out), "--save-every", "1", "--resume")) == 0
+    print(f"killed after {moment:.2f} of about {longest:.2f} s, at {last}; {json.loads((out / 'summary.json').read_text('utf-8'))['resumed_from']=}")
+    assert result(out) == whole[1]
+    assert not [p for p in out.rglob(".*")]  # nothing half written is left
+
+
+PRESSED_IN_THE_SECOND_ITERATION = """
+import time
+from instruct_goose.recipes import quickstart
+from instruct_goose.cli.main import main
+real = quickstart.make_trainer
+
+def make(*args):
+    trainer = real(*args)
+    optimize = trainer.optimize
+    def wait(*args, **kwargs):
+        if trainer.iteration == 1:
+            print("waiting for the key", flush=True)
+            time.sleep(600)
+        return optimize(*args, **kwargs)
+    trainer.optimize = wait
+    return trainer
+
+quickstart.make_trainer = make
+main()
+"""
+
+
+@pytest.mark.deep
+def test_ctrl_c(whole, tmp_path, process):
+    "The real command, in the shell's way: SIGINT, exit status 130. It waits for the key at a known place, so no clock is raced."
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", PRESSED_IN_THE_SECOND_ITERATION, "quickstart", *FLAGS, "--output-dir", str(out)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    assert any("waiting for the key" in line for line in child.stdout), child.communicate()[1]
+    child.send_signal(signal.SIGINT)
+    _, error = child.communicate()
+    assert child.returncode == 130, error
+    assert f"--output-dir {out} --resume" in error and "Traceback" not in error
+    assert places(out) == [("ppo", 1, 4)]
+    assert ran(process("--output-dir", str(out), "--resume")) == 0 and result(out) == whole[1]
+
+
+# ---------------------------------------------------------------- a run is made longer
+
+@pytest.mark.parametrize("finished", [True, deep(False)])
+def test_a_run_is_made_longer(whole, tmp_path, finished):
+    "The quickstart's learning rate falls to 0, so it is told that the rate jumps; SFT and reward model are not trained again."
+    out = tmp_path / "run"
+    if finished: shutil.copytree(whole[0], out)
+    else: stopped_at(whole[0], out, 1 + places(whole[0]).index(("ppo", 3, 4)))
+    summary, log = run_quickstart(config(out, resume=True, steps=6)), result(out)[1]
+    assert log[:3] == whole[1][1][:3] and [m["iteration"] for m in log] == list(range(6)) and summary["config"]["steps"] == 6
+    assert result(out)[0].keys() == whole[1][0].keys() and result(out)[0]["sft/model.safetensors"] == whole[1][0]["sft/model.safetensors"]
+    assert run_quickstart(config(out, resume=True, steps=6)) == summary
+
+
+def test_a_run_that_kept_nothing_cannot_be_made_longer(tmp_path):
+    out, more = tmp_path / "run", dict(baselines=False, sft_steps=2, rm_steps=2)
+    run_quickstart(config(out, steps=1, **more))
+    before = stamps(out)
+    with pytest.raises(ValueError, match="kept no checkpoint.*run/policy"): run_quickstart(config(out, steps=2, resume=True, **more))
+    assert stamps(out) == before

@@ -143,13 +143,12 @@ def test_a_card_says_what_was_done_and_nothing_of_the_machine(base, named):
 
 
 def test_the_hub_is_given_policy_and_card(tmp_path, monkeypatch):
-    import huggingface_hub
     seen = []
     class Api:
         def __init__(self, token=None): seen.append(token)
         def create_repo(self, *args, **options): seen.append((args, options)); return "https://hub/me/x"
         def upload_folder(self, **options): seen.append(options)
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr("instruct_goose.runs.run_directory.HfApi", Api)
     with pytest.raises(FileNotFoundError, match="no policy with a card"): push_to_hub(tmp_path, "me/x")
     assert not seen
     (tmp_path / "policy").mkdir(); (tmp_path / "policy/README.md").write_text("#")

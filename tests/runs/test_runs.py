@@ -15,7 +15,7 @@ from small_models import tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from instruct_goose.runs import run_directory as runs
-from instruct_goose.runs.resume import Keeper
+from instruct_goose.runs.resume import CheckpointManager
 from instruct_goose.runs.run_directory import (
     Clock,
     append_jsonl,
@@ -179,7 +179,7 @@ def ppo(out, tokenizer, stop=None, prompts=("the film", "a"), held_out=None, res
     settings = dict(steps=5, batch_size=8, max_new_tokens=4, lr=.01) | settings
     trainer = RLHFTrainer(tiny(), config=RLHFConfig(**settings), tokenizer=tokenizer, callbacks=[StopAt(stop)])
     out.mkdir(exist_ok=True)
-    keeper = Keeper(out, {}, steps=5, every=1, keep=100)
+    keeper = CheckpointManager(out, {}, steps=5, every=1, keep=100)
     if resume: keeper.resume()
     with keeper: return trainer, train_policy(trainer, prompts, likes_good, out, keeper.stage("ppo"), held_out, progress=False)
 

@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from instruct_goose.models.agent import create_reference_model
 from instruct_goose.models.tokens import bpe_tokenizer, word_tokenizer
-from instruct_goose.runs.resume import Keeper
+from instruct_goose.runs.resume import CheckpointManager
 from instruct_goose.supervised.dpo import pair_rows, row_logprobs, train_dpo
 
 TOKENIZER = word_tokenizer("a b c d e".split())
@@ -51,7 +51,7 @@ def test_it_goes_on_from_where_it_was_killed_to_the_bit(tmp_path, at):
     "The same process and shapes. The log's own columns come back too; batches end in the middle of a pass."
     def sitting(out, kill=None):
         out.mkdir(exist_ok=True)
-        model, keeper = tiny(), Keeper(out, {}, steps=6, every=1)
+        model, keeper = tiny(), CheckpointManager(out, {}, steps=6, every=1)
         keeper.resume()
         def killed(step, log):
             if step == kill: raise KeyboardInterrupt

@@ -101,11 +101,11 @@ def test_fit_is_adamw_by_hand():
 class Shelf(Stage):
     "A stage of a run that keeps every state that it is shown, as it comes back from the files."
 
-    found = None
+    saved = None
 
-    def __init__(self, directory, found=None): self.directory, self.found, self.kept = directory, found, {}
+    def __init__(self, directory, found=None): self.directory, self.saved, self.kept = directory, found, {}
 
-    def reached(self, at, of, state, often=1): self.kept[at] = load_checkpoint(save_checkpoint(self.directory, *state(), keep=1000))
+    def after_step(self, at, of, state, often=1): self.kept[at] = load_checkpoint(save_checkpoint(self.directory, *state(), keep=1000))
 
 
 def test_fit_goes_on_from_any_update_to_the_bit(tmp_path):

@@ -22,11 +22,11 @@ CONFIG = dict(vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_h
 class Shelf(Stage):
     "A stage of a run that keeps every state that it is shown, as it comes back from the files."
 
-    found = None
+    saved = None
 
-    def __init__(self, directory, found=None): self.directory, self.found, self.kept = directory, found, {}
+    def __init__(self, directory, found=None): self.directory, self.saved, self.kept = directory, found, {}
 
-    def reached(self, at, of, state, often=1): self.kept[at] = load_checkpoint(save_checkpoint(self.directory, *state(), keep=1000))
+    def after_step(self, at, of, state, often=1): self.kept[at] = load_checkpoint(save_checkpoint(self.directory, *state(), keep=1000))
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ DEFAULTS = {  # a default that changes is a line for the changelog
     "instruct_goose.runs.evaluation": {"write": ONE | dict(seed=0, batch_size=256, greedy=False), "held_out_answers": dict(greedy=False), "kl_to_reference": ONE | dict(batch_size=64)},
     "instruct_goose.supervised.fit": {"batches": dict(seed=0), "cosine": dict(warmup=0, floor=0.),
                                     "fit": dict(weight_decay=.01, floor=0., max_grad_norm=1., progress=True)},
-    "instruct_goose.runs.resume": {"Keeper.__init__": dict(keep=2), "Stage.reached": dict(often=1)},
+    "instruct_goose.runs.resume": {"CheckpointManager.__init__": dict(keep=2), "Stage.after_step": dict(often=1)},
     "instruct_goose.supervised.reward_model_training": {"train_reward_model": dict(batch_size=64, seed=0),
                                                 "train_reward_model_on_ratings": dict(batch_size=32, seed=0)},
     "instruct_goose.training.rollout": {"draw": ONE, "probabilities": ONE, "sample": ONE | dict(greedy=False, with_logprobs=False), "collect": ONE | dict(greedy=False)},
@@ -272,7 +272,7 @@ def test_settings_are_written_by_name(tmp_path):
 def test_the_log_of_a_run_tells_its_stage_how_far_it_is(tmp_path, unchecked, monkeypatch):
     told = []
     monkeypatch.setattr("instruct_goose.runs.run_directory.seen_tokens", lambda trainer, rollout: [])
-    stage = SimpleNamespace(reached=lambda at, of, state: told.append((at, of, state())), found=None)
+    stage = SimpleNamespace(after_step=lambda at, of, state: told.append((at, of, state())), saved=None)
     trainer = SimpleNamespace(iteration=2, config=RLHFConfig(steps=7), state=lambda: ({"w": 3}, {"iteration": 2}))
     with unchecked(): RunLog(tmp_path, stage).on_iteration(trainer, None, {"x": float("nan"), "iteration": 1})
     row = {"x": None, "iteration": 1}
@@ -307,7 +307,7 @@ def test_a_seed_has_a_million_streams_and_evaluation_the_last():
 
 def test_a_supervised_stage_keeps_every_tenth_state_in_memory(unchecked):
     told = []
-    stage = SimpleNamespace(reached=lambda at, of, state, often: told.append((at, of, often)), found=None)
+    stage = SimpleNamespace(after_step=lambda at, of, state, often: told.append((at, of, often)), saved=None)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=7, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     with unchecked(): train_lm(model, word_tokenizer("a good film is".split()), ["a good film"] * 4, steps=2, batch_size=2, lr=1e-3, seed=0, progress=False, stage=stage)
     assert told == [(1, 2, 10), (2, 2, 10)]
