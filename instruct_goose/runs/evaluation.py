@@ -41,7 +41,8 @@ def write(
     """r ~ π(·|q) from the whole distribution: what evaluation and best-of-n are made from.
     Greedy: aₜ = argmax π(·|sₜ), the one answer where a question has one."""
     data, generator = PromptDataset(prompts, tokenizer), torch.Generator().manual_seed(seed)
-    policy, eos_id = model.model if isinstance(model, Agent) else model, tokenizer.eos_token_id
+    policy = model.model if isinstance(model, Agent) else model
+    eos_id: Any = tokenizer.eos_token_id
     items, parts = [data[i] for i in range(len(data))], []
     for i in range(0, len(items), batch_size):
         q = data.collate(items[i:i + batch_size])

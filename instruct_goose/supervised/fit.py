@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..models.families import context_length
 from ..training.callbacks import Line
@@ -97,7 +98,7 @@ def batches_by_tokens(lengths: Sequence[int], limit: int, seed: int) -> Iterator
 # %% ../../nbs/reference/supervised/fit.ipynb #894512d0
 def refuse_long_rows(
     rows: Sequence[Sequence[int]], # token ids
-    model: nn.Module,
+    model: PreTrainedModel,
     what: str = "text", # what the error calls a row
 ) -> None:
     "Raises ValueError naming the first row that is longer than the model's context."
