@@ -89,12 +89,6 @@ def test_clamp_is_on_the_side_that_overflows():
     assert k3(torch.tensor(-4.), clamp=3.) == k3(torch.tensor(-3.), clamp=3.)
 
 
-def test_estimators_by_finite_differences():
-    ell = f64([-2., -.3, 0.1, 1.7]).requires_grad_()
-    for k in ESTIMATORS.values():
-        assert torch.autograd.gradcheck(k, ell)
-
-
 # ---- the exact KL
 
 def test_exact_kl_at_the_edges():
@@ -105,12 +99,6 @@ def test_exact_kl_at_the_edges():
     assert certain.grad.isfinite().all()
     assert exact_kl(f64([.5, .5]).log(), f64([1., 0.]).log()).isinf()
     assert exact_kl(f64([0., 1.]).log(), f64([0., 1.]).log()) == 0
-
-
-def test_exact_kl_gradient_by_finite_differences():
-    p, q = pair(3)
-    assert torch.autograd.gradcheck(lambda t: exact_kl(t.log_softmax(-1), q), p.clone().requires_grad_())
-    assert torch.autograd.gradcheck(lambda t: exact_kl(p, t.log_softmax(-1)), q.clone().requires_grad_())
 
 
 def test_exact_kl_padding(poison):
@@ -162,15 +150,6 @@ def test_poisoned_padding(poison, name, side):
     assert dirty.grad.isfinite().all() and (dirty.grad[~mask] == 0).all()
 
 
-def test_padding_side_and_split_do_not_matter():
-    lp, ref, mask = batch()
-    moved = [torch.stack([torch.cat([x[~m], x[m]]) for x, m in zip(t, mask, strict=True)]) for t in (lp, ref, mask)]
-    for name in ESTIMATORS:
-        whole = sequence_kl(lp, ref, mask, name)
-        close(sequence_kl(*moved, name), whole)
-        close(torch.cat([sequence_kl(lp[i:i + 1], ref[i:i + 1], mask[i:i + 1], name) for i in range(4)]), whole)
-
-
 @given(seed=st.integers(0, 10**6))
 def test_chain_rule_over_all_responses(seed):
     "two tokens from a vocabulary of three, the second depending on the first; token 2 ends a response"
@@ -199,25 +178,6 @@ def test_reference_gets_no_gradient_and_half_precision_widens():
 
 def expected_gradient(loss, weights, theta):
     return torch.autograd.grad((weights.exp().detach() * loss).sum(), theta, retain_graph=True)[0]
-
-
-@given(seed=st.integers(0, 10**6))
-def test_six_placements_on_policy(seed):
-    p, q = pair(seed)
-    theta = p.clone().requires_grad_()
-    lp = theta.log_softmax(-1)
-    reverse = p.exp() * ((p - q) - (p.exp() * (p - q)).sum())       # by hand, from the softmax
-    forward = p.exp() - q.exp()
-    same = lambda a, b: close(a, b, atol=1e-9, rtol=0)
-    in_loss = lambda k: expected_gradient(k(lp - q), p, theta)
-    in_reward = lambda k: expected_gradient(k(p - q) * lp, p, theta)
-    same(in_loss(k1), torch.zeros(5).double())
-    same(in_loss(k2), reverse)
-    same(in_loss(k3), forward)
-    same(in_reward(k1), reverse)
-    same(in_reward(k3), reverse - forward)
-    product_rule, = torch.autograd.grad((lp.exp() * (lp - q).square() / 2).sum(), theta, retain_graph=True)
-    same(in_reward(k2), product_rule - in_loss(k2))
 
 
 @given(seed=st.integers(0, 10**6))
@@ -302,16 +262,6 @@ def test_straight_through_has_ks_value_and_k2s_gradient_and_is_blind_to_padding(
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_straight_through_is_finite_at_extreme_log_ratios(name, dtype):
-    lp = torch.tensor([[1e4, -1e4, 0.]], dtype=dtype, requires_grad=True)
-    loss = kl_in_loss(lp, torch.zeros(1, 3, dtype=dtype), None, .1, name, straight_through=True)
-    loss.sum().backward()
-    assert loss.isfinite().all() and lp.grad.isfinite().all() and loss.dtype == torch.float32
-    close(lp.grad.float(), torch.tensor([[1e3, -1e3, 0.]]), rtol=.01, atol=0)
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize("straight", [False, True])
 def test_the_ratio_of_stale_samples_is_cut_where_it_would_overflow(name, straight):
     lp = torch.tensor([[1e4, -1e4, 0.]], requires_grad=True)
@@ -337,19 +287,6 @@ def test_reward_charges_the_estimator_that_it_is_told(poison, name, side):
         close(got[i][row], f64(slow))
     assert (got[~mask] == 0).all() and not got.requires_grad
     if name == "k1": assert torch.equal(got, kl_in_reward(scores, lp, ref, mask, .2))
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_reward_sums_to_score_minus_price(poison, side):
-    lp, ref, mask = batch(side=side)
-    scores = f64([2., -1., .5, 3.])
-    lp.requires_grad_()
-    got = kl_in_reward(scores.requires_grad_(), poison(lp, mask), poison(ref, mask), mask, .2)
-    assert not got.requires_grad and (got[~mask] == 0).all()
-    for i, row in enumerate(mask):
-        ell = (lp - ref)[i][row]
-        close(got[i].sum(), scores[i] - .2 * ell.sum())
-        close(got[i][row][:-1], -.2 * ell[:-1])                 # the score is in the last real token, nowhere else
 
 
 def test_refusals(unchecked):

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from instruct_goose.objective.logprobs import entropy, logprobs_from_hidden, token_logprobs
 
@@ -65,19 +64,6 @@ def test_no_underflow_and_no_overflow():
     near(z.grad, [[-1, 1], [1 - p, p - 1]], 1e-6)
 
 
-def test_constants_do_not_matter():
-    near(token_logprobs(P.log() + 5, TOKENS, .7), token_logprobs(P.log(), TOKENS, .7))
-    near(entropy(P.log() - 9, .7), entropy(P.log(), .7))
-
-
-@pytest.mark.parametrize("tau", [.5, 1., 3.])
-def test_probabilities_add_up_to_one(tau):
-    every = torch.stack([token_logprobs(P.log(), torch.full((2,), v), tau) for v in range(3)])
-    near(every.exp().sum(0), [1, 1])
-    halved = torch.stack([token_logprobs(P.log(), torch.full((2,), v)) / tau for v in range(3)])
-    assert (tau == 1) == torch.allclose(halved.exp().sum(0), torch.ones(2, dtype=torch.float64))
-
-
 def test_expected_slope_is_zero_at_the_sampling_temperature_only():
     z = P.log().requires_grad_(); chance = (P.log() / 2).softmax(-1)
     def slope(tau): return torch.autograd.grad(sum((chance[:, v] * token_logprobs(z, torch.full((2,), v), tau)).sum() for v in range(3)), z)[0]
@@ -122,11 +108,6 @@ def test_entropy_by_hand():
     near(entropy(half_half), math.log(2), 1e-6)
 
 
-def test_entropy_is_the_mean_surprise():
-    every = torch.stack([-token_logprobs(P.log(), torch.full((2,), v), .6) for v in range(3)], -1)
-    near(entropy(P.log(), .6), ((P.log() / .6).softmax(-1) * every).sum(-1))
-
-
 def test_entropy_gradient_by_hand():
     # dS/dz = -p (ln p + S)
     z = P.log().requires_grad_(); entropy(z).sum().backward()
@@ -140,12 +121,6 @@ def test_entropy_survives_forbidden_tokens(row):
     assert z.grad.isfinite().all()
     allowed = z.detach()[z.detach() > -math.inf].requires_grad_()
     near(z.grad[z.detach() > -math.inf], torch.autograd.grad(entropy(allowed), allowed)[0], 1e-6)
-
-
-@pytest.mark.parametrize("tau", [.5, 1, 2.])
-def test_finite_differences(tau):
-    z = P.log().requires_grad_()
-    assert torch.autograd.gradcheck(lambda z: (token_logprobs(z, TOKENS, tau), entropy(z, tau)), z)
 
 
 @given(LOGITS.filter(lambda row: max(row) - min(row) > .1))
@@ -187,13 +162,6 @@ def test_chunks_change_nothing(N, chunk, with_bias, tau):
     near(logprobs_from_hidden(hidden, weight, ids, tau, bias, chunk).detach(), want[0].detach())
 
 
-def test_chunked_finite_differences():
-    hidden, weight, bias, _ = problem(3, 2, 3)
-    ids = torch.tensor([2, 0, 1])
-    assert torch.autograd.gradcheck(
-        lambda h, w, b: logprobs_from_hidden(h, w, ids, .7, b, chunk=2, with_entropy=True), (hidden, weight, bias))
-
-
 def test_no_tokens_no_gradient_no_copy():
     hidden, weight, bias, ids = problem()
     lp, s = logprobs_from_hidden(hidden[:0], weight, ids[:0], with_entropy=True)
@@ -201,42 +169,6 @@ def test_no_tokens_no_gradient_no_copy():
     with torch.no_grad(): frozen = logprobs_from_hidden(hidden, weight, ids, chunk=2)
     assert not frozen.requires_grad
     near(frozen, token_logprobs(hidden.detach() @ weight.detach().T, ids))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_head(dtype):
-    hidden, weight, _, ids = problem(dtype=dtype)
-    lp, s = logprobs_from_hidden(hidden, weight, ids, chunk=3, with_entropy=True)
-    exact = hidden.detach().double() @ weight.detach().double().T
-    assert lp.dtype == s.dtype == torch.float32
-    near(lp.detach(), token_logprobs(exact, ids), .05); near(s.detach(), entropy(exact), .05)
-    (lp.sum() + s.sum()).backward()
-    assert hidden.grad.dtype == weight.grad.dtype == dtype and weight.grad.isfinite().all()
-
-
-class Largest(TorchDispatchMode):
-    "Remembers the size of the largest tensor that any operation returns."
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        made = out if isinstance(out, (tuple, list)) else [out]
-        self.numel = max([self.numel] + [t.numel() for t in made if torch.is_tensor(t)])
-        return out
-
-
-@pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("with_entropy", [True, False])
-def test_the_table_is_never_made(grad, with_entropy):
-    N, H, V = 90, 6, 200
-    hidden, weight, _, ids = problem(N, H, V)
-    def run(fn):
-        with Largest() as seen, torch.set_grad_enabled(grad):
-            out = fn(); total = sum(o.sum() for o in out) if isinstance(out, tuple) else out.sum()
-            if grad: total.backward()
-        return seen.numel
-    assert run(lambda: logprobs_from_hidden(hidden, weight, ids, chunk=10, with_entropy=with_entropy)) == 10 * V
-    assert run(lambda: token_logprobs(hidden @ weight.T, ids)) == N * V          # the meter works
 
 
 @pytest.mark.parametrize("chunk", [10, 90])

@@ -120,34 +120,8 @@ def test_nothing_to_average():
 
 # --- poison: values and gradients ---
 
-EVERY = {
-    "masked_sum": masked_sum, "masked_mean": masked_mean, "masked_var": masked_var,
-    "whiten": lambda x, m: (whiten(x, m) * torch.arange(1., 7).view(2, 3)).sum(),
-    "whiten_uncentred": lambda x, m: (whiten(x, m, shift_mean=False)**3).sum(),
-    **{how: lambda x, m, how=how: aggregate(x, m, how, **needs(how)) for how in AGGREGATES},
-    **{f"{how}/7": lambda x, m, how=how: aggregate(x, m, how, denominator=7, **needs(how)) for how in AGGREGATES},
-}
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", EVERY)
-def test_padding_is_silent(name, side, poison):
-    x, m = (X, M) if side == "right" else (X.flip(-1), M.flip(-1))
-    clean, dirty = x.clone().requires_grad_(), poison(x.clone().requires_grad_(), m)
-    a, b = EVERY[name](clean, m), EVERY[name](dirty, m)
-    near(a.detach(), b.detach())
-    a.backward(); b.backward()
-    near(clean.grad, dirty.grad)
-    assert dirty.grad[~m].eq(0).all() and dirty.grad[m].ne(0).any()
-
-
 def test_whiten_returns_zero_at_padding(poison):
     assert whiten(poison(X, M), M)[~M].eq(0).all() and whiten(poison(X, M), M, shift_mean=False)[~M].eq(0).all()
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_gradients_by_finite_differences(name):
-    assert torch.autograd.gradcheck(lambda x: EVERY[name](x, M), X.clone().requires_grad_())
 
 
 # --- aggregate ---
@@ -157,10 +131,6 @@ def test_aggregate_by_hand(how):
     near(aggregate(X, M, how, **needs(how)), BY_HAND[how])
     near(aggregate(X.float(), M, how, **needs(how)), BY_HAND[how], 1e-6)
     near(aggregate(X.bfloat16(), M, how, **needs(how)), BY_HAND[how], 4e-3)
-
-
-def test_token_mean_is_the_default():
-    near(aggregate(X, M), .36)
 
 
 @given(batches(), st.sampled_from(MEANS), st.sampled_from([None, 4, 2.5]), st.sampled_from([None, 8]))
@@ -232,10 +202,6 @@ def test_sequence_sum_does_not_see_the_padding_if_told_the_length():
 ])
 def test_aggregate_refuses(bad, says):
     with pytest.raises(ValueError, match=says): aggregate(X, M, **bad)
-
-
-def test_denominator_may_be_a_tensor():
-    near(aggregate(X, M, denominator=torch.tensor(10)), .18)
 
 
 # --- the mean over groups ---
@@ -321,10 +287,6 @@ def test_whiten_against_indexing(xm):
     x, m = xm
     near(masked_var(x, m), x[m].var(), 1e-9); near(masked_var(x, m, unbiased=False), x[m].var(correction=0), 1e-9)
     near(whiten(x, m)[m], (x[m] - x[m].mean()) / (x[m].var() + 1e-8).sqrt(), 1e-9)
-
-
-def test_whiten_is_blind_to_scale_and_shift():
-    near(whiten(7 * X + 3, M), whiten(X, M), 1e-6)
 
 
 def test_no_spread():

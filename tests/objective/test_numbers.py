@@ -1,7 +1,9 @@
 """Every loss with every dial: its gradient against finite differences in float64, its value in three narrower floats against
-float64, and both where log-ratios are ±1e4. Then laws that hold for any input: bounds, monotony, symmetry, scale."""
+float64, both where log-ratios are ±1e4, both with poison in the padding, with rows in another order and padding on another side.
+Then laws that hold for any input: bounds, monotony, symmetry, scale."""
 import itertools
 import math
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -82,14 +84,15 @@ def numbers(kind="usual", dtype=torch.float64):
     return SimpleNamespace(**{k: x.to(dtype) for k, x in b.items()})
 
 
+def counts(how): return dict(group_tokens=group_token_counts(MASK, 2)) if how == "group_token_mean" else {}
+
+
 def ppo(how, **dials):
-    extra = dict(group_tokens=group_token_counts(MASK, 2)) if how == "group_token_mean" else {}
-    return lambda b: ppo_loss(b.logprobs, b.old, b.A, MASK, values=b.V, returns=b.R, old_values=b.V_old, entropy=b.S, ent_coef=.01, how=how, **extra, **dials)[0]
+    return lambda b: ppo_loss(b.logprobs, b.old, b.A, MASK, values=b.V, returns=b.R, old_values=b.V_old, entropy=b.S, ent_coef=.01, how=how,
+                              **counts(how), **dials)[0]
 
 
-def mean(how):
-    extra = dict(group_tokens=group_token_counts(MASK, 2)) if how == "group_token_mean" else {}
-    return lambda b: aggregate(b.V, MASK, how, **extra)
+def mean(how): return lambda b: aggregate(b.V, MASK, how, **counts(how))
 
 
 LP, CASES = ("logprobs",), {}  # name -> (function of the numbers, which of them learn)
@@ -229,6 +232,62 @@ def test_narrow_floats_give_what_float64_gives(name, kind, dtype):
     for x, y in zip(g, h, strict=True):
         assert dtype == torch.float16 or x.isfinite().all()
         close(x, y.to(x.dtype), rtol=2e-2 if dtype in HALF else 1e-3, atol=(2e-2 if dtype in HALF else 1e-5) * max(1e-3, min(6e4, y.abs().max().item())))
+
+
+# ---------------------------------------------------------------- padding, and where the rows stand
+
+NO_MASK = {"token_logprobs", "log_softmax", "entropy", "logprobs_from_hidden", "implicit_reward", "dpo_loss", "dpo_loss smooth", "pairwise_loss",
+           "all_pairs_loss", "gaussian_entropy", "gaussian_kl", "group_advantages", "exact_kl"}  # exact_kl's is in test_kl: its inputs are distributions
+MASKED = [name for name in CASES | CONSTANT if name not in NO_MASK]
+
+
+def outcome(name, b):
+    "The value, and the gradient of it times a number for each token or row."
+    fn, learns = CASES.get(name, (CONSTANT.get(name), ()))
+    for k in learns: getattr(b, k).requires_grad_()
+    out = fn(b)
+    weights = {2: b.W, 1: b.w}.get(out.ndim, f64(1.))
+    return out.detach(), torch.autograd.grad((out * weights).sum(), [getattr(b, k) for k in learns]) if learns else ()
+
+
+def weighed(b):
+    b.W, b.w = 1 + torch.arange(20).double().view(4, 5) / 20, 1 + torch.arange(4).double()
+    return b
+
+
+def by_token(x, mask): return mask.view(*mask.shape, *[1] * (x.ndim - 2)).expand_as(x)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_padding_is_silent(name, poison):
+    clean, dirty = weighed(numbers()), weighed(numbers())
+    for k, x in vars(dirty).items():
+        if x.shape[:2] == MASK.shape and k != "W": setattr(dirty, k, poison(x, by_token(x, MASK)))
+    (a, g), (b, h) = outcome(name, clean), outcome(name, dirty)
+    assert b.isfinite().all()
+    close(b, a)
+    for x, y in zip(g, h, strict=True):
+        close(y, x)
+        assert (y[~by_token(y, MASK)] == 0).all() and (y != 0).any()
+
+
+@pytest.mark.parametrize("how", ["rows", "left", "right"])
+@pytest.mark.parametrize("name", MASKED)
+def test_order_of_rows_and_side_of_padding_do_not_matter(name, how, monkeypatch):
+    if "sequence_sum" in name and how != "rows": return  # it divides by the width, or by the length that it is given: test_masks
+    def moved(x):
+        if x.shape[:1] != (4,): return x
+        if how == "rows": return x[[2, 3, 0, 1]]  # groups of two stay together
+        if x.shape[:2] != (4, 5): return x
+        more = torch.zeros(4, 2, *x.shape[2:], dtype=x.dtype)
+        return torch.cat([more, x] if how == "left" else [x, more], 1)
+    there, mask = SimpleNamespace(**{k: moved(x) for k, x in vars(weighed(numbers())).items()}), moved(MASK)
+    out, g = outcome(name, weighed(numbers()))
+    monkeypatch.setattr(sys.modules[__name__], "MASK", mask)
+    got, h = outcome(name, there)
+    for x, y in zip((out, *g), (got, *h), strict=True):
+        if x.shape[:2] == (4, 5): close(y[mask], moved(x)[mask])
+        else: close(y, moved(x))
 
 
 # ---------------------------------------------------------------- the smallest and the flattest batch

@@ -95,27 +95,6 @@ def test_zero_gradient_if_and_only_if_the_clip_is_active(seed, clip, clip_high):
     close(torch.stack(fractions), torch.tensor(counted))
 
 
-@given(seeds, sizes)
-def test_never_more_than_the_unclipped_objective_and_homogeneous_in_the_advantage(seed, clip):
-    lp, old, A, _ = batch(seed)
-    r = (lp - old).exp()
-    L = clipped_objective(r, A, clip)
-    assert (L <= r * A).all()
-    inside = (r - 1).abs() < clip
-    assert torch.equal(L[inside], (r * A)[inside])
-    close(clipped_objective(r, 8 * A, clip), 8 * L)
-    close(clipped_objective(r, A, clip, clip), L)            # the second ε, when it is the same
-    wider = clipped_objective(r, A, clip, clip + .5)
-    assert (wider >= L).all() and torch.equal(wider[A < 0], L[A < 0])
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_gradcheck(seed):
-    lp, old, A, mask = batch(seed)
-    for clip, high in ((.2, None), (.1, .4)):
-        assert torch.autograd.gradcheck(lambda x: policy_loss(x, old, A, mask, clip, high), lp.requires_grad_())  # noqa: B023
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_by_enumeration_the_ratio_gives_the_new_policys_gradient(seed):
     draw = torch.Generator().manual_seed(seed)
@@ -126,52 +105,6 @@ def test_by_enumeration_the_ratio_gives_the_new_policys_gradient(seed):
     # one row with every token once, weighted by how often the old policy samples it, and a clip that never bites
     ours = policy_loss(theta.log_softmax(-1)[None], old[None], payoff[None], every, clip=1e6)
     close(torch.autograd.grad(-(old.exp() * ours).sum(), theta)[0], truth)
-
-
-def test_padding_is_silent(poison):
-    lp, old, A, mask = batch(1)
-    clean = lp.clone().requires_grad_(); policy_loss(clean, old, A, mask).sum().backward()
-    dirty = poison(lp.requires_grad_(), mask)
-    loss = policy_loss(dirty, poison(old, mask), poison(A, mask), mask)
-    close(loss, policy_loss(lp, old, A, mask)); assert (loss[~mask] == 0).all()
-    loss.sum().backward()
-    close(dirty.grad, clean.grad); assert (dirty.grad[~mask] == 0).all()
-    ratio = probability_ratio(dirty, poison(old, mask), mask)
-    assert (ratio[~mask] == 1).all()
-    fractions = clip_fraction(poison(ratio.detach(), mask), poison(A, mask), mask)
-    close(torch.stack(fractions), torch.stack(clip_fraction(ratio, A, mask)))
-
-
-@given(seeds, st.permutations(range(4)), st.integers(1, 5))
-def test_order_split_and_padding_side(seed, order, shift):
-    inputs = batch(seed)
-    loss = policy_loss(*inputs)
-    close(policy_loss(*(x[order] for x in inputs)), loss[order])
-    close(torch.cat([policy_loss(*(x[:1] for x in inputs)), policy_loss(*(x[1:] for x in inputs))]), loss)
-    wide = [torch.nn.functional.pad(x, (shift, 0)) for x in inputs]      # left padding
-    close(policy_loss(*wide)[:, shift:], loss)
-    wide = [torch.nn.functional.pad(x, (0, shift)) for x in inputs]      # right padding
-    close(policy_loss(*wide)[:, :-shift], loss)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_extreme_log_ratios_are_finite_in_value_and_gradient(dtype):
-    lp = torch.tensor([[1e4, 1e4, -1e4, -1e4]], dtype=dtype, requires_grad=True)
-    zero, A = torch.zeros(1, 4, dtype=dtype), torch.tensor([[1., -1., 1., -1.]], dtype=dtype)
-    loss = policy_loss(lp, zero, A, torch.ones(1, 4, dtype=torch.bool))
-    loss.sum().backward()
-    assert lp.grad.isfinite().all() and loss.isfinite().all()
-    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    # cut at 1 + ε;  e²⁰ = 485165195, the documented cut;  e⁻²⁰ ≈ 0;  cut at 1 − ε
-    close(loss.double(), f64([[-1.2, 485165195.4, 0., .8]]), rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize("dtype, atol", [(torch.float32, 1e-6), (torch.bfloat16, .05)])
-def test_narrow_floats(dtype, atol):
-    lp, old, A, mask = batch(2)
-    narrow = policy_loss(lp.to(dtype), old.to(dtype), A.to(dtype), mask)
-    assert narrow.dtype == torch.float32
-    close(narrow.double(), policy_loss(*(x.to(dtype).double() for x in (lp, old, A)), mask), atol=atol, rtol=0)
 
 
 def test_old_policy_and_advantages_are_constants():
@@ -251,46 +184,6 @@ def test_every_setting_equals_the_slow_version_in_value_and_gradient(setting, se
                                 weights=w[i].tolist() if setting["weighted"] else None)
         close(loss[i].detach(), f64(slow), atol=1e-11, rtol=1e-9)
         close(lp.grad[i], f64(slopes), atol=1e-11, rtol=1e-9)
-
-
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if s["surrogate"] != "weight" and s["level"] != "sequence_token"], ids=named)
-def test_every_setting_by_finite_differences(setting):
-    lp, old, A, mask = batch(7, B=2, T=4)
-    w = torch.rand(*mask.shape).double()
-    assert torch.autograd.gradcheck(lambda x: ours(x, old, A, mask, .2, .28, w, **setting), lp.requires_grad_())
-
-
-@pytest.mark.parametrize("setting", SETTINGS, ids=named)
-@pytest.mark.parametrize("side", ["left", "right", "gaps"])
-def test_padding_is_silent_in_every_setting(setting, side, poison):
-    lp, old, A, mask = batch(5)
-    if side != "gaps":
-        mask = torch.arange(6) < torch.tensor([[6], [1], [3], [4]])
-        if side == "left": mask = mask.flip(1)
-    w = torch.rand(*mask.shape).double() + .5
-    clean, dirty = lp.clone().requires_grad_(), poison(lp.clone().requires_grad_(), mask)
-    a = ours(clean, old, A, mask, .2, .2, w, **setting)
-    b = ours(dirty, poison(old, mask), poison(A, mask), mask, .2, .2, poison(w, mask), **setting)
-    assert torch.equal(a, b) and (b[~mask] == 0).all()
-    a.sum().backward(); b.sum().backward()
-    assert torch.equal(clean.grad, dirty.grad) and (dirty.grad[~mask] == 0).all() and (dirty.grad[mask] != 0).any()
-    # a response without its padding, alone, says the same
-    for i, m in enumerate(mask):
-        alone = ours(*(x[i:i + 1, m] for x in (lp, old, A)), mask[i:i + 1, m], .2, .2, w[i:i + 1, m], **setting)
-        close(alone[0], a[i, m].detach())
-
-
-@pytest.mark.parametrize("setting", SETTINGS, ids=named)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("side", [1e4, -1e4])
-def test_extreme_log_ratios_are_finite_in_every_setting(setting, dtype, side):
-    lp = torch.tensor([[side, -1., -2.], [-3., side, 0.]], dtype=dtype, requires_grad=True)
-    mask = torch.tensor([[True, True, True], [True, True, False]])
-    A = torch.tensor([[1., 1., 1.], [-1., -1., 0.]], dtype=dtype)
-    loss = ours(lp, torch.full_like(lp, -1.).detach(), A, mask, .2, .2, torch.ones_like(A), **setting)
-    loss.sum().backward()
-    assert loss.isfinite().all() and lp.grad.isfinite().all()
-    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
 def test_three_levels_by_hand():
@@ -383,30 +276,6 @@ def test_dual_clip_cells(rho, A, objective, slope):
     close(L, f64([objective])); close(torch.autograd.grad(L.sum(), r)[0], f64([slope]))
 
 
-def test_dual_clip_on_positive_advantages_would_cut_every_good_token():
-    """DI-engine's continuous loss takes max(min(ρÂ, clip(ρ)Â), c·Â) for either sign. With Â = 1, c = 3 the min is at most
-    1.2, so the max is 3 whatever the ratio: a constant, and no good token has a gradient. Ours is left alone."""
-    r, good = f64([.5, 1., 1.1, 5.]).requires_grad_(), torch.ones(4).double()
-    theirs = torch.maximum(torch.minimum(r * good, r.clamp(.8, 1.2) * good), 3. * good)
-    close(theirs.detach(), f64([3., 3., 3., 3.])); close(torch.autograd.grad(theirs.sum(), r)[0], torch.zeros(4).double())
-    L = clipped_objective(r, good, dual_clip=3.)
-    close(L.detach(), f64([.5, 1., 1.1, 1.2])); close(torch.autograd.grad(L.sum(), r)[0], f64([1., 1., 1., 0.]))
-    # for Â < 0 the two are the same
-    bad = -good
-    theirs = torch.maximum(torch.minimum(r * bad, r.clamp(.8, 1.2) * bad), 3. * bad)
-    close(clipped_objective(r, bad, dual_clip=3.), theirs)
-
-
-@given(seeds, sizes, st.floats(1.05, 4))
-def test_dual_clip_bounds_the_loss_and_leaves_the_rest(seed, clip, dual):
-    lp, old, A, _ = batch(seed)
-    r = (lp - old).exp()
-    L, plain = clipped_objective(r, A, clip, dual_clip=dual), clipped_objective(r, A, clip)
-    assert (L[A < 0] >= dual * A[A < 0]).all()
-    cut = (A < 0) & (r > dual)
-    assert torch.equal(L[~cut], plain[~cut]); close(L[cut], dual * A[cut])
-
-
 # ---- surrogates
 
 def test_a_weight_keeps_the_gradient_that_the_min_cuts():
@@ -421,16 +290,6 @@ def test_a_weight_keeps_the_gradient_that_the_min_cuts():
     close(grad(surrogate="weight", clip=1., clip_high=4.), f64([[-1.5 * .21, .3]]))
     # values: −w·Â·log π = −1.2·.21·(−1), −.8·(−.5)·(−2)
     close(policy_loss(lp, old, A, mask, surrogate="weight"), f64([[.252, -.8]]))
-
-
-def test_at_the_first_step_all_surrogates_agree():
-    lp, _, A, mask = batch(6)
-    grads = []
-    for setting in SETTINGS:
-        if setting["weighted"] or setting["level"] != "token": continue
-        x = lp.clone().requires_grad_()
-        ours(x, lp, A, mask, .2, .2, None, **setting).sum().backward(); grads.append(x.grad)
-    for g in grads: close(g, torch.where(mask, -A, 0.))
 
 
 # ---- a sampler that is not quite the policy
@@ -528,13 +387,6 @@ def test_trls_four_forms_on_three_tokens_by_hand():
         form = dict(level={"token": "token", "sequence": "product"}[mode.split("_")[0]], beyond={"truncate": "cut", "mask": "drop"}[mode.split("_")[1]])
         close(trl_weights(mode, ratios, zero, mask, None, high), f64([want]))
         close(sampler_weights(ratios, zero, mask, high, **form), f64([want]))
-
-
-def test_weights_are_constants():
-    lp, old, A, mask = batch(9)
-    w = torch.rand(*mask.shape).double().requires_grad_()
-    policy_loss(lp.requires_grad_(), old, A, mask, weights=w).sum().backward()
-    assert w.grad is None and lp.grad is not None
 
 
 def test_unknown_settings_are_refused(unchecked):

@@ -62,16 +62,6 @@ def test_gradient_descent_ends_at_the_optimum_of_the_objective(beta):
     assert (z.softmax(-1) - star).abs().sum() / 2 < 2e-3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_extremes_stay_finite(dtype):
-    x = torch.tensor([1e4, -1e4, 0.], dtype=dtype, requires_grad=True)
-    zero = torch.zeros(3, dtype=dtype)
-    loss = dpo_loss(x, zero, zero, zero, 1.)
-    loss.sum().backward()
-    assert loss.dtype == torch.float32 and x.grad.isfinite().all()
-    close(loss, torch.tensor([0., 1e4, math.log(2)]), rtol=4e-3, atol=0)
-
-
 def test_refusals(unchecked):
     x = torch.zeros(2)
     with unchecked():
