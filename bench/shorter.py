@@ -57,7 +57,7 @@ def measured(name: str, seed: int) -> dict:
     if activation: lesson.small_gpt2 = lambda *args, **more: shape(*args, **more | {"activation_function": activation})
     try: lm, _ = timed("sft", lambda: lesson.train_sft(config, data, tokenizer))
     finally: lesson.small_gpt2 = shape
-    judge, _ = timed("reward_model", lambda: lesson.train_judge(config, data, lm))
+    judge, _ = timed("reward_model", lambda: lesson.make_reward_model(config, data, lm))
     held_out, trainer = data.held_out_prompts, lesson.make_trainer(config, lm, tokenizer)
     before = lesson.evaluate(config, lm, lm, tokenizer, judge, held_out)[1]
     timed("ppo", lambda: trainer.train(data.prompts, judge, progress=False))

@@ -10,9 +10,9 @@ from instruct_goose.recipes.quickstart import (
     evaluate,
     make_data,
     make_lm,
+    make_reward_model,
     make_tokenizer,
     make_trainer,
-    train_judge,
     train_sft,
 )
 from instruct_goose.runs.evaluation import kl_to_reference, write
@@ -34,7 +34,7 @@ def distil(seed: int = 0, student=STUDENT, settings=SETTINGS, **teacher) -> dict
     config = QuickstartConfig(seed=seed, progress=False, **teacher)
     data, tokenizer = make_data(config), make_tokenizer(config)
     lm, _ = train_sft(config, data, tokenizer)
-    judge, _ = train_judge(config, data, lm)
+    judge, _ = make_reward_model(config, data, lm)
     improving = make_trainer(config, lm, tokenizer)
     improving.train(data.prompts, judge, progress=False)
     policy = improving.agent.model.eval()

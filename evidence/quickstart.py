@@ -18,6 +18,7 @@ import torch
 
 from instruct_goose.recipes import quickstart as lesson
 from instruct_goose.recipes.quickstart import QuickstartConfig
+from instruct_goose.recipes.stages import make_baselines
 from instruct_goose.runs.run_directory import Clock, settings_of
 from instruct_goose.supervised.reward_model_training import pair_accuracy
 from instruct_goose.supervised.sft import lm_nats
@@ -77,13 +78,13 @@ def measured(seed: int, draw: int, samples: int = 12) -> dict:
         lm, _ = lesson.train_sft(config, data, tokenizer)
     finally:
         lesson.make_lm = make_lm
-    reward_model, _ = lesson.train_judge(config, data, lm)
+    reward_model, _ = lesson.make_reward_model(config, data, lm)
     ceiling = lesson.pair_ceiling(data.held_out_pairs)
     accuracy = pair_accuracy(reward_model.score, data.held_out_pairs)
     ask = data.held_out_prompts
     texts, before = lesson.evaluate(config, lm, lm, tokenizer, reward_model, ask)
     with_price = improved(config, data, tokenizer, lm, reward_model, samples)
-    baselines = {} if draw else lesson.make_baselines(config, lm, tokenizer, reward_model, ask)
+    baselines = {} if draw else make_baselines(config, lm, tokenizer, reward_model, ask, lesson.film_figures, given=True, batch_size=config.sft_batch_size)
     seconds = clock.read()["cpu_seconds"]
     free = QuickstartConfig(seed=seed, beta=0., progress=False)
     without = improved(free, data, tokenizer, lm, reward_model, samples)

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['STAND_IN', 'NAMES', 'only', 'lower_states', 'upper_scores', 'Judge', 'train_on_states', 'two_halves', 'RatedConfig',
-           'settings', 'RatedData', 'read_data', 'words_of', 'make_judges', 'device_of', 'by_stage', 'compare',
-           'prepare', 'run']
+           'settings', 'RatedData', 'read_data', 'words_of', 'make_judges', 'by_stage', 'rank_judges', 'prepare', 'run']
 
 # %% ../../nbs/guides/smollm_reviews.ipynb #52d8bbd1
 import random
@@ -28,7 +27,7 @@ from ..models.reward_model import RewardModel
 from ..models.smollm import load_smollm, stand_in
 from ..models.tokens import pad
 from instruct_goose.recipes.ratings import (
-    both_margins, load_reviews, rehearse, Review, RidgeBagOfWords, split_half, split_reviews,
+    beside_baselines, load_reviews, pairs_table, rehearse, Review, RidgeBagOfWords, split_reviews,
     vader_compound)
 from .real_reviews import preferences, soft_pairs_loss
 from .smollm import (
@@ -36,12 +35,12 @@ from .smollm import (
 from .smollm_sentiment import distinct_pairs
 from .stages import beginnings
 from ..runs.checkpoints import read_json
-from ..runs.evaluation import text_table
 from ..runs.resume import CheckpointManager
 from ..runs.run_directory import write_json
 from ..supervised.fit import batches, fit, one_seed
 from ..training.config import Count, Limit, Positive
 from ..training.rollout import Rollout
+from ..training.trainer import find_device, RLHFTrainer
 
 # %% ../../nbs/guides/smollm_reviews.ipynb #d0c59d02
 @contextmanager
@@ -247,13 +246,13 @@ def words_of(data: RatedData) -> list[str]: # for the stand-in
 
 # %% ../../nbs/guides/smollm_reviews.ipynb #5abf85fd
 def make_judges(
-    config: RatedConfig, data: RatedData, out: Path, keeper: CheckpointManager,
+    config: RatedConfig, data: RatedData, out: Path, manager: CheckpointManager,
 ) -> tuple[dict[str, Judge], dict]: # proxy and other_half; what is known of them
     "Train them, or read them from `config.judges`; judges/ holds them afterwards."
     lm: Any
     lm, tokenizer = (stand_in([*words_of(data), *config.question.split()]) if config.stand_in
                      else load_smollm(config.cache))
-    lm.to(device_of(config))
+    lm.to(find_device(config.device))
     shape = config.judge_frozen, config.judge_trained, config.question
     judges = {name: Judge(lm, tokenizer, *shape) for name in NAMES}
     ready = config.judges or out / "judges"
@@ -261,30 +260,25 @@ def make_judges(
         for name, judge in judges.items():
             judge.load(ready / f"{name}.safetensors")
         return judges, read_json(ready / "judges.json", "what is known of the judges")
-    seconds, most = [keeper.seconds()], config.judge_texts
+    seconds, most = [manager.seconds()], config.judge_texts
     texts = [r.text for r in data.train[:most]]
     body: Any = judges["proxy"].reward_model.model.base_model
     states = lower_states(body, judges["proxy"].rows(texts), config.judge_frozen)
-    seconds.append(keeper.seconds())
+    seconds.append(manager.seconds())
     for (name, judge), half in zip(judges.items(), data.halves, strict=True):
         train_on_states(
             judge, half[:most], states, epochs=config.judge_epochs, lr=config.judge_lr,
             batch_size=config.judge_batch, seed=one_seed(config.seed, name), desc=name,
-            stage=keeper.stage(name), progress=config.progress)
+            stage=manager.stage(name), progress=config.progress)
         judge.normalise([r.text for r in data.held_out])
         judge.save(out / "judges" / f"{name}.safetensors")
-        seconds.append(keeper.seconds())
-    found = {"pairs": compare(judges, data), "seconds": by_stage(seconds)}
+        seconds.append(manager.seconds())
+    found = {"pairs": rank_judges(judges, data), "seconds": by_stage(seconds)}
     write_json(out / "judges/judges.json", found)
     return judges, found
 
 # %% ../../nbs/guides/smollm_reviews.ipynb #f28bc623
 NAMES = ("proxy", "other_half")
-
-def device_of(config: RatedConfig) -> str:
-    "Where the judges are: cpu or cuda."
-    auto = "cuda" if torch.cuda.is_available() else "cpu"
-    return auto if config.device == "auto" else config.device
 
 def by_stage(read: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     "What lies between readings of a clock."
@@ -292,42 +286,35 @@ def by_stage(read: list[dict[str, float]]) -> dict[str, dict[str, float]]:
             for name, before, after in zip(("lower_layers", *NAMES), read, read[1:])}
 
 # %% ../../nbs/guides/smollm_reviews.ipynb #574ed375
-def compare(
+def rank_judges(
     judges: dict[str, Judge], data: RatedData,
 ) -> dict[str, dict[str, float]]: # of each judge the share of pairs, all and from a margin of 1
     "All on the same held-out pairs, in the order of all their raters' means."
-    texts, means = [r.text for r in data.held_out], [r.mean for r in data.held_out]
-
-    def ridge(reviews):
-        fitted = RidgeBagOfWords([r.text for r in reviews], [r.mean for r in reviews])
-        return fitted.score(texts)
-
+    texts, half = [r.text for r in data.held_out], data.halves[0]
     scores = {name: judge.score(texts) for name, judge in judges.items()}
-    scores |= {"both": [sum(pair) / 2 for pair in zip(*scores.values(), strict=True)],
-               "ridge": ridge(data.train), "ridge_of_the_proxy's_raters": ridge(data.halves[0]),
-               "vader": vader_compound(texts)}
-    return {name: both_margins(s, means) for name, s in scores.items()} | {
-        "half_of_the_raters": split_half(data.held_out)}
+    scores["both"] = [sum(pair) / 2 for pair in zip(*scores.values(), strict=True)]
+    ridge = RidgeBagOfWords([r.text for r in half], [r.mean for r in half])
+    scores["ridge_of_the_proxy's_raters"] = ridge.score(texts)
+    return beside_baselines(scores, data.train, data.held_out)
 
 # %% ../../nbs/guides/smollm_reviews.ipynb #0448f62e
 def prepare(
-    config: RatedConfig, out: Path, keeper: CheckpointManager,
+    config: RatedConfig, out: Path, manager: CheckpointManager,
 ) -> tuple[Task, dict]: # the task of PPO; what goes into the summary
     "All that comes before PPO."
     data = read_data(config)
-    judges, found = make_judges(config, data, out, keeper)
-    rows = [[name.replace("_", " "), *shares.values()] for name, shares in found["pairs"].items()]
-    print(text_table(["judge", "all pairs", "margin ≥ 1"], rows))
+    judges, found = make_judges(config, data, out, manager)
+    print(pairs_table(found["pairs"]))
 
-    def proxy(texts): return judges["proxy"].score(texts)
-    def other_half(texts): return judges["other_half"].score(texts)
-    def vader(texts): return vader_compound(texts)
+    def proxy(texts: list[str]) -> list[float]: return judges["proxy"].score(texts)
+    def other_half(texts: list[str]) -> list[float]: return judges["other_half"].score(texts)
+    def vader(texts: list[str]) -> list[float]: return vader_compound(texts)
 
-    def figures(r: Rollout, trainer: Any) -> dict[str, float]:
-        means = {f.__name__: sum(f(r.texts)) / len(r) for f in (proxy, other_half, vader)}
+    def figures(r: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
+        means = {f.__name__: sum(f(r.texts or [])) / len(r) for f in (proxy, other_half, vader)}
         return means | {"distinct_2": distinct_pairs(completions(r, trainer))}
 
-    def prompts(reviews, n, name):
+    def prompts(reviews: list[Review], n: int, name: str) -> list[str]:
         texts = [r.text for r in reviews]
         return beginnings(texts, n, *config.prompt_words, f"{name}/{config.seed}")
 

@@ -17,7 +17,7 @@ from zlib import crc32
 import torch
 
 from instruct_goose.recipes.quickstart import (
-    QuickstartConfig, evaluate, make_data, make_lm, make_tokenizer, make_trainer, train_judge,
+    QuickstartConfig, evaluate, make_data, make_lm, make_tokenizer, make_trainer, make_reward_model,
     train_sft)
 from ..training.callbacks import Callback
 from ..runs.evaluation import write
@@ -107,7 +107,7 @@ def first_stages(config: QuickstartConfig) -> tuple: # data, tokenizer, SFT and 
     "What PPO starts from: stages 1 and 2 of the quickstart."
     data, tokenizer = make_data(config), make_tokenizer(config)
     lm, _ = train_sft(config, data, tokenizer)
-    return data, tokenizer, lm, train_judge(config, data, lm)[0]
+    return data, tokenizer, lm, make_reward_model(config, data, lm)[0]
 
 # %% ../../nbs/guides/drag_a_run.ipynb #e9043f6c
 class Drawn:

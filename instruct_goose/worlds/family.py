@@ -12,7 +12,7 @@ from typing import Any
 from ..models.agent import create_reference_model
 from ..objective.group import PRESETS
 from ..recipes.quickstart import (
-    QuickstartConfig, evaluate, make_data, make_tokenizer, make_trainer, train_judge, train_sft)
+    QuickstartConfig, evaluate, make_data, make_tokenizer, make_trainer, make_reward_model, train_sft)
 from ..supervised.dpo import train_dpo
 from ..supervised.fit import one_seed, torch_threads
 
@@ -24,7 +24,7 @@ def prepare(
     with torch_threads(config.threads):
         data, tokenizer = make_data(config), make_tokenizer(config)
         lm, _ = train_sft(config, data, tokenizer)
-        reward_model, _ = train_judge(config, data, lm)
+        reward_model, _ = make_reward_model(config, data, lm)
     return dict(data=data, tokenizer=tokenizer, lm=lm, reward_model=reward_model)
 
 # %% ../../nbs/guides/side_by_side.ipynb #42de3206

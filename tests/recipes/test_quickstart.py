@@ -15,10 +15,10 @@ from instruct_goose.recipes.quickstart import (
     QuickstartConfig,
     make_data,
     make_lm,
+    make_reward_model,
     make_tokenizer,
     make_trainer,
     run_quickstart,
-    train_judge,
     train_sft,
 )
 from instruct_goose.recipes.stages import side_by_side
@@ -134,7 +134,7 @@ def models():
     config = QuickstartConfig(**BRIEF)
     data, tokenizer = make_data(config), make_tokenizer(config)
     lm, _ = train_sft(config, data, tokenizer)
-    return data, tokenizer, lm, train_judge(config, data, lm)[0]
+    return data, tokenizer, lm, make_reward_model(config, data, lm)[0]
 
 
 @pytest.mark.deep  # the lessons of the quickstart and of the family train them on it as well

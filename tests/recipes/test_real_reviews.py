@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from instruct_goose.models.reward_model import all_pairs_loss
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.recipes import real_reviews
+from instruct_goose.recipes import stages
 from instruct_goose.recipes.ratings import (
     RATINGS,
     TEXTS,
@@ -31,13 +31,13 @@ from instruct_goose.recipes.ratings import (
 from instruct_goose.recipes.real_reviews import (
     FinishingTrainer,
     ReviewsConfig,
-    make_data,
-    make_lm,
     preferences,
+    review_data,
     run_reviews,
     soft_pairs_loss,
     stop_if_worse,
 )
+from instruct_goose.recipes.stages import small_gpt2
 
 REAL = Path(__file__).parents[3] / "shared/data/icwsm2014"
 real = pytest.mark.skipif(not REAL.is_dir(), reason="the rated sentences are not beside this repository (../shared/data/icwsm2014)")
@@ -338,8 +338,8 @@ def test_every_response_without_an_end_pays_the_greedy_one_too(folder, tmp_path)
     from instruct_goose.training.annotate import greedy_responses
 
     config = tiny(folder, None, **PRESETS["remax"], unfinished_penalty=.25)
-    data = make_data(config, load_reviews(folder))
-    trainer = FinishingTrainer(make_lm(config, data.tokenizer).eval(), config=config, tokenizer=data.tokenizer)
+    data = review_data(config, load_reviews(folder))
+    trainer = FinishingTrainer(small_gpt2(config, data.tokenizer, config.context).eval(), config=config, tokenizer=data.tokenizer)
     r = trainer.score(trainer.rollout(data.prompts[:8]), lambda texts: [1.] * 8)
     eos = data.tokenizer.eos_token_id
     assert r.scores.tolist() == [1. if e else .75 for e in ended(r, eos)]
@@ -382,11 +382,11 @@ def test_whom_it_may_lose_to(own, ridge, vader, named):
 
 def test_a_collapse_is_in_the_summary(tmp_path, monkeypatch, capsys):
     "A judge that likes only short texts, as the one that was fooled did; the policy's log is made up, the rest runs."
-    train = real_reviews.train_policy
+    train = stages.train_policy
     def shrinking(*args):
         rows = train(*args)
         return [rows[0] | {"iteration": i, "response_length": max(3.3, 17.4 - 3 * i), "distinct_2": max(.05, .7 - .1 * i)} for i in range(12)]
-    monkeypatch.setattr(real_reviews, "train_policy", shrinking)
+    monkeypatch.setattr(stages, "train_policy", shrinking)
     summary = run_reviews(tiny(corpus(tmp_path / "data", "a", 90, PRAISE, 3), tmp_path / "run", sft_steps=5, rm_epochs=.5, baselines=False))
     found = {f["name"]: f["evidence"] for f in summary["findings"]}
     assert found["length collapse"] == "response_length fell from 14.4 to 3.3 tokens" and "variety collapse" in found
@@ -402,7 +402,7 @@ def test_settings_out_of_range(folder, name, bad):
 def test_long_texts_are_left_out(folder):
     edit(folder, TEXTS, rb"^(5_5\t[^\t]*\t)", rb"\1" + b"word " * 200)
     reviews = load_reviews(folder)
-    data = make_data(tiny(folder, None), reviews)
+    data = review_data(tiny(folder, None), reviews)
     assert "5_5" not in {r.id for r in data.train + data.held_out} and len(data.train) + len(data.held_out) == 59
     assert all(1 <= len(p.split()) <= 6 for p in data.prompts + data.held_out_prompts)
 

@@ -68,10 +68,10 @@ def test_broken_off_and_gone_on_with_is_the_same_run(tmp_path):
 
 def test_the_figures_by_a_second_way():
     config = smollm_answers.settings(**TINY)
-    trainer = recipes.make_trainer(config, smollm_answers.TASK)
+    trainer = recipes.make_policy_trainer(config, smollm_answers.TASK)
     for n, p in trainer.agent.model.named_parameters():
         if "lora_B" in n: torch.nn.init.normal_(p, std=.5)
-    r, found = recipes.look_at(trainer, smollm_answers.TASK, 8)
+    r, found = recipes.figures_of(trainer, smollm_answers.TASK, 8)
     surprise, tokens, kl = 0., 0, 0.
     for i in range(8):                                                    # row by row, without padding, from whole tables
         q, a = r.query_ids[i][r.query_mask[i]], r.response_ids[i][r.mask[i]]

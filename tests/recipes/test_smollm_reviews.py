@@ -117,7 +117,7 @@ def test_the_table_of_judges_by_counting(tmp_path):
         def __init__(self, sign): self.sign = sign
         def score(self, texts): return [float(self.sign * len(t)) for t in texts]
 
-    table = smollm_reviews.compare({"proxy": Fixed(1), "other_half": Fixed(-1)}, data)
+    table = smollm_reviews.rank_judges({"proxy": Fixed(1), "other_half": Fixed(-1)}, data)
     for margin, name in ((0, "pair_accuracy"), (1, "pair_accuracy_margin_1")):
         asked = [(a, b) for a, b in combinations(data.held_out, 2) if a.mean != b.mean and abs(a.mean - b.mean) >= margin]
         share = sum(.5 if len(a.text) == len(b.text) else (len(a.text) > len(b.text)) == (a.mean > b.mean) for a, b in asked) / len(asked)
