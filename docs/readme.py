@@ -1,4 +1,4 @@
-"""README.md from nbs/index.ipynb: the prose, the stored output of its cells, and a table of the lessons.
+"""README.md from nbs/index.ipynb: the prose, the stored output of its cells, and the course in four lines.
 
 The notebook is run first, so that what it quotes is what evidence/ holds. `--check` writes nothing and fails when
 README.md, its pictures or the outputs stored in the notebook are stale.
@@ -8,39 +8,19 @@ import hashlib
 import re
 from pathlib import Path
 
-from lessons import PARTS, PIPELINE, ROOT, STAGES, START, long, read_pages, routes, shown_outputs
+from lessons import ROOT, grouped, of_course, read_pages, shown_outputs
 
 IMAGES = ROOT / "docs/images"
 INK = "<style>svg { --ink: #262626 } @media (prefers-color-scheme: dark) { svg { --ink: #e6e6e6 } }</style>"
 
 
-def table_of_lessons(pages) -> str:
-    rows, part = ["| lesson | minutes | what it does |", "|---|---|---|"], None
-    for p in pages:
-        if p.part != part:
-            part = p.part
-            rows.append(f"| **{PARTS[part]}** | | |")
-        rows.append(f"| [{p.title}]({p.path.relative_to(ROOT / 'nbs').as_posix()}) | {p.minutes or ''} | {p.subtitle} |")
-    return "\n".join(rows)
+def course(pages) -> str:
+    "The course in a line for each part."
+    def link(p): return f"[{p.number} {p.title}]({p.path.relative_to(ROOT / 'nbs').as_posix()})"
+    return "\n".join(f"- **{heading}**: {', '.join(map(link, rows))}" for heading, rows in grouped(pages, "learn").items())
 
 
-def in_a_line(stages, pages) -> str:
-    "Stages in a line, each a link to its lesson."
-    path = {p.url: p.path.relative_to(ROOT / "nbs").as_posix() for p in pages}
-    return " → ".join(f"[{label}]({path[url]})" for url, label in stages.items() if url in path)
-
-
-def table_of_routes(pages) -> str:
-    rows = ["| you are | time | the way |", "|---|---|---|"]
-    for name, why, lessons, minutes in routes(pages):
-        way = " → ".join(f"[{p.title}]({p.path.relative_to(ROOT / 'nbs').as_posix()})" for p in lessons)
-        rows.append(f"| **{name}**. {why} | {long(minutes)} | {way} |")
-    return "\n".join(rows)
-
-
-def start(pages) -> str:
-    path = {p.url: p.path.relative_to(ROOT / "nbs").as_posix() for p in pages}
-    return "Start: " + " · ".join(f"[{label}]({path[url]})" for url, label in START.items() if url in path)
+def start(pages) -> str: return f"**[Start the course]({of_course(pages)[0].path.relative_to(ROOT / 'nbs').as_posix()})** · **[Run it](#run-it)**"
 
 
 def fresh_outputs(path: Path) -> dict:
@@ -78,9 +58,7 @@ def render() -> tuple[str, dict[Path, str], list[str]]:
     for cell in index.cells:
         if "hide" in cell.directives: continue
         if cell.kind == "markdown":
-            parts.append(cell.source.replace("<!-- lessons -->", table_of_lessons(pages))
-                         .replace("<!-- roadmap -->", in_a_line(STAGES, pages)).replace("<!-- pipeline -->", in_a_line(PIPELINE, pages))
-                         .replace("<!-- routes -->", table_of_routes(pages)).replace("<!-- start -->", start(pages)))
+            parts.append(cell.source.replace("<!-- course -->", course(pages)).replace("<!-- start -->", start(pages)))
             continue
         if cell.directives.get("echo") != "false" and "code-fold" not in cell.directives:
             parts.append(f"```python\n{cell.source}\n```")
