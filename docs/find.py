@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from docutils import nodes
-from glossary import TERMS, anchor
+from glossary import ALIASES, TERMS, anchor
 from lessons import SHELVES, read_pages
 from sphinx import addnodes
 
@@ -93,6 +93,7 @@ class Index:
     def write(self, app, error):
         if error or app.builder.name != "html": return
         terms = [[term, meaning, url, list(others), anchor(term)] for term, (meaning, url, others) in TERMS.items()]
+        terms += [[alias, "", url, [], ""] for alias, url in ALIASES.items()]
         text = json.dumps({"pages": self.pages, "terms": terms}, ensure_ascii=False, separators=(",", ":"))
         (Path(app.outdir) / "_static/find-index.js").write_text(f"const INDEX = {text}\n", "utf-8")
 

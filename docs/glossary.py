@@ -1,4 +1,4 @@
-"""The glossary: a page of its own, and the first time a lesson uses a term a hover text that links to it."""
+"""The glossary: a page of its own, and the first time a page uses a term a hover text that links to it."""
 import html
 import re
 
@@ -70,6 +70,29 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "verifier": ("The code behind a verifiable reward. It can be wrong both ways: pass a wrong answer, and fail a right one.", "guides/smollm_answers", ("verifiers",)),
     "whitening": ("Shifting and scaling to mean 0 and variance 1, over real tokens only.", "learn/masks", ("whitened",)),
 }
+ALIASES = {  # what else is typed into the search -> the page that teaches it
+    "RLVR": "guides/smollm_answers", "reinforcement learning with verifiable rewards": "guides/smollm_answers", "verifiable rewards": "guides/smollm_answers",
+    "PRM": "reference/training/rewards", "process reward model": "reference/training/rewards", "custom reward function": "reference/training/rewards",
+    "Goodhart": "learn/evaluation", "Goodhart's law": "learn/evaluation", "overoptimization": "learn/evaluation", "reward overoptimization": "learn/evaluation",
+    "over-optimization": "learn/evaluation", "best of n": "learn/evaluation", "win rate": "learn/evaluation",
+    "importance sampling": "learn/policy_loss", "advantage normalization": "learn/masks", "advantage normalisation": "learn/masks", "padding": "learn/masks", "loss mask": "learn/masks",
+    "KL coefficient": "learn/kl", "KL estimator": "learn/kl", "k3": "learn/kl", "reverse KL": "learn/kl", "adaptive KL": "learn/kl",
+    "generalized advantage estimation": "learn/advantages", "generalised advantage estimation": "learn/advantages", "TD lambda": "learn/advantages", "discount factor": "learn/advantages",
+    "PPO clip": "learn/policy_loss", "clipped surrogate": "learn/policy_loss", "clipped objective": "learn/policy_loss", "dual clip": "learn/policy_loss",
+    "critic": "learn/value_loss", "value function": "learn/value_loss", "value clipping": "learn/value_loss", "actor critic": "learn/agent",
+    "group relative policy optimization": "learn/group", "leave one out": "learn/group", "REINFORCE++": "learn/group", "ReMax": "learn/group", "Dr. GRPO": "learn/group",
+    "direct preference optimization": "learn/preference", "IPO": "learn/preference", "SimPO": "learn/preference", "ORPO": "learn/preference",
+    "proximal policy optimization": "learn/ppo", "entropy coefficient": "learn/ppo", "log prob": "learn/logprobs", "softmax temperature": "learn/logprobs",
+    "reference model": "learn/agent", "preference model": "learn/reward_model", "Bradley Terry": "learn/reward_model", "generation": "learn/rollout", "sampling responses": "learn/rollout",
+    "training loop": "learn/trainer", "fine-tuning": "learn/sft", "instruction tuning": "learn/sft", "supervised fine-tuning": "learn/sft",
+    "metrics": "learn/reading_the_log", "what to monitor": "learn/reading_the_log", "debugging": "learn/probes", "unit tests for RL": "learn/probes", "bugs": "learn/bug_hunt",
+    "custom loss": "learn/change_the_loss", "own model": "learn/your_own", "my data": "learn/your_own",
+    "QLoRA": "guides/lora", "PEFT": "guides/lora", "parameter efficient": "guides/lora", "inference engine": "guides/vllm", "fully sharded data parallel": "guides/fsdp",
+    "DDP": "guides/several_processes", "multi-GPU": "guides/several_processes", "memory": "guides/cost", "out of memory": "guides/cost", "FLOPs": "guides/cost",
+    "checkpoint": "guides/resume", "wandb": "guides/trackers", "TensorBoard": "guides/trackers", "tool use": "guides/multi_turn", "agents": "guides/multi_turn",
+    "EMA": "reference/variants/moving_reference", "hyperparameters": "reference/training/config", "learning rate schedule": "reference/training/updates", "gradient accumulation": "reference/training/updates",
+    "length penalty": "guides/reward_shaping", "reward clipping": "guides/reward_shaping", "thumbs": "guides/kto", "human feedback": "learn/quickstart",
+    "DAPO filter": "guides/dynamic_sampling", "knowledge distillation": "guides/distillation", "CartPole": "guides/classic_control", "TRL": "guides/from_trl", "torchtune": "guides/from_torchtune"}
 HOVERED = {word: term for term, (_, _, others) in TERMS.items() for word in (term, *others) if term not in ("return", "clip", "state") and word != "agreement"}  # mostly verbs, and a plain word
 WORDS = re.compile(r"(?<![\w\-/.`])(" + "|".join(sorted(map(re.escape, HOVERED), key=len, reverse=True)) + r")(?![\w\-/`+])")
 KEEP = re.compile(  # what is no prose: code, formulas, links, roles, html
@@ -95,12 +118,17 @@ def hover(text: str, seen: set[str], glossary: str) -> str:
 
 
 def glossary_page(titles: dict[str, str]) -> str:
-    "Markdown; `titles` are the lessons' by their address."
-    text = ["# Glossary", "```{rst-class} subtitle\n```\n\nThe words of the field in a sentence each, and the lesson that teaches them\n",
-            "The first time a lesson uses one of these words it is dotted: rest on it to read what it means, click to come here. "
+    "Markdown; `titles` are the pages' by their address."
+    words = sorted(TERMS, key=str.lower)
+    letters = sorted({w[0].upper() for w in words})
+    jumps = " ".join(f'<a href="#letter-{x.lower()}">{x}</a>' for x in letters)
+    text = ["# Glossary", "```{rst-class} subtitle\n```\n\nThe words of the field in a sentence each, and the page that teaches them\n",
+            f'<nav class="letters" aria-label="Letters">{jumps}</nav>',
+            "The first time a page uses one of these words it is dotted: rest on it to read what it means, click to come here. "
             "The letters of the equations are in [the notation](notation.ipynb)."]
-    for term in sorted(TERMS, key=str.lower):
+    for term in words:
         meaning, url, others = TERMS[term]
+        if letters and term[0].upper() == letters[0]: text.append(f'<p class="letter" id="letter-{letters.pop(0).lower()}">{term[0].upper()}</p>')
         other = f" Also: {', '.join(o for o in others if not o.startswith(term[:4]))}." if [o for o in others if not o.startswith(term[:4])] else ""
         text.append(f'<p class="entry" id="{anchor(term)}"><b>{html.escape(term)}</b> {html.escape(meaning)}{other} <a href="{url}.html">{html.escape(titles[url])}</a></p>')
     return "\n\n".join(text) + "\n"

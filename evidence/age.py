@@ -1,7 +1,7 @@
 """Which evidence is older than the code that it measures: `python evidence/age.py`; exit status 1 if any is.
 
-The code of a record is its module in instruct_goose and everything of the package that this one imports, near or far. A change
-counts when the program differs: not a comment, a docstring or a place in the file.
+The code of a record is its module in instruct_goose and everything of the package that this one imports, near or far. Functions are
+compared by name and program, wherever they stood then: a module that moved is no change, nor is a comment, a docstring or a type.
 """
 import ast
 import io
@@ -24,15 +24,6 @@ MEASURES = {"quickstart": "recipes.quickstart", "drift": "worlds.drift",
             "reports/quickstart": "recipes.quickstart", "reports/smollm-sentiment": "recipes.smollm_sentiment"}
 
 
-def bare(source: str) -> ast.Module:
-    "The program without its docstrings."
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))] or [ast.Pass()]
-    return tree
-
-
 def imports(module: str, tree: ast.Module) -> Iterator[str]:
     "What a module of the package takes from the package; a name may be a module or something in one."
     for node in ast.walk(tree):
@@ -46,33 +37,66 @@ def imports(module: str, tree: ast.Module) -> Iterator[str]:
         yield from (".".join([*place, alias.name]) for alias in node.names)
 
 
+class Bare(ast.NodeTransformer):
+    "Leaves out what changes no number: docstrings, types, imports, and whether a method stands in its class or is added to it."
+    def body(self, node):
+        self.generic_visit(node)
+        node.body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))] or [ast.Pass()]
+        return node
+
+    visit_Module = visit_ClassDef = body
+
+    def visit_FunctionDef(self, node):
+        node.returns, node.decorator_list = None, [d for d in node.decorator_list if ast.unparse(d) != "patch"]
+        return self.body(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_arg(self, node): return ast.arg(node.arg)
+
+    def visit_AnnAssign(self, node):
+        self.generic_visit(node)
+        return ast.Assign([node.target], node.value) if node.value else ast.Expr(node.target)
+
+    def visit_Import(self, node): return ast.Pass()
+
+    visit_ImportFrom = visit_Import
+
+
 @cache  # most modules are the same at every commit
-def program(module: str, source: str) -> tuple[str, tuple[str, ...]]:
-    "What a module does, and what it takes from the package."
-    tree = bare(source)
-    return ast.dump(tree), tuple(imports(module, tree))
+def pieces(source: str) -> tuple[tuple[str, str], ...]:
+    "(name, program) of each function, method, class without its methods, and constant of a module, wherever it stands."
+    found = []
+    for node in Bare().visit(ast.parse(source)).body:
+        if isinstance(node, ast.ClassDef):
+            inner = [s for s in node.body if isinstance(s, ast.FunctionDef)]
+            node.body = [s for s in node.body if s not in inner]
+            found += [(s.name, ast.dump(s)) for s in inner]
+        names = [node.name] if hasattr(node, "name") else [ast.unparse(t) for t in getattr(node, "targets", [])]
+        found += [(name, ast.dump(node)) for name in names if name != "__all__"]
+    return tuple(found)
 
 
-def programs(start: str, read: Callable[[str], str | None]) -> dict[str, str]:
-    "Module → its program, for `start` and all that it imports. `read` gives a file's text, None where there is none."
+def reached(start: str, read: Callable[[str], str | None]) -> dict[str, str]:
+    "Module → its source, for `start` and all that it imports. `read` gives a file's text, None where there is none."
     found, todo = {}, [start]
     while todo:
         module = todo.pop()
         if not module or module in found: continue
         text = read(f"instruct_goose/{module.replace('.', '/')}.py")
         if text is None: continue
-        found[module], taken = program(module, text)
-        todo += taken
+        found[module] = text
+        todo += imports(module, ast.parse(text))
     return found
 
 
 @cache
-def at(commit: str, folder: Path = root) -> Callable[[str], str | None]:
-    "Reads files of the package as they were then."
+def at(commit: str, folder: Path = root) -> frozenset[tuple[str, str]]:
+    "Every piece of the package as it was then."
     packed = subprocess.run(["git", "archive", "--format=tar", commit, "instruct_goose"], cwd=folder, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         texts = {m.name: tar.extractfile(m).read().decode("utf-8") for m in tar if m.isfile() and m.name.endswith(".py")}
-    return texts.get
+    return frozenset(piece for text in texts.values() for piece in pieces(text))
 
 
 def now(folder: Path = root) -> Callable[[str], str | None]:
@@ -90,15 +114,15 @@ def commits(record) -> Iterator[str]:
 
 
 def changed(name: str, commit: str, folder: Path = root) -> list[str]:
-    """The modules whose program is another one now. Raises LookupError for a commit that this checkout does not have."""
+    """The functions whose program is another one now, as module.name. Raises LookupError for a commit that this checkout does not have."""
     if subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=folder, capture_output=True).returncode:
         raise LookupError(f"evidence/{name}.json names commit {commit}, which is not here: fetch the whole history")
-    then, today = (programs(MEASURES[name], read) for read in (at(commit, folder), now(folder)))
-    return sorted(m for m in then | today if then.get(m) != today.get(m))
+    then = at(commit, folder)
+    return sorted({f"{module}.{piece[0]}" for module, text in reached(MEASURES[name], now(folder)).items() for piece in pieces(text) if piece not in then})
 
 
 def ages() -> Iterator[tuple[str, str, list[str]]]:
-    "name, commit, modules that have changed since."
+    "name, commit, functions that have changed since."
     for name in MEASURES:
         if not (root / f"evidence/{name}.json").exists(): continue
         for commit in sorted(set(commits(json.loads((root / f"evidence/{name}.json").read_text("utf-8"))))):
@@ -106,8 +130,8 @@ def ages() -> Iterator[tuple[str, str, list[str]]]:
 
 
 if __name__ == "__main__":
-    old = [(name, commit, modules) for name, commit, modules in ages() if modules]
-    for name, commit, modules in old:
-        print(f"{name:<12} {commit[:7]}  older than {len(modules)} modules, such as {', '.join(modules[:3])}: python evidence/run.py {name}")
+    old = [(name, commit, changes) for name, commit, changes in ages() if changes]
+    for name, commit, changes in old:
+        print(f"{name:<12} {commit[:7]}  older than {len(changes)} functions, such as {', '.join(changes[:3])}: python evidence/run.py {name}")
     if not old: print("every record measures the code of today")
     sys.exit(bool(old))

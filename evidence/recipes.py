@@ -1,6 +1,6 @@
 """Full runs of the recipes, on the real model: `python evidence/recipes.py [--cache DIR] [--runs DIR] [--only TEXT]`.
 
-Needs `pip install 'instruct_goose[smollm,peft]'`. Each run takes about ten minutes of one quiet core and stays in its own directory
+Needs `pip install -e '.[smollm,peft]'`. Each run takes about ten minutes of one quiet core and stays in its own directory
 under --runs, so that one that breaks off goes on; evidence/recipes.json is written anew from all that are finished there. Every run
 says at which commit it began.
 """

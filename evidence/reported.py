@@ -2,7 +2,7 @@
 
 Each is the published command with seed 0, run once in a directory under --runs, so that one that breaks off goes on. What
 `instruct-goose report` reads of it is kept in evidence/reports/NAME/, thinned, and where it comes from in evidence/reports/NAME.json;
-the site is built from that by the `run_report` of the day. The recipe needs `pip install 'instruct_goose[smollm,peft]'`.
+the site is built from that by the `run_report` of the day. The recipe needs `pip install -e '.[smollm,peft]'`.
 
 Thinned: numbers of the log to six digits, paths and the kernel's name left out, and of samples.md the table of the samples alone.
 """

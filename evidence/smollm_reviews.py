@@ -1,6 +1,6 @@
 """Full runs of the recipe smollm-reviews, and its sweep over the price of KL: `python evidence/smollm_reviews.py --data DIR`.
 
-Needs `pip install 'instruct_goose[smollm,peft]'` and the rated sentences. First a run for each seed, then one for each price, with the
+Needs `pip install -e '.[smollm,peft]'` and the rated sentences. First a run for each seed, then one for each price, with the
 judges of the first seed; --jobs of them at a time, each in its own directory under --runs, where one that broke off goes on and one
 that is finished stays. evidence/smollm_reviews.json is written anew from all that are finished.
 

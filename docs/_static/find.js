@@ -1,6 +1,7 @@
-// The search: what find.py has collected, ranked. A lesson before a section, a section before a name of a like word; from disk too.
+// The search: what find.py has collected, ranked. The page that teaches a word before its glossary entry, a page before a section, a section before a name of a like word; from disk too.
 (() => {
-  const stem = w => w.length > 3 ? w.replace(/ies$/, "y").replace(/([^s])s$/, "$1") : w
+  const british = w => w.replace(/iz(?=(e|es|ed|er|ers|ing|ation|ations)$)/, "is") // optimization and optimisation are one word
+  const stem = w => w.length > 3 ? british(w).replace(/ies$/, "y").replace(/([^s])s$/, "$1") : w
   const split = text => (text.toLowerCase().normalize("NFKD").replace(/[\u0300-\u036f]/g, "").match(/[\p{L}\p{N}]+/gu) || []).map(stem)
   const count = words => words.reduce((m, w) => m.set(w, (m.get(w) || 0) + 1), new Map())
   const RANK = {changelog: .3, contributing: .3, api: .2, quiz: .6, tables: .6, speed: .6, glossary: .3, index: .8}
@@ -42,8 +43,8 @@
     const taught = new Map()
     for (const t of terms) {
       const exact = t.ways.some(w => same(w, query)), near = Math.max(...t.ways.map(w => match(query, w)))
-      if (exact || near > .5) taught.set(t.url, Math.max(taught.get(t.url) || 0, exact ? 60 : 25 * near))
-      if (exact || near > .7) found.push({kind: "Glossary", title: t.term, href: `glossary.html#${t.anchor}`, excerpt: t.meaning, score: exact ? 200 : 30 * near})
+      if (exact || near > .5) taught.set(t.url, Math.max(taught.get(t.url) || 0, exact ? 260 : 25 * near))
+      if (t.anchor && (exact || near > .7)) found.push({kind: "Glossary", title: t.term, href: `glossary.html#${t.anchor}`, excerpt: t.meaning, score: exact ? 200 : 30 * near})
     }
     for (const page of INDEX.pages) {
       const scored = page.parts.map(p => [inText(query, more, p) + (p.first ? 0 : 14 * match(query, p.words)), p]).sort((a, b) => b[0] - a[0])

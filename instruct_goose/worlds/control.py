@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import nn, Tensor
 
+from .. import install
 from ..objective.advantages import gae
 from ..objective.gaussian import gaussian_entropy, gaussian_logprobs
 from ..objective.logprobs import entropy, token_logprobs
@@ -30,7 +31,7 @@ def _gymnasium():
         import gymnasium
     except ImportError as e:
         raise ImportError(
-            "classic control needs gymnasium: pip install 'instruct_goose[control]'") from e
+            "classic control needs gymnasium: " + install("control")) from e
     return gymnasium
 
 # %% ../../nbs/guides/classic_control.ipynb #72a11121

@@ -360,7 +360,7 @@ LAUNCHERS = {
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_launcher_starts_a_script_that_knows_of_nothing(launcher, tmp_path):
     "The configurations are those that are shipped; only the number of processes is another. Really run: CPU processes over gloo."
-    if launcher.startswith("accelerate"): pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'instruct_goose[smollm]'")
+    if launcher.startswith("accelerate"): pytest.importorskip("accelerate", reason="accelerate is not installed: pip install -e '.[smollm]'")
     here, out = Path(__file__).parent, tmp_path / "weights.pt"
     (tmp_path / "script.py").write_text(SCRIPT.format(paths=[str(here), str(here.parents[1])], out=str(out)))
     command = [str(configs() / x) if x.endswith(".yaml") else x for x in LAUNCHERS[launcher]]

@@ -45,13 +45,13 @@ def repository(tmp_path, monkeypatch):
     write("objective/far", "def f(x): return x + 1\n")
     write("training/near", "from ..objective import far\nfrom instruct_goose.objective.far import f\n")
     write("training/other", "y = 1\n")
-    return tmp_path, write, write("guides/side_by_side", '"what it is"\nfrom ..training.near import far\n\ndef run():\n    "one"\n    return far.f(1)\n')
+    return tmp_path, write, write("worlds/family", '"what it is"\nfrom ..training.near import far\n\ndef run():\n    "one"\n    return far.f(1)\n')
 
 
 def test_only_programs_count(repository):
     folder, write, commit = repository
     assert age.changed("family", commit, folder) == []
-    write("guides/side_by_side", '"other words"\nfrom ..training.near import far  # why\n\n\ndef run():\n    "two"\n    return far.f(1)\n')
+    write("worlds/family", '"other words"\nfrom ..training.near import far  # why\n\n\ndef run():\n    "two"\n    return far.f(1)\n')
     write("training/other", "y = 2\n")
     assert age.changed("family", commit, folder) == []
 

@@ -1,5 +1,5 @@
 """The three trackers with their real packages, in a process of their own and without a network; what they wrote is read back with the
-package's own reader. Not installed: skipped, and said so. (They are no part of `dev`: pip install 'instruct_goose[trackers]'.)"""
+package's own reader. Not installed: skipped, and said so. (They are no part of `dev`: pip install -e '.[trackers]'.)"""
 import importlib.util
 import json
 import struct
@@ -42,7 +42,7 @@ pathlib.Path(out, "lines.json").write_text(json.dumps(lines))
 
 
 def needs(name):
-    if importlib.util.find_spec(name) is None: pytest.skip(f"{name} is not installed: pip install 'instruct_goose[trackers]'")
+    if importlib.util.find_spec(name) is None: pytest.skip(f"{name} is not installed: pip install -e '.[trackers]'")
 
 
 def run(name, out, **environment):
@@ -117,7 +117,7 @@ def test_trackio(tmp_path):
 
 def test_what_is_not_installed_is_said_before_anything_is_done(monkeypatch, tmp_path):
     monkeypatch.setattr("instruct_goose.runs.trackers.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"--track wandb needs the package wandb.*instruct_goose\[trackers\]"): need_tracker("wandb")
+    with pytest.raises(ValueError, match=r"--track wandb needs the package wandb.*\[trackers\]"): need_tracker("wandb")
     config = TrainConfig(model="m", data=Path("x"), reward=("r",), track="tensorboard")
     assert config.track == "tensorboard" and TrainConfig(model="m", data=Path("x"), reward=("r",)).track is None
     with pytest.raises(ValueError, match="track is 'mlflow': it must be one of 'tensorboard', 'wandb', 'trackio'"): TrainConfig(model="m", data=Path("x"), reward=("r",), track="mlflow")
