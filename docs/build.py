@@ -33,6 +33,7 @@ BUILD, SITE = ROOT / "docs/_build", ROOT / "docs/_site"
 COLAB = REPO.replace("https://github.com", "https://colab.research.google.com/github") + f"/blob/{BRANCH}/nbs"
 COPIED = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog"}  # pages that are no lessons
 MADE = {ROOT / "evidence/reports/README.md": "reports", ROOT / "docs/compare.py": "compare", ROOT / "docs/speed.py": "speed", ROOT / "docs/know.py": "know"}  # a file of the repository, and the page that stands for it here
+NEXT = re.compile(r"^\*\*Next\*\*.*(?:\n.+)*\n?", re.M)  # a notebook says it for its readers in Jupyter; the site has the builder's line
 LESSON = r"\bnbs/(?:\w+/)+\w+\.ipynb"  # a path that a program printed
 
 
@@ -322,7 +323,7 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
             if tick: cells.append(text_cell(behind("checked", "checked", tick), f"{cell.id}-checked"))
             if more := below.get((page.url, cell.id)): cells.append(text_cell(more, f"{cell.id}-below"))
             continue
-        text = cell.source
+        text = NEXT.sub("", cell.source)
         if not titled and text.startswith("# "):
             titled = True
             title, _, rest = text.partition("\n")
@@ -420,7 +421,7 @@ def stage() -> list[str]:
     wanted[out / "compare.md"] = compare_page()
     wanted[out / "quiz.md"] = quiz_page({p.url: p.title for p in pages})
     wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})
-    for file, url in COPIED.items(): wanted[out / f"{url}.md"] = (ROOT / file).read_text("utf-8")
+    for file, url in COPIED.items(): wanted[out / f"{url}.md"] = re.sub(r"\]\((\w+\.md)\)", lambda m: f"]({COPIED[m[1]]}.md)", (ROOT / file).read_text("utf-8"))
     for path, text in wanted.items(): write(path, text)
     for path in out.rglob("*.*"):
         if path not in wanted: path.unlink()

@@ -5,7 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from lessons import LOOK_UP, MARKS, SHELVES, Page, grouped, long, of_course, read_pages
+from lessons import LOOK_UP, MARKS, PACKAGES, SHELVES, Page, grouped, long, of_course, read_pages
 from quizzes import QUIZZES, coded
 
 MADE = {"glossary": "Glossary", "api": "All names", "quiz": "Questions on each part", "figures": "All figures", "tables": "Tables", "know": "How we know",
@@ -88,11 +88,20 @@ def shelf_page(shelf: str, pages: list[Page]) -> str:
     for heading, rows in groups.items():
         of = f'<p class="of-part">Lessons {rows[0].number} to {rows[-1].number}, {long(sum(p.minutes or 0 for p in rows))}</p>\n\n' if shelf == "learn" else ""
         quiz = f'\n\n<p class="to-quiz"><a href="quiz.html#{anchor(heading)}">{len(QUIZZES[heading])} questions on this part</a></p>' if heading in QUIZZES else ""
+        if shelf == "reference": quiz = elsewhere(heading, pages)
         text.append(f'## {heading}\n\n{of}<div class="lesson-map">{cards(shelf, rows)}</div>{quiz}')
     if shelf == "reference":
+        text += [f"## {package}{elsewhere(package, pages)}" for package in PACKAGES if package not in groups and elsewhere(package, pages)]
         for heading, rows in looked_up(pages).items():
             text.append(f"## {heading}\n\n" + "\n".join(f"- [{title}]({url}.{'ipynb' if url not in MADE else 'md'})" for url, title in rows))
     return "\n\n".join(text) + "\n"
+
+
+def elsewhere(package: str, pages: list[Page]) -> str:
+    "The modules of a package that a lesson or a guide exports, each a link."
+    found = [p for p in pages if p.part in ("learn", "guides") and p.module and p.module.split(".")[1] == package]
+    links = ", ".join(f'<a href="{p.url}.html"><code>{p.module.split(".")[-1]}</code></a>' for p in found)
+    return f'\n\n<p class="elsewhere">In the course and the guides: {links}</p>' if found else ""
 
 
 def anchor(heading: str) -> str:

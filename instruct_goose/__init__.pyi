@@ -1,8 +1,6 @@
 "The public names. They are loaded when they are asked for, so `instruct-goose --help` does not wait for torch."
 __version__: str
 
-def install(extra: str) -> str: ...
-
 from . import exercises
 from .models.adapters import load_adapters, merge_adapters, with_lora, without_adapters
 from .models.agent import Agent, create_reference_model
@@ -72,3 +70,5 @@ __all__ = [
     "token_kl", "token_logprobs", "train_dpo", "update_meters", "value_loss", "whiten",
     "with_lora", "without_adapters",
 ]  # fmt: skip
+
+def install(extra: str) -> str: ...

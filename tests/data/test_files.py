@@ -81,7 +81,7 @@ def test_every_format_gives_the_rows_that_were_written(tmp_path_factory, rows, e
 def test_pyarrow_is_imported_where_it_is_needed(at, monkeypatch):
     for module in (load, files, rows): assert not re.search(r"^\s*(import|from) (pyarrow|datasets|pandas)", Path(module.__file__).read_text("utf-8"), re.M)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused(lambda: load_pairs(at("a.parquet")), "instruct_goose[data]", error=ImportError)
+    refused(lambda: load_pairs(at("a.parquet")), "pip install -e '.[data]'", error=ImportError)
 
 
 @pytest.mark.parametrize("name, content, reason, words", [
