@@ -1,0 +1,84 @@
+"""Build the playground, a page that trains a language model: docs/playground/*.js → one script that needs no server and no network.
+
+    python docs/playground.py DIR      a page of its own, DIR/playground.html, one file
+    python docs/playground.py --start  train the model that every run begins with, and write docs/playground/start.json
+
+Browsers load neither modules nor workers from a file. So the modules are joined into two classic scripts, and the page makes its worker from a string.
+"""
+import argparse
+import json
+import re
+from pathlib import Path
+
+HERE = Path(__file__).parent / "playground"
+IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)"\n', re.M)
+
+
+def bundle(name: str, seen: list[str] | None = None) -> str:
+    "A module after all that it imports, each once, as one classic script."
+    seen = [] if seen is None else seen
+    if name in seen: return ""
+    seen.append(name)
+    source = (HERE / name).read_text("utf-8")
+    before = "".join(bundle(other, seen) for other in IMPORT.findall(source))
+    return before + re.sub(r"^export ", "", IMPORT.sub("", source), flags=re.M)
+
+
+def script() -> str:
+    "The page's whole script: the data, the worker as a string, and the page."
+    start = json.dumps(json.loads((HERE / "start.json").read_text("utf-8")), ensure_ascii=False, separators=(",", ":"))
+    worker = json.dumps('"use strict";\n' + bundle("worker.js"), ensure_ascii=False)
+    text = f'(() => {{\n"use strict";\nconst START = {start}\nconst WORKER = {worker}\n{bundle("page.js")}\n}})()\n'
+    return text.replace("</", "<\\/")
+
+
+def body() -> str: return (HERE / "page.html").read_text("utf-8")
+
+
+def style() -> str: return (HERE / "page.css").read_text("utf-8")
+
+
+def page_of_site() -> str:
+    "The page within the site, as Markdown; script and style are `script()` and `style()` in _static."
+    return ("---\norphan: true\nhide-toc: true\n---\n\n# Playground\n\n```{rst-class} subtitle\n```\n\n"
+            "PPO trains a small language model here, in your browser, while you change its settings\n\n"
+            '<link rel="stylesheet" href="_static/playground.css">\n\n' + re.sub(r"\n\s*\n", "\n", body()) + '\n\n<script src="_static/playground.js" defer></script>\n')
+
+
+def page() -> str:
+    "The same as one file of HTML: for a frame in Jupyter, or to send by mail."
+    return ('<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>Playground: PPO trains a language model in this page</title>\n<style>\n{style()}</style>\n"
+            f'<body class="alone">\n<main>\n<h1>Playground</h1>\n{body()}\n</main>\n<script>\n{script()}</script>\n</body>\n</html>\n')
+
+
+def write_static(folder: Path):
+    "playground.js and playground.css."
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "playground.js").write_text(script(), "utf-8")
+    (folder / "playground.css").write_text(style(), "utf-8")
+
+
+def train_start():
+    "SFT and the reward model, by the library: half a minute."
+    import torch
+
+    from instruct_goose.worlds.playground import train_policy, train_reward, write_start
+
+    torch.set_num_threads(1)
+    write_start(HERE / "start.json", train_policy(), train_reward())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, help="where playground.html goes")
+    parser.add_argument("--start", action="store_true", help="train start.json anew")
+    args = parser.parse_args()
+    if args.start: train_start()
+    if args.folder:
+        args.folder.mkdir(parents=True, exist_ok=True)
+        (args.folder / "playground.html").write_text(page(), "utf-8")
+        print(args.folder / "playground.html")
+
+
+if __name__ == "__main__": main()
