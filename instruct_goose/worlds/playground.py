@@ -9,7 +9,6 @@ __all__ = ['WORDS', 'END', 'CONTEXT', 'LONGEST', 'ALGORITHMS', 'encode', 'decode
 
 # %% ../../nbs/guides/playground.ipynb #6f3ee3ab
 import base64
-import copy
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -2,7 +2,6 @@
 import copy
 import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest

@@ -1,0 +1,105 @@
+"""The playground's model: its random numbers, its rollout, its reward by hand, and that training does what the page says."""
+import copy
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from instruct_goose.worlds import playground as pg
+from instruct_goose.worlds.film_reviews import write_reviews
+
+START = Path(__file__).parents[2] / "docs/playground/start.json"
+
+
+@pytest.fixture(scope="module")
+def start(): return pg.read_start(START)
+
+
+def test_splitmix32_in_plain_integers():
+    def mixed(seed, n):
+        x = (seed + n * 0x9E3779B9) % 2**32
+        x = (x ^ x >> 16) * 0x21F0AAAD % 2**32
+        x = (x ^ x >> 15) * 0x735A2D97 % 2**32
+        return (x ^ x >> 15) / 2**32
+    g = pg.Splitmix32(2**32 - 5)
+    assert g.uniform(3).tolist() + g.uniform(0).tolist() + g.uniform(500).tolist() == [mixed(2**32 - 5, n) for n in range(1, 504)]
+    many = pg.Splitmix32(1).uniform(100_000)
+    assert abs(many.mean() - .5) < .004 and abs(many.var() - 1 / 12) < .002 and abs(torch.corrcoef(torch.stack([many[1:], many[:-1]]))[0, 1]) < .01
+
+
+def test_a_permutation_holds_each_once_and_every_order_comes():
+    g = pg.Splitmix32(0)
+    seen = Counter(tuple(g.permutation(3)) for _ in range(1200))
+    assert len(seen) == 6 and all(set(p) == {0, 1, 2} for p in seen) and min(seen.values()) > 150
+
+
+def test_contexts_by_hand():
+    assert pg.contexts(torch.tensor([[7, 8, 9, 4, 5, 6, 3]]))[0].tolist() == [
+        [0, 0, 0, 0, 0], [0, 0, 0, 0, 7], [0, 0, 0, 7, 8], [0, 0, 7, 8, 9], [0, 7, 8, 9, 4], [7, 8, 9, 4, 5], [8, 9, 4, 5, 6]]
+
+
+def test_texts_there_and_back():
+    texts = write_reviews(50, 1)
+    ids = pg.encode(texts)
+    mask = pg.response_mask(ids, pg.END)
+    assert pg.decode(ids, mask) == texts and ids.shape[1] <= pg.LONGEST
+    with pytest.raises(KeyError, match="splendidly2"): pg.encode(["splendidly2 ."])
+
+
+def test_reward_counts_words_inside_the_mask():
+    weights = torch.arange(len(pg.WORDS), dtype=torch.float64)
+    reward = pg.WordCountReward(weights, .5)
+    ids, mask = torch.tensor([[3, 3, 10, 0, 7], [5, 0, 0, 9, 9]]), torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]).bool()
+    assert reward(ids, mask).tolist() == [16.5, 5.5]
+
+
+def test_a_sample_says_what_the_policy_says(start):
+    policy = start[0].double()
+    torch.nn.init.normal_(policy.value.weight)
+    ids, mask, logprobs, values = pg.sample(policy, pg.Splitmix32(3), 40, .8)
+    again, v, _ = pg.read(policy, ids, .8)
+    torch.testing.assert_close(logprobs, torch.where(mask, again, 0.).detach())
+    torch.testing.assert_close(values, torch.where(mask, v, 0.).detach())
+    assert torch.equal(mask, pg.response_mask(ids, pg.END)) and not ids[~mask].any()
+    torch.nn.init.zeros_(policy.value.weight)
+
+
+def test_words_are_drawn_as_often_as_they_are_likely(start):
+    first = pg.sample(start[0], pg.Splitmix32(5), 4000).ids[:, 0]
+    expected = start[0](torch.zeros(5, dtype=torch.long))[0].softmax(-1).detach() * 4000
+    likely = expected > 40
+    chi2 = ((torch.bincount(first, minlength=len(pg.WORDS)) - expected)[likely].square() / expected[likely]).sum()
+    assert likely.sum() >= 5 and chi2 < 3 * likely.sum()
+
+
+def test_the_start_is_written_and_read_to_the_bit(tmp_path, start):
+    policy, reward = start
+    pg.write_start(tmp_path / "a.json", policy, reward)
+    assert (tmp_path / "a.json").read_bytes() == START.read_bytes() and START.stat().st_size < 300_000
+    broken = json.loads(START.read_text("utf-8"))
+    broken["words"][5] = "another"
+    (tmp_path / "b.json").write_text(json.dumps(broken), "utf-8")
+    with pytest.raises(ValueError, match="vocabulary"): pg.read_start(tmp_path / "b.json")
+
+
+def test_sft_and_reward_model_learn():
+    policy, reward = pg.train_policy(reviews=300, steps=40), pg.train_reward(pairs=1500)
+    ids = pg.encode(write_reviews(200, 9))
+    mask = pg.response_mask(ids, pg.END)
+    nats = -pg.read(policy, ids, 1.)[0][mask].mean()
+    assert nats < 4  # of log 481 = 6.2
+    scores, human = reward(ids, mask), torch.tensor(pg.human_score(pg.decode(ids, mask)), dtype=torch.float64)
+    assert torch.corrcoef(torch.stack([scores, human]))[0, 1] > .7
+
+
+@pytest.mark.parametrize("algorithm", pg.ALGORITHMS)
+def test_every_algorithm_raises_the_score(start, algorithm):
+    reference, reward = start
+    policy = copy.deepcopy(reference)
+    made = list(pg.train(policy, reference, reward, pg.PlaygroundSettings(algorithm=algorithm, beta=.1), 20))
+    assert made[-1].scores.mean() > made[0].scores.mean() + 1
+    assert all(len(i.losses) == len(i.gradient_norms) == 4 for i in made)
+    values_moved = not torch.equal(policy.value.weight, reference.value.weight)
+    assert values_moved == (algorithm == "ppo")
