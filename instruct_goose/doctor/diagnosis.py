@@ -8,32 +8,19 @@ __all__ = ['RULES', 'KNOWN', 'UNSEEN', 'SILENT', 'Rule', 'diagnose', 'unchecked'
 # %% ../../nbs/guides/doctor.ipynb #e4bc7d6c
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from . import rules
 from .log import HALF, Finding, Run
-from .rules import (
-    ends_unseen, equal_rewards, foreign_prompts, kl_estimate_off, kl_sign, negative_kl,
-    never_ends, nll_off_entropy, no_policy_gradient, noisy_forward, padding_counted,
-    policy_stands_still, ratio_never_moves, reference_is_the_policy, sampler_left_behind,
-    sampler_mismatch, start_kl, steps_rounded_away, values_stand_still)
-from .rules import (
-    drift, entropy_collapse, large_steps, length_collapse, no_clip, reward_scale,
-    reward_spread_moves, small_rewards, variety_collapse)
-from instruct_goose.doctor.rules import (
-    advantages_of_other_rows, entropy_bonus_off, harmful_values, length_is_reward,
-    noisy_reward, other_discount, policy_loss_direction, policy_loss_scale, prompts_lost,
-    returns_are_values, reward_of_other_rows, same_responses, stale_gradients,
-    value_loss_off)
 
 # %% ../../nbs/guides/doctor.ipynb #b5d834b9
 @dataclass(frozen=True)
 class Rule:
     "How to find one thing, and what to say about it."
     find: Callable[[Run], str | None] # the evidence, or None
-    severity: str
+    severity: str  # "error" or "warning"
     needs: str     # the metrics without which it cannot be looked for
-    what: str
-    lesson: str
+    what: str      # what is wrong
+    lesson: str    # the notebook to read
     cure: str
 
     @property
@@ -43,167 +30,167 @@ class Rule:
 
 # %% ../../nbs/guides/doctor.ipynb #372fe5f2
 _FIRST = (
-    Rule(noisy_forward, "error", "max_ratio_deviation_first",
+    Rule(rules.noisy_forward, "error", "max_ratio_deviation_first",
          "the same weights give the same tokens another probability each time: the forward is "
          "not repeatable",
          "learn/13_agent", "turn dropout off (model.eval()) in sampling and in training"),
-    Rule(start_kl, "warning", "kl_to_reference",
+    Rule(rules.start_kl, "warning", "kl_to_reference",
          "policy and reference differ before anything was learnt: another model, or the two "
          "forwards are not the same",
          "reference/models/tokens", "unless you meant another reference: give both models the same "
          "mask, position ids, temperature and mode"),
-    Rule(padding_counted, "error", "response_length finished",
+    Rule(rules.padding_counted, "error", "response_length finished",
          "the mask covers what stands behind the end token",
          "learn/04_masks", "end the mask at the first end token, that token included: "
          "response_mask"),
-    Rule(sampler_mismatch, "error", "max_sampler_deviation",
+    Rule(rules.sampler_mismatch, "error", "max_sampler_deviation",
          "the sampler drew from another distribution than the one that is trained: tokens "
          "shifted by one, position "
          "ids, temperature, truncation, or padding (a deviation below 0.5 may be the rounding "
          "of half precision)",
          "learn/15_rollout", "one temperature, one mask and position ids from it, "
          "logits[t−1] for token t, in both"),
-    Rule(sampler_left_behind, "warning", "sampler_kl response_length kl_to_reference",
+    Rule(rules.sampler_left_behind, "warning", "sampler_kl response_length kl_to_reference",
          "the sampler moves away from the policy: an engine that does not get the new weights, "
          "or gets them very late",
          "guides/vllm", "load_weights after each update, into the engine that writes; "
          "unless it is meant to be that many updates behind: another bound on the lag"),
-    Rule(nll_off_entropy, "error", "sampled_nll sampled_nll_error entropy tokens",
+    Rule(rules.nll_off_entropy, "error", "sampled_nll sampled_nll_error entropy tokens",
          "the tokens are not a fair draw from the policy: top-k, top-p, or another temperature, "
          "which the log-probabilities do not know of",
          "learn/15_rollout", "sample from the whole distribution: no top_k, no top_p"),
-    Rule(foreign_prompts, "warning", "prompt_nll",
+    Rule(rules.foreign_prompts, "warning", "prompt_nll",
          "the model finds its prompts stranger than noise: are these its tokens?",
          "reference/models/tokens", "the tokenizer that the model was trained with"))
 
 # %% ../../nbs/guides/doctor.ipynb #9f0d6800
 _CAUSES = (
-    Rule(kl_estimate_off, "error", "kl_to_reference kl_estimate",
+    Rule(rules.kl_estimate_off, "error", "kl_to_reference kl_estimate",
          "the estimate of the KL from the tokens is not the KL: the tokens were not drawn from "
          "this policy at these "
          "states, as with a shift by one or other position ids in the rollout",
          "learn/05_logprobs", "logits[t−1] for token t; position ids from the mask in the "
          "rollout too"),
-    Rule(negative_kl, "error", "reward_mean total_reward_mean beta kl_to_reference",
+    Rule(rules.negative_kl, "error", "reward_mean total_reward_mean beta kl_to_reference",
          "a KL that is negative on average: token and logits do not belong together",
          "learn/05_logprobs", "logits[t−1] predict token t: shift one of them by one"),
-    Rule(kl_sign, "error", "reward_mean total_reward_mean beta kl_to_reference",
+    Rule(rules.kl_sign, "error", "reward_mean total_reward_mean beta kl_to_reference",
          "the KL has the wrong sign: the policy is paid for leaving the reference",
          "learn/06_kl", "reward = score − β·(log π − log π_ref)"),
-    Rule(prompts_lost, "error", "distinct_prompts prompts_given",
+    Rule(rules.prompts_lost, "error", "distinct_prompts prompts_given",
          "fewer different prompts are answered than were given",
          "reference/training/prompts", "each row of the batch has its own prompt"),
-    Rule(same_responses, "error", "distinct_responses entropy response_length tokens",
-         "responses repeat each other though there are many to choose from: the same dice for "
-         "every row", "learn/15_rollout", "one draw per row"),
-    Rule(noisy_reward, "warning", "reward_noise",
+    Rule(rules.same_responses, "error", "distinct_responses entropy response_length tokens",
+         "responses repeat each other though there are many to choose from: the same random "
+         "numbers for every row", "learn/15_rollout", "one draw per row"),
+    Rule(rules.noisy_reward, "warning", "reward_noise",
          "the same text has another score when it is asked for again: dropout that is on, or a "
          "reward that is a matter of luck",
-         "reference/training/rewards", "reward_model.eval(); of a judge that rolls dice, a mean"),
-    Rule(reward_of_other_rows, "warning", "reward_shift",
+         "reference/training/rewards", "reward_model.eval(); of a score that is drawn, a mean"),
+    Rule(rules.reward_of_other_rows, "warning", "reward_shift",
          "the score of a text depends on the texts beside it: rows that have slipped, or a score "
          "read at the padding", "reference/training/rewards",
          "unless it ranks a batch: score i belongs to text i, read at its last real token"),
-    Rule(length_is_reward, "warning", "score_length_correlation",
+    Rule(rules.length_is_reward, "warning", "score_length_correlation",
          "the score is the length of the response, or very nearly",
          "reference/training/rewards", "score what is said; divide by the length"),
-    Rule(equal_rewards, "warning", "reward_std",
+    Rule(rules.equal_rewards, "warning", "reward_std",
          "most responses that are compared have the same reward: nothing to learn from",
          "learn/11_group", "a finer reward, prompts that are neither too easy nor too "
          "hard, larger groups"))
 
 # %% ../../nbs/guides/doctor.ipynb #9f0d6801
 _LEARNING = (
-    Rule(reference_is_the_policy, "error", "kl_to_reference",
+    Rule(rules.reference_is_the_policy, "error", "kl_to_reference",
          "the reference goes wherever the policy goes, so nothing holds it",
          "learn/13_agent", "a frozen copy: create_reference_model(model), made once"),
-    Rule(advantages_of_other_rows, "error", "advantage_correlation advantage_std",
+    Rule(rules.advantages_of_other_rows, "error", "advantage_correlation advantage_std",
          "the advantages that are learnt from are not those that were found",
          "learn/07_advantages", "whiten, and otherwise leave them with their tokens"),
-    Rule(returns_are_values, "error", "advantage_std value_mean reward_std",
+    Rule(rules.returns_are_values, "error", "advantage_std value_mean reward_std",
          "the values' target is what they say already", "learn/09_value_loss",
          "returns = advantages + values, before whitening"),
-    Rule(other_discount, "error", "return_gamma return_lam",
+    Rule(rules.other_discount, "error", "return_gamma return_lam",
          "the returns are made with another discount than the settings have",
          "learn/07_advantages", "one γ and one λ, from the settings"),
-    Rule(policy_loss_scale, "error", "policy_gradient_scale",
+    Rule(rules.policy_loss_scale, "error", "policy_gradient_scale",
          "the loss pulls at the tokens more, or less, than the mean over them would, or the "
          "other way: micro-batches that are not divided, a forgotten factor, a sign",
          "reference/training/updates", "divide each micro-batch by the count of the whole minibatch"),
-    Rule(policy_loss_direction, "error", "policy_gradient_cosine",
+    Rule(rules.policy_loss_direction, "error", "policy_gradient_cosine",
          "the loss pulls at other tokens than those with the advantages: rows or columns that "
          "have slipped, a sign", "learn/08_policy_loss",
          "−ratio·Â, token by token, with Â from the same row"),
-    Rule(value_loss_off, "error", "value_gradient_scale",
+    Rule(rules.value_loss_off, "error", "value_gradient_scale",
          "the loss does not pull the values to their returns by vf_coef",
          "learn/09_value_loss", "vf_coef·½(V − R̂)², R̂ a constant, over the tokens"),
-    Rule(entropy_bonus_off, "error", "entropy_gradient_scale",
+    Rule(rules.entropy_bonus_off, "error", "entropy_gradient_scale",
          "the loss does not reward entropy by ent_coef: a sign, or a factor",
          "learn/10_ppo", "loss − ent_coef · mean entropy"),
-    Rule(stale_gradients, "error", "stale_gradient",
+    Rule(rules.stale_gradients, "error", "stale_gradient",
          "gradients of the update before are still there", "reference/training/updates",
          "optimizer.zero_grad() before each update"),
-    Rule(no_policy_gradient, "error", "grad_norm",
+    Rule(rules.no_policy_gradient, "error", "grad_norm",
          "the policy has no gradient: the ratio is constant, or the loss does not reach it",
          "learn/08_policy_loss", "old_logprobs are numbers from before the first update: "
          "no_grad, and kept"),
-    Rule(policy_stands_still, "error", "grad_norm kl_to_old_exact",
+    Rule(rules.policy_stands_still, "error", "grad_norm kl_to_old_exact",
          "there is a gradient, and the policy does not move: a learning rate of 0, an optimizer "
          "of other parameters, or steps that the precision swallows",
          "reference/training/updates", "lr above 0, the model's own parameters, weights in float32"),
-    Rule(steps_rounded_away, "warning", "weights_moved rounding",
+    Rule(rules.steps_rounded_away, "warning", "weights_moved rounding",
          "most weights stay as they are: the step is smaller than their precision",
          "reference/training/updates", "weights in float32 and autocast, or a larger lr"),
-    Rule(ratio_never_moves, "warning", "kl_to_old grad_norm",
+    Rule(rules.ratio_never_moves, "warning", "kl_to_old grad_norm",
          "π_old moves along with π, so the ratio is always 1 and the clip never holds",
          "learn/08_policy_loss", "compute old_logprobs once per rollout, before the first "
          "update"),
-    Rule(values_stand_still, "error", "value_mean",
+    Rule(rules.values_stand_still, "error", "value_mean",
          "the value function does not learn", "learn/09_value_loss",
          "give the optimizer the value head's parameters, and vf_coef above 0"),
-    Rule(harmful_values, "warning", "value_error value_bias value_scatter",
+    Rule(rules.harmful_values, "warning", "value_error value_bias value_scatter",
          "the values are farther from the returns than 0 is", "learn/09_value_loss",
          "a lower value_lr; the same γ in targets and returns"))
 
 # %% ../../nbs/guides/doctor.ipynb #f340ff0a
 _SIZES = (
-    Rule(never_ends, "warning", "response_length finished",
+    Rule(rules.never_ends, "warning", "response_length finished",
          "no response ends before the limit", "learn/15_rollout",
          "check eos_token_id, and that the training texts end in that token; or a higher beta, "
          "if it ended once"),
-    Rule(ends_unseen, "warning", "response_length finished tokens",
+    Rule(rules.ends_unseen, "warning", "response_length finished tokens",
          "responses stop before the limit, and none of them counts as finished",
          "learn/15_rollout", "what ends a response is among eos_ids, and inside the mask"),
-    Rule(small_rewards, "warning", "reward_std beta reward_mean total_reward_mean",
+    Rule(rules.small_rewards, "warning", "reward_std beta reward_mean total_reward_mean",
          "what tells the scores apart is small beside the price of a nat: the policy will stay "
          "where it is", "learn/14_reward_model",
          "bring the rewards to standard deviation 1: RewardModel.normalise"),
-    Rule(reward_spread_moves, "warning", "reward_std reward_mean",
+    Rule(rules.reward_spread_moves, "warning", "reward_std reward_mean",
          "the scores are no longer in the unit that they began in",
          "learn/14_reward_model", "fix the reward's scale before the run"),
-    Rule(reward_scale, "warning", "return_std",
+    Rule(rules.reward_scale, "warning", "return_std",
          "rewards are large beside what values, value clip and beta are made for",
          "learn/14_reward_model",
          "bring the rewards to standard deviation 1: RewardModel.normalise"),
-    Rule(no_clip, "warning", "clip_fraction kl_to_old response_length",
+    Rule(rules.no_clip, "warning", "clip_fraction kl_to_old response_length",
          "large steps and not one token cut: nothing holds the policy back",
          "learn/08_policy_loss",
          "surrogate='min' with a clip near 0.2, or fewer updates per rollout"),
-    Rule(large_steps, "warning", "kl_to_old response_length",
+    Rule(rules.large_steps, "warning", "kl_to_old response_length",
          "one iteration moves the policy too far", "learn/16_trainer",
          "a lower lr, fewer epochs or minibatches"),
-    Rule(drift, "warning", "kl_to_reference response_length",
+    Rule(rules.drift, "warning", "kl_to_reference response_length",
          "the policy is far from the reference: read its texts, not its reward",
          "learn/06_kl",
          "a higher beta or a kl_target, a lower lr"),
-    Rule(entropy_collapse, "warning", "entropy",
+    Rule(rules.entropy_collapse, "warning", "entropy",
          "the policy says nearly the same every time", "learn/10_ppo",
          "a lower lr, a higher beta, or an entropy bonus"),
-    Rule(length_collapse, "warning", "response_length",
+    Rule(rules.length_collapse, "warning", "response_length",
          "the responses have become a fraction of what they were: read them; unless short ones "
          "are what you asked for", "guides/real_reviews",
          "a better judge, a higher beta, or a price on ending early"),
-    Rule(variety_collapse, "warning", "distinct_2",
+    Rule(rules.variety_collapse, "warning", "distinct_2",
          "the responses repeat the same few phrases: read them", "guides/real_reviews",
          "a higher beta, a lower lr, or an entropy bonus"))
 
@@ -212,22 +199,21 @@ RULES = _FIRST + _CAUSES + _LEARNING + _SIZES # in the order of a visit
 
 # %% ../../nbs/guides/doctor.ipynb #26b08fb3
 def diagnose(
-    metrics: Sequence[Mapping[str, Any]], # one dictionary per iteration, as `train` returns
-    config: Mapping[str, Any] | None = None, # the settings, if at hand: some rules can say more
+    metrics: Sequence[Mapping[str, object]], # one dictionary per iteration, as `train` returns
+    config: Mapping[str, object] | None = None, # the settings, if at hand: some rules say more
 ) -> list[Finding]: # causes before consequences; empty where nothing looks wrong
     """What looks wrong in a run's metrics; what the settings ask for does not. Raises TypeError or
     ValueError for what are no metrics or no settings: see `Run`."""
-    run = Run(metrics, config)
-    found = ((rule, rule.find(run)) for rule in RULES)
-    def rounding(rule: Rule) -> bool:
-        unknown = "deviation" in rule.needs and not run["rounding"]
-        return unknown and max(run[rule.needs]) <= HALF
-
-    return [Finding(r.name, "warning" if rounding(r) else r.severity, r.what, evidence, r.lesson,
-                    r.cure) for r, evidence in found if evidence]
+    run, findings = Run(metrics, config), []
+    for r in RULES:
+        if evidence := r.find(run):
+            rounding = "deviation" in r.needs and not run["rounding"] and max(run[r.needs]) <= HALF
+            severity = "warning" if rounding else r.severity
+            findings.append(Finding(r.name, severity, r.what, evidence, r.lesson, r.cure))
+    return findings
 
 def unchecked(
-    metrics: Sequence[Mapping[str, Any]], # as for `diagnose`
+    metrics: Sequence[Mapping[str, object]], # as for `diagnose`
 ) -> dict[str, list[str]]: # by rule, the metrics that it misses
     "The rules that had nothing to read."
     run = Run(metrics)
@@ -242,7 +228,7 @@ SILENT = ("the reward on the last column of the batch, behind the end token",
 
 def report(
     findings: Sequence[Finding], # from `diagnose`
-    metrics: Sequence[Mapping[str, Any]] | None = None, # the same, to say what was not checked
+    metrics: Sequence[Mapping[str, object]] | None = None, # the same, for what was not checked
 ) -> str:
     "The findings as text; and where there are none, that, and what it does not mean."
     lines = [f"{f.severity.upper()}  {f.name}: {f.what}.\n  seen   {f.evidence}.\n"

@@ -137,7 +137,8 @@ def expected_pulls(
     x = batch.old_logprobs.detach().clone().requires_grad_()
     ratio = probability_ratio(x, batch.old_logprobs, mask, level=c.ratio_level)
     weights = importance_weights(batch, c)
-    gain = ratio * batch.advantages * (1. if weights is None else weights)
+    pulled = x if c.surrogate == "weight" else ratio # of "weight" the ratio is a constant
+    gain = pulled * batch.advantages * (1. if weights is None else weights)
     pulls = {"logprobs": torch.autograd.grad(aggregate(gain, mask, **mean), x)[0]}
     one = torch.ones_like(x).requires_grad_()
     share = torch.autograd.grad(aggregate(one, mask, **mean), one)[0]
