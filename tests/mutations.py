@@ -1,6 +1,6 @@
 """Change the package in one small way after another, and see whether a test notices: `make mutations`.
 
-`python tests/mutations.py 150 60` draws 150 mutants, as many from each module of `models` and `training`, to write tests for, and
+`python tests/mutations.py 150 60` draws 150 mutants, as many from each module between the objective and the worlds, to write tests for, and
 60 others to see how many such changes are noticed of which nobody has thought; `--seed` draws others. It runs for each
 the tests of these floors that pass through the changed lines until one fails, the quick ones before the slow, for at most --seconds
 of their usual time. What nobody noticed is listed in evidence/mutations.json. Write behind its
@@ -41,7 +41,8 @@ import pytest
 
 root = Path(__file__).parents[1]
 TABLE = "evidence/mutations.json"
-FLOORS, TESTS = ("instruct_goose/models", "instruct_goose/training"), ("tests/models", "tests/training")
+ROOMS = ("models", "training", "variants", "supervised", "runs", "distributed", "data", "doctor")
+FLOORS, TESTS = [f"instruct_goose/{room}" for room in ROOMS], [f"tests/{room}" for room in ROOMS]
 WARM = ("torch", "transformers.modeling_utils", "transformers.models.gpt2.modeling_gpt2", "beartype", "jaxtyping", "hypothesis",
         "tokenizers", "safetensors.torch", "matplotlib.pyplot")  # what takes seconds to import
 COMPARE = {ast.Lt: (ast.LtE, ast.Gt), ast.LtE: (ast.Lt, ast.GtE), ast.Gt: (ast.GtE, ast.Lt), ast.GtE: (ast.Gt, ast.LtE),
