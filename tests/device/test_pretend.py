@@ -10,6 +10,7 @@ from device.pretend import DeviceError, PretendGPU
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+pytestmark = pytest.mark.deep  # that mistakes of the library are found: test_library.test_a_mistake_is_found_with_its_line
 G, C = {"device": "cuda"}, {"device": "cpu"}
 x = lambda **kw: torch.ones(4, 3, **kw)
 row = lambda **kw: torch.ones(3, **kw)

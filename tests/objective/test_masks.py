@@ -183,12 +183,6 @@ def test_rows_without_tokens():
         with pytest.raises(ValueError, match="nothing to average"): aggregate(X, M & False, how, **needs(how))
 
 
-def test_sequence_sum_does_not_see_the_padding_if_told_the_length():
-    wide, wide_mask = (torch.nn.functional.pad(t, (0, 4)) for t in (X, M))
-    near(aggregate(wide, wide_mask, "sequence_sum", length=3), BY_HAND["sequence_sum"])
-    near(aggregate(wide, wide_mask, "sequence_sum"), BY_HAND["sequence_sum"] * 3 / 7)
-
-
 @pytest.mark.parametrize("bad, says", [
     (dict(how="mean"), "token_mean, sequence_mean, sequence_sum"), (dict(denominator=0), "denominator=0"),
     (dict(denominator=torch.tensor(-1.)), "above 0"), (dict(how="sequence_sum", length=0), "length=0"),
