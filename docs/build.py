@@ -24,6 +24,7 @@ from guards import without_guards
 from know import know_page
 from lessons import BRANCH, PACKAGES, REPO, ROOT, SHELVES, STAGES, Cell, Page, of_course, read_pages, target
 from narrow import stacked, text_factor
+from playground import page_of_site
 from quizzes import QUIZZES, quiz_page
 from reports import reports_page, write_reports
 from shelves import anchor, course, neighbours, shelf_page, up
@@ -419,6 +420,7 @@ def stage() -> list[str]:
     wanted[out / "figures.md"], drawn = figures_page(pages)
     wanted[out / "reports.md"] = links.apply(reports_page(), index)
     wanted[out / "compare.md"] = compare_page()
+    wanted[out / "playground.md"] = page_of_site(BUILD / "static")
     wanted[out / "quiz.md"] = quiz_page({p.url: p.title for p in pages})
     wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})
     for file, url in COPIED.items(): wanted[out / f"{url}.md"] = re.sub(r"\]\((\w+\.md)\)", lambda m: f"]({COPIED[m[1]]}.md)", (ROOT / file).read_text("utf-8"))

@@ -38,11 +38,21 @@ def body() -> str: return (HERE / "page.html").read_text("utf-8")
 def style() -> str: return (HERE / "page.css").read_text("utf-8")
 
 
-def page_of_site() -> str:
-    "The page within the site, as Markdown; script and style are `script()` and `style()` in _static."
+def page_of_site(static: Path) -> str:
+    "The page within the site, as Markdown; its script and its style go to the folder `static`."
+    static.mkdir(parents=True, exist_ok=True)
+    (static / "playground.js").write_text(script(), "utf-8")
+    (static / "playground.css").write_text(style(), "utf-8")
     return ("---\norphan: true\nhide-toc: true\n---\n\n# Playground\n\n```{rst-class} subtitle\n```\n\n"
             "PPO trains a small language model here, in your browser, while you change its settings\n\n"
-            '<link rel="stylesheet" href="_static/playground.css">\n\n' + re.sub(r"\n\s*\n", "\n", body()) + '\n\n<script src="_static/playground.js" defer></script>\n')
+            f'<link rel="stylesheet" href="_static/playground.css">\n\n{body()}\n\n<script src="_static/playground.js" defer></script>\n')
+
+
+def frame(experiment: str | None = None, up: str = "") -> str:
+    "The playground folded up in another page, loaded when the reader opens it; `up` leads from that page to the site's root."
+    asked = "embed=1" + (f"&amp;experiment={experiment}" if experiment else "")
+    return (f'<details class="playground-frame"><summary>Train the model here</summary><iframe src="{up}playground.html?{asked}" loading="lazy" '
+            'title="Playground: PPO trains a language model" style="width: 100%; height: 60rem; border: 0"></iframe></details>')
 
 
 def page() -> str:
@@ -50,13 +60,6 @@ def page() -> str:
     return ('<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<title>Playground: PPO trains a language model in this page</title>\n<style>\n{style()}</style>\n"
             f'<body class="alone">\n<main>\n<h1>Playground</h1>\n{body()}\n</main>\n<script>\n{script()}</script>\n</body>\n</html>\n')
-
-
-def write_static(folder: Path):
-    "playground.js and playground.css."
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "playground.js").write_text(script(), "utf-8")
-    (folder / "playground.css").write_text(style(), "utf-8")
 
 
 def train_start():

@@ -25,7 +25,7 @@ worker.onmessage = ({ data: { id, answer, error } }) => {
 
 // --- state ------------------------------------------------------------------------------------------------------------
 const address = fromAddress(location.search), MOST = 300
-let settings = address.settings, playing = false, until = MOST, first = null, shown = null, drawn = 0
+let settings = address.settings, playing = null, until = MOST, first = null, shown = null, drawn = 0
 let run = { settings, rows: [], marks: [], words: [] }, earlier = []
 const seen = new Set() // labels of runs of experiments that were watched to their end
 
@@ -62,7 +62,7 @@ function showSettings() {
   for (const s of sliders) s.update()
   at("algorithm").value = settings.algorithm
   placement.value = settings.kl_placement
-  const held = [toAddress(settings), address.embed ? "embed=1" : ""].filter(Boolean).join("&")
+  const held = [toAddress(settings), address.embed ? "embed=1" : "", address.experiment ? `experiment=${address.experiment}` : ""].filter(Boolean).join("&")
   try { history.replaceState(null, "", `${location.pathname}${held ? `?${held}` : ""}${location.hash}`) } catch { /* a frame without an address */ }
 }
 
@@ -91,17 +91,17 @@ async function step() {
 }
 
 async function play(iterations = MOST, pause = () => Number(at("speed").value)) {
-  if (playing) return
-  playing = true
+  const mine = playing = {} // another play, or none, ends this one
   until = run.rows.length + iterations
   showPlaying()
-  while (playing && run.rows.length < until) {
+  while (playing === mine && run.rows.length < until) {
     const began = performance.now()
     await step()
     const rest = pause() - (performance.now() - began)
     if (rest > 0) await new Promise(done => setTimeout(done, rest))
   }
-  playing = false
+  if (playing && playing !== mine) return
+  playing = null
   showPlaying()
   draw(true)
   const last = run.rows[run.rows.length - 1]
@@ -109,7 +109,8 @@ async function play(iterations = MOST, pause = () => Number(at("speed").value)) 
 }
 
 async function stop() {
-  playing = false
+  playing = null
+  showPlaying()
   await ask("settings", { settings }) // what was asked before has been answered by now
 }
 
@@ -145,9 +146,9 @@ function draw(all = false) {
 // --- responses --------------------------------------------------------------------------------------------------------
 // what a word is coloured by: its number, the number of full colour, and what the two colours mean
 const COLOURS = {
-  advantage: { label: "advantage", of: w => w.advantage, full: 2, key: ["worse than expected: less likely", "better than expected: more likely"] },
+  advantage: { label: "advantage", of: w => w.advantage, full: 2, key: ["worse than expected", "better than expected"] },
   ratio: { label: "ratio after the update", of: w => Math.log(w.ratio), full: .4, key: ["less likely than before", "more likely than before"] },
-  clip: { label: "clip", of: w => w.ratio > 1 + settings.clip && w.advantage > 0 ? 1 : w.ratio < 1 - settings.clip && w.advantage < 0 ? -1 : 0, full: 1, key: ["held from below", "held from above"] },
+  clip: { label: "clip", of: w => settings.algorithm === "reinforce" ? 0 : w.ratio > 1 + settings.clip && w.advantage > 0 ? 1 : w.ratio < 1 - settings.clip && w.advantage < 0 ? -1 : 0, full: 1, key: ["held from below", "held from above"] },
   value: { label: "value", of: w => w.value, full: 3, key: ["expects less than 0", "expects more than 0"] },
   kl: { label: "KL", of: w => w.kl, full: 3, key: ["rarer than in the reference", "more frequent than in the reference"] },
   reward: { label: "per-word reward", of: w => w.reward, full: 2, key: ["pays", "is paid"] }
@@ -168,8 +169,9 @@ function showResponses() {
       if (w.ratio !== undefined) button.style.backgroundColor = colour(by.of(w) / by.full)
       return button
     })
-    const line = element("div", { class: response.grammatical ? "pg-line" : "pg-line pg-broken" }, element("span", { class: "pg-text" }, ...words))
+    const line = element("div", { class: response.grammatical ? "pg-line" : "pg-line pg-broken" }, element("span", { class: "pg-text" }, ...words.flatMap(word => [word, " "])))
     if (!response.grammatical) line.append(element("span", { class: "pg-flag", text: "broken" }))
+    if (response.score !== undefined) line.append(element("span", { class: "pg-score", text: two(response.score), title: "reward-model score" }))
     return line
   })
   list.replaceChildren(...lines)
@@ -261,7 +263,7 @@ async function setUp(experiment, r) {
   settings = { ...DEFAULTS, ...r.settings, seed: settings.seed }
   showSettings()
   await reset()
-  at("play").scrollIntoView({ block: "nearest", behavior: still.matches ? "auto" : "smooth" })
+  if (!address.embed) document.querySelector(".pg-bar").scrollIntoView({ block: "nearest", behavior: still.matches ? "auto" : "smooth" })
   await play(r.iterations)
 }
 
@@ -275,7 +277,8 @@ function makeExperiments() {
     const card = element("details", { id: `pg-experiment-${experiment.name}`, name: "pg-experiment", class: "pg-experiment" }, element("summary", { text: experiment.title }), element("p", { text: experiment.question }),
       element("p", { class: "pg-buttons" }, ...buttons), element("p", { class: "pg-answer", role: "status", hidden: "" }))
     at("experiments").append(card)
-    if (address.experiment === experiment.name) card.open = true
+    card.open = experiment.name === (address.experiment ?? "kl")
+    card.hidden = address.embed && !card.open
   }
 }
 

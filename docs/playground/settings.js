@@ -42,7 +42,7 @@ export function fromAddress(search) {
   }
   if (settings.batch_size < 2 || settings.batch_size % settings.group_size || settings.group_size < 2) Object.assign(settings, { batch_size: 64, group_size: 8 })
   const iterations = Math.min(10000, Math.max(0, Math.floor(Number(asked.get("iterations")) || 0)))
-  return { settings, iterations, embed: asked.has("embed"), experiment: asked.get("experiment") }
+  return { settings, iterations, embed: asked.has("embed"), experiment: /^\w+$/.test(asked.get("experiment")) ? asked.get("experiment") : null }
 }
 
 // the settings that are not the default, as an address
