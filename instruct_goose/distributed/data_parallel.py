@@ -22,6 +22,8 @@ from ..training.sampling import below, joined
 from .fsdp import cut, is_sharded, whole
 from ..training.updates import Seen, backward
 
+torch.serialization.add_safe_globals([Rollout, Seen])  # may be sent
+
 # %% ../../nbs/reference/distributed/data_parallel.ipynb #b9c00005
 class ShardDice(torch.Generator):
     """Dice for some rows of a batch. `throw` throws for all rows, with the dice that they share,

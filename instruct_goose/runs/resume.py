@@ -94,23 +94,22 @@ class CheckpointManager:
     def resume(self) -> Path | None: # the checkpoint, None where there is none
         """Load the newest whole checkpoint, in every process. Raises ValueError if it is another
         run's, or no run's."""
-        path, found = from_first(self._newest)
+        path, (tensors, record) = from_first(self._newest)
         if path is not None:
-            tensors, record = found
             stages = {k: (part(tensors, k), inner) for k, inner in record["stages"].items()}
             name, at, of = record["place"]
             self.latest = self.on_disk = RunState(stages, (name, at, of))
             self.earlier, self.resumed_from = record["seconds"], at if name == MAIN else name
-        return path
+        return path and Path(path)
 
-    def _newest(self) -> tuple[Path | None, StageState]:
+    def _newest(self) -> tuple[str | None, StageState]:
         path = newest_checkpoint(self.directory)
         if path is None:
             return None, ({}, {})
         tensors, record = load_checkpoint(path)
         check_run_record(path, tensors, record)
         refuse_other_run(record["settings"], self.settings)
-        return path, (tensors, record)
+        return str(path), (tensors, record)
 
     def __enter__(self) -> "CheckpointManager":
         "Take the directory. Raises BlockingIOError if another process is at work in it."

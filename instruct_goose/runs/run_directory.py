@@ -167,7 +167,7 @@ def open_run(
     FileExistsError for a directory that holds something else, ValueError for a run with other
     settings, damaged files, or a tracker that is not installed."""
     need_tracker(getattr(config, "track", None))
-    out = from_first(partial(_directory_of, config, name))
+    out = Path(from_first(partial(_directory_of, config, name)))
     manager = CheckpointManager(out, settings_of(config) | more, config.steps, config.save_every,
                                 config.keep, clock)
     if config.resume:
@@ -180,14 +180,14 @@ def open_run(
             print(said)
     return out, manager
 
-def _directory_of(config: Any, name: str) -> Path:
+def _directory_of(config: Any, name: str) -> str:
     out: Path | None = config.output_dir
     if out is None:
-        return new_run_dir(name)
+        return str(new_run_dir(name))
     if config.resume and any((out / x).exists() for x in ("config.json", "checkpoints")):
         check_same_run(config)
-        return out
-    return claim_run_dir(out)
+        return str(out)
+    return str(claim_run_dir(out))
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #4d178bed
 def finished_run(config: Any) -> dict | None: # its summary

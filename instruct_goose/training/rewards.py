@@ -163,6 +163,8 @@ class Notes:
                 raise ValueError(f"{where}log_extra({name!r}, …) was given {len(values)} values "
                                  f"for {rows} responses: give it one for each")
 
+torch.serialization.add_safe_globals([Notes])  # may be sent to other processes
+
 # %% ../../nbs/reference/training/rewards.ipynb #867dec4e
 def kept(
     notes: Sequence[Notes], # of the shares of one rollout, in order

@@ -1,17 +1,153 @@
-"A run from Python that leaves everything on the disk. Oracles: a run that was never stopped, and the files as other programs read them."
+"A run's directory. Oracles: the files as any reader finds them, and a run that was never stopped."
+import errno
 import itertools
 import json
 import math
+import multiprocessing
+import os
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+import torch
+import transformers
+from deep import first
 from small_models import tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card, push_to_hub
 from instruct_goose.cli.main import main
 from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.runs import run_directory as runs
 from instruct_goose.runs.evaluation import held_out_answers
+from instruct_goose.runs.run_directory import (
+    Clock,
+    append_jsonl,
+    claim_run_dir,
+    finished_run,
+    new_run_dir,
+    open_run,
+    save_model,
+    saving_conflicts,
+    versions,
+    write_json,
+)
 from instruct_goose.training.callbacks import Callback
+
+
+def test_new_run_dirs_differ(tmp_path):
+    assert [new_run_dir("a", tmp_path / "runs").name for _ in range(3)] == ["a", "a-2", "a-3"]
+    (tmp_path / "runs" / "b").write_text("a file of that name")
+    assert new_run_dir("b", tmp_path / "runs").name == "b-2"
+
+
+def make_some(root):
+    return [str(new_run_dir("run", root)) for _ in range(20)]
+
+
+def test_new_run_dirs_differ_when_several_processes_ask_at_once(tmp_path):
+    with multiprocessing.get_context("fork").Pool(4) as pool: made = pool.map(make_some, [str(tmp_path)] * 4, chunksize=1)
+    assert len(set(sum(made, []))) == 80 == len(list(tmp_path.iterdir()))
+
+
+def test_claim_run_dir(tmp_path):
+    assert claim_run_dir(tmp_path / "x" / "new").is_dir() and claim_run_dir(tmp_path / "x" / "new").is_dir()  # empty
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(FileExistsError, match="is a file"): claim_run_dir(tmp_path / "file")
+    (tmp_path / "x/new/.summary.json.12").write_text("half")
+    assert claim_run_dir(tmp_path / "x/new") == tmp_path / "x/new"  # its own half-written file, and no other
+    (tmp_path / "x/new/.notes.json.12").write_text("somebody's")
+    with pytest.raises(FileExistsError, match="already holds files"): claim_run_dir(tmp_path / "x" / "new")
+    (tmp_path / "x" / "new" / "config.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="already holds a run"): claim_run_dir(str(tmp_path / "x" / "new"))
+    assert (tmp_path / "file").read_text() == "kept" and (tmp_path / "x/new/.notes.json.12").read_text() == "somebody's"
+
+
+def test_json_is_whole_or_the_old_one(tmp_path, monkeypatch):
+    "A number that JSON lacks is refused. Stopped just before the renaming, the old file is whole."
+    write_json(tmp_path / "s.json", {"ä": 1, "path": tmp_path})
+    old = (tmp_path / "s.json").read_bytes()
+    assert json.loads(old) == {"ä": 1, "path": str(tmp_path)} and "ä".encode() in old
+    for number in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError): write_json(tmp_path / "s.json", {"a": [1, {"b": number}]})
+    assert (tmp_path / "s.json").read_bytes() == old and os.listdir(tmp_path) == ["s.json"]
+    def killed(self, other): raise KeyboardInterrupt
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt): write_json(tmp_path / "s.json", {"a": 2})
+    assert (tmp_path / "s.json").read_bytes() == old
+    write_json(tmp_path / "s.json", {"a": 3})
+    assert json.loads((tmp_path / "s.json").read_text()) == {"a": 3}
+
+
+def test_jsonl_grows_line_by_line_and_knows_no_nan(tmp_path):
+    for i in range(3):
+        append_jsonl(tmp_path / "m.jsonl", {"i": i, "text": "zwei\nZeilen – ü"})
+        assert [json.loads(x)["i"] for x in (tmp_path / "m.jsonl").read_text("utf-8").splitlines()] == list(range(i + 1))
+    append_jsonl(tmp_path / "n.jsonl", {"a": math.nan, "b": [1.5, math.inf, {"c": -math.inf}], "d": (2, None, True, "NaN")})
+    def refuse(name): raise AssertionError(f"{name} is not JSON")
+    assert json.loads((tmp_path / "n.jsonl").read_text(), parse_constant=refuse) == {"a": None, "b": [1.5, None, {"c": None}], "d": [2, None, True, "NaN"]}
+
+
+@pytest.mark.parametrize("name", first(1, ["llama", "gpt2", "gemma2"]))
+def test_saved_models_load_with_transformers_alone(tmp_path, tokenizer, name):
+    model = tiny(name)
+    save_model(model, tokenizer, tmp_path)
+    again, words = AutoModelForCausalLM.from_pretrained(tmp_path).eval(), AutoTokenizer.from_pretrained(tmp_path)
+    assert words("the film is good")["input_ids"] == tokenizer("the film is good")["input_ids"]
+    ids = torch.tensor([[0, 3, 4]])
+    assert all(p.equal(q) for p, q in zip(again.state_dict().values(), model.state_dict().values(), strict=True))
+    torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-5, rtol=1e-5)  # memory is aligned anew
+    assert list(tmp_path.glob("*.safetensors")) and not list(tmp_path.glob("*.bin"))
+
+
+def test_clock_and_versions(monkeypatch):
+    wall, cpu = iter([10., 12.3456]), iter([5., 5.5])
+    monkeypatch.setattr(runs.time, "perf_counter", lambda: next(wall))
+    monkeypatch.setattr(runs.time, "process_time", lambda: next(cpu))
+    assert Clock().read() == {"wall_seconds": 2.35, "cpu_seconds": .5}
+    v = versions()
+    assert v["torch"].split("+")[0] == torch.__version__.split("+")[0] and v["transformers"] == transformers.__version__ and json.dumps(v)
+
+
+def test_a_disk_that_refuses_is_said_with_a_cure(tmp_path, monkeypatch, tokenizer):
+    def full(*args, **kwargs): raise OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="config.json could not be written.*free some space"): write_json(tmp_path / "config.json", {})
+    with pytest.raises(OSError, match="the model could not be written"):
+        model = tiny()
+        model.save_pretrained = full
+        save_model(model, tokenizer, tmp_path)
+
+
+@dataclass
+class Settings:
+    output_dir: Path | None
+    steps: int = 6
+    save_every: int | None = 1
+    keep: int = 100
+    resume: bool = False
+
+
+@pytest.mark.parametrize("wrong", first(2, ["", "[" * 100_000, "[]", "3", "{", '{"a": NaN}']), ids=lambda s: s[:9])
+@pytest.mark.parametrize("name", ["summary.json", "config.json"])
+def test_a_damaged_file_is_named_and_never_finished(tmp_path, name, wrong):
+    for file in ("summary.json", "config.json"): (tmp_path / file).write_text('{"steps": 6}')
+    assert finished_run(Settings(tmp_path, resume=True)) == {"steps": 6}
+    (tmp_path / name).write_text(wrong)
+    with pytest.raises(ValueError, match=name.replace(".", r"\.")): finished_run(Settings(tmp_path, resume=True))
+    if name == "config.json":
+        with pytest.raises(ValueError, match=r"config\.json"): open_run(Settings(tmp_path, resume=True), "x")
+    assert (tmp_path / name).read_text() == wrong
+
+
+def test_what_resuming_needs(tmp_path):
+    for fine in (Settings(None), Settings(tmp_path, resume=True)): assert not list(saving_conflicts(fine))
+    (name, legal), = saving_conflicts(Settings(None, resume=True))
+    assert name == "output_dir" and "resume is set" in legal
+
+
+# ---------------------------------------------------------------- one call
 
 TOKENIZER = word_tokenizer("a b c d e f".split(), pad="<e>", bos="<e>", eos="<e>", unk="<u>", model_max_length=12)
 ROWS = [{"prompt": "a b", "answer": "c"}, {"prompt": "d", "answer": "e"}, {"prompt": "f a", "answer": "c"}]
@@ -78,17 +214,32 @@ class Stop(Callback):
         if trainer.iteration == 2: raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("stream, save_every", [(False, None), (True, 1)])
+@pytest.mark.parametrize("stream, save_every", first(1, [(True, 1), (False, None)]))
 def test_stopped_resumed_and_made_longer_it_is_the_run_that_was_that_long(tmp_path, stream, save_every):
-    def prompts(): return itertools.cycle(ROWS) if stream else ROWS
-    trainer(4).train_in(tmp_path / "whole", prompts(), right, progress=False)
-    first = trainer(3)
-    first.callbacks.append(Stop())
-    with pytest.raises(KeyboardInterrupt): first.train_in(tmp_path / "run", prompts(), right, save_every=save_every, progress=False)
+    "To the bit, the best policy too. A stream begins anew, and what was seen is skipped; the log was ahead of the checkpoint."
+    def go(out, made, **options):
+        prompts = itertools.cycle(ROWS) if stream else ROWS
+        return made.train_in(tmp_path / out, prompts, right, save_every=save_every, held_out=ROWS, progress=False, **options)
+    best = dict(eval_every=2, keep_best=True, lr=.05)
+    whole, stopped, again = (trainer(n, **best) for n in (4, 3, 4))
+    go("whole", whole)
+    stopped.callbacks.append(Stop())
+    with pytest.raises(KeyboardInterrupt): go("run", stopped)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run/policy") and not (tmp_path / "run/summary.json").exists()
-    assert trainer(4).train_in(tmp_path / "run", prompts(), right, save_every=save_every, resume=True, progress=False)["resumed_from"] == 2
+    with (tmp_path / "run/metrics.jsonl").open("a") as f: f.write('{"iteration": 2}\n{"iter')
+    assert go("run", again, resume=True)["resumed_from"] == 2 and not again.callbacks
     assert log(tmp_path / "run") == log(tmp_path / "whole") and files(tmp_path / "run", "safetensors") == files(tmp_path / "whole", "safetensors")
-    if not stream: assert samples(tmp_path / "run") == samples(tmp_path / "whole") and len(samples(tmp_path / "run")) == 2 + len(ROWS)
+    held_out = {m["iteration"] + 1: m["held_out_reward"] for m in log(tmp_path / "run") if "held_out_reward" in m}
+    assert again.best_iteration == whole.best_iteration == max(held_out, key=held_out.get) and len(held_out) == 2
+    assert samples(tmp_path / "run") == samples(tmp_path / "whole") and len(samples(tmp_path / "run")) == 2 + len(ROWS)
+
+
+def test_a_run_that_its_kl_ended_stays_ended_though_it_was_killed_before_it_could_say_so(tmp_path):
+    made, again = (trainer(5, kl_stop=1e-6, lr=.05) for _ in range(2))
+    ended = made.train_in(tmp_path, ROWS, right, save_every=1, progress=False)
+    assert ended["iterations"] == 2 and "kl_to_reference is" in ended["stopped"]  # of iteration 0 it is 0
+    (tmp_path / "summary.json").unlink()
+    assert again.train_in(tmp_path, ROWS, right, save_every=1, resume=True, progress=False)["stopped"] == ended["stopped"] and again.iteration == 2
 
 
 def test_what_is_refused_leaves_everything_as_it_was(tmp_path):
@@ -113,15 +264,6 @@ def test_a_reward_that_fails_leaves_a_run_that_can_go_on(tmp_path):
     with pytest.raises(RuntimeError, match="the judge is down"): trainer(3).train_in(tmp_path / "run", ["a", "b c"], fails, progress=False)
     assert len(log(tmp_path / "run")) == 2
     assert trainer(3).train_in(tmp_path / "run", ["a", "b c"], lambda texts: [len(t) for t in texts], resume=True, progress=False)["resumed_from"] == 2
-
-
-def test_the_best_policy_is_what_is_saved(tmp_path):
-    made = trainer(4, eval_every=1, keep_best=True, lr=.5)
-    summary = made.train_in(tmp_path / "run", ROWS, right, held_out=ROWS, progress=False)
-    rewards = [m["held_out_reward"] for m in log(tmp_path / "run")]
-    assert summary["best_iteration"] == 1 + rewards.index(max(rewards)) and "held_out_reward" in summary["last"]
-    saved = Agent.from_pretrained(tmp_path / "run/policy").model
-    assert all(p.equal(q) for p, q in zip(saved.parameters(), made.agent.model.parameters(), strict=True))
 
 
 def test_a_trainer_without_a_tokenizer_saves_the_model_alone(tmp_path):

@@ -6,9 +6,8 @@ from itertools import islice
 import pytest
 import torch
 import transformers
+from states import Shelf
 
-from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
-from instruct_goose.runs.resume import Stage
 from instruct_goose.supervised.fit import batches, cosine, fit, one_seed, refuse_long_rows, torch_threads
 
 
@@ -96,16 +95,6 @@ def test_fit_is_adamw_by_hand():
             m, s = first[n] / (1 - .9**(k + 1)), second[n] / (1 - .99**(k + 1))
             values[n] = v - lr * m / (s.sqrt() + 1e-8)
     for n, p in model.named_parameters(): torch.testing.assert_close(p.detach(), values[n], atol=1e-9, rtol=1e-7)
-
-
-class Shelf(Stage):
-    "A stage of a run that keeps every state that it is shown, as it comes back from the files."
-
-    saved = None
-
-    def __init__(self, directory, found=None): self.directory, self.saved, self.kept = directory, found, {}
-
-    def after_step(self, at, of, state, often=1): self.kept[at] = load_checkpoint(save_checkpoint(self.directory, *state(), keep=1000))
 
 
 def test_fit_goes_on_from_any_update_to_the_bit(tmp_path):

@@ -2,43 +2,19 @@
 import math
 
 import pytest
+import small_models
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from states import Shelf
 
 from instruct_goose.models.reward_model import RewardModel
-from instruct_goose.models.tokens import word_tokenizer
-from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
-from instruct_goose.runs.resume import Stage
 from instruct_goose.supervised.reward_model_training import (
     pair_accuracy,
     train_reward_model,
     train_reward_model_on_ratings,
 )
 
-CONFIG = dict(vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=12, pad_token_id=0,
-              bos_token_id=0, eos_token_id=0, intermediate_size=24, num_key_value_heads=1)
 
-
-class Shelf(Stage):
-    "A stage of a run that keeps every state that it is shown, as it comes back from the files."
-
-    saved = None
-
-    def __init__(self, directory, found=None): self.directory, self.saved, self.kept = directory, found, {}
-
-    def after_step(self, at, of, state, often=1): self.kept[at] = load_checkpoint(save_checkpoint(self.directory, *state(), keep=1000))
-
-
-@pytest.fixture
-def tokenizer():
-    return word_tokenizer("the a film plot is good bad".split(), model_max_length=12, pad="<end>", bos="<end>", eos="<end>")
-
-
-def tiny():
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG)).eval()  # no dropout
-    for p in model.parameters(): torch.nn.init.normal_(p, std=.1)
-    return model
+def tiny(): return small_models.tiny("llama", std=.1)
 
 
 def test_reward_model_finds_log_odds(tokenizer):
@@ -94,9 +70,5 @@ def test_pair_accuracy_by_hand(unchecked):
     assert pair_accuracy(length, [{"prompt": "he said ", "chosen": "yes", "rejected": "no"}]) == 1.
     assert seen == ["he said yes", "he said no"]  # as the reward model was trained
     with pytest.raises(ValueError, match="no pairs"): pair_accuracy(length, [])
-
-
-def test_a_judge_that_scores_some_texts_only_is_refused():
-    pairs = [{"chosen": "good plot", "rejected": "bad plot"}, {"chosen": "good film", "rejected": "dull film"}]
-    for scores in ([1.], [], [1., 2., 3.]):
-        with pytest.raises(ValueError): pair_accuracy(lambda texts, scores=scores: scores, pairs)
+    for scores in ([1.], [], [1., 2., 3.]):  # a score for each text
+        with pytest.raises(ValueError): pair_accuracy(lambda texts, scores=scores: scores, pairs[:2])
