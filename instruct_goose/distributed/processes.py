@@ -109,9 +109,9 @@ def gathered(x: T) -> list[T]: # the x of each process
 def allow_numpy() -> None:
     "Its numbers and arrays may be sent: reward functions like to return them."
     array, kinds = np.zeros(1), np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"
-    torch.serialization.add_safe_globals([
-        array.__reduce__()[0], array[0].__reduce__()[0], np.ndarray, np.dtype,
-        *{type(np.dtype(kind)) for kind in kinds}])
+    types: list[Any] = [array.__reduce__()[0], array[0].__reduce__()[0], np.ndarray, np.dtype,
+                        *{type(np.dtype(kind)) for kind in kinds}]
+    torch.serialization.add_safe_globals(types)
 
 allow_numpy()
 
@@ -123,7 +123,7 @@ def packed(x: object) -> bytes:
 
 def unpacked(data: bytes) -> Any:
     "What was packed; its tensors are on this process's device."
-    def here(storage: torch.UntypedStorage, kind: str) -> torch.UntypedStorage:
+    def here(storage: Any, kind: str) -> Any:
         return storage if kind == "cpu" else storage.cuda()
 
     return torch.load(io.BytesIO(data), map_location=here, weights_only=True)

@@ -100,7 +100,7 @@ class CheckpointManager:
             name, at, of = record["place"]
             self.latest = self.on_disk = RunState(stages, (name, at, of))
             self.earlier, self.resumed_from = record["seconds"], at if name == MAIN else name
-        return path and Path(path)
+        return None if path is None else Path(path)
 
     def _newest(self) -> tuple[str | None, StageState]:
         path = newest_checkpoint(self.directory)
