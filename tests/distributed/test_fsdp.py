@@ -7,8 +7,8 @@ import pytest
 import torch
 from deep import first
 from safetensors.torch import load_file
-from test_processes import GRPO, PPO, PROMPTS, apart, reward, same_numbers, trainer_of, weights_of
 from transformers import AutoModelForCausalLM
+from two_processes import GRPO, PPO, PROMPTS, apart, reward, same_numbers, trainer_of, weights_of
 
 from instruct_goose.distributed.fsdp import asked_for, configs, is_sharded, parts_of
 from instruct_goose.distributed.processes import in_processes, place
