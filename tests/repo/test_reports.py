@@ -4,6 +4,7 @@ import re
 import sys
 
 import pytest
+from deep import first
 from test_site import browser, built, one, quiet, root, site, soup  # noqa: F401
 
 from instruct_goose.doctor.report import read_run
@@ -40,27 +41,10 @@ def test_the_page_says_what_the_record_says(name):
     for n in reports.RUNS[name][2]: assert f"{s['after'][n]:.3g}".replace("-", "−") in page, n
 
 
-def test_thinning(tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.json").write_text('{"seed": 0, "output_dir": "/here", "cache": null}')
-    (run / "summary.json").write_text('{"after": {"x": 1.0}, "versions": {"torch": "2", "platform": "kernel"}, "config": {"output_dir": "/here"}}')
-    (run / "metrics.jsonl").write_text('{"reward_mean": 0.12345678, "step": 123456789, "none": null}\n')
-    (run / "tokens.jsonl").write_text('{"iteration": 0, "responses": []}\n')
-    (run / "samples.md").write_text("|  | x |\n|---|---|\n| after | 1 |\n\n| before | after |\n|---|---|\n| a | b \\| c |\n\n# More\n\n| no |\n|---|\n")
-    reported.thin(run, tmp_path / "kept")
-    read = read_run(tmp_path / "kept")
-    assert read.config == {"seed": 0} and read.summary == {"after": {"x": 1.0}, "versions": {"torch": "2"}, "config": {}}
-    assert read.metrics == [{"reward_mean": .123457, "step": 123456789, "none": None}]
-    assert read.samples == "| before | after |\n|---|---|\n| a | b \\| c |\n"
-    (run / "tokens.jsonl").write_text("\n" * reported.MOST)
-    with pytest.raises(ValueError, match="keep fewer tokens"): reported.thin(run, tmp_path / "much")
-
-
 @built
 @names
 def test_the_report_on_the_site(name):
-    assert soup(site / "reports.html").find("a", href=f"reports/{name}.html") and soup(site / "index.html").find("a", href="reports.html")
+    assert soup(site / "reports.html").find("a", href=f"reports/{name}.html") and soup(site / "know.html").find("a", href="reports.html")
     text, page, run = (site / f"reports/{name}.html").read_text("utf-8"), soup(site / f"reports/{name}.html"), read_run(KEPT / name)
     assert page.h1.text == name and page.nav.find("a", href="../reports.html") and f"{len(run.metrics)} iterations" in page.select_one(".facts").text
     assert not page.select("img, iframe, link, script[src], [style*=url]") and not re.search(r"@import|url\((?!#)|fetch\(|XMLHttp", text)
@@ -71,7 +55,7 @@ def test_the_report_on_the_site(name):
 
 @built
 @browser
-@names
+@pytest.mark.parametrize("name", first(1, reports.there()))
 def test_a_report_fits_a_phone_and_asks_for_nothing(name, one):  # noqa: F811
     tab = one.open((site / f"reports/{name}.html").as_uri(), 390)
     assert tab.ask("[document.documentElement.scrollWidth <= 390, innerWidth]") == [True, 390]

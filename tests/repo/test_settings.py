@@ -78,7 +78,7 @@ def imported(source: str) -> set[str]:
 def test_what_is_imported_is_required(folder, requirements):
     belongs = metadata.packages_distributions()
     allowed = {normal(Requirement(r).name) for r in requirements}
-    local = {"device", "bench", "same_name_formulas"} | {p.stem for f in (folder, "docs", "evidence", "bench") for p in (root / f).rglob("*.py")}
+    local = {"device", "bench", "same_name_formulas", "traced_here"} | {p.stem for f in (folder, "docs", "evidence", "bench") for p in (root / f).rglob("*.py")}
     stray = {}
     for path in (root / folder).rglob("*.py"):
         for name in imported(path.read_text("utf-8")) - local:
@@ -100,4 +100,6 @@ def test_every_make_target_is_listed_and_real():
 
 def test_the_citation_names_this_version():
     import instruct_goose
-    assert f"\nversion: {instruct_goose.__version__}\n" in (root / "CITATION.cff").read_text("utf-8")
+    said = (root / "CITATION.cff").read_text("utf-8")
+    assert f"\nversion: {instruct_goose.__version__}\n" in said and f"\nrepository-code: {project['urls']['Repository']}\n" in said
+    assert f"\n## {instruct_goose.__version__}\n" in (root / "CHANGELOG.md").read_text("utf-8")
