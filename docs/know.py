@@ -7,7 +7,7 @@ from lessons import ROOT
 
 from instruct_goose.recipes.stages import spread
 
-sys.path.insert(0, str(ROOT / "evidence"))
+sys.path.append(str(ROOT / "evidence"))  # behind this folder: both have a playground.py
 from gpu import gpu_table  # noqa: E402
 
 
