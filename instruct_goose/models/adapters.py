@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['MATRICES', 'with_lora', 'learning_in_float32', 'four_bits', 'tuned_layers', 'has_adapters', 'frozen_twin',
-           'sharing_copy', 'without_adapters', 'beside', 'read_types', 'why_not_beside', 'unwrapped', 'compiled_inside',
-           'merge_adapters', 'what_learns', 'weights_of', 'named_tensors', 'module_state', 'saved_tensors',
-           'load_adapters']
+           'sharing_copy', 'without_adapters', 'beside', 'read_types', 'why_not_beside', 'unwrapped', 'merge_adapters',
+           'what_learns', 'weights_of', 'named_tensors', 'saved_tensors', 'module_state', 'load_adapters']
 
 # %% ../../nbs/guides/lora.ipynb #ada904
 import copy
@@ -54,7 +53,7 @@ def with_lora(
     return learning_in_float32(model)
 
 def learning_in_float32(model: PreTrainedModel) -> PreTrainedModel: # the same one
-    "What learns is widened: in half precision small steps are rounded away."
+    "Widens the weights that learn: half precision rounds small steps away."
     for p in model.parameters():
         if p.requires_grad:
             p.data = p.data.to(torch.promote_types(p.dtype, torch.float32))
@@ -105,28 +104,30 @@ def has_adapters(model: nn.Module) -> bool:
 def frozen_twin(
     model: PreTrainedModel, # with adapters or without
 ) -> PreTrainedModel:
-    "The model as it is now, for ever. With adapters: sharing all weights that do not learn."
-    silent = has_adapters(model) and all(map(_says_nothing, tuned_layers(model)))
-    twin = without_adapters if silent and not _retrained_parts(model) else sharing_copy
-    return twin(model).requires_grad_(False).eval()
+    "A frozen copy of the model. With adapters: sharing all weights that do not learn."
+    plain = (has_adapters(model) and not _retrained_parts(model)
+             and all(map(_adds_nothing, tuned_layers(model))))
+    return (without_adapters if plain else sharing_copy)(model).requires_grad_(False).eval()
 
-def sharing_copy(model: Any) -> Any: # of the same type
+def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
     "A copy. Of a model with adapters, the frozen weights are the same tensors."
     frozen = [p for p in model.parameters() if not p.requires_grad] if has_adapters(model) else []
     return copy.deepcopy(model, {id(p): p for p in frozen})
 
-def without_adapters(
-    model: PreTrainedModel,
-) -> PreTrainedModel: # plain
-    """The model that was there before the adapters, of the same frozen tensors. What else has
-    learnt since, stays. Raises ValueError for adapters that are merged into the weights."""
+def without_adapters(model: PreTrainedModel) -> PreTrainedModel: # plain
+    """The model without its adapters, on the same frozen tensors; other weights that have learnt
+    are kept. Raises ValueError for adapters that are merged into the weights."""
     _refuse_merged(model)
     return _stripped(model, {id(p): p for p in model.parameters() if not p.requires_grad},
                      lambda part: part.original_module)
 
 # %% ../../nbs/guides/lora.ipynb #ada919
-def _stripped(model: Any, known: dict[int, Any], instead: Callable[[Any], Any]) -> Any:
-    "A copy with each layer's own matrix in the layer's place. `known` is not copied."
+def _stripped(
+    model: PreTrainedModel,
+    known: dict[int, Any], # tensors by id that are shared, not copied
+    instead: Callable[[Any], nn.Module], # of a retrained part
+) -> PreTrainedModel:
+    "A copy with each layer's own matrix in the place of the layer with adapters."
     for layer in tuned_layers(model):
         known[id(layer)] = copy.deepcopy(layer.get_base_layer(), known)
     for part in _retrained_parts(model):
@@ -136,22 +137,22 @@ def _stripped(model: Any, known: dict[int, Any], instead: Callable[[Any], Any]) 
         vars(plain).pop(mark, None)
     return plain
 
-def _says_nothing(layer: Any) -> bool:
-    "Is B (or A) 0 in all that this layer adds?"
+def _adds_nothing(layer: Any) -> bool:
+    "Is B or A zero in every adapter of a layer?"
     lora = sys.modules.get("peft.tuners.lora.layer")
     if lora is None or not isinstance(layer, lora.LoraLayer) or layer.merged:
         return False
-    thin = [[side[name] for side in (layer.lora_A, layer.lora_B, layer.lora_embedding_A,
-                                     layer.lora_embedding_B) if name in side]
-            for name in layer.active_adapters]
+    factors = (layer.lora_A, layer.lora_B, layer.lora_embedding_A, layer.lora_embedding_B)
+    pairs = [[side[name] for side in factors if name in side] for name in layer.active_adapters]
+
+    def zero(side: nn.Module | Tensor) -> bool:
+        numbers = side.parameters() if isinstance(side, nn.Module) else [side]
+        return not any(x.any() for x in numbers)
+
     return not getattr(layer, "lora_variant", None) and all(
-        any(_zero(side) for side in pair) for pair in thin if pair)
+        any(map(zero, pair)) for pair in pairs if pair)
 
 # %% ../../nbs/guides/lora.ipynb #1cf09eb8
-def _zero(side: Any) -> bool: # a layer, or a tensor
-    numbers = [side] if torch.is_tensor(side) else list(side.parameters())
-    return not any(x.any() for x in numbers)
-
 def _refuse_merged(model: nn.Module) -> None:
     if any(layer.merged for layer in tuned_layers(model)):
         raise ValueError("the adapters are merged into the weights, and cannot be told from them: "
@@ -159,29 +160,26 @@ def _refuse_merged(model: nn.Module) -> None:
 
 # %% ../../nbs/guides/lora.ipynb #ada921
 def beside(
-    plain: Callable[[Tensor], Tensor], # what the matrices make of a row
-    *parts: nn.Module, # the layers whose matrices those are, side by side
+    plain: Callable[[Tensor], Tensor], # W·x of the layers, side by side
+    *parts: nn.Module, # the layers
 ) -> Callable[[Tensor], Tensor]:
     "x ↦ plain(x) + (α/r)·B·A·x. Without adapters, `plain` itself."
     if not any(map(tuned_layers, parts)):
         return plain
-    thin = [_thin(part) for part in parts]
-    down = torch.cat([a for a, _ in thin])
-    up = torch.block_diag(*(b for _, b in thin)).T
+    factors = [_factors(part) for part in parts]
+    down = torch.cat([a for a, _ in factors])
+    up = torch.block_diag(*(b for _, b in factors)).T
     return lambda x: torch.addmm(plain(x), F.linear(x, down), up)
 
-def _thin(part: Any) -> tuple[Tensor, Tensor]: # (r, n) and (m, r); r is 0 without adapters
-    "All active adapters of a layer as one, the scale in B."
-    weight = part.weight
-    out, into = weight.shape if isinstance(_base(part), nn.Linear) else weight.shape[::-1]
+def _factors(part: Any) -> tuple[Tensor, Tensor]: # (r, n) and (m, r); r is 0 without adapters
+    "All active adapters of a layer as one pair of A and B, the scale in B."
+    base, weight = part.get_base_layer() if tuned_layers(part) else part, part.weight
+    out, into = weight.shape if isinstance(base, nn.Linear) else weight.shape[::-1]
     active = [name for name in getattr(part, "active_adapters", ()) if name in part.lora_A]
     down = [part.lora_A[name].weight for name in active]
     up = [part.lora_B[name].weight * part.scaling[name] for name in active]
     return torch.cat([weight.new_zeros(0, into), *down]), torch.cat(
         [weight.new_zeros(out, 0), *up], 1)
-
-def _base(part: Any) -> nn.Module:
-    return part.get_base_layer() if tuned_layers(part) else part
 
 # %% ../../nbs/guides/lora.ipynb #ada922
 def read_types(model: nn.Module) -> set[type]:
@@ -191,8 +189,8 @@ def read_types(model: nn.Module) -> set[type]:
     return {sys.modules["peft.tuners.lora.layer"].Linear, nn.ModuleDict, nn.ParameterDict,
             nn.Identity, nn.Dropout, sys.modules["peft.tuners._buffer_dict"].BufferDict}
 
-def why_not_beside(model: nn.Module) -> str | None: # None: nothing speaks against it
-    "What of a model's adapters is more than (α/r)·B·A·x."
+def why_not_beside(model: nn.Module) -> str | None: # None: `beside` computes them
+    "Why a model's adapters are more than (α/r)·B·A·x."
     for layer in tuned_layers(model):
         kind = type(layer).__name__
         if type(layer) is not sys.modules["peft.tuners.lora.layer"].Linear:
@@ -207,10 +205,17 @@ def why_not_beside(model: nn.Module) -> str | None: # None: nothing speaks again
 def unwrapped(
     model: Any, # a PeftModel, what torch.compile returned, or anything else
 ) -> Any: # the causal LM inside, adapters in place; anything else as it is
-    "Raises TypeError for prompt tuning and its kin."
+    """Of a compiled model, the transformer is compiled in place of the whole: the head is read in
+    pieces here, and the sampler reads the weights. Raises TypeError for prompt tuning."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None and isinstance(model, dynamo.OptimizedModule):
-        return compiled_inside(unwrapped(model._orig_mod), model.dynamo_ctx)
+        inner, compiled = unwrapped(model._orig_mod), model.dynamo_ctx
+        if isinstance(inner, PreTrainedModel) and inner.get_output_embeddings() is not None:
+            check_causal(inner)
+            linear_head(inner)
+            part: Any = trunk(inner)
+            part._compiled_call_impl = compiled(part._call_impl)
+        return inner
     peft = sys.modules.get("peft")
     if peft is None or not isinstance(model, peft.PeftModel):
         return model
@@ -220,20 +225,6 @@ def unwrapped(
     inner = model.get_base_model()
     inner._hf_peft_config_loaded = True # now its save_pretrained writes the adapters, alone
     return inner
-
-# %% ../../nbs/guides/lora.ipynb #5d57802a
-def compiled_inside(
-    model: Any, # a causal LM; it is changed in place
-    compiled: Callable[[Callable], Callable], # makes of a function a compiled one
-) -> Any: # the same one
-    """Its transformer compiled in place of the whole: the head is read in pieces here, and the
-    sampler reads the weights. What a model is asked once, two tokens each, it is asked before."""
-    if isinstance(model, PreTrainedModel) and model.get_output_embeddings() is not None:
-        check_causal(model)
-        linear_head(model)
-        inner: Any = trunk(model)
-        inner._compiled_call_impl = compiled(inner._call_impl)
-    return model
 
 # %% ../../nbs/guides/lora.ipynb #ada92a
 def merge_adapters(
@@ -265,7 +256,7 @@ def what_learns(model: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    "What tells this model from its kin: what learns, where there are adapters; else all weights."
+    "What learns, where there are adapters; else all weights."
     return what_learns(model) if has_adapters(model) else model.state_dict(keep_vars=True)
 
 # %% ../../nbs/guides/lora.ipynb #4ac45e08
@@ -278,31 +269,31 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
         seen.add(id(x))
     return named
 
-def module_state(module: nn.Module) -> dict[str, Tensor]:
-    "The weights by name, not copied; of a model with adapters those that learn, and buffers."
-    return {name: x.detach() for name, x in saved_tensors(module).items()}
-
 def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
-    "Those that a checkpoint holds: of a model with adapters what learns, and buffers; else all."
+    "The tensors of a checkpoint: of a model with adapters what learns, and buffers; else all."
     named, whole = named_tensors(module), not has_adapters(module)
     return {name: x for name, x in named.items()
             if whole or x.requires_grad or not isinstance(x, nn.Parameter)}
+
+def module_state(module: nn.Module) -> dict[str, Tensor]:
+    "`saved_tensors`, detached and not copied."
+    return {name: x.detach() for name, x in saved_tensors(module).items()}
 
 # %% ../../nbs/guides/lora.ipynb #da041650
 def load_adapters(
     directory: str | Path, # that a model with adapters was saved to
     base: PreTrainedModel | str | Path | None = None, # theirs; None: where their file says
-    **options, # for loading it; without a dtype it is as stored
+    **options: Any, # for loading it; without a dtype it is as stored
 ) -> PreTrainedModel: # the base, changed in place; the adapters learn on
     "Raises ImportError without peft; ValueError without a base, or for one that has adapters."
     _peft()
-    said = json.loads((Path(directory) / "adapter_config.json").read_text("utf-8"))
-    base = base or said.get("base_model_name_or_path")
+    config = json.loads((Path(directory) / "adapter_config.json").read_text("utf-8"))
+    base = base or config.get("base_model_name_or_path")
     if not base:
         raise ValueError(f"{directory} holds adapters, and does not say of which model: "
                          "pass base=, the model or its directory")
-    model = base if isinstance(base, nn.Module) else load_model(
-        base, **{"dtype": "auto", **options})
+    model = (base if isinstance(base, PreTrainedModel)
+             else load_model(base, **{"dtype": "auto", **options}))
     if has_adapters(model):
         raise ValueError("the base has adapters already: pass the model without them")
     names = vars(model).get("_weight_conversions")

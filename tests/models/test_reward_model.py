@@ -14,6 +14,8 @@ from instruct_goose.models.reward_model import (
     PairwiseLoss,
     RewardModel,
     all_pairs_loss,
+    check_spread,
+    check_tokenizer,
     fingerprint,
     last_token_logits,
     pairwise_loss,
@@ -339,3 +341,30 @@ def test_learns_an_order():
     for _ in range(40):
         optimizer.zero_grad(); PairwiseLoss()(reward_model(*good), reward_model(*bad)).backward(); optimizer.step()
     assert min(reward_model.score(["the film is good", "so good"])) > max(reward_model.score(["the film is bad", "so bad"]))
+
+
+@pytest.mark.parametrize("rows,n,fits", [(128, 128, True), (128, 125, True), (128, 124, False), (128, 129, False), (130, 128, False), (192, 187, True), (192, 186, False)])
+def test_spare_rows_of_an_embedding_are_for_the_hardware(rows, n, fits):
+    "Rounded up to a multiple of 64, by at most 3 %: 3.84 rows of 128, 5.76 of 192."
+    more = n - len(word_tokenizer(["w0"], 14)) + 1
+    tokenizer = word_tokenizer([f"w{i}" for i in range(more)], 14)
+    assert len(tokenizer) == n
+    model = transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**BASE, vocab_size=rows, num_labels=1))
+    if fits: check_tokenizer(model, tokenizer)
+    else:
+        with pytest.raises(ValueError, match=f"has {n} tokens.*an embedding of {rows}"): check_tokenizer(model, tokenizer)
+
+
+@pytest.mark.parametrize("gap,dtype,wide", [(15, torch.float32, False), (17, torch.float32, True), (17, torch.bfloat16, False)])
+def test_a_spread_of_eight_roundings_is_no_scale(gap, dtype, wide):
+    "Two scores gap·ε apart have the standard deviation gap·ε/2; ε is 2⁻²³, and 2⁻⁷ of a model in bfloat16."
+    scores = torch.tensor([1., 1. + gap * 2**-23], dtype=torch.float64)
+    if wide: check_spread(scores, dtype)
+    else:
+        with pytest.raises(ValueError, match="train the reward model first"): check_spread(scores, dtype)
+
+
+def test_every_score_has_its_rating(unchecked):
+    with unchecked():
+        for n in (1, 2, 4):
+            with pytest.raises(ValueError, match="scores"): all_pairs_loss(torch.zeros(n), torch.tensor([1., 2., 3.]))

@@ -265,3 +265,10 @@ def test_a_limit_below_one_says_why():
     tokenizer = word_tokenizer(["a"])
     for limit in (0, -8):
         with pytest.raises(ValueError, match=f"max_length is {limit}: no prompt fits. Is max_new_tokens"): PromptDataset(["a"], tokenizer, max_length=limit)
+
+
+def test_two_texts_as_one_have_one_beginning_and_one_end():
+    t = word_tokenizer(["film", "good"], 20, bos="<bos>", eos="<eos>", add_bos=True, add_eos=True)
+    film, good = t.convert_tokens_to_ids(["film", "good"])
+    assert t("film")["input_ids"] == [t.bos_token_id, film, t.eos_token_id]
+    assert t("film", "good")["input_ids"] == [t.bos_token_id, film, good, t.eos_token_id]

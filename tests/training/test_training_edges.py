@@ -43,7 +43,7 @@ from instruct_goose.training.rollout import EVALUATION, Rollout, generator
 TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
 ONE = dict(temperature=1.)
 DEFAULTS = {  # a default that changes is a line for the changelog
-    "instruct_goose.models.response": {"response_logprobs": ONE | dict(with_entropy=False), "response_logits": ONE, "readings_of": ONE | dict(with_entropy=True)},
+    "instruct_goose.models.response": {"response_logprobs": ONE | dict(with_entropy=False), "response_logits": ONE},
     "instruct_goose.models.agent": {"Agent.evaluate": ONE | dict(with_entropy=True)},
     "instruct_goose.data.load": {name: dict(unique=False, repeat=False) for name in ("stream", "stream_pairs", "stream_prompts")},
     "instruct_goose.models.tokens": {"word_tokenizer": dict(model_max_length=1024, add_bos=True, add_eos=False),
