@@ -15,7 +15,7 @@ from pathlib import Path
 
 root = Path(__file__).parents[1]
 MEASURES = {"quickstart": "recipes.quickstart", "drift": "worlds.drift",
-            "reviews": "recipes.real_reviews", "family": "worlds.family",
+            "reviews": "recipes.real_reviews", "family": "recipes.quickstart",
             "control": "worlds.control", "exact_world": "worlds.exact_world", "gallery": "worlds.gallery", "doctor": "worlds.gallery",
             "probes": "worlds.probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "details": "worlds.exact_world",
             "distillation": "variants.distillation", "trackers": "runs.trackers",

@@ -214,7 +214,7 @@ def visited(world, settings, trainer, prompts=None, dtype=torch.float32, asked=N
     "Train, and ask the doctor."
     judge, lm = world["reward_model"], copy.deepcopy(world["lm"]).to(dtype)
     agent = Agent(copy.deepcopy(lm), value_model="copy" if settings.advantage == "gae" else None)
-    with torch_threads(1), gallery._without_guards() if trainer is not RLHFTrainer else nullcontext():
+    with torch_threads(1), gallery.without_guards() if trainer is not RLHFTrainer else nullcontext():
         made = trainer(agent, create_reference_model(lm), settings, tokenizer=world["tokenizer"], callbacks=[RecheckRewards(judge)], **more)
         metrics = made.train(prompts or world["data"].prompts, judge, progress=False)
     return [f.name for f in diagnose(metrics, asdict(settings) | (asked or {}))]

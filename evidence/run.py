@@ -34,6 +34,7 @@ from pathlib import Path
 import drift
 import quickstart
 import reported
+from lesson_code import defined_in
 from quickstart import CURVES, in_lines, open_block, rounded, settings_in
 
 root = Path(__file__).parents[1]
@@ -98,7 +99,9 @@ def family(seeds=(0, 1, 2)) -> dict:
     """Every preset from the same start with the same budget: as its paper has it, and all at one price of KL; DPO beside them.
     Three seeds; and on the first, at one price, half and twice the learning rate."""
     from instruct_goose.objective.group import PRESETS
-    from instruct_goose.worlds.family import family_config, improve, improve_by_dpo, prepare
+
+    guide = defined_in("guides/side_by_side", "family_config", "improve", "improve_by_dpo", "prepare", "PRICE")
+    family_config, improve, improve_by_dpo, prepare = guide.family_config, guide.improve, guide.improve_by_dpo, guide.prepare
 
     def measured(name, price, seed, result, lr, beta):
         figures = {k: v for k, v in result["figures"].items() if k != "ended"}

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['ACTIONS', 'EVEN', 'FROZEN', 'REFERENCE', 'REWARDS', 'ANSWERS', 'PROBES', 'HEADER', 'BROKEN', 'tiny_world',
            'policy_at', 'values_at', 'Missing', 'trained', 'Reading', 'value_head', 'advantage_sign', 'credit', 'eos',
-           'optimum', 'kl', 'rows', 'temperature', 'Probe', 'ProbeResult', 'run_probe', 'what_raised', 'run_probes']
+           'optimum', 'kl', 'rows', 'temperature', 'Probe', 'ProbeResult', 'run_probe', 'what_raised', 'run_probes',
+           'ignoring', 'after', 'NeverStops']
 
 # %% ../../nbs/learn/21_probes.ipynb #0c7d2a04
 import inspect
@@ -28,6 +29,7 @@ from ..objective.advantages import gae
 from ..objective.masks import masked_mean
 from ..supervised.fit import torch_threads
 from ..training.config import RLHFConfig
+from ..training.rollout import Rollout
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/learn/21_probes.ipynb #af33c6de
@@ -385,73 +387,61 @@ def run_probes(
     return results
 
 # %% ../../nbs/learn/21_probes.ipynb #dd4fd63b
-def _dial(**settings):
-    "A trainer that ignores some of the settings that it is given."
+def ignoring(**settings: object) -> type[RLHFTrainer]:
+    "A trainer that takes these settings for the ones that it is given."
     class Deaf(RLHFTrainer):
         def __init__(self, model, ref_model=None, config=None, **options):
             super().__init__(
                 model, ref_model, replace(config or RLHFConfig(), **settings), **options)
     return Deaf
 
-def _after(step: str, harm: Callable):
-    "A trainer that does `harm(self, rollout)` after one of its own steps."
-    class Harmed(RLHFTrainer):
-        pass
-    def broken(self, *args, **options):
+def after(
+    step: str, # that returns a rollout: "rollout", "score", "annotate" or "advantages"
+    change: Callable[[Rollout], dict], # other tensors, by name
+) -> type[RLHFTrainer]:
+    "A trainer that changes the rollout behind one of its own steps."
+    def changed(self, *args, **options):
         rollout = getattr(RLHFTrainer, step)(self, *args, **options)
-        harm(self, rollout)
+        for name, x in change(rollout).items():
+            setattr(rollout, name, x)
         return rollout
-    setattr(Harmed, step, broken)
-    return Harmed
-
-# %% ../../nbs/learn/21_probes.ipynb #93d90443
-def _negate(trainer, r):
-    r.advantages = -r.advantages
-
-def _late(trainer, r):
-    r.advantages = r.advantages.roll(1, -1) * r.mask
-
-def _other_row(trainer, r):
-    r.scores = r.scores.roll(1)
-
-def _moving(trainer, r):
-    r.ref_logprobs = r.old_logprobs
-
-def _pays_drift(trainer, r):
-    r.ref_logprobs = 2 * r.old_logprobs - r.ref_logprobs
-
-def _cold_reference(trainer, r):
-    rows = r.query_ids, r.query_mask, r.response_ids, r.mask
-    r.ref_logprobs = response_logprobs(trainer.ref_model, *rows)
-
-def _one_target(trainer, r):
-    if r.returns is not None:
-        r.returns = masked_mean(r.returns, r.mask) * r.mask
-
-# %% ../../nbs/learn/21_probes.ipynb #42dd326e
-def _paid_first(trainer, r):
-    if r.values is None:
-        return
-    r.rewards = r.rewards.sum(-1, keepdim=True) * (torch.arange(r.mask.shape[1]) == 0)
-    c = trainer.config
-    r.advantages, r.returns = gae(r.rewards, r.values, r.mask, c.gamma, c.lam)
-
-def _without_end(trainer, r):
-    end = torch.isin(r.response_ids, torch.tensor(trainer.eos_ids, device=r.mask.device))
-    end[:, 0] = False  # a row keeps its first token
-    r.mask = r.mask & ~end
+    return type("Changed", (RLHFTrainer,), {step: changed})
 
 # %% ../../nbs/learn/21_probes.ipynb #edb88487
-class _NeverStops(RLHFTrainer):
+class NeverStops(RLHFTrainer):
+    "No token counts as the end."
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.eos_ids = []
 
+class _EndNotInTheMask(RLHFTrainer):
+    def rollout(self, prompts, **sampling):
+        r = super().rollout(prompts, **sampling)
+        end = torch.isin(r.response_ids, torch.tensor(self.eos_ids, device=r.mask.device))
+        end[:, 0] = False  # a row keeps its first token
+        r.mask = r.mask & ~end
+        return r
+
 class _PaddingIsText(RLHFTrainer):
     def rollout(self, prompts, **sampling):
-        tokenizer = cast(Any, self.tokenizer)  # probes give one
-        ids, mask = pad([tokenizer(p).input_ids for p in prompts], self.pad_id, side="left")
+        ids = [self.tokenizer(p).input_ids for p in prompts] if self.tokenizer else []
+        ids, mask = pad(ids, self.pad_id, side="left")
         return super().rollout({"query_ids": ids, "query_mask": torch.ones_like(mask)}, **sampling)
+
+class _PaidFirst(RLHFTrainer):
+    def advantages(self, rollout):
+        r, c = super().advantages(rollout), self.config
+        if r.values is not None:
+            r.rewards = r.rewards.sum(-1, keepdim=True) * (torch.arange(r.mask.shape[1]) == 0)
+            r.advantages, r.returns = gae(r.rewards, r.values, r.mask, c.gamma, c.lam)
+        return r
+
+class _ColdReference(RLHFTrainer):
+    def annotate(self, rollout):
+        r = super().annotate(rollout)
+        rows = r.query_ids, r.query_mask, r.response_ids, r.mask
+        r.ref_logprobs = response_logprobs(self.ref_model, *rows)
+        return r
 
 class _ColdLoss(RLHFTrainer):
     def __init__(self, model, ref_model=None, config=None, **options):
@@ -464,20 +454,25 @@ class _ColdLoss(RLHFTrainer):
         return rollout
 
 # %% ../../nbs/learn/21_probes.ipynb #5f462eb1
-BROKEN = { # what is wrong: the trainer, and the rung that is meant to find it
-    "value loss weighs nothing": (_dial(vf_coef=0.), "value_head"),
-    "one target for all values": (_after("advantages", _one_target), "value_head"),
-    "sign of the advantage": (_after("advantages", _negate), "advantage_sign"),
-    "advantage one token late": (_after("advantages", _late), "credit"),
-    "reward at the first token": (_after("advantages", _paid_first), "credit"),
-    "γ forgotten": (_dial(gamma=1.), "credit"),
-    "λ forgotten": (_dial(lam=1.), "credit"),
-    "end-of-text not in the mask": (_after("rollout", _without_end), "eos"),
-    "writes on after the end": (_NeverStops, "eos"),
-    "sign of the KL": (_after("annotate", _pays_drift), "kl"),
-    "reference moves along": (_after("annotate", _moving), "kl"),
-    "no KL": (_dial(beta=0.), "kl"),
-    "scores of the row above": (_after("score", _other_row), "rows"),
+BROKEN: dict[str, tuple[type[RLHFTrainer], str]] = { # the trainer, and the rung meant to find it
+    "value loss weighs nothing": (ignoring(vf_coef=0.), "value_head"),
+    "one target for all values": (after("advantages", lambda r: {
+        "returns": None if r.returns is None else masked_mean(r.returns, r.mask) * r.mask}),
+        "value_head"),
+    "sign of the advantage": (after("advantages", lambda r: {"advantages": -r.advantages}),
+                              "advantage_sign"),
+    "advantage one token late": (after("advantages", lambda r: {
+        "advantages": r.advantages.roll(1, -1) * r.mask}), "credit"),
+    "reward at the first token": (_PaidFirst, "credit"),
+    "γ forgotten": (ignoring(gamma=1.), "credit"),
+    "λ forgotten": (ignoring(lam=1.), "credit"),
+    "end-of-text not in the mask": (_EndNotInTheMask, "eos"),
+    "writes on after the end": (NeverStops, "eos"),
+    "sign of the KL": (after("annotate", lambda r: {
+        "ref_logprobs": 2 * r.old_logprobs - r.ref_logprobs}), "kl"),
+    "reference moves along": (after("annotate", lambda r: {"ref_logprobs": r.old_logprobs}), "kl"),
+    "no KL": (ignoring(beta=0.), "kl"),
+    "scores of the row above": (after("score", lambda r: {"scores": r.scores.roll(1)}), "rows"),
     "padding read as text": (_PaddingIsText, "rows"),
     "temperature 1 in the loss": (_ColdLoss, "temperature"),
-    "reference at temperature 1": (_after("annotate", _cold_reference), "temperature")}
+    "reference at temperature 1": (_ColdReference, "temperature")}
