@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['AgentOutput', 'Evaluation', 'policy_of', 'value_trunk_of', 'zero_head', 'values_file', 'read_value_head', 'Agent',
-           'create_reference_model']
+           'create_reference_model', 'as_agent', 'as_reference']
 
 # %% ../../nbs/learn/13_agent.ipynb #a14f06f8
 import json
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .response import (
-    check_part, forward_hidden, forward_logits, readings_of, states_of)
+    check_part, forward_hidden, forward_logits, readings_of, response_logprobs, states_of)
 from .adapters import (
     frozen_twin, has_adapters, load_adapters, sharing_copy, unwrapped, what_learns)
 from .tokens import compact
@@ -146,12 +146,18 @@ class Agent(nn.Module):
         response_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # on either side
         temperature: float = 1., # of the policy; values do not know it
         with_entropy: bool = True,
+        with_values: bool = True,
     ) -> Evaluation:
         """Logprobs, entropy and values of the response tokens, on one layout, as
         `response_logprobs` does it. Dropout off."""
+        four = (query_ids, query_mask, response_ids, response_mask)
+        if not with_values:
+            out = response_logprobs(self.model, *four, temperature, with_entropy)
+            logprobs, entropy = out if with_entropy else (out, None)
+            return Evaluation(logprobs, entropy, None)
         logprobs, entropy, hidden, layout = readings_of(
-            self.model, self.value_trunk, query_ids, query_mask, response_ids, response_mask,
-            temperature=temperature, with_entropy=with_entropy)
+            self.model, self.value_trunk, *four, temperature=temperature,
+            with_entropy=with_entropy)
         entropy = None if entropy is None else layout.scatter(entropy)
         values = layout.scatter(self.values_at(hidden))
         return Evaluation(layout.scatter(logprobs), entropy, values)
@@ -245,3 +251,32 @@ def create_reference_model(
     """π_ref: a copy of the language model that no longer learns; with adapters a copy of those, on
     the same frozen weights. Dropout off, no gradients, same device and dtype."""
     return frozen_twin(model.model if isinstance(model, Agent) else unwrapped(model))
+
+def as_agent(model: nn.Module | str | Path) -> Agent:
+    "The policy with a value head. Raises TypeError for a model without a language-model head."
+    return model if isinstance(model, Agent) else Agent(model)
+
+def as_reference(
+    ref_model: nn.Module | None, # None: a frozen copy of the policy
+    agent: Agent,
+) -> PreTrainedModel:
+    "π_ref, frozen. Raises ValueError if it shares weights with the policy or has other tokens."
+    if ref_model is None:
+        return create_reference_model(agent)
+    if not isinstance(ref_model, nn.Module):
+        raise TypeError(f"ref_model is a {type(ref_model).__name__}, not a model. "
+                        "A tokenizer goes to tokenizer=, a configuration to config=")
+    model = ref_model.model if isinstance(ref_model, Agent) else unwrapped(ref_model)
+    if getattr(model, "get_output_embeddings", lambda: None)() is None:
+        raise TypeError(f"ref_model is a {type(model).__name__} and has no language-model head: "
+                        "pass an AutoModelForCausalLM")
+    check_causal(model)
+    moving = {id(p) for p in agent.parameters() if p.requires_grad}
+    if any(id(p) in moving for p in model.parameters()):
+        raise ValueError("ref_model shares parameters with the policy and would move with it: "
+                         "leave it out, or pass create_reference_model(model)")
+    own, other = (m.get_input_embeddings().num_embeddings for m in (agent.model, model))
+    if own != other:
+        raise ValueError(f"ref_model has {other} tokens, the policy {own}: "
+                         "the KL compares them token by token")
+    return model.requires_grad_(False).eval()

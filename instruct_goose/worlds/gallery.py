@@ -195,7 +195,7 @@ class NeverEnds(RLHFTrainer):
     "No token counts as the end."
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.eos_ids = []
+        self.eos_ids.clear()
 
 # %% ../../nbs/learn/22_bug_hunt.ipynb #31c05439
 class ScoresOfTheRowAbove(RLHFTrainer):

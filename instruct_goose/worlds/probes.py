@@ -445,7 +445,7 @@ def _without_end(trainer, r):
 class _NeverStops(RLHFTrainer):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.eos_ids = []
+        self.eos_ids.clear()
 
 class _PaddingIsText(RLHFTrainer):
     def rollout(self, prompts, **sampling):
