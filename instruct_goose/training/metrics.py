@@ -273,6 +273,7 @@ def step_log(
 
 # %% ../../nbs/reference/training/metrics.ipynb #a493aa0e
 def iteration_log(
+    iteration: int,
     rollout: Rollout,
     config: RLHFConfig,
     eos_ids: Sequence[int],
@@ -281,7 +282,7 @@ def iteration_log(
 ) -> Metrics:
     """The numbers of rollout, update and trainer. Raises ValueError for a part of the loss by a
     name that the log has already."""
-    first = describe(rollout, config, eos_ids)
+    first = {"iteration": iteration, **describe(rollout, config, eos_ids)}
     if taken := [name for name in update if name in first or name in last]:
         raise ValueError(f"loss returned {taken[0]!r} among its parts, and the log has another "
                          "number of that name: choose one that is free")

@@ -409,7 +409,7 @@ class RLHFTrainer:
     def finish(self, rollout: Rollout, update: Metrics, prompts: Sequence | dict) -> Metrics:
         "Count the iteration: its metrics, what moves on, and whether the callbacks end the run."
         c = self.config
-        metrics: dict[str, Any] = iteration_log(rollout, c, self.eos_ids, update, {
+        metrics: dict[str, Any] = iteration_log(self.iteration, rollout, c, self.eos_ids, update, {
             "beta": self.beta, "lr": self.optimizer.param_groups[0]["lr"],
             "prompts_given": different(prompts), "rounding": rounding(self.agent.model, c),
             "prompt_nll": number(prompt_nll(self.ref_model, rollout))})

@@ -383,7 +383,7 @@ STATES = {
     "threads 0": (say(environment={"threads": 0}), "threads is 0"), "threads many": (say(environment={"threads": 10**6}), "threads is"), "environment text": (say(environment="x"), "environment is"),
     "config list": (say(config=[]), "config"), "config other": (say(config={}), "other settings"), "reference": (say(reference="x"), "reference model is not the one"),
     "tokenizer": (say(tokenizer="x"), "tokenizer is not the one"), "no tokenizer": (say(tokenizer=None), "tokenizer is not the one"), "groups": (say(groups=[]), "groups are not those"), "groups none": (say(groups=None), "groups is missing"),
-    **{f"no {name}": (lose(name), name) for name in "config reference tokenizer frozen iteration prompts_seen beta ent_coef parts stopped groups environment".split()}}
+    **{f"no {name}": (lose(name), name) for name in "config reference tokenizer iteration prompts_seen beta ent_coef parts stopped groups environment".split()}}
 
 
 @pytest.mark.parametrize("forge, says", STATES.values(), ids=STATES)

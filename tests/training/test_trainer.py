@@ -556,7 +556,7 @@ def test_reward_functions_are_checked_and_the_text_is_named(unchecked):
             with pytest.raises(error, match=message): trainer.score(r, fn)
             assert r.scores is None
         with pytest.raises(TypeError, match="reward_fn is a float"): trainer.score(r, 3.)
-        with pytest.raises(ValueError, match="no texts to score"): trainer.score(dataclasses.replace(r, texts=None), reward)
+        with pytest.raises(ValueError, match="no texts: give the trainer tokenizer="): trainer.score(dataclasses.replace(r, texts=None), reward)
     def spoil(texts): texts.clear(); return [0.] * 8
     trainer.score(r, spoil)
     assert len(r.texts) == 8

@@ -195,13 +195,13 @@ def test_the_log_of_a_run_tells_its_stage_how_far_it_is(tmp_path, unchecked, mon
     assert json.loads((tmp_path / "metrics.jsonl").read_text("utf-8")) == row
 
 
-def test_tokenizers_that_cut_a_text_otherwise_are_two():
+def test_tokenizers_that_cut_a_text_otherwise_are_two(unchecked):
     one, other = (word_tokenizer(["good", "film"], 20) for _ in range(2))
     assert fingerprint_of_tokenizer(one) == fingerprint_of_tokenizer(other)
     other.backend_tokenizer.normalizer = normalizers.Replace("film", "good")  # the same words, the same special ones
     assert fingerprint_of_tokenizer(one) != fingerprint_of_tokenizer(other)
     plain = [SimpleNamespace(get_vocab=lambda n=n: {"a": n}, special_tokens_map={}) for n in (0, 0, 1)]  # one written in Python
-    found = [fingerprint_of_tokenizer(x) for x in plain]
+    with unchecked(): found = [fingerprint_of_tokenizer(x) for x in plain]
     assert found[0] == found[1] != found[2]
 
 

@@ -93,7 +93,7 @@ def test_metrics_have_the_price_that_they_were_made_with_and_the_next_has_the_ne
 @pytest.mark.parametrize("kl,ends", [(2.1, True), (2., False), (.5, False), (None, False)])
 def test_the_limit_of_a_run_is_of_the_exact_kl_to_the_reference(kl, ends):
     others = dict.fromkeys(("kl_estimate", "kl_to_old", "kl_to_old_exact", "held_out_kl", "beta"), 0. if ends else 9.)
-    said = StopAtKL(2.).on_iteration(None, None, {"kl_to_reference": kl} | others)
+    said = StopAtKL(2.).reason({"kl_to_reference": kl} | others)
     assert said == ("kl_to_reference is 2.1, above kl_stop, 2" if ends else None)
 
 

@@ -107,7 +107,7 @@ def test_what_is_left_out_was_never_there(algorithm, more):
     for t in (one, two):
         r = t.rollout(PROMPTS[:4])
         r.scores = scores.double()
-        if t is one: draw_again(r, t.config, t.rollout, None)
+        if t is one: draw_again(r, t.config, t.rollout, lambda r: r.scores)
         else: r = r[[2, 3, 6, 7]]
         assert len(r) == 4
         t.optimize(t.advantages(r))
