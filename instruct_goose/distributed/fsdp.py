@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['asked_for', 'sharded', 'layers_of', 'is_sharded', 'parts_of', 'whole', 'plain', 'configs', 'cut', 'as_one',
-           'load_as_one', 'put_together', 'piece_of', 'put_weights', 'rescued', 'set_weights']
+           'take_pieces', 'put_together', 'piece_of', 'put_weights', 'set_weights']
 
 # %% ../../nbs/guides/fsdp.ipynb #d9c00004
-import copy
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -17,15 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from ..models.adapters import has_adapters
-from ..models.agent import Agent
 from .processes import count, place, same_weights, together
-from ..runs.state import load_module, part
-from ..models.adapters import named_tensors
-from ..runs.state import load_trainer_state
-from ..runs.state import twin_of
+from ..models.adapters import has_adapters, named_tensors
+from ..models.agent import Agent
+from ..runs.state import load_module, twin_of
 
 # %% ../../nbs/guides/fsdp.ipynb #d9c00005
 def asked_for() -> bool:
@@ -112,41 +107,40 @@ def cut(agent: nn.Module) -> None:
 
 # %% ../../nbs/guides/fsdp.ipynb #12529cfe
 def as_one(
-    trainer: Any, # an RLHFTrainer between two iterations; its weights are whole
-) -> Any: # the trainer, or one that shares all with it but the optimizer
-    "The trainer as one process has it. Moments in pieces are put together by all processes."
-    if not is_sharded(trainer.agent):
-        return trainer
+    agent: nn.Module, # between two iterations: its weights are whole
+    optimizer: torch.optim.Optimizer,
+) -> torch.optim.Optimizer: # the same, where nothing is cut up
+    "The optimizer as one process has it. Moments in pieces are put together by all processes."
+    if not is_sharded(agent):
+        return optimizer
     together(lambda: None)  # has another one failed? then nobody waits for its pieces
-    one, its, named = copy.copy(trainer), trainer.optimizer, dict(trainer.agent.named_parameters())
-    own = {id(piece): named[name] for name, piece in vars(trainer.agent)["pieces"].items()}
-    one.optimizer = twin_of(its)
-    one.optimizer.param_groups = [
-        group | {"params": [own.get(id(p), p) for p in group["params"]]}
-        for group in its.param_groups]
-    one.optimizer.state = defaultdict(dict, {
+    named = dict(agent.named_parameters())
+    own = {id(piece): named[name] for name, piece in vars(agent)["pieces"].items()}
+    one = twin_of(optimizer)
+    one.param_groups = [group | {"params": [own.get(id(p), p) for p in group["params"]]}
+                        for group in optimizer.param_groups]
+    one.state = defaultdict(dict, {
         own.get(id(p), p): {key: put_together(x, p.shape) for key, x in moments.items()}
-        for p, moments in its.state.items()})
+        for p, moments in optimizer.state.items()})
     return one
 
 # %% ../../nbs/guides/fsdp.ipynb #768a776f
-def load_as_one(trainer: Any, tensors: Mapping[str, Tensor], record: Mapping) -> None:
-    """`load_trainer_state`, also for weights in pieces: every process is given the whole state,
-    and keeps its pieces. Raises ValueError before anything is changed."""
-    one = as_one(trainer)
-    load_trainer_state(one, tensors, record)
-    if one is trainer:
+def take_pieces(
+    agent: nn.Module, optimizer: torch.optim.Optimizer,
+    one: torch.optim.Optimizer,    # from `as_one`, with the memory that is wanted
+    weights: Mapping[str, Tensor], # of the agent, by name
+) -> None:
+    "Every process has the whole state, and keeps its pieces. Nothing where nothing is cut up."
+    if one is optimizer:
         return
-    put_weights(trainer.agent, part(tensors, "model"))
-    its = trainer.optimizer
-    its.state.clear()
-    for group, there in zip(its.param_groups, one.optimizer.param_groups, strict=True):
+    put_weights(agent, weights)
+    optimizer.state.clear()
+    for group, there in zip(optimizer.param_groups, one.param_groups, strict=True):
         group.update({k: x for k, x in there.items() if k != "params"})
         for piece, p in zip(group["params"], there["params"], strict=True):
-            if p in one.optimizer.state:
-                its.state[piece] = {key: piece_of(x, piece) if x.shape == p.shape else x
-                                    for key, x in one.optimizer.state[p].items()}
-    vars(trainer).update({k: x for k, x in vars(one).items() if k != "optimizer"})
+            if p in one.state:
+                optimizer.state[piece] = {key: piece_of(x, piece) if x.shape == p.shape else x
+                                          for key, x in one.state[p].items()}
 
 # %% ../../nbs/guides/fsdp.ipynb #8876b361
 def put_together(
@@ -184,16 +178,6 @@ def put_weights(
             piece.detach().copy_(piece_of(tensors[name], piece))
     cut(agent)
     whole(agent)
-
-def rescued(
-    trainer: Any, # whose last iteration may be half done
-    tensors: Mapping[str, Tensor], record: Mapping, # its last whole state
-) -> PreTrainedModel: # the policy, of this state
-    "Nothing is asked of other processes, which may have gone: pieces stay as they are."
-    if is_sharded(trainer.agent):
-        return plain(trainer.agent, part(tensors, "model")).model
-    load_trainer_state(trainer, tensors, record)
-    return trainer.agent.model
 
 # %% ../../nbs/guides/fsdp.ipynb #c903ad8e
 def set_weights(agent: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -19,8 +19,10 @@ from transformers import PreTrainedModel
 
 from ..models.adapters import has_adapters
 from ..models.tokens import pad
-from ..training.rollout import uniforms
-from ..training.rollout import Queries, Rollout, left_padded
+from ..models.agent import Agent
+from ..training.callbacks import Trainer
+from ..training.config import RLHFConfig
+from ..training.rollout import Queries, Rollout, Tokens, left_padded, uniforms
 from .data_parallel import shared
 
 # %% ../../nbs/guides/vllm.ipynb #c9c00007
@@ -57,17 +59,18 @@ class EngineSampler:
 
     def __init__(
         self,
-        trainer: Any, # for its eos_ids and pad_id, and the model that fits the queries
+        agent: Agent, # whose model fits the queries
+        tokens: Tokens,
         engine: Engine,
     ):
-        self.trainer, self.engine = trainer, engine
+        self.agent, self.tokens, self.engine = agent, tokens, engine
 
     def __call__(
-        self, queries: Queries, n: int, config: Any, generator: torch.Generator | None,
+        self, queries: Queries, n: int, config: RLHFConfig, generator: torch.Generator | None,
     ) -> Rollout:
         "Raises ValueError for an answer that is none to these prompts."
-        t = self.trainer
-        ids, mask = left_padded(t.agent.model, *(x.repeat_interleave(n, 0) for x in queries))
+        t, model = self.tokens, self.agent.model
+        ids, mask = left_padded(model, *(x.repeat_interleave(n, 0) for x in queries))
         prompts = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
         seeds, temperature = None, 0.
         if generator is not None:
@@ -87,11 +90,11 @@ class EngineSampler:
         self.engine.load_weights(model)
 
 # %% ../../nbs/guides/vllm.ipynb #ad8ee087
-def use_engine(trainer: Any, engine: Engine) -> None:
+def use_engine(trainer: Trainer, engine: Engine) -> None:
     "Let it write for this trainer from now on, with the trainer's weights."
-    sampler = EngineSampler(trainer, engine)
+    sampler = EngineSampler(trainer.agent, trainer.tokens, engine)
     sampler.updated(trainer.agent.model)
-    trainer.sampler = shared(trainer, sampler)
+    trainer.sampler = shared(sampler, trainer.tokens)
 
 # %% ../../nbs/guides/vllm.ipynb #c9c0000a
 def check_answers(

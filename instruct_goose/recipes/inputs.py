@@ -28,7 +28,7 @@ from ..data.files import need
 from ..runs.checkpoints import read_json
 from ..training.prompts import columns_of, is_conversation
 from ..training.rewards import Notes, run_tools
-from ..training.rewards import score_texts, score_with_all
+from ..training.rewards import score_texts
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #e15c4dee
 def model_place(
@@ -247,8 +247,8 @@ def try_reward(
     given |= run_tools(TrainerState(max_steps=steps, num_train_epochs=1), notes)
     options: dict[str, Any] = dict(given=given, seconds=seconds, kind="sample answer")
     try:
-        scores = (score_texts(rewards[0], texts, **options) if len(rewards) == 1
-                  else score_with_all(rewards, texts, weights, **options)[0])
+        one = rewards[0] if len(rewards) == 1 else list(rewards)
+        scores = score_texts(one, texts, weights=weights, **options)
         notes.close(len(some))
         return scores.tolist()
     except (ValueError, TypeError, RuntimeError, TimeoutError) as e:

@@ -28,7 +28,7 @@ from .inputs import (
 from .plan import load_config, memory_parts, memory_table, spread_of
 from .settings import as_yaml, need_adapters, own_model, OwnRun, refuse_used
 from ..runs.checkpoints import read_json
-from ..runs.evaluation import held_out_answers, plot_metrics, text_table
+from ..runs.evaluation import plot_metrics, text_table
 from ..runs.resume import CheckpointManager, MAIN, Stage
 from ..runs.run_directory import (
     append_jsonl, abbreviated, Clock, finished_run, json_line, model_card, open_run, save_model,
@@ -41,7 +41,8 @@ from ..supervised.sft import filling_id, lm_nats, lm_rows, train_lm
 from ..training.config import Count, Limit, NotNegative, Positive, RLHFConfig, Seed
 from ..training.prompts import is_conversation, template_ids
 from ..training.rewards import completion_texts
-from ..training.trainer import find_device, RLHFTrainer
+from ..distributed.processes import find_device
+from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/learn/23_your_own.ipynb #84cfb266
 @dataclass(kw_only=True)
@@ -420,7 +421,7 @@ def answers(
 ) -> tuple[list[str], list[str], float]: # prompts, what the policy answers, and the mean score
     "One response to each, with dice of their own, the same each time; or greedy."
     prompts, said, scores = [], [], []
-    for r in held_out_answers(trainer, list(rows), trainer.config.eval_greedy):
+    for r in trainer.answers(list(rows), trainer.config.eval_greedy):
         scores.append(trainer.judge(r, reward, "held-out text"))
         tokenizer: Any = trainer.tokenizer
         said += completion_texts(r, tokenizer)

@@ -21,15 +21,15 @@ from ..models.tokens import word_tokenizer
 from . import stages
 from .stages import (
     beginnings, Figures, improve, in_run_directory, small_gpt2, SmallModelSettings)
-from ..runs.evaluation import ended
 from ..runs.resume import CheckpointManager, Stage
 from ..runs.run_directory import save_model
 from ..supervised.fit import Log, one_seed
 from ..supervised.reward_model_training import pair_accuracy, train_reward_model
 from ..supervised.sft import lm_nats, train_lm
 from ..training.config import Count, Limit, NotNegative, Positive
-from ..training.rollout import Rollout
-from ..training.trainer import find_device, RLHFTrainer
+from ..training.rollout import Rollout, finished
+from ..distributed.processes import find_device
+from ..training.trainer import RLHFTrainer
 from ..worlds.film_reviews import (
     distinct_2, grammatical, human_score, pair_ceiling, rater_pairs, vocabulary, write_reviews)
 
@@ -146,7 +146,7 @@ def film_figures(
 ) -> Figures:
     "The figures of a set of texts. No training has seen `human_score` and `grammatical`."
     eos_id: Any = tokenizer.eos_token_id
-    texts, done = rollout.texts or [], ended(rollout, eos_id).tolist()
+    texts, done = rollout.texts or [], finished(rollout, eos_id).tolist()
     each = {"human_score": human_score(texts), "reward_model_score": reward_model.score(texts),
             "grammatical": grammatical(texts, done),
             "response_length": rollout.mask.sum(-1).tolist(), "ended": done}

@@ -29,14 +29,14 @@ from .ratings import (
     beside_baselines, pairs_table, Rated, read_rated, Review, split_reviews, vader_compound)
 from .stages import (
     beginnings, Figures, improve, in_run_directory, small_gpt2, SmallModelSettings)
-from ..runs.evaluation import ended
 from ..runs.resume import CheckpointManager, Stage
 from ..runs.run_directory import Clock, save_model
 from ..supervised.fit import batches, fit, Log, one_seed
 from ..supervised.sft import lm_nats, train_lm
 from ..training.config import Count, Limit, NotNegative, Positive
-from ..training.rollout import Rollout
-from ..training.trainer import find_device, RLHFTrainer
+from ..training.rollout import Rollout, finished
+from ..distributed.processes import find_device
+from ..training.trainer import RLHFTrainer
 from ..worlds.film_reviews import distinct_2
 
 # %% ../../nbs/guides/real_reviews.ipynb #19b82bda
@@ -224,7 +224,7 @@ def review_figures(
     each = {"reward_model_score": reward_model.score(texts), "vader_compound": vader,
             "vader_positive": [v > 0 for v in vader],
             "response_length": rollout.mask.sum(-1).tolist(),
-            "ended": ended(rollout, eos_id).tolist()}
+            "ended": finished(rollout, eos_id).tolist()}
     means = {name: sum(map(float, xs)) / len(texts) for name, xs in each.items()}
     return means | {"distinct_2": distinct_2(texts), "human_score": None, "grammatical": None}
 
@@ -235,7 +235,7 @@ class FinishingTrainer(RLHFTrainer):
     def judge(self, rollout: Rollout, reward_fn: Any, kind: str = "text") -> Tensor:
         "Scores from `reward_fn`, less the penalty where the end-of-text token is missing."
         scores = super().judge(rollout, reward_fn, kind)
-        cut = ~ended(rollout, cast(Any, self.tokenizer).eos_token_id)
+        cut = ~finished(rollout, cast(Any, self.tokenizer).eos_token_id)
         return scores - cast(ReviewsConfig, self.config).unfinished_penalty * cut.to(scores)
 
 # %% ../../nbs/guides/real_reviews.ipynb #5455501a

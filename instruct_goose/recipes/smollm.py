@@ -32,15 +32,15 @@ from ..objective.masks import masked_sum
 from .inputs import own_tokenizer
 from .settings import settings_in
 from .stages import in_run_directory, RecipeSettings, summary_of
-from ..runs.evaluation import (
-    ended, held_out_answers, one_rollout, plot_metrics, text_table)
+from ..runs.evaluation import plot_metrics, text_table
 from ..runs.resume import CheckpointManager, MAIN
 from ..runs.run_directory import train_policy, write_json
 from ..runs.trackers import Track, TrackEvery
 from ..supervised.fit import one_seed
 from ..training.config import Count, NotNegative, Positive, Seed, Settings
 from ..training.rewards import completion_texts
-from ..training.rollout import Rollout
+from ..training.rollout import Rollout, finished
+from ..training.sampling import joined
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec108
@@ -144,8 +144,8 @@ def figures_of(
     greedy = trainer.config.eval_greedy
     n = min(n, len(task.held_out)) if greedy else n
     rows = [task.held_out[i % len(task.held_out)] for i in range(n)]
-    parts = [trainer.annotate(r) for r in held_out_answers(trainer, rows, greedy)]
-    r = one_rollout(parts)
+    parts = [trainer.annotate(r) for r in trainer.answers(rows, greedy)]
+    r = joined(parts)
     r.columns = {k: [x for p in parts for x in p.columns[k]] for k in parts[0].columns or {}}
     tokens = sum(int(p.mask.sum()) for p in parts)
     surprise = -sum(float(p.ref_logprobs.sum()) for p in parts) / tokens
@@ -154,7 +154,7 @@ def figures_of(
         "kl_to_reference": kl.mean().item(),
         "perplexity_untouched": torch.tensor(surprise).exp().item(),
         "response_length": tokens / len(r),
-        "ended": ended(r, trainer.eos_ids[0]).float().mean().item()}
+        "ended": finished(r, trainer.eos_ids).float().mean().item()}
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #3ccc7390
 def completions(r: Rollout, trainer: RLHFTrainer) -> list[str]:

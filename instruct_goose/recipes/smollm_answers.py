@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from .smollm import completions, recipe_settings, run_task, Task
-from ..runs.evaluation import held_out_answers
 from ..training.rollout import Rollout
 from ..training.trainer import RLHFTrainer
 
@@ -44,7 +43,7 @@ def figures(r: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
         return right_number(completions(rollout, trainer), rollout.columns["answer"])
 
     texts, scores = completions(r, trainer), right(r)
-    greedy = [x for part in held_out_answers(trainer, HELD_OUT, greedy=True) for x in right(part)]
+    greedy = [x for part in trainer.answers(HELD_OUT, greedy=True) for x in right(part)]
     return {"exact_match": sum(scores) / len(scores), "greedy_match": sum(greedy) / len(greedy),
             "written_down": sum("=" in text for text in texts) / len(texts)}
 

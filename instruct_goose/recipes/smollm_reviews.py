@@ -40,7 +40,8 @@ from ..runs.run_directory import write_json
 from ..supervised.fit import batches, fit, one_seed
 from ..training.config import Count, Limit, Positive
 from ..training.rollout import Rollout
-from ..training.trainer import find_device, RLHFTrainer
+from ..distributed.processes import find_device
+from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/guides/smollm_reviews.ipynb #d0c59d02
 @contextmanager

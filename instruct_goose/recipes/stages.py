@@ -24,7 +24,7 @@ from ..doctor.diagnosis import diagnose
 from ..models.agent import Agent
 from ..models.reward_model import RewardModel
 from ..runs.evaluation import (
-    best_of_n, ended, kl_to_reference, plot_metrics, text_table, write)
+    best_of_n, kl_to_reference, plot_metrics, text_table, write)
 from ..runs.resume import CheckpointManager, MAIN, Stage
 from instruct_goose.runs.run_directory import (
     Clock, finished_run, open_run, save_model, saving_conflicts, settings_of, train_policy,
@@ -33,7 +33,7 @@ from ..runs.trackers import Track, TrackEvery
 from ..supervised.fit import one_seed, torch_threads
 from ..supervised.sft import train_lm
 from ..training.config import Count, Positive, RLHFConfig
-from ..training.rollout import Rollout
+from ..training.rollout import Rollout, finished
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/reference/recipes/stages.ipynb #bf1cda13
@@ -148,7 +148,7 @@ def tuned_on(
 ) -> PreTrainedModel | None: # None if no text came to an end: there is nothing to learn from
     "The model after learning those texts that ended by themselves."
     eos_id: Any = tokenizer.eos_token_id
-    whole = [i for i, e in enumerate(ended(best, eos_id)) if e]
+    whole = [i for i, e in enumerate(finished(best, eos_id)) if e]
     if not whole:
         return None
     tuned, prompts = copy.deepcopy(lm), [best.prompts[i] for i in whole] if given else None

@@ -11,16 +11,16 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ..models.tokens import printable
 from ..objective.policy_loss import held_tokens, probability_ratio
 from ..training.config import RLHFConfig
 from ..training.rollout import Rollout
-from ..training.updates import objective_settings
+from ..training.updates import Reading, objective_settings
 
 # %% ../../nbs/guides/microscope.ipynb #d46b737e
 QUANTITIES = {
@@ -57,20 +57,22 @@ def token_columns(
 
 # %% ../../nbs/guides/microscope.ipynb #c75f9b05
 def seen_tokens(
-    trainer: Any,     # just after its update: for now, config and tokenizer
+    reading: Reading, # `RLHFTrainer.now`, just after its update
     rollout: Rollout, # with its advantages
+    config: RLHFConfig,
+    tokenizer: PreTrainedTokenizerBase | None,
     rows: int = 4,
 ) -> list[dict]: # of each response: prompt, score, tokens, and QUANTITIES and held of each token
     """What this iteration knew of a few of its responses, token by token; `given` says which ones
     the policy did not write, where there are any. Throws no dice."""
     r = rollout[torch.arange(0, len(rollout), math.ceil(len(rollout) / rows))]
     with torch.no_grad():
-        columns = token_columns(trainer.now(r).logprobs, r, trainer.config)
+        columns = token_columns(reading(r).logprobs, r, config)
     prompts = r.prompts or [""] * len(r)
     if r.given is not None:
         columns["given"] = r.given
     return [{"prompt": printable(prompts[i]), "score": four_digits(r.scores[i]),
-             "tokens": token_texts(r.response_ids[i][real].tolist(), trainer.tokenizer),
+             "tokens": token_texts(r.response_ids[i][real].tolist(), tokenizer),
              **{name: [four_digits(n) for n in x[i][real]] for name, x in columns.items()}}
             for i, real in enumerate(r.real)]
 
@@ -87,11 +89,13 @@ def four_digits(x: Tensor) -> float | bool:
     "A number as the record keeps it."
     return bool(x) if x.dtype == torch.bool else float(f"{x.item():.4g}")
 
-def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:
+def token_texts(
+    ids: Sequence[int], tokenizer: PreTrainedTokenizerBase | None,
+) -> list[str]:
     "Each token as text, one by one; its number where there is no tokenizer."
     if tokenizer is None:
         return [str(i) for i in ids]
-    return [printable(tokenizer.decode([i])) for i in ids]
+    return [printable(str(tokenizer.decode([i]))) for i in ids]
 
 # %% ../../nbs/guides/microscope.ipynb #0384cf37
 def scales(

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['new_run_dir', 'claim_run_dir', 'write_json', 'write_whole', 'append_jsonl', 'json_line', 'without_nan', 'save_model',
            'versions', 'Clock', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts',
-           'RunLog', 'longer', 'Trainer', 'train_policy', 'is_list', 'reason_to_stop', 'RunSettings', 'train_in',
-           'sample_prompts', 'sample_responses', 'write_results', 'samples_page', 'abbreviated',
-           'fingerprint_of_prompts', 'summary_of_training', 'model_card', 'push_to_hub']
+           'RunLog', 'longer', 'train_policy', 'is_list', 'reason_to_stop', 'RunSettings', 'train_in', 'sample_prompts',
+           'sample_responses', 'write_results', 'samples_page', 'abbreviated', 'fingerprint_of_prompts',
+           'summary_of_training', 'model_card', 'push_to_hub']
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #ed9beb72
 import hashlib
@@ -22,7 +22,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from huggingface_hub import HfApi, ModelCard, ModelCardData
@@ -30,18 +30,18 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..distributed.fsdp import rescued, set_weights
+from ..distributed.fsdp import is_sharded, plain, set_weights
 from ..distributed.processes import from_first, is_first
 from ..models.adapters import module_state
 from ..models.agent import Agent
 from .checkpoints import newest_checkpoint, read_json, writing
-from .evaluation import held_out_answers, text_table
+from .evaluation import text_table
 from .microscope import looked_at, read_tokens, seen_tokens
 from .resume import (
     CheckpointManager, MAIN, refuse_other_run, Stage, Stopwatch, TEMPORARY_FILE)
-from .state import CHANGES_NOTHING
+from .state import CHANGES_NOTHING, part
 from .trackers import need_tracker, tracked
-from ..training.callbacks import Callback, StopAtKL
+from ..training.callbacks import Callback, StopAtKL, Trainer
 from ..training.config import Count, RLHFConfig
 from ..training.metrics import Metrics
 from ..training.prompts import slices
@@ -237,22 +237,22 @@ class RunLog(Callback):
         self.tokens = Path(out) / "tokens.jsonl"
         self.metrics: list[Metrics] = []
 
-    def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> None:
+    def on_iteration(self, trainer: Trainer, rollout: Rollout, metrics: Metrics) -> None:
         if is_first():
             append_jsonl(self.path, metrics)
             if looked_at(trainer.iteration - 1, trainer.config.steps):
-                append_jsonl(self.tokens, {"iteration": metrics["iteration"],
-                                           "responses": seen_tokens(trainer, rollout)})
+                seen = seen_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer)
+                append_jsonl(self.tokens, {"iteration": metrics["iteration"], "responses": seen})
         self.metrics.append(without_nan(metrics))
         self.stage.after_step(trainer.iteration, trainer.config.steps,
                               partial(self.state, trainer))
 
-    def state(self, trainer: "Trainer") -> tuple[dict[str, Tensor], dict]:
+    def state(self, trainer: Trainer) -> tuple[dict[str, Tensor], dict]:
         "The trainer's state, with the log so far."
         tensors, record = trainer.state()
         return tensors, record | {"metrics": list(self.metrics)}
 
-    def restore(self, trainer: "Trainer") -> None:
+    def restore(self, trainer: Trainer) -> None:
         "Trainer and log as they were when the stage was left."
         if self.stage.saved is not None:
             tensors, record = self.stage.saved
@@ -283,27 +283,6 @@ def longer(
     return {**record, "config": {**then, "steps": config.steps}}
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #857744af
-@runtime_checkable
-class Trainer(Protocol):
-    "What a run needs of a trainer; `RLHFTrainer` has it."
-
-    agent: Any
-    config: Any
-    tokenizer: PreTrainedTokenizerBase | None
-    callbacks: list[Callback]
-    eos_ids: list[int]
-    iteration: int
-    prompts_seen: int
-    stopped: str | None
-    best: dict[str, Tensor] | None
-    best_iteration: int | None
-
-    def train(self, *args: Any, **options: Any) -> list[Metrics]: ...
-    def state(self) -> tuple[dict[str, Tensor], dict]: ...
-    def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None: ...
-    def load_best(self) -> None: ...
-    def save_pretrained(self, directory: str | Path) -> None: ...
-
 def train_policy(
     trainer: Trainer,        # with a tokenizer
     prompts: Sequence | Iterable, # a list; or a stream, from its beginning
@@ -330,7 +309,11 @@ def train_policy(
         except KeyboardInterrupt:
             if stage.saved is not None and is_first():  # an iteration may be half done
                 tensors, record = stage.saved
-                last = rescued(trainer, tensors, longer(record, trainer.config))
+                if is_sharded(trainer.agent): # nothing is asked of others, which may have gone
+                    last = plain(trainer.agent, part(tensors, "model")).model
+                else:
+                    trainer.load_state(tensors, longer(record, trainer.config))
+                    last = trainer.agent.model
                 save_model(last, trainer.tokenizer, Path(out) / "policy")
             raise
         finally:
@@ -352,7 +335,7 @@ def reason_to_stop(config: RLHFConfig, metrics: Sequence[Metrics]) -> str | None
     "For a run that its KL ended, and that was killed before it could say so."
     if config.kl_stop is None or not metrics:
         return None
-    why = StopAtKL(config.kl_stop).on_iteration(None, None, metrics[-1])
+    why = StopAtKL(config.kl_stop).reason(metrics[-1])
     return why and f"iteration {metrics[-1]['iteration']}: {why}"
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #cd0dd7ef
@@ -428,7 +411,7 @@ def sample_responses(
     time; the likeliest tokens where `eval_greedy` is set."""
     if not prompts:
         return []
-    parts = held_out_answers(trainer, prompts, trainer.config.eval_greedy)
+    parts = trainer.answers(prompts, trainer.config.eval_greedy)
     tokenizer: Any = trainer.tokenizer
     return [pair for r in parts for pair in
             zip(r.prompts or [], completion_texts(r, tokenizer), strict=True)]

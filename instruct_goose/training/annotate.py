@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['precision', 'tokens_of', 'annotations', 'annotate_rows', 'at_tokens', 'next_token_logits', 'compare_row_by_row',
-           'look', 'greedy_responses', 'kl_charge', 'greedy_baseline']
+           'evaluate_now', 'greedy_responses', 'kl_charge']
 
 # %% ../../nbs/reference/training/annotate.ipynb #b5bea7bd
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -24,7 +23,7 @@ from ..objective.logprobs import entropy, log_softmax
 from ..objective.logprobs_in_pieces import Compared, compare_heads
 from .config import RLHFConfig
 from .rollout import Queries, Rollout, by_length
-from ..distributed.fsdp import is_sharded
+from .sampling import Sampler
 
 # %% ../../nbs/reference/training/annotate.ipynb #a15f6d9e
 def precision(config: RLHFConfig, device: torch.device) -> torch.autocast:
@@ -106,68 +105,46 @@ def compare_row_by_row(
     return Compared(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
 
 # %% ../../nbs/reference/training/annotate.ipynb #29fbef1d
-def look(
+def evaluate_now(
     agent: Agent,
     r: Rollout,
     config: RLHFConfig, # temperature; entropy if it has a coefficient; values if they are learnt
 ) -> Evaluation:
-    "What policy and value function say now, with gradient and without dropout."
+    "Log-probabilities, entropy and values now, with gradient and without dropout."
     with_entropy = config.ent_coef > 0 or config.entropy_target is not None
-    args = (*tokens_of(r), config.temperature, with_entropy)
     with precision(config, r.mask.device):
-        if config.needs == "values":
-            said: Any = agent.evaluate(*args)
-        elif is_sharded(agent):  # its layers are put together in `evaluate`
-            said = agent.evaluate(*args)._replace(values=None)
-        else:
-            out: Any = response_logprobs(agent.model, *args)
-            said = (*out, None) if with_entropy else (out, None, None)
-
-    def own(x: Any) -> Any: # 0 where others wrote
-        return x if x is None or r.given is None else x.masked_fill(~r.mask, 0)
-
-    return Evaluation(*map(own, said))
+        now = agent.evaluate(*tokens_of(r), config.temperature, with_entropy,
+                             with_values=config.needs == "values")
+    if r.given is None:
+        return now
+    own = {name: x for name, x in now._asdict().items() if x is not None}
+    return now._replace(**{name: x.masked_fill(~r.mask, 0) for name, x in own.items()})
 
 # %% ../../nbs/reference/training/annotate.ipynb #7f1c91f9
 def greedy_responses(
-    trainer: Any, # for its sampler and config
-    r: Rollout,
+    sampler: Sampler, r: Rollout, config: RLHFConfig,
 ) -> tuple[Rollout, Tensor]: # one response per different query; which of them belongs to each row
-    "The likeliest response to each different query: the sampler without dice."
+    "The likeliest response to each different query: the sampler without a generator."
     width = r.query_ids.shape[1]
     both = torch.cat([r.query_ids * r.query_mask, r.query_mask], 1)
     different, row = both.unique(dim=0, return_inverse=True)
     queries = Queries(different[:, :width], different[:, width:].bool())
-    with precision(trainer.config, r.mask.device):
-        return trainer.sampler(queries, 1, trainer.config, None), row
+    with precision(config, r.mask.device):
+        return sampler(queries, 1, config, None), row
 
 # %% ../../nbs/reference/training/annotate.ipynb #bf500bd0
 @torch.no_grad()
 def kl_charge(
-    trainer: Any, # for agent, ref_model, config and β
-    r: Rollout,
+    agent: Agent, ref_model: PreTrainedModel, r: Rollout, beta: float, c: RLHFConfig,
 ) -> Float[Tensor, "batch"]: # 0 if the KL is charged in the loss
     "β·Σₜ k(ℓₜ): what the KL penalty takes off the reward of each response."
-    c, size = trainer.config, trainer.config.micro_batch_size or len(r)
-    if c.kl_placement == "loss" or trainer.beta == 0:
+    size = c.micro_batch_size or len(r)
+    if c.kl_placement == "loss" or beta == 0:
         return torch.zeros(len(r), device=r.mask.device)
     charged = []
     for part in (r[i:i + size] for i in range(0, len(r), size)):
         with precision(c, r.mask.device):
             pi, ref = (response_logprobs(m, *tokens_of(part), c.temperature)
-                       for m in (trainer.agent.model, trainer.ref_model))
+                       for m in (agent.model, ref_model))
         charged.append(sequence_kl(pi, ref, part.mask, c.kl_estimator or "k1"))
-    return trainer.beta * torch.cat(charged)
-
-# %% ../../nbs/reference/training/annotate.ipynb #816be0e2
-def greedy_baseline(
-    trainer: Any, # an RLHFTrainer
-    r: Rollout,
-    reward_fn: Any,
-) -> Float[Tensor, "batch"]: # total reward of the greedy response to each row's query
-    "b = R(q, r_greedy) − β·Σₜ k(ℓₜ), ReMax (Li et al. 2023), the KL charge being ours."
-    greedy, row = greedy_responses(trainer, r)
-    answers = greedy[row]
-    answers.columns = r.columns
-    scores = trainer.judge(answers, reward_fn, "greedy text")
-    return scores - kl_charge(trainer, greedy)[row]
+    return beta * torch.cat(charged)

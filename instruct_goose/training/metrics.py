@@ -5,13 +5,12 @@
 # %% auto #0
 __all__ = ['Metrics', 'METERS', 'MOST', 'ROWS', 'correlation', 'of_texts', 'distinct', 'distinct_pairs', 'of_values', 'discounts',
            'prompt_nll', 'gradient_meter', 'expected_pulls', 'number', 'describe', 'of_scores', 'of_advantages',
-           'compare', 'of_sampler', 'describe_step', 'step_log', 'average_steps', 'drift_meter', 'weight_meter',
-           'movement_meter', 'in_short']
+           'of_sampler', 'describe_step', 'step_log', 'iteration_log', 'held_out_notes', 'speeds', 'average_steps',
+           'drift_meter', 'weight_meter', 'movement_meter', 'in_short']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,19 +20,19 @@ from transformers import PreTrainedModel
 from ..models.response import response_logprobs
 from ..models.families import vocabulary_size
 from ..models.tokens import compact
-from ..objective.advantages import discounted_returns, estimate_advantages
+from ..objective.advantages import discounted_returns
+from ..objective.group import flat_groups
 from ..objective.kl import exact_kl, sequence_kl, token_kl
 from ..objective.logprobs import log_softmax
 from ..objective.masks import aggregate, masked_mean, masked_sum, masked_var
 from ..objective.policy_loss import held_shares, probability_ratio
 from ..objective.value_loss import explained_variance
 from .annotate import next_token_logits, precision
-from .checks import check_ratio, rounding
+from .checks import check_ratio
 from .config import RLHFConfig
-from .rollout import Rollout
-from .score_shaping import finished
-from .updates import averaging, importance_weights, learning, Seen
-from ..variants.dynamic_sampling import flat_groups
+from .rollout import Rollout, finished
+from .updates import (
+    advantages_of, averaging, importance_weights, learning, Seen)
 
 # %% ../../nbs/reference/training/metrics.ipynb #38b39816
 def correlation(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Tensor:
@@ -149,7 +148,7 @@ def expected_pulls(
 # %% ../../nbs/reference/training/metrics.ipynb #bbf415ec
 Metrics = dict[str, float | int | None]  # None where a number is not defined; JSON has no NaN
 
-def number(x: Any) -> float | int | None:
+def number(x: Tensor | int | float | None) -> float | int | None:
     "x as a number that JSON knows; None for NaN and infinity."
     if x is None:
         return None
@@ -205,7 +204,7 @@ def of_advantages(r: Rollout, c: RLHFConfig) -> dict:
     def spread(x: Tensor) -> Tensor:
         return masked_var(x, r.mask, unbiased=False).sqrt()
 
-    raw = compare(r, c)[0] if r.values is None else r.returns - r.values
+    raw = advantages_of(r, c)[0] if r.values is None else r.returns - r.values
     numbers = {"advantage_mean": masked_mean(raw, r.mask), "advantage_std": spread(raw),
                "advantage_correlation": correlation(raw[r.mask], r.advantages[r.mask])}
     if r.values is not None:
@@ -216,12 +215,6 @@ def of_advantages(r: Rollout, c: RLHFConfig) -> dict:
     return numbers
 
 # %% ../../nbs/reference/training/metrics.ipynb #f630ad86
-def compare(r: Rollout, c: RLHFConfig) -> tuple[Tensor, Tensor | None]:
-    "Â before whitening, and R̂ where values are learnt, as the settings say."
-    return estimate_advantages(
-        c.advantage, r.rewards, r.mask, values=r.values, baseline=r.baseline,
-        group_size=c.group_size, group_ddof=c.group_ddof, gamma=c.gamma, lam=c.lam)
-
 def of_sampler(r: Rollout, c: RLHFConfig) -> dict:
     "How far the sampler was from the training forward, and what is done about it."
     if r.sampled_logprobs is None:
@@ -258,25 +251,55 @@ METERS = ( # of a call of `ppo_loss`, and not of the minibatch: no part of the l
     "loss", "entropy", "approx_kl", "ratio_mean", "ratio_std", "ratio_min")
 
 def step_log(
-    trainer: Any,   # for its agent and config
     batch: Rollout, # the minibatch
     seen: Sequence[Seen], # of its micro-batches, from `backward`
-    first: bool,    # before the first update the ratio must be 1
+    config: RLHFConfig,
+    ent_weight: float | None = None, # of the entropy bonus, where that moves
+    first: float | None = None, # before the first update: ε of `rounding`, for the ratio must be 1
 ) -> dict[str, Tensor]:
     """What one optimizer step logs; of `loss` all parts, which add up over the micro-batches.
     Raises ValueError if the ratio is not 1 where it must be."""
     logprobs = torch.cat([s.logprobs for s in seen])
-    log = describe_step(logprobs, batch, trainer.config)
+    log = describe_step(logprobs, batch, config)
     for name in dict.fromkeys(name for s in seen for name in s.parts):
         if name not in METERS and name not in log:
             log[name] = torch.stack([s.parts[name] for s in seen if name in s.parts]).sum()
     log["stale_gradient"] = torch.tensor(seen[0].stale)
-    if first:
+    if first is not None:
         log["max_ratio_deviation_first"] = check_ratio(
-            rounding(trainer.agent.model, trainer.config), logprobs, batch.old_logprobs,
-            batch.mask, "before the first update")
-        log |= gradient_meter(batch, seen, trainer.config, trainer.ent_weight)
+            first, logprobs, batch.old_logprobs, batch.mask, "before the first update")
+        log |= gradient_meter(batch, seen, config, ent_weight)
     return log
+
+# %% ../../nbs/reference/training/metrics.ipynb #a493aa0e
+def iteration_log(
+    iteration: int,
+    rollout: Rollout,
+    config: RLHFConfig,
+    eos_ids: Sequence[int],
+    update: Metrics, # of `optimize`
+    last: Metrics,   # of the trainer
+) -> Metrics:
+    """The numbers of rollout, update and trainer. Raises ValueError for a part of the loss by a
+    name that the log has already."""
+    first = {"iteration": iteration, **describe(rollout, config, eos_ids)}
+    if taken := [name for name in update if name in first or name in last]:
+        raise ValueError(f"loss returned {taken[0]!r} among its parts, and the log has another "
+                         "number of that name: choose one that is free")
+    return first | update | last
+
+def held_out_notes(rollouts: Sequence[Rollout]) -> dict[str, float]: # judged
+    "What reward functions logged of held-out responses, on average."
+    noted = [r.logged or {} for r in rollouts]
+    names = dict.fromkeys(name for x in noted for name in x)
+    all_of = {name: [x[name] for x in noted if name in x] for name in names}
+    return {f"held_out_logged/{name}": sum(xs) / len(xs) for name, xs in all_of.items()}
+
+def speeds(seconds: Mapping[str, float], tokens: int | float) -> Metrics: # of each step
+    "Seconds of each step, and tokens per second."
+    rates = {name: tokens / s if s > 0 else None for name, s in seconds.items()}
+    return {f"seconds_{name}": s for name, s in seconds.items()} | {
+        f"tokens_per_second_{name}": rate for name, rate in rates.items()}
 
 # %% ../../nbs/reference/training/metrics.ipynb #38f90fae
 def average_steps(
@@ -327,18 +350,15 @@ def weight_meter(
     learn = learning(model.parameters())
     stride = math.ceil(sum(p.numel() for p in learn) / 2**16) or 1
 
-    def look(of: Callable[[Tensor], Tensor | None]) -> Tensor:
-        found = [(x if (x := of(p)) is not None else torch.zeros_like(p)) for p in learn]
-        return torch.cat([x.detach().reshape(-1)[::stride].float() for x in found])
+    def some(tensors: Sequence[Tensor]) -> Tensor:
+        parts = [x.detach().reshape(-1)[::stride].float() for x in tensors]
+        return torch.cat(parts) if parts else torch.zeros(0)
 
-    def now() -> Tensor:
-        return look(Tensor.detach) if learn else torch.zeros(0)
-
-    before = now().clone()
+    before = some(learn).clone()
 
     def call() -> dict[str, Tensor]:
-        step = now() - before
-        pulled = look(lambda p: p.grad) != 0 if learn else step != 0
+        step = some(learn) - before
+        pulled = some([torch.zeros_like(p) if p.grad is None else p.grad for p in learn]) != 0
         return {"update_ratio": step.norm() / before.norm(),
                 "weights_moved": (step != 0)[pulled].float().mean()}
     return call

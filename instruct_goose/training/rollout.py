@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EVALUATION', 'SHELF', 'generator', 'climb', 'pick', 'check_logits', 'probabilities', 'uniforms', 'truncated', 'draw',
            'checked_tokens', 'left_padded', 'check_sampling', 'sample', 'staying', 'laid_out', 'Rollout', 'by_length',
-           'decode', 'collect', 'Queries', 'complete', 'tell_sampler']
+           'finished', 'decode', 'collect', 'Queries', 'Tokens', 'complete', 'tell_sampler']
 
 # %% ../../nbs/learn/15_rollout.ipynb #d1ce0004
 import math
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.agent import Agent
+from ..objective.masks import last_index
 from ..models.families import context_length, evaluating, vocabulary_size
 from ..models.decoding import begin
 from ..models.tokens import as_mask, compact, ragged
@@ -321,6 +322,13 @@ def by_length(r: Rollout) -> Int[Tensor, "batch"]:
     "Its rows from the shortest to the longest, query and response together."
     return (r.query_mask.sum(-1) + r.mask.sum(-1)).argsort(stable=True)
 
+def finished(r: Rollout, eos_ids: int | Sequence[int]) -> Bool[Tensor, "batch"]:
+    "Does the response end by itself, or was it cut off? What the rollout says, or its last token."
+    if r.ended is not None:
+        return r.ended
+    last = r.response_ids.gather(-1, last_index(r.mask)[:, None])[:, 0]
+    return torch.isin(last,  torch.as_tensor(eos_ids, device=last.device).reshape(-1))
+
 # %% ../../nbs/learn/15_rollout.ipynb #c996bacc
 def decode(
     rollout: Rollout,
@@ -373,6 +381,13 @@ class Queries(NamedTuple):
     ids: Int[Tensor, "batch query"]   # left-padded
     mask: Bool[Tensor, "batch query"] # True at real tokens
 
+@dataclass(frozen=True)
+class Tokens:
+    "How text becomes token ids, what ends a response, and what fills up a row."
+
+    tokenizer: PreTrainedTokenizerBase | None # None: prompts are ids, and there are no texts
+    eos_ids: list[int]
+    pad_id: int
 
 # %% ../../nbs/learn/15_rollout.ipynb #ecdce375
 def complete(

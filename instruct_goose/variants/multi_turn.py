@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..models.agent import Agent
 from ..models.families import context_length
 from ..models.tokens import pad
+from ..training.config import RLHFConfig
 from ..training.rollout import (
-    Queries, Rollout, check_sampling, complete, left_padded, sample)
+    Queries, Rollout, Tokens, check_sampling, complete, left_padded, sample)
 from ..training.sampling import StopStrings, stop_strings_of
 
 # %% ../../nbs/guides/multi_turn.ipynb #d0a53a21
@@ -51,39 +53,42 @@ class TurnSampler:
 
     def __init__(
         self,
-        trainer: Any, # for its agent, tokenizer, eos_ids and pad_id
+        agent: Agent,   # of the trainer
+        tokens: Tokens, # of the trainer, with a tokenizer
         environment: Callable[[str], str | None], # the text so far, special tokens too → a reply
         turns: int = 4, # how often it is asked at most; the policy has one turn more
     ):
-        if getattr(trainer, "tokenizer", None) is None:
+        if tokens.tokenizer is None:
             raise ValueError("an environment reads and writes text: give the trainer a tokenizer")
-        self.trainer, self.environment, self.turns = trainer, environment, turns
+        self.agent, self.tokens, self.tokenizer = agent, tokens, tokens.tokenizer
+        self.environment, self.turns = environment, turns
 
     def __call__(
-        self, queries: Queries, n: int, config: Any, generator: torch.Generator | None,
+        self, queries: Queries, n: int, config: RLHFConfig, generator: torch.Generator | None,
     ) -> Rollout: # with `given`, where the environment wrote, and `ended`
         "As `PolicySampler`: n responses to each query, side by side."
-        t, c = self.trainer, config
-        ids, mask = left_padded(t.agent.model, *(x.repeat_interleave(n, 0) for x in queries))
-        check_sampling(t.agent.model, mask, c.max_new_tokens, c.temperature, None)
-        stops = stop_strings_of(t, c)
+        c, model, pad_id = config, self.agent.model, self.tokens.pad_id
+        ids, mask = left_padded(model, *(x.repeat_interleave(n, 0) for x in queries))
+        check_sampling(model, mask, c.max_new_tokens, c.temperature, None)
+        stops = stop_strings_of(c, self.tokenizer)
         talks = [Talk(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
         while going := [talk for talk in talks if talk.open]:
             self.write(going, c, generator, stops)
             for talk in going:
                 self.answer(talk, c.max_new_tokens, stops)
-        return complete(laid_out(ids, mask, talks, t.pad_id, generator is not None), t.tokenizer)
+        r = laid_out(ids, mask, talks, pad_id, generator is not None)
+        return complete(r, self.tokenizer)
 
     def write(
-        self, talks: list[Talk], c: Any, generator: torch.Generator | None,
+        self, talks: list[Talk], c: RLHFConfig, generator: torch.Generator | None,
         stops: StopStrings | None,
     ) -> None:
         "Each goes on from where it is; who has less room than others keeps what fits."
-        t, room = self.trainer, [c.max_new_tokens - len(talk.ids) for talk in talks]
+        t, room = self.tokens, [c.max_new_tokens - len(talk.ids) for talk in talks]
         so_far = pad([talk.query + talk.ids for talk in talks], t.pad_id, side="left")
-        context = context_length(t.agent.model) or 10**9
+        context = context_length(self.agent.model) or 10**9
         response, real, logprobs = sample(
-            t.agent, *so_far, min(max(room), context - so_far[0].shape[1]), t.eos_ids or None,
+            self.agent, *so_far, min(max(room), context - so_far[0].shape[1]), t.eos_ids or None,
             t.pad_id, c.temperature, generator, greedy=generator is None, with_logprobs=True,
             stops=stops and stops.watch([list(talk.turn) for talk in talks]))
         for talk, fits, *row in zip(talks, room, response, real, logprobs, strict=True):
@@ -92,7 +97,7 @@ class TurnSampler:
 
     def answer(self, talk: Talk, most: int, stops: StopStrings | None) -> None:
         "If the turn is over, the environment's reply, if there is room for it and a token more."
-        over = talk.turn[-1] in self.trainer.eos_ids or bool(stops and stops.found(talk.turn))
+        over = talk.turn[-1] in self.tokens.eos_ids or bool(stops and stops.found(talk.turn))
         if not over:
             talk.open = len(talk.ids) < most
             return
@@ -107,8 +112,8 @@ class TurnSampler:
 
     def reply(self, talk: Talk) -> list[int] | None: # tokens; None: it is over
         "What the environment says to the text so far."
-        tokenizer = self.trainer.tokenizer
-        text = tokenizer.decode(talk.query + talk.ids)
+        tokenizer = self.tokenizer
+        text = str(tokenizer.decode(talk.query + talk.ids))
         said = self.environment(text)
         if said is None:
             return None

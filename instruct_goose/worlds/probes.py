@@ -412,7 +412,7 @@ class NeverStops(RLHFTrainer):
     "No token counts as the end."
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.eos_ids = []
+        self.eos_ids.clear()
 
 class _EndNotInTheMask(RLHFTrainer):
     def rollout(self, prompts, **sampling):

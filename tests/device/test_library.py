@@ -18,7 +18,7 @@ from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
-from instruct_goose.runs.evaluation import best_of_n, ended, kl_to_reference, write
+from instruct_goose.runs.evaluation import best_of_n, kl_to_reference, write
 from instruct_goose.supervised.reward_model_training import (
     pair_accuracy,
     train_reward_model,
@@ -26,7 +26,7 @@ from instruct_goose.supervised.reward_model_training import (
 )
 from instruct_goose.supervised.sft import lm_nats, train_lm
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import sample
+from instruct_goose.training.rollout import finished, sample
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]
@@ -247,7 +247,7 @@ def test_write_and_best_of_n(gpu):
     lm = tiny().cuda()
     r = write(lm, TOKENIZER, [p for p in PROMPTS for _ in range(2)], 5, batch_size=6)
     best, _ = best_of_n(r, reward(r.texts), 2)
-    assert len(best) == len(PROMPTS) and on_gpu(best.response_ids, ended(best, EOS), kl_to_reference(lm, tiny(seed=1).cuda(), best, batch_size=3))
+    assert len(best) == len(PROMPTS) and on_gpu(best.response_ids, finished(best, EOS), kl_to_reference(lm, tiny(seed=1).cuda(), best, batch_size=3))
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def primitives():
     shares = [list(range(n))[share(n)] for n in (5, 1, 0)] + [list(range(7))[share(7, 3)]]
     x, y, z = torch.full((3,), 1. + k), torch.full((2, 2), 10. * k, dtype=torch.float64), torch.ones(4)
     all_sum([x, y, z], most=4)
-    column = by_rows(lambda r, offset: {"s": r.mask.sum(-1) + offset, "none": None, "some": r.mask.double() if k == 0 else None}, rollout(5), 10)
+    column = by_rows(lambda r: {"s": r.mask.sum(-1) + 10, "none": None, "some": r.mask.double() if k == 0 else None}, rollout(5))
     torch.manual_seed(k); net = torch.nn.Linear(2, 1); same_weights(net)
     seen = []
     by_first(lambda: seen.append(k))

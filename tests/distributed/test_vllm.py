@@ -79,7 +79,7 @@ def test_weights_go_out_at_the_start_and_after_each_update():
 
 def test_the_likeliest_tokens_are_asked_for_at_temperature_0_and_without_a_seed():
     trainer, llm = trainer_of(), LLM()
-    EngineSampler(trainer, VLLMEngine(llm, SamplingParams))(Queries(torch.tensor([[1, 2]]), torch.ones(1, 2).bool()), 1, trainer.config, None)
+    EngineSampler(trainer.agent, trainer.tokens, VLLMEngine(llm, SamplingParams))(Queries(torch.tensor([[1, 2]]), torch.ones(1, 2).bool()), 1, trainer.config, None)
     assert [(s.temperature, s.seed) for _, s in llm.asked] == [(0., None)]
 
 

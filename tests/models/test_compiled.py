@@ -6,11 +6,10 @@ import pytest
 import torch
 import transformers
 
-from instruct_goose.models.agent import Agent, create_reference_model
+from instruct_goose.models.agent import Agent, as_reference, create_reference_model
 from instruct_goose.models.decoding import why_not
 from instruct_goose.models.families import trunk
 from instruct_goose.models.tokens import pad
-from instruct_goose.training.trainer import as_reference
 
 transformers.utils.logging.set_verbosity_error()
 QUERY, RESPONSE = pad([[1, 5, 7], [4]], 0, side="left"), pad([[8, 2], [2, 9, 3, 7, 2]], 0)

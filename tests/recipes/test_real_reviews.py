@@ -334,17 +334,17 @@ def test_goes_on_where_it_stopped(folder, tmp_path):
 
 
 def test_every_response_without_an_end_pays_the_greedy_one_too(folder, tmp_path):
-    from instruct_goose.runs.evaluation import ended
     from instruct_goose.training.annotate import greedy_responses
+    from instruct_goose.training.rollout import finished
 
     config = tiny(folder, None, **PRESETS["remax"], unfinished_penalty=.25)
     data = review_data(config, load_reviews(folder))
     trainer = FinishingTrainer(small_gpt2(config, data.tokenizer, config.context).eval(), config=config, tokenizer=data.tokenizer)
     r = trainer.score(trainer.rollout(data.prompts[:8]), lambda texts: [1.] * 8)
     eos = data.tokenizer.eos_token_id
-    assert r.scores.tolist() == [1. if e else .75 for e in ended(r, eos)]
-    greedy, row = greedy_responses(trainer, r)
-    assert r.baseline.tolist() == pytest.approx([1. if e else .75 for e in ended(greedy[row], eos)], abs=1e-6)  # the policy is its own reference: no drift
+    assert r.scores.tolist() == [1. if e else .75 for e in finished(r, eos)]
+    greedy, row = greedy_responses(trainer.sampler, r, trainer.config)
+    assert r.baseline.tolist() == pytest.approx([1. if e else .75 for e in finished(greedy[row], eos)], abs=1e-6)  # the policy is its own reference: no drift
 
 
 def test_nothing_is_written_before_the_data_are_good(folder, tmp_path):

@@ -8,8 +8,8 @@ from small_models import families, tiny
 
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import pad
-from instruct_goose.runs.evaluation import best_of_n, ended, kl_to_reference, plot_metrics, text_table, write
-from instruct_goose.training.rollout import Rollout
+from instruct_goose.runs.evaluation import best_of_n, kl_to_reference, plot_metrics, text_table, write
+from instruct_goose.training.rollout import Rollout, finished
 
 
 def world(T, V=9, end=0):
@@ -69,7 +69,7 @@ def test_write_keeps_order_prompts_and_widths(tokenizer, batch_size):
     for i, prompt in enumerate(prompts):
         assert rollout.query_ids[i][rollout.query_mask[i]].tolist() == tokenizer(prompt)["input_ids"]
         response = rollout.response_ids[i][rollout.mask[i]].tolist()
-        assert 0 not in response[:-1] and ended(rollout, 0)[i].item() == (response[-1] == 0)
+        assert 0 not in response[:-1] and finished(rollout, 0)[i].item() == (response[-1] == 0)
         whole = tokenizer.decode(tokenizer(prompt)["input_ids"] + response, skip_special_tokens=True)
         assert rollout.texts[i] == whole
     assert write(model, tokenizer, prompts, 6, seed=4, batch_size=batch_size).texts == rollout.texts
@@ -79,7 +79,7 @@ def test_write_keeps_order_prompts_and_widths(tokenizer, batch_size):
 def test_ended_looks_at_the_mask():
     response = torch.tensor([[3, 0, 0], [3, 4, 0], [3, 4, 5]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1]]).bool()  # row 1 was cut off; its 0 is padding
-    assert ended(Rollout(response, mask, response, mask), 0).tolist() == [True, False, False]
+    assert finished(Rollout(response, mask, response, mask), 0).tolist() == [True, False, False]
 
 
 def test_text_table_lines_up_and_escapes():

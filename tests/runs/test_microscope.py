@@ -27,7 +27,7 @@ class Keep(Callback):
 
     def on_iteration(self, trainer, rollout, metrics):
         with torch.no_grad(): now = trainer.now(rollout).logprobs
-        self.seen.append((seen_tokens(trainer, rollout, self.rows), rollout, now))
+        self.seen.append((seen_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer, self.rows), rollout, now))
 
 
 def trained(keep, steps=2, **settings):

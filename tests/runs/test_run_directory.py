@@ -19,7 +19,6 @@ from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card, push_to_h
 from instruct_goose.cli.main import main
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs import run_directory as runs
-from instruct_goose.runs.evaluation import held_out_answers
 from instruct_goose.runs.run_directory import (
     Clock,
     append_jsonl,
@@ -194,7 +193,7 @@ def test_samples_are_the_same_prompts_before_and_after_and_no_reward_is_asked(tm
     header, _, *rows = samples(tmp_path / "run")
     assert header == ["prompt", "before", "after"] and [r[0] for r in rows] == ["a b", "d"]
     for column, who in ((1, start), (2, made)):  # the dice of an evaluation, whoever throws them
-        [r] = held_out_answers(who, ROWS[:2])
+        [r] = who.answers(ROWS[:2])
         words = [TOKENIZER.decode(ids[m], skip_special_tokens=True) for ids, m in zip(r.response_ids, r.mask, strict=True)]
         assert [row[column] for row in rows] == words
     assert [r[1] for r in rows] != [r[2] for r in rows]

@@ -1,9 +1,7 @@
 """What a run tells of itself, when it ends by itself, and how it names what went wrong. The oracles are plain forwards of copied
 models, one response at a time, sums done by hand, and scripted judges."""
 import copy
-import io
 import math
-import re
 import threading
 
 import hypothesis
@@ -13,8 +11,8 @@ import pytest
 import torch
 import transformers
 
-import instruct_goose.training.callbacks as clock
 import instruct_goose.training.metrics as module
+import instruct_goose.training.trainer as trainer_module
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.advantages import ADVANTAGES
@@ -145,7 +143,7 @@ def test_the_largest_ratio_of_an_iteration_is_of_all_its_steps_and_other_meters_
 def test_speed_is_tokens_by_seconds(monkeypatch):
     ticks = iter([0., .5, 1., 3., 3., 7., 7., 8., 10., 10.])  # the last step takes no time at all
     t = trainer()
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(trainer_module.time, "perf_counter", lambda: next(ticks))
     m = t.step(PROMPTS, reward)
     steps, n = ("rollout", "score", "annotate", "advantages", "optimize"), m["tokens"]
     assert [m[f"seconds_{x}"] for x in steps] == [.5, 2., 4., 1., 0.]
@@ -324,7 +322,7 @@ def test_a_weight_that_the_last_step_has_blown_up_is_found_in_the_same_iteration
 def test_huge_weights_are_not_taken_for_infinite_ones():
     t = trainer(model=Agent(tiny(dtype=torch.float32)))
     t.agent.value_head.weight.data.fill_(1e30)  # its square is infinite in float32
-    require_finite_weights(t)
+    require_finite_weights(t.agent)
 
 
 def test_scores_set_by_hand_are_checked_and_padding_is_not(poison):
@@ -353,42 +351,12 @@ def failing(bad, calls=None, error=Fails):
     return judge
 
 
-@pytest.mark.parametrize("places", [{0}, {7}, {3}, {2, 5}, {6, 7}, set(range(8))], ids=str)
-def test_the_first_text_that_a_function_raises_for_is_found(places):
-    t, calls = trainer(), []
-    t.iteration = 11
-    r = t.rollout(PROMPTS)
-    assert len(set(r.texts)) == 8
-    with pytest.raises(RuntimeError, match="iteration 11: the reward function raised Fails") as e: t.score(r, failing({r.texts[i] for i in places}, calls))
-    first = min(places)
-    assert f"The first that raises it alone is text {first} of 8, {r.texts[first]!r}, for the prompt {r.prompts[first]!r}" in str(e.value)
-    assert f"for 8 texts, {r.texts[0]!r}, {r.texts[1]!r}, {r.texts[2]!r} …" in str(e.value) and r.scores is None
-    assert type(e.value.__cause__) is Fails and str(e.value.__cause__).startswith("cannot read")
-    assert len(calls) <= 1 + 3 + 1 and sum(map(len, calls)) <= 2 * 8
-
-
-def test_a_function_that_fails_for_no_single_text_is_not_blamed_on_one():
-    t = trainer()
-    r = t.rollout(PROMPTS)
-    def crowd(texts):
-        if len(texts) == 8: raise Fails("too many")
-        return [0.] * len(texts)
-    def picky(texts): raise Fails("no batch today") if len(texts) == 8 else ValueError("eight texts, please")
-    for judge in (crowd, picky):
-        with pytest.raises(RuntimeError, match="raised Fails.*No single text raises it"): t.score(r, judge)
-    t.config.reward_timeout = .1
-    def sleepy(texts):
-        if len(texts) < 8: threading.Event().wait(.3)
-        raise Fails
-    with pytest.raises(RuntimeError, match=r"raised Fails\(\).*No single text"): t.score(r, sleepy)
-
-
 def test_errors_of_generators_and_of_objects_with_a_score_method_are_theirs():
     t = trainer()
     r = t.rollout(PROMPTS)
     class Judge:
         def score(self, texts): return (1 / (text != r.texts[4]) for text in texts)
-    with pytest.raises(RuntimeError, match="raised ZeroDivisionError.*alone is text 4 of 8") as e: t.score(r, Judge())
+    with pytest.raises(RuntimeError, match="raised ZeroDivisionError.*for 8 texts") as e: t.score(r, Judge())
     assert isinstance(e.value.__cause__, ZeroDivisionError)
 
 
@@ -445,42 +413,17 @@ def test_a_timeout_that_is_not_reached_changes_nothing():
 
 # ── the line that tells how far a run is ──
 
-class Terminal(io.StringIO):
-    def isatty(self): return True
-
-
-@pytest.mark.parametrize("total, done, told", [(3, 0, [1, 2, 3]), (25, 0, [3, 5, 8, 10, 13, 15, 18, 20, 23, 25]), (20, 13, [14, 16, 18, 20])])
-def test_in_a_log_the_line_is_told_ten_times_and_never_drawn_over(total, done, told):
-    log = io.StringIO()
-    with clock.Line(total, "ppo", done, file=log) as line:
-        for i in range(done, total): line.step(f"reward {i}")
-    lines = log.getvalue().splitlines()
-    assert [re.fullmatch(rf"ppo (\d+) of {total}: reward (\d+), \d+:\d\d left", x).groups() for x in lines] == [(str(n), str(n - 1)) for n in told]
-    assert "\r" not in log.getvalue() and lines[-1].endswith("00:00 left")
-
-
-def test_in_a_terminal_it_is_one_line_with_the_time_left():
-    screen = Terminal()
-    with clock.Line(4, "ppo", 1, file=screen) as line:
-        for _ in range(3): line.step("reward 1.00")
-    last = screen.getvalue().rstrip("\n").split("\r")[-1]
-    assert "\n" not in screen.getvalue().rstrip("\n") and last.startswith("ppo: 100%") and "4/4 [" in last and "<00:00" in last and "reward 1.00" in last
-
-
-def test_nothing_is_told_where_nobody_asked_and_what_is_unknown_is_left_out():
-    for file in (io.StringIO(), Terminal()):
-        with clock.Line(2, file=file, show=False) as line: line.step("x")
-        assert file.getvalue() == ""
+def test_what_is_unknown_is_left_out():
     m = {"reward_mean": 1.234, "held_out_reward": None, "kl_to_reference": 2., "entropy": .5, "tokens": 900, "seconds_rollout": .5, "seconds_score": None, "seconds_optimize": .25}
-    assert clock.in_short(m) == "reward 1.23, KL 2.00, entropy 0.50, 1,200 tokens/s"
-    assert clock.in_short(m | {"clip_fraction": .25, "held_out_reward": 3.}) == "reward 1.23, held out 3.00, KL 2.00, entropy 0.50, clipped 25%, 1,200 tokens/s"
-    assert clock.in_short({"reward_mean": None}) == ""
+    assert module.in_short(m) == "reward 1.23, KL 2.00, entropy 0.50, 1,200 tokens/s"
+    assert module.in_short(m | {"clip_fraction": .25, "held_out_reward": 3.}) == "reward 1.23, held out 3.00, KL 2.00, entropy 0.50, clipped 25%, 1,200 tokens/s"
+    assert module.in_short({"reward_mean": None}) == ""
 
 
 def test_a_run_tells_its_iterations(capsys):
     trainer().train(PROMPTS, reward, steps=2)
     said = capsys.readouterr()
-    assert said.out == "" and re.fullmatch(r"(ppo \d of 2: reward -?\d\.\d\d, KL .*, entropy .*, clipped \d+%, [\d,]+ tokens/s, \d+:\d\d left\n){2}", said.err)
+    assert said.out == "" and "ppo: 100%" in said.err and "2/2" in said.err and "tokens/s" in said.err
 
 
 class Odd:

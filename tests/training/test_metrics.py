@@ -13,7 +13,7 @@ from instruct_goose.models.agent import create_reference_model
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.objective.advantages import gae
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.training.callbacks import RecheckRewards, dice_put_back
+from instruct_goose.training.callbacks import RecheckRewards, generators_kept
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.metrics import correlation, discounts, of_sampler, of_texts, prompt_nll, weight_meter
 from instruct_goose.training.rollout import Rollout
@@ -185,7 +185,7 @@ def test_slipped_rows_show_in_another_order_alone():
 
 def test_dice_are_put_back_after_an_error_too():
     before = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist()
-    with pytest.raises(ZeroDivisionError), dice_put_back():
+    with pytest.raises(ZeroDivisionError), generators_kept():
         random.random(); torch.rand(3); np.random.rand(3)
         raise ZeroDivisionError
     assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1]) and np.random.get_state()[1].tolist() == before[2]

@@ -8,7 +8,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from instruct_goose.models import decoding as decode
 from instruct_goose.models.tokens import bpe_tokenizer, pad
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Queries, collect, sample
+from instruct_goose.training.rollout import Queries, Tokens, collect, sample
 from instruct_goose.training.sampling import PolicySampler, StopStrings
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -102,10 +102,9 @@ def test_in_the_trainer_a_stop_is_an_end():
 
 def test_a_stop_works_without_an_end_token_and_needs_a_tokenizer(unchecked):
     t = trainer(mask_truncated=True)
-    t.eos_ids = []
+    t.eos_ids.clear()
     assert t.step(PROMPTS, lambda texts: [float(len(x)) for x in texts])["finished"] > 0
-    t.tokenizer = None
-    with pytest.raises(ValueError, match="give the trainer a tokenizer"): PolicySampler(t)(Queries(*pad(rows(), 0, "left")), 1, t.config, dice(0))
+    with pytest.raises(ValueError, match="give the trainer a tokenizer"): PolicySampler(t.agent, Tokens(None, [], 0))(Queries(*pad(rows(), 0, "left")), 1, t.config, dice(0))
     for wrong, error, says in (("END", TypeError, "pass several"), ((), ValueError, "is \\(\\)"), (("",), ValueError, "would end every"), (("a", ""), ValueError, "would end every")):
         with unchecked(), pytest.raises(error, match=says): StopStrings(wrong, TOKENIZER)
     with unchecked(), pytest.raises(TypeError, match="stop_strings is 'END': it must be a tuple"): RLHFConfig(stop_strings="END")

@@ -9,7 +9,6 @@ from small_models import tiny
 
 from instruct_goose.runs.evaluation import write
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.score_shaping import count_scores
 from instruct_goose.training.trainer import RLHFTrainer
 
 PROMPTS = ["the film", "a plot is", "the plot", "film"]
@@ -61,11 +60,9 @@ def test_the_running_deviation_is_that_of_all_scores_and_goes_on_in_another_proc
             kept, saved = json.loads(json.dumps(record)), {n: x.clone() for n, x in tensors.items()}
     other = trainer(tokenizer, "ppo", reward_scaling="running", whiten_advantages=False)
     other.load_state(saved, kept)
-    assert list(other.score_moments) == kept["score_moments"] and kept["score_moments"][0] == 16
-    last = other.rollout(PROMPTS * 2)
-    last.scores = torch.tensor(scores[16:])
-    count_scores(other, last)
-    assert list(other.score_moments) == list(t.score_moments)
+    assert other.reward_scale.moments[0] == 16
+    other.reward_scale.add(torch.tensor(scores[16:]))
+    assert other.reward_scale.moments == t.reward_scale.moments
 
 
 def test_the_batchs_own_deviation_scales_parts_with_a_place_too(tokenizer):
@@ -74,7 +71,7 @@ def test_the_batchs_own_deviation_scales_parts_with_a_place_too(tokenizer):
     r = t.advantages(t.annotate(t.score(t.rollout(PROMPTS * 2), per_token)))
     sigma = statistics.stdev(r.scores.tolist())
     assert torch.allclose(r.rewards, r.token_scores / sigma, rtol=1e-5)
-    assert t.score_moments == (0., 0., 0.)
+    assert t.reward_scale.moments == (0., 0., 0.)
     m = t.step(PROMPTS * 2, per_token)
     assert m["reward_mean"] != pytest.approx(m["total_reward_mean"], rel=.01)
 
@@ -107,7 +104,6 @@ def test_what_does_not_go_together():
     for wrong in (dict(reward_scaling="running"), dict(reward_scaling="batch"), dict(reward_weighting="scaled")):
         with pytest.raises(ValueError, match="greedy response's score"): RLHFConfig.preset("remax", **wrong)
     with pytest.raises(ValueError, match="scaled already"): RLHFConfig(reward_weighting="scaled", reward_scaling="running")
-    with pytest.raises(TypeError, match="reward_weighting, 'raw' or 'scaled'"): RLHFConfig(multi_objective_aggregation="normalize_then_sum")
 
 
 def test_numbers_of_tokens_have_no_group_to_be_compared_with(tokenizer):

@@ -15,7 +15,7 @@ from instruct_goose.models.tokens import PromptDataset, pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.metrics import describe, describe_step
-from instruct_goose.training.prompts import prompt_batches
+from instruct_goose.training.prompts import PromptOrder
 from instruct_goose.training.rewards import check_scores
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
@@ -556,7 +556,7 @@ def test_reward_functions_are_checked_and_the_text_is_named(unchecked):
             with pytest.raises(error, match=message): trainer.score(r, fn)
             assert r.scores is None
         with pytest.raises(TypeError, match="reward_fn is a float"): trainer.score(r, 3.)
-        with pytest.raises(ValueError, match="no texts to score"): trainer.score(dataclasses.replace(r, texts=None), reward)
+        with pytest.raises(ValueError, match="no texts: give the trainer tokenizer="): trainer.score(dataclasses.replace(r, texts=None), reward)
     def spoil(texts): texts.clear(); return [0.] * 8
     trainer.score(r, spoil)
     assert len(r.texts) == 8
@@ -596,7 +596,6 @@ def test_each_prompt_is_answered_group_size_times_side_by_side(algorithm):
     trainer = RLHFTrainer(tiny(), config=config(algorithm, group_size=4), tokenizer=TOKENIZER)
     r = trainer.rollout(PROMPTS[:2])
     assert r.prompts == ["w0 w3"] * 4 + ["w5"] * 4 and len(set(r.texts)) > 2
-    assert len(next(prompt_batches(trainer, PROMPTS))) == 2
     trainer.advantages(trainer.score(r, lambda texts: list(range(8))))
     assert (r.values is None) == (r.returns is None) == (algorithm == "grpo")
     if algorithm == "ppo": return
@@ -695,15 +694,12 @@ def test_rollout_refuses(unchecked):
 
 def test_every_pass_shows_every_prompt_once_in_a_new_order():
     trainer = RLHFTrainer(tiny(), config=config(batch_size=3, minibatches=1), tokenizer=TOKENIZER)
-    batches, seen = prompt_batches(trainer, PROMPTS), []
-    while len(seen) < 48: seen += next(batches)
+    seen, trainer.fresh = [], PromptOrder(PROMPTS, trainer.config.seed)
+    while len(seen) < 48: seen += trainer.next_prompts(3)
     passes = [seen[i:i + 8] for i in range(0, 48, 8)]
     assert all(sorted(p) == sorted(PROMPTS) for p in passes) and len({tuple(p) for p in passes}) > 4 and trainer.prompts_seen == 48
-    again = RLHFTrainer(tiny(), config=config(batch_size=3, minibatches=1), tokenizer=TOKENIZER)
-    again.prompts_seen = 9  # the place is all there is to remember
-    assert next(prompt_batches(again, PROMPTS)) == seen[9:12]
-    other = RLHFTrainer(tiny(), config=config(batch_size=8, seed=1), tokenizer=TOKENIZER)
-    assert next(prompt_batches(other, PROMPTS)) != passes[0]
+    assert PromptOrder(PROMPTS, trainer.config.seed).take(9, 3) == seen[9:12]  # the place is all there is to remember
+    assert PromptOrder(PROMPTS, 1).take(0, 8) != passes[0]
 
 
 def test_a_stream_is_read_in_order_and_may_run_out():

@@ -1,8 +1,6 @@
 """Limits, defaults and what is put back on the training floor, with numbers worked out by hand: what small changes of the code once
 got past."""
 import dataclasses
-import importlib
-import inspect
 import io
 import itertools
 import json
@@ -22,7 +20,6 @@ from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.runs.evaluation import text_table
 from instruct_goose.runs.run_directory import RunLog, append_jsonl, claim_run_dir, write_json
 from instruct_goose.runs.state import (
-    check_counters,
     check_random_state,
     environment,
     fingerprint_of_tokenizer,
@@ -34,71 +31,12 @@ from instruct_goose.supervised.dpo import train_dpo
 from instruct_goose.supervised.fit import check_log
 from instruct_goose.supervised.reward_model_training import pair_accuracy
 from instruct_goose.supervised.sft import train_lm
-from instruct_goose.training.callbacks import Callback, usual_callbacks
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.metrics import of_scores
 from instruct_goose.training.rewards import answer, check_scores
 from instruct_goose.training.rollout import EVALUATION, Rollout, generator
 
 TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
-ONE = dict(temperature=1.)
-DEFAULTS = {  # a default that changes is a line for the changelog
-    "instruct_goose.models.response": {"response_logprobs": ONE | dict(with_entropy=False), "response_logits": ONE},
-    "instruct_goose.models.agent": {"Agent.evaluate": ONE | dict(with_entropy=True)},
-    "instruct_goose.data.load": {name: dict(unique=False, repeat=False) for name in ("stream", "stream_pairs", "stream_prompts")},
-    "instruct_goose.models.tokens": {"word_tokenizer": dict(model_max_length=1024, add_bos=True, add_eos=False),
-                                       "bpe_tokenizer": dict(lowercase=True, model_max_length=1024, add_bos=True, add_eos=False, min_frequency=2)},
-    "instruct_goose.models.reward_model": {"RewardModel.score": dict(batch_size=256)},
-    "instruct_goose.training.annotate": {"next_token_logits": dict(chunk=512)},
-    "instruct_goose.runs.checkpoints": {"save_checkpoint": dict(keep=2), "locked": dict(wait=False)},
-    "instruct_goose.supervised.dpo": {"row_logprobs": dict(pad_id=0), "train_dpo": dict(beta=.1, label_smoothing=0., batch_size=64, seed=0)},
-    "instruct_goose.runs.evaluation": {"write": ONE | dict(seed=0, batch_size=256, greedy=False), "held_out_answers": dict(greedy=False), "kl_to_reference": ONE | dict(batch_size=64)},
-    "instruct_goose.supervised.fit": {"batches": dict(seed=0), "cosine": dict(warmup=0, floor=0.),
-                                    "fit": dict(weight_decay=.01, floor=0., max_grad_norm=1., progress=True)},
-    "instruct_goose.runs.resume": {"CheckpointManager.__init__": dict(keep=2), "Stage.after_step": dict(often=1)},
-    "instruct_goose.supervised.reward_model_training": {"train_reward_model": dict(batch_size=64, seed=0),
-                                                "train_reward_model_on_ratings": dict(batch_size=32, seed=0)},
-    "instruct_goose.training.rollout": {"draw": ONE, "probabilities": ONE, "sample": ONE | dict(greedy=False, with_logprobs=False), "collect": ONE | dict(greedy=False)},
-    "instruct_goose.runs.run_directory": {"train_policy": dict(progress=True, track_every=10)},
-    "instruct_goose.supervised.sft": {"train_lm": dict(seed=0), "lm_nats": dict(batch_size=128)},
-    "instruct_goose.training.trainer": {"RLHFTrainer.update": dict(first=False), "RLHFTrainer.train": dict(progress=True)},
-}
-
-
-@pytest.mark.parametrize("module", DEFAULTS)
-def test_defaults_of_functions(module):
-    for name, expected in DEFAULTS[module].items():
-        f = importlib.import_module(module)
-        for part in name.split("."): f = getattr(f, part)
-        found = {p.name: p.default for p in inspect.signature(f).parameters.values() if isinstance(p.default, bool | int | float)}
-        assert found == expected and [type(x) for x in found.values()] == [type(x) for x in expected.values()], name
-
-
-def test_defaults_of_the_settings():
-    assert {f.name: f.default for f in dataclasses.fields(RLHFConfig)} == dict(
-        steps=50, seed=0, device="auto", eval_every=None, eval_greedy=False, keep_best=False, kl_stop=None, reward_weights=None, reward_weighting="raw", reward_scaling=None, reward_clip=None, missing_eos_penalty=None, overlong_buffer=None, mask_truncated=False, reward_timeout=None, recheck_every=None, redraw_flat=0, drop_flat=False,
-        batch_size=64, group_size=1, max_new_tokens=32, temperature=1., stop_strings=None, advantage="gae", group_ddof=1, whiten_advantages=True, gamma=1., lam=.95,
-        ratio_level="token", surrogate="min", clip=.2, clip_high=None, dual_clip=None, value_clip=.2, vf_coef=.5, ent_coef=0., entropy_target=None, entropy_step=.005,
-        aggregation="token_mean", importance_cap=None, importance_floor=None, importance_level="token", importance_beyond="cut", beta=.1, kl_placement="reward", kl_estimator=None, kl_gradient="plain", kl_target=None, ref_every=None, ref_mixup=1.,
-        epochs=2, kl_early_stop=None, minibatches=2, micro_batch_size=None, autocast=None, lr=1e-5, value_lr=None, lr_schedule="constant", weight_decay=0., max_grad_norm=1.)
-
-
-class OneTrainer:
-    def __init__(self): self.config, self.callbacks = RLHFConfig(kl_stop=3.), [Callback()]
-
-
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
-def test_after_a_run_the_trainer_has_its_own_callbacks_again(error):
-    t = OneTrainer()
-    own, called = list(t.callbacks), []
-    try:
-        with usual_callbacks(t, 1, None, None, called.append, False):
-            assert [type(c).__name__ for c in t.callbacks] == ["Callback", "StopAtKL", "CallFunction", "Progress"]
-            if error: raise error
-    except KeyboardInterrupt: pass
-    assert t.callbacks == own
-
-
 def test_a_record_may_hold_what_has_a_text_and_its_names_in_any_order(tmp_path):
     record = {"where": tmp_path, "b": [1, {"z": 2, "a": None}], "a": .1}
     path = save_checkpoint(tmp_path, {"w": torch.ones(2)}, record)
@@ -141,29 +79,6 @@ def test_numpys_place_is_among_its_words(place, fits):
     if fits: check_random_state(state)
     else:
         with pytest.raises(ValueError, match="malformed"): check_random_state(state)
-
-
-@pytest.mark.parametrize("change,fits", [
-    (dict(iteration=0, best_iteration=None), True), (dict(iteration=1), False), (dict(best_iteration=3), True), (dict(best_iteration=4), False), (dict(iteration=2**53), True), (dict(iteration=2**53 + 1), False), (dict(iteration=-1), False), (dict(iteration=1.), False),
-    (dict(prompts_seen=0), True), (dict(prompts_seen=-1), False), (dict(prompts_seen=True), False), (dict(environment={"threads": 1}), True), (dict(environment={"threads": 1024}), True),
-    (dict(environment={"threads": 0}), False), (dict(environment={"threads": 1025}), False), (dict(environment=None), False),
-    (dict(beta=0.), True), (dict(beta=-1e-9), False), (dict(beta=None), False), (dict(ent_coef=0.), True), (dict(ent_coef=-1e-9), False), (dict(ent_coef=None), False), (dict(best_reward=None), True), (dict(best_reward=-2.), True),
-    (dict(best_reward="x"), False), (dict(best_reward=float("nan")), False), (dict(stopped=None), True), (dict(stopped=1), False),
-    (dict(score_moments=[0., 0., 0.]), True), (dict(score_moments=(-1., 0., 0.)), False), (dict(score_moments=(2., 0., -1e-9)), False), (dict(score_moments=(2., 0.)), False), (dict(score_moments=(2., float("nan"), 1.)), False), (dict(score_moments=None), False)], ids=str)
-def test_numbers_that_a_trainer_can_have_reached(change, fits):
-    record = dict(iteration=3, prompts_seen=24, beta=.1, ent_coef=.01, best_reward=1., best_iteration=2, stopped="it was enough", score_moments=(8., .5, 3.), environment={"threads": 2}) | change
-    if fits: check_counters(record, {"steps": 5, "lr_schedule": "constant"})
-    else:
-        with pytest.raises(ValueError, match="must be"): check_counters(record, {"steps": 5, "lr_schedule": "constant"})
-
-
-@pytest.mark.parametrize("schedule,iteration,fits", [("linear", 5, True), ("linear", 6, False), ("constant", 6, True)])
-def test_a_schedule_ends_with_its_steps(schedule, iteration, fits):
-    record = dict(iteration=iteration, prompts_seen=24, beta=.1, ent_coef=0., best_reward=None, best_iteration=None, stopped=None, score_moments=[0., 0., 0.], environment={"threads": 2})
-    config = {"run.steps": 5, "optimisation.lr_schedule": schedule}  # in groups
-    if fits: check_counters(record, config)
-    else:
-        with pytest.raises(ValueError, match="at most the steps of the schedule, 5"): check_counters(record, config)
 
 
 def one_training():
@@ -271,22 +186,22 @@ def test_settings_are_written_by_name(tmp_path):
 
 def test_the_log_of_a_run_tells_its_stage_how_far_it_is(tmp_path, unchecked, monkeypatch):
     told = []
-    monkeypatch.setattr("instruct_goose.runs.run_directory.seen_tokens", lambda trainer, rollout: [])
+    monkeypatch.setattr("instruct_goose.runs.run_directory.seen_tokens", lambda *_: [])
     stage = SimpleNamespace(after_step=lambda at, of, state: told.append((at, of, state())), saved=None)
-    trainer = SimpleNamespace(iteration=2, config=RLHFConfig(steps=7), state=lambda: ({"w": 3}, {"iteration": 2}))
+    trainer = SimpleNamespace(iteration=2, now=None, tokenizer=None, config=RLHFConfig(steps=7), state=lambda: ({"w": 3}, {"iteration": 2}))
     with unchecked(): RunLog(tmp_path, stage).on_iteration(trainer, None, {"x": float("nan"), "iteration": 1})
     row = {"x": None, "iteration": 1}
     assert told == [(2, 7, ({"w": 3}, {"iteration": 2, "metrics": [row]}))]
     assert json.loads((tmp_path / "metrics.jsonl").read_text("utf-8")) == row
 
 
-def test_tokenizers_that_cut_a_text_otherwise_are_two():
+def test_tokenizers_that_cut_a_text_otherwise_are_two(unchecked):
     one, other = (word_tokenizer(["good", "film"], 20) for _ in range(2))
     assert fingerprint_of_tokenizer(one) == fingerprint_of_tokenizer(other)
     other.backend_tokenizer.normalizer = normalizers.Replace("film", "good")  # the same words, the same special ones
     assert fingerprint_of_tokenizer(one) != fingerprint_of_tokenizer(other)
     plain = [SimpleNamespace(get_vocab=lambda n=n: {"a": n}, special_tokens_map={}) for n in (0, 0, 1)]  # one written in Python
-    found = [fingerprint_of_tokenizer(x) for x in plain]
+    with unchecked(): found = [fingerprint_of_tokenizer(x) for x in plain]
     assert found[0] == found[1] != found[2]
 
 

@@ -78,10 +78,10 @@ def test_the_greedy_baseline_is_charged_the_price_of_now():
     assert max(map(abs, drift)) > .1
     for beta in (.1, .7, 0.):
         t.beta = beta
-        assert kl_charge(t, r).tolist() == pytest.approx([beta * x for x in drift], abs=1e-9)
+        assert kl_charge(t.agent, t.ref_model, r, t.beta, t.config).tolist() == pytest.approx([beta * x for x in drift], abs=1e-9)
         there = t.score(t.rollout(PROMPTS), lambda texts: [5.] * len(texts))
-        greedy, row = greedy_responses(t, there)
-        assert there.baseline.tolist() == pytest.approx([5. - x for x in kl_charge(t, greedy)[row].tolist()], abs=1e-6)
+        greedy, row = greedy_responses(t.sampler, there, t.config)
+        assert there.baseline.tolist() == pytest.approx([5. - x for x in kl_charge(t.agent, t.ref_model, greedy, t.beta, t.config)[row].tolist()], abs=1e-6)
 
 
 def test_metrics_have_the_price_that_they_were_made_with_and_the_next_has_the_new_one():
@@ -93,7 +93,7 @@ def test_metrics_have_the_price_that_they_were_made_with_and_the_next_has_the_ne
 @pytest.mark.parametrize("kl,ends", [(2.1, True), (2., False), (.5, False), (None, False)])
 def test_the_limit_of_a_run_is_of_the_exact_kl_to_the_reference(kl, ends):
     others = dict.fromkeys(("kl_estimate", "kl_to_old", "kl_to_old_exact", "held_out_kl", "beta"), 0. if ends else 9.)
-    said = StopAtKL(2.).on_iteration(None, None, {"kl_to_reference": kl} | others)
+    said = StopAtKL(2.).reason({"kl_to_reference": kl} | others)
     assert said == ("kl_to_reference is 2.1, above kl_stop, 2" if ends else None)
 
 
@@ -204,10 +204,10 @@ def test_what_was_cut_off_is_compared_with_and_not_learnt_from(how, size):
                 "group_token_mean": ((each[0] + each[2]) / 4 + each[3] / 2) / 2}[how]
     params = [p for p in trainer.agent.model.parameters() if p.requires_grad]
     exact = torch.autograd.grad(expected, params, allow_unused=True)
-    batches = list(minibatches_of(trainer, r))
+    batches = list(minibatches_of(r, trainer.config, trainer.eos_ids, trainer.shuffling))
     assert [len(b) for b in batches] == [3] and sorted(n[i] for i in kept) == sorted(batches[0].mask.sum(-1).tolist())
     trainer.optimizer.zero_grad()
-    for micro in micro_batches(batches[0], c): backward(trainer, micro)
+    for micro in micro_batches(batches[0], c): backward(trainer.agent, trainer.now, trainer.loss, micro)
     for p, g in zip(params, exact, strict=True):
         if g is not None: torch.testing.assert_close(p.grad, g, atol=1e-9, rtol=1e-6)
 
@@ -218,10 +218,10 @@ def test_a_minibatch_without_an_end_makes_no_step_and_a_run_goes_on():
     log = trainer.optimize(r[[1, 4, 5]])
     assert "policy_loss" not in log and all(torch.equal(a, b) for a, b in zip(before, trainer.agent.model.parameters(), strict=True))
     assert "policy_loss" in trainer.optimize(r[[1, 3, 4]])
-    trainer.eos_ids = []
+    trainer.eos_ids.clear()
     with pytest.raises(ValueError, match="nothing is known to end a response.*stop_token_ids"): trainer.optimize(r)
     off, _ = cut_trainer(mask_truncated=False)
-    assert [len(b) for b in minibatches_of(off, r)] == [6]
+    assert [len(b) for b in minibatches_of(r, off.config, off.eos_ids, off.shuffling)] == [6]
     q = (r.query_ids, r.query_mask, r.response_ids, r.mask)
     loss = cut_trainer()[0].compute_loss(*q, r.scores)
     moved = r.scores.clone(); moved[1] += .5
@@ -286,13 +286,13 @@ def test_rows_of_like_length_go_together_and_the_gradient_stays(how, size):
     grads = {}
     for micro in (None, size):
         trainer.config.micro_batch_size = micro
-        batch, = minibatches_of(trainer, r)
+        batch, = minibatches_of(r, trainer.config, trainer.eos_ids, trainer.shuffling)
         lengths = (batch.query_mask.sum(-1) + batch.mask.sum(-1)).tolist()
         if micro: assert lengths == sorted(lengths) == [4, 4, 6, 8, 8, 9]  # queries of 3 and 2, responses of 3, 6, 1, 2, 6, 6
         score = {tuple(ids): x for ids, x in zip(r.response_ids.tolist(), r.scores.tolist(), strict=True)}
         assert [score[tuple(ids)] for ids in batch.response_ids.tolist()] == batch.scores.tolist()  # each row keeps its own
         trainer.optimizer.zero_grad()
-        for part in micro_batches(batch, trainer.config): backward(trainer, part)
+        for part in micro_batches(batch, trainer.config): backward(trainer.agent, trainer.now, trainer.loss, part)
         grads[micro] = [p.grad for p in trainer.agent.model.parameters()]
     for whole, parts in zip(grads[None], grads[size], strict=True): torch.testing.assert_close(parts, whole, atol=1e-12, rtol=1e-9)
 
@@ -307,7 +307,7 @@ def test_matrix_products_in_bfloat16_and_weights_as_they_are():
         r = t.rollout(PROMPTS * 2) if autocast is None else r  # noqa: F821
         r.scores = torch.linspace(-1, 1, 8)
         t.advantages(t.annotate(r))
-        t.update(next(iter(minibatches_of(t, r))), first=True)
+        t.update(next(iter(minibatches_of(r, t.config, t.eos_ids, t.shuffling))), first=True)
         grads[autocast] = torch.cat([p.grad.flatten() for p in t.agent.policy_parameters()])
         assert set(seen) == {torch.float32 if autocast is None else torch.bfloat16}
         seen.clear()

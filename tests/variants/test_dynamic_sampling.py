@@ -5,9 +5,10 @@ import transformers
 from deep import first
 
 from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.objective.group import flat_groups
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.variants.dynamic_sampling import draw_again, flat_groups
+from instruct_goose.variants.dynamic_sampling import draw_again
 
 TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
 EOS = TOKENIZER.eos_token_id
@@ -106,7 +107,7 @@ def test_what_is_left_out_was_never_there(algorithm, more):
     for t in (one, two):
         r = t.rollout(PROMPTS[:4])
         r.scores = scores.double()
-        if t is one: draw_again(t, r, None)
+        if t is one: draw_again(r, t.config, t.rollout, lambda r: r.scores)
         else: r = r[[2, 3, 6, 7]]
         assert len(r) == 4
         t.optimize(t.advantages(r))

@@ -1,6 +1,5 @@
 """Tokens that others wrote: the oracles are one row at a time, each turn as a response of its own to all that stands before it."""
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,11 +8,11 @@ from test_invariances import SETTINGS, V, agree, models, outcome, responses, tra
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.smollm import stand_in
 from instruct_goose.models.tokens import pad
-from instruct_goose.runs.evaluation import kl_to_reference, one_rollout
+from instruct_goose.runs.evaluation import kl_to_reference
 from instruct_goose.runs.microscope import as_response, seen_tokens, token_boxes
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Queries, draw
-from instruct_goose.training.sampling import PolicySampler
+from instruct_goose.training.rollout import Queries, Tokens, draw
+from instruct_goose.training.sampling import PolicySampler, joined
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.variants.multi_turn import TurnSampler, chat_reply
 from instruct_goose.worlds.invariances import difference, poisoned, relaid
@@ -180,7 +179,7 @@ def same(r, i, found):
 def test_many_talks_at_once_are_what_each_is_alone(seed):
     "Greedy: rows of different lengths, padded on the left, that are answered, end and run out of room at different times."
     t = parts(seed)
-    r = TurnSampler(t, environment, turns=3)(Queries(*pad(queries(t), t.pad_id, "right")), 1, t.config, None)
+    r = TurnSampler(t.agent, t.tokens, environment, turns=3)(Queries(*pad(queries(t), t.pad_id, "right")), 1, t.config, None)
     for i, q in enumerate(queries(t)): same(r, i, slow_talk(t, q, None))
     assert r.sampled_logprobs is None
 
@@ -189,7 +188,7 @@ def test_with_dice_it_is_the_loop_and_all_kinds_of_ends_occur():
     kinds = set()
     for seed in range(3):
         t = parts(seed)
-        sampler = TurnSampler(t, environment, turns=3)
+        sampler = TurnSampler(t.agent, t.tokens, environment, turns=3)
         for k, q in enumerate(queries(t) * 3):
             r = sampler(Queries(*pad([q], t.pad_id)), 1, t.config, torch.Generator().manual_seed(k))
             ended = same(r, 0, slow_talk(t, q, torch.Generator().manual_seed(k)))
@@ -200,7 +199,7 @@ def test_with_dice_it_is_the_loop_and_all_kinds_of_ends_occur():
 def test_a_step_with_an_environment():
     "Sampled log-probabilities agree with the training forward's (the trainer would stop), text holds all, parts at other people's tokens are not paid."
     t = parts(max_new_tokens=12)
-    t.sampler = TurnSampler(t, environment)
+    t.sampler = TurnSampler(t.agent, t.tokens, environment)
     r = t.rollout(["a b", "c", "d e f", "g"])
     assert r.given.any() and not (r.given & r.mask).any() and len(r.ended) == 8
     assert all("=" in text for text, other in zip(r.texts, r.given.any(-1).tolist(), strict=True) if other)
@@ -218,9 +217,9 @@ def test_a_step_with_an_environment():
     metrics = t.describe(r) | t.optimize(r)
     assert metrics["given_tokens"] == pytest.approx(r.given.sum().item() / 8) and metrics["max_sampler_deviation"] < 1e-3
     assert metrics["tokens"] == int(r.mask.sum()) and metrics["finished"] == pytest.approx(r.ended.float().mean().item())
-    for row in map(as_response, seen_tokens(t, r, rows=8)):
+    for row in map(as_response, seen_tokens(t.now, r, t.config, t.tokenizer, rows=8)):
         assert len(row["tokens"]) == len(row["given"]) and token_boxes(row, "moved", 1.).count("<small>given") == sum(row["given"])
-    both = one_rollout([r, PolicySampler(t)(Queries(*pad(queries(t), t.pad_id, "left")), 1, t.config, torch.Generator())])
+    both = joined([r, PolicySampler(t.agent, t.tokens)(Queries(*pad(queries(t), t.pad_id, "left")), 1, t.config, torch.Generator())])
     assert len(both) == 14 and int(both.given.sum()) == int(r.given.sum()) and len(both.ended) == 14
     assert r[[1, 0]].given.equal(r.given[[1, 0]]) and r[[1, 0]].ended.equal(r.ended[[1, 0]])
 
@@ -229,16 +228,16 @@ def test_the_context_is_not_left_and_what_cannot_be_used_is_refused():
     t = parts(max_new_tokens=20)
     long = [t.tokenizer("a " * 236)["input_ids"], t.tokenizer("b")["input_ids"]]  # 236 + 20: the context to the last place
     for k in range(6):
-        r = TurnSampler(t, lambda text: "= a b")(Queries(*pad(long, t.pad_id, "left")), 2, t.config, torch.Generator().manual_seed(k))
+        r = TurnSampler(t.agent, t.tokens, lambda text: "= a b")(Queries(*pad(long, t.pad_id, "left")), 2, t.config, torch.Generator().manual_seed(k))
         assert int((r.query_mask.sum(-1) + r.real.sum(-1)).max()) <= 256 and r.mask[torch.arange(4), [int(x.nonzero().max()) for x in r.real]].all()
     q = Queries(*pad(queries(t), t.pad_id, "left"))
     with pytest.raises(ValueError, match="beyond the model's context"):
-        TurnSampler(t, environment)(Queries(*pad([[5] * 240], 0)), 1, t.config, None)
+        TurnSampler(t.agent, t.tokens, environment)(Queries(*pad([[5] * 240], 0)), 1, t.config, None)
     for reply, error, says in ((3, TypeError, "returned a int to"), ("", ValueError, "which has no tokens")):
         with pytest.raises(error, match=says):
-            for k in range(9): TurnSampler(t, lambda text, reply=reply: reply)(q, 2, t.config, torch.Generator().manual_seed(k))
-    with pytest.raises(ValueError, match="give the trainer a tokenizer"): TurnSampler(SimpleNamespace(tokenizer=None), environment)
-    never = TurnSampler(t, environment, turns=0)(q, 2, t.config, torch.Generator().manual_seed(0))
+            for k in range(9): TurnSampler(t.agent, t.tokens, lambda text, reply=reply: reply)(q, 2, t.config, torch.Generator().manual_seed(k))
+    with pytest.raises(ValueError, match="give the trainer a tokenizer"): TurnSampler(t.agent, Tokens(None, [], 0), environment)
+    never = TurnSampler(t.agent, t.tokens, environment, turns=0)(q, 2, t.config, torch.Generator().manual_seed(0))
     assert not never.given.any()
 
 
