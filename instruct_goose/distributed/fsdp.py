@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .processes import count, place, same_weights, together
+from .processes import count, same_weights, together
 from ..models.adapters import has_adapters, named_tensors
 from ..models.agent import Agent
 from ..runs.state import load_module, twin_of
@@ -156,16 +156,15 @@ def put_together(
                          "AdamW's can")
     return x
 
-@torch.no_grad()
 def piece_of(
     x: Tensor,  # whole
     piece: Any, # another tensor of this shape, cut up
 ) -> Any: # x, cut up in the same way; nothing is sent
-    "Each process has the whole, and keeps its part: rows, as many as FSDP gives it."
-    rows = -(-len(x) // count())
-    own: Any = torch.zeros_like(piece, dtype=x.dtype)
-    own.to_local().copy_(x[place() * rows:(place() + 1) * rows])
-    return own
+    "Each process has the whole, and keeps its part."
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(x.to(piece.device), piece.device_mesh, piece.placements,
+                             src_data_rank=None)
 
 # %% ../../nbs/guides/fsdp.ipynb #818c3f2b
 def put_weights(
