@@ -7,8 +7,10 @@ from lessons import ROOT
 
 from instruct_goose.recipes.stages import spread
 
-sys.path.append(str(ROOT / "evidence"))  # behind this folder: both have a playground.py
+sys.path.insert(0, str(ROOT / "evidence"))
 from gpu import gpu_table  # noqa: E402
+
+sys.path.pop(0)  # it has a playground.py, as docs/ has
 
 
 def record(name: str) -> dict: return json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))

@@ -26,7 +26,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
     "Practice": ["questions", "exercises", "projects"]}
 PACKAGES = ["objective", "models", "data", "training", "variants", "supervised", "runs", "distributed", "doctor", "worlds", "recipes", "cli", "compat"]
 LOOK_UP = {  # pages of the third shelf that are no notebooks; the builder makes them
-    "Look up": ["notation", "glossary", "api", "quiz", "figures", "tables"], "The project": ["know", "reports", "speed", "compare", "changelog", "contributing"]}
+    "Look up": ["notation", "playground", "glossary", "api", "quiz", "figures", "tables"], "The project": ["know", "reports", "speed", "compare", "changelog", "contributing"]}
 MARKS = {  # who may leave out what, as a line above the course
     "For PPO alone": "skip 11 and 12.", "For GRPO and its family": "skip 7, 9 and 12; read 11 after 8.",
     "For reward models and DPO": "read 3 to 6, 12, 14, 17 and 19.", "If you know PPO from control tasks": "begin with 3, and skip 7 to 9."}

@@ -8,7 +8,7 @@ from pathlib import Path
 from lessons import LOOK_UP, MARKS, PACKAGES, SHELVES, Page, grouped, long, of_course, read_pages
 from quizzes import QUIZZES, coded
 
-MADE = {"glossary": "Glossary", "api": "All names", "quiz": "Questions on each part", "figures": "All figures", "tables": "Tables", "know": "How we know",
+MADE = {"playground": "Playground", "glossary": "Glossary", "api": "All names", "quiz": "Questions on each part", "figures": "All figures", "tables": "Tables", "know": "How we know",
         "reports": "Recorded runs", "speed": "How fast", "compare": "How it compares", "changelog": "Changelog", "contributing": "Contributing"}
 OPENING = {  # what the first page of a shelf says
     "learn": "One course, read in order: {n} lessons, about {hours} with what is to be tried. Each uses only what lies before it.",
@@ -18,7 +18,8 @@ OPENING = {  # what the first page of a shelf says
 
 def up(here: str, url: str) -> str:
     "Relative address of another page or file of the site."
-    return os.path.relpath(url, Path(here).parent).replace(os.sep, "/")
+    folder, name = os.path.split(url)
+    return os.path.join(os.path.relpath(folder or ".", Path(here).parent), name).replace(os.sep, "/").removeprefix("./")
 
 
 def shelf_of(url: str) -> str:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LAUNCHED', 'PATIENCE', 'T', 'join', 'count', 'place', 'find_device', 'is_first', 'share', 'OthersFailed', 'together',
-           'gathered', 'allow_numpy', 'packed', 'unpacked', 'listening', 'from_first', 'by_first', 'agree', 'all_sum',
+           'gathered', 'allow_types', 'packed', 'unpacked', 'listening', 'from_first', 'by_first', 'agree', 'all_sum',
            'same_weights', 'in_processes', 'Crashed', 'run_forked', 'run_child', 'results_of']
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00004
@@ -115,14 +115,14 @@ def gathered(x: T) -> list[T]: # the x of each process
         dist.all_gather_object(boxes, packed(x))
     return [unpacked(box) for box in boxes]
 
-def allow_numpy() -> None:
-    "Its numbers and arrays may be sent: reward functions like to return them."
+def allow_types() -> None:
+    "Numpy's numbers and arrays, which reward functions like to return, and torch's version."
     array, kinds = np.zeros(1), np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"
     types: list[Any] = [array.__reduce__()[0], array[0].__reduce__()[0], np.ndarray, np.dtype,
-                        *{type(np.dtype(kind)) for kind in kinds}]
+                        type(torch.__version__), *{type(np.dtype(kind)) for kind in kinds}]
     torch.serialization.add_safe_globals(types)
 
-allow_numpy()
+allow_types()
 
 def packed(x: object) -> bytes:
     "For `unpacked`."

@@ -24,13 +24,14 @@ from instruct_goose.models.adapters import (
 )
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.decoding import LibrarySteps, OwnSteps, begin, why_not
+from instruct_goose.models.families import trunk
 from instruct_goose.models.response import response_logits, response_logprobs
-from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.training.checks import LostSteps
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import sample
-from instruct_goose.training.trainer import RLHFTrainer
+from instruct_goose.training.trainer import RLHFTrainer, as_reference
 
 IDS, MASK = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
 
@@ -326,3 +327,54 @@ def test_four_bits_train_where_the_package_is(tmp_path):
     assert all(torch.equal(p, frozen[n]) for n, p in model.named_parameters() if n in frozen)
     trainer.save_pretrained(tmp_path / "policy")
     assert (tmp_path / "policy" / "adapter_model.safetensors").exists() and not (tmp_path / "policy" / "model.safetensors").exists()
+
+
+# --- out of torch.compile: the backend here runs what was traced as it stands, without a C++ compiler ---
+
+QUERY, RESPONSE = pad([[1, 5, 7], [4]], 0, side="left"), pad([[8, 2], [2, 8, 3, 7, 2]], 0)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    torch._dynamo.reset()
+    model, calls = tiny(std=.1), []
+
+    def backend(graph, inputs):
+        calls.append(1)
+        return graph.forward
+
+    agent = Agent(torch.compile(copy.deepcopy(model), backend=backend, dynamic=True))
+    yield model, agent, calls
+    torch._dynamo.reset()
+
+
+def test_a_compiled_policy_says_what_the_plain_one_says(compiled):
+    model, agent, calls = compiled
+    plain = Agent(model)
+    torch.nn.init.normal_(plain.value_head.weight)
+    agent.value_head.load_state_dict(plain.value_head.state_dict())
+    said, found = (a.evaluate(*QUERY, *RESPONSE) for a in (plain, agent))
+    for x, y in zip(said, found, strict=True): torch.testing.assert_close(y, x, atol=1e-5, rtol=1e-5)
+    assert calls, "nothing was compiled"
+    for e in (said, found): (e.logprobs.sum() + e.values.sum()).backward()
+    for x, y in zip(plain.parameters(), agent.parameters(), strict=True): torch.testing.assert_close(y.grad, x.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_what_is_kept_of_it_is_plain(compiled, tmp_path):
+    model, agent, _ = compiled
+    assert type(agent.model) is type(model) and why_not(agent.model) is None  # our own sampling step still reads its weights
+    assert trunk(agent.model)._compiled_call_impl is not None and trunk(create_reference_model(agent))._compiled_call_impl is None
+    agent.save_pretrained(tmp_path)
+    again = Agent.from_pretrained(tmp_path)
+    for x, y in zip(model.parameters(), again.model.parameters(), strict=True): torch.testing.assert_close(x, y)
+
+
+def test_a_compiled_model_without_a_head_is_refused_as_others_are():
+    with pytest.raises(TypeError, match="has no language-model head"): Agent(torch.compile(tiny().transformer, backend="eager"))
+
+
+def test_a_compiled_reference_is_taken_out_of_its_wrapper(compiled):
+    model, agent, _ = compiled
+    other = tiny(seed=1)
+    found = as_reference(torch.compile(other, backend="eager"), agent)
+    assert found is other and trunk(found)._compiled_call_impl is not None and not any(p.requires_grad for p in found.parameters())

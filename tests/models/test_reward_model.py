@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from instruct_goose.models.reward_model import (
+    Classifier,
     PairwiseLoss,
     RewardModel,
     all_pairs_loss,
@@ -21,6 +22,9 @@ from instruct_goose.models.reward_model import (
     pairwise_loss,
 )
 from instruct_goose.models.tokens import compact, pad, word_tokenizer
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.rewards import score_texts
+from instruct_goose.training.trainer import RLHFTrainer
 
 transformers.utils.logging.set_verbosity_error()
 WORDS = "good bad film plot is the a so".split()
@@ -368,3 +372,70 @@ def test_every_score_has_its_rating(unchecked):
     with unchecked():
         for n in (1, 2, 4):
             with pytest.raises(ValueError, match="scores"): all_pairs_loss(torch.zeros(n), torch.tensor([1., 2., 3.]))
+
+
+# --- ready-made classifiers ---
+
+JUDGED = "the a film plot is good bad very".split()
+SENTENCE = word_tokenizer(JUDGED, 12, pad="<end>", bos="<end>", eos="<end>")
+ENDED = word_tokenizer(JUDGED, 12, pad="<end>", bos="<end>", eos="<end>", add_eos=True)  # texts end in what is padding
+TEXTS = ["the film", "a very very bad plot", "film", "the plot is good", "bad bad", "a film"]
+
+
+def classifier(kind, labels):
+    torch.manual_seed(3)
+    shape = dict(vocab_size=len(SENTENCE), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=12, num_labels=labels)
+    made = {"bert": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**shape)),
+            "llama": lambda: transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**shape, num_key_value_heads=1)),
+            "gpt2": lambda: transformers.GPT2ForSequenceClassification(transformers.GPT2Config(vocab_size=len(SENTENCE), n_embd=16, n_layer=1, n_head=2, n_positions=12, num_labels=labels))}[kind]()
+    for p in made.parameters(): torch.nn.init.normal_(p, std=.3)
+    return made.train()  # dropout is on until it is asked
+
+
+def slow(judge, tokenizer, label):
+    judge.eval()
+    scores = []
+    for text in TEXTS:
+        ids = torch.tensor([tokenizer(text)["input_ids"]])
+        with torch.no_grad():
+            head = getattr(judge, "score", None)
+            z = judge(input_ids=ids).logits[0] if head is None else head(judge.base_model(input_ids=ids)[0])[0, -1]
+        p = z.double().softmax(-1)
+        scores.append(z[0].item() if len(z) == 1 else (p[label] / (1 - p[label])).log().item())
+    judge.train()
+    return scores
+
+
+@pytest.mark.parametrize("tokenizer", [SENTENCE, ENDED], ids=["open", "ended"])
+@pytest.mark.parametrize("kind, labels, label", [("bert", 1, None), ("bert", 3, "LABEL_2"), ("gpt2", 1, None), ("gpt2", 2, 0), ("llama", 3, 1)])
+def test_each_text_as_if_alone(kind, labels, label, tokenizer):
+    judge = classifier(kind, labels)
+    where = {None: 0, "LABEL_2": 2}.get(label, label)
+    for batch_size in (1, 64):
+        assert Classifier(judge, tokenizer, label, batch_size=batch_size).score(TEXTS) == pytest.approx(slow(judge, tokenizer, where), abs=1e-4)
+    assert judge.training and all(p.grad is None for p in judge.parameters())
+
+
+def test_a_policy_is_trained_on_one_and_the_prompt_reaches_its_template():
+    seen = []
+    def template(prompt, completion): seen.append((prompt, completion)); return f"{prompt} is {completion}".strip()
+    torch.manual_seed(0)
+    policy = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(SENTENCE), n_embd=8, n_layer=1, n_head=2, n_positions=12, bos_token_id=0, eos_token_id=0))
+    trainer = RLHFTrainer(policy, config=RLHFConfig(device="cpu", batch_size=4, max_new_tokens=3, minibatches=1, steps=1), tokenizer=SENTENCE)
+    judge = Classifier(classifier("bert", 2), ENDED, 1, template)
+    history = trainer.train(["the film", "a plot"], [judge, lambda completions: [0.] * len(completions)], progress=False)
+    assert "reward_mean/Classifier" in history[0] and len(seen) == 4 and {p for p, _ in seen} == {"the film", "a plot"}
+
+
+def test_pipelines_and_what_is_no_judge(unchecked):
+    one, two = (transformers.pipeline("text-classification", model=classifier("bert", n).eval(), tokenizer=SENTENCE) for n in (1, 2))
+    assert score_texts(one, TEXTS).tolist() == pytest.approx(slow(one.model, SENTENCE, 0), abs=1e-4)
+    with pytest.raises(ValueError, match="2 labels, 'LABEL_0', 'LABEL_1': say which is wanted"): score_texts(two, TEXTS)
+    with unchecked():
+        for kind in ("bert", "gpt2"):
+            with pytest.raises(TypeError, match=r"reads token ids: give it with its tokenizer, Classifier\(model, tokenizer"): score_texts(classifier(kind, 1), TEXTS)
+        for wrong, error, says in ((lambda: Classifier(classifier("bert", 1)), TypeError, "tokenizer is a NoneType"), (lambda: Classifier(classifier("bert", 1).bert, SENTENCE), TypeError, "BertModel is no sequence classifier"),
+                                   (lambda: Classifier(classifier("bert", 2), SENTENCE, "GOOD"), ValueError, "label is 'GOOD', and the classifier has 'LABEL_0', 'LABEL_1'"),
+                                   (lambda: Classifier(classifier("bert", 1), SENTENCE).score(["good", "very " * 20]), ValueError, "text 1 of the classifier has 21 tokens, the limit is 12"),
+                                   (lambda: Classifier(classifier("bert", 1), SENTENCE, template="chat"), ValueError, "no chat_template")):
+            with pytest.raises(error, match=says): wrong()

@@ -380,7 +380,7 @@ def test_settings_are_checked(wrong, says, unchecked):
 def test_without_gymnasium(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     for ask in (lambda: Environments(POLE, 1), lambda: train_control(POLE), lambda: evaluate(policy_for(POLE), POLE)):
-        with pytest.raises(ImportError, match=r"pip install 'instruct_goose\[control\]'"): ask()
+        with pytest.raises(ImportError, match=r"pip install -e '.\[control\]'"): ask()
 
 
 def test_the_committed_figures_keep_the_promises():

@@ -1,0 +1,297 @@
+"""Response log-probabilities, entropies and states against one unpadded row at a time, for every padding and family."""
+import copy
+import gc
+
+import pytest
+import torch
+import transformers
+from deep import first
+from row_alone import (
+    BASE,
+    CONFIGS,
+    EOS,
+    FAMILIES,
+    LAYOUTS,
+    PLAIN,
+    QUERIES,
+    RESPONSES,
+    V,
+    batch,
+    gradients,
+    near,
+    oracle,
+    tiny,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from instruct_goose.models.agent import Agent, create_reference_model
+from instruct_goose.models.families import context_length, evaluating, hidden_size, plain_head, trunk
+from instruct_goose.models.response import (
+    check_part,
+    forward_hidden,
+    response_hidden,
+    response_logits,
+    response_logprobs,
+)
+from instruct_goose.models.tokens import pad
+
+
+@pytest.fixture(scope="module", params=CONFIGS, ids=lambda n: n.split(":")[0])
+def any_model(request): return request.param, tiny(request.param)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request): return tiny(request.param)
+
+
+# --- the same numbers for every padding, every architecture ---
+
+@pytest.mark.parametrize("qside, rside, pad_id", LAYOUTS)
+def test_every_layout_is_the_row_alone(any_model, qside, rside, pad_id):
+    name, model = any_model
+    model.train()  # dropout is in the config; it must not matter
+    args = batch(qside, rside, pad_id)
+    logprobs, entropies = response_logprobs(model, *args, temperature=.7, with_entropy=True)
+    hidden, logits = response_hidden(model, *args), response_logits(model, *args, temperature=.7)
+    for i, (lp, s, h, z) in enumerate(oracle(model, .7)):
+        m = args[3][i]
+        near(logprobs[i][m], lp); near(entropies[i][m], s); near(hidden[i][m], h); near(logits[i][m], z / .7)
+    for out in (logprobs, entropies, hidden, logits): assert (out[~args[3]] == 0).all()
+    assert (plain_head(model) is not None) == (name in PLAIN)
+
+
+@pytest.mark.parametrize("qside, rside, pad_id", first(3, LAYOUTS))
+def test_every_layout_has_the_gradient_of_the_row_alone(any_model, qside, rside, pad_id):
+    name, model = any_model
+    model.train()
+    weights = torch.randn(3, 5, dtype=torch.float64)  # a loss in which no token can stand in for another
+    args = batch(qside, rside, pad_id)
+    logprobs, entropies = response_logprobs(model, *args, temperature=.7, with_entropy=True)
+    of_token = [weights[i, :len(r)] for i, r in enumerate(RESPONSES)]
+    put = torch.zeros(3, 5, dtype=torch.float64).masked_scatter(args[3], torch.cat(of_token))
+    ours = gradients(model, (put * (logprobs + .3 * entropies)).sum())
+    theirs = gradients(model, sum((w * (lp + .3 * s)).sum() for w, (lp, s, _, _) in zip(of_token, oracle(model, .7), strict=True)))
+    assert max(g.abs().max() for g in theirs.values()) > .1
+    # these two compute a part in float32, whatever the model is in, so that a batch and a row differ by float32's rounding
+    for n in theirs: near(ours[n], theirs[n], atol=1e-6 if name.startswith(("gemma2", "cohere")) else 1e-9)
+
+
+def test_padding_between_the_tokens(family):
+    torch.manual_seed(1)
+    for _ in range(5):  # real tokens in random columns
+        def scattered(rows, width):
+            mask = torch.stack([(torch.randperm(width) < len(r)) for r in rows])
+            return torch.zeros(len(rows), width).long().masked_scatter(mask, torch.tensor(sum(rows, []))), mask
+        args = *scattered(QUERIES, 8), *scattered(RESPONSES, 9)
+        logprobs = response_logprobs(family, *args)
+        for i, (lp, *_) in enumerate(oracle(family)): near(logprobs[i][args[3][i]], lp)
+
+
+@pytest.mark.parametrize("poison", first(2, [V, -100, EOS, V - 1, -1, 10**12]))
+@pytest.mark.parametrize("value_model", [None, "copy"])
+def test_poisoned_padding_changes_nothing(family, poison, value_model):
+    agent = Agent(family, value_model)
+    torch.nn.init.normal_(agent.value_head.weight)
+    q, qm, r, rm = batch()
+    def look(q, r):
+        e = agent.evaluate(q, qm, r, rm)
+        return e, gradients(agent, (e.logprobs + e.values + e.entropy).sum())
+    (clean, g0), (poisoned, g1) = look(q, r), look(q.masked_fill(~qm, poison), r.masked_fill(~rm, poison))
+    for a, b in zip(clean, poisoned, strict=True): near(a, b, atol=1e-12)
+    for n in g0: near(g0[n], g1[n], atol=1e-12)
+    texts, mask = torch.cat([q, r], -1), torch.cat([qm, rm], -1)
+    agent.eval()  # forward keeps the mode it is in
+    for a, b in zip(agent(texts, mask), agent(texts.masked_fill(~mask, poison), mask), strict=True): near(a, b, atol=1e-12)
+
+
+def test_masks_of_integers(family):
+    q, qm, r, rm = batch()
+    near(response_logprobs(family, q, qm.long(), r, rm.int()), response_logprobs(family, q, qm, r, rm), atol=0)
+
+
+def test_against_the_scores_of_generate():
+    model = tiny("gpt2").eval()  # transformers' own sampler, left padding and cache, as an outside witness
+    model.generation_config.eos_token_id = None
+    q, qm = pad(QUERIES, 0, "left")
+    out = model.generate(input_ids=q, attention_mask=qm.long(), max_new_tokens=6, do_sample=False,
+                         output_scores=True, return_dict_in_generate=True, pad_token_id=0)
+    r = out.sequences[:, q.shape[1]:]
+    theirs = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
+    near(response_logprobs(model, q, qm, r, torch.ones_like(r)), theirs.double(), atol=1e-5)
+
+
+def test_all_responses_together_have_probability_one(family):
+    r = torch.cartesian_prod(torch.arange(V), torch.arange(V))
+    q, qm = (x.repeat(len(r), 1) for x in pad([[1, 5]], 0))
+    total = response_logprobs(family, q, qm, r, torch.ones_like(r)).sum(-1).exp().sum()
+    near(total, torch.ones_like(total))
+
+
+# --- modes, precision, memory ---
+
+def test_modes_are_given_back(family):
+    family.train(); list(family.modules())[3].eval()
+    before = [m.training for m in family.modules()]
+    response_logprobs(family, *batch())
+    assert [m.training for m in family.modules()] == before
+    with pytest.raises(RuntimeError, match="x"), evaluating(family): raise RuntimeError("x")
+    assert [m.training for m in family.modules()] == before
+
+
+def test_twice_the_same_in_training_mode(family):
+    agent = Agent(family.train(), "copy")
+    a, b = agent.train().evaluate(*batch()), agent.evaluate(*batch())
+    for x, y in zip(a, b, strict=True): near(x, y, atol=0)
+    assert family.training
+
+
+def test_no_gradient_where_none_is_wanted(any_model):
+    _, model = any_model
+    with torch.no_grad(): assert not response_logprobs(model, *batch()).requires_grad
+    assert response_logprobs(model, *batch()).requires_grad
+    frozen = create_reference_model(model)
+    assert not response_logprobs(frozen, *batch()).requires_grad
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2: capped logits"])
+def test_half_precision_models_answer_in_float32(name):
+    model = tiny(name, dtype=torch.float32)
+    half = Agent(copy.deepcopy(model).bfloat16())
+    found = half.evaluate(*batch())
+    assert all(x.dtype == torch.float32 for x in found) and half.value_head.weight.dtype == torch.float32
+    assert half.model.get_output_embeddings().weight.dtype == torch.bfloat16
+    assert half.bfloat16().evaluate(*batch()).values.dtype == torch.float32  # also when the head was cast along
+    near(found.logprobs, response_logprobs(model, *batch()), atol=.5)
+    logits = response_logits(half.model, *batch())  # rounding to bfloat16 comes before the softmax, none after
+    dist = torch.distributions.Categorical(logits=logits.float())
+    near(found.logprobs[batch()[3]], dist.log_prob(batch()[2])[batch()[3]], atol=.05)
+
+
+class Largest(TorchDispatchMode):
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, tuple | list) else (out,):
+            if torch.is_tensor(t): self.size = max(self.size, t.numel())
+        return out
+
+
+def test_the_table_of_logits_is_never_made():
+    vocab, B, T = 4000, 40, 60
+    config = transformers.GPT2Config(**BASE | dict(vocab_size=vocab, hidden_size=8, max_position_embeddings=64))
+    model = transformers.GPT2LMHeadModel(config)
+    q = torch.ones(B, 1).long(); r = torch.randint(vocab, (B, T)); rm = torch.ones(B, T).bool()
+    with Largest() as seen: response_logprobs(model, q, q, r, rm, with_entropy=True)[0].sum().backward()
+    assert seen.size <= 2**24 / 4 < B * T * vocab / 2  # 16 MiB
+    with Largest() as seen: response_logits(model, q, q, r, rm)  # the instrument sees it when it is there
+    assert seen.size >= B * T * vocab
+    short = torch.arange(T) < 2  # padding does not go through the head, either
+    with Largest() as seen: response_logprobs(model, q, q, r, short.expand(B, T))
+    assert seen.size < B * T * vocab / 20
+
+
+# --- what the head is ---
+
+def test_the_probe_leaves_no_trace(any_model):
+    _, model = any_model
+    model.train()
+    before, state = torch.get_rng_state(), {k: v.clone() for k, v in model.state_dict().items()}
+    plain_head(copy.deepcopy(model))
+    fresh = copy.deepcopy(model); plain_head(fresh)
+    assert torch.equal(torch.get_rng_state(), before) and fresh.training
+    assert not fresh.get_output_embeddings()._forward_hooks
+    assert all(torch.equal(v, state[k]) for k, v in fresh.state_dict().items())
+
+
+def test_a_new_head_is_asked_again():
+    model = tiny("llama")
+    assert plain_head(model) is model.lm_head
+
+    class Adapted(torch.nn.Linear):  # as adapters do it: a linear layer with something added
+        def forward(self, x): return super().forward(x) + 1.5 * x.sum(-1, keepdim=True) * torch.arange(V)
+    adapted = Adapted(16, V, bias=False).double()
+    model.lm_head = adapted
+    assert plain_head(model) is None
+    logprobs, (_, _, _, rm) = response_logprobs(model, *batch()), batch()
+    for i, (lp, *_) in enumerate(oracle(model)): near(logprobs[i][rm[i]], lp)
+    model.lm_head = torch.nn.Linear(16, V).double()
+    assert plain_head(model) is model.lm_head
+    logprobs = response_logprobs(model, *batch())
+    for i, (lp, *_) in enumerate(oracle(model)): near(logprobs[i][rm[i]], lp)
+    for hook in (lambda _, args, out: out * 2, None):  # as steering does it
+        handle = model.lm_head.register_forward_hook(hook) if hook else model.lm_head.register_forward_pre_hook(lambda _, args: args[0] * 2)
+        assert plain_head(model) is None
+        logprobs = response_logprobs(model, *batch())
+        for i, (lp, *_) in enumerate(oracle(model)): near(logprobs[i][rm[i]], lp)
+        handle.remove()
+
+
+def test_forgotten_models_are_forgotten():
+    from instruct_goose.models.families import _SCALING
+    gc.collect(); before = len(_SCALING)
+    model = tiny("llama"); plain_head(model)
+    assert len(_SCALING) == before + 1
+    del model; gc.collect()
+    assert len(_SCALING) == before
+
+
+# --- refusals ---
+
+def refused(model, says, error=ValueError, **changes):
+    args = dict(zip(("query_ids", "query_mask", "response_ids", "response_mask"), batch(), strict=True)) | changes
+    agent = Agent(model)
+    for call in (response_hidden, response_logits, response_logprobs):
+        with pytest.raises(error, match=says): call(model, **args)
+    for call in (agent.evaluate, agent.values):
+        with pytest.raises(error, match=says): call(**args)
+
+
+def test_what_cannot_be_evaluated(unchecked):
+    model = tiny("llama")
+    q, qm, r, rm = batch()
+    with unchecked():
+        refused(model, r"no response token in row \[1\]", response_mask=rm & torch.tensor([[True], [False], [True]]))
+        refused(model, r"no query token in row \[0, 2\].*bos", query_mask=qm & torch.tensor([[False], [True], [False]]))
+        refused(model, "no response token in row", response_ids=r[:, :0], response_mask=rm[:, :0])
+        refused(model, r"response_ids \(3, 5\) and response_mask \(3, 4\)", response_mask=rm[:, :-1])
+        refused(model, r"query_ids \(3, 5\) and query_mask \(3, 4\)", query_mask=qm[:, 1:])
+        refused(model, "2 queries and 3 responses", query_ids=q[:2], query_mask=qm[:2])
+        refused(model, "no rows", query_ids=q[:0], query_mask=qm[:0])
+        refused(model, "from 0 to 13, the model.s vocabulary from 0 to 12", query_ids=q.masked_fill(q == 7, V))
+        refused(model, "-5", response_ids=r.masked_fill(r == 11, -5))
+        refused(model, "query_mask holds", query_mask=q)
+        refused(model, "response_mask is torch.float", TypeError, response_mask=rm.float())
+        refused(model, "query_ids is torch.float", TypeError, query_ids=q.float())
+        for temperature in (0, -1.):
+            for call in (response_logits, response_logprobs, lambda m, *a, **k: Agent(m).evaluate(*a, **k)):
+                for m in (model, tiny("gemma2: capped logits")):
+                    with pytest.raises(ValueError, match="temperature"): call(m, q, qm, r, rm, temperature=temperature)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_context_is_counted_in_tokens(name):
+    model = tiny(name)
+    assert context_length(model) == 14 and hidden_size(model) == 16
+    rows = [([1, 4], [5] * 3), ([1] * 6, [7] * 8)]  # 14 tokens fit, whatever the padding
+    args = *pad([q for q, _ in rows], 0, "right"), *pad([r for _, r in rows], 0, "left")
+    wide = (torch.cat([torch.zeros(2, 9).long(), args[0]], -1), torch.cat([torch.zeros(2, 9).bool(), args[1]], -1), *args[2:])
+    for a in (args, wide):
+        logprobs = response_logprobs(model, *a)
+        for i, (lp, *_) in enumerate(oracle(model, rows=rows)): near(logprobs[i][a[3][i]], lp)
+    long = *pad([[1], [1] * 7], 0), *pad([[5], [7] * 8], 0)
+    with pytest.raises(ValueError, match="row 1 has 7 query and 8 response tokens, the model's context is 14"): response_logprobs(model, *long)
+
+
+def test_positions_reach_the_model():
+    model = tiny("gpt2").eval()  # forward_hidden on a left-padded batch: only right with positions
+    ids, mask = pad(QUERIES, 0, "left")
+    hidden = forward_hidden(trunk(model), ids, mask)
+    for i, row in enumerate(QUERIES): near(hidden[i][mask[i]], trunk(model)(torch.tensor([row])).last_hidden_state[0])
+    naive = trunk(model)(ids, attention_mask=mask.long()).last_hidden_state
+    assert (naive[1, -1] - hidden[1, -1]).abs().max() > .1
+
+
+@pytest.mark.parametrize("ids", [torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)], ids=["float", "bool"])
+def test_token_ids_are_integers(ids):
+    with pytest.raises(TypeError, match="query_ids is torch.* token ids are integers"): check_part(ids, torch.ones(1, 2, dtype=torch.bool), "query")
