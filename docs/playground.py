@@ -51,8 +51,8 @@ def page_of_site(static: Path) -> str:
 def frame(experiment: str | None = None, up: str = "") -> str:
     "The playground folded up in another page, loaded when the reader opens it; `up` leads from that page to the site's root."
     asked = "embed=1" + (f"&amp;experiment={experiment}" if experiment else "")
-    return (f'<details class="playground-frame"><summary>Train the model here</summary><iframe src="{up}playground.html?{asked}" loading="lazy" '
-            'title="Playground: PPO trains a language model" style="width: 100%; height: 60rem; border: 0"></iframe></details>')
+    return ('<details class="playground-frame" ontoggle="const frame = this.querySelector(\'iframe\'); frame.src ||= frame.dataset.src"><summary>Train the model here</summary>'
+            f'<iframe data-src="{up}playground.html?{asked}" title="Playground: PPO trains a language model" style="width: 100%; height: 60rem; border: 0"></iframe></details>')
 
 
 def page() -> str:

@@ -53,7 +53,7 @@ def render() -> tuple[str, dict[Path, str], list[str]]:
     "The README, its pictures, and what is stale in the notebook's stored outputs."
     index, pages = read_pages()
     ran, parts, pictures, stale = fresh_outputs(index.path), [], {}, []
-    recorded = sorted(p for p in (ROOT / "evidence").glob("*.json") if p.stem not in ("portable", "mutations"))
+    recorded = sorted(p for p in (ROOT / "evidence").glob("*.json") if p.stem not in ("portable", "mutations", "playground"))
     evidence = b"".join(p.read_bytes() for p in recorded)
     for cell in index.cells:
         if "hide" in cell.directives: continue

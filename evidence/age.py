@@ -18,7 +18,7 @@ MEASURES = {"quickstart": "recipes.quickstart", "drift": "worlds.drift",
             "reviews": "recipes.real_reviews", "family": "recipes.quickstart",
             "control": "worlds.control", "exact_world": "worlds.exact_world", "gallery": "worlds.gallery", "doctor": "worlds.gallery",
             "probes": "worlds.probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "details": "worlds.exact_world",
-            "distillation": "variants.distillation", "trackers": "runs.trackers",
+            "distillation": "variants.distillation", "playground": "worlds.playground", "trackers": "runs.trackers",
             "recipes": "recipes.smollm_sentiment",
             "smollm_reviews": "recipes.smollm_reviews",
             "reports/quickstart": "recipes.quickstart", "reports/smollm-sentiment": "recipes.smollm_sentiment"}

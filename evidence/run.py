@@ -16,6 +16,7 @@ measured, with which commit and versions. Nobody types a figure.
     python evidence/run.py gallery                   only the failure gallery, about six CPU-minutes
     python evidence/run.py doctor                    only the doctor on bugs it was not made for, and on unusual settings; five CPU-minutes
     python evidence/run.py distillation              only a small student of the quickstart's policy, three seeds; six CPU-minutes
+    python evidence/run.py playground                only the playground, in Chromium: speed, ten seeds with and without a KL penalty, experiments; half a CPU-hour
     python evidence/run.py reports                   only the two runs whose reports are on the site, see evidence/reported.py; ten CPU-minutes
     python evidence/run.py lowest                    only the lowest versions that pyproject.toml names, in an environment of their own; downloads
     python evidence/run.py trackers                  only TensorBoard, Weights & Biases and trackio, in an environment of their own; downloads
@@ -377,7 +378,7 @@ def write(name: str, figures: dict) -> None:
     print(f"\nwritten: {path.relative_to(root)}")
 
 
-RUNS = ("quickstart", "drift", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "details", "distillation", "lowest", "trackers", "reviews", "reports", *(f"reports/{name}" for name in reported.PLAN))
+RUNS = ("quickstart", "drift", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "details", "distillation", "playground", "lowest", "trackers", "reviews", "reports", *(f"reports/{name}" for name in reported.PLAN))
 
 
 def main():
@@ -430,6 +431,10 @@ def main():
         import distillation
 
         write("distillation", {"origin": origin("python evidence/run.py distillation")} | distillation.record(args.seeds or (0, 1, 2)))
+    if not args.only or "playground" in args.only:
+        import playground_page
+
+        playground_page.record()
     if not args.only or "lowest" in args.only:
         from lowest import run_lowest
 

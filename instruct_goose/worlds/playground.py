@@ -130,7 +130,7 @@ def train_reward(
     seed: int = 0,
     pairs: int = 8000, # comparisons, each by freshly drawn raters
 ) -> WordCountReward:
-    "L = −mean log σ(r(chosen) − r(rejected)), then mean 0 and variance 1 on the grammar's reviews."
+    "L = −mean log σ(r(chosen) − r(rejected)); then mean 0, variance 1 on the grammar's reviews."
     texts = write_reviews(4000, f"{seed}/reward")
     rows = rater_pairs(texts, pairs, seed)
     def counted(texts: list[str]) -> Tensor:

@@ -2,6 +2,7 @@
 import copy
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,183 @@ def test_ten_iterations_equal_those_of_the_library(opened, case):
     moved = max((a - b).abs().max().item() for a, b in zip(policy.parameters(), reference.parameters()))
     assert moved > .01
     for name, x in evaluate(policy, reference, reward).items(): close(x, there["figures"][name])
+
+
+# --- the address ------------------------------------------------------------------------------------------------------
+def test_an_address_runs_at_once_and_leaves_its_figures(opened):
+    tab = opened("?algorithm=rloo&beta=0.15&seed=4&iterations=3")
+    found = json.loads(tab.ask("document.getElementById('result').textContent"))
+    reference, reward = read_start(root / "docs/playground/start.json")
+    policy = copy.deepcopy(reference.double())
+    list(train(policy, reference, reward, PlaygroundSettings(algorithm="rloo", beta=.15, seed=4), 3))
+    for name, theirs in (("before", reference), ("after", policy)):
+        for figure, x in evaluate(theirs, reference, reward).items(): close(x, found[name][figure])
+    assert found["iterations"] == 3 and found["iterations_per_second"] > 0 and found["settings"]["beta"] == .15
+
+
+def test_what_is_no_setting_is_left_out(opened):
+    tab = opened("?algorithm=sarsa&beta=-1&lr=fast&epochs=2.5&batch_size=0&group_size=64&lam=&seed=3&iterations=1")
+    settings = json.loads(tab.ask("document.getElementById('result').textContent"))["settings"]
+    ours = vars(PlaygroundSettings(seed=3))
+    assert {k: settings[k] for k in ours} == ours
+
+
+SET = """(name, x) => { const slider = document.getElementById('pg-' + name); slider.value = x === 'max' ? slider.max : x
+  slider.dispatchEvent(new Event('input', {bubbles: true})) }"""
+
+
+def test_every_slider_is_held_by_the_address_and_restored(opened):
+    tab = opened("?algorithm=grpo")
+    names = tab.ask("[...document.querySelectorAll('#playground input[type=range]')].map(x => x.id.slice(3))")
+    assert set(names) == {"beta", "clip", "lam", "lr", "epochs", "batch_size", "group_size", "temperature", "ent_coef", "seed"}
+    for name in names: tab.ask(f"({SET})('{name}', {json.dumps('max' if name not in ('epochs',) else 0)})")
+    tab.ask("(x => { x.value = 'reward'; x.dispatchEvent(new Event('change')) })(document.getElementById('pg-kl_placement'))")
+    shown = "Object.fromEntries([...document.querySelectorAll('#playground .pg-slider')].map(x => [x.querySelector('label').firstChild.data, (x.querySelector('output') ?? {}).textContent ?? x.querySelector('select').value]))"
+    before, asked = tab.ask(shown), tab.ask("location.search")
+    assert all(f"{name}=" in asked for name in (*names, "algorithm", "kl_placement"))
+    assert opened(asked).ask(shown) == before
+
+
+# --- the training can be steered --------------------------------------------------------------------------------------
+STEP = """(async n => { for (let i = 0; i < n; i++) { const at = document.getElementById('pg-iteration'), seen = at.textContent
+  document.getElementById('pg-step').click(); while (at.textContent === seen) await new Promise(done => setTimeout(done, 20)) }
+  await new Promise(done => setTimeout(done, 100)); return document.getElementById('pg-responses').innerText })"""
+
+
+def test_a_slider_acts_on_the_running_training(opened):
+    tab = opened()
+    plain = [tab.ask(f"{STEP}(1)") for _ in range(3)]
+    tab.ask("document.getElementById('pg-reset').click()")
+    tab.wait("document.getElementById('pg-iteration').textContent === 'Iteration 0'")
+    steered = [tab.ask(f"{STEP}(1)")]
+    tab.ask(f"({SET})('lr', 'max')")
+    steered += [tab.ask(f"{STEP}(1)") for _ in range(2)]
+    texts = lambda shown: ["".join(c for c in line if c.isalpha() or c == " ") for line in shown.splitlines()]
+    assert texts(steered[0]) == texts(plain[0]) and texts(steered[1]) == texts(plain[1]) and texts(steered[2]) != texts(plain[2])
+    assert tab.ask("document.querySelectorAll('.pg-chart')[0].querySelectorAll('.pg-mark').length") == 1
+    assert tab.ask("[...document.querySelectorAll('.pg-chart')].every(c => c.querySelectorAll('.pg-earlier').length === 1)")  # the run before, in grey
+
+
+def test_play_pause_and_another_algorithm_on_the_way(opened):
+    tab = opened()
+    tab.ask("document.getElementById('pg-speed').value = '0', document.getElementById('pg-play').click()")
+    tab.wait("parseInt(document.getElementById('pg-iteration').textContent.slice(10)) >= 3")
+    tab.ask("(x => { x.value = 'grpo'; x.dispatchEvent(new Event('change')) })(document.getElementById('pg-algorithm'))")
+    assert tab.ask("document.getElementById('pg-lam').disabled && !document.getElementById('pg-group_size').disabled && document.getElementById('pg-kl_placement').value") == "loss"
+    at = tab.ask("parseInt(document.getElementById('pg-iteration').textContent.slice(10))")
+    tab.wait(f"parseInt(document.getElementById('pg-iteration').textContent.slice(10)) >= {at + 2}")
+    tab.ask("document.getElementById('pg-play').click()")
+    tab.wait("document.getElementById('pg-live').textContent.startsWith('Iteration')")
+    at = tab.ask("document.getElementById('pg-iteration').textContent")
+    tab.ask("new Promise(done => setTimeout(done, 700))")
+    assert tab.ask("document.getElementById('pg-iteration').textContent") == at and tab.ask("document.getElementById('pg-play').textContent") == "Play"
+
+
+def test_the_answer_comes_when_the_runs_have_been_seen(opened):
+    tab = opened("?seed=2&experiment=rate")
+    card = "document.getElementById('pg-experiment-rate')"
+    assert tab.ask(f"{card}.open && {card}.querySelector('.pg-answer').hidden")
+    tab.ask(f"document.getElementById('pg-speed').value = '0', {card}.querySelector('button').click()")
+    tab.wait("document.getElementById('pg-iteration').textContent === 'Iteration 5'", 60)
+    assert tab.ask(f"{card}.querySelector('.pg-answer').hidden")
+    tab.wait(f"!{card}.querySelector('.pg-answer').hidden", 300)
+    assert tab.ask("parseInt(document.getElementById('pg-iteration').textContent.slice(10))") == 40
+    assert len(tab.ask(f"{card}.querySelector('.pg-answer').textContent")) > 100
+    others = tab.ask("[...document.querySelectorAll('.pg-answer')].filter(x => !x.hidden).length")
+    assert others == 1
+
+
+# --- what one sees ----------------------------------------------------------------------------------------------------
+def test_words_are_coloured_by_what_was_learnt_of_them(opened):
+    tab = opened()
+    tab.ask(f"{STEP}(2)")
+    looks = set()
+    for name in ("advantage", "ratio", "clip", "value", "kl", "reward"):
+        tab.ask(f"(x => {{ x.value = '{name}'; x.dispatchEvent(new Event('change')) }})(document.getElementById('pg-colour'))")
+        looks.add(tab.ask("[...document.querySelectorAll('.pg-token')].map(x => x.style.backgroundColor).join()"))
+    assert len(looks) == 6
+    tab.ask("(x => { x.value = 'advantage'; x.dispatchEvent(new Event('change')) })(document.getElementById('pg-colour'))")
+    said = tab.ask("""[...document.querySelectorAll('.pg-token')].map(x => { x.dispatchEvent(new Event('pointerover', {bubbles: true}))
+      return [x.style.backgroundColor, document.getElementById('pg-word').textContent] })""")
+    for colour, numbers in said:
+        advantage = float(numbers.split("advantage ")[1].split()[0].replace("−", "-"))
+        if abs(advantage) > .1: assert ("--pg-up" in colour) == (advantage > 0) and ("↑" in numbers) == (advantage > 0), (colour, numbers)
+    lines = tab.ask("[...document.querySelectorAll('.pg-line')].map(x => [x.querySelector('.pg-text').textContent, x.classList.contains('pg-broken')])")
+    assert len(lines) == 8
+    from instruct_goose.worlds.film_reviews import grammatical
+    for text, broken in lines: assert broken == (not grammatical([text.replace("⏎", "").strip()], ["⏎" in text])[0])
+
+
+def test_words_are_reached_by_arrow_keys(opened):
+    tab = opened()
+    tab.ask(f"{STEP}(1)")
+    assert tab.ask("document.querySelectorAll('.pg-token[tabindex=\"0\"]').length") == 1
+    tab.ask("document.querySelector('.pg-token').focus()")
+    for key in ("ArrowRight", "ArrowDown", "ArrowRight"): tab.send("Input.dispatchKeyEvent", type="keyDown", key=key)
+    here = tab.ask("[document.activeElement.dataset.row, document.activeElement.dataset.at, document.activeElement.textContent, document.getElementById('pg-word').textContent]")
+    assert here[:2] == ["1", "2"] and here[3].startswith(here[2])
+    tab.ask(f"{STEP}(1)")
+    tab.ask("document.querySelector('.pg-token[tabindex=\"0\"]').click()")
+    assert len(tab.ask("document.getElementById('pg-prefix').value").split()) == 2  # the words before it
+
+
+def test_the_next_word_is_that_of_the_model(opened):
+    tab = opened()
+    tab.wait("document.querySelector('#pg-next tbody tr')")
+    table = tab.ask("[...document.querySelectorAll('#pg-next tbody tr')].map(r => [...r.children].map(c => c.textContent))")
+    policy, _ = read_start(root / "docs/playground/start.json")
+    from instruct_goose.worlds.playground import WORDS
+    context = [0, 0, *(WORDS.index(w) for w in "the plot is".split())]
+    p = policy(torch.tensor(context))[0].softmax(-1)
+    assert [row[0] for row in table] == [WORDS[i] for i in p.topk(8).indices]
+    assert all(row[1] == row[2] == f"{100 * p[WORDS.index(row[0])]:.1f} %" for row in table)
+    tab.ask("(x => { x.value = 'the goose'; x.dispatchEvent(new Event('input')) })(document.getElementById('pg-prefix'))")
+    assert "goose" in tab.ask("document.getElementById('pg-unknown').textContent")
+
+
+@pytest.mark.skipif(find_spec("axe_core_python") is None, reason="axe-core-python is not installed: pip install -e '.[dev]'")
+def test_no_barrier_that_axe_knows_and_nothing_beside_the_screen(opened):
+    tab = opened("?beta=0&lr=0.01")
+    tab.ask(f"{STEP}(3)")
+    tab.ask((Path(find_spec("axe_core_python").origin).parent / "axe.min.js").read_text("utf-8") + ";0")
+    tab.ask("document.querySelectorAll('details').forEach(d => { d.removeAttribute('name'); d.open = true })")
+    for width in (1280, 390):
+        for dark in (False, True):
+            tab.screen(width, dark=dark)
+            found = tab.ask("""axe.run(document, {resultTypes: ["violations"]}).then(r => r.violations.filter(v => ["serious", "critical"].includes(v.impact))
+              .map(v => [v.id, v.nodes.length, v.nodes.slice(0, 3).map(n => n.target.join(" ") + ": " + n.failureSummary)]))""")
+            assert not found, (width, dark, found)
+        assert tab.ask("document.documentElement.scrollWidth") <= width
+
+
+def test_the_theme_of_the_site_rules(opened):
+    tab = opened(dark=True)
+    colour = "getComputedStyle(document.getElementById('playground')).getPropertyValue('--pg-broken').trim()"
+    dark = tab.ask(colour)
+    tab.ask("document.body.dataset.theme = 'light'")
+    light = tab.ask(colour)
+    tab.screen(1280, dark=False)
+    tab.ask("document.body.dataset.theme = 'dark'")
+    assert dark != light and tab.ask(colour) == dark
+    tab.ask("document.body.dataset.theme = 'auto'")
+    assert tab.ask(colour) == light
+
+
+# --- how it is built --------------------------------------------------------------------------------------------------
+def test_the_script_is_small_and_whole():
+    text = playground.script()
+    assert len(text.encode()) < 300_000 and "</" not in text
+    assert not playground.IMPORT.search(text) and "\nexport " not in text and "\\nexport " not in text
+    for module in (root / "docs/playground").glob("*.js"):  # each is in the page or in its worker
+        assert module.read_text("utf-8").splitlines()[0][:60] in text, module.name
+
+
+def test_a_frame_loads_nothing_before_it_is_opened(browser, page, tmp_path):
+    (tmp_path / "lesson.html").write_text("<!doctype html><title>a lesson</title>" + playground.frame("kl").replace("playground.html", page), "utf-8")
+    tab = browser.open((tmp_path / "lesson.html").as_uri())
+    tab.ask("new Promise(done => setTimeout(done, 300))")
+    assert not [a for a in tab.asked if "playground" in a and "lesson" not in a]
+    tab.ask("document.querySelector('details').open = true")
+    tab.ask("new Promise(done => { const f = document.querySelector('iframe'); f.onload = () => done(1); setTimeout(done, 5000) })")
+    assert any(page in a and "experiment=kl" in a for a in tab.asked)
+    tab.close()

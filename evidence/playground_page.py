@@ -1,9 +1,8 @@
-"""The playground in Chromium, from a file, with the network off: `python evidence/playground.py`, about half a CPU-hour.
+"""The playground in Chromium, from a file, with the network off: `python evidence/run.py playground`, about half a CPU-hour.
 
 Writes evidence/playground.json: speed beside PyTorch's, the default settings and β = 0 on ten seeds, the five experiments of the page.
 CPU time is that of the worker's thread, read from /proc: other programs on the machine do not count.
 """
-import argparse
 import copy
 import json
 import os
@@ -92,31 +91,28 @@ def speed(chromium: Chromium, page: str) -> dict:
     return made | {"seconds_to_first_iteration": round(first, 2), "load_average": round(os.getloadavg()[0], 1)}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--experiment-seeds", type=int, default=5)
-    args = parser.parse_args()
+def record(seeds: int = 10, experiment_seeds: int = 5):
+    "Write evidence/playground.json, a piece after each run."
     folder = Path(tempfile.mkdtemp())
     (folder / "playground.html").write_text(playground.page(), "utf-8")
     page, chromium = (folder / "playground.html").as_uri(), Chromium(folder / "profile")
-    made = {"origin": origin("python evidence/playground.py") | {"browser": chromium.send("Browser.getVersion")["product"]}, "speed": speed(chromium, page)}
+    made = {"origin": origin("python evidence/run.py playground") | {"browser": chromium.send("Browser.getVersion")["product"]}, "speed": speed(chromium, page)}
     print(made["speed"], flush=True)
 
     def save():
         (root / "evidence/playground.json").write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
     made["defaults"], made["no_kl"], made["experiments"] = [], [], []
-    for seed in range(args.seeds):
+    for seed in range(seeds):
         made["defaults"].append(run(chromium, page, {"seed": seed}, 60))
         made["no_kl"].append(run(chromium, page, {"beta": 0, "seed": seed}, 120))
         save()
     for name, runs in EXPERIMENTS.items():
         if name == "kl": continue  # recorded above
         for settings, n in runs:
-            for seed in range(args.experiment_seeds): made["experiments"].append({"experiment": name} | run(chromium, page, settings | {"seed": seed}, n))
+            for seed in range(experiment_seeds): made["experiments"].append({"experiment": name} | run(chromium, page, settings | {"seed": seed}, n))
             save()
     chromium.close()
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": record()
