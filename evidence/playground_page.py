@@ -91,13 +91,38 @@ def speed(chromium: Chromium, page: str) -> dict:
     return made | {"seconds_to_first_iteration": round(first, 2), "load_average": round(os.getloadavg()[0], 1)}
 
 
+def agreement(chromium: Chromium, page: str, iterations: int = 10) -> dict:
+    "The page beside the library in float64: tokens that differ, and the largest difference of anything else."
+    made = {}
+    for algorithm, settings in {"ppo": {}, "grpo": {"kl_placement": "loss", "beta": .3}, "rloo": {}}.items():
+        settings |= {"algorithm": algorithm}
+        tab = chromium.open(page)
+        there = tab.ask(f"playground.ready.then(() => playground.trace({json.dumps(settings)}, {iterations}))")
+        tab.close()
+        reference, reward = read_start(root / "docs/playground/start.json")
+        policy, tokens, differ, gap = copy.deepcopy(reference.double()), 0, 0, 0.
+
+        def farthest(ours, theirs) -> float: return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+
+        for here, of_page in zip(train(policy, reference, reward, PlaygroundSettings(**settings), iterations), there["iterations"], strict=True):
+            mask = here.responses.mask
+            flat = lambda rows: [x for row in rows for x in row]
+            ours = here.responses.ids[mask].tolist()
+            tokens += len(ours)
+            differ += sum(a != b for a, b in zip(ours, flat(of_page["ids"]), strict=True))
+            gap = max(gap, farthest(here.advantages[mask].tolist(), flat(of_page["advantages"])), farthest(here.losses, of_page["losses"]), farthest(here.gradient_norms, of_page["gradient_norms"]))
+        weights = torch.cat([p.detach().flatten() for p in policy.parameters()]).tolist()
+        made[algorithm] = {"iterations": iterations, "tokens": tokens, "tokens_that_differ": differ, "largest_difference": rounded(max(gap, farthest(weights, there["weights"])))}
+    return made
+
+
 def record(seeds: int = 10, experiment_seeds: int = 5):
     "Write evidence/playground.json, a piece after each run."
     folder = Path(tempfile.mkdtemp())
     (folder / "playground.html").write_text(playground.page(), "utf-8")
     page, chromium = (folder / "playground.html").as_uri(), Chromium(folder / "profile")
-    made = {"origin": origin("python evidence/run.py playground") | {"browser": chromium.send("Browser.getVersion")["product"]}, "speed": speed(chromium, page)}
-    print(made["speed"], flush=True)
+    made = {"origin": origin("python evidence/run.py playground") | {"browser": chromium.send("Browser.getVersion")["product"]}, "agreement": agreement(chromium, page), "speed": speed(chromium, page)}
+    print(made["agreement"], made["speed"], flush=True)
 
     def save():
         (root / "evidence/playground.json").write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", "utf-8")
