@@ -24,7 +24,7 @@ from guards import without_guards
 from know import know_page
 from lessons import BRANCH, PACKAGES, REPO, ROOT, SHELVES, STAGES, Cell, Page, of_course, read_pages, target
 from narrow import stacked, text_factor
-from playground import page_of_site
+from playground import frame, page_of_site
 from quizzes import QUIZZES, quiz_page
 from reports import reports_page, write_reports
 from shelves import anchor, course, neighbours, shelf_page, up
@@ -335,6 +335,7 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
         elif "**Numbers to expect**" in text: text = folded(links.apply(text, page))
         else: text = hover(links.apply(text, page), seen, up(page.url, "glossary.html")) if page.part else links.apply(text, page)
         text = re.sub(f"<!-- ({'|'.join(DRAWN)}) -->", lambda m: DRAWN[m[1]](page, pages), text)
+        text = re.sub(r"<!-- playground ?(\w*) -->", lambda m: frame(m[1] or None, up(page, ".") + "/"), text)
         cells.append(text_cell(text, cell.id))
     if page.number:
         part = [p for p in pages if p.number and p.group == page.group]
