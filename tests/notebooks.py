@@ -1,7 +1,7 @@
 """Run notebooks as nbdev-test does, each in a process of its own, and say for each that fails in which cell, at which line, and why.
 
     python tests/notebooks.py                                     all of them
-    python tests/notebooks.py learn/16_trainer 2_models      some, by their names in nbs/
+    python tests/notebooks.py learn/16_trainer reference   some, by their names in nbs/
     python tests/notebooks.py --without learn/16_trainer     all others
     python tests/notebooks.py --json FILE                         what happened, for a program
 """

@@ -6,7 +6,7 @@
 __all__ = ['new_run_dir', 'claim_run_dir', 'write_json', 'write_whole', 'append_jsonl', 'json_line', 'without_nan', 'save_model',
            'versions', 'Clock', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts',
            'RunLog', 'longer', 'train_policy', 'is_list', 'reason_to_stop', 'RunSettings', 'train_in', 'sample_prompts',
-           'sample_responses', 'write_results', 'samples_page', 'abbreviated', 'fingerprint_of_prompts',
+           'with_prompts', 'write_results', 'samples_page', 'abbreviated', 'fingerprint_of_prompts',
            'summary_of_training', 'model_card', 'push_to_hub']
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #ed9beb72
@@ -375,13 +375,19 @@ def train_in(
     out, manager = open_run(config, "train", Clock(), **known)
     shown = sample_prompts(trainer.tokenizer, prompts if held_out is None else held_out, samples)
     settings = settings_of(config) | {"stop_token_ids": trainer.eos_ids}
+
+    def samples_now() -> list[tuple[str, str]]: # the generator starts at the same place each time
+        if not shown or trainer.tokenizer is None:
+            return []
+        return with_prompts(trainer.answers(shown, config.eval_greedy), trainer.tokenizer)
+
     with manager:
         if is_first():
             write_json(out / "config.json", {"algorithm": config.algorithm} | settings)
-        before = sample_responses(trainer, shown)
+        before = samples_now()
         metrics = train_policy(trainer, prompts, reward_fn, out, manager.stage(MAIN), held_out,
                                progress)
-        after = sample_responses(trainer, shown)
+        after = samples_now()
         trainer.save_pretrained(policy)
         summary = summary_of_training(trainer, manager, metrics)
         if is_first():
@@ -403,24 +409,19 @@ def sample_prompts(
     return next(slices(prompts, n), None)
 
 @torch.no_grad()
-def sample_responses(
-    trainer: Trainer,
-    prompts: Sequence | dict | None, # None: nothing is asked
-) -> list[tuple[str, str]]: # prompt and response
-    """What the policy answers now, with a generator of its own that starts at the same place each
-    time; the likeliest tokens where `eval_greedy` is set."""
-    if not prompts:
-        return []
-    parts = trainer.answers(prompts, trainer.config.eval_greedy)
-    tokenizer: Any = trainer.tokenizer
-    return [pair for r in parts for pair in
+def with_prompts(
+    rollouts: Iterable[Rollout], # of `RLHFTrainer.answers`
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[tuple[str, str]]:
+    "The prompt and the response of each row, as text."
+    return [pair for r in rollouts for pair in
             zip(r.prompts or [], completion_texts(r, tokenizer), strict=True)]
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #5a37a5b0
 def write_results(
     out: Path,
     summary: Mapping, # of `summary_of_training`
-    before: Sequence[tuple[str, str]], # prompts and responses, of `sample_responses`
+    before: Sequence[tuple[str, str]], # prompts and responses
     after: Sequence[tuple[str, str]],
     held_out: bool,   # are those held-out prompts?
 ) -> None:

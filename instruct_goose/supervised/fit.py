@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Loss', 'Log', 'one_seed', 'torch_threads', 'batches', 'batches_by_rows', 'batches_by_tokens', 'refuse_long_rows',
-           'cosine', 'fit', 'gradient_step', 'adamw', 'training_mode', 'fit_state', 'load_fit_state', 'check_log']
+           'fit', 'gradient_step', 'adamw', 'training_mode', 'fit_state', 'load_fit_state', 'check_log']
 
 # %% ../../nbs/reference/supervised/fit.ipynb #fb3d1745
 import math
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from ..models.families import context_length
 from ..training.callbacks import Line
+from ..training.updates import cosine
 from ..training.checks import require_trainable, warn_of_lost_steps
 from ..runs.resume import Stage
 from ..runs.state import joined, part
@@ -108,19 +109,6 @@ def refuse_long_rows(
         raise ValueError(f"{what} {long[0]} has {len(rows[long[0]])} tokens, beyond the model's "
                          f"context of {context} ({len(long)} of them are too long): "
                          "shorten or drop them")
-
-# %% ../../nbs/reference/supervised/fit.ipynb #326bf64e
-def cosine(
-    step: int,  # 0 for the first update
-    steps: int, # of the whole run
-    warmup: int = 0,   # updates that climb to 1
-    floor: float = 0., # where it ends
-) -> float: # a factor for the learning rate
-    "A straight line up, half a cosine down: f + (1 − f)·½(1 + cos π·(k − w)/(n − w))."
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    return floor + (1 - floor) * .5 * (1 + math.cos(math.pi * min(1., progress)))
 
 # %% ../../nbs/reference/supervised/fit.ipynb #367f6f39
 Loss = Tensor | tuple[Tensor, Mapping[str, float]] # a scalar; and what else the log should say

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Reading', 'Loss', 'learnt', 'minibatches_of', 'too_far', 'micro_batches', 'averaging', 'importance_weights',
            'count_group_tokens', 'advantages_of', 'objective_settings', 'kl_penalty', 'Seen', 'backward',
-           'loss_and_parts', 'one_number', 'left_over', 'clip_gradients', 'lr_factor', 'set_learning_rate',
+           'loss_and_parts', 'one_number', 'left_over', 'cosine', 'clip_gradients', 'lr_factor', 'set_learning_rate',
            'entropy_weight', 'make_optimizer', 'learning']
 
 # %% ../../nbs/reference/training/updates.ipynb #3464f50d
@@ -204,6 +204,19 @@ def left_over(agent: Agent) -> float:
     last = learning(agent.policy_parameters())[-1:]
     return sum((p.grad.norm().item() for p in last if p.grad is not None), 0.)
 
+# %% ../../nbs/reference/training/updates.ipynb #326bf64e
+def cosine(
+    step: int,  # 0 for the first update
+    steps: int, # of the whole run
+    warmup: int = 0,   # updates that climb to 1
+    floor: float = 0., # where it ends
+) -> float: # a factor for the learning rate
+    "A straight line up, half a cosine down: f + (1 − f)·½(1 + cos π·(k − w)/(n − w))."
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    return floor + (1 - floor) * .5 * (1 + math.cos(math.pi * min(1., progress)))
+
 # %% ../../nbs/reference/training/updates.ipynb #76a04c35
 def clip_gradients(
     agent: Agent, max_norm: float,
@@ -226,9 +239,8 @@ def clip_gradients(
 
 def lr_factor(config: RLHFConfig, iteration: int) -> float:
     "What the learning rate is multiplied with: 1, or falling to 0 over config.steps."
-    done = min(1., iteration / config.steps)
-    return {"constant": 1., "linear": 1 - done,
-            "cosine": .5 * (1 + math.cos(math.pi * done))}[config.lr_schedule]
+    return {"constant": 1., "linear": 1 - min(1., iteration / config.steps),
+            "cosine": cosine(iteration, config.steps)}[config.lr_schedule]
 
 # %% ../../nbs/reference/training/updates.ipynb #61b3ab81
 def set_learning_rate(

@@ -23,10 +23,10 @@ ALL = exercises.all_exercises()
 CHECKED = [n for n, e in ALL.items() if e.check]
 RIGHT = {  # where the lesson's answer is a text
     "rules.charged_kl": "def charged_kl(reward, total_reward, beta): return (reward - total_reward) / beta",
-    "rules_of_experience.left": "def left(x): return x[-max(3, len(x) // 4):].mean() / x[:3].mean()",
-    "failure_gallery.place": "from instruct_goose.objective.masks import last_index\ndef place(scores, mask):\n    made = torch.zeros(mask.shape)\n    made[torch.arange(len(mask)), last_index(mask)] = scores\n    return made",
-    "goose.repaired": "def repaired(r, A, e): return -torch.min(r * A, r.clamp(1 - e, 1 + e) * A)",
-    "torchtune.centred_advantages": "def centred_advantages(v, r, g, l, m):\n    A, _ = estimate_advantages(v, r, g, l, m)\n    return torch.where(m, A - masked_mean(A, m), 0.)"}
+    "rules.left": "def left(x): return x[-max(3, len(x) // 4):].mean() / x[:3].mean()",
+    "bug_hunt.place": "from instruct_goose.objective.masks import last_index\ndef place(scores, mask):\n    made = torch.zeros(mask.shape)\n    made[torch.arange(len(mask)), last_index(mask)] = scores\n    return made",
+    "from_goose.repaired": "def repaired(r, A, e): return -torch.min(r * A, r.clamp(1 - e, 1 + e) * A)",
+    "from_torchtune.centred_advantages": "def centred_advantages(v, r, g, l, m):\n    A, _ = estimate_advantages(v, r, g, l, m)\n    return torch.where(m, A - masked_mean(A, m), 0.)"}
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,7 @@ def off(x):
 
 @pytest.mark.parametrize("name", CHECKED)
 def test_a_right_answer_passes_and_a_wrong_one_does_not(name, monkeypatch):
-    if name == "own_run.changes": monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # paths as text, which only a test minds
+    if name == "your_own.changes": monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # paths as text, which only a test minds
     begin, right = answers(name)
     before = torch.get_rng_state()
     assert exercises.check(name, begin) != "right" and "done" not in exercises.progress()[name]
@@ -150,7 +150,7 @@ def test_a_wrong_name_is_answered_with_the_nearest(name, said):
 
 
 def test_what_has_no_checker_here_says_why():
-    with pytest.raises(ValueError, match=r"recorded in the repository\): do it in nbs/3_training/22_doctor"): exercises.check("doctor.answers", {})
+    with pytest.raises(ValueError, match=r"recorded in the repository\): do it in nbs/guides/doctor"): exercises.check("doctor.answers", {})
     with pytest.raises(ValueError, match="its lesson has none"): exercises.check("read_a_loop", {})
     with pytest.raises(ValueError, match="no lesson 'kll' has exercises; near are: kl"): exercises.table("kll")
 
@@ -212,7 +212,7 @@ def test_where_progress_is_kept(monkeypatch):
 # --- the command ------------------------------------------------------------------------------------------------------
 def test_the_command_lists_and_shows(capsys):
     from instruct_goose.cli.main import main
-    for argv, said in ((["kl"], "0 of 3 done"), ([], "0 of 113 done; 15 more"), (["k3"], "kl.k3 · Write k3 · ●○○"), (["k3", "--hint"], "Hint 1 of 2"),
+    for argv, said in ((["kl"], "0 of 3 done"), ([], "0 of 114 done; 15 more"), (["k3"], "kl.k3 · Write k3 · ●○○"), (["k3", "--hint"], "Hint 1 of 2"),
                        (["k3", "--solution"], "def my_k3"), (["kl", "--still-open"], "0 of 3 done")):
         main(["exercises", *argv])
         assert capsys.readouterr().out.startswith(said)

@@ -43,7 +43,10 @@ INHERITED = {"__init__", "forward", "conflicts", "on_iteration", "rollout", "jud
 def test_there_is_something_public(): assert len(public) > 40
 
 
-@pytest.mark.parametrize("node", [n for name, n, _ in public], ids=[name for name, _, _ in public])
+said = [(name, n) for name, n, method in public if not method or name.split(".")[-2] in PROMISED.split()]  # methods: of the classes that instruct_goose itself exports
+
+
+@pytest.mark.parametrize("node", [n for _, n in said], ids=[name for name, _ in said])
 def test_public_names_have_a_docstring(node):
     if node.name not in INHERITED: assert doc(node), "no docstring"
 

@@ -8,7 +8,8 @@ import torch
 import transformers
 from states import Shelf
 
-from instruct_goose.supervised.fit import batches, cosine, fit, one_seed, refuse_long_rows, torch_threads
+from instruct_goose.supervised.fit import batches, fit, one_seed, refuse_long_rows, torch_threads
+from instruct_goose.training.updates import cosine
 
 
 def crc32(data):
