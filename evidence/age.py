@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 root = Path(__file__).parents[1]
-MEASURES = {"quickstart": "recipes.quickstart", "drift": "worlds.drift",
+MEASURES = {"quickstart": "recipes.quickstart",
             "reviews": "recipes.real_reviews", "family": "recipes.quickstart",
             "control": "worlds.control", "exact_world": "worlds.exact_world", "gallery": "worlds.gallery", "doctor": "worlds.gallery",
             "probes": "worlds.probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "details": "worlds.exact_world",

@@ -5,7 +5,6 @@ measured, with which commit and versions. Nobody types a figure.
 
     python evidence/run.py                           everything that can be run here
     python evidence/run.py quickstart                only this: ten seeds, two draws, with and without a price; about 25 CPU-minutes
-    python evidence/run.py drift                     only what the front page lets a reader drag: four prices of KL, about three CPU-minutes
     python evidence/run.py control                   only CartPole and Pendulum
     python evidence/run.py exact_world               only the exact world, about half a CPU-hour
     python evidence/run.py resume                    only twenty kills, about three CPU-minutes
@@ -32,7 +31,6 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-import drift
 import quickstart
 import reported
 from lesson_code import defined_in
@@ -378,7 +376,7 @@ def write(name: str, figures: dict) -> None:
     print(f"\nwritten: {path.relative_to(root)}")
 
 
-RUNS = ("quickstart", "drift", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "details", "distillation", "playground", "lowest", "trackers", "reviews", "reports", *(f"reports/{name}" for name in reported.PLAN))
+RUNS = ("quickstart", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "details", "distillation", "playground", "lowest", "trackers", "reviews", "reports", *(f"reports/{name}" for name in reported.PLAN))
 
 
 def main():
@@ -398,8 +396,6 @@ def main():
 
     if not args.only or "quickstart" in args.only:
         quickstart.record(root / "evidence/quickstart.json", origin("python evidence/run.py quickstart"), args.seeds or range(10), args.draws)
-    if not args.only or "drift" in args.only:
-        drift.record(root / "evidence/drift.json", origin("python evidence/run.py drift"))
     if not args.only or "family" in args.only:
         write("family", {"origin": origin("python evidence/run.py family")} | family(args.seeds or (0, 1, 2)))
     if not args.only or "control" in args.only:

@@ -398,26 +398,6 @@ def test_search_finds_names_and_what_a_newcomer_types(one):
 
 @built
 @browser
-def test_the_front_page_can_be_dragged_offline(one):
-    record = json.loads((root / "evidence/drift.json").read_text("utf-8"))
-    for beta, iteration, prompt in ((0, 30, None),):
-        tab = one.open(at(f"index?#beta={beta}&iteration={iteration}" + (f"&prompt={prompt}" if prompt is not None else "")))
-        frames = next(r["frames"] for r in record["runs"] if r["beta"] == beta)
-        now = next(f for f in frames if f["iteration"] == iteration)
-        figure = BeautifulSoup(tab.ask("document.querySelector('#drift-figure').outerHTML"), "html.parser")
-        assert figure.output.text == str(iteration)
-        shown = {m["data-of"]: m.b.text for m in figure.select(".meters > div")}
-        assert shown["human_score"] == f"{now['human_score']:.2f}" and float(shown["kl_to_reference"]) == pytest.approx(now["kl_to_reference"], abs=.051)
-        texts = [li.text for li in figure.select("li")]
-        if prompt is None: assert texts == now["texts"]
-        else: assert [t.removeprefix(str(f["iteration"])) for t, f in zip(texts, frames, strict=True)] == [f["texts"][prompt] for f in frames]
-        assert len(figure.select("polyline.now")) == 4 and len(figure.select("polyline")) == 4 * len(record["runs"])
-        quiet(tab)
-        tab.close()
-
-
-@built
-@browser
 @pytest.mark.skipif(find_spec("axe_core_python") is None, reason="axe-core-python is not installed: pip install -e '.[dev]'")
 @pytest.mark.parametrize("url", first(2, ["index", "learn/value_loss", "search?q=policy%20gradient", "reference/supervised/fit", "learn", "reference", "api", "guides/exercises", "know"]))
 def test_no_barrier_that_axe_knows(url, one):
