@@ -12,7 +12,7 @@ __all__ = ['LogProbFunction', 'gae_data', 'ppo_data', 'ppo_data_continuous', 'pp
 # %% ../../nbs/guides/from_ding.ipynb #21a53b6f
 import math
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Float, Shaped
@@ -89,7 +89,7 @@ _policy = ("action", "adv", "weight", "logit_pretrained")
 _both = ("action", "value_new", "value_old", "adv", "return_", "weight",
          "logit_pretrained")
 
-def _record(name, *fields):
+def _record(name: str, *fields: str):
     "A namedtuple; logit_pretrained, where it has one, is None unless given."
     last = [None] if fields[-1] == "logit_pretrained" else None
     return namedtuple(name, fields, defaults=last, module=__name__)
@@ -106,14 +106,17 @@ ppo_policy_loss = _record("ppo_policy_loss", "policy_loss", "entropy_loss", "kl_
 ppo_info = _record("ppo_info", "approx_kl", "clipfrac")
 
 # %% ../../nbs/guides/from_ding.ipynb #f7aaa49f
-def _ratio(logp_new, logp_old):
+def _ratio(logp_new: Tensor, logp_old: Tensor) -> Tensor:
     "π/π_old, uncut. Ours detaches π_old: the whole difference goes in on the other side."
     ell = logp_new - logp_old
     flat = ell.reshape(1, -1)
     ratio = probability_ratio(flat, torch.zeros_like(flat), max_log_ratio=math.inf)
     return ratio.reshape(ell.shape).to(ell.dtype)
 
-def _clipped(ratio, adv, clip_ratio, dual_clip=None, everywhere=False):
+def _clipped(
+    ratio: Tensor, adv: Tensor, clip_ratio: int | float, dual_clip: int | float | None = None,
+    everywhere: bool = False,
+) -> Tensor:
     "`clipped_objective`, and what it refuses: ε ≤ 0, c ≤ 1, a dual clip for every sign."
     ratio, adv = torch.broadcast_tensors(ratio, adv)
     if clip_ratio > 0 and (dual_clip is None or dual_clip > 1 and not everywhere):
@@ -127,7 +130,9 @@ def _clipped(ratio, adv, clip_ratio, dual_clip=None, everywhere=False):
 
 # %% ../../nbs/guides/from_ding.ipynb #33be4022
 @torch.no_grad()
-def _meters(logp_new, logp_old, ratio, clip_ratio):
+def _meters(
+    logp_new: Tensor, logp_old: Tensor, ratio: Tensor, clip_ratio: int | float,
+) -> tuple[float, float]:
     "approx_kl and clipfrac as Python floats, over everything: no weight, no sign of Â."
     outside = (ratio > 1 + clip_ratio) | (ratio < 1 - clip_ratio)
     return k1(logp_old - logp_new).mean().item(), outside.float().mean().item()
@@ -145,7 +150,7 @@ def calculate_kl_div(
     return estimators[kl_type](log_ratio).mean()
 
 # %% ../../nbs/guides/from_ding.ipynb #e125336e
-def _discrete(logits, instead):
+def _discrete(logits: Tensor | dict, instead: str) -> None:
     if isinstance(logits, dict):
         raise TypeError(f"these are μ and σ of continuous actions, not logits: use {instead}")
 
@@ -194,7 +199,7 @@ def ppo_value_error(
     if weight is None:
         weight = torch.ones_like(value_old)
 
-    def error(value):
+    def error(value: Tensor) -> Tensor:
         gap = value - return_
         flat = gap.reshape(1, -1)
         zero, mask = torch.zeros_like(flat), torch.ones_like(flat, dtype=torch.bool)
@@ -207,7 +212,7 @@ def ppo_value_error(
     return (loss * weight).mean()
 
 # %% ../../nbs/guides/from_ding.ipynb #9eeefa7d
-def _dual_clip_above_1(dual_clip):
+def _dual_clip_above_1(dual_clip: int | float | None) -> None:
     assert dual_clip is None or dual_clip > 1.0, (
         f"dual_clip value must be greater than 1.0, but get value: {dual_clip}")
 
@@ -229,7 +234,7 @@ def ppo_error(
     return ppo_loss(losses.policy_loss, value, losses.entropy_loss, losses.kl_div), info
 
 # %% ../../nbs/guides/from_ding.ipynb #8ba7c962
-def _density(mu_sigma):
+def _density(mu_sigma: Mapping[str, Tensor]) -> Normal:
     "torch's Normal, as theirs: at a small σ the rounding of `gaussian_logprobs` shows."
     return Normal(mu_sigma["mu"], mu_sigma["sigma"])
 
@@ -284,7 +289,10 @@ def ppo_error_continuous(
     return ppo_loss(loss, value, spread, kl_div), info
 
 # %% ../../nbs/guides/from_ding.ipynb #a7f3fa0b
-def _group_error(logp_new, logp_old, adv, weight, clip_ratio, penalty=None):
+def _group_error(
+    logp_new: Tensor, logp_old: Tensor, adv: Tensor, weight: Tensor | None,
+    clip_ratio: int | float, penalty: Tensor | None = None,
+) -> tuple[Tensor, tuple[float, float]]:
     "What GRPO and RLOO share: the mean over rows of Σ w·loss / Σ w, and the meters."
     ratio = _ratio(logp_new, logp_old)
     loss = -_clipped(ratio, adv.unsqueeze(1), clip_ratio)

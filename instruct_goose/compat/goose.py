@@ -8,7 +8,7 @@ __all__ = ['Agent', 'create_reference_model', 'RewardModel', 'PairwiseLoss', 'RL
 
 # %% ../../nbs/guides/from_goose.ipynb #d56f2171
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,8 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase)
 
 from ..models import agent as models
 from ..models import reward_model as reward
@@ -154,7 +155,8 @@ class PairwiseLoss(nn.Module):
         chosen_rewards: Shaped[Tensor, "batch *one"],   # (batch,), or a column
         rejected_rewards: Shaped[Tensor, "batch *one"], # likewise
     ) -> Float[Tensor, ""]: # nats
-        def column(x): return x.flatten() if x.is_floating_point() else x.flatten().float()
+        def column(x: Tensor) -> Tensor:
+            return x.flatten() if x.is_floating_point() else x.flatten().float()
 
         return reward.PairwiseLoss()(column(chosen_rewards), column(rejected_rewards))
 
@@ -194,7 +196,7 @@ class RLHFTrainer(training.RLHFTrainer):
         advantages, returns = gae(rewards[:, None].to(values), values[:, None], one)
         return advantages[:, 0], returns[:, 0]
 
-    def _words(self, response_ids, response_attention_mask) -> Tensor:
+    def _words(self, response_ids: Tensor, response_attention_mask: Tensor) -> Tensor:
         "The mask, cut behind the first end: what follows is filling, not the policy's words."
         attended = response_attention_mask.bool()
         if not self.eos_ids:
@@ -231,7 +233,9 @@ class RLHFTrainer(training.RLHFTrainer):
             query_ids, query_attention_mask, response_ids, words, rewards, baseline, sampled_mask)
 
 # %% ../../nbs/guides/from_goose.ipynb #e830aec2
-def _encode(text, tokenizer, max_length):
+def _encode(
+    text: str, tokenizer: PreTrainedTokenizerBase, max_length: int,
+) -> tuple[Tensor, Tensor]:
     "(ids, mask) of one text, cut or padded to `max_length`."
     row = tokenizer(text, max_length=max_length, padding="max_length", truncation=True,
                     return_tensors="pt")
@@ -244,10 +248,10 @@ class PairDataset(torch.utils.data.Dataset):
     def __init__(
         self,
         dataset: Iterable, # rows with "chosen" and "rejected" texts
-        tokenizer: Any,    # of the reward model, with a pad token
+        tokenizer: PreTrainedTokenizerBase, # of the reward model, with a pad token
         max_length: int = 1024, # longer texts are cut
     ):
-        def four(row):
+        def four(row: Mapping[str, str]) -> tuple[Tensor, ...]:
             sides = (_encode(row[side], tokenizer, max_length) for side in ("chosen", "rejected"))
             return tuple(x for side in sides for x in side)
 
@@ -266,7 +270,7 @@ class PromptDataset(torch.utils.data.Dataset):
     def __init__(
         self,
         dataset: Iterable, # rows with a "prompt" text
-        tokenizer: Any,    # of the language model, with a pad token
+        tokenizer: PreTrainedTokenizerBase, # of the language model, with a pad token
         max_length: int = 1024, # longer texts are cut
     ):
         self.rows = [_encode(row["prompt"], tokenizer, max_length) for row in dataset]
@@ -286,7 +290,7 @@ class AgentObjective(nn.Module):
         self,
         model: models.Agent | PreTrainedModel,     # π
         sft_model: models.Agent | PreTrainedModel, # π_sft
-        reward_model: Any,    # called with ids and mask, returns one number per text
+        reward_model: Callable, # called with ids and mask, returns one number per text
         gamma: int | float,   # weight of the texts' own log-probability
         beta: int | float,    # β, of the KL penalty
     ):

@@ -190,7 +190,8 @@ class PPOLoss(nn.Module):
         value_padding_masks: Tensor | None = None, # True where the value loss counts
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: # scalars; the first has the gradient
         "loss, policy_loss, value_loss, ratios, clipfrac."
-        def mean(x, mask): return x.mean() if mask is None else masked_mean(x, mask)
+        def mean(x: Tensor, mask: Tensor | None) -> Tensor:
+            return x.mean() if mask is None else masked_mean(x, mask)
 
         ratios = torch.exp(pi_logprobs - pi_old_logprobs)
         ratio, A = torch.broadcast_tensors(ratios, advantages)
@@ -205,11 +206,16 @@ class PPOLoss(nn.Module):
                 value_loss.detach(), ratios.mean().detach(), mean(cut, padding_masks).detach())
 
 # %% ../../nbs/guides/from_torchtune.ipynb #85c1ba4e
-def _logits(pi_chosen, pi_rejected, ref_chosen, ref_rejected):
+def _logits(
+    pi_chosen: Tensor, pi_rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor,
+) -> Tensor:
     "How much more than the reference the policy prefers the chosen response, in nats."
     return (pi_chosen - pi_rejected) - (ref_chosen - ref_rejected)
 
-def _rewards(beta, pi_chosen, pi_rejected, ref_chosen, ref_rejected):
+def _rewards(
+    beta: int | float, pi_chosen: Tensor, pi_rejected: Tensor, ref_chosen: Tensor,
+    ref_rejected: Tensor,
+) -> tuple[Tensor, Tensor]:
     "The implicit rewards, without gradient."
     return beta * (pi_chosen - ref_chosen).detach(), beta * (pi_rejected - ref_rejected).detach()
 
@@ -237,7 +243,8 @@ class DPOLoss(nn.Module):
         ell, eps = self.beta * _logits(*four), self.label_smoothing
         zero = torch.zeros_like(ell).flatten()
 
-        def nll(x): return pairwise_loss(x.flatten(), zero).view_as(x).to(x.dtype)
+        def nll(x: Tensor) -> Tensor:
+            return pairwise_loss(x.flatten(), zero).view_as(x).to(x.dtype)
 
         return nll(ell) * (1 - eps) + nll(-ell) * eps, *_rewards(self.beta, *four)
 

@@ -119,7 +119,7 @@ def config_from_trl(
     return RLHFConfig(batch_size=batch, **ours)
 
 # %% ../../nbs/guides/from_trl.ipynb #f59504ac
-def _accept(api: str, name: str, value: Any) -> None:
+def _accept(api: str, name: str, value: object) -> None:
     "Return if the option needs nothing here; ValueError otherwise."
     if name in INSTEAD:
         nothing, how = INSTEAD[name]

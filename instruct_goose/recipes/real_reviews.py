@@ -249,8 +249,8 @@ def run_reviews(
     print(rated)
     split_reviews(rated.reviews, config.held_out)  # refuses a split that cannot be made
     texts = hashlib.sha256(repr((rated.reviews, rated.other_texts)).encode()).hexdigest()
-    return in_run_directory(config, "reviews", partial(run_on_raters, config, rated), clock,
-                            **{"SHA-256 of the data": texts})
+    return in_run_directory(config, "reviews", partial(run_on_raters, config, rated),
+                            {"SHA-256 of the data": texts}, clock)
 
 # %% ../../nbs/guides/real_reviews.ipynb #c98ff010
 def run_on_raters(

@@ -249,14 +249,14 @@ def in_run_directory(
     config: Any, # a dataclass of settings with output_dir, resume, seed and threads
     name: str,   # of a fresh directory under runs/
     work: Callable[[Path, CheckpointManager], dict], # → the summary
+    known: Mapping[str, str] | None = None, # what else must be the same when it is resumed
     clock: Clock | None = None, # None: it starts here
-    **known: str, # what else must be the same when the run is resumed
 ) -> dict: # the summary, as written to summary.json
     """`work` in the directory of a new run, or of the one that `resume` names; nothing where that
     one is finished. Raises as `finished_run` and `open_run`, before anything is written."""
     if (summary := finished_run(config)) is not None:
         return summary
-    out, manager = open_run(config, name, clock or Clock(), **known)
+    out, manager = open_run(config, name, clock or Clock(), **dict(known or {}))
     threads = torch_threads(config.threads) if config.threads else nullcontext()
     with threads, torch.random.fork_rng(devices=[]), manager:
         named = {"algorithm": config.algorithm} if isinstance(config, RLHFConfig) else {}

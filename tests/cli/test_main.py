@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from rated_files import PRAISE, corpus
 
 from instruct_goose.cli.main import COMMANDS, main
 from instruct_goose.objective.group import PRESETS
@@ -156,7 +157,6 @@ def test_a_run_of_another_algorithm_says_so(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("command", [["quickstart"], ["reviews", "--data", "texts"], ["recipe", "smollm-sentiment", "--stand-in"]])
 def test_a_tracker_that_is_no_tracker_or_not_installed_is_refused_and_leaves_nothing(command, tmp_path, monkeypatch, capsys):
-    from test_real_reviews import PRAISE, corpus
     monkeypatch.chdir(tmp_path)
     corpus(tmp_path / "texts", "a", 30, PRAISE, 3)
     if command[0] == "reviews": command = [*command, "--held-out", "5"]

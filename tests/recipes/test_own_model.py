@@ -35,7 +35,7 @@ from instruct_goose.recipes.inputs import (
     try_reward,
 )
 from instruct_goose.recipes.own_model import TrainConfig, look_around, plan, run_train
-from instruct_goose.recipes.plan import memory_parts, weights_in
+from instruct_goose.recipes.plan import memory_parts, sizes_of
 from instruct_goose.recipes.settings import as_yaml
 
 TEXTS = ["tell me: is tea hot", "rain is wet.", "Rome? no, jazz", "yes no maybe", "<ask>what</ask>"] * 9
@@ -203,7 +203,7 @@ def test_memory_is_that_of_the_models_own_tensors(here):
         model = AutoModelForCausalLM.from_pretrained(name)
         parts, kv = memory_parts(model.config, rows=3, micro=2, prompt=5, response=2), model.generate(torch.zeros(3, 5, dtype=torch.long), max_new_tokens=2, min_new_tokens=2, return_dict_in_generate=True).past_key_values
         held = sum(x.numel() for layer in kv.layers for x in (layer.keys, layer.values)) * 4
-        assert weights_in(model.config) == (model.num_parameters(),) * 2 and parts["weights"] == 4 * model.num_parameters() == parts["reference"]
+        assert sizes_of(model.config)[0] == sizes_of(model.config).learn == model.num_parameters() and parts["weights"] == 4 * model.num_parameters() == parts["reference"]
         assert parts["cache while sampling"] == held * 7 // kv.get_seq_length()
         layers, inputs = model.config.num_hidden_layers, 2 * 7 * 16 * 4  # two rows of seven tokens, width 16, float32
         one = parts["activations, about"] // layers                     # of one layer all, of each its input
@@ -214,7 +214,7 @@ def test_adapters_are_counted_as_they_are_made(here):
     adapters = pytest.importorskip("instruct_goose.models.adapters"); pytest.importorskip("peft")
     for name in ("gpt2", "llama"):
         model = adapters.with_lora(AutoModelForCausalLM.from_pretrained(name), 3)
-        assert weights_in(model.config, 3)[1] == sum(p.numel() for p in model.parameters() if p.requires_grad)
+        assert sizes_of(model.config, 3).learn == sum(p.numel() for p in model.parameters() if p.requires_grad)
     main(["train", "--model", "llama", "--data", "prompts.jsonl", "--reward", "rewards.py:score", *TINY, "--lora-rank", "2", "--output-dir", "lora"])
     assert len(log("lora")) == 2
 

@@ -1,33 +1,17 @@
-"""A tiny set in the format of the real files, with their quirks; and the real files where they lie beside the repository."""
+"""The run on rated sentences, small enough for a few seconds: its loss, what it writes, where it goes on, what it refuses."""
 import itertools
 import json
-import random
-import re
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rated_files import CODE, PRAISE, corpus, edit, write
 
 from instruct_goose.models.reward_model import all_pairs_loss
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.recipes import stages
-from instruct_goose.recipes.ratings import (
-    RATINGS,
-    TEXTS,
-    Review,
-    RidgeBagOfWords,
-    both_margins,
-    find_files,
-    load_other_texts,
-    load_reviews,
-    ranking,
-    read_rated,
-    split_half,
-    split_reviews,
-    vader_compound,
-)
+from instruct_goose.recipes.ratings import RATINGS, TEXTS, load_reviews
 from instruct_goose.recipes.real_reviews import (
     FinishingTrainer,
     ReviewsConfig,
@@ -39,206 +23,9 @@ from instruct_goose.recipes.real_reviews import (
 )
 from instruct_goose.recipes.stages import small_gpt2
 
-REAL = Path(__file__).parents[3] / "shared/data/icwsm2014"
-real = pytest.mark.skipif(not REAL.is_dir(), reason="the rated sentences are not beside this repository (../shared/data/icwsm2014)")
-WORTH = {"superb": 3, "good": 2, "fine": 1, "long": 0, "dull": -2, "awful": -3}
-
-
-def table(rows, bom=False, end="\r\n", last=""): return (b"\xef\xbb\xbf" if bom else b"") + (end.join("\t".join(r) for r in rows) + last).encode()
-
-
-def write(directory, n=60, end="\r\n", last="", boms=(False, True)):
-    "Odd numbers of raters, one row with 99, entities, accents, blanks, ids that are not numbers, rows in another order."
-    rng, texts, ratings = random.Random(0), [], []
-    for i in range(n):
-        a, b = rng.choice(list(WORTH)), rng.choice(list(WORTH))
-        scores = [max(-4, min(4, round(rng.gauss((WORTH[a] + WORTH[b]) / 2, 1)))) for _ in range(99 if i == 3 else 15 + rng.randrange(15))]
-        mean = sum(scores) / len(scores)
-        texts.append((f"{i % 7}_{i}", f"{mean:.12g}", f"A {a} film &amp;  a {b} fiancé,  nº {i} &#8211; &quot;so&quot; "))
-        ratings.append((f"{i % 7}_{i}", f"{mean:.10g}", "1.0", str(scores)))
-    rng.shuffle(ratings)
-    directory.mkdir(exist_ok=True)
-    (directory / TEXTS).write_bytes(table(texts, boms[0], end, last))
-    (directory / RATINGS).write_bytes(table(ratings, boms[1], end, last))
-    return directory
-
 
 @pytest.fixture
 def folder(tmp_path): return write(tmp_path / "data")
-
-
-def edit(folder, name, pattern, replacement, flags=re.M):
-    path = folder / name
-    before = path.read_bytes()
-    after = re.sub(pattern, replacement, before, count=1, flags=flags)
-    assert after != before
-    path.write_bytes(after)
-
-
-# the loader
-
-def test_loads_the_quirks(folder):
-    reviews = load_reviews(folder)
-    assert len(reviews) == 60 and [r.id for r in reviews[:3]] == ["0_0", "1_1", "2_2"] and len(reviews[3].ratings) == 99
-    assert re.fullmatch(r'A \w+ film & a \w+ fiancé, nº 5 – "so"', reviews[5].text)
-    assert all(r.mean == pytest.approx(sum(r.ratings) / len(r.ratings)) and -4 <= min(r.ratings) for r in reviews)
-
-
-@pytest.mark.parametrize("end, last, boms", [("\n", "", (False, False)), ("\n", "\n", (True, True)), ("\r\n", "\r\n\r\n", (True, False))])
-def test_line_ends_and_marks_do_not_matter(folder, tmp_path, end, last, boms):
-    assert load_reviews(write(tmp_path / "other", end=end, last=last, boms=boms)) == load_reviews(folder)
-
-
-@pytest.mark.parametrize("name, pattern, replacement, reasons, lost", [
-    (TEXTS, rb"^1_1\t", b"x_1\t", [r"anonDataRatings.txt, line \d+: no text has the id '1_1'", r"GroundTruth.txt, line 2: movie.* has no row with the id 'x_1'"], "1_1"),
-    (RATINGS, rb"^1_1\t.*\r\n", b"", [r"line 2: movie.* has no row with the id '1_1'"], "1_1"),
-    (TEXTS, rb"^1_1\t.*\r\n", b"", [r"anonDataRatings.txt, line \d+: no text has the id '1_1'"], "1_1"),
-    (TEXTS, rb"\A", b"0_0\t3\tfirst\r\n", [r"GroundTruth.txt, line 2: the id '0_0' stands on line 1 already"], None),
-    (TEXTS, rb"^(2_2\t[^\t]*)\t", rb"\1 ", [r"GroundTruth.txt, line 3: 2 columns, expected 3, separated by tabs: '2_2", "no text has the id '2_2'"], "2_2"),
-    (TEXTS, rb"^(2_2\t[^\t]*\t)[^\r]*", rb"\1  ", [r"line 3: no text"], "2_2"),
-    (TEXTS, "é".encode(), "é".encode("latin-1"), [r"line 1: not UTF-8", "no text has the id '0_0'"], "0_0"),
-    (RATINGS, rb"^(2_2\t.*)\]", rb"\1", [r"line \d+: the ratings .* are not a list of whole numbers"], "2_2"),
-    (RATINGS, rb"^(2_2\t.*)\[", rb"\1[5, ", [r"line \d+: a rating of 5: the scale goes from −4 to 4"], "2_2"),
-    (RATINGS, rb"^(2_2\t.*)\[", rb"\1[-5, ", [r"a rating of -5"], "2_2"),
-    (RATINGS, rb"^(2_2\t.*)\[", rb"\1[0.5, ", ["whole numbers"], "2_2"),
-    (RATINGS, rb"^(2_2\t.*)\[", rb"\1[true, ", ["whole numbers"], "2_2"),
-    (RATINGS, rb"^(2_2\t.*)\[", rb'\1["3", ', ["whole numbers"], "2_2"),
-    (RATINGS, rb"^(2_2\t.*)\[.*", rb"\1[]", ["nobody's opinion"], "2_2"),
-    (RATINGS, rb"^(2_2\t.*)\[.*", rb"\g<1>3", ["whole numbers"], "2_2"),
-    (RATINGS, rb"^(2_2\t.*)\[.*", rb"\1" + b"[" * 100_000, ["whole numbers"], "2_2"),
-])
-def test_a_bad_row_is_left_out_and_named(folder, name, pattern, replacement, reasons, lost):
-    before = load_reviews(folder)
-    edit(folder, name, pattern, replacement)
-    rated = read_rated(folder)
-    assert len(rated.left_out) == len(reasons) and all(any(re.search(why, said) for said in rated.left_out) for why in reasons), rated.left_out
-    assert max(map(len, rated.left_out)) < 200 and not [i for i in rated.means_off if i != "0_0"]
-    same = lambda reviews: [r for r in reviews if r.id != "0_0"]
-    assert same(rated.reviews) == [r for r in same(before) if r.id != lost] and rated.counts()["left_out"] == len(reasons)
-
-
-@pytest.mark.parametrize("mean, off", [(b"n/a", True), (b"nan", True), (b"4.2", True), (b"-3.99", True), (b"inf", True), (b"", False), (b" ", False)])
-def test_between_a_mean_and_the_ratings_the_raters_win(folder, mean, off):
-    before = load_reviews(folder)
-    edit(folder, TEXTS, rb"^(2_2\t)[^\t]*", rb"\g<1>" + mean)
-    rated = read_rated(folder)
-    assert rated.reviews == before and rated.means_off == ["2_2"] * off and not rated.left_out
-    assert ("In 1 rows the mean is not that of the ratings" in str(rated)) == off
-
-
-def test_files_that_do_not_belong_together_are_refused(folder):
-    text = (folder / TEXTS).read_bytes()
-    (folder / TEXTS).write_bytes(re.sub(rb"(?m)^(\d_)(\d+)\t", lambda m: b"%d_%d\t" % ((int(m[2]) + 1) % 60 % 7, (int(m[2]) + 1) % 60), text))
-    with pytest.raises(ValueError, match=r"in \d+ of 60 rows the mean is not that of the ratings.*ids do not match"): read_rated(folder)
-    (folder / TEXTS).write_bytes(text.replace(b"_", b"-", 40))
-    with pytest.raises(ValueError, match=r"only \d+ of 60 rows can be used. The first that cannot: "): read_rated(folder)
-    (folder / TEXTS).write_bytes(text); edit(folder, RATINGS, rb".*", b"", re.S)
-    with pytest.raises(FileNotFoundError, match="holds no rated sentences: there must be a file of texts"): read_rated(folder)
-
-
-@pytest.mark.parametrize("name", [TEXTS, RATINGS])
-def test_missing_files(folder, name):
-    (folder / name).unlink()
-    for place in (folder, folder / name, folder / "nowhere", folder / "nowhere" / name):
-        with pytest.raises(FileNotFoundError, match=f"{name}.*are in the ICWSM 2014 archive"): load_reviews(place)
-
-
-def corpus(directory, prefix, n, words, seed, wrong_means=0, names=("said.tsv", "scores.tsv")):
-    "An invented corpus in the format, of any names: what a sentence is worth stands in its words; some means are made up."
-    rng, texts, ratings = random.Random(seed), [], []
-    for i in range(n):
-        picked = [rng.choice(list(words)) for _ in range(5)]
-        truth = sum(words[w] for w in picked) / 2
-        scores = [max(-4, min(4, round(rng.gauss(truth, 1)))) for _ in range(rng.randint(8, 14))]
-        mean = sum(scores) / len(scores)
-        texts.append((f"{prefix}{i}", "3.999" if i < wrong_means else f"{mean:.4f}", f"the {' and '.join(picked)} of it ."))
-        ratings.append((f"{prefix}{i}", "0", "0", str(scores)))
-    rng.shuffle(ratings)
-    directory.mkdir(exist_ok=True)
-    (directory / names[0]).write_bytes(table(texts, end="\n")); (directory / names[1]).write_bytes(table(ratings, bom=True))
-    return directory
-
-
-PRAISE = {"superb": 2, "lovely": 2, "fine": 1, "plain": 0, "slow": -1, "dreadful": -2}
-CODE = {"ba": 2, "be": 2, "bi": 1, "bo": 0, "bu": -1, "by": -2}  # words that no lexicon knows
-
-def test_any_names_and_several_sets_side_by_side(tmp_path):
-    one = corpus(tmp_path / "all", "a", 70, PRAISE, 0, wrong_means=3)
-    assert [p.name for p in find_files(one)[:2]] == ["said.tsv", "scores.tsv"]
-    rated = read_rated(one)
-    assert len(rated.reviews) == 70 and rated.means_off == ["a0", "a1", "a2"] and rated.other_texts == [] and not rated.left_out
-    corpus(one, "b", 20, CODE, 1, names=("b texts", "b ratings.csv")); (one / "README.md").write_text("about"); (one / "image").write_bytes(bytes(range(256)))
-    with pytest.raises(ValueError, match=r"several files of ratings, b ratings.csv, scores.tsv: give one of them"): read_rated(one)
-    for name, n, others in (("said.tsv", 70, 20), ("scores.tsv", 70, 20), ("b texts", 20, 70), ("b ratings.csv", 20, 70)):
-        found = read_rated(one / name)
-        assert (len(found.reviews), len(found.other_texts)) == (n, others)
-    with pytest.raises(FileNotFoundError, match="README.md holds no rated sentences"): read_rated(one / "README.md")
-    write(one); assert len(read_rated(one).reviews) == 60 and len(read_rated(one).other_texts) == 90  # Hutto & Gilbert's come first
-
-
-def test_other_texts(folder):
-    assert load_other_texts(folder) == []
-    (folder / "bReviewSnippets_GroundTruth.txt").write_bytes(table([("1_1", "0.1", "b &lt; c"), ("1_2", "0.1", " ")], bom=True))
-    (folder / "aSnippets_GroundTruth.txt").write_bytes(table([("1_1", "anything", "first")]))
-    (folder / "aSnippets_anonDataRatings.txt").write_bytes(b"not read")
-    assert load_other_texts(folder) == ["first", "b < c"]
-
-
-def test_split(folder):
-    reviews = load_reviews(folder)
-    train, held_out = split_reviews(reviews, 20)
-    assert len(held_out) == 20 and len(train) == 40 and {r.id for r in train}.isdisjoint(r.id for r in held_out)
-    twin = Review("twin", held_out[0].text.upper(), (1,))
-    part = split_reviews([*reviews, twin], 20)
-    assert not {r.text.lower() for r in part[0]} & {r.text.lower() for r in part[1]}
-    for n in (1, 59, 100):
-        with pytest.raises(ValueError, match=f"held_out={n} of 60"): split_reviews(reviews, n)
-
-
-# judging judges
-
-@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-6, 6)), min_size=2, max_size=10), st.sampled_from([0., 1., 2.]))
-@settings(deadline=None, max_examples=60)
-def test_ranking_is_the_double_loop(items, margin):
-    scores, means = ([x / 2 for x in column] for column in zip(*items, strict=True))
-    pairs = [(i, j) for i, j in itertools.permutations(range(len(items)), 2) if means[i] > means[j] and means[i] - means[j] >= margin]
-    if not pairs:
-        with pytest.raises(ValueError, match="no two"): ranking(scores, means, margin)
-        return
-    slow = sum(1. if scores[i] > scores[j] else .5 if scores[i] == scores[j] else 0. for i, j in pairs) / len(pairs)
-    assert ranking(scores, means, margin) == pytest.approx(slow, abs=1e-12)
-
-
-def test_both_margins_and_split_half(folder):
-    reviews = load_reviews(folder)
-    means = [r.mean for r in reviews]
-    assert both_margins(means, means) == {"pair_accuracy": 1., "pair_accuracy_margin_1": 1.}
-    assert both_margins([0.] * 60, means) == {"pair_accuracy": .5, "pair_accuracy_margin_1": .5}
-    assert split_half(reviews) == split_half(reviews) != split_half(reviews, seed=1)
-    agree = [Review(str(i), "x", (i,) * 16) for i in range(-4, 5)]
-    assert split_half(agree)["pair_accuracy"] == 1.
-    assert split_half([Review("a", "x", (1,)), Review("b", "y", (-1,)), Review("c", "z", (2, 2, -2))])["pair_accuracy"] <= 1.
-
-
-def test_ridge_is_the_dense_solution(folder):
-    texts, means = zip(*[(r.text, r.mean) for r in load_reviews(folder)], strict=True)
-    ridge = RidgeBagOfWords(texts, means, penalty=.7)
-    bags = [set(re.findall(r"[a-z0-9']+|[^\sa-z0-9']", t.lower())) for t in texts]
-    words = sorted(set().union(*bags))
-    idf = {w: torch.tensor((1 + len(bags)) / (1 + sum(w in b for b in bags)), dtype=torch.float64).log() for w in words}
-    X = torch.tensor([[idf[w] if w in b else 0. for w in words] for b in bags], dtype=torch.float64)
-    X = X / X.norm(dim=1, keepdim=True)
-    y = torch.tensor(means, dtype=torch.float64)
-    w = torch.linalg.solve(X.T @ X + .7 * torch.eye(len(words), dtype=torch.float64), X.T @ (y - y.mean()))
-    assert list(ridge.column) == words
-    torch.testing.assert_close(ridge.weights, w, atol=1e-7, rtol=1e-6)
-    torch.testing.assert_close(torch.tensor(ridge.score(texts), dtype=torch.float64), X @ w + y.mean(), atol=1e-7, rtol=1e-6)
-    assert ridge.score(["unheard", ""]) == [pytest.approx(y.mean().item())] * 2
-
-
-def test_vader():
-    good, bad, none = vader_compound(["a superb film", "an awful film", "a film"])
-    assert good > .5 and bad < -.4 and none == 0
 
 
 # raters
@@ -246,7 +33,7 @@ def test_vader():
 rating_lists = st.lists(st.lists(st.integers(-4, 4), min_size=1, max_size=6), min_size=2, max_size=6)
 
 @given(rating_lists)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 def test_preferences_ask_every_pair_of_raters(ratings):
     P = preferences(ratings)
     for i, j in itertools.product(range(len(ratings)), repeat=2):
@@ -405,27 +192,3 @@ def test_long_texts_are_left_out(folder):
     data = review_data(tiny(folder, None), reviews)
     assert "5_5" not in {r.id for r in data.train + data.held_out} and len(data.train) + len(data.held_out) == 59
     assert all(1 <= len(p.split()) <= 6 for p in data.prompts + data.held_out_prompts)
-
-
-# the real files
-
-@real
-def test_the_real_files():
-    reviews = load_reviews(REAL)
-    counts = [len(r.ratings) for r in reviews]
-    assert len(reviews) == 10_605 and min(counts) == 15
-    truth = {line.split("\t")[0]: float(line.split("\t")[1]) for line in (REAL / TEXTS).read_text("utf-8-sig").splitlines()}
-    assert max(abs(r.mean - truth[r.id]) for r in reviews) < 1e-6
-    assert not any("&amp;" in r.text or "\n" in r.text or "  " in r.text for r in reviews)
-    if (REAL / "amazonReviewSnippets_GroundTruth.txt").exists(): assert len(load_other_texts(REAL)) >= 3_700
-
-
-@real
-def test_the_baselines_on_the_real_files():
-    train, held_out = split_reviews(load_reviews(REAL))
-    texts, means = [r.text for r in held_out], [r.mean for r in held_out]
-    ridge = both_margins(RidgeBagOfWords([r.text for r in train], [r.mean for r in train]).score(texts), means)
-    vader, people = both_margins(vader_compound(texts), means), split_half(held_out)
-    assert ridge == pytest.approx({"pair_accuracy": .762, "pair_accuracy_margin_1": .853}, abs=.001)
-    assert vader == pytest.approx({"pair_accuracy": .647, "pair_accuracy_margin_1": .694}, abs=.001)
-    assert people["pair_accuracy"] == pytest.approx(.91, abs=.005)
