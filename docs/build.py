@@ -335,7 +335,7 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
         elif "**Numbers to expect**" in text: text = folded(links.apply(text, page))
         else: text = hover(links.apply(text, page), seen, up(page.url, "glossary.html")) if page.part else links.apply(text, page)
         text = re.sub(f"<!-- ({'|'.join(DRAWN)}) -->", lambda m: DRAWN[m[1]](page, pages), text)
-        text = re.sub(r"<!-- playground ?(\w*) -->", lambda m: frame(m[1] or None, up(page, ".") + "/"), text)
+        text = re.sub(r"<!-- playground ?(\w*) -->", lambda m: frame(m[1] or None, "../" * page.url.count("/")), text)
         cells.append(text_cell(text, cell.id))
     if page.number:
         part = [p for p in pages if p.number and p.group == page.group]

@@ -70,24 +70,25 @@ class Trainer(Protocol):
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None: ...
 
 class Callback:
-    "Is told after each step of an iteration. Every method may be left as it is."
+    """Is told after each step of an iteration. Every method may be left as it is. `trainer` is an
+    RLHFTrainer: annotate it as that, or as `Trainer`."""
 
-    def on_rollout(self, trainer: Trainer, rollout: Rollout) -> None:
+    def on_rollout(self, trainer: Any, rollout: Rollout) -> None:
         "The responses are written."
 
-    def on_score(self, trainer: Trainer, rollout: Rollout) -> None:
+    def on_score(self, trainer: Any, rollout: Rollout) -> None:
         "rollout.scores is there."
 
-    def on_annotate(self, trainer: Trainer, rollout: Rollout) -> None:
+    def on_annotate(self, trainer: Any, rollout: Rollout) -> None:
         "Log-probabilities, entropy, KL and values are there."
 
-    def on_advantages(self, trainer: Trainer, rollout: Rollout) -> None:
+    def on_advantages(self, trainer: Any, rollout: Rollout) -> None:
         "Rewards, advantages and returns are there; the policy has not moved yet."
 
-    def on_optimize(self, trainer: Trainer, rollout: Rollout) -> None:
+    def on_optimize(self, trainer: Any, rollout: Rollout) -> None:
         "The policy has moved."
 
-    def on_iteration(self, trainer: Trainer, rollout: Rollout, metrics: Metrics) -> str | None:
+    def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> str | None:
         "The iteration is counted. May add to the metrics; a text ends the run, and says why."
 
 # %% ../../nbs/reference/training/callbacks.ipynb #7a11e0c2

@@ -8,8 +8,12 @@ import pytest
 
 root = Path(__file__).parents[2]
 bin = Path(sys.executable).parent
-NOT_COPIED = shutil.ignore_patterns(
-    ".git", ".venv*", "runs", "_site", "_build", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".ipynb_checkpoints")
+EVERYWHERE = shutil.ignore_patterns(".git", ".venv*", "_site", "_build", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".ipynb_checkpoints")
+
+
+def NOT_COPIED(folder, names):
+    "The root's runs/ is what users made; rooms of that name are the package's."
+    return EVERYWHERE(folder, names) | ({"runs"} & set(names) if Path(folder) == root else set())
 
 
 @pytest.fixture(scope="module")
