@@ -7,7 +7,7 @@ __all__ = ['SETTINGS', 'ControlConfig', 'Environments', 'ControlPolicy', 'evalua
            'control_advantages', 'weigh', 'update', 'train_control']
 
 # %% ../../nbs/guides/classic_control.ipynb #dbf5df6c
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ class Environments:
         env: Any = self.envs[0]  # a space is a Box or a Discrete, and its type does not say which
         self.space, seen = env.action_space, env.observation_space
         self.continuous = isinstance(self.space, gym.spaces.Box)
-        def vector(space):
+        def vector(space: object) -> bool:
             return isinstance(space, gym.spaces.Box) and len(space.shape) == 1
         choice = isinstance(self.space, gym.spaces.Discrete)
         if not vector(seen) or not (vector(self.space) or choice):
@@ -121,11 +121,11 @@ class Environments:
         return nexts, rewards, torch.tensor(terminated), torch.tensor(truncated)
 
 # %% ../../nbs/guides/classic_control.ipynb #93d6d921
-def _stack(states):
+def _stack(states: Iterable) -> Tensor: # of arrays
     return torch.stack([torch.as_tensor(s, dtype=torch.float32) for s in states])
 
 # %% ../../nbs/guides/classic_control.ipynb #166157c6
-def _mlp(inputs, hidden, outputs, last_gain):
+def _mlp(inputs: int, hidden: int, outputs: int, last_gain: float) -> nn.Sequential:
     linear = [nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)]
     for layer, gain in zip(linear, (2**.5, 2**.5, last_gain)):
         nn.init.orthogonal_(layer.weight, gain)
@@ -286,7 +286,7 @@ def update(
     old_logprobs, values, advantages, returns = weigh(policy, steps, config)
     every = torch.ones_like(values, dtype=torch.bool)
     explained = explained_variance(values, returns, every)
-    def column(x):
+    def column(x: Tensor) -> Tensor:
         return x.reshape(-1, 1)
     A, R, old = map(column, (whiten(advantages, every), returns, old_logprobs))
     states, actions, every = steps.states.flatten(0, 1), steps.actions.flatten(0, 1), column(every)

@@ -40,7 +40,7 @@ def all_responses(
     """Every response that sampling can give: all rows of tokens up to the first EOS, which is
     inside the mask, or up to max_new_tokens. There are Σₖ (V−1)ᵏ for k < T with EOS, and (V−1)ᵀ
     without."""
-    def grow(row):
+    def grow(row: list[int]) -> list[list[int]]:
         if row and (row[-1] == eos_id or len(row) == max_new_tokens):
             return [row]
         return [longer for token in range(vocab_size) for longer in grow([*row, token])]
@@ -174,10 +174,8 @@ def total_variation(
 def states(world: World) -> Int[Tensor, "response time"]:
     "Which state each token was said in: one number for each way a response can have begun."
     seen, rows = {}, world.response_ids.tolist()
-    def state(row, t):
-        return seen.setdefault(tuple(row[:t]), len(seen))
-    return torch.tensor([[state(row, t) if m else 0 for t, m in enumerate(ms)]
-                         for row, ms in zip(rows, world.mask.tolist())])
+    return torch.tensor([[seen.setdefault(tuple(row[:t]), len(seen)) if m else 0
+                          for t, m in enumerate(ms)] for row, ms in zip(rows, world.mask.tolist())])
 
 def as_table(
     logprobs: Float[Tensor, "prompt response time"], # from `enumerate_logprobs`
@@ -211,23 +209,23 @@ def flat_gradient(
 
 # %% ../../nbs/learn/20_exact_world.ipynb #69f972a6
 def response_gradients(
-    trainer: RLHFTrainer,
     world: World,
+    trainer: RLHFTrainer,
 ) -> Float[Tensor, "prompt response parameters"]:
     """The gradient of `compute_loss` for each possible response alone. For advantages that need
     no group."""
-    query, rewards = world.queries(), world.rewards
-    def one(k, i):
-        response = world.response_ids[[i]], world.mask[[i]]
-        loss = trainer.compute_loss(query[0][[k]], query[1][[k]], *response, rewards[k, [i]])
+    ids, query_mask = world.queries()
+    def gradient(k: int, i: int) -> Tensor:
+        response = world.response_ids[[i]], world.mask[[i]], world.rewards[k, [i]]
+        loss = trainer.compute_loss(ids[[k]], query_mask[[k]], *response)
         return flat_gradient(loss, trainer.agent.model)
-    return torch.stack([torch.stack([one(k, i) for i in range(rewards.shape[1])])
-                        for k in range(len(rewards))])
+    P, N = world.rewards.shape
+    return torch.stack([torch.stack([gradient(k, i) for i in range(N)]) for k in range(P)])
 
 # %% ../../nbs/learn/20_exact_world.ipynb #64be71bf
 def sampled_gradient(
-    trainer: RLHFTrainer,
     world: World,
+    trainer: RLHFTrainer,
     copies: int,         # responses to each prompt
     side: str = "left",  # where the prompts are padded
 ) -> Float[Tensor, "parameters"]:
@@ -371,14 +369,11 @@ def converge_dpo(
         ref = enumerate_logprobs(world.reference, world).sum(-1).double()
     # that i is preferred to j
     chance = (world.rewards[:, :, None] - world.rewards[:, None]).sigmoid().flatten()
-    def first(x):
-        return x[:, :, None].expand(-1, n, n).flatten()
-    def second(x):
-        return x[:, None].expand(-1, n, n).flatten()
-    def loss_of(_):
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.repeat_interleave(n, -1).flatten(), x.repeat(1, n).flatten()
+    def loss_of(batch: list) -> Tensor:
         now = enumerate_logprobs(policy, world).sum(-1).double()
-        loss = dpo_loss(first(now), second(now), first(ref), second(ref), beta)
-        return 2 * (chance * loss).mean()
+        return 2 * (chance * dpo_loss(*both(now), *both(ref), beta)).mean()
     fit(policy, loss_of, itertools.repeat([]), steps=steps, lr=lr, weight_decay=0.,
         progress=False)
     with torch.no_grad():

@@ -143,7 +143,7 @@ def write_reviews(
     def write() -> str:
         mood, used = rng.randrange(2), set()
 
-        def fill(slot):
+        def fill(slot: re.Match) -> str:
             with_article, opposite, name = slot.groups()
             words = PLAIN.get(name) or moods[mood ^ bool(opposite)][name]
             word = rng.choice(words)
@@ -164,14 +164,14 @@ def vocabulary() -> list[str]:
     return sorted(literal | slots | {"a", "an"})
 
 # %% ../../nbs/guides/film_reviews.ipynb #dc3f26a4
-def _texts(texts) -> list[str]:
+def _texts(texts: Iterable[str]) -> list[str]:
     """A list of texts; one string would be read letter by letter, and every letter is a text
     without a rated word."""
     if isinstance(texts, str):
         raise TypeError(f"texts is one string, {texts[:40]!r}: pass a list of texts")
     return list(texts)
 
-def _mean(xs) -> float:
+def _mean(xs: Iterable) -> float:
     xs = list(xs)
     return sum(xs) / len(xs) if xs else 0.
 
@@ -199,10 +199,10 @@ def human_score(
 @cache
 def _grammar() -> re.Pattern:
     "All templates as one regular expression. Knows no moods; spells out both articles itself."
-    def either(words):
+    def either(words: Iterable[str]) -> str:
         return "(?:" + "|".join(sorted(words)) + ")"
 
-    def slot(match):
+    def slot(match: re.Match) -> str:
         with_article, _, name = match.groups()
         words = {w for kind in (PLAIN, POSITIVE, NEGATIVE) for w in kind.get(name, ())}
         if not with_article:
@@ -210,7 +210,7 @@ def _grammar() -> re.Pattern:
         an = {w for w in words if re.match(r"[aeio]|un|ug|hono|hones", w)}
         return f"(?:an {either(an)}|a {either(words - an)})"
 
-    def piece(part):
+    def piece(part: str) -> str:
         found = _SLOT.fullmatch(part)
         return slot(found) if found else re.escape(part)
 

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from ..doctor.log import KEYS
 from ..models import (
     decoding as models_decode, response as models_actor, reward_model as models_reward)
-from ..models.agent import Agent, create_reference_model
+from ..models.agent import Agent, create_reference_model, Evaluation
 from ..models.families import plain_head
 from ..models.tokens import position_ids, word_tokenizer
 from ..objective.advantages import gae
@@ -119,13 +119,13 @@ class DropoutOn(RLHFTrainer):
 # %% ../../nbs/learn/22_bug_hunt.ipynb #f27c0c6b
 class OldAfterTheStep(RLHFTrainer):
     "log π_old is computed again for every minibatch."
-    def update(self, batch, *args, **kwargs):
+    def update(self, batch: Rollout, *args, **kwargs):
         batch.old_logprobs = self.now(batch).logprobs.detach()
         return super().update(batch, *args, **kwargs)
 
 class OldWithGradient(OldAfterTheStep):
     "The same, without detach: exp(x − x) is 1, and so is constant."
-    def loss(self, now, batch):
+    def loss(self, now: Evaluation, batch: Rollout):
         constant = now.logprobs.detach() + 0 * now.logprobs
         return super().loss(now._replace(logprobs=constant), batch)
 
@@ -152,18 +152,18 @@ def compared_beyond_the_end(config: RLHFConfig, r: Rollout, rewards: Tensor) -> 
 
 class NoValueMask(RLHFTrainer):
     "GAE walks on into the padding, where there are values too."
-    def annotate(self, rollout):
+    def annotate(self, rollout: Rollout) -> Rollout:
         r = super().annotate(rollout)
         tokens = r.query_ids, r.query_mask, r.response_ids, torch.ones_like(r.mask)
         r.values = self.agent.values(*tokens).detach()
         return r
-    def advantages(self, rollout):
+    def advantages(self, rollout: Rollout) -> Rollout:
         r = super().advantages(rollout)
         return compared_beyond_the_end(self.config, r, r.rewards)
 
 class RewardAfterTheEnd(RLHFTrainer):
     "The score stands in the last column of the batch, not at the row's last token."
-    def advantages(self, rollout):
+    def advantages(self, rollout: Rollout) -> Rollout:
         r = super().advantages(rollout)
         rewards = r.rewards.clone()
         rewards[torch.arange(len(r)), last_index(r.mask)] -= r.scores
@@ -172,7 +172,7 @@ class RewardAfterTheEnd(RLHFTrainer):
 
 class WhitenedOverPadding(otherwise("advantages", whiten_advantages=False)):
     "Mean and variance of the advantages count the zeros in the padding."
-    def advantages(self, rollout):
+    def advantages(self, rollout: Rollout) -> Rollout:
         r = super().advantages(rollout)
         r.advantages = whiten(r.advantages, torch.ones_like(r.mask))
         return r
@@ -404,7 +404,7 @@ def stopped_by(
 # %% ../../nbs/learn/22_bug_hunt.ipynb #ac92914a
 def to_columns(metrics: Sequence[Mapping]) -> dict[str, list]: # lists by metric
     "What the doctor reads, to four digits."
-    def short(x):
+    def short(x: object) -> object:
         return float(f"{x:.4g}") if isinstance(x, float) else x
     present = [k for k in KEYS if any(m.get(k) is not None for m in metrics)]
     return {k: [short(m.get(k)) for m in metrics] for k in present}

@@ -24,7 +24,7 @@ def poisoned(
 ) -> Rollout: # a copy
     "The same responses, with something else in every padded slot of every tensor."
     padding = {"query_ids": rollout.query_mask, "response_ids": rollout.real}
-    def spoil(name, x):
+    def spoil(name: str, x: Tensor) -> Tensor:
         real = padding.get(name, rollout.mask)
         junk = fill if x.is_floating_point() else token
         return torch.where(real, x, torch.full_like(x, junk))
@@ -106,7 +106,7 @@ def relaid(
     was = {"query_ids": rollout.query_mask, "query_mask": rollout.query_mask}
     query, response = (slots(rollout.query_mask, query_side, extra),
                        slots(rollout.real, response_side, extra))
-    def move(name, x):
+    def move(name: str, x: Tensor) -> Tensor:
         old, new = (was[name], query) if name in was else (rollout.real, response)
         return x.new_zeros(new.shape).masked_scatter(new, x[old])
     every = {f.name: getattr(rollout, f.name) for f in fields(Rollout)}

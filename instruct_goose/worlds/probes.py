@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from ..models.agent import create_reference_model
 from ..models.families import evaluating
@@ -60,13 +60,14 @@ def tiny_world(
         model.lm_head.bias[_ids(tokenizer)] = temperature * torch.tensor(probabilities).log()
     return model, tokenizer
 
-def _ids(tokenizer): return tokenizer.convert_tokens_to_ids(list(ACTIONS))
+def _ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return [tokenizer.get_vocab()[action] for action in ACTIONS]
 
 # %% ../../nbs/learn/21_probes.ipynb #7fdf9e7f
 @torch.no_grad()
 def policy_at(
     model: nn.Module, # a causal LM
-    tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     text: str = "",   # what has been said so far, the prompt included
     temperature: int | float = 1.,
 ) -> dict[str, float]: # the probability of each action
@@ -81,7 +82,7 @@ def policy_at(
 @torch.no_grad()
 def values_at(
     agent,                   # with `values(query_ids, query_mask, response_ids, response_mask)`
-    tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     response: Sequence[str], # actions
     prompt: str = "",
 ) -> list[float]: # one per action
@@ -103,7 +104,7 @@ def trained(
     make_trainer: Callable, # like RLHFTrainer: (model, ref_model, config, tokenizer=…)
     prompts: Sequence[str],
     reward_fn: Callable,    # texts -> one number per text
-    world=None,             # None: tiny_world()
+    world: tuple | None = None, # None: tiny_world()
     values: bool = False,   # are the values going to be read?
     **settings,             # of RLHFConfig
 ) -> tuple[Any, Any, Any]: # trainer, tokenizer, what train returned
@@ -141,7 +142,7 @@ class Reading:
 def value_head(make_trainer: Callable, seed: int = 0) -> Reading:
     """Frozen policy; 1 if the first word is a or b, else 0. V(start) = ½, then 1 or 0 as the
     first word has decided."""
-    def reward(texts):
+    def reward(texts: list[str]) -> list[float]:
         return [float(t[:1] in ("a", "b")) for t in texts]
     trainer, tokenizer, _ = trained(
         make_trainer, [""], reward, steps=30, batch_size=128, epochs=3, max_new_tokens=2,
@@ -156,7 +157,7 @@ def value_head(make_trainer: Callable, seed: int = 0) -> Reading:
 # %% ../../nbs/learn/21_probes.ipynb #abec53d3
 def advantage_sign(make_trainer: Callable, seed: int = 0) -> Reading:
     "One word; −1 for a, −2 for anything else. π(a) leaves ¼ for 1."
-    def reward(texts):
+    def reward(texts: list[str]) -> list[float]:
         return [-1. if t == "a" else -2. for t in texts]
     trainer, tokenizer, _ = trained(
         make_trainer, [""], reward, steps=15, max_new_tokens=1, lr=.03, advantage="return",
@@ -169,9 +170,9 @@ def advantage_sign(make_trainer: Callable, seed: int = 0) -> Reading:
 def credit(make_trainer: Callable, seed: int = 0) -> Reading:
     """γ: a reward of 1 at the end, whatever is said; Vₜ = ¼ + ¾γVₜ₊₁. λ: the first of three
     tokens decides, and the values stay 0. With λ = 1 it gets the credit, with λ = 0 none."""
-    def always(texts):
+    def always(texts: list[str]) -> list[float]:
         return [1.] * len(texts)
-    def first(texts):
+    def first(texts: list[str]) -> list[float]:
         return [3. if t[:1] == "a" else -1. for t in texts]
     out = Reading()
     try:
@@ -196,7 +197,7 @@ def credit(make_trainer: Callable, seed: int = 0) -> Reading:
 # %% ../../nbs/learn/21_probes.ipynb #0154885d
 def eos(make_trainer: Callable, seed: int = 0) -> Reading:
     "Up to four tokens; 1 for exactly two words. π(end) is 0, 0, then 1."
-    def reward(texts):
+    def reward(texts: list[str]) -> list[float]:
         return [float(len(t.split()) == 2) for t in texts]
     trainer, tokenizer, _ = trained(
         make_trainer, [""], reward, steps=40, max_new_tokens=4, lr=.02, value_lr=.05, seed=seed)
@@ -215,11 +216,12 @@ def optimum(beta: int | float) -> torch.Tensor:
     "π*(a) ∝ π_ref(a) e^{r(a)/β} of the four actions."
     return (torch.tensor(REFERENCE).log() + torch.tensor(REWARDS) / beta).softmax(-1)
 
-def _distance(p, best):
+def _distance(p: dict[str, float], best: torch.Tensor) -> float:
     return (torch.tensor(list(p.values())) - best).abs().sum().item() / 2
 
-def _rate(texts):
-    return [dict(zip(ACTIONS, REWARDS))[t or "<eos>"] for t in texts]
+def _rate(texts: list[str]) -> list[float]:
+    table: dict[str, float] = dict(zip(ACTIONS, REWARDS))
+    return [table[t or "<eos>"] for t in texts]
 
 # %% ../../nbs/learn/21_probes.ipynb #fa877233
 def kl(make_trainer: Callable, seed: int = 0) -> Reading:
@@ -241,7 +243,7 @@ ANSWERS = {"a": "a", "b b": "c", "a a a": "b"}  # prompts of different lengths
 def rows(make_trainer: Callable, seed: int = 0) -> Reading:
     "Three prompts, each with its own right word."
     right = {f"{prompt} {answer}" for prompt, answer in ANSWERS.items()}
-    def reward(texts):
+    def reward(texts: list[str]) -> list[float]:
         return [float(t in right) for t in texts]
     trainer, tokenizer, _ = trained(
         make_trainer, list(ANSWERS), reward, steps=30, batch_size=96, max_new_tokens=1, lr=.015,
@@ -327,7 +329,7 @@ class ProbeResult:
 HEADER = f"{'probe':<16}{'result':<9}{'time':>7}   {'number':<24}{'measured':>9}   expected"
 
 # %% ../../nbs/learn/21_probes.ipynb #fe702f86
-def _off(r) -> list[str]:
+def _off(r: ProbeResult | Reading) -> list[str]:
     "The numbers that are not what they should be; NaN never is."
     return [k for k, (x, d) in r.expected.items() if not abs(r.measured[k] - x) <= d]
 
@@ -415,7 +417,7 @@ class NeverStops(RLHFTrainer):
         self.eos_ids.clear()
 
 class _EndNotInTheMask(RLHFTrainer):
-    def rollout(self, prompts, **sampling):
+    def rollout(self, prompts: Sequence | dict, **sampling):
         r = super().rollout(prompts, **sampling)
         end = torch.isin(r.response_ids, torch.tensor(self.eos_ids, device=r.mask.device))
         end[:, 0] = False  # a row keeps its first token
@@ -423,13 +425,13 @@ class _EndNotInTheMask(RLHFTrainer):
         return r
 
 class _PaddingIsText(RLHFTrainer):
-    def rollout(self, prompts, **sampling):
+    def rollout(self, prompts: Sequence | dict, **sampling):
         ids = [self.tokenizer(p).input_ids for p in prompts] if self.tokenizer else []
         ids, mask = pad(ids, self.pad_id, side="left")
         return super().rollout({"query_ids": ids, "query_mask": torch.ones_like(mask)}, **sampling)
 
 class _PaidFirst(RLHFTrainer):
-    def advantages(self, rollout):
+    def advantages(self, rollout: Rollout) -> Rollout:
         r, c = super().advantages(rollout), self.config
         if r.values is not None:
             r.rewards = r.rewards.sum(-1, keepdim=True) * (torch.arange(r.mask.shape[1]) == 0)
@@ -437,7 +439,7 @@ class _PaidFirst(RLHFTrainer):
         return r
 
 class _ColdReference(RLHFTrainer):
-    def annotate(self, rollout):
+    def annotate(self, rollout: Rollout) -> Rollout:
         r = super().annotate(rollout)
         rows = r.query_ids, r.query_mask, r.response_ids, r.mask
         r.ref_logprobs = response_logprobs(self.ref_model, *rows)
@@ -447,7 +449,7 @@ class _ColdLoss(RLHFTrainer):
     def __init__(self, model, ref_model=None, config=None, **options):
         self.warm = config or RLHFConfig()
         super().__init__(model, ref_model, replace(self.warm, temperature=1.), **options)
-    def rollout(self, prompts, **sampling):
+    def rollout(self, prompts: Sequence | dict, **sampling):
         cold, self.config = self.config, self.warm
         rollout, self.config = super().rollout(prompts, **sampling), cold
         rollout.sampled_logprobs = None  # or the trainer would see it at once

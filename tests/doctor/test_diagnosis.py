@@ -300,7 +300,7 @@ ODD = st.one_of(st.none(), st.text(max_size=4), st.just([]), st.just({}), st.jus
 USUAL = st.one_of(*[NUMBERS] * 6, ODD)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(ODD, st.lists(st.one_of(*[st.dictionaries(st.sampled_from(KEYS), USUAL, max_size=12)] * 9, ODD), max_size=5)),
        st.one_of(ODD, st.dictionaries(st.sampled_from([*SETTINGS, "lr_schedule"]), USUAL)))
 def test_only_documented_errors_come_out(unchecked, metrics, config):
@@ -311,7 +311,7 @@ def test_only_documented_errors_come_out(unchecked, metrics, config):
         else: assert report(findings, metrics)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.fixed_dictionaries({}, optional={k: st.one_of(
     st.floats(-1e100, 1e100), st.sampled_from([0., 1., 5e-324, 1e-100, 1e100, -1e100]), st.none()) for k in KEYS}), min_size=1, max_size=6),
        st.fixed_dictionaries({}, optional={k: st.one_of(st.floats(-1e100, 1e100), st.integers(0, 10**30), st.none()) for k in SETTINGS}))

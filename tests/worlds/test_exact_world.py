@@ -180,7 +180,7 @@ def test_exact_gradient_against_finite_differences(kind):
 def average(trainer, world, policy):
     "-E of the loss's gradient over everything that can be said, times what sequence_sum divides by."
     chance = enumerate_logprobs(policy, world).sum(-1).detach().exp()
-    return -world.mask.shape[1] * (chance[..., None] * response_gradients(trainer, world)).sum((0, 1)) / len(PROMPTS)
+    return -world.mask.shape[1] * (chance[..., None] * response_gradients(world, trainer)).sum((0, 1)) / len(PROMPTS)
 
 
 @pytest.mark.parametrize("kind, advantage, T", first(2, [("absolute", "gae", 3), ("absolute", "return", 2), ("rotary", "return", 2), ("rotary", "gae", 3)]))
@@ -226,10 +226,10 @@ def test_sampled_gradient_is_off_by_the_sampling_error_and_no_more(kind):
     policy, ref = drifted(world)
     trainer = trainer_of(world, policy, ref)
     chance = enumerate_logprobs(policy, world).sum(-1).detach().exp()
-    trace, squares = noise(-3 * response_gradients(trainer, world), chance)
+    trace, squares = noise(-3 * response_gradients(world, trainer), chance)
     exact, repeats = exact_gradient(world, policy, ref), 6
     for n, side in ((16, "left"), (16, "right"), (64, "left")):
-        off = torch.stack([-3 * sampled_gradient(trainer, world, n, side) - exact for _ in range(repeats)])
+        off = torch.stack([-3 * sampled_gradient(world, trainer, n, side) - exact for _ in range(repeats)])
         share = (off**2).sum(-1).mean() * n / trace  # 1 on average; its variance is 2 Σλ²/(tr Σ)²/repeats for normal errors
         assert abs(share - 1) < 4.5 * math.sqrt(2 * squares / trace**2 / repeats), (n, share)
 
@@ -243,7 +243,7 @@ def test_sampled_gradient_of_groups(name, factor):
     trainer = RLHFTrainer(policy, ref, c, tokenizer=world.tokenizer)
     exact = exact_gradient(world, policy, ref)
     length = 1 if name == "rloo" else 3  # sequence_sum divides by max_new_tokens
-    share = torch.stack([-length * sampled_gradient(trainer, world, 128) @ exact / exact.norm()**2 for _ in range(16)])
+    share = torch.stack([-length * sampled_gradient(world, trainer, 128) @ exact / exact.norm()**2 for _ in range(16)])
     error = share.std() / 4
     assert error < .08 and abs(share.mean() - factor) < 4 * error
 
