@@ -37,7 +37,7 @@ _FIRST = (
     Rule(rules.start_kl, "warning", "kl_to_reference",
          "policy and reference differ before anything was learnt: another model, or the two "
          "forwards are not the same",
-         "reference/models/tokens", "unless you meant another reference: give both models the same "
+         "reference/models/tokens", "unless you meant another reference: give both models one "
          "mask, position ids, temperature and mode"),
     Rule(rules.padding_counted, "error", "response_length finished",
          "the mask covers what stands behind the end token",
@@ -116,7 +116,8 @@ _LEARNING = (
     Rule(rules.policy_loss_scale, "error", "policy_gradient_scale",
          "the loss pulls at the tokens more, or less, than the mean over them would, or the "
          "other way: micro-batches that are not divided, a forgotten factor, a sign",
-         "reference/training/updates", "divide each micro-batch by the count of the whole minibatch"),
+         "reference/training/updates",
+         "divide each micro-batch by the count of the whole minibatch"),
     Rule(rules.policy_loss_direction, "error", "policy_gradient_cosine",
          "the loss pulls at other tokens than those with the advantages: rows or columns that "
          "have slipped, a sign", "learn/08_policy_loss",
@@ -137,7 +138,8 @@ _LEARNING = (
     Rule(rules.policy_stands_still, "error", "grad_norm kl_to_old_exact",
          "there is a gradient, and the policy does not move: a learning rate of 0, an optimizer "
          "of other parameters, or steps that the precision swallows",
-         "reference/training/updates", "lr above 0, the model's own parameters, weights in float32"),
+         "reference/training/updates",
+         "lr above 0, the model's own parameters, weights in float32"),
     Rule(rules.steps_rounded_away, "warning", "weights_moved rounding",
          "most weights stay as they are: the step is smaller than their precision",
          "reference/training/updates", "weights in float32 and autocast, or a larger lr"),

@@ -150,7 +150,8 @@ def read_metrics(run_dir: str | Path) -> tuple[list[dict], str]: # iterations, a
     if bad:
         named = "; ".join(f"line {i} is {why}" for i, why in list(bad.items())[:5])
         raise ValueError(f"{path}: {named}{'; …' * (len(bad) > 5)}. {len(bad)} of "
-                         f"{len(rows) + len(bad)} lines are damaged: restore the file, or delete these lines")
+                         f"{len(rows) + len(bad)} lines are damaged: restore the file, or "
+                         "delete these lines")
     return rows, note
 
 # %% ../../nbs/reference/doctor/log.ipynb #24cd9213

@@ -26,7 +26,9 @@ def noisy_forward(run: Run) -> str | None:
 def start_kl(run: Run) -> str | None:
     "In iteration 0 the policy is the reference: the KL is 0."
     found = [x for i, x in run.pairs("kl_to_reference") if i == 0 and x > LIMIT]
-    return f"kl_to_reference is {found[0]:.3g} in iteration 0, before any update" if found else None
+    if not found:
+        return None
+    return f"kl_to_reference is {found[0]:.3g} in iteration 0, before any update"
 
 def sampler_mismatch(run: Run) -> str | None:
     "The sampler and the training forward give a token the same probability: their ratio is 1."
@@ -387,7 +389,8 @@ def large_steps(run: Run) -> str | None:
         return None
     each, kl, i, _ = most if second[0] >= .3 else at_once[0]
     another = f", and {second[0]:.2g} per token in another one" if second[0] >= .3 else ""
-    return f"kl_to_old is {kl:.3g} nats per response in iteration {i}, {each:.2g} per token{another}"
+    return (f"kl_to_old is {kl:.3g} nats per response in iteration {i}, {each:.2g} per token"
+            + another)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #3943f170
 def no_clip(run: Run) -> str | None:

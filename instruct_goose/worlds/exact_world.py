@@ -175,7 +175,8 @@ def states(world: World) -> Int[Tensor, "response time"]:
     "Which state each token was said in: one number for each way a response can have begun."
     seen, rows = {}, world.response_ids.tolist()
     return torch.tensor([[seen.setdefault(tuple(row[:t]), len(seen)) if m else 0
-                          for t, m in enumerate(ms)] for row, ms in zip(rows, world.mask.tolist())])
+                          for t, m in enumerate(mask)]
+                         for row, mask in zip(rows, world.mask.tolist())])
 
 def as_table(
     logprobs: Float[Tensor, "prompt response time"], # from `enumerate_logprobs`
