@@ -19,7 +19,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
     "Models and memory": ["real_model", "lora", "cost", "resume", "trackers", "command_line"],
     "Sampling and scale": ["vllm", "several_processes", "fsdp"],
     "Rewards and data": ["reward_model_training", "reward_shaping", "multi_turn", "kto", "film_reviews", "real_reviews"],
-    "Algorithms": ["dpo", "side_by_side", "dynamic_sampling", "distillation", "continuous_actions", "classic_control", "details"],
+    "Algorithms": ["dpo", "side_by_side", "dynamic_sampling", "distillation", "continuous_actions", "classic_control", "playground", "details"],
     "Recipes": ["smollm_recipes", "smollm_sentiment", "smollm_answers", "smollm_reviews", "hub_recipes"],
     "Debugging": ["doctor", "microscope", "invariances", "bug_hunt"],
     "From other libraries": ["from_trl", "from_torchtune", "from_ding", "from_goose", "same_name", "pseudo_code"],

@@ -6,9 +6,8 @@ __version__ = "0.2.0"
 
 
 def install(extra: str) -> str:
-    "How to install an optional part; the package index's `instruct_goose` is an older project of that name."
+    "How to install an optional part: from a clone. The index has an older project of this name."
     return f"pip install -e '.[{extra}]' in a clone of the repository"
-
 
 
 # the public names stand in __init__.pyi; each is loaded when it is first asked for

@@ -209,8 +209,8 @@ class Agent(nn.Module):
         directory, options = Path(directory), {"dtype": "auto", **options}
         file = directory / "values/head.safetensors"
         if not file.exists():
-            raise ValueError(f"no values/{file.name} in {directory}: `Agent(directory)` makes an agent of a plain model, "
-                             "with a new value head")
+            raise ValueError(f"no values/{file.name} in {directory}: `Agent(directory)` makes an "
+                             "agent of a plain model, with a new value head")
         with safe_open(file, "pt") as saved:
             separate = json.loads(saved.metadata()["separate"]) # bool, or "adapters"
         adapters = (directory / "adapter_config.json").exists()

@@ -175,7 +175,8 @@ def open_run(
         said = "Nothing is saved here yet: the run starts over."
         if path is not None and manager.latest.place is not None:
             stage, at, of = manager.latest.place
-            said = f"Going on from {path.name}: {at} of {of} steps of the stage {stage!r} are done."
+            said = (f"Going on from {path.name}: {at} of {of} steps of the stage {stage!r} "
+                    "are done.")
         if is_first():
             print(said)
     return out, manager

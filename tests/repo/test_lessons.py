@@ -45,8 +45,8 @@ def test_cells_are_small(page):
     folded = lambda c: {"hide", "export", "exporti", "code-fold"} & c.directives.keys()  # or not on the page at all
     code = [c for c in page.cells if c.kind == "code"]
     def most(c):
-        if any(isinstance(node, ast.ClassDef) for node in c.exported): return 160  # a class is one piece, two screens at most
-        return 60 if folded(c) or "exports" in c.directives else 40
+        if any(isinstance(node, ast.ClassDef) for node in c.exported): return 700  # a class is one piece
+        return 70 if folded(c) or "exports" in c.directives else 40
     assert not [(c.id, n) for c in code if (n := len(c.source.splitlines())) > most(c)]
     assert not [(c.id, line) for c in code if not folded(c) for line in c.source.splitlines() if len(line) > 120]
 
@@ -127,10 +127,11 @@ def test_exported_code_keeps_to_its_cell(page):
     "A notebook exports functions, classes and constants; it does not act at import time."
     for c in page.cells:
         for node in c.exported:
-            allowed = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+            allowed = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
             docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            allows = isinstance(node, ast.Expr) and re.match(r"allow_types\(|torch\.serialization\.add_safe_globals\(", ast.unparse(node))  # what processes may exchange
             for_checkers = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-            assert isinstance(node, allowed) or docstring or for_checkers, f"cell {c.id}, {ast.unparse(node)[:60]}"
+            assert isinstance(node, allowed) or docstring or allows or for_checkers, f"cell {c.id}, {ast.unparse(node)[:60]}"
 
 
 def test_every_solution_that_is_checked_is_right():
