@@ -247,7 +247,7 @@ def check_values(values: Mapping, hints: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {values[name]!r}: it must be {error}")
 
 # %% ../../nbs/reference/training/config.ipynb #0f4a6ef2
-def complaint(hint: Any, value: Any) -> Exception | None: # None: it is fine
+def complaint(hint: Any, value: object) -> Exception | None: # None: it is fine
     "What a value must be and is not; the kind of error says whether type or range is wrong."
     kind, *limits = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if get_origin(kind) in (Union, types.UnionType):
@@ -267,7 +267,7 @@ def complaint(hint: Any, value: Any) -> Exception | None: # None: it is fine
     return None if not isinstance(kind, type) or isinstance(value, kind) else type_complaint(kind)
 
 # %% ../../nbs/reference/training/config.ipynb #38f3aac1
-def number_complaint(kind: type, value: Any, limits: list) -> Exception | None:
+def number_complaint(kind: type, value: object, limits: list) -> Exception | None:
     "A bool is no number here, NaN and infinity are in no range, and a whole number is a float."
     what = ", ".join(map(str, limits))
     whole = "whole " if kind is int else ""
@@ -277,7 +277,7 @@ def number_complaint(kind: type, value: Any, limits: list) -> Exception | None:
         return ValueError(what if kind is int and what else f"{what}{what and ', and '}finite")
     return None
 
-def parts_complaint(hints: tuple, value: Any) -> Exception | None:
+def parts_complaint(hints: tuple, value: object) -> Exception | None:
     "A tuple has as many parts as its annotation, or any number where that ends in `...`."
     if not isinstance(value, (tuple, list)):
         return TypeError("a tuple")

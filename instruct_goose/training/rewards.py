@@ -131,7 +131,7 @@ def as_number(x: Any, what: str) -> float:
     except Exception:
         raise TypeError(f"{what} is {shown(x)}: not a number") from None
 
-def shown(x: Any) -> str:
+def shown(x: object) -> str:
     "Its repr, if it has one that does not fail."
     try:
         return f"{x!r:.80}"
@@ -169,7 +169,7 @@ class Notes:
     def __init__(self):
         self.rows, self.metrics, self.extra = 0, {}, {}
 
-    def log_metric(self, name: str, value: Any) -> None:
+    def log_metric(self, name: str, value: object) -> None:
         "A number for the log."
         self.metrics.setdefault(str(name), []).append(as_number(value, f"the metric {name!r}"))
 

@@ -405,7 +405,7 @@ def complete(
     rollout.columns = columns or rollout.columns
     return rollout
 
-def tell_sampler(sampler: Any, model: PreTrainedModel) -> None:
+def tell_sampler(sampler: object, model: PreTrainedModel) -> None:
     "π_old ← π_θ: after an update a sampler with a method `updated` is given the model."
     updated = getattr(sampler, "updated", None)
     if updated is not None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from instruct_goose.doctor.diagnosis import KNOWN, RULES, SILENT, UNSEEN, diagnose, report
 from instruct_goose.doctor.diagnosis import unchecked as unread
-from instruct_goose.doctor.log import KEYS, SETTINGS, Run
+from instruct_goose.doctor.log import KEYS, SETTINGS, Run, above
+from instruct_goose.doctor.rules import reward_scale, start_kl
 from instruct_goose.worlds.gallery import BUGS, HEALTHY, gallery_config, to_metrics
 
 root = Path(__file__).parents[2]
@@ -338,3 +339,18 @@ def test_numbers_of_other_kinds_and_none_in_the_settings():
     still = [{"kl_to_old": 0., "grad_norm": 1.}] * 3
     assert [f.name for f in diagnose(still, {"epochs": None, "minibatches": 2})] == ["ratio never moves"]
     assert not diagnose([{"response_length": 0., "finished": 0., "tokens": 0}] * 2)
+
+
+def test_the_kl_of_the_start_may_be_rounding():
+    at = lambda *kls: start_kl(Run([{"kl_to_reference": x} for x in kls]))
+    assert at(1e-3, 5.) is None and at(0.) is None and at(.0011).startswith("kl_to_reference is 0.0011 in iteration 0")
+
+
+def test_a_spread_of_four_is_too_large():
+    assert reward_scale(Run([{"return_std": x} for x in (1., 4., 9.)])) == "return_std is 4 in the median iteration"
+    assert reward_scale(Run([{"return_std": x} for x in (1., 3.99, 9.)])) is None
+
+
+def test_at_the_limit_is_not_above_it():
+    run = Run([{"entropy": 1.}, {"entropy": 1.}])
+    assert above(run, "entropy", 1.) is None and above(run, "entropy", .99).startswith("entropy is above 0.99 in 2 of 2 iterations")

@@ -273,3 +273,13 @@ def test_a_record_nested_without_end_is_damaged(tmp_path):
     good, bad = (save_checkpoint(tmp_path, some(), {}) for _ in range(2))
     (bad / "record.json").write_text("[" * 200_000)
     assert newest_checkpoint(tmp_path) == good
+
+
+def test_a_record_may_hold_what_has_a_text_and_its_names_in_any_order(tmp_path):
+    record = {"where": tmp_path, "b": [1, {"z": 2, "a": None}], "a": .1}
+    path = save_checkpoint(tmp_path, {"w": torch.ones(2)}, record)
+    expected = record | {"where": str(tmp_path)}
+    assert load_checkpoint(path)[1] == expected
+    whole = json.loads((path / "record.json").read_text("utf-8"))
+    (path / "record.json").write_text(json.dumps(whole, sort_keys=True), "utf-8")  # as another program might keep it
+    assert list(json.loads((path / "record.json").read_text("utf-8"))["record"]) == ["a", "b", "where"] and load_checkpoint(path)[1] == expected

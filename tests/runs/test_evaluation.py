@@ -92,3 +92,7 @@ def test_plots_are_of_what_was_logged(tmp_path):
     metrics = [{"iteration": i, "reward_mean": i / 2, "kl_to_reference": .1 * i, "entropy": 1., "clip_fraction": None} for i in range(3)]
     assert [p.name for p in plot_metrics(metrics, tmp_path)] == ["reward_and_kl.png", "entropy.png"]
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in tmp_path.iterdir()) and plot_metrics([], tmp_path) == []
+
+
+def test_a_rule_of_markdown_has_three_dashes_at_least():
+    assert text_table(["a", "long"], [["b", 1.]]) == "| a   | long  |\n|-----|-------|\n| b   | 1.000 |"

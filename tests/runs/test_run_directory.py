@@ -1,5 +1,7 @@
 "A run's directory. Oracles: the files as any reader finds them, and a run that was never stopped."
+import dataclasses
 import errno
+import io
 import itertools
 import json
 import math
@@ -7,6 +9,7 @@ import multiprocessing
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +24,7 @@ from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs import run_directory as runs
 from instruct_goose.runs.run_directory import (
     Clock,
+    RunLog,
     append_jsonl,
     claim_run_dir,
     finished_run,
@@ -295,3 +299,40 @@ def test_the_hub_is_given_policy_and_card(tmp_path, monkeypatch):
     (tmp_path / "policy").mkdir(); (tmp_path / "policy/README.md").write_text("#")
     assert push_to_hub(tmp_path, "me/x", token="t") == "https://hub/me/x"
     assert seen == ["t", (("me/x",), {"private": True, "exist_ok": True}), {"repo_id": "me/x", "folder_path": tmp_path / "policy"}]
+
+
+@pytest.fixture
+def no_default_encoding(monkeypatch):
+    "A file that is opened as text without saying in which encoding is read otherwise on another system."
+    def named(encoding, stacklevel=2):
+        assert encoding is not None, "no encoding"
+        return encoding
+    monkeypatch.setattr(io, "text_encoding", named)
+
+
+def test_files_are_utf8_everywhere_and_json_has_no_nan(tmp_path, no_default_encoding):
+    run = claim_run_dir(tmp_path / "deep/down/run")
+    append_jsonl(run / "log", {"β": 1.})
+    append_jsonl(run / "log", {"x": float("nan")})
+    write_json(run / "one", {"β": run})
+    assert (run / "log").read_bytes().decode() == '{"β": 1.0}\n{"x": null}\n' and json.loads((run / "one").read_bytes()) == {"β": str(run)}
+    with pytest.raises(ValueError): write_json(run / "two", {"x": float("nan")})
+    assert sorted(p.name for p in run.iterdir()) == ["log", "one"]
+
+
+def test_settings_are_written_by_name(tmp_path):
+    write_json(tmp_path / "config.json", RLHFConfig(steps=3, kl_stop=2.))
+    assert json.loads((tmp_path / "config.json").read_text("utf-8")) == dataclasses.asdict(RLHFConfig(steps=3, kl_stop=2.))
+    write_json(tmp_path / "kind.json", {"kind": RLHFConfig})
+    assert "RLHFConfig" in json.loads((tmp_path / "kind.json").read_text("utf-8"))["kind"]
+
+
+def test_the_log_of_a_run_tells_its_stage_how_far_it_is(tmp_path, unchecked, monkeypatch):
+    told = []
+    monkeypatch.setattr("instruct_goose.runs.run_directory.seen_tokens", lambda *_: [])
+    stage = SimpleNamespace(after_step=lambda at, of, state: told.append((at, of, state())), saved=None)
+    trainer = SimpleNamespace(iteration=2, now=None, tokenizer=None, config=RLHFConfig(steps=7), state=lambda: ({"w": 3}, {"iteration": 2}))
+    with unchecked(): RunLog(tmp_path, stage).on_iteration(trainer, None, {"x": float("nan"), "iteration": 1})
+    row = {"x": None, "iteration": 1}
+    assert told == [(2, 7, ({"w": 3}, {"iteration": 2, "metrics": [row]}))]
+    assert json.loads((tmp_path / "metrics.jsonl").read_text("utf-8")) == row

@@ -7,11 +7,13 @@ import sys
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
 import torch
 from deep import first
+from tokenizers import normalizers
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -20,6 +22,7 @@ from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.runs.state import (
+    check_random_state,
     environment,
     fingerprint_of_tokenizer,
     load_module,
@@ -450,3 +453,57 @@ def test_a_supervised_training_goes_on_and_is_refused_whole(tmp_path, plain):
         assert same(training_state(*two)[0], before)
     load_training_state(*two, tensors, record)
     assert same(more(*two), ended)
+
+
+@pytest.mark.parametrize("place,fits", [(0, True), (624, True), (625, False), (-1, False)])
+def test_numpys_place_is_among_its_words(place, fits):
+    numpy = pytest.importorskip("numpy")
+    numpy.random.rand()
+    state = random_state()
+    state["numpy_rest"] = torch.tensor([float(place), 0., 0.], dtype=torch.float64)
+    if fits: check_random_state(state)
+    else:
+        with pytest.raises(ValueError, match="malformed"): check_random_state(state)
+
+
+def one_training():
+    torch.manual_seed(0)
+    net = nn.Linear(2, 1)
+    adam = torch.optim.AdamW(net.parameters(), lr=.1)
+    net(torch.ones(1, 2)).sum().backward()
+    adam.step()
+    return net, adam, {"dice": torch.Generator().manual_seed(3)}
+
+
+def test_a_training_that_goes_on_elsewhere_says_so_and_takes_no_other_dice():
+    net, adam, dice = one_training()
+    tensors, record = training_state(net, adam, dice)
+    with pytest.warns(UserWarning, match="torch was 0.1"):
+        load_training_state(net, adam, dice, tensors, record | {"environment": environment() | {"torch": "0.1"}})
+    for wrong in ({}, dice | {"more": torch.Generator()}, {"other": torch.Generator()}):
+        before = [p.detach().clone() for p in net.parameters()]
+        with pytest.raises(ValueError): load_training_state(net, adam, wrong, {k: x + 1 if k.startswith("model") else x for k, x in tensors.items()}, record)
+        assert all(p.equal(q) for p, q in zip(net.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("lr", [0., None, -1e-9, float("nan"), "x"], ids=str)
+def test_a_learning_rate_that_is_none(lr):
+    net, adam, dice = one_training()
+    tensors, record = training_state(net, adam, dice)
+    settings = {k: x for k, x in record["groups"][0]["settings"].items() if k != "lr"} | ({} if lr is None else {"lr": lr})
+    forged = record | {"groups": [record["groups"][0] | {"settings": settings}]}
+    if lr == 0.:
+        load_training_state(net, adam, dice, tensors, forged)
+        assert adam.param_groups[0]["lr"] == 0.
+    else:
+        with pytest.raises(ValueError, match="learning rate is"): load_training_state(net, adam, dice, tensors, forged)
+
+
+def test_tokenizers_that_cut_a_text_otherwise_are_two(unchecked):
+    one, other = (word_tokenizer(["good", "film"], 20) for _ in range(2))
+    assert fingerprint_of_tokenizer(one) == fingerprint_of_tokenizer(other)
+    other.backend_tokenizer.normalizer = normalizers.Replace("film", "good")  # the same words, the same special ones
+    assert fingerprint_of_tokenizer(one) != fingerprint_of_tokenizer(other)
+    plain = [SimpleNamespace(get_vocab=lambda n=n: {"a": n}, special_tokens_map={}) for n in (0, 0, 1)]  # one written in Python
+    with unchecked(): found = [fingerprint_of_tokenizer(x) for x in plain]
+    assert found[0] == found[1] != found[2]

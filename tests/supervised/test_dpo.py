@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from instruct_goose.models.agent import create_reference_model
@@ -121,3 +122,27 @@ def test_refusals():
     with pytest.raises(ValueError, match="to itself"): go([("a", "a")])
     with pytest.raises(ValueError, match="beyond the model's context of 16"): go([("a " * 30, "b")])
     with pytest.raises(ValueError, match="beta is 0"): go(PAIRS, beta=0)
+
+
+def gpt2(seed):
+    torch.manual_seed(seed)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(TOKENIZER), n_embd=8, n_layer=1, n_head=2, n_positions=20, resid_pdrop=0.,
+                                                                 embd_pdrop=0., attn_pdrop=0., bos_token_id=TOKENIZER.eos_token_id, eos_token_id=TOKENIZER.eos_token_id))
+    for p in model.parameters(): torch.nn.init.normal_(p, std=.5)
+    return model.double()
+
+
+def test_margin_and_accuracy_of_dpo_by_hand():
+    "m = log π/π_ref of the chosen − log π/π_ref of the rejected, by plain forwards; right where it is above 0."
+    pairs = [("w0 w1", "w2"), ("w3", "w4 w5 w6"), ("w7 w7", "w8 w1"), ("w1", "w0"), ("w2 w4", "w6 w0 w3")]
+    model, ref = gpt2(0), gpt2(1)
+    def logp(m, text):
+        ids = TOKENIZER(text)["input_ids"] + [TOKENIZER.eos_token_id]  # which begin with the token that begins every text
+        table = m.eval()(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return sum(table[i, a].item() for i, a in enumerate(ids[1:]))
+    margins = [logp(model, c) - logp(ref, c) - logp(model, r) + logp(ref, r) for c, r in pairs]
+    chosen, rejected = (sum(logp(model, pair[k]) for pair in pairs) / 5 for k in (0, 1))
+    (log,) = train_dpo(model, TOKENIZER, pairs, steps=1, lr=1e-4, ref_model=ref, beta=.5, batch_size=5, progress=False)
+    assert (log["chosen_logprob"], log["rejected_logprob"]) == (pytest.approx(chosen, abs=1e-6), pytest.approx(rejected, abs=1e-6))
+    assert log["margin"] == pytest.approx(sum(margins) / 5, abs=1e-6) and log["accuracy"] == pytest.approx(sum(m > 0 for m in margins) / 5)
+    assert log["loss"] == pytest.approx(sum(math.log1p(math.exp(-.5 * m)) for m in margins) / 5, abs=1e-6) and 0 < log["accuracy"] < 1

@@ -2,13 +2,16 @@
 import math
 from collections import Counter
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from states import Shelf
 
-from instruct_goose.supervised.fit import batches, fit, one_seed, refuse_long_rows, torch_threads
+from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.supervised.fit import batches, check_log, fit, one_seed, refuse_long_rows, torch_threads
+from instruct_goose.supervised.sft import train_lm
 from instruct_goose.training.updates import cosine
 
 
@@ -198,3 +201,22 @@ def test_long_rows_are_refused_by_name():
     refuse_long_rows([[1] * 4], model)
     with pytest.raises(ValueError, match=r"chosen text 1 has 5 tokens, beyond the model's context of 4 \(2 of them"):
         refuse_long_rows([[1], [1] * 5, [1] * 6], model, "chosen text")
+
+
+@pytest.mark.parametrize("log,names,says", [
+    ({"loss": 2, "lr": 2}, ["loss", "lr"], None), ({"loss": 3}, ["loss"], None), ({"loss": 2}, ("loss",), "log is missing"), ({"loss": 2}, ["loss", "lr"], "log is missing"),
+    ({"lr": 2}, ["lr"], "log is missing"), ({"loss": 2, "lr": 1}, ["loss", "lr"], "columns differ"), ({"loss": 0}, ["loss"], "0 updates, of 3"),
+    ({"loss": 4}, ["loss"], "4 updates, of 3")])
+def test_a_log_of_a_stage(log, names, says):
+    columns = {name: torch.zeros(n, dtype=torch.float64) for name, n in log.items()}
+    if says is None: assert check_log(columns, names, 3) == log["loss"]
+    else:
+        with pytest.raises(ValueError, match=says): check_log(columns, names, 3)
+
+
+def test_a_supervised_stage_keeps_every_tenth_state_in_memory(unchecked):
+    told = []
+    stage = SimpleNamespace(after_step=lambda at, of, state, often: told.append((at, of, often)), saved=None)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=7, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    with unchecked(): train_lm(model, word_tokenizer("a good film is".split()), ["a good film"] * 4, steps=2, batch_size=2, lr=1e-3, seed=0, progress=False, stage=stage)
+    assert told == [(1, 2, 10), (2, 2, 10)]

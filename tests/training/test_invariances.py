@@ -6,83 +6,22 @@ from functools import cache
 
 import pytest
 import torch
-import transformers
 from deep import first
-from transformers import AutoModelForCausalLM
+from invariant_rows import CONFIGS, EOS, SETTINGS, V, agree, models, responses, trainer
 
-from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import pad, word_tokenizer
-from instruct_goose.objective.group import PRESETS
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.worlds.invariances import difference, outcome, poisoned, relaid, slots
 
-EOS, V = 0, 11   # and EOS is also what pads
-BASE = dict(vocab_size=V, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16,
-            pad_token_id=EOS, bos_token_id=EOS, eos_token_id=EOS)
-CONFIGS = {"gpt2": lambda: transformers.GPT2Config(**BASE, resid_pdrop=.3, embd_pdrop=.3, attn_pdrop=.3),
-           "llama": lambda: transformers.LlamaConfig(**BASE, intermediate_size=12, num_key_value_heads=1, attention_dropout=.3)}
 each_model = pytest.mark.parametrize("name", CONFIGS)
 
-SETTINGS = {name: dict(algorithm=name) for name in PRESETS} | {
-    "all of PPO's": dict(ent_coef=.05, temperature=1.3, gamma=.9, dual_clip=1.5, kl_placement="loss", kl_estimator="k1",
-                         kl_gradient="ratio", importance_cap=1.1, lr_schedule="cosine", kl_target=2.),
-    "straight through, no clip": dict(algorithm="grpo", surrogate="ratio", kl_gradient="straight_through", ent_coef=.05,
-                                      importance_cap=1.1, group_ddof=0),
-    "GAE in groups": dict(aggregation="group_token_mean", group_size=2, value_clip=None)}
 each_setting = pytest.mark.parametrize("setting", SETTINGS)
 ONE_LEVEL = [(s, n) for s in SETTINGS for n in CONFIGS if n == "gpt2" or s in ("ppo", "dapo", "gspo")]
 
 
 @cache
-def models(name):
-    "A policy with a value head that says something, and a reference that differs; dropout is on."
-    def tiny(seed):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(CONFIGS[name]())
-        for p in model.parameters(): torch.nn.init.normal_(p, std=.35)
-        return model.double().train()
-    agent = Agent(tiny(0))
-    torch.nn.init.normal_(agent.value_head.weight, std=.3)
-    return agent, tiny(1)
-
-
-def trainer(setting, name, **changes):
-    agent, ref = models(name)
-    given = dict(SETTINGS[setting])
-    algorithm = given.pop("algorithm", "ppo")
-    small = dict(device="cpu", batch_size=6, max_new_tokens=5, lr=.02, beta=.2, epochs=2, minibatches=2)
-    if PRESETS[algorithm]["group_size"] > 1: small["group_size"] = 2
-    return RLHFTrainer(copy.deepcopy(agent), ref, RLHFConfig.preset(algorithm, **small | given | changes))
-
-
-def responses(setting):
-    """Six responses of 1 to 5 tokens to three queries of 1 to 4, in groups of two; the second group is unanimous.
-    The end token occurs inside queries; two responses are cut off."""
-    queries = [[0, 5, 7], [0], [0, 4, 0, 6]]
-    (q, qm), (r, rm) = pad([x for x in queries for _ in range(2)], EOS, side="left"), pad(
-        [[8, 9, 0], [2, 10, 3, 5, 1], [7, 0], [0], [3, 4, 0], [9, 9, 6, 1, 2]], EOS, side="right")
-    r = Rollout(q, qm, r, rm, scores=torch.tensor([1.5, -2., .25, .25, 3., -.5], dtype=torch.float64))
-    if setting == "remax": r.baseline = torch.tensor([.5, .5, -1., -1., .75, .75], dtype=torch.float64)
-    if "importance_cap" in SETTINGS[setting]:  # a sampler that is not quite the policy
-        noise = torch.randn(rm.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-        r.sampled_logprobs = torch.where(rm, -2.4 + .3 * noise, 0.)
-    return r
-
-
-@cache
 def plain(setting, name, **changes): return outcome(trainer(setting, name, **changes), responses(setting))
-
-
-def agree(one, other, name):
-    """Within what rounding explains. A sum of a few hundred float64 terms near 1: 1e-12. Weights: where a gradient is truly 0, as
-    that of GPT-2's keys' bias, Adam makes of its rounding δ a step of lr·δ/1e-8 = 2e6·δ, of 1e-15 some 2e-9, and there are four steps.
-    Llama's norms and rotations are float32 in every dtype: a sum that lies on the boundary between two of them may fall to either."""
-    weights = {k for k in one if k.startswith("weight")}
-    for bound, part in ((1e-12, one.keys() - weights), (1e-8, weights)):
-        off, where = difference({k: one[k] for k in part}, {k: other[k] for k in other if (k in weights) == (part == weights)})
-        assert off <= (bound if name == "gpt2" else 1e-6), (off, where)
 
 
 def test_the_plain_outcome_is_worth_comparing():

@@ -1,45 +1,56 @@
-"""The meters that the doctor's rules read: numbers known twice, each against a second way to know it."""
+"Numbers of a rollout and of an update, each against a second way to know it: plain forwards, sums by hand, other formulas."
+import copy
+import dataclasses
+import json
 import math
-import random
 
 import numpy as np
 import pytest
 import torch
 from deep import first
+from small_trainer import EOS, PROMPTS, TOKENIZER, config, kl_by_hand, ready, reward, rows, tiny, trainer
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from instruct_goose.doctor.diagnosis import diagnose
+import instruct_goose.training.metrics as module
+import instruct_goose.training.trainer as trainer_module
 from instruct_goose.models.agent import create_reference_model
-from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.advantages import gae
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.training.callbacks import RecheckRewards, generators_kept
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.metrics import correlation, discounts, of_sampler, of_texts, prompt_nll, weight_meter
+from instruct_goose.training.metrics import (
+    correlation,
+    describe,
+    discounts,
+    of_sampler,
+    of_scores,
+    of_texts,
+    prompt_nll,
+    weight_meter,
+)
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 
-WORDS = [f"w{i}" for i in range(9)]
-TOKENIZER = word_tokenizer(WORDS, 16, pad="<end>", bos="<end>", eos="<end>")
-PROMPTS = ["w1 w2", "w3", "w4 w5 w6", "w7"]
+NINE = [f"w{i}" for i in range(9)]
+SHORT = word_tokenizer(NINE, 16, pad="<end>", bos="<end>", eos="<end>")
+FOUR = ["w1 w2", "w3", "w4 w5 w6", "w7"]
 
 
 def made(seed=0, algorithm="ppo", reference=None, trainer=RLHFTrainer, optimizer=None, callbacks=(), dtype=torch.float64, **changes):
     torch.manual_seed(seed)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(TOKENIZER), n_positions=16, n_embd=16, n_layer=1, n_head=2))
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(SHORT), n_positions=16, n_embd=16, n_layer=1, n_head=2))
     for p in model.parameters(): torch.nn.init.normal_(p, std=.3)
     group = 2 if PRESETS[algorithm]["group_size"] > 1 else 1
     small = dict(device="cpu", batch_size=8, max_new_tokens=6, lr=1e-3, group_size=group) | changes
-    return trainer(model.to(dtype), reference, RLHFConfig.preset(algorithm, **small), tokenizer=TOKENIZER, optimizer=optimizer, callbacks=callbacks)
+    return trainer(model.to(dtype), reference, RLHFConfig.preset(algorithm, **small), tokenizer=SHORT, optimizer=optimizer, callbacks=callbacks)
 
 
 def even(texts): return [len(text) % 5 - 2. for text in texts]
 
 
-def step(t): return t.step((PROMPTS * 2)[:8 // t.config.group_size], even)
+def step(t): return t.step((FOUR * 2)[:8 // t.config.group_size], even)
 
 
-# --- what the loss pulls at -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("micro", first(1, [3, None, 1]))
 @pytest.mark.parametrize("algorithm", PRESETS)
 def test_the_loss_of_every_preset_pulls_as_the_equations_say(algorithm, micro):
@@ -87,7 +98,6 @@ def test_of_frozen_weights_nothing_is_said():
     assert changed()["weights_moved"] == pytest.approx(.5, abs=.01)
 
 
-# --- returns and values -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("gamma, lam", [(1., .95), (.9, .5), (.7, 0.), (1., 1.), (0., .5)])
 def test_the_returns_say_what_they_were_made_with(gamma, lam):
     torch.manual_seed(1)
@@ -118,77 +128,19 @@ def test_distinct_rows_are_counted_whatever_stands_in_the_padding():
     assert found.pop("score_length_correlation").item() == pytest.approx(1.) and found == {"distinct_prompts": 3, "distinct_responses": .75, "distinct_2": .5}
 
 
-# --- prompts ----------------------------------------------------------------------------------------------------------
 def test_prompts_are_guessed_by_a_model_without_knowledge_and_read_one_by_one():
     t = made()
-    r = t.rollout(PROMPTS * 2)
+    r = t.rollout(FOUR * 2)
     one_by_one = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([TOKENIZER(prompt)["input_ids"]])
+    for prompt in FOUR:
+        ids = torch.tensor([SHORT(prompt)["input_ids"]])
         logp = t.ref_model(ids).logits[0].log_softmax(-1)
         one_by_one += [-logp[i, ids[0, i + 1]].item() for i in range(ids.shape[1] - 1)]
-    assert prompt_nll(t.ref_model, r).item() == pytest.approx(np.mean(one_by_one) / np.log(len(TOKENIZER)), rel=1e-6)
+    assert prompt_nll(t.ref_model, r).item() == pytest.approx(np.mean(one_by_one) / np.log(len(SHORT)), rel=1e-6)
     blank = create_reference_model(t.agent)
     torch.nn.init.zeros_(blank.transformer.wte.weight)
     assert prompt_nll(blank, r).item() == pytest.approx(1., abs=1e-6)
     assert prompt_nll(t.ref_model, t.rollout([""])).isnan()  # one token: nothing to predict
-
-
-# --- asked again ------------------------------------------------------------------------------------------------------
-def noisy(texts): return [x + torch.rand(()).item() + np.random.rand() for x in even(texts)]  # the shape checker plays with Python's
-
-
-@pytest.mark.parametrize("reward", [even, noisy])
-def test_asking_again_changes_no_number_of_the_run(reward):
-    logs = []
-    for again in (False, True):
-        t = made(callbacks=[RecheckRewards(reward, rows=3)] if again else [])
-        torch.manual_seed(3); np.random.seed(3)  # the reward's own dice, which are global
-        logs.append([{k: x for k, x in t.step(PROMPTS * 2, reward).items() if "second" not in k} for _ in range(3)])
-    for alone, asked in zip(*logs, strict=True):
-        found = {k: asked.pop(k) for k in ("reward_noise", "reward_shift")}
-        assert alone == asked
-        assert found["reward_noise"] > .01 if reward is noisy else found == {"reward_noise": 0, "reward_shift": 0}
-
-
-@pytest.mark.parametrize("every", [None, 2])
-def test_a_run_asks_again_as_often_as_its_setting_says(every):
-    calls = []
-
-    def counted(texts):
-        calls.append(len(texts))
-        return even(texts)
-
-    log = made(recheck_every=every, steps=4).train(PROMPTS, counted, progress=False)
-    alone = made(steps=4).train(PROMPTS, even, progress=False)
-    asked = {m["iteration"]: (m.pop("reward_noise"), m.pop("reward_shift")) for m in log if "reward_noise" in m}
-    assert asked == ({} if every is None else {0: (0, 0), 2: (0, 0)}) and calls == ([8] * 4 if every is None else [8, 8, 8, 8] * 2)
-    same = [[{k: x for k, x in m.items() if "second" not in k} for m in each] for each in (log, alone)]
-    assert same[0] == same[1]
-
-
-def test_the_doctor_reads_an_answer_now_and_then():
-    def by_place(texts): return [x + 3. * (i % 3) for i, x in enumerate(even(texts))]
-
-    c = dict(recheck_every=2, steps=3)
-    found = diagnose(made(**c).train(PROMPTS, by_place, progress=False), vars(RLHFConfig(**c)))
-    assert [f.evidence.split(" in ")[1] for f in found if f.name == "reward of other rows"] == ["2 of 2 iterations, first"]
-
-
-def test_slipped_rows_show_in_another_order_alone():
-    class Slipped(RLHFTrainer):
-        def judge(self, rollout, reward_fn, kind="text"): return super().judge(rollout, reward_fn, kind).roll(1)
-
-    m = step(made(trainer=Slipped, callbacks=[RecheckRewards(even)]))
-    assert m["reward_noise"] == 0 and m["reward_shift"] > .5
-
-
-def test_dice_are_put_back_after_an_error_too():
-    before = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist()
-    with pytest.raises(ZeroDivisionError), generators_kept():
-        random.random(); torch.rand(3); np.random.rand(3)
-        raise ZeroDivisionError
-    assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1]) and np.random.get_state()[1].tolist() == before[2]
 
 
 def test_the_samplers_kl_is_that_of_three_tokens_and_the_mean_weight_says_only_what_the_cap_took():
@@ -206,3 +158,160 @@ def test_the_samplers_kl_is_that_of_three_tokens_and_the_mean_weight_says_only_w
             assert m["sampler_kl"].item() == pytest.approx(sum(a * math.log(a / b) for a, b in zip(mu, pi)), rel=1e-12)
             assert m["max_sampler_deviation"].item() == pytest.approx(1.5) and (weight is None or m["importance_mean"].item() == pytest.approx(weight))
     assert of_sampler(Rollout(tokens, mask, tokens, mask, sampled_logprobs=sampled, old_logprobs=sampled), RLHFConfig())["sampler_kl"] == 0
+
+
+@pytest.mark.parametrize("changes,seen", [(dict(), range(8)), (dict(micro_batch_size=3, temperature=1.4), range(8)),
+                                          (dict(batch_size=24), range(0, 24, 3)), (dict(batch_size=80), range(0, 80, 10))], ids=str)
+def test_the_exact_distance_that_an_iteration_goes(changes, seen):
+    t = trainer(**changes)
+    r = ready(t, prompts=(PROMPTS * 10)[:t.config.batch_size])
+    assert not r.mask.all()
+    old = copy.deepcopy(t.agent.model)
+    m = t.optimize(r)
+    queries, responses = rows(r)
+    exact = kl_by_hand(old, t.agent.model, *([x[i] for i in seen] for x in (queries, responses)), t.config.temperature)
+    assert m["kl_to_old_exact"] == pytest.approx(sum(exact) / len(exact), rel=1e-6) and m["kl_to_old_exact"] > 1e-3
+
+
+def test_of_a_large_vocabulary_fewer_responses_are_asked_and_at_last_none(monkeypatch):
+    for most, seen in ((6 * 11 * 8, range(8)), (6 * 11 * 3, range(0, 8, 3)), (6 * 11 - 1, None)):
+        t = trainer()
+        r = ready(t)
+        assert r.mask.shape == (8, 6)
+        monkeypatch.setattr(module, "MOST", most)
+        old, m, (queries, responses) = copy.deepcopy(t.agent.model), t.optimize(r), rows(r)
+        if seen is None: assert m["kl_to_old_exact"] is None; continue
+        exact = kl_by_hand(old, t.agent.model, *([x[i] for i in seen] for x in (queries, responses)))
+        assert m["kl_to_old_exact"] == pytest.approx(sum(exact) / len(exact), rel=1e-6)
+
+
+def scored(t, scores):
+    "A rollout whose scores are set by hand."
+    r = t.rollout((PROMPTS * 4)[:len(scores) // t.config.group_size])
+    r.scores = torch.tensor(scores, dtype=torch.float64)
+    return module.describe(t.advantages(r), t.config)
+
+
+def test_rewards_of_groups_by_hand():
+    scores = [1., 3., 2., 2., 0., 4., 5., 5.]  # std of the pairs, by n − 1: √2, 0, 2√2, 0; by n: 1, 0, 2, 0
+    for ddof, std in ((1, 3 * math.sqrt(2) / 4), (0, .75)):
+        m = scored(trainer(algorithm="grpo", group_size=2, group_ddof=ddof), scores)
+        assert (m["reward_min"], m["reward_max"], m["flat_groups"]) == (0., 5., .5) and m["group_reward_std"] == pytest.approx(std)
+    m = scored(trainer(algorithm="rloo", group_size=4), [1., 1., 1., 2., -3., -3., -3., -3.])  # std ½ and 0
+    assert (m["reward_min"], m["reward_max"], m["flat_groups"], m["group_reward_std"]) == (-3., 2., .5, pytest.approx(.25))
+    assert scored(trainer(algorithm="grpo", group_size=4), [.1] * 8)["flat_groups"] == 1.
+    m = scored(trainer(), scores)
+    assert m["group_reward_std"] is None and m["flat_groups"] is None and (m["reward_min"], m["reward_max"]) == (0., 5.)
+
+
+@pytest.mark.parametrize("level,largest", [("token", .9), ("sequence", .25), ("product", .5)])
+def test_the_largest_ratio_is_that_of_real_tokens_at_the_level_of_the_loss(level, largest):
+    t = trainer(ratio_level=level)
+    (q, qm), (ids, mask) = pad([[0, 5], [0], [0, 4]], EOS, side="left"), pad([[3, 4], [5, 6, 2], [7, 8]], EOS, side="right")
+    moved = torch.tensor([[.1, .4, 3.], [.9, -.8, .1], [-.2, -.3, 3.]], dtype=torch.float64)  # the threes are padding
+    old = torch.full_like(moved, -2.)
+    r = Rollout(q, qm, ids, mask, old_logprobs=old, advantages=torch.ones_like(old))
+    assert module.describe_step(old + moved, r, t.config)["ratio_max"].item() == pytest.approx(math.exp(largest))
+    low = r[[2]]  # all below 1, and the padding is not a token
+    expected = {"token": -.2, "sequence": -.25, "product": -.5}[level]
+    assert module.describe_step(old[[2]] + moved[[2]], low, t.config)["ratio_max"].item() == pytest.approx(math.exp(expected))
+
+
+def test_the_largest_ratio_of_an_iteration_is_of_all_its_steps_and_other_meters_are_means():
+    t, seen = trainer(epochs=3), []
+    update = t.update
+    def spy(*args, **kw): seen.append(x := update(*args, **kw)); return dict(x)
+    t.update = spy
+    m = t.optimize(ready(t))
+    assert len(seen) == 6 and m["ratio_max"] == max(x["ratio_max"].item() for x in seen) > 1.01
+    assert m["kl_to_old"] == pytest.approx(sum(x["kl_to_old"].item() for x in seen) / 6)
+
+
+def test_speed_is_tokens_by_seconds(monkeypatch):
+    ticks = iter([0., .5, 1., 3., 3., 7., 7., 8., 10., 10.])  # the last step takes no time at all
+    t = trainer()
+    monkeypatch.setattr(trainer_module.time, "perf_counter", lambda: next(ticks))
+    m = t.step(PROMPTS, reward)
+    steps, n = ("rollout", "score", "annotate", "advantages", "optimize"), m["tokens"]
+    assert [m[f"seconds_{x}"] for x in steps] == [.5, 2., 4., 1., 0.]
+    assert [m[f"tokens_per_second_{x}"] for x in steps] == [n * 2, n / 2, n / 4, n, None]
+
+
+def test_what_is_unknown_is_left_out():
+    m = {"reward_mean": 1.234, "held_out_reward": None, "kl_to_reference": 2., "entropy": .5, "tokens": 900, "seconds_rollout": .5, "seconds_score": None, "seconds_optimize": .25}
+    assert module.in_short(m) == "reward 1.23, KL 2.00, entropy 0.50, 1,200 tokens/s"
+    assert module.in_short(m | {"clip_fraction": .25, "held_out_reward": 3.}) == "reward 1.23, held out 3.00, KL 2.00, entropy 0.50, clipped 25%, 1,200 tokens/s"
+    assert module.in_short({"reward_mean": None}) == ""
+
+
+def test_metrics_are_json_and_what_they_say():
+    trainer = RLHFTrainer(tiny(dtype=torch.float32), tiny(seed=1, dtype=torch.float32), config(), tokenizer=TOKENIZER)
+    seen = []
+    history = trainer.train(PROMPTS, reward, steps=3, callback=lambda m: seen.append(m), progress=False)
+    assert seen == history == json.loads(json.dumps(history)) and [m["iteration"] for m in history] == [0, 1, 2]
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
+    m = describe(r, trainer.config, trainer.eos_ids)
+    ell = [(r.old_logprobs - r.ref_logprobs)[i, t].item() for i, t in r.mask.nonzero().tolist()]
+    assert m["kl_estimate"] == pytest.approx(sum(math.exp(-x) - 1 + x for x in ell) / 8, rel=1e-4) and m["kl_to_reference"] == pytest.approx(r.kl.sum().item() / 8)
+    lengths = [row.sum().item() for row in r.mask]
+    assert m["tokens"] == sum(lengths) and m["response_length"] == pytest.approx(sum(lengths) / 8)
+    ended = [r.response_ids[i, n - 1].item() == EOS for i, n in enumerate(lengths)]
+    assert m["finished"] == pytest.approx(sum(ended) / 8) and 0 < sum(ended) < 8
+    assert m["reward_mean"] == pytest.approx(sum(reward(r.texts)) / 8)
+    assert m["reward_std"] == pytest.approx(torch.tensor(reward(r.texts)).std().item(), abs=1e-6)
+    flat = [r.entropy[i, t].item() for i, n in enumerate(lengths) for t in range(n)]
+    assert m["entropy"] == pytest.approx(sum(flat) / len(flat), abs=1e-5)
+    R, V = r.returns[r.mask], r.values[r.mask]
+    assert m["explained_variance"] == pytest.approx(1 - ((R - V).var() / R.var()).item(), abs=1e-4)
+    assert m["return_mean"] == pytest.approx(R.mean().item(), abs=1e-5) and m["advantage_std"] == pytest.approx((R - V).std(unbiased=False).item(), abs=1e-5)
+    assert m["total_reward_mean"] == pytest.approx(r.rewards.sum().item() / 8, abs=1e-5)
+
+
+@pytest.mark.parametrize("changes", [dict(algorithm="reinforce_pp", gamma=.9), dict(algorithm="rloo", whiten_advantages=True)], ids=str)
+def test_the_log_shows_advantages_as_they_were_before_whitening(changes):
+    trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(**changes), tokenizer=TOKENIZER)
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8 // trainer.config.group_size]), lambda texts: [3. + len(t) for t in texts]))
+    m, plain = describe(r, trainer.config, trainer.eos_ids), []
+    scores = [3. + len(t) for t in r.texts]
+    for i, n in enumerate(r.mask.sum(1).tolist()):  # no drift yet, so the score is all there is
+        plain += [scores[i] * .9**(n - 1 - t) if trainer.config.group_size == 1 else scores[i] - scores[i ^ 1] for t in range(n)]
+    mean = sum(plain) / len(plain)
+    assert m["advantage_mean"] == pytest.approx(mean, rel=1e-4, abs=1e-4)
+    assert m["advantage_std"] == pytest.approx(math.sqrt(sum((x - mean)**2 for x in plain) / len(plain)), rel=1e-4)
+    white = r.advantages[r.mask]
+    assert abs(white.mean()) < 1e-5 and white.std().item() == pytest.approx(1, abs=1e-4)
+
+
+def test_the_meters_of_the_update_describe_the_policy_before_each_step():
+    trainer = RLHFTrainer(tiny(), config=config(minibatches=1, epochs=2, lr=.02, clip=.1, clip_high=.3), tokenizer=TOKENIZER)
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
+    start = [p.detach().clone() for p in trainer.agent.parameters()]
+    m = trainer.optimize(r)
+    for p, w in zip(trainer.agent.parameters(), start, strict=True): p.data = w
+    again = RLHFTrainer(trainer.agent, config=dataclasses.replace(trainer.config, epochs=1), tokenizer=TOKENIZER)
+    one = again.optimize(r)  # the same first step; what the second sees is the policy after it
+    logp = trainer.agent.evaluate(r.query_ids, r.query_mask, r.response_ids, r.mask).logprobs.detach()
+    k3, low, high, n = 0., 0, 0, r.mask.sum().item()
+    for i, t in r.mask.nonzero().tolist():
+        ell = (logp[i, t] - r.old_logprobs[i, t]).item(); ratio, a = math.exp(ell), r.advantages[i, t].item()
+        k3 += ratio - 1 - ell  # k3 of KL(old, new), sampled from old
+        low += ratio < .9 and a < 0; high += ratio > 1.3 and a > 0
+    assert low and high and one["kl_to_old"] == one["clip_fraction"] == 0  # before the first step nothing has moved
+    assert m["kl_to_old"] == pytest.approx(k3 / 8 / 2) and m["clip_fraction_low"] == pytest.approx(low / n / 2)
+    assert m["clip_fraction_high"] == pytest.approx(high / n / 2) and m["clip_fraction"] == pytest.approx((low + high) / n / 2)
+
+
+def test_what_is_not_defined_is_none():
+    trainer = RLHFTrainer(tiny(), config=config(beta=0.), tokenizer=TOKENIZER)
+    m = trainer.step(PROMPTS, lambda texts: [0.] * len(texts))  # returns that do not vary
+    assert m["explained_variance"] is None and json.loads(json.dumps(m)) == m
+
+
+@pytest.mark.parametrize("scores,std", [([1., 3.], math.sqrt(2)), ([5.], 0.), ([1., 1., 4.], math.sqrt(3))])
+def test_the_spread_of_few_rewards(scores, std):
+    "Divided by one less than their number, and 0 of one alone."
+    ids, n = torch.zeros(len(scores), 1, dtype=torch.long), len(scores)
+    r = Rollout(ids, ids == 0, ids, ids == 0, scores=torch.tensor(scores, dtype=torch.float64))
+    found = of_scores(r, RLHFConfig())
+    assert found["reward_std"].item() == pytest.approx(std) and found["reward_mean"].item() == pytest.approx(sum(scores) / n)
+    assert (found["reward_min"].item(), found["reward_max"].item(), found["flat_groups"]) == (min(scores), max(scores), None)

@@ -10,7 +10,7 @@ from instruct_goose.models.agent import Agent
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.masks import response_mask
-from instruct_goose.training.rollout import Rollout, collect, draw, sample
+from instruct_goose.training.rollout import EVALUATION, Rollout, collect, draw, generator, sample
 
 V, EOS, PAD = 11, 2, 0
 BASE = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=20,
@@ -255,3 +255,7 @@ def test_indexing():
         assert r[rows].scores.tolist() == [float(c) for c in expected]
     for n in (0, 8):
         with pytest.raises(ValueError, match="7 responses cannot be dealt"): list(r.minibatches(n))
+
+
+def test_a_seed_has_a_million_streams_and_evaluation_the_last():
+    assert EVALUATION == 1_048_575 and generator(1, 0).initial_seed() == generator(0, EVALUATION).initial_seed() + 1

@@ -3,7 +3,7 @@ import copy
 
 import pytest
 import torch
-from test_invariances import SETTINGS, V, agree, models, outcome, responses, trainer
+from invariant_rows import SETTINGS, V, agree, models, responses, trainer
 
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.smollm import stand_in
@@ -15,7 +15,7 @@ from instruct_goose.training.rollout import Queries, Tokens, draw
 from instruct_goose.training.sampling import PolicySampler, joined
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.variants.multi_turn import TurnSampler, chat_reply
-from instruct_goose.worlds.invariances import difference, poisoned, relaid
+from instruct_goose.worlds.invariances import difference, outcome, poisoned, relaid
 
 CASES = [("ppo", "gpt2"), ("all of PPO's", "llama"), ("grpo", "gpt2"), ("gspo", "gpt2"), ("dapo", "llama"), ("dr_grpo", "gpt2"), ("GAE in groups", "gpt2")]
 HOLES = [(0, 1), (1, 1), (1, 2), (4, 0), (5, 3)]  # row and place; rows of 3, 5, 2, 1, 3 and 5 tokens

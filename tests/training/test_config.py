@@ -1,0 +1,79 @@
+"Settings: their ranges, their presets, and how each is called on the command line."
+import dataclasses
+
+import pytest
+
+from instruct_goose.objective.group import PRESETS
+from instruct_goose.training.config import RLHFConfig
+
+
+def test_every_setting_is_checked_by_name_value_and_range(unchecked):
+    with unchecked():
+        for field in dataclasses.fields(RLHFConfig):
+            for bad in (float("nan"), float("inf"), -1, "x", ["x"] if field.name == "reward_weights" else [1], object()):
+                with pytest.raises((ValueError, TypeError), match=f"^{field.name} is .*must be"): RLHFConfig(**{field.name: bad})
+        for name in ("steps", "batch_size", "epochs", "minibatches", "max_new_tokens", "group_size", "seed"):
+            for bad in (1.5, True, None):
+                with pytest.raises(TypeError, match=f"{name} is .*whole number"): RLHFConfig(**{name: bad})
+        for bad, message in [(dict(clip=0), "above 0"), (dict(lam=1.01), "from 0 to 1"), (dict(gamma=-.1), "from 0 to 1"), (dict(temperature=0), "above 0"),
+                             (dict(advantage="group_mean"), "group_size is 1: it must be at least 2 for group_mean"),
+                             (dict(advantage="group_mean_std"), "at least 2 for group_mean_std"), (dict(advantage="leave_one_out"), "at least 2 for leave_one_out"),
+                             (dict(aggregation="group_token_mean"), "at least 2 for group_token_mean"), (dict(group_size=0), "at least 1"),
+                             (dict(group_size=8, batch_size=12), "multiple of group_size, 8"), (dict(dual_clip=1.), "above 1"),
+                             (dict(dual_clip=2., surrogate="ratio"), "None with surrogate='ratio'"), (dict(importance_cap=0.), "above 0"), (dict(importance_floor=.5), "below importance_cap"),
+                             (dict(importance_cap=2., importance_floor=2.), "below importance_cap"), (dict(kl_early_stop=0.), "above 0"), (dict(importance_beyond="mask"), "one of"), (dict(group_ddof=2), "one of 0, 1"),
+                             (dict(kl_placement="loss", kl_estimator="k1"), "kl_gradient is 'plain': it must be 'ratio' or 'straight_through'"),
+                             (dict(kl_gradient="ratio"), "'plain' with kl_placement='reward'"),
+                             (dict(minibatches=65), "at most batch_size, 64"), (dict(beta=0, kl_target=3), "above 0 when kl_target")]:
+            with pytest.raises(ValueError, match=message): RLHFConfig(**bad)
+        RLHFConfig(beta=0, lr=1, clip=1, gamma=1, lam=0, ent_coef=0, vf_coef=0)  # whole numbers where numbers are meant
+
+
+def test_every_setting_has_help_on_the_command_line():
+    import contextlib
+    import io
+    import re
+
+    import tyro
+    assert tyro.cli(RLHFConfig, args=["--advantage", "leave_one_out", "--group-size", "4", "--beta", "0", "--micro-batch-size", "8", "--no-whiten-advantages",
+                                      "--dual-clip", "3", "--kl-estimator", "None", "--group-ddof", "0"]) == \
+        RLHFConfig(advantage="leave_one_out", group_size=4, beta=0., micro_batch_size=8, whiten_advantages=False, dual_clip=3., group_ddof=0)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit): tyro.cli(RLHFConfig, args=["--help"], console_outputs=True)
+    text = re.sub(r"[│╭╮╰╯─\s]+", " ", out.getvalue())
+    for field in dataclasses.fields(RLHFConfig): assert f"--{field.name.replace('_', '-')}" in text
+    import inspect
+    lines = inspect.getsource(RLHFConfig).splitlines()
+    for field in dataclasses.fields(RLHFConfig):
+        at = next(i for i, x in enumerate(lines) if re.match(rf"\s+{field.name}:", x))
+        below = next(x for x in lines[at:] if re.match(r'    "', x) or "  # " in x)  # beside the field, or a string under it
+        comment = below.split("  # ")[1] if "  # " in below else below.strip().strip('"')
+        assert len(comment) > 10 and comment.split()[0].strip("`;:") in text, field.name
+
+
+@pytest.mark.parametrize("algorithm", PRESETS)
+def test_a_preset_is_its_dials_and_what_overrides_them(algorithm):
+    c = RLHFConfig.preset(algorithm)
+    assert {k: getattr(c, k) for k in PRESETS[algorithm]} == PRESETS[algorithm] and c.algorithm == algorithm
+    defaults = RLHFConfig()
+    for f in dataclasses.fields(RLHFConfig):
+        if f.name not in PRESETS[algorithm]: assert getattr(c, f.name) == getattr(defaults, f.name), f.name
+    other = RLHFConfig.preset(algorithm, steps=7, clip=.11, beta=.9, group_size=4)
+    assert (other.steps, other.clip, other.beta, other.group_size, other.algorithm) == (7, .11, .9, 4, algorithm)  # sizes do not make another algorithm
+    assert RLHFConfig.preset(algorithm, group_ddof=0).algorithm == "custom"
+    assert dataclasses.replace(c, steps=3).algorithm == algorithm
+
+
+def test_presets_of_other_configurations_and_unknown_ones():
+    @dataclasses.dataclass
+    class Mine(RLHFConfig):
+        beta: float = .7
+        clip: float = .3
+        steps: int = 5
+    grpo, rloo = Mine.preset("grpo"), Mine.preset("rloo")
+    assert type(grpo) is Mine and (grpo.beta, grpo.clip, grpo.steps) == (.04, .2, 5)  # the preset beats the class
+    assert rloo.beta == .7 and Mine.preset("rloo", beta=.2).beta == .2                # which it leaves alone where it says nothing
+    assert RLHFConfig().algorithm == Mine().algorithm == "ppo"
+    with pytest.raises(ValueError, match="no preset 'dqn': choose one of ppo, grpo.*remax"): RLHFConfig.preset("dqn")
+    with pytest.raises(TypeError, match="algorithm"): RLHFConfig(algorithm="grpo")
+    with pytest.raises(AttributeError): RLHFConfig().algorithm = "grpo"

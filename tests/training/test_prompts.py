@@ -1,0 +1,90 @@
+"Prompts in every form, the tokens that end a response, and the order of the prompts."
+import itertools
+
+import pytest
+import torch
+from small_trainer import EOS, PROMPTS, TOKENIZER, config, reward, tiny
+
+from instruct_goose.models.tokens import PromptDataset, pad
+from instruct_goose.training.prompts import PromptOrder
+from instruct_goose.training.trainer import RLHFTrainer
+
+
+def test_prompts_in_any_form_give_the_same_rollout():
+    dataset = PromptDataset(PROMPTS, TOKENIZER)
+    ids = [TOKENIZER(p)["input_ids"] for p in PROMPTS]
+    left, right = ({k: v for k, v in zip(("query_ids", "query_mask"), pad(ids, EOS, side=side), strict=True)} for side in ("left", "right"))
+    texts = None
+    for prompts in (PROMPTS, tuple(PROMPTS), ids, [torch.tensor(i) for i in ids], [dataset[i] for i in range(8)], dataset.collate([dataset[i] for i in range(8)]), left, right):
+        got = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER).rollout(prompts).texts
+        texts = texts or got
+        assert got == texts
+
+
+def test_rollout_refuses(unchecked):
+    trainer = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER)
+    with unchecked():
+        for prompts, error, message in [([], ValueError, "no prompts"), ("w1", TypeError, "one text"), (["w1", "w1 " * 14], ValueError, "prompt 1 has 15 tokens, the limit is 14"),
+                                        ([[0, 1], []], ValueError, "row \\[1\\]"), (["w1", None], TypeError, "prompt 1")]:
+            with pytest.raises(error, match=message): trainer.rollout(prompts)
+        with pytest.raises(ValueError, match="has no tokenizer"): RLHFTrainer(tiny(), config=config()).rollout(PROMPTS)
+        with pytest.raises(ValueError, match="max_new_tokens is 20 and the model's context 20 tokens: there is no room"):
+            RLHFTrainer(tiny(), config=config(max_new_tokens=20), tokenizer=TOKENIZER).rollout(PROMPTS)
+    untexted = RLHFTrainer(tiny(), config=config()).rollout([[0, 1], [0]])  # ids need no tokenizer
+    assert untexted.texts is None
+
+
+def test_every_pass_shows_every_prompt_once_in_a_new_order():
+    trainer = RLHFTrainer(tiny(), config=config(batch_size=3, minibatches=1), tokenizer=TOKENIZER)
+    seen, trainer.fresh = [], PromptOrder(PROMPTS, trainer.config.seed)
+    while len(seen) < 48: seen += trainer.next_prompts(3)
+    passes = [seen[i:i + 8] for i in range(0, 48, 8)]
+    assert all(sorted(p) == sorted(PROMPTS) for p in passes) and len({tuple(p) for p in passes}) > 4 and trainer.prompts_seen == 48
+    assert PromptOrder(PROMPTS, trainer.config.seed).take(9, 3) == seen[9:12]  # the place is all there is to remember
+    assert PromptOrder(PROMPTS, 1).take(0, 8) != passes[0]
+
+
+def test_a_stream_is_read_in_order_and_may_run_out():
+    trainer = RLHFTrainer(tiny(), config=config(batch_size=4), tokenizer=TOKENIZER)
+    seen = []
+    def spy(texts): seen.extend(t.split()[0] for t in texts); return [0.] * len(texts)
+    trainer.train((f"w{i % 9}" for i in itertools.count()), spy, steps=2, progress=False)
+    assert seen == [f"w{i}" for i in range(8)]
+    with pytest.raises(ValueError, match="ran out in iteration 4"): trainer.train(iter(["w1"] * 8), spy, steps=3, progress=False)
+    with pytest.raises(ValueError, match="no prompts"): trainer.train([], spy, steps=1, progress=False)
+    with pytest.raises(TypeError, match="one text"): trainer.train("w1", spy, steps=1, progress=False)
+
+
+def test_stop_tokens_end_a_response():
+    stop = TOKENIZER.convert_tokens_to_ids("w3")
+    trainer = RLHFTrainer(tiny(), config=config(batch_size=64), tokenizer=TOKENIZER, stop_token_ids=[stop])
+    r = trainer.rollout(PROMPTS * 8)
+    inside = (r.response_ids == stop) & r.mask
+    assert inside.any() and (inside.sum(-1) <= 1).all()
+    assert all(row[m][-1] == stop for row, m in zip(r.response_ids[inside.any(-1)], r.mask[inside.any(-1)]))
+    with pytest.raises(ValueError, match="stop_token_ids holds 99"): RLHFTrainer(tiny(), tokenizer=TOKENIZER, stop_token_ids=[99])
+
+
+def test_the_ends_of_tokenizer_model_and_caller_are_one_set():
+    "As of Qwen's chat models: the tokenizer ends a text, the generation config lists the end of a turn as well, and each of them ends a response."
+    turn, own = TOKENIZER.convert_tokens_to_ids(["w3", "w5"])
+    model = tiny()
+    model.generation_config.eos_token_id = [turn, EOS]
+    trainer = RLHFTrainer(model, config=config(batch_size=64), tokenizer=TOKENIZER, stop_token_ids=[own, turn])
+    assert sorted(trainer.eos_ids) == sorted({EOS, turn, own}) and len(trainer.eos_ids) == 3
+    r = trainer.rollout(PROMPTS * 16)
+    last = [row[m][-1].item() for row, m in zip(r.response_ids, r.mask)]
+    inside = torch.isin(r.response_ids, torch.tensor([EOS, turn, own])) & r.mask
+    assert {EOS, turn, own} <= set(last) and (inside.sum(-1) <= 1).all()  # each ends some, and nothing is written behind an end
+    assert all((x in (EOS, turn, own)) == bool(end) for x, end in zip(last, inside.any(-1)))
+    plain = tiny()
+    plain.generation_config.eos_token_id = turn  # one number may be the default of a class: the tokenizer is asked
+    assert RLHFTrainer(plain, config=config(), tokenizer=TOKENIZER).eos_ids == [EOS]
+    assert RLHFTrainer(plain, config=config()).eos_ids == [turn]
+
+
+def test_held_out_prompts_may_come_from_a_generator(unchecked):
+    "It is declared a sequence; who passes a generator all the same had it read once, and must not find it empty at the first evaluation."
+    trainer = RLHFTrainer(tiny(), config=config(eval_every=1, steps=2), tokenizer=TOKENIZER)
+    with unchecked(): history = trainer.train(PROMPTS, reward, held_out=(p for p in PROMPTS[:3]), progress=False)
+    assert all("held_out_reward" in m for m in history)

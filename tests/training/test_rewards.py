@@ -1,0 +1,316 @@
+"What reward functions are given, what they may return, how they fail, and numbers at their tokens. The oracles are sums by hand and scripted functions."
+import itertools
+import math
+import sys
+import threading
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from small_trainer import (
+    EOS,
+    PROMPTS,
+    SUMS,
+    TOKENIZER,
+    agent_and_reference,
+    config,
+    no_clock,
+    reward,
+    same,
+    tiny,
+    trainer,
+    weights,
+)
+
+from instruct_goose.objective.kl import kl_in_reward
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.metrics import describe
+from instruct_goose.training.rewards import answer, check_scores
+from instruct_goose.training.rollout import Rollout
+from instruct_goose.training.trainer import RLHFTrainer
+
+
+def test_any_kind_of_numbers_will_do():
+    import numpy as np
+    expected = [1., 0., -2.5]
+    for scores in (expected, tuple(expected), np.array(expected), np.array(expected, dtype=np.float16), torch.tensor(expected, dtype=torch.bfloat16),
+                   (x for x in expected), [torch.tensor(x) for x in expected], [np.float32(x) for x in expected], torch.tensor(expected, requires_grad=True)):
+        assert check_scores(scores, ["a", "b", "c"]).tolist() == expected
+
+
+def test_an_object_with_a_score_method_is_a_reward():
+    class Judge(torch.nn.Module):
+        def score(self, texts): return [len(t) for t in texts]
+    trainer = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER)
+    r = trainer.score(trainer.rollout(PROMPTS), Judge())
+    assert r.scores.tolist() == [len(t) for t in r.texts]
+
+
+@pytest.mark.parametrize("advantage", ["gae", "group_mean", "greedy"])
+def test_a_reward_sees_the_columns_of_its_own_row(advantage):
+    seen = []
+
+    def right(prompts, completions, answer, completion_ids):
+        seen.extend(zip(prompts, completions, answer, completion_ids, strict=True))
+        return [float(c.split()[:1] == [a]) for c, a in zip(completions, answer)]
+
+    group = 1 if advantage != "group_mean" else 2
+    c = RLHFConfig(batch_size=8, max_new_tokens=4, advantage=advantage, group_size=group, eval_every=1, steps=2, minibatches=2)
+    trainer = RLHFTrainer(tiny(), config=c, tokenizer=TOKENIZER)
+    trainer.train(SUMS, right, held_out=SUMS[:3], progress=False)
+    expected = {row["prompt"]: row["answer"] for row in SUMS}
+    assert len(seen) >= 2 * (8 + 3)
+    for prompt, completion, right, ids in seen:
+        assert right == expected[prompt]
+        assert completion == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+def test_two_rewards_are_their_weighted_sum_and_stand_in_the_log(unchecked):
+    def long(completion_ids): return [float(len(ids)) for ids in completion_ids]
+    def first(completions, answer): return [None if a == "w2" else 1. for a in answer]
+    c = config(reward_weights=(.5, 2.))
+    trainer = RLHFTrainer(tiny(), config=c, tokenizer=TOKENIZER)
+    r = trainer.score(trainer.rollout(SUMS), [long, first])
+    by_hand = [.5 * n + 2. * (row["answer"] != "w2") for n, row in zip(r.mask.sum(-1).tolist(), [x for x in SUMS for _ in range(c.group_size)])]
+    assert r.scores.tolist() == by_hand
+    m = describe(trainer.advantages(r), c)
+    assert m["reward_mean/long"] == pytest.approx(r.mask.sum().item() / len(r)) and m["reward_mean/first"] == 1.
+    assert r[[2, 0]].score_parts["long"].tolist() == [r.score_parts["long"][i].item() for i in (2, 0)] and r[1].columns == {"answer": [SUMS[1 // c.group_size]["answer"]]}
+    with pytest.raises(ValueError, match="2 reward functions and 1 weights"):
+        RLHFTrainer(tiny(), config=config(reward_weights=(1.,)), tokenizer=TOKENIZER).score(r, [long, first])
+
+
+def test_scores_are_shaped_in_training_on_held_out_prompts_and_for_the_greedy_baseline(unchecked):
+    "By hand: a score of 9 is cut to 2; no end costs 1; with 6 tokens at most and a buffer of 3, n = 4, 5, 6 cost a third, two thirds, all."
+    c = config("remax", reward_clip=2., missing_eos_penalty=1., overlong_buffer=3, batch_size=64, eval_every=1)
+    trainer = RLHFTrainer(tiny(), config=c, tokenizer=TOKENIZER)
+    nine = lambda texts: [9.] * len(texts)
+    r = trainer.score(trainer.rollout(PROMPTS * 8), nine)
+    def by_hand(ids, mask):
+        n = int(mask.sum())
+        return 2. - (ids[mask][-1].item() != EOS) - max(0, n - 3) / 3
+    expected = [by_hand(ids, m) for ids, m in zip(r.response_ids, r.mask)]
+    assert r.scores.tolist() == pytest.approx(expected, abs=1e-6) and len(set(expected)) > 3
+    plain = RLHFTrainer(tiny(), config=config("remax", batch_size=64), tokenizer=TOKENIZER)
+    assert (plain.score(plain.rollout(PROMPTS * 8), nine).baseline > r.baseline).all()
+    assert trainer.evaluate(PROMPTS, nine)["held_out_reward"] < 2. < plain.evaluate(PROMPTS, nine)["held_out_reward"] == 9.
+    with pytest.raises(ValueError, match="overlong_buffer is 7: it must be at most max_new_tokens, 6"): config(overlong_buffer=7)
+
+
+def test_errors_of_generators_and_of_objects_with_a_score_method_are_theirs():
+    t = trainer()
+    r = t.rollout(PROMPTS)
+    class Judge:
+        def score(self, texts): return (1 / (text != r.texts[4]) for text in texts)
+    with pytest.raises(RuntimeError, match="raised ZeroDivisionError.*for 8 texts") as e: t.score(r, Judge())
+    assert isinstance(e.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("seconds", [None, 5.])
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_interrupt_is_nobodys_mistake(interrupt, seconds):
+    t, calls = trainer(reward_timeout=seconds), []
+    def judge(texts): calls.append(texts); raise interrupt
+    with pytest.raises(interrupt): t.score(t.rollout(PROMPTS), judge)
+    assert len(calls) == 1
+
+
+def test_a_function_that_hangs_is_left_behind():
+    t, release, ended = trainer(reward_timeout=.1), threading.Event(), threading.Event()
+    r = t.rollout(PROMPTS)
+    t.iteration = 6
+    def hangs(texts): release.wait(20); ended.set(); return [0.] * len(texts)
+    try:
+        with pytest.raises(TimeoutError, match="iteration 6: no answer from the reward function within reward_timeout, 0.1 seconds, for 8 texts, 'w0 w3") as e: t.score(r, hangs)
+        assert all(repr(x) in str(e.value) for x in r.texts[:3]) and r.scores is None and not ended.is_set()
+        thread = next(x for x in threading.enumerate() if x.name == "reward function")
+        assert thread.daemon  # the process may end without it
+        assert t.score(r, reward).scores.tolist() == reward(r.texts)  # and the trainer goes on
+        r.scores = None
+    finally: release.set()
+    thread.join(20)
+    assert ended.is_set() and r.scores is None  # what it says too late is thrown away
+    def late(texts):
+        def one_by_one():
+            for _ in texts: yield threading.Event().wait(.5)
+        return one_by_one()
+    with pytest.raises(TimeoutError, match="no answer"): t.score(r, late)
+
+
+def test_a_timeout_of_the_functions_own_is_an_error_like_others():
+    t = trainer(reward_timeout=5.)
+    def judge(texts): raise TimeoutError("the service does not answer")
+    with pytest.raises(RuntimeError, match="raised TimeoutError.*the service does not answer") as e: t.score(t.rollout(PROMPTS), judge)
+    assert type(e.value.__cause__) is TimeoutError
+
+
+def test_a_timeout_that_is_not_reached_changes_nothing():
+    runs = []
+    for seconds in (None, 1e300):
+        t = trainer(reward_timeout=seconds)
+        runs.append((no_clock(t.train(PROMPTS, reward, steps=2, progress=False)), weights(t)))
+    assert runs[0][0] == runs[1][0] and same(runs[0][1], runs[1][1])
+
+
+class Odd:
+    def __float__(self): raise MemoryError
+    def __repr__(self): raise MemoryError
+
+
+GARBAGE = {
+    "nothing": (None, TypeError, "returned a NoneType for 8 texts, the first of them 'w0 w3"), "a text": ("12345678", TypeError, "a str"), "bytes": (b"12345678", TypeError, "a bytes"),
+    "a number": (1., TypeError, "a float"), "a dictionary": ({}, TypeError, "a dict"), "a set": (set(range(8)), TypeError, "a set"), "frozen": (frozenset(range(8)), TypeError, "a frozenset"),
+    "too few": ([0.] * 7, ValueError, "7 scores for 8 texts; the first without a score is text 7 of 8, 'w6.*, for the prompt 'w6'"), "too many": ([0.] * 9, ValueError, "9 scores for 8"),
+    "endless": (iter(int, 1), ValueError, "9 scores for 8"), "none": ([0.] * 3 + [None] + [0.] * 4, TypeError, "text 3 of 8, 'w1 w1 w2.*, for the prompt 'w1 w1 w2' is None, which says that the function does not apply.*a list of functions"),
+    "texts": ([0.] * 5 + ["1"] + [0.] * 2, TypeError, "text 5 of 8, 'w4.*, for the prompt 'w4' is '1': not"), "byte": ([b"1"] * 8, TypeError, "text 0 of 8"),
+    "complex": ([0., 1j] * 4, TypeError, "text 1 of 8, 'w5.* is 1j"), "complex array": (np.array([0, 1j] * 4), TypeError, "text 0 of 8, 'w0 w3.* is 0j"),
+    "complex numbers of numpy": ([np.complex64(1j)] * 8, TypeError, "not a number"), "complex tensor": (torch.zeros(8, dtype=torch.complex64), TypeError, "is 0j"),
+    "nested": ([[0.]] * 8, ValueError, r"text 0 of 8, .* got a list of 1 numbers.*one number for each"), "table": (np.zeros((8, 1)), ValueError, r"shape \(8, 1\)"), "pairs": ([torch.zeros(2)] * 8, ValueError, "text 0.*got a list of 2 numbers"),
+    "nan": ([0.] * 6 + [float("nan"), 0.], ValueError, "the score of text 6 of 8, 'w2.*, for the prompt 'w2' is nan"), "infinite": ([float("-inf")] + [0.] * 7, ValueError, "is -inf"),
+    "beyond float32": ([1e300] * 8, ValueError, "is inf"), "beyond float": ([10**400] * 8, ValueError, "is inf"), "odd": ([Odd()] * 8, TypeError, "is a Odd: not a number"),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_is_named_with_iteration_text_and_prompt(kind, unchecked):
+    answer, error, message = GARBAGE[kind]
+    t = trainer()
+    t.iteration = 9
+    r = t.rollout(PROMPTS)
+    with unchecked(), pytest.raises(error, match=f"^iteration 9: .*{message}"): t.score(r, lambda texts: answer)
+    assert r.scores is None
+
+
+anything = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text(max_size=3) | st.binary(max_size=3) | st.fractions() | st.dates(),
+                        lambda x: st.lists(x, max_size=4) | st.tuples(x) | st.dictionaries(st.text(max_size=2), x, max_size=2) | st.lists(x, max_size=4).map(iter), max_leaves=6)
+
+
+@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+@hypothesis.given(anything)
+def test_whatever_is_returned_becomes_finite_numbers_or_a_clear_error(answer):
+    try: scores = check_scores.__wrapped__(answer, ["a", "b"]) if hasattr(check_scores, "__wrapped__") else check_scores(answer, ["a", "b"])
+    except (ValueError, TypeError) as e: assert "the reward function returned" in str(e) or "the score of text" in str(e)
+    else: assert scores.shape == (2,) and scores.dtype == torch.float32 and scores.isfinite().all()
+
+
+@pytest.mark.parametrize("scores,error,says", [(None, TypeError, "a NoneType"), (torch.zeros(2, 1), ValueError, r"shape \(2, 1\)"), ([1.], ValueError, "1 scores")], ids=str)
+def test_scores_are_refused_with_place_and_kind(scores, error, says):
+    with pytest.raises(error, match=f"^iteration 3: the reward function returned {says} for 2 held-out texts"):
+        check_scores(scores, ["a", "b"], kind="held-out text", where="iteration 3: ")
+
+
+def test_of_a_generator_one_score_too_many_is_read():
+    "So that too many are noticed, and one without end ends."
+    assert answer(lambda texts: itertools.count(), {"texts": ["a", "b"]}) == [0, 1, 2]
+    assert answer(lambda texts: [4], {"texts": ["a", "b"]}) == [4]
+
+
+def slow_paid(scores, parts, ell, beta):
+    "One row: lists of the real tokens."
+    paid = [p - beta * k for p, k in zip(parts, ell, strict=True)]
+    paid[-1] += scores - sum(parts)
+    return paid
+
+
+@pytest.mark.parametrize("side", ["left", "right", "holes"])
+def test_parts_stand_at_their_tokens_and_the_rest_at_the_end(side, unchecked):
+    g = torch.Generator().manual_seed(2)
+    mask = {"right": torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]), "left": torch.tensor([[0, 1, 1, 1], [0, 0, 0, 1], [1, 1, 1, 1]]),
+            "holes": torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [1, 1, 0, 1]])}[side].bool()
+    lp, ref, p = (torch.randn(3, 4, generator=g, dtype=torch.float64) for _ in range(3))
+    scores = torch.tensor([1.5, -2., .25], dtype=torch.float64)
+    poisoned = [torch.where(mask, x, torch.tensor(bad)) for x, bad in ((lp, math.nan), (ref, math.inf), (p, math.nan))]
+    got = kl_in_reward(scores, *poisoned[:2], mask, .3, token_scores=poisoned[2])
+    for i in range(3):
+        m = mask[i]
+        assert got[i][m].tolist() == pytest.approx(slow_paid(scores[i].item(), p[i][m].tolist(), (lp - ref)[i][m].tolist(), .3), abs=1e-12)
+    assert (got[~mask] == 0).all() and not got.requires_grad
+    torch.testing.assert_close(got.sum(-1), scores - .3 * ((lp - ref) * mask).sum(-1))  # nothing twice
+    for other in (p[:, :3], p[0]):
+        with unchecked(), pytest.raises(ValueError, match="token_scores"): kl_in_reward(scores, lp, ref, mask, .3, token_scores=other)
+
+
+def dense(completion_ids): return [[.5 * (i % 3) - .1 * t for t, i in enumerate(ids)] for ids in completion_ids]
+
+
+def summed(completion_ids): return [sum(row) for row in dense(completion_ids)]
+
+
+def test_gae_on_parts_beside_kl_and_a_price_for_no_end():
+    agent, reference = agent_and_reference()
+    c = config(beta=.3, gamma=.9, lam=.7, missing_eos_penalty=.75, whiten_advantages=False, micro_batch_size=3)
+    trainer = RLHFTrainer(agent, reference, c, tokenizer=TOKENIZER)
+    r = trainer.rollout(PROMPTS)
+    for i in (0, 3): r.response_ids[i, 2], r.mask[i, 3:] = TOKENIZER.eos_token_id, False  # two that end
+    r.sampled_logprobs, ended = None, 0
+    trainer.advantages(trainer.score(r, dense))
+    for i in range(len(r)):
+        m, n = r.mask[i], int(r.mask[i].sum())
+        ids, ell, V = r.response_ids[i][m].tolist(), (r.old_logprobs - r.ref_logprobs)[i][m].tolist(), r.values[i][m].tolist()
+        parts = [.5 * (x % 3) - .1 * t for t, x in enumerate(ids)]
+        score = sum(parts) - .75 * (ids[-1] != TOKENIZER.eos_token_id)
+        ended += ids[-1] == TOKENIZER.eos_token_id
+        assert r.scores[i].item() == pytest.approx(score, abs=1e-5)
+        rewards, later, advantages = slow_paid(score, parts, ell, .3), 0., []
+        for t in reversed(range(n)):
+            delta = rewards[t] + .9 * (V[t + 1] if t + 1 < n else 0.) - V[t]
+            later = delta + .9 * .7 * later
+            advantages.insert(0, later)
+        assert r.rewards[i][m].tolist() == pytest.approx(rewards, abs=1e-5)
+        assert r.advantages[i][m].tolist() == pytest.approx(advantages, abs=1e-5)
+    assert 0 < ended < len(r)
+    assert describe(r, c)["reward_mean"] == pytest.approx(r.scores.mean().item())
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "dr_grpo", "remax"])
+def test_whole_responses_are_compared_by_the_sum(algorithm):
+    def advantages(reward):
+        c = config(algorithm, beta=.2)
+        trainer = RLHFTrainer(tiny(), tiny(seed=1), c, tokenizer=TOKENIZER)
+        return trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8 // c.group_size]), reward))
+    one, other = advantages(dense), advantages(summed)
+    assert one.token_scores is not None and other.token_scores is None
+    torch.testing.assert_close(one.advantages, other.advantages, atol=1e-5, rtol=1e-5)
+
+
+def test_several_functions_with_and_without_parts():
+    def flat(completions): return [None if i % 2 else 1. for i in range(len(completions))]
+    trainer = RLHFTrainer(tiny(), config=config(reward_weights=(2., .5, -1.)), tokenizer=TOKENIZER)
+    def twice(completion_ids): return [[1.] * len(ids) if i % 3 else None for i, ids in enumerate(completion_ids)]
+    r = trainer.score(trainer.rollout(PROMPTS), [dense, flat, twice])
+    for i in range(len(r)):
+        ids = r.response_ids[i][r.mask[i]].tolist()
+        parts = [2. * p - bool(i % 3) for p in dense([ids])[0]]
+        assert r.token_scores[i][r.mask[i]].tolist() == pytest.approx(parts, abs=1e-5)
+        assert r.scores[i].item() == pytest.approx(sum(parts) + .5 * (i % 2 == 0), abs=1e-5)
+    again = trainer.score(r, summed)  # scored anew by a plain one: no part is left from before
+    assert again.token_scores is None and r[[1, 0]].token_scores is None
+
+
+def test_it_trains_and_what_is_wrong_names_the_text():
+    trainer = RLHFTrainer(tiny(), config=config(steps=2, eval_every=1), tokenizer=TOKENIZER)
+    history = trainer.train(SUMS, dense, held_out=SUMS[:3], progress=False)
+    assert all(math.isfinite(m["held_out_reward"]) and math.isfinite(m["value_loss"]) for m in history)
+    r = trainer.rollout(PROMPTS)
+    for wrong, error, says in ((lambda completion_ids: [[1.]] * 3 + [[1.] * 99] + [0.] * (len(completion_ids) - 4), ValueError, r"text 3 of 8.* got a list of 99 numbers.*has \d+ tokens"),
+                               (lambda completion_ids: [["x"] * len(ids) for ids in completion_ids], TypeError, "number of token 0 of .*text 0 of 8"),
+                               (lambda completion_ids: [[math.inf] * len(ids) for ids in completion_ids], ValueError, "must be finite")):
+        if error is ValueError and "list of 99" in says: r.mask[:3] = False; r.mask[:3, 0] = True  # one token each
+        with pytest.raises(error, match=says): trainer.score(r, wrong)
+    nameless = RLHFTrainer(tiny(), config=config())
+    mine = Rollout(r.query_ids, r.query_mask, r.response_ids, r.mask, texts=r.texts)
+    with pytest.raises(ValueError, match="train with a tokenizer"): nameless.score(mine, lambda texts: [[1.]] * 8)
+
+
+def test_a_student_of_a_policy_end_to_end():
+    "The run behind evidence/distillation.json, very small: all four models write and are judged, and the KL to the teacher falls."
+    sys.path.insert(0, str(Path(__file__).parents[2] / "evidence"))
+    from distillation import FIGURES, distil
+    run = distil(0, student=dict(hidden_size=8, layers=1, heads=2, sft_steps=4, sft_lr=1e-2), settings=dict(steps=8, batch_size=32, lr=2e-2, lr_schedule="linear"),
+                 reviews=300, pairs=60, held_out_pairs=40, sft_steps=30, rm_steps=4, steps=2, batch_size=16, eval_samples=64, hidden_size=16, heads=2)
+    kl = {name: figures["kl_to_teacher"] for name, figures in run["figures"].items()}
+    assert kl["teacher"] == 0 and kl["on its own texts"] < .8 * kl["student before"] and len(run["curve"]) == 8
+    assert all(set(figures) == set(FIGURES) for figures in run["figures"].values()) and run["weights"]["teacher"] > run["weights"]["student"]
