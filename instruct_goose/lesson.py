@@ -11,6 +11,7 @@ import ast
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,26 +81,26 @@ def differs(message: str) -> None:
     print(f"You changed something: {message}")
 
 # %% ../nbs/notation.ipynb #b7d48dd5
-def expect(value, expected, atol=6e-5) -> None:
+def expect(value: object, expected: object, atol: int | float = 6e-5) -> None:
     "Check that two things agree in shape and to four decimals (or to `atol`)."
-    value, expected = (torch.as_tensor(x, dtype=torch.float64).detach().cpu()
-                       for x in (value, expected))
-    if value.shape != expected.shape:
-        return differs(f"the shape was {tuple(expected.shape)}, now it is {tuple(value.shape)}")
-    off = ~torch.isclose(value, expected, rtol=0, atol=atol, equal_nan=True)
+    now, then = (torch.as_tensor(x, dtype=torch.float64).detach().cpu()
+                 for x in (value, expected))
+    if now.shape != then.shape:
+        return differs(f"the shape was {tuple(then.shape)}, now it is {tuple(now.shape)}")
+    off = ~torch.isclose(now, then, rtol=0, atol=atol, equal_nan=True)
     if off.any():
         where = tuple(off.nonzero()[0].tolist())
         place = f" at {list(where)}" if where else ""
-        differs(f"this was {expected[where]:.6g}{place}, now it is {value[where]:.6g}")
+        differs(f"this was {then[where]:.6g}{place}, now it is {now[where]:.6g}")
 
-def within(value, low, high) -> None:
+def within(value: object, low: int | float, high: int | float) -> None:
     "Check that every number lies from `low` to `high`."
-    value = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
-    off = ~((low <= value) & (value <= high))
+    numbers = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+    off = ~((low <= numbers) & (numbers <= high))
     if off.any():
-        differs(f"this was from {low:g} to {high:g}, now it is {value[off][0]:.6g}")
+        differs(f"this was from {low:g} to {high:g}, now it is {numbers[off][0]:.6g}")
 
-def claim(truth, words: str = "what this line says") -> None:
+def claim(truth: object, words: str = "what this line says") -> None:
     "Check a statement, given in words."
     if not truth:
         differs(f"it no longer holds: {words}")
@@ -133,7 +134,7 @@ _ASKED = _begin()
 
 
 # %% ../nbs/notation.ipynb #6fa6a671
-def diagnose(answer, *args, right, mistakes: dict) -> str:
+def diagnose(answer: Callable, *args, right: object, mistakes: dict) -> str:
     "Run a learner's function: 'right', the name of its mistake, or what it returned."
     try:
         got = answer(*args)
@@ -143,17 +144,17 @@ def diagnose(answer, *args, right, mistakes: dict) -> str:
         return "nothing returned yet: write the function, then run this again"
     if not torch.is_tensor(got):
         return f"type: return a tensor, not {type(got).__name__}"
-    right = torch.as_tensor(right)
-    if got.shape != right.shape:
-        return f"shape: yours is {tuple(got.shape)}, expected {tuple(right.shape)}"
+    true = torch.as_tensor(right)
+    if got.shape != true.shape:
+        return f"shape: yours is {tuple(got.shape)}, expected {tuple(true.shape)}"
 
-    def close(other):
+    def close(other: object) -> bool:
         return torch.allclose(got.double(), torch.as_tensor(other).double(), atol=1e-6)
 
-    if close(right):
+    if close(true):
         return "right"
     named = (name for name, wrong in mistakes.items() if close(wrong))
-    return next(named, f"not yet: you have {got}, expected {right}")
+    return next(named, f"not yet: you have {got}, expected {true}")
 
 # %% ../nbs/notation.ipynb #7221cb53
 INK, BLUE, ORANGE = "#262626", "#3b82f6", "#ea7a1a"
