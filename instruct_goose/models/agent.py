@@ -124,7 +124,7 @@ class Agent(nn.Module):
         response_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # on either side
         temperature: float = 1., # of the policy; values do not know it
         with_entropy: bool = True,
-        with_values: bool = True,
+        with_values: bool = True, # False: `values` is None
     ) -> Evaluation:
         """Logprobs, entropy and values of the response tokens, on one layout, as
         `response_logprobs` does it. Dropout off."""

@@ -241,7 +241,8 @@ class RLHFTrainer:
     @torch.no_grad()
     def annotate(self, rollout: Rollout) -> Rollout:
         "log π_old, log π_ref and V of each token; entropy and exact KL of each state."
-        columns = by_rows(lambda r: annotations(self.agent, self.ref_model, r, self.config), rollout)
+        columns = by_rows(
+            lambda r: annotations(self.agent, self.ref_model, r, self.config), rollout)
         vars(rollout).update(columns)
         with self.blaming():
             require_finite(rollout, *columns)
@@ -377,20 +378,29 @@ class RLHFTrainer:
         return complete(r, self.tokenizer, columns_of(prompts, n))
 
     def answers(
-        self, prompts: Sequence | dict, greedy: bool = False,
+        self,
+        prompts: Sequence | dict, # as for `rollout`
+        greedy: bool = False,     # the likeliest responses
     ) -> Iterator[Rollout]: # batch_size prompts at a time
         "One response to each prompt, from the same generator each time, or the likeliest."
         dice = None if greedy else generator(self.config.seed, EVALUATION)
         for some in slices(prompts, self.config.batch_size):
             yield self.respond(some, 1, dice)
 
-    def next_prompts(self, n: int) -> list:
+    def next_prompts(
+        self,
+        n: int, # how many
+    ) -> list:
         "While `train` runs: so many new prompts; of a stream that ends fewer."
         batch = [] if self.fresh is None else self.fresh.take(self.prompts_seen, n)
         self.prompts_seen += len(batch)
         return batch
 
-    def do(self, step: str, *args: Any) -> Any: # what the step returns
+    def do(
+        self,
+        step: str, # the name of a method
+        *args: Any,
+    ) -> Any: # what the step returns
         "A step of the algorithm by its name: its time is taken, then the callbacks are told."
         start = self.clock()
         result = getattr(self, step)(*args)
@@ -406,7 +416,12 @@ class RLHFTrainer:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def finish(self, rollout: Rollout, update: Metrics, prompts: Sequence | dict) -> Metrics:
+    def finish(
+        self,
+        rollout: Rollout,
+        update: Metrics,          # of `optimize`
+        prompts: Sequence | dict, # of this iteration
+    ) -> Metrics:
         "Count the iteration: its metrics, what moves on, and whether the callbacks end the run."
         c = self.config
         metrics: dict[str, Any] = iteration_log(self.iteration, rollout, c, self.eos_ids, update, {
@@ -427,7 +442,11 @@ class RLHFTrainer:
         self.stopped = self.reason_to_stop(rollout, metrics)
         return metrics
 
-    def reason_to_stop(self, rollout: Rollout, metrics: Metrics) -> str | None:
+    def reason_to_stop(
+        self,
+        rollout: Rollout,
+        metrics: Metrics, # of this iteration
+    ) -> str | None:
         "Call `on_iteration` of all callbacks; the first text that one returns."
         def call_all() -> list[str | None]:
             return [callback.on_iteration(self, rollout, metrics) for callback in self.callbacks]
@@ -533,8 +552,12 @@ class RLHFTrainer:
         by_first(save)
 
     def train_in(
-        self, run_dir: str | Path, prompts: Sequence | Iterable, reward_fn: Rewards, **options: Any,
-    ) -> dict:
+        self,
+        run_dir: str | Path,          # for everything that the run writes
+        prompts: Sequence | Iterable, # as for `train`
+        reward_fn: Rewards,           # as for `train`
+        **options: Any,
+    ) -> dict: # the summary
         """`train`, with settings, log, checkpoints and policy written to a directory; options and
         errors of `run_directory.train_in`: held_out, save_every, keep, resume, progress, …"""
         return run_directory.train_in(self, run_dir, prompts, reward_fn, **options)
@@ -568,7 +591,10 @@ class RLHFTrainer:
         torch.set_num_threads(record["environment"]["threads"])
 
     def check_state(
-        self, tensors: Mapping[str, Tensor], record: Mapping, optimizer: Optimizer,
+        self,
+        tensors: Mapping[str, Tensor], # from `state`
+        record: Mapping,               # from `state`, as JSON
+        optimizer: Optimizer,          # with whole moments, also under FSDP
     ) -> None:
         "Raises ValueError naming what in this state is not of this trainer."
         c, known = self.config, {"model", "optimizer", "generator", "dice", *self.parts()}
