@@ -32,7 +32,7 @@ from ..runs.checkpoints import read_json
 from ..runs.evaluation import plot_metrics
 from ..runs.resume import CheckpointManager, MAIN, Stage
 from ..runs.run_directory import (
-    append_jsonl, json_line, samples_page, save_model, settings_of, summary_of_training,
+    append_jsonl, cut_log, json_line, samples_page, save_model, settings_of, summary_of_training,
     train_policy, versions, write_json, write_results, write_whole)
 from ..runs.trackers import need_tracker, Track, TrackEvery
 from ..supervised.dpo import pair_rows, row_logprobs, train_dpo
@@ -117,6 +117,8 @@ def supervised(
         model = own_model(place, config)
         if not getattr(model, "is_quantized", False):  # such a model was loaded onto a GPU
             model = model.to(device)
+        done = manager.latest.place if manager.stage(name).saved else None
+        cut_log(out / "metrics.jsonl", done[1] if done else 0)
         log, figures = work(model, tokenizer, learn, judge, out, manager.stage(name))
         write_whole(out / "metrics.jsonl", "".join(map(json_line, log)))
         summary = {"seed": config.seed, **manager.seconds(), "resumed_from": manager.resumed_from,

@@ -31,7 +31,7 @@ class OwnRun(Settings):
     data: Path  # JSON lines, JSON, CSV or Parquet
     eval_data: Path | None = None  # rows of the same form that are never trained on
     output_dir: Path | None = None  # where the run is written; none: a fresh one under runs/
-    save_every: Count | None = 50  # steps between checkpoints; none: one if it breaks off
+    save_every: Count | None = 50  # steps between checkpoints; none: by time alone
     keep: Count = 2  # checkpoints that stay
     resume: bool = False  # go on with the run in output_dir; with more steps, make it longer
     threads: Count | None = None  # torch threads; none: as many as torch takes

@@ -26,9 +26,9 @@ from ..models.reward_model import RewardModel
 from ..runs.evaluation import (
     best_of_n, kl_to_reference, plot_metrics, text_table, write)
 from ..runs.resume import CheckpointManager, MAIN, Stage
-from instruct_goose.runs.run_directory import (
-    Clock, finished_run, open_run, save_model, saving_conflicts, settings_of, train_policy,
-    versions, write_json)
+from ..runs.run_directory import (
+    Clock, finished_run, open_run, print_worst, save_model, saving_conflicts, settings_of,
+    train_policy, versions, write_json)
 from ..runs.trackers import Track, TrackEvery
 from ..supervised.fit import one_seed, torch_threads
 from ..supervised.sft import train_lm
@@ -42,7 +42,7 @@ class RecipeSettings(RLHFConfig):
     "The trainer's settings, and those of every recipe."
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
     threads: Count = 1  # torch threads; on a busy machine two can be far slower than one
-    save_every: Count | None = None  # iterations between checkpoints; none: one if it breaks off
+    save_every: Count | None = None  # iterations between checkpoints; none: by time alone
     keep: Count = 2  # checkpoints that stay
     resume: bool = False  # go on with the run in output_dir from its newest checkpoint
     device: Literal["auto", "cpu", "cuda"] = "cpu"  # auto: cuda where there is one
@@ -262,7 +262,9 @@ def in_run_directory(
         named = {"algorithm": config.algorithm} if isinstance(config, RLHFConfig) else {}
         write_json(out / "config.json", named | asdict(config))
         print(f"The run goes to {out}. Seed {config.seed}.")
-        return work(out, manager)
+        summary = work(out, manager)
+    print_worst(out, settings_of(config))
+    return summary
 
 # %% ../../nbs/reference/recipes/stages.ipynb #1688f19e
 def improve(
@@ -304,8 +306,6 @@ def improve(
             manager.stage("baselines"), **how)
     plot_metrics(metrics, out)
     findings = diagnose(metrics, settings_of(config))
-    for f in findings:
-        print(f"\n{f.severity.upper()}  {f.name}: {f.what}. Seen: {f.evidence}.")
     summary = summary_of(
         config, manager, trainer, **found, before=before, after=after, baselines=baselines,
         findings=[{"name": f.name, "evidence": f.evidence} for f in findings])

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['new_run_dir', 'claim_run_dir', 'write_json', 'write_whole', 'append_jsonl', 'json_line', 'without_nan', 'save_model',
            'versions', 'Clock', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts',
-           'RunLog', 'longer', 'train_policy', 'is_list', 'reason_to_stop', 'RunSettings', 'train_in', 'sample_prompts',
-           'with_prompts', 'write_results', 'samples_page', 'abbreviated', 'fingerprint_of_prompts',
-           'summary_of_training', 'model_card', 'push_to_hub']
+           'RunLog', 'cut_log', 'number_of', 'longer', 'train_policy', 'is_list', 'reason_to_stop', 'RunSettings',
+           'train_in', 'print_worst', 'sample_prompts', 'with_prompts', 'write_results', 'samples_page', 'abbreviated',
+           'fingerprint_of_prompts', 'summary_of_training', 'model_card', 'push_to_hub']
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #ed9beb72
 import hashlib
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,13 @@ from transformers.utils import logging
 
 from ..distributed.fsdp import is_sharded, plain, set_weights
 from ..distributed.processes import from_first, is_first
+from ..doctor.diagnosis import diagnose
+from ..doctor.log import read_metrics
 from ..models.adapters import module_state
 from ..models.agent import Agent
 from .checkpoints import newest_checkpoint, read_json, writing
 from .evaluation import text_table
-from .microscope import looked_at, read_tokens, seen_tokens
+from .microscope import looked_at, seen_tokens
 from .resume import (
     CheckpointManager, MAIN, refuse_other_run, Stage, Stopwatch, TEMPORARY_FILE)
 from .state import CHANGES_NOTHING, part
@@ -260,14 +262,36 @@ class RunLog(Callback):
             self.metrics = list(record["metrics"])
             trainer.load_state(tensors, longer(record, trainer.config))
             trainer.stopped = reason_to_stop(trainer.config, self.metrics)
-        if not is_first():
-            return
-        if self.path.exists() or self.metrics:
-            write_whole(self.path, "".join(map(json_line, self.metrics)))
-        if self.tokens.exists():
-            write_whole(self.tokens, "".join(
-                json_line({"iteration": n, "responses": responses})
-                for n, responses in read_tokens(self.tokens).items() if n < trainer.iteration))
+        if is_first():
+            cut_log(self.tokens, trainer.iteration)
+            if self.metrics:
+                write_whole(self.path, "".join(map(json_line, self.metrics)))
+            else:
+                cut_log(self.path, 0)
+
+def cut_log(
+    path: Path, # metrics.jsonl or tokens.jsonl
+    done: int,  # iterations that stay; 0: the whole file is kept beside, as metrics.1.jsonl
+) -> None:
+    "A log as it was after so many iterations; a line that was broken off goes."
+    if not path.exists():
+        return
+    if done:
+        lines = path.read_bytes().split(b"\n")[:-1] # the last one ends as well
+        kept = [line for line in lines if number_of(line) < done]
+        return write_whole(path, "".join(f"{line.decode()}\n" for line in kept))
+    names = (path.with_suffix(f".{n}{path.suffix}") for n in count(1))
+    beside = next(name for name in names if not name.exists())
+    path.rename(beside)
+    print(f"{path.name} of the run before is kept as {beside.name}.")
+
+def number_of(line: bytes) -> float:
+    "The iteration, or the step, of a line of a log; without one infinity."
+    try:
+        row = json.loads(line)
+        return float(row.get("iteration", row.get("step", math.inf)))
+    except (ValueError, TypeError, AttributeError):
+        return math.inf
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #59cff572
 def longer(
@@ -356,7 +380,7 @@ def train_in(
     prompts: Sequence | Iterable, # as for `RLHFTrainer.train`
     reward_fn: Any,
     held_out: Sequence | dict | None = None, # prompts for `evaluate`
-    save_every: int | None = 50, # iterations between checkpoints; None: one if it breaks off
+    save_every: int | None = 50, # iterations between checkpoints; None: by time alone
     keep: int = 2, # checkpoints that stay
     resume: bool = False, # go on with the run in run_dir; with more steps, make it longer
     progress: bool = True,
@@ -393,7 +417,19 @@ def train_in(
         summary = summary_of_training(trainer, manager, metrics)
         if is_first():
             write_results(out, summary, before, after, held_out is not None)
+            print_worst(out, settings)
         return from_first(lambda: summary)
+
+def print_worst(out: Path, settings: Mapping) -> None:
+    "The worst of the doctor's findings in a run's log, and the command that says more."
+    try:
+        findings = diagnose(read_metrics(out)[0], settings)
+    except (OSError, ValueError, TypeError): # a supervised stage's log: there are no rules for it
+        return
+    if findings:
+        worst = min(findings, key=lambda f: f.severity != "error")
+        print(f"\n{worst.severity.upper()}  {worst.name}: {worst.what}. Seen: {worst.evidence}.\n"
+              f"Findings: {len(findings)}. For all of them: instruct-goose doctor {out}")
 
 def _weights_in(policy: Path) -> dict[str, Tensor]:
     return module_state(Agent.from_pretrained(policy))

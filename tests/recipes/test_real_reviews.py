@@ -167,7 +167,7 @@ def test_whom_it_may_lose_to(own, ridge, vader, named):
     with pytest.raises(ValueError, match=f"and {named}: PPO"): stop_if_worse(judges)
 
 
-def test_a_collapse_is_in_the_summary(tmp_path, monkeypatch, capsys):
+def test_a_collapse_is_in_the_summary(tmp_path, monkeypatch):
     "A judge that likes only short texts, as the one that was fooled did; the policy's log is made up, the rest runs."
     train = stages.train_policy
     def shrinking(*args):
@@ -177,7 +177,6 @@ def test_a_collapse_is_in_the_summary(tmp_path, monkeypatch, capsys):
     summary = run_reviews(tiny(corpus(tmp_path / "data", "a", 90, PRAISE, 3), tmp_path / "run", sft_steps=5, rm_epochs=.5, baselines=False))
     found = {f["name"]: f["evidence"] for f in summary["findings"]}
     assert found["length collapse"] == "response_length fell from 14.4 to 3.3 tokens" and "variety collapse" in found
-    assert "WARNING  length collapse" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name, bad", [("sft_steps", 0), ("rm_epochs", 0.), ("rm_epochs", float("inf")), ("rm_dropout", 1.), ("rm_word_dropout", -.1), ("held_out", 1),

@@ -39,6 +39,26 @@ def test_other_stages_are_saved_as_often(tmp_path):
         assert saved == expected
 
 
+def test_a_checkpoint_by_time_without_being_asked_for(tmp_path, monkeypatch):
+    "At a twentieth of the steps or after two minutes, never within five seconds, and with at most a tenth of the time spent on it."
+    now = [0.]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    def saves(seconds, of, slow=0.):
+        now[0], found = 0., []
+        manager = CheckpointManager(tmp_path / f"{seconds} {slow}", {}, steps=of, every=None)
+        write = files.save_checkpoint
+        def slowly(*args): now[0] += slow; return write(*args)
+        monkeypatch.setattr("instruct_goose.runs.resume.save_checkpoint", slowly)
+        for at in range(1, of + 1):
+            now[0] += seconds
+            last = manager.on_disk
+            step(manager, "ppo", at, of)
+            if manager.on_disk is not last: found.append(at)
+        return found
+    assert saves(.01, 100) == [] and saves(3., 40) == list(range(2, 41, 2)) and saves(61., 100)[:3] == [2, 4, 5]  # 5: a twentieth; 4: two minutes
+    assert saves(1., 100, slow=3.) == [5, 35, 65, 95]
+
+
 def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, capsys):
     manager, x = CheckpointManager(tmp_path, {"lr": 1.}, steps=10), torch.zeros(2)
     with pytest.raises(KeyboardInterrupt), manager:
@@ -55,6 +75,15 @@ def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, c
     assert again.stage("sft").saved[1] == {"at": 10} and again.stage("baselines").saved is None
     assert again.save() is None  # it is there already
     with pytest.raises(ValueError, match="lr was 1.0 and is 2.0"): CheckpointManager(tmp_path, {"lr": 2.}, steps=10).resume()
+
+
+def test_a_run_that_could_not_begin_does_not_keep_its_directory(tmp_path):
+    for name, left in (("config.json", False), ("notes.txt", True)):
+        out = tmp_path / name
+        out.mkdir()
+        (out / name).write_text("{}")
+        with pytest.raises(ZeroDivisionError), CheckpointManager(out, {}, steps=10): raise ZeroDivisionError
+        assert out.exists() == left
 
 
 def test_seconds_add_up(tmp_path):

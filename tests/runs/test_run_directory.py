@@ -234,7 +234,34 @@ def test_stopped_resumed_and_made_longer_it_is_the_run_that_was_that_long(tmp_pa
     assert log(tmp_path / "run") == log(tmp_path / "whole") and files(tmp_path / "run", "safetensors") == files(tmp_path / "whole", "safetensors")
     held_out = {m["iteration"] + 1: m["held_out_reward"] for m in log(tmp_path / "run") if "held_out_reward" in m}
     assert again.best_iteration == whole.best_iteration == max(held_out, key=held_out.get) and len(held_out) == 2
+    assert (tmp_path / "run/tokens.jsonl").read_bytes() == (tmp_path / "whole/tokens.jsonl").read_bytes()
     assert samples(tmp_path / "run") == samples(tmp_path / "whole") and len(samples(tmp_path / "run")) == 2 + len(ROWS)
+
+
+def test_a_log_without_a_checkpoint_is_kept_beside(tmp_path, capsys):
+    "A run that was killed before its first checkpoint starts over; what it has measured is still there."
+    for n, text in enumerate(['{"iteration": 0}\n{"iter', '{"iteration": 0}\n'], 1):
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        for name in ("metrics", "tokens"): (tmp_path / f"{name}.jsonl").write_text(text)
+        trainer(1).train_in(tmp_path, ROWS, right, save_every=None, resume=True, progress=False)
+        said = capsys.readouterr().out
+        for name in ("metrics", "tokens"): assert (tmp_path / f"{name}.{n}.jsonl").read_text() == text and f"kept as {name}.{n}.jsonl" in said
+        assert len(log(tmp_path)) == 1
+        (tmp_path / "summary.json").unlink()
+
+
+def test_the_worst_finding_is_the_last_thing_a_run_says(tmp_path, capsys):
+    def flat(texts): return [0.] * len(texts)
+    trainer(3).train_in(tmp_path / "run", ROWS, flat, progress=False)
+    said = capsys.readouterr().out.rstrip().splitlines()
+    assert said[-1].endswith(f"instruct-goose doctor {tmp_path / 'run'}") and said[-2].startswith("ERROR  ")
+
+
+def test_a_log_of_tokens_is_cut_back_byte_for_byte(tmp_path):
+    path = tmp_path / "tokens.jsonl"
+    path.write_bytes(b'{"iteration": 0, "responses": [{"x": 1.0}]}\n{"iteration": 3, "responses": []}\n[1]\n{"iteration": 1, "resp')
+    runs.cut_log(path, 3)
+    assert path.read_bytes() == b'{"iteration": 0, "responses": [{"x": 1.0}]}\n'
 
 
 def test_a_run_that_its_kl_ended_stays_ended_though_it_was_killed_before_it_could_say_so(tmp_path):
