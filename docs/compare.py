@@ -28,7 +28,7 @@ PROJECTS = {  # name: (repository, commit, day it was read, {question: (fact, so
         "not": ("No run on more than one GPU: data parallel and FSDP ran as two CPU processes, and DeepSpeed is refused. vLLM itself was never run, "
                 "only a stand-in for it, and there is no generation server of its own. No recipe of a model beyond 135 million weights was measured; the three for the Hub "
                 "were never run with their models. macOS and Windows are not tested.",
-                ["nbs/guides/several_processes.ipynb", "nbs/guides/vllm.ipynb", "nbs/guides/hub_recipes.ipynb", "evidence/recipes.json", "README.md"])}),
+                ["docs/know.py", "nbs/guides/hub_recipes.ipynb", "evidence/recipes.json", "README.md"])}),
     "ARENA": ("callummcdougall/ARENA_3.0", "6644991468bc3d6121ee1f5ffbe97a025b252d12", READ, {
         "for": ("A programme of exercises: fundamentals, interpretability, reinforcement learning, evaluations, alignment science. Chapter 2 ends with RLHF.", ["README.md"]),
         "runs": ("The RLHF day assumes an A100; a switch takes GPT-2 small for less than 24 GB. Colab notebooks. Exercises give minutes, from 5 to 60 each.",

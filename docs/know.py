@@ -139,6 +139,23 @@ def portable_table(path: Path = ROOT / "evidence/portable.json") -> str:
             + "\n".join(f"| {' | '.join(row)} |" for row in rows))
 
 
+LAUNCHED = [  # launcher or engine, what was run of it, what was not
+    ("data parallel", "torch 2.13.0, gloo, two CPU processes (PPO and GRPO, ten iterations), also by `torchrun`", "NCCL, GPUs, more than two processes, two machines"),
+    ("`accelerate launch`", "1.15.0, `data_parallel.yaml` and `fsdp.yaml`, two CPU processes", "GPUs, several machines; `--cpu`, which starts one process unless there is MPI"),
+    ("FSDP2", "torch 2.13.0, gloo, two CPU processes; its checkpoints, Ctrl-C, resuming in one process and in two", "NCCL, GPUs, bfloat16, offloading, adapters (refused)"),
+    ("DeepSpeed ZeRO-2", "0.19.8, one trial by hand in the trainer, PPO: gradients of the first update to five digits, norms of five within a thousandth",
+     "the trainer refuses it; bfloat16, GPUs; `zero2.yaml` was read by accelerate's parser only"),
+    ("DeepSpeed ZeRO-3", "`zero3.yaml` read by accelerate 1.15.0's parser", "DeepSpeed; the trainer refuses it"),
+    ("vLLM", "a stand-in with the interface documented for 0.20 to 0.32", "vLLM itself, any version; its transfer of weights over NCCL and IPC"),
+    ("Ray", "2.60.0, one machine, two CPU processes: weights of PPO after two iterations within 10⁻¹² of one process", "a cluster, GPUs, more than one machine"),
+    ("SLURM", "`train.slurm` read by `bash -n`", "sbatch, a cluster")]
+
+
+def launched_table() -> str:
+    "Launchers and engines: what was run, and what was not."
+    return "| what | run | not run |\n|---|---|---|\n" + "\n".join(f"| {' | '.join(row)} |" for row in LAUNCHED)
+
+
 def know_page() -> str:
     "Markdown; links are those of a notebook in nbs/."
     text = ["# How we know", "```{rst-class} subtitle\n```\n\nWhat was measured, on which machine, how often and with what spread\n",
@@ -152,5 +169,6 @@ def know_page() -> str:
             "## On other arithmetic", "All notebooks and all tests but those of the repository, as `make portable` runs them: with the instructions of older processors "
             "(`default`, `avx2`), with two threads, with initial weights times 1 + 10⁻⁶·noise (`jitter`), "
             "on other Pythons, and the notebooks where torch sees a GPU.", portable_table(),
+            "## Launchers and engines", launched_table(), "Of TensorBoard, Weights & Biases and trackio: [Trackers](guides/trackers.ipynb#versions).",
             "## On a GPU", gpu_table()]
     return "\n\n".join(text) + "\n"
