@@ -18,7 +18,7 @@ import instruct_goose.lesson
 TABLE = ROOT / "instruct_goose/exercises.json"
 IN_ITS_LESSON = {  # what a checker reads that no wheel has
     "doctor.answers": "it reads runs that are recorded in the repository", "same_name.mean": "its formulas of other libraries are the tests' own",
-    "inputs.digits": "it reads files that the lesson writes"}
+    "your_own.digits": "it reads files that the lesson writes"}
 STARS, DETAILS = r"[●○]{3}", r"<details><summary>([^<]*)</summary>(.*?)</details>"
 GIVEN = {*dir(builtins), *instruct_goose.lesson.__all__}  # every lesson has them
 
