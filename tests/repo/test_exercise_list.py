@@ -162,7 +162,7 @@ def test_hints_come_one_by_one_and_are_remembered(place):
     assert exercises.hint("k3").startswith("There are no more than 2") and exercises.hint("k3", 1) == f"Hint 1 of 2. {first}"
     assert json.loads(place.read_text("utf-8")) == {"kl.k3": {"hints": 2}} and "direction" in second
     with pytest.raises(ValueError, match="there is no hint 3"): exercises.hint("k3", 3)
-    assert "no hints" in exercises.hint("config.patient") and "- logprobs" not in exercises.solution("config.patient")
+    assert "no hints" in exercises.hint("change_the_loss.patient") and "- logprobs" not in exercises.solution("change_the_loss.patient")
 
 
 def test_progress_survives_a_new_process_which_does_not_load_torch():
