@@ -27,8 +27,7 @@ from ..data.rows import (
 from ..data.files import need
 from ..runs.checkpoints import read_json
 from ..training.prompts import columns_of, is_conversation
-from ..training.rewards import Notes, run_tools
-from ..training.rewards import score_texts
+from ..training.rewards import as_offered, Notes, run_tools, score_texts
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #e15c4dee
 def model_place(
@@ -238,19 +237,15 @@ def try_reward(
     prompts = [row["prompt"] for row in some]
     texts = [render(list(p), tokenizer, "the prompt", ask=True) + SAMPLE if is_conversation(p)
              else f"{p} {SAMPLE}" for p in prompts]
-    said = [[{"role": "assistant", "content": SAMPLE}] if is_conversation(p) else SAMPLE
-            for p in prompts]
     ids = tokenizer([SAMPLE] * len(some), add_special_tokens=False)["input_ids"]
     columns = {k: x for k, x in columns_of(some).items() if k != "prompt"}
-    given = columns | {"prompts": prompts, "completions": said, "completion_ids": ids}
-    notes = Notes()
+    given = columns | as_offered(prompts, [SAMPLE] * len(some)) | {"completion_ids": ids}
+    notes = Notes(len(some))
     given |= run_tools(TrainerState(max_steps=steps, num_train_epochs=1), notes)
     options: dict[str, Any] = dict(given=given, seconds=seconds, kind="sample answer")
     try:
         one = rewards[0] if len(rewards) == 1 else list(rewards)
-        scores = score_texts(one, texts, weights=weights, **options)
-        notes.close(len(some))
-        return scores.tolist()
-    except (ValueError, TypeError, RuntimeError, TimeoutError) as e:
+        return score_texts(one, texts, weights=weights, **options).tolist()
+    except (ValueError, TypeError, TimeoutError) as e:
         raise ValueError(f"--reward, asked about {len(some)} sample answers before the run: {e}"
                          ) from e

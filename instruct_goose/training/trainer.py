@@ -233,7 +233,7 @@ class RLHFTrainer:
     def greedy_baseline(self, rollout: Rollout, reward_fn: Rewards) -> Float[Tensor, "batch"]:
         "b = R(q, r_greedy) − β·Σₜ k(ℓₜ), ReMax (Li et al. 2023), the KL charge being ours."
         greedy, row = greedy_responses(self.sampler, rollout, self.config)
-        answers = greedy[row]
+        answers = complete(greedy, self.tokenizer)[row]
         answers.columns = rollout.columns
         charge = kl_charge(self.agent, self.ref_model, greedy, self.beta, self.config)
         return self.judge(answers, reward_fn, "greedy text") - charge[row]

@@ -1,6 +1,6 @@
 """What TRL 1.16 documents, unchanged: its forms of reward functions (its page on GRPO, `trl.rewards`) and its data formats, through our trainer and commands.
 
-The functions are in our words; each score has an oracle of its own, worked out from the tokens of the rollout.
+One difference: completions are texts on conversational rows too; who wants messages asks for completion_messages. The functions are in our words; each score has an oracle of its own, worked out from the tokens of the rollout.
 """
 import asyncio
 import json
@@ -15,8 +15,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainerState
 from instruct_goose.cli.main import main
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.recipes import own_model as own_run
+from instruct_goose.recipes.inputs import try_reward
 from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.rewards import RewardError
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = "is tea hot rain wet yes no < > think what one two system user assistant".split()
@@ -46,8 +48,8 @@ def trainer(algorithm="grpo", **changes):
 
 def by_tokens(completion_ids, **kwargs): return [float(len(ids)) for ids in completion_ids]
 def by_letters(completions, **kwargs): return [float(len(text)) for text in completions]
-def of_form(completions, **kwargs):
-    said = [completion[0]["content"] for completion in completions]
+def of_form(completion_messages, **kwargs):
+    said = [completion[0]["content"] for completion in completion_messages]
     return [1. if re.match(r"^< think > .*", text, re.S) else .5 * (" " in text) for text in said]
 def is_right(completions, ground_truth, **kwargs):
     return [1. if truth in text.split() else 0. for text, truth in zip(completions, ground_truth, strict=True)]
@@ -99,6 +101,19 @@ def test_functions_of_text_and_of_messages():
     assert of_form([[{"role": "assistant", "content": "< think > yes"}]]) == [1.]
 
 
+def test_completions_are_texts_on_conversational_rows_too():
+    def starred(completions, ground_truth): return [float(c.strip() == w) for c, w in zip(completions, ground_truth, strict=True)]  # the README's second reward
+    def searches(prompts): return [float("hot" in p) for p in prompts]
+    def as_in_trl(completions): return [float("yes" in c[0]["content"]) for c in completions]
+    t = trainer()
+    r = t.rollout(CHAT)
+    assert t.score(r, starred).scores.tolist() == [float(text.strip() == w) for text, w in zip(said(r), column(CHAT, "ground_truth"), strict=True)]
+    assert t.score(r, is_right).scores.tolist() == [float(w in text.split()) for w, text in zip(column(CHAT, "ground_truth"), said(r), strict=True)]
+    with pytest.raises(RewardError, match="'hot' is looked for in a list of messages"): t.score(r, searches)
+    with pytest.raises(ValueError, match="--reward, asked about 2 sample answers before the run: .*'hot' is looked for in a list of messages"): try_reward([searches], CHAT, TOKENIZER)
+    with pytest.raises(RewardError, match="name the parameter completion_messages"): t.score(r, as_in_trl)
+
+
 def test_each_task_has_its_function_and_none_is_left_out():
     t = trainer(reward_weights=(1., 2.))
     r = t.score(t.rollout(TEXT), [for_sums, for_programs])
@@ -138,7 +153,7 @@ def test_a_column_that_does_not_fit_is_refused_by_name():
     def odd(completions, log_metric, **kwargs): log_metric("rate", "high"); return [0.] * len(completions)
     t = trainer()
     with pytest.raises(ValueError, match=r"iteration 0: log_extra\('half', …\) was given 1 values for 8 responses"): t.step(TEXT, short)
-    with pytest.raises(RuntimeError, match="the metric 'rate' is 'high': not a number"): t.step(TEXT, odd)
+    with pytest.raises(RewardError, match="the metric 'rate' is 'high': not a number"): t.step(TEXT, odd)
 
 
 # ── the formats of its data ──
@@ -170,12 +185,22 @@ def log(out): return [json.loads(line) for line in Path(out, "metrics.jsonl").re
 def test_prompts_by_the_command_with_functions_that_note(here, form):
     write([row | {"ground_truth": w} for row, w in zip(PROMPT_ONLY[form], ("hot", "wet"), strict=True)])
     Path("rewards.py").write_text("def right(completions, ground_truth, trainer_state, log_metric, log_extra, **kwargs):\n"
-                                  "    said = [c if isinstance(c, str) else c[0]['content'] for c in completions]\n    log_metric('share', trainer_state.global_step / trainer_state.max_steps)\n"
+                                  "    said = completions\n    log_metric('share', trainer_state.global_step / trainer_state.max_steps)\n"
                                   "    log_extra('said', said)\n    return [float(w in s) for s, w in zip(said, ground_truth)]\n\n"
                                   "async def length(completion_ids, **kwargs): return [float(len(ids)) for ids in completion_ids]\n")
     main(["train", "--model", "model", "--data", "rows.jsonl", "--reward", "rewards.py:right", "rewards.py:length", "--algorithm", "grpo", "--group-size", "2", "--batch-size", "4", "--steps", "2",
           "--max-new-tokens", "4", "--epochs", "1", "--minibatches", "1", "--reward-weighting", "scaled", "--reward-scaling", "batch", "--eval-greedy", "--gradient-checkpointing", "--no-progress", "--output-dir", "run"])
     assert [m["logged/share"] for m in log("run")] == [0, .5] and all({"reward_mean/right", "reward_mean/length"} <= m.keys() for m in log("run"))
+
+
+@pytest.mark.parametrize("last, says", [("1 / 0", "raised ZeroDivisionError.*for 4 texts, 'is tea"), ("[None] + [0.] * 3", "text 0 of 4, 'is tea.* is None")], ids=["raises", "None"])
+def test_a_reward_that_fails_in_the_middle_of_a_run_is_one_sentence(here, last, says, capsys):
+    write(TEXT)
+    Path("rewards.py").write_text(f"def late(completions, trainer_state): return {last} if trainer_state.global_step == 1 else [0.] * len(completions)\n")
+    with pytest.raises(SystemExit, match=f"^instruct-goose: iteration 1: .*{says}"):
+        main(["train", "--model", "model", "--data", "rows.jsonl", "--reward", "rewards.py:late", "--batch-size", "4", "--steps", "3", "--max-new-tokens", "4", "--epochs", "1", "--minibatches", "1",
+              "--no-progress", "--output-dir", "run"])
+    assert "run/checkpoints" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", SFT)

@@ -25,6 +25,7 @@ from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.training.callbacks import RecheckRewards, generators_kept
 from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.rewards import RewardError
 from instruct_goose.training.rollout import sample
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -41,7 +42,7 @@ def test_a_run_stops_after_the_iteration_whose_kl_is_too_large():
     assert no_clock(stopped) == no_clock(history[:first + 1]) and told == list(range(first + 1)) and t.iteration == first + 1
     assert t.stopped.startswith(f"iteration {first}: kl_to_reference is {kl[first]:.3g}, above kl_stop")
     t.config.kl_stop = 1e9
-    with pytest.raises(TypeError): t.train(PROMPTS, lambda texts: None, steps=1, progress=False)
+    with pytest.raises(RewardError): t.train(PROMPTS, lambda texts: None, steps=1, progress=False)
     assert t.stopped is None  # it is over that the last run was stopped
     assert len(t.train(PROMPTS, reward, steps=2, progress=False)) == 2 and t.stopped is None and t.iteration == first + 3
 

@@ -28,17 +28,16 @@ from small_trainer import (
 from instruct_goose.objective.kl import kl_in_reward
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.metrics import describe
-from instruct_goose.training.rewards import answer, check_scores
+from instruct_goose.training.rewards import Asked, RewardError, answer, check_scores
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 
 
 def test_any_kind_of_numbers_will_do():
-    import numpy as np
     expected = [1., 0., -2.5]
     for scores in (expected, tuple(expected), np.array(expected), np.array(expected, dtype=np.float16), torch.tensor(expected, dtype=torch.bfloat16),
                    (x for x in expected), [torch.tensor(x) for x in expected], [np.float32(x) for x in expected], torch.tensor(expected, requires_grad=True)):
-        assert check_scores(scores, ["a", "b", "c"]).tolist() == expected
+        assert check_scores(scores, Asked(["a", "b", "c"])).scores.tolist() == expected
 
 
 def test_an_object_with_a_score_method_is_a_reward():
@@ -105,7 +104,7 @@ def test_errors_of_generators_and_of_objects_with_a_score_method_are_theirs():
     r = t.rollout(PROMPTS)
     class Judge:
         def score(self, texts): return (1 / (text != r.texts[4]) for text in texts)
-    with pytest.raises(RuntimeError, match="raised ZeroDivisionError.*for 8 texts") as e: t.score(r, Judge())
+    with pytest.raises(RewardError, match="raised ZeroDivisionError.*for 8 texts") as e: t.score(r, Judge())
     assert isinstance(e.value.__cause__, ZeroDivisionError)
 
 
@@ -143,7 +142,7 @@ def test_a_function_that_hangs_is_left_behind():
 def test_a_timeout_of_the_functions_own_is_an_error_like_others():
     t = trainer(reward_timeout=5.)
     def judge(texts): raise TimeoutError("the service does not answer")
-    with pytest.raises(RuntimeError, match="raised TimeoutError.*the service does not answer") as e: t.score(t.rollout(PROMPTS), judge)
+    with pytest.raises(RewardError, match="raised TimeoutError.*the service does not answer") as e: t.score(t.rollout(PROMPTS), judge)
     assert type(e.value.__cause__) is TimeoutError
 
 
@@ -161,26 +160,26 @@ class Odd:
 
 
 GARBAGE = {
-    "nothing": (None, TypeError, "returned a NoneType for 8 texts, the first of them 'w0 w3"), "a text": ("12345678", TypeError, "a str"), "bytes": (b"12345678", TypeError, "a bytes"),
-    "a number": (1., TypeError, "a float"), "a dictionary": ({}, TypeError, "a dict"), "a set": (set(range(8)), TypeError, "a set"), "frozen": (frozenset(range(8)), TypeError, "a frozenset"),
-    "too few": ([0.] * 7, ValueError, "7 scores for 8 texts; the first without a score is text 7 of 8, 'w6.*, for the prompt 'w6'"), "too many": ([0.] * 9, ValueError, "9 scores for 8"),
-    "endless": (iter(int, 1), ValueError, "9 scores for 8"), "none": ([0.] * 3 + [None] + [0.] * 4, TypeError, "text 3 of 8, 'w1 w1 w2.*, for the prompt 'w1 w1 w2' is None, which says that the function does not apply.*a list of functions"),
-    "texts": ([0.] * 5 + ["1"] + [0.] * 2, TypeError, "text 5 of 8, 'w4.*, for the prompt 'w4' is '1': not"), "byte": ([b"1"] * 8, TypeError, "text 0 of 8"),
-    "complex": ([0., 1j] * 4, TypeError, "text 1 of 8, 'w5.* is 1j"), "complex array": (np.array([0, 1j] * 4), TypeError, "text 0 of 8, 'w0 w3.* is 0j"),
-    "complex numbers of numpy": ([np.complex64(1j)] * 8, TypeError, "not a number"), "complex tensor": (torch.zeros(8, dtype=torch.complex64), TypeError, "is 0j"),
-    "nested": ([[0.]] * 8, ValueError, r"text 0 of 8, .* got a list of 1 numbers.*one number for each"), "table": (np.zeros((8, 1)), ValueError, r"shape \(8, 1\)"), "pairs": ([torch.zeros(2)] * 8, ValueError, "text 0.*got a list of 2 numbers"),
-    "nan": ([0.] * 6 + [float("nan"), 0.], ValueError, "the score of text 6 of 8, 'w2.*, for the prompt 'w2' is nan"), "infinite": ([float("-inf")] + [0.] * 7, ValueError, "is -inf"),
-    "beyond float32": ([1e300] * 8, ValueError, "is inf"), "beyond float": ([10**400] * 8, ValueError, "is inf"), "odd": ([Odd()] * 8, TypeError, "is a Odd: not a number"),
+    "nothing": (None, "returned a NoneType for 8 texts, the first of them 'w0 w3"), "a text": ("12345678", "a str"), "bytes": (b"12345678", "a bytes"),
+    "a number": (1., "a float"), "a dictionary": ({}, "a dict"), "a set": (set(range(8)), "a set"), "frozen": (frozenset(range(8)), "a frozenset"),
+    "too few": ([0.] * 7, "7 scores for 8 texts; the first without a score is text 7 of 8, 'w6.*, for the prompt 'w6'"), "too many": ([0.] * 9, "9 scores for 8"),
+    "endless": (iter(int, 1), "9 scores for 8"), "none": ([0.] * 3 + [None] + [0.] * 4, "text 3 of 8, 'w1 w1 w2.*, for the prompt 'w1 w1 w2' is None, which says that the function does not apply.*a list of functions"),
+    "texts": ([0.] * 5 + ["1"] + [0.] * 2, "text 5 of 8, 'w4.*, for the prompt 'w4' is '1': not"), "byte": ([b"1"] * 8, "text 0 of 8"),
+    "complex": ([0., 1j] * 4, "text 1 of 8, 'w5.* is 1j"), "complex array": (np.array([0, 1j] * 4), "text 0 of 8, 'w0 w3.* is 0j"),
+    "complex numbers of numpy": ([np.complex64(1j)] * 8, "not a number"), "complex tensor": (torch.zeros(8, dtype=torch.complex64), "is 0j"),
+    "nested": ([[0.]] * 8, r"text 0 of 8, .* got a list of 1 numbers.*one number for each"), "table": (np.zeros((8, 1)), r"shape \(8, 1\)"), "pairs": ([torch.zeros(2)] * 8, "text 0.*got a list of 2 numbers"),
+    "nan": ([0.] * 6 + [float("nan"), 0.], "the score of text 6 of 8, 'w2.*, for the prompt 'w2' is nan"), "infinite": ([float("-inf")] + [0.] * 7, "is -inf"),
+    "beyond float32": ([1e300] * 8, "is inf"), "beyond float": ([10**400] * 8, "is inf"), "odd": ([Odd()] * 8, "is a Odd: not a number"),
 }
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_garbage_is_named_with_iteration_text_and_prompt(kind, unchecked):
-    answer, error, message = GARBAGE[kind]
+    answer, message = GARBAGE[kind]
     t = trainer()
     t.iteration = 9
     r = t.rollout(PROMPTS)
-    with unchecked(), pytest.raises(error, match=f"^iteration 9: .*{message}"): t.score(r, lambda texts: answer)
+    with unchecked(), pytest.raises(RewardError, match=f"^iteration 9: .*{message}"): t.score(r, lambda texts: answer)
     assert r.scores is None
 
 
@@ -188,18 +187,12 @@ anything = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() 
                         lambda x: st.lists(x, max_size=4) | st.tuples(x) | st.dictionaries(st.text(max_size=2), x, max_size=2) | st.lists(x, max_size=4).map(iter), max_leaves=6)
 
 
-@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+@hypothesis.settings(deadline=None, derandomize=True)
 @hypothesis.given(anything)
 def test_whatever_is_returned_becomes_finite_numbers_or_a_clear_error(answer):
-    try: scores = check_scores.__wrapped__(answer, ["a", "b"]) if hasattr(check_scores, "__wrapped__") else check_scores(answer, ["a", "b"])
-    except (ValueError, TypeError) as e: assert "the reward function returned" in str(e) or "the score of text" in str(e)
+    try: scores = check_scores(answer, Asked(["a", "b"])).scores
+    except RewardError as e: assert "the reward function returned" in str(e) or "the score of text" in str(e)
     else: assert scores.shape == (2,) and scores.dtype == torch.float32 and scores.isfinite().all()
-
-
-@pytest.mark.parametrize("scores,error,says", [(None, TypeError, "a NoneType"), (torch.zeros(2, 1), ValueError, r"shape \(2, 1\)"), ([1.], ValueError, "1 scores")], ids=str)
-def test_scores_are_refused_with_place_and_kind(scores, error, says):
-    with pytest.raises(error, match=f"^iteration 3: the reward function returned {says} for 2 held-out texts"):
-        check_scores(scores, ["a", "b"], kind="held-out text", where="iteration 3: ")
 
 
 def test_of_a_generator_one_score_too_many_is_read():
@@ -295,11 +288,11 @@ def test_it_trains_and_what_is_wrong_names_the_text():
     history = trainer.train(SUMS, dense, held_out=SUMS[:3], progress=False)
     assert all(math.isfinite(m["held_out_reward"]) and math.isfinite(m["value_loss"]) for m in history)
     r = trainer.rollout(PROMPTS)
-    for wrong, error, says in ((lambda completion_ids: [[1.]] * 3 + [[1.] * 99] + [0.] * (len(completion_ids) - 4), ValueError, r"text 3 of 8.* got a list of 99 numbers.*has \d+ tokens"),
-                               (lambda completion_ids: [["x"] * len(ids) for ids in completion_ids], TypeError, "number of token 0 of .*text 0 of 8"),
-                               (lambda completion_ids: [[math.inf] * len(ids) for ids in completion_ids], ValueError, "must be finite")):
-        if error is ValueError and "list of 99" in says: r.mask[:3] = False; r.mask[:3, 0] = True  # one token each
-        with pytest.raises(error, match=says): trainer.score(r, wrong)
+    for wrong, says in ((lambda completion_ids: [[1.]] * 3 + [[1.] * 99] + [0.] * (len(completion_ids) - 4), r"text 3 of 8.* got a list of 99 numbers.*has \d+ tokens"),
+                        (lambda completion_ids: [["x"] * len(ids) for ids in completion_ids], "number of token 0 of .*text 0 of 8"),
+                        (lambda completion_ids: [[math.inf] * len(ids) for ids in completion_ids], "must be finite")):
+        if "list of 99" in says: r.mask[:3] = False; r.mask[:3, 0] = True  # one token each
+        with pytest.raises(RewardError, match=says): trainer.score(r, wrong)
     nameless = RLHFTrainer(tiny(), config=config())
     mine = Rollout(r.query_ids, r.query_mask, r.response_ids, r.mask, texts=r.texts)
     with pytest.raises(ValueError, match="train with a tokenizer"): nameless.score(mine, lambda texts: [[1.]] * 8)

@@ -593,6 +593,14 @@ def test_the_greedy_baseline_is_the_total_reward_of_the_likeliest_response(chang
     assert describe(r, trainer.config)["baseline_mean"] == pytest.approx(r.baseline.mean().item())
 
 
+def test_the_greedy_baseline_reads_the_responses_of_a_sampler_of_ones_own():
+    own = RLHFTrainer(tiny(), config=config("remax"), tokenizer=TOKENIZER)
+    def bare(*asked): return (r := own.sampler(*asked)) and Rollout(r.query_ids, r.query_mask, r.response_ids, r.mask)  # without texts
+    other = RLHFTrainer(tiny(), config=config("remax"), tokenizer=TOKENIZER, sampler=bare)
+    one, two = (t.score(t.rollout(PROMPTS), reward) for t in (own, other))
+    assert one.baseline.equal(two.baseline) and one.scores.equal(two.scores)
+
+
 def test_the_greedy_baseline_throws_no_dice(unchecked):
     class Counting(torch.nn.Module):
         def score(self, texts): return [float(len(t)) for t in texts]
