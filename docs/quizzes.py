@@ -52,7 +52,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         ("Which must not change the answer: padding side, batch split, order of rows?", "None of them may.", "guides/invariances"),
         ("Two libraries log `entropy`. Are the numbers comparable?", "Only if both leave the padding out. Compare on the same input.", "guides/same_name"),
         ("What shows a bug that no metric shows?", "A test against something that knows better: an enumeration, a derivation, a second slow version.", "learn/bug_hunt"),
-        ("What does a smaller β cost besides KL?", "The way there: what the policy no longer says it can no longer find out about.", "learn/exact_world#the-price-from-nothing-to-everything"),
+        ("What does a smaller β cost besides KL?", "The way there: what the policy no longer says it can no longer find out about.", "learn/exact_world#reward-and-kl-for-every-β"),
         ("You have a change of the loss. In which order do you test it?", "The ladder of probes, the invariances, and the doctor on a real run.", "learn/change_the_loss")],
 }
 

@@ -1,5 +1,4 @@
 """The gallery: what its catalogue promises is there, the record is of it, and bugs injected alive do what the record says."""
-import ast
 import json
 import re
 from contextlib import nullcontext
@@ -48,11 +47,9 @@ def rows(head):
     return {cells[0]: cells[1:] for cells in ([c.strip(" `") for c in line.strip("|").split("|")] for line in table)}
 
 
-def test_the_lesson_has_all_bugs_and_their_tests_and_lessons_exist():
-    what, tests = rows("| bug | what is wrong"), rows("| bug | file")
-    assert list(what) == list(tests) == list(BUGS)
-    for file, test in tests.values():
-        assert test in [n.name for n in ast.parse((root / "tests" / file).read_text("utf-8")).body if isinstance(n, ast.FunctionDef)], test
+def test_the_lesson_has_all_bugs_and_their_lessons_exist():
+    what = rows("| bug | what is wrong")
+    assert list(what) == list(BUGS)
     for *said, link in what.values():
         assert all(said) and (root / "nbs/learn" / re.search(r"\((.*)\)", link)[1]).is_file()
 
