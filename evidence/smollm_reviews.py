@@ -72,7 +72,7 @@ def one_setting(more: dict, given) -> dict:
     "The judges of one setting, on a thousand sentences of those to learn from; the held-out ones stay unseen."
     import torch
 
-    from instruct_goose.models.smollm import load_smollm
+    from instruct_goose.models.loading import load_smollm
     from instruct_goose.recipes.ratings import RidgeBagOfWords, both_margins
     from instruct_goose.recipes.smollm_reviews import Judge, lower_states, read_data, settings, train_on_states
     from instruct_goose.runs.run_directory import Clock
@@ -129,7 +129,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.setting is not None: return print(json.dumps(one_setting(TUNED[given.setting], given)))
     if given.cache and not given.cache.exists():
-        from instruct_goose.models.smollm import load_smollm
+        from instruct_goose.models.loading import load_smollm
         load_smollm(given.cache)
     if given.tune: return tune(given)
     mine = {f"smollm-reviews-{seed}": ["--seed", str(seed)] + (["--steps", str(given.steps)] if given.steps else []) for seed in given.seeds}

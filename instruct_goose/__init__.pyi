@@ -2,12 +2,13 @@
 __version__: str
 
 from . import exercises
-from .models.adapters import load_adapters, merge_adapters, with_lora, without_adapters
+from .models.adapters import merge_adapters, with_lora, without_adapters
 from .models.agent import Agent, create_reference_model
 from .data.load import load_pairs, load_prompts, stream_pairs, stream_prompts
+from .models.loading import load_adapters, load_model, load_tokenizer, save_merged
 from .models.reward_model import PairwiseLoss, RewardModel, all_pairs_loss, pairwise_loss
 from .models.reward_model import Classifier
-from .models.smollm import load_smollm
+from .models.loading import load_smollm
 from .models.tokens import PairDataset, PromptDataset
 from .objective.advantages import discounted_returns, gae, group_advantages
 from .objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
@@ -62,11 +63,11 @@ __all__ = [
     "discounted_returns", "dpo_loss", "entropy", "exact_kl", "exercises", "explained_variance", "gae",
     "gaussian_entropy", "gaussian_kl", "gaussian_logprobs", "group_advantages",
     "group_token_counts", "implicit_reward", "k1", "k2", "k3", "kl_in_loss", "kl_in_reward",
-    "last_index", "load_adapters", "load_checkpoint", "load_pairs", "load_prompts",
-    "load_smollm", "log_ratio", "logprobs_from_hidden", "masked_mean", "masked_sum", "masked_var",
+    "last_index", "load_adapters", "load_checkpoint", "load_model", "load_pairs", "load_prompts",
+    "load_smollm", "load_tokenizer", "log_ratio", "logprobs_from_hidden", "masked_mean", "masked_sum", "masked_var",
     "merge_adapters", "model_card", "newest_checkpoint", "pairwise_loss", "policy_loss",
     "ppo_loss", "preset_table", "probability_ratio", "push_to_hub", "response_mask", "sample",
-    "sampler_weights", "save_checkpoint", "sequence_kl", "stream_pairs", "stream_prompts",
+    "sampler_weights", "save_checkpoint", "save_merged", "sequence_kl", "stream_pairs", "stream_prompts",
     "token_kl", "token_logprobs", "train_dpo", "update_meters", "value_loss", "whiten",
     "with_lora", "without_adapters",
 ]  # fmt: skip

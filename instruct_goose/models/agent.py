@@ -22,10 +22,11 @@ from transformers import PreTrainedModel
 from .response import (
     check_part, forward_hidden, forward_logits, logprobs_of, response_logprobs, states_of)
 from .adapters import (
-    frozen_twin, has_adapters, load_adapters, sharing_copy, unwrapped, what_learns)
+    frozen_twin, has_adapters, sharing_copy, unwrapped, what_learns)
+from .loading import load_adapters, load_model
 from .tokens import compact
 from .families import check_causal, context_length
-from .families import hidden_size, load_model, plain_head
+from .families import hidden_size, plain_head
 from .families import recompute_layers, trunk, vocabulary_size
 
 # %% ../../nbs/learn/13_agent.ipynb #dc1a1a40

@@ -25,7 +25,8 @@ from transformers import (
     PreTrainedTokenizerFast)
 
 from .families import (
-    check_causal, context_length, evaluating, load_model, load_tokenizer, trunk, vocabulary_size)
+    check_causal, context_length, evaluating, trunk, vocabulary_size)
+from .loading import load_model, load_tokenizer
 from .response import forward_hidden
 from .tokens import as_mask, compact, encode_all, pad, pad_id_of
 from ..objective.masks import last_index, same_shape, wide

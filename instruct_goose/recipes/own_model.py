@@ -21,11 +21,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.load import load_pairs
 from ..models.agent import Agent, create_reference_model
+from ..models.loading import find_model, load_config
 from ..models.reward_model import RewardModel
 from ..models.tokens import encode_all, sides, token_limit
 from .inputs import (
-    load_reward, model_place, own_tokenizer, read_demos, read_prompts, try_reward)
-from .plan import load_config, memory_parts, memory_table, spread_of
+    load_reward, own_tokenizer, read_demos, read_prompts, try_reward)
+from .plan import memory_parts, memory_table, spread_of
 from .settings import as_yaml, need_adapters, own_model, OwnRun, refuse_used
 from .stages import in_run_directory
 from ..runs.checkpoints import read_json
@@ -85,7 +86,7 @@ def look_around(
 ) -> Found:
     "All that a run needs. Raises OSError or ValueError in one sentence; nothing is written."
     refuse_used(config)
-    place = model_place(config.model)
+    place = find_model(config.model)
     tokenizer = own_tokenizer(place)
     rows = read_prompts(config.data, tokenizer)
     held_out = read_prompts(config.eval_data, tokenizer) if config.eval_data else None
@@ -253,7 +254,7 @@ class DPOConfig(Supervised):
 # %% ../../nbs/learn/23_your_own.ipynb #9995c664
 Rows = tuple[list, list] # to learn from, and to judge by
 
-# %% ../../nbs/learn/23_your_own.ipynb #05e8df8f
+# %% ../../nbs/learn/23_your_own.ipynb #a7d96b49
 Work = Callable[ # model, tokenizer, rows to learn from and to judge by, directory, stage →
     [Any, PreTrainedTokenizerBase, list, list, Path, Stage],
     tuple[Sequence[Log], dict[str, float]]] # its log, and figures
@@ -268,7 +269,7 @@ def supervised(
     "The frame. Raises, before anything is written, OSError or ValueError for what cannot be used."
     refuse_used(config)
     device = find_device(config.device)
-    place = model_place(config.model)
+    place = find_model(config.model)
     tokenizer = own_tokenizer(place)
     need_adapters(config)
     learn, judge = rows(tokenizer)

@@ -24,9 +24,9 @@ from tyro.conf import Positional
 
 from ..models.adapters import with_lora
 from ..models.agent import Agent
-from ..models.families import load_model
+from ..models.loading import load_model
 from ..models.reward_model import Classifier
-from ..models.smollm import load_smollm, need_smollm, stand_in
+from ..models.loading import load_smollm, need_smollm, stand_in
 from ..objective.group import PRESETS
 from ..objective.masks import masked_sum
 from .inputs import own_tokenizer

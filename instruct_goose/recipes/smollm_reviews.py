@@ -24,7 +24,7 @@ from torch import nn, Tensor
 from ..models.families import trunk
 from ..models.response import forward_hidden
 from ..models.reward_model import RewardModel
-from ..models.smollm import load_smollm, stand_in
+from ..models.loading import load_smollm, stand_in
 from ..models.tokens import pad
 from instruct_goose.recipes.ratings import (
     beside_baselines, load_reviews, pairs_table, rehearse, Review, RidgeBagOfWords, split_reviews,

@@ -305,7 +305,7 @@ def test_a_seed_that_cannot_be_is_not_blamed_on_the_trainer(capsys):
 
 def test_sample_without_an_sft_stage_writes_with_the_policy_alone(tmp_path, capsys):
     from instruct_goose.cli.commands import SampleConfig, run_sample
-    from instruct_goose.models.smollm import stand_in
+    from instruct_goose.models.loading import stand_in
     model, tokenizer = stand_in("a b c".split())
     for part in (model, tokenizer): part.save_pretrained(tmp_path / "policy")
     rows = run_sample(SampleConfig(tmp_path, ("a b",), n=2, max_new_tokens=3))

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from instruct_goose.models.adapters import (
     frozen_twin,
     has_adapters,
-    load_adapters,
     merge_adapters,
     sharing_copy,
     what_learns,
@@ -25,6 +24,7 @@ from instruct_goose.models.adapters import (
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.decoding import LibrarySteps, OwnSteps, begin, why_not
 from instruct_goose.models.families import trunk
+from instruct_goose.models.loading import load_adapters
 from instruct_goose.models.response import response_logits, response_logprobs
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
@@ -312,8 +312,7 @@ def test_four_bits_train_where_the_package_is(tmp_path):
     pytest.importorskip("bitsandbytes")
     pytest.importorskip("accelerate")
     from instruct_goose.models.adapters import four_bits
-    from instruct_goose.models.families import load_model
-    from instruct_goose.models.smollm import stand_in
+    from instruct_goose.models.loading import load_model, stand_in
     from instruct_goose.training.config import RLHFConfig
     from instruct_goose.training.trainer import RLHFTrainer
     model, tokenizer = stand_in([*"abcd"], width=64)

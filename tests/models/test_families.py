@@ -1,8 +1,4 @@
 """Every family against its own rows alone, unpadded, through its own forward; and what is refused, by name."""
-import ast
-import re
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
@@ -14,8 +10,6 @@ from instruct_goose.models.families import (
     evaluating,
     forward_options,
     linear_head,
-    load_model,
-    load_tokenizer,
     plain_head,
     trunk,
 )
@@ -124,55 +118,6 @@ def test_a_model_is_asked_once(monkeypatch):
     check_causal(model)
 
 
-# --- where they come from ---
-
-def test_a_path_that_is_not_there_is_named_at_once(tmp_path):
-    "The network is shut in all tests: a look-up would end in another error."
-    for load in (load_model, load_tokenizer, Agent, lambda path: Agent(tiny(SERVED["gpt_neox"]()), path), RewardModel.from_pretrained):
-        with pytest.raises(FileNotFoundError, match="no directory 'no/such-dir' here.*hub:no/such-dir"): load("no/such-dir")
-    file = tmp_path / "model.txt"
-    file.write_text("")
-    with pytest.raises(NotADirectoryError, match="model.txt is a file"): load_model(file)
-    with pytest.raises(ValueError, match="no policy can be loaded"): load_model(tmp_path)
-
-
-def test_code_that_comes_with_a_model_is_not_run(tmp_path):
-    import json
-    model = tiny(SERVED["gpt_neox"]())
-    model.save_pretrained(tmp_path)
-    assert torch.equal(load_model(tmp_path).get_output_embeddings().weight, model.get_output_embeddings().weight)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config |= {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}, "model_type": "evil"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(ValueError, match="no policy can be loaded"): load_model(tmp_path)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_only_hub_asks_the_hub(monkeypatch):
-    asked = []
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda name, **k: asked.append((name, k)) or tiny(SERVED["gpt_neox"]()))
-    load_model("hub:owner/name")
-    assert asked == [("owner/name", {"trust_remote_code": False, "local_files_only": False, "dtype": "auto"})]
-
-
-@pytest.mark.parametrize("stored, learns", [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float32)])
-def test_half_precision_is_widened_unless_it_is_asked_for(stored, learns, tmp_path):
-    weights = {k: x.to(stored) for k, x in tiny(SERVED["gpt_neox"]()).state_dict().items()}
-    tiny(SERVED["gpt_neox"]()).to(stored).save_pretrained(tmp_path)
-    for options, expected in (({}, learns), ({"dtype": "auto"}, stored), ({"dtype": torch.bfloat16}, torch.bfloat16)):
-        found = load_model(tmp_path, **options).state_dict()
-        assert all(x.dtype == expected and x.equal(weights[k].to(expected)) for k, x in found.items() if x.is_floating_point()), options
-
-
-def test_what_is_quantised_stays_as_it_is(monkeypatch):
-    "transformers refuses to cast it."
-    quantised = tiny(SERVED["gpt_neox"]()).bfloat16()
-    quantised.is_quantized = True
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: quantised)
-    assert load_model("hub:owner/name").dtype == torch.bfloat16
-
-
 def test_the_head_of_a_family_whose_trunk_is_found_by_search():
     model = tiny(SERVED["llama4"]())
     assert model.base_model is model and trunk(model) is model.model and plain_head(model) is model.lm_head
@@ -237,38 +182,6 @@ def test_what_the_config_does_not_explain_is_not_imitated():
 def test_a_config_that_promises_what_the_model_does_not_do():
     model = T.LlamaForCausalLM(T.LlamaConfig(**ROTARY, logit_scale=.5, final_logit_softcapping=2.))
     assert linear_head(model)[2:] == (1., None) and plain_head(model) is model.lm_head
-
-
-# --- code that comes with a model is not run ---
-
-root = Path(__file__).parents[2]
-
-
-def test_remote_code_is_asked_for_nowhere():
-    for path in [*(root / "instruct_goose").rglob("*.py"), *(root / "nbs").rglob("*.ipynb")]:
-        text = path.read_text("utf-8")
-        assert not re.search(r"trust_remote_code\s*=(?!\s*False)|[\"']trust_remote_code\\?[\"']\s*:", text), path.name
-
-
-def loads_of(source: str) -> list[tuple[int, bool]]:
-    "Line of each `X.from_pretrained` of transformers, and whether it is a call with trust_remote_code=False written in it."
-    tree, found = ast.parse(source), []
-    calls = {id(n.func): n for n in ast.walk(tree) if isinstance(n, ast.Call)}
-    for n in ast.walk(tree):
-        if not (isinstance(n, ast.Attribute) and n.attr == "from_pretrained"): continue
-        if isinstance(n.value, ast.Name) and n.value.id in ("Agent", "RewardModel"): continue  # ours, and they come to the others
-        given = {k.arg: k.value for k in calls[id(n)].keywords} if id(n) in calls else {}
-        said = given.get("trust_remote_code")
-        found.append((n.lineno, isinstance(said, ast.Constant) and said.value is False))
-    return sorted(found)
-
-
-def test_every_load_says_that_remote_code_is_not_trusted():
-    assert loads_of("A.from_pretrained(x)\nload = B.from_pretrained\nC.from_pretrained(x, **read)\nAgent.from_pretrained(x)\n"
-                    "D.from_pretrained(x, trust_remote_code=no)\nE.from_pretrained(x, trust_remote_code=False)") == [
-                        (1, False), (2, False), (3, False), (5, False), (6, True)]
-    loads = {f"{path.name}, line {line}": said for path in (root / "instruct_goose").rglob("*.py") for line, said in loads_of(path.read_text("utf-8"))}
-    assert len(loads) >= 10 and all(loads.values()), [place for place, said in loads.items() if not said]
 
 
 def test_a_forward_counts_tokens_and_keeps_no_cache():

@@ -25,10 +25,10 @@ from transformers import (
 from instruct_goose import Agent
 from instruct_goose.cli.main import main
 from instruct_goose.data.files import BadRow
+from instruct_goose.models.loading import find_model
 from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
     load_reward,
-    model_place,
     own_tokenizer,
     read_demos,
     read_prompts,
@@ -170,7 +170,7 @@ def test_a_run_with_demonstrations_held_out_prompts_and_more_steps_later(here, c
     main(["train", "--config", "run.yaml", "--output-dir", "run", *TINY, "--resume", "--steps", "3"])
     main(["train", "--config", "run.yaml", "--output-dir", "whole", *TINY, "--steps", "3"])
     assert log("run") == log("whole") and len(log("run")) == 3
-    assert model_place("run") == "run/policy"
+    assert find_model("run") == "run/policy"
     with pytest.raises(SystemExit, match="SHA-256 of the data"):
         write("eval.jsonl", [{"prompt": "jazz", "answer": "no", "n": 1}])
         main(["train", "--config", "run.yaml", "--output-dir", "run", *TINY, "--resume", "--steps", "4"])

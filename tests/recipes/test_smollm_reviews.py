@@ -9,7 +9,7 @@ from device.pretend import PretendGPU
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from instruct_goose.cli.main import main
-from instruct_goose.models.smollm import stand_in
+from instruct_goose.models.loading import stand_in
 from instruct_goose.recipes import smollm_reviews
 from instruct_goose.recipes.ratings import Review, load_reviews, rehearse
 from instruct_goose.recipes.smollm_reviews import Judge, lower_states, only, train_on_states, two_halves, upper_scores

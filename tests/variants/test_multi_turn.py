@@ -5,8 +5,8 @@ import pytest
 import torch
 from invariant_rows import SETTINGS, V, agree, models, responses, trainer
 
+from instruct_goose.models.loading import stand_in
 from instruct_goose.models.response import response_logprobs
-from instruct_goose.models.smollm import stand_in
 from instruct_goose.models.tokens import pad
 from instruct_goose.runs.evaluation import kl_to_reference
 from instruct_goose.runs.microscope import as_response, seen_tokens, token_boxes

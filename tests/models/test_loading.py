@@ -1,0 +1,270 @@
+"""Where models come from: directories, runs, adapters, the Hub by name; what is damaged is refused in one sentence, and no foreign code runs."""
+import ast
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from small_models import tiny
+from transformers import AutoModelForCausalLM
+
+from instruct_goose.models import loading
+from instruct_goose.models.adapters import has_adapters, merge_adapters, what_learns, with_lora
+from instruct_goose.models.agent import Agent
+from instruct_goose.models.loading import (
+    find_model,
+    load_adapters,
+    load_config,
+    load_model,
+    load_smollm,
+    load_tokenizer,
+    need_smollm,
+    save_merged,
+    smollm_or_stand_in,
+    stand_in,
+)
+from instruct_goose.models.reward_model import RewardModel
+from instruct_goose.models.tokens import word_tokenizer
+
+transformers.utils.logging.set_verbosity_error()
+IDS = torch.tensor([[1, 2, 3, 4]])
+WORDS = word_tokenizer(list("abcde"))
+NOTHING = {"missing_keys": [], "unexpected_keys": []}
+
+
+def test_a_path_that_is_not_there_is_named_at_once(tmp_path):
+    "The network is shut in all tests: a look-up would end in another error."
+    for load in (load_model, load_tokenizer, Agent, lambda path: Agent(tiny(), path), RewardModel.from_pretrained):
+        with pytest.raises(FileNotFoundError, match="no directory 'no/such-dir' here.*hub:no/such-dir"): load("no/such-dir")
+    file = tmp_path / "model.txt"
+    file.write_text("")
+    with pytest.raises(NotADirectoryError, match="model.txt is a file"): load_model(file)
+    with pytest.raises(FileNotFoundError, match="holds no model"): load_model(tmp_path)
+
+
+def test_code_that_comes_with_a_model_is_not_run(tmp_path):
+    model = tiny()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(load_model(tmp_path).get_output_embeddings().weight, model.get_output_embeddings().weight)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}, "model_type": "evil"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(ValueError, match="no policy can be loaded"): load_model(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_only_hub_asks_the_hub(monkeypatch):
+    asked = []
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda name, **k: asked.append((name, k)) or (tiny(), NOTHING))
+    load_model("hub:owner/name")
+    assert asked == [("owner/name", {"trust_remote_code": False, "local_files_only": False, "dtype": "auto", "output_loading_info": True})]
+
+
+@pytest.mark.parametrize("stored, learns", [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float32)])
+def test_half_precision_is_widened_unless_it_is_asked_for(stored, learns, tmp_path):
+    weights = {k: x.to(stored) for k, x in tiny().state_dict().items()}
+    tiny().to(stored).save_pretrained(tmp_path)
+    for options, expected in (({}, learns), ({"dtype": "auto"}, stored), ({"dtype": torch.bfloat16}, torch.bfloat16)):
+        found = load_model(tmp_path, **options).state_dict()
+        assert all(x.dtype == expected and x.equal(weights[k].to(expected)) for k, x in found.items() if x.is_floating_point()), options
+
+
+def test_what_is_quantised_stays_as_it_is(monkeypatch):
+    "transformers refuses to cast it."
+    quantised = tiny().bfloat16()
+    quantised.is_quantized = True
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: (quantised, NOTHING))
+    assert load_model("hub:owner/name").dtype == torch.bfloat16
+
+
+# --- adapters, and runs ---
+
+def adapted(model=None, **options):
+    "A model with adapters that say something."
+    model = with_lora(model or tiny("llama"), 2, **options)
+    torch.manual_seed(1)
+    for p in what_learns(model).values(): torch.nn.init.normal_(p, std=.3)
+    return model
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    "A run's directory with adapters of a model beside it, which was given by a relative path."
+    monkeypatch.chdir(tmp_path)
+    tiny("llama").save_pretrained("base")
+    Agent(adapted(load_model("base"))).save_pretrained("run/policy")
+    WORDS.save_pretrained("run/policy")
+    monkeypatch.chdir("/")
+    return tmp_path / "run"
+
+
+def test_adapters_are_loaded_with_their_model_and_merged(run, tmp_path):
+    model, expected = load_model(run), adapted()(IDS).logits
+    torch.testing.assert_close(model(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+    assert not has_adapters(model) and find_model(run) == str(run / "policy") and load_config(run).model_type == "llama"
+    live = load_adapters(run / "policy")
+    assert has_adapters(live) and what_learns(live).keys() == what_learns(adapted()).keys()
+    torch.testing.assert_close(live(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+    assert load_tokenizer(run).get_vocab() == WORDS.get_vocab()
+
+
+def test_a_second_round_stands_on_the_first(run, tmp_path):
+    first = load_model(run)
+    second = adapted(first)
+    expected = second(IDS).logits
+    Agent(second).save_pretrained(tmp_path / "second")
+    torch.testing.assert_close(load_model(tmp_path / "second")(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_merged_adapters_are_a_plain_directory(run, tmp_path):
+    save_merged(run, tmp_path / "out")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(plain(IDS).logits, merge_adapters(adapted())(IDS).logits, rtol=1e-4, atol=1e-4)
+    assert load_tokenizer(tmp_path / "out").get_vocab() == WORDS.get_vocab()
+    with pytest.raises(FileExistsError, match="there already"): save_merged(run, tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["base", "out", "run"]
+
+
+@pytest.mark.parametrize("base", [None, "owner/name", "itself"])
+def test_adapters_without_their_model_say_what_is_wanted(run, base, tmp_path):
+    place = run / "policy"
+    settings(place / "adapter_config.json", base_model_name_or_path=str(place) if base == "itself" else base)
+    with pytest.raises(ValueError, match="base="): load_model(run)
+    assert load_model(run, base=tmp_path / "base") and load_model(run, base=tiny("llama"))
+
+
+# --- damage ---
+
+def settings(file, **change): file.write_text(json.dumps(json.loads(file.read_text()) | change))
+
+
+def tensors(change, name="model"):
+    def work(place):
+        found = load_file(place / f"{name}.safetensors")
+        change(found)
+        save_file(found, place / f"{name}.safetensors", metadata={"format": "pt"})
+    return work
+
+
+def cut(n, name="model"): return lambda place: (file := place / f"{name}.safetensors").write_bytes(file.read_bytes()[:n])
+def text(name, words): return lambda place: (place / name).write_text(words)
+def config(**change): return lambda place: settings(place / "config.json", **change)
+
+
+NORM, MATRIX, FACTOR = "transformer.ln_f.weight", "transformer.h.0.mlp.c_fc.weight", "model.layers.0.mlp.up_proj.lora_A.weight"
+DAMAGE = {
+    "cut": (cut(-50), "model.safetensors"), "empty": (cut(0), "model.safetensors"), "half a header": (cut(90), "model.safetensors"),
+    "one is missing": (tensors(lambda w: w.pop(MATRIX)), f"missing, {MATRIX}"),
+    "one is unknown": (tensors(lambda w: w.update(extra=torch.ones(2))), "unknown, extra"),
+    "NaN": (tensors(lambda w: w[MATRIX].view(-1)[:1].fill_(torch.nan)), f"not finite, {MATRIX}"),
+    "infinity": (tensors(lambda w: w[NORM].fill_(torch.inf)), f"not finite, {NORM}"),
+    "int8": (tensors(lambda w: w.update({k: x.to(torch.int8) for k, x in w.items()})), "stored as I8"),
+    "another width": (config(n_embd=32), "shapes"), "another vocabulary": (config(vocab_size=10**9), "shapes"),
+    "fewer layers": (config(n_layer=1, num_hidden_layers=1), "unknown"), "more layers": (config(n_layer=3, num_hidden_layers=3), "missing"),
+    "ten million layers": (config(num_hidden_layers=10**7, n_layer=10**7), "10000000 layers"),
+    "words for a number": (config(n_embd="wide"), "no policy can be loaded"), "another kind": (config(model_type="t5"), "policy"),
+    "nobody's kind": (config(model_type="nonsense"), "no policy can be loaded"), "config is a list": (text("config.json", "[]"), "holds a list"),
+    "config is cut": (text("config.json", '{"a":'), "cannot be read"), "config is deep": (text("config.json", '{"a":' * 10**5), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_model_is_refused_in_one_sentence(name, tmp_path):
+    "All of these were tracebacks, or trained with random weights."
+    tiny().save_pretrained(tmp_path)
+    change, says = DAMAGE[name]
+    change(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(says)) as e: load_model(tmp_path)
+    assert str(tmp_path) in str(e.value) and "\n" not in str(e.value) and len(str(e.value)) < 500
+
+
+def test_what_is_missing_may_be_allowed(tmp_path):
+    tiny().save_pretrained(tmp_path)
+    tensors(lambda w: w.pop(MATRIX))(tmp_path)
+    tensors(lambda w: w.update(extra=torch.ones(2)))(tmp_path)
+    found = load_model(tmp_path, strict=False).state_dict()
+    assert all(x.equal(found[k]) for k, x in tiny().state_dict().items() if k != MATRIX)
+
+
+def test_a_reader_is_no_policy_and_a_policy_no_reward_model(tmp_path):
+    T, base = transformers, dict(vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    for name, model in {"bert": T.BertForMaskedLM(T.BertConfig(**base)), "llama": tiny("llama")}.items(): model.save_pretrained(tmp_path / name)
+    with pytest.raises(ValueError, match="bert: .*looks ahead"): load_model(tmp_path / "bert")
+    with pytest.raises(ValueError, match="missing, score.weight"): load_model(tmp_path / "llama", "reward", num_labels=1)
+
+
+@pytest.mark.parametrize("change, says", [(cut(-9, "adapter_model"), "adapter_model.safetensors"), (tensors(lambda w: w.pop(next(iter(w))), "adapter_model"), "missing"),
+    (tensors(lambda w: next(iter(w.values())).fill_(torch.nan), "adapter_model"), "not finite"), (text("adapter_config.json", "{"), "cannot be read"),
+    (lambda p: settings(p / "adapter_config.json", r=5), "do not fit"), (lambda p: (p / "adapter_model.safetensors").unlink(), "do not fit")])
+def test_damaged_adapters_are_refused_too(run, change, says):
+    change(run / "policy")
+    with pytest.raises(ValueError, match=says) as e: load_model(run)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("words", ["{", "[]", '{"model": 3}', '{"version": "1.0", "model": {"type": "nonsense"}}'])
+def test_a_malformed_tokenizer_is_named(words, tmp_path):
+    WORDS.save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).get_vocab() == WORDS.get_vocab()
+    (tmp_path / "tokenizer.json").write_text(words)
+    with pytest.raises(ValueError, match="no tokenizer can be loaded") as e: load_tokenizer(tmp_path)
+    assert "\n" not in str(e.value)
+
+
+# --- SmolLM2 from its package, or the stand-in of its make ---
+
+def test_the_stand_in_is_the_same_for_a_seed_and_leaves_the_generator_alone():
+    before = torch.get_rng_state()
+    (one, tokenizer), (two, _), (other, _) = stand_in(["a"]), stand_in(["a"]), stand_in(["a"], seed=1)
+    assert torch.equal(torch.get_rng_state(), before) and not one.training
+    assert torch.equal(one.lm_head.weight, two.lm_head.weight) and not torch.equal(one.lm_head.weight, other.lm_head.weight)
+    talk = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True)
+    assert talk == "<|im_start|>user a <|im_end|> <|im_start|>assistant " and tokenizer.unk_token_id not in tokenizer(talk)["input_ids"]
+
+
+def test_a_kept_model_needs_no_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "NEEDED", ("no_such_package", "os"))
+    with pytest.raises(ImportError, match="no no_such_package here.*pip install"): need_smollm()
+    with pytest.raises(ImportError, match="no_such_package"): load_smollm(tmp_path / "kept")
+    assert not os.listdir(tmp_path) and not smollm_or_stand_in(["a"])[2]
+    for part in (made := stand_in(["a"])): part.save_pretrained(tmp_path / "kept")
+    model, tokenizer = load_smollm(tmp_path / "kept")
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), made[0].state_dict().values(), strict=True))
+    assert tokenizer.get_vocab() == made[1].get_vocab()
+
+
+# --- code that comes with a model is not run ---
+
+root = Path(__file__).parents[2]
+
+
+def test_remote_code_is_asked_for_nowhere():
+    for path in [*(root / "instruct_goose").rglob("*.py"), *(root / "nbs").rglob("*.ipynb")]:
+        text = path.read_text("utf-8")
+        assert not re.search(r"trust_remote_code\s*=(?!\s*False)|[\"']trust_remote_code\\?[\"']\s*:", text), path.name
+
+
+def loads_of(source: str) -> list[tuple[int, bool]]:
+    "Line of each `X.from_pretrained` of transformers, and whether it is a call with trust_remote_code=False written in it."
+    tree, found = ast.parse(source), []
+    calls = {id(n.func): n for n in ast.walk(tree) if isinstance(n, ast.Call)}
+    for n in ast.walk(tree):
+        if not (isinstance(n, ast.Attribute) and n.attr == "from_pretrained"): continue
+        if isinstance(n.value, ast.Name) and n.value.id in ("Agent", "RewardModel"): continue  # ours, and they come to the others
+        given = {k.arg: k.value for k in calls[id(n)].keywords} if id(n) in calls else {}
+        said = given.get("trust_remote_code")
+        found.append((n.lineno, isinstance(said, ast.Constant) and said.value is False))
+    return sorted(found)
+
+
+def test_every_load_says_that_remote_code_is_not_trusted():
+    assert loads_of("A.from_pretrained(x)\nload = B.from_pretrained\nC.from_pretrained(x, **read)\nAgent.from_pretrained(x)\n"
+                    "D.from_pretrained(x, trust_remote_code=no)\nE.from_pretrained(x, trust_remote_code=False)") == [
+                        (1, False), (2, False), (3, False), (5, False), (6, True)]
+    loads = {f"{path.name}, line {line}": said for path in (root / "instruct_goose").rglob("*.py") for line, said in loads_of(path.read_text("utf-8"))}
+    assert len(loads) >= 10 and all(loads.values()), [place for place, said in loads.items() if not said]
