@@ -180,9 +180,19 @@ def behind(kind: str, summary: str, source: str) -> str:
     return f'<details class="{kind}"><summary>{summary}</summary>\n\n`````{{code-block}} ipython3\n{source}\n`````\n\n</details>'
 
 
-def shortened(cell: Cell) -> tuple[str, str]:
+def outlined(cell: Cell) -> str:
+    "The signatures and docstrings of a cell that holds nothing but functions; nothing of any other, or of one that is short."
+    lines = cell.source.split("\n")
+    if len(lines) < 8 or not all(isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef) for s in cell.exported): return ""
+    first = lambda s: min([s.lineno, *(d.lineno for d in s.decorator_list)])
+    last = lambda s: s.body[0].end_lineno if ast.get_docstring(s) else s.body[0].lineno - 1
+    return "\n\n".join("\n".join(lines[first(s) - 1:last(s)]) for s in cell.exported if not s.name.startswith("_"))
+
+
+def shortened(cell: Cell, outline: bool = False) -> tuple[str, str]:
     "What is shown of an exported cell, and beneath it, behind a click, the whole; nothing where a fold would save less than two lines."
     if "exports" not in cell.directives or "code-fold" in cell.directives: return cell.source, ""
+    if outline and (said := outlined(cell)): return said, behind("whole", "The code", cell.source)
     short, lines = without_guards(cell.source), cell.source.count("\n")
     if short.count("\n") + 1 > LONG:
         head = short.split("\n")[:HEAD]
@@ -317,7 +327,7 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
         if cell.kind == "code":
             if not (made := code_cell(cell)): continue
             if cell.documented and page.module: cells.append(text_cell(to_source(cell, page), f"{cell.id}-source"))
-            (short, whole), (own, tick) = shortened(cell), checked(cell)
+            (short, whole), (own, tick) = shortened(cell, page.part == "reference"), checked(cell)
             if tick: short = own
             if short or made["outputs"]: cells.append(made | {"source": short, "outputs": [linked(o, page, links) for o in made["outputs"]]})
             if whole: cells.append(text_cell(whole, f"{cell.id}-whole"))

@@ -28,6 +28,26 @@ def test_a_page_opens_as_its_shelf_does(page):
     if page.names: assert "nbdev_export()" in page.cells[-1].source, "the last cell exports"
 
 
+WORDS = {"learn": 50_300, "guides": 44_600}  # to become 45,000 and 20,000; may only be lowered
+MOST = 101_000  # 85,000
+
+
+def test_words_are_few():
+    "Counted in the notebooks' markdown; the front page as rendered is counted in test_site."
+    count = lambda p: sum(len(c.source.split()) for c in p.cells if c.kind == "markdown")
+    words = {shelf: sum(count(p) for p in pages if p.part == shelf) for shelf in SHELVES}
+    assert all(words[shelf] <= limit for shelf, limit in WORDS.items()), words
+    assert sum(words.values()) + count(index) <= MOST, words
+    assert not {p.url: n for p in pages if p.part == "reference" and (n := count(p)) > 200}
+
+
+@pytest.mark.parametrize("page", [p for p in pages if p.part == "reference"], ids=lambda p: p.url)
+def test_a_reference_page_says_what_it_holds_and_teaches_nothing(page):
+    words = text(page)
+    opening = [words.index(f"**{line}**: ") for line in ("Holds", "Needs", "Not here")]
+    assert opening == sorted(opening) and not re.search(r"[●○]{3}|You will be able to|Numbers to expect|## Summary", words)
+
+
 def test_next_leads_to_the_next_lesson():
     course = [p for p in pages if p.number]
     for page, after in zip(course, course[1:]):

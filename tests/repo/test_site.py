@@ -294,7 +294,7 @@ SAMPLE = ["index", "learn/kl", "guides/same_name", "know", "quiz", "tables", "gl
 TYPED = ALIASES | {  # what people type, and the page that teaches it: the first hit
     "policy gradient": "learn/from_a_reward_to_ppo", "advantage": "learn/advantages", "KL penalty": "learn/kl", "reward hacking": "learn/quickstart",
     "clip": "learn/policy_loss", "GAE": "learn/advantages", "GRPO": "learn/group", "LoRA": "guides/lora", "entropy bonus": "learn/ppo",
-    "reward model": "learn/reward_model", "rejection sampling": "reference/recipes/stages", "off-policy": "learn/policy_loss", "whitening": "learn/masks"}
+    "reward model": "learn/reward_model", "rejection sampling": "learn/sft", "off-policy": "learn/policy_loss", "whitening": "learn/masks"}
 
 
 @pytest.fixture(scope="module")
