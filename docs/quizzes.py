@@ -28,7 +28,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         ("What does a value head start from, and why?", "Zero: it expects nothing, so the first advantages are made of rewards only (those still to come, faded by γλ per token), and not of noise.", "learn/agent"),
         ("What does a reward model learn from a pair?", "−log σ(chosen − rejected): only the difference is trained, the zero is free.", "learn/reward_model"),
         ("Where is a text's score read?", "At its last real token, which must be one that training has seen there.", "learn/quickstart#where-the-score-is-read"),
-        ("How good can a reward model be on labels of single readers?", "As good as somebody who knows the mean ratings, and no better: readers disagree. Quote that ceiling beside the accuracy.", "learn/quickstart#stage-2-a-model-that-judges"),
+        ("How good can a reward model be on labels of single readers?", "As good as somebody who knows the mean ratings, and no better: readers disagree. Quote that ceiling beside the accuracy.", "learn/quickstart#stage-2-the-reward-model"),
         ("Two texts share a prompt and differ in their last word. What may not differ?", "Everything up to the difference: the model looks back only. A test for padding and positions.", "learn/agent"),
         ("When does a LoRA policy need no second copy of its weights as a reference?", "While its adapters say nothing yet: the frozen weights are read without them, and the KL starts at 0. Adapters that have learnt are copied.", "guides/lora"),
         ("Why are the log-probabilities of sampling and of training computed by one path?", "So that the ratio before the first step is 1. If it is not, nothing after it means anything.", "learn/trainer#3-annotate"),
