@@ -6,7 +6,6 @@
 __all__ = ['C', 'OwnRun', 'settings_in', 'as_setting', 'as_yaml', 'refuse_used', 'need_adapters', 'own_model']
 
 # %% ../../nbs/reference/recipes/settings.ipynb #3a8d0da5
-import difflib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
@@ -14,9 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from ..models.adapters import four_bits, with_lora
-from ..models.loading import load_model
-from ..training.config import Count, Settings, complaint
-from ..training.config import ELSEWHERE
+from ..models.families import load_model
+from ..training.config import Count, Settings, complaint, hints_for
 from ..runs.run_directory import claim_run_dir, saving_conflicts
 
 # %% ../../nbs/reference/recipes/settings.ipynb #c5235748
@@ -76,14 +74,10 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
                          "line, such as\nsteps: 100")
     hints = get_type_hints(kind, include_extras=True)
     known = {f.name for f in fields(kind)} | ({"algorithm"} if hasattr(kind, "preset") else set())
-    made = {}
+    made, found = {}, {str(name).replace("-", "_"): x for name, x in found.items()}
+    if wrong := {name: x for name, x in found.items() if name not in known}:
+        raise ValueError(f"--config {path}: there is {hints_for(wrong, 'setting', known)}")
     for name, value in found.items():
-        name = str(name).replace("-", "_")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            there = ELSEWHERE.get(name) or (near[0] if near else None)
-            raise ValueError(f"--config {path}: there is no setting {name!r}"
-                             + (f": here it is called {there}" if there else ""))
         if name != "algorithm":
             value = as_setting(hints[name], value)
             error = complaint(hints[name], value)

@@ -238,9 +238,11 @@ def clip_gradients(
     return norms
 
 def lr_factor(config: RLHFConfig, iteration: int) -> float:
-    "What the learning rate is multiplied with: 1, or falling to 0 over config.steps."
-    return {"constant": 1., "linear": 1 - min(1., iteration / config.steps),
-            "cosine": cosine(iteration, config.steps)}[config.lr_schedule]
+    "What the learning rate is multiplied with: climbing to 1, then 1 or falling to 0."
+    c, k, n = config, iteration - config.warmup_steps, config.steps - config.warmup_steps
+    if k < 0:
+        return (iteration + 1) / c.warmup_steps
+    return {"constant": 1., "linear": 1 - min(1., k / n), "cosine": cosine(k, n)}[c.lr_schedule]
 
 # %% ../../nbs/reference/training/updates.ipynb #61b3ab81
 def set_learning_rate(

@@ -28,7 +28,7 @@ from ..objective.kl import kl_in_loss
 from ..objective.policy_loss import policy_loss
 from ..objective.preference import dpo_loss
 from ..supervised.fit import fit
-from ..training.config import RLHFConfig
+from ..training.config import Preset, RLHFConfig
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/learn/20_exact_world.ipynb #de4934de
@@ -265,15 +265,16 @@ def expected_loss(
 
 # %% ../../nbs/learn/20_exact_world.ipynb #ef0a8e68
 def exact_config(
-    name: str,         # of a preset
+    name: Preset,      # of the table
     beta: int | float, # price of a nat, in standard deviations of the reward
-    **overrides,       # other fields of RLHFConfig
+    **overrides: Any,  # other fields of RLHFConfig
 ) -> RLHFConfig:
     """A preset in the exact world: KL in the reward, a learning rate that falls to 0, every prompt
     equally often."""
-    defaults = dict(steps=200, batch_size=384, max_new_tokens=3, epochs=2, minibatches=2, lr=2e-3,
-                    lr_schedule="linear", kl_placement="reward", kl_estimator=None, beta=beta,
-                    device="cpu")
+    defaults: dict[str, Any] = dict(
+        steps=200, batch_size=384, max_new_tokens=3, epochs=2, minibatches=2, lr=2e-3,
+        lr_schedule="linear", kl_placement="reward", kl_estimator=None, beta=beta,
+        device="cpu")
     return RLHFConfig.preset(name, **defaults | overrides)
 
 # %% ../../nbs/learn/20_exact_world.ipynb #fd3325a9

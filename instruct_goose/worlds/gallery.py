@@ -41,7 +41,7 @@ from ..supervised.fit import torch_threads
 from ..training import (
     metrics as training_metrics, rollout as training_rollout, trainer as training_trainer)
 from ..training.callbacks import RecheckRewards
-from ..training.config import RLHFConfig
+from ..training.config import Preset, RLHFConfig
 from ..training.rollout import Rollout
 from ..training.trainer import RLHFTrainer
 from .probes import after, NeverStops
@@ -304,16 +304,17 @@ BUGS = {
 }
 
 # %% ../../nbs/learn/22_bug_hunt.ipynb #28637d32
-SMALL = dict(reviews=4_000, pairs=4_000, held_out_pairs=200, eval_samples=256, sft_steps=350,
-             rm_steps=120, steps=12, batch_size=96, minibatches=2, lr_schedule="constant",
-             lr=1.2e-3, value_lr=None, progress=False)
+SMALL: dict[str, Any] = dict(
+    reviews=4_000, pairs=4_000, held_out_pairs=200, eval_samples=256, sft_steps=350,
+    rm_steps=120, steps=12, batch_size=96, minibatches=2, lr_schedule="constant",
+    lr=1.2e-3, value_lr=None, progress=False)
 
 def gallery_config(
-    preset: str = "ppo",
-    **overrides, # other fields of QuickstartConfig
+    preset: Preset = "ppo",
+    **overrides: Any, # other fields of QuickstartConfig
 ) -> QuickstartConfig:
     "The quickstart's settings, small: 12 iterations of 96 reviews, 4 updates each."
-    own = {} if "beta" in PRESETS[preset] else {"beta": .08}
+    own: dict[str, Any] = {} if "beta" in PRESETS[preset] else {"beta": .08}
     return QuickstartConfig.preset(preset, **SMALL | own | overrides)
 
 def make_world(

@@ -1,10 +1,19 @@
 "Settings: their ranges, their presets, and how each is called on the command line."
+import ast
 import dataclasses
+import inspect
 
 import pytest
 
+from instruct_goose.objective.advantages import ADVANTAGES
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.training.config import RLHFConfig
+from instruct_goose.objective.kl import ESTIMATORS, KL_GRADIENTS
+from instruct_goose.objective.masks import AGGREGATES
+from instruct_goose.objective.policy_loss import LEVELS, SURROGATES
+from instruct_goose.training import config
+from instruct_goose.training.config import RLHFConfig, Settings
+from instruct_goose.training.trainer import RLHFTrainer
+from instruct_goose.training.updates import lr_factor
 
 
 def test_every_setting_is_checked_by_name_value_and_range(unchecked):
@@ -77,3 +86,42 @@ def test_presets_of_other_configurations_and_unknown_ones():
     with pytest.raises(ValueError, match="no preset 'dqn': choose one of ppo, grpo.*remax"): RLHFConfig.preset("dqn")
     with pytest.raises(TypeError, match="algorithm"): RLHFConfig(algorithm="grpo")
     with pytest.raises(AttributeError): RLHFConfig().algorithm = "grpo"
+
+
+def test_what_an_editor_offers_are_the_tables():
+    block = next(x for x in ast.parse(inspect.getsource(config)).body if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING")
+    offered = {x.targets[0].id: list(ast.literal_eval(x.value.slice)) for x in block.body}
+    tables = dict(Preset=PRESETS, Advantage=ADVANTAGES, Level=LEVELS, Surrogate=SURROGATES, Aggregation=AGGREGATES, Estimator=ESTIMATORS, KLGradient=KL_GRADIENTS)
+    assert offered == {name: list(table) for name, table in tables.items()}
+    used = {x.annotation.id for x in ast.walk(ast.parse(inspect.getsource(RLHFConfig))) if isinstance(x, ast.AnnAssign) and isinstance(x.annotation, ast.Name)}
+    assert used >= {"Advantage", "Level", "Surrogate", "Aggregation", "KLGradient"}
+
+
+HINTS = dict(gradient_accumulation_steps="micro_batch_size", output_dir="train_in", save_steps="save_every", logging_steps="every iteration", warmup_ratio="warmup_steps", top_p="whole distribution",
+             use_vllm="sampler", optim="optimizer", max_prompt_length="long_prompts", normalize_advantages="whiten_advantages", top_entropy_quantile="nothing", off_policy_mask_threshold="importance_cap",
+             save_model="save_pretrained", resume_from_checkpoint="resume=True", GRPOTrainer="RLHFTrainer", batchsize="batch_size", batch_sise="did you mean batch_size", num_train_epochs="prompts × group_size / batch_size")
+
+
+def test_words_of_other_libraries_are_answered_all_at_once(unchecked):
+    with unchecked(), pytest.raises(TypeError) as e: RLHFConfig(lr=1e-3, **dict.fromkeys(HINTS, 1))
+    parts = str(e.value).removeprefix("RLHFConfig has ").split("; ")
+    assert len(parts) == len(HINTS)
+    for part, (name, ours) in zip(parts, HINTS.items(), strict=True): assert part.startswith(f"no argument {name!r}") and ours in part
+    with pytest.raises(AttributeError, match="no attribute 'save_model': here it is called save_pretrained"): RLHFTrainer.__new__(RLHFTrainer).save_model()
+    with pytest.raises(AttributeError, match="no attribute 'num_generations': here it is called group_size"): RLHFConfig().num_generations  # noqa: B018
+
+
+def test_a_configuration_shows_what_differs_from_the_defaults():
+    @dataclasses.dataclass
+    class Mine(RLHFConfig):
+        more: int = 3
+    assert repr(RLHFConfig()) == "RLHFConfig()" and repr(RLHFConfig(beta=.2, steps=50)) == "RLHFConfig(beta=0.2)"
+    assert repr(Mine(more=4, gamma=.9)) == "Mine(gamma=0.9, more=4)" and repr(RLHFConfig.preset("grpo")) == repr(eval(repr(RLHFConfig.preset("grpo"))))
+    assert issubclass(Mine, Settings)
+
+
+@pytest.mark.parametrize("schedule, factors", [("constant", [.5, 1, 1, 1, 1, 1]), ("linear", [.5, 1, 1, .75, .5, .25]), ("cosine", [.5, 1, 1, .853553, .5, .146447])])
+def test_the_learning_rate_climbs_before_its_schedule_begins(schedule, factors):
+    c = RLHFConfig(steps=6, warmup_steps=2, lr_schedule=schedule)
+    assert [lr_factor(c, i) for i in range(6)] == pytest.approx(factors, abs=1e-6)
+    with pytest.raises(ValueError, match="warmup_steps is 50: it must be below steps, 50"): RLHFConfig(warmup_steps=50)
