@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from ..models.adapters import four_bits, with_lora
-from ..models.families import load_model
+from ..models.loading import load_model
 from ..training.config import Count, Settings, complaint, hints_for
 from ..runs.run_directory import claim_run_dir, saving_conflicts
 
