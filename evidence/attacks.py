@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from doctor_unseen import KeepTokens
 
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.models.agent import Agent, create_reference_model
@@ -215,9 +216,10 @@ def visited(world, settings, trainer, prompts=None, dtype=torch.float32, asked=N
     judge, lm = world["reward_model"], copy.deepcopy(world["lm"]).to(dtype)
     agent = Agent(copy.deepcopy(lm), value_model="copy" if settings.advantage == "gae" else None)
     with torch_threads(1), gallery.without_guards() if trainer is not RLHFTrainer else nullcontext():
-        made = trainer(agent, create_reference_model(lm), settings, tokenizer=world["tokenizer"], callbacks=[RecheckRewards(judge)], **more)
+        kept = KeepTokens()
+        made = trainer(agent, create_reference_model(lm), settings, tokenizer=world["tokenizer"], callbacks=[RecheckRewards(judge), kept], **more)
         metrics = made.train(prompts or world["data"].prompts, judge, progress=False)
-    return [f.name for f in diagnose(metrics, asdict(settings) | (asked or {}))]
+    return [f.name for f in diagnose(metrics, asdict(settings) | (asked or {}), kept.record)]
 
 
 def findings(names, look: Callable, seeds) -> dict[str, list]:

@@ -25,6 +25,7 @@ from ..doctor.diagnosis import diagnose, report
 from ..doctor.log import Finding, read_metrics
 from ..models.tokens import PromptDataset
 from ..runs.evaluation import text_table
+from ..runs.microscope import read_tokens
 from ..supervised.fit import torch_threads
 from ..training.config import Count, Positive, Seed, Settings
 from ..training.prompts import own_ends
@@ -192,8 +193,9 @@ def run_doctor(config: DoctorConfig) -> list[Finding]:
     except (ValueError, TypeError) as e:
         raise ValueError(f"{path} holds no settings: {e}") from None
     try:
-        findings = diagnose(metrics, settings)
-        text = report(findings, metrics)
+        tokens = read_tokens(Path(config.run_dir) / "tokens.jsonl")
+        findings = diagnose(metrics, settings, tokens)
+        text = report(findings, metrics, tokens)
     except (ValueError, TypeError) as e:
         raise ValueError(f"{config.run_dir}/metrics.jsonl: {e}") from None
     if note:

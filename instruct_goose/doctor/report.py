@@ -238,10 +238,12 @@ def split_row(line: str) -> list[str]:
     return re.split(r"(?<!\\)\|", line.strip().strip("|"))
 
 # %% ../../nbs/reference/doctor/report.ipynb #a6aebda5
-def findings_html(metrics: Sequence[Mapping], config: Mapping) -> str:
+def findings_html(
+    metrics: Sequence[Mapping], config: Mapping, tokens: Mapping[int, list[dict]] | None = None,
+) -> str:
     "What the doctor says."
     try:
-        found = diagnose(metrics, config or None)
+        found = diagnose(metrics, config or None, tokens)
     except (TypeError, ValueError) as e:
         return f'<p class="none">The doctor cannot read this log: {escape(str(e))}.</p>'
     return "".join(
@@ -357,7 +359,7 @@ def run_report(config: ReportConfig) -> Path: # the page
         "Curves": beside(others) + curves(drawn),
         "Microscope": microscope_html(r.tokens) if r.tokens else "",
         "Samples": samples_table(r.samples),
-        "Findings": findings_html(r.metrics, c),
+        "Findings": findings_html(r.metrics, c, r.tokens),
         "Settings": folded("all settings", table(["setting", "value"], sorted(c.items())))
         if c else "",
         "Environment": folded("versions", table(["what", "version"], sorted(versions.items())))

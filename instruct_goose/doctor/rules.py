@@ -8,15 +8,18 @@ __all__ = ['noisy_forward', 'start_kl', 'sampler_mismatch', 'nll_off_entropy', '
            'equal_rewards', 'no_policy_gradient', 'policy_stands_still', 'ratio_never_moves', 'values_stand_still',
            'steps_rounded_away', 'reference_is_the_policy', 'padding_counted', 'ends_unseen', 'never_ends',
            'policy_loss_scale', 'policy_loss_direction', 'value_loss_off', 'entropy_bonus_off', 'stale_gradients',
-           'advantages_of_other_rows', 'returns_are_values', 'other_discount', 'harmful_values', 'noisy_reward',
-           'reward_of_other_rows', 'prompts_lost', 'same_responses', 'length_is_reward', 'reward_scale',
-           'small_rewards', 'reward_spread_moves', 'large_steps', 'no_clip', 'drift', 'entropy_collapse',
-           'length_collapse', 'variety_collapse']
+           'advantages_of_other_rows', 'returns_are_values', 'other_discount', 'harmful_values', 'updates_missing',
+           'other_rows_learnt', 'optimizer_steps', 'other_schedule', 'other_step_size', 'parts_stand_still',
+           'parts_without_gradient', 'gradient_not_clipped', 'other_beta', 'reference_moves', 'goes_on_beyond_kl_stop',
+           'prompts_cut', 'prompts_that_end', 'noisy_reward', 'reward_of_other_rows', 'prompts_lost', 'same_responses',
+           'length_is_reward', 'reward_scale', 'small_rewards', 'reward_spread_moves', 'large_steps', 'no_clip',
+           'drift', 'entropy_collapse', 'length_collapse', 'variety_collapse']
 
 # %% ../../nbs/reference/doctor/rules.ipynb #aba14d99
 import math
 
-from .log import above, last_quarter, LIMIT, mean, median, rounding_limit, Run
+from .log import (
+    above, HALF, last_quarter, LIMIT, mean, median, rounding_limit, Run)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #6130d9c3
 def noisy_forward(run: Run) -> str | None:
@@ -43,7 +46,8 @@ def sampler_mismatch(run: Run) -> str | None:
 # %% ../../nbs/reference/doctor/rules.ipynb #6130d9c7
 def nll_off_entropy(run: Run) -> str | None:
     "Tokens drawn from π have a mean −log π(a) of its entropy."
-    rows = run.both("sampled_nll", "entropy", "sampled_nll_error", "tokens")
+    rows = [row for row in run.both("sampled_nll", "entropy", "sampled_nll_error", "tokens")
+            if row[-1] >= 32] # of a few tokens the standard error is not known
     tokens = sum(row[-1] for row in rows)
     if tokens < 1 or run["importance_mean"]:
         return None  # known, and corrected for
@@ -274,7 +278,8 @@ def value_loss_off(run: Run) -> str | None:
     if run.config.get("vf_coef") == 0:
         return None
     found = (median_outside(run, "value_gradient_scale", .7, 1.4, ", should be 1"),
-             median_outside(run, "value_gradient_cosine", .9, wanted=", should be 1"))
+             median_outside(run, "value_gradient_cosine", .9 if rounding_limit(run) == HALF
+                            else .995, wanted=", should be 1"))
     return "; ".join(text for text in found if text) or None
 
 def entropy_bonus_off(run: Run) -> str | None:
@@ -304,6 +309,8 @@ def other_discount(run: Run) -> str | None:
     wrong = []
     for name, sign in (("gamma", "γ"), ("lam", "λ")):
         found, asked = run[f"return_{name}"], run.config.get(name)
+        if name == "lam" and run.config.get("gamma") == 0:
+            continue  # λ stands beside γ
         if found and asked is not None and abs(median(found) - asked) > .01:
             wrong.append(f"{sign} is {median(found):.3g} in the returns and {asked:g} in the "
                          "settings")
@@ -317,6 +324,142 @@ def harmful_values(run: Run) -> str | None:
     error, bias, scatter = (median([row[k] for row in rows]) for k in range(3))
     return (f"in the last {len(rows)} iterations value_error is {error:.2g}, where values of 0 "
             f"have 1: a bias of {bias:.2g} and a scatter of {scatter:.2g}")
+
+# %% ../../nbs/reference/doctor/rules.ipynb #d0c70002
+def _whole_updates(run: Run) -> bool:
+    "Do the settings ask for all updates of each iteration?"
+    c = run.asked
+    return c is not None and not (c.kl_early_stop or c.mask_truncated or c.drop_flat)
+
+def updates_missing(run: Run) -> str | None:
+    "An iteration makes epochs × minibatches updates."
+    c, rows = run.asked, run.both("iteration", "updates", "tokens", "response_length")
+    if c is None or not _whole_updates(run):
+        return None
+    bad = [(i, n, wanted) for i, n, tokens, length in rows
+           if n != (wanted := c.epochs * min(c.minibatches, round(tokens / max(length, 1e-9))))]
+    return (f"{bad[0][1]:g} updates in iteration {bad[0][0]:g}, and {bad[0][2]} are asked for; so "
+            f"in {len(bad)} of {len(rows)} iterations" if bad else None)
+
+def other_rows_learnt(run: Run) -> str | None:
+    "Each epoch learns from each token once, with its own advantage."
+    if not _whole_updates(run) or updates_missing(run):
+        return None
+    return above(run, "learnt_apart", 1e-3)
+
+def optimizer_steps(run: Run) -> str | None:
+    "Adam counts its steps, and a step is an update."
+    rows = run.both("iteration", "optimizer_age", "updates")
+    pairs = [(a, b) for a, b in zip(rows, rows[1:]) if b[0] == a[0] + 1]
+    bad = [(b, b[1] - a[1]) for a, b in pairs if b[1] - a[1] != b[2]]
+    if not bad:
+        return None
+    (i, age, updates), grown = bad[0]
+    return (f"in iteration {i:g} there are {updates:g} updates, and the optimizer's count of its "
+            f"steps went up by {grown:g} to {age:g}; so in {len(bad)} of {len(pairs)} iterations")
+
+def other_schedule(run: Run) -> str | None:
+    "The learning rate is lr times the schedule's factor."
+    c, rows = run.asked, run.both("iteration", "lr")
+    if c is None or not rows:
+        return None
+    def factor(i: int | float) -> float:
+        done = min(1., i / c.steps)
+        return {"constant": 1., "linear": 1 - done}.get(
+            c.lr_schedule, (1 + math.cos(math.pi * done)) / 2)
+
+    first = next((lr / factor(i) for i, lr in rows if factor(i) > 0), 0.)
+    bad = [(i, lr) for i, lr in rows if abs(lr - first * factor(i)) > 1e-3 * first]
+    if len(bad) <= len(rows) / 4:
+        return None
+    i, lr = bad[0]
+    return (f"lr is {lr:.3g} in iteration {i:g}, and the {c.lr_schedule} schedule over {c.steps} "
+            f"iterations asks for {first * factor(i):.3g}")
+
+def other_step_size(run: Run) -> str | None:
+    "One of Adam's steps moves a weight by about the learning rate, by three times it at most."
+    c, found = run.asked, []
+    if c is None or not run["optimizer_age"] or c.lr_schedule != "constant":
+        return None
+    for name, lr in (("weight_step", c.lr), ("value_weight_step", c.value_lr or c.lr)):
+        steps = [x / n for x, n in run.both(name, "updates") if n]
+        if steps and not .002 * lr < median(steps) < 3 * lr and median(steps) > 0:
+            found.append(f"{name} is {median(steps):.2g} per update in the median iteration, and "
+                         f"its learning rate {lr:g}")
+    return "; ".join(found) or None
+
+def parts_stand_still(run: Run) -> str | None:
+    "Of the tensors with a gradient each one moves."
+    still, lr = run["tensors_still"], run["lr"]
+    if not still or not run["optimizer_age"] or max(run["rounding"], default=1.) > 1e-6:
+        return None
+    if median(still) == 0 or policy_stands_still(run) or not lr or median(lr) < 1e-6:
+        return None
+    return (f"{median(still):.0%} of the policy's tensors have a gradient and stay as they are in "
+            "the median iteration")
+
+def parts_without_gradient(run: Run) -> str | None:
+    "From the second iteration on every tensor that learns has a gradient."
+    found = [x for i, x in run.pairs("tensors_without_gradient") if i > 0]
+    if not found or median(found) == 0 or no_policy_gradient(run) or equal_rewards(run):
+        return None
+    return f"{median(found):.0%} of the policy's tensors have no gradient in the median iteration"
+
+def gradient_not_clipped(run: Run) -> str | None:
+    "The policy's gradient is no longer than max_grad_norm."
+    limit = run.asked and run.asked.max_grad_norm
+    return above(run, "clipped_norm", 1.02 * limit) if limit else None
+
+def other_beta(run: Run) -> str | None:
+    "β stays, or moves by 2 per cent at most towards its target."
+    c, rows = run.asked, run.both("iteration", "beta", "kl_to_reference")
+    if c is None or len(rows) < 2:
+        return None
+    def after(beta: float, kl: float) -> float:
+        return beta * (1 + .1 * max(-.2, min(.2, kl / c.kl_target - 1))) if c.kl_target else beta
+
+    bad = [(a, b) for a, b in zip(rows, rows[1:]) if b[0] == a[0] + 1
+           and abs(b[1] - after(a[1], a[2])) > 2e-3 * a[1]]
+    if not bad:
+        return None
+    (i, beta, kl), (_, found, _) = bad[0]
+    return (f"after iteration {i:g}, with β = {beta:.4g} and a KL of {kl:.3g}, β becomes "
+            f"{found:.4g}, and the settings ask for {after(beta, kl):.4g}")
+
+def reference_moves(run: Run) -> str | None:
+    "The reference stays as it is, unless ref_every is set; then it does not."
+    c, rows = run.asked, run.both("iteration", "reference_weight")
+    if c is None or len(rows) < 2:
+        return None
+    moved = [b[0] for a, b in zip(rows, rows[1:]) if abs(b[1] - a[1]) > 1e-7 * a[1]]
+    if c.ref_every is None and moved:
+        return (f"the reference's weights changed before {len(moved)} of {len(rows)} iterations, "
+                f"first before iteration {moved[0]:g}, and ref_every is not set")
+    if c.ref_every is not None and not moved and len(rows) > c.ref_every + 1:
+        return (f"the reference's weights are the same in all {len(rows)} iterations, and "
+                f"ref_every is {c.ref_every}")
+    return None
+
+def goes_on_beyond_kl_stop(run: Run) -> str | None:
+    "The iteration that exceeds kl_stop is the last."
+    limit = run.asked and run.asked.kl_stop
+    far = [i for i, kl in run.pairs("kl_to_reference") if limit and kl > limit]
+    last = run.metrics[-1]["iteration"]
+    if not far or far[0] == last:
+        return None
+    return f"kl_to_reference is above {limit:g} in iteration {far[0]}, and {last} is the last one"
+
+def prompts_cut(run: Run) -> str | None:
+    "The text of a prompt is in the text of its tokens."
+    found = [x for x in run["prompts_kept"] if x < 1]
+    if not found:
+        return None
+    return (f"in {len(found)} of {len(run['prompts_kept'])} iterations not all prompts are whole "
+            f"in what the model read; at worst {min(found):.0%} are")
+
+def prompts_that_end(run: Run) -> str | None:
+    "A prompt does not end in what ends a response."
+    return above(run, "prompts_ended", .01)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f2d
 def noisy_reward(run: Run) -> str | None:

@@ -25,6 +25,7 @@ from ..models.agent import Agent
 from ..models.reward_model import RewardModel
 from ..runs.evaluation import (
     best_of_n, kl_to_reference, plot_metrics, text_table, write)
+from ..runs.microscope import read_tokens
 from ..runs.resume import CheckpointManager, MAIN, Stage
 from ..runs.run_directory import (
     Clock, finished_run, open_run, print_worst, save_model, saving_conflicts, settings_of,
@@ -305,7 +306,7 @@ def improve(
             config, lm, tokenizer, reward_model, held_out[:baseline_prompts], measure,
             manager.stage("baselines"), **how)
     plot_metrics(metrics, out)
-    findings = diagnose(metrics, settings_of(config))
+    findings = diagnose(metrics, settings_of(config), read_tokens(out / "tokens.jsonl"))
     summary = summary_of(
         config, manager, trainer, **found, before=before, after=after, baselines=baselines,
         findings=[{"name": f.name, "evidence": f.evidence} for f in findings])

@@ -244,7 +244,8 @@ class RunLog(Callback):
         if is_first():
             append_jsonl(self.path, metrics)
             if looked_at(trainer.iteration - 1, trainer.config.steps):
-                seen = seen_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer)
+                seen = seen_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer, 4,
+                                   trainer.loss, trainer.eos_ids)
                 append_jsonl(self.tokens, {"iteration": metrics["iteration"], "responses": seen})
         self.metrics.append(without_nan(metrics))
         self.stage.after_step(trainer.iteration, trainer.config.steps,
@@ -423,7 +424,7 @@ def train_in(
 def print_worst(out: Path, settings: Mapping) -> None:
     "The worst of the doctor's findings in a run's log, and the command that says more."
     try:
-        findings = diagnose(read_metrics(out)[0], settings)
+        findings = diagnose(read_metrics(out)[0], settings, read_tokens(out / "tokens.jsonl"))
     except (OSError, ValueError, TypeError): # a supervised stage's log: there are no rules for it
         return
     if findings:

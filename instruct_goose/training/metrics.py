@@ -6,17 +6,20 @@
 __all__ = ['Metrics', 'METERS', 'MOST', 'ROWS', 'correlation', 'of_texts', 'distinct', 'distinct_pairs', 'of_values', 'discounts',
            'prompt_nll', 'gradient_meter', 'expected_pulls', 'number', 'describe', 'of_scores', 'of_advantages',
            'of_sampler', 'describe_step', 'step_log', 'iteration_log', 'held_out_notes', 'speeds', 'average_steps',
-           'drift_meter', 'weight_meter', 'movement_meter', 'in_short']
+           'learnt_log', 'pull_of', 'prompts_ended', 'prompts_kept', 'optimizer_age', 'reference_weight', 'drift_meter',
+           'some_weights', 'total_norm', 'weight_meter', 'movement_meter', 'in_short']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import nn, Tensor
 from transformers import PreTrainedModel
 
+from ..models.agent import Agent
 from ..models.response import response_logprobs
 from ..models.families import vocabulary_size
 from ..models.tokens import compact
@@ -24,7 +27,8 @@ from ..objective.advantages import discounted_returns
 from ..objective.group import flat_groups
 from ..objective.kl import exact_kl, sequence_kl, token_kl
 from ..objective.logprobs import log_softmax
-from ..objective.masks import aggregate, masked_mean, masked_sum, masked_var
+from ..objective.masks import (
+    aggregate, last_index, masked_mean, masked_sum, masked_var)
 from ..objective.policy_loss import held_shares, probability_ratio
 from ..objective.value_loss import explained_variance
 from .annotate import next_token_logits, precision
@@ -176,6 +180,7 @@ def describe(
         "tokens": mask.sum(),
         "response_length": mask.sum() / len(r),
         "finished": finished(r, eos_ids).float().mean(),
+        "prompts_ended": prompts_ended(r, eos_ids),
         **of_sampler(r, config)}
     if r.given is not None:
         numbers["given_tokens"] = r.given.sum() / len(r)
@@ -265,6 +270,7 @@ def step_log(
         if name not in METERS and name not in log:
             log[name] = torch.stack([s.parts[name] for s in seen if name in s.parts]).sum()
     log["stale_gradient"] = torch.tensor(seen[0].stale)
+    log["pull"] = pull_of(batch)
     if first is not None:
         log["max_ratio_deviation_first"] = check_ratio(
             first, logprobs, batch.old_logprobs, batch.mask, "before the first update")
@@ -309,9 +315,60 @@ def average_steps(
     if not logs: # nothing was left to learn from: see `mask_truncated`
         return {}
     told = {name: [log[name] for log in logs if name in log] for log in logs for name in log}
-    mean = {name: sum(xs) / len(xs) for name, xs in told.items()}
+    mean = {name: sum(xs) / len(xs) for name, xs in told.items() if name != "pull"}
     mean["ratio_max"] = torch.stack(told["ratio_max"]).max()
     return {name: number(x) for name, x in mean.items()}
+
+def learnt_log(
+    logs: Sequence[dict[str, Tensor]], # of all optimizer steps of an iteration
+    rollout: Rollout,
+    epochs: int,
+) -> Metrics:
+    """How many updates, and how far what they learnt from is from `epochs` times the rollout: 0
+    where each epoch takes each token once, with its advantage."""
+    asked, size = epochs * pull_of(rollout), pull_of(rollout, absolute=True)
+    found = sum((log["pull"] for log in logs), torch.zeros_like(asked))
+    return {"updates": len(logs), "learnt_apart": number((found - asked).abs() / (epochs * size))}
+
+def pull_of(r: Rollout, absolute: bool = False) -> Tensor:
+    "Σ Âₜ·log π_old(aₜ|sₜ) of all tokens: another sum is another set of tokens or advantages."
+    x = (r.advantages.double() * r.old_logprobs.double())[r.mask]
+    return (x.abs() if absolute else x).sum()
+
+def prompts_ended(r: Rollout, eos_ids: Sequence[int]) -> Tensor:
+    "The share of prompts of two tokens or more whose last token is one that ends a response."
+    last = r.query_ids.gather(-1, last_index(r.query_mask)[:, None])[:, 0]
+    ends = torch.isin(last, torch.as_tensor(list(eos_ids), device=last.device))
+    return (ends & (r.query_mask.sum(-1) > 1)).float().mean()
+
+def prompts_kept(
+    prompts: Sequence | dict, # as they were given
+    r: Rollout,               # with the text of its queries
+) -> float | None: # None: the prompts are no text
+    "The share of texts that are still whole in the text of their token ids, spaces apart."
+    def plain(text: str) -> str:
+        return "".join(text.split()).lower()
+
+    if isinstance(prompts, dict) or r.prompts is None:
+        return None
+    rows = [row.get("prompt") if isinstance(row, Mapping) else row for row in prompts]
+    texts = [row[-1].get("content") if isinstance(row, list) and row and isinstance(row[-1], dict)
+             else row for row in rows]
+    read = [plain(text) for text in dict.fromkeys(r.prompts)]
+    kept = [any(plain(text) in one for one in read) for text in texts if isinstance(text, str)]
+    return sum(kept) / len(kept) if kept else None
+
+def optimizer_age(optimizer: torch.optim.Optimizer) -> int | None: # None: it counts none
+    "Adam's count of its steps, which its bias correction divides by."
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if "step" in optimizer.state.get(p, {}):
+                return int(optimizer.state[p]["step"])
+    return None
+
+def reference_weight(model: nn.Module) -> Tensor:
+    "Mean |θ| of some of the reference's weights: another number is another reference."
+    return some_weights(list(model.parameters()))[0].abs().mean()
 
 # %% ../../nbs/reference/training/metrics.ipynb #8a3e1d86
 MOST = 2**24 # numbers in a table: 64 MiB in float32
@@ -342,36 +399,57 @@ def drift_meter(
     return lambda: exact_kl(old, policy()).sum() / len(some)
 
 # %% ../../nbs/reference/training/metrics.ipynb #6e17f26e
+def some_weights(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]: # and whose each one is
+    "Up to 65,536 numbers, evenly spaced over each tensor, and one of each at least."
+    stride = math.ceil(sum(x.numel() for x in tensors) / 2**16) or 1
+    parts = [x.detach().reshape(-1)[::stride].float() for x in tensors]
+    if not parts:
+        return torch.zeros(0), torch.zeros(0).long()
+    sizes = torch.tensor([len(x) for x in parts], device=parts[0].device)
+    return torch.cat(parts), torch.arange(len(parts), device=sizes.device).repeat_interleave(sizes)
+
+def total_norm(grads: Sequence[Tensor]) -> Tensor:
+    "‖g‖ of all of them together, whole where they are cut up."
+    norm: Any = torch.nn.utils.get_total_norm(grads)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
 def weight_meter(
-    model: nn.Module, # the policy
+    learn: Sequence[Tensor], # the policy's parameters that learn
 ) -> Callable[[], dict[str, Tensor]]:
-    """Remembers up to 65,536 weights that learn, evenly spaced. The call says ‖Δθ‖ / ‖θ‖, and
-    which share has changed, of those whose last gradient is not 0."""
-    learn = learning(model.parameters())
-    stride = math.ceil(sum(p.numel() for p in learn) / 2**16) or 1
-
-    def some(tensors: Sequence[Tensor]) -> Tensor:
-        parts = [x.detach().reshape(-1)[::stride].float() for x in tensors]
-        return torch.cat(parts) if parts else torch.zeros(0)
-
-    before = some(learn).clone()
+    """Remembers `some_weights`. The call says ‖Δθ‖ / ‖θ‖; of the weights whose last gradient is
+    not 0, which share has changed and how far; which share of the tensors has no gradient, and
+    which has one and stays as it is; and the norm of the last gradient, which is clipped."""
+    before, owner = some_weights(learn)
+    before = before.clone()
 
     def call() -> dict[str, Tensor]:
-        step = some(learn) - before
-        pulled = some([torch.zeros_like(p) if p.grad is None else p.grad for p in learn]) != 0
-        return {"update_ratio": step.norm() / before.norm(),
-                "weights_moved": (step != 0)[pulled].float().mean()}
+        step = some_weights(learn)[0] - before
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in learn]
+        pulled = some_weights(grads)[0] != 0
+        count = step.new_zeros(len(learn))
+        has = count.index_add(0, owner, pulled.float()) > 0
+        moved = count.index_add(0, owner, ((step != 0) & pulled).float()) > 0
+        return {"clipped_norm": total_norm(grads), "update_ratio": step.norm() / before.norm(),
+                "weights_moved": (step != 0)[pulled].float().mean(),
+                "weight_step": step[pulled].square().mean().sqrt(),
+                "tensors_without_gradient": (~has).float().mean(),
+                "tensors_still": (has & ~moved).float().mean()}
     return call
 
 # %% ../../nbs/reference/training/metrics.ipynb #bb349912
 def movement_meter(
-    model: PreTrainedModel, rollout: Rollout, config: RLHFConfig,
+    agent: Agent, rollout: Rollout, config: RLHFConfig,
 ) -> Callable[[], Metrics]:
     "Before an iteration's updates; the call afterwards says what they did to policy and weights."
-    moved, changed = drift_meter(model, rollout, config), weight_meter(model)
+    own = learning(agent.model.parameters())
+    moved, changed = drift_meter(agent.model, rollout, config), weight_meter(own)
+    values = learning(agent.value_parameters()) if config.needs == "values" else []
+    values_changed = weight_meter(values)
 
     def call() -> Metrics:
         numbers = {"kl_to_old_exact": moved(), **changed()}
+        if values:
+            numbers["value_weight_step"] = values_changed()["weight_step"]
         return {name: number(x) for name, x in numbers.items()}
     return call
 

@@ -41,9 +41,9 @@ from .checks import (
     blaming, check_ratio, require_column, require_finite, require_finite_weights, rounding)
 from .config import (
     answers_foreign, check_values, Limit, NotNegative, RLHFConfig)
-from instruct_goose.training.metrics import (
-    average_steps, describe, held_out_notes, iteration_log, Metrics, movement_meter, number,
-    prompt_nll, speeds, step_log)
+from .metrics import (
+    average_steps, describe, held_out_notes, iteration_log, learnt_log, Metrics, movement_meter,
+    number, optimizer_age, prompt_nll, prompts_kept, reference_weight, speeds, step_log)
 from .prompts import (
     columns_of, different, encode_prompts, PromptOrder, slices, special_ids)
 from .rewards import (
@@ -305,7 +305,7 @@ class RLHFTrainer:
         c, r, logs = self.config, rollout, []
         set_learning_rate(self.optimizer, c, self.iteration)
         self.ent_weight = entropy_weight(r, self.ent_coef, c)
-        moved = movement_meter(self.agent.model, r, c)
+        moved = movement_meter(self.agent, r, c)
         for _ in range(c.epochs):
             for batch in minibatches_of(r, c, self.eos_ids, self.shuffling):
                 if logs and too_far(logs[-1], c):
@@ -313,7 +313,7 @@ class RLHFTrainer:
                 logs.append(self.update(batch, first=not logs))
         with self.blaming("Go back to the last checkpoint"):
             require_finite_weights(self.agent)
-        return average_steps(logs) | moved()
+        return average_steps(logs) | learnt_log(logs, r, c.epochs) | moved()
 
     def evaluate(
         self, prompts: Sequence | dict, reward_fn: Rewards,
@@ -427,6 +427,9 @@ class RLHFTrainer:
         metrics: dict[str, Any] = iteration_log(self.iteration, rollout, c, self.eos_ids, update, {
             "beta": self.beta, "lr": self.optimizer.param_groups[0]["lr"],
             "prompts_given": different(prompts), "rounding": rounding(self.agent.model, c),
+            "prompts_kept": prompts_kept(prompts, rollout),
+            "optimizer_age": optimizer_age(self.optimizer),
+            "reference_weight": number(reference_weight(self.ref_model)),
             "prompt_nll": number(prompt_nll(self.ref_model, rollout))})
         each = together(lambda: self.seconds)  # of several processes the slowest counts
         slowest = {name: max(seconds[name] for seconds in each) for name in self.seconds}

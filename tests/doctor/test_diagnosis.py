@@ -9,10 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from instruct_goose.doctor.diagnosis import KNOWN, RULES, SILENT, UNSEEN, diagnose, report
+from instruct_goose.doctor.diagnosis import LADDER, RULES, diagnose, report
 from instruct_goose.doctor.diagnosis import unchecked as unread
 from instruct_goose.doctor.log import KEYS, SETTINGS, Run, above
 from instruct_goose.doctor.rules import reward_scale, start_kl
+from instruct_goose.training.config import RLHFConfig
 from instruct_goose.worlds.gallery import BUGS, HEALTHY, gallery_config, to_metrics
 
 root = Path(__file__).parents[2]
@@ -37,24 +38,14 @@ def test_every_visible_bug_is_named(name, seed):
 
 @seeds
 @pytest.mark.parametrize("name", [n for n, b in BUGS.items() if not b.findings])
-def test_a_silent_bug_is_silent_and_the_report_speaks_of_it(name, seed):
+def test_a_silent_bug_is_silent_and_the_report_offers_the_probes(name, seed):
     findings = diagnose(*recorded("bugs", name, seed))
-    assert not findings and all(words in report(findings) for words in SILENT)
-    assert len(SILENT) == sum(not b.findings for b in BUGS.values())
+    assert not findings and LADDER in report(findings) and "no proof" in report(findings)
 
 
 @seeds
 @pytest.mark.parametrize("name", HEALTHY)
 def test_no_alarm_on_a_healthy_run(name, seed): assert not names(*recorded("healthy", name, seed))
-
-
-def test_a_clean_report_says_how_many_bugs_it_would_not_have_seen():
-    second = json.loads((root / "evidence/doctor.json").read_text("utf-8"))
-    attacks = [a["found"] for a in second["attacks"].values()]
-    assert len({len(found) for found in attacks}) == 1 and not {n for found in attacks for f in found for n in f} - {r.name for r in RULES}
-    assert len(BUGS) + len(attacks) == KNOWN and sum(not any(found) for found in attacks) + len(SILENT) == UNSEEN
-    text = report([])
-    assert f"of {KNOWN} known bugs {UNSEEN} show in none of them, among them" in text and "no proof" in text
 
 
 def test_unusual_settings_are_no_illness():
@@ -85,14 +76,15 @@ HEALTH = dict(reward_mean=.5, total_reward_mean=.4, reward_std=1., kl_to_referen
               score_length_correlation=.1, reward_noise=0., reward_shift=1e-6, advantage_std=.8, advantage_correlation=1., value_bias=.1,
               value_scatter=.8, value_error=.9, return_gamma=1., return_lam=.95, policy_gradient_scale=1., policy_gradient_cosine=1.,
               value_gradient_scale=1., value_gradient_cosine=1., entropy_gradient_scale=1., stale_gradient=0., weights_moved=1.,
-              kl_to_old_exact=.2)
+              kl_to_old_exact=.2, updates=4, learnt_apart=0., lr=1e-3, weight_step=2e-3, value_weight_step=2e-3, tensors_still=0.,
+              tensors_without_gradient=0., prompts_kept=1., prompts_ended=0., reference_weight=.1, advantage_mean=0., clipped_norm=.5)
 
 
 def log(n=12, **changes):
     "n iterations of a healthy run, some metrics changed: a number, or a function of the iteration."
     rows = []
     for i in range(n):
-        row = HEALTH | {"iteration": i, "kl_to_reference": .1 * i, "kl_estimate": .1 * i, "value_mean": .1 * i,
+        row = HEALTH | {"iteration": i, "optimizer_age": 4 * i + 4, "kl_to_reference": .1 * i, "kl_estimate": .1 * i, "value_mean": .1 * i,
                         "total_reward_mean": .5 - .01 * i}
         rows.append(row | {k: x(i) if callable(x) else x for k, x in changes.items()})
     return rows
@@ -187,9 +179,26 @@ CAP = {"importance_mean": .99}
 def test_each_rule_alone(changes, found): assert names(log(**changes), {"gamma": 1., "lam": .95}) == found
 
 
+SETTINGS_ASKED = asdict(RLHFConfig(steps=12, lr=1e-3, batch_size=100, kl_stop=9.))
+
+
+@pytest.mark.parametrize("changes, settings, name", [
+    ({"updates": 3}, {}, "updates missing"), ({"learnt_apart": .5}, {}, "other rows learnt"), ({"optimizer_age": 4}, {}, "optimizer steps"),
+    ({"optimizer_age": lambda i: 2 * i + 2}, {}, "optimizer steps"), ({"lr": lambda i: 1e-3 * .5**i}, {}, "other schedule"),
+    ({}, {"lr_schedule": "linear"}, "other schedule"), ({"weight_step": .2}, {}, "other step size"), ({"value_weight_step": 1e-7}, {}, "other step size"),
+    ({"tensors_still": .2}, {}, "parts stand still"), ({"tensors_without_gradient": .2}, {}, "parts without gradient"),
+    ({"beta": lambda i: .1 / (i + 1)}, {}, "other beta"), ({}, {"kl_target": 2.}, "other beta"), ({"clipped_norm": 3.}, {}, "gradient not clipped"),
+    ({"reference_weight": lambda i: .1 + .01 * i}, {}, "reference moves"), ({}, {"ref_every": 2}, "reference moves"),
+    ({}, {"kl_stop": .5}, "goes on beyond KL stop"), ({"prompts_kept": .5}, {}, "prompts cut"), ({"prompts_ended": 1.}, {}, "prompts that end")])
+def test_what_the_settings_ask_for(changes, settings, name):
+    assert not names(log(), SETTINGS_ASKED)
+    assert name in names(log(**changes), SETTINGS_ASKED | settings)
+
+
 def test_every_rule_is_tried_above():
     marks = test_each_rule_alone.pytestmark[0].args[1]
-    assert {n for _, found in marks for n in found} == {r.name for r in RULES}
+    more = {n for _, _, n in test_what_the_settings_ask_for.pytestmark[0].args[1]}
+    assert {n for _, found in marks for n in found} | more == {r.name for r in RULES if "@" not in r.needs}
 
 
 def test_evidence_names_numbers_and_iterations():
@@ -235,7 +244,7 @@ def test_one_update_per_rollout_is_no_bug_and_without_the_settings_the_text_says
 def test_lessons_exist_and_names_are_words(rule):
     assert (root / "nbs" / f"{rule.lesson}.ipynb").exists()
     assert rule.severity in ("error", "warning") and rule.what and rule.cure and rule.find.__doc__
-    assert set(rule.needs.split()) <= set(KEYS)
+    assert {n for n in rule.needs.split() if n[0] != "@"} <= set(KEYS)
 
 
 # --- what is missing, and what is not metrics -------------------------------------------------------------------------
@@ -255,7 +264,8 @@ def test_one_number_is_enough_and_the_report_says_what_was_not_looked_for():
     assert diagnose(few) == [] and "entropy collapse" not in unread(few)
     assert unread(few)["values stand still"] == ["value_mean"] and len(unread(few)) == len(RULES) - 1
     assert "Not looked for: values stand still, for want of value_mean." in report([], few)
-    assert unread(log()) == {} and report([]) == report([], log())
+    assert all(missing[0][0] == "@" for missing in unread(log()).values())
+    assert "for want of tokens.jsonl: same random numbers, " in report([], log())
 
 
 def test_iterations_are_counted_where_they_are_not_logged():
@@ -277,6 +287,8 @@ def test_iterations_are_counted_where_they_are_not_logged():
     ([{"grad_norm": -math.inf}], ValueError, "is -inf"),
     ([{"loss": 1.}], ValueError, "none of the numbers"),
     ([{"iteration": 0, "entropy": None}], ValueError, "none of the numbers"),
+    ([{"iteration": i, "entropy": 1.} for i in (0, 1, 2, 0, 1, 2)], ValueError, r"metrics\[3\] is iteration 0 and the one before it is 2"),
+    ([{"iteration": i, "entropy": 1.} for i in (2, 1, 0)], ValueError, r"metrics\[1\] is iteration 1"),
 ])
 def test_what_is_no_metrics_is_refused(bad, error, says, unchecked):
     for visit in (diagnose, unread, Run):
@@ -317,7 +329,7 @@ def test_only_documented_errors_come_out(unchecked, metrics, config):
     st.floats(-1e100, 1e100), st.sampled_from([0., 1., 5e-324, 1e-100, 1e100, -1e100]), st.none()) for k in KEYS}), min_size=1, max_size=6),
        st.fixed_dictionaries({}, optional={k: st.one_of(st.floats(-1e100, 1e100), st.integers(0, 10**30), st.none()) for k in SETTINGS}))
 def test_any_number_that_is_let_in_is_read_by_every_rule(metrics, config):
-    metrics[0]["entropy"] = 1.
+    metrics = [m | {"iteration": i, "entropy": 1.} for i, m in enumerate(metrics)]
     assert report(diagnose(metrics, config), metrics)
 
 

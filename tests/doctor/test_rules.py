@@ -1,47 +1,39 @@
-"Healthy runs with every preset, scaling of the rewards, place of the KL and form of the ratio: no error is found in them."
-from dataclasses import asdict
+"Healthy runs, with every preset, scale, place of the KL and form of the ratio, and with random settings: no error is found in them."
+import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 from deep import first
 
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.supervised.fit import torch_threads
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.worlds.probes import tiny_world
+from instruct_goose.objective.policy_loss import LEVELS
 
-SCALES = ["batch", None, "running"]
-RATIOS = [dict(surrogate=s, ratio_level=level) for s, level in product(("min", "ratio", "weight"), ("token", "sequence", "product", "sequence_token"))]
+sys.path.append(str(Path(__file__).parents[2] / "evidence"))
+from doctor_unseen import USUAL, a_run, random_settings
 
-
-def train(preset="ppo", **changes):
-    "The log of a small run that drifts by nats, and its settings."
-    model, tokenizer = tiny_world()
-    c = RLHFConfig.preset(preset, **dict(steps=8, batch_size=64, epochs=1, minibatches=2, max_new_tokens=4, lr=.01, value_lr=.05, beta=.05, device="cpu",
-                                         kl_estimator=None, importance_cap=None) | changes)
-    with torch_threads(1):
-        trainer = RLHFTrainer(model, config=c, tokenizer=tokenizer)
-        return trainer.train([""], lambda texts: [.2 * t.count("a") - .1 * t.count("b") + .3 for t in texts], progress=False), asdict(c)
-
-
-def errors(log, config): return [f for f in diagnose(log, config) if f.severity == "error"]
-
-
-ALL = [(preset, scaling, place) for scaling, preset, place in product(SCALES, PRESETS, ("loss", "reward"))
+RATIOS = [dict(surrogate=s, ratio_level=level) for s, level in product(("min", "ratio", "weight"), LEVELS)]
+ALL = [dict(PRESETS[preset], kl_placement=place, reward_scaling=scaling, kl_estimator=None, importance_cap=None)
+       for scaling, preset, place in product(("batch", None, "running"), PRESETS, ("loss", "reward"))
        if not (scaling and PRESETS[preset].get("advantage") == "greedy")]  # a greedy response has a scale of its own
 
 
-@pytest.mark.parametrize("preset, scaling, placement", first(16, ALL))
-def test_no_error_on_any_scale_and_place(preset, scaling, placement):
-    log, config = train(preset, reward_scaling=scaling, kl_placement=placement)
-    assert not errors(log, config) and not errors(log, None)
+def errors(settings):
+    log, config, tokens = a_run(USUAL | settings)
+    return [f for c in (config, None) for f in diagnose(log, c, tokens) if f.severity == "error"]
 
 
-@pytest.mark.parametrize("changes", first(6, sorted(RATIOS, key=lambda c: c["ratio_level"] == "token")), ids=lambda c: " ".join(c.values()))
-def test_no_error_whatever_the_ratio(changes):
-    for preset in ("ppo", "grpo"): assert not errors(*train(preset, **changes))
+@pytest.mark.parametrize("settings", first(12, ALL[::5] + ALL), ids=lambda s: " ".join(map(str, s.values())))
+def test_no_error_on_any_scale_and_place(settings): assert not errors(settings)
+
+
+@pytest.mark.parametrize("settings", first(6, sorted(RATIOS, key=lambda c: c["ratio_level"] == "token")), ids=lambda c: " ".join(c.values()))
+def test_no_error_whatever_the_ratio(settings): assert not errors(settings)
+
+
+@pytest.mark.parametrize("seed", first(20, range(200)))
+def test_no_error_on_random_healthy_settings(seed): assert not errors(random_settings(seed))
 
 
 @pytest.mark.parametrize("tokens, exact, found", [(22., None, True), (22., 20., True), (22., .4, False), (5., 5., False)])

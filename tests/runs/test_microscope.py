@@ -51,8 +51,8 @@ def test_each_number_is_the_one_of_its_token(settings):
             assert response["prompt"] == r.prompts[row] and response["score"] == pytest.approx(r.scores[row].item(), abs=1e-3)
             assert len(response["tokens"]) == length and [t for t in response["tokens"] if t[0] != "<"] == r.texts[row].removeprefix(r.prompts[row]).split()
             moved = [(now[row, t] - r.old_logprobs[row, t]).item() for t in range(length)]
-            if settings.get("ratio_level") == "sequence": moved = [sum(moved) / length] * length
             assert response["moved"] == pytest.approx(moved, abs=2e-3)
+            if settings.get("ratio_level") == "sequence": moved = [sum(moved) / length] * length
             for name, column in (("advantages", r.advantages), ("rewards", r.rewards), ("kl", r.kl), ("old_logprobs", r.old_logprobs)):
                 assert response[name] == pytest.approx(column[row, :length].tolist(), rel=1e-3, abs=1e-3), name
             assert ("values" in response) == (r.values is not None) and "ref_logprobs" not in response
