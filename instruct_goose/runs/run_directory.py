@@ -38,7 +38,7 @@ from ..models.adapters import module_state
 from ..models.agent import Agent
 from .checkpoints import newest_checkpoint, read_json, writing
 from .evaluation import text_table
-from .microscope import looked_at, seen_tokens
+from .microscope import looked_at, read_tokens, seen_tokens
 from .resume import (
     CheckpointManager, MAIN, refuse_other_run, Stage, Stopwatch, TEMPORARY_FILE)
 from .state import CHANGES_NOTHING, part

@@ -358,7 +358,7 @@ def test_the_log_of_a_run_tells_its_stage_how_far_it_is(tmp_path, unchecked, mon
     told = []
     monkeypatch.setattr("instruct_goose.runs.run_directory.seen_tokens", lambda *_: [])
     stage = SimpleNamespace(after_step=lambda at, of, state: told.append((at, of, state())), saved=None)
-    trainer = SimpleNamespace(iteration=2, now=None, tokenizer=None, config=RLHFConfig(steps=7), state=lambda: ({"w": 3}, {"iteration": 2}))
+    trainer = SimpleNamespace(iteration=2, now=None, loss=None, eos_ids=[], tokenizer=None, config=RLHFConfig(steps=7), state=lambda: ({"w": 3}, {"iteration": 2}))
     with unchecked(): RunLog(tmp_path, stage).on_iteration(trainer, None, {"x": float("nan"), "iteration": 1})
     row = {"x": None, "iteration": 1}
     assert told == [(2, 7, ({"w": 3}, {"iteration": 2, "metrics": [row]}))]
