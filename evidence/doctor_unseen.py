@@ -43,7 +43,7 @@ CHOICES: dict[str, list] = dict(
     beta=[0., .02, .2], kl_placement=["reward", "loss"], kl_estimator=[None, *ESTIMATORS], kl_gradient=[*KL_GRADIENTS], kl_target=[None, None, .5],
     ref_every=[None, None, 2], ref_mixup=[1., .5], epochs=[1, 2, 3], minibatches=[1, 2, 3, 4], micro_batch_size=[None, 5, 8], autocast=[None, None, "bfloat16"],
     lr=[.001, .01, .03], value_lr=[None, .05], lr_schedule=["constant", "linear", "cosine"], weight_decay=[0., .1], max_grad_norm=[.1, 1., 100.],
-    kl_early_stop=[None, None, .05], reward_weighting=["raw", "raw", "scaled"], reward_scaling=[None, None, "batch", "running"], reward_clip=[None, .3],
+    kl_early_stop=[None, None, .05], warmup_steps=[0, 0, 2], reward_weighting=["raw", "raw", "scaled"], reward_scaling=[None, None, "batch", "running"], reward_clip=[None, .3],
     missing_eos_penalty=[None, .2], overlong_buffer=[None, 2], mask_truncated=[False, False, True], redraw_flat=[0, 2], drop_flat=[False, True],
     gamma=[1., .9, 0.], lam=[0., .95, 1.], whiten_advantages=[True, False], temperature=[.7, 1., 1.3], stop_strings=[None, None, ("b",)],
     batch_size=[8, 32, 64], max_new_tokens=[1, 3, 6], recheck_every=[None, 2], seed=list(range(100)))

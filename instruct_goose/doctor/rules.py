@@ -364,7 +364,9 @@ def other_schedule(run: Run) -> str | None:
     if c is None or not rows:
         return None
     def factor(i: int | float) -> float:
-        done = min(1., i / c.steps)
+        if i < c.warmup_steps:
+            return (i + 1) / c.warmup_steps
+        done = min(1., (i - c.warmup_steps) / max(1, c.steps - c.warmup_steps))
         return {"constant": 1., "linear": 1 - done}.get(
             c.lr_schedule, (1 + math.cos(math.pi * done)) / 2)
 
