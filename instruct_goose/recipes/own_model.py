@@ -25,9 +25,9 @@ from ..models.loading import find_model, load_config
 from ..models.reward_model import RewardModel
 from ..models.tokens import encode_all, sides, token_limit
 from .inputs import (
-    load_reward, own_tokenizer, read_demos, read_prompts, try_reward)
+    PlugIns, source_of, files_of, load_reward, own_tokenizer, read_demos, read_prompts,
+    try_reward, as_yaml, need_adapters, own_model, OwnRun, refuse_used)
 from .plan import memory_parts, memory_table, spread_of
-from .settings import as_yaml, need_adapters, own_model, OwnRun, refuse_used
 from .stages import in_run_directory
 from ..runs.checkpoints import read_json
 from ..runs.evaluation import plot_metrics
@@ -48,12 +48,13 @@ from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/learn/23_your_own.ipynb #38fdfd7a
 @dataclass(kw_only=True)
-class TrainConfig(RLHFConfig, OwnRun):
+class TrainConfig(PlugIns, RLHFConfig, OwnRun):
     "Train your own model with reinforcement learning, on your own prompts and reward."
 
     reward: tuple[str, ...]  # FILE.py:FUNCTION, module:function, or a reward model's directory
     value_model: Literal["shared", "copy"] = "shared"  # the values' transformer
     gradient_checkpointing: bool = False  # less memory, one more forward in each backward
+    trial: bool = True  # ask the reward about sample answers first, with --dry-run too
     recheck_every: Count | None = 10  # iterations between asking the reward again; none: never
     sft: Path | None = None  # demonstrations to learn from first
     sft_steps: Count = 100  # updates of that stage
@@ -78,6 +79,7 @@ class Found(NamedTuple):
     held_out: list[dict] | None
     demos: tuple[list[str], list[str]] | None
     lengths: list[int] # of the prompts, in tokens
+    trial: list[float] | None # what the reward gave to sample answers; None: it was not asked
 
 # %% ../../nbs/learn/23_your_own.ipynb #f8a501f3
 def look_around(
@@ -88,8 +90,9 @@ def look_around(
     refuse_used(config)
     place = find_model(config.model)
     tokenizer = own_tokenizer(place)
-    rows = read_prompts(config.data, tokenizer)
-    held_out = read_prompts(config.eval_data, tokenizer) if config.eval_data else None
+    columns = {"prompt": config.prompt_column, "answer": config.answer_column}
+    rows = read_prompts(source_of(config), tokenizer, columns)
+    held_out = read_prompts(config.eval_data, tokenizer, columns) if config.eval_data else None
     demos = read_demos(config.sft, tokenizer) if config.sft else None
     lengths = prompt_lengths(rows + (held_out or []), tokenizer, place, config.max_new_tokens)
     need_adapters(config)
@@ -99,8 +102,9 @@ def look_around(
     if weights is not None and len(weights) != len(rewards):
         raise ValueError(f"{len(weights)} reward_weights and {len(rewards)} rewards: one weight "
                          "for each")
-    try_reward(rewards, rows, tokenizer, weights, config.reward_timeout, config.steps)
-    return Found(place, tokenizer, rewards, rows, held_out, demos, lengths)
+    trial = try_reward(rewards, rows, tokenizer, weights, config.reward_timeout,
+                       config.steps) if config.trial else None
+    return Found(place, tokenizer, rewards, rows, held_out, demos, lengths, trial)
 
 # %% ../../nbs/learn/23_your_own.ipynb #065a837b
 def prompt_lengths(
@@ -137,12 +141,15 @@ def plan(config: TrainConfig, found: Found) -> str:
                          f"{len(found.demos[0]):,} demonstrations")
     where = config.output_dir or "a fresh directory under runs/"
     passes = config.steps * prompts / len(found.rows)
+    asked = ("the reward was not asked" if found.trial is None else "the reward was asked about "
+             f"{len(found.trial)} sample answers: {', '.join(f'{x:g}' for x in found.trial)}. "
+             "--no-trial leaves that out")
     return "\n".join([
         "# settings, as --config reads them", as_yaml(config), "",
         f"prompts: {spread_of(found.lengths)}; each comes up {passes:.3g} times, with "
         f"{config.group_size} answers each time",
-        *(f"stage {i}: {text}" for i, text in enumerate(stages, 1)), f"written to: {where}", "",
-        memory_table(memory)])
+        *(f"stage {i}: {text}" for i, text in enumerate(stages, 1)), asked,
+        f"written to: {where}", "", memory_table(memory)])
 
 # %% ../../nbs/learn/23_your_own.ipynb #1ded0aba
 def run_train(
@@ -185,7 +192,8 @@ def train_on(config: TrainConfig, found: Found, out: Path, manager: CheckpointMa
     plot_metrics(metrics, out)
     kind = "held-out" if found.held_out else "training"
     scores = {f"{kind.replace('-', '_')}_reward": {"before": before[2], "after": after[2]}}
-    summary = summary_of_training(trainer, manager, metrics) | scores | {"model": config.model}
+    summary = summary_of_training(trainer, manager, metrics) | scores
+    summary |= {"model": config.model, "files": files_of(config)}
     summary["config"] = {"algorithm": config.algorithm} | settings_of(config)
     pairs = [list(zip(*some[:2], strict=True)) for some in (before, after)]
     samples = pairs[0], pairs[1], found.held_out is not None
@@ -276,8 +284,8 @@ def supervised(
     tokens = lengths(learn + judge, tokenizer)
     limit = getattr(load_config(place).get_text_config(), "max_position_embeddings", None)
     if limit and max(tokens) > limit:
-        raise ValueError(f"{config.data}: a row has {max(tokens)} tokens, and the model's context "
-                         f"is {limit}: shorten or drop what is longer")
+        raise ValueError(f"{config.data or config.dataset}: a row has {max(tokens)} tokens, and "
+                         f"the model's context is {limit}: shorten or drop what is longer")
     if config.dry_run:
         print(stage_plan(config, name, place, tokens, len(judge)))
         return {}
@@ -326,14 +334,18 @@ def stage_plan(
         f"{name}: {config.steps} updates of {config.batch_size} rows", "", memory_table(memory)])
 
 # %% ../../nbs/learn/23_your_own.ipynb #354aaa91
-def parted(config: Supervised, rows: Sequence, other: Sequence | None) -> Rows:
+def parted(
+    config: Supervised,
+    read: Callable[[Any], list], # the rows of a source
+) -> Rows:
     "Every so manieth row is kept out, unless there is a file to judge by."
-    if other is not None:
-        return list(rows), list(other)
+    rows = read(source_of(config))
+    if config.eval_data:
+        return rows, read(config.eval_data)
     every = round(1 / config.held_out) if config.held_out else len(rows) + 1
     kept = [row for i, row in enumerate(rows, 1) if i % every]
     out = [row for i, row in enumerate(rows, 1) if i % every == 0]
-    return (kept, out) if kept else (list(rows), [])
+    return (kept, out) if kept else (rows, [])
 
 def options(config: Supervised, n: int, out: Path, stage: Stage, name: str) -> dict[str, Any]:
     "For `fit`: each update goes to metrics.jsonl as it is done."
@@ -348,9 +360,9 @@ def options(config: Supervised, n: int, out: Path, stage: Stage, name: str) -> d
 def run_sft(config: SFTConfig) -> dict: # the summary
     "Supervised fine-tuning on demonstrations. Raises as `supervised`."
     def rows(tokenizer: PreTrainedTokenizerBase) -> Rows:
-        pairs = [list(zip(*read_demos(path, tokenizer), strict=True)) if path else None
-                 for path in (config.data, config.eval_data)]
-        return parted(config, pairs[0] or [], pairs[1])
+        columns = {"prompt": config.prompt_column, "completion": config.answer_column}
+        return parted(config, lambda source: list(zip(
+            *read_demos(source, tokenizer, columns), strict=True)))
 
     def lengths(rows: Sequence, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         return [len(row) for row in lm_rows(halves(rows)[0], tokenizer, halves(rows)[1])[0]]
@@ -420,9 +432,8 @@ def run_dpo(config: DPOConfig) -> dict: # the summary
 def pairs_of(config: Supervised) -> Callable[[PreTrainedTokenizerBase], Rows]:
     "A function of the tokenizer."
     def rows(tokenizer: PreTrainedTokenizerBase) -> Rows:
-        found = [load_pairs(path, tokenizer=tokenizer) if path else None
-                 for path in (config.data, config.eval_data)]
-        return parted(config, found[0] or [], found[1])
+        columns = {"prompt": config.prompt_column} if config.prompt_column else {}
+        return parted(config, partial(load_pairs, tokenizer=tokenizer, columns=columns))
 
     return rows
 

@@ -30,7 +30,7 @@ from ..models.loading import load_smollm, need_smollm, stand_in
 from ..objective.group import PRESETS
 from ..objective.masks import masked_sum
 from .inputs import own_tokenizer
-from .settings import settings_in
+from .inputs import settings_in
 from .stages import in_run_directory, RecipeSettings, summary_of
 from ..runs.evaluation import plot_metrics, text_table
 from ..runs.resume import CheckpointManager, MAIN

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Figures', 'Measure', 'RecipeSettings', 'SmallModelSettings', 'small_gpt2', 'beginnings', 'evaluate', 'best_texts',
            'tuned_on', 'make_baselines', 'spread', 'models_table', 'side_by_side', 'summary_of', 'write_report',
-           'in_run_directory', 'improve']
+           'in_run_directory', 'say_changed_files', 'improve']
 
 # %% ../../nbs/reference/recipes/stages.ipynb #5d62fbad
 import copy
@@ -23,6 +23,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTraine
 from ..doctor.diagnosis import diagnose
 from ..models.agent import Agent
 from ..models.reward_model import RewardModel
+from .inputs import PlugIns, files_of
+from ..runs.checkpoints import read_json
 from ..runs.evaluation import (
     best_of_n, kl_to_reference, plot_metrics, text_table, write)
 from ..runs.microscope import read_tokens
@@ -39,7 +41,7 @@ from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/reference/recipes/stages.ipynb #bf1cda13
 @dataclass
-class RecipeSettings(RLHFConfig):
+class RecipeSettings(PlugIns, RLHFConfig):
     "The trainer's settings, and those of every recipe."
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
     threads: Count = 1  # torch threads; on a busy machine two can be far slower than one
@@ -260,12 +262,22 @@ def in_run_directory(
     out, manager = open_run(config, name, clock or Clock(), **dict(known or {}))
     threads = torch_threads(config.threads) if config.threads else nullcontext()
     with threads, torch.random.fork_rng(devices=[]), manager:
-        named = {"algorithm": config.algorithm} if isinstance(config, RLHFConfig) else {}
+        named: dict[str, Any] = {"files": files_of(config)}
+        if isinstance(config, RLHFConfig):
+            named |= {"algorithm": config.algorithm}
+        say_changed_files(out / "config.json", named["files"])
         write_json(out / "config.json", named | asdict(config))
         print(f"The run goes to {out}. Seed {config.seed}.")
         summary = work(out, manager)
     print_worst(out, settings_of(config))
     return summary
+
+def say_changed_files(path: Path, files: Mapping[str, str]) -> None:
+    "Of a run that goes on, the plug-ins and rewards that are no longer what they were."
+    then = read_json(path, "the configuration of the run") if path.exists() else {}
+    for name, before in dict(then.get("files") or {}).items():
+        if files.get(name) != before:
+            print(f"{name} has changed since this run began.")
 
 # %% ../../nbs/reference/recipes/stages.ipynb #1688f19e
 def improve(

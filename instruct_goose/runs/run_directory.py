@@ -516,7 +516,7 @@ what it does not measure, nobody has checked.
 ## Settings that are not the defaults
 
 {settings}
-
+{files}
 ## To load it
 
 ```python
@@ -545,6 +545,8 @@ def model_card(
         base=f" from `{base}`" if base else "",
         figures=text_table(["", "first iteration", "last"], figures),
         settings=text_table(["setting", "value"], moved),
+        files="".join(f"\n{name}, SHA-256 {digest}\n"
+                      for name, digest in (summary.get("files") or {}).items()),
         versions=", ".join(f"{k} {v}" for k, v in summary["versions"].items() if k != "platform"))
     data = ModelCardData(base_model=base, library_name="transformers",
                          pipeline_tag="text-generation",

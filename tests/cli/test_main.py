@@ -217,7 +217,7 @@ def test_an_error_inside_the_module_is_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
     (tmp_path / "half_written.py").write_text("import not_installed_here")
-    with pytest.raises(ModuleNotFoundError, match="not_installed_here"): main(["probe", "--trainer", "half_written:Mine"])
+    with pytest.raises(SystemExit, match=r"not_installed_here.*half_written.py, line 1"): main(["probe", "--trainer", "half_written:Mine"])
 
 
 def test_a_class_without_parts_is_not_judged_and_not_passed(tmp_path, monkeypatch, capsys):
@@ -312,3 +312,19 @@ def test_sample_without_an_sft_stage_writes_with_the_policy_alone(tmp_path, caps
     assert len(rows) == 2 and all(set(r) == {"prompt", "policy"} and r["policy"].startswith("a b") for r in rows)
     assert "sft is missing: the run had no SFT stage" in capsys.readouterr().out
     with pytest.raises(FileNotFoundError, match="policy holds no model"): run_sample(SampleConfig(tmp_path / "sft"))
+
+
+def test_as_a_module_behind_a_pipe_that_is_closed(tmp_path):
+    "`python -m instruct_goose` is the command; `| head -1` is no traceback."
+    shell = f"{sys.executable} -m instruct_goose train --help | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode in (0, 141) and not done.stderr and "usage" in done.stdout.lower()
+
+
+def test_an_error_of_our_own_is_shortened_and_says_how_to_see_more(monkeypatch, capsys):
+    def wrong(config): raise KeyError("x" * 10_000)
+    monkeypatch.setattr(quickstart, "run_quickstart", wrong)
+    with pytest.raises(SystemExit) as stop: main(["quickstart"])
+    assert "KeyError" in stop.value.code and len(stop.value.code) < 800
+    monkeypatch.setenv("INSTRUCT_GOOSE_TRACEBACK", "1")
+    with pytest.raises(KeyError): main(["quickstart"])

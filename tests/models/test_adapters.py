@@ -299,8 +299,8 @@ def test_without_peft_nothing_is_asked_of_it(monkeypatch):
 
 def test_weights_in_four_bits_say_what_they_need(monkeypatch, tmp_path):
     from instruct_goose.models import adapters
+    from instruct_goose.recipes.inputs import need_adapters
     from instruct_goose.recipes.own_model import TrainConfig
-    from instruct_goose.recipes.settings import need_adapters
     monkeypatch.setattr(adapters, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="need bitsandbytes and accelerate, not installed here"): adapters.four_bits()
     given = dict(model=str(tmp_path), data=tmp_path / "rows.jsonl", reward=("rewards.py:score",), four_bits=True)

@@ -2,6 +2,7 @@
 
 Oracles: files as other programs read them; a run that was never stopped; sums over a model's own tensors.
 """
+import hashlib
 import json
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from instruct_goose.data.files import BadRow
 from instruct_goose.models.loading import find_model
 from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
+    as_yaml,
     load_reward,
     own_tokenizer,
     read_demos,
@@ -36,7 +38,6 @@ from instruct_goose.recipes.inputs import (
 )
 from instruct_goose.recipes.own_model import TrainConfig, look_around, plan, run_train
 from instruct_goose.recipes.plan import memory_parts, sizes_of
-from instruct_goose.recipes.settings import as_yaml
 
 TEXTS = ["tell me: is tea hot", "rain is wet.", "Rome? no, jazz", "yes no maybe", "<ask>what</ask>"] * 9
 CHAT = "{% for m in messages %}<ask>{{ m.role }}: {{ m.content }}</ask>{% endfor %}{% if add_generation_prompt %}<ask>assistant: {% endif %}"
@@ -220,8 +221,8 @@ def test_adapters_are_counted_as_they_are_made(here):
 
 
 def test_without_peft_a_rank_is_refused(here, monkeypatch):
-    from instruct_goose.recipes import settings as own_settings
-    monkeypatch.setattr(own_settings, "find_spec", lambda name: None)
+    from instruct_goose.recipes import inputs
+    monkeypatch.setattr(inputs, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="--lora-rank needs"):
         look_around(TrainConfig(model="llama", data=Path("prompts.jsonl"), reward=("rewards.py:score",), max_new_tokens=3, lora_rank=4))
 
@@ -261,3 +262,75 @@ def test_plan_names_the_stages(here):
     config = TrainConfig(model="gpt2", data=Path("prompts.jsonl"), reward=("rewards.py:score",), sft=Path("demos.jsonl"), max_new_tokens=3, value_model="copy")
     text = plan(config, look_around(config))
     assert "stage 1: SFT" in text and "stage 2: 50 iterations of ppo" in text and "value function" in text
+
+
+def train(*more, reward="rewards.py:score"): return ["train", "--model", "llama", "--data", "prompts.jsonl", "--reward", reward, *TINY, *map(str, more)]
+
+
+RAISES = "import sys\ncalls = []\nclass Odd(BaseException): pass\ndef reward(texts):\n    calls.append(1)\n    if len(calls) > %d: %s\n    return [1.] * len(texts)\n"
+
+
+@pytest.mark.parametrize("what, says", [("sys.exit(0)", "SystemExit"), ("raise Odd('mine')", "Odd: mine"), ("exit()", "SystemExit"), ("raise GeneratorExit", "GeneratorExit"), ("return [None] * len(texts)", "None")])
+@pytest.mark.parametrize("calls, more", [(0, ()), (2, ()), (0, ("--reward-timeout", 60))])
+def test_whatever_a_reward_raises_is_a_sentence_and_no_success(here, what, says, calls, more):
+    "In the trial, in training, and in a thread."
+    Path("mine.py").write_text(RAISES % (calls, what))
+    assert says in refused(*train(*more, reward="mine.py:reward"))
+
+
+def test_a_file_that_exits_on_import_is_a_sentence(here):
+    Path("mine.py").write_text("import sys\nsys.exit(0)\n")
+    assert "SystemExit" in refused(*train(reward="mine.py:reward")) and "--plugin: mine.py" in refused(*train("--plugin", "mine.py"))
+
+
+def test_ctrl_c_in_a_reward_stays_what_it_is(here):
+    Path("mine.py").write_text(RAISES % (0, "raise KeyboardInterrupt"))
+    with pytest.raises(SystemExit) as stop: main(train(reward="mine.py:reward"))
+    assert stop.value.code == 130
+
+
+def test_a_plug_in_from_the_shell_is_recorded_and_asked_for_again(here, monkeypatch, capsys):
+    "Its surrogate is a choice of the flag; the run names both files by hash, and says when one has changed."
+    from instruct_goose.objective.policy_loss import SURROGATES
+    text = "from instruct_goose.objective.policy_loss import SURROGATES\nSURROGATES['from_mine'] = SURROGATES['ratio']\ndef reward(texts): return [float(len(t)) for t in texts]\n"
+    Path("mine.py").write_text(text)
+    flags = train("--surrogate", "from_mine", "--output-dir", "run", "--save-every", 1, reward="mine.py:reward")
+    try:
+        with pytest.raises(SystemExit): main(flags)
+        main([*flags, "--plugin", "mine.py"])
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        assert json.loads(Path("run/config.json").read_text())["files"] == {"mine.py": digest} and digest in Path("run/policy/README.md").read_text()
+        SURROGATES.pop("from_mine")
+        more = [*flags[:-4], "--save-every", "1", "--steps", "3", "--resume", "--output-dir", "run", "--reward", "mine.py:reward"]
+        assert "--plugin mine.py again" in refused(*more)
+        Path("mine.py").write_text(text + "# more\n")
+        main([*more, "--plugin", "mine.py"])
+        assert "mine.py has changed" in capsys.readouterr().out and len(log("run")) == 3
+    finally: SURROGATES.pop("from_mine", None)
+
+
+def test_a_dry_run_says_that_it_asked_the_reward_or_does_not(here, capsys):
+    main(train("--dry-run"))
+    assert "asked about 2 sample answers: 15, 15" in capsys.readouterr().out
+    Path("mine.py").write_text(RAISES % (0, "raise RuntimeError"))
+    main(train("--dry-run", "--no-trial", reward="mine.py:reward"))
+    assert "was not asked" in capsys.readouterr().out
+
+
+def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
+    write("odd.jsonl", [{"question": "is tea hot", "right": "yes", "n": 1}])
+    assert "--prompt-column NAME" in refused(*train("--data", "odd.jsonl"))
+    names = ["--prompt-column", "question", "--answer-column", "right"]
+    main(train("--data", "odd.jsonl", *names, "--dry-run"))
+    assert "no column 'other'" in refused(*train("--data", "odd.jsonl", "--prompt-column", "other"))
+    main(["sft", "--model", "llama", "--data", "odd.jsonl", *names, "--dry-run"])
+    assert read_demos("odd.jsonl", tokenizer, {"prompt": "question", "completion": "right"}) == (["is tea hotyes"], ["is tea hot"])
+    pytest.importorskip("datasets")
+    Path("set").mkdir(); Path("odd.jsonl").rename("set/train.jsonl")
+    main(["sft", "--model", "llama", "--dataset", "set:train", *names, "--dry-run"])
+    assert "prompt" in capsys.readouterr().out
+
+
+def test_names_of_other_libraries_get_their_hint_all_at_once(here):
+    said = refused(*train("--num-generations", 4, "--learning-rate=1e-5"))
+    assert "'num_generations': here it is called group_size" in said and "'learning_rate': here it is called lr" in said

@@ -10,12 +10,13 @@ import yaml
 
 import instruct_goose
 from instruct_goose.cli.main import main
-from instruct_goose.models import smollm
+from instruct_goose.models import loading as smollm
 from instruct_goose.models.agent import Agent
 from instruct_goose.recipes import smollm as recipes
 from instruct_goose.recipes import smollm_answers, smollm_sentiment
 from instruct_goose.recipes.smollm_reviews import RatedConfig
 from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
+from instruct_goose.training.rewards import RewardError
 
 TINY = dict(stand_in=True, progress=False, steps=2, batch_size=8, max_new_tokens=3, eval_samples=8)
 
@@ -56,7 +57,7 @@ def test_broken_off_and_gone_on_with_is_the_same_run(tmp_path):
         reward.asked, reward.pull = 0, pull
         config = smollm_sentiment.settings(**TINY | dict(steps=4, output_dir=tmp_path / ("whole" if not (pull or resume) else "broken"), resume=resume))
         if pull:
-            with pytest.raises(RuntimeError, match="Enough"): recipes.run_task("x", config, task)
+            with pytest.raises(RewardError, match="Enough"): recipes.run_task("x", config, task)
             names = load_checkpoint(checkpoints(tmp_path / "broken" / "checkpoints")[-1])[0]
             assert names and not [n for n in names if "base_layer" in n or "embed_tokens" in n]
         else: summaries.append(recipes.run_task("x", config, task))
