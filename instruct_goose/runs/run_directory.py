@@ -43,7 +43,7 @@ from .resume import (
     CheckpointManager, MAIN, refuse_other_run, Stage, Stopwatch, TEMPORARY_FILE)
 from .state import CHANGES_NOTHING, part
 from .trackers import need_tracker, tracked
-from ..training.callbacks import Callback, StopAtKL, Trainer
+from ..training.callbacks import Callback, Kept, StopAtKL, Trainer
 from ..training.config import Count, RLHFConfig
 from ..training.metrics import Metrics
 from ..training.prompts import slices
@@ -262,7 +262,8 @@ class RunLog(Callback):
             tensors, record = self.stage.saved
             self.metrics = list(record["metrics"])
             trainer.load_state(tensors, longer(record, trainer.config))
-            trainer.stopped = reason_to_stop(trainer.config, self.metrics)
+            trainer.stopped = reason_to_stop(
+                trainer.config, self.metrics, trainer.within_limit)
         if is_first():
             cut_log(self.tokens, trainer.iteration)
             if self.metrics:
@@ -357,11 +358,13 @@ def is_list(prompts: object) -> bool:
     "Rows that can be counted and taken by number; a stream's cannot."
     return hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")
 
-def reason_to_stop(config: RLHFConfig, metrics: Sequence[Metrics]) -> str | None:
+def reason_to_stop(
+    config: RLHFConfig, metrics: Sequence[Metrics], kept: Kept, # the last policy within kl_stop
+) -> str | None:
     "For a run that its KL ended, and that was killed before it could say so."
     if config.kl_stop is None or not metrics:
         return None
-    why = StopAtKL(config.kl_stop).reason(metrics[-1])
+    why = StopAtKL(config.kl_stop).end(metrics[-1], kept)
     return why and f"iteration {metrics[-1]['iteration']}: {why}"
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #cd0dd7ef

@@ -400,7 +400,7 @@ class RLHFConfig(Presets):
     eval_every: Count | None = None  # iterations between evaluations on held_out; None: never
     eval_greedy: bool = False  # evaluate the likeliest responses, and throw no dice
     keep_best: bool = False  # the policy of the best held-out reward stays in trainer.best
-    kl_stop: Positive | None = None  # nats per response; an iteration that exceeds it is the last
+    kl_stop: Positive | None = None  # nats per response; beyond it the run ends, within it
     reward_weights: tuple[float, ...] | None = None  # of several reward functions; None: 1 each
     reward_weighting: Literal["raw", "scaled"] = "raw"
     "what the weights multiply: scores, or how many deviations each is from its group's mean"

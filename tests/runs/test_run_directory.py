@@ -270,6 +270,7 @@ def test_a_run_that_its_kl_ended_stays_ended_though_it_was_killed_before_it_coul
     assert ended["iterations"] == 2 and "kl_to_reference is" in ended["stopped"]  # of iteration 0 it is 0
     (tmp_path / "summary.json").unlink()
     assert again.train_in(tmp_path, ROWS, right, save_every=1, resume=True, progress=False)["stopped"] == ended["stopped"] and again.iteration == 2
+    assert all(p.equal(q) for p, q in zip(made.agent.model.parameters(), again.agent.model.parameters(), strict=True))  # the policy within the limit
 
 
 def test_what_is_refused_leaves_everything_as_it_was(tmp_path):

@@ -23,7 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.training.callbacks import RecheckRewards, generators_kept
+from instruct_goose.training.callbacks import Callback, RecheckRewards, generators_kept
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rewards import RewardError
 from instruct_goose.training.rollout import sample
@@ -38,8 +38,12 @@ def test_a_run_stops_after_the_iteration_whose_kl_is_too_large():
     first = next(i for i, x in enumerate(kl) if x > limit)
     assert free.stopped is None and 2 < first < 5
     t, told = trainer(kl_stop=limit), []
-    stopped = t.train(PROMPTS, reward, steps=6, callback=lambda m: told.append(m["iteration"]), progress=False)
-    assert no_clock(stopped) == no_clock(history[:first + 1]) and told == list(range(first + 1)) and t.iteration == first + 1
+    def note(m): told.append((m["iteration"], {k: x.clone() for k, x in t.agent.model.state_dict().items()}))
+    stopped = t.train(PROMPTS, reward, steps=6, callback=note, progress=False)
+    policies = [policy for _, policy in told]
+    assert all(x.equal(policies[first - 2][k]) for k, x in t.agent.model.state_dict().items())  # the one that wrote the last rollout within the limit
+    assert f"the policy after {first - 1} iterations is put back" in t.stopped and not policies[first - 2]["lm_head.weight"].equal(policies[first - 1]["lm_head.weight"])
+    assert no_clock(stopped) == no_clock(history[:first + 1]) and [i for i, _ in told] == list(range(first + 1)) and t.iteration == first + 1
     assert t.stopped.startswith(f"iteration {first}: kl_to_reference is {kl[first]:.3g}, above kl_stop")
     t.config.kl_stop = 1e9
     with pytest.raises(RewardError): t.train(PROMPTS, lambda texts: None, steps=1, progress=False)
@@ -125,6 +129,23 @@ def test_stopping_and_evaluating_refuse(unchecked):
             with pytest.raises(ValueError, match="must be"): RLHFConfig(**bad)
         with pytest.raises(TypeError, match="whole number"): RLHFConfig(eval_every=1.5)
     assert not asked  # all of it before any work
+
+
+class Misspelt(Callback):
+    def on_iterations(self, trainer, rollout, metrics): pass
+
+
+class Loose:
+    def on_iteration(self, trainer, rollout, metrics): pass
+
+
+@pytest.mark.parametrize("own, function, says", [([Misspelt()], None, "Misspelt.on_iterations is called by no step: the hooks are on_rollout.*on_iteration"),
+                                                 ([Loose()], None, "Loose.* is no Callback"), ([], [print], "one function of the metrics")])
+def test_what_is_no_callback_gets_a_sentence(own, function, says, unchecked):
+    t = trainer()
+    t.callbacks = own
+    with unchecked(), pytest.raises(TypeError, match=says): t.train(PROMPTS, reward, callback=function, progress=False)
+    assert t.iteration == 0
 
 
 def test_a_run_tells_its_iterations(capsys):
