@@ -51,7 +51,6 @@ class Trainer(Protocol):
     tokens: Tokens
     sampler: Sampler
     callbacks: list["Callback"]
-    within_limit: Kept
     beta: float
     iteration: int     # how many are done
     prompts_seen: int
@@ -61,6 +60,8 @@ class Trainer(Protocol):
     def tokenizer(self) -> PreTrainedTokenizerBase | None: ...
     @property
     def eos_ids(self) -> list[int]: ...
+    @property
+    def within_limit(self) -> Kept: ...
     @property
     def best(self) -> dict[str, Tensor] | None: ...
     @property

@@ -619,8 +619,11 @@ class RLHFTrainer:
 
     def parts(self) -> dict[str, Part]:
         "The parts that have a state of their own."
-        own = {"best": self.best_policy, "reference": self.reference, "scale": self.reward_scale}
-        return own if self.config.kl_stop is None else own | {"within limit": self.within_limit}
+        own: dict[str, Part] = {
+            "best": self.best_policy, "reference": self.reference, "scale": self.reward_scale}
+        if self.config.kl_stop is not None:
+            own["within limit"] = self.within_limit
+        return own
 
     def generators(self) -> dict[str, torch.Generator]:
         "Of sampling and of shuffling."
