@@ -23,7 +23,7 @@ from ..data.load import load_pairs
 from ..models.agent import Agent, create_reference_model
 from ..models.loading import find_model, load_config
 from ..models.reward_model import RewardModel
-from ..models.tokens import encode_all, sides, token_limit
+from ..models.tokens import sides, token_limit
 from .inputs import (
     PlugIns, source_of, files_of, load_reward, own_tokenizer, read_demos, read_prompts,
     try_reward, as_yaml, need_adapters, own_model, OwnRun, refuse_used)
@@ -41,7 +41,8 @@ from ..supervised.fit import Log, one_seed
 from ..supervised.reward_model_training import pair_accuracy, train_reward_model
 from ..supervised.sft import filling_id, lm_nats, lm_rows, train_lm
 from ..training.config import Count, Limit, NotNegative, Positive, RLHFConfig, Seed
-from ..training.prompts import is_conversation, template_ids
+from ..training.prompts import prompt_rows, within_room
+from ..training.rollout import Tokens
 from ..training.rewards import completion_texts
 from ..distributed.processes import find_device
 from ..training.trainer import RLHFTrainer
@@ -94,7 +95,8 @@ def look_around(
     rows = read_prompts(source_of(config), tokenizer, columns)
     held_out = read_prompts(config.eval_data, tokenizer, columns) if config.eval_data else None
     demos = read_demos(config.sft, tokenizer) if config.sft else None
-    lengths = prompt_lengths(rows + (held_out or []), tokenizer, place, config.max_new_tokens)
+    lengths = prompt_lengths(rows + (held_out or []), tokenizer, place, config.max_new_tokens,
+                             config.long_prompts)
     need_adapters(config)
     need_tracker(config.track)
     rewards = [load_reward(r) for r in config.reward] if rewards is None else list(rewards)
@@ -109,19 +111,16 @@ def look_around(
 # %% ../../nbs/learn/23_your_own.ipynb #065a837b
 def prompt_lengths(
     rows: Sequence[Mapping], tokenizer: PreTrainedTokenizerBase, place: str, max_new_tokens: int,
+    long_prompts: str,
 ) -> list[int]:
-    "Tokens of each prompt. Raises ValueError naming one that leaves no room for a response."
+    "Tokens of each prompt. Raises ValueError for those that leave no room for a response."
     context = getattr(load_config(place).get_text_config(), "max_position_embeddings", None)
     if context and max_new_tokens >= context:
         raise ValueError(f"max_new_tokens is {max_new_tokens} and the model's context {context} "
                          "tokens: there is no room for a prompt. Lower max_new_tokens")
     room = token_limit(tokenizer, context - max_new_tokens if context else None)
-    texts = [i for i, row in enumerate(rows) if not is_conversation(row["prompt"])]
-    found = encode_all([rows[i]["prompt"] for i in texts], tokenizer, room,
-                       lambda k: f"prompt {texts[k]}")
-    talks = [template_ids(row["prompt"], tokenizer, room, i) for i, row in enumerate(rows)
-             if is_conversation(row["prompt"])]
-    return [len(ids) for ids in found + talks]
+    ids = within_room(prompt_rows(rows, Tokens(tokenizer, [], 0)), room, long_prompts)
+    return [len(row) for row in ids if row]
 
 # %% ../../nbs/learn/23_your_own.ipynb #8c02f99a
 def plan(config: TrainConfig, found: Found) -> str:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['new_run_dir', 'claim_run_dir', 'write_json', 'write_whole', 'append_jsonl', 'json_line', 'without_nan', 'save_model',
            'versions', 'Clock', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts',
-           'RunLog', 'cut_log', 'number_of', 'longer', 'train_policy', 'is_list', 'reason_to_stop', 'RunSettings',
-           'train_in', 'print_worst', 'sample_prompts', 'with_prompts', 'write_results', 'samples_page', 'abbreviated',
+           'RunLog', 'cut_log', 'number_of', 'longer', 'train_policy', 'reason_to_stop', 'RunSettings', 'train_in',
+           'print_worst', 'sample_prompts', 'with_prompts', 'write_results', 'samples_page', 'abbreviated',
            'fingerprint_of_prompts', 'summary_of_training', 'model_card', 'push_to_hub']
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #ed9beb72
@@ -46,7 +46,7 @@ from .trackers import need_tracker, tracked
 from ..training.callbacks import Callback, Kept, StopAtKL, Trainer
 from ..training.config import Count, RLHFConfig
 from ..training.metrics import Metrics
-from ..training.prompts import slices
+from ..training.prompts import is_list, slices
 from ..training.rewards import completion_texts
 from ..training.rollout import Rollout
 
@@ -354,10 +354,6 @@ def train_policy(
     return log.metrics
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #4fddec08
-def is_list(prompts: object) -> bool:
-    "Rows that can be counted and taken by number; a stream's cannot."
-    return hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")
-
 def reason_to_stop(
     config: RLHFConfig, metrics: Sequence[Metrics], kept: Kept, # the last policy within kl_stop
 ) -> str | None:

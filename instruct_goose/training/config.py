@@ -418,6 +418,8 @@ class RLHFConfig(Presets):
     batch_size: Count = 64  # responses per iteration
     group_size: Count = 1  # responses per prompt, at least 2 to compare them; divides batch_size
     max_new_tokens: Count = 32  # longest response, in tokens
+    long_prompts: Literal["refuse", "cut", "drop"] = "refuse"
+    "prompts that leave no room for a response: an error, or only their ends stay, or none of them"
     temperature: Positive = 1.0  # of the policy, in sampling and in every log-probability
     stop_strings: tuple[str, ...] | None = None  # texts that end a response; none: only end tokens
     # advantage

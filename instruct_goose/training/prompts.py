@@ -4,9 +4,12 @@
 
 # %% auto #0
 __all__ = ['special_ids', 'own_ends', 'prompt_of', 'is_conversation', 'columns_of', 'different', 'slices', 'template_ids',
-           'encode_prompts', 'room_for_prompts', 'prompt_order', 'PromptOrder']
+           'prompt_rows', 'LongPrompts', 'within_room', 'encode_prompts', 'fitting', 'room_for_prompts', 'is_list',
+           'prompt_order', 'PromptOrder']
 
 # %% ../../nbs/reference/training/prompts.ipynb #0407c16f
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -110,60 +113,102 @@ def slices(prompts: Any, size: int) -> Iterator[Any]: # as for `encode_prompts`
 def template_ids(
     messages: Sequence[Mapping],
     tokenizer: PreTrainedTokenizerBase, # with a chat template
-    limit: int,                         # most tokens
     i: int = 0,                         # its number, for the error
 ) -> list[int]:
     """A conversation as token ids: the assistant is to speak next, or to go on where its own last
-    message breaks off. Raises ValueError without a template, and for more tokens than fit."""
+    message breaks off. Raises ValueError without a template."""
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(f"prompt {i} is a list of messages, and the tokenizer has no chat "
                          "template: set tokenizer.chat_template, or pass texts")
     goes_on = messages[-1]["role"] == "assistant"
     out: Any = tokenizer.apply_chat_template(list(map(dict, messages)), tokenize=True,
         add_generation_prompt=not goes_on, continue_final_message=goes_on, return_dict=True)
-    ids = out["input_ids"]
-    if not 0 < len(ids) <= limit:
-        raise ValueError(f"prompt {i} has {len(ids)} tokens with its template, the limit is "
-                         f"{limit}: shorten or drop it")
-    return ids
+    return out["input_ids"]
 
-# %% ../../nbs/reference/training/prompts.ipynb #9de59079
-def encode_prompts(
-    prompts: Sequence | dict, # of any form above; or {"query_ids", "query_mask"}
-    model: PreTrainedModel,
-    tokens: Tokens,
-    max_new_tokens: int,      # of the responses: what room they leave in the context
-) -> Queries:
-    "Prompts in any of their forms as left-padded ids and mask."
-    if isinstance(prompts, dict):
-        return Queries(prompts["query_ids"], prompts["query_mask"])
-    if isinstance(prompts, str):
-        raise TypeError(f"prompts is one text: pass a list, [{prompts!r}]")
+def prompt_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
+    "Token ids of prompts in any form, however long. Raises ValueError and TypeError by number."
     prompts = [prompt_of(row, i) for i, row in enumerate(prompts)]
-    if not prompts:
-        raise ValueError("no prompts: pass at least one")
     rows, texts = list(prompts), [i for i, p in enumerate(prompts) if isinstance(p, str)]
     talks = [i for i, p in enumerate(prompts) if is_conversation(p)]
     if texts or talks:
         if (tokenizer := tokens.tokenizer) is None:
             raise ValueError("prompts are text, but the trainer has no tokenizer: "
                              "give it tokenizer=, or pass token ids")
-        room = token_limit(tokenizer, room_for_prompts(model, max_new_tokens))
-        found = encode_all([prompts[i] for i in texts], tokenizer, room,
+        found = encode_all([prompts[i] for i in texts], tokenizer, sys.maxsize,
                            lambda k: f"prompt {texts[k]}")
-        found += [template_ids(prompts[i], tokenizer, room, i) for i in talks]
+        found += [template_ids(prompts[i], tokenizer, i) for i in talks]
         for i, ids in zip(texts + talks, found, strict=True):
             rows[i] = ids
-    return Queries(*pad([list(map(int, row)) for row in rows], tokens.pad_id, side="left"))
+    return [list(map(int, row)) for row in rows]
+
+class LongPrompts(UserWarning):
+    "Some prompts leave no room for a response, and are cut or left out."
+
+def within_room(
+    rows: list[list[int]],
+    room: int | None, # most tokens; None: any number
+    how: str,         # config.long_prompts
+) -> list[list[int]]: # those that are dropped are empty
+    "Raises ValueError, or warns, with the count of those that are longer."
+    long = [i for i, row in enumerate(rows) if room is not None and len(row) > room]
+    if not long or room is None:
+        return rows
+    what = (f"{len(long)} of {len(rows)} prompts leave no room for a response: prompt {long[0]} "
+            f"has {len(rows[long[0]])} tokens, the limit is {room}")
+    if how == "refuse":
+        raise ValueError(f"{what}. Shorten them, or set long_prompts to 'cut' (their ends stay) "
+                         "or 'drop'")
+    warnings.warn(f"{what}. {'Their ends stay' if how == 'cut' else 'They are left out'}",
+                  LongPrompts, 3)
+    return [row if len(row) <= room else row[-room:] if how == "cut" else [] for row in rows]
+
+# %% ../../nbs/reference/training/prompts.ipynb #9de59079
+def encode_prompts(
+    prompts: Sequence | dict, # of any form above; or {"query_ids", "query_mask"}
+    tokens: Tokens,
+    room: int | None,         # most tokens of a prompt; None: any number
+    cut: bool = False,        # longer ones lose their beginning
+) -> Queries:
+    "Prompts in any of their forms as left-padded ids and mask."
+    if isinstance(prompts, dict):
+        return Queries(prompts["query_ids"], prompts["query_mask"])
+    if isinstance(prompts, str):
+        raise TypeError(f"prompts is one text: pass a list, [{prompts!r}]")
+    rows = prompt_rows(prompts, tokens)
+    if not rows:
+        raise ValueError("no prompts: pass at least one")
+    rows = [row[-(room or 0):] for row in rows] if cut else within_room(rows, room, "refuse")
+    return Queries(*pad(rows, tokens.pad_id, side="left"))
+
+def fitting(
+    prompts: Any, tokens: Tokens, room: int | None,
+    how: str, # config.long_prompts
+) -> Any: # the same, without those that are dropped
+    "Look at all prompts of a list before training; of a stream drop what is too long."
+    if isinstance(prompts, str | dict):
+        return prompts
+    if not is_list(prompts):
+        if how != "drop" or room is None:
+            return prompts
+        return (p for p in prompts if len(prompt_rows([p], tokens)[0]) <= room)
+    rows = within_room(prompt_rows(list(prompts), tokens), room, how)
+    return prompts if all(rows) else [p for p, row in zip(prompts, rows, strict=True) if row]
 
 # %% ../../nbs/reference/training/prompts.ipynb #99a56d3b
-def room_for_prompts(model: PreTrainedModel, max_new_tokens: int) -> int | None: # None: no limit
+def room_for_prompts(
+    model: PreTrainedModel, max_new_tokens: int, tokenizer: PreTrainedTokenizerBase | None = None,
+) -> int | None: # None: no limit
     "How long a prompt may be. Raises ValueError if the responses alone fill the context."
     context = context_length(model)
     if context is not None and max_new_tokens >= context:
         raise ValueError(f"max_new_tokens is {max_new_tokens} and the model's context {context} "
                          "tokens: there is no room for a prompt. Lower max_new_tokens")
-    return None if context is None else context - max_new_tokens
+    room = None if context is None else context - max_new_tokens
+    return room if tokenizer is None else token_limit(tokenizer, room)
+
+def is_list(prompts: object) -> bool:
+    "Rows that can be counted and taken by number; a stream's cannot."
+    return hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")
 
 # %% ../../nbs/reference/training/prompts.ipynb #f1b96472
 @lru_cache(maxsize=2)
@@ -179,9 +224,8 @@ class PromptOrder:
         if isinstance(prompts, str):
             raise TypeError(f"prompts is one text: pass a list, [{prompts!r}]")
         self.seed = seed
-        is_list = hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")
         self.rows: Any = prompts
-        self.n: int | None = len(self.rows) if is_list else None # of one pass; None: a stream
+        self.n: int | None = len(self.rows) if is_list(prompts) else None # of one pass; None: a stream
         if self.n == 0:
             raise ValueError("no prompts: pass at least one")
         self.stream = iter(prompts)

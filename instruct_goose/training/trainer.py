@@ -44,8 +44,9 @@ from .config import (
 from .metrics import (
     average_steps, describe, held_out_notes, iteration_log, learnt_log, Metrics, movement_meter,
     number, optimizer_age, prompt_nll, prompts_kept, reference_weight, speeds, step_log)
-from .prompts import (
-    columns_of, different, encode_prompts, PromptOrder, slices, special_ids)
+from instruct_goose.training.prompts import (
+    columns_of, different, encode_prompts, fitting, PromptOrder, room_for_prompts, slices,
+    special_ids)
 from .rewards import (
     gathered_notes, judge_rollout, Notes, Rewards, run_progress)
 from .rollout import (
@@ -345,9 +346,11 @@ class RLHFTrainer:
         steps = steps_left(c, self.iteration, steps)
         check_callbacks(own, callback)
         if c.eval_every is not None and held_out is not None:
-            held_out = held_out if isinstance(held_out, dict | str) else list(held_out)
-            self.encode(held_out)  # refused now, not after an hour
+            asked: Any = held_out if isinstance(held_out, dict | str) else list(held_out)
+            held_out = fitting(asked, self.tokens, self.room(), c.long_prompts)
+            self.encode(held_out or asked)  # refused now, not after an hour
         before, after = usual_callbacks(c, reward_fn, held_out, callback)
+        prompts = fitting(prompts, self.tokens, self.room(), c.long_prompts)
         self.fresh, self.stopped = PromptOrder(prompts, c.seed), None
         try:
             with Line(steps, c.algorithm, show=progress) as line:
@@ -366,7 +369,12 @@ class RLHFTrainer:
 
     def encode(self, prompts: Sequence | dict) -> Queries:
         "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
-        return encode_prompts(prompts, self.agent.model, self.tokens, self.config.max_new_tokens)
+        cut = self.config.long_prompts != "refuse"
+        return encode_prompts(prompts, self.tokens, self.room(), cut)
+
+    def room(self) -> int | None:
+        "Most tokens of a prompt; None: any number."
+        return room_for_prompts(self.agent.model, self.config.max_new_tokens, self.tokenizer)
 
     def respond(
         self, prompts: Sequence | dict,

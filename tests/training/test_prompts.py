@@ -6,7 +6,7 @@ import torch
 from small_trainer import EOS, PROMPTS, TOKENIZER, config, reward, tiny
 
 from instruct_goose.models.tokens import PromptDataset, pad
-from instruct_goose.training.prompts import PromptOrder
+from instruct_goose.training.prompts import LongPrompts, PromptOrder
 from instruct_goose.training.trainer import RLHFTrainer
 
 
@@ -24,7 +24,7 @@ def test_prompts_in_any_form_give_the_same_rollout():
 def test_rollout_refuses(unchecked):
     trainer = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER)
     with unchecked():
-        for prompts, error, message in [([], ValueError, "no prompts"), ("w1", TypeError, "one text"), (["w1", "w1 " * 14], ValueError, "prompt 1 has 15 tokens, the limit is 14"),
+        for prompts, error, message in [([], ValueError, "no prompts"), ("w1", TypeError, "one text"), (["w1", "w1 " * 14], ValueError, "1 of 2 prompts leave no room .*: prompt 1 has 15 tokens, the limit is 14"),
                                         ([[0, 1], []], ValueError, "row \\[1\\]"), (["w1", None], TypeError, "prompt 1")]:
             with pytest.raises(error, match=message): trainer.rollout(prompts)
         with pytest.raises(ValueError, match="has no tokenizer"): RLHFTrainer(tiny(), config=config()).rollout(PROMPTS)
@@ -88,3 +88,22 @@ def test_held_out_prompts_may_come_from_a_generator(unchecked):
     trainer = RLHFTrainer(tiny(), config=config(eval_every=1, steps=2), tokenizer=TOKENIZER)
     with unchecked(): history = trainer.train(PROMPTS, reward, held_out=(p for p in PROMPTS[:3]), progress=False)
     assert all("held_out_reward" in m for m in history)
+
+
+LONG = ["w1 " * 16, "w2", "w3 " * 15, "w4 w5", {"prompt": "w6", "right": "x"}]
+
+
+def test_prompts_that_are_too_long_are_counted_and_refused_cut_or_dropped():
+    seen = []
+    def spy(texts): seen.extend(texts); return [0.] * len(texts)
+    t = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER)
+    with pytest.raises(ValueError, match="2 of 5 prompts leave no room for a response: prompt 0 has 17 tokens, the limit is 14.*long_prompts"): t.train(LONG, spy, steps=1, progress=False)
+    assert not seen  # before the first iteration
+    for how, says, words in (("cut", "2 of 5.*Their ends stay", {1, 2, 3, 4, 6}), ("drop", "2 of 5.*left out", {2, 4, 6})):
+        t = RLHFTrainer(tiny(), config=config(long_prompts=how, steps=2), tokenizer=TOKENIZER)
+        with pytest.warns(LongPrompts, match=says): t.train(LONG, spy, progress=False, held_out=["w7"])
+        assert {text.split()[0] for text in seen} == {f"w{i}" for i in words}
+        seen.clear()
+    t = RLHFTrainer(tiny(), config=config(long_prompts="drop", batch_size=3, minibatches=1), tokenizer=TOKENIZER)
+    t.train(iter(LONG), spy, steps=1, progress=False)  # of a stream as they come
+    assert [text.split()[0] for text in seen[-3:]] == ["w2", "w4", "w6"]
