@@ -16,7 +16,7 @@ from pathlib import Path
 root = Path(__file__).parents[1]
 MEASURES = {"quickstart": "recipes.quickstart",
             "reviews": "recipes.real_reviews", "family": "recipes.quickstart",
-            "control": "worlds.control", "exact_world": "worlds.exact_world", "gallery": "worlds.gallery", "doctor": "worlds.gallery",
+            "control": "worlds.control", "exact_world": "worlds.exact_world", "gallery": "worlds.gallery", "doctor": "worlds.gallery", "doctor_unseen": "worlds.gallery",
             "probes": "worlds.probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "details": "worlds.exact_world",
             "distillation": "variants.distillation", "playground": "worlds.playground", "trackers": "runs.trackers",
             "recipes": "recipes.smollm_sentiment",

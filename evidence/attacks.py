@@ -4,22 +4,23 @@ The rules were fixed first. With each bug stands, written down before its first 
 true consequences of it; any other finding is a false name.
 """
 import copy
+import json
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from doctor_unseen import KeepTokens
 
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.objective.advantages import gae
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.objective.masks import last_index, whiten
+from instruct_goose.runs.microscope import as_response, seen_tokens
 from instruct_goose.supervised.fit import torch_threads
 from instruct_goose.training import rollout as training_rollout
-from instruct_goose.training.callbacks import RecheckRewards
+from instruct_goose.training.callbacks import Callback, RecheckRewards
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.worlds import gallery
 from instruct_goose.worlds.gallery import replaced, top_k
@@ -191,6 +192,15 @@ UNUSUAL = {
     **{f"preset {name}": dict(preset=name) for name in PRESETS},
 }
 UNUSUAL["preset cispo"] = dict(preset="cispo", beta=.08, kl_placement="reward", lr=4e-4)  # at the gallery's rate it drifts, which is true
+
+
+class KeepTokens(Callback):
+    "What a run directory holds in tokens.jsonl, in memory."
+    def __init__(self): self.record = {}
+
+    def on_iteration(self, trainer, rollout, metrics):
+        seen = seen_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer, 4, trainer.loss, trainer.eos_ids)
+        self.record[metrics["iteration"]] = [as_response(r) for r in json.loads(json.dumps(seen, allow_nan=False))]
 
 
 def attacked(name: str, world: dict, seed: int) -> list[str]:

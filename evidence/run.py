@@ -14,6 +14,7 @@ measured, with which commit and versions. Nobody types a figure.
     python evidence/run.py gpu                       only where there is one: tokens/s, memory, agreement with the CPU
     python evidence/run.py gallery                   only the failure gallery, about six CPU-minutes
     python evidence/run.py doctor                    only the doctor on bugs it was not made for, and on unusual settings; five CPU-minutes
+    python evidence/run.py doctor_unseen             only twenty bugs written after the rules, shown to doctor and probes, and 200 random healthy runs; ten CPU-minutes
     python evidence/run.py distillation              only a small student of the quickstart's policy, three seeds; six CPU-minutes
     python evidence/run.py playground                only the playground, in Chromium: speed, ten seeds with and without a KL penalty, experiments; half a CPU-hour
     python evidence/run.py reports                   only the two runs whose reports are on the site, see evidence/reported.py; ten CPU-minutes
@@ -376,7 +377,7 @@ def write(name: str, figures: dict) -> None:
     print(f"\nwritten: {path.relative_to(root)}")
 
 
-RUNS = ("quickstart", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "fuzz", "attacks", "details", "distillation", "playground", "lowest", "trackers", "reviews", "reports", *(f"reports/{name}" for name in reported.PLAN))
+RUNS = ("quickstart", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "doctor_unseen", "fuzz", "attacks", "details", "distillation", "playground", "lowest", "trackers", "reviews", "reports", *(f"reports/{name}" for name in reported.PLAN))
 
 
 def main():
@@ -411,6 +412,9 @@ def main():
         write("gallery", gallery(json.loads((root / "evidence/gallery.json").read_text("utf-8")) if args.missing else None))
     if not args.only or "doctor" in args.only:
         write("doctor", {"origin": origin("python evidence/run.py doctor")} | doctor())
+    if not args.only or "doctor_unseen" in args.only:
+        import doctor_unseen
+        write("doctor_unseen", {"origin": origin("python evidence/run.py doctor_unseen")} | doctor_unseen.record())
     if not args.only or "fuzz" in args.only:
         made_by = origin("python evidence/run.py fuzz") | {"pyarrow": version("pyarrow")}
         write("fuzz", {"origin": made_by} | fuzz())
