@@ -22,9 +22,10 @@ from tyro.conf import Positional
 
 from .. import exercises
 from ..doctor.diagnosis import diagnose, report
-from ..doctor.log import Finding, read_metrics
+from ..doctor.log import Finding, of_stage, read_metrics
 from ..models.tokens import PromptDataset
 from ..runs.evaluation import text_table
+from ..runs.checkpoints import read_json
 from ..runs.microscope import read_tokens
 from ..supervised.fit import torch_threads
 from ..training.config import Count, Positive, Seed, Settings
@@ -194,6 +195,9 @@ def run_doctor(config: DoctorConfig) -> list[Finding]:
         raise ValueError(f"{path} holds no settings: {e}") from None
     try:
         tokens = read_tokens(Path(config.run_dir) / "tokens.jsonl")
+        summary = Path(config.run_dir) / "summary.json"
+        if settings is not None and summary.is_file():
+            settings |= of_stage(read_json(summary, "the summary of the run"))
         findings = diagnose(metrics, settings, tokens)
         text = report(findings, metrics, tokens)
     except (ValueError, TypeError) as e:

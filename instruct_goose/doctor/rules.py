@@ -11,9 +11,10 @@ __all__ = ['noisy_forward', 'start_kl', 'sampler_mismatch', 'nll_off_entropy', '
            'advantages_of_other_rows', 'returns_are_values', 'other_discount', 'harmful_values', 'updates_missing',
            'other_rows_learnt', 'optimizer_steps', 'other_schedule', 'other_step_size', 'parts_stand_still',
            'parts_without_gradient', 'gradient_not_clipped', 'other_beta', 'reference_moves', 'goes_on_beyond_kl_stop',
-           'prompts_cut', 'prompts_that_end', 'noisy_reward', 'reward_of_other_rows', 'prompts_lost', 'same_responses',
-           'length_is_reward', 'reward_scale', 'small_rewards', 'reward_spread_moves', 'large_steps', 'no_clip',
-           'drift', 'entropy_collapse', 'length_collapse', 'variety_collapse']
+           'prompts_cut', 'prompts_that_end', 'learnt_rows_held_out', 'few_pairs', 'chosen_falls', 'noisy_reward',
+           'reward_of_other_rows', 'prompts_lost', 'same_responses', 'length_is_reward', 'reward_scale',
+           'small_rewards', 'reward_spread_moves', 'large_steps', 'no_clip', 'drift', 'entropy_collapse',
+           'length_collapse', 'variety_collapse']
 
 # %% ../../nbs/reference/doctor/rules.ipynb #aba14d99
 import math
@@ -462,6 +463,28 @@ def prompts_cut(run: Run) -> str | None:
 def prompts_that_end(run: Run) -> str | None:
     "A prompt does not end in what ends a response."
     return above(run, "prompts_ended", .01)
+
+def learnt_rows_held_out(run: Run) -> str | None:
+    "Rows to judge by are not among the rows to learn from."
+    seen, of = run.config.get("held_out_seen"), run.config.get("held_out_rows")
+    return f"{seen:g} of {of or 0:g} held-out rows are training rows" if seen else None
+
+def few_pairs(run: Run) -> str | None:
+    "All right of a few pairs is not all right."
+    right, n = run.config.get("pair_accuracy"), run.config.get("held_out_rows")
+    if right is None or n is None or right < .95 or n >= 100:
+        return None
+    return f"pair_accuracy is {right:.3g}, of {n:g} pairs"
+
+def chosen_falls(run: Run) -> str | None:
+    "DPO's chosen texts stay about as likely as they were."
+    found = run["chosen_logprob"]
+    if len(found) < 8:
+        return None
+    first, last = mean(found[:3]), mean(last_quarter(found))
+    if last > first - max(1., .05 * abs(first)):
+        return None
+    return f"chosen_logprob fell from {first:.3g} to {last:.3g} nats per text"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f2d
 def noisy_reward(run: Run) -> str | None:

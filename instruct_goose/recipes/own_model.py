@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Rows', 'Work', 'TrainConfig', 'Found', 'look_around', 'prompt_lengths', 'plan', 'run_train', 'train_on', 'digest_of',
            'answers', 'Supervised', 'SFTConfig', 'RewardModelConfig', 'DPOConfig', 'supervised', 'refuse_longer',
-           'stage_plan', 'parted', 'options', 'run_sft', 'halves', 'nats_of', 'run_reward_model', 'run_dpo', 'pairs_of',
-           'pair_lengths', 'dpo_accuracy']
+           'stage_plan', 'parted', 'options', 'run_sft', 'in_both', 'halves', 'nats_of', 'run_reward_model', 'run_dpo',
+           'pairs_of', 'pair_lengths', 'dpo_accuracy']
 
 # %% ../../nbs/learn/23_your_own.ipynb #761bee08
 import hashlib
@@ -302,10 +302,12 @@ def supervised(
         write_whole(out / "metrics.jsonl", "".join(map(json_line, log)))
         summary = {"seed": config.seed, **manager.seconds(), "resumed_from": manager.resumed_from,
                    **figures, "first": log[0], "last": log[-1], "rows": len(learn),
-                   "held_out_rows": len(judge), "config": settings_of(config),
+                   "held_out_rows": len(judge), "held_out_seen": in_both(learn, judge),
+                   "config": settings_of(config),
                    "versions": versions()}
         write_json(out / "summary.json", summary)
-        print(", ".join(f"{k.replace('_', ' ')} {x:.3f}" for k, x in figures.items()) + f". {out}")
+        print(", ".join(f"{k.replace('_', ' ')} {x:.3f}" for k, x in figures.items())
+              + f" on {len(judge)} held-out rows. {out}")
         return summary
 
     return in_run_directory(config, name, train, digest_of(learn, judge))
@@ -379,6 +381,11 @@ def run_sft(config: SFTConfig) -> dict: # the summary
         return log, {k: x for k, x in (("nats_before", before), ("nats_after", after)) if judge}
 
     return supervised(config, "sft", rows, lengths, work)
+
+def in_both(learn: Sequence, judge: Sequence) -> int:
+    "How many rows to judge by are rows to learn from, too."
+    known = {repr(row) for row in learn}
+    return sum(repr(row) in known for row in judge)
 
 def halves(rows: Sequence) -> tuple[list, list]:
     "Texts, and what each begins with."

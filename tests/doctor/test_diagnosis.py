@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from instruct_goose.doctor.diagnosis import LADDER, RULES, diagnose, report
+from instruct_goose.doctor.diagnosis import _STAGES, LADDER, RULES, diagnose, report
 from instruct_goose.doctor.diagnosis import unchecked as unread
 from instruct_goose.doctor.log import KEYS, SETTINGS, Run, above
 from instruct_goose.doctor.rules import reward_scale, start_kl
@@ -198,7 +198,7 @@ def test_what_the_settings_ask_for(changes, settings, name):
 def test_every_rule_is_tried_above():
     marks = test_each_rule_alone.pytestmark[0].args[1]
     more = {n for _, _, n in test_what_the_settings_ask_for.pytestmark[0].args[1]}
-    assert {n for _, found in marks for n in found} | more == {r.name for r in RULES if "@" not in r.needs}
+    assert {n for _, found in marks for n in found} | more == {r.name for r in RULES if "@" not in r.needs and r not in _STAGES}
 
 
 def test_evidence_names_numbers_and_iterations():
@@ -244,7 +244,7 @@ def test_one_update_per_rollout_is_no_bug_and_without_the_settings_the_text_says
 def test_lessons_exist_and_names_are_words(rule):
     assert (root / "nbs" / f"{rule.lesson}.ipynb").exists()
     assert rule.severity in ("error", "warning") and rule.what and rule.cure and rule.find.__doc__
-    assert {n for n in rule.needs.split() if n[0] != "@"} <= set(KEYS)
+    assert {n for n in rule.needs.split() if n[0] != "@"} <= {*KEYS, *SETTINGS}
 
 
 # --- what is missing, and what is not metrics -------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_short_runs(n): assert names(log(n)) == []
 def test_one_number_is_enough_and_the_report_says_what_was_not_looked_for():
     few = [{"entropy": 1.5}, {"entropy": 1.4}]
     assert diagnose(few) == [] and "entropy collapse" not in unread(few)
-    assert unread(few)["values stand still"] == ["value_mean"] and len(unread(few)) == len(RULES) - 1
+    assert unread(few)["values stand still"] == ["value_mean"] and len(unread(few)) == len(RULES) - len(_STAGES) - 1
     assert "Not looked for: values stand still, for want of value_mean." in report([], few)
     assert all(missing[0][0] == "@" for missing in unread(log()).values())
     assert "for want of tokens.jsonl: same random numbers, " in report([], log())

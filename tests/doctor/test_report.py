@@ -6,11 +6,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from bs4 import BeautifulSoup
 
 from instruct_goose.cli.main import main
-from instruct_goose.doctor.report import groups_of, read_run, siblings, spread
-from instruct_goose.runs.microscope import QUANTITIES
+from instruct_goose.doctor.diagnosis import diagnose
+from instruct_goose.doctor.report import COLOURS, groups_of, read_run, siblings, spread
+from instruct_goose.runs.microscope import four_digits, QUANTITIES
 
 EVIL = '</script><script>document.title = "owned"</script><img src=x onerror=alert(1)> & "quotes"'
 chromium = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
@@ -151,3 +153,57 @@ def test_odd_numbers_do_not_stop_the_page(tmp_path):
     (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     main(["report", str(run)])
     assert "cannot read this log" in page_of(run / "report.html").text
+
+
+STAGES = {"sft": ({}, {"nats_after": 1.25}, ["Loss"]),
+          "dpo": ({"accuracy": .5, "margin": .1, "chosen_logprob": -9., "rejected_logprob": -9.}, {"pair_accuracy": 1.},
+                  ["Loss", "Accuracy on the pairs of a batch", "Margin, nats", "Log-probability, nats"])}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_supervised_stage_has_its_curves_its_figures_and_an_honest_doctor(tmp_path, stage):
+    more, figures, titles = STAGES[stage]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": i, "loss": 1 / (i + 1), "lr": 1e-5} | more) + "\n" for i in range(9)), "utf-8")
+    (tmp_path / "config.json").write_text(json.dumps({"seed": 0}), "utf-8")
+    (tmp_path / "summary.json").write_text(json.dumps({"held_out_rows": 4, "held_out_seen": 0, **figures}), "utf-8")
+    main(["report", str(tmp_path)])
+    page = page_of(tmp_path / "report.html")
+    assert [f"{title}" in page.text for title in titles] == [True] * len(titles) == [True] * len(page.select(".curves svg"))
+    assert "9 updates" in page.select_one(".facts").text and ("4 held-out pairs" in page.text) == (stage == "dpo")
+    found = page.select_one("#part-findings").parent.text
+    assert ("few pairs" in found and "of 4 pairs" in found) if stage == "dpo" else "for a supervised stage none found anything" in found
+
+
+@pytest.mark.parametrize("metrics, config, name", [
+    ({"chosen_logprob": lambda i: -10. - i}, {}, "chosen falls"), ({}, {"pair_accuracy": .99, "held_out_rows": 12}, "few pairs"),
+    ({}, {"held_out_rows": 12, "held_out_seen": 3}, "learnt rows held out")])
+def test_the_doctor_has_a_few_rules_for_supervised_stages(metrics, config, name):
+    log = lambda metrics: [{"step": i, "loss": 1., "lr": 1e-3} | {k: f(i) for k, f in metrics.items()} for i in range(12)]
+    assert [f.name for f in diagnose(log(metrics), config)] == [name]
+    assert not diagnose(log({"chosen_logprob": lambda i: -10. + i % 2}), {"pair_accuracy": .99, "held_out_rows": 1000, "held_out_seen": 0})
+
+
+def test_a_small_number_keeps_its_digits_and_a_panel_the_colour_of_its_run(tmp_path):
+    runs = [make_run(tmp_path / "a", lr=1e-5), make_run(tmp_path / "b", lr=2e-5, note="$x_{$ and $\\frac$")]
+    rows = [{"reward_mean": 1.}] * 3
+    (runs[0] / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), "utf-8")
+    main(["compare", *map(str, runs), "--out", str(tmp_path / "c.html")])
+    page = page_of(tmp_path / "c.html")
+    assert {"1e−05", "2e−05"} <= {c.text for c in page.select("td")} and "0.000" not in page.text
+    score, kl = page.select(".curves svg")[:2]
+    assert COLOURS[0] in str(score) and COLOURS[1] in str(score)
+    assert COLOURS[1] in str(kl) and COLOURS[0] not in str(kl)
+
+
+def test_nan_in_the_tokens_is_null_on_the_page(tmp_path):
+    run = make_run(tmp_path / "mine")
+    text = (run / "tokens.jsonl").read_text("utf-8")
+    (run / "tokens.jsonl").write_text(text.replace("-1.0, 2.0", "NaN, Infinity"), "utf-8")
+    main(["report", str(run)])
+    def no_constant(x): raise AssertionError(x)
+    record = json.loads(page_of(run / "report.html").select_one("#record").string, parse_constant=no_constant)
+    assert record["iterations"][1]["responses"][0]["numbers"]["moved"] == [[.1, .25], [None, 0.], [None, 0.]]
+
+
+def test_nan_is_not_recorded():
+    assert four_digits(torch.tensor(float("nan"))) is None is four_digits(torch.tensor(float("inf"))) and four_digits(torch.tensor(1.23456)) == 1.235

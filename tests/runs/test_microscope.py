@@ -106,3 +106,15 @@ def test_a_record_that_was_cut_or_written_twice(tmp_path):
     assert {n: r[0]["moved"] for n, r in read_tokens(path).items()} == {0: [1.], 1: [3.]}
     path.write_text(line(0, 1.)[:30] + "\n" + line(1, 2.) + "\n", "utf-8")
     with pytest.raises(ValueError, match="line 1"): read_tokens(path)
+
+
+def test_under_rloo_each_token_has_its_own_ratio_and_nothing_is_held_by_the_only_update():
+    "The preset's one update starts at a ratio of 1, so the clip fraction is 0."
+    group = dict(advantage="leave_one_out", group_size=4, ratio_level="product", aggregation="sequence_mean")
+    keep = Keep()
+    _, log = trained(keep, epochs=1, minibatches=1, **group)
+    long = [r for seen, *_ in keep.seen for r in seen if len(r["tokens"]) > 1]
+    assert all(len(set(r["moved"])) > 1 for r in long) and not any(x for r in long for x in r["held"]) and log[-1]["clip_fraction"] == 0
+    keep = Keep()
+    trained(keep, epochs=4, minibatches=2, **group)
+    assert any(x for seen, *_ in keep.seen for r in seen for x in r["held"])
