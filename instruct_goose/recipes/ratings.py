@@ -94,7 +94,7 @@ def kind_of(path: Path) -> str | None:
 # %% ../../nbs/reference/recipes/ratings.ipynb #55acc20c
 def find_files(
     data: str | Path, # a directory; or one of two files, where a directory holds several sets
-) -> tuple[Path, Path, list[Path]]: # of texts, of ratings, and more texts beside them
+) -> tuple[Path, Path, list[Path]]: # of texts, of ratings, and the directory's other texts
     """The two files that belong together, by what is in them. Raises FileNotFoundError where there
     are none, ValueError where a directory holds several sets, none of them Hutto & Gilbert's."""
     data = Path(data)
@@ -114,7 +114,7 @@ def find_files(
     texts, others = [data] if given == "texts" else texts, texts
     ratings = [data] if given == "ratings" else ratings
     one, other = max(((t, r) for t in texts for r in ratings), key=_alike)
-    return one, other, [p for p in others if p != one]
+    return one, other, [p for p in others if p != one and data.is_dir()]
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #9cec1771
 _FORMAT = ("there must be a file of texts (id, mean, text) and one of ratings (id, mean, standard "

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Dropout', 'REMARK', 'FIGURES', 'preferences', 'soft_pairs_loss', 'ReviewsConfig', 'ReviewData', 'review_data',
            'train_writer', 'train_on_raters', 'rank_by_pairs', 'review_figures', 'FinishingTrainer', 'run_reviews',
-           'run_on_raters', 'stop_if_worse']
+           'run_on_raters', 'WorseThanBaseline', 'stop_if_worse']
 
 # %% ../../nbs/guides/real_reviews.ipynb #53389a69
 import hashlib
@@ -286,6 +286,10 @@ def run_on_raters(
                    baseline_prompts=config.baseline_prompts, batch_tokens=config.sft_batch_tokens)
 
 # %% ../../nbs/guides/real_reviews.ipynb #bb9c645b
+class WorseThanBaseline(ValueError):
+    "A reward model that PPO should not learn from."
+    flags = " --even-if-worse" # that go on all the same
+
 def stop_if_worse(
     judges: dict[str, dict[str, float]], # from `rank_by_pairs`
     even_so: bool = False,               # True: never
@@ -296,7 +300,7 @@ def stop_if_worse(
     own = share.pop("reward_model")
     better = ", ".join(f"{name} {x:.3f}" for name, x in share.items() if x > own)
     if better and not even_so:
-        raise ValueError(
+        raise WorseThanBaseline(
             f"the reward model has {own:.3f} of the held-out pairs in the raters' order, and "
             f"{better}: PPO would learn the taste of a judge that is worse than a baseline. More "
             "ratings, more of --rm-epochs or a pretrained model may help. To go on all the same: "

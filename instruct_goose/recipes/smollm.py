@@ -110,7 +110,7 @@ def run_task(
         metrics = train_policy(trainer, made.prompts, made.reward, out, manager.stage(MAIN),
                                progress=config.progress, track=config.track,
                                track_every=config.track_every)
-        trainer.agent.save_pretrained(out / "policy")
+        trainer.save_pretrained(out / "policy")
         after, found = figures_of(trainer, made, config.eval_samples)
         plot_metrics(metrics, out)
         summary = summary_of(config, manager, trainer, **known, before=figures, after=found)

@@ -97,7 +97,7 @@ def text_table(
     def cell(x: Any) -> str:
         if isinstance(x, float):
             return f"{x:.3f}"
-        return "–" if x is None else str(x).replace("|", "\\|").replace("\n", " ")
+        return "–" if x is None else " ".join(str(x).replace("|", "\\|").splitlines())
 
     table = [[cell(x) for x in row] for row in (header, *rows)]
     widths = [max(3, *(len(row[i]) for row in table)) for i in range(len(header))]

@@ -146,9 +146,9 @@ class CheckpointManager:
         with self.block:
             if kind is not None and is_first():
                 self.signals.muted = True # Ctrl-C pressed twice must not break off the saving
-                self._save_after_exception()
+                self._save_after_exception(error)
 
-    def _save_after_exception(self) -> None:
+    def _save_after_exception(self, error: BaseException | None) -> None:
         "What fails here does not hide why the run stopped."
         try:
             self.save()
@@ -162,7 +162,8 @@ class CheckpointManager:
             name, at, of = self.on_disk.place
             said = (f"Stopped. {checkpoints(self.directory)[-1]} holds the run after {at} of {of} "
                     f"steps of the stage {name!r}.\n"
-                    f"To go on: the same command with --output-dir {self.run} --resume")
+                    f"To go on: the same command with --output-dir {self.run} --resume"
+                    f"{getattr(error, 'flags', '')}")
         print(f"\n{said}", file=sys.stderr)
 
 # %% ../../nbs/guides/resume.ipynb #0be4732f

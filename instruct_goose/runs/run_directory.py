@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['new_run_dir', 'claim_run_dir', 'write_json', 'write_whole', 'append_jsonl', 'json_line', 'without_nan', 'save_model',
            'versions', 'Clock', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts',
-           'RunLog', 'cut_log', 'number_of', 'longer', 'train_policy', 'reason_to_stop', 'RunSettings', 'train_in',
-           'print_worst', 'sample_prompts', 'with_prompts', 'write_results', 'samples_page', 'abbreviated',
+           'RunLog', 'checked_log', 'cut_log', 'number_of', 'longer', 'train_policy', 'reason_to_stop', 'RunSettings',
+           'train_in', 'print_worst', 'sample_prompts', 'with_prompts', 'write_results', 'samples_page', 'abbreviated',
            'fingerprint_of_prompts', 'summary_of_training', 'model_card', 'push_to_hub']
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #ed9beb72
@@ -30,11 +30,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..data.files import short
 from ..distributed.fsdp import is_sharded, plain, set_weights
 from ..distributed.processes import from_first, is_first
 from ..doctor.diagnosis import diagnose
 from ..doctor.log import read_metrics
-from ..models.adapters import module_state
+from ..models.adapters import has_adapters, module_state
 from ..models.agent import Agent
 from .checkpoints import newest_checkpoint, read_json, writing
 from .evaluation import text_table
@@ -260,7 +261,7 @@ class RunLog(Callback):
         "Trainer and log as they were when the stage was left."
         if self.stage.saved is not None:
             tensors, record = self.stage.saved
-            self.metrics = list(record["metrics"])
+            self.metrics = checked_log(record, self.path)
             trainer.load_state(tensors, longer(record, trainer.config))
             trainer.stopped = reason_to_stop(
                 trainer.config, self.metrics, trainer.within_limit)
@@ -270,6 +271,19 @@ class RunLog(Callback):
                 write_whole(self.path, "".join(map(json_line, self.metrics)))
             else:
                 cut_log(self.path, 0)
+
+def checked_log(record: Mapping, path: Path) -> list[Metrics]: # of a trainer's stage
+    "Its log. Raises ValueError for one that does not end where the trainer stands."
+    metrics, at = record.get("metrics") or [], record.get("iteration")
+    try:
+        numbers = [row["iteration"] for row in metrics]
+    except (TypeError, KeyError):
+        numbers = []
+    if not isinstance(at, int) or at - len(numbers) < 0 or not numbers or numbers != list(
+            range(at - len(numbers), at)):
+        raise ValueError(f"the newest checkpoint beside {path} is not that of a run: {short(at)} "
+                         f"iterations, and a log of {len(numbers)}. Remove it, or take another")
+    return list(metrics)
 
 def cut_log(
     path: Path, # metrics.jsonl or tokens.jsonl
@@ -501,6 +515,7 @@ def summary_of_training(
             "resumed_from": manager.resumed_from, "stopped": trainer.stopped,
             "best_iteration": trainer.best_iteration, "first": first, "last": last,
             "model": trainer.agent.model.config.name_or_path or None,
+            "adapters": has_adapters(trainer.agent.model),
             "config": {"algorithm": trainer.config.algorithm} | settings_of(trainer.config),
             "versions": versions()}
 
@@ -519,14 +534,20 @@ what it does not measure, nobody has checked.
 ## To load it
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained(path)
-tokenizer = AutoTokenizer.from_pretrained(path)
+{loading}
 ```
 
 {versions}
 """
+
+_LOAD = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(path)
+tokenizer = AutoTokenizer.from_pretrained(path)"""
+_LOAD_ADAPTERS = """# adapters in their model; `instruct-goose merge RUN OUT` makes it a plain one
+from instruct_goose.models.loading import load_model, load_tokenizer
+
+model, tokenizer = load_model(path), load_tokenizer(path)"""
 
 def model_card(
     summary: Mapping, # of `train_in`
@@ -544,6 +565,7 @@ def model_card(
         base=f" from `{base}`" if base else "",
         figures=text_table(["", "first iteration", "last"], figures),
         settings=text_table(["setting", "value"], moved),
+        loading=_LOAD_ADAPTERS if summary.get("adapters") else _LOAD,
         files="".join(f"\n{name}, SHA-256 {digest}\n"
                       for name, digest in (summary.get("files") or {}).items()),
         versions=", ".join(f"{k} {v}" for k, v in summary["versions"].items() if k != "platform"))

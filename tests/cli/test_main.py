@@ -303,17 +303,6 @@ def test_a_seed_that_cannot_be_is_not_blamed_on_the_trainer(capsys):
     assert e.value.code == 2 and "it must be from 0 to" in " ".join(capsys.readouterr().err.split())
 
 
-def test_sample_without_an_sft_stage_writes_with_the_policy_alone(tmp_path, capsys):
-    from instruct_goose.cli.commands import SampleConfig, run_sample
-    from instruct_goose.models.loading import stand_in
-    model, tokenizer = stand_in("a b c".split())
-    for part in (model, tokenizer): part.save_pretrained(tmp_path / "policy")
-    rows = run_sample(SampleConfig(tmp_path, ("a b",), n=2, max_new_tokens=3))
-    assert len(rows) == 2 and all(set(r) == {"prompt", "policy"} and r["policy"].startswith("a b") for r in rows)
-    assert "sft is missing: the run had no SFT stage" in capsys.readouterr().out
-    with pytest.raises(FileNotFoundError, match="policy holds no model"): run_sample(SampleConfig(tmp_path / "sft"))
-
-
 def test_as_a_module_behind_a_pipe_that_is_closed(tmp_path):
     "`python -m instruct_goose` is the command; `| head -1` is no traceback."
     shell = f"{sys.executable} -m instruct_goose train --help | head -1; exit ${{PIPESTATUS[0]}}"

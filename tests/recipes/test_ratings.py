@@ -107,7 +107,7 @@ def test_any_names_and_several_sets_side_by_side(tmp_path):
     assert len(rated.reviews) == 70 and rated.means_off == ["a0", "a1", "a2"] and rated.other_texts == [] and not rated.left_out
     corpus(one, "b", 20, CODE, 1, names=("b texts", "b ratings.csv")); (one / "README.md").write_text("about"); (one / "image").write_bytes(bytes(range(256)))
     with pytest.raises(ValueError, match=r"several files of ratings, b ratings.csv, scores.tsv: give one of them"): read_rated(one)
-    for name, n, others in (("said.tsv", 70, 20), ("scores.tsv", 70, 20), ("b texts", 20, 70), ("b ratings.csv", 20, 70)):
+    for name, n, others in (("said.tsv", 70, 0), ("scores.tsv", 70, 0), ("b texts", 20, 0), ("b ratings.csv", 20, 0)):
         found = read_rated(one / name)
         assert (len(found.reviews), len(found.other_texts)) == (n, others)
     with pytest.raises(FileNotFoundError, match="README.md holds no rated sentences"): read_rated(one / "README.md")

@@ -152,8 +152,9 @@ def test_a_reward_model_that_loses_stops_the_run_and_may_go_on(tmp_path, capsys)
     with pytest.raises(ValueError, match=r"reward model has 0?\.\d+ of the held-out pairs .* ridge 0.*--even-if-worse"): run_reviews(tiny(folder, out, even_if_worse=False, **few))
     assert (out / "reward_model" / "model.safetensors").exists() and not (out / "policy").exists() and not (out / "metrics.jsonl").exists()
     with pytest.raises(ValueError, match="even-if-worse"): run_reviews(tiny(folder, out, even_if_worse=False, resume=True, **few))
-    before = capsys.readouterr().out
+    before, err = capsys.readouterr()
     summary = run_reviews(tiny(folder, out, resume=True, **few))
+    assert f"{out} --resume --even-if-worse" in err
     assert "the mean is not that of the ratings" in before and "Going on from" in capsys.readouterr().out
     assert summary["resumed_from"] == "reward model" and summary["data"] == {"reviews": 90, "left_out": 0, "means_off": 4, "reasons": []}
     assert summary["judges"]["ridge"]["pair_accuracy"] > summary["judges"]["reward_model"]["pair_accuracy"]

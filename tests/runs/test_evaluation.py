@@ -83,7 +83,7 @@ def test_ended_looks_at_the_mask():
 
 
 def test_text_table_lines_up_and_escapes():
-    table = text_table(["", "a|b"], [["x", 1.23456], ["two\nlines", None], [True, 12]])
+    table = text_table(["", "a|b"], [["x", 1.23456], ["two\u2028lines", None], [True, 12]])
     assert table.splitlines() == ["|           | a\\|b  |", "|-----------|-------|", "| x         | 1.235 |",
                                   "| two lines | –     |", "| True      | 12    |"]
 

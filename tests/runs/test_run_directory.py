@@ -22,6 +22,7 @@ from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card, push_to_h
 from instruct_goose.cli.main import main
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs import run_directory as runs
+from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from instruct_goose.runs.run_directory import (
     Clock,
     RunLog,
@@ -255,6 +256,19 @@ def test_the_worst_finding_is_the_last_thing_a_run_says(tmp_path, capsys):
     trainer(3).train_in(tmp_path / "run", ROWS, flat, progress=False)
     said = capsys.readouterr().out.rstrip().splitlines()
     assert said[-1].endswith(f"instruct-goose doctor {tmp_path / 'run'}") and said[-2].startswith("ERROR  ")
+
+
+@pytest.mark.parametrize("wrong", [{"iteration": 10**9}, {"metrics": []}, {"metrics": [1, 2]}, {"metrics": None}, {"iteration": "2"}])
+def test_a_checkpoint_that_was_resealed_with_nonsense_is_refused(tmp_path, wrong):
+    made = trainer(2)
+    made.train_in(tmp_path, ROWS, right, save_every=1, progress=False)
+    tensors, record = load_checkpoint(newest_checkpoint(tmp_path / "checkpoints"))
+    record["stages"]["ppo"] |= wrong
+    save_checkpoint(tmp_path / "checkpoints", tensors, record)
+    (tmp_path / "summary.json").unlink()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="not that of a run"): trainer(2).train_in(tmp_path, ROWS, right, resume=True, progress=False)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_log_of_tokens_is_cut_back_byte_for_byte(tmp_path):
