@@ -81,7 +81,7 @@ def tried_table() -> str:
     from instruct_goose.worlds.gallery import BUGS, HEALTHY, gallery_config, to_metrics
 
     read = lambda name: json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))
-    resume, fuzz, probes, gallery, doctor, exact = map(read, ("resume", "fuzz", "probes", "gallery", "doctor", "exact_world"))
+    resume, fuzz, probes, gallery, doctor, later, exact = map(read, ("resume", "fuzz", "probes", "gallery", "doctor", "doctor_unseen", "exact_world"))
     same = sum(k["identical"] for k in resume["kills"])
     sizes = {name[1:]: s["mib_added"] for name, s in fuzz["streams"].items()}
     broken, whole = ([r for r in probes["runs"] if bool(r["bug"]) == b] for b in (True, False))
@@ -89,7 +89,9 @@ def tried_table() -> str:
     found = lambda runs, config: [bool(diagnose(to_metrics(json.loads(r)), config)) for r in runs]
     sick = {name: found(runs, vars(gallery_config(**BUGS[name].settings))) for name, runs in gallery["bugs"].items()}
     settings = lambda name: {"epochs": 2, "minibatches": 2} | HEALTHY[name]
-    attacks, unusual = [(found, a) for a in doctor["attacks"].values() for found in a["found"]], doctor["healthy"]
+    attacks, unusual, random = [(found, a) for a in later["bugs"].values() for found in a["found"]], doctor["healthy"], later["healthy"]
+    rightly = sum(bool(f) and not {*f} - {*a["names"], *a["consequences"]} and bool({*f} & {*a["names"]}) for f, a in attacks)
+    errors = sum(any(f["severity"] == "error" for f in found) for found in random["found"].values())
     missed, false = sum(not f for f, _ in attacks), sum(bool({*f} - {*a["names"], *a["consequences"]}) for f, a in attacks)
     well = [x for name, runs in gallery["healthy"].items() for x in found(runs, settings(name))]
     silent = [name for name, seen in sick.items() if not any(seen)]
@@ -104,9 +106,10 @@ def tried_table() -> str:
         ("a broken run shown to the doctor", f"{len(sick)} bugs, {sum(map(len, sick.values()))} runs",
          f"{len(silent)} bugs show nothing in the metrics ({', '.join(silent)}) and have a test each; {sum(not all(seen) for n, seen in sick.items() if n not in silent)} of the others missed"),
         ("a healthy run shown to the doctor", f"{len(well)} runs", f"{sum(well)} false alarms"),
-        ("the doctor on bugs that its rules were not made for", f"{len(doctor['attacks'])} bugs, {len(attacks)} runs",
-         f"{missed} runs without a finding, {false} with a false name"),
+        ("the doctor on bugs that its rules were not made for", f"{len(later['bugs'])} bugs, {len(attacks)} runs",
+         f"{rightly} runs named rightly, {missed} without a finding, {false} with a false name"),
         ("the doctor on healthy runs with unusual settings", f"{len(unusual)} runs", f"{sum(any(r['found']) for r in unusual.values())} false alarms"),
+        ("the doctor on healthy runs with random settings", f"{random['runs']} runs", f"{errors} false errors, {len(random['found']) - errors} false warnings"),
         ("training against the enumerated optimum", f"{len(paid)} runs", f"{sum(r['mean_tv'] > .03 for r in paid)} end farther than .03 from it, in total variation")]
     return "| what | tried | what went wrong |\n|---|---|---|\n" + "\n".join(f"| {' | '.join(r)} |" for r in rows)
 

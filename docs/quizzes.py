@@ -40,7 +40,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         ("How many micro-batches may a minibatch be cut into without changing the objective?", "As many as you like, if each divides by the count of the whole minibatch.", "learn/masks#micro-batches"),
         ("A sampler in bfloat16 writes for a policy in float32. What corrects for it?", "A capped weight π_old/π_sampler per token, a number without gradient.", "learn/trainer#when-the-sampler-is-not-quite-the-policy"),
         ("Why are held-out prompts read with dice of their own?", "So that evaluating changes nothing in the run, and every evaluation asks the same.", "learn/evaluation"),
-        ("What does the doctor read?", "The metrics of a run, nothing else; it names what looks wrong and where to look.", "guides/doctor"),
+        ("What does the doctor read?", "The metrics, settings and recorded tokens of a run; it names what looks wrong and where to look.", "guides/doctor"),
         ("A loss is NaN. What stops, and when?", "The trainer, before the optimizer moves; it names the first number that is not finite.", "learn/trainer#the-update"),
         ("Where does a new term of the loss go?", "Into `loss` of a subclass, one method.", "learn/trainer#change-the-loss")],
     "Does it work?": [

@@ -455,7 +455,7 @@ def goes_on_beyond_kl_stop(run: Run) -> str | None:
 def prompts_cut(run: Run) -> str | None:
     "The text of a prompt is in the text of its tokens."
     found = [x for x in run["prompts_kept"] if x < 1]
-    if not found:
+    if not found or any(run["groups_dropped"]):
         return None
     return (f"in {len(found)} of {len(run['prompts_kept'])} iterations not all prompts are whole "
             f"in what the model read; at worst {min(found):.0%} are")
