@@ -51,6 +51,7 @@ from .runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoin
 from .variants.distillation import Teacher
 from .supervised.dpo import train_dpo
 from .training.rollout import Rollout, sample
+from .runs.evaluation import plot_metrics
 from .runs.run_directory import model_card, push_to_hub
 from .training.trainer import RLHFConfig, RLHFTrainer
 from .variants.multi_turn import TurnSampler, chat_reply
@@ -65,7 +66,7 @@ __all__ = [
     "group_token_counts", "implicit_reward", "k1", "k2", "k3", "kl_in_loss", "kl_in_reward",
     "last_index", "load_adapters", "load_checkpoint", "load_model", "load_pairs", "load_prompts",
     "load_smollm", "load_tokenizer", "log_ratio", "logprobs_from_hidden", "masked_mean", "masked_sum", "masked_var",
-    "merge_adapters", "model_card", "newest_checkpoint", "pairwise_loss", "policy_loss",
+    "merge_adapters", "model_card", "newest_checkpoint", "pairwise_loss", "plot_metrics", "policy_loss",
     "ppo_loss", "preset_table", "probability_ratio", "push_to_hub", "response_mask", "sample",
     "sampler_weights", "save_checkpoint", "save_merged", "sequence_kl", "stream_pairs", "stream_prompts",
     "token_kl", "token_logprobs", "train_dpo", "update_meters", "value_loss", "whiten",

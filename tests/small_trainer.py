@@ -3,7 +3,7 @@ import math
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import word_tokenizer
@@ -83,3 +83,22 @@ def kl_by_hand(p, q, queries, responses, temperature=1.):
 
 
 def rows(r): return [[ids[m].tolist() for ids, m in zip(x, y, strict=True)] for x, y in ((r.query_ids, r.query_mask), (r.response_ids, r.mask))]
+
+
+SHORT = word_tokenizer(WORDS, 16, pad="<end>", bos="<end>", eos="<end>")
+FOUR = ["w1 w2", "w3", "w4 w5 w6", "w7"]
+
+
+def made(seed=0, algorithm="ppo", reference=None, trainer=RLHFTrainer, optimizer=None, callbacks=(), dtype=torch.float64, **changes):
+    torch.manual_seed(seed)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(SHORT), n_positions=16, n_embd=16, n_layer=1, n_head=2))
+    for p in model.parameters(): torch.nn.init.normal_(p, std=.3)
+    group = 2 if PRESETS[algorithm]["group_size"] > 1 else 1
+    small = dict(device="cpu", batch_size=8, max_new_tokens=6, lr=1e-3, group_size=group) | changes
+    return trainer(model.to(dtype), reference, RLHFConfig.preset(algorithm, **small), tokenizer=SHORT, optimizer=optimizer, callbacks=callbacks)
+
+
+def even(texts): return [len(text) % 5 - 2. for text in texts]
+
+
+def step(t): return t.step((FOUR * 2)[:8 // t.config.group_size], even)

@@ -11,6 +11,7 @@ __all__ = ['EVALUATION', 'SHELF', 'generator', 'climb', 'pick', 'check_logits', 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from html import escape
 from typing import Any, NamedTuple, TYPE_CHECKING
 
 import torch
@@ -286,6 +287,37 @@ class Rollout:
 
     def __len__(self) -> int:
         return len(self.response_ids)
+
+    def rows(self, most: int = 8) -> list[tuple[str, int, str, str]]:
+        "Score, length, prompt and response of the first responses, as text."
+        n = min(most, len(self))
+        scores = [""] * n if self.scores is None else [f"{x:.2f}" for x in self.scores[:n].tolist()]
+        lengths = self.mask.sum(-1).tolist()
+        prompts = self.prompts or [""] * n
+        texts = self.texts or [str(row[m].tolist()) for row, m in
+                               zip(self.response_ids[:n], self.mask[:n], strict=True)]
+        return [(scores[i], lengths[i], prompts[i], texts[i].removeprefix(prompts[i]))
+                for i in range(n)]
+
+    def __repr__(self) -> str:
+        lines = [f"{score:>8} {n:>6}  {prompt[-30:]!r} → {text[:60]!r}"
+                 for score, n, prompt, text in self.rows()]
+        return "\n".join([f"Rollout of {len(self)} responses", "   score tokens  text", *lines])
+
+    def _repr_html_(self) -> str:
+        "The same as a table: green above what was expected, red below."
+        n = len(self.rows())
+        pull = [0.] * n if self.advantages is None else self.advantages[:n].sum(-1).tolist()
+        top = max(map(abs, pull), default=0.) or 1.
+        def cell(a: float, prompt: str, text: str) -> str:
+            colour = f"rgba({'0,150,80' if a > 0 else '210,40,40'},{.6 * abs(a) / top:.2f})"
+            return f'{escape(prompt)}<span style="background:{colour}">{escape(text)}</span>'
+        rows = "".join(
+            f"<tr><td>{score}</td><td>{length}</td><td style='text-align:left'>"
+            f"{cell(a, prompt, text)}</td></tr>"
+            for a, (score, length, prompt, text) in zip(pull, self.rows(), strict=True))
+        return (f"<table><caption>{len(self)} responses</caption><tr><th>score</th>"
+                f"<th>tokens</th><th>text</th></tr>{rows}</table>")
 
     @property
     def real(self) -> Bool[Tensor, "batch time"]:

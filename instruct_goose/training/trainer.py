@@ -42,7 +42,7 @@ from .checks import (
 from .config import (
     answers_foreign, check_values, Limit, NotNegative, RLHFConfig)
 from .metrics import (
-    average_steps, describe, held_out_notes, iteration_log, learnt_log, Metrics, movement_meter,
+    average_steps, describe, held_out_notes, History, iteration_log, learnt_log, Metrics, movement_meter,
     number, optimizer_age, prompt_nll, prompts_kept, reference_weight, speeds, step_log)
 from instruct_goose.training.prompts import (
     columns_of, different, encode_prompts, fitting, PromptOrder, room_for_prompts, slices,
@@ -189,6 +189,13 @@ class RLHFTrainer:
         self.fresh: PromptOrder | None = None  # while `train` runs: where the next prompts are
         self.stopped: str | None = None  # why the last `train` ended early
         self.seconds: dict[str, float] = {}  # of each step of the last iteration
+
+    def __repr__(self) -> str:
+        sizes = [sum(p.numel() for p in self.agent.parameters() if p.requires_grad or frozen)
+                 for frozen in (False, True)]
+        return (f"{type(self).__name__}: {self.config.algorithm}, {self.iteration} of "
+                f"{self.config.steps} iterations done. {type(self.agent.model).__name__} on "
+                f"{self.device}, {sizes[0]:,} of {sizes[1]:,} weights learn. {self.config}")
 
     def step(self, prompts: Sequence | dict, reward_fn: Rewards) -> Metrics:
         "One iteration: the algorithm."
@@ -342,7 +349,7 @@ class RLHFTrainer:
         held_out: Sequence | dict | None = None, # prompts for `evaluate`, every eval_every
     ) -> list[Metrics]:
         "Iterate `step`. If it ends early, `stopped` says why."
-        c, history, own = self.config, [], self.callbacks
+        c, history, own = self.config, History(), self.callbacks
         steps = steps_left(c, self.iteration, steps)
         check_callbacks(own, callback)
         if c.eval_every is not None and held_out is not None:

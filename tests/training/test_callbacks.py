@@ -6,23 +6,25 @@ import pytest
 import torch
 from small_trainer import (
     EOS,
+    FOUR,
     HELD_OUT,
     PROMPTS,
     TOKENIZER,
+    even,
     kl_by_hand,
+    made,
     no_clock,
     reward,
     rows,
     same,
+    step,
     tiny,
     trainer,
     weights,
 )
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from instruct_goose.doctor.diagnosis import diagnose
-from instruct_goose.models.tokens import pad, word_tokenizer
-from instruct_goose.objective.group import PRESETS
+from instruct_goose.models.tokens import pad
 from instruct_goose.training.callbacks import Callback, RecheckRewards, generators_kept
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rewards import RewardError
@@ -152,26 +154,6 @@ def test_a_run_tells_its_iterations(capsys):
     trainer().train(PROMPTS, reward, steps=2)
     said = capsys.readouterr()
     assert said.out == "" and "ppo: 100%" in said.err and "2/2" in said.err and "tokens/s" in said.err
-
-
-NINE = [f"w{i}" for i in range(9)]
-SHORT = word_tokenizer(NINE, 16, pad="<end>", bos="<end>", eos="<end>")
-FOUR = ["w1 w2", "w3", "w4 w5 w6", "w7"]
-
-
-def made(seed=0, algorithm="ppo", reference=None, trainer=RLHFTrainer, optimizer=None, callbacks=(), dtype=torch.float64, **changes):
-    torch.manual_seed(seed)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(SHORT), n_positions=16, n_embd=16, n_layer=1, n_head=2))
-    for p in model.parameters(): torch.nn.init.normal_(p, std=.3)
-    group = 2 if PRESETS[algorithm]["group_size"] > 1 else 1
-    small = dict(device="cpu", batch_size=8, max_new_tokens=6, lr=1e-3, group_size=group) | changes
-    return trainer(model.to(dtype), reference, RLHFConfig.preset(algorithm, **small), tokenizer=SHORT, optimizer=optimizer, callbacks=callbacks)
-
-
-def even(texts): return [len(text) % 5 - 2. for text in texts]
-
-
-def step(t): return t.step((FOUR * 2)[:8 // t.config.group_size], even)
 
 
 def noisy(texts): return [x + torch.rand(()).item() + np.random.rand() for x in even(texts)]  # the shape checker plays with Python's

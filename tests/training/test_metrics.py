@@ -8,13 +8,28 @@ import numpy as np
 import pytest
 import torch
 from deep import first
-from small_trainer import EOS, PROMPTS, TOKENIZER, config, kl_by_hand, ready, reward, rows, tiny, trainer
-from transformers import GPT2Config, GPT2LMHeadModel
+from small_trainer import (
+    EOS,
+    FOUR,
+    PROMPTS,
+    SHORT,
+    TOKENIZER,
+    config,
+    even,
+    kl_by_hand,
+    made,
+    ready,
+    reward,
+    rows,
+    step,
+    tiny,
+    trainer,
+)
 
 import instruct_goose.training.metrics as module
 import instruct_goose.training.trainer as trainer_module
 from instruct_goose.models.agent import create_reference_model
-from instruct_goose.models.tokens import pad, word_tokenizer
+from instruct_goose.models.tokens import pad
 from instruct_goose.objective.advantages import gae
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.training.config import RLHFConfig
@@ -26,29 +41,11 @@ from instruct_goose.training.metrics import (
     of_scores,
     of_texts,
     prompt_nll,
+    sparkline,
     weight_meter,
 )
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
-
-NINE = [f"w{i}" for i in range(9)]
-SHORT = word_tokenizer(NINE, 16, pad="<end>", bos="<end>", eos="<end>")
-FOUR = ["w1 w2", "w3", "w4 w5 w6", "w7"]
-
-
-def made(seed=0, algorithm="ppo", reference=None, trainer=RLHFTrainer, optimizer=None, callbacks=(), dtype=torch.float64, **changes):
-    torch.manual_seed(seed)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(SHORT), n_positions=16, n_embd=16, n_layer=1, n_head=2))
-    for p in model.parameters(): torch.nn.init.normal_(p, std=.3)
-    group = 2 if PRESETS[algorithm]["group_size"] > 1 else 1
-    small = dict(device="cpu", batch_size=8, max_new_tokens=6, lr=1e-3, group_size=group) | changes
-    return trainer(model.to(dtype), reference, RLHFConfig.preset(algorithm, **small), tokenizer=SHORT, optimizer=optimizer, callbacks=callbacks)
-
-
-def even(texts): return [len(text) % 5 - 2. for text in texts]
-
-
-def step(t): return t.step((FOUR * 2)[:8 // t.config.group_size], even)
 
 
 @pytest.mark.parametrize("micro", first(1, [3, None, 1]))
@@ -315,3 +312,19 @@ def test_the_spread_of_few_rewards(scores, std):
     found = of_scores(r, RLHFConfig())
     assert found["reward_std"].item() == pytest.approx(std) and found["reward_mean"].item() == pytest.approx(sum(scores) / n)
     assert (found["reward_min"].item(), found["reward_max"].item(), found["flat_groups"]) == (min(scores), max(scores), None)
+
+
+def test_what_a_notebook_shows():
+    "Shown rows are the rollout's, coloured by the sign of the advantage; a history keeps being a list."
+    t = made(algorithm="grpo", steps=3)
+    history = t.train(FOUR, even, progress=False)
+    assert isinstance(history, list) and len(history) == 3 and history == [*history]
+    line = next(x for x in repr(history).splitlines() if x.startswith("reward_mean"))
+    assert f"{history[0]['reward_mean']:.3g}" in line and f"{history[-1]['reward_mean']:.3g}" in line and "<table>" in history._repr_html_()
+    assert sparkline([0., 1., 2., 7.]) == "▁▂▃█" and sparkline([3.] * 100) == "▁" * 34
+    r = t.advantages(t.score(t.rollout(FOUR), even))
+    html = r._repr_html_()
+    assert html.count("rgba(0,150,80") == sum(a > 0 for a in r.advantages.sum(-1).tolist()) > 0 and html.count("<tr>") == 9
+    assert repr(r.texts[2].removeprefix(r.prompts[2])[:60]) in repr(r) and "Rollout of 8" in repr(r) and "Rollout of 1" in repr(r[3])
+    assert "<b>" not in Rollout(*(getattr(r[[0]], k) for k in ("query_ids", "query_mask", "response_ids", "mask")), texts=["<b>"])._repr_html_()
+    assert "grpo, 3 of 3 iterations done. GPT2LMHeadModel on cpu" in repr(t) and len(repr(t)) < 600
