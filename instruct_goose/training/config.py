@@ -266,8 +266,8 @@ class Settings:
 
     def __repr__(self) -> str:
         "Only what differs from the defaults."
-        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)} # pyright: ignore
-        changed = [f"{name}={value!r}" for name, (value, usual) in values.items() if value != usual]
+        changed = [f"{name}={value!r}" for name, value in vars(self).items()
+                   if value != getattr(type(self), name, ...)]
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def __post_init__(self):
