@@ -22,7 +22,7 @@ from tyro.conf import Positional
 
 from .. import exercises
 from ..doctor.diagnosis import diagnose, report
-from ..doctor.log import Finding, of_stage, read_metrics
+from ..doctor.rules import Finding, of_stage, read_metrics
 from ..models.loading import (
     base_of, find_model, load_model, load_tokenizer, save_merged)
 from ..models.tokens import PromptDataset, pad, pad_id_of, token_limit

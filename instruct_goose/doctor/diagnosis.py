@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from . import recomputed, rules
-from .log import HALF, Finding, of_rl, Run
+from .rules import HALF, Finding, of_rl, Run
 
 # %% ../../nbs/guides/doctor.ipynb #b5d834b9
 @dataclass(frozen=True)
@@ -156,46 +156,46 @@ _LEARNING = (
 
 # %% ../../nbs/guides/doctor.ipynb #f340ff0a
 _ASKED = ( # what the settings say, recomputed from the metrics
-    Rule(rules.prompts_cut, "warning", "prompts_kept",
+    Rule(recomputed.prompts_cut, "warning", "prompts_kept",
          "the model does not read the whole prompts: a limit on their tokens, or words that the "
          "tokenizer does not know", "reference/training/prompts",
          "a longer limit, or shorter prompts; the tokenizer that the model was trained with"),
-    Rule(rules.prompts_that_end, "warning", "prompts_ended",
+    Rule(recomputed.prompts_that_end, "warning", "prompts_ended",
          "prompts end in a token that ends a response: the model takes them for finished",
          "learn/15_rollout", "encode prompts without their end token"),
-    Rule(rules.updates_missing, "error", "updates tokens response_length",
+    Rule(recomputed.updates_missing, "error", "updates tokens response_length",
          "fewer or more updates than epochs and minibatches ask for", "reference/training/updates",
          "epochs × minibatches updates in each iteration"),
-    Rule(rules.other_rows_learnt, "error", "learnt_apart",
+    Rule(recomputed.other_rows_learnt, "error", "learnt_apart",
          "what is learnt from is not the rollout with its advantages: rows that come twice or "
          "never, or advantages that slip in the minibatch", "reference/training/updates",
          "each epoch goes once over all rows, with whatever belongs to them"),
-    Rule(rules.optimizer_steps, "error", "optimizer_age updates",
+    Rule(recomputed.optimizer_steps, "error", "optimizer_age updates",
          "the optimizer's steps are not the updates: updates that are skipped, or an optimizer "
          "that is made anew and forgets its moments", "reference/training/updates",
          "one optimizer for the whole run, and one step for each update"),
-    Rule(rules.other_schedule, "error", "lr",
+    Rule(recomputed.other_schedule, "error", "lr",
          "the learning rate does not follow its schedule", "reference/training/updates",
          "the schedule's step is an iteration, and it ends at steps"),
-    Rule(rules.other_step_size, "warning", "weight_step updates optimizer_age",
+    Rule(recomputed.other_step_size, "warning", "weight_step updates optimizer_age",
          "the weights move by much more, or much less, than the learning rate",
          "reference/training/updates", "lr and value_lr in the optimizer's groups"),
-    Rule(rules.parts_stand_still, "error", "tensors_still optimizer_age",
+    Rule(recomputed.parts_stand_still, "error", "tensors_still optimizer_age",
          "parts of the policy have a gradient and never move: the optimizer does not know them",
          "reference/training/updates", "give the optimizer all parameters that learn"),
-    Rule(rules.parts_without_gradient, "warning", "tensors_without_gradient",
+    Rule(recomputed.parts_without_gradient, "warning", "tensors_without_gradient",
          "parts of the policy that are to learn have no gradient", "learn/13_agent",
          "freeze what is not to learn, and let the loss reach the rest: no detach, no no_grad"),
-    Rule(rules.gradient_not_clipped, "error", "clipped_norm",
+    Rule(recomputed.gradient_not_clipped, "error", "clipped_norm",
          "the gradient is longer than max_grad_norm", "reference/training/updates",
          "clip the gradients after the last backward pass and before the step"),
-    Rule(rules.other_beta, "warning", "beta kl_to_reference",
+    Rule(recomputed.other_beta, "warning", "beta kl_to_reference",
          "β does not move as the settings say", "learn/06_kl",
          "β rises where the KL is above kl_target, and stays without one"),
-    Rule(rules.reference_moves, "error", "reference_weight",
+    Rule(recomputed.reference_moves, "error", "reference_weight",
          "the reference moves without ref_every, or stays with it", "learn/13_agent",
          "a frozen copy that no optimizer knows, and ref_every where it is to follow"),
-    Rule(rules.goes_on_beyond_kl_stop, "warning", "kl_to_reference",
+    Rule(recomputed.goes_on_beyond_kl_stop, "warning", "kl_to_reference",
          "the run went on beyond its kl_stop", "learn/06_kl",
          "stop after the iteration that exceeds it"))
 
@@ -211,7 +211,7 @@ _RECOMPUTED = ( # from the recorded tokens
          "end the mask at the first end token: response_mask"),
     Rule(recomputed.other_text_scored, "warning", "@same_text",
          "the text that is scored is not that of the response's tokens",
-         "reference/training/rewards", "unless it is cut on purpose: decode the response's tokens"),
+         "reference/training/rewards", "unless it is cut on purpose: decode the whole response"),
     Rule(recomputed.cached_scores, "warning", "@score",
          "other responses have the scores of earlier ones", "reference/training/rewards",
          "score the text, and let a cache ask for the whole text"),
@@ -242,8 +242,8 @@ _RECOMPUTED = ( # from the recorded tokens
          "the values belong to the tokens beside them", "learn/07_advantages",
          "V(sₜ) is the value before token t, in the rollout and in the loss"),
     Rule(recomputed.pull_off, "error", "@pull @moved @drift",
-         "the loss does not pull at the tokens as its settings say: the clip, the ratio, the mean, "
-         "weights, or a KL that is charged twice", "learn/08_policy_loss",
+         "the loss does not pull at the tokens as its settings say: the clip, the ratio, the "
+         "mean, weights, or a KL that is charged twice", "learn/08_policy_loss",
          "unless the loss is your own: compare with ppo_loss at a ratio other than 1"),
     Rule(recomputed.value_pull_off, "error", "@value_pull @values_now",
          "the loss does not pull the values as its settings say", "learn/09_value_loss",
@@ -295,13 +295,13 @@ _SIZES = (
 
 # %% ../../nbs/guides/doctor.ipynb #9b7267c3
 _STAGES = ( # of sft, reward-model and dpo
-    Rule(rules.learnt_rows_held_out, "warning", "held_out_seen",
+    Rule(recomputed.learnt_rows_held_out, "warning", "held_out_seen",
          "held-out rows stand among the training rows, too: what is measured on them is no test",
          "guides/real_reviews", "drop the duplicates, or split by text"),
-    Rule(rules.few_pairs, "warning", "pair_accuracy held_out_rows",
+    Rule(recomputed.few_pairs, "warning", "pair_accuracy held_out_rows",
          "the accuracy is at the ceiling, and of a few pairs", "learn/14_reward_model",
          "more held-out pairs, or harder ones"),
-    Rule(rules.chosen_falls, "warning", "chosen_logprob",
+    Rule(recomputed.chosen_falls, "warning", "chosen_logprob",
          "the chosen texts became less likely: DPO holds only the difference",
          "learn/12_preference", "a higher beta, a lower lr, or SFT on the chosen texts first"))
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from tyro.conf import Positional
 
 from .diagnosis import diagnose, nothing_found
-from .log import of_rl, of_stage, read_metrics
+from .rules import of_rl, of_stage, read_metrics
 from ..runs.checkpoints import read_json
 from ..runs.microscope import QUANTITIES, read_tokens, scales, shade
 from ..runs.run_directory import write_whole

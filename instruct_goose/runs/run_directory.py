@@ -34,7 +34,7 @@ from ..data.files import short
 from ..distributed.fsdp import is_sharded, plain, set_weights
 from ..distributed.processes import from_first, is_first
 from ..doctor.diagnosis import diagnose
-from ..doctor.log import read_metrics
+from ..doctor.rules import read_metrics
 from ..models.adapters import has_adapters, module_state
 from ..models.agent import Agent
 from .checkpoints import newest_checkpoint, read_json, writing

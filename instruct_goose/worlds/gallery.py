@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import nn, Tensor
 from transformers import PreTrainedModel
 
-from ..doctor.log import KEYS
+from ..doctor.rules import KEYS
 from ..models import (
     decoding as models_decode, response as models_actor, reward_model as models_reward)
 from ..models.agent import Agent, create_reference_model, Evaluation

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from instruct_goose.doctor.diagnosis import _STAGES, LADDER, RULES, diagnose, report
 from instruct_goose.doctor.diagnosis import unchecked as unread
-from instruct_goose.doctor.log import KEYS, SETTINGS, Run, above
-from instruct_goose.doctor.rules import reward_scale, start_kl
+from instruct_goose.doctor.rules import KEYS, SETTINGS, Run, above, reward_scale, start_kl
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.worlds.gallery import BUGS, HEALTHY, gallery_config, to_metrics
 

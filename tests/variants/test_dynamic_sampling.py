@@ -131,8 +131,7 @@ def test_where_all_are_flat_no_step_is_taken(more):
 
 
 def test_the_doctor_does_not_miss_prompts_that_were_left_out():
-    from instruct_goose.doctor.log import Run
-    from instruct_goose.doctor.rules import prompts_lost
+    from instruct_goose.doctor.rules import Run, prompts_lost
     rows = [{"iteration": i, "distinct_prompts": 1, "prompts_given": 4} for i in range(4)]
     assert prompts_lost(Run(rows)) and not prompts_lost(Run([row | {"groups_dropped": 3} for row in rows]))
 

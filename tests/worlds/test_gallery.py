@@ -9,7 +9,7 @@ import pytest
 from deep import first
 
 from instruct_goose.doctor.diagnosis import diagnose
-from instruct_goose.doctor.log import KEYS
+from instruct_goose.doctor.rules import KEYS
 from instruct_goose.models import decoding, response, reward_model
 from instruct_goose.training import metrics, rollout, trainer
 from instruct_goose.worlds.gallery import (
