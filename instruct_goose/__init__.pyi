@@ -49,7 +49,7 @@ from .objective.preference import dpo_loss, implicit_reward
 from .objective.value_loss import explained_variance, value_loss
 from .runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from .variants.distillation import Teacher
-from .supervised.dpo import train_dpo
+from .supervised.dpo import train_dpo, train_kto
 from .training.rollout import Rollout, sample
 from .runs.evaluation import plot_metrics
 from .runs.run_directory import model_card, push_to_hub
@@ -69,7 +69,7 @@ __all__ = [
     "merge_adapters", "model_card", "newest_checkpoint", "pairwise_loss", "plot_metrics", "policy_loss",
     "ppo_loss", "preset_table", "probability_ratio", "push_to_hub", "response_mask", "sample",
     "sampler_weights", "save_checkpoint", "save_merged", "sequence_kl", "stream_pairs", "stream_prompts",
-    "token_kl", "token_logprobs", "train_dpo", "update_meters", "value_loss", "whiten",
+    "token_kl", "token_logprobs", "train_dpo", "train_kto", "update_meters", "value_loss", "whiten",
     "with_lora", "without_adapters",
 ]  # fmt: skip
 

@@ -26,7 +26,8 @@ from transformers import (
 
 from .families import (
     check_causal, context_length, evaluating, trunk, vocabulary_size)
-from .loading import load_model, load_tokenizer
+from .adapters import has_adapters, merge_adapters
+from .loading import find_model, load_model, load_tokenizer
 from .response import forward_hidden
 from .tokens import as_mask, compact, encode_all, pad, pad_id_of
 from ..objective.masks import last_index, same_shape, wide
@@ -90,8 +91,9 @@ def last_token_logits(
     ids, mask = compact(input_ids, as_mask(mask, "attention_mask"), side="right")
     last = last_index(mask)
     hidden = forward_hidden(trunk(model), ids.masked_fill(~mask, 0), mask)
-    head = model.get_submodule("score")
-    return head(hidden[torch.arange(len(ids), device=ids.device), last])[:, 0].float()
+    head, rows = model.get_submodule("score"), torch.arange(len(ids), device=ids.device)
+    read = hidden[rows, last].to(head.get_parameter("weight").dtype) # wider beside adapters
+    return head(read)[:, 0].float()
 
 # %% ../../nbs/learn/14_reward_model.ipynb #a92b37e8
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str: # "size-hash"
@@ -134,6 +136,9 @@ class RewardModel(nn.Module):
         check_tokenizer(self.model, tokenizer)
         c, pad_id = self.model.config, tokenizer.pad_token_id
         c.reward_mean, c.reward_std = getattr(c, "reward_mean", 0.), getattr(c, "reward_std", 1.)
+        if not (math.isfinite(c.reward_mean) and 0 < c.reward_std < math.inf):
+            raise ValueError(f"the reward model's mean is {c.reward_mean} and its standard deviation "
+                             f"{c.reward_std}: call normalise again")
         c.reward_tokenizer = fingerprint(tokenizer)
         ends = pad_id in (tokenizer.eos_token_id, tokenizer.bos_token_id)
         c.pad_token_id = None if ends else pad_id
@@ -190,8 +195,10 @@ class RewardModel(nn.Module):
         return c.reward_mean, c.reward_std
 
     def save_pretrained(self, path: str | Path) -> None:
-        "Weights (safetensors), config, tokenizer. Plain transformers loads them: raw scores."
-        for part in (self.model, self.tokenizer):
+        """Weights (safetensors), adapters merged, config, tokenizer. Plain transformers loads them:
+        raw scores."""
+        model = merge_adapters(self.model) if has_adapters(self.model) else self.model
+        for part in (model, self.tokenizer):
             part.save_pretrained(path)
 
     @classmethod
@@ -199,6 +206,7 @@ class RewardModel(nn.Module):
         cls, path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> "RewardModel":
         "What `save_pretrained` wrote. A tokenizer other than the saved one is a ValueError."
+        path = find_model(path, "reward")
         model = load_model(path, "reward", dtype="auto", num_labels=1)
         if tokenizer is not None:
             return cls(model, tokenizer)

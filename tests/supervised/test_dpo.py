@@ -11,9 +11,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from instruct_goose.models.agent import create_reference_model
 from instruct_goose.models.tokens import bpe_tokenizer, word_tokenizer
 from instruct_goose.runs.resume import CheckpointManager
-from instruct_goose.supervised.dpo import pair_rows, row_logprobs, train_dpo
+from instruct_goose.supervised.dpo import kto_loss, pair_rows, row_logprobs, train_dpo, train_kto
 
 TOKENIZER = word_tokenizer("a b c d e".split())
+THUMBS = [{"prompt": "a b", "completion": " c d", "label": True}, {"prompt": "a b", "completion": " e", "label": False},
+          {"completion": "b c d e", "label": True}, {"prompt": "e", "completion": " d", "label": False}]
 PAIRS = [{"prompt": "a b", "chosen": " c d", "rejected": " e"}, ("a", "b c d e"), {"chosen": "e d", "rejected": "d"}]
 
 
@@ -47,9 +49,10 @@ def test_a_pair_whose_prompt_ends_in_a_blank_is_cut_at_its_border():
     assert pair_rows([pair], tokenizer) == [((given, [*ids("good plot"), end]), (given, [*ids("bad plot"), end]))]
 
 
-@pytest.mark.parametrize("at", [1, 2, 5])
-def test_it_goes_on_from_where_it_was_killed_to_the_bit(tmp_path, at):
-    "The same process and shapes. The log's own columns come back too; batches end in the middle of a pass."
+@pytest.mark.parametrize("train, rows, columns", [(train_dpo, PAIRS, ["accuracy", "margin", "chosen_logprob", "rejected_logprob"]),
+                                                  (train_kto, THUMBS, ["kl", "accuracy", "margin"])])
+def test_it_goes_on_from_where_it_was_killed_to_the_bit(tmp_path, train, rows, columns):
+    "The same process and shapes. The log's own columns come back too; the batch is cut in the middle of a pass."
     def sitting(out, kill=None):
         out.mkdir(exist_ok=True)
         model, keeper = tiny(), CheckpointManager(out, {}, steps=6, every=1)
@@ -57,13 +60,13 @@ def test_it_goes_on_from_where_it_was_killed_to_the_bit(tmp_path, at):
         def killed(step, log):
             if step == kill: raise KeyboardInterrupt
         with keeper:
-            history = train_dpo(model, TOKENIZER, PAIRS, steps=6, lr=1e-2, ref_model=create_reference_model(tiny()), batch_size=2,
-                                progress=False, stage=keeper.stage("dpo"), callback=killed)
+            history = train(model, TOKENIZER, rows, steps=6, lr=1e-2, ref_model=create_reference_model(tiny()), batch_size=3,
+                            progress=False, stage=keeper.stage("dpo"), callback=killed)
         return history, [p.detach().clone() for p in model.parameters()]
     whole, weights = sitting(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt): sitting(tmp_path / "cut", at)
+    with pytest.raises(KeyboardInterrupt): sitting(tmp_path / "cut", 2)
     again, resumed = sitting(tmp_path / "cut")
-    assert again == whole and len(whole) == 6 and list(again[0]) == ["step", "loss", "accuracy", "margin", "chosen_logprob", "rejected_logprob", "lr", "grad_norm"]
+    assert again == whole and len(whole) == 6 and list(again[0]) == ["step", "loss", *columns, "lr", "grad_norm"]
     assert all(p.equal(q) for p, q in zip(resumed, weights, strict=True))
 
 
@@ -146,3 +149,50 @@ def test_margin_and_accuracy_of_dpo_by_hand():
     assert (log["chosen_logprob"], log["rejected_logprob"]) == (pytest.approx(chosen, abs=1e-6), pytest.approx(rejected, abs=1e-6))
     assert log["margin"] == pytest.approx(sum(margins) / 5, abs=1e-6) and log["accuracy"] == pytest.approx(sum(m > 0 for m in margins) / 5)
     assert log["loss"] == pytest.approx(sum(math.log1p(math.exp(-.5 * m)) for m in margins) / 5, abs=1e-6) and 0 < log["accuracy"] < 1
+
+
+# --- KTO ---
+
+def test_the_kto_loss_by_hand():
+    "ℓ = .6, −.1, .3 of three good answers and −.4 of a bad one, z = .1, λ_U = 3: (.3775 + .5498 + .4502 + 3·.3775)/4; and its slope at 0."
+    ell, good = torch.tensor([.6, -.1, .3, -.4], dtype=torch.float64), torch.tensor([True, True, True, False])
+    found = kto_loss(ell, good, torch.tensor(.1), 1., 1., 3.)
+    expected = [1 / (1 + math.exp(x)) for x in (.5, -.2, .2)] + [3 / (1 + math.exp(.5))]
+    assert found.tolist() == pytest.approx(expected) and found.mean().item() == pytest.approx(.6275, abs=5e-5)
+    start = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    kto_loss(start, good, torch.tensor(0.), .1, 1., 3.).sum().backward()
+    assert start.grad.tolist() == pytest.approx([-.025, -.025, -.025, .075])
+
+
+def test_the_first_step_of_kto_against_plain_forwards_one_row_at_a_time():
+    "The order of the batch is read off the batches themselves; z pairs each prompt with the answer of the row before."
+    from instruct_goose.supervised.fit import batches
+    model, ref, eos, bos = gpt2(0), gpt2(1), TOKENIZER.eos_token_id, TOKENIZER.bos_token_id
+    def ids(text): return TOKENIZER(text, add_special_tokens=False)["input_ids"]
+    def ratio(q, y):
+        given, response = [bos, *ids(q)], [*ids(y), eos]
+        tables = [m.eval()(torch.tensor([given + response])).logits[0].log_softmax(-1) for m in (model, ref)]
+        ours, theirs = (sum(table[len(given) + t - 1, a].item() for t, a in enumerate(response)) for table in tables)
+        return ours - theirs
+    rows = [THUMBS[i] for i in next(batches(range(4), 4, seed=5))]
+    q, y, good = ([row.get(k, "") for row in rows] for k in ("prompt", "completion", "label"))
+    z = max(0., sum(ratio(q[i], y[i - 1]) for i in range(4)) / 4)
+    ahead = [(1 if up else -1) * (ratio(*x) - z) for *x, up in zip(q, y, good)]
+    (log,) = train_kto(model, TOKENIZER, THUMBS, steps=1, lr=1e-4, ref_model=ref, beta=.5, bad_weight=2., batch_size=4, seed=5, progress=False)
+    assert log["kl"] == pytest.approx(z, abs=1e-6) and log["margin"] == pytest.approx(sum(ahead) / 4, abs=1e-6)
+    assert log["loss"] == pytest.approx(sum((1 if up else 2) / (1 + math.exp(.5 * x)) for x, up in zip(ahead, good)) / 4, abs=1e-6)
+
+
+def test_kto_raises_what_is_good_over_what_is_bad():
+    model = tiny()
+    log = train_kto(model, TOKENIZER, THUMBS, steps=40, lr=1e-2, ref_model=create_reference_model(tiny()), batch_size=4, warmup=0, progress=False)
+    assert log[0]["loss"] == pytest.approx(.5, abs=1e-5) and log[0]["kl"] == pytest.approx(0, abs=1e-5)
+    assert log[-1]["accuracy"] == 1 and log[-1]["loss"] < .45
+
+
+@pytest.mark.parametrize("rows, says", [([{"completion": "a"}], "row 0: .*label"), ([{"completion": "a", "label": 1}], "row 0"), (THUMBS[:1], "two kinds"),
+                                        ([*THUMBS, {"completion": "a " * 30, "label": True}], "context of 16")])
+def test_kto_refuses(rows, says):
+    go = lambda rows=rows, **options: train_kto(tiny(), TOKENIZER, rows, steps=1, lr=1e-3, ref_model=create_reference_model(tiny()), progress=False, **options)
+    with pytest.raises(ValueError, match=says): go()
+    with pytest.raises(ValueError, match="batch_size is 1"): go(THUMBS, batch_size=1)

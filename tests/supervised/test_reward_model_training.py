@@ -6,6 +6,7 @@ import small_models
 import torch
 from states import Shelf
 
+from instruct_goose.models.adapters import has_adapters, what_learns, with_lora
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.supervised.reward_model_training import (
     pair_accuracy,
@@ -52,6 +53,28 @@ def test_raters_are_drawn_as_before(tokenizer, tmp_path):
         return train_reward_model_on_ratings(model, texts, ratings, steps=6, lr=.01, batch_size=4, progress=False, stage=shelf), shelf.kept
     whole, kept = train()
     assert train(kept[3])[0] == whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adapters_and_the_score_learn_and_are_saved_merged(tokenizer, tmp_path, dtype):
+    "Frozen weights stand still; a kept state goes on to the bit; what is saved is a plain classifier with the same scores."
+    pairs = [("a good film", "a bad film"), ("the film is good", "the film is bad")]
+    def train(found=None):
+        lm, shelf = tiny().to(dtype), Shelf(tmp_path, found)
+        torch.manual_seed(1)
+        made = RewardModel(with_lora(RewardModel.from_causal_lm(lm, tokenizer).model, 2), tokenizer)
+        frozen = {k: p.clone() for k, p in made.named_parameters() if not p.requires_grad}
+        log = train_reward_model(made, pairs, steps=6, lr=.05, batch_size=2, progress=False, stage=shelf)
+        assert all(p.equal(frozen[k]) for k, p in made.named_parameters() if k in frozen)
+        return made.eval(), log, shelf.kept
+    model, log, kept = train()
+    assert {k.split(".")[-2] for k in what_learns(model)} == {"score", "default"} and all(p.dtype == torch.float32 for p in what_learns(model).values())
+    assert log[-1]["loss"] < log[0]["loss"] == pytest.approx(math.log(2)) and train(kept[3])[1] == log
+    texts = ["a good film", "the film is bad"]
+    model.normalise(texts)
+    model.save_pretrained(tmp_path / "reward_model")
+    again = RewardModel.from_pretrained(tmp_path)  # the run's directory
+    assert not has_adapters(again) and again.score(texts) == pytest.approx(model.score(texts), abs=1e-5 if dtype == torch.float32 else .1)
 
 
 def test_long_texts_are_refused_by_name(tokenizer):
