@@ -11,12 +11,14 @@ import importlib
 import json
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
+from contextlib import suppress
 from functools import cache, wraps
 from importlib.resources import files
 from pathlib import Path
@@ -96,16 +98,13 @@ def progress() -> dict[str, dict[str, Any]]:
     """Name → {"tries": how often it was checked, "hints": how many were shown, "done": the day},
     as far as there is anything. A file that is no such table is moved aside, with a warning."""
     path, kinds = progress_file(), {"tries": int, "hints": int, "done": str}
-    try:
+    if not path.exists():
+        return {}
+    with suppress(ValueError, KeyError, AttributeError, TypeError, RecursionError):
         notes = json.loads(path.read_text("utf-8"))
         if all(isinstance(note[k], kinds[k]) for note in notes.values() for k in note):
             return notes
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        pass  # not JSON, or not ours
-    broken = next(p for i in range(1, 10**6)
-                  if not (p := path.with_name(f"{path.name}.broken-{i}")).exists())
+    broken = path.with_name(f"{path.name}.broken-{time.time_ns()}")
     path.rename(broken)
     warnings.warn(f"{path} is no table of progress: it was moved to {broken.name} beside it, "
                   "and a new one is begun", stacklevel=3)
@@ -217,14 +216,13 @@ class _Watch:
     def diagnosing(self, diagnose: Callable) -> Callable:
         "A lesson's `diagnose` that notes where it failed."
         def watched(fn, *args, right, mistakes):
-            made = []
-
             def noted(*args):
-                made.append(fn(*args))
-                return made[-1]
+                self.compared = fn(*args), right
+                return self.compared[0]
 
             said = diagnose(noted, *args, right=right, mistakes=mistakes)
-            self.compared = (made[-1], right) if said != "right" and made else None
+            if said == "right":
+                self.compared = None
             return said
         return watched
 
@@ -275,8 +273,8 @@ def _checker(e: Exercise, watch: _Watch) -> Callable:
     space = {name: getattr(lesson, name) for name in lesson.__all__}
     space |= vars(importlib.import_module(e.module)) if e.module else {}
     exec(compile(e.checker, f"<checker of {e.name}>", "exec"), space)
-    for name in [name for name, x in space.items() if x is lesson.diagnose]:
-        space[name] = watch.diagnosing(lesson.diagnose)
+    noting = watch.diagnosing(lesson.diagnose)
+    space |= {name: noting for name, x in space.items() if x is lesson.diagnose}
     return space[e.check]
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c027

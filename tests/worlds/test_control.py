@@ -2,7 +2,7 @@
 import json
 import math
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,6 @@ from instruct_goose.worlds.control import (
     segment_mask,
     train_control,
     update,
-    weigh,
 )
 
 close = torch.testing.assert_close
@@ -74,16 +73,7 @@ def test_three_steps_by_hand():
     close(control_advantages(r, v, nv, last, last, .9, .5), fell)  # both at once: it fell
 
 
-def test_an_end_in_the_middle_by_hand():
-    # γ = .5, λ = 1. Step 2 ends an episode: δ₂ = 2 − 1 = 1, or with V = 4 behind it 2 + .5·4 − 1 = 3. Steps 3, 4: 1 + .5·3 − 2 = .5
-    # and, the row's end with V = 6 behind it, 1 + 3 − 3 = 1; Â₃ = .5 + .5·1 = 1. Â₁ = 0 + .5·1 − 1 + .5·Â₂
-    r, v, nv = f64([[0., 2., 1., 1.]]), f64([[1., 1., 2., 3.]]), f64([[1., 4., 3., 6.]])
-    no, second = torch.zeros(1, 4, dtype=torch.bool), torch.tensor([[False, True, False, False]])
-    close(control_advantages(r, v, nv, second, no, .5, 1.)[0], f64([[0., 1., 1., 1.]]))
-    close(control_advantages(r, v, nv, no, second, .5, 1.)[0], f64([[1., 3., 1., 1.]]))
-
-
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(seeds, st.floats(0, 1), st.floats(0, 1), st.sampled_from([0., .05, .4, 1.]))
 def test_equals_the_textbook(seed, gamma, lam, often):
     r, v, nv, te, tr = world(seed, often=often)
@@ -92,7 +82,7 @@ def test_equals_the_textbook(seed, gamma, lam, often):
     close(R, A + v, atol=1e-12, rtol=0)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(seeds)
 def test_only_the_cuts_look_behind(seed):
     "inside a piece, and behind a fall, the next value may be anything"
@@ -103,7 +93,7 @@ def test_only_the_cuts_look_behind(seed):
     close(control_advantages(r, v, poisoned, te, tr, .9, .8), control_advantages(r, v, nv, te, tr, .9, .8))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(seeds, st.integers(1, 4), st.integers(1, 9), st.sampled_from([0., .3, 1.]))
 def test_segments(seed, n, T, often):
     ended = torch.rand(n, T, generator=torch.Generator().manual_seed(seed)) < often
@@ -174,20 +164,6 @@ def _lengths(row):
     return ends.diff(prepend=torch.tensor([-1])).tolist()
 
 
-def test_a_seed_is_a_run():
-    def some(seed): return collect(Environments(POLE, 2, seed), policy_for(POLE), 30, torch.Generator().manual_seed(seed)).states
-    assert torch.equal(some(3), some(3)) and not torch.equal(some(3), some(4))
-    a = Environments(POLE, 2).states
-    assert not torch.equal(a[0], a[1])
-
-
-def test_pendulum_is_truncated_after_200_steps():
-    envs = Environments(PENDULUM, 2)
-    steps = collect(envs, policy_for(PENDULUM), 201)
-    assert steps.truncated.nonzero().tolist() == [[0, 199], [1, 199]] and not steps.terminated.any()
-    close(torch.tensor(envs.finished), steps.rewards[:, :200].sum(1), rtol=1e-5, atol=1e-3)
-
-
 def test_environments_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="FrozenLake-v1.*States must be vectors"): Environments("FrozenLake-v1", 1)
 
@@ -255,21 +231,6 @@ def test_update_descends_the_loss_written_out(env_id):
     assert abs(meters["approx_kl"]) < 1e-12 and meters["clip_fraction_low"] == meters["clip_fraction_high"] == 0
 
 
-@pytest.mark.parametrize("env_id", [POLE, PENDULUM])
-def test_shapes_and_meters(env_id):
-    config = replace(SETTINGS[env_id], envs=2, steps=64, epochs=2, minibatches=3)
-    envs, policy = Environments(env_id, 2), policy_for(env_id)
-    steps = collect(envs, policy, 64)
-    what = weigh(policy, steps, config)
-    assert all(x.shape == (2, 64) and not x.requires_grad for x in what)
-    old, values, A, R = what
-    close(R, A + values)
-    close(old, policy.evaluate(steps.states.flatten(0, 1), steps.actions.flatten(0, 1))[0].detach().view(2, 64))
-    meters = update(policy, torch.optim.Adam(policy.parameters(), lr=1e-3), steps, config)
-    assert {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "explained_variance"} <= meters.keys()
-    assert all(isinstance(x, float) and math.isfinite(x) for x in meters.values()) and meters["approx_kl"] > 0
-
-
 def test_gradient_norm_is_limited():
     config = ControlConfig(envs=2, steps=64, total_steps=200, epochs=1, minibatches=1, max_grad_norm=1e-3)
     policy = policy_for(POLE)
@@ -280,16 +241,6 @@ def test_gradient_norm_is_limited():
 
 
 # ---- training
-
-
-@pytest.mark.deep  # as it does in the lesson
-def test_cartpole_learns():
-    log, policy = train_control(POLE, ControlConfig(total_steps=30_720), seed=0)
-    returns = [r for m in log for r in m["returns"]]
-    assert [m["steps"] for m in log] == [1024 * (i + 1) for i in range(30)]
-    assert sum(returns[:20]) / 20 < 30
-    assert log[-1]["return_50"] == sum(returns[-50:]) / 50 > 60  # chance gets 24, the best of the simple rules 42; 200 and more where it was measured
-    assert evaluate(policy, POLE, 20).mean() > 60
 
 
 def test_same_seed_same_run_and_nothing_outside_is_touched():
@@ -310,12 +261,6 @@ def test_it_stops_when_it_may():
         assert (seen >= 50) == (m is log[-1])
 
 
-def test_before_the_first_episode_ends_there_is_no_mean():
-    log, _ = train_control(PENDULUM, ControlConfig(total_steps=440, envs=1, steps=110))
-    assert [m["return_50"] is None for m in log] == [True, False, False, False]
-    assert [len(m["returns"]) for m in log] == [0, 1, 0, 1]
-
-
 def test_evaluate_counts_whole_first_episodes():
     class Right(ControlPolicy):
         def sample(self, states, generator=None, greedy=False): return torch.ones(len(states), dtype=torch.long)
@@ -324,24 +269,9 @@ def test_evaluate_counts_whole_first_episodes():
     falls = evaluate(Right(4, 2, False), POLE, 30)
     assert falls.shape == (30,) and falls.min() >= 7 and falls.max() <= 12  # always right: 8 to 10 steps
     assert evaluate(Balanced(4, 2, False), POLE, 3).tolist() == [500.] * 3
-    class Lean(ControlPolicy):
-        def sample(self, states, generator=None, greedy=False): return (states[:, 2] > 0).long()
-    lean = Lean(4, 2, False)
-    many = evaluate(lean, POLE, 100)  # some of them fall twice before the last has fallen once
-    assert many.max() > 2 * many.min() and torch.equal(many[:30], evaluate(lean, POLE, 30))
     policy = policy_for(PENDULUM)
     assert torch.equal(evaluate(policy, PENDULUM, 2, seed=5), evaluate(policy, PENDULUM, 2, seed=5))
     assert not torch.equal(evaluate(policy, PENDULUM, 2, seed=5), evaluate(policy, PENDULUM, 2, seed=5, greedy=False))
-
-
-def test_evaluation_begins_where_training_has_not():
-    class Watch(ControlPolicy):
-        def sample(self, states, generator=None, greedy=False):
-            seen.append(states)
-            return torch.ones(len(states), dtype=torch.long)
-    seen = []
-    evaluate(Watch(4, 2, False), POLE, 8, seed=0)
-    assert not (seen[0] == Environments(POLE, 8, seed=0).states).all(1).any()
 
 
 def test_the_learning_rate_falls_to_0(monkeypatch):
@@ -356,8 +286,7 @@ def test_the_learning_rate_falls_to_0(monkeypatch):
 
 
 @pytest.mark.parametrize("wrong, says", [
-    (dict(envs=0), "envs is 0"), (dict(lr=".1"), "lr is '.1'"), (dict(gamma=1.01), "gamma is 1.01"), (dict(lam=-.1), "lam is"), (dict(lr=math.nan), "lr is nan"),
-    (dict(total_steps=1023), "first update alone takes 1024"), (dict(envs=1, steps=3, minibatches=4, total_steps=9), "only 3 steps")])
+    (dict(lr=".1"), "lr is '.1'"), (dict(gamma=1.01), "gamma is 1.01"), (dict(total_steps=1023), "first update alone takes 1024"), (dict(envs=1, steps=3, minibatches=4, total_steps=9), "only 3 steps")])
 def test_settings_are_checked(wrong, says, unchecked):
     with unchecked(), pytest.raises((ValueError, TypeError), match=says): ControlConfig(**wrong)
 

@@ -1,5 +1,4 @@
 "The ladder: the shipped trainer passes it, each broken one falls where it is meant to, and what cannot be judged is said to be."
-import inspect
 import json
 import math
 from pathlib import Path
@@ -14,10 +13,7 @@ from instruct_goose.worlds.probes import (
     ACTIONS,
     BROKEN,
     HEADER,
-    PROBES,
-    Probe,
     ProbeResult,
-    Reading,
     optimum,
     policy_at,
     run_probes,
@@ -26,17 +22,6 @@ from instruct_goose.worlds.probes import (
 )
 
 ORDER = ["value_head", "advantage_sign", "credit", "eos", "kl", "rows", "temperature"]
-
-
-@pytest.mark.deep  # the lessons on probes climb the ladder as well
-def test_the_shipped_trainer_passes_every_probe_in_order():
-    seen, threads, state = [], torch.get_num_threads(), torch.random.get_rng_state()
-    results = run_probes(on_result=seen.append)
-    assert [r.name for r in results] == ORDER == list(PROBES) and seen == results
-    for r in results:
-        assert r.passed is True and not r.note and r.seconds > 0 and r.measured.keys() == r.expected.keys(), str(r)
-        assert r.look_at == PROBES[r.name].look_at
-    assert torch.get_num_threads() == threads and torch.equal(torch.random.get_rng_state(), state)
 
 
 CLIMBED = ["value loss weighs nothing", "sign of the advantage", "advantage one token late", "end-of-text not in the mask", "sign of the KL",
@@ -136,14 +121,8 @@ def test_a_trainer_that_raises_or_diverges_has_failed(broken, says):
     if not says: assert math.isnan(result.measured["π(a)"])
 
 
-def test_ctrl_c_stops_the_ladder():
-    def interrupted(*args, **kwargs): raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt): run_probes(interrupted, ["advantage_sign"])
-
-
-@pytest.mark.parametrize("name", ["", "KL", "value head"])
-def test_unknown_names_are_refused_before_anything_runs(name):
-    with pytest.raises(ValueError, match="choose from value_head, advantage_sign"): run_probes(lambda *a, **k: pytest.fail("ran"), ["kl", name])
+def test_unknown_names_are_refused_before_anything_runs():
+    with pytest.raises(ValueError, match="choose from value_head, advantage_sign"): run_probes(lambda *a, **k: pytest.fail("ran"), ["kl", "value head"])
 
 
 def test_a_result_as_rows_of_the_table():
@@ -152,11 +131,3 @@ def test_a_result_as_rows_of_the_table():
     assert first.split() == ["kl", "FAILED", "1.3", "s", "π(a)", "0.500", "0.427", "±", "0.03", "off"]
     assert second.endswith("off") and not third.endswith("off") and note.strip() == "why" and look.strip() == "look at lesson x"
     assert HEADER.index("number") == first.index("π(a)") == second.index("π(b)")
-
-
-def test_lessons_that_it_points_to_exist():
-    root = Path(__file__).parents[2]
-    for probe in PROBES.values():
-        path = probe.look_at.split()[-1]
-        assert isinstance(probe, Probe) and path.startswith("nbs/") and (root / path).is_file()
-        assert inspect.signature(probe.run).return_annotation is Reading
