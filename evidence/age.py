@@ -19,9 +19,9 @@ MEASURES = {"quickstart": "recipes.quickstart",
             "control": "worlds.control", "exact_world": "worlds.exact_world", "gallery": "worlds.gallery", "doctor": "worlds.gallery", "doctor_unseen": "worlds.gallery",
             "probes": "worlds.probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "details": "worlds.exact_world",
             "distillation": "variants.distillation", "playground": "worlds.playground", "trackers": "runs.trackers",
-            "recipes": "recipes.smollm_sentiment",
+            "recipes": "recipes.smollm",
             "smollm_reviews": "recipes.smollm_reviews",
-            "reports/quickstart": "recipes.quickstart", "reports/smollm-sentiment": "recipes.smollm_sentiment"}
+            "reports/quickstart": "recipes.quickstart", "reports/smollm-sentiment": "recipes.smollm"}
 
 
 def imports(module: str, tree: ast.Module) -> Iterator[str]:

@@ -31,8 +31,7 @@ from instruct_goose.recipes.ratings import (
     vader_compound)
 from .real_reviews import preferences, soft_pairs_loss
 from .smollm import (
-    completions, recipe_settings, RecipeConfig, run_task, Task)
-from .smollm_sentiment import distinct_pairs
+    completions, distinct_pairs, recipe_settings, RecipeConfig, run_task, Task)
 from .stages import beginnings
 from ..runs.checkpoints import read_json
 from ..runs.resume import CheckpointManager

@@ -13,7 +13,6 @@ from instruct_goose.cli.main import main
 from instruct_goose.models import loading as smollm
 from instruct_goose.models.agent import Agent
 from instruct_goose.recipes import smollm as recipes
-from instruct_goose.recipes import smollm_answers, smollm_sentiment
 from instruct_goose.recipes.smollm_reviews import RatedConfig
 from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
 from instruct_goose.training.rewards import RewardError
@@ -50,12 +49,12 @@ def test_broken_off_and_gone_on_with_is_the_same_run(tmp_path):
     def reward(completions):
         reward.asked += 1
         if reward.asked == 3 and reward.pull: raise Enough
-        return smollm_sentiment.sentiment(completions)
+        return recipes.sentiment(completions)
 
-    task, summaries = smollm_sentiment.TASK._replace(reward=reward), []
+    task, summaries = recipes.SENTIMENT._replace(reward=reward), []
     for pull, resume in ((False, False), (True, False), (False, True)):
         reward.asked, reward.pull = 0, pull
-        config = smollm_sentiment.settings(**TINY | dict(steps=4, output_dir=tmp_path / ("whole" if not (pull or resume) else "broken"), resume=resume))
+        config = recipes.recipe_settings("smollm-sentiment", **TINY | dict(steps=4, output_dir=tmp_path / ("whole" if not (pull or resume) else "broken"), resume=resume))
         if pull:
             with pytest.raises(RewardError, match="Enough"): recipes.run_task("x", config, task)
             names = load_checkpoint(checkpoints(tmp_path / "broken" / "checkpoints")[-1])[0]
@@ -68,11 +67,11 @@ def test_broken_off_and_gone_on_with_is_the_same_run(tmp_path):
 
 
 def test_the_figures_by_a_second_way():
-    config = smollm_answers.settings(**TINY)
-    trainer = recipes.make_policy_trainer(config, smollm_answers.TASK)
+    config = recipes.recipe_settings("smollm-answers", **TINY)
+    trainer = recipes.make_policy_trainer(config, recipes.ANSWERS)
     for n, p in trainer.agent.model.named_parameters():
         if "lora_B" in n: torch.nn.init.normal_(p, std=.5)
-    r, found = recipes.figures_of(trainer, smollm_answers.TASK, 8)
+    r, found = recipes.figures_of(trainer, recipes.ANSWERS, 8)
     surprise, tokens, kl = 0., 0, 0.
     for i in range(8):                                                    # row by row, without padding, from whole tables
         q, a = r.query_ids[i][r.query_mask[i]], r.response_ids[i][r.mask[i]]
@@ -83,14 +82,14 @@ def test_the_figures_by_a_second_way():
         tokens += len(a)
     assert found["perplexity_untouched"] == pytest.approx(torch.tensor(surprise / tokens).exp().item(), rel=1e-3)
     assert found["kl_to_reference"] == pytest.approx(kl, rel=1e-3) and kl > .1 and found["response_length"] == tokens / 8
-    assert r.columns["answer"] == [row["answer"] for row in smollm_answers.HELD_OUT[:8]]
+    assert r.columns["answer"] == [row["answer"] for row in recipes.HELD_OUT_SUMS[:8]]
 
 
 def test_the_reward_reads_the_answer():
-    say = smollm_answers.right_number
+    say = recipes.right_number
     assert say(["7", "3 + 4 = 7.", "7 is 3 + 4", "70", "", "07", "no"], ["7"] * 7) == [1., 1., 0., 0., 0., 0., 0.]
     assert say([[{"role": "assistant", "content": "= 9"}]], ["9"]) == [1.]
-    assert all(eval(r["prompt"][1]["content"].removeprefix("What is").removesuffix("?")) == int(r["answer"]) for r in smollm_answers.LEARN)
+    assert all(eval(r["prompt"][1]["content"].removeprefix("What is").removesuffix("?")) == int(r["answer"]) for r in recipes.SUMS)
 
 
 def test_the_stand_in_speaks_through_the_template():
