@@ -98,7 +98,8 @@ def look_around(
     lengths = prompt_lengths(rows + (held_out or []), tokenizer, place, config.max_new_tokens,
                              config.long_prompts)
     need_adapters(config)
-    need_tracker(config.track)
+    if config.track:
+        need_tracker(config.track)
     rewards = [load_reward(r) for r in config.reward] if rewards is None else list(rewards)
     weights = config.reward_weights
     if weights is not None and len(weights) != len(rewards):
@@ -168,7 +169,7 @@ def run_train(
 def train_on(config: TrainConfig, found: Found, out: Path, manager: CheckpointManager) -> dict:
     "SFT and RL on what was found, and the results of the run."
     print(f"{spread_of(found.lengths)}.")
-    torch.manual_seed(one_seed(config.seed, "adapters"))
+    torch.manual_seed(config.seed)
     model, tokenizer = own_model(found.place, config), found.tokenizer
     if found.demos:
         texts, prompts = found.demos

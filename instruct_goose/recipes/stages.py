@@ -269,7 +269,8 @@ def in_run_directory(
         write_json(out / "config.json", named | asdict(config))
         print(f"The run goes to {out}. Seed {config.seed}.")
         summary = work(out, manager)
-    print_worst(out, settings_of(config))
+    if summary.get("iterations", 2) > 1: # one alone is compared with nothing
+        print_worst(out, settings_of(config))
     return summary
 
 def say_changed_files(path: Path, files: Mapping[str, str]) -> None:

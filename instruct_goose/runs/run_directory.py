@@ -17,6 +17,7 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -169,7 +170,8 @@ def open_run(
     """A directory for a new run, or the one that is to go on. Raises, before anything is written,
     FileExistsError for a directory that holds something else, ValueError for a run with other
     settings, damaged files, or a tracker that is not installed."""
-    need_tracker(getattr(config, "track", None))
+    if getattr(config, "track", None):
+        need_tracker(config.track)
     out = Path(from_first(partial(_directory_of, config, name)))
     manager = CheckpointManager(out, settings_of(config) | more, config.steps, config.save_every,
                                 config.keep, clock)
@@ -344,7 +346,8 @@ def train_policy(
         trainer.callbacks.append(log)
         left = prompts if is_list(prompts) else islice(prompts, trainer.prompts_seen, None)
         try:
-            with tracked(trainer.callbacks, track, out, every=track_every):
+            tell = tracked(trainer.callbacks, track, out, every=track_every) if track else None
+            with tell or nullcontext():
                 trainer.train(left, reward_fn, progress=progress and is_first(),
                               held_out=held_out)
         except KeyboardInterrupt:
@@ -431,7 +434,8 @@ def train_in(
         summary = summary_of_training(trainer, manager, metrics)
         if is_first():
             write_results(out, summary, before, after, held_out is not None)
-            print_worst(out, settings)
+            if len(metrics) > 1:
+                print_worst(out, settings)
         return from_first(lambda: summary)
 
 def print_worst(out: Path, settings: Mapping) -> None:

@@ -190,9 +190,9 @@ def identity(run_dir: Path) -> str:
     return path.read_text("utf-8").strip()
 
 # %% ../../nbs/guides/trackers.ipynb #101483d9
-def need_tracker(name: str | None) -> None: # a key of TRACKERS; None: no tracker
+def need_tracker(name: str) -> None: # a key of TRACKERS
     "Raises ValueError where its package is missing."
-    if name is not None and find_spec(name) is None:
+    if find_spec(name) is None:
         raise ValueError(f"--track {name} needs the package {name}, which is not installed here: "
                          f"{install('trackers')}, or leave it out; "
                          "metrics.jsonl and `instruct-goose report` are there without it")
@@ -201,14 +201,11 @@ def need_tracker(name: str | None) -> None: # a key of TRACKERS; None: no tracke
 @contextmanager
 def tracked(
     callbacks: list[Callback], # of a trainer
-    name: str | None, # a key of TRACKERS; None: nothing is done
+    name: str, # a key of TRACKERS
     run_dir: str | Path,
     every: int = 10,  # iterations between tables of texts; 0: none
 ) -> Iterator[None]:
     "In the block that tracker is among the callbacks."
-    if name is None:
-        yield
-        return
     with TRACKERS[name](run_dir, every=every) as tracker:
         callbacks.append(tracker)
         try:
