@@ -1,7 +1,7 @@
-"""Sixteen bugs that the doctor's rules were not made for, and healthy runs with unusual settings: `python evidence/run.py doctor`.
+"""Sixteen bugs beyond the gallery, and healthy runs with unusual settings: `python evidence/run.py doctor`.
 
-The rules were fixed first. With each bug stands, written down before its first run, which findings would name it and which would be
-true consequences of it; any other finding is a false name.
+With each bug stands, written down before its first run, which findings would name it and which would be true consequences of it. The rules
+that recompute were made after these bugs; `doctor_unseen.py` has those that came after the rules.
 """
 import copy
 import json

@@ -52,6 +52,15 @@ def test_unusual_settings_are_no_illness():
     assert len(second) >= 26 and not [name for name, run in second.items() if any(run["found"])]
 
 
+def test_the_record_of_bugs_written_after_the_rules():
+    unseen = json.loads((root / "evidence/doctor_unseen.json").read_text("utf-8"))
+    named = [n for n, a in unseen["bugs"].items() if {*a["found"][0]} & {*a["names"]} and not {*a["found"][0]} - {*a["names"], *a["consequences"]}]
+    seen = [n for n, a in unseen["bugs"].items() if n not in named and (a["found"][0] or a["probes"])]
+    assert len(unseen["bugs"]) == 20 and len(named) >= 10 and len(seen) >= 5
+    found = [f for findings in unseen["healthy"]["found"].values() for f in findings]
+    assert unseen["healthy"]["runs"] == 200 and not [f for f in found if f["severity"] == "error"] and len(found) <= 1
+
+
 def test_bugs_are_told_apart():
     "But for two pairs of a kind."
     alike = [{"scores of the row above", "reward read at the padding"}, {"top-k sampling", "top-p sampling"}]
