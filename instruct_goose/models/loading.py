@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['SMOLLM', 'Kind', 'NEEDED', 'MISSING', 'CHAT_TEMPLATE', 'find_model', 'check_files', 'read_settings', 'first_line',
            'load_model', 'load_tokenizer', 'load_part', 'check_complete', 'check_weights', 'load_config',
-           'load_adapters', 'base_of', 'save_merged', 'save_whole', 'load_smollm', 'need_smollm', 'stand_in',
-           'smollm_or_stand_in']
+           'load_adapters', 'base_of', 'save_merged', 'save_whole', 'load_smollm', 'need_smollm', 'stand_in']
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0003
 import json
@@ -327,13 +326,3 @@ def stand_in(
             max_position_embeddings=256, tie_word_embeddings=True, initializer_range=.1,
             bos_token_id=begin, eos_token_id=end, pad_token_id=end))
     return model.eval(), tokenizer
-
-# %% ../../nbs/reference/models/loading.ipynb #13fc9ce2
-def smollm_or_stand_in(
-    words: Iterable[str], # of the stand-in
-    cache: str | Path | None = None, # of the real one
-) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase, bool]: # and whether it is the real one
-    "SmolLM2 where it is installed, else the stand-in."
-    if all(map(find_spec, NEEDED)):
-        return *load_smollm(cache), True
-    return *stand_in(words), False

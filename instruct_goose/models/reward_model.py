@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['pairwise_loss', 'PairwiseLoss', 'all_pairs_loss', 'last_token_logits', 'fingerprint', 'check_tokenizer',
-           'RewardModel', 'classifier_of', 'text_limit', 'scores_of', 'check_texts', 'check_spread', 'log_odds',
-           'Classifier', 'classifier_parts', 'is_pipeline', 'label_index', 'of_one_length', 'class_logits']
+           'RewardModel', 'classifier_of', 'text_limit', 'scores_of', 'check_spread', 'log_odds', 'Classifier',
+           'classifier_parts', 'is_pipeline', 'label_index', 'of_one_length', 'class_logits']
 
 # %% ../../nbs/learn/14_reward_model.ipynb #3ce27b11
 import copy
@@ -241,8 +241,12 @@ def scores_of(
     texts: Sequence[str],
     batch_size: int, # texts per forward
 ) -> list[float]: # one per text, in order
-    "Texts of like length go together."
-    check_texts(texts, batch_size)
+    """Texts of like length go together. Raises TypeError for one string, ValueError for batches of
+    nothing."""
+    if isinstance(texts, str):
+        raise TypeError("texts is one string: pass a list, [text]")
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}: at least 1")
     model, tokenizer = reward_model.model, reward_model.tokenizer
     rows = encode_all(texts, tokenizer, text_limit(model, tokenizer), lambda i: f"text {i}")
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
@@ -255,14 +259,6 @@ def scores_of(
             for i, score in zip(batch, found, strict=True):
                 scores[i] = score
     return scores
-
-# %% ../../nbs/learn/14_reward_model.ipynb #a08a5294
-def check_texts(texts: Sequence[str], batch_size: int) -> None:
-    "Raises TypeError for one string, ValueError for batches of nothing."
-    if isinstance(texts, str):
-        raise TypeError("texts is one string: pass a list, [text]")
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}: at least 1")
 
 # %% ../../nbs/learn/14_reward_model.ipynb #fb186646
 def check_spread(

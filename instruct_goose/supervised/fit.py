@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Loss', 'Log', 'one_seed', 'torch_threads', 'batches', 'batches_by_rows', 'batches_by_tokens', 'refuse_long_rows',
-           'fit', 'gradient_step', 'adamw', 'training_mode', 'fit_state', 'load_fit_state', 'check_log']
+           'fit', 'gradient_step', 'adamw', 'fit_state', 'load_fit_state']
 
 # %% ../../nbs/reference/supervised/fit.ipynb #fb3d1745
 import math
@@ -146,18 +146,23 @@ def fit(
         history = load_fit_state(model, optimizer, generators, steps, *stage.saved)
     for _ in history:
         next(rows) # a shuffle can only be reached by shuffling
-    with training_mode(model), Line(steps, desc, len(history), progress) as line:
-        for step in range(len(history), steps):
-            rate = lr * cosine(step, steps, warmup, floor)
-            loss = loss_of(next(rows))
-            log = gradient_step(optimizer, loss, rate, max_grad_norm, f"{desc}, step {step}")
-            history.append({"step": step, **log})
-            line.step(f"loss {log['loss']:.3f}")
-            if callback is not None:
-                callback(step, history[-1])
-            if stage is not None:
-                state = partial(fit_state, model, optimizer, generators, history, steps)
-                stage.after_step(step + 1, steps, state, often=10)
+    before = model.training
+    model.train()
+    try:
+        with Line(steps, desc, len(history), progress) as line:
+            for step in range(len(history), steps):
+                rate = lr * cosine(step, steps, warmup, floor)
+                loss = loss_of(next(rows))
+                log = gradient_step(optimizer, loss, rate, max_grad_norm, f"{desc}, step {step}")
+                history.append({"step": step, **log})
+                line.step(f"loss {log['loss']:.3f}")
+                if callback is not None:
+                    callback(step, history[-1])
+                if stage is not None:
+                    state = partial(fit_state, model, optimizer, generators, history, steps)
+                    stage.after_step(step + 1, steps, state, often=10)
+    finally:
+        model.train(before)
     return history
 
 # %% ../../nbs/reference/supervised/fit.ipynb #a468a8d6
@@ -201,16 +206,6 @@ def adamw(
               {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.}]
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
-@contextmanager
-def training_mode(model: nn.Module) -> Iterator[None]:
-    "Dropout is on inside the block; afterwards the model is in the mode that it was in."
-    before = model.training
-    model.train()
-    try:
-        yield
-    finally:
-        model.train(before)
-
 # %% ../../nbs/reference/supervised/fit.ipynb #79d22fde
 def fit_state(
     model: nn.Module,
@@ -240,8 +235,14 @@ def load_fit_state(
     """Go on where that training stood. Raises ValueError, before anything is changed, for what is
     not its state."""
     log = part(tensors, "history")
-    done = check_log(log, record.get("history"), steps)
-    names: list[str] = record["history"]
+    names = record.get("history")
+    if not isinstance(names, list) or set(names) != log.keys() or "loss" not in log:
+        raise ValueError("this is not the state of a supervised stage: its log is missing")
+    done = len(log["loss"])
+    if any(x.shape != (done,) or x.dtype != torch.float64 for x in log.values()):
+        raise ValueError("the log of this stage is malformed: its columns differ")
+    if not 0 < done <= steps:
+        raise ValueError(f"this stage has done {done} updates, of {steps}")
     others = {k: x for k, x in tensors.items() if not k.startswith("history/")}
     if done == steps: # a new optimizer will do
         record = {**record, "groups": optimizer_state(optimizer, model)[1]}
@@ -250,15 +251,3 @@ def load_fit_state(
     load_training_state(model, optimizer, generators, others, record)
     rows = zip(*(log[name].tolist() for name in names), strict=True)
     return [{"step": i, **dict(zip(names, row, strict=True))} for i, row in enumerate(rows)]
-
-# %% ../../nbs/reference/supervised/fit.ipynb #91eff8bc
-def check_log(log: Mapping[str, Tensor], names: object, steps: int) -> int: # updates done
-    "Raises ValueError unless these are columns of one length, of float64, under these names."
-    if not isinstance(names, list) or set(names) != log.keys() or "loss" not in log:
-        raise ValueError("this is not the state of a supervised stage: its log is missing")
-    done = len(log["loss"])
-    if any(x.shape != (done,) or x.dtype != torch.float64 for x in log.values()):
-        raise ValueError("the log of this stage is malformed: its columns differ")
-    if not 0 < done <= steps:
-        raise ValueError(f"this stage has done {done} updates, of {steps}")
-    return done

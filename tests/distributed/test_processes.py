@@ -122,10 +122,6 @@ def test_a_process_that_sleeps_is_waited_for_as_long_as_allowed():
     assert "process 0 waited for the others and lost them" in said and "has taken another way" in said
 
 
-def test_who_ends_without_a_word_is_named():
-    with pytest.raises(RuntimeError, match="process 1: it ended without a word"): in_processes(2, left_alone, lambda: os._exit(3))
-
-
 def crashes(flag):
     if torch.distributed.get_rank() == 1 and not flag.exists():
         flag.touch()
@@ -217,7 +213,3 @@ def test_rays_script_asks_ray_for_these_processes_and_runs_the_script_in_each(tm
     assert bool(ran) == torch.cuda.is_available()
     monkeypatch.setattr(sys, "argv", [str(script)])
     with pytest.raises(SystemExit): runpy.run_path(str(script), run_name="__main__")
-
-
-def test_slurms_script_is_one(tmp_path):
-    assert subprocess.run(["bash", "-n", str(configs() / "train.slurm")], capture_output=True).returncode == 0

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.gpt2 import modeling_gpt2
 
 from instruct_goose.models import decoding as library_steps
-from instruct_goose.models.decoding import LibrarySteps, OwnSteps, WholeSteps, attend, begin, rotate, why_not
+from instruct_goose.models.decoding import LibrarySteps, OwnSteps, WholeSteps, attend, begin, why_not
 from instruct_goose.models.families import evaluating
 from instruct_goose.models.tokens import pad
 
@@ -227,12 +227,3 @@ def test_attend_by_loops():
             weights = [0. if b == 0 and t < 2 else (.7 * q[b, h] @ k[b, h // 2, t]).exp().item() for t in range(5)]
             expected = sum(w * v[b, h // 2, t] for t, w in enumerate(weights)) / sum(weights)
             torch.testing.assert_close(out[b, h], expected)
-
-
-def test_turn_is_complex_multiplication():
-    torch.manual_seed(4)
-    x, angles = torch.randn(3, 2, 6, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
-    cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
-    sin[:, :3] *= -1
-    z = torch.complex(x[..., :3], x[..., 3:]) * torch.polar(torch.ones_like(angles), angles)[:, None]
-    torch.testing.assert_close(rotate(x, torch.stack([cos, sin], 1)[:, :, None]), torch.cat([z.real, z.imag], -1))

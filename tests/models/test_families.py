@@ -8,7 +8,6 @@ from instruct_goose.models.agent import Agent
 from instruct_goose.models.families import (
     check_causal,
     evaluating,
-    forward_options,
     linear_head,
     plain_head,
     trunk,
@@ -177,13 +176,3 @@ def test_what_the_config_does_not_explain_is_not_imitated():
         for extra in ({}, dict(logit_scale=.5), dict(final_logit_softcapping=2.), dict(logit_scale="half")):
             model = Other(T.LlamaConfig(**ROTARY, **extra))
             assert linear_head(model) is None is plain_head(model)
-
-
-def test_a_config_that_promises_what_the_model_does_not_do():
-    model = T.LlamaForCausalLM(T.LlamaConfig(**ROTARY, logit_scale=.5, final_logit_softcapping=2.))
-    assert linear_head(model)[2:] == (1., None) and plain_head(model) is model.lm_head
-
-
-def test_a_forward_counts_tokens_and_keeps_no_cache():
-    options = forward_options(AutoModelForCausalLM.from_config(transformers.GPT2Config(**BASE)), torch.tensor([[False, True, True], [True, True, True]]))
-    assert options.pop("position_ids").tolist() == [[0, 0, 1], [0, 1, 2]] and options == {"use_cache": False}

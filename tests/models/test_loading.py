@@ -24,7 +24,6 @@ from instruct_goose.models.loading import (
     load_tokenizer,
     need_smollm,
     save_merged,
-    smollm_or_stand_in,
     stand_in,
 )
 from instruct_goose.models.reward_model import RewardModel
@@ -231,7 +230,7 @@ def test_a_kept_model_needs_no_package(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "NEEDED", ("no_such_package", "os"))
     with pytest.raises(ImportError, match="no no_such_package here.*pip install"): need_smollm()
     with pytest.raises(ImportError, match="no_such_package"): load_smollm(tmp_path / "kept")
-    assert not os.listdir(tmp_path) and not smollm_or_stand_in(["a"])[2]
+    assert not os.listdir(tmp_path)
     for part in (made := stand_in(["a"])): part.save_pretrained(tmp_path / "kept")
     model, tokenizer = load_smollm(tmp_path / "kept")
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), made[0].state_dict().values(), strict=True))
@@ -267,4 +266,4 @@ def test_every_load_says_that_remote_code_is_not_trusted():
                     "D.from_pretrained(x, trust_remote_code=no)\nE.from_pretrained(x, trust_remote_code=False)") == [
                         (1, False), (2, False), (3, False), (5, False), (6, True)]
     loads = {f"{path.name}, line {line}": said for path in (root / "instruct_goose").rglob("*.py") for line, said in loads_of(path.read_text("utf-8"))}
-    assert len(loads) >= 10 and all(loads.values()), [place for place, said in loads.items() if not said]
+    assert len(loads) >= 5 and all(loads.values()), [place for place, said in loads.items() if not said]

@@ -1,7 +1,6 @@
 import itertools
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -106,15 +105,7 @@ def test_words_there_and_back(text):
     assert tok.decode(ids, skip_special_tokens=True) == text
 
 
-def test_the_film_reviews_come_back():
-    from instruct_goose.worlds.film_reviews import vocabulary, write_reviews
-    tok = word_tokenizer(vocabulary())
-    for text in write_reviews(300):
-        ids = tok(text)["input_ids"]
-        assert tok.decode(ids, skip_special_tokens=True) == text and tok.unk_token_id not in ids
-
-
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.text(max_size=30))
 def test_bytes_there_and_back(text):
     for special in ("<pad>", "<bos>", "<eos>"): text = text.replace(special, "")
@@ -136,11 +127,6 @@ def test_every_merge_is_a_most_frequent_pair():
             while i < len(piece) - 1:
                 if tuple(piece[i:i + 2]) == merge: piece[i:i + 2] = ["".join(merge)]
                 i += 1
-
-
-def test_the_same_text_gives_the_same_tokenizer():
-    one, two = (bpe_tokenizer(iter(CORPUS), 290) for _ in range(2))
-    assert one.backend_tokenizer.to_str() == two.backend_tokenizer.to_str()
 
 
 @pytest.mark.parametrize("make", [
@@ -171,10 +157,6 @@ def test_tokenizers_that_cannot_be(make, says):
     assert says in str(e.value)
 
 
-def test_a_string_is_not_a_list_of_words():
-    with pytest.raises(TypeError, match="split"): word_tokenizer("good bad")
-
-
 # --- data sets ---
 
 def test_prompts_agree_with_the_tokenizers_own_padding(words):
@@ -184,11 +166,6 @@ def test_prompts_agree_with_the_tokenizers_own_padding(words):
     theirs = words(texts, padding=True, return_tensors="pt")
     assert batch["query_ids"].tolist() == theirs["input_ids"].tolist()
     assert batch["query_mask"].long().tolist() == theirs["attention_mask"].tolist() and batch["texts"] == texts
-
-
-def test_exactly_as_long_as_allowed(words):
-    assert len(PromptDataset(["the " * 7], words)[0]["ids"]) == 8 == words.model_max_length
-    assert len(PairDataset([("the film", "a film")], words, max_length=3)) == 1
 
 
 def test_pad_equal_to_eos_loses_nothing():
@@ -234,21 +211,6 @@ def test_no_pad_token(words):
     words.pad_token = None
     for make in (lambda: PromptDataset(["a"], words), lambda: PairDataset([("a", "the")], words)):
         with pytest.raises(ValueError, match="tokenizer.pad_token = tokenizer.eos_token"): make()
-
-
-def test_wrong_types(unchecked, words):
-    with unchecked():
-        with pytest.raises(TypeError, match="pass a list"): PromptDataset("the film", words)
-        with pytest.raises(TypeError, match="prompt 1 is a int"): PromptDataset(["a", 3], words)
-
-
-def test_real_sentences_come_back():
-    file = Path(__file__).parents[2] / "../shared/data/icwsm2014/movieReviewSnippets_GroundTruth.txt"
-    if not file.exists(): pytest.skip(f"the rated sentences are not at {file}")
-    texts = [line.split("\t")[2] for line in file.read_text(encoding="utf-8-sig").splitlines()[:1500]]
-    tok = bpe_tokenizer(texts, 1000)
-    assert len(tok) == 1000
-    for text in texts: assert tok.decode(tok(text)["input_ids"], skip_special_tokens=True) == text.lower()
 
 
 # --- what is shown ---

@@ -10,9 +10,8 @@ import transformers
 from states import Shelf
 
 from instruct_goose.models.tokens import word_tokenizer
-from instruct_goose.supervised.fit import batches, check_log, fit, one_seed, refuse_long_rows, torch_threads
+from instruct_goose.supervised.fit import batches, fit, one_seed, refuse_long_rows, torch_threads
 from instruct_goose.supervised.sft import train_lm
-from instruct_goose.training.updates import cosine
 
 
 def crc32(data):
@@ -65,13 +64,6 @@ def test_batches_by_tokens_fit_and_cover_every_row_in_each_pass():
 def test_batches_refuse_at_once(wrong):
     with pytest.raises(ValueError): batches([2, 5], **wrong)
     with pytest.raises(ValueError, match="no rows"): batches([], 2)
-
-
-def test_cosine():
-    assert [cosine(k, 10, 4) for k in range(4)] == [.25, .5, .75, 1.]
-    factors = [cosine(k, 10, 4, .2) for k in range(4, 13)]
-    assert factors == sorted(factors, reverse=True) and factors[0] == 1. and factors[6:] == pytest.approx([.2] * 3)
-    assert cosine(7, 10, 4, .2) == pytest.approx(.6)  # halfway down
 
 
 def line():
@@ -201,17 +193,6 @@ def test_long_rows_are_refused_by_name():
     refuse_long_rows([[1] * 4], model)
     with pytest.raises(ValueError, match=r"chosen text 1 has 5 tokens, beyond the model's context of 4 \(2 of them"):
         refuse_long_rows([[1], [1] * 5, [1] * 6], model, "chosen text")
-
-
-@pytest.mark.parametrize("log,names,says", [
-    ({"loss": 2, "lr": 2}, ["loss", "lr"], None), ({"loss": 3}, ["loss"], None), ({"loss": 2}, ("loss",), "log is missing"), ({"loss": 2}, ["loss", "lr"], "log is missing"),
-    ({"lr": 2}, ["lr"], "log is missing"), ({"loss": 2, "lr": 1}, ["loss", "lr"], "columns differ"), ({"loss": 0}, ["loss"], "0 updates, of 3"),
-    ({"loss": 4}, ["loss"], "4 updates, of 3")])
-def test_a_log_of_a_stage(log, names, says):
-    columns = {name: torch.zeros(n, dtype=torch.float64) for name, n in log.items()}
-    if says is None: assert check_log(columns, names, 3) == log["loss"]
-    else:
-        with pytest.raises(ValueError, match=says): check_log(columns, names, 3)
 
 
 def test_a_supervised_stage_keeps_every_tenth_state_in_memory(unchecked):
