@@ -197,7 +197,7 @@ def kinds() -> list[type]:
 
 KINDS = kinds()
 # what has no default, by its name
-FILLED = {"data": Path("data"), "run_dir": Path("run"), "run_dirs": (Path("run"), Path("other")), "model": "model", "reward": ("reward.py:good",)}
+FILLED = {"data": Path("data"), "run_dir": Path("run"), "run_dirs": (Path("run"), Path("other")), "model": "model", "reward": ("reward.py:good",), "output_dir": Path("out")}
 NEEDED = {k: {f.name: FILLED[f.name] for f in fields(k) if f.default is f.default_factory is MISSING} for k in KINDS}
 VALUES = [None, True, False, 0, 1, 2, 3, 8, 64, -1, .5, 1., .2, -0., 1e-9, 1e308, 5e-324, math.nan, math.inf, -math.inf, 10**400, -10**400, 2**63, 2**1024,
           "", "0.1", "8", "gae", "nan", "group_mean_std", "sequence", "weight", "loss", "k1", "k3", "straight_through", "group_token_mean", "cpu",
@@ -208,7 +208,7 @@ VALUES = [None, True, False, 0, 1, 2, 3, 8, 64, -1, .5, 1., .2, -0., 1e-9, 1e308
 def config(r: random.Random, tools: dict) -> tuple[str, str]:
     "One set of settings for one of the classes, or for one of its presets."
     kind = r.choice(KINDS)
-    own = [f.name for f in fields(kind)]
+    own = [f.name for f in fields(kind) if f.name != "plugin"]  # files, which are run
     given = {r.choice(own): r.choice(VALUES) for _ in range(r.choice([0, 1, 1, 1, 2, 3, 6]))}
     if r.random() < .03: given[r.choice(["algorithm", "learning_rate", "Steps", "x y", ""])] = r.choice(VALUES)
     preset = issubclass(kind, RLHFConfig) and r.random() < .5

@@ -242,7 +242,8 @@ class PlugIns(Settings):
     plugin: tuple[str, ...] = ()  # Python files to run first: they register losses, advantages, …
 
     def __post_init__(self):
-        load_plugins(self.plugin)
+        if isinstance(self.plugin, list | tuple): # else an error below
+            load_plugins([file for file in self.plugin if isinstance(file, str)])
         super().__post_init__()
 
 def load_plugins(files: Sequence[str]) -> None:

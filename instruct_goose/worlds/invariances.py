@@ -47,7 +47,7 @@ def outcome(
     metrics = trainer.describe(disturb(r)) | trainer.optimize(disturb(r))
     out = {f"metric {k}": torch.tensor(float("nan") if x is None else x, dtype=torch.float64)
            for k, x in metrics.items()
-           if k != "weights_moved"} # where the gradient is 0, rounding moves a weight or not
+           if k not in ("weights_moved", "weight_step")} # rounding moves a weight or not
     r = r[rows]
     for f in fields(Rollout):
         x = getattr(r, f.name)
