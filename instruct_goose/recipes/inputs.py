@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SAMPLE', 'C', 'own_tokenizer', 'own_rows', 'read_prompts', 'source_of', 'prompt_row', 'read_demos', 'demo_of',
-           'load_reward', 'own_reward_model', 'functions_in', 'file_module', 'sha256', 'PlugIns', 'load_plugins',
-           'files_of', 'named_module', 'try_reward', 'OwnRun', 'OneMeaning', 'settings_in', 'as_setting', 'as_yaml',
-           'refuse_used', 'need_adapters', 'own_model']
+           'load_reward', 'functions_in', 'file_module', 'sha256', 'PlugIns', 'load_plugins', 'files_of',
+           'named_module', 'try_reward', 'OwnRun', 'OneMeaning', 'settings_in', 'as_setting', 'as_yaml', 'refuse_used',
+           'need_adapters', 'own_model']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
 import ast
@@ -32,7 +32,6 @@ from ..models.adapters import four_bits, with_lora
 from ..models.loading import load_model, load_tokenizer
 from ..models.reward_model import RewardModel
 from ..objective.group import PRESETS
-from ..runs.checkpoints import read_json
 from ..runs.run_directory import claim_run_dir, saving_conflicts
 from ..training.config import Count, OneOf, Settings, complaint, hints_for
 from ..training.prompts import columns_of, is_conversation
@@ -161,11 +160,11 @@ def load_reward(
 ) -> Any: # a function, or a RewardModel
     "Raises ValueError or OSError, beginning with --reward, for what is not there or no function."
     if Path(place).is_dir():
-        for directory in (Path(place) / "reward_model", Path(place)):
-            if (directory / "config.json").is_file() and any(directory.glob("*.safetensors*")):
-                return own_reward_model(directory)
-        raise FileNotFoundError(f"--reward {place}: the directory holds no reward model. "
-                                "`instruct-goose reward-model` makes one")
+        try:
+            return RewardModel.from_pretrained(place).eval().requires_grad_(False)
+        except (OSError, ValueError, TypeError) as e:
+            raise ValueError(f"--reward {place} is no reward model; `instruct-goose reward-model` "
+                             f"makes one. {e}") from e
     module, _, name = place.rpartition(":")
     if not module or not name:
         names = f"; its functions: {functions_in(place)}" if Path(place).is_file() else ""
@@ -182,16 +181,6 @@ def load_reward(
     return found[name]
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #6e2a9a3b
-def own_reward_model(directory: Path) -> RewardModel:
-    "Frozen. Raises ValueError for a model of another kind: its score head would be random."
-    made = read_json(directory / "config.json", "the reward model's configuration")
-    kinds = made.get("architectures") or ["no architecture"]
-    if "ForSequenceClassification" not in kinds[0]:
-        raise ValueError(f"--reward {directory} holds a {kinds[0]}, which scores nothing: "
-                         "give the directory that `instruct-goose reward-model` has made, or a "
-                         "function")
-    return RewardModel.from_pretrained(directory).eval().requires_grad_(False)
-
 def functions_in(file: str) -> str:
     "The names of a file's functions, read without running it."
     try:

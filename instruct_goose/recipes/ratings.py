@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TEXTS', 'RATINGS', 'WORTH', 'rehearse', 'Review', 'lines_of', 'kind_of', 'find_files', 'Rated', 'read_rated',
-           'load_reviews', 'load_other_texts', 'split_reviews', 'ranking', 'both_margins', 'split_half',
-           'vader_compound', 'RidgeBagOfWords', 'beside_baselines', 'pairs_table']
+           'load_reviews', 'split_reviews', 'ranking', 'both_margins', 'split_half', 'vader_compound',
+           'RidgeBagOfWords', 'beside_baselines', 'pairs_table']
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #e2a72cab
 import html
@@ -233,10 +233,6 @@ def _agrees(cell: str, mean: float) -> bool:
 def load_reviews(data: str | Path) -> list[Review]:
     "The reviews of `read_rated` alone."
     return read_rated(data).reviews
-
-def load_other_texts(data: str | Path) -> list[str]:
-    "More texts, for the language model: those of the files beside the rated ones."
-    return read_rated(data).other_texts
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #6600d038
 def split_reviews(

@@ -16,7 +16,6 @@ from instruct_goose.recipes.ratings import (
     RidgeBagOfWords,
     both_margins,
     find_files,
-    load_other_texts,
     load_reviews,
     ranking,
     read_rated,
@@ -115,11 +114,11 @@ def test_any_names_and_several_sets_side_by_side(tmp_path):
 
 
 def test_other_texts(folder):
-    assert load_other_texts(folder) == []
+    assert read_rated(folder).other_texts == []
     (folder / "bReviewSnippets_GroundTruth.txt").write_bytes(table([("1_1", "0.1", "b &lt; c"), ("1_2", "0.1", " ")], bom=True))
     (folder / "aSnippets_GroundTruth.txt").write_bytes(table([("1_1", "anything", "first")]))
     (folder / "aSnippets_anonDataRatings.txt").write_bytes(b"not read")
-    assert load_other_texts(folder) == ["first", "b < c"]
+    assert read_rated(folder).other_texts == ["first", "b < c"]
 
 
 def test_split(folder):
@@ -189,7 +188,7 @@ def test_the_real_files():
     truth = {line.split("\t")[0]: float(line.split("\t")[1]) for line in (REAL / TEXTS).read_text("utf-8-sig").splitlines()}
     assert max(abs(r.mean - truth[r.id]) for r in reviews) < 1e-6
     assert not any("&amp;" in r.text or "\n" in r.text or "  " in r.text for r in reviews)
-    if (REAL / "amazonReviewSnippets_GroundTruth.txt").exists(): assert len(load_other_texts(REAL)) >= 3_700
+    if (REAL / "amazonReviewSnippets_GroundTruth.txt").exists(): assert len(read_rated(REAL).other_texts) >= 3_700
 
 
 @real
