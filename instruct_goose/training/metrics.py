@@ -447,9 +447,10 @@ def total_norm(grads: Sequence[Tensor]) -> Tensor:
 def weight_meter(
     learn: Sequence[Tensor], # the policy's parameters that learn
 ) -> Callable[[], dict[str, Tensor]]:
-    """Remembers `some_weights`. The call says ‖Δθ‖ / ‖θ‖; of the weights whose last gradient is
-    not 0, which share has changed and how far; which share of the tensors has no gradient, and
-    which has one and stays as it is; and the norm of the last gradient, which is clipped."""
+    """Remembers `some_weights`. The call says ‖Δθ‖ / ‖θ‖ and the root mean square of Δθ; of the
+    weights whose last gradient is not 0, which share has changed; which share of the tensors has
+    no gradient, and which has one and stays as it is; and the norm of the last gradient, which is
+    clipped."""
     before, owner = some_weights(learn)
     before = before.clone()
 
@@ -462,7 +463,7 @@ def weight_meter(
         moved = count.index_add(0, owner, ((step != 0) & pulled).float()) > 0
         return {"clipped_norm": total_norm(grads), "update_ratio": step.norm() / before.norm(),
                 "weights_moved": (step != 0)[pulled].float().mean(),
-                "weight_step": step[pulled].square().mean().sqrt(),
+                "weight_step": step.square().mean().sqrt(),
                 "tensors_without_gradient": (~has).float().mean(),
                 "tensors_still": (has & ~moved).float().mean()}
     return call
