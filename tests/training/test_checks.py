@@ -35,13 +35,6 @@ def test_a_wrong_sampler_is_noticed():
     with pytest.raises(ValueError, match="disagree"): trainer.annotate(r)
 
 
-def test_a_gradient_that_is_not_finite_names_its_parameter():
-    trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(), tokenizer=TOKENIZER)
-    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
-    trainer.agent.model.transformer.h[1].mlp.c_fc.weight.register_hook(lambda g: g * float("inf"))
-    with pytest.raises(FloatingPointError, match="grad_norm is inf; the gradient of model.transformer.h.1.mlp.c_fc.weight"): trainer.optimize(r)
-
-
 def spoiled(name, value=float("nan")): return lambda t: dict(t.agent.named_parameters())[name].data.view(-1)[3:4].fill_(value)
 
 

@@ -38,7 +38,6 @@ from instruct_goose.training.metrics import (
     describe,
     discounts,
     of_sampler,
-    of_scores,
     of_texts,
     prompt_nll,
     sparkline,
@@ -302,16 +301,6 @@ def test_what_is_not_defined_is_none():
     trainer = RLHFTrainer(tiny(), config=config(beta=0.), tokenizer=TOKENIZER)
     m = trainer.step(PROMPTS, lambda texts: [0.] * len(texts))  # returns that do not vary
     assert m["explained_variance"] is None and json.loads(json.dumps(m)) == m
-
-
-@pytest.mark.parametrize("scores,std", [([1., 3.], math.sqrt(2)), ([5.], 0.), ([1., 1., 4.], math.sqrt(3))])
-def test_the_spread_of_few_rewards(scores, std):
-    "Divided by one less than their number, and 0 of one alone."
-    ids, n = torch.zeros(len(scores), 1, dtype=torch.long), len(scores)
-    r = Rollout(ids, ids == 0, ids, ids == 0, scores=torch.tensor(scores, dtype=torch.float64))
-    found = of_scores(r, RLHFConfig())
-    assert found["reward_std"].item() == pytest.approx(std) and found["reward_mean"].item() == pytest.approx(sum(scores) / n)
-    assert (found["reward_min"].item(), found["reward_max"].item(), found["flat_groups"]) == (min(scores), max(scores), None)
 
 
 def test_what_a_notebook_shows():

@@ -1,5 +1,4 @@
 "The oracle of the loss is slow: one unpadded row at a time through the model's own forward, token by token, by the equations."
-import itertools
 import math
 
 import pytest
@@ -264,32 +263,13 @@ def test_the_shares_of_clipped_tokens_are_of_the_right_ratio(setting):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("query_side,response_side", list(itertools.product(("left", "right"), repeat=2)))
-@pytest.mark.parametrize("pad_id", [EOS, 3, -100])
-@pytest.mark.parametrize("kind", first(1, [torch.bool, torch.int64]))
+@pytest.mark.parametrize("query_side, response_side, pad_id, kind", first(2, [
+    ("right", "left", -100, torch.int64), ("left", "right", EOS, torch.bool), ("left", "left", 3, torch.bool), ("right", "right", EOS, torch.int64)]))
 def test_padding_changes_nothing(name, query_side, response_side, pad_id, kind):
     agent, ref = agent_and_reference(name)
     trainer = RLHFTrainer(agent, ref, config())
     (q, qm), (r, rm) = pad(QUERIES, pad_id, side=query_side), pad(RESPONSES, pad_id, side=response_side)
     compare(trainer, q, qm.to(kind), r, rm.to(kind), SCORES.double())
-
-
-@pytest.mark.parametrize("algorithm", PRESETS)
-@pytest.mark.parametrize("query_side,response_side", [("left", "left"), ("right", "right")])
-def test_padding_changes_no_preset(algorithm, query_side, response_side):
-    agent, ref = agent_and_reference()
-    trainer = RLHFTrainer(agent, ref, config(algorithm))
-    compare(trainer, *pad(QUERIES, -100, side=query_side), *pad(RESPONSES, -100, side=response_side), SCORES.double(), *baseline_for(trainer))
-
-
-def test_rows_may_stand_in_any_order_and_padding_may_be_wider():
-    agent, ref = agent_and_reference()
-    trainer = RLHFTrainer(agent, ref, config())
-    batch = (*pad(QUERIES, EOS, side="left"), *pad(RESPONSES, EOS, side="right"), SCORES.double())
-    order = torch.tensor([2, 0, 3, 1])
-    wide = lambda x: torch.cat([x, torch.zeros(4, 30, dtype=x.dtype)], 1)
-    for other in ([x[order] for x in batch], [wide(x) for x in batch[:4]] + [batch[4]]):
-        torch.testing.assert_close(trainer.compute_loss(*other), trainer.compute_loss(*batch), atol=1e-12, rtol=1e-10)
 
 
 def test_models_of_any_kind_are_accepted():
@@ -437,16 +417,11 @@ def test_a_run_is_its_seed_and_nothing_else():
 
 
 def test_steps_and_schedules():
-    for schedule, expected in {"constant": [1, 1, 1, 1], "linear": [1, .75, .5, .25],
-                               "cosine": [.5 * (1 + math.cos(math.pi * i / 4)) for i in range(4)]}.items():
-        trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(steps=4, lr_schedule=schedule, value_lr=.02), tokenizer=TOKENIZER)
-        history = trainer.train(PROMPTS, reward, steps=3, progress=False) + trainer.train(PROMPTS, reward, progress=False)  # what is left
-        assert [m["lr"] for m in history] == pytest.approx([1e-3 * x for x in expected])
-        assert trainer.optimizer.param_groups[1]["lr"] == pytest.approx(.02 * expected[-1])
-        with pytest.raises(ValueError, match="4 of 4 iterations are done"): trainer.train(PROMPTS, reward, progress=False)
-        if schedule != "constant":
-            with pytest.raises(ValueError, match="ends at config.steps"): trainer.train(PROMPTS, reward, steps=1, progress=False)
-    assert len(RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER).train(PROMPTS, reward, steps=9, callback=lambda m: m["iteration"] == 1, progress=False)) == 2
+    trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(steps=4, lr_schedule="linear", value_lr=.02), tokenizer=TOKENIZER)
+    history = trainer.train(PROMPTS, reward, steps=3, progress=False) + trainer.train(PROMPTS, reward, progress=False)  # what is left
+    assert [m["lr"] for m in history] == pytest.approx([1e-3, .75e-3, .5e-3, .25e-3]) and trainer.optimizer.param_groups[1]["lr"] == pytest.approx(.005)
+    with pytest.raises(ValueError, match="4 of 4 iterations are done"): trainer.train(PROMPTS, reward, progress=False)
+    with pytest.raises(ValueError, match="ends at config.steps"): trainer.train(PROMPTS, reward, steps=1, progress=False)
 
 
 def test_the_controller_moves_beta_and_the_rewards_follow():

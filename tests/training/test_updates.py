@@ -12,7 +12,7 @@ from instruct_goose.training.callbacks import StopAtKL
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.training.updates import backward, kl_penalty, lr_factor, micro_batches, minibatches_of
+from instruct_goose.training.updates import backward, kl_penalty, micro_batches, minibatches_of
 
 TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
 EOS = TOKENIZER.eos_token_id
@@ -157,13 +157,6 @@ def test_a_reference_in_another_precision_leaves_the_scores_alone():
         c = RLHFConfig.preset("remax", beta=0., device="cpu")
         losses.append(RLHFTrainer(Agent(tiny()), ref, c).compute_loss(*batch, baseline).item())
     assert losses[0] == pytest.approx(losses[1], abs=1e-12) and losses[0] != 0
-
-
-@pytest.mark.parametrize("schedule,factors", [("constant", [1, 1, 1, 1, 1, 1]), ("linear", [1, .75, .5, .25, 0, 0]),
-                                              ("cosine", [1, .5 + 8**-.5, .5, .5 - 8**-.5, 0, 0])])
-def test_a_learning_rate_of_four_steps(schedule, factors):
-    c = RLHFConfig(steps=4, lr_schedule=schedule)
-    assert [lr_factor(c, i) for i in range(6)] == pytest.approx(factors, abs=1e-12)
 
 
 # ── responses that were cut off ──
