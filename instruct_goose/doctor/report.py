@@ -247,7 +247,7 @@ def samples_in(markdown: str) -> str:
 
 def samples_table(markdown: str) -> str: # HTML
     "The samples of samples.md as a table of the page."
-    lines = samples_in(markdown).splitlines()
+    lines = samples_in(markdown).split("\n")
     cells = [[x.strip().replace("\\|", "|") for x in split_row(line)] for line in lines]
     return table(cells[0], cells[2:]) if len(cells) > 2 else ""
 

@@ -205,5 +205,12 @@ def test_nan_in_the_tokens_is_null_on_the_page(tmp_path):
     assert record["iterations"][1]["responses"][0]["numbers"]["moved"] == [[.1, .25], [None, 0.], [None, 0.]]
 
 
+def test_other_line_separators_end_no_row_of_the_samples(tmp_path):
+    run = make_run(tmp_path / "mine")
+    (run / "samples.md").write_text("| prompt | policy |\n|---|---|\n| a\u2028b | c\x0bd |\n", "utf-8")
+    main(["report", str(run)])
+    assert len(page_of(run / "report.html").select_one("#part-samples").parent.select("td")) == 2
+
+
 def test_nan_is_not_recorded():
     assert four_digits(torch.tensor(float("nan"))) is None is four_digits(torch.tensor(float("inf"))) and four_digits(torch.tensor(1.23456)) == 1.235
