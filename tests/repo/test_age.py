@@ -48,23 +48,9 @@ def repository(tmp_path, monkeypatch):
     return tmp_path, write, write("recipes/quickstart", '"what it is"\nfrom ..training.near import far\n\ndef run():\n    "one"\n    return far.f(1)\n')
 
 
-def test_only_functions_count(repository):
-    "Words, types and places do not: a function that moves to another module, and a method that moves into its class, are the same."
-    folder, write, commit = repository
-    assert age.changed("quickstart", commit, folder) == []
-    write("training/other", "y = 2\n")
-    write("models/moved", "def f(x: int) -> int:\n    'one more'\n    return x + 1\n")
-    write("training/near", "from ..models import moved as far\nfrom ..models.moved import f\n")
-    write("recipes/quickstart", '"other words"\nfrom ..training.near import far  # why\n\n\ndef run():\n    "two"\n    return far.f(1)\n')
-    assert age.changed("quickstart", commit, folder) == []
-    assert age.pieces("@patch\ndef go(self: C): return 1")[0] in age.pieces("class C:\n    def go(self): return 1")
-
-
 def test_a_change_far_away_counts(repository):
     folder, write, commit = repository
     write("objective/far", "LIMIT = 3\ndef f(x): return x + 2\n")
     assert age.changed("quickstart", commit, folder) == ["objective.far.LIMIT", "objective.far.f"]
 
 
-def test_a_commit_that_is_not_here(repository):
-    with pytest.raises(LookupError, match="fetch the whole history"): age.changed("quickstart", "0" * 40, repository[0])

@@ -54,16 +54,6 @@ def test_no_exercise_is_left_out():
     assert all(e.what == "my_rounds" for e in ALL.values() if (Path(e.lesson).name, e.what) in known - called), known - called
 
 
-def test_what_a_checker_needs_is_taken_and_no_more():
-    page = next(p for p in read_pages()[1] if p.url == "learn/kl")
-    source = ALL["kl.rewards"].checker
-    assert source.startswith("def check_rewards(answer):") and "\ndef " not in source
-    assert "gae_by_definition" in ALL["advantages.gae"].checker and "check_td" not in ALL["advantages.gae"].checker
-    assert exercise_table.needed(page, len(page.cells), "nobody") == ""
-    assert exercise_table.reads("def f(x, y=z): return [a + x for a in b]") == {"b", "z"} and exercise_table.reads("u = v + w; v = 3") >= {"v", "w"}
-    assert [t for _, t in exercise_table.statements("a = 1; b = 'é'; c = 3\n@deco\ndef f():\n    return 2")] == ["a = 1", "b = 'é'", "c = 3", "@deco\ndef f():\n    return 2"]
-
-
 # --- the checkers -----------------------------------------------------------------------------------------------------
 def space_of(e):
     return {n: getattr(lesson, n) for n in lesson.__all__} | {"torch": torch} | (vars(import_module(e.module)) if e.module else {})
@@ -112,20 +102,6 @@ def test_what_differed_is_said():
     assert lines[1:3] == ["your function was given", "    logprobs = tensor([-0.3000, -1.1000, -4.0000], dtype=torch.float64)"]
     assert lines[-4] == "it returned" and lines[-3].startswith("    tensor([1.3066, 1.0499, 3.3530]")   # the answer and 1
     assert lines[-2] == "expected" and lines[-1].startswith("    tensor([0.3066, 0.0499, 2.3530]")      # e^(−ℓ) − 1 + ℓ at .9, −.3, −1.6
-
-
-def test_a_later_call_is_shown_where_the_first_was_right():
-    def my_rewards(scores, logprobs, ref_logprobs, mask, beta):
-        made = -beta * (logprobs - ref_logprobs) * mask  # nan × 0
-        made[range(2), [2, 3]] += scores
-        return made
-    wrong = exercises.check("kl.rewards", my_rewards)
-    assert wrong.startswith("poisoned padding: nan") and "nan" in wrong.partition("logprobs = ")[2] and "expected" not in wrong
-
-
-def test_arguments_are_shown_as_they_were_given():
-    def my_k3(logprobs, ref_logprobs): return logprobs.zero_()
-    assert "logprobs = tensor([-0.3000" in exercises.check("k3", my_k3)
 
 
 def test_an_error_is_placed_in_the_readers_code():
@@ -192,22 +168,6 @@ def test_a_crash_in_the_middle_of_writing_leaves_the_old_file(place, monkeypatch
     monkeypatch.setattr(os, "fsync", full)
     with pytest.warns(UserWarning, match="not noted: .*No space left"): said = exercises.check("k3", lambda l, q: l)
     assert said.startswith("not yet") and place.read_bytes() == before
-
-
-def test_names_of_another_version_are_kept(place):
-    place.parent.mkdir()
-    place.write_text('{"old.one": {"done": "2026-01-01"}}')
-    exercises.hint("k3")
-    assert json.loads(place.read_text("utf-8"))["old.one"] == {"done": "2026-01-01"}
-
-
-def test_where_progress_is_kept(monkeypatch):
-    monkeypatch.delenv("INSTRUCT_GOOSE_PROGRESS")
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setenv("XDG_DATA_HOME", "/data")
-    assert exercises.progress_file() == Path("/data/instruct_goose/exercises.json")
-    monkeypatch.delenv("XDG_DATA_HOME")
-    assert exercises.progress_file() == Path.home() / ".local/share/instruct_goose/exercises.json"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -110,12 +110,6 @@ def test_what_is_shown_comes_before_what_is_expected_of_it(page):
     assert not [i for i, (_, stops, _) in found.items() if stops], "expect, within or claim: they stop a test, not a reader"
 
 
-def test_the_order_within_a_cell_is_read_as_it_runs():
-    assert checks_and_shows("x = 1\nexpect(x, 1)\nx") == ([2], [], [3])
-    assert checks_and_shows("print(1)\nclaim(True)") == ([2], [], [1]) and checks_and_shows("claim(1)\nmodel.eval();") == ([1], [], [])
-    assert checks_and_shows("def f():\n    assert 0\n    print(1)\nfor x in f():\n    assert x\n    plt.show()\ntest_eq(1, 1)") == ([], [5, 7], [6])
-
-
 @everything
 def test_links_lead_somewhere(page):
     headings = {p.path.resolve(): {slug(h) for h in re.findall(r"^#+ (.+)$", text(p), re.M)} for p in [index, *pages]}

@@ -59,7 +59,7 @@ def close(ours, theirs):
     torch.testing.assert_close(torch.as_tensor(ours, dtype=torch.float64), torch.as_tensor(theirs, dtype=torch.float64), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("case", first(3, CASES))
+@pytest.mark.parametrize("case", first(1, CASES))
 def test_ten_iterations_equal_those_of_the_library(opened, case):
     settings, n = CASES[case], 10
     there = opened().ask(f"playground.trace({json.dumps(settings)}, {n})")
@@ -89,13 +89,6 @@ def test_an_address_runs_at_once_and_leaves_its_figures(opened):
     for name, theirs in (("before", reference), ("after", policy)):
         for figure, x in evaluate(theirs, reference, reward).items(): close(x, found[name][figure])
     assert found["iterations"] == 3 and found["iterations_per_second"] > 0 and found["settings"]["beta"] == .15
-
-
-def test_what_is_no_setting_is_left_out(opened):
-    tab = opened("?algorithm=sarsa&beta=-1&lr=fast&epochs=2.5&batch_size=0&group_size=64&lam=&seed=3&iterations=1")
-    settings = json.loads(tab.ask("document.getElementById('result').textContent"))["settings"]
-    ours = vars(PlaygroundSettings(seed=3))
-    assert {k: settings[k] for k in ours} == ours
 
 
 SET = """(name, x) => { const slider = document.getElementById('pg-' + name); slider.value = x === 'max' ? slider.max : x
@@ -134,21 +127,6 @@ def test_a_slider_acts_on_the_running_training(opened):
     assert tab.ask("[...document.querySelectorAll('.pg-chart')].every(c => c.querySelectorAll('.pg-earlier').length === 1)")  # the run before, in grey
 
 
-def test_play_pause_and_another_algorithm_on_the_way(opened):
-    tab = opened()
-    tab.ask("document.getElementById('pg-speed').value = '0', document.getElementById('pg-play').click()")
-    tab.wait("parseInt(document.getElementById('pg-iteration').textContent.slice(10)) >= 3")
-    tab.ask("(x => { x.value = 'grpo'; x.dispatchEvent(new Event('change')) })(document.getElementById('pg-algorithm'))")
-    assert tab.ask("document.getElementById('pg-lam').disabled && !document.getElementById('pg-group_size').disabled && document.getElementById('pg-kl_placement').value") == "loss"
-    at = tab.ask("parseInt(document.getElementById('pg-iteration').textContent.slice(10))")
-    tab.wait(f"parseInt(document.getElementById('pg-iteration').textContent.slice(10)) >= {at + 2}")
-    tab.ask("document.getElementById('pg-play').click()")
-    tab.wait("document.getElementById('pg-live').textContent.startsWith('Iteration')")
-    at = tab.ask("document.getElementById('pg-iteration').textContent")
-    tab.ask("new Promise(done => setTimeout(done, 700))")
-    assert tab.ask("document.getElementById('pg-iteration').textContent") == at and tab.ask("document.getElementById('pg-play').textContent") == "Play"
-
-
 def test_the_answer_comes_when_the_runs_have_been_seen(opened):
     tab = opened("?seed=2&experiment=rate")
     card = "document.getElementById('pg-experiment-rate')"
@@ -184,19 +162,6 @@ def test_words_are_coloured_by_what_was_learnt_of_them(opened):
     for text, broken in lines: assert broken == (not grammatical([text.replace("⏎", "").strip()], ["⏎" in text])[0])
 
 
-def test_words_are_reached_by_arrow_keys(opened):
-    tab = opened()
-    tab.ask(f"{STEP}(1)")
-    assert tab.ask("document.querySelectorAll('.pg-token[tabindex=\"0\"]').length") == 1
-    tab.ask("document.querySelector('.pg-token').focus()")
-    for key in ("ArrowRight", "ArrowDown", "ArrowRight"): tab.send("Input.dispatchKeyEvent", type="keyDown", key=key)
-    here = tab.ask("[document.activeElement.dataset.row, document.activeElement.dataset.at, document.activeElement.textContent, document.getElementById('pg-word').textContent]")
-    assert here[:2] == ["1", "2"] and here[3].startswith(here[2])
-    tab.ask(f"{STEP}(1)")
-    tab.ask("document.querySelector('.pg-token[tabindex=\"0\"]').click()")
-    assert len(tab.ask("document.getElementById('pg-prefix').value").split()) == 2  # the words before it
-
-
 def test_the_next_word_is_that_of_the_model(opened):
     tab = opened()
     tab.wait("document.querySelector('#pg-next tbody tr')")
@@ -226,19 +191,6 @@ def test_no_barrier_that_axe_knows_and_nothing_beside_the_screen(opened):
         assert tab.ask("document.documentElement.scrollWidth") <= width
 
 
-def test_the_theme_of_the_site_rules(opened):
-    tab = opened(dark=True)
-    colour = "getComputedStyle(document.querySelector('.playground')).getPropertyValue('--pg-broken').trim()"
-    dark = tab.ask(colour)
-    tab.ask("document.body.dataset.theme = 'light'")
-    light = tab.ask(colour)
-    tab.screen(1280, dark=False)
-    tab.ask("document.body.dataset.theme = 'dark'")
-    assert dark != light and tab.ask(colour) == dark
-    tab.ask("document.body.dataset.theme = 'auto'")
-    assert tab.ask(colour) == light
-
-
 # --- how it is built --------------------------------------------------------------------------------------------------
 def test_the_script_is_small_and_whole():
     text = playground.script()
@@ -248,12 +200,3 @@ def test_the_script_is_small_and_whole():
         assert module.read_text("utf-8").splitlines()[0][:60] in text, module.name
 
 
-def test_a_frame_loads_nothing_before_it_is_opened(browser, page, tmp_path):
-    (tmp_path / "lesson.html").write_text("<!doctype html><title>a lesson</title>" + playground.frame("kl").replace("playground.html", page), "utf-8")
-    tab = browser.open((tmp_path / "lesson.html").as_uri())
-    tab.ask("new Promise(done => setTimeout(done, 300))")
-    assert not [a for a in tab.asked if "playground" in a and "lesson" not in a]
-    tab.ask("document.querySelector('details').open = true")
-    tab.ask("new Promise(done => { const f = document.querySelector('iframe'); f.onload = () => done(1); setTimeout(done, 5000) })")
-    assert any(page in a and "experiment=kl" in a for a in tab.asked)
-    tab.close()

@@ -33,14 +33,6 @@ def test_a_record_is_whole_and_small(name):
     assert not re.search(r"/(tmp|home|root|work)/|output_dir|\"platform\"", "".join(p.read_text("utf-8") for p in (KEPT / name).iterdir()))
 
 
-@names
-def test_the_page_says_what_the_record_says(name):
-    page, run, s = reports.reports_page(), reports.kept(name), read_run(KEPT / name).summary
-    assert f"## {reports.RUNS[name][0]}" in page and f'href="reports/{name}.html"' in page
-    assert f"{s['cpu_seconds']:.0f} CPU-seconds" in page and run["origin"]["commit"][:7] in page and run["command"] in page
-    for n in reports.RUNS[name][2]: assert f"{s['after'][n]:.3g}".replace("-", "−") in page, n
-
-
 @built
 @names
 def test_the_report_on_the_site(name):

@@ -61,49 +61,6 @@ def test_entry_has_signature_types_and_comments():
     assert r"\*delta\* \[1\]" in made  # the docstring's signs are not markup
 
 
-def test_entry_of_classes():
-    made = entry(node('''@dataclass
-class C:
-    "Settings."
-    lr: float = 1e-3  # rate
-    name: str = "x"
-    """what it is called"""
-    def go(self, n: int):  # steps
-        "Go."
-    def _hidden(self): "No."
-'''), "m", lambda t: t)
-    assert "{py:class} C(lr=0.001, name=\"x\")" in made and "| `lr` | `float` | `0.001` | rate |" in made
-    assert "what it is called" in made and "{py:method} go(n)" in made and "_hidden" not in made
-
-
-def test_patched_functions_are_methods_of_their_class(tmp_path, monkeypatch):
-    monkeypatch.setattr("lessons.ROOT", tmp_path)
-    path = tmp_path / "nbs/learn/00_a.ipynb"
-    path.parent.mkdir(parents=True)
-    sources = ["#| export\nclass C:\n    'A class.'", "#| exports\n@patch\ndef go(self: C, n: int):\n    'Go.'"]
-    cells = [{"cell_type": "markdown", "source": "# T"}] + [{"cell_type": "code", "source": s} for s in sources]
-    path.write_text(json.dumps({"cells": cells}))
-    later = [{"cell_type": "markdown", "source": "# L"}, {"cell_type": "code", "source": "#| exports\n@patch\ndef come(self: C):\n    'Come.'"}]
-    (tmp_path / "nbs/learn/01_b.ipynb").write_text(json.dumps({"cells": later}))
-    (tmp_path / "nbs/index.ipynb").write_text(json.dumps({"cells": cells[:1]}))
-    read = read_pages.__wrapped__()[1][0]
-    assert "{py:method} come()" in entry(read.cells[1].documented[0], "m", lambda t: t)  # from another lesson
-    assert read.names == ["C"]
-    assert "{py:method} go(n)" in entry(read.cells[1].documented[0], "m", lambda t: t)
-
-
-def test_directives_decide_what_is_shown():
-    shown = lambda text, **k: build.code_cell(cell(text, **k))
-    assert shown("#| hide\nx = 1") is None and shown("#| default_exp a.b") is None
-    assert shown("#| export\nimport os") is None
-    folded = shown("#| export\ndef f(): 'F.'")
-    assert folded["metadata"]["tags"] == ["hide-input"] and "The code of f" in str(folded["metadata"])
-    assert shown("#| exports\ndef f(): 'F.'")["metadata"]["tags"] == []
-    assert shown("#| code-fold: true\nx")["metadata"]["tags"] == ["hide-input"]
-    assert shown("#| echo: false\nx")["metadata"]["tags"] == ["remove-input"]
-    with pytest.raises(SystemExit, match="unknown directive"): cell("#| hid\nx")
-
-
 def test_figures_are_inline_described_and_recoloured():
     svg = ('<?xml version="1.0"?><svg width="72pt" height="36pt" viewBox="0 0 72 36"><metadata>x</metadata>'
            '<g id="a"><text style="fill: #262626">t</text></g><use href="#a"/></svg>')
@@ -114,23 +71,6 @@ def test_figures_are_inline_described_and_recoloured():
     assert "currentColor" in made and "#262626" not in made and "metadata" not in made
     assert soup.g["id"] == "c0-0-a" and soup.use["href"] == "#c0-0-a"
     assert "max-width:96px" in soup.svg["style"] and not soup.svg.get("width")
-
-
-def test_links_resolve_names_and_notebooks():
-    a, b = page(name="00_a"), page(name="01_b", cells=[cell(GAE.join(["#| export\n", ""]))])
-    a.module = "instruct_goose.objective.a"
-    links = build.Links([a, b])
-    full = "{py:obj}`gae <instruct_goose.objective.b.gae>`"
-    assert links.apply("see `gae`, then `gae` and `other`", a) == f"see {full}, then `gae` and `other`"
-    assert links.apply("`gae()`", a) == "{py:obj}`gae() <instruct_goose.objective.b.gae>`"
-    links.add("C.values", b)
-    assert links.apply("`values()`", a) == "{py:obj}`values() <instruct_goose.objective.b.C.values>`"
-    for untouched in ("`values`", "# `gae`", "```\n`gae`\n```", "$$\n`gae`\n$$", "[`gae`](https://x.y)"): assert links.apply(untouched, a) == untouched
-    assert links.apply("[B](01_b.ipynb#The-end)", a) == "[B](b.ipynb#the-end)"
-    assert links.apply("[l](../../LICENSE)", a) == f"[l]({build.REPO}/blob/main/LICENSE)"
-    assert not links.broken
-    links.apply("[x](09_none.ipynb)", a)
-    assert "09_none.ipynb, which is not there" in links.broken[0]
 
 
 def test_checks_fold_into_a_tick():
@@ -345,7 +285,7 @@ DRAG = """(async () => {
 
 @built
 @browser
-@pytest.mark.parametrize("url", first(4, [*SAMPLE, *(u for u in drawn if u not in SAMPLE)]))
+@pytest.mark.parametrize("url", first(3, [*SAMPLE, *(u for u in drawn if u not in SAMPLE)]))
 def test_a_page_in_the_browser(url, one):
     "Nothing to scroll sideways, no figure or line of code cut, the page's contents in sight; what can be dragged is drawn and moves; no error."
     tab = one.open(at(url), 390, first="requestAnimationFrame = f => setTimeout(() => f(performance.now()))" if url in drawn else "")
@@ -367,10 +307,6 @@ def test_a_page_in_the_browser(url, one):
         assert len(moved) == boxes and all(states > 1 and active > 0 for states, active in moved.values()), moved
     quiet(tab)
     tab.close()
-
-
-@built
-def test_there_is_something_to_drag(): assert len(drawn) >= 8
 
 
 @built
@@ -399,7 +335,7 @@ def test_search_finds_names_and_what_a_newcomer_types(one):
 @built
 @browser
 @pytest.mark.skipif(find_spec("axe_core_python") is None, reason="axe-core-python is not installed: pip install -e '.[dev]'")
-@pytest.mark.parametrize("url", first(2, ["index", "learn/value_loss", "search?q=policy%20gradient", "reference/supervised/fit", "learn", "reference", "api", "guides/exercises", "know"]))
+@pytest.mark.parametrize("url", first(1, ["index", "learn/value_loss", "search?q=policy%20gradient", "reference/supervised/fit", "learn", "reference", "api", "guides/exercises", "know"]))
 def test_no_barrier_that_axe_knows(url, one):
     "Contrast, names of controls, roles, landmarks, lists, what can be reached by key; in both themes."
     tab = one.open(at(url))
@@ -430,7 +366,7 @@ def test_each_page_stands_on_its_shelf():
 def test_one_place_and_one_way_on():
     for p in of_course(read_pages()[1]):
         text, after = (site / f"{p.url}.html").read_text("utf-8"), shelves.neighbours(p.url)[1]
-        said = [a["href"] for a in BeautifulSoup(text, "html.parser").select(".to-next a, a.next-page")]
+        said = [m[1] or m[2] for m in re.finditer(r'class="to-next"[^>]*>.*?href="([^"]*)"|class="next-page" href="([^"]*)"', text, re.S)]
         assert text.count(f"lesson {p.number} of 24") == 1 and "<strong>Next</strong>" not in text
         assert said == ([f"{Path(after.url).name}.html"] * 2 if after else ["../guides.html"]), p.url
     assert [a["href"] for a in soup(site / "index.html").select(".start a")] == ["learn/from_a_reward_to_ppo.html", "#run-it"]
