@@ -21,7 +21,6 @@ from instruct_goose.recipes.quickstart import (
     run_quickstart,
     train_sft,
 )
-from instruct_goose.recipes.stages import side_by_side
 from instruct_goose.runs.run_directory import settings_of
 from instruct_goose.worlds.film_reviews import vocabulary
 
@@ -219,15 +218,6 @@ def test_tokenizer_and_model():
     assert torch.equal(torch.get_rng_state(), here)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters()))
     assert one.config.n_positions == tokenizer.model_max_length and one.config.attn_pdrop == 0
-
-
-def test_side_by_side_shows_each_prompt_once(unchecked):
-    from types import SimpleNamespace as Made
-    before = Made(prompts=["a", "", "a"], texts=["a plot .", "what .", "a cast ."])
-    after = Made(prompts=before.prompts, texts=["1", "2", "3"])
-    with unchecked(): table, short = side_by_side(before, after).splitlines(), side_by_side(before, after, 1).splitlines()
-    assert [[c.strip() for c in row.split("|")[1:4]] for row in table[2:]] == [["a", "a plot .", "1"], ["(nothing)", "what .", "2"]]
-    assert short[2].split("|")[1].strip() == "a" and len(short) == 3
 
 
 def check_promises(run):
