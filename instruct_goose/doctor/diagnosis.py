@@ -199,6 +199,7 @@ _ASKED = ( # what the settings say, recomputed from the metrics
          "the run went on beyond its kl_stop", "learn/06_kl",
          "stop after the iteration that exceeds it"))
 
+# %% ../../nbs/guides/doctor.ipynb #9d42eef3
 _RECOMPUTED = ( # from the recorded tokens
     Rule(recomputed.same_random_numbers, "error", "@tokens @old_logprobs",
          "responses repeat those of the iteration before: the generator is seeded again",
@@ -252,6 +253,7 @@ _RECOMPUTED = ( # from the recorded tokens
          "the loss does not reward entropy by ent_coef", "learn/10_ppo",
          "loss − ent_coef · mean entropy"))
 
+# %% ../../nbs/guides/doctor.ipynb #d746aba1
 _SIZES = (
     Rule(rules.never_ends, "warning", "response_length finished",
          "no response ends before the limit", "learn/15_rollout",

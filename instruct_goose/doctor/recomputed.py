@@ -87,6 +87,7 @@ def other_step_size(run: Run) -> str | None:
                          f"its learning rate {lr:g}")
     return "; ".join(found) or None
 
+# %% ../../nbs/reference/doctor/recomputed.ipynb #43babe6a
 def parts_stand_still(run: Run) -> str | None:
     "Of the tensors with a gradient each one moves."
     still, lr = run["tensors_still"], run["lr"]
@@ -156,6 +157,7 @@ def prompts_cut(run: Run) -> str | None:
     return (f"in {len(found)} of {len(run['prompts_kept'])} iterations not all prompts are whole "
             f"in what the model read; at worst {min(found):.0%} are")
 
+# %% ../../nbs/reference/doctor/recomputed.ipynb #ab6be195
 def prompts_that_end(run: Run) -> str | None:
     "A prompt does not end in what ends a response."
     return above(run, "prompts_ended", .01)
@@ -366,6 +368,7 @@ def raw_advantages(run: Run) -> Iterator[tuple[Row, list[Number], Number]]: # an
             rounded /= spread_of(about, c.group_ddof) + 1e-4
         yield row, BY_HAND[c.advantage](row, c), rounded
 
+# %% ../../nbs/reference/doctor/recomputed.ipynb #b7fd5299
 def advantages_off(run: Run) -> str | None:
     "The advantages are those of the recorded rewards and values."
     seen, c = Compared(), run.asked
@@ -475,6 +478,7 @@ def _known(c: RLHFConfig | None) -> bool: # entries of one's own have no formula
             and (c.kl_estimator or "k2") in K and not (c.kl_target and c.kl_placement == "loss")
             and c.kl_gradient in ("plain", "ratio", "straight_through"))
 
+# %% ../../nbs/reference/doctor/recomputed.ipynb #478cf6f1
 def pull_off(run: Run) -> str | None:
     "The loss pulls at each token as the settings say, also where the ratio is not 1."
     seen, c, heard, held = Compared(), run.asked, [], 0
@@ -594,6 +598,7 @@ def same_prompts(run: Run) -> str | None:
         return None
     return f"the recorded prompts are the same ones in all {len(lists)} iterations: {lists[0]}"
 
+# %% ../../nbs/reference/doctor/recomputed.ipynb #5c2d752f
 def same_random_numbers(run: Run) -> str | None:
     "Two draws do not agree for long."
     agreed = []
