@@ -1,60 +1,74 @@
-"The public names. They are loaded when they are asked for, so `instruct-goose --help` does not wait for torch."
+"The public names. They are loaded when they are asked for (`X as X` is how a stub exports), so `instruct-goose --help` does not wait for torch."
 __version__: str
 
-from . import exercises
-from .models.adapters import merge_adapters, with_lora, without_adapters
-from .models.agent import Agent, create_reference_model
-from .data.load import load_pairs, load_prompts, stream_pairs, stream_prompts
-from .models.loading import load_adapters, load_model, load_tokenizer, save_merged
-from .models.reward_model import PairwiseLoss, RewardModel, all_pairs_loss, pairwise_loss
-from .models.reward_model import Classifier
-from .models.loading import load_smollm
-from .models.tokens import PairDataset, PromptDataset
-from .objective.advantages import discounted_returns, gae, group_advantages
-from .objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
-from .objective.group import PRESET_SOURCES, PRESETS, preset_table
-from .objective.kl import (
-    adaptive_beta,
-    exact_kl,
-    k1,
-    k2,
-    k3,
-    kl_in_loss,
-    kl_in_reward,
-    log_ratio,
-    sequence_kl,
-    token_kl,
+from . import exercises as exercises
+from .models.adapters import (
+    merge_adapters as merge_adapters, with_lora as with_lora,
+    without_adapters as without_adapters,
 )
-from .objective.logprobs import entropy, logprobs_from_hidden, token_logprobs
+from .models.agent import Agent as Agent, create_reference_model as create_reference_model
+from .data.load import (
+    load_pairs as load_pairs, load_prompts as load_prompts, stream_pairs as stream_pairs,
+    stream_prompts as stream_prompts,
+)
+from .models.loading import (
+    load_adapters as load_adapters, load_model as load_model, load_tokenizer as load_tokenizer,
+    save_merged as save_merged,
+)
+from .models.reward_model import (
+    PairwiseLoss as PairwiseLoss, RewardModel as RewardModel, all_pairs_loss as all_pairs_loss,
+    pairwise_loss as pairwise_loss,
+)
+from .models.reward_model import Classifier as Classifier
+from .models.loading import load_smollm as load_smollm
+from .models.tokens import PairDataset as PairDataset, PromptDataset as PromptDataset
+from .objective.advantages import (
+    discounted_returns as discounted_returns, gae as gae, group_advantages as group_advantages,
+)
+from .objective.gaussian import (
+    gaussian_entropy as gaussian_entropy, gaussian_kl as gaussian_kl,
+    gaussian_logprobs as gaussian_logprobs,
+)
+from .objective.group import (
+    PRESET_SOURCES as PRESET_SOURCES, PRESETS as PRESETS, preset_table as preset_table,
+)
+from .objective.kl import (
+    adaptive_beta as adaptive_beta, exact_kl as exact_kl, k1 as k1, k2 as k2, k3 as k3,
+    kl_in_loss as kl_in_loss, kl_in_reward as kl_in_reward, log_ratio as log_ratio,
+    sequence_kl as sequence_kl, token_kl as token_kl,
+)
+from .objective.logprobs import (
+    entropy as entropy, logprobs_from_hidden as logprobs_from_hidden,
+    token_logprobs as token_logprobs,
+)
 from .objective.masks import (
-    aggregate,
-    group_token_counts,
-    last_index,
-    masked_mean,
-    masked_sum,
-    masked_var,
-    response_mask,
-    whiten,
+    aggregate as aggregate, group_token_counts as group_token_counts, last_index as last_index,
+    masked_mean as masked_mean, masked_sum as masked_sum, masked_var as masked_var,
+    response_mask as response_mask, whiten as whiten,
 )
 from .objective.policy_loss import (
-    clip_active,
-    clip_fraction,
-    clipped_objective,
-    policy_loss,
-    probability_ratio,
-    sampler_weights,
+    clip_active as clip_active, clip_fraction as clip_fraction,
+    clipped_objective as clipped_objective, policy_loss as policy_loss,
+    probability_ratio as probability_ratio, sampler_weights as sampler_weights,
 )
-from .objective.ppo import PPOLoss, ppo_loss, update_meters
-from .objective.preference import dpo_loss, implicit_reward
-from .objective.value_loss import explained_variance, value_loss
-from .runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
-from .variants.distillation import Teacher
-from .supervised.dpo import train_dpo, train_kto
-from .training.rollout import Rollout, sample
-from .runs.evaluation import plot_metrics
-from .runs.run_directory import model_card, push_to_hub
-from .training.trainer import RLHFConfig, RLHFTrainer
-from .variants.multi_turn import TurnSampler, chat_reply
+from .objective.ppo import (
+    PPOLoss as PPOLoss, ppo_loss as ppo_loss, update_meters as update_meters,
+)
+from .objective.preference import dpo_loss as dpo_loss, implicit_reward as implicit_reward
+from .objective.value_loss import (
+    explained_variance as explained_variance, value_loss as value_loss,
+)
+from .runs.checkpoints import (
+    load_checkpoint as load_checkpoint, newest_checkpoint as newest_checkpoint,
+    save_checkpoint as save_checkpoint,
+)
+from .variants.distillation import Teacher as Teacher
+from .supervised.dpo import train_dpo as train_dpo, train_kto as train_kto
+from .training.rollout import Rollout as Rollout, sample as sample
+from .runs.evaluation import plot_metrics as plot_metrics
+from .runs.run_directory import model_card as model_card, push_to_hub as push_to_hub
+from .training.trainer import RLHFConfig as RLHFConfig, RLHFTrainer as RLHFTrainer
+from .variants.multi_turn import TurnSampler as TurnSampler, chat_reply as chat_reply
 
 __all__ = [
     "Agent", "Classifier", "PPOLoss", "PRESETS", "PRESET_SOURCES", "PairDataset",

@@ -133,6 +133,32 @@ def test_wheel_runs_in_an_empty_environment(wheel, tmp_path):
 
 
 @pytest.mark.deep
+def test_type_checkers_and_editors_find_an_editable_install(tmp_path):
+    "In an environment of its own, whose other packages this one lends: a path in site-packages leads to the sources, no import hook."
+    source, env = tmp_path / "source", tmp_path / "env"
+    for path in [*package.rglob("*"), root / "pyproject.toml", root / "README.md", root / "LICENSE"]:
+        if path.is_file() and "__pycache__" not in path.parts:
+            (to := source / path.relative_to(root)).parent.mkdir(parents=True, exist_ok=True)
+            to.write_bytes(path.read_bytes())
+    venv.create(env, with_pip=False)
+    python = env / ("Scripts" if os.name == "nt" else "bin") / "python"
+    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    there = Path(subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True, env=clean).stdout.strip())
+    (there / "lent.pth").write_text(next(p for p in sys.path if p.endswith("site-packages")) + "\n")
+    done = subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed", "-e", str(source)],
+                          capture_output=True, text=True, env=clean)
+    assert done.returncode == 0, done.stderr
+    assert str(source) in "".join(p.read_text() for p in there.glob("*.pth"))
+    (tmp_path / "script.py").write_text("from instruct_goose import RLHFConfig\nreveal_type(RLHFConfig(steps=2).steps)\nRLHFConfig(steps='two')\n")
+    done = subprocess.run([sys.executable, "-m", "basedpyright", "--level", "error", "--pythonpath", str(python), str(tmp_path / "script.py")],
+                          capture_output=True, text=True, cwd=tmp_path, env=clean)
+    assert "could not be resolved" not in done.stdout and "reportArgumentType" in done.stdout, done.stdout
+    names = subprocess.run([sys.executable, "-c", "import jedi, sys; print([c.name for c in jedi.Script('import instruct_goose\\ninstruct_goose.RLHFC',"
+                            "environment=jedi.create_environment(sys.argv[1], safe=False)).complete(2, 20)])", str(env)], capture_output=True, text=True, cwd=tmp_path, env=clean)
+    assert "'RLHFConfig'" in names.stdout, names.stderr
+
+
+@pytest.mark.deep
 def test_a_source_release_holds_notebooks_and_tests_and_installs(tmp_path):
     "Built from a copy of what git has, as a person would build it, and installed without the network into a folder of its own."
     if not (root / ".git").exists(): pytest.skip("what belongs to it is read from git, and this is no checkout")
