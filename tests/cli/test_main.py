@@ -131,11 +131,10 @@ def test_help_shows_the_presets_and_their_values(capsys, monkeypatch):
         with pytest.raises(SystemExit) as stop: main([*args, "--help"])
         assert stop.value.code == 0
         return " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for command in ("quickstart", "reviews"):
-        plain, gspo = shown(command), shown(command, "--algorithm", "gspo")
-        for text in (plain, gspo): assert "--algorithm {" + ",".join(PRESETS) + "}" in text and "is cut (default" in text
-        assert "(default: ppo)" in plain and "is cut (default: 0.2)" in plain
-        assert "(default: gspo)" in gspo and "is cut (default: 0.0003)" in gspo and "(default: sequence)" in gspo
+    plain, gspo = shown("quickstart"), shown("reviews", "--algorithm", "gspo")
+    for text in (plain, gspo): assert "--algorithm {" + ",".join(PRESETS) + "}" in text and "is cut (default" in text
+    assert "(default: ppo)" in plain and "is cut (default: 0.2)" in plain
+    assert "(default: gspo)" in gspo and "is cut (default: 0.0003)" in gspo and "(default: sequence)" in gspo
 
 
 def test_a_run_of_another_algorithm_says_so(tmp_path, monkeypatch, capsys):
@@ -203,14 +202,14 @@ class Wrong(RLHFTrainer):
 
 def test_probe_a_trainer_of_ones_own_from_the_current_directory(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_trainer.py").write_text(MINE)
-    wrong = goose("probe", "advantage_sign", "--trainer=my_trainer:Wrong", cwd=tmp_path)
-    assert wrong.returncode == 1 and "FAILED" in wrong.stdout and "look at the sign" in wrong.stdout and "first that failed: advantage_sign" in wrong.stdout
-    assert not wrong.stderr  # no progress bars between the rows, no traceback
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
+    with pytest.raises(SystemExit) as stop: main(["probe", "advantage_sign", "--trainer=my_trainer:Wrong"])
+    wrong = capsys.readouterr()
+    assert stop.value.code == 1 and "FAILED" in wrong.out and "look at the sign" in wrong.out and "first that failed: advantage_sign" in wrong.out
+    assert not wrong.err  # no progress bars between the rows, no traceback
     main(["probe", "advantage_sign", "--trainer", "my_trainer:Right"])
-    right = capsys.readouterr().out
-    assert "ok" in right and "1 of 1 passed" in right
+    assert "1 of 1 passed" in capsys.readouterr().out
 
 
 def test_an_error_inside_the_module_is_its_own(tmp_path, monkeypatch):
@@ -243,25 +242,20 @@ def written(directory, metrics, end="\n"):
     return str(directory)
 
 
-def test_doctor_names_what_looks_wrong_and_exits_0(tmp_path, capsys):
-    main(["doctor", written(tmp_path, NOISY)])
-    assert "0.3" in capsys.readouterr().out
+@pytest.mark.parametrize("metrics, end, says", [(NOISY, "\n", "0.3"), (NOISY, "", "0.3"), (HEALTHY, "\n", "Nothing looks wrong")])
+def test_doctor_names_what_looks_wrong_and_exits_0(tmp_path, capsys, metrics, end, says):
+    main(["doctor", written(tmp_path, metrics, end)])
+    shown = capsys.readouterr()
+    assert says in shown.out and not shown.err
     main(["doctor", str(tmp_path), "--json"])
     findings = json.loads(capsys.readouterr().out)
-    assert findings and {"name", "severity", "what", "evidence", "lesson", "cure"} <= findings[0].keys()
+    assert bool(findings) == (metrics is NOISY) and all({"name", "severity", "what", "evidence", "lesson", "cure"} <= f.keys() for f in findings)
 
 
-def test_doctor_says_when_nothing_does(tmp_path, capsys):
-    main(["doctor", written(tmp_path, HEALTHY)])
-    assert "Nothing looks wrong" in capsys.readouterr().out
-    main(["doctor", str(tmp_path), "--json"])
-    assert json.loads(capsys.readouterr().out) == []
-
-
-def test_doctor_reads_a_run_of_the_command(run):
-    here, _ = run
-    done = goose("doctor", "runs/quickstart", cwd=here)
-    assert done.returncode == 0 and done.stdout.strip() and not done.stderr, done.stderr
+def test_doctor_reads_a_run_of_the_command(run, capsys):
+    main(["doctor", str(run[0] / "runs/quickstart")])
+    shown = capsys.readouterr()
+    assert shown.out.strip() and not shown.err
 
 
 @pytest.mark.parametrize("cut", ['{"iteration": 6, "rew', '{"iteration": 6, "name": "\u00e9'.encode()[:-1], "12"])
@@ -279,8 +273,8 @@ def test_a_last_line_without_its_newline_counts(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("spoil, says", [
-    ({3: b"{oops"}, ["line 3 is no JSON"]), ({3: b"[" * 100_000}, ["line 3 is no JSON"]), ({3: b'{"a": ' + b"9" * 5000 + b"}"}, ["line 3 is no JSON"]), ({2: b"[1, 2]", 5: b"7"}, ["line 2 is a list", "line 5 is a int", "2 of 6 lines"]),
-    ({6: b'{"iteration":'}, ["line 6"]), ({4: b'{"a": "\xff"}'}, ["line 4 is no UTF-8"]), ({i: b"?" for i in range(1, 7)}, ["line 5", "…", "6 of 6"]),
+    ({3: b"[" * 100_000}, ["line 3 is no JSON"]), ({2: b"[1, 2]", 5: b"7"}, ["line 2 is a list", "line 5 is a int", "2 of 6 lines"]),
+    ({4: b'{"a": "\xff"}'}, ["line 4 is no UTF-8"]), ({i: b"?" for i in range(1, 7)}, ["line 5", "…", "6 of 6"]),
     ({2: b'{"iteration": 1, "reward_mean": NaN}'}, ["reward_mean in metrics[1]"]), ({2: b'{"iteration": 1, "reward_mean": "high"}'}, ["not a number"]),
     ({i: b"" for i in range(1, 7)}, ["no metrics"])])
 def test_damaged_lines_are_named_by_their_number(tmp_path, spoil, says):
@@ -291,7 +285,7 @@ def test_damaged_lines_are_named_by_their_number(tmp_path, spoil, says):
     assert all(word in stop.value.code for word in [*says, str(tmp_path)]), stop.value.code
 
 
-@pytest.mark.parametrize("settings", ["{", "[1]", "7"])
+@pytest.mark.parametrize("settings", ["{", "7"])
 def test_damaged_settings_are_named(tmp_path, settings):
     (tmp_path / "config.json").write_text(settings)
     with pytest.raises(SystemExit) as stop: main(["doctor", written(tmp_path, HEALTHY)])
