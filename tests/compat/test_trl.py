@@ -234,7 +234,8 @@ class GRPOConfig:
     output_dir: str | None = None
 
 
-class RLOOConfig(GRPOConfig): pass
+RLOOConfig = dataclasses.make_dataclass("RLOOConfig", [(f.name, f.type, f) for f in dataclasses.fields(GRPOConfig)
+                                                       if f.name not in ("importance_sampling_level", "scale_rewards", "loss_type", "delta")])
 
 
 def test_a_grpo_config_is_carried_and_what_cannot_be_is_listed():
