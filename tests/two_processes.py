@@ -58,7 +58,7 @@ def run(preset, settings, steps=10, dtype=torch.float64, reward_fn=(reward, halv
     trainer, texts = trainer_of(preset, dtype, steps=steps, **settings), Texts()
     trainer.callbacks.append(texts)
     history = trainer.train(PROMPTS, list(reward_fn), progress=False, **more)
-    return weights_of(trainer), texts.seen, history
+    return weights_of(trainer), texts.seen, list(history)
 
 
 def rollout(n):

@@ -79,6 +79,8 @@ def whole(agent: nn.Module) -> None:
     for module in parts_of(agent):
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
+    for name, p in agent.named_parameters():
+        vars(p)["piece"] = vars(agent)["pieces"][name] # it has the gradient
 
 # %% ../../nbs/guides/fsdp.ipynb #acbd052d
 def plain(

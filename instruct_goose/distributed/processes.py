@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LAUNCHED', 'PATIENCE', 'T', 'join', 'count', 'place', 'find_device', 'is_first', 'share', 'OthersFailed', 'together',
-           'gathered', 'allow_types', 'packed', 'unpacked', 'listening', 'from_first', 'by_first', 'agree', 'all_sum',
+           'gathered', 'allow_types', 'packed', 'unpacked', 'listening', 'from_first', 'agree', 'all_sum',
            'same_weights', 'in_processes', 'Crashed', 'run_forked', 'run_child', 'results_of']
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00004
@@ -153,17 +153,7 @@ def from_first(
     work: Callable[[], T], # called in the first process only
 ) -> T:
     "What it returned there, in every process; all wait for it."
-    def of_first() -> T | None:
-        return work() if is_first() else None
-
-    return cast(T, together(of_first)[0])
-
-def by_first(work: Callable[[], object]) -> None:
-    "The first process does it, the others wait until it is done."
-    def nothing() -> None:
-        work()
-
-    from_first(nothing)
+    return cast(T, together(lambda: work() if is_first() else None)[0])
 
 def agree(
     what: str, # subject of the message

@@ -60,11 +60,13 @@ def find_model(
 # %% ../../nbs/reference/models/loading.ipynb #10ad0008
 def check_files(place: Path) -> None:
     "Raises ValueError for a file that was cut, weights in integers, or layers without weights."
-    found, file = {}, place
+    found, widest, file = {}, 0, place
     try:
         for file in place.glob("*.safetensors"):
             with safe_open(file, "pt") as tensors:
-                found |= {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}
+                for name in tensors.keys():
+                    x = tensors.get_slice(name)
+                    found[name], widest = x.get_dtype(), max(widest, *x.get_shape(), 0)
     except Exception as e:
         raise ValueError(f"{file}: {first_line(e)}. Copy the file again") from e
     adapters = (place / "adapter_config.json").is_file()
@@ -73,6 +75,10 @@ def check_files(place: Path) -> None:
     if found and layers > len(found):
         raise ValueError(f"{place}: config.json asks for {layers} layers, and the files hold "
                          f"{len(found)} tensors. Take the config.json that was saved with them")
+    rank = config.get("r", 0) if adapters else 0
+    if found and isinstance(rank, int) and rank > widest:
+        raise ValueError(f"{place}: adapter_config.json asks for rank {rank}, and no matrix in the "
+                         "files has so many rows. Take the one that was saved with them")
     whole = [name for name, kind in found.items()
              if name.endswith("weight") and kind not in ("F64", "F32", "F16", "BF16")]
     if whole and "quantization_config" not in config:
@@ -223,7 +229,7 @@ def load_adapters(
 def base_of(directory: str | Path) -> str: # of adapters
     "Their model's directory, as their file says. Raises ValueError if there is none."
     base = read_settings(Path(directory) / "adapter_config.json").get("base_model_name_or_path")
-    if not base:
+    if not isinstance(base, str) or not base:
         raise ValueError(f"{directory} holds adapters, and does not say of which model: "
                          "pass base=, the model or its directory")
     if base != SMOLLM and not (Path(base).is_dir() and not Path(base).samefile(directory)):

@@ -7,7 +7,7 @@ __all__ = ['Metrics', 'WATCHED', 'METERS', 'MOST', 'ROWS', 'correlation', 'of_te
            'distinct_pairs', 'of_values', 'discounts', 'prompt_nll', 'gradient_meter', 'expected_pulls', 'pull_of',
            'number', 'History', 'sparkline', 'describe', 'of_scores', 'of_advantages', 'of_sampler', 'describe_step',
            'step_log', 'iteration_log', 'held_out_notes', 'speeds', 'average_steps', 'learnt_log', 'prompts_kept',
-           'optimizer_age', 'reference_weight', 'drift_meter', 'some_weights', 'total_norm', 'weight_meter',
+           'optimizer_age', 'reference_weight', 'drift_meter', 'some_weights', 'gradient_of', 'weight_meter',
            'movement_meter', 'in_short']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
@@ -439,10 +439,12 @@ def some_weights(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]: # and whos
     sizes = torch.tensor([len(x) for x in parts], device=parts[0].device)
     return torch.cat(parts), torch.arange(len(parts), device=sizes.device).repeat_interleave(sizes)
 
-def total_norm(grads: Sequence[Tensor]) -> Tensor:
-    "‖g‖ of all of them together, whole where they are cut up."
-    norm: Any = torch.nn.utils.get_total_norm(grads)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+def gradient_of(p: Tensor) -> Tensor:
+    "The last gradient, 0 without one; under FSDP the piece of each process has its own."
+    grad: Any = getattr(p, "piece", p).grad
+    if grad is None:
+        return torch.zeros_like(p)
+    return grad.full_tensor() if hasattr(grad, "full_tensor") else grad
 
 def weight_meter(
     learn: Sequence[Tensor], # the policy's parameters that learn
@@ -456,12 +458,13 @@ def weight_meter(
 
     def call() -> dict[str, Tensor]:
         step = some_weights(learn)[0] - before
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in learn]
+        grads = [gradient_of(p) for p in learn]
         pulled = some_weights(grads)[0] != 0
         count = step.new_zeros(len(learn))
         has = count.index_add(0, owner, pulled.float()) > 0
         moved = count.index_add(0, owner, ((step != 0) & pulled).float()) > 0
-        return {"clipped_norm": total_norm(grads), "update_ratio": step.norm() / before.norm(),
+        return {"clipped_norm": torch.nn.utils.get_total_norm(grads),
+                "update_ratio": step.norm() / before.norm(),
                 "weights_moved": (step != 0)[pulled].float().mean(),
                 "weight_step": step.square().mean().sqrt(),
                 "tensors_without_gradient": (~has).float().mean(),

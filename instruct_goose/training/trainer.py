@@ -23,7 +23,7 @@ from ..distributed.data_parallel import (
     by_rows, shared, start_equal, whole_gradient)
 from ..distributed.fsdp import (
     as_one, is_sharded, plain, put_weights, sharded, take_pieces)
-from ..distributed.processes import by_first, find_device, together
+from ..distributed.processes import find_device, from_first, together
 from ..models.adapters import has_adapters, weights_of
 from ..models.agent import Agent, as_agent, as_reference, Evaluation
 from ..models.response import response_logprobs
@@ -571,7 +571,7 @@ class RLHFTrainer:
             agent = plain(self.agent) if is_sharded(self.agent) else self.agent
             run_directory.save_model(agent, self.tokenizer, directory)
 
-        by_first(save)
+        from_first(save)
 
     def train_in(
         self,

@@ -19,7 +19,6 @@ from instruct_goose.distributed.fsdp import configs
 from instruct_goose.distributed.processes import (
     agree,
     all_sum,
-    by_first,
     count,
     from_first,
     in_processes,
@@ -41,7 +40,7 @@ def primitives():
     column = by_rows(lambda r: {"s": r.mask.sum(-1) + 10, "none": None, "some": r.mask.double() if k == 0 else None}, rollout(5))
     torch.manual_seed(k); net = torch.nn.Linear(2, 1); same_weights(net)
     seen = []
-    by_first(lambda: seen.append(k))
+    from_first(lambda: seen.append(k))
     try: agree("the settings", k, "start again")
     except ValueError as e: said = str(e)
     return shares, (x, y, z), column, net.weight, (seen, is_first(), count(), from_first(lambda: k)), said, together(lambda: k * 2)

@@ -129,7 +129,7 @@ def test_merged_adapters_are_a_plain_directory(run, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["base", "out", "run"]
 
 
-@pytest.mark.parametrize("base", [None, "owner/name", "itself"])
+@pytest.mark.parametrize("base", [None, 3, "owner/name", "itself"])
 def test_adapters_without_their_model_say_what_is_wanted(run, base, tmp_path):
     place = run / "policy"
     settings(place / "adapter_config.json", base_model_name_or_path=str(place) if base == "itself" else base)
@@ -199,7 +199,7 @@ def test_a_reader_is_no_policy_and_a_policy_no_reward_model(tmp_path):
 
 @pytest.mark.parametrize("change, says", [(cut(-9, "adapter_model"), "adapter_model.safetensors"), (tensors(lambda w: w.pop(next(iter(w))), "adapter_model"), "missing"),
     (tensors(lambda w: next(iter(w.values())).fill_(torch.nan), "adapter_model"), "not finite"), (text("adapter_config.json", "{"), "cannot be read"),
-    (lambda p: settings(p / "adapter_config.json", r=5), "do not fit"), (lambda p: (p / "adapter_model.safetensors").unlink(), "do not fit")])
+    (lambda p: settings(p / "adapter_config.json", r=5), "do not fit"), (lambda p: settings(p / "adapter_config.json", r=10**7), "rank 10000000"), (lambda p: (p / "adapter_model.safetensors").unlink(), "do not fit")])
 def test_damaged_adapters_are_refused_too(run, change, says):
     change(run / "policy")
     with pytest.raises(ValueError, match=says) as e: load_model(run)
