@@ -85,6 +85,13 @@ def test_long_code_shows_its_first_lines():
     assert short.count("\n") == build.HEAD - 1 and "All 42 lines" in whole and "return x" in whole
 
 
+def test_a_reference_page_shows_signatures_and_folds_the_code():
+    source = "def f(\n    x: int,  # a\n) -> int:\n    'What f is.'\n" + "    x += 1\n" * 6 + "    return x"
+    short, whole = build.shortened(cell("#| exports\n" + source), outline=True)
+    assert short.endswith("'What f is.'") and source in whole
+    assert build.shortened(cell("#| exports\ndef f(x): return x"), outline=True) == ("def f(x): return x", "")
+
+
 def test_formulas_are_typeset_or_refused():
     assert "katex-display" in typeset.html(r"\sum_{i \lt t} x_i", True)
     assert "katex-display" not in typeset.html("x", False)
