@@ -77,8 +77,8 @@ def check_files(place: Path) -> None:
                          f"{len(found)} tensors. Take the config.json that was saved with them")
     rank = config.get("r", 0) if adapters else 0
     if found and isinstance(rank, int) and rank > widest:
-        raise ValueError(f"{place}: adapter_config.json asks for rank {rank}, and no matrix in the "
-                         "files has so many rows. Take the one that was saved with them")
+        raise ValueError(f"{place}: adapter_config.json asks for rank {rank}, and no matrix in "
+                         "the files has so many rows. Take the one that was saved with them")
     whole = [name for name, kind in found.items()
              if name.endswith("weight") and kind not in ("F64", "F32", "F16", "BF16")]
     if whole and "quantization_config" not in config:

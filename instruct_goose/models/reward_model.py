@@ -137,8 +137,8 @@ class RewardModel(nn.Module):
         c, pad_id = self.model.config, tokenizer.pad_token_id
         c.reward_mean, c.reward_std = getattr(c, "reward_mean", 0.), getattr(c, "reward_std", 1.)
         if not (math.isfinite(c.reward_mean) and 0 < c.reward_std < math.inf):
-            raise ValueError(f"the reward model's mean is {c.reward_mean} and its standard deviation "
-                             f"{c.reward_std}: call normalise again")
+            raise ValueError(f"the reward model's mean is {c.reward_mean} and its standard "
+                             f"deviation {c.reward_std}: call normalise again")
         c.reward_tokenizer = fingerprint(tokenizer)
         ends = pad_id in (tokenizer.eos_token_id, tokenizer.bos_token_id)
         c.pad_token_id = None if ends else pad_id

@@ -145,7 +145,7 @@ def train_kto(
     data, good = thumb_rows(rows, tokenizer)
     refuse_long_rows([given + response for given, response in data], model)
     if batch_size < 2:
-        raise ValueError(f"batch_size is {batch_size}: z needs another row's answer, so 2 at least")
+        raise ValueError(f"batch_size is {batch_size}: z needs another row's answer, so 2 or more")
     pad_id, room = filling_id(tokenizer), context_length(model)
 
     def loss_of(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
