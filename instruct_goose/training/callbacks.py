@@ -110,12 +110,12 @@ def check_callbacks(callbacks: Sequence[object], function: object) -> None:
     hooks = [name for name in vars(Callback) if name.startswith("on_")]
     for callback in callbacks:
         if not all(hasattr(callback, name) for name in hooks):
-            raise TypeError(f"{callback!r:.80} among the callbacks is no Callback: derive its class "
-                            "from it, or pass a function of the metrics to train(callback=…)")
+            raise TypeError(f"{callback!r:.80} among the callbacks is no Callback: derive its "
+                            "class from it, or pass a function of the metrics to train(callback=…)")
         for name in dir(callback):
             if name.startswith("on_") and name not in hooks:
-                raise TypeError(f"{type(callback).__name__}.{name} is called by no step: the hooks "
-                                f"are {', '.join(hooks)}")
+                raise TypeError(f"{type(callback).__name__}.{name} is called by no step: the "
+                                f"hooks are {', '.join(hooks)}")
     if function is not None and not callable(function):
         raise TypeError(f"callback is {function!r:.80}: pass one function of the metrics; objects "
                         "go to trainer.callbacks")

@@ -19,8 +19,8 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import (
-    Annotated, Any, get_args, get_origin, get_type_hints, Literal, ParamSpec, TYPE_CHECKING, TypeVar,
-    Union)
+    Annotated, Any, get_args, get_origin, get_type_hints, Literal, ParamSpec, TYPE_CHECKING,
+    TypeVar, Union)
 
 from ..objective.advantages import ADVANTAGES
 from ..objective.group import PRESETS

@@ -225,7 +225,7 @@ class PromptOrder:
             raise TypeError(f"prompts is one text: pass a list, [{prompts!r}]")
         self.seed = seed
         self.rows: Any = prompts
-        self.n: int | None = len(self.rows) if is_list(prompts) else None # of one pass; None: a stream
+        self.n = len(self.rows) if is_list(prompts) else None # of one pass; None: a stream
         if self.n == 0:
             raise ValueError("no prompts: pass at least one")
         self.stream = iter(prompts)

@@ -290,8 +290,8 @@ class Rollout:
 
     def rows(self, most: int = 8) -> list[tuple[str, int, str, str]]:
         "Score, length, prompt and response of the first responses, as text."
-        n = min(most, len(self))
-        scores = [""] * n if self.scores is None else [f"{x:.2f}" for x in self.scores[:n].tolist()]
+        n, own = min(most, len(self)), self.scores
+        scores = [""] * n if own is None else [f"{x:.2f}" for x in own[:n].tolist()]
         lengths = self.mask.sum(-1).tolist()
         prompts = self.prompts or [""] * n
         texts = self.texts or [str(row[m].tolist()) for row, m in

@@ -41,9 +41,10 @@ from .checks import (
     blaming, check_ratio, require_column, require_finite, require_finite_weights, rounding)
 from .config import (
     answers_foreign, check_values, Limit, NotNegative, RLHFConfig)
-from .metrics import (
-    average_steps, describe, held_out_notes, History, iteration_log, learnt_log, Metrics, movement_meter,
-    number, optimizer_age, prompt_nll, prompts_kept, reference_weight, speeds, step_log)
+from instruct_goose.training.metrics import (
+    average_steps, describe, held_out_notes, History, iteration_log, learnt_log, Metrics,
+    movement_meter, number, optimizer_age, prompt_nll, prompts_kept, reference_weight, speeds,
+    step_log)
 from instruct_goose.training.prompts import (
     columns_of, different, encode_prompts, fitting, PromptOrder, room_for_prompts, slices,
     special_ids)
