@@ -195,8 +195,8 @@ class RewardModel(nn.Module):
         return c.reward_mean, c.reward_std
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Weights (safetensors), adapters merged, config, tokenizer. Plain transformers loads them:
-        raw scores."""
+        """Weights (safetensors; adapters merged), config, tokenizer. Plain transformers loads
+        them: raw scores."""
         model = merge_adapters(self.model) if has_adapters(self.model) else self.model
         for part in (model, self.tokenizer):
             part.save_pretrained(path)
