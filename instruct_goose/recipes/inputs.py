@@ -240,7 +240,7 @@ def load_plugins(files: Sequence[str]) -> None:
     for file in files:
         file_module(file, "--plugin")
 
-def files_of(config: Any) -> dict[str, str]: # SHA-256 by name
+def files_of(config: object) -> dict[str, str]: # SHA-256 by name
     "The plug-ins and the files of rewards that a run was given."
     rewards = (place.rpartition(":")[0] for place in getattr(config, "reward", ()))
     return {name: sha256(Path(name)) for name in (*getattr(config, "plugin", ()), *rewards)
@@ -345,7 +345,7 @@ class OneMeaning(yaml.SafeLoader):
              "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|nan)",
              "str": r"(?!0o[0-7]+$).*", "timestamp": r"(?!)"} # of each tag, what may be written
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or self.depth > 20:
             what = "is nested too deeply" if self.depth > 20 else "refers to another value by *"
