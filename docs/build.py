@@ -386,16 +386,15 @@ def names_page(pages: list[Page]) -> str:
 
 def tables_page(links: Links, near: Page) -> str:
     "The tables that lessons compute, in one place: made by the package's own functions."
-    from instruct_goose.objective.group import preset_notes, preset_table
+    from instruct_goose.objective.group import preset_table
 
     sys.path.insert(0, str(ROOT / "tests/compat"))
     from same_name_formulas import QUANTITIES, comparison_table
 
     text = ["# Tables", "```{rst-class} subtitle\n```\n\nEvery preset setting by setting, and what the same name means elsewhere\n",
             "## Presets", "The rows of `RLHFConfig.preset()`, with the equations they come from. "
-            "[GRPO and its family](learn/11_group.ipynb) derives them, "
+            "[GRPO and its family](learn/11_group.ipynb) derives them, says what each leaves out of its paper and where it departs; "
             "[the comparison](guides/side_by_side.ipynb) runs them on one task.", preset_table(),
-            "What each leaves out of its paper, where it departs, and which other it is exactly:", preset_notes(),
             "No preset sets what several papers and libraries share, whatever the algorithm: the sampler's weights `importance_cap`, `importance_floor`, "
             "`importance_level` and `importance_beyond` (TRL corrects by default), `kl_target` and `kl_early_stop`, `entropy_target`, dynamic sampling by `redraw_flat` and "
             "`drop_flat`, the spread of the whole batch, `advantage='group_mean_batch_std'`, a reference that moves, `ref_every`, `overlong_buffer`, `reward_weighting` and "

@@ -22,7 +22,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
     "Algorithms": ["dpo", "side_by_side", "dynamic_sampling", "distillation", "continuous_actions", "classic_control", "playground", "details"],
     "Recipes": ["smollm_recipes", "smollm_sentiment", "smollm_answers", "smollm_reviews", "hub_recipes"],
     "Debugging": ["doctor", "microscope", "invariances", "bug_hunt"],
-    "From other libraries": ["from_trl", "from_torchtune", "from_ding", "from_goose", "same_name", "pseudo_code"],
+    "From other libraries": ["from_trl", "more_losses", "from_torchtune", "from_ding", "from_goose", "same_name", "pseudo_code"],
     "Practice": ["questions", "exercises", "projects"]}
 PACKAGES = ["objective", "models", "data", "training", "variants", "supervised", "runs", "distributed", "doctor", "worlds", "recipes", "cli", "compat"]
 LOOK_UP = {  # pages of the third shelf that are no notebooks; the builder makes them

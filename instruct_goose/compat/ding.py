@@ -12,7 +12,7 @@ __all__ = ['LogProbFunction', 'gae_data', 'ppo_data', 'ppo_data_continuous', 'pp
 # %% ../../nbs/guides/from_ding.ipynb #21a53b6f
 import math
 from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Shaped
@@ -23,8 +23,6 @@ from ..objective.advantages import group_advantages
 from ..objective.gaussian import gaussian_entropy
 from ..objective.kl import k1, k2, k3
 from ..objective.logprobs import entropy, token_logprobs
-from ..objective.policy_loss import clipped_objective, probability_ratio
-from ..objective.value_loss import value_loss
 
 # %% ../../nbs/guides/from_ding.ipynb #c46027f6
 def naive_method(
@@ -86,8 +84,7 @@ def gae(
 
 # %% ../../nbs/guides/from_ding.ipynb #13e7d682
 _policy = ("action", "adv", "weight", "logit_pretrained")
-_both = ("action", "value_new", "value_old", "adv", "return_", "weight",
-         "logit_pretrained")
+_both = ("action", "value_new", "value_old", "adv", "return_", "weight", "logit_pretrained")
 
 def _record(name: str, *fields: str):
     "A namedtuple; logit_pretrained, where it has one, is None unless given."
@@ -95,8 +92,7 @@ def _record(name: str, *fields: str):
     return namedtuple(name, fields, defaults=last, module=__name__)
 
 ppo_data = _record("ppo_data", "logit_new", "logit_old", *_both)
-ppo_data_continuous = _record(
-    "ppo_data_continuous", "mu_sigma_new", "mu_sigma_old", *_both)
+ppo_data_continuous = _record("ppo_data_continuous", "mu_sigma_new", "mu_sigma_old", *_both)
 ppo_policy_data = _record("ppo_policy_data", "logit_new", "logit_old", *_policy)
 ppo_policy_data_continuous = _record(
     "ppo_policy_data_continuous", "mu_sigma_new", "mu_sigma_old", *_policy)
@@ -106,21 +102,11 @@ ppo_policy_loss = _record("ppo_policy_loss", "policy_loss", "entropy_loss", "kl_
 ppo_info = _record("ppo_info", "approx_kl", "clipfrac")
 
 # %% ../../nbs/guides/from_ding.ipynb #f7aaa49f
-def _ratio(logp_new: Tensor, logp_old: Tensor) -> Tensor:
-    "π/π_old, uncut. Ours detaches π_old: the whole difference goes in on the other side."
-    ell = logp_new - logp_old
-    flat = ell.reshape(1, -1)
-    ratio = probability_ratio(flat, torch.zeros_like(flat), max_log_ratio=math.inf)
-    return ratio.reshape(ell.shape).to(ell.dtype)
-
 def _clipped(
     ratio: Tensor, adv: Tensor, clip_ratio: int | float, dual_clip: int | float | None = None,
     everywhere: bool = False,
 ) -> Tensor:
-    "`clipped_objective`, and what it refuses: ε ≤ 0, c ≤ 1, a dual clip for every sign."
-    ratio, adv = torch.broadcast_tensors(ratio, adv)
-    if clip_ratio > 0 and (dual_clip is None or dual_clip > 1 and not everywhere):
-        return clipped_objective(ratio, adv, float(clip_ratio), dual_clip=dual_clip)
+    "`clipped_objective` without its checks; the floor of the dual clip for either sign."
     near = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
     objective = torch.minimum(ratio * adv, near * adv)
     if dual_clip is None:
@@ -145,8 +131,7 @@ def calculate_kl_div(
     Raises ValueError for another kl_type."""
     estimators = {"k1": k1, "k2": k2, "k3": lambda ell: k3(ell, clamp=math.inf)}
     if kl_type not in estimators:
-        raise ValueError(
-            f"Unknown kl_type: {kl_type}; choose from {', '.join(estimators)}")
+        raise ValueError(f"Unknown kl_type: {kl_type}; choose from {', '.join(estimators)}")
     return estimators[kl_type](log_ratio).mean()
 
 # %% ../../nbs/guides/from_ding.ipynb #e125336e
@@ -170,7 +155,7 @@ def ppo_policy_error(
     if weight is None:
         weight = torch.ones_like(adv)
     logp_new, logp_old = (less_efficient_method(z, action) for z in (new, old))
-    ratio = _ratio(logp_new, logp_old)
+    ratio = (logp_new - logp_old).exp()
     if ratio.shape != adv.shape:
         ratio = ratio.mean(dim=1)
     loss = -(_clipped(ratio, adv, clip_ratio, dual_clip) * weight).mean()
@@ -193,23 +178,16 @@ def ppo_value_error(
     clip_ratio: int | float = .2,  # c, in the unit of the reward
     use_value_clip: bool = True,   # False: the plain square
 ) -> Float[Tensor, ""]: # the mean over all elements, weighted or not
-    """½·max((V − R̂)², (V_old + clip(V − V_old, ±c) − R̂)²), by `value_loss`, which gets
-    V − R̂ against 0, because it would detach the target."""
+    """½·max((V − R̂)², (V_old + clip(V − V_old, ±c) − R̂)²): `value_loss`, which would detach
+    the target."""
     value_new, value_old, return_, weight = ppo_value_data(*data)
     if weight is None:
         weight = torch.ones_like(value_old)
-
-    def error(value: Tensor) -> Tensor:
-        gap = value - return_
-        flat = gap.reshape(1, -1)
-        zero, mask = torch.zeros_like(flat), torch.ones_like(flat, dtype=torch.bool)
-        return value_loss(flat, zero, mask).reshape(gap.shape).to(gap.dtype)
-
-    loss = error(value_new)
+    error = (value_new - return_).square()
     if use_value_clip:
-        step = (value_new - value_old).clamp(-clip_ratio, clip_ratio)
-        loss = torch.maximum(loss, error(value_old + step))
-    return (loss * weight).mean()
+        near = value_old + (value_new - value_old).clamp(-clip_ratio, clip_ratio)
+        error = torch.maximum(error, (near - return_).square())
+    return .5 * (error * weight).mean()
 
 # %% ../../nbs/guides/from_ding.ipynb #9eeefa7d
 def _dual_clip_above_1(dual_clip: int | float | None) -> None:
@@ -233,11 +211,6 @@ def ppo_error(
     value = ppo_value_error((*values, return_, weight), clip_ratio, use_value_clip)
     return ppo_loss(losses.policy_loss, value, losses.entropy_loss, losses.kl_div), info
 
-# %% ../../nbs/guides/from_ding.ipynb #8ba7c962
-def _density(mu_sigma: Mapping[str, Tensor]) -> Normal:
-    "torch's Normal, as theirs: at a small σ the rounding of `gaussian_logprobs` shows."
-    return Normal(mu_sigma["mu"], mu_sigma["sigma"])
-
 # %% ../../nbs/guides/from_ding.ipynb #44ab5ebc
 def ppo_policy_error_continuous(
     data: tuple,                           # ppo_policy_data_continuous
@@ -254,14 +227,15 @@ def ppo_policy_error_continuous(
         weight = torch.ones_like(adv)
     if old["mu"].ndim == 1:
         old = {k: old[k].unsqueeze(-1) for k in ("mu", "sigma")}
-    logp_new, logp_old = (_density(p).log_prob(action).sum(-1) for p in (new, old))
-    ratio = _ratio(logp_new, logp_old)
+    logp_new, logp_old = (
+        Normal(p["mu"], p["sigma"]).log_prob(action).sum(-1) for p in (new, old))
+    ratio = (logp_new - logp_old).exp()
     loss = -(_clipped(ratio, adv, clip_ratio, dual_clip, everywhere=True) * weight).mean()
-    sigma = _density(new).scale  # of the shape of μ, and a tensor
+    sigma = Normal(new["mu"], new["sigma"]).scale  # of the shape of μ, and a tensor
     entropy_loss = (gaussian_entropy(sigma).to(sigma.dtype) * weight).mean()
     kl_div = 0
     if pretrained is not None:
-        logp_pretrained = _density(pretrained).log_prob(action).sum(-1)
+        logp_pretrained = Normal(pretrained["mu"], pretrained["sigma"]).log_prob(action).sum(-1)
         kl_div = calculate_kl_div(logp_new - logp_pretrained, kl_type)
     info = ppo_info(*_meters(logp_new, logp_old, ratio, clip_ratio))
     return ppo_policy_loss(loss, entropy_loss, kl_div), info
@@ -294,7 +268,7 @@ def _group_error(
     clip_ratio: int | float, penalty: Tensor | None = None,
 ) -> tuple[Tensor, tuple[float, float]]:
     "What GRPO and RLOO share: the mean over rows of Σ w·loss / Σ w, and the meters."
-    ratio = _ratio(logp_new, logp_old)
+    ratio = (logp_new - logp_old).exp()
     loss = -_clipped(ratio, adv.unsqueeze(1), clip_ratio)
     if penalty is not None:
         loss = penalty + loss

@@ -8,7 +8,7 @@ __all__ = ['Agent', 'create_reference_model', 'RewardModel', 'PairwiseLoss', 'RL
 
 # %% ../../nbs/guides/from_goose.ipynb #d56f2171
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +27,7 @@ from ..models.tokens import compact
 from ..objective.advantages import gae
 from ..objective.kl import sequence_kl
 from ..objective.logprobs import entropy, token_logprobs
-from ..objective.masks import last_index, response_mask
+from ..objective.masks import last_index, response_mask, wide
 from ..training import trainer as training
 from ..training.rollout import draw
 
@@ -98,10 +98,8 @@ def create_reference_model(
     model: models.Agent | PreTrainedModel,
 ) -> Any: # the same kind
     "π_ref: a copy that no longer learns, dropout off. An Agent's copy is an Agent."
-    reference = models.create_reference_model(model)
-    if not isinstance(model, models.Agent):
-        return reference
-    return Agent(reference).requires_grad_(False).eval()
+    reference, is_agent = models.create_reference_model(model), isinstance(model, models.Agent)
+    return Agent(reference).requires_grad_(False).eval() if is_agent else reference
 
 # %% ../../nbs/guides/from_goose.ipynb #a307c279
 def _text_mask(ids: Tensor, eos: int | list[int] | None, pad: int | None) -> Tensor:
@@ -115,6 +113,10 @@ def _text_mask(ids: Tensor, eos: int | list[int] | None, pad: int | None) -> Ten
     return mask
 
 # %% ../../nbs/guides/from_goose.ipynb #6c5a1647
+class _Head(nn.Sequential):
+    "Dropout, then a linear head, whose weight it shows."
+    weight = property(lambda self: self[-1].weight)
+
 class RewardModel(nn.Module):
     """A transformer and a head: σ(w·h) at each text's last token, from 0 to 1. Without a mask,
     ends and padding before the text are left out, and all but the first end behind it. Starts in
@@ -130,7 +132,7 @@ class RewardModel(nn.Module):
         load, given = AutoModelForSequenceClassification, isinstance(model_name, nn.Module)
         model: Any = copy.deepcopy(model_name) if given else load.from_pretrained(
             cast(str, model_name), num_labels=1, dtype=torch.float32, trust_remote_code=False)
-        model.score = nn.Sequential(nn.Dropout(dropout), model.score)
+        model.score = _Head(nn.Dropout(dropout), model.score)
         self.model = model
         self.to(device).eval()
 
@@ -155,10 +157,8 @@ class PairwiseLoss(nn.Module):
         chosen_rewards: Shaped[Tensor, "batch *one"],   # (batch,), or a column
         rejected_rewards: Shaped[Tensor, "batch *one"], # likewise
     ) -> Float[Tensor, ""]: # nats
-        def column(x: Tensor) -> Tensor:
-            return x.flatten() if x.is_floating_point() else x.flatten().float()
-
-        return reward.PairwiseLoss()(column(chosen_rewards), column(rejected_rewards))
+        return reward.PairwiseLoss()(wide(chosen_rewards).flatten(),
+                                     wide(rejected_rewards).flatten())
 
 # %% ../../nbs/guides/from_goose.ipynb #9d1ae6a8
 @dataclass
@@ -242,7 +242,16 @@ def _encode(
     return row["input_ids"][0], row["attention_mask"][0]
 
 # %% ../../nbs/guides/from_goose.ipynb #4d3f4853
-class PairDataset(torch.utils.data.Dataset):
+class _Rows(torch.utils.data.Dataset):
+    rows: list[tuple[Tensor, ...]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, ...]:
+        return self.rows[idx]
+
+class PairDataset(_Rows):
     "Items are (chosen ids, chosen mask, rejected ids, rejected mask), `max_length` long each."
 
     def __init__(
@@ -251,20 +260,11 @@ class PairDataset(torch.utils.data.Dataset):
         tokenizer: PreTrainedTokenizerBase, # of the reward model, with a pad token
         max_length: int = 1024, # longer texts are cut
     ):
-        def four(row: Mapping[str, str]) -> tuple[Tensor, ...]:
-            sides = (_encode(row[side], tokenizer, max_length) for side in ("chosen", "rejected"))
-            return tuple(x for side in sides for x in side)
-
-        self.rows = [four(row) for row in dataset]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, idx: int) -> tuple[Tensor, ...]:
-        return self.rows[idx]
+        self.rows = [(*_encode(row["chosen"], tokenizer, max_length),
+                      *_encode(row["rejected"], tokenizer, max_length)) for row in dataset]
 
 # %% ../../nbs/guides/from_goose.ipynb #da6d4852
-class PromptDataset(torch.utils.data.Dataset):
+class PromptDataset(_Rows):
     "Items are (ids, mask), `max_length` long each."
 
     def __init__(
@@ -274,12 +274,6 @@ class PromptDataset(torch.utils.data.Dataset):
         max_length: int = 1024, # longer texts are cut
     ):
         self.rows = [_encode(row["prompt"], tokenizer, max_length) for row in dataset]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]:
-        return self.rows[idx]
 
 # %% ../../nbs/guides/from_goose.ipynb #efb918df
 class AgentObjective(nn.Module):

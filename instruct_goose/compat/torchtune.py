@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
-from ..models.reward_model import pairwise_loss
 from ..objective.kl import k1
 from ..objective.logprobs import token_logprobs
 from ..objective.masks import response_mask
@@ -206,22 +206,29 @@ class PPOLoss(nn.Module):
                 value_loss.detach(), ratios.mean().detach(), mean(cut, padding_masks).detach())
 
 # %% ../../nbs/guides/from_torchtune.ipynb #85c1ba4e
-def _logits(
-    pi_chosen: Tensor, pi_rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor,
-) -> Tensor:
-    "How much more than the reference the policy prefers the chosen response, in nats."
-    return (pi_chosen - pi_rejected) - (ref_chosen - ref_rejected)
+class _PairLoss(nn.Module):
+    "Of ℓ, how much more than the reference the policy prefers the chosen response, in nats."
+    scale: int | float # of the implicit rewards
 
-def _rewards(
-    beta: int | float, pi_chosen: Tensor, pi_rejected: Tensor, ref_chosen: Tensor,
-    ref_rejected: Tensor,
-) -> tuple[Tensor, Tensor]:
-    "The implicit rewards, without gradient."
-    return beta * (pi_chosen - ref_chosen).detach(), beta * (pi_rejected - ref_rejected).detach()
+    def losses(self, ell: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(
+        self,
+        policy_chosen_logps: Tensor,      # summed over the response, (batch,)
+        policy_rejected_logps: Tensor,    # likewise
+        reference_chosen_logps: Tensor,   # likewise
+        reference_rejected_logps: Tensor, # likewise
+    ) -> tuple[Tensor, Tensor, Tensor]: # losses, chosen rewards, rejected rewards
+        ell = ((policy_chosen_logps - policy_rejected_logps)
+               - (reference_chosen_logps - reference_rejected_logps))
+        return (self.losses(ell),
+                self.scale * (policy_chosen_logps - reference_chosen_logps).detach(),
+                self.scale * (policy_rejected_logps - reference_rejected_logps).detach())
 
 # %% ../../nbs/guides/from_torchtune.ipynb #195e2a28
-class DPOLoss(nn.Module):
-    "−(1 − ϵ)·log σ(β·ℓ) − ϵ·log σ(−β·ℓ) per pair, for any β and ϵ: `pairwise_loss`."
+class DPOLoss(_PairLoss):
+    "−(1 − ϵ)·log σ(β·ℓ) − ϵ·log σ(−β·ℓ) per pair, for any β and ϵ."
 
     def __init__(
         self,
@@ -229,27 +236,14 @@ class DPOLoss(nn.Module):
         label_smoothing: int | float = 0.0, # ϵ, the share of labels thought wrong
     ):
         super().__init__()
-        self.beta, self.label_smoothing = beta, label_smoothing
+        self.beta, self.label_smoothing, self.scale = beta, label_smoothing, beta
 
-    def forward(
-        self,
-        policy_chosen_logps: Tensor,      # summed over the response, (batch,)
-        policy_rejected_logps: Tensor,    # likewise
-        reference_chosen_logps: Tensor,   # likewise
-        reference_rejected_logps: Tensor, # likewise
-    ) -> tuple[Tensor, Tensor, Tensor]: # losses, chosen rewards, rejected rewards
-        four = (policy_chosen_logps, policy_rejected_logps,
-                reference_chosen_logps, reference_rejected_logps)
-        ell, eps = self.beta * _logits(*four), self.label_smoothing
-        zero = torch.zeros_like(ell).flatten()
-
-        def nll(x: Tensor) -> Tensor:
-            return pairwise_loss(x.flatten(), zero).view_as(x).to(x.dtype)
-
-        return nll(ell) * (1 - eps) + nll(-ell) * eps, *_rewards(self.beta, *four)
+    def losses(self, ell: Tensor) -> Tensor:
+        x, eps = self.beta * ell, self.label_smoothing
+        return -(1 - eps) * logsigmoid(x) - eps * logsigmoid(-x)
 
 # %% ../../nbs/guides/from_torchtune.ipynb #205258f5
-class RSOLoss(nn.Module):
+class RSOLoss(_PairLoss):
     "max(0, 1 − γ·ℓ): the hinge in the place of DPO's logistic loss, per pair."
 
     def __init__(
@@ -257,18 +251,10 @@ class RSOLoss(nn.Module):
         gamma: int | float = 0.1, # as DPO's β
     ):
         super().__init__()
-        self.gamma = gamma
+        self.gamma = self.scale = gamma
 
-    def forward(
-        self,
-        policy_chosen_logps: Tensor,      # summed over the response, (batch,)
-        policy_rejected_logps: Tensor,    # likewise
-        reference_chosen_logps: Tensor,   # likewise
-        reference_rejected_logps: Tensor, # likewise
-    ) -> tuple[Tensor, Tensor, Tensor]: # losses, chosen rewards, rejected rewards
-        four = (policy_chosen_logps, policy_rejected_logps,
-                reference_chosen_logps, reference_rejected_logps)
-        return torch.relu(1 - self.gamma * _logits(*four)), *_rewards(self.gamma, *four)
+    def losses(self, ell: Tensor) -> Tensor:
+        return torch.relu(1 - self.gamma * ell)
 
 # %% ../../nbs/guides/from_torchtune.ipynb #7ea8e633
 class Trajectory(NamedTuple):

@@ -114,9 +114,17 @@ def config_from_trl(
             ours["steps"] = math.ceil(texts / batch)
     else:
         rows, batch = o["mini_batch_size"], o["batch_size"]
+        if batch % (rows * parts):
+            raise ValueError(f"batch_size, {batch}, must be a multiple of mini_batch_size times "
+                             f"gradient_accumulation_steps, {rows * parts}: TRL asks for it too")
+        estimators = {"kl": "k1", "mse": "k2"}
+        if o["kl_penalty"] not in estimators:
+            raise ValueError(f"kl_penalty={o['kl_penalty']!r} has no counterpart: take 'kl' (our "
+                             "k1) or 'mse' (our k2); the whole distribution's KL is in the "
+                             "metrics, kl_to_reference")
         ours |= dict(
-            kl_estimator=_penalty(o["kl_penalty"]), steps=math.ceil(o["steps"] / batch),
-            minibatches=_whole(batch, rows * parts),
+            kl_estimator=estimators[o["kl_penalty"]], steps=math.ceil(o["steps"] / batch),
+            minibatches=batch // (rows * parts),
             kl_target=o["target"] if o["adap_kl_ctrl"] else None)
     if o["max_grad_norm"] is not None:
         ours["max_grad_norm"] = o["max_grad_norm"]
@@ -225,21 +233,6 @@ def _accept(api: str, name: str, value: object) -> None:
     near = difflib.get_close_matches(name, known, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ValueError(f"{name} is no option of TRL's PPOConfig that is known here{hint}")
-
-# %% ../../nbs/guides/from_trl.ipynb #037446d0
-def _penalty(kind: str) -> str:
-    names = {"kl": "k1", "mse": "k2"}
-    if kind in names:
-        return names[kind]
-    raise ValueError(
-        f"kl_penalty={kind!r} has no counterpart: take 'kl' (our k1) or 'mse' (our k2); "
-        "the whole distribution's KL is in the metrics, kl_to_reference")
-
-def _whole(batch: int, rows: int) -> int:
-    if batch % rows:
-        raise ValueError(f"batch_size, {batch}, must be a multiple of mini_batch_size times "
-                         f"gradient_accumulation_steps, {rows}: TRL asks for it too")
-    return batch // rows
 
 # %% ../../nbs/guides/from_trl.ipynb #fe684b55
 def step(

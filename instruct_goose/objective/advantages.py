@@ -94,16 +94,15 @@ def group_advantages(
     with the std of all scores (Liu et al. 2025, "Tricks or traps"). "mean": x − x̄.
     "leave_one_out": x − mean of the other G − 1 (RLOO). Exactly 0 in a group whose scores
     are all equal. Raises ValueError for groups of one, scores that do not divide into
-    groups or are not one per response, an unknown `how` or `ddof`, a negative `eps`."""
+    groups, are not one per response or not finite, an unknown `how` or `ddof`, a negative
+    `eps`."""
     _check_groups(scores, group_size, how, eps, ddof)
     groups = wide(scores.detach()).unflatten(0, (-1, group_size))
     varies = (groups != groups[:, :1]).any(1, keepdim=True)  # else rounding would speak
     centred = torch.where(varies, groups - groups.mean(1, keepdim=True), 0.)
-    if how == "mean_std":
-        std = groups.std(1, correction=ddof, keepdim=True) + eps
-        centred = centred / torch.where(std > 0, std, 1.)
-    if how == "batch_std":
-        std = groups.std(correction=ddof) + eps
+    if how in ("mean_std", "batch_std"):
+        among = 1 if how == "mean_std" else (0, 1)
+        std = groups.std(among, correction=ddof, keepdim=True) + eps
         centred = centred / torch.where(std > 0, std, 1.)
     if how == "leave_one_out":
         centred = centred * group_size / (group_size - 1)
@@ -118,8 +117,7 @@ def _check_groups(scores: Tensor, group_size: int, how: str, eps: int | float, d
                          "response, the responses to one query side by side")
     if how not in ("mean_std", "batch_std", "mean", "leave_one_out"):
         raise ValueError(
-            f"how is {how!r}: choose 'mean_std', 'batch_std', 'mean' or "
-            "'leave_one_out'")
+            f"how is {how!r}: choose 'mean_std', 'batch_std', 'mean' or 'leave_one_out'")
     if ddof not in (0, 1):
         raise ValueError(f"ddof is {ddof}: the std divides by G − 1 or by G, give 1 or 0")
     if not 0 <= eps < float("inf"):
@@ -131,6 +129,10 @@ def _check_groups(scores: Tensor, group_size: int, how: str, eps: int | float, d
         raise ValueError(
             f"{len(scores)} scores do not divide into groups of {group_size}: "
             "sample equally many responses for every query")
+    if not scores.isfinite().all():
+        row = int((~scores.isfinite()).nonzero()[0])
+        raise ValueError(f"scores[{row}] is {scores[row].item()}: no response of its group can "
+                         "be compared with it; give a finite score, or leave the group out")
 
 # %% ../../nbs/learn/07_advantages.ipynb #e4b6a011
 class AdvantageInputs(NamedTuple):
@@ -149,10 +151,14 @@ class AdvantageInputs(NamedTuple):
         "One number per response, at each of its tokens; 0 at padding."
         return torch.where(self.mask, of_response[:, None], 0.)
 
+    def totals(self):
+        "The total reward of each response."
+        return masked_sum(self.rewards, self.mask, dim=-1)
+
     def compared(self, how):
         "The total reward of each response beside the others of its group."
-        total = masked_sum(self.rewards, self.mask, dim=-1)
-        return self.spread(group_advantages(total, self.group_size, how, ddof=self.group_ddof))
+        return self.spread(group_advantages(
+            self.totals(), self.group_size, how, ddof=self.group_ddof))
 
 # %% ../../nbs/learn/07_advantages.ipynb #e4b6a012
 class Advantage(NamedTuple):
@@ -161,38 +167,18 @@ class Advantage(NamedTuple):
     estimate: Callable # AdvantageInputs → (advantages, returns for the value head, or None)
     needs: Literal["values", "group", "greedy"] | None = None
 
-def _by_gae(b: AdvantageInputs):
-    "GAE, and the returns that the value head learns."
-    return gae(b.rewards, b.values, b.mask, b.gamma, b.lam)
-
-def _by_return(b: AdvantageInputs):
-    "Gₜ, compared with nothing. REINFORCE++ whitens it."
-    return discounted_returns(b.rewards, b.mask, b.gamma), None
-
-def _by_greedy(b: AdvantageInputs):
-    "The total reward, less that of the greedy response. ReMax (2023), algorithm 1."
-    return b.spread(masked_sum(b.rewards, b.mask, dim=-1) - b.baseline), None
-
 # %% ../../nbs/learn/07_advantages.ipynb #acdd1228
 ADVANTAGES: dict[str, Advantage] = {
-    "gae": Advantage(_by_gae, needs="values"),
-    "return": Advantage(_by_return),
+    "gae": Advantage(
+        lambda b: gae(b.rewards, b.values, b.mask, b.gamma, b.lam), needs="values"),
+    "return": Advantage( # compared with nothing; REINFORCE++ whitens it
+        lambda b: (discounted_returns(b.rewards, b.mask, b.gamma), None)),
     "group_mean": Advantage(lambda b: (b.compared("mean"), None), needs="group"),
     "group_mean_std": Advantage(lambda b: (b.compared("mean_std"), None), needs="group"),
     "group_mean_batch_std": Advantage(lambda b: (b.compared("batch_std"), None), needs="group"),
     "leave_one_out": Advantage(lambda b: (b.compared("leave_one_out"), None), needs="group"),
-    "greedy": Advantage(_by_greedy, needs="greedy")}
-
-# %% ../../nbs/learn/07_advantages.ipynb #e4b6a013
-def _check_needs(how: str, needs: str | None, values: Tensor | None, baseline: Tensor | None):
-    if needs == "values" and values is None:
-        raise ValueError(f"advantage is {how!r} and there are no values: pass those of the "
-                         "value head at sampling time, or choose one that needs none")
-    if needs == "greedy" and baseline is None:
-        raise ValueError(
-            f"advantage is {how!r} and there is no baseline: call score(rollout, reward_fn), "
-            "or set rollout.baseline, the total reward of the greedy response to each row's "
-            "query")
+    "greedy": Advantage( # ReMax (2023), algorithm 1
+        lambda b: (b.spread(b.totals() - b.baseline), None), needs="greedy")}
 
 # %% ../../nbs/learn/07_advantages.ipynb #e4b6a014
 def estimate_advantages(
@@ -212,7 +198,13 @@ def estimate_advantages(
     for what it needs and was not given, and as the function behind it does."""
     same_shape(rewards=rewards, values=values, mask=mask)
     entry = chosen("advantage", how, ADVANTAGES)
-    _check_needs(how, entry.needs, values, baseline)
-    inputs = AdvantageInputs(
-        rewards.detach(), mask, values, baseline, group_size, group_ddof, gamma, lam)
-    return entry.estimate(inputs)
+    if entry.needs == "values" and values is None:
+        raise ValueError(f"advantage is {how!r} and there are no values: pass those of the "
+                         "value head at sampling time, or choose one that needs none")
+    if entry.needs == "greedy" and baseline is None:
+        raise ValueError(
+            f"advantage is {how!r} and there is no baseline: call score(rollout, reward_fn), "
+            "or set rollout.baseline, the total reward of the greedy response to each row's "
+            "query")
+    return entry.estimate(AdvantageInputs(
+        rewards.detach(), mask, values, baseline, group_size, group_ddof, gamma, lam))

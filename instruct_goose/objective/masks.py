@@ -99,10 +99,8 @@ def masked_mean(
     Raises ValueError where there is nothing to average, and if the shapes differ."""
     total, count = masked_sum(x, mask, dim), mask.sum(dim)
     if (count == 0).any():
-        where = (
-            "anywhere"
-            if dim is None
-            else f"along dim {dim} at {(count == 0).nonzero().tolist()}")
+        rows = (count == 0).nonzero().tolist()
+        where = "anywhere" if dim is None else f"along dim {dim} at {rows}"
         raise ValueError(f"nothing to average: the mask has no True {where}")
     return total / count
 
@@ -135,31 +133,12 @@ AGGREGATES: dict[str, Aggregate] = {
         lambda mask, _, group_tokens: group_tokens.clamp(min=1), "groups", "group_tokens")}
 
 # %% ../../nbs/learn/04_masks.ipynb #6d0c9a42
-def _check_inputs(
-    mask: Tensor, how: str, denominator: int | float | Tensor | None,
-    length: int | float | None,    group_tokens: Tensor | None,
-):
-    "Refuse counts that are none, and inputs that are missing or do not belong here."
-    takes = AGGREGATES[how].takes
-    for name, n in {"denominator": denominator, "length": length}.items():
-        if n is not None and not 0 < n < float("inf"):
-            raise ValueError(f"{name}={n} must be above 0, and finite")
-    if length is not None and takes != "length":
-        raise ValueError(f"length belongs to sequence_sum, not to {how}")
-    if group_tokens is not None and takes != "group_tokens":
-        raise ValueError(f"group_tokens belongs to group_token_mean, not to {how}")
-    if group_tokens is None and takes == "group_tokens":
+def _check_group_tokens(how: str, mask: Tensor, group_tokens: Tensor | None):
+    "Each row's count of its whole group, or a ValueError that says what is wrong with it."
+    if group_tokens is None:
         raise ValueError(f"{how} needs group_tokens, the real tokens of each row's whole "
                          "group: group_token_counts(mask, group_size)")
-    if group_tokens is not None:
-        only_tensors(group_tokens=group_tokens)
-        _check_group_tokens(mask, group_tokens)
-    if denominator is None and not mask.any():
-        raise ValueError("nothing to average: the mask has no True anywhere")
-
-# %% ../../nbs/learn/04_masks.ipynb #6d0c9a43
-def _check_group_tokens(mask: Tensor, group_tokens: Tensor):
-    "Each row's count of its whole group, or a ValueError that says what is wrong with it."
+    only_tensors(group_tokens=group_tokens)
     if group_tokens.shape != mask.shape[:1]:
         raise ValueError(f"group_tokens has shape {tuple(group_tokens.shape)}, expected "
                          f"({len(mask)},): one count per row")
@@ -167,12 +146,6 @@ def _check_group_tokens(mask: Tensor, group_tokens: Tensor):
     if short:
         raise ValueError(f"group_tokens is less than the row's own tokens in rows {short}: "
                          "count the whole group, before it is cut into micro-batches")
-
-def _no_zero(divisor: Tensor):
-    empty = (divisor == 0).nonzero().flatten().tolist()
-    if empty:
-        raise ValueError(f"the mask has no True in rows {empty}: "
-                         "drop them, or pass denominator=, the number of rows that count")
 
 # %% ../../nbs/learn/04_masks.ipynb #5561a913
 def aggregate(
@@ -186,18 +159,27 @@ def aggregate(
     """token_mean: Σ m·x / Σ m. sequence_mean: the rows' mean of Σₜ m·x / Σₜ m.
     sequence_sum: Σ m·x / (B·L). group_token_mean: the groups' mean of Σ m·x / Σ m.
     With `denominator` (tokens for token_mean, groups for group_token_mean, else rows) in
-    the place of the count, micro-batches add up to their minibatch. Raises ValueError for
-    an unknown `how`, counts that are not above 0 and finite, an empty mask or row, missing
-    or wrong `group_tokens`."""
+    the place of the count, micro-batches add up to their minibatch, and an empty row adds 0.
+    Raises ValueError for an unknown `how`, counts that are not above 0 and finite, missing or
+    wrong `group_tokens`, and without a `denominator` for an empty row or batch."""
     same_shape(loss=loss, mask=mask)
     entry = chosen("how", how, AGGREGATES)
-    _check_inputs(mask, how, denominator, length, group_tokens)
+    for name, n in {"denominator": denominator, "length": length}.items():
+        if n is not None and not 0 < n < float("inf"):
+            raise ValueError(f"{name}={n} must be above 0, and finite")
+    for name, given in {"length": length, "group_tokens": group_tokens}.items():
+        if given is not None and entry.takes != name:
+            raise ValueError(f"{name} does not belong to {how}")
+    if entry.takes == "group_tokens":
+        _check_group_tokens(how, mask, group_tokens)
+    if denominator is None:
+        if not mask.numel():
+            raise ValueError("nothing to average: the batch is empty")
+        _no_empty_rows(mask, "drop them, or pass denominator=, the number of rows that count")
     rows, own = masked_sum(loss, mask, dim=-1), mask.sum(-1)
     divisor = torch.as_tensor(
         entry.divisor(mask, length, group_tokens), dtype=rows.dtype, device=rows.device)
-    if denominator is None:
-        _no_zero(divisor)
-    divisor = torch.where(divisor == 0, 1, divisor)  # an empty row adds 0
+    divisor = torch.where(divisor == 0, 1, divisor)  # of an empty row
     counts = {"tokens": own.sum(), "rows": len(mask), "groups": (own / divisor).sum()}
     return (rows / divisor).sum() / (counts[entry.counts] if denominator is None else denominator)
 

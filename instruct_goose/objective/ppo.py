@@ -6,6 +6,9 @@
 __all__ = ['adaptive_entropy', 'update_meters', 'ppo_loss', 'PPOLoss']
 
 # %% ../../nbs/learn/10_ppo.ipynb #0c715946
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -48,39 +51,21 @@ def update_meters(
     level: str = "token",                      # of the ratio; approx_kl is per token
     surrogate: str = "min",                    # whose clip it is, see policy_loss
     dual_clip: int | float | None = None,      # see clipped_objective
+    surrogate_settings: Mapping[str, float] | None = None, # of this surrogate alone
 ) -> dict[str, Float[Tensor, ""]]:
     """How far this batch has moved the policy, over the real tokens: approx_kl, the mean
     of k3 = ρ − 1 − log ρ, estimates KL(π_old‖π); the shares of tokens that the clip of
     this surrogate holds, see held_shares; mean, std, range of ρ. Raises ValueError if shapes
     differ, for an empty mask, and for ε ≤ 0."""
     ratio = probability_ratio(logprobs, old_logprobs, mask, level=level)
-    held = held_shares(surrogate, ratio, advantages, mask, clip, clip_high, dual_clip)
     k3 = token_kl(old_logprobs, logprobs, mask, "k3")  # the sampler comes first
     return dict(
-        approx_kl=masked_mean(k3, mask), **held,
+        approx_kl=masked_mean(k3, mask),
+        **held_shares(surrogate, ratio, advantages, mask, clip, clip_high, dual_clip,
+                      surrogate_settings),
         ratio_mean=masked_mean(ratio, mask),
         ratio_std=masked_var(ratio, mask, unbiased=False).sqrt(),
         ratio_min=ratio[mask].min(), ratio_max=ratio[mask].max())
-
-# %% ../../nbs/learn/10_ppo.ipynb #51b54f6b
-def _added_up(means: dict[str, Tensor], vf_coef: float, ent_coef: float) -> Tensor:
-    "The policy's term, c₁ times that of the values, and the entropy off by c₂."
-    loss = means["policy_loss"]
-    if "value_loss" in means:
-        loss = loss + vf_coef * means["value_loss"]
-    if ent_coef:
-        loss = loss - ent_coef * means["entropy"]
-    return loss
-
-# %% ../../nbs/learn/10_ppo.ipynb #e9baf2c2
-def _complete(
-    values: Tensor | None, returns: Tensor | None, entropy: Tensor | None, ent_coef: int | float,
-):
-    "Refuse a term that lacks its input."
-    if (values is None) != (returns is None):
-        raise ValueError("a value loss needs values and returns: pass both, or neither")
-    if ent_coef and entropy is None:
-        raise ValueError(f"ent_coef is {ent_coef} but there is no entropy: pass it or 0")
 
 # %% ../../nbs/learn/10_ppo.ipynb #4f973acb
 def ppo_loss(
@@ -105,25 +90,34 @@ def ppo_loss(
     level: str = "token",            # of the ratio, see probability_ratio
     surrogate: str = "min",          # see policy_loss
     dual_clip: int | float | None = None, # see clipped_objective
+    surrogate_settings: Mapping[str, float] | None = None, # of this surrogate alone
     weights: Float[Tensor, "batch time"] | None = None, # see sampler_weights
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]: # loss, and detached parts
     """−L^CLIP + c₁·L^VF − c₂·S: eq. 9 of Schulman et al. (2017), its sign turned. With
     `denominator`, loss and terms of micro-batches add up to the whole, the meters do not.
     Raises ValueError for terms that lack an input, and as the functions of the terms do."""
-    _complete(values, returns, entropy, ent_coef)
+    if (values is None) != (returns is None):
+        raise ValueError("a value loss needs values and returns: pass both, or neither")
+    if ent_coef and entropy is None:
+        raise ValueError(f"ent_coef is {ent_coef} but there is no entropy: pass it or 0")
+    clips: dict[str, Any] = dict(
+        clip=clip, clip_high=clip_high, level=level, surrogate=surrogate, dual_clip=dual_clip,
+        surrogate_settings=surrogate_settings)
     terms = {"policy_loss": policy_loss(
-        logprobs, old_logprobs, advantages, mask, clip, clip_high,
-        level=level, surrogate=surrogate, dual_clip=dual_clip, weights=weights)}
+        logprobs, old_logprobs, advantages, mask, weights=weights, **clips)}
     if values is not None and returns is not None:
         terms["value_loss"] = value_loss(values, returns, mask, old_values, value_clip)
     if entropy is not None:
         terms["entropy"] = entropy
     means = {name: aggregate(x, mask, how, denominator, length, group_tokens)
              for name, x in terms.items()}
-    loss = _added_up(means, vf_coef, ent_coef)
+    loss = means["policy_loss"]
+    if "value_loss" in means:
+        loss = loss + vf_coef * means["value_loss"]
+    if ent_coef:
+        loss = loss - ent_coef * means["entropy"]
     parts = {name: x.detach() for name, x in ({"loss": loss} | means).items()}
-    return loss, parts | update_meters(
-        logprobs, old_logprobs, advantages, mask, clip, clip_high, level, surrogate, dual_clip)
+    return loss, parts | update_meters(logprobs, old_logprobs, advantages, mask, **clips)
 
 # %% ../../nbs/learn/10_ppo.ipynb #5e13dc6b
 class PPOLoss(nn.Module):

@@ -29,8 +29,7 @@ def value_loss(
         raise ValueError(f"a value clip of {clip} needs old_values to stay near: "
                          "pass them, or None for no clip")
     if clip is not None and not clip > 0:
-        raise ValueError(
-            f"a value clip of {clip}: it must be positive, or None for no clip")
+        raise ValueError(f"a value clip of {clip}: it must be positive, or None for no clip")
     values = torch.where(mask, wide(values), 0.)
     returns = torch.where(mask, wide(returns.detach()), 0.)
     error = (values - returns).square()

@@ -57,8 +57,10 @@ def token_columns(
     nowhere after a single update, which starts at a ratio of 1."""
     settings = objective_settings(config)
     ratio = probability_ratio(logprobs, r.old_logprobs, r.mask, level=settings["level"])
-    clips = {name: settings[name] for name in ("surrogate", "clip", "clip_high", "dual_clip")}
-    held = torch.stack(list(held_tokens(ratio=ratio, advantages=r.advantages, **clips).values()))
+    clips = {name: settings[name] for name in (
+        "surrogate", "clip", "clip_high", "dual_clip", "surrogate_settings")}
+    sides = held_tokens(ratio=ratio, advantages=r.advantages, mask=r.mask, **clips)
+    held = torch.stack(list(sides.values()))
     columns = {"moved": log_ratio(logprobs, r.old_logprobs, r.mask), "advantages": r.advantages,
                "drift": r.old_logprobs - r.ref_logprobs, "kl": r.kl, "rewards": r.rewards,
                "values": r.values, "returns": r.returns, "old_logprobs": r.old_logprobs,

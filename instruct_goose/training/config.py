@@ -87,7 +87,8 @@ LOSS_TYPES = {  # values of TRL's loss_type, 1.16
             "group, with clip_high=.28",
     "cispo": "surrogate='weight' and aggregation='token_mean'; RLHFConfig.preset('cispo') is "
              "the paper's, a mean per group",
-    "luspo": "not here", "sapo": "not here", "vespo": "not here"}
+    **{name: f"RLHFConfig.preset({name!r}), with the plug-in instruct_goose.compat.losses"
+       for name in ("luspo", "sapo", "vespo")}}
 
 # %% ../../nbs/reference/training/config.ipynb #fe9e4109
 K = TypeVar("K", bound=type)
@@ -152,6 +153,11 @@ def contradictions(c: "RLHFConfig") -> Iterator[tuple[str, str]]:
                              "held-out prompts say which is best")
     if c.dual_clip is not None and not SURROGATES[c.surrogate].takes_dual_clip:
         yield "dual_clip", f"None with surrogate={c.surrogate!r}: it has no second clip"
+    known = SURROGATES[c.surrogate].settings
+    for name, x in (c.surrogate_settings or {}).items():
+        if name not in known or not isinstance(x, (int, float)):
+            yield "surrogate_settings", (f"None for {c.surrogate!r}" if not known else
+                                         f"numbers by the names of {', '.join(known)}")
     if c.importance_floor is not None and c.importance_floor >= (c.importance_cap or 0):
         yield "importance_floor", "below importance_cap, which must be set: between them lies 1"
     yield from reward_contradictions(c)
@@ -196,9 +202,9 @@ def biases(c: "RLHFConfig") -> Iterator[str]:
     "What is biased about these settings, and what would not be. Two passes are still forgiven."
     if not c.beta > 0:
         return
-    if c.kl_placement == "reward" and c.kl_estimator in ("k2", "k3"):
+    if c.kl_placement == "reward" and not ESTIMATORS[c.kl_estimator or "k1"].unbiased:
         yield (f"kl_estimator={c.kl_estimator!r} in the reward is biased: a reward has no "
-               "gradient of its own, and only k1 then pulls as the KL does. Take k1 (or None), or "
+               "gradient of its own, and k1 then pulls as the KL does. Take k1 (or None), or "
                "kl_placement='loss'")
     if c.kl_placement == "loss" and c.kl_gradient == "plain" and c.epochs > 2:
         yield (f"kl_gradient='plain' with epochs={c.epochs} is biased: after the first step the "
@@ -319,6 +325,7 @@ def complaint(hint: Any, value: object) -> Exception | None: # None: it is fine
         return parts_complaint(get_args(kind), value)
     if kind in (int, float):
         return number_complaint(kind, value, limits)
+    kind = get_origin(kind) or kind
     return None if not isinstance(kind, type) or isinstance(value, kind) else type_complaint(kind)
 
 # %% ../../nbs/reference/training/config.ipynb #38f3aac1
@@ -434,6 +441,7 @@ class RLHFConfig(Presets):
     "whose ratio: each token's; the response's mean or product; its mean, pulled token by token"
     surrogate: Surrogate = "min"
     "min: PPO's clip; ratio: no clip; weight: clipped ratio as a constant weight (CISPO)"
+    surrogate_settings: dict[str, float] | None = None  # of a surrogate that has its own, by name
     clip: Positive = 0.2  # how far the ratio may go from 1 before its gradient is cut
     clip_high: Positive | None = None  # the same above 1; None: as below
     dual_clip: Annotated[float, Limit(1, above=True)] | None = None

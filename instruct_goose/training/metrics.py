@@ -30,7 +30,8 @@ from ..objective.kl import exact_kl, sequence_kl, token_kl
 from ..objective.logprobs import log_softmax
 from ..objective.masks import (
     aggregate, last_index, masked_mean, masked_sum, masked_var)
-from ..objective.policy_loss import held_shares, probability_ratio
+from ..objective.policy_loss import (
+    held_shares, policy_loss, probability_ratio)
 from ..objective.value_loss import explained_variance
 from .annotate import next_token_logits, precision
 from .checks import check_ratio
@@ -145,11 +146,10 @@ def expected_pulls(
     "−∂L/∂x where π = π_old: wₜ·Âₜ for log π, c₁·wₜ·(R̂ₜ − Vₜ) for V, c₂·wₜ for S."
     c, mask, mean = config, batch.mask, averaging(config, batch)
     x = batch.old_logprobs.detach().clone().requires_grad_()
-    ratio = probability_ratio(x, batch.old_logprobs, mask, level=c.ratio_level)
-    weights = importance_weights(batch, c)
-    pulled = x if c.surrogate == "weight" else ratio # of "weight" the ratio is a constant
-    gain = pulled * batch.advantages * (1. if weights is None else weights)
-    pulls = {"logprobs": torch.autograd.grad(aggregate(gain, mask, **mean), x)[0]}
+    loss = policy_loss(x, batch.old_logprobs, batch.advantages, mask, level=c.ratio_level,
+                       surrogate=c.surrogate, surrogate_settings=c.surrogate_settings,
+                       weights=importance_weights(batch, c))
+    pulls = {"logprobs": -torch.autograd.grad(aggregate(loss, mask, **mean), x)[0]}
     one = torch.ones_like(x).requires_grad_()
     share = torch.autograd.grad(aggregate(one, mask, **mean), one)[0]
     if batch.values is not None:
@@ -289,7 +289,7 @@ def describe_step(
     c, old, mask = config, batch.old_logprobs, batch.mask
     ratio = probability_ratio(logprobs, old, mask, level=c.ratio_level)
     shares = held_shares(c.surrogate, ratio, batch.advantages, mask, c.clip, c.clip_high,
-                         c.dual_clip)
+                         c.dual_clip, c.surrogate_settings)
     return shares | {"kl_to_old": sequence_kl(old, logprobs, mask, "k3").mean(),
                      "ratio_max": ratio[mask].max()}
 

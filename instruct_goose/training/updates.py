@@ -140,7 +140,8 @@ def objective_settings(
     "The settings of the objective, by the names that `ppo_loss` has for them."
     return dict(clip=c.clip, clip_high=c.clip_high, value_clip=c.value_clip, vf_coef=c.vf_coef,
                 ent_coef=c.ent_coef if ent_weight is None else ent_weight,
-                level=c.ratio_level, surrogate=c.surrogate, dual_clip=c.dual_clip)
+                level=c.ratio_level, surrogate=c.surrogate, dual_clip=c.dual_clip,
+                surrogate_settings=c.surrogate_settings)
 
 def kl_penalty(
     logprobs: Float[Tensor, "batch time"], # with gradient

@@ -13,7 +13,7 @@ from instruct_goose import RLHFConfig, RLHFTrainer, Rollout
 from instruct_goose.lesson import running_example
 from instruct_goose.models.agent import Evaluation
 from instruct_goose.objective.advantages import discounted_returns, gae, group_advantages
-from instruct_goose.objective.group import PRESET_SOURCES, PRESETS, preset_notes, preset_table
+from instruct_goose.objective.group import PRESET_SOURCES, PRESETS, preset_table
 from instruct_goose.objective.kl import kl_in_loss, kl_in_reward
 from instruct_goose.objective.masks import AGGREGATES, aggregate, group_token_counts, whiten
 from instruct_goose.objective.policy_loss import LEVELS, SURROGATES
@@ -71,14 +71,7 @@ def test_a_row_shows_its_dials_and_its_paper(name):
     for key in ("advantage", "ratio_level", "surrogate", "aggregation"): assert f"| {d[key]}".replace("_", " ") in row
     assert f"https://arxiv.org/abs/{s['arxiv']}" in row and s["equations"] in row and s["paper"] in row
     assert ("whitened" in row) == d["whiten_advantages"] and ("G = 8" in row) == (d["group_size"] > 1)
-    assert set(s) == {"paper", "arxiv", "equations", "leaves_out", "departs", "same"} and all(s.values())
-
-
-@each
-def test_the_notes_say_what_is_left_out_where_we_depart_and_what_is_the_same(name):
-    row = next(line for line in preset_notes().splitlines() if line.startswith(f"| {name} |"))
-    assert row == "| " + " | ".join([name, *(PRESET_SOURCES[name][k] for k in ("leaves_out", "departs", "same"))]) + " |"
-    assert len(preset_notes().splitlines()) == 2 + len(PRESETS)
+    assert set(s) == {"paper", "arxiv", "equations"} and all(s.values())
 
 
 TURNED = dict(advantage="group_mean_std", group_size=5, group_ddof=0, whiten_advantages=False, ratio_level="product", surrogate="ratio",

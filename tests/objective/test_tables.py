@@ -71,7 +71,7 @@ def test_the_meters_of_the_loss_speak_of_its_own_surrogate():
 
 def test_a_surrogate_of_ones_own(monkeypatch):
     "SAPO's gate: 4/τ·σ(τ(ρ − 1))·Â; its slope in ρ, 4σ(1 − σ), is 1 at ρ = 1 and 4·σ(.5)·σ(−.5) at ρ = 1.5, τ = 1."
-    gate = lambda ratio, logprobs, advantages, *clips: 4 * (ratio - 1).sigmoid() * advantages
+    gate = lambda x: 4 * (x.ratio - 1).sigmoid() * x.advantages
     monkeypatch.setitem(SURROGATES, "sapo", Surrogate(gate))
     lp, old, one = f64([[0., math.log(1.5)]]).requires_grad_(), f64([[0., 0.]]), torch.ones(1, 2, dtype=torch.bool)
     loss, parts = ppo_loss(lp, old, f64([[1., 1.]]), one, surrogate="sapo")
@@ -80,7 +80,7 @@ def test_a_surrogate_of_ones_own(monkeypatch):
     assert parts["clip_fraction"] == parts["clip_fraction_low"] == parts["clip_fraction_high"] == 0
     with pytest.raises(ValueError, match="dual_clip belongs to"): ppo_loss(lp, old, f64([[1., 1.]]), one, surrogate="sapo", dual_clip=2.)
 
-    half = lambda ratio, advantages, clip, clip_high, dual_clip: {"gate": ratio > 1.2}
+    half = lambda x: {"gate": x.mask & (x.ratio > 1.2)}
     monkeypatch.setitem(SURROGATES, "sapo", Surrogate(gate, half))
     shares = held_shares("sapo", lp.exp(), f64([[1., 1.]]), one)
     assert {k: x.item() for k, x in shares.items()} == {

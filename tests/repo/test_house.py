@@ -16,7 +16,7 @@ package = root / "instruct_goose"
 MODULES = sorted(p for p in package.rglob("*.py") if p.name != "_modidx.py" and "configs" not in p.parts)
 each = pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(package).as_posix())
 TODAY = {
-    "modules": 82,            # 80
+    "modules": 83,            # 80
     "lines": 20190,         # 15,500
     "lines of a module": 700, # 700
     "siblings": 12,           # 12

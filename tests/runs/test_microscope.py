@@ -76,7 +76,7 @@ def test_shares_count_the_held_tokens(surrogate):
     ratio, advantages = torch.rand(3, 5, generator=g) * 2, torch.randn(3, 5, generator=g)
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()
     shares = held_shares(surrogate, ratio, advantages, mask)
-    for side, where in held_tokens(surrogate, ratio, advantages).items():
+    for side, where in held_tokens(surrogate, ratio, advantages, mask).items():
         assert shares[f"clip_fraction_{side}"].item() == pytest.approx(sum(where[mask].tolist()) / int(mask.sum()))
 
 
