@@ -85,19 +85,22 @@ ESTIMATORS["abs"] = Estimator(torch.abs)
 # %% ../../nbs/guides/more_losses.ipynb #f91fab4c
 _BASE = PRESETS["dr_grpo"] | dict(advantage="group_mean_std", aggregation="sequence_mean")
 
-PRESETS.update(
-    sapo=_BASE | dict(surrogate="sapo"),
-    gpg=_BASE | dict(surrogate="gpg", advantage="group_mean", aggregation="token_mean"),
-    gmpo=_BASE | dict(surrogate="gmpo", clip=.4),
-    vespo=_BASE | dict(surrogate="vespo", ratio_level="product", aggregation="token_mean"),
-    luspo=_BASE | dict(ratio_level="sequence", clip=2e-3, clip_high=2.5e-3,
-                       aggregation="sequence_total"),
-    opo=_BASE | dict(surrogate="ratio", advantage="opo", aggregation="token_mean"))
+PRESETS["sapo"] = _BASE | dict(surrogate="sapo")
+PRESETS["gpg"] = _BASE | dict(surrogate="gpg", advantage="group_mean", aggregation="token_mean")
+PRESETS["gmpo"] = _BASE | dict(surrogate="gmpo", clip=.4)
+PRESETS["vespo"] = _BASE | dict(surrogate="vespo", ratio_level="product", aggregation="token_mean")
+PRESETS["luspo"] = _BASE | dict(ratio_level="sequence", clip=2e-3, clip_high=2.5e-3,
+    aggregation="sequence_total")
+PRESETS["opo"] = _BASE | dict(surrogate="ratio", advantage="opo", aggregation="token_mean")
 
-PRESET_SOURCES.update(
-    sapo=dict(paper="Gao et al. 2025", arxiv="2511.20347", equations="the objective"),
-    gpg=dict(paper="Chu et al. 2025", arxiv="2504.02546", equations="the objective"),
-    gmpo=dict(paper="Zhao et al. 2025", arxiv="2507.20673", equations="the objective"),
-    vespo=dict(paper="Shen et al. 2026", arxiv="2602.10693", equations="the objective"),
-    luspo=dict(paper="Zeng et al. 2026", arxiv="2602.05261", equations="section 5.1"),
-    opo=dict(paper="Hao et al. 2025", arxiv="2505.23585", equations="the baseline"))
+PRESET_SOURCES["sapo"] = dict(paper="Gao et al. 2025", arxiv="2511.20347",
+    equations="the objective")
+PRESET_SOURCES["gpg"] = dict(paper="Chu et al. 2025", arxiv="2504.02546",
+    equations="the objective")
+PRESET_SOURCES["gmpo"] = dict(paper="Zhao et al. 2025", arxiv="2507.20673",
+    equations="the objective")
+PRESET_SOURCES["vespo"] = dict(paper="Shen et al. 2026", arxiv="2602.10693",
+    equations="the objective")
+PRESET_SOURCES["luspo"] = dict(paper="Zeng et al. 2026", arxiv="2602.05261",
+    equations="section 5.1")
+PRESET_SOURCES["opo"] = dict(paper="Hao et al. 2025", arxiv="2505.23585", equations="the baseline")

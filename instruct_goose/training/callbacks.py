@@ -111,7 +111,7 @@ def check_callbacks(callbacks: Sequence[object], function: object) -> None:
     for callback in callbacks:
         if not all(hasattr(callback, name) for name in hooks):
             raise TypeError(f"{callback!r:.80} among the callbacks is no Callback: derive its "
-                            "class from it, or pass a function of the metrics to train(callback=…)")
+                            "class from it, or pass a function of metrics to train(callback=…)")
         for name in dir(callback):
             if name.startswith("on_") and name not in hooks:
                 raise TypeError(f"{type(callback).__name__}.{name} is called by no step: the "
