@@ -385,8 +385,8 @@ def prompts_kept(
     rows = [row.get("prompt") if isinstance(row, Mapping) else row for row in prompts]
     texts = [row[-1].get("content") if isinstance(row, list) and row and isinstance(row[-1], dict)
              else row for row in rows]
-    read = [plain(text) for text in dict.fromkeys(r.prompts)]
-    kept = [any(plain(text) in one for one in read) for text in texts if isinstance(text, str)]
+    read = "\n".join(plain(text) for text in dict.fromkeys(r.prompts))  # no text spans two
+    kept = [plain(text) in read for text in texts if isinstance(text, str)]
     return sum(kept) / len(kept) if kept else None
 
 def optimizer_age(optimizer: torch.optim.Optimizer) -> int | None: # None: it counts none

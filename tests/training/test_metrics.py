@@ -40,6 +40,7 @@ from instruct_goose.training.metrics import (
     of_sampler,
     of_texts,
     prompt_nll,
+    prompts_kept,
     sparkline,
     weight_meter,
 )
@@ -301,6 +302,15 @@ def test_what_is_not_defined_is_none():
     trainer = RLHFTrainer(tiny(), config=config(beta=0.), tokenizer=TOKENIZER)
     m = trainer.step(PROMPTS, lambda texts: [0.] * len(texts))  # returns that do not vary
     assert m["explained_variance"] is None and json.loads(json.dumps(m)) == m
+
+
+def test_the_share_of_prompts_that_are_whole():
+    "Inside a template's text counts, in any rows' order; a piece does not, nor does a text that two prompts make together."
+    r = dataclasses.replace(made().rollout(PROMPTS), prompts=["<user> The film is </user>", "the plot", "was dull"])
+    for prompts, share in {("the film  is",): 1., ("was dull", "the plot"): 1., ("the plot was",): 0., ("the plot", "the plot was thin"): .5}.items():
+        assert prompts_kept(list(prompts), r) == share
+    assert prompts_kept([[{"role": "user", "content": "The film is"}], {"prompt": "the score"}], r) == .5
+    assert prompts_kept({"query_ids": None}, r) is None
 
 
 def test_what_a_notebook_shows():
