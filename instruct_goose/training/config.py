@@ -106,11 +106,11 @@ def answers_foreign(cls: K) -> K: # the same class
             raise TypeError(f"{type(self).__name__} has {hints_for(wrong, 'argument', known)}")
         init(self, *args, **given)
 
-    def missing(self: object, name: str) -> None: # Python asks it for what is not there
+    def __getattr__(self: object, name: str) -> None: # Python asks it for what is not there
         raise AttributeError(f"{type(self).__name__} has {hints_for({name: ''}, 'attribute')}",
                              name=name, obj=self)
 
-    cls.__init__, cls.__getattr__ = checked, missing
+    cls.__init__, cls.__getattr__ = checked, __getattr__
     return cls
 
 def hints_for(

@@ -356,7 +356,8 @@ def run_probe(
 
 def what_raised(e: Exception) -> tuple[str, str]: # what it says; where to look
     "A setting that RLHFConfig lacks is a trainer's own: then the cure is said."
-    last = traceback.extract_tb(e.__traceback__)[-1]
+    frames = traceback.extract_tb(e.__traceback__)
+    last = [f for f in frames if f.name != "__getattr__"][-1]  # the line that asked
     said = f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"
     if isinstance(e, AttributeError) and type(e.obj) is RLHFConfig:
         said += (". The probes make an RLHFConfig: give them a function that builds it "
