@@ -169,7 +169,7 @@ def broken_states(tensors, record):
     yield "moments are missing after 2 of 4", without("optimizer/"), record | {"groups": []}
     yield "another model's weights", without("model/bias"), record
     yield "not finite", tensors | {"model/bias": torch.tensor([math.nan])}, record
-    yield "torch is missing", without("dice/torch"), record
+    yield "missing: 'torch'", without("dice/torch"), record
 
 
 def test_another_stages_state_is_refused_before_anything_changes(tmp_path):
