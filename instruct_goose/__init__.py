@@ -11,4 +11,17 @@ def install(extra: str) -> str:
 
 
 # the public names stand in __init__.pyi; each is loaded when it is first asked for
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+TRL = {"GRPO": "RLHFTrainer with RLHFConfig.preset('grpo')",
+       "PPO": "RLHFTrainer with RLHFConfig()", "RLOO": "RLHFTrainer with RLHFConfig.preset('rloo')",
+       "DPO": "train_dpo", "KTO": "train_kto", "SFT": "instruct_goose.supervised.sft.train_lm",
+       "Reward": "instruct_goose.supervised.reward_model_training.train_reward_model"}
+
+
+def __getattr__(name: str) -> object:
+    "A public name. TRL's classes are answered with ours (ImportError: `from` hides an AttributeError's text)."
+    ours = TRL.get(name.removesuffix("Trainer").removesuffix("Config"))
+    if ours and name not in TRL:
+        raise ImportError(f"instruct_goose has no {name}: use {ours}; the guide Coming from TRL has each setting")
+    return load(name)

@@ -185,3 +185,8 @@ def test_a_source_release_holds_notebooks_and_tests_and_installs(tmp_path):
     code = "import instruct_goose; print(instruct_goose.__file__); from instruct_goose import PPOLoss, RLHFTrainer, Agent"
     done = subprocess.run([python, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(target)}, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith(str(target)), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name, ours", [("GRPOTrainer", "RLHFTrainer"), ("PPOConfig", "RLHFConfig"), ("DPOTrainer", "train_dpo"), ("SFTTrainer", "train_lm")])
+def test_a_class_of_trl_is_answered_with_ours(name, ours):
+    with pytest.raises(ImportError, match=f"{name}.*{ours}"): exec(f"from instruct_goose import {name}")
