@@ -11,6 +11,10 @@
   }).observe(end);
   tick();
 
+  // on a wide screen the front page shows the playground; elsewhere the reader opens it
+  const shown = document.querySelector(".playground-frame");
+  if (shown && !end && matchMedia("(min-width: 60rem)").matches) shown.open = true;
+
   if (self !== top) document.documentElement.classList.add("within"); // this page is the one that was opened beside another
   const link = document.querySelector("a.beside");
   if (!link) return;
