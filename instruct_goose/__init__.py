@@ -20,8 +20,9 @@ TRL = {"GRPO": "RLHFTrainer with RLHFConfig.preset('grpo')",
 
 
 def __getattr__(name: str) -> object:
-    "A public name. TRL's classes are answered with ours (ImportError: `from` hides an AttributeError's text)."
+    "A public name; TRL's classes are answered with ours, by an ImportError, whose text `from` shows."
     ours = TRL.get(name.removesuffix("Trainer").removesuffix("Config"))
     if ours and name not in TRL:
-        raise ImportError(f"instruct_goose has no {name}: use {ours}; the guide Coming from TRL has each setting")
+        raise ImportError(f"instruct_goose has no {name}: use {ours}; "
+                          "the guide Coming from TRL has each setting")
     return load(name)

@@ -199,8 +199,8 @@ def run_stages(
     accuracy = pair_accuracy(reward_model.score, data.held_out_pairs)
     ceiling = pair_ceiling(data.held_out_pairs)
     save_model(reward_model.model, reward_model.tokenizer, out / "reward_model")
-    print(f"  right on {accuracy:.1%} of {len(data.held_out_pairs):,} unseen pairs; people disagree, "
-          f"so knowing every word's mean rating gets {ceiling:.1%}")
+    print(f"  right on {accuracy:.1%} of {len(data.held_out_pairs):,} unseen pairs; "
+          f"people disagree, so knowing every word's mean rating gets {ceiling:.1%}")
     found = {"sft": {"held_out_nats_per_token": nats},
              "reward_model": {"pair_accuracy": accuracy, "ceiling": ceiling}}
     return improve(config, out, manager, make_trainer(config, lm, tokenizer), lm, reward_model,
