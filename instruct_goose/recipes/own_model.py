@@ -24,10 +24,10 @@ from ..models.agent import Agent, create_reference_model
 from ..models.loading import find_model, load_config
 from ..models.reward_model import RewardModel
 from ..models.tokens import sides, token_limit
-from .inputs import (
+from instruct_goose.recipes.inputs import (
     PlugIns, source_of, files_of, load_reward, own_tokenizer, read_demos, read_prompts,
-    try_reward, as_yaml, need_adapters, own_model, OwnRun, refuse_used)
-from .plan import memory_parts, memory_table, spread_of
+    try_reward, as_yaml, memory_parts, memory_table, need_adapters, own_model, OwnRun,
+    refuse_used, spread_of)
 from .stages import in_run_directory
 from ..runs.checkpoints import read_json
 from ..runs.evaluation import plot_metrics

@@ -31,13 +31,14 @@ from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
     as_yaml,
     load_reward,
+    memory_parts,
     own_tokenizer,
     read_demos,
     read_prompts,
+    sizes_of,
     try_reward,
 )
 from instruct_goose.recipes.own_model import TrainConfig, look_around, plan, run_train
-from instruct_goose.recipes.plan import memory_parts, sizes_of
 
 TEXTS = ["tell me: is tea hot", "rain is wet.", "Rome? no, jazz", "yes no maybe", "<ask>what</ask>"] * 9
 CHAT = "{% for m in messages %}<ask>{{ m.role }}: {{ m.content }}</ask>{% endfor %}{% if add_generation_prompt %}<ask>assistant: {% endif %}"
