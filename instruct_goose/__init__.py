@@ -14,13 +14,14 @@ def install(extra: str) -> str:
 load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 TRL = {"GRPO": "RLHFTrainer with RLHFConfig.preset('grpo')",
-       "PPO": "RLHFTrainer with RLHFConfig()", "RLOO": "RLHFTrainer with RLHFConfig.preset('rloo')",
-       "DPO": "train_dpo", "KTO": "train_kto", "SFT": "instruct_goose.supervised.sft.train_lm",
-       "Reward": "instruct_goose.supervised.reward_model_training.train_reward_model"}
+       "PPO": "RLHFTrainer with RLHFConfig()",
+       "RLOO": "RLHFTrainer with RLHFConfig.preset('rloo')",
+       "DPO": "train_dpo", "KTO": "train_kto", "SFT": "supervised.sft.train_lm",
+       "Reward": "supervised.reward_model_training.train_reward_model"}
 
 
 def __getattr__(name: str) -> object:
-    "A public name; TRL's classes are answered with ours, by an ImportError, whose text `from` shows."
+    "A public name; TRL's classes are answered with ours, in an ImportError: `from` shows its text."
     ours = TRL.get(name.removesuffix("Trainer").removesuffix("Config"))
     if ours and name not in TRL:
         raise ImportError(f"instruct_goose has no {name}: use {ours}; "
