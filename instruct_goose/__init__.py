@@ -21,7 +21,7 @@ TRL = {"GRPO": "RLHFTrainer with RLHFConfig.preset('grpo')",
 
 
 def __getattr__(name: str) -> object:
-    "A public name; TRL's classes are answered with ours, in an ImportError: `from` shows its text."
+    "A public name. TRL's are answered with ours, in an ImportError (`from` shows its text)."
     ours = TRL.get(name.removesuffix("Trainer").removesuffix("Config"))
     if ours and name not in TRL:
         raise ImportError(f"instruct_goose has no {name}: use {ours}; "
