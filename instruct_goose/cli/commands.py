@@ -130,7 +130,7 @@ def check_words(prompts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
     if tokenizer.unk_token_id is None:
         return
     unknown = [(w, p) for p in prompts for w in p.split()
-               if tokenizer.convert_tokens_to_ids(w) == tokenizer.unk_token_id]
+               if tokenizer.unk_token_id in tokenizer(w, add_special_tokens=False)["input_ids"]]
     if unknown:
         known = sorted(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens))
         some = ", ".join(known[::max(1, len(known) // 8)][:8])

@@ -9,6 +9,7 @@ __all__ = ['COMMANDS', 'Command', 'AlgorithmFlag', 'FileFlag', 'flag_type', 'wit
 # %% ../../nbs/guides/command_line.ipynb #b07e26d8
 import importlib
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -162,11 +163,16 @@ def flags(
     return with_defaults(kind, given) if reads else kind
 
 def refuse_foreign(argv: list[str], kind: type) -> None:
-    "Raises ValueError naming each flag that has another name here."
+    "Raises ValueError for flags with another name here, and for a list that is given twice."
     from instruct_goose.training.config import ELSEWHERE, hints_for
 
     known = {f.name for f in fields(kind)}
-    names = (word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--")
+    names = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"]
+    for name, hint in get_type_hints(kind).items():
+        if names.count(name) > 1 and re.search("tuple|dict", str(hint)):
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} is there twice, and the second would replace the first: "
+                             f"write {flag} ONE TWO")
     if foreign := {name: "" for name in names if name in ELSEWHERE and name not in known}:
         raise ValueError(f"there is {hints_for(foreign, 'setting', known)}")
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from instruct_goose.cli.main import main
-from instruct_goose.models.loading import load_model
+from instruct_goose.models.loading import load_model, stand_in
 from instruct_goose.models.tokens import word_tokenizer
 
 WORDS = word_tokenizer("is tea hot yes no ask: you:".split(), 48, pad="<end>", bos="<end>", eos="<end>")
@@ -83,9 +83,20 @@ def test_a_directory_without_a_model_is_named(tmp_path):
 
 def test_sample_without_an_sft_stage_writes_with_the_policy_alone(tmp_path, capsys):
     from instruct_goose.cli.commands import SampleConfig, run_sample
-    from instruct_goose.models.loading import stand_in
     model, tokenizer = stand_in("a b c".split())
     for part in (model, tokenizer): part.save_pretrained(tmp_path / "policy")
     rows = run_sample(SampleConfig(tmp_path, ("a b",), n=2, max_new_tokens=3))
     assert len(rows) == 2 and all(set(r) == {"prompt", "policy"} and r["policy"].startswith("a b") for r in rows)
     assert "sft is missing: the run had no SFT stage" in capsys.readouterr().out
+
+
+def test_a_word_that_byte_pairs_spell_is_known():
+    "SmolLM2's tokenizer has an unknown token that it never gives."
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from instruct_goose.cli.commands import check_words
+    raw = Tokenizer(models.BPE({"<unk>": 0} | {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), 1)}, []))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    check_words(["Name a tree."], PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>"))
+    with pytest.raises(ValueError, match="'tree.'"): check_words(["a tree."], stand_in(["a"])[1])

@@ -6,7 +6,7 @@ import sys
 import pytest
 from rated_files import PRAISE, corpus
 
-from instruct_goose.cli.main import COMMANDS, main
+from instruct_goose.cli.main import COMMANDS, flags, main
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.recipes import quickstart, real_reviews
 from instruct_goose.recipes.quickstart import QuickstartConfig
@@ -311,3 +311,9 @@ def test_an_error_of_our_own_is_shortened_and_says_how_to_see_more(monkeypatch, 
     assert "KeyError" in stop.value.code and len(stop.value.code) < 800
     monkeypatch.setenv("INSTRUCT_GOOSE_TRACEBACK", "1")
     with pytest.raises(KeyError): main(["quickstart"])
+
+
+def test_a_list_given_twice_is_refused():
+    "The parser would keep the second alone, and train on half of the reward."
+    with pytest.raises(ValueError, match="--reward is there twice"): flags("train", ["--reward", "a.py:f", "--steps", "1", "--reward=b.py:g"])
+    flags("train", ["--steps", "1", "--steps", "2"])
