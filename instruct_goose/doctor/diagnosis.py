@@ -357,8 +357,9 @@ def report(
         unread = [name for name, names in missing.items() if names[0][0] == "@"]
         missing = {name: names for name, names in missing.items() if name not in unread}
         lines.append(f"Not looked for, for want of tokens.jsonl: {', '.join(unread)}.")
-    for name, names in missing.items():
-        lines.append(f"Not looked for: {name}, for want of {', '.join(names)}.")
+    if missing:
+        rest = "; ".join(f"{name} ({', '.join(names)})" for name, names in missing.items())
+        lines.append(f"Not looked for, for want of what they read: {rest}.")
     return "\n".join(lines)
 
 def nothing_found(metrics: Sequence[Mapping[str, object]] | None = None) -> str:
