@@ -20,7 +20,7 @@ MEASURES = {"quickstart": "recipes.quickstart",
             "probes": "worlds.probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "details": "worlds.exact_world",
             "distillation": "variants.distillation", "playground": "worlds.playground", "trackers": "runs.trackers",
             "recipes": "recipes.smollm",
-            "smollm_reviews": "recipes.smollm_reviews",
+            "smollm_reviews": "recipes.real_reviews",
             "reports/quickstart": "recipes.quickstart", "reports/smollm-sentiment": "recipes.smollm"}
 
 

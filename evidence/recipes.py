@@ -5,7 +5,6 @@ under --runs, so that one that breaks off goes on; evidence/recipes.json is writ
 says at which commit it began.
 """
 import argparse
-import importlib
 import json
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 from quickstart import in_lines, rounded
 from run import origin
 
-from instruct_goose.recipes.smollm import RECIPES
+from instruct_goose.recipes.smollm import RECIPES, recipe_settings, run_task
 from instruct_goose.runs.run_directory import write_json
 
 root = Path(__file__).parents[1]
@@ -28,13 +27,14 @@ CURVES = ("reward_mean", "kl_to_reference", "entropy", "response_length")
 def measured(recipe: str, algorithm: str, more: dict, seed: int, runs: Path, cache: Path | None, start: bool) -> dict | None:
     "One run: from its directory if it is finished there; else it is run, or gone on with, if asked for."
     name = "-".join([recipe, algorithm, *(f"{k}{x}" for k, x in more.items()), str(seed)])
-    out, module = runs / name, importlib.import_module(f"instruct_goose.recipes.{RECIPES[recipe][0]}")
+    out = runs / name
     if not (out / "summary.json").exists():
         if not start: return None
         out.parent.mkdir(parents=True, exist_ok=True)
         if not (runs / f"{name}.json").exists(): write_json(runs / f"{name}.json", origin("python evidence/recipes.py"))
         print(f"\n── {name}", flush=True)
-        module.run(module.settings(algorithm, seed=seed, output_dir=out, cache=cache, resume=out.exists(), save_every=4, **more))
+        config = recipe_settings(recipe, algorithm, seed=seed, output_dir=out, cache=cache, resume=out.exists(), save_every=4, **more)
+        run_task(recipe, config, RECIPES[recipe].task(config))
     summary = json.loads((out / "summary.json").read_text("utf-8"))
     log = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
     began = json.loads((runs / f"{name}.json").read_text("utf-8"))

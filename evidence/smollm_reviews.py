@@ -74,11 +74,12 @@ def one_setting(more: dict, given) -> dict:
 
     from instruct_goose.models.loading import load_smollm
     from instruct_goose.recipes.ratings import RidgeBagOfWords, both_margins
-    from instruct_goose.recipes.smollm_reviews import Judge, lower_states, read_data, settings, train_on_states
+    from instruct_goose.recipes.real_reviews import Judge, train_on_states
+    from instruct_goose.recipes.smollm import read_data, recipe_settings
     from instruct_goose.runs.run_directory import Clock
 
     torch.set_num_threads(given.threads)
-    c = settings(data=given.data, cache=given.cache, device=given.device, **more)
+    c = recipe_settings("smollm-reviews", data=given.data, cache=given.cache, device=given.device, **more)
     data = read_data(c)
     learn, half, asked = data.train[given.validation:], data.halves[0][given.validation:], data.train[:given.validation]
     most = min(given.most or len(learn), c.judge_texts or len(learn))
@@ -86,7 +87,7 @@ def one_setting(more: dict, given) -> dict:
     learn, half = learn[:most], half[:most]
     lm, tokenizer = load_smollm(c.cache)
     clock, judge = Clock(), Judge(lm.to(given.device), tokenizer, c.judge_frozen, c.judge_trained, c.question)
-    states = lower_states(judge.reward_model.model.base_model, judge.rows([r.text for r in learn]), c.judge_frozen)
+    states = judge.lower_states([r.text for r in learn])
     below = clock.read()
     train_on_states(judge, half, states, epochs=c.judge_epochs, lr=c.judge_lr, batch_size=c.judge_batch, progress=False)
     above, texts, means = clock.read(), [r.text for r in asked], [r.mean for r in asked]

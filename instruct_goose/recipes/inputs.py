@@ -37,7 +37,7 @@ from ..models.reward_model import RewardModel
 from ..objective.group import PRESETS
 from ..runs.evaluation import text_table
 from ..runs.run_directory import claim_run_dir, saving_conflicts
-from ..training.config import Count, OneOf, Settings, complaint, hints_for
+from ..training.config import Count, OneOf, Seed, Settings, complaint, hints_for
 from ..training.prompts import columns_of, is_conversation
 from ..training.rewards import Notes, as_offered, run_tools, score_texts
 
@@ -311,6 +311,7 @@ class OwnRun(Settings):
     keep: Count = 2  # checkpoints that stay
     resume: bool = False  # go on with the run in output_dir; with more steps, make it longer
     threads: Count | None = None  # torch threads; none: as many as torch takes
+    seed: Seed = 0  # of everything
     lora_rank: Count | None = None  # train adapters of this rank alone; none: all weights
     four_bits: bool = False  # QLoRA: the frozen weights in 4 bits; needs lora_rank, bitsandbytes
     dry_run: bool = False  # say what would be done and needed, and do nothing

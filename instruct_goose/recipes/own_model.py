@@ -40,7 +40,7 @@ from ..supervised.dpo import pair_rows, row_logprobs, train_dpo
 from ..supervised.fit import Log, one_seed
 from ..supervised.reward_model_training import pair_accuracy, train_reward_model
 from ..supervised.sft import filling_id, lm_nats, lm_rows, train_lm
-from ..training.config import Count, Limit, NotNegative, Positive, RLHFConfig, Seed
+from ..training.config import Count, Limit, NotNegative, Positive, RLHFConfig
 from ..training.prompts import prompt_rows, within_room
 from ..training.rollout import Tokens
 from ..training.rewards import completion_texts
@@ -234,7 +234,6 @@ class Supervised(OwnRun):
     batch_size: Count = 16  # rows per update
     lr: Positive = 1e-5  # learning rate; a model of under a million weights wants about 1e-3
     held_out: Annotated[float, Limit(0, 0.9)] = 0.1  # share of rows to judge by, without eval_data
-    seed: Seed = 0  # of shuffling
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
 
 @dataclass(kw_only=True)

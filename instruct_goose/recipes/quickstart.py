@@ -20,7 +20,7 @@ from ..models.reward_model import RewardModel
 from ..models.tokens import word_tokenizer
 from . import stages
 from .stages import (
-    beginnings, Figures, improve, in_run_directory, small_gpt2, SmallModelSettings)
+    beginnings, Figures, improve, in_run_directory, make_baselines, small_gpt2, SmallModelSettings)
 from ..runs.resume import CheckpointManager, Stage
 from ..runs.run_directory import save_model
 from ..supervised.fit import Log, one_seed
@@ -160,13 +160,12 @@ def make_trainer(
     config: SmallModelSettings,
     lm: PreTrainedModel, # the SFT model; it is copied
     tokenizer: PreTrainedTokenizerBase,
-    kind: type[RLHFTrainer] = RLHFTrainer,
 ) -> RLHFTrainer:
     """Stage 3: PPO, or whatever the settings say, from the SFT model. Where values are learnt, a
     transformer of their own learns them, which starts as a copy."""
     values = "copy" if config.advantage == "gae" else None
     agent = Agent(copy.deepcopy(lm), value_model=values)
-    return kind(agent, create_reference_model(lm), config, tokenizer=tokenizer)
+    return RLHFTrainer(agent, create_reference_model(lm), config, tokenizer=tokenizer)
 
 # %% ../../nbs/learn/03_quickstart.ipynb #b1af1274
 FIGURES = ["human_score", "reward_model_score", "grammatical", "distinct_2", "kl_to_reference",
@@ -187,22 +186,27 @@ def run_stages(
 ) -> dict: # the summary
     "SFT and the reward model; and what `improve` makes of them."
     data, tokenizer = make_data(config), make_tokenizer(config)
-    print(f"\n1 SFT: {config.reviews:,} reviews made by a grammar teach a small GPT-2 to write; "
+    print(f"\nSFT: {config.reviews:,} reviews made by a grammar teach a small GPT-2 to write; "
           "PPO needs a model that writes already.")
     lm, _ = train_sft(config, data, tokenizer, manager.stage("sft"))
     nats = lm_nats(lm, tokenizer, data.held_out)
     save_model(lm, tokenizer, out / "sft")
     print(f"  {nats:.3f} nats per token on unseen reviews")
-    print(f"\n2 Reward model: {config.pairs:,} pairs, each labelled by drawing one person's score "
+    print(f"\nReward model: {config.pairs:,} pairs, each labelled by drawing one person's score "
           "per word, teach it what people like.")
     reward_model, _ = make_reward_model(config, data, lm, manager.stage("reward model"))
     accuracy = pair_accuracy(reward_model.score, data.held_out_pairs)
     ceiling = pair_ceiling(data.held_out_pairs)
     save_model(reward_model.model, reward_model.tokenizer, out / "reward_model")
-    print(f"  right on {accuracy:.1%} of {len(data.held_out_pairs):,} unseen pairs; "
-          f"people disagree, so knowing every word's mean rating gets {ceiling:.1%}")
-    found = {"sft": {"held_out_nats_per_token": nats},
-             "reward_model": {"pair_accuracy": accuracy, "ceiling": ceiling}}
-    return improve(config, out, manager, make_trainer(config, lm, tokenizer), lm, reward_model,
-                   data.prompts, data.held_out_prompts, measure=film_figures, columns=FIGURES,
-                   found=found, given=True, batch_size=config.sft_batch_size)
+    print(f"  right on {accuracy:.1%} of {len(data.held_out_pairs):,} unseen pairs; people "
+          f"disagree, so knowing every word's mean rating gets {ceiling:.1%}")
+    trainer, asked = make_trainer(config, lm, tokenizer), data.held_out_prompts
+    rest = lm, tokenizer, reward_model, asked, film_figures
+    compared = partial(make_baselines, config, *rest, manager.stage("baselines"), given=True,
+                       batch_size=config.sft_batch_size)
+    return improve(
+        config, out, manager, trainer, data.prompts, reward_model,
+        lambda: stages.evaluate(config, trainer.agent.model.eval(), *rest), held_out=asked,
+        baselines=compared if config.baselines else None, columns=FIGURES,
+        sft={"held_out_nats_per_token": nats},
+        reward_model={"pair_accuracy": accuracy, "ceiling": ceiling})

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TEXTS', 'RATINGS', 'WORTH', 'rehearse', 'Review', 'lines_of', 'kind_of', 'find_files', 'Rated', 'read_rated',
-           'load_reviews', 'split_reviews', 'ranking', 'both_margins', 'split_half', 'vader_compound',
+           'load_reviews', 'split_reviews', 'ranking', 'both_margins', 'two_halves', 'split_half', 'vader_compound',
            'RidgeBagOfWords', 'beside_baselines', 'pairs_table']
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #e2a72cab
@@ -272,10 +272,22 @@ def both_margins(scores: Sequence[float], means: Sequence[float]) -> dict[str, f
             "pair_accuracy_margin_1": ranking(scores, means, 1.)}
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #9a2d4683
-def split_half(
+def two_halves(
     reviews: Sequence[Review],
-    seed: int = 0,
-) -> dict[str, float]:
+    seed: int | str = 0,
+) -> tuple[list[Review], list[Review]]: # the same sentences, each with one half of its raters
+    "Of an odd number of raters the second half has one more. Raises ValueError for one rater."
+    rng, halves = random.Random(seed), ([], [])
+    for r in reviews:
+        if len(r.ratings) < 2:
+            raise ValueError(f"the sentence {r.id!r} has {len(r.ratings)} rater: two halves need "
+                             "at least two")
+        raters, n = rng.sample(r.ratings, len(r.ratings)), len(r.ratings) // 2
+        for half, some in zip(halves, (raters[:n], raters[n:]), strict=True):
+            half.append(Review(r.id, r.text, tuple(some)))
+    return halves
+
+def split_half(reviews: Sequence[Review], seed: int = 0) -> dict[str, float]:
     "People predict people: half of a review's raters judge, the other half's mean is the truth."
     rng, halves = random.Random(seed), []
     for r in reviews:

@@ -4,31 +4,36 @@
 
 # %% auto #0
 __all__ = ['Dropout', 'REMARK', 'FIGURES', 'preferences', 'soft_pairs_loss', 'ReviewsConfig', 'ReviewData', 'review_data',
-           'train_writer', 'train_on_raters', 'rank_by_pairs', 'review_figures', 'FinishingTrainer', 'run_reviews',
-           'run_on_raters', 'WorseThanBaseline', 'stop_if_worse']
+           'train_writer', 'train_on_raters', 'review_figures', 'run_reviews', 'run_on_raters', 'WorseThanBaseline',
+           'stop_if_worse', 'Judge', 'train_on_states']
 
 # %% ../../nbs/guides/real_reviews.ipynb #53389a69
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import nn, Tensor
 from torch.nn.functional import logsigmoid
-from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    GPT2LMHeadModel, LlamaForCausalLM, LlamaModel, PreTrainedModel, PreTrainedTokenizerBase)
 
+from ..models.families import trunk
+from ..models.response import forward_hidden
 from ..models.reward_model import RewardModel
 from ..models.tokens import bpe_tokenizer, pad, pad_id_of
 from .quickstart import make_trainer
 from .ratings import (
     beside_baselines, pairs_table, Rated, read_rated, Review, split_reviews, vader_compound)
-from .stages import (
-    beginnings, Figures, improve, in_run_directory, small_gpt2, SmallModelSettings)
+from instruct_goose.recipes.stages import (
+    beginnings, evaluate, Figures, improve, in_run_directory, make_baselines, small_gpt2,
+    SmallModelSettings)
 from ..runs.resume import CheckpointManager, Stage
 from ..runs.run_directory import Clock, save_model
 from ..supervised.fit import batches, fit, Log, one_seed
@@ -36,7 +41,6 @@ from ..supervised.sft import lm_nats, train_lm
 from ..training.config import Count, Limit, NotNegative, Positive
 from ..training.rollout import Rollout, finished
 from ..distributed.processes import find_device
-from ..training.trainer import RLHFTrainer
 from ..worlds.film_reviews import distinct_2
 
 # %% ../../nbs/guides/real_reviews.ipynb #19b82bda
@@ -111,8 +115,7 @@ class ReviewsConfig(SmallModelSettings):
             yield "context", f"above max_new_tokens, {self.max_new_tokens}, to leave a prompt room"
 
 # %% ../../nbs/guides/real_reviews.ipynb #98462d33
-@dataclass
-class ReviewData:
+class ReviewData(NamedTuple):
     "Everything that the run reads."
     train: list[Review]
     held_out: list[Review]
@@ -145,14 +148,6 @@ def review_data(
                       prompts(train, config.steps * config.batch_size, "prompts"),
                       prompts(held_out, config.eval_samples, "held-out prompts"))
 
-# %% ../../nbs/guides/real_reviews.ipynb #8a626c0d
-@contextmanager
-def _dropout_seed(config: ReviewsConfig, name: str) -> Iterator[None]:
-    "Dropout draws from torch's global generator: seed it here, restore it afterwards."
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(one_seed(config.seed, name))
-        yield
-
 # %% ../../nbs/guides/real_reviews.ipynb #fcdd844b
 def train_writer(
     config: ReviewsConfig, data: ReviewData, stage: Stage | None = None,
@@ -161,18 +156,18 @@ def train_writer(
     lm = small_gpt2(config, data.tokenizer, config.context, config.dropout,
                     pad_token_id=data.tokenizer.pad_token_id)
     lm = cast(Any, lm).to(find_device(config.device))
-    with _dropout_seed(config, "sft dropout"):
-        log = train_lm(lm, data.tokenizer, [r.text for r in data.train] + data.other_texts,
-                       steps=config.sft_steps, batch_tokens=config.sft_batch_tokens,
-                       lr=config.sft_lr, betas=(.9, .95), weight_decay=.1,
-                       warmup=min(100, config.sft_steps // 5), seed=one_seed(config.seed, "sft"),
-                       desc="1 SFT", progress=config.progress, stage=stage)
+    torch.manual_seed(one_seed(config.seed, "sft dropout"))
+    log = train_lm(lm, data.tokenizer, [r.text for r in data.train] + data.other_texts,
+                   steps=config.sft_steps, batch_tokens=config.sft_batch_tokens,
+                   lr=config.sft_lr, betas=(.9, .95), weight_decay=.1,
+                   warmup=min(100, config.sft_steps // 5), seed=one_seed(config.seed, "sft"),
+                   desc="1 SFT", progress=config.progress, stage=stage)
     return lm.eval(), log
 
 # %% ../../nbs/guides/real_reviews.ipynb #06c946f7
 def train_on_raters(
     config: ReviewsConfig, data: ReviewData, lm: PreTrainedModel, stage: Stage | None = None,
-) -> tuple[RewardModel, list[Log]]:
+) -> RewardModel:
     """Stage 2: learn from every rater of every snippet of a batch, against every rater of every
     other. Scores then have mean 0 and sd 1 on the held-out snippets."""
     device = find_device(config.device)
@@ -185,8 +180,7 @@ def train_on_raters(
         ids, mask = pad([rows[i] for i in batch], pad_id)
         hidden = torch.rand(ids.shape, generator=generator) < config.rm_word_dropout
         hidden[:, 0] = False  # the beginning of the text stays
-        ids = ids.masked_fill(hidden, pad_id)
-        scores = reward_model(ids.to(device), mask.to(device))
+        scores = reward_model(ids.masked_fill(hidden, pad_id).to(device), mask.to(device))
         preferred = preferences([data.train[i].ratings for i in batch])
         return soft_pairs_loss(scores, preferred.to(scores))
 
@@ -198,19 +192,13 @@ def train_on_raters(
                     seed=one_seed(config.seed, "reward model"))
     # the last text of a pass may come alone: nothing to compare it with
     dealt = (b for b in dealt if len({data.train[i].ratings for i in b}) > 1)
-    with _dropout_seed(config, "reward model dropout"):
-        log = fit(reward_model, loss_of, dealt, steps=steps, lr=config.rm_lr, warmup=steps // 10,
-                  stage=stage, generators={"word dropout": generator}, desc="2 reward model",
-                  progress=config.progress)
+    torch.manual_seed(one_seed(config.seed, "reward model dropout"))
+    fit(reward_model, loss_of, dealt, steps=steps, lr=config.rm_lr, warmup=steps // 10,
+        stage=stage, generators={"word dropout": generator}, desc="2 reward model",
+        progress=config.progress)
     reward_model.eval().requires_grad_(False)
     reward_model.normalise([r.text for r in data.held_out])
-    return reward_model, log
-
-# %% ../../nbs/guides/real_reviews.ipynb #7da0e69d
-def rank_by_pairs(data: ReviewData, reward_model: RewardModel) -> dict[str, dict[str, float]]:
-    "Share of held-out pairs in the raters' order: the reward model's, and the baselines'."
-    scores = {"reward_model": reward_model.score([r.text for r in data.held_out])}
-    return beside_baselines(scores, data.train, data.held_out)
+    return reward_model
 
 # %% ../../nbs/guides/real_reviews.ipynb #e9802dc2
 def review_figures(
@@ -227,16 +215,6 @@ def review_figures(
             "ended": finished(rollout, eos_id).tolist()}
     means = {name: sum(map(float, xs)) / len(texts) for name, xs in each.items()}
     return means | {"distinct_2": distinct_2(texts), "human_score": None, "grammatical": None}
-
-# %% ../../nbs/guides/real_reviews.ipynb #d85b5a40
-class FinishingTrainer(RLHFTrainer):
-    "Takes `unfinished_penalty` off the score of a response without an end-of-text token."
-
-    def judge(self, rollout: Rollout, reward_fn: Any, kind: str = "text") -> Tensor:
-        "Scores from `reward_fn`, less the penalty where the end-of-text token is missing."
-        scores = super().judge(rollout, reward_fn, kind)
-        cut = ~finished(rollout, cast(Any, self.tokenizer).eos_token_id)
-        return scores - cast(ReviewsConfig, self.config).unfinished_penalty * cut.to(scores)
 
 # %% ../../nbs/guides/real_reviews.ipynb #5455501a
 def run_reviews(
@@ -262,28 +240,35 @@ def run_on_raters(
     print(f"{len(data.train):,} rated snippets to learn from, {len(data.held_out):,} held out, "
           f"{min(raters)} to {max(raters)} raters each; {len(data.other_texts):,} other texts; "
           f"{len(tokenizer):,} tokens.")
-    print("\n1 SFT: a small GPT-2 with random weights learns to write by reading all of it; "
+    print("\nSFT: a small GPT-2 with random weights learns to write by reading all of it; "
           "PPO needs a model that writes already.")
     lm, _ = train_writer(config, data, manager.stage("sft"))
-    nats = lm_nats(lm, tokenizer, [r.text for r in data.held_out])
+    texts = [r.text for r in data.held_out]
+    nats = lm_nats(lm, tokenizer, texts)
     save_model(lm, tokenizer, out / "sft")
     print(f"  {nats:.3f} nats per token on held-out snippets")
-
-    print("\n2 Reward model: every rater of a snippet against every rater of others teaches it "
+    print("\nReward model: every rater of a snippet against every rater of others teaches it "
           "what people find positive.")
-    reward_model, _ = train_on_raters(config, data, lm, manager.stage("reward model"))
+    reward_model = train_on_raters(config, data, lm, manager.stage("reward model"))
     reward_model.save_pretrained(out / "reward_model")
-    judges = rank_by_pairs(data, reward_model)
+    judges = beside_baselines({"reward_model": reward_model.score(texts)}, data.train,
+                              data.held_out)
     print(f"{pairs_table(judges)}\n  share of held-out pairs in the order of the raters' means")
     stop_if_worse(judges, config.even_if_worse)
-    found = {"data": rated.counts(), "sft": {"held_out_nats_per_token": nats},
-             "reward_model": judges["reward_model"] | {
-                 "ceiling": judges["half_of_the_raters"]["pair_accuracy"]}, "judges": judges}
-    trainer = make_trainer(config, lm, tokenizer, FinishingTrainer)
-    return improve(config, out, manager, trainer, lm, reward_model, data.prompts,
-                   data.held_out_prompts, measure=review_figures, columns=FIGURES, found=found,
-                   tables={"Judges": pairs_table(judges)}, remark=REMARK,
-                   baseline_prompts=config.baseline_prompts, batch_tokens=config.sft_batch_tokens)
+    trainer = make_trainer(replace(config, missing_eos_penalty=config.unfinished_penalty), lm,
+                           tokenizer)
+    held_out, n = data.held_out_prompts, config.baseline_prompts
+    compared = partial(make_baselines, config, lm, tokenizer, reward_model, held_out[:n],
+                       review_figures, manager.stage("baselines"),
+                       batch_tokens=config.sft_batch_tokens)
+    return improve(
+        config, out, manager, trainer, data.prompts, reward_model,
+        lambda: evaluate(config, trainer.agent.model.eval(), lm, tokenizer, reward_model, held_out,
+                         review_figures),
+        held_out=held_out, baselines=compared if config.baselines else None, columns=FIGURES,
+        tables={"Judges": pairs_table(judges)}, remark=REMARK, data=rated.counts(), judges=judges,
+        sft={"held_out_nats_per_token": nats}, reward_model=judges["reward_model"] | {
+            "ceiling": judges["half_of_the_raters"]["pair_accuracy"]})
 
 # %% ../../nbs/guides/real_reviews.ipynb #bb9c645b
 class WorseThanBaseline(ValueError):
@@ -291,23 +276,147 @@ class WorseThanBaseline(ValueError):
     flags = " --even-if-worse" # that go on all the same
 
 def stop_if_worse(
-    judges: dict[str, dict[str, float]], # from `rank_by_pairs`
+    judges: dict[str, dict[str, float]], # from `beside_baselines`
     even_so: bool = False,               # True: never
 ) -> None:
     """Raises ValueError if the reward model puts fewer held-out pairs in the raters' order than
     the ridge or VADER's rules do."""
-    share = {name: judges[name]["pair_accuracy"] for name in ("reward_model", "ridge", "vader")}
-    own = share.pop("reward_model")
-    better = ", ".join(f"{name} {x:.3f}" for name, x in share.items() if x > own)
+    own = judges["reward_model"]["pair_accuracy"]
+    better = ", ".join(f"{name} {judges[name]['pair_accuracy']:.3f}" for name in ("ridge", "vader")
+                       if judges[name]["pair_accuracy"] > own)
     if better and not even_so:
         raise WorseThanBaseline(
             f"the reward model has {own:.3f} of the held-out pairs in the raters' order, and "
-            f"{better}: PPO would learn the taste of a judge that is worse than a baseline. More "
-            "ratings, more of --rm-epochs or a pretrained model may help. To go on all the same: "
-            "--even-if-worse, with --resume nothing is done twice")
+            f"{better}: PPO would learn from a reward model that is worse than a baseline. More "
+            "ratings, more --rm-epochs or a pretrained model may help; --even-if-worse goes on")
 
 # %% ../../nbs/guides/real_reviews.ipynb #17078f08
 REMARK = ("\nThe text is rough: a model of 1.5 million weights, a few minutes of reading. "
           "Locally grammatical, globally adrift.")
 FIGURES = ["reward_model_score", "vader_compound", "vader_positive", "distinct_2",
            "kl_to_reference", "response_length", "ended"]
+
+# %% ../../nbs/guides/real_reviews.ipynb #b3917935
+class Judge:
+    """A reward model of the model's first layers that reads a question behind each text. The lower
+    of these layers never change: what they make of a text is computed once."""
+
+    def __init__(
+        self,
+        lm: LlamaForCausalLM, # copied
+        tokenizer: PreTrainedTokenizerBase,
+        frozen: int,    # layers that stay as they are
+        trained: int,   # layers above them that learn
+        question: str,  # stands behind every text
+    ):
+        reward_model = RewardModel.from_causal_lm(lm, tokenizer)
+        body = cast(LlamaModel, trunk(reward_model.model))
+        if not 0 < frozen < frozen + trained <= len(body.layers):
+            raise ValueError(f"{frozen} layers frozen and {trained} trained: at least 1 of each, "
+                             f"and no more than the model's {len(body.layers)}")
+        body.layers = body.layers[:frozen + trained]
+        reward_model.model.config.num_hidden_layers = frozen + trained
+        self.reward_model, self.body = reward_model.eval(), body
+        self.frozen, self.question = frozen, question
+        self.head = reward_model.model.get_submodule("score")
+        self.learns = nn.ModuleList([*body.layers[frozen:], body.norm, self.head])
+        reward_model.requires_grad_(False)
+
+    def rows(self, texts: Sequence[str]) -> list[list[int]]:
+        "Token ids, the question behind."
+        asked = [text + self.question for text in texts]
+        return self.reward_model.tokenizer(asked, verbose=False)["input_ids"]
+
+    @contextmanager
+    def only(self, low: int, high: int) -> Iterator[LlamaModel]:
+        "The transformer with layers low … high − 1 alone; and its norm, if they reach the end."
+        body: Any = self.body
+        layers, norm = body.layers, body.norm
+        body.layers = layers[low:high]
+        body.norm = norm if high == len(layers) else nn.Identity()
+        try:
+            yield body
+        finally:
+            body.layers, body.norm = layers, norm
+
+    @torch.no_grad()
+    def lower_states(
+        self,
+        texts: Sequence[str],
+        batch_tokens: int = 4_096, # in one forward, padding included
+    ) -> list[Float[Tensor, "time hidden"]]: # of each text, in bfloat16
+        "What the frozen layers make of each text."
+        found: dict[int, Tensor] = {}
+        rows = self.rows(texts)
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
+        with self.only(0, self.frozen) as body:
+            while order:
+                some = order[:max(1, batch_tokens // len(rows[order[0]]))]
+                order = order[len(some):]
+                ids, mask = pad([rows[i] for i in some], 0)
+                states = forward_hidden(body, ids.to(body.device), mask.to(body.device))
+                for i, x in zip(some, states, strict=True):
+                    found[i] = x[:len(rows[i])].bfloat16()
+        return [found[i] for i in range(len(rows))]
+
+    def upper_scores(
+        self,
+        states: Sequence[Float[Tensor, "_ hidden"]], # from `lower_states`
+    ) -> Float[Tensor, "batch"]: # raw, differentiable
+        """The rest of the forward. Padding stands on the right, where causal attention does not
+        see it: no mask."""
+        dtype = next(self.body.layers.parameters()).dtype
+        shape = len(states), max(map(len, states)), states[0].shape[-1]
+        x = torch.zeros(shape, dtype=dtype, device=states[0].device)
+        for row, s in zip(x, states, strict=True):
+            row[:len(s)] = s
+        with self.only(self.frozen, len(self.body.layers)) as body:
+            hidden = body(inputs_embeds=x, use_cache=False)[0]
+        last = torch.tensor([len(s) - 1 for s in states], device=x.device)
+        return self.head(hidden[torch.arange(len(x), device=x.device), last])[:, 0].float()
+
+    def score(self, texts: Sequence[str]) -> list[float]: # one per text
+        "Of the whole model; after `normalise` with mean 0 and sd 1 over those texts."
+        return self.reward_model.score([text + self.question for text in texts])
+
+    def normalise(self, texts: Sequence[str]) -> None:
+        "As the reward model's."
+        self.reward_model.normalise([text + self.question for text in texts])
+
+    def save(self, path: Path) -> None:
+        "What has learnt, and the scale."
+        path.parent.mkdir(parents=True, exist_ok=True)
+        c = self.reward_model.model.config
+        scale = torch.tensor([c.reward_mean, c.reward_std], dtype=torch.float64)
+        save_file({**self.learns.state_dict(), "scale": scale}, path)
+
+    def load(self, path: Path) -> None:
+        "What `save` wrote. Raises OSError or RuntimeError where it does not fit."
+        found, c = load_file(path), self.reward_model.model.config
+        c.reward_mean, c.reward_std = found.pop("scale").tolist()
+        self.learns.load_state_dict(found)
+
+# %% ../../nbs/guides/real_reviews.ipynb #8a95af62
+def train_on_states(
+    judge: Judge, # in place
+    reviews: Sequence[Review],
+    states: Sequence[Float[Tensor, "_ hidden"]], # of each of them, from `lower_states`
+    *,
+    epochs: float,
+    lr: float,
+    batch_size: int = 64, # texts in a batch: each is compared with every other
+    seed: int = 0,
+    **options: Any, # see `fit`
+) -> list[dict]: # loss, lr and grad_norm of every update
+    "min `soft_pairs_loss` of the upper layers and the head over all pairs of raters in a batch."
+    def loss_of(batch: list[int]) -> Tensor:
+        scores = judge.upper_scores([states[i] for i in batch])
+        preferred = preferences([reviews[i].ratings for i in batch])
+        return soft_pairs_loss(scores, preferred.to(scores))
+
+    steps = max(1, round(epochs * len(reviews) / batch_size))
+    dealt = batches(range(len(reviews)), batch_size, seed=seed)
+    judge.learns.requires_grad_(True)
+    log = fit(judge.learns, loss_of, dealt, steps=steps, lr=lr, **options)
+    judge.learns.requires_grad_(False)
+    return log

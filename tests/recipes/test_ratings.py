@@ -21,6 +21,7 @@ from instruct_goose.recipes.ratings import (
     read_rated,
     split_half,
     split_reviews,
+    two_halves,
     vader_compound,
 )
 
@@ -155,6 +156,15 @@ def test_both_margins_and_split_half(folder):
     agree = [Review(str(i), "x", (i,) * 16) for i in range(-4, 5)]
     assert split_half(agree)["pair_accuracy"] == 1.
     assert split_half([Review("a", "x", (1,)), Review("b", "y", (-1,)), Review("c", "z", (2, 2, -2))])["pair_accuracy"] <= 1.
+
+
+def test_raters_are_dealt_and_nobody_is_in_both_halves():
+    reviews = [Review("a", "x", (1, 2, 3, 4, -4)), Review("b", "y", (0, -1))]
+    first, second = two_halves(reviews, 5)
+    for r, a, b in zip(reviews, first, second, strict=True):
+        assert sorted(a.ratings + b.ratings) == sorted(r.ratings) and (len(a.ratings), len(b.ratings)) == (len(r.ratings) // 2, (len(r.ratings) + 1) // 2)
+    assert two_halves(reviews, 5) == (first, second) and any(two_halves(reviews, s)[0] != first for s in range(6, 12))
+    with pytest.raises(ValueError, match="'c' has 1 rater"): two_halves([Review("c", "z", (1,))])
 
 
 def test_ridge_is_the_dense_solution(folder):

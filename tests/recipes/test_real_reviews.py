@@ -1,25 +1,30 @@
 """The run on rated sentences, small enough for a few seconds: its loss, what it writes, where it goes on, what it refuses."""
 import itertools
 import json
+import re
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rated_files import CODE, PRAISE, corpus, edit, write
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from instruct_goose.models.loading import stand_in
 from instruct_goose.models.reward_model import all_pairs_loss
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.recipes import stages
-from instruct_goose.recipes.ratings import RATINGS, TEXTS, load_reviews
+from instruct_goose.recipes.quickstart import make_trainer
+from instruct_goose.recipes.ratings import RATINGS, TEXTS, Review, load_reviews
 from instruct_goose.recipes.real_reviews import (
-    FinishingTrainer,
+    Judge,
     ReviewsConfig,
     preferences,
     review_data,
     run_reviews,
     soft_pairs_loss,
     stop_if_worse,
+    train_on_states,
 )
 from instruct_goose.recipes.stages import small_gpt2
 
@@ -73,7 +78,7 @@ def test_run_twice_the_same(folder, tmp_path, capsys):
     for summary in (first, second):
         for name in ("wall_seconds", "cpu_seconds"): assert summary.pop(name) >= 0
     assert first == second
-    assert set(first) == {"seed", "torch_threads", "resumed_from", "stopped", "best_iteration", "sft", "reward_model", "judges", "before", "after", "baselines", "config", "versions", "data", "findings"}
+    assert set(first) == {"seed", "torch_threads", "resumed_from", "stopped", "best_iteration", "sft", "reward_model", "judges", "before", "after", "baselines", "config", "versions", "data", "findings", "samples"}
     assert {"pair_accuracy", "pair_accuracy_margin_1", "ceiling"} <= set(first["reward_model"])
     assert set(first["judges"]) == {"reward_model", "ridge", "vader", "half_of_the_raters"}
     for figures in (first["before"], first["after"]):
@@ -124,9 +129,9 @@ def test_every_response_without_an_end_pays_the_greedy_one_too(folder, tmp_path)
     from instruct_goose.training.annotate import greedy_responses
     from instruct_goose.training.rollout import finished
 
-    config = tiny(folder, None, **PRESETS["remax"], unfinished_penalty=.25)
+    config = tiny(folder, None, **PRESETS["remax"], missing_eos_penalty=.25)
     data = review_data(config, load_reviews(folder))
-    trainer = FinishingTrainer(small_gpt2(config, data.tokenizer, config.context).eval(), config=config, tokenizer=data.tokenizer)
+    trainer = make_trainer(config, small_gpt2(config, data.tokenizer, config.context).eval(), data.tokenizer)
     r = trainer.score(trainer.rollout(data.prompts[:8]), lambda texts: [1.] * 8)
     eos = data.tokenizer.eos_token_id
     assert r.scores.tolist() == [1. if e else .75 for e in finished(r, eos)]
@@ -192,3 +197,90 @@ def test_long_texts_are_left_out(folder):
     data = review_data(tiny(folder, None), reviews)
     assert "5_5" not in {r.id for r in data.train + data.held_out} and len(data.train) + len(data.held_out) == 59
     assert all(1 <= len(p.split()) <= 6 for p in data.prompts + data.held_out_prompts)
+
+
+# a reward model on layers that are computed once
+
+SAID = ["a fine film", "the plot", "a slow and silly film the plot is dull", "fine"]
+WORDS = sorted({w for t in SAID for w in t.split()} | {"is", "it", "good"})
+ASK = " is it good"
+
+
+def model(layers=4):
+    tokenizer = stand_in(WORDS)[1]
+    torch.manual_seed(3)
+    shape = LlamaConfig(vocab_size=len(tokenizer), hidden_size=24, intermediate_size=40, num_hidden_layers=layers, num_attention_heads=3, num_key_value_heads=1,
+                        initializer_range=.2, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
+    return LlamaForCausalLM(shape).eval(), tokenizer
+
+
+def judge_with_a_head(frozen=2, trained=1):
+    lm, tokenizer = model()
+    judge = Judge(lm, tokenizer, frozen, trained, ASK)
+    with torch.no_grad(): judge.learns[-1].weight.copy_(torch.linspace(-1, 1, 24)[None])
+    return lm, judge
+
+
+def test_both_halves_of_the_forward_beside_the_models_own_states():
+    lm, judge = judge_with_a_head()
+    states = judge.lower_states(SAID, batch_tokens=14)
+    found, w = judge.upper_scores(states), torch.linspace(-1, 1, 24)
+    for text, x, stored in zip(SAID, states, found, strict=True):       # row by row, without padding, in the untouched model
+        ids = torch.tensor([[lm.config.vocab_size and judge.reward_model.tokenizer.convert_tokens_to_ids(t) for t in (text + ASK).split()]])
+        hidden = lm.model(ids, output_hidden_states=True).hidden_states   # hidden[k]: what goes into layer k
+        torch.testing.assert_close(x.float(), hidden[2][0], rtol=8e-3, atol=8e-3)   # bfloat16 has 8 bits
+        last = hidden[3][0, -1]
+        whole = (last / (last.square().mean() + lm.config.rms_norm_eps).sqrt()) @ w    # the norm's weights are 1
+        assert judge.score([text])[0] == pytest.approx(whole.item(), rel=1e-4, abs=1e-5)
+        assert stored.item() == pytest.approx(whole.item(), abs=.08)
+    assert found.std() > .3
+
+
+def test_scores_are_of_the_text_before_the_padding():
+    _, judge = judge_with_a_head()
+    states = [torch.randn(n, 24) for n in (3, 9, 5)]
+    together = judge.upper_scores(states)
+    for x, score in zip(states, together, strict=True): torch.testing.assert_close(judge.upper_scores([x])[0], score, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_are_put_back_whatever_happens():
+    judge = Judge(*model(), 2, 1, ASK)
+    layers, norm = judge.body.layers, judge.body.norm
+    with pytest.raises(KeyError), judge.only(1, 2) as body:
+        assert len(body.layers) == 1 and body.layers[0] is layers[1] and body.norm is not norm
+        raise KeyError
+    assert judge.body.layers is layers and judge.body.norm is norm
+    with judge.only(1, 3) as body: assert body.norm is norm
+
+
+@pytest.mark.parametrize("frozen, trained", [(0, 1), (2, 0), (3, 2)])
+def test_layers_that_are_not_there(frozen, trained):
+    with pytest.raises(ValueError, match="no more than the model's 4"): Judge(*model(), frozen, trained, ASK)
+
+
+def rated(n=60):
+    rows = []
+    for i in range(n):
+        good = i % 3 - 1
+        rows.append(Review(str(i), ["a dull film", "the plot", "a fine film"][i % 3] + " and" * (i % 4), (2 * good, 2 * good + 1, 2 * good - 1, i % 2)))
+    return rows
+
+
+def test_only_the_upper_layers_learn_and_come_back_from_a_file(tmp_path):
+    lm, tokenizer = model()
+    judge, reviews = Judge(lm, tokenizer, 2, 1, ASK), rated()
+    before = {k: x.clone() for k, x in judge.reward_model.state_dict().items()}
+    states = judge.lower_states([r.text for r in reviews])
+    log = train_on_states(judge, reviews, states, epochs=8., lr=3e-3, batch_size=20, progress=False)
+    assert len(log) == 24 and log[0]["loss"] == pytest.approx(.6931, abs=1e-3) and log[-1]["loss"] < .6
+    moved = {k for k, x in judge.reward_model.state_dict().items() if not torch.equal(x, before[k])}
+    assert {re.sub(r".*layers\.(\d).*", r"\1", k) for k in moved if "layers." in k} == {"2"} and len([k for k in moved if "layers.2" in k]) == 9
+    assert not any("embed" in k for k in moved) and not any(p.requires_grad for p in judge.reward_model.parameters())
+    judge.normalise(SAID)
+    scores = torch.tensor(judge.score(SAID))
+    assert scores.mean().abs() < 1e-5 and scores.std(correction=0) == pytest.approx(1, abs=1e-5)
+    judge.save(tmp_path / "judges" / "one.safetensors")
+    again = Judge(lm, tokenizer, 2, 1, ASK)
+    again.load(tmp_path / "judges" / "one.safetensors")
+    assert again.score(SAID) == judge.score(SAID)
+    with pytest.raises(RuntimeError, match="layers|Missing|Unexpected|key"): Judge(lm, tokenizer, 2, 2, ASK).load(tmp_path / "judges" / "one.safetensors")

@@ -2,18 +2,21 @@
 import functools
 import importlib.util
 import json
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from device.pretend import PretendGPU
 
 import instruct_goose
 from instruct_goose.cli.main import main
 from instruct_goose.models import loading as smollm
 from instruct_goose.models.agent import Agent
 from instruct_goose.recipes import smollm as recipes
-from instruct_goose.recipes.smollm_reviews import RatedConfig
+from instruct_goose.recipes.ratings import load_reviews, rehearse, two_halves
+from instruct_goose.recipes.real_reviews import Judge
 from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
 from instruct_goose.training.rewards import RewardError
 
@@ -88,7 +91,6 @@ def test_the_figures_by_a_second_way():
 def test_the_reward_reads_the_answer():
     say = recipes.right_number
     assert say(["7", "3 + 4 = 7.", "7 is 3 + 4", "70", "", "07", "no"], ["7"] * 7) == [1., 1., 0., 0., 0., 0., 0.]
-    assert say([[{"role": "assistant", "content": "= 9"}]], ["9"]) == [1.]
     assert all(eval(r["prompt"][1]["content"].removeprefix("What is").removesuffix("?")) == int(r["answer"]) for r in recipes.SUMS)
 
 
@@ -128,8 +130,7 @@ def test_a_recipe_is_a_file_of_settings(name, tmp_path):
     "Read by a second reader: what stands in the file is what runs, and what is given beats it."
     folder = Path(instruct_goose.__file__).parent / "configs"
     found = yaml.safe_load((folder / f"{name}.yaml").read_text("utf-8"))
-    kind = RatedConfig if name == "smollm-reviews" else recipes.RecipeConfig
-    read = functools.partial(recipes.recipe_settings, kind=kind, **{"data": tmp_path} if kind is RatedConfig else {})
+    read = functools.partial(recipes.recipe_settings, **{"data": tmp_path} if name == "smollm-reviews" else {})
     found = {k: tuple(x) if isinstance(x, list) else x for k, x in found.items()}
     made = read(name)
     assert made.algorithm == found.pop("algorithm") and {k: getattr(made, k) for k in found} == found
@@ -145,3 +146,48 @@ def test_checkpointed_layers_learn_the_same_by_the_command(tmp_path):
     whole, again = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "again"))
     assert again["after"] == pytest.approx(whole["after"], abs=1e-3) and whole["after"]["kl_to_reference"] > 0
     assert 0 <= whole["before"]["greedy_match"] <= 1
+
+
+def test_the_judges_of_another_run_are_read(tmp_path):
+    flags = ["recipe", "smollm-reviews", "--stand-in", "--no-progress", "--steps", "2", "--seed", "3"]
+    main([*flags, "--output-dir", str(tmp_path / "one")])
+    main([*flags, "--output-dir", str(tmp_path / "two"), "--judges", str(tmp_path / "one/judges"), "--beta", "0"])
+    one, two = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("one", "two"))
+    assert set(one["judges"]["seconds"]) == {"lower_layers", "proxy", "other_half"}
+    assert two["judges"] == one["judges"] and two["before"] == one["before"] and two["config"]["beta"] == 0
+    assert not (tmp_path / "two/judges").exists()
+    log = [json.loads(line) for line in (tmp_path / "two/metrics.jsonl").read_text().splitlines()]
+    assert all(m["reward_mean"] == pytest.approx(m["reward_mean/proxy"]) for m in log)   # the others have no weight
+    assert all(m["reward_mean/vader"] is not None and m["reward_mean/other_half"] is not None for m in log)
+
+
+def test_what_the_judges_refuse(tmp_path):
+    with pytest.raises(SystemExit, match="--data DIR"): main(["recipe", "smollm-reviews"])
+    with pytest.raises(SystemExit, match="reads no judges"): main(["recipe", "smollm-answers", "--judges", str(tmp_path), "--stand-in"])
+    with pytest.raises(ValueError, match="prompt_words"): recipes.recipe_settings("smollm-reviews", stand_in=True, prompt_words=(3, 2))
+    with pytest.raises((SystemExit, OSError), match="none/proxy"):
+        main(["recipe", "smollm-reviews", "--stand-in", "--no-progress", "--judges", str(tmp_path / "none"), "--output-dir", str(tmp_path / "run")])
+
+
+def test_judges_on_a_gpu_that_is_not_there(tmp_path):
+    with PretendGPU():
+        config = recipes.recipe_settings("smollm-reviews", stand_in=True, progress=False, steps=1, judge_epochs=1., eval_samples=8, device="cuda", output_dir=tmp_path / "run")
+        summary = recipes.run_task("x", config, functools.partial(recipes.prepare, config))
+        assert summary["judges"]["pairs"]["proxy"]["pair_accuracy"] > 0
+
+
+def test_the_table_of_judges_by_counting(tmp_path):
+    rehearse(tmp_path, 60)
+    reviews = load_reviews(tmp_path)
+    data = recipes.RatedData(reviews[:40], two_halves(reviews[:40]), reviews[40:])
+
+    class Fixed(Judge):
+        def __init__(self, sign): self.sign = sign
+        def score(self, texts): return [float(self.sign * len(t)) for t in texts]
+
+    table = recipes.rank_judges({"proxy": Fixed(1), "other_half": Fixed(-1)}, data)
+    for margin, name in ((0, "pair_accuracy"), (1, "pair_accuracy_margin_1")):
+        asked = [(a, b) for a, b in combinations(data.held_out, 2) if a.mean != b.mean and abs(a.mean - b.mean) >= margin]
+        share = sum(.5 if len(a.text) == len(b.text) else (len(a.text) > len(b.text)) == (a.mean > b.mean) for a, b in asked) / len(asked)
+        assert table["proxy"][name] == pytest.approx(share) and table["other_half"][name] == pytest.approx(1 - share)
+        assert table["both"][name] == .5 < table["ridge"][name]
