@@ -19,7 +19,6 @@ from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.runs.state import (
-    check_random_state,
     environment,
     fingerprint_of_tokenizer,
     load_module,
@@ -68,26 +67,6 @@ def test_weights_of_another_model_are_refused_before_any_is_written():
         assert same(module_state(other), before)
     load_module(other, state)
     assert same(module_state(other), state) and other.lm_head.weight is other.transformer.wte.weight
-
-
-@pytest.mark.parametrize("make", [
-    lambda p: torch.optim.AdamW(p, lr=.01), lambda p: torch.optim.AdamW(p, lr=.01, fused=True, amsgrad=True), lambda p: torch.optim.SGD(p, lr=.01, momentum=.9),
-    lambda p: torch.optim.Adam([{"params": p[:1], "lr": .1, "betas": (.5, .6)}, {"params": p[1:]}], lr=.01), lambda p: torch.optim.RMSprop(p, lr=.01)])
-def test_an_optimizer_remembers(make, tmp_path):
-    def update(net, optimizer, steps):
-        for i in range(steps):
-            optimizer.zero_grad(); (net(torch.full((2, 3), i + 1.)) ** 2).sum().backward(); optimizer.step()
-    def fresh():
-        torch.manual_seed(0); net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-        return net, make(list(net.parameters()))
-    net, optimizer = fresh(); update(net, optimizer, 3)
-    tensors, groups = optimizer_state(optimizer, net)
-    path = save_checkpoint(tmp_path, tensors, {"groups": groups})
-    again, empty = fresh(); load_module(again, module_state(net))
-    load_optimizer(empty, again, load_checkpoint(path)[0], load_checkpoint(path)[1]["groups"])
-    assert [{k: v for k, v in g.items() if k != "params"} for g in empty.param_groups] == [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-    for n, o in ((net, optimizer), (again, empty)): update(n, o, 2)
-    assert same(module_state(net), module_state(again))
 
 
 def test_an_optimizer_of_other_groups_is_refused():
@@ -294,8 +273,10 @@ class Signed(torch.optim.Optimizer):
                 p -= g["lr"] * s["m"].sign()
 
 
-@pytest.mark.parametrize("make", [lambda p: Signed(p, .1), lambda p: torch.optim.Adafactor(p, lr=.01), lambda p: torch.optim.NAdam(p), lambda p: torch.optim.SGD(p, lr=.1),
-                                  lambda p: torch.optim.Adagrad(p), lambda p: torch.optim.Rprop(p), lambda p: torch.optim.AdamW(p, foreach=True)])
+@pytest.mark.parametrize("make", [
+    lambda p: torch.optim.AdamW(p, lr=.01), lambda p: torch.optim.AdamW(p, lr=.01, fused=True, amsgrad=True), lambda p: Signed(p, .1), lambda p: torch.optim.SGD(p, lr=.01, momentum=.9),
+    lambda p: torch.optim.Adam([{"params": p[:1], "lr": .1, "betas": (.5, .6)}, {"params": p[1:]}], lr=.01), lambda p: torch.optim.Adafactor(p, lr=.01),
+    *first(0, [lambda p: torch.optim.NAdam(p), lambda p: torch.optim.Adagrad(p), lambda p: torch.optim.Rprop(p), lambda p: torch.optim.RMSprop(p, lr=.01)])])
 def test_every_optimizer_is_resumed(make, tmp_path):
     torch.manual_seed(0); net, optimizer = moved(make)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, .9); optimizer.step(); schedule.step()  # wraps step
@@ -334,29 +315,21 @@ def best(**changes): return lambda t, r: (t, r | {"parts": r["parts"] | {"best":
 
 W, BEST = "model/model.transformer.wte.weight", "best/transformer.wte.weight"
 STATES = {
-    "no dice": (drop("dice"), "malformed or missing"), "no torch dice": (drop("dice/torch"), "missing: .torch"), "half of numpy's": (drop("dice/numpy_rest"), "numpy"),
+    "no dice": (drop("dice"), "malformed or missing"), "no torch dice": (drop("dice/torch"), "missing: .torch"),
     "no generators": (drop("generator"), "generator sampling is missing|generator shuffling is missing"), "one generator": (drop("generator/sampling"), "sampling is missing"),
-    "another generator": (put("generator/third", torch.Generator().get_state()), "third is not known"),
     "short generator": (put("generator/sampling", lambda x: x[:-1]), "sampling is malformed"), "generator of zeros": (put("generator/sampling", torch.zeros_like), "sampling is malformed"),
-    "generator of numbers": (put("generator/sampling", lambda x: x.float()), "sampling is malformed"), "dice of zeros": (put("dice/torch", torch.zeros_like), "torch is malformed"),
-    "python's place": (put("dice/python", lambda x: x + 10**6), "malformed"), "python negative": (put("dice/python", lambda x: -x - 1), "malformed"),
-    "python short": (put("dice/python", lambda x: x[:-1]), "malformed or missing"), "numpy's place": (put("dice/numpy_rest", torch.tensor([1e6, 0, 0], dtype=torch.float64)), "beyond its words"),
-    "numpy NaN": (put("dice/numpy_rest", torch.tensor([1, 0, math.nan], dtype=torch.float64)), "numpy_rest"), "other dice": (put("dice/cups", torch.ones(1)), "cups"),
+    "python's place": (put("dice/python", lambda x: x + 10**6), "malformed"), "numpy's place": (put("dice/numpy_rest", torch.tensor([1e6, 0, 0], dtype=torch.float64)), "beyond its words"), "other dice": (put("dice/cups", torch.ones(1)), "cups"),
     "NaN weights": (put(W, lambda x: x * math.nan), "is not finite"), "one infinite weight": (put(W, lambda x: torch.where(torch.arange(len(x))[:, None] == 3, math.inf, x)), "not finite"),
-    "weights of float64": (put(W, lambda x: x.double()), "float64"), "no weights": (drop("model/"), "another model's weights"), "a part of its own": (put("extra/x", torch.ones(1)), "extra/x is no part"),
-    "no slash": (put("x", torch.ones(1)), "x is no part"), "sparse": (put(W, lambda x: x.to_sparse()), "not a plain tensor"),
+    "weights of float64": (put(W, lambda x: x.double()), "float64"), "no weights": (drop("model/"), "another model's weights"), "a part of its own": (put("extra/x", torch.ones(1)), "extra/x is no part"), "sparse": (put(W, lambda x: x.to_sparse()), "not a plain tensor"),
     "no moments": (drop("optimizer/"), "moments"), "no moments, and none said": (lambda t, r: (drop("optimizer/")(t, r)[0], r | {"groups": [g | {"remembered": []} for g in r["groups"]]}), "moments are missing after 2"),
     "a moment short": (put("optimizer/exp_avg/model.transformer.wte.weight", lambda x: x[:2]), "another optimizer's moments"),
     "best of another": (put(BEST, lambda x: x[:2]), "kept as the best policy"), "no best": (drop("best"), "kept as the best policy"), "NaN best": (put(BEST, lambda x: x * math.nan), "finite"),
     "best without a reward": (best(reward=None), "not its reward"), "no parts": (say(parts={}), "part best is missing"), "moments": (say(parts={"best": {"reward": None, "iteration": None}, "reference": {}, "scale": {"moments": [-1., 0., 0.]}}), "best|moments"),
-    "iteration below": (say(iteration=-5), "iteration is -5"), "iteration beyond": (say(iteration=6), "iteration is 6"), "iteration of a half": (say(iteration=2.), "iteration is 2.0"),
-    "iteration true": (say(iteration=True), "iteration is True"), "iteration huge": (say(iteration=2**60), "iteration is"), "prompts below": (say(prompts_seen=-1), "prompts_seen is -1"),
-    "beta negative": (say(beta=-.1), "beta is -0.1"), "beta text": (say(beta="1"), "beta is '1'"), "beta NaN": (say(beta=math.nan), "beta is nan"), "beta huge": (say(beta=10**400), "beta is"),
-    "best reward NaN": (best(reward=math.nan), "reward is nan"), "stopped number": (say(stopped=3), "stopped is 3"),
+    "iteration below": (say(iteration=-5), "iteration is -5"), "iteration beyond": (say(iteration=6), "iteration is 6"), "prompts below": (say(prompts_seen=-1), "prompts_seen is -1"),
+    "beta negative": (say(beta=-.1), "beta is -0.1"), "beta NaN": (say(beta=math.nan), "beta is nan"), "stopped number": (say(stopped=3), "stopped is 3"),
     "best iteration half": (best(iteration=1.5), "iteration is 1.5"),
-    "threads 0": (say(environment={"threads": 0}), "threads is 0"), "threads many": (say(environment={"threads": 10**6}), "threads is"), "environment text": (say(environment="x"), "environment is"),
-    "config list": (say(config=[]), "config"), "config other": (say(config={}), "other settings"), "reference": (say(reference="x"), "reference model is not the one"),
-    "tokenizer": (say(tokenizer="x"), "tokenizer is not the one"), "no tokenizer": (say(tokenizer=None), "tokenizer is not the one"), "groups": (say(groups=[]), "groups are not those"), "groups none": (say(groups=None), "groups is missing"),
+    "threads 0": (say(environment={"threads": 0}), "threads is 0"), "environment text": (say(environment="x"), "environment is"), "config other": (say(config={}), "other settings"), "reference": (say(reference="x"), "reference model is not the one"),
+    "tokenizer": (say(tokenizer="x"), "tokenizer is not the one"), "groups": (say(groups=[]), "groups are not those"), "groups none": (say(groups=None), "groups is missing"),
     **{f"no {name}": (lose(name), name) for name in "config reference tokenizer iteration prompts_seen beta ent_coef parts stopped groups environment".split()}}
 
 
@@ -424,37 +397,6 @@ def test_a_supervised_training_goes_on_and_is_refused_whole(tmp_path, plain):
         assert same(training_state(*two)[0], before)
     load_training_state(*two, tensors, record)
     assert same(more(*two), ended)
-
-
-@pytest.mark.parametrize("place,fits", [(0, True), (624, True), (625, False), (-1, False)])
-def test_numpys_place_is_among_its_words(place, fits):
-    numpy = pytest.importorskip("numpy")
-    numpy.random.rand()
-    state = random_state()
-    state["numpy_rest"] = torch.tensor([float(place), 0., 0.], dtype=torch.float64)
-    if fits: check_random_state(state)
-    else:
-        with pytest.raises(ValueError, match="malformed"): check_random_state(state)
-
-
-def one_training():
-    torch.manual_seed(0)
-    net = nn.Linear(2, 1)
-    adam = torch.optim.AdamW(net.parameters(), lr=.1)
-    net(torch.ones(1, 2)).sum().backward()
-    adam.step()
-    return net, adam, {"dice": torch.Generator().manual_seed(3)}
-
-
-def test_a_training_that_goes_on_elsewhere_says_so_and_takes_no_other_dice():
-    net, adam, dice = one_training()
-    tensors, record = training_state(net, adam, dice)
-    with pytest.warns(UserWarning, match="torch was 0.1"):
-        load_training_state(net, adam, dice, tensors, record | {"environment": environment() | {"torch": "0.1"}})
-    for wrong in ({}, dice | {"more": torch.Generator()}, {"other": torch.Generator()}):
-        before = [p.detach().clone() for p in net.parameters()]
-        with pytest.raises(ValueError): load_training_state(net, adam, wrong, {k: x + 1 if k.startswith("model") else x for k, x in tensors.items()}, record)
-        assert all(p.equal(q) for p, q in zip(net.parameters(), before, strict=True))
 
 
 def test_tokenizers_that_cut_a_text_otherwise_are_two(unchecked):
