@@ -54,6 +54,8 @@ COMMANDS = {
         "Make a reward model of your own model, from pairs of which one is preferred."),
     "dpo": Command("recipes.own_model", "DPOConfig", "run_dpo",
         "Train your own model on preferences alone, without a sampler."),
+    "kto": Command("recipes.own_model", "KTOConfig", "run_kto",
+        "Train your own model on single answers that are labelled good or bad."),
     "recipe": Command("recipes.smollm", "RecipeFlags", "run_recipe",
         "Train a real model, out of a package or from the Hub: `recipe LIST` says what there is."),
     "sample": Command("cli.commands", "SampleConfig", "run_sample",

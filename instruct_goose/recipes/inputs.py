@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SAMPLE', 'C', 'PASSING', 'own_tokenizer', 'own_rows', 'read_prompts', 'source_of', 'prompt_row', 'read_demos',
-           'demo_of', 'load_reward', 'functions_in', 'file_module', 'sha256', 'PlugIns', 'load_plugins', 'files_of',
-           'named_module', 'try_reward', 'OwnRun', 'OneMeaning', 'settings_in', 'as_setting', 'as_yaml', 'refuse_used',
-           'need_adapters', 'own_model', 'Sizes', 'sizes_of', 'memory_parts', 'readable', 'at_most', 'memory_table',
-           'spread_of']
+           'read_thumbs', 'demo_of', 'load_reward', 'functions_in', 'file_module', 'sha256', 'PlugIns', 'load_plugins',
+           'files_of', 'named_module', 'try_reward', 'OwnRun', 'OneMeaning', 'settings_in', 'as_setting', 'as_yaml',
+           'refuse_used', 'need_adapters', 'own_model', 'Sizes', 'sizes_of', 'memory_parts', 'readable', 'at_most',
+           'memory_table', 'spread_of']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
 import ast
@@ -124,6 +124,21 @@ def read_demos(
     return [prompt + answer for prompt, answer in pairs], [prompt for prompt, _ in pairs]
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #35bbdfc1
+def read_thumbs(
+    source: Source,
+    tokenizer: PreTrainedTokenizerBase,
+    columns: Mapping[str, str | None] | None = None, # as for `own_rows`
+) -> list[dict]: # {"prompt": a text, "completion": a text, "label": a bool}, for `train_kto`
+    "Answers with a label. Raises `BadRow` for the first row that is none."
+    rows = []
+    for where, row in own_rows(source, columns):
+        prompt, answer = demo_of(row, where, tokenizer)
+        label = as_object(row, where).get("label")
+        if not isinstance(label, bool):
+            raise BadRow("column", where, f"label is {short(label)}: true or false is needed")
+        rows.append({"prompt": prompt, "completion": answer, "label": label})
+    return rows
+
 def demo_of(
     row: Any, # a text, a conversation, or named columns
     where: str,

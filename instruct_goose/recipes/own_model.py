@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Rows', 'Work', 'TrainConfig', 'Found', 'look_around', 'prompt_lengths', 'plan', 'run_train', 'train_on', 'digest_of',
-           'answers', 'Supervised', 'SFTConfig', 'RewardModelConfig', 'DPOConfig', 'supervised', 'refuse_longer',
-           'stage_plan', 'parted', 'options', 'run_sft', 'in_both', 'halves', 'nats_of', 'run_reward_model', 'run_dpo',
-           'pairs_of', 'pair_lengths', 'dpo_accuracy']
+           'answers', 'Supervised', 'SFTConfig', 'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'supervised',
+           'refuse_longer', 'stage_plan', 'parted', 'options', 'run_sft', 'in_both', 'halves', 'nats_of',
+           'run_reward_model', 'run_dpo', 'run_kto', 'move_of', 'pairs_of', 'pair_lengths', 'dpo_accuracy']
 
 # %% ../../nbs/learn/23_your_own.ipynb #761bee08
 import hashlib
@@ -26,6 +26,7 @@ from ..models.reward_model import RewardModel
 from ..models.tokens import sides, token_limit
 from instruct_goose.recipes.inputs import (
     PlugIns, source_of, files_of, load_reward, own_tokenizer, read_demos, read_prompts,
+    read_thumbs,
     try_reward, as_yaml, memory_parts, memory_table, need_adapters, own_model, OwnRun,
     refuse_used, spread_of)
 from .stages import in_run_directory
@@ -36,7 +37,8 @@ from ..runs.run_directory import (
     append_jsonl, cut_log, json_line, samples_page, save_model, settings_of, summary_of_training,
     train_policy, versions, write_json, write_results, write_whole)
 from ..runs.trackers import need_tracker, Track, TrackEvery
-from ..supervised.dpo import pair_rows, row_logprobs, train_dpo
+from ..supervised.dpo import (
+    given_and_response, pair_rows, row_logprobs, thumb_rows, train_dpo, train_kto)
 from ..supervised.fit import Log, one_seed
 from ..supervised.reward_model_training import pair_accuracy, train_reward_model
 from ..supervised.sft import filling_id, lm_nats, lm_rows, train_lm
@@ -258,6 +260,15 @@ class DPOConfig(Supervised):
     beta: NotNegative = 0.1  # price of a nat of KL; smaller goes further
     label_smoothing: Annotated[float, Limit(0, 0.5, below=True)] = 0.0  # share of wrong labels
 
+@dataclass(kw_only=True)
+class KTOConfig(Supervised):
+    "Train your own model on single answers that are labelled good or bad."
+
+    lr: Positive = 1e-5  # learning rate; a model of under a million weights wants about 1e-3
+    beta: NotNegative = 0.1  # price of a nat of KL; smaller goes further
+    good_weight: Positive = 1.0  # weights times numbers of good and bad answers should be alike
+    bad_weight: Positive = 1.0  # of the bad answers
+
 # %% ../../nbs/learn/23_your_own.ipynb #9995c664
 Rows = tuple[list, list] # to learn from, and to judge by
 
@@ -328,7 +339,7 @@ def stage_plan(
     "Settings, data, memory, and what will be done."
     sides = 1 if name == "sft" else 2
     memory = memory_parts(load_config(place), 1, sides * config.batch_size, max(tokens),
-                          lora_rank=config.lora_rank, reference=name == "dpo")
+                          lora_rank=config.lora_rank, reference=name in ("dpo", "kto"))
     return "\n".join([
         "# settings, as --config reads them", as_yaml(config), "",
         f"data: {spread_of(tokens)}; {held_out} held out",
@@ -434,6 +445,39 @@ def run_dpo(config: DPOConfig) -> dict: # the summary
         return log, {} if right is None else {"pair_accuracy": right}
 
     return supervised(config, "dpo", pairs_of(config), pair_lengths, work)
+
+def run_kto(config: KTOConfig) -> dict: # the summary
+    "KTO on labelled answers; the reference is the model as it was. Raises as `supervised`."
+    def rows(tokenizer: PreTrainedTokenizerBase) -> Rows:
+        columns = {"prompt": config.prompt_column, "completion": config.answer_column}
+        return parted(config, lambda source: read_thumbs(source, tokenizer, columns))
+
+    def lengths(rows: Sequence, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        return [len(given) + len(response) for given, response in thumb_rows(rows, tokenizer)[0]]
+
+    def work(
+        model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, learn: list, judge: list,
+        out: Path, stage: Stage,
+    ) -> tuple[list[Log], dict[str, float]]:
+        reference = create_reference_model(model)
+        log = train_kto(model, tokenizer, learn, ref_model=reference, beta=config.beta,
+                        good_weight=config.good_weight, bad_weight=config.bad_weight,
+                        **options(config, len(learn), out, stage, "kto"))
+        save_model(model.eval(), tokenizer, out / "policy")
+        moved = [move_of(model, reference, tokenizer, row) for row in judge]
+        return log, {"margin": sum(moved) / len(moved)} if moved else {}
+
+    return supervised(config, "kto", rows, lengths, work)
+
+@torch.no_grad()
+def move_of(
+    model: PreTrainedModel, reference: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+    row: Mapping,
+) -> float:
+    "How far an answer's log-probability has gone to where its label asks, in nats."
+    given = given_and_response([row["prompt"] + row["completion"]], [row["prompt"]], tokenizer)
+    up, before = (row_logprobs(m, given, filling_id(tokenizer)) for m in (model, reference))
+    return (up - before).item() * (1 if row["label"] else -1)
 
 def pairs_of(config: Supervised) -> Callable[[PreTrainedTokenizerBase], Rows]:
     "A function of the tokenizer."

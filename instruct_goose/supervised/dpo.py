@@ -170,9 +170,10 @@ def thumb_rows(
 ) -> tuple[list[Row], Bool[Tensor, "batch"]]: # as `pair_rows` has them, and the labels
     "Raises ValueError naming a row without answer or label, and unless both labels occur."
     for i, row in enumerate(rows):
-        if not isinstance(row.get("completion"), str) or not isinstance(row.get("label"), bool):
-            raise ValueError(f"row {i}: a completion (text) and a label (true or false) are "
-                             f"needed, and it has {', '.join(sorted(row))}")
+        texts = row.get("prompt") or "", row.get("completion")
+        if not all(isinstance(x, str) for x in texts) or not isinstance(row.get("label"), bool):
+            raise ValueError(f"row {i}: a prompt and a completion (texts) and a label (true or "
+                             f"false) are needed, and it has {', '.join(sorted(row))}")
     labels = [row["label"] for row in rows]
     if len({*labels}) < 2:
         raise ValueError(f"{len(labels)} rows, and not two kinds of label: KTO needs good answers "

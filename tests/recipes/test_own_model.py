@@ -35,10 +35,12 @@ from instruct_goose.recipes.inputs import (
     own_tokenizer,
     read_demos,
     read_prompts,
+    read_thumbs,
     sizes_of,
     try_reward,
 )
 from instruct_goose.recipes.own_model import TrainConfig, look_around, plan, run_train
+from instruct_goose.supervised.dpo import thumb_rows
 
 TEXTS = ["tell me: is tea hot", "rain is wet.", "Rome? no, jazz", "yes no maybe", "<ask>what</ask>"] * 9
 CHAT = "{% for m in messages %}<ask>{{ m.role }}: {{ m.content }}</ask>{% endfor %}{% if add_generation_prompt %}<ask>assistant: {% endif %}"
@@ -252,6 +254,26 @@ def test_the_stages_one_after_the_other(here, capsys):
     assert "lora_rank" in refused_by_parser("reward-model", "--model", "llama", "--data", "pairs.jsonl", "--lora-rank", "3", capsys=capsys)
 
 
+def test_kto_learns_from_labelled_answers(here, capsys):
+    "The labels decide: with all of them turned, the other answer rises. Chat rows and plain ones."
+    def rows(turned): return [{"prompt": p["prompt"], "completion": p[side], "label": (side == "chosen") != turned} for p in PAIRS for side in ("chosen", "rejected")]
+    quick = ["--steps", "12", "--batch-size", "8", "--lr", "1e-2", "--no-progress"]
+    for name in ("kto", "turned"):
+        write(f"{name}.jsonl", rows(name == "turned"))
+        main(["kto", "--model", "llama", "--data", f"{name}.jsonl", "--output-dir", name, *quick])
+        assert log(name)[-1]["margin"] > log(name)[0]["margin"] + .5 and json.loads(Path(name, "summary.json").read_text())["held_out_rows"] == 2
+    def likelier(name): # mean log π of the chosen answers − that of the rejected ones
+        model, words, total = AutoModelForCausalLM.from_pretrained(f"{name}/policy"), own_tokenizer(f"{name}/policy"), 0.
+        read = read_thumbs(Path("kto.jsonl"), words)
+        for (given, response), row in zip(thumb_rows(read, words)[0], read, strict=True):
+            logprobs = model(torch.tensor([given + response])).logits[0].log_softmax(-1)
+            total += (1 if row["label"] else -1) * sum(logprobs[len(given) + i - 1, x].item() for i, x in enumerate(response)) / len(PAIRS)
+        return total
+    assert likelier("kto") > likelier("turned") + 3
+    write("odd.jsonl", [{"prompt": "a", "completion": "b", "label": "good"}])
+    assert "label is 'good'" in refused("kto", "--model", "llama", "--data", "odd.jsonl", "--output-dir", "x", *quick)
+
+
 def refused_by_parser(*args, capsys):
     with pytest.raises(SystemExit) as stop: main(list(args))
     shown = capsys.readouterr()
@@ -302,7 +324,7 @@ def test_a_plug_in_from_the_shell_is_recorded_and_asked_for_again(here, monkeypa
         digest = hashlib.sha256(text.encode()).hexdigest()
         assert json.loads(Path("run/config.json").read_text())["files"] == {"mine.py": digest} and digest in Path("run/policy/README.md").read_text()
         SURROGATES.pop("from_mine")
-        more = [*flags[:-4], "--save-every", "1", "--steps", "3", "--resume", "--output-dir", "run", "--reward", "mine.py:reward"]
+        more = [*flags, "--steps", "3", "--resume"]
         assert "--plugin mine.py again" in refused(*more)
         Path("mine.py").write_text(text + "# more\n")
         main([*more, "--plugin", "mine.py"])
