@@ -10,6 +10,8 @@ root = Path(__file__).parents[2]
 sys.path.insert(0, str(root / "evidence"))
 import age  # noqa: E402
 
+pytestmark = pytest.mark.deep
+
 
 @pytest.mark.parametrize("name", age.MEASURES)
 def test_evidence_is_as_old_as_its_code(name):
