@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['MATRICES', 'with_lora', 'learning_in_float32', 'need_peft', 'four_bits', 'tuned_layers', 'has_adapters',
            'frozen_twin', 'sharing_copy', 'without_adapters', 'beside', 'read_types', 'why_not_beside', 'unwrapped',
-           'merge_adapters', 'merged_in_place', 'what_learns', 'weights_of', 'named_tensors', 'saved_tensors',
-           'module_state']
+           'merge_adapters', 'merged_in_place', 'what_learns', 'named_tensors', 'saved_tensors', 'module_state']
 
 # %% ../../nbs/guides/lora.ipynb #ada904
 import copy
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,16 +93,18 @@ def four_bits() -> dict[str, Any]: # options for `load_model`
         bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32)}
 
 # %% ../../nbs/guides/lora.ipynb #bd51bb18
+def _of_peft(model: nn.Module, where: str, kind: str) -> list[Any]:
+    "Modules of a type of peft's: none where it has not been imported."
+    found = getattr(sys.modules.get(f"peft.{where}"), kind, ())
+    return [m for m in model.modules() if isinstance(m, found)]
+
 def tuned_layers(model: nn.Module) -> list[Any]:
-    "The layers with adapters of a model: none where peft has not been imported."
-    tuners = sys.modules.get("peft.tuners.tuners_utils")
-    return [m for m in model.modules() if isinstance(m, tuners.BaseTunerLayer)] if tuners else []
+    "The layers with adapters of a model."
+    return _of_peft(model, "tuners.tuners_utils", "BaseTunerLayer")
 
 def _retrained_parts(model: nn.Module) -> list[Any]:
     "Whole modules that peft has copied, to train the copy (`modules_to_save`)."
-    other = sys.modules.get("peft.utils.other")
-    kind = getattr(other, "AuxiliaryTrainingWrapper", ())
-    return [m for m in model.modules() if isinstance(m, kind)]
+    return _of_peft(model, "utils.other", "AuxiliaryTrainingWrapper")
 
 def has_adapters(model: nn.Module) -> bool:
     "Does it hold layers of peft?"
@@ -146,19 +148,12 @@ def _stripped(
     return plain
 
 def _adds_nothing(layer: Any) -> bool:
-    "Is B or A zero in every adapter of a layer?"
-    lora = sys.modules.get("peft.tuners.lora.layer")
-    if lora is None or not isinstance(layer, lora.LoraLayer) or layer.merged:
+    "Is it plain LoRA, with B = 0 in every active adapter?"
+    lora = sys.modules["peft.tuners.lora.layer"]
+    if not isinstance(layer, lora.Linear) or layer.merged or layer.lora_variant:
         return False
-    factors = (layer.lora_A, layer.lora_B, layer.lora_embedding_A, layer.lora_embedding_B)
-    pairs = [[side[name] for side in factors if name in side] for name in layer.active_adapters]
-
-    def zero(side: nn.Module | Tensor) -> bool:
-        numbers = side.parameters() if isinstance(side, nn.Module) else [side]
-        return not any(x.any() for x in numbers)
-
-    return not getattr(layer, "lora_variant", None) and all(
-        any(map(zero, pair)) for pair in pairs if pair)
+    return not any(x.any() for name in layer.active_adapters if name in layer.lora_B
+                   for x in layer.lora_B[name].parameters())
 
 # %% ../../nbs/guides/lora.ipynb #1cf09eb8
 def _refuse_merged(model: nn.Module) -> None:
@@ -169,25 +164,21 @@ def _refuse_merged(model: nn.Module) -> None:
 # %% ../../nbs/guides/lora.ipynb #ada921
 def beside(
     plain: Callable[[Tensor], Tensor], # W·x of the layers, side by side
-    *parts: nn.Module, # the layers
+    *parts: Any, # the layers
 ) -> Callable[[Tensor], Tensor]:
     "x ↦ plain(x) + (α/r)·B·A·x. Without adapters, `plain` itself."
     if not any(map(tuned_layers, parts)):
         return plain
-    factors = [_factors(part) for part in parts]
-    down = torch.cat([a for a, _ in factors])
-    up = torch.block_diag(*(b for _, b in factors)).T
-    return lambda x: torch.addmm(plain(x), F.linear(x, down), up)
-
-def _factors(part: Any) -> tuple[Tensor, Tensor]: # (r, n) and (m, r); r is 0 without adapters
-    "All active adapters of a layer as one pair of A and B, the scale in B."
-    base, weight = part.get_base_layer() if tuned_layers(part) else part, part.weight
-    out, into = weight.shape if isinstance(base, nn.Linear) else weight.shape[::-1]
-    active = [name for name in getattr(part, "active_adapters", ()) if name in part.lora_A]
-    down = [part.lora_A[name].weight for name in active]
-    up = [part.lora_B[name].weight * part.scaling[name] for name in active]
-    return torch.cat([weight.new_zeros(0, into), *down]), torch.cat(
-        [weight.new_zeros(out, 0), *up], 1)
+    down, up = [], []
+    for part in parts:
+        turned = isinstance(getattr(part, "base_layer", part), Conv1D) # x·W, not W·x
+        out = part.weight.shape[1 if turned else 0]
+        names = [name for name in getattr(part, "active_adapters", ()) if name in part.lora_A]
+        down += [part.lora_A[name].weight for name in names]
+        scaled = [part.lora_B[name].weight * part.scaling[name] for name in names]
+        up.append(torch.cat([part.weight.new_zeros(out, 0), *scaled], 1))
+    a, b = torch.cat(down), torch.block_diag(*up).T
+    return lambda x: torch.addmm(plain(x), F.linear(x, a), b)
 
 # %% ../../nbs/guides/lora.ipynb #ada922
 def read_types(model: nn.Module) -> set[type]:
@@ -252,11 +243,8 @@ def merged_in_place(whole: PreTrainedModel) -> PreTrainedModel: # plain, of the 
                      lambda part: part.modules_to_save[part.active_adapters[0]])
 
 def _refuse_tied(model: nn.Module) -> None:
-    tuned = {id(layer.get_base_layer()) for layer in tuned_layers(model)}
-    own, others = ({id(m._parameters.get("weight")) for m in model.modules()
-                    if m._parameters.get("weight") is not None and (id(m) in tuned) is side}
-                   for side in (True, False))
-    if own & others:
+    uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    if any(uses[id(layer.get_base_layer().weight)] > 1 for layer in tuned_layers(model)):
         raise ValueError("a matrix with an adapter is used in a second place, as a tied head and "
                          "embedding are: merged, it would change there too. Train it without an "
                          "adapter there, or keep the adapters")
@@ -266,19 +254,14 @@ def what_learns(model: nn.Module) -> dict[str, Tensor]:
     "The weights that learn, by name."
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    "What learns, where there are adapters; else all weights."
-    return what_learns(model) if has_adapters(model) else model.state_dict(keep_vars=True)
-
 # %% ../../nbs/guides/lora.ipynb #4ac45e08
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     "Parameters and buffers that are saved, one name each: a tied weight has several."
-    named, seen = {}, set()
-    for name, x in module.state_dict(keep_vars=True).items():
-        if id(x) not in seen:
-            named[name] = x
-        seen.add(id(x))
-    return named
+    names: dict[int, str] = {}
+    every = module.state_dict(keep_vars=True)
+    for name, x in every.items():
+        names.setdefault(id(x), name)
+    return {name: every[name] for name in names.values()}
 
 def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
     "The tensors of a checkpoint: of a model with adapters what learns, and buffers; else all."

@@ -19,15 +19,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .response import (
-    check_part, forward_hidden, forward_logits, logprobs_of, response_logprobs, states_of)
 from .adapters import (
     frozen_twin, has_adapters, sharing_copy, unwrapped, what_learns)
+from instruct_goose.models.families import (
+    check_causal, context_length, hidden_size, plain_head, recompute_layers, trunk,
+    vocabulary_size)
 from .loading import load_adapters, load_model
+from .response import (
+    check_part, forward_hidden, forward_logits, layout_of, logprobs_of, predicting_states)
 from .tokens import compact
-from .families import check_causal, context_length
-from .families import hidden_size, plain_head
-from .families import recompute_layers, trunk, vocabulary_size
 
 # %% ../../nbs/learn/13_agent.ipynb #dc1a1a40
 class AgentOutput(NamedTuple):
@@ -108,8 +108,8 @@ class Agent(nn.Module):
         self.model = policy_of(model)
         self.value_model = value_trunk_of(value_model, self.model)
         self.value_head = zero_head(self.value_trunk)
-        for part in (self.model, self.value_model) if gradient_checkpointing else ():
-            if part is not None:
+        for part in (self.model, self.value_model):
+            if gradient_checkpointing and part is not None:
                 recompute_layers(part)
 
     @property
@@ -129,25 +129,20 @@ class Agent(nn.Module):
     ) -> Evaluation:
         """Logprobs, entropy and values of the response tokens, on one layout, as
         `response_logprobs` does it. Dropout off."""
-        four = (query_ids, query_mask, response_ids, response_mask)
-        if not with_values:
-            out = response_logprobs(self.model, *four, temperature, with_entropy)
-            logprobs, entropy = out if with_entropy else (out, None)
-            return Evaluation(logprobs, entropy, None)
-        layout, hidden = states_of(self.model, self.value_trunk, *four)
-        shared = hidden if self.value_trunk is trunk(self.model) else None
+        layout = layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
+        hidden = predicting_states(self.value_trunk, layout) if with_values else None
+        shared = hidden if self.value_model is None else None
         logprobs, entropy = logprobs_of(self.model, layout, temperature, with_entropy, shared)
-        entropy = None if entropy is None else layout.scatter(entropy)
-        values = layout.scatter(self.values_at(hidden))
-        return Evaluation(layout.scatter(logprobs), entropy, values)
+        values = None if hidden is None else self.values_at(hidden)
+        return Evaluation(layout.scatter(logprobs), *(
+            None if x is None else layout.scatter(x) for x in (entropy, values)))
 
     def values(
         self, query_ids: Tensor, query_mask: Tensor, response_ids: Tensor, response_mask: Tensor,
     ) -> Tensor:
         "(B, T): V(sₜ) alone, without the policy's head. Dropout off; 0 at padding."
-        layout, hidden = states_of(
-            self.model, self.value_trunk, query_ids, query_mask, response_ids, response_mask)
-        return layout.scatter(self.values_at(hidden))
+        layout = layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
+        return layout.scatter(self.values_at(predicting_states(self.value_trunk, layout)))
 
     def values_at(self, hidden: Tensor) -> Tensor:
         "w·h + b: (…, H) to (…), float32 or wider."
@@ -245,19 +240,12 @@ def as_reference(
     "π_ref, frozen. Raises ValueError if it shares weights with the policy or has other tokens."
     if ref_model is None:
         return create_reference_model(agent)
-    if not isinstance(ref_model, nn.Module):
-        raise TypeError(f"ref_model is a {type(ref_model).__name__}, not a model. "
-                        "A tokenizer goes to tokenizer=, a configuration to config=")
-    model = ref_model.model if isinstance(ref_model, Agent) else unwrapped(ref_model)
-    if getattr(model, "get_output_embeddings", lambda: None)() is None:
-        raise TypeError(f"ref_model is a {type(model).__name__} and has no language-model head: "
-                        "pass an AutoModelForCausalLM")
-    check_causal(model)
+    model = policy_of(ref_model.model if isinstance(ref_model, Agent) else ref_model)
     moving = {id(p) for p in agent.parameters() if p.requires_grad}
     if any(id(p) in moving for p in model.parameters()):
         raise ValueError("ref_model shares parameters with the policy and would move with it: "
                          "leave it out, or pass create_reference_model(model)")
-    own, other = (m.get_input_embeddings().num_embeddings for m in (agent.model, model))
+    own, other = map(vocabulary_size, (agent.model, model))
     if own != other:
         raise ValueError(f"ref_model has {other} tokens, the policy {own}: "
                          "the KL compares them token by token")

@@ -280,11 +280,6 @@ def other_settings(config: PretrainedConfig) -> str | None:
     act = getattr(config, "activation_function", getattr(config, "hidden_act", None))
     if act not in ACTIVATIONS:
         return f"its activation is {act}"
-    for variant in ("add_cross_attention", "reorder_and_upcast_attn"):
-        if getattr(config, variant, False):
-            return f"it has {variant}"
-    if config._attn_implementation not in ("sdpa", "eager"):
-        return f"its attention is {config._attn_implementation}"
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in ("default", "linear", "llama3"):  # these angles hold for every length
         return f"its rotary angles are {rope}"

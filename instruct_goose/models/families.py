@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RECOMPUTED', 'Scaling', 'trunk', 'hidden_size', 'context_length', 'vocabulary_size', 'recompute_layers', 'evaluating',
-           'forward_options', 'two_tokens', 'differs_by_more_than_rounding', 'check_causal', 'plain_head',
-           'linear_head', 'head_scaling', 'same', 'scaling_of']
+           'forward_options', 'differs_by_more_than_rounding', 'check_causal', 'plain_head', 'linear_head',
+           'head_scaling']
 
 # %% ../../nbs/reference/models/families.ipynb #d33fb44a
 import inspect
@@ -65,12 +65,9 @@ def recompute_layers(
     if not model.supports_gradient_checkpointing:
         raise ValueError(f"{type(model).__name__} has no gradient checkpointing: leave it out")
 
-    def again() -> tuple[Any, Any]:
-        return nullcontext(), evaluating(model)
-
     renamed: Any = getattr(model, "activation_checkpointing_enable", None) # in transformers 5.2x
     enable = renamed or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False, "context_fn": again})
+    enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), evaluating(model))})
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             setattr(module, RECOMPUTED, True)
@@ -101,20 +98,6 @@ def forward_options(
     return {name: value for name, value in options.items() if name in takes}
 
 # %% ../../nbs/reference/models/families.ipynb #79ef5e15
-@torch.no_grad()
-def two_tokens(
-    model: PreTrainedModel,
-) -> tuple[Tensor, Tensor]: # both (2, 2, ·): with positions of its own, and with ours
-    "The output for two rows that differ in the second token."
-    ids = torch.tensor([[0, 0], [0, 1]], device=model.device)
-    mask = torch.ones_like(ids)
-    options = forward_options(model, mask)
-    without = {name: value for name, value in options.items() if name != "position_ids"}
-    with evaluating(model):
-        own = model(input_ids=ids, attention_mask=mask, **without)[0]
-        ours = model(input_ids=ids, attention_mask=mask, **options)[0]
-    return own, ours
-
 def differs_by_more_than_rounding(x: Tensor, y: Tensor) -> bool:
     "|x − y| > 8·eps·max|x| anywhere: two rows of a batch may be added up in different orders."
     return bool((x - y).abs().max() > 8 * torch.finfo(x.dtype).eps * x.abs().max())
@@ -133,7 +116,13 @@ def check_causal(
     if getattr(model.config, "is_encoder_decoder", False):
         raise TypeError(f"{name} has an encoder beside its decoder: "
                         "pass a causal model, GPT-2 or Llama")
-    own, ours = two_tokens(model)
+    ids = torch.tensor([[0, 0], [0, 1]], device=model.device)
+    mask = torch.ones_like(ids)
+    options = forward_options(model, mask)
+    with evaluating(model), torch.no_grad(): # with our positions, and with its own
+        ours = model(input_ids=ids, attention_mask=mask, **options)[0]
+        options.pop("position_ids", None)
+        own = model(input_ids=ids, attention_mask=mask, **options)[0]
     if differs_by_more_than_rounding(own[0, 0], own[1, 0]):
         raise TypeError(f"{name} looks ahead: its first position depends on the second token. "
                         "Pass a causal model; BERT is causal if loaded with is_decoder=True")
@@ -149,7 +138,7 @@ _SCALING: WeakKeyDictionary[nn.Module, Scaling | None] = WeakKeyDictionary()
 def plain_head(model: PreTrainedModel) -> nn.Linear | None:
     "The linear head if logits are exactly `hidden @ weight.T + bias`, else None."
     head = linear_head(model)
-    plain = head is not None and head.scale == 1 and head.softcap is None
+    plain = head is not None and (head.scale, head.softcap) == (1, None)
     return model.get_output_embeddings() if plain else None
 
 def linear_head(model: PreTrainedModel) -> Head | None:
@@ -169,13 +158,14 @@ def head_scaling(
     model: PreTrainedModel,
     head: nn.Linear, # of this model
 ) -> Scaling | None: # None: its logits are made otherwise
-    "What a model makes of its head's output, if the head reads the trunk's last states."
+    """The scale and cap of the config, if the head reads the trunk's last states and they explain,
+    to rounding, what the model makes of known numbers in the place of the head's."""
     seen = {}
 
     def replace(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        known = torch.linspace(-80, 80, out.shape[-1]).to(out)
-        seen["hidden"], seen["logits"] = args[0], known.expand_as(out)
-        return seen["logits"].clone()
+        seen["hidden"] = args[0]
+        seen["known"] = torch.linspace(-80, 80, out.shape[-1]).to(out).expand_as(out)
+        return seen["known"].clone()
 
     ids = torch.zeros(1, 2, dtype=torch.long, device=head.weight.device)
     mask = torch.ones_like(ids)
@@ -187,30 +177,14 @@ def head_scaling(
                               for part in (model, trunk(model)))
     finally:
         handle.remove()
-    if not seen or not same(hidden, seen["hidden"]):
-        return None
-    if same(logits, seen["logits"]):
-        return 1., None
-    return scaling_of(model, seen["logits"], logits)
-
-# %% ../../nbs/reference/models/families.ipynb #03a3dcc3
-def same(x: Tensor, y: Tensor) -> bool:
-    "Of one shape and equal, but for the precision."
-    return x.shape == y.shape and torch.equal(x, y.to(x.dtype))
-
-def scaling_of(
-    model: PreTrainedModel,
-    known: Tensor,  # what the head was made to say
-    logits: Tensor, # what the model made of it
-) -> Scaling | None:
-    "The scale and the cap of the model's config, if they explain the logits to rounding."
     config = model.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", 0) or 1)
     cap = (getattr(config, "final_logit_softcapping", None)
            or getattr(config, "logits_soft_cap", None))
-    numbers = isinstance(scale, int | float) and isinstance(cap or 1, int | float)
-    if logits.shape != known.shape or not numbers:
+    if not isinstance(scale, int | float) or not seen or seen["known"].shape != logits.shape:
         return None
-    expected = scale * known if cap is None else cap * torch.tanh(scale * known / cap)
-    near = not differs_by_more_than_rounding(expected.to(logits.dtype), logits)
-    return (scale, cap) if near else None
+    expected = scale * seen["known"]
+    expected = expected if cap is None else cap * torch.tanh(expected / cap)
+    found = (torch.equal(hidden, seen["hidden"].to(hidden.dtype))
+             and not differs_by_more_than_rounding(expected.to(logits.dtype), logits))
+    return (scale, cap) if found else None

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['special_tokens', 'as_fast', 'word_tokenizer', 'bpe_tokenizer', 'encode_all', 'pad_id_of', 'token_limit', 'printable',
-           'pad', 'ragged', 'as_mask', 'position_ids', 'compact', 'PromptDataset', 'sides', 'PairDataset']
+           'pad', 'is_left', 'ragged', 'as_mask', 'position_ids', 'compact', 'PromptDataset', 'sides', 'PairDataset']
 
 # %% ../../nbs/reference/models/tokens.ipynb #e9c7bd43
 import re
@@ -25,9 +25,9 @@ def special_tokens(pad: str, bos: str, eos: str, unk: str | None = None) -> dict
     special = {"pad_token": pad, "bos_token": bos, "eos_token": eos}
     if unk is not None:
         special["unk_token"] = unk
-    if empty := [role for role, token in special.items() if token.split() != [token]]:
-        raise ValueError(f"{empty[0]} is {special[empty[0]]!r}: "
-                         "a special token is one word without blanks")
+    for role, token in special.items():
+        if token.split() != [token]:
+            raise ValueError(f"{role} is {token!r}: a special token is one word without blanks")
     if unk in (pad, bos, eos):
         raise ValueError(f"the token {unk!r} is both unk and another special token: unknown words "
                          "would then read as an end or as padding. Give unk a token of its own")
@@ -68,18 +68,17 @@ def word_tokenizer(
     Raises ValueError for repeated words, words with blanks, and special tokens among them."""
     if isinstance(words, str):
         raise TypeError("words is one string: pass a list of words, `text.split()`")
-    special = special_tokens(pad, bos, eos, unk)
+    special, words = special_tokens(pad, bos, eos, unk), list(words)
+    if not words:
+        raise ValueError("no words: pass the vocabulary as a list of words")
     vocab = {token: i for i, token in enumerate(dict.fromkeys(special.values()))}
-    reserved = len(vocab)
     for word in words:
         if word.split() != [word]:
             raise ValueError(f"the word {word!r} holds a blank or nothing: blanks separate words")
         if word in vocab:
-            kind = "is a special token" if vocab[word] < reserved else "occurs twice"
+            kind = "is a special token" if word in special.values() else "occurs twice"
             raise ValueError(f"the word {word!r} {kind}: `sorted(set(words))` without it will do")
         vocab[word] = len(vocab)
-    if len(vocab) == reserved:
-        raise ValueError("no words: pass the vocabulary as a list of words")
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=unk))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return as_fast(tokenizer, special, model_max_length, add_bos, add_eos)
@@ -134,13 +133,11 @@ def encode_all(
     rows = tokenizer(list(texts), verbose=False)["input_ids"] if len(texts) else []
     for i, ids in enumerate(rows):
         if not ids:
-            raise ValueError(f"{name(i)} is empty: {texts[i]!r} has no tokens, so there is "
-                             "nothing to predict from. Drop it, or put `tokenizer.bos_token` in "
-                             "front")
+            raise ValueError(f"{name(i)} is empty: {texts[i]!r} has no tokens to predict from. "
+                             "Drop it, or put `tokenizer.bos_token` in front")
         if len(ids) > limit:
             raise ValueError(f"{name(i)} has {len(ids)} tokens, the limit is {limit}: "
-                             f"{texts[i][:60]!r}… Shorten or drop it; it is not cut, because a "
-                             "cut text is another text")
+                             f"{texts[i][:60]!r}… Shorten or drop it")
     return rows
 
 # %% ../../nbs/reference/models/tokens.ipynb #4626f860
@@ -164,9 +161,10 @@ def token_limit(
     return limit
 
 # %% ../../nbs/reference/models/tokens.ipynb #e250349b
-_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"                    # all but tab and line feed
-_TURNS = r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"    # of the direction, and of the line
-_UNSAFE = re.compile(f"[{_CONTROLS}{_TURNS}\\ud800-\\udfff]")  # and half a surrogate pair
+_UNSAFE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f" # controls, all but tab and line feed
+    r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069" # marks of direction, ends of lines
+    r"\ud800-\udfff]") # halves of surrogate pairs
 
 def printable(
     text: str, # from a model, a tokenizer or a file
@@ -183,21 +181,22 @@ def pad(
     """Rows as one tensor, with the mask that tells tokens from filling. The mask comes from the
     lengths, never from the ids, so `pad_id` may be a token that also occurs in the rows.
     Raises ValueError for an empty row."""
-    if side not in ("left", "right"):
-        raise ValueError(f"side is {side!r}: choose 'left' or 'right'")
-    lengths = torch.tensor([len(row) for row in rows])
     if len(rows) == 0:
         raise ValueError("no rows to pad")
-    if (lengths == 0).any():
-        raise ValueError(f"no tokens in row {(lengths == 0).nonzero().flatten().tolist()}: "
-                         "drop empty rows before padding")
-    width = int(lengths.max())
-    mask = torch.arange(width) < lengths[:, None]
-    if side == "left":
-        mask = mask.flip(-1)
-    ids = torch.full((len(rows), width), pad_id)
+    if empty := [i for i, row in enumerate(rows) if not len(row)]:
+        raise ValueError(f"no tokens in row {empty}: drop empty rows before padding")
+    lengths = torch.tensor([len(row) for row in rows])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    mask = mask.flip(-1) if is_left(side) else mask
+    ids = torch.full(mask.shape, pad_id)
     ids[mask] = torch.tensor([int(token) for row in rows for token in row])
     return ids, mask
+
+def is_left(side: str) -> bool:
+    "Raises ValueError for another side than left or right."
+    if side not in ("left", "right"):
+        raise ValueError(f"side is {side!r}: choose 'left' or 'right'")
+    return side == "left"
 
 # %% ../../nbs/reference/models/tokens.ipynb #243a7469
 def ragged(
@@ -219,13 +218,12 @@ def as_mask(
         raise ValueError(f"{name} has shape {tuple(mask.shape)}: expected (batch, time)")
     if mask.dtype == torch.bool:
         return mask
-    if mask.dtype.is_floating_point or mask.dtype.is_complex:
+    if mask.dtype.is_floating_point:
         raise TypeError(f"{name} is {mask.dtype}: pass bool, or integers 0 and 1 "
                         f"(`{name} = {name}.bool()`)")
     if ((mask != 0) & (mask != 1)).any():
-        raise ValueError(f"{name} holds {mask.unique().tolist()}: "
-                         "only 0 (padding) and 1 (token) have a meaning. "
-                         "Were the token ids passed in its place?")
+        raise ValueError(f"{name} holds {mask.unique().tolist()}: only 0 (padding) and 1 (token) "
+                         "have a meaning. Were the token ids passed in its place?")
     return mask.bool()
 
 # %% ../../nbs/reference/models/tokens.ipynb #036966fd
@@ -244,13 +242,10 @@ def compact(
     """Each row's padding moved to one side, its tokens in their old order: a stable sort by
     the mask.
     Raises ValueError if the shapes differ."""
-    if side not in ("left", "right"):
-        raise ValueError(f"side is {side!r}: choose 'left' or 'right'")
     mask = as_mask(mask)
     if ids.shape != mask.shape:
-        raise ValueError(f"ids {tuple(ids.shape)} and mask {tuple(mask.shape)} "
-                         "differ in shape")
-    order = (mask if side == "left" else ~mask).long().argsort(dim=-1, stable=True)
+        raise ValueError(f"ids {tuple(ids.shape)} and mask {tuple(mask.shape)} differ in shape")
+    order = (mask if is_left(side) else ~mask).long().argsort(dim=-1, stable=True)
     return ids.gather(-1, order), mask.gather(-1, order)
 
 # %% ../../nbs/reference/models/tokens.ipynb #7ed2ca86
@@ -295,7 +290,7 @@ def sides(
         if isinstance(pair, str) or len(pair) != 2:
             raise ValueError(f"pair {i} is {pair!r}: expected (chosen, rejected) or a dict with "
                              "these keys")
-        pair = {"chosen": pair[0], "rejected": pair[1]}
+        pair = dict(zip(("chosen", "rejected"), pair, strict=True))
     if missing := [side for side in ("chosen", "rejected") if pair.get(side) is None]:
         raise ValueError(f"pair {i} has no {' and no '.join(map(repr, missing))}: "
                          f"its keys are {sorted(pair)}")

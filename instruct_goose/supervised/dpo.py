@@ -31,11 +31,8 @@ def pair_rows(
     """Tokenise pairs. Given is the beginning-of-text token and, where there is one, the prompt,
     the same tokens on both sides. Raises ValueError naming the pair that lacks a side, or prefers
     a text to itself."""
-    if not len(pairs):
-        raise ValueError("no pairs")
     both = [sides(i, pair) for i, pair in enumerate(pairs)]
     prompts = [pair.get("prompt") or "" if isinstance(pair, dict) else "" for pair in pairs]
-
     chosen, rejected = (given_and_response([texts[side] for texts in both], prompts, tokenizer)
                         for side in ("chosen", "rejected"))
     return list(zip(chosen, rejected, strict=True))
@@ -90,10 +87,9 @@ def train_dpo(
             ref_chosen, ref_rejected = row_logprobs(ref_model, rows, pad_id).chunk(2)
         margin = ((chosen - ref_chosen) - (rejected - ref_rejected)).detach()
         loss = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta, label_smoothing).mean()
-        right = (margin > 0).float().mean()
-        return loss, {"accuracy": right.item(), "margin": margin.mean().item(),
-                      "chosen_logprob": chosen.mean().item(),
-                      "rejected_logprob": rejected.mean().item()}
+        means = {"accuracy": (margin > 0).float(), "margin": margin,
+                 "chosen_logprob": chosen, "rejected_logprob": rejected}
+        return loss, {name: x.mean().item() for name, x in means.items()}
 
     dealt = batches(range(len(data)), batch_size, seed=seed)
     return fit(model, loss_of, dealt, steps=steps, lr=lr, desc=desc, **options)

@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..models.families import context_length
-from ..training.callbacks import Line
-from ..training.updates import cosine
-from ..training.checks import require_trainable, warn_of_lost_steps
 from ..runs.resume import Stage
-from ..runs.state import joined, part
 from ..runs.state import (
-    load_training_state, optimizer_state, training_state)
+    joined, load_training_state, optimizer_state, part, training_state)
+from ..training.callbacks import Line
+from ..training.checks import require_trainable, warn_of_lost_steps
+from ..training.updates import cosine
 
 # %% ../../nbs/reference/supervised/fit.ipynb #b01c3702
 def one_seed(
@@ -57,19 +56,17 @@ def batches(
     would be short is filled from the next shuffle. Of `batch_tokens` slots, it holds as many rows
     as fit. Raises ValueError, at once, unless one of the two is given, there are rows, and every
     row fits."""
-    if (batch_size is None) == (batch_tokens is None):
-        raise ValueError("give batch_size or batch_tokens, one of the two")
     if not len(lengths):
         raise ValueError("no rows to make batches of")
-    if batch_size is not None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}: at least 1")
+    if batch_size is not None and batch_tokens is None and batch_size > 0:
         return batches_by_rows(len(lengths), batch_size, seed)
-    limit = batch_tokens or 0
-    if max(lengths) > limit:
-        raise ValueError(f"a row has {max(lengths)} tokens, more than batch_tokens={limit}"
+    if batch_tokens is None or batch_size is not None:
+        raise ValueError(f"batch_size is {batch_size} and batch_tokens {batch_tokens}: "
+                         "give one of the two, at least 1")
+    if max(lengths) > batch_tokens:
+        raise ValueError(f"a row has {max(lengths)} tokens, more than batch_tokens={batch_tokens}"
                          ": raise it, or drop the row")
-    return batches_by_tokens(lengths, limit, seed)
+    return batches_by_tokens(lengths, batch_tokens, seed)
 
 def batches_by_rows(n: int, batch_size: int, seed: int) -> Iterator[list[int]]:
     "Each row as often as any other: what is left of a shuffle begins the next batch."
@@ -86,13 +83,11 @@ def batches_by_tokens(lengths: Sequence[int], limit: int, seed: int) -> Iterator
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.randperm(len(lengths), generator=generator).tolist()
-        ready, batch = [], []
+        ready = [[]]
         for i in sorted(order, key=lengths.__getitem__): # the newest row is the longest
-            if batch and (len(batch) + 1) * lengths[i] > limit:
-                ready.append(batch)
-                batch = []
-            batch.append(i)
-        ready.append(batch)
+            if (len(ready[-1]) + 1) * lengths[i] > limit:
+                ready.append([])
+            ready[-1].append(i)
         for b in torch.randperm(len(ready), generator=generator).tolist():
             yield ready[b]
 
@@ -104,11 +99,10 @@ def refuse_long_rows(
 ) -> None:
     "Raises ValueError naming the first row that is longer than the model's context."
     context = context_length(model)
-    long = [i for i, row in enumerate(rows) if context is not None and len(row) > context]
-    if long:
-        raise ValueError(f"{what} {long[0]} has {len(rows[long[0]])} tokens, beyond the model's "
-                         f"context of {context} ({len(long)} of them are too long): "
-                         "shorten or drop them")
+    for i, row in enumerate(rows):
+        if context is not None and len(row) > context:
+            raise ValueError(f"{what} {i} has {len(row)} tokens, beyond the model's context of "
+                             f"{context}: shorten or drop such texts")
 
 # %% ../../nbs/reference/supervised/fit.ipynb #367f6f39
 Loss = Tensor | tuple[Tensor, Mapping[str, float]] # a scalar; and what else the log should say
@@ -175,16 +169,13 @@ def gradient_step(
 ) -> dict[str, float]: # loss, what came with it, lr, and the gradient's norm before clipping
     "One update. Raises FloatingPointError if the loss or its gradient is not finite."
     loss, more = loss if isinstance(loss, tuple) else (loss, {})
-    if not loss.isfinite():
-        raise FloatingPointError(f"{where}: the loss is {loss.item()}; lower the learning rate, "
-                                 "or look at that batch")
     optimizer.zero_grad()
     loss.backward()
     moved = [p for group in optimizer.param_groups for p in group["params"]]
     norm = nn.utils.clip_grad_norm_(moved, max_grad_norm)
-    if not norm.isfinite():
-        raise FloatingPointError(f"{where}: the gradient is not finite, its norm is "
-                                 f"{norm.item()}; look at that batch")
+    if not (loss.isfinite() and norm.isfinite()):
+        raise FloatingPointError(f"{where}: the loss is {loss.item()}, the norm of its gradient "
+                                 f"{norm.item()}; lower the learning rate, or look at that batch")
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()
@@ -234,15 +225,12 @@ def load_fit_state(
 ) -> list[Log]: # the updates so far
     """Go on where that training stood. Raises ValueError, before anything is changed, for what is
     not its state."""
-    log = part(tensors, "history")
-    names = record.get("history")
-    if not isinstance(names, list) or set(names) != log.keys() or "loss" not in log:
-        raise ValueError("this is not the state of a supervised stage: its log is missing")
-    done = len(log["loss"])
-    if any(x.shape != (done,) or x.dtype != torch.float64 for x in log.values()):
-        raise ValueError("the log of this stage is malformed: its columns differ")
-    if not 0 < done <= steps:
-        raise ValueError(f"this stage has done {done} updates, of {steps}")
+    log, names = part(tensors, "history"), record.get("history")
+    done = len(log.get("loss", ()))
+    if not isinstance(names, list) or set(names) != log.keys() or not 0 < done <= steps or any(
+            x.shape != (done,) or x.dtype != torch.float64 for x in log.values()):
+        raise ValueError(f"this is not the state of a supervised stage of {steps} updates: its "
+                         f"log has {done}, in the columns {names}")
     others = {k: x for k, x in tensors.items() if not k.startswith("history/")}
     if done == steps: # a new optimizer will do
         record = {**record, "groups": optimizer_state(optimizer, model)[1]}

@@ -24,7 +24,7 @@ from ..distributed.data_parallel import (
 from ..distributed.fsdp import (
     as_one, is_sharded, plain, put_weights, sharded, take_pieces)
 from ..distributed.processes import find_device, from_first, together
-from ..models.adapters import has_adapters, weights_of
+from ..models.adapters import saved_tensors
 from ..models.agent import Agent, as_agent, as_reference, Evaluation
 from ..models.response import response_logprobs
 from ..objective.kl import adaptive_beta, kl_in_reward
@@ -33,7 +33,7 @@ from ..objective.ppo import adaptive_entropy, ppo_loss
 from ..runs import run_directory
 from ..runs.state import (
     check_identity, check_parts, check_remembered, check_training_state, check_weights,
-    identity_of, load_training_state, Part, part, state_of_parts, training_state)
+    identity_of, load_module, load_training_state, Part, part, state_of_parts, training_state)
 from .annotate import (
     annotations, evaluate_now, greedy_responses, kl_charge, precision, tokens_of)
 from .callbacks import Callback, check_callbacks, Line, Progress, usual_callbacks
@@ -88,7 +88,7 @@ class KeptPolicy:
     def keep(self, reward: float, iteration: int) -> None:
         "Copy the policy's weights."
         self.reward, self.iteration = reward, iteration
-        weights = weights_of(self.agent.model)
+        weights = saved_tensors(self.agent.model)
         self.weights = {name: x.detach().to("cpu", copy=True) for name, x in weights.items()}
 
     def put_back(self) -> bool: # False: none have been kept
@@ -99,7 +99,7 @@ class KeptPolicy:
         if is_sharded(self.agent):
             put_weights(self.agent, {f"model.{k}": x for k, x in self.weights.items()})
         else:
-            model.load_state_dict(self.weights, strict=not has_adapters(model))
+            load_module(model, self.weights)
         return True
 
     def state(self) -> tuple[dict[str, Tensor], dict]:
@@ -112,7 +112,7 @@ class KeptPolicy:
         if tensors and record["reward"] is None:
             raise ValueError("a best policy is kept in this state, but not its reward")
         if record["reward"] is not None:
-            check_weights(weights_of(self.agent.model), tensors,
+            check_weights(saved_tensors(self.agent.model), tensors,
                           "another model's weights, kept as the best policy")
 
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ..models.adapters import has_adapters, named_tensors
+from ..models.adapters import named_tensors
 from ..runs.state import check_weights
 
 # %% ../../nbs/reference/variants/moving_reference.ipynb #24b7f4a2
@@ -42,13 +42,10 @@ def check_can_follow(reference: nn.Module, policy: nn.Module) -> None:
     if own == there:
         return
     odd = next(name for name in [*own, *there] if own.get(name) != there.get(name))
-    if has_adapters(policy) and not has_adapters(reference):
-        raise ValueError("ref_every is set, and the reference is the policy with its adapters "
-                         f"off: it has no {odd} that could follow. Leave ref_every out, or train "
-                         "all weights; or merge_adapters now and then, and begin a new run there")
     raise ValueError(f"ref_every is set, and the reference cannot follow the policy: {odd} is "
                      f"{own.get(odd, 'not there')} in one and {there.get(odd, 'not there')} in "
-                     "the other. Leave ref_model out, or pass a model of the same architecture")
+                     "the other. Pass a ref_model of the same architecture, or none; beside new "
+                     "adapters, whose reference is the model without them, leave ref_every out")
 
 # %% ../../nbs/reference/variants/moving_reference.ipynb #f58ab376
 class Reference:

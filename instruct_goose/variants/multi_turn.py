@@ -41,8 +41,8 @@ class Talk:
         own = logprobs is not None
         self.ids += ids
         self.own += [own] * len(ids)
-        self.logprobs += logprobs if logprobs is not None else [0.] * len(ids)
-        self.turn = self.turn + list(ids) if own else []
+        self.logprobs += logprobs if own else [0.] * len(ids)
+        self.turn = [*self.turn, *ids] if own else []
 
 # %% ../../nbs/guides/multi_turn.ipynb #a0598db8
 class TurnSampler:
@@ -101,10 +101,8 @@ class TurnSampler:
         if not over:
             talk.open = len(talk.ids) < most
             return
-        reply = None
-        if talk.asked < self.turns:
-            talk.asked += 1
-            reply = self.reply(talk)
+        reply = self.reply(talk) if talk.asked < self.turns else None
+        talk.asked += 1
         if reply is None or len(talk.ids) + len(reply) >= most:
             talk.open, talk.ended = False, reply is None
         else:
@@ -136,13 +134,9 @@ def laid_out(
     own[real] = torch.tensor([x for talk in talks for x in talk.own])
     logprobs[real] = torch.tensor([x for talk in talks for x in talk.logprobs])
     r = Rollout(query_ids, query_mask, *(x.to(query_ids.device) for x in (ids, own)))
-    r.given = real.to(own.device) & ~own
-    r.ended = torch.tensor([talk.ended for talk in talks])
+    r.given, r.ended = real & ~own, torch.tensor([talk.ended for talk in talks])
     r.sampled_logprobs = logprobs if with_logprobs else None
-    for name in ("given", "ended", "sampled_logprobs"):
-        x = getattr(r, name)
-        setattr(r, name, None if x is None else x.to(query_ids.device))
-    return r
+    return r.to_(query_ids.device)
 
 # %% ../../nbs/guides/multi_turn.ipynb #7fc39d66
 def chat_reply(

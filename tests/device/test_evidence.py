@@ -11,14 +11,10 @@ ROOT = Path(__file__).parents[2]
 GPU = ROOT / "evidence/gpu.py"
 
 
-def python(*args, **kwargs):
-    return subprocess.run([sys.executable, *map(str, args)], cwd=ROOT, capture_output=True, text=True, **kwargs)
-
-
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
     path = tmp_path_factory.mktemp("gpu") / "gpu.json"
-    done = python(GPU, "--rehearse", "--output", path)
+    done = subprocess.run([sys.executable, GPU, "--rehearse", "--output", path], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return path
 

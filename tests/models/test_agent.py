@@ -4,7 +4,7 @@ import copy
 import pytest
 import torch
 import transformers
-from row_alone import BASE, CONFIGS, FAMILIES, LAYOUTS, QUERIES, V, batch, near, oracle, tiny
+from row_alone import BASE, FAMILIES, LAYOUTS, QUERIES, V, batch, near, oracle, tiny
 from transformers import AutoModelForCausalLM
 
 from instruct_goose.models.agent import Agent, create_reference_model
@@ -22,14 +22,6 @@ def same_bits(a, b):
     a, b = a.state_dict(), b.state_dict()
     assert a.keys() == b.keys()
     assert not [k for k in a if a[k].dtype != b[k].dtype or not torch.equal(a[k], b[k])]
-
-
-@pytest.fixture(scope="module", params=CONFIGS, ids=lambda n: n.split(":")[0])
-def any_model(request): return request.param, tiny(request.param)
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request): return tiny(request.param)
 
 
 # --- the agent ---
@@ -67,13 +59,6 @@ def test_forward_is_the_row_alone(any_model, value_model, side):
         near(values[i][mask[i]], (agent.value_trunk(input_ids=alone).last_hidden_state @ agent.value_head.weight[0])[0])
         for a, b in zip(agent(alone), (logits, values), strict=True): near(a[0], b[i][mask[i]])
     assert (logits[~mask] == 0).all() and (values[~mask] == 0).all()
-
-
-def test_forward_knows_training_mode():
-    agent = Agent(tiny("gpt2")).train()
-    ids = torch.tensor([[1, 4, 5, 6]])
-    assert not torch.equal(agent(ids).logits, agent(ids).logits)
-    assert torch.equal(agent.eval()(ids).logits, agent(ids).logits)
 
 
 def test_who_learns_from_what(family):
@@ -198,15 +183,3 @@ def test_recomputed_layers_give_the_same_gradient_in_either_mode(kind, value_mod
     for a, b in zip(*grads, strict=True): torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
     with torch.no_grad(): agent.evaluate(query, qmask, response, rmask)
     assert len(passes) == 3 * len(blocks)  # nothing is computed twice where no gradient is asked for
-
-
-def test_a_model_without_checkpointing_is_refused():
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=17, n_positions=12, n_embd=8, n_layer=1, n_head=2))
-    model.supports_gradient_checkpointing = False
-    with pytest.raises(ValueError, match="no gradient checkpointing"): Agent(model, gradient_checkpointing=True)
-
-
-@pytest.mark.parametrize("with_entropy", [True, False])
-def test_an_entropy_that_nobody_wants_is_not_computed(with_entropy):
-    batch = (*pad([[1, 5, 7], [1]], 2, side="left"), *pad([[8, 2], [2, 11, 3]], 2))
-    assert (Agent(tiny("gpt2")).evaluate(*batch, with_entropy=with_entropy).entropy is not None) == with_entropy

@@ -10,7 +10,6 @@ from transformers.models.gpt2 import modeling_gpt2
 
 from instruct_goose.models import decoding as library_steps
 from instruct_goose.models.decoding import LibrarySteps, OwnSteps, WholeSteps, attend, begin, why_not
-from instruct_goose.models.families import evaluating
 from instruct_goose.models.tokens import pad
 
 V = 23
@@ -41,7 +40,6 @@ OTHERS = {
     "gemma2": lambda: transformers.Gemma2Config(**ROTARY | dict(num_key_value_heads=2, head_dim=4, final_logit_softcapping=2.)),
     "bloom": lambda: transformers.BloomConfig(vocab_size=V, hidden_size=24, n_layer=2, n_head=2),
     "gpt2, quick gelu": lambda: gpt2(activation_function="quick_gelu"),
-    "gpt2, upcast": lambda: gpt2(reorder_and_upcast_attn=True),
     "llama, dynamic": lambda: llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 100., "factor": 2.}),
 }
 QUERIES = [[3, 5, 7, 4, 9, 11], [1], [6, 6, 8], [12, 20, 2, 0, 3]]
@@ -147,32 +145,18 @@ def test_a_cache_that_cannot_let_rows_go_keeps_them(monkeypatch):
 
 
 def hook(m): m.transformer.h[1].mlp.register_forward_hook(lambda _m, _x, y: y * 2)
-def pre_hook(m): m.transformer.ln_f.register_forward_pre_hook(lambda _m, x: (x[0] * 2,))
-def own_forward(m): m.transformer.h[0].attn.forward = m.transformer.h[0].attn.forward
 def adapter(m): m.transformer.h[0].attn.c_attn = nn.Sequential(m.transformer.h[0].attn.c_attn, nn.Identity())
 def parametrised(m): nn.utils.parametrize.register_parametrization(m.lm_head, "weight", nn.Identity(), unsafe=True)
-def other_act(m): m.transformer.h[2].mlp.act = nn.Tanh()
-def subclass(m): m.__class__ = type("Mine", (type(m),), {})
 def half(m): m.bfloat16()
-def double(m): m.double()
 def mixed(m): m.transformer.h[0].double()
 
 
-@pytest.mark.parametrize("change", [hook, pre_hook, own_forward, adapter, parametrised, other_act, subclass, half, double, mixed], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("change", [hook, adapter, parametrised, half, mixed], ids=lambda f: f.__name__)
 def test_what_changes_the_arithmetic_is_seen(change):
     model = tiny(OURS["gpt2"]())
     assert why_not(model) is None
     change(model)
     assert why_not(model)
-
-
-def test_a_hook_on_every_module_and_autocast_are_seen():
-    model = tiny(OURS["llama, grouped"]())
-    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    try: assert "hook" in why_not(model)
-    finally: handle.remove()
-    with torch.autocast("cpu", torch.bfloat16): assert "autocast" in why_not(model)
-    assert why_not(model) is None
 
 
 @torch.no_grad()
@@ -188,32 +172,6 @@ def test_an_unseen_change_is_noticed_once_and_followed(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert type(begin(model, *queries(), 6)[1]) is LibrarySteps
-
-
-@torch.no_grad()
-def test_nan_is_no_reason_to_mistrust_a_model():
-    model = tiny(OURS["gpt2"]())
-    good = model.transformer.ln_f.weight.data.clone()
-    model.transformer.ln_f.weight.data[0] = float("nan")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        logits, _ = begin(model, *queries(), 6)
-        assert logits.isnan().all()
-        model.transformer.ln_f.weight.data = good
-        assert type(begin(model, *queries(), 6)[1]) is OwnSteps
-
-
-@torch.no_grad()
-def test_dropout_is_not_ours_to_turn_off_and_weights_are_read_anew_each_time():
-    model = tiny(OURS["gpt2"]()).train()
-    with evaluating(model):
-        _, step = begin(model, *queries(), 6)
-        close(model, step(NEW[:, 0]), range(4), 1)
-    model.eval()
-    for p in model.parameters(): p.mul_(1.1)
-    _, step = begin(model, *queries(), 6)
-    assert type(step) is OwnSteps
-    close(model, step(NEW[:, 0]), range(4), 1)
 
 
 def test_attend_by_loops():

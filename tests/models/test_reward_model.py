@@ -386,6 +386,6 @@ def test_pipelines_and_what_is_no_judge(unchecked):
             with pytest.raises(TypeError, match=r"reads token ids: give it with its tokenizer, Classifier\(model, tokenizer"): score_texts(classifier(kind, 1), TEXTS)
         for wrong, error, says in ((lambda: Classifier(classifier("bert", 1)), TypeError, "tokenizer is a NoneType"), (lambda: Classifier(classifier("bert", 1).bert, SENTENCE), TypeError, "BertModel is no sequence classifier"),
                                    (lambda: Classifier(classifier("bert", 2), SENTENCE, "GOOD"), ValueError, "label is 'GOOD', and the classifier has 'LABEL_0', 'LABEL_1'"),
-                                   (lambda: Classifier(classifier("bert", 1), SENTENCE).score(["good", "very " * 20]), ValueError, "text 1 of the classifier has 21 tokens, the limit is 12"),
+                                   (lambda: Classifier(classifier("bert", 1), SENTENCE).score(["good", "very " * 20]), ValueError, "classifier's text 1 has 21 tokens, the limit is 12"),
                                    (lambda: Classifier(classifier("bert", 1), SENTENCE, template="chat"), ValueError, "no chat_template")):
             with pytest.raises(error, match=says): wrong()

@@ -120,7 +120,7 @@ def test_refusals():
     reference = create_reference_model(model)
     go = lambda pairs, ref=reference, **options: train_dpo(model, TOKENIZER, pairs, steps=1, lr=1e-3, ref_model=ref, progress=False, **options)
     with pytest.raises(ValueError, match="shares parameters"): go(PAIRS, model)
-    with pytest.raises(ValueError, match="no pairs"): go([])
+    with pytest.raises(ValueError, match="no texts"): go([])
     with pytest.raises(ValueError, match="pair 1 has no 'rejected'"): go([PAIRS[0], {"chosen": "a"}])
     with pytest.raises(ValueError, match="to itself"): go([("a", "a")])
     with pytest.raises(ValueError, match="beyond the model's context of 16"): go([("a " * 30, "b")])

@@ -134,7 +134,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(factor):
 def test_a_gradient_that_is_not_finite_stops_before_the_weights():
     model = line()
     with torch.no_grad(): model.weight.zero_()
-    with pytest.raises(FloatingPointError, match="gradient is not finite"):
+    with pytest.raises(FloatingPointError, match="norm of its gradient"):
         fit(model, lambda b: model.weight.abs().sqrt().sum(), batches([1], 1), steps=1, lr=.1, progress=False)
     assert model.weight.eq(0).all()
 
@@ -158,14 +158,14 @@ def short_fit(directory, found=None, steps=4):
 
 def broken_states(tensors, record):
     def without(*names): return {k: x for k, x in tensors.items() if not k.startswith(names)}
-    yield "its log is missing", without("history/loss"), record
-    yield "its log is missing", tensors, {k: x for k, x in record.items() if k != "history"}
-    yield "its log is missing", tensors, record | {"history": record["history"][:-1]}
-    yield "its log is missing", tensors, record | {"history": None}
-    yield "columns differ", tensors | {"history/lr": tensors["history/lr"][:1]}, record
-    yield "columns differ", tensors | {"history/lr": tensors["history/lr"].float()}, record
-    yield "0 updates, of 4", tensors | {k: x[:0] for k, x in tensors.items() if k.startswith("history/")}, record
-    yield "8 updates, of 4", tensors | {k: x.repeat(4) for k, x in tensors.items() if k.startswith("history/")}, record
+    yield "is not the state", without("history/loss"), record
+    yield "is not the state", tensors, {k: x for k, x in record.items() if k != "history"}
+    yield "is not the state", tensors, record | {"history": record["history"][:-1]}
+    yield "is not the state", tensors, record | {"history": None}
+    yield "is not the state", tensors | {"history/lr": tensors["history/lr"][:1]}, record
+    yield "is not the state", tensors | {"history/lr": tensors["history/lr"].float()}, record
+    yield "is not the state", tensors | {k: x[:0] for k, x in tensors.items() if k.startswith("history/")}, record
+    yield "is not the state", tensors | {k: x.repeat(4) for k, x in tensors.items() if k.startswith("history/")}, record
     yield "moments are missing after 2 of 4", without("optimizer/"), record | {"groups": []}
     yield "another model's weights", without("model/bias"), record
     yield "not finite", tensors | {"model/bias": torch.tensor([math.nan])}, record
@@ -191,7 +191,7 @@ def test_a_finished_stage_gives_back_its_log_and_its_model(tmp_path):
 def test_long_rows_are_refused_by_name():
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1))
     refuse_long_rows([[1] * 4], model)
-    with pytest.raises(ValueError, match=r"chosen text 1 has 5 tokens, beyond the model's context of 4 \(2 of them"):
+    with pytest.raises(ValueError, match=r"chosen text 1 has 5 tokens, beyond the model's context of 4"):
         refuse_long_rows([[1], [1] * 5, [1] * 6], model, "chosen text")
 
 
