@@ -4,23 +4,28 @@
 
 # %% auto #0
 __all__ = ['SAMPLE', 'C', 'PASSING', 'own_tokenizer', 'own_rows', 'read_prompts', 'source_of', 'prompt_row', 'read_demos',
-           'read_thumbs', 'demo_of', 'load_reward', 'functions_in', 'file_module', 'sha256', 'PlugIns', 'load_plugins',
-           'files_of', 'named_module', 'try_reward', 'OwnRun', 'OneMeaning', 'settings_in', 'as_setting', 'as_yaml',
+           'read_thumbs', 'demo_of', 'load_reward', 'file_module', 'named_module', 'beside', 'sha256', 'PlugIns',
+           'load_plugins', 'files_of', 'try_reward', 'OwnRun', 'OneMeaning', 'settings_in', 'as_setting', 'as_yaml',
            'refuse_used', 'need_adapters', 'own_model', 'Sizes', 'sizes_of', 'memory_parts', 'readable', 'at_most',
            'memory_table', 'spread_of']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
-import ast
 import hashlib
 import importlib
 import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from inspect import isfunction
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from types import ModuleType
+from typing import (
+    Annotated, Any, cast, NamedTuple, TypeVar, get_args, get_origin, get_type_hints)
 
 import torch
 import yaml
@@ -89,18 +94,18 @@ def read_prompts(
     return [prompt_row(row, where, tokenizer) for where, row in own_rows(source, columns)]
 
 def source_of(
-    config: Any, # with data, a file; or dataset, owner/name or owner/name:split of the Hub
+    config: "OwnRun", # its data, a file; or dataset, owner/name or owner/name:split of the Hub
 ) -> Source:
     "The rows of a run. Raises ValueError without `datasets`, OSError without the Hub."
     if config.dataset is None:
-        return config.data
+        return cast(Path, config.data)
     if find_spec("datasets") is None:
         raise ValueError("--dataset needs the package datasets: pip install datasets")
     place, _, split = config.dataset.partition(":")
     return importlib.import_module("datasets").load_dataset(place, split=split or "train")
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #0c1fcafc
-def prompt_row(row: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> dict:
+def prompt_row(row: object, where: str, tokenizer: PreTrainedTokenizerBase) -> dict:
     "The row, its prompt under that name, without the answer that is to be written."
     prompt_of(row, where, {}, tokenizer)  # every check of a single prompt
     name, value, rest = "prompt", row, {}
@@ -140,33 +145,28 @@ def read_thumbs(
     return rows
 
 def demo_of(
-    row: Any, # a text, a conversation, or named columns
+    row: object, # a text, a conversation, or named columns
     where: str,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[str, str]: # what is given, and what is to be learnt
     "Prompt and answer of a demonstration."
     if isinstance(row, str):
         return "", as_text(row, "the text", where)
-    turns = row if is_turns(row) else None
-    if turns is None:
-        row = as_object(row, where)
-        name = next((k for k in ("completion", "response") if k in row), None)
-        if name is None and "messages" not in row:
-            if "text" in row:
-                return "", as_text(row["text"], "text", where)
-            raise BadRow("column", where, "no 'completion', 'response', 'messages' or 'text': "
-                         f"there are {', '.join(map(short, list(row)[:8]))}")
-        if name is not None:
-            prompt, answer = row.get("prompt") or "", row[name]
-            if not is_turns(prompt) and not is_turns(answer):
-                as_text(prompt, "prompt", where) if prompt else None
-                return prompt, as_text(answer, name, where)
-            opening = prompt if is_turns(prompt) else [{"role": "user", "content": prompt}]
-            last = answer if is_turns(answer) else [{"role": "assistant", "content": answer}]
-            turns = [*opening, *last]
-        else:
-            turns = row["messages"]
-    turns = checked_turns(turns, "messages", where)
+    row = as_object({"messages": row} if is_turns(row) else row, where)
+    name = next((k for k in ("completion", "response", "messages", "text") if k in row), None)
+    if name is None:
+        raise BadRow("column", where, "no 'completion', 'response', 'messages' or 'text': "
+                     f"there are {', '.join(map(short, list(row)[:8]))}")
+    prompt, answer = row.get("prompt") or "", row[name]
+    if name == "text":
+        return "", as_text(answer, name, where)
+    if name != "messages":
+        if not is_turns(prompt) and not is_turns(answer):
+            return prompt and as_text(prompt, "prompt", where), as_text(answer, name, where)
+        opening = prompt if is_turns(prompt) else [{"role": "user", "content": prompt}]
+        last = answer if is_turns(answer) else [{"role": "assistant", "content": answer}]
+        answer = [*opening, *last]
+    turns = checked_turns(answer, "messages", where)
     if len(turns) < 2 or turns[-1]["role"] != "assistant":
         raise BadRow("conversation", where, "a demonstration ends with the assistant's "
                      "turn, after at least one other: there is nothing to learn here")
@@ -184,60 +184,54 @@ def load_reward(
         except (OSError, ValueError, TypeError) as e:
             raise ValueError(f"--reward {place} is no reward model; `instruct-goose reward-model` "
                              f"makes one. {e}") from e
-    module, _, name = place.rpartition(":")
-    if not module or not name:
-        names = f"; its functions: {functions_in(place)}" if Path(place).is_file() else ""
-        raise ValueError(f"--reward is {place!r}: write FILE.py:FUNCTION, such as rewards.py:score"
-                         f"{names}")
+    module, _, name = (place, "", "") if place.endswith(".py") else place.rpartition(":")
+    if not module:
+        raise ValueError(f"--reward is {place!r}: write FILE.py:FUNCTION, such as rewards.py:score")
     found = vars(file_module(module) if module.endswith(".py") else named_module(module))
-    if name not in found:
-        own = functions_in(module) if module.endswith(".py") else ""
-        raise ValueError(f"--reward: {module} has no function {name!r}"
-                         + (f"; its functions: {own}" if own else ""))
-    if not callable(found[name]) and not callable(getattr(found[name], "score", None)):
-        kind = type(found[name]).__name__
-        raise ValueError(f"--reward: {name} in {module} is a {kind}, not a function")
-    return found[name]
-
-# %% ../../nbs/reference/recipes/inputs.ipynb #6e2a9a3b
-def functions_in(file: str) -> str:
-    "The names of a file's functions, read without running it."
-    try:
-        tree = ast.parse(Path(file).read_text("utf-8"))
-    except (SyntaxError, ValueError, OSError):
-        return ""
-    return ", ".join(x.name for x in tree.body
-                     if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef))
+    reward = found.get(name)
+    if not callable(reward) and not callable(getattr(reward, "score", None)):
+        own = [k for k, x in found.items() if isfunction(x) and x.__module__ == found["__name__"]]
+        raise ValueError(f"--reward: {module} has no function {name!r}; its functions: "
+                         f"{', '.join(own)}")
+    return reward
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #73230e41
-_RUN: dict[tuple[Path, str], Any] = {} # files that were run, by place and SHA-256
+_RUN: dict[tuple[Path, str], ModuleType] = {} # files that were run, by place and SHA-256
 
 def file_module(
     file: str,
     flag: str = "--reward", # what the message begins with
-) -> Any:
+) -> ModuleType:
     """A Python file as a module; it is run once, unless it changes. Raises FileNotFoundError;
     ValueError for one that does not run."""
     if not Path(file).is_file():
         raise FileNotFoundError(f"{flag}: no file {file} here")
     place = Path(file).resolve()
     key = place, sha256(place)
-    if key in _RUN:
-        return _RUN[key]
-    name = f"instruct_goose_file_{place.stem}"
-    spec: Any = importlib.util.spec_from_file_location(name, file)
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(place.parent))  # its neighbours can be imported
-    sys.modules[name] = module
+    if key not in _RUN:
+        name = f"instruct_goose_file_{place.stem}"
+        spec = cast(ModuleSpec, importlib.util.spec_from_file_location(name, file))
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        with beside(place.parent, f"{flag}: {file} does not run"):
+            cast(Loader, spec.loader).exec_module(module)
+        _RUN[key] = module
+    return _RUN[key]
+
+def named_module(name: str) -> ModuleType:
+    "A module that can be imported, also from the current directory."
+    with beside(Path.cwd(), f"--reward: the module {name} cannot be imported"):
+        return importlib.import_module(name)
+
+@contextmanager
+def beside(folder: Path, what: str) -> Iterator[None]:
+    "Inside the block modules of this folder can be imported. Raises ValueError for any error."
+    sys.path.insert(0, str(folder))
     try:
-        spec.loader.exec_module(module)
+        yield
     except (Exception, SystemExit) as e:
-        line = f", line {e.lineno}" if isinstance(e, SyntaxError) else ""
-        raise ValueError(f"{flag}: {file}{line} does not run: {type(e).__name__}: {e}") from e
+        raise ValueError(f"{what}: {type(e).__name__}: {e}") from e
     finally:
-        sys.path.remove(str(place.parent))
-    _RUN[key] = module
-    return module
+        sys.path.remove(str(folder))
 
 def sha256(path: Path) -> str:
     "Of a file's bytes."
@@ -264,19 +258,6 @@ def files_of(config: object) -> dict[str, str]: # SHA-256 by name
     rewards = (place.rpartition(":")[0] for place in getattr(config, "reward", ()))
     return {name: sha256(Path(name)) for name in (*getattr(config, "plugin", ()), *rewards)
             if Path(name).is_file()}
-
-# %% ../../nbs/reference/recipes/inputs.ipynb #1d47f7bd
-def named_module(name: str) -> Any:
-    "A module that can be imported, also from the current directory."
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        return importlib.import_module(name)
-    except Exception as e:
-        raise ValueError(f"--reward: the module {name} cannot be imported: "
-                         f"{type(e).__name__}: {e}") from e
-    finally:
-        sys.path.remove(here)
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #8eadca11
 SAMPLE = "a sample answer"
@@ -418,7 +399,7 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
     return made
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #59ea7575
-def as_setting(hint: Any, value: Any) -> Any:
+def as_setting(hint: object, value: object) -> Any:
     "What YAML read, as the setting's type has it."
     kinds = [hint]
     while any(get_args(k) and get_origin(k) is not tuple for k in kinds):
@@ -436,7 +417,7 @@ def as_setting(hint: Any, value: Any) -> Any:
     return value
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #a1bb9cea
-def as_yaml(config: Any) -> str:
+def as_yaml(config: OwnRun) -> str:
     "Every setting, one a line, but for those that are None as they come."
     left = {"dry_run"} | {f.name for f in fields(config)
                           if f.default is None and getattr(config, f.name) is None}

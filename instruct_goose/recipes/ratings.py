@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,9 +51,8 @@ def rehearse(
         raters = rng.randint(15, 29)
         scores = [max(-4, min(4, round(rng.gauss(truth, 1.1)))) for _ in range(raters)]
         mean = sum(scores) / len(scores)
-        sd = (sum((s - mean)**2 for s in scores) / len(scores))**.5
         texts.append(f"{i}\t{mean:.12g}\t{text}")
-        ratings.append(f"{i}\t{mean:.10g}\t{sd:.5f}\t{scores}")
+        ratings.append(f"{i}\t{mean:.10g}\t1.0\t{scores}")
     rng.shuffle(ratings)
     other = [f"1_{i}\t0.5\tthe {p} works." for i, p in enumerate(parts)]
     (directory / names[0]).write_bytes("\r\n".join(texts).encode())
@@ -73,22 +73,17 @@ class Review:
         return sum(self.ratings) / len(self.ratings)
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #b900d83a
-def lines_of(path: Path) -> Iterator[tuple[int, str | None]]: # line number, and None: not UTF-8
+def lines_of(path: Path) -> Iterator[tuple[str, list[str]]]: # where it stands, and its columns
     "The lines that are not empty. Byte-order mark and CRLF are no part of them."
-    for number, line in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        try:
-            if text := line.decode().strip("\r"):
-                yield number, text
-        except UnicodeDecodeError:
-            yield number, None
+    lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").split("\n")
+    for number, line in enumerate(lines, 1):
+        if text := line.strip("\r"):
+            yield f"{path.name}, line {number}", text.split("\t")
 
 def kind_of(path: Path) -> str | None:
     "What most of the first twenty lines look like: ratings, texts, or None."
-    found = []
-    for _, line in zip(range(20), lines_of(path), strict=False):
-        cells = (line[1] or "").split("\t")
-        found.append("ratings" if len(cells) == 4 and cells[3].lstrip().startswith("[")
-                     else "texts" if len(cells) == 3 else None)
+    found = ["ratings" if len(cells) == 4 and cells[3].lstrip().startswith("[")
+             else "texts" if len(cells) == 3 else None for _, cells in islice(lines_of(path), 20)]
     return max(found, key=found.count, default=None)
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #55acc20c
@@ -104,60 +99,55 @@ def find_files(
     texts, ratings = ([p for p, k in kinds.items() if k == kind] for kind in ("texts", "ratings"))
     given = kinds.get(data)
     if not texts or not ratings or not (data.is_dir() or given):
-        raise FileNotFoundError(f"{data} holds no rated sentences: {_FORMAT}")
-    if not given and len(ratings) > 1:
-        ratings = [p for p in ratings if p.name == RATINGS]
-        if not ratings:
-            names = ", ".join(p.name for p, k in kinds.items() if k == "ratings")
-            raise ValueError(f"{data} holds several files of ratings, {names}: give one of them "
-                             "in place of the directory")
-    texts, others = [data] if given == "texts" else texts, texts
-    ratings = [data] if given == "ratings" else ratings
-    one, other = max(((t, r) for t in texts for r in ratings), key=_alike)
-    return one, other, [p for p in others if p != one and data.is_dir()]
+        raise FileNotFoundError(
+            f"{data} holds no rated sentences: there must be a file of texts (id, mean, text) and "
+            "one of ratings (id, mean, standard deviation, [a list of them]), their columns "
+            f"separated by tabs. The sentences of the lesson, {TEXTS} and {RATINGS}, are in the "
+            "ICWSM 2014 archive of the vaderSentiment project's source")
+    if not given and len(ratings) > 1 and folder / RATINGS not in ratings:
+        raise ValueError(f"{data} holds several files of ratings, "
+                         f"{', '.join(p.name for p in ratings)}: give one of them in place of the "
+                         "directory")
 
-# %% ../../nbs/reference/recipes/ratings.ipynb #9cec1771
-_FORMAT = ("there must be a file of texts (id, mean, text) and one of ratings (id, mean, standard "
-           "deviation, [a list of them]), their columns separated by tabs. The sentences of the "
-           f"lesson, {TEXTS} and {RATINGS}, are in the ICWSM 2014 archive of the vaderSentiment "
-           "project's source")
+    def alike(pair: tuple[Path, Path]) -> tuple[int, int]: # ids shared, letters of the names
+        one, other = ({cells[0] for _, cells in lines_of(path)} for path in pair)
+        return len(one & other), len(os.path.commonprefix([path.name for path in pair]))
 
-def _alike(pair: tuple[Path, Path]) -> tuple[int, int]: # ids shared, letters that names begin with
-    ids = [{line.split("\t")[0] for _, line in lines_of(path) if line} for path in pair]
-    return len(ids[0] & ids[1]), len(os.path.commonprefix([path.name for path in pair]))
+    ratings = [p for p in ratings if p == data or not given and p.name == RATINGS] or ratings
+    chosen = [data] if given == "texts" else texts
+    one, other = max(((t, r) for t in chosen for r in ratings), key=alike)
+    return one, other, [p for p in texts if p != one and data.is_dir()]
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #fac3e6d0
-def _table(path: Path, columns: int, bad: list[str]) -> dict[str, tuple[int, list[str]]]:
-    "A file as {id: (line number, other columns)}; a row that has no place in it goes to `bad`."
-    rows: dict[str, tuple[int, list[str]]] = {}
-    for number, line in lines_of(path):
-        cells = (line or "").split("\t")
-        why = None
-        if line is None:
-            why = "not UTF-8"
+def _table(path: Path, columns: int, bad: list[str]) -> dict[str, tuple[str, list[str]]]:
+    "A file as {id: (where, other columns)}; a row that has no place in it goes to `bad`."
+    rows: dict[str, tuple[str, list[str]]] = {}
+    for where, cells in lines_of(path):
+        if "\ufffd" in "".join(cells):
+            bad.append(f"{where}: not UTF-8")
         elif len(cells) != columns:
-            why = f"{len(cells)} columns, expected {columns}, separated by tabs: {line[:60]!r}"
+            bad.append(f"{where}: {len(cells)} columns, expected {columns}, separated by tabs")
         elif cells[0] in rows:
-            why = f"the id {cells[0]!r} stands on line {rows[cells[0]][0]} already"
-        if why:
-            bad.append(f"{path.name}, line {number}: {why}")
+            bad.append(f"{where}: the id {cells[0]!r} stands there already, {rows[cells[0]][0]}")
         else:
-            rows[cells[0]] = number, cells[1:]
+            rows[cells[0]] = where, cells[1:]
     return rows
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #88a2924c
-def _ratings(cell: str) -> tuple[tuple[int, ...], str]: # and what is wrong with them, or ""
+def _ratings(cell: str) -> tuple[int, ...]: # none where they are no ratings
     try:
         scores = json.loads(cell)
     except (ValueError, RecursionError):
-        scores = None
-    if not isinstance(scores, list) or not all(type(s) is int for s in scores):
-        return (), f"the ratings {cell[:60]!r} are not a list of whole numbers like [2, -1, 3]"
-    if not scores:
-        return (), "nobody's opinion: the list of ratings is empty"
-    if wrong := [s for s in scores if not -4 <= s <= 4]:
-        return (), f"a rating of {wrong[0]}: the scale goes from −4 to 4"
-    return tuple(scores), ""
+        return ()
+    good = isinstance(scores, list) and all(type(s) is int and -4 <= s <= 4 for s in scores)
+    return tuple(scores) if good else ()
+
+def _agrees(cell: str, mean: float) -> bool:
+    "An empty cell claims nothing."
+    try:
+        return not cell.strip() or abs(float(cell) - mean) <= .01
+    except ValueError:
+        return False
 
 def _clean(text: str) -> str:
     "HTML entities decoded, runs of blanks made one."
@@ -196,40 +186,33 @@ def read_rated(
     one, other, more = find_files(data)
     bad: list[str] = []
     texts, raters = _table(one, 3, bad), _table(other, 4, bad)
-    bad += [f"{other.name}, line {n}: no text has the id {i!r}" for i, (n, _) in raters.items()
-            if i not in texts]
+    for i in sorted(texts.keys() ^ raters.keys()):
+        where, lacks = (texts[i][0], other) if i in texts else (raters[i][0], one)
+        bad.append(f"{where}: the id {i!r} has no row in {lacks.name}")
     reviews, off = [], []
-    for i, (number, (mean, text)) in texts.items():
-        line, cells = raters.get(i, (0, ["", "", "[]"]))
-        ratings, why = _ratings(cells[2])
-        if not line:
-            bad.append(f"{one.name}, line {number}: {other.name} has no row with the id {i!r}")
-        elif why:
-            bad.append(f"{other.name}, line {line}: {why}")
-        elif not _clean(text):
-            bad.append(f"{one.name}, line {number}: no text")
+    for i in (i for i in texts if i in raters):
+        (where, (mean, text)), (place, (*_, cell)) = texts[i], raters[i]
+        text, ratings = _clean(text), _ratings(cell)
+        if not ratings:
+            bad.append(f"{place}: the ratings {cell[:60]!r} are not a list of whole numbers from "
+                       "−4 to 4, such as [2, -1, 3]")
+        elif not text:
+            bad.append(f"{where}: no text")
         else:
-            reviews.append(Review(i, _clean(text), ratings))
+            reviews.append(Review(i, text, ratings))
             off += [i] * (not _agrees(mean, reviews[-1].mean))
-    n, rows, where = len(reviews), max(len(texts), len(raters), 1), f"{one} and {other}"
+    n, rows, files = len(reviews), max(len(texts), len(raters), 1), f"{one} and {other}"
     if n < max(rows, len(bad)) / 2:
-        raise ValueError(f"{where}: only {n} of {rows} rows can be used. The first that cannot: "
+        raise ValueError(f"{files}: only {n} of {rows} rows can be used. The first that cannot: "
                          f"{(bad or ['there is none'])[0]}")
     if len(off) > n / 2:
-        raise ValueError(f"{where}: in {len(off)} of {n} rows the mean is not that of the "
+        raise ValueError(f"{files}: in {len(off)} of {n} rows the mean is not that of the "
                          f"ratings, first for the id {off[0]!r}. The ids do not match: fetch both "
                          "files again; or leave the means empty, and the ratings count")
-    found = [_clean(c[1]) for path in more for _, c in _table(path, 3, []).values()]
+    found = [_clean(cells[1]) for path in more for _, cells in _table(path, 3, []).values()]
     return Rated(reviews, bad, off, [text for text in found if text])
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #ce7c3be4
-def _agrees(cell: str, mean: float) -> bool:
-    "An empty cell claims nothing."
-    try:
-        return not cell.strip() or abs(float(cell) - mean) <= .01
-    except ValueError:
-        return False
-
 def load_reviews(data: str | Path) -> list[Review]:
     "The reviews of `read_rated` alone."
     return read_rated(data).reviews
@@ -296,6 +279,12 @@ def split_half(reviews: Sequence[Review], seed: int = 0) -> dict[str, float]:
     return both_margins(*zip(*halves, strict=True))
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #507b20e1
+def vader_compound(
+    texts: Sequence[str],
+) -> list[float]: # from −1 to 1
+    "VADER's compound score: a lexicon and rules written by people. No training here has seen it."
+    return [_analyzer().polarity_scores(text)["compound"] for text in texts]
+
 @cache
 def _analyzer():
     try:
@@ -304,12 +293,6 @@ def _analyzer():
         raise ImportError("VADER's rules come with the package vaderSentiment: "
                           "pip install vaderSentiment==3.3.2") from None
     return SentimentIntensityAnalyzer()
-
-def vader_compound(
-    texts: Sequence[str],
-) -> list[float]: # from −1 to 1
-    "VADER's compound score: a lexicon and rules written by people. No training here has seen it."
-    return [_analyzer().polarity_scores(text)["compound"] for text in texts]
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #4e894d6e
 def _conjugate_gradients(A: Callable[[Tensor], Tensor], b: Tensor, tolerance: float) -> Tensor:

@@ -134,8 +134,8 @@ def test_rewards_by_their_place(here, tokenizer):
 
 
 @pytest.mark.parametrize("reward, says", [
-    ("rewards.py", "its functions: score, later, nan, broken, missing"), ("rewards.py:scroe", "no function 'scroe'"), ("rewards.py:x", "is a int, not a function"), ("nowhere.py:f", "no file nowhere.py"),
-    ("no.where:f", "no.where cannot be imported"), ("rewards.py:nan", "is nan"), ("rewards.py:broken", "ZeroDivisionError"), ("rewards.py:missing", "asks for 'colour'"), ("half.py:f", "half.py, line 1 does not run"),
+    ("rewards.py", "its functions: score, later, nan, broken, missing"), ("rewards.py:scroe", "no function 'scroe'"), ("rewards.py:x", "no function 'x'"), ("nowhere.py:f", "no file nowhere.py"),
+    ("no.where:f", "no.where cannot be imported"), ("rewards.py:nan", "is nan"), ("rewards.py:broken", "ZeroDivisionError"), ("rewards.py:missing", "asks for 'colour'"), ("half.py:f", "half.py does not run: SyntaxError"),
     ("fails.py:f", "fails.py does not run: KeyError"), ("llama", "score.weight"), (".", "is no reward model"), ("score", "FILE.py:FUNCTION")])
 def test_a_reward_that_cannot_be_used_is_one_sentence_and_nothing_is_made(here, capsys, monkeypatch, reward, says):
     monkeypatch.setattr(own_run, "own_model", lambda *_: pytest.fail("the model was loaded"))
