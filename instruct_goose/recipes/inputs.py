@@ -186,7 +186,8 @@ def load_reward(
                              f"makes one. {e}") from e
     module, _, name = (place, "", "") if place.endswith(".py") else place.rpartition(":")
     if not module:
-        raise ValueError(f"--reward is {place!r}: write FILE.py:FUNCTION, such as rewards.py:score")
+        raise ValueError(f"--reward is {place!r}: write FILE.py:FUNCTION, such as "
+                         "rewards.py:score")
     found = vars(file_module(module) if module.endswith(".py") else named_module(module))
     reward = found.get(name)
     if not callable(reward) and not callable(getattr(reward, "score", None)):
