@@ -39,7 +39,7 @@ from instruct_goose.recipes.inputs import (
     sizes_of,
     try_reward,
 )
-from instruct_goose.recipes.own_model import TrainConfig, look_around, plan, run_train
+from instruct_goose.recipes.own_model import TrainConfig, run_train
 from instruct_goose.supervised.dpo import thumb_rows
 
 TEXTS = ["tell me: is tea hot", "rain is wet.", "Rome? no, jazz", "yes no maybe", "<ask>what</ask>"] * 9
@@ -214,20 +214,15 @@ def test_memory_is_that_of_the_models_own_tensors(here):
         assert memory_parts(model.config, rows=3, micro=2, prompt=5, response=2, checkpointing=True)["activations, about"] == one + layers * inputs
 
 
-def test_adapters_are_counted_as_they_are_made(here):
+def test_adapters_are_counted_as_they_are_made(here, monkeypatch):
     adapters = pytest.importorskip("instruct_goose.models.adapters"); pytest.importorskip("peft")
     for name in ("gpt2", "llama"):
         model = adapters.with_lora(AutoModelForCausalLM.from_pretrained(name), 3)
         assert sizes_of(model.config, 3).learn == sum(p.numel() for p in model.parameters() if p.requires_grad)
     main(["train", "--model", "llama", "--data", "prompts.jsonl", "--reward", "rewards.py:score", *TINY, "--lora-rank", "2", "--output-dir", "lora"])
     assert len(log("lora")) == 2
-
-
-def test_without_peft_a_rank_is_refused(here, monkeypatch):
-    from instruct_goose.recipes import inputs
-    monkeypatch.setattr(inputs, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="--lora-rank needs"):
-        look_around(TrainConfig(model="llama", data=Path("prompts.jsonl"), reward=("rewards.py:score",), max_new_tokens=3, lora_rank=4))
+    monkeypatch.setattr("instruct_goose.recipes.inputs.find_spec", lambda name: None)
+    assert "--lora-rank needs" in refused(*train("--lora-rank", 4))
 
 
 PAIRS = [{"prompt": "is tea ", "chosen": "hot", "rejected": "wet"}, {"prompt": [{"role": "user", "content": "rain?"}], "chosen": "wet", "rejected": "hot"},
@@ -280,30 +275,18 @@ def refused_by_parser(*args, capsys):
     return str(stop.value.code) + shown.err + shown.out
 
 
-def test_plan_names_the_stages(here):
-    write("demos.jsonl", [{"text": "rain is wet."}])
-    config = TrainConfig(model="gpt2", data=Path("prompts.jsonl"), reward=("rewards.py:score",), sft=Path("demos.jsonl"), max_new_tokens=3, value_model="copy")
-    text = plan(config, look_around(config))
-    assert "stage 1: SFT" in text and "stage 2: 50 iterations of ppo" in text and "value function" in text
-
-
 def train(*more, reward="rewards.py:score"): return ["train", "--model", "llama", "--data", "prompts.jsonl", "--reward", reward, *TINY, *map(str, more)]
 
 
 RAISES = "import sys\ncalls = []\nclass Odd(BaseException): pass\ndef reward(texts):\n    calls.append(1)\n    if len(calls) > %d: %s\n    return [1.] * len(texts)\n"
 
 
-@pytest.mark.parametrize("what, says", [("sys.exit(0)", "SystemExit"), ("raise Odd('mine')", "Odd: mine"), ("exit()", "SystemExit"), ("raise GeneratorExit", "GeneratorExit"), ("return [None] * len(texts)", "None")])
+@pytest.mark.parametrize("what, says", [("sys.exit(0)", "SystemExit"), ("raise Odd('mine')", "Odd: mine")])
 @pytest.mark.parametrize("calls, more", [(0, ()), (2, ()), (0, ("--reward-timeout", 60))])
 def test_whatever_a_reward_raises_is_a_sentence_and_no_success(here, what, says, calls, more):
     "In the trial, in training, and in a thread."
     Path("mine.py").write_text(RAISES % (calls, what))
     assert says in refused(*train(*more, reward="mine.py:reward"))
-
-
-def test_a_file_that_exits_on_import_is_a_sentence(here):
-    Path("mine.py").write_text("import sys\nsys.exit(0)\n")
-    assert "SystemExit" in refused(*train(reward="mine.py:reward")) and "--plugin: mine.py" in refused(*train("--plugin", "mine.py"))
 
 
 def test_ctrl_c_in_a_reward_stays_what_it_is(here):
@@ -352,8 +335,3 @@ def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
     Path("set").mkdir(); Path("odd.jsonl").rename("set/train.jsonl")
     main(["sft", "--model", "llama", "--dataset", "set:train", *names, "--dry-run"])
     assert "prompt" in capsys.readouterr().out
-
-
-def test_names_of_other_libraries_get_their_hint_all_at_once(here):
-    said = refused(*train("--num-generations", 4, "--learning-rate=1e-5"))
-    assert "'num_generations': here it is called group_size" in said and "'learning_rate': here it is called lr" in said

@@ -1,6 +1,6 @@
 "The main job: what it writes, what it refuses, what depends on what; the lesson and the committed runs keep the figures that it promises."
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,8 @@ from instruct_goose.recipes.quickstart import (
     QuickstartConfig,
     make_data,
     make_lm,
-    make_reward_model,
     make_tokenizer,
-    make_trainer,
     run_quickstart,
-    train_sft,
 )
 from instruct_goose.runs.run_directory import settings_of
 from instruct_goose.worlds.film_reviews import vocabulary
@@ -94,22 +91,6 @@ def test_plain_transformers_score_as_the_reward_model_does(run):
     assert score == pytest.approx(RewardModel.from_pretrained(out / "reward_model").score([text])[0], abs=1e-5)
 
 
-def test_same_seed_same_everything_but_the_times(run, tmp_path):
-    out, summary, _ = run
-    again = run_quickstart(QuickstartConfig(**TINY, output_dir=tmp_path / "again"))
-    timeless = lambda s: {k: v for k, v in s.items() if not k.endswith("_seconds")}
-    assert timeless(again) == timeless(summary)
-    assert weights(tmp_path / "again") == weights(out)
-    assert (tmp_path / "again/samples.md").read_bytes() == (out / "samples.md").read_bytes()
-
-
-def test_another_seed_another_run(run, tmp_path):
-    out, summary, _ = run
-    other = run_quickstart(QuickstartConfig(**TINY | {"baselines": False}, seed=1, output_dir=tmp_path / "other"))
-    assert other["seed"] == 1 and other["after"] != summary["after"] and other["baselines"] == {}
-    for name in ("sft", "reward_model", "policy"): assert weights(tmp_path / "other" / name) != weights(out / name)
-
-
 @pytest.mark.parametrize("changed", first(1, [PRESETS["grpo"] | {"group_size": 4}, {"beta": 0.}]), ids=["grpo", "beta 0"])
 def test_what_changes_ppo_changes_nothing_before_it(run, tmp_path, changed):
     out, summary, _ = run
@@ -122,37 +103,6 @@ def test_what_changes_ppo_changes_nothing_before_it(run, tmp_path, changed):
     assert value == ("advantage" not in changed)
 
 
-# ---------------------------------------------------------------- every algorithm, on this task
-
-BRIEF = dict(reviews=4000, pairs=3000, sft_steps=250, rm_steps=80, eval_samples=32, batch_size=64, minibatches=2, lr=2e-3, beta=.02, lr_schedule="constant", progress=False)
-
-
-@pytest.fixture(scope="module")
-def models():
-    "A language model and a reward model, trained briefly and once."
-    config = QuickstartConfig(**BRIEF)
-    data, tokenizer = make_data(config), make_tokenizer(config)
-    lm, _ = train_sft(config, data, tokenizer)
-    return data, tokenizer, lm, make_reward_model(config, data, lm)[0]
-
-
-@pytest.mark.deep  # the lessons of the quickstart and of the family train them on it as well
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_trains_on_the_quickstart_task(models, name):
-    data, tokenizer, lm, reward_model = models
-    trainer = make_trainer(QuickstartConfig.preset(name, **BRIEF), lm, tokenizer)
-    assert trainer.config.algorithm == name and (trainer.agent.value_model is None) == (name != "ppo")
-    history = trainer.train(data.prompts, reward_model, steps=12, progress=False)
-    assert all(json.loads(json.dumps(m, allow_nan=False)) == m for m in history)
-    undefined = {"entropy_gradient_scale"} | (set() if trainer.config.group_size > 1 else {"group_reward_std", "flat_groups"})
-    early = {"return_gamma", "return_lam"}  # values of 0 do not tell
-    assert all({k for k, v in m.items() if v is None} - early == undefined for m in history)  # nothing else was infinite
-    assert max(m["max_ratio_deviation_first"] for m in history) < 1e-3 and history[0]["kl_to_reference"] == 0
-    mean = lambda some: sum(m["reward_mean"] for m in some) / len(some)
-    print(f"{name}: reward {mean(history[:2]):.2f} to {mean(history[-3:]):.2f}")
-    assert mean(history[-3:]) > mean(history[:2]) + .35
-
-
 def test_a_run_is_refused_before_anything_is_touched(run, monkeypatch):
     out, _, _ = run
     monkeypatch.setattr(quickstart, "make_data", lambda *_: pytest.fail("work was done"))
@@ -161,36 +111,10 @@ def test_a_run_is_refused_before_anything_is_touched(run, monkeypatch):
     assert files == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in out.rglob("*") if p.is_file()}
 
 
-def test_a_file_is_refused(tmp_path):
-    (tmp_path / "notes").write_text("mine")
-    with pytest.raises(FileExistsError, match="is a file"): run_quickstart(QuickstartConfig(**TINY, output_dir=tmp_path / "notes"))
-    assert (tmp_path / "notes").read_text() == "mine"
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_no_gpu_is_said_before_any_work(tmp_path):
     with pytest.raises(ValueError, match="no GPU"): run_quickstart(QuickstartConfig(**TINY, device="cuda", output_dir=tmp_path / "run"))
     assert not list(tmp_path.iterdir())
-
-
-def test_settings_out_of_range_name_themselves(unchecked):
-    own = {f.name for f in fields(QuickstartConfig)} & {
-        "threads", "reviews", "pairs", "held_out_pairs", "hidden_size", "layers", "heads", "sft_steps", "sft_batch_size",
-        "rm_steps", "rm_batch_size", "eval_samples", "best_of", "tune_steps"}
-    assert len(own) == 14
-    with unchecked():
-        for name in own:
-            for wrong in (0, -3):
-                with pytest.raises(ValueError, match=f"{name}.*at least 1"): QuickstartConfig(**{name: wrong})
-            for wrong in (1.5, True, "7"):
-                with pytest.raises(TypeError, match=f"{name}.*whole number"): QuickstartConfig(**{name: wrong})
-        for name in ("sft_lr", "rm_lr", "tune_lr"):
-            for wrong in (0., -1., float("nan"), float("inf")):
-                with pytest.raises(ValueError, match=f"{name}.*above 0"): QuickstartConfig(**{name: wrong})
-            with pytest.raises(TypeError, match=name): QuickstartConfig(**{name: "fast"})
-        with pytest.raises(ValueError, match="prompt_words"): QuickstartConfig(prompt_words=-1)
-        with pytest.raises(ValueError, match="multiple of heads"): QuickstartConfig(hidden_size=30)
-        with pytest.raises(ValueError, match="lam"): QuickstartConfig(lam=1.1)
 
 
 def test_data_is_held_out_and_depends_on_the_seed_alone():
@@ -217,6 +141,7 @@ def test_tokenizer_and_model():
     one, two = make_lm(config, tokenizer), make_lm(config, tokenizer)
     assert torch.equal(torch.get_rng_state(), here)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters()))
+    assert not torch.equal(one.lm_head.weight, make_lm(QuickstartConfig(seed=1), tokenizer).lm_head.weight)
     assert one.config.n_positions == tokenizer.model_max_length and one.config.attn_pdrop == 0
 
 

