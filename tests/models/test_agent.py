@@ -89,15 +89,8 @@ def test_a_value_model_of_ones_own(family, tmp_path):
     assert Agent(family, family).value_model is None and Agent(family, trunk(family)).value_model is None  # its own: shared
     other.save_pretrained(tmp_path / "other")
     near(Agent(family, tmp_path / "other").value_trunk.wte.weight, other.transformer.wte.weight, atol=0)
-    for sizes in (dict(vocab_size=V + 1), dict(max_position_embeddings=9)):
-        wrong = transformers.GPT2Model(transformers.GPT2Config(**BASE | sizes))
-        with pytest.raises(ValueError, match=r"\(13, 14\) for the policy"): Agent(family, wrong)
-
-
-def test_what_is_not_a_language_model(unchecked):
-    with unchecked():
-        for wrong in (torch.nn.Linear(2, 2), transformers.GPT2Model(transformers.GPT2Config(**BASE))):
-            with pytest.raises(TypeError, match="no language-model head"): Agent(wrong)
+    wrong = transformers.GPT2Model(transformers.GPT2Config(**BASE | dict(vocab_size=V + 1)))
+    with pytest.raises(ValueError, match=r"\(13, 14\) for the policy"): Agent(family, wrong)
 
 
 @pytest.mark.parametrize("value_model", [None, "copy"])
@@ -119,12 +112,6 @@ def test_saved_and_loaded(name, value_model, tmp_path):
     assert beside == {"model.safetensors"}  # an engine takes each of them for the policy's
     assert {k for k, _ in again.named_parameters()} == {k for k, _ in agent.named_parameters()}
     assert Agent(str(tmp_path / "new" / "agent")).value_head.weight.abs().max() == 0
-
-
-def test_an_older_value_model_is_not_picked_up(tmp_path):
-    Agent(tiny("gpt2"), "copy").save_pretrained(tmp_path)
-    Agent(tiny("gpt2", 1)).save_pretrained(tmp_path)
-    assert Agent.from_pretrained(tmp_path).value_model is None
 
 
 def test_nothing_to_load(tmp_path):

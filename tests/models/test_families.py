@@ -5,16 +5,9 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from instruct_goose.models.agent import Agent
-from instruct_goose.models.families import (
-    check_causal,
-    evaluating,
-    linear_head,
-    plain_head,
-    trunk,
-)
+from instruct_goose.models.families import check_causal, evaluating, linear_head, plain_head, trunk
 from instruct_goose.models.response import layout_of, logprobs_of, logprobs_row_by_row, response_logprobs
-from instruct_goose.models.reward_model import RewardModel
-from instruct_goose.models.tokens import pad, word_tokenizer
+from instruct_goose.models.tokens import pad
 from instruct_goose.objective.logprobs_in_pieces import head_scores
 
 transformers.utils.logging.set_verbosity_error()
@@ -30,9 +23,9 @@ SERVED = {
     "rwkv": lambda: T.RwkvConfig(vocab_size=V, hidden_size=16, num_hidden_layers=2, context_length=14, attention_hidden_size=16),
     "recurrent_gemma": lambda: T.RecurrentGemmaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=3, intermediate_size=24,
                                                       num_attention_heads=2, lru_width=16, attention_window_size=8),
-    "qwen3_next": lambda: T.Qwen3NextConfig(**ROTARY | dict(num_hidden_layers=4), head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
-                                            linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
-                                            shared_expert_intermediate_size=16),
+    "qwen3_next": lambda: T.Qwen3NextConfig(
+        **ROTARY | dict(num_hidden_layers=4), head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
+        linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16),
     "llama4": lambda: T.Llama4TextConfig(**ROTARY, head_dim=8, intermediate_size_mlp=24, num_local_experts=2, attention_chunk_size=8),
     "gpt_neo": lambda: T.GPTNeoConfig(vocab_size=V, hidden_size=16, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]],
                                       max_position_embeddings=14),
@@ -103,11 +96,6 @@ def test_encoders_and_other_positions_are_refused_by_name():
     with pytest.raises(TypeError, match="RobertaForCausalLM does not count positions from 0"): Agent(roberta)
 
 
-def test_no_classifier_is_said_by_name():
-    tokenizer = word_tokenizer([f"w{i}" for i in range(V - 4)])
-    with pytest.raises(TypeError, match="no classifier for MambaForCausalLM"): RewardModel.from_causal_lm(tiny(SERVED["mamba"]()), tokenizer)
-
-
 def test_a_model_is_asked_once(monkeypatch):
     model = tiny(SERVED["gpt_neox"]())
     state = torch.get_rng_state()
@@ -115,11 +103,6 @@ def test_a_model_is_asked_once(monkeypatch):
     assert model.training and torch.equal(torch.get_rng_state(), state)
     monkeypatch.setattr(model, "forward", None)
     check_causal(model)
-
-
-def test_the_head_of_a_family_whose_trunk_is_found_by_search():
-    model = tiny(SERVED["llama4"]())
-    assert model.base_model is model and trunk(model) is model.model and plain_head(model) is model.lm_head
 
 
 # --- heads that scale and cap ---

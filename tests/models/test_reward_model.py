@@ -1,6 +1,7 @@
 """Oracles: hand numbers, double loops, finite differences, and one unpadded row at a time through transformers' own classifier."""
 import copy
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,13 +12,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from instruct_goose.models.reward_model import (
     Classifier,
-    PairwiseLoss,
     RewardModel,
     all_pairs_loss,
     check_spread,
     check_tokenizer,
     fingerprint,
-    last_token_logits,
     pairwise_loss,
 )
 from instruct_goose.models.tokens import compact, pad, word_tokenizer
@@ -72,15 +71,6 @@ def rounding(reward_model, texts):
 
 # the losses
 
-def test_gradient_is_the_probability_of_the_wrong_answer():
-    chosen, rejected = (torch.randn(20, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    pairwise_loss(chosen, rejected).sum().backward()
-    wrong = 1 / (1 + (chosen - rejected).exp())
-    torch.testing.assert_close(chosen.grad, -wrong.detach())
-    torch.testing.assert_close(rejected.grad, wrong.detach())
-    assert torch.autograd.gradcheck(pairwise_loss, (chosen, rejected))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_no_overflow(dtype):
     chosen = torch.tensor([-1e4, 1e4, 0.], dtype=dtype, requires_grad=True)
@@ -103,26 +93,7 @@ def test_all_pairs_is_the_double_loop(items, shift, rng):
     assert all_pairs_loss(scores + shift, 3 * ratings - 1).item() == pytest.approx(slow, abs=1e-9)
     order = torch.tensor(rng.sample(range(len(items)), len(items)))
     assert all_pairs_loss(scores[order], ratings[order]).item() == pytest.approx(slow, abs=1e-9)
-    lists = torch.tensor([[i, j] for i, j in pairs]).T
-    assert pairwise_loss(scores[lists[0]], scores[lists[1]]).mean().item() == pytest.approx(slow, abs=1e-9)
 
-
-def test_nan_ratings_are_ties_and_half_precision_ratings_compare():
-    scores = torch.tensor([1., 2., 3.], requires_grad=True)
-    all_pairs_loss(scores, torch.tensor([1., float("nan"), 0.])).backward()
-    assert scores.grad[1] == 0 and scores.grad[0] < 0 < scores.grad[2]
-
-
-def test_losses_refuse(unchecked):
-    with unchecked():
-        with pytest.raises(ValueError, match=r"chosen.*\(4,\).*rejected.*\(4, 1\)"): pairwise_loss(torch.zeros(4), torch.zeros(4, 1))
-        with pytest.raises(ValueError, match="margin"): pairwise_loss(torch.zeros(4), torch.zeros(4), margin=torch.zeros(1))
-        with pytest.raises(ValueError, match="ratings"): all_pairs_loss(torch.zeros(4), torch.zeros(3))
-    with pytest.raises(ValueError, match="no pairs"): PairwiseLoss()(torch.zeros(0), torch.zeros(0))
-    with pytest.raises(ValueError, match="no pair to learn from: 1 texts"): all_pairs_loss(torch.zeros(1), torch.zeros(1))
-
-
-# reading the score
 
 @pytest.mark.parametrize("tokenizer", [SHARED, DISTINCT], ids=["pad is eos", "pad of its own"])
 @pytest.mark.parametrize("name", CONFIGS)
@@ -161,19 +132,6 @@ def test_transformers_pooling_is_wrong_where_pad_is_eos():
     assert reward_model(torch.tensor([row])).item() == pytest.approx(alone(reward_model, row), abs=1e-5)
 
 
-def test_refusals_of_the_forward(unchecked):
-    reward_model = make()
-    ids, mask = pad(rows(SHARED), 0)
-    empty = mask.clone(); empty[1] = False
-    with pytest.raises(ValueError, match=r"rows \[1\]"): reward_model(ids, empty)
-    with unchecked():
-        with pytest.raises(ValueError, match="differ in shape"): reward_model(ids, mask[:, 1:])
-        with pytest.raises(TypeError, match="score\\(texts\\)"): last_token_logits(reward_model.model, ["good"])
-        with pytest.raises(TypeError, match="float32"): reward_model(ids, mask.float())
-
-
-# texts
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_score_texts_in_order_whatever_the_batch(name):
     reward_model = make(name, DISTINCT)
@@ -185,21 +143,6 @@ def test_score_texts_in_order_whatever_the_batch(name):
     assert all(type(x) is float for x in reward_model.score(texts))
 
 
-def test_score_refuses(unchecked):
-    reward_model = make()
-    with pytest.raises(TypeError, match="one string"): reward_model.score("good")
-    with unchecked(), pytest.raises(TypeError, match="text 1 is a NoneType"): reward_model.score(["good", None])
-    with pytest.raises(ValueError, match="text 1 has 31 tokens, the limit is 14"): reward_model.score(["good", "good " * 30])
-    with pytest.raises(ValueError, match="batch_size"): reward_model.score(["good"], batch_size=0)
-    no_bos = word_tokenizer(WORDS, model_max_length=14, add_bos=False)
-    with pytest.raises(ValueError, match="text 2 is empty"): make("gpt2", no_bos).score(["good", "bad", ""])
-
-
-def test_the_context_of_the_model_counts_where_the_tokenizer_has_none():
-    tokenizer = word_tokenizer(WORDS)                                      # claims 1,024
-    with pytest.raises(ValueError, match="limit is 14"): make("gpt2", tokenizer).score(["good " * 20])
-
-
 def test_normalise():
     reward_model = make()
     texts = [" ".join(WORDS[:n]) for n in range(1, 8)]
@@ -208,33 +151,9 @@ def test_normalise():
     assert (mean, std) == pytest.approx((raw.mean().item(), raw.std(correction=0).item()), abs=1e-5)
     assert reward_model.score(texts) == pytest.approx(((raw - mean) / std).tolist(), abs=1e-5)
     assert reward_model.normalise(texts[:4]) == pytest.approx((raw[:4].mean().item(), raw[:4].std(correction=0).item()), abs=1e-5)
-    kept = reward_model.model.config.reward_mean, reward_model.model.config.reward_std
-    for bad in ([], texts[:1], [texts[0]] * 3):
-        with pytest.raises(ValueError): reward_model.normalise(bad)
     with pytest.raises(ValueError, match="deviation"): RewardModel.from_causal_lm(AutoModelForCausalLM.from_config(
         CONFIGS["gpt2"](vocab_size=len(SHARED))), SHARED).normalise(texts)  # a head of zeros
-    assert kept == (reward_model.model.config.reward_mean, reward_model.model.config.reward_std)
 
-
-def crafted(monkeypatch, scores, dtype=torch.float32):
-    "A reward model whose raw scores are these, whatever the texts."
-    reward_model = make("llama", dtype=dtype)
-    monkeypatch.setattr(reward_model, "score", lambda texts: scores[:len(texts)])
-    return reward_model
-
-
-def test_one_text_has_no_spread_whatever_its_rows_say(monkeypatch):
-    reward_model = crafted(monkeypatch, [1., 1.5, 2.])  # three scores for three rows
-    with pytest.raises(ValueError, match="these 3 texts have standard deviation 0"): reward_model.normalise(["good"] * 3)
-    assert reward_model.normalise(["good", "bad", "good", "good"]) == pytest.approx((1.125, math.sqrt(3) / 8))  # 1, 1.5, 1, 1
-
-
-@pytest.mark.parametrize("scores", [[0., 0.], [math.nan, 1.], [math.inf, 1.], [1e200, -1e200, 3.]])
-def test_no_scale_from_zeros_or_what_is_not_finite(monkeypatch, scores):
-    with pytest.raises(ValueError, match="standard deviation"): crafted(monkeypatch, scores).normalise(["good", "bad", "film"][:len(scores)])
-
-
-# making, saving, loading
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_from_causal_lm(name):
@@ -271,15 +190,6 @@ def test_save_and_load(name, tokenizer, tmp_path):
         assert (plain(torch.tensor([row])).logits.item() - mean) / std == pytest.approx(reward_model(torch.tensor([row])).item(), abs=1e-4)
 
 
-def test_keeps_bfloat16(tmp_path):
-    reward_model = make("llama", dtype=torch.bfloat16)
-    assert reward_model.model.score.weight.dtype == torch.bfloat16
-    ids, mask = pad(rows(SHARED), 0)
-    assert reward_model(ids, mask).dtype == torch.float32
-    reward_model.save_pretrained(tmp_path)
-    assert RewardModel.from_pretrained(tmp_path).model.score.weight.dtype == torch.bfloat16
-
-
 def test_tokenizer_mismatch(tmp_path):
     reward_model = make()
     reward_model.save_pretrained(tmp_path)
@@ -287,41 +197,30 @@ def test_tokenizer_mismatch(tmp_path):
     other = word_tokenizer(WORDS[::-1], model_max_length=14, pad="<eos>", bos="<eos>", eos="<eos>")
     with pytest.raises(ValueError, match=f"has {len(fewer)} tokens.*embedding of {len(SHARED)}"): RewardModel.from_pretrained(tmp_path, fewer)
     with pytest.raises(ValueError, match=f"{fingerprint(SHARED)}.*{fingerprint(other)}"): RewardModel.from_pretrained(tmp_path, other)
-    with pytest.raises(ValueError, match="other ids"): RewardModel(reward_model.model, other)
     (tmp_path / "tokenizer.json").write_text((lambda s: s.replace('"good"', '"great"'))((tmp_path / "tokenizer.json").read_text()))
     with pytest.raises(ValueError, match="other ids"): RewardModel.from_pretrained(tmp_path)
 
 
-def test_other_refusals():
-    lm = AutoModelForCausalLM.from_config(CONFIGS["gpt2"](vocab_size=len(SHARED)))
-    with pytest.raises(TypeError, match="no head `score`"): RewardModel(lm, SHARED)
-    config = CONFIGS["gpt2"](vocab_size=len(SHARED)); config.num_labels = 2
-    with pytest.raises(TypeError, match="one output"): RewardModel(AutoModelForSequenceClassification.from_config(config), SHARED)
-    encoder = transformers.BertConfig(**BASE, vocab_size=len(SHARED), intermediate_size=24, num_labels=1)
-    with pytest.raises(TypeError, match="BertForSequenceClassification"): RewardModel(AutoModelForSequenceClassification.from_config(encoder), SHARED)
-    no_pad = word_tokenizer(WORDS); no_pad.pad_token = None
-    with pytest.raises(ValueError, match="tokenizer.pad_token = tokenizer.eos_token"): RewardModel.from_causal_lm(lm, no_pad)
-
-
-@pytest.mark.parametrize("rows,n,fits", [(128, 128, True), (128, 125, True), (128, 124, False), (128, 129, False), (130, 128, False), (192, 187, True), (192, 186, False)])
+@pytest.mark.parametrize("rows, n, fits", [(128, 125, True), (128, 124, False), (128, 129, False), (130, 128, False)])
 def test_spare_rows_of_an_embedding_are_for_the_hardware(rows, n, fits):
-    "Rounded up to a multiple of 64, by at most 3 %: 3.84 rows of 128, 5.76 of 192."
-    more = n - len(word_tokenizer(["w0"], 14)) + 1
-    tokenizer = word_tokenizer([f"w{i}" for i in range(more)], 14)
-    assert len(tokenizer) == n
+    "Rounded up to a multiple of 64, by at most 3 %: 3.84 rows of 128."
+    tokenizer = word_tokenizer([f"w{i}" for i in range(n - 4)], 14)
     model = transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**BASE, vocab_size=rows, num_labels=1))
-    if fits: check_tokenizer(model, tokenizer)
-    else:
-        with pytest.raises(ValueError, match=f"has {n} tokens.*an embedding of {rows}"): check_tokenizer(model, tokenizer)
+    with nullcontext() if fits else pytest.raises(ValueError, match=f"has {n} tokens.*an embedding of {rows}"): check_tokenizer(model, tokenizer)
 
 
-@pytest.mark.parametrize("gap,dtype,wide", [(15, torch.float32, False), (17, torch.float32, True), (17, torch.bfloat16, False)])
-def test_a_spread_of_eight_roundings_is_no_scale(gap, dtype, wide):
+@pytest.mark.parametrize("scores, dtype, wide", [([1., 1. + 15 * 2**-23], torch.float32, False), ([1., 1. + 17 * 2**-23], torch.float32, True),
+                                                 ([1., 1. + 17 * 2**-23], torch.bfloat16, False), ([math.nan, 1.], torch.float32, False)])
+def test_a_spread_of_eight_roundings_is_no_scale(scores, dtype, wide):
     "Two scores gap·ε apart have the standard deviation gap·ε/2; ε is 2⁻²³, and 2⁻⁷ of a model in bfloat16."
-    scores = torch.tensor([1., 1. + gap * 2**-23], dtype=torch.float64)
-    if wide: check_spread(scores, dtype)
-    else:
-        with pytest.raises(ValueError, match="train the reward model first"): check_spread(scores, dtype)
+    with nullcontext() if wide else pytest.raises(ValueError, match="train the reward model first"): check_spread(torch.tensor(scores).double(), dtype)
+
+
+def test_only_a_causal_classifier_with_one_label_and_a_pad_token():
+    config = CONFIGS["gpt2"](vocab_size=len(SHARED)); config.num_labels = 2
+    encoder = transformers.BertConfig(**BASE, vocab_size=len(SHARED), intermediate_size=24, num_labels=1)
+    for wrong, says in ((config, "one output"), (encoder, "BertForSequenceClassification")):
+        with pytest.raises(TypeError, match=says): RewardModel(AutoModelForSequenceClassification.from_config(wrong), SHARED)
 
 
 # --- ready-made classifiers ---

@@ -22,7 +22,7 @@ TODAY = {
     "siblings": 12,           # 12
     "trainer first": 8,      # 8
     "Any": 102,               # 100
-    "untested modules": 2,   # 0
+    "untested modules": 1,   # 0
     "imports upwards": 0}      # 0
 # each floor may import what stands before it, and its own; the longest beginning that fits a module counts
 FLOORS = {"objective": 0, "models": 1, "data": 1, "distributed.processes": 2, "training": 3, "variants": 4, "runs": 4, "supervised": 4, "doctor": 4, "distributed": 4,

@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from instruct_goose.models.agent import create_reference_model
@@ -19,14 +18,15 @@ THUMBS = [{"prompt": "a b", "completion": " c d", "label": True}, {"prompt": "a 
 PAIRS = [{"prompt": "a b", "chosen": " c d", "rejected": " e"}, ("a", "b c d e"), {"chosen": "e d", "rejected": "d"}]
 
 
-def tiny(name="gpt2", dropout=0.):
-    torch.manual_seed(0)
+def tiny(name="gpt2", dropout=0., seed=0, std=None):
+    torch.manual_seed(seed)
     n = len(TOKENIZER)
-    if name == "gpt2":
-        return GPT2LMHeadModel(GPT2Config(vocab_size=n, n_positions=16, n_embd=16, n_layer=2, n_head=2, resid_pdrop=dropout,
-                                          embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=1, eos_token_id=2))
-    return LlamaForCausalLM(LlamaConfig(vocab_size=n, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-                                        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16))
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=n, n_positions=16, n_embd=16, n_layer=2, n_head=2, resid_pdrop=dropout, embd_pdrop=dropout,
+                                       attn_pdrop=dropout, bos_token_id=1, eos_token_id=2)) if name == "gpt2" else LlamaForCausalLM(
+        LlamaConfig(vocab_size=n, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+                    max_position_embeddings=16))
+    for p in model.parameters() if std else (): torch.nn.init.normal_(p, std=std)
+    return model.double() if std else model
 
 
 def test_rows_divide_at_the_prompt():
@@ -115,30 +115,21 @@ def test_it_ends_at_the_optimum_where_people_disagree():
     assert (found - star).abs().sum() / 2 < .1
 
 
-def test_refusals():
+@pytest.mark.parametrize("train, rows, options, says", [
+    (train_dpo, [], {}, "no texts"), (train_dpo, [PAIRS[0], {"chosen": "a"}], {}, "pair 1 has no 'rejected'"), (train_dpo, [("a " * 30, "b")], {}, "context of 16"),
+    (train_dpo, PAIRS, {"beta": 0}, "beta is 0"), (train_kto, [{"completion": "a", "label": 1}], {}, "row 0"), (train_kto, THUMBS[:1], {}, "two kinds"),
+    (train_kto, [*THUMBS, {"completion": "a " * 30, "label": True}], {}, "context of 16"), (train_kto, THUMBS, {"batch_size": 1}, "batch_size is 1")])
+def test_refusals(train, rows, options, says):
+    go = lambda ref, model=tiny(): train(model, TOKENIZER, rows, steps=1, lr=1e-3, ref_model=ref, progress=False, **options)
+    with pytest.raises(ValueError, match=says): go(create_reference_model(tiny()))
     model = tiny()
-    reference = create_reference_model(model)
-    go = lambda pairs, ref=reference, **options: train_dpo(model, TOKENIZER, pairs, steps=1, lr=1e-3, ref_model=ref, progress=False, **options)
-    with pytest.raises(ValueError, match="shares parameters"): go(PAIRS, model)
-    with pytest.raises(ValueError, match="no texts"): go([])
-    with pytest.raises(ValueError, match="pair 1 has no 'rejected'"): go([PAIRS[0], {"chosen": "a"}])
-    with pytest.raises(ValueError, match="to itself"): go([("a", "a")])
-    with pytest.raises(ValueError, match="beyond the model's context of 16"): go([("a " * 30, "b")])
-    with pytest.raises(ValueError, match="beta is 0"): go(PAIRS, beta=0)
-
-
-def gpt2(seed):
-    torch.manual_seed(seed)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(TOKENIZER), n_embd=8, n_layer=1, n_head=2, n_positions=20, resid_pdrop=0.,
-                                                                 embd_pdrop=0., attn_pdrop=0., bos_token_id=TOKENIZER.eos_token_id, eos_token_id=TOKENIZER.eos_token_id))
-    for p in model.parameters(): torch.nn.init.normal_(p, std=.5)
-    return model.double()
+    with pytest.raises(ValueError, match="shares parameters"): go(model, model)
 
 
 def test_margin_and_accuracy_of_dpo_by_hand():
     "m = log π/π_ref of the chosen − log π/π_ref of the rejected, by plain forwards; right where it is above 0."
-    pairs = [("w0 w1", "w2"), ("w3", "w4 w5 w6"), ("w7 w7", "w8 w1"), ("w1", "w0"), ("w2 w4", "w6 w0 w3")]
-    model, ref = gpt2(0), gpt2(1)
+    pairs = [("a b", "c"), ("d", "e a b"), ("c c", "e b"), ("b", "a"), ("c e", "b a d")]
+    model, ref = tiny(std=.3), tiny(seed=1, std=.3)
     def logp(m, text):
         ids = TOKENIZER(text)["input_ids"] + [TOKENIZER.eos_token_id]  # which begin with the token that begins every text
         table = m.eval()(torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -167,7 +158,7 @@ def test_the_kto_loss_by_hand():
 def test_the_first_step_of_kto_against_plain_forwards_one_row_at_a_time():
     "The order of the batch is read off the batches themselves; z pairs each prompt with the answer of the row before."
     from instruct_goose.supervised.fit import batches
-    model, ref, eos, bos = gpt2(0), gpt2(1), TOKENIZER.eos_token_id, TOKENIZER.bos_token_id
+    model, ref, eos, bos = tiny(std=.3), tiny(seed=1, std=.3), TOKENIZER.eos_token_id, TOKENIZER.bos_token_id
     def ids(text): return TOKENIZER(text, add_special_tokens=False)["input_ids"]
     def ratio(q, y):
         given, response = [bos, *ids(q)], [*ids(y), eos]
@@ -188,11 +179,3 @@ def test_kto_raises_what_is_good_over_what_is_bad():
     log = train_kto(model, TOKENIZER, THUMBS, steps=40, lr=1e-2, ref_model=create_reference_model(tiny()), batch_size=4, warmup=0, progress=False)
     assert log[0]["loss"] == pytest.approx(.5, abs=1e-5) and log[0]["kl"] == pytest.approx(0, abs=1e-5)
     assert log[-1]["accuracy"] == 1 and log[-1]["loss"] < .45
-
-
-@pytest.mark.parametrize("rows, says", [([{"completion": "a"}], "row 0: .*label"), ([{"completion": "a", "label": 1}], "row 0"), (THUMBS[:1], "two kinds"),
-                                        ([*THUMBS, {"completion": "a " * 30, "label": True}], "context of 16")])
-def test_kto_refuses(rows, says):
-    go = lambda rows=rows, **options: train_kto(tiny(), TOKENIZER, rows, steps=1, lr=1e-3, ref_model=create_reference_model(tiny()), progress=False, **options)
-    with pytest.raises(ValueError, match=says): go()
-    with pytest.raises(ValueError, match="batch_size is 1"): go(THUMBS, batch_size=1)

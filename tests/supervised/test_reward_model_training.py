@@ -37,13 +37,9 @@ def test_reward_model_from_ratings_finds_the_odds_of_drawn_raters(tokenizer):
     train_reward_model_on_ratings(reward_model, texts, ratings, steps=200, lr=1e-2, batch_size=32, progress=False)
     good, bad = reward_model.eval().score(["a good film", "a bad film"])
     assert good - bad == pytest.approx(math.log(3), abs=.3)
-    quick = dict(steps=1, lr=1e-3, progress=False)
-    with pytest.raises(ValueError, match="nobody rated text 1: 'b'"):
-        train_reward_model_on_ratings(reward_model, ["a", "b"], [[1], []], **quick)
-    with pytest.raises(ValueError, match="2 texts and ratings for 1"):
-        train_reward_model_on_ratings(reward_model, ["a", "b"], [[1]], **quick)
-    with pytest.raises(ValueError, match="context of 12"):
-        train_reward_model_on_ratings(reward_model, ["a", "good " * 12], [[1], [2]], **quick)
+    for texts, ratings, says in ((["a", "b"], [[1], []], "nobody rated text 1: 'b'"), (["a", "b"], [[1]], "2 texts and ratings for 1"),
+                                 (["a", "good " * 12], [[1], [2]], "text 1 has 13 tokens.*context of 12")):
+        with pytest.raises(ValueError, match=says): train_reward_model_on_ratings(reward_model, texts, ratings, steps=1, lr=1e-3, progress=False)
 
 
 def test_raters_are_drawn_as_before(tokenizer, tmp_path):
@@ -77,12 +73,6 @@ def test_adapters_and_the_score_learn_and_are_saved_merged(tokenizer, tmp_path, 
     assert not has_adapters(again) and again.score(texts) == pytest.approx(model.score(texts), abs=1e-5 if dtype == torch.float32 else .1)
 
 
-def test_long_texts_are_refused_by_name(tokenizer):
-    tokenizer.model_max_length = 100
-    with pytest.raises(ValueError, match="rejected text 1 has 14 tokens.*context of 12"):
-        train_reward_model(RewardModel.from_causal_lm(tiny(), tokenizer), [("a", "bad"), ("a", "bad " * 13)], steps=1, lr=1e-3, progress=False)
-
-
 def test_pair_accuracy_by_hand(unchecked):
     seen = []
     def length(texts): seen.extend(texts); return [len(t) for t in texts]
@@ -92,6 +82,4 @@ def test_pair_accuracy_by_hand(unchecked):
     seen.clear()
     assert pair_accuracy(length, [{"prompt": "he said ", "chosen": "yes", "rejected": "no"}]) == 1.
     assert seen == ["he said yes", "he said no"]  # as the reward model was trained
-    with pytest.raises(ValueError, match="no pairs"): pair_accuracy(length, [])
-    for scores in ([1.], [], [1., 2., 3.]):  # a score for each text
-        with pytest.raises(ValueError): pair_accuracy(lambda texts, scores=scores: scores, pairs[:2])
+    with pytest.raises(ValueError): pair_accuracy(lambda texts: [1.], pairs[:2])  # a score for each text

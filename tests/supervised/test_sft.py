@@ -16,7 +16,6 @@ TEXTS = ["the film is good", "a bad plot", "good", "the plot is bad bad bad"]
 PROMPTS = ["the film", "", "good", "the"]
 
 
-
 def by_rows(model, rows, given):
     "Summed surprise and number of learnt tokens, one row at a time, no padding."
     total, n = 0., 0
@@ -47,28 +46,10 @@ def test_the_loss_is_cross_entropy_of_single_rows_and_padding_and_prompts_take_n
         loss.backward()
         assert loss.item() == pytest.approx(expected, rel=1e-4)
         torch.testing.assert_close(gradients(model), gradient, atol=1e-5, rtol=1e-3)
+    assert lm_loss(model, ids, mask, torch.ones_like(mask)).equal(lm_loss(model, ids, mask))  # `learn` may reach into the padding
     everything = by_rows(model, rows, [1] * 4)
     assert lm_loss(model, ids, mask).item() == pytest.approx((everything[0] / everything[1]).item(), rel=1e-4)
     assert abs(everything[0] / everything[1] - expected) > .003  # leaving the prompts out does make a difference
-
-
-def test_learn_may_reach_into_the_padding_and_over_the_first_token(tokenizer):
-    model, (rows, _) = tiny(), lm_rows(TEXTS, tokenizer)
-    ids, mask = pad(rows, 0)
-    assert lm_loss(model, ids, mask, torch.ones_like(mask)).equal(lm_loss(model, ids, mask))
-
-
-def test_what_cannot_be_learnt_is_refused(tokenizer):
-    model, (rows, _) = tiny(), lm_rows(TEXTS, tokenizer)
-    ids, mask = pad(rows, 0)
-    with pytest.raises(ValueError, match="no token to learn"): lm_loss(model, ids, mask, torch.zeros_like(mask))
-    with pytest.raises(ValueError, match="pad on the right"): lm_loss(model, *pad(rows, 0, side="left"))
-    quick = dict(steps=1, lr=1e-3, batch_size=2, progress=False)
-    with pytest.raises(ValueError, match="text 1 has 14 tokens.*context of 12"):
-        train_lm(model, tokenizer, ["a", "good " * 12], **quick)
-    with pytest.raises(ValueError, match="context of 12"): lm_nats(model, tokenizer, ["good " * 12])
-    for f in (lambda t: train_lm(model, tokenizer, t, **quick), lambda t: lm_nats(model, tokenizer, t)):
-        with pytest.raises(ValueError, match="no texts"): f([])
 
 
 def test_rows(tokenizer, unchecked):
@@ -120,13 +101,6 @@ def test_wherever_the_border_lies_the_parts_read_as_the_whole(scheme, cut):
     (row,), (n,) = lm_rows([text], tokenizer, [text[:cut]])
     assert tokenizer.decode(row[1:-1]).removeprefix(" ") == text
     assert row[1:n] == tokenizer(text[:cut], add_special_tokens=False)["input_ids"]
-
-
-@pytest.mark.parametrize("end", [True, False])
-def test_begin_and_end_come_once_whatever_the_tokenizer_adds(end):
-    tokenizer = word_tokenizer("a film".split(), add_eos=end)
-    bos, eos, a, film = tokenizer.convert_tokens_to_ids(["<bos>", "<eos>", "a", "film"])
-    assert lm_rows(["a film", "<bos> a"], tokenizer, ["a", ""]) == ([[bos, a, film, eos], [bos, a, eos]], [2, 1])
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])

@@ -5,7 +5,6 @@ import transformers
 from deep import first
 
 from instruct_goose.models.tokens import word_tokenizer
-from instruct_goose.objective.group import flat_groups
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.variants.dynamic_sampling import draw_again
@@ -34,12 +33,6 @@ def only_even(prompts, completion_ids):
 
 
 def no_clock(metrics): return [{k: v for k, v in m.items() if "second" not in k} for m in metrics]
-
-
-def test_flat_is_equal_to_the_bit_and_groups_are_whole():
-    assert flat_groups(torch.tensor([1., 1., 0., 1e-7, -3., -3.]), 2).tolist() == [True, False, True]
-    assert flat_groups(torch.tensor([1., 1., 1., 2.]), 4).tolist() == [False] and flat_groups(torch.zeros(3), 1).all()
-    with pytest.raises(ValueError, match="5 scores do not divide into groups of 2"): flat_groups(torch.zeros(5), 2)
 
 
 class Script:
@@ -85,13 +78,6 @@ def test_rows_and_columns_stay_together():
     assert (r.old_logprobs - r.sampled_logprobs)[r.mask].abs().max() < 1e-9  # the sampler's numbers went with their tokens
 
 
-def test_without_train_the_same_prompts_are_asked_again():
-    t, judge = trainer(redraw_flat=1), Script([0, 0, 1, 2, 3, 3, 4, 5], [6, 7, 8, 8])
-    m = t.step([{"prompt": p, "n": i} for i, p in enumerate(PROMPTS[:4])], judge)
-    assert judge.asked[1] == [judge.asked[0][i] for i in (0, 1, 4, 5)]
-    assert m["groups_redrawn"] == 2 and m["flat_groups"] == .25 and t.prompts_seen == 0
-
-
 def test_a_stream_that_ends_leaves_flat_what_it_cannot_replace():
     t, judge = trainer(redraw_flat=5), Script([0, 0, 1, 1, 2, 2, 3, 3], [4, 5])
     history = t.train(iter(PROMPTS[:5]), judge, steps=1, progress=False)
@@ -115,13 +101,7 @@ def test_what_is_left_out_was_never_there(algorithm, more):
     assert any(not a.equal(b) for a, b in zip(one.agent.parameters(), trainer(algorithm=algorithm).agent.parameters(), strict=True))
 
 
-def test_one_group_left_is_fewer_rows_than_minibatches():
-    t = trainer(drop_flat=True, minibatches=4)
-    m = t.step(PROMPTS[:4], lambda texts: [0., 0., 0., 0., 0., 0., 1., 2.])
-    assert m["groups_dropped"] == 3 and m["grad_norm"] > 0 and m["distinct_prompts"] == 1 and m["prompts_given"] == 4
-
-
-@pytest.mark.parametrize("more", [{}, dict(beta=.5, whiten_advantages=True), dict(redraw_flat=2)])
+@pytest.mark.parametrize("more", [dict(beta=.5, whiten_advantages=True), dict(redraw_flat=2)])
 def test_where_all_are_flat_no_step_is_taken(more):
     t = trainer(drop_flat=True, **more)
     before = [p.clone() for p in t.agent.parameters()]
@@ -134,14 +114,6 @@ def test_the_doctor_does_not_miss_prompts_that_were_left_out():
     from instruct_goose.doctor.rules import Run, prompts_lost
     rows = [{"iteration": i, "distinct_prompts": 1, "prompts_given": 4} for i in range(4)]
     assert prompts_lost(Run(rows)) and not prompts_lost(Run([row | {"groups_dropped": 3} for row in rows]))
-
-
-def test_off_by_default_and_only_for_groups():
-    t = trainer()
-    m = t.step(PROMPTS[:4], only_even)
-    assert not {"groups_redrawn", "groups_dropped", "reward_mean_drawn"} & m.keys()
-    with pytest.raises(ValueError, match="drop_flat is True: it must be False with advantage='return'"): trainer(algorithm="reinforce_pp", drop_flat=True)
-    with pytest.raises(ValueError, match="redraw_flat"): RLHFConfig(redraw_flat=-1)
 
 
 @pytest.mark.parametrize("stream", first(1, [True, False]))

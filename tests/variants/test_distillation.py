@@ -1,0 +1,81 @@
+"Oracles: the exact world's enumeration and finite differences; and the run behind the guide's figures, very small."
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from worlds.test_exact_world import drifted, every_response, kinds, worlds
+
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.rollout import complete
+from instruct_goose.training.trainer import RLHFTrainer
+from instruct_goose.variants.distillation import DISTILLATION, Teacher
+from instruct_goose.worlds.exact_world import PROMPTS, enumerate_logprobs, expected_loss, flat_gradient
+
+
+def rated(world, policy, teacher, **changes):
+    "Advantages of every token of every response, as the trainer makes them from a teacher's ratings."
+    trainer = RLHFTrainer(policy, config=RLHFConfig(**DISTILLATION | dict(max_new_tokens=3, device="cpu") | changes), tokenizer=world.tokenizer)
+    r = complete(every_response(world), world.tokenizer)
+    logprobs = enumerate_logprobs(policy, world)
+    r.sampled_logprobs = logprobs.detach().reshape(len(r), -1)
+    A = trainer.advantages(trainer.score(r, Teacher(teacher, batch_size=17))).advantages
+    return logprobs, A.reshape(logprobs.shape).double()
+
+
+@kinds
+def test_the_gradient_of_distillation_is_that_of_the_exact_reverse_kl(kind):
+    "Whole with γ = 1; with γ = 0 that of the next token's KL at each state, its probability held fixed, by finite differences."
+    world = worlds[kind]
+    policy, teacher = drifted(world, .1)
+    logprobs, A = rated(world, policy, teacher, gamma=1.)
+    theirs = enumerate_logprobs(teacher, world).detach()
+    now = enumerate_logprobs(policy, world).sum(-1)
+    kl = (now.exp() * (now - theirs.sum(-1))).sum(-1).mean()
+    exact = flat_gradient(kl, policy)
+    assert exact.norm() > .05
+    got = flat_gradient(expected_loss(logprobs, logprobs.detach(), A, world.mask), policy)
+    torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-4)
+
+    logprobs, A = rated(world, policy, teacher)
+    got = flat_gradient(expected_loss(logprobs, logprobs.detach(), A, world.mask), policy)
+    g = torch.Generator().manual_seed(8)
+    direction = [torch.randn(p.shape, generator=g, dtype=p.dtype) for p in policy.parameters()]
+    before = enumerate_logprobs(policy, world).detach()
+    reach = (before.cumsum(-1) - before).exp()  # of the state in which each token was said
+
+    def local():
+        "Σ over states of P_old(s)·KL(π(·|s)‖π_T(·|s)), from the enumeration alone: a state's tokens are found by what came before them."
+        with torch.no_grad(): table = enumerate_logprobs(policy, world)
+        total = 0.
+        for k in range(len(PROMPTS)):
+            seen = {}
+            for i, row in enumerate(world.response_ids.tolist()):
+                for t in range(int(world.mask[i].sum())):
+                    seen[tuple(row[:t + 1])] = (reach[k, i, t], table[k, i, t], theirs[k, i, t])
+            total += sum(w * q.exp() * (q - s) for w, q, s in seen.values())
+        return (total / len(PROMPTS)).item()
+
+    def shifted(step):
+        with torch.no_grad():
+            for p, d in zip(policy.parameters(), direction): p += step * d
+            out = local()
+            for p, d in zip(policy.parameters(), direction): p -= step * d
+        return out
+
+    slope = (shifted(1e-4) - shifted(-1e-4)) / 2e-4
+    along = (got * torch.cat([d.flatten() for d in direction])).sum().item()
+    assert abs(slope) > .01 and along == pytest.approx(slope, rel=1e-3, abs=1e-5)
+    assert not torch.allclose(got, exact, atol=1e-3)
+
+
+@pytest.mark.deep
+def test_a_student_of_a_policy_end_to_end():
+    "The run behind evidence/distillation.json, very small: all four models write and are judged, and the KL to the teacher falls."
+    sys.path.insert(0, str(Path(__file__).parents[2] / "evidence"))
+    from distillation import FIGURES, distil
+    run = distil(0, student=dict(hidden_size=8, layers=1, heads=2, sft_steps=4, sft_lr=1e-2), settings=dict(steps=8, batch_size=32, lr=2e-2, lr_schedule="linear"),
+                 reviews=300, pairs=60, held_out_pairs=40, sft_steps=30, rm_steps=4, steps=2, batch_size=16, eval_samples=64, hidden_size=16, heads=2)
+    kl = {name: figures["kl_to_teacher"] for name, figures in run["figures"].items()}
+    assert kl["teacher"] == 0 and kl["on its own texts"] < .8 * kl["student before"] and len(run["curve"]) == 8
+    assert all(set(figures) == set(FIGURES) for figures in run["figures"].values()) and run["weights"]["teacher"] > run["weights"]["student"]
