@@ -15,12 +15,12 @@ from pathlib import Path
 
 root = Path(__file__).parents[1]
 MEASURES = {"quickstart": "recipes.quickstart",
-            "reviews": "recipes.real_reviews", "family": "recipes.quickstart",
+            "reviews": "recipes.ratings", "family": "recipes.quickstart",
             "control": "worlds.control", "exact_world": "worlds.exact_world", "gallery": "worlds.gallery", "doctor": "worlds.gallery", "doctor_unseen": "worlds.gallery",
             "probes": "worlds.probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "details": "worlds.exact_world",
             "distillation": "variants.distillation", "playground": "worlds.playground", "trackers": "runs.trackers",
             "recipes": "recipes.smollm",
-            "smollm_reviews": "recipes.real_reviews",
+            "smollm_reviews": "recipes.smollm",
             "reports/quickstart": "recipes.quickstart", "reports/smollm-sentiment": "recipes.smollm"}
 
 

@@ -74,8 +74,7 @@ def one_setting(more: dict, given) -> dict:
 
     from instruct_goose.models.loading import load_smollm
     from instruct_goose.recipes.ratings import RidgeBagOfWords, both_margins
-    from instruct_goose.recipes.real_reviews import Judge, train_on_states
-    from instruct_goose.recipes.smollm import read_data, recipe_settings
+    from instruct_goose.recipes.smollm import Judge, read_data, recipe_settings, train_on_states
     from instruct_goose.runs.run_directory import Clock
 
     torch.set_num_threads(given.threads)

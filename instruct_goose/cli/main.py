@@ -43,7 +43,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "quickstart": Command("recipes.quickstart", "QuickstartConfig", "run_quickstart",
         "RLHF end to end on film reviews made by a grammar: every setting of the run."),
-    "reviews": Command("recipes.real_reviews", "ReviewsConfig", "run_reviews",
+    "reviews": Command("recipes.ratings", "ReviewsConfig", "run_reviews",
         "The same stages on real sentences that people rated. Without a flag, what the lesson "
         "uses."),
     "train": Command("recipes.own_model", "TrainConfig", "run_train",

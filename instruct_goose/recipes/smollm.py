@@ -6,13 +6,14 @@
 __all__ = ['Prepare', 'FILM_PROMPTS', 'FILM_HELD_OUT', 'SENTIMENT', 'SUMS', 'HELD_OUT_SUMS', 'ANSWERS', 'RECIPES', 'RecipeConfig',
            'Task', 'recipe_settings', 'run_task', 'make_policy_trainer', 'figures_of', 'completions', 'sentiment',
            'sentiment_figures', 'question', 'questions', 'right_number', 'answer_figures', 'prompt_in', 'as_marked',
-           'HubConfig', 'rows_of', 'hub_task', 'RatedConfig', 'RatedData', 'read_data', 'make_judges', 'rank_judges',
-           'prepare', 'Recipe', 'RecipeFlags', 'run_recipe']
+           'HubConfig', 'rows_of', 'hub_task', 'Judge', 'train_on_states', 'RatedConfig', 'RatedData', 'read_data',
+           'make_judges', 'rank_judges', 'prepare', 'Recipe', 'RecipeFlags', 'run_recipe']
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec104
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.resources import files
@@ -22,20 +23,27 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any, cast, ClassVar, Literal, NamedTuple
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from jaxtyping import Float
+from safetensors.torch import load_file, save_file
+from torch import nn, Tensor
+from transformers import (
+    AutoModelForSequenceClassification, AutoTokenizer, LlamaForCausalLM, LlamaModel,
+    PreTrainedTokenizerBase)
 from tyro.conf import Positional
 
 from ..models.adapters import with_lora
 from ..models.agent import Agent
+from ..models.families import trunk
 from ..models.loading import load_model, load_smollm, need_smollm, stand_in
-from ..models.reward_model import Classifier
+from ..models.response import forward_hidden
+from ..models.reward_model import Classifier, RewardModel
+from ..models.tokens import pad
 from ..objective.group import PRESETS
 from ..objective.masks import masked_sum
 from .inputs import own_tokenizer, settings_in
-from instruct_goose.recipes.ratings import (
-    beside_baselines, load_reviews, pairs_table, rehearse, Review, RidgeBagOfWords, split_reviews,
-    two_halves, vader_compound)
-from .real_reviews import Judge, train_on_states
+from .ratings import (
+    beside_baselines, load_reviews, pairs_table, preferences, rehearse, Review, RidgeBagOfWords,
+    soft_pairs_loss, split_reviews, two_halves, vader_compound)
 from .stages import (
     beginnings, Figures, improve, in_run_directory, RecipeSettings)
 from ..runs.checkpoints import read_json
@@ -43,7 +51,7 @@ from ..runs.evaluation import text_table
 from ..runs.resume import CheckpointManager
 from ..runs.run_directory import write_json
 from ..runs.trackers import Track, TrackEvery
-from ..supervised.fit import one_seed
+from ..supervised.fit import batches, fit, one_seed
 from ..training.config import Count, Limit, NotNegative, Positive, Seed, Settings
 from ..training.rewards import completion_texts
 from ..training.rollout import Rollout, finished
@@ -310,6 +318,131 @@ def hub_task(config: HubConfig) -> Task:
 
     words = "a film is good bad what goose why TL;DR: post".split()
     return Task(learn, held_out, reward, figures, words, f"hub:{config.model}")
+
+# %% ../../nbs/guides/smollm_recipes.ipynb #b3917935
+class Judge:
+    """A reward model of the model's first layers that reads a question behind each text. The lower
+    of these layers never change: what they make of a text is computed once."""
+
+    def __init__(
+        self,
+        lm: LlamaForCausalLM, # copied
+        tokenizer: PreTrainedTokenizerBase,
+        frozen: int,    # layers that stay as they are
+        trained: int,   # layers above them that learn
+        question: str,  # stands behind every text
+    ):
+        reward_model = RewardModel.from_causal_lm(lm, tokenizer)
+        body = cast(LlamaModel, trunk(reward_model.model))
+        if not 0 < frozen < frozen + trained <= len(body.layers):
+            raise ValueError(f"{frozen} layers frozen and {trained} trained: at least 1 of each, "
+                             f"and no more than the model's {len(body.layers)}")
+        body.layers = body.layers[:frozen + trained]
+        reward_model.model.config.num_hidden_layers = frozen + trained
+        self.reward_model, self.body = reward_model.eval(), body
+        self.frozen, self.question = frozen, question
+        self.head = reward_model.model.get_submodule("score")
+        self.learns = nn.ModuleList([*body.layers[frozen:], body.norm, self.head])
+        reward_model.requires_grad_(False)
+
+    def rows(self, texts: Sequence[str]) -> list[list[int]]:
+        "Token ids, the question behind."
+        asked = [text + self.question for text in texts]
+        return self.reward_model.tokenizer(asked, verbose=False)["input_ids"]
+
+    @contextmanager
+    def only(self, low: int, high: int) -> Iterator[LlamaModel]:
+        "The transformer with layers low … high − 1 alone; and its norm, if they reach the end."
+        body: Any = self.body
+        layers, norm = body.layers, body.norm
+        body.layers = layers[low:high]
+        body.norm = norm if high == len(layers) else nn.Identity()
+        try:
+            yield body
+        finally:
+            body.layers, body.norm = layers, norm
+
+    @torch.no_grad()
+    def lower_states(
+        self,
+        texts: Sequence[str],
+        batch_tokens: int = 4_096, # in one forward, padding included
+    ) -> list[Float[Tensor, "time hidden"]]: # of each text, in bfloat16
+        "What the frozen layers make of each text."
+        found: dict[int, Tensor] = {}
+        rows = self.rows(texts)
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
+        with self.only(0, self.frozen) as body:
+            while order:
+                some = order[:max(1, batch_tokens // len(rows[order[0]]))]
+                order = order[len(some):]
+                ids, mask = pad([rows[i] for i in some], 0)
+                states = forward_hidden(body, ids.to(body.device), mask.to(body.device))
+                for i, x in zip(some, states, strict=True):
+                    found[i] = x[:len(rows[i])].bfloat16()
+        return [found[i] for i in range(len(rows))]
+
+    def upper_scores(
+        self,
+        states: Sequence[Float[Tensor, "_ hidden"]], # from `lower_states`
+    ) -> Float[Tensor, "batch"]: # raw, differentiable
+        """The rest of the forward. Padding stands on the right, where causal attention does not
+        see it: no mask."""
+        dtype = next(self.body.layers.parameters()).dtype
+        shape = len(states), max(map(len, states)), states[0].shape[-1]
+        x = torch.zeros(shape, dtype=dtype, device=states[0].device)
+        for row, s in zip(x, states, strict=True):
+            row[:len(s)] = s
+        with self.only(self.frozen, len(self.body.layers)) as body:
+            hidden = body(inputs_embeds=x, use_cache=False)[0]
+        last = torch.tensor([len(s) - 1 for s in states], device=x.device)
+        return self.head(hidden[torch.arange(len(x), device=x.device), last])[:, 0].float()
+
+    def score(self, texts: Sequence[str]) -> list[float]: # one per text
+        "Of the whole model; after `normalise` with mean 0 and sd 1 over those texts."
+        return self.reward_model.score([text + self.question for text in texts])
+
+    def normalise(self, texts: Sequence[str]) -> None:
+        "As the reward model's."
+        self.reward_model.normalise([text + self.question for text in texts])
+
+    def save(self, path: Path) -> None:
+        "What has learnt, and the scale."
+        path.parent.mkdir(parents=True, exist_ok=True)
+        c = self.reward_model.model.config
+        scale = torch.tensor([c.reward_mean, c.reward_std], dtype=torch.float64)
+        save_file({**self.learns.state_dict(), "scale": scale}, path)
+
+    def load(self, path: Path) -> None:
+        "What `save` wrote. Raises OSError or RuntimeError where it does not fit."
+        found, c = load_file(path), self.reward_model.model.config
+        c.reward_mean, c.reward_std = found.pop("scale").tolist()
+        self.learns.load_state_dict(found)
+
+# %% ../../nbs/guides/smollm_recipes.ipynb #8a95af62
+def train_on_states(
+    judge: Judge, # in place
+    reviews: Sequence[Review],
+    states: Sequence[Float[Tensor, "_ hidden"]], # of each of them, from `lower_states`
+    *,
+    epochs: float,
+    lr: float,
+    batch_size: int = 64, # texts in a batch: each is compared with every other
+    seed: int = 0,
+    **options: Any, # see `fit`
+) -> list[dict]: # loss, lr and grad_norm of every update
+    "min `soft_pairs_loss` of the upper layers and the head over all pairs of raters in a batch."
+    def loss_of(batch: list[int]) -> Tensor:
+        scores = judge.upper_scores([states[i] for i in batch])
+        preferred = preferences([reviews[i].ratings for i in batch])
+        return soft_pairs_loss(scores, preferred.to(scores))
+
+    steps = max(1, round(epochs * len(reviews) / batch_size))
+    dealt = batches(range(len(reviews)), batch_size, seed=seed)
+    judge.learns.requires_grad_(True)
+    log = fit(judge.learns, loss_of, dealt, steps=steps, lr=lr, **options)
+    judge.learns.requires_grad_(False)
+    return log
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #cf50b7bb
 @dataclass

@@ -8,9 +8,9 @@ from rated_files import PRAISE, corpus
 
 from instruct_goose.cli.main import COMMANDS, flags, main
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.recipes import quickstart, real_reviews
+from instruct_goose.recipes import quickstart, ratings
 from instruct_goose.recipes.quickstart import QuickstartConfig
-from instruct_goose.recipes.real_reviews import ReviewsConfig
+from instruct_goose.recipes.ratings import ReviewsConfig
 from instruct_goose.runs.trackers import TRACKERS, Tracker
 
 TINY = ["--reviews", "300", "--pairs", "60", "--held-out-pairs", "40", "--sft-steps", "12", "--rm-steps", "6", "--steps", "2", "--batch-size", "16",
@@ -104,7 +104,7 @@ def parsed(monkeypatch):
     "What the command would run, without running it."
     seen = []
     monkeypatch.setattr(quickstart, "run_quickstart", seen.append)
-    monkeypatch.setattr(real_reviews, "run_reviews", seen.append)
+    monkeypatch.setattr(ratings, "run_reviews", seen.append)
     def parse(*args): main(list(args)); return seen.pop()
     return parse
 

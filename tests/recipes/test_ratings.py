@@ -1,4 +1,5 @@
 """A tiny set in the format of the real files, with their quirks; and the real files where they lie beside the repository."""
+import json
 import re
 from pathlib import Path
 
@@ -6,17 +7,22 @@ import pytest
 import torch
 from rated_files import CODE, PRAISE, corpus, edit, table, write
 
+from instruct_goose.recipes import ratings, stages
 from instruct_goose.recipes.ratings import (
     RATINGS,
     TEXTS,
     Review,
+    ReviewsConfig,
     RidgeBagOfWords,
     both_margins,
     find_files,
     load_reviews,
     read_rated,
+    review_data,
+    run_reviews,
     split_half,
     split_reviews,
+    stop_if_worse,
     two_halves,
     vader_compound,
 )
@@ -160,6 +166,122 @@ def test_ridge_is_the_dense_solution(folder):
     torch.testing.assert_close(ridge.weights, w, atol=1e-7, rtol=1e-6)
     torch.testing.assert_close(torch.tensor(ridge.score(texts), dtype=torch.float64), X @ w + y.mean(), atol=1e-7, rtol=1e-6)
     assert ridge.score(["unheard", ""]) == [pytest.approx(y.mean().item())] * 2
+
+
+# the run
+
+def tiny(folder, out, **settings):
+    return ReviewsConfig(**dict(data=folder, output_dir=out, even_if_worse=True, held_out=20, vocab_size=300, hidden_size=16, layers=1, heads=2, context=64, sft_steps=15,
+                                rm_epochs=2., rm_batch_tokens=256, steps=2, batch_size=8, max_new_tokens=8, eval_samples=12, baseline_prompts=3, best_of=2,
+                                tune_steps=2, progress=False) | settings)
+
+
+def test_what_a_run_writes(folder, tmp_path, monkeypatch, capsys):
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    state, made = torch.get_rng_state(), []
+    make = ratings.make_trainer
+    monkeypatch.setattr(ratings, "make_trainer", lambda *args: made.append(make(*args)) or made[0])
+    first = run_reviews(tiny(folder, tmp_path / "a", unfinished_penalty=.25))
+    assert torch.get_rng_state().equal(state) and made[0].config.missing_eos_penalty == .25  # the global generator is left alone
+    assert set(first) == {"seed", "wall_seconds", "cpu_seconds", "torch_threads", "resumed_from", "stopped", "best_iteration", "sft", "reward_model", "judges", "before", "after", "baselines", "config", "versions", "data", "findings", "samples"}
+    assert {"pair_accuracy", "pair_accuracy_margin_1", "ceiling"} <= set(first["reward_model"])
+    assert set(first["judges"]) == {"reward_model", "ridge", "vader", "half_of_the_raters"}
+    for figures in (first["before"], first["after"]):
+        assert figures["human_score"] is None and figures["grammatical"] is None
+        assert {"vader_compound", "reward_model_score", "distinct_2", "kl_to_reference", "response_length"} <= set(figures)
+    assert first["before"]["kl_to_reference"] == 0 and first["after"]["kl_to_reference"] > 0
+    out = tmp_path / "a"
+    written = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert written["after"] == first["after"] and len((out / "metrics.jsonl").read_text().splitlines()) == 2
+    assert {p.name for p in out.iterdir()} >= {"sft", "reward_model", "policy", "samples.md", "config.json", "reward_and_kl.png", "entropy.png"}
+    assert not list(out.rglob("*.bin")) and all((out / d / "model.safetensors").exists() for d in ("sft", "reward_model", "policy"))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out / "policy"), AutoTokenizer.from_pretrained(out / "policy")
+    assert model.generate(**tokenizer("a good", return_tensors="pt"), max_new_tokens=3).shape[1] >= 4
+    assert AutoModelForSequenceClassification.from_pretrained(out / "reward_model").config.num_labels == 1
+    assert "vader" in capsys.readouterr().out
+
+
+def test_goes_on_where_it_stopped(folder, tmp_path):
+    "With dropout and hidden words, whose dice belong to the state."
+    import shutil
+
+    from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
+
+    def result(out):
+        summary = {k: v for k, v in json.loads((out / "summary.json").read_text("utf-8")).items() if "seconds" not in k and k != "resumed_from"}
+        log = [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in (out / "metrics.jsonl").read_text().splitlines()]
+        return summary, log, (out / "samples.md").read_text(), [(out / d / "model.safetensors").read_bytes() for d in ("sft", "reward_model", "policy")]
+
+    whole = tmp_path / "whole"
+    best = dict(eval_every=1, keep_best=True)
+    assert run_reviews(tiny(folder, whole, save_every=1, keep=1000, **best))["best_iteration"] in (1, 2)
+    places = [load_checkpoint(p)[1]["place"] for p in checkpoints(whole / "checkpoints")]
+    assert {stage for stage, *_ in places} == {"sft", "reward model", "ppo"}  # the SFT model never ends a text here: no second baseline
+    for stage in ("sft", "reward model", "ppo"):
+        n = next(i for i, (name, at, of) in enumerate(places) if name == stage and at < of)
+        out = tmp_path / stage
+        shutil.copytree(whole, out); (out / "summary.json").unlink()
+        for path in checkpoints(out / "checkpoints")[n + 1:]: shutil.rmtree(path)
+        torch.rand(5)
+        assert run_reviews(tiny(folder, out, resume=True, **best))["resumed_from"] == (places[n][1] if stage == "ppo" else stage)
+        assert result(out) == result(whole)
+    (out / "summary.json").unlink(); write(folder, 61)
+    with pytest.raises(ValueError, match="other settings: SHA-256 of the data was"): run_reviews(tiny(folder, out, resume=True, **best))
+
+
+def test_nothing_is_written_before_the_data_are_good(folder, tmp_path):
+    (folder / RATINGS).write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match="holds no rated sentences"): run_reviews(tiny(folder, tmp_path / "a"))
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(ValueError, match="held_out=59"): run_reviews(tiny(write(folder), tmp_path / "a", held_out=59))
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "b").mkdir(); (tmp_path / "b" / "mine").write_text("x")
+    with pytest.raises(FileExistsError): run_reviews(tiny(folder, tmp_path / "b"))
+    assert [p.name for p in (tmp_path / "b").iterdir()] == ["mine"]
+
+
+def test_a_reward_model_that_loses_stops_the_run_and_may_go_on(tmp_path, capsys):
+    "Five steps teach it nothing, and the ridge reads the words off; resumed with even_if_worse, no stage is done twice."
+    few = dict(sft_steps=5, rm_epochs=.5, baselines=False)
+    folder, out = corpus(tmp_path / "data", "a", 90, CODE, 2, wrong_means=4), tmp_path / "run"
+    with pytest.raises(ValueError, match=r"reward model has 0?\.\d+ of the held-out pairs .* ridge 0.*--even-if-worse"): run_reviews(tiny(folder, out, even_if_worse=False, **few))
+    assert (out / "reward_model" / "model.safetensors").exists() and not (out / "policy").exists() and not (out / "metrics.jsonl").exists()
+    with pytest.raises(ValueError, match="even-if-worse"): run_reviews(tiny(folder, out, even_if_worse=False, resume=True, **few))
+    before, err = capsys.readouterr()
+    summary = run_reviews(tiny(folder, out, resume=True, **few))
+    assert f"{out} --resume --even-if-worse" in err
+    assert "the mean is not that of the ratings" in before and "Going on from" in capsys.readouterr().out
+    assert summary["resumed_from"] == "reward model" and summary["data"] == {"reviews": 90, "left_out": 0, "means_off": 4, "reasons": []}
+    assert summary["judges"]["ridge"]["pair_accuracy"] > summary["judges"]["reward_model"]["pair_accuracy"]
+
+
+@pytest.mark.parametrize("own, ridge, vader, named", [(.633, .651, .667, "ridge 0.651, vader 0.667"), (.66, .651, .667, "vader 0.667"), (.66, .7, .6, "ridge 0.700"), (.7, .7, .6, None), (.8, .7, .6, None)])
+def test_whom_it_may_lose_to(own, ridge, vader, named):
+    judges = {k: {"pair_accuracy": x, "pair_accuracy_margin_1": 1.} for k, x in dict(reward_model=own, ridge=ridge, vader=vader, half_of_the_raters=.9).items()}
+    stop_if_worse(judges, even_so=True)
+    if named is None: return stop_if_worse(judges)
+    with pytest.raises(ValueError, match=f"and {named}: PPO"): stop_if_worse(judges)
+
+
+def test_a_collapse_is_in_the_summary(tmp_path, monkeypatch):
+    "A judge that likes only short texts, as the one that was fooled did; the policy's log is made up, the rest runs."
+    train = stages.train_policy
+    def shrinking(*args):
+        rows = train(*args)
+        return [rows[0] | {"iteration": i, "response_length": max(3.3, 17.4 - 3 * i), "distinct_2": max(.05, .7 - .1 * i)} for i in range(12)]
+    monkeypatch.setattr(stages, "train_policy", shrinking)
+    summary = run_reviews(tiny(corpus(tmp_path / "data", "a", 90, PRAISE, 3), tmp_path / "run", sft_steps=5, rm_epochs=.5, baselines=False))
+    found = {f["name"]: f["evidence"] for f in summary["findings"]}
+    assert found["length collapse"] == "response_length fell from 14.4 to 3.3 tokens" and "variety collapse" in found
+
+
+def test_long_texts_are_left_out(folder):
+    edit(folder, TEXTS, rb"^(5_5\t[^\t]*\t)", rb"\1" + b"word " * 200)
+    reviews = load_reviews(folder)
+    data = review_data(tiny(folder, None), reviews)
+    assert "5_5" not in {r.id for r in data.train + data.held_out} and len(data.train) + len(data.held_out) == 59
+    assert all(1 <= len(p.split()) <= 6 for p in data.prompts + data.held_out_prompts)
 
 
 # the real files

@@ -2,6 +2,7 @@
 import functools
 import importlib.util
 import json
+import re
 from itertools import combinations
 from pathlib import Path
 
@@ -9,14 +10,16 @@ import pytest
 import torch
 import yaml
 from device.pretend import PretendGPU
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import instruct_goose
 from instruct_goose.cli.main import main
 from instruct_goose.models import loading as smollm
 from instruct_goose.models.agent import Agent
+from instruct_goose.models.loading import stand_in
 from instruct_goose.recipes import smollm as recipes
-from instruct_goose.recipes.ratings import load_reviews, rehearse, two_halves
-from instruct_goose.recipes.real_reviews import Judge
+from instruct_goose.recipes.ratings import Review, load_reviews, rehearse, two_halves
+from instruct_goose.recipes.smollm import Judge, train_on_states
 from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
 from instruct_goose.training.rewards import RewardError
 
@@ -178,3 +181,90 @@ def test_the_table_of_judges_by_counting(tmp_path):
         share = sum(.5 if len(a.text) == len(b.text) else (len(a.text) > len(b.text)) == (a.mean > b.mean) for a, b in asked) / len(asked)
         assert table["proxy"][name] == pytest.approx(share) and table["other_half"][name] == pytest.approx(1 - share)
         assert table["both"][name] == .5 < table["ridge"][name]
+
+
+# a reward model on layers that are computed once
+
+SAID = ["a fine film", "the plot", "a slow and silly film the plot is dull", "fine"]
+WORDS = sorted({w for t in SAID for w in t.split()} | {"is", "it", "good"})
+ASK = " is it good"
+
+
+def model(layers=4):
+    tokenizer = stand_in(WORDS)[1]
+    torch.manual_seed(3)
+    shape = LlamaConfig(vocab_size=len(tokenizer), hidden_size=24, intermediate_size=40, num_hidden_layers=layers, num_attention_heads=3, num_key_value_heads=1,
+                        initializer_range=.2, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
+    return LlamaForCausalLM(shape).eval(), tokenizer
+
+
+def judge_with_a_head(frozen=2, trained=1):
+    lm, tokenizer = model()
+    judge = Judge(lm, tokenizer, frozen, trained, ASK)
+    with torch.no_grad(): judge.learns[-1].weight.copy_(torch.linspace(-1, 1, 24)[None])
+    return lm, judge
+
+
+def test_both_halves_of_the_forward_beside_the_models_own_states():
+    lm, judge = judge_with_a_head()
+    states = judge.lower_states(SAID, batch_tokens=14)
+    found, w = judge.upper_scores(states), torch.linspace(-1, 1, 24)
+    for text, x, stored in zip(SAID, states, found, strict=True):       # row by row, without padding, in the untouched model
+        ids = torch.tensor([[lm.config.vocab_size and judge.reward_model.tokenizer.convert_tokens_to_ids(t) for t in (text + ASK).split()]])
+        hidden = lm.model(ids, output_hidden_states=True).hidden_states   # hidden[k]: what goes into layer k
+        torch.testing.assert_close(x.float(), hidden[2][0], rtol=8e-3, atol=8e-3)   # bfloat16 has 8 bits
+        last = hidden[3][0, -1]
+        whole = (last / (last.square().mean() + lm.config.rms_norm_eps).sqrt()) @ w    # the norm's weights are 1
+        assert judge.score([text])[0] == pytest.approx(whole.item(), rel=1e-4, abs=1e-5)
+        assert stored.item() == pytest.approx(whole.item(), abs=.08)
+    assert found.std() > .3
+
+
+def test_scores_are_of_the_text_before_the_padding():
+    _, judge = judge_with_a_head()
+    states = [torch.randn(n, 24) for n in (3, 9, 5)]
+    together = judge.upper_scores(states)
+    for x, score in zip(states, together, strict=True): torch.testing.assert_close(judge.upper_scores([x])[0], score, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_are_put_back_whatever_happens():
+    judge = Judge(*model(), 2, 1, ASK)
+    layers, norm = judge.body.layers, judge.body.norm
+    with pytest.raises(KeyError), judge.only(1, 2) as body:
+        assert len(body.layers) == 1 and body.layers[0] is layers[1] and body.norm is not norm
+        raise KeyError
+    assert judge.body.layers is layers and judge.body.norm is norm
+    with judge.only(1, 3) as body: assert body.norm is norm
+
+
+@pytest.mark.parametrize("frozen, trained", [(0, 1), (2, 0), (3, 2)])
+def test_layers_that_are_not_there(frozen, trained):
+    with pytest.raises(ValueError, match="no more than the model's 4"): Judge(*model(), frozen, trained, ASK)
+
+
+def rated(n=60):
+    rows = []
+    for i in range(n):
+        good = i % 3 - 1
+        rows.append(Review(str(i), ["a dull film", "the plot", "a fine film"][i % 3] + " and" * (i % 4), (2 * good, 2 * good + 1, 2 * good - 1, i % 2)))
+    return rows
+
+
+def test_only_the_upper_layers_learn_and_come_back_from_a_file(tmp_path):
+    lm, tokenizer = model()
+    judge, reviews = Judge(lm, tokenizer, 2, 1, ASK), rated()
+    before = {k: x.clone() for k, x in judge.reward_model.state_dict().items()}
+    states = judge.lower_states([r.text for r in reviews])
+    log = train_on_states(judge, reviews, states, epochs=8., lr=3e-3, batch_size=20, progress=False)
+    assert len(log) == 24 and log[0]["loss"] == pytest.approx(.6931, abs=1e-3) and log[-1]["loss"] < .6
+    moved = {k for k, x in judge.reward_model.state_dict().items() if not torch.equal(x, before[k])}
+    assert {re.sub(r".*layers\.(\d).*", r"\1", k) for k in moved if "layers." in k} == {"2"} and len([k for k in moved if "layers.2" in k]) == 9
+    assert not any("embed" in k for k in moved) and not any(p.requires_grad for p in judge.reward_model.parameters())
+    judge.normalise(SAID)
+    scores = torch.tensor(judge.score(SAID))
+    assert scores.mean().abs() < 1e-5 and scores.std(correction=0) == pytest.approx(1, abs=1e-5)
+    judge.save(tmp_path / "judges" / "one.safetensors")
+    again = Judge(lm, tokenizer, 2, 1, ASK)
+    again.load(tmp_path / "judges" / "one.safetensors")
+    assert again.score(SAID) == judge.score(SAID)
+    with pytest.raises(RuntimeError, match="layers|Missing|Unexpected|key"): Judge(lm, tokenizer, 2, 2, ASK).load(tmp_path / "judges" / "one.safetensors")

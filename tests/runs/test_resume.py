@@ -318,7 +318,7 @@ def process():
     "Starts the command in a process of its own, forked from one that has imported everything: an import takes longer than the run."
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["instruct_goose.recipes.quickstart", "instruct_goose.recipes.real_reviews", "instruct_goose.cli.main",
+    context.set_forkserver_preload(["instruct_goose.recipes.quickstart", "instruct_goose.recipes.ratings", "instruct_goose.cli.main",
                                     "transformers.models.gpt2.modeling_gpt2", "transformers.models.auto.modeling_auto", "matplotlib.backends.backend_agg"])
     def start(*argv):
         child = context.Process(target=main, args=(["quickstart", *FLAGS, *argv],))
