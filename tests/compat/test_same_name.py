@@ -1,8 +1,11 @@
 """Same name, different mathematics: each formula against an oracle of its own, and the tests that tell them apart."""
+import json
 import math
 import statistics
+import subprocess
 import sys
 from fractions import Fraction as Q
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +26,7 @@ from instruct_goose.objective.ppo import ppo_loss
 t = lambda *x: torch.tensor(x, dtype=torch.float64)
 close = lambda a, b, atol=1e-9: torch.testing.assert_close(
     torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64), atol=atol, rtol=0)
+
 
 def told_apart(name, **strangers):
     "Every formula computes what its row says, those of one kind have one number, and each stranger is known by its own answer."
@@ -285,3 +289,14 @@ def test_the_table_in_markdown():
     assert kinds_table(QUANTITIES["dual clip"]).count("\n") == 3
     for unknown in (lambda: comparison_table("clip"), lambda: tells_apart("KL", abs)):
         with pytest.raises(ValueError, match="choose from masked mean"): unknown()
+
+
+def test_the_lesson_says_what_it_needs(tmp_path):
+    "Outside a checkout it ends with a message, and not with a traceback."
+    root = Path(__file__).parents[2]
+    cells = json.loads((root / "nbs/guides/same_name.ipynb").read_text("utf-8"))["cells"]
+    first = next("".join(c["source"]) for c in cells if c["cell_type"] == "code" and "google.colab" not in "".join(c["source"]))
+    def go(where): return subprocess.run([sys.executable, "-c", first], cwd=where, capture_output=True, text=True)
+    outside, inside = go(tmp_path), go(root / "nbs/guides")
+    assert outside.returncode == 1 and "inside a checkout" in outside.stderr and "Traceback" not in outside.stderr
+    assert inside.returncode == 0, inside.stderr
