@@ -166,9 +166,7 @@ def beside(
     plain: Callable[[Tensor], Tensor], # W·x of the layers, side by side
     *parts: Any, # the layers
 ) -> Callable[[Tensor], Tensor]:
-    "x ↦ plain(x) + (α/r)·B·A·x. Without adapters, `plain` itself."
-    if not any(map(tuned_layers, parts)):
-        return plain
+    "x ↦ plain(x) + (α/r)·B·A·x. Without active adapters, `plain` itself."
     down, up = [], []
     for part in parts:
         turned = isinstance(getattr(part, "base_layer", part), Conv1D) # x·W, not W·x
@@ -177,6 +175,8 @@ def beside(
         down += [part.lora_A[name].weight for name in names]
         scaled = [part.lora_B[name].weight * part.scaling[name] for name in names]
         up.append(torch.cat([part.weight.new_zeros(out, 0), *scaled], 1))
+    if not down:
+        return plain
     a, b = torch.cat(down), torch.block_diag(*up).T
     return lambda x: torch.addmm(plain(x), F.linear(x, a), b)
 
@@ -189,15 +189,12 @@ def read_types(model: nn.Module) -> set[type]:
             nn.Identity, nn.Dropout, sys.modules["peft.tuners._buffer_dict"].BufferDict}
 
 def why_not_beside(model: nn.Module) -> str | None: # None: `beside` computes them
-    "Why a model's adapters are more than (α/r)·B·A·x."
+    "Why a model's adapters, of `read_types`, are more than (α/r)·B·A·x."
     for layer in tuned_layers(model):
-        kind = type(layer).__name__
-        if type(layer) is not sys.modules["peft.tuners.lora.layer"].Linear:
-            return f"an adapter is a {kind}"
         if layer.merged or layer.disable_adapters:
-            return f"a {kind} is merged, or switched off"
+            return "an adapter is merged, or switched off"
         if getattr(layer, "lora_variant", None) or any(layer.lora_bias.values()):
-            return f"a {kind} does more than LoRA"
+            return "an adapter does more than LoRA"
     return None
 
 # %% ../../nbs/guides/lora.ipynb #ada926
@@ -236,18 +233,15 @@ def merge_adapters(
 def merged_in_place(whole: PreTrainedModel) -> PreTrainedModel: # plain, of the same tensors
     "`merge_adapters` without a copy."
     _refuse_merged(whole)
-    _refuse_tied(whole)
+    uses = Counter(id(p) for _, p in whole.named_parameters(remove_duplicate=False))
+    if any(uses[id(layer.get_base_layer().weight)] > 1 for layer in tuned_layers(whole)):
+        raise ValueError("a matrix with an adapter is used in a second place, as a tied head and "
+                         "embedding are: merged, it would change there too. Train it without an "
+                         "adapter there, or keep the adapters")
     for layer in tuned_layers(whole):
         layer.merge(safe_merge=True)
     return _stripped(whole, {id(p): p for p in whole.parameters()},
                      lambda part: part.modules_to_save[part.active_adapters[0]])
-
-def _refuse_tied(model: nn.Module) -> None:
-    uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
-    if any(uses[id(layer.get_base_layer().weight)] > 1 for layer in tuned_layers(model)):
-        raise ValueError("a matrix with an adapter is used in a second place, as a tied head and "
-                         "embedding are: merged, it would change there too. Train it without an "
-                         "adapter there, or keep the adapters")
 
 # %% ../../nbs/guides/lora.ipynb #ada92e
 def what_learns(model: nn.Module) -> dict[str, Tensor]:

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['Rows', 'ACTIVATIONS', 'FAMILIES', 'plain_cache', 'LibrarySteps', 'WholeSteps', 'attend', 'rotate', 'Layer', 'Weights',
-           'OwnSteps', 'linear', 'affine', 'centred', 'gpt2_weights', 'scaled', 'llama_weights', 'why_not',
-           'other_settings', 'other_parts', 'begin']
+           'OwnSteps', 'linear', 'affine', 'centred', 'gpt2_weights', 'scaled', 'llama_weights', 'why_not', 'begin']
 
 # %% ../../nbs/reference/models/decoding.ipynb #499dfbc2
 import inspect
@@ -19,7 +18,7 @@ import torch
 from torch import nn, Tensor
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
@@ -272,23 +271,13 @@ def why_not(model: PreTrainedModel) -> str | None: # None: `OwnSteps` computes t
     "Why a step that reads a model's weights would compute something else than its forward."
     if type(model) not in FAMILIES:
         return f"{type(model).__name__} is not among the architectures that are read here"
-    return other_settings(model.config) or other_parts(model) or why_not_beside(model)
-
-# %% ../../nbs/reference/models/decoding.ipynb #dec0de25
-def other_settings(config: PretrainedConfig) -> str | None:
-    "A setting that `OwnSteps` does not know."
+    config = model.config
     act = getattr(config, "activation_function", getattr(config, "hidden_act", None))
     if act not in ACTIVATIONS:
         return f"its activation is {act}"
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in ("default", "linear", "llama3"):  # these angles hold for every length
         return f"its rotary angles are {rope}"
-    return None
-
-# %% ../../nbs/reference/models/decoding.ipynb #55f31d0d
-def other_parts(model: PreTrainedModel) -> str | None:
-    "A module, a hook or a weight that `OwnSteps` would pass over."
-    act = getattr(model.config, "activation_function", getattr(model.config, "hidden_act", None))
     known = FAMILIES[type(model)][1] | {type(ACT2FN[act])} | read_types(model)
     for name, part in model.named_modules():
         if type(part) not in known:
@@ -297,10 +286,12 @@ def other_parts(model: PreTrainedModel) -> str | None:
             return f"{name or 'the model'} has a hook"
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         return "every module has a hook"
-    kinds = {(type(p), p.dtype, p.device) for p in model.parameters()}
-    if len(kinds) > 1 or not {torch.float32} == {dtype for _, dtype, _ in kinds}:
+    if len({(type(p), p.device) for p in model.parameters()}) > 1 or any(
+            p.dtype != torch.float32 for p in model.parameters()):
         return "its weights are not all float32 in one place"
-    return "autocast is on" if torch.is_autocast_enabled(model.device.type) else None
+    if torch.is_autocast_enabled(model.device.type):
+        return "autocast is on"
+    return why_not_beside(model)
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de2b
 _OTHERWISE: WeakSet[nn.Module] = WeakSet() # models whose logits `OwnSteps` does not give

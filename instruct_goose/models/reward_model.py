@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['pairwise_loss', 'PairwiseLoss', 'all_pairs_loss', 'last_token_logits', 'label_logits', 'fingerprint',
-           'check_tokenizer', 'RewardModel', 'classifier_of', 'scores_of', 'check_spread', 'log_odds', 'Classifier',
-           'classifier_parts', 'is_pipeline', 'label_index']
+           'check_tokenizer', 'RewardModel', 'scores_of', 'check_spread', 'log_odds', 'Classifier', 'is_pipeline',
+           'label_index']
 
 # %% ../../nbs/learn/14_reward_model.ipynb #3ce27b11
 import copy
@@ -138,9 +138,15 @@ class RewardModel(nn.Module):
         tokenizer: PreTrainedTokenizerBase, # the one that the model was, or will be, trained with
     ):
         super().__init__()
-        self.model = classifier_of(model)
-        self.tokenizer = tokenizer
-        check_tokenizer(self.model, tokenizer)
+        if isinstance(model, str | Path):
+            model = load_model(model, "reward", num_labels=1)
+        if getattr(getattr(model, "score", None), "out_features", None) != 1:
+            raise TypeError(f"{type(model).__name__} has no head `score` with one output: pass a "
+                            "decoder's AutoModelForSequenceClassification with num_labels=1, or "
+                            "use RewardModel.from_causal_lm")
+        check_causal(trunk(model))
+        check_tokenizer(model, tokenizer)
+        self.model, self.tokenizer = model, tokenizer
         c, pad_id = self.model.config, tokenizer.pad_token_id
         c.reward_mean, c.reward_std = getattr(c, "reward_mean", 0.), getattr(c, "reward_std", 1.)
         if not (math.isfinite(c.reward_mean) and 0 < c.reward_std < math.inf):
@@ -167,7 +173,7 @@ class RewardModel(nn.Module):
         with torch.random.fork_rng(devices=[]): # these weights are overwritten at once
             model = AutoModelForSequenceClassification.from_config(config, dtype=weight.dtype)
         trunk(model).load_state_dict(trunk(lm).state_dict())
-        nn.init.zeros_(classifier_of(model).get_parameter("score.weight"))
+        nn.init.zeros_(model.get_parameter("score.weight"))
         nn.Module.to(model, weight.device)
         return cls(model.eval(), tokenizer)
 
@@ -225,20 +231,6 @@ class RewardModel(nn.Module):
         if known not in (None, fingerprint(saved)): # Qwen2's own class would split otherwise
             saved = PreTrainedTokenizerFast.from_pretrained(path, trust_remote_code=False)
         return cls(model, saved)
-
-# %% ../../nbs/learn/14_reward_model.ipynb #706c6dc8
-def classifier_of(
-    model: PreTrainedModel | str | Path, # or where to load one from
-) -> PreTrainedModel:
-    "Raises TypeError unless it has a head `score` with one output and is causal."
-    if isinstance(model, str | Path):
-        model = load_model(model, "reward", num_labels=1)
-    if getattr(getattr(model, "score", None), "out_features", None) != 1:
-        raise TypeError(f"{type(model).__name__} has no head `score` with one output: pass a "
-                        "decoder's AutoModelForSequenceClassification with num_labels=1, or use "
-                        "RewardModel.from_causal_lm")
-    check_causal(trunk(model))
-    return model
 
 # %% ../../nbs/learn/14_reward_model.ipynb #c46c267f
 def scores_of(
@@ -305,7 +297,17 @@ class Classifier:
                                         # None: prompt and response as they stand
         batch_size: int = 64,           # texts per forward
     ):
-        self.model, self.tokenizer = classifier_parts(model, tokenizer)
+        if is_pipeline(model):
+            model, tokenizer = model.model, tokenizer or model.tokenizer
+        name = type(model).__name__
+        if not isinstance(model, PreTrainedModel) or "SequenceClassification" not in name:
+            raise TypeError(f"{name} is no sequence classifier: load the model with "
+                            "AutoModelForSequenceClassification, or make a pipeline with the task "
+                            "\"text-classification\"")
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: give the one that "
+                            f"{name} was trained with")
+        self.model, self.tokenizer = model, tokenizer
         self.label = label_index(self.model, label)
         self.template, self.batch_size = template, batch_size
         if template == "chat" and not getattr(self.tokenizer, "chat_template", None):
@@ -339,22 +341,6 @@ class Classifier:
         return str(self.tokenizer.apply_chat_template(talk + answer, tokenize=False))
 
 # %% ../../nbs/learn/14_reward_model.ipynb #69d9616f
-def classifier_parts(
-    model: object, tokenizer: PreTrainedTokenizerBase | None,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    "Model and tokenizer, a pipeline's too. Raises TypeError for what is no classifier."
-    if is_pipeline(model):
-        model, tokenizer = model.model, tokenizer or model.tokenizer
-    name = type(model).__name__
-    if not isinstance(model, PreTrainedModel) or not name.endswith("ForSequenceClassification"):
-        raise TypeError(f"{name} is no sequence classifier: load the model with "
-                        "AutoModelForSequenceClassification, or make a pipeline with the task "
-                        "\"text-classification\"")
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: give the one that "
-                        f"{name} was trained with")
-    return model, tokenizer
-
 def is_pipeline(x: object) -> TypeGuard[Any]:
     "One of transformers', told without importing them all."
     return type(x).__module__.startswith("transformers.pipelines")

@@ -301,9 +301,11 @@ def hub_task(config: HubConfig) -> Task:
         need = min(20_000, config.steps * config.batch_size // config.group_size)
         learn = rows_of(config, "train", need)
         held_out = rows_of(config, config.held_out, config.eval_samples)
-        classifier = AutoModelForSequenceClassification.from_pretrained(config.judge)
-        judge = Classifier(classifier.eval(), AutoTokenizer.from_pretrained(config.judge),
-                           config.label, as_marked if config.marked else None)
+        classifier = AutoModelForSequenceClassification.from_pretrained(
+            config.judge, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(config.judge, trust_remote_code=False)
+        judge = Classifier(classifier.eval(), tokenizer, config.label,
+                           as_marked if config.marked else None)
 
     def reward(texts: list[str], prompts: list, completions: list[str]) -> list[float]:
         if judge is None:

@@ -150,10 +150,6 @@ def _numpy(x, *args, **kwargs):
     if place(x) == "cuda": raise TypeError(f"can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first, at {_line()}")
     return x.numpy(*args, **kwargs)
 
-def _array(x, *args, **kwargs):
-    if place(x) == "cuda": return _numpy(x)
-    return x.__array__(*args, **kwargs)
-
 def _set_gradient(p, gradient):
     if gradient is not None and {place(p), place(gradient)} == {"cuda", "cpu"}:
         _refuse("grad", "assigned grad has data located on a different device")
@@ -168,7 +164,7 @@ _METHODS = {
     Tensor.cuda: lambda x, *args, **kwargs: _moved(x, "cuda"),
     Tensor.cpu: lambda x, **kwargs: _moved(x, "cpu"),
     Tensor.numpy: _numpy,
-    Tensor.__array__: _array,
+    Tensor.__array__: lambda x, *args, **kwargs: _numpy(x).__array__(*args, **kwargs),
     Tensor.__deepcopy__: lambda x, memo: _put(x.__deepcopy__(memo), place(x)),
     Tensor.grad.__set__: _set_gradient,
 }

@@ -102,16 +102,12 @@ def test_prompts_and_scores_are_taken_where_they_are(gpu, place):
 
 
 def test_train(gpu):
-    "Evaluation, the best policy kept and put back, a stop by KL."
-    c = config(device="cuda", eval_every=1, keep_best=True, kl_stop=1e6)
-    trainer = RLHFTrainer(tiny(), None, c, tokenizer=TOKENIZER)
+    "Evaluation, the best policy kept and put back."
+    trainer = RLHFTrainer(tiny(), None, config(device="cuda", eval_every=1, keep_best=True, kl_stop=1e6), tokenizer=TOKENIZER)
     log = trainer.train(PROMPTS, reward, progress=False, held_out=PROMPTS[:3])
-    assert len(log) == 2 and "held_out_reward" in log[-1]
-    assert {x.device.type for x in trainer.best.values()} == {"cpu"}
+    assert len(log) == 2 and "held_out_reward" in log[-1] and {x.device.type for x in trainer.best.values()} == {"cpu"}
     trainer.load_best()
     assert on_gpu(trainer.agent)
-    stopping = RLHFTrainer(tiny(), tiny(seed=1), config(device="cuda", kl_stop=1e-9), tokenizer=TOKENIZER)
-    assert len(stopping.train(PROMPTS, reward, progress=False)) == 1 and "kl_stop" in stopping.stopped
 
 
 def test_a_rollout_from_elsewhere(gpu):
@@ -137,17 +133,8 @@ def test_compute_loss(gpu, name, place):
     assert on_gpu(loss) and on_gpu(*(p.grad for p in trainer.agent.model.parameters()))
 
 
-def compares_elsewhere(trainer):
-    advantages = trainer.advantages
-    def wrong(rollout):
-        rollout = advantages(rollout)
-        rollout.advantages = rollout.advantages.cpu()
-        return rollout
-    trainer.advantages = wrong
-
-
 MISTAKES = {"a reference left behind": lambda t: t.ref_model.cpu(), "a value head left behind": lambda t: t.agent.value_head.cpu(),
-            "half the policy": lambda t: t.agent.model.transformer.h[0].mlp.cpu(), "advantages left behind": compares_elsewhere}
+            "half the policy": lambda t: t.agent.model.transformer.h[0].mlp.cpu()}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -245,9 +232,6 @@ def test_quickstart(gpu, tmp_path):
                     tune_steps=2, progress=False, save_every=1, device="cuda")
     summary = run_quickstart(QuickstartConfig(**tiny_run, output_dir=tmp_path / "run"))
     assert summary["config"]["device"] == "cuda" and math.isfinite(summary["after"]["human_score"])
-    (tmp_path / "run/summary.json").unlink()
-    again = run_quickstart(QuickstartConfig(**tiny_run, output_dir=tmp_path / "run", resume=True))
-    assert again["after"] == summary["after"]
 
 
 @pytest.mark.parametrize("stage, flags", first(2, [("reward-model", []), ("dpo", ["--lora-rank", "2"]), ("sft", []), ("sft", ["--lora-rank", "2"]), ("dpo", [])]))

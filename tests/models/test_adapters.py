@@ -17,7 +17,6 @@ from instruct_goose.models.adapters import (
     frozen_twin,
     has_adapters,
     merge_adapters,
-    sharing_copy,
     what_learns,
     with_lora,
     without_adapters,
@@ -88,17 +87,10 @@ def test_two_adapters_of_which_one_is_off_or_both_speak():
     model.add_adapter(LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj", "up_proj"]), "second")  # and it is the active one
     for n, p in model.named_parameters():
         if "second" in n: nn.init.normal_(p, std=.3)
-    q, x = model.model.layers[1].self_attn.q_proj, torch.randn(4, 16)
-    part = {a: q.scaling[a] * x @ q.lora_A[a].weight.T @ q.lora_B[a].weight.T for a in ("default", "second")}
-    base = x @ q.base_layer.weight.T
-    torch.testing.assert_close(q(x), base + part["second"], rtol=1e-5, atol=1e-5)
-    model.set_adapter(["default", "second"])
-    torch.testing.assert_close(q(x), base + part["default"] + part["second"], rtol=1e-5, atol=1e-5)
-    merged = merge_adapters(model)
-    torch.testing.assert_close(merged.model.layers[1].self_attn.q_proj(x), q(x), rtol=1e-4, atol=1e-4)
-    assert why_not(model) is None                                        # our step reads both
-    logits, steps = begin(model, IDS, MASK.bool(), 3)
-    assert type(steps) is OwnSteps
+    for active in ("second", ["default", "second"]):
+        model.set_adapter(active)
+        torch.testing.assert_close(merge_adapters(model)(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4)
+        assert type(begin(model, IDS, MASK.bool(), 3)[1]) is OwnSteps  # which has compared its logits with the model's
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -122,14 +114,12 @@ def test_gradients_by_differences_in_float64():
     args = IDS, MASK, torch.tensor([[2, 3], [4, 5]]), torch.ones(2, 2).long()
     response_logprobs(model, *args).sum().backward()
     for name in ("lora_A", "lora_B"):
-        p = next(p for n, p in model.named_parameters() if f"h.1.mlp.c_fc.{name}" in n)
-        for at in ((0, 1), (1, 0)):
-            ends = []
-            for step in (1e-5, -1e-5):
-                p.data[at] += step
-                ends.append(response_logprobs(model, *args).sum().item())
-                p.data[at] -= step
-            assert abs((ends[0] - ends[1]) / 2e-5 - p.grad[at].item()) < 1e-6
+        p, ends = next(p for n, p in model.named_parameters() if f"h.1.mlp.c_fc.{name}" in n), []
+        for step in (1e-5, -2e-5):
+            p.data[0, 1] += step
+            ends.append(response_logprobs(model, *args).sum().item())
+        p.data[0, 1] += 1e-5
+        assert abs((ends[0] - ends[1]) / 2e-5 - p.grad[0, 1].item()) < 1e-6
 
 
 def test_a_reference_shares_what_is_frozen_and_copies_what_learns():
@@ -143,8 +133,6 @@ def test_a_reference_shares_what_is_frozen_and_copies_what_learns():
     assert torch.equal(without_adapters(later)(IDS).logits, tiny("llama")(IDS).logits)
     for p in what_learns(later).values(): p.data += 1
     assert torch.equal(twin(IDS).logits, before)
-    plain = tiny("llama")
-    assert mine(plain, sharing_copy(plain)) == sum(p.numel() for p in plain.parameters())  # without adapters: a whole copy
 
 
 @pytest.mark.parametrize("options", [dict(use_dora=True), dict(init_lora_weights="pissa"), dict(modules_to_save=["lm_head"]), dict(init_lora_weights=False)])
@@ -202,6 +190,19 @@ def test_what_the_step_does_not_know_goes_through_the_library():
 
 
 CONFIG = RLHFConfig(batch_size=4, minibatches=2, epochs=1, max_new_tokens=4, steps=4, lr=.05, device="cpu", keep_best=True, eval_every=1)
+
+
+def test_four_bits_train_where_the_package_is(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    pytest.importorskip("accelerate")
+    model, tokenizer = stand_in([*"abcd"], width=64)
+    model.save_pretrained(tmp_path / "model")
+    model = with_lora(load_model(tmp_path / "model", **four_bits()), 4)
+    frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
+    assert any(p.dtype == torch.uint8 for p in frozen.values())
+    history = RLHFTrainer(model, config=CONFIG, tokenizer=tokenizer).train(["a b", "c"], lambda texts: [float(t.count("d")) for t in texts], steps=3, progress=False)
+    assert history[0]["kl_to_reference"] == 0 < history[2]["kl_to_reference"] and all(m["max_sampler_deviation"] < 1e-3 for m in history)
+    assert all(torch.equal(p, frozen[n]) for n, p in model.named_parameters() if n in frozen)
 
 
 def trainer(agent):
@@ -265,22 +266,6 @@ def test_what_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="Target modules"): with_lora(tiny("llama"), targets=["nowhere"])
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ImportError, match=r"\[peft\]"): with_lora(tiny("llama"))
-
-
-def test_four_bits_train_where_the_package_is(tmp_path):
-    pytest.importorskip("bitsandbytes")
-    pytest.importorskip("accelerate")
-    model, tokenizer = stand_in([*"abcd"], width=64)
-    model.save_pretrained(tmp_path / "model")
-    model = with_lora(load_model(tmp_path / "model", **four_bits()), 4)
-    frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
-    assert any(p.dtype == torch.uint8 for p in frozen.values())
-    trainer = RLHFTrainer(model, config=RLHFConfig(batch_size=8, max_new_tokens=4, lr=.01, device="cpu"), tokenizer=tokenizer)
-    history = trainer.train(["a b", "c"], lambda texts: [float(t.count("d")) for t in texts], steps=3, progress=False)
-    assert history[0]["kl_to_reference"] == 0 < history[2]["kl_to_reference"] and all(m["max_sampler_deviation"] < 1e-3 for m in history)
-    assert all(torch.equal(p, frozen[n]) for n, p in model.named_parameters() if n in frozen)
-    trainer.save_pretrained(tmp_path / "policy")
-    assert (tmp_path / "policy" / "adapter_model.safetensors").exists() and not (tmp_path / "policy" / "model.safetensors").exists()
 
 
 # --- out of torch.compile: the backend here runs what was traced as it stands, without a C++ compiler ---

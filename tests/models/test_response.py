@@ -128,9 +128,6 @@ def test_half_precision_models_answer_in_float32(name):
     assert half.model.get_output_embeddings().weight.dtype == torch.bfloat16
     assert half.bfloat16().evaluate(*batch()).values.dtype == torch.float32  # also when the head was cast along
     near(found.logprobs, response_logprobs(model, *batch()), atol=.5)
-    logits = response_logits(half.model, *batch())  # rounding to bfloat16 comes before the softmax, none after
-    dist = torch.distributions.Categorical(logits=logits.float())
-    near(found.logprobs[batch()[3]], dist.log_prob(batch()[2])[batch()[3]], atol=.05)
 
 
 class Largest(TorchDispatchMode):
@@ -162,11 +159,10 @@ def test_the_table_of_logits_is_never_made():
 def test_the_probe_leaves_no_trace(any_model):
     _, model = any_model
     model.train()
-    before, state = torch.get_rng_state(), {k: v.clone() for k, v in model.state_dict().items()}
-    fresh = copy.deepcopy(model); plain_head(fresh)
-    assert torch.equal(torch.get_rng_state(), before) and fresh.training
-    assert not fresh.get_output_embeddings()._forward_hooks
-    assert all(torch.equal(v, state[k]) for k, v in fresh.state_dict().items())
+    before, fresh = torch.get_rng_state(), copy.deepcopy(model)
+    plain_head(fresh)
+    assert torch.equal(torch.get_rng_state(), before) and fresh.training and not fresh.get_output_embeddings()._forward_hooks
+    assert all(torch.equal(v, w) for v, w in zip(fresh.state_dict().values(), model.state_dict().values(), strict=True))
 
 
 def test_a_new_head_is_asked_again():

@@ -17,9 +17,8 @@ from instruct_goose.models.reward_model import (
     check_spread,
     check_tokenizer,
     fingerprint,
-    pairwise_loss,
 )
-from instruct_goose.models.tokens import compact, pad, word_tokenizer
+from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rewards import score_texts
 from instruct_goose.training.trainer import RLHFTrainer
@@ -71,14 +70,6 @@ def rounding(reward_model, texts):
 
 # the losses
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_no_overflow(dtype):
-    chosen = torch.tensor([-1e4, 1e4, 0.], dtype=dtype, requires_grad=True)
-    loss = pairwise_loss(chosen, torch.zeros(3, dtype=dtype))
-    loss.sum().backward()
-    assert loss.dtype == torch.promote_types(dtype, torch.float32) and loss.isfinite().all() and chosen.grad.tolist() == [-1, 0, -.5]
-
-
 @given(st.lists(st.tuples(st.floats(-5, 5), st.integers(-4, 4)), min_size=2, max_size=9), st.floats(-3, 3), st.randoms())
 @settings(deadline=None, max_examples=60)
 def test_all_pairs_is_the_double_loop(items, shift, rng):
@@ -109,29 +100,6 @@ def test_one_text_one_score(name, tokenizer):
             torch.testing.assert_close(reward_model(i, m).detach(), want, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
-def test_padding_does_not_touch_gradients(name):
-    reward_model = make(name).eval()
-    def gradient(batches):
-        reward_model.zero_grad()
-        for ids, mask in batches: reward_model(ids, mask).square().sum().backward()
-        return torch.cat([p.grad.flatten() for p in reward_model.parameters() if p.grad is not None])
-    texts = rows(SHARED)
-    want = gradient([pad([row], 0) for row in texts])                      # one at a time: also split batches
-    right = pad(texts, 0); left = compact(*right, side="left")
-    for ids, mask in (right, left, (right[0].masked_fill(~right[1], 10**7), right[1])):
-        torch.testing.assert_close(gradient([(ids, mask)]), want, atol=1e-4, rtol=1e-4)
-
-
-def test_transformers_pooling_is_wrong_where_pad_is_eos():
-    "The reason for our own. If this fails, transformers has changed and the lesson must follow."
-    reward_model = make("gpt2", SHARED).eval()
-    theirs = copy.deepcopy(reward_model.model); theirs.config.pad_token_id = SHARED.pad_token_id
-    row = rows(SHARED)[0]
-    assert theirs(torch.tensor([row])).logits.item() == pytest.approx(alone(reward_model, row[:-1]), abs=1e-5)
-    assert reward_model(torch.tensor([row])).item() == pytest.approx(alone(reward_model, row), abs=1e-5)
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_score_texts_in_order_whatever_the_batch(name):
     reward_model = make(name, DISTINCT)
@@ -160,14 +128,8 @@ def test_from_causal_lm(name):
     lm = AutoModelForCausalLM.from_config(CONFIGS[name](vocab_size=len(SHARED)))
     before, state = copy.deepcopy(lm.state_dict()), torch.get_rng_state()
     reward_model = RewardModel.from_causal_lm(lm, SHARED)
-    assert torch.equal(state, torch.get_rng_state())
-    ids, mask = pad(rows(SHARED), 0)
-    scores = reward_model(ids, mask)
-    assert scores.tolist() == [0, 0, 0]
-    reward_model.train()
-    torch.nn.init.ones_(reward_model.model.score.weight)
-    optimizer = torch.optim.SGD(reward_model.parameters(), lr=.1)
-    all_pairs_loss(reward_model(ids, mask), torch.tensor([2, 0, 1])).backward(); optimizer.step()
+    assert torch.equal(state, torch.get_rng_state()) and reward_model(*pad(rows(SHARED), 0)).tolist() == [0, 0, 0]
+    for p in reward_model.parameters(): p.data += 1
     assert all(torch.equal(before[k], v) for k, v in lm.state_dict().items())    # the language model stays as it was
     assert getattr(lm.config, "reward_mean", None) is None
 
@@ -233,10 +195,9 @@ TEXTS = ["the film", "a very very bad plot", "film", "the plot is good", "bad ba
 
 def classifier(kind, labels):
     torch.manual_seed(3)
-    shape = dict(vocab_size=len(SENTENCE), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=12, num_labels=labels)
-    made = {"bert": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**shape)),
-            "llama": lambda: transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**shape, num_key_value_heads=1)),
-            "gpt2": lambda: transformers.GPT2ForSequenceClassification(transformers.GPT2Config(vocab_size=len(SENTENCE), n_embd=16, n_layer=1, n_head=2, n_positions=12, num_labels=labels))}[kind]()
+    config = {"bert": transformers.BertConfig, "llama": transformers.LlamaConfig, "gpt2": transformers.GPT2Config}[kind]
+    made = AutoModelForSequenceClassification.from_config(config(
+        vocab_size=len(SENTENCE), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=12, num_labels=labels))
     for p in made.parameters(): torch.nn.init.normal_(p, std=.3)
     return made.train()  # dropout is on until it is asked
 

@@ -15,7 +15,6 @@ from instruct_goose.models.tokens import (
     bpe_tokenizer,
     compact,
     pad,
-    position_ids,
     printable,
     word_tokenizer,
 )
@@ -42,16 +41,6 @@ def test_pad_keeps_every_row_whatever_fills(rows, filling, side):
         edge = [True] * len(row) + [False] * (ids.shape[1] - len(row))
         assert m.tolist() == (edge if side == "right" else edge[::-1])
     assert (ids[~mask] == filling).all()
-
-
-@given(MASKS)
-def test_positions_count_the_tokens_before(rows):
-    mask = torch.tensor(rows)
-    slow = [[max(0, sum(row[:t + 1]) - 1) for t in range(len(row))] for row in rows]
-    assert position_ids(mask).tolist() == slow == position_ids(mask.long()).tolist()
-    # transformers' convention in `generate`: the same at tokens, 1 at padding
-    theirs = (mask.long().cumsum(-1) - 1).masked_fill(~mask, 1)
-    assert (position_ids(mask) == theirs)[mask].all()
 
 
 @given(MASKS, SIDES, st.sampled_from([-100, 0, 9, 10**9]))

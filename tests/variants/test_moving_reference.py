@@ -4,7 +4,6 @@ import copy
 import pytest
 import torch
 import transformers
-from deep import first
 from torch import nn
 
 from instruct_goose.models.tokens import word_tokenizer
@@ -50,18 +49,6 @@ def test_a_part_of_the_way_as_trl_goes_it(dtype):
     assert same(weights(reference), weights(policy))
 
 
-def test_an_average_of_policies():
-    "Δ = α Σ (1 − α)^(n − k) θₖ, and (1 − α)^n of where it began."
-    reference, alpha, path = nn.Linear(2, 2).double(), .3, []
-    start = reference.weight.detach().clone()
-    for _ in range(5):
-        policy = nn.Linear(2, 2).double()
-        path.append(policy.weight.detach().clone())
-        follow(reference, policy, alpha)
-    expected = (1 - alpha)**5 * start + sum(alpha * (1 - alpha)**(4 - k) * w for k, w in enumerate(path))
-    torch.testing.assert_close(reference.weight.detach(), expected)
-
-
 class ByHand(Callback):
     "The reference is replaced after iterations 2 and 4, by hand."
     def on_iteration(self, trainer, rollout, metrics):
@@ -79,9 +66,8 @@ def test_a_run_is_that_with_the_reference_replaced_by_hand():
     assert all(not p.requires_grad for p in one.ref_model.parameters()) and not one.ref_model.training
 
 
-@pytest.mark.parametrize("settings", first(1, [
-    dict(ref_every=3, ref_mixup=.6, kl_target=1., entropy_target=2.1, ent_coef=.01), dict(ref_every=2), dict(ref_every=1, ref_mixup=.2)]))
-def test_a_resumed_run_has_the_reference_that_it_had(settings):
+def test_a_resumed_run_has_the_reference_that_it_had():
+    settings = dict(ref_every=3, ref_mixup=.6, kl_target=1., entropy_target=2.1, ent_coef=.01)
     whole = trainer(**settings)
     expected = whole.train(PROMPTS, reward, progress=False)
     first, again = trainer(**settings), trainer(**settings)

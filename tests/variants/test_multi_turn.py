@@ -9,7 +9,6 @@ from instruct_goose.models.loading import stand_in
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad
 from instruct_goose.runs.evaluation import kl_to_reference
-from instruct_goose.runs.microscope import as_response, seen_tokens, token_boxes
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import Queries, Tokens, draw
 from instruct_goose.training.sampling import PolicySampler, joined
@@ -48,20 +47,16 @@ def piecewise(model, r, of=response_logprobs):
     return [torch.cat([of(model, *one(before), *one(turn))[0] for before, turn in turns_of(r, i)]) for i in range(len(r))]
 
 
-# ---------------------------------------------------------------- what is computed
-
-@pytest.mark.parametrize("setting,name,fill", [(*case, float("nan")) for case in CASES])
-def test_poison_in_the_holes_changes_no_bit(setting, name, fill):
+@pytest.mark.parametrize("setting,name", CASES)
+def test_poison_in_the_holes_changes_no_bit(setting, name):
     seen = []
     def spoil(r):
-        seen.append(poisoned(r, fill, V - 1))
+        seen.append(poisoned(r, float("nan"), V - 1))
         return seen[-1]
     off = difference(outcome(trainer(setting, name), holed(setting)), outcome(trainer(setting, name), holed(setting), spoil))
     assert off == (0., "nowhere")
-    last, clean = seen[-1], holed(setting)
-    assert last.response_ids[last.given].equal(clean.response_ids[clean.given])  # those are read
-    floats = [x for k, x in vars(last).items() if torch.is_tensor(x) and x.is_floating_point() and x.ndim == 2]
-    assert len(floats) >= 5 and all((x[last.given].nan_to_num(2.) == torch.tensor(fill).double().nan_to_num(2.)).all() for x in floats)
+    floats = [x for x in vars(seen[-1]).values() if torch.is_tensor(x) and x.is_floating_point() and x.ndim == 2]
+    assert len(floats) >= 5 and all(x[seen[-1].given].isnan().all() for x in floats)
 
 
 @pytest.mark.parametrize("setting,name", CASES[:2] + CASES[3:4])
@@ -119,15 +114,9 @@ def test_the_gradient_is_that_of_the_turns():
     ours = -sum(a * row.sum() for a, row in zip(advantages, piecewise(agent.model, r), strict=True)) / int(sampled.sum())
     ours.backward()
     for (n, p), q in zip(t.agent.model.named_parameters(), agent.model.parameters(), strict=True): torch.testing.assert_close(p.grad, q.grad, rtol=1e-9, atol=1e-11, msg=n)
-    seen = trainer("grpo", "gpt2", **c)
-    everything = seen.compute_loss(r.query_ids, r.query_mask, r.response_ids, real, r.scores)
-    everything.backward()
-    assert max((p.grad - q.grad).abs().max() for p, q in zip(seen.agent.model.parameters(), agent.model.parameters(), strict=True)) > 1e-3
     with pytest.raises(ValueError, match=r"no sampled token in row \[3\]"):
         t.compute_loss(r.query_ids, r.query_mask, r.response_ids, real, r.scores, sampled_mask=sampled & (torch.arange(6) != 3)[:, None])
 
-
-# ---------------------------------------------------------------- who writes
 
 WORDS = [*"abcdefgh", "?", "="]
 
@@ -217,11 +206,8 @@ def test_a_step_with_an_environment():
     metrics = t.describe(r) | t.optimize(r)
     assert metrics["given_tokens"] == pytest.approx(r.given.sum().item() / 8) and metrics["max_sampler_deviation"] < 1e-3
     assert metrics["tokens"] == int(r.mask.sum()) and metrics["finished"] == pytest.approx(r.ended.float().mean().item())
-    for row in map(as_response, seen_tokens(t.now, r, t.config, t.tokenizer, rows=8)):
-        assert len(row["tokens"]) == len(row["given"]) and token_boxes(row, "moved", 1.).count("<small>given") == sum(row["given"])
     both = joined([r, PolicySampler(t.agent, t.tokens)(Queries(*pad(queries(t), t.pad_id, "left")), 1, t.config, torch.Generator())])
     assert len(both) == 14 and int(both.given.sum()) == int(r.given.sum()) and len(both.ended) == 14
-    assert r[[1, 0]].given.equal(r.given[[1, 0]]) and r[[1, 0]].ended.equal(r.ended[[1, 0]])
 
 
 def test_the_context_is_not_left_and_what_cannot_be_used_is_refused():
@@ -237,8 +223,6 @@ def test_the_context_is_not_left_and_what_cannot_be_used_is_refused():
         with pytest.raises(error, match=says):
             for k in range(9): TurnSampler(t.agent, t.tokens, lambda text, reply=reply: reply)(q, 2, t.config, torch.Generator().manual_seed(k))
     with pytest.raises(ValueError, match="give the trainer a tokenizer"): TurnSampler(t.agent, Tokens(None, [], 0), environment)
-    never = TurnSampler(t.agent, t.tokens, environment, turns=0)(q, 2, t.config, torch.Generator().manual_seed(0))
-    assert not never.given.any()
 
 
 def test_a_reply_in_the_chat_template():
