@@ -72,13 +72,6 @@ def test_lambda_return_is_a_mixture(seed, gamma, lam):
     close(returns[0, 0], f64(mixture), atol=1e-9, rtol=0)
 
 
-@given(seed=st.integers(0, 10**6), gamma=dial, lam=dial)
-def test_linear_in_rewards_and_values(seed, gamma, lam):
-    (r, v, mask), (r2, v2, _) = batch(seed), batch(seed + 1)
-    for got, a, b in zip(gae(2 * r - 3 * r2, 2 * v - 3 * v2, mask, gamma, lam), gae(r, v, mask, gamma, lam), gae(r2, v2, mask, gamma, lam), strict=True):
-        close(got, 2 * a - 3 * b, atol=1e-9, rtol=0)
-
-
 def test_true_values_leave_no_surprise_on_average():
     # the reward of each of 3 tokens is ±1 with probability .6 / .4, so V = .2·(tokens to come)
     signs = f64(list(itertools.product([1., -1.], repeat=3)))
@@ -87,18 +80,6 @@ def test_true_values_leave_no_surprise_on_average():
         advantages, returns = gae(signs, f64([[.6, .4, .2]]).expand(8, 3), torch.ones(8, 3).bool(), 1., lam)
         close((prob * advantages).sum(0), torch.zeros(3).double(), atol=1e-6, rtol=0)
         close((prob * returns).sum(0), f64([.6, .4, .2]), atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_dtypes_and_gradients(dtype):
-    r, v, mask = batch(3)
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    for x, want in zip(gae(r.to(dtype).requires_grad_(), v.to(dtype).requires_grad_(), mask, .9, .7), gae(r, v, mask, .9, .7), strict=True):
-        assert x.dtype == wide and not x.requires_grad
-        close(x.double(), want, atol=.05 if dtype == torch.bfloat16 else 1e-5, rtol=0)
-    assert gae(r.float(), v, mask)[0].dtype == torch.float64
-    short = r.to(dtype), v.to(dtype)                           # widened before the first subtraction, not after
-    assert torch.equal(td_errors(*short, mask, .9), td_errors(*(x.to(wide) for x in short), mask, .9))
 
 
 def test_bfloat16_sums_do_not_stall():

@@ -13,7 +13,7 @@ from instruct_goose.objective.advantages import gae
 from instruct_goose.objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
 from instruct_goose.objective.kl import kl_in_reward, token_kl
 from instruct_goose.objective.masks import masked_mean
-from instruct_goose.objective.policy_loss import policy_loss, probability_ratio
+from instruct_goose.objective.policy_loss import policy_loss
 from instruct_goose.objective.ppo import ppo_loss
 
 close = torch.testing.assert_close
@@ -78,28 +78,6 @@ def test_integrals(mean, std):
     for score in (m.grad, s.grad): close((p * score[:, 0]).sum(), f64(0.), atol=1e-8, rtol=0)
     # Fisher information: 1/σ² of the mean, 2 of log σ
     close((p * m.grad[:, 0]**2).sum(), f64(1 / std**2)), close((p * (std * s.grad[:, 0])**2).sum(), f64(2.))
-
-
-def test_gradients():
-    a, m, o, s, r, mask = (x.clone().requires_grad_() if x.is_floating_point() else x for x in batch(3))
-    assert torch.autograd.gradcheck(gaussian_logprobs, (a, m, s, mask))
-    assert torch.autograd.gradcheck(gaussian_logprobs, (a, m, s[0, 0].detach().requires_grad_(), mask))
-    assert torch.autograd.gradcheck(gaussian_entropy, (s,))
-    assert torch.autograd.gradcheck(gaussian_kl, (m, s, o, r))
-    log_std = s.detach().log().requires_grad_()
-    gaussian_logprobs(a.detach(), m, log_std.exp()).sum().backward()
-    z = ((a - m) / s).detach()
-    close(m.grad, z / s.detach()), close(log_std.grad, z**2 - 1)
-
-
-@given(seeds, st.floats(.01, 100), st.floats(-5, 5))
-def test_units_and_origin(seed, k, shift):
-    a, m, o, s, r, mask = batch(seed)
-    new, moved = gaussian_logprobs(a, m, s), gaussian_logprobs(k * a + shift, k * m + shift, k * s)
-    close(moved, new - 3 * math.log(k), atol=1e-8, rtol=1e-8)
-    old, old_moved = gaussian_logprobs(a, o, r), gaussian_logprobs(k * a + shift, k * o + shift, k * r)
-    close(probability_ratio(moved, old_moved, mask), probability_ratio(new, old, mask), atol=0, rtol=1e-6)
-    close(gaussian_kl(k * m + shift, k * s, k * o + shift, k * r), gaussian_kl(m, s, o, r), atol=1e-8, rtol=1e-8)
 
 
 def test_k3_of_samples_estimates_the_kl():

@@ -139,15 +139,6 @@ def test_aggregate_against_loops(xm, how, denominator, length):
     near(aggregate(*xm, how, denominator, length), slow_aggregate(*xm, how, denominator, length), 1e-9)
 
 
-def test_token_weights():
-    # d loss / d token: 1/5 each; 1/(B·length); 1/(B·T)
-    expected = {"token_mean": [[1/5] * 3, [1/5, 1/5, 0]], "sequence_mean": [[1/6] * 3, [1/4, 1/4, 0]],
-                "sequence_sum": [[1/6] * 3, [1/6, 1/6, 0]]}
-    for how, weights in expected.items():
-        x = X.clone().requires_grad_(); aggregate(x, M, how).backward()
-        near(x.grad, weights)
-
-
 @given(batches(rows=(2, 6)), st.sampled_from(MEANS), st.data())
 def test_micro_batches_add_up(xm, how, data):
     "Values and gradients, at any cut, with the pieces trimmed to their own width when nothing is lost by it."
@@ -228,33 +219,6 @@ def test_group_token_mean_lies_between_its_neighbours(xm):
     x, m = xm
     near(aggregate(x, m, "group_token_mean", group_tokens=group_token_counts(m, 1)), aggregate(x, m, "sequence_mean"), 1e-9)
     near(aggregate(x, m, "group_token_mean", group_tokens=group_token_counts(m, len(m))), aggregate(x, m), 1e-9)
-
-
-@given(grouped(), st.data())
-def test_groups_cut_apart_add_up(batch, data):
-    "Values and gradients, with the rows in any order and cut anywhere, pieces trimmed to their own width."
-    x, m, G = batch
-    x.requires_grad_(); counts = group_token_counts(m, G)
-    whole = aggregate(x, m, "group_token_mean", len(x) / G, group_tokens=counts); grad, = torch.autograd.grad(whole, x)
-    order = data.draw(st.permutations(range(len(x)))); total = 0.
-    while order:
-        n = data.draw(st.integers(1, len(order))); rows, order = order[:n], order[n:]
-        width = m[rows].any(0).nonzero().flatten().tolist()[-1:] or [0]
-        piece = x[rows][:, :width[0] + 1], m[rows][:, :width[0] + 1]
-        total = total + aggregate(*piece, "group_token_mean", len(x) / G, group_tokens=counts[rows])
-    near(total.detach(), whole.detach(), 1e-9); near(torch.autograd.grad(total, x)[0], grad, 1e-9)
-
-
-def test_group_token_mean_by_hand():
-    # three responses of 3, 2 and 1 tokens and an empty one, in two groups: (.5+.6+.8+.1−.2)/5 = .36 and .9/1; mean .63
-    x = torch.tensor([[.5, .6, .8], [.1, -.2, 9.], [.9, 9., 9.], [9., 9., 9.]], dtype=torch.float64, requires_grad=True)
-    m = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()
-    counts = group_token_counts(m, 2)
-    assert counts.tolist() == [5, 5, 1, 1] and counts.dtype == torch.int64
-    got = aggregate(x, m, "group_token_mean", 2, group_tokens=counts)
-    near(got.detach(), .63)
-    got.backward()
-    near(x.grad, [[.1] * 3, [.1, .1, 0], [.5, 0, 0], [0, 0, 0]])          # 1/(2·5) and 1/(2·1)
 
 
 def test_group_token_counts_refuses():

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from instruct_goose.lesson import running_example
 from instruct_goose.objective.kl import exact_kl
-from instruct_goose.objective.logprobs import entropy, token_logprobs
+from instruct_goose.objective.logprobs import entropy
+from instruct_goose.objective.masks import aggregate
+from instruct_goose.objective.policy_loss import policy_loss
 from instruct_goose.objective.ppo import PPOLoss, adaptive_entropy, ppo_loss, update_meters
 
 close = torch.testing.assert_close
@@ -73,16 +75,6 @@ def test_equals_the_slow_version(seed, how, clip, clip_high, value_clip, ent_coe
     close(ppo_loss(*args, **kwargs, **settings_)[0], f64(slow))
 
 
-def test_gradcheck_through_logits_and_values():
-    ex = running_example()
-    z, v = ex.logits.requires_grad_(), ex.values.requires_grad_()
-    for how in HOW:
-        whole = lambda z, v, how=how: ppo_loss(
-            token_logprobs(z, ex.tokens), ex.old_logprobs, ADVANTAGES, ex.mask, values=v, old_values=ex.old_values + .01,
-            returns=RETURNS, entropy=entropy(z), ent_coef=.3, how=how)[0]
-        assert torch.autograd.gradcheck(whole, (z, v))
-
-
 def test_approx_kl_estimates_the_kl_from_the_sampler_by_enumeration():
     ex = running_example()
     old, new = f64([.7, .2, .1]).log(), f64([.3, .3, .4]).log()
@@ -135,42 +127,7 @@ def test_wrong_shapes_are_refused(unchecked):
         with pytest.raises(ValueError, match="no True in rows"): ppo_loss(*args[:3], args[3] & False)
 
 
-def test_a_softmax_policy_improves():
-    payoff = torch.linspace(-1, 1, 10)
-    z, draw, mask = torch.zeros(1, 10, requires_grad=True), torch.Generator().manual_seed(0), torch.ones(1, 32, dtype=torch.bool)
-    adam = torch.optim.Adam([z], lr=.1)
-    for _ in range(15):
-        tokens = torch.multinomial(z.detach().softmax(-1), 32, replacement=True, generator=draw)
-        old, A = z.detach().log_softmax(-1).gather(1, tokens), payoff[tokens] - payoff[tokens].mean()
-        for _ in range(10):
-            loss, _ = ppo_loss(z.log_softmax(-1).gather(1, tokens), old, A, mask)
-            adam.zero_grad(); loss.backward(); adam.step()
-    assert (z.softmax(-1) @ payoff).item() > .8                         # it starts at 0; the best token pays 1
-
-
 # ---- the dials of the family
-
-def slow_family(lp, old, A, mask, w=None, *, level="token", surrogate="min", dual=None, clip=.2, high=.2, how="token_mean", length=None, G=2):
-    "lists of rows; every token's loss by cases, then the average that `how` asks for, group by group"
-    rows = []
-    for i, real in enumerate(mask):
-        at = [t for t, m in enumerate(real) if m]
-        logs = [lp[i][t] - old[i][t] for t in at]
-        if level != "token": logs = [sum(logs) / (len(at) if level == "sequence" else 1)] * len(at)
-        row = []
-        for t, log in zip(at, logs):
-            a, rho = A[i][t], math.exp(log)
-            if surrogate == "weight": gain = min(max(rho, 1 - clip), 1 + high) * a * lp[i][t]
-            elif surrogate == "ratio": gain = rho * a
-            else: gain = a * (min(rho, 1 + high) if a > 0 else max(rho, 1 - clip) if dual is None else min(dual, max(rho, 1 - clip)))
-            row.append(-gain * (1. if w is None else w[i][t]))
-        rows.append(row)
-    if how == "token_mean": return sum(map(sum, rows)) / sum(map(len, rows))
-    if how == "sequence_mean": return sum(sum(r) / len(r) for r in rows) / len(rows)
-    if how == "sequence_sum": return sum(map(sum, rows)) / len(rows) / length
-    bags = [sum(rows[g:g + G], []) for g in range(0, len(rows), G)]
-    return sum(sum(b) / len(b) for b in bags) / len(bags)
-
 
 family = st.fixed_dictionaries(dict(
     level=st.sampled_from(["token", "sequence", "product"]), surrogate=st.sampled_from(["min", "ratio", "weight"]),
@@ -179,7 +136,7 @@ family = st.fixed_dictionaries(dict(
 
 
 def dials(setting, mask, G=2):
-    "a setting of slow_family as keywords of ppo_loss"
+    "a setting as keywords of ppo_loss"
     s = dict(setting); how = s["how"]
     return dict(level=s["level"], surrogate=s["surrogate"], dual_clip=s["dual"], clip=s["clip"], clip_high=s["high"], how=how,
                 length=s["length"] if how == "sequence_sum" else None,
@@ -188,11 +145,14 @@ def dials(setting, mask, G=2):
 
 @given(seeds, family, st.booleans())
 def test_every_dial_reaches_the_loss(seed, setting, weighted):
+    "The parts are proven in test_policy_loss and test_masks."
     args, _ = batch(seed)
     w = torch.rand(4, 6, generator=torch.Generator().manual_seed(seed)).double() + .3 if weighted else None
     if setting["surrogate"] != "min": setting["dual"] = None
-    slow = slow_family(*(x.tolist() for x in args), w.tolist() if weighted else None, **setting)
-    close(ppo_loss(*args, **dials(setting, args[3]), weights=w)[0], f64(slow), atol=1e-10, rtol=1e-9)
+    of_loss = dials(setting, args[3])
+    of_mean = {k: of_loss[k] for k in ("how", "length", "group_tokens")}
+    tokens = policy_loss(*args, weights=w, **{k: x for k, x in of_loss.items() if k not in of_mean})
+    close(ppo_loss(*args, **of_loss, weights=w)[0], aggregate(tokens, args[3], **of_mean))
 
 
 @given(seeds, family, st.permutations(range(4)), st.integers(1, 3))
@@ -229,16 +189,6 @@ def test_meters_by_hand_at_the_level_of_the_response():
         close(parts["ratio_max"], f64({"token": 1.5, "sequence": 1.155**(1 / 3), "product": 1.155}[level]))
 
 
-def test_dials_out_of_place_are_refused(unchecked):
-    args, _ = batch(7)
-    for bad, says in ((dict(level="row"), "level is"), (dict(surrogate="clip"), "surrogate is"), (dict(dual_clip=1), "dual_clip is 1"),
-                      (dict(surrogate="weight", dual_clip=3), "dual_clip belongs"), (dict(length=4), "length does not belong"),
-                      (dict(how="group_token_mean"), "needs group_tokens"), (dict(group_tokens=torch.ones(4).long()), "group_tokens does not belong"),
-                      (dict(how="group_token_mean", group_tokens=torch.tensor([9, 9])), "expected \\(4,\\)")):
-        with pytest.raises(ValueError, match=says): ppo_loss(*args, **bad)
-    with unchecked(), pytest.raises(ValueError, match="weights"): ppo_loss(*args, weights=torch.ones(4).double())
-
-
 # ---- PPOLoss: torchtune 0.6.1's five values
 
 def tune_batch(seed, shape=(4, 6), dtype=torch.float64):
@@ -250,18 +200,6 @@ def tune_batch(seed, shape=(4, 6), dtype=torch.float64):
     return list(x), list(masks)
 
 
-def test_ppoloss_by_hand():
-    ex = running_example()
-    args = ex.old_logprobs, ex.logprobs, ADVANTAGES, ex.old_values, ex.values, RETURNS
-    # ε = .15: −(.123405 + 1.15·.21 + .14 − .85·.671192 − .956246) / 5 = 1.021855 / 5;  value as in test_value_loss.py
-    policy = -(1.1 * .112186 + 1.15 * .21 + .7 * .2 - .85 * .671192 - 1.1 * .869315) / 5
-    out = torch.stack(PPOLoss(epsilon=.15)(*args, ex.mask, ex.mask)).double()
-    close(out, f64([policy + .1 * .0771972, policy, .0771972, 1., .4]), atol=1e-6, rtol=0)
-    # without masks: six slots, the sixth with ρ = 1, Â = 0 and V = R̂ = 0
-    out = torch.stack(PPOLoss(epsilon=.15)(*args)).double()
-    close(out, f64([(policy + .1 * .0771972) * 5 / 6, policy * 5 / 6, .0771972 * 5 / 6, 1., 2 / 6]), atol=1e-6, rtol=0)
-
-
 def test_ppoloss_ignores_what_its_masks_leave_out_but_for_the_mean_ratio(poison):
     x, (mask, _) = tune_batch(2)
     clean = PPOLoss()(*x, mask, mask)
@@ -270,17 +208,6 @@ def test_ppoloss_ignores_what_its_masks_leave_out_but_for_the_mean_ratio(poison)
     for i in (0, 1, 2, 4): close(out[i], clean[i])
     out[0].backward()
     for t in (dirty[1], dirty[4]): assert t.grad.isfinite().all() and (t.grad[~mask] == 0).all()
-
-
-def test_ppoloss_two_habits_of_torchtune():
-    x, (mask, _) = tune_batch(3)
-    moved = list(x)
-    moved[1] = torch.where(mask, x[1], x[0] + math.log(7)); moved[4] = torch.where(mask, x[4], x[4] + 5)
-    before, after = PPOLoss()(*x, mask), PPOLoss()(*moved, mask)
-    close(after[1], before[1])                          # the policy loss is masked
-    assert after[2] > before[2] + 1                     # the value loss is not, without its own mask
-    ratio = (moved[1] - moved[0]).exp()
-    close(after[3], ratio.mean())                       # nor is the mean ratio, ever
 
 
 def test_ppoloss_edges(unchecked):

@@ -80,8 +80,6 @@ def test_explained_variance_against_the_statistics_module(seed):
     v, r, _, mask = batch(seed)
     target, error = r[mask].tolist(), (r - v)[mask].tolist()
     close(explained_variance(v, r, mask), f64(1 - statistics.pvariance(error) / statistics.pvariance(target)))
-    close(explained_variance(v + 7, r, mask), explained_variance(v, r, mask))              # blind to an offset
-    close(explained_variance(3 * v, 3 * r, mask), explained_variance(v, r, mask))          # and without a unit
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
