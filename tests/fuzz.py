@@ -199,7 +199,8 @@ def kinds() -> list[type]:
 
 KINDS = kinds()
 # what has no default, by its name
-FILLED = {"data": Path("data"), "run_dir": Path("run"), "run_dirs": (Path("run"), Path("other")), "model": "model", "reward": ("reward.py:good",), "output_dir": Path("out")}
+FILLED = {"data": Path("data"), "run_dir": Path("run"), "run_dirs": (Path("run"), Path("other")), "model": "model", "reward": ("reward.py:good",), "output_dir": Path("out"),
+          "dataset": ("owner/rows",), "column": "text", "made_up": "a text", "judge": "owner/classifier"}
 NEEDED = {k: {f.name: FILLED[f.name] for f in fields(k) if f.default is f.default_factory is MISSING} for k in KINDS}
 VALUES = [None, True, False, 0, 1, 2, 3, 8, 64, -1, .5, 1., .2, -0., 1e-9, 1e308, 5e-324, math.nan, math.inf, -math.inf, 10**400, -10**400, 2**63, 2**1024,
           "", "0.1", "8", "gae", "nan", "group_mean_std", "sequence", "weight", "loss", "k1", "k3", "straight_through", "group_token_mean", "cpu",
