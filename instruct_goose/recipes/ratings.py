@@ -37,8 +37,8 @@ from instruct_goose.recipes.stages import (
     beginnings, evaluate, Figures, improve, in_run_directory, make_baselines, small_gpt2,
     SmallModelSettings)
 from ..runs.evaluation import text_table
-from ..runs.resume import CheckpointManager, Stage
-from ..runs.run_directory import Clock, save_model
+from ..runs.resume import CheckpointManager, Clock, Stage
+from ..runs.run_directory import save_model
 from ..supervised.fit import batches, fit, Log, one_seed
 from ..supervised.sft import lm_nats, train_lm
 from ..training.config import Count, Limit, NotNegative, Positive

@@ -27,9 +27,9 @@ from ..runs.checkpoints import read_json
 from ..runs.evaluation import (
     best_of_n, kl_to_reference, plot_metrics, text_table, write)
 from ..runs.microscope import read_tokens
-from ..runs.resume import CheckpointManager, MAIN, Stage
+from ..runs.resume import CheckpointManager, Clock, MAIN, Stage
 from instruct_goose.runs.run_directory import (
-    Clock, finished_run, open_run, print_worst, saving_conflicts, settings_of, train_policy,
+    finished_run, open_run, print_worst, saving_conflicts, settings_of, train_policy,
     versions, write_json)
 from ..runs.trackers import Track, TrackEvery
 from ..supervised.fit import one_seed, torch_threads

