@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['KEYS', 'STAGE', 'SETTINGS', 'CHOICES', 'LIMIT', 'HALF', 'Finding', 'Run', 'checked_metrics', 'checked_settings',
-           'settings_in', 'finite', 'read_metrics', 'of_rl', 'of_stage', 'rounding_limit', 'last_quarter', 'mean',
-           'median', 'above', 'noisy_forward', 'start_kl', 'sampler_mismatch', 'nll_off_entropy', 'sampler_left_behind',
-           'median_outside', 'foreign_prompts', 'charged_in_reward', 'three_kls', 'kl_estimate_off', 'negative',
-           'kl_sign', 'negative_kl', 'equal_rewards', 'no_policy_gradient', 'policy_stands_still', 'ratio_never_moves',
-           'values_stand_still', 'steps_rounded_away', 'reference_is_the_policy', 'padding_counted', 'ends_unseen',
-           'never_ends', 'policy_loss_scale', 'policy_loss_direction', 'value_loss_off', 'entropy_bonus_off',
-           'stale_gradients', 'advantages_of_other_rows', 'returns_are_values', 'other_discount', 'harmful_values',
-           'noisy_reward', 'reward_of_other_rows', 'prompts_lost', 'same_responses', 'length_is_reward', 'reward_scale',
-           'small_rewards', 'reward_spread_moves', 'large_steps', 'no_clip', 'drift', 'entropy_collapse',
+           'settings_in', 'finite', 'shown', 'read_metrics', 'of_rl', 'of_stage', 'rounding_limit', 'last_quarter',
+           'mean', 'median', 'above', 'noisy_forward', 'start_kl', 'at_the_start', 'sampler_mismatch',
+           'nll_off_entropy', 'sampler_left_behind', 'median_outside', 'foreign_prompts', 'charged_in_reward',
+           'three_kls', 'kl_estimate_off', 'negative', 'kl_sign', 'negative_kl', 'equal_rewards', 'no_policy_gradient',
+           'policy_stands_still', 'ratio_never_moves', 'values_stand_still', 'steps_rounded_away',
+           'reference_is_the_policy', 'padding_counted', 'ends_unseen', 'never_ends', 'without_kl', 'policy_loss_scale',
+           'policy_loss_direction', 'value_loss_off', 'entropy_bonus_off', 'stale_gradients',
+           'advantages_of_other_rows', 'returns_are_values', 'other_discount', 'harmful_values', 'noisy_reward',
+           'reward_of_other_rows', 'prompts_lost', 'same_responses', 'length_is_reward', 'reward_scale',
+           'small_rewards', 'reward_spread_moves', 'large_steps', 'no_clip', 'drift', 'fell', 'entropy_collapse',
            'length_collapse', 'variety_collapse']
 
 # %% ../../nbs/reference/doctor/rules.ipynb #aba14d99
@@ -24,7 +25,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from numbers import Real
 from pathlib import Path
-from typing import Any, cast
 
 from ..training.config import RLHFConfig
 
@@ -61,9 +61,8 @@ CHOICES = ("kl_placement", "reward_scaling", "reward_weighting") # and these are
 class Run:
     """The metrics of a run by name. None, and names that a trainer does not log, are left out.
     Raises TypeError for what is not a list of dictionaries of numbers, and ValueError for no
-    metrics at all and for NaN, infinity and what is beyond 10¹⁰⁰; the message says where. The
-    same holds for the settings that the rules ask for, `SETTINGS` and `CHOICES`; others may be
-    anything."""
+    metrics at all and for NaN, infinity and what is beyond 10¹⁰⁰; likewise for the settings in
+    `SETTINGS` and `CHOICES`. Other settings may be anything."""
 
     def __init__(
         self,
@@ -72,8 +71,8 @@ class Run:
         tokens: Mapping[int, Sequence[Mapping]] | None = None, # of `read_tokens`
     ):
         self.metrics = checked_metrics(metrics)
-        self.config, self.choices = checked_settings(config)
-        self.asked, self.tokens = settings_in(config), tokens or {}
+        self.config, self.choices = checked_settings({} if config is None else config)
+        self.asked, self.tokens = settings_in(config or {}), tokens or {}
 
     def logged(self, iteration: int) -> dict: # {}: not at all
         "The metrics of an iteration."
@@ -95,67 +94,58 @@ class Run:
 def checked_metrics(metrics: object) -> list[dict]:
     "The numbers that the rules read, by name. Raises TypeError or ValueError saying where."
     if isinstance(metrics, str | bytes) or not isinstance(metrics, Sequence):
-        raise TypeError(f"metrics is a {type(metrics).__name__}: pass a list of dictionaries, "
-                        "one per iteration")
+        raise TypeError(f"metrics is a {type(metrics).__name__}: pass a list of dictionaries")
     if not metrics:
         raise ValueError("no metrics: the list is empty. Has the run finished an iteration?")
     rows = []
     for i, m in enumerate(metrics):
         if not isinstance(m, Mapping):
-            raise TypeError(f"metrics[{i}] is a {type(m).__name__}: it must be a dictionary of "
-                            "numbers by name")
+            raise TypeError(f"metrics[{i}] is a {type(m).__name__}: pass numbers by name")
         row = {name: finite(m[name], f"{name} in metrics[{i}]")
                for name in KEYS if m.get(name) is not None}
         rows.append(row | {"iteration": int(row.get("iteration", i))})
         if i and rows[-1]["iteration"] <= (before := rows[-2]["iteration"]):
             raise ValueError(f"metrics[{i}] is iteration {rows[-1]['iteration']} and the one "
-                             f"before it is {before}: a log is in order, each iteration once. Is "
-                             "it doubled or turned round?")
+                             f"before it is {before}: is the log doubled or turned round?")
     if not any(len(row) > 1 for row in rows):
-        raise ValueError("metrics holds none of the numbers that the rules read: "
-                         + ", ".join(KEYS[1:]))
+        raise ValueError(f"metrics holds none of the numbers that the rules read: {KEYS[1:]}")
     return rows
 
 # %% ../../nbs/reference/doctor/rules.ipynb #79c39d70
 def checked_settings(config: object) -> tuple[dict[str, float], dict[str, str]]:
     "Of the settings that the rules ask for, numbers and names. Raises TypeError or ValueError."
-    if config is None:
-        return {}, {}
     if not isinstance(config, Mapping):
-        raise TypeError(f"config is a {type(config).__name__}: pass a dictionary of settings by "
-                        "name, as in a run's config.json, or leave it out")
-    there = {name: config[name] for name in SETTINGS + CHOICES if config.get(name) is not None}
-    for name in CHOICES:
-        if not isinstance(there.get(name, ""), str):
-            raise TypeError(f"{name} in config is {_shown(there[name])}: not a name")
-    return ({k: finite(x, f"{k} in config") for k, x in there.items() if k in SETTINGS},
-            {k: str(x) for k, x in there.items() if k in CHOICES})
+        raise TypeError(f"config is a {type(config).__name__}: pass a dictionary of settings")
+    numbers = {name: finite(config[name], f"{name} in config")
+               for name in SETTINGS if config.get(name) is not None}
+    choices = {name: config[name] for name in CHOICES if config.get(name) is not None}
+    for name, x in choices.items():
+        if not isinstance(x, str):
+            raise TypeError(f"{name} in config is {shown(x)}: not a name")
+    return numbers, choices
 
-def settings_in(config: object) -> RLHFConfig | None: # None: not all of them are known
-    "The trainer's settings in a run's config.json."
+def settings_in(config: Mapping) -> RLHFConfig | None: # None: not all of them are known
+    "The trainer's settings in a run's config.json, which records more than them."
+    if not config.keys() >= {"advantage", "surrogate", "kl_placement", "batch_size"}:
+        return None
     with warnings.catch_warnings(), suppress(TypeError, ValueError):
         warnings.simplefilter("ignore")
-        there = dict(cast(Any, config)) # a run records more than the trainer's
-        if not there.keys() >= {"advantage", "surrogate", "kl_placement", "batch_size"}:
-            return None
-        return RLHFConfig(**{f.name: there[f.name] for f in fields(RLHFConfig)
-                             if f.name not in ("device", "seed") and f.name in there})
+        return RLHFConfig(**{f.name: config[f.name] for f in fields(RLHFConfig)
+                             if f.name not in ("device", "seed") and f.name in config})
     return None
 
 def finite(x: object, what: str) -> float:
     "x as a float. Raises TypeError for no number, ValueError for one that no run has."
     if isinstance(x, bool) or not isinstance(x, Real):
-        raise TypeError(f"{what} is {_shown(x)}: not a number")
-    try:
-        value = float(x)
-    except OverflowError:
-        value = math.inf
-    if abs(value) <= 1e100:  # squares, and products of two, are finite too
-        return value
-    raise ValueError(f"{what} is {_shown(x)}: the run is broken already, so look for the first "
+        raise TypeError(f"{what} is {shown(x)}: not a number")
+    with suppress(OverflowError):
+        if abs(value := float(x)) <= 1e100:  # squares, and products of two, are finite too
+            return value
+    raise ValueError(f"{what} is {shown(x)}: the run is broken already, so look for the first "
                      "tensor that is not finite. Where a number is undefined, log None")
 
-def _shown(x: object) -> str: # its repr, if it has one: nesting may be too deep, digits too many
+def shown(x: object) -> str:
+    "Its repr, if it has one: nesting may be too deep, digits too many."
     try:
         return f"{x!r:.80}"
     except Exception:
@@ -164,34 +154,25 @@ def _shown(x: object) -> str: # its repr, if it has one: nesting may be too deep
 # %% ../../nbs/reference/doctor/rules.ipynb #b2c4aa0a
 def read_metrics(run_dir: str | Path) -> tuple[list[dict], str]: # iterations, and a note or ""
     """The lines of `run_dir/metrics.jsonl`. A last line without its end is left out, with a note.
-    Raises FileNotFoundError without the file, ValueError naming each bad line."""
-    path = Path(run_dir) / "metrics.jsonl"
+    Raises FileNotFoundError without the file, ValueError naming the first bad line."""
+    path, rows = Path(run_dir) / "metrics.jsonl", []
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: give the directory of a run, such as runs/"
                                 "quickstart. The file begins with the first iteration of PPO")
-    rows, bad, note, lines = [], {}, "", path.read_bytes().split(b"\n")
+    lines = path.read_bytes().split(b"\n")
     for i, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
         try:
-            row = json.loads(line)
+            row = json.loads(line) if line.strip() else {}
             why = f"a {type(row).__name__}, not an object"
-        except UnicodeDecodeError:
-            row, why = None, "no UTF-8"
         except (ValueError, RecursionError) as e:
-            row, why = None, f"no JSON ({getattr(e, 'msg', e)})"
-        if isinstance(row, dict):
-            rows.append(row)
-        elif i == len(lines):
-            note = f"line {i} is cut short and left out: the run is still writing, or was killed"
-        else:
-            bad[i] = why
-    if bad:
-        named = "; ".join(f"line {i} is {why}" for i, why in list(bad.items())[:5])
-        raise ValueError(f"{path}: {named}{'; …' * (len(bad) > 5)}. {len(bad)} of "
-                         f"{len(rows) + len(bad)} lines are damaged: restore the file, or "
-                         "delete these lines")
-    return rows, note
+            row, why = None, "no UTF-8" if isinstance(e, UnicodeDecodeError) else f"no JSON ({e})"
+        if not isinstance(row, dict):
+            if i == len(lines):
+                return rows, (f"line {i} is cut short and left out: the run is still writing, "
+                              "or was killed")
+            raise ValueError(f"{path}: line {i} is {why}: restore the file, or delete the line")
+        rows += [row] * bool(line.strip())
+    return rows, ""
 
 def of_rl(metrics: Sequence[Mapping]) -> bool:
     "Is this the log of a policy that writes, and not of sft, reward-model or dpo?"
@@ -228,10 +209,9 @@ def above(run: Run, name: str, limit: float) -> str | None:
     bad = [(i, x) for i, x in pairs if x > limit]
     if not bad:
         return None
-    worst = max(bad, key=lambda p: p[1])
-    return (f"{name} is above {limit:g} in {len(bad)} of {len(pairs)} iterations, "
-            f"first in iteration {bad[0][0]} ({bad[0][1]:.3g}), "
-            f"most in iteration {worst[0]} ({worst[1]:.3g})")
+    i, worst = max(bad, key=lambda p: p[1])
+    return (f"{name} is above {limit:g} in {len(bad)} of {len(pairs)} iterations, first in "
+            f"iteration {bad[0][0]}, most in iteration {i} ({worst:.3g})")
 
 # %% ../../nbs/reference/doctor/rules.ipynb #6130d9c3
 def noisy_forward(run: Run) -> str | None:
@@ -240,20 +220,18 @@ def noisy_forward(run: Run) -> str | None:
 
 def start_kl(run: Run) -> str | None:
     "In iteration 0 the policy is the reference: the KL is 0."
-    found = [x for i, x in run.pairs("kl_to_reference") if i == 0 and x > LIMIT]
-    if not found:
-        return None
-    return f"kl_to_reference is {found[0]:.3g} in iteration 0, before any update"
+    return at_the_start(run, "kl_to_reference", LIMIT)
+
+def at_the_start(run: Run, name: str, limit: float) -> str | None:
+    "What is above its limit before any update."
+    found = [x for i, x in run.pairs(name) if i == 0 and x > limit]
+    return f"{name} is {found[0]:.2g} in iteration 0, before any update" if found else None
 
 def sampler_mismatch(run: Run) -> str | None:
     "The sampler and the training forward give a token the same probability: their ratio is 1."
-    if not run["importance_mean"]:
-        return above(run, "max_sampler_deviation", rounding_limit(run))
-    found = [kl for i, kl in run.pairs("sampler_kl") if i == 0 and kl > .03]
-    if not found:
-        return None  # a cap: rounding is known, and corrected for
-    return (f"sampler_kl is {found[0]:.2g} nats per token in iteration 0, where sampler and "
-            "policy have the same weights")
+    if run["importance_mean"]: # a cap: rounding is known, and corrected for
+        return at_the_start(run, "sampler_kl", .03)
+    return above(run, "max_sampler_deviation", rounding_limit(run))
 
 # %% ../../nbs/reference/doctor/rules.ipynb #6130d9c7
 def nll_off_entropy(run: Run) -> str | None:
@@ -269,9 +247,8 @@ def nll_off_entropy(run: Run) -> str | None:
     error = math.hypot(*(row[2] * row[-1] for row in rows)) / tokens
     if abs(nll - entropy) <= max(6 * error, .03 * entropy):
         return None
-    side = "likelier" if nll < entropy else "unlikelier"
     return (f"sampled_nll is {nll:.3g} over {tokens:.0f} tokens, with a standard error of "
-            f"{error:.1g}, and the entropy {entropy:.3g}: the tokens are {side} than draws from π")
+            f"{error:.1g}, and the entropy {entropy:.3g}")
 
 def sampler_left_behind(run: Run) -> str | None:
     "An engine that gets the new weights does not stay at the reference, nor fall out later."
@@ -284,9 +261,8 @@ def sampler_left_behind(run: Run) -> str | None:
     apart = behind > .4 * reference and not any(run["reference_moved"]) or late > 10 * before
     if late < max(.01, 10 * kl[0]) or not apart:
         return None
-    return (f"sampler_kl, {kl[0]:.1g} at first, is {late:.2g} nats per token in the last "
-            f"{len(last)} iterations: {behind:.2g} per response, and the reference is "
-            f"{reference:.2g} away")
+    return (f"sampler_kl, {kl[0]:.1g} at first, is {late:.2g} at the end: {behind:.2g} nats per "
+            f"response, and the reference is {reference:.2g} away")
 
 # %% ../../nbs/reference/doctor/rules.ipynb #3c1a7e51
 def median_outside(
@@ -294,18 +270,17 @@ def median_outside(
     name: str,              # of a metric
     low: float = -math.inf, # as much as this is a finding,
     high: float = math.inf, # and so is as much as this
-    wanted: str = "",       # how the sentence ends
     found: list[float] | None = None, # the numbers; None: all of the metric
 ) -> str | None:
     "The median iteration, if it is outside the limits."
     found = run[name] if found is None else found
     if not found or low < median(found) < high:
         return None
-    return f"{name} is {median(found):.3g} in the median iteration{wanted}"
+    return f"{name} is {median(found):.3g} in the median iteration"
 
 def foreign_prompts(run: Run) -> str | None:
     "A model that knows its prompts' language beats a uniform guess: −log π / log V is below 1."
-    return median_outside(run, "prompt_nll", high=1.2, wanted=", a uniform guess is 1")
+    return median_outside(run, "prompt_nll", high=1.2)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #fd0b9fd1
 def charged_in_reward(run: Run) -> list[float]: # k1 of each iteration; []: it cannot be read
@@ -332,38 +307,32 @@ def kl_estimate_off(run: Run) -> str | None:
     exact, k3, _ = three_kls(run)
     if exact < 1 or k3 < 2 * exact:
         return None
-    return (f"kl_estimate adds up to {k3:.3g} over the run, kl_to_reference, which is exact, to "
-            f"{exact:.3g}: {k3 / exact:.2g} times as much")
+    return f"kl_estimate adds up to {k3:.3g} over the run, kl_to_reference to {exact:.3g}"
 
-def negative(run: Run) -> str: # "" if it is not
+def negative(run: Run) -> str | None:
     "k1 as charged, where it is far below 0: its mean is the KL, and a KL is not negative."
     exact, _, k1 = three_kls(run)
     if exact < 1 or not k1 < -.5 * exact:
-        return ""
+        return None
     return (f"(reward_mean − total_reward_mean)/beta adds up to {k1:.3g} over the run, and the "
             f"exact KL to {exact:.3g}")
 
 def kl_sign(run: Run) -> str | None:
     "The price of the KL is subtracted from the reward."
-    found = not sampler_mismatch(run) and negative(run)
-    return f"{found}: they should be alike. Drift is paid for, not charged" if found else None
+    return None if sampler_mismatch(run) else negative(run)
 
 def negative_kl(run: Run) -> str | None:
     "The same, where the tokens are not the policy's either."
-    found = sampler_mismatch(run) and negative(run)
-    return (f"{found}: the reference likes these tokens better than the policy that sampled them"
-            if found else None)
+    return negative(run) if sampler_mismatch(run) else None
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f26
 def equal_rewards(run: Run) -> str | None:
     "Responses that all score the same cannot be compared."
-    for name, what, flat in (
-            ("flat_groups", "four groups in five with equal rewards", lambda x: x > .8),
-            ("reward_std", "all rewards equal", lambda x: x < 1e-6)):
-        bad = [i for i, x in run.pairs(name) if flat(x)]
-        if len(bad) > len(run[name]) / 2:
-            return (f"{what} in {len(bad)} of {len(run[name])} iterations, "
-                    f"first in iteration {bad[0]}")
+    for name, flat in ("flat_groups", lambda x: x > .8), ("reward_std", lambda x: x < 1e-6):
+        found = run[name]
+        bad = sum(map(flat, found))
+        if bad > len(found) / 2:
+            return f"{name} is {median(found):.2g} (median): rewards are equal in {bad} iterations"
     return None
 
 def no_policy_gradient(run: Run) -> str | None:
@@ -379,11 +348,10 @@ def policy_stands_still(run: Run) -> str | None:
     norms, moved, kl = run["grad_norm"], run["weights_moved"], run["kl_to_old_exact"]
     if len(norms) < 2 or max(norms) < 1e-6 or run.config.get("lr") == 0:
         return None
-    gradient = f"though grad_norm is up to {max(norms):.2g}"
     if moved and max(moved) < .01:
-        return f"an iteration changes at most {max(moved):.2%} of the weights, {gradient}"
+        return f"weights_moved is at most {max(moved):.2g}, and grad_norm up to {max(norms):.2g}"
     if kl and not moved and max(map(abs, kl)) < 1e-12:
-        return f"kl_to_old_exact is 0 in all {len(kl)} iterations, {gradient}"
+        return f"kl_to_old_exact is always 0, and grad_norm up to {max(norms):.2g}"
     return None
 
 def ratio_never_moves(run: Run) -> str | None:
@@ -420,27 +388,26 @@ def steps_rounded_away(run: Run) -> str | None:
 
 def reference_is_the_policy(run: Run) -> str | None:
     "A policy that moves leaves the reference behind."
-    kl, steps = run.pairs("kl_to_reference"), run["kl_to_old_exact"] or run["kl_to_old"]
-    later = [x for i, x in kl if i > 0]
+    later = [x for i, x in run.pairs("kl_to_reference") if i > 0]
+    steps = run["kl_to_old_exact"] or run["kl_to_old"]
     if any(run["reference_moved"]):
         return None  # asked for
     if not later or not steps or max(map(abs, later)) > 1e-6 or max(steps) < 1e-3:
         return None
-    return (f"kl_to_reference is 0 in all {len(later)} iterations after the first, and yet one "
-            f"iteration moves the policy by {max(steps):.2g} nats per response")
+    return (f"kl_to_reference is 0 after the first iteration, and yet one moves the policy by "
+            f"{max(steps):.2g} nats per response")
 
 # %% ../../nbs/reference/doctor/rules.ipynb #7a01a7ad
 def padding_counted(run: Run) -> str | None:
     "Responses differ in length. If all are as long as the longest, the padding was counted."
     rows = run.both("response_length", "finished")
-    lengths = [length for length, _ in rows]
+    lengths, finished = [length for length, _ in rows], [f for _, f in rows]
     alone = any(tokens < 2 * length for tokens, length in run.both("tokens", "response_length"))
     whole = all(abs(length - round(length)) < 1e-6 for length in lengths)
-    if alone or not whole or len(set(lengths)) < 2 or mean([f for _, f in rows]) > .5:
+    if alone or not whole or len(set(lengths)) < 2 or mean(finished) > .5:
         return None
     return (f"response_length is a whole number in all {len(rows)} iterations ({lengths[0]:g}, "
-            f"{lengths[1]:g}, …), and finished is {mean([f for _, f in rows]):.2g} on average: "
-            "most responses end in something that is not the end token")
+            f"{lengths[1]:g}, …), and finished is {mean(finished):.2g} on average")
 
 def ends_unseen(run: Run) -> str | None:
     "Responses that stop before the limit were ended by something, and that should count."
@@ -461,11 +428,10 @@ def never_ends(run: Run) -> str | None:
         return None
     if rows[0][0] == 1 == run.config.get("max_new_tokens", 1):
         return None  # there was room for one token
-    return (f"in the last {len(rows)} iterations response_length is {rows[0][0]:g} and finished "
-            f"at most {most:.2g}")
+    return f"at the end response_length is {rows[0][0]:g} and finished at most {most:.2g}"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f29
-def _without_kl(run: Run, name: str) -> list[float]:
+def without_kl(run: Run, name: str) -> list[float]:
     "A metric of the policy's pull, where no KL in the loss adds to it."
     placement = run.choices.get("kl_placement")
     in_reward = placement == "reward" or placement is None and charged_in_reward(run)
@@ -474,29 +440,28 @@ def _without_kl(run: Run, name: str) -> list[float]:
 
 def policy_loss_scale(run: Run) -> str | None:
     "The loss pulls at log π as strongly as the equations say."
-    found = _without_kl(run, name := "policy_gradient_scale")
+    found = without_kl(run, name := "policy_gradient_scale")
     if max(map(abs, found), default=0.) < 1e-6:
         return None  # nothing pulls: see no_policy_gradient
-    return median_outside(run, name, .7, 1.4, ", should be 1", found)
+    return median_outside(run, name, .7, 1.4, found)
 
 def policy_loss_direction(run: Run) -> str | None:
     "The loss pulls up what has a positive advantage, and down the rest."
-    found = _without_kl(run, name := "policy_gradient_cosine")
-    return median_outside(run, name, .7, wanted=", should be 1", found=found)
+    found = without_kl(run, name := "policy_gradient_cosine")
+    return median_outside(run, name, .7, found=found)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #f46a97af
 def value_loss_off(run: Run) -> str | None:
     "The loss pulls V towards the return, by vf_coef."
     if run.config.get("vf_coef") == 0:
         return None
-    found = (median_outside(run, "value_gradient_scale", .7, 1.4, ", should be 1"),
-             median_outside(run, "value_gradient_cosine", .9 if rounding_limit(run) == HALF
-                            else .995, wanted=", should be 1"))
-    return "; ".join(text for text in found if text) or None
+    least = .9 if rounding_limit(run) == HALF else .995
+    return (median_outside(run, "value_gradient_scale", .7, 1.4)
+            or median_outside(run, "value_gradient_cosine", least))
 
 def entropy_bonus_off(run: Run) -> str | None:
     "The loss pulls the entropy up, by ent_coef."
-    return median_outside(run, "entropy_gradient_scale", .7, 1.4, ", should be 1")
+    return median_outside(run, "entropy_gradient_scale", .7, 1.4)
 
 def stale_gradients(run: Run) -> str | None:
     "Before an update's first backward pass there is no gradient."
@@ -507,7 +472,7 @@ def advantages_of_other_rows(run: Run) -> str | None:
     "Whitening keeps the order: the advantages that are learnt from are those that were found."
     pairs = run.both("advantage_correlation", "advantage_std")
     found = [x for x, spread in pairs if spread > 1e-6]
-    return median_outside(run, "advantage_correlation", .9, wanted=", should be 1", found=found)
+    return median_outside(run, "advantage_correlation", .9, found=found)
 
 def returns_are_values(run: Run) -> str | None:
     "A return knows the reward, a value does not: somewhere they differ."
@@ -518,15 +483,13 @@ def returns_are_values(run: Run) -> str | None:
 
 def other_discount(run: Run) -> str | None:
     "The returns have the γ and the λ of the settings."
-    wrong = []
     for name, sign in (("gamma", "γ"), ("lam", "λ")):
         found, asked = run[f"return_{name}"], run.config.get(name)
         if name == "lam" and run.config.get("gamma") == 0:
             continue  # λ stands beside γ
         if found and asked is not None and abs(median(found) - asked) > .01:
-            wrong.append(f"{sign} is {median(found):.3g} in the returns and {asked:g} in the "
-                         "settings")
-    return "; ".join(wrong) or None
+            return f"{sign} is {median(found):.3g} in the returns and {asked:g} in the settings"
+    return None
 
 def harmful_values(run: Run) -> str | None:
     "Values that are farther from the returns than 0 is are worse than none."
@@ -534,8 +497,8 @@ def harmful_values(run: Run) -> str | None:
     if len(rows) < 3 or median([x for x, *_ in rows]) < 2:
         return None
     error, bias, scatter = (median([row[k] for row in rows]) for k in range(3))
-    return (f"in the last {len(rows)} iterations value_error is {error:.2g}, where values of 0 "
-            f"have 1: a bias of {bias:.2g} and a scatter of {scatter:.2g}")
+    return (f"at the end value_error is {error:.2g}, where values of 0 have 1: a bias of "
+            f"{bias:.2g} and a scatter of {scatter:.2g}")
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f2d
 def noisy_reward(run: Run) -> str | None:
@@ -548,13 +511,12 @@ def reward_of_other_rows(run: Run) -> str | None:
 
 def prompts_lost(run: Run) -> str | None:
     "The rollout answers the prompts that it was given."
-    rows = run.both("iteration", "distinct_prompts", "prompts_given")
-    bad = [row for row in rows if row[1] < row[2] / 2]
+    rows = run.both("distinct_prompts", "prompts_given")
+    bad = [row for row in rows if row[0] < row[1] / 2]
     if len(bad) <= len(rows) / 2 or any(run["groups_dropped"]):
         return None  # dropped groups are asked for
-    i, found, given = bad[0]
-    return (f"in {len(bad)} of {len(rows)} iterations, first in iteration {i:g}, where {given:g} "
-            f"different prompts were given and {found:g} answered")
+    return (f"in {len(bad)} of {len(rows)} iterations, as in the first of them {bad[0][0]:g} of "
+            f"{bad[0][1]:g} prompts were answered")
 
 def same_responses(run: Run) -> str | None:
     "Responses with nats to spare do not repeat each other."
@@ -627,24 +589,23 @@ def drift(run: Run) -> str | None:
     kl, length = mean([k for k, _ in rows]), mean([n for _, n in rows])
     if kl / max(1, length) < 1.5 or kl < 3:
         return None  # less than a choice of one in twenty
-    return (f"kl_to_reference is {kl:.3g} nats per response in the last {len(rows)} iterations, "
-            f"{kl / max(1, length):.2g} per token")
+    return f"at the end kl_to_reference is {kl:.3g}, {kl / max(1, length):.2g} nats per token"
 
-def _fell(run: Run, name: str, first: int, least: int, share: float, unit: str) -> str | None:
+def fell(run: Run, name: str, first: int, least: int, share: float) -> str | None:
     "The last quarter against the mean of the first few."
     xs = run[name]
     if len(xs) < least or not mean(last_quarter(xs)) < share * mean(xs[:first]):
         return None
-    return f"{name} fell from {mean(xs[:first]):.3g} to {mean(last_quarter(xs)):.2g} {unit}"
+    return f"{name} fell from {mean(xs[:first]):.3g} to {mean(last_quarter(xs)):.2g}"
 
 def entropy_collapse(run: Run) -> str | None:
     "A policy that is certain tries nothing any more."
-    return _fell(run, "entropy", 1, 4, .25, "nats per token")
+    return fell(run, "entropy", 1, 4, .25)
 
 def length_collapse(run: Run) -> str | None:
     "Responses keep something of the length that they began with."
-    return _fell(run, "response_length", 3, 6, 1 / 3, "tokens")
+    return fell(run, "response_length", 3, 6, 1 / 3)
 
 def variety_collapse(run: Run) -> str | None:
     "The responses of an iteration do not all say the same."
-    return _fell(run, "distinct_2", 3, 6, 1 / 3, "of all pairs of tokens")
+    return fell(run, "distinct_2", 3, 6, 1 / 3)
