@@ -122,11 +122,6 @@ def test_masked_mean_of_nothing_is_0_and_nan_is_not_forgiven():
     with pytest.raises(ValueError, match="no True"): core_masks.masked_mean(tensor([1., 2., 3.]), nothing)
 
 
-def test_the_mask_of_one_row_counts_once():
-    "Two rows, the mask given for one: the sum has four terms, the count is two. Twice the mean."
-    assert ours.masked_mean(torch.ones(2, 2), tensor([True, True])) == 2
-
-
 def test_bessel_comes_in_float32():
     "1/(1 − 1/7) = 7/6; float32 keeps 7 digits of it, also for float64 numbers."
     x = double(7)
@@ -147,13 +142,6 @@ def test_estimate_advantages(gamma, lam, masked):
     close(R, slow + values)
     white = slow_whiten(slow, mask, True)
     close(A, white if mask is None else torch.where(mask, white, 0.), rtol=1e-6, atol=1e-6)
-
-
-def test_estimate_advantages_is_gae_then_whiten():
-    "The core's gae over everything, bit for bit, where the core takes it: γ from 0 to 1."
-    values, rewards, all_of_it = double(4, 9), double(4, 9), torch.ones(4, 9, dtype=torch.bool)
-    A, R = core_advantages.gae(rewards, values, all_of_it, .97, .9)
-    close(ours.estimate_advantages(values, rewards, .97, .9), (ours.whiten(A), R), rtol=0, atol=1e-14)
 
 
 def test_estimate_advantages_by_hand():
