@@ -265,7 +265,7 @@ def test_a_collapse_is_in_the_summary(tmp_path, monkeypatch):
     monkeypatch.setattr(stages, "train_policy", shrinking)
     summary = run_reviews(tiny(corpus(tmp_path / "data", "a", 90, PRAISE, 3), tmp_path / "run", sft_steps=5, rm_epochs=.5, baselines=False))
     found = {f["name"]: f["evidence"] for f in summary["findings"]}
-    assert found["length collapse"] == "response_length fell from 14.4 to 3.3 tokens" and "variety collapse" in found
+    assert "from 14.4 to 3.3" in found["length collapse"] and "variety collapse" in found
 
 
 def test_long_texts_are_left_out(folder):
