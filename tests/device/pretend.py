@@ -87,7 +87,6 @@ def _refuse(what: str, why: str):
     raise DeviceError(f"{why} ({what}) at {_line()}")
 
 
-# --- each kernel ------------------------------------------------------------------------------------------------------
 def _common_place(func, args, kwargs) -> str | None:
     "Where the kernel runs, or a DeviceError."
     name, given = func.overloadpacket.__name__.removesuffix("_"), _tensors(args, kwargs)
@@ -121,7 +120,6 @@ class _Kernels(TorchDispatchMode):
         return out
 
 
-# --- each call --------------------------------------------------------------------------------------------------------
 def _to(x: Tensor, *args, **kwargs) -> Tensor:
     "Tensor.to in all its forms."
     given = [*args, kwargs.get("device"), kwargs.get("dtype"), kwargs.get("other")]

@@ -113,9 +113,8 @@ def test_train(gpu):
 def test_a_rollout_from_elsewhere(gpu):
     "Made by hand, or read from a file, it lies on the CPU: it is moved, with all that it holds."
     trainer = RLHFTrainer(tiny(), None, config(device="cuda"), tokenizer=TOKENIZER)
-    for before in (lambda r: r, lambda r: trainer.score(r, [reward, lambda texts: [None, *reward(texts)[1:]]]), lambda r: trainer.annotate(trainer.score(r, reward))):
+    for before in (lambda r: trainer.score(r, [reward, lambda texts: [None, *reward(texts)[1:]]]), lambda r: trainer.annotate(trainer.score(r, reward))):
         r = before(trainer.rollout(PROMPTS)).to_("cpu")
-        if r.scores is None: trainer.score(r, reward)
         trainer.optimize(trainer.advantages(r.to_("cpu")))
         assert on_gpu(*(x for x in [*vars(r).values(), *(r.score_parts or {}).values()] if torch.is_tensor(x)))
 
@@ -168,6 +167,9 @@ def test_agent(gpu, kind, tmp_path):
     (now.logprobs.sum() + now.values.sum() + now.entropy.sum()).backward()
     assert on_gpu(*now, *agent(ids, mask), agent.values(ids, mask, ids, mask), create_reference_model(agent))
     assert on_gpu(response_logprobs(agent.model, ids, mask, ids, mask), response_logits(agent.model, ids, mask, ids, mask))
+    r = write(agent.model, TOKENIZER, [p for p in PROMPTS for _ in range(2)], 5, batch_size=6)
+    best, _ = best_of_n(r, reward(r.texts), 2)
+    assert on_gpu(best.response_ids, finished(best, EOS), kl_to_reference(agent.model, tiny(kind, seed=1).cuda(), best, batch_size=3))
     agent.save_pretrained(tmp_path)
     assert on_gpu(Agent.from_pretrained(tmp_path).cuda())
     with pytest.raises(DeviceError): agent.evaluate(ids.cpu(), mask.cpu(), ids, mask)  # tensors are taken where the model is, as by every module of torch
@@ -198,13 +200,6 @@ def test_language_model(kind):
         lm, here, also = trained("cuda")
         assert on_gpu(lm)
     assert all(map(same, here, there)) and nats == pytest.approx(also, rel=1e-4)
-
-
-def test_write_and_best_of_n(gpu):
-    lm = tiny().cuda()
-    r = write(lm, TOKENIZER, [p for p in PROMPTS for _ in range(2)], 5, batch_size=6)
-    best, _ = best_of_n(r, reward(r.texts), 2)
-    assert len(best) == len(PROMPTS) and on_gpu(best.response_ids, finished(best, EOS), kl_to_reference(lm, tiny(seed=1).cuda(), best, batch_size=3))
 
 
 def test_resume(gpu, tmp_path):

@@ -7,8 +7,9 @@ import warnings
 import peft
 import pytest
 import torch
+from deep import first
 from peft import LoraConfig, PeftModel, get_peft_model
-from small_models import families, tiny  # noqa: E402
+from small_models import families, tiny
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -157,7 +158,7 @@ def test_the_sampler_reads_adapters_and_writes_what_the_model_would(name):
     assert type(steps) is (OwnSteps if name in ("gpt2", "llama") else LibrarySteps)
 
 
-@pytest.mark.parametrize("name, value_model", [("gpt2", None), ("llama", "copy")])
+@pytest.mark.parametrize("name, value_model", first(1, [("llama", "copy"), ("gpt2", None)]))
 def test_on_weights_in_bfloat16_adapters_learn_in_float32(name, value_model, tmp_path):
     "Sampled, annotated, trained, saved and loaded: sampler and training forward agree, and the small steps arrive."
     base = tiny(name, std=.05).bfloat16()
@@ -180,8 +181,7 @@ def test_on_weights_in_bfloat16_adapters_learn_in_float32(name, value_model, tmp
 
 
 def test_what_the_step_does_not_know_goes_through_the_library():
-    dora = get_peft_model(tiny("llama"), LoraConfig(r=2, target_modules=["q_proj"], use_dora=True)).get_base_model()
-    assert "more than LoRA" in why_not(dora) or "Dora" in why_not(dora)
+    assert why_not(get_peft_model(tiny("llama"), LoraConfig(r=2, target_modules=["q_proj"], use_dora=True)).get_base_model())
     merged = trained()
     for layer in [m for m in merged.modules() if isinstance(m, peft.tuners.lora.LoraLayer)]: layer.merge()
     assert "merged" in why_not(merged)
@@ -213,8 +213,8 @@ PROMPTS = ["w1 w2", "w3", "w4 w5", "w0"]
 def score(texts): return [t.count("w5") - .1 * len(t.split()) for t in texts]
 
 
-def make(value_model=None, seed=5, name="llama"):
-    model = tiny(name)
+def make(value_model=None, seed=5, base=0):
+    model = tiny("llama", seed=base)
     torch.manual_seed(seed)
     return Agent(get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "down_proj"])), value_model)
 
@@ -237,14 +237,12 @@ def test_training_moves_adapters_and_values_and_resumes_to_the_bit(tmp_path, val
     assert [r["reward_mean"] for r in second.train(PROMPTS, score, steps=2, progress=False, held_out=PROMPTS)] == [r["reward_mean"] for r in rest]
     assert all(torch.equal(a, b) for a, b in zip(first.agent.state_dict().values(), second.agent.state_dict().values()))
     first.load_best()
-    third = trainer(Agent(get_peft_model(tiny("llama", seed=8), LoraConfig(r=2, target_modules=["q_proj", "down_proj"])), value_model))
-    with pytest.raises(ValueError, match="is not the one"): third.load_state(*load_checkpoint(path))
+    with pytest.raises(ValueError, match="is not the one"): trainer(make(value_model, base=8)).load_state(*load_checkpoint(path))
 
 
 @pytest.mark.parametrize("value_model", [None, "copy"])
 def test_saved_and_loaded_alone_and_in_pefts_own_format(tmp_path, value_model):
-    agent = make(value_model, name="llama")
-    torch.manual_seed(2)
+    agent = make(value_model)
     for p in what_learns(agent).values(): nn.init.normal_(p)
     agent.save_pretrained(tmp_path)
     again = Agent.from_pretrained(tmp_path, base=tiny("llama"))
@@ -270,9 +268,6 @@ def test_what_is_refused(monkeypatch):
 
 # --- out of torch.compile: the backend here runs what was traced as it stands, without a C++ compiler ---
 
-QUERY, RESPONSE = pad([[1, 5, 7], [4]], 0, side="left"), pad([[8, 2], [2, 8, 3, 7, 2]], 0)
-
-
 def test_a_compiled_policy_says_what_the_plain_one_says(tmp_path):
     torch._dynamo.reset()
     model, calls = tiny(std=.1), []
@@ -281,7 +276,7 @@ def test_a_compiled_policy_says_what_the_plain_one_says(tmp_path):
     plain = Agent(model)
     torch.nn.init.normal_(plain.value_head.weight)
     agent.value_head.load_state_dict(plain.value_head.state_dict())
-    said, found = (a.evaluate(*QUERY, *RESPONSE) for a in (plain, agent))
+    said, found = (a.evaluate(*pad([[1, 5, 7], [4]], 0, side="left"), *pad([[8, 2], [2, 8, 3, 7, 2]], 0)) for a in (plain, agent))
     for x, y in zip(said, found, strict=True): torch.testing.assert_close(y, x, atol=1e-5, rtol=1e-5)
     assert calls, "nothing was compiled"
     for e in (said, found): (e.logprobs.sum() + e.values.sum()).backward()

@@ -74,25 +74,16 @@ def test_our_step_says_what_the_model_says_while_rows_leave(name, poison):
     assert why_not(model) is None
     logits, step = begin(model, *queries(poison), 6)
     assert type(step) is OwnSteps
-    close(model, logits, range(4), 0)
-    close(model, step(NEW[:, 0]), range(4), 1)
-    close(model, step(NEW[:, 1]), range(4), 2)
-    step.keep(torch.tensor([0, 3, 2]))                       # row 1 ends, row 3 takes its place
-    close(model, step(NEW[[0, 3, 2], 2]), [0, 3, 2], 3)
-    step.keep(torch.tensor([2, 1]))                          # and row 0
-    close(model, step(NEW[[2, 3], 3]), [2, 3], 4)
-    step.keep(torch.tensor([1]))
-    close(model, step(NEW[[3], 4]), [3], 5)
-    close(model, step(NEW[[3], 5]), [3], 6)                  # to the last place of the buffers
+    two_rows_leave(model, logits, step)
 
 
 def two_rows_leave(model, logits, step):
     close(model, logits, range(4), 0)
     close(model, step(NEW[:, 0]), range(4), 1)
-    step.keep(torch.tensor([0, 3, 2]))
+    step.keep(torch.tensor([0, 3, 2]))                       # row 1 ends, row 3 takes its place
     close(model, step(NEW[[0, 3, 2], 1]), [0, 3, 2], 2)
-    step.keep(torch.tensor([2, 1]))
-    close(model, step(NEW[[2, 3], 2]), [2, 3], 3)
+    step.keep(torch.tensor([2, 1]))                          # and row 0
+    for t in range(2, 6): close(model, step(NEW[[2, 3], t]), [2, 3], t + 1)  # to the last place of the buffers
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -104,7 +95,6 @@ def test_everything_else_goes_through_the_library_and_rows_leave_too(name):
     assert type(step) is LibrarySteps
     if "dynamic" in name: model.config.max_position_embeddings = 40
     two_rows_leave(model, logits, step)
-    for t in range(3, 6): close(model, step(NEW[[2, 3], t]), [2, 3], t + 1)
 
 
 T = transformers
@@ -133,12 +123,8 @@ def test_a_model_without_keys_and_values_reads_each_row_as_if_alone(name, poison
 def test_a_cache_that_cannot_let_rows_go_keeps_them(monkeypatch):
     model = tiny(OTHERS["qwen2"]())
     monkeypatch.setattr(library_steps, "plain_cache", lambda *_: False)
-    _, step = begin(model, *queries(), 6)
-    step(NEW[:, 0])
-    step.keep(torch.tensor([0, 3, 2]))
-    close(model, step(NEW[[0, 3, 2], 1]), [0, 3, 2], 2)
-    step.keep(torch.tensor([2, 1]))
-    close(model, step(NEW[[2, 3], 2]), [2, 3], 3)
+    logits, step = begin(model, *queries(), 6)
+    two_rows_leave(model, logits, step)
     assert len(step.past.layers[0].keys) == 4
 
 

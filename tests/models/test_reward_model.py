@@ -134,15 +134,14 @@ def test_from_causal_lm(name):
     assert getattr(lm.config, "reward_mean", None) is None
 
 
-@pytest.mark.parametrize("tokenizer", [SHARED, DISTINCT], ids=["pad is eos", "pad of its own"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name, tokenizer", [(name, DISTINCT if name == "qwen2" else SHARED) for name in CONFIGS])
 def test_save_and_load(name, tokenizer, tmp_path):
     reward_model = make(name, tokenizer).eval()
     texts = ["good film", "bad", "the plot is bad"]
     mean, std = reward_model.normalise(texts)
     reward_model.save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.bin")) and (tmp_path / "model.safetensors").exists()
-    for loaded in (RewardModel.from_pretrained(tmp_path), RewardModel.from_pretrained(tmp_path, tokenizer), RewardModel(tmp_path, tokenizer)):
+    for loaded in (RewardModel.from_pretrained(tmp_path), RewardModel(tmp_path, tokenizer)):
         ours, theirs = reward_model.model.state_dict(), loaded.model.state_dict()
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)  # weights: to the bit
         assert loaded.score(texts) == pytest.approx(reward_model.score(texts), abs=rounding(reward_model, texts))
