@@ -9,6 +9,7 @@ from instruct_goose.recipes.stages import spread
 
 sys.path.insert(0, str(ROOT / "evidence"))
 from gpu import gpu_table  # noqa: E402
+from lesson_code import lesson_module  # noqa: E402
 
 sys.path.pop(0)  # it has a playground.py, as docs/ has
 
@@ -78,7 +79,9 @@ def family_table() -> str:
 def tried_table() -> str:
     "What the recorded long tests tried, and what went wrong."
     from instruct_goose.doctor.diagnosis import diagnose
-    from instruct_goose.worlds.gallery import BUGS, HEALTHY, gallery_config, to_metrics
+
+    lesson = lesson_module("learn/22_bug_hunt")
+    BUGS, HEALTHY, gallery_config, to_metrics = lesson.BUGS, lesson.HEALTHY, lesson.gallery_config, lesson.to_metrics
 
     read = lambda name: json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))
     resume, fuzz, probes, gallery, doctor, later, exact = map(read, ("resume", "fuzz", "probes", "gallery", "doctor", "doctor_unseen", "exact_world"))

@@ -8,6 +8,7 @@ Browsers load neither modules nor workers from a file. So the modules are joined
 import argparse
 import json
 import re
+import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent / "playground"
@@ -66,10 +67,13 @@ def train_start():
     "SFT and the reward model, by the library: half a minute."
     import torch
 
-    from instruct_goose.worlds.playground import train_policy, train_reward, write_start
+    sys.path.append(str(HERE.parents[1] / "evidence"))
+    from lesson_code import lesson_module
+
+    model = lesson_module("guides/playground")
 
     torch.set_num_threads(1)
-    write_start(HERE / "start.json", train_policy(), train_reward())
+    model.write_start(HERE / "start.json", model.train_policy(), model.train_reward())
 
 
 def main():

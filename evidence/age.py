@@ -1,6 +1,6 @@
 """Which evidence is older than the code that it measures: `python evidence/age.py`; exit status 1 if any is.
 
-The code of a record is its module in instruct_goose and everything of the package that this one imports, near or far. Functions are
+The code of a record is its module in instruct_goose, or what its lesson defines, and everything of the package that this one imports, near or far. Functions are
 compared by name and program, wherever they stood then: a module that moved is no change, nor is a comment, a docstring or a type.
 """
 import ast
@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+from lesson_code import source_of
+
 root = Path(__file__).parents[1]
 MEASURES = {"quickstart": "recipes.quickstart",
             "reviews": "recipes.ratings", "family": "recipes.quickstart",
-            "control": "worlds.control", "exact_world": "worlds.exact_world", "gallery": "worlds.gallery", "doctor": "worlds.gallery", "doctor_unseen": "worlds.gallery",
+            "control": "worlds.control", "exact_world": "worlds.exact_world", "gallery": "learn/22_bug_hunt", "doctor": "learn/22_bug_hunt", "doctor_unseen": "learn/22_bug_hunt",
             "probes": "worlds.probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "details": "worlds.exact_world",
-            "distillation": "variants.distillation", "playground": "worlds.playground", "trackers": "runs.trackers",
+            "distillation": "variants.distillation", "playground": "guides/playground", "trackers": "runs.trackers",
             "recipes": "recipes.smollm",
             "smollm_reviews": "recipes.smollm",
             "reports/quickstart": "recipes.quickstart", "reports/smollm-sentiment": "recipes.smollm"}
+
+LESSONS = ("learn/22_bug_hunt", "guides/playground")  # what they define is no part of the package
 
 
 def imports(module: str, tree: ast.Module) -> Iterator[str]:
@@ -83,8 +87,9 @@ def reached(start: str, read: Callable[[str], str | None]) -> dict[str, str]:
     while todo:
         module = todo.pop()
         if not module or module in found: continue
-        text = read(f"instruct_goose/{module.replace('.', '/')}.py")
+        text = read(f"nbs/{module}.ipynb" if "/" in module else f"instruct_goose/{module.replace('.', '/')}.py")
         if text is None: continue
+        if "/" in module: text = source_of(text)
         found[module] = text
         todo += imports(module, ast.parse(text))
     return found
@@ -96,6 +101,9 @@ def at(commit: str, folder: Path = root) -> frozenset[tuple[str, str]]:
     packed = subprocess.run(["git", "archive", "--format=tar", commit, "instruct_goose"], cwd=folder, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         texts = {m.name: tar.extractfile(m).read().decode("utf-8") for m in tar if m.isfile() and m.name.endswith(".py")}
+    for lesson in LESSONS:
+        shown = subprocess.run(["git", "show", f"{commit}:nbs/{lesson}.ipynb"], cwd=folder, capture_output=True)
+        if not shown.returncode: texts[lesson] = source_of(shown.stdout.decode("utf-8"))
     return frozenset(piece for text in texts.values() for piece in pieces(text))
 
 

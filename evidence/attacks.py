@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from lesson_code import lesson_module
 
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.models.agent import Agent, create_reference_model
@@ -22,9 +23,9 @@ from instruct_goose.supervised.fit import torch_threads
 from instruct_goose.training import rollout as training_rollout
 from instruct_goose.training.callbacks import Callback, RecheckRewards
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.worlds import gallery
-from instruct_goose.worlds.gallery import replaced, top_k
 
+gallery = lesson_module("learn/22_bug_hunt")
+replaced, top_k = gallery.replaced, gallery.top_k
 SEEDS = (0, 1, 2)
 
 

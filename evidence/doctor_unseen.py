@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from attacks import Attack, KeepTokens, findings, visited
+from lesson_code import lesson_module
 
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.objective.advantages import ADVANTAGES
@@ -28,10 +29,10 @@ from instruct_goose.training.rollout import finished
 from instruct_goose.training.sampling import PolicySampler
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.training.updates import advantages_of, clip_gradients
-from instruct_goose.worlds import gallery
-from instruct_goose.worlds.gallery import replaced
 from instruct_goose.worlds.probes import run_probes, tiny_world
 
+gallery = lesson_module("learn/22_bug_hunt")
+replaced = gallery.replaced
 PROMPTS = ["", "a", "b c", "c", "a b", "b"]
 
 

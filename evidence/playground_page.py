@@ -18,9 +18,12 @@ root = Path(__file__).parents[1]
 sys.path[:0] = [str(root / "docs"), str(root / "tests/repo"), str(root / "evidence")]
 import playground  # noqa: E402
 from chromium import Chromium  # noqa: E402
+from lesson_code import lesson_module  # noqa: E402
 from run import origin  # noqa: E402
 
-from instruct_goose.worlds.playground import PlaygroundSettings, read_start, train  # noqa: E402
+model = lesson_module("guides/playground")
+PlaygroundSettings, read_start, train = model.PlaygroundSettings, model.read_start, model.train
+
 
 EXPERIMENTS = {  # as in docs/playground/experiments.js
     "kl": [({"beta": 0}, 120)], "clip": [({"epochs": 8}, 40), ({"epochs": 8, "clip": 1e6}, 40)], "lambda": [({"lam": 0}, 40), ({"lam": 1}, 40)],

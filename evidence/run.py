@@ -34,7 +34,7 @@ from pathlib import Path
 
 import quickstart
 import reported
-from lesson_code import defined_in
+from lesson_code import defined_in, lesson_module
 from quickstart import CURVES, in_lines, open_block, rounded, settings_in
 
 root = Path(__file__).parents[1]
@@ -334,7 +334,7 @@ def probes(processes: int = 3) -> dict:
 def gallery(known: dict | None) -> dict:
     """Every bug of the gallery and every healthy setting, three seeds: what the doctor reads, and which guard of the library objects.
     With a record that is known already, only what it lacks."""
-    from instruct_goose.worlds import gallery as g
+    g = lesson_module("learn/22_bug_hunt")
 
     whole = known or {"bugs": {}, "healthy": {}, "guards": {}}
     if known and known["config"] != g.SMALL: raise SystemExit("evidence/gallery.json has other settings: record all of it, without --missing")

@@ -1,6 +1,7 @@
 """The doctor on recorded runs, and on metrics made by hand, one rule at a time."""
 import json
 import math
+import sys
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
@@ -13,9 +14,13 @@ from instruct_goose.doctor.diagnosis import _STAGES, LADDER, RULES, diagnose, re
 from instruct_goose.doctor.diagnosis import unchecked as unread
 from instruct_goose.doctor.rules import KEYS, SETTINGS, Run, above, reward_scale, start_kl
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.worlds.gallery import BUGS, HEALTHY, gallery_config, to_metrics
 
 root = Path(__file__).parents[2]
+sys.path.append(str(root / "evidence"))
+from lesson_code import lesson_module  # noqa: E402
+
+gallery = lesson_module("learn/22_bug_hunt")
+BUGS, HEALTHY, gallery_config, to_metrics = gallery.BUGS, gallery.HEALTHY, gallery.gallery_config, gallery.to_metrics
 record = json.loads((root / "evidence/gallery.json").read_text("utf-8"))
 seeds = pytest.mark.parametrize("seed", [0, 1, 2])
 

@@ -1,16 +1,21 @@
 """The playground's model: its random numbers, its rollout, its reward by hand, and that training does what the page says."""
 import copy
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
-from instruct_goose.worlds import playground as pg
 from instruct_goose.worlds.film_reviews import write_reviews
 
-START = Path(__file__).parents[2] / "docs/playground/start.json"
+root = Path(__file__).parents[2]
+sys.path.append(str(root / "evidence"))
+from lesson_code import lesson_module  # noqa: E402
+
+pg = lesson_module("guides/playground")
+START = root / "docs/playground/start.json"
 
 
 @pytest.fixture(scope="module")
