@@ -46,7 +46,6 @@ def find(names: list[str]) -> list[Path]:
 
 def run(path: Path) -> dict:
     "One notebook; `fell` is None, or where and why."
-    os.environ["GOOSE_LESSON"] = title(path)
     cfg, pretty, fell = get_config(), CaptureShell.prettytb, {}
 
     def caught(shell, *args, **kwargs):

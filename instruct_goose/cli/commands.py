@@ -227,25 +227,20 @@ def load_trainer(
 ) -> Callable[..., RLHFTrainer]:
     "The class. Raises ValueError where there is none; an error inside the module is its own."
     module, _, name = place.partition(":")
-    if not (module and name) or "/" in module or module.endswith(".py"):
+    if not name or module.endswith(".py"):
         raise ValueError(f"--trainer is {place!r}: write module:Class, such as "
                          "my_trainer:MyTrainer for the class MyTrainer in my_trainer.py")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    sys.path.insert(0, str(Path.cwd()))
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as e:
         if e.name is None or not f"{module}.".startswith(f"{e.name}."):
             raise
         raise ValueError(f"--trainer: there is no module {e.name!r} here. Start the command in "
-                         f"the directory that holds {e.name.split('.')[0]}.py, or install the "
-                         "package") from None
+                         "the directory that holds it, or install the package") from None
     kind = getattr(found, name, None)
     if not callable(kind):
-        classes = [n for n, x in vars(found).items()
-                   if isinstance(x, type) and x.__module__ == module]
-        raise ValueError(f"--trainer: the module {module} has no class {name!r}. Its classes: "
-                         f"{', '.join(classes) or 'none'}")
+        raise ValueError(f"--trainer: the module {module} has no class {name!r}")
     return cast(Callable[..., RLHFTrainer], kind)
 
 # %% ../../nbs/reference/cli/commands.ipynb #2aeed00a
@@ -276,16 +271,12 @@ class DoctorConfig(Settings):
 def run_doctor(config: DoctorConfig) -> list[Finding]:
     "Print the findings, and return them. Finding something is no failure of the command."
     metrics, note = read_metrics(config.run_dir)
-    path = Path(config.run_dir) / "config.json"
+    path, summary = (config.run_dir / f"{name}.json" for name in ("config", "summary"))
+    settings = read_json(path, "the configuration of the run") if path.is_file() else None
+    if settings is not None and summary.is_file():
+        settings |= of_stage(read_json(summary, "the summary of the run"))
     try:
-        settings = dict(json.loads(path.read_bytes())) if path.is_file() else None
-    except (ValueError, TypeError) as e:
-        raise ValueError(f"{path} holds no settings: {e}") from None
-    try:
-        tokens = read_tokens(Path(config.run_dir) / "tokens.jsonl")
-        summary = Path(config.run_dir) / "summary.json"
-        if settings is not None and summary.is_file():
-            settings |= of_stage(read_json(summary, "the summary of the run"))
+        tokens = read_tokens(config.run_dir / "tokens.jsonl")
         findings = diagnose(metrics, settings, tokens)
         text = report(findings, metrics, tokens)
     except (ValueError, TypeError) as e:

@@ -4,9 +4,10 @@ import subprocess
 import sys
 
 import pytest
+from deep import first
 from rated_files import PRAISE, corpus
 
-from instruct_goose.cli.main import COMMANDS, flags, main
+from instruct_goose.cli.main import flags, main
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.recipes import quickstart, ratings
 from instruct_goose.recipes.quickstart import QuickstartConfig
@@ -80,14 +81,11 @@ def test_a_directory_that_holds_a_run_is_refused(run, monkeypatch):
 
 
 @pytest.mark.parametrize("args, code, says", [
-    (["quickstart", "--lam", "2"], 2, "lam"), (["quickstart", "--clip", "0"], 2, "clip"), (["quickstart", "--beta", "-1"], 2, "beta"),
-    (["quickstart", "--steps", "0"], 2, "steps"), (["quickstart", "--algorithm", "dqn"], 2, "'remax'"), (["quickstart", "--sede", "1"], 2, "--seed"),
-    ([], 2, "quickstart"), (["reviews", "--data", ".", "--algorithm=dqn"], 2, "'remax'"), (["quickstart", "--algorithm"], 2, "--algorithm"),
-    (["quickstart", "--algorithm", "grpo", "--group-size", "1"], 2, "group_size is 1"), (["quickstart", "--advantage", "group_mean"], 2, "group_size is 1"),
+    (["quickstart", "--beta", "-1"], 2, "beta"), (["quickstart", "--steps", "0"], 2, "steps"), (["quickstart", "--algorithm", "dqn"], 2, "'remax'"),
+    ([], 2, "quickstart"), (["quickstart", "--algorithm", "grpo", "--group-size", "1"], 2, "group_size is 1"),
     (["reviews"], 2, "data"), (["reviews", "--data", "."], 1, "GroundTruth"), (["sample", "here"], 1, "here"),
-    (["probe", "kl", "speed"], 1, "'speed'"), (["probe", "--trainer", "mine"], 1, "module:Class"), (["probe", "--trainer", "mine.py:Mine"], 1, "module:Class"),
-    (["probe", "--trainer", "no_such_module:Mine"], 1, "no_such_module.py"), (["probe", "--trainer", "json:Mine"], 1, "no class 'Mine'"),
-    (["probe", "--trainer", "json.mine:Mine"], 1, "'json.mine'"),
+    (["probe", "kl", "speed"], 1, "'speed'"), (["probe", "--trainer", "mine.py:Mine"], 1, "module:Class"),
+    (["probe", "--trainer", "json:Mine"], 1, "no class 'Mine'"), (["probe", "--trainer", "json.mine:Mine"], 1, "'json.mine'"),
     (["doctor"], 2, "PATH"), (["doctor", "here"], 1, "metrics.jsonl is missing"), (["doctor", "."], 1, "runs/quickstart")])
 def test_what_is_refused_names_itself_and_leaves_nothing(tmp_path, monkeypatch, capsys, args, code, says):
     monkeypatch.chdir(tmp_path)
@@ -109,32 +107,16 @@ def parsed(monkeypatch):
     return parse
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", first(2, PRESETS))
 def test_algorithm_is_the_preset_and_other_flags_override_it(parsed, name, tmp_path):
     quick, reviews = QuickstartConfig.preset(name), ReviewsConfig.preset(name, data=tmp_path)
     assert parsed("quickstart", "--algorithm", name) == quick and type(parsed("quickstart", "--algorithm", name)) is QuickstartConfig
     assert parsed("reviews", "--data", str(tmp_path), f"--algorithm={name}") == reviews
-    changed = QuickstartConfig.preset(name, clip=.11, beta=.5, steps=3, group_size=4, clip_high=None)
-    flags = ["--clip", ".11", "--beta", "0.5", "--steps", "3", "--group-size", "4", "--clip-high", "None"]
-    for args in ([*flags, "--algorithm", name], ["--algorithm", name, *flags], [*flags[:4], f"--algorithm={name}", *flags[4:]]):
-        assert parsed("quickstart", *args) == changed
+    flags = ["--clip", ".11", "--group-size", "4", "--clip-high", "None"]
+    for args in ([*flags, "--algorithm", name], ["--algorithm", name, *flags]):
+        assert parsed("quickstart", *args) == QuickstartConfig.preset(name, clip=.11, group_size=4, clip_high=None)
     assert parsed("quickstart", "--algorithm", "grpo", "--algorithm", name) == quick  # the last counts, as for any flag
-
-
-def test_without_the_flag_the_defaults_hold(parsed):
-    assert parsed("quickstart") == QuickstartConfig() and parsed("quickstart", "--advantage", "return").algorithm == "reinforce_pp"
-
-
-def test_help_shows_the_presets_and_their_values(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "140")
-    def shown(*args):
-        with pytest.raises(SystemExit) as stop: main([*args, "--help"])
-        assert stop.value.code == 0
-        return " ".join(capsys.readouterr().out.replace("│", " ").split())
-    plain, gspo = shown("quickstart"), shown("reviews", "--algorithm", "gspo")
-    for text in (plain, gspo): assert "--algorithm {" + ",".join(PRESETS) + "}" in text and "is cut (default" in text
-    assert "(default: ppo)" in plain and "is cut (default: 0.2)" in plain
-    assert "(default: gspo)" in gspo and "is cut (default: 0.0003)" in gspo and "(default: sequence)" in gspo
+    assert parsed("quickstart") == QuickstartConfig()
 
 
 def test_a_run_of_another_algorithm_says_so(tmp_path, monkeypatch, capsys):
@@ -154,7 +136,7 @@ def test_a_run_of_another_algorithm_says_so(tmp_path, monkeypatch, capsys):
     assert all("baseline_mean" in json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines())
 
 
-@pytest.mark.parametrize("command", [["quickstart"], ["reviews", "--data", "texts"], ["recipe", "smollm-sentiment", "--stand-in"]])
+@pytest.mark.parametrize("command", first(1, [["quickstart"], ["reviews", "--data", "texts"], ["recipe", "smollm-sentiment", "--stand-in"]]))
 def test_a_tracker_that_is_no_tracker_or_not_installed_is_refused_and_leaves_nothing(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     corpus(tmp_path / "texts", "a", 30, PRAISE, 3)
@@ -178,12 +160,6 @@ heavy = [m for m in ("torch", "transformers", "numpy", "matplotlib") if m in sys
 sys.exit(f"loaded: {{heavy}}" if heavy else 0)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and "instruct-goose" in done.stdout, done.stderr
-
-
-def test_the_list_of_commands_says_what_each_class_says():
-    for name, command in COMMANDS.items():
-        kind, run = command.load()
-        assert " ".join(kind.__doc__.split()) == command.about and callable(run), name
 
 
 # ── probe ──
@@ -219,17 +195,6 @@ def test_an_error_inside_the_module_is_its_own(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match=r"not_installed_here.*half_written.py, line 1"): main(["probe", "--trainer", "half_written:Mine"])
 
 
-def test_a_class_without_parts_is_not_judged_and_not_passed(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    (tmp_path / "bare_trainer.py").write_text("class Bare:\n    def __init__(self, *args, **options): pass")
-    with pytest.raises(SystemExit) as stop: main(["probe", "--trainer", "bare_trainer:Bare"])
-    shown = capsys.readouterr().out
-    assert stop.value.code == 1 and shown.count("skipped") == 7 and "no method train" in shown and "0 of 7 passed" in shown
-    with pytest.raises(SystemExit) as stop: main(["probe", "--trainer", "bare_trainer:bar"])
-    assert "Its classes: Bare" in stop.value.code
-
-
 # ── doctor ──
 
 HEALTHY = [{"iteration": i, "reward_mean": .1 * i, "kl_to_reference": .02 * i, "kl_estimate": .02 * i, "max_sampler_deviation": 1e-6} for i in range(6)]
@@ -252,31 +217,18 @@ def test_doctor_names_what_looks_wrong_and_exits_0(tmp_path, capsys, metrics, en
     assert bool(findings) == (metrics is NOISY) and all({"name", "severity", "what", "evidence", "lesson", "cure"} <= f.keys() for f in findings)
 
 
-def test_doctor_reads_a_run_of_the_command(run, capsys):
-    main(["doctor", str(run[0] / "runs/quickstart")])
-    shown = capsys.readouterr()
-    assert shown.out.strip() and not shown.err
-
-
-@pytest.mark.parametrize("cut", ['{"iteration": 6, "rew', '{"iteration": 6, "name": "\u00e9'.encode()[:-1], "12"])
+@pytest.mark.parametrize("cut", [b'{"iteration": 6, "rew', '{"iteration": 6, "name": "\u00e9'.encode()[:-1]])
 def test_a_last_line_that_is_cut_is_left_out_with_a_note(tmp_path, capsys, cut):
     written(tmp_path, HEALTHY)
-    with (tmp_path / "metrics.jsonl").open("ab") as file: file.write(cut if isinstance(cut, bytes) else cut.encode())
+    with (tmp_path / "metrics.jsonl").open("ab") as file: file.write(cut)
     main(["doctor", str(tmp_path)])
     shown = capsys.readouterr()
     assert "Nothing looks wrong" in shown.out and "line 7 is cut short" in shown.err
 
 
-def test_a_last_line_without_its_newline_counts(tmp_path, capsys):
-    main(["doctor", written(tmp_path, NOISY[:1] + HEALTHY[1:4] + NOISY[4:], end="")])
-    assert not capsys.readouterr().err
-
-
 @pytest.mark.parametrize("spoil, says", [
-    ({3: b"[" * 100_000}, ["line 3 is no JSON"]), ({2: b"[1, 2]", 5: b"7"}, ["line 2 is a list"]),
-    ({4: b'{"a": "\xff"}'}, ["line 4 is no UTF-8"]), ({i: b"?" for i in range(1, 7)}, ["line 1"]),
-    ({2: b'{"iteration": 1, "reward_mean": NaN}'}, ["reward_mean in metrics[1]"]), ({2: b'{"iteration": 1, "reward_mean": "high"}'}, ["not a number"]),
-    ({i: b"" for i in range(1, 7)}, ["no metrics"])])
+    ({2: b"[1, 2]", 5: b"7"}, ["line 2 is a list"]), ({4: b'{"a": "\xff"}'}, ["line 4 is no UTF-8"]),
+    ({2: b'{"iteration": 1, "reward_mean": NaN}'}, ["reward_mean in metrics[1]"]), ({i: b"" for i in range(1, 7)}, ["no metrics"])])
 def test_damaged_lines_are_named_by_their_number(tmp_path, spoil, says):
     written(tmp_path, HEALTHY)
     lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
@@ -285,11 +237,9 @@ def test_damaged_lines_are_named_by_their_number(tmp_path, spoil, says):
     assert all(word in stop.value.code for word in [*says, str(tmp_path)]), stop.value.code
 
 
-@pytest.mark.parametrize("settings", ["{", "7"])
-def test_damaged_settings_are_named(tmp_path, settings):
-    (tmp_path / "config.json").write_text(settings)
-    with pytest.raises(SystemExit) as stop: main(["doctor", written(tmp_path, HEALTHY)])
-    assert "config.json holds no settings" in stop.value.code
+def test_damaged_settings_are_named(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(SystemExit, match="config.json"): main(["doctor", written(tmp_path, HEALTHY)])
 
 
 def test_a_seed_that_cannot_be_is_not_blamed_on_the_trainer(capsys):

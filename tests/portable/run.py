@@ -1,11 +1,11 @@
 """Lessons and tests (all but tests/repo, which reads files) on other machines' arithmetic: `make portable`, or `make portable ARGS="avx2 jitter:1-3 python3.12"`.
 
-native       as it is here, and what draws initial weights and trains them is noted down
+native       as it is here
 default      no vector instructions: torch's and oneDNN's plainest kernels, MKL's compatible ones
 avx2, avx512 as on processors with and without AVX-512
 threads      two torch threads, whatever a lesson asks for
 gpu          the lessons where torch sees a GPU, which it does not anywhere else here
-jitter:n     initial weights times (1 + 1e-6·noise), draw n of 1 to 10: the lessons and test files that train
+jitter:n     initial weights times (1 + 1e-6·noise), draw n of 1 to 10
 python3.n    another Python, with constraints.txt, in .venv-portable/
 
 Prints which assertion fell under which, and writes evidence/portable.json; each variant replaces its own entry there. With `--again` only what fell
@@ -81,46 +81,35 @@ def tests_of(report: Path) -> tuple[int, int, list[dict]]:
     return len(cases) - skipped, skipped, fell
 
 
-def still(notes: list[str], lessons: list[str], files: list[str]) -> dict:
-    "Lessons and test files that did not both draw initial weights and let an optimizer step."
-    draw, step = ({line.split("::")[0].removeprefix(f"{what} ") for line in notes if line.startswith(what)} for what in ("draws", "steps"))
-    return {"notebooks": [n for n in lessons if n not in draw & step], "tests": [f for f in files if f not in draw & step]}
-
-
 def again(variant: str, entry: dict, python: str, workers: int) -> dict:
     "The entry, after another run of what fell in it."
     lessons = [f["notebook"] for f in entry["fell"] if "notebook" in f]
     files = sorted({f["test"].partition("::")[0] for f in entry["fell"] if "test" in f})
-    ran = run(variant, python, workers, {}, lessons, files)
+    ran = run(variant, python, workers, lessons, files)
     where = ran["origin"] | {"command": f"python tests/portable/run.py --again {variant}"}
     return entry | {"fell": ran["fell"], "again": [*entry.get("again", []), {"origin": where, "had_fallen": entry["fell"]}]}
 
 
-def run(variant: str, python: str, workers: int, quiet: dict, lessons: list[str] | None = None, files: list[str] | None = None) -> dict:
-    "Notebooks, then tests: all, or those named. `quiet`: what does not draw initial weights and train them, so that a jitter cannot grow there."
-    env, start, some = environment(variant), time.time(), lessons is not None
+def run(variant: str, python: str, workers: int, lessons: list[str] | None = None, files: list[str] | None = None) -> dict:
+    "Notebooks, then tests: all, or those named."
+    env, start = environment(variant), time.time()
     with tempfile.TemporaryDirectory() as folder:
-        notes, notebooks, report = (Path(folder) / name for name in ("notes", "notebooks.json", "tests.xml"))
-        if variant == "native": env["GOOSE_NOTES"] = str(notes)
-        jitter = variant.startswith("jitter")
-        if not some:
+        notebooks, report = (Path(folder) / name for name in ("notebooks.json", "tests.xml"))
+        if lessons is None:
             lessons = sorted(p.relative_to(root / "nbs").with_suffix("").as_posix() for p in (root / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
             files = sorted(p.relative_to(root).as_posix() for p in (root / "tests").rglob("test_*.py") if "repo" not in p.parts)  # that one reads files
-        skip = set(quiet.get("notebooks", []) + quiet.get("tests", [])) if jitter else set()
         env["PATH"] = f"{Path(python).parent}{os.pathsep}{env['PATH']}"
         if lessons:
-            subprocess.run([python, "tests/notebooks.py", "--workers", str(workers), "--json", notebooks, *(n for n in lessons if n not in skip)], cwd=root, env=env)
+            subprocess.run([python, "tests/notebooks.py", "--workers", str(workers), "--json", notebooks, *lessons], cwd=root, env=env)
         if files and variant != "gpu":  # tests do not let a GPU be seen
             subprocess.run([python, "-m", "pytest", "-n", str(workers), "--dist", "worksteal", "-p", "no:cacheprovider", "-o", "junit_family=xunit1",
-                            f"--junitxml={report}", *(f for f in files if f not in skip)], cwd=root, env=env)
+                            f"--junitxml={report}", *files], cwd=root, env=env)
         ran, skipped, fell = tests_of(report)
         told = json.loads(notebooks.read_text("utf-8")) if notebooks.exists() else []
-        lines = notes.read_text("utf-8").splitlines() if notes.exists() else []
     entry = {"origin": origin_of(python, f"python tests/portable/run.py {variant}"), "environment": FORCED.get(variant, {}), "seconds": round(time.time() - start),
              "notebooks": len(told), "tests": ran, "skipped": skipped,
              "fell": [{"notebook": r["name"], **r["fell"]} for r in told if r["fell"]] + fell}
     if len(told) < bool(lessons) or ran < (bool(files) and variant != "gpu"): entry["fell"].append({"error": f"{len(told)} notebooks and {ran} tests ran"})
-    if variant == "native": entry["does_not_train"] = still(lines, lessons, files)
     return entry
 
 
@@ -149,7 +138,7 @@ def main():
             entry = again(variant, known[variant], python, args.workers) if known[variant].get("fell") else known[variant]
         else:
             print(f"\n\033[1m── {variant}\033[0m", flush=True)
-            entry = run(variant, python, args.workers, known.get("native", {}).get("does_not_train", {}))
+            entry = run(variant, python, args.workers)
         known[variant] = entry
         order = {v: known[v] for v in [*FORCED, *PYTHONS] if v in known}
         record.write_text(json.dumps(order, indent=1, ensure_ascii=False) + "\n", "utf-8")

@@ -2,7 +2,6 @@
 
     GOOSE_JITTER=n    initial weights that are drawn are multiplied by (1 + 1e-6·noise); n = 1, 2, … is the draw
     GOOSE_THREADS=n   torch works with n threads, whatever a program asks for
-    GOOSE_NOTES=file  a line "draws NAME" for each lesson or test that draws initial weights, "steps NAME" where an optimizer steps
 
 and is left alone where none of them is set. torch is not imported here: a hook waits until somebody else does.
 """
@@ -15,7 +14,7 @@ import sys
 import zlib
 
 DRAWS = ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_")
-jitter, threads, notes = int(os.environ.get("GOOSE_JITTER") or 0), int(os.environ.get("GOOSE_THREADS") or 0), os.environ.get("GOOSE_NOTES")
+jitter, threads = (int(os.environ.get(name) or 0) for name in ("GOOSE_JITTER", "GOOSE_THREADS"))
 
 
 def jittered(draw):
@@ -27,8 +26,7 @@ def jittered(draw):
     @functools.wraps(draw)
     def initialise(tensor, *args, **kwargs):
         tensor = draw(tensor, *args, **kwargs)
-        if notes: note("draws")
-        if jitter and not tensor.is_meta:
+        if not tensor.is_meta:
             with torch.no_grad():
                 wide = tensor.double().cpu()
                 seed = zlib.crc32(wide.contiguous().numpy().tobytes(), zlib.crc32(repr((jitter, tuple(tensor.shape))).encode()))
@@ -39,22 +37,9 @@ def jittered(draw):
     return initialise
 
 
-def note(what: str, seen=set()):  # noqa: B006
-    name = os.environ.get("PYTEST_CURRENT_TEST") or os.environ.get("GOOSE_LESSON") or sys.argv[0]
-    line = f"{what} {name.split(' (')[0]}"
-    if line not in seen:
-        seen.add(line)
-        with open(notes, "a", encoding="utf-8") as file: file.write(line + "\n")
-
-
 def change_init(init):
     "Before anybody can have taken a function out of torch.nn.init."
     for name in DRAWS: setattr(init, name, jittered(getattr(init, name)))
-
-
-def change_optimizer(optimizer):
-    "Every step of every optimizer is noted down."
-    optimizer.register_optimizer_step_pre_hook(lambda *_: note("steps"))
 
 
 def change_torch(torch):
@@ -85,5 +70,5 @@ class Hook(importlib.abc.MetaPathFinder):
         return spec
 
 
-changes = ({"torch.nn.init": change_init} if jitter or notes else {}) | ({"torch.optim.optimizer": change_optimizer} if notes else {}) | ({"torch": change_torch} if threads else {})
+changes = ({"torch.nn.init": change_init} if jitter else {}) | ({"torch": change_torch} if threads else {})
 if changes: sys.meta_path.insert(0, Hook())

@@ -85,15 +85,12 @@ def _flip(name):
 
 def _edit(path, rng): (path / "record.json").write_text((path / "record.json").read_text("utf-8").replace("1e-300", "2e-300"), "utf-8")
 def _lose(name): return lambda path, rng: (path / name).unlink()
-def _half(path, rng): (path / "record.json").write_bytes((path / "record.json").read_bytes()[:-30])
 def _exchange(path, rng): (path / "tensors.safetensors").write_bytes(safetensors.torch.save({k: x.contiguous() for k, x in some(5).items()}))
 def _foreign(path, rng): (path / "record.json").write_text('{"model_type": "gpt2"}')
-def _list(path, rng): (path / "record.json").write_text("[]")
 
 
-DAMAGES = {"empty": _cut(0), "cut": _cut(-1), "cut far": _cut(40), "flipped": _flip("tensors.safetensors"), "edited": _edit, "flipped record": _flip("record.json"),
-           "no tensors": _lose("tensors.safetensors"), "no record": _lose("record.json"), "half a record": _half, "exchanged": _exchange,
-           "foreign": _foreign, "list": _list}
+DAMAGES = {"empty": _cut(0), "cut": _cut(-1), "flipped": _flip("tensors.safetensors"), "edited": _edit, "flipped record": _flip("record.json"),
+           "no tensors": _lose("tensors.safetensors"), "no record": _lose("record.json"), "exchanged": _exchange, "foreign": _foreign}
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
@@ -185,23 +182,6 @@ def test_a_limit_on_the_size_of_files(tmp_path):
     assert contents(tmp_path) == before and newest_checkpoint(tmp_path) == good
 
 
-def test_a_directory_that_is_read_only(tmp_path):
-    good, before = save_checkpoint(tmp_path, {}, RECORD), contents(tmp_path)
-    user = os.geteuid()
-    for parent in (tmp_path, *tmp_path.parents[:3]):
-        if parent.stat().st_uid == user and parent != Path("/tmp"): parent.chmod(0o755)
-    tmp_path.chmod(0o555)
-    if user == 0: os.seteuid(65534)  # nothing is read-only for root
-    try:
-        with pytest.raises(PermissionError, match="could not be written.*checkpoint-000001, is untouched.*writable"):
-            save_checkpoint(tmp_path, some(), RECORD)
-        with pytest.raises(PermissionError, match="There is none yet"): save_checkpoint(tmp_path / "new", some(), RECORD)
-    finally:
-        os.seteuid(user)
-        tmp_path.chmod(0o755)
-    assert contents(tmp_path) == before and newest_checkpoint(tmp_path) == good
-
-
 def test_writers_of_one_directory_wait_for_each_other(tmp_path):
     "Two threads, eight checkpoints each: all are whole, none is overwritten, no half one is swept away while it is written."
     errors = []
@@ -236,10 +216,9 @@ def test_json_is_read(tmp_path):
         assert read_json(path, "it") == {"ä": [1, 2.5, None, "\U0001f9a2"]}
 
 
-@pytest.mark.parametrize("error, says", [(Exception("No space left on device (os error 28)"), "free some space"), (OSError(errno.EACCES, "no"), "make the directory writable")])
-def test_other_errors_of_writing(error, says):
-    with pytest.raises(OSError, match=f"the tokenizer could not be written: .*{says}"):
-        with writing("the tokenizer", "there"): raise error
+def test_an_error_of_a_rust_library_has_its_cure():
+    with pytest.raises(OSError, match="the tokenizer could not be written: .*free some space"), writing("the tokenizer", "there"):
+        raise Exception("No space left on device (os error 28)")
     with pytest.raises(ZeroDivisionError), writing("the tokenizer", "there"): raise ZeroDivisionError
 
 

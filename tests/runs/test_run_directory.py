@@ -14,7 +14,7 @@ from deep import first
 from small_models import tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card, push_to_hub
+from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card
 from instruct_goose.cli.main import main
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs import run_directory as runs
@@ -25,7 +25,6 @@ from instruct_goose.runs.run_directory import (
     new_run_dir,
     open_run,
     save_model,
-    saving_conflicts,
     write_json,
 )
 from instruct_goose.training.callbacks import Callback
@@ -126,12 +125,6 @@ def test_a_damaged_file_is_named_and_never_finished(tmp_path, name, wrong):
     if name == "config.json":
         with pytest.raises(ValueError, match=r"config\.json"): open_run(Settings(tmp_path, resume=True), "x")
     assert (tmp_path / name).read_text() == wrong
-
-
-def test_what_resuming_needs(tmp_path):
-    for fine in (Settings(None), Settings(tmp_path, resume=True)): assert not list(saving_conflicts(fine))
-    (name, legal), = saving_conflicts(Settings(None, resume=True))
-    assert name == "output_dir" and "resume is set" in legal
 
 
 # ---------------------------------------------------------------- one call
@@ -281,12 +274,6 @@ def test_a_reward_that_fails_leaves_a_run_that_can_go_on(tmp_path):
     assert trainer(3).train_in(tmp_path / "run", ["a", "b c"], lambda texts: [len(t) for t in texts], resume=True, progress=False)["resumed_from"] == 2
 
 
-def test_a_trainer_without_a_tokenizer_saves_the_model_alone(tmp_path):
-    config = RLHFConfig(steps=1, batch_size=4, max_new_tokens=2)
-    RLHFTrainer(tiny(), config=config).save_pretrained(tmp_path)
-    assert not list(tmp_path.glob("tokenizer*")) and Agent.from_pretrained(tmp_path)
-
-
 SUMMARY = {"model": "owner/name", "iterations": 7, "first": {"reward_mean": -1., "kl_to_reference": 0.}, "last": {"reward_mean": 2.5, "kl_to_reference": math.pi},
            "config": {"algorithm": "rloo", "lr": 2e-5, "beta": .1, "group_size": 4, "reward_weights": [1., 2.]}, "versions": {"torch": "2", "platform": "secret"}}
 
@@ -297,17 +284,3 @@ def test_a_card_says_what_was_done_and_nothing_of_the_machine(base, named):
     _, header, body = card.split("---\n", 2)
     assert ("base_model: owner/name" in header) == named == ("owner/name" in body) and "/home" not in card and "secret" not in card
     assert "| -1.000 " in body and "3.142" in body and "RLOO, 7 iterations" in body and "[1.0, 2.0]" in body and "beta" not in body.split("## Settings")[1].split("## To load")[0]
-
-
-def test_the_hub_is_given_policy_and_card(tmp_path, monkeypatch):
-    seen = []
-    class Api:
-        def __init__(self, token=None): seen.append(token)
-        def create_repo(self, *args, **options): seen.append((args, options)); return "https://hub/me/x"
-        def upload_folder(self, **options): seen.append(options)
-    monkeypatch.setattr("instruct_goose.runs.run_directory.HfApi", Api)
-    with pytest.raises(FileNotFoundError, match="no policy with a card"): push_to_hub(tmp_path, "me/x")
-    assert not seen
-    (tmp_path / "policy").mkdir(); (tmp_path / "policy/README.md").write_text("#")
-    assert push_to_hub(tmp_path, "me/x", token="t") == "https://hub/me/x"
-    assert seen == ["t", (("me/x",), {"private": True, "exist_ok": True}), {"repo_id": "me/x", "folder_path": tmp_path / "policy"}]
