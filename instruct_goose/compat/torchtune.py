@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from ..objective import ppo
 from ..objective.kl import k1
 from ..objective.logprobs import token_logprobs
 from ..objective.masks import response_mask
@@ -162,21 +163,9 @@ def get_batch_log_probs(
     return (logprobs * counts).sum(-1)
 
 # %% ../../nbs/guides/from_torchtune.ipynb #35ac20d9
-class PPOLoss(nn.Module):
-    """max(−ρÂ, −clip(ρ)Â) + value_coeff·½·max((V − R̂)², (clip(V, V_old ± c) − R̂)²), each under
-    `masked_mean`, or a plain mean without mask. `objective.ppo.PPOLoss` gives the same numbers
-    and guards them; this one also takes what broadcasts, masks that are weights, a clip of 0,
-    stays in its dtype, and has the gradient of every input."""
-
-    def __init__(
-        self,
-        epsilon: int | float = 0.1,          # ε
-        value_clip_range: int | float = 0.2, # c
-        value_coeff: int | float = 0.1,      # weight of the value loss
-    ):
-        super().__init__()
-        self.epsilon, self.value_clip_range = epsilon, value_clip_range
-        self.value_coeff = value_coeff
+class PPOLoss(ppo.PPOLoss):
+    """`objective.ppo.PPOLoss` without its guards: it also takes what broadcasts, masks that are
+    weights and a clip of 0, stays in its dtype, and has the gradient of every input."""
 
     def forward(
         self,

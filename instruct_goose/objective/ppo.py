@@ -129,17 +129,13 @@ class PPOLoss(nn.Module):
     Raises ValueError if shapes differ, and for a clip range ≤ 0."""
 
     def __init__(self,
-        epsilon: float = .1,          # ε
-        value_clip_range: float = .2, # how far V may usefully go from V_old
-        value_coeff: float = .1,      # c₁
+        epsilon: int | float = .1,          # ε
+        value_clip_range: int | float = .2, # how far V may usefully go from V_old
+        value_coeff: int | float = .1,      # c₁
     ):
         super().__init__()
         self.epsilon, self.value_clip_range = epsilon, value_clip_range
         self.value_coeff = value_coeff
-        for name in ("epsilon", "value_clip_range"):
-            x = getattr(self, name)
-            if not x > 0:
-                raise ValueError(f"{name} is {x}: it must be positive")
 
     def forward(self,
         pi_old_logprobs: Float[Tensor, "*shape"], # of the sampler

@@ -260,6 +260,7 @@ def test_refusals(unchecked):
         for bad in (scores[:3], scores[:, None], torch.tensor(1.)):
             with pytest.raises(ValueError, match="one score per response"): kl_in_reward(bad, lp, ref, mask, .1)
         with pytest.raises(ValueError, match=r"\[2\]"): kl_in_reward(scores, lp, ref, empty, .1)
+        with pytest.raises(ValueError, match="token_scores"): kl_in_reward(scores, lp, ref, mask, .1, token_scores=lp[:, :1])
         with pytest.raises(ValueError, match="'k4'.*k1, k2, k3"): token_kl(lp, ref, mask, "k4")
         for fn in (lambda **kw: kl_in_reward(scores, lp, ref, mask, .1, "k4"), lambda: kl_in_loss(lp, ref, mask, .1, "k4"),
                    lambda: kl_in_loss(lp, ref, mask, .1, "k4", straight_through=True)):

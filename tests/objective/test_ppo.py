@@ -65,6 +65,7 @@ def test_running_example_by_hand():
     assert set(parts) == set(hand)
     for name, x in hand.items(): assert abs(parts[name].item() - x) < 2e-6, name
     close(loss, parts["loss"])
+    for name, x in update_meters(ex.logprobs, ex.old_logprobs, ADVANTAGES, ex.mask).items(): close(x, parts[name])
 
 
 @given(seeds, st.sampled_from(HOW), st.floats(.05, .9), st.floats(.05, .9), st.none() | st.floats(.05, 1), st.floats(0, .5))
@@ -200,6 +201,16 @@ def tune_batch(seed, shape=(4, 6), dtype=torch.float64):
     return list(x), list(masks)
 
 
+def test_ppoloss_by_hand():
+    "ε = .15: −(.123405 + 1.15·.21 + .14 − .85·.671192 − .956246) / 5. Without masks the sixth slot counts, with ρ = 1, Â = 0 and V = R̂ = 0."
+    ex = running_example()
+    args = ex.old_logprobs, ex.logprobs, ADVANTAGES, ex.old_values, ex.values, RETURNS
+    policy = -(1.1 * .112186 + 1.15 * .21 + .7 * .2 - .85 * .671192 - 1.1 * .869315) / 5
+    for masks, share in (((ex.mask, ex.mask), 1), ((), 5 / 6)):
+        hand = [share * (policy + .1 * .0771972), share * policy, share * .0771972, 1., share * .4]
+        close(torch.stack(PPOLoss(epsilon=.15)(*args, *masks)).double(), f64(hand), atol=1e-6, rtol=0)
+
+
 def test_ppoloss_ignores_what_its_masks_leave_out_but_for_the_mean_ratio(poison):
     x, (mask, _) = tune_batch(2)
     clean = PPOLoss()(*x, mask, mask)
@@ -220,7 +231,7 @@ def test_ppoloss_edges(unchecked):
     nothing = mask & False
     assert PPOLoss()(*x, nothing, nothing)[0] == 0      # 0 / 1e-8, as there
     for bad in (dict(epsilon=0.), dict(epsilon=-1.), dict(value_clip_range=0.), dict(epsilon=math.nan)):
-        with pytest.raises(ValueError, match="must be positive"): PPOLoss(**bad)
+        with pytest.raises(ValueError, match="must be positive"): PPOLoss(**bad)(*x)
     far = x[0] + 30                                     # beyond ppo_loss's cut of 20 it is still torchtune's number
     close(PPOLoss()(x[0], far, -torch.ones_like(far), *x[3:])[1], f64(math.exp(30)))
     for side in (1e4, -1e4):
