@@ -314,7 +314,7 @@ def spread_of(xs: Sequence[Number], ddof: int) -> Number:
     "√(Σ(x − x̄)²/(n − ddof))."
     return math.sqrt(sum((x - mean(list(xs)))**2 for x in xs) / (len(xs) - ddof))
 
-BY_HAND: dict[str, tuple[Callable[[Row, RLHFConfig], list[Number]], str]] = { # and the note it takes
+BY_HAND: dict[str, tuple[Callable[[Row, RLHFConfig], list[Number]], str]] = { # and its note
     "gae": (gae_by_hand, "tokens"), "return": (return_by_hand, "tokens"),
     "greedy": (compared_by_hand, "baseline"), "group_mean": (compared_by_hand, "group"),
     "group_mean_std": (compared_by_hand, "group"), "leave_one_out": (compared_by_hand, "group"),
@@ -474,7 +474,7 @@ def pull_off(run: Run) -> str | None:
                      f"{held} tokens are pulled though the clip holds them")
 
 def value_slope(now: Number, old: Number, goal: Number, c: RLHFConfig,
-                rounded: Number) -> Number | None: # None: rounding decides which half is the larger
+                rounded: Number) -> Number | None: # None: rounding decides which half is larger
     "R̂ − V, or 0 where the value clip holds it."
     clip = math.inf if c.value_clip is None else c.value_clip
     near, e = min(max(now, old - clip), old + clip), goal - now

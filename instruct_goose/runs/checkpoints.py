@@ -179,8 +179,8 @@ def read_json(
     what: str, # the summary of the run, …
     cure: str = "restore it, or remove it and run the same command with --resume",
 ) -> dict:
-    """The object in a JSON file. Raises ValueError, naming the file, for one that is not UTF-8, not
-    JSON, nested without end, no object, or with numbers that JSON lacks."""
+    """The object in a JSON file. Raises ValueError, naming the file, for one that is not UTF-8,
+    not JSON, nested without end, no object, or with numbers that JSON lacks."""
     try:
         value = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
         json.dumps(value, allow_nan=False)
