@@ -116,7 +116,7 @@ def _remove(path: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 def remove_remains(directory: Path, names: re.Pattern = _UNFINISHED) -> None:
-    "Remove what a process was writing when it was killed; nothing of any other name, and no link."
+    "Remove what a killed process was writing; nothing of any other name, and no link."
     for path in directory.iterdir() if directory.is_dir() else ():
         if names.fullmatch(path.name) and not path.is_symlink():
             if path.is_dir():
