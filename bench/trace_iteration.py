@@ -1,8 +1,10 @@
-"""One iteration of `instruct-goose train`, from the shell to the optimizer and the disk: which files and functions of the package it passes through.
+"""One iteration of `instruct-goose train`, from its prompts to the optimizer and the checkpoint on the disk: which files and functions of the package it passes through.
 
     python -m bench.trace_iteration             how many files, functions and calls from one file to another
     python -m bench.trace_iteration --functions and the functions of each file
 
+The iteration is what runs within `RLHFTrainer.train`. What the command does before (read flags, data and model, try the reward) and after (save the policy, the summary,
+the model card) is counted apart, below the table.
 Every module is imported first, so that only what runs is counted; a function without a name (a comprehension, a lambda) counts to its file alone.
 """
 import argparse
@@ -30,14 +32,19 @@ class Trace(NamedTuple):
         return {"files": len(self.functions), "functions": sum(map(len, self.functions.values())), "calls from file to file": len(self.calls)}
 
 
-def traced(work, package: Path) -> Trace:
-    "What runs of a package while work() does. A call through a library, a decorator or torch's modules comes from the file that began it."
-    functions, calls, inside = defaultdict(set), Counter(), f"{package}{os.sep}"
+def traced(work, package: Path, within: str = "") -> tuple[Trace, Trace]:
+    """What runs of a package while work() does: in the function of that name, or everywhere if there is none; and outside it. A call through a library, a decorator
+    or torch's modules comes from the file that began it."""
+    parts, inside, open_calls = [(defaultdict(set), Counter()) for _ in range(2)], f"{package}{os.sep}", 0 if within else 1
 
     def name(frame): return frame.f_code.co_filename.removeprefix(inside)
 
     def seen(frame, event, _):
-        if event != "call" or not frame.f_code.co_filename.startswith(inside): return
+        nonlocal open_calls
+        if event not in ("call", "return") or not frame.f_code.co_filename.startswith(inside): return
+        if frame.f_code.co_qualname == within: open_calls += 1 if event == "call" else -1
+        if event == "return": return
+        functions, calls = parts[0 if open_calls else 1]
         here = functions[name(frame)]
         if not frame.f_code.co_name.startswith("<"): here.add(frame.f_code.co_qualname)
         caller = frame.f_back
@@ -50,7 +57,7 @@ def traced(work, package: Path) -> Trace:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    return Trace(dict(functions), calls)
+    return Trace(dict(parts[0][0]), parts[0][1]), Trace(dict(parts[1][0]), parts[1][1])
 
 
 def prepared(folder: Path) -> list[str]:
@@ -70,7 +77,8 @@ def prepared(folder: Path) -> list[str]:
             "--max-new-tokens", "4", "--save-every", "1"]
 
 
-def one_iteration() -> Trace:
+def one_iteration() -> tuple[Trace, Trace]:
+    "The iteration; and what the command does before and after it."
     import instruct_goose
     from instruct_goose.cli.main import main
 
@@ -79,7 +87,7 @@ def one_iteration() -> Trace:
         if not module.name.endswith("__main__"): importlib.import_module(module.name)
     with tempfile.TemporaryDirectory() as folder:
         words = prepared(Path(folder))
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere): return traced(lambda: main(words), package)
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere): return traced(lambda: main(words), package, "RLHFTrainer.train")
 
 
 def table(trace: Trace, functions: bool = False) -> str:
@@ -96,5 +104,9 @@ if __name__ == "__main__":
     parser.add_argument("--functions", action="store_true")
     parser.add_argument("--json", action="store_true", help="the totals, for a program")
     args = parser.parse_args()
-    found = one_iteration()
+    found, around = one_iteration()
+    whole = {(file, x) for trace in (found, around) for file, names in trace.functions.items() for x in names}
     print(json.dumps(found.counts) if args.json else table(found, args.functions))
+    if not args.json:
+        print(f"not counted: {around.counts['functions']} functions in {around.counts['files']} files before and after the iteration "
+              f"(the whole command: {len(whole)} in {len({file for file, _ in whole})})")

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..models.agent import Agent, Evaluation
-from ..models.families import plain_head, trunk
+from ..models.families import linear_head, plain_head, trunk
 from ..models.response import response_hidden, response_logits, response_logprobs
-from ..models.families import linear_head
+
 from ..objective.kl import exact_kl, sequence_kl
 from ..objective.logprobs import entropy, log_softmax
 from ..objective.logprobs_in_pieces import Compared, compare_heads

@@ -56,10 +56,9 @@ class Trainer(Protocol):
     prompts_seen: int
     stopped: str | None
 
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None: ...
-    @property
-    def eos_ids(self) -> list[int]: ...
+    tokenizer: PreTrainedTokenizerBase | None
+    eos_ids: list[int]
+
     @property
     def within_limit(self) -> Kept: ...
     @property
@@ -152,17 +151,13 @@ class StopAtKL(Callback):
         if kl <= self.limit:
             trainer.within_limit.keep(kl, trainer.iteration)
 
-    def reason(self, metrics: Metrics) -> str | None:
-        "Why the run ends after an iteration of these metrics, if it does."
+    def end(self, metrics: Metrics, kept: Kept) -> str | None:
+        "Why the run ends after these metrics, if it does; then the policy is put back."
         kl = metrics["kl_to_reference"]
         if kl is None or kl <= self.limit:
             return None
-        return f"kl_to_reference is {kl:.3g}, above kl_stop, {self.limit:g}"
-
-    def end(self, metrics: Metrics, kept: Kept) -> str | None:
-        "The reason, if there is one; then the policy is put back."
-        why = self.reason(metrics)
-        if why and kept.put_back():
+        why = f"kl_to_reference is {kl:.3g}, above kl_stop, {self.limit:g}"
+        if kept.put_back():
             why += f"; the policy after {kept.iteration} iterations is put back"
         return why
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ELSEWHERE', 'LOSS_TYPES', 'K', 'Count', 'Positive', 'NotNegative', 'Share', 'Seed', 'P', 'C', 'SIZES',
-           'answers_foreign', 'hints_for', 'contradictions', 'reward_contradictions', 'kl_contradictions',
-           'BiasedSettings', 'biases', 'Limit', 'OneOf', 'Settings', 'check_settings', 'check_values', 'complaint',
-           'number_complaint', 'parts_complaint', 'type_complaint', 'choices_of', 'Presets', 'RLHFConfig']
+           'answers_foreign', 'hints_for', 'contradictions', 'BiasedSettings', 'biases', 'Limit', 'OneOf', 'Settings',
+           'check_settings', 'check_values', 'complaint', 'number_complaint', 'parts_complaint', 'choices_of',
+           'Presets', 'RLHFConfig']
 
 # %% ../../nbs/reference/training/config.ipynb #4b268185
 import difflib
@@ -160,12 +160,6 @@ def contradictions(c: "RLHFConfig") -> Iterator[tuple[str, str]]:
                                          f"numbers by the names of {', '.join(known)}")
     if c.importance_floor is not None and c.importance_floor >= (c.importance_cap or 0):
         yield "importance_floor", "below importance_cap, which must be set: between them lies 1"
-    yield from reward_contradictions(c)
-    yield from kl_contradictions(c)
-
-# %% ../../nbs/reference/training/config.ipynb #8834151c
-def reward_contradictions(c: "RLHFConfig") -> Iterator[tuple[str, str]]:
-    "Those of the scale of rewards and of dynamic sampling."
     usual = {"reward_weighting": "raw", "reward_scaling": None}
     for name, value in usual.items():
         if getattr(c, name) != value and c.needs == "greedy":
@@ -178,10 +172,6 @@ def reward_contradictions(c: "RLHFConfig") -> Iterator[tuple[str, str]]:
             yield name, (f"{type(getattr(c, name))(0)} with advantage={c.advantage!r}: only where "
                          "responses are compared within a group does one of equal scores say "
                          "nothing")
-
-# %% ../../nbs/reference/training/config.ipynb #fe400523
-def kl_contradictions(c: "RLHFConfig") -> Iterator[tuple[str, str]]:
-    "Those of the KL penalty."
     if c.kl_target is not None and c.beta == 0:
         yield "beta", "above 0 when kl_target is set: the controller multiplies it"
     if c.ref_every is None and c.ref_mixup != 1:
@@ -326,7 +316,9 @@ def complaint(hint: Any, value: object) -> Exception | None: # None: it is fine
     if kind in (int, float):
         return number_complaint(kind, value, limits)
     kind = get_origin(kind) or kind
-    return None if not isinstance(kind, type) or isinstance(value, kind) else type_complaint(kind)
+    if not isinstance(kind, type) or isinstance(value, kind):
+        return None
+    return TypeError({Path: "a path", str: "text"}.get(kind, kind.__name__))
 
 # %% ../../nbs/reference/training/config.ipynb #38f3aac1
 def number_complaint(kind: type, value: object, limits: list) -> Exception | None:
@@ -350,9 +342,6 @@ def parts_complaint(hints: tuple, value: object) -> Exception | None:
     first = next((error for error in errors if error is not None), None)
     return None if first is None else type(first)(f"a tuple, each part {first}")
 
-def type_complaint(kind: type) -> TypeError:
-    "What a value of another type ought to have been."
-    return TypeError({Path: "a path", str: "text"}.get(kind, kind.__name__))
 
 # %% ../../nbs/reference/training/config.ipynb #42850e09
 def choices_of(hint: Any) -> tuple | None: # None: it is no choice

@@ -6,9 +6,8 @@
 __all__ = ['Metrics', 'WATCHED', 'METERS', 'MOST', 'ROWS', 'correlation', 'of_texts', 'distinct', 'prompts_ended',
            'distinct_pairs', 'of_values', 'discounts', 'prompt_nll', 'gradient_meter', 'expected_pulls', 'pull_of',
            'number', 'History', 'sparkline', 'describe', 'of_scores', 'of_advantages', 'of_sampler', 'describe_step',
-           'step_log', 'iteration_log', 'held_out_notes', 'speeds', 'average_steps', 'learnt_log', 'prompts_kept',
-           'optimizer_age', 'reference_weight', 'drift_meter', 'some_weights', 'gradient_of', 'weight_meter',
-           'movement_meter', 'in_short']
+           'step_log', 'iteration_log', 'held_out_notes', 'average_steps', 'prompts_kept', 'optimizer_age',
+           'drift_meter', 'some_weights', 'gradient_of', 'weight_meter', 'movement_meter', 'in_short']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import nn, Tensor
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..models.agent import Agent
@@ -119,10 +118,7 @@ def prompt_nll(
 
 # %% ../../nbs/reference/training/metrics.ipynb #8d8ad4ac
 def gradient_meter(
-    batch: Rollout, # the first minibatch
-    seen: Sequence[Seen], # of its micro-batches, from `backward`
-    config: RLHFConfig,
-    ent_weight: float | None = None, # of the entropy bonus, where that moves
+    batch: Rollout, seen: Sequence[Seen], config: RLHFConfig, ent_weight: float | None = None,
 ) -> dict[str, Tensor]:
     """Slope ⟨g, e⟩ / ⟨e, e⟩ and cosine of −∂L/∂x as it was found, g, on what the equations ask
     for, e; NaN where e is 0."""
@@ -203,11 +199,9 @@ def sparkline(xs: Sequence[float], width: int = 40) -> str:
 
 # %% ../../nbs/reference/training/metrics.ipynb #139a7f4c
 def describe(
-    rollout: Rollout,         # with advantages
-    config: RLHFConfig,
-    eos_ids: Sequence[int] = (), # what ends a response
+    rollout: Rollout, config: RLHFConfig, eos_ids: Sequence[int] = (),
 ) -> Metrics:
-    "A rollout in numbers: KL and reward per response, entropy per token."
+    "A rollout with advantages in numbers: KL and reward per response, entropy per token."
     r, mask = rollout, rollout.mask
     numbers = {
         **of_scores(r, config),
@@ -281,9 +275,7 @@ def of_sampler(r: Rollout, c: RLHFConfig) -> dict:
 
 # %% ../../nbs/reference/training/metrics.ipynb #3313759b
 def describe_step(
-    logprobs: Float[Tensor, "batch time"], # before the step
-    batch: Rollout,                        # the minibatch
-    config: RLHFConfig,
+    logprobs: Float[Tensor, "batch time"], batch: Rollout, config: RLHFConfig,
 ) -> dict[str, Tensor]: # clip fractions, kl_to_old (k3, nats per response), ratio_max
     "How far the policy has moved from the one that sampled, before this step."
     c, old, mask = config, batch.old_logprobs, batch.mask
@@ -321,10 +313,7 @@ def step_log(
 
 # %% ../../nbs/reference/training/metrics.ipynb #a493aa0e
 def iteration_log(
-    iteration: int,
-    rollout: Rollout,
-    config: RLHFConfig,
-    eos_ids: Sequence[int],
+    iteration: int, rollout: Rollout, config: RLHFConfig, eos_ids: Sequence[int],
     update: Metrics, # of `optimize`
     last: Metrics,   # of the trainer
 ) -> Metrics:
@@ -343,38 +332,26 @@ def held_out_notes(rollouts: Sequence[Rollout]) -> dict[str, float]: # judged
     all_of = {name: [x[name] for x in noted if name in x] for name in names}
     return {f"held_out_logged/{name}": sum(xs) / len(xs) for name, xs in all_of.items()}
 
-def speeds(seconds: Mapping[str, float], tokens: int | float) -> Metrics: # of each step
-    "Seconds of each step, and tokens per second."
-    rates = {name: tokens / s if s > 0 else None for name, s in seconds.items()}
-    return {f"seconds_{name}": s for name, s in seconds.items()} | {
-        f"tokens_per_second_{name}": rate for name, rate in rates.items()}
 
 # %% ../../nbs/reference/training/metrics.ipynb #38f90fae
 def average_steps(
     logs: Sequence[dict[str, Tensor]], # of all optimizer steps of an iteration
+    rollout: Rollout, epochs: int,
 ) -> Metrics:
-    "Of each number the mean over the steps that log it; of `ratio_max` the largest."
-    if not logs: # nothing was left to learn from: see `mask_truncated`
-        return {}
+    """Of each number the mean over the steps that log it, of `ratio_max` the largest; how many
+    updates, and how far what they learnt from is from `epochs` times the rollout: 0 where each
+    epoch takes each token once, with its advantage."""
     told = {name: [log[name] for log in logs if name in log] for log in logs for name in log}
     mean = {name: sum(xs) / len(xs) for name, xs in told.items() if name != "pull"}
-    mean["ratio_max"] = torch.stack(told["ratio_max"]).max()
-    return {name: number(x) for name, x in mean.items()}
-
-def learnt_log(
-    logs: Sequence[dict[str, Tensor]], # of all optimizer steps of an iteration
-    rollout: Rollout,
-    epochs: int,
-) -> Metrics:
-    """How many updates, and how far what they learnt from is from `epochs` times the rollout: 0
-    where each epoch takes each token once, with its advantage."""
+    if logs: # else nothing was left to learn from: see `mask_truncated`
+        mean["ratio_max"] = torch.stack(told["ratio_max"]).max()
     asked, size = epochs * pull_of(rollout), pull_of(rollout, absolute=True)
     found = sum((log["pull"] for log in logs), torch.zeros_like(asked))
-    return {"updates": len(logs), "learnt_apart": number((found - asked).abs() / (epochs * size))}
+    mean["learnt_apart"] = (found - asked).abs() / (epochs * size)
+    return {"updates": len(logs)} | {name: number(x) for name, x in mean.items()}
 
 def prompts_kept(
-    prompts: Sequence | dict, # as they were given
-    r: Rollout,               # with the text of its queries
+    prompts: Sequence | dict, r: Rollout,
 ) -> float | None: # None: the prompts are no text
     "The share of texts that are still whole in the text of their token ids, spaces apart."
     def plain(text: str) -> str:
@@ -391,15 +368,9 @@ def prompts_kept(
 
 def optimizer_age(optimizer: torch.optim.Optimizer) -> int | None: # None: it counts none
     "Adam's count of its steps, which its bias correction divides by."
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if "step" in optimizer.state.get(p, {}):
-                return int(optimizer.state[p]["step"])
-    return None
+    steps = (state["step"] for state in optimizer.state.values() if "step" in state)
+    return next(map(int, steps), None)
 
-def reference_weight(model: nn.Module) -> Tensor:
-    "Mean |θ| of some of the reference's weights: another number is another reference."
-    return some_weights(list(model.parameters()))[0].abs().mean()
 
 # %% ../../nbs/reference/training/metrics.ipynb #8a3e1d86
 MOST = 2**24 # numbers in a table: 64 MiB in float32
@@ -407,9 +378,7 @@ ROWS = 8     # responses that are looked at
 
 # %% ../../nbs/reference/training/metrics.ipynb #1f0b418e
 def drift_meter(
-    model: PreTrainedModel, # the policy
-    rollout: Rollout,
-    config: RLHFConfig, # temperature, micro_batch_size
+    model: PreTrainedModel, rollout: Rollout, config: RLHFConfig,
 ) -> Callable[[], Tensor | None]: # nats per response
     "Remembers the policy; the call says how far it has gone since: exact KL(π_old‖π)."
     vocab = vocabulary_size(model)
@@ -446,9 +415,7 @@ def gradient_of(p: Tensor) -> Tensor:
         return torch.zeros_like(p)
     return grad.full_tensor() if hasattr(grad, "full_tensor") else grad
 
-def weight_meter(
-    learn: Sequence[Tensor], # the policy's parameters that learn
-) -> Callable[[], dict[str, Tensor]]:
+def weight_meter(learn: Sequence[Tensor]) -> Callable[[], dict[str, Tensor]]:
     """Remembers `some_weights`. The call says ‖Δθ‖ / ‖θ‖ and the root mean square of Δθ; of the
     weights whose last gradient is not 0, which share has changed; which share of the tensors has
     no gradient, and which has one and stays as it is; and the norm of the last gradient, which is

@@ -19,8 +19,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.families import context_length, vocabulary_size
-from ..models.tokens import encode_all, token_limit
-from ..models.tokens import pad
+from ..models.tokens import encode_all, pad, token_limit
 from .rollout import Queries, Tokens, generator
 
 # %% ../../nbs/reference/training/prompts.ipynb #11d2c0a1
@@ -127,6 +126,10 @@ def template_ids(
 
 def prompt_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
     "Token ids of prompts in any form, however long. Raises ValueError and TypeError by number."
+    if isinstance(prompts, str):
+        raise TypeError(f"prompts is one text: pass a list, [{prompts!r}]")
+    if not len(prompts):
+        raise ValueError("no prompts: pass at least one")
     prompts = [prompt_of(row, i) for i, row in enumerate(prompts)]
     rows, texts = list(prompts), [i for i, p in enumerate(prompts) if isinstance(p, str)]
     talks = [i for i, p in enumerate(prompts) if is_conversation(p)]
@@ -155,7 +158,7 @@ def within_room(
         return rows
     what = (f"{len(long)} of {len(rows)} prompts leave no room for a response: prompt {long[0]} "
             f"has {len(rows[long[0]])} tokens, the limit is {room}")
-    if how == "refuse":
+    if how == "refuse" or how == "drop" and len(long) == len(rows):
         raise ValueError(f"{what}. Shorten them, or set long_prompts to 'cut' (their ends stay) "
                          "or 'drop'")
     warnings.warn(f"{what}. {'Their ends stay' if how == 'cut' else 'They are left out'}",
@@ -172,11 +175,7 @@ def encode_prompts(
     "Prompts in any of their forms as left-padded ids and mask."
     if isinstance(prompts, dict):
         return Queries(prompts["query_ids"], prompts["query_mask"])
-    if isinstance(prompts, str):
-        raise TypeError(f"prompts is one text: pass a list, [{prompts!r}]")
     rows = prompt_rows(prompts, tokens)
-    if not rows:
-        raise ValueError("no prompts: pass at least one")
     rows = [row[-(room or 0):] for row in rows] if cut else within_room(rows, room, "refuse")
     return Queries(*pad(rows, tokens.pad_id, side="left"))
 
@@ -185,13 +184,14 @@ def fitting(
     how: str, # config.long_prompts
 ) -> Any: # the same, without those that are dropped
     "Look at all prompts of a list before training; of a stream drop what is too long."
-    if isinstance(prompts, str | dict):
+    if isinstance(prompts, dict):
         return prompts
     if not is_list(prompts):
         if how != "drop" or room is None:
             return prompts
         return (p for p in prompts if len(prompt_rows([p], tokens)[0]) <= room)
-    rows = within_room(prompt_rows(list(prompts), tokens), room, how)
+    rows = within_room(
+        prompt_rows(prompts if isinstance(prompts, str) else list(prompts), tokens), room, how)
     return prompts if all(rows) else [p for p, row in zip(prompts, rows, strict=True) if row]
 
 # %% ../../nbs/reference/training/prompts.ipynb #99a56d3b
@@ -221,21 +221,13 @@ class PromptOrder:
     "Prompts in the order of training: a list is shuffled for each pass, a stream read in order."
 
     def __init__(self, prompts: Sequence | Iterable, seed: int):
-        if isinstance(prompts, str):
-            raise TypeError(f"prompts is one text: pass a list, [{prompts!r}]")
         self.seed = seed
         self.rows: Any = prompts
         self.n = len(self.rows) if is_list(prompts) else None # of one pass; None: a stream
-        if self.n == 0:
-            raise ValueError("no prompts: pass at least one")
         self.stream = iter(prompts)
 
-    def take(
-        self,
-        seen: int, # prompts so far, of all passes
-        n: int,
-    ) -> list:
-        "The next n prompts; of a stream that ends fewer."
+    def take(self, seen: int, n: int) -> list:
+        "The next n prompts after those seen in all passes; of a stream that ends fewer."
         if (size := self.n) is None:
             return list(islice(self.stream, n))
         return [self.rows[prompt_order(size, self.seed, k // size)[k % size]]

@@ -46,9 +46,7 @@ class HasScore(Protocol):
     "A reward as an object, such as a RewardModel."
 
     @property
-    def score(self) -> RewardFunction:
-        "The function that is called."
-        ...
+    def score(self) -> RewardFunction: ...
 
 Reward = RewardFunction | HasScore
 Rewards = Reward | Sequence[Reward] # several are added up, each with its weight
@@ -159,10 +157,7 @@ def as_offered(prompts: Sequence, completions: Sequence[str]) -> dict[str, list]
             "completion_messages": [Messages([{"role": "assistant", "content": text}])
                                     for text in completions]}
 
-def offer_of(
-    r: Rollout,                         # with texts
-    tokenizer: PreTrainedTokenizerBase, # that wrote them
-) -> dict[str, Any]: # by name, one item per response
+def offer_of(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """prompts, completions, completion_messages, prompt_ids, completion_ids, completion_mask (1:
     the policy wrote it), sampled_logprobs, and the data's columns."""
     columns = dict(r.columns or {})
@@ -196,7 +191,7 @@ torch.serialization.add_safe_globals([Notes])  # may be sent to other processes
 
 # %% ../../nbs/reference/training/rewards.ipynb #867dec4e
 def gathered_notes(
-    notes: Sequence[Notes], # of the shares of one rollout, in order
+    notes: Sequence[Notes],
 ) -> tuple[dict[str, float] | None, dict[str, list] | None]: # for the log, for the rollout
     "Means of the metrics; and the columns, None where a share has not written."
     metrics: dict[str, list[float]] = {}
@@ -209,12 +204,9 @@ def gathered_notes(
 
 # %% ../../nbs/reference/training/rewards.ipynb #e139956b
 def run_progress(
-    c: RLHFConfig,
-    iteration: int,
-    prompts_seen: int,
+    c: RLHFConfig, iteration: int, prompts_seen: int,
     n: int | None = None, # prompts of one pass; None: a stream
-    best_reward: float | None = None,
-    best_iteration: int | None = None,
+    best_reward: float | None = None, best_iteration: int | None = None,
 ) -> TrainerState:
     "How far the run is, in transformers' words."
     per_step = c.batch_size // c.group_size
@@ -230,10 +222,7 @@ def run_tools(state: TrainerState, notes: Notes) -> dict[str, Any]:
 
 # %% ../../nbs/reference/training/rewards.ipynb #c96340bf
 def token_rewards(
-    row: Sequence,          # what a reward function returned for a text
-    ids: Sequence[int] | None, # of the completion; None: not known
-    sampled: Sequence[int] | None, # 0 at tokens of others; None: there are none
-    what: str,              # what a message calls the text
+    row: Sequence, ids: Sequence[int] | None, sampled: Sequence[int] | None, what: str,
 ) -> list[float]:
     """pₜ of each token; what the policy did not write is paid nothing. Raises RewardError for
     other than one number per token."""

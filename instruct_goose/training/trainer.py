@@ -28,7 +28,7 @@ from ..models.adapters import saved_tensors
 from ..models.agent import Agent, as_agent, as_reference, Evaluation
 from ..models.response import response_logprobs
 from ..objective.kl import adaptive_beta, kl_in_reward
-from ..objective.masks import aggregate, last_index, masked_sum, whiten
+from ..objective.masks import aggregate, last_index, masked_mean, masked_sum, whiten
 from ..objective.ppo import adaptive_entropy, ppo_loss
 from ..runs import run_directory
 from ..runs.state import (
@@ -41,23 +41,22 @@ from .checks import (
     blaming, check_ratio, require_column, require_finite, require_finite_weights, rounding)
 from .config import (
     answers_foreign, check_values, Limit, NotNegative, RLHFConfig)
-from instruct_goose.training.metrics import (
-    average_steps, describe, held_out_notes, History, iteration_log, learnt_log, Metrics,
-    movement_meter, number, optimizer_age, prompt_nll, prompts_kept, reference_weight, speeds,
-    step_log)
+from .metrics import (
+    average_steps, describe, held_out_notes, History, iteration_log, Metrics, movement_meter,
+    number, optimizer_age, prompt_nll, prompts_kept, some_weights, step_log)
 from instruct_goose.training.prompts import (
     columns_of, different, encode_prompts, fitting, PromptOrder, room_for_prompts, slices,
     special_ids)
 from .rewards import (
     gathered_notes, judge_rollout, Notes, Rewards, run_progress)
 from .rollout import (
-    checked_tokens, complete, EVALUATION, generator, Queries, Rollout, tell_sampler, Tokens)
+    checked_tokens, complete, EVALUATION, generator, Rollout, tell_sampler, Tokens)
 from .sampling import PolicySampler, Sampler
 from .score_shaping import RunningScale, training_scores
-from .updates import (
-    advantages_of, averaging, clip_gradients, count_group_tokens, entropy_weight,
-    importance_weights, kl_penalty, learnt, make_optimizer, micro_batches, minibatches_of,
-    objective_settings, set_learning_rate, too_far)
+from instruct_goose.training.updates import (
+    advantages_of, averaging, clip_gradients, count_group_tokens, importance_weights,
+    kl_penalty, learnt, make_optimizer, micro_batches, minibatches_of, objective_settings,
+    set_learning_rate)
 from ..variants.dynamic_sampling import draw_again
 from ..variants.moving_reference import Reference
 
@@ -176,6 +175,8 @@ class RLHFTrainer:
         reference = cast(Any, as_reference(ref_model, self.agent))  # stubs lose `to`'s type
         self.ref_model: PreTrainedModel = reference.to(self.device)
         self.tokens = Tokens(tokenizer, *special_ids(self.agent.model, tokenizer, stop_token_ids))
+        self.tokenizer, self.eos_ids = tokenizer, self.tokens.eos_ids
+        self.pad_id = self.tokens.pad_id
         self.reference = Reference(self.ref_model, self.agent.model, c.ref_every, c.ref_mixup)
         self.optimizer = make_optimizer(optimizer, sharded(self.agent), c)
         start_equal(c, self.agent, self.ref_model, self.optimizer)
@@ -184,6 +185,10 @@ class RLHFTrainer:
         self.reward_scale = RunningScale()
         self.best_policy, self.within_limit = KeptPolicy(self.agent), KeptPolicy(self.agent)
         self.sampling, self.shuffling = generator(c.seed, 0), generator(c.seed, 1)
+        self.generators = {"sampling": self.sampling, "shuffling": self.shuffling}
+        self.parts: dict[str, Part] = { # what has a state of its own
+            "best": self.best_policy, "within limit": self.within_limit,
+            "reference": self.reference, "scale": self.reward_scale}
         self.beta, self.ent_coef = c.beta, c.ent_coef  # move if kl_target, entropy_target
         self.ent_weight: float | None = None  # of this iteration, with entropy_target
         self.iteration, self.prompts_seen = 0, 0  # done; place in the endless row of prompts
@@ -214,26 +219,27 @@ class RLHFTrainer:
 
     def score(self, rollout: Rollout, reward_fn: Rewards) -> Rollout:
         "score = R(q, r); for the greedy advantage also what the likeliest response gets."
-        c, fresh = self.config, None if self.fresh is None else self.next_prompts
+        c = self.config
         scores = self.judge(rollout, reward_fn)
         if c.needs == "greedy":
             rollout.baseline = self.greedy_baseline(rollout, reward_fn)
         rollout.scores = scores
-        draw_again(rollout, c, self.rollout, lambda r: self.judge(r, reward_fn), fresh)
+        if c.redraw_flat or c.drop_flat:
+            draw_again(rollout, c, self.rollout, lambda r: self.judge(r, reward_fn),
+                       None if self.fresh is None else self.next_prompts)
         if c.reward_scaling == "running":
             self.reward_scale.add(rollout.scores)
         return rollout
 
     def judge(self, rollout: Rollout, reward_fn: Rewards, kind: str = "text") -> Tensor:
         "The checked score of each response. Override it to add something to all of them."
-        n, notes = None if self.fresh is None else self.fresh.n, Notes()
-        progress = run_progress(self.config, self.iteration, self.prompts_seen, n,
-                                self.best_reward, self.best_iteration)
-
-        def judge_rows(r: Rollout) -> dict[str, Any]:
-            return judge_rollout(r, reward_fn, self.config, self.tokens, progress, notes, kind)
-
-        columns = by_rows(judge_rows, rollout, unit=self.config.group_size)
+        c, best, notes = self.config, self.best_policy, Notes()
+        n = None if self.fresh is None else self.fresh.n
+        progress = run_progress(c, self.iteration, self.prompts_seen, n, best.reward,
+                                best.iteration)
+        columns = by_rows(
+            lambda r: judge_rollout(r, reward_fn, c, self.tokens, progress, notes, kind),
+            rollout, unit=c.group_size)
         rollout.token_scores, rollout.score_parts = columns["token_scores"], columns["score_parts"]
         rollout.logged, rollout.extra = gathered_notes(together(lambda: notes))
         return columns["scores"].to(self.device)
@@ -312,16 +318,20 @@ class RLHFTrainer:
         require_column(rollout, "advantages", "call advantages(rollout) first")
         c, r, logs = self.config, rollout, []
         set_learning_rate(self.optimizer, c, self.iteration)
-        self.ent_weight = entropy_weight(r, self.ent_coef, c)
+        if c.entropy_target is not None:
+            entropy = masked_mean(r.entropy, r.mask).item()
+            self.ent_weight = adaptive_entropy(
+                self.ent_coef, entropy, c.entropy_target, c.entropy_step)[0]
         moved = movement_meter(self.agent, r, c)
         for _ in range(c.epochs):
             for batch in minibatches_of(r, c, self.eos_ids, self.shuffling):
-                if logs and too_far(logs[-1], c):
+                limit = c.kl_early_stop
+                if logs and limit is not None and logs[-1]["kl_to_old"] > limit:
                     break
                 logs.append(self.update(batch, first=not logs))
         with self.blaming("Go back to the last checkpoint"):
             require_finite_weights(self.agent)
-        return average_steps(logs) | learnt_log(logs, r, c.epochs) | moved()
+        return average_steps(logs, r, c.epochs) | moved()
 
     def evaluate(
         self, prompts: Sequence | dict, reward_fn: Rewards,
@@ -334,7 +344,7 @@ class RLHFTrainer:
             rollouts.append(self.annotate(r))
         reward = number(torch.cat(scores).mean())
         kl = number(torch.cat([masked_sum(r.kl, r.mask, dim=-1) for r in rollouts]).mean())
-        best, limit = self.best_reward, self.config.kl_stop
+        best, limit = self.best_policy.reward, self.config.kl_stop
         if (self.config.keep_best and reward is not None and (best is None or reward > best)
                 and (limit is None or (kl is not None and kl <= limit))):
             self.best_policy.keep(reward, self.iteration)
@@ -354,9 +364,8 @@ class RLHFTrainer:
         steps = steps_left(c, self.iteration, steps)
         check_callbacks(own, callback)
         if c.eval_every is not None and held_out is not None:
-            asked: Any = held_out if isinstance(held_out, dict | str) else list(held_out)
+            asked = held_out if isinstance(held_out, dict | str) else list(held_out)
             held_out = fitting(asked, self.tokens, self.room(), c.long_prompts)
-            self.encode(held_out or asked)  # refused now, not after an hour
         before, after = usual_callbacks(c, reward_fn, held_out, callback)
         prompts = fitting(prompts, self.tokens, self.room(), c.long_prompts)
         self.fresh, self.stopped = PromptOrder(prompts, c.seed), None
@@ -375,11 +384,6 @@ class RLHFTrainer:
 
     # what the steps have in common
 
-    def encode(self, prompts: Sequence | dict) -> Queries:
-        "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
-        cut = self.config.long_prompts != "refuse"
-        return encode_prompts(prompts, self.tokens, self.room(), cut)
-
     def room(self) -> int | None:
         "Most tokens of a prompt; None: any number."
         return room_for_prompts(self.agent.model, self.config.max_new_tokens, self.tokenizer)
@@ -390,35 +394,27 @@ class RLHFTrainer:
         dice: torch.Generator | None, # None: the likeliest
     ) -> Rollout:
         "What the sampler writes, with its texts and the data's columns."
-        queries = self.encode(prompts)
+        cut = self.config.long_prompts != "refuse"
+        queries = encode_prompts(prompts, self.tokens, self.room(), cut)
         with self.blaming(), precision(self.config, self.device):
             r = self.sampler(queries, n, self.config, dice)
         return complete(r, self.tokenizer, columns_of(prompts, n))
 
     def answers(
-        self,
-        prompts: Sequence | dict, # as for `rollout`
-        greedy: bool = False,     # the likeliest responses
+        self, prompts: Sequence | dict, greedy: bool = False,
     ) -> Iterator[Rollout]: # batch_size prompts at a time
         "One response to each prompt, from the same generator each time, or the likeliest."
         dice = None if greedy else generator(self.config.seed, EVALUATION)
         for some in slices(prompts, self.config.batch_size):
             yield self.respond(some, 1, dice)
 
-    def next_prompts(
-        self,
-        n: int, # how many
-    ) -> list:
+    def next_prompts(self, n: int) -> list:
         "While `train` runs: so many new prompts; of a stream that ends fewer."
         batch = [] if self.fresh is None else self.fresh.take(self.prompts_seen, n)
         self.prompts_seen += len(batch)
         return batch
 
-    def do(
-        self,
-        step: str, # the name of a method
-        *args: Any,
-    ) -> Any: # what the step returns
+    def do(self, step: str, *args: Any) -> Any:
         "A step of the algorithm by its name: its time is taken, then the callbacks are told."
         start = self.clock()
         result = getattr(self, step)(*args)
@@ -434,12 +430,7 @@ class RLHFTrainer:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def finish(
-        self,
-        rollout: Rollout,
-        update: Metrics,          # of `optimize`
-        prompts: Sequence | dict, # of this iteration
-    ) -> Metrics:
+    def finish(self, rollout: Rollout, update: Metrics, prompts: Sequence | dict) -> Metrics:
         "Count the iteration: its metrics, what moves on, and whether the callbacks end the run."
         c = self.config
         metrics: dict[str, Any] = iteration_log(self.iteration, rollout, c, self.eos_ids, update, {
@@ -447,11 +438,14 @@ class RLHFTrainer:
             "prompts_given": different(prompts), "rounding": rounding(self.agent.model, c),
             "prompts_kept": prompts_kept(prompts, rollout),
             "optimizer_age": optimizer_age(self.optimizer),
-            "reference_weight": number(reference_weight(self.ref_model)),
+            "reference_weight": number( # mean |θ|: another number is another reference
+                some_weights(list(self.ref_model.parameters()))[0].abs().mean()),
             "prompt_nll": number(prompt_nll(self.ref_model, rollout))})
         each = together(lambda: self.seconds)  # of several processes the slowest counts
         slowest = {name: max(seconds[name] for seconds in each) for name in self.seconds}
-        metrics |= speeds(slowest, metrics["tokens"])
+        metrics |= {f"seconds_{name}": s for name, s in slowest.items()}
+        metrics |= {f"tokens_per_second_{name}": metrics["tokens"] / s if s > 0 else None
+                    for name, s in slowest.items()}
         if c.kl_target is not None:
             self.beta = adaptive_beta(self.beta, metrics["kl_to_reference"], c.kl_target)
         if c.entropy_target is not None:
@@ -460,44 +454,18 @@ class RLHFTrainer:
                 self.ent_coef, metrics["entropy"], c.entropy_target, c.entropy_step)[1]
         self.iteration += 1
         metrics |= self.reference.after(self.iteration)
-        self.stopped = self.reason_to_stop(rollout, metrics)
+        answers = together(lambda: [callback.on_iteration(self, rollout, metrics)
+                                    for callback in self.callbacks])
+        ends = [f"iteration {metrics['iteration']}: {why}" for each in answers for why in each
+                if why]
+        self.stopped = ends[0] if ends else None
         return metrics
-
-    def reason_to_stop(
-        self,
-        rollout: Rollout,
-        metrics: Metrics, # of this iteration
-    ) -> str | None:
-        "Call `on_iteration` of all callbacks; the first text that one returns."
-        def call_all() -> list[str | None]:
-            return [callback.on_iteration(self, rollout, metrics) for callback in self.callbacks]
-
-        for answers in together(call_all):
-            for why in answers:
-                if why:
-                    return f"iteration {metrics['iteration']}: {why}"
-        return None
 
     def blaming(self, *advice: str) -> AbstractContextManager:
         "FloatingPointErrors name the iteration and the weight to blame."
         return blaming(self.agent, self.ref_model, self.iteration, *advice)
 
     # beside the algorithm
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        "What makes ids of text."
-        return self.tokens.tokenizer
-
-    @property
-    def eos_ids(self) -> list[int]:
-        "Ids that end a response."
-        return self.tokens.eos_ids
-
-    @property
-    def pad_id(self) -> int:
-        "The id that fills rows."
-        return self.tokens.pad_id
 
     @property
     def best(self) -> dict[str, Tensor] | None:
@@ -591,36 +559,30 @@ class RLHFTrainer:
         """All that the next iteration depends on, between two iterations; nothing is copied. Under
         FSDP it is put together by all processes: each has to call it."""
         optimizer = as_one(self.agent, self.optimizer)
-        tensors, record = training_state(self.agent, optimizer, self.generators())
-        own, records = state_of_parts(self.parts())
+        tensors, record = training_state(self.agent, optimizer, self.generators)
+        own, records = state_of_parts(self.parts)
         counters = {name: getattr(self, name) for name in COUNTERS}
         return tensors | own, record | counters | self.identity() | {"parts": records}
 
-    def load_state(
-        self,
-        tensors: Mapping[str, Tensor], # from `state`
-        record: Mapping,               # from `state`, as JSON
-    ) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
         """Go on where that trainer stood, with as many torch threads. A stream of prompts is yours
         to move on, by `prompts_seen`. Raises ValueError before anything is changed."""
         optimizer = as_one(self.agent, self.optimizer)
         self.check_state(tensors, record, optimizer)
-        load_training_state(self.agent, optimizer, self.generators(), tensors, record)
+        load_training_state(self.agent, optimizer, self.generators, tensors, record)
         take_pieces(self.agent, self.optimizer, optimizer, part(tensors, "model"))
-        for name, own in self.parts().items():
+        for name, own in self.parts.items():
             own.load_state(part(tensors, name), record["parts"][name])
         for name in COUNTERS:
             setattr(self, name, record[name])
         torch.set_num_threads(record["environment"]["threads"])
 
     def check_state(
-        self,
-        tensors: Mapping[str, Tensor], # from `state`
-        record: Mapping,               # from `state`, as JSON
-        optimizer: Optimizer,          # with whole moments, also under FSDP
+        self, tensors: Mapping[str, Tensor], record: Mapping,
+        optimizer: Optimizer, # with whole moments, also under FSDP
     ) -> None:
         "Raises ValueError naming what in this state is not of this trainer."
-        c, known = self.config, {"model", "optimizer", "generator", "dice", *self.parts()}
+        c, known = self.config, {"model", "optimizer", "generator", "dice", *self.parts}
         check_identity(record, self.identity())
         check_values(record, COUNTERS | {"environment": dict, "parts": dict})
         check_values(record["environment"], {"threads": Annotated[int, Limit(1, 1024)]})
@@ -630,19 +592,7 @@ class RLHFTrainer:
         if odd := sorted(name for name in tensors if name.split("/")[0] not in known):
             raise ValueError(f"{odd[0]} is no part of a trainer's state")
         check_remembered(optimizer, part(tensors, "optimizer"), record["iteration"])
-        check_parts(self.parts(), tensors, record["parts"])
-
-    def parts(self) -> dict[str, Part]:
-        "The parts that have a state of their own."
-        own: dict[str, Part] = {
-            "best": self.best_policy, "reference": self.reference, "scale": self.reward_scale}
-        if self.config.kl_stop is not None:
-            own["within limit"] = self.within_limit
-        return own
-
-    def generators(self) -> dict[str, torch.Generator]:
-        "Of sampling and of shuffling."
-        return {"sampling": self.sampling, "shuffling": self.shuffling}
+        check_parts(self.parts, tensors, record["parts"])
 
     def identity(self) -> dict:
         "What the run is: settings, and fingerprints of a reference that stays and the tokenizer."

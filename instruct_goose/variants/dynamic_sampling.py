@@ -26,8 +26,6 @@ def draw_again(
 ) -> None:
     """Replace groups of equal scores, redraw_flat times at most, and with drop_flat leave out
     what is still flat; `rollout.drawn` says how many. DAPO (2025) eq. 11."""
-    if not (c.redraw_flat or c.drop_flat):
-        return
     r, seen, redrawn = rollout, [rollout.scores], 0
     for _ in range(c.redraw_flat):
         flat = flat_groups(r.scores, c.group_size).nonzero().flatten()

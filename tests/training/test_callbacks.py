@@ -23,7 +23,6 @@ from small_trainer import (
     weights,
 )
 
-from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.models.tokens import pad
 from instruct_goose.training.callbacks import Callback, RecheckRewards, generators_kept
 from instruct_goose.training.config import RLHFConfig
@@ -105,17 +104,17 @@ def test_the_best_policy_is_kept():
     t.train(PROMPTS, reward, steps=4, progress=False, held_out=HELD_OUT[:8],
             callback=lambda m: snapshots.append({k: x.clone() for k, x in t.agent.model.state_dict().items()}))
     assert t.best_reward == 5. and all(x.device.type == "cpu" for x in t.best.values())
-    is_ = lambda i: all(t.best[k].equal(x) for k, x in snapshots[i].items()) and t.best.keys() == snapshots[i].keys()
+    is_ = lambda i: all(x.equal(snapshots[i][k]) for k, x in t.best.items()) and snapshots[i].keys() - t.best.keys() == {"lm_head.weight"}  # tied
     assert [is_(i) for i in range(4)] == [False, True, False, False]
     fresh = tiny(seed=3)
-    fresh.load_state_dict(t.best)
+    fresh.load_state_dict(t.best, strict=False)
     value = t.agent.value_head.weight.clone()
     t.load_best()
     ids = torch.tensor([[0, 3, 4]])
     assert t.agent.model.eval()(ids).logits.equal(fresh.eval()(ids).logits) and t.agent.value_head.weight.equal(value)
     kept = {k: x.clone() for k, x in t.best.items()}
     t.step(PROMPTS, reward)
-    assert all(t.best[k].equal(x) for k, x in kept.items()) and not all(x.equal(kept[k]) for k, x in t.agent.model.state_dict().items())
+    assert all(t.best[k].equal(x) for k, x in kept.items()) and not all(x.equal(t.agent.model.state_dict()[k]) for k, x in kept.items())
 
 
 def test_stopping_and_evaluating_refuse(unchecked):
@@ -186,14 +185,6 @@ def test_a_run_asks_again_as_often_as_its_setting_says(every):
     assert asked == ({} if every is None else {0: (0, 0), 2: (0, 0)}) and calls == ([8] * 4 if every is None else [8, 8, 8, 8] * 2)
     same = [[{k: x for k, x in m.items() if "second" not in k} for m in each] for each in (log, alone)]
     assert same[0] == same[1]
-
-
-def test_the_doctor_reads_an_answer_now_and_then():
-    def by_place(texts): return [x + 3. * (i % 3) for i, x in enumerate(even(texts))]
-
-    c = dict(recheck_every=2, steps=3)
-    found = diagnose(made(**c).train(FOUR, by_place, progress=False), vars(RLHFConfig(**c)))
-    assert [f.evidence.split(" in ")[1] for f in found if f.name == "reward of other rows"] == ["2 of 2 iterations, first"]
 
 
 def test_slipped_rows_show_in_another_order_alone():

@@ -38,7 +38,6 @@ from instruct_goose.training.metrics import (
     describe,
     discounts,
     of_sampler,
-    of_texts,
     prompt_nll,
     prompts_kept,
     sparkline,
@@ -115,14 +114,6 @@ def test_correlation_against_numpy_and_of_what_does_not_vary():
     x, y = torch.randn(50, generator=torch.Generator().manual_seed(0)), torch.arange(50.)
     assert correlation(x, y).item() == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-6)
     for flat in (torch.full((50,), .1), torch.full((50,), 1e8), torch.zeros(50)): assert correlation(x, flat).isnan()
-
-
-def test_distinct_rows_are_counted_whatever_stands_in_the_padding():
-    mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]]).bool()
-    ids = torch.tensor([[1, 2, 5], [1, 2, 7], [1, 2, 0], [1, 2, 2]])
-    r = Rollout(ids, mask, ids, mask, scores=torch.tensor([2., 2., 3., 1.]))
-    found = of_texts(r)
-    assert found.pop("score_length_correlation").item() == pytest.approx(1.) and found == {"distinct_prompts": 3, "distinct_responses": .75, "distinct_2": .5}
 
 
 def test_prompts_are_guessed_by_a_model_without_knowledge_and_read_one_by_one():

@@ -55,16 +55,6 @@ def test_a_stream_is_read_in_order_and_may_run_out():
     with pytest.raises(TypeError, match="one text"): trainer.train("w1", spy, steps=1, progress=False)
 
 
-def test_stop_tokens_end_a_response():
-    stop = TOKENIZER.convert_tokens_to_ids("w3")
-    trainer = RLHFTrainer(tiny(), config=config(batch_size=64), tokenizer=TOKENIZER, stop_token_ids=[stop])
-    r = trainer.rollout(PROMPTS * 8)
-    inside = (r.response_ids == stop) & r.mask
-    assert inside.any() and (inside.sum(-1) <= 1).all()
-    assert all(row[m][-1] == stop for row, m in zip(r.response_ids[inside.any(-1)], r.mask[inside.any(-1)]))
-    with pytest.raises(ValueError, match="stop_token_ids holds 99"): RLHFTrainer(tiny(), tokenizer=TOKENIZER, stop_token_ids=[99])
-
-
 def test_the_ends_of_tokenizer_model_and_caller_are_one_set():
     "As of Qwen's chat models: the tokenizer ends a text, the generation config lists the end of a turn as well, and each of them ends a response."
     turn, own = TOKENIZER.convert_tokens_to_ids(["w3", "w5"])

@@ -83,17 +83,6 @@ def test_greedy_is_transformers_generate(name):
     assert theirs[:, ids.shape[1]:].equal(ours)
 
 
-@pytest.mark.parametrize("temperature", [.5, 2.])
-def test_temperature_belongs_to_sampler_and_logprobs(temperature):
-    model = tiny()
-    ids, mask = pad(QUERIES, PAD, side="left")
-    response, written, logprobs = sample(model, ids, mask, 6, EOS, PAD, temperature, dice(), with_logprobs=True)
-    u = torch.rand(6, len(QUERIES), dtype=torch.float64, generator=dice())
-    for i, query in enumerate(QUERIES):
-        assert response[i][written[i]].tolist() == one_by_one(model, query, u[:, i], {EOS}, temperature)
-    torch.testing.assert_close(logprobs, response_logprobs(model, ids, mask, response, written, temperature), atol=1e-9, rtol=0)
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize("temperature", [1., .7])
 def test_frequencies_are_the_enumerated_probabilities(name, temperature):
@@ -114,14 +103,6 @@ def test_frequencies_are_the_enumerated_probabilities(name, temperature):
     chi2 = sum((c - n * p)**2 / (n * p) for c, p in cells if p > 1e-12)
     freedom = len(cells) - 1
     assert freedom > 10 and chi2 < freedom + 4 * (2 * freedom)**.5
-
-
-def test_the_loop_stops_when_all_rows_have_ended():
-    model, calls = tiny(), []
-    model.register_forward_hook(lambda *_: calls.append(1))
-    ids, mask = pad(QUERIES, PAD, side="left")
-    response, _ = sample(model, ids, mask, 14, [EOS, *range(3, 8)], PAD, generator=dice(2))
-    assert len(calls) == response.shape[1] < 14
 
 
 def test_several_ends_and_none():
@@ -203,14 +184,6 @@ def test_top_k_draws_only_from_the_k_likeliest():
     assert draw(logits, torch.rand(300, generator=dice(4)), top_k=99).equal(draw(logits, torch.rand(300, generator=dice(4))))
 
 
-def test_tokens_of_probability_zero_are_never_drawn():
-    logits = torch.randn(1, 50_000, generator=dice(6)).double()
-    logits[:, ::2] = -torch.inf
-    ends = [0., 1e-300, .5, 1 - 2**-53, 1.]
-    u = torch.cat([torch.rand(200, dtype=torch.float64, generator=dice()), torch.tensor(ends, dtype=torch.float64)])
-    assert (draw(logits.expand(len(u), -1), u) % 2 == 1).all()
-
-
 def test_a_rollout_holds_texts_and_what_the_sampler_saw():
     words = [f"w{i}" for i in range(7)]
     tokenizer = word_tokenizer(words, 20)  # 4 special tokens and 7 words: the model's 11
@@ -245,16 +218,6 @@ def test_minibatches_deal_every_row_once_and_keep_it_whole(parts):
             assert (b.baseline[i], b.group_tokens[i]) == (k / 4, k + 3)
         assert b.advantages is None
     assert [b.texts for b in make().minibatches(parts, dice())] == [b.texts for b in deal]
-
-
-def test_indexing():
-    r = make()
-    for rows, expected in [(2, "2"), (-1, "6"), (slice(1, 4), "123"), ([5, 0], "50"), (torch.tensor([3, 3]), "33"),
-                           (torch.arange(7) > 4, "56"), (slice(0, 0), "")]:
-        assert "".join(r[rows].texts) == expected and len(r[rows]) == len(expected)
-        assert r[rows].scores.tolist() == [float(c) for c in expected]
-    for n in (0, 8):
-        with pytest.raises(ValueError, match="7 responses cannot be dealt"): list(r.minibatches(n))
 
 
 def test_a_seed_has_a_million_streams_and_evaluation_the_last():

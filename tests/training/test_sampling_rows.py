@@ -11,7 +11,7 @@ from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad
 from instruct_goose.training import rollout as dice_room
 from instruct_goose.training import rollout as room
-from instruct_goose.training.rollout import climb, draw, laid_out, pick, sample, staying
+from instruct_goose.training.rollout import climb, draw, pick, sample, staying
 
 V, EOS, PAD = 30, 2, 0
 BASE = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=60, bos_token_id=1, eos_token_id=EOS)
@@ -131,15 +131,6 @@ def test_who_stays_stands_in_front_and_few_move(alive):
     order = staying(alive).tolist()
     assert sorted(order) == alive.nonzero().flatten().tolist()
     assert all(order[i] == i for i in range(len(order)) if alive[i])
-
-
-def test_tokens_are_put_back_into_their_rows():
-    columns = [(torch.tensor([0, 1, 2]), torch.tensor([5, 6, 7]), torch.tensor([-1., -2., -3.])), (torch.tensor([2, 1]), torch.tensor([8, 9]), torch.tensor([-4., -5.])),
-               (torch.tensor([1]), torch.tensor([3]), torch.tensor([-6.]))]
-    tokens, mask, logprobs = laid_out(columns, 3, 99)
-    assert tokens.tolist() == [[5, 99, 99], [6, 9, 3], [7, 8, 99]]
-    assert mask.tolist() == [[True, False, False], [True, True, True], [True, True, False]]
-    assert logprobs.tolist() == [[-1, 0, 0], [-2, -5, -6], [-3, -4, 0]]
 
 
 # --- dice -------------------------------------------------------------------------------------------------------------

@@ -231,17 +231,6 @@ def test_stale_minibatches_and_their_micro_batches_have_the_gradient_of_the_equa
         assert ("value_grad_norm" in log) == (trainer.config.advantage == "gae")
 
 
-@pytest.mark.parametrize("how", ["sequence_mean", "sequence_sum", "group_token_mean"])
-def test_equal_minibatches_of_shuffled_rows_average_to_the_whole(how):
-    agent, ref = agent_and_reference()
-    trainer = RLHFTrainer(agent, ref, config("grpo", aggregation=how, max_grad_norm=1e9))
-    trainer.optimizer.step = lambda: None
-    rollout = stale_rollout(trainer)
-    def gradient(rows): trainer.update(rollout[rows], first=False); return gradients(agent)
-    whole, parts = gradient([0, 1, 2, 3]), [gradient(rows) for rows in ([2, 1], [0, 3])]  # each has a part of both groups
-    for a, b, c in zip(whole, *parts, strict=True): torch.testing.assert_close(a, (b + c) / 2, atol=1e-10, rtol=1e-8)
-
-
 @pytest.mark.parametrize("setting", ["grpo", "gspo", "cispo", "rloo", "dual clip", "no clip"])
 def test_the_shares_of_clipped_tokens_are_of_the_right_ratio(setting):
     agent, ref = agent_and_reference()
@@ -282,11 +271,6 @@ def test_models_of_any_kind_are_accepted():
     assert losses[0].requires_grad and losses[0].shape == ()
 
 
-def test_one_token_alone_can_be_learned_from():
-    loss = RLHFTrainer(tiny(), config=config()).compute_loss(torch.tensor([[0, 1]]), torch.ones(1, 2).bool(), torch.tensor([[3]]), torch.ones(1, 1).bool(), torch.ones(1))
-    assert loss.isfinite() and loss.requires_grad
-
-
 def test_compute_loss_refuses(unchecked):
     trainer = RLHFTrainer(tiny(), config=config())
     good = dict(zip(("query_ids", "query_attention_mask", "response_ids", "response_attention_mask", "rewards"),
@@ -314,22 +298,6 @@ def test_the_first_iteration_starts_at_ratio_one_and_kl_zero_with_dropout_in_the
     assert m["max_ratio_deviation_first"] < 1e-4 and m["max_sampler_deviation"] < 1e-4
     assert trainer.step(PROMPTS, reward)["kl_to_reference"] > 0
     assert all(module.training for module in trainer.agent.modules()) and not trainer.ref_model.training
-
-
-def test_an_iteration_ends_early_where_an_update_finds_the_policy_too_far():
-    def steps(**settings):
-        trainer = RLHFTrainer(tiny(), config=config(lr=.02, epochs=3, minibatches=2, **settings), tokenizer=TOKENIZER)
-        seen, update = [], trainer.update
-        trainer.update = lambda batch, first=False: seen.append(update(batch, first)) or seen[-1]
-        trainer.step(PROMPTS, reward)
-        return [x["kl_to_old"].item() for x in seen]
-    whole = steps()
-    assert len(whole) == 6 and whole[0] < 1e-9 < whole[2]  # each is measured before its own step
-    for n in (2, 4):
-        limit = whole[n - 1] * .999
-        expected = 1 + next(i for i, x in enumerate(whole) if x > limit)
-        assert steps(kl_early_stop=limit) == pytest.approx(whole[:expected], rel=1e-3, abs=1e-9) and expected < 6
-    assert len(steps(kl_early_stop=1e6)) == 6
 
 
 @pytest.mark.parametrize("changes", first(4, [
@@ -378,8 +346,8 @@ def test_each_prompt_is_answered_group_size_times_side_by_side(algorithm):
     for i in range(8): assert r.advantages[i][r.mask[i]].unique().numel() == 1
 
 
-def test_importance_weights_are_those_of_the_sampler(unchecked):
-    trainer = RLHFTrainer(tiny(), config=config("grpo", importance_cap=1.5), tokenizer=TOKENIZER)
+def test_a_sampler_that_is_another_policy_is_refused_but_where_weights_correct_it(unchecked):
+    trainer, plain, fresh = (RLHFTrainer(tiny(), config=config("grpo", importance_cap=cap), tokenizer=TOKENIZER) for cap in (1.5, None, 1.5))
     r = trainer.rollout(PROMPTS[:4])
     noise = torch.randn(r.mask.shape, generator=torch.Generator().manual_seed(0)) * .5
     r.sampled_logprobs = torch.where(r.mask, r.sampled_logprobs + noise, 0.)
@@ -387,12 +355,8 @@ def test_importance_weights_are_those_of_the_sampler(unchecked):
     ratios = [math.exp((r.old_logprobs - r.sampled_logprobs)[i, t].item()) for i, t in r.mask.nonzero().tolist()]
     assert m["importance_mean"] == pytest.approx(sum(min(x, 1.5) for x in ratios) / len(ratios))
     assert 0 < m["importance_capped"] == pytest.approx(sum(x > 1.5 for x in ratios) / len(ratios))
-    trainer.optimize(r)
-    plain = RLHFTrainer(tiny(), config=config("grpo"), tokenizer=TOKENIZER)
     with pytest.raises(ValueError, match="sampler and the training forward disagree"): plain.annotate(r)
-    assert "importance_mean" not in describe(plain.advantages(plain.score(plain.rollout(PROMPTS[:4]), reward)), plain.config)
     r.sampled_logprobs = None
-    fresh = RLHFTrainer(tiny(), config=config("grpo", importance_cap=1.5), tokenizer=TOKENIZER)
     with unchecked(), pytest.raises(ValueError, match="importance_cap needs to know the sampler"): fresh.optimize(fresh.advantages(fresh.annotate(r)))
 
 
@@ -517,25 +481,6 @@ def test_the_trainer_leaves_a_rollout_of_ones_own_alone():
     with pytest.raises(ValueError, match="no advantages"): trainer.optimize(Rollout(q, qm, r, rm))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("micro", [None, 3])
-def test_annotations_are_those_of_whole_distributions(name, micro):
-    agent, ref = agent_and_reference(name)
-    trainer = RLHFTrainer(agent, ref, config(temperature=1.3, micro_batch_size=micro), tokenizer=TOKENIZER)
-    r = trainer.annotate(trainer.rollout(PROMPTS))
-    agent.eval()
-    for i in range(len(r)):
-        q, a = r.query_ids[i][r.query_mask[i]], r.response_ids[i][r.mask[i]]
-        ids, n = torch.cat([q, a])[None], len(a)
-        at = slice(len(q) - 1, len(q) - 1 + n)
-        pi, rho = ((m(ids).logits[0, at] / 1.3).softmax(-1) for m in (agent.model, trainer.ref_model))
-        expected = dict(old_logprobs=pi.log()[range(n), a], ref_logprobs=rho.log()[range(n), a], entropy=-(pi * pi.log()).sum(-1),
-                        kl=(pi * (pi / rho).log()).sum(-1), values=agent(ids).values[0, at])
-        for what, x in expected.items():
-            torch.testing.assert_close(getattr(r, what)[i, :n], x, atol=1e-9, rtol=0)
-            assert (getattr(r, what)[i, n:] == 0).all()
-
-
 def greedy_by_hand(trainer, prompt):
     "One token at a time, without cache or padding; the text, and log π − log π_ref of each token."
     ids, drift = list(TOKENIZER(prompt)["input_ids"]), []
@@ -552,7 +497,8 @@ def greedy_by_hand(trainer, prompt):
 @pytest.mark.parametrize("changes", [{}, dict(micro_batch_size=2), dict(temperature=1.6), dict(kl_estimator="k3"), dict(kl_placement="loss")], ids=str)
 def test_the_greedy_baseline_is_the_total_reward_of_the_likeliest_response(changes):
     agent, ref = agent_and_reference()
-    trainer = RLHFTrainer(agent, ref, config("remax", beta=.3, **changes), tokenizer=TOKENIZER)
+    trainer = RLHFTrainer(agent, ref, config("remax", **changes), tokenizer=TOKENIZER)
+    trainer.beta = .3  # what the controller has made of it
     prompts, asked = ["w0 w3", "w5", "w0 w3", "", "w5", "w8 w7", "", "w5"], []
     def spy(texts): asked.append(list(texts)); return reward(texts)
     r = trainer.score(trainer.rollout(prompts), spy)
