@@ -212,26 +212,20 @@ def check_length(
         n = len(tokenizer(text, verbose=False)["input_ids"])
         if n > max_length:
             raise BadRow("length", where, f"{name} has {n} tokens, max_length is {max_length}: "
-                         f"{short(text)}. Shorten or drop it; it is not cut, because a cut text "
-                         "is another text")
+                         f"{short(text)}. Shorten or drop it")
 
 # %% ../../nbs/reference/data/load.ipynb #c5e1ad03
 def check_source(source: Source, repeat: bool) -> None:
     "Raises TypeError or ValueError for what is no source, before it is read."
     kind = type(source).__name__
     if isinstance(source, str | os.PathLike):
-        check_path(os.fspath(source))
-    elif isinstance(source, Mapping):
-        keys = ", ".join(map(repr, list(source)[:5]))
-        raise TypeError(f"source is of type {kind}, with the keys {keys}: pass a list of rows, "
-                        "or one split of it, data['train']")
-    elif hasattr(source, "to_dict") and hasattr(source, "iterrows"):
-        raise TypeError("source is a table of pandas: pass its rows, table.to_dict('records')")
-    elif isinstance(source, bytes | bytearray) or not (
-            hasattr(source, "__iter__") or hasattr(source, "__getitem__")):
+        return check_path(os.fspath(source))
+    rows = hasattr(source, "__iter__") or hasattr(source, "__getitem__")
+    if not rows or isinstance(source, bytes | bytearray | Mapping) or hasattr(source, "iterrows"):
         raise TypeError(f"source is of type {kind}: pass a file's path, a list of rows or a "
-                        "datasets.Dataset")
-    elif repeat and iter(source) is source:
+                        "datasets.Dataset. Of several splits pass one, data['train']; of a "
+                        "table of pandas its rows, table.to_dict('records')")
+    if repeat and iter(source) is source:
         raise ValueError("repeat=True reads the source again and again, but this one is a "
                          "generator and can be read once: pass a list or a file")
 

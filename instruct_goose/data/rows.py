@@ -27,12 +27,9 @@ def render(
 ) -> str:
     """A conversation as text, without a beginning that the tokenizer would write again. Raises
     ValueError without a chat template; BadRow where the template refuses the conversation."""
-    if tokenizer is None:
-        raise ValueError(f"{where} is a conversation: "
-                         "pass tokenizer=, whose chat template makes it text")
-    if not tokenizer.chat_template:
-        raise ValueError(f"{where} is a conversation, and the tokenizer has no chat template: "
-                         "take the tokenizer of a chat model, or set tokenizer.chat_template")
+    if tokenizer is None or not tokenizer.chat_template:
+        raise ValueError(f"{where} is a conversation: pass tokenizer=, the one of a chat model"
+                         + (", for this one has no chat template" if tokenizer else ""))
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=ask)
     except Exception as e:  # a template is a program of its own, which may raise anything
@@ -144,10 +141,10 @@ def parts_of(
 
 def plain_pair(prompt: object, chosen: str, rejected: str, where: str) -> dict[str, str]:
     "Texts as they are. Without a prompt, what two dialogues share is taken for it."
-    if isinstance(prompt, str) and not prompt.strip():
-        return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     if prompt is not None:
-        return {"prompt": as_text(prompt, "prompt", where), "chosen": chosen, "rejected": rejected}
+        blank = isinstance(prompt, str) and not prompt.strip()
+        prompt = prompt if blank else as_text(prompt, "prompt", where)
+        return {"prompt": str(prompt), "chosen": chosen, "rejected": rejected}
     n = len(shared := shared_dialogue(chosen, rejected))
     return {"prompt": shared, "chosen": as_text(chosen[n:], "chosen", where),
             "rejected": as_text(rejected[n:], "rejected", where)}
@@ -171,8 +168,8 @@ def answers_of(
         if all(text.startswith(head) for text in whole.values()):
             made = {k: without_end(text[len(head):], tokenizer) for k, text in whole.items()}
             return {"prompt": head} | {k: as_text(text, k, where) for k, text in made.items()}
-    raise BadRow("template", where, "the chat template writes the prompt in another way once it "
-                 "is answered, so the two cannot be parted")
+    raise BadRow("template", where, "as the chat template writes them, prompt and response "
+                 "cannot be parted")
 
 # %% ../../nbs/reference/data/rows.ipynb #d777c7d8
 def opening_of(
@@ -254,9 +251,8 @@ def checked_turn(turn: object, name: str, where: str) -> dict:
     turn = as_object(turn, f"{where}: {name}")
     for key in ("role", "content"):
         if not isinstance(turn.get(key), str):
-            keys = ", ".join(map(short, list(turn)[:8]))
             raise BadRow("conversation", where, f"{name}: {key!r} is {short(turn.get(key))}, "
-                         f"expected text (its keys are {keys})")
+                         f"expected text: {short(turn)}")
         as_text(turn[key], f"{name}, {key}", where)
     return {k: v for k, v in turn.items() if v is not None}
 
@@ -264,13 +260,12 @@ def checked_turn(turn: object, name: str, where: str) -> dict:
 def check_answers(opening: list[dict], after: dict[str, list[dict]], where: str) -> None:
     "A response is the assistant's, and the prompt is not."
     if opening[-1]["role"] == "assistant":
-        raise BadRow("conversation", where, "the prompt ends with the assistant's turn, "
-                     "so the responses answer nothing")
+        raise BadRow("conversation", where, "after the assistant's turn responses answer nothing")
     for name, turns in after.items():
         if not turns or turns[0]["role"] != "assistant":
             found = turns[0]["role"] if turns else "nothing"
             raise BadRow("conversation", where, f"{name}: after the prompt comes {found!r}, and a "
-                         "response is the assistant's: the two may differ in the answers alone")
+                         "response is the assistant's")
 
 def untied(pair: dict[str, str], where: str) -> dict[str, str]:
     "The pair, unless its two sides are the same text."

@@ -24,22 +24,6 @@ ANY_PAIRS = st.lists(st.fixed_dictionaries({"prompt": TEXT, "chosen": FULL, "rej
                      .filter(lambda p: not re.match(r"\s*(\[|Human:)", p["prompt"] + p["chosen"])), min_size=1, max_size=5)
 
 
-@pytest.fixture
-def at(tmp_path, monkeypatch):
-    "at(name, content): a file in an empty working directory."
-    monkeypatch.chdir(tmp_path)
-
-    def write(name, content=b""):
-        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        return name
-    return write
-
-
-@pytest.fixture(autouse=True)
-def _own_errors(unchecked):
-    with unchecked(): yield
-
-
 def lines(rows, end="\n"): return "".join(json.dumps(row) + end for row in rows)
 
 
@@ -59,12 +43,6 @@ def parquet(rows, path):
     return path
 
 
-def refused(call, *words, error=ValueError):
-    with pytest.raises(error) as e: call()
-    for word in words: assert word in str(e.value), str(e.value)
-    return e.value
-
-
 @settings(max_examples=25, deadline=None)
 @given(ANY_PAIRS, st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_every_format_gives_the_rows_that_were_written(tmp_path_factory, rows, end, bom):
@@ -78,7 +56,7 @@ def test_every_format_gives_the_rows_that_were_written(tmp_path_factory, rows, e
     assert load_pairs(parquet(rows, folder / "a.parquet")) == rows
 
 
-def test_pyarrow_is_imported_where_it_is_needed(at, monkeypatch):
+def test_pyarrow_is_imported_where_it_is_needed(at, monkeypatch, refused):
     for module in (load, files, rows): assert not re.search(r"^\s*(import|from) (pyarrow|datasets|pandas)", Path(module.__file__).read_text("utf-8"), re.M)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     refused(lambda: load_pairs(at("a.parquet")), "pip install -e '.[data]'", error=ImportError)
@@ -98,15 +76,15 @@ def test_pyarrow_is_imported_where_it_is_needed(at, monkeypatch):
     ("a.csv", "prompt\na\rb\n", "csv", "line 2: a carriage return"),
     ("a.csv", "prompt\n" + '"' + "x" * 140_000, "size", "line 2: a field beyond 131072"),
 ])
-def test_a_bad_row_is_named(at, name, content, reason, words):
+def test_a_bad_row_is_named(at, name, content, reason, words, refused):
     e = refused(lambda: load_prompts(at(name, content)), *words.split("|"), error=BadRow)
     assert e.reason == reason in files.REASONS
 
 
-def test_files_that_hold_no_rows(at):
+def test_files_that_hold_no_rows(at, refused):
     for name in ("a.jsonl", "a.json", "a.csv", "a.parquet"): refused(partial(load_prompts, at(name)), name)
     refused(lambda: load_prompts(at("a.csv", "prompt,id\n")), "a.csv: no rows")
-    refused(lambda: load_prompts(at("a.csv", "prompt;id\na;1\n")), "line 1", "'prompt;id'", "';'")
+    refused(lambda: load_prompts(at("a.csv", "prompt;id\na;1\n")), "line 1", "'prompt;id'", "A comma separates them")
     refused(lambda: load_prompts(at("a.csv", "prompt,prompt\na,b\n")), "'prompt' stands twice")
     refused(lambda: load_prompts(at("a.json", '["a",\n"b" "c"]')), "a.json", "line 2")
     for cut in ("[", '["a"', '["a",', '["a", "b', '["a"] 1', '["a",]', "3", "[tru", "[" * 100_000): refused(partial(load_prompts, at("a.json", cut)), "a.json")
@@ -118,7 +96,7 @@ def test_files_that_hold_no_rows(at):
 @pytest.mark.parametrize("bom", [b"", codecs.BOM_UTF8])
 @pytest.mark.parametrize("name, blob", [
     ("a.jsonl", '"漢"\r\n"b"\r\n"caf\xff"\r\n'), ("a.json", '["漢",\r\n"b",\r\n"caf\xff"]'), ("a.csv", 'prompt\r\n漢\r\n"caf\xff"\r\n')])
-def test_bytes_that_are_not_utf8_are_found(at, name, blob, bom):
+def test_bytes_that_are_not_utf8_are_found(at, name, blob, bom, refused):
     blob = bom + blob.encode().replace("\xff".encode(), b"\xff")
     assert refused(lambda: load_prompts(at(name, blob)), f"{name}, line 3", "0xff after", "caf'", error=BadRow).reason == "encoding"
     refused(lambda: load_prompts(at(name, blob.replace(b"\xff", b"\xe6\xbc"))), f"{name}, line 3", "0xe6")  # half of 漢
@@ -126,7 +104,7 @@ def test_bytes_that_are_not_utf8_are_found(at, name, blob, bom):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
-def test_utf16_is_recognised(at, name):
+def test_utf16_is_recognised(at, name, refused):
     for kind in ("utf-16", "utf-32"): refused(partial(load_prompts, at(name, 'prompt\n"a"\n'.encode(kind))), f"{name}: the file is {kind.upper()}", "iconv")
 
 
@@ -143,7 +121,7 @@ def test_an_open_quote_costs_the_rows_up_to_the_limit_of_a_field(at):
     assert len(kept) == 3002 - last > 1500 and kept[0].startswith(f"{last - 2} ")  # row i stands in line i + 3
 
 
-def test_rows_without_end_are_refused_before_they_fill_the_memory(at, monkeypatch):
+def test_rows_without_end_are_refused_before_they_fill_the_memory(at, monkeypatch, refused):
     monkeypatch.setattr(files, "LONGEST", 100)
     at("a.jsonl", '"a"\n"' + "x" * 1000 + '"\n"b"\n')
     assert refused(lambda: load_prompts("a.jsonl"), "a.jsonl, line 2: longer than 100").reason == "size"

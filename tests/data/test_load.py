@@ -19,29 +19,7 @@ root = Path(__file__).parents[2]
 PAIRS = [{"prompt": "the film is", "chosen": " good", "rejected": " dull"}, {"prompt": "", "chosen": "é", "rejected": "x\ny"}]
 
 
-@pytest.fixture
-def at(tmp_path, monkeypatch):
-    "at(name, content): a file in an empty working directory."
-    monkeypatch.chdir(tmp_path)
-
-    def write(name, content=b""):
-        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        return name
-    return write
-
-
-@pytest.fixture(autouse=True)
-def _own_errors(unchecked):
-    with unchecked(): yield
-
-
-def refused(call, *words, error=ValueError):
-    with pytest.raises(error) as e: call()
-    for word in words: assert word in str(e.value), str(e.value)
-    return e.value
-
-
-def test_every_kind_of_source(at):
+def test_every_kind_of_source(at, refused):
     import datasets
 
     assert load_pairs(PAIRS) == load_pairs(iter(PAIRS)) == PAIRS
@@ -53,7 +31,7 @@ def test_every_kind_of_source(at):
     refused(lambda: load_pairs(ds.to_pandas()), "to_dict('records')", error=TypeError)
 
 
-def test_prompts_in_all_their_forms(at):
+def test_prompts_in_all_their_forms(at, refused):
     assert load_prompts(["a", " b\n"]) == ["a", " b\n"]
     assert load_prompts(at("a.jsonl", '{"prompt": "a", "text": "b"}\n"c"\n{"text": "d", "label": 1}\n')) == ["a", "c", "d"]
     assert load_prompts(at("a.json", '["a", {"prompt": "b"}]')) == ["a", "b"]
@@ -63,7 +41,7 @@ def test_prompts_in_all_their_forms(at):
         {"prompt": "", "chosen": "a", "rejected": "b"}]
 
 
-def test_sources_that_are_no_source(at, tmp_path):
+def test_sources_that_are_no_source(at, tmp_path, refused):
     refused(lambda: load_prompts("someone/preferences"), "no file 'someone/preferences'", "load_dataset", error=FileNotFoundError)
     refused(lambda: load_prompts("x" * 9999), "no file", error=FileNotFoundError)
     refused(lambda: load_prompts(tmp_path), "is a directory")
@@ -72,7 +50,7 @@ def test_sources_that_are_no_source(at, tmp_path):
     refused(lambda: load_prompts([]), "no rows")
 
 
-def test_options_are_checked_before_anything_is_read():
+def test_options_are_checked_before_anything_is_read(refused):
     def never():
         raise AssertionError("it was read")
         yield
@@ -87,7 +65,7 @@ def test_options_are_checked_before_anything_is_read():
     refused(lambda: load_prompts(["a"], repeat=True), "repeat", error=TypeError)
 
 
-def test_skipped_rows_are_counted_and_reported(at):
+def test_skipped_rows_are_counted_and_reported(at, refused):
     at("a.jsonl", b'"a"\n{"prompt": 1}\n\xff\n{"prompt": }\n"b"\n{"prompt": 2}\n"a"\n')
     report = {}
     with pytest.warns(UserWarning, match=r"a.jsonl: 4 of 7 rows skipped \(1 × encoding, 1 × json, 2 × type\). The first: a.jsonl, line 2: prompt"):
@@ -109,7 +87,7 @@ def test_copies_are_kept_unless_asked(at):
     assert load_prompts(["a", "b", "a "], unique=True) == ["a", "b", "a "]
 
 
-def test_long_rows(at):
+def test_long_rows(at, refused):
     tokenizer = fuzz.tokenizer()
     n = len(tokenizer("a good film")["input_ids"])
     assert load_prompts(["a good film"], tokenizer=tokenizer, max_length=n) == ["a good film"]
@@ -128,7 +106,7 @@ def test_a_stream_reads_no_further_than_it_is_asked():
     assert not taken and next(stream) == "prompt 0" and taken == [0]
 
 
-def test_a_stream_repeats(at):
+def test_a_stream_repeats(at, refused):
     at("a.jsonl", '"a"\n3\n"b"\n"a"\n')
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

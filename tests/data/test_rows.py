@@ -10,19 +10,8 @@ from instruct_goose.data.load import load_pairs, load_prompts
 from instruct_goose.models.tokens import PromptDataset, bpe_tokenizer
 
 
-@pytest.fixture(autouse=True)
-def _own_errors(unchecked):
-    with unchecked(): yield
-
-
 @pytest.fixture(scope="module")
 def tokenizer(): return fuzz.tokenizer()
-
-
-def refused(call, *words, error=ValueError):
-    with pytest.raises(error) as e: call()
-    for word in words: assert word in str(e.value), str(e.value)
-    return e.value
 
 
 def user(text): return {"role": "user", "content": text}
@@ -39,7 +28,7 @@ def said(text): return {"role": "assistant", "content": text}
     ({"chosen": [user("q"), said("x")], "rejected": [user("p"), said("y")]}, "conversation", "no first turn in common"),
     ([user("q"), {"role": "system", "content": "late"}], "template", "system comes first"),
 ])
-def test_a_bad_prompt_is_named(tokenizer, row, reason, words):
+def test_a_bad_prompt_is_named(tokenizer, row, reason, words, refused):
     e = refused(lambda: load_prompts(["a", row], tokenizer=tokenizer), "row 1", words, error=BadRow)
     assert e.reason == reason in REASONS
 
@@ -57,7 +46,7 @@ def test_a_bad_prompt_is_named(tokenizer, row, reason, words):
     ({"prompt": [user("q"), said("p")], "chosen": "x", "rejected": "y"}, "conversation", "answer nothing"),
     ({"chosen": [user("q") | {"x": 1}], "rejected": []}, "empty", "rejected is a conversation without turns"),
 ])
-def test_a_bad_pair_is_named(tokenizer, row, reason, words):
+def test_a_bad_pair_is_named(tokenizer, row, reason, words, refused):
     assert refused(lambda: load_pairs([row], tokenizer=tokenizer), "row 0", words, error=BadRow).reason == reason
 
 
@@ -103,7 +92,7 @@ def test_prompt_and_answer_join_to_what_the_template_writes(tokenizer):
     assert pair["prompt"].endswith("<|user|>c<|assistant|>") and pair["rejected"] == "g"
 
 
-def test_a_template_whose_opening_of_the_answer_is_another():
+def test_a_template_whose_opening_of_the_answer_is_another(refused):
     "Some write a thinking mark where an answer is asked for, and none where one stands: then the prompt ends before the answer's opening."
     thinking = fuzz.tokenizer()
     thinking.chat_template = fuzz.TEMPLATE.replace("<|assistant|>", "<|assistant|><think>")
@@ -113,14 +102,14 @@ def test_a_template_whose_opening_of_the_answer_is_another():
     assert refused(lambda: load_pairs([([user("q"), said("x")], [user("q"), said("y")])], tokenizer=thinking), "cannot be parted").reason == "template"
 
 
-def test_conversations_need_a_template():
+def test_conversations_need_a_template(refused):
     bare = bpe_tokenizer(["a"], 270)
     for on_error in ("raise", "skip"):  # no row's fault
         refused(partial(load_prompts, [[user("q")]], on_error=on_error), "row 0 is a conversation: pass tokenizer=")
         refused(partial(load_prompts, [[user("q")]], tokenizer=bare, on_error=on_error), "no chat template")
 
 
-def test_dialogues_in_one_string():
+def test_dialogues_in_one_string(refused):
     "As in hh-rlhf: Human and Assistant by turns; the prompt is what both share up to the answer in which they differ."
     head = "\n\nHuman: hi\n\nAssistant: Hello.\n\nHuman: a joke?\n\nAssistant:"
     row = {"chosen": head + " Goose walks in.", "rejected": head + " Go away.\n\nHuman: why?\n\nAssistant: So."}
