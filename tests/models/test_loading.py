@@ -149,7 +149,9 @@ def config(**change): return lambda place: settings(place / "config.json", **cha
 
 NORM, MATRIX, FACTOR = "transformer.ln_f.weight", "transformer.h.0.mlp.c_fc.weight", "model.layers.0.mlp.up_proj.lora_A.weight"
 DAMAGE = {
-    "cut": (cut(-50), "no policy can be loaded"), "empty": (cut(0), "no policy can be loaded"),
+    "cut": (cut(-50), "Copy the file again"), "empty": (cut(0), "Copy the file again"),
+    "int8": (tensors(lambda w: w.update({k: x.to(torch.int8) for k, x in w.items()})), "stored as I8"),
+    "ten million layers": (config(num_hidden_layers=10**7, n_layer=10**7), "layers 10000000"),
     "one is missing": (tensors(lambda w: w.pop(MATRIX)), f"missing, {MATRIX}"),
     "one is unknown": (tensors(lambda w: w.update(extra=torch.ones(2))), "unknown, extra"),
     "NaN": (tensors(lambda w: w[MATRIX].view(-1)[:1].fill_(torch.nan)), f"not finite, {MATRIX}"),
@@ -157,8 +159,8 @@ DAMAGE = {
     "another width": (config(n_embd=32), "shapes"),
     "fewer layers": (config(n_layer=1, num_hidden_layers=1), "unknown"), "more layers": (config(n_layer=3, num_hidden_layers=3), "missing"),
     "words for a number": (config(n_embd="wide"), "no policy can be loaded"), "another kind": (config(model_type="t5"), "policy"),
-    "nobody's kind": (config(model_type="nonsense"), "no policy can be loaded"), "config is a list": (text("config.json", "[]"), "no policy can be loaded"),
-    "config is cut": (text("config.json", '{"a":'), "no policy can be loaded"),
+    "nobody's kind": (config(model_type="nonsense"), "no policy can be loaded"), "config is a list": (text("config.json", "[3]"), "cannot be read"),
+    "config is cut": (text("config.json", '{"a":'), "cannot be read"), "config is deep": (text("config.json", '{"a":' * 10**5), "cannot be read"),
 }
 
 
@@ -172,6 +174,14 @@ def test_a_damaged_model_is_refused_in_one_sentence(name, tmp_path):
     assert str(tmp_path) in str(e.value) and "\n" not in str(e.value) and len(str(e.value)) < 500
 
 
+def test_what_is_missing_may_be_allowed(tmp_path):
+    tiny().save_pretrained(tmp_path)
+    tensors(lambda w: w.pop(MATRIX))(tmp_path)
+    tensors(lambda w: w.update(extra=torch.ones(2)))(tmp_path)
+    found = load_model(tmp_path, strict=False).state_dict()
+    assert all(x.equal(found[k]) for k, x in tiny().state_dict().items() if k != MATRIX)
+
+
 def test_a_reader_is_no_policy_and_a_policy_no_reward_model(tmp_path):
     T, base = transformers, dict(vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     for name, model in {"bert": T.BertForMaskedLM(T.BertConfig(**base)), "llama": tiny("llama")}.items(): model.save_pretrained(tmp_path / name)
@@ -180,9 +190,9 @@ def test_a_reader_is_no_policy_and_a_policy_no_reward_model(tmp_path):
     load_model(tmp_path / "llama", "reward", strict=False, num_labels=1)
 
 
-@pytest.mark.parametrize("change, says", [(cut(-9, "adapter_model"), "do not fit"), (tensors(lambda w: w.pop(next(iter(w))), "adapter_model"), "missing"),
+@pytest.mark.parametrize("change, says", [(cut(-9, "adapter_model"), "Copy the file again"), (tensors(lambda w: w.pop(next(iter(w))), "adapter_model"), "missing"),
     (tensors(lambda w: next(iter(w.values())).fill_(torch.nan), "adapter_model"), "not finite"), (text("adapter_config.json", "{"), "cannot be read"),
-    (lambda p: settings(p / "adapter_config.json", r=5), "do not fit"), (lambda p: (p / "adapter_model.safetensors").unlink(), "do not fit")])
+    (lambda p: settings(p / "adapter_config.json", r=5), "do not fit"), (lambda p: settings(p / "adapter_config.json", r=10**7), "rank 10000000"), (lambda p: (p / "adapter_model.safetensors").unlink(), "do not fit")])
 def test_damaged_adapters_are_refused_too(run, change, says):
     change(run / "policy")
     with pytest.raises(ValueError, match=says) as e: load_model(run)
