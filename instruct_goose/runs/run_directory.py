@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['new_run_dir', 'claim_run_dir', 'write_json', 'write_whole', 'append_jsonl', 'json_line', 'without_nan', 'save_model',
            'versions', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts', 'RunLog',
-           'cut_log', 'number_of', 'longer', 'train_policy', 'RunSettings', 'train_in', 'print_worst', 'write_results',
-           'samples_page', 'abbreviated', 'fingerprint_of_prompts', 'summary_of_training', 'model_card', 'push_to_hub']
+           'checked_log', 'cut_log', 'number_of', 'longer', 'train_policy', 'RunSettings', 'train_in', 'print_worst',
+           'write_results', 'samples_page', 'abbreviated', 'fingerprint_of_prompts', 'summary_of_training',
+           'model_card', 'push_to_hub']
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #ed9beb72
 import hashlib
@@ -255,7 +256,7 @@ class RunLog(Callback):
         "Trainer and log as they were when the stage was left."
         if self.stage.saved is not None:
             tensors, record = self.stage.saved
-            self.metrics = list(record["metrics"])
+            self.metrics = checked_log(record, self.path)
             trainer.load_state(tensors, longer(record, trainer.config))
             trainer.stopped = self.reason_to_stop(trainer)
         if is_first():
@@ -264,6 +265,18 @@ class RunLog(Callback):
                 write_whole(self.path, "".join(map(json_line, self.metrics)))
             else:
                 cut_log(self.path, 0)
+
+def checked_log(record: Mapping, path: Path) -> list[Metrics]: # of a trainer's stage
+    "Its log. Raises ValueError for one that does not end where the trainer stands."
+    metrics, at = record.get("metrics") or [], record.get("iteration")
+    try:
+        numbers = [row["iteration"] for row in metrics]
+        if numbers and numbers == list(range(at - len(numbers), at)) and numbers[0] >= 0:
+            return list(metrics)
+    except (TypeError, KeyError, OverflowError, MemoryError):
+        pass
+    raise ValueError(f"the newest checkpoint beside {path} is not that of a run: {str(at)[:40]} "
+                     f"iterations, and a log of {len(metrics)}. Remove it, or take another")
 
 def cut_log(
     path: Path, # metrics.jsonl or tokens.jsonl

@@ -469,8 +469,11 @@ class RLHFTrainer:
 
     @property
     def best(self) -> dict[str, Tensor] | None:
-        "With keep_best: the weights of the best policy, on the CPU."
-        return self.best_policy.weights
+        "With keep_best: the best policy's weights, on the CPU, for `load_state_dict`."
+        kept, first = self.best_policy.weights, {}
+        every = self.agent.model.state_dict(keep_vars=True)
+        names = {name: first.setdefault(id(x), name) for name, x in every.items()} # tied: the same
+        return kept and {name: kept[own] for name, own in names.items() if own in kept}
 
     @property
     def best_reward(self) -> float | None:

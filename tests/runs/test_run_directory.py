@@ -18,6 +18,7 @@ from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card
 from instruct_goose.cli.main import main
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs import run_directory as runs
+from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from instruct_goose.runs.run_directory import (
     append_jsonl,
     claim_run_dir,
@@ -284,3 +285,16 @@ def test_a_card_says_what_was_done_and_nothing_of_the_machine(base, named):
     _, header, body = card.split("---\n", 2)
     assert ("base_model: owner/name" in header) == named == ("owner/name" in body) and "/home" not in card and "secret" not in card
     assert "| -1.000 " in body and "3.142" in body and "RLOO, 7 iterations" in body and "[1.0, 2.0]" in body and "beta" not in body.split("## Settings")[1].split("## To load")[0]
+
+
+@pytest.mark.parametrize("wrong", [{"iteration": 10**9}, {"metrics": []}, {"metrics": [1, 2]}, {"metrics": None}, {"iteration": "2"}])
+def test_a_checkpoint_that_was_resealed_with_nonsense_is_refused(tmp_path, wrong):
+    made = trainer(2)
+    made.train_in(tmp_path, ROWS, right, save_every=1, progress=False)
+    tensors, record = load_checkpoint(newest_checkpoint(tmp_path / "checkpoints"))
+    record["stages"]["ppo"] |= wrong
+    save_checkpoint(tmp_path / "checkpoints", tensors, record)
+    (tmp_path / "summary.json").unlink()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="not that of a run"): trainer(2).train_in(tmp_path, ROWS, right, resume=True, progress=False)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
