@@ -119,7 +119,7 @@ def ends_of(
 ) -> tuple[list[int], StopStrings | None]:
     "What ended a response in that run: tokens and strings."
     path = Path(run_dir) / "config.json"
-    settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    settings = read_json(path, "the configuration") if path.is_file() else {}
     ends = [*own_ends(model, tokenizer), *(settings.get("stop_token_ids") or ())]
     texts = settings.get("stop_strings")
     return list(dict.fromkeys(ends)), StopStrings(texts, tokenizer) if texts else None

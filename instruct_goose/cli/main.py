@@ -214,19 +214,28 @@ def foreign(error: BaseException) -> traceback.FrameSummary | None: # where; Non
     return None if any(last.filename.startswith(root) for root in roots) else last
 
 def in_a_sentence(error: BaseException) -> str:
-    "What was raised, each line cut to 500 characters, with its place where that is the user's."
-    text, place = str(error), foreign(error)
+    "What was raised, of twenty lines 500 characters each, with its place if it is the user's."
+    from instruct_goose.models.tokens import printable
+
+    place = foreign(error)
+    try:
+        text = str(error)
+    except Exception as e:
+        text = f"an error that has no text: {type(e).__name__}"
     ours = (type(error).__module__.startswith("instruct_goose")
-            or isinstance(error, ValueError | OSError | ImportError | RuntimeError | SystemExit))
+            or isinstance(error, ValueError | OSError | ImportError | RuntimeError | SystemExit
+                          | FloatingPointError))
     if place or not ours:
         text = f"{type(error).__name__}: {text}"
-    text = f"{text} ({place.filename}, line {place.lineno})" if place else text
-    if not ours:
-        text += "\nFor the traceback: INSTRUCT_GOOSE_TRACEBACK=1 before the command"
     for wrong, flag in (("columns={'prompt': '…'}", "--prompt-column NAME"),
                         ("pass datasets.load_dataset(name, split='train')", "--dataset NAME")):
         text = text.replace(wrong, flag)
-    return "\n".join(line if len(line) <= 500 else f"{line[:499]}…" for line in text.split("\n"))
+    lines = printable(text).split("\n")
+    cut = [line if len(line) <= 500 else f"{line[:499]}…" for line in lines[:20]]
+    text = "\n".join([*cut, "…"] if len(lines) > 20 else cut)
+    text = f"{text} ({place.filename}, line {place.lineno})" if place else text
+    hint = "\nFor the traceback: INSTRUCT_GOOSE_TRACEBACK=1 before the command"
+    return text if ours else text + hint
 
 # %% ../../nbs/guides/command_line.ipynb #9b9c639c
 def main(
@@ -238,7 +247,7 @@ def main(
         try:
             run_command(sys.argv[1:] if argv is None else argv)
         finally:
-            sys.stdout.flush()
+            print(end="", flush=True)  # a reward may have taken sys.stdout away
     except KeyboardInterrupt as e:
         sys.exit(128 + getattr(e, "signum", 2))
     except BrokenPipeError:  # whoever read the output has gone

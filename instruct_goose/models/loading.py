@@ -21,6 +21,7 @@ from safetensors import safe_open
 from transformers import (
     AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer,
     LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase)
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as QUANTISATIONS
 
 from .adapters import (
     has_adapters, learning_in_float32, merged_in_place, named_tensors, need_peft)
@@ -77,7 +78,9 @@ def check_files(place: Path) -> None:
                              f"{there} at most. Take the one that was saved with them")
     whole = [name for name, kind in found.items()
              if name.endswith("weight") and kind not in ("F64", "F32", "F16", "BF16")]
-    if whole and "quantization_config" not in config:
+    form = config.get("quantization_config")
+    method = str(form.get("quant_method") if isinstance(form, dict) else None)
+    if whole and not any(known.startswith(method) for known in QUANTISATIONS):
         raise ValueError(f"{place}: {whole[0]} is stored as {found[whole[0]]}, and config.json "
                          "names no quantisation: save the model in float32 or bfloat16")
 
@@ -137,7 +140,11 @@ def load_tokenizer(
     place = str(source)
     if not (Path(place) / "tokenizer_config.json").is_file():
         place = find_model(source)
-    return load_part(place, "tokenizer", options)
+    made = load_part(place, "tokenizer", options)
+    if not isinstance(made.model_max_length, int | float):
+        raise ValueError(f"{place}: model_max_length of its tokenizer is "
+                         f"{made.model_max_length!r}: it must be a number")
+    return made
 
 def load_config(source: str | Path) -> PretrainedConfig: # as for `find_model`
     "The configuration of a model, or of the model below adapters. No weight is read."

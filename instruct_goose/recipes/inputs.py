@@ -16,7 +16,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -228,7 +228,8 @@ def beside(folder: Path, what: str) -> Iterator[None]:
     "Inside the block modules of this folder can be imported. Raises ValueError for any error."
     sys.path.insert(0, str(folder))
     try:
-        yield
+        with chdir("."):  # back again, wherever a file goes
+            yield
     except (Exception, SystemExit) as e:
         raise ValueError(f"{what}: {type(e).__name__}: {e}") from e
     finally:
@@ -246,13 +247,14 @@ class PlugIns(Settings):
 
     def __post_init__(self):
         if isinstance(self.plugin, list | tuple): # else an error below
-            load_plugins([file for file in self.plugin if isinstance(file, str)])
+            load_plugins(self.plugin)
         super().__post_init__()
 
-def load_plugins(files: Sequence[str]) -> None:
-    "Run each of them once. Raises as `file_module`."
+def load_plugins(files: Sequence[object]) -> None:
+    "Run each of them once; what is no text is refused as a setting. Raises as `file_module`."
     for file in files:
-        file_module(file, "--plugin")
+        if isinstance(file, str):
+            file_module(file, "--plugin")
 
 def files_of(config: object) -> dict[str, str]: # SHA-256 by name
     "The plug-ins and the files of rewards that a run was given."
@@ -345,7 +347,8 @@ class OneMeaning(yaml.SafeLoader):
     depth = 0
     plain = {"int": r"[-+]?(0|[1-9][0-9]*)", "bool": "true|True|TRUE|false|False|FALSE",
              "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|nan)",
-             "str": r"(?!0o[0-7]+$).*", "timestamp": r"(?!)"} # of each tag, what may be written
+             "str": r"(?!0o[0-7]+$).*", "timestamp": r"(?!)",
+             "merge": r"(?!)"} # of each tag, what may be written
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
         event = self.peek_event()
@@ -375,7 +378,12 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
     """The settings in a YAML or JSON file; its plug-ins are run first. Raises OSError or
     ValueError naming file and setting."""
     try:
-        found = yaml.load(Path(path).read_text("utf-8"), OneMeaning)
+        text = Path(path).read_text("utf-8")
+        if odd := re.search("[\x85\u2028\u2029]", text):
+            line = text.count("\n", 0, odd.start()) + 1
+            raise yaml.YAMLError(f"line {line} has {odd[0]!a}, which ends a line in YAML 1.1 and "
+                                 "not in 1.2: write it so, in double quotes")
+        found = yaml.load(text, OneMeaning)
     except yaml.MarkedYAMLError as e:
         line = f", line {e.problem_mark.line + 1}" if e.problem_mark else ""
         raise ValueError(f"--config {path}{line} is no YAML: {e.problem}") from None
@@ -386,7 +394,7 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
                          "line, such as\nsteps: 100")
     hints = get_type_hints(kind, include_extras=True)
     if "plugin" in hints and "plugin" in found:
-        load_plugins(as_setting(hints["plugin"], found["plugin"]))
+        load_plugins(as_setting(hints["plugin"], found["plugin"]) or ())
     if hasattr(kind, "preset"):
         hints["algorithm"] = Annotated[str, OneOf(PRESETS)]
     made = {str(name).replace("-", "_"): value for name, value in found.items()}
@@ -412,7 +420,7 @@ def as_setting(hint: object, value: object) -> Any:
         return tuple(value) if isinstance(value, list) else (value,)
     if isinstance(value, str) and float in kinds and str not in kinds:
         try:
-            return float(value)
+            return float(value) if re.fullmatch("[-+.0-9eE]+", value) else value
         except ValueError:
             return value
     return value

@@ -215,9 +215,12 @@ def in_run_directory(
             if digests.get(file) != before:
                 print(f"{file} has changed since this run began.")
         algorithm = {"algorithm": config.algorithm} if isinstance(config, RLHFConfig) else {}
-        write_json(path, {"files": digests} | algorithm | asdict(config))
+        settings = {"files": digests} | algorithm | asdict(config)
+        if not then:
+            write_json(path, settings)
         print(f"The run goes to {out}. Seed {config.seed}.")
         summary = work(out, manager)
+        write_json(path, settings)  # of a run that went on, now that it has
     if summary.get("iterations", 2) > 1: # one alone is compared with nothing
         print_worst(out, settings_of(config))
     return summary

@@ -215,6 +215,8 @@ def read_tokens(
             continue
         try:
             said = json.loads(line)
+            if type(said["iteration"]) is not int:
+                raise ValueError("its iteration is no whole number")
             record[said["iteration"]] = [as_response(r) for r in said["responses"]]
         except (ValueError, TypeError, KeyError, RecursionError) as e:
             if n < len(lines):

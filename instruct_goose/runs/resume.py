@@ -77,6 +77,7 @@ class CheckpointManager:
         self.latest = self.on_disk = RunState({}, None)
         self.saved_at, self.pause = time.monotonic(), SOONEST # of the last checkpoint; until next
         self.signals = Signals()
+        self.found: list[Path] = [] # in the directory, when the block began
         self.block = ExitStack()
 
     def stage(self, name: str) -> "Stage":
@@ -143,6 +144,7 @@ class CheckpointManager:
                 block.enter_context(locked(self.run))
                 remove_remains(self.run, TEMPORARY_FILE)
                 remove_remains(self.directory)
+                self.found = [*self.run.iterdir()]
                 block.enter_context(self.signals)
             self.block = block.pop_all()
         return self
@@ -164,8 +166,11 @@ class CheckpointManager:
         except Exception as e:
             print(f"warning: {e}", file=sys.stderr)
         said = f"Stopped before the first whole step; {self.run} holds nothing to go on from."
-        if self.on_disk.place is None and [p.name for p in self.run.iterdir()] == ["config.json"]:
-            (self.run / "config.json").unlink() # the directory is free again
+        made = [*self.run.iterdir()]
+        if self.on_disk.place is None and not self.found and {p.name for p in made} <= {
+                "config.json", "metrics.jsonl", "tokens.jsonl"}:
+            for path in made: # the directory is free again
+                path.unlink()
             self.run.rmdir()
         elif self.on_disk.place is not None:
             name, at, of = self.on_disk.place

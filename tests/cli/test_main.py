@@ -259,8 +259,18 @@ def test_an_error_of_our_own_is_shortened_and_says_how_to_see_more(monkeypatch, 
     monkeypatch.setattr(quickstart, "run_quickstart", wrong)
     with pytest.raises(SystemExit) as stop: main(["quickstart"])
     assert "KeyError" in stop.value.code and len(stop.value.code) < 800
+    class Mute(BaseException):
+        def __str__(self): return 1 / 0
+    for odd, says in ((ValueError("\x1b[2J"), r"\x1b[2J"), (ValueError("line\n" * 10_000), "line"), (Mute(), "no text")):
+        def wrong(config, odd=odd): raise odd
+        monkeypatch.setattr(quickstart, "run_quickstart", wrong)
+        with pytest.raises(SystemExit) as stop: main(["quickstart"])
+        assert says in stop.value.code and len(stop.value.code) < 800
+    monkeypatch.setattr(quickstart, "run_quickstart", lambda config: monkeypatch.setattr(sys, "stdout", None))
+    main(["quickstart"])
+    monkeypatch.setattr(quickstart, "run_quickstart", wrong)
     monkeypatch.setenv("INSTRUCT_GOOSE_TRACEBACK", "1")
-    with pytest.raises(KeyError): main(["quickstart"])
+    with pytest.raises(Mute): main(["quickstart"])
 
 
 def test_a_list_given_twice_is_refused():

@@ -139,7 +139,7 @@ def test_a_run_with_little(tmp_path):
 
 @pytest.mark.parametrize("spoil, said", [
     ({"metrics.jsonl": None}, "metrics.jsonl is missing"), ({"metrics.jsonl": ""}, "empty"), ({"summary.json": "["}, "summary"),
-    ({"config.json": "[]"}, "config"), ({"tokens.jsonl": "{}\n{}\n"}, "tokens.jsonl, line 1")])
+    ({"config.json": "[]"}, "config"), ({"summary.json": '{"baselines": "x"}'}, "baselines is 'x'"), ({"tokens.jsonl": "{}\n{}\n"}, "tokens.jsonl, line 1")])
 def test_what_cannot_be_read_is_named(tmp_path, spoil, said):
     run = make_run(tmp_path / "mine")
     for name, text in spoil.items(): (run / name).unlink() if text is None else (run / name).write_text(text)
@@ -198,7 +198,7 @@ def test_a_small_number_keeps_its_digits_and_a_panel_the_colour_of_its_run(tmp_p
 def test_nan_in_the_tokens_is_null_on_the_page(tmp_path):
     run = make_run(tmp_path / "mine")
     text = (run / "tokens.jsonl").read_text("utf-8")
-    (run / "tokens.jsonl").write_text(text.replace("-1.0, 2.0", "NaN, Infinity"), "utf-8")
+    (run / "tokens.jsonl").write_text(text.replace("-1.0, 2.0", "NaN, Infinity").replace('"score": ', '"score": NaN, "old": '), "utf-8")
     main(["report", str(run)])
     def no_constant(x): raise AssertionError(x)
     record = json.loads(page_of(run / "report.html").select_one("#record").string, parse_constant=no_constant)
@@ -207,9 +207,20 @@ def test_nan_in_the_tokens_is_null_on_the_page(tmp_path):
 
 def test_other_line_separators_end_no_row_of_the_samples(tmp_path):
     run = make_run(tmp_path / "mine")
-    (run / "samples.md").write_text("| prompt | policy |\n|---|---|\n| a\u2028b | c\x0bd |\n", "utf-8")
+    (run / "samples.md").write_text("| prompt | policy |\n|---|---|\n| a\u2028b | c\x0bd |\n| a row | too | long |\n", "utf-8")
     main(["report", str(run)])
-    assert len(page_of(run / "report.html").select_one("#part-samples").parent.select("td")) == 2
+    assert len(page_of(run / "report.html").select_one("#part-samples").parent.select("td")) == 4
+
+
+def test_nothing_but_a_page_is_overwritten_and_no_run_is_its_own_seed(tmp_path):
+    run = make_run(tmp_path / "a/run")
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(SystemExit, match="and no page"): main(["report", str(run), "--out", str(run / "metrics.jsonl")])
+    assert (run / "metrics.jsonl").read_bytes() == before
+    with pytest.raises(SystemExit, match="1 different"): main(["compare", str(run), str(run)])
+    other = make_run(tmp_path / "b/run")
+    for x in (run, other): (x / "config.json").unlink()
+    assert len(groups_of([read_run(run), read_run(other)])) == 2  # of one name, and without settings
 
 
 def test_nan_is_not_recorded():

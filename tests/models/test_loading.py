@@ -150,6 +150,7 @@ def config(**change): return lambda place: settings(place / "config.json", **cha
 NORM, MATRIX, FACTOR = "transformer.ln_f.weight", "transformer.h.0.mlp.c_fc.weight", "model.layers.0.mlp.up_proj.lora_A.weight"
 DAMAGE = {
     "cut": (cut(-50), "Copy the file again"), "empty": (cut(0), "Copy the file again"),
+    "no such quantisation": (lambda place: (tensors(lambda w: w.update({MATRIX: w[MATRIX].to(torch.int8)}))(place), config(quantization_config={"quant_method": "x"})(place)), "stored as I8"),
     "int8": (tensors(lambda w: w.update({k: x.to(torch.int8) for k, x in w.items()})), "stored as I8"),
     "ten million layers": (config(num_hidden_layers=10**7, n_layer=10**7), "layers 10000000"),
     "one is missing": (tensors(lambda w: w.pop(MATRIX)), f"missing, {MATRIX}"),
@@ -206,6 +207,9 @@ def test_a_malformed_tokenizer_is_named(words, tmp_path):
     (tmp_path / "tokenizer.json").write_text(words)
     with pytest.raises(ValueError, match="no tokenizer can be loaded") as e: load_tokenizer(tmp_path)
     assert "\n" not in str(e.value)
+    WORDS.save_pretrained(tmp_path)
+    settings(tmp_path / "tokenizer_config.json", model_max_length="x")
+    with pytest.raises(ValueError, match="model_max_length"): load_tokenizer(tmp_path)
 
 
 # --- SmolLM2 from its package, or the stand-in of its make ---

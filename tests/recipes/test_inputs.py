@@ -21,7 +21,8 @@ BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("a
 @pytest.mark.parametrize("text, says", [
     ("algorithm: GRPOO", "algorithm is 'GRPOO'.*'grpo'"), ("steps: 500\nlr: 1\nsteps: 1", "'steps' stands in it twice"), ("batch-size: 8\nbatch_size: 4", "'batch_size' stands in it twice"),
     ("lr: 1\nsteps: 010", "line 2.*'010' means one thing in YAML 1.1"), ("steps: 1:30", "'1:30'"), ("steps: 1_000", "'1_000'"), ("resume: yes", "'yes'"), ("model: 2001-01-01", "'2001-01-01'"),
-    ("steps: 0o10", "'0o10'"), (BOMB, "line 2.*refers to another value"), ("model: " + "[" * 10_000, "nested too deeply"), ("model: {" * 50, "nested too deeply"),
+    ("steps: 0o10", "'0o10'"), ("<<: {steps: 3}", "'<<'"), ("lr: '1_0'", "lr is '1_0'"), ("lr: '\u0661'", "lr is"), ("plugin: [1]", "plugin is"), ("plugin: null", "plugin is"),
+    ("lr: 1 # old\u2028steps: 9", r"line 1 has '\\u2028'"), ("lr: 1\n# \x85steps: 9", r"line 2 has '\\x85'"), (BOMB, "line 2.*refers to another value"), ("model: " + "[" * 10_000, "nested too deeply"), ("model: {" * 50, "nested too deeply"),
     ("num_generations: 4\nlearning_rate: 1\nsetps: 3", "'num_generations': here it is called group_size.*'learning_rate'.*lr.*'setps'.*steps"),
     ("model: [" + "1, " * 5000 + "]", "model is"), ("lr: 1\n\tb: 2", "no YAML"), ("- 1", "holds a list"), ("", "holds a NoneType")])
 def test_a_file_is_refused_in_one_line(tmp_path, text, says):

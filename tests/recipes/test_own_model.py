@@ -289,6 +289,12 @@ def test_whatever_a_reward_raises_is_a_sentence_and_no_success(here, what, says,
     assert says in refused(*train(*more, reward="mine.py:reward"))
 
 
+def test_a_file_that_goes_elsewhere_takes_nobody_along(here):
+    Path("mine.py").write_text("import os\nos.chdir('/')\ndef reward(texts): return [1.] * len(texts)\n")
+    load_reward("mine.py:reward")
+    assert Path.cwd() == here
+
+
 def test_ctrl_c_in_a_reward_stays_what_it_is(here):
     Path("mine.py").write_text(RAISES % (0, "raise KeyboardInterrupt"))
     with pytest.raises(SystemExit) as stop: main(train(reward="mine.py:reward"))

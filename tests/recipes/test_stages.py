@@ -19,3 +19,6 @@ def test_a_run_that_could_not_begin_leaves_no_directory_and_one_that_could_names
     made = json.loads((config.output_dir / "config.json").read_text())
     assert made["algorithm"] == "ppo" and list(made["files"]) == ["mine.py"] and len(made["files"]["mine.py"]) == 64
     with pytest.raises(FileExistsError): in_run_directory(config, "test", no_model)
+    longer = QuickstartConfig(plugin=("mine.py",), output_dir=tmp_path / "run", resume=True, steps=config.steps + 1)
+    with pytest.raises(ValueError, match="damaged"): in_run_directory(longer, "test", no_model)
+    assert json.loads((config.output_dir / "config.json").read_text()) == made  # what could not go on is what it was

@@ -106,6 +106,8 @@ def test_a_record_that_was_cut_or_written_twice(tmp_path):
     assert {n: r[0]["moved"] for n, r in read_tokens(path).items()} == {0: [1.], 1: [3.]}
     path.write_text(line(0, 1.)[:30] + "\n" + line(1, 2.) + "\n", "utf-8")
     with pytest.raises(ValueError, match="line 1"): read_tokens(path)
+    path.write_text(line("one", 1.) + "\n" + line(1, 2.) + "\n", "utf-8")
+    with pytest.raises(ValueError, match="line 1.*whole number"): read_tokens(path)
 
 
 def test_under_rloo_each_token_has_its_own_ratio_and_nothing_is_held_by_the_only_update():

@@ -78,11 +78,13 @@ def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, c
 
 
 def test_a_run_that_could_not_begin_does_not_keep_its_directory(tmp_path):
-    for name, left in (("config.json", False), ("notes.txt", True)):
-        out = tmp_path / name
+    for before, made, left in (([], ["config.json"], False), ([], ["config.json", "metrics.jsonl"], False), ([], ["notes.txt"], True), (["config.json"], [], True)):
+        out = tmp_path / "-".join([*before, "then", *made])
         out.mkdir()
-        (out / name).write_text("{}")
-        with pytest.raises(ZeroDivisionError), CheckpointManager(out, {}, steps=10): raise ZeroDivisionError
+        for name in before: (out / name).write_text("{}")
+        with pytest.raises(ZeroDivisionError), CheckpointManager(out, {}, steps=10):
+            for name in made: (out / name).write_text("{}")
+            raise ZeroDivisionError
         assert out.exists() == left
 
 

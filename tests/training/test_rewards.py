@@ -22,7 +22,7 @@ from small_trainer import (
 from instruct_goose.objective.kl import kl_in_reward
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.metrics import describe
-from instruct_goose.training.rewards import Asked, RewardError, check_scores
+from instruct_goose.training.rewards import Asked, Messages, RewardError, answer, check_scores
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -44,6 +44,17 @@ def test_a_reward_sees_the_columns_of_its_own_row(advantage):
     for prompt, completion, right, ids in seen:
         assert right == expected[prompt]
         assert completion == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+def test_a_reward_that_changes_what_it_is_given_changes_no_prompt():
+    talk = [{"role": "user", "content": "w1"}]
+    offer = {"texts": ["a"], "prompts": [Messages(talk)], "tags": [["x"]]}
+    def changes(texts, prompts, tags):
+        prompts[0][0]["content"] = tags[0][0] = "w2"
+        assert isinstance(prompts[0], Messages)
+        return [1.]
+    answer(changes, offer)
+    assert talk[0]["content"] == "w1" and offer["tags"] == [["x"]]
 
 
 def test_two_rewards_are_their_weighted_sum_and_stand_in_the_log(unchecked):
