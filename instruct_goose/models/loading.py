@@ -226,8 +226,9 @@ def load_adapters(
 def base_of(directory: str | Path) -> str: # of adapters
     "Their model's directory, as their file says. Raises ValueError if there is none."
     base = read_settings(Path(directory) / "adapter_config.json").get("base_model_name_or_path")
-    there = isinstance(base, str) and Path(base).is_dir() and not Path(base).samefile(directory)
-    if base != SMOLLM and not there:
+    named = isinstance(base, str)
+    there = named and Path(base).is_dir() and not Path(base).samefile(directory)
+    if not named or base != SMOLLM and not there:
         raise ValueError(f"{directory} holds adapters of {base!r}, which is no directory here: "
                          f"pass base=, the model, its directory or 'hub:{base}'")
     return base

@@ -268,7 +268,7 @@ class RunLog(Callback):
 
 def checked_log(record: Mapping, path: Path) -> list[Metrics]: # of a trainer's stage
     "Its log. Raises ValueError for one that does not end where the trainer stands."
-    metrics, at = record.get("metrics") or [], record.get("iteration")
+    metrics, at = record.get("metrics") or [], record.get("iteration", "?")
     try:
         numbers = [row["iteration"] for row in metrics]
         if numbers and numbers == list(range(at - len(numbers), at)) and numbers[0] >= 0:
