@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['MAIN', 'StageState', 'SOONEST', 'LATEST', 'TEMPORARY_FILE', 'RunState', 'Clock', 'CheckpointManager', 'Stage',
-           'Terminated', 'Signals', 'refuse_other_run']
+           'Terminated', 'Signals', 'check_run_record', 'refuse_other_run']
 
 # %% ../../nbs/guides/resume.ipynb #2f663024
 import json
+import math
 import re
 import signal
 import sys
@@ -131,9 +132,7 @@ class CheckpointManager:
         if path is None:
             return None, ({}, {})
         tensors, record = load_checkpoint(path)
-        if not {"settings", "place", "seconds", "stages"} <= record.keys():
-            raise ValueError(f"the checkpoint {path} is not that of a run. Remove it, or take "
-                             "another")
+        check_run_record(path, tensors, record)
         refuse_other_run(record["settings"], self.settings)
         return str(path), (tensors, record)
 
@@ -261,6 +260,23 @@ class Signals:
         raise Terminated(self.received)
 
 # %% ../../nbs/guides/resume.ipynb #5426269c
+def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping) -> None:
+    "Raises ValueError, naming the checkpoint, for one that is whole but not that of a run."
+    try:
+        stages, (name, at, of) = record["stages"], record["place"]
+        fits = (isinstance(record["settings"], dict)
+                and type(record["settings"].get("steps", 1)) is int
+                and type(at) is type(of) is int and 0 < at <= of
+                and name in stages and all(isinstance(x, dict) for x in stages.values())
+                and {x.split("/")[0] for x in tensors} <= stages.keys()
+                and not any("/" in x for x in stages)
+                and all(0 <= x < math.inf for x in record["seconds"].values()))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        fits = False
+    if not fits:
+        raise ValueError(f"the checkpoint {path} is not that of a run: its record lacks something "
+                         "or is malformed. Remove it, or take another")
+
 def refuse_other_run(then: Mapping, now: Mapping) -> None:
     "Raises ValueError naming settings that differ. More steps are welcome: a run may grow."
     rest, rest_now = ({k: x for k, x in s.items() if k != "steps"} for s in (then, now))

@@ -15,6 +15,7 @@ import copy
 import hashlib
 import importlib
 import json
+import math
 import platform
 import random
 import sys
@@ -245,6 +246,8 @@ def check_optimizer(
     for name, x in tensors.items():
         if not x.isfinite().all():
             raise ValueError(f"the moment {name} is not finite")
+    if bad := [lr for g in groups if not 0 <= (lr := g["settings"].get("lr", 0)) < math.inf]:
+        raise ValueError(f"the optimizer's learning rate is {bad[0]!r}: at least 0 is needed")
 
 # %% ../../nbs/reference/runs/state.ipynb #eba1f8f5
 def memory_of_one_step(

@@ -20,7 +20,7 @@ from instruct_goose.cli.main import main
 from instruct_goose.recipes import quickstart, stages
 from instruct_goose.recipes.quickstart import QuickstartConfig, run_quickstart
 from instruct_goose.runs import checkpoints as files
-from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint, save_checkpoint
+from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from instruct_goose.runs.resume import CheckpointManager, Clock, Terminated
 from instruct_goose.runs.run_directory import open_run
 
@@ -166,9 +166,19 @@ def test_only_its_own_names_are_removed(tmp_path):
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == [".removing-mine"]
 
 
+CHANGES = [{"place": None}, {"place": ["ppo", 1]}, {"place": ["ppo", 1., 4]}, {"place": ["elsewhere", 1, 4]}, {"place": ["ppo", 0, 4]}, {"place": ["ppo", 5, 4]},
+           {"stages": {}}, {"stages": []}, {"stages": {"ppo": 1}}, {"stages": {"ppo": {}}}, {"stages": {"ppo": {}, "sft": {}, "a/b": {}}}, {"seconds": None},
+           {"seconds": {"wall_seconds": "x"}}, {"seconds": {"wall_seconds": -1}}, {"settings": None}, {"settings": []}]
+
+
 def test_a_record_that_is_no_runs_is_named(tmp_path):
-    path = save_checkpoint(tmp_path / "checkpoints", {}, {"settings": {}, "place": None})
-    with pytest.raises(ValueError, match=f"{path} is not that of a run"): CheckpointManager(tmp_path, {}, steps=4).resume()
+    manager = CheckpointManager(tmp_path, {"lr": 1.}, steps=4, every=1)
+    step(manager, "sft", 2, 2, w=torch.ones(2))
+    step(manager, "ppo", 1, 4, w=torch.zeros(2))
+    tensors, record = load_checkpoint(newest_checkpoint(manager.directory))
+    for odd in (*(record | change for change in CHANGES), *({k: x for k, x in record.items() if k != name} for name in ("settings", "place", "seconds", "stages"))):
+        path = save_checkpoint(manager.directory, tensors, odd)
+        with pytest.raises(ValueError, match=f"{path} is not that of a run"): CheckpointManager(tmp_path, {"lr": 1.}, steps=4).resume()
 
 
 # ---------------------------------------------------------------- the quickstart, small
