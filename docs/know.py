@@ -128,6 +128,13 @@ def attacks_table() -> str:
             + "\n".join(f"| {' | '.join([what, *now(row)])} |" for what, row in rows.items()))
 
 
+def inputs_table() -> str:
+    "Wrong input of five kinds, given to the commands."
+    rows = json.loads((ROOT / "evidence/inputs.json").read_text("utf-8"))["rows"]
+    return ("| wrong input | tried | refused with a sentence | ran rightly | faults left |\n|---|---|---|---|---|\n"
+            + "\n".join(f"| {kind} | {r['tried']} | {r['refused']} | {r['ran']} | {r['faults']} |" for kind, r in rows.items()))
+
+
 def portable_table(path: Path = ROOT / "evidence/portable.json") -> str:
     "On other arithmetic: what ran under each variant, where, and what fell."
     if not path.is_file(): return "Not recorded yet: `make portable` takes hours."
@@ -172,6 +179,8 @@ def know_page() -> str:
             "[the probes](learn/21_probes.ipynb), [the doctor](guides/doctor.ipynb), [the exact world](learn/20_exact_world.ipynb), and "
             "[invariances](guides/invariances.ipynb).", tried_table(),
             "A second round went for what the first had not covered:", attacks_table(),
+            "A third gave the commands damaged files of five kinds. A fault is a traceback, a wrong exit status, a minute without an end, more than 100 kB of output, "
+            "a changed input, or an output directory that cannot be used again:", inputs_table(),
             "## On other arithmetic", "All notebooks and all tests but those of the repository, as `make portable` runs them: with the instructions of older processors "
             "(`default`, `avx2`), with two threads, with initial weights times 1 + 10⁻⁶·noise (`jitter`), "
             "on other Pythons, and the notebooks where torch sees a GPU.", portable_table(),

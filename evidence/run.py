@@ -10,6 +10,7 @@ measured, with which commit and versions. Nobody types a figure.
     python evidence/run.py resume                    only twenty kills, about three CPU-minutes
     python evidence/run.py fuzz                      only broken input, about five CPU-minutes
     python evidence/run.py attacks                   only the second round of attacks, about six CPU-minutes
+    python evidence/run.py inputs                    only wrong input of five kinds, about ten CPU-minutes
     python evidence/run.py details                   only the details of PPO switched off one by one, about five CPU-minutes
     python evidence/run.py gpu                       only where there is one: tokens/s, memory, agreement with the CPU
     python evidence/run.py gallery                   only the failure gallery, about six CPU-minutes
@@ -377,7 +378,7 @@ def write(name: str, figures: dict) -> None:
     print(f"\nwritten: {path.relative_to(root)}")
 
 
-RUNS = ("quickstart", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "doctor_unseen", "fuzz", "attacks", "details", "distillation", "playground", "lowest", "trackers", "reviews", "reports", *(f"reports/{name}" for name in reported.PLAN))
+RUNS = ("quickstart", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "doctor_unseen", "fuzz", "attacks", "inputs", "details", "distillation", "playground", "lowest", "trackers", "reviews", "reports", *(f"reports/{name}" for name in reported.PLAN))
 
 
 def main():
@@ -423,6 +424,9 @@ def main():
 
         made_by = origin("python evidence/run.py attacks") | {"pyarrow": version("pyarrow")}
         write("attacks", {"origin": made_by} | attacks())
+    if not args.only or "inputs" in args.only:
+        import inputs
+        write("inputs", {"origin": origin("python evidence/run.py inputs")} | inputs.record())
     if not args.only or "details" in args.only:
         from details import details
 

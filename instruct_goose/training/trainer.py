@@ -50,7 +50,7 @@ from instruct_goose.training.prompts import (
 from .rewards import (
     gathered_notes, judge_rollout, Notes, Rewards, run_progress)
 from .rollout import (
-    checked_tokens, complete, EVALUATION, generator, Rollout, tell_sampler, Tokens)
+    checked_tokens, complete, EVALUATION, generator, Queries, Rollout, tell_sampler, Tokens)
 from .sampling import PolicySampler, Sampler
 from .score_shaping import RunningScale, training_scores
 from instruct_goose.training.updates import (
@@ -384,6 +384,11 @@ class RLHFTrainer:
 
     # what the steps have in common
 
+    def encode(self, prompts: Sequence | dict) -> Queries:
+        "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
+        cut = self.config.long_prompts != "refuse"
+        return encode_prompts(prompts, self.tokens, self.room(), cut)
+
     def room(self) -> int | None:
         "Most tokens of a prompt; None: any number."
         return room_for_prompts(self.agent.model, self.config.max_new_tokens, self.tokenizer)
@@ -394,8 +399,7 @@ class RLHFTrainer:
         dice: torch.Generator | None, # None: the likeliest
     ) -> Rollout:
         "What the sampler writes, with its texts and the data's columns."
-        cut = self.config.long_prompts != "refuse"
-        queries = encode_prompts(prompts, self.tokens, self.room(), cut)
+        queries = self.encode(prompts)
         with self.blaming(), precision(self.config, self.device):
             r = self.sampler(queries, n, self.config, dice)
         return complete(r, self.tokenizer, columns_of(prompts, n))
