@@ -405,20 +405,29 @@ class RLHFTrainer:
         return complete(r, self.tokenizer, columns_of(prompts, n))
 
     def answers(
-        self, prompts: Sequence | dict, greedy: bool = False,
+        self,
+        prompts: Sequence | dict, # as for `rollout`
+        greedy: bool = False,     # the likeliest responses
     ) -> Iterator[Rollout]: # batch_size prompts at a time
         "One response to each prompt, from the same generator each time, or the likeliest."
         dice = None if greedy else generator(self.config.seed, EVALUATION)
         for some in slices(prompts, self.config.batch_size):
             yield self.respond(some, 1, dice)
 
-    def next_prompts(self, n: int) -> list:
+    def next_prompts(
+        self,
+        n: int, # how many
+    ) -> list:
         "While `train` runs: so many new prompts; of a stream that ends fewer."
         batch = [] if self.fresh is None else self.fresh.take(self.prompts_seen, n)
         self.prompts_seen += len(batch)
         return batch
 
-    def do(self, step: str, *args: Any) -> Any:
+    def do(
+        self,
+        step: str, # the name of a method
+        *args: Any,
+    ) -> Any: # what the step returns
         "A step of the algorithm by its name: its time is taken, then the callbacks are told."
         start = self.clock()
         result = getattr(self, step)(*args)
@@ -434,7 +443,12 @@ class RLHFTrainer:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def finish(self, rollout: Rollout, update: Metrics, prompts: Sequence | dict) -> Metrics:
+    def finish(
+        self,
+        rollout: Rollout,
+        update: Metrics,          # of `optimize`
+        prompts: Sequence | dict, # of this iteration
+    ) -> Metrics:
         "Count the iteration: its metrics, what moves on, and whether the callbacks end the run."
         c = self.config
         metrics: dict[str, Any] = iteration_log(self.iteration, rollout, c, self.eos_ids, update, {
@@ -571,7 +585,11 @@ class RLHFTrainer:
         counters = {name: getattr(self, name) for name in COUNTERS}
         return tensors | own, record | counters | self.identity() | {"parts": records}
 
-    def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
+    def load_state(
+        self,
+        tensors: Mapping[str, Tensor], # from `state`
+        record: Mapping,               # from `state`, as JSON
+    ) -> None:
         """Go on where that trainer stood, with as many torch threads. A stream of prompts is yours
         to move on, by `prompts_seen`. Raises ValueError before anything is changed."""
         optimizer = as_one(self.agent, self.optimizer)
@@ -585,8 +603,10 @@ class RLHFTrainer:
         torch.set_num_threads(record["environment"]["threads"])
 
     def check_state(
-        self, tensors: Mapping[str, Tensor], record: Mapping,
-        optimizer: Optimizer, # with whole moments, also under FSDP
+        self,
+        tensors: Mapping[str, Tensor], # from `state`
+        record: Mapping,               # from `state`, as JSON
+        optimizer: Optimizer,          # with whole moments, also under FSDP
     ) -> None:
         "Raises ValueError naming what in this state is not of this trainer."
         c, known = self.config, {"model", "optimizer", "generator", "dice", *self.parts}
