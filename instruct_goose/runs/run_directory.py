@@ -271,7 +271,8 @@ def checked_log(record: Mapping, path: Path) -> list[Metrics]: # of a trainer's 
     metrics, at = record.get("metrics") or [], record.get("iteration", "?")
     try:
         numbers = [row["iteration"] for row in metrics]
-        if numbers and numbers == list(range(at - len(numbers), at)) and numbers[0] >= 0:
+        if (numbers and numbers == list(range(at - len(numbers), at)) and numbers[0] >= 0
+                and isinstance(record["config"], Mapping)):
             return list(metrics)
     except (TypeError, KeyError, OverflowError, MemoryError):
         pass
