@@ -95,7 +95,8 @@ def check_random_state(state: Mapping[str, Tensor]) -> None:
     "Raises ValueError for a generator that is missing or malformed."
     try:
         check_generators({"torch": torch.Generator()}, {"torch": state["torch"]})
-        if odd := [x for x in state if x not in random_state() and not x.startswith("cuda_")]:
+        here = random_state()
+        if odd := [x for x in state if x not in here and not x.startswith("cuda_")]:
             raise ValueError(f"{odd[0]} is no generator of this Python")
         random.Random().setstate(_python_state(state))
         if "numpy" in state:

@@ -161,6 +161,7 @@ def train_kto(
     dealt = batches(range(len(data)), batch_size, seed=seed)
     return fit(model, loss_of, dealt, steps=steps, lr=lr, desc=desc, **options)
 
+# %% ../../nbs/guides/dpo.ipynb #6b702005
 def thumb_rows(
     rows: Sequence[Mapping], tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[list[Row], Bool[Tensor, "batch"]]: # as `pair_rows` has them, and the labels
