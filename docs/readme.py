@@ -62,7 +62,8 @@ def render() -> tuple[str, dict[Path, str], list[str]]:
             continue
         if cell.directives.get("echo") != "false" and "code-fold" not in cell.directives:
             parts.append(f"```python\n{cell.source}\n```")
-        outputs = shown_outputs(ran[cell.id])
+        # what a run prints may differ: a finding of the doctor, or none
+        outputs = [] if cell.directives.get("output") == "false" else shown_outputs(ran[cell.id])
         for i, o in enumerate(outputs):
             if svg := "".join(o.get("data", {}).get("image/svg+xml", "")):
                 words = re.findall(r"\w+", cell.directives.get("fig-cap", cell.id).lower())

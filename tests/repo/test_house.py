@@ -21,7 +21,7 @@ TODAY = {
     "lines of a module": 700, # 700
     "siblings": 12,           # 12
     "trainer first": 8,      # 8
-    "Any": 83,               # 100
+    "Any": 66,               # 100
     "untested modules": 1,   # 0
     "imports upwards": 0}      # 0
 # each floor may import what stands before it, and its own; the longest beginning that fits a module counts
@@ -113,8 +113,9 @@ def test_parameters_have_types():
     "Any, or nothing, is no type. Of a nested function, a lambda or self nobody asks for one."
     bare = []
     for p in MODULES:
-        nested = {id(x) for f, _ in functions(p) for x in ast.walk(f) if x is not f}
-        bare += [f"{name(p)}.{f.name}({a.arg})" for f, args in functions(p) if id(f) not in nested for i, a in enumerate(args)
+        every = list(functions(p))  # one parse: nodes are known by their id
+        nested = {id(x) for f, _ in every for x in ast.walk(f) if x is not f}
+        bare += [f"{name(p)}.{f.name}({a.arg})" for f, args in every if id(f) not in nested for i, a in enumerate(args)
                  if not (i == 0 and a.arg in ("self", "cls")) and (a.annotation is None or ast.unparse(a.annotation) == "Any")]
     assert len(bare) <= TODAY["Any"], (len(bare), bare)
 
