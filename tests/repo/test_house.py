@@ -22,7 +22,7 @@ TODAY = {
     "siblings": 12,           # 12
     "trainer first": 8,      # 8
     "Any": 66,               # 100
-    "untested modules": 1,   # 0
+    "untested modules": 0,
     "imports upwards": 0}      # 0
 # each floor may import what stands before it, and its own; the longest beginning that fits a module counts
 FLOORS = {"objective": 0, "models": 1, "data": 1, "distributed.processes": 2, "training": 3, "variants": 4, "runs": 4, "supervised": 4, "doctor": 4, "distributed": 4,
@@ -121,7 +121,7 @@ def test_parameters_have_types():
 
 
 def test_each_module_has_its_test_file():
-    missing = [name(p) for p in MODULES if p.parent != package and p.name != "__init__.py"
+    missing = [name(p) for p in MODULES if not p.name.startswith("__")
                and not (root / "tests" / p.relative_to(package).with_name(f"test_{p.name}")).exists()]
     assert len(missing) <= TODAY["untested modules"], (len(missing), missing)
 

@@ -12,7 +12,7 @@ import jaxtyping
 import pytest
 import torch
 
-root = Path(__file__).parents[2]
+root = Path(__file__).parents[1]
 sys.path.insert(0, str(root / "docs"))
 import exercise_table  # noqa: E402
 from lessons import read_pages  # noqa: E402
