@@ -32,8 +32,8 @@ from ..objective.masks import aggregate, last_index, masked_mean, masked_sum, wh
 from ..objective.ppo import adaptive_entropy, ppo_loss
 from ..runs import run_directory
 from ..runs.state import (
-    check_identity, check_parts, check_remembered, check_weights,
-    identity_of, load_module, load_training_state, Part, part, state_of_parts, training_state)
+    check_identity, check_parts, check_tensors, identity_of, load_module, load_training_state,
+    Part, part, state_of_parts, training_state)
 from .annotate import (
     annotations, evaluate_now, greedy_responses, kl_charge, precision, tokens_of)
 from .callbacks import Callback, check_callbacks, Line, Progress, usual_callbacks
@@ -111,7 +111,7 @@ class KeptPolicy:
         if tensors and record["reward"] is None:
             raise ValueError("a best policy is kept in this state, but not its reward")
         if record["reward"] is not None:
-            check_weights(saved_tensors(self.agent.model), tensors,
+            check_tensors(saved_tensors(self.agent.model), tensors,
                           "another model's weights, kept as the best policy")
 
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
@@ -592,8 +592,8 @@ class RLHFTrainer:
     ) -> None:
         """Go on where that trainer stood, with as many torch threads. A stream of prompts is yours
         to move on, by `prompts_seen`. Raises ValueError before anything is changed."""
+        self.check_state(tensors, record)
         optimizer = as_one(self.agent, self.optimizer)
-        self.check_state(tensors, record, optimizer)
         load_training_state(self.agent, optimizer, self.generators, tensors, record)
         take_pieces(self.agent, self.optimizer, optimizer, part(tensors, "model"))
         for name, own in self.parts.items():
@@ -606,10 +606,9 @@ class RLHFTrainer:
         self,
         tensors: Mapping[str, Tensor], # from `state`
         record: Mapping,               # from `state`, as JSON
-        optimizer: Optimizer,          # with whole moments, also under FSDP
     ) -> None:
         "Raises ValueError naming what in this state is not of this trainer."
-        c, known = self.config, {"model", "optimizer", "generator", "dice", *self.parts}
+        c, known = self.config, {"model", "optimizer", "generator", *self.parts}
         check_identity(record, self.identity())
         check_values(record, COUNTERS | {"environment": dict, "parts": dict})
         check_values(record["environment"], {"threads": Annotated[int, Limit(1, 1024)]})
@@ -618,7 +617,6 @@ class RLHFTrainer:
                              f"most the steps of the schedule, {c.steps}")
         if odd := sorted(name for name in tensors if name.split("/")[0] not in known):
             raise ValueError(f"{odd[0]} is no part of a trainer's state")
-        check_remembered(optimizer, part(tensors, "optimizer"), record["iteration"])
         check_parts(self.parts, tensors, record["parts"])
 
     def identity(self) -> dict:

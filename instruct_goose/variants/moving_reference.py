@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.adapters import named_tensors
-from ..runs.state import check_weights
+from ..runs.state import check_tensors
 
 # %% ../../nbs/reference/variants/moving_reference.ipynb #24b7f4a2
 @torch.no_grad()
@@ -76,7 +76,7 @@ class Reference:
 
     def check_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
         "Raises ValueError for the weights of another model."
-        check_weights(self.state()[0], tensors, "another reference's weights")
+        check_tensors(self.state()[0], tensors, "another reference's weights")
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:

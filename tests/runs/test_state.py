@@ -3,7 +3,6 @@ import json
 import math
 import random
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -54,14 +53,6 @@ def tiny(seed=0, dropout=0., vocab=19):
                                       attn_pdrop=dropout, bos_token_id=0, eos_token_id=0))
 
 
-def test_an_optimizer_of_other_groups_is_refused():
-    net, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="do not belong to the model"): optimizer_state(torch.optim.SGD(other.parameters(), lr=.1), net)
-    tensors, groups = optimizer_state(torch.optim.Adam(net.parameters()), net)
-    one_each = torch.optim.Adam([{"params": [p]} for p in net.parameters()])
-    with pytest.raises(ValueError, match="groups are not those"): check_optimizer(one_each, net, tensors, groups)
-
-
 # ---------------------------------------------------------------- the trainer
 
 WORDS = "abcdefghijklmnop"
@@ -110,7 +101,7 @@ def test_a_trainer_goes_on_as_if_nothing_had_happened(changes, tmp_path, plain):
 
 def test_the_state_holds_nothing_else():
     parts = {name.split("/")[0] for name in trainer().state()[0]}
-    assert parts == {"model", "generator", "dice"}  # no moments before the first update
+    assert parts == {"model", "generator"}  # no moments before the first update
     t = trainer(); go(t, 1)
     assert {name.split("/")[0] for name in t.state()[0]} == parts | {"optimizer"}
     plain = {k for k, v in vars(t).items() if isinstance(v, int | float | str | bool) or v is None} - {"fresh", "ent_weight", "pad_id"}
@@ -171,7 +162,8 @@ ADAM = lambda p: torch.optim.AdamW(p, lr=.01)
 OTHERS = {"SGD for Adam": (lambda p: torch.optim.SGD(p, lr=.01, momentum=.9), ADAM, "optimizer was 'SGD' and is 'AdamW'"),
           "amsgrad": (lambda p: torch.optim.AdamW(p, lr=.01, amsgrad=True), ADAM, "amsgrad was True and is False"),
           "other betas": (lambda p: torch.optim.AdamW(p, lr=.01, betas=(.8, .9)), ADAM, r"betas was \[0.8, 0.9\] and is \[0.9, 0.999\]"),
-          "one group for two": (ADAM, lambda p: torch.optim.AdamW([{"params": p[:2]}, {"params": p[2:]}], lr=.01), "groups are not those")}
+          "one group for two": (ADAM, lambda p: torch.optim.AdamW([{"params": p[:2]}, {"params": p[2:]}], lr=.01), "groups are not those"),
+          "another model's": (ADAM, lambda p: ADAM(list(nn.Linear(2, 2).parameters())), "do not belong to the model")}
 
 
 @pytest.mark.parametrize("there, here, says", OTHERS.values(), ids=OTHERS)
@@ -211,12 +203,6 @@ def test_every_optimizer_is_resumed(make, tmp_path):
     assert same(module_state(net), module_state(again))
 
 
-def test_a_parameter_that_never_moved_has_no_memory():
-    net = nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)])
-    adam = torch.optim.AdamW(net.parameters(), lr=.01); net[0](torch.ones(1, 3)).sum().backward(); adam.step()
-    check_optimizer(torch.optim.AdamW(net.parameters(), lr=.01), net, *optimizer_state(adam, net))
-
-
 @pytest.fixture(scope="module")
 def once():
     "A trainer after two iterations, and its state; tests put everything back."
@@ -237,14 +223,13 @@ def best(**changes): return lambda t, r: (t, r | {"parts": r["parts"] | {"best":
 
 W, BEST = "model/model.transformer.wte.weight", "best/transformer.wte.weight"
 STATES = {
-    "no dice": (drop("dice"), "malformed or missing"), "python's place": (put("dice/python", lambda x: x + 10**6), "malformed"),
-    "one generator": (drop("generator/sampling"), "sampling is missing"), "short generator": (put("generator/sampling", lambda x: x[:-1]), "sampling is malformed"),
+    "no dice": (drop("generator/numpy"), "numpy is missing"), "python's place": (put("generator/python", lambda x: x + 10**6), "malformed"),
+    "one generator": (drop("generator/sampling"), "sampling is missing"), "short generator": (put("generator/sampling", lambda x: x[:-1]), "sampling is "),
     "NaN weights": (put(W, lambda x: x * math.nan), "is not finite"), "weights of float64": (put(W, lambda x: x.double()), "float64"),
     "no weights": (drop("model/"), "another model's weights"), "a part of its own": (put("extra/x", torch.ones(1)), "extra/x is no part"),
-    "no moments": (lambda t, r: (drop("optimizer/")(t, r)[0], r | {"groups": [g | {"remembered": []} for g in r["groups"]]}), "moments are missing after 2"),
     "a moment short": (put("optimizer/exp_avg/model.transformer.wte.weight", lambda x: x[:2]), "another optimizer's moments"),
     "best of another": (put(BEST, lambda x: x[:2]), "kept as the best policy"), "NaN best": (put(BEST, lambda x: x * math.nan), "finite"),
-    "best without a reward": (best(reward=None), "not its reward"), "no parts": (say(parts={}), "part best is missing"),
+    "best without a reward": (best(reward=None), "not its reward"), "no parts": (say(parts={}), "best is missing"),
     "iteration below": (say(iteration=-5), "iteration is -5"), "iteration beyond": (say(iteration=6), "iteration is 6"),
     "beta NaN": (say(beta=math.nan), "beta is nan"), "threads 0": (say(environment={"threads": 0}), "threads is 0"),
     "config other": (say(config={}), "other settings"), "reference": (say(reference="x"), "reference model is not the one"),
@@ -275,20 +260,14 @@ def test_where_a_run_is_written_is_no_setting_of_it(plain):
     with pytest.raises(ValueError, match="words was 3 and is 4"): trainer(Command(steps=5, batch_size=8, max_new_tokens=5, words=4)).load_state(*first.state())
 
 
-def test_another_tokenizer_of_the_same_size_is_refused(plain):
-    first = trainer(); go(first, 1)
-    turned = RLHFTrainer(Agent(tiny(vocab=len(TOKENIZER)), value_model="copy"), None, CONFIG, tokenizer=word_tokenizer(list(WORDS[::-1])))
-    assert len(turned.tokenizer) == len(TOKENIZER)
-    with pytest.raises(ValueError, match="tokenizer is not the one"): turned.load_state(*first.state())
-
-
 def test_a_tokenizers_fingerprint_is_its_own():
     one, other = word_tokenizer(list(WORDS)), word_tokenizer(list(WORDS))
     assert fingerprint_of_tokenizer(one) == fingerprint_of_tokenizer(other)
     one(["a b", "c"], padding=True, truncation=True, max_length=2)  # leaves its settings behind
     assert fingerprint_of_tokenizer(one) == fingerprint_of_tokenizer(other)
     other.add_special_tokens({"eos_token": "a"})
-    assert fingerprint_of_tokenizer(one) != fingerprint_of_tokenizer(other)
+    cut = word_tokenizer(list(WORDS)); cut.backend_tokenizer.normalizer = normalizers.Replace("a", "b")  # the same words, the same special ones
+    assert len({fingerprint_of_tokenizer(t) for t in (one, other, cut, word_tokenizer(list(WORDS[::-1])))}) == 4
 
 
 def test_a_reference_that_moved_is_another_reference(plain):
@@ -311,18 +290,10 @@ def test_a_supervised_training_goes_on_and_is_refused_whole(tmp_path, plain):
     ended = more(*one)
     tensors, record = load_checkpoint(path)
     before = {k: x.clone() for k, x in training_state(*two)[0].items()}
-    for wrong in (drop("dice"), drop("generator"), put("optimizer/exp_avg/0.bias", torch.ones(9)), put("model/0.bias", lambda x: x * math.nan), say(groups=None)):
+    for wrong in (drop("generator/python"), drop("generator/noise"), put("optimizer/exp_avg/0.bias", torch.ones(9)), put("model/0.bias", lambda x: x * math.nan), say(groups=None)):
         with pytest.raises(ValueError): load_training_state(*two, *wrong(tensors, record))
         assert same(training_state(*two)[0], before)
     load_training_state(*two, tensors, record)
     assert same(more(*two), ended)
 
 
-def test_tokenizers_that_cut_a_text_otherwise_are_two(unchecked):
-    one, other = (word_tokenizer(["good", "film"], 20) for _ in range(2))
-    assert fingerprint_of_tokenizer(one) == fingerprint_of_tokenizer(other)
-    other.backend_tokenizer.normalizer = normalizers.Replace("film", "good")  # the same words, the same special ones
-    assert fingerprint_of_tokenizer(one) != fingerprint_of_tokenizer(other)
-    plain = [SimpleNamespace(get_vocab=lambda n=n: {"a": n}, special_tokens_map={}) for n in (0, 0, 1)]  # one written in Python
-    with unchecked(): found = [fingerprint_of_tokenizer(x) for x in plain]
-    assert found[0] == found[1] != found[2]
