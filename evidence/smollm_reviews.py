@@ -73,7 +73,7 @@ def one_setting(more: dict, given) -> dict:
     import torch
 
     from instruct_goose.models.loading import load_smollm
-    from instruct_goose.recipes.ratings import RidgeBagOfWords, both_margins
+    from instruct_goose.recipes.ratings import both_margins, ridge_scores
     from instruct_goose.recipes.smollm import Judge, read_data, recipe_settings, train_on_states
     from instruct_goose.runs.run_directory import Clock
 
@@ -82,15 +82,16 @@ def one_setting(more: dict, given) -> dict:
     data = read_data(c)
     learn, half, asked = data.train[given.validation:], data.halves[0][given.validation:], data.train[:given.validation]
     most = min(given.most or len(learn), c.judge_texts or len(learn))
-    ridge = RidgeBagOfWords([r.text for r in learn], [r.mean for r in learn])  # of all sentences, whatever the judge has read
+    texts, means = [r.text for r in asked], [r.mean for r in asked]
+    ridge = ridge_scores(learn, texts)  # of all sentences, whatever the judge has read
     learn, half = learn[:most], half[:most]
     lm, tokenizer = load_smollm(c.cache)
     clock, judge = Clock(), Judge(lm.to(given.device), tokenizer, c.judge_frozen, c.judge_trained, c.question)
     states = judge.lower_states([r.text for r in learn])
     below = clock.read()
     train_on_states(judge, half, states, epochs=c.judge_epochs, lr=c.judge_lr, batch_size=c.judge_batch, progress=False)
-    above, texts, means = clock.read(), [r.text for r in asked], [r.mean for r in asked]
-    return {**more, "judge": both_margins(judge.score(texts), means), "ridge": both_margins(ridge.score(texts), means),
+    above = clock.read()
+    return {**more, "judge": both_margins(judge.score(texts), means), "ridge": both_margins(ridge, means),
             "lower_layers": below, "and_upper_layers": above}
 
 

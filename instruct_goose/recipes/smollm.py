@@ -42,8 +42,8 @@ from ..objective.group import PRESETS
 from ..objective.masks import masked_sum
 from .inputs import own_tokenizer, settings_in
 from .ratings import (
-    beside_baselines, load_reviews, pairs_table, preferences, rehearse, Review, RidgeBagOfWords,
-    soft_pairs_loss, split_reviews, two_halves, vader_compound)
+    beside_baselines, pairs_table, read_rated, rehearse, Review, ridge_scores, soft_pairs_loss,
+    split_reviews, two_halves, vader_compound)
 from .stages import (
     beginnings, Figures, improve, in_run_directory, RecipeSettings)
 from ..runs.checkpoints import read_json
@@ -436,8 +436,7 @@ def train_on_states(
     "min `soft_pairs_loss` of the upper layers and the head over all pairs of raters in a batch."
     def loss_of(batch: list[int]) -> Tensor:
         scores = judge.upper_scores([states[i] for i in batch])
-        preferred = preferences([reviews[i].ratings for i in batch])
-        return soft_pairs_loss(scores, preferred.to(scores))
+        return soft_pairs_loss(scores, [reviews[i].ratings for i in batch])
 
     steps = max(1, round(epochs * len(reviews) / batch_size))
     dealt = batches(range(len(reviews)), batch_size, seed=seed)
@@ -453,7 +452,7 @@ class RatedConfig(RecipeConfig):
     data: Path | None = None  # directory of texts and ratings, as for `reviews`; none: made up
     judges: Path | None = None  # judges/ of another run: these are read, and none are trained
     held_out: Annotated[int, Limit(2)] = 1_000  # rated sentences that no training sees
-    prompt_words: tuple[int, int] = (2, 6)  # words of a prompt: fewest, most
+    prompt_words: Annotated[int, Limit(2)] = 6  # a prompt is a text's first 2 to so many words
     question: str = "\nOverall, the movie is"  # what a judge reads behind each text
     judge_frozen: Count = 16  # layers of the model below a judge, computed once
     judge_trained: Count = 2  # layers above them that learn to judge
@@ -471,8 +470,7 @@ class RatedConfig(RecipeConfig):
         if self.data is None and not self.stand_in:
             yield "data", ("the directory of the rated sentences, --data DIR: the lesson on real "
                            "reviews says where to get them. Or --stand-in, with made-up ones")
-        if not 1 <= self.prompt_words[0] <= self.prompt_words[1]:
-            yield "prompt_words", "two numbers, 1 ≤ fewest ≤ most"
+
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #f95b1f0b
 class RatedData(NamedTuple):
@@ -487,11 +485,11 @@ class RatedData(NamedTuple):
         return sorted({w for r in (*self.train, *self.held_out) for w in r.text.split()})
 
 def read_data(config: RatedConfig) -> RatedData:
-    "The same split for every seed; the halves are the seed's own. Raises as `load_reviews`."
+    "The same split for every seed; the halves are the seed's own. Raises as `read_rated`."
     with TemporaryDirectory() as made_up:
         if config.data is None:
             rehearse(Path(made_up))
-        train, held_out = split_reviews(load_reviews(config.data or made_up), config.held_out)
+        train, held_out = split_reviews(read_rated(config.data or made_up)[0], config.held_out)
     return RatedData(train, two_halves(train, f"halves/{config.seed}"), held_out)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #9fce9c20
@@ -538,8 +536,7 @@ def rank_judges(
     texts, half = [r.text for r in data.held_out], data.halves[0]
     scores = {name: judge.score(texts) for name, judge in judges.items()}
     scores["both"] = [sum(pair) / 2 for pair in zip(*scores.values(), strict=True)]
-    ridge = RidgeBagOfWords([r.text for r in half], [r.mean for r in half])
-    scores["ridge_of_the_proxy's_raters"] = ridge.score(texts)
+    scores["ridge_of_the_proxy's_raters"] = ridge_scores(half, texts)
     return beside_baselines(scores, data.train, data.held_out)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8d15a2ac
@@ -561,7 +558,7 @@ def prepare(
 
     def prompts(reviews: list[Review], n: int, name: str) -> list[str]:
         texts = [r.text for r in reviews]
-        return beginnings(texts, n, *config.prompt_words, f"{name}/{config.seed}")
+        return beginnings(texts, n, 2, config.prompt_words, f"{name}/{config.seed}")
 
     learn = prompts(data.train, config.steps * config.batch_size, "prompts")
     held_out = prompts(data.held_out, config.eval_samples, "held-out prompts")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from deep import first
-from rated_files import PRAISE, corpus
+from rated_files import corpus
 
 from instruct_goose.cli.main import flags, main
 from instruct_goose.objective.group import PRESETS
@@ -139,7 +139,7 @@ def test_a_run_of_another_algorithm_says_so(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("command", first(1, [["quickstart"], ["reviews", "--data", "texts"], ["recipe", "smollm-sentiment", "--stand-in"]]))
 def test_a_tracker_that_is_no_tracker_or_not_installed_is_refused_and_leaves_nothing(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    corpus(tmp_path / "texts", "a", 30, PRAISE, 3)
+    corpus(tmp_path / "texts", 30)
     if command[0] == "reviews": command = [*command, "--held-out", "5"]
     monkeypatch.setattr("instruct_goose.runs.trackers.find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="--track wandb needs the package wandb, which is not installed here"): main([*command, "--track", "wandb"])

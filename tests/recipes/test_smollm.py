@@ -18,7 +18,7 @@ from instruct_goose.models import loading as smollm
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.loading import stand_in
 from instruct_goose.recipes import smollm as recipes
-from instruct_goose.recipes.ratings import Review, load_reviews, rehearse, two_halves
+from instruct_goose.recipes.ratings import Review, read_rated, rehearse, two_halves
 from instruct_goose.recipes.smollm import Judge, train_on_states
 from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
 from instruct_goose.training.rewards import RewardError
@@ -145,7 +145,6 @@ def test_the_judges_of_another_run_are_read(tmp_path):
 def test_what_the_judges_refuse(tmp_path):
     with pytest.raises(SystemExit, match="--data DIR"): main(["recipe", "smollm-reviews"])
     with pytest.raises(SystemExit, match="reads no judges"): main(["recipe", "smollm-answers", "--judges", str(tmp_path), "--stand-in"])
-    with pytest.raises(ValueError, match="prompt_words"): recipes.recipe_settings("smollm-reviews", stand_in=True, prompt_words=(3, 2))
     with pytest.raises((SystemExit, OSError), match="none/proxy"):
         main(["recipe", "smollm-reviews", "--stand-in", "--no-progress", "--judges", str(tmp_path / "none"), "--output-dir", str(tmp_path / "run")])
 
@@ -159,7 +158,7 @@ def test_judges_on_a_gpu_that_is_not_there(tmp_path):
 
 def test_the_table_of_judges_by_counting(tmp_path):
     rehearse(tmp_path, 60)
-    reviews = load_reviews(tmp_path)
+    reviews, _ = read_rated(tmp_path)
     data = recipes.RatedData(reviews[:40], two_halves(reviews[:40]), reviews[40:])
 
     class Fixed(Judge):
