@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MATRICES', 'with_lora', 'learning_in_float32', 'need_peft', 'four_bits', 'tuned_layers', 'has_adapters',
-           'frozen_twin', 'sharing_copy', 'without_adapters', 'beside', 'read_types', 'why_not_beside', 'unwrapped',
-           'merge_adapters', 'merged_in_place', 'what_learns', 'named_tensors', 'saved_tensors', 'module_state']
+           'frozen_twin', 'sharing_copy', 'without_adapters', 'unwrapped', 'merge_adapters', 'merged_in_place',
+           'what_learns', 'named_tensors', 'module_state']
 
 # %% ../../nbs/guides/lora.ipynb #ada904
 import copy
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -60,8 +59,8 @@ def with_lora(
         head.requires_grad_(True)
     return learning_in_float32(model)
 
-def learning_in_float32(model: PreTrainedModel) -> PreTrainedModel: # the same one
-    "Widens the weights that learn: half precision rounds small steps away."
+def learning_in_float32(model: PreTrainedModel) -> PreTrainedModel:
+    "Widens the weights that learn, in place: half precision rounds small steps away."
     for p in model.parameters():
         if p.requires_grad:
             p.data = p.data.to(torch.promote_types(p.dtype, torch.float32))
@@ -76,15 +75,14 @@ def need_peft() -> Any:
     try:
         import peft
     except ImportError as e:
-        raise ImportError("adapters need the package peft: "
-                          + install("peft")) from e
+        raise ImportError(f"adapters need the package peft: {install('peft')}") from e
     return peft
 
 def four_bits() -> dict[str, Any]: # options for `load_model`
     """QLoRA's frozen weights: 4-bit NormalFloat, its constants quantised again (Dettmers et al.
     2023); put adapters on them with `with_lora`. Raises ImportError without bitsandbytes."""
-    if missing := [name for name in ("bitsandbytes", "accelerate") if find_spec(name) is None]:
-        raise ImportError(f"weights in 4 bits need {' and '.join(missing)}, not installed here: "
+    if not (find_spec("bitsandbytes") and find_spec("accelerate")):
+        raise ImportError("weights in 4 bits need bitsandbytes: "
                           "pip install bitsandbytes accelerate, or leave four_bits out")
     from transformers import BitsAndBytesConfig
 
@@ -93,27 +91,19 @@ def four_bits() -> dict[str, Any]: # options for `load_model`
         bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32)}
 
 # %% ../../nbs/guides/lora.ipynb #bd51bb18
-def _of_peft(model: nn.Module, where: str, kind: str) -> list[Any]:
-    "Modules of a type of peft's: none where it has not been imported."
-    found = getattr(sys.modules.get(f"peft.{where}"), kind, ())
-    return [m for m in model.modules() if isinstance(m, found)]
-
 def tuned_layers(model: nn.Module) -> list[Any]:
     "The layers with adapters of a model."
-    return _of_peft(model, "tuners.tuners_utils", "BaseTunerLayer")
+    return [m for m in model.modules() if hasattr(m, "get_base_layer")]
 
 def _retrained_parts(model: nn.Module) -> list[Any]:
     "Whole modules that peft has copied, to train the copy (`modules_to_save`)."
-    return _of_peft(model, "utils.other", "AuxiliaryTrainingWrapper")
+    return [m for m in model.modules() if hasattr(m, "original_module")]
 
 def has_adapters(model: nn.Module) -> bool:
-    "Does it hold layers of peft?"
     return bool(tuned_layers(model) or _retrained_parts(model))
 
 # %% ../../nbs/guides/lora.ipynb #ada918
-def frozen_twin(
-    model: PreTrainedModel, # with adapters or without
-) -> PreTrainedModel:
+def frozen_twin(model: PreTrainedModel) -> PreTrainedModel:
     "A frozen copy of the model. With adapters: sharing all weights that do not learn."
     plain = (has_adapters(model) and not _retrained_parts(model)
              and all(map(_adds_nothing, tuned_layers(model))))
@@ -133,11 +123,10 @@ def without_adapters(model: PreTrainedModel) -> PreTrainedModel: # plain
 
 # %% ../../nbs/guides/lora.ipynb #ada919
 def _stripped(
-    model: PreTrainedModel,
-    known: dict[int, Any], # tensors by id that are shared, not copied
-    instead: Callable[[Any], nn.Module], # of a retrained part
+    model: PreTrainedModel, known: dict[int, Any], instead: Callable[[Any], nn.Module],
 ) -> PreTrainedModel:
-    "A copy with each layer's own matrix in the place of the layer with adapters."
+    """A copy with each layer's own matrix in the place of the layer with adapters, and `instead`
+    of a retrained part. The tensors `known`, by id, are shared."""
     for layer in tuned_layers(model):
         known[id(layer)] = copy.deepcopy(layer.get_base_layer(), known)
     for part in _retrained_parts(model):
@@ -161,48 +150,11 @@ def _refuse_merged(model: nn.Module) -> None:
         raise ValueError("the adapters are merged into the weights, and cannot be told from them: "
                          "unmerge them first, model.unmerge_adapter() of peft")
 
-# %% ../../nbs/guides/lora.ipynb #ada921
-def beside(
-    plain: Callable[[Tensor], Tensor], # W·x of the layers, side by side
-    *parts: Any, # the layers
-) -> Callable[[Tensor], Tensor]:
-    "x ↦ plain(x) + (α/r)·B·A·x. Without active adapters, `plain` itself."
-    down, up = [], []
-    for part in parts:
-        turned = isinstance(getattr(part, "base_layer", part), Conv1D) # x·W, not W·x
-        out = part.weight.shape[1 if turned else 0]
-        names = [name for name in getattr(part, "active_adapters", ()) if name in part.lora_A]
-        down += [part.lora_A[name].weight for name in names]
-        scaled = [part.lora_B[name].weight * part.scaling[name] for name in names]
-        up.append(torch.cat([part.weight.new_zeros(out, 0), *scaled], 1))
-    if not down:
-        return plain
-    a, b = torch.cat(down), torch.block_diag(*up).T
-    return lambda x: torch.addmm(plain(x), F.linear(x, a), b)
-
-# %% ../../nbs/guides/lora.ipynb #ada922
-def read_types(model: nn.Module) -> set[type]:
-    "Types of module that adapters bring, and that `beside` knows."
-    if not has_adapters(model):
-        return set()
-    return {sys.modules["peft.tuners.lora.layer"].Linear, nn.ModuleDict, nn.ParameterDict,
-            nn.Identity, nn.Dropout, sys.modules["peft.tuners._buffer_dict"].BufferDict}
-
-def why_not_beside(model: nn.Module) -> str | None: # None: `beside` computes them
-    "Why a model's adapters, of `read_types`, are more than (α/r)·B·A·x."
-    for layer in tuned_layers(model):
-        if layer.merged or layer.disable_adapters:
-            return "an adapter is merged, or switched off"
-        if getattr(layer, "lora_variant", None) or any(layer.lora_bias.values()):
-            return "an adapter does more than LoRA"
-    return None
-
 # %% ../../nbs/guides/lora.ipynb #ada926
-def unwrapped(
-    model: Any, # a PeftModel, what torch.compile returned, or anything else
-) -> Any: # the causal LM inside, adapters in place; anything else as it is
-    """Of a compiled model, the transformer is compiled in place of the whole: the head is read in
-    pieces here, and the sampler reads the weights. Raises TypeError for prompt tuning."""
+def unwrapped(model: Any) -> Any:
+    """The causal LM in a PeftModel, adapters in place, or in what torch.compile returned; anything
+    else as it is. Of a compiled model, the transformer is compiled in place of the whole: the head
+    is read in pieces, and the sampler reads the weights. Raises TypeError for prompt tuning."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None and isinstance(model, dynamo.OptimizedModule):
         inner, compiled = unwrapped(model._orig_mod), model.dynamo_ctx
@@ -216,8 +168,8 @@ def unwrapped(
     if peft is None or not isinstance(model, peft.PeftModel):
         return model
     if model.active_peft_config.is_prompt_learning:
-        raise TypeError(f"{model.peft_type.value.lower()} puts tokens before each text, outside "
-                        "the model's layers: take LoRA, or another method that changes layers")
+        raise TypeError(f"{model.peft_type.value.lower()} puts tokens before each text: "
+                        "take LoRA, or another method that changes layers")
     inner = model.get_base_model()
     inner._hf_peft_config_loaded = True # now its save_pretrained writes the adapters, alone
     return inner
@@ -236,8 +188,7 @@ def merged_in_place(whole: PreTrainedModel) -> PreTrainedModel: # plain, of the 
     uses = Counter(id(p) for _, p in whole.named_parameters(remove_duplicate=False))
     if any(uses[id(layer.get_base_layer().weight)] > 1 for layer in tuned_layers(whole)):
         raise ValueError("a matrix with an adapter is used in a second place, as a tied head and "
-                         "embedding are: merged, it would change there too. Train it without an "
-                         "adapter there, or keep the adapters")
+                         "embedding are: merged, it would change there too. Keep the adapters")
     for layer in tuned_layers(whole):
         layer.merge(safe_merge=True)
     return _stripped(whole, {id(p): p for p in whole.parameters()},
@@ -251,18 +202,13 @@ def what_learns(model: nn.Module) -> dict[str, Tensor]:
 # %% ../../nbs/guides/lora.ipynb #4ac45e08
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     "Parameters and buffers that are saved, one name each: a tied weight has several."
-    names: dict[int, str] = {}
     every = module.state_dict(keep_vars=True)
-    for name, x in every.items():
-        names.setdefault(id(x), name)
-    return {name: every[name] for name in names.values()}
-
-def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
-    "The tensors of a checkpoint: of a model with adapters what learns, and buffers; else all."
-    named, whole = named_tensors(module), not has_adapters(module)
-    return {name: x for name, x in named.items()
-            if whole or x.requires_grad or not isinstance(x, nn.Parameter)}
+    first = {id(x): name for name, x in reversed(every.items())}
+    return {name: x for name, x in every.items() if first[id(x)] == name}
 
 def module_state(module: nn.Module) -> dict[str, Tensor]:
-    "`saved_tensors`, detached and not copied."
-    return {name: x.detach() for name, x in saved_tensors(module).items()}
+    """The tensors of a checkpoint, detached and not copied: of a model with adapters what learns,
+    and buffers; else all."""
+    whole = not has_adapters(module)
+    return {name: x.detach() for name, x in named_tensors(module).items()
+            if whole or x.requires_grad or not isinstance(x, nn.Parameter)}

@@ -27,7 +27,7 @@ from torch import nn, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..models.adapters import (
-    has_adapters, module_state, named_tensors, saved_tensors)
+    has_adapters, module_state, named_tensors)
 from ..training.config import check_values, NotNegative
 
 # %% ../../nbs/reference/runs/state.ipynb #28b90dff
@@ -118,7 +118,7 @@ def _set_random_state(
 @torch.no_grad()
 def load_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     "Write what `module_state` gave into the module, after `check_tensors`."
-    own = saved_tensors(module)
+    own = module_state(module)
     check_tensors(own, tensors, "another model's weights")
     for name, x in own.items():
         x.copy_(tensors[name])
@@ -234,7 +234,7 @@ def load_training_state(
     check_values(record, {"groups": list, "environment": dict})
     weights, moments, states = (part(tensors, k) for k in ("model", "optimizer", "generator"))
     check_optimizer(optimizer, module, moments, record["groups"])
-    check_tensors(saved_tensors(module), weights, "another model's weights")
+    check_tensors(module_state(module), weights, "another model's weights")
     set_random_state(states, generators)  # the last that can be refused
     warn_of_other_environment(record["environment"])
     load_module(module, weights)

@@ -24,7 +24,7 @@ from ..distributed.data_parallel import (
 from ..distributed.fsdp import (
     as_one, is_sharded, plain, put_weights, sharded, take_pieces)
 from ..distributed.processes import find_device, from_first, together
-from ..models.adapters import saved_tensors
+from ..models.adapters import module_state
 from ..models.agent import Agent, as_agent, as_reference, Evaluation
 from ..models.response import response_logprobs
 from ..objective.kl import adaptive_beta, kl_in_reward
@@ -87,8 +87,8 @@ class KeptPolicy:
     def keep(self, reward: float, iteration: int) -> None:
         "Copy the policy's weights."
         self.reward, self.iteration = reward, iteration
-        weights = saved_tensors(self.agent.model)
-        self.weights = {name: x.detach().to("cpu", copy=True) for name, x in weights.items()}
+        weights = module_state(self.agent.model)
+        self.weights = {name: x.to("cpu", copy=True) for name, x in weights.items()}
 
     def put_back(self) -> bool: # False: none have been kept
         "Load the weights into the policy."
@@ -111,7 +111,7 @@ class KeptPolicy:
         if tensors and record["reward"] is None:
             raise ValueError("a best policy is kept in this state, but not its reward")
         if record["reward"] is not None:
-            check_tensors(saved_tensors(self.agent.model), tensors,
+            check_tensors(module_state(self.agent.model), tensors,
                           "another model's weights, kept as the best policy")
 
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
