@@ -138,13 +138,11 @@ def second_reading(path: Path) -> list | None:
 
 
 def same_as_second(path: Path) -> None:
-    read = files.read_array if path.suffix == ".json" else lambda p: files.read_csv(p, {*data.PROMPTS.columns, "id"}, "," if path.suffix == ".csv" else "\t")
+    read = files.read_array if path.suffix == ".json" else lambda p: files.read_csv(p, "," if path.suffix == ".csv" else "\t")
     try:
         if path.suffix == ".json" and files.is_json_lines(str(path)): return
         ours = [x for _, x in read(str(path))]
-    except ValueError as e:
-        if "none is" in str(e) or "stands twice" in str(e): return  # the second reader does not mind
-        ours = None
+    except ValueError: ours = None
     if ours is not None and any(isinstance(x, data.BadRow) for x in ours): ours = None
     theirs = second_reading(path)
     if path.suffix != ".json" and not theirs and not ours: return  # a file without rows
@@ -157,9 +155,8 @@ def loaders(r: random.Random, tools: dict) -> tuple[str, str]:
     load, kind = (data.load_pairs if pairs else data.load_prompts), r.choice(["bytes", "file", "file", "file", "file", "file", "rows", "rows"])
     if r.random() < .02: kind = "parquet"
     options = {"tokenizer": tools["tokenizer"] if r.random() < .8 else None, "on_error": r.choice(["raise", "skip"]), "unique": r.random() < .2}
-    if r.random() < .1: options["max_length"] = r.choice([4, 40, 400, 0, -1, True, "9", 2.5])
+    if r.random() < .1: options["max_length"] = r.choice([4, 40, 400, 0, -1])
     if r.random() < .05: options["columns"] = r.choice([{"prompt": "text"}, {"prompt": "id"}, {"x": "y"}, {"chosen": 3}, {}])
-    if r.random() < .02: options["on_error"] = r.choice(["ignore", None, 3])
     if kind == "rows":
         source = [row(r) for _ in range(r.randint(0, 4))]
         if r.random() < .05: source = r.choice([*ODD, "no such file", Path("nowhere.jsonl"), "x" * 5000, "a\0b", str(folder), 3, object(), iter(["a"])])
@@ -178,7 +175,7 @@ def loaders(r: random.Random, tools: dict) -> tuple[str, str]:
         assert options["on_error"] == "skip" or not report["skipped"]
         outcome = "valid, some skipped" if report["skipped"] else "valid"
     except (ValueError, TypeError, FileNotFoundError) as e:
-        names = ("input", "row ", "source", "no file", "max_length", "on_error", "columns", "a directory")
+        names = ("input", "row ", "source", "no file", "max_length", "columns")
         assert any(name in str(e) for name in names), f"names nothing: {e}"
         if isinstance(e, data.BadRow): assert e.reason in files.REASONS and ("line " in str(e) or "row " in str(e)), e
         assert not isinstance(e, UnicodeError), repr(e)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Source', 'PROMPTS', 'PAIRS', 'SUFFIXES', 'stream_prompts', 'load_prompts', 'stream_pairs', 'load_pairs', 'Form',
-           'stream', 'one_pass', 'conclude', 'rows_from', 'check_options', 'check_length', 'check_source', 'check_path']
+           'stream', 'one_pass', 'conclude', 'rows_from', 'check_length', 'check_source']
 
 # %% ../../nbs/reference/data/load.ipynb #c3a31bb4
 import hashlib
@@ -18,7 +18,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from .files import BadRow, is_json_lines, read_array, read_csv, read_jsonl, read_parquet, short
+from .files import (
+    BadRow, is_json_lines, Place, read_array, read_csv, read_jsonl, read_parquet, short)
 from .rows import pair_of, prompt_of
 
 Source = str | os.PathLike[str] | Iterable  # a file, a datasets.Dataset, or rows
@@ -85,56 +86,43 @@ PAIRS = Form[dict[str, str]](
 
 # %% ../../nbs/reference/data/load.ipynb #40bc3a31
 def stream(
-    form: Form[_T],
-    source: Source,
-    *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    max_length: int | None = None,
-    columns: Mapping[str, str] | None = None,
-    unique: bool = False,
-    on_error: str = "raise",
-    report: dict | None = None,
-    repeat: bool = False,
+    form: Form[_T], source: Source, *, tokenizer: PreTrainedTokenizerBase | None = None,
+    max_length: int | None = None, columns: Mapping[str, str] | None = None, unique: bool = False,
+    on_error: str = "raise", report: dict | None = None, repeat: bool = False,
 ) -> Iterator[_T]:
     "The rows of a source as prompts or pairs. Arguments are checked now, rows as they come."
-    columns, report = dict(columns or {}), {} if report is None else report
-    check_options(form, tokenizer, max_length, columns, on_error)
+    names, first = dict(columns or {}), {} if report is None else report
+    if unknown := [name for name in names if name not in form.columns]:
+        raise ValueError(f"columns names {unknown[0]!r}: "
+                         f"the names to translate are {', '.join(form.columns)}")
+    if max_length is not None and tokenizer is None:
+        raise ValueError("max_length counts tokens: pass tokenizer= too")
     check_source(source, repeat)
 
     def made_of(where: str, row: object) -> _T:
         if isinstance(row, BadRow):
             raise row
-        try:
-            made = form.make(row, where, columns, tokenizer)
-        except RecursionError:
-            raise BadRow("json", where, "nested too deeply") from None
+        made = form.make(row, where, names, tokenizer)
         if tokenizer is not None and max_length is not None:
             check_length(form.texts(made), tokenizer, max_length, where)
         return made
 
     def passes() -> Iterator[_T]:
-        wanted = set(form.columns) - set(columns) | set(columns.values())
-        yield from one_pass(source, wanted, made_of, unique, on_error, report)
-        conclude(source, report, warn=True)
+        yield from one_pass(source, made_of, unique, on_error, first)
+        conclude(source, first)
         while repeat:
-            again: dict = {}
-            yield from one_pass(source, wanted, made_of, unique, on_error, again)
-            conclude(source, again, warn=False)
+            yield from one_pass(source, made_of, unique, on_error, {})
     return passes()
 
 # %% ../../nbs/reference/data/load.ipynb #584f7023
 def one_pass(
-    source: Source,
-    wanted: set[str], # columns
-    made_of: Callable[[str, object], _T], # (where, row) → what is given out, or BadRow
-    unique: bool,
-    on_error: str,
+    source: Source, made_of: Callable[[str, object], _T], unique: bool, on_error: str,
     report: dict, # is filled
 ) -> Iterator[_T]:
     "Each row once, counted in the report."
     report |= {"rows": 0, "kept": 0, "duplicates": 0, "skipped": {}, "examples": []}
     seen = set()
-    for where, row in rows_from(source, wanted):
+    for where, row in rows_from(source):
         report["rows"] += 1
         try:
             made = made_of(where, row)
@@ -153,25 +141,21 @@ def one_pass(
         yield made
 
 # %% ../../nbs/reference/data/load.ipynb #a3ba7595
-def conclude(source: Source, report: dict, warn: bool) -> None:
+def conclude(source: Source, report: Mapping) -> None:
     "Warns of rows that were skipped. Raises ValueError where no row is left."
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the source"
     counts = ", ".join(f"{n} × {reason}" for reason, n in sorted(report["skipped"].items()))
     if not report["rows"]:
         raise ValueError(f"{name}: no rows")
-    if not report["kept"]:
-        raise ValueError(f"{name}: none of its {report['rows']} rows can be used ({counts}). "
-                         f"The first: {report['examples'][0]}")
-    if counts and warn:
-        n = sum(report["skipped"].values())
-        warnings.warn(f"{name}: {n} of {report['rows']} rows skipped "
-                      f"({counts}). The first: {report['examples'][0]}", stacklevel=4)
+    if counts:
+        n, said = sum(report["skipped"].values()), f"The first: {report['examples'][0]}"
+        if not report["kept"]:
+            raise ValueError(f"{name}: none of its {n} rows can be used ({counts}). {said}")
+        warnings.warn(f"{name}: {n} of {report['rows']} rows skipped ({counts}). {said}",
+                      stacklevel=4)
 
 # %% ../../nbs/reference/data/load.ipynb #65fd4f8c
-def rows_from(
-    source: Source, # a file, a datasets.Dataset, or an iterable of rows
-    wanted: set[str], # columns
-) -> Iterator[tuple[str, object]]: # where each row stands, and the row, or the BadRow for it
+def rows_from(source: Source) -> Iterator[Place]:
     "The rows of a source; of a file, through the reader that its suffix names."
     if not isinstance(source, str | os.PathLike):
         return ((f"row {i}", row) for i, row in enumerate(source))
@@ -182,26 +166,10 @@ def rows_from(
     if kind == ".json":
         return read_array(path)
     if kind == ".parquet":
-        return read_parquet(path, wanted)
-    return read_csv(path, wanted, "," if kind == ".csv" else "\t")
+        return read_parquet(path)
+    return read_csv(path, "," if kind == ".csv" else "\t")
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-
-# %% ../../nbs/reference/data/load.ipynb #69ce62af
-def check_options(
-    form: Form, tokenizer: PreTrainedTokenizerBase | None, max_length: int | None,
-    columns: Mapping[str, str], on_error: str,
-) -> None:
-    "Raises ValueError naming the argument."
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error is {on_error!r}: 'raise' or 'skip'")
-    if unknown := [name for name in columns if name not in form.columns]:
-        raise ValueError(f"columns names {unknown[0]!r}: "
-                         f"the names to translate are {', '.join(form.columns)}")
-    if max_length is not None and (type(max_length) is not int or max_length < 1):
-        raise ValueError(f"max_length is {max_length!r}: a whole number, at least 1")
-    if max_length is not None and tokenizer is None:
-        raise ValueError("max_length counts tokens: pass tokenizer= too")
 
 # %% ../../nbs/reference/data/load.ipynb #cd612eed
 def check_length(
@@ -215,31 +183,22 @@ def check_length(
                          f"{short(text)}. Shorten or drop it")
 
 # %% ../../nbs/reference/data/load.ipynb #c5e1ad03
-def check_source(source: Source, repeat: bool) -> None:
-    "Raises TypeError or ValueError for what is no source, before it is read."
-    kind = type(source).__name__
+def check_source(source: Source, repeat: bool = False) -> None:
+    "Raises FileNotFoundError, TypeError or ValueError for what is no source, before it is read."
     if isinstance(source, str | os.PathLike):
-        return check_path(os.fspath(source))
+        path = os.fspath(source)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"no file {short(path)}. A data set of the Hub is passed as "
+                                    "datasets.load_dataset(name, split='train'), texts as a list")
+        if Path(path).suffix.lower() not in SUFFIXES:
+            raise ValueError(f"{path}: the suffix tells the format, and it is none of "
+                             f"{', '.join(SUFFIXES)}. Unpack or rename the file")
+        return
     rows = hasattr(source, "__iter__") or hasattr(source, "__getitem__")
     if not rows or isinstance(source, bytes | bytearray | Mapping) or hasattr(source, "iterrows"):
-        raise TypeError(f"source is of type {kind}: pass a file's path, a list of rows or a "
-                        "datasets.Dataset. Of several splits pass one, data['train']; of a "
-                        "table of pandas its rows, table.to_dict('records')")
+        raise TypeError(f"source is of type {type(source).__name__}: pass a file's path, a list "
+                        "of rows or a datasets.Dataset. Of several splits pass one, "
+                        "data['train']; of a pandas table its rows, table.to_dict('records')")
     if repeat and iter(source) is source:
         raise ValueError("repeat=True reads the source again and again, but this one is a "
                          "generator and can be read once: pass a list or a file")
-
-# %% ../../nbs/reference/data/load.ipynb #012d859d
-def check_path(path: str | bytes) -> None:
-    "Raises FileNotFoundError, TypeError or ValueError for what is not one file of a known kind."
-    if not isinstance(path, str):
-        raise TypeError(f"source is a path in bytes, {path!r}: pass a str or a pathlib.Path")
-    if os.path.isdir(path):
-        raise ValueError(f"{path} is a directory: pass one file at a time")
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"no file {short(path)}. A data set of the Hub is passed as "
-                                "datasets.load_dataset(name, split='train'), texts as a list")
-    suffix = Path(path).suffix
-    if suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path}: the suffix tells the format, and {suffix!r} is none of "
-                         f"{', '.join(SUFFIXES)}. Unpack or rename the file")

@@ -32,7 +32,7 @@ import yaml
 from transformers import (
     AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase, TrainerState)
 
-from ..data.files import BadRow, need, short
+from ..data.files import BadRow, short
 from ..data.load import Source, check_source, rows_from
 from ..data.rows import (
     answers_of, as_object, as_text, checked_turns, is_turns, prompt_column, prompt_of, render)
@@ -66,12 +66,8 @@ def own_rows(
 ) -> Iterator[tuple[str, Any]]: # where each row stands, and the row
     "Each row with all its columns. Raises the first `BadRow`; ValueError for a file without rows."
     empty, own_names = True, {theirs: ours for ours, theirs in (columns or {}).items() if theirs}
-    check_source(source, False)
-    wanted = {"prompt", "text", "messages", "completion", "response", *own_names}
-    if str(source).lower().endswith(".parquet"):
-        with need("pyarrow.parquet").ParquetFile(source) as file:
-            wanted |= set(file.schema_arrow.names)
-    for where, row in rows_from(source, wanted):
+    check_source(source)
+    for where, row in rows_from(source):
         if isinstance(row, BadRow):
             raise row
         if own_names:

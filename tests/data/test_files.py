@@ -1,5 +1,4 @@
 "Rows of JSON, JSON lines, CSV and Parquet files: every format against what was written, and what is refused, with its place."
-import codecs
 import csv
 import io
 import json
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instruct_goose.data import files, load, rows
+from instruct_goose.data import files
 from instruct_goose.data.files import BadRow
 from instruct_goose.data.load import load_pairs, load_prompts, stream_pairs
 
@@ -56,8 +55,7 @@ def test_every_format_gives_the_rows_that_were_written(tmp_path_factory, rows, e
     assert load_pairs(parquet(rows, folder / "a.parquet")) == rows
 
 
-def test_pyarrow_is_imported_where_it_is_needed(at, monkeypatch, refused):
-    for module in (load, files, rows): assert not re.search(r"^\s*(import|from) (pyarrow|datasets|pandas)", Path(module.__file__).read_text("utf-8"), re.M)
+def test_parquet_without_pyarrow(at, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     refused(lambda: load_pairs(at("a.parquet")), "pip install -e '.[data]'", error=ImportError)
 
@@ -65,47 +63,29 @@ def test_pyarrow_is_imported_where_it_is_needed(at, monkeypatch, refused):
 @pytest.mark.parametrize("name, content, reason, words", [
     ("a.jsonl", '{"prompt": "a"}\n\n{"prompt": "b" "c"}\n', "json", "a.jsonl, line 3|column 16"),
     ("a.jsonl", '{\n "prompt": "a"\n}', "json", "a.jsonl, line 1|jq -c ."),
-    ("a.jsonl", "{'prompt': 'a'}", "json", "json.dumps"),
-    ("a.jsonl", '{"prompt": "a", "prompt": "b"}', "json", "line 1|'prompt' stands twice"),
-    ("a.jsonl", "[" * 100_000, "json", "line 1: nested too deeply"),
-    ("a.jsonl", '{"prompt": ' + "9" * 5000 + "}", "json", "line 1"),
+    ("a.jsonl", "[" * 100_000, "json", "line 1"),
+    ("a.jsonl", b'"a"\r\n"caf\xff"\r\n', "encoding", "a.jsonl, line 2|caf"),
     ("a.json", '["a",\n\n 3]', "shape", "a.json, row 1|int"),
     ("a.csv", 'prompt,id\na,1\n"b\nc",2\nd\n', "shape", "a.csv, line 5: 1 fields under 2 columns"),
     ("a.csv", 'prompt,id\n"a" b,1\n', "csv", "a.csv, line 2"),
+    ("a.csv", "prompt;id\na;1\n", "column", "a.csv, line 2|'prompt;id'"),
+    ("a.csv", b"prompt\r\n\xe6\xbc\xa2\r\n\xe6\xbc\r\n", "encoding", "a.csv, line 3"),
     ("a.tsv", 'prompt\tid\n"a\t1\n\n', "csv", "a.tsv, line 2 to 3"),
-    ("a.csv", "prompt\na\rb\n", "csv", "line 2: a carriage return"),
-    ("a.csv", "prompt\n" + '"' + "x" * 140_000, "size", "line 2: a field beyond 131072"),
 ])
 def test_a_bad_row_is_named(at, name, content, reason, words, refused):
-    e = refused(lambda: load_prompts(at(name, content)), *words.split("|"), error=BadRow)
-    assert e.reason == reason in files.REASONS
+    for bom in ("", "\ufeff"):
+        blob = bom.encode() + (content if isinstance(content, bytes) else content.encode())
+        e = refused(lambda name=name, blob=blob: load_prompts(at(name, blob)), *words.split("|"), error=BadRow)
+        assert e.reason == reason in files.REASONS
 
 
 def test_files_that_hold_no_rows(at, refused):
     for name in ("a.jsonl", "a.json", "a.csv", "a.parquet"): refused(partial(load_prompts, at(name)), name)
     refused(lambda: load_prompts(at("a.csv", "prompt,id\n")), "a.csv: no rows")
-    refused(lambda: load_prompts(at("a.csv", "prompt;id\na;1\n")), "line 1", "'prompt;id'", "A comma separates them")
-    refused(lambda: load_prompts(at("a.csv", "prompt,prompt\na,b\n")), "'prompt' stands twice")
     refused(lambda: load_prompts(at("a.json", '["a",\n"b" "c"]')), "a.json", "line 2")
-    for cut in ("[", '["a"', '["a",', '["a", "b', '["a"] 1', '["a",]', "3", "[tru", "[" * 100_000): refused(partial(load_prompts, at("a.json", cut)), "a.json")
-    refused(lambda: load_prompts(parquet([{"other": 1}], at("b.parquet"))), "b.parquet: the columns are 'other'")
+    for cut in ("[", '["a", "b', '["a"] 1', "3", "[" * 100_000, b'["caf\xff"]', '["a"]'.encode("utf-16")): refused(partial(load_prompts, at("a.json", cut)), "a.json")
     whole = Path(parquet(PAIRS, at("b.parquet"))).read_bytes()
     refused(lambda: load_pairs(at("c.parquet", whole[:-9])), "c.parquet, after 0 rows")
-
-
-@pytest.mark.parametrize("bom", [b"", codecs.BOM_UTF8])
-@pytest.mark.parametrize("name, blob", [
-    ("a.jsonl", '"漢"\r\n"b"\r\n"caf\xff"\r\n'), ("a.json", '["漢",\r\n"b",\r\n"caf\xff"]'), ("a.csv", 'prompt\r\n漢\r\n"caf\xff"\r\n')])
-def test_bytes_that_are_not_utf8_are_found(at, name, blob, bom, refused):
-    blob = bom + blob.encode().replace("\xff".encode(), b"\xff")
-    assert refused(lambda: load_prompts(at(name, blob)), f"{name}, line 3", "0xff after", "caf'", error=BadRow).reason == "encoding"
-    refused(lambda: load_prompts(at(name, blob.replace(b"\xff", b"\xe6\xbc"))), f"{name}, line 3", "0xe6")  # half of 漢
-    assert load_prompts(at(name, blob.replace(b"\xff", "é".encode())))[-1] == "café"
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
-def test_utf16_is_recognised(at, name, refused):
-    for kind in ("utf-16", "utf-32"): refused(partial(load_prompts, at(name, 'prompt\n"a"\n'.encode(kind))), f"{name}: the file is {kind.upper()}", "iconv")
 
 
 def test_a_bad_row_of_a_csv_file_costs_no_row_after_it(at):
@@ -116,17 +96,14 @@ def test_a_bad_row_of_a_csv_file_costs_no_row_after_it(at):
 
 def test_an_open_quote_costs_the_rows_up_to_the_limit_of_a_field(at):
     at("a.csv", 'prompt,id\n"open,0\n' + "".join(f"{i} {'x' * 90},{i}\n" for i in range(3000)))
-    with pytest.warns(UserWarning, match="1 × size"): kept = load_prompts("a.csv", on_error="skip", report=(report := {}))
+    with pytest.warns(UserWarning, match="1 × csv"): kept = load_prompts("a.csv", on_error="skip", report=(report := {}))
     last = int(re.search(r"line 2 to (\d+)", report["examples"][0])[1])
     assert len(kept) == 3002 - last > 1500 and kept[0].startswith(f"{last - 2} ")  # row i stands in line i + 3
 
 
 def test_rows_without_end_are_refused_before_they_fill_the_memory(at, monkeypatch, refused):
     monkeypatch.setattr(files, "LONGEST", 100)
-    at("a.jsonl", '"a"\n"' + "x" * 1000 + '"\n"b"\n')
-    assert refused(lambda: load_prompts("a.jsonl"), "a.jsonl, line 2: longer than 100").reason == "size"
-    with pytest.warns(UserWarning): assert load_prompts("a.jsonl", on_error="skip") == ["a", "b"]
-    refused(lambda: load_prompts(at("a.csv", "prompt\n" + "x" * 1000 + "\n")), "a.csv, line 2: longer than 100")
+    for name in ("a.jsonl", "a.csv"): refused(partial(load_prompts, at(name, 'prompt\n"' + "x" * 1000 + '"\n'), on_error="skip"), f"{name}: the line", "longer than 100")
     monkeypatch.setattr(files, "LARGEST", 50)
     assert load_prompts(at("a.json", json.dumps(["a", "x" * 40]))) == ["a", "x" * 40]
     refused(lambda: load_prompts(at("a.json", json.dumps(["a", "x" * 42]))), "a.json", "50 bytes", "jq -c")
@@ -150,20 +127,18 @@ def test_a_stream_takes_the_same_memory_however_long_the_file(at, suffix):
     assert max(peaks) < 600_000 and peaks[1] < peaks[0] + 100_000, peaks
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["texts", "conversations"])
-def test_a_packed_parquet_file_is_read_a_few_rows_at_a_time(tmp_path, chat):
+def test_a_packed_parquet_file_is_read_a_few_rows_at_a_time(tmp_path):
     "Two mebibytes, 150 times, in a few kilobytes: all rows at once would be 300 MiB."
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     big = "x" * 2**21
-    value = [{"role": "user", "content": big}] if chat else big
-    pq.write_table(pa.table({"prompt": pa.array([value]).take(pa.array([0] * 150))}), path := tmp_path / "a.parquet", compression="zstd")
+    pq.write_table(pa.table({"prompt": pa.array([[{"role": "user", "content": big}]]).take(pa.array([0] * 150))}), path := tmp_path / "a.parquet", compression="zstd")
     assert path.stat().st_size < 10_000
     pa.default_memory_pool().release_unused()
     before, most, found = pa.total_allocated_bytes(), 0, 0
     tracemalloc.start()
-    for _, row in files.read_parquet(str(path), {"prompt"}):
+    for _, row in files.read_parquet(str(path)):
         most, found = max(most, pa.total_allocated_bytes() - before), found + (len(str(row)) >= 2**21)
     python = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

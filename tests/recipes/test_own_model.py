@@ -107,8 +107,8 @@ def test_rows_of_every_kind_become_prompts_with_their_columns(here, tokenizer):
     assert read_prompts("p.csv", tokenizer) == [{"prompt": "a, b", "answer": "1"}, {"prompt": "c", "answer": "2\n3"}]
 
 
-@pytest.mark.parametrize("line, says", [('{"prompt": "a"', "not JSON"), ('{"prompt": ""}', "empty"), ('{"prompt": 7}', "type int"), ('{"question": "a"}', "no 'prompt'"), ("7", "type int"),
-                                        ('{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}', "what the policy is to write"), ('{"prompt": "\\ud800"}', "surrogate")])
+@pytest.mark.parametrize("line, says", [('{"prompt": "a"', "not JSON"), ('{"prompt": ""}', "empty"), ('{"prompt": 7}', "prompt is 7"), ('{"question": "a"}', "no 'prompt'"), ("7", "type int"),
+                                        ('{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}', "what the policy is to write"), ('{"prompt": "\\ud800"}', "not UTF-8")])
 def test_a_prompt_that_is_none_is_named_by_its_line(here, tokenizer, line, says):
     Path("p.jsonl").write_text('{"prompt": "good"}\n\n' + line + "\n")
     with pytest.raises(BadRow, match=f"p.jsonl, line 3: .*{says}"): read_prompts("p.jsonl", tokenizer)
