@@ -8,8 +8,7 @@ gpu          the lessons where torch sees a GPU, which it does not anywhere else
 jitter:n     initial weights times (1 + 1e-6·noise), draw n of 1 to 10
 python3.n    another Python, with constraints.txt, in .venv-portable/
 
-Prints which assertion fell under which, and writes evidence/portable.json; each variant replaces its own entry there. With `--again` only what fell
-in the recorded entries is run, once it is mended: the entry then says what had fallen, and at which commit it was run again.
+Prints which assertion fell under which, and writes evidence/portable.json; each variant replaces its own entry there.
 """
 import argparse
 import json
@@ -81,35 +80,22 @@ def tests_of(report: Path) -> tuple[int, int, list[dict]]:
     return len(cases) - skipped, skipped, fell
 
 
-def again(variant: str, entry: dict, python: str, workers: int) -> dict:
-    "The entry, after another run of what fell in it."
-    lessons = [f["notebook"] for f in entry["fell"] if "notebook" in f]
-    files = sorted({f["test"].partition("::")[0] for f in entry["fell"] if "test" in f})
-    ran = run(variant, python, workers, lessons, files)
-    where = ran["origin"] | {"command": f"python tests/portable/run.py --again {variant}"}
-    return entry | {"fell": ran["fell"], "again": [*entry.get("again", []), {"origin": where, "had_fallen": entry["fell"]}]}
-
-
-def run(variant: str, python: str, workers: int, lessons: list[str] | None = None, files: list[str] | None = None) -> dict:
-    "Notebooks, then tests: all, or those named."
+def run(variant: str, python: str, workers: int) -> dict:
+    "Notebooks, then tests."
     env, start = environment(variant), time.time()
     with tempfile.TemporaryDirectory() as folder:
         notebooks, report = (Path(folder) / name for name in ("notebooks.json", "tests.xml"))
-        if lessons is None:
-            lessons = sorted(p.relative_to(root / "nbs").with_suffix("").as_posix() for p in (root / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-            files = sorted(p.relative_to(root).as_posix() for p in (root / "tests").rglob("test_*.py") if "repo" not in p.parts)  # that one reads files
         env["PATH"] = f"{Path(python).parent}{os.pathsep}{env['PATH']}"
-        if lessons:
-            subprocess.run([python, "tests/notebooks.py", "--workers", str(workers), "--json", notebooks, *lessons], cwd=root, env=env)
-        if files and variant != "gpu":  # tests do not let a GPU be seen
+        subprocess.run([python, "tests/notebooks.py", "--workers", str(workers), "--json", notebooks], cwd=root, env=env)
+        if variant != "gpu":  # tests do not let a GPU be seen
             subprocess.run([python, "-m", "pytest", "-n", str(workers), "--dist", "worksteal", "-p", "no:cacheprovider", "-o", "junit_family=xunit1",
-                            f"--junitxml={report}", *files], cwd=root, env=env)
+                            f"--junitxml={report}", "tests", "--ignore=tests/repo"], cwd=root, env=env)
         ran, skipped, fell = tests_of(report)
         told = json.loads(notebooks.read_text("utf-8")) if notebooks.exists() else []
     entry = {"origin": origin_of(python, f"python tests/portable/run.py {variant}"), "environment": FORCED.get(variant, {}), "seconds": round(time.time() - start),
              "notebooks": len(told), "tests": ran, "skipped": skipped,
              "fell": [{"notebook": r["name"], **r["fell"]} for r in told if r["fell"]] + fell}
-    if len(told) < bool(lessons) or ran < (bool(files) and variant != "gpu"): entry["fell"].append({"error": f"{len(told)} notebooks and {ran} tests ran"})
+    if not told or not ran and variant != "gpu": entry["fell"].append({"error": f"{len(told)} notebooks and {ran} tests ran"})
     return entry
 
 
@@ -125,7 +111,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variants", nargs="*", help="all of them without")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--again", action="store_true", help="only what fell in the record")
     args = parser.parse_args()
     names = chosen(args.variants)
     for variant in names:
@@ -133,9 +118,6 @@ def main():
         python, why = python_of(variant)
         if why := why or missing(variant): entry = {"not_run": why}
         elif variant == here: entry = {"not_run": "it is the Python of every other variant"}
-        elif args.again:
-            if variant not in known: sys.exit(f"{variant} is not in {record.name} yet: leave --again out")
-            entry = again(variant, known[variant], python, args.workers) if known[variant].get("fell") else known[variant]
         else:
             print(f"\n\033[1m── {variant}\033[0m", flush=True)
             entry = run(variant, python, args.workers)

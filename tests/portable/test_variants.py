@@ -1,6 +1,5 @@
 """The switch changes the arithmetic and nothing else. Each case is a process of its own, since torch reads its settings once."""
 import functools
-import importlib.util
 import json
 import os
 import subprocess
@@ -102,20 +101,3 @@ def test_a_capability_is_forced(capability):
     if why := missing(capability): pytest.skip(why)
     said = python("import torch; print(torch.backends.cpu.get_cpu_capability())", **FORCED[capability])
     assert said.strip() == capability.upper()
-
-
-def test_what_fell_is_run_again_and_both_are_kept(monkeypatch):
-    spec = importlib.util.spec_from_file_location("portable_run", Path(__file__).with_name("run.py"))
-    portable, asked = importlib.util.module_from_spec(spec), []
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "evidence"))
-    monkeypatch.delitem(sys.modules, "run", raising=False)
-    spec.loader.exec_module(portable)
-    def run(variant, python, workers, lessons, files):
-        asked.append((variant, lessons, files))
-        return {"origin": {"commit": "b"}, "fell": [{"test": "tests/x.py::two", "error": "still"}]}
-    monkeypatch.setattr(portable, "run", run)
-    fell = [{"notebook": "a/b", "error": "e"}, {"test": "tests/x.py::one", "error": "e"}, {"test": "tests/x.py::two", "error": "e"}]
-    entry = portable.again("avx2", {"origin": {"commit": "a"}, "tests": 9, "fell": fell}, "python", 1)
-    assert asked == [("avx2", ["a/b"], ["tests/x.py"])]
-    assert entry["origin"] == {"commit": "a"} and entry["tests"] == 9 and [f["test"] for f in entry["fell"]] == ["tests/x.py::two"]
-    assert entry["again"] == [{"origin": {"commit": "b", "command": "python tests/portable/run.py --again avx2"}, "had_fallen": fell}]
