@@ -16,6 +16,7 @@ from bench.form import Case, Row, Side  # noqa: E402
 from bench.measure import peak, timed  # noqa: E402
 from bench.run import cases, check, differ, line, measure, wanted  # noqa: E402
 
+pytestmark = pytest.mark.deep  # it compares for `make bench` alone
 SIZES = dict(tokens=24, hidden=16, vocab=50)
 LITTLE = dict(rows=4, query=5, layers=1, width=32, vocab=60, new_tokens=9)
 

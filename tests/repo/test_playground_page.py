@@ -98,6 +98,7 @@ SET = """(name, x) => { const slider = document.getElementById('pg-' + name); sl
   slider.dispatchEvent(new Event('input', {bubbles: true})) }"""
 
 
+@pytest.mark.deep
 def test_every_slider_is_held_by_the_address_and_restored(opened):
     tab = opened("?algorithm=grpo")
     names = tab.ask("[...document.querySelectorAll('.playground input[type=range]')].map(x => x.id.slice(3))")
@@ -116,6 +117,7 @@ STEP = """(async n => { for (let i = 0; i < n; i++) { const at = document.getEle
   await new Promise(done => setTimeout(done, 100)); return document.getElementById('pg-responses').innerText })"""
 
 
+@pytest.mark.deep
 def test_a_slider_acts_on_the_running_training(opened):
     tab = opened()
     plain = [tab.ask(f"{STEP}(1)") for _ in range(3)]
@@ -130,6 +132,7 @@ def test_a_slider_acts_on_the_running_training(opened):
     assert tab.ask("[...document.querySelectorAll('.pg-chart')].every(c => c.querySelectorAll('.pg-earlier').length === 1)")  # the run before, in grey
 
 
+@pytest.mark.deep
 def test_the_answer_comes_when_the_runs_have_been_seen(opened):
     tab = opened("?seed=2&experiment=rate")
     card = "document.getElementById('pg-experiment-rate')"
@@ -145,6 +148,7 @@ def test_the_answer_comes_when_the_runs_have_been_seen(opened):
 
 
 # --- what one sees ----------------------------------------------------------------------------------------------------
+@pytest.mark.deep
 def test_words_are_coloured_by_what_was_learnt_of_them(opened):
     tab = opened()
     tab.ask(f"{STEP}(2)")
