@@ -77,15 +77,15 @@ def control(env_id: str) -> dict:
     from dataclasses import asdict
 
     from instruct_goose.runs.run_directory import Clock
-    from instruct_goose.worlds.control import SETTINGS, evaluate, train_control
 
+    guide = lesson_module("guides/classic_control")
     runs = []
     for seed in (0, 1, 2):
         print(f"\n\033[1m── {env_id}, seed {seed}\033[0m", flush=True)
         clock = Clock()
-        log, policy = train_control(env_id, seed=seed)
+        log, policy = guide.train_control(env_id, seed=seed)
         seconds, returns = clock.read(), [x for m in log for x in m["returns"]]
-        after = {how: evaluate(policy, env_id, 100, seed, greedy=how == "greedy") for how in ("greedy", "sampled")}
+        after = {how: guide.evaluate(policy, env_id, 100, seed, greedy=how == "greedy") for how in ("greedy", "sampled")}
         runs.append(rounded({
             "seed": seed, **seconds, "steps": log[-1]["steps"], "episodes": len(returns),
             "first_20": sum(returns[:20]) / 20, "last_50": sum(returns[-50:]) / 50,
@@ -93,7 +93,7 @@ def control(env_id: str) -> dict:
             "curves": {"steps": [m["steps"] for m in log], "return_50": [m["return_50"] for m in log]}
             | {k: rounded([m[k] for m in log], 3) for k in ("entropy", "approx_kl", "explained_variance")}}))
         print({k: v for k, v in runs[-1].items() if k != "curves"}, flush=True)
-    return {"config": asdict(SETTINGS[env_id]), "runs": runs}
+    return {"config": asdict(guide.SETTINGS[env_id]), "runs": runs}
 
 
 def family(seeds=(0, 1, 2)) -> dict:

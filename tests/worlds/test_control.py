@@ -1,25 +1,19 @@
 "PPO on a pole and a pendulum: where episodes end, what follows them, and the loss, each against something written twice."
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributions import Categorical, Normal
 
-from instruct_goose.worlds import control as classic_control
-from instruct_goose.worlds.control import (
-    ControlConfig,
-    ControlPolicy,
-    Environments,
-    Steps,
-    collect,
-    control_advantages,
-    evaluate,
-    segment_mask,
-    train_control,
-    update,
-)
+sys.path.append(str(Path(__file__).parents[2] / "evidence"))
+from lesson_code import lesson_module  # noqa: E402
 
+guide = lesson_module("guides/classic_control")
+ControlConfig, ControlPolicy, Environments, Steps = guide.ControlConfig, guide.ControlPolicy, guide.Environments, guide.Steps
 close = torch.testing.assert_close
 f64 = lambda x: torch.tensor(x, dtype=torch.float64)
 seeds = st.integers(0, 10**6)
@@ -29,9 +23,6 @@ POLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
 def policy_for(env_id, seed=0):
     torch.manual_seed(seed)
     return ControlPolicy(4, 2, False) if env_id == POLE else ControlPolicy(3, 1, True)
-
-
-# ---- what comes after the last step
 
 
 def textbook(rewards, values, next_values, terminated, truncated, gamma, lam):
@@ -56,23 +47,11 @@ def world(seed, n=3, T=25, often=.15):
     return r, v, torch.where(te | tr | last, other, v.roll(-1, 1)), te, tr
 
 
-def test_three_steps_by_hand():
-    # γ = .9, λ = .5: δ = 1 + .9·1.5 − 2 = .35, 1 + .9·1 − 1.5 = .4, then 1 − 1 = 0 or 1 + .9·2 − 1 = 1.8
-    # Â: 0, .4 + .45·0, .35 + .45·.4 = .53; or 1.8, .4 + .45·1.8 = 1.21, .35 + .45·1.21 = .8945. R̂ = Â + V
-    r, v, nv = f64([[1., 1., 1.]]), f64([[2., 1.5, 1.]]), f64([[1.5, 1., 2.]])
-    no, last = torch.tensor([[False] * 3]), torch.tensor([[False, False, True]])
-    fell = control_advantages(r, v, nv, last, no, .9, .5)
-    close(fell, (f64([[.53, .4, 0.]]), f64([[2.53, 1.9, 1.]])))
-    for te, tr in ((no, last), (no, no)):  # the clock, or the end of the row
-        close(control_advantages(r, v, nv, te, tr, .9, .5), (f64([[.8945, 1.21, 1.8]]), f64([[2.8945, 2.71, 2.8]])))
-    close(control_advantages(r, v, nv, last, last, .9, .5), fell)  # both at once: it fell
-
-
 @settings(deadline=None, max_examples=50)
 @given(seeds, st.floats(0, 1), st.floats(0, 1), st.sampled_from([0., .05, .4, 1.]))
 def test_equals_the_textbook(seed, gamma, lam, often):
     r, v, nv, te, tr = world(seed, often=often)
-    A, R = control_advantages(r, v, nv, te, tr, gamma, lam)
+    A, R = guide.control_advantages(r, v, nv, te, tr, gamma, lam)
     close(A, textbook(r, v, nv, te, tr, gamma, lam), atol=1e-10, rtol=1e-10)
     close(R, A + v, atol=1e-12, rtol=0)
 
@@ -85,26 +64,7 @@ def test_only_the_cuts_look_behind(seed):
     cut = tr.clone()
     cut[:, -1] = True
     poisoned = torch.where(cut & ~te, nv, math.nan)
-    close(control_advantages(r, v, poisoned, te, tr, .9, .8), control_advantages(r, v, nv, te, tr, .9, .8))
-
-
-@settings(deadline=None, max_examples=50)
-@given(seeds, st.integers(1, 4), st.integers(1, 9), st.sampled_from([0., .3, 1.]))
-def test_segments(seed, n, T, often):
-    ended = torch.rand(n, T, generator=torch.Generator().manual_seed(seed)) < often
-    lengths = []
-    for row in ended.tolist():
-        length = 0
-        for t, end in enumerate(row):
-            length += 1
-            if end or t == T - 1: lengths, length = [*lengths, length], 0
-    mask = segment_mask(ended)
-    assert mask.sum(1).tolist() == lengths and mask.shape[1] == max(lengths)
-    assert all(row.tolist() == sorted(row.tolist(), reverse=True) for row in mask)  # padding stands behind
-    assert ended.sum() <= len(lengths)
-
-
-# ---- environments
+    close(guide.control_advantages(r, v, poisoned, te, tr, .9, .8), guide.control_advantages(r, v, nv, te, tr, .9, .8))
 
 
 class Scripted:
@@ -123,7 +83,7 @@ def test_actions_are_clipped_for_the_motor_and_kept_as_they_were():
     class Far(ControlPolicy):
         def sample(self, states, generator=None, greedy=False): return torch.tensor([[next(torques)]])
     torques = iter([5., -.5, -9.])
-    steps = collect(envs, Far(3, 1, True), 3)
+    steps = guide.collect(envs, Far(3, 1, True), 3)
     assert script.told == [2., -.5, -2.]
     assert steps.actions.flatten().tolist() == [5., -.5, -9.]
 
@@ -131,7 +91,7 @@ def test_actions_are_clipped_for_the_motor_and_kept_as_they_were():
 def test_an_episode_ends_and_the_next_begins():
     envs = Environments(PENDULUM, 2)
     envs.envs, envs.states = [Scripted(), Scripted()], torch.zeros(2, 3)
-    steps = collect(envs, ControlPolicy(3, 1, True), 4)
+    steps = guide.collect(envs, ControlPolicy(3, 1, True), 4)
     assert steps.next_states[0, :, 0].tolist() == [1, 2, 3, 1]  # 3 was seen, before the restart
     assert steps.states[0, :, 0].tolist() == [0, 1, 2, 0]
     assert steps.terminated[0].tolist() == [False, False, True, False] == steps.truncated[1].tolist()
@@ -141,7 +101,7 @@ def test_an_episode_ends_and_the_next_begins():
 @pytest.mark.parametrize("env_id", [POLE, PENDULUM])
 def test_steps_form_a_chain(env_id):
     envs, policy = Environments(env_id, 3, seed=1), policy_for(env_id)
-    first, second = (collect(envs, policy, 60, torch.Generator().manual_seed(i)) for i in range(2))
+    first, second = (guide.collect(envs, policy, 60, torch.Generator().manual_seed(i)) for i in range(2))
     joined = Steps(*(torch.cat([a, b], 1) for a, b in zip(vars(first).values(), vars(second).values())))
     ended = joined.terminated | joined.truncated
     same = (joined.next_states[:, :-1] == joined.states[:, 1:]).all(-1)
@@ -159,16 +119,7 @@ def _lengths(row):
     return ends.diff(prepend=torch.tensor([-1])).tolist()
 
 
-def test_environments_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="FrozenLake-v1.*States must be vectors"): Environments("FrozenLake-v1", 1)
-
-
-# ---- the policy
-
-
 def test_policies_against_torch_distributions():
-    from torch.distributions import Categorical, Normal
-
     for env_id in (POLE, PENDULUM):
         policy = policy_for(env_id).double()
         states = torch.randn(50, 4 if env_id == POLE else 3, dtype=torch.float64)
@@ -190,13 +141,8 @@ def test_policies_against_torch_distributions():
         close(best, out.argmax(-1) if env_id == POLE else out)
 
 
-# ---- the update
-
-
 def by_hand(policy, steps, config):
     "one pass over all steps as one minibatch, in torch.distributions and loops: the loss that `update` must descend"
-    from torch.distributions import Categorical, Normal
-
     out, V = policy.actor(steps.states), policy.critic(steps.states)[..., 0]
     peer = Categorical(logits=out) if policy.log_std is None else Normal(out, policy.log_std.exp())
     logp, S = peer.log_prob(steps.actions), peer.entropy()
@@ -215,45 +161,24 @@ def test_update_descends_the_loss_written_out(env_id):
     config = ControlConfig(envs=3, steps=210, total_steps=1000, epochs=1, minibatches=1, max_grad_norm=1e9, ent_coef=.03,
                            reward_scale=.3, gamma=.9)
     envs, policy = Environments(env_id, 3), policy_for(env_id).double()
-    steps = collect(envs, policy_for(env_id), 210, torch.Generator().manual_seed(0))
+    steps = guide.collect(envs, policy_for(env_id), 210, torch.Generator().manual_seed(0))
     steps = Steps(*(x.double() if x.is_floating_point() else x for x in vars(steps).values()))
     assert (steps.terminated if env_id == POLE else steps.truncated).any()
     parameters = list(policy.parameters())
     want = torch.autograd.grad(by_hand(policy, steps, config), parameters)
     before = [p.detach().clone() for p in parameters]
-    meters = update(policy, torch.optim.SGD(parameters, lr=1.), steps, config)
+    meters = guide.update(policy, torch.optim.SGD(parameters, lr=1.), steps, config)
     for p, b, g in zip(parameters, before, want): close(b - p.detach(), g, atol=1e-9, rtol=1e-6)
     assert abs(meters["approx_kl"]) < 1e-12 and meters["clip_fraction_low"] == meters["clip_fraction_high"] == 0
-
-
-def test_gradient_norm_is_limited():
-    config = ControlConfig(envs=2, steps=64, total_steps=200, epochs=1, minibatches=1, max_grad_norm=1e-3)
-    policy = policy_for(POLE)
-    before = torch.cat([p.detach().flatten().clone() for p in policy.parameters()])
-    update(policy, torch.optim.SGD(policy.parameters(), lr=1.), collect(Environments(POLE, 2), policy, 64), config)
-    moved = (torch.cat([p.detach().flatten() for p in policy.parameters()]) - before).norm()
-    close(moved, torch.tensor(1e-3), rtol=1e-2, atol=0)
-
-
-# ---- training
 
 
 def test_same_seed_same_run_and_nothing_outside_is_touched():
     config = ControlConfig(total_steps=512, envs=2, steps=128)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    (a, p), (b, q), (c, _) = (train_control(PENDULUM, config, seed) for seed in (0, 0, 1))
+    (a, p), (b, q), (c, _) = (guide.train_control(PENDULUM, config, seed) for seed in (0, 0, 1))
     assert a == b != c
     for x, y in zip(p.state_dict().values(), q.state_dict().values()): assert torch.equal(x, y)
     assert torch.equal(state, torch.get_rng_state()) and threads == torch.get_num_threads()
-
-
-def test_it_stops_when_it_may():
-    config = ControlConfig(total_steps=20_480, stop_at=10.)
-    log, _ = train_control(POLE, config)
-    seen = 0
-    for m in log:
-        seen += len(m["returns"])
-        assert (seen >= 50) == (m is log[-1])
 
 
 def test_evaluate_counts_whole_first_episodes():
@@ -261,26 +186,9 @@ def test_evaluate_counts_whole_first_episodes():
         def sample(self, states, generator=None, greedy=False): return torch.ones(len(states), dtype=torch.long)
     class Balanced(ControlPolicy):
         def sample(self, states, generator=None, greedy=False): return (states[:, 2] + .3 * states[:, 3] > 0).long()
-    falls = evaluate(Right(4, 2, False), POLE, 30)
+    falls = guide.evaluate(Right(4, 2, False), POLE, 30)
     assert falls.shape == (30,) and falls.min() >= 7 and falls.max() <= 12  # always right: 8 to 10 steps
-    assert evaluate(Balanced(4, 2, False), POLE, 3).tolist() == [500.] * 3
+    assert guide.evaluate(Balanced(4, 2, False), POLE, 3).tolist() == [500.] * 3
     policy = policy_for(PENDULUM)
-    assert torch.equal(evaluate(policy, PENDULUM, 2, seed=5), evaluate(policy, PENDULUM, 2, seed=5))
-    assert not torch.equal(evaluate(policy, PENDULUM, 2, seed=5), evaluate(policy, PENDULUM, 2, seed=5, greedy=False))
-
-
-def test_the_learning_rate_falls_to_0(monkeypatch):
-    seen, real = [], classic_control.update
-    def watched(policy, optimizer, *rest): seen.append(optimizer.param_groups[0]["lr"]); return real(policy, optimizer, *rest)
-    monkeypatch.setattr(classic_control, "update", watched)
-    train_control(POLE, ControlConfig(total_steps=512, envs=2, steps=64, lr=.004))
-    close(f64(seen), f64([.004, .003, .002, .001]))
-
-
-# ---- settings
-
-
-@pytest.mark.parametrize("wrong, says", [
-    (dict(lr=".1"), "lr is '.1'"), (dict(gamma=1.01), "gamma is 1.01"), (dict(total_steps=1023), "first update alone takes 1024"), (dict(envs=1, steps=3, minibatches=4, total_steps=9), "only 3 steps")])
-def test_settings_are_checked(wrong, says, unchecked):
-    with unchecked(), pytest.raises((ValueError, TypeError), match=says): ControlConfig(**wrong)
+    assert torch.equal(guide.evaluate(policy, PENDULUM, 2, seed=5), guide.evaluate(policy, PENDULUM, 2, seed=5))
+    assert not torch.equal(guide.evaluate(policy, PENDULUM, 2, seed=5), guide.evaluate(policy, PENDULUM, 2, seed=5, greedy=False))
