@@ -28,7 +28,7 @@ QUESTIONS = ("\nOverall, the movie is", "\nIs this review positive or negative? 
 TUNED = [dict(question=q, judge_frozen=f) for q in QUESTIONS[:1] for f in (8, 12, 16, 20)]
 TUNED += [dict(question=q) for q in QUESTIONS[1:]]
 TUNED += [dict(judge_lr=x) for x in (5e-5, 2e-4, 4e-4)] + [dict(judge_epochs=x) for x in (1., 3.)] + [dict(judge_trained=x) for x in (1, 2, 4, 6)]
-TUNED += [dict(judge_batch=x) for x in (32, 128)] + [dict(judge_texts=x) for x in (2500, 5000)]
+TUNED += [dict(judge_batch=x) for x in (32, 128)]
 
 
 def begun(given) -> dict:
@@ -63,7 +63,7 @@ def figures(name: str, given) -> dict | None:
     log = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
     kept = {k: summary[k] for k in ("seed", "cpu_seconds", "wall_seconds", "torch_threads", "judges", "before", "after", "samples")}
     shown = ("steps", "batch_size", "max_new_tokens", "lr", "lr_schedule", "lora_rank", "lora_top", "eval_samples", "held_out", "question", "judge_frozen",
-             "judge_trained", "judge_texts", "judge_epochs", "judge_batch", "judge_lr", "device")
+             "judge_trained", "judge_epochs", "judge_batch", "judge_lr", "device")
     return {"name": name, "beta": summary["config"]["beta"], "origin": json.loads((given.runs / f"{name}.json").read_text("utf-8")), **rounded(kept),
             "config": {k: summary["config"][k] for k in shown}, "curves": {new: rounded([m[k] for m in log], 3) for k, new in CURVES.items()}}
 
@@ -81,7 +81,7 @@ def one_setting(more: dict, given) -> dict:
     c = recipe_settings("smollm-reviews", data=given.data, cache=given.cache, device=given.device, **more)
     data = read_data(c)
     learn, half, asked = data.train[given.validation:], data.halves[0][given.validation:], data.train[:given.validation]
-    most = min(given.most or len(learn), c.judge_texts or len(learn))
+    most = given.most or len(learn)
     texts, means = [r.text for r in asked], [r.mean for r in asked]
     ridge = ridge_scores(learn, texts)  # of all sentences, whatever the judge has read
     learn, half = learn[:most], half[:most]

@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['Prepare', 'FILM_PROMPTS', 'FILM_HELD_OUT', 'SENTIMENT', 'SUMS', 'HELD_OUT_SUMS', 'ANSWERS', 'RECIPES', 'RecipeConfig',
            'Task', 'recipe_settings', 'run_task', 'make_policy_trainer', 'figures_of', 'completions', 'sentiment',
-           'sentiment_figures', 'question', 'questions', 'right_number', 'answer_figures', 'prompt_in', 'as_marked',
-           'HubConfig', 'rows_of', 'hub_task', 'Judge', 'train_on_states', 'RatedConfig', 'RatedData', 'read_data',
-           'make_judges', 'rank_judges', 'prepare', 'Recipe', 'RecipeFlags', 'run_recipe']
+           'sentiment_figures', 'question', 'right_number', 'answer_figures', 'as_marked', 'HubConfig', 'hub_task',
+           'part_of', 'Judge', 'train_on_states', 'RatedConfig', 'RatedData', 'read_data', 'make_judges', 'rank_judges',
+           'prepare', 'Recipe', 'RecipeFlags', 'run_recipe']
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec104
+import copy
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.resources import files
@@ -26,15 +26,14 @@ import torch
 from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import nn, Tensor
-from transformers import (
-    AutoModelForSequenceClassification, AutoTokenizer, LlamaForCausalLM, LlamaModel,
-    PreTrainedTokenizerBase)
+from transformers import LlamaForCausalLM, LlamaModel, PreTrainedTokenizerBase
 from tyro.conf import Positional
 
 from ..models.adapters import with_lora
 from ..models.agent import Agent
 from ..models.families import trunk
-from ..models.loading import load_model, load_smollm, need_smollm, stand_in
+from ..models.loading import (
+    load_model, load_smollm, load_tokenizer, need_smollm, stand_in)
 from ..models.response import forward_hidden
 from ..models.reward_model import Classifier, RewardModel
 from ..models.tokens import pad
@@ -51,7 +50,7 @@ from ..runs.evaluation import text_table
 from ..runs.resume import CheckpointManager
 from ..runs.run_directory import write_json
 from ..runs.trackers import Track, TrackEvery
-from ..supervised.fit import batches, fit, one_seed
+from ..supervised.fit import batches, fit, Log, one_seed
 from ..training.config import Count, Limit, NotNegative, Positive, Seed, Settings
 from ..training.rewards import completion_texts
 from ..training.rollout import Rollout, finished
@@ -94,22 +93,15 @@ def recipe_settings(
 ) -> Any: # of the recipe's kind
     "What the recipe's file sets, for this algorithm."
     folder, kind = files("instruct_goose") / "configs", RECIPES[name].kind
-    small = kind.small if given.get("stand_in") else {}
-
-    def read(file: str) -> dict[str, Any]:
-        return settings_in(kind, str(folder / f"{file}.yaml"))
-
-    def alone(algorithm: str) -> bool:
-        return PRESETS[algorithm]["group_size"] == 1
-
-    found = read(name)
-    own: str = found["algorithm"]
+    found = settings_in(kind, str(folder / f"{name}.yaml"))
+    own = found["algorithm"]
     chosen: Any = algorithm or own
-    if alone(chosen) != alone(own):
+    if (PRESETS[chosen]["group_size"] == 1) != (PRESETS[own]["group_size"] == 1):
         if (folder / f"{name}-ppo.yaml").is_file():
-            found = read(f"{name}-ppo")
+            found = settings_in(kind, str(folder / f"{name}-ppo.yaml"))
         found.pop("group_size", None)  # it belongs to the other algorithm
-    found.pop("algorithm")
+    small = kind.small if given.get("stand_in") else {}
+    del found["algorithm"]
     return kind.preset(chosen, **found | small | given)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec10a
@@ -195,10 +187,10 @@ def sentiment_figures(r: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
     texts = completions(r, trainer)
     return {"compound": sum(sentiment(texts)) / len(texts), "distinct_2": distinct_2(texts)}
 
-# %% ../../nbs/guides/smollm_recipes.ipynb #1c550ec2
-_FILM_WORDS = (*dict.fromkeys(" ".join((*FILM_PROMPTS, *FILM_HELD_OUT)).split()),
-         "good", "great", "love", "wonderful", "bad", "awful", "hate", "dull", "not", "very", "a")
-SENTIMENT = Task(FILM_PROMPTS, FILM_HELD_OUT, sentiment, sentiment_figures, _FILM_WORDS)
+SENTIMENT = Task(
+    FILM_PROMPTS, FILM_HELD_OUT, sentiment, sentiment_figures,
+    (*dict.fromkeys(" ".join((*FILM_PROMPTS, *FILM_HELD_OUT)).split()), "good", "great", "love",
+     "wonderful", "bad", "awful", "hate", "dull", "not", "very", "a"))
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8d056cfe
 def question(a: int, b: int) -> dict[str, Any]:
@@ -207,13 +199,9 @@ def question(a: int, b: int) -> dict[str, Any]:
              {"role": "user", "content": f"What is {a} + {b} ?"}]
     return {"prompt": turns, "answer": str(a + b)}
 
-def questions(largest: int = 9, held_out: int = 16) -> tuple[list[dict], list[dict]]:
-    "All sums of 1 … largest, dealt into those to learn from and those held out."
-    rows = [question(a, b) for a in range(1, largest + 1) for b in range(1, largest + 1)]
-    random.Random("sums").shuffle(rows)
-    return rows[held_out:], rows[:held_out]
-
-SUMS, HELD_OUT_SUMS = questions()
+_ROWS = [question(a, b) for a in range(1, 10) for b in range(1, 10)]
+random.Random("sums").shuffle(_ROWS)
+SUMS, HELD_OUT_SUMS = _ROWS[16:], _ROWS[:16]
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #bd0a6756
 def right_number(completions: list[str], answer: list[str]) -> list[float]:
@@ -235,22 +223,6 @@ ANSWERS = Task(SUMS, HELD_OUT_SUMS, right_number, answer_figures,
                (*map(str, range(19)), *"Do the sum . What is + ? =".split()))
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #70fdecb3
-def prompt_in(
-    text: str, # of a row
-    words: int | None = None, # at most; None: all
-) -> str | list[dict[str, str]]:
-    """The first words of a text; of a conversation with the marks of hh-rlhf its messages, without
-    the assistant's last turn."""
-    first, *parts = re.split(r"(?:^|\n\n)(Human|Assistant):", text.strip())
-    if first or not parts:
-        return text if words is None else " ".join(text.split()[:words])
-    names = {"Human": "user", "Assistant": "assistant"}
-    turns = [{"role": names[name], "content": said.strip()}
-             for name, said in zip(parts[::2], parts[1::2], strict=True)]
-    while turns and turns[-1]["role"] == "assistant":
-        turns.pop()
-    return turns
-
 def as_marked(prompt: str | Sequence[Mapping], completion: str) -> str:
     "Prompt and completion in the form that reward models of hh-rlhf have read."
     talk = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
@@ -263,11 +235,10 @@ def as_marked(prompt: str | Sequence[Mapping], completion: str) -> str:
 class HubConfig(RecipeConfig):
     "A recipe whose model, rows and reward model are on the Hub."
     model: str  # owner/name
-    dataset: tuple[str, ...]  # name, and the part of it, as `datasets.load_dataset` takes them
-    held_out: str = "test"  # the split to evaluate on
-    column: str  # where the prompt of a row stands
-    words: Count | None = None  # of it that are the prompt; none: all
-    made_up: str  # such a text, for the stand-in
+    dataset: str  # owner/name
+    held_out: str = "test"  # its split to evaluate on
+    column: str = "prompt"  # where the prompt of a row stands: a text, or messages
+    words: Count | None = None  # of a text that are the prompt; none: all
     judge: str  # a classifier
     label: str | None = None  # the one that it gives to good texts; none: it has one alone
     marked: bool = False  # does it read conversations with the marks of hh-rlhf?
@@ -276,35 +247,26 @@ class HubConfig(RecipeConfig):
         steps=2, batch_size=16, micro_batch_size=8, max_new_tokens=4, eval_samples=8, lr=.01,
         save_every=None, device="cpu")
 
-# %% ../../nbs/guides/smollm_recipes.ipynb #b6248673
-def rows_of(config: HubConfig, split: str, most: int) -> list[dict]:
-    """So many rows of the recipe's data that are not too long. Raises ImportError without
-    `datasets`, OSError without the Hub."""
-    try:
-        from datasets import load_dataset
-    except ImportError as e:
-        raise ImportError("recipes of the Hub need the package datasets: "
-                          "pip install datasets") from e
-    data, *part = config.dataset
-    found = load_dataset(data, data_dir=part[0] if part else None, split=split, streaming=True)
-    prompts = (prompt_in(row[config.column], config.words) for row in found)
-    return [{"prompt": p} for p in islice((p for p in prompts if p and len(str(p)) < 2000), most)]
-
-# %% ../../nbs/guides/smollm_recipes.ipynb #3ac51e5e
 def hub_task(config: HubConfig) -> Task:
     """With rows and reward model from the Hub; of a stand-in with a made-up row, and a count of
     "good" as the reward. Raises OSError without the Hub, ImportError without `datasets`."""
-    judge = None
+    def rows(split: str, most: int) -> list[dict]:
+        from datasets import load_dataset
+
+        found = (row[config.column]
+                 for row in load_dataset(config.dataset, split=split, streaming=True))
+        if config.words:
+            found = (" ".join(text.split()[:config.words]) for text in found)
+        return [{"prompt": p} for p in islice((p for p in found if len(str(p)) < 2000), most)]
+
     if config.stand_in:
-        learn = held_out = [{"prompt": prompt_in(config.made_up)}] * 4
+        judge, learn = None, [{"prompt": "a film is"}] * 4
+        held_out = learn
     else:
-        need = min(20_000, config.steps * config.batch_size // config.group_size)
-        learn = rows_of(config, "train", need)
-        held_out = rows_of(config, config.held_out, config.eval_samples)
-        classifier = AutoModelForSequenceClassification.from_pretrained(
-            config.judge, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(config.judge, trust_remote_code=False)
-        judge = Classifier(classifier.eval(), tokenizer, config.label,
+        learn = rows("train", min(20_000, config.steps * config.batch_size // config.group_size))
+        held_out = rows(config.held_out, config.eval_samples)
+        place = f"hub:{config.judge}"
+        judge = Classifier(load_model(place, "reward").eval(), load_tokenizer(place), config.label,
                            as_marked if config.marked else None)
 
     def reward(texts: list[str], prompts: list, completions: list[str]) -> list[float]:
@@ -315,54 +277,47 @@ def hub_task(config: HubConfig) -> Task:
     def figures(r: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
         texts, prompts = completions(r, trainer), (r.columns or {}).get("prompt") or r.prompts
         scores = reward(r.texts or [], prompts or [], texts)
-        return {"score": sum(scores) / len(scores), "words": sum(
-            len(text.split()) for text in texts) / len(texts)}
+        return {"score": sum(scores) / len(scores),
+                "words": sum(len(text.split()) for text in texts) / len(texts)}
 
     words = "a film is good bad what goose why TL;DR: post".split()
     return Task(learn, held_out, reward, figures, words, f"hub:{config.model}")
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #b3917935
-class Judge:
+def part_of(body: LlamaModel, low: int, high: int) -> LlamaModel:
+    "Layers low … high − 1 alone, not copied; and the norm, if they reach the end."
+    part: Any = copy.copy(body)
+    part._modules = dict(body._modules)
+    part.layers = body.layers[low:high]
+    if high < len(body.layers):
+        part.norm = nn.Identity()
+    return part
+
+class Judge(RewardModel):
     """A reward model of the model's first layers that reads a question behind each text. The lower
     of these layers never change: what they make of a text is computed once."""
 
     def __init__(
-        self,
-        lm: LlamaForCausalLM, # copied
-        tokenizer: PreTrainedTokenizerBase,
-        frozen: int,    # layers that stay as they are
-        trained: int,   # layers above them that learn
-        question: str,  # stands behind every text
+        self, lm: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, frozen: int, trained: int,
+        question: str,
     ):
-        reward_model = RewardModel.from_causal_lm(lm, tokenizer)
-        body = cast(LlamaModel, trunk(reward_model.model))
-        if not 0 < frozen < frozen + trained <= len(body.layers):
+        model = RewardModel.from_causal_lm(lm, tokenizer).model
+        body = cast(LlamaModel, trunk(model))
+        n = frozen + trained
+        if not 0 < frozen < n <= len(body.layers):
             raise ValueError(f"{frozen} layers frozen and {trained} trained: at least 1 of each, "
                              f"and no more than the model's {len(body.layers)}")
-        body.layers = body.layers[:frozen + trained]
-        reward_model.model.config.num_hidden_layers = frozen + trained
-        self.reward_model, self.body = reward_model.eval(), body
-        self.frozen, self.question = frozen, question
-        self.head = reward_model.model.get_submodule("score")
-        self.learns = nn.ModuleList([*body.layers[frozen:], body.norm, self.head])
-        reward_model.requires_grad_(False)
+        body.layers, model.config.num_hidden_layers = body.layers[:n], n
+        super().__init__(model, tokenizer)
+        self.eval().requires_grad_(False)
+        self.question, head = question, model.get_submodule("score")
+        self.parts = part_of(body, 0, frozen), part_of(body, frozen, n), head
 
-    def rows(self, texts: Sequence[str]) -> list[list[int]]:
-        "Token ids, the question behind."
-        asked = [text + self.question for text in texts]
-        return self.reward_model.tokenizer(asked, verbose=False)["input_ids"]
-
-    @contextmanager
-    def only(self, low: int, high: int) -> Iterator[LlamaModel]:
-        "The transformer with layers low … high − 1 alone; and its norm, if they reach the end."
-        body: Any = self.body
-        layers, norm = body.layers, body.norm
-        body.layers = layers[low:high]
-        body.norm = norm if high == len(layers) else nn.Identity()
-        try:
-            yield body
-        finally:
-            body.layers, body.norm = layers, norm
+    @property
+    def learns(self) -> nn.ModuleList:
+        "The layers above the frozen ones, the norm and the head."
+        _, upper, head = self.parts
+        return nn.ModuleList([*upper.layers, upper.norm, head])
 
     @torch.no_grad()
     def lower_states(
@@ -372,16 +327,14 @@ class Judge:
     ) -> list[Float[Tensor, "time hidden"]]: # of each text, in bfloat16
         "What the frozen layers make of each text."
         found: dict[int, Tensor] = {}
-        rows = self.rows(texts)
+        rows = self.tokenizer([text + self.question for text in texts], verbose=False)["input_ids"]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
-        with self.only(0, self.frozen) as body:
-            while order:
-                some = order[:max(1, batch_tokens // len(rows[order[0]]))]
-                order = order[len(some):]
-                ids, mask = pad([rows[i] for i in some], 0)
-                states = forward_hidden(body, ids.to(body.device), mask.to(body.device))
-                for i, x in zip(some, states, strict=True):
-                    found[i] = x[:len(rows[i])].bfloat16()
+        while order:
+            some = order[:max(1, batch_tokens // len(rows[order[0]]))]
+            order = order[len(some):]
+            ids, mask = (x.to(self.model.device) for x in pad([rows[i] for i in some], 0))
+            for i, x in zip(some, forward_hidden(self.parts[0], ids, mask), strict=True):
+                found[i] = x[:len(rows[i])].bfloat16()
         return [found[i] for i in range(len(rows))]
 
     def upper_scores(
@@ -390,49 +343,34 @@ class Judge:
     ) -> Float[Tensor, "batch"]: # raw, differentiable
         """The rest of the forward. Padding stands on the right, where causal attention does not
         see it: no mask."""
-        dtype = next(self.body.layers.parameters()).dtype
-        shape = len(states), max(map(len, states)), states[0].shape[-1]
-        x = torch.zeros(shape, dtype=dtype, device=states[0].device)
-        for row, s in zip(x, states, strict=True):
-            row[:len(s)] = s
-        with self.only(self.frozen, len(self.body.layers)) as body:
-            hidden = body(inputs_embeds=x, use_cache=False)[0]
+        _, upper, head = self.parts
+        x = nn.utils.rnn.pad_sequence(list(states), batch_first=True)
+        x = x.to(self.model.device, self.model.dtype)
+        hidden = upper(inputs_embeds=x, use_cache=False)[0]
         last = torch.tensor([len(s) - 1 for s in states], device=x.device)
-        return self.head(hidden[torch.arange(len(x), device=x.device), last])[:, 0].float()
+        return head(hidden[torch.arange(len(x), device=x.device), last])[:, 0].float()
 
-    def score(self, texts: Sequence[str]) -> list[float]: # one per text
+    def score(self, texts: Sequence[str], batch_size: int = 256) -> list[float]: # one per text
         "Of the whole model; after `normalise` with mean 0 and sd 1 over those texts."
-        return self.reward_model.score([text + self.question for text in texts])
-
-    def normalise(self, texts: Sequence[str]) -> None:
-        "As the reward model's."
-        self.reward_model.normalise([text + self.question for text in texts])
+        return super().score([text + self.question for text in texts], batch_size)
 
     def save(self, path: Path) -> None:
         "What has learnt, and the scale."
-        path.parent.mkdir(parents=True, exist_ok=True)
-        c = self.reward_model.model.config
+        c = self.model.config
         scale = torch.tensor([c.reward_mean, c.reward_std], dtype=torch.float64)
         save_file({**self.learns.state_dict(), "scale": scale}, path)
 
     def load(self, path: Path) -> None:
         "What `save` wrote. Raises OSError or RuntimeError where it does not fit."
-        found, c = load_file(path), self.reward_model.model.config
+        found, c = load_file(path), self.model.config
         c.reward_mean, c.reward_std = found.pop("scale").tolist()
         self.learns.load_state_dict(found)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8a95af62
 def train_on_states(
-    judge: Judge, # in place
-    reviews: Sequence[Review],
-    states: Sequence[Float[Tensor, "_ hidden"]], # of each of them, from `lower_states`
-    *,
-    epochs: float,
-    lr: float,
-    batch_size: int = 64, # texts in a batch: each is compared with every other
-    seed: int = 0,
-    **options: Any, # see `fit`
-) -> list[dict]: # loss, lr and grad_norm of every update
+    judge: Judge, reviews: Sequence[Review], states: Sequence[Float[Tensor, "_ hidden"]], *,
+    epochs: float, lr: float, batch_size: int = 64, seed: int = 0, **options: Any,
+) -> list[Log]:
     "min `soft_pairs_loss` of the upper layers and the head over all pairs of raters in a batch."
     def loss_of(batch: list[int]) -> Tensor:
         scores = judge.upper_scores([states[i] for i in batch])
@@ -456,7 +394,6 @@ class RatedConfig(RecipeConfig):
     question: str = "\nOverall, the movie is"  # what a judge reads behind each text
     judge_frozen: Count = 16  # layers of the model below a judge, computed once
     judge_trained: Count = 2  # layers above them that learn to judge
-    judge_texts: Annotated[int, Limit(2)] | None = None  # sentences they learn from; none: all
     judge_epochs: Positive = 1.0  # passes over the rated sentences
     judge_batch: Annotated[int, Limit(2)] = 64  # sentences that are compared with each other
     judge_lr: Positive = 1e-4  # learning rate of these layers
@@ -470,7 +407,6 @@ class RatedConfig(RecipeConfig):
         if self.data is None and not self.stand_in:
             yield "data", ("the directory of the rated sentences, --data DIR: the lesson on real "
                            "reviews says where to get them. Or --stand-in, with made-up ones")
-
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #f95b1f0b
 class RatedData(NamedTuple):
@@ -507,42 +443,36 @@ def make_judges(
         for name, judge in judges.items():
             judge.load(ready / f"{name}.safetensors")
         return judges, read_json(ready / "judges.json", "what is known of the judges")
-    clock, seconds, most = manager.seconds(), {}, config.judge_texts
-
-    def lap(stage: str) -> None: # seconds since the last one
-        nonlocal clock
-        before, clock = clock, manager.seconds()
-        seconds[stage] = {k: round(clock[k] - before[k], 2) for k in clock}
-
-    states = judges["proxy"].lower_states([r.text for r in data.train[:most]])
-    lap("lower_layers")
+    ready.mkdir(exist_ok=True)
+    laps = [manager.seconds()]
+    states = judges["proxy"].lower_states([r.text for r in data.train])
+    laps.append(manager.seconds())
     for (name, judge), half in zip(judges.items(), data.halves, strict=True):
         train_on_states(
-            judge, half[:most], states, epochs=config.judge_epochs, lr=config.judge_lr,
+            judge, half, states, epochs=config.judge_epochs, lr=config.judge_lr,
             batch_size=config.judge_batch, seed=one_seed(config.seed, name), desc=name,
             stage=manager.stage(name), progress=config.progress)
         judge.normalise([r.text for r in data.held_out])
-        judge.save(out / "judges" / f"{name}.safetensors")
-        lap(name)
-    found = {"pairs": rank_judges(judges, data), "seconds": seconds}
-    write_json(out / "judges/judges.json", found)
+        judge.save(ready / f"{name}.safetensors")
+        laps.append(manager.seconds())
+    found = {"pairs": rank_judges(judges, data), "seconds": {
+        name: {k: round(after[k] - before[k], 2) for k in after}
+        for name, before, after in zip(("lower_layers", *judges), laps, laps[1:], strict=False)}}
+    write_json(ready / "judges.json", found)
     return judges, found
 
-# %% ../../nbs/guides/smollm_recipes.ipynb #22ebec62
 def rank_judges(
     judges: dict[str, Judge], data: RatedData,
 ) -> dict[str, dict[str, float]]: # of each judge the share of pairs, all and from a margin of 1
     "All on the same held-out pairs, in the order of all their raters' means."
-    texts, half = [r.text for r in data.held_out], data.halves[0]
+    texts = [r.text for r in data.held_out]
     scores = {name: judge.score(texts) for name, judge in judges.items()}
     scores["both"] = [sum(pair) / 2 for pair in zip(*scores.values(), strict=True)]
-    scores["ridge_of_the_proxy's_raters"] = ridge_scores(half, texts)
+    scores["ridge_of_the_proxy's_raters"] = ridge_scores(data.halves[0], texts)
     return beside_baselines(scores, data.train, data.held_out)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8d15a2ac
-def prepare(
-    config: RatedConfig, out: Path, manager: CheckpointManager,
-) -> Task:
+def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
     "All that comes before PPO."
     data = read_data(config)
     judges, found = make_judges(config, data, out, manager)
@@ -556,12 +486,10 @@ def prepare(
         means = {f.__name__: sum(f(r.texts or [])) / len(r) for f in (proxy, other_half, vader)}
         return means | {"distinct_2": distinct_2(completions(r, trainer))}
 
-    def prompts(reviews: list[Review], n: int, name: str) -> list[str]:
-        texts = [r.text for r in reviews]
-        return beginnings(texts, n, 2, config.prompt_words, f"{name}/{config.seed}")
-
-    learn = prompts(data.train, config.steps * config.batch_size, "prompts")
-    held_out = prompts(data.held_out, config.eval_samples, "held-out prompts")
+    learn, held_out = (beginnings([r.text for r in reviews], n, 2, config.prompt_words,
+                                  f"{name}/{config.seed}") for reviews, n, name in (
+                           (data.train, config.steps * config.batch_size, "prompts"),
+                           (data.held_out, config.eval_samples, "held-out prompts")))
     return Task(learn, held_out, [proxy, other_half, vader], figures, data.words,
                 found={"judges": found})
 
@@ -613,25 +541,17 @@ class RecipeFlags(Settings):
     track: Track = None  # also tell this program, as it goes: tensorboard, wandb or trackio
     track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
 
-# %% ../../nbs/guides/smollm_recipes.ipynb #c005eaa1
-def run_recipe(
-    flags: RecipeFlags,
-) -> dict | None: # the summary; of LIST nothing
+def run_recipe(flags: RecipeFlags) -> dict | None: # the summary; of LIST nothing
     "Raises ValueError for a name that is none, and what `run_task` raises."
     if flags.name == "LIST":
         return print(text_table(["recipe", "what it does"],
                                 [[name, recipe.what] for name, recipe in RECIPES.items()]))
-    for what, name, table in (("recipe", flags.name, RECIPES),
-                              ("algorithm", flags.algorithm or "ppo", PRESETS)):
+    for name, table in ((flags.name, RECIPES), (flags.algorithm or "ppo", PRESETS)):
         if name not in table:
-            raise ValueError(f"there is no {what} {name!r}: choose from {', '.join(table)}")
-    recipe = RECIPES[flags.name]
+            raise ValueError(f"there is no {name!r}: choose from {', '.join(table)}")
+    kind, task = RECIPES[flags.name][1:]
     given = {k: x for k, x in asdict(flags).items() if x is not None and k != "name"}
-    if no := given.keys() - {"algorithm"} - {f.name for f in fields(recipe.kind)}:
-        raise ValueError(f"{flags.name} reads no {' and no '.join(sorted(no))}: that is a flag of "
-                         "smollm-reviews, leave it out")
-    try:
-        config = recipe_settings(flags.name, **given)
-        return run_task(flags.name, config, recipe.task(config))
-    except ImportError as e:
-        raise ValueError(str(e)) from e
+    if no := given.keys() - {"algorithm", *(f.name for f in fields(kind))}:
+        raise ValueError(f"{flags.name} reads no {' and no '.join(sorted(no))}: leave it out")
+    config = recipe_settings(flags.name, **given)
+    return run_task(flags.name, config, task(config))

