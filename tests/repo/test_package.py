@@ -3,7 +3,6 @@ import ast
 import os
 import subprocess
 import sys
-import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -156,35 +155,6 @@ def test_type_checkers_and_editors_find_an_editable_install(tmp_path):
     names = subprocess.run([sys.executable, "-c", "import jedi, sys; print([c.name for c in jedi.Script('import instruct_goose\\ninstruct_goose.RLHFC',"
                             "environment=jedi.create_environment(sys.argv[1], safe=False)).complete(2, 20)])", str(env)], capture_output=True, text=True, cwd=tmp_path, env=clean)
     assert "'RLHFConfig'" in names.stdout, names.stderr
-
-
-@pytest.mark.deep
-def test_a_source_release_holds_notebooks_and_tests_and_installs(tmp_path):
-    "Built from a copy of what git has, as a person would build it, and installed without the network into a folder of its own."
-    if not (root / ".git").exists(): pytest.skip("what belongs to it is read from git, and this is no checkout")
-    source, target, python = tmp_path / "source", tmp_path / "target", sys.executable
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
-    kept = {name for name in listed if (root / name).is_file()}
-    for name in kept:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes((root / name).read_bytes())
-    done = subprocess.run([python, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(source)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    [packed] = tmp_path.glob("*.tar.gz")
-    with tarfile.open(packed) as tar: inside = {m.name.partition("/")[2] for m in tar.getmembers() if m.isfile()}
-    theirs = {name for name in kept if name.endswith((".ipynb", ".py")) or name.startswith(("instruct_goose/", "evidence/", "docs/"))}
-    assert sum(name.endswith(".ipynb") for name in theirs) > 60 and not (theirs - inside), sorted(theirs - inside)
-    assert {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "constraints.txt", "Makefile"} <= inside
-    made = {name for name in inside - kept if not name.startswith("instruct_goose.egg-info/")}
-    assert made == {"PKG-INFO", "setup.cfg"}, sorted(made)
-    done = subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(target), str(packed)],
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    files = {p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file() and p.suffix != ".pyc" and p.parts[len(target.parts)] == "instruct_goose"}
-    assert files == {name for name in kept if name.startswith("instruct_goose/")}
-    code = "import instruct_goose; print(instruct_goose.__file__); from instruct_goose import PPOLoss, RLHFTrainer, Agent"
-    done = subprocess.run([python, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(target)}, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith(str(target)), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name, ours", [("GRPOTrainer", "RLHFTrainer"), ("PPOConfig", "RLHFConfig"), ("DPOTrainer", "train_dpo"), ("SFTTrainer", "train_lm")])
