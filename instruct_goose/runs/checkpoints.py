@@ -15,16 +15,14 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import safetensors
 import safetensors.torch
 from torch import Tensor
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #ba6527cb
 FORMAT = "instruct_goose checkpoint 2"
-_NAME = re.compile(r"checkpoint-(\d{6,})")
 
 def save_checkpoint(
     directory: str | Path,         # is made if need be
@@ -52,7 +50,10 @@ def save_checkpoint(
         with locked(directory, wait=True):
             new = _write_directory(directory, files)
             for old in checkpoints(directory)[:-keep]:
-                _remove(old)
+                gone = old.with_name(f".removing-{old.name}")
+                with suppress(OSError):  # a checkpoint too many does no harm
+                    old.rename(gone)  # first the name: nobody finds half a checkpoint
+                shutil.rmtree(gone, ignore_errors=True)
     return new
 
 def _checksum(record: object) -> str:
@@ -84,36 +85,22 @@ def _write_file(path: Path, content: bytes) -> None:
 
 def _sync_directory(directory: Path) -> None:
     "A name is on the disk when its directory is. Windows cannot open one, and needs no telling."
-    if os.name == "nt":
-        return
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    if os.name != "nt":
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #ac53774b
-def checkpoints(
-    directory: str | Path,
-) -> list[Path]: # the oldest first, damaged ones among them
-    "The checkpoints in a directory."
-    directory = Path(directory)
-    if not directory.is_dir():
-        return []
-    named = ((_NAME.fullmatch(p.name), p) for p in directory.iterdir())
-    return [p for _, p in sorted((int(m[1]), p) for m, p in named if m and p.is_dir())]
+def checkpoints(directory: str | Path) -> list[Path]:
+    "The checkpoints in a directory, the oldest first, damaged ones among them."
+    found = Path(directory).glob("checkpoint-*")
+    named = [p for p in found if re.fullmatch(r"\d{6,}", p.name[11:]) and p.is_dir()]
+    return sorted(named, key=lambda p: int(p.name[11:]))
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #f5f66850
 _UNFINISHED = re.compile(r"\.writing-\d+|\.removing-checkpoint-\d{6,}")
-
-def _remove(path: Path) -> None:
-    "First the name, in one step, then the files: nobody finds half a checkpoint."
-    gone = path.with_name(f".removing-{path.name}")
-    try:
-        path.rename(gone)
-    except OSError:
-        return  # a checkpoint too many does no harm
-    shutil.rmtree(gone, ignore_errors=True)
 
 def remove_remains(directory: Path, names: re.Pattern = _UNFINISHED) -> None:
     "Remove what a killed process was writing; nothing of any other name, and no link."
@@ -126,11 +113,9 @@ def remove_remains(directory: Path, names: re.Pattern = _UNFINISHED) -> None:
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #22c7409c
 @contextmanager
-def locked(
-    directory: Path,
-    wait: bool = False, # for another process that has it; else BlockingIOError
-) -> Iterator[None]:
-    "The directory is this process's inside the block, or until the process ends in any way."
+def locked(directory: Path, wait: bool = False) -> Iterator[None]:
+    """The directory is this process's inside the block, or until the process ends in any way.
+    Raises BlockingIOError, or waits, where another one has it."""
     try:
         import fcntl
     except ImportError: # Windows
@@ -155,11 +140,7 @@ _CURES = {
     errno.EFBIG: "raise the limit on the size of files (ulimit -f), or take another file system"}
 
 @contextmanager
-def writing(
-    what: str,       # the model, …
-    place: str | Path,
-    left: str = "",  # what is there all the same, in a sentence
-) -> Iterator[None]:
+def writing(what: str, place: str | Path, left: str = "") -> Iterator[None]:
     """Around everything that writes. Raises OSError, saying what to do, for whatever the system
     refuses to write, also where safetensors and tokenizers wrap it in errors of their own."""
     try:
@@ -170,13 +151,13 @@ def writing(
         if number is None:
             raise
         cure = _CURES.get(number, "make the directory writable, or take another")
-        raise OSError(number, f"{what} could not be written: {os.strerror(number)}. {left}"
-                      f"{' ' * bool(left)}To mend it, {cure}", str(place)) from e
+        said = " ".join(filter(None, [
+            f"{what} could not be written: {os.strerror(number)}.", left, f"To mend it, {cure}"]))
+        raise OSError(number, said, str(place)) from e
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #3ad3cab9
 def read_json(
-    path: str | Path,
-    what: str, # the summary of the run, …
+    path: str | Path, what: str,
     cure: str = "restore it, or remove it and run the same command with --resume",
 ) -> dict:
     """The object in a JSON file. Raises ValueError, naming the file, for one that is not UTF-8,
@@ -199,34 +180,26 @@ def load_checkpoint(
 ) -> tuple[dict[str, Tensor], dict]: # tensors, on the CPU, and record
     """Read a checkpoint. Raises ValueError saying what is wrong with one that is not, byte for
     byte, as it was written."""
-    path = Path(path)
-    file = path / "tensors.safetensors"
+    file = Path(path) / "tensors.safetensors"
     try:
-        whole = read_json(path / "record.json", "its record", "remove it, or take another")
+        whole = read_json(file.with_name("record.json"), "its record", "remove it")
         if whole.get("format") != FORMAT:
-            raise ValueError(f"it is no checkpoint of this version: record.json does not say "
-                             f"{FORMAT!r}")
-        sums, record = whole.get("sha256"), whole.get("record")
-        if not (isinstance(sums, dict) and isinstance(record, dict)
-                and sums.get("record") == _checksum(record)):
-            raise ValueError("record.json is not what was written")
+            raise ValueError(f"record.json does not say {FORMAT!r}")
         with file.open("rb") as f:
-            if hashlib.file_digest(f, "sha256").hexdigest() != sums.get("tensors.safetensors"):
-                size = file.stat().st_size
-                raise ValueError(f"tensors.safetensors, {size:,} bytes, is not what was written")
-        return safetensors.torch.load_file(file), record
+            sums = {"tensors.safetensors": hashlib.file_digest(f, "sha256").hexdigest(),
+                    "record": _checksum(whole.get("record"))}
+        written = dict(whole["sha256"])
+        if wrong := [name for name in sums if written.get(name) != sums[name]]:
+            raise ValueError(f"{wrong[0]} is not what was written")
+        return safetensors.torch.load_file(file), dict(whole["record"])
     except (FileNotFoundError, IsADirectoryError) as e:
         why = f"{Path(e.filename).name} is missing"
-    except (safetensors.SafetensorError, KeyError):
-        why = "tensors.safetensors holds no tensors"
-    except ValueError as e:
+    except (ValueError, TypeError, KeyError) as e:
         why = str(e)
     raise ValueError(f"the checkpoint {path} is damaged: {why}. Remove it, or take another")
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #2471451a
-def newest_checkpoint(
-    directory: str | Path,
-) -> Path | None: # None where nothing has been saved
+def newest_checkpoint(directory: str | Path) -> Path | None: # None where nothing has been saved
     """The newest whole checkpoint; a warning on standard error names the damaged ones after it.
     Raises ValueError if there are checkpoints and none is whole."""
     found = checkpoints(directory)

@@ -4,25 +4,28 @@
 
 # %% auto #0
 __all__ = ['MAIN', 'StageState', 'SOONEST', 'LATEST', 'TEMPORARY_FILE', 'RunState', 'Clock', 'CheckpointManager', 'Stage',
-           'Terminated', 'Signals', 'check_run_record', 'refuse_other_run']
+           'Terminated', 'check_run_record', 'refuse_other_run']
 
 # %% ../../nbs/guides/resume.ipynb #2f663024
 import json
 import math
 import re
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from .. import __version__
 from ..distributed.processes import from_first, is_first
 from .checkpoints import (
     checkpoints, load_checkpoint, locked, newest_checkpoint, remove_remains, save_checkpoint)
@@ -60,24 +63,21 @@ class CheckpointManager:
     SIGHUP. One run at a time; of the processes of a run, the first writes."""
 
     def __init__(
-        self,
-        run_dir: str | Path,      # the checkpoints go to checkpoints/ in it
-        settings: Mapping,        # a run with other ones is another run
+        self, run_dir: str | Path, settings: Mapping,
         steps: int,               # of the longest stage, in which `every` is counted
         every: int | None = None, # None: by time alone, and when the block ends by an exception
         keep: int = 2,
         clock: Clock | None = None, # its seconds add up over resumed runs
     ):
-        if every is not None and every < 1:
-            raise ValueError(f"every is {every}: at least 1, or None")
         self.run, self.directory = Path(run_dir), Path(run_dir) / "checkpoints"
         self.settings = json.loads(json.dumps(dict(settings), default=str))
-        self.steps, self.every, self.keep, self.clock = steps, every, keep, clock
+        self.steps, self.every, self.keep, self.clock = steps, every, keep, clock or Clock()
         self.resumed_from: int | str | None = None # iteration or stage
         self.earlier: dict[str, float] = {}        # seconds of the runs that this one continues
         self.latest = self.on_disk = RunState({}, None)
         self.saved_at, self.pause = time.monotonic(), SOONEST # of the last checkpoint; until next
-        self.signals = Signals()
+        self.signal: int | None = None # that has come
+        self.muted = False # it raises nothing any more
         self.found: list[Path] = [] # in the directory, when the block began
         self.block = ExitStack()
 
@@ -87,30 +87,22 @@ class CheckpointManager:
 
     def seconds(self) -> dict[str, float]:
         "Those of this process and of those that it continues."
-        now = self.clock.read() if self.clock else {}
-        return {k: round(x + self.earlier.get(k, 0), 2) for k, x in now.items()}
+        return {k: round(x + self.earlier.get(k, 0), 2) for k, x in self.clock.read().items()}
 
-    def save(self) -> Path | None: # None: it is on disk already, or there is nothing yet
-        "Write the latest whole state. Raises OSError as `save_checkpoint` does."
-        from instruct_goose import __version__
-
+    def save(self) -> None:
+        "Write the latest whole state, if it is not on disk. Raises OSError as `save_checkpoint`."
         latest, began = self.latest, time.monotonic()
         if latest is self.on_disk or latest.place is None:
-            return None
+            return
         tensors = joined({name: tensors for name, (tensors, _) in latest.stages.items()})
-        path = save_checkpoint(self.directory, tensors, {
+        save_checkpoint(self.directory, tensors, {
             "settings": self.settings, "place": latest.place, "seconds": self.seconds(),
             "environment": environment() | {"instruct_goose": __version__},
             "stages": {name: record for name, (_, record) in latest.stages.items()}}, self.keep)
         self.on_disk, self.saved_at = latest, time.monotonic()
         self.pause = max(SOONEST, 10 * (self.saved_at - began))
-        return path
 
-    def overdue(
-        self,
-        at: int, # steps done
-        of: int, # of how many
-    ) -> bool:
+    def overdue(self, at: int, of: int) -> bool:
         """Is it time for a checkpoint: two minutes after the last one, or at a twentieth of the
         stage? Not before SOONEST, and saving may take a tenth of the time."""
         waited = time.monotonic() - self.saved_at
@@ -120,12 +112,13 @@ class CheckpointManager:
         """Load the newest whole checkpoint, in every process. Raises ValueError if it is another
         run's, or no run's."""
         path, (tensors, record) = from_first(self._newest)
-        if path is not None:
-            stages = {k: (part(tensors, k), inner) for k, inner in record["stages"].items()}
-            name, at, of = record["place"]
-            self.latest = self.on_disk = RunState(stages, (name, at, of))
-            self.earlier, self.resumed_from = record["seconds"], at if name == MAIN else name
-        return None if path is None else Path(path)
+        if path is None:
+            return None
+        stages = {k: (part(tensors, k), inner) for k, inner in record["stages"].items()}
+        name, at, of = record["place"]
+        self.latest = self.on_disk = RunState(stages, (name, at, of))
+        self.earlier, self.resumed_from = record["seconds"], at if name == MAIN else name
+        return Path(path)
 
     def _newest(self) -> tuple[str | None, StageState]:
         path = newest_checkpoint(self.directory)
@@ -137,16 +130,32 @@ class CheckpointManager:
         return str(path), (tensors, record)
 
     def __enter__(self) -> "CheckpointManager":
-        "Take the directory. Raises BlockingIOError if another process is at work in it."
+        """Take the directory, and the signals that would end the process and that nobody has
+        claimed. Raises BlockingIOError if another process is at work in it."""
+        self.signal, self.muted = None, False
         with ExitStack() as block:
             if is_first():
                 block.enter_context(locked(self.run))
                 remove_remains(self.run, TEMPORARY_FILE)
                 remove_remains(self.directory)
                 self.found = [*self.run.iterdir()]
-                block.enter_context(self.signals)
+                own_thread = threading.current_thread() is threading.main_thread()
+                for number in _SIGNALS if own_thread else ():
+                    before = signal.getsignal(number)
+                    if before in (signal.SIG_DFL, signal.default_int_handler):
+                        signal.signal(number, self._signalled)
+                        block.callback(signal.signal, number, before)
             self.block = block.pop_all()
         return self
+
+    def _signalled(self, number: int, frame: object) -> None:
+        self.signal = number
+        self.check_signal()
+
+    def check_signal(self) -> None:
+        "Raises KeyboardInterrupt if a signal has come, even if somebody has caught it before."
+        if self.signal is not None and not self.muted:
+            raise KeyboardInterrupt if self.signal == signal.SIGINT else Terminated(self.signal)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
@@ -155,7 +164,7 @@ class CheckpointManager:
         "After an exception, save the latest whole state and say how to go on."
         with self.block:
             if kind is not None and is_first():
-                self.signals.muted = True # Ctrl-C pressed twice must not break off the saving
+                self.muted = True # Ctrl-C pressed twice must not break off the saving
                 self._save_after_exception(error)
 
     def _save_after_exception(self, error: BaseException | None) -> None:
@@ -164,27 +173,25 @@ class CheckpointManager:
             self.save()
         except Exception as e:
             print(f"warning: {e}", file=sys.stderr)
+        made = {path.name for path in self.run.iterdir()}
         said = f"Stopped before the first whole step; {self.run} holds nothing to go on from."
-        made = [*self.run.iterdir()]
-        if self.on_disk.place is None and not self.found and {p.name for p in made} <= {
-                "config.json", "metrics.jsonl", "tokens.jsonl"}:
-            for path in made: # the directory is free again
-                path.unlink()
-            self.run.rmdir()
-        elif self.on_disk.place is not None:
+        if self.on_disk.place is not None:
             name, at, of = self.on_disk.place
             said = (f"Stopped. {checkpoints(self.directory)[-1]} holds the run after {at} of {of} "
                     f"steps of the stage {name!r}.\n"
                     f"To go on: the same command with --output-dir {self.run} --resume"
                     f"{getattr(error, 'flags', '')}")
+        elif not self.found and made <= {"config.json", "metrics.jsonl", "tokens.jsonl"}:
+            shutil.rmtree(self.run) # the directory is free again
         print(f"\n{said}", file=sys.stderr)
 
 # %% ../../nbs/guides/resume.ipynb #0be4732f
+@dataclass
 class Stage:
     "Where one stage of a run keeps its state, and finds it again. Made by a manager's `stage`."
 
-    def __init__(self, manager: CheckpointManager, name: str):
-        self.manager, self.name = manager, name
+    manager: CheckpointManager
+    name: str
 
     @property
     def saved(self) -> StageState | None: # None: begin at the beginning
@@ -192,13 +199,10 @@ class Stage:
         return self.manager.latest.stages.get(self.name)
 
     def after_step(
-        self,
-        at: int, # steps done
-        of: int, # of how many
-        state: Callable[[], tuple[Mapping[str, Tensor], Mapping]], # makes tensors and record
-        often: int = 1, # a copy is kept in memory every so many steps
+        self, at: int, of: int, state: Callable[[], StageState], often: int = 1,
     ) -> None:
-        "A step is done. Stages of other lengths are saved as many times as the main one."
+        """`at` of so many steps are done; a copy is kept in memory every `often` steps. Stages of
+        other lengths are saved as many times as the main one."""
         manager = self.manager
         every = manager.every and max(1, manager.every * of // manager.steps)
         due = every is not None and (at % every == 0 or at == of)
@@ -211,7 +215,7 @@ class Stage:
                 manager.latest = RunState(stages, (self.name, at, of))
         if due:
             manager.save()
-        manager.signals.check()
+        manager.check_signal()
 
 # %% ../../nbs/guides/resume.ipynb #1486ff4b
 class Terminated(KeyboardInterrupt):
@@ -222,42 +226,6 @@ class Terminated(KeyboardInterrupt):
         self.signum = signum
 
 _SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-
-# %% ../../nbs/guides/resume.ipynb #526ae6f8
-class Signals:
-    """In the block a signal that would end the process raises KeyboardInterrupt instead. One that
-    is ignored, or has a handler of the program's own, stays as it is."""
-
-    def __init__(self):
-        self.received: int | None = None
-        self.muted = False # nothing is raised any more
-        self.before: dict[int, Any] = {}
-
-    def __enter__(self) -> "Signals":
-        self.received, self.muted = None, False
-        if threading.current_thread() is threading.main_thread(): # signals arrive only there
-            for number in _SIGNALS:
-                before = signal.getsignal(number)
-                if before in (signal.SIG_DFL, signal.default_int_handler):
-                    self.before[number] = before
-                    signal.signal(number, self._interrupt)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self.before:
-            signal.signal(*self.before.popitem())
-
-    def _interrupt(self, number: int, frame: object) -> None:
-        self.received = number
-        self.check()
-
-    def check(self) -> None:
-        "Raises KeyboardInterrupt if a signal has come, even if somebody has caught it before."
-        if self.muted or self.received is None:
-            return
-        if self.received == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise Terminated(self.received)
 
 # %% ../../nbs/guides/resume.ipynb #5426269c
 def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping) -> None:

@@ -6,8 +6,8 @@
 __all__ = ['new_run_dir', 'claim_run_dir', 'write_json', 'write_whole', 'append_jsonl', 'json_line', 'without_nan', 'save_model',
            'versions', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts', 'RunLog',
            'checked_log', 'cut_log', 'number_of', 'longer', 'train_policy', 'RunSettings', 'train_in', 'print_worst',
-           'write_results', 'samples_page', 'abbreviated', 'fingerprint_of_prompts', 'summary_of_training',
-           'model_card', 'push_to_hub']
+           'write_results', 'samples_page', 'fingerprint_of_prompts', 'summary_of_training', 'model_card',
+           'push_to_hub']
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #ed9beb72
 import hashlib
@@ -17,19 +17,20 @@ import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi, ModelCard, ModelCardData
+from huggingface_hub import HfApi, ModelCardData
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from .. import __version__
 from ..distributed.fsdp import is_sharded, plain, set_weights
 from ..distributed.processes import from_first, is_first
 from ..doctor.diagnosis import diagnose
@@ -51,25 +52,19 @@ from ..training.rewards import completion_texts
 from ..training.rollout import Rollout
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #63372f12
-def new_run_dir(
-    name: str, # "quickstart" makes runs/quickstart, then runs/quickstart-2, …
-    root: str | Path = "runs",
-) -> Path:
-    "A directory that did not exist before: two commands started at once get two of them."
-    Path(root).mkdir(parents=True, exist_ok=True)
+def new_run_dir(name: str, root: str | Path = "runs") -> Path:
+    "A new runs/name, or runs/name-2, …: two commands started at once get two of them."
     path, n = Path(root) / name, 1
     while True:
         try:
-            path.mkdir()
+            path.mkdir(parents=True)
             return path
         except FileExistsError:
             n += 1
             path = Path(root) / f"{name}-{n}"
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #e8b6725d
-def claim_run_dir(
-    path: str | Path,
-) -> Path:
+def claim_run_dir(path: str | Path) -> Path:
     """A directory chosen by name, made if need be. Raises FileExistsError, before anything is
     written, if it holds more than what `write_json` left when it was killed."""
     path = Path(path)
@@ -84,8 +79,6 @@ def claim_run_dir(
 def write_json(path: str | Path, value: Any) -> None:
     """Write to a file beside it and rename: whoever reads sees the old file or the whole new one.
     Raises ValueError for NaN and infinities, which JSON does not have."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str)
     write_whole(path, text + "\n")
 
@@ -117,12 +110,10 @@ def without_nan(x: Any) -> Any:
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #1b945961
 def save_model(
-    model: PreTrainedModel | Agent, # an Agent's value head is saved beside it
-    tokenizer: PreTrainedTokenizerBase | None, # None: without one
-    path: str | Path,
+    model: PreTrainedModel | Agent, tokenizer: PreTrainedTokenizerBase | None, path: str | Path,
 ) -> None:
-    """Weights (safetensors), config and tokenizer, as transformers' `from_pretrained` reads them.
-    Raises OSError, saying what to do, if they cannot be written."""
+    """Weights (safetensors), config and tokenizer, as transformers' `from_pretrained` reads them;
+    an Agent's value head beside them. Raises OSError, saying what to do."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # "Writing model shards" tells nobody anything
     try:
@@ -137,13 +128,9 @@ def save_model(
 # %% ../../nbs/reference/runs/run_directory.ipynb #0777d8da
 def versions() -> dict[str, str]:
     "What a run depends on: this package, its libraries, Python and the machine."
-    found = {}
-    for name in ("instruct_goose", "torch", "transformers", "tokenizers", "safetensors"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found | {"python": platform.python_version(), "platform": platform.platform()}
+    libraries = {k: version(k) for k in ("torch", "transformers", "tokenizers", "safetensors")}
+    return {"instruct_goose": __version__} | libraries | {
+        "python": platform.python_version(), "platform": platform.platform()}
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #acdedae8
 def open_run(
@@ -160,15 +147,12 @@ def open_run(
     out = Path(from_first(partial(_directory_of, config, name)))
     manager = CheckpointManager(out, settings_of(config) | more, config.steps, config.save_every,
                                 config.keep, clock)
-    if config.resume:
-        path = manager.resume()
-        said = "Nothing is saved here yet: the run starts over."
-        if path is not None and manager.latest.place is not None:
-            stage, at, of = manager.latest.place
-            said = (f"Going on from {path.name}: {at} of {of} steps of the stage {stage!r} "
-                    "are done.")
-        if is_first():
-            print(said)
+    path = manager.resume() if config.resume else None
+    if path is not None and manager.latest.place is not None and is_first():
+        stage, at, of = manager.latest.place
+        print(f"Going on from {path.name}: {at} of {of} steps of the stage {stage!r} are done.")
+    elif config.resume and is_first():
+        print("Nothing is saved here yet: the run starts over.")
     return out, manager
 
 def _directory_of(config: Any, name: str) -> str:
@@ -189,20 +173,18 @@ def finished_run(config: Any) -> dict | None: # its summary
         return None
     check_same_run(config)
     found = read_json(summary, "the summary of the run")
-    steps = dict(found.get("config") or {}).get("steps", config.steps)
-    if config.steps > steps:
-        if newest_checkpoint(config.output_dir / "checkpoints") is None:
-            raise ValueError(f"{config.output_dir} is finished and kept no checkpoint, so it "
-                             "cannot be made longer: that needs --save-every from the start. "
-                             f"Begin a new run from {config.output_dir / 'policy'}, with "
-                             "instruct-goose train --model")
-        return print(f"The run in {config.output_dir} goes on: {config.steps} steps, not {steps}.")
-    print(f"The run in {config.output_dir} is finished: nothing to do.")
-    return found
+    if config.steps <= dict(found.get("config") or {}).get("steps", config.steps):
+        print(f"The run in {config.output_dir} is finished: nothing to do.")
+        return found
+    if newest_checkpoint(config.output_dir / "checkpoints") is None:
+        raise ValueError(f"{config.output_dir} is finished and kept no checkpoint, so it cannot "
+                         "be made longer. Begin a new run from its policy: instruct-goose train "
+                         f"--model {config.output_dir / 'policy'}")
+    return None
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #e766255f
-def settings_of(config: Any) -> dict: # a dataclass's settings, as JSON has them
-    "All settings that a number of the run may depend on."
+def settings_of(config: Any) -> dict:
+    "A dataclass's settings that a number of the run may depend on, as JSON has them."
     kept = {k: v for k, v in asdict(config).items() if k not in CHANGES_NOTHING}
     return json.loads(json.dumps(kept, default=str))
 
@@ -213,7 +195,7 @@ def check_same_run(config: Any) -> None:
         then, now = read_json(path, "the configuration of the run"), settings_of(config)
         refuse_other_run({k: then[k] for k in now if k in then}, now)
 
-def saving_conflicts(config: Any) -> Iterator[tuple[str, str]]: # name, what it must be
+def saving_conflicts(config: Any) -> Iterator[tuple[str, str]]:
     "For `conflicts` of settings with resume and output_dir."
     if config.resume and config.output_dir is None:
         yield "output_dir", "the run to go on with, since resume is set"
@@ -224,8 +206,8 @@ class RunLog(Callback):
     next one depends on to the stage. Of several processes the first writes."""
 
     def __init__(self, out: str | Path, stage: Stage):
-        self.path, self.stage = Path(out) / "metrics.jsonl", stage
-        self.tokens = Path(out) / "tokens.jsonl"
+        self.path, self.tokens = Path(out) / "metrics.jsonl", Path(out) / "tokens.jsonl"
+        self.stage = stage
         self.metrics: list[Metrics] = []
 
     def on_iteration(self, trainer: Trainer, rollout: Rollout, metrics: Metrics) -> None:
@@ -244,30 +226,24 @@ class RunLog(Callback):
         tensors, record = trainer.state()
         return tensors, record | {"metrics": list(self.metrics)}
 
-    def reason_to_stop(self, trainer: Trainer) -> str | None:
-        "For a run that its KL ended, and that was killed before it could say so."
-        if trainer.config.kl_stop is None:
-            return None
-        last = self.metrics[-1]
-        why = StopAtKL(trainer.config.kl_stop).end(last, trainer.within_limit)
-        return why and f"iteration {last['iteration']}: {why}"
-
     def restore(self, trainer: Trainer) -> None:
         "Trainer and log as they were when the stage was left."
         if self.stage.saved is not None:
             tensors, record = self.stage.saved
             self.metrics = checked_log(record, self.path)
             trainer.load_state(tensors, longer(record, trainer.config))
-            trainer.stopped = self.reason_to_stop(trainer)
+            if (limit := trainer.config.kl_stop) is not None: # killed before it could say so?
+                last = self.metrics[-1]
+                why = StopAtKL(limit).end(last, trainer.within_limit)
+                trainer.stopped = why and f"iteration {last['iteration']}: {why}"
         if is_first():
             cut_log(self.tokens, trainer.iteration)
+            cut_log(self.path, trainer.iteration)
             if self.metrics:
                 write_whole(self.path, "".join(map(json_line, self.metrics)))
-            else:
-                cut_log(self.path, 0)
 
-def checked_log(record: Mapping, path: Path) -> list[Metrics]: # of a trainer's stage
-    "Its log. Raises ValueError for one that does not end where the trainer stands."
+def checked_log(record: Mapping, path: Path) -> list[Metrics]:
+    "The log in a trainer's stage. Raises ValueError for one that ends elsewhere than the trainer."
     metrics, at = record.get("metrics") or [], record.get("iteration", "?")
     try:
         numbers = [row["iteration"] for row in metrics]
@@ -279,11 +255,9 @@ def checked_log(record: Mapping, path: Path) -> list[Metrics]: # of a trainer's 
     raise ValueError(f"the newest checkpoint beside {path} is not that of a run: {str(at)[:40]} "
                      f"iterations, and a log of {len(metrics)}. Remove it, or take another")
 
-def cut_log(
-    path: Path, # metrics.jsonl or tokens.jsonl
-    done: int,  # iterations that stay; 0: the whole file is kept beside, as metrics.1.jsonl
-) -> None:
-    "A log as it was after so many iterations; a line that was broken off goes."
+def cut_log(path: Path, done: int) -> None:
+    """A log as it was after so many iterations, or steps; a line that was broken off goes. For 0
+    the whole file is kept beside, as metrics.1.jsonl."""
     if not path.exists():
         return
     if done:
@@ -304,11 +278,8 @@ def number_of(line: bytes) -> float:
         return math.inf
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #59cff572
-def longer(
-    record: Mapping, # of a trainer
-    config: RLHFConfig,
-) -> dict:
-    "The record with as many steps as there are to be now: a run may grow."
+def longer(record: Mapping, config: RLHFConfig) -> dict:
+    "A trainer's record with as many steps as there are to be now: a run may grow."
     then = record["config"]
     if then["steps"] != config.steps and config.lr_schedule != "constant" and is_first():
         print(f"  The {config.lr_schedule} schedule was to end at {then['steps']} and now "
@@ -317,16 +288,12 @@ def longer(
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #857744af
 def train_policy(
-    trainer: Trainer,        # with a tokenizer
-    prompts: Sequence | Iterable, # a list; or a stream, from its beginning
-    reward_fn: Any,          # as for `RLHFTrainer.score`
-    out: str | Path,         # the run's directory
-    stage: Stage,
+    trainer: Trainer, prompts: Sequence | Iterable, reward_fn: Any, out: str | Path, stage: Stage,
     held_out: Sequence | dict | None = None, # prompts, for a config with eval_every
     progress: bool = True,
     track: str | None = None, # a key of TRACKERS: also tell that program
     track_every: int = 10,    # iterations between its tables of texts; 0: none
-) -> list[Metrics]: # of all iterations, those of an earlier sitting among them
+) -> list[Metrics]: # of all iterations, those of an earlier process among them
     """`trainer.train` from where the stage was left, with metrics.jsonl and checkpoints. With
     keep_best it ends with the best policy, that of `trainer.best_iteration`; `trainer.stopped`
     says why it ended early. After Ctrl-C policy/ holds the model of the last whole iteration."""
@@ -352,12 +319,12 @@ def train_policy(
             raise
         finally:
             trainer.callbacks.remove(log)
+    said = [f"  Stopped early: {trainer.stopped}"] if trainer.stopped else []
     if trainer.best is not None:
         trainer.load_best()
-    if trainer.stopped and is_first():
-        print(f"  Stopped early: {trainer.stopped}")
-    if trainer.best is not None and is_first():
-        print(f"  Kept: the policy after {trainer.best_iteration} iterations")
+        said.append(f"  Kept: the policy after {trainer.best_iteration} iterations")
+    if said and is_first():
+        print(*said, sep="\n")
     return log.metrics
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #cd0dd7ef
@@ -435,11 +402,8 @@ def print_worst(out: Path, settings: Mapping) -> None:
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #5a37a5b0
 def write_results(
-    out: Path,
-    summary: Mapping, # of `summary_of_training`
-    before: Sequence[tuple[str, str]], # prompts and responses
-    after: Sequence[tuple[str, str]],
-    held_out: bool,   # are those held-out prompts?
+    out: Path, summary: Mapping, before: Sequence[tuple[str, str]], # prompts and responses
+    after: Sequence[tuple[str, str]], held_out: bool,
 ) -> None:
     "The policy's model card, samples.md where there are samples, and at the end summary.json."
     write_whole(out / "policy" / "README.md", model_card(summary))
@@ -450,16 +414,11 @@ def write_results(
 def samples_page(
     before: Sequence[tuple[str, str]], after: Sequence[tuple[str, str]], held_out: bool,
 ) -> str: # Markdown
-    "The same prompts, before and after."
-    rows = [[abbreviated(x) for x in (*pair, last)]
+    "The same prompts, held-out or not, before and after: 90 characters of each text."
+    rows = [[" ".join(x.split())[:90] for x in (*pair, last)]
             for pair, (_, last) in zip(before, after, strict=True)]
     title = f"# {'Held-out' if held_out else 'Training'} prompts, before and after"
     return f"{title}\n\n{text_table(['prompt', 'before', 'after'], rows)}\n"
-
-def abbreviated(text: str, most: int = 90) -> str:
-    "Its beginning, on one line."
-    text = " ".join(text.split())
-    return text if len(text) <= most else text[:most - 1] + "…"
 
 def fingerprint_of_prompts(prompts: Sequence | Iterable) -> str:
     "SHA-256 of a list; a stream is not read for it."
@@ -514,16 +473,13 @@ from instruct_goose.models.loading import load_model, load_tokenizer
 
 model, tokenizer = load_model(path), load_tokenizer(path)"""
 
-def model_card(
-    summary: Mapping, # of `train_in`
-) -> str: # Markdown, with the Hub's header
+def model_card(summary: Mapping) -> str: # of `train_in`; Markdown, with the Hub's header
     "What the policy was trained from, how, how far, and how to load it."
     c, first, last = summary["config"], summary["first"], summary["last"]
-    base = summary.get("model")
+    base, usual = summary.get("model"), asdict(RLHFConfig())
     if base and (Path(base).exists() or Path(base).is_absolute() or base.count("/") > 1):
         base = None # a directory of this machine
     figures = [[k.replace("_", " "), first[k], last[k]] for k in first if k in last]
-    usual = asdict(RLHFConfig())
     moved = [[k, str(x)] for k, x in c.items() if k in usual and x != usual[k]]
     text = _CARD.format(
         algorithm=c["algorithm"].upper(), iterations=summary["iterations"],
@@ -537,7 +493,7 @@ def model_card(
     data = ModelCardData(base_model=base, library_name="transformers",
                          pipeline_tag="text-generation",
                          tags=["rlhf", "instruct_goose", c["algorithm"]])
-    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
+    return f"---\n{data.to_yaml()}\n---\n\n{text}"
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #83731fc7
 def push_to_hub(
