@@ -42,8 +42,8 @@ from .checks import (
 from .config import (
     answers_foreign, check_values, Limit, NotNegative, RLHFConfig)
 from .metrics import (
-    average_steps, describe, held_out_notes, History, iteration_log, Metrics, movement_meter,
-    number, optimizer_age, prompt_nll, prompts_kept, some_weights, step_log)
+    average_steps, describe, held_out_notes, History, iteration_log, Metrics, Movement, number,
+    optimizer_age, prompt_nll, prompts_kept, some_weights, step_log)
 from instruct_goose.training.prompts import (
     columns_of, different, encode_prompts, fitting, PromptOrder, room_for_prompts, slices,
     special_ids)
@@ -322,7 +322,7 @@ class RLHFTrainer:
             entropy = masked_mean(r.entropy, r.mask).item()
             self.ent_weight = adaptive_entropy(
                 self.ent_coef, entropy, c.entropy_target, c.entropy_step)[0]
-        moved = movement_meter(self.agent, r, c)
+        movement = Movement(self.agent, r, c)
         for _ in range(c.epochs):
             for batch in minibatches_of(r, c, self.eos_ids, self.shuffling):
                 limit = c.kl_early_stop
@@ -331,7 +331,7 @@ class RLHFTrainer:
                 logs.append(self.update(batch, first=not logs))
         with self.blaming("Go back to the last checkpoint"):
             require_finite_weights(self.agent)
-        return average_steps(logs, r, c.epochs) | moved()
+        return average_steps(logs, r, c.epochs) | movement.read()
 
     def evaluate(
         self, prompts: Sequence | dict, reward_fn: Rewards,
@@ -457,7 +457,7 @@ class RLHFTrainer:
             "prompts_kept": prompts_kept(prompts, rollout),
             "optimizer_age": optimizer_age(self.optimizer),
             "reference_weight": number( # mean |θ|: another number is another reference
-                some_weights(list(self.ref_model.parameters()))[0].abs().mean()),
+                torch.cat(some_weights(list(self.ref_model.parameters()))).abs().mean()),
             "prompt_nll": number(prompt_nll(self.ref_model, rollout))})
         each = together(lambda: self.seconds)  # of several processes the slowest counts
         slowest = {name: max(seconds[name] for seconds in each) for name in self.seconds}
