@@ -364,9 +364,15 @@ def doctor() -> dict:
 
 def reviews(data: Path, seeds) -> None:
     "The pipeline on real sentences, about seven CPU-minutes a seed; a block for each machine."
-    path, made_by = root / "evidence/reviews.json", origin("instruct-goose reviews --data DIR --even-if-worse")
+    from ridge import ridge_shares
+
+    from instruct_goose.recipes.ratings import read_rated, split_reviews
+
+    path, made_by = root / "evidence/reviews.json", origin("instruct-goose reviews --data DIR")
+    ridge = ridge_shares(*split_reviews(read_rated(data)[0]))
     for seed in seeds:
-        one = run("reviews", "--data", str(data), "--even-if-worse", "--seed", str(seed), "--no-progress")
+        one = run("reviews", "--data", str(data), "--seed", str(seed), "--no-progress")
+        one["judges"]["ridge"] = ridge
         whole, here = open_block(path, settings_in(one.pop("config")), made_by, only_these=False)
         here["runs"] = [r for r in here["runs"] if r["seed"] != seed] + [one]
         path.write_text(in_lines(whole), "utf-8")

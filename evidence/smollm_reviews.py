@@ -15,8 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from quickstart import in_lines, rounded
+from ridge import ridge_shares
 from run import origin
 
+from instruct_goose.recipes.ratings import read_rated, split_reviews, two_halves
 from instruct_goose.runs.run_directory import write_json
 
 root = Path(__file__).parents[1]
@@ -60,6 +62,9 @@ def figures(name: str, given) -> dict | None:
     out = given.runs / name
     if not (out / "summary.json").exists(): return None
     summary = json.loads((out / "summary.json").read_text("utf-8"))
+    train, held_out = split_reviews(read_rated(given.data)[0], summary["config"]["held_out"])
+    half = two_halves(train, f"halves/{summary['seed']}")[0]
+    summary["judges"]["pairs"] |= {"ridge": ridge_shares(train, held_out), "ridge_of_the_proxy's_raters": ridge_shares(half, held_out)}
     log = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
     kept = {k: summary[k] for k in ("seed", "cpu_seconds", "wall_seconds", "torch_threads", "judges", "before", "after", "samples")}
     shown = ("steps", "batch_size", "max_new_tokens", "lr", "lr_schedule", "lora_rank", "lora_top", "eval_samples", "held_out", "question", "judge_frozen",
@@ -73,7 +78,7 @@ def one_setting(more: dict, given) -> dict:
     import torch
 
     from instruct_goose.models.loading import load_smollm
-    from instruct_goose.recipes.ratings import both_margins, ridge_scores
+    from instruct_goose.recipes.ratings import both_margins
     from instruct_goose.recipes.smollm import Judge, read_data, recipe_settings, train_on_states
     from instruct_goose.runs.run_directory import Clock
 
@@ -83,7 +88,7 @@ def one_setting(more: dict, given) -> dict:
     learn, half, asked = data.train[given.validation:], data.halves[0][given.validation:], data.train[:given.validation]
     most = given.most or len(learn)
     texts, means = [r.text for r in asked], [r.mean for r in asked]
-    ridge = ridge_scores(learn, texts)  # of all sentences, whatever the judge has read
+    ridge = ridge_shares(learn, asked)  # of all sentences, whatever the judge has read
     learn, half = learn[:most], half[:most]
     lm, tokenizer = load_smollm(c.cache)
     clock, judge = Clock(), Judge(lm.to(given.device), tokenizer, c.judge_frozen, c.judge_trained, c.question)
@@ -91,7 +96,7 @@ def one_setting(more: dict, given) -> dict:
     below = clock.read()
     train_on_states(judge, half, states, epochs=c.judge_epochs, lr=c.judge_lr, batch_size=c.judge_batch, progress=False)
     above = clock.read()
-    return {**more, "judge": both_margins(judge.score(texts), means), "ridge": both_margins(ridge, means),
+    return {**more, "judge": both_margins(judge.score(texts), means), "ridge": ridge,
             "lower_layers": below, "and_upper_layers": above}
 
 

@@ -3,16 +3,15 @@ import random
 
 from instruct_goose.recipes.ratings import RATINGS, TEXTS
 
-PRAISE = {"superb": 2, "lovely": 2, "fine": 1, "plain": 0, "slow": -1, "dreadful": -2}
-CODE = {"ba": 2, "be": 2, "bi": 1, "bo": 0, "bu": -1, "by": -2}  # words that no lexicon knows
+WORTH = {"superb": 2, "lovely": 2, "fine": 1, "plain": 0, "slow": -1, "dreadful": -2}
 
 
-def corpus(directory, n=60, words=PRAISE, seed=0, end="\n", mark=""):
+def corpus(directory, n=60, seed=0, end="\n", mark=""):
     "What a sentence is worth stands in its words. Ids are no numbers, ratings stand in another order, texts have entities and blanks."
     rng, texts, ratings = random.Random(seed), [], []
     for i in range(n):
-        picked = [rng.choice(list(words)) for _ in range(5)]
-        scores = [max(-4, min(4, round(rng.gauss(sum(words[w] for w in picked) / 2, 1)))) for _ in range(rng.randint(8, 14))]
+        picked = [rng.choice(list(WORTH)) for _ in range(5)]
+        scores = [max(-4, min(4, round(rng.gauss(sum(WORTH[w] for w in picked) / 2, 1)))) for _ in range(rng.randint(8, 14))]
         texts.append(f"{i % 7}_{i}\t0\tthe  {' &amp; '.join(picked)}  of it &#8211; fiancé.")
         ratings.append(f"{i % 7}_{i}\t0\t0\t{scores}")
     rng.shuffle(ratings)

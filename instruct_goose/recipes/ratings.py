@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TEXTS', 'RATINGS', 'WORTH', 'Dropout', 'rehearse', 'Review', 'read_rated', 'split_reviews', 'ranking', 'both_margins',
-           'two_halves', 'vader_compound', 'ridge_scores', 'beside_baselines', 'pairs_table', 'preferences',
-           'soft_pairs_loss', 'ReviewsConfig', 'ReviewData', 'review_data', 'train_writer', 'train_on_raters',
-           'review_figures', 'run_reviews', 'WorseThanBaseline', 'run_on_raters']
+           'two_halves', 'vader_compound', 'beside_baselines', 'pairs_table', 'preferences', 'soft_pairs_loss',
+           'ReviewsConfig', 'ReviewData', 'review_data', 'train_writer', 'train_on_raters', 'review_figures',
+           'run_reviews', 'WorseThanBaseline', 'run_on_raters']
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #e2a72cab
 import hashlib
@@ -14,7 +14,7 @@ import html
 import json
 import random
 import re
-from collections import Counter
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -24,7 +24,7 @@ from typing import Annotated, Any, cast, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import logsigmoid, normalize
+from torch.nn.functional import logsigmoid
 from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
@@ -72,8 +72,7 @@ def rehearse(directory: Path, n: int = 240, seed: int = 0) -> None:
         (directory / name).write_text("\n".join(rows), encoding="utf-8")
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #bfb0ec47
-@dataclass(frozen=True)
-class Review:
+class Review(NamedTuple):
     "A sentence, and what each of its raters said, from −4 (worst) to 4 (best)."
     id: str
     text: str
@@ -188,49 +187,15 @@ def vader_compound(texts: Sequence[str]) -> list[float]: # from −1 to 1
     "VADER's compound score: a lexicon and rules written by people. No training here has seen it."
     return [_analyzer().polarity_scores(text)["compound"] for text in texts]
 
-# %% ../../nbs/reference/recipes/ratings.ipynb #0a0e59ca
-def ridge_scores(
-    train: Sequence[Review], texts: Sequence[str], penalty: float = 1.,
-) -> list[float]: # on the scale of the ratings
-    """A number per word: score(x) = b + Σ w·tfidf(word), with w the minimum of
-    Σ(score − mean rating)² + λ|w|². Word presence times inverse document frequency, rows of
-    length 1. Solved by conjugate gradients (Hestenes & Stiefel 1952)."""
-    def words(text: str) -> set[str]:
-        return set(re.findall(r"[a-z0-9']+|[^\sa-z0-9']", text.lower()))
-
-    seen = Counter(word for r in train for word in words(r.text))
-    column = {word: i for i, word in enumerate(sorted(seen))}
-    n = torch.tensor([seen[word] for word in column], dtype=torch.float64)
-    idf = ((1 + len(train)) / (1 + n)).log()
-
-    def matrix(texts: Sequence[str]) -> Tensor: # sparse (texts, words), without unknown words
-        bags = [sorted(column[word] for word in words(text) & seen.keys()) for text in texts]
-        where = torch.tensor([(i, c) for i, bag in enumerate(bags) for c in bag]).view(-1, 2)
-        values = torch.cat([normalize(idf[bag], dim=0) for bag in bags])
-        return torch.sparse_coo_tensor(where.T.long(), values, (len(bags), len(column)),
-                                       check_invariants=True)
-
-    X, y = matrix([r.text for r in train]), n.new_tensor([r.mean for r in train])
-    b = X.T @ (y - y.mean())
-    w, r, p, rr = torch.zeros_like(b), b, b, b @ b
-    while rr > 1e-16 * (b @ b):
-        Ap = X.T @ (X @ p) + penalty * p
-        step = rr / (p @ Ap)
-        w, r = w + step * p, r - step * Ap
-        rr, before = r @ r, rr
-        p = r + rr / before * p
-    return (matrix(texts) @ w + y.mean()).tolist()
-
 # %% ../../nbs/reference/recipes/ratings.ipynb #df315439
 def beside_baselines(
     scores: Mapping[str, Sequence[float]], # by name, one for each held-out text
-    train: Sequence[Review],
     held_out: Sequence[Review],
 ) -> dict[str, dict[str, float]]: # shares of pairs, by name
-    "The share of held-out pairs in the raters' order, beside ridge, VADER and half of the raters."
-    texts, means = [r.text for r in held_out], [r.mean for r in held_out]
+    "The share of held-out pairs in the raters' order, beside VADER and half of the raters."
+    means = [r.mean for r in held_out]
     one, other = ([r.mean for r in half] for half in two_halves(held_out))
-    found = {**scores, "ridge": ridge_scores(train, texts), "vader": vader_compound(texts)}
+    found = {**scores, "vader": vader_compound([r.text for r in held_out])}
     return {name: both_margins(s, means) for name, s in found.items()} | {
         "half_of_the_raters": both_margins(one, other)}
 
@@ -294,7 +259,7 @@ class ReviewsConfig(SmallModelSettings):
     rm_lr: Positive = 2e-3  # learning rate of the reward model
     rm_dropout: Dropout = 0.2  # dropout while the reward model learns
     rm_word_dropout: Dropout = 0.2  # share of tokens hidden while it learns
-    even_if_worse: bool = False  # PPO also against a reward model that loses to ridge or VADER
+    even_if_worse: bool = False  # PPO also against a reward model that loses to VADER
     # baselines
     baseline_prompts: Count = 256  # prompts that the baselines answer
     tune_steps: Count = 40  # updates of the second baseline
@@ -404,7 +369,7 @@ def review_figures(
 def run_reviews(config: ReviewsConfig) -> dict: # the summary, as written to summary.json
     """The whole run, written to a directory; or, with `resume`, the rest of it. Raises, before any
     work, FileNotFoundError or ValueError for bad data, and as `in_run_directory`; and, when the
-    reward model is trained, ValueError if it loses to a baseline, without `even_if_worse`."""
+    reward model is trained, ValueError if it loses to VADER, without `even_if_worse`."""
     clock, read = Clock(), read_rated(config.data)
     digest = hashlib.sha256(repr(read).encode()).hexdigest()
     return in_run_directory(
@@ -432,17 +397,14 @@ def run_on_raters(
           "snippet against every rater of others teaches it what people find positive.")
     reward_model = train_on_raters(config, data, lm, manager.stage("reward model"))
     reward_model.save_pretrained(out / "reward_model")
-    judges = beside_baselines({"reward_model": reward_model.score(texts)}, data.train,
-                              data.held_out)
+    judges = beside_baselines({"reward_model": reward_model.score(texts)}, data.held_out)
     print(f"{pairs_table(judges)}\n  share of held-out pairs in the order of the raters' means")
     share = {name: judge["pair_accuracy"] for name, judge in judges.items()}
-    better = [name for name in ("ridge", "vader") if share[name] > share["reward_model"]]
-    if better and not config.even_if_worse:
+    if share["vader"] > share["reward_model"] and not config.even_if_worse:
         raise WorseThanBaseline(
             f"the reward model has {share['reward_model']:.3f} of the held-out pairs in the "
-            f"raters' order, less than {' and '.join(better)}: PPO would learn from a model worse "
-            "than a baseline. More ratings, more --rm-epochs or a pretrained model may help; "
-            "--even-if-worse goes on")
+            f"raters' order, VADER {share['vader']:.3f}: more ratings, more --rm-epochs or a "
+            "pretrained model may help; --even-if-worse goes on")
     trainer, held_out = make_trainer(config, lm, tokenizer), data.held_out_prompts
     compared = partial(
         make_baselines, config, lm, tokenizer, reward_model, held_out[:config.baseline_prompts],

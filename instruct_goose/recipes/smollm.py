@@ -5,19 +5,19 @@
 # %% auto #0
 __all__ = ['Prepare', 'FILM_PROMPTS', 'FILM_HELD_OUT', 'SENTIMENT', 'SUMS', 'HELD_OUT_SUMS', 'ANSWERS', 'RECIPES', 'RecipeConfig',
            'Task', 'recipe_settings', 'run_task', 'make_policy_trainer', 'figures_of', 'completions', 'sentiment',
-           'sentiment_figures', 'question', 'right_number', 'answer_figures', 'as_marked', 'HubConfig', 'hub_task',
-           'part_of', 'Judge', 'train_on_states', 'RatedConfig', 'RatedData', 'read_data', 'make_judges', 'rank_judges',
-           'prepare', 'Recipe', 'RecipeFlags', 'run_recipe']
+           'sentiment_figures', 'question', 'right_number', 'answer_figures', 'as_marked', 'hub_classifier', 'positive',
+           'helpful', 'well_summed_up', 'part_of', 'Judge', 'train_on_states', 'RatedConfig', 'RatedData', 'read_data',
+           'make_judges', 'prepare', 'Recipe', 'RecipeFlags', 'run_recipe']
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec104
 import copy
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import partial
+from dataclasses import dataclass, fields
+from functools import cache, partial
 from importlib.resources import files
-from itertools import islice
+
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, cast, ClassVar, Literal, NamedTuple
@@ -39,10 +39,11 @@ from ..models.reward_model import Classifier, RewardModel
 from ..models.tokens import pad
 from ..objective.group import PRESETS
 from ..objective.masks import masked_sum
-from .inputs import own_tokenizer, settings_in
-from .ratings import (
-    beside_baselines, pairs_table, read_rated, rehearse, Review, ridge_scores, soft_pairs_loss,
-    split_reviews, two_halves, vader_compound)
+from .inputs import settings_in
+from .own_model import run_train, TrainConfig
+from instruct_goose.recipes.ratings import (
+    beside_baselines, pairs_table, read_rated, rehearse, Review, soft_pairs_loss, split_reviews,
+    two_halves, vader_compound)
 from .stages import (
     beginnings, Figures, improve, in_run_directory, RecipeSettings)
 from ..runs.checkpoints import read_json
@@ -80,7 +81,6 @@ class Task(NamedTuple):
     reward: Callable | list[Callable] # as for `RLHFTrainer.train`
     figures: Callable[[Rollout, RLHFTrainer], dict[str, float]] # of a rollout and its trainer
     words: Sequence[str]  # that the stand-in can read and write
-    model: str | None = None # hub:owner/name; None: SmolLM2 out of its package
     found: Mapping[str, Any] = {} # for the summary: what was done before
 
 Prepare = Callable[[Path, CheckpointManager], Task] # makes it in the run's directory
@@ -112,7 +112,7 @@ def run_task(
 ) -> dict: # the summary, as written to summary.json
     """A recipe from the model to the table, in a run directory; or, with `resume`, the rest of it.
     Raises ImportError without the model's package, and as `in_run_directory`."""
-    if not config.stand_in and not (isinstance(task, Task) and task.model):
+    if not config.stand_in:
         need_smollm(config.cache)
 
     def work(out: Path, manager: CheckpointManager) -> dict:
@@ -126,12 +126,7 @@ def run_task(
 # %% ../../nbs/guides/smollm_recipes.ipynb #601d513f
 def make_policy_trainer(config: RecipeConfig, task: Task) -> RLHFTrainer:
     "The model with fresh adapters, and its tokenizer."
-    if config.stand_in:
-        model, tokenizer = stand_in(task.words)
-    elif task.model is None:
-        model, tokenizer = load_smollm(config.cache)
-    else:
-        model, tokenizer = load_model(task.model, dtype="auto"), own_tokenizer(task.model)
+    model, tokenizer = stand_in(task.words) if config.stand_in else load_smollm(config.cache)
     torch.manual_seed(one_seed(config.seed, "adapters"))
     top = min(config.lora_top or 10**6, model.config.num_hidden_layers)
     adapted = with_lora(model, config.lora_rank, top=top)
@@ -230,58 +225,26 @@ def as_marked(prompt: str | Sequence[Mapping], completion: str) -> str:
     turns = [*talk, {"role": "assistant", "content": completion}]
     return "".join(f"\n\n{names[t['role']]}: {t['content']}" for t in turns)
 
-# %% ../../nbs/guides/smollm_recipes.ipynb #157e1ee9
-@dataclass(kw_only=True)
-class HubConfig(RecipeConfig):
-    "A recipe whose model, rows and reward model are on the Hub."
-    model: str  # owner/name
-    dataset: str  # owner/name
-    held_out: str = "test"  # its split to evaluate on
-    column: str = "prompt"  # where the prompt of a row stands: a text, or messages
-    words: Count | None = None  # of a text that are the prompt; none: all
-    judge: str  # a classifier
-    label: str | None = None  # the one that it gives to good texts; none: it has one alone
-    marked: bool = False  # does it read conversations with the marks of hh-rlhf?
+@cache
+def hub_classifier(
+    name: str, label: str | None = None, template: Callable[..., str] | None = None,
+) -> Classifier:
+    "A reward model of the Hub, loaded when a reward is first asked for."
+    model = cast(Any, load_model(f"hub:{name}", "reward")).to(find_device("auto"))
+    return Classifier(model, load_tokenizer(f"hub:{name}"), label, template)
 
-    small: ClassVar[dict[str, Any]] = dict(
-        steps=2, batch_size=16, micro_batch_size=8, max_new_tokens=4, eval_samples=8, lr=.01,
-        save_every=None, device="cpu")
+def positive(completions: list[str]) -> list[float]:
+    "The reward of imdb-gpt2: the log-odds of praise."
+    return hub_classifier("lvwerra/distilbert-imdb", "POSITIVE").score(completions)
 
-def hub_task(config: HubConfig) -> Task:
-    """With rows and reward model from the Hub; of a stand-in with a made-up row, and a count of
-    "good" as the reward. Raises OSError without the Hub, ImportError without `datasets`."""
-    def rows(split: str, most: int) -> list[dict]:
-        from datasets import load_dataset
+def helpful(texts: list[str], prompts: list, completions: list[str]) -> list[float]:
+    "The reward of hh-rlhf."
+    judge = hub_classifier("Ray2333/gpt2-large-helpful-reward_model", None, as_marked)
+    return judge.score(texts, prompts, completions)
 
-        found = (row[config.column]
-                 for row in load_dataset(config.dataset, split=split, streaming=True))
-        if config.words:
-            found = (" ".join(text.split()[:config.words]) for text in found)
-        return [{"prompt": p} for p in islice((p for p in found if len(str(p)) < 2000), most)]
-
-    if config.stand_in:
-        judge, learn = None, [{"prompt": "a film is"}] * 4
-        held_out = learn
-    else:
-        learn = rows("train", min(20_000, config.steps * config.batch_size // config.group_size))
-        held_out = rows(config.held_out, config.eval_samples)
-        place = f"hub:{config.judge}"
-        judge = Classifier(load_model(place, "reward").eval(), load_tokenizer(place), config.label,
-                           as_marked if config.marked else None)
-
-    def reward(texts: list[str], prompts: list, completions: list[str]) -> list[float]:
-        if judge is None:
-            return [float(text.split().count("good")) for text in completions]
-        return judge.score(texts, prompts, completions)
-
-    def figures(r: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
-        texts, prompts = completions(r, trainer), (r.columns or {}).get("prompt") or r.prompts
-        scores = reward(r.texts or [], prompts or [], texts)
-        return {"score": sum(scores) / len(scores),
-                "words": sum(len(text.split()) for text in texts) / len(texts)}
-
-    words = "a film is good bad what goose why TL;DR: post".split()
-    return Task(learn, held_out, reward, figures, words, f"hub:{config.model}")
+def well_summed_up(texts: list[str]) -> list[float]:
+    "The reward of tldr."
+    return hub_classifier("cleanrl/EleutherAI_pythia-1b-deduped__reward__tldr").score(texts)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #b3917935
 def part_of(body: LlamaModel, low: int, high: int) -> LlamaModel:
@@ -444,7 +407,7 @@ def make_judges(
             judge.load(ready / f"{name}.safetensors")
         return judges, read_json(ready / "judges.json", "what is known of the judges")
     ready.mkdir(exist_ok=True)
-    laps = [manager.seconds()]
+    texts, laps = [r.text for r in data.held_out], [manager.seconds()]
     states = judges["proxy"].lower_states([r.text for r in data.train])
     laps.append(manager.seconds())
     for (name, judge), half in zip(judges.items(), data.halves, strict=True):
@@ -452,24 +415,16 @@ def make_judges(
             judge, half, states, epochs=config.judge_epochs, lr=config.judge_lr,
             batch_size=config.judge_batch, seed=one_seed(config.seed, name), desc=name,
             stage=manager.stage(name), progress=config.progress)
-        judge.normalise([r.text for r in data.held_out])
+        judge.normalise(texts)
         judge.save(ready / f"{name}.safetensors")
         laps.append(manager.seconds())
-    found = {"pairs": rank_judges(judges, data), "seconds": {
+    scores = {name: judge.score(texts) for name, judge in judges.items()}
+    scores["both"] = [sum(pair) / 2 for pair in zip(*scores.values(), strict=True)]
+    found = {"pairs": beside_baselines(scores, data.held_out), "seconds": {
         name: {k: round(after[k] - before[k], 2) for k in after}
         for name, before, after in zip(("lower_layers", *judges), laps, laps[1:], strict=False)}}
     write_json(ready / "judges.json", found)
     return judges, found
-
-def rank_judges(
-    judges: dict[str, Judge], data: RatedData,
-) -> dict[str, dict[str, float]]: # of each judge the share of pairs, all and from a margin of 1
-    "All on the same held-out pairs, in the order of all their raters' means."
-    texts = [r.text for r in data.held_out]
-    scores = {name: judge.score(texts) for name, judge in judges.items()}
-    scores["both"] = [sum(pair) / 2 for pair in zip(*scores.values(), strict=True)]
-    scores["ridge_of_the_proxy's_raters"] = ridge_scores(data.halves[0], texts)
-    return beside_baselines(scores, data.train, data.held_out)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8d15a2ac
 def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
@@ -497,25 +452,25 @@ def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
 class Recipe(NamedTuple):
     "What `instruct-goose recipe` knows by a name; its settings are a file in `configs`."
     what: str
-    kind: type[RecipeConfig]
-    task: Callable[[Any], Task | Prepare] # of settings of this kind
+    kind: type
+    run: Callable[[Any], dict] # of settings of this kind
 
 RECIPES = {
     "smollm-sentiment": Recipe(
-        "SmolLM2 writes more cheerfully of films; the judge is VADER's rules",
-        RecipeConfig, lambda config: SENTIMENT),
+        "SmolLM2 writes more cheerfully of films; the judge is VADER's rules", RecipeConfig,
+        lambda config: run_task("smollm-sentiment", config, SENTIMENT)),
     "smollm-answers": Recipe(
-        "SmolLM2 answers sums in a number; the reward is the right answer",
-        RecipeConfig, lambda config: ANSWERS),
+        "SmolLM2 answers sums in a number; the reward is the right answer", RecipeConfig,
+        lambda config: run_task("smollm-answers", config, ANSWERS)),
     "smollm-reviews": Recipe(
-        "SmolLM2 learns to judge from people's ratings, and to please the judge",
-        RatedConfig, lambda config: partial(prepare, config)),
+        "SmolLM2 learns to judge from people's ratings, and to please the judge", RatedConfig,
+        lambda config: run_task("smollm-reviews", config, partial(prepare, config))),
     "imdb-gpt2": Recipe("for the Hub: GPT-2 praises films; a classifier judges",
-                        HubConfig, hub_task),
+                        TrainConfig, run_train),
     "hh-rlhf": Recipe("for the Hub and a GPU: Qwen2.5-0.5B answers people helpfully",
-                      HubConfig, hub_task),
+                      TrainConfig, run_train),
     "tldr": Recipe("for the Hub and a GPU: Pythia-1B sums up what people posted",
-                   HubConfig, hub_task)}
+                   TrainConfig, run_train)}
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #7d07a13d
 @dataclass
@@ -542,16 +497,15 @@ class RecipeFlags(Settings):
     track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
 
 def run_recipe(flags: RecipeFlags) -> dict | None: # the summary; of LIST nothing
-    "Raises ValueError for a name that is none, and what `run_task` raises."
+    "Raises ValueError for a name that is none, and as `run_task` and `run_train`."
     if flags.name == "LIST":
         return print(text_table(["recipe", "what it does"],
                                 [[name, recipe.what] for name, recipe in RECIPES.items()]))
     for name, table in ((flags.name, RECIPES), (flags.algorithm or "ppo", PRESETS)):
         if name not in table:
             raise ValueError(f"there is no {name!r}: choose from {', '.join(table)}")
-    kind, task = RECIPES[flags.name][1:]
-    given = {k: x for k, x in asdict(flags).items() if x is not None and k != "name"}
+    _, kind, run = RECIPES[flags.name]
+    given = {f.name: x for f in fields(flags)[1:] if (x := getattr(flags, f.name)) != f.default}
     if no := given.keys() - {"algorithm", *(f.name for f in fields(kind))}:
         raise ValueError(f"{flags.name} reads no {' and no '.join(sorted(no))}: leave it out")
-    config = recipe_settings(flags.name, **given)
-    return run_task(flags.name, config, task(config))
+    return run(recipe_settings(flags.name, **given))

@@ -239,7 +239,7 @@ def improve(
     baselines: Callable[[], dict[str, Figures]] | None = None, # of other models
     columns: Sequence[str] | None = None, # figures of the table; None: all
     tables: Mapping[str, str] | None = None, # more of them, for samples.md
-    remark: str = "", # printed at the end
+
     **found: Any, # for the summary: what the stages before have found
 ) -> dict: # the summary
     "RL between two measurements; then baselines, plots, the doctor's findings and the report."
@@ -273,7 +273,7 @@ def improve(
     page = "\n\n".join(f"# {name}\n\n{table}" for name, table in pages.items())
     (out / "samples.md").write_text(page + "\n", encoding="utf-8")
     write_json(out / "summary.json", summary)
-    print(f"\n{side_by_side(texts, later_texts, 8)}\n\n{figures}\n{remark}\n"
+    print(f"\n{side_by_side(texts, later_texts, 8)}\n\n{figures}\n\n"
           f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['wall_seconds']:.0f} on the clock. "
           f"Models, log, plots and samples: {out}")
     return summary

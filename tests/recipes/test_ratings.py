@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rated_files import CODE, corpus
+from rated_files import corpus
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from instruct_goose.recipes import ratings, stages
@@ -100,7 +100,7 @@ def test_what_a_run_writes(folder, tmp_path, monkeypatch, capsys):
     summary = run_reviews(tiny(folder, out))
     assert torch.get_rng_state().equal(state) and made[0].config.missing_eos_penalty == .5  # the global generator is left alone
     assert {"pair_accuracy", "pair_accuracy_margin_1", "ceiling"} <= set(summary["reward_model"])
-    assert set(summary["judges"]) == {"reward_model", "ridge", "vader", "half_of_the_raters"}
+    assert set(summary["judges"]) == {"reward_model", "vader", "half_of_the_raters"}
     for figures in (summary["before"], summary["after"]): assert {"vader_compound", "reward_model_score", "distinct_2", "response_length"} <= set(figures)
     assert summary["before"]["kl_to_reference"] == 0 < summary["after"]["kl_to_reference"]
     assert json.loads((out / "summary.json").read_text("utf-8"))["after"] == summary["after"] and len((out / "metrics.jsonl").read_text().splitlines()) == 2
@@ -141,14 +141,14 @@ def test_nothing_is_written_before_the_data_are_good(folder, tmp_path):
 
 
 def test_a_reward_model_that_loses_stops_the_run_and_may_go_on(tmp_path, capsys):
-    "Five steps teach it nothing, and the ridge reads the words off; resumed with even_if_worse, no stage is done twice."
+    "Five steps teach it nothing, and VADER knows the words; resumed with even_if_worse, no stage is done twice."
     few = dict(sft_steps=5, rm_epochs=.5, baselines=False)
-    folder, out = corpus(tmp_path / "data", 90, CODE, 2), tmp_path / "run"
-    with pytest.raises(ValueError, match=r"reward model has 0?\.\d+ of the held-out pairs .* ridge.*--even-if-worse"): run_reviews(tiny(folder, out, even_if_worse=False, **few))
+    folder, out = corpus(tmp_path / "data", 90), tmp_path / "run"
+    with pytest.raises(ValueError, match=r"reward model has 0?\.\d+ of the held-out pairs .* VADER.*--even-if-worse"): run_reviews(tiny(folder, out, even_if_worse=False, **few))
     assert (out / "reward_model" / "model.safetensors").exists() and not (out / "policy").exists() and not (out / "metrics.jsonl").exists()
     assert f"{out} --resume --even-if-worse" in capsys.readouterr().err
     summary = run_reviews(tiny(folder, out, resume=True, **few))
-    assert summary["resumed_from"] == "reward model" and summary["judges"]["ridge"]["pair_accuracy"] > summary["judges"]["reward_model"]["pair_accuracy"]
+    assert summary["resumed_from"] == "reward model" and summary["judges"]["vader"]["pair_accuracy"] > summary["judges"]["reward_model"]["pair_accuracy"]
 
 
 def test_a_collapse_is_in_the_summary(tmp_path, monkeypatch):
@@ -169,6 +169,6 @@ def test_the_real_files_and_the_baselines_on_them():
     assert len(reviews) == 10_605 and min(len(r.ratings) for r in reviews) == 15 and len(other) >= 3_700 * (REAL / "amazonReviewSnippets_GroundTruth.txt").exists()
     truth = {line.split("\t")[0]: float(line.split("\t")[1]) for line in (REAL / TEXTS).read_text("utf-8-sig").splitlines()}
     assert max(abs(r.mean - truth[r.id]) for r in reviews) < 1e-6 and not any("&amp;" in r.text or "  " in r.text for r in reviews)
-    found = beside_baselines({}, *split_reviews(reviews))
-    for name, share in {"ridge": (.762, .853), "vader": (.647, .694), "half_of_the_raters": (.91, .99)}.items():
+    found = beside_baselines({}, split_reviews(reviews)[1])
+    for name, share in {"vader": (.647, .694), "half_of_the_raters": (.91, .99)}.items():
         assert list(found[name].values()) == pytest.approx(share, abs=.001)

@@ -15,6 +15,7 @@ from instruct_goose.cli.main import main
 from instruct_goose.models import loading as smollm
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.loading import stand_in
+from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.recipes import smollm as recipes
 from instruct_goose.recipes.ratings import Review
 from instruct_goose.recipes.smollm import Judge, train_on_states
@@ -36,7 +37,7 @@ def test_the_list_and_what_is_refused(capsys, monkeypatch, tmp_path):
     assert not any(tmp_path.iterdir())                                     # what cannot begin leaves no run behind
 
 
-@pytest.mark.parametrize("name", recipes.RECIPES)
+@pytest.mark.parametrize("name", ["smollm-sentiment", "smollm-answers", "smollm-reviews"])
 def test_by_the_command_on_the_stand_in(name, tmp_path, capsys):
     out = tmp_path / "run"
     main(["recipe", name, "--stand-in", "--no-progress", "--steps", "2", "--output-dir", str(out), "--seed", "4"])
@@ -45,6 +46,24 @@ def test_by_the_command_on_the_stand_in(name, tmp_path, capsys):
     assert {p.name for p in (out / "policy").iterdir()} >= {"adapter_model.safetensors", "adapter_config.json", "values"}
     main(["recipe", name, "--stand-in", "--no-progress", "--steps", "2", "--output-dir", str(out), "--seed", "4", "--resume"])
     assert "finished" in capsys.readouterr().out
+
+
+def test_a_recipe_of_the_hub_is_settings_of_train(tmp_path, monkeypatch):
+    "With a tiny model, rows of messages and a tiny classifier in place of the Hub's."
+    lm, tokenizer = stand_in(WORDS)
+    for part in (lm, tokenizer): part.save_pretrained(tmp_path / "model")
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in SAID]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    judge = RewardModel.from_causal_lm(lm, tokenizer)
+    torch.nn.init.normal_(judge.model.get_submodule("score").weight)
+    monkeypatch.setattr(recipes, "load_model", lambda place, kind: judge.model)
+    monkeypatch.setattr(recipes, "load_tokenizer", lambda place: tokenizer)
+    monkeypatch.setattr(recipes, "hub_classifier", recipes.hub_classifier.__wrapped__)
+    config = recipes.recipe_settings("hh-rlhf", model=str(tmp_path / "model"), dataset=None, data=tmp_path / "rows.jsonl", steps=1, batch_size=8, max_new_tokens=3,
+                                     lora_rank=2, progress=False, output_dir=tmp_path / "run")
+    summary = recipes.RECIPES["hh-rlhf"].run(config)
+    assert summary["config"]["algorithm"] == "grpo" and (tmp_path / "run/policy/adapter_model.safetensors").exists()
+    assert recipes.helpful([], [rows[0]["prompt"]], ["it is good"]) == pytest.approx(judge.score([f"\n\nHuman: {SAID[0]}\n\nAssistant: it is good"]))
 
 
 def test_broken_off_and_gone_on_with_is_the_same_run(tmp_path):
