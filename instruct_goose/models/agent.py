@@ -27,7 +27,7 @@ from instruct_goose.models.families import (
 from .loading import load_adapters, load_model
 from . import response
 from .response import (
-    check_part, forward_hidden, forward_logits, logprobs_of, predicting_states)
+    check_part, forward_pass, logprobs_of, predicting_states)
 from .tokens import compact
 
 # %% ../../nbs/learn/13_agent.ipynb #dc1a1a40
@@ -43,9 +43,7 @@ class Evaluation(NamedTuple):
     values: Tensor | None   # V(sₜ), of the state before token t; None: none are learnt
 
 # %% ../../nbs/learn/13_agent.ipynb #fa51f95c
-def policy_of(
-    model: nn.Module | str | Path, # a causal LM, a PeftModel, or where to load one from
-) -> PreTrainedModel:
+def policy_of(model: nn.Module | str | Path) -> PreTrainedModel:
     "Raises TypeError for a model without a language-model head, and for one that is not causal."
     model = load_model(model) if isinstance(model, str | Path) else unwrapped(model)
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
@@ -56,8 +54,7 @@ def policy_of(
 
 # %% ../../nbs/learn/13_agent.ipynb #781c9103
 def value_trunk_of(
-    value_model: PreTrainedModel | str | Path | None, # as `Agent` takes it
-    policy: PreTrainedModel,
+    value_model: PreTrainedModel | str | Path | None, policy: PreTrainedModel,
 ) -> PreTrainedModel | None: # None: the policy's own
     "Raises ValueError for a value model that reads other tokens, or fewer, than the policy."
     if value_model is None:
@@ -73,8 +70,7 @@ def value_trunk_of(
     ours, theirs = ((vocabulary_size(m), context_length(m)) for m in (policy, own))
     if ours != theirs:
         raise ValueError(f"(vocabulary, context) is {ours} for the policy and {theirs} for the "
-                         "value model: both read the same token ids, so pass a value model of "
-                         "the same family")
+                         "value model: both read the same tokens, so pass one of the same family")
     return own
 
 # %% ../../nbs/learn/13_agent.ipynb #77138c6d
@@ -154,9 +150,9 @@ class Agent(nn.Module):
         mask = check_part(input_ids, attention_mask, "input")
         ids, right = compact(input_ids, mask, "right")
         ids = ids.masked_fill(~right, 0)
-        hidden = forward_hidden(self.value_trunk, ids, right)
+        hidden = forward_pass(self.value_trunk, ids, right)
         head = plain_head(self.model) if self.value_model is None else None
-        logits = forward_logits(self.model, ids, right) if head is None else head(hidden)
+        logits = forward_pass(self.model, ids, right) if head is None else head(hidden)
         logits, values = (x.new_zeros(x.shape).index_put((mask,), x[right])
                           for x in (logits, self.values_at(hidden)))
         return AgentOutput(logits, values)

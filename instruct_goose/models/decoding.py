@@ -79,7 +79,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) 
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de10
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """(a, b) → (a·cos pθ − b·sin pθ, b·cos pθ + a·sin pθ), a the first half of a head, b the other.
+    """(a, b) → (a·cos pθ − b·sin pθ, b·cos pθ + a·sin pθ), a the first half of a head, b the rest.
     The angles are (rows, 2, 1, D): cos pθ; and sin pθ, the first half negative."""
     cos, sin = angles.unbind(1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Shaped
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -24,9 +24,7 @@ from .tokens import position_ids
 from ..objective.logprobs_in_pieces import Head
 
 # %% ../../nbs/reference/models/families.ipynb #8cf1e1c8
-def trunk(
-    model: PreTrainedModel, # with or without its head
-) -> PreTrainedModel:
+def trunk(model: PreTrainedModel) -> PreTrainedModel:
     """The transformer without its head, whatever the architecture calls it.
     Raises TypeError for a model whose transformer is not found."""
     base = model.base_model
@@ -48,7 +46,7 @@ def hidden_size(model: PreTrainedModel) -> int:
 def context_length(model: PreTrainedModel) -> int | None:
     "Most tokens in a sequence, from the config; None where it names no limit."
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return limit if limit is not None and limit > 0 else None
+    return limit if limit and limit > 0 else None
 
 def vocabulary_size(model: PreTrainedModel) -> int:
     "Rows of the embedding: every token id lies below."
@@ -57,14 +55,11 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 # %% ../../nbs/reference/models/families.ipynb #466624c2
 RECOMPUTED = "_recomputed_in_backward"  # a mark on a layer
 
-def recompute_layers(
-    model: PreTrainedModel, # with or without its head
-) -> None:
+def recompute_layers(model: PreTrainedModel) -> None:
     """Gradient checkpointing: of each layer only the input is kept, and the backward pass computes
     the rest again, without dropout, as it was. Raises ValueError for a model that cannot."""
     if not model.supports_gradient_checkpointing:
         raise ValueError(f"{type(model).__name__} has no gradient checkpointing: leave it out")
-
     renamed: Any = getattr(model, "activation_checkpointing_enable", None) # in transformers 5.2x
     enable = renamed or model.gradient_checkpointing_enable
     enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), evaluating(model))})
@@ -88,10 +83,7 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
                 module.training = mode
 
 # %% ../../nbs/reference/models/families.ipynb #29db539b
-def forward_options(
-    model: nn.Module, # a transformer, with or without its head
-    mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # True (1) where a token is
-) -> dict[str, Any]: # keywords for its forward
+def forward_options(model: nn.Module, mask: Shaped[Tensor, "batch time"]) -> dict[str, Any]:
     "Position ids from the mask and no cache, for architectures that take them (BLOOM does not)."
     takes = inspect.signature(model.forward).parameters
     options = {"position_ids": position_ids(mask), "use_cache": False}
@@ -105,30 +97,24 @@ def differs_by_more_than_rounding(x: Tensor, y: Tensor) -> bool:
 # %% ../../nbs/reference/models/families.ipynb #c736ef0c
 _CAUSAL: WeakSet[nn.Module] = WeakSet()  # models that passed the check
 
-def check_causal(
-    model: PreTrainedModel, # a policy, or the trunk of a value model
-) -> None:
+def check_causal(model: PreTrainedModel) -> None:
     """Raises TypeError, by the model's name, unless it reads from left to right and counts its
     positions from 0. Each model is tried once, with two forwards of two tokens."""
     if model in _CAUSAL:
         return
     name = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
-        raise TypeError(f"{name} has an encoder beside its decoder: "
-                        "pass a causal model, GPT-2 or Llama")
+        raise TypeError(f"{name} has an encoder beside its decoder: pass a causal model")
     ids = torch.tensor([[0, 0], [0, 1]], device=model.device)
     mask = torch.ones_like(ids)
-    options = forward_options(model, mask)
-    with evaluating(model), torch.no_grad(): # with our positions, and with its own
-        ours = model(input_ids=ids, attention_mask=mask, **options)[0]
-        options.pop("position_ids", None)
-        own = model(input_ids=ids, attention_mask=mask, **options)[0]
+    with torch.no_grad(), evaluating(model): # with our positions, and with its own
+        ours = model(input_ids=ids, attention_mask=mask, **forward_options(model, mask))[0]
+        own = model(input_ids=ids, attention_mask=mask)[0]
     if differs_by_more_than_rounding(own[0, 0], own[1, 0]):
         raise TypeError(f"{name} looks ahead: its first position depends on the second token. "
                         "Pass a causal model; BERT is causal if loaded with is_decoder=True")
     if differs_by_more_than_rounding(own, ours):
-        raise TypeError(f"{name} does not count positions from 0, as RoBERTa does not: "
-                        "pass a model that does")
+        raise TypeError(f"{name} does not count positions from 0: pass a model that does")
     _CAUSAL.add(model)
 
 # %% ../../nbs/reference/models/families.ipynb #2291a74d
@@ -154,10 +140,7 @@ def linear_head(model: PreTrainedModel) -> Head | None:
 
 # %% ../../nbs/reference/models/families.ipynb #1d2534e7
 @torch.no_grad()
-def head_scaling(
-    model: PreTrainedModel,
-    head: nn.Linear, # of this model
-) -> Scaling | None: # None: its logits are made otherwise
+def head_scaling(model: PreTrainedModel, head: nn.Linear) -> Scaling | None:
     """The scale and cap of the config, if the head reads the trunk's last states and they explain,
     to rounding, what the model makes of known numbers in the place of the head's."""
     seen = {}
@@ -172,9 +155,9 @@ def head_scaling(
     handle = head.register_forward_hook(replace)
     try:
         with evaluating(model):
-            logits, hidden = (part(input_ids=ids, attention_mask=mask,
-                                   **forward_options(part, mask))[0]
-                              for part in (model, trunk(model)))
+            logits, hidden = (
+                part(input_ids=ids, attention_mask=mask, **forward_options(part, mask))[0]
+                for part in (model, trunk(model)))
     finally:
         handle.remove()
     config = model.config.get_text_config()

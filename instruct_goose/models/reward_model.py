@@ -28,7 +28,7 @@ from .families import (
     check_causal, context_length, evaluating, trunk, vocabulary_size)
 from .adapters import has_adapters, merge_adapters
 from .loading import find_model, load_model, load_tokenizer
-from .response import forward_hidden
+from .response import forward_pass
 from .tokens import as_mask, compact, encode_all, pad, pad_id_of
 from ..objective.masks import last_index, same_shape, wide
 
@@ -98,7 +98,7 @@ def label_logits(
     if not isinstance(head, nn.Module):
         return model(input_ids=ids, attention_mask=mask.long()).logits.float()
     ids, mask = compact(ids, mask, side="right")
-    hidden = forward_hidden(trunk(model), ids.masked_fill(~mask, 0), mask)
+    hidden = forward_pass(trunk(model), ids.masked_fill(~mask, 0), mask)
     read = hidden[torch.arange(len(ids), device=ids.device), last_index(mask)]
     return head(read.to(head.get_parameter("weight").dtype)).float() # wider beside adapters
 
@@ -117,14 +117,12 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     # spare rows are for the hardware: Qwen2.5 has 151,936 in all
     rounded_up = rows % 64 == 0 and 0 < rows - n <= .03 * rows
     if rows != n and not rounded_up:
-        raise ValueError(f"the tokenizer ({name}) has {n} tokens, the reward model "
-                         f"({type(model).__name__}) an embedding of {rows}: they do not "
-                         "belong together. Load the tokenizer that was saved with the model")
+        raise ValueError(f"the tokenizer ({name}) has {n} tokens, the reward model an embedding "
+                         f"of {rows}: load the tokenizer that was saved with the model")
     saved, given = getattr(model.config, "reward_tokenizer", None), fingerprint(tokenizer)
     if saved not in (None, given):
         raise ValueError(f"the reward model was trained with the tokenizer {saved}, and this one "
-                         f"({name}) is {given}: the same text would get other ids. "
-                         "Load the tokenizer that was saved with the model")
+                         f"({name}) is {given}: the same text would get other ids")
 
 # %% ../../nbs/learn/14_reward_model.ipynb #b526d4ca
 class RewardModel(nn.Module):
@@ -150,8 +148,8 @@ class RewardModel(nn.Module):
         c, pad_id = self.model.config, tokenizer.pad_token_id
         c.reward_mean, c.reward_std = getattr(c, "reward_mean", 0.), getattr(c, "reward_std", 1.)
         if not (math.isfinite(c.reward_mean) and 0 < c.reward_std < math.inf):
-            raise ValueError(f"the reward model's mean is {c.reward_mean} and its standard "
-                             f"deviation {c.reward_std}: call normalise again")
+            raise ValueError(f"reward_mean is {c.reward_mean} and reward_std {c.reward_std}: call "
+                             "normalise again")
         c.reward_tokenizer = fingerprint(tokenizer)
         ends = pad_id in (tokenizer.eos_token_id, tokenizer.bos_token_id)
         c.pad_token_id = None if ends else pad_id
@@ -234,11 +232,9 @@ class RewardModel(nn.Module):
 
 # %% ../../nbs/learn/14_reward_model.ipynb #c46c267f
 def scores_of(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
     score: Callable[[Tensor, Tensor], Tensor], # ids and mask, padded on the right, to (batch,)
-    texts: Sequence[str],
-    batch_size: int, # texts per forward
+    texts: Sequence[str], batch_size: int,
     name: str, # what the error calls a text
 ) -> list[float]: # one per text, in order
     """Texts of like length go together. Raises ValueError for a text without tokens, or longer
@@ -259,10 +255,7 @@ def scores_of(
     return scores
 
 # %% ../../nbs/learn/14_reward_model.ipynb #fb186646
-def check_spread(
-    scores: Float[Tensor, "batch"], # raw
-    dtype: torch.dtype, # the model's
-) -> None:
+def check_spread(scores: Float[Tensor, "batch"], dtype: torch.dtype) -> None:
     """Raises ValueError unless σ > 8·eps·max|score|: below, the spread is rounding alone; and for
     fewer than two scores."""
     if len(scores) < 2:
@@ -274,10 +267,7 @@ def check_spread(
                          f"{std:.2g}: train the reward model first, and pass texts that differ")
 
 # %% ../../nbs/learn/14_reward_model.ipynb #56fd651a
-def log_odds(
-    logits: Float[Tensor, "batch label"],
-    label: int, # the wanted one
-) -> Float[Tensor, "batch"]: # float32
+def log_odds(logits: Float[Tensor, "batch label"], label: int) -> Float[Tensor, "batch"]:
     "z_k − log Σⱼ≠ₖ exp zⱼ = log p_k/(1 − p_k); with a single label its logit."
     logits = logits.float()
     others = [j for j in range(logits.shape[1]) if j != label]
@@ -302,8 +292,7 @@ class Classifier:
         name = type(model).__name__
         if not isinstance(model, PreTrainedModel) or "SequenceClassification" not in name:
             raise TypeError(f"{name} is no sequence classifier: load the model with "
-                            "AutoModelForSequenceClassification, or make a pipeline with the task "
-                            "\"text-classification\"")
+                            "AutoModelForSequenceClassification")
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: give the one that "
                             f"{name} was trained with")
@@ -311,8 +300,7 @@ class Classifier:
         self.label = label_index(self.model, label)
         self.template, self.batch_size = template, batch_size
         if template == "chat" and not getattr(self.tokenizer, "chat_template", None):
-            raise ValueError("template is 'chat' and the tokenizer has no chat_template: give a "
-                             "function of prompt and completion")
+            raise ValueError("template is 'chat' and the tokenizer has no chat_template")
 
     def score(
         self,
@@ -323,8 +311,7 @@ class Classifier:
         "Without dropout or gradient. Raises ValueError naming a text that is empty or too long."
         if self.template is not None:
             if prompts is None or completions is None:
-                raise ValueError("a template needs prompts and completions: call score with them, "
-                                 "or train with a tokenizer")
+                raise ValueError("a template needs prompts and completions")
             texts = [self.rendered(p, c) for p, c in zip(prompts, completions, strict=True)]
         return scores_of(
             self.model, self.tokenizer,
@@ -354,6 +341,6 @@ def label_index(model: PreTrainedModel, label: str | int | None) -> int:
         raise ValueError(f"the classifier has {len(names)} labels, {known}: say which is wanted, "
                          f"Classifier(…, label={names[max(names)]!r})")
     found = [i for i, name in names.items() if label in (None, i, name)]
-    if not found or isinstance(label, bool):
+    if not found:
         raise ValueError(f"label is {label!r}, and the classifier has {known}")
     return found[0]

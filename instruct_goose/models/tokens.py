@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['special_tokens', 'as_fast', 'word_tokenizer', 'bpe_tokenizer', 'encode_all', 'pad_id_of', 'token_limit', 'printable',
-           'pad', 'is_left', 'ragged', 'as_mask', 'position_ids', 'compact', 'PromptDataset', 'sides', 'PairDataset']
+           'pad', 'ragged', 'as_mask', 'position_ids', 'compact', 'PromptDataset', 'sides', 'PairDataset']
 
 # %% ../../nbs/reference/models/tokens.ipynb #e9c7bd43
 import re
@@ -35,19 +35,15 @@ def special_tokens(pad: str, bos: str, eos: str, unk: str | None = None) -> dict
 
 # %% ../../nbs/reference/models/tokens.ipynb #71aa5c53
 def as_fast(
-    tokenizer: Tokenizer,
-    special: dict[str, str], # tokens by role
-    model_max_length: int,
-    add_bos: bool,
-    add_eos: bool,
+    tokenizer: Tokenizer, special: dict[str, str], model_max_length: int,
+    add_bos: bool, add_eos: bool,
 ) -> PreTrainedTokenizerFast:
     "Wrapped for transformers; every text starts with bos and ends with eos, where asked."
     begin, end = [special["bos_token"]] * add_bos, [special["eos_token"]] * add_eos
-    if begin or end:
-        names = dict.fromkeys(begin + end)
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=" ".join([*begin, "$A", *end]), pair=" ".join([*begin, "$A", "$B", *end]),
-            special_tokens=[(token, tokenizer.token_to_id(token)) for token in names])
+    names = dict.fromkeys(begin + end)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*begin, "$A", *end], pair=[*begin, "$A", "$B", *end],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in names])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=model_max_length, padding_side="left",
         clean_up_tokenization_spaces=False, **special)
@@ -57,9 +53,7 @@ def word_tokenizer(
     words: Iterable[str], # the vocabulary, without special tokens; its order gives the ids
     model_max_length: int = 1024, # the context, special tokens included
     *,
-    pad: str = "<pad>", # pad, bos and eos may be one token
-    bos: str = "<bos>", # begins a text
-    eos: str = "<eos>", # ends it
+    pad: str = "<pad>", bos: str = "<bos>", eos: str = "<eos>", # may be one token
     unk: str = "<unk>", # stands for a word outside the vocabulary
     add_bos: bool = True, # so that even an empty prompt has a token to predict from
     add_eos: bool = False, # for a reward model, which then reads its score there
@@ -90,12 +84,8 @@ def bpe_tokenizer(
     lowercase: bool = True, # fewer tokens to learn; what was upper case is lost
     model_max_length: int = 1024, # the context, special tokens included
     *,
-    pad: str = "<pad>", # pad, bos and eos may be one token
-    bos: str = "<bos>", # begins a text
-    eos: str = "<eos>", # ends it
-    add_bos: bool = True, # start every text with bos
-    add_eos: bool = False, # end every text with eos
-    min_frequency: int = 2, # how often a pair must occur to be merged
+    pad: str = "<pad>", bos: str = "<bos>", eos: str = "<eos>", # may be one token
+    add_bos: bool = True, add_eos: bool = False,
 ) -> PreTrainedTokenizerFast: # saves and loads like any other
     """Byte-level byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2): every text has
     ids, none is unknown. May end below `vocab_size` on little text.
@@ -113,20 +103,17 @@ def bpe_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(texts, BpeTrainer(
-        vocab_size=vocab_size, min_frequency=min_frequency,
-        special_tokens=tokens, show_progress=False,
+        vocab_size=vocab_size, min_frequency=2, special_tokens=tokens, show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
     return as_fast(tokenizer, special, model_max_length, add_bos, add_eos)
 
 # %% ../../nbs/reference/models/tokens.ipynb #ca74d416
 def encode_all(
-    texts: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    limit: int, # most tokens of a text
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, limit: int,
     name: Callable[[int], str], # what the error calls text i
 ) -> list[list[int]]:
-    """Token ids of each text, from one call of the tokenizer.
-    Raises ValueError naming a text of no tokens, or of more than fit; TypeError for no text."""
+    """Token ids of each text, from one call of the tokenizer. Raises ValueError naming a text of
+    no tokens, or of more than fit; TypeError for no text."""
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(f"{name(i)} is a {type(text).__name__}, expected text: {text!r}")
@@ -149,15 +136,12 @@ def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
                          "`tokenizer.pad_token = tokenizer.eos_token`")
     return pad_id
 
-def token_limit(
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int | None, # None: the tokenizer's own limit
-) -> int:
-    "Most tokens in a text. Raises ValueError below 1, with the usual cause."
+def token_limit(tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> int:
+    "Most tokens in a text; None: the tokenizer's own limit. Raises ValueError below 1."
     limit = tokenizer.model_max_length if max_length is None else max_length
     if limit < 1:
         raise ValueError(f"max_length is {limit}: no prompt fits. Is max_new_tokens as long as "
-                         "the model's context, or longer? A prompt needs room in front of it")
+                         "the model's context?")
     return limit
 
 # %% ../../nbs/reference/models/tokens.ipynb #e250349b
@@ -166,9 +150,7 @@ _UNSAFE = re.compile(
     r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069" # marks of direction, ends of lines
     r"\ud800-\udfff]") # halves of surrogate pairs
 
-def printable(
-    text: str, # from a model, a tokenizer or a file
-) -> str:
+def printable(text: str) -> str:
     "The text with control characters and marks that turn its direction shown as escapes."
     return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
 
@@ -180,40 +162,29 @@ def pad(
 ) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]: # ids, mask
     """Rows as one tensor, with the mask that tells tokens from filling. The mask comes from the
     lengths, never from the ids, so `pad_id` may be a token that also occurs in the rows.
-    Raises ValueError for an empty row."""
-    if len(rows) == 0:
-        raise ValueError("no rows to pad")
+    Raises ValueError for an empty row, for no rows, and for another side than left or right."""
+    if side not in ("left", "right") or not len(rows):
+        raise ValueError(f"{len(rows)} rows to pad on the side {side!r}: at least one is needed, "
+                         "and 'left' or 'right'")
     if empty := [i for i, row in enumerate(rows) if not len(row)]:
         raise ValueError(f"no tokens in row {empty}: drop empty rows before padding")
     lengths = torch.tensor([len(row) for row in rows])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    mask = mask.flip(-1) if is_left(side) else mask
+    mask = mask.flip(-1) if side == "left" else mask
     ids = torch.full(mask.shape, pad_id)
     ids[mask] = torch.tensor([int(token) for row in rows for token in row])
     return ids, mask
 
-def is_left(side: str) -> bool:
-    "Raises ValueError for another side than left or right."
-    if side not in ("left", "right"):
-        raise ValueError(f"side is {side!r}: choose 'left' or 'right'")
-    return side == "left"
-
 # %% ../../nbs/reference/models/tokens.ipynb #243a7469
-def ragged(
-    x: Shaped[Tensor, "batch time"],
-    mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # True (1) where a token is
-) -> list[list]:
+def ragged(x: Shaped[Tensor, "batch time"], mask: Shaped[Tensor, "batch time"]) -> list[list]:
     "The entries under the mask, row by row: what `pad` was given, whichever side it filled."
     real = mask.bool()
     kept, lengths = x[real].tolist(), real.sum(-1).tolist()
     return [kept[end - n:end] for n, end in zip(lengths, accumulate(lengths), strict=True)]
 
 # %% ../../nbs/reference/models/tokens.ipynb #95404882
-def as_mask(
-    mask: Tensor, # (batch, time), bool or integers 0 and 1
-    name: str = "mask", # what the error calls it
-) -> Bool[Tensor, "batch time"]: # True where there is a token
-    "The mask as bool. Raises TypeError for floats, ValueError for other numbers or another rank."
+def as_mask(mask: Tensor, name: str = "mask") -> Bool[Tensor, "batch time"]:
+    "As bool, from bool or 0 and 1. Raises TypeError for floats, ValueError for other numbers."
     if mask.ndim != 2:
         raise ValueError(f"{name} has shape {tuple(mask.shape)}: expected (batch, time)")
     if mask.dtype == torch.bool:
@@ -227,25 +198,20 @@ def as_mask(
     return mask.bool()
 
 # %% ../../nbs/reference/models/tokens.ipynb #036966fd
-def position_ids(
-    mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # True (1): a token
-) -> Int[Tensor, "batch time"]: # 0, 1, 2 … over the real tokens, whatever lies between them
+def position_ids(mask: Shaped[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
     "pₜ = max(0, Σ_{i≤t} mᵢ − 1): a model must be told, or it would count the padding too."
     return (as_mask(mask).long().cumsum(-1) - 1).clamp(min=0)
 
 # %% ../../nbs/reference/models/tokens.ipynb #c6551e04
 def compact(
-    ids: Int[Tensor, "batch time"], # token ids, with padding anywhere
-    mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # True (1): a token
-    side: str = "left", # where the padding goes
-) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]: # ids and mask, same shape
-    """Each row's padding moved to one side, its tokens in their old order: a stable sort by
-    the mask.
-    Raises ValueError if the shapes differ."""
+    ids: Int[Tensor, "batch time"], mask: Shaped[Tensor, "batch time"], side: str = "left",
+) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:
+    """Each row's padding moved to one side, its tokens in their old order: a stable sort by the
+    mask. Raises ValueError if the shapes differ."""
     mask = as_mask(mask)
     if ids.shape != mask.shape:
         raise ValueError(f"ids {tuple(ids.shape)} and mask {tuple(mask.shape)} differ in shape")
-    order = (mask if is_left(side) else ~mask).long().argsort(dim=-1, stable=True)
+    order = (mask if side == "left" else ~mask).long().argsort(dim=-1, stable=True)
     return ids.gather(-1, order), mask.gather(-1, order)
 
 # %% ../../nbs/reference/models/tokens.ipynb #7ed2ca86
@@ -281,11 +247,9 @@ class PromptDataset(torch.utils.data.Dataset):
         return {"query_ids": ids, "query_mask": mask, "texts": texts}
 
 # %% ../../nbs/reference/models/tokens.ipynb #0e45b411
-def sides(
-    i: int, # its number, for the error
-    pair: Mapping[str, Any] | Sequence[str], # (chosen, rejected); or by name, perhaps a prompt too
-) -> dict[str, str]: # chosen and rejected, the prompt in front of both
-    "The two texts of a pair. Raises ValueError naming the pair that lacks one or is a tie."
+def sides(i: int, pair: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
+    """Pair i's two texts: (chosen, rejected), or by name, a prompt put in front of both. Raises
+    ValueError naming the pair that lacks one or is a tie."""
     if not isinstance(pair, Mapping):
         if isinstance(pair, str) or len(pair) != 2:
             raise ValueError(f"pair {i} is {pair!r}: expected (chosen, rejected) or a dict with "

@@ -34,7 +34,7 @@ from ..models.agent import Agent
 from ..models.families import trunk
 from ..models.loading import (
     load_model, load_smollm, load_tokenizer, need_smollm, stand_in)
-from ..models.response import forward_hidden
+from ..models.response import forward_pass
 from ..models.reward_model import Classifier, RewardModel
 from ..models.tokens import pad
 from ..objective.group import PRESETS
@@ -296,7 +296,7 @@ class Judge(RewardModel):
             some = order[:max(1, batch_tokens // len(rows[order[0]]))]
             order = order[len(some):]
             ids, mask = (x.to(self.model.device) for x in pad([rows[i] for i in some], 0))
-            for i, x in zip(some, forward_hidden(self.parts[0], ids, mask), strict=True):
+            for i, x in zip(some, forward_pass(self.parts[0], ids, mask), strict=True):
                 found[i] = x[:len(rows[i])].bfloat16()
         return [found[i] for i in range(len(rows))]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.families import evaluating, plain_head, trunk
-from ..models.response import forward_hidden
+from ..models.response import forward_pass
 from ..models.tokens import pad
 from ..objective.logprobs import token_logprobs
 from .fit import Log, batches, fit, refuse_long_rows
@@ -87,10 +87,9 @@ def lm_loss(
     if not learn.any():
         raise ValueError("no token to learn from: `learn` and `mask` are nowhere True together "
                          "after the first token")
-    if head := plain_head(model):
-        logits = head(forward_hidden(trunk(model), ids, mask)[:, :-1][learn])
-    else:
-        logits = model(input_ids=ids, attention_mask=mask.long()).logits[:, :-1][learn]
+    head = plain_head(model)
+    states = forward_pass(model if head is None else trunk(model), ids, mask)[:, :-1][learn]
+    logits = states if head is None else head(states)
     return -token_logprobs(logits[None], ids[:, 1:][learn][None]).mean()
 
 # %% ../../nbs/learn/17_sft.ipynb #a670dd65

@@ -65,7 +65,7 @@ def test_a_long_row_keeps_its_order():  # an unstable sort passes on short rows
 @pytest.mark.parametrize("call, error, says", [
     (lambda: as_mask(torch.ones(1, 2), "query_mask"), TypeError, "query_mask"), (lambda: as_mask(torch.tensor([[-1, 2]])), ValueError, "[-1, 2]"),
     (lambda: as_mask(torch.tensor([1, 0])), ValueError, "(2,)"), (lambda: pad([[1], [], [2], []], 0), ValueError, "row [1, 3]"),
-    (lambda: pad([], 0), ValueError, "no rows"), (lambda: pad([[1]], 0, "up"), ValueError, "'up'"),
+    (lambda: pad([], 0), ValueError, "0 rows"), (lambda: pad([[1]], 0, "up"), ValueError, "'up'"),
     (lambda: word_tokenizer(["x", "y", "x"]), ValueError, "'x' occurs twice"), (lambda: word_tokenizer(["x"], unk="<eos>"), ValueError, "both unk"),
     (lambda: bpe_tokenizer(["", " "], 300), ValueError, "no text"), (lambda: bpe_tokenizer(["x"], 258), ValueError, "need 259"),
     (lambda: PromptDataset(["the film", ""], word_tokenizer(WORDS, add_bos=False)), ValueError, "prompt 1 is empty"),
