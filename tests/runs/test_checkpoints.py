@@ -1,4 +1,5 @@
 "What is written, what is believed when it is read, and what happens when writing fails."
+import contextlib
 import errno
 import json
 import os
@@ -12,7 +13,6 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from deep import first
 from small_models import tiny
 
 from instruct_goose.runs import checkpoints as module
@@ -51,8 +51,9 @@ def test_what_is_written_is_read(tmp_path):
     assert {p.name for p in path.iterdir()} == {"tensors.safetensors", "record.json"}
     assert same(safetensors.torch.load_file(path / "tensors.safetensors"), some())  # plain safetensors, plain JSON
     assert json.loads((path / "record.json").read_text("utf-8"))["record"] == RECORD
-    source = Path(module.__file__).read_text("utf-8")
-    assert not re.findall(r"pickle|(?<!safetensors\.)torch\.(?:load|save)\b|eval\(", source)
+    assert not re.findall(r"pickle|(?<!safetensors\.)torch\.(?:load|save)\b|eval\(", Path(module.__file__).read_text("utf-8"))
+    with pytest.raises(ValueError, match="JSON"): save_checkpoint(tmp_path / "here", some(), {"x": float("nan")})
+    assert not (tmp_path / "here").exists()
 
 
 def test_the_newest_stay(tmp_path):
@@ -64,12 +65,6 @@ def test_the_newest_stay(tmp_path):
     save_checkpoint(tmp_path, {}, {}, keep=1)
     assert [p.name for p in checkpoints(tmp_path)] == ["checkpoint-000006"] and (tmp_path / "checkpoint-notes").is_dir()
     with pytest.raises(ValueError, match="keep is 0"): save_checkpoint(tmp_path, {}, {}, keep=0)
-
-
-def test_a_number_that_json_lacks_is_refused_before_anything_is_written(tmp_path):
-    for wrong in (float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="JSON"): save_checkpoint(tmp_path / "here", some(), {"x": wrong})
-    assert not (tmp_path / "here").exists()
 
 
 def _cut(n): return lambda path, rng: (path / "tensors.safetensors").write_bytes((path / "tensors.safetensors").read_bytes()[:n])
@@ -95,7 +90,7 @@ DAMAGES = {"empty": _cut(0), "cut": _cut(-1), "flipped": _flip("tensors.safetens
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_the_damaged_are_named_and_passed_over(tmp_path, damage, capsys):
-    for seed in range(10):
+    for seed in range(10 if "flip" in damage.__qualname__ else 1):
         shutil.rmtree(tmp_path); tmp_path.mkdir()
         good, bad = (save_checkpoint(tmp_path, some(i), RECORD) for i in range(2))
         damage(bad, random.Random(seed))
@@ -104,7 +99,6 @@ def test_the_damaged_are_named_and_passed_over(tmp_path, damage, capsys):
         assert newest_checkpoint(tmp_path) == good and str(bad) in capsys.readouterr().err
         damage(good, random.Random(seed))
         with pytest.raises(ValueError, match="none of the 2 checkpoints in .* is whole"): newest_checkpoint(tmp_path)
-        if damage not in (DAMAGES["flipped"], DAMAGES["flipped record"]): break  # the others do the same each time
 
 
 # ---------------------------------------------------------------- writing that fails
@@ -126,45 +120,31 @@ def failing(monkeypatch, at, error):
 OPERATIONS = 14  # mkdir ×2, (open, fsync) ×2, fsync, rename, fsync, rename, rmtree …; what lies beyond is done without failing
 
 
-@pytest.mark.parametrize("number, cure", first(1, [(errno.ENOSPC, "free some space"), (errno.EROFS, "make the directory writable"), (errno.EIO, "writable")]))
-def test_whatever_fails_the_last_one_is_intact(tmp_path, number, cure):
-    for at in range(1, OPERATIONS):
-        shutil.rmtree(tmp_path)
-        good = save_checkpoint(tmp_path, some(), RECORD, keep=1)
-        before = contents(tmp_path)
-        def fail(): raise OSError(number, os.strerror(number))
-        with pytest.MonkeyPatch.context() as patch:
-            done = failing(patch, at, fail)
-            try: save_checkpoint(tmp_path, some(1), RECORD, keep=1)
-            except OSError as e: failed = e
-            else: failed = None
-        if failed and done[:at].count("rename") < 2 and "checkpoint-000002" not in {p.name for p in tmp_path.iterdir()}:
-            assert failed.errno == number and contents(tmp_path) == before
-            assert "could not be written" in str(failed) and cure in str(failed) and good.name in str(failed) and str(tmp_path) in str(failed)
-        newest = newest_checkpoint(tmp_path)  # whatever happened: a whole one
-        assert same(load_checkpoint(newest)[0], some(int(newest.name[-1]) - 1))
-        assert same(load_checkpoint(save_checkpoint(tmp_path, some(2), RECORD, keep=1))[0], some(2))
-        assert len(list(tmp_path.iterdir())) == 1  # nothing is left beside
-
-
-def test_killed_at_every_operation(tmp_path):
-    "A process that ends there and then, without a chance to clear up."
+@pytest.mark.parametrize("how", ["a kill", "a full disk"])
+def test_whatever_stops_the_writing_a_whole_one_is_there(tmp_path, how):
+    "At every operation: a process that ends there and then, without a chance to clear up; or an error."
+    def fail(): raise OSError(errno.ENOSPC, "No space left on device")
     moments = set()
     for at in range(1, OPERATIONS):
         shutil.rmtree(tmp_path)
         save_checkpoint(tmp_path, some(), RECORD, keep=1)
-        if not (child := os.fork()):
-            try:
-                failing(pytest.MonkeyPatch(), at, lambda: os._exit(9))
+        if how == "a full disk":
+            with pytest.MonkeyPatch.context() as patch, contextlib.suppress(OSError):
+                failing(patch, at, fail)
                 save_checkpoint(tmp_path, some(1), RECORD, keep=1)
-            finally: os._exit(0)
-        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0: break
+        else:
+            if not (child := os.fork()):
+                try:
+                    failing(pytest.MonkeyPatch(), at, lambda: os._exit(9))
+                    save_checkpoint(tmp_path, some(1), RECORD, keep=1)
+                finally: os._exit(0)
+            os.waitpid(child, 0)
         newest = newest_checkpoint(tmp_path)
         moments.add(newest.name)
         assert same(load_checkpoint(newest)[0], some(int(newest.name[-1]) - 1))
         assert same(load_checkpoint(save_checkpoint(tmp_path, some(2), RECORD, keep=1))[0], some(2))
-        assert len(list(tmp_path.iterdir())) == 1
-    assert moments == {"checkpoint-000001", "checkpoint-000002"} and at > 8
+        assert len(list(tmp_path.iterdir())) == 1  # nothing is left beside
+    assert moments == {"checkpoint-000001", "checkpoint-000002"}
 
 
 def test_a_limit_on_the_size_of_files(tmp_path):
@@ -198,35 +178,8 @@ def test_writers_of_one_directory_wait_for_each_other(tmp_path):
 
 # ---------------------------------------------------------------- files that may hold anything
 
-ODD = {"empty": b"", "list": b"[]", "half": b'{"a": 1', "nested": b"[" * 100_000, "NaN": b'{"a": NaN}', "1e999": b'{"a": 1e999}', "latin": '{"ä": 1}'.encode("latin-1")}
-
-
-@pytest.mark.parametrize("content", ODD.values(), ids=ODD)
-def test_odd_json_is_named(tmp_path, content):
-    path = tmp_path / "summary.json"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"^the summary, {re.escape(str(path))}, cannot be used: .* To go on, begin again$"):
-        read_json(path, "the summary", "begin again")
-
-
 def test_json_is_read(tmp_path):
     path = tmp_path / "a.json"
     for text in ('{"ä": [1, 2.5, null, "\U0001f9a2"]}', '\ufeff{"ä": [1, 2.5, null, "\U0001f9a2"]}'):  # some editors put a mark before it
         path.write_text(text, encoding="utf-8")
         assert read_json(path, "it") == {"ä": [1, 2.5, None, "\U0001f9a2"]}
-
-
-def test_an_error_of_a_rust_library_has_its_cure():
-    with pytest.raises(OSError, match="the tokenizer could not be written: .*free some space"), writing("the tokenizer", "there"):
-        raise Exception("No space left on device (os error 28)")
-    with pytest.raises(ZeroDivisionError), writing("the tokenizer", "there"): raise ZeroDivisionError
-
-
-def test_a_record_may_hold_what_has_a_text_and_its_names_in_any_order(tmp_path):
-    record = {"where": tmp_path, "b": [1, {"z": 2, "a": None}], "a": .1}
-    path = save_checkpoint(tmp_path, {"w": torch.ones(2)}, record)
-    expected = record | {"where": str(tmp_path)}
-    assert load_checkpoint(path)[1] == expected
-    whole = json.loads((path / "record.json").read_text("utf-8"))
-    (path / "record.json").write_text(json.dumps(whole, sort_keys=True), "utf-8")  # as another program might keep it
-    assert list(json.loads((path / "record.json").read_text("utf-8"))["record"]) == ["a", "b", "where"] and load_checkpoint(path)[1] == expected

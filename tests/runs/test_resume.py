@@ -1,7 +1,6 @@
 """A run goes on where it stopped, whatever stopped it, and ends with the very bytes of a run that was never stopped.
 
 First the manager alone; then the quickstart, through functions and in processes that are killed."""
-import errno
 import json
 import multiprocessing
 import os
@@ -13,7 +12,7 @@ import time
 import jaxtyping
 import pytest
 import torch
-from deep import deep, first
+from deep import first
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from instruct_goose.cli.main import main
@@ -21,7 +20,7 @@ from instruct_goose.recipes import quickstart, stages
 from instruct_goose.recipes.quickstart import QuickstartConfig, run_quickstart
 from instruct_goose.runs import checkpoints as files
 from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
-from instruct_goose.runs.resume import CheckpointManager, Clock, Terminated
+from instruct_goose.runs.resume import CheckpointManager, Terminated
 from instruct_goose.runs.run_directory import open_run
 
 
@@ -88,33 +87,17 @@ def test_a_run_that_could_not_begin_does_not_keep_its_directory(tmp_path):
         assert out.exists() == left
 
 
-def test_seconds_add_up(tmp_path):
-    class Stopped(Clock):
-        def read(self): return {"wall_seconds": 2.5}
-    step(CheckpointManager(tmp_path, {}, steps=1, every=1, clock=Stopped()), "a", 1, 1)
-    second = CheckpointManager(tmp_path, {}, steps=1, clock=Stopped())
-    second.resume()
-    assert second.seconds() == {"wall_seconds": 5.} and second.resumed_from == "a"
-
-
 def test_one_process_at_a_time(tmp_path):
-    pytest.importorskip("fcntl")
-    with CheckpointManager(tmp_path, {}, steps=1):
-        with pytest.raises(BlockingIOError), CheckpointManager(tmp_path, {}, steps=1): pass
-    with CheckpointManager(tmp_path, {}, steps=1): pass
+    for _ in range(2):
+        with CheckpointManager(tmp_path, {}, steps=1), pytest.raises(BlockingIOError), CheckpointManager(tmp_path, {}, steps=1): pass
 
 
-def full(*_): raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.mark.parametrize("patch, record, says", [((files.os, "fsync", full), {}, "No space left"), (None, {"loss": float("nan")}, "JSON")])
-def test_what_fails_while_saving_does_not_hide_why_the_run_stopped(tmp_path, monkeypatch, capsys, patch, record, says):
-    if patch: monkeypatch.setattr(*patch)
+def test_what_fails_while_saving_does_not_hide_why_the_run_stopped(tmp_path, capsys):
     with pytest.raises(ZeroDivisionError), CheckpointManager(tmp_path, {}, steps=10) as manager:
-        manager.stage("ppo").after_step(3, 10, lambda: ({}, record))
+        manager.stage("ppo").after_step(3, 10, lambda: ({}, {"loss": float("nan")}))
         raise ZeroDivisionError
     said = capsys.readouterr().err
-    assert says in said and "holds nothing to go on from" in said
+    assert "JSON" in said and "holds nothing to go on from" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -166,17 +149,20 @@ def test_only_its_own_names_are_removed(tmp_path):
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == [".removing-mine"]
 
 
-CHANGES = [{"place": None}, {"place": ["ppo", 1]}, {"place": ["ppo", 1., 4]}, {"place": ["elsewhere", 1, 4]}, {"place": ["ppo", 0, 4]}, {"place": ["ppo", 5, 4]},
-           {"stages": {}}, {"stages": []}, {"stages": {"ppo": 1}}, {"stages": {"ppo": {}}}, {"stages": {"ppo": {}, "sft": {}, "a/b": {}}}, {"seconds": None},
-           {"seconds": {"wall_seconds": "x"}}, {"seconds": {"wall_seconds": -1}}, {"settings": None}, {"settings": []}]
+CHANGES = [{"place": ["ppo", 1]}, {"place": ["ppo", 1., 4]}, {"place": ["elsewhere", 1, 4]}, {"place": ["ppo", 5, 4]}, {"stages": {"ppo": 1}}, {"stages": {"ppo": {}}},
+           {"stages": {"ppo": {}, "sft": {}, "a/b": {}}}, {"seconds": None}, {"seconds": {"wall_seconds": -1}}, {"settings": []}]
 
 
 def test_a_record_that_is_no_runs_is_named(tmp_path):
     manager = CheckpointManager(tmp_path, {"lr": 1.}, steps=4, every=1)
     step(manager, "sft", 2, 2, w=torch.ones(2))
     step(manager, "ppo", 1, 4, w=torch.zeros(2))
+    manager.earlier = {"wall_seconds": 100.}
+    step(manager, "ppo", 2, 4, w=torch.zeros(2))
+    again = CheckpointManager(tmp_path, {"lr": 1.}, steps=4); again.resume()
+    assert again.seconds()["wall_seconds"] >= 100  # they add up
     tensors, record = load_checkpoint(newest_checkpoint(manager.directory))
-    for odd in (*(record | change for change in CHANGES), *({k: x for k, x in record.items() if k != name} for name in ("settings", "place", "seconds", "stages"))):
+    for odd in (*(record | change for change in CHANGES), *({k: x for k, x in record.items() if k != name} for name in ("settings", "place"))):
         path = save_checkpoint(manager.directory, tensors, odd)
         with pytest.raises(ValueError, match=f"{path} is not that of a run"): CheckpointManager(tmp_path, {"lr": 1.}, steps=4).resume()
 
@@ -226,13 +212,6 @@ def stamps(out): return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in out.
 def test_every_stage_was_saved(whole):
     assert places(whole[0]) == [("sft", n, 12) for n in (3, 6, 9, 12)] + [("reward model", n, 6) for n in range(1, 7)] \
         + [("ppo", n, 4) for n in range(1, 5)] + [("baselines", n, 2) for n in (1, 2)]
-
-
-@pytest.mark.deep
-def test_saving_changes_nothing(whole, tmp_path):
-    run_quickstart(config(tmp_path / "run"))
-    assert result(tmp_path / "run") == whole[1]
-    assert not (tmp_path / "run/checkpoints").exists()  # off unless asked for
 
 
 @pytest.mark.deep
@@ -346,17 +325,3 @@ def test_a_kill(whole, tmp_path, process, n):
     print(f"killed after {moment:.2f} of about {longest:.2f} s, at {last}; {json.loads((out / 'summary.json').read_text('utf-8'))['resumed_from']=}")
     assert result(out) == whole[1]
     assert not [p for p in out.rglob(".*")]  # nothing half written is left
-
-
-# ---------------------------------------------------------------- a run is made longer
-
-@pytest.mark.parametrize("finished", [True, deep(False)])
-def test_a_run_is_made_longer(whole, tmp_path, finished):
-    "The quickstart's learning rate falls to 0, so it is told that the rate jumps; SFT and reward model are not trained again."
-    out = tmp_path / "run"
-    if finished: shutil.copytree(whole[0], out)
-    else: stopped_at(whole[0], out, 1 + places(whole[0]).index(("ppo", 3, 4)))
-    summary, log = run_quickstart(config(out, resume=True, steps=6)), result(out)[1]
-    assert log[:3] == whole[1][1][:3] and [m["iteration"] for m in log] == list(range(6)) and summary["config"]["steps"] == 6
-    assert result(out)[0].keys() == whole[1][0].keys() and result(out)[0]["sft/model.safetensors"] == whole[1][0]["sft/model.safetensors"]
-    assert run_quickstart(config(out, resume=True, steps=6)) == summary

@@ -1,5 +1,4 @@
 "A run's directory. Oracles: the files as any reader finds them, and a run that was never stopped."
-import errno
 import itertools
 import json
 import math
@@ -9,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from deep import first
 from small_models import tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -24,17 +22,9 @@ from instruct_goose.runs.run_directory import (
     claim_run_dir,
     finished_run,
     new_run_dir,
-    open_run,
-    save_model,
     write_json,
 )
 from instruct_goose.training.callbacks import Callback
-
-
-def test_new_run_dirs_differ(tmp_path):
-    assert [new_run_dir("a", tmp_path / "runs").name for _ in range(3)] == ["a", "a-2", "a-3"]
-    (tmp_path / "runs" / "b").write_text("a file of that name")
-    assert new_run_dir("b", tmp_path / "runs").name == "b-2"
 
 
 def make_some(root):
@@ -42,8 +32,9 @@ def make_some(root):
 
 
 def test_new_run_dirs_differ_when_several_processes_ask_at_once(tmp_path):
+    (tmp_path / "run").write_text("a file of that name")
     with multiprocessing.get_context("fork").Pool(4) as pool: made = pool.map(make_some, [str(tmp_path)] * 4, chunksize=1)
-    assert len(set(sum(made, []))) == 80 == len(list(tmp_path.iterdir()))
+    assert len(set(sum(made, []))) == 80 == len(list(tmp_path.iterdir())) - 1
 
 
 def test_claim_run_dir(tmp_path):
@@ -85,28 +76,6 @@ def test_jsonl_grows_line_by_line_and_knows_no_nan(tmp_path):
     assert json.loads((tmp_path / "n.jsonl").read_text(), parse_constant=refuse) == {"a": None, "b": [1.5, None, {"c": None}], "d": [2, None, True, "NaN"]}
 
 
-@pytest.mark.parametrize("name", first(1, ["llama", "gpt2", "gemma2"]))
-def test_saved_models_load_with_transformers_alone(tmp_path, tokenizer, name):
-    model = tiny(name)
-    save_model(model, tokenizer, tmp_path)
-    again, words = AutoModelForCausalLM.from_pretrained(tmp_path).eval(), AutoTokenizer.from_pretrained(tmp_path)
-    assert words("the film is good")["input_ids"] == tokenizer("the film is good")["input_ids"]
-    ids = torch.tensor([[0, 3, 4]])
-    assert all(p.equal(q) for p, q in zip(again.state_dict().values(), model.state_dict().values(), strict=True))
-    torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-5, rtol=1e-5)  # memory is aligned anew
-    assert list(tmp_path.glob("*.safetensors")) and not list(tmp_path.glob("*.bin"))
-
-
-def test_a_disk_that_refuses_is_said_with_a_cure(tmp_path, monkeypatch, tokenizer):
-    def full(*args, **kwargs): raise OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="config.json could not be written.*free some space"): write_json(tmp_path / "config.json", {})
-    with pytest.raises(OSError, match="the model could not be written"):
-        model = tiny()
-        model.save_pretrained = full
-        save_model(model, tokenizer, tmp_path)
-
-
 @dataclass
 class Settings:
     output_dir: Path | None
@@ -116,16 +85,13 @@ class Settings:
     resume: bool = False
 
 
-@pytest.mark.parametrize("wrong", first(2, ["", "[" * 100_000, "[]", "3", "{", '{"a": NaN}']), ids=lambda s: s[:9])
 @pytest.mark.parametrize("name", ["summary.json", "config.json"])
-def test_a_damaged_file_is_named_and_never_finished(tmp_path, name, wrong):
+def test_a_damaged_file_is_named_and_never_finished(tmp_path, name):
     for file in ("summary.json", "config.json"): (tmp_path / file).write_text('{"steps": 6}')
     assert finished_run(Settings(tmp_path, resume=True)) == {"steps": 6}
-    (tmp_path / name).write_text(wrong)
+    (tmp_path / name).write_text("[" * 100_000)
     with pytest.raises(ValueError, match=name.replace(".", r"\.")): finished_run(Settings(tmp_path, resume=True))
-    if name == "config.json":
-        with pytest.raises(ValueError, match=r"config\.json"): open_run(Settings(tmp_path, resume=True), "x")
-    assert (tmp_path / name).read_text() == wrong
+    assert (tmp_path / name).read_text() == "[" * 100_000
 
 
 # ---------------------------------------------------------------- one call
@@ -158,9 +124,8 @@ def test_all_that_a_run_is_lies_in_its_directory(tmp_path):
     assert again.value_model is not None and again.value_head.weight.norm() > 0
     assert all(p.equal(q) for p, q in zip(again.parameters(), made.agent.parameters(), strict=True))
     assert words("a b")["input_ids"] == TOKENIZER("a b")["input_ids"]
-    plain = AutoModelForCausalLM.from_pretrained(out / "policy")
+    plain = AutoModelForCausalLM.from_pretrained(out / "policy")  # transformers alone
     assert all(p.equal(q) for p, q in zip(plain.parameters(), made.agent.model.parameters(), strict=True))
-    RLHFTrainer(again, config=RLHFConfig(steps=1, batch_size=4, max_new_tokens=2), tokenizer=words).train(ROWS, right, progress=False)
 
 
 def samples(out): return [[x.strip() for x in line.strip("|").split("|")] for line in (out / "samples.md").read_text().splitlines() if line.startswith("|")]
@@ -183,11 +148,11 @@ def test_samples_are_the_same_prompts_before_and_after_and_no_reward_is_asked(tm
     assert all(word in (tmp_path / "run/report.html").read_text() for word in ("part-samples", *rows[0]))
 
 
-@pytest.mark.parametrize("prompts, more, shown", [(lambda: itertools.cycle(ROWS), {}, None), (lambda: itertools.cycle(ROWS), {"held_out": ROWS[1:]}, ["d", "f a"]), (lambda: ROWS, {"samples": 0}, None)])
-def test_nothing_is_taken_of_a_stream_for_samples(prompts, more, shown, tmp_path):
-    trainer(1).train_in(tmp_path / "run", prompts(), right, progress=False, **more)
-    assert (tmp_path / "run/samples.md").exists() == (shown is not None)
-    if shown: assert [r[0] for r in samples(tmp_path / "run")[2:]] == shown and "Held-out" in (tmp_path / "run/samples.md").read_text()
+@pytest.mark.parametrize("held_out", [None, ROWS[1:]])
+def test_nothing_is_taken_of_a_stream_for_samples(held_out, tmp_path):
+    trainer(1).train_in(tmp_path / "run", itertools.cycle(ROWS), right, progress=False, held_out=held_out)
+    assert (tmp_path / "run/samples.md").exists() == (held_out is not None)
+    if held_out: assert [r[0] for r in samples(tmp_path / "run")[2:]] == ["d", "f a"] and "Held-out" in (tmp_path / "run/samples.md").read_text()
 
 
 class Stop(Callback):
@@ -218,8 +183,8 @@ def test_stopped_resumed_and_made_longer_it_is_the_run_that_was_that_long(tmp_pa
 
 def test_a_log_without_a_checkpoint_is_kept_beside(tmp_path, capsys):
     "A run that was killed before its first checkpoint starts over; what it has measured is still there."
+    (tmp_path / "checkpoints").mkdir()
     for n, text in enumerate(['{"iteration": 0}\n{"iter', '{"iteration": 0}\n'], 1):
-        (tmp_path / "checkpoints").mkdir(exist_ok=True)
         for name in ("metrics", "tokens"): (tmp_path / f"{name}.jsonl").write_text(text)
         trainer(1).train_in(tmp_path, ROWS, right, save_every=None, resume=True, progress=False)
         said = capsys.readouterr().out
@@ -279,7 +244,7 @@ SUMMARY = {"model": "owner/name", "iterations": 7, "first": {"reward_mean": -1.,
            "config": {"algorithm": "rloo", "lr": 2e-5, "beta": .1, "group_size": 4, "reward_weights": [1., 2.]}, "versions": {"torch": "2", "platform": "secret"}}
 
 
-@pytest.mark.parametrize("base, named", [("owner/name", True), ("/home/me/model", False), (None, False), ("a/b/c", False)])
+@pytest.mark.parametrize("base, named", [("owner/name", True), ("/home/me/model", False), (None, False)])
 def test_a_card_says_what_was_done_and_nothing_of_the_machine(base, named):
     card = model_card(SUMMARY | {"model": base})
     _, header, body = card.split("---\n", 2)
@@ -287,7 +252,7 @@ def test_a_card_says_what_was_done_and_nothing_of_the_machine(base, named):
     assert "| -1.000 " in body and "3.142" in body and "RLOO, 7 iterations" in body and "[1.0, 2.0]" in body and "beta" not in body.split("## Settings")[1].split("## To load")[0]
 
 
-@pytest.mark.parametrize("wrong", [{"iteration": 10**9}, {"metrics": []}, {"metrics": [1, 2]}, {"metrics": None}, {"iteration": "2"}])
+@pytest.mark.parametrize("wrong", [{"iteration": 10**9}, {"metrics": [1, 2]}, {"metrics": None}])
 def test_a_checkpoint_that_was_resealed_with_nonsense_is_refused(tmp_path, wrong):
     made = trainer(2)
     made.train_in(tmp_path, ROWS, right, save_every=1, progress=False)
