@@ -24,13 +24,10 @@ from .sft import filling_id, lm_rows
 # %% ../../nbs/guides/dpo.ipynb #d00f9f29
 Row = tuple[list[int], list[int]] # what is given, and the response with its end, as token ids
 
-def pair_rows(
-    pairs: Sequence, # {"chosen", "rejected"} and perhaps "prompt"; or (chosen, rejected)
-    tokenizer: PreTrainedTokenizerBase, # with an end-of-text token
-) -> list[tuple[Row, Row]]: # (chosen, rejected) of each pair
-    """Tokenise pairs. Given is the beginning-of-text token and, where there is one, the prompt,
-    the same tokens on both sides. Raises ValueError naming the pair that lacks a side, or prefers
-    a text to itself."""
+def pair_rows(pairs: Sequence, tokenizer: PreTrainedTokenizerBase) -> list[tuple[Row, Row]]:
+    """(chosen, rejected) of each pair, which is {"chosen", "rejected"} and perhaps "prompt", or
+    (chosen, rejected). Given is the beginning-of-text token and the prompt, the same tokens on
+    both sides. Raises ValueError naming the pair that lacks a side, or is a tie."""
     both = [sides(i, pair) for i, pair in enumerate(pairs)]
     prompts = [pair.get("prompt") or "" if isinstance(pair, dict) else "" for pair in pairs]
     chosen, rejected = (given_and_response([texts[side] for texts in both], prompts, tokenizer)
@@ -46,9 +43,7 @@ def given_and_response(
 
 # %% ../../nbs/guides/dpo.ipynb #d391b0bc
 def row_logprobs(
-    model: PreTrainedModel, # a causal LM
-    rows: Sequence[Row],    # from `pair_rows`
-    pad_id: int = 0,        # any id: masks tell what is padding
+    model: PreTrainedModel, rows: Sequence[Row], pad_id: int = 0,
 ) -> Float[Tensor, "batch"]: # nats
     "log π(y|q) = Σₜ log π(yₜ|q, y₍₋ₜ₎) of each row's response. Gradients flow; dropout is off."
     query, response = zip(*rows, strict=True)
@@ -141,7 +136,7 @@ def train_kto(
     data, good = thumb_rows(rows, tokenizer)
     refuse_long_rows([given + response for given, response in data], model)
     if batch_size < 2:
-        raise ValueError(f"batch_size is {batch_size}: z needs another row's answer, so 2 or more")
+        raise ValueError(f"batch_size is {batch_size}: z needs another row's answer, 2 at least")
     pad_id, room = filling_id(tokenizer), context_length(model)
 
     def loss_of(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
@@ -173,8 +168,7 @@ def thumb_rows(
                              f"false) are needed, and it has {', '.join(sorted(row))}")
     labels = [row["label"] for row in rows]
     if len({*labels}) < 2:
-        raise ValueError(f"{len(labels)} rows, and not two kinds of label: KTO needs good answers "
-                         "and bad ones")
+        raise ValueError(f"{len(labels)} rows, and not two kinds of label, good and bad")
     prompts = [row.get("prompt") or "" for row in rows]
     texts = [prompt + row["completion"] for prompt, row in zip(prompts, rows, strict=True)]
     return given_and_response(texts, prompts, tokenizer), torch.tensor(labels)

@@ -19,19 +19,15 @@ from transformers import PreTrainedModel
 
 from ..models.families import context_length
 from ..runs.resume import Stage
-from ..runs.state import (
-    joined, load_training_state, optimizer_state, part, training_state)
+from ..runs.state import joined, load_training_state, part, training_state
 from ..training.callbacks import Line
 from ..training.checks import require_trainable, warn_of_lost_steps
 from ..training.updates import cosine
 
 # %% ../../nbs/reference/supervised/fit.ipynb #b01c3702
-def one_seed(
-    seed: int, # of the run
-    name: str, # of the stage that draws
-) -> int: # below 2³², the same on every machine
-    """CRC-32 of "seed/name": a seed of its own for each stage, so that changing one stage leaves
-    the others' random numbers alone."""
+def one_seed(seed: int, name: str) -> int:
+    """CRC-32 of "seed/name": a seed of its own for each stage of a run, so that changing one stage
+    leaves the others' random numbers alone."""
     return zlib.crc32(f"{seed}/{name}".encode())
 
 # %% ../../nbs/reference/supervised/fit.ipynb #93af9fc6
@@ -93,9 +89,7 @@ def batches_by_tokens(lengths: Sequence[int], limit: int, seed: int) -> Iterator
 
 # %% ../../nbs/reference/supervised/fit.ipynb #894512d0
 def refuse_long_rows(
-    rows: Sequence[Sequence[int]], # token ids
-    model: PreTrainedModel,
-    what: str = "text", # what the error calls a row
+    rows: Sequence[Sequence[int]], model: PreTrainedModel, what: str = "text",
 ) -> None:
     "Raises ValueError naming the first row that is longer than the model's context."
     context = context_length(model)
@@ -153,7 +147,7 @@ def fit(
                 if callback is not None:
                     callback(step, history[-1])
                 if stage is not None:
-                    state = partial(fit_state, model, optimizer, generators, history, steps)
+                    state = partial(fit_state, model, optimizer, generators, history)
                     stage.after_step(step + 1, steps, state, often=10)
     finally:
         model.train(before)
@@ -161,11 +155,7 @@ def fit(
 
 # %% ../../nbs/reference/supervised/fit.ipynb #a468a8d6
 def gradient_step(
-    optimizer: torch.optim.Optimizer,
-    loss: Loss,
-    lr: float,
-    max_grad_norm: float,
-    where: str, # what the error calls this step
+    optimizer: torch.optim.Optimizer, loss: Loss, lr: float, max_grad_norm: float, where: str,
 ) -> dict[str, float]: # loss, what came with it, lr, and the gradient's norm before clipping
     "One update. Raises FloatingPointError if the loss or its gradient is not finite."
     loss, more = loss if isinstance(loss, tuple) else (loss, {})
@@ -175,7 +165,7 @@ def gradient_step(
     norm = nn.utils.clip_grad_norm_(moved, max_grad_norm)
     if not (loss.isfinite() and norm.isfinite()):
         raise FloatingPointError(f"{where}: the loss is {loss.item()}, the norm of its gradient "
-                                 f"{norm.item()}; lower the learning rate, or look at that batch")
+                                 f"{norm.item()}; lower the learning rate")
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()
@@ -183,10 +173,7 @@ def gradient_step(
 
 # %% ../../nbs/reference/supervised/fit.ipynb #fab81d12
 def adamw(
-    model: nn.Module,
-    lr: float,
-    betas: tuple[float, float],
-    weight_decay: float,
+    model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float,
 ) -> torch.optim.AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019), on matrices alone. Raises
     ValueError for weights in float16; those in bfloat16 can be a LostSteps warning."""
@@ -199,29 +186,19 @@ def adamw(
 
 # %% ../../nbs/reference/supervised/fit.ipynb #79d22fde
 def fit_state(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    generators: Mapping[str, torch.Generator],
-    history: Sequence[Log], # the updates so far, at least one
-    steps: int,             # of the whole stage
+    model: nn.Module, optimizer: torch.optim.Optimizer, generators: Mapping[str, torch.Generator],
+    history: Sequence[Log],
 ) -> tuple[dict[str, Tensor], dict]: # tensors by name, not copied; and what JSON can hold
-    "What the next update depends on, and the log; of a finished stage, what is left of it."
+    "What the next update depends on, and the log of the updates so far."
     tensors, record = training_state(model, optimizer, generators)
-    if len(history) == steps:
-        tensors = {k: x for k, x in tensors.items() if not k.startswith("optimizer/")}
-        record["groups"] = []
     names = [name for name in history[0] if name != "step"]
     log = {k: torch.tensor([update[k] for update in history], dtype=torch.float64) for k in names}
     return tensors | joined({"history": log}), record | {"history": names}
 
 # %% ../../nbs/reference/supervised/fit.ipynb #451ead05
 def load_fit_state(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer, # a new one
-    generators: Mapping[str, torch.Generator],
-    steps: int,
-    tensors: Mapping[str, Tensor], # from `fit_state`
-    record: Mapping,               # from `fit_state`, as JSON
+    model: nn.Module, optimizer: torch.optim.Optimizer, generators: Mapping[str, torch.Generator],
+    steps: int, tensors: Mapping[str, Tensor], record: Mapping,
 ) -> list[Log]: # the updates so far
     """Go on where that training stood. Raises ValueError, before anything is changed, for what is
     not its state."""
@@ -232,10 +209,6 @@ def load_fit_state(
         raise ValueError(f"this is not the state of a supervised stage of {steps} updates: its "
                          f"log has {done}, in the columns {names}")
     others = {k: x for k, x in tensors.items() if not k.startswith("history/")}
-    if done == steps: # a new optimizer will do
-        record = {**record, "groups": optimizer_state(optimizer, model)[1]}
-    elif not part(tensors, "optimizer"):
-        raise ValueError(f"the optimizer's moments are missing after {done} of {steps} updates")
     load_training_state(model, optimizer, generators, others, record)
     rows = zip(*(log[name].tolist() for name in names), strict=True)
     return [{"step": i, **dict(zip(names, row, strict=True))} for i, row in enumerate(rows)]

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ..models.reward_model import RewardModel, all_pairs_loss, pairwise_loss
-from ..models.tokens import PairDataset, pad
-from ..models.tokens import sides
+from ..models.tokens import PairDataset, pad, sides
 from .fit import Log, batches, fit, refuse_long_rows
 from .sft import filling_id
 
@@ -85,8 +84,7 @@ def train_reward_model_on_ratings(
     beyond the model's context."""
     if len(texts) != len(ratings):
         raise ValueError(f"{len(texts)} texts and ratings for {len(ratings)} of them")
-    unrated = [i for i, given in enumerate(ratings) if not len(given)]
-    if unrated:
+    if unrated := [i for i, given in enumerate(ratings) if not len(given)]:
         raise ValueError(f"nobody rated text {unrated[0]}: {texts[unrated[0]]!r}")
     generator = torch.Generator().manual_seed(seed)
     rows = [reward_model.tokenizer(text, verbose=False)["input_ids"] for text in texts]

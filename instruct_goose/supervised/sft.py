@@ -85,8 +85,7 @@ def lm_loss(
         raise ValueError("padding stands before a token: pad on the right, "
                          "or `compact(ids, mask, side='right')`")
     if not learn.any():
-        raise ValueError("no token to learn from: `learn` and `mask` are nowhere True together "
-                         "after the first token")
+        raise ValueError("no token to learn from behind the first")
     head = plain_head(model)
     states = forward_pass(model if head is None else trunk(model), ids, mask)[:, :-1][learn]
     logits = states if head is None else head(states)
@@ -121,12 +120,9 @@ def train_lm(
 
 # %% ../../nbs/learn/17_sft.ipynb #27a828b3
 def batch_loss(
-    model: PreTrainedModel,
-    rows: Sequence[Sequence[int]], # from `lm_rows`
-    given: Sequence[int],
-    pad_id: int,
+    model: PreTrainedModel, rows: Sequence[Sequence[int]], given: Sequence[int], pad_id: int,
 ) -> Float[Tensor, ""]:
-    "`lm_loss` of rows of any length."
+    "`lm_loss` of rows of any length, from `lm_rows`."
     ids, mask = pad(rows, pad_id)
     learn = mask & (torch.arange(ids.shape[1]) >= torch.tensor(given)[:, None])
     return lm_loss(model, *(x.to(model.device) for x in (ids, mask, learn)))
@@ -134,8 +130,7 @@ def batch_loss(
 def filling_id(tokenizer: PreTrainedTokenizerBase) -> int:
     "What fills the gaps: the pad token or, where a mask tells padding from text, the end's."
     pad_id: Any = tokenizer.pad_token_id
-    end: Any = tokenizer.eos_token_id
-    return end if pad_id is None else pad_id
+    return tokenizer.eos_token_id if pad_id is None else pad_id
 
 # %% ../../nbs/learn/17_sft.ipynb #b4169d84
 @torch.no_grad()
