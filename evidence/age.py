@@ -18,14 +18,14 @@ from lesson_code import source_of
 root = Path(__file__).parents[1]
 MEASURES = {"quickstart": "recipes.quickstart",
             "reviews": "recipes.ratings", "family": "recipes.quickstart",
-            "control": "guides/classic_control", "exact_world": "worlds.exact_world", "gallery": "learn/22_bug_hunt", "doctor": "learn/22_bug_hunt", "doctor_unseen": "learn/22_bug_hunt",
-            "probes": "worlds.probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "inputs": "cli.main", "details": "worlds.exact_world",
+            "control": "guides/classic_control", "exact_world": "learn/20_exact_world", "gallery": "learn/22_bug_hunt", "doctor": "learn/22_bug_hunt", "doctor_unseen": "learn/22_bug_hunt",
+            "probes": "worlds.probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "inputs": "cli.main", "details": "learn/20_exact_world",
             "distillation": "variants.distillation", "playground": "guides/playground", "trackers": "runs.trackers",
             "recipes": "recipes.smollm",
             "smollm_reviews": "recipes.smollm",
             "reports/quickstart": "recipes.quickstart", "reports/smollm-sentiment": "recipes.smollm"}
 
-LESSONS = ("learn/22_bug_hunt", "guides/playground", "guides/classic_control")  # what they define is no part of the package
+LESSONS = ("learn/22_bug_hunt", "guides/playground", "guides/classic_control", "learn/20_exact_world", "learn/21_probes")  # what they define is no part of the package
 
 
 def imports(module: str, tree: ast.Module) -> Iterator[str]:

@@ -3,8 +3,11 @@
     python evidence/run.py details        writes evidence/details.json, about five CPU-minutes
 """
 import torch
+from lesson_code import lesson_module
 
-from instruct_goose.worlds.exact_world import converge, exact_config, make_world
+from instruct_goose.worlds.exact_world import exact_config, make_world
+
+converge = lesson_module("learn/20_exact_world").converge
 
 SEEDS, BETA = (0, 1, 2), 1.
 SIZES = dict(steps=40, batch_size=96, lr_schedule="linear", lr=2e-3)

@@ -134,24 +134,16 @@ def exact_run(job: dict) -> dict:
     "One run in the exact world: how far from the optimum it ends and, with the KL in the loss, from the fixed point of that."
     import torch
 
-    from instruct_goose.worlds.exact_world import (
-        converge,
-        converge_dpo,
-        enumerate_logprobs,
-        exact_config,
-        fixed_point,
-        make_world,
-        optimum,
-        total_variation,
-    )
+    from instruct_goose.worlds.exact_world import enumerate_logprobs, exact_config, make_world, optimum, total_variation
 
+    lesson = lesson_module("learn/20_exact_world")
     torch.set_num_threads(1)
     job = {"kind": "absolute", "side": "left", "seed": 0, "settings": {}} | job
     name, beta, settings, world = job["name"], job["beta"], job["settings"], make_world(job["kind"])
     with torch.no_grad(): ref = enumerate_logprobs(world.reference, world).sum(-1).double()
-    if name == "dpo": return rounded(job | {k: x for k, x in converge_dpo(world, beta).items() if k != "logprobs"})
+    if name == "dpo": return rounded(job | {k: x for k, x in lesson.converge_dpo(world, beta).items() if k != "logprobs"})
     config = exact_config(name, beta, seed=job["seed"], **settings)
-    result = converge(world, config, job["side"])
+    result = lesson.converge(world, config, job["side"])
     end, mean = result["logprobs"], result["mean_logprobs"]
     row = {k: result[k][-1] for k in ("tv", "reward", "kl")}
     row["from_reference"] = total_variation(end, ref)
@@ -159,7 +151,7 @@ def exact_run(job: dict) -> dict:
     if beta: row["mean_tv"] = total_variation(mean, optimum(ref, world.rewards, beta))
     if config.kl_placement == "loss":
         how = config.advantage.removeprefix("group_")
-        there = fixed_point(world, beta, config.kl_estimator or "k2", how, config.aggregation == "sequence_mean", config.group_size)
+        there = lesson.fixed_point(world, beta, config.kl_estimator or "k2", how, config.aggregation == "sequence_mean", config.group_size)
         row |= {"fixed_point": total_variation(there, optimum(ref, world.rewards, beta)), "to_fixed_point": total_variation(end, there),
                 "mean_to_fixed_point": total_variation(mean, there)}
     row = rounded(job | row) | {"cpu_seconds": round(result["cpu_seconds"], 1), "curve": rounded(result["tv"][4::5], 3) if beta else None}

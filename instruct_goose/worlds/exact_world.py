@@ -4,38 +4,25 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'PROMPTS', 'all_responses', 'make_tokenizer', 'tiny_policy', 'World', 'enumerate_logprobs', 'make_world',
-           'objective', 'optimum', 'total_variation', 'states', 'as_table', 'table_logprobs', 'flat_gradient',
-           'response_gradients', 'sampled_gradient', 'expected_loss', 'exact_config', 'converge',
-           'expected_group_advantages', 'fixed_point', 'converge_dpo']
+           'objective', 'optimum', 'total_variation', 'exact_config']
 
 # %% ../../nbs/learn/20_exact_world.ipynb #8fec9518
-import copy
-import itertools
-import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import nn, Tensor
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..models.agent import create_reference_model
 from ..models.response import response_logprobs
 from ..models.tokens import pad
-from ..objective.advantages import group_advantages
-from ..objective.kl import kl_in_loss
-from ..objective.policy_loss import policy_loss
-from ..objective.preference import dpo_loss
-from ..supervised.fit import fit
 from ..training.config import Preset, RLHFConfig
-from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/learn/20_exact_world.ipynb #de4934de
 def all_responses(
-    vocab_size: int,     # every token can be said
-    max_new_tokens: int, # the longest response
-    eos_id: int,         # ends a response
+    vocab_size: int, max_new_tokens: int, eos_id: int,
 ) -> tuple[Int[Tensor, "response time"], Bool[Tensor, "response time"]]: # ids, mask
     """Every response that sampling can give: all rows of tokens up to the first EOS, which is
     inside the mask, or up to max_new_tokens. There are Σₖ (V−1)ᵏ for k < T with EOS, and (V−1)ᵀ
@@ -64,14 +51,12 @@ def make_tokenizer():
 
 # %% ../../nbs/learn/20_exact_world.ipynb #1b5f0208
 def tiny_policy(
-    kind: str,     # "absolute": GPT-2's learnt positions; "rotary": Llama's
-    seed: int = 1, # of the random weights
-) -> PreTrainedModel: # a causal LM of two layers, 32 wide
+    kind: Literal["absolute", "rotary"], # GPT-2's learnt positions, or Llama's
+    seed: int = 1,
+) -> PreTrainedModel: # two layers, 32 wide
     "A transformer that has learnt nothing. Its weights are large enough for it to have opinions."
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-    if kind not in ("absolute", "rotary"):
-        raise ValueError(f"kind is {kind!r}: choose 'absolute' or 'rotary'")
     shared: dict[str, Any] = dict(
         vocab_size=len(WORDS), initializer_range=.15, bos_token_id=0, eos_token_id=0)
     with torch.random.fork_rng(devices=[]):
@@ -106,15 +91,12 @@ class World:
 
     def reward_fn(self, texts: list[str]) -> list[float]:
         "The table, looked up."
-        table = {t: x for ts, xs in zip(self.texts(), self.rewards.tolist())
-                 for t, x in zip(ts, xs)}
+        table = dict(zip(sum(self.texts(), []), self.rewards.flatten().tolist()))
         return [table[t] for t in texts]
 
 # %% ../../nbs/learn/20_exact_world.ipynb #dc836afd
 def enumerate_logprobs(
-    model: PreTrainedModel, # a causal LM
-    world: World,
-    side: str = "left",  # where the prompts are padded
+    model: PreTrainedModel, world: World, side: str = "left", # where the prompts are padded
 ) -> Float[Tensor, "prompt response time"]: # 0 at padding; gradients flow
     "log π(aₜ|sₜ) of every token of every response to every prompt, by the library's own forward."
     n = len(world.response_ids)
@@ -124,9 +106,8 @@ def enumerate_logprobs(
 
 # %% ../../nbs/learn/20_exact_world.ipynb #50efa117
 def make_world(
-    kind: str = "absolute",  # or "rotary"
-    max_new_tokens: int = 3, # the longest response
-    seed: int = 0,           # of the rewards
+    kind: Literal["absolute", "rotary"] = "absolute", max_new_tokens: int = 3,
+    seed: int = 0, # of the rewards
 ) -> World:
     """A random reference and a random table of rewards: words have values that depend on prompt
     and place, and each response has one of its own beside them. Squares of uniform numbers, so
@@ -170,104 +151,11 @@ def total_variation(
     "½ Σ_r |π(r|q) − π'(r|q)|: the largest difference in the probability of any event."
     return ((logprobs.exp() - other.exp()).abs().sum(-1) / 2).mean().item()
 
-# %% ../../nbs/learn/20_exact_world.ipynb #3d3056a1
-def states(world: World) -> Int[Tensor, "response time"]:
-    "Which state each token was said in: one number for each way a response can have begun."
-    seen, rows = {}, world.response_ids.tolist()
-    return torch.tensor([[seen.setdefault(tuple(row[:t]), len(seen)) if m else 0
-                          for t, m in enumerate(mask)]
-                         for row, mask in zip(rows, world.mask.tolist())])
-
-def as_table(
-    logprobs: Float[Tensor, "prompt response time"], # from `enumerate_logprobs`
-    world: World,
-) -> Float[Tensor, "prompt state vocab"]: # float64
-    "The same policy as a table of next-token log-probabilities, one row for each state."
-    at, said = states(world), world.response_ids
-    table = torch.zeros(len(PROMPTS), int(at.max()) + 1, len(WORDS), dtype=torch.float64)
-    table[:, at[world.mask], said[world.mask]] = logprobs.detach().double()[:, world.mask]
-    return table
-
-# %% ../../nbs/learn/20_exact_world.ipynb #aefa8363
-def table_logprobs(
-    logits: Float[Tensor, "prompt state vocab"],
-    world: World,
-) -> Float[Tensor, "prompt response time"]: # 0 at padding
-    "A policy that is a table: log π(aₜ|sₜ), one row of logits for each state."
-    picked = logits.log_softmax(-1)[:, states(world), world.response_ids]
-    return torch.where(world.mask, picked, 0.)
-
-# %% ../../nbs/learn/20_exact_world.ipynb #8ec928cc
-def flat_gradient(
-    scalar: Float[Tensor, ""],
-    model: nn.Module,
-) -> Float[Tensor, "parameters"]: # the whole gradient as one vector
-    "∂ scalar/∂θ for all parameters of the policy; 0 for those that do not matter."
-    parameters = list(model.parameters())
-    parts = torch.autograd.grad(scalar, parameters, retain_graph=True, allow_unused=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten()
-                      for p, g in zip(parameters, parts)])
-
-# %% ../../nbs/learn/20_exact_world.ipynb #69f972a6
-def response_gradients(
-    world: World,
-    trainer: RLHFTrainer,
-) -> Float[Tensor, "prompt response parameters"]:
-    """The gradient of `compute_loss` for each possible response alone. For advantages that need
-    no group."""
-    ids, query_mask = world.queries()
-    def gradient(k: int, i: int) -> Tensor:
-        response = world.response_ids[[i]], world.mask[[i]], world.rewards[k, [i]]
-        loss = trainer.compute_loss(ids[[k]], query_mask[[k]], *response)
-        return flat_gradient(loss, trainer.agent.model)
-    P, N = world.rewards.shape
-    return torch.stack([torch.stack([gradient(k, i) for i in range(N)]) for k in range(P)])
-
-# %% ../../nbs/learn/20_exact_world.ipynb #64be71bf
-def sampled_gradient(
-    world: World,
-    trainer: RLHFTrainer,
-    copies: int,         # responses to each prompt
-    side: str = "left",  # where the prompts are padded
-) -> Float[Tensor, "parameters"]:
-    "The gradient of `compute_loss` for responses that the trainer samples."
-    query = world.queries(side, copies // trainer.config.group_size)
-    prompts = dict(zip(("query_ids", "query_mask"), query))
-    r = trainer.score(trainer.rollout(prompts), world.reward_fn)
-    loss = trainer.compute_loss(r.query_ids, r.query_mask, r.response_ids, r.mask, r.scores)
-    return flat_gradient(loss, trainer.agent.model)
-
-# %% ../../nbs/learn/20_exact_world.ipynb #1cb2df80
-def expected_loss(
-    logprobs: Float[Tensor, "prompt response time"],     # with gradient
-    ref_logprobs: Float[Tensor, "prompt response time"],
-    advantages: Float[Tensor, "prompt response time"],   # of each token
-    mask: Bool[Tensor, "response time"],
-    beta: int | float = 0.,        # price of the KL in the loss
-    estimator: str = "k2",         # of the KL in the loss
-    gradient: str = "plain",       # "plain", "ratio" or "straight_through", as in RLHFConfig
-    weights: Float[Tensor, "prompt response"] | None = None, # besides each one's probability
-) -> Float[Tensor, ""]:
-    """E_q Σ_r π_old(r|q)·w·Σₜ [policy_loss + kl_in_loss]: the library's loss on policy, summed
-    over each response, and averaged over everything that can be sampled, with the average itself
-    held fixed."""
-    shape = logprobs.shape
-    new, ref, A = (x.reshape(-1, shape[-1]) for x in (logprobs, ref_logprobs, advantages))
-    old = new.detach()
-    m = mask.repeat(shape[0], 1)
-    loss = policy_loss(new, old, A, m)
-    if beta:
-        sampled = old if gradient == "ratio" else None
-        through = gradient == "straight_through"
-        loss = loss + kl_in_loss(new, ref, m, beta, estimator, sampled, through)
-    chance = old.sum(-1).exp() * (1 if weights is None else weights.reshape(-1))
-    return (chance * loss.sum(-1)).sum() / shape[0]
-
 # %% ../../nbs/learn/20_exact_world.ipynb #ef0a8e68
 def exact_config(
-    name: Preset,      # of the table
-    beta: int | float, # price of a nat, in standard deviations of the reward
-    **overrides: Any,  # other fields of RLHFConfig
+    name: Preset,
+    beta: int | float, # in standard deviations of the reward
+    **overrides: Any,
 ) -> RLHFConfig:
     """A preset in the exact world: KL in the reward, a learning rate that falls to 0, every prompt
     equally often."""
@@ -276,109 +164,3 @@ def exact_config(
         lr_schedule="linear", kl_placement="reward", kl_estimator=None, beta=beta,
         device="cpu")
     return RLHFConfig.preset(name, **defaults | overrides)
-
-# %% ../../nbs/learn/20_exact_world.ipynb #fd3325a9
-def converge(
-    world: World,
-    config: RLHFConfig,  # from `exact_config`
-    side: str = "left",  # where the prompts are padded
-) -> dict[str, Any]: # logprobs (P, N) at the end, and of the mean policy of the second half;
-                    # after each iteration tv (to π*; None for β = 0), reward and kl; cpu_seconds
-    """Train the reference's copy with the shipped trainer, and look at all of it after every
-    iteration."""
-    policy = copy.deepcopy(world.reference).requires_grad_()
-    trainer = RLHFTrainer(policy, world.reference, config, tokenizer=world.tokenizer)
-    query = world.queries(side, copies=config.batch_size // config.group_size // len(PROMPTS))
-    prompts = dict(zip(("query_ids", "query_mask"), query))
-    with torch.no_grad():
-        ref = now = enumerate_logprobs(world.reference, world).sum(-1).double()
-    best = optimum(ref, world.rewards, config.beta) if config.beta else None
-    run: dict[str, Any] = {"tv": [], "reward": [], "kl": []}
-    later, start = [], time.process_time()  # the policies of the second half
-    for i in range(config.steps):
-        trainer.step(prompts, world.reward_fn)
-        with torch.no_grad():
-            now = enumerate_logprobs(policy, world).sum(-1).double()
-        if i >= config.steps // 2:
-            later.append(now.exp())
-        run["tv"].append(None if best is None else total_variation(now, best))
-        run["reward"].append(objective(now, ref, world.rewards, 0).item())
-        run["kl"].append(-objective(now, ref, 0 * world.rewards, 1).item())
-    return run | {"logprobs": now, "mean_logprobs": torch.stack(later).mean(0).log(),
-                  "cpu_seconds": time.process_time() - start}
-
-# %% ../../nbs/learn/20_exact_world.ipynb #362a23c0
-def expected_group_advantages(
-    probs: Float[Tensor, "prompt response"],   # how often each is sampled
-    rewards: Float[Tensor, "prompt response"],
-    group_size: int,
-    how: str = "mean_std",  # as in `group_advantages`
-    draws: int = 1000,      # groups drawn for each response where they cannot be summed
-    seed: int = 0,          # the same groups in every call, up to the probabilities
-) -> Float[Tensor, "prompt response"]: # what a response can expect
-    """E[Â | the response is in the group]. For "mean" that is (1 − 1/G)·(R − E R), exactly; where
-    the std is in it, an average over groups of G − 1 others."""
-    if how == "mean":
-        return (1 - 1 / group_size) * (rewards - (probs * rewards).sum(-1, keepdim=True))
-    g, (P, N) = torch.Generator().manual_seed(seed), rewards.shape
-    u = torch.rand(P, draws * (group_size - 1), generator=g, dtype=torch.float64)
-    others = torch.searchsorted(probs.cumsum(-1), u).clamp(max=N - 1)
-    others = rewards.gather(-1, others).reshape(P, 1, draws, -1).expand(P, N, draws, -1)
-    groups = torch.cat([rewards[:, :, None, None].expand(P, N, draws, 1), others], -1)
-    A = group_advantages(groups.flatten(), group_size, how).reshape(P, N, draws, -1)
-    return A[..., 0].mean(-1)
-
-# %% ../../nbs/learn/20_exact_world.ipynb #42eabb7b
-def fixed_point(
-    world: World,
-    beta: int | float,             # price of a nat, charged in the loss
-    estimator: str = "k2",         # of the KL in the loss
-    how: str = "mean",             # of the group advantages
-    by_length: bool = False,       # divide each response's loss by its length: sequence_mean
-    group_size: int = 8,
-    steps: int = 400,
-) -> Float[Tensor, "prompt response"]: # log-probabilities
-    "Where the expected update with the KL in the loss is zero, found on a table by following it."
-    with torch.no_grad():
-        ref = enumerate_logprobs(world.reference, world).double()
-    logits = as_table(ref, world).requires_grad_()
-    weights = (1 / world.mask.sum(-1)).expand(len(PROMPTS), -1) if by_length else None
-    optimizer = torch.optim.Adam([logits], lr=.1)
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = .1 * (1 - step / steps)
-        now = table_logprobs(logits, world)
-        with torch.no_grad():
-            A = expected_group_advantages(now.sum(-1).exp(), world.rewards, group_size, how)
-        optimizer.zero_grad()
-        A = torch.where(world.mask, A[..., None], 0.)
-        expected_loss(now, ref, A, world.mask, beta, estimator, weights=weights).backward()
-        optimizer.step()
-    return table_logprobs(logits.detach(), world).sum(-1)
-
-# %% ../../nbs/learn/20_exact_world.ipynb #6af6bbf0
-def converge_dpo(
-    world: World,
-    beta: int | float, # price of a nat
-    steps: int = 300,
-    lr: float = 2e-3,  # the highest, under a cosine
-) -> dict[str, Any]: # as `converge`
-    """DPO on every pair of responses, each with its Bradley–Terry probability of being preferred
-    as its label. (`train_dpo` would add an end to every response; here three words are complete
-    without one.)"""
-    policy = copy.deepcopy(world.reference).requires_grad_()
-    start, n = time.process_time(), len(world.mask)
-    with torch.no_grad():
-        ref = enumerate_logprobs(world.reference, world).sum(-1).double()
-    # that i is preferred to j
-    chance = (world.rewards[:, :, None] - world.rewards[:, None]).sigmoid().flatten()
-    def both(x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.repeat_interleave(n, -1).flatten(), x.repeat(1, n).flatten()
-    def loss_of(batch: list) -> Tensor:
-        now = enumerate_logprobs(policy, world).sum(-1).double()
-        return 2 * (chance * dpo_loss(*both(now), *both(ref), beta)).mean()
-    fit(policy, loss_of, itertools.repeat([]), steps=steps, lr=lr, weight_decay=0.,
-        progress=False)
-    with torch.no_grad():
-        now = enumerate_logprobs(policy, world).sum(-1).double()
-    return {"logprobs": now, "tv": [total_variation(now, optimum(ref, world.rewards, beta))],
-            "cpu_seconds": time.process_time() - start}

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from worlds.test_exact_world import drifted, every_response, kinds, worlds
+from worlds.test_exact_world import drifted, every_response, expected_loss, flat_gradient, kinds, worlds
 
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import complete
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.variants.distillation import DISTILLATION, Teacher
-from instruct_goose.worlds.exact_world import PROMPTS, enumerate_logprobs, expected_loss, flat_gradient
+from instruct_goose.worlds.exact_world import PROMPTS, enumerate_logprobs
 
 
 def rated(world, policy, teacher, **changes):

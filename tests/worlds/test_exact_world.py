@@ -1,40 +1,23 @@
 """Everything that can be said is listed, so the trainer's estimates meet the numbers that they estimate."""
 import copy
-import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from deep import first
 
-from instruct_goose.models.response import response_logits
-from instruct_goose.objective.kl import exact_kl, kl_in_loss
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.worlds.exact_world import (
-    PROMPTS,
-    WORDS,
-    all_responses,
-    converge,
-    enumerate_logprobs,
-    exact_config,
-    expected_group_advantages,
-    expected_loss,
-    fixed_point,
-    flat_gradient,
-    make_world,
-    objective,
-    optimum,
-    response_gradients,
-    sampled_gradient,
-    states,
-    table_logprobs,
-    tiny_policy,
-    total_variation,
-)
+from instruct_goose.worlds.exact_world import PROMPTS, WORDS, enumerate_logprobs, exact_config, make_world, objective, optimum, total_variation
 
+sys.path.append(str(Path(__file__).parents[2] / "evidence"))
+from lesson_code import lesson_module  # noqa: E402
+
+lesson = lesson_module("learn/20_exact_world")
+flat_gradient, expected_loss = lesson.flat_gradient, lesson.expected_loss
 KINDS = ("absolute", "rotary")
 worlds = {kind: make_world(kind) for kind in KINDS}
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -74,24 +57,6 @@ def exact_gradient(world, policy, ref, beta=.5):
     return flat_gradient(objective(now, was, world.rewards, beta), policy)
 
 
-@pytest.mark.parametrize("V, T, count", [(4, 1, 4), (4, 2, 13), (4, 3, 40), (2, 3, 4), (5, 2, 21)])
-def test_every_response_once(V, T, count):
-    ids, mask = all_responses(V, T, 0)
-    rows = [tuple(i[m].tolist()) for i, m in zip(ids, mask, strict=True)]
-    assert len(rows) == count == len(set(rows)) == sum((V - 1)**k for k in range(T)) + (V - 1)**T
-    for row in rows: assert 0 not in row[:-1] and (row[-1] == 0 or len(row) == T)
-
-
-@kinds
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_probabilities_add_up_to_one(kind, side):
-    policy, _ = drifted(worlds[kind], .2)
-    p = enumerate_logprobs(policy, worlds[kind], side).sum(-1).exp().sum(-1)
-    torch.testing.assert_close(p, torch.ones_like(p), atol=1e-12, rtol=0)
-    one = enumerate_logprobs(policy, make_world(kind, 1), side).sum(-1).exp().sum(-1)
-    torch.testing.assert_close(one, torch.ones_like(one), atol=1e-12, rtol=0)
-
-
 @kinds
 def test_logprobs_against_a_loop_without_padding(kind):
     world = worlds[kind]
@@ -117,27 +82,10 @@ def test_the_table_of_rewards():
         texts = [t for ts in world.texts() for t in ts]
         assert len(set(texts)) == len(texts) == r.numel()  # a text says which prompt and which response
         assert world.reward_fn(texts) == r.flatten().tolist()
-    with pytest.raises(ValueError, match="choose 'absolute' or 'rotary'"): tiny_policy("learnt")
 
 
-@kinds
-def test_kl_and_entropy_of_tokens_add_up_to_those_of_responses(kind):
-    world = worlds[kind]
-    policy, ref = drifted(world)
-    n, query = len(world.mask), world.queries(copies=len(world.mask))
-    rows = query + (world.response_ids.repeat(3, 1), world.mask.repeat(3, 1))
-    with torch.no_grad():
-        p, q = (enumerate_logprobs(m, world).sum(-1) for m in (policy, ref))
-        pi, base = (response_logits(m, *rows).log_softmax(-1) for m in (policy, ref))
-    token = exact_kl(pi, base, rows[-1]).reshape(3, n, -1).sum(-1)
-    torch.testing.assert_close((p.exp() * token).sum(-1), (p.exp() * (p - q)).sum(-1), atol=1e-12, rtol=0)
-    surprise = torch.where(rows[-1], -(pi.exp() * pi).sum(-1), 0.).reshape(3, n, -1).sum(-1)
-    torch.testing.assert_close((p.exp() * surprise).sum(-1), -(p.exp() * p).sum(-1), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("beta", [.1, .5, 2.])
-def test_the_optimum(beta):
-    world = worlds["absolute"]
+def test_the_optimum():
+    world, beta = worlds["absolute"], .5
     with torch.no_grad(): q = enumerate_logprobs(world.reference, world).sum(-1).double()
     best = optimum(q, world.rewards, beta)
     log_z = (q.exp() * (world.rewards / beta).exp()).sum(-1).log()
@@ -174,10 +122,10 @@ def test_exact_gradient_against_finite_differences(kind):
 def average(trainer, world, policy):
     "-E of the loss's gradient over everything that can be said, times what sequence_sum divides by."
     chance = enumerate_logprobs(policy, world).sum(-1).detach().exp()
-    return -world.mask.shape[1] * (chance[..., None] * response_gradients(world, trainer)).sum((0, 1)) / len(PROMPTS)
+    return -world.mask.shape[1] * (chance[..., None] * lesson.response_gradients(world, trainer)).sum((0, 1)) / len(PROMPTS)
 
 
-@pytest.mark.parametrize("kind, advantage, T", first(2, [("absolute", "gae", 3), ("absolute", "return", 2), ("rotary", "return", 2), ("rotary", "gae", 3)]))
+@pytest.mark.parametrize("kind, advantage, T", first(1, [("absolute", "return", 2), ("rotary", "gae", 3)]))
 def test_average_of_the_loss_gradient_is_the_exact_gradient(kind, advantage, T):
     world = worlds[kind] if T == 3 else make_world(kind, T)
     policy, ref = drifted(world)
@@ -207,87 +155,15 @@ def test_leave_one_out_over_all_pairs():
     torch.testing.assert_close(mean, exact_gradient(world, policy, ref), atol=1e-10, rtol=0)
 
 
-def noise(gradients, chance):
-    "tr Σ of one response to each prompt, averaged over the prompts, and Σλ² of the whole, by enumeration."
-    centred = gradients - (chance[..., None] * gradients).sum(1, keepdim=True)
-    rows = (chance.sqrt()[..., None] * centred).flatten(0, 1) / len(PROMPTS)
-    return (rows**2).sum(), ((rows @ rows.T)**2).sum()
-
-
-@pytest.mark.parametrize("kind", first(1, ["rotary", "absolute"]))
-def test_sampled_gradient_is_off_by_the_sampling_error_and_no_more(kind):
-    world = worlds[kind]
-    policy, ref = drifted(world)
-    trainer = trainer_of(world, policy, ref)
-    chance = enumerate_logprobs(policy, world).sum(-1).detach().exp()
-    trace, squares = noise(-3 * response_gradients(world, trainer), chance)
-    exact, repeats = exact_gradient(world, policy, ref), 6
-    for n, side in ((16, "left"), (16, "right"), (64, "left")):
-        off = torch.stack([-3 * sampled_gradient(world, trainer, n, side) - exact for _ in range(repeats)])
-        share = (off**2).sum(-1).mean() * n / trace  # 1 on average; its variance is 2 Σλ²/(tr Σ)²/repeats for normal errors
-        assert abs(share - 1) < 4.5 * math.sqrt(2 * squares / trace**2 / repeats), (n, share)
-
-
-def in_loss(world, policy, ref, estimator, gradient):
-    now = enumerate_logprobs(policy, world)
-    with torch.no_grad(): was = enumerate_logprobs(ref, world)
-    return flat_gradient(expected_loss(now, was, torch.zeros_like(was), world.mask, 1., estimator, gradient), policy)
-
-
-def position_kls(world, policy, ref, forward=False):
-    "Σ_s d(s) KL at s for a visit distribution d that is held fixed: the sum over positions, differentiated at each alone."
-    rows = world.queries(copies=len(world.mask)) + (world.response_ids.repeat(3, 1), world.mask.repeat(3, 1))
-    pi = response_logits(policy, *rows).log_softmax(-1)
-    with torch.no_grad(): base = response_logits(ref, *rows).log_softmax(-1)
-    d = enumerate_logprobs(policy, world).sum(-1).detach().exp().flatten()
-    kl = exact_kl(base, pi, rows[-1]) if forward else exact_kl(pi, base, rows[-1])
-    return flat_gradient((d * kl.sum(-1)).sum() / 3, policy)
-
-
-@kinds
-def test_what_each_kl_in_the_loss_differentiates(kind):
-    world = worlds[kind]
-    policy, ref = drifted(world)
-    reverse, forward = position_kls(world, policy, ref), position_kls(world, policy, ref, forward=True)
-    whole = -exact_gradient(world, policy, ref, 1) + exact_gradient(world, policy, ref, 0)  # of KL(π‖π_ref), all of it
-    close = dict(atol=1e-10, rtol=0)
-    cases = {("k2", "plain"): reverse, ("k3", "plain"): forward}
-    cases |= {(k, "straight_through"): reverse for k in ("k1", "k2", "k3")}
-    cases |= {(k, "ratio"): reverse for k in ("k1", "k3")}
-    for (estimator, gradient), right in cases.items():
-        torch.testing.assert_close(in_loss(world, policy, ref, estimator, gradient), right, **close)
-    for one, other in ((whole, reverse), (whole, forward), (reverse, forward)): assert (one - other).norm() > .05 * whole.norm()
-    with pytest.raises(ValueError, match="expected gradient of 0"): in_loss(world, policy, ref, "k1", "plain")
-    lp = enumerate_logprobs(policy, world)  # and so it is
-    nothing = flat_gradient((lp.detach().sum(-1).exp() * lp.sum(-1)).sum(), policy)
-    torch.testing.assert_close(nothing, 0 * reverse, **close)
-    # one log-ratio for the whole response: the same rules, now about whole responses
-    p, q = (enumerate_logprobs(m, world).sum(-1).reshape(-1, 1) for m in (policy, ref))
-    chance, mask = p.detach().exp(), torch.ones_like(p, dtype=torch.bool)
-    of = lambda k: flat_gradient((chance * kl_in_loss(p, q.detach(), mask, 1., k)).sum() / 3, policy)
-    torch.testing.assert_close(of("k2"), whole, **close)
-    torch.testing.assert_close(of("k3"), flat_gradient((q.detach().exp() * (q.detach() - p)).sum() / 3, policy), **close)
-
-
 def test_the_trainer_charges_the_kl_in_the_loss_as_the_expected_loss_does():
     world = make_world("absolute", 2)
     policy, ref = drifted(world)
     flat = copy.copy(world)
     object.__setattr__(flat, "rewards", 0 * world.rewards)
     trainer = trainer_of(world, policy, ref, advantage="return", kl_placement="loss", beta=1., kl_estimator="k3")
-    torch.testing.assert_close(-average(trainer, flat, policy), in_loss(world, policy, ref, "k3", "plain"), atol=1e-10, rtol=0)
-
-
-def test_a_table_is_a_policy():
-    world = worlds["rotary"]
-    of = states(world)
-    assert of.max() == 12  # 1 + 3 + 9 ways to have begun
-    logits = torch.randn(3, 13, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    lp = table_logprobs(logits, world)
-    torch.testing.assert_close(lp.sum(-1).exp().sum(-1), torch.ones(3, dtype=torch.float64))
-    i = next(i for i, row in enumerate(world.response_ids.tolist()) if row == [2, 3, 1])
-    j = next(i for i, row in enumerate(world.response_ids.tolist()) if row == [2, 3, 2])
-    assert (lp[:, i, :2] == lp[:, j, :2]).all() and (lp[:, i, 2] != lp[:, j, 2]).all()
+    now, was = enumerate_logprobs(policy, world), enumerate_logprobs(ref, world)
+    right = flat_gradient(expected_loss(now, was, 0 * was, world.mask, 1., "k3", "plain"), policy)
+    torch.testing.assert_close(-average(trainer, flat, policy), right, atol=1e-10, rtol=0)
 
 
 def by_backward_induction(world, beta, estimator, scale):
@@ -322,7 +198,7 @@ def by_backward_induction(world, beta, estimator, scale):
 @pytest.mark.parametrize("kind, beta", first(1, [("absolute", .5), ("rotary", 2.)]))
 def test_fixed_points_against_backward_induction(kind, beta, estimator):
     world = worlds[kind]
-    found, right = fixed_point(world, beta, estimator), by_backward_induction(world, beta, estimator, 7 / 8)
+    found, right = lesson.fixed_point(world, beta, estimator), by_backward_induction(world, beta, estimator, 7 / 8)
     assert total_variation(found, right) < 2e-3
     with torch.no_grad(): q = enumerate_logprobs(world.reference, world).sum(-1).double()
     assert total_variation(right, optimum(q, world.rewards, beta)) > .02  # and that is not the optimum
@@ -333,35 +209,20 @@ def test_what_a_response_can_expect_of_its_group():
     p, r = torch.rand(2, 5, generator=g, dtype=torch.float64), torch.randn(2, 5, generator=g, dtype=torch.float64)
     p = p / p.sum(-1, keepdim=True)
     mean = (p * r).sum(-1, keepdim=True)
-    torch.testing.assert_close(expected_group_advantages(p, r, 4, "mean"), .75 * (r - mean))
+    torch.testing.assert_close(lesson.expected_group_advantages(p, r, 4, "mean"), .75 * (r - mean))
     # of two, the better has (x − mean)/std = 1/√2, whatever the difference (but for eps = 1e-4)
     pairs = torch.einsum("pj,pij->pi", p, (r[:, :, None] - r[:, None]).sign()) / math.sqrt(2)
-    got = expected_group_advantages(p, r, 2, draws=40_000)
+    got = lesson.expected_group_advantages(p, r, 2, draws=40_000)
     assert (got - pairs).abs().max() < 4.5 / math.sqrt(2) / math.sqrt(40_000) + 2e-3
 
 
-@kinds
+@pytest.mark.parametrize("kind", first(1, KINDS))
 def test_a_run_on_either_side_of_the_padding_is_the_same_run(kind):
     c = exact_config("ppo", .5, steps=2, batch_size=48)
-    left, right = (converge(worlds[kind], c, side) for side in ("left", "right"))
+    left, right = (lesson.converge(worlds[kind], c, side) for side in ("left", "right"))
     torch.testing.assert_close(left["logprobs"], right["logprobs"], atol=1e-3, rtol=0)  # float32, eight Adam steps
     assert total_variation(left["logprobs"], enumerate_logprobs(worlds[kind].reference, worlds[kind]).sum(-1).detach().double()) > .01
 
-
-record = Path(__file__).parents[2] / "evidence/exact_world.json"
-
-@pytest.mark.skipif(not record.exists(), reason="no evidence/exact_world.json: make evidence")
-def test_the_recorded_runs_are_within_the_bound():
-    runs = [r for r in json.loads(record.read_text("utf-8"))["runs"] if r["part"] == "convergence"]
-    wanted = {(n, b, k, s) for n in ("ppo", "rloo", "dr_grpo") for b in (.5, 2.) for k in KINDS for s in (0, 1, 2)}
-    assert {(r["name"], r["beta"], r["kind"], r["seed"]) for r in runs} == wanted
-    assert {r["side"] for r in runs} == {"left", "right"}
-    for r in runs: assert r["tv"] <= .03, r
-    dpo = [r for r in json.loads(record.read_text("utf-8"))["runs"] if r["part"] == "dpo" and r["kind"] == "absolute"]
-    assert len(dpo) == 2 and all(r["tv"][-1] < .005 for r in dpo)
-
-
-# rewards at their tokens
 
 def every_response(world):
     "A row for each response to each prompt."
@@ -375,7 +236,7 @@ def test_the_expected_gradient_is_that_of_the_objective_wherever_the_parts_stand
     before it and on itself. A part that knows what comes after it is no reward of that token, and later tokens never hear of it."""
     world = worlds["absolute"]
     policy, ref = drifted(world)
-    g, at = torch.Generator().manual_seed(1), states(world)
+    g, at = torch.Generator().manual_seed(1), lesson.states(world)
     parts = torch.randn(len(PROMPTS), int(at.max()) + 1, len(WORDS), generator=g, dtype=torch.float64)[:, at, world.response_ids]
     if not causal: parts = torch.randn(parts.shape, generator=g, dtype=torch.float64)  # of each response its own
     parts = parts * world.mask
