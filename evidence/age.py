@@ -19,7 +19,7 @@ root = Path(__file__).parents[1]
 MEASURES = {"quickstart": "recipes.quickstart",
             "reviews": "recipes.ratings", "family": "recipes.quickstart",
             "control": "guides/classic_control", "exact_world": "learn/20_exact_world", "gallery": "learn/22_bug_hunt", "doctor": "learn/22_bug_hunt", "doctor_unseen": "learn/22_bug_hunt",
-            "probes": "worlds.probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "inputs": "cli.main", "details": "learn/20_exact_world",
+            "probes": "learn/21_probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "inputs": "cli.main", "details": "learn/20_exact_world",
             "distillation": "variants.distillation", "playground": "guides/playground", "trackers": "runs.trackers",
             "recipes": "recipes.smollm",
             "smollm_reviews": "recipes.smollm",

@@ -27,7 +27,7 @@ def source_of(text: str) -> str:
     def defines(s: ast.stmt) -> bool:
         if isinstance(s, ast.Assign | ast.AnnAssign):
             targets = s.targets if isinstance(s, ast.Assign) else [s.target]
-            return all(n.id.isupper() or n.id[0] == "_" for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
+            return all(n.id[0].isupper() or n.id[0] == "_" for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
         return isinstance(s, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef)
 
     cells = json.loads(text)["cells"]

@@ -302,12 +302,12 @@ def resume() -> dict:
 
 def probe_run(job: tuple[str | None, int]) -> dict:
     "The whole ladder for one trainer: which rungs failed, and what was measured."
-    from instruct_goose.worlds.probes import BROKEN, run_probes
+    from instruct_goose.worlds.probes import run_probes
 
     bug, seed = job
-    results = run_probes(BROKEN[bug][0] if bug else None, seed=seed)
+    results = run_probes(lesson_module("learn/21_probes").BROKEN[bug][0] if bug else None, seed=seed)
     row = {"bug": bug, "seed": seed, "failed": [r.name for r in results if not r.passed], "raised": [r.note for r in results if r.note],
-           "measured": {r.name: rounded(r.measured, 3) for r in results}}
+           "measured": {r.name: rounded({k: x for k, (x, _, _) in r.numbers.items()}, 3) for r in results}}
     print({k: x for k, x in row.items() if k != "measured"}, flush=True)
     return row
 
@@ -317,8 +317,9 @@ def probes(processes: int = 3) -> dict:
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    from instruct_goose.worlds.probes import BROKEN, PROBES
+    from instruct_goose.worlds.probes import PROBES
 
+    BROKEN = lesson_module("learn/21_probes").BROKEN
     jobs = [(None, seed) for seed in range(10)] + [(bug, seed) for bug in BROKEN for seed in (0, 1)]
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool: runs = list(pool.map(probe_run, jobs))
     return {"probes": list(PROBES), "meant_for": {bug: rung for bug, (_, rung) in BROKEN.items()}, "runs": runs}

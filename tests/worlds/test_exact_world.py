@@ -11,7 +11,16 @@ from deep import first
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.worlds.exact_world import PROMPTS, WORDS, enumerate_logprobs, exact_config, make_world, objective, optimum, total_variation
+from instruct_goose.worlds.exact_world import (
+    PROMPTS,
+    WORDS,
+    enumerate_logprobs,
+    exact_config,
+    make_world,
+    objective,
+    optimum,
+    total_variation,
+)
 
 sys.path.append(str(Path(__file__).parents[2] / "evidence"))
 from lesson_code import lesson_module  # noqa: E402
