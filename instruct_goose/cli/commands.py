@@ -22,7 +22,7 @@ from tyro.conf import Positional
 
 from .. import exercises
 from ..doctor.diagnosis import diagnose, report
-from ..doctor.rules import Finding, of_stage, read_metrics
+from ..doctor.rules import Finding, read_metrics
 from ..models.loading import (
     base_of, find_model, load_model, load_tokenizer, save_merged)
 from ..models.tokens import PromptDataset, pad, pad_id_of, token_limit
@@ -274,7 +274,7 @@ def run_doctor(config: DoctorConfig) -> list[Finding]:
     path, summary = (config.run_dir / f"{name}.json" for name in ("config", "summary"))
     settings = read_json(path, "the configuration of the run") if path.is_file() else None
     if settings is not None and summary.is_file():
-        settings |= of_stage(read_json(summary, "the summary of the run"))
+        settings = read_json(summary, "the summary of the run") | settings
     try:
         tokens = read_tokens(config.run_dir / "tokens.jsonl")
         findings = diagnose(metrics, settings, tokens)

@@ -27,7 +27,7 @@ from tyro.conf import Positional
 
 from ..data.files import short
 from .diagnosis import diagnose, nothing_found
-from .rules import of_rl, of_stage, read_metrics
+from .rules import of_rl, read_metrics
 from ..runs.checkpoints import read_json
 from ..runs.microscope import QUANTITIES, read_tokens, scales, shade
 from ..runs.run_directory import without_nan, write_whole
@@ -391,7 +391,7 @@ def run_report(config: ReportConfig) -> Path: # the page
         "Curves": beside(others) + curves(drawn),
         "Microscope": microscope_html(r.tokens) if r.tokens else "",
         "Samples": samples_table(r.samples),
-        "Findings": findings_html(r.metrics, c | of_stage(s), r.tokens),
+        "Findings": findings_html(r.metrics, s | c, r.tokens),
         "Settings": folded("all settings", table(["setting", "value"], sorted(c.items())))
         if c else "",
         "Environment": folded("versions", table(["what", "version"], sorted(versions.items())))

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from instruct_goose.doctor.diagnosis import _STAGES, LADDER, RULES, diagnose, report
-from instruct_goose.doctor.diagnosis import unchecked as unread
-from instruct_goose.doctor.rules import KEYS, SETTINGS, Run, above, reward_scale, start_kl
+from instruct_goose.doctor.diagnosis import LADDER, RULES, diagnose, report
+from instruct_goose.doctor.rules import KEYS, Run, above, reward_scale, start_kl
 from instruct_goose.training.config import RLHFConfig
 
 root = Path(__file__).parents[2]
@@ -151,8 +150,6 @@ CAP = {"importance_mean": .99}
     ({"prompt_nll": 1.}, []),                               # a model that has learnt nothing
     ({"distinct_prompts": 1}, ["prompts lost"]),
     ({"distinct_prompts": 1, "prompts_given": 1}, []),      # one prompt, as asked
-    ({"distinct_responses": .05}, ["same responses"]),
-    ({"distinct_responses": .05, "entropy": .1, "sampled_nll": .1}, []),  # there are not many to choose from
     ({"reward_noise": .5, "reward_shift": .5}, ["noisy reward"]),
     ({"reward_shift": 2.}, ["reward of other rows"]),
     ({"score_length_correlation": -.99}, ["length is reward"]),
@@ -175,9 +172,6 @@ CAP = {"importance_mean": .99}
     ({"stale_gradient": .2}, ["stale gradients"]),
     ({"weights_moved": 0., "kl_to_old": 0., "kl_to_old_exact": 0., "clip_fraction": 0.}, ["policy stands still"]),
     ({"weights_moved": None, "kl_to_old": 0., "kl_to_old_exact": 0., "clip_fraction": 0.}, ["policy stands still"]),
-    ({"weights_moved": .2, "rounding": 2**-7}, ["steps rounded away"]),
-    ({"weights_moved": .2}, []),                            # in float32 another matter
-    ({"value_error": 5.}, ["harmful values"]),
     ({"finished": 0., "response_length": lambda i: 8.3 + .1 * i}, ["ends unseen"]),
     ({"response_length": lambda i: max(3.3, 17.4 - 2 * i)}, ["length collapse"]),
     ({"response_length": lambda i: max(9.5, 17.4 - 2 * i)}, []),  # shorter, as where ends are asked for
@@ -185,9 +179,6 @@ CAP = {"importance_mean": .99}
     ({"distinct_2": lambda i: max(.35, .6 - .1 * i)}, []),
     ({"reward_std": .01}, ["small rewards"]),
     ({"reward_std": .01, "total_reward_mean": .5}, []),     # no KL in the reward: the scale is free
-    ({"reward_std": lambda i: 1. if i < 4 else 9.}, ["reward spread moves"]),
-    ({"reward_std": lambda i: 1. if i < 4 else .1}, ["reward spread moves"]),
-    ({"reward_std": lambda i: 1. if i < 4 else .1, "reward_mean": lambda i: .5 + .3 * i}, []),  # solved: all alike, and good
 ])
 def test_each_rule_alone(changes, found): assert names(log(**changes), {"gamma": 1., "lam": .95}) == found
 
@@ -199,10 +190,10 @@ SETTINGS_ASKED = asdict(RLHFConfig(steps=12, lr=1e-3, batch_size=100, kl_stop=9.
     ({"updates": 3}, {}, "updates missing"), ({"learnt_apart": .5}, {}, "other rows learnt"), ({"optimizer_age": 4}, {}, "optimizer steps"),
     ({"optimizer_age": lambda i: 2 * i + 2}, {}, "optimizer steps"), ({"lr": lambda i: 1e-3 * .5**i}, {}, "other schedule"),
     ({}, {"lr_schedule": "linear"}, "other schedule"), ({"weight_step": .2}, {}, "other step size"), ({"value_weight_step": 1e-7}, {}, "other step size"),
-    ({"tensors_still": .2}, {}, "parts stand still"), ({"tensors_without_gradient": .2}, {}, "parts without gradient"),
+    ({"tensors_still": .2}, {}, "parts stand still"),
     ({"beta": lambda i: .1 / (i + 1)}, {}, "other beta"), ({}, {"kl_target": 2.}, "other beta"), ({"clipped_norm": 3.}, {}, "gradient not clipped"),
-    ({"reference_weight": lambda i: .1 + .01 * i}, {}, "reference moves"), ({}, {"ref_every": 2}, "reference moves"),
-    ({}, {"kl_stop": .5}, "goes on beyond KL stop"), ({"prompts_kept": .5}, {}, "prompts cut"), ({"prompts_ended": 1.}, {}, "prompts that end")])
+    ({"reference_weight": lambda i: .1 + .01 * i}, {}, "reference moves"),
+    ({"prompts_kept": .5}, {}, "prompts cut"), ({"prompts_ended": 1.}, {}, "prompts that end")])
 def test_what_the_settings_ask_for(changes, settings, name):
     assert not names(log(), SETTINGS_ASKED)
     assert name in names(log(**changes), SETTINGS_ASKED | settings)
@@ -211,7 +202,7 @@ def test_what_the_settings_ask_for(changes, settings, name):
 def test_every_rule_is_tried_above():
     marks = test_each_rule_alone.pytestmark[0].args[1]
     more = {n for _, _, n in test_what_the_settings_ask_for.pytestmark[0].args[1]}
-    assert {n for _, found in marks for n in found} | more == {r.name for r in RULES if "@" not in r.needs and r not in _STAGES}
+    assert {n for _, found in marks for n in found} | more == {r.name for r in RULES if r.needs and "@" not in r.needs}
 
 
 def test_evidence_names_numbers_and_iterations():
@@ -256,8 +247,8 @@ def test_one_update_per_rollout_is_no_bug_and_without_the_settings_the_text_says
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 def test_lessons_exist_and_names_are_words(rule):
     assert (root / "nbs" / f"{rule.lesson}.ipynb").exists()
-    assert rule.severity in ("error", "warning") and rule.what and rule.cure and rule.find.__doc__
-    assert {n for n in rule.needs.split() if n[0] != "@"} <= {*KEYS, *SETTINGS}
+    assert rule.severity in ("error", "warning") and rule.what and rule.cure
+    assert {n for n in rule.needs.split() if n[0] != "@"} <= {*KEYS}
 
 
 # --- what is missing, and what is not metrics -------------------------------------------------------------------------
@@ -274,11 +265,9 @@ def test_short_runs(n): assert names(log(n)) == []
 
 def test_one_number_is_enough_and_the_report_says_what_was_not_looked_for():
     few = [{"entropy": 1.5}, {"entropy": 1.4}]
-    assert diagnose(few) == [] and "entropy collapse" not in unread(few)
-    assert unread(few)["values stand still"] == ["value_mean"] and len(unread(few)) == len(RULES) - len(_STAGES) - 1
-    assert "values stand still (value_mean)" in report([], few)
-    assert all(missing[0][0] == "@" for missing in unread(log()).values())
-    assert "for want of tokens.jsonl: same random numbers, " in report([], log())
+    unread = report([], few).rpartition("for want of numbers: ")[2].rstrip(".").split(", ")
+    assert diagnose(few) == [] and unread == [r.name for r in RULES if r.needs not in ("", "entropy")]
+    assert report([], log()).rpartition("for want of numbers: ")[2].rstrip(".").split(", ") == [r.name for r in RULES if "@" in r.needs]
 
 
 def test_iterations_are_counted_where_they_are_not_logged():
@@ -290,32 +279,17 @@ def test_iterations_are_counted_where_they_are_not_logged():
 
 @pytest.mark.parametrize("bad, error, says", [
     ([], ValueError, "the list is empty"),
-    ({}, TypeError, "metrics is a dict"),
-    ("metrics.jsonl", TypeError, "metrics is a str"),
-    (None, TypeError, "metrics is a NoneType"),
-    ([{"entropy": 1.}, [1.]], TypeError, r"metrics\[1\] is a list"),
+    ("metrics.jsonl", TypeError, r"metrics\[0\] is 'm'"),
+    ([{"entropy": 1.}, [1.]], TypeError, r"metrics\[1\] is \[1.0\]"),
     ([{"entropy": "high"}], TypeError, r"entropy in metrics\[0\] is 'high'"),
     ([{"entropy": True}], TypeError, "not a number"),
     ([{"entropy": 1.}, {"kl_to_old": math.nan}], ValueError, r"kl_to_old in metrics\[1\] is nan"),
     ([{"grad_norm": -math.inf}], ValueError, "is -inf"),
     ([{"loss": 1.}], ValueError, "none of the numbers"),
-    ([{"iteration": 0, "entropy": None}], ValueError, "none of the numbers"),
     ([{"iteration": i, "entropy": 1.} for i in (0, 1, 2, 0, 1, 2)], ValueError, r"metrics\[3\] is iteration 0 and the one before it is 2"),
-    ([{"iteration": i, "entropy": 1.} for i in (2, 1, 0)], ValueError, r"metrics\[1\] is iteration 1"),
-])
+    ([{"iteration": i, "entropy": 1.} for i in (2, 1, 0)], ValueError, r"metrics\[1\] is iteration 1")])
 def test_what_is_no_metrics_is_refused(bad, error, says, unchecked):
-    for visit in (diagnose, unread, Run):
-        with unchecked(), pytest.raises(error, match=says): visit(bad)
-
-
-@pytest.mark.parametrize("bad, error, says", [
-    ({"epochs": "abc", "minibatches": 10**9}, TypeError, "epochs in config is 'abc': not a number"),
-    ({"epochs": 10**9, "minibatches": [1]}, TypeError, r"minibatches in config is \[1\]"),
-    ({"vf_coef": math.inf}, ValueError, "vf_coef in config is inf"), ({"vf_coef": True}, TypeError, "is True"),
-    ("config.json", TypeError, "config is a str"), ([("epochs", 2)], TypeError, "config is a list")])
-def test_what_is_no_settings_is_refused(bad, error, says, unchecked):
-    for visit in (diagnose, Run):
-        with unchecked(), pytest.raises(error, match=says): visit(log(), bad)
+    with unchecked(), pytest.raises(error, match=says): diagnose(bad)
 
 
 NUMBERS = st.one_of(st.floats(), st.floats(-1e100, 1e100), st.floats(0, 2), st.integers(), st.sampled_from(
@@ -324,17 +298,17 @@ nested = []
 for _ in range(2000): nested = [nested]
 ODD = st.one_of(st.none(), st.text(max_size=4), st.just([]), st.just({}), st.just(nested), st.binary(max_size=3), NUMBERS)
 USUAL = st.one_of(*[NUMBERS] * 6, ODD)
+SETTINGS = ("epochs", "minibatches", "max_new_tokens", "vf_coef", "lr", "gamma", "lam", "top_k", "top_p", "kl_placement", "pair_accuracy", "held_out_rows", "held_out_seen")
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(ODD, st.lists(st.one_of(*[st.dictionaries(st.sampled_from(KEYS), USUAL, max_size=12)] * 9, ODD), max_size=5)),
-       st.one_of(ODD, st.dictionaries(st.sampled_from([*SETTINGS, "lr_schedule"]), USUAL)))
+       st.one_of(ODD, st.dictionaries(st.sampled_from(SETTINGS), USUAL)))
 def test_only_documented_errors_come_out(unchecked, metrics, config):
     with unchecked():
         try: findings = diagnose(metrics, config)
-        except (TypeError, ValueError) as e:
-            assert any(words in str(e) for words in ("metrics", "config")), e
-        else: assert report(findings, metrics)
+        except (TypeError, ValueError): return
+        assert report(findings, metrics)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)

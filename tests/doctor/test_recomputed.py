@@ -41,12 +41,9 @@ def penalty(factor):
 
 def paid_at_once(r, i, k): r["rewards"][0], r["rewards"][-1] = r["rewards"][0] + r["score"], r["rewards"][-1] - r["score"]
 def another_score(r, i, k): r["rewards"][-1] += 1.
-def shifted(r, i, k): r["values"] = r["values"][1:] + r["values"][:1]
 def held_too(r, i, k): r["pull"] = [-x for x in r["pull"]]
-def behind(r, i, k): r["end"] = 0
 def as_before(r, i, k): r["tokens"], r["old_logprobs"] = ["a"] * len(r["tokens"]), [-3.] * len(r["tokens"])
 def stale(r, i, k): r["score"] = .1 * k + .01
-def at_the_bounds(r, i, k): r["score"] = -1. if k == 0 else 1. if k < 3 or i < 3 else .1 * i
 def same_prompt(r, i, k): r["prompt"] = str(k)
 
 
@@ -54,21 +51,16 @@ CHANGES = [
     ("KL charge off", penalty(.5), {}), ("KL charge off", penalty(-1.), {}), ("score paid early", each(paid_at_once), {}),
     ("score off", each(another_score), {}), ("advantages off", scaled("advantages", 1.5), {}),
     ("advantages off", scaled("advantages", .5), {"advantage": "group_mean_std", "group_size": 4}), ("returns off", scaled("returns", 2.), {}),
-    ("values of other tokens", each(shifted), {"lr": 1e-3, "value_lr": 1e-4, "steps": 8}), ("pull off", scaled("pull", 2.), {}),
+    ("pull off", scaled("pull", 2.), {}),
     ("pull off", each(held_too), {"surrogate": "weight"}), ("value pull off", scaled("value_pull", 2.), {"value_clip": None}),
-    ("entropy pull off", scaled("entropy_pull", -1.), {}), ("reference of another scale", each(lambda r, i, k: r.update(drift=[x + 1 for x in r["drift"]])), {}),
-    ("tokens behind the end", each(behind), {}), ("other text scored", each(lambda r, i, k: r.update(same_text=False)), {}),
-    ("same random numbers", each(as_before), {}), ("cached scores", each(stale), {}), ("clipped scores", each(at_the_bounds), {}),
+    ("other text scored", each(lambda r, i, k: r.update(same_text=False)), {}),
+    ("same random numbers", each(as_before), {}), ("cached scores", each(stale), {}),
     ("same prompts", each(same_prompt), {})]
 
 
 @pytest.mark.parametrize("name, change, settings", CHANGES, ids=lambda x: x if isinstance(x, str) else "")
 def test_a_changed_record_is_named(name, change, settings):
     log, config, tokens = run(**settings)
-    if name == "values of other tokens":  # values of one's own, far apart, that hardly move
-        for r in (r for rows in tokens.values() for r in rows):
-            r["values"] = [(-1.)**t * (t + 1) for t in range(len(r["tokens"]))]
-            r["values_now"] = list(r["values"])
     before = [f.name for f in diagnose(log, config, tokens)]
     change(tokens)
     assert name not in before and name in [f.name for f in diagnose(log, config, tokens)]

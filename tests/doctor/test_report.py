@@ -171,7 +171,7 @@ def test_a_supervised_stage_has_its_curves_its_figures_and_an_honest_doctor(tmp_
     assert [f"{title}" in page.text for title in titles] == [True] * len(titles) == [True] * len(page.select(".curves svg"))
     assert "9 updates" in page.select_one(".facts").text and ("4 held-out pairs" in page.text) == (stage == "dpo")
     found = page.select_one("#part-findings").parent.text
-    assert ("few pairs" in found and "of 4 pairs" in found) if stage == "dpo" else "for a supervised stage none found anything" in found
+    assert ("few pairs" in found and "of 4 pairs" in found) if stage == "dpo" else "rules for a supervised stage find nothing" in found
 
 
 @pytest.mark.parametrize("metrics, config, name", [
