@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .rules import (
-    above, last_quarter, policy_stands_still, rule, RULES, Run)
+    above, last_quarter, policy_stands_still, rule, Run)
 from ..training.config import RLHFConfig
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #d0c70002

@@ -227,7 +227,7 @@ def test_a_last_line_that_is_cut_is_left_out_with_a_note(tmp_path, capsys, cut):
 
 
 @pytest.mark.parametrize("spoil, says", [
-    ({2: b"[1, 2]", 5: b"7"}, ["line 2 is a list"]), ({4: b'{"a": "\xff"}'}, ["line 4 is no UTF-8"]),
+    ({2: b"[1, 2]", 5: b"7"}, ["line 2 is no JSON"]), ({4: b'{"a": "\xff"}'}, ["line 4 is no JSON"]),
     ({2: b'{"iteration": 1, "reward_mean": NaN}'}, ["reward_mean in metrics[1]"]), ({i: b"" for i in range(1, 7)}, ["no metrics"])])
 def test_damaged_lines_are_named_by_their_number(tmp_path, spoil, says):
     written(tmp_path, HEALTHY)
