@@ -33,18 +33,18 @@ GOOD = {"model": "model", "data": "prompts.jsonl", "reward": "r.py:good", "steps
         "minibatches": "1", "progress": "false", "device": "cpu", "lr": "1e-3", "beta": "0.05", "seed": "3", "output_dir": "out"}
 LINES = "".join(f"{k}: {v}\n" for k, v in GOOD.items())
 REFUSED = [  # a line that takes the place of the one with its name, or is added
-    "steps: 1_0", "steps: 0x1", "steps: 0b1", "steps: 0o7", "steps: 01", "steps: 1:30", "steps: 1e0", "steps: ~", "steps: 2001-12-14", "steps: =", "steps: '1'",
+    "steps: 1_0", "steps: 0x1", "steps: 0b1", "steps: 0o7", "steps: 01", "steps: 1:30", "steps: 1e0", "steps: ~", "steps: 2001-12-14", "steps: =",
     "steps: 1 2", "steps: -0", "steps: >\n  1", "steps: [1]", "seed: 99999999999999999999", "seed: !!python/object/apply:os.system ['touch pwned']",
     "seed: !!binary aGk=", "seed: !!set {1}", "seed: *x", "<<: {seed: 4}", "? steps\n: 1\n? steps\n: 1", "algorithm: GRPOO", "algorithm: PPO", "algorithm: 'ppo '",
     "algorithm: [ppo]", "algorithm: gpro", "algorithm: dr-grpo", "algorithm: true", "algorithm:", "learning_rate: 1", "lr: 1e400", "lr: .inf", "lr: .nan", "lr: nan",
-    "lr: 1,5", "lr: '1_0'", "lr: '\u0661'", "lr: ' 5 '", "lr: infinity", "progress: yes", "progress: off", "progress: 'false'", "progress: 0", "\tbeta: 0.1",
+    "lr: 1,5", "lr: '1_0'", "lr: '\u0661'", "lr: ' 5 '", "lr: infinity", "progress: yes", "progress: off", "progress: 0", "\tbeta: 0.1",
     "beta: 0.1\0", "model: " + "a" * 10**6, "reward: {r.py: good}", "reward: r.py: good", "reward: null", "plugin: 3", "plugin: [1]", "plugin: null", "plugin: {a: 1}", "output_dir: [a]",
-    "dataset: x", "1: 2", "true: 1", "[a]: 1", ".nan: 1", "batch-size: 4\nbatch_size: 4", "config: c.yaml", "stop_strings: [a, 1]", "surrogate_settings: {x: 1}",
+    "dataset: x", "1: 2", "true: 1", "[a]: 1", ".nan: 1", "batch-size: 4\nbatch_size: 4", "config: c.yaml", "surrogate_settings: {x: 1}",
     "clip: " + "[" * 1000, "clip: " + "{a: " * 300, "clip: " + "- " * 400 + "x", "temperature: !!float 1:30", "seed: !!int 010", "max_new_tokens: 1000000000000",
     "n: &a [x, x]\nm: [*a, *a]", "beta: 0.1\n---\nbeta: 0.2", "beta: 0.1\n...\nseed: 2", "beta: 0.1 # old\u2028ent_coef: 0.5", "beta: 0.1 # old\x85ent_coef: 0.5",
     "# \u2029ent_coef: 0.5", "beta:\t0.05"]
 RAN = ["seed: &x 3", "seed: !!int '3'", "seed: -0", "seed: +3", "lr: '1e-3'", "lr: 1e-3 # 5", "reward: [r.py:good, r.py:good]", "plugin: r.py", "beta: 5.e-2", "\"beta\": 0.05",
-       "stop_strings: a", "algorithm: reinforce_pp", "resume: true"]
+       "stop_strings: a", "stop_strings: [a, 1]", "steps: '1'", "progress: 'false'", "algorithm: reinforce_pp", "resume: true"]
 
 
 def with_line(line: str) -> str:

@@ -84,8 +84,8 @@ def test_a_directory_that_holds_a_run_is_refused(run, monkeypatch):
     (["quickstart", "--beta", "-1"], 2, "beta"), (["quickstart", "--steps", "0"], 2, "steps"), (["quickstart", "--algorithm", "dqn"], 2, "'remax'"),
     ([], 2, "quickstart"), (["quickstart", "--algorithm", "grpo", "--group-size", "1"], 2, "group_size is 1"),
     (["reviews"], 2, "data"), (["reviews", "--data", "."], 1, "GroundTruth"), (["sample", "here"], 1, "here"),
-    (["probe", "kl", "speed"], 1, "'speed'"), (["probe", "--trainer", "mine.py:Mine"], 1, "module:Class"),
-    (["probe", "--trainer", "json:Mine"], 1, "no class 'Mine'"), (["probe", "--trainer", "json.mine:Mine"], 1, "'json.mine'"),
+    (["probe", "kl", "speed"], 1, "'speed'"), (["probe", "--trainer", "mine.py:Mine"], 1, "no file mine.py"),
+    (["probe", "--trainer", "json:Mine"], 1, "class 'Mine'"), (["probe", "--trainer", "json.mine:Mine"], 1, "json.mine"),
     (["doctor"], 2, "PATH"), (["doctor", "here"], 1, "metrics.jsonl is missing"), (["doctor", "."], 1, "runs/quickstart")])
 def test_what_is_refused_names_itself_and_leaves_nothing(tmp_path, monkeypatch, capsys, args, code, says):
     monkeypatch.chdir(tmp_path)
@@ -192,7 +192,7 @@ def test_an_error_inside_the_module_is_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
     (tmp_path / "half_written.py").write_text("import not_installed_here")
-    with pytest.raises(SystemExit, match=r"not_installed_here.*half_written.py, line 1"): main(["probe", "--trainer", "half_written:Mine"])
+    with pytest.raises(SystemExit, match=r"half_written does not run: .*not_installed_here"): main(["probe", "--trainer", "half_written:Mine"])
 
 
 # ── doctor ──
@@ -258,14 +258,14 @@ def test_an_error_of_our_own_is_shortened_and_says_how_to_see_more(monkeypatch, 
     def wrong(config): raise KeyError("x" * 10_000)
     monkeypatch.setattr(quickstart, "run_quickstart", wrong)
     with pytest.raises(SystemExit) as stop: main(["quickstart"])
-    assert "KeyError" in stop.value.code and len(stop.value.code) < 800
+    assert "KeyError" in stop.value.code and len(stop.value.code) < 1800
     class Mute(BaseException):
         def __str__(self): return 1 / 0
     for odd, says in ((ValueError("\x1b[2J"), r"\x1b[2J"), (ValueError("line\n" * 10_000), "line"), (Mute(), "no text")):
         def wrong(config, odd=odd): raise odd
         monkeypatch.setattr(quickstart, "run_quickstart", wrong)
         with pytest.raises(SystemExit) as stop: main(["quickstart"])
-        assert says in stop.value.code and len(stop.value.code) < 800
+        assert says in stop.value.code and len(stop.value.code) < 1800
     monkeypatch.setattr(quickstart, "run_quickstart", lambda config: monkeypatch.setattr(sys, "stdout", None))
     main(["quickstart"])
     monkeypatch.setattr(quickstart, "run_quickstart", wrong)

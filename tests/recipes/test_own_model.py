@@ -4,6 +4,7 @@ Oracles: files as other programs read them; a run that was never stopped; sums o
 """
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import jaxtyping
@@ -35,8 +36,6 @@ from instruct_goose.recipes.inputs import (
     own_tokenizer,
     read_demos,
     read_prompts,
-    read_thumbs,
-    sizes_of,
     try_reward,
 )
 from instruct_goose.recipes.own_model import TrainConfig, run_train
@@ -117,11 +116,10 @@ def test_a_prompt_that_is_none_is_named_by_its_line(here, tokenizer, line, says)
 def test_demonstrations_are_parted_where_the_answer_begins(here, tokenizer):
     talk = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     write("d.jsonl", ["all of it", {"prompt": "is tea ", "completion": "hot"}, {"prompt": talk, "completion": "yes"}, {"messages": [*talk, {"role": "assistant", "content": "no"}]},
-                      {"prompt": "q", "response": [{"role": "assistant", "content": "r"}]}])
-    texts, given = read_demos("d.jsonl", tokenizer)
+                      {"prompt": "q", "completion": [{"role": "assistant", "content": "r"}]}])
+    given, answers = zip(*(row.values() for row in read_demos("d.jsonl", tokenizer)))
     head = "<ask>system: s</ask><ask>user: q</ask><ask>assistant: "
-    assert given == ["", "is tea ", head, head, "<ask>user: q</ask><ask>assistant: "]
-    assert [t.removeprefix(g) for t, g in zip(texts, given, strict=True)] == ["all of it", "hot", "yes</ask>", "no</ask>", "r</ask>"]
+    assert given == ("", "is tea ", head, head, "<ask>user: q</ask><ask>assistant: ") and answers == ("all of it", "hot", "yes</ask>", "no</ask>", "r</ask>")
     write("d.jsonl", [{"messages": [{"role": "assistant", "content": "no"}]}])
     with pytest.raises(BadRow, match="ends with the assistant's turn, after at least one other"): read_demos("d.jsonl", tokenizer)
 
@@ -134,9 +132,9 @@ def test_rewards_by_their_place(here, tokenizer):
 
 
 @pytest.mark.parametrize("reward, says", [
-    ("rewards.py", "its functions: score, later, nan, broken, missing"), ("rewards.py:scroe", "no function 'scroe'"), ("rewards.py:x", "no function 'x'"), ("nowhere.py:f", "no file nowhere.py"),
-    ("no.where:f", "no.where cannot be imported"), ("rewards.py:nan", "is nan"), ("rewards.py:missing", "asks for 'colour'"), ("half.py:f", "half.py does not run: SyntaxError"),
-    ("fails.py:f", "fails.py does not run: KeyError"), ("llama", "score.weight"), (".", "is no reward model"), ("score", "FILE.py:FUNCTION")])
+    ("rewards.py", "its functions: score, later, nan, broken, missing"), ("rewards.py:scroe", "class 'scroe'"), ("rewards.py:x", "class 'x'"), ("nowhere.py:f", "no file nowhere.py"),
+    ("no.where:f", "no.where does not run"), ("rewards.py:nan", "is nan"), ("rewards.py:missing", "asks for 'colour'"), ("half.py:f", "half.py does not run: SyntaxError"),
+    ("fails.py:f", "fails.py does not run: KeyError"), ("llama", "score.weight"), (".", "is no reward model"), ("score", "FILE.py:NAME")])
 def test_a_reward_that_cannot_be_used_is_one_sentence_and_nothing_is_made(here, capsys, monkeypatch, reward, says):
     monkeypatch.setattr(own_run, "own_model", lambda *_: pytest.fail("the model was loaded"))
     Path("half.py").write_text("def f(:\n"); Path("fails.py").write_text("{}['a']\n")
@@ -207,7 +205,7 @@ def test_memory_is_that_of_the_models_own_tensors(here):
         model = AutoModelForCausalLM.from_pretrained(name)
         parts, kv = memory_parts(model.config, rows=3, micro=2, prompt=5, response=2), model.generate(torch.zeros(3, 5, dtype=torch.long), max_new_tokens=2, min_new_tokens=2, return_dict_in_generate=True).past_key_values
         held = sum(x.numel() for layer in kv.layers for x in (layer.keys, layer.values)) * 4
-        assert sizes_of(model.config)[0] == sizes_of(model.config).learn == model.num_parameters() and parts["weights"] == 4 * model.num_parameters() == parts["reference"]
+        assert parts["weights"] == parts["gradients"] == 4 * model.num_parameters() == parts["reference"]
         assert parts["cache while sampling"] == held * 7 // kv.get_seq_length()
         layers, inputs = model.config.num_hidden_layers, 2 * 7 * 16 * 4  # two rows of seven tokens, width 16, float32
         one = parts["activations, about"] // layers                     # of one layer all, of each its input
@@ -218,11 +216,11 @@ def test_adapters_are_counted_as_they_are_made(here, monkeypatch):
     adapters = pytest.importorskip("instruct_goose.models.adapters"); pytest.importorskip("peft")
     for name in ("gpt2", "llama"):
         model = adapters.with_lora(AutoModelForCausalLM.from_pretrained(name), 3)
-        assert sizes_of(model.config, 3).learn == sum(p.numel() for p in model.parameters() if p.requires_grad)
+        assert memory_parts(model.config, 1, 1, 1, lora_rank=3)["gradients"] == 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
     main(["train", "--model", "llama", "--data", "prompts.jsonl", "--reward", "rewards.py:score", *TINY, "--lora-rank", "2", "--output-dir", "lora"])
     assert len(log("lora")) == 2
-    monkeypatch.setattr("instruct_goose.recipes.inputs.find_spec", lambda name: None)
-    assert "--lora-rank needs" in refused(*train("--lora-rank", 4))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    assert "the package peft" in refused(*train("--lora-rank", 4))
 
 
 PAIRS = [{"prompt": "is tea ", "chosen": "hot", "rejected": "wet"}, {"prompt": [{"role": "user", "content": "rain?"}], "chosen": "wet", "rejected": "hot"},
@@ -240,7 +238,7 @@ def test_the_stages_one_after_the_other(here, capsys):
         summary = json.loads(Path(out, "summary.json").read_text())
         assert summary["rows"] == 9 and summary["held_out_rows"] == 3 and [m["step"] for m in log(out)] == [0, 1, 2, 3]
     assert load_reward("b").model.config.reward_std > 0 and own_tokenizer("d/policy").chat_template == CHAT
-    assert "fallen to 0" in refused("dpo", "--model", "a", "--data", "pairs.jsonl", "--output-dir", "c", *quick, "--steps", "5", "--resume")
+    assert "longer" in refused("dpo", "--model", "a", "--data", "pairs.jsonl", "--output-dir", "c", *quick, "--steps", "5", "--resume")
     main(["dpo", "--model", "a", "--data", "pairs.jsonl", "--output-dir", "c", *quick, "--resume"])
     assert "is finished: nothing to do" in capsys.readouterr().out
     for name in ("sft", "reward-model", "dpo"):
@@ -259,7 +257,7 @@ def test_kto_learns_from_labelled_answers(here, capsys):
         assert log(name)[-1]["margin"] > log(name)[0]["margin"] + .5 and json.loads(Path(name, "summary.json").read_text())["held_out_rows"] == 2
     def likelier(name): # mean log π of the chosen answers − that of the rejected ones
         model, words, total = AutoModelForCausalLM.from_pretrained(f"{name}/policy"), own_tokenizer(f"{name}/policy"), 0.
-        read = read_thumbs(Path("kto.jsonl"), words)
+        read = read_demos(Path("kto.jsonl"), words, labels=True)
         for (given, response), row in zip(thumb_rows(read, words)[0], read, strict=True):
             logprobs = model(torch.tensor([given + response])).logits[0].log_softmax(-1)
             total += (1 if row["label"] else -1) * sum(logprobs[len(given) + i - 1, x].item() for i, x in enumerate(response)) / len(PAIRS)
@@ -336,7 +334,7 @@ def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
     main(train("--data", "odd.jsonl", *names, "--dry-run"))
     assert "no column 'other'" in refused(*train("--data", "odd.jsonl", "--prompt-column", "other"))
     main(["sft", "--model", "llama", "--data", "odd.jsonl", *names, "--dry-run"])
-    assert read_demos("odd.jsonl", tokenizer, {"prompt": "question", "completion": "right"}) == (["is tea hotyes"], ["is tea hot"])
+    assert read_demos("odd.jsonl", tokenizer, {"prompt": "question", "completion": "right"}) == [{"prompt": "is tea hot", "completion": "yes"}]
     pytest.importorskip("datasets")
     Path("set").mkdir(); Path("odd.jsonl").rename("set/train.jsonl")
     main(["sft", "--model", "llama", "--dataset", "set:train", *names, "--dry-run"])
