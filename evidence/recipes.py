@@ -12,7 +12,7 @@ import torch
 from quickstart import in_lines, rounded
 from run import origin
 
-from instruct_goose.recipes.smollm import RECIPES, recipe_settings
+from instruct_goose.recipes.smollm import RECIPES, recipe_settings, run_task
 from instruct_goose.runs.run_directory import write_json
 
 root = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ def measured(recipe: str, algorithm: str, more: dict, seed: int, runs: Path, cac
         if not (runs / f"{name}.json").exists(): write_json(runs / f"{name}.json", origin("python evidence/recipes.py"))
         print(f"\n── {name}", flush=True)
         config = recipe_settings(recipe, algorithm, seed=seed, output_dir=out, cache=cache, resume=out.exists(), save_every=4, **more)
-        RECIPES[recipe].run(config)
+        run_task(recipe, config, RECIPES[recipe].task)
     summary = json.loads((out / "summary.json").read_text("utf-8"))
     log = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
     began = json.loads((runs / f"{name}.json").read_text("utf-8"))

@@ -211,7 +211,7 @@ def preferences(
     """Every rater of i against every rater of j. P[i, j] + P[j, i] is 1 less the share of ties;
     P[i, i] is 0."""
     counts = torch.tensor([[row.count(score) / len(row) for score in range(-4, 5)]
-                           for row in map(list, ratings)])
+                           for row in ratings])
     below = counts.cumsum(-1) - counts  # the share of a text's raters below each score
     return (counts @ below.T).fill_diagonal_(0.)
 

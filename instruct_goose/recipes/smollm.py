@@ -15,7 +15,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 
 from pathlib import Path
@@ -69,7 +69,6 @@ class RecipeConfig(RecipeSettings):
     stand_in: bool = False  # a tiny model with random weights instead: to try the program out
     lora_rank: Count = 8  # rank of the adapters
     lora_top: Count | None = 8  # blocks that have them, from the last on; none: all
-    gradient_checkpointing: bool = False  # less memory, one more forward in each backward
 
     small: ClassVar[dict[str, Any]] = {} # what else a stand-in is given
 
@@ -83,7 +82,7 @@ class Task(NamedTuple):
     words: Sequence[str]  # that the stand-in can read and write
     found: Mapping[str, Any] = {} # for the summary: what was done before
 
-Prepare = Callable[[Path, CheckpointManager], Task] # makes it in the run's directory
+Prepare = Callable[[Any, Path, CheckpointManager], Task] # makes it in the run's directory
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #a4cb9086
 def recipe_settings(
@@ -116,7 +115,7 @@ def run_task(
         need_smollm(config.cache)
 
     def work(out: Path, manager: CheckpointManager) -> dict:
-        made = task if isinstance(task, Task) else task(out, manager)
+        made = task if isinstance(task, Task) else task(config, out, manager)
         trainer = make_policy_trainer(config, made)
         return improve(config, out, manager, trainer, made.prompts, made.reward,
                        lambda: figures_of(trainer, made, config.eval_samples), **made.found)
@@ -130,8 +129,7 @@ def make_policy_trainer(config: RecipeConfig, task: Task) -> RLHFTrainer:
     torch.manual_seed(one_seed(config.seed, "adapters"))
     top = min(config.lora_top or 10**6, model.config.num_hidden_layers)
     adapted = with_lora(model, config.lora_rank, top=top)
-    agent = Agent(adapted, gradient_checkpointing=config.gradient_checkpointing)
-    return RLHFTrainer(agent, config=config, tokenizer=tokenizer)
+    return RLHFTrainer(Agent(adapted), config=config, tokenizer=tokenizer)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec10c
 @torch.no_grad()
@@ -267,9 +265,6 @@ class Judge(RewardModel):
         model = RewardModel.from_causal_lm(lm, tokenizer).model
         body = cast(LlamaModel, trunk(model))
         n = frozen + trained
-        if not 0 < frozen < n <= len(body.layers):
-            raise ValueError(f"{frozen} layers frozen and {trained} trained: at least 1 of each, "
-                             f"and no more than the model's {len(body.layers)}")
         body.layers, model.config.num_hidden_layers = body.layers[:n], n
         super().__init__(model, tokenizer)
         self.eval().requires_grad_(False)
@@ -452,25 +447,22 @@ def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
 class Recipe(NamedTuple):
     "What `instruct-goose recipe` knows by a name; its settings are a file in `configs`."
     what: str
-    kind: type
-    run: Callable[[Any], dict] # of settings of this kind
+    kind: type # of its settings
+    task: Task | Prepare | None = None # None: it is run as `train` runs
 
 RECIPES = {
     "smollm-sentiment": Recipe(
-        "SmolLM2 writes more cheerfully of films; the judge is VADER's rules", RecipeConfig,
-        lambda config: run_task("smollm-sentiment", config, SENTIMENT)),
+        "SmolLM2 writes more cheerfully of films; the judge is VADER's rules",
+        RecipeConfig, SENTIMENT),
     "smollm-answers": Recipe(
-        "SmolLM2 answers sums in a number; the reward is the right answer", RecipeConfig,
-        lambda config: run_task("smollm-answers", config, ANSWERS)),
+        "SmolLM2 answers sums in a number; the reward is the right answer", RecipeConfig, ANSWERS),
     "smollm-reviews": Recipe(
-        "SmolLM2 learns to judge from people's ratings, and to please the judge", RatedConfig,
-        lambda config: run_task("smollm-reviews", config, partial(prepare, config))),
-    "imdb-gpt2": Recipe("for the Hub: GPT-2 praises films; a classifier judges",
-                        TrainConfig, run_train),
-    "hh-rlhf": Recipe("for the Hub and a GPU: Qwen2.5-0.5B answers people helpfully",
-                      TrainConfig, run_train),
-    "tldr": Recipe("for the Hub and a GPU: Pythia-1B sums up what people posted",
-                   TrainConfig, run_train)}
+        "SmolLM2 learns to judge from people's ratings, and to please the judge",
+        RatedConfig, prepare),
+    "imdb-gpt2": Recipe("for the Hub: GPT-2 praises films; a classifier judges", TrainConfig),
+    "hh-rlhf": Recipe(
+        "for the Hub and a GPU: Qwen2.5-0.5B answers people helpfully", TrainConfig),
+    "tldr": Recipe("for the Hub and a GPU: Pythia-1B sums up what people posted", TrainConfig)}
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #7d07a13d
 @dataclass
@@ -504,8 +496,9 @@ def run_recipe(flags: RecipeFlags) -> dict | None: # the summary; of LIST nothin
     for name, table in ((flags.name, RECIPES), (flags.algorithm or "ppo", PRESETS)):
         if name not in table:
             raise ValueError(f"there is no {name!r}: choose from {', '.join(table)}")
-    _, kind, run = RECIPES[flags.name]
+    _, kind, task = RECIPES[flags.name]
     given = {f.name: x for f in fields(flags)[1:] if (x := getattr(flags, f.name)) != f.default}
     if no := given.keys() - {"algorithm", *(f.name for f in fields(kind))}:
         raise ValueError(f"{flags.name} reads no {' and no '.join(sorted(no))}: leave it out")
-    return run(recipe_settings(flags.name, **given))
+    config = recipe_settings(flags.name, **given)
+    return run_task(flags.name, config, task) if task else run_train(config)

@@ -61,7 +61,7 @@ def test_a_recipe_of_the_hub_is_settings_of_train(tmp_path, monkeypatch):
     monkeypatch.setattr(recipes, "hub_classifier", recipes.hub_classifier.__wrapped__)
     config = recipes.recipe_settings("hh-rlhf", model=str(tmp_path / "model"), dataset=None, data=tmp_path / "rows.jsonl", steps=1, batch_size=8, max_new_tokens=3,
                                      lora_rank=2, progress=False, output_dir=tmp_path / "run")
-    summary = recipes.RECIPES["hh-rlhf"].run(config)
+    summary = recipes.run_train(config)
     assert summary["config"]["algorithm"] == "grpo" and (tmp_path / "run/policy/adapter_model.safetensors").exists()
     assert recipes.helpful([], [rows[0]["prompt"]], ["it is good"]) == pytest.approx(judge.score([f"\n\nHuman: {SAID[0]}\n\nAssistant: it is good"]))
 
@@ -157,7 +157,7 @@ def test_what_the_judges_refuse(tmp_path):
 def test_judges_on_a_gpu_that_is_not_there(tmp_path):
     with PretendGPU():
         config = recipes.recipe_settings("smollm-reviews", stand_in=True, progress=False, steps=1, judge_epochs=1., eval_samples=8, device="cuda", output_dir=tmp_path / "run")
-        summary = recipes.run_task("x", config, functools.partial(recipes.prepare, config))
+        summary = recipes.run_task("x", config, recipes.prepare)
         assert summary["judges"]["pairs"]["proxy"]["pair_accuracy"] > 0
 
 
@@ -203,11 +203,6 @@ def test_scores_are_of_the_text_before_the_padding():
     states = [torch.randn(n, 24) for n in (3, 9, 5)]
     together = judge.upper_scores(states)
     for x, score in zip(states, together, strict=True): torch.testing.assert_close(judge.upper_scores([x])[0], score, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("frozen, trained", [(0, 1), (2, 0), (3, 2)])
-def test_layers_that_are_not_there(frozen, trained):
-    with pytest.raises(ValueError, match="no more than the model's 4"): Judge(*model(), frozen, trained, ASK)
 
 
 def rated(n=60):
