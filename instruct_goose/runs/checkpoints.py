@@ -68,7 +68,10 @@ def _write_directory(directory: Path, files: Mapping[str, bytes]) -> Path:
     try:
         beside.mkdir()
         for name, content in files.items():
-            _write_file(beside / name, content)
+            with (beside / name).open("xb") as f:
+                f.write(content)
+                f.flush()
+                os.fsync(f.fileno())
         _sync_directory(beside)
         beside.rename(new)
         _sync_directory(directory)
@@ -76,12 +79,6 @@ def _write_directory(directory: Path, files: Mapping[str, bytes]) -> Path:
         shutil.rmtree(beside, ignore_errors=True)
         raise
     return new
-
-def _write_file(path: Path, content: bytes) -> None:
-    with path.open("xb") as f:
-        f.write(content)
-        f.flush()
-        os.fsync(f.fileno())
 
 def _sync_directory(directory: Path) -> None:
     "A name is on the disk when its directory is. Windows cannot open one, and needs no telling."
@@ -135,9 +132,8 @@ def locked(directory: Path, wait: bool = False) -> Iterator[None]:
         os.close(handle)
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #6bda775f
-_CURES = {
-    errno.ENOSPC: "free some space", errno.EDQUOT: "free some space",
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or take another file system"}
+_CURES = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some space",
+          errno.EFBIG: "raise the limit on the size of files (ulimit -f), or take another disk"}
 
 @contextmanager
 def writing(what: str, place: str | Path, left: str = "") -> Iterator[None]:
@@ -151,9 +147,8 @@ def writing(what: str, place: str | Path, left: str = "") -> Iterator[None]:
         if number is None:
             raise
         cure = _CURES.get(number, "make the directory writable, or take another")
-        said = " ".join(filter(None, [
-            f"{what} could not be written: {os.strerror(number)}.", left, f"To mend it, {cure}"]))
-        raise OSError(number, said, str(place)) from e
+        raise OSError(number, f"{what} could not be written: {os.strerror(number)}. To mend it, "
+                      f"{cure}. {left}".rstrip(". "), str(place)) from e
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #3ad3cab9
 def read_json(

@@ -50,7 +50,6 @@ class Clock:
         self.wall, self.cpu = time.perf_counter(), time.process_time()
 
     def read(self) -> dict[str, float]:
-        "`wall_seconds` and `cpu_seconds` so far."
         return {"wall_seconds": round(time.perf_counter() - self.wall, 2),
                 "cpu_seconds": round(time.process_time() - self.cpu, 2)}
 
@@ -82,7 +81,6 @@ class CheckpointManager:
         self.block = ExitStack()
 
     def stage(self, name: str) -> "Stage":
-        "One stage of the run, by a name without slash."
         return Stage(self, name)
 
     def seconds(self) -> dict[str, float]:
@@ -165,25 +163,22 @@ class CheckpointManager:
         with self.block:
             if kind is not None and is_first():
                 self.muted = True # Ctrl-C pressed twice must not break off the saving
-                self._save_after_exception(error)
+                try:
+                    self.save()
+                except Exception as e: # does not hide why the run stopped
+                    print(f"warning: {e}", file=sys.stderr)
+                print(f"\n{self._way_on(getattr(error, 'flags', ''))}", file=sys.stderr)
 
-    def _save_after_exception(self, error: BaseException | None) -> None:
-        "What fails here does not hide why the run stopped."
-        try:
-            self.save()
-        except Exception as e:
-            print(f"warning: {e}", file=sys.stderr)
-        made = {path.name for path in self.run.iterdir()}
-        said = f"Stopped before the first whole step; {self.run} holds nothing to go on from."
+    def _way_on(self, flags: str) -> str:
         if self.on_disk.place is not None:
             name, at, of = self.on_disk.place
-            said = (f"Stopped. {checkpoints(self.directory)[-1]} holds the run after {at} of {of} "
+            return (f"Stopped. {checkpoints(self.directory)[-1]} holds the run after {at} of {of} "
                     f"steps of the stage {name!r}.\n"
-                    f"To go on: the same command with --output-dir {self.run} --resume"
-                    f"{getattr(error, 'flags', '')}")
-        elif not self.found and made <= {"config.json", "metrics.jsonl", "tokens.jsonl"}:
+                    f"To go on: the same command with --output-dir {self.run} --resume{flags}")
+        made = {path.name for path in self.run.iterdir()}
+        if not self.found and made <= {"config.json", "metrics.jsonl", "tokens.jsonl"}:
             shutil.rmtree(self.run) # the directory is free again
-        print(f"\n{said}", file=sys.stderr)
+        return f"Stopped before the first whole step; {self.run} holds nothing to go on from."
 
 # %% ../../nbs/guides/resume.ipynb #0be4732f
 @dataclass

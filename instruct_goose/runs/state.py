@@ -94,25 +94,20 @@ def set_random_state(
     ours, theirs = ({k: x for k, x in s.items() if k[:5] != "cuda_"} for s in (here, state))
     check_tensors(ours, theirs, "the states of other random generators")
     try:
-        _set_random_state(state, own or {})
+        torch.set_rng_state(state["torch"])
+        *words, has_gauss, gauss = state["python"].tolist()
+        random.setstate((3, tuple(map(int, words)), gauss if has_gauss else None))
+        *words, place, has_gauss, gauss = state["numpy"].tolist()
+        keys = np.array(words, dtype="uint32")
+        np.random.set_state(("MT19937", keys, int(place), int(has_gauss), gauss))
+        for i in range(torch.cuda.device_count()):
+            if f"cuda_{i}" in state:
+                torch.cuda.set_rng_state(state[f"cuda_{i}"], i)
+        for name, g in (own or {}).items():
+            g.set_state(state[name])
     except (RuntimeError, ValueError, OverflowError) as e:
-        _set_random_state(here, own or {})
+        set_random_state(here, own)
         raise ValueError(f"the state of a random generator is malformed: {e}") from None
-
-def _set_random_state(
-    state: Mapping[str, Tensor], own: Mapping[str, torch.Generator],
-) -> None:
-    torch.set_rng_state(state["torch"])
-    *words, has_gauss, gauss = state["python"].tolist()
-    random.setstate((3, tuple(map(int, words)), gauss if has_gauss else None))
-    *words, place, has_gauss, gauss = state["numpy"].tolist()
-    keys = np.array(words, dtype="uint32")
-    np.random.set_state(("MT19937", keys, int(place), int(has_gauss), gauss))
-    for i in range(torch.cuda.device_count()):
-        if f"cuda_{i}" in state:
-            torch.cuda.set_rng_state(state[f"cuda_{i}"], i)
-    for name, g in own.items():
-        g.set_state(state[name])
 
 # %% ../../nbs/reference/runs/state.ipynb #1d931571
 @torch.no_grad()

@@ -102,13 +102,13 @@ def test_what_fails_while_saving_does_not_hide_why_the_run_stopped(tmp_path, cap
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_each_signal_saves_and_a_second_one_does_not_break_off_the_saving(tmp_path, monkeypatch, number, capsys):
-    before, write = signal.getsignal(number), files._write_file
-    def again(path, content):
+    before, write = signal.getsignal(number), os.fsync
+    def again(handle):
         signal.raise_signal(number)
-        write(path, content)
+        write(handle)
     with pytest.raises(KeyboardInterrupt) as e, CheckpointManager(tmp_path, {}, steps=5) as manager:
         step(manager, "ppo", 2, 5, x=torch.ones(1))
-        monkeypatch.setattr(files, "_write_file", again)
+        monkeypatch.setattr(os, "fsync", again)
         os.kill(os.getpid(), number)
         pytest.fail("the signal came to nothing")
     assert isinstance(e.value, Terminated) == (number != signal.SIGINT) and getattr(e.value, "signum", number) == number
