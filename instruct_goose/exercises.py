@@ -10,7 +10,6 @@ import ast
 import importlib
 import json
 import os
-import sys
 import time
 import traceback
 import warnings
@@ -18,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
-from contextlib import suppress
 from functools import cache, wraps
 from importlib.resources import files
 from pathlib import Path
@@ -43,8 +41,12 @@ class Exercise:
     checker: str = ""            # its source, and what that needs
     why_not: str = "its lesson has none"  # there is no checker here
 
+    @property
+    def dots(self) -> str:
+        return "●" * self.stars + "○" * (3 - self.stars)
+
     def __str__(self) -> str:
-        return f"{self.name} · {self.title} · {'●' * self.stars}{'○' * (3 - self.stars)}"
+        return f"{self.name} · {self.title} · {self.dots}"
 
 # %% ../nbs/guides/exercises.ipynb #6c835846
 @cache
@@ -56,24 +58,21 @@ def all_exercises() -> dict[str, Exercise]:
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c017
 def find(
-    name: str, # kl.k3, k3, my_k3 or a title; where several have it, with its lesson
+    name: str, # kl.k3, k3 or my_k3; where several lessons have it, with its lesson
 ) -> Exercise:
     "The exercise of that name. Raises ValueError, with the nearest, for none or for several."
-    lesson, _, short = name.strip().lower().replace(" ", "_").rpartition(".")
-    short = short.removeprefix("my_").removeprefix("the_")
-    known, names = all_exercises(), {}  # what an exercise may be called → its full names
-    for full, e in known.items():
-        title = "".join(c for c in e.title.lower().replace(" ", "_") if c.isalnum() or c == "_")
-        for alias in {full.partition(".")[2], title.removeprefix("the_")}:
-            names.setdefault(alias, []).append(full)
+    lesson, _, short = name.strip().lower().rpartition(".")
+    short = short.removeprefix("my_")
+    known, names = all_exercises(), {} # without the lesson → with it
+    for full in known:
+        names.setdefault(full.partition(".")[2], []).append(full)
     found = [n for n in names.get(short, []) if not lesson or n.startswith(f"{lesson}.")]
     if len(found) == 1:
         return known[found[0]]
     if found:
         raise ValueError(f"{name!r} is {' or '.join(found)}: say which")
     near = [n for a in get_close_matches(short, names, 3, .5) for n in names[a]]
-    near = near or get_close_matches(f"{lesson}.{short}", known, 3)
-    nearest = f"; nearest are {', '.join(dict.fromkeys(near))}" if near else ""
+    nearest = f"; nearest are {', '.join(near)}" if near else ""
     raise ValueError(f"there is no exercise {name!r}{nearest}. exercises.table() lists them all")
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c021
@@ -85,25 +84,21 @@ class Said(str):
 
 def progress_file() -> Path:
     "Where it is noted what is done: $INSTRUCT_GOOSE_PROGRESS, or in the user's data directory."
-    if given := os.environ.get("INSTRUCT_GOOSE_PROGRESS"):
-        return Path(given)
-    home = Path.home()
-    data = {"win32": os.environ.get("LOCALAPPDATA") or home / "AppData/Local",
-            "darwin": home / "Library/Application Support"}.get(
-        sys.platform, os.environ.get("XDG_DATA_HOME") or home / ".local/share")
-    return Path(data) / "instruct_goose/exercises.json"
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
+    given = os.environ.get("INSTRUCT_GOOSE_PROGRESS")
+    return Path(given or Path(data) / "instruct_goose/exercises.json")
 
 # %% ../nbs/guides/exercises.ipynb #f97c46fa
 def progress() -> dict[str, dict[str, Any]]:
     """Name → {"tries": how often it was checked, "hints": how many were shown, "done": the day},
     as far as there is anything. A file that is no such table is moved aside, with a warning."""
-    path, kinds = progress_file(), {"tries": int, "hints": int, "done": str}
-    if not path.exists():
-        return {}
-    with suppress(ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        notes = json.loads(path.read_text("utf-8"))
-        if all(isinstance(note[k], kinds[k]) for note in notes.values() for k in note):
+    path = progress_file()
+    try:
+        notes = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        if all(isinstance(note, dict) for note in notes.values()):
             return notes
+    except (ValueError, AttributeError, RecursionError):
+        pass
     broken = path.with_name(f"{path.name}.broken-{time.time_ns()}")
     path.rename(broken)
     warnings.warn(f"{path} is no table of progress: it was moved to {broken.name} beside it, "
@@ -114,16 +109,13 @@ def progress() -> dict[str, dict[str, Any]]:
 def _note(name: str, **more) -> None:
     "Add to what is noted of an exercise. Where that cannot be written, a warning says so."
     path = progress_file()
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         notes = progress()
         notes[name] = notes.get(name, {}) | more
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        with open(beside, "w", encoding="utf-8") as f:
-            json.dump(notes, f, indent=1, ensure_ascii=False)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(beside, path)
+        beside.write_text(json.dumps(notes, indent=1, ensure_ascii=False), "utf-8")
+        beside.replace(path)
     except OSError as e:
         warnings.warn(f"what you have done was not noted: {e}", stacklevel=3)
 
@@ -133,23 +125,21 @@ def table(
     still_open: bool = False,  # leave out what is done
 ) -> Said:
     "The exercises with what is done. Raises ValueError for a lesson that has none."
-    known, notes, lines = all_exercises(), progress(), []
-    lessons = dict.fromkeys(name.partition(".")[0] for name in known)
-    if lesson is not None and lesson not in lessons:
-        near = get_close_matches(lesson, lessons, 3) or lessons
-        raise ValueError(f"no lesson {lesson!r} has exercises; near are: {', '.join(near)}")
+    known, notes = all_exercises(), progress()
     rows = [e for n, e in known.items() if lesson in (None, n.partition(".")[0])]
-    wide = max(len(e.name) for e in rows)
+    if not rows:
+        lessons = dict.fromkeys(n.partition(".")[0] for n in known)
+        near = get_close_matches(str(lesson), lessons, 3) or lessons
+        raise ValueError(f"no lesson {lesson!r} has exercises; near are: {', '.join(near)}")
+    wide, lines = max(len(e.name) for e in rows), []
     for e in rows:
         note = notes.get(e.name, {})
-        tries, hints = note.get("tries", 0), note.get("hints", 0)
         state = "done" if "done" in note else "open" if e.check else "in its lesson"
-        if still_open and state == "done":
-            continue
-        more = ", ".join(f"{w} {n}" for n, w in ((tries, "tried"), (hints, "hints")) if n)
-        title = f"{e.title} ({more})" if more else e.title
-        stars = "●" * e.stars + "○" * (3 - e.stars)
-        lines.append(f"{state:13}  {e.name:{wide}}  {stars}  {title}")
+        words = [f"{word} {note[key]}" for key, word in (("tries", "tried"), ("hints", "hints"))
+                 if note.get(key)]
+        more = f" ({', '.join(words)})" if words else ""
+        if not still_open or state != "done":
+            lines.append(f"{state:13}  {e.name:{wide}}  {e.dots}  {e.title}{more}")
     checked = [e for e in rows if e.check]
     done = sum("done" in notes.get(e.name, {}) for e in checked)
     others = len(rows) - len(checked)
@@ -169,18 +159,17 @@ def hint(
 ) -> Said:
     "A hint. Raises ValueError for an unknown name or number."
     e = find(name)
-    shown = progress().get(e.name, {}).get("hints", 0)
-    if not e.hints:
+    shown, most = progress().get(e.name, {}).get("hints", 0), len(e.hints)
+    if not most:
         return Said(f"{e.name} has no hints; its lesson is {e.lesson}")
-    if n is None and shown >= len(e.hints):
-        return Said(f"There are no more than {len(e.hints)}. The answer is "
-                    f"exercises.solution({e.name!r}); "
-                    f"exercises.hint({e.name!r}, 1) shows the first again")
+    if n is None and shown >= most:
+        return Said(f"There are no more than {most}. The answer is exercises.solution({e.name!r})"
+                    f"; exercises.hint({e.name!r}, 1) shows the first again")
     at = shown + 1 if n is None else n
-    if not 1 <= at <= len(e.hints):
-        raise ValueError(f"{e.name} has {len(e.hints)} hints; there is no hint {at}")
+    if not 1 <= at <= most:
+        raise ValueError(f"{e.name} has {most} hints; there is no hint {at}")
     _note(e.name, hints=max(at, shown))
-    return Said(f"Hint {at} of {len(e.hints)}. {e.hints[at - 1]}")
+    return Said(f"Hint {at} of {most}. {e.hints[at - 1]}")
 
 # %% ../nbs/guides/exercises.ipynb #e4db3643
 def solution(name: str) -> Said:
@@ -198,10 +187,6 @@ class _Watch:
         self.raised: Exception | None = None
         self.compared: tuple[Any, Any] | None = None  # what was compared, and what was right
 
-    def call_as(self, answer: Callable) -> Callable:
-        "`call` by the name and signature of the answer: a checker may read them."
-        return wraps(answer)(lambda *args, **more: self.call(*args, **more))
-
     def call(self, *args, **more):
         "The answer, watched. What it is given is noted before it can be changed."
         self.given = tuple(_kept(a) for a in (*args, *more.values()))
@@ -213,28 +198,41 @@ class _Watch:
             raise
         return self.got
 
-    def diagnosing(self, diagnose: Callable) -> Callable:
-        "A lesson's `diagnose` that notes where it failed."
-        def watched(fn, *args, right, mistakes):
+    def checker(self, e: Exercise) -> Callable:
+        "The lesson's checker, with the names that its lesson has; its `diagnose` notes, too."
+        lesson = importlib.import_module("instruct_goose.lesson")
+
+        def noting(fn: Callable, *args, right, mistakes):
             def noted(*args):
                 self.compared = fn(*args), right
                 return self.compared[0]
 
-            said = diagnose(noted, *args, right=right, mistakes=mistakes)
+            said = lesson.diagnose(noted, *args, right=right, mistakes=mistakes)
             if said == "right":
                 self.compared = None
             return said
-        return watched
 
-    def details(self, names: list[str]) -> list[str]:
+        space = {name: getattr(lesson, name) for name in lesson.__all__}
+        space |= vars(importlib.import_module(e.module)) if e.module else {}
+        exec(compile(e.checker, f"<checker of {e.name}>", "exec"), space)
+        space |= {name: noting for name, x in space.items() if x is lesson.diagnose}
+        return space[e.check]
+
+    def details(self, e: Exercise) -> list[str]:
         "What to print below a verdict that is not right."
         if not self.given and self.got is None and self.raised is None:
             return []
+        found = [n for n in ast.walk(ast.parse(e.begin))
+                 if isinstance(n, ast.FunctionDef) and n.name == e.what]
+        names = [f"{a.arg} = " for a in found[0].args.args] if found else []
+        lines = ["your function was given"] if self.given else []
         names = names if len(names) == len(self.given) else [""] * len(self.given)
-        lines = ["your function was given"] * bool(self.given)
-        lines += [_value(f"{n} = " if n else "", x) for n, x in zip(names, self.given)]
+        lines += map(_value, names, self.given)
         if self.raised:
-            return lines + [_place(self.raised, self.answer)]
+            file = getattr(getattr(self.answer, "__code__", None), "co_filename", None)
+            stack = traceback.extract_tb(self.raised.__traceback__)
+            return lines + [f"it stopped in line {f.lineno}: {f.line}" for f in stack
+                            if f.filename == file][-1:]
         lines += ["it returned", _value("", self.got)]
         if self.compared:
             made, right = self.compared
@@ -254,32 +252,9 @@ def _value(name: str, x: Any) -> str:
     text = text if len(text) < 800 else shorten(text, 800, placeholder=" …")
     return indent((name + text).replace("\n", "\n" + " " * len(name)), "    ")
 
-def _place(error: Exception, answer: Any) -> str:
-    "The line of the reader's own code that an error came from."
-    file = getattr(getattr(answer, "__code__", None), "co_filename", None)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-    return f"it stopped in line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
-
-def _arguments(e: Exercise) -> list[str]:
-    "What the lesson calls the arguments of the function that is to be written."
-    found = [n for n in ast.walk(ast.parse(e.begin))
-             if isinstance(n, ast.FunctionDef) and n.name == e.what]
-    return [a.arg for a in found[0].args.args] if found else []
-
-# %% ../nbs/guides/exercises.ipynb #a3d2f4f3
-def _checker(e: Exercise, watch: _Watch) -> Callable:
-    "The lesson's checker, with the names that its lesson has."
-    lesson = importlib.import_module("instruct_goose.lesson")
-    space = {name: getattr(lesson, name) for name in lesson.__all__}
-    space |= vars(importlib.import_module(e.module)) if e.module else {}
-    exec(compile(e.checker, f"<checker of {e.name}>", "exec"), space)
-    noting = watch.diagnosing(lesson.diagnose)
-    space |= {name: noting for name, x in space.items() if x is lesson.diagnose}
-    return space[e.check]
-
 # %% ../nbs/guides/exercises.ipynb #e8e5c027
 def check(
-    name: str,   # of the exercise: kl.k3, k3, or its title
+    name: str,   # of the exercise: kl.k3 or k3
     answer: Any, # your function, or your class where the lesson asks for one
 ) -> Said:
     """"right", or the name of the mistake and below it what your function was given, what it
@@ -290,11 +265,11 @@ def check(
         raise ValueError(f"{e.name} has no checker here ({e.why_not}): do it in {e.lesson}")
     from torch.random import fork_rng
 
-    watch = _Watch(answer)
-    plain = callable(answer) and not isinstance(answer, type)
-    asked = watch.call_as(answer) if plain else answer
+    watch, asked = _Watch(answer), answer
+    if callable(answer) and not isinstance(answer, type): # by its name and signature
+        asked = wraps(answer)(lambda *args, **more: watch.call(*args, **more))
     with fork_rng(devices=[]):  # the reader's own random numbers go on as they were
-        run = _checker(e, watch)
+        run = watch.checker(e)
         try:
             said = str(run(asked))
         except Exception as error:
@@ -303,4 +278,4 @@ def check(
     note = progress().get(e.name, {})
     done = {"done": note.get("done", date.today().isoformat())} if said == "right" else {}
     _note(e.name, tries=note.get("tries", 0) + 1, **done)
-    return Said("\n".join([said, *(watch.details(_arguments(e)) if said != "right" else [])]))
+    return Said("\n".join([said, *(watch.details(e) if said != "right" else [])]))

@@ -90,8 +90,7 @@ def expect(value: object, expected: object, atol: int | float = 6e-5) -> None:
     off = ~torch.isclose(now, then, rtol=0, atol=atol, equal_nan=True)
     if off.any():
         where = tuple(off.nonzero()[0].tolist())
-        place = f" at {list(where)}" if where else ""
-        differs(f"this was {then[where]:.6g}{place}, now it is {now[where]:.6g}")
+        differs(f"this was {then[where]:.6g} at {list(where)}, now it is {now[where]:.6g}")
 
 def within(value: object, low: int | float, high: int | float) -> None:
     "Check that every number lies from `low` to `high`."
@@ -112,26 +111,14 @@ class _Told(ast.NodeTransformer):
         said = f"__import__('instruct_goose.lesson').lesson.claim({words}, {words[:200]!r})"
         return ast.parse(said).body[0]
 
-def gently(
-    lines: list[str], # of a cell
-) -> list[str]:
+def gently(lines: list[str]) -> list[str]:
     "A hidden cell's asserts as claims; every other cell as it is."
     if not "".join(lines).startswith("#| hide"):
         return lines
-    try:
-        told = _Told().visit(ast.parse("".join(lines)))
-    except SyntaxError:  # IPython says so itself
-        return lines
-    return ast.unparse(told).splitlines(keepends=True)
+    return ast.unparse(_Told().visit(ast.parse("".join(lines)))).splitlines(keepends=True)
 
-def _begin() -> bool:
-    "A person's shell asks `gently` from the import of this module on."
-    if there := at_the_keyboard():
-        sys.modules["IPython"].get_ipython().input_transformers_post.append(gently)
-    return there
-
-_ASKED = _begin()
-
+if at_the_keyboard(): # a person's shell asks `gently` from the import of this module on
+    sys.modules["IPython"].get_ipython().input_transformers_post.append(gently)
 
 # %% ../nbs/notation.ipynb #6fa6a671
 def diagnose(answer: Callable, *args, right: object, mistakes: dict) -> str:
@@ -147,14 +134,10 @@ def diagnose(answer: Callable, *args, right: object, mistakes: dict) -> str:
     true = torch.as_tensor(right)
     if got.shape != true.shape:
         return f"shape: yours is {tuple(got.shape)}, expected {tuple(true.shape)}"
-
-    def close(other: object) -> bool:
-        return torch.allclose(got.double(), torch.as_tensor(other).double(), atol=1e-6)
-
-    if close(true):
-        return "right"
-    named = (name for name, wrong in mistakes.items() if close(wrong))
-    return next(named, f"not yet: you have {got}, expected {true}")
+    for name, known in {"right": true, **mistakes}.items():
+        if torch.allclose(got.double(), torch.as_tensor(known).double(), atol=1e-6):
+            return name
+    return f"not yet: you have {got}, expected {true}"
 
 # %% ../nbs/notation.ipynb #7221cb53
 INK, BLUE, ORANGE = "#262626", "#3b82f6", "#ea7a1a"
@@ -201,18 +184,14 @@ def draw_tokens(ax, numbers: Tensor, mask: Tensor, labels=None, fmt="{:.2f}", ce
     scale = scale or (numbers - centre)[mask].abs().max().clamp(min=1e-9).item()
     for i, row in enumerate(mask.tolist()):
         for t, real in enumerate(row):
-            box = ((t + .05, -i + .08), .9, .84)
+            box, x = ((t + .05, -i + .08), .9, .84), numbers[i, t].item()
             if not real:
-                ax.add_patch(
-                    Rectangle(*box, fill=False, ec=GREY, hatch="//", lw=.8))
+                ax.add_patch(Rectangle(*box, fill=False, ec=GREY, hatch="//", lw=.8))
                 continue
-            x = numbers[i, t].item() - centre
-            ax.add_patch(
-                Rectangle(
-                    *box, lw=0, facecolor=GREEN if x >= 0 else ORANGE,
-                    alpha=.15 + .45 * min(1, abs(x) / scale)))
+            colour, shade = GREEN if x >= centre else ORANGE, min(1, abs(x - centre) / scale)
+            ax.add_patch(Rectangle(*box, lw=0, facecolor=colour, alpha=.15 + .45 * shade))
             word = f"{labels[i][t]}\n" if labels is not None else ""
-            number = fmt.format(numbers[i, t].item()).replace("-", "−")
+            number = fmt.format(x).replace("-", "−")
             ax.text(t + .5, -i + .5, word + number, ha="center", va="center")
     B, T = mask.shape
     ax.set(xlim=(0, T), ylim=(1 - B, 1))
@@ -235,28 +214,22 @@ def drag(
     curves=None,  # which curves it moves; all of them
 ):
     "A slider under a plotly figure, which also gets the lessons' margins. Returns the figure."
-    curves = list(range(len(fig.data)) if curves is None else curves)
-
-    def changes(stop):
-        made, title = move(stop)
-        return {key: [_plain(v) for v in rows] for key, rows in made.items()}, title
-
-    steps = []
+    curves, steps = list(range(len(fig.data)) if curves is None else curves), []
     for stop in stops:
-        made, title = changes(stop)
-        label = stop if isinstance(stop, str) else f"{stop:g}"
-        args = [made, {"title.text": title}, curves]
-        steps.append(dict(label=label, method="update", args=args))
-    made, title = changes(start)
+        made, title = move(stop)
+        made = {key: [_plain(values) for values in rows] for key, rows in made.items()}
+        steps.append(dict(label=stop if isinstance(stop, str) else f"{stop:g}", method="update",
+                          args=[made, {"title.text": title}, curves]))
+    at = list(stops).index(start)
+    made, title, _ = steps[at]["args"]
     for i, curve in enumerate(curves):
         for key, rows in made.items():
             fig.data[curve][key] = rows[i]
-    legend = dict(orientation="h", y=1.01, yanchor="bottom", x=0)
     fig.update_layout(
-        template="none", margin=dict(l=48, r=12, t=92, b=20), legend=legend, font_size=12,
-        title=dict(text=title, font_size=13, x=.02, y=.98, yanchor="top"),
-        sliders=[dict(active=list(stops).index(start), currentvalue_prefix=name,
-                      pad=dict(t=44, b=8), steps=steps)])
+        template="none", margin=dict(l=48, r=12, t=92, b=20), font_size=12,
+        legend=dict(orientation="h", y=1.01, yanchor="bottom", x=0),
+        title=dict(text=title["title.text"], font_size=13, x=.02, y=.98, yanchor="top"),
+        sliders=[dict(active=at, currentvalue_prefix=name, pad=dict(t=44, b=8), steps=steps)])
     fig.update_xaxes(automargin=True, title_standoff=6)
     fig.update_yaxes(automargin=True, title_standoff=6)
     return fig
