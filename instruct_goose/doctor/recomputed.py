@@ -129,8 +129,8 @@ def other_beta(run: Run) -> str | None:
     for (before, beta, kl), (i, found, _) in pairwise(rows if c else ()):
         wanted = beta * (1 + .1 * max(-.2, min(.2, kl / target - 1))) if target else beta
         if i == before + 1 and abs(found - wanted) > 2e-3 * beta:
-            return (f"after iteration {before:g}, with a KL of {kl:.3g}, β goes from {beta:.4g} to "
-                    f"{found:.4g}, and the settings ask for {wanted:.4g}")
+            return (f"β goes from {beta:.4g} to {found:.4g} after iteration {before:g}, with a KL "
+                    f"of {kl:.3g}, and the settings ask for {wanted:.4g}")
     return None
 
 @rule("error", "reference_weight", "learn/13_agent",

@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['IN_SUMMARY', 'STAGE_PANELS', 'PANELS', 'COLOURS', 'APART', 'RunRecord', 'read_run', 'Line', 'points', 'lines_of',
-           'picture', 'groups_of', 'settings_key', 'label_of', 'setting_differences', 'band', 'siblings', 'config_in',
-           'table', 'figures', 'stage_figures', 'samples_in', 'samples_table', 'split_row', 'findings_html',
-           'microscope_html', 'page_record', 'make_page', 'curves', 'spread', 'beside', 'folded', 'written',
-           'ReportConfig', 'run_report', 'CompareConfig', 'run_compare']
+           'picture', 'groups_of', 'setting_differences', 'band', 'table', 'figures', 'stage_figures', 'samples_in',
+           'samples_table', 'findings_html', 'microscope_html', 'page_record', 'make_page', 'curves', 'folded',
+           'written', 'ReportConfig', 'run_report', 'CompareConfig', 'run_compare']
 
 # %% ../../nbs/reference/doctor/report.ipynb #10e6cc50
 import io
@@ -15,7 +14,6 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -31,7 +29,7 @@ from .rules import of_rl, read_metrics
 from ..runs.checkpoints import read_json
 from ..runs.microscope import QUANTITIES, read_tokens, scales, shade
 from ..runs.run_directory import without_nan, write_whole
-from ..training.config import complaint, Settings
+from ..training.config import Settings
 
 # %% ../../nbs/reference/doctor/report.ipynb #2fdb24e2
 class RunRecord(NamedTuple):
@@ -46,7 +44,7 @@ class RunRecord(NamedTuple):
 
 # %% ../../nbs/reference/doctor/report.ipynb #94e847cc
 IN_SUMMARY = {"before": dict, "after": dict, "baselines": dict, "versions": dict,
-              "cpu_seconds": float}
+              "cpu_seconds": int | float}
 
 def read_run(run_dir: str | Path) -> RunRecord:
     """Raises FileNotFoundError without metrics.jsonl, ValueError naming a file that is damaged, or
@@ -63,10 +61,9 @@ def read_run(run_dir: str | Path) -> RunRecord:
         if not path.is_file():
             notes.append(f"There is no {path.name}: {without}.")
     for name, kind in IN_SUMMARY.items():
-        error = complaint(kind | None, value := found["summary"].get(name))
-        if error is not None:
-            raise ValueError(f"{run_dir}/summary.json: {name} is {short(value)}: it must be "
-                             f"{error}. Restore the file, or remove it")
+        if not isinstance(value := found["summary"].get(name), kind | None):
+            raise ValueError(f"{run_dir}/summary.json: {name} is {short(value)}: restore the "
+                             "file, or remove it")
     samples = run_dir / "samples.md"
     text = samples.read_text("utf-8", errors="replace") if samples.is_file() else ""
     return RunRecord(run_dir.resolve().name, metrics, notes, **found,
@@ -117,9 +114,9 @@ def picture(title: str, lines: Sequence[Line]) -> str: # SVG in the colours of i
     import matplotlib
     from matplotlib.figure import Figure
 
+    ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     style: Any = {"svg.fonttype": "none", "svg.hashsalt": title, "font.size": 9,
-             "text.color": "#262626", "axes.labelcolor": "#262626", "axes.edgecolor": "#262626",
-             "xtick.color": "#262626", "ytick.color": "#262626", "legend.frameon": False}
+                  "legend.frameon": False, **dict.fromkeys(ink, "#262626")}
     with matplotlib.rc_context(style):
         fig = Figure(figsize=(4.2, 2.5), layout="constrained")
         ax = fig.subplots()
@@ -147,30 +144,21 @@ APART = ("seed", "output_dir", "resume", "save_every", "keep", "progress", "data
          "track_every")
 
 def groups_of(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]: # label → its seeds
-    "Runs with the same settings, seeds apart; a run without settings is a group of its own."
+    """Runs with the same settings, seeds apart, by the settings in which they differ from the
+    others, or a name; a run without settings is a group of its own."""
     found: dict[str, list[RunRecord]] = {}
     for i, r in enumerate(records):
-        found.setdefault(settings_key(r.config) or f"run {i}", []).append(r)
-    kinds = list(found.values())
-    labels = [label_of(kind, kinds) for kind in kinds]
-    if len(set(labels)) < len(labels):
-        labels = [f"{label} ({kind[0].name})" for label, kind in zip(labels, kinds, strict=True)]
-    if len(set(labels)) < len(labels):
-        labels = [f"{label}, {i}" for i, label in enumerate(labels, 1)]
-    return dict(zip(labels, kinds, strict=True))
-
-def settings_key(config: Mapping) -> str: # "": there are none
-    "The same for runs with the same settings, seeds apart."
-    same = {k: v for k, v in config.items() if k not in APART}
-    return json.dumps(same, sort_keys=True, default=str) if same else ""
-
-# %% ../../nbs/reference/doctor/report.ipynb #94c0b04c
-def label_of(kind: Sequence[RunRecord], kinds: Sequence[Sequence[RunRecord]]) -> str:
-    "The settings in which these runs differ from the others; or their name."
-    differ = setting_differences([k[0] for k in kinds])
-    mine = ", ".join(f"{k} {kind[0].config[k]}" for k in differ if k in kind[0].config)
-    name = mine if mine and len(mine) < 60 else kind[0].name
-    return f"{name}, {len(kind)} seeds" if len(kind) > 1 else name
+        same = {k: v for k, v in r.config.items() if k not in APART}
+        key = json.dumps(same, sort_keys=True, default=str) if same else f"run {i}"
+        found.setdefault(key, []).append(r)
+    differ, groups = setting_differences([runs[0] for runs in found.values()]), {}
+    for i, runs in enumerate(found.values(), 1):
+        config = runs[0].config
+        mine = ", ".join(f"{k} {config[k]}" for k in differ if k in config)
+        label = mine if mine and len(mine) < 60 else runs[0].name
+        label += f", {len(runs)} seeds" if len(runs) > 1 else ""
+        groups[f"{label}, {i}" if label in groups else label] = runs
+    return groups
 
 def setting_differences(records: Sequence[RunRecord]) -> list[str]:
     "The settings that are not the same in all of them."
@@ -178,39 +166,15 @@ def setting_differences(records: Sequence[RunRecord]) -> list[str]:
     return [k for k in names if len({str(r.config.get(k)) for r in records}) > 1]
 
 # %% ../../nbs/reference/doctor/report.ipynb #64657fdd
-def band(label: str, runs: Sequence[Sequence[Mapping]], key: str) -> Line | None:
+def band(label: str, runs: Sequence[Sequence[Mapping]], key: str, colour: int = -1) -> Line | None:
     "The median of several runs, lowest and highest, where all of them have a number."
     found = [points(metrics, key) for metrics in runs]
-    x = [i for i in found[0] if all(i in p for p in found)]
-    if not x:
+    values = {i: [p[i] for p in found] for i in found[0] if all(i in p for p in found)}
+    if not values:
         return None
-    values = [[p[i] for p in found] for i in x]
-    y = [statistics.median(v) for v in values]
-    if len(runs) == 1:
-        return Line(label, list(map(float, x)), y)
-    return Line(label, list(map(float, x)), y, [min(v) for v in values], [max(v) for v in values])
-
-# %% ../../nbs/reference/doctor/report.ipynb #ba784b56
-def siblings(run_dir: str | Path) -> list[RunRecord]: # by name
-    """The runs in the folder of this one with its settings and other seeds. What cannot be read
-    is passed over."""
-    here = Path(run_dir).resolve()
-    mine, found = config_in(here), {}
-    seeds, key = {str(mine.get("seed"))}, settings_key(mine)
-    for place in sorted(here.parent.iterdir()) if key else ():
-        config = config_in(place)
-        if settings_key(config) == key and (seed := str(config.get("seed"))) not in seeds:
-            with suppress(OSError, ValueError):
-                found[place] = read_run(place)
-                seeds.add(seed)
-    return list(found.values())
-
-def config_in(run_dir: Path) -> dict: # {}: none that can be read
-    "The settings that a run has written down."
-    path = run_dir / "config.json"
-    with suppress(OSError, ValueError):
-        return read_json(path, "the config of the run") if path.is_file() else {}
-    return {}
+    low, y, high = (list(map(f, values.values())) for f in (min, statistics.median, max))
+    several = len(runs) > 1
+    return Line(label, [*values], y, low if several else None, high if several else None, colour)
 
 # %% ../../nbs/reference/doctor/report.ipynb #8edc6c09
 def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str: # HTML
@@ -218,37 +182,38 @@ def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str: # HTML
     def number(x: Any) -> bool:
         return isinstance(x, int | float) and not isinstance(x, bool)
 
-    def one(x: Any, right: bool) -> str:
-        small = isinstance(x, float) and 0 < abs(x) < .01
-        text = f"{x:.3g}" if small else f"{x:.3f}" if isinstance(x, float) else str(x)
-        shown = text.replace("-", "−") if number(x) else escape(text)
-        return f'<td class="n">{shown}</td>' if right else f"<td>{shown}</td>"
+    def cell(x: Any, kind: str, right: bool) -> str:
+        if number(x):
+            small = isinstance(x, float) and 0 < abs(x) < .01
+            text = f"{x:.3g}" if small else f"{x:.3f}" if isinstance(x, float) else str(x)
+            x = text.replace("-", "−")
+        style = ' class="n"' if right else ""
+        return f"<{kind}{style}>{escape(str(x))}</{kind}>"
 
-    right = [any(number(x) for x in column) for column in zip(*rows, strict=True)]
-    right = right or [False] * len(header)
-    top = "".join(f'<th class="n">{escape(str(h))}</th>' if r else f"<th>{escape(str(h))}</th>"
-                  for h, r in zip(header, right, strict=True))
-    body = "".join(f"<tr>{''.join(map(one, row, right))}</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>'
+    right = [any(number(row[i]) for row in rows) for i in range(len(header))]
+    lines = ["".join(cell(x, "td" if i else "th", r) for x, r in zip(row, right, strict=True))
+             for i, row in enumerate([header, *rows])]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="wide"><table>{body}</table></div>' if rows else ""
 
 # %% ../../nbs/reference/doctor/report.ipynb #62dd6061
 def figures(summary: Mapping) -> str:
     "Before, after and the baselines, a row each."
     rows = {"before": summary.get("before"), **(summary.get("baselines") or {}),
             "after": summary.get("after")}
-    rows = {k: v for k, v in rows.items() if isinstance(v, Mapping)}
+    rows = {k.replace("_", " "): v for k, v in rows.items() if isinstance(v, Mapping)}
     names = list(dict.fromkeys(n for v in rows.values() for n in v))
-    said = [[k.replace("_", " "), *(v.get(n, "–") for n in names)] for k, v in rows.items()]
-    return table(["", *(n.replace("_", " ") for n in names)], said) if rows else ""
+    return table(["", *(n.replace("_", " ") for n in names)],
+                 [[k, *(v.get(n, "–") for n in names)] for k, v in rows.items()])
 
 def stage_figures(summary: Mapping) -> str:
     "Of a supervised stage: nats before and after, the accuracy and how many pairs it is of."
     n = summary.get("held_out_rows", 0)
-    names = {"nats_before": "nats per token before", "nats_after": "nats per token after",
-             "pair_accuracy": "accuracy"}
-    rows = [[words, summary[name], f"{n} held-out {'pairs' if 'pair' in name else 'rows'}"]
-            for name, words in names.items() if isinstance(summary.get(name), int | float)]
-    return table(["", "value", "of"], rows) if rows else ""
+    names = {"nats_before": ("nats per token before", "rows"),
+             "nats_after": ("nats per token after", "rows"), "pair_accuracy": ("accuracy", "pairs")}
+    return table(["", "value", "of"], [
+        [words, summary[name], f"{n} held-out {what}"] for name, (words, what) in names.items()
+        if isinstance(summary.get(name), int | float)])
 
 # %% ../../nbs/reference/doctor/report.ipynb #1f2245d5
 def samples_in(markdown: str) -> str:
@@ -257,24 +222,19 @@ def samples_in(markdown: str) -> str:
     return tables[-1].strip() if tables else ""
 
 def samples_table(markdown: str) -> str: # HTML
-    "The samples of samples.md as a table of the page."
-    lines = samples_in(markdown).split("\n")
-    cells = [[x.strip().replace("\\|", "|") for x in split_row(line)] for line in lines]
+    "The samples of samples.md as a table of the page; in a cell an escaped bar is text."
+    lines = (line.strip().strip("|") for line in samples_in(markdown).split("\n"))
+    cells = [[x.strip().replace("\\|", "|") for x in re.split(r"(?<!\\)\|", line)]
+             for line in lines]
     width = len(cells[0])  # a row of an edited file may have another
-    rows = [(row + [""] * width)[:width] for row in cells[2:]]
-    return table(cells[0], rows) if rows else ""
-
-def split_row(line: str) -> list[str]:
-    "The cells of a row of a Markdown table; an escaped bar is text."
-    return re.split(r"(?<!\\)\|", line.strip().strip("|"))
+    return table(cells[0], [(row + [""] * width)[:width] for row in cells[2:]])
 
 # %% ../../nbs/reference/doctor/report.ipynb #a6aebda5
-def findings_html(
-    metrics: Sequence[Mapping], config: Mapping, tokens: Mapping[int, list[dict]] | None = None,
-) -> str:
+def findings_html(metrics: Sequence[Mapping], config: Mapping,
+                  tokens: Mapping[int, list[dict]]) -> str:
     "What the doctor says."
     try:
-        found = diagnose(metrics, config or None, tokens)
+        found = diagnose(metrics, config, tokens)
     except (TypeError, ValueError) as e:
         return f'<p class="none">The doctor cannot read this log: {escape(str(e))}.</p>'
     return "".join(
@@ -286,10 +246,10 @@ def findings_html(
 def microscope_html(tokens: Mapping[int, list[dict]]) -> str:
     "A slider over the iterations and a choice of quantity; the page's script fills the rest."
     responses = [r for rows in tokens.values() for r in rows]
-    there = scales(responses)
     given = (" A token in a dashed frame is given: the policy did not write it."
              if any(any(r.get("given", [])) for r in responses) else "")
-    choices = "".join(f'<option value="{k}">{escape(QUANTITIES[k])}</option>' for k in there)
+    choices = "".join(f'<option value="{k}">{escape(QUANTITIES[k])}</option>'
+                      for k in scales(responses))
     return (
         '<div id="microscope"><div class="dials"><label>iteration <output></output> '
         '<input type="range" name="iteration" min="0" value="0"></label>'
@@ -315,13 +275,9 @@ def page_record(tokens: Mapping[int, list[dict]], most: int = 60) -> dict: # for
                            for n in kept]}
 
 # %% ../../nbs/reference/doctor/report.ipynb #20ee58ce
-def make_page(
-    heading: str,
-    facts: str,
-    sections: Mapping[str, str], # heading → HTML; an empty one is left out
-    record: dict | None = None,  # of `page_record`
-) -> str: # HTML that asks for no other file
-    "Sections in order, with links to them above."
+def make_page(heading: str, facts: str, sections: Mapping[str, str],
+              record: dict | None = None) -> str: # HTML that asks for no other file
+    "Sections in order, with links to them above; an empty one is left out."
     there = {name: text for name, text in sections.items() if text}
     ids = {name: "part-" + name.lower().replace(" ", "-") for name in there}
     page = Template((files("instruct_goose.doctor") / "report_page.html").read_text("utf-8"))
@@ -338,21 +294,10 @@ def curves(drawn: Mapping[str, Sequence[Line]]) -> str:
     made = [f"<figure>{picture(title, lines)}</figure>" for title, lines in drawn.items() if lines]
     return f'<div class="curves">{"".join(made)}</div>'
 
-def spread(r: RunRecord, others: Sequence[RunRecord], key: str) -> list[Line]:
-    "Its curve and those of other seeds as a band, if there are any."
-    line = band(f"median and range of {len(others) + 1} seeds",
-                [x.metrics for x in (r, *others)], key) if others else None
-    return [line] if line else []
-
-def beside(others: Sequence[RunRecord]) -> str:
-    "Which runs the bands are made of."
-    names = ", ".join(escape(r.name) for r in others)
-    return ('<p class="note">Bands: from the lowest to the highest of this run and those in its '
-            f"folder with the same settings and other seeds: {names}.</p>" if others else "")
-
-def folded(what: str, text: str) -> str:
-    "Shown when asked for."
-    return f"<details><summary>{what}</summary>{text}</details>"
+def folded(what: str, header: Sequence[str], rows: Mapping) -> str:
+    "A table that is shown when asked for."
+    text = table(header, sorted(rows.items()))
+    return f"<details><summary>{what}</summary>{text}</details>" if rows else ""
 
 # %% ../../nbs/reference/doctor/report.ipynb #d5bb6293
 def written(path: Path, page: str) -> Path:
@@ -370,32 +315,26 @@ class ReportConfig(Settings):
 
     run_dir: Positional[Path]  # a run directory: it holds metrics.jsonl
     out: Path | None = None  # the page; none: report.html in the run's directory
-    seeds: bool = True  # draw the spread of runs beside it that differ in nothing but the seed
 
 # %% ../../nbs/reference/doctor/report.ipynb #d059e375
 def run_report(config: ReportConfig) -> Path: # the page
     "Write the page, and say where it is. Raises as `read_run`, OSError if it cannot be written."
     r = read_run(config.run_dir)
-    s, c = r.summary, r.config
+    s, c, rl = r.summary, r.config, of_rl(r.metrics)
     facts = [c.get("algorithm"), f"seed {c['seed']}" if "seed" in c else None,
-             f"{len(r.metrics)} {'iterations' if of_rl(r.metrics) else 'updates'}",
-             f"{s['cpu_seconds']:.0f} CPU-seconds" if "cpu_seconds" in s else None,
+             f"{len(r.metrics)} {'iterations' if rl else 'updates'}",
+             f"{s['cpu_seconds']:.0f} CPU-seconds" if s.get("cpu_seconds") else None,
              f"stopped early: {s['stopped']}" if s.get("stopped") else None]
-    others = siblings(config.run_dir) if config.seeds else []
-    drawn = {title: lines_of(r.metrics, panel) + spread(r, others, next(iter(panel)))
-             for title, panel in (PANELS if of_rl(r.metrics) else STAGE_PANELS).items()}
-    versions = s.get("versions") or {}
     sections = {
         "Notes": "".join(f'<p class="note">{escape(n)}</p>' for n in r.notes),
         "Figures": figures(s) + stage_figures(s),
-        "Curves": beside(others) + curves(drawn),
+        "Curves": curves({title: lines_of(r.metrics, panel)
+                          for title, panel in (PANELS if rl else STAGE_PANELS).items()}),
         "Microscope": microscope_html(r.tokens) if r.tokens else "",
         "Samples": samples_table(r.samples),
         "Findings": findings_html(r.metrics, s | c, r.tokens),
-        "Settings": folded("all settings", table(["setting", "value"], sorted(c.items())))
-        if c else "",
-        "Environment": folded("versions", table(["what", "version"], sorted(versions.items())))
-        if versions else ""}
+        "Settings": folded("all settings", ["setting", "value"], c),
+        "Environment": folded("versions", ["what", "version"], s.get("versions") or {})}
     page = make_page(r.name, " · ".join(str(f) for f in facts if f), sections,
                      page_record(r.tokens) if r.tokens else None)
     return written(config.out or Path(config.run_dir) / "report.html", page)
@@ -416,11 +355,11 @@ def run_compare(config: CompareConfig) -> Path: # the page
         raise ValueError(f"{len(different)} different run directories in {len(config.run_dirs)}: "
                          "a comparison needs two or more, each once")
     groups = groups_of(records := [read_run(d) for d in config.run_dirs])
-    drawn: dict[str, list[Line]] = {}
+    drawn = {}
     for title, panel in (STAGE_PANELS | PANELS).items():
-        lines = (band(label, [r.metrics for r in runs], next(iter(panel)))
-                 for label, runs in groups.items())
-        drawn[title] = [line._replace(colour=i) for i, line in enumerate(lines) if line]
+        lines = [band(label, [r.metrics for r in runs], next(iter(panel)), colour=i)
+                 for i, (label, runs) in enumerate(groups.items())]
+        drawn[title] = [line for line in lines if line]
     differ, last = setting_differences(records), ("reward_mean", "kl_to_reference", "entropy")
     ends = [[r.name, len(r.metrics), *(r.metrics[-1].get(k, "–") for k in last)] for r in records]
     settings = [[k, *(r.config.get(k, "–") for r in records)] for k in differ]
@@ -430,6 +369,5 @@ def run_compare(config: CompareConfig) -> Path: # the page
         "After training": "".join(f"<h3>{escape(r.name)}</h3>{figures(r.summary)}"
                                   for r in records if figures(r.summary)),
         "Settings that differ": table(["setting", *(r.name for r in records)], settings)
-        if settings else '<p class="none">None but the seeds.</p>'}
-    names = ", ".join(groups)
-    return written(config.out, make_page("Runs compared", names, sections))
+        or '<p class="none">None but the seeds.</p>'}
+    return written(config.out, make_page("Runs compared", ", ".join(groups), sections))

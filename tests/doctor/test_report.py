@@ -11,7 +11,7 @@ from bs4 import BeautifulSoup
 
 from instruct_goose.cli.main import main
 from instruct_goose.doctor.diagnosis import diagnose
-from instruct_goose.doctor.report import COLOURS, groups_of, read_run, siblings, spread
+from instruct_goose.doctor.report import COLOURS, groups_of, read_run
 from instruct_goose.runs.microscope import QUANTITIES, four_digits
 
 EVIL = '</script><script>document.title = "owned"</script><img src=x onerror=alert(1)> & "quotes"'
@@ -105,27 +105,6 @@ def test_runs_compared(tmp_path, capsys):
     ends = [[c.text for c in row.select("td")] for row in page.select_one("#part-last-iteration").parent.select("tr")][1:]
     assert [e[:4] for e in ends] == [["a", "5", "0.400", "2.000"], ["b", "5", "4.400", "2.000"], ["c", "5", "0.400", "2.000"], ["d", "5", "0.400", "2.000"]]
     assert "lr" in page.select_one("#part-settings-that-differ").parent.text
-
-
-def test_the_report_of_a_run_has_the_spread_of_its_other_seeds(tmp_path):
-    "Two other seeds lie beside it; and runs with other settings, with the same seed, without settings, damaged, or that are files."
-    run = make_run(tmp_path / "mine", seed=0)
-    for name, c in (("b", {"seed": 4, "track": "wandb"}), ("c", {"seed": 1}), ("again", {"seed": 4}), ("dear", {"seed": 7, "beta": 1}), ("mine-2", {"seed": 0}),
-                    ("torn", {"seed": 8}), ("odd", {"seed": 9}), ("nameless", {})): make_run(tmp_path / name, **c)
-    (tmp_path / "torn/metrics.jsonl").write_text("")
-    (tmp_path / "odd/config.json").write_text("[")
-    (tmp_path / "nameless/config.json").unlink()
-    (tmp_path / "notes.txt").write_text("x")
-    found = siblings(run)
-    assert [r.name for r in found] == ["again", "c"] and siblings(tmp_path / "nameless") == siblings(tmp_path / "dear") == []
-    [line] = spread(read_run(run), found, "reward_mean")  # i/10 + the seed: 0, 1 and 4
-    assert (line.y, line.low, line.high) == tuple([i / 10 + seed for i in range(5)] for seed in (1, 0, 4)) and "3 seeds" in line.label
-    assert spread(read_run(run), [], "reward_mean") == [] == spread(read_run(run), found, "explained_variance")
-    main(["report", str(run)])
-    note = page_of(run / "report.html").select_one("#part-curves").parent.select_one(".note").text
-    assert "other seeds: again, c." in note and "range of 3 seeds" in (run / "report.html").read_text()
-    main(["report", str(run), "--no-seeds", "--out", str(tmp_path / "alone.html")])
-    assert "range of" not in (tmp_path / "alone.html").read_text()
 
 
 def test_a_run_with_little(tmp_path):
