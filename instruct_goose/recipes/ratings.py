@@ -51,7 +51,7 @@ WORTH = {"superb": 3, "moving": 2, "funny": 2, "charming": 2, "fine": 1, "long":
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #436c9ad8
 def rehearse(directory: Path, n: int = 240, seed: int = 0) -> None:
-    "Made-up sentences and ratings in the format of the real files, and a file of other texts."
+    "Made-up sentences and ratings in the format of the real files, means apart; and other texts."
     rng, words, texts, ratings = random.Random(seed), list(WORTH), [], []
     parts = ["plot", "cast", "score", "ending", "script", "pace"]
     for i in range(1, n + 1):
@@ -63,9 +63,8 @@ def rehearse(directory: Path, n: int = 240, seed: int = 0) -> None:
         truth = sum(WORTH[w] for w in re.findall(r"\w+", text) if w in WORTH) / 2
         raters = rng.randint(15, 29)
         scores = [max(-4, min(4, round(rng.gauss(truth, 1.1)))) for _ in range(raters)]
-        mean = sum(scores) / len(scores)
-        texts.append(f"{i}\t{mean:.12g}\t{text}")
-        ratings.append(f"{i}\t{mean:.10g}\t1.0\t{scores}")
+        texts.append(f"{i}\t0\t{text}")
+        ratings.append(f"{i}\t0\t1.0\t{scores}")
     rng.shuffle(ratings)
     other = [f"1_{i}\t0.5\tthe {p} works." for i, p in enumerate(parts)]
     for name, rows in ((TEXTS, texts), (RATINGS, ratings), ("other_GroundTruth.txt", other)):
@@ -220,7 +219,7 @@ def soft_pairs_loss(
     scores: Float[Tensor, "batch"],
     ratings: Sequence[Sequence[int]], # of each text, by each of its raters
 ) -> Float[Tensor, ""]: # nats per comparison
-    """Σᵢⱼ −P[i, j]·log σ(rᵢ − rⱼ) / Σᵢⱼ P[i, j] with P = `preferences`: `all_pairs_loss` over every
+    """Σᵢⱼ −P[i, j]·log σ(rᵢ − rⱼ) / Σᵢⱼ P[i, j], P of `preferences`: `all_pairs_loss` over every
     pair of raters, ties left out. Raises ValueError if there is no comparison."""
     preferred = preferences(ratings).to(scores)
     if not preferred.sum() > 0:
@@ -388,8 +387,7 @@ def run_on_raters(
     tokenizer, texts = data.tokenizer, [r.text for r in data.held_out]
     print(f"{len(data.train):,} rated snippets to learn from, {len(data.held_out):,} held out; "
           f"{len(data.other_texts):,} other texts; {len(tokenizer):,} tokens.\n\nSFT: a small "
-          "GPT-2 with random weights learns to write by reading all of it; PPO needs a model that "
-          "writes already.")
+          "GPT-2 with random weights learns to write by reading all of it.")
     lm = train_writer(config, data, manager.stage("sft"))
     nats = lm_nats(lm, tokenizer, texts)
     save_model(lm, tokenizer, out / "sft")

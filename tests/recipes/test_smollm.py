@@ -108,18 +108,6 @@ def test_the_figures_by_a_second_way():
     assert r.columns["answer"] == [row["answer"] for row in recipes.HELD_OUT_SUMS[:8]]
 
 
-def test_the_ten_lines_of_the_front_page_train_a_model(tmp_path, monkeypatch):
-    "The very text, with a stand-in for the package's model."
-    root = Path(__file__).parents[2]
-    block = (root / "README.md").read_text("utf-8").split("## Your own model")[1].split("```python\n")[1].split("```")[0]
-    assert len([line for line in block.splitlines() if line.strip()]) <= 10 and "load_smollm()" in block and "with_lora" in block and "def reward" in block
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(instruct_goose, "load_smollm", lambda: smollm.stand_in("The movie was acting a good film let him see".split()), raising=False)
-    names = {}
-    exec(block, names)  # noqa: S102
-    assert names["summary"]["iterations"] == 3 and (tmp_path / "runs/mine/policy/adapter_model.safetensors").exists()
-
-
 @pytest.mark.parametrize("name", recipes.RECIPES)
 def test_a_recipe_is_a_file_of_settings(name, tmp_path):
     "Read by a second reader: what stands in the file is what runs, and what is given beats it."
