@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['AgentOutput', 'Evaluation', 'policy_of', 'value_trunk_of', 'Agent', 'create_reference_model', 'as_agent',
-           'as_reference']
+           'refuse_shared', 'as_reference']
 
 # %% ../../nbs/learn/13_agent.ipynb #a14f06f8
 import json
@@ -222,6 +222,13 @@ def as_agent(model: nn.Module | str | Path) -> Agent:
     "The policy with a value head. Raises TypeError for a model without a language-model head."
     return model if isinstance(model, Agent) else Agent(model)
 
+def refuse_shared(model: nn.Module, ref_model: nn.Module) -> None:
+    "Raises ValueError for a reference that would move with the model."
+    moving = {id(p) for p in model.parameters() if p.requires_grad}
+    if moving & {id(p) for p in ref_model.parameters()}:
+        raise ValueError("ref_model shares parameters with the policy and would move with it: "
+                         "pass create_reference_model(model)")
+
 def as_reference(
     ref_model: nn.Module | None, # None: a frozen copy of the policy
     agent: Agent,
@@ -230,10 +237,7 @@ def as_reference(
     if ref_model is None:
         return create_reference_model(agent)
     model = policy_of(ref_model.model if isinstance(ref_model, Agent) else ref_model)
-    moving = {id(p) for p in agent.parameters() if p.requires_grad}
-    if any(id(p) in moving for p in model.parameters()):
-        raise ValueError("ref_model shares parameters with the policy and would move with it: "
-                         "leave it out, or pass create_reference_model(model)")
+    refuse_shared(agent, model)
     own, other = map(vocabulary_size, (agent.model, model))
     if own != other:
         raise ValueError(f"ref_model has {other} tokens, the policy {own}: "

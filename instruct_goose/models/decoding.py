@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 import torch
 from torch import nn, Tensor
@@ -250,9 +249,6 @@ def why_not(model: PreTrainedModel) -> str | None:
         return "its weights are not all float32 in one place"
     return "autocast is on" if torch.is_autocast_enabled(model.device.type) else None
 
-# %% ../../nbs/reference/models/decoding.ipynb #dec0de2b
-_OTHERWISE: WeakSet[nn.Module] = WeakSet() # models whose logits `OwnSteps` does not give
-
 # %% ../../nbs/reference/models/decoding.ipynb #cd08fd11
 def begin(
     model: PreTrainedModel, # in evaluation mode
@@ -268,7 +264,7 @@ def begin(
     if theirs.past is None:
         raise TypeError(f"{type(model).__name__} returns no past_key_values, as Mamba and RWKV do "
                         "not: take a model that does, or a sampler of your own")
-    if model in _OTHERWISE or why_not(model) or not plain_cache(theirs.past, DynamicLayer):
+    if why_not(model) or not plain_cache(theirs.past, DynamicLayer):
         return logits, theirs
     ours = OwnSteps(FAMILIES[type(model)][0](model, seen.shape[1] + room), seen, theirs.past, room)
     ours.back()
@@ -276,9 +272,7 @@ def begin(
     if gap <= 1e-5 * size.clamp(min=1):
         return logits, ours
     if size.isfinite():
-        _OTHERWISE.add(model)
         warnings.warn(
             f"{type(model).__name__}: its logits are up to {gap:.1e} from those computed from its "
-            "weights. It samples through transformers' forward, which is right and slower",
-            stacklevel=2)
+            "weights. It samples through transformers' forward, which is right", stacklevel=2)
     return logits, theirs

@@ -82,8 +82,6 @@ def check_part(ids: Tensor, mask: Tensor, name: str) -> Tensor:
     if ids.shape != mask.shape:
         raise ValueError(f"{name}_ids {tuple(ids.shape)} and {name}_mask {tuple(mask.shape)} "
                          "differ in shape")
-    if ids.dtype.is_floating_point or ids.dtype == torch.bool:
-        raise TypeError(f"{name}_ids is {ids.dtype}: token ids are integers")
     if not len(ids):
         raise ValueError(f"{name}_ids has no rows")
     if empty := (~mask.any(-1)).nonzero().flatten().tolist():

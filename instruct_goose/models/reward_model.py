@@ -84,9 +84,6 @@ def last_token_logits(
     """w·h at each row's last real token, wherever the padding is and whatever it holds.
     pad may equal eos; transformers looks for the last id ≠ pad_token_id instead.
     Raises ValueError for rows without a token."""
-    if not torch.is_tensor(input_ids):
-        raise TypeError(f"input_ids is a {type(input_ids).__name__}: "
-                        "for texts call reward_model.score(texts)")
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     return label_logits(model, input_ids, as_mask(mask, "attention_mask"))[:, 0]
 
@@ -189,10 +186,6 @@ class RewardModel(nn.Module):
         batch_size: int = 256, # texts per forward
     ) -> list[float]: # one per text, in order
         "Without dropout or gradient. Raises ValueError naming a text that is empty or too long."
-        if isinstance(texts, str):
-            raise TypeError("texts is one string: pass a list, [text]")
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}: at least 1")
         return scores_of(self.model, self.tokenizer, self, texts, batch_size, "text")
 
     def normalise(

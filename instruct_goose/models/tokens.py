@@ -30,7 +30,7 @@ def special_tokens(pad: str, bos: str, eos: str, unk: str | None = None) -> dict
             raise ValueError(f"{role} is {token!r}: a special token is one word without blanks")
     if unk in (pad, bos, eos):
         raise ValueError(f"the token {unk!r} is both unk and another special token: unknown words "
-                         "would then read as an end or as padding. Give unk a token of its own")
+                         "would then read as an end or as padding")
     return special
 
 # %% ../../nbs/reference/models/tokens.ipynb #71aa5c53
@@ -60,18 +60,13 @@ def word_tokenizer(
 ) -> PreTrainedTokenizerFast: # saves and loads like any other
     """One id per word; words are what stands between blanks. Special tokens come first, from 0.
     Raises ValueError for repeated words, words with blanks, and special tokens among them."""
-    if isinstance(words, str):
-        raise TypeError("words is one string: pass a list of words, `text.split()`")
-    special, words = special_tokens(pad, bos, eos, unk), list(words)
-    if not words:
-        raise ValueError("no words: pass the vocabulary as a list of words")
+    if isinstance(words, str) or not (words := list(words)):
+        raise ValueError(f"words is {words!r}: pass the vocabulary as a list, `text.split()`")
+    special = special_tokens(pad, bos, eos, unk)
     vocab = {token: i for i, token in enumerate(dict.fromkeys(special.values()))}
     for word in words:
-        if word.split() != [word]:
-            raise ValueError(f"the word {word!r} holds a blank or nothing: blanks separate words")
-        if word in vocab:
-            kind = "is a special token" if word in special.values() else "occurs twice"
-            raise ValueError(f"the word {word!r} {kind}: `sorted(set(words))` without it will do")
+        if word in vocab or word.split() != [word]:
+            raise ValueError(f"the word {word!r} occurs twice, is a special token, or has a blank")
         vocab[word] = len(vocab)
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=unk))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -114,6 +109,8 @@ def encode_all(
 ) -> list[list[int]]:
     """Token ids of each text, from one call of the tokenizer. Raises ValueError naming a text of
     no tokens, or of more than fit; TypeError for no text."""
+    if isinstance(texts, str):
+        raise TypeError("texts is one string: pass a list, [text]")
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(f"{name(i)} is a {type(text).__name__}, expected text: {text!r}")
@@ -225,13 +222,11 @@ class PromptDataset(torch.utils.data.Dataset):
         tokenizer: PreTrainedTokenizerBase, # must have a pad token
         max_length: int | None = None, # most tokens in a prompt; None: the tokenizer's limit
     ):
-        if isinstance(prompts, str):
-            raise TypeError("prompts is one string: pass a list, [prompt]")
-        self.texts, self.pad_id = list(prompts), pad_id_of(tokenizer)
-        if not self.texts:
+        if not len(prompts):
             raise ValueError("no prompts")
         limit = token_limit(tokenizer, max_length)
-        self.ids = encode_all(self.texts, tokenizer, limit, lambda i: f"prompt {i}")
+        self.ids = encode_all(prompts, tokenizer, limit, lambda i: f"prompt {i}")
+        self.texts, self.pad_id = list(prompts), pad_id_of(tokenizer)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -243,8 +238,7 @@ class PromptDataset(torch.utils.data.Dataset):
         """A batch: `query_ids` and `query_mask`, padded on the left, and `texts`. For a
         DataLoader's `collate_fn`."""
         ids, mask = pad([item["ids"] for item in items], self.pad_id, side="left")
-        texts = [item["text"] for item in items]
-        return {"query_ids": ids, "query_mask": mask, "texts": texts}
+        return {"query_ids": ids, "query_mask": mask, "texts": [item["text"] for item in items]}
 
 # %% ../../nbs/reference/models/tokens.ipynb #0e45b411
 def sides(i: int, pair: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
@@ -252,8 +246,7 @@ def sides(i: int, pair: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
     ValueError naming the pair that lacks one or is a tie."""
     if not isinstance(pair, Mapping):
         if isinstance(pair, str) or len(pair) != 2:
-            raise ValueError(f"pair {i} is {pair!r}: expected (chosen, rejected) or a dict with "
-                             "these keys")
+            raise ValueError(f"pair {i} is {pair!r}: expected (chosen, rejected)")
         pair = dict(zip(("chosen", "rejected"), pair, strict=True))
     if missing := [side for side in ("chosen", "rejected") if pair.get(side) is None]:
         raise ValueError(f"pair {i} has no {' and no '.join(map(repr, missing))}: "

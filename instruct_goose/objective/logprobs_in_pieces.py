@@ -181,8 +181,8 @@ class LogprobsInPieces(torch.autograd.Function):
         g = torch.zeros_like(lse) if g is None else g
         moved = g != 0 if k is None else (g != 0) | (k != 0)
         live = slice(None) if moved.all() else moved.nonzero()[:, 0]  # without a copy if all are
-        hidden, tokens, lse, entropy, g, k, kept = (
-            None if x is None else x[live] for x in (whole, tokens, lse, entropy, g, k, kept))
+        hidden, tokens, lse, entropy, g = (x[live] for x in (whole, tokens, lse, entropy, g))
+        k, kept = (None if x is None else x[live] for x in (k, kept))
         g, k = inner * g, None if k is None else inner * k
         dh = torch.zeros_like(hidden, dtype=lse.dtype) if needs_h else None
         dw = torch.zeros_like(weight) if needs_w else None

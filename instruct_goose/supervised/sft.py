@@ -129,8 +129,8 @@ def batch_loss(
 
 def filling_id(tokenizer: PreTrainedTokenizerBase) -> int:
     "What fills the gaps: the pad token or, where a mask tells padding from text, the end's."
-    pad_id: Any = tokenizer.pad_token_id
-    return tokenizer.eos_token_id if pad_id is None else pad_id
+    known: Any = tokenizer
+    return known.eos_token_id if known.pad_token_id is None else known.pad_token_id
 
 # %% ../../nbs/learn/17_sft.ipynb #b4169d84
 @torch.no_grad()

@@ -36,18 +36,3 @@ def test_rehearsal(rehearsal):
         coarse, fine = (row["agreement"][d] for d in ("bfloat16", "float32"))
         assert coarse["within"] and fine["within"]
         assert all(coarse["difference"][k] > fine["bound"][k] for k in ("logprobs", "gradient"))  # the bound can tell them apart
-
-
-@pytest.mark.deep
-def test_the_site_shows_no_rehearsal(rehearsal, monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(ROOT / "evidence")
-    monkeypatch.delitem(sys.modules, "run", raising=False)  # tests/run.py, if another test has imported it
-    from gpu import gpu_table
-
-    assert gpu_table(tmp_path / "none.json") == gpu_table(rehearsal) and "Measured on CPUs only so far" in gpu_table(rehearsal)
-    figures = json.loads(rehearsal.read_text("utf-8"))
-    figures["rehearsal"] = False
-    figures["origin"] |= {"gpu": "Some GPU", "memory_gib": 80., "cuda": "12.8"}
-    (tmp_path / "gpu.json").write_text(json.dumps(figures))
-    shown = gpu_table(tmp_path / "gpu.json")
-    assert "Some GPU (80 GiB" in shown and shown.count("| float32 |") == shown.count("| bfloat16 |") == 4 and "to the bit" in shown

@@ -83,16 +83,6 @@ def test_a_merged_model_that_was_saved_is_loaded_as_it_was(name, tmp_path):
     torch.testing.assert_close(load_adapters(tmp_path / "once more", base)(IDS).logits, model(IDS).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_two_adapters_of_which_one_is_off_or_both_speak():
-    model = trained()
-    model.add_adapter(LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj", "up_proj"]), "second")  # and it is the active one
-    for n, p in model.named_parameters():
-        if "second" in n: nn.init.normal_(p, std=.3)
-    for active in ("second", ["default", "second"]):
-        model.set_adapter(active)
-        torch.testing.assert_close(merge_adapters(model)(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 @families
 def test_kl_is_zero_to_the_bit_and_gradients_reach_adapters_alone(name, side):

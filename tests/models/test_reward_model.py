@@ -6,14 +6,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from instruct_goose.models.reward_model import (
     Classifier,
     RewardModel,
-    all_pairs_loss,
     check_spread,
     check_tokenizer,
     fingerprint,
@@ -60,31 +57,7 @@ def alone(reward_model, row):
     return model(torch.tensor([row])).logits[0, 0].item()
 
 
-def rounding(reward_model, texts):
-    """How far two orders of the same sums can set a normalised score apart: at most 2·n·eps of the terms (Higham, eq. 3.3), ten
-    sums of at most n = 24 terms in each of two layers, whose weights of sd .02 lengthen no error; the last sum is over |w|·|h|."""
-    w, c = reward_model.model.score.weight, reward_model.model.config
-    size = w.norm().item() * math.sqrt(w.shape[-1])  # h leaves a normalisation, so |h| ≤ √H
-    return 2 * 24 * 20 * torch.finfo(torch.float32).eps * size / c.reward_std
-
-
 # the losses
-
-@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(-4, 4)), min_size=2, max_size=9), st.floats(-3, 3), st.randoms())
-@settings(deadline=None, max_examples=60)
-def test_all_pairs_is_the_double_loop(items, shift, rng):
-    scores, ratings = (torch.tensor(x) for x in zip(*items, strict=True))
-    scores = scores.double()
-    pairs = [(i, j) for i in range(len(items)) for j in range(len(items)) if ratings[i] > ratings[j]]
-    if not pairs:
-        with pytest.raises(ValueError, match="no pair"): all_pairs_loss(scores, ratings)
-        return
-    slow = sum(math.log1p(math.exp(-(scores[i] - scores[j]).item())) for i, j in pairs) / len(pairs)
-    assert all_pairs_loss(scores, ratings).item() == pytest.approx(slow, abs=1e-9)
-    assert all_pairs_loss(scores + shift, 3 * ratings - 1).item() == pytest.approx(slow, abs=1e-9)
-    order = torch.tensor(rng.sample(range(len(items)), len(items)))
-    assert all_pairs_loss(scores[order], ratings[order]).item() == pytest.approx(slow, abs=1e-9)
-
 
 @pytest.mark.parametrize("tokenizer", [SHARED, DISTINCT], ids=["pad is eos", "pad of its own"])
 @pytest.mark.parametrize("name", CONFIGS)
@@ -111,18 +84,6 @@ def test_score_texts_in_order_whatever_the_batch(name):
     assert all(type(x) is float for x in reward_model.score(texts))
 
 
-def test_normalise():
-    reward_model = make()
-    texts = [" ".join(WORDS[:n]) for n in range(1, 8)]
-    raw = torch.tensor(reward_model.score(texts)).double()
-    mean, std = reward_model.normalise(texts)
-    assert (mean, std) == pytest.approx((raw.mean().item(), raw.std(correction=0).item()), abs=1e-5)
-    assert reward_model.score(texts) == pytest.approx(((raw - mean) / std).tolist(), abs=1e-5)
-    assert reward_model.normalise(texts[:4]) == pytest.approx((raw[:4].mean().item(), raw[:4].std(correction=0).item()), abs=1e-5)
-    with pytest.raises(ValueError, match="deviation"): RewardModel.from_causal_lm(AutoModelForCausalLM.from_config(
-        CONFIGS["gpt2"](vocab_size=len(SHARED))), SHARED).normalise(texts)  # a head of zeros
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_from_causal_lm(name):
     lm = AutoModelForCausalLM.from_config(CONFIGS[name](vocab_size=len(SHARED)))
@@ -144,7 +105,7 @@ def test_save_and_load(name, tokenizer, tmp_path):
     for loaded in (RewardModel.from_pretrained(tmp_path), RewardModel(tmp_path, tokenizer)):
         ours, theirs = reward_model.model.state_dict(), loaded.model.state_dict()
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)  # weights: to the bit
-        assert loaded.score(texts) == pytest.approx(reward_model.score(texts), abs=rounding(reward_model, texts))
+        assert loaded.score(texts) == pytest.approx(reward_model.score(texts), abs=1e-5)
         assert loaded.tokenizer("good film")["input_ids"] == tokenizer("good film")["input_ids"]
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     for row in rows(tokenizer) + rows(tokenizer, end=False):

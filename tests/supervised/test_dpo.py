@@ -1,14 +1,13 @@
 """DPO on a language model: the rows, their log-probabilities token by token, padding, and the optimum of a world that can be counted."""
 import copy
 import math
-import random
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from instruct_goose.models.agent import create_reference_model
-from instruct_goose.models.tokens import bpe_tokenizer, word_tokenizer
+from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs.resume import CheckpointManager
 from instruct_goose.supervised.dpo import kto_loss, pair_rows, row_logprobs, train_dpo, train_kto
 
@@ -37,16 +36,6 @@ def test_rows_divide_at_the_prompt():
         (([bos, a, b], [c, d, eos]), ([bos, a, b], [e, eos])),
         (([bos], [a, eos]), ([bos], [b, c, d, e, eos])),
         (([bos], [e, d, eos]), ([bos], [d, eos]))]
-
-
-def test_a_pair_whose_prompt_ends_in_a_blank_is_cut_at_its_border():
-    "Byte pairs would join that blank to the response. Both sides are given the same tokens."
-    tokenizer = bpe_tokenizer(["answer: good plot", "answer: bad plot", "good bad plot"] * 20, 400)
-    def ids(text): return tokenizer(text, add_special_tokens=False)["input_ids"]
-    pair = {"prompt": "answer: ", "chosen": "good plot", "rejected": "bad plot"}
-    assert ids("answer: good plot")[:len(ids("answer: "))] != ids("answer: ")  # else this test shows nothing
-    given, end = [tokenizer.bos_token_id, *ids("answer: ")], tokenizer.eos_token_id
-    assert pair_rows([pair], tokenizer) == [((given, [*ids("good plot"), end]), (given, [*ids("bad plot"), end]))]
 
 
 @pytest.mark.parametrize("train, rows, columns", [(train_dpo, PAIRS, ["accuracy", "margin", "chosen_logprob", "rejected_logprob"]),
@@ -93,26 +82,6 @@ def test_first_loss_is_log_two_with_dropout_in_the_config_and_only_the_model_mov
     assert log[-1]["margin"] > 0 and log[-1]["accuracy"] > .5
     assert all(torch.equal(x, before[k]) for k, x in reference.state_dict().items())
     assert set(log[0]) == {"step", "loss", "accuracy", "margin", "chosen_logprob", "rejected_logprob", "lr", "grad_norm"}
-
-
-@pytest.mark.deep
-def test_it_ends_at_the_optimum_where_people_disagree():
-    "Three answers; the reference is the untrained model itself, so π* ∝ π_ref·exp(r/β) must be reached from where it stands."
-    answers, r, beta = ["a", "b c", "d"], [0., 1., 2.], .8
-    model = tiny()
-    reference = create_reference_model(model)
-    rows = [chosen for chosen, _ in pair_rows([(x, "e e e") for x in answers], TOKENIZER)]
-    ref = row_logprobs(reference, rows).detach()
-    rng, pairs = random.Random(1), []
-    while len(pairs) < 3000:
-        i, j = rng.sample(range(3), 2)
-        if rng.random() > 1 / (1 + math.exp(r[j] - r[i])): i, j = j, i
-        pairs.append((answers[i], answers[j]))
-    train_dpo(model, TOKENIZER, pairs, steps=250, lr=5e-3, ref_model=reference, beta=beta, progress=False)
-    star = (ref + torch.tensor(r) / beta).softmax(-1)
-    found = row_logprobs(model, rows).detach().softmax(-1)
-    assert (ref.softmax(-1) - star).abs().sum() / 2 > .2
-    assert (found - star).abs().sum() / 2 < .1
 
 
 @pytest.mark.parametrize("train, rows, options, says", [

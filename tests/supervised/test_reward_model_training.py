@@ -11,7 +11,6 @@ from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.supervised.reward_model_training import (
     pair_accuracy,
     train_reward_model,
-    train_reward_model_on_ratings,
 )
 
 
@@ -27,28 +26,6 @@ def test_reward_model_finds_log_odds(tokenizer):
     good, bad = reward_model.eval().score(["a good film", "a bad film"])
     assert good - bad == pytest.approx(math.log(3), abs=.15)
     assert pair_accuracy(reward_model.score, pairs) == .75
-
-
-def test_reward_model_from_ratings_finds_the_odds_of_drawn_raters(tokenizer):
-    """Ratings (1, 1, 1, −1) and (0,): a drawn rater puts the first above in 3 of 4 cases, so d = log 3 again. A model
-    that learnt from the means would let d grow without end. Copies of a text against each other change nothing."""
-    reward_model = RewardModel.from_causal_lm(tiny(), tokenizer)
-    texts, ratings = ["a good film"] * 24 + ["a bad film"] * 8, [[1, 1, 1, -1]] * 24 + [[0.]] * 8
-    train_reward_model_on_ratings(reward_model, texts, ratings, steps=200, lr=1e-2, batch_size=32, progress=False)
-    good, bad = reward_model.eval().score(["a good film", "a bad film"])
-    assert good - bad == pytest.approx(math.log(3), abs=.3)
-    for texts, ratings, says in ((["a", "b"], [[1], []], "nobody rated text 1: 'b'"), (["a", "b"], [[1]], "2 texts and ratings for 1"),
-                                 (["a", "good " * 12], [[1], [2]], "text 1 has 13 tokens.*context of 12")):
-        with pytest.raises(ValueError, match=says): train_reward_model_on_ratings(reward_model, texts, ratings, steps=1, lr=1e-3, progress=False)
-
-
-def test_raters_are_drawn_as_before(tokenizer, tmp_path):
-    texts, ratings = ["a good film", "a bad film", "the film is bad", "the film is good"], [[1, 3], [-1, 2], [-3, 0, 1], [2, 2]]
-    def train(found=None):
-        model, shelf = RewardModel.from_causal_lm(tiny(), tokenizer), Shelf(tmp_path, found)
-        return train_reward_model_on_ratings(model, texts, ratings, steps=6, lr=.01, batch_size=4, progress=False, stage=shelf), shelf.kept
-    whole, kept = train()
-    assert train(kept[3])[0] == whole
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
