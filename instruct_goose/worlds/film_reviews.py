@@ -18,18 +18,12 @@ from itertools import pairwise
 @cache
 def ratings() -> dict[str, tuple[int, ...]]:
     """Ten people's scores, from −4 to 4, for each entry of the VADER lexicon (Hutto & Gilbert
-    2014), read from the vaderSentiment package: 7,520 lines, 14 of them for an entry that comes
-    twice; the later one holds, as in VADER. Raises ImportError with the cure if the package is
-    missing."""
-    from importlib.util import find_spec
-    from pathlib import Path
+    2014), read from the vaderSentiment package. Of an entry that comes twice the later one
+    holds, as in VADER."""
+    from importlib.resources import files
 
-    spec = find_spec("vaderSentiment")
-    if spec is None or not spec.submodule_search_locations:
-        raise ImportError("the ratings come with the package vaderSentiment: pip install "
-                          "vaderSentiment==3.3.2")
-    path = Path(spec.submodule_search_locations[0]) / "vader_lexicon.txt"
-    rows = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
+    text = files("vaderSentiment").joinpath("vader_lexicon.txt").read_text(encoding="utf-8")
+    rows = (line.split("\t") for line in text.splitlines())
     return {word: tuple(json.loads(scores)) for word, _, _, scores in rows}
 
 # %% ../../nbs/guides/film_reviews.ipynb #c937adfe
@@ -121,22 +115,16 @@ _SLOT = re.compile(r"\{(a )?(-)?(\w+)\}")  # with its article? in the opposite m
 _AN = {"honest", "honorable"}
 _A = {"useful", "useless"}
 
-def article(
-    word: str, # the word that follows
-) -> str: # "a" or "an"
+def article(word: str) -> str:
     "The article that the first *sound* of the word asks for: an honest plot, a useless plot."
     return "an" if word in _AN or (word[0] in "aeiou" and word not in _A) else "a"
 
 # %% ../../nbs/guides/film_reviews.ipynb #0eda6cdf
 def write_reviews(
-    n: int, # how many
-    seed: int | str = 0, # the same seed writes the same reviews
+    n: int, seed: int | str = 0, # the same seed writes the same reviews
 ) -> list[str]: # lower-case sentences, words and full stops separated by spaces
     """One-line film reviews: a template drawn at random, a mood drawn at random, each slot
-    filled by a word of that mood that the sentence does not hold yet. Raises ValueError for n <
-    1."""
-    if n < 1:
-        raise ValueError(f"n is {n}: ask for at least one review")
+    filled by a word of that mood that the sentence does not hold yet."""
     rng = random.Random(seed)
     moods = (POSITIVE, NEGATIVE)
 
@@ -182,14 +170,12 @@ def _rated() -> dict[str, tuple[int, ...]]:
             for mood in (POSITIVE, NEGATIVE) for group in mood.values() for w in group}
 
 # %% ../../nbs/guides/film_reviews.ipynb #01b69979
-def rated_words(
-    text: str, # a review
-) -> list[str]: # those of its words that people have rated, in order, repeats kept
+def rated_words(text: str) -> list[str]: # in order, repeats kept
     "The words of a review that carry a human rating. Only words of the grammar count."
     return [w for w in text.split() if w in _rated()]
 
 def human_score(
-    texts: Iterable[str], # reviews
+    texts: Iterable[str],
 ) -> list[float]: # in [−4, 4]; 0 for a text without a rated word
     """(1/n) Σᵢ (mean of the ten ratings of rated word i): the judge. Training never sees these
     numbers. Raises TypeError for one string."""
@@ -219,22 +205,18 @@ def _grammar() -> re.Pattern:
 
 # %% ../../nbs/guides/film_reviews.ipynb #284b282d
 def grammatical(
-    texts: Iterable[str], # reviews
+    texts: Iterable[str],
     ended: Iterable[bool] | None = None, # did the writer end each by itself? None: all
 ) -> list[bool]:
     """True where the whole text is one of the templates, with the right article before each
-    word, and was ended. Raises TypeError for one string, ValueError if `ended` is of another
-    length."""
-    texts = _texts(texts)
-    ended = [True] * len(texts) if ended is None else list(ended)
-    if len(ended) != len(texts):
-        raise ValueError(f"{len(texts)} texts and {len(ended)} entries of ended: one each")
-    return [bool(e) and _grammar().fullmatch(t) is not None for t, e in zip(texts, ended)]
+    word, and was ended. Raises TypeError for one string."""
+    whole = [_grammar().fullmatch(t) is not None for t in _texts(texts)]
+    if ended is None:
+        return whole
+    return [w and bool(e) for w, e in zip(whole, ended, strict=True)]
 
 # %% ../../nbs/guides/film_reviews.ipynb #df77cd29
-def distinct_2(
-    texts: Iterable[str], # reviews
-) -> float: # in [0, 1]; 0 without a bigram
+def distinct_2(texts: Iterable[str]) -> float: # in [0, 1]; 0 without a bigram
     """Distinct word bigrams over all word bigrams of all texts (Li et al. 2016). Falls when a
     writer repeats itself, and with the number of texts: compare equal numbers. Raises TypeError
     for one string."""
@@ -242,25 +224,19 @@ def distinct_2(
     return len(set(bigrams)) / len(bigrams) if bigrams else 0.
 
 # %% ../../nbs/guides/film_reviews.ipynb #36f8ebb3
-def rater_score(
-    text: str, # a review
-    rng: random.Random, # draws the raters
-) -> float: # in [−4, 4]
+def rater_score(text: str, rng: random.Random) -> float: # in [−4, 4]
     "What a reader might answer: the mean over the rated words of one drawn rater's score each."
     return _mean(rng.choice(_rated()[w]) for w in rated_words(text))
 
 # %% ../../nbs/guides/film_reviews.ipynb #2b46e223
 def rater_pairs(
-    texts: Sequence[str], # reviews to compare
-    n: int, # how many pairs
+    texts: Sequence[str], n: int,
     seed: int | str = 0, # the same seed draws the same pairs and the same raters
 ) -> list[dict[str, str]]: # {"chosen": …, "rejected": …}
     """Pairs of different texts, each scored by freshly drawn raters; the higher is chosen. A
-    tie is dropped and both texts drawn again. Raises TypeError for one string, ValueError for n
-    < 1 and for reviews that raters could not tell apart."""
+    tie is dropped and both texts drawn again. Raises TypeError for one string, ValueError for
+    reviews that raters could not tell apart."""
     texts = _texts(texts)
-    if n < 1:
-        raise ValueError(f"n is {n}: ask for at least one pair")
     if len(set(human_score(texts))) < 2:
         raise ValueError("rater_pairs needs at least two reviews with different human scores")
     rng, pairs = random.Random(seed), []
@@ -277,8 +253,6 @@ def pair_ceiling(
     pairs: Sequence[dict[str, str]], # with labels from drawn raters
 ) -> float: # accuracy of a judge that knows the mean of all ten ratings; ties count one half
     """How often the true mean score agrees with the noisy label: what a reward model should not
-    be expected to beat. Raises ValueError without a pair."""
-    if not pairs:
-        raise ValueError("no pairs: a ceiling of nothing is not a number")
+    be expected to beat."""
     chosen, rejected = (human_score(p[k] for p in pairs) for k in ("chosen", "rejected"))
     return _mean((x > y) + .5 * (x == y) for x, y in zip(chosen, rejected, strict=True))

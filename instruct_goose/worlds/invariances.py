@@ -18,9 +18,7 @@ from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/guides/invariances.ipynb #be65fe7e
 def poisoned(
-    rollout: Rollout,
-    fill: float,     # stands in the padding of every float: 1e6, nan, …
-    token: int = 0,  # stands in the padding of every id
+    rollout: Rollout, fill: float, token: int = 0, # in the padding of every float, of every id
 ) -> Rollout: # a copy
     "The same responses, with something else in every padded slot of every tensor."
     padding = {"query_ids": rollout.query_mask, "response_ids": rollout.real}
@@ -80,27 +78,24 @@ def difference(
 # %% ../../nbs/guides/invariances.ipynb #4a9da4bc
 def slots(
     mask: Bool[Tensor, "batch time"],
-    side: str,           # of the padding: "left", "right", or "scattered" among the tokens
-    extra: int = 0,      # columns of padding more
+    side: str,      # of the padding: "left", "right", or "scattered" among the tokens
+    extra: int = 0, # columns of padding more
 ) -> Bool[Tensor, "batch wide"]:
-    "Another mask for the same rows: as many True in each. Raises ValueError for another side."
+    "Another mask for the same rows: as many True in each."
     n, width = mask.sum(-1, keepdim=True), mask.shape[1] + extra
     at = torch.arange(width)
     if side == "right":
         return at < n
     if side == "left":
         return at >= width - n
-    if side != "scattered":
-        raise ValueError(f"side is {side!r}: choose 'left', 'right' or 'scattered'")
     dice = torch.rand(len(mask), width, generator=torch.Generator().manual_seed(0))
     return dice.argsort(-1).argsort(-1) < n
 
 # %% ../../nbs/guides/invariances.ipynb #58d18cb9
 def relaid(
     rollout: Rollout,
-    query_side: str,    # of the queries' padding: "left", "right" or "scattered"
-    response_side: str, # of the responses'
-    extra: int = 0,     # columns of padding more, for both
+    query_side: str, response_side: str, # of the padding: "left", "right" or "scattered"
+    extra: int = 0, # columns of padding more, for both
 ) -> Rollout: # a copy
     "The same tokens in the same order, with the padding elsewhere."
     was = {"query_ids": rollout.query_mask, "query_mask": rollout.query_mask}

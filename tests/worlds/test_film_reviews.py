@@ -1,5 +1,4 @@
 """The grammar, the ratings and the judges, against a second grammar written out by hand and against enumeration."""
-import importlib.util
 import os
 import random
 import re
@@ -19,14 +18,11 @@ from instruct_goose.worlds import film_reviews
 from instruct_goose.worlds.film_reviews import (
     NEGATIVE,
     POSITIVE,
-    article,
     distinct_2,
     grammatical,
     human_score,
-    pair_ceiling,
     rated_words,
     rater_pairs,
-    rater_score,
     ratings,
     vocabulary,
     write_reviews,
@@ -104,20 +100,11 @@ def lexicon_file():
     return {line.split("\t")[0]: tuple(map(int, re.findall(r"-?\d+", line.split("\t")[3]))) for line in text.splitlines()}
 
 
-# --- the ratings ---
-
 def test_ratings_are_what_the_file_says():
     assert ratings() == lexicon_file()
     assert {len(x) for x in ratings().values()} == {10}
     assert all(-4 <= s <= 4 for x in ratings().values() for s in x)
 
-
-def test_without_the_package_the_error_names_it(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="pip install vaderSentiment"): ratings.__wrapped__()
-
-
-# --- the words ---
 
 def test_every_word_stands_in_one_list_and_on_its_side_of_zero():
     lists = [(mood, kind, words) for mood in (POSITIVE, NEGATIVE) for kind, words in mood.items()]
@@ -125,21 +112,6 @@ def test_every_word_stands_in_one_list_and_on_its_side_of_zero():
     for mood, _, words in lists:
         for w in words: assert re.fullmatch("[a-z]+", w) and (sum(lexicon_file()[w]) > 0) == (mood is POSITIVE), w
 
-
-def test_vocabulary_is_all_that_the_shapes_can_hold():
-    literal = {w for s in SHAPES for w in s if not w.startswith(("@", "?", "!")) and not w.isupper()}
-    assert vocabulary() == sorted({"a", "an", "."} | literal | all_rated() | set().union(*PLAIN_BY_HAND.values()))
-    assert len(vocabulary()) == 480 and len(all_rated()) == 424
-
-
-def test_articles():
-    u_and_silent_h = {w for w in all_rated() if w[0] == "u" or w.startswith("hon")}
-    assert u_and_silent_h == {"honest", "honorable", "honestly", "ugly", "unpleasant", "useless", "uncomfortably", "uneasily"}  # decided by ear:
-    assert {w for w in u_and_silent_h if article(w) == "a"} == {"useless", "honestly"}  # an adverb never has an article
-    for w in all_rated() - {"honestly"}: assert article(w) == ("an" if sounds_like_a_vowel(w) else "a"), w
-
-
-# --- the writer against the second grammar ---
 
 REVIEWS = write_reviews(2_000, seed="the tests")
 
@@ -202,16 +174,6 @@ def test_judge_and_second_grammar_agree_on_thousands_of_broken_reviews():
 def test_these_are_not_sentences(text): assert grammatical([text]) == [False] and not parse(text)
 
 
-# --- human_score and distinct_2 ---
-
-def test_human_score_by_hand():
-    # good: 2+1+1+3+2+4+2+2+1+1 = 19; great: 2+4+4+4+3+3+3+3+2+3 = 31; bad: −25
-    assert human_score(["the plot is good ."]) == [1.9]
-    assert human_score(["the plot is good but the ending is bad ."])[0] == pytest.approx((1.9 - 2.5) / 2)
-    assert human_score(["great good good"])[0] == pytest.approx((3.1 + 1.9 + 1.9) / 3)  # repeats count
-    assert human_score(["", "the plot is .", "lol no sux"]) == [0., 0., 0.]  # rated by VADER's people, but not of the grammar
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.sampled_from(vocabulary()), max_size=12), st.randoms(use_true_random=False))
 def test_human_score_is_a_mean_over_rated_words_in_any_order(words, rng):
@@ -232,16 +194,6 @@ def test_distinct_2_against_loops(rows):
     assert distinct_2(" ".join(r) for r in rows) == (len(seen) / total if total else 0.)
 
 
-# --- the raters ---
-
-def test_a_readers_rating_has_the_enumerated_distribution():
-    text, n, rng = "the plot is flawless but the ending is awful .", 20_000, random.Random(2)
-    drawn = Counter(Fraction(rater_score(text, rng)).limit_denominator(2) for _ in range(n))
-    exact = opinions(text)
-    assert set(drawn) <= set(exact)
-    for x, p in exact.items(): assert abs(drawn[x] - n * p) < 4.5 * float(n * p * (1 - p)) ** .5 + 1, x
-
-
 THREE = ["the plot is great .", "the plot is good .", "the cast is flawless but the story is awful ."]
 
 
@@ -256,17 +208,6 @@ def test_pairs_are_chosen_as_often_as_enumeration_says():
         p = float(w / total)
         assert abs(drawn[pair] - n * p) < 4.5 * (n * p * (1 - p)) ** .5, pair
 
-
-def test_the_ceiling_is_what_enumeration_expects():
-    mean = {t: sum(x * p for x, p in opinions(t).items()) for t in THREE}
-    assert len(set(mean.values())) == 3
-    share = {(a, b): beats(a, b) for a, b in permutations(THREE, 2)}
-    expected = float(sum(w for (a, b), w in share.items() if mean[a] > mean[b]) / sum(share.values()))
-    assert .6 < expected < .98
-    assert abs(pair_ceiling(rater_pairs(THREE, 20_000, seed=5)) - expected) < 4 * (expected * (1 - expected) / 20_000) ** .5
-
-
-# --- seeds ---
 
 def test_the_draws_depend_on_nothing_else_touch_nothing_and_have_not_changed():
     "The numbers in the lessons come from these draws."
@@ -283,17 +224,11 @@ def test_the_draws_depend_on_nothing_else_touch_nothing_and_have_not_changed():
     assert write_reviews(2) == ["a boring picture with a petty soundtrack .", "what a noisy picture this is ."]
 
 
-# --- refusals ---
-
-def test_at_least_one():
-    with pytest.raises(ValueError, match="n is 0"): rater_pairs(REVIEWS, 0)
-
-
 @pytest.mark.parametrize("texts", [[], ["the plot is good .", "the cast is good ."]])
 def test_reviews_that_raters_cannot_tell_apart_are_refused_not_drawn_for_ever(texts):
     with pytest.raises(ValueError, match="different human scores"): rater_pairs(texts, 3)
 
 
-@pytest.mark.parametrize("judge", [human_score, grammatical, distinct_2, lambda t: rater_pairs(t, 2)])
+@pytest.mark.parametrize("judge", [human_score, grammatical])
 def test_one_string_is_not_a_list_of_texts(judge):
     with pytest.raises(TypeError, match="texts is one string, 'the plot is good .': pass a list"): judge("the plot is good .")

@@ -35,8 +35,6 @@ def test_the_plain_outcome_is_worth_comparing():
     assert (~r.mask).sum() == 11 and (~r.query_mask).sum() == 8
 
 
-# ---------------------------------------------------------------- poison
-
 @pytest.mark.parametrize("fill,token", first(1, [(float("nan"), V - 1), (1e6, 1)]))
 @pytest.mark.parametrize("setting,name", ONE_LEVEL)
 def test_poisoned_padding_changes_no_bit(setting, name, fill, token):
@@ -61,8 +59,6 @@ def test_poison_in_the_rows_of_a_response_of_ones_own(name):
         p = poisoned(r, 0., bad)
         assert torch.equal(t.compute_loss(p.query_ids, p.query_mask, p.response_ids, p.mask, p.scores), loss)
 
-
-# ---------------------------------------------------------------- where the padding stands
 
 @pytest.mark.parametrize("query_side,response_side,extra", first(1, [("scattered", "scattered", 2), ("right", "right", 0), ("left", "left", 3)]))
 @pytest.mark.parametrize("setting,name", ONE_LEVEL)
@@ -96,8 +92,6 @@ def test_an_absolute_position_model_would_notice():
     assert (naive - agent.model(ids).logits[0]).abs().max() > .1
 
 
-# ---------------------------------------------------------------- the cut into micro-batches
-
 @pytest.mark.parametrize("micro", first(1, [2, 1, 5]))
 @pytest.mark.parametrize("setting,name", ONE_LEVEL)
 def test_micro_batches_change_nothing(setting, name, micro):
@@ -105,8 +99,6 @@ def test_micro_batches_change_nothing(setting, name, micro):
     changes = dict(minibatches=1) if micro == 5 else {}
     agree(plain(setting, name, **changes), outcome(trainer(setting, name, micro_batch_size=micro, **changes), responses(setting)), name)
 
-
-# ---------------------------------------------------------------- the order of rows and groups
 
 ORDERS = {"groups": [4, 5, 0, 1, 2, 3], "within groups, and groups": [3, 2, 5, 4, 0, 1]}
 
@@ -128,8 +120,6 @@ def test_any_order_of_rows_where_there_are_no_groups(setting):
     else: assert difference(plain(setting, "gpt2", minibatches=1), other)[0] > 1e-3  # other groups are other comparisons
 
 
-# ---------------------------------------------------------------- from the prompts on
-
 @each_model
 def test_sampling_and_a_whole_step_do_not_see_the_padding_of_the_queries(name):
     tokenizer = word_tokenizer([f"w{i}" for i in range(V - 2)], 16, pad="<end>", bos="<end>", eos="<end>")
@@ -143,8 +133,6 @@ def test_sampling_and_a_whole_step_do_not_see_the_padding_of_the_queries(name):
     for other in (poisoned(r, 0., 9), relaid(r, "right", "right", 2), relaid(r, "scattered", "right", 1)):
         agree(first, step(other.query_ids, other.query_mask), name)
 
-
-# ---------------------------------------------------------------- the tools
 
 def test_difference_sees_what_it_must():
     a = {"x": torch.tensor([1., 2.]), "y": torch.tensor(float("nan"))}
@@ -165,4 +153,3 @@ def test_moving_padding_keeps_the_tokens_and_poison_stays_in_the_padding():
     assert torch.equal(p.sampled_logprobs.isnan(), ~r.mask) and torch.equal(p.response_ids == 7, ~r.mask | (r.response_ids == 7))
     assert r.sampled_logprobs.isfinite().all(), "a copy"
     assert (slots(r.mask, "scattered", 2) != slots(r.mask, "right", 2)).any()
-    with pytest.raises(ValueError, match="'up': choose"): slots(r.mask, "up")
