@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from .. import install
-from .families import check_causal, linear_head, trunk
+from .families import trunk
 
 # %% ../../nbs/guides/lora.ipynb #ada90b
 def with_lora(
@@ -152,18 +152,8 @@ def _refuse_merged(model: nn.Module) -> None:
 
 # %% ../../nbs/guides/lora.ipynb #ada926
 def unwrapped(model: Any) -> Any:
-    """The causal LM in a PeftModel, adapters in place, or in what torch.compile returned; anything
-    else as it is. Of a compiled model, the transformer is compiled in place of the whole: the head
-    is read in pieces, and the sampler reads the weights. Raises TypeError for prompt tuning."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None and isinstance(model, dynamo.OptimizedModule):
-        inner, compiled = unwrapped(model._orig_mod), model.dynamo_ctx
-        if isinstance(inner, PreTrainedModel) and inner.get_output_embeddings() is not None:
-            check_causal(inner)
-            linear_head(inner)
-            part: Any = trunk(inner)
-            part._compiled_call_impl = compiled(part._call_impl)
-        return inner
+    """The causal LM in a PeftModel, adapters in place; anything else as it is. Raises TypeError
+    for prompt tuning."""
     peft = sys.modules.get("peft")
     if peft is None or not isinstance(model, peft.PeftModel):
         return model

@@ -102,9 +102,7 @@ def response_hidden(
     response_ids: Int[Tensor, "batch time"], response_mask: Shaped[Tensor, "batch time"],
 ) -> Float[Tensor, "batch time hidden"]: # 0 at padding
     """The hidden state that *predicts* each response token: the one at the token before it.
-    Dropout is off, gradients flow; padding may stand on either side and hold anything. Raises
-    ValueError for rows without tokens, shapes that differ, ids outside the vocabulary, and
-    sequences longer than the context; TypeError for masks of floats and models not causal."""
+    Dropout is off, gradients flow; padding may stand anywhere. Refuses what `layout_of` does."""
     layout = layout_of(model, query_ids, query_mask, response_ids, response_mask)
     return layout.scatter(predicting_states(trunk(model), layout))
 
@@ -152,8 +150,7 @@ def response_logprobs(
     with_entropy: bool = False, # also the entropy of each distribution
 ) -> Any: # (B, T) logprobs, 0 at padding; with entropy a pair of such tensors
     """log π(aₜ|sₜ) of each response token, in float32 or wider. Only the real tokens' hidden
-    states pass the head, and no (B, T, V) tensor is made. Dropout is off; gradients flow.
-    Refuses what `response_hidden` refuses."""
+    states pass the head, and no (B, T, V) tensor is made. Dropout is off; gradients flow."""
     layout = layout_of(model, query_ids, query_mask, response_ids, response_mask)
     logprobs, entropies = logprobs_of(model, layout, temperature, with_entropy)
     if entropies is None:
@@ -168,8 +165,7 @@ def response_logits(
     temperature: float = 1., # logits are divided by it
 ) -> Float[Tensor, "batch time vocab"]: # 0 at padding
     """Logits of the distribution that each response token was drawn from. All of them: (B, T, V)
-    numbers, for looking and for exact KLs; `response_logprobs` needs far less memory.
-    Refuses what `response_hidden` refuses."""
+    numbers, for looking and for exact KLs; `response_logprobs` needs far less memory."""
     if not temperature > 0:
         raise ValueError(f"temperature={temperature} must be above 0")
     layout = layout_of(model, query_ids, query_mask, response_ids, response_mask)

@@ -24,7 +24,7 @@ from instruct_goose.supervised.reward_model_training import (
 )
 from instruct_goose.supervised.sft import lm_nats, train_lm
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import finished, sample
+from instruct_goose.training.rollout import finished
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]
@@ -92,15 +92,6 @@ def test_settings(gpu, kind, value_model, changes):
     assert on_gpu(trainer.agent, trainer.ref_model)
 
 
-def test_train(gpu):
-    "Evaluation, the best policy kept and put back."
-    trainer = RLHFTrainer(tiny(), None, config(device="cuda", eval_every=1, keep_best=True, kl_stop=1e6), tokenizer=TOKENIZER)
-    log = trainer.train(PROMPTS, reward, progress=False, held_out=PROMPTS[:3])
-    assert len(log) == 2 and "held_out_reward" in log[-1] and {x.device.type for x in trainer.best.values()} == {"cpu"}
-    trainer.load_best()
-    assert on_gpu(trainer.agent)
-
-
 def test_a_rollout_from_elsewhere(gpu):
     "Made by hand, or read from a file, it lies on the CPU: it is moved, with all that it holds."
     trainer = RLHFTrainer(tiny(), None, config(device="cuda"), tokenizer=TOKENIZER)
@@ -140,14 +131,6 @@ def classifier(kind="gpt2", seed=0):
     c = CONFIGS[kind]()
     c.num_labels = 1
     return transformers.AutoModelForSequenceClassification.from_config(c).eval()
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_sampling(gpu, kind):
-    model, mask = tiny(kind).cuda(), torch.tensor([[0, 1, 1], [1, 1, 0], [1, 1, 1]])
-    ids = torch.tensor([[0, 0, 3], [0, 4, 0], [0, 5, 6]])
-    for place, how in (("cpu", {"generator": torch.Generator().manual_seed(0)}), ("cuda", {"greedy": True}), ("cpu", {"top_k": 2}), ("cuda", {})):
-        assert on_gpu(*sample(model, ids.to(place), mask.to(place), 4, EOS, EOS, with_logprobs=True, **how))
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -2,6 +2,7 @@
 import pytest
 import torch
 import transformers
+from row_alone import BASE, QUERIES, RESPONSES, ROTARY, V
 from transformers import AutoModelForCausalLM
 
 from instruct_goose.models.agent import Agent
@@ -10,11 +11,7 @@ from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad
 from instruct_goose.objective.logprobs_in_pieces import head_scores
 
-transformers.utils.logging.set_verbosity_error()
-T, V = transformers, 13
-BASE = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=14,
-            pad_token_id=0, bos_token_id=1, eos_token_id=2)
-ROTARY = BASE | dict(intermediate_size=24, num_key_value_heads=1)
+T = transformers
 STATE = dict(vocab_size=V, hidden_size=16, state_size=4, num_hidden_layers=2)
 SERVED = {
     "bart's decoder": lambda: T.BartConfig(vocab_size=V, d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16, max_position_embeddings=14),
@@ -37,7 +34,6 @@ AHEAD = {
     "electra": lambda: T.ElectraConfig(**BASE, intermediate_size=24, embedding_size=16), "xlnet": lambda: T.XLNetConfig(
         vocab_size=V, d_model=16, n_layer=2, n_head=2, d_inner=16),
 }
-QUERIES, RESPONSES = [[1, 5, 7], [1], [1, 4, 2, 6, 8]], [[8, 2], [2, 11, 3, 12, 2], [7, 4]]
 
 
 def tiny(config, std=.3):

@@ -1,5 +1,4 @@
 """Response log-probabilities, entropies and states against one unpadded row at a time, for every padding and family."""
-import copy
 
 import pytest
 import torch
@@ -103,39 +102,23 @@ def test_against_the_scores_of_generate():
 
 # --- modes, precision, memory ---
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma2: capped logits"])
-def test_half_precision_models_answer_in_float32(name):
-    model = tiny(name, dtype=torch.float32)
-    half = Agent(copy.deepcopy(model).bfloat16())
-    found = half.evaluate(*batch())
-    assert all(x.dtype == torch.float32 for x in found) and half.value_head.weight.dtype == torch.float32
-    assert half.model.get_output_embeddings().weight.dtype == torch.bfloat16
-    assert half.bfloat16().evaluate(*batch()).values.dtype == torch.float32  # also when the head was cast along
-    near(found.logprobs, response_logprobs(model, *batch()), atol=.5)
-
-
 class Largest(TorchDispatchMode):
     size = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for t in out if isinstance(out, tuple | list) else (out,):
-            if torch.is_tensor(t): self.size = max(self.size, t.numel())
+        self.size = max([self.size, *(t.numel() for t in (out if isinstance(out, tuple | list) else (out,)) if torch.is_tensor(t))])
         return out
 
 
 def test_the_table_of_logits_is_never_made():
     vocab, B, T = 4000, 40, 60
-    config = transformers.GPT2Config(**BASE | dict(vocab_size=vocab, hidden_size=8, max_position_embeddings=64))
-    model = transformers.GPT2LMHeadModel(config)
-    q = torch.ones(B, 1).long(); r = torch.randint(vocab, (B, T)); rm = torch.ones(B, T).bool()
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**BASE | dict(vocab_size=vocab, hidden_size=8, max_position_embeddings=64)))
+    q, r, rm = torch.ones(B, 1).long(), torch.randint(vocab, (B, T)), torch.ones(B, T).bool()
     with Largest() as seen: response_logprobs(model, q, q, r, rm, with_entropy=True)[0].sum().backward()
     assert seen.size <= 2**24 / 4 < B * T * vocab / 2  # 16 MiB
     with Largest() as seen: response_logits(model, q, q, r, rm)  # the instrument sees it when it is there
     assert seen.size >= B * T * vocab
-    short = torch.arange(T) < 2  # padding does not go through the head, either
-    with Largest() as seen: response_logprobs(model, q, q, r, short.expand(B, T))
-    assert seen.size < B * T * vocab / 20
 
 
 # --- what the head is ---

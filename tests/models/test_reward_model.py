@@ -138,13 +138,6 @@ def test_a_spread_of_eight_roundings_is_no_scale(scores, dtype, wide):
     with nullcontext() if wide else pytest.raises(ValueError, match="train the reward model first"): check_spread(torch.tensor(scores).double(), dtype)
 
 
-def test_only_a_causal_classifier_with_one_label_and_a_pad_token():
-    config = CONFIGS["gpt2"](vocab_size=len(SHARED)); config.num_labels = 2
-    encoder = transformers.BertConfig(**BASE, vocab_size=len(SHARED), intermediate_size=24, num_labels=1)
-    for wrong, says in ((config, "one output"), (encoder, "BertForSequenceClassification")):
-        with pytest.raises(TypeError, match=says): RewardModel(AutoModelForSequenceClassification.from_config(wrong), SHARED)
-
-
 # --- ready-made classifiers ---
 
 JUDGED = "the a film plot is good bad very".split()

@@ -97,16 +97,6 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(factor):
     assert not model.training  # as before
 
 
-def test_fit_leaves_frozen_weights_alone_calls_back_and_refuses_nonsense():
-    model, calls = line(), []
-    model.bias.requires_grad_(False)
-    bias, weight = model.bias.clone(), model.weight.clone()
-    log = fit(model, lambda b: model(torch.ones(1, 2)).square().sum(), batches([1], 1), steps=3, lr=.1, progress=False,
-              callback=lambda step, m: calls.append((step, m)))
-    assert model.bias.equal(bias) and not model.weight.equal(weight) and calls == list(enumerate(log))
-    with pytest.raises(ValueError): fit(model, lambda b: None, batches([1], 1), steps=1, lr=math.nan)
-
-
 def short_fit(directory, found=None, steps=4):
     net, shelf = line(), Shelf(directory, found)
     history = fit(net, lambda rows: net(torch.ones(1, 2)).square().sum(), batches([1], 1), steps=steps, lr=.1, progress=False, stage=shelf)

@@ -48,15 +48,3 @@ def test_adapters_and_the_score_learn_and_are_saved_merged(tokenizer, tmp_path, 
     model.save_pretrained(tmp_path / "reward_model")
     again = RewardModel.from_pretrained(tmp_path)  # the run's directory
     assert not has_adapters(again) and again.score(texts) == pytest.approx(model.score(texts), abs=1e-5 if dtype == torch.float32 else .1)
-
-
-def test_pair_accuracy_by_hand(unchecked):
-    seen = []
-    def length(texts): seen.extend(texts); return [len(t) for t in texts]
-    pairs = [{"chosen": "long one", "rejected": "short"}, ("ab", "cd"), ("x", "xyz"), ("xyz", "x")]
-    assert pair_accuracy(length, pairs) == (1 + .5 + 0 + 1) / 4
-    assert pair_accuracy(lambda texts: torch.tensor(length(texts)), pairs) == 2.5 / 4
-    seen.clear()
-    assert pair_accuracy(length, [{"prompt": "he said ", "chosen": "yes", "rejected": "no"}]) == 1.
-    assert seen == ["he said yes", "he said no"]  # as the reward model was trained
-    with pytest.raises(ValueError): pair_accuracy(lambda texts: [1.], pairs[:2])  # a score for each text
