@@ -200,7 +200,7 @@ class KeepTokens(Callback):
     def __init__(self): self.record = {}
 
     def on_iteration(self, trainer, rollout, metrics):
-        seen = seen_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer, 4, trainer.loss, trainer.eos_ids)
+        seen = seen_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer, 4, trainer.loss)
         self.record[metrics["iteration"]] = [as_response(r) for r in json.loads(json.dumps(seen, allow_nan=False))]
 
 

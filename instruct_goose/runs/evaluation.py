@@ -77,23 +77,16 @@ def best_of_n(
     """argmax of the scores in each group of n. Its distribution lies at most log n − (n − 1)/n
     nats from the model's own (Beirami et al. 2024). Raises ValueError unless there are n rows
     and n finite scores to each prompt."""
-    if n < 1 or len(rollout) % n or len(scores) != len(rollout):
-        raise ValueError(f"{len(rollout)} responses with {len(scores)} scores cannot be dealt "
-                         f"into groups of {n}")
     of_each = torch.as_tensor(scores, dtype=torch.float64)
-    wrong = (~of_each.isfinite()).nonzero().flatten().tolist()
-    if wrong:
-        raise ValueError(f"the score of response {wrong[0]} is {of_each[wrong[0]]}: "
-                         "nothing can be compared with it")
+    if n < 1 or len(rollout) % n or len(scores) != len(rollout) or not of_each.isfinite().all():
+        raise ValueError(f"{len(rollout)} responses with {len(scores)} scores, all of which must "
+                         f"be finite, cannot be dealt into groups of {n}")
     top, place = of_each.view(-1, n).max(-1)
     return rollout[torch.arange(len(top)) * n + place], top.tolist()
 
 # %% ../../nbs/learn/19_evaluation.ipynb #afd474bf
-def text_table(
-    header: Sequence[str],
-    rows: Iterable[Sequence], # numbers are set with three digits after the point
-) -> str: # in Markdown, with columns lined up for the terminal
-    "A table that reads well in a terminal and in a Markdown file."
+def text_table(header: Sequence[str], rows: Iterable[Sequence]) -> str:
+    "A table in Markdown, lined up for the terminal, with three digits after the point."
     def cell(x: Any) -> str:
         if isinstance(x, float):
             return f"{x:.3f}"
@@ -102,11 +95,9 @@ def text_table(
     table = [[cell(x) for x in row] for row in (header, *rows)]
     widths = [max(3, *(len(row[i]) for row in table)) for i in range(len(header))]
 
-    def line(row: Sequence[str]) -> str:
-        return "| " + " | ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) + " |"
-
-    rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
-    return "\n".join([line(table[0]), rule, *map(line, table[1:])])
+    rule = "-|-".join("-" * w for w in widths)
+    lines = [" | ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) for row in table]
+    return "\n".join([f"| {lines[0]} |", f"|-{rule}-|", *(f"| {line} |" for line in lines[1:])])
 
 # %% ../../nbs/learn/19_evaluation.ipynb #bb6c57b7
 PICTURES = {
@@ -131,11 +122,10 @@ def plot_metrics(
         if not logged:
             continue
         fig = Figure(figsize=(6.4, 2.6 * len(logged)), layout="constrained")
-        axes = fig.subplots(len(logged), 1, squeeze=False)[:, 0]
-        for ax, (key, title) in zip(axes, logged.items(), strict=True):
+        for i, (key, title) in enumerate(logged.items(), 1):
+            ax = fig.add_subplot(len(logged), 1, i, title=title, xlabel="iteration")
             ax.plot([m["iteration"] for m in metrics], [m[key] for m in metrics],
                     color="#3b82f6", lw=2)
-            ax.set(title=title, xlabel="iteration")
             ax.grid(alpha=.25)
             ax.spines[["top", "right"]].set_visible(False)
         paths.append(Path(directory) / f"{name}.png")

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['QUANTITIES', 'RECOMPUTED', 'LOOKS', 'looked_at', 'token_columns', 'pulls', 'seen_tokens', 'response_notes',
-           'with_reference', 'four_digits', 'token_texts', 'scales', 'shade', 'token_boxes', 'read_tokens',
-           'as_response']
+           'four_digits', 'scales', 'shade', 'token_boxes', 'read_tokens', 'as_response']
 
 # %% ../../nbs/guides/microscope.ipynb #bcd95b61
 import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ QUANTITIES = {
     "old_logprobs": "log π_old: how surprising it was",
     "ref_logprobs": "log π_ref: how surprising the reference finds it"}
 
-RECOMPUTED = ("returns", "values_now", "weights", "pull", "value_pull", "entropy_pull")
+RECOMPUTED = ("returns", "values_now", "weights", "pull", "value_pull")
 
 LOOKS = 60 # iterations of a run that are kept: as many as one slides over
 
@@ -53,31 +53,29 @@ def token_columns(
     r: Rollout,       # with its advantages
     config: RLHFConfig,
 ) -> dict[str, Tensor]: # each (B, T); without values where none are learnt
-    """QUANTITIES of each token but log π_ref (see `with_reference`), and where the clip holds it:
-    nowhere after a single update, which starts at a ratio of 1."""
+    """QUANTITIES of each token but log π_ref, which `as_response` adds, and where the clip holds
+    it: nowhere after a single update, which starts at a ratio of 1."""
     settings = objective_settings(config)
     ratio = probability_ratio(logprobs, r.old_logprobs, r.mask, level=settings["level"])
     clips = {name: settings[name] for name in (
         "surrogate", "clip", "clip_high", "dual_clip", "surrogate_settings")}
     sides = held_tokens(ratio=ratio, advantages=r.advantages, mask=r.mask, **clips)
-    held = torch.stack(list(sides.values()))
+    held = torch.stack(list(sides.values())).any(0) & (config.epochs * config.minibatches > 1)
     columns = {"moved": log_ratio(logprobs, r.old_logprobs, r.mask), "advantages": r.advantages,
                "drift": r.old_logprobs - r.ref_logprobs, "kl": r.kl, "rewards": r.rewards,
                "values": r.values, "returns": r.returns, "old_logprobs": r.old_logprobs,
-               "weights": importance_weights(r, config),
-               "held": held.any(0) & (config.epochs * config.minibatches > 1)}
+               "weights": importance_weights(r, config), "held": held, "given": r.given}
     return {name: x for name, x in columns.items() if x is not None}
 
-def pulls(
-    loss: Loss, now: Evaluation, r: Rollout,
-) -> dict[str, Tensor]: # (B, T) each; {}: the loss is no function of these rows alone
-    "−∂L/∂x of log π (pull), V (value_pull) and S (entropy_pull): what the loss does to a token."
-    names = {"logprobs": "pull", "values": "value_pull", "entropy": "entropy_pull"}
-    there = {name: x.detach().requires_grad_() for name, x in now._asdict().items()
-             if x is not None}
-    leaf = now._replace(**there)
+def pulls(loss: Loss, now: Evaluation, r: Rollout) -> dict[str, Tensor]: # (B, T) each
+    """−∂L/∂x of log π (pull) and V (value_pull): what the loss does to a token. Empty where the
+    loss is no function of these rows alone."""
+    names = {"logprobs": "pull", "values": "value_pull"}
+    there = {name: getattr(now, name).detach().requires_grad_() for name in names
+             if getattr(now, name) is not None}
     with torch.enable_grad(), suppress(Exception):  # a loss of one's own may want whole groups
-        found = torch.autograd.grad(loss(leaf, r)[0], list(there.values()), allow_unused=True)
+        value = loss(now._replace(**there), r)[0]
+        found = torch.autograd.grad(value, list(there.values()), allow_unused=True)
         return {names[name]: -g for name, g in zip(there, found, strict=True) if g is not None}
     return {}
 
@@ -88,44 +86,39 @@ def seen_tokens(
     config: RLHFConfig,
     tokenizer: PreTrainedTokenizerBase | None,
     rows: int = 4,
-    loss: Loss | None = None, # `RLHFTrainer.loss`: then `pulls` are recorded, too
-    eos_ids: Sequence[int] = (), # what ends a response
+    loss: Loss | None = None, # `RLHFTrainer.loss`: then what the doctor recomputes is recorded, too
 ) -> list[dict]: # of each response: prompt, score, tokens, and QUANTITIES and held of each token
-    """What this iteration knew of a few of its responses, token by token, and with the loss all
-    that the doctor recomputes; `given` says which tokens the policy did not write, where there are
-    any. The random generators stay as they are."""
+    """What this iteration knew of a few of its responses, token by token; `given` says which
+    tokens the policy did not write. The random generators stay as they are."""
     chosen = torch.arange(0, len(rollout), math.ceil(len(rollout) / rows))
     r = rollout[chosen]
     with torch.no_grad():
         now = reading(r)
     columns = token_columns(now.logprobs, r, config)
-    if r.given is not None:
-        columns["given"] = r.given
+    notes = [{} for _ in r.mask]
     if loss is not None:
         columns |= pulls(loss, now, r)
         columns |= {} if now.values is None else {"values_now": now.values.detach()}
-    prompts, notes = r.prompts or [""] * len(r), [{} for _ in r.mask]
-    if loss is not None:
-        notes = response_notes(rollout, chosen.tolist(), config, tokenizer, eos_ids)
+        notes = response_notes(rollout, chosen.tolist(), config, tokenizer)
+    def text(i: int) -> str:
+        return str(i) if tokenizer is None else printable(str(tokenizer.decode([i])))
+
+    prompts = r.prompts or [""] * len(r)
     return [{"prompt": printable(prompts[i]), "score": four_digits(r.scores[i]),
-             "tokens": token_texts(r.response_ids[i][real].tolist(), tokenizer), **notes[i],
+             "tokens": [text(token) for token in r.response_ids[i][real].tolist()], **notes[i],
              **{name: [four_digits(n) for n in x[i][real]] for name, x in columns.items()}}
             for i, real in enumerate(r.real)]
 
-def response_notes(
-    rollout: Rollout, rows: Sequence[int], config: RLHFConfig,
-    tokenizer: PreTrainedTokenizerBase | None, eos_ids: Sequence[int],
-) -> list[dict]:
-    """Of some responses what is no number of a token: where its first end token stands (`end`),
-    whether its text is that of its ids (`same_text`), the total rewards of its `group`, that of
-    the greedy response (`baseline`), the group's tokens, whether scores have places (`placed`)."""
+def response_notes(rollout: Rollout, rows: Sequence[int], config: RLHFConfig,
+                   tokenizer: PreTrainedTokenizerBase | None) -> list[dict]:
+    """Of some responses what is no number of a token: whether its text is that of its ids
+    (`same_text`), the total rewards of its `group`, that of the greedy response (`baseline`), the
+    group's tokens, whether scores have places (`placed`)."""
     texts = decode(rollout[rows], tokenizer)[1] if tokenizer and rollout.texts else None
     totals, g = masked_sum(rollout.rewards, rollout.mask, dim=-1), config.group_size
     notes = []
     for k, i in enumerate(rows):
-        ids = rollout.response_ids[i][rollout.real[i]].tolist()
-        note: dict[str, Any] = {"end": next((n for n, x in enumerate(ids) if x in eos_ids), None),
-                                "placed": rollout.token_scores is not None}
+        note: dict[str, Any] = {"placed": rollout.token_scores is not None}
         if texts is not None:
             note["same_text"] = texts[k] == rollout.texts[i]
         if g > 1 and len(rollout) % g == 0:
@@ -138,34 +131,16 @@ def response_notes(
     return notes
 
 # %% ../../nbs/guides/microscope.ipynb #095132cd
-def with_reference(response: Mapping) -> dict: # and ref_logprobs
-    "A response of a record with log π_ref, which is log π_old − drift, where it has both."
-    r = dict(response)
-    if "ref_logprobs" not in r and "old_logprobs" in r and "drift" in r:
-        pairs = zip(r["old_logprobs"], r["drift"], strict=True)
-        r["ref_logprobs"] = [None if None in pair else round(pair[0] - pair[1], 4)
-                             for pair in pairs]
-    return r
-
 def four_digits(x: Tensor) -> float | bool | None:
     "A number as the record keeps it; None for NaN and infinity, which JSON does not know."
     if x.dtype == torch.bool:
         return bool(x)
     return float(f"{x.item():.4g}") if x.isfinite() else None
 
-def token_texts(
-    ids: Sequence[int], tokenizer: PreTrainedTokenizerBase | None,
-) -> list[str]:
-    "Each token as text, one by one; its number where there is no tokenizer."
-    if tokenizer is None:
-        return [str(i) for i in ids]
-    return [printable(str(tokenizer.decode([i]))) for i in ids]
-
 # %% ../../nbs/guides/microscope.ipynb #0384cf37
-def scales(
-    record: Sequence[Mapping], # of all responses
-) -> dict[str, float]: # of each quantity that is there
-    "The largest |x| of each quantity: what the deepest colour stands for. Of the policy's tokens."
+def scales(record: Sequence[Mapping]) -> dict[str, float]: # of all responses
+    """The largest |x| of each quantity that is there: what the deepest colour stands for. Of the
+    policy's own tokens."""
     def own(r: Mapping, name: str) -> list[float]:
         given = r.get("given") or [False] * len(r["tokens"])
         return [abs(x) for x, other in zip(r.get(name, []), given) if not other and x is not None]
@@ -173,9 +148,7 @@ def scales(
     return {name: max((x for response in record for x in own(response, name)), default=0.)
             for name in QUANTITIES if any(name in response for response in record)}
 
-def shade(
-    x: float | None, scale: float,
-) -> float: # from −1, orange, over 0, no colour, to 1, green
+def shade(x: float | None, scale: float) -> float: # −1, orange, over 0, no colour, to 1, green
     "x / scale, kept within ±1; 0 for a number that is not there."
     return round(max(-1., min(1., x / scale)), 2) if scale > 0 and x is not None else 0.
 
@@ -187,8 +160,6 @@ def token_boxes(
 ) -> str: # HTML
     """The response's tokens on their colours, each with its number; those held are underlined, and
     those that others wrote say so."""
-    from html import escape
-
     boxes = []
     for i, (text, x) in enumerate(zip(response["tokens"], response[quantity], strict=True)):
         given = response.get("given", [])[i:i + 1] == [True]
@@ -203,10 +174,8 @@ def token_boxes(
     return f"<div>{escape(response['prompt'])} {''.join(boxes)}</div>"
 
 # %% ../../nbs/guides/microscope.ipynb #9b2fc53b
-def read_tokens(
-    path: str | Path, # tokens.jsonl
-) -> dict[int, list[dict]]: # iteration → its responses
-    """The record of a run; empty without the file. Raises ValueError naming a line that is
+def read_tokens(path: str | Path) -> dict[int, list[dict]]: # iteration → its responses
+    """The tokens.jsonl of a run; empty without the file. Raises ValueError naming a line that is
     damaged, the last one apart."""
     path, record = Path(path), {}
     lines = path.read_bytes().split(b"\n") if path.is_file() else []
@@ -214,10 +183,10 @@ def read_tokens(
         if not line.strip():
             continue
         try:
-            said = json.loads(line)
-            if type(said["iteration"]) is not int:
+            row = json.loads(line)
+            if type(row["iteration"]) is not int:
                 raise ValueError("its iteration is no whole number")
-            record[said["iteration"]] = [as_response(r) for r in said["responses"]]
+            record[row["iteration"]] = [as_response(r) for r in row["responses"]]
         except (ValueError, TypeError, KeyError, RecursionError) as e:
             if n < len(lines):
                 raise ValueError(f"{path}, line {n} is no record of tokens ({e!r}): restore the "
@@ -226,11 +195,14 @@ def read_tokens(
 
 # %% ../../nbs/guides/microscope.ipynb #93b76cfb
 def as_response(r: Mapping) -> dict:
-    """One response of a record, `with_reference` and with None for NaN and infinity. Raises
-    ValueError unless all its columns are as long as its tokens."""
+    """One response of a record, with log π_ref = log π_old − drift, and with None for NaN and
+    infinity. Raises ValueError unless all its columns are as long as its tokens."""
     columns = [name for name in (*QUANTITIES, *RECOMPUTED, "held", "given") if name in r]
     if any(len(r[name]) != len(r["tokens"]) for name in columns) or "held" not in r:
         raise ValueError("columns of different lengths")
     finite = {name: [x if x is not None and math.isfinite(x) else None for x in r[name]]
               for name in columns}
-    return with_reference({**r, **finite})
+    if "ref_logprobs" not in r and "old_logprobs" in r and "drift" in r:
+        finite["ref_logprobs"] = [None if None in pair else round(pair[0] - pair[1], 4)
+                                  for pair in zip(finite["old_logprobs"], finite["drift"])]
+    return {**r, **finite}

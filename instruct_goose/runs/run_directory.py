@@ -215,7 +215,7 @@ class RunLog(Callback):
             append_jsonl(self.path, metrics)
             if looked_at(trainer.iteration - 1, trainer.config.steps):
                 seen = seen_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer, 4,
-                                   trainer.loss, trainer.eos_ids)
+                                   trainer.loss)
                 append_jsonl(self.tokens, {"iteration": metrics["iteration"], "responses": seen})
         self.metrics.append(without_nan(metrics))
         self.stage.after_step(trainer.iteration, trainer.config.steps,

@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from instruct_goose import RLHFConfig, RLHFTrainer
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.objective.policy_loss import SURROGATES, held_shares, held_tokens
-from instruct_goose.runs.microscope import QUANTITIES, read_tokens, scales, seen_tokens, token_boxes, with_reference
+from instruct_goose.runs.microscope import QUANTITIES, as_response, read_tokens, scales, seen_tokens, token_boxes
 from instruct_goose.training.callbacks import Callback
 
 WORDS = "the film plot is was good dull bad".split()
@@ -56,7 +56,7 @@ def test_each_number_is_the_one_of_its_token(settings):
             for name, column in (("advantages", r.advantages), ("rewards", r.rewards), ("kl", r.kl), ("old_logprobs", r.old_logprobs)):
                 assert response[name] == pytest.approx(column[row, :length].tolist(), rel=1e-3, abs=1e-3), name
             assert ("values" in response) == (r.values is not None) and "ref_logprobs" not in response
-            assert with_reference(response)["ref_logprobs"] == pytest.approx(r.ref_logprobs[row, :length].tolist(), abs=3e-3)
+            assert as_response(response)["ref_logprobs"] == pytest.approx(r.ref_logprobs[row, :length].tolist(), abs=3e-3)
             for held, m, a in zip(response["held"], moved, response["advantages"], strict=True):
                 rho = math.exp(m)
                 if min(abs(rho - .8), abs(rho - 1.2), abs(rho - 1.5), abs(a)) < 5e-3: continue  # rounding may decide
@@ -80,22 +80,12 @@ def test_shares_count_the_held_tokens(surrogate):
         assert shares[f"clip_fraction_{side}"].item() == pytest.approx(sum(where[mask].tolist()) / int(mask.sum()))
 
 
-def test_text_is_text():
-    response = {"prompt": "<i>", "tokens": ["<script>", " a\x1b[31m"], "moved": [1., -2.], "held": [True, False]}
-    drawn = token_boxes(response, "moved", 2.)
-    assert "<script>" not in drawn and "<i>" not in drawn and drawn.count("underline") == 1 and "−2.00" in drawn.replace("-", "−")
-
-
-def test_what_others_wrote_has_no_colour_and_no_scale():
-    response = {"prompt": "", "tokens": ["a", "tool"], "moved": [-2., 9.], "held": [False, False], "given": [False, True]}
+def test_text_is_text_and_what_others_wrote_has_no_colour_and_no_scale():
+    response = {"prompt": "<i>", "tokens": ["<script>", " a\x1b[31m", "tool"], "moved": [1., -2., 9.], "held": [True, False, False], "given": [False, False, True]}
     assert scales([response]) == {"moved": 2.}
     drawn = token_boxes(response, "moved", 2.)
+    assert "<script>" not in drawn and "<i>" not in drawn and drawn.count("underline") == 1 and "-2.00" in drawn
     assert drawn.count(">given<") == 1 and ",0.75)" in drawn and ",0.00)" in drawn and "+9.00" not in drawn
-
-
-def test_log_pi_ref_needs_both_of_its_parts():
-    assert "ref_logprobs" not in with_reference({"old_logprobs": [1.]}) and with_reference({"old_logprobs": [-1.], "drift": [.25]})["ref_logprobs"] == [-1.25]
-    assert with_reference({"old_logprobs": [-1.], "drift": [.25], "ref_logprobs": [0.]})["ref_logprobs"] == [0.]
 
 
 def test_a_record_that_was_cut_or_written_twice(tmp_path):
@@ -106,8 +96,6 @@ def test_a_record_that_was_cut_or_written_twice(tmp_path):
     assert {n: r[0]["moved"] for n, r in read_tokens(path).items()} == {0: [1.], 1: [3.]}
     path.write_text(line(0, 1.)[:30] + "\n" + line(1, 2.) + "\n", "utf-8")
     with pytest.raises(ValueError, match="line 1"): read_tokens(path)
-    path.write_text(line("one", 1.) + "\n" + line(1, 2.) + "\n", "utf-8")
-    with pytest.raises(ValueError, match="line 1.*whole number"): read_tokens(path)
 
 
 def test_under_rloo_each_token_has_its_own_ratio_and_nothing_is_held_by_the_only_update():
@@ -116,7 +104,7 @@ def test_under_rloo_each_token_has_its_own_ratio_and_nothing_is_held_by_the_only
     keep = Keep()
     _, log = trained(keep, epochs=1, minibatches=1, **group)
     long = [r for seen, *_ in keep.seen for r in seen if len(r["tokens"]) > 1]
-    assert all(len(set(r["moved"])) > 1 for r in long) and not any(x for r in long for x in r["held"]) and log[-1]["clip_fraction"] == 0
+    assert long and all(len(set(r["moved"])) > 1 for r in long) and not any(x for r in long for x in r["held"]) and log[-1]["clip_fraction"] == 0
     keep = Keep()
     trained(keep, epochs=4, minibatches=2, **group)
     assert any(x for seen, *_ in keep.seen for r in seen for x in r["held"])
