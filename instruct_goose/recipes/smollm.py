@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['Prepare', 'FILM_PROMPTS', 'FILM_HELD_OUT', 'SENTIMENT', 'SUMS', 'HELD_OUT_SUMS', 'ANSWERS', 'RECIPES', 'RecipeConfig',
            'Task', 'recipe_settings', 'run_task', 'make_policy_trainer', 'figures_of', 'completions', 'sentiment',
-           'sentiment_figures', 'question', 'right_number', 'answer_figures', 'as_marked', 'hub_classifier', 'positive',
-           'helpful', 'well_summed_up', 'part_of', 'Judge', 'train_on_states', 'RatedConfig', 'RatedData', 'read_data',
-           'make_judges', 'prepare', 'Recipe', 'RecipeFlags', 'run_recipe']
+           'sentiment_figures', 'question', 'questions', 'right_number', 'answer_figures', 'as_marked',
+           'hub_classifier', 'positive', 'helpful', 'well_summed_up', 'part_of', 'Judge', 'train_on_states',
+           'RatedConfig', 'RatedData', 'read_data', 'make_judges', 'prepare', 'Recipe', 'RecipeFlags', 'run_recipe']
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec104
 import copy
@@ -192,9 +192,13 @@ def question(a: int, b: int) -> dict[str, Any]:
              {"role": "user", "content": f"What is {a} + {b} ?"}]
     return {"prompt": turns, "answer": str(a + b)}
 
-_ROWS = [question(a, b) for a in range(1, 10) for b in range(1, 10)]
-random.Random("sums").shuffle(_ROWS)
-SUMS, HELD_OUT_SUMS = _ROWS[16:], _ROWS[:16]
+def questions() -> tuple[list[dict], list[dict]]:
+    "All sums of one-digit numbers, dealt into those to learn from and 16 held out."
+    rows = [question(a, b) for a in range(1, 10) for b in range(1, 10)]
+    random.Random("sums").shuffle(rows)
+    return rows[16:], rows[:16]
+
+SUMS, HELD_OUT_SUMS = questions()
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #bd0a6756
 def right_number(completions: list[str], answer: list[str]) -> list[float]:
