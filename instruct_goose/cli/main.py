@@ -237,9 +237,10 @@ def run_command(argv: list[str]) -> None:
              for name, command in COMMANDS.items()}
     options = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in kinds.items()]
     try:
-        given = tyro.cli(cast(Any, Union)[tuple(options)], prog="instruct-goose", args=argv, description=
-            "Learn PPO and RLHF by running it: from the clipped objective to a policy improved by "
-            "human ratings.")
+        given = tyro.cli(
+            cast(Any, Union)[tuple(options)], prog="instruct-goose", args=argv,
+            description="Learn PPO and RLHF by running it: from the clipped objective to a policy "
+                        "improved by human ratings.")
     except (TypeError, ValueError) as e:  # of the settings; the newest tyro says so itself
         print(f"instruct-goose: {in_a_sentence(e)}", file=sys.stderr)
         sys.exit(2)

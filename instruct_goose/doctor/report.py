@@ -210,7 +210,8 @@ def stage_figures(summary: Mapping) -> str:
     "Of a supervised stage: nats before and after, the accuracy and how many pairs it is of."
     n = summary.get("held_out_rows", 0)
     names = {"nats_before": ("nats per token before", "rows"),
-             "nats_after": ("nats per token after", "rows"), "pair_accuracy": ("accuracy", "pairs")}
+             "nats_after": ("nats per token after", "rows"),
+             "pair_accuracy": ("accuracy", "pairs")}
     return table(["", "value", "of"], [
         [words, summary[name], f"{n} held-out {what}"] for name, (words, what) in names.items()
         if isinstance(summary.get(name), int | float)])

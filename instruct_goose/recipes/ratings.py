@@ -26,7 +26,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
-from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 from ..models.reward_model import RewardModel
 from ..models.tokens import bpe_tokenizer, pad, pad_id_of
@@ -180,7 +179,11 @@ def two_halves(
     return halves
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #507b20e1
-_analyzer = cache(SentimentIntensityAnalyzer)  # reads its lexicon once
+@cache
+def _analyzer() -> Any: # reads its lexicon once
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+
+    return SentimentIntensityAnalyzer()
 
 def vader_compound(texts: Sequence[str]) -> list[float]: # from −1 to 1
     "VADER's compound score: a lexicon and rules written by people. No training here has seen it."
