@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from instruct_goose.data import files
 from instruct_goose.data.files import BadRow
-from instruct_goose.data.load import load_pairs, load_prompts, stream_pairs
+from instruct_goose.data.load import load_pairs, load_prompts
 
 PAIRS = [{"prompt": "the film is", "chosen": " good", "rejected": " dull"}, {"prompt": "", "chosen": "é\u2028\n\"x\", y", "rejected": "\t漢字\r\n"}]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -94,37 +94,12 @@ def test_a_bad_row_of_a_csv_file_costs_no_row_after_it(at):
     assert report["skipped"] == {"csv": 1, "shape": 1}
 
 
-def test_an_open_quote_costs_the_rows_up_to_the_limit_of_a_field(at):
-    at("a.csv", 'prompt,id\n"open,0\n' + "".join(f"{i} {'x' * 90},{i}\n" for i in range(3000)))
-    with pytest.warns(UserWarning, match="1 × csv"): kept = load_prompts("a.csv", on_error="skip", report=(report := {}))
-    last = int(re.search(r"line 2 to (\d+)", report["examples"][0])[1])
-    assert len(kept) == 3002 - last > 1500 and kept[0].startswith(f"{last - 2} ")  # row i stands in line i + 3
-
-
 def test_rows_without_end_are_refused_before_they_fill_the_memory(at, monkeypatch, refused):
     monkeypatch.setattr(files, "LONGEST", 100)
     for name in ("a.jsonl", "a.csv"): refused(partial(load_prompts, at(name, 'prompt\n"' + "x" * 1000 + '"\n'), on_error="skip"), f"{name}: the line", "longer than 100")
     monkeypatch.setattr(files, "LARGEST", 50)
     assert load_prompts(at("a.json", json.dumps(["a", "x" * 40]))) == ["a", "x" * 40]
     refused(lambda: load_prompts(at("a.json", json.dumps(["a", "x" * 42]))), "a.json", "50 bytes", "jq -c")
-
-
-def big(suffix, n):
-    rows = [{"prompt": f"{i} the film is", "chosen": " good" * 9, "rejected": " dull" * 9} for i in range(n)]
-    return {".jsonl": lines, ".csv": as_csv}[suffix](rows)
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_a_stream_takes_the_same_memory_however_long_the_file(at, suffix):
-    peaks = []
-    for n in (1000, 8000):
-        at(f"{n}{suffix}", big(suffix, n))
-        tracemalloc.start()
-        assert sum(1 for _ in stream_pairs(f"{n}{suffix}")) == n
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert Path(f"8000{suffix}").stat().st_size > 800_000
-    assert max(peaks) < 600_000 and peaks[1] < peaks[0] + 100_000, peaks
 
 
 def test_a_packed_parquet_file_is_read_a_few_rows_at_a_time(tmp_path):

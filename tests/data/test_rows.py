@@ -66,7 +66,6 @@ def test_a_conversation_is_a_prompt(tokenizer):
     {"prompt": [user("q")], "chosen": [said("x")], "rejected": [said("y")]}, {"prompt": [user("q")], "chosen": "x", "rejected": "y"},
     {"prompt": "q", "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]},
     {"prompt": "q", "chosen": [said("x")], "rejected": [said("y")]}, {"prompt": "", "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]},
-    {"prompt": [user("q")], "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]},
     {"chosen": [user("q") | {"name": None}, said("x")], "rejected": [user("q"), said("y") | {"tool_calls": None}]},
 ])
 def test_a_pair_of_conversations(tokenizer, row, tmp_path):
@@ -79,14 +78,6 @@ def test_a_pair_of_conversations(tokenizer, row, tmp_path):
         assert load_pairs(tmp_path / "a.parquet", tokenizer=tokenizer) == [wanted]
     (tmp_path / "a.json").write_text(json.dumps([row]))
     assert load_pairs(tmp_path / "a.json", tokenizer=tokenizer) == [wanted]
-
-
-def test_prompt_and_answer_join_to_what_the_template_writes(tokenizer):
-    talk = [{"role": "system", "content": "be kind"}, user("a"), said("b"), user("c")]
-    [pair] = load_pairs([{"chosen": [*talk, said("d"), user("e"), said("f")], "rejected": [*talk, said("g")]}], tokenizer=tokenizer)
-    whole = tokenizer.apply_chat_template([*talk, said("d"), user("e"), said("f")], tokenize=False)
-    assert "<s>" + pair["prompt"] + pair["chosen"] + "</s>" == whole
-    assert pair["prompt"].endswith("<|user|>c<|assistant|>") and pair["rejected"] == "g"
 
 
 def test_a_template_whose_opening_of_the_answer_is_another(refused):

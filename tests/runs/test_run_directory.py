@@ -4,7 +4,6 @@ import json
 import math
 import multiprocessing
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint, 
 from instruct_goose.runs.run_directory import (
     append_jsonl,
     claim_run_dir,
-    finished_run,
     new_run_dir,
     write_json,
 )
@@ -39,15 +37,13 @@ def test_new_run_dirs_differ_when_several_processes_ask_at_once(tmp_path):
 
 def test_claim_run_dir(tmp_path):
     assert claim_run_dir(tmp_path / "x" / "new").is_dir() and claim_run_dir(tmp_path / "x" / "new").is_dir()  # empty
-    (tmp_path / "file").write_text("kept")
-    with pytest.raises(FileExistsError): claim_run_dir(tmp_path / "file")
     (tmp_path / "x/new/.summary.json.12").write_text("half")
     assert claim_run_dir(tmp_path / "x/new") == tmp_path / "x/new"  # its own half-written file, and no other
     (tmp_path / "x/new/.notes.json.12").write_text("somebody's")
     with pytest.raises(FileExistsError, match="already holds files"): claim_run_dir(tmp_path / "x" / "new")
     (tmp_path / "x" / "new" / "config.json").write_text("{}")
     with pytest.raises(FileExistsError, match="already holds a run"): claim_run_dir(str(tmp_path / "x" / "new"))
-    assert (tmp_path / "file").read_text() == "kept" and (tmp_path / "x/new/.notes.json.12").read_text() == "somebody's"
+    assert (tmp_path / "x/new/.notes.json.12").read_text() == "somebody's"
 
 
 def test_json_is_whole_or_the_old_one(tmp_path, monkeypatch):
@@ -55,43 +51,18 @@ def test_json_is_whole_or_the_old_one(tmp_path, monkeypatch):
     write_json(tmp_path / "s.json", {"ä": 1, "path": tmp_path})
     old = (tmp_path / "s.json").read_bytes()
     assert json.loads(old) == {"ä": 1, "path": str(tmp_path)} and "ä".encode() in old
-    for number in (math.nan, math.inf, -math.inf):
-        with pytest.raises(ValueError): write_json(tmp_path / "s.json", {"a": [1, {"b": number}]})
+    with pytest.raises(ValueError): write_json(tmp_path / "s.json", {"a": [1, {"b": math.inf}]})
     assert (tmp_path / "s.json").read_bytes() == old and os.listdir(tmp_path) == ["s.json"]
     def killed(self, other): raise KeyboardInterrupt
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", killed)
-        with pytest.raises(KeyboardInterrupt): write_json(tmp_path / "s.json", {"a": 2})
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt): write_json(tmp_path / "s.json", {"a": 2})
     assert (tmp_path / "s.json").read_bytes() == old
-    write_json(tmp_path / "s.json", {"a": 3})
-    assert json.loads((tmp_path / "s.json").read_text()) == {"a": 3}
 
 
 def test_jsonl_grows_line_by_line_and_knows_no_nan(tmp_path):
-    for i in range(3):
-        append_jsonl(tmp_path / "m.jsonl", {"i": i, "text": "zwei\nZeilen – ü"})
-        assert [json.loads(x)["i"] for x in (tmp_path / "m.jsonl").read_text("utf-8").splitlines()] == list(range(i + 1))
-    append_jsonl(tmp_path / "n.jsonl", {"a": math.nan, "b": [1.5, math.inf, {"c": -math.inf}], "d": (2, None, True, "NaN")})
-    def refuse(name): raise AssertionError(f"{name} is not JSON")
-    assert json.loads((tmp_path / "n.jsonl").read_text(), parse_constant=refuse) == {"a": None, "b": [1.5, None, {"c": None}], "d": [2, None, True, "NaN"]}
-
-
-@dataclass
-class Settings:
-    output_dir: Path | None
-    steps: int = 6
-    save_every: int | None = 1
-    keep: int = 100
-    resume: bool = False
-
-
-@pytest.mark.parametrize("name", ["summary.json", "config.json"])
-def test_a_damaged_file_is_named_and_never_finished(tmp_path, name):
-    for file in ("summary.json", "config.json"): (tmp_path / file).write_text('{"steps": 6}')
-    assert finished_run(Settings(tmp_path, resume=True)) == {"steps": 6}
-    (tmp_path / name).write_text("[" * 100_000)
-    with pytest.raises(ValueError, match=name.replace(".", r"\.")): finished_run(Settings(tmp_path, resume=True))
-    assert (tmp_path / name).read_text() == "[" * 100_000
+    for i in range(2): append_jsonl(tmp_path / "m.jsonl", {"i": i, "text": "zwei\nZeilen – ü", "b": [1.5, math.inf, {"c": math.nan}], "d": (2, None, True, "NaN")})
+    rows = [json.loads(x) for x in (tmp_path / "m.jsonl").read_text("utf-8").splitlines()]
+    assert rows == [{"i": i, "text": "zwei\nZeilen – ü", "b": [1.5, None, {"c": None}], "d": [2, None, True, "NaN"]} for i in range(2)]
 
 
 # ---------------------------------------------------------------- one call

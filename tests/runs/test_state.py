@@ -2,7 +2,7 @@
 import json
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import safetensors.torch
@@ -82,8 +82,8 @@ def go(t, steps=None, seed=None):
 def clone(state): return {k: x.clone() for k, x in state[0].items()}, json.loads(json.dumps(state[1]))
 
 
-@pytest.mark.parametrize("changes", first(2, [{}, {"advantage": "greedy", "lr_schedule": "linear"}, {"advantage": "group_mean_std", "whiten_advantages": False}]),
-                         ids=["gae", "greedy", "group"])
+@pytest.mark.parametrize("changes", first(1, [{"advantage": "greedy", "lr_schedule": "linear"}, {}, {"advantage": "group_mean_std", "whiten_advantages": False}]),
+                         ids=["greedy", "gae", "group"])
 def test_a_trainer_goes_on_as_if_nothing_had_happened(changes, tmp_path, plain):
     config = replace(CONFIG, **changes)
     whole = trainer(config)
@@ -118,9 +118,8 @@ def test_what_does_not_belong_is_refused_and_nothing_changes(plain):
     assert same(before[0], other.state()[0])
     with pytest.raises(ValueError, match="reference model is not the one"): trainer(reference=tiny(7, vocab=len(TOKENIZER))).load_state(*state)
     with pytest.raises(ValueError, match="other settings: steps was 5 and is 6"): trainer(replace(CONFIG, steps=6)).load_state(*state)  # the cosine ends elsewhere
-    constant = trainer(replace(CONFIG, lr_schedule="constant")); go(constant, 2)
-    longer = trainer(replace(CONFIG, lr_schedule="constant", steps=9)); longer.load_state(*constant.state())
-    assert longer.iteration == 2
+    with torch.no_grad(): next(first.ref_model.parameters()).add_(1.)  # one that moved is another, though its fingerprint is remembered
+    with pytest.raises(ValueError, match="reference model is not the one"): trainer().load_state(*first.state())
 
 
 def test_the_best_policy_is_kept(tmp_path, plain):
@@ -130,12 +129,9 @@ def test_the_best_policy_is_kept(tmp_path, plain):
     log = go(whole)
     go(first, 3)
     second.load_state(*load_checkpoint(save_checkpoint(tmp_path, *first.state())))
-    assert same(second.best, first.best) and second.best_reward == first.best_reward == max(m["held_out_reward"] for m in log[:3])
-    assert second.best_iteration == first.best_iteration is not None
+    assert same(second.best, first.best) and second.best_reward == max(m["held_out_reward"] for m in log[:3]) and second.best_iteration is not None
     go(second)
     assert same(second.best, whole.best) and second.best_reward == whole.best_reward and second.best_iteration == whole.best_iteration
-    fresh = trainer(config); second.load_state(*fresh.state())
-    assert second.best is None and second.best_reward is None
 
 
 def test_the_number_of_threads_is_kept():
@@ -173,20 +169,8 @@ def test_another_optimizers_state_is_refused(there, here, says):
     with pytest.raises(ValueError, match=says): check_optimizer(here(list(net.parameters())), net, *state)
 
 
-class Signed(torch.optim.Optimizer):
-    "One that somebody wrote: an attribute of its own, a count that is no tensor, a memory for some parameters only."
-    def __init__(self, params, lr): super().__init__(params, {"lr": lr}); self.decay = .5
-    @torch.no_grad()
-    def step(self):
-        for g in self.param_groups:
-            for p in g["params"]:
-                if p.grad is None: continue
-                s = self.state[p]; s["n"] = torch.tensor(s["n"].item() + 1 if s else 1); s["m"] = s.get("m", torch.zeros_like(p)) * self.decay + p.grad
-                p -= g["lr"] * s["m"].sign()
-
-
 @pytest.mark.parametrize("make", [
-    lambda p: torch.optim.AdamW(p, lr=.01), lambda p: torch.optim.AdamW(p, lr=.01, fused=True, amsgrad=True), lambda p: Signed(p, .1), lambda p: torch.optim.SGD(p, lr=.01, momentum=.9),
+    lambda p: torch.optim.AdamW(p, lr=.01), lambda p: torch.optim.AdamW(p, lr=.01, fused=True, amsgrad=True), lambda p: torch.optim.SGD(p, lr=.01, momentum=.9),
     lambda p: torch.optim.Adam([{"params": p[:1], "lr": .1, "betas": (.5, .6)}, {"params": p[1:]}], lr=.01), lambda p: torch.optim.Adafactor(p, lr=.01),
     *first(0, [lambda p: torch.optim.NAdam(p), lambda p: torch.optim.Adagrad(p), lambda p: torch.optim.Rprop(p), lambda p: torch.optim.RMSprop(p, lr=.01)])])
 def test_every_optimizer_is_resumed(make, tmp_path):
@@ -247,19 +231,6 @@ def test_a_forged_state_is_refused_and_nothing_changes(once, forge, says, unchec
     assert same(after[0], before[0]) and json.dumps(after[1]) == json.dumps(before[1])
 
 
-def test_where_a_run_is_written_is_no_setting_of_it(plain):
-    "A command's config is the trainer's and more: the directory, how often to save. Its other settings count."
-    @dataclass
-    class Command(RLHFConfig):
-        output_dir: str = "a"
-        save_every: int = 1
-        words: int = 3
-    first = trainer(Command(steps=5, batch_size=8, max_new_tokens=5)); go(first, 1)
-    again = trainer(Command(steps=5, batch_size=8, max_new_tokens=5, output_dir="b", save_every=2)); again.load_state(*first.state())
-    assert again.iteration == 1
-    with pytest.raises(ValueError, match="words was 3 and is 4"): trainer(Command(steps=5, batch_size=8, max_new_tokens=5, words=4)).load_state(*first.state())
-
-
 def test_a_tokenizers_fingerprint_is_its_own():
     one, other = word_tokenizer(list(WORDS)), word_tokenizer(list(WORDS))
     assert fingerprint_of_tokenizer(one) == fingerprint_of_tokenizer(other)
@@ -268,13 +239,6 @@ def test_a_tokenizers_fingerprint_is_its_own():
     other.add_special_tokens({"eos_token": "a"})
     cut = word_tokenizer(list(WORDS)); cut.backend_tokenizer.normalizer = normalizers.Replace("a", "b")  # the same words, the same special ones
     assert len({fingerprint_of_tokenizer(t) for t in (one, other, cut, word_tokenizer(list(WORDS[::-1])))}) == 4
-
-
-def test_a_reference_that_moved_is_another_reference(plain):
-    t, fresh = trainer(), trainer()
-    t.state()  # its fingerprint is remembered
-    with torch.no_grad(): next(t.ref_model.parameters()).add_(1.)
-    with pytest.raises(ValueError, match="reference model is not the one"): fresh.load_state(*t.state())
 
 
 def test_a_supervised_training_goes_on_and_is_refused_whole(tmp_path, plain):
@@ -295,5 +259,3 @@ def test_a_supervised_training_goes_on_and_is_refused_whole(tmp_path, plain):
         assert same(training_state(*two)[0], before)
     load_training_state(*two, tensors, record)
     assert same(more(*two), ended)
-
-
