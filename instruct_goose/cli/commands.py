@@ -104,7 +104,7 @@ def responses_of(
     query = pad(ids, pad_id, side="left")
     ends, stops = ends_of(config.run_dir, model, tokenizer)
     response = sample(model, *query, config.max_new_tokens, ends, pad_id, config.temperature,
-                      generator, top_k=config.top_k, stops=stops and stops.watch(len(prompts)))
+                      generator, top_k=config.top_k, stops=stops and stops.watch([[] for _ in prompts]))
     r = Rollout(*query, *response)
     return completion_texts(r, tokenizer) if config.chat else decode(r, tokenizer)[1]
 

@@ -77,9 +77,7 @@ def at_tokens(numbers: Float[Tensor, "tokens"], r: Rollout) -> Float[Tensor, "ba
 
 # %% ../../nbs/reference/training/annotate.ipynb #71182fc0
 def next_token_logits(
-    r: Rollout,
-    *models: PreTrainedModel, # causal LMs
-    chunk: int = 512,   # tokens at a time
+    r: Rollout, *models: PreTrainedModel, chunk: int = 512,
 ) -> Iterator[tuple[Tensor, list[Tensor]]]: # (n,) token ids, and (n, V) logits of each model
     "Sampled tokens, and each model's logits for them: real tokens only, in row order."
     heads = [head for model in models if (head := plain_head(model)) is not None]
@@ -105,11 +103,7 @@ def compare_row_by_row(
     return Compared(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
 
 # %% ../../nbs/reference/training/annotate.ipynb #29fbef1d
-def evaluate_now(
-    agent: Agent,
-    r: Rollout,
-    config: RLHFConfig, # temperature; entropy if it has a coefficient; values if they are learnt
-) -> Evaluation:
+def evaluate_now(agent: Agent, r: Rollout, config: RLHFConfig) -> Evaluation:
     "Log-probabilities, entropy and values now, with gradient and without dropout."
     with_entropy = config.ent_coef > 0 or config.entropy_target is not None
     with precision(config, r.mask.device):

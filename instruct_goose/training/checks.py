@@ -29,10 +29,7 @@ RATIO_CAUSES = """The same weights must give the same probabilities. Usual cause
 - temperature: it belongs to the policy, in every log-probability
 - padding: attention mask and position ids must tell both forwards where the text begins"""
 
-def rounding(
-    model: nn.Module,
-    config: RLHFConfig | None = None, # autocast
-) -> float:
+def rounding(model: nn.Module, config: RLHFConfig | None = None) -> float:
     """ε of the precision that a model computes in, the step from 1 to the next number: 1.2e-7, in
     bfloat16 0.0078."""
     weights = next(p.dtype for p in model.parameters() if p.is_floating_point())
@@ -58,11 +55,9 @@ def check_ratio(
 
 # %% ../../nbs/reference/training/checks.ipynb #711f72f6
 def first_not_finite(
-    columns: dict[str, Tensor | None], # per token, or per response
-    rollout: Rollout,
-    of: str = "rollout",               # what the rows belong to
-) -> str | None:                       # None: all are finite
-    "The first number of a real token that is NaN or infinite, in words."
+    columns: dict[str, Tensor | None], rollout: Rollout, of: str = "rollout",
+) -> str | None: # None: all are finite
+    "The first number of a real token, or a response, that is NaN or infinite, in words."
     for name, x in columns.items():
         if x is None:
             continue
@@ -129,19 +124,15 @@ def require_trainable(parameters: Iterable[Tensor]) -> None:
     "Raises ValueError for float16: its NaN would come later, and from nowhere."
     if any(p.requires_grad and p.dtype == torch.float16 for p in parameters):
         raise ValueError(
-            "the weights are float16, and cannot be trained in it: AdamW keeps squares of "
-            "gradients in the same precision, where that of 1e-4 is 0, and divides by their root: "
-            "such a weight is thrown far off, and the next forward is NaN. No learning rate "
-            "helps. Load them with dtype=torch.float32, or torch.bfloat16, which has its range")
+            "the weights are float16, and cannot be trained in it: AdamW divides by the root of "
+            "squared gradients, and that of 1e-4 squared is 0 there. No learning rate helps. "
+            "Load them with dtype=torch.float32, or torch.bfloat16, which has its range")
 
 # %% ../../nbs/reference/training/checks.ipynb #20c5df1e
 class LostSteps(UserWarning):
     "Most steps of this size are rounded away in weights of this precision."
 
-def share_of_lost_steps(
-    parameters: Sequence[Tensor],
-    lr: float, # about AdamW's step
-) -> float:
+def share_of_lost_steps(parameters: Sequence[Tensor], lr: float) -> float:
     """Of the weights in half precision, those whose nearest number is more than 2·lr away: with
     w = m·2ᵉ, ½ ≤ m < 1, the next one is ε·2ᵉ⁻¹ off. Of weights that learn in float32: 0."""
     lost, n = 0, 0
@@ -162,11 +153,7 @@ def warn_of_lost_steps(parameters: Sequence[Tensor], lr: float) -> None:
             "products fast), or train adapters with a higher lr", LostSteps, 4)
 
 # %% ../../nbs/reference/training/checks.ipynb #7c01a34f
-def require_column(
-    rollout: Rollout,
-    name: str,  # of what the next step needs
-    first: str, # what to do first
-) -> None:
-    "Raises ValueError if the column is not there."
+def require_column(rollout: Rollout, name: str, first: str) -> None:
+    "Raises ValueError if the column is not there, with what to do first."
     if getattr(rollout, name) is None:
         raise ValueError(f"this rollout has no {name}: {first}")

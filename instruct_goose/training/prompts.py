@@ -13,13 +13,13 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.families import context_length, vocabulary_size
-from ..models.tokens import encode_all, pad, token_limit
+from ..models.tokens import encode_all, pad, pad_id_of, token_limit
 from .rollout import Queries, Tokens, generator
 
 # %% ../../nbs/reference/training/prompts.ipynb #11d2c0a1
@@ -33,42 +33,34 @@ def special_ids(
     Raises ValueError for a tokenizer without a pad token, or with more tokens than the model, and
     for a stop token outside the vocabulary."""
     vocab = vocabulary_size(model)
-    ends = [*own_ends(model, tokenizer), *stop_token_ids]
     if wrong := [e for e in stop_token_ids if not 0 <= e < vocab]:
         raise ValueError(f"stop_token_ids holds {wrong[0]}: the vocabulary ends at {vocab - 1}")
-    ends = list(dict.fromkeys(e for e in ends if 0 <= e < vocab))
+    every = [*own_ends(model, tokenizer), *stop_token_ids]
+    ends = list(dict.fromkeys(e for e in every if 0 <= e < vocab))
     if tokenizer is None:
         return ends, 0
-    if tokenizer.pad_token_id is None:
-        raise ValueError("the tokenizer has no pad token: "
-                         "set one with `tokenizer.pad_token = tokenizer.eos_token`")
+    pad_id = pad_id_of(tokenizer)
     if len(tokenizer) > vocab:
         raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model {vocab}: "
                          "use the model's own tokenizer, or "
                          "`model.resize_token_embeddings(len(tokenizer))`")
-    return ends, cast(int, tokenizer.pad_token_id)
+    return ends, pad_id
 
 # %% ../../nbs/reference/training/prompts.ipynb #7b238f8e
-def own_ends(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None,
-) -> list[int]:
+def own_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
     "A list was written on purpose; one number may be the default of the model's class."
     eos: Any = getattr(model.generation_config, "eos_token_id", None)
     if tokenizer is None and eos is None:
         eos = model.config.get_text_config().eos_token_id
-    listed = [e for e in (eos if isinstance(eos, list) else [eos]) if e is not None]
-    if tokenizer is None:
-        return listed
-    end = cast(int | None, tokenizer.eos_token_id)
-    first = [] if end is None else [end]
-    return first + listed if isinstance(eos, list) else first
+    own: Any = None if tokenizer is None else tokenizer.eos_token_id
+    listed = eos if isinstance(eos, list) else [eos] if tokenizer is None else []
+    return [e for e in (own, *listed) if e is not None]
 
 # %% ../../nbs/reference/training/prompts.ipynb #d7756a21
 def prompt_of(row: Any, i: int) -> Any: # a text, messages or token ids
     "The prompt in a row. Raises ValueError for a dictionary without one, TypeError for no prompt."
-    names = ("prompt", "ids") if isinstance(row, Mapping) else ()
-    prompt = next((row[n] for n in names if row.get(n) is not None), None) if names else row
-    if names and prompt is None:
+    prompt = row.get("prompt", row.get("ids")) if isinstance(row, Mapping) else row
+    if prompt is None and isinstance(row, Mapping):
         raise ValueError(f"row {i} has no 'prompt': its columns are {', '.join(map(str, row))}. "
                          'Rename the one that holds it, or pass {"prompt": …, …}')
     if not hasattr(prompt, "__len__"):
@@ -90,15 +82,15 @@ def columns_of(
     if isinstance(prompts, dict):
         return {}
     rows = [r if isinstance(r, Mapping) else {"prompt": r} for r in prompts for _ in range(n)]
-    names = dict.fromkeys(name for row in rows for name in row)
+    hidden = {"text", "ids"}  # of a PromptDataset
     if not any(is_conversation(row.get("prompt")) for row in rows):
-        names.pop("prompt", None)
-    own = ("text", "ids")  # of a PromptDataset
-    return {name: [row.get(name) for row in rows] for name in names if name not in own}
+        hidden.add("prompt")
+    names = dict.fromkeys(name for row in rows for name in row if name not in hidden)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 def different(prompts: Sequence | dict) -> int:
     "How many different prompts these are."
-    rows = prompts["query_ids"].tolist() if isinstance(prompts, dict) else list(prompts)
+    rows = prompts["query_ids"].tolist() if isinstance(prompts, dict) else prompts
     return len({str(row) for row in rows})
 
 def slices(prompts: Any, size: int) -> Iterator[Any]: # as for `encode_prompts`
@@ -130,16 +122,16 @@ def prompt_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
         raise TypeError(f"prompts is one text: pass a list, [{prompts!r}]")
     if not len(prompts):
         raise ValueError("no prompts: pass at least one")
-    prompts = [prompt_of(row, i) for i, row in enumerate(prompts)]
-    rows, texts = list(prompts), [i for i, p in enumerate(prompts) if isinstance(p, str)]
-    talks = [i for i, p in enumerate(prompts) if is_conversation(p)]
+    rows = [prompt_of(row, i) for i, row in enumerate(prompts)]
+    texts = [i for i, p in enumerate(rows) if isinstance(p, str)]
+    talks = [i for i, p in enumerate(rows) if is_conversation(p)]
     if texts or talks:
         if (tokenizer := tokens.tokenizer) is None:
             raise ValueError("prompts are text, but the trainer has no tokenizer: "
                              "give it tokenizer=, or pass token ids")
-        found = encode_all([prompts[i] for i in texts], tokenizer, sys.maxsize,
+        found = encode_all([rows[i] for i in texts], tokenizer, sys.maxsize,
                            lambda k: f"prompt {texts[k]}")
-        found += [template_ids(prompts[i], tokenizer, i) for i in talks]
+        found += [template_ids(rows[i], tokenizer, i) for i in talks]
         for i, ids in zip(texts + talks, found, strict=True):
             rows[i] = ids
     return [list(map(int, row)) for row in rows]
@@ -147,12 +139,9 @@ def prompt_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
 class LongPrompts(UserWarning):
     "Some prompts leave no room for a response, and are cut or left out."
 
-def within_room(
-    rows: list[list[int]],
-    room: int | None, # most tokens; None: any number
-    how: str,         # config.long_prompts
-) -> list[list[int]]: # those that are dropped are empty
-    "Raises ValueError, or warns, with the count of those that are longer."
+def within_room(rows: list[list[int]], room: int | None, how: str) -> list[list[int]]:
+    """As config.long_prompts says: what is dropped is empty. Raises ValueError, or warns, with the
+    count of those that have more tokens than there is room for."""
     long = [i for i, row in enumerate(rows) if room is not None and len(row) > room]
     if not long or room is None:
         return rows
@@ -179,19 +168,16 @@ def encode_prompts(
     rows = [row[-(room or 0):] for row in rows] if cut else within_room(rows, room, "refuse")
     return Queries(*pad(rows, tokens.pad_id, side="left"))
 
-def fitting(
-    prompts: Any, tokens: Tokens, room: int | None,
-    how: str, # config.long_prompts
-) -> Any: # the same, without those that are dropped
-    "Look at all prompts of a list before training; of a stream drop what is too long."
+def fitting(prompts: Any, tokens: Tokens, room: int | None, how: str) -> Any:
+    """The same, without those that long_prompts drops. A list is looked at before training, of a
+    stream each prompt as it comes."""
     if isinstance(prompts, dict):
         return prompts
     if not is_list(prompts):
         if how != "drop" or room is None:
             return prompts
         return (p for p in prompts if len(prompt_rows([p], tokens)[0]) <= room)
-    rows = within_room(
-        prompt_rows(prompts if isinstance(prompts, str) else list(prompts), tokens), room, how)
+    rows = within_room(prompt_rows(prompts, tokens), room, how)
     return prompts if all(rows) else [p for p, row in zip(prompts, rows, strict=True) if row]
 
 # %% ../../nbs/reference/training/prompts.ipynb #99a56d3b

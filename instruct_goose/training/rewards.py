@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['Scores', 'Reward', 'Rewards', 'Offer', 'RewardFunction', 'HasScore', 'RewardError', 'wanted', 'answer', 'Messages',
            'copied', 'TooLong', 'in_thread', 'as_number', 'shown', 'completion_texts', 'as_offered', 'offer_of',
-           'Notes', 'gathered_notes', 'run_progress', 'run_tools', 'token_rewards', 'at_their_tokens', 'Judged',
-           'Asked', 'judge_texts', 'judge_of', 'score_texts', 'check_scores', 'listed', 'ask', 'weighted_sum',
-           'by_name', 'judge_rollout']
+           'Notes', 'gathered_notes', 'run_progress', 'run_tools', 'at_their_tokens', 'Judged', 'Asked', 'judge_of',
+           'check_scores', 'listed', 'ask', 'weighted_sum', 'by_name', 'judge_texts', 'score_texts', 'judge_rollout']
 
 # %% ../../nbs/reference/training/rewards.ipynb #5615bcbe
 import asyncio
@@ -16,7 +15,6 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast, NamedTuple, Protocol, runtime_checkable
 
@@ -62,22 +60,19 @@ def wanted(
 ) -> tuple[bool, list[str]]: # whether texts come first, without a name; what it is given by name
     "Read from the signature. Raises RewardError for an unknown parameter without a default."
     try:
-        parameters = list(inspect.signature(judge).parameters.values())
+        rest = list(inspect.signature(judge).parameters.values())
     except (TypeError, ValueError):  # written in C: it cannot be asked
         return True, []
-    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    spread = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    first = bool(spread and not places or places and (
-        places[0].kind is inspect.Parameter.POSITIONAL_ONLY or places[0].name not in known))
-    rest = [p for p in parameters if p is not places[0]] if first and places else parameters
+    first = any(p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)
+                or p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in known for p in rest[:1])
+    rest = rest[first:]
     for p in rest:
         variable = p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         if not variable and p.default is p.empty and p.name not in known:
             name = getattr(judge, "__name__", type(judge).__name__)
             raise RewardError(f"the reward function {name} asks for {p.name!r}, and there is only "
                               f"{', '.join(known)}: rename the parameter, give it a default, or "
-                              f"train on rows with a column {p.name!r}, such as "
-                              f'{{"prompt": …, "{p.name}": …}}')
+                              f"train on rows with a column {p.name!r}")
     names = [p.name for p in rest if p.name in known]
     if any(p.kind is p.VAR_KEYWORD for p in rest):
         names += [n for n in known if n not in names and not (first and n == "texts")]
@@ -87,9 +82,8 @@ def wanted(
 def answer(judge: Callable, offer: Offer) -> Any:
     "What it returns; of a generator what it yields, so that its errors are the function's."
     first, names = wanted(judge, offer)
-    texts = list(offer["texts"])
     given = {n: copied(offer[n]) for n in names}
-    scores = judge(texts, **given) if first else judge(**given)
+    scores = judge(list(offer["texts"]), **given) if first else judge(**given)
     if inspect.iscoroutine(scores):
         scores = in_thread(None, asyncio.run, scores)
     return list(islice(scores, len(offer["texts"]) + 1)) if hasattr(scores, "__next__") else scores
@@ -109,10 +103,8 @@ class Messages(list):
 
 def copied(x: Any) -> Any:
     "Lists and dictionaries anew, however deep: a reward that changes them changes no prompt."
-    if isinstance(x, Messages):
-        return Messages(copied(message) for message in x)
     if isinstance(x, list):
-        return [copied(item) for item in x]
+        return type(x)(map(copied, x))
     return {k: copied(item) for k, item in x.items()} if type(x) is dict else x
 
 class TooLong(Exception):
@@ -129,8 +121,7 @@ def in_thread(seconds: float | None, f: Callable, *args: Any) -> Any:
             done.set_exception(e)
 
     threading.Thread(target=work, daemon=True, name="reward function").start()
-    limit = None if seconds is None else min(seconds, threading.TIMEOUT_MAX)
-    if not wait([done], limit).done:
+    if not wait([done], seconds and min(seconds, threading.TIMEOUT_MAX)).done:
         raise TooLong
     return done.result()
 
@@ -168,14 +159,13 @@ def as_offered(prompts: Sequence, completions: Sequence[str]) -> dict[str, list]
 def offer_of(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """prompts, completions, completion_messages, prompt_ids, completion_ids, completion_mask (1:
     the policy wrote it), sampled_logprobs, and the data's columns."""
-    columns = dict(r.columns or {})
+    columns, known = dict(r.columns or {}), r.sampled_logprobs
     prompts = columns.pop("prompt", None) or r.prompts or []
-    offer = columns | as_offered(prompts, completion_texts(r, tokenizer)) | {
+    return columns | as_offered(prompts, completion_texts(r, tokenizer)) | {
         "completion_ids": ragged(r.response_ids, r.real),
         "completion_mask": ragged(r.mask.int(), r.real),
-        "prompt_ids": ragged(r.query_ids, r.query_mask)}
-    known = r.sampled_logprobs
-    return offer if known is None else offer | {"sampled_logprobs": ragged(known, r.real)}
+        "prompt_ids": ragged(r.query_ids, r.query_mask),
+        **({} if known is None else {"sampled_logprobs": ragged(known, r.real)})}
 
 # %% ../../nbs/reference/training/rewards.ipynb #40a8175e
 class Notes:
@@ -202,12 +192,10 @@ def gathered_notes(
     notes: Sequence[Notes],
 ) -> tuple[dict[str, float] | None, dict[str, list] | None]: # for the log, for the rollout
     "Means of the metrics; and the columns, None where a share has not written."
-    metrics: dict[str, list[float]] = {}
-    for name, xs in (item for n in notes for item in n.metrics.items()):
-        metrics.setdefault(name, []).extend(xs)
-    columns = dict.fromkeys(name for n in notes for name in n.extra)
+    metrics = {name: [x for n in notes for x in n.metrics.get(name, [])]
+               for name in dict.fromkeys(name for n in notes for name in n.metrics)}
     extra = {name: [x for n in notes for x in n.extra.get(name, [None] * n.rows)]
-             for name in columns}
+             for name in dict.fromkeys(name for n in notes for name in n.extra)}
     return {name: sum(xs) / len(xs) for name, xs in metrics.items()} or None, extra or None
 
 # %% ../../nbs/reference/training/rewards.ipynb #e139956b
@@ -227,19 +215,6 @@ def run_progress(
 def run_tools(state: TrainerState, notes: Notes) -> dict[str, Any]:
     "What a reward function may ask for beside the texts, by name."
     return {"trainer_state": state, "log_metric": notes.log_metric, "log_extra": notes.log_extra}
-
-# %% ../../nbs/reference/training/rewards.ipynb #c96340bf
-def token_rewards(
-    row: Sequence, ids: Sequence[int] | None, sampled: Sequence[int] | None, what: str,
-) -> list[float]:
-    """pₜ of each token; what the policy did not write is paid nothing. Raises RewardError for
-    other than one number per token."""
-    if ids is None or len(row) != len(ids):
-        expected = "there are no tokens to pay: train with a tokenizer" if ids is None else (
-            f"the completion has {len(ids)} tokens. Return one number for each of completion_ids")
-        raise RewardError(f"{what} got a list of {len(row)} numbers, and {expected}")
-    own = [as_number(x, f"the number of token {t} of {what}") for t, x in enumerate(row)]
-    return own if sampled is None else [x if m else 0. for x, m in zip(own, sampled)]
 
 # %% ../../nbs/reference/training/rewards.ipynb #ba605221
 def at_their_tokens(
@@ -261,44 +236,16 @@ class Judged(NamedTuple):
     tokens: list[list[float]] | None = None # of each text its tokens' parts, if any; else []
     parts: dict[str, Float[Tensor, "batch"]] | None = None # of several: the scores of each
 
-@dataclass
-class Asked:
+class Asked(NamedTuple):
     "The texts of one call, and how messages name them."
     texts: list[str]
     prompts: list[str] | None = None # what the texts are answers to
     kind: str = "text"
-    where: str = ""                  # what a message begins with
 
     def name(self, i: int) -> str:
         "Which text that is, in words."
         prompt = f", for the prompt {self.prompts[i][:200]!r}" if self.prompts else ""
         return f"{self.kind} {i} of {len(self.texts)}, {self.texts[i][:200]!r}{prompt}"
-
-# %% ../../nbs/reference/training/rewards.ipynb #68f8c654
-def judge_texts(
-    reward_fn: Rewards,  # texts → one number per text; what has such a method `score`; or several
-    texts: list[str],
-    *,
-    weights: Sequence[float] | None = None, # of several; None: 1 each
-    given: Offer | None = None,       # what else it may ask for by name, one item per text
-    prompts: list[str] | None = None, # what the texts are answers to, for the messages
-    kind: str = "text",               # what the messages call a text
-    where: str = "",                  # what a message begins with
-    seconds: float | None = None,     # longest wait; None: any
-) -> Judged: # float32, on the CPU
-    """score = R(q, r) for each text, asked once and checked; of several R = Σᵢ wᵢ·Rᵢ over those
-    that apply. Raises RewardError for what is no score, for what the function raises, and for a
-    text to which no function applies, TimeoutError when it takes longer; all name texts."""
-    asked, offer = Asked(texts, prompts, kind, where), {"texts": texts, **(given or {})}
-
-    def judged(f: Reward, optional: bool) -> Judged:
-        return check_scores(ask(judge_of(f), offer, asked, seconds), asked, optional,
-                            offer.get("completion_ids"), offer.get("completion_mask"))
-
-    if not isinstance(reward_fn, list | tuple):
-        return judged(cast(Reward, reward_fn), False)
-    each = {name: judged(f, True) for name, f in by_name(reward_fn).items()}
-    return weighted_sum(each, weights, asked)
 
 # %% ../../nbs/reference/training/rewards.ipynb #b1d52d12
 def judge_of(reward_fn: Reward) -> Callable:
@@ -315,54 +262,42 @@ def judge_of(reward_fn: Reward) -> Callable:
                         "pass a function of a list of texts, or a RewardModel")
     return judge
 
-def score_texts(reward_fn: Rewards, texts: list[str], **options: Any) -> Float[Tensor, "batch"]:
-    "The scores of `judge_texts` alone."
-    return judge_texts(reward_fn, texts, **options).scores
-
 # %% ../../nbs/reference/training/rewards.ipynb #53418f44
 def check_scores(
-    scores: Any,      # what a reward function returned: a list, a tensor, an array
-    asked: Asked,     # what it was given
-    optional: bool = False, # None is welcome, and becomes NaN
+    scores: Any, asked: Asked,
     completion_ids: Sequence[Sequence[int]] | None = None, # the tokens of each; None: not known
     sampled: Sequence[Sequence[int]] | None = None, # 0 at tokens of others; None: there are none
 ) -> Judged:
-    """One finite number per text, Σₜ pₜ where there is one per token. Raises RewardError for
-    anything else; the message names the first text concerned, and its prompt."""
+    """One finite number per text, Σₜ pₜ where there is one per token, NaN for None: it does not
+    apply. Raises RewardError for anything else, for the first text concerned."""
     numbers, tokens = listed(scores, asked), []
     for i, x in enumerate(numbers):
-        x, name = x.tolist() if getattr(x, "ndim", 0) == 1 else x, asked.name(i)
+        name, x = asked.name(i), x.tolist() if getattr(x, "ndim", 0) == 1 else x
         tokens.append([])
         if isinstance(x, list | tuple):
-            ids = None if completion_ids is None else completion_ids[i]
-            own = None if sampled is None else sampled[i]
-            tokens[i] = token_rewards(x, ids, own, asked.where + name)
-            numbers[i] = sum(tokens[i])
-        elif x is not None:
-            numbers[i] = as_number(x, f"{asked.where}the score of {name}")
-        elif not optional:
-            raise RewardError(f"{asked.where}the score of {name} is None, which says that the "
-                              "function does not apply, and no other one judges it: return a "
-                              "number, or give a list of functions, of which one applies to each "
-                              "text")
-    left_out = torch.tensor([x is None for x in numbers])
-    checked = torch.tensor([0. if x is None else x for x in numbers], dtype=torch.float32)
-    if (bad := ~checked.isfinite()).any():
-        i = int(bad.int().argmax())
-        raise RewardError(f"{asked.where}the score of {asked.name(i)} is {checked[i].item()}: "
-                          "scores must be finite")
-    return Judged(checked.masked_fill(left_out, torch.nan), tokens if any(tokens) else None)
+            n = None if completion_ids is None else len(completion_ids[i])
+            if len(x) != n:
+                says = ("there are no tokens to pay: train with a tokenizer" if n is None else
+                        f"the completion has {n} tokens. Return one number for each")
+                raise RewardError(f"{name} got a list of {len(x)} numbers, and {says}")
+            own = [1] * len(x) if sampled is None else sampled[i]
+            parts = [as_number(p, f"the number of token {t} of {name}") for t, p in enumerate(x)]
+            tokens[i] = [p if m else 0. for p, m in zip(parts, own, strict=True)]
+            x = sum(tokens[i])
+        numbers[i] = math.nan if x is None else as_number(x, f"the score of {name}")
+        if x is not None and not abs(numbers[i]) <= torch.finfo(torch.float32).max:
+            raise RewardError(f"the score of {name} is {numbers[i]}: scores must be finite")
+    return Judged(torch.tensor(numbers, dtype=torch.float32), tokens if any(tokens) else None)
 
 # %% ../../nbs/reference/training/rewards.ipynb #621f0cbf
 def listed(scores: Any, asked: Asked) -> list:
     "As a list of as many as there are texts; something endless is read until it is too long."
-    got, n = f"{asked.where}the reward function returned", len(asked.texts)
+    got, n = "the reward function returned", len(asked.texts)
     if isinstance(scores, str | bytes | dict | set | frozenset) or not hasattr(scores, "__iter__"):
         raise RewardError(f"{got} a {type(scores).__name__} for {n} {asked.kind}s, the first of "
                           f"them {asked.texts[0][:200]!r}: return a list, tensor or array, one "
                           "number per text")
-    shape = tuple(getattr(scores, "shape", (n,)))
-    if len(shape) != 1:
+    if (shape := tuple(getattr(scores, "shape", (n,))))[1:]:
         raise RewardError(f"{got} shape {shape} for {n} {asked.kind}s: return shape ({n},)")
     numbers = scores.tolist() if hasattr(scores, "tolist") else list(
         scores if hasattr(scores, "__len__") else islice(scores, n + 1))
@@ -375,7 +310,7 @@ def listed(scores: Any, asked: Asked) -> list:
 # %% ../../nbs/reference/training/rewards.ipynb #48f12a75
 def ask(judge: Callable, offer: Offer, asked: Asked, seconds: float | None) -> Any:
     "The answer, or an error that says for which texts there is none."
-    texts, where = asked.texts, asked.where
+    texts = asked.texts
     about = ", ".join(f"{t[:200]!r}" for t in texts[:3]) + (" …" if len(texts) > 3 else "")
     about = f"for {len(texts)} {asked.kind}s, {about}"
     try:
@@ -383,22 +318,20 @@ def ask(judge: Callable, offer: Offer, asked: Asked, seconds: float | None) -> A
             return answer(judge, offer)
         return in_thread(seconds, answer, judge, offer)
     except TooLong:
-        raise TimeoutError(f"{where}no answer from the reward function within reward_timeout, "
+        raise TimeoutError("no answer from the reward function within reward_timeout, "
                            f"{seconds:g} seconds, {about}. Its thread is left to itself") from None
-    except RewardError as e:
-        raise RewardError(f"{where}{e}") from None
+    except RewardError:
+        raise
     except Exception as e:
         hint = (". Completions are texts here: name the parameter completion_messages, and they "
                 "are lists of messages" if "string indices must be integers" in str(e) else "")
-        raise RewardError(f"{where}the reward function raised {shown(e)} {about}{hint}") from e
+        raise RewardError(f"the reward function raised {shown(e)} {about}{hint}") from e
 
 # %% ../../nbs/reference/training/rewards.ipynb #0aa54db2
 def weighted_sum(
-    each: Mapping[str, Judged],
-    weights: Sequence[float] | None, # None: 1 each
-    asked: Asked,
+    each: Mapping[str, Judged], weights: Sequence[float] | None, asked: Asked,
 ) -> Judged:
-    "Σᵢ wᵢ·Rᵢ, and of the parts that have a token of their own Σᵢ wᵢ·pᵢₜ."
+    "Σᵢ wᵢ·Rᵢ, and of the parts that have a token of their own Σᵢ wᵢ·pᵢₜ. None: 1 each."
     weights = [1.] * len(each) if weights is None else list(weights)
     if not each or len(weights) != len(each):
         raise ValueError(f"{len(each)} reward functions and {len(weights)} weights: "
@@ -406,9 +339,10 @@ def weighted_sum(
     parts = {name: judged.scores for name, judged in each.items()}
     table = torch.stack(list(parts.values()))
     if (unscored := table.isnan().all(0)).any():
-        raise RewardError(f"{asked.where}every reward function returned None for "
-                          f"{asked.name(int(unscored.int().argmax()))}: at least one must judge "
-                          "it")
+        name = asked.name(int(unscored.int().argmax()))
+        raise RewardError(f"the score of {name} is None, which says that the function "
+                          "does not apply, and no other one judges it: return a number, or give "
+                          "a list of functions, of which one applies")
     dense = [(w, judged.tokens) for w, judged in zip(weights, each.values()) if judged.tokens]
     tokens = [[sum(xs, 0.) for xs in zip(*([w * x for x in t[i]] for w, t in dense if t[i]))]
               for i in range(len(asked.texts))] if dense else None
@@ -426,17 +360,43 @@ def by_name(reward_fns: Sequence[Reward]) -> dict[str, Reward]:
         names[name] = f
     return names
 
+# %% ../../nbs/reference/training/rewards.ipynb #68f8c654
+def judge_texts(
+    reward_fn: Rewards,  # texts → one number per text; what has such a method `score`; or several
+    texts: list[str],
+    *,
+    weights: Sequence[float] | None = None, # of several; None: 1 each
+    given: Offer | None = None,       # what else it may ask for by name, one item per text
+    prompts: list[str] | None = None, # what the texts are answers to, for the messages
+    kind: str = "text",               # what the messages call a text
+    where: str = "",                  # what a message begins with
+    seconds: float | None = None,     # longest wait; None: any
+) -> Judged: # float32, on the CPU
+    """score = R(q, r) for each text, asked once and checked; of several R = Σᵢ wᵢ·Rᵢ over those
+    that apply. Raises RewardError for what is no score, for what the function raises, and for a
+    text to which no function applies, TimeoutError when it takes longer; all name texts."""
+    asked, offer = Asked(texts, prompts, kind), {"texts": texts, **(given or {})}
+    several = isinstance(reward_fn, list | tuple)
+    functions = list(reward_fn) if several else [cast(Reward, reward_fn)]
+    try:
+        each = {name: check_scores(ask(judge_of(f), offer, asked, seconds), asked,
+                                   offer.get("completion_ids"), offer.get("completion_mask"))
+                for name, f in by_name(functions).items()}
+        total = weighted_sum(each, weights if several else None, asked)
+    except (RewardError, TimeoutError) as e:
+        raise type(e)(f"{where}{e}") from e.__cause__
+    return total if several else total._replace(parts=None)
+
+def score_texts(reward_fn: Rewards, texts: list[str], **options: Any) -> Float[Tensor, "batch"]:
+    "The scores of `judge_texts` alone."
+    return judge_texts(reward_fn, texts, **options).scores
+
 # %% ../../nbs/reference/training/rewards.ipynb #647e153e
 def judge_rollout(
-    r: Rollout, # with texts
-    reward_fn: Rewards,
-    c: RLHFConfig,
-    tokens: Tokens,
-    progress: TrainerState, # how far the run is
-    notes: Notes,           # what the reward functions log
-    kind: str = "text",
+    r: Rollout, reward_fn: Rewards, c: RLHFConfig, tokens: Tokens,
+    progress: TrainerState, notes: Notes, kind: str = "text",
 ) -> dict[str, Any]: # columns: scores, token_scores, score_parts
-    "The checked scores of a rollout, whatever form the reward has, and what is added to them."
+    "The checked scores of a rollout with texts, shaped by the settings."
     require_column(r, "texts", "give the trainer tokenizer=, or set rollout.scores yourself, one "
                                "number per response")
     where, notes.rows = f"iteration {progress.global_step}: ", len(r)
@@ -448,7 +408,6 @@ def judge_rollout(
     if total.tokens is not None and parts and c.reward_weighting == "scaled":
         raise RewardError(f"{where}a reward function returned numbers for tokens, and "
                           "reward_weighting='scaled' compares whole responses: take 'raw'")
-    ends = finished(r, tokens.eos_ids)
-    scores = shaped(total.scores.to(r.mask.device), r.real.sum(-1), ends, c)
+    scores = shaped(total.scores.to(r.mask.device), r.real.sum(-1), finished(r, tokens.eos_ids), c)
     return {"scores": scores, "token_scores": at_their_tokens(total.tokens, r.real),
             "score_parts": parts}

@@ -47,10 +47,7 @@ def shaped(
 # %% ../../nbs/guides/reward_shaping.ipynb #1bc02a3f
 Moments = tuple[float, float, float] # n, the mean, and Σ(x − mean)²
 
-def moments_with(
-    moments: Moments, # of scores so far
-    scores: Float[Tensor, "batch"],
-) -> Moments: # with these
+def moments_with(moments: Moments, scores: Float[Tensor, "batch"]) -> Moments:
     "Count, mean and squares of two sets together. Chan, Golub and LeVeque (1983) eq. 2.1."
     x = scores.detach().double()
     n, mean, squares = moments
@@ -105,10 +102,7 @@ class RunningScale:
         self.moments = n, mean, squares
 
 def training_scores(
-    r: Rollout, # scored
-    c: RLHFConfig,
-    eos_ids: Sequence[int],
-    running: Moments, # of all scores so far
+    r: Rollout, c: RLHFConfig, eos_ids: Sequence[int], running: Moments,
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch time"] | None]: # scores, and token_scores
     "The scores as the advantages see them: reward_weighting, the prices again, reward_scaling."
     scores, tokens = r.scores, r.token_scores

@@ -36,7 +36,7 @@ from ..runs.state import (
     Part, part, state_of_parts, training_state)
 from .annotate import (
     annotations, evaluate_now, greedy_responses, kl_charge, precision, tokens_of)
-from .callbacks import Callback, check_callbacks, Line, Progress, usual_callbacks
+from .callbacks import Callback, check_callbacks, Line, usual_callbacks
 from .checks import (
     blaming, check_ratio, require_column, require_finite, require_finite_weights, rounding)
 from .config import (
@@ -371,7 +371,7 @@ class RLHFTrainer:
         self.fresh, self.stopped = PromptOrder(prompts, c.seed), None
         try:
             with Line(steps, c.algorithm, show=progress) as line:
-                self.callbacks = [*before, *own, *after, Progress(line)]
+                self.callbacks = [*before, *own, *after, line]
                 while len(history) < steps and not self.stopped:
                     batch = self.next_prompts(c.batch_size // c.group_size)
                     if not batch:

@@ -40,12 +40,7 @@ class Reference:
     for one that cannot."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        policy: nn.Module,
-        every: int | None = None, # iterations; None: it stays
-        share: float = 1.,        # α of `follow`
-    ):
+        self, model: nn.Module, policy: nn.Module, every: int | None = None, share: float = 1.):
         self.model, self.policy, self.every, self.share = model, policy, every, share
         own, there = ({name: tuple(x.shape) for name, x in named_tensors(m).items()}
                       for m in (model, policy))
@@ -53,9 +48,8 @@ class Reference:
             odd = next(name for name in [*own, *there] if own.get(name) != there.get(name))
             raise ValueError(
                 f"ref_every is set, and the reference cannot follow the policy: {odd} is "
-                f"{own.get(odd, 'not there')} in one and {there.get(odd, 'not there')} in the "
-                "other. Pass a ref_model of the same architecture, or none; beside new adapters, "
-                "whose reference is the model without them, leave ref_every out")
+                f"{own.get(odd)} in one and {there.get(odd)} in the other. Pass a ref_model of "
+                "the same architecture, or none; beside new adapters leave ref_every out")
 
     def after(self, iteration: int) -> dict[str, int]: # for the log; {} where it stays
         "Follow, if that is due when so many iterations are done."

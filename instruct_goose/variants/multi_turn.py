@@ -49,7 +49,7 @@ class TurnSampler:
     """A sampler for tasks with an environment. When the policy ends its turn, with an end token or
     a stop string, the environment is given the text so far and returns what comes next; None: it
     is over. The policy goes on behind that. `max_new_tokens` counts all tokens of the response.
-    Raises TypeError for a reply that is no text, ValueError for an empty one, or no tokenizer."""
+    Raises ValueError for a reply without a token, and without a tokenizer."""
 
     def __init__(
         self,
@@ -110,19 +110,15 @@ class TurnSampler:
 
     def reply(self, talk: Talk) -> list[int] | None: # tokens; None: it is over
         "What the environment says to the text so far."
-        tokenizer = self.tokenizer
-        text = str(tokenizer.decode(talk.query + talk.ids))
-        said = self.environment(text)
+        text = str(self.tokenizer.decode(talk.query + talk.ids))
+        said: Any = self.environment(text)
         if said is None:
             return None
-        if not isinstance(said, str):
-            raise TypeError(f"the environment returned a {type(said).__name__} to "
-                            f"{text[-200:]!r}: return text, or None where it is over")
-        ids = tokenizer(said, add_special_tokens=False)["input_ids"]
-        if not ids:
-            raise ValueError(f"the environment's reply to {text[-200:]!r} is {said!r}, which has "
-                             "no tokens: return None where there is nothing to say")
-        return ids
+        new = isinstance(said, str) and self.tokenizer(said, add_special_tokens=False)["input_ids"]
+        if not new:
+            raise ValueError(f"the environment returned {said!r} to {text[-200:]!r}: return text "
+                             "of at least one token, or None where it is over")
+        return new
 
 # %% ../../nbs/guides/multi_turn.ipynb #0154dd35
 def laid_out(

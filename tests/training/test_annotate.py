@@ -36,8 +36,8 @@ def rollout(side="left"):
     return Rollout(*pad([[1, 5, 7], [4], [1, 4, 2, 30]], 0, side=side), *pad([[8, 2], [2, 11, 3, 12, 2], [7]], 0, side="right"))
 
 
-@pytest.mark.parametrize("pair", [("gpt2", "gpt2"), ("gemma2", "granite"), ("gpt2", "bert"), ("bert", "bert")], ids="-".join)
-@pytest.mark.parametrize("micro", [None, 1, 2])
+@pytest.mark.parametrize("pair", [("gpt2", "gpt2"), ("gemma2", "granite"), ("gpt2", "bert")], ids="-".join)
+@pytest.mark.parametrize("micro", [None, 2])
 def test_the_same_numbers_as_from_whole_tables(pair, micro):
     policy, ref = tiny(pair[0], 0), tiny(pair[1], 1)
     agent = Agent(policy)

@@ -10,7 +10,7 @@ from small_trainer import PROMPTS, TOKENIZER, config, reward, same, tiny, traine
 from instruct_goose.models.agent import Agent
 from instruct_goose.objective.advantages import ADVANTAGES
 from instruct_goose.supervised.fit import adamw
-from instruct_goose.training.checks import LostSteps, require_finite_weights, share_of_lost_steps
+from instruct_goose.training.checks import LostSteps, require_finite_weights
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -124,17 +124,7 @@ def test_scores_set_by_hand_are_checked_and_padding_is_not(poison):
     assert all(math.isfinite(m[k]) for k in ("ratio_max", "kl_to_old_exact", "policy_loss"))
 
 
-def test_float16_is_refused_and_the_reason_given_is_the_reason():
-    "A gradient of 1e-3, then none: AdamW in float16 has forgotten the square and divides what it remembers by 1e-8."
-    moved = {}
-    for dtype in (torch.float16, torch.float32):
-        p = torch.nn.Parameter(torch.zeros(2, dtype=dtype))
-        optimizer = torch.optim.AdamW([p], lr=1e-3, weight_decay=0., fused=True)
-        for g in (1e-3, 0.):
-            p.grad = torch.full_like(p, g)
-            optimizer.step()
-        moved[dtype] = p.abs().max().item()
-    assert moved[torch.float32] < .002 and not moved[torch.float16] < .1
+def test_float16_is_refused():
     for made in (lambda: RLHFTrainer(tiny().half(), config=RLHFConfig(device="cpu"), tokenizer=TOKENIZER), lambda: adamw(tiny().half(), 1e-3, (.9, .99), 0.)):
         with pytest.raises(ValueError, match="float16, and cannot be trained.*No learning rate helps.*bfloat16"): made()
     frozen = Agent(tiny().half().requires_grad_(False))
@@ -145,18 +135,9 @@ def test_float16_is_refused_and_the_reason_given_is_the_reason():
 @pytest.mark.parametrize("make", [lambda model, lr: RLHFTrainer(model, config=RLHFConfig(device="cpu", lr=lr), tokenizer=TOKENIZER),
                                   lambda model, lr: adamw(model, lr, (.9, .99), 0.)])
 def test_steps_that_are_rounded_away_are_told_before_the_first(make):
-    "And only these: of the same weights, AdamW's first step moves that share."
     with pytest.warns(LostSteps, match=r"of \d+% of them a step of lr=1e-05 is rounded away.*dtype=torch.float32"): make(tiny().bfloat16(), 1e-5)
     with warnings.catch_warnings():
         warnings.simplefilter("error", LostSteps)
         for model, lr in ((tiny().bfloat16(), .1), (tiny(), 1e-5), (Agent(tiny().bfloat16().requires_grad_(False)), 1e-5)): make(model, lr)
-        for own in (lambda groups: torch.optim.SGD(groups), torch.optim.SGD(model.parameters(), 1e-5)):  # who knows what it keeps
-            RLHFTrainer(Agent(tiny().bfloat16()), config=RLHFConfig(device="cpu", lr=1e-5, advantage="return"), tokenizer=TOKENIZER, optimizer=own)
-    for lr in (1e-4, 1e-3, 1e-2):
-        p = torch.nn.Parameter(tiny().lm_head.weight.detach().bfloat16())
-        before = p.detach().clone()
-        optimizer = torch.optim.AdamW([p], lr=lr, weight_decay=0.)
-        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(0)).bfloat16()
-        optimizer.step()
-        stayed = (p == before).double().mean().item()
-        assert abs(stayed - share_of_lost_steps([p], lr)) < .05  # at a power of 2 the gap below is half of that above
+        RLHFTrainer(Agent(tiny().bfloat16()), config=RLHFConfig(device="cpu", lr=1e-5, advantage="return"), tokenizer=TOKENIZER,
+                    optimizer=torch.optim.SGD(model.parameters(), 1e-5))  # who knows what it keeps

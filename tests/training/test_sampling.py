@@ -48,8 +48,8 @@ def test_a_padded_batch_ends_where_the_text_of_each_row_does(name, side, own, te
     model, stops, T = tiny(name), StopStrings(texts, TOKENIZER), 30
     ids, mask = pad(rows() * 2, 9, side=side)
     whole, written, logprobs = sample(model, ids, mask, T, 2, 0, generator=dice(4), with_logprobs=True)
-    cut, stopped, said = sample(model, ids, mask, T, 2, 0, generator=dice(4), with_logprobs=True, stops=stops.watch(len(ids)))
-    r = collect(model, ids, mask, T, 2, 0, generator=dice(4), stops=stops.watch(len(ids)))
+    cut, stopped, said = sample(model, ids, mask, T, 2, 0, generator=dice(4), with_logprobs=True, stops=stops.watch([[] for _ in ids]))
+    r = collect(model, ids, mask, T, 2, 0, generator=dice(4), stops=stops.watch([[] for _ in ids]))
     ends, kinds = stops.ended(r, [2]), set()
     for i in range(len(ids)):
         tokens = whole[i][written[i]].tolist()
@@ -105,8 +105,6 @@ def test_a_stop_works_without_an_end_token_and_needs_a_tokenizer(unchecked):
     t.eos_ids.clear()
     assert t.step(PROMPTS, lambda texts: [float(len(x)) for x in texts])["finished"] > 0
     with pytest.raises(ValueError, match="give the trainer a tokenizer"): PolicySampler(t.agent, Tokens(None, [], 0))(Queries(*pad(rows(), 0, "left")), 1, t.config, dice(0))
-    for wrong, error, says in (("END", TypeError, "pass several"), ((), ValueError, "is \\(\\)"), (("",), ValueError, "would end every"), (("a", ""), ValueError, "would end every")):
-        with unchecked(), pytest.raises(error, match=says): StopStrings(wrong, TOKENIZER)
     with unchecked(), pytest.raises(TypeError, match="stop_strings is 'END': it must be a tuple"): RLHFConfig(stop_strings="END")
     for wrong in ((), ("a", "")):
         with pytest.raises(ValueError, match="texts that are not empty, or None"): RLHFConfig(stop_strings=wrong)

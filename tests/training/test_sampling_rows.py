@@ -10,8 +10,7 @@ from instruct_goose.models import decoding as decode
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad
 from instruct_goose.training import rollout as dice_room
-from instruct_goose.training import rollout as room
-from instruct_goose.training.rollout import climb, draw, pick, sample, staying
+from instruct_goose.training.rollout import draw, pick, sample
 
 V, EOS, PAD = 30, 2, 0
 BASE = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=60, bos_token_id=1, eos_token_id=EOS)
@@ -69,32 +68,6 @@ def test_rows_that_leave_write_what_they_write_alone(name, side, own, monkeypatc
 
 
 @families
-def test_the_same_dice_give_split_batches_the_same_text(name):
-    model, rows, T = tiny(name), queries(), 20
-    ids, mask = pad(rows, PAD, side="left")
-    whole, whole_mask = sample(model, ids, mask, T, [EOS, 4, 8], PAD, generator=seeded(3))
-    u = torch.rand(T, len(rows), dtype=torch.float64, generator=seeded(3))
-    for part in (slice(0, 5), slice(5, 6), slice(6, 12)):
-        columns = iter(u[:, part])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(room.torch, "rand", lambda *_, columns=columns, **__: next(columns))
-            response, written = sample(model, ids[part], mask[part], T, [EOS, 4, 8], PAD)
-        for r, m, a, b in zip(response, written, whole[part], whole_mask[part], strict=True): assert r[m].tolist() == a[b].tolist()
-
-
-@families
-def test_each_step_takes_a_number_for_every_row_until_all_have_ended(name):
-    model = tiny(name)
-    ids, mask = pad(queries(), PAD, side="left")
-    after = seeded(3)
-    response, written = sample(model, ids, mask, 25, list(range(2, 12)), PAD, generator=after)
-    assert written.sum(-1).min() < written.sum(-1).max()
-    fresh = seeded(3)
-    for _ in range(response.shape[1]): torch.rand(len(ids), dtype=torch.float64, generator=fresh)
-    assert after.get_state().equal(fresh.get_state())
-
-
-@families
 def test_nothing_is_computed_for_rows_that_have_ended(name, monkeypatch):
     model, counts = tiny(name), []
     plain = decode.OwnSteps.__call__
@@ -103,34 +76,6 @@ def test_nothing_is_computed_for_rows_that_have_ended(name, monkeypatch):
     _, written = sample(model, ids, mask, 25, list(range(2, 8)), PAD, generator=seeded(3))
     assert counts[0] == len(ids)  # the last column of the queries, again
     assert counts[1:] == written.sum(0).tolist()[1:] and counts[-1] < counts[0]
-
-
-@families
-def test_nan_names_the_callers_rows_after_others_have_left(name):
-    "Token 6 has a poisoned embedding: who draws it has NaN logits one step later."
-    model, rows = tiny(name), queries(8)
-    rows = [[t if t != 6 else 7 for t in row] for row in rows]
-    ids, mask = pad(rows, PAD, side="left")
-    ends = [t for t in range(V) if t not in (6, 7, 11, 12, 13, 14, 15, 16, 17, 18)]
-    for seed in range(200):
-        response, written = sample(model, ids, mask, 6, ends, PAD, generator=seeded(seed))
-        drew = (response == 6) & written
-        first = drew.any(0).nonzero()[0].item() if drew.any() else None
-        if first is not None and 0 < first < response.shape[1] - 1 and not written[:, first].all(): break
-    else: raise AssertionError("no seed lets a row leave before another draws token 6")
-    bad = drew[:, first].nonzero().flatten().tolist()
-    if model.config.tie_word_embeddings: model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    model.get_input_embeddings().weight.data[6] = float("nan")
-    with pytest.raises(FloatingPointError, match=f"NaN or infinite in rows \\{bad}".replace("]", "\\]")):
-        sample(model, ids, mask, 6, ends, PAD, generator=seeded(seed))
-
-
-@pytest.mark.parametrize("alive", [[1, 0, 1, 0, 1], [0, 0, 0, 1], [1, 1, 0], [0, 1, 1, 1, 1, 1], [1, 0, 0, 0]])
-def test_who_stays_stands_in_front_and_few_move(alive):
-    alive = torch.tensor(alive).bool()
-    order = staying(alive).tolist()
-    assert sorted(order) == alive.nonzero().flatten().tolist()
-    assert all(order[i] == i for i in range(len(order)) if alive[i])
 
 
 # --- dice -------------------------------------------------------------------------------------------------------------
@@ -168,13 +113,6 @@ def test_on_shelves_too_tokens_of_probability_zero_are_never_drawn(dtype):
     edges = logits.float().softmax(-1).double().cumsum(-1)[0, 1000:3000:7]
     u = torch.cat([torch.rand(500, dtype=torch.float64, generator=seeded()), torch.tensor([0., 1e-300, 1 - 2**-53, 1.], dtype=torch.float64), edges])
     assert logits[0, draw(logits.expand(len(u), -1), u)].isfinite().all()
-
-
-def test_what_is_left_over_says_how_far_up_the_step():
-    steps = torch.tensor([[1., 0., 3., 4.]])
-    for u, step, far in [(0., 0, 0.), (.0625, 0, .5), (.125, 2, 0.), (.3125, 2, .5), (.75, 3, .5)]:
-        i, along = climb(steps, torch.tensor([[u]], dtype=torch.float64))
-        assert i.item() == step and along.item() == pytest.approx(far, abs=1e-12)
 
 
 def test_bad_rows_are_named():

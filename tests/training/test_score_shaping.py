@@ -100,12 +100,6 @@ def test_greedy_answers_are_one_and_the_same_and_the_likeliest(tokenizer):
     assert [t.split() for t in whole.texts] == [(p + " " + text).split() for p, text in zip(PROMPTS, texts[0], strict=True)]
 
 
-def test_what_does_not_go_together():
-    for wrong in (dict(reward_scaling="running"), dict(reward_scaling="batch"), dict(reward_weighting="scaled")):
-        with pytest.raises(ValueError, match="greedy response's score"): RLHFConfig.preset("remax", **wrong)
-    with pytest.raises(ValueError, match="scaled already"): RLHFConfig(reward_weighting="scaled", reward_scaling="running")
-
-
 def test_numbers_of_tokens_have_no_group_to_be_compared_with(tokenizer):
     def per_token(completion_ids): return [[1.] * len(ids) for ids in completion_ids]
     t = trainer(tokenizer, reward_weighting="scaled")

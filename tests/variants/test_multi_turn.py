@@ -219,8 +219,8 @@ def test_the_context_is_not_left_and_what_cannot_be_used_is_refused():
     q = Queries(*pad(queries(t), t.pad_id, "left"))
     with pytest.raises(ValueError, match="beyond the model's context"):
         TurnSampler(t.agent, t.tokens, environment)(Queries(*pad([[5] * 240], 0)), 1, t.config, None)
-    for reply, error, says in ((3, TypeError, "returned a int to"), ("", ValueError, "which has no tokens")):
-        with pytest.raises(error, match=says):
+    for reply, says in ((3, "returned 3 to"), ("", "at least one token")):
+        with pytest.raises(ValueError, match=says):
             for k in range(9): TurnSampler(t.agent, t.tokens, lambda text, reply=reply: reply)(q, 2, t.config, torch.Generator().manual_seed(k))
     with pytest.raises(ValueError, match="give the trainer a tokenizer"): TurnSampler(t.agent, Tokens(None, [], 0), environment)
 
