@@ -1,6 +1,5 @@
 """Every loss with every dial: its gradient against finite differences in float64, its value in three narrower floats against
-float64, both where log-ratios are ±1e4, both with poison in the padding, with rows in another order and padding on another side.
-Then laws that hold for any input: bounds, monotony, symmetry, scale."""
+float64, both where log-ratios are ±1e4, both with poison in the padding, with rows in another order and padding on another side."""
 import itertools
 import math
 import sys
@@ -8,8 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from instruct_goose.models.reward_model import all_pairs_loss, pairwise_loss
 from instruct_goose.objective.advantages import (
@@ -22,7 +19,6 @@ from instruct_goose.objective.advantages import (
 from instruct_goose.objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
 from instruct_goose.objective.kl import (
     ESTIMATORS,
-    adaptive_beta,
     exact_kl,
     kl_in_loss,
     kl_in_reward,
@@ -44,7 +40,6 @@ from instruct_goose.objective.policy_loss import (
     LEVELS,
     SURROGATES,
     clip_fraction,
-    clipped_objective,
     held_shares,
     policy_loss,
     probability_ratio,
@@ -363,188 +358,3 @@ def test_beyond_float32s_square_as_documented():
     assert (whiten(x, mask) == 0).all() and explained_variance(x / 2, x, mask).isnan()
     close(whiten(x.double(), mask), whiten(x.double() / 1e20, mask), rtol=1e-6, atol=0)
     assert ESTIMATORS["k2"](torch.tensor([256.], dtype=torch.float16)).isinf() and ESTIMATORS["k2"](torch.tensor([255.], dtype=torch.float16)).isfinite()
-
-
-# ---------------------------------------------------------------- laws
-
-number = st.floats(-30, 30, width=32)
-positive = st.floats(.01, 30)
-logs = st.lists(st.floats(-8, 0), min_size=2, max_size=6)
-size = st.floats(.01, .9)
-A0, M1 = (lambda *x: f64([x])), lambda n: torch.ones(1, n, dtype=torch.bool)
-
-
-@given(st.floats(-1e4, 0), st.floats(-1e4, 0))
-def test_ratio_bounds_and_reciprocity(a, b):
-    there, back = probability_ratio(A0(a), A0(b)), probability_ratio(A0(b), A0(a))
-    assert math.exp(-20) * .999 <= there <= math.exp(20) * 1.001
-    close(there * back, f64([[1.]]), rtol=1e-9, atol=0)
-
-
-@given(logs, st.randoms())
-def test_ratio_levels(row, rng):
-    "product = Π of the tokens' ratios, sequence = its nth root, and neither knows the order."
-    n, old = len(row), [-1.] * len(row)
-    token, sequence, product = (probability_ratio(A0(*row), A0(*old), level=level)[0] for level in ("token", "sequence", "product"))
-    close(sequence.log() * n, (f64(row) - f64(old)).sum().expand(n), atol=1e-9, rtol=1e-9)
-    if abs(sum(row) + n) < 20: close(product, token.prod().expand(n), rtol=1e-9, atol=0)
-    assert token.min() * (1 - 1e-9) <= sequence[0] <= token.max() * (1 + 1e-9)
-    shuffled = rng.sample(row, n)
-    close(probability_ratio(A0(*shuffled), A0(*old), level="sequence")[0], sequence, rtol=1e-9, atol=0)
-
-
-@given(st.floats(.01, 20), st.floats(.01, 20), number, size, size, positive)
-def test_clipped_objective(rho, other, A, clip, high, scale):
-    L = lambda rho, A, **more: clipped_objective(f64(rho), f64(A), clip, high, **more)
-    assert L(rho, A) <= rho * A + 1e-12                                              # never above the unclipped one
-    close(L(rho, scale * A), scale * L(rho, A), rtol=1e-9, atol=1e-9)                # homogeneous in Â
-    low, top = sorted((rho, other))
-    assert (L(top, A) - L(low, A)) * (1 if A >= 0 else -1) >= -1e-9                  # monotone, the way Â points
-    if 1 - clip <= rho <= 1 + high: close(L(rho, A), f64(rho) * A)                   # idle inside
-    if A > 0: assert L(rho, A) <= (1 + high) * A + 1e-9                              # the gain is bounded, the loss is not
-    assert L(rho, A, dual_clip=3.) >= L(rho, A) and L(rho, A, dual_clip=3.) >= -3 * abs(A) - 1e-9 # but by a dual clip
-
-
-@given(logs, number, size, size)
-def test_clip_fractions_are_shares_and_fall_with_the_clip(row, A, a, b):
-    ratio, n = probability_ratio(A0(*row), A0(*[-2.] * len(row))), len(row)
-    narrow, wide = (clip_fraction(ratio, torch.full_like(ratio, A), M1(n), c) for c in sorted((a, b)))
-    for x, y in zip(narrow, wide, strict=True): assert 0 <= y <= x <= 1
-    assert sum(narrow) <= 1 and ((narrow[0] == 0) if A >= 0 else (narrow[1] == 0))
-
-
-@given(st.floats(-9, 300), st.floats(0, 9), positive)
-def test_estimators(ell, less, beta):
-    k1, k2, k3 = (ESTIMATORS[k](f64(ell)) for k in ("k1", "k2", "k3"))
-    assert k2 >= 0 and k3 >= 0 and k3 >= k1 - 1 and ESTIMATORS["k2"](f64(-ell)) == k2
-    nearer = ell - math.copysign(min(less, abs(ell)), ell)  # towards 0
-    for k in ("k2", "k3"): assert ESTIMATORS[k](f64(nearer)) <= ESTIMATORS[k](f64(ell)) + 1e-12
-    if abs(ell) < .1: assert abs(k3 - k2) <= abs(ell)**3 / 5 + 1e-15  # k3 = k2 − ℓ³/6 + …
-    one = lambda b: kl_in_loss(A0(ell), A0(0.), M1(1), b)
-    close(one(2 * beta), 2 * one(beta))
-
-
-@given(logs, st.randoms())
-def test_exact_kl(row, rng):
-    "At least 0, and at least ½(Σ|p − q|)² (Pinsker); 0 for equals; blind to the names of the tokens."
-    p, q = f64(row).log_softmax(-1), f64([rng.uniform(-8, 0) for _ in row]).log_softmax(-1)
-    kl = exact_kl(p, q)
-    assert kl >= (p.exp() - q.exp()).abs().sum()**2 / 2 - 1e-12 and exact_kl(p, p) == 0
-    order = torch.tensor(rng.sample(range(len(row)), len(row)))
-    close(exact_kl(p[order], q[order]), kl, rtol=1e-9, atol=1e-12)
-
-
-@given(logs, number, st.floats(.2, 5))
-def test_entropy_and_logprobs(row, shift, temperature):
-    x, n = f64(row), len(row)
-    S, lp = entropy(x, temperature), token_logprobs(x.expand(n, n), torch.arange(n), temperature)
-    assert -1e-12 <= S <= math.log(n) + 1e-12 and (lp <= 1e-12).all()
-    close(lp.exp().sum(), f64(1.)); close(-(lp.exp() * lp).sum(), S)
-    close(entropy(x + shift, temperature), S, atol=1e-9, rtol=1e-9)                 # only differences of logits count
-    close(entropy(x / temperature), S)                                              # temperature is a scale of the logits
-    close(entropy(x.flip(-1), temperature), S)
-
-
-@given(st.lists(number, min_size=2, max_size=8), number, positive)
-def test_means_and_spreads(row, shift, scale):
-    x, m = A0(*row), M1(len(row))
-    mean, var = masked_mean(x, m), masked_var(x, m)
-    assert min(row) - 1e-9 <= mean <= max(row) + 1e-9 and var >= 0
-    close(masked_mean(scale * x + shift, m), scale * mean + shift, rtol=1e-9, atol=1e-6)
-    close(masked_var(scale * x + shift, m), scale**2 * var, rtol=1e-6, atol=1e-9)
-    w = whiten(x, m)
-    assert abs(w.sum()) < 1e-6 * len(row) and masked_var(w, m) <= 1 + 1e-9
-    close(whiten(-x, m), -w, atol=1e-9, rtol=1e-6)
-    if var > 1e-2:
-        close(masked_var(w, m), f64(1.), rtol=1e-5, atol=0); close(whiten(w, m), w, rtol=1e-5, atol=1e-6)
-        close(whiten(3 * x + shift, m), w, rtol=1e-5, atol=1e-5)
-    for how in ("token_mean", "sequence_mean"):
-        assert min(row) - 1e-9 <= aggregate(x, m, how) <= max(row) + 1e-9
-        close(aggregate(scale * x, m, how), scale * aggregate(x, m, how), rtol=1e-9, atol=1e-9)
-
-
-@given(st.lists(number, min_size=1, max_size=6), st.lists(number, min_size=6, max_size=6), st.floats(0, 1), st.floats(0, 1), positive, number)
-def test_returns_and_advantages(rewards, values, gamma, lam, scale, more):
-    r, n = A0(*rewards), len(rewards)
-    v, m = A0(*values[:n]), M1(n)
-    A, R = gae(r, v, m, gamma, lam)
-    delta = td_errors(r, v, m, gamma)
-    assert (A.abs() <= sum((gamma * lam)**k for k in range(n)) * delta.abs().max() + 1e-9).all()          # a discounted sum of them
-    close(gae(scale * r, scale * v, m, gamma, lam)[0], scale * A, rtol=1e-8, atol=1e-8)                   # linear in the unit of reward
-    close(gae(r, v, m, 1., 1.)[0], discounted_returns(r, m) - v, rtol=1e-9, atol=1e-9)                    # λ = γ = 1: return less value
-    close(gae(r, v, m, gamma, 0.)[0], delta, rtol=1e-9, atol=1e-9)
-    better = discounted_returns(r + f64([abs(more)]), m, gamma)
-    assert (better >= discounted_returns(r, m, gamma)).all()                                              # more reward, more return
-    assert (discounted_returns(r, m, gamma).abs() <= n * r.abs().max() + 1e-9).all()
-    close(R, A + v)
-
-
-@given(st.lists(number, min_size=2, max_size=6), number, positive, st.randoms())
-def test_group_advantages(group, shift, scale, rng):
-    G, x = len(group), f64(group)
-    order = torch.tensor(rng.sample(range(G), G))
-    for how in ("mean", "mean_std", "leave_one_out"):
-        A = group_advantages(x, G, how)
-        assert abs(A.sum()) < 1e-6
-        close(group_advantages(x[order], G, how), A[order], rtol=1e-6, atol=1e-8)
-        close(group_advantages(torch.cat([f64([scale] * G), x]), G, how)[G:], A)                          # groups do not see each other
-        if how == "mean_std": assert (A.abs() <= (G - 1) / G**.5 + 1e-9).all()                            # no z-score is larger
-        else:
-            close(group_advantages(scale * x + shift, G, how), scale * A, rtol=1e-6, atol=1e-6)
-    close(group_advantages(x, G, "leave_one_out"), group_advantages(x, G, "mean") * G / (G - 1))
-
-
-@given(number, number, number, positive, positive)
-def test_value_loss(v, target, old, clip, scale):
-    L = lambda v, target, old, clip=None: value_loss(A0(v), A0(target), M1(1), A0(old), clip)
-    assert L(v, target, old, clip) >= L(v, target, old) >= 0                                              # the clip only ever adds
-    close(L(-v, -target, -old, clip), L(v, target, old, clip)); close(L(v, target, old), L(target, v, old))
-    close(L(scale * v, scale * target, scale * old, scale * clip), scale**2 * L(v, target, old, clip), rtol=1e-7, atol=1e-9)
-
-
-@given(st.lists(st.tuples(number, number), min_size=3, max_size=6), number, positive)
-def test_explained_variance(pairs, shift, scale):
-    v, R = (A0(*x) for x in zip(*pairs, strict=True))
-    ev, m = explained_variance(v, R, M1(len(pairs))), M1(len(pairs))
-    if ev.isnan(): assert (R == R[0, 0]).all(); return
-    assert ev <= 1
-    if R.var() > 1e-2:
-        close(explained_variance(scale * v + shift, scale * R, m), ev, rtol=1e-4, atol=1e-4)              # blind to unit and to an offset
-        close(explained_variance(R, R, m), f64(1.)); close(explained_variance(0 * R, R, m), f64(0.))
-
-
-@given(number, number, st.floats(.01, 5), st.floats(0, .49))
-def test_preferences(chosen, rejected, beta, eps):
-    zero = f64([0.])
-    L = lambda a, b, eps=0.: dpo_loss(f64([a]), f64([b]), zero, zero, beta, eps)
-    margin = beta * (chosen - rejected)
-    assert L(chosen, rejected, eps) >= -(1 - eps) * math.log1p(-eps) - (eps * math.log(eps) if eps else 0) - 1e-9  # the entropy of the labels
-    close(L(rejected, chosen) - L(chosen, rejected), f64([margin]), rtol=1e-7, atol=1e-9)                 # −log σ(−Δ) + log σ(Δ) = Δ
-    assert L(chosen + 1, rejected) <= L(chosen, rejected)
-    close(pairwise_loss(f64([beta * chosen]), f64([beta * rejected])), L(chosen, rejected), rtol=1e-9, atol=1e-12)
-    close(pairwise_loss(f64([chosen + 7]), f64([rejected + 7])), pairwise_loss(f64([chosen]), f64([rejected])), rtol=1e-6, atol=1e-9)  # no origin
-
-
-@given(st.floats(-1e4, 0), st.floats(-1e4, 0), st.floats(.1, 10))
-def test_sampler_weights(old, sampled, cap):
-    w = sampler_weights(A0(old), A0(sampled), M1(1), cap)
-    assert 0 <= w <= cap and w <= sampler_weights(A0(old), A0(sampled), M1(1), 2 * cap)
-    assert w <= sampler_weights(A0(old + 1), A0(sampled), M1(1), cap)
-
-
-@given(st.floats(0, 10), st.floats(-1, 1e6), st.floats(0, 1e6), st.floats(.01, 100))
-def test_the_controller_is_bounded_and_monotone(beta, kl, more, target):
-    now = adaptive_beta(beta, kl, target)
-    assert .98 * beta <= now + 1e-12 and now <= 1.02 * beta + 1e-12 and adaptive_beta(beta, kl + more, target) >= now
-    assert adaptive_beta(beta, target, target) == beta
-
-
-@given(number, number, positive, positive, positive, number)
-def test_gaussians(a, mean, std, other, scale, shift):
-    x = lambda *v: f64([v])
-    kl = lambda m, s, m2, s2: gaussian_kl(x(m), x(s), x(m2), x(s2))
-    assert kl(a, std, mean, other) >= 0 and kl(a, std, a, std) == 0
-    close(kl(scale * a + shift, scale * std, scale * mean + shift, scale * other), kl(a, std, mean, other), rtol=1e-6, atol=1e-9)
-    lp = lambda a: gaussian_logprobs(x(a), x(mean), x(std))
-    close(lp(mean + (a - mean)), lp(mean - (a - mean)), rtol=1e-6, atol=1e-9)                              # symmetric about the mean
-    assert lp(a) <= lp(mean) and gaussian_entropy(x(std)) < gaussian_entropy(x(2 * std))
