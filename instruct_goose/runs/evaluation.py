@@ -122,10 +122,11 @@ def plot_metrics(
         if not logged:
             continue
         fig = Figure(figsize=(6.4, 2.6 * len(logged)), layout="constrained")
-        for i, (key, title) in enumerate(logged.items(), 1):
-            ax = fig.add_subplot(len(logged), 1, i, title=title, xlabel="iteration")
+        axes = fig.subplots(len(logged), 1, squeeze=False)[:, 0]
+        for ax, (key, title) in zip(axes, logged.items(), strict=True):
             ax.plot([m["iteration"] for m in metrics], [m[key] for m in metrics],
                     color="#3b82f6", lw=2)
+            ax.set(title=title, xlabel="iteration")
             ax.grid(alpha=.25)
             ax.spines[["top", "right"]].set_visible(False)
         paths.append(Path(directory) / f"{name}.png")

@@ -203,6 +203,7 @@ def as_response(r: Mapping) -> dict:
     finite = {name: [x if x is not None and math.isfinite(x) else None for x in r[name]]
               for name in columns}
     if "ref_logprobs" not in r and "old_logprobs" in r and "drift" in r:
-        finite["ref_logprobs"] = [None if None in pair else round(pair[0] - pair[1], 4)
-                                  for pair in zip(finite["old_logprobs"], finite["drift"])]
+        pairs = zip(finite["old_logprobs"], finite["drift"])
+        finite["ref_logprobs"] = [None if a is None or b is None else round(a - b, 4)
+                                  for a, b in pairs]
     return {**r, **finite}
