@@ -76,7 +76,7 @@ def control(env_id: str) -> dict:
     "Three seeds of one environment: what each took, its training curve, and how 100 fresh episodes went afterwards."
     from dataclasses import asdict
 
-    from instruct_goose.runs.run_directory import Clock
+    from instruct_goose.runs.resume import Clock
 
     guide = lesson_module("guides/classic_control")
     runs = []

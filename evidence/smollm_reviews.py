@@ -80,7 +80,7 @@ def one_setting(more: dict, given) -> dict:
     from instruct_goose.models.loading import load_smollm
     from instruct_goose.recipes.ratings import both_margins
     from instruct_goose.recipes.smollm import Judge, read_data, recipe_settings, train_on_states
-    from instruct_goose.runs.run_directory import Clock
+    from instruct_goose.runs.resume import Clock
 
     torch.set_num_threads(given.threads)
     c = recipe_settings("smollm-reviews", data=given.data, cache=given.cache, device=given.device, **more)

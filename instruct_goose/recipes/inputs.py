@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['Columns', 'SAMPLE', 'C', 'INTEGER', 'DECIMAL', 'PASSING', 'own_tokenizer', 'own_rows', 'source_of', 'read_prompts',
-           'prompt_row', 'read_demos', 'demo_of', 'load_reward', 'named_object', 'load_module', 'sha256', 'PlugIns',
-           'load_plugins', 'files_of', 'try_reward', 'OwnRun', 'settings_in', 'by_name', 'as_setting', 'reading',
-           'as_yaml', 'refuse_used', 'need_adapters', 'own_model', 'memory_parts', 'readable', 'at_most',
-           'memory_table', 'spread_of']
+           'prompt_row', 'read_demos', 'demo_of', 'load_reward', 'named_object', 'load_module', 'PlugIns',
+           'load_plugins', 'try_reward', 'OwnRun', 'settings_in', 'by_name', 'as_setting', 'reading', 'as_yaml',
+           'refuse_used', 'need_adapters', 'own_model', 'memory_parts', 'readable', 'at_most', 'memory_table',
+           'spread_of']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
-import hashlib
 import importlib
 import importlib.util
 import math
@@ -40,7 +39,7 @@ from ..models.loading import load_model, load_tokenizer
 from ..models.reward_model import RewardModel
 from ..objective.group import PRESETS
 from ..runs.evaluation import text_table
-from ..runs.run_directory import claim_run_dir, saving_conflicts
+from ..runs.run_directory import claim_run_dir, saving_conflicts, sha256
 from ..training.config import Count, OneOf, Seed, Settings, complaint, hints_for
 from ..training.prompts import columns_of, is_conversation
 from ..training.rewards import Notes, as_offered, run_tools, score_texts
@@ -196,9 +195,6 @@ def load_module(place: str, flag: str) -> ModuleType:
     finally:
         sys.path.remove(folder)
 
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
 # %% ../../nbs/reference/recipes/inputs.ipynb #748084ad
 @dataclass
 class PlugIns(Settings):
@@ -214,12 +210,6 @@ def load_plugins(files: object) -> None:
     for file in files if isinstance(files, list | tuple) else ():
         if isinstance(file, str):
             load_module(file, "--plugin")
-
-def files_of(config: object) -> dict[str, str]: # SHA-256 by name
-    "The plug-ins and the files of rewards that a run was given."
-    rewards = (place.rpartition(":")[0] for place in getattr(config, "reward", ()))
-    return {name: sha256(Path(name)) for name in (*getattr(config, "plugin", ()), *rewards)
-            if Path(name).is_file()}
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #613d7e5b
 SAMPLE = "a sample answer"

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Work', 'TrainConfig', 'Found', 'look_around', 'context_of', 'prompt_lengths', 'plan', 'planned', 'run_train',
-           'train_on', 'digest_of', 'answers', 'Supervised', 'SFTConfig', 'RewardModelConfig', 'DPOConfig', 'KTOConfig',
-           'Given', 'supervised', 'read_rows', 'rows_of', 'lengths_of', 'parted', 'run_sft', 'texts_of', 'nats_of',
+           'train_on', 'digest_of', 'Supervised', 'SFTConfig', 'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'Given',
+           'supervised', 'read_rows', 'rows_of', 'lengths_of', 'parted', 'run_sft', 'texts_of', 'nats_of',
            'run_reward_model', 'run_dpo', 'run_kto', 'moves_of']
 
 # %% ../../nbs/learn/23_your_own.ipynb #761bee08
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,15 +25,15 @@ from ..models.loading import find_model, load_config
 from ..models.reward_model import RewardModel
 from ..models.tokens import sides, token_limit
 from instruct_goose.recipes.inputs import (
-    as_yaml, files_of, load_reward, memory_parts, memory_table, need_adapters, own_model,
+    as_yaml, load_reward, memory_parts, memory_table, need_adapters, own_model,
     own_tokenizer, OwnRun, PlugIns, read_demos, read_prompts, refuse_used, source_of, spread_of,
     try_reward)
-from .stages import in_run_directory
+from ..doctor.rules import read_metrics
 from ..runs.evaluation import plot_metrics
-from ..runs.resume import CheckpointManager, MAIN
+from ..runs.resume import CheckpointManager
 from ..runs.run_directory import (
-    append_jsonl, cut_log, json_line, samples_page, save_model, settings_of, summary_of_training,
-    train_policy, versions, write_json, write_results, write_whole)
+    append_jsonl, cut_log, files_of, in_run_directory, json_line, save_model, settings_of,
+    train_and_report, versions, write_json, write_whole)
 from ..runs.trackers import need_tracker, Track, TrackEvery
 from ..supervised.dpo import (
     given_and_response, Row, row_logprobs, train_dpo, train_kto)
@@ -43,7 +43,6 @@ from ..supervised.sft import filling_id, lm_nats, train_lm
 from ..training.config import Count, Limit, NotNegative, Positive, RLHFConfig
 from ..training.prompts import prompt_rows, within_room
 from ..training.rollout import Tokens
-from ..training.rewards import completion_texts
 from ..distributed.processes import find_device
 from ..training.trainer import RLHFTrainer
 
@@ -187,22 +186,16 @@ def train_on(config: TrainConfig, found: Found, out: Path, manager: CheckpointMa
     trainer = RLHFTrainer(agent, None, own, tokenizer=tokenizer)
     reward = found.rewards if len(found.rewards) > 1 else found.rewards[0]
     asked = (found.held_out or found.rows)[:64]
-    before, score = answers(trainer, asked, reward)
-    metrics = train_policy(trainer, found.rows, reward, out, manager.stage(MAIN), found.held_out,
-                           config.progress, config.track, config.track_every)
-    trainer.save_pretrained(out / "policy")
-    after, later = answers(trainer, asked, reward)
-    plot_metrics(metrics, out)
+    summary = train_and_report(
+        trainer, found.rows, reward, out, manager, found.held_out, asked, config.progress, True,
+        config.track, config.track_every, model=config.model, files=files_of(config),
+        config={"algorithm": config.algorithm} | settings_of(config))
+    plot_metrics(read_metrics(out)[0], out)
     kind = "held_out" if found.held_out else "training"
-    summary = summary_of_training(trainer, manager, metrics) | {
-        f"{kind}_reward": {"before": score, "after": later}, "model": config.model,
-        "files": files_of(config),
-        "config": {"algorithm": config.algorithm} | settings_of(config)}
-    samples = before, after, found.held_out is not None
-    write_results(out, summary, *samples)
-    print("\n".join(samples_page(*samples).splitlines()[2:12]))
-    print(f"\nReward on {len(asked)} {kind.replace('_', '-')} prompts: {score:.3f} → {later:.3f}, "
-          f"KL {metrics[-1]['kl_to_reference']:.2f} nats a response. "
+    score = summary[f"{kind}_reward"]
+    print("\n".join((out / "samples.md").read_text("utf-8").splitlines()[2:12]))
+    print(f"\nReward on {len(asked)} {kind.replace('_', '-')} prompts: {score['before']:.3f} → "
+          f"{score['after']:.3f}, KL {summary['last']['kl_to_reference']:.2f} nats a response. "
           f"{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and samples: {out}")
     return summary
 
@@ -211,19 +204,6 @@ def digest_of(*data: object) -> dict[str, str]: # what must be the same in a res
     "The SHA-256 of rows."
     text = repr(data).encode("utf-8", "replace")
     return {"SHA-256 of the data": hashlib.sha256(text).hexdigest()}
-
-# %% ../../nbs/learn/23_your_own.ipynb #b58946e1
-@torch.no_grad()
-def answers(
-    trainer: RLHFTrainer, rows: Sequence[Mapping], reward: Callable | RewardModel | list,
-) -> tuple[list[tuple[str, str]], float]: # prompts and responses, and the mean score
-    "One response to each, with the same random numbers each time; or greedy."
-    pairs, scores = [], []
-    for r in trainer.answers(list(rows), trainer.config.eval_greedy):
-        scores.append(trainer.judge(r, reward, "held-out text"))
-        texts = completion_texts(r, cast(PreTrainedTokenizerBase, trainer.tokenizer))
-        pairs += zip(r.prompts or [], texts, strict=True)
-    return pairs, torch.cat(scores).mean().item()
 
 # %% ../../nbs/learn/23_your_own.ipynb #84cfb266
 @dataclass(kw_only=True)

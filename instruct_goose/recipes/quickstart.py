@@ -20,9 +20,9 @@ from ..models.reward_model import RewardModel
 from ..models.tokens import word_tokenizer
 from . import stages
 from .stages import (
-    beginnings, Figures, improve, in_run_directory, make_baselines, small_gpt2, SmallModelSettings)
+    beginnings, Figures, improve, make_baselines, small_gpt2, SmallModelSettings)
 from ..runs.resume import CheckpointManager, Stage
-from ..runs.run_directory import save_model
+from ..runs.run_directory import in_run_directory, save_model
 from ..supervised.fit import Log, one_seed
 from ..supervised.reward_model_training import pair_accuracy, train_reward_model
 from ..supervised.sft import lm_nats, train_lm
@@ -68,9 +68,7 @@ class Data:
     held_out: list[str]       # reviews
 
 # %% ../../nbs/learn/03_quickstart.ipynb #393ef658
-def make_data(
-    config: QuickstartConfig, # seed, numbers of reviews, pairs, prompts
-) -> Data:
+def make_data(config: QuickstartConfig) -> Data:
     """Write the reviews, let raters compare them, and cut prompts: the first 0 to `prompt_words`
     words of a review."""
     seed = config.seed
@@ -86,19 +84,14 @@ def make_data(
                 held_out)
 
 # %% ../../nbs/learn/03_quickstart.ipynb #0f08c180
-def make_tokenizer(
-    config: QuickstartConfig, # lengths of prompts and responses
-    end: bool = False, # also put the end token behind every text
-) -> PreTrainedTokenizerBase:
-    "One id per word of the grammar. Begin and end are one token, as in GPT-2."
+def make_tokenizer(config: QuickstartConfig, end: bool = False) -> PreTrainedTokenizerBase:
+    """One id per word of the grammar. Begin and end are one token, as in GPT-2; `end` also puts
+    it behind every text."""
     longest = 1 + config.prompt_words + config.max_new_tokens + 1
     return word_tokenizer(vocabulary(), model_max_length=max(32, longest), bos="<end>",
                           eos="<end>", add_eos=end)
 
-def make_lm(
-    config: QuickstartConfig, # shape and seed
-    tokenizer: PreTrainedTokenizerBase, # vocabulary and longest text
-) -> GPT2LMHeadModel:
+def make_lm(config: QuickstartConfig, tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
     """A GPT-2-shaped model with random weights, small enough for a CPU. No dropout: the texts are
     seen too few times to overfit."""
     return small_gpt2(
@@ -140,9 +133,7 @@ def make_reward_model(
 
 # %% ../../nbs/learn/03_quickstart.ipynb #8e8d7405
 def film_figures(
-    rollout: Rollout, # what a model wrote
-    tokenizer: PreTrainedTokenizerBase,
-    reward_model: RewardModel,
+    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, reward_model: RewardModel,
 ) -> Figures:
     "The figures of a set of texts. No training has seen `human_score` and `grammatical`."
     eos_id: Any = tokenizer.eos_token_id
@@ -157,9 +148,7 @@ evaluate = partial(stages.evaluate, measure=film_figures)
 
 # %% ../../nbs/learn/03_quickstart.ipynb #46a7230f
 def make_trainer(
-    config: SmallModelSettings,
-    lm: PreTrainedModel, # the SFT model; it is copied
-    tokenizer: PreTrainedTokenizerBase,
+    config: SmallModelSettings, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
 ) -> RLHFTrainer:
     """Stage 3: PPO, or whatever the settings say, from the SFT model. Where values are learnt, a
     transformer of their own learns them, which starts as a copy."""
@@ -172,18 +161,14 @@ FIGURES = ["human_score", "reward_model_score", "grammatical", "distinct_2", "kl
            "response_length"]
 
 # %% ../../nbs/learn/03_quickstart.ipynb #e5c55d63
-def run_quickstart(
-    config: QuickstartConfig | None = None, # None: the defaults
-) -> dict: # the summary, as written to summary.json
+def run_quickstart(config: QuickstartConfig | None = None) -> dict: # the summary, as written to summary.json
     """The whole run, written to a directory; or, with `resume`, the rest of it. Raises, before
     any work, ValueError for a GPU where there is none, and as `in_run_directory`."""
     config = config or QuickstartConfig()
     find_device(config.device)
     return in_run_directory(config, "quickstart", partial(run_stages, config))
 
-def run_stages(
-    config: QuickstartConfig, out: Path, manager: CheckpointManager,
-) -> dict: # the summary
+def run_stages(config: QuickstartConfig, out: Path, manager: CheckpointManager) -> dict:
     "SFT and the reward model; and what `improve` makes of them."
     data, tokenizer = make_data(config), make_tokenizer(config)
     print(f"\nSFT: {config.reviews:,} reviews made by a grammar teach a small GPT-2 to write; "

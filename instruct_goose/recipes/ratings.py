@@ -31,11 +31,11 @@ from ..models.reward_model import RewardModel
 from ..models.tokens import bpe_tokenizer, pad, pad_id_of
 from .quickstart import make_trainer
 from instruct_goose.recipes.stages import (
-    beginnings, evaluate, Figures, improve, in_run_directory, make_baselines, small_gpt2,
+    beginnings, evaluate, Figures, improve, make_baselines, small_gpt2,
     SmallModelSettings)
 from ..runs.evaluation import text_table
-from ..runs.resume import CheckpointManager, Clock, Stage
-from ..runs.run_directory import save_model
+from ..runs.resume import CheckpointManager, Stage
+from ..runs.run_directory import in_run_directory, save_model
 from ..supervised.fit import batches, fit, one_seed
 from ..supervised.sft import lm_nats, train_lm
 from ..training.config import Count, Limit, NotNegative, Positive
@@ -372,11 +372,11 @@ def run_reviews(config: ReviewsConfig) -> dict: # the summary, as written to sum
     """The whole run, written to a directory; or, with `resume`, the rest of it. Raises, before any
     work, FileNotFoundError or ValueError for bad data, and as `in_run_directory`; and, when the
     reward model is trained, ValueError if it loses to VADER, without `even_if_worse`."""
-    clock, read = Clock(), read_rated(config.data)
+    read = read_rated(config.data)
     digest = hashlib.sha256(repr(read).encode()).hexdigest()
     return in_run_directory(
         config, "reviews", partial(run_on_raters, config, review_data(config, *read)),
-        {"SHA-256 of the data": digest}, clock)
+        {"SHA-256 of the data": digest})
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #c98ff010
 class WorseThanBaseline(ValueError):

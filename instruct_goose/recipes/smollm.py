@@ -45,11 +45,11 @@ from instruct_goose.recipes.ratings import (
     beside_baselines, pairs_table, read_rated, rehearse, Review, soft_pairs_loss, split_reviews,
     two_halves, vader_compound)
 from .stages import (
-    beginnings, Figures, improve, in_run_directory, RecipeSettings)
+    beginnings, Figures, improve, RecipeSettings)
 from ..runs.checkpoints import read_json
 from ..runs.evaluation import text_table
 from ..runs.resume import CheckpointManager
-from ..runs.run_directory import write_json
+from ..runs.run_directory import in_run_directory, write_json
 from ..runs.trackers import Track, TrackEvery
 from ..supervised.fit import batches, fit, Log, one_seed
 from ..training.config import Count, Limit, NotNegative, Positive, Seed, Settings

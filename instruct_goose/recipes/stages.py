@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['Figures', 'Measure', 'RecipeSettings', 'SmallModelSettings', 'small_gpt2', 'beginnings', 'evaluate', 'make_baselines',
-           'spread', 'models_table', 'same_prompts', 'side_by_side', 'in_run_directory', 'improve']
+           'spread', 'models_table', 'same_prompts', 'side_by_side', 'improve']
 
 # %% ../../nbs/reference/recipes/stages.ipynb #5d62fbad
 import copy
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, cast, Literal
@@ -22,17 +21,15 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTraine
 from ..doctor.diagnosis import diagnose
 from ..models.agent import Agent
 from ..models.reward_model import RewardModel
-from .inputs import files_of, OwnRun, PlugIns
-from ..runs.checkpoints import read_json
+from .inputs import PlugIns
 from ..runs.evaluation import (
     best_of_n, kl_to_reference, plot_metrics, text_table, write)
 from ..runs.microscope import read_tokens
-from ..runs.resume import CheckpointManager, Clock, MAIN, Stage
-from instruct_goose.runs.run_directory import (
-    finished_run, open_run, print_worst, saving_conflicts, settings_of, train_policy,
-    versions, write_json)
+from ..runs.resume import CheckpointManager, MAIN, Stage
+from ..runs.run_directory import (
+    saving_conflicts, settings_of, train_policy, versions, write_json, write_whole)
 from ..runs.trackers import Track, TrackEvery
-from ..supervised.fit import one_seed, torch_threads
+from ..supervised.fit import one_seed
 from ..supervised.sft import train_lm
 from ..training.config import Count, Positive, RLHFConfig
 from ..training.rewards import Rewards
@@ -80,13 +77,10 @@ class SmallModelSettings(RecipeSettings):
 
 # %% ../../nbs/reference/recipes/stages.ipynb #2793a71e
 def small_gpt2(
-    config: SmallModelSettings,
-    tokenizer: PreTrainedTokenizerBase, # for the vocabulary, beginning and end
-    context: int, # longest text, in tokens
-    dropout: float = 0.,
-    **more: Any,  # other fields of GPT2Config
+    config: SmallModelSettings, tokenizer: PreTrainedTokenizerBase, context: int,
+    dropout: float = 0., **more: Any,
 ) -> GPT2LMHeadModel:
-    "A GPT-2-shaped model with random weights; the same for the same seed."
+    "A GPT-2-shaped model with random weights, the same for the same seed; `more` of GPT2Config."
     ends: dict[str, Any] = {k: getattr(tokenizer, k) for k in ("bos_token_id", "eos_token_id")}
     shape = GPT2Config(
         vocab_size=len(tokenizer), n_positions=context, n_embd=config.hidden_size,
@@ -97,13 +91,8 @@ def small_gpt2(
         return GPT2LMHeadModel(shape)
 
 # %% ../../nbs/reference/recipes/stages.ipynb #145303f5
-def beginnings(
-    texts: Sequence[str],
-    n: int,           # how many
-    fewest: int, most: int, # words
-    seed: str,
-) -> list[str]:
-    "The first few words of texts, drawn with replacement."
+def beginnings(texts: Sequence[str], n: int, fewest: int, most: int, seed: str) -> list[str]:
+    "The first words of n texts, which are drawn with replacement."
     rng = random.Random(seed)
     return [" ".join(rng.choice(texts).split()[:rng.randint(fewest, most)]) for _ in range(n)]
 
@@ -112,12 +101,8 @@ Figures = dict[str, Any] # numbers; None: this run cannot say
 Measure = Callable[[Rollout, PreTrainedTokenizerBase, RewardModel], Figures]
 
 def evaluate(
-    config: RecipeSettings,
-    model: PreTrainedModel | Agent,
-    reference: PreTrainedModel, # what its KL is measured from
-    tokenizer: PreTrainedTokenizerBase,
-    reward_model: RewardModel,
-    prompts: list[str], # held out
+    config: RecipeSettings, model: PreTrainedModel | Agent, reference: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase, reward_model: RewardModel, prompts: list[str],
     measure: Measure,
 ) -> tuple[Rollout, Figures]: # what it wrote, and the figures
     "Let a model answer held-out prompts at temperature 1."
@@ -128,13 +113,8 @@ def evaluate(
 
 # %% ../../nbs/reference/recipes/stages.ipynb #d074c6e0
 def make_baselines(
-    config: SmallModelSettings, # best_of, tune_steps, tune_lr
-    lm: PreTrainedModel, # the SFT model; it is copied
-    tokenizer: PreTrainedTokenizerBase,
-    reward_model: RewardModel,
-    prompts: list[str], # held out
-    measure: Measure,
-    stage: Stage | None = None, # keeps checkpoints
+    config: SmallModelSettings, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+    reward_model: RewardModel, prompts: list[str], measure: Measure, stage: Stage | None = None,
     given: bool = False, # are the prompts given, or learnt too?
     **batch: int, # batch_size or batch_tokens of `train_lm`
 ) -> dict[str, Figures]: # by the baseline's name
@@ -157,21 +137,15 @@ def make_baselines(
     return found
 
 # %% ../../nbs/reference/recipes/stages.ipynb #59e85f2a
-def spread(
-    values: Sequence[float], # a figure of several runs
-    form: str = ".2f", # how a number is written
-) -> str:
-    "Several runs in one cell of a table: median [lowest, highest]."
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    "A figure of several runs in one cell of a table: median [lowest, highest]."
     middle, low, high = (format(f(values), form) for f in (median, min, max))
     return f"{middle} [{low}, {high}]" if low != high else middle
 
 def models_table(
-    names: Sequence[str], # of the figures: one column each
-    before: Figures,  # of the SFT model
-    after: Figures,   # of the policy
-    baselines: Mapping[str, Figures], # of others, by name
-) -> str: # a table
-    "One row per model, one column per figure; a dash where a model has none."
+    names: Sequence[str], before: Figures, after: Figures, baselines: Mapping[str, Figures],
+) -> str:
+    "One row per model, one column per named figure; a dash where a model has none."
     named = {k.replace("_", " "): v for k, v in baselines.items()}
     rows = {"SFT model": before, **named, "policy": after}
     return text_table(["", *(n.replace("_", " ") for n in names)],
@@ -185,61 +159,21 @@ def same_prompts(before: Rollout, after: Rollout) -> list[tuple[str, str, str]]:
         rows.setdefault(row[0], row)
     return list(rows.values())
 
-def side_by_side(
-    before: Rollout, # of one model
-    after: Rollout,  # of another, for the same prompts
-    n: int = 24,     # rows at most
-) -> str: # a table
-    "What two models wrote for the same prompts."
+def side_by_side(before: Rollout, after: Rollout, n: int = 24) -> str: # a table
+    "What two models wrote for the same n prompts."
     rows = [(p or "(nothing)", *texts) for p, *texts in same_prompts(before, after)[:n]]
     return text_table(["prompt", "SFT model", "policy"], rows)
 
-# %% ../../nbs/reference/recipes/stages.ipynb #2361838c
-def in_run_directory(
-    config: RecipeSettings | OwnRun,
-    name: str,   # of a fresh directory under runs/
-    work: Callable[[Path, CheckpointManager], dict], # → the summary
-    known: Mapping[str, str] | None = None, # what else must be the same when it is resumed
-    clock: Clock | None = None, # None: it starts here
-) -> dict: # the summary, as written to summary.json
-    """`work` in the directory of a new run, or of the one that `resume` names; nothing where that
-    one is finished. Raises as `finished_run` and `open_run`, before anything is written."""
-    if (summary := finished_run(config)) is not None:
-        return summary
-    out, manager = open_run(config, name, clock or Clock(), **dict(known or {}))
-    threads = torch_threads(config.threads) if config.threads else nullcontext()
-    with threads, torch.random.fork_rng(devices=[]), manager:
-        path, digests = out / "config.json", files_of(config)
-        then = read_json(path, "the configuration of the run") if path.exists() else {}
-        for file, before in dict(then.get("files") or {}).items():
-            if digests.get(file) != before:
-                print(f"{file} has changed since this run began.")
-        algorithm = {"algorithm": config.algorithm} if isinstance(config, RLHFConfig) else {}
-        settings = {"files": digests} | algorithm | asdict(config)
-        if not then:
-            write_json(path, settings)
-        print(f"The run goes to {out}. Seed {config.seed}.")
-        summary = work(out, manager)
-        write_json(path, settings)  # of a run that went on, now that it has
-    if summary.get("iterations", 2) > 1: # one alone is compared with nothing
-        print_worst(out, settings_of(config))
-    return summary
-
 # %% ../../nbs/reference/recipes/stages.ipynb #1688f19e
 def improve(
-    config: RecipeSettings,
-    out: Path,
-    manager: CheckpointManager,
-    trainer: RLHFTrainer,
-    prompts: Sequence,
-    reward: Rewards, # as for `RLHFTrainer.train`
+    config: RecipeSettings, out: Path, manager: CheckpointManager, trainer: RLHFTrainer,
+    prompts: Sequence, reward: Rewards,
     measure: Callable[[], tuple[Rollout, Figures]], # what the policy writes now, and its figures
     *,
     held_out: Sequence[str] | None = None, # prompts, for eval_every
     baselines: Callable[[], dict[str, Figures]] | None = None, # of other models
     columns: Sequence[str] | None = None, # figures of the table; None: all
     tables: Mapping[str, str] | None = None, # more of them, for samples.md
-
     **found: Any, # for the summary: what the stages before have found
 ) -> dict: # the summary
     "RL between two measurements; then baselines, plots, the doctor's findings and the report."
@@ -271,7 +205,7 @@ def improve(
     pages = {"The same prompts, before and after": side_by_side(texts, later_texts),
              "Figures": figures} | dict(tables or {})
     page = "\n\n".join(f"# {name}\n\n{table}" for name, table in pages.items())
-    (out / "samples.md").write_text(page + "\n", encoding="utf-8")
+    write_whole(out / "samples.md", page + "\n")
     write_json(out / "summary.json", summary)
     print(f"\n{side_by_side(texts, later_texts, 8)}\n\n{figures}\n\n"
           f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['wall_seconds']:.0f} on the clock. "
