@@ -20,7 +20,7 @@ from .processes import (
     agree, all_sum, count, place, same_weights, share, together)
 from ..models.agent import Agent
 from ..training.config import RLHFConfig
-from ..training.rollout import Queries, Rollout, Tokens, complete
+from ..training.rollout import Queries, Rollout, Tokens, complete, tell_sampler
 from ..training.sampling import Sampler, below, joined
 from ..training.updates import Loss, Reading, Seen, backward
 
@@ -28,19 +28,15 @@ torch.serialization.add_safe_globals([Rollout, Seen])  # may be sent
 
 # %% ../../nbs/reference/distributed/data_parallel.ipynb #b9c00005
 class ShardDice(torch.Generator):
-    """Dice for some rows of a batch. `throw` throws for all rows, with the dice that they share,
-    and keeps the numbers of its own: a row has the luck that it would have in one process. Used
-    as a plain generator, it is one of this process's own."""
+    """A generator for some rows of a batch. `throw` draws for all rows, from the generator that
+    they share, and keeps the numbers of its own rows: they are those of one process alone. Used as
+    a plain generator, it is one of this process's own."""
 
     def __new__(cls, *args: Any):
         return super().__new__(cls)
 
-    def __init__(
-        self,
-        shared: torch.Generator, # in the same state in every process
-        rows: int,               # of the whole batch
-        mine: slice,             # of them, this process's
-    ):
+    def __init__(self, shared: torch.Generator, rows: int, mine: slice):
+        "Of so many rows of the whole batch; `shared` has the same state in every process."
         self.shared, self.rows, self.mine, self.thrown = shared, rows, mine, 0
         self.manual_seed(zlib.crc32(shared.get_state().numpy().tobytes()) * 2**16 + place())
 
@@ -49,11 +45,8 @@ class ShardDice(torch.Generator):
         self.thrown += 1
         return torch.rand(self.rows, dtype=torch.float64, generator=self.shared)[self.mine]
 
-    def catch_up(
-        self,
-        most: int, # throws of the process whose rows were longest; 0: nobody has thrown
-    ) -> None:
-        "The shared dice stand where they would stand after the whole batch."
+    def catch_up(self, most: int) -> None:
+        "After `most` throws elsewhere: the shared generator stands where one process leaves it."
         for _ in range(most - self.thrown):
             torch.rand(self.rows, dtype=torch.float64, generator=self.shared)
         if most == 0:
@@ -88,9 +81,7 @@ class SharedSampler:
         return joined([r for r, _ in written if r is not None], self.tokens.pad_id)
 
     def updated(self, model: nn.Module) -> None:
-        "Passed on to a sampler that wants to know."
-        if (updated := getattr(self.sampler, "updated", None)) is not None:
-            updated(model)
+        tell_sampler(self.sampler, model)
 
 # %% ../../nbs/reference/distributed/data_parallel.ipynb #3616bfb3
 def shared(sampler: Sampler, tokens: Tokens) -> Sampler: # the same, in one process
@@ -114,10 +105,9 @@ def start_equal(
 # %% ../../nbs/reference/distributed/data_parallel.ipynb #b9c00007
 def by_rows(
     function: Callable[[Rollout], dict[str, Any]], # its columns have one entry per row
-    r: Rollout,
-    unit: int = 1, # rows that stay together
+    r: Rollout, unit: int = 1,
 ) -> dict[str, Any]: # of the whole rollout: None where no process has one, 0 where some have
-    "function(r), each process for its share of the rows."
+    "function(r), each process for its share of the rows, of which `unit` stay together."
     if count() == 1:
         return function(r)
     mine = share(len(r), unit)
@@ -141,10 +131,10 @@ def add_up_gradients(parameters: Iterable[nn.Parameter]) -> None:
     learn = [p for p in parameters if p.requires_grad]
     known = torch.tensor([float(p.grad is not None) for p in learn])
     all_sum([known])
-    moving = [p for p, n in zip(learn, known.tolist(), strict=True) if n]
-    for p in moving:
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-    all_sum([p.grad for p in moving if p.grad is not None])
+    for p, n in zip(learn, known.tolist(), strict=True):
+        if n and p.grad is None:
+            p.grad = torch.zeros_like(p)
+    all_sum([p.grad for p in learn if p.grad is not None])
 
 def whole_gradient(
     agent: Agent, reading: Reading, loss_fn: Loss, # of `backward`

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['asked_for', 'sharded', 'layers_of', 'is_sharded', 'parts_of', 'whole', 'plain', 'configs', 'cut', 'as_one',
-           'take_pieces', 'put_together', 'piece_of', 'put_weights', 'set_weights']
+           'take_pieces', 'piece_of', 'put_weights', 'set_weights']
 
 # %% ../../nbs/guides/fsdp.ipynb #d9c00004
 import os
@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from .processes import count, same_weights, together
+from .processes import count, full, same_weights, together
 from ..models.adapters import has_adapters, named_tensors
 from ..models.agent import Agent
 from ..runs.state import load_module, twin_of
@@ -29,9 +30,8 @@ def asked_for() -> bool:
         return os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true"
 
     if wants("DEEPSPEED"):
-        raise ValueError("RLHFTrainer does not run under DeepSpeed, whose engine wants the "
-                         "backward pass and the optimizer for itself: take configs/fsdp.yaml, "
-                         "which cuts up the same things")
+        raise ValueError("RLHFTrainer does not run under DeepSpeed, whose engine owns the "
+                         "backward pass and the optimizer: take configs/fsdp.yaml")
     return wants("FSDP")
 
 # %% ../../nbs/guides/fsdp.ipynb #8f656d3c
@@ -87,7 +87,9 @@ def plain(
     agent: Agent,
     weights: Mapping[str, Tensor] | None = None, # by name; None: its own, for it is whole
 ) -> Agent:
-    "An ordinary agent with these weights, on the CPU, to be saved."
+    "An agent with these weights that is not cut up, to be saved; from pieces one on the CPU."
+    if weights is None and not is_sharded(agent):
+        return agent
     with torch.random.fork_rng(devices=[]):
         model = type(agent.model)(agent.model.config)
     model.generation_config = agent.model.generation_config
@@ -108,31 +110,29 @@ def cut(agent: nn.Module) -> None:
         module.reshard()
 
 # %% ../../nbs/guides/fsdp.ipynb #12529cfe
-def as_one(
-    agent: nn.Module, # between two iterations: its weights are whole
-    optimizer: torch.optim.Optimizer,
-) -> torch.optim.Optimizer: # the same, where nothing is cut up
-    "The optimizer as one process has it. Moments in pieces are put together by all processes."
+def as_one(agent: nn.Module, optimizer: Optimizer) -> Optimizer:
+    """The optimizer as one process has it, the same where nothing is cut up. Between two
+    iterations, all processes put the moments together."""
     if not is_sharded(agent):
         return optimizer
     together(lambda: None)  # has another one failed? then nobody waits for its pieces
     named = dict(agent.named_parameters())
     own = {id(piece): named[name] for name, piece in vars(agent)["pieces"].items()}
     one = twin_of(optimizer)
-    one.param_groups = [group | {"params": [own.get(id(p), p) for p in group["params"]]}
+    one.param_groups = [group | {"params": [own[id(p)] for p in group["params"]]}
                         for group in optimizer.param_groups]
-    one.state = defaultdict(dict, {
-        own.get(id(p), p): {key: put_together(x, p.shape) for key, x in moments.items()}
-        for p, moments in optimizer.state.items()})
+    one.state = defaultdict(dict, {own[id(p)]: {key: full(x) for key, x in moments.items()}
+                                   for p, moments in optimizer.state.items()})
+    if odd := [x.shape for p, moments in one.state.items() for x in moments.values()
+               if torch.is_tensor(x) and x.ndim and x.shape != p.shape]:
+        raise ValueError(f"under FSDP the state of this optimizer cannot be saved: of a weight it "
+                         f"remembers numbers of shape {tuple(odd[0])}. AdamW's can")
     return one
 
 # %% ../../nbs/guides/fsdp.ipynb #768a776f
-def take_pieces(
-    agent: nn.Module, optimizer: torch.optim.Optimizer,
-    one: torch.optim.Optimizer,    # from `as_one`, with the memory that is wanted
-    weights: Mapping[str, Tensor], # of the agent, by name
-) -> None:
-    "Every process has the whole state, and keeps its pieces. Nothing where nothing is cut up."
+def take_pieces(agent: nn.Module, optimizer: Optimizer, one: Optimizer,
+                weights: Mapping[str, Tensor]) -> None:
+    "Each process keeps its pieces of these weights, and of what the optimizer from `as_one` has."
     if one is optimizer:
         return
     put_weights(agent, weights)
@@ -145,35 +145,16 @@ def take_pieces(
                                           for key, x in one.state[p].items()}
 
 # %% ../../nbs/guides/fsdp.ipynb #8876b361
-def put_together(
-    x: Any,            # what an optimizer remembers of a weight, in pieces or not
-    shape: torch.Size, # of the weight
-) -> Any:
-    """The whole, asked of all processes. Raises ValueError for what is neither a number nor of the
-    weight's shape: nobody knows which piece of it would be whose."""
-    x = x.full_tensor() if hasattr(x, "full_tensor") else x
-    if torch.is_tensor(x) and x.ndim and x.shape != shape:
-        raise ValueError(f"under FSDP the state of this optimizer cannot be saved: it remembers "
-                         f"{tuple(x.shape)} numbers of a weight of shape {tuple(shape)}. "
-                         "AdamW's can")
-    return x
-
-def piece_of(
-    x: Tensor,  # whole
-    piece: Any, # another tensor of this shape, cut up
-) -> Any: # x, cut up in the same way; nothing is sent
-    "Each process has the whole, and keeps its part."
+def piece_of(x: Tensor, piece: Any) -> Any:
+    "Of a whole tensor that every process has, its part, cut up as the other; nothing is sent."
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(x.to(piece.device), piece.device_mesh, piece.placements,
                              src_data_rank=None)
 
 # %% ../../nbs/guides/fsdp.ipynb #818c3f2b
-def put_weights(
-    agent: nn.Module,             # cut up
-    tensors: Mapping[str, Tensor], # by name, in every process the same; others stay
-) -> None:
-    "Each process takes its pieces of these weights; then all have all again."
+def put_weights(agent: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    "Each process takes its pieces of these weights, others stay; then all have all again."
     for name, piece in vars(agent)["pieces"].items():
         if name in tensors:
             piece.detach().copy_(piece_of(tensors[name], piece))

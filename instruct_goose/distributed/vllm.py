@@ -57,12 +57,7 @@ class Engine(Protocol):
 class EngineSampler:
     "An engine behind the trainer's seam. A row has one seed, however many processes there are."
 
-    def __init__(
-        self,
-        agent: Agent, # whose model fits the queries
-        tokens: Tokens,
-        engine: Engine,
-    ):
+    def __init__(self, agent: Agent, tokens: Tokens, engine: Engine):
         self.agent, self.tokens, self.engine = agent, tokens, engine
 
     def __call__(
@@ -78,7 +73,7 @@ class EngineSampler:
             temperature = config.temperature
         wanted = Wanted(config.max_new_tokens, temperature, list(t.eos_ids), seeds)
         answers = self.engine.generate(prompts, wanted)
-        check_answers(answers, prompts, wanted)
+        check_answers(answers, len(prompts), wanted)
         tokens, real = pad([list(a.token_ids) for a in answers], t.pad_id, side="right")
         logprobs = torch.zeros(real.shape)
         logprobs[real] = torch.tensor([x for a in answers for x in a.logprobs])
@@ -97,25 +92,20 @@ def use_engine(trainer: Trainer, engine: Engine) -> None:
     trainer.sampler = shared(sampler, trainer.tokens)
 
 # %% ../../nbs/guides/vllm.ipynb #c9c0000a
-def check_answers(
-    answers: Sequence[Written], prompts: Sequence[Sequence[int]], wanted: Wanted,
-) -> None:
+def check_answers(answers: Sequence[Written], n: int, wanted: Wanted) -> None:
     "Raises ValueError for what the loss could not use, naming the response."
-    if len(answers) != len(prompts):
-        raise ValueError(f"the engine gave {len(answers)} responses to {len(prompts)} prompts")
+    if len(answers) != n:
+        raise ValueError(f"the engine gave {len(answers)} responses to {n} prompts")
     for i, (tokens, logprobs) in enumerate(answers):
-        what = f"response {i} of the engine"
+        what = f"response {i} of the engine has {len(tokens)} tokens"
         if not 0 < len(tokens) <= wanted.max_new_tokens:
-            raise ValueError(f"{what} has {len(tokens)} tokens: from 1 to "
-                             f"{wanted.max_new_tokens} were asked for")
+            raise ValueError(f"{what}: from 1 to {wanted.max_new_tokens} were asked for")
         if len(logprobs) != len(tokens):
-            raise ValueError(f"{what} has {len(tokens)} tokens and {len(logprobs)} "
-                             "log-probabilities: one for each is needed")
+            raise ValueError(f"{what} and {len(logprobs)} log-probabilities, not one for each")
         if any(x in wanted.stop_token_ids for x in tokens[:-1]):
-            raise ValueError(f"{what} goes on after its end: it must stop at the first of "
-                             f"{wanted.stop_token_ids}")
+            raise ValueError(f"{what} and goes on after its end, one of {wanted.stop_token_ids}")
         if not all(-torch.inf < x < 1e-3 for x in logprobs):
-            raise ValueError(f"{what} has a log-probability that is none: {logprobs}")
+            raise ValueError(f"{what} and a log-probability that is none: {logprobs}")
 
 # %% ../../nbs/guides/vllm.ipynb #c9c0000c
 class TakesWeights:

@@ -11,13 +11,13 @@ __all__ = ['Metrics', 'WATCHED', 'METERS', 'MOST', 'ROWS', 'correlation', 'disti
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..distributed.processes import full
 from ..models.agent import Agent
 from ..models.response import response_logprobs
 from ..models.families import vocabulary_size
@@ -349,9 +349,8 @@ def weight_changes(learn: Sequence[Tensor], before: Sequence[Tensor]) -> dict[st
     clipped."""
     every, norms, steps, pulled = spacing(learn), [], [], []
     for p, old in zip(learn, before, strict=True):
-        grad: Any = getattr(p, "piece", p).grad # under FSDP the piece of each process has its own
-        grad = torch.zeros_like(p) if grad is None else grad
-        grad = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+        grad = getattr(p, "piece", p).grad # under FSDP the piece of each process has its own
+        grad = torch.zeros_like(p) if grad is None else full(grad)
         norms.append(torch.linalg.vector_norm(grad))
         steps.append(p.detach().reshape(-1)[::every].float() - old)
         pulled.append(grad.reshape(-1)[::every] != 0)

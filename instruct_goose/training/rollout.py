@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EVALUATION', 'SHELF', 'generator', 'climb', 'pick', 'probabilities', 'uniforms', 'truncated', 'draw',
            'checked_tokens', 'left_padded', 'check_sampling', 'sample', 'staying', 'laid_out', 'Rollout', 'by_length',
-           'finished', 'decode', 'collect', 'Queries', 'Tokens', 'complete', 'tell_sampler']
+           'finished', 'decode', 'complete', 'collect', 'Queries', 'Tokens', 'tell_sampler']
 
 # %% ../../nbs/learn/15_rollout.ipynb #d1ce0004
 import math
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -27,11 +27,9 @@ from ..models.decoding import begin
 from ..models.tokens import as_mask, compact, ragged
 
 # %% ../../nbs/learn/15_rollout.ipynb #d7782933
-def generator(
-    seed: int,   # of the run, below 2⁴⁴
-    stream: int, # 0 samples, 1 shuffles, 2 + n orders pass n of the prompts, the last evaluates
-) -> torch.Generator:
-    "One of the 2²⁰ streams of random numbers of a seed."
+def generator(seed: int, stream: int) -> torch.Generator:
+    """One of the 2²⁰ streams of random numbers of a seed below 2⁴⁴: 0 samples, 1 shuffles, 2 + n
+    orders pass n of the prompts, the last evaluates."""
     return torch.Generator().manual_seed(seed * 2**20 + stream)
 
 EVALUATION = 2**20 - 1 # its stream
@@ -67,11 +65,9 @@ def pick(
 
 # %% ../../nbs/learn/15_rollout.ipynb #d1ce000d
 def probabilities(
-    logits: Float[Tensor, "batch vocab"],
-    temperature: float = 1.,
-    rows: Tensor | None = None, # their numbers, for the error
+    logits: Float[Tensor, "batch vocab"], temperature: float = 1., rows: Tensor | None = None,
 ) -> Float[Tensor, "batch vocab"]: # float32 or wider
-    "π = softmax(z/τ). Raises FloatingPointError naming the rows that are NaN or +inf."
+    "π = softmax(z/τ). Raises FloatingPointError naming which of the rows are NaN or +inf."
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     p = (z if temperature == 1 else z / temperature).softmax(-1)
     if not math.isfinite(p[:, 0].sum().item()): # −inf forbids a token, and is welcome
@@ -81,19 +77,13 @@ def probabilities(
     return p
 
 # %% ../../nbs/learn/15_rollout.ipynb #8a1135ba
-def uniforms(
-    n: int,
-    generator: torch.Generator | None, # on the CPU; None: torch's global one
-) -> Float[Tensor, "n"]: # float64, in [0, 1)
-    "One number per row. Dice that are shared among processes throw for the rows of all."
+def uniforms(n: int, generator: torch.Generator | None) -> Float[Tensor, "n"]:
+    "A float64 in [0, 1) per row. A generator that processes share draws for the rows of all."
     throw = getattr(generator, "throw", None)
     return throw(n) if throw else torch.rand(n, dtype=torch.float64, generator=generator)
 
-def truncated(
-    p: Float[Tensor, "batch vocab"],
-    top_k: int | None, # None: all
-) -> Float[Tensor, "batch vocab"]: # no longer of sum 1
-    "0 for all but the k likeliest."
+def truncated(p: Float[Tensor, "batch vocab"], top_k: int | None) -> Float[Tensor, "batch vocab"]:
+    "0 for all but the k likeliest; None: all. The sum is no longer 1."
     if top_k is None:
         return p
     smallest = p.topk(min(top_k, p.shape[-1]), dim=-1).values[:, -1:]
@@ -112,8 +102,7 @@ def draw(
 
 # %% ../../nbs/learn/15_rollout.ipynb #7c85d691
 def checked_tokens(
-    model: PreTrainedModel, name: str, ids: Tensor, mask: Tensor,
-) -> tuple[Tensor, Tensor]:
+    model: PreTrainedModel, name: str, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     "Ids (0 at padding) and bool mask on the model's device. Errors name the row and the token."
     mask, vocab = as_mask(mask, f"{name}_mask"), vocabulary_size(model)
     if ids.shape != mask.shape:
@@ -147,20 +136,17 @@ def check_sampling(
     top_k: int | None,
 ) -> None:
     "Raises ValueError for settings out of range, and text beyond the model's context."
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}: it must be at least 1, "
-                         "there is no score for nothing")
+    for name, x in {"max_new_tokens": max_new_tokens, "top_k": top_k}.items():
+        if x is not None and x < 1:
+            raise ValueError(f"{name} is {x}: it must be at least 1")
     if not 0 < temperature < float("inf"):
         raise ValueError(f"temperature is {temperature}: it must be above 0 and finite; "
                          "for the likeliest tokens say greedy=True")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k is {top_k}: it must be at least 1")
     context, longest = context_length(model), mask.shape[1]
     if context and longest + max_new_tokens > context:
-        raise ValueError(f"query {int(mask.sum(-1).argmax())} has {longest} tokens; with "
-                         f"max_new_tokens={max_new_tokens} that is {longest + max_new_tokens}, "
-                         f"beyond the model's context of {context}: "
-                         "shorten the query or lower max_new_tokens")
+        raise ValueError(f"query {int(mask.sum(-1).argmax())} has {longest} tokens, which with "
+                         f"max_new_tokens={max_new_tokens} is beyond the model's context of "
+                         f"{context}: shorten the query or lower max_new_tokens")
 
 # %% ../../nbs/learn/15_rollout.ipynb #e96a51b6
 @torch.no_grad()
@@ -206,10 +192,8 @@ def sample(
     return laid_out(columns, len(ids), pad_id)[:3 if with_logprobs else 2]
 
 # %% ../../nbs/learn/15_rollout.ipynb #cabe56d8
-def staying(
-    alive: Bool[Tensor, "rows"], # not all of them
-) -> Int[Tensor, "stay"]: # who stands in each place from now on
-    "The rows that go on, in front: the last ones take the places of those that ended."
+def staying(alive: Bool[Tensor, "rows"]) -> Int[Tensor, "stay"]:
+    "Who stands in each place from now on: the last rows take the places of those that ended."
     n = int(alive.sum())
     order = torch.arange(n, device=alive.device)
     order[~alive[:n]] = alive[n:].nonzero()[:, 0] + n
@@ -217,8 +201,7 @@ def staying(
 
 def laid_out(
     columns: list[tuple[Tensor, Tensor, Tensor]], # each step's rows, tokens and log-probabilities
-    batch: int,
-    pad_id: int,
+    batch: int, pad_id: int,
 ) -> tuple[Tensor, Tensor, Tensor]: # tokens, mask and log-probabilities, (batch, time)
     "What was written, in its place; the rest is padding."
     rows, tokens, logprobs = (torch.cat(column) for column in zip(*columns, strict=True))
@@ -272,36 +255,33 @@ class Rollout:
     def __len__(self) -> int:
         return len(self.response_ids)
 
-    def rows(self, most: int = 8) -> list[tuple[str, int, str, str]]:
-        "Score, length, prompt and response of the first responses, as text."
-        n, own = min(most, len(self)), self.scores
-        scores = [""] * n if own is None else [f"{x:.2f}" for x in own[:n].tolist()]
-        lengths = self.mask.sum(-1).tolist()
-        prompts = self.prompts or [""] * n
-        texts = self.texts or [str(row[m].tolist()) for row, m in
-                               zip(self.response_ids[:n], self.mask[:n], strict=True)]
-        return [(scores[i], lengths[i], prompts[i], texts[i].removeprefix(prompts[i]))
-                for i in range(n)]
+    def rows(self) -> list[tuple[str, int, str, str, float]]:
+        "Score, length, prompt, response and Σ Â of the first eight."
+        r = self[:8]
+        scores = [""] * len(r) if r.scores is None else [f"{x:.2f}" for x in r.scores.tolist()]
+        pulls = [0.] * len(r) if r.advantages is None else r.advantages.sum(-1).tolist()
+        prompts = r.prompts or [""] * len(r)
+        texts = r.texts or [str(ids[m].tolist()) for ids, m in zip(r.response_ids, r.mask,
+                                                                   strict=True)]
+        answers = [text.removeprefix(prompt) for text, prompt in zip(texts, prompts, strict=True)]
+        lengths = r.mask.sum(-1).tolist()
+        return list(zip(scores, lengths, prompts, answers, pulls, strict=True))
 
     def __repr__(self) -> str:
         lines = [f"{score:>8} {n:>6}  {prompt[-30:]!r} → {text[:60]!r}"
-                 for score, n, prompt, text in self.rows()]
+                 for score, n, prompt, text, _ in self.rows()]
         return "\n".join([f"Rollout of {len(self)} responses", "   score tokens  text", *lines])
 
     def _repr_html_(self) -> str:
         "The same as a table: green above what was expected, red below."
-        n = len(self.rows())
-        pull = [0.] * n if self.advantages is None else self.advantages[:n].sum(-1).tolist()
-        top = max(map(abs, pull), default=0.) or 1.
-        def cell(a: float, prompt: str, text: str) -> str:
-            colour = f"rgba({'0,150,80' if a > 0 else '210,40,40'},{.6 * abs(a) / top:.2f})"
-            return f'{escape(prompt)}<span style="background:{colour}">{escape(text)}</span>'
-        rows = "".join(
-            f"<tr><td>{score}</td><td>{length}</td><td style='text-align:left'>"
-            f"{cell(a, prompt, text)}</td></tr>"
-            for a, (score, length, prompt, text) in zip(pull, self.rows(), strict=True))
-        return (f"<table><caption>{len(self)} responses</caption><tr><th>score</th>"
-                f"<th>tokens</th><th>text</th></tr>{rows}</table>")
+        top = max((abs(row[-1]) for row in self.rows()), default=0.) or 1.
+        lines = ["<tr><th>score</th><th>tokens</th><th>text</th></tr>"]
+        for score, n, prompt, text, pull in self.rows():
+            colour = f"rgba({'0,150,80' if pull > 0 else '210,40,40'},{.6 * abs(pull) / top:.2f})"
+            lines.append(f"<tr><td>{score}</td><td>{n}</td><td style='text-align:left'>"
+                         f"{escape(prompt)}<span style='background:{colour}'>{escape(text)}</span>"
+                         "</td></tr>")
+        return f"<table><caption>{len(self)} responses</caption>{''.join(lines)}</table>"
 
     @property
     def real(self) -> Bool[Tensor, "batch time"]:
@@ -346,16 +326,26 @@ def finished(r: Rollout, eos_ids: int | Sequence[int]) -> Bool[Tensor, "batch"]:
     return torch.isin(last,  torch.as_tensor(eos_ids, device=last.device).reshape(-1))
 
 # %% ../../nbs/learn/15_rollout.ipynb #c996bacc
-def decode(
-    rollout: Rollout,
-    tokenizer: PreTrainedTokenizerBase,
-) -> tuple[list[str], list[str]]: # prompts, texts
+def decode(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
     "The prompts, and prompts with responses, as text: real tokens only, special ones skipped."
     prompts = ragged(rollout.query_ids, rollout.query_mask)
     responses = ragged(rollout.response_ids, rollout.real)
     whole = [p + r for p, r in zip(prompts, responses, strict=True)]
     return (tokenizer.batch_decode(prompts, skip_special_tokens=True),
             tokenizer.batch_decode(whole, skip_special_tokens=True))
+
+def complete(
+    rollout: Rollout, tokenizer: PreTrainedTokenizerBase | None,
+    columns: dict[str, list] | None = None, # of the data, one item per response
+) -> Rollout:
+    "Fill in the texts of any sampler's rollout, and the columns. TypeError for no rollout."
+    if not isinstance(rollout, Rollout):
+        raise TypeError(f"the sampler returned a {type(rollout).__name__}: return a Rollout of "
+                        "query_ids, query_mask, response_ids and mask")
+    if rollout.texts is None and tokenizer is not None:
+        rollout.prompts, rollout.texts = decode(rollout, tokenizer)
+    rollout.columns = columns or rollout.columns
+    return rollout
 
 # %% ../../nbs/learn/15_rollout.ipynb #6134f7b2
 def collect(
@@ -368,27 +358,15 @@ def collect(
     tokenizer: PreTrainedTokenizerBase | None = None, # to fill in `prompts` and `texts`
     temperature: float = 1.,
     generator: torch.Generator | None = None, # on the CPU
-    greedy: bool = False,                     # refused
-    top_k: int | None = None,                 # refused
     stops: Callable[[Tensor, Tensor], Tensor] | None = None, # as for `sample`
 ) -> Rollout:
-    """Responses to train on, with the log-probabilities that the sampler saw. Raises ValueError
-    for greedy or truncated sampling: the loss assumes tokens from the whole distribution."""
-    if greedy or top_k is not None:
-        setting = "greedy=True" if greedy else f"top_k={top_k}"
-        raise ValueError(f"{setting} in a training rollout: its tokens would come from another "
-                         "distribution than the one whose log-probabilities the loss uses, and "
-                         "training would push the policy towards the truncation. "
-                         "Leave it out here; `sample` takes it, for text to show")
+    """Responses to train on, with the log-probabilities that the sampler saw. They are drawn from
+    the whole distribution, as the loss assumes: neither greedy nor with top-k."""
     policy = model.model if isinstance(model, Agent) else model
-    query_ids, query_mask = left_padded(policy, query_ids, query_mask)
-    response_ids, mask, logprobs = sample(policy, query_ids, query_mask, max_new_tokens, eos_id,
-                                          pad_id, temperature, generator, with_logprobs=True,
-                                          stops=stops)
-    rollout = Rollout(query_ids, query_mask, response_ids, mask, sampled_logprobs=logprobs)
-    if tokenizer is not None:
-        rollout.prompts, rollout.texts = decode(rollout, tokenizer)
-    return rollout
+    query = left_padded(policy, query_ids, query_mask)
+    response_ids, mask, logprobs = sample(policy, *query, max_new_tokens, eos_id, pad_id,
+                                          temperature, generator, with_logprobs=True, stops=stops)
+    return complete(Rollout(*query, response_ids, mask, sampled_logprobs=logprobs), tokenizer)
 
 # %% ../../nbs/learn/15_rollout.ipynb #a42da29d
 class Queries(NamedTuple):
@@ -406,23 +384,7 @@ class Tokens:
     pad_id: int
 
 # %% ../../nbs/learn/15_rollout.ipynb #ecdce375
-def complete(
-    rollout: Rollout, # from whatever sampler
-    tokenizer: PreTrainedTokenizerBase | None,
-    columns: dict[str, list] | None = None, # of the data, one item per response
-) -> Rollout: # the same one, with prompts and texts where there is a tokenizer
-    """Fill in the text of a rollout that has none, and the columns. Raises TypeError for what is
-    no rollout."""
-    if not isinstance(rollout, Rollout):
-        raise TypeError(f"the sampler returned a {type(rollout).__name__}: return a Rollout of "
-                        "query_ids, query_mask, response_ids and mask")
-    if rollout.texts is None and tokenizer is not None:
-        rollout.prompts, rollout.texts = decode(rollout, tokenizer)
-    rollout.columns = columns or rollout.columns
-    return rollout
-
-def tell_sampler(sampler: object, model: PreTrainedModel) -> None:
+def tell_sampler(sampler: object, model: nn.Module) -> None:
     "π_old ← π_θ: after an update a sampler with a method `updated` is given the model."
-    updated = getattr(sampler, "updated", None)
-    if updated is not None:
+    if (updated := getattr(sampler, "updated", None)) is not None:
         updated(model)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..models.agent import Agent, Evaluation
 from ..objective.advantages import estimate_advantages
@@ -27,7 +28,7 @@ from ..objective.policy_loss import sampler_weights
 from .checks import (
     require_finite_loss, require_trainable, warn_of_lost_steps)
 from .config import RLHFConfig
-from ..distributed.processes import share
+from ..distributed.processes import full, share
 from .rollout import Rollout, by_length, finished
 
 # %% ../../nbs/reference/training/updates.ipynb #af469e2f
@@ -37,18 +38,16 @@ def learnt(batch: Rollout, c: RLHFConfig, eos_ids: Sequence[int]) -> Rollout:
     if not c.mask_truncated:
         return batch
     if not eos_ids and batch.ended is None:
-        raise ValueError("mask_truncated is set and nothing is known to end a response: every one "
-                         "would be left out. Give the trainer a tokenizer with an end token, or "
-                         "stop_token_ids=")
+        raise ValueError("mask_truncated is set and nothing is known to end a response: give the "
+                         "trainer a tokenizer with an end token, or stop_token_ids=")
     ends = finished(batch, eos_ids)
     left = batch[ends]
     left.denominator = whole_count(c.aggregation, batch.mask & ends[:, None], c.group_size)
     return left
 
 # %% ../../nbs/reference/training/updates.ipynb #24e6511f
-def minibatches_of(
-    rollout: Rollout, c: RLHFConfig, eos_ids: Sequence[int], shuffling: torch.Generator,
-) -> Iterator[Rollout]:
+def minibatches_of(rollout: Rollout, c: RLHFConfig, eos_ids: Sequence[int],
+                   shuffling: torch.Generator) -> Iterator[Rollout]:
     """Of one epoch, shuffled; those without a row to learn from are left out. What goes in
     micro-batches is sorted by length."""
     if c.drop_flat and flat_groups(rollout.scores, c.group_size).all():
@@ -59,7 +58,6 @@ def minibatches_of(
         batch = learnt(batch, c, eos_ids)
         if len(batch):
             yield batch
-
 
 # %% ../../nbs/reference/training/updates.ipynb #a047a168
 def micro_batches(batch: Rollout, config: RLHFConfig) -> Iterator[Rollout]:
@@ -82,16 +80,13 @@ def averaging(config: RLHFConfig, batch: Rollout) -> dict[str, Any]:
                 group_tokens=batch.group_tokens)
 
 # %% ../../nbs/reference/training/updates.ipynb #eaab4ad0
-def importance_weights(
-    r: Rollout, c: RLHFConfig,
-) -> Float[Tensor, "batch time"] | None: # None: without a cap there are no weights
-    "π_old/π_sampler within bounds, if asked for. Raises ValueError if the sampler is not known."
+def importance_weights(r: Rollout, c: RLHFConfig) -> Float[Tensor, "batch time"] | None:
+    "π_old/π_sampler within bounds, with a cap. Raises ValueError if the sampler is not known."
     if c.importance_cap is None:
         return None
     if r.sampled_logprobs is None or r.old_logprobs is None:
         raise ValueError("importance_cap needs to know the sampler: set rollout.sampled_logprobs, "
-                         "the log-probability of each token under the policy that wrote it, "
-                         "or leave importance_cap out")
+                         "log π of each token under the policy that wrote it")
     return sampler_weights(r.old_logprobs, r.sampled_logprobs, r.mask, c.importance_cap,
                            floor=c.importance_floor, level=c.importance_level,
                            beyond=c.importance_beyond)
@@ -103,27 +98,21 @@ def count_group_tokens(r: Rollout, c: RLHFConfig, eos_ids: Sequence[int]) -> Non
         mask = r.mask & finished(r, eos_ids)[:, None] if c.mask_truncated else r.mask
         r.group_tokens = group_token_counts(mask, c.group_size)
 
-def advantages_of(
-    r: Rollout, c: RLHFConfig, # with rewards
-) -> tuple[Tensor, Tensor | None]:
-    "Â before whitening, and R̂ where values are learnt, as the settings say."
+def advantages_of(r: Rollout, c: RLHFConfig) -> tuple[Tensor, Tensor | None]:
+    "From the rewards Â before whitening, and R̂ where values are learnt, as the settings say."
     return estimate_advantages(
         c.advantage, r.rewards, r.mask, values=r.values, baseline=r.baseline,
         group_size=c.group_size, group_ddof=c.group_ddof, gamma=c.gamma, lam=c.lam)
 
-def objective_settings(
-    c: RLHFConfig,
-    ent_weight: float | None = None, # of the entropy bonus, where that moves; None: ent_coef
-) -> dict[str, Any]: # arguments of `ppo_loss`
-    "The settings of the objective, by the names that `ppo_loss` has for them."
+def objective_settings(c: RLHFConfig, ent_weight: float | None = None) -> dict[str, Any]:
+    "Arguments of `ppo_loss`. An entropy bonus that moves has a weight in the place of ent_coef."
     return dict(clip=c.clip, clip_high=c.clip_high, value_clip=c.value_clip, vf_coef=c.vf_coef,
                 ent_coef=c.ent_coef if ent_weight is None else ent_weight,
                 level=c.ratio_level, surrogate=c.surrogate, dual_clip=c.dual_clip,
                 surrogate_settings=c.surrogate_settings)
 
-def kl_penalty(
-    logprobs: Float[Tensor, "batch time"], r: Rollout, beta: float, config: RLHFConfig,
-) -> Float[Tensor, "batch time"]:
+def kl_penalty(logprobs: Float[Tensor, "batch time"], r: Rollout, beta: float,
+               config: RLHFConfig) -> Float[Tensor, "batch time"]:
     "β·k(ℓₜ) of each token, to be added to the loss; by default with k2."
     return KL_GRADIENTS[config.kl_gradient](
         logprobs, r.ref_logprobs, r.mask, beta, config.kl_estimator or "k2", r.old_logprobs)
@@ -165,16 +154,11 @@ def loss_and_parts(result: object) -> tuple[Tensor, dict[str, Tensor]]: # the pa
                     raise ValueError(f"loss returned {name} of shape {tuple(x.shape)}, expected "
                                      "one number: take a sum or a mean of it")
             return loss, {name: x.reshape(()) for name, x in parts.items()}
-    raise TypeError(f"loss returned {type(result).__name__}: return (loss, parts), a tensor of "
-                    "one number and a dictionary for the log, as super().loss does")
+    raise TypeError(f"loss returned {type(result).__name__}: return (loss, parts), one number and "
+                    "a dictionary for the log, as super().loss does")
 
 # %% ../../nbs/reference/training/updates.ipynb #326bf64e
-def cosine(
-    step: int,  # 0 for the first update
-    steps: int, # of the whole run
-    warmup: int = 0,   # updates that climb to 1
-    floor: float = 0., # where it ends
-) -> float: # a factor for the learning rate
+def cosine(step: int, steps: int, warmup: int = 0, floor: float = 0.) -> float:
     "A straight line up, half a cosine down: f + (1 − f)·½(1 + cos π·(k − w)/(n − w))."
     if step < warmup:
         return (step + 1) / warmup
@@ -188,15 +172,14 @@ def clip_gradients(agent: Agent, max_norm: float) -> dict[str, Tensor]:
     norms = {}
     for name, parameters in {"grad_norm": agent.policy_parameters(),
                              "value_grad_norm": agent.value_parameters()}.items():
-        moving = [p for p in parameters if p.grad is not None]
-        if not moving:
+        gradients = {p: p.grad for p in parameters if p.grad is not None}
+        if not gradients:
             continue
-        norm: Any = torch.nn.utils.get_total_norm(
-            [p.grad for p in moving if p.grad is not None])
-        norms[name] = total = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        norm: Any = torch.nn.utils.get_total_norm(gradients.values())
+        norms[name] = total = full(norm)
         if not total.isfinite():
             raise FloatingPointError(f"{name} is {total.item()}")
-        torch.nn.utils.clip_grads_with_norm_(moving, max_norm, norm)
+        torch.nn.utils.clip_grads_with_norm_(gradients, max_norm, norm)
     return norms
 
 def lr_factor(config: RLHFConfig, iteration: int) -> float:
@@ -207,20 +190,16 @@ def lr_factor(config: RLHFConfig, iteration: int) -> float:
     return {"constant": 1., "linear": 1 - min(1., k / n), "cosine": cosine(k, n)}[c.lr_schedule]
 
 # %% ../../nbs/reference/training/updates.ipynb #61b3ab81
-def set_learning_rate(
-    optimizer: torch.optim.Optimizer, config: RLHFConfig, iteration: int,
-) -> None:
+def set_learning_rate(optimizer: Optimizer, config: RLHFConfig, iteration: int) -> None:
     "Each group's initial rate times `lr_factor`."
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * lr_factor(config, iteration)
 
-
 # %% ../../nbs/reference/training/updates.ipynb #862b2fee
 def make_optimizer(
-    optimizer: torch.optim.Optimizer | Callable | None, # None: AdamW. Or a function of groups
-    agent: Agent,
-    config: RLHFConfig, # lr, value_lr, weight_decay
-) -> torch.optim.Optimizer:
+    optimizer: Optimizer | Callable | None, # None: AdamW. Or a function of groups
+    agent: Agent, config: RLHFConfig,
+) -> Optimizer:
     """Policy and values in a group each. Raises ValueError for one that leaves the values out, and
     for weights in float16; AdamW on weights in bfloat16 can be a LostSteps warning."""
     require_trainable(agent.parameters())
@@ -232,13 +211,12 @@ def make_optimizer(
         warn_of_lost_steps(groups[0]["params"], config.lr)
         made = torch.optim.AdamW(groups, weight_decay=config.weight_decay, fused=True)
     else:
-        made = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(groups)
+        made = optimizer if isinstance(optimizer, Optimizer) else optimizer(groups)
     known = {id(p) for group in made.param_groups for p in group["params"]}
     if any(id(p) not in known for p in value):
-        raise ValueError("the optimizer does not know the value function's parameters, so they "
-                         "would never learn: pass a function, optimizer=lambda groups: "
-                         "torch.optim.Adam(groups), or build it on the parameters of the Agent "
-                         "that you pass")
+        raise ValueError("the optimizer does not know the value function's parameters: pass "
+                         "optimizer=lambda groups: torch.optim.Adam(groups), or build it on the "
+                         "parameters of the Agent that you pass")
     for group in made.param_groups:
         group.setdefault("initial_lr", group["lr"])
     return made
