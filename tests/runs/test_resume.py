@@ -249,13 +249,8 @@ def test_nothing_saved_yet_starts_over(whole, tmp_path, capsys):
     with pytest.raises(FileExistsError, match="already holds files"): run_quickstart(config(tmp_path / "foreign", resume=True))
 
 
-def stop_by(what):
-    if isinstance(what, int): os.kill(os.getpid(), what)
-    else: raise what
-
-
-@pytest.mark.parametrize("what, status", first(1, [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (ZeroDivisionError(), None)]))
-def test_half_an_iteration_is_not_kept(whole, tmp_path, what, status, capsys):
+@pytest.mark.parametrize("number", first(1, [signal.SIGTERM, signal.SIGINT]))
+def test_half_an_iteration_is_not_kept(whole, tmp_path, number, capsys):
     "The command ends with the shell's status, leaves a policy that can be used, and goes on from the last whole iteration."
     out, real = tmp_path / "run", quickstart.make_trainer
     def make(*args):
@@ -263,54 +258,38 @@ def test_half_an_iteration_is_not_kept(whole, tmp_path, what, status, capsys):
         move, calls = trainer.optimizer.step, []
         def interrupted(*args, **kwargs):
             calls.append(1)
-            if len(calls) == 2 * 4 + 2: stop_by(what)  # four updates an iteration: in the middle of the third
+            if len(calls) == 2 * 4 + 2: os.kill(os.getpid(), number)  # four updates an iteration: in the middle of the third
             return move(*args, **kwargs)
         trainer.optimizer.step = interrupted
         return trainer
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit if status else ZeroDivisionError) as e:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as e:
         patch.setattr(quickstart, "make_trainer", make)
         main(["quickstart", *FLAGS, "--output-dir", str(out)])
     assert places(out) == [("ppo", 2, 4)] and f"--output-dir {out} --resume" in capsys.readouterr().err
-    if status:
-        assert e.value.code == status and AutoModelForCausalLM.from_pretrained(out / "policy") and AutoTokenizer.from_pretrained(out / "policy")
-        main(["sample", str(out), "--n", "1"])
+    assert e.value.code == 128 + number and AutoModelForCausalLM.from_pretrained(out / "policy") and AutoTokenizer.from_pretrained(out / "policy")
+    main(["sample", str(out), "--n", "1"])
     run_quickstart(config(out, resume=True))
     assert result(out) == whole[1]
 
 
-# ---------------------------------------------------------------- real processes
-
-@pytest.fixture(scope="module")
-def process():
-    "Starts the command in a process of its own, forked from one that has imported everything: an import takes longer than the run."
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["instruct_goose.recipes.quickstart", "instruct_goose.recipes.ratings", "instruct_goose.cli.main",
-                                    "transformers.models.gpt2.modeling_gpt2", "transformers.models.auto.modeling_auto", "matplotlib.backends.backend_agg"])
-    def start(*argv):
-        child = context.Process(target=main, args=(["quickstart", *FLAGS, *argv],))
-        child.start()
-        return child
-    return start
-
-
-def ran(child):
-    child.join(1200)  # it ends long before, but on a busy machine
-    assert child.exitcode is not None
-    return child.exitcode
+def process(*argv):
+    "The command in a process of its own."
+    child = multiprocessing.get_context("fork").Process(target=main, args=(["quickstart", *FLAGS, *argv],))
+    child.start()
+    return child
 
 
 @pytest.mark.parametrize("n", first(1, [1, 0, 2]))  # `make evidence` kills twenty
-def test_a_kill(whole, tmp_path, process, n):
+def test_a_kill(whole, tmp_path, n):
     longest, out = json.loads((whole[0] / "summary.json").read_text("utf-8"))["wall_seconds"], tmp_path / "run"
     child, begun = process("--output-dir", str(out), "--save-every", "1"), time.monotonic()
     while not (out / "config.json").exists() and time.monotonic() < begun + 60: time.sleep(.005)
     moment = random.Random().uniform(n * longest / 3, (n + 1) * longest / 3)
     child.join(moment)
     child.kill()  # SIGKILL
-    assert ran(child) in (-signal.SIGKILL, 0)
-    last = places(out)[-1:]
-    assert ran(process("--output-dir", str(out), "--save-every", "1", "--resume")) == 0
-    print(f"killed after {moment:.2f} of about {longest:.2f} s, at {last}; {json.loads((out / 'summary.json').read_text('utf-8'))['resumed_from']=}")
-    assert result(out) == whole[1]
+    child.join(600)
+    print(f"killed after {moment:.2f} of about {longest:.2f} s, at {places(out)[-1:]}")
+    again = process("--output-dir", str(out), "--save-every", "1", "--resume")
+    again.join(600)
+    assert child.exitcode in (-signal.SIGKILL, 0) and again.exitcode == 0 and result(out) == whole[1]
     assert not [p for p in out.rglob(".*")]  # nothing half written is left
