@@ -66,19 +66,17 @@ class CheckpointManager:
         steps: int,               # of the longest stage, in which `every` is counted
         every: int | None = None, # None: by time alone, and when the block ends by an exception
         keep: int = 2,
-        clock: Clock | None = None, # its seconds add up over resumed runs
     ):
         self.run, self.directory = Path(run_dir), Path(run_dir) / "checkpoints"
         self.settings = json.loads(json.dumps(dict(settings), default=str))
-        self.steps, self.every, self.keep, self.clock = steps, every, keep, clock or Clock()
+        self.steps, self.every, self.keep, self.clock = steps, every, keep, Clock()
         self.resumed_from: int | str | None = None # iteration or stage
         self.earlier: dict[str, float] = {}        # seconds of the runs that this one continues
         self.latest = self.on_disk = RunState({}, None)
         self.saved_at, self.pause = time.monotonic(), SOONEST # of the last checkpoint; until next
         self.signal: int | None = None # that has come
         self.muted = False # it raises nothing any more
-        self.found: list[Path] = [] # in the directory, when the block began
-        self.block = ExitStack()
+        self.block, self.empty = ExitStack(), False # was the directory, when the block began?
 
     def stage(self, name: str) -> "Stage":
         return Stage(self, name)
@@ -136,7 +134,7 @@ class CheckpointManager:
                 block.enter_context(locked(self.run))
                 remove_remains(self.run, TEMPORARY_FILE)
                 remove_remains(self.directory)
-                self.found = [*self.run.iterdir()]
+                self.empty = not any(self.run.iterdir())
                 own_thread = threading.current_thread() is threading.main_thread()
                 for number in _SIGNALS if own_thread else ():
                     before = signal.getsignal(number)
@@ -176,7 +174,7 @@ class CheckpointManager:
                     f"steps of the stage {name!r}.\n"
                     f"To go on: the same command with --output-dir {self.run} --resume{flags}")
         made = {path.name for path in self.run.iterdir()}
-        if not self.found and made <= {"config.json", "metrics.jsonl", "tokens.jsonl"}:
+        if self.empty and made <= {"config.json", "metrics.jsonl", "tokens.jsonl"}:
             shutil.rmtree(self.run) # the directory is free again
         return f"Stopped before the first whole step; {self.run} holds nothing to go on from."
 

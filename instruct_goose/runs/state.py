@@ -131,14 +131,12 @@ def part(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 def optimizer_state(
     optimizer: torch.optim.Optimizer, module: nn.Module,
 ) -> tuple[dict[str, Tensor], list[dict]]: # moments as "moment/parameter"; each group, for JSON
-    """What the optimizer remembers of each parameter. Raises ValueError for a parameter that
-    is not the module's."""
+    "What the optimizer remembers of each parameter. Raises ValueError for one of another module."
     names = {id(p): name for name, p in named_tensors(module).items()}
     tensors, groups = {}, []
     for group in optimizer.param_groups:
         if any(id(p) not in names for p in group["params"]):
-            raise ValueError("the optimizer moves parameters that do not belong to the model, "
-                             "and have no name to save them by")
+            raise ValueError("the optimizer moves parameters that do not belong to the model")
         memory = {names[id(p)]: optimizer.state.get(p, {}) for p in group["params"]}
         for name, moments in memory.items():
             tensors |= {f"{key}/{name}": torch.as_tensor(x) for key, x in moments.items()}
