@@ -61,27 +61,6 @@ def test_against_the_double_sum(seed, gamma, lam):
     for x in (advantages, returns, G): assert (x[~mask] == 0).all()
 
 
-@given(seed=st.integers(0, 10**6), gamma=dial, lam=dial)
-def test_lambda_return_is_a_mixture(seed, gamma, lam):
-    r, v, _ = batch(seed)
-    r, v = r[0].tolist(), [*v[0].tolist(), 0.]
-    N = len(r)
-    look = lambda n: sum(gamma**i * r[i] for i in range(n)) + gamma**n * v[n] * (n < N)
-    mixture = (1 - lam) * sum(lam**(n - 1) * look(n) for n in range(1, N)) + lam**(N - 1) * look(N)
-    returns = gae(f64([r]), f64([v[:N]]), torch.ones(1, N).bool(), gamma, lam)[1]
-    close(returns[0, 0], f64(mixture), atol=1e-9, rtol=0)
-
-
-def test_true_values_leave_no_surprise_on_average():
-    # the reward of each of 3 tokens is ±1 with probability .6 / .4, so V = .2·(tokens to come)
-    signs = f64(list(itertools.product([1., -1.], repeat=3)))
-    prob = torch.where(signs > 0, .6, .4).double().prod(1, keepdim=True)
-    for lam in (0., .5, 1.):
-        advantages, returns = gae(signs, f64([[.6, .4, .2]]).expand(8, 3), torch.ones(8, 3).bool(), 1., lam)
-        close((prob * advantages).sum(0), torch.zeros(3).double(), atol=1e-6, rtol=0)
-        close((prob * returns).sum(0), f64([.6, .4, .2]), atol=1e-6, rtol=0)
-
-
 def test_bfloat16_sums_do_not_stall():
     "a thousand rewards of 1: in bfloat16 the sum would stop at 256"
     one = torch.ones(1, 1000, dtype=torch.bfloat16)
@@ -107,8 +86,6 @@ def test_refusals(unchecked):
             with pytest.raises(ValueError, match="gamma is"): discounted_returns(r, mask, bad)
         with pytest.raises(ValueError, match="lam is"): gae(r, v, mask, gamma=0., lam=2.)    # γλ alone would not show it
 
-
-# ---- groups
 
 @pytest.mark.parametrize("how", ["mean_std", "mean", "leave_one_out"])
 def test_groups_against_the_statistics_module(how):

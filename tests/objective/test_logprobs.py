@@ -33,15 +33,6 @@ LOGITS = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=6)
 TAUS = st.sampled_from([.3, .7, 1, 2.5])
 
 
-# --- token_logprobs ---
-
-def test_by_hand():
-    # ln .55 = -.597837
-    near(token_logprobs(P.log(), TOKENS), [-.597837, -.597837], 1e-6)
-    # square roots of .55 .30 .15 are .741620 .547723 .387298, sum 1.676641; ln(.741620/1.676641) = -.815710
-    near(token_logprobs(P[:1].log(), TOKENS[:1], temperature=2), [-.815710], 2e-6)
-
-
 @given(LOGITS, TAUS, st.data())
 def test_against_python_floats(row, tau, data):
     token = data.draw(st.integers(0, len(row) - 1)); z = torch.tensor([row], dtype=torch.float64)
@@ -90,17 +81,6 @@ def test_poisoned_rows_stay_where_they_are(poison):
         near(torch.autograd.grad(fn(bad)[mask].sum(), bad)[0][mask], torch.autograd.grad(fn(z)[mask].sum(), z)[0][mask])
 
 
-# --- entropy ---
-
-def test_entropy_by_hand():
-    near(entropy(torch.zeros(2, 8, dtype=torch.float64)), [math.log(8)] * 2)
-    # .55 · .597837 + .30 · 1.203973 + .15 · 1.897120 = .328810 + .361192 + .284568
-    # .20 · 1.609438 + .25 · 1.386294 + .55 · .597837 = .321888 + .346574 + .328810
-    near(entropy(P.log()), [.974570, .997272], 2e-6)
-    half_half = torch.tensor([0., 0., -math.inf, -math.inf])
-    near(entropy(half_half), math.log(2), 1e-6)
-
-
 @pytest.mark.parametrize("row", [[0., 0., -math.inf], [0., -math.inf, -math.inf], [3., -math.inf, 1.], [0., -1e4, 2.]])
 def test_entropy_survives_forbidden_tokens(row):
     z = torch.tensor(row, requires_grad=True); s = entropy(z); s.backward()
@@ -116,10 +96,6 @@ def test_entropy_rises_with_temperature(row):
     s = [entropy(z, tau).item() for tau in (.5, 1., 2., 4.)] + [math.log(len(row))]
     assert all(a <= b + 1e-12 for a, b in itertools.pairwise(s))
 
-
-# --- half precision ---
-
-# --- logprobs_from_hidden ---
 
 def problem(N=7, H=4, V=5, dtype=torch.float64):
     make = lambda *shape: torch.randn(*shape, dtype=torch.float64).to(dtype).requires_grad_()
@@ -160,8 +136,6 @@ def test_logits_are_forgotten_until_the_backward_pass(chunk):
         logprobs_from_hidden(hidden, weight, ids, chunk=chunk)
     assert ((chunk, 200) in shapes) == (chunk == 90)
 
-
-# --- bad input, as users meet it ---
 
 def test_shapes_without_the_shape_checker(unchecked):
     hidden, weight, _, ids = problem()

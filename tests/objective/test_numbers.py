@@ -57,8 +57,6 @@ TOKENS = torch.randint(5, MASK.shape, generator=torch.Generator().manual_seed(5)
 TOKENS[0, 0] = 3  # never one that the extreme logits forbid
 
 
-# ---------------------------------------------------------------- the losses
-
 def numbers(kind="usual", dtype=torch.float64):
     """Inputs by name. "usual": ratios beyond every clip on both sides. "extreme": log-ratios of 0 and ±1e4, values and
     returns of ±1e4, logits of ±1e4 and −inf, margins of ±2e4."""
@@ -229,8 +227,6 @@ def test_narrow_floats_give_what_float64_gives(name, kind, dtype):
         close(x, y.to(x.dtype), rtol=2e-2 if dtype in HALF else 1e-3, atol=(2e-2 if dtype in HALF else 1e-5) * max(1e-3, min(6e4, y.abs().max().item())))
 
 
-# ---------------------------------------------------------------- padding, and where the rows stand
-
 NO_MASK = {"token_logprobs", "log_softmax", "entropy", "logprobs_from_hidden", "implicit_reward", "dpo_loss", "dpo_loss smooth", "pairwise_loss",
            "all_pairs_loss", "gaussian_entropy", "gaussian_kl", "group_advantages", "exact_kl"}  # exact_kl's is in test_kl: its inputs are distributions
 MASKED = [name for name in CASES | CONSTANT if name not in NO_MASK]
@@ -285,8 +281,6 @@ def test_order_of_rows_and_side_of_padding_do_not_matter(name, how, monkeypatch)
         else: close(y, moved(x))
 
 
-# ---------------------------------------------------------------- the smallest and the flattest batch
-
 ONE = torch.ones(1, 1, dtype=torch.bool)
 
 
@@ -310,8 +304,8 @@ def test_one_response_of_one_token():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALF], ids=str)
-@pytest.mark.parametrize("n", [2, 6, 8, 1000])
-@pytest.mark.parametrize("value", [0., -77.7, 1000.1, 1e-30])
+@pytest.mark.parametrize("n", [2, 8, 1000])
+@pytest.mark.parametrize("value", [0., 1000.1, 1e-30])
 def test_equal_rewards_give_no_advantage_not_even_by_rounding(value, n, dtype):
     """The float32 mean of eight times 1000.1 is 6e-5 off: divided by its own square root and ϵ, that would be an advantage of .4
     for every response."""
@@ -335,7 +329,7 @@ def test_whitening_equal_numbers_keeps_its_gradient():
     close(x.grad, f64([[1.5, -.5, -.5, -.5]]))
 
 
-@pytest.mark.parametrize("scale", [1e-15, 1e-6, 1., 1e6, 1e15])
+@pytest.mark.parametrize("scale", [1e-15, 1e15])
 def test_huge_and_tiny_rewards(scale):
     "Everything scales as it should, but for the ϵ that keeps a spread of nothing from being blown up."
     draw = torch.Generator().manual_seed(2)

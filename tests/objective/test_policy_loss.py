@@ -97,8 +97,6 @@ def test_other_bad_input(unchecked):
         with pytest.raises(ValueError, match="clip_high is"): clip_active(lp.exp(), A, .2, bad)
 
 
-# ---- one ratio per response
-
 def slow_row(lp, old, A, mask, clip=.2, high=.2, *, level="token", surrogate="min", dual=None, weights=None):
     """One response in floats: (losses, gradients to its log-probabilities), the latter written down case by case and not
     differentiated. Every token's ratio depends on all tokens of its row, so gradients of the row's summed loss add up."""
@@ -211,24 +209,7 @@ def test_by_enumeration_the_product_ratio_is_exact_and_the_token_ratio_is_not(se
     for level, factor in (("token", 1), ("product", 1), ("sequence", 2)): close(factor * proposed(level), truth)
 
 
-# ---- dual clip
-
 # ρ, Â, objective and slope at ε = .2, c = 3: only a bad token that has risen beyond c is cut
-@pytest.mark.parametrize("rho, A, dual, objective, slope", [
-    (.5, .8, None, .40, .8), (1., .8, None, .80, .8), (1.5, .8, None, .96, 0.),  # the first is .64 where a slider forgot the min
-    (.5, -.8, None, -.64, 0.), (1., -.8, None, -.80, -.8), (1.5, -.8, None, -1.20, -.8),
-    (.5, 1., 3., .5, 1.), (1.5, 1., 3., 1.2, 0.), (5., 1., 3., 1.2, 0.),
-    (.5, -1., 3., -.8, 0.), (2.9, -1., 3., -2.9, -1.), (5., -1., 3., -3., 0.), (5., -2., 3., -6., 0.), (5., 0., 3., 0., 0.)])
-def test_every_cell_by_hand(rho, A, dual, objective, slope):
-    r = f64([rho]).requires_grad_()
-    L = clipped_objective(r, f64([A]), dual_clip=dual)
-    close(L, f64([objective])); close(torch.autograd.grad(L.sum(), r)[0], f64([slope]))
-
-
-# ---- surrogates
-
-# ---- a sampler that is not quite the policy
-
 @given(seeds, st.integers(2, 6))
 def test_uncapped_weights_by_enumeration(seed, vocab):
     "for any sampler and any earlier step: E_μ[w·loss] has the gradient of E_old[loss], clip and all"

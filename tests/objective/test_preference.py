@@ -4,8 +4,7 @@ import math
 import pytest
 import torch
 
-from instruct_goose.lesson import running_example
-from instruct_goose.objective.preference import dpo_loss, implicit_reward
+from instruct_goose.objective.preference import dpo_loss
 
 close = torch.testing.assert_close
 f64 = lambda x: torch.tensor(x, dtype=torch.float64)
@@ -25,16 +24,6 @@ def test_against_plain_python_and_finite_differences(beta, eps):
     expected = [slow(*row, beta, eps) for row in rows.T.tolist()]
     close(dpo_loss(*rows, beta, eps), f64(expected))
     assert torch.autograd.gradcheck(lambda c, j: dpo_loss(c, j, rows[2], rows[3], beta, eps), [r.clone().requires_grad_() for r in rows[:2]])
-
-
-def test_running_example_by_hand():
-    ex = running_example()
-    sums = lambda x: torch.where(ex.mask, x, 0.).sum(-1)
-    # log π − log π_ref: −.5978 − .5108 − 1.0498 + 2.5257 = .3671; −1.8971 − .5978 + 2.7726 = .2777. β = .1
-    close(implicit_reward(sums(ex.logprobs), sums(ex.ref_logprobs), .1), f64([.0367, .0278]), atol=6e-5, rtol=0)
-    pi, ref = sums(ex.logprobs), sums(ex.ref_logprobs)
-    close(dpo_loss(pi[:1], pi[1:], ref[:1], ref[1:], .1), f64([math.log(1 + math.exp(-.00896))]), atol=1e-5, rtol=0)
-    close(dpo_loss(ref, pi, ref, pi), f64([math.log(2)] * 2))
 
 
 def test_the_reference_does_not_learn():

@@ -47,16 +47,6 @@ def test_running_example_by_hand():
     close(v.grad, f64([[-.062186, .09, -.3], [0., .669315, 0.]]), atol=1e-6, rtol=0)
 
 
-def test_explained_variance_by_hand():
-    # returns 1, 2, 6: mean 3, squares 4 + 1 + 9 = 14. Errors 0, −1, 4: mean 1, squares 1 + 4 + 9 = 14. So 1 − 14/14 = 0
-    r, v, m = f64([[1., 2., 6., 99.]]), f64([[1., 3., 2., -99.]]), torch.tensor([[True, True, True, False]])
-    close(explained_variance(v, r, m), f64(0.))
-    # errors .5, −.5, 0: mean 0, squares .5. So 1 − .5/14
-    close(explained_variance(f64([[.5, 2.5, 6., 0.]]), r, m), f64(1 - .5 / 14))
-    ex = running_example()
-    close(explained_variance(ex.values, RETURNS, ex.mask), f64(.8419), atol=5e-5, rtol=0)
-
-
 @given(seeds, sizes)
 def test_equals_the_slow_version(seed, clip):
     v, r, old, mask = batch(seed)
