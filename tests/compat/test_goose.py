@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 from torch import tensor
-from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from instruct_goose.compat import goose
 from instruct_goose.compat.goose import (
@@ -144,19 +144,9 @@ def test_the_script_runs_and_every_weight_moves(script, lm):
     assert all(torch.equal(x, frozen[n]) for n, x in lm.state_dict().items())
 
 
-# ---- the old repository's tests, as their caller sees them
-
 @pytest.fixture
 def prompts(tokenizer):
     return tokenizer(["the film was very", "I loved", "a dull story and"], padding=True, return_tensors="pt")
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_agent_answers_with_four_numbers_per_text(agent, prompts, masked):
-    mask = {"attention_mask": prompts["attention_mask"]} if masked else {}
-    action, logprobs, entropies, values = agent(input_ids=prompts["input_ids"], **mask)
-    for x in (action, logprobs, entropies, values): assert x.shape == (3,)
-    assert (logprobs < 0).all() and (values == 0).all() and action.dtype == torch.long
 
 
 def test_agent_reads_the_last_real_token(agent, prompts):
@@ -198,15 +188,6 @@ def test_generate_fills_up_to_max_new_tokens(agent, prompts, tokenizer):
     assert agent.generate(ids, mask, max_length=30, pad_token_id=0).shape[1] <= 30  # without max_new_tokens: as it comes
 
 
-def test_generate_says_how_long_a_query_may_be(agent):
-    "64 positions: a query of 44 leaves room for 20. Padding takes none."
-    ids, mask = torch.full((1, 50), 3), torch.ones(1, 50, dtype=torch.long)
-    mask[:, :6] = 0
-    assert agent.generate(ids, mask, max_new_tokens=20, pad_token_id=0).shape == (1, 70)
-    mask[:, 5] = 1
-    with pytest.raises(ValueError, match="45 tokens.*max_length=44"): agent.generate(ids, mask, max_new_tokens=20, pad_token_id=0)
-
-
 def test_reward_model(tokenizer, tmp_path):
     tiny(tokenizer).save_pretrained(tmp_path)
     judge = RewardModel(str(tmp_path), device="cpu")
@@ -217,14 +198,6 @@ def test_reward_model(tokenizer, tmp_path):
     close(judge(batch["input_ids"]), scores)  # pads are ends here, on the left
     for text, score in zip(texts, scores, strict=True):
         close(judge(tokenizer(text, return_tensors="pt")["input_ids"])[0], score)
-
-
-def test_reward_model_has_dropout_in_training_only(tokenizer):
-    judge = RewardModel(tiny(tokenizer, GPT2ForSequenceClassification, num_labels=1, resid_pdrop=0., embd_pdrop=0., attn_pdrop=0.), .5)
-    ids = tensor([[1, 2, 3]])
-    assert judge(ids) == judge(ids)
-    judge.train()
-    assert len({judge(ids).item() for _ in range(8)}) > 1
 
 
 E = 0  # the end, and the padding
@@ -270,8 +243,6 @@ def test_advantage_and_return_of_one_step():
     advantages, returns = RLHFTrainer.compute_advantage_and_return(rewards, values)
     close(advantages, rewards - values); close(returns, rewards.to(values))
 
-
-# ---- the loss
 
 def batch_of(tokenizer, responses=((4, 5, 0, 0), (6, 7, 8, 9), (0, 0, 0, 0))):
     queries = tokenizer(["the film was", "I", "a story"], padding=True, return_tensors="pt")
@@ -334,21 +305,6 @@ def test_what_follows_the_first_end_does_not_count(agent, tokenizer):
     expected = loss_and_gradient(agent, ref, x)
     close(loss_and_gradient(agent, ref, x | {"response_attention_mask": mask}), expected)
     close(loss_and_gradient(agent, ref, x | {"response_ids": tensor([[4, 5, 0, 3], [6, 7, 8, 9], [0, 7, 0, 2]])}), expected)
-
-
-def test_responses_padded_on_the_left_with_the_end(agent, tokenizer):
-    ref, x = create_reference_model(agent), batch_of(tokenizer, ((4, 5, 0, 0), (6, 7, 8, 9), (3, 4, 0, 0)))
-    left = x | {"response_ids": tensor([[0, 4, 5, 0], [6, 7, 8, 9], [0, 3, 4, 0]]),
-                "response_attention_mask": tensor([[0, 1, 1, 1], [1] * 4, [0, 1, 1, 1]])}
-    close(loss_and_gradient(agent, ref, left), loss_and_gradient(agent, ref, x))
-
-
-def test_the_batch_is_not_time(agent, tokenizer):
-    "Rows in another order: the same loss. Run across the batch, GAE would give another."
-    torch.nn.init.normal_(agent.value_network.weight)
-    ref, x = create_reference_model(agent), batch_of(tokenizer)
-    turned = {name: v[[2, 0, 1]] for name, v in x.items()}
-    close(loss_and_gradient(agent, ref, turned), loss_and_gradient(agent, ref, x), atol=1e-6, rtol=1e-5)
 
 
 def test_forward_names_every_token(agent, tokenizer):

@@ -19,7 +19,6 @@ from same_name_formulas import (
 )
 from torch.distributions import Categorical
 
-from instruct_goose.lesson import running_example
 from instruct_goose.objective.kl import exact_kl
 from instruct_goose.objective.ppo import ppo_loss
 
@@ -249,28 +248,6 @@ def test_clip_fraction(ex):
     q = told_apart("clip fraction", range_only=(lambda r, a, m, e: ((r - 1).abs() > e)[m].double().mean(), "out of range, of real"))
     # ratios 1.1, 1.5, .7, .6, 1.1 with advantages + + + − −: 1.5 and .6 are cut, .7 is out of range and free
     for r in q.rows: close(q.work(r.f), 2 / 5 if r.kind.startswith("cut") else 3 / 8, 1e-6)
-
-
-def test_padded_example_is_the_running_example():
-    ex, run = padded_example(6, fill=-7.), running_example()
-    m = run.mask
-    assert ex.mask.shape == (2, 6) and ex.mask.sum() == 5
-    for name in ("tokens", "logits", "logprobs", "old_logprobs", "values", "old_values"):
-        close(getattr(ex, name)[ex.mask], getattr(run, name)[m])
-    for name in ("logprobs", "values", "advantages", "returns", "loss"): assert (getattr(ex, name)[~ex.mask] == -7).all()
-
-
-@pytest.mark.parametrize("fill", [float("nan"), float("inf"), 1e6])
-def test_ours_do_not_hear_the_padding(fill):
-    clean, poisoned = padded_example(4), padded_example(7, fill)
-    mean, white, clip = (QUANTITIES[q]["instruct_goose"].f for q in ("masked mean", "whitening", "clip fraction"))
-    for f in (mean, *(QUANTITIES["aggregation"][f"instruct_goose: {how}"].f for how in ("token_mean", "sequence_mean"))):
-        close(f(poisoned.loss, poisoned.mask), f(clean.loss, clean.mask))
-    close(white(poisoned.advantages, poisoned.mask)[:, :4], white(clean.advantages, clean.mask))
-    ratio = lambda b: torch.where(b.mask, (b.logprobs - b.old_logprobs).exp(), 1.)
-    close(clip(ratio(poisoned), poisoned.advantages, poisoned.mask, .2), clip(ratio(clean), clean.advantages, clean.mask, .2))
-    moved = QUANTITIES["logged KL"]["instruct_goose"].f
-    close(*(moved(*(torch.where(b.mask, x, 0.) for x in (b.logprobs, b.old_logprobs)), b.mask) for b in (poisoned, clean)))
 
 
 def test_the_table_is_complete():

@@ -44,8 +44,6 @@ def trainer(algorithm="grpo", **changes):
     return RLHFTrainer(model(), config=settings, tokenizer=TOKENIZER)
 
 
-# ── the forms of its functions ──
-
 def by_tokens(completion_ids, **kwargs): return [float(len(ids)) for ids in completion_ids]
 def by_letters(completions, **kwargs): return [float(len(text)) for text in completions]
 def of_form(completion_messages, **kwargs):
@@ -155,8 +153,6 @@ def test_a_column_that_does_not_fit_is_refused_by_name():
     with pytest.raises(ValueError, match=r"iteration 0: log_extra\('half', …\) was given 1 values for 8 responses"): t.step(TEXT, short)
     with pytest.raises(RewardError, match="the metric 'rate' is 'high': not a number"): t.step(TEXT, odd)
 
-
-# ── the formats of its data ──
 
 def turns(*contents): return [{"role": role, "content": c} for role, c in zip(["user", "assistant"] * 2, contents)]
 PROMPT_ONLY = {"standard": [{"prompt": "is tea"}, {"prompt": "what is rain"}], "conversational": [{"prompt": turns("is tea")}, {"prompt": turns("what is rain")}]}
