@@ -27,13 +27,11 @@ from ..objective.logprobs_in_pieces import Head
 def trunk(model: PreTrainedModel) -> PreTrainedModel:
     """The transformer without its head, whatever the architecture calls it.
     Raises TypeError for a model whose transformer is not found."""
-    base = model.base_model
-    headless = model.get_output_embeddings() is None
+    base, headless = model.base_model, model.get_output_embeddings() is None
     if isinstance(base, PreTrainedModel) and (base is not model or headless):
         return base
     for name in ("model", "transformer", "backbone", "language_model"):
-        part = getattr(model, name, None)
-        if part is not None:
+        if (part := getattr(model, name, None)) is not None:
             return trunk(part)
     raise TypeError(f"{type(model).__name__}: its transformer is not found under any usual name")
 

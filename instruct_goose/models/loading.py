@@ -91,7 +91,6 @@ def read_settings(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} cannot be read: {first_line(e)}") from e
 
 def is_adapters(place: str | Path) -> bool:
-    "Does the directory hold adapters, without their model?"
     return (Path(place) / "adapter_config.json").is_file()
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad000a

@@ -27,17 +27,12 @@ class Head(NamedTuple):
     softcap: int | float | None = None # c
 
     def part(self, columns: slice) -> "Head":
-        "The head of some of the vocabulary."
         bias = None if self.bias is None else self.bias[columns]
         return self._replace(weight=self.weight[columns], bias=bias)
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #f2da4c88
-def head_scores(
-    hidden: Float[Tensor, "tokens hidden"],
-    head: Head,
-    temperature: int | float = 1.,
-) -> Float[Tensor, "tokens vocab"]: # z/τ, float32 or wider; no copy where nothing is to be done
-    "What goes into the softmax."
+def head_scores(hidden: Tensor, head: Head, temperature: int | float = 1.) -> Tensor:
+    "(tokens, vocab): z/τ, float32 or wider; no copy where nothing is to be done."
     z = wide(torch.nn.functional.linear(hidden, head.weight, head.bias))
     if head.scale != 1:
         z.mul_(head.scale)
@@ -103,10 +98,8 @@ class Blocks:
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0027
 def tile_gradient(
-    logp: Float[Tensor, "tokens block"], here: Tensor, at: Tensor,
-    g: Float[Tensor, "tokens"], k: Float[Tensor, "tokens"] | None,
-    entropy: Float[Tensor, "tokens"],
-) -> Float[Tensor, "tokens block"]:
+    logp: Tensor, here: Tensor, at: Tensor, g: Tensor, k: Tensor | None, entropy: Tensor,
+) -> Tensor: # (tokens, block)
     """dz_v = g·(1[v = a] − p_v) − k·p_v·(log p_v + S), where the loss sends g back for log π(a)
     and k for the entropy S; `here` and `at` are `own_column`'s. logp is used up."""
     if k is None:
@@ -220,13 +213,9 @@ class Compared(NamedTuple):
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #15b965f5
 @torch.no_grad()
 def compare_heads(
-    hidden: Float[Tensor, "tokens hidden"],
-    head: Head,
-    ref_hidden: Float[Tensor, "tokens ref_hidden"],
-    ref_head: Head,
-    tokens: Int[Tensor, "tokens"],
-    temperature: int | float = 1., # of both
-    bytes: int | None = None,      # in the tiles that exist at a time; None: `TILE_BYTES`
+    hidden: Float[Tensor, "tokens hidden"], head: Head,
+    ref_hidden: Float[Tensor, "tokens ref_hidden"], ref_head: Head,
+    tokens: Int[Tensor, "tokens"], temperature: int | float = 1., bytes: int | None = None,
 ) -> Compared:
     """Two models' log π(a), the entropy of the first and KL(first‖second), from one look at each
     tile. No gradient. Raises ValueError if the vocabularies differ."""

@@ -91,15 +91,11 @@ def train_dpo(
 
 # %% ../../nbs/guides/dpo.ipynb #6b702003
 def kto_loss(
-    log_ratio: Float[Tensor, "batch"], # ℓ = log π(y|q) − log π_ref(y|q), with gradient
-    good: Bool[Tensor, "batch"],       # the labels
-    kl: Float[Tensor, ""],             # z, an estimate of KL(π‖π_ref), without gradient
-    beta: int | float = .1,            # price of a nat
-    good_weight: int | float = 1.,     # λ_D
-    bad_weight: int | float = 1.,      # λ_U
+    log_ratio: Float[Tensor, "batch"], good: Bool[Tensor, "batch"], kl: Float[Tensor, ""],
+    beta: int | float = .1, good_weight: int | float = 1., bad_weight: int | float = 1.,
 ) -> Float[Tensor, "batch"]:
-    """λ_D·(1 − σ(β(ℓ − z))) of a good answer, λ_U·(1 − σ(β(z − ℓ))) of a bad one.
-    Ethayarajh et al. (2024), eq. 8."""
+    """λ_D·(1 − σ(β(ℓ − z))) of a good answer, λ_U·(1 − σ(β(z − ℓ))) of a bad one, from ℓ =
+    log π(y|q) − log π_ref(y|q) and an estimate z of the KL. Ethayarajh et al. (2024), eq. 8."""
     ahead = beta * torch.where(good, log_ratio - kl, kl - log_ratio)
     weights = ahead.new_tensor([bad_weight, good_weight])
     return weights[good.long()] * (1 - ahead.sigmoid())

@@ -50,18 +50,14 @@ def batches(
 ) -> Iterator[list[int]]: # row numbers; without end
     """Shuffle, deal, and again when all rows have been seen. Of `batch_size` rows, a batch that
     would be short is filled from the next shuffle. Of `batch_tokens` slots, it holds as many rows
-    as fit. Raises ValueError, at once, unless one of the two is given, there are rows, and every
-    row fits."""
+    as fit. Raises ValueError, at once, unless one of the two is given, and every row fits."""
     if not len(lengths):
         raise ValueError("no rows to make batches of")
     if batch_size is not None and batch_tokens is None and batch_size > 0:
         return batches_by_rows(len(lengths), batch_size, seed)
-    if batch_tokens is None or batch_size is not None:
-        raise ValueError(f"batch_size is {batch_size} and batch_tokens {batch_tokens}: "
-                         "give one of the two, at least 1")
-    if max(lengths) > batch_tokens:
-        raise ValueError(f"a row has {max(lengths)} tokens, more than batch_tokens={batch_tokens}"
-                         ": raise it, or drop the row")
+    if batch_tokens is None or batch_size is not None or max(lengths) > batch_tokens:
+        raise ValueError(f"batch_size is {batch_size} and batch_tokens {batch_tokens}: give one of "
+                         f"the two, at least 1, or the {max(lengths)} tokens of the longest row")
     return batches_by_tokens(lengths, batch_tokens, seed)
 
 def batches_by_rows(n: int, batch_size: int, seed: int) -> Iterator[list[int]]:
@@ -200,8 +196,7 @@ def load_fit_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, generators: Mapping[str, torch.Generator],
     steps: int, tensors: Mapping[str, Tensor], record: Mapping,
 ) -> list[Log]: # the updates so far
-    """Go on where that training stood. Raises ValueError, before anything is changed, for what is
-    not its state."""
+    "Go on where that training stood. Raises ValueError, before a change, for another's state."
     log, names = part(tensors, "history"), record.get("history")
     done = len(log.get("loss", ()))
     if not isinstance(names, list) or set(names) != log.keys() or not 0 < done <= steps or any(

@@ -25,7 +25,7 @@ from ..distributed.fsdp import (
     as_one, plain, set_weights, sharded, take_pieces)
 from ..distributed.processes import find_device, from_first, together
 from ..models.adapters import module_state
-from ..models.agent import Agent, as_agent, as_reference, Evaluation
+from ..models.agent import Agent, as_reference, Evaluation
 from ..models.response import response_logprobs
 from ..objective.kl import adaptive_beta, kl_in_reward
 from ..objective.masks import aggregate, last_index, masked_mean, masked_sum, whiten
@@ -164,7 +164,7 @@ class RLHFTrainer:
     ):
         self.config = c = config or RLHFConfig()
         self.device = find_device(c.device)
-        self.agent = as_agent(model).to(self.device)
+        self.agent = (model if isinstance(model, Agent) else Agent(model)).to(self.device)
         reference = cast(Any, as_reference(ref_model, self.agent))  # stubs lose `to`'s type
         self.ref_model: PreTrainedModel = reference.to(self.device)
         self.tokens = Tokens(tokenizer, *special_ids(self.agent.model, tokenizer, stop_token_ids))

@@ -2,8 +2,8 @@
 import math
 
 import pytest
+import small_models
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from instruct_goose.models.agent import create_reference_model
 from instruct_goose.models.tokens import word_tokenizer
@@ -16,15 +16,7 @@ THUMBS = [{"prompt": "a b", "completion": " c d", "label": True}, {"prompt": "a 
 PAIRS = [{"prompt": "a b", "chosen": " c d", "rejected": " e"}, ("a", "b c d e"), {"chosen": "e d", "rejected": "d"}]
 
 
-def tiny(name="gpt2", dropout=0., seed=0, std=None):
-    torch.manual_seed(seed)
-    n = len(TOKENIZER)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=n, n_positions=16, n_embd=16, n_layer=2, n_head=2, resid_pdrop=dropout, embd_pdrop=dropout,
-                                       attn_pdrop=dropout, bos_token_id=1, eos_token_id=2)) if name == "gpt2" else LlamaForCausalLM(
-        LlamaConfig(vocab_size=n, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-                    max_position_embeddings=16))
-    for p in model.parameters() if std else (): torch.nn.init.normal_(p, std=std)
-    return model.double() if std else model
+def tiny(name="gpt2", seed=0): return small_models.tiny(name, seed).double()
 
 
 def test_rows_divide_at_the_prompt():
@@ -73,9 +65,9 @@ def test_logprobs_against_one_row_at_a_time(name):
 
 
 @pytest.mark.parametrize("train, rows, options, says", [
-    (train_dpo, [], {}, "no texts"), (train_dpo, [PAIRS[0], {"chosen": "a"}], {}, "pair 1 has no 'rejected'"), (train_dpo, [("a " * 30, "b")], {}, "context of 16"),
+    (train_dpo, [], {}, "no texts"), (train_dpo, [PAIRS[0], {"chosen": "a"}], {}, "pair 1 has no 'rejected'"), (train_dpo, [("a " * 30, "b")], {}, "context of 12"),
     (train_dpo, PAIRS, {"beta": 0}, "beta is 0"), (train_kto, [{"completion": "a", "label": 1}], {}, "row 0"), (train_kto, THUMBS[:1], {}, "two kinds"),
-    (train_kto, [*THUMBS, {"completion": "a " * 30, "label": True}], {}, "context of 16"), (train_kto, THUMBS, {"batch_size": 1}, "batch_size is 1")])
+    (train_kto, [*THUMBS, {"completion": "a " * 30, "label": True}], {}, "context of 12"), (train_kto, THUMBS, {"batch_size": 1}, "batch_size is 1")])
 def test_refusals(train, rows, options, says):
     go = lambda ref, model=tiny(): train(model, TOKENIZER, rows, steps=1, lr=1e-3, ref_model=ref, progress=False, **options)
     with pytest.raises(ValueError, match=says): go(create_reference_model(tiny()))
@@ -86,7 +78,7 @@ def test_refusals(train, rows, options, says):
 def test_margin_and_accuracy_of_dpo_by_hand():
     "m = log π/π_ref of the chosen − log π/π_ref of the rejected, by plain forwards; right where it is above 0."
     pairs = [("a b", "c"), ("d", "e a b"), ("c c", "e b"), ("b", "a"), ("c e", "b a d")]
-    model, ref = tiny(std=.3), tiny(seed=1, std=.3)
+    model, ref = tiny(), tiny(seed=1)
     def logp(m, text):
         ids = TOKENIZER(text)["input_ids"] + [TOKENIZER.eos_token_id]  # which begin with the token that begins every text
         table = m.eval()(torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -115,7 +107,7 @@ def test_the_kto_loss_by_hand():
 def test_the_first_step_of_kto_against_plain_forwards_one_row_at_a_time():
     "The order of the batch is read off the batches themselves; z pairs each prompt with the answer of the row before."
     from instruct_goose.supervised.fit import batches
-    model, ref, eos, bos = tiny(std=.3), tiny(seed=1, std=.3), TOKENIZER.eos_token_id, TOKENIZER.bos_token_id
+    model, ref, eos, bos = tiny(), tiny(seed=1), TOKENIZER.eos_token_id, TOKENIZER.bos_token_id
     def ids(text): return TOKENIZER(text, add_special_tokens=False)["input_ids"]
     def ratio(q, y):
         given, response = [bos, *ids(q)], [*ids(y), eos]
