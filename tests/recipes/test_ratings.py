@@ -20,7 +20,6 @@ from instruct_goose.recipes.ratings import (
     review_data,
     run_reviews,
     split_reviews,
-    two_halves,
 )
 from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
 
@@ -69,14 +68,6 @@ def test_no_text_is_on_both_sides_of_the_split(folder):
     assert not {r.text.lower() for r in train} & {r.text.lower() for r in held_out}
     for n in (1, 59, 100):
         with pytest.raises(ValueError, match=f"held_out={n} of 60"): split_reviews(reviews, n)
-
-
-def test_raters_are_dealt_and_nobody_is_in_both_halves():
-    reviews = [Review("a", "x", (1, 2, 3, 4, -4)), Review("b", "y", (0, -1))]
-    first, second = two_halves(reviews, 5)
-    for r, a, b in zip(reviews, first, second, strict=True):
-        assert sorted(a.ratings + b.ratings) == sorted(r.ratings) and (len(a.ratings), len(b.ratings)) == (len(r.ratings) // 2, (len(r.ratings) + 1) // 2)
-    assert two_halves(reviews, 5) == (first, second) and any(two_halves(reviews, s)[0] != first for s in range(6, 12))
 
 
 def test_long_texts_are_left_out(folder):
