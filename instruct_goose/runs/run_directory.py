@@ -134,14 +134,10 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(), "platform": platform.platform()}
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #acdedae8
-def open_run(
-    config: Any,        # with output_dir, save_every, keep, resume, steps; perhaps track
-    name: str,          # of a new directory under runs/, if none is given
-    **more: Any,        # what else must be the same when the run is resumed
-) -> tuple[Path, CheckpointManager]: # the directory, and its state: run in `with manager:`
-    """A directory for a new run, or the one that is to go on. Raises, before anything is written,
-    FileExistsError for a directory that holds something else, ValueError for a run with other
-    settings, damaged files, or a tracker that is not installed."""
+def open_run(config: Any, name: str, **more: Any) -> tuple[Path, CheckpointManager]:
+    """A directory for a new run, or the one that is to go on with the same settings and `more`.
+    Raises, before anything is written, FileExistsError for a directory that holds something else,
+    ValueError for a run with other settings, damaged files, or a tracker that is not installed."""
     if getattr(config, "track", None):
         need_tracker(config.track)
     out = Path(from_first(partial(_directory_of, config, name)))
@@ -372,12 +368,10 @@ def train_in(
         stop_token_ids=trainer.eos_ids)
 
 def in_run_directory(
-    config: Any, # a dataclass as for `open_run`, with a seed
-    name: str,   # of a fresh directory under runs/
-    work: Callable[[Path, CheckpointManager], dict], # → the summary
+    config: Any, name: str, work: Callable[[Path, CheckpointManager], dict],
     known: Mapping[str, str] | None = None, # what else must be the same when it is resumed
     **more: Any, # for config.json
-) -> dict: # the summary, as written to summary.json
+) -> dict: # the summary, as `work` has written it
     """`work` in the directory of a new run, or of the one that `resume` names; nothing where that
     one is finished. Raises as `finished_run` and `open_run`, before anything is written."""
     if (summary := from_first(partial(finished_run, config))) is not None:
@@ -393,9 +387,9 @@ def in_run_directory(
                 print(f"{file} has changed since this run began.")
         algorithm = {"algorithm": config.algorithm} if isinstance(config, RLHFConfig) else {}
         settings = {"files": digests} | algorithm | asdict(config) | more
-        if is_first() and not then:
-            write_json(path, settings)
         if is_first():
+            if not then:
+                write_json(path, settings)
             print(f"The run goes to {out}. Seed {config.seed}.")
         summary = work(out, manager)
         if is_first():

@@ -21,11 +21,9 @@ from instruct_goose.runs.state import (
     fingerprint_of_tokenizer,
     load_module,
     load_optimizer,
-    load_training_state,
     optimizer_state,
     random_state,
     set_random_state,
-    training_state,
 )
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
@@ -122,18 +120,6 @@ def test_what_does_not_belong_is_refused_and_nothing_changes(plain):
     with pytest.raises(ValueError, match="reference model is not the one"): trainer().load_state(*first.state())
 
 
-def test_the_best_policy_is_kept(tmp_path, plain):
-    config = replace(CONFIG, eval_every=1, keep_best=True)
-    def go(t, steps=None): return t.train(list(WORDS[:11]), lambda texts: [text.count("a") for text in texts], steps, progress=False, held_out=list(WORDS[11:]))
-    whole, first, second = (trainer(config) for _ in range(3))
-    log = go(whole)
-    go(first, 3)
-    second.load_state(*load_checkpoint(save_checkpoint(tmp_path, *first.state())))
-    assert same(second.best, first.best) and second.best_reward == max(m["held_out_reward"] for m in log[:3]) and second.best_iteration is not None
-    go(second)
-    assert same(second.best, whole.best) and second.best_reward == whole.best_reward and second.best_iteration == whole.best_iteration
-
-
 def test_the_number_of_threads_is_kept():
     before, t = torch.get_num_threads(), trainer()
     tensors, record = t.state()
@@ -156,7 +142,6 @@ def moved(make, module=None):
 
 ADAM = lambda p: torch.optim.AdamW(p, lr=.01)
 OTHERS = {"SGD for Adam": (lambda p: torch.optim.SGD(p, lr=.01, momentum=.9), ADAM, "optimizer was 'SGD' and is 'AdamW'"),
-          "amsgrad": (lambda p: torch.optim.AdamW(p, lr=.01, amsgrad=True), ADAM, "amsgrad was True and is False"),
           "other betas": (lambda p: torch.optim.AdamW(p, lr=.01, betas=(.8, .9)), ADAM, r"betas was \[0.8, 0.9\] and is \[0.9, 0.999\]"),
           "one group for two": (ADAM, lambda p: torch.optim.AdamW([{"params": p[:2]}, {"params": p[2:]}], lr=.01), "groups are not those"),
           "another model's": (ADAM, lambda p: ADAM(list(nn.Linear(2, 2).parameters())), "do not belong to the model")}
@@ -239,23 +224,3 @@ def test_a_tokenizers_fingerprint_is_its_own():
     other.add_special_tokens({"eos_token": "a"})
     cut = word_tokenizer(list(WORDS)); cut.backend_tokenizer.normalizer = normalizers.Replace("a", "b")  # the same words, the same special ones
     assert len({fingerprint_of_tokenizer(t) for t in (one, other, cut, word_tokenizer(list(WORDS[::-1])))}) == 4
-
-
-def test_a_supervised_training_goes_on_and_is_refused_whole(tmp_path, plain):
-    def fresh(seed):
-        torch.manual_seed(seed); net, optimizer = moved(ADAM)
-        return net, optimizer, {"noise": torch.Generator().manual_seed(seed)}
-    def more(net, optimizer, dice):
-        for _ in range(3):
-            optimizer.zero_grad(); net(torch.rand(2, 3, generator=dice["noise"]) + torch.rand(())).square().sum().backward(); optimizer.step()
-        return module_state(net)
-    one, two = fresh(1), fresh(2)
-    path = save_checkpoint(tmp_path, *training_state(*one))
-    ended = more(*one)
-    tensors, record = load_checkpoint(path)
-    before = {k: x.clone() for k, x in training_state(*two)[0].items()}
-    for wrong in (drop("generator/python"), drop("generator/noise"), put("optimizer/exp_avg/0.bias", torch.ones(9)), put("model/0.bias", lambda x: x * math.nan), say(groups=None)):
-        with pytest.raises(ValueError): load_training_state(*two, *wrong(tensors, record))
-        assert same(training_state(*two)[0], before)
-    load_training_state(*two, tensors, record)
-    assert same(more(*two), ended)
