@@ -81,14 +81,6 @@ def test_a_directory_without_a_model_is_named(tmp_path):
     for command in (["sample", tmp_path], ["chat", tmp_path], ["merge", tmp_path, tmp_path / "out"]): assert str(tmp_path) in refused(*command)
 
 
-def test_sample_without_an_sft_stage_writes_with_the_policy_alone(tmp_path, capsys):
-    from instruct_goose.cli.commands import SampleConfig, run_sample
-    model, tokenizer = stand_in("a b c".split())
-    for part in (model, tokenizer): part.save_pretrained(tmp_path / "policy")
-    rows = run_sample(SampleConfig(tmp_path, ("a b",), n=2, max_new_tokens=3))
-    assert len(rows) == 2 and all(set(r) == {"prompt", "policy"} and r["policy"].startswith("a b") for r in rows)
-
-
 def test_a_word_that_byte_pairs_spell_is_known():
     "SmolLM2's tokenizer has an unknown token that it never gives."
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

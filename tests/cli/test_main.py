@@ -12,32 +12,27 @@ from instruct_goose.objective.group import PRESETS
 from instruct_goose.recipes import quickstart, ratings
 from instruct_goose.recipes.quickstart import QuickstartConfig
 from instruct_goose.recipes.ratings import ReviewsConfig
-from instruct_goose.runs.trackers import TRACKERS, Tracker
 
 TINY = ["--reviews", "300", "--pairs", "60", "--held-out-pairs", "40", "--sft-steps", "12", "--rm-steps", "6", "--steps", "2", "--batch-size", "16",
         "--eval-samples", "32", "--tune-steps", "2", "--no-progress"]
 
 
-def goose(*args, cwd):
-    code = "from instruct_goose.cli.main import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=300)
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    "A whole quickstart, small enough for a few seconds, started from an empty directory."
+    "A whole quickstart of another algorithm, small enough for a few seconds, from an empty directory, in a process of its own."
     here = tmp_path_factory.mktemp("cli")
-    done = goose("quickstart", *TINY, "--seed", 3, cwd=here)
-    assert done.returncode == 0, done.stderr
-    return here, done
+    code = "from instruct_goose.cli.main import main; main()"
+    args = ["quickstart", *TINY, "--no-baselines", "--algorithm", "remax", "--seed", "3"]
+    return here, subprocess.run([sys.executable, "-c", code, *args], cwd=here, capture_output=True, text=True, timeout=300)
 
 
-def test_without_a_directory_the_run_is_named(run):
+def test_a_run_says_its_algorithm_and_finds_its_directory(run):
     here, done = run
-    summary = json.loads((here / "runs/quickstart/summary.json").read_text())
-    assert summary["seed"] == 3 and summary["torch_threads"] == 1
-    assert len((here / "runs/quickstart/metrics.jsonl").read_text().splitlines()) == 2
-    assert "SFT" in done.stdout and "human score" in done.stdout and "Writing model" not in done.stderr
+    assert done.returncode == 0 and "REMAX: 2 times" in done.stdout and "human score" in done.stdout and "Writing model" not in done.stderr, done.stderr
+    config, summary = (json.loads((here / f"runs/quickstart/{name}.json").read_text()) for name in ("config", "summary"))
+    assert config["algorithm"] == summary["config"]["algorithm"] == "remax" and summary["seed"] == 3 and summary["torch_threads"] == 1
+    rows = [json.loads(line) for line in (here / "runs/quickstart/metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 and all("baseline_mean" in row for row in rows)
 
 
 def test_sample_reads_that_run(run, monkeypatch, capsys):
@@ -72,28 +67,20 @@ def test_sample_stops_where_the_run_stopped(tmp_path, capsys):
         assert f"| {says} |" in " ".join(capsys.readouterr().out.split()), settings
 
 
-def test_a_directory_that_holds_a_run_is_refused(run, monkeypatch):
-    here, _ = run
-    monkeypatch.chdir(here)
-    before = {p: p.stat().st_mtime_ns for p in (here / "runs/quickstart").rglob("*")}
-    with pytest.raises(SystemExit, match="instruct-goose: .*runs/quickstart"): main(["quickstart", *TINY, "--output-dir", "runs/quickstart"])
-    assert before == {p: p.stat().st_mtime_ns for p in (here / "runs/quickstart").rglob("*")}
-
-
 @pytest.mark.parametrize("args, code, says", [
     (["quickstart", "--beta", "-1"], 2, "beta"), (["quickstart", "--steps", "0"], 2, "steps"), (["quickstart", "--algorithm", "dqn"], 2, "'remax'"),
     ([], 2, "quickstart"), (["quickstart", "--algorithm", "grpo", "--group-size", "1"], 2, "group_size is 1"),
     (["reviews"], 2, "data"), (["reviews", "--data", "."], 1, "GroundTruth"), (["sample", "here"], 1, "here"),
     (["probe", "kl", "speed"], 1, "'speed'"), (["probe", "--trainer", "mine.py:Mine"], 1, "no file mine.py"),
     (["probe", "--trainer", "json:Mine"], 1, "class 'Mine'"), (["probe", "--trainer", "json.mine:Mine"], 1, "json.mine"),
-    (["doctor"], 2, "PATH"), (["doctor", "here"], 1, "metrics.jsonl is missing"), (["doctor", "."], 1, "runs/quickstart")])
+    (["probe", "kl", "--seed", "-1"], 2, "it must be from 0 to"), (["doctor"], 2, "PATH"), (["doctor", "here"], 1, "metrics.jsonl is missing"), (["doctor", "."], 1, "runs/quickstart")])
 def test_what_is_refused_names_itself_and_leaves_nothing(tmp_path, monkeypatch, capsys, args, code, says):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop: main(args)
     if isinstance(stop.value.code, str): assert code == 1 and says in stop.value.code
     else:
         shown = capsys.readouterr()
-        assert stop.value.code == code and says in shown.err + shown.out
+        assert stop.value.code == code and says in " ".join((shown.err + shown.out).split())
     assert not list(tmp_path.iterdir())
 
 
@@ -117,23 +104,6 @@ def test_algorithm_is_the_preset_and_other_flags_override_it(parsed, name, tmp_p
         assert parsed("quickstart", *args) == QuickstartConfig.preset(name, clip=.11, group_size=4, clip_high=None)
     assert parsed("quickstart", "--algorithm", "grpo", "--algorithm", name) == quick  # the last counts, as for any flag
     assert parsed("quickstart") == QuickstartConfig()
-
-
-def test_a_run_of_another_algorithm_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    seen = []
-    class Listens(Tracker):
-        def open(self, iteration): seen.append((self.run_dir.name, self.settings["reviews"], self.settings["algorithm"], self.every))
-        def numbers(self, numbers, iteration): seen.append((iteration, "optimize/lr" in numbers))
-        def shut(self): seen.append("shut")
-    monkeypatch.setitem(TRACKERS, "tensorboard", Listens)
-    monkeypatch.setattr("instruct_goose.runs.trackers.find_spec", lambda name: name)
-    main(["quickstart", *TINY, "--no-baselines", "--algorithm", "remax", "--output-dir", "run", "--track", "tensorboard", "--track-every", "7"])
-    assert seen == [("run", 300, "remax", 7), (0, True), (1, True), "shut"]
-    assert "REMAX: 2 times" in capsys.readouterr().out
-    config, summary = (json.loads((tmp_path / f"run/{file}.json").read_text()) for file in ("config", "summary"))
-    assert config["algorithm"] == summary["config"]["algorithm"] == "remax"
-    assert all("baseline_mean" in json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines())
 
 
 @pytest.mark.parametrize("command", first(1, [["quickstart"], ["reviews", "--data", "texts"], ["recipe", "smollm-sentiment", "--stand-in"]]))
@@ -162,89 +132,34 @@ sys.exit(f"loaded: {{heavy}}" if heavy else 0)"""
     assert done.returncode == 0 and "instruct-goose" in done.stdout, done.stderr
 
 
-# ── probe ──
-
-MINE = """
-from instruct_goose.training.trainer import RLHFTrainer
-
-class Right(RLHFTrainer): pass
-
-class Wrong(RLHFTrainer):
-    def advantages(self, rollout):
-        super().advantages(rollout).advantages.neg_()
-        return rollout
-"""
-
-
-def test_probe_a_trainer_of_ones_own_from_the_current_directory(tmp_path, monkeypatch, capsys):
-    (tmp_path / "my_trainer.py").write_text(MINE)
+def test_an_error_inside_a_trainers_module_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    with pytest.raises(SystemExit) as stop: main(["probe", "advantage_sign", "--trainer=my_trainer:Wrong"])
-    wrong = capsys.readouterr()
-    assert stop.value.code == 1 and "FAILED" in wrong.out and "look at the sign" in wrong.out and "first that failed: advantage_sign" in wrong.out
-    assert not wrong.err  # no progress bars between the rows, no traceback
-    main(["probe", "advantage_sign", "--trainer", "my_trainer:Right"])
-    assert "1 of 1 passed" in capsys.readouterr().out
-
-
-def test_an_error_inside_the_module_is_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
     (tmp_path / "half_written.py").write_text("import not_installed_here")
-    with pytest.raises(SystemExit, match=r"half_written does not run: .*not_installed_here"): main(["probe", "--trainer", "half_written:Mine"])
+    for place in ("half_written:Mine", "half_written.py:Mine"):
+        with pytest.raises(SystemExit, match=r"half_written\S* does not run: .*not_installed_here"): main(["probe", "--trainer", place])
 
-
-# ── doctor ──
 
 HEALTHY = [{"iteration": i, "reward_mean": .1 * i, "kl_to_reference": .02 * i, "kl_estimate": .02 * i, "max_sampler_deviation": 1e-6} for i in range(6)]
-NOISY = [m | {"max_sampler_deviation": .3} for m in HEALTHY]
 
 
-def written(directory, metrics, end="\n"):
-    text = "\n".join(json.dumps(m) for m in metrics) + end
-    (directory / "metrics.jsonl").write_text(text)
-    return str(directory)
-
-
-@pytest.mark.parametrize("metrics, end, says", [(NOISY, "\n", "0.3"), (NOISY, "", "0.3"), (HEALTHY, "\n", "Nothing looks wrong")])
-def test_doctor_names_what_looks_wrong_and_exits_0(tmp_path, capsys, metrics, end, says):
-    main(["doctor", written(tmp_path, metrics, end)])
+@pytest.mark.parametrize("deviation, says", [(.3, "0.3"), (1e-6, "Nothing looks wrong")])
+def test_doctor_names_what_looks_wrong_and_exits_0(tmp_path, capsys, deviation, says):
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(m | {"max_sampler_deviation": deviation}) + "\n" for m in HEALTHY))
+    main(["doctor", str(tmp_path)])
     shown = capsys.readouterr()
     assert says in shown.out and not shown.err
     main(["doctor", str(tmp_path), "--json"])
     findings = json.loads(capsys.readouterr().out)
-    assert bool(findings) == (metrics is NOISY) and all({"name", "severity", "what", "evidence", "lesson", "cure"} <= f.keys() for f in findings)
+    assert bool(findings) == (deviation > .1) and all({"name", "severity", "what", "evidence", "lesson", "cure"} <= f.keys() for f in findings)
 
 
-@pytest.mark.parametrize("cut", [b'{"iteration": 6, "rew', '{"iteration": 6, "name": "\u00e9'.encode()[:-1]])
-def test_a_last_line_that_is_cut_is_left_out_with_a_note(tmp_path, capsys, cut):
-    written(tmp_path, HEALTHY)
-    with (tmp_path / "metrics.jsonl").open("ab") as file: file.write(cut)
-    main(["doctor", str(tmp_path)])
-    shown = capsys.readouterr()
-    assert "Nothing looks wrong" in shown.out and "line 7 is cut short" in shown.err
-
-
-@pytest.mark.parametrize("spoil, says", [
-    ({2: b"[1, 2]", 5: b"7"}, ["line 2 is no JSON"]), ({4: b'{"a": "\xff"}'}, ["line 4 is no JSON"]),
-    ({2: b'{"iteration": 1, "reward_mean": NaN}'}, ["reward_mean in metrics[1]"]), ({i: b"" for i in range(1, 7)}, ["no metrics"])])
-def test_damaged_lines_are_named_by_their_number(tmp_path, spoil, says):
-    written(tmp_path, HEALTHY)
-    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
-    (tmp_path / "metrics.jsonl").write_bytes(b"".join(spoil.get(i, line) + b"\n" for i, line in enumerate(lines, 1)))
+@pytest.mark.parametrize("spoil, says", [({2: b"[1, 2]", 5: b"7"}, "line 2 is a list"), ({4: b'{"a": "\xff"}'}, "line 4 is no UTF-8"),
+                                         ({2: b'{"iteration": 1, "reward_mean": NaN}'}, "reward_mean in metrics[1]"), ({i: b"" for i in range(1, 7)}, "no metrics"), (None, "config.json")])
+def test_damaged_files_are_named(tmp_path, spoil, says):
+    if spoil is None: (tmp_path / "config.json").write_text("{")
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join((spoil or {}).get(i, json.dumps(m).encode()) + b"\n" for i, m in enumerate(HEALTHY, 1)))
     with pytest.raises(SystemExit) as stop: main(["doctor", str(tmp_path)])
-    assert all(word in stop.value.code for word in [*says, str(tmp_path)]), stop.value.code
-
-
-def test_damaged_settings_are_named(tmp_path):
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(SystemExit, match="config.json"): main(["doctor", written(tmp_path, HEALTHY)])
-
-
-def test_a_seed_that_cannot_be_is_not_blamed_on_the_trainer(capsys):
-    with pytest.raises(SystemExit) as e: main(["probe", "kl", "--seed", "-1"])
-    assert e.value.code == 2 and "it must be from 0 to" in " ".join(capsys.readouterr().err.split())
+    assert says in stop.value.code and str(tmp_path) in stop.value.code
 
 
 def test_as_a_module_behind_a_pipe_that_is_closed(tmp_path):

@@ -87,6 +87,9 @@ def write(name, rows): Path(name).write_text("\n".join(map(json.dumps, rows)) + 
 TINY = ["--steps", "2", "--batch-size", "4", "--max-new-tokens", "3", "--epochs", "1", "--minibatches", "1", "--no-progress"]
 
 
+def train(*more, reward="rewards.py:score"): return ["train", "--model", "llama", "--data", "prompts.jsonl", "--reward", reward, *TINY, *map(str, more)]
+
+
 def refused(*args):
     with pytest.raises(SystemExit) as stop: main(list(map(str, args)))
     assert isinstance(stop.value.code, str), stop.value.code
@@ -97,13 +100,9 @@ def log(out): return [{k: x for k, x in json.loads(line).items() if "second" not
 
 
 def test_rows_of_every_kind_become_prompts_with_their_columns(here, tokenizer):
-    write("p.jsonl", ["plain", {"text": "t", "k": 1}, [{"role": "user", "content": "c"}], {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "k": [2]},
-                      {"prompt": "p", "messages": None, "k": None}])
-    assert read_prompts("p.jsonl", tokenizer) == [
-        {"prompt": "plain"}, {"prompt": "t", "k": 1}, {"prompt": [{"role": "user", "content": "c"}]}, {"prompt": [{"role": "user", "content": "q"}], "k": [2]},
-        {"prompt": "p", "messages": None, "k": None}]
-    Path("p.csv").write_text('prompt,answer\n"a, b",1\nc,"2\n3"\n')
-    assert read_prompts("p.csv", tokenizer) == [{"prompt": "a, b", "answer": "1"}, {"prompt": "c", "answer": "2\n3"}]
+    talk = [{"role": "user", "content": "q"}]
+    write("p.jsonl", ["plain", {"text": "t", "k": 1}, talk, {"messages": [*talk, {"role": "assistant", "content": "a"}], "k": [2]}, {"prompt": "p", "messages": None, "k": None}])
+    assert read_prompts("p.jsonl", tokenizer) == [{"prompt": "plain"}, {"prompt": "t", "k": 1}, {"prompt": talk}, {"prompt": talk, "k": [2]}, {"prompt": "p", "messages": None, "k": None}]
 
 
 @pytest.mark.parametrize("line, says", [('{"prompt": "a"', "not JSON"), ('{"prompt": ""}', "empty"), ('{"prompt": 7}', "prompt is 7"), ('{"question": "a"}', "no 'prompt'"), ("7", "type int"),
@@ -128,31 +127,22 @@ def test_rewards_by_their_place(here, tokenizer):
     rows = read_prompts("prompts.jsonl", tokenizer)
     assert try_reward([load_reward("rewards.py:score")], rows, tokenizer) == [15., 15.] and try_reward([load_reward("rewards.py:later")], rows, tokenizer) == [1., 1.]
     assert try_reward([load_reward("rewards.py:judge"), load_reward("rewards.py:later")], rows, tokenizer, [1., -3.]) == [-1., -1.]
-    assert "helper" not in vars(own_run) and str(here) not in __import__("sys").path[:1]
+    assert str(here) not in sys.path[:1]
 
 
-@pytest.mark.parametrize("reward, says", [
-    ("rewards.py", "its functions: score, later, nan, broken, missing"), ("rewards.py:scroe", "class 'scroe'"), ("rewards.py:x", "class 'x'"), ("nowhere.py:f", "no file nowhere.py"),
-    ("no.where:f", "no.where does not run"), ("rewards.py:nan", "is nan"), ("rewards.py:missing", "asks for 'colour'"), ("half.py:f", "half.py does not run: SyntaxError"),
-    ("fails.py:f", "fails.py does not run: KeyError"), ("llama", "score.weight"), (".", "is no reward model"), ("score", "FILE.py:NAME")])
-def test_a_reward_that_cannot_be_used_is_one_sentence_and_nothing_is_made(here, capsys, monkeypatch, reward, says):
-    monkeypatch.setattr(own_run, "own_model", lambda *_: pytest.fail("the model was loaded"))
-    Path("half.py").write_text("def f(:\n"); Path("fails.py").write_text("{}['a']\n")
-    before = sorted(map(str, here.rglob("*")))
-    said = refused("train", "--model", "llama", "--data", "prompts.jsonl", "--reward", reward, *TINY)
-    assert said.startswith("instruct-goose: --reward") and says in said
-    assert [p for p in sorted(map(str, here.rglob("*"))) if "__pycache__" not in p] == before
-
-
-@pytest.mark.parametrize("change, says", [
+@pytest.mark.parametrize("change, says", [*((["--reward", place], says) for place, says in (
+    ("rewards.py", "its functions: score, later, nan, broken, missing"), ("rewards.py:x", "class 'x'"), ("nowhere.py:f", "no file nowhere.py"), ("no.where:f", "no.where does not run"), ("rewards.py:nan", "is nan"),
+    ("rewards.py:missing", "asks for 'colour'"), ("half.py:f", "half.py does not run: SyntaxError"), ("llama", "score.weight"), (".", "is no reward model"), ("score", "FILE.py:NAME"))),
     (["--model", "lama"], "no directory 'lama'"), (["--model", "empty"], "holds no model"), (["--data", "no.jsonl"], "no file 'no.jsonl'"), (["--data", "none.jsonl"], "none.jsonl: no rows"),
     (["--data", "rewards.py"], "suffix"), (["--output-dir", "llama"], "already holds a run"), (["--max-new-tokens", "64"], "no room for a prompt"), (["--max-new-tokens", "62"], "the limit is 2"),
     (["--sft", "prompts.jsonl"], "no 'completion'"), (["--config", "bad.yaml"], "here it is called lr"), (["--config", "no.yaml"], "no.yaml"), (["--reward-weights", "1", "2"], "2 reward_weights and 1 rewards")])
-def test_anything_else_that_cannot_be_used_is_one_sentence_too(here, monkeypatch, change, says):
+def test_what_cannot_be_used_is_one_sentence_and_nothing_is_made(here, monkeypatch, change, says):
     monkeypatch.setattr(own_run, "own_model", lambda *_: pytest.fail("the model was loaded"))
-    Path("empty").mkdir(); Path("none.jsonl").touch(); Path("bad.yaml").write_text("learning_rate: 3\n")
-    said = refused("train", "--model", "llama", "--data", "prompts.jsonl", "--reward", "rewards.py:score", *TINY, *change)
-    assert says in said and not Path("runs").exists(), said
+    Path("half.py").write_text("def f(:\n"); Path("empty").mkdir(); Path("none.jsonl").touch(); Path("bad.yaml").write_text("learning_rate: 3\n")
+    before = sorted(map(str, here.rglob("*")))
+    said = refused(*(train(reward=change[1]) if change[0] == "--reward" else train(*change)))
+    assert says in said and (change[0] != "--reward" or said.startswith("instruct-goose: --reward")), said
+    assert [p for p in sorted(map(str, here.rglob("*"))) if "__pycache__" not in p] == before
 
 
 @pytest.mark.parametrize("model", first(1, ["llama", "gpt2"]))
@@ -185,9 +175,12 @@ def test_functions_of_python_take_the_place_of_those_on_the_disk(here):
 
 
 def test_a_dry_run_prints_a_file_that_makes_the_same_run_and_writes_nothing(here, capsys):
-    args = ["train", "--model", "llama", "--data", "prompts.jsonl", "--reward", "rewards.py:score", "--algorithm", "dapo", "--group-size", "2", *TINY]
-    main([*args, "--dry-run"])
+    Path("mine.py").write_text(RAISES % (0, "raise RuntimeError"))
+    main(train("--dry-run", "--no-trial", reward="mine.py:reward"))
+    assert "was not asked" in capsys.readouterr().out
+    main(train("--algorithm", "dapo", "--group-size", "2", "--dry-run"))
     shown = capsys.readouterr().out
+    assert "asked about 2 sample answers: 15, 15" in shown
     text = shown.split("\n\n")[0]
     Path("again.yaml").write_text(text)
     assert yaml.safe_load(text)["model"] == "llama" and not Path("runs").exists()
@@ -217,7 +210,7 @@ def test_adapters_are_counted_as_they_are_made(here, monkeypatch):
     for name in ("gpt2", "llama"):
         model = adapters.with_lora(AutoModelForCausalLM.from_pretrained(name), 3)
         assert memory_parts(model.config, 1, 1, 1, lora_rank=3)["gradients"] == 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
-    main(["train", "--model", "llama", "--data", "prompts.jsonl", "--reward", "rewards.py:score", *TINY, "--lora-rank", "2", "--output-dir", "lora"])
+    main(train("--lora-rank", 2, "--output-dir", "lora"))
     assert len(log("lora")) == 2
     monkeypatch.setitem(sys.modules, "peft", None)
     assert "the package peft" in refused(*train("--lora-rank", 4))
@@ -245,7 +238,8 @@ def test_the_stages_one_after_the_other(here, capsys):
     for name in ("sft", "reward-model", "dpo"):
         main([name, "--model", "gpt2", "--data", "demos.jsonl" if name == "sft" else "pairs.jsonl", "--dry-run"])
         assert "at the highest point" in capsys.readouterr().out and not Path("runs").exists()
-    assert "lora_rank" in refused_by_parser("reward-model", "--model", "llama", "--data", "pairs.jsonl", "--lora-rank", "3", capsys=capsys)
+    with pytest.raises(SystemExit): main(["reward-model", "--model", "llama", "--data", "pairs.jsonl", "--lora-rank", "3"])
+    assert "lora_rank" in "".join(capsys.readouterr())
 
 
 def test_kto_learns_from_labelled_answers(here, capsys):
@@ -268,36 +262,20 @@ def test_kto_learns_from_labelled_answers(here, capsys):
     assert "label is 'good'" in refused("kto", "--model", "llama", "--data", "odd.jsonl", "--output-dir", "x", *quick)
 
 
-def refused_by_parser(*args, capsys):
-    with pytest.raises(SystemExit) as stop: main(list(args))
-    shown = capsys.readouterr()
-    return str(stop.value.code) + shown.err + shown.out
-
-
-def train(*more, reward="rewards.py:score"): return ["train", "--model", "llama", "--data", "prompts.jsonl", "--reward", reward, *TINY, *map(str, more)]
-
-
 RAISES = "import sys\ncalls = []\nclass Odd(BaseException): pass\ndef reward(texts):\n    calls.append(1)\n    if len(calls) > %d: %s\n    return [1.] * len(texts)\n"
 
 
-@pytest.mark.parametrize("what, says", [("sys.exit(0)", "SystemExit"), ("raise Odd('mine')", "Odd: mine")])
-@pytest.mark.parametrize("calls, more", [(0, ()), (2, ()), (0, ("--reward-timeout", 60))])
-def test_whatever_a_reward_raises_is_a_sentence_and_no_success(here, what, says, calls, more):
+@pytest.mark.parametrize("calls, what, says, more", [(0, "sys.exit(0)", "SystemExit", ()), (2, "sys.exit(0)", "SystemExit", ()), (2, "raise Odd('mine')", "Odd: mine", ()), (0, "sys.exit(0)", "SystemExit", ("--reward-timeout", 60))])
+def test_whatever_a_reward_raises_is_a_sentence_and_no_success(here, calls, what, says, more):
     "In the trial, in training, and in a thread."
     Path("mine.py").write_text(RAISES % (calls, what))
     assert says in refused(*train(*more, reward="mine.py:reward"))
 
 
-def test_a_file_that_goes_elsewhere_takes_nobody_along(here):
-    Path("mine.py").write_text("import os\nos.chdir('/')\ndef reward(texts): return [1.] * len(texts)\n")
-    load_reward("mine.py:reward")
-    assert Path.cwd() == here
-
-
-def test_ctrl_c_in_a_reward_stays_what_it_is(here):
-    Path("mine.py").write_text(RAISES % (0, "raise KeyboardInterrupt"))
+def test_a_file_that_goes_elsewhere_takes_nobody_along_and_ctrl_c_stays_what_it_is(here):
+    Path("mine.py").write_text("import os\nos.chdir('/')\n" + RAISES % (0, "raise KeyboardInterrupt"))
     with pytest.raises(SystemExit) as stop: main(train(reward="mine.py:reward"))
-    assert stop.value.code == 130
+    assert stop.value.code == 130 and Path.cwd() == here
 
 
 def test_a_plug_in_from_the_shell_is_recorded_and_asked_for_again(here, monkeypatch, capsys):
@@ -318,14 +296,6 @@ def test_a_plug_in_from_the_shell_is_recorded_and_asked_for_again(here, monkeypa
         main([*more, "--plugin", "mine.py"])
         assert "mine.py has changed" in capsys.readouterr().out and len(log("run")) == 3
     finally: SURROGATES.pop("from_mine", None)
-
-
-def test_a_dry_run_says_that_it_asked_the_reward_or_does_not(here, capsys):
-    main(train("--dry-run"))
-    assert "asked about 2 sample answers: 15, 15" in capsys.readouterr().out
-    Path("mine.py").write_text(RAISES % (0, "raise RuntimeError"))
-    main(train("--dry-run", "--no-trial", reward="mine.py:reward"))
-    assert "was not asked" in capsys.readouterr().out
 
 
 def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
