@@ -103,8 +103,9 @@ def responses_of(
            if config.chat else PromptDataset(prompts, tokenizer, limit).ids)
     query = pad(ids, pad_id, side="left")
     ends, stops = ends_of(config.run_dir, model, tokenizer)
+    watch = stops and stops.watch([[] for _ in prompts])
     response = sample(model, *query, config.max_new_tokens, ends, pad_id, config.temperature,
-                      generator, top_k=config.top_k, stops=stops and stops.watch([[] for _ in prompts]))
+                      generator, top_k=config.top_k, stops=watch)
     r = Rollout(*query, *response)
     return completion_texts(r, tokenizer) if config.chat else decode(r, tokenizer)[1]
 

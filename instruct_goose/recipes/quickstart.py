@@ -161,7 +161,7 @@ FIGURES = ["human_score", "reward_model_score", "grammatical", "distinct_2", "kl
            "response_length"]
 
 # %% ../../nbs/learn/03_quickstart.ipynb #e5c55d63
-def run_quickstart(config: QuickstartConfig | None = None) -> dict: # the summary, as written to summary.json
+def run_quickstart(config: QuickstartConfig | None = None) -> dict: # the summary
     """The whole run, written to a directory; or, with `resume`, the rest of it. Raises, before
     any work, ValueError for a GPU where there is none, and as `in_run_directory`."""
     config = config or QuickstartConfig()

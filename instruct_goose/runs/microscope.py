@@ -86,7 +86,7 @@ def seen_tokens(
     config: RLHFConfig,
     tokenizer: PreTrainedTokenizerBase | None,
     rows: int = 4,
-    loss: Loss | None = None, # `RLHFTrainer.loss`: then what the doctor recomputes is recorded, too
+    loss: Loss | None = None, # `RLHFTrainer.loss`: then what the doctor recomputes is kept, too
 ) -> list[dict]: # of each response: prompt, score, tokens, and QUANTITIES and held of each token
     """What this iteration knew of a few of its responses, token by token; `given` says which
     tokens the policy did not write. The random generators stay as they are."""

@@ -153,7 +153,7 @@ def test_doctor_names_what_looks_wrong_and_exits_0(tmp_path, capsys, deviation, 
     assert bool(findings) == (deviation > .1) and all({"name", "severity", "what", "evidence", "lesson", "cure"} <= f.keys() for f in findings)
 
 
-@pytest.mark.parametrize("spoil, says", [({2: b"[1, 2]", 5: b"7"}, "line 2 is a list"), ({4: b'{"a": "\xff"}'}, "line 4 is no UTF-8"),
+@pytest.mark.parametrize("spoil, says", [({2: b"[1, 2]", 5: b"7"}, "line 2 is no JSON object"), ({4: b'{"a": "\xff"}'}, "line 4 is no JSON object"),
                                          ({2: b'{"iteration": 1, "reward_mean": NaN}'}, "reward_mean in metrics[1]"), ({i: b"" for i in range(1, 7)}, "no metrics"), (None, "config.json")])
 def test_damaged_files_are_named(tmp_path, spoil, says):
     if spoil is None: (tmp_path / "config.json").write_text("{")
