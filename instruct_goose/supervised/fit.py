@@ -56,8 +56,8 @@ def batches(
     if batch_size is not None and batch_tokens is None and batch_size > 0:
         return batches_by_rows(len(lengths), batch_size, seed)
     if batch_tokens is None or batch_size is not None or max(lengths) > batch_tokens:
-        raise ValueError(f"batch_size is {batch_size} and batch_tokens {batch_tokens}: give one of "
-                         f"the two, at least 1, or the {max(lengths)} tokens of the longest row")
+        raise ValueError(f"batch_size is {batch_size} and batch_tokens {batch_tokens}: give one, "
+                         f"at least 1, or the {max(lengths)} tokens of the longest row")
     return batches_by_tokens(lengths, batch_tokens, seed)
 
 def batches_by_rows(n: int, batch_size: int, seed: int) -> Iterator[list[int]]:

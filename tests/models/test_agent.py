@@ -72,13 +72,6 @@ def test_saved_and_loaded(name, value_model, tmp_path):
     assert Agent(str(tmp_path / "new" / "agent")).value_head.weight.abs().max() == 0
 
 
-def test_precision_survives(tmp_path):
-    Agent(tiny("llama", dtype=torch.bfloat16)).save_pretrained(tmp_path)
-    again = Agent.from_pretrained(tmp_path)
-    assert again.model.dtype == torch.bfloat16 and again.value_head.weight.dtype == torch.float32
-    assert Agent.from_pretrained(tmp_path, dtype=torch.float32).model.dtype == torch.float32
-
-
 @pytest.mark.parametrize("value_model", [None, "copy"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_recomputed_layers_give_the_same_gradient_in_either_mode(kind, value_model):
