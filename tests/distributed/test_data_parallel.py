@@ -1,15 +1,12 @@
 """Two processes give what one gives: weights, texts, metrics, files. The oracle is the same trainer in one process, whose arithmetic other files
 check against equations."""
-import json
 
 import pytest
 import torch
 from deep import first
 from two_processes import GRPO, PPO, PROMPTS, apart, reward, rollout, run, same_numbers, trainer_of, weights_of
 
-from instruct_goose.distributed.data_parallel import ShardDice
 from instruct_goose.distributed.processes import in_processes, is_first, place, share
-from instruct_goose.runs.checkpoints import checkpoints
 from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.sampling import joined
@@ -17,8 +14,6 @@ from instruct_goose.training.sampling import joined
 CASES = {"ppo": ("ppo", PPO | dict(eval_every=4), 10, torch.float64), "grpo in float32": ("grpo", GRPO, 10, torch.float32),
          "dapo, whole responses only": ("dapo", GRPO | dict(mask_truncated=True), 2, torch.float64),
          "remax, two of three rows": ("remax", dict(batch_size=3, minibatches=3, epochs=1), 2, torch.float64)}
-
-
 
 
 @pytest.mark.parametrize("name", first(2, CASES))
@@ -95,20 +90,6 @@ def test_what_a_reward_notes_is_put_together_in_every_process():
         assert logged == {"rows": 3.5} and extra == {"words of the first": words[:first] + [None] * (7 - first), "words": words}
 
 
-def test_dice_are_thrown_for_all_rows_and_catch_up():
-    def one(): return torch.Generator().manual_seed(7)
-    want = torch.stack([torch.rand(5, dtype=torch.float64, generator=(g := one()))] + [torch.rand(5, dtype=torch.float64, generator=g) for _ in range(2)])
-    left, right = one(), one()
-    a, b = ShardDice(left, 5, slice(0, 2)), ShardDice(right, 5, slice(2, 5))
-    assert torch.equal(torch.stack([a.throw(2) for _ in range(3)]), want[:, :2]) and torch.equal(b.throw(3), want[0, 2:])
-    a.catch_up(3); b.catch_up(3)
-    assert torch.equal(left.get_state(), right.get_state()) and not torch.equal(left.get_state(), one().get_state())
-    c = ShardDice(left, 5, slice(0, 2)); before = left.get_state().clone(); torch.rand(3, generator=c)
-    assert torch.equal(left.get_state(), before)
-    c.catch_up(0)  # it was used as a plain generator: the next one must be another
-    assert not torch.equal(torch.rand(3, generator=ShardDice(left, 5, slice(0, 2))), torch.rand(3, generator=ShardDice(right, 5, slice(0, 2))))
-
-
 def test_rollouts_are_joined_at_their_padding():
     a, b = rollout(1), rollout(2)
     a.response_ids, a.mask = a.response_ids[:, :1], a.mask[:, :1]
@@ -126,25 +107,3 @@ def test_other_prompts_or_settings_are_refused():
         with pytest.raises(ValueError, match="the settings differ"): trainer_of("grpo", **GRPO | dict(lr=1e-3 * (1 + place())))
         return True
     assert in_processes(2, other_prompts) == [True, True]
-
-
-# ----------------------------------------------------------- files are written once
-
-def kept(out, steps, resume=False):
-    trainer = trainer_of(steps=steps, **PPO)
-    return trainer.train_in(out, PROMPTS, reward, save_every=2, resume=resume, progress=False), weights_of(trainer)
-
-
-@pytest.mark.deep
-def test_a_run_on_the_disk_is_written_once_and_goes_on_in_two_processes(tmp_path):
-    _, whole = kept(tmp_path / "whole", 4)
-    kept(tmp_path / "two", 2)                                          # begun alone
-    (summary, one), (same, two) = in_processes(2, kept, tmp_path / "two", 4, True, seconds=500)
-    assert summary == same and summary["iterations"] == 4 and summary["resumed_from"] == 2
-    assert apart(whole, one) < 1e-9 and all(torch.equal(one[k], two[k]) for k in one)
-    lines = [json.loads(x)["iteration"] for x in (tmp_path / "two/metrics.jsonl").read_text().splitlines()]
-    assert lines == [0, 1, 2, 3] and len(checkpoints(tmp_path / "two/checkpoints")) == 2
-    again = in_processes(2, kept, tmp_path / "two", 4, True)           # nothing left to do
-    assert all(apart(weights, one) < 1e-6 for _, weights in again)
-    with pytest.raises(RuntimeError, match="process 0: FileExistsError.*process 1: OthersFailed.*already holds"):
-        in_processes(2, kept, tmp_path / "two", 4)

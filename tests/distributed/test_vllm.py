@@ -1,6 +1,5 @@
 """An engine behind the sampler's seam. The stand-in checks what it is asked against vLLM's documented signatures (0.20 to 0.32) and answers from a
 table, so what must come out is known without a model. vLLM itself has not been run."""
-import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -90,11 +89,6 @@ def test_a_row_has_its_seed_however_many_processes_there_are():
         return [trainer.rollout(["the film", "a", "plot is bad", "the", "good"]).response_ids for _ in range(2)]
     alone, (two, other) = texts(), in_processes(2, texts, seconds=500)
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(alone, two, other)) and not torch.equal(alone[0], alone[1])
-
-
-def test_the_stand_in_has_the_signatures_of_the_documentation():
-    assert list(inspect.signature(LLM.collective_rpc).parameters)[1:] == ["method", "timeout", "args", "kwargs"]
-    with pytest.raises(TypeError): SamplingParams(max_new_tokens=3)
 
 
 class Late:

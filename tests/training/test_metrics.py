@@ -100,7 +100,7 @@ def test_of_many_weights_some_are_looked_at_and_of_frozen_ones_nothing_is_said()
     assert set(Movement(t.agent, t.rollout(FOUR * 2), t.config).read()) == {"kl_to_old_exact", "value_weight_step"}
 
 
-@pytest.mark.parametrize("gamma, lam", [(1., .95), (.9, .5), (.7, 0.), (1., 1.), (0., .5)])
+@pytest.mark.parametrize("gamma, lam", [(.9, .5), (.7, 0.), (0., .5)])
 def test_the_returns_say_what_they_were_made_with(gamma, lam):
     torch.manual_seed(1)
     mask = torch.arange(7) < torch.randint(2, 8, (40, 1))

@@ -1,5 +1,4 @@
 """The oracle is one unpadded row at a time: the whole text through the model again for every token, no cache."""
-import itertools
 
 import pytest
 import torch
@@ -55,63 +54,23 @@ def one_by_one(model, query, uniforms, eos, temperature=1.):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("pad_id", [PAD, EOS])
 def test_a_padded_batch_with_a_cache_writes_what_single_rows_without_either_write(name, side, pad_id):
-    model, T = tiny(name).train(), 12
+    model, T, temperature = tiny(name).train(), 12, 1. if pad_id == PAD else .8
     ids, mask = pad(QUERIES, 9, side=side)  # 9 is a token like any other: nobody may read it
-    response, written, logprobs = sample(model, ids, mask, T, EOS, pad_id, generator=dice(), with_logprobs=True)
+    response, written, logprobs = sample(model, ids, mask, T, EOS, pad_id, temperature, dice(), with_logprobs=True)
     assert all(m.training for m in model.modules())
     u = torch.rand(T, len(QUERIES), dtype=torch.float64, generator=dice())
     lengths = set()
     for i, query in enumerate(QUERIES):
-        expected = one_by_one(model, query, u[:, i], {EOS})
+        expected = one_by_one(model, query, u[:, i], {EOS}, temperature)
         assert response[i][written[i]].tolist() == expected
         assert (response[i][~written[i]] == pad_id).all() and (logprobs[i][~written[i]] == 0).all()
         lengths.add(len(expected))
-        full = model(torch.tensor([query + expected])).logits[0].log_softmax(-1)
+        full = (model(torch.tensor([query + expected])).logits[0] / temperature).log_softmax(-1)
         slow = torch.stack([full[len(query) - 1 + t, token] for t, token in enumerate(expected)])
         torch.testing.assert_close(logprobs[i][written[i]], slow, atol=1e-9 if name in FAMILIES else 1e-5, rtol=0)
     assert len(lengths) > 1, "all rows ended together: this seed tests nothing"
     assert written.equal(response_mask(response, EOS)) or pad_id == EOS
     assert response.shape[1] == max(lengths)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_greedy_is_transformers_generate(name):
-    model = tiny(name).eval()
-    ids, mask = pad(QUERIES, PAD, side="left")
-    theirs = model.generate(ids, attention_mask=mask.long(), do_sample=False, max_new_tokens=12, pad_token_id=PAD)
-    ours, _ = sample(model, ids, mask, 12, EOS, PAD, greedy=True)
-    assert theirs[:, ids.shape[1]:].equal(ours)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-@pytest.mark.parametrize("temperature", [1., .7])
-def test_frequencies_are_the_enumerated_probabilities(name, temperature):
-    "Every response of at most two tokens; a chi-squared bound of four standard deviations."
-    model, query, n = tiny(name).eval(), [1, 5, 7], 6000
-    with torch.no_grad():
-        first = (model(torch.tensor([query])).logits[0, -1] / temperature).softmax(-1)
-        second = (model(torch.tensor([query + [a] for a in range(V)])).logits[:, -1] / temperature).softmax(-1)
-    exact = {(EOS,): first[EOS].item()} | {(a, b): (first[a] * second[a, b]).item() for a, b in itertools.product(range(V), range(V)) if a != EOS}
-    assert abs(sum(exact.values()) - 1) < 1e-9
-    many = torch.tensor([query]).expand(n, -1)
-    response, mask = sample(model, many, torch.ones_like(many), 2, EOS, PAD, temperature, dice(1))
-    counts = dict.fromkeys(exact, 0)
-    for r, m in zip(response, mask, strict=True): counts[tuple(r[m].tolist())] += 1
-    big = [k for k in exact if exact[k] * n >= 5]
-    cells = [(counts[k], exact[k]) for k in big]
-    cells.append((n - sum(c for c, _ in cells), 1 - sum(p for _, p in cells)))
-    chi2 = sum((c - n * p)**2 / (n * p) for c, p in cells if p > 1e-12)
-    freedom = len(cells) - 1
-    assert freedom > 10 and chi2 < freedom + 4 * (2 * freedom)**.5
-
-
-def test_several_ends_and_none():
-    model = tiny()
-    ids, mask = pad(QUERIES, PAD, side="left")
-    response, written = sample(model, ids, mask, 10, [EOS, 6], PAD, generator=dice())
-    assert written.equal(response_mask(response, [EOS, 6]))
-    response, written = sample(model, ids, mask, 10, None, PAD, generator=dice())
-    assert written.all() and response.shape == (4, 10) and (response == EOS).any()
 
 
 def test_only_the_given_generator_is_used():
@@ -141,17 +100,6 @@ def test_each_module_gets_its_own_mode_back_even_after_an_error():
     for greedy in (False, True):
         with pytest.raises(FloatingPointError, match="NaN or infinite in rows"): sample(model, ids, mask, 3, EOS, PAD, greedy=greedy)
     assert [m.training for m in model.modules()] == before
-
-
-def test_padding_may_hold_anything():
-    model = tiny()
-    ids, mask = pad(QUERIES, PAD, side="left")
-    expected = sample(model, ids, mask, 8, EOS, PAD, generator=dice())
-    for junk in (-100, 10**6, EOS):
-        got = sample(model, ids.masked_fill(~mask, junk), mask.long(), 8, EOS, PAD, generator=dice())
-        assert got[0].equal(expected[0]) and got[1].equal(expected[1])
-    wide_ids, wide_mask = (torch.cat([torch.zeros(4, 9, dtype=x.dtype), x], 1) for x in (ids, mask))  # padding costs no context
-    assert sample(model, wide_ids, wide_mask, 8, EOS, PAD, generator=dice())[0].equal(expected[0])
 
 
 def test_refusals(unchecked):
@@ -200,7 +148,7 @@ def make(n=7):
                    texts=[str(i) for i in range(n)], scores=rows.float(), values=rows[:, None] / 2, baseline=rows / 4, group_tokens=rows + 3)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+@pytest.mark.parametrize("parts", [1, 3, 7])
 def test_minibatches_deal_every_row_once_and_keep_it_whole(parts):
     deal = list(make().minibatches(parts, dice()))
     assert len(deal) == parts and max(map(len, deal)) - min(map(len, deal)) <= 1

@@ -112,29 +112,6 @@ def test_the_early_stop_beside_two_peers(minibatches):
         assert ours == 1 + next(k for k, x in enumerate(measured) if x > target)
 
 
-@pytest.mark.parametrize("decay", [0., .3])
-def test_weights_decay_apart_from_their_gradients(decay):
-    "AdamW (Loshchilov and Hutter 2019): where the gradient is 0, θ ← θ·(1 − η·λ), for the values too."
-    t = trainer(lr=.1, value_lr=.2, weight_decay=decay)
-    torch.nn.init.constant_(t.agent.value_head.weight, 2.)
-    for p in t.agent.parameters(): p.grad = torch.zeros_like(p)
-    before = [[p.detach().clone() for p in kind()] for kind in (t.agent.policy_parameters, t.agent.value_parameters)]
-    t.optimizer.step()
-    for kind, old, lr in zip((t.agent.policy_parameters, t.agent.value_parameters), before, (.1, .2), strict=True):
-        for p, x in zip(kind(), old, strict=True): torch.testing.assert_close(p.detach(), x * (1 - lr * decay))
-
-
-def test_a_reference_in_another_precision_leaves_the_scores_alone():
-    "With β = 0 it does not matter at all: .1 is not rounded to float32 on the way to a loss in float64."
-    batch = (*pad([[0, 5, 7], [0]], EOS, side="left"), *pad([[8, 9], [2, 3]], EOS), torch.tensor([.1, .7], dtype=torch.float64))
-    baseline = torch.tensor([.3, -.9], dtype=torch.float64)
-    losses = []
-    for ref in (tiny(1), tiny(1).float()):
-        c = RLHFConfig.preset("remax", beta=0., device="cpu")
-        losses.append(RLHFTrainer(Agent(tiny()), ref, c).compute_loss(*batch, baseline).item())
-    assert losses[0] == pytest.approx(losses[1], abs=1e-12) and losses[0] != 0
-
-
 # ── responses that were cut off ──
 
 def cut_trainer(stale=.05, **changes):
@@ -195,23 +172,6 @@ def test_a_minibatch_without_an_end_makes_no_step_and_a_run_goes_on():
 
 
 # ── rows of like length together, and matrix products in bfloat16 ──
-
-@pytest.mark.parametrize("how", ["token_mean", "sequence_mean", "sequence_sum", "group_token_mean"])
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_rows_of_like_length_go_together_and_the_gradient_stays(how, size):
-    trainer, r = cut_trainer(aggregation=how, mask_truncated=False)
-    grads = {}
-    for micro in (None, size):
-        trainer.config.micro_batch_size = micro
-        batch, = minibatches_of(r, trainer.config, trainer.eos_ids, trainer.shuffling)
-        lengths = (batch.query_mask.sum(-1) + batch.mask.sum(-1)).tolist()
-        if micro: assert lengths == sorted(lengths) == [4, 4, 6, 8, 8, 9]  # queries of 3 and 2, responses of 3, 6, 1, 2, 6, 6
-        score = {tuple(ids): x for ids, x in zip(r.response_ids.tolist(), r.scores.tolist(), strict=True)}
-        assert [score[tuple(ids)] for ids in batch.response_ids.tolist()] == batch.scores.tolist()  # each row keeps its own
-        trainer.optimizer.zero_grad()
-        for part in micro_batches(batch, trainer.config): backward(trainer.agent, trainer.now, trainer.loss, part)
-        grads[micro] = [p.grad for p in trainer.agent.model.parameters()]
-    for whole, parts in zip(grads[None], grads[size], strict=True): torch.testing.assert_close(parts, whole, atol=1e-12, rtol=1e-9)
 
 
 def test_matrix_products_in_bfloat16_and_weights_as_they_are():
