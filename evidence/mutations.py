@@ -120,6 +120,11 @@ def noticed(m: Mutant, folder: Path) -> str | None:
     finally: path.write_bytes(source)
 
 
+def left_out(place: str, names: list[str]) -> set[str]:
+    "What a copy of the repository does not need; of the directories called runs, that of the root alone."
+    return {n for n in names if n in (".git", "__pycache__", ".hypothesis") or n.startswith(".venv") or n == "runs" and Path(place) == root}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("number", nargs="?", type=int, default=60, help="of mutants")
@@ -129,10 +134,10 @@ def main():
     args = parser.parse_args()
     found = [m for room in args.rooms for path in sorted((root / "instruct_goose" / room).glob("*.py")) for m in mutants(path)]
     chosen = random.Random(args.seed).sample(found, min(args.number, len(found)))
-    said = {tuple(s[k] for k in ("module", "operator", "before", "after")): s["equivalent"] for s in json.loads(TABLE.read_text("utf-8"))["survivors"]} if TABLE.exists() else {}
+    said = {tuple(s[k] for k in ("module", "operator", "before", "after")): s["equivalent"] for s in json.loads(TABLE.read_text("utf-8")).get("survivors", [])} if TABLE.exists() else {}
     with tempfile.TemporaryDirectory() as place:
         folders = [Path(place) / str(i) for i in range(args.workers)]
-        for folder in folders: shutil.copytree(root, folder, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", "__pycache__", ".hypothesis"))
+        for folder in folders: shutil.copytree(root, folder, ignore=left_out)
         if fails([f"tests/{room}" for room in args.rooms], folders[0], 3600): sys.exit("a test fails without any change: mend it first")
 
         def work(i: int) -> list[tuple[Mutant, str | None]]:

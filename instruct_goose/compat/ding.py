@@ -7,7 +7,7 @@ __all__ = ['LogProbFunction', 'gae_data', 'ppo_data', 'ppo_data_continuous', 'pp
            'ppo_value_data', 'ppo_loss', 'ppo_policy_loss', 'ppo_info', 'grpo_policy_data', 'grpo_info',
            'rloo_policy_data', 'rloo_info', 'naive_method', 'efficient_method', 'less_efficient_method', 'gae',
            'calculate_kl_div', 'ppo_policy_error', 'ppo_value_error', 'ppo_error', 'ppo_policy_error_continuous',
-           'ppo_error_continuous', 'grpo_policy_error', 'rloo_policy_error', 'shape_fn_ppo', 'shape_fn_gae']
+           'ppo_error_continuous', 'grpo_policy_error', 'rloo_policy_error']
 
 # %% ../../nbs/guides/from_ding.ipynb #21a53b6f
 import math
@@ -26,24 +26,21 @@ from ..objective.logprobs import entropy, token_logprobs
 
 # %% ../../nbs/guides/from_ding.ipynb #c46027f6
 def naive_method(
-    logits: Float[Tensor, "*batch vocab"], # (B, S, V) or (S, V)
-    index: Shaped[Tensor, "..."],          # (B, S) or (S,): the sampled ids
+    logits: Float[Tensor, "*batch vocab"], index: Shaped[Tensor, "..."],
 ) -> Float[Tensor, "..."]: # log π(a|s), in the type of the logits
     "`token_logprobs`; an index with fewer rows or columns reads the first ones."
     logits = logits[tuple(slice(n) for n in index.shape)]
     return token_logprobs(logits, index.long()).to(logits.dtype)
 
 def efficient_method(
-    logits: Float[Tensor, "batch *time vocab"], # (B, S, V) or (S, V)
-    index: Shaped[Tensor, "..."],               # (B, S) or (S,): the sampled ids
+    logits: Float[Tensor, "batch *time vocab"], index: Shaped[Tensor, "..."],
 ) -> Float[Tensor, "..."]: # log π(a|s), in the type of the logits
     "`naive_method` of one row after the other: less memory if there is no gradient."
     rows = zip(logits, index, strict=False)
     return torch.stack([naive_method(row, ids) for row, ids in rows])
 
 def less_efficient_method(
-    logits: Float[Tensor, "*batch vocab"], # (B, S, V) or (S, V)
-    index: Shaped[Tensor, "..."],          # (B, S) or (S,), or what broadcasts with it
+    logits: Float[Tensor, "*batch vocab"], index: Shaped[Tensor, "..."],
 ) -> Float[Tensor, "..."]: # log π(a|s), in the type of the logits
     "`naive_method`, the index broadcast over the logits as in Categorical.log_prob."
     shape = torch.broadcast_shapes(logits.shape[:-1], index.shape)
@@ -319,18 +316,3 @@ def rloo_policy_error(
     logp_new, logp_old = (log_prob_fn(z, action) for z in (new, old))
     loss, meters = _group_error(logp_new, logp_old, adv, weight, clip_ratio)
     return loss, rloo_info(*meters)
-
-# %% ../../nbs/guides/from_ding.ipynb #edaab95d
-def shape_fn_ppo(
-    args: tuple | list, # positional arguments of ppo_error
-    kwargs: dict,       # its keyword arguments
-) -> torch.Size: # of logit_new
-    "The shape of `ppo_error`'s logits. DI-engine asks it on the way to a CUDA extension."
-    return (args[0] if args else kwargs["data"]).logit_new.shape
-
-def shape_fn_gae(
-    args: tuple | list, # positional arguments of gae
-    kwargs: dict,       # its keyword arguments
-) -> torch.Size: # of the reward
-    "The shape of `gae`'s reward, for the same purpose."
-    return (args[0] if args else kwargs["data"]).reward.shape

@@ -36,10 +36,7 @@ class Agent(models.Agent):
     """`models.agent.Agent` under the old names. The value of a state is one linear row on the
     transformer, zero at first and without a Tanh, so that it can be any number."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel | str | Path, # any causal LM, or where to load one from
-    ):
+    def __init__(self, model: PreTrainedModel | str | Path):
         super().__init__(model)
 
     policy_network = property(lambda self: self.model)
@@ -47,8 +44,7 @@ class Agent(models.Agent):
     eos_token_id = property(lambda self: self.model.config.eos_token_id)
 
     def get_value(
-        self,
-        hidden_state: Float[Tensor, "batch time hidden"], # of the transformer
+        self, hidden_state: Float[Tensor, "batch time hidden"],
     ) -> Float[Tensor, "batch one"]: # of the last state
         "V of the last position, as a column."
         return self.values_at(hidden_state)[:, -1:]
@@ -80,9 +76,8 @@ class Agent(models.Agent):
         return nn.functional.pad(out, (0, input_ids.shape[1] + longest - out.shape[1]), value=fill)
 
     def forward(
-        self,
-        input_ids: Int[Tensor, "batch time"],
-        attention_mask: Shaped[Tensor, "batch time"] | None = None, # None: nothing is padding
+        self, input_ids: Int[Tensor, "batch time"],
+        attention_mask: Shaped[Tensor, "batch time"] | None = None,
     ) -> Any: # four of them, (batch,) each
         """A next token drawn after each text; its log-probability; the entropy of what it was
         drawn from; the value of the text. `evaluate` is what training asks."""
@@ -94,9 +89,7 @@ class Agent(models.Agent):
         return action, token_logprobs(logits, action), entropy(logits), values[rows, last]
 
 # %% ../../nbs/guides/from_goose.ipynb #b77df223
-def create_reference_model(
-    model: models.Agent | PreTrainedModel,
-) -> Any: # the same kind
+def create_reference_model(model: models.Agent | PreTrainedModel) -> Any: # the same kind
     "π_ref: a copy that no longer learns, dropout off. An Agent's copy is an Agent."
     reference, is_agent = models.create_reference_model(model), isinstance(model, models.Agent)
     return Agent(reference).requires_grad_(False).eval() if is_agent else reference
@@ -139,9 +132,8 @@ class RewardModel(nn.Module):
     reward_head = property(lambda self: self.model.score)
 
     def forward(
-        self,
-        input_ids: Int[Tensor, "batch time"],
-        attention_mask: Shaped[Tensor, "batch time"] | None = None, # None: see above
+        self, input_ids: Int[Tensor, "batch time"],
+        attention_mask: Shaped[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch"]:
         if attention_mask is None:
             c: Any = self.model.config
@@ -153,9 +145,8 @@ class PairwiseLoss(nn.Module):
     "`models.reward_model.PairwiseLoss`: −log σ(r_chosen − r_rejected), the mean over pairs."
 
     def forward(
-        self,
-        chosen_rewards: Shaped[Tensor, "batch *one"],   # (batch,), or a column
-        rejected_rewards: Shaped[Tensor, "batch *one"], # likewise
+        self, chosen_rewards: Shaped[Tensor, "batch *one"],
+        rejected_rewards: Shaped[Tensor, "batch *one"],
     ) -> Float[Tensor, ""]: # nats
         return reward.PairwiseLoss()(wide(chosen_rewards).flatten(),
                                      wide(rejected_rewards).flatten())
@@ -174,9 +165,7 @@ class RLHFTrainer(training.RLHFTrainer):
     "`training.trainer.RLHFTrainer` with the old constructor. Everything else of it is here too."
 
     def __init__(
-        self,
-        model: models.Agent | PreTrainedModel,
-        ref_model: models.Agent | PreTrainedModel,
+        self, model: models.Agent | PreTrainedModel, ref_model: models.Agent | PreTrainedModel,
         config: RLHFConfig,
     ):
         c, device = config, next(model.parameters()).device
@@ -188,8 +177,7 @@ class RLHFTrainer(training.RLHFTrainer):
 
     @staticmethod
     def compute_advantage_and_return(
-        rewards: Shaped[Tensor, "batch"], # one per response
-        values: Shaped[Tensor, "batch"],  # of the query
+        rewards: Shaped[Tensor, "batch"], values: Shaped[Tensor, "batch"],
     ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]: # (Â, R̂)
         "`gae` of responses that are one step long, each on its own: Â = r − V, R̂ = r."
         one = torch.ones_like(values[:, None], dtype=torch.bool)
@@ -205,11 +193,10 @@ class RLHFTrainer(training.RLHFTrainer):
         return attended & response_mask(ids, self.eos_ids)
 
     def forward(
-        self,
-        query_ids: Int[Tensor, "batch query"],                 # the prompts
-        query_attention_mask: Shaped[Tensor, "batch query"],   # padding on any side
-        response_ids: Int[Tensor, "batch time"],               # the answers to them
-        response_attention_mask: Shaped[Tensor, "batch time"], # may be all ones: see `_words`
+        self, query_ids: Int[Tensor, "batch query"],
+        query_attention_mask: Shaped[Tensor, "batch query"],
+        response_ids: Int[Tensor, "batch time"],
+        response_attention_mask: Shaped[Tensor, "batch time"],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]: # (batch, time) each, 0 at filling
         "log π, entropy, V and log π_ref of every token of the response, in this order."
         four = (query_ids, query_attention_mask, response_ids,
@@ -218,14 +205,12 @@ class RLHFTrainer(training.RLHFTrainer):
         return now.logprobs, cast(Tensor, now.entropy), cast(Tensor, now.values), ref
 
     def compute_loss(
-        self,
-        query_ids: Int[Tensor, "batch query"],                 # the prompts
-        query_attention_mask: Shaped[Tensor, "batch query"],   # padding on any side
-        response_ids: Int[Tensor, "batch time"],               # the answers to them
-        response_attention_mask: Shaped[Tensor, "batch time"], # may be all ones: see `_words`
-        rewards: Shaped[Tensor, "batch"],                      # one per response
-        baseline: Shaped[Tensor, "batch"] | None = None,       # as in the base class
-        sampled_mask: Shaped[Tensor, "batch time"] | None = None, # the same
+        self, query_ids: Int[Tensor, "batch query"],
+        query_attention_mask: Shaped[Tensor, "batch query"],
+        response_ids: Int[Tensor, "batch time"],
+        response_attention_mask: Shaped[Tensor, "batch time"], rewards: Shaped[Tensor, "batch"],
+        baseline: Shaped[Tensor, "batch"] | None = None,
+        sampled_mask: Shaped[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, ""]: # with gradient
         "PPO's loss of responses just sampled; what is behind their first end does not count."
         words = self._words(response_ids, response_attention_mask)
@@ -255,10 +240,7 @@ class PairDataset(_Rows):
     "Items are (chosen ids, chosen mask, rejected ids, rejected mask), `max_length` long each."
 
     def __init__(
-        self,
-        dataset: Iterable, # rows with "chosen" and "rejected" texts
-        tokenizer: PreTrainedTokenizerBase, # of the reward model, with a pad token
-        max_length: int = 1024, # longer texts are cut
+        self, dataset: Iterable, tokenizer: PreTrainedTokenizerBase, max_length: int = 1024,
     ):
         self.rows = [(*_encode(row["chosen"], tokenizer, max_length),
                       *_encode(row["rejected"], tokenizer, max_length)) for row in dataset]
@@ -268,10 +250,7 @@ class PromptDataset(_Rows):
     "Items are (ids, mask), `max_length` long each."
 
     def __init__(
-        self,
-        dataset: Iterable, # rows with a "prompt" text
-        tokenizer: PreTrainedTokenizerBase, # of the language model, with a pad token
-        max_length: int = 1024, # longer texts are cut
+        self, dataset: Iterable, tokenizer: PreTrainedTokenizerBase, max_length: int = 1024,
     ):
         self.rows = [_encode(row["prompt"], tokenizer, max_length) for row in dataset]
 
@@ -281,21 +260,15 @@ class AgentObjective(nn.Module):
     eq. 2: a number to watch. Its gradient is not the objective's: the texts are given."""
 
     def __init__(
-        self,
-        model: models.Agent | PreTrainedModel,     # π
-        sft_model: models.Agent | PreTrainedModel, # π_sft
-        reward_model: Callable, # called with ids and mask, returns one number per text
-        gamma: int | float,   # weight of the texts' own log-probability
-        beta: int | float,    # β, of the KL penalty
+        self, model: models.Agent | PreTrainedModel, sft_model: models.Agent | PreTrainedModel,
+        reward_model: Callable, gamma: int | float, beta: int | float,
     ):
         super().__init__()
         self.model, self.sft_model, self.reward_model = model, sft_model, reward_model
         self.gamma, self.beta = gamma, beta
 
     def forward(
-        self,
-        input_ids: Int[Tensor, "batch time"],
-        attention_mask: Shaped[Tensor, "batch time"], # padding on any side
+        self, input_ids: Int[Tensor, "batch time"], attention_mask: Shaped[Tensor, "batch time"],
     ) -> Float[Tensor, ""]:
         ids, mask = compact(input_ids, attention_mask, "right")
         parts = ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:]  # the first predicts the others

@@ -23,20 +23,12 @@ from ..objective.masks import response_mask
 from ..objective.policy_loss import clipped_objective
 
 # %% ../../nbs/guides/from_torchtune.ipynb #c7e7456c
-def masked_mean(
-    x: Tensor,               # any shape; NaN under a 0 of the mask stays NaN
-    mask: Tensor,            # bool, integer or float; broadcasts
-    dim: int | None = None,  # None: over everything
-) -> Tensor:
+def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     "Σ m·x / (Σ m + 1e-8), the mask as it is given: 0 where it is empty."
     return torch.sum(x * mask, dim) / (torch.sum(mask, dim) + 1e-8)
 
 # %% ../../nbs/guides/from_torchtune.ipynb #e7a496a9
-def masked_var(
-    centered_values: Tensor, # x − x̄: the mean is the caller's to subtract
-    mask: Tensor,            # bool, integer or float
-    unbiased: bool = True,   # times n / (n − 1), in float32 for masks that are not float
-) -> Tensor:
+def masked_var(centered_values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     "Σ m·c² / Σ m, and Bessel's n / (n − 1)."
     var = masked_mean(centered_values.square(), mask)
     if not unbiased:
@@ -45,11 +37,7 @@ def masked_var(
     return var * (n / (n - 1))
 
 # %% ../../nbs/guides/from_torchtune.ipynb #0d44ca02
-def whiten(
-    x: Tensor,                   # any shape
-    mask: Tensor | None = None,  # which entries set mean and variance; all are scaled
-    shift_mean: bool = True,     # True: the mean stays. TRL and `objective.masks` reverse it
-) -> Tensor:
+def whiten(x: Tensor, mask: Tensor | None = None, shift_mean: bool = True) -> Tensor:
     "(x − x̄)/√(var + 1e-8), plus x̄ if shift_mean."
     mean = x.mean() if mask is None else masked_mean(x, mask)
     var = x.var() if mask is None else masked_var(x - mean, mask)
@@ -58,11 +46,8 @@ def whiten(
 
 # %% ../../nbs/guides/from_torchtune.ipynb #045450dd
 def get_rewards_ppo(
-    scores: Tensor,       # (batch,)
-    logprobs: Tensor,     # of the policy, (batch, time)
-    ref_logprobs: Tensor, # of the reference, (batch, time)
-    kl_coeff: int | float,  # β
-    valid_score_idxs: Tensor | None = None, # where to pay the score, (batch,); None: last column
+    scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, kl_coeff: int | float,
+    valid_score_idxs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: # total rewards, kl, −β·kl, (batch, time) each
     "rₜ = −β·k₁ + score·[t = valid_score_idx]. No mask: padding is charged like the rest."
     kl = k1(logprobs - ref_logprobs)
@@ -139,8 +124,7 @@ def logits_to_logprobs(
 
 # %% ../../nbs/guides/from_torchtune.ipynb #387ba215
 def truncate_sequence_for_logprobs(
-    query_response_logits: Tensor, # (batch, context + response, vocab)
-    context_length: int,           # columns of the query
+    query_response_logits: Tensor, context_length: int,
 ) -> Tensor: # (batch, response, vocab)
     "The logits that predict the response: one position earlier, from the last query token on."
     return query_response_logits[:, context_length - 1:-1]
@@ -168,15 +152,9 @@ class PPOLoss(ppo.PPOLoss):
     weights and a clip of 0, stays in its dtype, and has the gradient of every input."""
 
     def forward(
-        self,
-        pi_old_logprobs: Tensor, # of the sampler
-        pi_logprobs: Tensor,     # of the policy being trained
-        advantages: Tensor,      # Â
-        phi_old_values: Tensor,  # V at sampling time
-        phi_values: Tensor,      # V
-        returns: Tensor,         # R̂
-        padding_masks: Tensor | None = None,       # True where the policy loss counts
-        value_padding_masks: Tensor | None = None, # True where the value loss counts
+        self, pi_old_logprobs: Tensor, pi_logprobs: Tensor, advantages: Tensor,
+        phi_old_values: Tensor, phi_values: Tensor, returns: Tensor,
+        padding_masks: Tensor | None = None, value_padding_masks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: # scalars; the first has the gradient
         "loss, policy_loss, value_loss, ratios, clipfrac."
         def mean(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -203,11 +181,8 @@ class _PairLoss(nn.Module):
         raise NotImplementedError
 
     def forward(
-        self,
-        policy_chosen_logps: Tensor,      # summed over the response, (batch,)
-        policy_rejected_logps: Tensor,    # likewise
-        reference_chosen_logps: Tensor,   # likewise
-        reference_rejected_logps: Tensor, # likewise
+        self, policy_chosen_logps: Tensor, policy_rejected_logps: Tensor,
+        reference_chosen_logps: Tensor, reference_rejected_logps: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]: # losses, chosen rewards, rejected rewards
         ell = ((policy_chosen_logps - policy_rejected_logps)
                - (reference_chosen_logps - reference_rejected_logps))
@@ -219,11 +194,7 @@ class _PairLoss(nn.Module):
 class DPOLoss(_PairLoss):
     "−(1 − ϵ)·log σ(β·ℓ) − ϵ·log σ(−β·ℓ) per pair, for any β and ϵ."
 
-    def __init__(
-        self,
-        beta: int | float = 0.1,            # β
-        label_smoothing: int | float = 0.0, # ϵ, the share of labels thought wrong
-    ):
+    def __init__(self, beta: int | float = 0.1, label_smoothing: int | float = 0.0):
         super().__init__()
         self.beta, self.label_smoothing, self.scale = beta, label_smoothing, beta
 
@@ -235,10 +206,7 @@ class DPOLoss(_PairLoss):
 class RSOLoss(_PairLoss):
     "max(0, 1 − γ·ℓ): the hinge in the place of DPO's logistic loss, per pair."
 
-    def __init__(
-        self,
-        gamma: int | float = 0.1, # as DPO's β
-    ):
+    def __init__(self, gamma: int | float = 0.1):
         super().__init__()
         self.gamma = self.scale = gamma
 

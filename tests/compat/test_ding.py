@@ -238,12 +238,6 @@ def test_names_and_defaults_are_theirs(ding):
             assert p[:len(q)] == q, name
 
 
-def test_shapes_for_the_extension():
-    d, g = ours.ppo_data(torch.zeros(3, 5, 8), *[None] * 8), ours.gae_data(None, None, torch.zeros(4, 2), None, None)
-    assert ours.shape_fn_ppo([d], {}) == ours.shape_fn_ppo([], {"data": d}) == (3, 5, 8)
-    assert ours.shape_fn_gae([g], {}) == ours.shape_fn_gae([], {"data": g}) == (4, 2)
-
-
 @pytest.fixture(scope="session")
 def ding():
     """The installed originals, from their own files. Their package imports gym, flask and forty others; these files ask for
