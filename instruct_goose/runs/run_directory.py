@@ -230,7 +230,7 @@ class RunLog(Callback):
             trainer.load_state(tensors, longer(record, trainer.config))
             if (limit := trainer.config.kl_stop) is not None: # killed before it could say so?
                 last = self.metrics[-1]
-                why = StopAtKL(limit).end(last, trainer.within_limit)
+                why = StopAtKL(limit).end(last, trainer)
                 trainer.stopped = why and f"iteration {last['iteration']}: {why}"
         if is_first():
             cut_log(self.tokens, trainer.iteration)

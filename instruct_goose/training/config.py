@@ -41,16 +41,16 @@ ELSEWHERE = {
     "per_device_train_batch_size": "batch_size", "batchsize": "batch_size",
     "gradient_accumulation_steps": "micro_batch_size, the rows that are in memory at once",
     "max_steps": "steps", "total_episodes": "steps × batch_size",
-    "num_train_epochs": "steps, iterations of batch_size / group_size prompts: for n passes "
-                        "n × prompts × group_size / batch_size",
+    "num_train_epochs": "steps, iterations of batch_size / group_size prompts: for n passes n × "
+                        "prompts × group_size / batch_size",
     "warmup_ratio": "warmup_steps, a number of iterations",
-    "loss_type": "aggregation: grpo is 'sequence_mean', bnpo and dapo 'token_mean', "
-                 "dr_grpo 'sequence_sum', cispo 'token_mean' with surrogate='weight'; the presets "
-                 "are the papers'; sapo, vespo and luspo come with instruct_goose.compat.losses",
+    "loss_type": "aggregation: grpo is 'sequence_mean', bnpo and dapo 'token_mean', dr_grpo "
+                 "'sequence_sum', cispo 'token_mean' with surrogate='weight'; the presets are "
+                 "the papers'; sapo, vespo and luspo come with instruct_goose.compat.losses",
     "importance_sampling_level": "ratio_level",
     "scale_rewards": "advantage='group_mean', 'group_mean_std' or 'group_mean_batch_std'",
-    "normalize_advantages": "whiten_advantages",
-    "target_kl": "kl_early_stop", "vllm_importance_sampling_cap": "importance_cap",
+    "normalize_advantages": "whiten_advantages", "target_kl": "kl_early_stop",
+    "vllm_importance_sampling_cap": "importance_cap",
     "vllm_importance_sampling_mode": "importance_level and importance_beyond",
     "off_policy_mask_threshold": "importance_cap, with importance_level='sequence' and "
                                  "importance_beyond='drop'",
@@ -59,12 +59,12 @@ ELSEWHERE = {
     "multi_objective_aggregation": "reward_weighting, 'raw' or 'scaled'",
     "use_score_scaling": "reward_scaling='running'",
     "whiten_rewards": "reward_scaling, a scale for the scores; no whitening of tokens' rewards",
-    "kl_estimator_type": "kl_estimator",
-    "entropy_coef": "ent_coef", "lr_scheduler_type": "lr_schedule", "args": "config",
+    "kl_estimator_type": "kl_estimator", "entropy_coef": "ent_coef",
+    "lr_scheduler_type": "lr_schedule", "args": "config",
     "optim": "RLHFTrainer's optimizer, one or a function of parameter groups",
     "bf16": "autocast='bfloat16'", "gradient_checkpointing": "Agent's gradient_checkpointing",
-    "use_vllm": "RLHFTrainer's sampler, an EngineSampler",
-    "processing_class": "tokenizer", "peft_config": "a model that peft has wrapped",
+    "use_vllm": "RLHFTrainer's sampler, an EngineSampler", "processing_class": "tokenizer",
+    "peft_config": "a model that peft has wrapped",
     "reward_funcs": "reward_fn, an argument of train",
     "reward_model": "reward_fn, an argument of train",
     "train_dataset": "prompts, an argument of train",
@@ -72,8 +72,8 @@ ELSEWHERE = {
     "output_dir": "run_dir, an argument of train_in",
     "save_steps": "save_every, an argument of train_in",
     "resume_from_checkpoint": "resume=True, an argument of train_in",
-    "logging_steps": "nothing: every iteration is logged",
-    "save_model": "save_pretrained", "GRPOTrainer": "RLHFTrainer with RLHFConfig.preset('grpo')",
+    "logging_steps": "nothing: every iteration is logged", "save_model": "save_pretrained",
+    "GRPOTrainer": "RLHFTrainer with RLHFConfig.preset('grpo')",
     "value_model": "Agent(model, value_model=…), passed as the model",
     "sync_ref_model": "ref_every", "ref_model_sync_steps": "ref_every",
     "ref_model_mixup_alpha": "ref_mixup", "use_adaptive_entropy": "entropy_target",

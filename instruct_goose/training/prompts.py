@@ -102,9 +102,7 @@ def slices(prompts: Any, size: int) -> Iterator[Any]: # as for `encode_prompts`
 
 # %% ../../nbs/reference/training/prompts.ipynb #9ada8c77
 def template_ids(
-    messages: Sequence[Mapping],
-    tokenizer: PreTrainedTokenizerBase, # with a chat template
-    i: int = 0,                         # its number, for the error
+    messages: Sequence[Mapping], tokenizer: PreTrainedTokenizerBase, i: int = 0,
 ) -> list[int]:
     """A conversation as token ids: the assistant is to speak next, or to go on where its own last
     message breaks off. Raises ValueError without a template."""
@@ -156,12 +154,10 @@ def within_room(rows: list[list[int]], room: int | None, how: str) -> list[list[
 
 # %% ../../nbs/reference/training/prompts.ipynb #9de59079
 def encode_prompts(
-    prompts: Sequence | dict, # of any form above; or {"query_ids", "query_mask"}
-    tokens: Tokens,
-    room: int | None,         # most tokens of a prompt; None: any number
-    cut: bool = False,        # longer ones lose their beginning
+    prompts: Sequence | dict, tokens: Tokens, room: int | None, cut: bool = False,
 ) -> Queries:
-    "Prompts in any of their forms as left-padded ids and mask."
+    """Prompts in any form above, or {"query_ids", "query_mask"}, as left-padded ids and mask. With
+    `cut` those longer than `room` lose their beginning."""
     if isinstance(prompts, dict):
         return Queries(prompts["query_ids"], prompts["query_mask"])
     rows = prompt_rows(prompts, tokens)

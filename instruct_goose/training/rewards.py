@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Scores', 'Reward', 'Rewards', 'Offer', 'RewardFunction', 'HasScore', 'RewardError', 'wanted', 'answer', 'Messages',
-           'copied', 'TooLong', 'in_thread', 'as_number', 'shown', 'completion_texts', 'as_offered', 'offer_of',
-           'Notes', 'gathered_notes', 'run_progress', 'run_tools', 'at_their_tokens', 'Judged', 'Asked', 'judge_of',
-           'check_scores', 'listed', 'ask', 'weighted_sum', 'by_name', 'judge_texts', 'score_texts', 'judge_rollout']
+           'copied', 'in_thread', 'as_number', 'completion_texts', 'as_offered', 'offer_of', 'Notes', 'gathered_notes',
+           'run_progress', 'run_tools', 'at_their_tokens', 'Judged', 'Asked', 'judge_of', 'check_scores', 'listed',
+           'ask', 'weighted_sum', 'by_name', 'judge_texts', 'score_texts', 'judge_rollout']
 
 # %% ../../nbs/reference/training/rewards.ipynb #5615bcbe
 import asyncio
@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from itertools import islice
+from itertools import chain, count, islice
 from typing import Any, cast, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -85,7 +85,7 @@ def answer(judge: Callable, offer: Offer) -> Any:
     given = {n: copied(offer[n]) for n in names}
     scores = judge(list(offer["texts"]), **given) if first else judge(**given)
     if inspect.iscoroutine(scores):
-        scores = in_thread(None, asyncio.run, scores)
+        scores = in_thread(asyncio.run, scores).result()
     return list(islice(scores, len(offer["texts"]) + 1)) if hasattr(scores, "__next__") else scores
 
 class Messages(list):
@@ -107,11 +107,8 @@ def copied(x: Any) -> Any:
         return type(x)(map(copied, x))
     return {k: copied(item) for k, item in x.items()} if type(x) is dict else x
 
-class TooLong(Exception):
-    "The reward function has not answered in time."
-
-def in_thread(seconds: float | None, f: Callable, *args: Any) -> Any:
-    "f(*args) in a thread; after so many seconds TooLong, and the thread is left to itself."
+def in_thread(f: Callable, *args: Any) -> Future:
+    "f(*args), some day, in a thread that the process need not wait for."
     done: Future = Future()
 
     def work() -> None:
@@ -121,28 +118,19 @@ def in_thread(seconds: float | None, f: Callable, *args: Any) -> Any:
             done.set_exception(e)
 
     threading.Thread(target=work, daemon=True, name="reward function").start()
-    if not wait([done], seconds and min(seconds, threading.TIMEOUT_MAX)).done:
-        raise TooLong
-    return done.result()
+    return done
 
 # %% ../../nbs/reference/training/rewards.ipynb #9c282242
 def as_number(x: Any, what: str) -> float:
     "x as a float; what is too large for one is infinite. RewardErrors begin with `what`."
     try:
-        if isinstance(x, str | bytes | bytearray):
+        if isinstance(x, str | bytes):
             raise TypeError
         return float(x.item() if hasattr(x, "item") else x)  # numpy makes complex numbers real
     except OverflowError:
         return math.inf
     except Exception:
-        raise RewardError(f"{what} is {shown(x)}: not a number") from None
-
-def shown(x: object) -> str:
-    "Its repr, if it has one that does not fail."
-    try:
-        return f"{x!r:.80}"
-    except Exception:
-        return f"a {type(x).__name__}"
+        raise RewardError(f"{what} is {x!r:.80}: not a number") from None
 
 # %% ../../nbs/reference/training/rewards.ipynb #dbe82d81
 def completion_texts(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -218,11 +206,9 @@ def run_tools(state: TrainerState, notes: Notes) -> dict[str, Any]:
 
 # %% ../../nbs/reference/training/rewards.ipynb #ba605221
 def at_their_tokens(
-    tokens: list[list[float]] | None, mask: Bool[Tensor, "batch time"],
-) -> Float[Tensor, "batch time"] | None: # 0 at padding, and for a text without parts
+    tokens: list[list[float]], mask: Bool[Tensor, "batch time"],
+) -> Float[Tensor, "batch time"]: # 0 at padding, and for a text without parts
     "Each part at its place."
-    if tokens is None:
-        return None
     table = torch.zeros(mask.shape)
     for row, real, own in zip(table, mask.cpu(), tokens, strict=True):
         if own:
@@ -252,14 +238,11 @@ def judge_of(reward_fn: Reward) -> Callable:
     "What is called. Raises TypeError for what cannot be."
     if is_pipeline(reward_fn):
         reward_fn = Classifier(reward_fn)
-    name, judge = type(reward_fn).__name__, getattr(reward_fn, "score", reward_fn)
-    if isinstance(reward_fn, PreTrainedModel):
-        raise TypeError(f"reward_fn is a {name}, which reads token ids: give it with its "
-                        "tokenizer, Classifier(model, tokenizer, label=…) for a sequence "
-                        "classifier, Teacher(model) for a causal one")
-    if not callable(judge):
-        raise TypeError(f"reward_fn is a {name}: "
-                        "pass a function of a list of texts, or a RewardModel")
+    judge = getattr(reward_fn, "score", reward_fn)
+    if isinstance(reward_fn, PreTrainedModel) or not callable(judge):
+        raise TypeError(f"reward_fn is a {type(reward_fn).__name__}: pass a function of a list of "
+                        "texts, or a RewardModel. A transformers model reads token ids: pass "
+                        "Classifier(model, tokenizer, label=…), or Teacher(model) of a causal one")
     return judge
 
 # %% ../../nbs/reference/training/rewards.ipynb #53418f44
@@ -313,19 +296,18 @@ def ask(judge: Callable, offer: Offer, asked: Asked, seconds: float | None) -> A
     texts = asked.texts
     about = ", ".join(f"{t[:200]!r}" for t in texts[:3]) + (" …" if len(texts) > 3 else "")
     about = f"for {len(texts)} {asked.kind}s, {about}"
-    try:
-        if seconds is None:
-            return answer(judge, offer)
-        return in_thread(seconds, answer, judge, offer)
-    except TooLong:
+    done = None if seconds is None else in_thread(answer, judge, offer)
+    if done and seconds and not wait([done], min(seconds, threading.TIMEOUT_MAX)).done:
         raise TimeoutError("no answer from the reward function within reward_timeout, "
-                           f"{seconds:g} seconds, {about}. Its thread is left to itself") from None
+                           f"{seconds:g} seconds, {about}. Its thread is left to itself")
+    try:
+        return answer(judge, offer) if done is None else done.result()
     except RewardError:
         raise
     except Exception as e:
         hint = (". Completions are texts here: name the parameter completion_messages, and they "
                 "are lists of messages" if "string indices must be integers" in str(e) else "")
-        raise RewardError(f"the reward function raised {shown(e)} {about}{hint}") from e
+        raise RewardError(f"the reward function raised {e!r:.80} {about}{hint}") from e
 
 # %% ../../nbs/reference/training/rewards.ipynb #0aa54db2
 def weighted_sum(
@@ -353,11 +335,9 @@ def by_name(reward_fns: Sequence[Reward]) -> dict[str, Reward]:
     "Each under its own name, or its class's; the second of a name is name_2."
     names: dict[str, Reward] = {}
     for f in reward_fns:
-        name = own = getattr(f, "__name__", type(f).__name__)
-        n = 1
-        while name in names:
-            name = f"{own}_{(n := n + 1)}"
-        names[name] = f
+        own = getattr(f, "__name__", type(f).__name__)
+        tries = chain([own], (f"{own}_{n}" for n in count(2)))
+        names[next(name for name in tries if name not in names)] = f
     return names
 
 # %% ../../nbs/reference/training/rewards.ipynb #68f8c654
@@ -409,5 +389,5 @@ def judge_rollout(
         raise RewardError(f"{where}a reward function returned numbers for tokens, and "
                           "reward_weighting='scaled' compares whole responses: take 'raw'")
     scores = shaped(total.scores.to(r.mask.device), r.real.sum(-1), finished(r, tokens.eos_ids), c)
-    return {"scores": scores, "token_scores": at_their_tokens(total.tokens, r.real),
-            "score_parts": parts}
+    placed = None if total.tokens is None else at_their_tokens(total.tokens, r.real)
+    return {"scores": scores, "token_scores": placed, "score_parts": parts}

@@ -115,19 +115,15 @@ def test_the_best_policy_is_kept():
     assert all(t.best[k].equal(x) for k, x in kept.items()) and not all(x.equal(t.agent.model.state_dict()[k]) for k, x in kept.items())
 
 
-def test_stopping_and_evaluating_refuse(unchecked):
+def test_stopping_and_evaluating_refuse_before_any_work(unchecked):
     asked = []
     def judge(texts): asked.append(texts); return reward(texts)
     with unchecked():
-        with pytest.raises(ValueError, match="eval_every is 2, but there is nothing to evaluate on: pass held_out="): trainer(eval_every=2).train(PROMPTS, judge, progress=False)
-        with pytest.raises(ValueError, match="no prompts"): trainer(eval_every=2).train(PROMPTS, judge, progress=False, held_out=[])
-        with pytest.raises(ValueError, match="the limit is 14"): trainer(eval_every=2).train(PROMPTS, judge, progress=False, held_out=["w1 " * 16])
+        for held_out, says in ((None, "eval_every is 2, but there is nothing to evaluate on: pass held_out="), ([], "no prompts"), (["w1 " * 16], "the limit is 14")):
+            with pytest.raises(ValueError, match=says): trainer(eval_every=2).train(PROMPTS, judge, progress=False, held_out=held_out)
         with pytest.raises(ValueError, match="no policy has been kept: set keep_best"): trainer().load_best()
         with pytest.raises(ValueError, match="eval_every is None: it must be a number of iterations, at most steps, with keep_best"): RLHFConfig(keep_best=True)
-        for bad in (dict(kl_stop=0.), dict(reward_timeout=0), dict(eval_every=0), dict(keep_best=3)):
-            with pytest.raises(ValueError, match="must be"): RLHFConfig(**bad)
-        with pytest.raises(TypeError, match="whole number"): RLHFConfig(eval_every=1.5)
-    assert not asked  # all of it before any work
+    assert not asked
 
 
 class Misspelt(Callback):

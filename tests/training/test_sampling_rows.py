@@ -7,7 +7,6 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from instruct_goose.models import decoding as decode
-from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad
 from instruct_goose.training import rollout as dice_room
 from instruct_goose.training.rollout import draw, pick, sample
@@ -31,40 +30,6 @@ def seeded(seed=0): return torch.Generator().manual_seed(seed)
 def queries(n=12):
     g = seeded(1)
     return [torch.randint(3, V, (int(k),), generator=g).tolist() for k in torch.randint(1, 9, (n,), generator=g)]
-
-
-@torch.no_grad()
-def one_by_one(model, query, u, ends):
-    "The whole text again for every token, no padding, no cache, float64 sums, Python's comparisons."
-    ids, out, logprobs = list(query), [], []
-    for x in u.tolist():
-        p = model(torch.tensor([ids])).logits[0, -1].double().softmax(-1).tolist()
-        token, height = 0, p[0]
-        while height <= x and token < V - 1: token += 1; height += p[token]
-        ids.append(token); out.append(token); logprobs.append(torch.tensor(p[token]).log().item())
-        if token in ends: break
-    return out, logprobs
-
-
-@families
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("own", [True, False])
-def test_rows_that_leave_write_what_they_write_alone(name, side, own, monkeypatch):
-    model, rows, T, ends = tiny(name), queries(), 30, [EOS, 5, 9]
-    if not own: monkeypatch.setattr(decode, "why_not", lambda _: "as for an unknown model")
-    ids, mask = pad(rows, 7, side=side)  # 7 is a word like any other
-    response, written, logprobs = sample(model, ids, mask, T, ends, PAD, generator=seeded(), with_logprobs=True)
-    u = torch.rand(T, len(rows), dtype=torch.float64, generator=seeded())
-    lengths = set()
-    for i, query in enumerate(rows):
-        tokens, slow = one_by_one(model, query, u[:, i], ends)
-        assert response[i][written[i]].tolist() == tokens
-        torch.testing.assert_close(logprobs[i][written[i]], torch.tensor(slow), atol=1e-5, rtol=0)
-        assert (response[i][~written[i]] == PAD).all() and (logprobs[i][~written[i]] == 0).all()
-        lengths.add(len(tokens))
-    assert len(lengths) > 4 and response.shape[1] == max(lengths)
-    again = response_logprobs(model, ids, mask, response, written)
-    torch.testing.assert_close(logprobs, again, atol=1e-5, rtol=0)
 
 
 @families

@@ -7,7 +7,6 @@ import pytest
 import torch
 from small_models import tiny
 
-from instruct_goose.runs.evaluation import write
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -96,8 +95,6 @@ def test_greedy_answers_are_one_and_the_same_and_the_likeliest(tokenizer):
         while len(said) < 4 and (not said or said[-1] != end):
             with torch.no_grad(): said.append(int(fresh(torch.tensor([ids + said])).logits[0, -1].argmax()))
         assert text == tokenizer.decode(said, skip_special_tokens=True)
-    whole = write(tiny(), tokenizer, PROMPTS, 4, greedy=True, batch_size=3)
-    assert [t.split() for t in whole.texts] == [(p + " " + text).split() for p, text in zip(PROMPTS, texts[0], strict=True)]
 
 
 def test_numbers_of_tokens_have_no_group_to_be_compared_with(tokenizer):

@@ -1,7 +1,4 @@
-"Oracles: the exact world's enumeration and finite differences; and the run behind the guide's figures, very small."
-import sys
-from pathlib import Path
-
+"Oracles: the exact world's enumeration and finite differences."
 import pytest
 import torch
 from worlds.test_exact_world import drifted, every_response, expected_loss, flat_gradient, kinds, worlds
@@ -67,15 +64,3 @@ def test_the_gradient_of_distillation_is_that_of_the_exact_reverse_kl(kind):
     along = (got * torch.cat([d.flatten() for d in direction])).sum().item()
     assert abs(slope) > .01 and along == pytest.approx(slope, rel=1e-3, abs=1e-5)
     assert not torch.allclose(got, exact, atol=1e-3)
-
-
-@pytest.mark.deep
-def test_a_student_of_a_policy_end_to_end():
-    "The run behind evidence/distillation.json, very small: all four models write and are judged, and the KL to the teacher falls."
-    sys.path.insert(0, str(Path(__file__).parents[2] / "evidence"))
-    from distillation import FIGURES, distil
-    run = distil(0, student=dict(hidden_size=8, layers=1, heads=2, sft_steps=4, sft_lr=1e-2), settings=dict(steps=8, batch_size=32, lr=2e-2, lr_schedule="linear"),
-                 reviews=300, pairs=60, held_out_pairs=40, sft_steps=30, rm_steps=4, steps=2, batch_size=16, eval_samples=64, hidden_size=16, heads=2)
-    kl = {name: figures["kl_to_teacher"] for name, figures in run["figures"].items()}
-    assert kl["teacher"] == 0 and kl["on its own texts"] < .8 * kl["student before"] and len(run["curve"]) == 8
-    assert all(set(figures) == set(FIGURES) for figures in run["figures"].values()) and run["weights"]["teacher"] > run["weights"]["student"]

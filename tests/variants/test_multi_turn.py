@@ -3,20 +3,20 @@ import copy
 
 import pytest
 import torch
-from invariant_rows import V, agree, models, responses, trainer
+from invariant_rows import V, models, responses, trainer
 
 from instruct_goose.models.loading import stand_in
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad
 from instruct_goose.runs.evaluation import kl_to_reference
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Queries, Tokens, draw
+from instruct_goose.training.rollout import Queries, draw
 from instruct_goose.training.sampling import PolicySampler, joined
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.variants.multi_turn import TurnSampler, chat_reply
-from instruct_goose.worlds.invariances import difference, outcome, poisoned, relaid
+from instruct_goose.worlds.invariances import difference, outcome, poisoned
 
-CASES = [("ppo", "gpt2"), ("all of PPO's", "llama"), ("grpo", "gpt2"), ("gspo", "gpt2"), ("dapo", "llama"), ("dr_grpo", "gpt2"), ("GAE in groups", "gpt2")]
+CASES = [("ppo", "gpt2"), ("all of PPO's", "llama"), ("gspo", "gpt2"), ("dapo", "llama"), ("GAE in groups", "gpt2")]
 HOLES = [(0, 1), (1, 1), (1, 2), (4, 0), (5, 3)]  # row and place; rows of 3, 5, 2, 1, 3 and 5 tokens
 
 
@@ -57,11 +57,6 @@ def test_poison_in_the_holes_changes_no_bit(setting, name):
     assert off == (0., "nowhere")
     floats = [x for x in vars(seen[-1]).values() if torch.is_tensor(x) and x.is_floating_point() and x.ndim == 2]
     assert len(floats) >= 5 and all(x[seen[-1].given].isnan().all() for x in floats)
-
-
-@pytest.mark.parametrize("setting,name", CASES[:2] + CASES[3:4])
-def test_where_the_tokens_stand_changes_nothing(setting, name):
-    agree(outcome(trainer(setting, name), holed(setting)), outcome(trainer(setting, name), relaid(holed(setting), "scattered", "scattered", 3)), name)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -210,19 +205,14 @@ def test_a_step_with_an_environment():
     assert len(both) == 14 and int(both.given.sum()) == int(r.given.sum()) and len(both.ended) == 14
 
 
-def test_the_context_is_not_left_and_what_cannot_be_used_is_refused():
+def test_the_context_is_not_left():
     t = parts(max_new_tokens=20)
     long = [t.tokenizer("a " * 236)["input_ids"], t.tokenizer("b")["input_ids"]]  # 236 + 20: the context to the last place
     for k in range(6):
         r = TurnSampler(t.agent, t.tokens, lambda text: "= a b")(Queries(*pad(long, t.pad_id, "left")), 2, t.config, torch.Generator().manual_seed(k))
         assert int((r.query_mask.sum(-1) + r.real.sum(-1)).max()) <= 256 and r.mask[torch.arange(4), [int(x.nonzero().max()) for x in r.real]].all()
-    q = Queries(*pad(queries(t), t.pad_id, "left"))
     with pytest.raises(ValueError, match="beyond the model's context"):
         TurnSampler(t.agent, t.tokens, environment)(Queries(*pad([[5] * 240], 0)), 1, t.config, None)
-    for reply, says in ((3, "returned 3 to"), ("", "at least one token")):
-        with pytest.raises(ValueError, match=says):
-            for k in range(9): TurnSampler(t.agent, t.tokens, lambda text, reply=reply: reply)(q, 2, t.config, torch.Generator().manual_seed(k))
-    with pytest.raises(ValueError, match="give the trainer a tokenizer"): TurnSampler(t.agent, Tokens(None, [], 0), environment)
 
 
 def test_a_reply_in_the_chat_template():
