@@ -61,9 +61,8 @@ def annotate_rows(
         hidden, ref = (response_hidden(m, *tokens_of(r))[r.mask] for m in (agent.model, ref_model))
         tokens = r.response_ids[r.mask]
         said = compare_heads(hidden, head, ref, ref_head, tokens, c.temperature)
-    columns = {"old_logprobs": said.logprobs, "ref_logprobs": said.ref_logprobs,
-               "entropy": said.entropy, "kl": said.kl}
-    table = {name: at_tokens(numbers, r) for name, numbers in columns.items()}
+    names = ("old_logprobs", "ref_logprobs", "entropy", "kl")
+    table = {name: at_tokens(numbers, r) for name, numbers in zip(names, said, strict=True)}
     if c.needs == "values":
         if hidden is not None and agent.value_trunk is trunk(agent.model):
             table["values"] = at_tokens(agent.values_at(hidden), r)
@@ -132,13 +131,12 @@ def kl_charge(
     agent: Agent, ref_model: PreTrainedModel, r: Rollout, beta: float, c: RLHFConfig,
 ) -> Float[Tensor, "batch"]: # 0 if the KL is charged in the loss
     "β·Σₜ k(ℓₜ): what the KL penalty takes off the reward of each response."
-    size = c.micro_batch_size or len(r)
     if c.kl_placement == "loss" or beta == 0:
         return torch.zeros(len(r), device=r.mask.device)
-    charged = []
-    for part in (r[i:i + size] for i in range(0, len(r), size)):
-        with precision(c, r.mask.device):
+    size, charged = c.micro_batch_size or len(r), []
+    with precision(c, r.mask.device):
+        for part in (r[i:i + size] for i in range(0, len(r), size)):
             pi, ref = (response_logprobs(m, *tokens_of(part), c.temperature)
                        for m in (agent.model, ref_model))
-        charged.append(sequence_kl(pi, ref, part.mask, c.kl_estimator or "k1"))
+            charged.append(sequence_kl(pi, ref, part.mask, c.kl_estimator or "k1"))
     return beta * torch.cat(charged)

@@ -80,18 +80,16 @@ def blaming(
     advice: str = "The optimizer has not moved",
 ) -> Iterator[None]:
     "A FloatingPointError from inside becomes NotFinite, with the first weight that is not finite."
-    def bad(x: Tensor | None) -> bool:
-        return x is not None and x.is_floating_point() and not bool(x.isfinite().all())
-
     try:
         yield
     except NotFinite:
         raise
     except FloatingPointError as e:
-        places = (("the weight", agent, False), ("the reference's weight", ref_model, False),
-                  ("the gradient of", agent, True))
-        guilty = (f"{what} {name} is not finite" for what, model, gradient in places
-                  for name, p in model.named_parameters() if bad(p.grad if gradient else p))
+        numbers = [(f"the weight {name}", p) for name, p in agent.named_parameters()]
+        numbers += [(f"the reference's weight {n}", p) for n, p in ref_model.named_parameters()]
+        numbers += [(f"the gradient of {n}", p.grad) for n, p in agent.named_parameters()]
+        guilty = (f"{name} is not finite" for name, x in numbers
+                  if x is not None and x.is_floating_point() and not x.isfinite().all())
         found = next(guilty, "weights and gradients are finite: look at rewards and values")
         raise NotFinite(f"iteration {iteration}: {e}; {found}. {advice}. "
                         "Lower lr, or the scale of the rewards") from None

@@ -117,52 +117,47 @@ def hints_for(wrong: Iterable[str], what: str, known: Collection[str] = ()) -> s
 def contradictions(c: "RLHFConfig") -> Iterator[tuple[str, str]]:
     "Settings that are legal one by one and make no sense together."
     entry, settings = SURROGATES[c.surrogate], c.surrogate_settings or {}
-    grouped = AGGREGATES[c.aggregation].takes == "group_tokens"
-    others = "a response needs others to be compared with"
+    grouped, alone = AGGREGATES[c.aggregation].takes == "group_tokens", c.group_size < 2
+    own = ", ".join(entry.settings)
     rules = [ # what is wrong, the setting, what it must be
-        (c.needs == "group" and c.group_size < 2,
-         "group_size", f"at least 2 for {c.advantage}: {others}"),
-        (grouped and c.group_size < 2, "group_size", f"at least 2 for {c.aggregation}: {others}"),
-        (c.batch_size % c.group_size,
-         "batch_size", f"a multiple of group_size, {c.group_size}: groups stay whole"),
+        ((c.needs == "group" or grouped) and alone, "group_size",
+         f"at least 2 for {c.aggregation if c.needs != 'group' else c.advantage}: a response "
+         "needs others to be compared with"),
+        (c.batch_size % c.group_size, "batch_size",
+         f"a multiple of group_size, {c.group_size}: groups stay whole"),
         (c.minibatches > c.batch_size, "minibatches", f"at most batch_size, {c.batch_size}"),
         (c.warmup_steps >= c.steps, "warmup_steps", f"below steps, {c.steps}"),
-        ((c.overlong_buffer or 0) > c.max_new_tokens,
-         "overlong_buffer", f"at most max_new_tokens, {c.max_new_tokens}"),
+        ((c.overlong_buffer or 0) > c.max_new_tokens, "overlong_buffer",
+         f"at most max_new_tokens, {c.max_new_tokens}"),
         (c.stop_strings is not None and not (c.stop_strings and all(c.stop_strings)),
          "stop_strings", "texts that are not empty, or None"),
-        (c.keep_best and (c.eval_every is None or c.eval_every > c.steps),
-         "eval_every", "a number of iterations, at most steps, with keep_best: held-out prompts "
-                       "say which is best"),
-        (c.dual_clip is not None and not entry.takes_dual_clip,
-         "dual_clip", f"None with surrogate={c.surrogate!r}: it has no second clip"),
+        (c.keep_best and (c.eval_every is None or c.eval_every > c.steps), "eval_every",
+         "a number of iterations, at most steps, with keep_best: held-out prompts say which is "
+         "best"),
+        (c.dual_clip is not None and not entry.takes_dual_clip, "dual_clip",
+         f"None with surrogate={c.surrogate!r}: it has no second clip"),
         (any(name not in entry.settings or not isinstance(x, (int, float))
-             for name, x in settings.items()),
-         "surrogate_settings", f"numbers by the names of {', '.join(entry.settings)}"
-         if entry.settings else f"None for {c.surrogate!r}"),
+             for name, x in settings.items()), "surrogate_settings",
+         f"numbers by the names of {own}" if own else f"None for {c.surrogate!r}"),
         (c.importance_floor is not None and c.importance_floor >= (c.importance_cap or 0),
          "importance_floor", "below importance_cap, which must be set: between them lies 1"),
-        *((c.needs == "greedy" and getattr(c, name) != usual,
-           name, f"{usual!r} with advantage='greedy': the greedy response's score, with which it "
-                 "is compared, has another scale")
+        *((c.needs == "greedy" and getattr(c, name) != usual, name,
+           f"{usual!r} with advantage='greedy': the greedy response's score has another scale")
           for name, usual in (("reward_weighting", "raw"), ("reward_scaling", None))),
-        (c.reward_weighting == "scaled" and c.reward_scaling == "running",
-         "reward_scaling", "'batch' or None with reward_weighting='scaled': scaled already"),
-        *((c.needs != "group" and getattr(c, name),
-           name, f"{off} with advantage={c.advantage!r}: only where responses are compared within "
-                 "a group does one of equal scores say nothing")
+        (c.reward_weighting == "scaled" and c.reward_scaling == "running", "reward_scaling",
+         "'batch' or None with reward_weighting='scaled': scaled already"),
+        *((c.needs != "group" and getattr(c, name), name,
+           f"{off} with advantage={c.advantage!r}: only in a group do equal scores say nothing")
           for name, off in (("redraw_flat", 0), ("drop_flat", False))),
-        (c.kl_target is not None and c.beta == 0,
-         "beta", "above 0 when kl_target is set: the controller multiplies it"),
-        (c.ref_every is None and c.ref_mixup != 1,
-         "ref_mixup", "1 without ref_every: the reference stays where it is"),
-        (c.kl_placement == "reward" and c.kl_gradient != "plain",
-         "kl_gradient", "'plain' with kl_placement='reward': there the KL is a number and has no "
-                        "gradient of its own"),
+        (c.kl_target is not None and c.beta == 0, "beta",
+         "above 0 when kl_target is set: the controller multiplies it"),
+        (c.ref_every is None and c.ref_mixup != 1, "ref_mixup",
+         "1 without ref_every: the reference stays where it is"),
+        (c.kl_placement == "reward" and c.kl_gradient != "plain", "kl_gradient",
+         "'plain' with kl_placement='reward': there the KL is a number without a gradient"),
         (c.kl_placement == "loss" and c.kl_estimator == "k1" and c.kl_gradient == "plain",
          "kl_gradient", "'ratio' or 'straight_through' for kl_estimator='k1' in the loss: its "
-                        "plain gradient is 0 on average and would do nothing. Or take k2, or "
-                        "kl_placement='reward'")]
+         "plain gradient is 0 on average. Or take k2, or kl_placement='reward'")]
     yield from ((name, must) for wrong, name, must in rules if wrong)
 
 # %% ../../nbs/reference/training/config.ipynb #d4979a6c
@@ -171,13 +166,11 @@ class BiasedSettings(UserWarning):
 
 def biases(c: "RLHFConfig") -> Iterator[str]:
     "What is biased about these settings, and what would not be. Two passes are still forgiven."
-    if not c.beta > 0:
-        return
-    if c.kl_placement == "reward" and not ESTIMATORS[c.kl_estimator or "k1"].unbiased:
-        yield (f"kl_estimator={c.kl_estimator!r} in the reward is biased: a reward has no "
-               "gradient of its own, and k1 then pulls as the KL does. Take k1 (or None), or "
-               "kl_placement='loss'")
-    if c.kl_placement == "loss" and c.kl_gradient == "plain" and c.epochs > 2:
+    placed, k = c.kl_placement, c.kl_estimator or "k1"
+    if c.beta > 0 and placed == "reward" and not ESTIMATORS[k].unbiased:
+        yield (f"kl_estimator={k!r} in the reward is biased: a reward has no gradient of its own, "
+               "and k1 then pulls as the KL does. Take k1 (or None), or kl_placement='loss'")
+    if c.beta > 0 and placed == "loss" and c.kl_gradient == "plain" and c.epochs > 2:
         yield (f"kl_gradient='plain' with epochs={c.epochs} is biased: after the first step the "
                "tokens are the old policy's, and their mean is not the KL of the new one. Take "
                "kl_gradient='ratio', or one step on a rollout: epochs=1, minibatches=1")

@@ -188,17 +188,13 @@ def gathered_notes(
 
 # %% ../../nbs/reference/training/rewards.ipynb #e139956b
 def run_progress(
-    c: RLHFConfig, iteration: int, prompts_seen: int,
-    n: int | None = None, # prompts of one pass; None: a stream
-    best_reward: float | None = None, best_iteration: int | None = None,
+    c: RLHFConfig, iteration: int, prompts_seen: int, n: int | None = None,
 ) -> TrainerState:
-    "How far the run is, in transformers' words."
+    "How far the run is, in transformers' words. n prompts are one pass; None: they are a stream."
     per_step = c.batch_size // c.group_size
     return TrainerState(
-        global_step=iteration, max_steps=c.steps, train_batch_size=c.batch_size,
-        epoch=prompts_seen / n if n else 0.,
-        num_train_epochs=math.ceil(c.steps * per_step / n) if n else 1,
-        eval_steps=c.eval_every or 0, best_metric=best_reward, best_global_step=best_iteration)
+        global_step=iteration, max_steps=c.steps, epoch=prompts_seen / n if n else 0.,
+        num_train_epochs=math.ceil(c.steps * per_step / n) if n else 1)
 
 def run_tools(state: TrainerState, notes: Notes) -> dict[str, Any]:
     "What a reward function may ask for beside the texts, by name."

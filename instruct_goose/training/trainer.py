@@ -226,10 +226,9 @@ class RLHFTrainer:
 
     def judge(self, rollout: Rollout, reward_fn: Rewards, kind: str = "text") -> Tensor:
         "The checked score of each response. Override it to add something to all of them."
-        c, best, notes = self.config, self.best_policy, Notes()
+        c, notes = self.config, Notes()
         n = None if self.fresh is None else self.fresh.n
-        progress = run_progress(c, self.iteration, self.prompts_seen, n, best.reward,
-                                best.iteration)
+        progress = run_progress(c, self.iteration, self.prompts_seen, n)
         columns = by_rows(
             lambda r: judge_rollout(r, reward_fn, c, self.tokens, progress, notes, kind),
             rollout, unit=c.group_size)

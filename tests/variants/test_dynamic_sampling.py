@@ -3,37 +3,20 @@ import itertools
 
 import pytest
 import torch
-import transformers
+from small_trainer import TOKENIZER, no_clock
+from small_trainer import trainer as small_trainer
 
-from instruct_goose.models.tokens import word_tokenizer
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.variants.dynamic_sampling import draw_again
 
-TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
-EOS = TOKENIZER.eos_token_id
 PROMPTS = ["w0 w3", "w5", "w1 w1 w2", "w8 w7", "w4", "w2", "w6 w6"]
 
 
-def tiny():
-    torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(TOKENIZER), n_embd=8, n_layer=1, n_head=2, n_positions=20,
-                                                                 bos_token_id=EOS, eos_token_id=EOS))
-    for p in model.parameters(): torch.nn.init.normal_(p, std=.3)
-    return model.double()
-
-
-def trainer(**changes):
-    settings = dict(device="cpu", batch_size=8, group_size=2, max_new_tokens=4, lr=5e-3, steps=4, seed=1) | changes
-    return RLHFTrainer(tiny(), config=RLHFConfig.preset(settings.pop("algorithm", "grpo"), **settings), tokenizer=TOKENIZER)
+def trainer(**changes): return small_trainer(**dict(algorithm="grpo", group_size=2, max_new_tokens=4, steps=4) | changes)
 
 
 def only_even(prompts, completion_ids):
     "Groups of an even first word differ in length now and then; those of an odd one are always flat."
     return [0. if int(p[1]) % 2 else float(len(ids) % 2) for p, ids in zip(prompts, completion_ids, strict=True)]
-
-
-def no_clock(metrics): return [{k: v for k, v in m.items() if "second" not in k} for m in metrics]
 
 
 class Script:

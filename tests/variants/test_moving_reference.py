@@ -3,26 +3,15 @@ import copy
 
 import pytest
 import torch
-import transformers
+from small_trainer import TOKENIZER, no_clock, reward, same, tiny
 from torch import nn
 
-from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.variants.moving_reference import follow
 
-TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
-EOS = TOKENIZER.eos_token_id
 PROMPTS = ["w0 w3", "w5", "w1 w1 w2", "w8 w7"]
-
-
-def tiny(seed=0, width=8):
-    torch.manual_seed(seed)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(TOKENIZER), n_embd=width, n_layer=1, n_head=2, n_positions=20,
-                                                                 bos_token_id=EOS, eos_token_id=EOS, resid_pdrop=.1))
-    for p in model.parameters(): nn.init.normal_(p, std=.3)
-    return model
 
 
 def trainer(model=None, ref_model=None, **changes):
@@ -30,16 +19,13 @@ def trainer(model=None, ref_model=None, **changes):
     return RLHFTrainer(model or tiny(), ref_model, RLHFConfig(**settings), tokenizer=TOKENIZER)
 
 
-def reward(texts): return [text.split().count("w1") - .5 * text.split().count("w2") for text in texts]
-def no_clock(metrics): return [{k: v for k, v in m.items() if "second" not in k} for m in metrics]
 def weights(model): return [p.detach().clone() for p in model.parameters()]
-def same(a, b): return all(x.equal(y) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_a_part_of_the_way_as_trl_goes_it(dtype):
     "trl 1.16, SyncRefModelCallback: target.mul_(1 − α).add_(policy, alpha=α), here in float64."
-    policy, reference = tiny(1).to(dtype), tiny(2).to(dtype)
+    policy, reference = tiny(seed=1, dtype=dtype), tiny(seed=2, dtype=dtype)
     expected = [(1 - .6) * r.double() + .6 * p.double() for r, p in zip(weights(reference), weights(policy), strict=True)]
     follow(reference, policy, .6)
     for got, e in zip(weights(reference), expected, strict=True):
@@ -91,15 +77,15 @@ def test_states_of_the_other_kind_are_refused():
 
 
 def test_who_cannot_be_followed_is_refused_when_the_trainer_is_made():
-    with pytest.raises(ValueError, match="cannot follow the policy: transformer.wte.weight is"): trainer(ref_model=tiny(width=4), ref_every=2)
-    trainer(ref_model=tiny(width=4))  # one that stays may be of any shape
+    with pytest.raises(ValueError, match="cannot follow the policy: model.embed_tokens.weight is"): trainer(ref_model=tiny("llama"), ref_every=2)
+    trainer(ref_model=tiny("llama"))  # one that stays may be of any shape
 
 
 def test_adapters():
     "Fresh ones: the reference is the bare model, and is refused by name. Later ones: a copy of the adapters follows, and alone is saved."
     pytest.importorskip("peft")
     from instruct_goose.models.adapters import with_lora
-    fresh = with_lora(tiny(), 2)
+    fresh = with_lora(tiny(dtype=torch.float32), 2)
     with pytest.raises(ValueError, match="cannot follow the policy: "): trainer(fresh, ref_every=2)
     for name, p in fresh.named_parameters():
         if "lora_B" in name: nn.init.normal_(p, std=.1)
