@@ -36,10 +36,7 @@ def tokens_of(r: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def annotations(
-    agent: Agent,
-    ref_model: PreTrainedModel,
-    rollout: Rollout,
-    config: RLHFConfig, # temperature, micro_batch_size, and whether values are learnt
+    agent: Agent, ref_model: PreTrainedModel, rollout: Rollout, config: RLHFConfig,
 ) -> dict[str, Tensor]: # old_logprobs, ref_logprobs, entropy, kl, and for gae values
     "What policy, reference and value function say of each token: (B, T) each, 0 at padding."
     size, order = config.micro_batch_size, by_length(rollout.to_(agent.model.device))

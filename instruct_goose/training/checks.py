@@ -38,11 +38,8 @@ def rounding(model: nn.Module, config: RLHFConfig | None = None) -> float:
 
 # %% ../../nbs/reference/training/checks.ipynb #4be80248
 def check_ratio(
-    eps: float, # of the arithmetic, from `rounding`
-    logprobs: Float[Tensor, "batch time"],
-    old_logprobs: Float[Tensor, "batch time"],
-    mask: Bool[Tensor, "batch time"],
-    what: str,        # what a message begins with
+    eps: float, logprobs: Float[Tensor, "batch time"], old_logprobs: Float[Tensor, "batch time"],
+    mask: Bool[Tensor, "batch time"], what: str,
 ) -> Float[Tensor, ""]: # max|ρ − 1| over the real tokens
     "max|ρₜ − 1|. Raises ValueError if it is more than rounding: 10⁻³, in half precision ½."
     off = (probability_ratio(logprobs, old_logprobs, mask) - 1).abs()

@@ -24,9 +24,8 @@ from .rollout import Queries, Tokens, generator
 
 # %% ../../nbs/reference/training/prompts.ipynb #11d2c0a1
 def special_ids(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None, # None: the model's own ids
-    stop_token_ids: Sequence[int] = (), # further ids that end a response
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None,
+    stop_token_ids: Sequence[int] = (),
 ) -> tuple[list[int], int]:
     """The ids that end a response, and one to pad with. Chat models end their turn with another
     token than a text: a list of ends in `generation_config` counts beside the tokenizer's.
@@ -74,11 +73,9 @@ def is_conversation(prompt: Any) -> bool:
             and all(isinstance(m, Mapping) and "role" in m for m in prompt))
 
 # %% ../../nbs/reference/training/prompts.ipynb #c7dd1d67
-def columns_of(
-    prompts: Any, # as for `encode_prompts`
-    n: int = 1,   # responses to each prompt, side by side
-) -> dict[str, list]: # one item per response
-    "What the rows hold beside the prompt, and the prompt itself where it is messages."
+def columns_of(prompts: Any, n: int = 1) -> dict[str, list]: # one item per response
+    """What the rows hold beside the prompt, and the prompt itself where it is messages, for n
+    responses to each, side by side."""
     if isinstance(prompts, dict):
         return {}
     rows = [r if isinstance(r, Mapping) else {"prompt": r} for r in prompts for _ in range(n)]

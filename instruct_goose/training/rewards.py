@@ -54,11 +54,9 @@ class RewardError(ValueError):
     "A reward function cannot be asked, has failed, or has returned what is no score."
 
 # %% ../../nbs/reference/training/rewards.ipynb #2661bd7b
-def wanted(
-    judge: Callable,
-    known: Collection[str], # what can be had: texts, prompts, … and the columns of the data
-) -> tuple[bool, list[str]]: # whether texts come first, without a name; what it is given by name
-    "Read from the signature. Raises RewardError for an unknown parameter without a default."
+def wanted(judge: Callable, known: Collection[str]) -> tuple[bool, list[str]]:
+    """Whether texts come first, without a name; and what it is given by name. Raises RewardError
+    for a parameter that is not known, a column of the data for instance, without a default."""
     try:
         rest = list(inspect.signature(judge).parameters.values())
     except (TypeError, ValueError):  # written in C: it cannot be asked
@@ -243,8 +241,7 @@ def judge_of(reward_fn: Reward) -> Callable:
 
 # %% ../../nbs/reference/training/rewards.ipynb #53418f44
 def check_scores(
-    scores: Any, asked: Asked,
-    completion_ids: Sequence[Sequence[int]] | None = None, # the tokens of each; None: not known
+    scores: Any, asked: Asked, completion_ids: Sequence[Sequence[int]] | None = None,
     sampled: Sequence[Sequence[int]] | None = None, # 0 at tokens of others; None: there are none
 ) -> Judged:
     """One finite number per text, Σₜ pₜ where there is one per token, NaN for None: it does not
@@ -338,15 +335,10 @@ def by_name(reward_fns: Sequence[Reward]) -> dict[str, Reward]:
 
 # %% ../../nbs/reference/training/rewards.ipynb #68f8c654
 def judge_texts(
-    reward_fn: Rewards,  # texts → one number per text; what has such a method `score`; or several
-    texts: list[str],
-    *,
-    weights: Sequence[float] | None = None, # of several; None: 1 each
-    given: Offer | None = None,       # what else it may ask for by name, one item per text
-    prompts: list[str] | None = None, # what the texts are answers to, for the messages
-    kind: str = "text",               # what the messages call a text
-    where: str = "",                  # what a message begins with
-    seconds: float | None = None,     # longest wait; None: any
+    reward_fn: Rewards, texts: list[str], *, weights: Sequence[float] | None = None,
+    given: Offer | None = None, # what else it may ask for by name, one item per text
+    prompts: list[str] | None = None, kind: str = "text", where: str = "", # for the messages
+    seconds: float | None = None, # longest wait
 ) -> Judged: # float32, on the CPU
     """score = R(q, r) for each text, asked once and checked; of several R = Σᵢ wᵢ·Rᵢ over those
     that apply. Raises RewardError for what is no score, for what the function raises, and for a

@@ -20,7 +20,7 @@ from ..models.tokens import pad
 from ..training.config import RLHFConfig
 from ..training.rollout import (
     Queries, Rollout, Tokens, check_sampling, complete, left_padded, sample)
-from ..training.sampling import StopStrings, stop_strings_of
+from ..training.sampling import StopStrings
 
 # %% ../../nbs/guides/multi_turn.ipynb #d0a53a21
 @dataclass
@@ -70,7 +70,7 @@ class TurnSampler:
         c, model, pad_id = config, self.agent.model, self.tokens.pad_id
         ids, mask = left_padded(model, *(x.repeat_interleave(n, 0) for x in queries))
         check_sampling(model, mask, c.max_new_tokens, c.temperature, None)
-        stops = stop_strings_of(c, self.tokenizer)
+        stops = StopStrings(c.stop_strings, self.tokenizer) if c.stop_strings else None
         talks = [Talk(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
         while going := [talk for talk in talks if talk.open]:
             self.write(going, c, generator, stops)
