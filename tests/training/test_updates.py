@@ -66,7 +66,7 @@ def test_the_kl_in_the_loss_has_the_price_of_now():
 @pytest.mark.parametrize("kl,ends", [(2.1, True), (2., False), (.5, False), (None, False)])
 def test_the_limit_of_a_run_is_of_the_exact_kl_to_the_reference(kl, ends):
     others = dict.fromkeys(("kl_estimate", "kl_to_old", "kl_to_old_exact", "held_out_kl", "beta"), 0. if ends else 9.)
-    said = StopAtKL(2.).end({"kl_to_reference": kl} | others, trainer().within_limit)
+    said = StopAtKL(2.).end({"kl_to_reference": kl} | others, trainer())
     assert said == ("kl_to_reference is 2.1, above kl_stop, 2" if ends else None)
 
 
