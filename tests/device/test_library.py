@@ -101,19 +101,6 @@ def test_a_rollout_from_elsewhere(gpu):
         assert on_gpu(*(x for x in [*vars(r).values(), *(r.score_parts or {}).values()] if torch.is_tensor(x)))
 
 
-@pytest.mark.parametrize("place", first(1, ["cpu", "cuda"]))
-@pytest.mark.parametrize("name", PRESETS)
-def test_compute_loss(gpu, name, place):
-    trainer = RLHFTrainer(tiny(), None, config(name, device="cuda"))
-    query, response = torch.tensor([[0, 3, 4], [0, 5, 0]] * 2), torch.tensor([[5, 0], [7, 2]] * 2)
-    q, r = torch.tensor([[1, 1, 1], [1, 1, 0]] * 2), torch.ones(4, 2, dtype=torch.bool)
-    scores = torch.tensor([1., 0., .5, 2.])
-    extra = {"baseline": scores.to(place) / 2} if trainer.config.advantage == "greedy" else {}
-    loss = trainer.compute_loss(*(x.to(place) for x in (query, q, response, r, scores)), **extra)
-    loss.backward()
-    assert on_gpu(loss) and on_gpu(*(p.grad for p in trainer.agent.model.parameters()))
-
-
 MISTAKES = {"a reference left behind": lambda t: t.ref_model.cpu(), "a value head left behind": lambda t: t.agent.value_head.cpu(),
             "half the policy": lambda t: t.agent.model.transformer.h[0].mlp.cpu()}
 
