@@ -191,7 +191,7 @@ def kinds() -> list[type]:
         if module.name != "instruct_goose.compat.losses": importlib.import_module(module.name)
     found, new = set(), {Settings}
     while new: found, new = found | new, {below for kind in new for below in kind.__subclasses__()} - found
-    return sorted((k for k in found if is_dataclass(k) and k.__module__.startswith("instruct_goose.")), key=lambda k: (k.__module__, k.__name__))
+    return sorted((k for k in found if is_dataclass(k) and fields(k) and k.__module__.startswith("instruct_goose.")), key=lambda k: (k.__module__, k.__name__))
 
 
 KINDS = kinds()

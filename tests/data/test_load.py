@@ -77,16 +77,6 @@ def test_copies_are_kept_unless_asked():
     assert load_pairs(rows, unique=True, report=(report := {})) == [rows[0], rows[1], rows[3]] and report["duplicates"] == 1
 
 
-def test_long_rows(at, refused):
-    tokenizer = fuzz.tokenizer()
-    n = len(tokenizer("a good film")["input_ids"])
-    assert load_prompts(["a good film"], tokenizer=tokenizer, max_length=n) == ["a good film"]
-    e = refused(lambda: load_prompts(["a", "a good film"], tokenizer=tokenizer, max_length=n - 1), f"row 1: the prompt has {n} tokens, max_length is {n - 1}")
-    assert e.reason == "length"
-    pair = {"prompt": "a", "chosen": " good film", "rejected": "!"}
-    refused(lambda: load_pairs([pair], tokenizer=tokenizer, max_length=n - 1), f"prompt and chosen has {n} tokens")
-
-
 def test_a_stream_reads_no_further_than_it_is_asked_and_repeats(at, refused):
     numbers = itertools.count()
     assert next(stream_prompts(f"prompt {i}" for i in numbers)) == "prompt 0" and next(numbers) == 1

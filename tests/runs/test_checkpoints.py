@@ -82,7 +82,7 @@ def _exchange(path, rng): (path / "tensors.safetensors").write_bytes(safetensors
 def _foreign(path, rng): (path / "record.json").write_text('{"model_type": "gpt2"}')
 
 
-DAMAGES = {"empty": _cut(0), "cut": _cut(-1), "flipped": _flip("tensors.safetensors"), "flipped record": _flip("record.json"),
+DAMAGES = {"empty": _cut(0), "flipped": _flip("tensors.safetensors"), "flipped record": _flip("record.json"),
            "no tensors": _lose("tensors.safetensors"), "no record": _lose("record.json"), "exchanged": _exchange, "foreign": _foreign}
 
 
