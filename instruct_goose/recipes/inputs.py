@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['Columns', 'SAMPLE', 'C', 'INTEGER', 'DECIMAL', 'PASSING', 'own_tokenizer', 'own_rows', 'source_of', 'read_prompts',
-           'prompt_row', 'read_demos', 'demo_of', 'load_reward', 'named_object', 'load_module', 'PlugIns',
-           'load_plugins', 'try_reward', 'OwnRun', 'settings_in', 'by_name', 'as_setting', 'reading', 'as_yaml',
-           'refuse_used', 'need_adapters', 'own_model', 'memory_parts', 'readable', 'at_most', 'memory_table',
-           'spread_of']
+           'read_demos', 'demo_of', 'load_reward', 'named_object', 'load_module', 'PlugIns', 'load_plugins',
+           'try_reward', 'OwnRun', 'settings_in', 'by_name', 'as_setting', 'reading', 'as_yaml', 'refuse_used',
+           'need_adapters', 'own_model', 'memory_parts', 'readable', 'at_most', 'memory_table', 'spread_of']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
 import importlib
@@ -88,21 +87,21 @@ def source_of(config: "OwnRun") -> Source:
 def read_prompts(
     source: Source, tokenizer: PreTrainedTokenizerBase, columns: Columns = None,
 ) -> list[dict]: # {"prompt": a text or messages, …}, for `RLHFTrainer.train`
-    "Every prompt with the other columns of its row. Raises `BadRow` for the first that is none."
-    return [prompt_row(row, where, tokenizer) for where, row in own_rows(source, columns)]
-
-def prompt_row(row: object, where: str, tokenizer: PreTrainedTokenizerBase) -> dict:
-    "The row, its prompt under that name, without the answer that is to be written."
-    prompt_of(row, where, {}, tokenizer)  # every check of a single prompt
-    name, value, rest = "prompt", row, {}
-    if isinstance(row, Mapping):
-        name, value = prompt_column(row, where, {})
-        rest = {k: x for k, x in row.items() if k not in ("prompt", name)}
-    if is_turns(value):
-        value = checked_turns(value, name, where)
-        if name == "messages" and value[-1]["role"] == "assistant":
-            value = value[:-1]
-    return {"prompt": value} | rest
+    """Every prompt with the other columns of its row, without the answer that is to be written.
+    Raises `BadRow` for the first that is none."""
+    rows = []
+    for where, row in own_rows(source, columns):
+        prompt_of(row, where, {}, tokenizer)  # every check of a single prompt
+        name, value, rest = "prompt", row, {}
+        if isinstance(row, Mapping):
+            name, value = prompt_column(row, where, {})
+            rest = {k: x for k, x in row.items() if k not in ("prompt", name)}
+        if is_turns(value):
+            value = checked_turns(value, name, where)
+            if name == "messages" and value[-1]["role"] == "assistant":
+                value = value[:-1]
+        rows.append({"prompt": value} | rest)
+    return rows
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #23937fa8
 def read_demos(
