@@ -273,7 +273,7 @@ def listed(scores: Any, asked: Asked) -> list:
         raise RewardError(f"{got} a {type(scores).__name__} for {n} {asked.kind}s, the first of "
                           f"them {asked.texts[0][:200]!r}: return a list, tensor or array, one "
                           "number per text")
-    if (shape := tuple(getattr(scores, "shape", (n,))))[1:]:
+    if len(shape := tuple(getattr(scores, "shape", (n,)))) != 1:
         raise RewardError(f"{got} shape {shape} for {n} {asked.kind}s: return shape ({n},)")
     numbers = scores.tolist() if hasattr(scores, "tolist") else list(
         scores if hasattr(scores, "__len__") else islice(scores, n + 1))
