@@ -277,7 +277,7 @@ def score_off(run: Run) -> str | None:
         return None
     for row, charge in charged_rows(run):
         score, spread = row.notes["score"], row.metrics.get("reward_std", 0.)
-        if score is not None:
+        if score is not None and abs(score) <= 1e100:
             paid = score / spread if c.reward_scaling == "batch" and spread > 1e-5 else score
             expected = torch.full_like(charge[-1:], paid)
             rows.append((row, row["rewards"][-1:] + charge[-1:], expected,

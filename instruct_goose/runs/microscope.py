@@ -187,7 +187,7 @@ def read_tokens(path: str | Path) -> dict[int, list[dict]]: # iteration → its 
             if type(row["iteration"]) is not int:
                 raise ValueError("its iteration is no whole number")
             record[row["iteration"]] = [as_response(r) for r in row["responses"]]
-        except (ValueError, TypeError, KeyError, RecursionError) as e:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as e:
             if n < len(lines):
                 raise ValueError(f"{path}, line {n} is no record of tokens ({e!r}): restore the "
                                  "file, or delete the line") from None

@@ -1,4 +1,4 @@
-"""The doctor on recorded runs, and on metrics made by hand, one rule at a time."""
+"""The doctor on metrics made by hand, one rule at a time; the gallery's recorded runs are shown to it in its guide."""
 import json
 import math
 import sys
@@ -18,59 +18,10 @@ root = Path(__file__).parents[2]
 sys.path.append(str(root / "evidence"))
 from lesson_code import lesson_module  # noqa: E402
 
-gallery = lesson_module("learn/22_bug_hunt")
-BUGS, HEALTHY, gallery_config, to_metrics = gallery.BUGS, gallery.HEALTHY, gallery.gallery_config, gallery.to_metrics
-record = json.loads((root / "evidence/gallery.json").read_text("utf-8"))
-seeds = pytest.mark.parametrize("seed", [0, 1, 2])
-
-
-def recorded(kind, name, seed):
-    settings = gallery_config(**(BUGS[name].settings if kind == "bugs" else HEALTHY[name]))
-    return to_metrics(json.loads(record[kind][name][seed])), asdict(settings)
+to_metrics = lesson_module("learn/22_bug_hunt").to_metrics
 
 
 def names(metrics, config=None): return [f.name for f in diagnose(metrics, config)]
-
-
-# --- recorded runs: limits were chosen on seeds 0 and 1 ---------------------------------------------------------------
-@seeds
-@pytest.mark.parametrize("name", [n for n, b in BUGS.items() if b.findings])
-def test_every_visible_bug_is_named(name, seed):
-    assert set(BUGS[name].findings) <= set(names(*recorded("bugs", name, seed)))
-
-
-@seeds
-@pytest.mark.parametrize("name", [n for n, b in BUGS.items() if not b.findings])
-def test_a_silent_bug_is_silent_and_the_report_offers_the_probes(name, seed):
-    findings = diagnose(*recorded("bugs", name, seed))
-    assert not findings and LADDER in report(findings) and "no proof" in report(findings)
-
-
-@seeds
-@pytest.mark.parametrize("name", HEALTHY)
-def test_no_alarm_on_a_healthy_run(name, seed): assert not names(*recorded("healthy", name, seed))
-
-
-def test_unusual_settings_are_no_illness():
-    second = json.loads((root / "evidence/doctor.json").read_text("utf-8"))["healthy"]
-    assert len(second) >= 26 and not [name for name, run in second.items() if any(run["found"])]
-
-
-def test_the_record_of_bugs_written_after_the_rules():
-    unseen = json.loads((root / "evidence/doctor_unseen.json").read_text("utf-8"))
-    named = [n for n, a in unseen["bugs"].items() if {*a["found"][0]} & {*a["names"]} and not {*a["found"][0]} - {*a["names"], *a["consequences"]}]
-    seen = [n for n, a in unseen["bugs"].items() if n not in named and (a["found"][0] or a["probes"])]
-    assert len(unseen["bugs"]) == 20 and len(named) >= 10 and len(seen) >= 5
-    found = [f for findings in unseen["healthy"]["found"].values() for f in findings]
-    assert unseen["healthy"]["runs"] == 200 and not [f for f in found if f["severity"] == "error"] and len(found) <= 1
-
-
-def test_bugs_are_told_apart():
-    "But for two pairs of a kind."
-    alike = [{"scores of the row above", "reward read at the padding"}, {"top-k sampling", "top-p sampling"}]
-    visible = [set(b.findings) for b in BUGS.values() if b.findings]
-    assert [{a, b} for i, a in enumerate(BUGS) for b in list(BUGS)[:i] if BUGS[a].findings and set(BUGS[a].findings) == set(BUGS[b].findings)] == alike
-    assert set().union(*visible) <= {r.name for r in RULES}
 
 
 def test_the_quickstart_as_measured_is_healthy_and_without_a_price_it_drifts():
@@ -209,12 +160,8 @@ def test_evidence_names_numbers_and_iterations():
     finding, = diagnose(log(max_sampler_deviation=lambda i: 2.5 if i in (7, 9) else 0.))
     assert all(x in finding.evidence for x in ("2 of 12", "iteration 7", "2.5")) and finding.severity == "error"
     text = report([finding])
+    assert LADDER in report([]) and "no proof" in report([])
     assert all(x in text for x in ("ERROR", finding.name, finding.what, finding.evidence, finding.cure, finding.lesson))
-
-
-def test_half_precision_rounds_and_is_only_warned_of():
-    finding, = diagnose(log(max_sampler_deviation=.05, rounding=None))
-    assert (finding.name, finding.severity) == ("sampler mismatch", "warning") and "half precision" in finding.what
 
 
 @pytest.mark.parametrize("rounding, deviation, found", [
@@ -231,9 +178,6 @@ def test_where_the_precision_is_known_rounding_is_no_finding_and_more_is_an_erro
     ({"return_gamma": .9, "return_lam": 0.}, {"gamma": .9, "lam": 0.}), ({"return_gamma": .9}, None),
     ({"weights_moved": 0., "kl_to_old": 0., "kl_to_old_exact": 0., "value_mean": 0., "clip_fraction": 0.}, {"lr": 0.})])
 def test_what_the_settings_ask_for_is_no_finding(changes, config): assert names(log(**changes), config) == []
-
-
-def test_one_token_of_many_is_a_finding(): assert names(log(response_length=1., finished=0.), {"max_new_tokens": 8}) == ["never ends"]
 
 
 def test_one_update_per_rollout_is_no_bug_and_without_the_settings_the_text_says_what_it_depends_on():
@@ -293,7 +237,7 @@ def test_what_is_no_metrics_is_refused(bad, error, says, unchecked):
 
 
 NUMBERS = st.one_of(st.floats(), st.floats(-1e100, 1e100), st.floats(0, 2), st.integers(), st.sampled_from(
-    [1e308, -1e308, 5e-324, 10**400, 10**5000, 0, -0., math.nan, math.inf, -math.inf, True, Fraction(10**400, 3)]))
+    [1e308, -1e308, 5e-324, 10**400, 0, -0., math.nan, math.inf, -math.inf, True, Fraction(10**400, 3)]))
 nested = []
 for _ in range(2000): nested = [nested]
 ODD = st.one_of(st.none(), st.text(max_size=4), st.just([]), st.just({}), st.just(nested), st.binary(max_size=3), NUMBERS)
@@ -302,13 +246,13 @@ SETTINGS = ("epochs", "minibatches", "max_new_tokens", "vf_coef", "lr", "gamma",
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.one_of(ODD, st.lists(st.one_of(*[st.dictionaries(st.sampled_from(KEYS), USUAL, max_size=12)] * 9, ODD), max_size=5)),
-       st.one_of(ODD, st.dictionaries(st.sampled_from(SETTINGS), USUAL)))
+@given(st.lists(st.one_of(*[st.dictionaries(st.sampled_from(KEYS), USUAL, max_size=12)] * 9, ODD), max_size=5),
+       st.one_of(st.none(), st.dictionaries(st.sampled_from(SETTINGS), USUAL)))
 def test_only_documented_errors_come_out(unchecked, metrics, config):
     with unchecked():
         try: findings = diagnose(metrics, config)
-        except (TypeError, ValueError): return
-        assert report(findings, metrics)
+        except (TypeError, ValueError) as e: assert "metrics" in str(e)
+        else: assert report(findings, metrics)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
@@ -320,14 +264,10 @@ def test_any_number_that_is_let_in_is_read_by_every_rule(metrics, config):
     assert report(diagnose(metrics, config), metrics)
 
 
-def test_other_columns_do_not_matter(): assert names([m | {"text": "a good film", "loss": math.nan} for m in log()]) == []
-
-
-def test_metrics_are_not_changed():
-    metrics = log()
+def test_other_columns_do_not_matter_and_nothing_is_changed():
+    metrics = [m | {"text": "a good film", "loss": math.inf} for m in log()]
     before = json.dumps(metrics)
-    diagnose(metrics)
-    assert json.dumps(metrics) == before
+    assert names(metrics) == [] and json.dumps(metrics) == before
 
 
 def test_numbers_of_other_kinds_and_none_in_the_settings():

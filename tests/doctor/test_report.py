@@ -6,13 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 from bs4 import BeautifulSoup
 
 from instruct_goose.cli.main import main
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.doctor.report import COLOURS, groups_of, read_run
-from instruct_goose.runs.microscope import QUANTITIES, four_digits
+from instruct_goose.runs.microscope import QUANTITIES
 
 EVIL = '</script><script>document.title = "owned"</script><img src=x onerror=alert(1)> & "quotes"'
 chromium = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
@@ -200,7 +199,3 @@ def test_nothing_but_a_page_is_overwritten_and_no_run_is_its_own_seed(tmp_path):
     other = make_run(tmp_path / "b/run")
     for x in (run, other): (x / "config.json").unlink()
     assert len(groups_of([read_run(run), read_run(other)])) == 2  # of one name, and without settings
-
-
-def test_nan_is_not_recorded():
-    assert four_digits(torch.tensor(float("nan"))) is None is four_digits(torch.tensor(float("inf"))) and four_digits(torch.tensor(1.23456)) == 1.235

@@ -75,12 +75,6 @@ def test_write_keeps_order_prompts_and_widths(tokenizer, batch_size):
     assert write(model, tokenizer, prompts, 6, seed=5, batch_size=batch_size).texts != rollout.texts
 
 
-def test_ended_looks_at_the_mask():
-    response = torch.tensor([[3, 0, 0], [3, 4, 0], [3, 4, 5]])
-    mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1]]).bool()  # row 1 was cut off; its 0 is padding
-    assert finished(Rollout(response, mask, response, mask), 0).tolist() == [True, False, False]
-
-
 def test_text_table_lines_up_and_escapes():
     table = text_table(["", "a|b"], [["x", 1.23456], ["two\u2028lines", None], [True, 12]])
     assert table.splitlines() == ["|           | a\\|b  |", "|-----------|-------|", "| x         | 1.235 |",

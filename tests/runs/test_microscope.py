@@ -9,7 +9,15 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from instruct_goose import RLHFConfig, RLHFTrainer
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.objective.policy_loss import SURROGATES, held_shares, held_tokens
-from instruct_goose.runs.microscope import QUANTITIES, as_response, read_tokens, scales, seen_tokens, token_boxes
+from instruct_goose.runs.microscope import (
+    QUANTITIES,
+    as_response,
+    four_digits,
+    read_tokens,
+    scales,
+    seen_tokens,
+    token_boxes,
+)
 from instruct_goose.training.callbacks import Callback
 
 WORDS = "the film plot is was good dull bad".split()
@@ -86,6 +94,10 @@ def test_text_is_text_and_what_others_wrote_has_no_colour_and_no_scale():
     drawn = token_boxes(response, "moved", 2.)
     assert "<script>" not in drawn and "<i>" not in drawn and drawn.count("underline") == 1 and "-2.00" in drawn
     assert drawn.count(">given<") == 1 and ",0.75)" in drawn and ",0.00)" in drawn and "+9.00" not in drawn
+
+
+def test_nan_is_not_recorded():
+    assert four_digits(torch.tensor(math.nan)) is None is four_digits(torch.tensor(math.inf)) and four_digits(torch.tensor(1.23456)) == 1.235
 
 
 def test_a_record_that_was_cut_or_written_twice(tmp_path):
