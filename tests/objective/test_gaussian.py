@@ -1,5 +1,4 @@
 "Diagonal Gaussians: against torch.distributions, integrals, finite differences and numbers worked out by hand."
-from statistics import NormalDist
 
 import pytest
 import torch
@@ -65,22 +64,6 @@ def test_the_same_loss_for_torques_as_for_tokens():
     loss.sum().backward()  # −ρ·Â·(a − μ)/σ², and 0 where the clip has cut, r1 t2 and r2 t1
     ratio = f64([[1.1, 0., .7], [0., 1.1, 0.]])
     close(mean.grad[..., 0], -ratio * A * (torques[..., 0] - .5), atol=1e-12, rtol=0)
-
-
-def test_the_sampled_action_has_the_true_gradient_the_clipped_one_has_not():
-    """N(1.2, .5), a motor that clips to ±1 and pays the torque: dJ/dμ is the chance to stay inside, Φ(−.4) − Φ(−4.4).
-    Score functions estimate it from samples; 4 standard errors."""
-    truth = NormalDist().cdf(-.4) - NormalDist().cdf(-4.4)
-    a = 1.2 + .5 * torch.randn(200_000, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    out = a.clamp(-1, 1)
-    def estimate(at):
-        mean = torch.full_like(a, 1.2).requires_grad_()
-        gaussian_logprobs(at, mean, f64([.5])).sum().backward()
-        x = (mean.grad * out)[:, 0]
-        return x.mean(), x.std() / len(x)**.5
-    mean, error = estimate(a)
-    assert abs(mean - truth) < 4 * error
-    assert estimate(out)[0] < -.8
 
 
 def test_refusals(unchecked):

@@ -107,15 +107,6 @@ def test_terms_that_lack_an_input_and_terms_left_out():
     assert all(x.ndim == 0 and not x.requires_grad for x in parts.values())
 
 
-def test_wrong_shapes_are_refused(unchecked):
-    args, kwargs = batch(4)
-    with unchecked():
-        with pytest.raises(ValueError, match="one advantage per token"): ppo_loss(*args[:2], args[2][:, 0], args[3])
-        for name in ("values", "old_values", "returns", "entropy"):
-            with pytest.raises(ValueError, match="shapes differ"): ppo_loss(*args, **{**kwargs, name: kwargs[name][:, :1]})
-        with pytest.raises(ValueError, match="no True in rows"): ppo_loss(*args[:3], args[3] & False)
-
-
 family = st.fixed_dictionaries(dict(
     level=st.sampled_from(["token", "sequence", "product"]), surrogate=st.sampled_from(["min", "ratio", "weight"]),
     dual=st.sampled_from([None, 1.3, 3]), clip=st.floats(.05, 1), high=st.floats(.05, 4),
