@@ -367,6 +367,7 @@ def train_in(
         config, "train", work, {"SHA-256 of the prompts": fingerprint_of_prompts(prompts)},
         stop_token_ids=trainer.eos_ids)
 
+# %% ../../nbs/reference/runs/run_directory.ipynb #4bcf8c67
 def in_run_directory(
     config: Any, name: str, work: Callable[[Path, CheckpointManager], dict],
     known: Mapping[str, str] | None = None, # what else must be the same when it is resumed
@@ -398,6 +399,7 @@ def in_run_directory(
         print_worst(out, settings_of(config) | more)
     return from_first(lambda: summary)
 
+# %% ../../nbs/reference/runs/run_directory.ipynb #4bcf8c68
 def files_of(config: object) -> dict[str, str]: # SHA-256 by name
     "The plug-ins and the files of rewards that a run was given."
     rewards = (place.rpartition(":")[0] for place in getattr(config, "reward", ()))

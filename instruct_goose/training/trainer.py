@@ -396,20 +396,27 @@ class RLHFTrainer:
             r = self.sampler(queries, n, self.config, dice)
         return complete(r, self.tokenizer, columns_of(prompts, n))
 
-    def answers(self, prompts: Sequence | dict, greedy: bool = False) -> Iterator[Rollout]:
+    def answers(
+        self, prompts: Sequence | dict,
+        greedy: bool = False, # the likeliest tokens, without random numbers
+    ) -> Iterator[Rollout]:
         """One response to each prompt, from the same generator each time, or the likeliest;
         batch_size prompts at a time."""
         dice = None if greedy else generator(self.config.seed, EVALUATION)
         for some in slices(prompts, self.config.batch_size):
             yield self.respond(some, 1, dice)
 
-    def next_prompts(self, n: int) -> list:
+    def next_prompts(
+        self, n: int, # how many
+    ) -> list:
         "While `train` runs: so many new prompts; of a stream that ends fewer."
         batch = [] if self.fresh is None else self.fresh.take(self.prompts_seen, n)
         self.prompts_seen += len(batch)
         return batch
 
-    def do(self, step: str, *args: Any) -> Any: # what the step returns
+    def do(
+        self, step: str, *args: Any, # the name of a method, and what it is given
+    ) -> Any: # what the step returns
         "A step of the algorithm by its name: its time is taken, then the callbacks are told."
         start = time.perf_counter()
         result = getattr(self, step)(*args)
@@ -422,7 +429,11 @@ class RLHFTrainer:
         return result
 
 
-    def finish(self, rollout: Rollout, update: Metrics, prompts: Sequence | dict) -> Metrics:
+    def finish(
+        self, rollout: Rollout,
+        update: Metrics, # from `optimize`
+        prompts: Sequence | dict,
+    ) -> Metrics:
         "Count the iteration: its metrics, what moves on, and whether the callbacks end the run."
         c = self.config
         metrics: dict[str, Any] = iteration_log(self.iteration, rollout, c, self.eos_ids, update, {
@@ -551,7 +562,11 @@ class RLHFTrainer:
         counters = {name: getattr(self, name) for name in COUNTERS}
         return tensors | own, record | counters | self.identity() | {"parts": records}
 
-    def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None: # from `state`
+    def load_state(
+        self,
+        tensors: Mapping[str, Tensor], # from `state`
+        record: Mapping, # from `state`
+    ) -> None:
         """Go on where that trainer stood, with as many torch threads. A stream of prompts is yours
         to move on, by `prompts_seen`. Raises ValueError before anything is changed."""
         self.check_state(tensors, record)
@@ -564,7 +579,11 @@ class RLHFTrainer:
             setattr(self, name, record[name])
         torch.set_num_threads(record["environment"]["threads"])
 
-    def check_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
+    def check_state(
+        self,
+        tensors: Mapping[str, Tensor], # as `load_state` takes them
+        record: Mapping, # as `load_state` takes it
+    ) -> None:
         "Raises ValueError naming what in this state is not of this trainer."
         c, known = self.config, {"model", "optimizer", "generator", *self.parts}
         check_identity(record, self.identity())
