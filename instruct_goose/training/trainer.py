@@ -407,7 +407,8 @@ class RLHFTrainer:
             yield self.respond(some, 1, dice)
 
     def next_prompts(
-        self, n: int, # how many
+        self,
+        n: int, # how many
     ) -> list:
         "While `train` runs: so many new prompts; of a stream that ends fewer."
         batch = [] if self.fresh is None else self.fresh.take(self.prompts_seen, n)
@@ -415,7 +416,9 @@ class RLHFTrainer:
         return batch
 
     def do(
-        self, step: str, *args: Any, # the name of a method, and what it is given
+        self,
+        step: str, # the name of a method
+        *args: Any, # what it is given
     ) -> Any: # what the step returns
         "A step of the algorithm by its name: its time is taken, then the callbacks are told."
         start = time.perf_counter()
