@@ -196,7 +196,7 @@ def test_pipelines_and_what_is_no_judge(unchecked):
     with pytest.raises(ValueError, match="2 labels, 'LABEL_0', 'LABEL_1': say which is wanted"): score_texts(two, TEXTS)
     with unchecked():
         for kind in ("bert", "gpt2"):
-            with pytest.raises(TypeError, match=r"reads token ids: give it with its tokenizer, Classifier\(model, tokenizer"): score_texts(classifier(kind, 1), TEXTS)
+            with pytest.raises(TypeError, match=r"reads token ids: pass Classifier\(model, tokenizer"): score_texts(classifier(kind, 1), TEXTS)
         for wrong, error, says in ((lambda: Classifier(classifier("bert", 1)), TypeError, "tokenizer is a NoneType"), (lambda: Classifier(classifier("bert", 1).bert, SENTENCE), TypeError, "BertModel is no sequence classifier"),
                                    (lambda: Classifier(classifier("bert", 2), SENTENCE, "GOOD"), ValueError, "label is 'GOOD', and the classifier has 'LABEL_0', 'LABEL_1'"),
                                    (lambda: Classifier(classifier("bert", 1), SENTENCE).score(["good", "very " * 20]), ValueError, "classifier's text 1 has 21 tokens, the limit is 12"),
