@@ -1,7 +1,7 @@
 """Change the package in one small way after another, and count the changes that a test notices: `make mutations`.
 
-Draws mutants from all of them alike, and runs for each the test file of its module, then those of its folder, then
-those of the trainer. What no test noticed is listed in evidence/mutations.json; write behind its "equivalent" why nobody could see a difference, or write a test.
+Draws mutants from all of them alike, and runs for each the test file of its module, then the module's notebook, then the tests of its folder
+and of the trainer. What no test noticed is listed in evidence/mutations.json; write behind its "equivalent" why nobody could see a difference, or write a test.
 Left alone is what is no behaviour: documentation, annotations, defaults, errors and their words, what is printed.
 """
 import argparse
@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -58,13 +59,14 @@ def changes(node):
             for i, op in enumerate(node.ops): yield "comparison", changed(node, ops=[*node.ops[:i], COMPARE[type(op)](), *node.ops[i + 1:]])
         case ast.BinOp() if type(node.op) in OTHER and not text(node.left) and not text(node.right): yield "arithmetic", changed(node, op=OTHER[type(node.op)]())
         case ast.BoolOp(): yield "and, or", changed(node, op=OTHER[type(node.op)]())
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()): return  # mostly an axis, counted from the end
         case ast.UnaryOp(op=ast.Not() | ast.Invert() | ast.USub()): yield "not, minus", node.operand
         case ast.Constant(value=bool()): yield "constant", ast.Constant(not node.value)
         case ast.Constant(value=int() | float()): yield "constant", ast.Constant(node.value + 1 if isinstance(node.value, int) else 2 * node.value + 1)
         case ast.AugAssign() | ast.Expr(value=ast.Call()) | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]): yield "statement", ast.Pass()
         case ast.Call():
             for i, k in enumerate(node.keywords):
-                if k.arg: yield "keyword", changed(node, keywords=[*node.keywords[:i], *node.keywords[i + 1:]])
+                if k.arg and k.arg != "strict": yield "keyword", changed(node, keywords=[*node.keywords[:i], *node.keywords[i + 1:]])
         case ast.If() | ast.While() | ast.IfExp() if isinstance(node.test, ast.Name | ast.Attribute | ast.Call): yield "condition", ast.UnaryOp(ast.Not(), node.test)
 
 
@@ -96,15 +98,15 @@ def mutants(path: Path) -> list[Mutant]:
 
 
 def tests_of(module: str) -> list[list[str]]:
-    "The runs that may notice, the nearest first."
+    "The runs of tests that may notice, the nearest first."
     room, name = Path(module).parts[1], Path(module).stem
     own = f"tests/{room}/test_{name}.py"
-    return [*([[own]] if (root / own).exists() else []), [f"tests/{room}"], ["tests/training/test_trainer.py", "tests/recipes", "tests/cli"]]
+    return [*([[own]] if (root / own).exists() else []), [f"tests/{room}"], ["tests/training/test_trainer.py"]]
 
 
-def fails(tests: list[str], folder: Path, seconds: int = SECONDS) -> bool:
-    "Whether one of the tests in a copy of the repository fails, or they do not end."
-    run = subprocess.Popen([sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *tests], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+def ends_badly(command: list[str], folder: Path, seconds: int = SECONDS) -> bool:
+    "Whether a command in a copy of the repository fails, or does not end."
+    run = subprocess.Popen([sys.executable, *command], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                            env=os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}, start_new_session=True)
     try: return run.wait(seconds) != 0
     except subprocess.TimeoutExpired:
@@ -112,11 +114,33 @@ def fails(tests: list[str], folder: Path, seconds: int = SECONDS) -> bool:
         return run.wait() != 0
 
 
+def fails(tests: list[str], folder: Path) -> bool: return ends_badly(["-m", "pytest", "-qx", "-p", "no:cacheprovider", *tests], folder)
+
+
+def notebook_fails(m: Mutant, source: str, folder: Path) -> bool:
+    "The notebook that exports the module checks its own cells: the changed one stands in it while it runs."
+    place = (folder / m.module).parent / re.search(r"File to edit: (\S+\.ipynb)", source)[1]
+    before, marks = place.read_text("utf-8"), list(re.finditer(r"^# %% \S+ #(\w+)\n", source, re.M))
+    mark = [x for x in marks if source.count("\n", 0, x.start()) < m.line][-1]
+    end = next((x.start() for x in marks if x.start() > mark.start()), len(source))
+    cells = json.loads(before)
+    cell = next(c for c in cells["cells"] if c["id"] == mark[1])
+    cell["source"] = "#| export\n" + source[mark.end():end].rstrip()
+    place.write_text(json.dumps(cells), "utf-8")
+    try: return ends_badly(["tests/notebooks.py", "--workers", "1", place.resolve().relative_to((folder / "nbs").resolve()).with_suffix("").as_posix()], folder)
+    finally: place.write_text(before, "utf-8")
+
+
 def noticed(m: Mutant, folder: Path) -> str | None:
-    "The run of tests that fails with the mutant in a copy of the repository; None if there is none."
+    "What fails with the mutant in a copy of the repository: a run of tests, or the module's notebook; None if nothing does."
     path, source = folder / m.module, (root / m.module).read_bytes()
-    path.write_bytes(source[:m.start] + (m.after if m.operator == "statement" else f"({m.after})").encode() + source[m.end:])
-    try: return next((tests[0] for tests in tests_of(m.module) if fails(tests, folder)), None)
+    changed = source[:m.start] + (m.after if m.operator == "statement" else f"({m.after})").encode() + source[m.end:]
+    path.write_bytes(changed)
+    try:
+        first, *later = tests_of(m.module)
+        if fails(first, folder): return first[0]
+        if notebook_fails(m, changed.decode(), folder): return "its notebook"
+        return next((tests[0] for tests in later if fails(tests, folder)), None)
     finally: path.write_bytes(source)
 
 
@@ -138,7 +162,7 @@ def main():
     with tempfile.TemporaryDirectory() as place:
         folders = [Path(place) / str(i) for i in range(args.workers)]
         for folder in folders: shutil.copytree(root, folder, ignore=left_out)
-        if fails([f"tests/{room}" for room in args.rooms], folders[0], 3600): sys.exit("a test fails without any change: mend it first")
+        if ends_badly(["-m", "pytest", "-qx", "-p", "no:cacheprovider", "-n", str(args.workers), *(f"tests/{room}" for room in args.rooms)], folders[0], 3600): sys.exit("a test fails without any change: mend it first")
 
         def work(i: int) -> list[tuple[Mutant, str | None]]:
             done = []
