@@ -220,5 +220,5 @@ def test_the_adaptive_coefficient_is_trls_and_skyworks():
         weights.append(weight)
         assert (weight, ours) == (applied, theirs)
     assert max(weights) > .05 and 0. in weights
-    for wrong in (dict(coef=-.1), dict(coef=math.inf), dict(entropy=math.nan), dict(target=0.), dict(step=0.)):
+    for wrong in (dict(coef=-.1), dict(coef=math.inf), dict(entropy=math.nan), dict(entropy=math.inf), dict(target=0.), dict(step=0.)):
         with pytest.raises(ValueError): adaptive_entropy(**dict(coef=.1, entropy=.5, target=.2) | wrong)

@@ -7,10 +7,12 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from instruct_goose.recipes.own_model import TrainConfig
+from instruct_goose.runs.run_directory import open_run
 from instruct_goose.runs.trackers import TRACKERS, by_step, need_tracker, some_texts
 
 RUN = """
@@ -110,9 +112,12 @@ def test_trackio(tmp_path):
     assert [i for i in rows if "samples" in rows[i]] == [0, 2]
 
 
-def test_what_is_not_installed_is_said_before_anything_is_done(monkeypatch):
+def test_what_is_not_installed_is_said_before_anything_is_done(monkeypatch, tmp_path):
     monkeypatch.setattr("instruct_goose.runs.trackers.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"--track wandb needs the package wandb.*\[trackers\]"): need_tracker("wandb")
+    given = SimpleNamespace(track="wandb", output_dir=tmp_path / "run", resume=False)
+    with pytest.raises(ValueError, match="needs the package wandb"): open_run(given, "train")
+    assert not any(tmp_path.iterdir())  # before anything is written
     with pytest.raises(ValueError, match="track is 'mlflow': it must be one of 'tensorboard', 'wandb', 'trackio'"): TrainConfig(model="m", data=Path("x"), reward=("r",), track="mlflow")
     assert list(TRACKERS) == ["tensorboard", "wandb", "trackio"]
 
