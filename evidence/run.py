@@ -185,10 +185,6 @@ def exact_world(processes: int = 3) -> dict:
 def streamed(megabytes: int = 200) -> dict:
     "A file of that size in each format, read once from end to end by a process of its own: seconds, and the memory that reading added."
     import csv
-    from itertools import islice
-
-    import pyarrow
-    import pyarrow.parquet
 
     reading = """if True:
         import json, resource, sys, time
@@ -205,10 +201,6 @@ def streamed(megabytes: int = 200) -> dict:
 
     def make(path: Path, rows: int):
         pairs = ({"prompt": f"{i} the film is", "chosen": " good" * 20 + f" {i}", "rejected": " dull" * 20} for i in range(rows))
-        if path.suffix == ".parquet":
-            with pyarrow.parquet.ParquetWriter(path, pyarrow.schema([(k, pyarrow.string()) for k in ("prompt", "chosen", "rejected")]), compression="none") as out:
-                while part := list(islice(pairs, 20_000)): out.write_table(pyarrow.Table.from_pylist(part))
-            return
         with open(path, "w", encoding="utf-8", newline="") as out:
             if path.suffix == ".csv":
                 writer = csv.DictWriter(out, ["prompt", "chosen", "rejected"])
@@ -221,7 +213,7 @@ def streamed(megabytes: int = 200) -> dict:
 
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for suffix in (".jsonl", ".json", ".csv", ".parquet"):
+        for suffix in (".jsonl", ".json", ".csv"):
             small, large = Path(folder) / f"small{suffix}", Path(folder) / f"large{suffix}"
             make(small, 1000)
             make(large, megabytes * 2**20 * 1000 // small.stat().st_size)
@@ -416,13 +408,11 @@ def main():
         import doctor_unseen
         write("doctor_unseen", {"origin": origin("python evidence/run.py doctor_unseen")} | doctor_unseen.record())
     if not args.only or "fuzz" in args.only:
-        made_by = origin("python evidence/run.py fuzz") | {"pyarrow": version("pyarrow")}
-        write("fuzz", {"origin": made_by} | fuzz())
+        write("fuzz", {"origin": origin("python evidence/run.py fuzz")} | fuzz())
     if not args.only or "attacks" in args.only:
         from second_round import attacks
 
-        made_by = origin("python evidence/run.py attacks") | {"pyarrow": version("pyarrow")}
-        write("attacks", {"origin": made_by} | attacks())
+        write("attacks", {"origin": origin("python evidence/run.py attacks")} | attacks())
     if not args.only or "inputs" in args.only:
         import inputs
         write("inputs", {"origin": origin("python evidence/run.py inputs")} | inputs.record())

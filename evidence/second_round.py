@@ -12,8 +12,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,7 +25,6 @@ THEN = {
     "a run stopped by a signal, without `--save-every`": "SIGTERM and SIGHUP lost the run",
     "a broken JSON file in a run's directory": "an empty summary read as finished; tracebacks",
     "other people's files in a run's directory": "names with a dot in front were deleted, or stopped the run",
-    "a small Parquet file that unpacks to gigabytes": "1.1 kB took 5.5 GB of memory",
     "odd metrics and settings shown to the doctor": "MemoryError, TypeError, OverflowError",
     "a text with control characters, shown": "sent to the terminal",
 }
@@ -275,48 +272,6 @@ def foreign(n: int = 200, seed: int = 0) -> dict:
     return dict(counts)
 
 
-# --- what is let in ---
-
-BOMB = """
-import re, sys
-from pathlib import Path
-from instruct_goose.data.load import stream_prompts
-import pyarrow.parquet
-
-def most():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-
-Path("/proc/self/clear_refs").write_text("5")  # the highest mark so far is forgotten
-before = most()
-try: n = sum(1 for _ in stream_prompts(Path(sys.argv[1]))); said = "read"
-except ValueError: said = "refused"
-print(said, (most() - before) / 1024)
-"""
-
-
-def bombs() -> dict:
-    "Small on disk, large in memory: one long text, many equal ones, a dictionary of one, nested lists."
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    here, counts, most = Path(tempfile.mkdtemp()), Counter(), 0.
-    long = "x" * 2**26
-    tables = {"one text of 1 GiB": {"prompt": ["x" * 2**30]}, "one of 64 MiB after 10 short": {"prompt": ["a"] * 10 + [long]}, "40 of 64 MiB": {"prompt": [long] * 40},
-              "a hundred thousand of 4 kB": {"prompt": pa.DictionaryArray.from_arrays(pa.array([0] * 10**5, pa.int32()), pa.array(["y" * 4096]))},
-              "a column beside it": {"prompt": ["a"] * 40, "other": [long] * 40},
-              "turns": {"prompt": [[{"role": "user", "content": "z" * 2**20}] * 400]}}
-    for name, columns in tables.items():
-        path = here / "a.parquet"
-        pq.write_table(pa.table(columns), path, compression="zstd")
-        done = subprocess.run([sys.executable, "-c", BOMB, path], capture_output=True, text=True)
-        said, mib = (done.stdout.split() or ["wrong: crash", "0"])[-2:] if done.returncode == 0 else ("wrong: crash", "0")
-        most = max(most, float(mib))
-        counts[said] += 1
-        print(f"{name}, {path.stat().st_size:,} bytes: {said}, {float(mib):.0f} MiB added {done.stderr.strip()[-200:]}", flush=True)
-    shutil.rmtree(here)
-    return dict(counts) | {"most_mib_added": round(most)}
-
-
 def doctor(n: int = 4_000, seed: int = 0) -> dict:
     from instruct_goose.doctor.diagnosis import diagnose
     from instruct_goose.training.config import RLHFConfig
@@ -352,7 +307,7 @@ def shown(n: int = 5_000, seed: int = 0) -> dict:
 def attacks() -> dict:
     assert threading.current_thread() is threading.main_thread()
     rows = {}
-    for what, attack in zip(THEN, (forgeries, flips, signals, broken_json, foreign, bombs, doctor, shown)):
+    for what, attack in zip(THEN, (forgeries, flips, signals, broken_json, foreign, doctor, shown)):
         print(f"\n\033[1m── {what}\033[0m", flush=True)
         found = attack()
         extra = {k: found.pop(k) for k in ("most_mib_added",) if k in found}

@@ -37,7 +37,7 @@ WORDS = ["film", "good", "", " ", "é", "漢字", "🙂", 'say "x"', "a,b", "tab
 ODD = [None, True, False, 0, -1, 1.5, 10**400, math.nan, math.inf, [], {}, [[]], [{}], ["a", "b"], {"role": "user"}, b"bytes", ("a", "b")]
 SCRAPS = [b'"', b"'", b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\\u", b"\\ud800", b"\xff", b"\xc3", b"\xe2\x82", b"\xef\xbb\xbf", b"\xff\xfe",
           b"\0", b"\r", b"\n", b"\r\n", b"\xe2\x80\xa8", b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b"[" * 3000, b'{"a":' * 1200, b"null",
-          b"tru", b"prompt", b"chosen", b'"prompt":1,', b"\t", b";", b"PAR1", b"Infinit", b"a" * 140_000]
+          b"tru", b"prompt", b"chosen", b'"prompt":1,', b"\t", b";", b"Infinit", b"a" * 140_000]
 TEMPLATE = ("{{ bos_token }}{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}"
             "{% endif %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
             "{% if add_generation_prompt %}<|assistant|>{% endif %}")
@@ -98,20 +98,6 @@ def written(r: random.Random, suffix: str) -> bytes:
     return b"\xef\xbb\xbf" * (r.random() < .1) + blob.encode("utf-8", "surrogatepass")
 
 
-def parquets(folder: Path) -> list[bytes]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    tables = [[{"prompt": "a", "chosen": "b", "rejected": "c"}] * 3, [{"prompt": chat[:1], "chosen": chat[1:], "rejected": chat}], [{"text": None}],
-              [{"prompt": 1, "chosen": b"x"}], [{"chosen": chat, "rejected": [chat[0], {"role": "assistant", "content": "b"}]}], [{"other": 1}]]
-    blobs = []
-    for rows in tables:
-        pq.write_table(pa.Table.from_pylist(rows), folder / "made.parquet", compression="none")
-        blobs.append((folder / "made.parquet").read_bytes())
-    return blobs
-
-
 # --- how it must end ---
 
 def check_rows(made: list, pairs: bool) -> None:
@@ -153,7 +139,6 @@ def loaders(r: random.Random, tools: dict) -> tuple[str, str]:
     "One input for load_prompts or load_pairs."
     folder, pairs = tools["folder"], r.random() < .5
     load, kind = (data.load_pairs if pairs else data.load_prompts), r.choice(["bytes", "file", "file", "file", "file", "file", "rows", "rows"])
-    if r.random() < .02: kind = "parquet"
     options = {"tokenizer": tools["tokenizer"] if r.random() < .8 else None, "on_error": r.choice(["raise", "skip"]), "unique": r.random() < .2}
     if r.random() < .1: options["max_length"] = r.choice([4, 40, 400, 0, -1])
     if r.random() < .05: options["columns"] = r.choice([{"prompt": "text"}, {"prompt": "id"}, {"x": "y"}, {"chosen": 3}, {}])
@@ -161,11 +146,10 @@ def loaders(r: random.Random, tools: dict) -> tuple[str, str]:
         source = [row(r) for _ in range(r.randint(0, 4))]
         if r.random() < .05: source = r.choice([*ODD, "no such file", Path("nowhere.jsonl"), "x" * 5000, "a\0b", str(folder), 3, object(), iter(["a"])])
     else:
-        suffix = ".parquet" if kind == "parquet" else r.choice([".jsonl", ".json", ".csv", ".tsv", ".ndjson", ".JSONL"])
+        suffix = r.choice([".jsonl", ".json", ".csv", ".tsv", ".ndjson", ".JSONL"])
         if r.random() < .01: suffix = r.choice([".txt", "", ".jsonl.gz", ".parquet"])
         source = folder / f"input{suffix}"
-        blob = mutate(r, r.choice(tools["parquets"])) if kind == "parquet" else r.randbytes(r.choice([0, 1, 10, 200])) if kind == "bytes" \
-            else mutate(r, written(r, suffix)) if r.random() < .8 else written(r, suffix)
+        blob = r.randbytes(r.choice([0, 1, 10, 200])) if kind == "bytes" else mutate(r, written(r, suffix)) if r.random() < .8 else written(r, suffix)
         source.write_bytes(blob)
     report = options["report"] = {}
     try:
@@ -245,7 +229,7 @@ def fuzz(n: int, seed: int = 0, first: int = 0, slow: float = 5.) -> dict:
     "n inputs: counts by target and outcome, and the failures with the number that repeats them."
     counts, failures, start = {}, [], time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        tools = {"folder": Path(folder), "tokenizer": tokenizer(), "parquets": parquets(Path(folder))}
+        tools = {"folder": Path(folder), "tokenizer": tokenizer()}
         for i in itertools.islice(itertools.count(first), n):
             began = time.process_time()
             try: target, outcome = one(seed, i, tools)

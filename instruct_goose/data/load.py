@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from .files import (
-    BadRow, is_json_lines, Place, read_array, read_csv, read_jsonl, read_parquet, short)
+    BadRow, is_json_lines, Place, read_array, read_csv, read_jsonl, short)
 from .rows import pair_of, prompt_of
 
 Source = str | os.PathLike[str] | Iterable  # a file, a datasets.Dataset, or rows
@@ -165,11 +165,9 @@ def rows_from(source: Source) -> Iterator[Place]:
         return read_jsonl(path)
     if kind == ".json":
         return read_array(path)
-    if kind == ".parquet":
-        return read_parquet(path)
     return read_csv(path, "," if kind == ".csv" else "\t")
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 
 # %% ../../nbs/reference/data/load.ipynb #cd612eed
 def check_length(
@@ -192,7 +190,8 @@ def check_source(source: Source, repeat: bool = False) -> None:
                                     "datasets.load_dataset(name, split='train'), texts as a list")
         if Path(path).suffix.lower() not in SUFFIXES:
             raise ValueError(f"{path}: the suffix tells the format, and it is none of "
-                             f"{', '.join(SUFFIXES)}. Unpack or rename the file")
+                             f"{', '.join(SUFFIXES)}. Of a folder of Parquet files pass "
+                             "datasets.load_dataset(name, split='train')")
         return
     rows = hasattr(source, "__iter__") or hasattr(source, "__getitem__")
     if not rows or isinstance(source, bytes | bytearray | Mapping) or hasattr(source, "iterrows"):

@@ -71,11 +71,6 @@ def test_a_conversation_is_a_prompt(tokenizer):
 def test_a_pair_of_conversations(tokenizer, row, tmp_path):
     wanted = {"prompt": "<|user|>q<|assistant|>", "chosen": "x", "rejected": "y"}
     assert load_pairs([row], tokenizer=tokenizer) == [wanted]
-    if isinstance(row, dict):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-        pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
-        assert load_pairs(tmp_path / "a.parquet", tokenizer=tokenizer) == [wanted]
     (tmp_path / "a.json").write_text(json.dumps([row]))
     assert load_pairs(tmp_path / "a.json", tokenizer=tokenizer) == [wanted]
 
