@@ -59,8 +59,6 @@ docs: setup  ## build the site in docs/_site
 	@$(BIN)/python docs/build.py
 
 save: setup  ## export the notebooks, refresh their stored outputs, clean them, write README.md
-	$(say) "the cell that installs the package in Colab"
-	@$(BIN)/python docs/colab.py
 	$(say) "nbdev-export: notebooks to instruct_goose/"
 	@$(BIN)/nbdev-export
 	$(say) "instruct_goose/exercises.json from the lessons"

@@ -83,8 +83,7 @@ def tried_table() -> str:
     lesson = lesson_module("learn/22_bug_hunt")
     BUGS, HEALTHY, gallery_config, to_metrics = lesson.BUGS, lesson.HEALTHY, lesson.gallery_config, lesson.to_metrics
 
-    read = lambda name: json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))
-    resume, fuzz, probes, gallery, doctor, later, exact = map(read, ("resume", "fuzz", "probes", "gallery", "doctor", "doctor_unseen", "exact_world"))
+    resume, fuzz, probes, gallery, later, exact = map(record, ("resume", "fuzz", "probes", "gallery", "doctor_unseen", "exact_world"))
     same = sum(k["identical"] for k in resume["kills"])
     sizes = {name[1:]: s["mib_added"] for name, s in fuzz["streams"].items()}
     broken, whole = ([r for r in probes["runs"] if bool(r["bug"]) == b] for b in (True, False))
@@ -92,7 +91,7 @@ def tried_table() -> str:
     found = lambda runs, config: [bool(diagnose(to_metrics(json.loads(r)), config)) for r in runs]
     sick = {name: found(runs, vars(gallery_config(**BUGS[name].settings))) for name, runs in gallery["bugs"].items()}
     settings = lambda name: {"epochs": 2, "minibatches": 2} | HEALTHY[name]
-    attacks, unusual, random = [(found, a) for a in later["bugs"].values() for found in a["found"]], doctor["healthy"], later["healthy"]
+    attacks, random = [(found, a) for a in later["bugs"].values() for found in a["found"]], later["healthy"]
     rightly = sum(bool(f) and not {*f} - {*a["names"], *a["consequences"]} and bool({*f} & {*a["names"]}) for f, a in attacks)
     errors = sum(any(f["severity"] == "error" for f in found) for found in random["found"].values())
     missed, false = sum(not f for f, _ in attacks), sum(bool({*f} - {*a["names"], *a["consequences"]}) for f, a in attacks)
@@ -111,26 +110,14 @@ def tried_table() -> str:
         ("a healthy run shown to the doctor", f"{len(well)} runs", f"{sum(well)} false alarms"),
         ("the doctor on bugs that its rules were not made for", f"{len(later['bugs'])} bugs, {len(attacks)} runs",
          f"{rightly} runs named rightly, {missed} without a finding, {false} with a false name"),
-        ("the doctor on healthy runs with unusual settings", f"{len(unusual)} runs", f"{sum(any(r['found']) for r in unusual.values())} false alarms"),
         ("the doctor on healthy runs with random settings", f"{random['runs']} runs", f"{errors} false errors, {len(random['found']) - errors} false warnings"),
         ("training against the enumerated optimum", f"{len(paid)} runs", f"{sum(r['mean_tv'] > .03 for r in paid)} end farther than .03 from it, in total variation")]
     return "| what | tried | what went wrong |\n|---|---|---|\n" + "\n".join(f"| {' | '.join(r)} |" for r in rows)
 
 
-def attacks_table() -> str:
-    "The second round: what each attack found at first, and what it finds now."
-    rows = json.loads((ROOT / "evidence/attacks.json").read_text("utf-8"))["rows"]
-    def now(row):
-        outcomes = ", ".join(f"{n:,} {how.removeprefix('wrong: ')}" for how, n in sorted(row["outcomes"].items(), key=lambda x: -x[1]))
-        memory = f"; {row['most_mib_added']} MiB of memory added at most" if "most_mib_added" in row else ""
-        return [what_then.replace("|", "/") for what_then in (row["then"], f"{row['tried']:,}", f"{outcomes}{memory}", str(row["wrong"]))]
-    return ("| attack | what was lost | tried again | how they ended | lost now |\n|---|---|---|---|---|\n"
-            + "\n".join(f"| {' | '.join([what, *now(row)])} |" for what, row in rows.items()))
-
-
 def inputs_table() -> str:
     "Wrong input of five kinds, given to the commands."
-    rows = json.loads((ROOT / "evidence/inputs.json").read_text("utf-8"))["rows"]
+    rows = record("inputs")["rows"]
     return ("| wrong input | tried | refused with a sentence | ran rightly | faults left |\n|---|---|---|---|---|\n"
             + "\n".join(f"| {kind} | {r['tried']} | {r['refused']} | {r['ran']} | {r['faults']} |" for kind, r in rows.items()))
 
@@ -178,8 +165,7 @@ def know_page() -> str:
             "## What was tried, and what was lost", "The lessons show how: [checkpoints](reference/runs/checkpoints.ipynb), [data](reference/data/load.ipynb), "
             "[the probes](learn/21_probes.ipynb), [the doctor](guides/doctor.ipynb), [the exact world](learn/20_exact_world.ipynb), and "
             "[invariances](guides/invariances.ipynb).", tried_table(),
-            "A second round went for what the first had not covered:", attacks_table(),
-            "A third gave the commands damaged files of five kinds. A fault is a traceback, a wrong exit status, a minute without an end, more than 100 kB of output, "
+            "The commands were given damaged files of five kinds. A fault is a traceback, a wrong exit status, a minute without an end, more than 100 kB of output, "
             "a changed input, or an output directory that cannot be used again:", inputs_table(),
             "## On other arithmetic", "All notebooks and all tests but those of the repository, as `make portable` runs them: with the instructions of older processors "
             "(`default`, `avx2`), with two threads, with initial weights times 1 + 10⁻⁶·noise (`jitter`), "

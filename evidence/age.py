@@ -4,81 +4,48 @@ The code of a record is its module in instruct_goose, or what its lesson defines
 compared by name and program, wherever they stood then: a module that moved is no change, nor is a comment, a docstring or a type.
 """
 import ast
-import io
-import json
+import re
 import subprocess
 import sys
-import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from lesson_code import source_of
 
 root = Path(__file__).parents[1]
-MEASURES = {"quickstart": "recipes.quickstart",
-            "reviews": "recipes.ratings", "family": "recipes.quickstart",
-            "control": "guides/classic_control", "exact_world": "learn/20_exact_world", "gallery": "learn/22_bug_hunt", "doctor": "learn/22_bug_hunt", "doctor_unseen": "learn/22_bug_hunt",
-            "probes": "learn/21_probes", "resume": "cli.main", "fuzz": "data.load", "attacks": "cli.main", "inputs": "cli.main", "details": "learn/20_exact_world",
-            "distillation": "variants.distillation", "playground": "guides/playground", "trackers": "runs.trackers",
-            "recipes": "recipes.smollm",
-            "smollm_reviews": "recipes.smollm",
-            "reports/quickstart": "recipes.quickstart", "reports/smollm-sentiment": "recipes.smollm"}
-
-LESSONS = ("learn/22_bug_hunt", "guides/playground", "guides/classic_control", "learn/20_exact_world", "learn/21_probes")  # what they define is no part of the package
-
-
-def imports(module: str, tree: ast.Module) -> Iterator[str]:
-    "What a module of the package takes from the package; a name may be a module or something in one."
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom): continue
-        if node.level: base = module.split(".")[:-node.level]
-        elif (node.module or "").split(".")[0] == "instruct_goose": base = []
-        else: continue
-        place = base + (node.module or "").removeprefix("instruct_goose").strip(".").split(".") * bool(node.module)
-        place = [p for p in place if p]
-        yield ".".join(place)
-        yield from (".".join([*place, alias.name]) for alias in node.names)
-
-
-class Bare(ast.NodeTransformer):
-    "Leaves out what changes no number: docstrings, types, imports, and whether a method stands in its class or is added to it."
-    def body(self, node):
-        self.generic_visit(node)
-        node.body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))] or [ast.Pass()]
-        return node
-
-    visit_Module = visit_ClassDef = body
-
-    def visit_FunctionDef(self, node):
-        node.returns, node.decorator_list = None, [d for d in node.decorator_list if ast.unparse(d) != "patch"]
-        return self.body(node)
-
-    visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_arg(self, node): return ast.arg(node.arg)
-
-    def visit_AnnAssign(self, node):
-        self.generic_visit(node)
-        return ast.Assign([node.target], node.value) if node.value else ast.Expr(node.target)
-
-    def visit_Import(self, node): return ast.Pass()
-
-    visit_ImportFrom = visit_Import
+MEASURES = {
+    "quickstart": "recipes.quickstart", "reviews": "recipes.ratings", "family": "recipes.quickstart", "control": "guides/classic_control",
+    "exact_world": "learn/20_exact_world", "gallery": "learn/22_bug_hunt", "doctor_unseen": "learn/22_bug_hunt", "probes": "learn/21_probes",
+    "resume": "cli.main", "fuzz": "data.load", "inputs": "cli.main", "details": "learn/20_exact_world", "distillation": "variants.distillation",
+    "trackers": "runs.trackers", "recipes": "recipes.smollm", "smollm_reviews": "recipes.smollm",
+    "reports/quickstart": "recipes.quickstart", "reports/smollm-sentiment": "recipes.smollm"}
 
 
 @cache  # most modules are the same at every commit
 def pieces(source: str) -> tuple[tuple[str, str], ...]:
-    "(name, program) of each function, method, class without its methods, and constant of a module, wherever it stands."
-    found = []
-    for node in Bare().visit(ast.parse(source)).body:
-        if isinstance(node, ast.ClassDef):
-            inner = [s for s in node.body if isinstance(s, ast.FunctionDef)]
-            node.body = [s for s in node.body if s not in inner]
-            found += [(s.name, ast.dump(s)) for s in inner]
-        names = [node.name] if hasattr(node, "name") else [ast.unparse(t) for t in getattr(node, "targets", [])]
-        found += [(name, ast.dump(node)) for name in names if name != "__all__"]
-    return tuple(found)
+    "(name, program) of each function, class and constant of a module, without docstrings, types and imports."
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef): node.returns = None
+        if isinstance(node, ast.arg): node.annotation = None
+        for name, inner in ast.iter_fields(node):
+            if name == "body" and isinstance(inner, list):
+                told = lambda s: isinstance(s, ast.Import | ast.ImportFrom) or isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)
+                node.body = [s for s in inner if not told(s)]
+    named = ((getattr(s, "name", None) or ast.unparse(getattr(s, "targets", [getattr(s, "target", s)])[0]), s) for s in tree.body)
+    return tuple((name, ast.dump(s)) for name, s in named if name != "__all__")
+
+
+def imports(module: str, source: str) -> set[str]:
+    "What a module of the package takes from the package; a name may be a module or something in one."
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ImportFrom) or not node.level and not (node.module or "").startswith("instruct_goose"): continue
+        here = module.split(".")[:-node.level] if node.level else []
+        place = [*here, *filter(None, (node.module or "").removeprefix("instruct_goose").split("."))]
+        found |= {".".join(place), *(".".join([*place, a.name]) for a in node.names)}
+    return found - {""}
 
 
 def reached(start: str, read: Callable[[str], str | None]) -> dict[str, str]:
@@ -86,60 +53,43 @@ def reached(start: str, read: Callable[[str], str | None]) -> dict[str, str]:
     found, todo = {}, [start]
     while todo:
         module = todo.pop()
-        if not module or module in found: continue
-        text = read(f"nbs/{module}.ipynb" if "/" in module else f"instruct_goose/{module.replace('.', '/')}.py")
+        lesson = "/" in module
+        text = None if module in found else read(f"nbs/{module}.ipynb" if lesson else f"instruct_goose/{module.replace('.', '/')}.py")
         if text is None: continue
-        if "/" in module: text = source_of(text)
-        found[module] = text
-        todo += imports(module, ast.parse(text))
+        found[module] = source_of(text) if lesson else text
+        todo += imports(module, found[module])
     return found
 
 
+def git(*args: str) -> str: return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=True).stdout
+
+
 @cache
-def at(commit: str, folder: Path = root) -> frozenset[tuple[str, str]]:
-    "Every piece of the package as it was then."
-    packed = subprocess.run(["git", "archive", "--format=tar", commit, "instruct_goose"], cwd=folder, capture_output=True, check=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        texts = {m.name: tar.extractfile(m).read().decode("utf-8") for m in tar if m.isfile() and m.name.endswith(".py")}
-    for lesson in LESSONS:
-        shown = subprocess.run(["git", "show", f"{commit}:nbs/{lesson}.ipynb"], cwd=folder, capture_output=True)
-        if not shown.returncode: texts[lesson] = source_of(shown.stdout.decode("utf-8"))
-    return frozenset(piece for text in texts.values() for piece in pieces(text))
+def at(commit: str) -> frozenset[tuple[str, str]]:
+    "Every piece of the package, and of the lessons that are measured, as it was then."
+    files = git("ls-tree", "-r", "--name-only", commit, "instruct_goose", "nbs").splitlines()
+    texts = [git("show", f"{commit}:{f}") for f in files if f.startswith("instruct_goose/") and f.endswith(".py")]
+    texts += [source_of(git("show", f"{commit}:{f}")) for f in files if f.removeprefix("nbs/").removesuffix(".ipynb") in MEASURES.values()]
+    return frozenset(piece for text in texts for piece in pieces(text))
 
 
-def now(folder: Path = root) -> Callable[[str], str | None]:
-    def read(path): return (folder / path).read_text("utf-8") if (folder / path).exists() else None
-    return read
+def changed(name: str, commit: str) -> list[str]:
+    "The functions whose program is another one now, as module.name."
+    def now(path): return (root / path).read_text("utf-8") if (root / path).exists() else None
+
+    return sorted({f"{module}.{piece[0]}" for module, text in reached(MEASURES[name], now).items() for piece in pieces(text) if piece not in at(commit)})
 
 
-def commits(record) -> Iterator[str]:
-    "Every commit that a record names."
-    if isinstance(record, dict):
-        if isinstance(record.get("commit"), str): yield record["commit"]
-        for value in record.values(): yield from commits(value)
-    elif isinstance(record, list):
-        for value in record: yield from commits(value)
-
-
-def changed(name: str, commit: str, folder: Path = root) -> list[str]:
-    """The functions whose program is another one now, as module.name. Raises LookupError for a commit that this checkout does not have."""
-    if subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=folder, capture_output=True).returncode:
-        raise LookupError(f"evidence/{name}.json names commit {commit}, which is not here: fetch the whole history")
-    then = at(commit, folder)
-    return sorted({f"{module}.{piece[0]}" for module, text in reached(MEASURES[name], now(folder)).items() for piece in pieces(text) if piece not in then})
-
-
-def ages() -> Iterator[tuple[str, str, list[str]]]:
-    "name, commit, functions that have changed since."
+def main():
+    old = False
     for name in MEASURES:
-        if not (root / f"evidence/{name}.json").exists(): continue
-        for commit in sorted(set(commits(json.loads((root / f"evidence/{name}.json").read_text("utf-8"))))):
-            yield name, commit, changed(name, commit)
-
-
-if __name__ == "__main__":
-    old = [(name, commit, changes) for name, commit, changes in ages() if changes]
-    for name, commit, changes in old:
-        print(f"{name:<12} {commit[:7]}  older than {len(changes)} functions, such as {', '.join(changes[:3])}: python evidence/run.py {name}")
+        record = (root / f"evidence/{name}.json").read_text("utf-8")
+        for commit in sorted(set(re.findall(r'"commit": "(\w+)"', record))):
+            if changes := changed(name, commit):
+                old = True
+                print(f"{name:<12} {commit[:7]}  older than {len(changes)} functions, such as {', '.join(changes[:3])}: python evidence/run.py {name}")
     if not old: print("every record measures the code of today")
-    sys.exit(bool(old))
+    sys.exit(old)
+
+
+if __name__ == "__main__": main()

@@ -4,36 +4,46 @@ The rules were fixed first. With each bug stands which findings would name it an
 finding is a false name. The probes climb their ladder with the same bug.
 """
 import copy
-import math
+import json
 import random
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from attacks import Attack, KeepTokens, findings, visited
 from lesson_code import lesson_module
 
 from instruct_goose.doctor.diagnosis import diagnose
+from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.objective.advantages import ADVANTAGES
 from instruct_goose.objective.kl import ESTIMATORS, KL_GRADIENTS
 from instruct_goose.objective.masks import AGGREGATES, last_index, whiten
 from instruct_goose.objective.policy_loss import LEVELS, SURROGATES
+from instruct_goose.runs.microscope import as_response, seen_tokens
 from instruct_goose.supervised.fit import torch_threads
-from instruct_goose.training import rollout as training_rollout
 from instruct_goose.training import trainer as training_trainer
+from instruct_goose.training.callbacks import Callback, RecheckRewards
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import finished
 from instruct_goose.training.sampling import PolicySampler
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.training.updates import advantages_of, clip_gradients
+from instruct_goose.training.updates import advantages_of
 from instruct_goose.worlds.probes import run_probes, tiny_world
 
 gallery = lesson_module("learn/22_bug_hunt")
 replaced = gallery.replaced
 PROMPTS = ["", "a", "b c", "c", "a b", "b"]
+
+
+class KeepTokens(Callback):
+    "What a run directory holds in tokens.jsonl, in memory."
+    def __init__(self): self.record = {}
+
+    def on_iteration(self, trainer, rollout, metrics):
+        seen = seen_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer, 4, trainer.loss)
+        self.record[metrics["iteration"]] = [as_response(r) for r in json.loads(json.dumps(seen, allow_nan=False))]
 
 
 # --- random healthy runs ----------------------------------------------------------------------------------------------
@@ -82,51 +92,52 @@ def findings_on(seed: int) -> list[dict[str, str]]:
     return [{"name": f.name, "severity": f.severity, "evidence": f.evidence} for f in diagnose(*a_run(random_settings(seed)))]
 
 
-# --- bugs, written when the rules were fixed: twenty of thirty-two, drawn by chance before the first run ---------------
-def again(trainer, r):
-    "Advantages and returns of these rewards, whitened as usual."
-    r.advantages, r.returns = advantages_of(r, trainer.config)
-    if trainer.config.whiten_advantages: r.advantages = whiten(r.advantages, r.mask)
-    return r
+# --- twenty bugs, written when the rules were fixed --------------------------------------------------------------------
+class Bug(NamedTuple):
+    "A bug, and what would be said of it rightly."
+    wrong: str
+    trainer: type = RLHFTrainer
+    names: tuple[str, ...] = ()         # findings that name it
+    consequences: tuple[str, ...] = ()  # findings that are true, and follow from it
+    patch: Callable = nullcontext
+    settings: dict = {}
 
 
-def last_of(r): return torch.arange(len(r)), last_index(r.mask)
+def after(method, change):
+    "A trainer that changes what a method returns."
+    def call(self, *args, **more): return change(self, getattr(RLHFTrainer, method)(self, *args, **more))
+    return type("Broken", (RLHFTrainer,), {method: call})
 
 
-def loss_with(**settings):
-    "A trainer whose loss has other settings."
-    class Other(RLHFTrainer):
-        def loss(self, now, batch):
-            with ExitStack() as stack:
-                for name, value in settings.items(): stack.enter_context(replaced(self.config, name, value(batch) if callable(value) else value))
-                return super().loss(now, batch)
-    return Other
-
-
-def advantages_then(change):
-    "A trainer that changes the rollout when its advantages are there."
-    class Other(RLHFTrainer):
-        def advantages(self, rollout): return change(self, super().advantages(rollout))
-    return Other
+def with_other(name, change, method="rollout"):
+    "A trainer that changes one field of the rollout that a method returns."
+    def changed(trainer, r):
+        setattr(r, name, change(trainer, r))
+        return r
+    return after(method, changed)
 
 
 def updates_with(change):
     "A trainer that changes each minibatch before the update."
-    class Other(RLHFTrainer):
+    class Broken(RLHFTrainer):
         def update(self, batch, first=False):
             self.made = 0 if first else self.made + 1
             change(self, batch)
             return super().update(batch, first)
-    return Other
+    return Broken
 
 
-def optimizer_with(change):
-    "A trainer whose optimizer is changed once it is made."
-    class Other(RLHFTrainer):
-        def __init__(self, *args, **more):
-            super().__init__(*args, **more)
-            change(self)
-    return Other
+def paid_otherwise(change):
+    "A trainer that changes the rewards in place; advantages and returns follow."
+    def changed(trainer, r):
+        change(trainer, r)
+        r.advantages, r.returns = advantages_of(r, trainer.config)
+        if trainer.config.whiten_advantages: r.advantages = whiten(r.advantages, r.mask)
+        return r
+    return after("advantages", changed)
+
+
+def last_of(r): return torch.arange(len(r)), last_index(r.mask)
 
 
 class LastTokenOut(RLHFTrainer):
@@ -139,43 +150,15 @@ class LastTokenOut(RLHFTrainer):
         return super().loss(now, short)
 
 
-def bootstrapped(trainer, r):
-    r.rewards[last_of(r)] += trainer.config.gamma * r.values[last_of(r)] * ~finished(r, trainer.eos_ids)
-    return again(trainer, r)
+class NarrowValueClip(RLHFTrainer):
+    def loss(self, now, batch):
+        with replaced(self.config, "value_clip", .02): return super().loss(now, batch)
 
 
-def clamped_kl(trainer, r):
-    r.rewards += trainer.beta * (r.old_logprobs - r.ref_logprobs).clamp(max=0.) * r.mask
-    return again(trainer, r)
+def clamped_kl(trainer, r): r.rewards += trainer.beta * (r.old_logprobs - r.ref_logprobs).clamp(max=0.) * r.mask
 
 
-def free_end(trainer, r):
-    r.rewards[last_of(r)] += trainer.beta * (r.old_logprobs - r.ref_logprobs)[last_of(r)]
-    return again(trainer, r)
-
-
-def score_fades(trainer, r):
-    r.rewards[last_of(r)] += r.scores * (.95 ** r.mask.sum(-1) - 1)
-    return again(trainer, r)
-
-
-def white_returns(trainer, r):
-    r.returns = whiten(r.returns, r.mask)
-    return r
-
-
-def clamped_advantages(low, high):
-    def change(trainer, r):
-        r.advantages = r.advantages.clamp(low, high)
-        return r
-    return change
-
-
-class HalfPrecision(RLHFTrainer):
-    def annotate(self, rollout):
-        r = super().annotate(rollout)
-        r.old_logprobs = r.old_logprobs.half().float()
-        return r
+def free_end(trainer, r): r.rewards[last_of(r)] += trainer.beta * (r.old_logprobs - r.ref_logprobs)[last_of(r)]
 
 
 def old_again(trainer, batch):
@@ -187,33 +170,6 @@ def values_again(trainer, batch):
 
 
 def white_minibatch(trainer, batch): batch.advantages = whiten(batch.advantages, batch.mask)
-
-
-class AnotherReference(RLHFTrainer):
-    def __init__(self, *args, **more):
-        super().__init__(*args, **more)
-        g = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for p in self.ref_model.parameters(): p += .02 * torch.randn(p.shape, generator=g)
-
-
-class MeanSubtracted(RLHFTrainer):
-    def score(self, rollout, reward_fn):
-        r = super().score(rollout, reward_fn)
-        r.scores = r.scores - r.scores.mean()
-        return r
-
-
-class BatchSpread(RLHFTrainer):
-    def advantages(self, rollout):
-        with replaced(self.config, "advantage", "group_mean_batch_std"): return super().advantages(rollout)
-
-
-class UnfinishedZero(RLHFTrainer):
-    def score(self, rollout, reward_fn):
-        r = super().score(rollout, reward_fn)
-        r.scores = r.scores * finished(r, self.eos_ids)
-        return r
 
 
 class Averaged(RLHFTrainer):
@@ -229,17 +185,10 @@ class Averaged(RLHFTrainer):
         return found
 
 
-class StepsForPieces(RLHFTrainer):
-    def update(self, batch, first=False):
-        return [super(StepsForPieces, self).update(batch[i:i + 12], first and not i) for i in range(0, len(batch), 12)][-1]
-
-
-def eightfold(trainer):
-    for group in trainer.optimizer.param_groups: group["lr"], group["initial_lr"] = 8 * group["lr"], 8 * group["initial_lr"]
-
-
-def heavy_decay(trainer):
-    for group in trainer.optimizer.param_groups: group["weight_decay"] = .5
+class EightfoldRate(RLHFTrainer):
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        for group in self.optimizer.param_groups: group["lr"], group["initial_lr"] = 8 * group["lr"], 8 * group["initial_lr"]
 
 
 class LastBlockOnly(RLHFTrainer):
@@ -248,23 +197,9 @@ class LastBlockOnly(RLHFTrainer):
         super().__init__(*args, optimizer=made, **more)
 
 
-class LastTokenOfThePrompt(RLHFTrainer):
-    def encode(self, prompts):
-        q = super().encode(prompts)
-        return type(q)(q.ids[:, -1:], q.mask[:, -1:])
-
-
-class FirstWordLost(RLHFTrainer):
-    def rollout(self, prompts):
-        r = super().rollout(prompts)
-        answers = [text.removeprefix(prompt).split()[1:] for prompt, text in zip(r.prompts, r.texts, strict=True)]
-        r.texts = [(" ".join([prompt, *answer])).strip() or "it" for prompt, answer in zip(r.prompts, answers, strict=True)]
-        return r
-
-
-def half_greedy(p, k=None):
-    best = torch.zeros_like(p).scatter(-1, p.argmax(-1, keepdim=True), 1.)
-    return torch.where((torch.arange(len(p)) % 2 == 0)[:, None], best, p)
+def without_first_words(trainer, r):
+    answers = [text.removeprefix(prompt).split()[1:] for prompt, text in zip(r.prompts, r.texts, strict=True)]
+    return [" ".join([prompt, *answer]).strip() or "it" for prompt, answer in zip(r.prompts, answers, strict=True)]
 
 
 class UsedTwice(RLHFTrainer):
@@ -273,72 +208,54 @@ class UsedTwice(RLHFTrainer):
         return copy.copy(self.kept)
 
 
-class WholeScores(RLHFTrainer):
-    def judge(self, rollout, reward_fn, kind="text"): return super().judge(rollout, reward_fn, kind).round()
-
-
-def clipped_by_value(agent, max_norm):
-    norms = clip_gradients(agent, 1e9)
-    torch.nn.utils.clip_grad_value_([p for p in agent.parameters() if p.grad is not None], 1.)
-    return norms
-
-
 def four_times_as_fast(optimizer, config, iteration):
     for group in optimizer.param_groups: group["lr"] = group["initial_lr"] * max(0., 1 - 4 * iteration / config.steps)
 
 
-class EntropyOfTheTokens(RLHFTrainer):
-    def loss(self, now, batch): return super().loss(now._replace(entropy=-now.logprobs), batch)
-
-
-def at(name, new): return lambda: replaced(training_trainer, name, new)
-
-
-WRITTEN = {
-    "last token outside the loss": Attack("the loss leaves out the last token of each response", LastTokenOut, ("pull off", "value pull off")),
-    "whitened per minibatch": Attack("advantages are whitened once more in each minibatch", updates_with(white_minibatch), ("other rows learnt",)),
-    "value behind a cut": Attack("a response that is cut off gets the value of its last state on top", advantages_then(bootstrapped), ("score off",)),
-    "KL never below 0": Attack("the KL charge of a token is clamped at 0", advantages_then(clamped_kl), ("KL charge off",)),
-    "padded length": Attack("a response's sum is divided by the width of the batch", loss_with(aggregation="sequence_sum", max_new_tokens=lambda b: b.mask.shape[1]),
-                            ("pull off",), ("policy loss scale",), settings=dict(preset="grpo")),
-    "old log-probabilities in half precision": Attack("they are rounded to sixteen bits", HalfPrecision, ("noisy forward", "sampler mismatch")),
-    "clip of the logarithm": Attack("log ρ is clipped at ±0.2, not ρ at 1 ± 0.2", loss_with(clip=1 - math.exp(-.2), clip_high=math.exp(.2) - 1), ("pull off",)),
-    "old log-probabilities of the second epoch": Attack("they are computed again before the second epoch", updates_with(old_again), ("other rows learnt",),
-                                                        ("large steps", "no clip")),
-    "whitened returns": Attack("the values learn whitened returns", advantages_then(white_returns), ("returns off",), ("value loss off", "other discount")),
-    "another reference": Attack("the reference is another checkpoint", AnotherReference, ("start KL",), ("drift",)),
-    "mean subtracted": Attack("the mean of the iteration's scores is subtracted from them", MeanSubtracted, ("score off",), ("reward of other rows",)),
-    "spread of the batch": Attack("GRPO's advantages are divided by the spread of all scores", BatchSpread, ("advantages off",), ("advantages of other rows",),
-                                  settings=dict(preset="grpo")),
-    "0 without an end": Attack("a response that is cut off scores 0", UnfinishedZero, (), ("reward of other rows",)),
-    "sampler is an average": Attack("the sampler has a running average of the policy's weights", Averaged, ("sampler mismatch", "sampler left behind"),
-                                    ("KL estimate off", "nll off entropy", "negative KL")),
-    "a step for each piece": Attack("the optimizer steps after every micro-batch", StepsForPieces, ("optimizer steps",), ("other rows learnt", "large steps", "drift")),
-    "learning rate × 8": Attack("each process multiplies the learning rate by their number", optimizer_with(eightfold), ("other step size",),
-                                ("large steps", "drift", "entropy collapse", "variety collapse", "length collapse", "never ends")),
-    "heavy weight decay": Attack("the optimizer's weight decay is 0.5", optimizer_with(heavy_decay), ("other step size",)),
-    "last block only": Attack("the optimizer knows six tensors of the policy", LastBlockOnly, ("parts stand still",)),
-    "last token of the prompt": Attack("a prompt is cut to its last token", LastTokenOfThePrompt, ("prompts cut",), ("prompts lost",)),
-    "first word lost": Attack("the scored text lacks the response's first word", FirstWordLost, ("other text scored",)),
-    "score fades": Attack("a score is multiplied by 0.95 for each token", advantages_then(score_fades), ("score off",)),
-    "narrow value clip": Attack("the value clip is 0.02", loss_with(value_clip=.02), ("value pull off",), ("values stand still")),
-    "half greedy": Attack("every second response takes the likeliest tokens", RLHFTrainer, ("nll off entropy",), ("KL estimate off"),
-                          patch=lambda: replaced(training_rollout, "truncated", half_greedy)),
-    "each rollout twice": Attack("an iteration in two takes the rollout of the one before", UsedTwice, ("same random numbers",),
-                                 ("sampler mismatch", "KL estimate off", "nll off entropy")),
-    "free end": Attack("the last token pays nothing for its KL", advantages_then(free_end), ("KL charge off", "score off")),
-    "whole scores": Attack("scores are rounded to whole numbers", WholeScores, (), ("equal rewards",)),
-    "clipped by value": Attack("each number of a gradient is cut at ±1, not its norm", RLHFTrainer, ("gradient not clipped",),
-                               patch=at("clip_gradients", clipped_by_value)),
-    "old values of the second epoch": Attack("they are computed again before the second epoch", updates_with(values_again)),
-    "schedule four times as fast": Attack("the schedule moves with each update", RLHFTrainer, ("other schedule",), settings=dict(lr_schedule="linear"),
-                                          patch=at("set_learning_rate", four_times_as_fast)),
-    "advantages within ±1": Attack("advantages are clamped at ±1", advantages_then(clamped_advantages(-1., 1.)), ("advantages off",), ("advantages of other rows",)),
-    "only what was good": Attack("advantages below 0 are set to 0", advantages_then(clamped_advantages(0., 9.)), ("advantages off", "advantages of other rows")),
-    "entropy of the tokens": Attack("the entropy bonus takes −log π of the sampled tokens", EntropyOfTheTokens, ("entropy bonus off", "pull off"),
-                                    settings=dict(ent_coef=.02)),
+UNSEEN = {
+    "each rollout twice": Bug("an iteration in two takes the rollout of the one before", UsedTwice, ("same random numbers",),
+                              ("sampler mismatch", "KL estimate off", "nll off entropy")),
+    "free end": Bug("the last token pays nothing for its KL", paid_otherwise(free_end), ("KL charge off", "score off")),
+    "learning rate × 8": Bug("each process multiplies the learning rate by their number", EightfoldRate, ("other step size",),
+                             ("large steps", "drift", "entropy collapse", "variety collapse", "length collapse", "never ends")),
+    "whitened per minibatch": Bug("advantages are whitened once more in each minibatch", updates_with(white_minibatch), ("other rows learnt",)),
+    "old log-probabilities of the second epoch": Bug("they are computed again before the second epoch",
+                                                     updates_with(old_again), ("other rows learnt",),
+                                                     ("large steps", "no clip")),
+    "advantages within ±1": Bug("advantages are clamped at ±1",
+                                with_other("advantages", lambda t, r: r.advantages.clamp(-1., 1.), "advantages"), ("advantages off",), ("advantages of other rows",)),
+    "whole scores": Bug("scores are rounded to whole numbers", after("judge", lambda t, scores: scores.round()), (), ("equal rewards",)),
+    "old log-probabilities in half precision": Bug("they are rounded to sixteen bits",
+                                                   with_other("old_logprobs", lambda t, r: r.old_logprobs.half().float(), "annotate"), ("noisy forward", "sampler mismatch")),
+    "sampler is an average": Bug("the sampler has a running average of the policy's weights", Averaged, ("sampler mismatch", "sampler left behind"),
+                                 ("KL estimate off", "nll off entropy", "negative KL")),
+    "mean subtracted": Bug("the mean of the iteration's scores is subtracted from them",
+                           with_other("scores", lambda t, r: r.scores - r.scores.mean(), "score"), ("score off",), ("reward of other rows",)),
+    "last block only": Bug("the optimizer knows six tensors of the policy", LastBlockOnly, ("parts stand still",)),
+    "narrow value clip": Bug("the value clip is 0.02", NarrowValueClip, ("value pull off",), ("values stand still",)),
+    "only what was good": Bug("advantages below 0 are set to 0",
+                              with_other("advantages", lambda t, r: r.advantages.clamp(0., 9.), "advantages"), ("advantages off", "advantages of other rows")),
+    "last token outside the loss": Bug("the loss leaves out the last token of each response", LastTokenOut, ("pull off", "value pull off")),
+    "last token of the prompt": Bug("a prompt is cut to its last token",
+                                    after("encode", lambda t, q: type(q)(q.ids[:, -1:], q.mask[:, -1:])), ("prompts cut",), ("prompts lost",)),
+    "schedule four times as fast": Bug("the schedule moves with each update", RLHFTrainer, ("other schedule",), settings=dict(lr_schedule="linear"),
+                                       patch=lambda: replaced(training_trainer, "set_learning_rate", four_times_as_fast)),
+    "0 without an end": Bug("a response that is cut off scores 0",
+                            with_other("scores", lambda t, r: r.scores * finished(r, t.eos_ids), "score"), (), ("reward of other rows",)),
+    "first word lost": Bug("the scored text lacks the response's first word", with_other("texts", without_first_words), ("other text scored",)),
+    "KL never below 0": Bug("the KL charge of a token is clamped at 0", paid_otherwise(clamped_kl), ("KL charge off",)),
+    "old values of the second epoch": Bug("they are computed again before the second epoch", updates_with(values_again)),
 }
-UNSEEN = {name: WRITTEN[name] for name in random.Random(2026).sample(sorted(WRITTEN), 20)}
+
+
+def visited(world, settings, trainer) -> list[str]:
+    "Train in the gallery's world, and ask the doctor."
+    judge, lm, kept = world["reward_model"], copy.deepcopy(world["lm"]), KeepTokens()
+    agent = Agent(copy.deepcopy(lm), value_model="copy" if settings.advantage == "gae" else None)
+    with torch_threads(1), gallery.without_guards() if trainer is not RLHFTrainer else nullcontext():
+        made = trainer(agent, create_reference_model(lm), settings, tokenizer=world["tokenizer"], callbacks=[RecheckRewards(judge), kept])
+        metrics = made.train(world["data"].prompts, judge, progress=False)
+    return [f.name for f in diagnose(metrics, asdict(settings), kept.record)]
 
 
 def doctor_says(name: str, world: dict, seed: int) -> list[str]:
@@ -357,8 +274,9 @@ def probes_say(name: str) -> list[str]:
 
 def record() -> dict:
     "Twenty bugs seen by doctor and probes; 200 healthy runs."
-    doctor, bugs = findings(UNSEEN, doctor_says, (0, 1)), {}
+    worlds, bugs = [gallery.make_world(seed) for seed in (0, 1)], {}
     for name, bug in UNSEEN.items():
-        bugs[name] = {"wrong": bug.wrong, "names": bug.names, "consequences": bug.consequences, "found": doctor[name], "probes": probes_say(name)}
-        print(name, bugs[name]["probes"], flush=True)
+        found = [doctor_says(name, world, seed) for seed, world in enumerate(worlds)]
+        bugs[name] = {"wrong": bug.wrong, "names": bug.names, "consequences": bug.consequences, "found": found, "probes": probes_say(name)}
+        print(name, found, bugs[name]["probes"], flush=True)
     return {"bugs": bugs, "healthy": {"runs": 200, "found": {seed: found for seed in range(200) if (found := findings_on(seed))}}}

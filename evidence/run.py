@@ -3,27 +3,13 @@
 Writes evidence/quickstart.json, evidence/control.json and, where the rated sentences are at hand, evidence/reviews.json: what was
 measured, with which commit and versions. Nobody types a figure.
 
-    python evidence/run.py                           everything that can be run here
-    python evidence/run.py quickstart                only this: ten seeds, two draws, with and without a price; about 25 CPU-minutes
-    python evidence/run.py control                   only CartPole and Pendulum
-    python evidence/run.py exact_world               only the exact world, about half a CPU-hour
-    python evidence/run.py resume                    only twenty kills, about three CPU-minutes
-    python evidence/run.py fuzz                      only broken input, about five CPU-minutes
-    python evidence/run.py attacks                   only the second round of attacks, about six CPU-minutes
-    python evidence/run.py inputs                    only wrong input of five kinds, about ten CPU-minutes
-    python evidence/run.py details                   only the details of PPO switched off one by one, about five CPU-minutes
-    python evidence/run.py gpu                       only where there is one: tokens/s, memory, agreement with the CPU
-    python evidence/run.py gallery                   only the failure gallery, about six CPU-minutes
-    python evidence/run.py doctor                    only the doctor on bugs it was not made for, and on unusual settings; five CPU-minutes
-    python evidence/run.py doctor_unseen             only twenty bugs written after the rules, shown to doctor and probes, and 200 random healthy runs; ten CPU-minutes
-    python evidence/run.py distillation              only a small student of the quickstart's policy, three seeds; six CPU-minutes
-    python evidence/run.py playground                only the playground, in Chromium: speed, ten seeds with and without a KL penalty, experiments; half a CPU-hour
-    python evidence/run.py reports                   only the two runs whose reports are on the site, see evidence/reported.py; ten CPU-minutes
-    python evidence/run.py lowest                    only the lowest versions that pyproject.toml names, in an environment of their own; downloads
-    python evidence/run.py trackers                  only TensorBoard, Weights & Biases and trackio, in an environment of their own; downloads
-    python evidence/run.py reviews --data DIR        the sentences are in DIR (default: ../shared/data/icwsm2014)
+    python evidence/run.py                     everything that can be run here
+    python evidence/run.py quickstart resume   only these; `--help` lists them with how long each takes
+    python evidence/run.py gpu                 only where there is one: tokens/s, memory, agreement with the CPU
+    python evidence/run.py reviews --data DIR  the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
 import argparse
+import importlib
 import json
 import platform
 import shutil
@@ -317,34 +303,18 @@ def probes(processes: int = 3) -> dict:
     return {"probes": list(PROBES), "meant_for": {bug: rung for bug, (_, rung) in BROKEN.items()}, "runs": runs}
 
 
-def gallery(known: dict | None) -> dict:
-    """Every bug of the gallery and every healthy setting, three seeds: what the doctor reads, and which guard of the library objects.
-    With a record that is known already, only what it lacks."""
+def gallery(seeds=(0, 1, 2)) -> dict:
+    "Every bug of the gallery and every healthy setting: what the doctor reads, and which guard of the library objects."
     g = lesson_module("learn/22_bug_hunt")
-
-    whole = known or {"bugs": {}, "healthy": {}, "guards": {}}
-    if known and known["config"] != g.SMALL: raise SystemExit("evidence/gallery.json has other settings: record all of it, without --missing")
-    new = {kind: {name: [] for name in names if name not in whole[kind]} for kind, names in (("bugs", g.BUGS), ("healthy", g.HEALTHY))}
-    guards = dict(whole["guards"])
-    for seed in (0, 1, 2):
+    made, guards = {"bugs": {name: [] for name in g.BUGS}, "healthy": {name: [] for name in g.HEALTHY}}, {}
+    for seed in seeds:
         world = g.make_world(seed)
-        for runs, train in ((new["bugs"], g.run_bug), (new["healthy"], g.run_healthy)):
+        for runs, train in ((made["bugs"], g.run_bug), (made["healthy"], g.run_healthy)):
             for name in runs:
                 runs[name].append(json.dumps(g.to_columns(train(name, world, seed))))  # a run is a line of the file
                 print(f"seed {seed}, {name}", flush=True)
-        if not seed: guards |= {name: g.stopped_by(name, world) for name in new["bugs"]}
-    made = {kind: whole[kind] | new[kind] for kind in new}
-    in_order = {name: guards[name] for name in g.BUGS}
-    later = [*whole.get("later", []), {"names": [*new["bugs"], *new["healthy"]]} | origin("python evidence/run.py gallery --missing")] if known else []
-    return {"origin": known["origin"] if known else origin("python evidence/run.py gallery"), "later": later, "config": g.SMALL, "guards": in_order,
-            "bugs": {name: made["bugs"][name] for name in g.BUGS}, "healthy": {name: made["healthy"][name] for name in g.HEALTHY}}
-
-
-def doctor() -> dict:
-    "The doctor on sixteen bugs that its rules were not made for, and on healthy runs with unusual settings."
-    import attacks
-
-    return attacks.record()
+        if not seed: guards = {name: g.stopped_by(name, world) for name in g.BUGS}
+    return {"config": g.SMALL, "guards": guards, **made}
 
 
 def reviews(data: Path, seeds) -> None:
@@ -363,21 +333,37 @@ def reviews(data: Path, seeds) -> None:
         path.write_text(in_lines(whole), "utf-8")
 
 
-def write(name: str, figures: dict) -> None:
-    path = root / "evidence" / f"{name}.json"
-    path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(f"\nwritten: {path.relative_to(root)}")
+RUNS = {  # what can be measured, and how long it takes
+    "quickstart": "ten seeds, two draws, with and without a KL penalty; 25 CPU-minutes", "family": "every preset from one start",
+    "control": "CartPole and Pendulum", "exact_world": "half a CPU-hour", "resume": "twenty kills; three CPU-minutes",
+    "probes": "seven CPU-minutes", "gallery": "the failure gallery; six CPU-minutes",
+    "doctor_unseen": "twenty bugs written after the rules, and 200 random healthy runs; ten CPU-minutes",
+    "fuzz": "broken input; five CPU-minutes", "inputs": "wrong input of five kinds; ten CPU-minutes",
+    "details": "the details of PPO switched off one by one; five CPU-minutes",
+    "distillation": "a small student of the quickstart's policy; six CPU-minutes",
+    "trackers": "TensorBoard, Weights & Biases and trackio in an environment of their own; downloads",
+    "reports": "the two runs whose reports are on the site; ten CPU-minutes", "reviews": "the pipeline on rated sentences; twenty CPU-minutes"}
 
 
-RUNS = ("quickstart", "family", "control", "exact_world", "resume", "probes", "gallery", "doctor", "doctor_unseen", "fuzz", "attacks", "inputs", "details", "distillation", "playground", "lowest", "trackers", "reviews", "reports", *(f"reports/{name}" for name in reported.PLAN))
+def measured(name: str, args: argparse.Namespace) -> dict:
+    "What a record holds beside its origin."
+    three = args.seeds or (0, 1, 2)
+    if name == "family": return family(three)
+    if name == "control": return {env_id: control(env_id) for env_id in ("CartPole-v1", "Pendulum-v1")}
+    if name in ("exact_world", "probes"): return globals()[name](args.processes)
+    if name == "distillation": return importlib.import_module(name).record(three)
+    if name in ("doctor_unseen", "inputs"): return importlib.import_module(name).record()
+    if name == "details": return importlib.import_module(name).details()
+    if name == "trackers": return importlib.import_module(name).run_trackers()
+    return globals()[name]()
 
 
 def main():
+    listed = "; ".join(f"{name}: {what}" for name, what in RUNS.items())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", help=f"{', '.join(RUNS)}; all without, or gpu alone")
-    parser.add_argument("--seeds", type=int, nargs="+", help="of quickstart (0 to 9), reviews and family (0 to 2)")
+    parser.add_argument("only", nargs="*", default=list(RUNS), help=f"{listed.replace('%', '%%')}; all without, or gpu alone")
+    parser.add_argument("--seeds", type=int, nargs="+", help="of quickstart (0 to 9), reviews, distillation and family (0 to 2)")
     parser.add_argument("--processes", type=int, default=3, help="of exact_world and probes")
-    parser.add_argument("--missing", action="store_true", help="of gallery: only the bugs and settings that the record lacks")
     parser.add_argument("--draws", type=int, nargs="+", default=[0, 1], help="of the quickstart's initial weights; 0: as they are")
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
     parser.add_argument("--runs", type=Path, default=root / "runs/evidence", help="of reports: where they are run, and taken from if they are finished there")
@@ -386,65 +372,16 @@ def main():
     if wrong := set(args.only) - set(RUNS): parser.error(f"no such run: {', '.join(wrong)}")
     if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
-
-    if not args.only or "quickstart" in args.only:
-        quickstart.record(root / "evidence/quickstart.json", origin("python evidence/run.py quickstart"), args.seeds or range(10), args.draws)
-    if not args.only or "family" in args.only:
-        write("family", {"origin": origin("python evidence/run.py family")} | family(args.seeds or (0, 1, 2)))
-    if not args.only or "control" in args.only:
-        made_by = origin("python evidence/run.py control") | {"gymnasium": version("gymnasium")}
-        write("control", {"origin": made_by} | {env_id: control(env_id) for env_id in ("CartPole-v1", "Pendulum-v1")})
-    if not args.only or "exact_world" in args.only:
-        write("exact_world", {"origin": origin("python evidence/run.py exact_world")} | exact_world(args.processes))
-    if not args.only or "resume" in args.only:
-        write("resume", {"origin": origin("python evidence/run.py resume")} | resume())
-    if not args.only or "probes" in args.only:
-        write("probes", {"origin": origin("python evidence/run.py probes")} | probes(args.processes))
-    if not args.only or "gallery" in args.only:
-        write("gallery", gallery(json.loads((root / "evidence/gallery.json").read_text("utf-8")) if args.missing else None))
-    if not args.only or "doctor" in args.only:
-        write("doctor", {"origin": origin("python evidence/run.py doctor")} | doctor())
-    if not args.only or "doctor_unseen" in args.only:
-        import doctor_unseen
-        write("doctor_unseen", {"origin": origin("python evidence/run.py doctor_unseen")} | doctor_unseen.record())
-    if not args.only or "fuzz" in args.only:
-        write("fuzz", {"origin": origin("python evidence/run.py fuzz")} | fuzz())
-    if not args.only or "attacks" in args.only:
-        from second_round import attacks
-
-        write("attacks", {"origin": origin("python evidence/run.py attacks")} | attacks())
-    if not args.only or "inputs" in args.only:
-        import inputs
-        write("inputs", {"origin": origin("python evidence/run.py inputs")} | inputs.record())
-    if not args.only or "details" in args.only:
-        from details import details
-
-        write("details", {"origin": origin("python evidence/run.py details")} | details())
-    if not args.only or "distillation" in args.only:
-        import distillation
-
-        write("distillation", {"origin": origin("python evidence/run.py distillation")} | distillation.record(args.seeds or (0, 1, 2)))
-    if not args.only or "playground" in args.only:
-        import playground_page
-
-        playground_page.record()
-    if not args.only or "lowest" in args.only:
-        from lowest import run_lowest
-
-        write("lowest", {"origin": origin("python evidence/run.py lowest")} | run_lowest())
-    if not args.only or "trackers" in args.only:
-        from trackers import run_trackers
-
-        write("trackers", {"origin": origin("python evidence/run.py trackers")} | run_trackers())
-    for name in reported.PLAN:
-        if args.only and not {"reports", f"reports/{name}"} & set(args.only): continue
-        if lacking := reported.missing(name): print(f"\nreports/{name} left out: no {' and no '.join(lacking)} here")
-        else: reported.record(name, args.runs, origin(f"python evidence/run.py reports/{name}"))
-    if not args.only or "reviews" in args.only:
-        if not args.data.is_dir():
-            if args.only: raise SystemExit(f"no directory {args.data}: pass --data DIR")
-            return print(f"\nreviews left out: no directory {args.data} (pass ARGS='reviews --data DIR')")
-        reviews(args.data, args.seeds or (0, 1, 2))
+    for name in args.only:
+        made_by = origin(f"python evidence/run.py {name}")
+        if name == "quickstart": quickstart.record(root / "evidence/quickstart.json", made_by, args.seeds or range(10), args.draws)
+        elif name == "reports": reported.record(args.runs, made_by)
+        elif name == "reviews" and args.data.is_dir(): reviews(args.data, args.seeds or (0, 1, 2))
+        elif name == "reviews": print(f"\nreviews left out: no directory {args.data} (pass ARGS='reviews --data DIR')")
+        else:
+            path = root / f"evidence/{name}.json"
+            path.write_text(json.dumps({"origin": made_by} | measured(name, args), indent=1, ensure_ascii=False) + "\n", "utf-8")
+            print(f"\nwritten: {path.relative_to(root)}")
 
 
 if __name__ == "__main__": main()

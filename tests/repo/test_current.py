@@ -1,8 +1,10 @@
 """What git holds is what the notebooks say. Everything is made afresh in a temporary copy; the checkout is not touched."""
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -50,5 +52,8 @@ def test_notebooks_are_clean(copy):
     assert not (dirty := differ(before, files(copy / "nbs", "*.ipynb"))), f"run nbdev-clean: {dirty}"
 
 
-def test_readme_is_current(copy):
-    run(sys.executable, "docs/readme.py", "--check", cwd=copy)
+def test_readme_is_what_the_notebook_and_the_record_say():
+    run(sys.executable, "docs/readme.py", "--check", cwd=root)
+    runs = [r for block in json.loads((root / "evidence/quickstart.json").read_text("utf-8"))["machines"].values() for r in block["runs"]]
+    before, after = (median(r[when]["human_score"] for r in runs) for when in ("before", "after"))
+    assert f"from {before:.2f} to {after:.2f}" in (root / "README.md").read_text("utf-8") and f"of {len(runs)} runs" in (root / "README.md").read_text("utf-8")

@@ -52,7 +52,7 @@ def test_there_are_thirty_four_and_three_show_nothing():
 
 # --- the record -------------------------------------------------------------------------------------------------------
 def test_the_record_is_of_this_catalogue_and_small(record):
-    assert record["origin"]["commit"] and all(part["commit"] and part["names"] for part in record["later"])
+    assert record["origin"]["commit"]
     assert list(record["bugs"]) == list(gallery.BUGS) and list(record["healthy"]) == list(gallery.HEALTHY)
     assert record["config"] == gallery.SMALL, "recorded with other settings: python evidence/run.py gallery"
     assert (root / "evidence/gallery.json").stat().st_size < 700_000
