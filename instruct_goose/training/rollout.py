@@ -289,11 +289,14 @@ class Rollout:
         return self.mask if self.given is None else self.mask | self.given
 
     def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> "Rollout":
-        rows = torch.arange(len(self))[rows.cpu() if torch.is_tensor(rows) else rows].reshape(-1)
+        device = self.mask.device
+        rows = torch.arange(len(self), device=device)[
+            rows.to(device) if torch.is_tensor(rows) else rows].reshape(-1)
+        places = rows.tolist()
         def take(x: Any) -> Any:
             if isinstance(x, dict):
                 return {name: take(column) for name, column in x.items()}
-            return x[rows.to(x.device)] if torch.is_tensor(x) else [x[i] for i in rows.tolist()]
+            return x[rows.to(x.device)] if torch.is_tensor(x) else [x[i] for i in places]
 
         whole = ("denominator", "drawn", "logged")  # say nothing of single rows
         parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in whole}
