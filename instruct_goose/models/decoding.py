@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Rows', 'ACTIVATIONS', 'FAMILIES', 'plain_cache', 'LibrarySteps', 'attend', 'rotate', 'Layer', 'Weights', 'OwnSteps',
-           'linear', 'affine', 'centred', 'gpt2_weights', 'scaled', 'llama_weights', 'why_not', 'begin']
+           'linear', 'affine', 'centred', 'gpt2_weights', 'scaled', 'llama_weights', 'is_known', 'begin']
 
 # %% ../../nbs/reference/models/decoding.ipynb #499dfbc2
 import inspect
@@ -18,11 +18,9 @@ from torch import nn, Tensor
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 from transformers import DynamicCache, PreTrainedModel
-from transformers.activations import ACT2FN
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.llama import modeling_llama as llama
-from transformers.pytorch_utils import Conv1D
 
 from .tokens import position_ids
 
@@ -69,11 +67,11 @@ class LibrarySteps:
         self.mask = self.mask[order]
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de08
-def attend(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """softmax(q·Kᵀ·scale + b)·V, head by head, to (rows, heads·D). q is (rows, heads, D), keys and
+def attend(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """softmax(q·Kᵀ/√D + b)·V, head by head, to (rows, heads·D). q is (rows, heads, D), keys and
     values (rows·shared, time, D); b is (rows·shared, 1, time), −∞ at padding."""
     together = q.reshape(len(keys), -1, q.shape[-1])
-    scores = torch.baddbmm(bias, together, keys.transpose(1, 2), alpha=scale)
+    scores = torch.baddbmm(bias, together, keys.transpose(1, 2), alpha=q.shape[-1]**-.5)
     return torch.bmm(scores.softmax(-1), values).view(len(q), -1)
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de10
@@ -93,7 +91,6 @@ class Layer(NamedTuple):
     out: Rows      # what attention found, back to H numbers
     norm_mlp: Rows # before the feed-forward part
     mlp: Rows
-    scale: float   # of the scores, 1/√D
 
 class Weights(NamedTuple):
     "A model."
@@ -110,9 +107,10 @@ class OwnSteps:
     "A token in, logits out. The past lies in buffers with room for what is to come."
 
     def __init__(self, weights: Weights, seen: Tensor, past: Any, room: int):
-        "`past` is transformers' cache of the columns that were `seen`; `room` for new tokens."
+        """`past` is transformers' cache of the columns that were `seen`, of which the last will
+        be read once more; `room` for new tokens."""
         (rows, query), w = seen.shape, weights
-        self.weights, self.time, self.positions = w, query, seen.sum(-1)
+        self.weights, self.time, self.positions = w, query - 1, seen.sum(-1) - 1
         like = past.layers[0].keys
         self.bias = like.new_zeros(rows, w.shared, query + room)
         self.bias[:, :, :query].masked_fill_(~seen[:, None], -torch.inf)
@@ -133,14 +131,10 @@ class OwnSteps:
             qk = qk if angles is None else rotate(qk, angles)
             past[0][:n, :, now], past[1][:n, :, now] = qk[:, w.heads:], v
             keys, values = (c[:n].flatten(0, 1)[:, :now + 1] for c in past)
-            x = x + layer.out(attend(qk[:, :w.heads], keys, values, bias, layer.scale))
+            x = x + layer.out(attend(qk[:, :w.heads], keys, values, bias))
             x = x + layer.mlp(layer.norm_mlp(x))
         self.time, self.positions = now + 1, self.positions + 1
         return w.logits(x)
-
-    def back(self) -> None:
-        "Forget the newest column."
-        self.time, self.positions = self.time - 1, self.positions - 1
 
     def keep(self, order: Tensor) -> None:
         "Row i is from now on what row order[i] was. Rows that keep their places are not touched."
@@ -176,17 +170,16 @@ def gpt2_weights(model: gpt2.GPT2LMHeadModel, length: int) -> Weights:
     "Absolute positions, layer norms, a feed-forward part of two matrices."
     trunk, config = model.transformer, model.config
     tokens, positions = trunk.wte.weight, trunk.wpe.weight
-    act, size = ACTIVATIONS[config.activation_function], config.n_embd // config.n_head
+    act, heads = ACTIVATIONS[config.activation_function], config.n_head
 
     def layer(block: Any) -> Layer:
         attn, up, down = block.attn, affine(block.mlp.c_fc), affine(block.mlp.c_proj)
         return Layer(centred(block.ln_1), affine(attn.c_attn), affine(attn.c_proj),
-                     centred(block.ln_2), lambda x: down(act(up(x))),
-                     getattr(attn, "scaling", size**-.5))  # transformers 5.0 keeps none
+                     centred(block.ln_2), lambda x: down(act(up(x))))
 
     norm, head = centred(trunk.ln_f), linear(model.lm_head)
     return Weights(lambda a, p: tokens[a] + positions[p], None, [layer(b) for b in trunk.h],
-                   lambda x: head(norm(x)), config.n_head, config.n_head, size)
+                   lambda x: head(norm(x)), heads, heads, config.n_embd // heads)
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de1b
 def scaled(norm: llama.LlamaRMSNorm) -> Rows:
@@ -205,49 +198,35 @@ def llama_weights(model: llama.LlamaForCausalLM, length: int) -> Weights:
         gate, up, down = (linear(part) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
         return Layer(scaled(block.input_layernorm), linear(attn.q_proj, attn.k_proj, attn.v_proj),
                      linear(attn.o_proj), scaled(block.post_attention_layernorm),
-                     lambda x: down(act(gate(x)) * up(x)), attn.scaling)
+                     lambda x: down(act(gate(x)) * up(x)))
 
     tokens, norm, head = trunk.embed_tokens.weight, scaled(trunk.norm), linear(model.lm_head)
     positions = torch.arange(length, device=tokens.device)[None]
     cos, sin = (x[0] for x in trunk.rotary_emb(tokens, positions))
     sin = torch.cat([-sin[:, :size // 2], sin[:, size // 2:]], -1)
-    layers = [layer(block) for block in trunk.layers[:config.num_hidden_layers]]
-    return Weights(lambda a, p: tokens[a], torch.stack([cos, sin], 1)[:, :, None], layers,
-                   lambda x: head(norm(x)), heads, shared, size)
+    return Weights(lambda a, p: tokens[a], torch.stack([cos, sin], 1)[:, :, None],
+                   [layer(b) for b in trunk.layers], lambda x: head(norm(x)), heads, shared, size)
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de24
-FAMILIES: dict[type, tuple[Callable[[Any, int], Weights], set[type]]] = {
-    gpt2.GPT2LMHeadModel: (gpt2_weights, {
-        gpt2.GPT2LMHeadModel, gpt2.GPT2Model, gpt2.GPT2Block, gpt2.GPT2Attention, gpt2.GPT2MLP,
-        Conv1D, nn.LayerNorm, nn.Linear, nn.Embedding, nn.ModuleList, nn.Dropout}),
-    llama.LlamaForCausalLM: (llama_weights, {
-        llama.LlamaForCausalLM, llama.LlamaModel, llama.LlamaDecoderLayer, llama.LlamaAttention,
-        llama.LlamaMLP, llama.LlamaRMSNorm, llama.LlamaRotaryEmbedding, nn.Linear, nn.Embedding,
-        nn.ModuleList})}
+FAMILIES: dict[type, Callable[[Any, int], Weights]] = {
+    gpt2.GPT2LMHeadModel: gpt2_weights, llama.LlamaForCausalLM: llama_weights}
 
-def why_not(model: PreTrainedModel) -> str | None:
-    "Why `OwnSteps` would compute something else than a model's forward; None: it would not."
-    if type(model) not in FAMILIES:
-        return f"{type(model).__name__} is not among the architectures that are read here"
-    config = model.config
+def is_known(model: PreTrainedModel) -> bool:
+    "Is it certain that `OwnSteps` computes what the model's forward does, hooks included?"
+    config: Any = model.config
     act = getattr(config, "activation_function", getattr(config, "hidden_act", None))
-    if act not in ACTIVATIONS:
-        return f"its activation is {act}"
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in ("default", "linear", "llama3"):  # these angles hold for every length
-        return f"its rotary angles are {rope}"
-    known = FAMILIES[type(model)][1] | {type(ACT2FN[act])}
-    for name, part in model.named_modules():
-        if type(part) not in known:
-            return f"{name} is a {type(part).__name__}"
-        if part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part):
-            return f"{name or 'the model'} has a hook"
-    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        return "every module has a hook"
-    if len({(type(p), p.device) for p in model.parameters()}) > 1 or any(
-            p.dtype != torch.float32 for p in model.parameters()):
-        return "its weights are not all float32 in one place"
-    return "autocast is on" if torch.is_autocast_enabled(model.device.type) else None
+    if (type(model) not in FAMILIES or act not in ACTIVATIONS
+            or rope not in ("default", "linear", "llama3") # these angles hold for every length
+            or torch.is_autocast_enabled(model.device.type)
+            or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks):
+        return False
+    plain = {(type(p), p.device, p.dtype) for p in model.parameters()} == {
+        (nn.Parameter, model.device, torch.float32)}
+    return plain and all(
+        type(part).__module__.startswith(("torch.nn.modules.", "transformers."))
+        and not (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
+        for part in model.modules())
 
 # %% ../../nbs/reference/models/decoding.ipynb #cd08fd11
 def begin(
@@ -264,10 +243,9 @@ def begin(
     if theirs.past is None:
         raise TypeError(f"{type(model).__name__} returns no past_key_values, as Mamba and RWKV do "
                         "not: take a model that does, or a sampler of your own")
-    if why_not(model) or not plain_cache(theirs.past, DynamicLayer):
+    if not (is_known(model) and plain_cache(theirs.past, DynamicLayer)):
         return logits, theirs
-    ours = OwnSteps(FAMILIES[type(model)][0](model, seen.shape[1] + room), seen, theirs.past, room)
-    ours.back()
+    ours = OwnSteps(FAMILIES[type(model)](model, seen.shape[1] + room), seen, theirs.past, room)
     gap, size = (ours(ids[:, -1]) - logits).abs().max(), logits.abs().max()
     if gap <= 1e-5 * size.clamp(min=1):
         return logits, ours

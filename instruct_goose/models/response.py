@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from .families import (
-    check_causal, context_length, evaluating, forward_options, linear_head, trunk, vocabulary_size)
+    check_causal, context_length, evaluating, forward_options, plain_head, trunk, vocabulary_size)
 from .tokens import as_mask, compact
 from ..objective.logprobs import entropy as token_entropy
 from ..objective.logprobs import logprobs_from_hidden, token_logprobs
@@ -115,13 +115,12 @@ def logprobs_of(
     hidden: Tensor | None = None, # the policy's predicting states, if there are any yet
 ) -> tuple[Tensor, Tensor | None]:
     "(N,): log π of the real response tokens, row after row; their entropies if wanted."
-    head = linear_head(model)
+    head = plain_head(model)
     if head is None:
         return logprobs_row_by_row(model, layout, temperature, with_entropy)
     hidden = predicting_states(trunk(model), layout) if hidden is None else hidden
     out = logprobs_from_hidden(hidden, head.weight, layout.tokens, temperature,
-                               bias=head.bias, with_entropy=with_entropy,
-                               scale=head.scale, softcap=head.softcap)
+                               bias=head.bias, with_entropy=with_entropy)
     return (out[0], out[1]) if isinstance(out, tuple) else (out, None)
 
 # %% ../../nbs/reference/models/response.ipynb #88dec9fc

@@ -76,15 +76,12 @@ def logprobs_from_hidden(
     with_entropy: bool = False,             # return (logprobs, entropy)
     *,
     chunk_bytes: int | None = None,         # of logits in memory at a time; None: TILE_BYTES
-    scale: int | float = 1.,                # what the head's output is multiplied with
-    softcap: int | float | None = None,     # c: logits are then c·tanh(logits/c)
 ) -> Float[Tensor, "tokens"] | tuple[Float[Tensor, "tokens"], ...]: # in nats
-    """`token_logprobs` and `entropy` of the logits scale·(hidden·weightᵀ + bias), a piece of
-    the table at a time, see `LogprobsInPieces`. What does not fit into one piece is computed
+    """`token_logprobs` and `entropy` of the logits hidden·weightᵀ + bias, a piece of the
+    table at a time, see `LogprobsInPieces`. What does not fit into one piece is computed
     again for the gradient, for tokens whose gradient is not 0. Raises ValueError as they do,
-    and for chunk, chunk_bytes or softcap that are not above 0."""
-    above_0 = {"chunk": chunk, "chunk_bytes": chunk_bytes, "softcap": softcap}
-    for name, x in above_0.items():
+    and for chunk or chunk_bytes that are not above 0."""
+    for name, x in {"chunk": chunk, "chunk_bytes": chunk_bytes}.items():
         if x is not None and not x > 0:
             raise ValueError(f"{name}={x} must be above 0{', at least 1' * (name == 'chunk')}")
     only_tensors(hidden=hidden, weight=weight, tokens=tokens, bias=bias)
@@ -95,5 +92,5 @@ def logprobs_from_hidden(
         narrow = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(narrow), weight.to(narrow)
         bias = None if bias is None else bias.to(narrow)
-    how = Pieces(temperature, scale, softcap, with_entropy, chunk, chunk_bytes)
+    how = Pieces(temperature, with_entropy, chunk, chunk_bytes)
     return LogprobsInPieces.apply(hidden, weight, bias, tokens, how)

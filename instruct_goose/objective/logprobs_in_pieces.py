@@ -20,24 +20,17 @@ from .masks import same_shape, wide
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0013
 class Head(NamedTuple):
-    "Logits are s·(h·wᵀ + b), and with a cap c·tanh(s·(h·wᵀ + b)/c)."
+    "Logits are h·wᵀ + b."
     weight: Tensor               # (V, H), as in nn.Linear
     bias: Tensor | None = None   # (V,)
-    scale: int | float = 1.      # s
-    softcap: int | float | None = None # c
 
     def part(self, columns: slice) -> "Head":
-        bias = None if self.bias is None else self.bias[columns]
-        return self._replace(weight=self.weight[columns], bias=bias)
+        return Head(self.weight[columns], None if self.bias is None else self.bias[columns])
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #f2da4c88
 def head_scores(hidden: Tensor, head: Head, temperature: int | float = 1.) -> Tensor:
     "(tokens, vocab): z/τ, float32 or wider; no copy where nothing is to be done."
     z = wide(torch.nn.functional.linear(hidden, head.weight, head.bias))
-    if head.scale != 1:
-        z.mul_(head.scale)
-    if head.softcap is not None:
-        z.div_(head.softcap).tanh_().mul_(head.softcap)
     if temperature != 1:
         z.div_(temperature)
     return z if head.bias is None else z.clamp_(min=torch.finfo(z.dtype).min / 4)
@@ -122,8 +115,6 @@ TILE_BYTES = {"cpu": 2**24} # its cache holds them; a GPU wants few and long ker
 class Pieces(NamedTuple):
     "How the table is to be cut, and what it is a table of."
     temperature: int | float = 1.
-    scale: int | float = 1.
-    softcap: int | float | None = None
     with_entropy: bool = False
     chunk: int | None = None # rows in a tile; None: by bytes
     bytes: int | None = None # in the tiles that exist at a time; None: `TILE_BYTES`
@@ -143,7 +134,7 @@ class LogprobsInPieces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor,
                 how: Pieces):
-        head, n, vocab = Head(weight, bias, how.scale, how.softcap), len(hidden), len(weight)
+        head, n, vocab = Head(weight, bias), len(hidden), len(weight)
         shape = how.shape(n, weight, 2 if how.with_entropy else 1)
         blocks, kept = Blocks(hidden, vocab, shape), None
         for rows, columns in tiles(n, vocab, shape):
@@ -169,7 +160,7 @@ class LogprobsInPieces(torch.autograd.Function):
         0, and for what learns."""
         whole, weight, bias, tokens, lse, entropy, kept = ctx.saved_tensors
         how, (needs_h, needs_w, needs_b) = ctx.how, ctx.needs_input_grad[:3]
-        head, inner = Head(weight, bias, how.scale, how.softcap), how.scale / how.temperature
+        head, inner = Head(weight, bias), 1 / how.temperature
         g, k = grad_outputs if how.with_entropy else (grad_outputs[0], None)
         g = torch.zeros_like(lse) if g is None else g
         moved = g != 0 if k is None else (g != 0) | (k != 0)
@@ -182,21 +173,18 @@ class LogprobsInPieces(torch.autograd.Function):
         db = torch.zeros_like(bias) if needs_b and bias is not None else None
         shape = how.shape(len(hidden), weight, 1 if k is None else 2)
         for rows, columns in tiles(len(hidden), len(weight), shape):
-            part, slope = head.part(columns), None
+            part = head.part(columns)
             logp = (head_scores(hidden[rows], part, how.temperature).sub_(lse[rows, None])
                     if kept is None else kept[rows].clone())
-            if how.softcap is not None: # 1 − tanh², from z/τ = log p + lse
-                slope = 1 - ((logp + lse[rows, None]) * (how.temperature / how.softcap)).square_()
             dz = tile_gradient(logp, *own_column(tokens[rows], columns, logp.shape[1]), g[rows],
                                None if k is None else k[rows], entropy[rows])
-            dz = dz if slope is None else dz.mul_(slope)
             if dh is not None:
                 add_product(dh[rows], dz, part.weight)
             if dw is not None:
                 add_product(dw[columns], dz.T, hidden[rows])
             if db is not None:
                 db[columns] += dz.sum(0)
-            del logp, slope, dz  # before the next tile is made
+            del logp, dz  # before the next tile is made
         dh = None if dh is None else dh.to(whole.dtype)
         if dh is not None and not isinstance(live, slice):
             dh = torch.zeros_like(whole).index_copy_(0, live, dh)

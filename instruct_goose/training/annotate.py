@@ -15,12 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..models.agent import Agent, Evaluation
-from ..models.families import linear_head, plain_head, trunk
+from ..models.families import plain_head, trunk
 from ..models.response import response_hidden, response_logits, response_logprobs
 
 from ..objective.kl import exact_kl, sequence_kl
 from ..objective.logprobs import entropy, log_softmax
-from ..objective.logprobs_in_pieces import Compared, compare_heads
+from ..objective.logprobs_in_pieces import Compared, compare_heads, Head
 from .config import RLHFConfig
 from .rollout import Queries, Rollout, by_length
 from .sampling import Sampler
@@ -51,13 +51,14 @@ def annotate_rows(
     agent: Agent, ref_model: PreTrainedModel, r: Rollout, c: RLHFConfig,
 ) -> dict[str, Tensor]:
     "The same for a few rows: one pass through each model."
-    head, ref_head = linear_head(agent.model), linear_head(ref_model)
+    head, ref_head = plain_head(agent.model), plain_head(ref_model)
     if head is None or ref_head is None:
         hidden, said = None, compare_row_by_row(agent.model, ref_model, r, c.temperature)
     else:
         hidden, ref = (response_hidden(m, *tokens_of(r))[r.mask] for m in (agent.model, ref_model))
         tokens = r.response_ids[r.mask]
-        said = compare_heads(hidden, head, ref, ref_head, tokens, c.temperature)
+        said = compare_heads(hidden, Head(head.weight, head.bias), ref,
+                             Head(ref_head.weight, ref_head.bias), tokens, c.temperature)
     names = ("old_logprobs", "ref_logprobs", "entropy", "kl")
     table = {name: at_tokens(numbers, r) for name, numbers in zip(names, said, strict=True)}
     if c.needs == "values":

@@ -23,7 +23,7 @@ from instruct_goose.models.adapters import (
     without_adapters,
 )
 from instruct_goose.models.agent import Agent, create_reference_model
-from instruct_goose.models.decoding import why_not
+from instruct_goose.models.decoding import is_known
 from instruct_goose.models.families import trunk
 from instruct_goose.models.loading import load_adapters, load_model, stand_in
 from instruct_goose.models.response import response_logits, response_logprobs
@@ -236,5 +236,5 @@ def test_a_compiled_transformer_says_what_the_plain_one_says():
     for x, y in zip(said, found, strict=True): torch.testing.assert_close(y, x, atol=1e-5, rtol=1e-5)
     for e in (said, found): (e.logprobs.sum() + e.values.sum()).backward()
     for x, y in zip(plain.parameters(), agent.parameters(), strict=True): torch.testing.assert_close(y.grad, x.grad, atol=1e-5, rtol=1e-4)
-    assert calls and why_not(agent.model) is None and trunk(create_reference_model(agent))._compiled_call_impl is None
+    assert calls and is_known(agent.model) and trunk(create_reference_model(agent))._compiled_call_impl is None
     torch._dynamo.reset()

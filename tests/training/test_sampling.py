@@ -44,7 +44,7 @@ def first(tokens, texts):
 @pytest.mark.parametrize("name,side,own,texts", [
     ("llama", "left", True, ("END",)), ("gpt2", "right", True, ("EN", " s")), ("llama", "right", False, ("s.", "t")), ("gpt2", "left", False, ("END", "t"))])
 def test_a_padded_batch_ends_where_the_text_of_each_row_does(name, side, own, texts, monkeypatch):
-    if not own: monkeypatch.setattr(decode, "why_not", lambda _: "as for an unknown model")
+    if not own: monkeypatch.setattr(decode, "is_known", lambda _: False)
     model, stops, T = tiny(name), StopStrings(texts, TOKENIZER), 30
     ids, mask = pad(rows() * 2, 9, side=side)
     whole, written, logprobs = sample(model, ids, mask, T, 2, 0, generator=dice(4), with_logprobs=True)
