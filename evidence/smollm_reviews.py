@@ -1,7 +1,7 @@
 """Full runs of the recipe smollm-reviews, and its sweep over the price of KL: `python evidence/smollm_reviews.py --data DIR`.
 
 Needs `pip install -e '.[smollm,peft]'` and the rated sentences. First a run for each seed, then one for each price, with the
-judges of the first seed; --jobs of them at a time, each in its own directory under --runs, where one that broke off goes on and one
+first seed; --jobs of them at a time, each in its own directory under --runs, where one that broke off goes on and one
 that is finished stays. evidence/smollm_reviews.json is written anew from all that are finished.
 
     --tune       instead: how the judges' settings were chosen, on sentences taken from those to learn from; evidence/smollm_tuning.json
@@ -79,25 +79,23 @@ def one_setting(more: dict, given) -> dict:
 
     from instruct_goose.models.loading import load_smollm
     from instruct_goose.recipes.ratings import both_margins
-    from instruct_goose.recipes.smollm import Judge, read_data, recipe_settings, train_on_states
+    from instruct_goose.recipes.smollm import Judge, recipe_settings, train_judge
     from instruct_goose.runs.resume import Clock
 
     torch.set_num_threads(given.threads)
     c = recipe_settings("smollm-reviews", data=given.data, cache=given.cache, device=given.device, **more)
-    data = read_data(c)
-    learn, half, asked = data.train[given.validation:], data.halves[0][given.validation:], data.train[:given.validation]
+    train, _ = split_reviews(read_rated(given.data)[0], c.held_out)
+    learn, asked = train[given.validation:], train[:given.validation]
+    half = two_halves(train, f"halves/{c.seed}")[0][given.validation:]
     most = given.most or len(learn)
     texts, means = [r.text for r in asked], [r.mean for r in asked]
     ridge = ridge_shares(learn, asked)  # of all sentences, whatever the judge has read
     learn, half = learn[:most], half[:most]
     lm, tokenizer = load_smollm(c.cache)
     clock, judge = Clock(), Judge(lm.to(given.device), tokenizer, c.judge_frozen, c.judge_trained, c.question)
-    states = judge.lower_states([r.text for r in learn])
-    below = clock.read()
-    train_on_states(judge, half, states, epochs=c.judge_epochs, lr=c.judge_lr, batch_size=c.judge_batch, progress=False)
-    above = clock.read()
-    return {**more, "judge": both_margins(judge.score(texts), means), "ridge": ridge,
-            "lower_layers": below, "and_upper_layers": above}
+    train_judge(judge, half, epochs=c.judge_epochs, lr=c.judge_lr, batch_size=c.judge_batch, progress=False)
+    seconds = clock.read()
+    return {**more, "judge": both_margins(judge.score(texts), means), "ridge": ridge, "seconds": seconds}
 
 
 def tune(given) -> None:
@@ -139,9 +137,8 @@ def main() -> None:
         load_smollm(given.cache)
     if given.tune: return tune(given)
     mine = {f"smollm-reviews-{seed}": ["--seed", str(seed)] + (["--steps", str(given.steps)] if given.steps else []) for seed in given.seeds}
-    judges, steps = given.runs / next(iter(mine)) / "judges", str(given.steps or SWEEP_STEPS)
-    swept = {f"smollm-reviews-beta{beta:g}": ["--seed", str(given.seeds[0]), "--beta", str(beta), "--steps", steps, "--judges", str(judges)]
-             for beta in given.betas}
+    steps = str(given.steps or SWEEP_STEPS)
+    swept = {f"smollm-reviews-beta{beta:g}": ["--seed", str(given.seeds[0]), "--beta", str(beta), "--steps", steps] for beta in given.betas}
     for some in (mine, swept):
         with ThreadPoolExecutor(given.jobs) as jobs:
             if not given.collect: list(jobs.map(lambda item: start(*item, given), some.items()))

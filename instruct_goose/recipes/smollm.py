@@ -6,25 +6,21 @@
 __all__ = ['Prepare', 'FILM_PROMPTS', 'FILM_HELD_OUT', 'SENTIMENT', 'SUMS', 'HELD_OUT_SUMS', 'ANSWERS', 'RECIPES', 'RecipeConfig',
            'Task', 'recipe_settings', 'run_task', 'make_policy_trainer', 'figures_of', 'completions', 'sentiment',
            'sentiment_figures', 'question', 'questions', 'right_number', 'answer_figures', 'as_marked',
-           'hub_classifier', 'positive', 'helpful', 'well_summed_up', 'part_of', 'Judge', 'train_on_states',
-           'RatedConfig', 'RatedData', 'read_data', 'make_judges', 'prepare', 'Recipe', 'RecipeFlags', 'run_recipe']
+           'hub_classifier', 'positive', 'helpful', 'well_summed_up', 'Judge', 'train_judge', 'RatedConfig', 'prepare',
+           'Recipe', 'RecipeFlags', 'run_recipe']
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec104
-import copy
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, cast, ClassVar, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
-from safetensors.torch import load_file, save_file
 from torch import nn, Tensor
 from transformers import LlamaForCausalLM, LlamaModel, PreTrainedTokenizerBase
 from tyro.conf import Positional
@@ -34,7 +30,6 @@ from ..models.agent import Agent
 from ..models.families import trunk
 from ..models.loading import (
     load_model, load_smollm, load_tokenizer, need_smollm, stand_in)
-from ..models.response import forward_pass
 from ..models.reward_model import Classifier, RewardModel
 from ..models.tokens import pad
 from ..objective.group import PRESETS
@@ -46,11 +41,9 @@ from instruct_goose.recipes.ratings import (
     two_halves, vader_compound)
 from .stages import (
     beginnings, Figures, improve, RecipeSettings)
-from ..runs.checkpoints import read_json
 from ..runs.evaluation import text_table
 from ..runs.resume import CheckpointManager
-from ..runs.run_directory import in_run_directory, write_json
-from ..runs.trackers import Track, TrackEvery
+from ..runs.run_directory import in_run_directory
 from ..supervised.fit import batches, fit, Log, one_seed
 from ..training.config import Count, Limit, NotNegative, Positive, Seed, Settings
 from ..training.rewards import completion_texts
@@ -249,18 +242,9 @@ def well_summed_up(texts: list[str]) -> list[float]:
     return hub_classifier("cleanrl/EleutherAI_pythia-1b-deduped__reward__tldr").score(texts)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #b3917935
-def part_of(body: LlamaModel, low: int, high: int) -> LlamaModel:
-    "Layers low … high − 1 alone, not copied; and the norm, if they reach the end."
-    part: Any = copy.copy(body)
-    part._modules = dict(body._modules)
-    part.layers = body.layers[low:high]
-    if high < len(body.layers):
-        part.norm = nn.Identity()
-    return part
-
 class Judge(RewardModel):
-    """A reward model of the model's first layers that reads a question behind each text. The lower
-    of these layers never change: what they make of a text is computed once."""
+    """A reward model of the model's first layers that reads a question behind each text. The
+    upper of these layers, the norm and the head learn."""
 
     def __init__(
         self, lm: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, frozen: int, trained: int,
@@ -268,81 +252,35 @@ class Judge(RewardModel):
     ):
         model = RewardModel.from_causal_lm(lm, tokenizer).model
         body = cast(LlamaModel, trunk(model))
-        n = frozen + trained
-        body.layers, model.config.num_hidden_layers = body.layers[:n], n
+        body.layers = body.layers[:frozen + trained]
+        model.config.num_hidden_layers = frozen + trained
         super().__init__(model, tokenizer)
         self.eval().requires_grad_(False)
         self.question, head = question, model.get_submodule("score")
-        self.parts = part_of(body, 0, frozen), part_of(body, frozen, n), head
-
-    @property
-    def learns(self) -> nn.ModuleList:
-        "The layers above the frozen ones, the norm and the head."
-        _, upper, head = self.parts
-        return nn.ModuleList([*upper.layers, upper.norm, head])
-
-    @torch.no_grad()
-    def lower_states(
-        self,
-        texts: Sequence[str],
-        batch_tokens: int = 4_096, # in one forward, padding included
-    ) -> list[Float[Tensor, "time hidden"]]: # of each text, in bfloat16
-        "What the frozen layers make of each text."
-        found: dict[int, Tensor] = {}
-        rows = self.tokenizer([text + self.question for text in texts], verbose=False)["input_ids"]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
-        while order:
-            some = order[:max(1, batch_tokens // len(rows[order[0]]))]
-            order = order[len(some):]
-            ids, mask = (x.to(self.model.device) for x in pad([rows[i] for i in some], 0))
-            for i, x in zip(some, forward_pass(self.parts[0], ids, mask), strict=True):
-                found[i] = x[:len(rows[i])].bfloat16()
-        return [found[i] for i in range(len(rows))]
-
-    def upper_scores(
-        self,
-        states: Sequence[Float[Tensor, "_ hidden"]], # from `lower_states`
-    ) -> Float[Tensor, "batch"]: # raw, differentiable
-        """The rest of the forward. Padding stands on the right, where causal attention does not
-        see it: no mask."""
-        _, upper, head = self.parts
-        x = nn.utils.rnn.pad_sequence(list(states), batch_first=True)
-        x = x.to(self.model.device, self.model.dtype)
-        hidden = upper(inputs_embeds=x, use_cache=False)[0]
-        last = torch.tensor([len(s) - 1 for s in states], device=x.device)
-        return head(hidden[torch.arange(len(x), device=x.device), last])[:, 0].float()
+        self.learns = [*body.layers[frozen:], body.norm, head]
 
     def score(self, texts: Sequence[str], batch_size: int = 256) -> list[float]: # one per text
-        "Of the whole model; after `normalise` with mean 0 and sd 1 over those texts."
+        "After `normalise` with mean 0 and sd 1 over those texts."
         return super().score([text + self.question for text in texts], batch_size)
 
-    def save(self, path: Path) -> None:
-        "What has learnt, and the scale."
-        c = self.model.config
-        scale = torch.tensor([c.reward_mean, c.reward_std], dtype=torch.float64)
-        save_file({**self.learns.state_dict(), "scale": scale}, path)
-
-    def load(self, path: Path) -> None:
-        "What `save` wrote. Raises OSError or RuntimeError where it does not fit."
-        found, c = load_file(path), self.model.config
-        c.reward_mean, c.reward_std = found.pop("scale").tolist()
-        self.learns.load_state_dict(found)
-
 # %% ../../nbs/guides/smollm_recipes.ipynb #8a95af62
-def train_on_states(
-    judge: Judge, reviews: Sequence[Review], states: Sequence[Float[Tensor, "_ hidden"]], *,
-    epochs: float, lr: float, batch_size: int = 64, seed: int = 0, **options: Any,
+def train_judge(
+    judge: Judge, reviews: Sequence[Review], *, epochs: float, lr: float, batch_size: int = 64,
+    seed: int = 0, **options: Any,
 ) -> list[Log]:
-    "min `soft_pairs_loss` of the upper layers and the head over all pairs of raters in a batch."
-    def loss_of(batch: list[int]) -> Tensor:
-        scores = judge.upper_scores([states[i] for i in batch])
-        return soft_pairs_loss(scores, [reviews[i].ratings for i in batch])
+    "min `soft_pairs_loss` over a batch's pairs of raters; frozen layers have no backward."
+    texts, device = [r.text + judge.question for r in reviews], judge.model.device
+    rows = judge.tokenizer(texts, verbose=False)["input_ids"]
 
-    steps = max(1, round(epochs * len(reviews) / batch_size))
-    dealt = batches(range(len(reviews)), batch_size, seed=seed)
-    judge.learns.requires_grad_(True)
-    log = fit(judge.learns, loss_of, dealt, steps=steps, lr=lr, **options)
-    judge.learns.requires_grad_(False)
+    def loss_of(batch: list[int]) -> Tensor:
+        ids, mask = pad([rows[i] for i in batch], 0)
+        return soft_pairs_loss(judge(ids.to(device), mask.to(device)),
+                               [reviews[i].ratings for i in batch])
+
+    learns = nn.ModuleList(judge.learns).requires_grad_(True)
+    log = fit(learns, loss_of, batches(range(len(reviews)), batch_size, seed=seed),
+              steps=max(1, round(epochs * len(reviews) / batch_size)), lr=lr, **options)
+    learns.requires_grad_(False)
     return log
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #cf50b7bb
@@ -350,11 +288,10 @@ def train_on_states(
 class RatedConfig(RecipeConfig):
     "A recipe whose reward is learnt first, from rated sentences."
     data: Path | None = None  # directory of texts and ratings, as for `reviews`; none: made up
-    judges: Path | None = None  # judges/ of another run: these are read, and none are trained
     held_out: Annotated[int, Limit(2)] = 1_000  # rated sentences that no training sees
     prompt_words: Annotated[int, Limit(2)] = 6  # a prompt is a text's first 2 to so many words
     question: str = "\nOverall, the movie is"  # what a judge reads behind each text
-    judge_frozen: Count = 16  # layers of the model below a judge, computed once
+    judge_frozen: Count = 16  # layers of the model that stay as they are
     judge_trained: Count = 2  # layers above them that learn to judge
     judge_epochs: Positive = 1.0  # passes over the rated sentences
     judge_batch: Annotated[int, Limit(2)] = 64  # sentences that are compared with each other
@@ -370,67 +307,31 @@ class RatedConfig(RecipeConfig):
             yield "data", ("the directory of the rated sentences, --data DIR: the lesson on real "
                            "reviews says where to get them. Or --stand-in, with made-up ones")
 
-# %% ../../nbs/guides/smollm_recipes.ipynb #f95b1f0b
-class RatedData(NamedTuple):
-    "Sentences to learn from, with all raters and by halves; and those held out."
-    train: list[Review]
-    halves: tuple[list[Review], list[Review]]
-    held_out: list[Review]
-
-    @property
-    def words(self) -> list[str]: # for the stand-in
-        "All that stands between spaces."
-        return sorted({w for r in (*self.train, *self.held_out) for w in r.text.split()})
-
-def read_data(config: RatedConfig) -> RatedData:
-    "The same split for every seed; the halves are the seed's own. Raises as `read_rated`."
+# %% ../../nbs/guides/smollm_recipes.ipynb #8d15a2ac
+def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
+    """Two judges, each from one half of each sentence's raters; the first is the reward. The same
+    split for every seed; the halves are the seed's own. Raises as `read_rated`."""
     with TemporaryDirectory() as made_up:
         if config.data is None:
             rehearse(Path(made_up))
         train, held_out = split_reviews(read_rated(config.data or made_up)[0], config.held_out)
-    return RatedData(train, two_halves(train, f"halves/{config.seed}"), held_out)
-
-# %% ../../nbs/guides/smollm_recipes.ipynb #9fce9c20
-def make_judges(
-    config: RatedConfig, data: RatedData, out: Path, manager: CheckpointManager,
-) -> tuple[dict[str, Judge], dict]: # proxy and other_half; what is known of them
-    "Train them, or read them from `config.judges`; judges/ holds them afterwards."
-    lm, tokenizer = (stand_in([*data.words, *config.question.split()]) if config.stand_in
+    texts, judges = [r.text for r in held_out], {}
+    words = sorted({w for r in (*train, *held_out) for w in r.text.split()})
+    lm, tokenizer = (stand_in([*words, *config.question.split()]) if config.stand_in
                      else load_smollm(config.cache))
     lm = cast(Any, lm).to(find_device(config.device))
-    shape = config.judge_frozen, config.judge_trained, config.question
-    judges = {name: Judge(lm, tokenizer, *shape) for name in ("proxy", "other_half")}
-    ready = config.judges or out / "judges"
-    if config.judges or (ready / "judges.json").exists():
-        for name, judge in judges.items():
-            judge.load(ready / f"{name}.safetensors")
-        return judges, read_json(ready / "judges.json", "what is known of the judges")
-    ready.mkdir(exist_ok=True)
-    texts, laps = [r.text for r in data.held_out], [manager.seconds()]
-    states = judges["proxy"].lower_states([r.text for r in data.train])
-    laps.append(manager.seconds())
-    for (name, judge), half in zip(judges.items(), data.halves, strict=True):
-        train_on_states(
-            judge, half, states, epochs=config.judge_epochs, lr=config.judge_lr,
-            batch_size=config.judge_batch, seed=one_seed(config.seed, name), desc=name,
-            stage=manager.stage(name), progress=config.progress)
+    for name, half in zip(("proxy", "other_half"),
+                          two_halves(train, f"halves/{config.seed}"), strict=True):
+        judges[name] = judge = Judge(lm, tokenizer, config.judge_frozen, config.judge_trained,
+                                     config.question)
+        train_judge(judge, half, epochs=config.judge_epochs, lr=config.judge_lr,
+                    batch_size=config.judge_batch, seed=one_seed(config.seed, name), desc=name,
+                    stage=manager.stage(name), progress=config.progress)
         judge.normalise(texts)
-        judge.save(ready / f"{name}.safetensors")
-        laps.append(manager.seconds())
     scores = {name: judge.score(texts) for name, judge in judges.items()}
     scores["both"] = [sum(pair) / 2 for pair in zip(*scores.values(), strict=True)]
-    found = {"pairs": beside_baselines(scores, data.held_out), "seconds": {
-        name: {k: round(after[k] - before[k], 2) for k in after}
-        for name, before, after in zip(("lower_layers", *judges), laps, laps[1:], strict=False)}}
-    write_json(ready / "judges.json", found)
-    return judges, found
-
-# %% ../../nbs/guides/smollm_recipes.ipynb #8d15a2ac
-def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
-    "All that comes before PPO."
-    data = read_data(config)
-    judges, found = make_judges(config, data, out, manager)
-    print(pairs_table(found["pairs"]))
+    pairs = beside_baselines(scores, held_out)
+    print(pairs_table(pairs))
 
     def proxy(texts: list[str]) -> list[float]: return judges["proxy"].score(texts)
     def other_half(texts: list[str]) -> list[float]: return judges["other_half"].score(texts)
@@ -440,12 +341,12 @@ def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
         means = {f.__name__: sum(f(r.texts or [])) / len(r) for f in (proxy, other_half, vader)}
         return means | {"distinct_2": distinct_2(completions(r, trainer))}
 
-    learn, held_out = (beginnings([r.text for r in reviews], n, 2, config.prompt_words,
-                                  f"{name}/{config.seed}") for reviews, n, name in (
-                           (data.train, config.steps * config.batch_size, "prompts"),
-                           (data.held_out, config.eval_samples, "held-out prompts")))
-    return Task(learn, held_out, [proxy, other_half, vader], figures, data.words,
-                found={"judges": found})
+    learn, asked = (beginnings([r.text for r in reviews], n, 2, config.prompt_words,
+                               f"{name}/{config.seed}") for reviews, n, name in (
+                        (train, config.steps * config.batch_size, "prompts"),
+                        (held_out, config.eval_samples, "held-out prompts")))
+    return Task(learn, asked, [proxy, other_half, vader], figures, words,
+                found={"judges": {"pairs": pairs}})
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec113
 class Recipe(NamedTuple):
@@ -483,14 +384,10 @@ class RecipeFlags(Settings):
     resume: bool = False  # go on with the run in output_dir
     cache: Path | None = None  # where the plain model is kept between runs; none: nowhere
     data: Path | None = None  # of smollm-reviews: the directory of the rated sentences
-    judges: Path | None = None  # of smollm-reviews: judges/ of another run, in place of new ones
     device: Literal["auto", "cpu", "cuda"] | None = None  # none: the recipe's
     threads: Count | None = None  # torch threads; none: one
     stand_in: bool = False  # a tiny model with random weights: to try the program out
-    gradient_checkpointing: bool = False  # less memory, one more forward in each backward
     progress: bool = True  # progress bars
-    track: Track = None  # also tell this program, as it goes: tensorboard, wandb or trackio
-    track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
 
 def run_recipe(flags: RecipeFlags) -> dict | None: # the summary; of LIST nothing
     "Raises ValueError for a name that is none, and as `run_task` and `run_train`."

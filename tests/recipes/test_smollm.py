@@ -18,7 +18,7 @@ from instruct_goose.models.loading import stand_in
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.recipes import smollm as recipes
 from instruct_goose.recipes.ratings import Review
-from instruct_goose.recipes.smollm import Judge, train_on_states
+from instruct_goose.recipes.smollm import Judge, train_judge
 from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
 from instruct_goose.training.rewards import RewardError
 
@@ -122,24 +122,11 @@ def test_a_recipe_is_a_file_of_settings(name, tmp_path):
     if (folder / f"{name}-ppo.yaml").exists(): assert recipes.recipe_settings(name, "reinforce_pp").lr_schedule == "linear"
 
 
-def test_the_judges_of_another_run_are_read(tmp_path):
-    flags = ["recipe", "smollm-reviews", "--stand-in", "--no-progress", "--steps", "2", "--seed", "3"]
-    main([*flags, "--output-dir", str(tmp_path / "one")])
-    main([*flags, "--output-dir", str(tmp_path / "two"), "--judges", str(tmp_path / "one/judges"), "--beta", "0"])
-    one, two = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("one", "two"))
-    assert set(one["judges"]["seconds"]) == {"lower_layers", "proxy", "other_half"}
-    assert two["judges"] == one["judges"] and two["before"] == one["before"] and two["config"]["beta"] == 0
-    assert not (tmp_path / "two/judges").exists()
-    log = [json.loads(line) for line in (tmp_path / "two/metrics.jsonl").read_text().splitlines()]
-    assert all(m["reward_mean"] == pytest.approx(m["reward_mean/proxy"]) for m in log)   # the others have no weight
-    assert all(m["reward_mean/vader"] is not None and m["reward_mean/other_half"] is not None for m in log)
-
-
-def test_what_the_judges_refuse(tmp_path):
+def test_the_judges_need_their_data_and_each_reward_is_in_the_log(tmp_path):
     with pytest.raises(SystemExit, match="--data DIR"): main(["recipe", "smollm-reviews"])
-    with pytest.raises(SystemExit, match="reads no judges"): main(["recipe", "smollm-answers", "--judges", str(tmp_path), "--stand-in"])
-    with pytest.raises((SystemExit, OSError), match="none/proxy"):
-        main(["recipe", "smollm-reviews", "--stand-in", "--no-progress", "--judges", str(tmp_path / "none"), "--output-dir", str(tmp_path / "run")])
+    main(["recipe", "smollm-reviews", "--stand-in", "--no-progress", "--steps", "1", "--output-dir", str(tmp_path / "run")])
+    row = json.loads((tmp_path / "run/metrics.jsonl").read_text())
+    assert row["reward_mean"] == pytest.approx(row["reward_mean/proxy"]) and None not in (row["reward_mean/vader"], row["reward_mean/other_half"])  # without a weight
 
 
 def test_judges_on_a_gpu_that_is_not_there(tmp_path):
@@ -149,7 +136,7 @@ def test_judges_on_a_gpu_that_is_not_there(tmp_path):
         assert summary["judges"]["pairs"]["proxy"]["pair_accuracy"] > 0
 
 
-# a reward model on layers that are computed once
+# a reward model on the lower layers
 
 SAID = ["a fine film", "the plot", "a slow and silly film the plot is dull", "fine"]
 WORDS = sorted({w for t in SAID for w in t.split()} | {"is", "it", "good"})
@@ -164,49 +151,22 @@ def model(layers=4):
     return LlamaForCausalLM(shape).eval(), tokenizer
 
 
-def judge_with_a_head(frozen=2, trained=1):
+def test_a_judge_beside_the_models_own_states():
     lm, tokenizer = model()
-    judge = Judge(lm, tokenizer, frozen, trained, ASK)
-    with torch.no_grad(): judge.learns[-1].weight.copy_(torch.linspace(-1, 1, 24)[None])
-    return lm, judge
+    judge, w = Judge(lm, tokenizer, 2, 1, ASK), torch.linspace(-1, 1, 24)
+    with torch.no_grad(): judge.learns[-1].weight.copy_(w[None])
+    for text, score in zip(SAID, judge.score(SAID), strict=True):         # row by row, without padding, in the untouched model
+        ids = torch.tensor([tokenizer.convert_tokens_to_ids((text + ASK).split())])
+        last = lm.model(ids, output_hidden_states=True).hidden_states[3][0, -1]       # hidden_states[k]: what goes into layer k
+        assert score == pytest.approx(((last / (last.square().mean() + lm.config.rms_norm_eps).sqrt()) @ w).item(), rel=1e-4, abs=1e-5)  # the norm's weights are 1
 
 
-def test_both_halves_of_the_forward_beside_the_models_own_states():
-    lm, judge = judge_with_a_head()
-    states = judge.lower_states(SAID, batch_tokens=14)
-    found, w = judge.upper_scores(states), torch.linspace(-1, 1, 24)
-    for text, x, stored in zip(SAID, states, found, strict=True):       # row by row, without padding, in the untouched model
-        ids = torch.tensor([[lm.config.vocab_size and judge.tokenizer.convert_tokens_to_ids(t) for t in (text + ASK).split()]])
-        hidden = lm.model(ids, output_hidden_states=True).hidden_states   # hidden[k]: what goes into layer k
-        torch.testing.assert_close(x.float(), hidden[2][0], rtol=8e-3, atol=8e-3)   # bfloat16 has 8 bits
-        last = hidden[3][0, -1]
-        whole = (last / (last.square().mean() + lm.config.rms_norm_eps).sqrt()) @ w    # the norm's weights are 1
-        assert judge.score([text])[0] == pytest.approx(whole.item(), rel=1e-4, abs=1e-5)
-        assert stored.item() == pytest.approx(whole.item(), abs=.08)
-    assert found.std() > .3
-
-
-def test_scores_are_of_the_text_before_the_padding():
-    _, judge = judge_with_a_head()
-    states = [torch.randn(n, 24) for n in (3, 9, 5)]
-    together = judge.upper_scores(states)
-    for x, score in zip(states, together, strict=True): torch.testing.assert_close(judge.upper_scores([x])[0], score, rtol=1e-4, atol=1e-5)
-
-
-def rated(n=60):
-    rows = []
-    for i in range(n):
-        good = i % 3 - 1
-        rows.append(Review(str(i), ["a dull film", "the plot", "a fine film"][i % 3] + " and" * (i % 4), (2 * good, 2 * good + 1, 2 * good - 1, i % 2)))
-    return rows
-
-
-def test_only_the_upper_layers_learn_and_come_back_from_a_file(tmp_path):
-    lm, tokenizer = model()
-    judge, reviews = Judge(lm, tokenizer, 2, 1, ASK), rated()
+def test_only_the_upper_layers_learn():
+    judge = Judge(*model(), 2, 1, ASK)
+    reviews = [Review(str(i), ["a dull film", "the plot", "a fine film"][i % 3] + " and" * (i % 4), (2 * good, 2 * good + 1, 2 * good - 1, i % 2))
+               for i in range(60) for good in [i % 3 - 1]]
     before = {k: x.clone() for k, x in judge.state_dict().items()}
-    states = judge.lower_states([r.text for r in reviews])
-    log = train_on_states(judge, reviews, states, epochs=8., lr=3e-3, batch_size=20, progress=False)
+    log = train_judge(judge, reviews, epochs=8., lr=3e-3, batch_size=20, progress=False)
     assert len(log) == 24 and log[0]["loss"] == pytest.approx(.6931, abs=1e-3) and log[-1]["loss"] < .6
     moved = {k for k, x in judge.state_dict().items() if not torch.equal(x, before[k])}
     assert {re.sub(r".*layers\.(\d).*", r"\1", k) for k in moved if "layers." in k} == {"2"} and len([k for k in moved if "layers.2" in k]) == 9
@@ -214,8 +174,3 @@ def test_only_the_upper_layers_learn_and_come_back_from_a_file(tmp_path):
     judge.normalise(SAID)
     scores = torch.tensor(judge.score(SAID))
     assert scores.mean().abs() < 1e-5 and scores.std(correction=0) == pytest.approx(1, abs=1e-5)
-    judge.save(tmp_path / "one.safetensors")
-    again = Judge(lm, tokenizer, 2, 1, ASK)
-    again.load(tmp_path / "one.safetensors")
-    assert again.score(SAID) == judge.score(SAID)
-    with pytest.raises(RuntimeError, match="layers|Missing|Unexpected|key"): Judge(lm, tokenizer, 2, 2, ASK).load(tmp_path / "one.safetensors")
