@@ -208,8 +208,7 @@ class UsedTwice(RLHFTrainer):
         return copy.copy(self.kept)
 
 
-def four_times_as_fast(optimizer, config, iteration):
-    for group in optimizer.param_groups: group["lr"] = group["initial_lr"] * max(0., 1 - 4 * iteration / config.steps)
+def four_times_as_fast(config, iteration): return max(0., 1 - 4 * iteration / config.steps)
 
 
 UNSEEN = {
@@ -239,7 +238,7 @@ UNSEEN = {
     "last token of the prompt": Bug("a prompt is cut to its last token",
                                     after("encode", lambda t, q: type(q)(q.ids[:, -1:], q.mask[:, -1:])), ("prompts cut",), ("prompts lost",)),
     "schedule four times as fast": Bug("the schedule moves with each update", RLHFTrainer, ("other schedule",), settings=dict(lr_schedule="linear"),
-                                       patch=lambda: replaced(training_trainer, "set_learning_rate", four_times_as_fast)),
+                                       patch=lambda: replaced(training_trainer, "lr_factor", four_times_as_fast)),
     "0 without an end": Bug("a response that is cut off scores 0",
                             with_other("scores", lambda t, r: r.scores * finished(r, t.eos_ids), "score"), (), ("reward of other rows",)),
     "first word lost": Bug("the scored text lacks the response's first word", with_other("texts", without_first_words), ("other text scored",)),

@@ -196,7 +196,7 @@ def improve(
     summary = {
         "seed": config.seed, **manager.seconds(), "torch_threads": config.threads,
         "resumed_from": manager.resumed_from, "stopped": trainer.stopped,
-        "best_iteration": trainer.best_iteration, **found, "before": before, "after": after,
+        "best_iteration": trainer.best_policy.iteration, **found, "before": before, "after": after,
         "baselines": others, "findings": [{"name": f.name, "evidence": f.evidence}
                                           for f in findings],
         "samples": [list(row[1:]) for row in same_prompts(texts, later_texts)[:8]],

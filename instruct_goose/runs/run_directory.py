@@ -230,7 +230,7 @@ class RunLog(Callback):
             trainer.load_state(tensors, longer(record, trainer.config))
             if (limit := trainer.config.kl_stop) is not None: # killed before it could say so?
                 last = self.metrics[-1]
-                why = StopAtKL(limit).end(last, trainer)
+                why = StopAtKL(limit).on_iteration(trainer, None, last)
                 trainer.stopped = why and f"iteration {last['iteration']}: {why}"
         if is_first():
             cut_log(self.tokens, trainer.iteration)
@@ -291,7 +291,7 @@ def train_policy(
     track_every: int = 10,    # iterations between its tables of texts; 0: none
 ) -> list[Metrics]: # of all iterations, those of an earlier process among them
     """`trainer.train` from where the stage was left, with metrics.jsonl and checkpoints. With
-    keep_best it ends with the best policy, that of `trainer.best_iteration`; `trainer.stopped`
+    keep_best it ends with the best policy, `trainer.best_policy`; `trainer.stopped`
     says why it ended early. After Ctrl-C policy/ holds the model of the last whole iteration."""
     log = RunLog(out, stage)
     log.restore(trainer)
@@ -318,7 +318,7 @@ def train_policy(
     said = [f"  Stopped early: {trainer.stopped}"] if trainer.stopped else []
     if trainer.best is not None:
         trainer.load_best()
-        said.append(f"  Kept: the policy after {trainer.best_iteration} iterations")
+        said.append(f"  Kept: the policy after {trainer.best_policy.iteration} iterations")
     if said and is_first():
         print(*said, sep="\n")
     return log.metrics
@@ -458,7 +458,7 @@ def train_and_report(
     first, last = ({k: m[k] for k in shown if k in m} for m in (metrics[0], metrics[-1]))
     summary = {"seed": trainer.config.seed, **manager.seconds(), "iterations": len(metrics),
                "resumed_from": manager.resumed_from, "stopped": trainer.stopped,
-               "best_iteration": trainer.best_iteration, "first": first, "last": last,
+               "best_iteration": trainer.best_policy.iteration, "first": first, "last": last,
                "model": trainer.agent.model.config.name_or_path or None,
                "adapters": has_adapters(trainer.agent.model),
                "config": {"algorithm": trainer.config.algorithm} | settings_of(trainer.config),

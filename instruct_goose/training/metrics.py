@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Metrics', 'WATCHED', 'METERS', 'MOST', 'ROWS', 'correlation', 'distinct', 'of_texts', 'discounts', 'of_advantages',
            'prompt_nll', 'gradient_slopes', 'expected_pulls', 'number', 'History', 'sparkline', 'describe', 'of_scores',
-           'of_sampler', 'describe_step', 'pull_of', 'step_log', 'iteration_log', 'held_out_notes', 'average_steps',
-           'prompts_kept', 'optimizer_age', 'spacing', 'some_weights', 'weight_changes', 'Movement', 'in_short']
+           'of_sampler', 'describe_step', 'pull_of', 'step_log', 'held_out_notes', 'average_steps', 'prompts_kept',
+           'optimizer_age', 'spacing', 'some_weights', 'weight_changes', 'Movement', 'in_short']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
@@ -276,19 +276,6 @@ def step_log(
     return log
 
 # %% ../../nbs/reference/training/metrics.ipynb #a493aa0e
-def iteration_log(
-    iteration: int, rollout: Rollout, config: RLHFConfig, eos_ids: Sequence[int],
-    update: Metrics, # of `optimize`
-    last: Metrics,   # of the trainer
-) -> Metrics:
-    """The numbers of rollout, update and trainer. Raises ValueError for a part of the loss by a
-    name that the log has already."""
-    first = {"iteration": iteration, **describe(rollout, config, eos_ids)}
-    if taken := [name for name in update if name in first or name in last]:
-        raise ValueError(f"loss returned {taken[0]!r} among its parts, and the log has another "
-                         "number of that name: choose one that is free")
-    return first | update | last
-
 def held_out_notes(rollouts: Sequence[Rollout]) -> dict[str, float]: # judged
     "What reward functions logged of held-out responses, on average."
     noted = [(name, x) for r in rollouts for name, x in (r.logged or {}).items()]

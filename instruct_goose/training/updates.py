@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Reading', 'Loss', 'learnt', 'minibatches_of', 'micro_batches', 'averaging', 'importance_weights',
-           'count_group_tokens', 'advantages_of', 'objective_settings', 'kl_penalty', 'Seen', 'backward',
-           'loss_and_parts', 'cosine', 'clip_gradients', 'lr_factor', 'set_learning_rate', 'make_optimizer', 'learning']
+           'count_group_tokens', 'advantages_of', 'objective_settings', 'kl_penalty', 'Seen', 'backward', 'cosine',
+           'clip_gradients', 'lr_factor', 'make_optimizer', 'learning']
 
 # %% ../../nbs/reference/training/updates.ipynb #3464f50d
 import math
@@ -26,7 +26,7 @@ from ..objective.masks import (
 from ..objective.policy_loss import sampler_weights
 
 from .checks import (
-    require_finite_loss, require_trainable, warn_of_lost_steps)
+    require_finite, require_trainable, warn_of_lost_steps)
 from .config import RLHFConfig
 from ..distributed.processes import full, share
 from .rollout import Rollout, by_length, finished
@@ -132,30 +132,18 @@ def backward(agent: Agent, reading: Reading, loss_fn: Loss, micro: Rollout) -> S
     "The gradient of a micro-batch's loss. Raises FloatingPointError if that is not finite."
     now = reading(micro)
     pulled = {name: x for name, x in now._asdict().items() if x is not None and x.requires_grad}
-    loss, parts = loss_and_parts(loss_fn(now, micro))
-    require_finite_loss(loss, now, micro)
+    loss, parts = loss_fn(now, micro)
+    if not loss.isfinite():
+        require_finite(micro, "old_logprobs", "ref_logprobs", "advantages", "returns")
+        raise FloatingPointError(f"the loss is {loss.item()}")
     for x in pulled.values():
         x.retain_grad()
     last = learning(agent.policy_parameters())[-1:]
     stale = sum((p.grad.norm().item() for p in last if p.grad is not None), 0.)
     loss.backward()
     pulls = {name: -x.grad for name, x in pulled.items() if x.grad is not None}
-    return Seen(now.logprobs.detach(), parts, pulls, stale)
-
-# %% ../../nbs/reference/training/updates.ipynb #4d796dab
-def loss_and_parts(result: object) -> tuple[Tensor, dict[str, Tensor]]: # the parts detached
-    "What `loss` returned. Raises TypeError or ValueError for other than a number and its parts."
-    match result:
-        case (Tensor() as loss, dict() as parts):
-            parts = {name: torch.as_tensor(x, device=loss.device).detach()
-                     for name, x in parts.items()}
-            for name, x in {"a loss": loss, **parts}.items():
-                if x.numel() != 1:
-                    raise ValueError(f"loss returned {name} of shape {tuple(x.shape)}, expected "
-                                     "one number: take a sum or a mean of it")
-            return loss, {name: x.reshape(()) for name, x in parts.items()}
-    raise TypeError(f"loss returned {type(result).__name__}: return (loss, parts), one number and "
-                    "a dictionary for the log, as super().loss does")
+    numbers = {name: torch.as_tensor(x).detach() for name, x in parts.items()}
+    return Seen(now.logprobs.detach(), numbers, pulls, stale)
 
 # %% ../../nbs/reference/training/updates.ipynb #326bf64e
 def cosine(step: int, steps: int, warmup: int = 0, floor: float = 0.) -> float:
@@ -187,13 +175,9 @@ def lr_factor(config: RLHFConfig, iteration: int) -> float:
     c, k, n = config, iteration - config.warmup_steps, config.steps - config.warmup_steps
     if k < 0:
         return (iteration + 1) / c.warmup_steps
-    return {"constant": 1., "linear": 1 - min(1., k / n), "cosine": cosine(k, n)}[c.lr_schedule]
-
-# %% ../../nbs/reference/training/updates.ipynb #61b3ab81
-def set_learning_rate(optimizer: Optimizer, config: RLHFConfig, iteration: int) -> None:
-    "Each group's initial rate times `lr_factor`."
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * lr_factor(config, iteration)
+    if c.lr_schedule == "constant":
+        return 1.
+    return cosine(k, n) if c.lr_schedule == "cosine" else 1 - min(1., k / n)
 
 # %% ../../nbs/reference/training/updates.ipynb #862b2fee
 def make_optimizer(

@@ -143,7 +143,7 @@ def test_stopped_resumed_and_made_longer_it_is_the_run_that_was_that_long(tmp_pa
     with (tmp_path / "run/metrics.jsonl").open("a") as f: f.write('{"iteration": 2}\n{"iter')
     assert go("run", again, resume=True)["resumed_from"] == 2 and not again.callbacks
     assert log(tmp_path / "run") == log(tmp_path / "whole") and files(tmp_path / "run", "safetensors") == files(tmp_path / "whole", "safetensors")
-    assert again.best_iteration == whole.best_iteration is not None
+    assert again.best_policy.iteration == whole.best_policy.iteration is not None
     assert (tmp_path / "run/tokens.jsonl").read_bytes() == (tmp_path / "whole/tokens.jsonl").read_bytes()
     assert samples(tmp_path / "run") == samples(tmp_path / "whole") and len(samples(tmp_path / "run")) == 2 + len(ROWS)
 

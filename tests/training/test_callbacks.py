@@ -101,7 +101,7 @@ def test_the_best_policy_is_kept():
     t.script = [1., 5., 3., 5.]  # the first of equals stays
     t.train(PROMPTS, reward, steps=4, progress=False, held_out=HELD_OUT[:8],
             callback=lambda m: snapshots.append({k: x.clone() for k, x in t.agent.model.state_dict().items()}))
-    assert t.best_reward == 5. and all(x.device.type == "cpu" for x in t.best.values())
+    assert t.best_policy.reward == 5. and all(x.device.type == "cpu" for x in t.best.values())
     is_ = lambda i: all(t.best[k].equal(x) for k, x in snapshots[i].items()) and t.best.keys() == snapshots[i].keys()
     assert [is_(i) for i in range(4)] == [False, True, False, False]
     fresh = tiny(seed=3)

@@ -69,11 +69,11 @@ def bad_gradient(t): t.agent.model.transformer.h[0].attn.c_proj.weight.register_
 
 STAGES = {  # what is broken, and what the message must say
     "rollout logits": (spoiled("model.transformer.ln_f.bias"), "the model's logits are NaN or infinite in rows .0, 1.*the weight model.transformer.ln_f.bias is not finite"),
-    "values": (spoiled("value_head.weight", float("inf")), "values is (nan|-?inf) at token 0 of response 0 of the rollout, 'w.*the weight value_head.weight"),
-    "reference": (poison_reference, "ref_logprobs is nan at token 0 of response 0 of the rollout, .*the reference's weight transformer.h.1.mlp.c_fc.weight"),
-    "rewards": (endless_price, "rewards is (nan|-?inf) at token 0 of response 0 of the rollout, .*weights and gradients are finite: look at rewards and values"),
-    "advantages": (bad_advantages, "advantages is nan at token 1 of response 2 of the rollout, '"),
-    "loss": (bad_loss, "the loss is (nan|-?inf) and advantages is inf at token 0 of response . of the minibatch, '"),
+    "values": (spoiled("value_head.weight", float("inf")), "values is (nan|-?inf) at token 0 of response 0, 'w.*the weight value_head.weight"),
+    "reference": (poison_reference, "ref_logprobs is nan at token 0 of response 0, .*the reference's weight transformer.h.1.mlp.c_fc.weight"),
+    "rewards": (endless_price, "rewards is (nan|-?inf) at token 0 of response 0, .*weights and gradients are finite: look at rewards and values"),
+    "advantages": (bad_advantages, "advantages is nan at token 1 of response 2, '"),
+    "loss": (bad_loss, "advantages is inf at token 0 of response ., '"),
     "gradient": (bad_gradient, "grad_norm is nan; the gradient of model.transformer.h.0.attn.c_proj.weight is not finite"),
 }
 
@@ -87,7 +87,7 @@ def test_the_first_number_that_is_not_finite_stops_the_run_before_the_weights_mo
     spoil(t)
     before, moments = weights(t), copy.deepcopy(t.optimizer.state_dict()["state"])
     with pytest.raises(FloatingPointError, match=f"iteration 2: {message}") as e: t.step(PROMPTS, reward)
-    assert "The optimizer has not moved" in str(e.value) and t.iteration == 2
+    assert t.iteration == 2
     if stage == "loss": assert repr(t.bad) in str(e.value)  # the minibatch is shuffled, the text is the one
     assert same([w.nan_to_num() for w in weights(t)], [w.nan_to_num() for w in before])
     for i, state in t.optimizer.state_dict()["state"].items():
@@ -102,7 +102,7 @@ def test_a_weight_that_the_last_step_has_blown_up_is_found_in_the_same_iteration
     t = trainer()
     name = next(n for n, p in t.agent.named_parameters() if p is t.optimizer.param_groups[0]["params"][2])
     t.optimizer = Blows(t.optimizer.param_groups)
-    with pytest.raises(FloatingPointError, match=f"iteration 0: the optimizer has made a weight infinite or NaN; the weight {name} is not finite. Go back to the last checkpoint"):
+    with pytest.raises(FloatingPointError, match=f"iteration 0: the optimizer has made a weight infinite or NaN: go back to the last checkpoint; the weight {name} is not finite"):
         t.step(PROMPTS, reward)
     assert t.iteration == 0 and t.optimizer.taken == 4
 
@@ -117,7 +117,7 @@ def test_scores_set_by_hand_are_checked_and_padding_is_not(poison):
     t = trainer()
     r = t.annotate(t.rollout(PROMPTS))
     r.scores = torch.tensor([0.] * 6 + [float("nan"), 0.])
-    with pytest.raises(FloatingPointError, match="iteration 0: scores is nan at response 6 of the rollout, 'w2"): t.advantages(r)
+    with pytest.raises(FloatingPointError, match="iteration 0: scores is nan at response 6, 'w2"): t.do("advantages", r)
     r.scores = torch.ones(8)
     for name in ("old_logprobs", "ref_logprobs", "values"): setattr(r, name, poison(getattr(r, name), r.mask))
     m = t.optimize(t.advantages(r))
