@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .masks import (
-    chosen, last_index, masked_sum, only_tensors, same_shape, wide)
+    chosen, last_index, masked_sum, only_tensors, same_shape, whole_groups, wide)
 
 # %% ../../nbs/learn/07_advantages.ipynb #b7f513e3
 def _between_0_and_1(**settings: float):
@@ -30,7 +30,6 @@ def discounted_returns(
     gamma: float = 1.,                     # discount per token
 ) -> Float[Tensor, "batch time"]:          # float32 or wider, no gradient; 0 at padding
     """Gₜ = rₜ + γ·Gₜ₊₁, t + 1 being the next real token; after the last, Gₜ₊₁ = 0.
-
     Raises ValueError for differing shapes, an empty response, or γ outside [0, 1]."""
     same_shape(rewards=rewards, mask=mask)
     _between_0_and_1(gamma=gamma)
@@ -49,7 +48,6 @@ def td_errors(
     gamma: float = 1.,                     # discount per token
 ) -> Float[Tensor, "batch time"]:          # float32 or wider, no gradient; 0 at padding
     """δₜ = rₜ + γ·Vₜ₊₁ − Vₜ, t + 1 being the next real token; after the last, Vₜ₊₁ = 0.
-
     Raises ValueError for differing shapes, an empty response, or γ outside [0, 1]."""
     same_shape(rewards=rewards, values=values, mask=mask)
     _between_0_and_1(gamma=gamma)
@@ -72,7 +70,6 @@ def gae(
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]: # (Â, R̂)
     """Âₜ = δₜ + γλ·Âₜ₊₁ and returns R̂ₜ = Âₜ + Vₜ.
     Schulman et al. (2016) eq. 16; PPO (2017) eq. 11.
-
     Both are float32 or wider, without gradient, 0 at padding; advantages not whitened.
     Raises ValueError for differing shapes, an empty response, γ or λ outside [0, 1]."""
     _between_0_and_1(gamma=gamma, lam=lam)
@@ -89,15 +86,13 @@ def group_advantages(
     ddof: int = 1,                   # the std divides by G − ddof: 1, or 0
 ) -> Float[Tensor, "batch"]:         # one per response; float32 or wider, no gradient
     """How much better each response was than the others to its query.
-
     "mean_std": (x − x̄)/(std + ϵ), std dividing by G − ddof (GRPO). "batch_std": the same
     with the std of all scores (Liu et al. 2025, "Tricks or traps"). "mean": x − x̄.
     "leave_one_out": x − mean of the other G − 1 (RLOO). Exactly 0 in a group whose scores
     are all equal. Raises ValueError for groups of one, scores that do not divide into
-    groups, are not one per response or not finite, an unknown `how` or `ddof`, a negative
-    `eps`."""
-    _check_groups(scores, group_size, how, eps, ddof)
-    groups = wide(scores.detach()).unflatten(0, (-1, group_size))
+    groups, are not one per response or not finite, and an unknown `how`."""
+    _check_groups(scores, group_size, how)
+    groups = whole_groups(wide(scores.detach()), group_size)
     varies = (groups != groups[:, :1]).any(1, keepdim=True)  # else rounding would speak
     centred = torch.where(varies, groups - groups.mean(1, keepdim=True), 0.)
     if how in ("mean_std", "batch_std"):
@@ -109,8 +104,7 @@ def group_advantages(
     return centred.flatten()
 
 # %% ../../nbs/learn/07_advantages.ipynb #8c4a7e3c
-def _check_groups(scores: Tensor, group_size: int, how: str, eps: int | float, ddof: int):
-    "Refuse what is no batch of whole groups, and settings out of range."
+def _check_groups(scores: Tensor, group_size: int, how: str):
     only_tensors(scores=scores)
     if scores.ndim != 1:
         raise ValueError(f"scores has shape {tuple(scores.shape)}, expected (batch,): one per "
@@ -118,17 +112,9 @@ def _check_groups(scores: Tensor, group_size: int, how: str, eps: int | float, d
     if how not in ("mean_std", "batch_std", "mean", "leave_one_out"):
         raise ValueError(
             f"how is {how!r}: choose 'mean_std', 'batch_std', 'mean' or 'leave_one_out'")
-    if ddof not in (0, 1):
-        raise ValueError(f"ddof is {ddof}: the std divides by G − 1 or by G, give 1 or 0")
-    if not 0 <= eps < float("inf"):
-        raise ValueError(f"eps is {eps}: it is added to a spread, give 0 or more")
     if group_size < 2:
         raise ValueError(f"group_size is {group_size}: "
                          "a response needs at least one other to be compared with")
-    if not len(scores) or len(scores) % group_size:
-        raise ValueError(
-            f"{len(scores)} scores do not divide into groups of {group_size}: "
-            "sample equally many responses for every query")
     if not scores.isfinite().all():
         row = int((~scores.isfinite()).nonzero()[0])
         raise ValueError(f"scores[{row}] is {scores[row].item()}: no response of its group can "
@@ -200,11 +186,9 @@ def estimate_advantages(
     entry = chosen("advantage", how, ADVANTAGES)
     if entry.needs == "values" and values is None:
         raise ValueError(f"advantage is {how!r} and there are no values: pass those of the "
-                         "value head at sampling time, or choose one that needs none")
+                         "value head at sampling time")
     if entry.needs == "greedy" and baseline is None:
-        raise ValueError(
-            f"advantage is {how!r} and there is no baseline: call score(rollout, reward_fn), "
-            "or set rollout.baseline, the total reward of the greedy response to each row's "
-            "query")
+        raise ValueError(f"advantage is {how!r} and there is no baseline: call score(rollout, "
+                         "reward_fn), or pass the total reward of each greedy response")
     return entry.estimate(AdvantageInputs(
         rewards.detach(), mask, values, baseline, group_size, group_ddof, gamma, lam))

@@ -11,6 +11,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from .masks import whole_groups
 from .policy_loss import SURROGATES, settings_of
 
 # %% ../../nbs/learn/11_group.ipynb #7f34f66c
@@ -19,9 +20,7 @@ def flat_groups(
     group_size: int,                # G
 ) -> Bool[Tensor, "groups"]:
     "Whose scores are all equal. Raises ValueError for scores that do not divide into groups."
-    if group_size < 1 or len(scores) % group_size:
-        raise ValueError(f"{len(scores)} scores do not divide into groups of {group_size}")
-    groups = scores.view(-1, group_size)
+    groups = whole_groups(scores, group_size)
     return (groups == groups[:, :1]).all(-1)
 
 # %% ../../nbs/learn/11_group.ipynb #caab51c9
@@ -72,16 +71,15 @@ def _cells(preset: dict[str, Any]) -> list[str]:
     d: dict[str, Any] = {**_PPO, **preset} # whose settings are the defaults
 
     def words(key): return d[key].replace("_", " ")
-    def number(x): return f"{x:g}"
 
     surrogate, advantage = words("surrogate"), words("advantage")
     if SURROGATES[d["surrogate"]].held is not None:  # a clip that holds something
         high = d["clip"] if d["clip_high"] is None else d["clip_high"]
-        surrogate += f", ρ in [{number(1 - d['clip'])}, {number(1 + high)}]"
+        surrogate += f", ρ in [{1 - d['clip']:g}, {1 + high:g}]"
     if d["dual_clip"] is not None:
-        surrogate += f", dual clip {number(d['dual_clip'])}"
+        surrogate += f", dual clip {d['dual_clip']:g}"
     for name, x in settings_of(d["surrogate"], d.get("surrogate_settings")).items():
-        surrogate += f", {name} {number(x)}"
+        surrogate += f", {name} {x:g}"
     if d["group_size"] > 1:
         advantage += f", G = {d['group_size']}"
     if d["advantage"] == "group_mean_std":
@@ -93,7 +91,7 @@ def _cells(preset: dict[str, Any]) -> list[str]:
     kl = f"{d['kl_placement']}, {estimator}"
     if in_loss:
         kl += f", {words('kl_gradient')}"
-    kl += f", β = {number(d['beta'])}" if "beta" in d else ", β yours"
+    kl += f", β = {d['beta']:g}" if "beta" in d else ", β yours"
     if d.get("beta") == 0:
         kl = "none"
     return [words("ratio_level"), surrogate, advantage, words("aggregation"), kl]

@@ -36,7 +36,6 @@ def exact_kl(
 ) -> Float[Tensor, "*batch"]:                     # nats, never negative; 0 at padding
     """KL(π‖π_ref) = Σₐ π(a)·[log π(a) − log π_ref(a)], by enumeration, with 0·log 0 = 0;
     float32 or wider, inf where π_ref forbids what π may do.
-
     Raises ValueError if shapes differ, or if a row is not a distribution."""
     same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
     if mask is not None:
@@ -62,8 +61,7 @@ def k2(
     ell: Float[Tensor, "*shape"],  # ℓ = log π(a) − log π_ref(a), with a sampled from π
 ) -> Float[Tensor, "*shape"]:      # nats, never negative
     """k₂ = ½ℓ². Biased as a number; its gradient on policy is that of KL(π‖π_ref).
-    Schulman (2020). In the precision of ℓ: `token_kl` makes it float32 or wider, whose
-    square is finite, in float16 it is not from ℓ = 256 on."""
+    Schulman (2020)."""
     return ell.square() / 2
 
 # %% ../../nbs/learn/06_kl.ipynb #7a69eefb
@@ -73,7 +71,6 @@ def k3(
 ) -> Float[Tensor, "*shape"]:      # nats, never negative
     """k₃ = e^(−ℓ) − 1 + ℓ. Unbiased for KL(π‖π_ref); its gradient on policy is that of
     KL(π_ref‖π). Schulman (2020).
-
     The clamp is ours, on the side that overflows; beyond it the gradient is 0."""
     ell = ell.clamp(min=-clamp)
     return torch.expm1(-ell) + ell
@@ -145,7 +142,6 @@ def kl_in_reward(
     """rₜ = −β·k(ℓₜ) + pₜ + (score − Σₛpₛ)·1[t = last real token], where k₁(ℓ) = ℓ, and p = 0
     unless parts of the score are paid at their own tokens: what is paid there is not paid
     again at the end. Ziegler et al. (2019) eq. 2, spread over the tokens.
-
     Raises ValueError for an empty response, a negative β, an unknown estimator, shapes
     that differ, or unless there is one score per response."""
     only_tensors(scores=scores, logprobs=logprobs, mask=mask)
@@ -210,7 +206,6 @@ def adaptive_beta(
     max_error: float = .2,   # the relative error is clipped to ±max_error
 ) -> float:                  # the next coefficient
     """β ← β·(1 + K·clip(KL/target − 1, ±max_error)). Ziegler et al. (2019), section 2.2.
-
     Raises ValueError unless β ≥ 0, target > 0 and the KL is finite."""
     _not_negative(beta)
     if not target > 0:

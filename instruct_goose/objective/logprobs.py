@@ -33,13 +33,10 @@ def _check_temperature(temperature: int | float | Tensor):
 
 # %% ../../nbs/learn/05_logprobs.ipynb #03425cf7
 def _check_ids(tokens: Tensor, vocab: int):
-    if tokens.numel() == 0:
-        return
-    low, high = tokens.min().item(), tokens.max().item()
-    if low < 0 or high >= vocab:
-        raise ValueError(f"token ids run from {low} to {high}, "
-                         f"the vocabulary from 0 to {vocab - 1}. Padding may hold any "
-                         "valid id: the mask keeps it out, not the id")
+    if tokens.numel() and (tokens.min() < 0 or tokens.max() >= vocab):
+        raise ValueError(f"token ids run from {tokens.min()} to {tokens.max()}, the vocabulary "
+                         f"from 0 to {vocab - 1}. Padding may hold any valid id: the mask "
+                         "keeps it out, not the id")
 
 # %% ../../nbs/learn/05_logprobs.ipynb #d512b82f
 def token_logprobs(
@@ -72,7 +69,6 @@ def logprobs_from_hidden(
     tokens: Int[Tensor, "tokens"],          # the sampled ids
     temperature: int | float = 1.,          # the one that they were sampled with
     bias: Float[Tensor, "vocab"] | None = None, # of the head, if it has one
-    chunk: int | None = None,               # rows of logits in memory at a time; None: by bytes
     with_entropy: bool = False,             # return (logprobs, entropy)
     *,
     chunk_bytes: int | None = None,         # of logits in memory at a time; None: TILE_BYTES
@@ -80,10 +76,9 @@ def logprobs_from_hidden(
     """`token_logprobs` and `entropy` of the logits hidden·weightᵀ + bias, a piece of the
     table at a time, see `LogprobsInPieces`. What does not fit into one piece is computed
     again for the gradient, for tokens whose gradient is not 0. Raises ValueError as they do,
-    and for chunk or chunk_bytes that are not above 0."""
-    for name, x in {"chunk": chunk, "chunk_bytes": chunk_bytes}.items():
-        if x is not None and not x > 0:
-            raise ValueError(f"{name}={x} must be above 0{', at least 1' * (name == 'chunk')}")
+    and for chunk_bytes that is not above 0."""
+    if chunk_bytes is not None and not chunk_bytes > 0:
+        raise ValueError(f"chunk_bytes={chunk_bytes} must be above 0")
     only_tensors(hidden=hidden, weight=weight, tokens=tokens, bias=bias)
     same_shape(hidden_but_width=hidden[:, 0], tokens=tokens)
     _check_temperature(temperature)
@@ -92,5 +87,5 @@ def logprobs_from_hidden(
         narrow = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(narrow), weight.to(narrow)
         bias = None if bias is None else bias.to(narrow)
-    how = Pieces(temperature, with_entropy, chunk, chunk_bytes)
+    how = Pieces(temperature, with_entropy, chunk_bytes)
     return LogprobsInPieces.apply(hidden, weight, bias, tokens, how)

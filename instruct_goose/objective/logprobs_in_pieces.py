@@ -116,16 +116,12 @@ class Pieces(NamedTuple):
     "How the table is to be cut, and what it is a table of."
     temperature: int | float = 1.
     with_entropy: bool = False
-    chunk: int | None = None # rows in a tile; None: by bytes
     bytes: int | None = None # in the tiles that exist at a time; None: `TILE_BYTES`
 
     def shape(self, tokens: int, weight: Tensor, tables: int) -> tuple[int, int]:
         "Of a tile, where so many exist at a time."
         bytes = self.bytes or TILE_BYTES.get(weight.device.type, 2**28)
-        numbers = bytes // (tables * wide(weight[:0]).itemsize)
-        if self.chunk is not None:
-            return self.chunk, len(weight)
-        return tile_shape(tokens, len(weight), numbers)
+        return tile_shape(tokens, len(weight), bytes // (tables * wide(weight[:0]).itemsize))
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0033
 class LogprobsInPieces(torch.autograd.Function):

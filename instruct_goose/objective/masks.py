@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['AGGREGATES', 'only_tensors', 'response_mask', 'last_index', 'wide', 'same_shape', 'masked_sum', 'masked_mean',
-           'chosen', 'Aggregate', 'aggregate', 'group_token_counts', 'whole_count', 'masked_var', 'whiten']
+           'chosen', 'Aggregate', 'aggregate', 'whole_groups', 'group_token_counts', 'whole_count', 'masked_var',
+           'whiten']
 
 # %% ../../nbs/learn/04_masks.ipynb #5c2f74d9
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 # %% ../../nbs/learn/04_masks.ipynb #3e5d7f10
-def only_tensors(
-    **given: Any, # by name; None is skipped
-):
+def only_tensors(**given: Any): # by name; None is skipped
     "Refuse lists, arrays and numbers. Raises TypeError naming the argument."
     for name, x in given.items():
         if x is not None and not torch.is_tensor(x):
@@ -61,9 +60,7 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 # %% ../../nbs/learn/04_masks.ipynb #77a64465
-def same_shape(
-    **tensors: Any, # by name; None is skipped
-):
+def same_shape(**tensors: Any): # by name; None is skipped
     """Refuse what would broadcast in silence. Raises ValueError naming each tensor and
     its shape, and TypeError for what is no tensor, or is called …mask and is not bool."""
     only_tensors(**tensors)
@@ -105,12 +102,8 @@ def masked_mean(
     return total / count
 
 # %% ../../nbs/learn/04_masks.ipynb #3626c5a8
-def chosen(
-    name: str,                # of the setting, for the message
-    value: str,               # what was asked for
-    table: Mapping[str, Any], # all there is to choose from
-) -> Any: # the entry of that name
-    "The entry of a table, looked up when it is needed. Raises ValueError if there is none."
+def chosen(name: str, value: str, table: Mapping[str, Any]) -> Any:
+    "The entry of a setting's table. Raises ValueError that names the setting and all choices."
     if value not in list(table):  # a list: the value may be anything
         raise ValueError(f"{name} is {value!r}: choose one of {', '.join(table)}")
     return table[value]
@@ -131,21 +124,6 @@ AGGREGATES: dict[str, Aggregate] = {
         lambda mask, length, _: length or mask.shape[-1], takes="length"),
     "group_token_mean": Aggregate(
         lambda mask, _, group_tokens: group_tokens.clamp(min=1), "groups", "group_tokens")}
-
-# %% ../../nbs/learn/04_masks.ipynb #6d0c9a42
-def _check_group_tokens(how: str, mask: Tensor, group_tokens: Tensor | None):
-    "Each row's count of its whole group, or a ValueError that says what is wrong with it."
-    if group_tokens is None:
-        raise ValueError(f"{how} needs group_tokens, the real tokens of each row's whole "
-                         "group: group_token_counts(mask, group_size)")
-    only_tensors(group_tokens=group_tokens)
-    if group_tokens.shape != mask.shape[:1]:
-        raise ValueError(f"group_tokens has shape {tuple(group_tokens.shape)}, expected "
-                         f"({len(mask)},): one count per row")
-    short = (group_tokens < mask.sum(-1)).nonzero().flatten().tolist()
-    if short:
-        raise ValueError(f"group_tokens is less than the row's own tokens in rows {short}: "
-                         "count the whole group, before it is cut into micro-batches")
 
 # %% ../../nbs/learn/04_masks.ipynb #5561a913
 def aggregate(
@@ -171,7 +149,9 @@ def aggregate(
         if given is not None and entry.takes != name:
             raise ValueError(f"{name} does not belong to {how}")
     if entry.takes == "group_tokens":
-        _check_group_tokens(how, mask, group_tokens)
+        if group_tokens is None or group_tokens.shape != mask.shape[:1]:
+            raise ValueError(f"{how} needs group_tokens, one count for each of the {len(mask)} "
+                             "rows: group_token_counts(mask, group_size)")
     if denominator is None:
         if not mask.numel():
             raise ValueError("nothing to average: the batch is empty")
@@ -184,6 +164,13 @@ def aggregate(
     return (rows / divisor).sum() / (counts[entry.counts] if denominator is None else denominator)
 
 # %% ../../nbs/learn/04_masks.ipynb #aa96bb41
+def whole_groups(x: Shaped[Tensor, "batch"], group_size: int) -> Shaped[Tensor, "groups G"]:
+    "Rows of one group side by side. Raises ValueError if they do not divide into groups."
+    if group_size < 1 or len(x) % group_size:
+        raise ValueError(f"{len(x)} rows do not divide into groups of {group_size}: "
+                         "sample equally many responses for every query")
+    return x.unflatten(0, (-1, group_size))
+
 def group_token_counts(
     mask: Bool[Tensor, "batch time"], # rows of one group adjacent
     group_size: int,                  # G, responses per query
@@ -191,10 +178,7 @@ def group_token_counts(
     """nᵢ = Σ m over the group of row i, the same for all its rows. Count it before the
     minibatch is cut. Raises ValueError if the rows do not divide into groups."""
     same_shape(mask=mask)
-    if group_size < 1 or len(mask) % group_size:
-        raise ValueError(f"{len(mask)} rows do not divide into groups of {group_size}")
-    counts = mask.sum(-1).unflatten(0, (-1, group_size)).sum(-1)
-    return counts.repeat_interleave(group_size)
+    return whole_groups(mask.sum(-1), group_size).sum(-1).repeat_interleave(group_size)
 
 # %% ../../nbs/learn/04_masks.ipynb #7a3f0e12
 def whole_count(
@@ -231,8 +215,7 @@ def whiten(
 ) -> Float[Tensor, "*shape"]: # mean 0, variance 1; 0 at padding
     """(x − x̄) / √(var + ϵ), with the unbiased variance. All-equal x gives 0, and so does a
     spread beyond 1e19, whose square is not a float32. Raises ValueError if the shapes
-    differ, and for fewer than two tokens. As TRL's masked_whiten; in torchtune 0.6.1
-    shift_mean=True means the opposite: it adds the mean."""
+    differ, and for fewer than two tokens."""
     mean, var = masked_mean(x, mask), masked_var(x, mask)
     centred = wide(torch.where(mask, x, 0)) - mean
     if (x[mask] == x[mask][0]).all():  # rounding of the mean would look like a spread

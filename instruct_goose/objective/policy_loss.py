@@ -57,10 +57,9 @@ def probability_ratio(
 def _clip_range(clip: float, clip_high: float | None) -> tuple[float, float]:
     "1 − ε and 1 + ε_high, or a ValueError that says which setting is wrong."
     high = clip if clip_high is None else clip_high
-    for name, size in {"clip": clip, "clip_high": high}.items():
-        if not size > 0:
-            raise ValueError(
-                f"{name} is {size}: how far ρ may go from 1 must be positive")
+    if not (clip > 0 and high > 0):
+        raise ValueError(
+            f"clip is {clip} and clip_high {high}: how far ρ may go from 1 must be positive")
     return 1 - clip, 1 + high
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #7aa037b2
@@ -80,8 +79,7 @@ def clipped_objective(
     if dual_clip is None:
         return objective
     if not dual_clip > 1:
-        raise ValueError(f"dual_clip is {dual_clip}: at 1 or below it would cut ratios "
-                         "that have not risen; give more than 1, or None")
+        raise ValueError(f"dual_clip is {dual_clip}: give more than 1, or None")
     floor = torch.maximum(objective, dual_clip * advantages)
     return torch.where(advantages < 0, floor, objective)
 
@@ -187,9 +185,8 @@ def policy_loss(
     only_tensors(advantages=advantages, mask=mask)
     if advantages.shape != mask.shape:
         raise ValueError(
-            f"advantages has shape {tuple(advantages.shape)}, the mask "
-            f"{tuple(mask.shape)}: give one advantage per token, or broadcasting mixes "
-            "up the rows. If you have one per response, spread it over its tokens: "
+            f"advantages has shape {tuple(advantages.shape)}, the mask {tuple(mask.shape)}: give "
+            "one advantage per token. From one per response: "
             "advantages.reshape(-1, 1).expand_as(mask)")
     same_shape(logprobs=logprobs, weights=weights)
     ratio = probability_ratio(logprobs, old_logprobs, mask, max_log_ratio, level)
@@ -247,13 +244,11 @@ def clip_fraction(
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #5d2e8f06
 def held_tokens(
-    surrogate: str,                          # one of SURROGATES
-    ratio: Float[Tensor, "batch time"],      # ρₜ
-    advantages: Float[Tensor, "batch time"], # Âₜ
-    mask: Bool[Tensor, "batch time"],        # True where a token takes part
-    clip: float = .2,                        # ε
-    clip_high: float | None = None,          # ε above 1, if it is to differ
-    dual_clip: int | float | None = None,    # c, if there is one
+    surrogate: str,                     # one of SURROGATES
+    ratio: Float[Tensor, "batch time"], # ρₜ
+    advantages: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"], clip: float = .2,
+    clip_high: float | None = None,       # ε above 1, if it is to differ
+    dual_clip: int | float | None = None, # c, if there is one
     surrogate_settings: Mapping[str, float] | None = None, # of this surrogate alone
 ) -> dict[str, Bool[Tensor, "batch time"]]: # low, high, and what else there is
     "Which tokens the clip of this surrogate holds. Raises ValueError for an unknown one."
@@ -269,11 +264,10 @@ def held_tokens(
 # %% ../../nbs/learn/08_policy_loss.ipynb #c7d55661
 @torch.no_grad()
 def held_shares(
-    surrogate: str,                          # one of SURROGATES
-    ratio: Float[Tensor, "batch time"],      # ρₜ
-    advantages: Float[Tensor, "batch time"], # Âₜ
-    mask: Bool[Tensor, "batch time"],        # True where a token takes part
-    *clips: Any,                             # and the others of `held_tokens`
+    surrogate: str,                     # one of SURROGATES
+    ratio: Float[Tensor, "batch time"], # ρₜ
+    advantages: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"],
+    *clips: Any,                        # and the others of `held_tokens`
 ) -> dict[str, Float[Tensor, ""]]: # clip_fraction, their sum, and clip_fraction_low, _high, …
     """The shares of real tokens that the clip of this surrogate holds, by the name of its
     side. Raises ValueError for an unknown surrogate, and for a mask without a True."""

@@ -29,11 +29,7 @@ def adaptive_entropy(
     most: float = 1.,     # c stays between 0 and this
 ) -> tuple[float, float]: # α, what the bonus weighs now, and the next coefficient
     """α = c·1[S ≤ S*], and c ← c + Δ where S ≤ S*, else c − Δ, from 0 to `most`. He et al. (2025),
-    Skywork-OR1; the bounds are TRL's. Raises ValueError unless c ≥ 0, Δ > 0, S* > 0 and S is
-    finite."""
-    if not (0 <= coef < float("inf") and step > 0 and target > 0):
-        raise ValueError(f"coef is {coef}, step {step}, target {target}: a coefficient is at "
-                         "least 0, its step and the target are positive")
+    Skywork-OR1; the bounds are TRL's. Raises ValueError unless S is finite."""
     if not abs(entropy) < float("inf"):
         raise ValueError(f"the measured entropy is {entropy}: look for logits that are not finite")
     low = entropy <= target
@@ -122,11 +118,10 @@ def ppo_loss(
 # %% ../../nbs/learn/10_ppo.ipynb #5e13dc6b
 class PPOLoss(nn.Module):
     """torchtune 0.6.1's PPOLoss, value for value: policy_loss + value_coeff·value_loss.
-    Two habits of that library are kept: `ratios` is the plain mean over all positions,
-    padding included; without `value_padding_masks` the value loss is unmasked. Masks are
-    True where a value takes part. Departures: what a mask leaves out may be NaN; log ρ
-    is cut to ±80, so that gradients stay finite; bfloat16 comes back as float32.
-    Raises ValueError if shapes differ, and for a clip range ≤ 0."""
+    As there, `ratios` is the mean over all positions, padding included, and the value loss
+    is unmasked without `value_padding_masks`. Departures: what a mask leaves out may be NaN;
+    log ρ is cut to ±80; bfloat16 comes back as float32. Raises ValueError if shapes differ,
+    and for a clip range ≤ 0."""
 
     def __init__(self,
         epsilon: int | float = .1,          # ε

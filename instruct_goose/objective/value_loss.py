@@ -25,11 +25,9 @@ def value_loss(
     error beside eq. 9 of Schulman et al. (2017) has none. Raises ValueError if shapes
     differ, or for a clip without old values or not positive."""
     same_shape(values=values, returns=returns, old_values=old_values, mask=mask)
-    if clip is not None and old_values is None:
-        raise ValueError(f"a value clip of {clip} needs old_values to stay near: "
-                         "pass them, or None for no clip")
-    if clip is not None and not clip > 0:
-        raise ValueError(f"a value clip of {clip}: it must be positive, or None for no clip")
+    if clip is not None and (old_values is None or not clip > 0):
+        raise ValueError(f"a value clip of {clip} needs old_values to stay near, and must be "
+                         "positive; None is no clip")
     values = torch.where(mask, wide(values), 0.)
     returns = torch.where(mask, wide(returns.detach()), 0.)
     error = (values - returns).square()

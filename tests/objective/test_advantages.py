@@ -84,16 +84,17 @@ def test_refusals(unchecked):
         with pytest.raises(ValueError, match="lam is"): gae(r, v, mask, gamma=0., lam=2.)    # γλ alone would not show it
 
 
+@pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("how", ["mean_std", "mean", "leave_one_out"])
-def test_groups_against_the_statistics_module(how):
+def test_groups_against_the_statistics_module(how, ddof):
     scores = [1., 4., -2., .5, 3., 3.1, 0., 7.]
     slow = []
     for group in (scores[:4], scores[4:]):
         for i, s in enumerate(group):
             others = group[:i] + group[i + 1:]
             slow.append({"mean": s - statistics.mean(group), "leave_one_out": s - statistics.mean(others),
-                         "mean_std": (s - statistics.mean(group)) / (statistics.stdev(group) + 1e-4)}[how])    # stdev: G − 1
-    close(group_advantages(f64(scores), 4, how), f64(slow))
+                         "mean_std": (s - statistics.mean(group)) / ((statistics.stdev if ddof else statistics.pstdev)(group) + .01)}[how])
+    close(group_advantages(f64(scores), 4, how, eps=.01, ddof=ddof), f64(slow))
     assert group_advantages(torch.tensor(scores).bfloat16(), 4, how).dtype == torch.float32
     assert not group_advantages(f64(scores).requires_grad_(), 4, how).requires_grad
 
@@ -108,15 +109,6 @@ def test_the_spread_of_the_batch_is_trls(scores):
     theirs = [(s - sum(group) / 4) / (std + 1e-4) for group in (scores[:4], scores[4:]) for s in group]
     close(group_advantages(f64(scores), 4, "batch_std"), f64(theirs))
     if scores[4] == 0: close(group_advantages(f64(scores), 4, "batch_std"), f64([0.] * 4 + [-1.25 / 1.642181] * 3 + [3.75 / 1.642181]), atol=1e-6, rtol=0)
-
-
-@given(seed=st.integers(0, 10**6), G=st.integers(2, 6), ddof=st.sampled_from([0, 1]))
-def test_the_std_divides_by_g_or_by_g_minus_one(seed, G, ddof):
-    scores = (3 * torch.randn(3 * G, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).tolist()
-    std = {0: statistics.pstdev, 1: statistics.stdev}[ddof]
-    slow = [(s - statistics.mean(group)) / (std(group) + .01) for group in zip(*[iter(scores)] * G) for s in group]
-    close(group_advantages(f64(scores), G, eps=.01, ddof=ddof), f64(slow))
-    for how in ("mean", "leave_one_out"): assert torch.equal(group_advantages(f64(scores), G, how, ddof=ddof), group_advantages(f64(scores), G, how))
 
 
 @pytest.mark.parametrize("G", [2, 3, 5])
@@ -134,10 +126,7 @@ def test_group_refusals(unchecked):
     scores = torch.arange(6.)
     with unchecked(), pytest.raises(ValueError, match=r"scores has shape \(2, 3\), expected \(batch,\)"): group_advantages(scores.reshape(2, 3), 2)
     for size in (4, 5, 7):
-        with pytest.raises(ValueError, match=f"6 scores do not divide into groups of {size}"): group_advantages(scores, size)
+        with pytest.raises(ValueError, match=f"6 rows do not divide into groups of {size}"): group_advantages(scores, size)
     for size in (1, 0, -2):
         with pytest.raises(ValueError, match="at least one other"): group_advantages(scores, size)
-    with pytest.raises(ValueError, match="0 scores"): group_advantages(scores[:0], 2)
     with pytest.raises(ValueError, match="'median'"): group_advantages(scores, 2, "median")
-    for ddof in (-1, 2, 7):
-        with pytest.raises(ValueError, match=f"ddof is {ddof}.*1 or 0"): group_advantages(scores, 2, ddof=ddof)

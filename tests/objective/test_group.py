@@ -1,6 +1,5 @@
 """The presets: legal, complete, and each one the equation of its paper, written out in plain Python."""
 import math
-from dataclasses import fields
 from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import get_args, get_type_hints
@@ -42,13 +41,6 @@ def test_a_preset_names_every_dial_and_every_dial_is_legal(name):
     assert (dials["group_size"] > 1) == compares, "a group exactly where something is compared or averaged in it"
 
 
-@each
-def test_the_trainer_takes_it_and_knows_its_name(name):
-    config = RLHFConfig.preset(name)
-    assert {k: getattr(config, k) for k in PRESETS[name]} == PRESETS[name] and config.algorithm == name
-    assert PRESETS[name].keys() <= {f.name for f in fields(RLHFConfig)}
-
-
 # ── the table ──
 
 def rows(): return {line.split("|")[1].strip(): line for line in preset_table().splitlines()[2:]}
@@ -58,16 +50,7 @@ def test_the_table_has_one_row_per_preset_and_as_many_cells_as_its_head():
     lines = preset_table().splitlines()
     assert list(rows()) == list(PRESETS) and len(lines) == 11
     assert {line.count("|") for line in lines} == {lines[0].count("|")}
-    assert set(lines[1]) <= set("|- ")
-
-
-@each
-def test_a_row_shows_its_dials_and_its_paper(name):
-    row, d, s = rows()[name], PRESETS[name], PRESET_SOURCES[name]
-    for key in ("advantage", "ratio_level", "surrogate", "aggregation"): assert f"| {d[key]}".replace("_", " ") in row
-    assert f"https://arxiv.org/abs/{s['arxiv']}" in row and s["equations"] in row and s["paper"] in row
-    assert ("whitened" in row) == d["whiten_advantages"] and ("G = 8" in row) == (d["group_size"] > 1)
-    assert set(s) == {"paper", "arxiv", "equations"} and all(s.values())
+    for name, s in PRESET_SOURCES.items(): assert f"https://arxiv.org/abs/{s['arxiv']}" in rows()[name] and s["equations"] in rows()[name]
 
 
 TURNED = dict(advantage="group_mean_std", group_size=5, group_ddof=0, whiten_advantages=False, ratio_level="product", surrogate="ratio",
@@ -218,8 +201,3 @@ def test_an_unanimous_group_is_finite_and_teaches_no_group_preset(name):
     slope = gradient(PRESETS[name] | dict(beta=0.), b)
     assert slope.isfinite().all()
     if PRESETS[name]["group_size"] > 1: assert slope.abs().max() < 1e-12
-
-
-def test_a_loss_of_0_that_teaches():
-    b, grpo = batch(0, far=0.), PRESETS["grpo"] | dict(beta=0.)
-    assert abs(loss(grpo, b).item()) < 1e-15 and gradient(grpo, b).abs().max() > .01

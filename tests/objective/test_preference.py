@@ -1,4 +1,4 @@
-"""DPO: against plain Python, the known optimum of an enumerable world, hand numbers and finite differences."""
+"""DPO: against plain Python, the known optimum of an enumerable world, and in test_numbers finite differences."""
 import math
 
 import pytest
@@ -19,18 +19,10 @@ def slow(c, j, rc, rj, beta, eps):
 
 @pytest.mark.parametrize("beta", [.1, 1, 2.5])
 @pytest.mark.parametrize("eps", [0., .1, .4])
-def test_against_plain_python_and_finite_differences(beta, eps):
+def test_against_plain_python(beta, eps):
     rows = -3 * torch.rand(4, 7, dtype=torch.float64)
     expected = [slow(*row, beta, eps) for row in rows.T.tolist()]
     close(dpo_loss(*rows, beta, eps), f64(expected))
-    assert torch.autograd.gradcheck(lambda c, j: dpo_loss(c, j, rows[2], rows[3], beta, eps), [r.clone().requires_grad_() for r in rows[:2]])
-
-
-def test_the_reference_does_not_learn():
-    rows = [torch.randn(3, requires_grad=True) for _ in range(4)]
-    dpo_loss(*rows).sum().backward()
-    assert rows[0].grad is not None and rows[2].grad is None and rows[3].grad is None
-    close(rows[0].grad, -rows[1].grad)
 
 
 @pytest.mark.parametrize("beta", [.5, 2.])

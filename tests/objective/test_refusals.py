@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from instruct_goose.objective import advantages, kl, logprobs, masks, policy_loss, ppo, preference, value_loss
-from instruct_goose.objective.advantages import group_advantages
 from instruct_goose.objective.kl import kl_in_loss, kl_in_reward
 from instruct_goose.objective.masks import aggregate
 from instruct_goose.objective.preference import dpo_loss, implicit_reward
@@ -42,12 +41,3 @@ def test_counts_and_coefficients_are_finite():
         with pytest.raises(ValueError, match="beta is"): kl_in_reward(row, x, x, mask, bad)
         with pytest.raises(ValueError, match="beta is"): dpo_loss(row, row, row, row, bad)
         with pytest.raises(ValueError, match="beta is"): implicit_reward(row, row, bad)
-
-
-def test_a_group_without_spread_is_0_without_eps_too():
-    scores = torch.tensor([.1, .1, .1, 1., 0., -1.])
-    for ddof, std in ((1, 1.), (0, (2 / 3)**.5)):
-        got = group_advantages(scores, 3, "mean_std", eps=0., ddof=ddof)
-        torch.testing.assert_close(got, torch.tensor([0., 0., 0., 1 / std, 0., -1 / std]))
-    for bad in (-1e-4, math.nan, math.inf):
-        with pytest.raises(ValueError, match="eps is"): group_advantages(scores, 3, eps=bad)

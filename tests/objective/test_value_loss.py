@@ -54,17 +54,6 @@ def test_equals_the_slow_version(seed, clip):
     close(value_loss(v, r, mask, old, clip), f64(slow), atol=1e-12, rtol=1e-12)
 
 
-@given(seeds, st.floats(.01, 3))
-def test_where_the_clip_cuts(seed, clip):
-    "from the edge of V_old ± clip to that edge's mirror image behind the return, if the return lies beyond the edge"
-    v, r, old, mask = batch(seed)
-    value_loss(v.requires_grad_(), r, mask, old, clip).sum().backward()
-    for i, t in mask.nonzero().tolist():
-        x, target = (v[i, t] - old[i, t]).item(), (r[i, t] - old[i, t]).item()
-        if target < 0: x, target = -x, -target
-        assert (v.grad[i, t].item() == 0) == (target > clip and clip < x < 2 * target - clip)
-
-
 @given(seeds)
 def test_explained_variance_against_the_statistics_module(seed):
     v, r, _, mask = batch(seed)
@@ -80,12 +69,6 @@ def test_returns_that_do_not_vary_explain_nothing(dtype, level):
     assert explained_variance(v, torch.full_like(v, level), mask).isnan()
     one = torch.zeros_like(mask); one[0, 0] = True
     assert explained_variance(v, v, one).isnan()
-
-
-def test_the_targets_are_constants():
-    v, r, old, mask = (x.requires_grad_() if x.is_floating_point() else x for x in batch(2))
-    value_loss(v, r, mask, old, .2).sum().backward()
-    assert v.grad is not None and r.grad is None and old.grad is None
 
 
 def test_bad_input(unchecked):
