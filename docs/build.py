@@ -20,7 +20,6 @@ from api import entry, methods, one_line
 from compare import compare_page
 from exercises import boxes, write_python
 from glossary import glossary_page, hover
-from guards import without_guards
 from know import know_page
 from lessons import BRANCH, PACKAGES, REPO, ROOT, SHELVES, STAGES, Cell, Page, of_course, read_pages, target
 from narrow import stacked, text_factor
@@ -172,7 +171,7 @@ def code_cell(cell: Cell) -> dict | None:
     return {"cell_type": "code", "id": cell.id, "source": cell.source, "metadata": metadata, "outputs": outputs, "execution_count": None}
 
 
-LONG, HEAD = 28, 14  # exported code of more lines than LONG shows its first HEAD
+LONG, HEAD = 34, 14  # exported code of more lines than LONG shows its first HEAD
 
 
 def behind(kind: str, summary: str, source: str) -> str:
@@ -190,16 +189,12 @@ def outlined(cell: Cell) -> str:
 
 
 def shortened(cell: Cell, outline: bool = False) -> tuple[str, str]:
-    "What is shown of an exported cell, and beneath it, behind a click, the whole; nothing where a fold would save less than two lines."
+    "What is shown of an exported cell, and behind a click the whole of a long one."
     if "exports" not in cell.directives or "code-fold" in cell.directives: return cell.source, ""
     if outline and (said := outlined(cell)): return said, behind("whole", "The code", cell.source)
-    short, lines = without_guards(cell.source), cell.source.count("\n")
-    if short.count("\n") + 1 > LONG:
-        head = short.split("\n")[:HEAD]
-        while head and not head[-1].strip(): head.pop()
-        return "\n".join(head), behind("whole", f"All {lines + 1} lines", cell.source)
-    if lines - short.count("\n") < 2: return cell.source, ""
-    return short, behind("whole", "All of it, with the checks of what comes in", cell.source)
+    lines = cell.source.split("\n")
+    if len(lines) <= LONG: return cell.source, ""
+    return "\n".join(lines[:HEAD]).rstrip(), behind("whole", f"All {len(lines)} lines", cell.source)
 
 
 CHECKS = {"expect", "within", "claim", "test_eq", "test_close", "test_fail", "test_is"}

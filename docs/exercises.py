@@ -288,13 +288,13 @@ def pyodide(cache: Path) -> bytes:
 
 
 def write_python(place: Path, cache: Path) -> bool:
-    "Pyodide and judge.py as one script, which loads from a disk as from a server; False, and a line, where there is no Pyodide."
+    "Pyodide and answer.py as one script, which loads from a disk as from a server; False, and a line, where there is no Pyodide."
     try: package = tarfile.open(fileobj=io.BytesIO(pyodide(cache)))
     except (OSError, ValueError) as error:
         print(f"exercises in the browser are left out: Pyodide {PYODIDE} cannot be had from npm's registry ({error})")
         place.unlink(missing_ok=True)
         return False
-    files = {name: package.extractfile(f"package/{name}").read() for name in FILES} | {"judge.py": (ROOT / "docs/judge.py").read_bytes()}
+    files = {name: package.extractfile(f"package/{name}").read() for name in FILES} | {"answer.py": (ROOT / "docs/answer.py").read_bytes()}
     packed = {name: base64.b64encode(gzip.compress(data, 6, mtime=0)).decode() for name, data in files.items()}
     notice = f"// Pyodide {PYODIDE}, MPL-2.0, https://github.com/pyodide/pyodide/tree/{PYODIDE}; it holds CPython, PSF-2.0\n"
     place.parent.mkdir(parents=True, exist_ok=True)

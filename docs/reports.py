@@ -1,7 +1,6 @@
 """The page "Reports of real runs", and the reports that it opens: made by today's `run_report` from the runs kept in evidence/reports."""
 import html
 import json
-import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -12,14 +11,9 @@ RUNS = {  # directory: title, what it is, the figures to say first
                    "(`human_score`) and the grammar are asked afterwards: no training has seen them.",
                    ("human_score", "reward_model_score", "grammatical", "kl_to_reference")),
     "smollm-sentiment": ("SmolLM2 learns to like films", "Adapters in the last blocks of SmolLM2-135M-Instruct learn to go on with “The movie was” "
-                         "more cheerfully; the judge is VADER's rules ([the lesson](guides/smollm_sentiment.ipynb)). `perplexity_untouched` "
+                         "more cheerfully; the reward is VADER's rules ([the lesson](guides/smollm_sentiment.ipynb)). `perplexity_untouched` "
                          "says how surprised the untouched model is by what is written.",
                          ("compound", "distinct_2", "kl_to_reference", "perplexity_untouched"))}
-
-
-def there() -> list[str]:
-    "The runs that are kept."
-    return [name for name in RUNS if (KEPT / name).is_dir()]
 
 
 def kept(name: str) -> dict:
@@ -54,7 +48,7 @@ def reports_page() -> str:
             "findings, all settings, and a microscope that shows what the update did to which token ([the lesson](reference/doctor/report.ipynb)). "
             "These are the pages of runs with seed 0, as anybody gets them. The runs are kept in `evidence/reports`; the pages are made by the "
             "code that this site is built from."]
-    for name in there():
+    for name in RUNS:
         title, about, names = RUNS[name]
         links = [(f"reports/{name}.html", "open the report"), (f"reports/{name}.html#part-microscope", "its microscope"), (f"reports/{name}.html#part-samples", "its samples")]
         buttons = "".join(f'<a href="{html.escape(url)}">{label[0].upper()}{label[1:]}</a>' for url, label in links)
@@ -63,20 +57,11 @@ def reports_page() -> str:
     return "\n\n".join(text) + "\n"
 
 
-def in_the_sites_colours(page: str) -> str:
-    "The report in light or dark as the site's switch says; without a choice there, as the system does."
-    light, dark = re.findall(r":root \{ ([^}]*) \}", page)
-    dark = f"{light.replace('light dark', 'dark')}; {dark}"
-    rules = f":root[data-theme=light] {{ {light.replace('light dark', 'light')} }} :root[data-theme=dark] {{ {dark} }}"
-    chosen = '<script>try { document.documentElement.dataset.theme = localStorage.getItem("theme") || "auto" } catch {}</script>'
-    return page.replace("</style>", f"{rules}\n</style>\n{chosen}", 1)
-
-
 def write_reports(folder: Path) -> None:
     "The reports, as `instruct-goose report` writes them, with a way back to the site."
     from instruct_goose.doctor.report import ReportConfig, run_report
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name in there():
+    for name in RUNS:
         path = run_report(ReportConfig(KEPT / name, out=folder / f"{name}.html"))
-        path.write_text(in_the_sites_colours(path.read_text("utf-8")).replace("<nav>", '<nav><a href="../reports.html">Reports of real runs</a>', 1), "utf-8")
+        path.write_text(path.read_text("utf-8").replace("<nav>", '<nav><a href="../reports.html">Reports of real runs</a>', 1), "utf-8")

@@ -6,19 +6,19 @@
 
   // Runs in the worker, where this text is its whole source: what is opened from disk may start a worker from a blob alone, and fetch nothing
   const work = () => {
-    let judge
+    let check
     const start = async files => {
       const text = name => new TextDecoder().decode(files[name])
       self.fetch = async url => new Response(files[String(url).split("/").pop()], {headers: {"content-type": "application/wasm"}});
       (0, eval)(text("pyodide.asm.js")); (0, eval)(text("pyodide.js"))
       const python = await loadPyodide({indexURL: "https://here.invalid/"})
-      return python.runPython(text("judge.py") + "\njudge")
+      return python.runPython(text("answer.py") + "\ncheck")
     }
     onmessage = async ({data: {files, code, exercise}}) => {
       try {
-        judge ??= await start(files)
+        check ??= await start(files)
         postMessage({started: true})
-        postMessage(JSON.parse(judge(code, exercise)))
+        postMessage(JSON.parse(check(code, exercise)))
       } catch (error) { postMessage({died: String(error)}) }
     }
   }

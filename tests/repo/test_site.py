@@ -6,7 +6,6 @@ import re
 import sys
 from functools import cache
 from html import unescape
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -21,80 +20,26 @@ import build  # noqa: E402
 import chromium  # noqa: E402
 import shelves  # noqa: E402
 import typeset  # noqa: E402
-from api import entry  # noqa: E402
 from glossary import ALIASES  # noqa: E402
-from lessons import Page, of_course, read_cell, read_pages  # noqa: E402
+from lessons import of_course, read_cell, read_pages  # noqa: E402
 
 from instruct_goose.training.config import RLHFConfig  # noqa: E402
 
 
 # --- the builder ------------------------------------------------------------------------------------------------------
-def cell(source, kind="code", **outputs): return read_cell({"cell_type": kind, "source": source, "id": "c0", **outputs}, "test")
+def cell(source): return read_cell({"cell_type": "code", "source": source, "id": "c0"}, "test")
 
 
-def node(source): return cell("#| export\n" + source).exported[0]
-
-
-def page(part="learn", name="01_b", cells=()):
-    path = root / "nbs" / part / f"{name}.ipynb"
-    return Page(path, part, f"{part}/{name[3:]}", name, "sub", 5, "instruct_goose.objective.b", list(cells))
-
-
-GAE = '''def gae(
-    rewards: Float[Tensor, "batch time"],  # per token
-    *,
-    lam: float = .95,  # the dial;
-                       # 1 is Monte Carlo
-    old: int | None = None,
-) -> Float[Tensor, "batch time"]:  # advantages
-    "A_t = Σ (γλ)^l *delta* [1]."
-'''
-
-
-def test_entry_has_signature_types_and_comments():
-    made = entry(node(GAE), "m", lambda t: t)
-    assert "{py:function} gae(rewards, *, lam=0.95, old=None)\n:module: m" in made
-    assert '| `rewards` | `Float[Tensor, "batch time"]` |  | per token |' in made
-    assert "| `lam` | `float` | `0.95` | the dial; 1 is Monte Carlo |" in made
-    assert r"| `old` | `int \| None` | `None` |  |" in made
-    assert '| *returns* | `Float[Tensor, "batch time"]` |  | advantages |' in made
-    assert r"\*delta\* \[1\]" in made  # the docstring's signs are not markup
-
-
-def test_figures_are_inline_described_and_recoloured():
-    svg = ('<?xml version="1.0"?><svg width="72pt" height="36pt" viewBox="0 0 72 36"><metadata>x</metadata>'
-           '<g id="a"><text style="fill: #262626">t</text></g><use href="#a"/></svg>')
-    c = cell('#| fig-cap: One "figure".\nplot()', outputs=[{"output_type": "display_data", "data": {"image/svg+xml": svg}}])
-    made = build.code_cell(c)["outputs"][0]["data"]["text/html"]
-    soup = BeautifulSoup(made, "html.parser")
-    assert soup.svg["aria-label"] == 'One "figure".' and soup.figcaption.text == 'One "figure".'
-    assert "currentColor" in made and "#262626" not in made and "metadata" not in made
-    assert soup.g["id"] == "c0-0-a" and soup.use["href"] == "#c0-0-a"
-    assert "max-width:96px" in soup.svg["style"] and not soup.svg.get("width")
-
-
-def test_checks_fold_into_a_tick():
+def test_checks_fold_into_a_tick_and_long_code_into_its_first_lines():
     own, tick = build.checked(cell("x = f(2)\nx\n# four\nexpect(x, 4)\nfor y in x: claim(y, 'so')\nassert x"))
     assert own == "x = f(2)\nx" and tick.startswith("# four\nexpect(x, 4)\nfor y")
-    for whole in ("expect(x, 4)\nx", "x = 3", "#| hide\nassert x", "#| exports\nassert x", "%magic\nexpect(1, 1)", "x = 1; expect(x, 1)"):
-        assert not build.checked(cell(whole))[1], whole
-
-
-def test_long_code_shows_its_first_lines():
-    short, whole = build.shortened(cell("#| exports\ndef f(x):\n" + "\n".join(f"    x += {i}" for i in range(40)) + "\n    return x"))
+    for whole in ("expect(x, 4)\nx", "x = 3", "#| hide\nassert x", "%magic\nexpect(1, 1)", "x = 1; expect(x, 1)"): assert not build.checked(cell(whole))[1], whole
+    short, whole = build.shortened(cell("#| exports\ndef f(x):\n" + "    x += 1\n" * 40 + "    return x"))
     assert short.count("\n") == build.HEAD - 1 and "All 42 lines" in whole and "return x" in whole
-
-
-def test_a_reference_page_shows_signatures_and_folds_the_code():
-    source = "def f(\n    x: int,  # a\n) -> int:\n    'What f is.'\n" + "    x += 1\n" * 6 + "    return x"
-    short, whole = build.shortened(cell("#| exports\n" + source), outline=True)
-    assert short.endswith("'What f is.'") and source in whole
-    assert build.shortened(cell("#| exports\ndef f(x): return x"), outline=True) == ("def f(x): return x", "")
 
 
 def test_formulas_are_typeset_or_refused():
     assert "katex-display" in typeset.html(r"\sum_{i \lt t} x_i", True)
-    assert "katex-display" not in typeset.html("x", False)
     with pytest.raises(ValueError, match="KaTeX parse error"): typeset.html(r"\frac{1}{", True)
 
 
@@ -102,7 +47,6 @@ def test_formulas_are_typeset_or_refused():
 built = pytest.mark.skipif(not (site / "index.html").exists(), reason="docs/_site is not built: make docs")
 files = sorted(p for p in site.rglob("*.html") if "_static" not in p.parts) if site.exists() else []
 pages = [p for p in files if "_modules" not in p.parts]  # without the modules' sources, which are code and nothing else
-lessons = [p.url for p in read_pages()[1]]
 
 
 @cache
@@ -151,62 +95,35 @@ def test_nothing_is_fetched_from_elsewhere():
             assert not away.match("".join(address)), css.name
 
 
-# What every page must have is read without a parser too.
-def is_a_page(text):
-    for part in ("<h1>", 'class="crumbs"', 'class="lesson-facts"', '<html class="no-js" lang="en"', '<meta name="viewport"'): assert part in text, part
-
-
-def has_typeset_formulas(text) -> int:
+def counted(text: str, page) -> tuple[int, int, int]:
+    "Formulas, figures and links to entries of a page, read without a parser too; an AssertionError says what it lacks."
     formulas = re.findall(r'<(?:div|span) class="math [^>]*>(.{0,80})', text, flags=re.S)
     for inside in formulas: assert 'class="katex' in inside, inside
     said = re.sub(r"<(script|pre|code|math|svg|style)\b[^>]*>.*?</\1>", "", text, flags=re.S)
     assert not (raw := re.search(r"(?:\$\$|\\\(|\\begin\{|\{py:).*", said)), raw
-    return len(formulas)
-
-
-def has_described_figures(text) -> int:
-    figures = re.findall(r'<figure class="plot[^>]*>\s*(<[^>]*>)', text)
-    for tag in figures:
-        if tag.startswith("<svg"): assert len(re.search(r'aria-label="([^"]*)"', tag)[1]) > 40, tag
-    live = re.findall(r'<div\b[^>]*class="plotly-figure"[^>]*>', text)
-    for box in live: assert len(re.search(r'aria-label="([^"]*)"', box)[1]) > 40, box
+    figures = [*re.findall(r'<figure class="plot[^>]*>\s*(<svg[^>]*>)', text), *re.findall(r'<div\b[^>]*class="plotly-figure"[^>]*>', text)]
+    for tag in figures: assert len(re.search(r'aria-label="([^"]*)"', tag)[1]) > 40, tag
     for picture in re.findall(r"<img\b[^>]*>", text): assert "alt=" in picture, picture
-    return len(figures) + len(live)
-
-
-def has_an_entry_for_each_public_name(text, p):
-    for n in (n for c in p.cells for n in c.documented if p.names):
-        where = text.find(f'id="{p.module}.{n.name}"')
-        assert where >= 0, n.name
-        assert "_modules/" in text[where:text.index("</dt>", where)], f"{n.name}: no source link"
+    if page is None: return len(formulas), len(figures), 0
+    for part in ("<h1>", 'class="crumbs"', 'class="lesson-facts"', '<html class="no-js" lang="en"', '<meta name="viewport"'): assert part in text, part
+    for n in (n for c in page.cells for n in c.documented if page.names):
+        where = text.find(f'id="{page.module}.{n.name}"')
+        assert where >= 0 and "_modules/" in text[where:text.index("</dt>", where)], f"{n.name}: no entry with a source link"
         if isinstance(n, ast.FunctionDef) and n.args.args: assert '<table class="parameters' in text[where:], n.name
+    return len(formulas), len(figures), len(re.findall(r'<a class="reference[^>]*><code class="xref', text))
 
 
 @built
 def test_every_page_says_what_it_must():
-    assert not [u for u in lessons if not (site / f"{u}.html").exists()]
-    by_url, wrong, formulas, figures, linked = {p.url: p for p in read_pages()[1]}, [], 0, 0, 0
+    by_url, wrong, found = {p.url: p for p in read_pages()[1]}, [], []
+    assert not [u for u in by_url if not (site / f"{u}.html").exists()]
     for path in pages:
-        text, url = path.read_text("utf-8"), path.relative_to(site).with_suffix("").as_posix()
-        try:
-            formulas += has_typeset_formulas(text)
-            figures += has_described_figures(text)
-            if lesson := by_url.get(url):
-                is_a_page(text)
-                has_an_entry_for_each_public_name(text, lesson)
-                linked += len(re.findall(r'<a class="reference[^>]*><code class="xref', text))
+        url = path.relative_to(site).with_suffix("").as_posix()
+        try: found.append(counted(path.read_text("utf-8"), by_url.get(url)))
         except AssertionError as e: wrong.append((url, str(e)))
     assert not wrong
+    formulas, figures, linked = map(sum, zip(*found))
     assert formulas > 800 and figures > 150 and linked > 500, (formulas, figures, linked)
-
-
-@pytest.mark.parametrize("check,broken", [
-    (is_a_page, '<html class="no-js" lang="en"><h1>A</h1><meta name="viewport">'),
-    (has_typeset_formulas, r'<p><span class="math notranslate">\(x\)</span></p>'), (has_typeset_formulas, r"<p>so $$x$$ is</p>"),
-    (has_described_figures, '<figure class="plot" id="f"><svg role="img" aria-label="short">'), (has_described_figures, '<img src="a.png">'),
-    (lambda text: has_an_entry_for_each_public_name(text, page(cells=[cell("#| export\n" + GAE)])), '<dt id="instruct_goose.objective.b.gae">no link</dt>')])
-def test_a_page_without_what_it_must_have_is_noticed(check, broken):
-    with pytest.raises(AssertionError): check(broken)
 
 
 @built
@@ -244,23 +161,10 @@ TYPED = ALIASES | {  # what people type, and the page that teaches it: the first
     "reward model": "learn/reward_model", "rejection sampling": "learn/sft", "off-policy": "learn/policy_loss", "whitening": "learn/masks"}
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    it = chromium.Chromium(tmp_path_factory.mktemp("profile"))
-    yield it
-    it.close()
-
-
 def at(url: str) -> str:
     "A page of the site from disk; what stands behind its # or ? too."
     page = re.match(r"[\w/]+", url)[0]
     return (site / f"{page}.html").as_uri() + url[len(page):]
-
-
-def quiet(tab):
-    "Nothing went wrong, and nothing was asked of another host."
-    assert not tab.log, tab.log
-    assert not [a for a in tab.asked if not a.startswith(("file:", "data:", "blob:"))]
 
 
 FITS = """(() => {
@@ -312,7 +216,7 @@ def test_a_page_in_the_browser(url, one):
         tab.screen(1280)
         moved = tab.ask(DRAG)
         assert len(moved) == boxes and all(states > 1 and active > 0 for states, active in moved.values()), moved
-    quiet(tab)
+    assert tab.quiet(), (tab.log, tab.asked)
     tab.close()
 
 
@@ -332,26 +236,18 @@ def test_search_finds_names_and_what_a_newcomer_types(one):
     hits = tab.ask(f"{json.dumps(list(TYPED))}.map(words => findInSite(words)[0].href)")
     wrong = {words: href for (words, url), href in zip(TYPED.items(), hits, strict=True) if href.partition(".html")[0] != url}
     assert len(TYPED) > 50 and not wrong
-    quiet(tab)
-    for href in {h for _, hrefs in first for h in hrefs}:
-        page, _, anchor = href.partition("#")
-        assert unquote(anchor) in anchors(site / page), href
+    assert tab.quiet(), (tab.log, tab.asked)
     tab.close()
 
 
 @built
 @browser
-@pytest.mark.skipif(find_spec("axe_core_python") is None, reason="axe-core-python is not installed: pip install -e '.[dev]'")
 @pytest.mark.parametrize("url", first(1, ["index", "learn/value_loss", "search?q=policy%20gradient", "reference/supervised/fit", "learn", "reference", "api", "guides/exercises", "know"]))
 def test_no_barrier_that_axe_knows(url, one):
-    "Contrast, names of controls, roles, landmarks, lists, what can be reached by key; in both themes."
     tab = one.open(at(url))
-    tab.ask((Path(find_spec("axe_core_python").origin).parent / "axe.min.js").read_text("utf-8") + ";0")
     for dark in (False, True):
         tab.screen(1280, dark=dark)
-        found = tab.ask("""axe.run(document, {resultTypes: ["violations"], iframes: false}).then(r => r.violations.filter(v => ["serious", "critical"].includes(v.impact))
-          .map(v => [v.id, v.nodes.length, v.nodes.slice(0, 3).map(n => n.target.join(" ") + ": " + n.failureSummary)]))""")
-        assert not found, ("dark" if dark else "light", found)
+        assert not (found := tab.barriers()), ("dark" if dark else "light", found)
     tab.close()
 
 
@@ -396,7 +292,7 @@ def test_a_lesson_is_ticked_and_the_notation_opens_beside_it(one):
     assert "/notation.html" in tab.ask("document.querySelector('dialog.beside iframe').src") and "/learn/kl" in tab.ask("location.href")
     tab.ask("document.querySelector('dialog.beside button').click(), localStorage.removeItem('read')")
     assert not tab.ask("document.querySelector('dialog.beside').open")
-    quiet(tab)
+    assert tab.quiet(), (tab.log, tab.asked)
     tab.close()
 
 

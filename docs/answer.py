@@ -66,7 +66,7 @@ def verdict_on(answer, name, cases):
     return "right"
 
 
-def judge(code, exercise):
+def check(code, exercise):
     "JSON of the verdict and what was printed; `exercise` is the JSON of its name and cases."
     name, cases = (json.loads(exercise)[k] for k in ("name", "cases"))
     printed, space = Printed(), {"__name__": "__main__"}
