@@ -9,7 +9,7 @@ __all__ = ['LADDER', 'diagnose', 'nothing_found', 'report']
 from collections.abc import Mapping, Sequence
 
 from . import recomputed  # noqa: F401 (it adds to the RULES)
-from .rules import HALF, Finding, of_rl, RULES, Run
+from .rules import Finding, of_rl, RULES, Run
 
 # %% ../../nbs/guides/doctor.ipynb #26b08fb3
 def diagnose(
@@ -22,10 +22,7 @@ def diagnose(
     run, findings = Run(metrics, config, tokens), []
     for r in RULES:
         if evidence := r.find(run):
-            rounding = ("deviation" in r.needs and not run["rounding"]
-                        and 0 < max(run[r.needs], default=0.) <= HALF)
-            severity = "warning" if rounding else r.severity
-            findings.append(Finding(r.name, severity, r.what, evidence, r.lesson, r.cure))
+            findings.append(Finding(r.name, r.severity, r.what, evidence, r.lesson, r.cure))
     return sorted(findings, key=lambda f: f.severity != "error")
 
 # %% ../../nbs/guides/doctor.ipynb #f9a39c3d

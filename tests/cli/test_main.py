@@ -142,7 +142,7 @@ def test_an_error_inside_a_trainers_module_is_named(tmp_path, monkeypatch):
 HEALTHY = [{"iteration": i, "reward_mean": .1 * i, "kl_to_reference": .02 * i, "kl_estimate": .02 * i, "max_sampler_deviation": 1e-6} for i in range(6)]
 
 
-@pytest.mark.parametrize("deviation, says", [(.3, "0.3"), (1e-6, "Nothing looks wrong")])
+@pytest.mark.parametrize("deviation, says", [(.9, "0.9"), (1e-6, "Nothing looks wrong")])
 def test_doctor_names_what_looks_wrong_and_exits_0(tmp_path, capsys, deviation, says):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(m | {"max_sampler_deviation": deviation}) + "\n" for m in HEALTHY))
     main(["doctor", str(tmp_path)])

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from instruct_goose.doctor.diagnosis import LADDER, RULES, diagnose, report
-from instruct_goose.doctor.rules import KEYS, Run, above, reward_scale, start_kl
+from instruct_goose.doctor.rules import KEYS, Run, above
 from instruct_goose.training.config import RLHFConfig
 
 root = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ HEALTH = dict(reward_mean=.5, total_reward_mean=.4, reward_std=1., kl_to_referen
               value_scatter=.8, value_error=.9, return_gamma=1., return_lam=.95, policy_gradient_scale=1., policy_gradient_cosine=1.,
               value_gradient_scale=1., value_gradient_cosine=1., entropy_gradient_scale=1., stale_gradient=0., weights_moved=1.,
               kl_to_old_exact=.2, updates=4, learnt_apart=0., lr=1e-3, weight_step=2e-3, value_weight_step=2e-3, tensors_still=0.,
-              tensors_without_gradient=0., prompts_kept=1., prompts_ended=0., reference_weight=.1, advantage_mean=0., clipped_norm=.5)
+prompts_kept=1., prompts_ended=0., reference_weight=.1, advantage_mean=0., clipped_norm=.5)
 
 
 def log(n=12, **changes):
@@ -59,13 +59,10 @@ CAP = {"importance_mean": .99}
 @pytest.mark.parametrize("changes, found", [
     ({}, []),
     ({"max_sampler_deviation": lambda i: 2. if i == 7 else 0.}, ["sampler mismatch"]),
-    ({"max_sampler_deviation": 2., "importance_mean": .9}, []),  # known, and corrected for
     (CAP | {"sampler_kl": lambda i: .01 * i}, ["sampler left behind"]),     # 8.3 tokens: as far as the reference, .1 a response and iteration
-    (CAP | {"sampler_kl": lambda i: .004 * i}, []),                         # a third as far, and 2.5 times as much as in the second quarter
-    (CAP | {"sampler_kl": lambda i: .03 if i > 8 else 1e-4}, ["sampler left behind"]),  # fell out late
+    (CAP | {"sampler_kl": lambda i: .004 * i}, []),                         # a third as far
     (CAP | {"sampler_kl": lambda i: .03 if i else 1e-9}, []),               # some updates old on purpose
     (CAP | {"sampler_kl": lambda i: .006 if i > 8 else 1e-4}, []),          # too little to matter
-    (CAP | {"sampler_kl": lambda i: .1 if i > 8 else .02}, []),             # a coarse engine: five times what it began with
     (CAP | {"sampler_kl": lambda i: .01 * i, "reference_moved": 1.}, []),   # the reference is near because it follows
     (CAP | {"sampler_kl": .05}, ["sampler mismatch"]),                      # from the first iteration on: another temperature
     (CAP | {"sampler_kl": .02}, []),                                        # an engine of few bits
@@ -90,7 +87,7 @@ CAP = {"importance_mean": .99}
     ({"response_length": 1., "finished": 1.}, []),  # short, and ended
     ({"kl_to_old": lambda i: 5. if i in (3, 8) else .1}, ["large steps"]),
     ({"kl_to_old": lambda i: 5. if i == 3 else .1}, []),  # once: a rare token
-    ({"kl_to_old": 5., "clip_fraction": 0.}, ["no clip", "large steps"]),
+    ({"kl_to_old": 5., "clip_fraction": 0.}, ["large steps", "no clip"]),
     ({"kl_to_reference": lambda i: 2. * i, "kl_estimate": lambda i: 2. * i, "total_reward_mean": lambda i: .5 - .2 * i}, ["drift"]),
     ({"entropy": lambda i: 1.5 * .7 ** i, "sampled_nll": lambda i: 1.5 * .7 ** i}, ["entropy collapse"]),
     ({"sampled_nll": 1.2}, ["nll off entropy"]),
@@ -105,24 +102,24 @@ CAP = {"importance_mean": .99}
     ({"reward_shift": 2.}, ["reward of other rows"]),
     ({"score_length_correlation": -.99}, ["length is reward"]),
     ({"score_length_correlation": .8}, []),
-    ({"kl_to_reference": 0., "kl_estimate": 0., "total_reward_mean": .5}, ["reference is the policy"]),
-    ({"kl_to_reference": 0., "kl_estimate": 0., "total_reward_mean": .5, "kl_to_old": 1e-6, "kl_to_old_exact": 1e-6}, []),  # a small lr
     ({"advantage_correlation": .1}, ["advantages of other rows"]),
     ({"advantage_correlation": .1, "advantage_std": 1e-9, "value_mean": None}, []),  # groups of equal rewards: rounding
     ({"advantage_std": 0., "advantage_correlation": None}, ["returns are values"]),
     ({"return_gamma": .9}, ["other discount"]),
     ({"return_lam": 1.}, ["other discount"]),
     ({"policy_gradient_scale": 4.}, ["policy loss scale"]),
-    ({"policy_gradient_scale": -1., "policy_gradient_cosine": -1.}, ["policy loss scale", "policy loss direction"]),
+    ({"policy_gradient_scale": -1.}, ["policy loss scale"]),
+    ({"policy_gradient_scale": lambda i: .1 if i else 1., "total_reward_mean": .5}, []),  # the KL in the loss pulls too
+    ({"reference_weight": lambda i: .1 + .01 * i}, ["reference moves"]),
+    ({"reference_weight": lambda i: .1 + .01 * i, "reference_moved": 1.}, []),  # as asked
+    ({"prompts_kept": .5}, ["prompts cut"]),
+    ({"prompts_ended": 1.}, ["prompts that end"]),
     ({"policy_gradient_scale": 0., "grad_norm": 0.}, ["no policy gradient"]),
-    ({"policy_gradient_cosine": .1}, ["policy loss direction"]),
-    ({"policy_gradient_cosine": lambda i: .1 if i else 1., "total_reward_mean": .5}, []),  # the KL in the loss pulls too
     ({"value_gradient_scale": 4.}, ["value loss off"]),
     ({"value_gradient_cosine": .2}, ["value loss off"]),
     ({"entropy_gradient_scale": -1.}, ["entropy bonus off"]),
     ({"stale_gradient": .2}, ["stale gradients"]),
     ({"weights_moved": 0., "kl_to_old": 0., "kl_to_old_exact": 0., "clip_fraction": 0.}, ["policy stands still"]),
-    ({"weights_moved": None, "kl_to_old": 0., "kl_to_old_exact": 0., "clip_fraction": 0.}, ["policy stands still"]),
     ({"finished": 0., "response_length": lambda i: 8.3 + .1 * i}, ["ends unseen"]),
     ({"response_length": lambda i: max(3.3, 17.4 - 2 * i)}, ["length collapse"]),
     ({"response_length": lambda i: max(9.5, 17.4 - 2 * i)}, []),  # shorter, as where ends are asked for
@@ -138,13 +135,11 @@ SETTINGS_ASKED = asdict(RLHFConfig(steps=12, lr=1e-3, batch_size=100, kl_stop=9.
 
 
 @pytest.mark.parametrize("changes, settings, name", [
-    ({"updates": 3}, {}, "updates missing"), ({"learnt_apart": .5}, {}, "other rows learnt"), ({"optimizer_age": 4}, {}, "optimizer steps"),
+    ({"learnt_apart": .5}, {}, "other rows learnt"), ({"optimizer_age": 4}, {}, "optimizer steps"),
     ({"optimizer_age": lambda i: 2 * i + 2}, {}, "optimizer steps"), ({"lr": lambda i: 1e-3 * .5**i}, {}, "other schedule"),
     ({}, {"lr_schedule": "linear"}, "other schedule"), ({"weight_step": .2}, {}, "other step size"), ({"value_weight_step": 1e-7}, {}, "other step size"),
     ({"tensors_still": .2}, {}, "parts stand still"),
-    ({"beta": lambda i: .1 / (i + 1)}, {}, "other beta"), ({}, {"kl_target": 2.}, "other beta"), ({"clipped_norm": 3.}, {}, "gradient not clipped"),
-    ({"reference_weight": lambda i: .1 + .01 * i}, {}, "reference moves"),
-    ({"prompts_kept": .5}, {}, "prompts cut"), ({"prompts_ended": 1.}, {}, "prompts that end")])
+    ({"beta": lambda i: .1 / (i + 1)}, {}, "other beta"), ({}, {"kl_target": 2.}, "other beta")])
 def test_what_the_settings_ask_for(changes, settings, name):
     assert not names(log(), SETTINGS_ASKED)
     assert name in names(log(**changes), SETTINGS_ASKED | settings)
@@ -166,8 +161,8 @@ def test_evidence_names_numbers_and_iterations():
 
 @pytest.mark.parametrize("rounding, deviation, found", [
     (2**-7, .05, []), (2**-7, .9, ["error"]),                       # bfloat16
-    (2**-23, .05, ["error"]), (2**-23, 1e-6, []), (None, .05, ["warning"])])
-def test_where_the_precision_is_known_rounding_is_no_finding_and_more_is_an_error(rounding, deviation, found):
+    (2**-23, .05, ["error"]), (2**-23, 1e-6, []), (None, .05, []), (None, .9, ["error"])])
+def test_rounding_is_no_finding_and_more_is_an_error(rounding, deviation, found):
     for name in ("max_sampler_deviation", "max_ratio_deviation_first"):
         assert [f.severity for f in diagnose(log(**{name: deviation, "rounding": rounding}))] == found
 
@@ -176,16 +171,9 @@ def test_where_the_precision_is_known_rounding_is_no_finding_and_more_is_an_erro
     ({"value_mean": 0.}, {"vf_coef": 0.}), ({"response_length": 1., "finished": 0.}, {"max_new_tokens": 1}),
     ({"response_length": 1., "finished": 0.}, None), ({"sampled_nll": 1.2}, {"top_k": 5}), ({"sampled_nll": 1.2}, {"top_p": .9}),
     ({"return_gamma": .9, "return_lam": 0.}, {"gamma": .9, "lam": 0.}), ({"return_gamma": .9}, None),
-    ({"weights_moved": 0., "kl_to_old": 0., "kl_to_old_exact": 0., "value_mean": 0., "clip_fraction": 0.}, {"lr": 0.})])
+    ({"weights_moved": 0., "kl_to_old": 0., "value_mean": 0., "clip_fraction": 0.}, {"lr": 0.}),
+    ({"kl_to_old": 0., "clip_fraction": 0.}, {"epochs": 1, "minibatches": 1})])
 def test_what_the_settings_ask_for_is_no_finding(changes, config): assert names(log(**changes), config) == []
-
-
-def test_one_update_per_rollout_is_no_bug_and_without_the_settings_the_text_says_what_it_depends_on():
-    still = log(kl_to_old=0., clip_fraction=0.)
-    assert names(still, {"epochs": 1, "minibatches": 1}) == []
-    assert "4 updates per rollout" in diagnose(still, {"epochs": 2, "minibatches": 2})[0].evidence
-    finding, = diagnose(still)
-    assert finding.severity == "warning" and "With one update per rollout that is right" in finding.evidence
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
@@ -278,16 +266,6 @@ def test_numbers_of_other_kinds_and_none_in_the_settings():
     still = [{"kl_to_old": 0., "grad_norm": 1.}] * 3
     assert [f.name for f in diagnose(still, {"epochs": None, "minibatches": 2})] == ["ratio never moves"]
     assert not diagnose([{"response_length": 0., "finished": 0., "tokens": 0}] * 2)
-
-
-def test_the_kl_of_the_start_may_be_rounding():
-    at = lambda *kls: start_kl(Run([{"kl_to_reference": x} for x in kls]))
-    assert at(1e-3, 5.) is None and at(0.) is None and at(.0011).startswith("kl_to_reference is 0.0011 in iteration 0")
-
-
-def test_a_spread_of_four_is_too_large():
-    assert reward_scale(Run([{"return_std": x} for x in (1., 4., 9.)])) == "return_std is 4 in the median iteration"
-    assert reward_scale(Run([{"return_std": x} for x in (1., 3.99, 9.)])) is None
 
 
 def test_at_the_limit_is_not_above_it():

@@ -43,7 +43,7 @@ def paid_at_once(r, i, k): r["rewards"][0], r["rewards"][-1] = r["rewards"][0] +
 def another_score(r, i, k): r["rewards"][-1] += 1.
 def held_too(r, i, k): r["pull"] = [-x for x in r["pull"]]
 def as_before(r, i, k): r["tokens"], r["old_logprobs"] = ["a"] * len(r["tokens"]), [-3.] * len(r["tokens"])
-def stale(r, i, k): r["score"] = .1 * k + .01
+def by_prompt(r, i, k): r["score"] = .1 * len(r["prompt"]) + .01 * ord((r["prompt"] or "d")[0])
 def same_prompt(r, i, k): r["prompt"] = str(k)
 
 
@@ -54,7 +54,7 @@ CHANGES = [
     ("pull off", scaled("pull", 2.), {}),
     ("pull off", each(held_too), {"surrogate": "weight"}), ("value pull off", scaled("value_pull", 2.), {"value_clip": None}),
     ("other text scored", each(lambda r, i, k: r.update(same_text=False)), {}),
-    ("same random numbers", each(as_before), {}), ("cached scores", each(stale), {}),
+    ("same random numbers", each(as_before), {}), ("cached scores", each(by_prompt), {}),
     ("same prompts", each(same_prompt), {})]
 
 
