@@ -292,7 +292,7 @@ RECORD = [  # a place in the record of the newest checkpoint, what stands there 
     ("stages.ppo.metrics", [{"iteration": i, "reward_mean": "high"} for i in range(3)], "either"), ("stages.ppo.metrics", [{"iteration": i, "lr": 10**400} for i in range(3)], "either"), ("stages.ppo.prompts_seen", -1, "refused"), ("stages.ppo.prompts_seen", 10**12, "either"), ("stages.ppo.prompts_seen", 1.5, "refused"),
     ("stages.ppo.prompts_seen", 10**400, "either"), ("stages.ppo.beta", -1, "refused"), ("stages.ppo.beta", 1e308, "either"), ("stages.ppo.beta", None, "refused"), ("stages.ppo.stopped", 3, "refused"), ("stages.ppo.parts", {}, "refused"), ("stages.ppo.parts.best", {"reward": 1., "iteration": 1}, "refused"),
     ("stages.ppo.parts.best.iteration", 10**9, "either"), ("stages.ppo.parts.scale", {"n": -3}, "refused"), ("stages.ppo.groups", [], "refused"), ("stages.ppo.groups.0.settings.lr", 1e9, "either"), ("stages.ppo.groups.0.settings.lr", -1, "refused"), ("stages.ppo.groups.0.settings.eps", 1., "refused"),
-    ("stages.ppo.groups.0.remembered", [], "refused"), ("stages.ppo.groups.0.params", ["x"], "refused"), ("stages.ppo.groups.0.settings.optimizer", "SGD", "refused"), ("stages.ppo.config.lr", 1., "refused"), ("stages.ppo.config", None, "refused"), ("stages.ppo.reference", "0", "refused"), ("stages.ppo.tokenizer", None, "refused")]
+    ("stages.ppo.groups.0.params", {}, "refused"), ("stages.ppo.groups.0.params", ["x"], "refused"), ("stages.ppo.groups.0.settings.optimizer", "SGD", "refused"), ("stages.ppo.config.lr", 1., "refused"), ("stages.ppo.config", None, "refused"), ("stages.ppo.reference", "0", "refused"), ("stages.ppo.tokenizer", None, "refused")]
 
 
 def checkpoints(r: random.Random, world: Path):

@@ -7,6 +7,7 @@ __all__ = ['asked_for', 'sharded', 'layers_of', 'is_sharded', 'parts_of', 'whole
            'take_pieces', 'piece_of', 'put_weights', 'set_weights']
 
 # %% ../../nbs/guides/fsdp.ipynb #d9c00004
+import copy
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from torch.optim import Optimizer
 from .processes import count, full, same_weights, together
 from ..models.adapters import has_adapters, named_tensors
 from ..models.agent import Agent
-from ..runs.state import load_module, twin_of
+from ..runs.state import load_module
 
 # %% ../../nbs/guides/fsdp.ipynb #d9c00005
 def asked_for() -> bool:
@@ -118,7 +119,8 @@ def as_one(agent: nn.Module, optimizer: Optimizer) -> Optimizer:
     together(lambda: None)  # has another one failed? then nobody waits for its pieces
     named = dict(agent.named_parameters())
     own = {id(piece): named[name] for name, piece in vars(agent)["pieces"].items()}
-    one = twin_of(optimizer)
+    one = copy.copy(optimizer)  # whose attributes it lacks
+    vars(one).update({k: x for k, x in vars(optimizer).items() if k not in {*vars(one), "step"}})
     one.param_groups = [group | {"params": [own[id(p)] for p in group["params"]]}
                         for group in optimizer.param_groups]
     one.state = defaultdict(dict, {own[id(p)]: {key: full(x) for key, x in moments.items()}

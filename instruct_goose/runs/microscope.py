@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['QUANTITIES', 'RECOMPUTED', 'LOOKS', 'looked_at', 'token_columns', 'pulls', 'seen_tokens', 'response_notes',
-           'four_digits', 'scales', 'shade', 'token_boxes', 'read_tokens', 'as_response']
+           'four_digits', 'scales', 'shade', 'read_tokens', 'as_response']
 
 # %% ../../nbs/guides/microscope.ipynb #bcd95b61
 import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +52,8 @@ def token_columns(
     r: Rollout,       # with its advantages
     config: RLHFConfig,
 ) -> dict[str, Tensor]: # each (B, T); without values where none are learnt
-    """QUANTITIES of each token but log π_ref, which `as_response` adds, and where the clip holds
-    it: nowhere after a single update, which starts at a ratio of 1."""
+    """QUANTITIES of each token, and where the clip holds it: nowhere after a single update, which
+    starts at a ratio of 1."""
     settings = objective_settings(config)
     ratio = probability_ratio(logprobs, r.old_logprobs, r.mask, level=settings["level"])
     clips = {name: settings[name] for name in (
@@ -63,7 +62,8 @@ def token_columns(
     held = torch.stack(list(sides.values())).any(0) & (config.epochs * config.minibatches > 1)
     columns = {"moved": log_ratio(logprobs, r.old_logprobs, r.mask), "advantages": r.advantages,
                "drift": r.old_logprobs - r.ref_logprobs, "kl": r.kl, "rewards": r.rewards,
-               "values": r.values, "returns": r.returns, "old_logprobs": r.old_logprobs,
+               "values": r.values, "returns": r.returns,
+               "old_logprobs": r.old_logprobs, "ref_logprobs": r.ref_logprobs,
                "weights": importance_weights(r, config), "held": held, "given": r.given}
     return {name: x for name, x in columns.items() if x is not None}
 
@@ -100,15 +100,15 @@ def seen_tokens(
         columns |= pulls(loss, now, r)
         columns |= {} if now.values is None else {"values_now": now.values.detach()}
         notes = response_notes(rollout, chosen.tolist(), config, tokenizer)
-    def text(i: int) -> str:
-        return str(i) if tokenizer is None else printable(str(tokenizer.decode([i])))
-
     prompts = r.prompts or [""] * len(r)
+    texts = [[str(i) if tokenizer is None else printable(str(tokenizer.decode([i])))
+              for i in ids[real].tolist()] for ids, real in zip(r.response_ids, r.real)]
     return [{"prompt": printable(prompts[i]), "score": four_digits(r.scores[i]),
-             "tokens": [text(token) for token in r.response_ids[i][real].tolist()], **notes[i],
+             "tokens": texts[i], **notes[i],
              **{name: [four_digits(n) for n in x[i][real]] for name, x in columns.items()}}
             for i, real in enumerate(r.real)]
 
+# %% ../../nbs/guides/microscope.ipynb #3329b590
 def response_notes(rollout: Rollout, rows: Sequence[int], config: RLHFConfig,
                    tokenizer: PreTrainedTokenizerBase | None) -> list[dict]:
     """Of some responses what is no number of a token: whether its text is that of its ids
@@ -152,27 +152,6 @@ def shade(x: float | None, scale: float) -> float: # −1, orange, over 0, no co
     "x / scale, kept within ±1; 0 for a number that is not there."
     return round(max(-1., min(1., x / scale)), 2) if scale > 0 and x is not None else 0.
 
-# %% ../../nbs/guides/microscope.ipynb #01d00e86
-def token_boxes(
-    response: Mapping, # of `seen_tokens`
-    quantity: str,     # one of QUANTITIES
-    scale: float,      # of `scales`
-) -> str: # HTML
-    """The response's tokens on their colours, each with its number; those held are underlined, and
-    those that others wrote say so."""
-    boxes = []
-    for i, (text, x) in enumerate(zip(response["tokens"], response[quantity], strict=True)):
-        given = response.get("given", [])[i:i + 1] == [True]
-        depth = 0. if given else shade(x, scale)
-        colour = f"rgba({'16,160,110' if depth > 0 else '234,120,20'},{abs(depth) * .75:.2f})"
-        line = "underline" if response["held"][i] else "none"
-        number = "given" if given else "–" if x is None else f"{x:+.2f}"
-        boxes.append(f'<span style="display:inline-block;padding:.1em .4em;margin:.1em;'
-                     f'text-align:center;border-radius:4px;background:{colour}">'
-                     f'<span style="text-decoration:{line};white-space:pre">{escape(text)}</span>'
-                     f'<br><small>{number}</small></span>')
-    return f"<div>{escape(response['prompt'])} {''.join(boxes)}</div>"
-
 # %% ../../nbs/guides/microscope.ipynb #9b2fc53b
 def read_tokens(path: str | Path) -> dict[int, list[dict]]: # iteration → its responses
     """The tokens.jsonl of a run; empty without the file. Raises ValueError naming a line that is
@@ -195,15 +174,10 @@ def read_tokens(path: str | Path) -> dict[int, list[dict]]: # iteration → its 
 
 # %% ../../nbs/guides/microscope.ipynb #93b76cfb
 def as_response(r: Mapping) -> dict:
-    """One response of a record, with log π_ref = log π_old − drift, and with None for NaN and
-    infinity. Raises ValueError unless all its columns are as long as its tokens."""
+    """One response of a record, with None for NaN and infinity. Raises ValueError unless all its
+    columns are as long as its tokens."""
     columns = [name for name in (*QUANTITIES, *RECOMPUTED, "held", "given") if name in r]
     if any(len(r[name]) != len(r["tokens"]) for name in columns) or "held" not in r:
         raise ValueError("columns of different lengths")
-    finite = {name: [x if x is not None and math.isfinite(x) else None for x in r[name]]
-              for name in columns}
-    if "ref_logprobs" not in r and "old_logprobs" in r and "drift" in r:
-        pairs = zip(finite["old_logprobs"], finite["drift"])
-        finite["ref_logprobs"] = [None if a is None or b is None else round(a - b, 4)
-                                  for a, b in pairs]
-    return {**r, **finite}
+    return {**r, **{name: [x if x is not None and math.isfinite(x) else None for x in r[name]]
+                    for name in columns}}

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['Pairs', 'new_run_dir', 'claim_run_dir', 'write_json', 'write_whole', 'append_jsonl', 'json_line', 'without_nan',
            'save_model', 'versions', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts',
-           'RunLog', 'checked_log', 'cut_log', 'number_of', 'longer', 'train_policy', 'RunSettings', 'train_in',
-           'in_run_directory', 'files_of', 'sha256', 'print_worst', 'samples_page', 'fingerprint_of_prompts',
-           'train_and_report', 'answers', 'model_card', 'push_to_hub']
+           'RunLog', 'checked_log', 'cut_log', 'train_policy', 'RunSettings', 'train_in', 'in_run_directory',
+           'files_of', 'sha256', 'print_worst', 'samples_page', 'fingerprint_of_prompts', 'train_and_report', 'answers',
+           'model_card', 'push_to_hub']
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #ed9beb72
 import hashlib
@@ -16,7 +16,7 @@ import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.metadata import version
@@ -43,7 +43,7 @@ from .microscope import looked_at, read_tokens, seen_tokens
 from .resume import (
     CheckpointManager, MAIN, refuse_other_run, Stage, TEMPORARY_FILE)
 from .state import CHANGES_NOTHING, part
-from .trackers import need_tracker, tracked
+from .trackers import need_tracker, TRACKERS
 from ..supervised.fit import torch_threads
 from ..training.callbacks import Callback, StopAtKL, Trainer
 from ..training.config import Count, RLHFConfig
@@ -227,7 +227,8 @@ class RunLog(Callback):
         if self.stage.saved is not None:
             tensors, record = self.stage.saved
             self.metrics = checked_log(record, self.path)
-            trainer.load_state(tensors, longer(record, trainer.config))
+            config = {**record["config"], "steps": trainer.config.steps} # a run may grow
+            trainer.load_state(tensors, {**record, "config": config})
             if (limit := trainer.config.kl_stop) is not None: # killed before it could say so?
                 last = self.metrics[-1]
                 why = StopAtKL(limit).on_iteration(trainer, None, last)
@@ -257,30 +258,17 @@ def cut_log(path: Path, done: int) -> None:
     if not path.exists():
         return
     if done:
-        lines = path.read_bytes().split(b"\n")[:-1] # the last one ends as well
-        kept = [line for line in lines if number_of(line) < done]
-        return write_whole(path, "".join(f"{line.decode()}\n" for line in kept))
+        kept = []
+        for line in path.read_bytes().split(b"\n")[:-1]: # the last one ends as well
+            with suppress(ValueError, TypeError, AttributeError):
+                row = json.loads(line)
+                if row.get("iteration", row.get("step", done)) < done:
+                    kept.append(f"{line.decode()}\n")
+        return write_whole(path, "".join(kept))
     names = (path.with_suffix(f".{n}{path.suffix}") for n in count(1))
     beside = next(name for name in names if not name.exists())
     path.rename(beside)
     print(f"{path.name} of the run before is kept as {beside.name}.")
-
-def number_of(line: bytes) -> float:
-    "The iteration, or the step, of a line of a log; without one infinity."
-    try:
-        row = json.loads(line)
-        return float(row.get("iteration", row.get("step", math.inf)))
-    except (ValueError, TypeError, AttributeError):
-        return math.inf
-
-# %% ../../nbs/reference/runs/run_directory.ipynb #59cff572
-def longer(record: Mapping, config: RLHFConfig) -> dict:
-    "A trainer's record with as many steps as there are to be now: a run may grow."
-    then = record["config"]
-    if then["steps"] != config.steps and config.lr_schedule != "constant" and is_first():
-        print(f"  The {config.lr_schedule} schedule was to end at {then['steps']} and now "
-              f"ends at {config.steps}: the learning rate jumps.")
-    return {**record, "config": {**then, "steps": config.steps}}
 
 # %% ../../nbs/reference/runs/run_directory.ipynb #857744af
 def train_policy(
@@ -296,25 +284,24 @@ def train_policy(
     log = RunLog(out, stage)
     log.restore(trainer)
     if trainer.iteration < trainer.config.steps and not trainer.stopped:
-        trainer.callbacks.append(log)
+        trackers = [TRACKERS[track](out, every=track_every)] if track else []
+        before, trainer.callbacks = trainer.callbacks, [*trainer.callbacks, log, *trackers]
         left = prompts if is_list(prompts) else islice(prompts, trainer.prompts_seen, None)
         try:
-            tell = tracked(trainer.callbacks, track, out, every=track_every) if track else None
-            with tell or nullcontext():
-                trainer.train(left, reward_fn, progress=progress and is_first(),
-                              held_out=held_out)
+            trainer.train(left, reward_fn, progress=progress and is_first(), held_out=held_out)
         except KeyboardInterrupt:
             if stage.saved is not None and is_first():  # an iteration may be half done
-                tensors, record = stage.saved
-                if is_sharded(trainer.agent): # nothing is asked of others, which may have gone
-                    last = plain(trainer.agent, part(tensors, "model")).model
+                last = trainer.agent
+                if is_sharded(last): # nothing is asked of others, which may have gone
+                    last = plain(last, part(stage.saved[0], "model"))
                 else:
-                    trainer.load_state(tensors, longer(record, trainer.config))
-                    last = trainer.agent.model
-                save_model(last, trainer.tokenizer, Path(out) / "policy")
+                    trainer.load_state(*stage.saved)
+                save_model(last.model, trainer.tokenizer, Path(out) / "policy")
             raise
         finally:
-            trainer.callbacks.remove(log)
+            trainer.callbacks = before
+            for tracker in trackers:
+                tracker.close()
     said = [f"  Stopped early: {trainer.stopped}"] if trainer.stopped else []
     if trainer.best is not None:
         trainer.load_best()

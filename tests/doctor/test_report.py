@@ -75,9 +75,9 @@ def test_the_microscope_in_a_browser(tmp_path):
 
 
 def test_tokens_that_the_policy_did_not_write_are_given(tmp_path):
-    "In the record, in its scale (9 is a tool's), in its shades and, where there is a browser, on the page; log π_ref is −1 − .5 and −3 − (−2)."
+    "In the record, in its scale (9 is a tool's), in its shades and, where there is a browser, on the page."
     run = make_run(tmp_path / "mine", tokens=False)
-    column = {"moved": [.5, 9., -1.], "old_logprobs": [-1., -7., -3.], "drift": [.5, 3., -2.]}
+    column = {"moved": [.5, 9., -1.], "old_logprobs": [-1., -7., -3.], "drift": [.5, 3., -2.], "ref_logprobs": [-1.5, -10., -1.]}
     response = {"prompt": "", "score": 0., "tokens": ["a", "tool", "b"], "held": [False] * 3, "given": [False, True, False]} | column
     (run / "tokens.jsonl").write_text(json.dumps({"iteration": 0, "responses": [response]}) + "\n")
     main(["report", str(run)])

@@ -11,12 +11,9 @@ from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.objective.policy_loss import SURROGATES, held_shares, held_tokens
 from instruct_goose.runs.microscope import (
     QUANTITIES,
-    as_response,
     four_digits,
     read_tokens,
-    scales,
     seen_tokens,
-    token_boxes,
 )
 from instruct_goose.training.callbacks import Callback
 
@@ -61,10 +58,9 @@ def test_each_number_is_the_one_of_its_token(settings):
             moved = [(now[row, t] - r.old_logprobs[row, t]).item() for t in range(length)]
             assert response["moved"] == pytest.approx(moved, abs=2e-3)
             if settings.get("ratio_level") == "sequence": moved = [sum(moved) / length] * length
-            for name, column in (("advantages", r.advantages), ("rewards", r.rewards), ("kl", r.kl), ("old_logprobs", r.old_logprobs)):
+            for name, column in (("advantages", r.advantages), ("rewards", r.rewards), ("kl", r.kl), ("old_logprobs", r.old_logprobs), ("ref_logprobs", r.ref_logprobs)):
                 assert response[name] == pytest.approx(column[row, :length].tolist(), rel=1e-3, abs=1e-3), name
-            assert ("values" in response) == (r.values is not None) and "ref_logprobs" not in response
-            assert as_response(response)["ref_logprobs"] == pytest.approx(r.ref_logprobs[row, :length].tolist(), abs=3e-3)
+            assert ("values" in response) == (r.values is not None)
             for held, m, a in zip(response["held"], moved, response["advantages"], strict=True):
                 rho = math.exp(m)
                 if min(abs(rho - .8), abs(rho - 1.2), abs(rho - 1.5), abs(a)) < 5e-3: continue  # rounding may decide
@@ -86,14 +82,6 @@ def test_shares_count_the_held_tokens(surrogate):
     shares = held_shares(surrogate, ratio, advantages, mask)
     for side, where in held_tokens(surrogate, ratio, advantages, mask).items():
         assert shares[f"clip_fraction_{side}"].item() == pytest.approx(sum(where[mask].tolist()) / int(mask.sum()))
-
-
-def test_text_is_text_and_what_others_wrote_has_no_colour_and_no_scale():
-    response = {"prompt": "<i>", "tokens": ["<script>", " a\x1b[31m", "tool"], "moved": [1., -2., 9.], "held": [True, False, False], "given": [False, False, True]}
-    assert scales([response]) == {"moved": 2.}
-    drawn = token_boxes(response, "moved", 2.)
-    assert "<script>" not in drawn and "<i>" not in drawn and drawn.count("underline") == 1 and "-2.00" in drawn
-    assert drawn.count(">given<") == 1 and ",0.75)" in drawn and ",0.00)" in drawn and "+9.00" not in drawn
 
 
 def test_nan_is_not_recorded():

@@ -13,7 +13,7 @@ import pytest
 
 from instruct_goose.recipes.own_model import TrainConfig
 from instruct_goose.runs.run_directory import open_run
-from instruct_goose.runs.trackers import TRACKERS, by_step, need_tracker, some_texts
+from instruct_goose.runs.trackers import TRACKERS, by_word, need_tracker, some_texts
 
 RUN = """
 import socket, sys
@@ -33,11 +33,11 @@ def trainer():
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=8, n_layer=1, n_head=2))
     return RLHFTrainer(model, config=RLHFConfig(steps=4, batch_size=4, max_new_tokens=3, device="cpu"), tokenizer=tokenizer)
 t, judge, lines = trainer(), lambda texts: [float(len(x)) for x in texts], []
-with closing(TRACKERS[name](out, every=2, rows=3)) as tracker:
+with closing(TRACKERS[name](out, every=2)) as tracker:
     t.callbacks.append(tracker)
     lines += t.train(["a", "b c"], judge, steps=3, progress=False)
 state = t.state()
-with closing(TRACKERS[name](out, every=2, rows=3)) as tracker:  # broken off, and resumed
+with closing(TRACKERS[name](out, every=2)) as tracker:  # broken off, and resumed
     again = trainer(); again.load_state(*state); again.callbacks.append(tracker)
     lines += again.train(["a", "b c"], judge, progress=False)
 import json, pathlib
@@ -59,12 +59,12 @@ def test_tensorboard(tmp_path):
     seen = EventAccumulator(str(tmp_path / "run/tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
     seen.Reload()
     for i, line in enumerate(lines):
-        for name, x in by_step(line).items():
+        for name, x in by_word(line).items():
             [event] = [e for e in seen.Scalars(name) if e.step == i]
             assert event.value == pytest.approx(x, rel=1e-6, abs=1e-30), name
-    assert set(seen.Tags()["scalars"]) == {name for line in lines for name in by_step(line)}
+    assert set(seen.Tags()["scalars"]) == {name for line in lines for name in by_word(line)}
     texts = {e.step: e.tensor_proto.string_val[0].decode() for e in seen.Tensors("samples/text_summary")}
-    assert sorted(texts) == [0, 2] and texts[0].count("\n") == 4 and "score" in texts[0]
+    assert sorted(texts) == [0, 2] and texts[0].count("\n") == 5 and "score" in texts[0]
 
 
 def records(path):
@@ -95,7 +95,7 @@ def test_wandb_offline(tmp_path):
                 rows.setdefault(int(row["_step"]), {}).update(row)
     assert sorted(rows) == [0, 1, 2, 3] and ids == {(tmp_path / "run/tracker.id").read_text()} and settings["batch_size"] == 4
     for i, line in enumerate(lines):
-        for name, x in by_step(line).items(): assert rows[i][name] == pytest.approx(x), name
+        for name, x in by_word(line).items(): assert rows[i][name] == pytest.approx(x), name
     assert [i for i in rows if any(name.startswith("samples") for name in rows[i])] == [0, 2]
 
 
@@ -108,7 +108,7 @@ def test_trackio(tmp_path):
     for step, text in found: rows.setdefault(step, {}).update(json.loads(text))
     assert sorted(rows) == [0, 1, 2, 3]
     for i, line in enumerate(lines):
-        for name, x in by_step(line).items(): assert rows[i][name] == pytest.approx(x), name
+        for name, x in by_word(line).items(): assert rows[i][name] == pytest.approx(x), name
     assert [i for i in rows if "samples" in rows[i]] == [0, 2]
 
 
@@ -128,4 +128,4 @@ def test_texts_of_a_table_are_evenly_spaced():
     from instruct_goose.training.rollout import Rollout
     ids = torch.zeros(5, 2).long()
     r = Rollout(ids, ids.bool(), ids, ids.bool(), texts=list("vwxyz"), scores=torch.arange(5.))
-    assert some_texts(r, 3) == [("", "v", 0.), ("", "x", 2.), ("", "z", 4.)] and len(some_texts(r, 9)) == 5
+    assert some_texts(r) == [("", t, s) for t, s in zip("vwxyz", range(5))] and [t for _, t, _ in some_texts(r[torch.arange(9) % 5])] == list("vxzwy")
