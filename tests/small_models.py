@@ -18,3 +18,6 @@ def tiny(name="gpt2", seed=0, std=.3):
     model = AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
     for p in model.parameters(): torch.nn.init.normal_(p, std=std)
     return model
+
+
+def what_learns(model): return {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['MATRICES', 'with_lora', 'learning_in_float32', 'need_peft', 'four_bits', 'tuned_layers', 'has_adapters',
            'frozen_twin', 'sharing_copy', 'without_adapters', 'unwrapped', 'merge_adapters', 'merged_in_place',
-           'what_learns', 'named_tensors', 'module_state']
+           'named_tensors', 'module_state']
 
 # %% ../../nbs/guides/lora.ipynb #ada904
 import copy
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,15 +49,17 @@ def with_lora(
         r=rank, lora_alpha=2 * rank if alpha is None else alpha, target_modules=names,
         fan_in_fan_out=any(matrices.get(name) is Conv1D for name in names), task_type="CAUSAL_LM",
         layers_to_transform=None if top is None else list(range(blocks - top, blocks))))
-    name = model.name_or_path
-    if name and Path(name).is_dir(): # adapters must find their model from anywhere
-        name = str(Path(name).resolve())
-    for adapters in model.peft_config.values():
-        adapters.base_model_name_or_path = name
+    base = model.name_or_path # where the adapters will look for their model
+    if base and Path(base).is_dir():
+        base = str(Path(base).resolve())
+    model.peft_config["default"].base_model_name_or_path = base
     head = getattr(model, "score", None)
     if isinstance(head, nn.Module): # of a classifier: it is new, and learns whole
         head.requires_grad_(True)
     return learning_in_float32(model)
+
+# %% ../../nbs/guides/lora.ipynb #3a1318e2
+MATRICES = (nn.Linear, Conv1D) # and what is made of them, such as weights in 4 bits
 
 def learning_in_float32(model: PreTrainedModel) -> PreTrainedModel:
     "Widens the weights that learn, in place: half precision rounds small steps away."
@@ -65,9 +67,6 @@ def learning_in_float32(model: PreTrainedModel) -> PreTrainedModel:
         if p.requires_grad:
             p.data = p.data.to(torch.promote_types(p.dtype, torch.float32))
     return model
-
-# %% ../../nbs/guides/lora.ipynb #3a1318e2
-MATRICES = (nn.Linear, Conv1D) # and what is made of them, such as weights in 4 bits
 
 # %% ../../nbs/guides/lora.ipynb #ada90c
 def need_peft() -> Any:
@@ -95,19 +94,16 @@ def tuned_layers(model: nn.Module) -> list[Any]:
     "The layers with adapters of a model."
     return [m for m in model.modules() if hasattr(m, "get_base_layer")]
 
-def _retrained_parts(model: nn.Module) -> list[Any]:
-    "Whole modules that peft has copied, to train the copy (`modules_to_save`)."
-    return [m for m in model.modules() if hasattr(m, "original_module")]
-
 def has_adapters(model: nn.Module) -> bool:
-    return bool(tuned_layers(model) or _retrained_parts(model))
+    return bool(tuned_layers(model)) or any(hasattr(m, "original_module") for m in model.modules())
 
 # %% ../../nbs/guides/lora.ipynb #ada918
 def frozen_twin(model: PreTrainedModel) -> PreTrainedModel:
-    "A frozen copy of the model. With adapters: sharing all weights that do not learn."
-    plain = (has_adapters(model) and not _retrained_parts(model)
-             and all(map(_adds_nothing, tuned_layers(model))))
-    return (without_adapters if plain else sharing_copy)(model).requires_grad_(False).eval()
+    """A frozen copy of the model, which shares what does not learn beside adapters. LoRA that adds
+    nothing yet is left out: B = 0."""
+    own = [(name, p) for name, p in model.named_parameters() if p.requires_grad or "lora_" in name]
+    new = all(".lora_A." in name or ".lora_B." in name and not p.any() for name, p in own)
+    return (without_adapters if new else sharing_copy)(model).requires_grad_(False).eval()
 
 def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
     "A copy. Of a model with adapters, the frozen weights are the same tensors."
@@ -117,38 +113,28 @@ def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
 def without_adapters(model: PreTrainedModel) -> PreTrainedModel: # plain
     """The model without its adapters, on the same frozen tensors; other weights that have learnt
     are kept. Raises ValueError for adapters that are merged into the weights."""
-    _refuse_merged(model)
-    return _stripped(model, {id(p): p for p in model.parameters() if not p.requires_grad},
-                     lambda part: part.original_module)
+    _refuse_others(model)
+    return _stripped(model, {id(p): p for p in model.parameters() if not p.requires_grad})
 
 # %% ../../nbs/guides/lora.ipynb #ada919
-def _stripped(
-    model: PreTrainedModel, known: dict[int, Any], instead: Callable[[Any], nn.Module],
-) -> PreTrainedModel:
-    """A copy with each layer's own matrix in the place of the layer with adapters, and `instead`
-    of a retrained part. The tensors `known`, by id, are shared."""
+def _stripped(model: PreTrainedModel, known: dict[int, Any]) -> PreTrainedModel:
+    """A copy with each layer's own matrix in the place of the layer with adapters. The tensors
+    `known`, by id, are shared."""
     for layer in tuned_layers(model):
         known[id(layer)] = copy.deepcopy(layer.get_base_layer(), known)
-    for part in _retrained_parts(model):
-        known[id(part)] = copy.deepcopy(instead(part), known)
     plain = copy.deepcopy(model, known)
     for mark in ("peft_config", "_hf_peft_config_loaded"): # transformers would save adapters only
         vars(plain).pop(mark, None)
     return plain
 
-def _adds_nothing(layer: Any) -> bool:
-    "Is it plain LoRA, with B = 0 in every active adapter?"
-    lora = sys.modules["peft.tuners.lora.layer"]
-    if not isinstance(layer, lora.Linear) or layer.merged or layer.lora_variant:
-        return False
-    return not any(x.any() for name in layer.active_adapters if name in layer.lora_B
-                   for x in layer.lora_B[name].parameters())
-
 # %% ../../nbs/guides/lora.ipynb #1cf09eb8
-def _refuse_merged(model: nn.Module) -> None:
+def _refuse_others(model: nn.Module) -> None:
     if any(layer.merged for layer in tuned_layers(model)):
         raise ValueError("the adapters are merged into the weights, and cannot be told from them: "
                          "unmerge them first, model.unmerge_adapter() of peft")
+    if any(hasattr(part, "original_module") for part in model.modules()):
+        raise ValueError("whole modules have learnt beside the adapters (modules_to_save): use "
+                         "merge_and_unload of peft")
 
 # %% ../../nbs/guides/lora.ipynb #ada926
 def unwrapped(model: Any) -> Any:
@@ -174,20 +160,14 @@ def merge_adapters(
 
 def merged_in_place(whole: PreTrainedModel) -> PreTrainedModel: # plain, of the same tensors
     "`merge_adapters` without a copy."
-    _refuse_merged(whole)
+    _refuse_others(whole)
     uses = Counter(id(p) for _, p in whole.named_parameters(remove_duplicate=False))
     if any(uses[id(layer.get_base_layer().weight)] > 1 for layer in tuned_layers(whole)):
         raise ValueError("a matrix with an adapter is used in a second place, as a tied head and "
                          "embedding are: merged, it would change there too. Keep the adapters")
     for layer in tuned_layers(whole):
         layer.merge(safe_merge=True)
-    return _stripped(whole, {id(p): p for p in whole.parameters()},
-                     lambda part: part.modules_to_save[part.active_adapters[0]])
-
-# %% ../../nbs/guides/lora.ipynb #ada92e
-def what_learns(model: nn.Module) -> dict[str, Tensor]:
-    "The weights that learn, by name."
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return _stripped(whole, {id(p): p for p in whole.parameters()})
 
 # %% ../../nbs/guides/lora.ipynb #4ac45e08
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ __all__ = ['AgentOutput', 'Evaluation', 'policy_of', 'value_trunk_of', 'Agent', 
            'as_reference']
 
 # %% ../../nbs/learn/13_agent.ipynb #a14f06f8
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,14 +19,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .adapters import (
-    frozen_twin, has_adapters, sharing_copy, unwrapped, what_learns)
+    frozen_twin, has_adapters, merge_adapters, sharing_copy, unwrapped)
 from instruct_goose.models.families import (
     check_causal, context_length, hidden_size, plain_head, recompute_layers, trunk,
     vocabulary_size)
 from .loading import load_adapters, load_model
-from . import response
 from .response import (
-    check_part, forward_pass, logprobs_of, predicting_states)
+    check_part, forward_pass, layout_of, logprobs_of, predicting_states)
 from .tokens import compact
 
 # %% ../../nbs/learn/13_agent.ipynb #dc1a1a40
@@ -118,7 +116,7 @@ class Agent(nn.Module):
     ) -> Evaluation:
         """Logprobs, entropy and values of the response tokens, on one layout, as
         `response_logprobs` does it. Dropout off."""
-        layout = response.layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
+        layout = layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
         hidden = predicting_states(self.value_trunk, layout) if with_values else None
         shared = hidden if self.value_model is None else None
         logprobs, entropy = logprobs_of(self.model, layout, temperature, with_entropy, shared)
@@ -130,7 +128,7 @@ class Agent(nn.Module):
         self, query_ids: Tensor, query_mask: Tensor, response_ids: Tensor, response_mask: Tensor,
     ) -> Tensor:
         "(B, T): V(sₜ) alone, without the policy's head. Dropout off; 0 at padding."
-        layout = response.layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
+        layout = layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
         return layout.scatter(self.values_at(predicting_states(self.value_trunk, layout)))
 
     def values_at(self, hidden: Tensor) -> Tensor:
@@ -169,18 +167,17 @@ class Agent(nn.Module):
 
     def save_pretrained(self, directory: str | Path) -> None:
         """The policy as a plain transformers model, or its adapters alone; beside it the value
-        head and model."""
-        directory, separate = Path(directory), self.value_model is not None
+        head, and the value model with its adapters merged."""
+        directory, separate = Path(directory), self.value_model
         values = directory / "values"  # an engine takes all *.safetensors beside the policy's
         self.model.save_pretrained(directory)
         values.mkdir(exist_ok=True)
-        if self.value_model is not None and has_adapters(self.value_model):
-            separate = "adapters"
-            save_file(what_learns(self.value_model), values / "adapters.safetensors")
-        elif self.value_model is not None:
-            self.value_model.save_pretrained(directory / "value_model")
+        if separate is not None:
+            separate = merge_adapters(separate) if has_adapters(separate) else separate
+            separate.save_pretrained(directory / "value_model")
         head = {k: v.detach().cpu().contiguous() for k, v in self.value_head.state_dict().items()}
-        save_file(head, values / "head.safetensors", metadata={"separate": json.dumps(separate)})
+        kind = {"separate": str(separate is not None)}
+        save_file(head, values / "head.safetensors", metadata=kind)
 
     @classmethod
     def from_pretrained(
@@ -197,16 +194,12 @@ class Agent(nn.Module):
             raise ValueError(f"no values/{file.name} in {directory}: `Agent(directory)` makes an "
                              "agent of a plain model, with a new value head")
         with safe_open(file, "pt") as saved:
-            separate = json.loads(saved.metadata()["separate"]) # bool, or "adapters"
+            separate = saved.metadata()["separate"] == "True"
         adapters = (directory / "adapter_config.json").exists()
         policy = (load_adapters(directory, base, **options) if adapters
                   else load_model(directory, **options))
-        value_model = "copy" if separate == "adapters" else load_model(
-            directory / "value_model", "trunk", **options) if separate else None
-        agent = cls(policy, value_model)
-        if separate == "adapters":
-            learnt = load_file(file.with_name("adapters.safetensors"))
-            agent.value_trunk.load_state_dict(learnt, strict=False)
+        agent = cls(policy, load_model(directory / "value_model", "trunk", **options)
+                    if separate else None)
         agent.value_head.load_state_dict(load_file(file))
         return agent
 

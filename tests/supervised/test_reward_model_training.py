@@ -4,9 +4,10 @@ import math
 import pytest
 import small_models
 import torch
+from small_models import what_learns
 from states import Shelf
 
-from instruct_goose.models.adapters import has_adapters, what_learns, with_lora
+from instruct_goose.models.adapters import has_adapters, with_lora
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.supervised.reward_model_training import (
     pair_accuracy,
