@@ -41,7 +41,7 @@ from ..runs.evaluation import text_table
 from ..runs.run_directory import claim_run_dir, saving_conflicts, sha256
 from ..training.config import Count, OneOf, Seed, Settings, complaint, hints_for
 from ..training.prompts import columns_of, is_conversation
-from ..training.rewards import Notes, as_offered, run_tools, score_texts
+from ..training.rewards import Notes, as_offered, judge_texts, run_tools
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #3815df01
 def own_tokenizer(place: str) -> PreTrainedTokenizerBase:
@@ -231,8 +231,8 @@ def try_reward(
     given |= run_tools(TrainerState(max_steps=steps, num_train_epochs=1), Notes(n))
     given["completion_ids"] = tokenizer([SAMPLE] * n, add_special_tokens=False)["input_ids"]
     try:
-        return score_texts(rewards[0] if len(rewards) == 1 else list(rewards), texts, given=given,
-                           weights=weights, seconds=seconds, kind="sample answer").tolist()
+        return judge_texts(rewards[0] if len(rewards) == 1 else list(rewards), texts, given=given,
+                           weights=weights, seconds=seconds, kind="sample answer").scores.tolist()
     except (ValueError, TypeError, TimeoutError) as e:
         raise ValueError(f"--reward, asked about {n} sample answers before the run: {e}") from e
 

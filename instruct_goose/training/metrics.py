@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Metrics', 'WATCHED', 'METERS', 'MOST', 'ROWS', 'correlation', 'distinct', 'of_texts', 'discounts', 'of_advantages',
            'prompt_nll', 'gradient_slopes', 'expected_pulls', 'number', 'History', 'sparkline', 'describe', 'of_scores',
-           'of_sampler', 'describe_step', 'pull_of', 'step_log', 'held_out_notes', 'average_steps', 'prompts_kept',
-           'optimizer_age', 'spacing', 'some_weights', 'weight_changes', 'Movement', 'in_short']
+           'of_sampler', 'describe_step', 'pull_of', 'step_log', 'held_out_notes', 'average_steps', 'of_prompts',
+           'some_weights', 'weight_changes', 'Movement', 'in_short']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
@@ -35,8 +35,7 @@ from .annotate import next_token_logits, precision
 from .checks import check_ratio
 from .config import RLHFConfig
 from .rollout import Rollout, finished
-from .updates import (
-    advantages_of, averaging, importance_weights, learning, Seen)
+from .updates import advantages_of, averaging, importance_weights, Seen
 
 # %% ../../nbs/reference/training/metrics.ipynb #38b39816
 def correlation(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Tensor:
@@ -299,34 +298,25 @@ def average_steps(
     mean["learnt_apart"] = apart.abs() / (epochs * each.abs().sum())
     return {"updates": len(logs)} | {name: number(x) for name, x in mean.items()}
 
-def prompts_kept(prompts: Sequence | dict, r: Rollout) -> float | None: # None: they are no text
-    "The share of texts that are still whole in the text of their token ids, spaces apart."
-    if isinstance(prompts, dict) or r.prompts is None:
-        return None
-    rows = [row.get("prompt") if isinstance(row, Mapping) else row for row in prompts]
+def of_prompts(prompts: Sequence | dict, r: Rollout) -> Metrics:
+    "How many different ones; what share of texts is whole in the text of their ids, spaces apart."
+    rows = prompts["query_ids"].tolist() if isinstance(prompts, dict) else prompts
+    given = len({str(row) for row in rows})
+    rows = [row.get("prompt") if isinstance(row, Mapping) else row for row in rows]
     texts = [row[-1].get("content") if isinstance(row, list) and row and isinstance(row[-1], dict)
              else row for row in rows]
-    read = "\n".join("".join(x.split()) for x in dict.fromkeys(r.prompts)).lower()
-    kept = ["".join(x.split()).lower() in read for x in texts if isinstance(x, str)]
-    return sum(kept) / len(kept) if kept else None
-
-def optimizer_age(optimizer: torch.optim.Optimizer) -> int | None: # None: it counts none
-    "Adam's count of its steps, which its bias correction divides by."
-    steps = (state["step"] for state in optimizer.state.values() if "step" in state)
-    return next(map(int, steps), None)
+    read = "\n".join("".join(x.split()) for x in dict.fromkeys(r.prompts or ())).lower()
+    kept = ["".join(x.split()).lower() in read for x in texts if isinstance(x, str) and r.prompts]
+    return {"prompts_given": given, "prompts_kept": sum(kept) / len(kept) if kept else None}
 
 # %% ../../nbs/reference/training/metrics.ipynb #8a3e1d86
 MOST = 2**24 # numbers in a table: 64 MiB in float32
 ROWS = 8     # responses that are looked at
 
 # %% ../../nbs/reference/training/metrics.ipynb #6e17f26e
-def spacing(tensors: Sequence[Tensor]) -> int:
-    "Every how many numbers of each tensor are looked at: 65,536 of all."
-    return math.ceil(sum(x.numel() for x in tensors) / 2**16)
-
 def some_weights(tensors: Sequence[Tensor]) -> list[Tensor]:
-    "Copies of numbers evenly spaced over each tensor, one at least."
-    every = spacing(tensors)
+    "Copies of 65,536 numbers, evenly spaced over each tensor, of which one at least."
+    every = math.ceil(sum(x.numel() for x in tensors) / 2**16)
     return [x.detach().reshape(-1)[::every].float().clone() for x in tensors]
 
 def weight_changes(learn: Sequence[Tensor], before: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -334,13 +324,11 @@ def weight_changes(learn: Sequence[Tensor], before: Sequence[Tensor]) -> dict[st
     whose last gradient is not 0, which share has changed; which share of the tensors has no
     gradient, and which has one and stays as it is; and the norm of the last gradient, which is
     clipped."""
-    every, norms, steps, pulled = spacing(learn), [], [], []
-    for p, old in zip(learn, before, strict=True):
-        grad = getattr(p, "piece", p).grad # under FSDP the piece of each process has its own
-        grad = torch.zeros_like(p) if grad is None else full(grad)
-        norms.append(torch.linalg.vector_norm(grad))
-        steps.append(p.detach().reshape(-1)[::every].float() - old)
-        pulled.append(grad.reshape(-1)[::every] != 0)
+    own = [(p, getattr(p, "piece", p).grad) for p in learn] # under FSDP each process has its own
+    grads = [torch.zeros_like(p) if grad is None else full(grad) for p, grad in own]
+    norms = [torch.linalg.vector_norm(g) for g in grads]
+    steps = [now - old for now, old in zip(some_weights(learn), before, strict=True)]
+    pulled = [g != 0 for g in some_weights(grads)]
     has = torch.stack([x.any() for x in pulled])
     moved = torch.stack([((s != 0) & x).any() for s, x in zip(steps, pulled, strict=True)])
     step = torch.cat(steps)
@@ -357,8 +345,9 @@ class Movement:
 
     def __init__(self, agent: Agent, rollout: Rollout, config: RLHFConfig):
         self.model, self.config = agent.model, config
-        learn = {"policy": learning(agent.model.parameters()),
-                 "values": learning(agent.value_parameters()) if config.needs == "values" else []}
+        every = {"policy": agent.model.parameters(), "values": agent.value_parameters()}
+        learn = {name: [p for p in ps if p.requires_grad] for name, ps in every.items()
+                 if name == "policy" or config.needs == "values"}
         self.learn = {name: tensors for name, tensors in learn.items() if tensors}
         self.before = {name: some_weights(tensors) for name, tensors in self.learn.items()}
         most = min(ROWS, MOST // (vocabulary_size(agent.model) * rollout.mask.shape[1]))

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Scores', 'Reward', 'Rewards', 'Offer', 'RewardFunction', 'HasScore', 'RewardError', 'wanted', 'answer', 'Messages',
            'copied', 'in_thread', 'as_number', 'completion_texts', 'as_offered', 'offer_of', 'Notes', 'gathered_notes',
-           'run_progress', 'run_tools', 'at_their_tokens', 'Judged', 'Asked', 'judge_of', 'check_scores', 'listed',
-           'ask', 'weighted_sum', 'by_name', 'judge_texts', 'score_texts', 'judge_rollout']
+           'run_tools', 'at_their_tokens', 'Judged', 'Asked', 'judge_of', 'check_scores', 'listed', 'ask',
+           'weighted_sum', 'by_name', 'judge_texts', 'judge_rollout']
 
 # %% ../../nbs/reference/training/rewards.ipynb #5615bcbe
 import asyncio
@@ -90,14 +90,10 @@ class Messages(list):
     "A conversation. It refuses to be searched like a text, where a list would find nothing."
 
     def __contains__(self, x: object) -> bool:
-        return bool(self.count(x))
-
-    def count(self, value: Any) -> int:
-        "How often a message stands in it. Raises TypeError for a text."
-        if isinstance(value, str):
-            raise TypeError(f"{value!r} is looked for in a list of messages, which are "
-                            "dictionaries: look in messages[-1]['content']")
-        return super().count(value)
+        if isinstance(x, str):
+            raise TypeError(f"{x!r} is looked for in a list of messages, which are dictionaries: "
+                            "look in messages[-1]['content']")
+        return super().__contains__(x)
 
 def copied(x: Any) -> Any:
     "Lists and dictionaries anew, however deep: a reward that changes them changes no prompt."
@@ -185,15 +181,6 @@ def gathered_notes(
     return {name: sum(xs) / len(xs) for name, xs in metrics.items()} or None, extra or None
 
 # %% ../../nbs/reference/training/rewards.ipynb #e139956b
-def run_progress(
-    c: RLHFConfig, iteration: int, prompts_seen: int, n: int | None = None,
-) -> TrainerState:
-    "How far the run is, in transformers' words. n prompts are one pass; None: they are a stream."
-    per_step = c.batch_size // c.group_size
-    return TrainerState(
-        global_step=iteration, max_steps=c.steps, epoch=prompts_seen / n if n else 0.,
-        num_train_epochs=math.ceil(c.steps * per_step / n) if n else 1)
-
 def run_tools(state: TrainerState, notes: Notes) -> dict[str, Any]:
     "What a reward function may ask for beside the texts, by name."
     return {"trainer_state": state, "log_metric": notes.log_metric, "log_extra": notes.log_extra}
@@ -354,10 +341,6 @@ def judge_texts(
     except (RewardError, TimeoutError) as e:
         raise type(e)(f"{where}{e}") from e.__cause__
     return total if several else total._replace(parts=None)
-
-def score_texts(reward_fn: Rewards, texts: list[str], **options: Any) -> Float[Tensor, "batch"]:
-    "The scores of `judge_texts` alone."
-    return judge_texts(reward_fn, texts, **options).scores
 
 # %% ../../nbs/reference/training/rewards.ipynb #647e153e
 def judge_rollout(

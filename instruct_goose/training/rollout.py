@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EVALUATION', 'SHELF', 'generator', 'climb', 'pick', 'probabilities', 'uniforms', 'truncated', 'draw',
            'checked_tokens', 'left_padded', 'check_sampling', 'sample', 'staying', 'laid_out', 'Rollout', 'by_length',
-           'finished', 'decode', 'complete', 'collect', 'Queries', 'Tokens', 'tell_sampler']
+           'finished', 'decode', 'complete', 'Queries', 'Tokens', 'tell_sampler']
 
 # %% ../../nbs/learn/15_rollout.ipynb #d1ce0004
 import math
@@ -24,7 +24,8 @@ from ..models.agent import Agent
 from ..objective.masks import last_index
 from ..models.families import context_length, evaluating, vocabulary_size
 from ..models.decoding import begin
-from ..models.tokens import as_mask, compact, ragged
+from ..models.response import check_part
+from ..models.tokens import compact, ragged
 
 # %% ../../nbs/learn/15_rollout.ipynb #d7782933
 def generator(seed: int, stream: int) -> torch.Generator:
@@ -104,15 +105,7 @@ def draw(
 def checked_tokens(
     model: PreTrainedModel, name: str, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     "Ids (0 at padding) and bool mask on the model's device. Errors name the row and the token."
-    mask, vocab = as_mask(mask, f"{name}_mask"), vocabulary_size(model)
-    if ids.shape != mask.shape:
-        raise ValueError(f"{name}_ids {tuple(ids.shape)} and {name}_mask {tuple(mask.shape)} "
-                         "differ in shape")
-    empty = (~mask.any(-1)).nonzero().flatten().tolist()
-    if empty:
-        begin = ", or start them with tokenizer.bos_token" if name == "query" else ""
-        raise ValueError(f"no {name} token in row {empty}: the mask is all False. "
-                         f"Drop these rows{begin}")
+    mask, vocab = check_part(ids, mask, name), vocabulary_size(model)
     outside = ((ids < 0) | (ids >= vocab)) & mask
     if outside.any():
         row, t = outside.nonzero()[0].tolist()
@@ -124,8 +117,6 @@ def checked_tokens(
 # %% ../../nbs/learn/15_rollout.ipynb #1a74f566
 def left_padded(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     "Checked queries, padding on the left, no wider than the longest of them."
-    if not len(ids):
-        raise ValueError("no queries: pass at least one")
     ids, mask = compact(*checked_tokens(model, "query", ids, mask), side="left")
     width = int(mask.sum(-1).max())
     return ids[:, -width:], mask[:, -width:]
@@ -160,7 +151,7 @@ def sample(
     temperature: float = 1.,
     generator: torch.Generator | None = None, # on the CPU; None: torch's global one
     greedy: bool = False,                     # the likeliest token; the generator is left alone
-    top_k: int | None = None,                 # for display only: see `collect`
+    top_k: int | None = None,                 # for display only
     with_logprobs: bool = False,              # also log π(aₜ|sₜ) as the sampler saw it
     stops: Callable[[Tensor, Tensor], Tensor] | None = None, # rows, newest tokens → who ends now
 ) -> tuple[Tensor, ...]: # response ids and mask, (batch, time); then log-probabilities if asked
@@ -349,27 +340,6 @@ def complete(
         rollout.prompts, rollout.texts = decode(rollout, tokenizer)
     rollout.columns = columns or rollout.columns
     return rollout
-
-# %% ../../nbs/learn/15_rollout.ipynb #6134f7b2
-def collect(
-    model: PreTrainedModel | Agent,           # a causal LM, or an Agent
-    query_ids: Int[Tensor, "batch query"],
-    query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"],
-    max_new_tokens: int,
-    eos_id: int | Sequence[int] | None,
-    pad_id: int,
-    tokenizer: PreTrainedTokenizerBase | None = None, # to fill in `prompts` and `texts`
-    temperature: float = 1.,
-    generator: torch.Generator | None = None, # on the CPU
-    stops: Callable[[Tensor, Tensor], Tensor] | None = None, # as for `sample`
-) -> Rollout:
-    """Responses to train on, with the log-probabilities that the sampler saw. They are drawn from
-    the whole distribution, as the loss assumes: neither greedy nor with top-k."""
-    policy = model.model if isinstance(model, Agent) else model
-    query = left_padded(policy, query_ids, query_mask)
-    response_ids, mask, logprobs = sample(policy, *query, max_new_tokens, eos_id, pad_id,
-                                          temperature, generator, with_logprobs=True, stops=stops)
-    return complete(Rollout(*query, response_ids, mask, sampled_logprobs=logprobs), tokenizer)
 
 # %% ../../nbs/learn/15_rollout.ipynb #a42da29d
 class Queries(NamedTuple):

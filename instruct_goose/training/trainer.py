@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import nn, Tensor
 from torch.optim import Optimizer
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from ..distributed.data_parallel import (
     by_rows, shared, start_equal, whole_gradient)
@@ -41,13 +41,13 @@ from .checks import (
 from .config import (
     answers_foreign, check_values, Limit, NotNegative, RLHFConfig)
 from .metrics import (
-    average_steps, describe, held_out_notes, History, Metrics, Movement, number, optimizer_age,
-    prompt_nll, prompts_kept, some_weights, step_log)
+    average_steps, describe, held_out_notes, History, Metrics, Movement, number, prompt_nll,
+    of_prompts, some_weights, step_log)
 from instruct_goose.training.prompts import (
-    columns_of, different, encode_prompts, fitting, PromptOrder, room_for_prompts, slices,
+    columns_of, encode_prompts, fitting, PromptOrder, room_for_prompts, slices,
     special_ids)
 from .rewards import (
-    gathered_notes, judge_rollout, Notes, Rewards, run_progress)
+    gathered_notes, judge_rollout, Notes, Rewards)
 from .rollout import (
     checked_tokens, complete, EVALUATION, generator, Queries, Rollout, tell_sampler, Tokens)
 from .sampling import PolicySampler, Sampler
@@ -199,8 +199,7 @@ class RLHFTrainer:
     def judge(self, rollout: Rollout, reward_fn: Rewards, kind: str = "text") -> Tensor:
         "The checked score of each response. Override it to add something to all of them."
         c, notes = self.config, Notes()
-        n = None if self.fresh is None else self.fresh.n
-        progress = run_progress(c, self.iteration, self.prompts_seen, n)
+        progress = TrainerState(global_step=self.iteration, max_steps=c.steps)
         columns = by_rows(
             lambda r: judge_rollout(r, reward_fn, c, self.tokens, progress, notes, kind),
             rollout, unit=c.group_size)
@@ -325,9 +324,8 @@ class RLHFTrainer:
         steps = steps_left(c, self.iteration, steps)
         check_callbacks(own, callback)
         if c.eval_every is not None and held_out is not None:
-            asked = held_out if isinstance(held_out, dict | str) else list(held_out)
-            held_out = fitting(asked, self.tokens, self.room(), c.long_prompts)
-        before, after = usual_callbacks(c, reward_fn, held_out, callback)
+            held_out = fitting(held_out, self.tokens, self.room(), c.long_prompts)
+        before, after = usual_callbacks(c, reward_fn, held_out)
         prompts = fitting(prompts, self.tokens, self.room(), c.long_prompts)
         self.fresh, self.stopped = PromptOrder(prompts, c.seed), None
         try:
@@ -338,7 +336,10 @@ class RLHFTrainer:
                     if not batch:
                         raise ValueError(f"the prompts ran out in iteration {self.iteration}: "
                                          "pass a list, which is repeated, or an endless iterable")
-                    history.append(self.step(batch, reward_fn))
+                    history.append(m := self.step(batch, reward_fn))
+                    if callback is not None and any(together(lambda: bool(callback(m)))):
+                        asked = f"iteration {m['iteration']}: the callback asked for it"
+                        self.stopped = self.stopped or asked
         finally:
             self.callbacks, self.fresh = own, None
         return history
@@ -412,9 +413,9 @@ class RLHFTrainer:
         metrics: dict[str, Any] = {
             "iteration": self.iteration, **describe(rollout, c, self.eos_ids), **update,
             "beta": self.beta, "lr": self.optimizer.param_groups[0]["lr"],
-            "prompts_given": different(prompts), "rounding": rounding(self.agent.model, c),
-            "prompts_kept": prompts_kept(prompts, rollout),
-            "optimizer_age": optimizer_age(self.optimizer),
+            **of_prompts(prompts, rollout), "rounding": rounding(self.agent.model, c),
+            "optimizer_age": next(( # Adam's count of its steps
+                int(x["step"]) for x in self.optimizer.state.values() if "step" in x), None),
             "reference_weight": number(weights.abs().mean()), # another one is another reference
             "prompt_nll": number(prompt_nll(self.ref_model, rollout))}
         metrics |= {f"seconds_{name}": s for name, s in self.seconds.items()}
@@ -544,15 +545,13 @@ class RLHFTrainer:
         record: Mapping, # as `load_state` takes it
     ) -> None:
         "Raises ValueError naming what in this state is not of this trainer."
-        c, known = self.config, {"model", "optimizer", "generator", *self.parts}
+        c = self.config
         check_identity(record, self.identity())
         check_values(record, COUNTERS | {"environment": dict, "parts": dict})
         check_values(record["environment"], {"threads": Annotated[int, Limit(1, 1024)]})
         if c.lr_schedule != "constant" and record["iteration"] > c.steps:
             raise ValueError(f"iteration is {record['iteration']} in this record, beyond the "
                              f"{c.steps} steps of the schedule")
-        if odd := sorted(name for name in tensors if name.split("/")[0] not in known):
-            raise ValueError(f"{odd[0]} is no part of a trainer's state")
         check_parts(self.parts, tensors, record["parts"])
 
     def identity(self) -> dict:

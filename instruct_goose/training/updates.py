@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Reading', 'Loss', 'learnt', 'minibatches_of', 'micro_batches', 'averaging', 'importance_weights',
            'count_group_tokens', 'advantages_of', 'objective_settings', 'kl_penalty', 'Seen', 'backward', 'cosine',
-           'clip_gradients', 'lr_factor', 'make_optimizer', 'learning']
+           'clip_gradients', 'lr_factor', 'make_optimizer']
 
 # %% ../../nbs/reference/training/updates.ipynb #3464f50d
 import math
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..models.agent import Agent, Evaluation
@@ -138,7 +138,7 @@ def backward(agent: Agent, reading: Reading, loss_fn: Loss, micro: Rollout) -> S
         raise FloatingPointError(f"the loss is {loss.item()}")
     for x in pulled.values():
         x.retain_grad()
-    last = learning(agent.policy_parameters())[-1:]
+    last = [p for p in agent.policy_parameters() if p.requires_grad][-1:]
     stale = sum((p.grad.norm().item() for p in last if p.grad is not None), 0.)
     loss.backward()
     pulls = {name: -x.grad for name, x in pulled.items() if x.grad is not None}
@@ -187,9 +187,10 @@ def make_optimizer(
     """Policy and values in a group each. Raises ValueError for one that leaves the values out, and
     for weights in float16; AdamW on weights in bfloat16 can be a LostSteps warning."""
     require_trainable(agent.parameters())
-    value = learning(agent.value_parameters()) if config.needs == "values" else []
-    groups = [{"params": learning(agent.policy_parameters()), "lr": config.lr}]
-    if value:
+    policy, value = ([p for p in parameters if p.requires_grad] for parameters in (
+        agent.policy_parameters(), agent.value_parameters()))
+    groups = [{"params": policy, "lr": config.lr}]
+    if value and config.needs == "values":
         groups.append({"params": value, "lr": config.value_lr or config.lr})
     if optimizer is None:
         warn_of_lost_steps(groups[0]["params"], config.lr)
@@ -197,15 +198,10 @@ def make_optimizer(
     else:
         made = optimizer if isinstance(optimizer, Optimizer) else optimizer(groups)
     known = {id(p) for group in made.param_groups for p in group["params"]}
-    if any(id(p) not in known for p in value):
+    if config.needs == "values" and any(id(p) not in known for p in value):
         raise ValueError("the optimizer does not know the value function's parameters: pass "
                          "optimizer=lambda groups: torch.optim.Adam(groups), or build it on the "
                          "parameters of the Agent that you pass")
     for group in made.param_groups:
         group.setdefault("initial_lr", group["lr"])
     return made
-
-# %% ../../nbs/reference/training/updates.ipynb #5bbbe492
-def learning(parameters: Iterator[nn.Parameter]) -> list[nn.Parameter]:
-    "Those that are not frozen."
-    return [p for p in parameters if p.requires_grad]

@@ -17,7 +17,7 @@ from instruct_goose.models.reward_model import (
 )
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rewards import score_texts
+from instruct_goose.training.rewards import judge_texts
 from instruct_goose.training.trainer import RLHFTrainer
 
 transformers.utils.logging.set_verbosity_error()
@@ -192,11 +192,11 @@ def test_a_policy_is_trained_on_one_and_the_prompt_reaches_its_template():
 
 def test_pipelines_and_what_is_no_judge(unchecked):
     one, two = (transformers.pipeline("text-classification", model=classifier("bert", n).eval(), tokenizer=SENTENCE) for n in (1, 2))
-    assert score_texts(one, TEXTS).tolist() == pytest.approx(slow(one.model, SENTENCE, 0), abs=1e-4)
-    with pytest.raises(ValueError, match="2 labels, 'LABEL_0', 'LABEL_1': say which is wanted"): score_texts(two, TEXTS)
+    assert judge_texts(one, TEXTS).scores.tolist() == pytest.approx(slow(one.model, SENTENCE, 0), abs=1e-4)
+    with pytest.raises(ValueError, match="2 labels, 'LABEL_0', 'LABEL_1': say which is wanted"): judge_texts(two, TEXTS)
     with unchecked():
         for kind in ("bert", "gpt2"):
-            with pytest.raises(TypeError, match=r"reads token ids: pass Classifier\(model, tokenizer"): score_texts(classifier(kind, 1), TEXTS)
+            with pytest.raises(TypeError, match=r"reads token ids: pass Classifier\(model, tokenizer"): judge_texts(classifier(kind, 1), TEXTS)
         for wrong, error, says in ((lambda: Classifier(classifier("bert", 1)), TypeError, "tokenizer is a NoneType"), (lambda: Classifier(classifier("bert", 1).bert, SENTENCE), TypeError, "BertModel is no sequence classifier"),
                                    (lambda: Classifier(classifier("bert", 2), SENTENCE, "GOOD"), ValueError, "label is 'GOOD', and the classifier has 'LABEL_0', 'LABEL_1'"),
                                    (lambda: Classifier(classifier("bert", 1), SENTENCE).score(["good", "very " * 20]), ValueError, "classifier's text 1 has 21 tokens, the limit is 12"),

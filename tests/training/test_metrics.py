@@ -38,9 +38,9 @@ from instruct_goose.training.metrics import (
     correlation,
     describe,
     discounts,
+    of_prompts,
     of_sampler,
     prompt_nll,
-    prompts_kept,
     some_weights,
     sparkline,
     weight_changes,
@@ -305,9 +305,9 @@ def test_the_share_of_prompts_that_are_whole():
     "Inside a template's text counts, in any rows' order; a piece does not, nor does a text that two prompts make together."
     r = dataclasses.replace(made().rollout(PROMPTS), prompts=["<user> The film is </user>", "the plot", "was dull"])
     for prompts, share in {("the film  is",): 1., ("was dull", "the plot"): 1., ("the plot was",): 0., ("the plot", "the plot was thin"): .5}.items():
-        assert prompts_kept(list(prompts), r) == share
-    assert prompts_kept([[{"role": "user", "content": "The film is"}], {"prompt": "the score"}], r) == .5
-    assert prompts_kept({"query_ids": None}, r) is None
+        assert of_prompts(list(prompts), r)["prompts_kept"] == share
+    assert of_prompts([[{"role": "user", "content": "The film is"}], {"prompt": "the score"}], r) == {"prompts_given": 2, "prompts_kept": .5}
+    assert of_prompts({"query_ids": r.query_ids}, r) == {"prompts_given": 8, "prompts_kept": None}
 
 
 def test_what_a_notebook_shows():

@@ -3,7 +3,7 @@ import itertools
 
 import pytest
 import torch
-from small_trainer import EOS, PROMPTS, TOKENIZER, config, reward, tiny
+from small_trainer import EOS, PROMPTS, TOKENIZER, config, tiny
 
 from instruct_goose.models.tokens import PromptDataset, pad
 from instruct_goose.training.prompts import LongPrompts, PromptOrder
@@ -68,13 +68,6 @@ def test_the_ends_of_tokenizer_model_and_caller_are_one_set():
     plain.generation_config.eos_token_id = turn  # one number may be the default of a class: the tokenizer is asked
     assert RLHFTrainer(plain, config=config(), tokenizer=TOKENIZER).eos_ids == [EOS]
     assert RLHFTrainer(plain, config=config()).eos_ids == [turn]
-
-
-def test_held_out_prompts_may_come_from_a_generator(unchecked):
-    "It is declared a sequence; who passes a generator all the same had it read once, and must not find it empty at the first evaluation."
-    trainer = RLHFTrainer(tiny(), config=config(eval_every=1, steps=2), tokenizer=TOKENIZER)
-    with unchecked(): history = trainer.train(PROMPTS, reward, held_out=(p for p in PROMPTS[:3]), progress=False)
-    assert all("held_out_reward" in m for m in history)
 
 
 LONG = ["w1 " * 16, "w2", "w3 " * 15, "w4 w5", {"prompt": "w6", "right": "x"}]

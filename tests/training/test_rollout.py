@@ -9,7 +9,9 @@ from instruct_goose.models.agent import Agent
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.masks import response_mask
-from instruct_goose.training.rollout import EVALUATION, Rollout, collect, draw, generator, sample
+from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.rollout import EVALUATION, Queries, Rollout, Tokens, draw, generator, sample
+from instruct_goose.training.sampling import PolicySampler
 
 V, EOS, PAD = 11, 2, 0
 BASE = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=20,
@@ -107,7 +109,7 @@ def test_refusals(unchecked):
     ids, mask = pad(QUERIES, PAD, side="left")
     empty = mask.clone(); empty[2] = False
     cases = [(dict(query_mask=empty), "no query token in row \\[2\\]"), (dict(query_ids=ids[:, 1:]), "differ in shape"),
-             (dict(query_ids=ids[:0], query_mask=mask[:0]), "no queries"), (dict(max_new_tokens=0), "max_new_tokens is 0"),
+             (dict(query_ids=ids[:0], query_mask=mask[:0]), "query_ids has no rows"), (dict(max_new_tokens=0), "max_new_tokens is 0"),
              (dict(max_new_tokens=16), "query 2 has 5 tokens, which with max_new_tokens=16 is beyond the model's context of 20"),
              (dict(query_ids=ids + 5), "token 4 of query 0 is 12, but the model's vocabulary ends at 10"),
              (dict(temperature=0.), "temperature is 0"), (dict(temperature=float("nan")), "temperature is nan"), (dict(top_k=0), "top_k is 0")]
@@ -132,7 +134,8 @@ def test_a_rollout_holds_texts_and_what_the_sampler_saw():
     model = tiny(dtype=torch.float32)
     prompts = ["w0 w3", "w1", ""]
     ids, mask = pad([tokenizer(p)["input_ids"] for p in prompts], PAD, side="right")
-    r = collect(Agent(model), ids, mask, 6, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer, generator=dice())
+    tokens = Tokens(tokenizer, [tokenizer.eos_token_id], tokenizer.pad_token_id)
+    r = PolicySampler(Agent(model), tokens)(Queries(ids, mask), 1, RLHFConfig(max_new_tokens=6), dice())
     assert r.prompts == prompts
     for i in range(3):
         real = tokenizer.decode(r.response_ids[i][r.mask[i]], skip_special_tokens=True)

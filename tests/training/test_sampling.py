@@ -8,7 +8,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from instruct_goose.models import decoding as decode
 from instruct_goose.models.tokens import bpe_tokenizer, pad
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Queries, Tokens, collect, sample
+from instruct_goose.training.rollout import Queries, Rollout, Tokens, sample
 from instruct_goose.training.sampling import PolicySampler, StopStrings
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -49,7 +49,7 @@ def test_a_padded_batch_ends_where_the_text_of_each_row_does(name, side, own, te
     ids, mask = pad(rows() * 2, 9, side=side)
     whole, written, logprobs = sample(model, ids, mask, T, 2, 0, generator=dice(4), with_logprobs=True)
     cut, stopped, said = sample(model, ids, mask, T, 2, 0, generator=dice(4), with_logprobs=True, stops=stops.watch([[] for _ in ids]))
-    r = collect(model, ids, mask, T, 2, 0, generator=dice(4), stops=stops.watch([[] for _ in ids]))
+    r = Rollout(ids, mask, cut, stopped)
     ends, kinds = stops.ended(r, [2]), set()
     for i in range(len(ids)):
         tokens = whole[i][written[i]].tolist()
@@ -59,7 +59,7 @@ def test_a_padded_batch_ends_where_the_text_of_each_row_does(name, side, own, te
         assert ends[i] == (tokens[n - 1] == 2 or first(tokens, texts) is not None)
         kinds.add((n < len(tokens), n == T))
         if n < len(tokens): kinds.add("in the middle" if not any(TOKENIZER.decode(tokens[:n]).endswith(x) for x in texts) else "at the end")
-    assert (True, False) in kinds and cut.shape[1] <= whole.shape[1] and torch.equal(r.response_ids, cut)
+    assert (True, False) in kinds and cut.shape[1] <= whole.shape[1]
 
 
 @pytest.mark.parametrize("texts", [("END",), ("EN", ". "), ("s",), ("the e", "Ds")])
