@@ -253,20 +253,6 @@ def start(page: Page, pages: list[Page]) -> str:
     return f'<p class="start"><a href="{up(page.url, first.url)}.html">Start the course</a><a href="#run-it">Run it</a></p>'
 
 
-@cache
-def last_changes() -> dict[str, str]:
-    "file -> the day of its last commit; nothing where git or its history is missing."
-    git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout
-    try: shallow = git("rev-parse", "--is-shallow-repository").strip() != "false"
-    except FileNotFoundError: return {}
-    if shallow: return {}
-    days, day = {}, ""
-    for line in git("log", "--format=@%cs", "--name-only", "--", "nbs").splitlines():
-        if line.startswith("@"): day = line[1:]
-        elif line: days.setdefault(line, day)
-    return days
-
-
 def head(page: Page, pages: list[Page]) -> str:
     "What stands between a title and its text: place, time, module, notebook, and in the course where in the algorithm we are."
     if page.part in SHELVES:
@@ -281,7 +267,6 @@ def head(page: Page, pages: list[Page]) -> str:
     if page.names: facts.append(f'<a href="#reference">{len(page.names)} name{"s" * (len(page.names) > 1)}</a>')
     facts += [f'<a href="{up(page.url, "notebooks/" + file)}" download>notebook</a>', f'<a href="{COLAB}/{file}">open in Colab</a>']
     if page.url != "notation": facts.append(f'<a class="beside" href="{up(page.url, "notation")}.html">notation</a>')
-    if changed := last_changes().get(f"nbs/{file}"): facts.append(f"changed {changed}")
     line = crumbs + '<p class="lesson-facts">' + " <span>·</span> ".join(facts) + "</p>"
     return line + (roadmap(page, pages) if page.url in STAGES else "")
 
@@ -453,13 +438,11 @@ def stage() -> list[str]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quiet", action="store_true", help="only warnings and the result")
-    parser.add_argument("--lenient", action="store_true", help="go on after warnings")
     args = parser.parse_args()
     broken = stage()
-    print(*broken, sep="\n", end="\n" * bool(broken))
-    if broken and not args.lenient: sys.exit(1)
+    if broken: sys.exit("\n".join(broken))
     shutil.rmtree(SITE, ignore_errors=True)
-    flags = ["-q"] * args.quiet + ["-W", "--keep-going"] * (not args.lenient)
+    flags = ["-W", "--keep-going"] + ["-q"] * args.quiet
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-E", "-c", "docs", "-d", "docs/_build/doctrees", *flags, "docs/_build/pages", "docs/_site"]
     status = subprocess.call(command, cwd=ROOT)
     if status == 0: print(f"site built: {SITE / 'index.html'}")

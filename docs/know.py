@@ -85,7 +85,7 @@ def tried_table() -> str:
 
     resume, fuzz, probes, gallery, later, exact = map(record, ("resume", "fuzz", "probes", "gallery", "doctor_unseen", "exact_world"))
     same = sum(k["identical"] for k in resume["kills"])
-    sizes = {name[1:]: s["mib_added"] for name, s in fuzz["streams"].items()}
+    sizes = {name[1:]: s["mib_added"] for name, s in fuzz["streams"].items() if name != ".parquet"}
     broken, whole = ([r for r in probes["runs"] if bool(r["bug"]) == b] for b in (True, False))
     unseen = sum(probes["meant_for"][r["bug"]] not in r["failed"] for r in broken)
     found = lambda runs, config: [bool(diagnose(to_metrics(json.loads(r)), config)) for r in runs]

@@ -100,16 +100,6 @@ def plot(rows: list[dict]) -> str:
     return f'<figure class="plot">{svg}<figcaption>{html.escape(caption)}</figcaption></figure>'
 
 
-def undecided(rows: list[dict]) -> str:
-    "The rows whose ratio and medians disagree on which side is the faster."
-    def of_medians(r: dict) -> float:
-        ours, peer = r["ours"]["median"], r["peer"]["median"]
-        return ours / peer if r["of"] == "ours / peer" else peer / ours
-
-    names = [r["name"] for r in rows if r["ratio"] and r["peer"] and (r["ratio"] - 1) * (of_medians(r) - 1) < 0]
-    return f" Where one names the other side as the faster ({'; '.join(names)}), neither is." if names else ""
-
-
 def one(rows: list[dict], key: str) -> list[str]:
     return sorted({r[key] for r in rows if r[key]})
 
@@ -148,7 +138,7 @@ def speed_page() -> str:
         "Then they take turns. Times are CPU-seconds of the process, which neighbours on a busy machine disturb least; memory is the "
         "highest point of a fresh process less what it held before.",
         "Each turn gives a ratio: shown is the median, in brackets the least and the most. A side's seconds are the median of its own turns, so "
-        f"their quotient is not quite the ratio.{undecided(rows)} “ours / peer” is better when small, “peer / ours” when large. The limit is the same ratio for a side that does only what nobody can leave out.",
+        "their quotient is not quite the ratio. “ours / peer” is better when small, “peer / ours” when large. The limit is the same ratio for a side that does only what nobody can leave out.",
         plot(rows)]
     groups = [g for g in TITLES if any(r["case"].split()[0] == g for r in rows)]
     for group in groups:

@@ -1,11 +1,8 @@
-"""Full runs of the recipe smollm-reviews, and its sweep over the price of KL: `python evidence/smollm_reviews.py --data DIR`.
+"""Full runs of the recipe smollm-reviews, and its sweep over the KL coefficient: `python evidence/smollm_reviews.py --data DIR`.
 
-Needs `pip install -e '.[smollm,peft]'` and the rated sentences. First a run for each seed, then one for each price, with the
+Needs `pip install -e '.[smollm,peft]'` and the rated sentences. First a run for each seed, then one for each coefficient, with the
 first seed; --jobs of them at a time, each in its own directory under --runs, where one that broke off goes on and one
 that is finished stays. evidence/smollm_reviews.json is written anew from all that are finished.
-
-    --tune       instead: how the judges' settings were chosen, on sentences taken from those to learn from; evidence/smollm_tuning.json
-    --collect    starts nothing
 """
 import argparse
 import json
@@ -26,19 +23,6 @@ BETAS, SWEEP_STEPS = (0., .02, .05, .1, .2, .4), 40
 CURVES = {"reward_mean/proxy": "proxy", "reward_mean/other_half": "other_half", "reward_mean/vader": "vader", "kl_to_reference": "kl", "entropy": "entropy",
           "response_length": "response_length"}
 COMMAND = "import sys; from instruct_goose.cli.main import main; main(sys.argv[1:])"
-QUESTIONS = ("\nOverall, the movie is", "\nIs this review positive or negative? It is", " Overall,", "\n")
-TUNED = [dict(question=q, judge_frozen=f) for q in QUESTIONS[:1] for f in (8, 12, 16, 20)]
-TUNED += [dict(question=q) for q in QUESTIONS[1:]]
-TUNED += [dict(judge_lr=x) for x in (5e-5, 2e-4, 4e-4)] + [dict(judge_epochs=x) for x in (1., 3.)] + [dict(judge_trained=x) for x in (1, 2, 4, 6)]
-TUNED += [dict(judge_batch=x) for x in (32, 128)]
-
-
-def begun(given) -> dict:
-    "Where the figures come from; --commit where there is no repository."
-    if given.commit:
-        import run
-        run.git = lambda *args: given.commit if args[0] == "rev-parse" else given.committed
-    return origin("python evidence/smollm_reviews.py")
 
 
 def start(name: str, flags: list[str], given) -> None:
@@ -46,10 +30,9 @@ def start(name: str, flags: list[str], given) -> None:
     out = given.runs / name
     if (out / "summary.json").exists(): return
     given.runs.mkdir(parents=True, exist_ok=True)
-    if not (given.runs / f"{name}.json").exists(): write_json(given.runs / f"{name}.json", begun(given))
+    if not (given.runs / f"{name}.json").exists(): write_json(given.runs / f"{name}.json", origin("python evidence/smollm_reviews.py"))
     flags += ["--data", str(given.data), "--device", given.device, "--threads", str(given.threads), "--output-dir", str(out), "--no-progress"]
     if given.cache: flags += ["--cache", str(given.cache)]
-    if given.stand_in: flags += ["--stand-in"]
     if out.exists(): flags += ["--resume"]
     print("──", name, *flags, flush=True)
     with (given.runs / f"{name}.log").open("a") as log:
@@ -73,43 +56,6 @@ def figures(name: str, given) -> dict | None:
             "config": {k: summary["config"][k] for k in shown}, "curves": {new: rounded([m[k] for m in log], 3) for k, new in CURVES.items()}}
 
 
-def one_setting(more: dict, given) -> dict:
-    "The judges of one setting, on a thousand sentences of those to learn from; the held-out ones stay unseen."
-    import torch
-
-    from instruct_goose.models.loading import load_smollm
-    from instruct_goose.recipes.ratings import both_margins
-    from instruct_goose.recipes.smollm import Judge, recipe_settings, train_judge
-    from instruct_goose.runs.resume import Clock
-
-    torch.set_num_threads(given.threads)
-    c = recipe_settings("smollm-reviews", data=given.data, cache=given.cache, device=given.device, **more)
-    train, _ = split_reviews(read_rated(given.data)[0], c.held_out)
-    learn, asked = train[given.validation:], train[:given.validation]
-    half = two_halves(train, f"halves/{c.seed}")[0][given.validation:]
-    most = given.most or len(learn)
-    texts, means = [r.text for r in asked], [r.mean for r in asked]
-    ridge = ridge_shares(learn, asked)  # of all sentences, whatever the judge has read
-    learn, half = learn[:most], half[:most]
-    lm, tokenizer = load_smollm(c.cache)
-    clock, judge = Clock(), Judge(lm.to(given.device), tokenizer, c.judge_frozen, c.judge_trained, c.question)
-    train_judge(judge, half, epochs=c.judge_epochs, lr=c.judge_lr, batch_size=c.judge_batch, progress=False)
-    seconds = clock.read()
-    return {**more, "judge": both_margins(judge.score(texts), means), "ridge": ridge, "seconds": seconds}
-
-
-def tune(given) -> None:
-    "Each setting in a process of its own, --jobs at a time."
-    def ask(i: int) -> dict | None:
-        told = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--setting", str(i)], capture_output=True, text=True)
-        if told.returncode: return print(TUNED[i], "failed:", told.stderr[-600:])
-        print(told.stdout.splitlines()[-1], flush=True)
-        return json.loads(told.stdout.splitlines()[-1])
-
-    with ThreadPoolExecutor(given.jobs) as jobs: found = [x for x in jobs.map(ask, range(len(TUNED))) if x]
-    (root / "evidence/smollm_tuning.json").write_text(in_lines({"origin": begun(given), "settings": rounded(found)}), "utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014")
@@ -122,26 +68,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--betas", type=float, nargs="*", default=BETAS)
     parser.add_argument("--steps", type=int, help="iterations of every run; default: the recipe's, and of the sweep 40")
-    parser.add_argument("--stand-in", action="store_true", help="tiny models with random weights, to try this program")
-    parser.add_argument("--collect", action="store_true")
-    parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--setting", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--validation", type=int, default=1000, help="sentences that --tune asks")
-    parser.add_argument("--most", type=int, help="sentences that --tune learns from; default: all")
-    parser.add_argument("--commit", help="where there is no repository: what this is")
-    parser.add_argument("--committed", help="and its date")
     given = parser.parse_args()
-    if given.setting is not None: return print(json.dumps(one_setting(TUNED[given.setting], given)))
     if given.cache and not given.cache.exists():
         from instruct_goose.models.loading import load_smollm
         load_smollm(given.cache)
-    if given.tune: return tune(given)
     mine = {f"smollm-reviews-{seed}": ["--seed", str(seed)] + (["--steps", str(given.steps)] if given.steps else []) for seed in given.seeds}
     steps = str(given.steps or SWEEP_STEPS)
     swept = {f"smollm-reviews-beta{beta:g}": ["--seed", str(given.seeds[0]), "--beta", str(beta), "--steps", steps] for beta in given.betas}
     for some in (mine, swept):
-        with ThreadPoolExecutor(given.jobs) as jobs:
-            if not given.collect: list(jobs.map(lambda item: start(*item, given), some.items()))
+        with ThreadPoolExecutor(given.jobs) as jobs: list(jobs.map(lambda item: start(*item, given), some.items()))
         found = {part: [x for name in names if (x := figures(name, given))] for part, names in (("runs", mine), ("sweep", swept))}
         given.out.write_text(in_lines(found), "utf-8")
 

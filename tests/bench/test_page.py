@@ -25,12 +25,6 @@ def test_cells_by_hand():
     assert speed.cells(alone) == ["alone", "2 s (2–2) ", "ours: 2 s", "", "≤ 1: missed, at 50% of it"]
 
 
-def test_rows_whose_ratio_and_seconds_disagree():
-    assert speed.undecided([row("≤ 1"), row("≥ 3", flip=True), row("≤ 1") | {"ratio": None}]) == ""
-    for kind, ratio in (({}, 1.1), ({"flip": True}, .9)):  # by their medians the other takes 3 s for our 2
-        assert "(work), neither is" in speed.undecided([row("≤ 1", **kind) | {"ratio": ratio}])
-
-
 def test_what_is_not_measured_says_why():
     missed = record.entry(CASE, Row("work", "a", "b", goal="≤ 1"), {"a": RUNS["a"]}, {}, {"b": "pip | no"}, {})
     assert "not measured: pip / no" in speed.table([missed]) and speed.plot([missed]) == ""
