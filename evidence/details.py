@@ -5,9 +5,9 @@
 import torch
 from lesson_code import lesson_module
 
-from instruct_goose.worlds.exact_world import exact_config, make_world
+from instruct_goose.worlds.exact_world import make_world
 
-converge = lesson_module("learn/20_exact_world").converge
+lesson = lesson_module("learn/20_exact_world")
 
 SEEDS, BETA = (0, 1, 2), 1.
 SIZES = dict(steps=40, batch_size=96, lr_schedule="linear", lr=2e-3)
@@ -35,7 +35,7 @@ def one(change: dict, seed: int) -> dict:
     def init(self, *args, **kw): usual(self, *args, **{**kw, "eps": eps})
 
     torch.optim.AdamW.__init__ = init
-    try: run = converge(make_world("absolute"), exact_config("ppo", BETA, seed=seed, **SIZES | settings))
+    try: run = lesson.converge(make_world("absolute"), lesson.exact_config("ppo", BETA, seed=seed, **SIZES | settings))
     finally: torch.optim.AdamW.__init__ = usual
     return {"seed": seed, "tv": round(sum(run["tv"][-5:]) / 5, 4), "kl": round(run["kl"][-1], 4), "reward": round(run["reward"][-1], 4), "cpu_seconds": round(run["cpu_seconds"], 1)}
 

@@ -120,7 +120,7 @@ def exact_run(job: dict) -> dict:
     "One run in the exact world: how far from the optimum it ends and, with the KL in the loss, from the fixed point of that."
     import torch
 
-    from instruct_goose.worlds.exact_world import enumerate_logprobs, exact_config, make_world, optimum, total_variation
+    from instruct_goose.worlds.exact_world import enumerate_logprobs, make_world, optimum, total_variation
 
     lesson = lesson_module("learn/20_exact_world")
     torch.set_num_threads(1)
@@ -128,7 +128,7 @@ def exact_run(job: dict) -> dict:
     name, beta, settings, world = job["name"], job["beta"], job["settings"], make_world(job["kind"])
     with torch.no_grad(): ref = enumerate_logprobs(world.reference, world).sum(-1).double()
     if name == "dpo": return rounded(job | {k: x for k, x in lesson.converge_dpo(world, beta).items() if k != "logprobs"})
-    config = exact_config(name, beta, seed=job["seed"], **settings)
+    config = lesson.exact_config(name, beta, seed=job["seed"], **settings)
     result = lesson.converge(world, config, job["side"])
     end, mean = result["logprobs"], result["mean_logprobs"]
     row = {k: result[k][-1] for k in ("tv", "reward", "kl")}
@@ -152,7 +152,6 @@ def exact_world(processes: int = 3) -> dict:
     from multiprocessing import get_context
 
     from instruct_goose.objective.group import PRESETS
-    from instruct_goose.worlds.exact_world import exact_config
 
     three, seeds, in_loss = ("ppo", "rloo", "dr_grpo"), (0, 1, 2), {"kl_placement": "loss"}
     jobs = [{"part": "convergence", "name": name, "beta": beta, "kind": kind, "seed": seed, "side": "right" if seed == 1 else "left"}
@@ -164,7 +163,7 @@ def exact_world(processes: int = 3) -> dict:
     jobs += [{"part": "price", "name": "rloo", "beta": beta, "seed": seed} for beta in (0., .05, .1, .2, .3, 1., 5., 20.) for seed in seeds]
     jobs += [{"part": "dpo", "name": "dpo", "beta": beta, "kind": kind} for beta in (.5, 2.) for kind in ("absolute", "rotary")]
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool: runs = list(pool.map(exact_run, jobs))
-    c = exact_config("ppo", .5)
+    c = lesson_module("learn/20_exact_world").exact_config("ppo", .5)
     return {"config": {k: getattr(c, k) for k in ("steps", "batch_size", "epochs", "minibatches", "lr", "lr_schedule", "lam")}, "runs": runs}
 
 

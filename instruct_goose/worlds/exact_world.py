@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'PROMPTS', 'all_responses', 'make_tokenizer', 'tiny_policy', 'World', 'enumerate_logprobs', 'make_world',
-           'objective', 'optimum', 'total_variation', 'exact_config']
+           'objective', 'optimum', 'total_variation']
 
 # %% ../../nbs/learn/20_exact_world.ipynb #8fec9518
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from ..models.agent import create_reference_model
 from ..models.response import response_logprobs
 from ..models.tokens import pad
-from ..training.config import Preset, RLHFConfig
 
 # %% ../../nbs/learn/20_exact_world.ipynb #de4934de
 def all_responses(
@@ -145,22 +144,7 @@ def optimum(
     return (ref_logprobs + rewards / beta).log_softmax(-1)
 
 def total_variation(
-    logprobs: Float[Tensor, "prompt response"],
-    other: Float[Tensor, "prompt response"],
+    logprobs: Float[Tensor, "prompt response"], other: Float[Tensor, "prompt response"],
 ) -> float: # from 0 to 1, mean over the prompts
     "½ Σ_r |π(r|q) − π'(r|q)|: the largest difference in the probability of any event."
     return ((logprobs.exp() - other.exp()).abs().sum(-1) / 2).mean().item()
-
-# %% ../../nbs/learn/20_exact_world.ipynb #ef0a8e68
-def exact_config(
-    name: Preset,
-    beta: int | float, # in standard deviations of the reward
-    **overrides: Any,
-) -> RLHFConfig:
-    """A preset in the exact world: KL in the reward, a learning rate that falls to 0, every prompt
-    equally often."""
-    defaults: dict[str, Any] = dict(
-        steps=200, batch_size=384, max_new_tokens=3, epochs=2, minibatches=2, lr=2e-3,
-        lr_schedule="linear", kl_placement="reward", kl_estimator=None, beta=beta,
-        device="cpu")
-    return RLHFConfig.preset(name, **defaults | overrides)

@@ -112,12 +112,11 @@ TEMPLATES = (
 
 # %% ../../nbs/guides/film_reviews.ipynb #7259b822
 _SLOT = re.compile(r"\{(a )?(-)?(\w+)\}")  # with its article? in the opposite mood? which words
-_AN = {"honest", "honorable"}
-_A = {"useful", "useless"}
 
 def article(word: str) -> str:
     "The article that the first *sound* of the word asks for: an honest plot, a useless plot."
-    return "an" if word in _AN or (word[0] in "aeiou" and word not in _A) else "a"
+    vowel = word[0] in "aeiou" and word not in ("useful", "useless")
+    return "an" if vowel or word in ("honest", "honorable") else "a"
 
 # %% ../../nbs/guides/film_reviews.ipynb #0eda6cdf
 def write_reviews(
@@ -153,8 +152,7 @@ def vocabulary() -> list[str]:
 
 # %% ../../nbs/guides/film_reviews.ipynb #dc3f26a4
 def _texts(texts: Iterable[str]) -> list[str]:
-    """A list of texts; one string would be read letter by letter, and every letter is a text
-    without a rated word."""
+    "A list of texts. One string would be read letter by letter."
     if isinstance(texts, str):
         raise TypeError(f"texts is one string, {texts[:40]!r}: pass a list of texts")
     return list(texts)
@@ -196,12 +194,7 @@ def _grammar() -> re.Pattern:
         an = {w for w in words if re.match(r"[aeio]|un|ug|hono|hones", w)}
         return f"(?:an {either(an)}|a {either(words - an)})"
 
-    def piece(part: str) -> str:
-        found = _SLOT.fullmatch(part)
-        return slot(found) if found else re.escape(part)
-
-    pieces = ["".join(map(piece, re.split(r"(\{[^}]*\})", t))) for t in TEMPLATES]
-    return re.compile("|".join(pieces))
+    return re.compile("|".join(_SLOT.sub(slot, t.replace(".", r"\.")) for t in TEMPLATES))
 
 # %% ../../nbs/guides/film_reviews.ipynb #284b282d
 def grammatical(

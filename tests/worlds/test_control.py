@@ -98,27 +98,6 @@ def test_an_episode_ends_and_the_next_begins():
     assert steps.rewards[1].tolist() == [1, 2, 3, 1] and envs.finished == [6., 6.] and envs.running == [1., 1.]
 
 
-@pytest.mark.parametrize("env_id", [POLE, PENDULUM])
-def test_steps_form_a_chain(env_id):
-    envs, policy = Environments(env_id, 3, seed=1), policy_for(env_id)
-    first, second = (guide.collect(envs, policy, 60, torch.Generator().manual_seed(i)) for i in range(2))
-    joined = Steps(*(torch.cat([a, b], 1) for a, b in zip(vars(first).values(), vars(second).values())))
-    ended = joined.terminated | joined.truncated
-    same = (joined.next_states[:, :-1] == joined.states[:, 1:]).all(-1)
-    assert torch.equal(same, ~ended[:, :-1])
-    assert joined.states.shape == (3, 120, 4 if env_id == POLE else 3) and joined.rewards.shape == (3, 120)
-    assert joined.actions.shape == ((3, 120) if env_id == POLE else (3, 120, 1))
-    if env_id == POLE:  # one point a step: the returns are the lengths
-        assert sorted(envs.finished) == sorted(n for row in ended for n in _lengths(row))
-    else:  # a pendulum never ends by itself
-        assert not joined.terminated.any()
-
-
-def _lengths(row):
-    ends = row.nonzero().flatten()
-    return ends.diff(prepend=torch.tensor([-1])).tolist()
-
-
 def test_policies_against_torch_distributions():
     for env_id in (POLE, PENDULUM):
         policy = policy_for(env_id).double()

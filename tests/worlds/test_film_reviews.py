@@ -18,7 +18,6 @@ from instruct_goose.worlds import film_reviews
 from instruct_goose.worlds.film_reviews import (
     NEGATIVE,
     POSITIVE,
-    distinct_2,
     grammatical,
     human_score,
     rated_words,
@@ -182,16 +181,6 @@ def test_human_score_is_a_mean_over_rated_words_in_any_order(words, rng):
     shuffled = rng.sample(words, len(words))
     for text in (words, shuffled, [*words, "film", "and"]): assert human_score([" ".join(text)])[0] == pytest.approx(float(mean), abs=1e-12)
     assert sorted(rated_words(" ".join(shuffled))) == sorted(w for w in words if w in all_rated())
-
-
-@given(st.lists(st.lists(st.sampled_from("abc"), max_size=6), max_size=5))
-def test_distinct_2_against_loops(rows):
-    seen, total = [], 0
-    for row in rows:
-        for i in range(1, len(row)):
-            total += 1
-            if row[i - 1] + row[i] not in seen: seen.append(row[i - 1] + row[i])
-    assert distinct_2(" ".join(r) for r in rows) == (len(seen) / total if total else 0.)
 
 
 THREE = ["the plot is great .", "the plot is good .", "the cast is flawless but the story is awful ."]

@@ -45,11 +45,6 @@ def test_the_lesson_has_all_bugs_and_their_lessons_exist():
         assert all(said) and (root / "nbs/learn" / re.search(r"\((.*)\)", link)[1]).is_file()
 
 
-def test_there_are_thirty_four_and_three_show_nothing():
-    assert len(gallery.BUGS) == 34 and [n for n, b in gallery.BUGS.items() if not b.findings] == ["reward after the end", "no value mask", "whitened over padding"]
-    assert all(b.trainer is not trainer.RLHFTrainer or b.patch is not nullcontext or b.settings for b in gallery.BUGS.values())
-
-
 # --- the record -------------------------------------------------------------------------------------------------------
 def test_the_record_is_of_this_catalogue_and_small(record):
     assert record["origin"]["commit"]
@@ -59,13 +54,6 @@ def test_the_record_is_of_this_catalogue_and_small(record):
     for runs in (*record["bugs"].values(), *record["healthy"].values()):
         assert len(runs) == 3 and len(set(runs)) == 3
         for run in map(json.loads, runs): assert set(run) <= set(KEYS) and {len(c) for c in run.values()} == {gallery.SMALL["steps"]}
-
-
-def test_columns_and_back():
-    metrics = [{"iteration": 0, "entropy": 1.23456, "texts": 3, "value_mean": None}, {"iteration": 1, "entropy": None, "beta": .1}]
-    columns = gallery.to_columns(metrics)
-    assert columns == {"iteration": [0, 1], "beta": [None, .1], "entropy": [1.235, None]}
-    assert gallery.to_metrics(columns) == [{"iteration": 0, "beta": None, "entropy": 1.235}, {"iteration": 1, "beta": .1, "entropy": None}]
 
 
 # --- alive ------------------------------------------------------------------------------------------------------------

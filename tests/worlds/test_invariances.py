@@ -2,7 +2,9 @@
 Models are float64. Bitwise where the same operations meet the same numbers in the same shapes (poison); elsewhere another shape
 may take another kernel, which adds in another order, and a float64 sum of a few dozen terms near 1 is off by some 1e-15."""
 import copy
+import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,12 @@ from invariant_rows import CONFIGS, EOS, SETTINGS, V, agree, models, responses, 
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.worlds.invariances import difference, outcome, poisoned, relaid, slots
+from instruct_goose.worlds.invariances import difference, outcome, poisoned
+
+sys.path.append(str(Path(__file__).parents[2] / "evidence"))
+from lesson_code import defined_in  # noqa: E402
+
+relaid = defined_in("guides/invariances", "slots", "relaid").relaid
 
 each_model = pytest.mark.parametrize("name", CONFIGS)
 
@@ -111,15 +118,6 @@ def test_the_order_of_groups_and_within_them_changes_nothing(setting, name, orde
     agree(plain(setting, name, minibatches=1), other, name)
 
 
-@each_setting
-def test_any_order_of_rows_where_there_are_no_groups(setting):
-    t = trainer(setting, "gpt2", minibatches=1)
-    order = [3, 0, 5, 2, 4, 1]
-    other = outcome(t, responses(setting)[order], rows=torch.tensor(order).argsort())
-    if t.config.group_size == 1: agree(plain(setting, "gpt2", minibatches=1), other, "gpt2")
-    else: assert difference(plain(setting, "gpt2", minibatches=1), other)[0] > 1e-3  # other groups are other comparisons
-
-
 @each_model
 def test_sampling_and_a_whole_step_do_not_see_the_padding_of_the_queries(name):
     tokenizer = word_tokenizer([f"w{i}" for i in range(V - 2)], 16, pad="<end>", bos="<end>", eos="<end>")
@@ -132,24 +130,3 @@ def test_sampling_and_a_whole_step_do_not_see_the_padding_of_the_queries(name):
     first = step(r.query_ids, r.query_mask)
     for other in (poisoned(r, 0., 9), relaid(r, "right", "right", 2), relaid(r, "scattered", "right", 1)):
         agree(first, step(other.query_ids, other.query_mask), name)
-
-
-def test_difference_sees_what_it_must():
-    a = {"x": torch.tensor([1., 2.]), "y": torch.tensor(float("nan"))}
-    assert difference(a, a) == (0., "nowhere")
-    assert difference(a, a | {"x": torch.tensor([1., 2.5])}) == (.5, "x")
-    assert difference(a, a | {"y": torch.tensor(1.)}) == (float("inf"), "y") == difference(a | {"y": torch.tensor(1.)}, a)
-    with pytest.raises(ValueError, match="only one of them has \\['z'\\]"): difference(a, a | {"z": a["x"]})
-    with pytest.raises(ValueError, match="x has shapes"): difference(a, a | {"x": a["x"][:1]})
-
-
-def test_moving_padding_keeps_the_tokens_and_poison_stays_in_the_padding():
-    r = responses("all of PPO's")
-    for side in ("left", "right", "scattered"):
-        m = relaid(r, side, side, 2)
-        for old, new, x, y in ((r.mask, m.mask, r.response_ids, m.response_ids), (r.query_mask, m.query_mask, r.query_ids, m.query_ids), (r.mask, m.mask, r.sampled_logprobs, m.sampled_logprobs)):
-            assert [a[k].tolist() for a, k in zip(x, old, strict=True)] == [a[k].tolist() for a, k in zip(y, new, strict=True)]
-    p = poisoned(r, float("nan"), 7)
-    assert torch.equal(p.sampled_logprobs.isnan(), ~r.mask) and torch.equal(p.response_ids == 7, ~r.mask | (r.response_ids == 7))
-    assert r.sampled_logprobs.isfinite().all(), "a copy"
-    assert (slots(r.mask, "scattered", 2) != slots(r.mask, "right", 2)).any()

@@ -40,19 +40,6 @@ def test_a_permutation_holds_each_once_and_every_order_comes():
     assert len(seen) == 6 and all(set(p) == {0, 1, 2} for p in seen) and min(seen.values()) > 150
 
 
-def test_contexts_by_hand():
-    assert pg.contexts(torch.tensor([[7, 8, 9, 4, 5, 6, 3]]))[0].tolist() == [
-        [0, 0, 0, 0, 0], [0, 0, 0, 0, 7], [0, 0, 0, 7, 8], [0, 0, 7, 8, 9], [0, 7, 8, 9, 4], [7, 8, 9, 4, 5], [8, 9, 4, 5, 6]]
-
-
-def test_texts_there_and_back():
-    texts = write_reviews(50, 1)
-    ids = pg.encode(texts)
-    mask = pg.response_mask(ids, pg.END)
-    assert pg.decode(ids, mask) == texts and ids.shape[1] <= pg.LONGEST
-    with pytest.raises(KeyError, match="splendidly2"): pg.encode(["splendidly2 ."])
-
-
 def test_reward_counts_words_inside_the_mask():
     weights = torch.arange(len(pg.WORDS), dtype=torch.float64)
     reward = pg.WordCountReward(weights, .5)

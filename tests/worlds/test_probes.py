@@ -10,7 +10,7 @@ from deep import first
 from torch import nn
 
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.worlds.probes import ACTIONS, HEADER, ProbeResult, optimum, run_probes, tiny_world, values_at
+from instruct_goose.worlds.probes import ACTIONS, optimum, run_probes, tiny_world, values_at
 
 root = Path(__file__).parents[2]
 sys.path.append(str(root / "evidence"))
@@ -98,11 +98,3 @@ def test_a_trainer_that_raises_or_diverges_has_failed(broken, says):
     result, = run_probes(broken, ["advantage_sign"])
     assert result.passed is False and says in result.note and "look at" in str(result)
     if not says: assert math.isnan(result.numbers["π(a)"][0])
-
-
-def test_a_result_as_rows_of_the_table():
-    r = ProbeResult("kl", False, {"π(a)": (.5, .427, .03), "π(b)": (math.nan, .3, .1), "π(c)": (.2, .21, .02)}, 1.26, "lesson x", "why")
-    first, second, third, note, look = str(r).splitlines()
-    assert first.split() == ["kl", "FAILED", "1.3", "s", "π(a)", "0.500", "0.427", "±", "0.03", "off"]
-    assert second.endswith("off") and not third.endswith("off") and note.strip() == "why" and look.strip() == "look at lesson x"
-    assert HEADER.index("number") == first.index("π(a)") == second.index("π(b)")
