@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Rows', 'ACTIVATIONS', 'FAMILIES', 'plain_cache', 'LibrarySteps', 'attend', 'rotate', 'Layer', 'Weights', 'OwnSteps',
-           'linear', 'affine', 'centred', 'gpt2_weights', 'scaled', 'llama_weights', 'is_known', 'begin']
+           'GraphSteps', 'linear', 'affine', 'centred', 'gpt2_weights', 'scaled', 'llama_weights', 'is_known', 'begin']
 
 # %% ../../nbs/reference/models/decoding.ipynb #499dfbc2
 import inspect
@@ -104,44 +104,98 @@ class Weights(NamedTuple):
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de16
 class OwnSteps:
-    "A token in, logits out. The past lies in buffers with room for what is to come."
+    """A token in, logits out. The past lies in buffers with room for what is to come. A `static`
+    step looks at the whole room, what is to come with b = −∞: its shapes are always the same."""
 
-    def __init__(self, weights: Weights, seen: Tensor, past: Any, room: int):
+    def __init__(self, weights: Weights, seen: Tensor, past: Any, room: int, static: bool = False):
         """`past` is transformers' cache of the columns that were `seen`, of which the last will
         be read once more; `room` for new tokens."""
         (rows, query), w = seen.shape, weights
-        self.weights, self.time, self.positions = w, query - 1, seen.sum(-1) - 1
+        self.weights, self.positions = w, seen.sum(-1) - 1
+        self.time = torch.tensor([query - 1], device=seen.device) if static else query - 1
         like = past.layers[0].keys
-        self.bias = like.new_zeros(rows, w.shared, query + room)
-        self.bias[:, :, :query].masked_fill_(~seen[:, None], -torch.inf)
+        self.bias = like.new_full((rows, w.shared, query + room), -torch.inf if static else 0.)
+        self.bias[:, :, :query] = torch.where(seen, 0., -torch.inf)[:, None]
         self.past = []
         for theirs in past.layers:
-            own = tuple(like.new_empty(rows, w.shared, query + room, w.size) for _ in range(2))
+            own = tuple(like.new_zeros(rows, w.shared, query + room, w.size) for _ in range(2))
             own[0][:, :, :query], own[1][:, :, :query] = theirs.keys, theirs.values
             self.past.append(own)
 
+    def columns(self) -> tuple[slice | Tensor, slice]:
+        "Of the newest token; and those that it looks at."
+        if isinstance(self.time, Tensor):
+            return self.time, slice(None)
+        return slice(self.time, self.time + 1), slice(self.time + 1)
+
     def __call__(self, token: Tensor) -> Tensor: # (rows,), the newest, to (rows, V), of the next
-        w, n, now = self.weights, len(token), self.time
+        w, n, (now, seen) = self.weights, len(token), self.columns()
         x, angles = w.embed(token, self.positions), w.angles
         angles = None if angles is None else angles[self.positions]
-        bias = self.bias[:n].flatten(0, 1)[:, None, :now + 1]
+        if isinstance(now, Tensor):
+            self.bias[:n, :, now] = 0
+        bias = self.bias[:n].flatten(0, 1)[:, None, seen]
         for layer, past in zip(w.layers, self.past, strict=True):
             qkv = layer.qkv(layer.norm(x)).view(n, -1, w.size)
             qk, v = qkv[:, :-w.shared], qkv[:, -w.shared:]
             qk = qk if angles is None else rotate(qk, angles)
-            past[0][:n, :, now], past[1][:n, :, now] = qk[:, w.heads:], v
-            keys, values = (c[:n].flatten(0, 1)[:, :now + 1] for c in past)
+            past[0][:n, :, now], past[1][:n, :, now] = qk[:, w.heads:, None], v[:, :, None]
+            keys, values = (c[:n].flatten(0, 1)[:, seen] for c in past)
             x = x + layer.out(attend(qk[:, :w.heads], keys, values, bias))
             x = x + layer.mlp(layer.norm_mlp(x))
-        self.time, self.positions = now + 1, self.positions + 1
+        self.time += 1
+        self.positions += 1
         return w.logits(x)
 
     def keep(self, order: Tensor) -> None:
         "Row i is from now on what row order[i] was. Rows that keep their places are not touched."
-        moved = (order != torch.arange(len(order), device=order.device)).nonzero()[:, 0]
+        moved, (_, seen) = (order != torch.arange(len(order), device=order.device)), self.columns()
+        moved = moved.nonzero()[:, 0]
         for x in (self.bias, *(c for past in self.past for c in past)):
-            x[moved, :, :self.time] = x[order[moved], :, :self.time]
+            x[moved, :, seen] = x[order[moved], :, seen]
         self.positions = self.positions[order]
+
+# %% ../../nbs/reference/models/decoding.ipynb #9a4b0002
+class GraphSteps:
+    """A static step as one CUDA graph: its kernels are launched together. Where it cannot be
+    captured they are launched one by one, with a warning."""
+
+    def __init__(self, step: OwnSteps):
+        self.step, self.plain = step, False
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def capture(self, token: Tensor) -> torch.cuda.CUDAGraph:
+        "After three steps that are taken back, in which libraries choose their kernels."
+        self.token, graph, side = token.clone(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.step(self.token)
+                self.step.time -= 1
+                self.step.positions -= 1
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self.logits = self.step(self.token)
+        return graph
+
+    def __call__(self, token: Tensor) -> Tensor: # overwritten by the next
+        if self.graph is None and not self.plain:
+            try:
+                self.graph = self.capture(token)
+            except RuntimeError as error:
+                self.plain = True
+                warnings.warn(f"no CUDA graph of the sampler's step, which is slower without: "
+                              f"{error}", stacklevel=2)
+        if self.graph is None:
+            return self.step(token)
+        self.token.copy_(token)
+        self.graph.replay()
+        return self.logits
+
+    def keep(self, order: Tensor) -> None:
+        "Row i is from now on what row order[i] was."
+        self.step.keep(order)
+        self.graph = None
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de18
 ACTIVATIONS: dict[str, Rows] = {
@@ -221,8 +275,9 @@ def is_known(model: PreTrainedModel) -> bool:
             or torch.is_autocast_enabled(model.device.type)
             or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks):
         return False
+    dtype = torch.float32 if model.device.type == "cpu" else model.dtype
     plain = {(type(p), p.device, p.dtype) for p in model.parameters()} == {
-        (nn.Parameter, model.device, torch.float32)}
+        (nn.Parameter, model.device, dtype)}
     return plain and all(
         type(part).__module__.startswith(("torch.nn.modules.", "transformers."))
         and not (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
@@ -234,10 +289,11 @@ def begin(
     ids: Tensor,  # (rows, query)
     seen: Tensor, # of the same shape, padding on the left
     room: int,    # for so many new tokens
-) -> tuple[Tensor, OwnSteps | LibrarySteps]: # first logits; what makes the next
+    graph: bool = False, # `OwnSteps` as a CUDA graph
+) -> tuple[Tensor, OwnSteps | LibrarySteps | GraphSteps]: # first logits; what makes the next
     """The queries through the model's forward, and their last column once more through `OwnSteps`,
-    which goes on if |own − theirs| ≤ 10⁻⁵·max(1, |theirs|) in every row. Warns if not. Raises
-    TypeError for a model that returns no cache."""
+    which goes on if |own − theirs| ≤ max(10⁻⁵, 16·eps)·max(1, |theirs|) in every row. Warns if
+    not. Raises TypeError for a model that returns no cache."""
     theirs = LibrarySteps(model, seen, room)
     logits = theirs.read(ids, position_ids(seen))
     if theirs.past is None:
@@ -245,10 +301,11 @@ def begin(
                         "not: take a model that does, or a sampler of your own")
     if not (is_known(model) and plain_cache(theirs.past, DynamicLayer)):
         return logits, theirs
-    ours = OwnSteps(FAMILIES[type(model)](model, seen.shape[1] + room), seen, theirs.past, room)
+    weights = FAMILIES[type(model)](model, seen.shape[1] + room)
+    ours = OwnSteps(weights, seen, theirs.past, room, static=graph)
     gap, size = (ours(ids[:, -1]) - logits).abs().max(), logits.abs().max()
-    if gap <= 1e-5 * size.clamp(min=1):
-        return logits, ours
+    if gap <= max(1e-5, 16 * torch.finfo(logits.dtype).eps) * size.clamp(min=1):
+        return logits, GraphSteps(ours) if graph else ours
     if size.isfinite():
         warnings.warn(
             f"{type(model).__name__}: its logits are up to {gap:.1e} from those computed from its "

@@ -7,11 +7,15 @@ refused: two places in one operation, a CPU generator for a tensor on the GPU, `
 silence: indices on the CPU that it copies to the GPU at each use. A number may come along (a CPU tensor without dimensions, in
 arithmetic), `.item()`, `.tolist()` and `copy_` may cross, as in CUDA. The error names the operation and the line.
 
+`with PretendGPU() as waits:` also counts, by kernel, where Python would wait for the GPU or send it something: `.item()`, copies
+across, shapes that depend on data. A CUDA graph is run again step by step.
+
 Two modes make it. The function mode sees what is written, `device=` and `x.device` among it; the dispatch mode sees each kernel,
 those of the backward pass included. The place is kept on the tensor's storage, so that views share it.
 """
 import linecache
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -23,6 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from instruct_goose.models.decoding import GraphSteps
+
 GPU = torch.device("cuda", 0)
 ROOT = Path(__file__).parents[2]
 TORCH = Path(torch.__file__).parent
@@ -33,6 +39,8 @@ ARITHMETIC = set("""add sub rsub mul div remainder fmod pow atan2 maximum minimu
     _foreach_add _foreach_mul _foreach_div floor_divide""".split())
 INDEXING = {"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"}
 CROSSING = {"copy", "_foreach_copy"}  # that is what they are for
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"}  # the host needs what they say
+WAITS: Counter[str] = Counter()
 
 
 class DeviceError(RuntimeError):
@@ -63,7 +71,9 @@ class _Move(torch.autograd.Function):
         return _moved(gradient, ctx.back), None
 
 def _moved(x: Tensor, to: str) -> Tensor:
-    return x if place(x) == to else _Move.apply(x, to)
+    if place(x) == to: return x
+    WAITS[f"to {to}"] += 1
+    return _Move.apply(x, to)
 
 def _meant(device) -> str | None:
     "The place that a device= means; None: none that concerns us."
@@ -113,7 +123,8 @@ def _common_place(func, args, kwargs) -> str | None:
 class _Kernels(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        where = _common_place(func, args, kwargs)
+        where, name = _common_place(func, args, kwargs), func.overloadpacket.__name__.removesuffix("_")
+        if where == "cuda" and (name in WAITING or name in INDEXING and any(i.dtype == torch.bool for i in _tensors(args[1]))): WAITS[name] += 1
         out = func(*args, **kwargs)
         for x in _tensors(out):
             if not hasattr(x.untyped_storage(), "place"): _put(x, where)
@@ -168,9 +179,16 @@ _METHODS = {
 }
 
 
+class _Graph:
+    "In the place of a CUDA graph: the step, run again on the token that was copied in."
+    def __init__(self, steps, token): self.steps, steps.token = steps, token.clone()
+    def replay(self): self.steps.logits = self.steps.step(self.steps.token)
+
+
 @contextmanager
 def PretendGPU():
     "See above."
+    WAITS.clear()
     dice = torch.zeros(16, dtype=torch.uint8)  # the state of a generator that does not exist
     names = dict(is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: 1, current_device=lambda: 0,
                  synchronize=lambda *_: None, get_rng_state=lambda *_: dice.clone(), get_rng_state_all=lambda: [dice.clone()],
@@ -182,4 +200,5 @@ def PretendGPU():
     none = lambda **_: None  # as in torch's CPU build; a CUDA build without a driver would be asked for its stream by each optimizer step
     with (patch.multiple(torch.cuda, **names), patch.object(torch.accelerator, "current_accelerator", none),
           patch.object(torch.utils.checkpoint, "_run_fn_with_dynamo_disabled", run_again),
-          patch.dict(torch.utils.checkpoint._allowed_determinism_checks_to_fns, shape), _Kernels(), calls): yield
+          patch.dict(torch.utils.checkpoint._allowed_determinism_checks_to_fns, shape),
+          patch.object(GraphSteps, "capture", lambda steps, token: _Graph(steps, token)), _Kernels(), calls): yield WAITS

@@ -12,9 +12,10 @@ from deep import first
 from device.pretend import DeviceError, PretendGPU
 
 from instruct_goose.models.agent import Agent, create_reference_model
+from instruct_goose.models.decoding import GraphSteps, LibrarySteps, begin
 from instruct_goose.models.response import response_logits, response_logprobs
 from instruct_goose.models.reward_model import RewardModel
-from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.runs.evaluation import best_of_n, kl_to_reference, write
@@ -23,8 +24,9 @@ from instruct_goose.supervised.reward_model_training import (
     train_reward_model,
 )
 from instruct_goose.supervised.sft import lm_nats, train_lm
+from instruct_goose.training import rollout
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import finished
+from instruct_goose.training.rollout import finished, sample
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]
@@ -81,6 +83,54 @@ def test_presets(name, kind):
         trainer, here = run(kind, make, n=1)
         assert on_gpu(trainer.agent, trainer.ref_model)
     assert all(map(same, here, there))
+
+
+ENDS = {"rows end one by one": ([EOS, 1, 2], 18), "most end at once": ([EOS, *range(1, 7)], 18), "nothing ends": (None, 18), "short": ([EOS], 3)}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])  # a step of our own as a graph, and the library's
+def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
+    "The CPU asks after each token who has ended, and its keys and values grow; the GPU every few tokens, over the whole room."
+    monkeypatch.setattr(rollout, "LOOK", 4)
+    eos, n = ENDS[ends]
+    ids, mask = pad([TOKENIZER(p)["input_ids"] or [EOS] for p in PROMPTS * 2], EOS, side="left")
+    def written(place):
+        dice = torch.Generator().manual_seed(5)
+        return sample(model.to(place), ids, mask, n, eos, EOS, .9, dice, with_logprobs=True)
+
+    model = tiny(kind)
+    for p in model.parameters(): torch.nn.init.normal_(p, std=.3)
+    slow = written("cpu")
+    with PretendGPU(): fast = [x.cpu() for x in written("cuda")]
+    assert torch.equal(slow[0], fast[0]) and torch.equal(slow[1], fast[1])
+    torch.testing.assert_close(slow[2], fast[2], atol=1e-5, rtol=1e-5)
+    if ends == "rows end one by one": assert len(set(slow[1].sum(-1).tolist())) > 5
+
+
+def test_sampling_does_not_wait_for_the_gpu_at_each_token():
+    "Of sixteen tokens: their random numbers go there, and how many rows go on comes back."
+    ids = torch.tensor([[3, 4], [5, 6]])
+    def waits(n):
+        with PretendGPU() as waits: sample(tiny("gpt2").cuda(), ids, torch.ones_like(ids).bool(), n, None, EOS, generator=torch.Generator())
+        return waits.total()
+
+    assert waits(22) - waits(6) == 2 and waits(15) == waits(6)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_in_half_precision_the_gpus_step_is_our_own(gpu, kind):
+    model, ids, mask = tiny(kind).to("cuda", torch.bfloat16), torch.tensor([[0, 3, 4], [0, 5, 6]]).cuda(), torch.ones(2, 3).bool().cuda()
+    (_, ours), (_, theirs) = begin(model, ids, mask, 2, graph=True), begin(hooked(model), ids, mask, 2, graph=True)
+    assert type(ours) is GraphSteps and type(theirs) is LibrarySteps
+    for token in torch.tensor([[7, 2], [1, 9]]).cuda():
+        torch.testing.assert_close(ours(token), theirs(token), atol=16 * 2.**-8, rtol=0)
+
+
+def hooked(model):
+    "One that our own step does not read."
+    model.get_output_embeddings().register_forward_hook(lambda *_: None)
+    return model
 
 
 @pytest.mark.parametrize("kind, value_model, changes", [

@@ -70,6 +70,8 @@ def test_our_step_says_what_the_model_says_while_rows_leave(name, poison):
     logits, step = begin(model, *queries(poison), 6)
     assert type(step) is OwnSteps
     two_rows_leave(model, logits, step)
+    logits, graph = begin(model, *queries(poison), 6, graph=True)
+    two_rows_leave(model, logits, graph.step)                # its buffers are as wide from the first step on
 
 
 def two_rows_leave(model, logits, step):
