@@ -8,7 +8,6 @@ __all__ = ['EVALUATION', 'SHELF', 'LOOK', 'generator', 'climb', 'pick', 'probabi
            'Rollout', 'by_length', 'finished', 'decode', 'complete', 'Queries', 'Tokens', 'tell_sampler']
 
 # %% ../../nbs/learn/15_rollout.ipynb #d1ce0004
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from html import escape
