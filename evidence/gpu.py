@@ -130,9 +130,29 @@ def iteration(make, dtype: str, device: str, sizes: dict) -> dict:
     tokens = [iterate(trainer, prompts(vocab, sizes, seed), meter) for seed in range(1, 1 + sizes["repeats"])]
     seconds = {phase: statistics.median(meter.seconds[phase]) for phase in PHASES}
     busy = computing(trainer, prompts(vocab, sizes, 1 + sizes["repeats"])) if device == "cuda" else {}
-    return {"parameters": parameters, "tokens": statistics.median(tokens), "seconds": seconds, "computing_seconds": busy,
+    return {"parameters": parameters, "writers": writers(make, dtype, device, sizes), "tokens": statistics.median(tokens), "seconds": seconds, "computing_seconds": busy,
             "tokens_per_second": {phase: statistics.median(tokens) / s for phase, s in seconds.items()},
             "peak_gib": {phase: x / 2**30 for phase, x in meter.bytes.items()}}
+
+
+def writers(make, dtype: str, device: str, sizes: dict) -> dict:
+    """Tokens a second of `sample` and of transformers' `generate`, with its growing cache and with its static one, which it compiles on a GPU:
+    median, least and most of interleaved repeats after one that warms up. No response ends early."""
+    import torch
+
+    from instruct_goose.training.rollout import sample
+
+    model, n = make().to(device, getattr(torch, dtype)).eval(), sizes["max_new_tokens"]
+    batch = {k: x.to(device) for k, x in prompts(model.get_input_embeddings().num_embeddings, sizes).items()}
+    ids, mask = batch["query_ids"], batch["query_mask"]
+    model.generation_config.eos_token_id = None
+    theirs = lambda **cache: model.generate(ids, attention_mask=mask.long(), do_sample=True, top_k=0, max_new_tokens=n, pad_token_id=0, **cache)
+    ways = {"sample": lambda: sample(model, ids, mask, n, None, 0), "generate": theirs, "generate, static": lambda: theirs(cache_implementation="static")}
+    meter = Meter(device)
+    for _ in range(1 + sizes["repeats"]):
+        for name, way in ways.items(): meter(name, way)
+    speeds = {name: [len(ids) * n / s for s in seconds[1:]] for name, seconds in meter.seconds.items()}
+    return {name: {"median": statistics.median(x), "least": min(x), "most": max(x)} for name, x in speeds.items()}
 
 
 def pieces(device: str, rehearse: bool) -> dict:
@@ -324,6 +344,11 @@ def _table(figures: dict) -> str:
     wrote = {name: [row[dtype]["tokens_per_second"]["rollout"] for dtype in ("float32", "bfloat16")] for name, row in models.items()}
     if slower := [name for name, (fine, coarse) in wrote.items() if coarse < fine]:
         text.append(f"Slower to write in bfloat16 than in float32: {'; '.join(slower)}. Why was not looked into.")
+    for name, row in models.items():
+        for dtype in dtypes:
+            if ways := row[dtype].get("writers"):
+                text.append(f"{name}, {dtype}, tokens a second of writing alone: "
+                            + ", ".join(f"`{way}` {x['median']:,.0f} ({x['least']:,.0f} to {x['most']:,.0f})" for way, x in ways.items()) + ".")
     if watched:
         text.append("The last column is the share of an iteration in which the GPU computes. The rest of the time it waits to be told what: models "
                     "and batches of this size do not fill it.")
