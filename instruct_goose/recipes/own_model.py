@@ -230,7 +230,7 @@ class DPOConfig(Supervised):
 
     lr: Positive = 1e-5  # learning rate; with all weights of a 7 B 5e-7, for a tiny model 1e-3
     beta: NotNegative = 0.1  # price of a nat of KL; smaller goes further
-    label_smoothing: Annotated[float, Limit(0, 0.5, below=True)] = 0.0  # share of wrong labels
+    label_smoothing: Annotated[float, Limit(0, 0.5)] = 0.0  # share of wrong labels
 
 @dataclass(kw_only=True)
 class KTOConfig(Supervised):

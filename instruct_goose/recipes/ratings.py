@@ -231,7 +231,7 @@ def soft_pairs_loss(
     return -(preferred * logsigmoid(scores[:, None] - scores)).sum() / preferred.sum()
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #224f9d4a
-Dropout = Annotated[float, Limit(0, 1, below=True)]
+Dropout = Annotated[float, Limit(0, 1)]
 
 @dataclass(kw_only=True)
 class ReviewsConfig(SmallModelSettings):

@@ -47,9 +47,8 @@ def annotations(
     return {name: torch.cat([part[name] for part in parts])[back] for name in parts[0]}
 
 # %% ../../nbs/reference/training/annotate.ipynb #2aa383f2
-def annotate_rows(
-    agent: Agent, ref_model: PreTrainedModel, r: Rollout, c: RLHFConfig,
-) -> dict[str, Tensor]:
+def annotate_rows(agent: Agent, ref_model: PreTrainedModel, r: Rollout,
+                  c: RLHFConfig) -> dict[str, Tensor]:
     "The same for a few rows: one pass through each model."
     head, ref_head = plain_head(agent.model), plain_head(ref_model)
     if head is None or ref_head is None:
@@ -88,9 +87,8 @@ def next_token_logits(
             yield row.response_ids[row.mask], logits
 
 # %% ../../nbs/reference/training/annotate.ipynb #b13d293e
-def compare_row_by_row(
-    policy: PreTrainedModel, ref_model: PreTrainedModel, r: Rollout, temperature: float,
-) -> Compared:
+def compare_row_by_row(policy: PreTrainedModel, ref_model: PreTrainedModel, r: Rollout,
+                       temperature: float) -> Compared:
     "As `compare_heads`, from whole tables."
     rows = []
     for tokens, tables in next_token_logits(r, policy, ref_model):

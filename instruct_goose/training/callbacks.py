@@ -109,8 +109,7 @@ class StopAtKL(Callback):
 class Evaluate(Callback):
     "Adds `trainer.evaluate` to the metrics of every so many iterations."
 
-    def __init__(
-        self, prompts: Sequence | dict, reward_fn: Rewards, every: int, greedy: bool = False):
+    def __init__(self, prompts: Sequence | dict, reward_fn: Rewards, every: int, greedy: bool):
         self.prompts, self.reward_fn, self.every, self.greedy = prompts, reward_fn, every, greedy
 
     def on_iteration(self, trainer: Trainer, rollout: Rollout, metrics: Metrics) -> None:
@@ -136,9 +135,8 @@ def usual_callbacks(
 
 # %% ../../nbs/reference/training/callbacks.ipynb #589618c5
 class RecheckRewards(Callback):
-    """Scores a few responses of a rollout twice more, in reverse order. Adds reward_noise, how
-    far the two answers differ at most, and reward_shift, how far they are from rollout.scores: in
-    standard deviations of the scores, both 0 for a reward that is a function of the text."""
+    """Scores a few responses twice more, in reverse order. reward_noise: how far the two answers
+    differ; reward_shift: how far they are from rollout.scores; in their standard deviations."""
 
     def __init__(self, reward_fn: Rewards, rows: int = 8, every: int = 1):
         self.reward_fn, self.rows, self.every, self.found = reward_fn, rows, every, {}

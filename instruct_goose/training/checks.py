@@ -28,8 +28,7 @@ RATIO_CAUSES = """The same weights must give the same probabilities. Usual cause
 - padding: attention mask and position ids must tell both forwards where the text begins"""
 
 def rounding(model: nn.Module, config: RLHFConfig | None = None) -> float:
-    """ε of the precision that a model computes in, the step from 1 to the next number: 1.2e-7, in
-    bfloat16 0.0078."""
+    "ε of the precision that a model computes in: 1.2e-7, in bfloat16 0.0078."
     weights = next(p.dtype for p in model.parameters() if p.is_floating_point())
     narrow = config is not None and config.autocast is not None
     return torch.finfo(torch.bfloat16 if narrow else weights).eps
@@ -50,8 +49,7 @@ def check_ratio(
 
 # %% ../../nbs/reference/training/checks.ipynb #711f72f6
 def require_finite(rollout: Rollout, *names: str) -> None:
-    """Raises FloatingPointError for the first number of these columns, of a real token or a
-    response, that is NaN or infinite."""
+    "Raises FloatingPointError for the first NaN or infinity at a real token, or of a response."
     for name in names:
         if (x := getattr(rollout, name)) is None:
             continue

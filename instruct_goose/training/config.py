@@ -178,23 +178,21 @@ def biases(c: "RLHFConfig") -> Iterator[str]:
 # %% ../../nbs/reference/training/config.ipynb #a7dfaafe
 @dataclass(frozen=True)
 class Limit:
-    "The range of a number, both ends allowed; `above` and `below` exclude one."
+    "The range of a number, both ends allowed; `above` excludes the lower one."
 
     low: int | float = -math.inf
     high: int | float = math.inf
     above: bool = False
-    below: bool = False
 
     def __contains__(self, x: int | float) -> bool:
-        return ((self.low < x if self.above else self.low <= x)
-                and (x < self.high if self.below else x <= self.high))
+        return (self.low < x if self.above else self.low <= x) and x <= self.high
 
     def __str__(self) -> str:
         low = f"{'above' if self.above else 'at least'} {self.low:g}"
         if self.high == math.inf:
             return low
-        if self.above or self.below:
-            return f"{low} and {'below' if self.below else 'at most'} {self.high:g}"
+        if self.above:
+            return f"{low} and at most {self.high:g}"
         return f"from {self.low:g} to {self.high:g}"
 
 # %% ../../nbs/reference/training/config.ipynb #aa284fe6

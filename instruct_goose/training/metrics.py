@@ -51,9 +51,7 @@ def distinct(ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]) -
 
 # %% ../../nbs/reference/training/metrics.ipynb #4265b487
 def of_texts(r: Rollout, eos_ids: Sequence[int] = ()) -> dict:
-    """Do lengths make the scores; how many different prompts, what share of different answers and
-    of different pairs of neighbouring tokens; which share of prompts of two tokens or more has a
-    last token that ends a response."""
+    "What can be counted of prompts and responses. prompts_ended: of those of two tokens or more."
     inner = r.mask[:, 1:] & r.mask[:, :-1]
     pairs = torch.stack([r.response_ids[:, :-1], r.response_ids[:, 1:]], -1)[inner]
     last = r.query_ids.gather(-1, last_index(r.query_mask)[:, None])[:, 0]
@@ -80,8 +78,7 @@ def discounts(r: Rollout) -> tuple[Tensor, Tensor]:
 
 # %% ../../nbs/reference/training/metrics.ipynb #ff6e6bc7
 def of_advantages(r: Rollout, c: RLHFConfig) -> dict:
-    """Advantages as they were before whitening. Of values also what they knew, their error against
-    G = Σ γᵏ·rₜ₊ₖ in mean and spread, and the returns' own γ and λ."""
+    "Advantages before whitening; of values also their error against G = Σ γᵏ·rₜ₊ₖ."
     raw = advantages_of(r, c)[0] if r.values is None else r.returns - r.values
     numbers = {"advantage_mean": masked_mean(raw, r.mask),
                "advantage_std": masked_var(raw, r.mask, unbiased=False).sqrt(),
@@ -103,8 +100,7 @@ def of_advantages(r: Rollout, c: RLHFConfig) -> dict:
 # %% ../../nbs/reference/training/metrics.ipynb #38b3981b
 @torch.no_grad()
 def prompt_nll(model: PreTrainedModel, r: Rollout) -> Tensor: # NaN: no prompt has two tokens
-    """−mean log π_ref(qₜ|q₁…qₜ₋₁) / log V, of the tokens but the first of at most 8 prompts: 1 is
-    a guess."""
+    "−mean log π_ref(qₜ|q₁…qₜ₋₁) / log V, t > 1, of at most 8 prompts: 1 is a guess."
     some = r[::math.ceil(len(r) / 8)]
     ids, mask = compact(some.query_ids, some.query_mask, side="right")
     long = mask.sum(-1) > 1
@@ -118,8 +114,7 @@ def prompt_nll(model: PreTrainedModel, r: Rollout) -> Tensor: # NaN: no prompt h
 def gradient_slopes(
     batch: Rollout, seen: Sequence[Seen], config: RLHFConfig, ent_weight: float | None = None,
 ) -> dict[str, Tensor]:
-    """Slope ⟨g, e⟩ / ⟨e, e⟩ and cosine of −∂L/∂x as it was found, g, on what the equations ask
-    for, e; NaN where e is 0."""
+    "Slope ⟨g, e⟩ / ⟨e, e⟩ and cosine of −∂L/∂x, g, on `expected_pulls`, e; NaN where e is 0."
     log, names = {}, {"logprobs": "policy", "values": "value", "entropy": "entropy"}
     for name, e in expected_pulls(batch, config, ent_weight).items():
         e, found = e[batch.mask].double(), [s.pulls[name] for s in seen if name in s.pulls]
@@ -254,14 +249,10 @@ def pull_of(r: Rollout) -> Float[Tensor, "tokens"]:
     return (r.advantages.double() * r.old_logprobs.double())[r.mask]
 
 def step_log(
-    batch: Rollout, # the minibatch
-    seen: Sequence[Seen], # of its micro-batches, from `backward`
-    config: RLHFConfig,
-    ent_weight: float | None = None, # of the entropy bonus, where that moves
+    batch: Rollout, seen: Sequence[Seen], config: RLHFConfig, ent_weight: float | None = None,
     first: float | None = None, # before the first update: ε of `rounding`, for the ratio must be 1
 ) -> dict[str, Tensor]:
-    """What one optimizer step logs; of `loss` all parts, which add up over the micro-batches.
-    Raises ValueError if the ratio is not 1 where it must be."""
+    "What one optimizer step logs; of `loss` all parts, which add up over the micro-batches."
     logprobs = torch.cat([s.logprobs for s in seen])
     log = describe_step(logprobs, batch, config)
     for name in dict.fromkeys(name for s in seen for name in s.parts):
@@ -283,12 +274,9 @@ def held_out_notes(rollouts: Sequence[Rollout]) -> dict[str, float]: # judged
 
 # %% ../../nbs/reference/training/metrics.ipynb #38f90fae
 def average_steps(
-    logs: Sequence[dict[str, Tensor]], # of all optimizer steps of an iteration
-    rollout: Rollout, epochs: int,
-) -> Metrics:
-    """Of each number the mean over the steps that log it, of `ratio_max` the largest; how many
-    updates, and how far what they learnt from is from `epochs` times the rollout: 0 where each
-    epoch takes each token once, with its advantage."""
+    logs: Sequence[dict[str, Tensor]], rollout: Rollout, epochs: int) -> Metrics:
+    """Of each number the mean over the optimizer steps that log it, of `ratio_max` the largest.
+    learnt_apart is 0 where each epoch takes each token once, with its advantage."""
     told = {name: [log[name] for log in logs if name in log] for log in logs for name in log}
     pulls, each = told.pop("pull", []), pull_of(rollout)
     mean = {name: sum(xs) / len(xs) for name, xs in told.items()}
@@ -320,10 +308,8 @@ def some_weights(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [x.detach().reshape(-1)[::every].float().clone() for x in tensors]
 
 def weight_changes(learn: Sequence[Tensor], before: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Against `some_weights` before: ‖Δθ‖ / ‖θ‖ and the root mean square of Δθ; of the weights
-    whose last gradient is not 0, which share has changed; which share of the tensors has no
-    gradient, and which has one and stays as it is; and the norm of the last gradient, which is
-    clipped."""
+    """Against `some_weights` before: ‖Δθ‖ / ‖θ‖ and the root mean square of Δθ; which share of the
+    weights with a gradient has moved, and of the tensors; the clipped gradient's norm."""
     own = [(p, getattr(p, "piece", p).grad) for p in learn] # under FSDP each process has its own
     grads = [torch.zeros_like(p) if grad is None else full(grad) for p, grad in own]
     norms = [torch.linalg.vector_norm(g) for g in grads]

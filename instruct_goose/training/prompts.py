@@ -25,10 +25,8 @@ def special_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None,
     stop_token_ids: Sequence[int] = (),
 ) -> tuple[list[int], int]:
-    """The ids that end a response, and one to pad with. Chat models end their turn with another
-    token than a text: a list of ends in `generation_config` counts beside the tokenizer's.
-    Raises ValueError for a tokenizer without a pad token, or with more tokens than the model, and
-    for a stop token outside the vocabulary."""
+    """The ids that end a response, and one to pad with. Raises ValueError for a tokenizer without a
+    pad token, or with more tokens than the model, and a stop token outside the vocabulary."""
     vocab = vocabulary_size(model)
     if wrong := [e for e in stop_token_ids if not 0 <= e < vocab]:
         raise ValueError(f"stop_token_ids holds {wrong[0]}: the vocabulary ends at {vocab - 1}")
@@ -72,8 +70,7 @@ def is_conversation(prompt: Any) -> bool:
 
 # %% ../../nbs/reference/training/prompts.ipynb #c7dd1d67
 def columns_of(prompts: Any, n: int = 1) -> dict[str, list]: # one item per response
-    """What the rows hold beside the prompt, and the prompt itself where it is messages, for n
-    responses to each, side by side."""
+    "What the rows hold beside the prompt, and prompts that are messages, n responses to each."
     if isinstance(prompts, dict):
         return {}
     rows = [r if isinstance(r, Mapping) else {"prompt": r} for r in prompts for _ in range(n)]
@@ -128,8 +125,7 @@ class LongPrompts(UserWarning):
     "Some prompts leave no room for a response, and are cut or left out."
 
 def within_room(rows: list[list[int]], room: int | None, how: str) -> list[list[int]]:
-    """As config.long_prompts says: what is dropped is empty. Raises ValueError, or warns, with the
-    count of those that have more tokens than there is room for."""
+    "As config.long_prompts says: what is dropped is empty. Raises ValueError, or warns."
     long = [i for i, row in enumerate(rows) if room is not None and len(row) > room]
     if not long or room is None:
         return rows
@@ -146,8 +142,7 @@ def within_room(rows: list[list[int]], room: int | None, how: str) -> list[list[
 def encode_prompts(
     prompts: Sequence | dict, tokens: Tokens, room: int | None, cut: bool = False,
 ) -> Queries:
-    """Prompts in any form above, or {"query_ids", "query_mask"}, as left-padded ids and mask. With
-    `cut` those longer than `room` lose their beginning."""
+    "Prompts in any form, {'query_ids', 'query_mask'} too, as ids and mask; or only their ends."
     if isinstance(prompts, dict):
         return Queries(prompts["query_ids"], prompts["query_mask"])
     rows = prompt_rows(prompts, tokens)
@@ -155,8 +150,7 @@ def encode_prompts(
     return Queries(*pad(rows, tokens.pad_id, side="left"))
 
 def fitting(prompts: Any, tokens: Tokens, room: int | None, how: str) -> Any:
-    """The same, without those that long_prompts drops. A list is looked at before training, of a
-    stream each prompt as it comes."""
+    "The same, without those that long_prompts drops; of a stream each as it comes."
     if isinstance(prompts, dict):
         return prompts
     if not is_list(prompts):

@@ -19,11 +19,10 @@ from itertools import chain, count, islice
 from typing import Any, cast, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
-from ..models.reward_model import Classifier, is_pipeline
 from ..models.tokens import ragged
 from .checks import require_column
 from .config import RLHFConfig
@@ -170,10 +169,8 @@ class Notes:
 torch.serialization.add_safe_globals([Notes])  # may be sent to other processes
 
 # %% ../../nbs/reference/training/rewards.ipynb #867dec4e
-def gathered_notes(
-    notes: Sequence[Notes],
-) -> tuple[dict[str, float] | None, dict[str, list] | None]: # for the log, for the rollout
-    "Means of the metrics; and the columns, None where a share has not written."
+def gathered_notes(notes: Sequence[Notes]) -> tuple[dict[str, float] | None, dict | None]:
+    "For the log means of the metrics; for the rollout columns, None where a share has none."
     metrics = {name: [x for n in notes for x in n.metrics.get(name, [])]
                for name in dict.fromkeys(name for n in notes for name in n.metrics)}
     extra = {name: [x for n in notes for x in n.extra.get(name, [None] * n.rows)]
@@ -186,10 +183,8 @@ def run_tools(state: TrainerState, notes: Notes) -> dict[str, Any]:
     return {"trainer_state": state, "log_metric": notes.log_metric, "log_extra": notes.log_extra}
 
 # %% ../../nbs/reference/training/rewards.ipynb #ba605221
-def at_their_tokens(
-    tokens: list[list[float]], mask: Bool[Tensor, "batch time"],
-) -> Float[Tensor, "batch time"]: # 0 at padding, and for a text without parts
-    "Each part at its place."
+def at_their_tokens(tokens: list[list[float]], mask: Tensor) -> Tensor:
+    "Each part at its place, (B, T): 0 at padding, and for a text without parts."
     table = torch.zeros(mask.shape)
     for row, real, own in zip(table, mask.cpu(), tokens, strict=True):
         if own:
@@ -217,8 +212,6 @@ class Asked(NamedTuple):
 # %% ../../nbs/reference/training/rewards.ipynb #b1d52d12
 def judge_of(reward_fn: Reward) -> Callable:
     "What is called. Raises TypeError for what cannot be."
-    if is_pipeline(reward_fn):
-        reward_fn = Classifier(reward_fn)
     judge = getattr(reward_fn, "score", reward_fn)
     if isinstance(reward_fn, PreTrainedModel) or not callable(judge):
         raise TypeError(f"reward_fn is a {type(reward_fn).__name__}: pass a function of a list of "
@@ -290,9 +283,8 @@ def ask(judge: Callable, offer: Offer, asked: Asked, seconds: float | None) -> A
         raise RewardError(f"the reward function raised {e!r:.80} {about}{hint}") from e
 
 # %% ../../nbs/reference/training/rewards.ipynb #0aa54db2
-def weighted_sum(
-    each: Mapping[str, Judged], weights: Sequence[float] | None, asked: Asked,
-) -> Judged:
+def weighted_sum(each: Mapping[str, Judged], weights: Sequence[float] | None,
+                 asked: Asked) -> Judged:
     "Σᵢ wᵢ·Rᵢ, and of the parts that have a token of their own Σᵢ wᵢ·pᵢₜ. None: 1 each."
     weights = [1.] * len(each) if weights is None else list(weights)
     if not each or len(weights) != len(each):
@@ -328,8 +320,7 @@ def judge_texts(
     seconds: float | None = None, # longest wait
 ) -> Judged: # float32, on the CPU
     """score = R(q, r) for each text, asked once and checked; of several R = Σᵢ wᵢ·Rᵢ over those
-    that apply. Raises RewardError for what is no score, for what the function raises, and for a
-    text to which no function applies, TimeoutError when it takes longer; all name texts."""
+    that apply. Raises RewardError for what is no score or raises, TimeoutError; both name texts."""
     asked, offer = Asked(texts, prompts, kind), {"texts": texts, **(given or {})}
     several = isinstance(reward_fn, list | tuple)
     functions = list(reward_fn) if several else [cast(Reward, reward_fn)]

@@ -124,10 +124,8 @@ def left_padded(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tens
     return ids[:, -width:], mask[:, -width:]
 
 # %% ../../nbs/learn/15_rollout.ipynb #5833439d
-def check_sampling(
-    model: PreTrainedModel, mask: Tensor, max_new_tokens: int, temperature: float,
-    top_k: int | None,
-) -> None:
+def check_sampling(model: PreTrainedModel, mask: Tensor, max_new_tokens: int, temperature: float,
+                   top_k: int | None) -> None:
     "Raises ValueError for settings out of range, and text beyond the model's context."
     for name, x in {"max_new_tokens": max_new_tokens, "top_k": top_k}.items():
         if x is not None and x < 1:
@@ -314,9 +312,7 @@ class Rollout:
         return self
 
     def minibatches(self, n: int, generator: torch.Generator | None = None) -> Iterator["Rollout"]:
-        "The rows, shuffled, in n nearly equal parts. Raises ValueError for fewer rows than parts."
-        if not 1 <= n <= len(self):
-            raise ValueError(f"{len(self)} responses cannot be dealt into {n} minibatches")
+        "The rows, shuffled, in n nearly equal parts."
         order = torch.randperm(len(self), generator=generator)
         for rows in order.tensor_split(n):
             yield self[rows]
@@ -342,10 +338,8 @@ def decode(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> tuple[list[s
     return (tokenizer.batch_decode(prompts, skip_special_tokens=True),
             tokenizer.batch_decode(whole, skip_special_tokens=True))
 
-def complete(
-    rollout: Rollout, tokenizer: PreTrainedTokenizerBase | None,
-    columns: dict[str, list] | None = None, # of the data, one item per response
-) -> Rollout:
+def complete(rollout: Rollout, tokenizer: PreTrainedTokenizerBase | None,
+             columns: dict[str, list] | None = None) -> Rollout:
     "Fill in the texts of any sampler's rollout, and the columns. TypeError for no rollout."
     if not isinstance(rollout, Rollout):
         raise TypeError(f"the sampler returned a {type(rollout).__name__}: return a Rollout of "

@@ -21,8 +21,7 @@ def overlong_punishment(
     limit: int,                    # L, max_new_tokens
     buffer: int,                   # B, from 1 to L
 ) -> Float[Tensor, "batch"]:       # from 0 to −1
-    """P(n) = min(0, ((L − B) − n)/B), Yu et al. 2025, eq. 13; there the last case, n > L, cannot
-    come up, since a sampler stops at L."""
+    "P(n) = min(0, ((L − B) − n)/B), Yu et al. 2025, eq. 13; a sampler stops at L."
     return ((limit - buffer - lengths) / buffer).clamp(max=0.)
 
 # %% ../../nbs/guides/reward_shaping.ipynb #dc3b7316

@@ -33,8 +33,7 @@ from .rollout import Rollout, by_length, finished
 
 # %% ../../nbs/reference/training/updates.ipynb #af469e2f
 def learnt(batch: Rollout, c: RLHFConfig, eos_ids: Sequence[int]) -> Rollout:
-    """What the loss of a minibatch is made of: all of it, or with `mask_truncated` the rows that
-    end, which know the `denominator`. Raises ValueError if nothing is known to end a response."""
+    "With `mask_truncated` the rows that end. Raises ValueError if nothing can end a response."
     if not c.mask_truncated:
         return batch
     if not eos_ids and batch.ended is None:
@@ -48,8 +47,7 @@ def learnt(batch: Rollout, c: RLHFConfig, eos_ids: Sequence[int]) -> Rollout:
 # %% ../../nbs/reference/training/updates.ipynb #24e6511f
 def minibatches_of(rollout: Rollout, c: RLHFConfig, eos_ids: Sequence[int],
                    shuffling: torch.Generator) -> Iterator[Rollout]:
-    """Of one epoch, shuffled; those without a row to learn from are left out. What goes in
-    micro-batches is sorted by length."""
+    "Of one epoch, shuffled, without empty ones. What goes in micro-batches is sorted by length."
     if c.drop_flat and flat_groups(rollout.scores, c.group_size).all():
         return # all that is left compares equal scores
     for batch in rollout.minibatches(min(c.minibatches, len(rollout)), shuffling):
@@ -61,8 +59,7 @@ def minibatches_of(rollout: Rollout, c: RLHFConfig, eos_ids: Sequence[int],
 
 # %% ../../nbs/reference/training/updates.ipynb #a047a168
 def micro_batches(batch: Rollout, config: RLHFConfig) -> Iterator[Rollout]:
-    """The rows of a minibatch that are this process's, micro_batch_size at a time. Each knows the
-    `denominator` of the whole."""
+    "This process's rows of a minibatch, micro_batch_size at a time, with the whole `denominator`."
     size, count = config.micro_batch_size or len(batch), batch.denominator
     mine = share(len(batch))
     if count is None:
@@ -155,8 +152,7 @@ def cosine(step: int, steps: int, warmup: int = 0, floor: float = 0.) -> float:
 
 # %% ../../nbs/reference/training/updates.ipynb #76a04c35
 def clip_gradients(agent: Agent, max_norm: float) -> dict[str, Tensor]:
-    """Cut the gradients of policy and value function, each for itself; their norms before. Raises
-    FloatingPointError for a norm that is not finite."""
+    "Cut policy's and values' gradients, each for itself; the norms before, which must be finite."
     norms = {}
     for name, parameters in {"grad_norm": agent.policy_parameters(),
                              "value_grad_norm": agent.value_parameters()}.items():

@@ -192,8 +192,8 @@ def test_a_policy_is_trained_on_one_and_the_prompt_reaches_its_template():
 
 def test_pipelines_and_what_is_no_judge(unchecked):
     one, two = (transformers.pipeline("text-classification", model=classifier("bert", n).eval(), tokenizer=SENTENCE) for n in (1, 2))
-    assert judge_texts(one, TEXTS).scores.tolist() == pytest.approx(slow(one.model, SENTENCE, 0), abs=1e-4)
-    with pytest.raises(ValueError, match="2 labels, 'LABEL_0', 'LABEL_1': say which is wanted"): judge_texts(two, TEXTS)
+    assert judge_texts(Classifier(one), TEXTS).scores.tolist() == pytest.approx(slow(one.model, SENTENCE, 0), abs=1e-4)
+    with pytest.raises(ValueError, match="2 labels, 'LABEL_0', 'LABEL_1': say which is wanted"): Classifier(two)
     with unchecked():
         for kind in ("bert", "gpt2"):
             with pytest.raises(TypeError, match=r"reads token ids: pass Classifier\(model, tokenizer"): judge_texts(classifier(kind, 1), TEXTS)
