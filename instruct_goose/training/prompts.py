@@ -25,7 +25,7 @@ def special_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None,
     stop_token_ids: Sequence[int] = (),
 ) -> tuple[list[int], int]:
-    """The ids that end a response, and one to pad with. Raises ValueError for a tokenizer without a
+    """Ids that end a response, and one to pad with. Raises ValueError for a tokenizer without a
     pad token, or with more tokens than the model, and a stop token outside the vocabulary."""
     vocab = vocabulary_size(model)
     if wrong := [e for e in stop_token_ids if not 0 <= e < vocab]:

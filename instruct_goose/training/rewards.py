@@ -320,7 +320,7 @@ def judge_texts(
     seconds: float | None = None, # longest wait
 ) -> Judged: # float32, on the CPU
     """score = R(q, r) for each text, asked once and checked; of several R = Σᵢ wᵢ·Rᵢ over those
-    that apply. Raises RewardError for what is no score or raises, TimeoutError; both name texts."""
+    that apply. Raises RewardError for what is no score or raises, TimeoutError, naming texts."""
     asked, offer = Asked(texts, prompts, kind), {"texts": texts, **(given or {})}
     several = isinstance(reward_fn, list | tuple)
     functions = list(reward_fn) if several else [cast(Reward, reward_fn)]

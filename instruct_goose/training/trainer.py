@@ -176,7 +176,7 @@ class RLHFTrainer:
         self.do("advantages", r)                      # (4) rₜ = −β·ℓₜ + score·[last]; (5) Âₜ, R̂ₜ
         update = self.do("optimize", r)               # (6) θ ← θ − η·∇(−L^CLIP + c₁L^VF − c₂S)
         tell_sampler(self.sampler, self.agent.model)  # (7) π_old ← π_θ
-        return self.finish(r, update, prompts)
+        return self.finish(r, prompts, update)
 
     def rollout(self, prompts: Sequence | dict) -> Rollout:
         "r ~ π_old(·|q): the sampler answers each prompt group_size times, side by side."
@@ -294,7 +294,9 @@ class RLHFTrainer:
         return average_steps(logs, r, c.epochs) | movement.read()
 
     def evaluate(
-        self, prompts: Sequence | dict, reward_fn: Rewards, greedy: bool = False) -> Metrics:
+        self, prompts: Sequence | dict, reward_fn: Rewards,
+        greedy: bool = False, # the likeliest responses
+    ) -> Metrics:
         "held_out_reward and exact held_out_kl of `answers`."
         scores, rollouts = [], []
         for r in self.answers(prompts, greedy):
@@ -354,26 +356,39 @@ class RLHFTrainer:
         return room_for_prompts(self.agent.model, self.config.max_new_tokens, self.tokenizer)
 
     def respond(
-        self, prompts: Sequence | dict, n: int, dice: torch.Generator | None) -> Rollout:
-        "n responses to each, the likeliest without dice; with texts and the data's columns."
+        self, prompts: Sequence | dict,
+        n: int, # responses to each, side by side
+        dice: torch.Generator | None, # None: the likeliest
+    ) -> Rollout:
+        "What the sampler writes, with its texts and the data's columns."
         queries = self.encode(prompts)
         with precision(self.config, self.device):
             r = self.sampler(queries, n, self.config, dice)
         return complete(r, self.tokenizer, columns_of(prompts, n))
 
-    def answers(self, prompts: Sequence | dict, greedy: bool = False) -> Iterator[Rollout]:
-        "One response to each, batch_size at a time: of the same generator each time, or likeliest."
+    def answers(
+        self, prompts: Sequence | dict,
+        greedy: bool = False, # the likeliest tokens
+    ) -> Iterator[Rollout]:
+        "One response to each, from the same generator each time, batch_size prompts at a time."
         dice = None if greedy else generator(self.config.seed, EVALUATION)
         for some in slices(prompts, self.config.batch_size):
             yield self.respond(some, 1, dice)
 
-    def next_prompts(self, n: int) -> list:
-        "While `train` runs: n new prompts; of a stream that ends fewer."
+    def next_prompts(
+        self,
+        n: int, # how many
+    ) -> list:
+        "While `train` runs: so many new prompts; of a stream that ends fewer."
         batch = [] if self.fresh is None else self.fresh.take(self.prompts_seen, n)
         self.prompts_seen += len(batch)
         return batch
 
-    def do(self, step: str, *args: Any) -> Any:
+    def do(
+        self,
+        step: str, # the name of a method
+        *args: Any,
+    ) -> Any:
         "A step of the algorithm by its name: timed, its errors explained; then the callbacks."
         start = time.perf_counter()
         with blaming(self.agent, self.ref_model, self.iteration):
@@ -386,7 +401,10 @@ class RLHFTrainer:
             getattr(callback, f"on_{step}")(self, rollout)
         return result
 
-    def finish(self, rollout: Rollout, update: Metrics, prompts: Sequence | dict) -> Metrics:
+    def finish(
+        self, rollout: Rollout, prompts: Sequence | dict,
+        update: Metrics, # from `optimize`
+    ) -> Metrics:
         "Count the iteration: its metrics, what moves on, and whether the callbacks end the run."
         c = self.config
         weights = torch.cat(some_weights(list(self.ref_model.parameters())))
@@ -500,9 +518,13 @@ class RLHFTrainer:
         counters = {name: getattr(self, name) for name in COUNTERS}
         return tensors | own, record | counters | self.identity() | {"parts": records}
 
-    def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
-        """Go on where the trainer of `state` stood, with as many torch threads. A stream of prompts
-        is yours to move on, by `prompts_seen`. Raises ValueError before anything is changed."""
+    def load_state(
+        self,
+        tensors: Mapping[str, Tensor], # from `state`
+        record: Mapping, # from `state`
+    ) -> None:
+        """Go on where that trainer stood, with as many torch threads. A stream of prompts is yours
+        to move on, by `prompts_seen`. Raises ValueError before anything is changed."""
         self.check_state(tensors, record)
         optimizer = as_one(self.agent, self.optimizer)
         load_training_state(self.agent, optimizer, self.generators, tensors, record)
@@ -513,7 +535,11 @@ class RLHFTrainer:
             setattr(self, name, record[name])
         torch.set_num_threads(record["environment"]["threads"])
 
-    def check_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
+    def check_state(
+        self,
+        tensors: Mapping[str, Tensor], # as `load_state` takes them
+        record: Mapping, # as `load_state` takes it
+    ) -> None:
         "Raises ValueError naming what in this state is not of this trainer."
         c = self.config
         check_identity(record, self.identity())
