@@ -9,12 +9,10 @@ __all__ = ['TEXTS', 'RATINGS', 'WORTH', 'Dropout', 'rehearse', 'Review', 'read_r
            'run_reviews', 'WorseThanBaseline', 'run_on_raters']
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #e2a72cab
-import hashlib
 import html
 import json
 import random
 import re
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -30,18 +28,15 @@ from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBa
 from ..models.reward_model import RewardModel
 from ..models.tokens import bpe_tokenizer, pad, pad_id_of
 from .quickstart import make_trainer
-from instruct_goose.recipes.stages import (
-    beginnings, evaluate, Figures, improve, make_baselines, small_gpt2,
-    SmallModelSettings)
+from .stages import (
+    beginnings, evaluate, improve, make_baselines, small_gpt2, SmallModelSettings)
 from ..runs.evaluation import text_table
 from ..runs.resume import CheckpointManager, Stage
-from ..runs.run_directory import in_run_directory, save_model
+from ..runs.run_directory import fingerprint_of_prompts, in_run_directory, save_model
 from ..supervised.fit import batches, fit, one_seed
 from ..supervised.sft import lm_nats, train_lm
 from ..training.config import Count, Limit, NotNegative, Positive
-from ..training.rollout import Rollout, finished
 from ..distributed.processes import find_device
-from ..worlds.film_reviews import distinct_2
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #353009c8
 TEXTS, RATINGS = "movieReviewSnippets_GroundTruth.txt", "movieReviewSnippets_anonDataRatings.txt"
@@ -99,11 +94,9 @@ def _rows(path: Path, columns: int) -> dict[str, tuple[str, list[str]]]:
     return rows
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #0aec86de
-def read_rated(
-    data: str | Path, # a directory with the lesson's files; or a file NAME_GroundTruth.txt
-) -> tuple[list[Review], list[str]]: # and the other texts of the directory
-    """Texts and ratings, joined by id. Raises FileNotFoundError for a missing file, ValueError
-    naming file, line and reason for the first row that cannot be used."""
+def read_rated(data: str | Path) -> tuple[list[Review], list[str]]: # and a directory's other texts
+    """Texts and ratings of a directory, or of NAME_GroundTruth.txt, joined by id. Raises
+    FileNotFoundError; ValueError naming file, line and reason for the first bad row."""
     data = Path(data)
     one = data / TEXTS if data.is_dir() else data
     other = one.with_name(one.name.replace("GroundTruth", "anonDataRatings"))
@@ -131,8 +124,7 @@ def _clean(text: str) -> str:
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #6600d038
 def split_reviews(
-    reviews: Sequence[Review],
-    held_out: int = 1000, # how many are kept from all training
+    reviews: Sequence[Review], held_out: int = 1000,
 ) -> tuple[list[Review], list[Review]]: # training, held out
     """The same split for every seed. A training text that also occurs among the held-out ones is
     dropped. Raises ValueError unless both parts have at least two reviews."""
@@ -147,9 +139,8 @@ def split_reviews(
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #88a840f7
 def ranking(
-    scores: Sequence[float], # one per review
-    means: Sequence[float],  # the raters' mean
-    margin: float = 0.,      # only pairs whose means differ by at least this
+    scores: Sequence[float], means: Sequence[float], # of each review; means: the raters'
+    margin: float = 0., # only pairs whose means differ by at least this
 ) -> float: # between 0 and 1; ties count one half
     "Of all pairs that the raters tell apart, the share that the scores put in their order."
     s, m = (torch.tensor(x, dtype=torch.float64) for x in (list(scores), list(means)))
@@ -268,9 +259,6 @@ class ReviewsConfig(SmallModelSettings):
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()
-        if self.rm_batch_tokens < 2 * self.context:
-            yield "rm_batch_tokens", (f"at least twice the context, {self.context}: "
-                                      "it takes two texts to compare")
         if self.context <= self.max_new_tokens:
             yield "context", f"above max_new_tokens, {self.max_new_tokens}, to leave a prompt room"
 
@@ -354,18 +342,9 @@ def train_on_raters(
     return reward_model
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #e9802dc2
-def review_figures(
-    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, reward_model: RewardModel,
-) -> Figures:
-    "The figures of a set of texts. No training has seen `vader_compound`."
-    texts, eos_id = rollout.texts or [], cast(int, tokenizer.eos_token_id)
-    vader = vader_compound(texts)
-    each = {"reward_model_score": reward_model.score(texts), "vader_compound": vader,
-            "vader_positive": [v > 0 for v in vader],
-            "response_length": rollout.mask.sum(-1).tolist(),
-            "ended": finished(rollout, eos_id).tolist()}
-    means = {name: sum(map(float, xs)) / len(texts) for name, xs in each.items()}
-    return means | {"distinct_2": distinct_2(texts)}
+def review_figures(texts: list[str], ended: list[bool]) -> dict[str, list[float]]:
+    "No training has seen it."
+    return {"vader_compound": vader_compound(texts)}
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #5455501a
 def run_reviews(config: ReviewsConfig) -> dict: # the summary, as written to summary.json
@@ -373,7 +352,7 @@ def run_reviews(config: ReviewsConfig) -> dict: # the summary, as written to sum
     work, FileNotFoundError or ValueError for bad data, and as `in_run_directory`; and, when the
     reward model is trained, ValueError if it loses to VADER, without `even_if_worse`."""
     read = read_rated(config.data)
-    digest = hashlib.sha256(repr(read).encode()).hexdigest()
+    digest = fingerprint_of_prompts(read)
     return in_run_directory(
         config, "reviews", partial(run_on_raters, config, review_data(config, *read)),
         {"SHA-256 of the data": digest})
@@ -415,6 +394,6 @@ def run_on_raters(
         lambda: evaluate(config, trainer.agent.model.eval(), lm, tokenizer, reward_model, held_out,
                          review_figures),
         held_out=held_out, baselines=compared if config.baselines else None,
-        tables={"Judges": pairs_table(judges)}, judges=judges,
+        judges=judges,
         sft={"held_out_nats_per_token": nats}, reward_model=judges["reward_model"] | {
             "ceiling": share["half_of_the_raters"]})

@@ -29,7 +29,7 @@ from ..models.adapters import with_lora
 from ..models.agent import Agent
 from ..models.families import trunk
 from ..models.loading import (
-    load_model, load_smollm, load_tokenizer, need_smollm, stand_in)
+    load_model, load_smollm, load_tokenizer, stand_in)
 from ..models.reward_model import Classifier, RewardModel
 from ..models.tokens import pad
 from ..objective.group import PRESETS
@@ -45,7 +45,7 @@ from ..runs.evaluation import text_table
 from ..runs.resume import CheckpointManager
 from ..runs.run_directory import in_run_directory
 from ..supervised.fit import batches, fit, Log, one_seed
-from ..training.config import Count, Limit, NotNegative, Positive, Seed, Settings
+from ..training.config import Count, Limit, NotNegative, OneOf, Positive, Seed, Settings
 from ..training.rewards import completion_texts
 from ..training.rollout import Rollout, finished
 from ..training.sampling import joined
@@ -78,12 +78,8 @@ class Task(NamedTuple):
 Prepare = Callable[[Any, Path, CheckpointManager], Task] # makes it in the run's directory
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #a4cb9086
-def recipe_settings(
-    name: str, # of a recipe
-    algorithm: str | None = None, # any key of PRESETS; None: the file's
-    **given: Any, # any of its settings; they beat the file's, and the stand-in's
-) -> Any: # of the recipe's kind
-    "What the recipe's file sets, for this algorithm."
+def recipe_settings(name: str, algorithm: str | None = None, **given: Any) -> Any:
+    "What the recipe's file sets, for this algorithm; settings that are given beat the file's."
     folder, kind = files("instruct_goose") / "configs", RECIPES[name].kind
     found = settings_in(kind, str(folder / f"{name}.yaml"))
     own = found["algorithm"]
@@ -92,21 +88,14 @@ def recipe_settings(
         if (folder / f"{name}-ppo.yaml").is_file():
             found = settings_in(kind, str(folder / f"{name}-ppo.yaml"))
         found.pop("group_size", None)  # it belongs to the other algorithm
-    small = kind.small if given.get("stand_in") else {}
+    small = getattr(kind, "small", {}) if given.get("stand_in") else {}
     del found["algorithm"]
     return kind.preset(chosen, **found | small | given)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec10a
-def run_task(
-    name: str, # of the run
-    config: RecipeConfig,
-    task: Task | Prepare,
-) -> dict: # the summary, as written to summary.json
+def run_task(name: str, config: RecipeConfig, task: Task | Prepare) -> dict: # the summary
     """A recipe from the model to the table, in a run directory; or, with `resume`, the rest of it.
     Raises ImportError without the model's package, and as `in_run_directory`."""
-    if not config.stand_in:
-        need_smollm(config.cache)
-
     def work(out: Path, manager: CheckpointManager) -> dict:
         made = task if isinstance(task, Task) else task(config, out, manager)
         trainer = make_policy_trainer(config, made)
@@ -126,11 +115,7 @@ def make_policy_trainer(config: RecipeConfig, task: Task) -> RLHFTrainer:
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec10c
 @torch.no_grad()
-def figures_of(
-    trainer: RLHFTrainer,
-    task: Task,
-    n: int, # responses
-) -> tuple[Rollout, Figures]: # what it writes to the held-out prompts, and the figures
+def figures_of(trainer: RLHFTrainer, task: Task, n: int) -> tuple[Rollout, Figures]:
     "Sampled with the same random numbers each time; with eval_greedy each prompt once, greedily."
     greedy = trainer.config.eval_greedy
     n = min(n, len(task.held_out)) if greedy else n
@@ -375,7 +360,7 @@ class RecipeFlags(Settings):
     "Train a real model, out of a package or from the Hub: `recipe LIST` says what there is."
 
     name: Positional[str] = "LIST"  # of a recipe; LIST: all of them
-    algorithm: str | None = None  # ppo, rloo, grpo, …; none: the recipe's
+    algorithm: Annotated[str, OneOf(PRESETS)] | None = None  # none: the recipe's
     seed: Seed = 0  # of everything
     steps: Count | None = None  # iterations; none: the recipe's
     beta: NotNegative | None = None  # price of a nat of KL; none: the recipe's
@@ -394,11 +379,10 @@ def run_recipe(flags: RecipeFlags) -> dict | None: # the summary; of LIST nothin
     if flags.name == "LIST":
         return print(text_table(["recipe", "what it does"],
                                 [[name, recipe.what] for name, recipe in RECIPES.items()]))
-    for name, table in ((flags.name, RECIPES), (flags.algorithm or "ppo", PRESETS)):
-        if name not in table:
-            raise ValueError(f"there is no {name!r}: choose from {', '.join(table)}")
-    _, kind, task = RECIPES[flags.name]
+    if flags.name not in RECIPES:
+        raise ValueError(f"there is no {flags.name!r}: choose from {', '.join(RECIPES)}")
     given = {f.name: x for f in fields(flags)[1:] if (x := getattr(flags, f.name)) != f.default}
+    _, kind, task = RECIPES[flags.name]
     if no := given.keys() - {"algorithm", *(f.name for f in fields(kind))}:
         raise ValueError(f"{flags.name} reads no {' and no '.join(sorted(no))}: leave it out")
     config = recipe_settings(flags.name, **given)

@@ -292,10 +292,8 @@ class Rollout:
         return self.mask if self.given is None else self.mask | self.given
 
     def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> "Rollout":
-        device = self.mask.device
-        rows = torch.arange(len(self), device=device)[
-            rows.to(device) if torch.is_tensor(rows) else rows].reshape(-1)
-        places = rows.tolist()
+        rows = torch.arange(len(self))[rows.cpu() if torch.is_tensor(rows) else rows].reshape(-1)
+        places, rows = rows.tolist(), rows.to(self.mask.device)
         def take(x: Any) -> Any:
             if isinstance(x, dict):
                 return {name: take(column) for name, column in x.items()}

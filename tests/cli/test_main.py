@@ -106,7 +106,7 @@ def test_algorithm_is_the_preset_and_other_flags_override_it(parsed, name, tmp_p
     assert parsed("quickstart") == QuickstartConfig()
 
 
-@pytest.mark.parametrize("command", first(1, [["quickstart"], ["reviews", "--data", "texts"], ["recipe", "smollm-sentiment", "--stand-in"]]))
+@pytest.mark.parametrize("command", first(1, [["quickstart"], ["reviews", "--data", "texts"]]))
 def test_a_tracker_that_is_no_tracker_or_not_installed_is_refused_and_leaves_nothing(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     corpus(tmp_path / "texts", 30)

@@ -1,6 +1,6 @@
 """The commands for one's own model, data and reward, in this process: models of two families, awkward files, rewards that fail.
 
-Oracles: files as other programs read them; a run that was never stopped; sums over a model's own tensors.
+Oracles: files as other programs read them; a run that was never stopped.
 """
 import hashlib
 import json
@@ -32,7 +32,6 @@ from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
     as_yaml,
     load_reward,
-    memory_parts,
     own_tokenizer,
     read_demos,
     read_prompts,
@@ -135,7 +134,7 @@ def test_rewards_by_their_place(here, tokenizer):
     ("rewards.py:missing", "asks for 'colour'"), ("half.py:f", "half.py does not run: SyntaxError"), ("llama", "score.weight"), (".", "is no reward model"), ("score", "FILE.py:NAME"))),
     (["--model", "lama"], "no directory 'lama'"), (["--model", "empty"], "holds no model"), (["--data", "no.jsonl"], "no file 'no.jsonl'"), (["--data", "none.jsonl"], "none.jsonl: no rows"),
     (["--data", "rewards.py"], "suffix"), (["--output-dir", "llama"], "already holds a run"), (["--max-new-tokens", "64"], "no room for a prompt"), (["--max-new-tokens", "62"], "the limit is 2"),
-    (["--sft", "prompts.jsonl"], "no 'completion'"), (["--config", "bad.yaml"], "here it is called lr"), (["--config", "no.yaml"], "no.yaml"), (["--reward-weights", "1", "2"], "2 reward_weights and 1 rewards")])
+    (["--config", "bad.yaml"], "here it is called lr"), (["--config", "no.yaml"], "no.yaml"), (["--reward-weights", "1", "2"], "2 reward_weights and 1 rewards")])
 def test_what_cannot_be_used_is_one_sentence_and_nothing_is_made(here, monkeypatch, change, says):
     monkeypatch.setattr(own_run, "own_model", lambda *_: pytest.fail("the model was loaded"))
     Path("half.py").write_text("def f(:\n"); Path("empty").mkdir(); Path("none.jsonl").touch(); Path("bad.yaml").write_text("learning_rate: 3\n")
@@ -146,17 +145,16 @@ def test_what_cannot_be_used_is_one_sentence_and_nothing_is_made(here, monkeypat
 
 
 @pytest.mark.parametrize("model", first(1, ["llama", "gpt2"]))
-def test_a_run_with_demonstrations_held_out_prompts_and_more_steps_later(here, capsys, model):
-    write("demos.jsonl", [{"prompt": "is tea ", "completion": "hot"}, {"messages": [{"role": "user", "content": "rain?"}, {"role": "assistant", "content": "wet"}]}])
+def test_a_run_with_held_out_prompts_and_more_steps_later(here, capsys, model):
     write("eval.jsonl", [{"prompt": "Rome?", "answer": "no", "n": 1}])
-    Path("run.yaml").write_text(f"model: {model}\ndata: prompts.jsonl\nreward: rewards.py:score\nalgorithm: rloo\ngroup-size: 2\nsft: demos.jsonl\nsft_steps: 3\nsft_lr: 1e-3\neval_data: eval.jsonl\nlr: 1e-3\neval_every: 1\n")
+    Path("run.yaml").write_text(f"model: {model}\ndata: prompts.jsonl\nreward: rewards.py:score\nalgorithm: rloo\ngroup-size: 2\neval_data: eval.jsonl\nlr: 1e-3\neval_every: 1\n")
     main(["train", "--config", "run.yaml", "--output-dir", "run", *TINY])
     shown = capsys.readouterr().out
     settings, summary = (json.loads(Path(f"run/{name}.json").read_text()) for name in ("config", "summary"))
     assert settings["algorithm"] == "rloo" and settings["lr"] == 1e-3 and settings["group_size"] == 2 and summary["held_out_reward"].keys() == {"before", "after"}
     assert "Rome?" in shown and "Rome?" in Path("run/samples.md").read_text() and "held_out_reward" in log("run")[0]
     assert log("run")[0]["reward_noise"] == log("run")[0]["reward_shift"] == 0 and "reward_noise" not in log("run")[1]  # asked again, now and then
-    for part in ("sft", "policy"): assert AutoModelForCausalLM.from_pretrained(f"run/{part}") and AutoTokenizer.from_pretrained(f"run/{part}").chat_template == CHAT
+    assert AutoModelForCausalLM.from_pretrained("run/policy") and AutoTokenizer.from_pretrained("run/policy").chat_template == CHAT
     assert Agent.from_pretrained("run/policy") and "RLOO, 2 iterations" in Path("run/policy/README.md").read_text()
     assert refused("train", "--config", "run.yaml", "--output-dir", "run", *TINY).endswith("runs/")
     main(["train", "--config", "run.yaml", "--output-dir", "run", *TINY, "--resume", "--steps", "3"])
@@ -189,31 +187,15 @@ def test_a_dry_run_prints_a_file_that_makes_the_same_run_and_writes_nothing(here
     assert TrainConfig.read("off.yaml") == off and "save_every: null" in as_yaml(off)  # none where the default is a number
     assert TrainConfig.read("again.yaml") == TrainConfig.preset("dapo", model="llama", data=Path("prompts.jsonl"), reward=("rewards.py:score",), steps=2, batch_size=4, group_size=2,
                                                                 max_new_tokens=3, epochs=1, minibatches=1, progress=False)
-    n = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained("llama").parameters())
-    assert f"{4 * n / 1e3:.1f} kB" in shown and "dapo: 2 prompts, 2 responses each" in shown
+    assert "dapo: 2 prompts, 2 responses each" in shown
 
 
-def test_memory_is_that_of_the_models_own_tensors(here):
-    for name in ("gpt2", "llama"):
-        model = AutoModelForCausalLM.from_pretrained(name)
-        parts, kv = memory_parts(model.config, rows=3, micro=2, prompt=5, response=2), model.generate(torch.zeros(3, 5, dtype=torch.long), max_new_tokens=2, min_new_tokens=2, return_dict_in_generate=True).past_key_values
-        held = sum(x.numel() for layer in kv.layers for x in (layer.keys, layer.values)) * 4
-        assert parts["weights"] == parts["gradients"] == 4 * model.num_parameters() == parts["reference"]
-        assert parts["cache while sampling"] == held * 7 // kv.get_seq_length()
-        layers, inputs = model.config.num_hidden_layers, 2 * 7 * 16 * 4  # two rows of seven tokens, width 16, float32
-        one = parts["activations, about"] // layers                     # of one layer all, of each its input
-        assert memory_parts(model.config, rows=3, micro=2, prompt=5, response=2, checkpointing=True)["activations, about"] == one + layers * inputs
-
-
-def test_adapters_are_counted_as_they_are_made(here, monkeypatch):
-    adapters = pytest.importorskip("instruct_goose.models.adapters"); pytest.importorskip("peft")
-    for name in ("gpt2", "llama"):
-        model = adapters.with_lora(AutoModelForCausalLM.from_pretrained(name), 3)
-        assert memory_parts(model.config, 1, 1, 1, lora_rank=3)["gradients"] == 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+def test_adapters_need_their_package(here, monkeypatch):
+    pytest.importorskip("peft")
     main(train("--lora-rank", 2, "--output-dir", "lora"))
     assert len(log("lora")) == 2
     monkeypatch.setitem(sys.modules, "peft", None)
-    assert "the package peft" in refused(*train("--lora-rank", 4))
+    assert "the package peft" in refused(*train("--lora-rank", 4, "--output-dir", "none")) and not Path("none").exists()
 
 
 PAIRS = [{"prompt": "is tea ", "chosen": "hot", "rejected": "wet"}, {"prompt": [{"role": "user", "content": "rain?"}], "chosen": "wet", "rejected": "hot"},
@@ -237,7 +219,7 @@ def test_the_stages_one_after_the_other(here, capsys):
     assert "is finished: nothing to do" in capsys.readouterr().out
     for name in ("sft", "reward-model", "dpo"):
         main([name, "--model", "gpt2", "--data", "demos.jsonl" if name == "sft" else "pairs.jsonl", "--dry-run"])
-        assert "at the highest point" in capsys.readouterr().out and not Path("runs").exists()
+        assert f"{name}: 100 updates of 16 rows" in capsys.readouterr().out and not Path("runs").exists()
     with pytest.raises(SystemExit): main(["reward-model", "--model", "llama", "--data", "pairs.jsonl", "--lora-rank", "3"])
     assert "lora_rank" in "".join(capsys.readouterr())
 
@@ -303,7 +285,6 @@ def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
     assert "--prompt-column NAME" in refused(*train("--data", "odd.jsonl"))
     names = ["--prompt-column", "question", "--answer-column", "right"]
     main(train("--data", "odd.jsonl", *names, "--dry-run"))
-    assert "no column 'other'" in refused(*train("--data", "odd.jsonl", "--prompt-column", "other"))
     main(["sft", "--model", "llama", "--data", "odd.jsonl", *names, "--dry-run"])
     assert read_demos("odd.jsonl", tokenizer, {"prompt": "question", "completion": "right"}) == [{"prompt": "is tea hot", "completion": "yes"}]
     pytest.importorskip("datasets")

@@ -9,7 +9,7 @@ import torch
 from rated_files import corpus
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from instruct_goose.recipes import ratings, stages
+from instruct_goose.recipes import ratings
 from instruct_goose.recipes.ratings import (
     RATINGS,
     TEXTS,
@@ -140,18 +140,6 @@ def test_a_reward_model_that_loses_stops_the_run_and_may_go_on(tmp_path, capsys)
     assert f"{out} --resume --even-if-worse" in capsys.readouterr().err
     summary = run_reviews(tiny(folder, out, resume=True, **few))
     assert summary["resumed_from"] == "reward model" and summary["judges"]["vader"]["pair_accuracy"] > summary["judges"]["reward_model"]["pair_accuracy"]
-
-
-def test_a_collapse_is_in_the_summary(tmp_path, monkeypatch):
-    "The policy's log is made up, as of a reward model that likes only short texts; the rest runs."
-    train = stages.train_policy
-    def shrinking(*args):
-        rows = train(*args)
-        return [rows[0] | {"iteration": i, "response_length": max(3.3, 17.4 - 3 * i), "distinct_2": max(.05, .7 - .1 * i)} for i in range(12)]
-    monkeypatch.setattr(stages, "train_policy", shrinking)
-    summary = run_reviews(tiny(corpus(tmp_path / "data", 90), tmp_path / "run", sft_steps=5, rm_epochs=.5, baselines=False))
-    found = {f["name"]: f["evidence"] for f in summary["findings"]}
-    assert "from 14.4 to 3.3" in found["length collapse"] and "variety collapse" in found
 
 
 @real

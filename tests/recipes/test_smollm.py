@@ -29,12 +29,13 @@ def test_the_list_and_what_is_refused(capsys, monkeypatch, tmp_path):
     main(["recipe"])
     said = capsys.readouterr().out
     assert all(name in said for name in recipes.RECIPES)
-    for args, why in ((["nothing"], "smollm-sentiment"), (["smollm-answers", "--algorithm", "dqn"], "'dqn'|rloo"), (["smollm-answers", "--resume"], "output_dir")):
+    for args, why in ((["nothing"], "smollm-sentiment"), (["smollm-answers", "--algorithm", "dqn"], "2"), (["smollm-answers", "--resume"], "output_dir"),
+                      (["smollm-answers", "--data", "x", "--stand-in"], "reads no data")):
         with pytest.raises(SystemExit, match=why): main(["recipe", *args])
     monkeypatch.setattr(smollm, "NEEDED", ("surely_not_a_package",))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="surely_not_a_package"): main(["recipe", "smollm-answers"])
-    assert not any(tmp_path.iterdir())                                     # what cannot begin leaves no run behind
+    assert not any(tmp_path.glob("runs/*"))                                # what cannot begin leaves no run behind
 
 
 @pytest.mark.parametrize("name", ["smollm-sentiment", "smollm-answers", "smollm-reviews"])
