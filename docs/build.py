@@ -141,15 +141,6 @@ def figure(output: dict, cell: Cell, i: int) -> dict | None:
     return {"output_type": "display_data", "metadata": {}, "data": {"text/html": made}}
 
 
-def signature(made: ast.stmt) -> str:
-    "How it is called; a class by its name alone."
-    if isinstance(made, ast.ClassDef): return made.name
-    a = made.args
-    given = [x.arg for x in (*a.posonlyargs, *a.args) if x.arg != "self"] + ["*" + a.vararg.arg if a.vararg else "*"] * bool(a.vararg or a.kwonlyargs)
-    given += [x.arg for x in a.kwonlyargs] + (["**" + a.kwarg.arg] if a.kwarg else [])
-    return f"{made.name}({', '.join(given)})"
-
-
 def code_cell(cell: Cell) -> dict | None:
     "A code cell for myst-nb, or None when nothing of it is shown."
     d = cell.directives
@@ -161,7 +152,7 @@ def code_cell(cell: Cell) -> dict | None:
     if {"export", "exporti"} & d.keys():
         if not cell.defined: return None  # imports and private helpers
         tags.append("hide-input")
-        summary = "The code of " + ", ".join(signature(n) for n in cell.defined)
+        summary = "The code of " + ", ".join(n.name for n in cell.defined)
     elif d.get("echo") == "false": tags.append("remove-input")
     elif "code-fold" in d and d["code-fold"] != "false":
         tags.append("hide-input")

@@ -12,12 +12,7 @@ html_math_renderer = "built"
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "fieldlist", "attrs_inline", "attrs_block"]
 myst_heading_anchors = 3
-myst_html_meta = {  # what a link to a page shows elsewhere
-    "description": "PPO and RLHF by running it: notebooks that define every step, and the library they export",
-    "property=og:site_name": "instruct_goose", "property=og:type": "website",
-    "property=og:title": "instruct_goose: learn PPO and RLHF by running it",
-    "property=og:description": "Notebooks that define every step of PPO and RLHF for language models, and the library that they export.",
-    "property=og:image": "https://instruct-goose.github.io/instruct_goose/_static/card.png", "name=twitter:card": "summary_large_image"}
+myst_html_meta = {"description": "PPO and RLHF by running it: notebooks that define every step, and the library they export"}
 myst_dmath_double_inline = True
 nb_execution_mode = "off"  # the outputs are those that nbdev-test --save stored
 nb_render_markdown_format = "myst"

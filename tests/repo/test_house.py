@@ -7,6 +7,7 @@ import re
 import subprocess
 import warnings
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,14 @@ def written(path):
     return [(n, line) for n, line in lines if not cells or n > cells[0] and n not in cells]
 
 
+@cache
+def tree_of(path): return ast.parse(path.read_text("utf-8"))
+
+
+@cache
 def imports(path) -> set[str]:
     "The modules of the package that one imports, inside functions too; not what only a type checker reads."
-    known, found, tree = {name(p) for p in MODULES}, set(), ast.parse(path.read_text("utf-8"))
+    known, found, tree = {name(p) for p in MODULES}, set(), tree_of(path)
     unread = {n for x in ast.walk(tree) if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING" for n in ast.walk(x)}
     here = name(path).split(".") if path.name == "__init__.py" else name(path).split(".")[:-1]
     for node in ast.walk(tree):
@@ -69,7 +75,7 @@ def floor(module: str) -> int | None:
 
 
 def functions(path):
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef): yield node, [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
 
 
@@ -113,7 +119,7 @@ def test_parameters_have_types():
     "Any, or nothing, is no type. Of a nested function, a lambda or self nobody asks for one."
     bare = []
     for p in MODULES:
-        every = list(functions(p))  # one parse: nodes are known by their id
+        every = list(functions(p))
         nested = {id(x) for f, _ in every for x in ast.walk(f) if x is not f}
         bare += [f"{name(p)}.{f.name}({a.arg})" for f, args in every if id(f) not in nested for i, a in enumerate(args)
                  if not (i == 0 and a.arg in ("self", "cls")) and (a.annotation is None or ast.unparse(a.annotation) == "Any")]
@@ -126,23 +132,13 @@ def test_each_module_has_its_test_file():
     assert len(missing) <= TODAY["untested modules"], (len(missing), missing)
 
 
-def private_imports(source):
-    "Names with an underscore that are imported from another folder of the package, or read off a module of one."
-    found, modules = [], set()
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.ImportFrom): continue
-        ours = node.level > 1 or (node.module or "").startswith("instruct_goose")
-        if ours: found += [a.name for a in node.names if a.name.startswith("_") and not a.name.startswith("__")]
-        if ours: modules |= {a.asname or a.name for a in node.names if a.name.islower()}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules and re.match("_[a-z]", node.attr):
-            found.append(f"{node.value.id}.{node.attr}")
-    return found
-
-
 @each
 def test_nothing_private_crosses_folders(path):
-    assert not private_imports(path.read_text("utf-8"))
+    "No name with an underscore is imported from another folder of the package, or read off a module of one."
+    ours = [n for n in ast.walk(tree_of(path)) if isinstance(n, ast.ImportFrom) and (n.level > 1 or (n.module or "").startswith("instruct_goose"))]
+    assert not [a.name for n in ours for a in n.names if re.match("_[^_]", a.name)]
+    modules = {a.asname or a.name for n in ours for a in n.names if a.name.islower()}
+    assert not [ast.unparse(n) for n in ast.walk(tree_of(path)) if isinstance(n, ast.Attribute) and re.match("_[a-z]", n.attr) and ast.unparse(n.value) in modules]
 
 
 def test_no_module_is_left_without_its_notebook():

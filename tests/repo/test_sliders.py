@@ -1,4 +1,5 @@
 """The sliders as they are stored: each frame worked out again in plain Python, without the library, and fit for a phone."""
+import base64
 import json
 import math
 import re
@@ -7,6 +8,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 root = Path(__file__).parents[2]
@@ -24,11 +26,7 @@ def everything() -> dict[str, dict]:
 
 def values(x):
     "A curve as numbers; NumPy arrays are stored as bytes."
-    if not isinstance(x, dict): return list(x)
-    import base64
-
-    import numpy as np
-    return np.frombuffer(base64.b64decode(x["bdata"]), np.dtype(x["dtype"])).tolist()
+    return np.frombuffer(base64.b64decode(x["bdata"]), np.dtype(x["dtype"])).tolist() if isinstance(x, dict) else list(x)
 
 
 def frames(key: str) -> dict[str, tuple[list[dict], str]]:
