@@ -10,7 +10,6 @@ import ast
 import importlib
 import json
 import os
-import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -63,15 +62,15 @@ def find(
     "The exercise of that name. Raises ValueError, with the nearest, for none or for several."
     lesson, _, short = name.strip().lower().rpartition(".")
     short = short.removeprefix("my_")
-    known, names = all_exercises(), {} # without the lesson → with it
-    for full in known:
-        names.setdefault(full.partition(".")[2], []).append(full)
-    found = [n for n in names.get(short, []) if not lesson or n.startswith(f"{lesson}.")]
+    known = all_exercises()
+    shorts = {n: n.partition(".")[2] for n in known}
+    found = [n for n in known if shorts[n] == short and n.startswith(f"{lesson}." * bool(lesson))]
     if len(found) == 1:
         return known[found[0]]
     if found:
         raise ValueError(f"{name!r} is {' or '.join(found)}: say which")
-    near = [n for a in get_close_matches(short, names, 3, .5) for n in names[a]]
+    close = get_close_matches(short, {*shorts.values()}, 3, .5)
+    near = [n for n in known if shorts[n] in close]
     nearest = f"; nearest are {', '.join(near)}" if near else ""
     raise ValueError(f"there is no exercise {name!r}{nearest}. exercises.table() lists them all")
 
@@ -91,7 +90,7 @@ def progress_file() -> Path:
 # %% ../nbs/guides/exercises.ipynb #f97c46fa
 def progress() -> dict[str, dict[str, Any]]:
     """Name → {"tries": how often it was checked, "hints": how many were shown, "done": the day},
-    as far as there is anything. A file that is no such table is moved aside, with a warning."""
+    as far as there is anything. Raises ValueError for a file that is no such table."""
     path = progress_file()
     try:
         notes = json.loads(path.read_text("utf-8")) if path.exists() else {}
@@ -99,11 +98,7 @@ def progress() -> dict[str, dict[str, Any]]:
             return notes
     except (ValueError, AttributeError, RecursionError):
         pass
-    broken = path.with_name(f"{path.name}.broken-{time.time_ns()}")
-    path.rename(broken)
-    warnings.warn(f"{path} is no table of progress: it was moved to {broken.name} beside it, "
-                  "and a new one is begun", stacklevel=3)
-    return {}
+    raise ValueError(f"{path} is no table of progress: move it away to begin a new one")
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c022
 def _note(name: str, **more) -> None:
@@ -129,15 +124,12 @@ def table(
     rows = [e for n, e in known.items() if lesson in (None, n.partition(".")[0])]
     if not rows:
         lessons = dict.fromkeys(n.partition(".")[0] for n in known)
-        near = get_close_matches(str(lesson), lessons, 3) or lessons
-        raise ValueError(f"no lesson {lesson!r} has exercises; near are: {', '.join(near)}")
+        raise ValueError(f"no lesson {lesson!r} has exercises: choose from {', '.join(lessons)}")
     wide, lines = max(len(e.name) for e in rows), []
     for e in rows:
         note = notes.get(e.name, {})
         state = "done" if "done" in note else "open" if e.check else "in its lesson"
-        words = [f"{word} {note[key]}" for key, word in (("tries", "tried"), ("hints", "hints"))
-                 if note.get(key)]
-        more = f" ({', '.join(words)})" if words else ""
+        more = f" (tried {note['tries']})" if "tries" in note else ""
         if not still_open or state != "done":
             lines.append(f"{state:13}  {e.name:{wide}}  {e.dots}  {e.title}{more}")
     checked = [e for e in rows if e.check]
@@ -153,23 +145,14 @@ def show(name: str) -> Said:
     begin = f"\n\n{indent(e.begin, '    ')}" if e.begin else ""
     return Said(f"{e}\n{e.lesson}\n\n{e.asks}{begin}")
 
-def hint(
-    name: str,
-    n: int | None = None, # which, from 1; None: the one after the last that you were shown
-) -> Said:
-    "A hint. Raises ValueError for an unknown name or number."
+def hint(name: str) -> Said:
+    "The hints that you were shown, and one more. Raises ValueError for an unknown name."
     e = find(name)
-    shown, most = progress().get(e.name, {}).get("hints", 0), len(e.hints)
-    if not most:
+    if not e.hints:
         return Said(f"{e.name} has no hints; its lesson is {e.lesson}")
-    if n is None and shown >= most:
-        return Said(f"There are no more than {most}. The answer is exercises.solution({e.name!r})"
-                    f"; exercises.hint({e.name!r}, 1) shows the first again")
-    at = shown + 1 if n is None else n
-    if not 1 <= at <= most:
-        raise ValueError(f"{e.name} has {most} hints; there is no hint {at}")
-    _note(e.name, hints=max(at, shown))
-    return Said(f"Hint {at} of {most}. {e.hints[at - 1]}")
+    n, most = progress().get(e.name, {}).get("hints", 0) + 1, len(e.hints)
+    _note(e.name, hints=min(n, most))
+    return Said("\n".join(f"Hint {i} of {most}. {x}" for i, x in enumerate(e.hints[:n], 1)))
 
 # %% ../nbs/guides/exercises.ipynb #e4db3643
 def solution(name: str) -> Said:
@@ -233,13 +216,9 @@ class _Watch:
             stack = traceback.extract_tb(self.raised.__traceback__)
             return lines + [f"it stopped in line {f.lineno}: {f.line}" for f in stack
                             if f.filename == file][-1:]
-        lines += ["it returned", _value("", self.got)]
-        if self.compared:
-            made, right = self.compared
-            if made is not self.got:
-                lines += ["the checker made of it", _value("", made)]
-            lines += ["expected", _value("", right)]
-        return lines
+        made, *right = self.compared or [self.got]
+        lines += ["it returned" if made is self.got else "the checker made of it", _value("", made)]
+        return lines + [line for x in right for line in ("expected", _value("", x))]
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c026
 def _kept(x: Any) -> Any:

@@ -127,16 +127,15 @@ def test_a_wrong_name_is_answered_with_the_nearest(name, said):
 def test_what_has_no_checker_here_says_why():
     with pytest.raises(ValueError, match=r"recorded in the repository\): do it in nbs/guides/doctor"): exercises.check("doctor.answers", {})
     with pytest.raises(ValueError, match="its lesson has none"): exercises.check("read_a_loop", {})
-    with pytest.raises(ValueError, match="no lesson 'kll' has exercises; near are: kl"): exercises.table("kll")
+    with pytest.raises(ValueError, match="no lesson 'kll' has exercises: choose from .* kl,"): exercises.table("kll")
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------
 def test_hints_come_one_by_one_and_are_remembered(place):
     first, second = ALL["kl.k3"].hints
-    assert exercises.hint("k3") == f"Hint 1 of 2. {first}" and exercises.hint("k3") == f"Hint 2 of 2. {second}"
-    assert exercises.hint("k3").startswith("There are no more than 2") and exercises.hint("k3", 1) == f"Hint 1 of 2. {first}"
+    assert exercises.hint("k3") == f"Hint 1 of 2. {first}"
+    for _ in range(2): assert exercises.hint("k3") == f"Hint 1 of 2. {first}\nHint 2 of 2. {second}"
     assert json.loads(place.read_text("utf-8")) == {"kl.k3": {"hints": 2}} and "direction" in second
-    with pytest.raises(ValueError, match="there is no hint 3"): exercises.hint("k3", 3)
     assert "no hints" in exercises.hint("change_the_loss.patient") and "- logprobs" not in exercises.solution("change_the_loss.patient")
 
 
@@ -146,18 +145,16 @@ def test_progress_survives_a_new_process_which_does_not_load_torch():
                           capture_output=True, text=True, cwd=root)
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and lines[0] == "1 of 3 done" and lines[4] == str(len(ALL) - 1), done
-    assert re.fullmatch(r"done +kl\.k3 +●○○  Write k3 \(tried 1\)", lines[1]) and lines[2].startswith("open") and lines[2].endswith("(hints 1)")
+    assert re.fullmatch(r"done +kl\.k3 +●○○  Write k3 \(tried 1\)", lines[1]) and lines[2].startswith("open")
 
 
-@pytest.mark.parametrize("text", ["", "{", '["kl.k3"]', '{"kl.k3": 3}', "[" * 100_000, b"\xff\xfe"])
-def test_a_broken_file_is_moved_aside_and_named(place, text):
-    data = text if isinstance(text, bytes) else text.encode()
+@pytest.mark.parametrize("data", [b"", b'["kl.k3"]', b'{"kl.k3": 3}', b"[" * 100_000, b"\xff\xfe"])
+def test_a_broken_file_is_refused_by_name_and_kept(place, data):
     place.parent.mkdir()
-    for i in (1, 2):
-        place.write_bytes(data)
-        with pytest.warns(UserWarning, match=r"moved to progress\.json\.broken-"): exercises.hint("k3")
-        kept = [*place.parent.glob("progress.json.broken-*")]
-        assert len(kept) == i and {p.read_bytes() for p in kept} == {data} and exercises.progress() == {"kl.k3": {"hints": 1}}
+    place.write_bytes(data)
+    for ask in (exercises.hint, lambda name: exercises.check(name, len)):
+        with pytest.raises(ValueError, match="progress.json is no table of progress"): ask("k3")
+    assert place.read_bytes() == data
 
 
 def test_a_crash_in_the_middle_of_writing_leaves_the_old_file(place, monkeypatch):
