@@ -3,10 +3,8 @@ import copy
 from functools import cache
 
 import torch
-import transformers
-from transformers import AutoModelForCausalLM
+from small_trainer import EOS, agent_and_reference
 
-from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import pad
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.training.config import RLHFConfig
@@ -14,13 +12,7 @@ from instruct_goose.training.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.worlds.invariances import difference
 
-EOS, V = 0, 11   # and EOS is also what pads
-
-BASE = dict(vocab_size=V, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16,
-            pad_token_id=EOS, bos_token_id=EOS, eos_token_id=EOS)
-
-CONFIGS = {"gpt2": lambda: transformers.GPT2Config(**BASE, resid_pdrop=.3, embd_pdrop=.3, attn_pdrop=.3),
-           "llama": lambda: transformers.LlamaConfig(**BASE, intermediate_size=12, num_key_value_heads=1, attention_dropout=.3)}
+CONFIGS = ("gpt2", "llama")
 
 SETTINGS = {name: dict(algorithm=name) for name in PRESETS} | {
     "all of PPO's": dict(ent_coef=.05, temperature=1.3, gamma=.9, dual_clip=1.5, kl_placement="loss", kl_estimator="k1",
@@ -30,17 +22,7 @@ SETTINGS = {name: dict(algorithm=name) for name in PRESETS} | {
     "GAE in groups": dict(aggregation="group_token_mean", group_size=2, value_clip=None)}
 
 
-@cache
-def models(name):
-    "A policy with a value head that says something, and a reference that differs; dropout is on."
-    def tiny(seed):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(CONFIGS[name]())
-        for p in model.parameters(): torch.nn.init.normal_(p, std=.35)
-        return model.double().train()
-    agent = Agent(tiny(0))
-    torch.nn.init.normal_(agent.value_head.weight, std=.3)
-    return agent, tiny(1)
+models = cache(agent_and_reference)  # for all tests: who trains takes a copy
 
 
 def trainer(setting, name, **changes):

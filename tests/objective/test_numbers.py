@@ -264,28 +264,6 @@ def test_order_of_rows_and_side_of_padding_do_not_matter(name, how, monkeypatch)
         else: close(y, moved(x))
 
 
-ONE = torch.ones(1, 1, dtype=torch.bool)
-
-
-def test_one_response_of_one_token():
-    "B = T = 1, by hand: the ratio e^.1, Â = r − V = 2 − .5."
-    lp, old, r, v = f64([[-.4]]), f64([[-.5]]), f64([[2.]]), f64([[.5]])
-    A, R = gae(r, v, ONE, .9, .5)
-    close(A, f64([[1.5]])); close(R, r); close(discounted_returns(r, ONE, .9), r)
-    for level in LEVELS:
-        close(policy_loss(lp, old, A, ONE, level=level), f64([[-1.5 * math.exp(.1)]]))
-        loss, parts = ppo_loss(lp, old, A, ONE, values=v, old_values=v, returns=R, level=level)
-        close(loss, f64(-1.5 * math.exp(.1) + .5 * 1.125))
-        assert all(x.isfinite() for x in parts.values()) and parts["ratio_std"] == 0
-    for how in AGGREGATES:
-        close(aggregate(r, ONE, how, **dict(group_tokens=torch.tensor([1])) if how == "group_token_mean" else {}), f64(2.))
-    close(kl_in_reward(f64([2.]), lp, old, ONE, .5), f64([[2. - .05]]))
-    assert explained_variance(v, R, ONE).isnan() and masked_var(r, ONE, unbiased=False) == 0  # as documented
-    with pytest.raises(ValueError, match="one token has no unbiased variance"): whiten(r, ONE)
-    with pytest.raises(ValueError, match="group_size is 1"): group_advantages(f64([2.]), 1)
-    assert torch.equal(entropy(f64([[3.]])), f64([0.])) and torch.equal(token_logprobs(f64([[3.]]), torch.tensor([0])), f64([0.]))  # a vocabulary of one
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALF], ids=str)
 @pytest.mark.parametrize("n", [2, 8, 1000])
 @pytest.mark.parametrize("value", [0., 1000.1, 1e-30])

@@ -3,7 +3,8 @@ import copy
 
 import pytest
 import torch
-from invariant_rows import V, models, responses, trainer
+from invariant_rows import models, responses, trainer
+from small_trainer import V
 
 from instruct_goose.models.loading import stand_in
 from instruct_goose.models.response import response_logprobs

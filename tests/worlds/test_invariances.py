@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from deep import first
-from invariant_rows import CONFIGS, EOS, SETTINGS, V, agree, models, responses, trainer
+from invariant_rows import CONFIGS, SETTINGS, agree, models, responses, trainer
+from small_trainer import EOS, V
 
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.training.config import RLHFConfig
