@@ -217,7 +217,8 @@ class _Watch:
             return lines + [f"it stopped in line {f.lineno}: {f.line}" for f in stack
                             if f.filename == file][-1:]
         made, *right = self.compared or [self.got]
-        lines += ["it returned" if made is self.got else "the checker made of it", _value("", made)]
+        whose = "it returned" if made is self.got else "the checker made of it"
+        lines += [whose, _value("", made)]
         return lines + [line for x in right for line in ("expected", _value("", x))]
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c026
