@@ -24,8 +24,9 @@ from instruct_goose.models.families import (
     check_causal, context_length, hidden_size, plain_head, recompute_layers, trunk,
     vocabulary_size)
 from .loading import load_adapters, load_model
+from . import response
 from .response import (
-    check_part, forward_pass, layout_of, logprobs_of, predicting_states)
+    check_part, forward_pass, logprobs_of, predicting_states)
 from .tokens import compact
 
 # %% ../../nbs/learn/13_agent.ipynb #dc1a1a40
@@ -116,7 +117,7 @@ class Agent(nn.Module):
     ) -> Evaluation:
         """Logprobs, entropy and values of the response tokens, on one layout, as
         `response_logprobs` does it. Dropout off."""
-        layout = layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
+        layout = response.layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
         hidden = predicting_states(self.value_trunk, layout) if with_values else None
         shared = hidden if self.value_model is None else None
         logprobs, entropy = logprobs_of(self.model, layout, temperature, with_entropy, shared)
@@ -128,7 +129,7 @@ class Agent(nn.Module):
         self, query_ids: Tensor, query_mask: Tensor, response_ids: Tensor, response_mask: Tensor,
     ) -> Tensor:
         "(B, T): V(sₜ) alone, without the policy's head. Dropout off; 0 at padding."
-        layout = layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
+        layout = response.layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
         return layout.scatter(self.values_at(predicting_states(self.value_trunk, layout)))
 
     def values_at(self, hidden: Tensor) -> Tensor:

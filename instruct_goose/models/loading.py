@@ -94,8 +94,8 @@ def load_model(
     **options: Any, # for transformers
 ) -> PreTrainedModel: # plain: adapters are merged
     """A model to learn in: half precision is widened, unless it is quantised. Code that comes with
-    it is not run. Raises OSError without a model; ValueError, in one sentence, for a damaged one,
-    for weights that are missing, unknown or not finite, and for a policy that reads ahead."""
+    it is not run. Raises OSError without a model; ValueError, in one sentence, for a damaged one
+    and for weights that are missing, unknown or not finite; TypeError if it reads ahead."""
     place = find_model(source, kind)
     if is_adapters(place):
         if not isinstance(base, PreTrainedModel):
@@ -109,10 +109,7 @@ def load_model(
             "dtype": dtype or "auto", "output_loading_info": True, **options})
         check_loaded(place, model, report, strict, kind)
     if kind != "reward":
-        try:
-            check_causal(model)
-        except TypeError as e:
-            raise ValueError(f"{place}: {e}") from e
+        check_causal(model)
     frozen = getattr(model, "is_quantized", False) # adapters learn beside it
     widen = dtype is None and not frozen and model.dtype.itemsize < 4
     return model.float() if widen else model

@@ -77,13 +77,11 @@ def layout_of(
 
 # %% ../../nbs/reference/models/response.ipynb #024533c1
 def check_part(ids: Tensor, mask: Tensor, name: str) -> Tensor:
-    "The mask as bool. Raises TypeError or ValueError naming what is wrong with ids or mask."
+    "The mask as bool. Raises ValueError naming what is wrong with ids or mask."
     mask = as_mask(mask, f"{name}_mask")
     if ids.shape != mask.shape:
         raise ValueError(f"{name}_ids {tuple(ids.shape)} and {name}_mask {tuple(mask.shape)} "
                          "differ in shape")
-    if not len(ids):
-        raise ValueError(f"{name}_ids has no rows")
     if empty := (~mask.any(-1)).nonzero().flatten().tolist():
         raise ValueError(f"no {name} token in row {empty}: its mask is all False. Drop the row, "
                          "or start an empty query with the bos token")
@@ -165,8 +163,6 @@ def response_logits(
 ) -> Float[Tensor, "batch time vocab"]: # 0 at padding
     """Logits of the distribution that each response token was drawn from. All of them: (B, T, V)
     numbers, for looking and for exact KLs; `response_logprobs` needs far less memory."""
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature} must be above 0")
     layout = layout_of(model, query_ids, query_mask, response_ids, response_mask)
     with evaluating(model):
         logits = forward_pass(model, layout.ids, layout.mask)

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['pairwise_loss', 'PairwiseLoss', 'all_pairs_loss', 'last_token_logits', 'label_logits', 'fingerprint',
-           'check_tokenizer', 'RewardModel', 'scores_of', 'check_spread', 'log_odds', 'Classifier', 'is_pipeline',
-           'label_index']
+           'check_tokenizer', 'RewardModel', 'scores_of', 'check_spread', 'log_odds', 'Classifier', 'label_index']
 
 # %% ../../nbs/learn/14_reward_model.ipynb #3ce27b11
 import copy
@@ -14,15 +13,14 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import nn, Tensor
 from torch.nn.functional import logsigmoid
 from transformers import (
-    AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast)
+    AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase)
 
 from .families import (
     check_causal, context_length, evaluating, trunk, vocabulary_size)
@@ -144,9 +142,6 @@ class RewardModel(nn.Module):
         self.model, self.tokenizer = model, tokenizer
         c, pad_id = self.model.config, tokenizer.pad_token_id
         c.reward_mean, c.reward_std = getattr(c, "reward_mean", 0.), getattr(c, "reward_std", 1.)
-        if not (math.isfinite(c.reward_mean) and 0 < c.reward_std < math.inf):
-            raise ValueError(f"reward_mean is {c.reward_mean} and reward_std {c.reward_std}: call "
-                             "normalise again")
         c.reward_tokenizer = fingerprint(tokenizer)
         ends = pad_id in (tokenizer.eos_token_id, tokenizer.bos_token_id)
         c.pad_token_id = None if ends else pad_id
@@ -158,13 +153,10 @@ class RewardModel(nn.Module):
         tokenizer: PreTrainedTokenizerBase,
     ) -> "RewardModel":
         """A copy of the language model's transformer under a head of zeros. The default generator
-        stays as it is. Raises TypeError for a family without a classifier."""
+        stays as it is. Raises ValueError for a family without a classifier."""
         check_causal(lm)
         config, weight = copy.deepcopy(lm.config), next(lm.parameters())
         config.num_labels = 1
-        if type(config) not in AutoModelForSequenceClassification._model_mapping:
-            raise TypeError(f"transformers has no classifier for {type(lm).__name__}: "
-                            "make the reward model of another family")
         with torch.random.fork_rng(devices=[]): # these weights are overwritten at once
             model = AutoModelForSequenceClassification.from_config(config, dtype=weight.dtype)
         trunk(model).load_state_dict(trunk(lm).state_dict())
@@ -216,12 +208,7 @@ class RewardModel(nn.Module):
         "What `save_pretrained` wrote. A tokenizer other than the saved one is a ValueError."
         path = find_model(path, "reward")
         model = load_model(path, "reward", dtype="auto", num_labels=1)
-        if tokenizer is not None:
-            return cls(model, tokenizer)
-        saved, known = load_tokenizer(path), getattr(model.config, "reward_tokenizer", None)
-        if known not in (None, fingerprint(saved)): # Qwen2's own class would split otherwise
-            saved = PreTrainedTokenizerFast.from_pretrained(path, trust_remote_code=False)
-        return cls(model, saved)
+        return cls(model, load_tokenizer(path) if tokenizer is None else tokenizer)
 
 # %% ../../nbs/learn/14_reward_model.ipynb #c46c267f
 def scores_of(
@@ -249,13 +236,10 @@ def scores_of(
 
 # %% ../../nbs/learn/14_reward_model.ipynb #fb186646
 def check_spread(scores: Float[Tensor, "batch"], dtype: torch.dtype) -> None:
-    """Raises ValueError unless σ > 8·eps·max|score|: below, the spread is rounding alone; and for
-    fewer than two scores."""
-    if len(scores) < 2:
-        raise ValueError(f"{len(scores)} texts have no spread: pass some hundreds")
+    "Raises ValueError unless σ > 8·eps·max|score|: below, the spread is rounding alone."
     eps = max(torch.finfo(t).eps for t in (dtype, torch.float32))  # scores are given in float32
     std = scores.std(correction=0)
-    if not 8 * eps * scores.abs().max() < std < math.inf:
+    if not len(scores) or not 8 * eps * scores.abs().max() < std < math.inf:
         raise ValueError(f"the scores of these {len(scores)} texts have standard deviation "
                          f"{std:.2g}: train the reward model first, and pass texts that differ")
 
@@ -273,27 +257,18 @@ class Classifier:
 
     def __init__(
         self,
-        model: object, # a PreTrainedModel for sequence classification, or such a pipeline
-        tokenizer: PreTrainedTokenizerBase | None = None, # the model's own; a pipeline has one
+        model: PreTrainedModel, # for sequence classification
+        tokenizer: PreTrainedTokenizerBase, # the model's own
         label: str | int | None = None, # the wanted one; None where there is one alone
-        template: Callable[..., str] | str | None = None, # (prompt, completion) → text, or "chat";
-                                        # None: prompt and response as they stand
+        template: Callable[..., str] | None = None, # (prompt, completion) → text; None: joined
         batch_size: int = 64,           # texts per forward
     ):
-        if is_pipeline(model):
-            model, tokenizer = model.model, tokenizer or model.tokenizer
         name = type(model).__name__
         if not isinstance(model, PreTrainedModel) or "SequenceClassification" not in name:
             raise TypeError(f"{name} is no sequence classifier: load the model with "
                             "AutoModelForSequenceClassification")
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):
-            raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: give the one that "
-                            f"{name} was trained with")
-        self.model, self.tokenizer = model, tokenizer
-        self.label = label_index(self.model, label)
+        self.model, self.tokenizer, self.label = model, tokenizer, label_index(model, label)
         self.template, self.batch_size = template, batch_size
-        if template == "chat" and not getattr(self.tokenizer, "chat_template", None):
-            raise ValueError("template is 'chat' and the tokenizer has no chat_template")
 
     def score(
         self,
@@ -305,35 +280,18 @@ class Classifier:
         if self.template is not None:
             if prompts is None or completions is None:
                 raise ValueError("a template needs prompts and completions")
-            texts = [self.rendered(p, c) for p, c in zip(prompts, completions, strict=True)]
+            texts = [self.template(p, c) for p, c in zip(prompts, completions, strict=True)]
         return scores_of(
             self.model, self.tokenizer,
             lambda ids, mask: log_odds(label_logits(self.model, ids, mask), self.label),
             texts, self.batch_size, "the classifier's text")
 
-    def rendered(self, prompt: str | Sequence[dict], completion: str | list[dict]) -> str:
-        "Prompt and completion through the template."
-        if callable(self.template):
-            return self.template(prompt, completion)
-        talk = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        answer = completion if isinstance(completion, list) else [
-            {"role": "assistant", "content": completion}]
-        return str(self.tokenizer.apply_chat_template(talk + answer, tokenize=False))
-
-# %% ../../nbs/learn/14_reward_model.ipynb #69d9616f
-def is_pipeline(x: object) -> TypeGuard[Any]:
-    "One of transformers', told without importing them all."
-    return type(x).__module__.startswith("transformers.pipelines")
-
 # %% ../../nbs/learn/14_reward_model.ipynb #13d892ab
 def label_index(model: PreTrainedModel, label: str | int | None) -> int:
     "The index of a label's logit. Raises ValueError naming the labels there are."
     names = {int(i): str(name) for i, name in (model.config.id2label or {0: "score"}).items()}
-    known = ", ".join(f"{name!r}" for name in names.values())
-    if label is None and len(names) > 1:
-        raise ValueError(f"the classifier has {len(names)} labels, {known}: say which is wanted, "
-                         f"Classifier(…, label={names[max(names)]!r})")
     found = [i for i, name in names.items() if label in (None, i, name)]
-    if not found:
-        raise ValueError(f"label is {label!r}, and the classifier has {known}")
+    if len(found) != 1:
+        known = ", ".join(map(repr, names.values()))
+        raise ValueError(f"label is {label!r}: pass one of the classifier's, {known}")
     return found[0]

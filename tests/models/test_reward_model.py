@@ -102,7 +102,8 @@ def test_save_and_load(name, tokenizer, tmp_path):
     mean, std = reward_model.normalise(texts)
     reward_model.save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.bin")) and (tmp_path / "model.safetensors").exists()
-    for loaded in (RewardModel.from_pretrained(tmp_path), RewardModel(tmp_path, tokenizer)):
+    own = tokenizer if name == "qwen2" else None  # its own class would split otherwise
+    for loaded in (RewardModel.from_pretrained(tmp_path, own), RewardModel(tmp_path, tokenizer)):
         ours, theirs = reward_model.model.state_dict(), loaded.model.state_dict()
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)  # weights: to the bit
         assert loaded.score(texts) == pytest.approx(reward_model.score(texts), abs=1e-5)
@@ -190,15 +191,11 @@ def test_a_policy_is_trained_on_one_and_the_prompt_reaches_its_template():
     assert "reward_mean/Classifier" in history[0] and len(seen) == 4 and {p for p, _ in seen} == {"the film", "a plot"}
 
 
-def test_pipelines_and_what_is_no_judge(unchecked):
-    one, two = (transformers.pipeline("text-classification", model=classifier("bert", n).eval(), tokenizer=SENTENCE) for n in (1, 2))
-    assert judge_texts(Classifier(one), TEXTS).scores.tolist() == pytest.approx(slow(one.model, SENTENCE, 0), abs=1e-4)
-    with pytest.raises(ValueError, match="2 labels, 'LABEL_0', 'LABEL_1': say which is wanted"): Classifier(two)
-    with unchecked():
-        for kind in ("bert", "gpt2"):
-            with pytest.raises(TypeError, match=r"reads token ids: pass Classifier\(model, tokenizer"): judge_texts(classifier(kind, 1), TEXTS)
-        for wrong, error, says in ((lambda: Classifier(classifier("bert", 1)), TypeError, "tokenizer is a NoneType"), (lambda: Classifier(classifier("bert", 1).bert, SENTENCE), TypeError, "BertModel is no sequence classifier"),
-                                   (lambda: Classifier(classifier("bert", 2), SENTENCE, "GOOD"), ValueError, "label is 'GOOD', and the classifier has 'LABEL_0', 'LABEL_1'"),
-                                   (lambda: Classifier(classifier("bert", 1), SENTENCE).score(["good", "very " * 20]), ValueError, "classifier's text 1 has 21 tokens, the limit is 12"),
-                                   (lambda: Classifier(classifier("bert", 1), SENTENCE, template="chat"), ValueError, "no chat_template")):
-            with pytest.raises(error, match=says): wrong()
+@pytest.mark.parametrize("call, error, says", [
+    (lambda: judge_texts(classifier("bert", 1), TEXTS), TypeError, r"reads token ids: pass Classifier\(model, tokenizer"),
+    (lambda: Classifier(classifier("bert", 1).bert, SENTENCE), TypeError, "BertModel is no sequence classifier"),
+    (lambda: Classifier(classifier("bert", 2), SENTENCE), ValueError, "label is None.*'LABEL_0', 'LABEL_1'"),
+    (lambda: Classifier(classifier("bert", 2), SENTENCE, "GOOD"), ValueError, "label is 'GOOD'.*'LABEL_0', 'LABEL_1'"),
+    (lambda: Classifier(classifier("bert", 1), SENTENCE).score(["good", "very " * 20]), ValueError, "classifier's text 1 has 21 tokens, the limit is 12")])
+def test_what_is_no_judge(call, error, says, unchecked):
+    with unchecked(), pytest.raises(error, match=says): call()

@@ -8,7 +8,6 @@ from instruct_goose.models.tokens import (
     PairDataset,
     PromptDataset,
     as_mask,
-    bpe_tokenizer,
     compact,
     pad,
     printable,
@@ -46,15 +45,13 @@ def test_a_long_row_keeps_its_order():  # an unstable sort passes on short rows
 
 
 @pytest.mark.parametrize("call, error, says", [
-    (lambda: as_mask(torch.ones(1, 2), "query_mask"), TypeError, "query_mask"), (lambda: as_mask(torch.tensor([[-1, 2]])), ValueError, "[-1, 2]"),
-    (lambda: as_mask(torch.tensor([1, 0])), ValueError, "(2,)"), (lambda: pad([[1], [], [2], []], 0), ValueError, "row [1, 3]"),
-    (lambda: pad([], 0), ValueError, "0 rows"), (lambda: pad([[1]], 0, "up"), ValueError, "'up'"),
-    (lambda: word_tokenizer(["x", "y", "x"]), ValueError, "'x' occurs twice"), (lambda: word_tokenizer(["x"], unk="<eos>"), ValueError, "both unk"),
-    (lambda: bpe_tokenizer(["", " "], 300), ValueError, "no text"), (lambda: bpe_tokenizer(["x"], 258), ValueError, "need 259"),
+    (lambda: as_mask(torch.tensor([[-1, 2]]), "query_mask"), ValueError, "query_mask holds [-1, 2]"),
+    (lambda: pad([[1], [], [2], []], 0), ValueError, "[1, 0, 1, 0]"), (lambda: pad([], 0), ValueError, "lengths []"), (lambda: pad([[1]], 0, "up"), ValueError, "'up'"),
+    (lambda: word_tokenizer(["x", "y", "x"]), ValueError, "'x' occurs twice"),
     (lambda: PromptDataset(["the film", ""], word_tokenizer(WORDS, add_bos=False)), ValueError, "prompt 1 is empty"),
     (lambda: PromptDataset(["a"], word_tokenizer(["a"]), max_length=-8), ValueError, "max_length is -8"),
     (lambda: PairDataset([("bad", "good " * 9)], word_tokenizer(WORDS, 8)), ValueError, "pair 0, rejected has 10 tokens"),
-    (lambda: PairDataset([("good", "bad"), {"chosen": "x"}], word_tokenizer(WORDS)), ValueError, "pair 1 has no 'rejected'")])
+    (lambda: PairDataset([("good", "bad"), {"chosen": "x"}], word_tokenizer(WORDS)), ValueError, "pair 1 is {'chosen': 'x'}")])
 def test_what_is_refused(call, error, says, unchecked):
     with unchecked(), pytest.raises(error) as e: call()
     assert says in str(e.value)

@@ -65,7 +65,7 @@ def test_logprobs_against_one_row_at_a_time(name):
 
 
 @pytest.mark.parametrize("train, rows, options, says", [
-    (train_dpo, [], {}, "no texts"), (train_dpo, [PAIRS[0], {"chosen": "a"}], {}, "pair 1 has no 'rejected'"), (train_dpo, [("a " * 30, "b")], {}, "context of 12"),
+    (train_dpo, [], {}, "no texts"), (train_dpo, [PAIRS[0], {"chosen": "a"}], {}, "pair 1 is"), (train_dpo, [("a " * 30, "b")], {}, "context of 12"),
     (train_dpo, PAIRS, {"beta": 0}, "beta is 0"), (train_kto, [{"completion": "a", "label": 1}], {}, "row 0"), (train_kto, THUMBS[:1], {}, "two kinds"),
     (train_kto, [*THUMBS, {"completion": "a " * 30, "label": True}], {}, "context of 12"), (train_kto, THUMBS, {"batch_size": 1}, "batch_size is 1")])
 def test_refusals(train, rows, options, says):

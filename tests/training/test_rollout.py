@@ -117,7 +117,6 @@ def test_refusals(unchecked):
     with unchecked():
         for change, message in cases:
             with pytest.raises(ValueError, match=message): sample(model, **(good | change))
-        with pytest.raises(TypeError, match="float32"): sample(model, **(good | dict(query_mask=mask.float())))
     assert sample(model, **(good | dict(max_new_tokens=15)))[0].shape[1] <= 15  # exactly the context
 
 
