@@ -20,21 +20,21 @@ from tyro.conf import Positional
 
 from .. import exercises
 from ..doctor.diagnosis import diagnose, report
-from ..doctor.rules import Finding, read_metrics
+from ..doctor.report import read_run
+from ..doctor.rules import Finding
 from ..models.loading import (
     base_of, find_model, load_model, load_tokenizer, save_merged)
 from ..models.tokens import PromptDataset, pad, pad_id_of, token_limit
 from ..recipes.inputs import named_object
 from ..runs.evaluation import text_table
 from ..runs.checkpoints import read_json
-from ..runs.microscope import read_tokens
 from ..supervised.fit import torch_threads
 from ..training.config import Count, Positive, Seed, Settings
 from ..training.prompts import own_ends, room_for_prompts, template_ids
 from ..training.rewards import completion_texts
 from ..training.rollout import decode, Rollout, sample
 from ..training.sampling import StopStrings
-from ..worlds.probes import HEADER, PROBES, ProbeResult, run_probes
+from ..worlds.probes import HEADER, ProbeResult, run_probes
 
 # %% ../../nbs/reference/cli/commands.ipynb #e2f83e03
 @dataclass(kw_only=True)
@@ -93,10 +93,8 @@ def run_sample(config: SampleConfig) -> list[dict[str, str]]: # {"prompt", "sft"
     return rows
 
 # %% ../../nbs/reference/cli/commands.ipynb #5606013e
-def responses_of(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str],
-    config: SampleConfig,
-) -> list[str]:
+def responses_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str],
+                 config: SampleConfig) -> list[str]:
     generator, pad_id = torch.Generator().manual_seed(config.seed), pad_id_of(tokenizer)
     limit = token_limit(tokenizer, room_for_prompts(model, config.max_new_tokens))
     ids = ([template_ids([{"role": "user", "content": p}], tokenizer) for p in prompts]
@@ -110,9 +108,8 @@ def responses_of(
     return completion_texts(r, tokenizer) if config.chat else decode(r, tokenizer)[1]
 
 # %% ../../nbs/reference/cli/commands.ipynb #f569aafb
-def ends_of(
-    run_dir: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
-) -> tuple[list[int], StopStrings | None]:
+def ends_of(run_dir: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+            ) -> tuple[list[int], StopStrings | None]:
     "What ended a response in that run: tokens and strings."
     path = run_dir / "config.json"
     settings = read_json(path, "the configuration") if path.is_file() else {}
@@ -128,10 +125,8 @@ def check_words(prompts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
     unknown = [(w, p) for p in prompts for w in p.split()
                if tokenizer.unk_token_id in tokenizer(w, add_special_tokens=False)["input_ids"]]
     if unknown:
-        known = sorted(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens))
-        some = ", ".join(known[::max(1, len(known) // 8)][:8])
-        raise ValueError(f"the model knows {len(known)} words, and {unknown[0][0]!r} of the "
-                         f"prompt {unknown[0][1]!r} is none of them. Try words such as {some}")
+        word, prompt = unknown[0]
+        raise ValueError(f"the model does not know the word {word!r} of the prompt {prompt!r}")
 
 # %% ../../nbs/reference/cli/commands.ipynb #1f004776
 @dataclass
@@ -140,7 +135,6 @@ class ChatConfig(Writing):
 
     run_dir: Positional[Path]  # of a run, of a model, or hub:owner/name
     before: bool = True  # also the answers of the model that it was trained from
-    system: str | None = None  # a message that begins the conversation
     max_new_tokens: Count = 200  # longest answer, in tokens
 
 def run_chat(config: ChatConfig) -> dict[str, list[dict[str, str]]]: # the last conversation
@@ -149,15 +143,11 @@ def run_chat(config: ChatConfig) -> dict[str, list[dict[str, str]]]: # the last 
     models = models_of(config.run_dir)
     if not config.before:
         models = dict([models.popitem()])
-    opening = [{"role": "system", "content": config.system}] if config.system else []
-    talks = {name: list(opening) for name in models}
-    print("An empty line ends the conversation, /new begins another.")
+    talks = {name: [] for name in models}
+    print("An empty line ends the conversation.")
     with torch_threads(config.threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         while said := next_line():
-            if said == "/new":
-                talks = {name: list(opening) for name in models}
-                continue
             for name, both in models.items():
                 print(f"\n{name}: ", end="", flush=True)
                 talks[name].append({"role": "user", "content": said})
@@ -171,16 +161,14 @@ def next_line() -> str: # "" at the end of the input
     except EOFError:
         return ""
 
-def streamed(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, talk: list[dict[str, str]],
-    config: ChatConfig,
-) -> str:
+def streamed(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+             talk: list[dict[str, str]], config: ChatConfig) -> str:
     "The answer, printed as it is written."
     room = token_limit(tokenizer, room_for_prompts(model, config.max_new_tokens))
     ids = torch.tensor([template_ids(talk, tokenizer)])
     if ids.shape[1] > room:
         raise ValueError(f"the conversation has {ids.shape[1]} tokens, and the model has room for "
-                         f"{room}: begin another one, or lower --max-new-tokens")
+                         f"{room}: end it, or lower --max-new-tokens")
     ends, stops = ends_of(config.run_dir, model, tokenizer)
     out: Any = cast(Any, model).generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=config.max_new_tokens,
@@ -215,8 +203,6 @@ class ProbeConfig(Settings):
 # %% ../../nbs/reference/cli/commands.ipynb #2aeed00a
 def run_ladder(config: ProbeConfig) -> list[ProbeResult]:
     "Run the probes and print; exit with 1 if one failed or none could be run."
-    if unknown := [n for n in config.names if n not in PROBES]:
-        raise ValueError(f"there is no probe {unknown[0]!r}: choose from {', '.join(PROBES)}")
     kind = named_object(config.trainer, "--trainer") if config.trainer else None
     print(HEADER)
     results = run_probes(kind, config.names or None, seed=config.seed,
@@ -239,21 +225,13 @@ class DoctorConfig(Settings):
 # %% ../../nbs/reference/cli/commands.ipynb #a1792450
 def run_doctor(config: DoctorConfig) -> list[Finding]:
     "Print the findings, and return them. Finding something is no failure of the command."
-    metrics, note = read_metrics(config.run_dir)
-    path, summary = (config.run_dir / f"{name}.json" for name in ("config", "summary"))
-    settings = read_json(path, "the configuration of the run") if path.is_file() else None
-    if settings is not None and summary.is_file():
-        settings = read_json(summary, "the summary of the run") | settings
+    r = read_run(config.run_dir)
     try:
-        tokens = read_tokens(config.run_dir / "tokens.jsonl")
-        findings = diagnose(metrics, settings, tokens)
-        text = report(findings, metrics, tokens)
+        findings = diagnose(r.metrics, r.summary | r.config, r.tokens)
     except (ValueError, TypeError) as e:
         raise ValueError(f"{config.run_dir}/metrics.jsonl: {e}") from None
-    if note:
-        print(f"instruct-goose: {note}", file=sys.stderr)
     print(json.dumps([asdict(f) for f in findings], ensure_ascii=False, indent=1)
-          if config.json else text)
+          if config.json else "\n".join([*r.notes, report(findings, r.metrics, r.tokens)]))
     return findings
 
 # %% ../../nbs/reference/cli/commands.ipynb #e8e5c0a2

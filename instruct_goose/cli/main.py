@@ -71,8 +71,7 @@ COMMANDS = {
     "report": Command("doctor.report", "ReportConfig", "run_report",
         "One page of a run: figures, curves, samples, findings, and a microscope on its tokens."),
     "compare": Command("doctor.report", "CompareConfig", "run_compare",
-        "Several runs on one page: curves over each other, seeds as a band, settings that "
-        "differ."),
+        "Several runs on one page: curves over each other, seeds as a band, what differs."),
     "exercises": Command("cli.commands", "ExercisesConfig", "run_exercises",
         "List the lessons' exercises with what you have done, or show one of them."),
 }
@@ -89,12 +88,9 @@ def flag_type(hint: Any) -> Any:
     return hint if table is None else Literal[tuple(table)]
 
 # %% ../../nbs/guides/command_line.ipynb #9d5d8c42
-def with_flags(
-    kind: type, # a dataclass of settings
-    values: Mapping[str, Any], # that a preset or a file sets
-    more: Mapping[str, tuple[Any, Any, str]], # type, default and help of further flags
-) -> type: # a subclass, by the name of `kind`, whose source has the help texts
-    "The same settings with other defaults, and further flags before them."
+def with_flags(kind: type, values: Mapping[str, Any],
+               more: Mapping[str, tuple[Any, Any, str]]) -> type: # type, default, help of a flag
+    "A subclass with other defaults, and more flags first; `kind`'s source has the help texts."
     hints = get_type_hints(kind, include_extras=True)
     usual = {f.name: f.default for f in fields(kind) if flag_type(hints[f.name]) != hints[f.name]}
     changed = [(k, flag_type(hints[k]), field(default=x)) for k, x in {**usual, **values}.items()]
@@ -119,12 +115,10 @@ def values_of(name: str, argv: list[str]) -> list[str]: # []: the flag is not th
     return found
 
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c3
-def flags(
-    name: str,        # a key of COMMANDS
-    argv: list[str],  # for the --algorithm, --config and --plugin that may stand in it
-) -> type: # a class of settings: the command's, with a preset's and a file's values as defaults
-    """What the parser is to read. Runs the plug-ins. Raises OSError or ValueError for a --config
-    that is no such file, plug-ins that a run had and that are not named, foreign flags."""
+def flags(name: str, argv: list[str]) -> type: # a class of settings
+    """The command's, with the values of --algorithm and --config as defaults. Runs the plug-ins.
+    Raises OSError or ValueError for a --config that is no such file, plug-ins that a run had and
+    that are not named, foreign flags."""
     from instruct_goose.objective.group import PRESETS
 
     kind, _ = COMMANDS[name].load()
@@ -146,6 +140,7 @@ def flags(
                              "sets the defaults of the flags below to its own")
     return with_flags(kind, values, more) if more else kind
 
+# %% ../../nbs/guides/command_line.ipynb #3c6bc9c4
 def refuse_foreign(argv: list[str], kind: type) -> None:
     "Raises ValueError for flags with another name here, and for a list that is given twice."
     from instruct_goose.training.config import ELSEWHERE, hints_for
@@ -160,6 +155,7 @@ def refuse_foreign(argv: list[str], kind: type) -> None:
     if foreign := {name: "" for name in names if name in ELSEWHERE and name not in known}:
         raise ValueError(f"there is {hints_for(foreign, 'setting', known)}")
 
+# %% ../../nbs/guides/command_line.ipynb #3c6bc9c5
 def run_plugins(argv: list[str]) -> None:
     "Those of --plugin. Raises ValueError if a run goes on without those that it had."
     from instruct_goose.recipes.inputs import load_plugins
@@ -193,15 +189,12 @@ def in_a_sentence(error: BaseException) -> str:
     from instruct_goose.models.tokens import printable
 
     place = foreign(error)
-    try:
-        text = str(error)
-    except Exception as e:
-        text = f"an error that has no text: {type(e).__name__}"
     ours = isinstance(error, OURS) or type(error).__module__.startswith("instruct_goose")
+    text = "".join(traceback.format_exception_only(error)).strip()
+    text = text.partition(": ")[2] if ours and not place else text
     for python, shell in IN_A_SHELL.items():
         text = text.replace(python, shell)
-    text = printable(text if len(text) <= 1500 else f"{text[:1500]}…")
-    text = f"{type(error).__name__}: {text}" if place or not ours else text
+    text = printable(text[:1500])
     text = f"{text} ({place.filename}, line {place.lineno})" if place else text
     hint = "\nFor the traceback: INSTRUCT_GOOSE_TRACEBACK=1 before the command"
     return text if ours else text + hint
@@ -228,6 +221,7 @@ def main(
             raise
         sys.exit(f"instruct-goose: {in_a_sentence(e)}")
 
+# %% ../../nbs/guides/command_line.ipynb #9b9c639d
 def run_command(argv: list[str]) -> None:
     "Read the flags and run what they ask for; of the other commands name and first line alone."
     if argv == ["--version"]:

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['Compared', 'K', 'NOTE', 'other_rows_learnt', 'optimizer_steps', 'other_schedule', 'other_step_size',
-           'parts_stand_still', 'other_beta', 'reference_moves', 'prompts_cut', 'learnt_rows_held_out', 'few_pairs',
-           'chosen_falls', 'Row', 'rows_of', 'differing', 'charged_rows', 'before_the_end', 'score_paid_early',
-           'kl_charge_off', 'score_off', 'gae_by_hand', 'compared_by_hand', 'raw_advantages', 'advantages_off',
-           'returns_off', 'shares_by_hand', 'rows_with_shares', 'log_ratios', 'surrogate_by_hand', 'penalty_by_hand',
-           'pull_by_hand', 'known', 'pull_off', 'value_pull_off', 'other_text_scored', 'same_prompts', 'nats_in_common',
-           'same_random_numbers', 'cached_scores']
+           'parts_stand_still', 'other_discount', 'reference_moves', 'prompts_cut', 'learnt_rows_held_out', 'few_pairs',
+           'chosen_falls', 'Row', 'rows_of', 'differing', 'charged_rows', 'kl_charge_off', 'score_off', 'gae_by_hand',
+           'compared_by_hand', 'raw_advantages', 'advantages_off', 'shares_by_hand', 'rows_with_shares', 'log_ratios',
+           'surrogate_by_hand', 'penalty_by_hand', 'pull_by_hand', 'known', 'pull_off', 'value_pull_off',
+           'other_text_scored', 'same_prompts', 'nats_in_common', 'same_random_numbers', 'cached_scores']
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #33ad07db
 import math
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .rules import (
-    above, last_quarter, policy_stands_still, Rule, rule, RULES, Run)
+    above, last_quarter, Rule, rule, RULES, Run)
 from ..training.config import RLHFConfig
 from ..training.updates import lr_factor
 
@@ -87,21 +86,20 @@ def parts_stand_still(run: Run) -> str | None:
     still, lr = run["tensors_still"], run["lr"]
     if not still or not run["optimizer_age"] or max(run["rounding"], default=1.) > 1e-6:
         return None
-    if median(still) == 0 or policy_stands_still(run) or not lr or median(lr) < 1e-6:
+    if median(still) == 0 or not lr or median(lr) < 1e-6:
         return None
     return f"{median(still):.0%} of the policy's tensors have a gradient and stay (median)"
 
-@rule("warning", "beta kl_to_reference", "learn/06_kl",
-      "β does not move as the settings say",
-      "β rises where the KL is above kl_target, and stays without one")
-def other_beta(run: Run) -> str | None:
-    c, rows = run.asked, run.both("iteration", "beta", "kl_to_reference")
-    target = c and c.kl_target
-    for (before, beta, kl), (i, found, _) in pairwise(rows if c else ()):
-        wanted = beta * (1 + .1 * max(-.2, min(.2, kl / target - 1))) if target else beta
-        if i == before + 1 and abs(found - wanted) > 2e-3 * beta:
-            return (f"β goes from {beta:.4g} to {found:.4g} after iteration {before}, with a KL "
-                    f"of {kl:.3g}, and the settings ask for {wanted:.4g}")
+@rule("error", "return_gamma return_lam", "learn/07_advantages",
+      "the returns are made with another discount than the settings have",
+      "one γ and one λ, from the settings")
+def other_discount(run: Run) -> str | None:
+    for name, sign in (("gamma", "γ"), ("lam", "λ")):
+        found, asked = run[f"return_{name}"], run.config.get(name)
+        if name == "lam" and run.config.get("gamma") == 0:
+            continue  # λ stands beside γ
+        if found and asked is not None and abs(median(found) - asked) > .01:
+            return f"{sign} is {median(found):.3g} in the returns and {asked:g} in the settings"
     return None
 
 @rule("error", "reference_weight", "learn/13_agent",
@@ -212,27 +210,13 @@ def charged_rows(run: Run) -> Iterator[tuple[Row, Tensor]]: # and β·k(ℓₜ) 
             beta = row.metrics.get("beta", 0.) if c.kl_placement == "reward" else 0.
             yield row, beta * K[c.kl_estimator or "k1"](row["drift"])
 
-def before_the_end(run: Run) -> list[Compared]:
-    "The rewards before a response's last token, beside their KL penalty."
-    return [(row, found := row["rewards"][:-1], -charge[:-1],
-             3e-3 * (found.abs() + charge[:-1].abs()) + 1e-5)
-            for row, charge in charged_rows(run)]
-
 @rule("error", "@rewards @drift", "learn/06_kl",
-      "something beside the KL is paid before a response's last token",
-      "the score at the last token, or token scores from the reward function")
-def score_paid_early(run: Run) -> str | None:
-    rows = before_the_end(run)
-    apart = sum(((found - charge)**2).sum() for _, found, charge, _ in rows)
-    if apart < 2.5**2 * sum((charge**2).sum() for _, _, charge, _ in rows):
-        return None
-    return differing(rows, "rewards before a response's last token")
-
-@rule("error", "@rewards @drift", "learn/06_kl",
-      "the KL is not charged as β·k(ℓ) at each token",
-      "reward = −β·k(ℓ) at each token, with kl_estimator's k")
+      "before the last token something else than β·k(ℓ) is charged: another KL, or an early score",
+      "reward = −β·k(ℓ) at each token, with kl_estimator's k, and the score at the last one")
 def kl_charge_off(run: Run) -> str | None:
-    return None if score_paid_early(run) else differing(before_the_end(run), "the KL penalty")
+    return differing([(row, found := row["rewards"][:-1], -charge[:-1],
+                       3e-3 * (found.abs() + charge[:-1].abs()) + 1e-5)
+                      for row, charge in charged_rows(run)], "rewards before the last token")
 
 @rule("error", "@rewards @score", "learn/06_kl",
       "what is paid at the last token is not the score",
@@ -241,7 +225,7 @@ def score_off(run: Run) -> str | None:
     c, rows = run.asked, []
     if c is None or c.reward_weighting == "scaled" or c.reward_scaling == "running":
         return None
-    if kl_charge_off(run) or score_paid_early(run):
+    if kl_charge_off(run):
         return None
     for row, charge in charged_rows(run):
         score, spread = row.notes["score"], row.metrics.get("reward_std", 0.)
@@ -318,14 +302,6 @@ def advantages_off(run: Run) -> str | None:
             tolerance = rounded / scale + .01 * expected.abs() + .005
             rows.append((row, row["advantages"], expected, tolerance))
     return differing(rows, "advantages")
-
-@rule("error", "@returns @values", "learn/07_advantages",
-      "the returns are not advantages plus values",
-      "returns = advantages + values, before whitening")
-def returns_off(run: Run) -> str | None:
-    return differing([
-        (row, row["returns"], raw + row["values"], rounded + .01 * (raw + row["values"]).abs())
-        for row, raw, rounded in raw_advantages(run, "returns", "values")], "returns")
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #4ee5e1d0
 def shares_by_hand(rows: Sequence[Row], c: RLHFConfig) -> list[float]: # []: not known

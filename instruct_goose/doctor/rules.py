@@ -7,10 +7,9 @@ __all__ = ['KEYS', 'Find', 'RULES', 'Finding', 'Run', 'checked_metrics', 'finite
            'rule', 'rounding_limit', 'last_quarter', 'above', 'at_the_start', 'median_outside', 'fell', 'noisy_forward',
            'padding_counted', 'sampler_mismatch', 'sampler_left_behind', 'nll_off_entropy', 'charged_in_reward',
            'kl_estimate_off', 'negative', 'negative_kl', 'kl_sign', 'equal_rewards', 'no_policy_gradient',
-           'policy_stands_still', 'ratio_never_moves', 'values_stand_still', 'ends_unseen', 'never_ends', 'without_kl',
-           'policy_loss_scale', 'value_loss_off', 'advantages_of_other_rows', 'returns_are_values', 'other_discount',
-           'prompts_lost', 'noisy_reward', 'reward_of_other_rows', 'length_is_reward', 'small_rewards', 'large_steps',
-           'no_clip', 'drift']
+           'ratio_never_moves', 'values_stand_still', 'ends_unseen', 'never_ends', 'policy_loss_scale',
+           'advantages_of_other_rows', 'returns_are_values', 'prompts_lost', 'noisy_reward', 'reward_of_other_rows',
+           'small_rewards', 'large_steps', 'no_clip', 'drift']
 
 # %% ../../nbs/reference/doctor/rules.ipynb #aba14d99
 import json
@@ -65,7 +64,7 @@ class Run:
     ):
         self.metrics, self.settings = checked_metrics(metrics), dict(config or {})
         self.config = {name: x for name, x in self.settings.items() # those that are numbers
-                       if isinstance(x, int | float) and type(x) is not bool and abs(x) <= 1e100}
+                       if isinstance(x, int | float) and abs(x) <= 1e100}
         self.asked, self.tokens = settings_in(self.settings), tokens or {}
 
     def __getitem__(self, name: str) -> list[float]:
@@ -262,10 +261,10 @@ def sampler_left_behind(run: Run) -> str | None:
       "the tokens are not a fair draw from the policy: top-k, top-p, or another temperature",
       "sample from the whole distribution: no top_k, no top_p")
 def nll_off_entropy(run: Run) -> str | None:
-    c, rows = run.config, run.both("sampled_nll", "entropy", "sampled_nll_error", "tokens")
-    rows = [row for row in rows if row[-1] >= 32] # of a few, the standard error is not known
-    if not rows or run["importance_mean"] or c.get("top_k") or c.get("top_p", 1) < 1:
-        return None  # known and corrected for, or asked for
+    rows = [row for row in run.both("sampled_nll", "entropy", "sampled_nll_error", "tokens")
+            if row[-1] >= 32] # of a few, the standard error is not known
+    if not rows or run["importance_mean"]:
+        return None  # known and corrected for
     tokens = sum(row[-1] for row in rows)
     nll, entropy = (sum(row[k] * row[-1] for row in rows) / tokens for k in (0, 1))
     error = math.hypot(*(row[2] * row[-1] for row in rows)) / tokens
@@ -296,8 +295,7 @@ def charged_in_reward(run: Run) -> list[float]: # k1 of each iteration; []: it c
 
 # %% ../../nbs/reference/doctor/rules.ipynb #436d729f
 @rule("error", "kl_to_reference kl_estimate", "learn/05_logprobs",
-      "the KL estimated from the tokens is not the KL: they were drawn from another policy, as "
-      "with a shift by one or other position ids in the rollout",
+      "the KL estimated from the tokens is not the KL: they were drawn from another policy",
       "logits[t−1] for token t; position ids from the mask in the rollout too")
 def kl_estimate_off(run: Run) -> str | None:
     rows = run.both("kl_to_reference", "kl_estimate")
@@ -331,12 +329,8 @@ def kl_sign(run: Run) -> str | None:
       "most responses that are compared have the same reward: nothing to learn from",
       "a finer reward, prompts that are neither too easy nor too hard, larger groups")
 def equal_rewards(run: Run) -> str | None:
-    for name, flat in ("flat_groups", lambda x: x > .8), ("reward_std", lambda x: x < 1e-6):
-        found = run[name]
-        bad = sum(map(flat, found))
-        if bad > len(found) / 2:
-            return f"{name} is {median(found):.2g} (median): rewards are equal in {bad} iterations"
-    return None
+    return (median_outside(run, "flat_groups", high=.8)
+            or median_outside(run, "reward_std", low=1e-6))
 
 @rule("error", "grad_norm", "learn/08_policy_loss",
       "the policy has no gradient: the ratio is constant, or the loss does not reach it",
@@ -348,20 +342,8 @@ def no_policy_gradient(run: Run) -> str | None:
     return f"grad_norm is at most {max(norms):.1g} in all {len(norms)} iterations"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #371e92f9
-@rule("error", "grad_norm weights_moved", "reference/training/updates",
-      "there is a gradient, and the policy does not move",
-      "lr above 0, the model's own parameters in the optimizer, weights in float32")
-def policy_stands_still(run: Run) -> str | None:
-    norms, moved = run["grad_norm"], run["weights_moved"]
-    if len(norms) < 2 or max(norms) < 1e-6 or run.config.get("lr") == 0:
-        return None
-    if not moved or max(moved) > .01:
-        return None
-    return f"weights_moved is at most {max(moved):.2g}, and grad_norm up to {max(norms):.2g}"
-
 @rule("warning", "kl_to_old grad_norm", "learn/08_policy_loss",
-      "π_old moves along with π, so the ratio is always 1 and the clip never holds (that is right "
-      "with one update per rollout)",
+      "π_old moves along with π: the clip never holds (right with one update per rollout)",
       "compute old_logprobs once per rollout, before the first update")
 def ratio_never_moves(run: Run) -> str | None:
     "After the first of several updates π is no longer π_old."
@@ -369,7 +351,7 @@ def ratio_never_moves(run: Run) -> str | None:
     updates = c.get("epochs", 0.) * c.get("minibatches", 0.)
     if updates == 1 or len(rows) < 2 or max(abs(k) for k, _ in rows) > 1e-9:
         return None
-    if max(g for _, g in rows) < 1e-6 or c.get("lr") == 0 or policy_stands_still(run):
+    if max(g for _, g in rows) < 1e-6 or c.get("lr") == 0:
         return None
     return (f"kl_to_old is 0 in all {len(rows)} iterations, though grad_norm is up to "
             f"{max(g for _, g in rows):.2g}")
@@ -410,35 +392,24 @@ def never_ends(run: Run) -> str | None:
     return f"at the end response_length is {rows[0][0]:g} and finished at most {most:.2g}"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f29
-def without_kl(run: Run, name: str) -> list[float]:
-    "A metric of the policy's pull, where no KL in the loss adds to it."
-    placement = run.settings.get("kl_placement")
-    in_reward = placement == "reward" or placement is None and charged_in_reward(run)
-    return [m[name] for m in run.metrics if name in m and (
-        in_reward or not m.get("beta", 0.) or m.get("kl_to_reference", 0.) < .01)]
-
 @rule("error", "policy_gradient_scale", "learn/08_policy_loss",
-      "the loss pulls at the tokens more, or less, than −ratio·Â averaged over them, or the other "
-      "way: micro-batches that are not divided, a forgotten factor, slipped rows, a sign",
+      "the loss does not pull at the tokens by the mean of ratio·Â: a factor, a sign, other rows",
       "divide each micro-batch by the count of the whole minibatch; take Â from the same row")
 def policy_loss_scale(run: Run) -> str | None:
-    found = without_kl(run, name := "policy_gradient_scale")
+    name = "policy_gradient_scale"
+    in_reward = run.settings.get("kl_placement") == "reward" or charged_in_reward(run)
+    found = [m[name] for m in run.metrics if name in m and (
+        in_reward or not m.get("beta", 0.) or m.get("kl_to_reference", 0.) < .01)]
     if max(map(abs, found), default=0.) < 1e-6:
         return None  # nothing pulls: see no_policy_gradient
     return median_outside(run, name, .7, 1.4, found)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #f46a97af
-@rule("error", "value_gradient_scale", "learn/09_value_loss",
-      "the loss does not pull the values to their returns by vf_coef",
-      "vf_coef·½(V − R̂)², R̂ a constant, over the tokens")
-def value_loss_off(run: Run) -> str | None:
-    if run.config.get("vf_coef") == 0:
-        return None
-    least = .9 if rounding_limit(run) == .5 else .995
-    return (median_outside(run, "value_gradient_scale", .7, 1.4)
-            or median_outside(run, "value_gradient_cosine", least))
-
 RULES += [
+    Rule("value loss off", "error", "value_gradient_scale", "learn/09_value_loss",
+         "the loss does not pull the values to their returns by vf_coef",
+         "vf_coef·½(V − R̂)², R̂ a constant, over the tokens",
+         partial(median_outside, name="value_gradient_scale", low=.7, high=1.4)),
     Rule("entropy bonus off", "error", "entropy_gradient_scale", "learn/10_ppo",
          "the loss does not reward entropy by ent_coef: a sign, or a factor",
          "loss − ent_coef · mean entropy",
@@ -467,18 +438,6 @@ def returns_are_values(run: Run) -> str | None:
         return None
     return f"advantage_std is 0 in all {len(rows)} iterations, though the scores differ"
 
-@rule("error", "return_gamma return_lam", "learn/07_advantages",
-      "the returns are made with another discount than the settings have",
-      "one γ and one λ, from the settings")
-def other_discount(run: Run) -> str | None:
-    for name, sign in (("gamma", "γ"), ("lam", "λ")):
-        found, asked = run[f"return_{name}"], run.config.get(name)
-        if name == "lam" and run.config.get("gamma") == 0:
-            continue  # λ stands beside γ
-        if found and asked is not None and abs(median(found) - asked) > .01:
-            return f"{sign} is {median(found):.3g} in the returns and {asked:g} in the settings"
-    return None
-
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f2d
 @rule("error", "distinct_prompts prompts_given", "reference/training/prompts",
       "fewer different prompts are answered than were given",
@@ -503,12 +462,10 @@ def noisy_reward(run: Run) -> str | None:
 def reward_of_other_rows(run: Run) -> str | None:
     return None if noisy_reward(run) else above(run, "reward_shift", .05)
 
-@rule("warning", "score_length_correlation", "reference/training/rewards",
-      "the score is the length of the response, or very nearly",
-      "score what is said; divide by the length")
-def length_is_reward(run: Run) -> str | None:
-    name = "score_length_correlation"
-    return median_outside(run, name, -.95, .95) if len(run[name]) > 1 else None
+RULES.append(Rule("length is reward", "warning", "score_length_correlation",
+    "reference/training/rewards", "the score is the length of the response, or very nearly",
+    "score what is said; divide by the length",
+    partial(median_outside, name="score_length_correlation", low=-.95, high=.95)))
 
 # %% ../../nbs/reference/doctor/rules.ipynb #53f6c7eb
 @rule("warning", "reward_std beta reward_mean total_reward_mean", "learn/14_reward_model",

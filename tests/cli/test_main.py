@@ -147,14 +147,14 @@ def test_doctor_names_what_looks_wrong_and_exits_0(tmp_path, capsys, deviation, 
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(m | {"max_sampler_deviation": deviation}) + "\n" for m in HEALTHY))
     main(["doctor", str(tmp_path)])
     shown = capsys.readouterr()
-    assert says in shown.out and not shown.err
+    assert says in shown.out and "no config.json" in shown.out and not shown.err
     main(["doctor", str(tmp_path), "--json"])
     findings = json.loads(capsys.readouterr().out)
     assert bool(findings) == (deviation > .1) and all({"name", "severity", "what", "evidence", "lesson", "cure"} <= f.keys() for f in findings)
 
 
 @pytest.mark.parametrize("spoil, says", [({2: b"[1, 2]", 5: b"7"}, "line 2 is no JSON object"), ({4: b'{"a": "\xff"}'}, "line 4 is no JSON object"),
-                                         ({2: b'{"iteration": 1, "reward_mean": NaN}'}, "reward_mean in metrics[1]"), ({i: b"" for i in range(1, 7)}, "no metrics"), (None, "config.json")])
+                                         ({2: b'{"iteration": 1, "reward_mean": NaN}'}, "reward_mean in metrics[1]"), ({i: b"" for i in range(1, 7)}, "is empty"), (None, "config.json")])
 def test_damaged_files_are_named(tmp_path, spoil, says):
     if spoil is None: (tmp_path / "config.json").write_text("{")
     (tmp_path / "metrics.jsonl").write_bytes(b"".join((spoil or {}).get(i, json.dumps(m).encode()) + b"\n" for i, m in enumerate(HEALTHY, 1)))
@@ -176,7 +176,7 @@ def test_an_error_of_our_own_is_shortened_and_says_how_to_see_more(monkeypatch, 
     assert "KeyError" in stop.value.code and len(stop.value.code) < 1800
     class Mute(BaseException):
         def __str__(self): return 1 / 0
-    for odd, says in ((ValueError("\x1b[2J"), r"\x1b[2J"), (ValueError("line\n" * 10_000), "line"), (Mute(), "no text")):
+    for odd, says in ((ValueError("\x1b[2J"), r"\x1b[2J"), (ValueError("line\n" * 10_000), "line"), (Mute(), "Mute")):
         def wrong(config, odd=odd): raise odd
         monkeypatch.setattr(quickstart, "run_quickstart", wrong)
         with pytest.raises(SystemExit) as stop: main(["quickstart"])

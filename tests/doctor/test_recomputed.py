@@ -48,9 +48,9 @@ def same_prompt(r, i, k): r["prompt"] = str(k)
 
 
 CHANGES = [
-    ("KL charge off", penalty(.5), {}), ("KL charge off", penalty(-1.), {}), ("score paid early", each(paid_at_once), {}),
+    ("KL charge off", penalty(.5), {}), ("KL charge off", penalty(-1.), {}), ("KL charge off", each(paid_at_once), {}),
     ("score off", each(another_score), {}), ("advantages off", scaled("advantages", 1.5), {}),
-    ("advantages off", scaled("advantages", .5), {"advantage": "group_mean_std", "group_size": 4}), ("returns off", scaled("returns", 2.), {}),
+    ("advantages off", scaled("advantages", .5), {"advantage": "group_mean_std", "group_size": 4}),
     ("pull off", scaled("pull", 2.), {}),
     ("pull off", each(held_too), {"surrogate": "weight"}), ("value pull off", scaled("value_pull", 2.), {"value_clip": None}),
     ("other text scored", each(lambda r, i, k: r.update(same_text=False)), {}),

@@ -87,7 +87,6 @@ def test_tokens_that_the_policy_did_not_write_are_given(tmp_path):
     [seen] = record["iterations"][0]["responses"]
     assert seen["given"] == [False, True, False] and seen["numbers"]["moved"] == [[.5, .5], [9., 0.], [-1., -1.]]
     assert [x for x, _ in seen["numbers"]["ref_logprobs"]] == [-1.5, -10., -1.]
-    assert [o["value"] for o in page.select("option")] == ["moved", "drift", "old_logprobs", "ref_logprobs"] and "is given" in page.select_one("#microscope .note").text
     if chromium is None: return
     boxes = in_browser(run, tmp_path, "#iteration=0&quantity=ref_logprobs").select(".rows .token")
     assert [b.small.text for b in boxes] == ["−1.50", "given", "−1.00"] and ["given" in b["class"] for b in boxes] == [False, True, False]
@@ -117,7 +116,7 @@ def test_a_run_with_little(tmp_path):
 
 @pytest.mark.parametrize("spoil, said", [
     ({"metrics.jsonl": None}, "metrics.jsonl is missing"), ({"metrics.jsonl": ""}, "empty"), ({"summary.json": "["}, "summary"),
-    ({"config.json": "[]"}, "config"), ({"summary.json": '{"baselines": "x"}'}, "baselines is 'x'"), ({"tokens.jsonl": "{}\n{}\n"}, "tokens.jsonl, line 1")])
+    ({"config.json": "[]"}, "config"), ({"tokens.jsonl": "{}\n{}\n"}, "tokens.jsonl, line 1")])
 def test_what_cannot_be_read_is_named(tmp_path, spoil, said):
     run = make_run(tmp_path / "mine")
     for name, text in spoil.items(): (run / name).unlink() if text is None else (run / name).write_text(text)
@@ -147,7 +146,7 @@ def test_a_supervised_stage_has_its_curves_its_figures_and_an_honest_doctor(tmp_
     main(["report", str(tmp_path)])
     page = page_of(tmp_path / "report.html")
     assert [f"{title}" in page.text for title in titles] == [True] * len(titles) == [True] * len(page.select(".curves svg"))
-    assert "9 updates" in page.select_one(".facts").text and ("4 held-out pairs" in page.text) == (stage == "dpo")
+    assert "9 updates" in page.select_one(".facts").text and ("accuracy on pairs" in page.text) == (stage == "dpo") and "held-out rows" in page.text
     found = page.select_one("#part-findings").parent.text
     assert ("few pairs" in found and "of 4 pairs" in found) if stage == "dpo" else "rules for a supervised stage find nothing" in found
 
