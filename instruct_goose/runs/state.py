@@ -135,7 +135,7 @@ def optimizer_state(
         settings = {k: x.tolist() if torch.is_tensor(x) else x
                     for k, x in group.items() if k != "params"}
         settings["optimizer"] = type(optimizer).__name__
-        groups.append({"params": {name: list(moments) for name, moments in memory.items()},
+        groups.append({"params": {name: sorted(moments) for name, moments in memory.items()},
                        "settings": json.loads(json.dumps(settings, default=str))})
     return tensors, groups
 

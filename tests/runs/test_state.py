@@ -187,7 +187,6 @@ def drop(name): return lambda t, r: ({k: x for k, x in t.items() if not k.starts
 def lose(name): return lambda t, r: (t, {k: x for k, x in r.items() if k != name})
 def put(name, x): return lambda t, r: (t | {name: x(t[name]) if callable(x) else x}, r)
 def say(**changes): return lambda t, r: (t, r | changes)
-def best(**changes): return lambda t, r: (t, r | {"parts": r["parts"] | {"best": r["parts"]["best"] | changes}})
 
 
 W, BEST = "model/model.transformer.wte.weight", "best/transformer.wte.weight"
@@ -195,10 +194,10 @@ STATES = {
     "no dice": (drop("generator/numpy"), "numpy is missing"), "python's place": (put("generator/python", lambda x: x + 10**6), "malformed"),
     "one generator": (drop("generator/sampling"), "sampling is missing"), "short generator": (put("generator/sampling", lambda x: x[:-1]), "sampling is "),
     "NaN weights": (put(W, lambda x: x * math.nan), "is not finite"), "weights of float64": (put(W, lambda x: x.double()), "float64"),
-    "no weights": (drop("model/"), "another model's weights"), "a part of its own": (put("extra/x", torch.ones(1)), "extra/x is no part"),
+    "no weights": (drop("model/"), "another model's weights"),
     "a moment short": (put("optimizer/exp_avg/model.transformer.wte.weight", lambda x: x[:2]), "another optimizer's moments"),
     "best of another": (put(BEST, lambda x: x[:2]), "kept as the best policy"), "NaN best": (put(BEST, lambda x: x * math.nan), "finite"),
-    "best without a reward": (best(reward=None), "not its reward"), "no parts": (say(parts={}), "best is missing"),
+    "no parts": (say(parts={}), "best is missing"),
     "iteration below": (say(iteration=-5), "iteration is -5"), "iteration beyond": (say(iteration=6), "iteration is 6"),
     "beta NaN": (say(beta=math.nan), "beta is nan"), "threads 0": (say(environment={"threads": 0}), "threads is 0"),
     "config other": (say(config={}), "other settings"), "reference": (say(reference="x"), "reference model is not the one"),

@@ -27,7 +27,6 @@ from small_trainer import (
 )
 
 import instruct_goose.training.metrics as module
-import instruct_goose.training.trainer as trainer_module
 from instruct_goose.models.agent import create_reference_model
 from instruct_goose.models.tokens import pad
 from instruct_goose.objective.advantages import gae
@@ -211,33 +210,6 @@ def test_the_largest_ratio_is_that_of_real_tokens_at_the_level_of_the_loss(level
     assert module.describe_step(old[[2]] + moved[[2]], low, t.config)["ratio_max"].item() == pytest.approx(math.exp(expected))
 
 
-def test_the_largest_ratio_of_an_iteration_is_of_all_its_steps_and_other_meters_are_means():
-    t, seen = trainer(epochs=3), []
-    update = t.update
-    def spy(*args, **kw): seen.append(x := update(*args, **kw)); return dict(x)
-    t.update = spy
-    m = t.optimize(ready(t))
-    assert len(seen) == 6 and m["ratio_max"] == max(x["ratio_max"].item() for x in seen) > 1.01
-    assert m["kl_to_old"] == pytest.approx(sum(x["kl_to_old"].item() for x in seen) / 6)
-
-
-def test_speed_is_tokens_by_seconds(monkeypatch):
-    ticks = iter([0., .5, 1., 3., 3., 7., 7., 8., 10., 10.])  # the last step takes no time at all
-    t = trainer()
-    monkeypatch.setattr(trainer_module.time, "perf_counter", lambda: next(ticks))
-    m = t.step(PROMPTS, reward)
-    steps, n = ("rollout", "score", "annotate", "advantages", "optimize"), m["tokens"]
-    assert [m[f"seconds_{x}"] for x in steps] == [.5, 2., 4., 1., 0.]
-    assert [m[f"tokens_per_second_{x}"] for x in steps] == [n * 2, n / 2, n / 4, n, None]
-
-
-def test_what_is_unknown_is_left_out():
-    m = {"reward_mean": 1.234, "held_out_reward": None, "kl_to_reference": 2., "entropy": .5, "tokens": 900, "seconds_rollout": .5, "seconds_score": None, "seconds_optimize": .25}
-    assert module.in_short(m) == "reward 1.23, KL 2.00, entropy 0.50, 1,200 tokens/s"
-    assert module.in_short(m | {"clip_fraction": .25, "held_out_reward": 3.}) == "reward 1.23, held out 3.00, KL 2.00, entropy 0.50, clipped 25%, 1,200 tokens/s"
-    assert module.in_short({"reward_mean": None}) == ""
-
-
 def test_metrics_are_json_and_what_they_say():
     trainer = RLHFTrainer(tiny(dtype=torch.float32), tiny(seed=1, dtype=torch.float32), config(), tokenizer=TOKENIZER)
     seen = []
@@ -261,21 +233,6 @@ def test_metrics_are_json_and_what_they_say():
     assert m["total_reward_mean"] == pytest.approx(r.rewards.sum().item() / 8, abs=1e-5)
 
 
-@pytest.mark.parametrize("changes", [dict(algorithm="reinforce_pp", gamma=.9), dict(algorithm="rloo", whiten_advantages=True)], ids=str)
-def test_the_log_shows_advantages_as_they_were_before_whitening(changes):
-    trainer = RLHFTrainer(tiny(dtype=torch.float32), config=config(**changes), tokenizer=TOKENIZER)
-    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8 // trainer.config.group_size]), lambda texts: [3. + len(t) for t in texts]))
-    m, plain = describe(r, trainer.config, trainer.eos_ids), []
-    scores = [3. + len(t) for t in r.texts]
-    for i, n in enumerate(r.mask.sum(1).tolist()):  # no drift yet, so the score is all there is
-        plain += [scores[i] * .9**(n - 1 - t) if trainer.config.group_size == 1 else scores[i] - scores[i ^ 1] for t in range(n)]
-    mean = sum(plain) / len(plain)
-    assert m["advantage_mean"] == pytest.approx(mean, rel=1e-4, abs=1e-4)
-    assert m["advantage_std"] == pytest.approx(math.sqrt(sum((x - mean)**2 for x in plain) / len(plain)), rel=1e-4)
-    white = r.advantages[r.mask]
-    assert abs(white.mean()) < 1e-5 and white.std().item() == pytest.approx(1, abs=1e-4)
-
-
 def test_the_meters_of_the_update_describe_the_policy_before_each_step():
     trainer = RLHFTrainer(tiny(), config=config(minibatches=1, epochs=2, lr=.02, clip=.1, clip_high=.3), tokenizer=TOKENIZER)
     r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
@@ -293,12 +250,6 @@ def test_the_meters_of_the_update_describe_the_policy_before_each_step():
     assert low and high and one["kl_to_old"] == one["clip_fraction"] == 0  # before the first step nothing has moved
     assert m["kl_to_old"] == pytest.approx(k3 / 8 / 2) and m["clip_fraction_low"] == pytest.approx(low / n / 2)
     assert m["clip_fraction_high"] == pytest.approx(high / n / 2) and m["clip_fraction"] == pytest.approx((low + high) / n / 2)
-
-
-def test_what_is_not_defined_is_none():
-    trainer = RLHFTrainer(tiny(), config=config(beta=0.), tokenizer=TOKENIZER)
-    m = trainer.step(PROMPTS, lambda texts: [0.] * len(texts))  # returns that do not vary
-    assert m["explained_variance"] is None and json.loads(json.dumps(m)) == m
 
 
 def test_the_share_of_prompts_that_are_whole():

@@ -1,16 +1,19 @@
 """The oracle is one unpadded row at a time: the whole text through the model again for every token, no cache."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from instruct_goose.models import decoding as decode
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.masks import response_mask
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import EVALUATION, Queries, Rollout, Tokens, draw, generator, sample
+from instruct_goose.training.rollout import Queries, Rollout, Tokens, draw, pick, sample
 from instruct_goose.training.sampling import PolicySampler
 
 V, EOS, PAD = 11, 2, 0
@@ -104,6 +107,17 @@ def test_each_module_gets_its_own_mode_back_even_after_an_error():
     assert [m.training for m in model.modules()] == before
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_nothing_is_computed_for_rows_that_have_ended(name, monkeypatch):
+    model, counts = tiny(name, dtype=torch.float32), []
+    plain = decode.OwnSteps.__call__
+    monkeypatch.setattr(decode.OwnSteps, "__call__", lambda self, token: counts.append(len(token)) or plain(self, token))
+    ids, mask = pad(QUERIES * 3, PAD, side="left")
+    _, written = sample(model, ids, mask, 12, [2, 3], PAD, generator=dice(3))
+    assert counts[0] == len(ids)  # the last column of the queries, again
+    assert counts[1:] == written.sum(0).tolist()[1:] and counts[-1] < counts[0]
+
+
 def test_refusals(unchecked):
     model = tiny()
     ids, mask = pad(QUERIES, PAD, side="left")
@@ -118,13 +132,6 @@ def test_refusals(unchecked):
         for change, message in cases:
             with pytest.raises(ValueError, match=message): sample(model, **(good | change))
     assert sample(model, **(good | dict(max_new_tokens=15)))[0].shape[1] <= 15  # exactly the context
-
-
-def test_top_k_draws_only_from_the_k_likeliest():
-    logits = torch.randn(300, V, generator=dice(3))
-    drawn = draw(logits, torch.rand(300, generator=dice(4)), top_k=3)
-    assert (drawn[:, None] == logits.topk(3).indices).any(-1).all()
-    assert draw(logits, torch.rand(300, generator=dice(4)), top_k=99).equal(draw(logits, torch.rand(300, generator=dice(4))))
 
 
 def test_a_rollout_holds_texts_and_what_the_sampler_saw():
@@ -164,5 +171,37 @@ def test_minibatches_deal_every_row_once_and_keep_it_whole(parts):
     assert [b.texts for b in make().minibatches(parts, dice())] == [b.texts for b in deal]
 
 
-def test_a_seed_has_a_million_streams_and_evaluation_the_last():
-    assert EVALUATION == 1_048_575 and generator(1, 0).initial_seed() == generator(0, EVALUATION).initial_seed() + 1
+@pytest.mark.parametrize("vocab", [1, 3, 255, 256, 257, 384, 1000, 5003])
+def test_shelves_choose_what_one_staircase_chooses(vocab):
+    p = torch.rand(40, vocab, generator=dice(vocab), dtype=torch.float64)**4
+    p[:, torch.rand(vocab, generator=dice(1)) < .3] = 0
+    p[:, vocab // 2] = .1
+    u = torch.rand(40, generator=dice(2), dtype=torch.float64)
+    slow = []
+    for row, x in zip(p.tolist(), u.tolist(), strict=True):
+        stairs = list(accumulate(row))
+        slow.append(next(v for v, height in enumerate(stairs) if height > x * stairs[-1]))
+    assert pick(p, u).tolist() == slow
+
+
+@pytest.mark.parametrize("vocab", [300, 50_257, 128_000])
+def test_every_token_gets_its_piece_of_the_line(vocab):
+    """Just inside both ends of a token's piece, as float64 has it, float32 draws that token, wherever the piece is much longer than the rounding."""
+    z = 2 * torch.randn(1, vocab, generator=dice(vocab))
+    exact = z.double().softmax(-1)[0]
+    top = exact.cumsum(-1)
+    tokens = torch.cat([torch.randint(vocab, (300,), generator=dice(1)), torch.tensor([0, 127, 128, vocab - 1])])
+    tokens = tokens[exact[tokens] > 2e-6]
+    for u in (top[tokens] - 5e-7, top[tokens] - exact[tokens] + 5e-7):
+        assert draw(z.expand(len(tokens), -1), u).equal(tokens)
+    assert len(tokens) > 60
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_on_shelves_too_tokens_of_probability_zero_are_never_drawn(dtype):
+    logits = torch.randn(1, 20_000, generator=dice(6)).to(dtype)
+    logits[:, ::2] = -torch.inf
+    logits[:, 128:256], logits[:, -128:], logits[:, :128] = -torch.inf, -torch.inf, -torch.inf  # whole shelves, the ends among them
+    edges = logits.float().softmax(-1).double().cumsum(-1)[0, 1000:3000:7]
+    u = torch.cat([torch.rand(500, dtype=torch.float64, generator=dice(0)), torch.tensor([0., 1e-300, 1 - 2**-53, 1.], dtype=torch.float64), edges])
+    assert logits[0, draw(logits.expand(len(u), -1), u)].isfinite().all()
