@@ -75,17 +75,6 @@ def in_a_process(path: Path) -> dict:
     return result
 
 
-def as_finished(pool: ThreadPoolExecutor, paths: list[Path]):
-    "Results in the order in which they come."
-    for done in as_completed([pool.submit(in_a_process, p) for p in paths]): yield done.result()
-
-
-def told(result: dict) -> str:
-    "One paragraph about a notebook that fell."
-    f = result["fell"]
-    return f"{result['name']}, cell {f.get('cell')} ({f.get('id')}): {f.get('line', '')}\n       why: {f['error']}"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
@@ -98,12 +87,14 @@ def main():
     for name in ("AutoModelForCausalLM", "GPT2LMHeadModel", "LlamaForCausalLM", "PreTrainedTokenizerFast"): getattr(transformers, name)
     os.chdir(nbs)
     with ThreadPoolExecutor(args.workers) as pool:
-        for r in as_finished(pool, paths):
-            results.append(r)
+        for done in as_completed([pool.submit(in_a_process, p) for p in paths]):
+            results.append(r := done.result())
             print(f"{'FAILED' if r['fell'] else 'ok    '} {r['name']:<34} {r['seconds']:6.1f} s", flush=True)
     if args.json: args.json.write_text(json.dumps(sorted(results, key=lambda r: r["name"])), "utf-8")
     fell = [r for r in results if r["fell"]]
-    for r in sorted(fell, key=lambda r: r["name"]): print(f"FAILED {told(r)}")
+    for r in sorted(fell, key=lambda r: r["name"]):
+        f = r["fell"]
+        print(f"FAILED {r['name']}, cell {f.get('cell')} ({f.get('id')}): {f.get('line', '')}\n       why: {f['error']}")
     print(f"{len(results) - len(fell)} of {len(results)} notebooks ran to the end")
     sys.exit(bool(fell))
 

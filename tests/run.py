@@ -6,7 +6,6 @@ import argparse
 import os
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,13 +52,6 @@ def steps(workers: int, deep: bool = False) -> dict:
     }
 
 
-def tracked() -> dict | None:
-    "The tracked files that differ from HEAD, with their contents; None where there is no git checkout."
-    done = subprocess.run(["git", "diff", "HEAD", "--name-only"], cwd=root, capture_output=True, text=True)
-    if done.returncode: return None
-    return {name: path.read_bytes() if (path := root / name).exists() else b"" for name in done.stdout.splitlines()}
-
-
 def run(name: str, what: str, command: list, env: dict, show=print) -> tuple:
     "Run, show the output as it comes, and return name, whether all is well, seconds, the last line, and the lines that say what fell and why."
     last, fell, start = "", [], time.time()
@@ -73,19 +65,14 @@ def run(name: str, what: str, command: list, env: dict, show=print) -> tuple:
     return name, process.returncode == 0, time.time() - start, last, fell
 
 
-def side_by_side(lanes: list[list[tuple]]) -> list[tuple]:
-    "Each lane's steps one after the other, the lanes at once; a step's output is shown whole, when it ends."
-    lock = threading.Lock()
-
-    def lane(steps: list[tuple]) -> list[tuple]:
-        results = []
-        for step in steps:
-            lines = []
-            results.append(run(*step, show=lambda line, **_: lines.append(line)))  # noqa: B023
-            with lock: print("".join(lines), end="", flush=True)
-        return results
-
-    with ThreadPoolExecutor(len(lanes)) as pool: return [r for results in pool.map(lane, lanes) for r in results]
+def one_by_one(steps: list[tuple]) -> list[tuple]:
+    "Steps one after the other; a step's output is shown whole, when it ends."
+    results = []
+    for step in steps:
+        lines = []
+        results.append(run(*step, show=lambda line, **_: lines.append(line)))  # noqa: B023
+        print("".join(lines), end="", flush=True)
+    return results
 
 
 def main():
@@ -100,20 +87,16 @@ def main():
 
     # one thread per process: more of them fight for the cores. Dozens of processes import torch: uncompiled that takes 15 s more, each time
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
-    before = tracked()
     jobs = {name: (name, what, command, env | (other_machine()[1] if name == "portable" else {}))
             for name, (what, command) in todo.items() if not args.only or name in args.only}
     lanes = [lane for names in LANES if (lane := [jobs.pop(n) for n in names if n in jobs])]
     if lanes: print(f"\n\033[1m── side by side: {', '.join(job[0] for lane in lanes for job in lane)}\033[0m", flush=True)
-    results = side_by_side(lanes if args.workers > 1 else [sum(lanes, [])]) if lanes else []
+    with ThreadPoolExecutor(args.workers) as pool: results = sum(pool.map(one_by_one, lanes), [])
     results += [run(*job) for job in jobs.values()]  # after the site: a test reads it
-    after = tracked()
-    if before is not None and (changed := sorted(n for n in before | after if before.get(n) != after.get(n))):
-        results.insert(0, ("git", False, 0, f"tracked files changed while the tests ran: {', '.join(changed)}", []))
 
     print("\n\033[1m── summary\033[0m")
     for name, ok, seconds, last, fell in results:
-        print(f"{'ok    ' if ok else 'FAILED'} {name:<10} {seconds:6.1f} s   {last if name in ('git', 'pytest') or not ok else ''}")
+        print(f"{'ok    ' if ok else 'FAILED'} {name:<10} {seconds:6.1f} s   {last if name == 'pytest' or not ok else ''}")
         for line in fell: print(f"       {line}")
     sys.exit(not all(ok for _, ok, *_ in results))
 
