@@ -8,14 +8,12 @@ __all__ = ['Columns', 'SAMPLE', 'C', 'INTEGER', 'DECIMAL', 'own_tokenizer', 'own
            'settings_in', 'by_name', 'as_setting', 'reading', 'as_yaml', 'own_model', 'spread_of']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
-import importlib
 import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import asdict, dataclass, fields
-from importlib.util import find_spec
 from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
@@ -66,11 +64,9 @@ def own_rows(source: Source, columns: Columns) -> Iterator[tuple[str, Any]]:
         raise ValueError(f"{source}: no rows")
 
 def source_of(config: "OwnRun") -> Source:
-    "Its data, a file, or its data set of the Hub. Raises ValueError without `datasets`."
+    "Its data, a file, or its data set of the Hub. Raises ImportError without `datasets`."
     if config.dataset is None:
         return cast(Path, config.data)
-    if find_spec("datasets") is None:
-        raise ValueError("--dataset needs the package datasets: pip install datasets")
     place, _, split = config.dataset.partition(":")
     return importlib.import_module("datasets").load_dataset(place, split=split or "train")
 
@@ -78,8 +74,7 @@ def source_of(config: "OwnRun") -> Source:
 def read_prompts(
     source: Source, tokenizer: PreTrainedTokenizerBase, columns: Columns = None,
 ) -> list[dict]: # {"prompt": a text or messages, …}, for `RLHFTrainer.train`
-    """Every prompt with the other columns of its row, without the answer that is to be written.
-    Raises `BadRow` for the first that is none."""
+    "Without the answer that is to be written. Raises `BadRow` for the first row that is none."
     rows = []
     for where, row in own_rows(source, columns):
         prompt_of(row, where, {}, tokenizer)  # every check of a single prompt
@@ -144,8 +139,7 @@ def load_reward(place: str) -> Any: # a function, or a RewardModel
                          f"makes one. {e}") from e
 
 def named_object(place: str, flag: str) -> Any:
-    """What FILE.py:NAME or module:NAME is: callable, or with a `score`. Raises ValueError or
-    OSError, beginning with the flag, for what is not there or neither."""
+    "Callable, or with a `score`. Raises ValueError or OSError, beginning with the flag."
     module, _, name = (place, "", "") if place.endswith(".py") else place.rpartition(":")
     if not module:
         raise ValueError(f"{flag} is {place!r}: write FILE.py:NAME or module:NAME")
@@ -162,10 +156,9 @@ _RUN: dict[tuple[Path, str], ModuleType] = {} # files that were run, by place an
 def load_module(place: str, flag: str) -> ModuleType:
     """A Python file, run once unless it changes, or a module by name, also of this directory.
     Raises FileNotFoundError; ValueError for what does not run; both begin with the flag."""
-    is_file = place.endswith(".py")
-    if is_file and not Path(place).is_file():
+    is_file, path = place.endswith(".py"), Path(place).resolve()
+    if is_file and not path.is_file():
         raise FileNotFoundError(f"{flag}: no file {place} here")
-    path = Path(place).resolve()
     folder = str(path.parent if is_file else Path.cwd())
     sys.path.insert(0, folder) # what stands beside it can be imported
     try:

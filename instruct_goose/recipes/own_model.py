@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['Work', 'TrainConfig', 'Found', 'look_around', 'plan', 'planned', 'run_train', 'train_on', 'Supervised', 'SFTConfig',
-           'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'Given', 'supervised', 'rows_of', 'lengths_of', 'parted',
-           'run_sft', 'run_reward_model', 'run_dpo', 'run_kto', 'moves_of']
+           'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'Given', 'supervised', 'parted', 'run_sft',
+           'run_reward_model', 'run_dpo', 'run_kto', 'moves_of']
 
 # %% ../../nbs/learn/23_your_own.ipynb #761bee08
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from ..runs.run_directory import (
     save_model, settings_of, train_and_report, versions, write_json, write_whole)
 from ..runs.trackers import Track, TrackEvery
 from ..supervised.dpo import (
-    given_and_response, Row, row_logprobs, train_dpo, train_kto)
+    given_and_response, row_logprobs, train_dpo, train_kto)
 from ..supervised.fit import Log, one_seed
 from ..supervised.reward_model_training import pair_accuracy, train_reward_model
 from ..supervised.sft import filling_id, lm_nats, train_lm
@@ -220,17 +220,16 @@ def supervised(config: Supervised, name: str, work: Work) -> dict: # the summary
     device, place = find_device(config.device), find_model(config.model)
     tokenizer = own_tokenizer(place)
     learn, judge = parted(config, name, tokenizer)
-    tokens = lengths_of(learn + judge, tokenizer)
     if config.dry_run:
         print(planned(config, [
-            f"data: {spread_of(tokens)}; {len(judge)} held out",
+            f"data: {len(learn):,} rows to learn from, {len(judge):,} held out",
             f"{name}: {config.steps} updates of {config.batch_size} rows"]))
         return {}
 
     def train(out: Path, manager: CheckpointManager) -> dict:
         seed, stage = one_seed(config.seed, name), manager.stage(name)
         torch.manual_seed(seed)
-        print(f"{spread_of(tokens)}; {len(judge)} held out.")
+        print(f"{len(learn):,} rows to learn from, {len(judge):,} held out.")
         model, path = own_model(place, config), out / "metrics.jsonl"
         if not getattr(model, "is_quantized", False):  # such a model was loaded onto a GPU
             model = model.to(device)
@@ -255,21 +254,6 @@ def supervised(config: Supervised, name: str, work: Work) -> dict: # the summary
 
     digest = fingerprint_of_prompts([learn, judge])
     return in_run_directory(config, name, train, {"SHA-256 of the data": digest})
-
-# %% ../../nbs/learn/23_your_own.ipynb #2650f41b
-def rows_of(
-    rows: Sequence[Mapping[str, str]], side: str, tokenizer: PreTrainedTokenizerBase,
-) -> list[Row]:
-    "The tokens of each prompt, and of the answer in that column with its end."
-    prompts = [row["prompt"] for row in rows]
-    return given_and_response([row["prompt"] + row[side] for row in rows], prompts, tokenizer)
-
-def lengths_of(rows: Sequence[Mapping], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    "Tokens of each row with its longer answer."
-    each = [rows_of(rows, side, tokenizer) for side in ("completion", "chosen", "rejected")
-            if side in rows[0]]
-    return [max(len(given) + len(response) for given, response in some)
-            for some in zip(*each, strict=True)]
 
 # %% ../../nbs/learn/23_your_own.ipynb #354aaa91
 def parted(
@@ -353,6 +337,8 @@ def run_kto(config: KTOConfig) -> dict: # the summary
 @torch.no_grad()
 def moves_of(g: Given, reference: PreTrainedModel, side: str) -> list[float]: # nats
     "How far log π of the held-out answers in that column has gone from the reference's."
-    pad_id, rows = filling_id(g.tokenizer), rows_of(g.judge, side, g.tokenizer) if g.judge else []
+    whole, prompts = [r["prompt"] + r[side] for r in g.judge], [r["prompt"] for r in g.judge]
+    pad_id = filling_id(g.tokenizer)
+    rows = given_and_response(whole, prompts, g.tokenizer) if g.judge else []
     return [(row_logprobs(g.model, [row], pad_id) - row_logprobs(reference, [row], pad_id)).item()
             for row in rows]

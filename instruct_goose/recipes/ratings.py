@@ -311,8 +311,7 @@ def train_writer(
 def train_on_raters(
     config: ReviewsConfig, data: ReviewData, lm: PreTrainedModel, stage: Stage | None = None,
 ) -> RewardModel:
-    """Stage 2: learn from every rater of every snippet of a batch, against every rater of every
-    other. Scores then have mean 0 and sd 1 on the held-out snippets."""
+    "Stage 2: every rater of a snippet against every rater of the others of its batch."
     device, pad_id = find_device(config.device), pad_id_of(data.tokenizer)
     reward_model = RewardModel.from_causal_lm(lm, data.tokenizer)
     rows = [data.tokenizer(r.text)["input_ids"] for r in data.train]
@@ -348,14 +347,12 @@ def review_figures(texts: list[str], ended: list[bool]) -> dict[str, list[float]
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #5455501a
 def run_reviews(config: ReviewsConfig) -> dict: # the summary, as written to summary.json
-    """The whole run, written to a directory; or, with `resume`, the rest of it. Raises, before any
-    work, FileNotFoundError or ValueError for bad data, and as `in_run_directory`; and, when the
-    reward model is trained, ValueError if it loses to VADER, without `even_if_worse`."""
+    """The whole run, written to a directory, or the rest of it. Raises as `read_rated` and
+    `in_run_directory`; and ValueError for a reward model that loses to VADER."""
     read = read_rated(config.data)
-    digest = fingerprint_of_prompts(read)
     return in_run_directory(
         config, "reviews", partial(run_on_raters, config, review_data(config, *read)),
-        {"SHA-256 of the data": digest})
+        {"SHA-256 of the data": fingerprint_of_prompts(read)})
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #c98ff010
 class WorseThanBaseline(ValueError):
@@ -393,7 +390,6 @@ def run_on_raters(
         config, out, manager, trainer, data.prompts, reward_model,
         lambda: evaluate(config, trainer.agent.model.eval(), lm, tokenizer, reward_model, held_out,
                          review_figures),
-        held_out=held_out, baselines=compared if config.baselines else None,
-        judges=judges,
-        sft={"held_out_nats_per_token": nats}, reward_model=judges["reward_model"] | {
-            "ceiling": share["half_of_the_raters"]})
+        held_out=held_out, baselines=compared if config.baselines else None, judges=judges,
+        sft={"held_out_nats_per_token": nats},
+        reward_model=judges["reward_model"] | {"ceiling": share["half_of_the_raters"]})

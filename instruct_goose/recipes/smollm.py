@@ -63,8 +63,6 @@ class RecipeConfig(RecipeSettings):
     lora_rank: Count = 8  # rank of the adapters
     lora_top: Count | None = 8  # blocks that have them, from the last on; none: all
 
-    small: ClassVar[dict[str, Any]] = {} # what else a stand-in is given
-
 # %% ../../nbs/guides/smollm_recipes.ipynb #b51e9a19
 class Task(NamedTuple):
     "What a recipe is about."
@@ -94,8 +92,7 @@ def recipe_settings(name: str, algorithm: str | None = None, **given: Any) -> An
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec10a
 def run_task(name: str, config: RecipeConfig, task: Task | Prepare) -> dict: # the summary
-    """A recipe from the model to the table, in a run directory; or, with `resume`, the rest of it.
-    Raises ImportError without the model's package, and as `in_run_directory`."""
+    "In a run directory. Raises ImportError without the model's package; as `in_run_directory`."
     def work(out: Path, manager: CheckpointManager) -> dict:
         made = task if isinstance(task, Task) else task(config, out, manager)
         trainer = make_policy_trainer(config, made)
@@ -282,7 +279,7 @@ class RatedConfig(RecipeConfig):
     judge_batch: Annotated[int, Limit(2)] = 64  # sentences that are compared with each other
     judge_lr: Positive = 1e-4  # learning rate of these layers
 
-    small: ClassVar[dict[str, Any]] = dict(
+    small: ClassVar[dict[str, Any]] = dict( # what else a stand-in is given
         held_out=60, judge_frozen=1, judge_trained=1, judge_lr=3e-3, judge_epochs=4.,
         max_new_tokens=6, eval_samples=32, lr=.01)
 
@@ -294,8 +291,7 @@ class RatedConfig(RecipeConfig):
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8d15a2ac
 def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
-    """Two judges, each from one half of each sentence's raters; the first is the reward. The same
-    split for every seed; the halves are the seed's own. Raises as `read_rated`."""
+    "Two judges, each from half of each sentence's raters; the first is the reward."
     with TemporaryDirectory() as made_up:
         if config.data is None:
             rehearse(Path(made_up))

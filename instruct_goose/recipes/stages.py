@@ -69,11 +69,6 @@ class SmallModelSettings(RecipeSettings):
     tune_steps: Count = 60  # updates of the second baseline
     tune_lr: Positive = 1e-3  # its learning rate
 
-    def conflicts(self) -> Iterator[tuple[str, str]]:
-        yield from super().conflicts()
-        if self.hidden_size % self.heads:
-            yield "hidden_size", f"a multiple of heads, {self.heads}"
-
 # %% ../../nbs/reference/recipes/stages.ipynb #2793a71e
 def small_gpt2(
     config: SmallModelSettings, tokenizer: PreTrainedTokenizerBase, context: int,
@@ -130,8 +125,7 @@ def make_baselines(
     given: bool = False, # are the prompts given, or learnt too?
     **batch: int, # batch_size or batch_tokens of `train_lm`
 ) -> dict[str, Figures]: # by the baseline's name
-    """best_of_n: of n texts the one with the highest score. sft_on_best_of_n: SFT on those of
-    them that ended by themselves, where there are any."""
+    "The best of n texts by score; and SFT on those of them that ended, where there are any."
     n, eos_id = config.best_of, cast(int, tokenizer.eos_token_id)
     many = write(lm, tokenizer, [p for p in prompts for _ in range(n)], config.max_new_tokens,
                  seed=one_seed(config.seed, "best of n"))

@@ -8,15 +8,6 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-GPU = ROOT / "evidence/gpu.py"
-
-
-@pytest.fixture(scope="module")
-def rehearsal(tmp_path_factory):
-    path = tmp_path_factory.mktemp("gpu") / "gpu.json"
-    done = subprocess.run([sys.executable, GPU, "--rehearse", "--output", path], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return path
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -29,8 +20,10 @@ def test_refused_without_a_gpu(monkeypatch):
 
 
 @pytest.mark.deep
-def test_rehearsal(rehearsal):
-    figures = json.loads(rehearsal.read_text("utf-8"))
+def test_rehearsal(tmp_path):
+    done = subprocess.run([sys.executable, ROOT / "evidence/gpu.py", "--rehearse", "--output", tmp_path / "gpu.json"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    figures = json.loads((tmp_path / "gpu.json").read_text("utf-8"))
     assert figures["rehearsal"] and "rehearsal" in figures["origin"]["gpu"] and figures["resume"]["loaded_to_the_bit"]
     for row in figures["models"].values():
         coarse, fine = (row["agreement"][d] for d in ("bfloat16", "float32"))

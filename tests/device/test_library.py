@@ -163,13 +163,6 @@ def test_a_mistake_is_found_with_its_line(gpu, mistake):
     with pytest.raises((DeviceError, RuntimeError), match=r"same device.* at \w+\.py:\d+: "): trainer.step(PROMPTS, reward)
 
 
-def classifier(kind="gpt2", seed=0):
-    torch.manual_seed(seed)
-    c = CONFIGS[kind]()
-    c.num_labels = 1
-    return transformers.AutoModelForSequenceClassification.from_config(c).eval()
-
-
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_agent(gpu, kind, tmp_path):
     agent, mask = Agent(tiny(kind), value_model="copy").cuda(), torch.ones(2, 3, dtype=torch.bool, device="cuda")
