@@ -43,8 +43,7 @@ def save_checkpoint(
     text = json.dumps({"format": FORMAT, "sha256": sums, "record": content}, ensure_ascii=False)
     files = {"tensors.safetensors": packed, "record.json": f"{text}\n".encode()}
     directory = Path(directory)
-    last = checkpoints(directory)[-1:]
-    left = f"The last one, {last[0].name}, is untouched." if last else "There is none yet."
+    left = "".join(f"{path.name} is untouched" for path in checkpoints(directory)[-1:])
     with writing("the checkpoint", directory, left):
         directory.mkdir(parents=True, exist_ok=True)
         with locked(directory, wait=True):
@@ -132,9 +131,6 @@ def locked(directory: Path, wait: bool = False) -> Iterator[None]:
         os.close(handle)
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #6bda775f
-_CURES = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some space",
-          errno.EFBIG: "raise the limit on the size of files (ulimit -f), or take another disk"}
-
 @contextmanager
 def writing(what: str, place: str | Path, left: str = "") -> Iterator[None]:
     """Around everything that writes. Raises OSError, saying what to do, for whatever the system
@@ -146,15 +142,13 @@ def writing(what: str, place: str | Path, left: str = "") -> Iterator[None]:
         number = e.errno if isinstance(e, OSError) else wrapped and int(wrapped[1])
         if number is None:
             raise
-        cure = _CURES.get(number, "make the directory writable, or take another")
-        raise OSError(number, f"{what} could not be written: {os.strerror(number)}. To mend it, "
-                      f"{cure}. {left}".rstrip(". "), str(place)) from e
+        raise OSError(number, f"{what} could not be written: {os.strerror(number)}. Free some "
+                      "space, make the directory writable, raise the limit (ulimit -f), or take "
+                      f"another. {left}".rstrip(". "), str(place)) from e
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #3ad3cab9
-def read_json(
-    path: str | Path, what: str,
-    cure: str = "restore it, or remove it and run the same command with --resume",
-) -> dict:
+def read_json(path: str | Path, what: str, cure: str = "restore it, or remove it and resume"
+              ) -> dict:
     """The object in a JSON file. Raises ValueError, naming the file, for one that is not UTF-8,
     not JSON, nested without end, no object, or with numbers that JSON lacks."""
     try:
@@ -205,8 +199,6 @@ def newest_checkpoint(directory: str | Path) -> Path | None: # None where nothin
             print(f"warning: {e}", file=sys.stderr)
         else:
             return path
-    if found != checkpoints(directory): # another process has saved, and removed these
-        return newest_checkpoint(directory)
     if found:
         raise ValueError(f"none of the {len(found)} checkpoints in {directory} is whole: "
                          "remove that directory to begin again")

@@ -111,9 +111,8 @@ def seen_tokens(
 # %% ../../nbs/guides/microscope.ipynb #3329b590
 def response_notes(rollout: Rollout, rows: Sequence[int], config: RLHFConfig,
                    tokenizer: PreTrainedTokenizerBase | None) -> list[dict]:
-    """Of some responses what is no number of a token: whether its text is that of its ids
-    (`same_text`), the total rewards of its `group`, that of the greedy response (`baseline`), the
-    group's tokens, whether scores have places (`placed`)."""
+    """Of responses: is the text that of its ids (`same_text`), total rewards of the
+    `group` and of the greedy response (`baseline`), have scores places (`placed`)?"""
     texts = decode(rollout[rows], tokenizer)[1] if tokenizer and rollout.texts else None
     totals, g = masked_sum(rollout.rewards, rollout.mask, dim=-1), config.group_size
     notes = []
@@ -139,8 +138,7 @@ def four_digits(x: Tensor) -> float | bool | None:
 
 # %% ../../nbs/guides/microscope.ipynb #0384cf37
 def scales(record: Sequence[Mapping]) -> dict[str, float]: # of all responses
-    """The largest |x| of each quantity that is there: what the deepest colour stands for. Of the
-    policy's own tokens."""
+    "The largest |x| of each quantity over the policy's own tokens: the deepest colour."
     def own(r: Mapping, name: str) -> list[float]:
         given = r.get("given") or [False] * len(r["tokens"])
         return [abs(x) for x, other in zip(r.get(name, []), given) if not other and x is not None]

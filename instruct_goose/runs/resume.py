@@ -99,8 +99,7 @@ class CheckpointManager:
         self.pause = max(SOONEST, 10 * (self.saved_at - began))
 
     def overdue(self, at: int, of: int) -> bool:
-        """Is it time for a checkpoint: two minutes after the last one, or at a twentieth of the
-        stage? Not before SOONEST, and saving may take a tenth of the time."""
+        "Two minutes after the last checkpoint, or at a twentieth of the stage, but for `pause`."
         waited = time.monotonic() - self.saved_at
         return waited >= self.pause and (waited >= LATEST or at % max(1, of // 20) == 0)
 
@@ -139,24 +138,19 @@ class CheckpointManager:
                 for number in _SIGNALS if own_thread else ():
                     before = signal.getsignal(number)
                     if before in (signal.SIG_DFL, signal.default_int_handler):
-                        signal.signal(number, self._signalled)
+                        signal.signal(number, self.check_signal)
                         block.callback(signal.signal, number, before)
             self.block = block.pop_all()
         return self
 
-    def _signalled(self, number: int, frame: object) -> None:
-        self.signal = number
-        self.check_signal()
-
-    def check_signal(self) -> None:
+    def check_signal(self, number: int | None = None, frame: object = None) -> None:
         "Raises KeyboardInterrupt if a signal has come, even if somebody has caught it before."
+        self.signal = number or self.signal
         if self.signal is not None and not self.muted:
             raise KeyboardInterrupt if self.signal == signal.SIGINT else Terminated(self.signal)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         "After an exception, save the latest whole state and say how to go on."
         with self.block:
             if kind is not None and is_first():
@@ -191,15 +185,14 @@ class Stage:
         "Tensors and record of the latest whole state."
         return self.manager.latest.stages.get(self.name)
 
-    def after_step(
-        self, at: int, of: int, state: Callable[[], StageState], often: int = 1,
-    ) -> None:
+    def after_step(self, at: int, of: int, state: Callable[[], StageState], often: int = 1
+                   ) -> None:
         """`at` of so many steps are done; a copy is kept in memory every `often` steps. Stages of
         other lengths are saved as many times as the main one."""
         manager = self.manager
         every = manager.every and max(1, manager.every * of // manager.steps)
-        due = every is not None and (at % every == 0 or at == of)
-        due = due or from_first(partial(manager.overdue, at, of))
+        due = (every and (at % every == 0 or at == of)
+               or from_first(partial(manager.overdue, at, of)))
         if due or at % often == 0 or at == of:
             tensors, record = state()  # by all processes, where each has a piece of it
             if is_first():

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import nn, Tensor
+from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
 from ..models.adapters import (
@@ -41,13 +42,11 @@ def differences(then: Mapping, now: Mapping) -> str:
     both = {k: (then.get(k, "not there"), now.get(k, "not there")) for k in [*then, *now]}
     return "; ".join(f"{k} was {a!r} and is {b!r}" for k, (a, b) in both.items() if a != b)
 
-def refuse_other_settings(
-    then: Mapping, now: Mapping, what: str = "the checkpoint was made with other settings",
-) -> None:
+def refuse_other_settings(then: Mapping, now: Mapping, what: str = "the checkpoint") -> None:
     "Raises ValueError naming each setting that differs."
     if odd := differences(then, now):
-        raise ValueError(f"{what}: {odd}. Give the same ones, or begin a new run in another "
-                         "directory")
+        raise ValueError(f"{what} was made with other settings: {odd}. Give the same ones, or "
+                         "begin a new run in another directory")
 
 # %% ../../nbs/reference/runs/state.ipynb #38c5f8fb
 def random_state(own: Mapping[str, torch.Generator] | None = None) -> dict[str, Tensor]:
@@ -77,9 +76,8 @@ def check_tensors(own: Mapping[str, Tensor], there: Mapping[str, Tensor], what: 
             raise ValueError(f"{name} is not finite: go back to an earlier checkpoint")
 
 # %% ../../nbs/reference/runs/state.ipynb #d77944e1
-def set_random_state(
-    state: Mapping[str, Tensor], own: Mapping[str, torch.Generator] | None = None,
-) -> None:
+def set_random_state(state: Mapping[str, Tensor],
+                     own: Mapping[str, torch.Generator] | None = None) -> None:
     """Put them back there. Raises ValueError for a state that is not theirs, and leaves them where
     they were."""
     here = random_state(own)
@@ -121,7 +119,7 @@ def part(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 # %% ../../nbs/reference/runs/state.ipynb #b009d345
 def optimizer_state(
-    optimizer: torch.optim.Optimizer, module: nn.Module,
+    optimizer: Optimizer, module: nn.Module
 ) -> tuple[dict[str, Tensor], list[dict]]: # moments as "moment/parameter"; each group, for JSON
     "What the optimizer remembers of each parameter. Raises ValueError for one of another module."
     names = {id(p): name for name, p in named_tensors(module).items()}
@@ -140,9 +138,8 @@ def optimizer_state(
     return tensors, groups
 
 # %% ../../nbs/reference/runs/state.ipynb #83f5024b
-def load_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], groups: Sequence[Mapping],
-) -> None:
+def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor],
+                   groups: Sequence[Mapping]) -> None:
     "Give an optimizer its memory and learning rates back, after `check_optimizer`."
     number = {name: i for i, name in enumerate(name for g in groups for name in g["params"])}
     state = defaultdict(dict)
@@ -156,10 +153,8 @@ def load_optimizer(
     optimizer.load_state_dict({"state": dict(state), "param_groups": here})
 
 # %% ../../nbs/reference/runs/state.ipynb #972fd957
-def check_optimizer(
-    optimizer: torch.optim.Optimizer, module: nn.Module,
-    tensors: Mapping[str, Tensor], groups: Sequence[Mapping],
-) -> None:
+def check_optimizer(optimizer: Optimizer, module: nn.Module, tensors: Mapping[str, Tensor],
+                    groups: Sequence[Mapping]) -> None:
     "Raises ValueError unless groups, settings (but for lr) and moments are this optimizer's."
     own, named = optimizer_state(optimizer, module)[1], named_tensors(module)
     for group in groups:
@@ -170,7 +165,7 @@ def check_optimizer(
     for then, now in zip(groups, own, strict=True):
         lr = then["settings"].get("lr", 0)
         refuse_other_settings(then["settings"] | {"lr": lr}, now["settings"] | {"lr": lr},
-                              "the optimizer was made with other settings")
+                              "the optimizer")
         check_values({"lr": lr}, {"lr": NotNegative})
     shapes = {f"{key}/{name}": named[name].shape
               for g in groups for name, keys in g["params"].items() for key in keys}
@@ -183,7 +178,7 @@ def check_optimizer(
 
 # %% ../../nbs/reference/runs/state.ipynb #077ab131
 def training_state(
-    module: nn.Module, optimizer: torch.optim.Optimizer, generators: Mapping[str, torch.Generator],
+    module: nn.Module, optimizer: Optimizer, generators: Mapping[str, torch.Generator],
 ) -> tuple[dict[str, Tensor], dict]: # the tensors, not copied; what JSON can hold
     "What the next update of any training depends on: weights, moments, generators."
     moments, groups = optimizer_state(optimizer, module)
@@ -192,8 +187,8 @@ def training_state(
     return joined(parts), {"groups": groups, "environment": environment()}
 
 def load_training_state(
-    module: nn.Module, optimizer: torch.optim.Optimizer,
-    generators: Mapping[str, torch.Generator], tensors: Mapping[str, Tensor], record: Mapping,
+    module: nn.Module, optimizer: Optimizer, generators: Mapping[str, torch.Generator],
+    tensors: Mapping[str, Tensor], record: Mapping,
 ) -> None:
     """Go on where that training stood. Raises ValueError, before anything is changed, for what is
     not its state."""
@@ -229,9 +224,8 @@ def state_of_parts(parts: Mapping[str, Part]) -> tuple[dict[str, Tensor], dict]:
     return (joined({name: tensors for name, (tensors, _) in states.items()}),
             {name: record for name, (_, record) in states.items()})
 
-def check_parts(
-    parts: Mapping[str, Part], tensors: Mapping[str, Tensor], records: Mapping,
-) -> None:
+def check_parts(parts: Mapping[str, Part], tensors: Mapping[str, Tensor],
+                records: Mapping) -> None:
     "Raises ValueError for a part that is missing, or whose state is not its own."
     for name, own in parts.items():
         check_values(records, {name: dict})
@@ -242,12 +236,9 @@ CHANGES_NOTHING = (
     "even_if_worse", "track", "track_every")
 
 # %% ../../nbs/reference/runs/state.ipynb #f96e0366
-def identity_of(
-    settings: Mapping, agent: nn.Module,
-    reference: nn.Module | None, # None: it moves, and is part of the state
-    tokenizer: PreTrainedTokenizerBase | None,
-) -> dict:
-    "Settings, and fingerprints of reference and tokenizer; and of the weights under adapters."
+def identity_of(settings: Mapping, agent: nn.Module, reference: nn.Module | None,
+                tokenizer: PreTrainedTokenizerBase | None) -> dict:
+    "Settings, and fingerprints of a fixed reference, tokenizer and the weights under adapters."
     return {"config": json.loads(json.dumps(settings, default=str)),
             "reference": None if reference is None else fingerprint_of(reference),
             "tokenizer": None if tokenizer is None else fingerprint_of_tokenizer(tokenizer),
@@ -280,13 +271,12 @@ def fingerprint_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 def check_identity(then: Mapping, now: Mapping) -> None:
     "Raises ValueError for other settings, another reference or another tokenizer."
     check_values(then, {"config": dict})
-    free = {*CHANGES_NOTHING}
-    if now["config"].get("lr_schedule") == "constant":
-        free.add("steps")
+    constant = now["config"].get("lr_schedule") == "constant"
+    free = {*CHANGES_NOTHING, *(["steps"] if constant else [])}
     old, new = ({k: v for k, v in x["config"].items() if k not in free} for x in (then, now))
     refuse_other_settings(old, new)
     for name, words in (("reference", "reference model"), ("tokenizer", "tokenizer"),
                         ("frozen", "model under the adapters")):
         if then.get(name, "") != now[name]:
-            raise ValueError(f"the {words} is not the one that this checkpoint was trained with: "
-                             "build the trainer from the same ones as before, then load the state")
+            raise ValueError(f"the {words} is not the one of this checkpoint: build the trainer "
+                             "from the same ones as before")

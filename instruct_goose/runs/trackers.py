@@ -149,5 +149,4 @@ TrackEvery = Annotated[int, Limit(0)] # iterations between its tables of texts; 
 def need_tracker(name: str) -> None: # a key of TRACKERS
     "Raises ValueError where its package is missing."
     if find_spec(name) is None:
-        raise ValueError(f"--track {name} needs the package {name}, which is not installed here: "
-                         f"{install('trackers')}, or leave it out")
+        raise ValueError(f"--track {name} needs the package {name}: {install('trackers')}")

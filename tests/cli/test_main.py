@@ -112,7 +112,7 @@ def test_a_tracker_that_is_no_tracker_or_not_installed_is_refused_and_leaves_not
     corpus(tmp_path / "texts", 30)
     if command[0] == "reviews": command = [*command, "--held-out", "5"]
     monkeypatch.setattr("instruct_goose.runs.trackers.find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="--track wandb needs the package wandb, which is not installed here"): main([*command, "--track", "wandb"])
+    with pytest.raises(SystemExit, match="--track wandb needs the package wandb"): main([*command, "--track", "wandb"])
     capsys.readouterr()
     with pytest.raises(SystemExit): main([*command, "--track", "mlflow"])
     shown = capsys.readouterr()

@@ -151,9 +151,9 @@ def test_a_limit_on_the_size_of_files(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(OSError, match="could not be written.*raise the limit on the size of files.*checkpoint-000001, is untouched"):
+        with pytest.raises(OSError, match="could not be written.*raise the limit.*checkpoint-000001 is untouched"):
             save_checkpoint(tmp_path, {"x": torch.zeros(10_000)}, RECORD)
-        with pytest.raises(OSError, match="the model could not be written: File too large. To mend it, raise the limit"), writing("the model", tmp_path / "m"):
+        with pytest.raises(OSError, match="the model could not be written: File too large"), writing("the model", tmp_path / "m"):
             tiny().save_pretrained(tmp_path / "m")  # safetensors raises an error of its own
     finally: resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     shutil.rmtree(tmp_path / "m")

@@ -246,7 +246,7 @@ def test_nothing_saved_yet_starts_over(whole, tmp_path, capsys):
     for out in (tmp_path / "nowhere", tmp_path / "begun"):
         assert open_run(config(out, resume=True), "quickstart")[0] == out and "starts over" in capsys.readouterr().out
     (tmp_path / "foreign").mkdir(); (tmp_path / "foreign/thesis.tex").write_text("mine")
-    with pytest.raises(FileExistsError, match="already holds files"): run_quickstart(config(tmp_path / "foreign", resume=True))
+    with pytest.raises(FileExistsError, match="already holds a run or files"): run_quickstart(config(tmp_path / "foreign", resume=True))
 
 
 @pytest.mark.parametrize("number", first(1, [signal.SIGTERM, signal.SIGINT]))

@@ -39,7 +39,7 @@ def test_claim_run_dir(tmp_path):
     (tmp_path / "x/new/.summary.json.12").write_text("half")
     assert claim_run_dir(tmp_path / "x/new") == tmp_path / "x/new"  # its own half-written file, and no other
     (tmp_path / "x/new/.notes.json.12").write_text("somebody's")
-    with pytest.raises(FileExistsError, match="already holds files"): claim_run_dir(tmp_path / "x" / "new")
+    with pytest.raises(FileExistsError, match="already holds a run or files"): claim_run_dir(tmp_path / "x" / "new")
     (tmp_path / "x" / "new" / "config.json").write_text("{}")
     with pytest.raises(FileExistsError, match="already holds a run"): claim_run_dir(str(tmp_path / "x" / "new"))
     assert (tmp_path / "x/new/.notes.json.12").read_text() == "somebody's"
@@ -105,12 +105,12 @@ def test_samples_are_the_same_prompts_before_and_after_and_no_reward_is_asked(tm
     asked = []
     def counted(completions, answer): asked.append(len(completions)); return right(completions, answer)
     start, made = trainer(2, lr=.5), trainer(2, lr=.5)
-    made.train_in(tmp_path / "run", ROWS, counted, progress=False, samples=2)
+    made.train_in(tmp_path / "run", ROWS, counted, progress=False)
     assert asked == [8, 8]  # two iterations
     header, _, *rows = samples(tmp_path / "run")
-    assert header == ["prompt", "before", "after"] and [r[0] for r in rows] == ["a b", "d"]
+    assert header == ["prompt", "before", "after"] and [r[0] for r in rows] == ["a b", "d", "f a"]
     for column, who in ((1, start), (2, made)):  # the dice of an evaluation, whoever throws them
-        [r] = who.answers(ROWS[:2])
+        [r] = who.answers(ROWS)
         words = [TOKENIZER.decode(ids[m], skip_special_tokens=True) for ids, m in zip(r.response_ids, r.mask, strict=True)]
         assert [row[column] for row in rows] == words
     assert [r[1] for r in rows] != [r[2] for r in rows]
