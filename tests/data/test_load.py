@@ -8,7 +8,7 @@ import fuzz
 import pytest
 
 from instruct_goose.cli import main as cli
-from instruct_goose.data import files, load, rows
+from instruct_goose.data import files
 from instruct_goose.data.load import load_pairs, load_prompts, stream_pairs, stream_prompts
 
 PAIRS = [{"prompt": "the film is", "chosen": " good", "rejected": " dull"}, {"prompt": "", "chosen": "é", "rejected": "x\ny"}]
@@ -101,13 +101,3 @@ def test_broken_input_ends_as_documented():
     assert {*(kind.__name__ for kind in fuzz.KINDS), "RLHFConfig.preset", "load_pairs, file", "load_prompts, rows"} <= set(found["outcomes"])
     seen = set().union(*found["outcomes"].values())
     assert set(files.REASONS) - {"length", "template", "tie"} <= seen and {"valid", "ValueError", "TypeError"} <= seen
-
-
-@pytest.mark.parametrize("where, name, bug", [
-    (rows, "as_text", lambda value, *given, **more: value),  # anything goes for text
-    (files, "check_text", lambda where, text: None),         # bad bytes go through
-    (load, "check_length", lambda *given: 1 / 0),            # an error of another kind
-], ids=["text", "bytes", "kind"])
-def test_the_fuzzer_finds_planted_bugs(monkeypatch, where, name, bug):
-    monkeypatch.setattr(where, name, bug)
-    assert fuzz.fuzz(500, seed=2)["failures"]

@@ -228,6 +228,7 @@ def test_what_is_refused(monkeypatch):
     with pytest.raises(ImportError, match=r"\[peft\]"): with_lora(tiny("llama"))
 
 
+@pytest.mark.deep
 def test_a_compiled_transformer_says_what_the_plain_one_says():
     "The backend here runs what was traced as it stands, without a C++ compiler."
     torch._dynamo.reset()

@@ -11,12 +11,8 @@ from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad
 
 T = transformers
-STATE = dict(vocab_size=V, hidden_size=16, state_size=4, num_hidden_layers=2)
 SERVED = {
     "bart's decoder": lambda: T.BartConfig(vocab_size=V, d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16, max_position_embeddings=14),
-    "mamba": lambda: T.MambaConfig(**STATE), "falcon_mamba": lambda: T.FalconMambaConfig(**STATE),
-    "mamba2": lambda: T.Mamba2Config(**STATE, num_heads=4, head_dim=8, n_groups=1, chunk_size=4, pad_token_id=0, bos_token_id=1, eos_token_id=2),
-    "rwkv": lambda: T.RwkvConfig(vocab_size=V, hidden_size=16, num_hidden_layers=2, context_length=14, attention_hidden_size=16),
     "recurrent_gemma": lambda: T.RecurrentGemmaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=3, intermediate_size=24,
                                                       num_attention_heads=2, lru_width=16, attention_window_size=8),
     "qwen3_next": lambda: T.Qwen3NextConfig(
@@ -30,8 +26,6 @@ SERVED = {
 }
 AHEAD = {
     "bert": lambda: T.BertConfig(**BASE, intermediate_size=24), "roberta": lambda: T.RobertaConfig(**BASE, intermediate_size=24),
-    "electra": lambda: T.ElectraConfig(**BASE, intermediate_size=24, embedding_size=16), "xlnet": lambda: T.XLNetConfig(
-        vocab_size=V, d_model=16, n_layer=2, n_head=2, d_inner=16),
 }
 
 

@@ -1,9 +1,7 @@
 """Where models come from: directories, runs, adapters, the Hub by name; what is damaged is refused in one sentence, and no foreign code runs."""
-import ast
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -139,7 +137,7 @@ def text(name, words): return lambda place: (place / name).write_text(words)
 def config(**change): return lambda place: settings(place / "config.json", **change)
 
 
-NORM, MATRIX, FACTOR = "transformer.ln_f.weight", "transformer.h.0.mlp.c_fc.weight", "model.layers.0.mlp.up_proj.lora_A.weight"
+MATRIX = "transformer.h.0.mlp.c_fc.weight"
 DAMAGE = {
     "cut": (cut(-50), "Copy the file again"), "empty": (cut(0), "Copy the file again"),
     "int8": (tensors(lambda w: w.update({k: x.to(torch.int8) for k, x in w.items()})), "stored as I8"),
@@ -147,11 +145,9 @@ DAMAGE = {
     "one is missing": (tensors(lambda w: w.pop(MATRIX)), f"missing, {MATRIX}"),
     "one is unknown": (tensors(lambda w: w.update(extra=torch.ones(2))), "unknown, extra"),
     "NaN": (tensors(lambda w: w[MATRIX].view(-1)[:1].fill_(torch.nan)), f"not finite, {MATRIX}"),
-    "infinity": (tensors(lambda w: w[NORM].fill_(torch.inf)), f"not finite, {NORM}"),
     "another width": (config(n_embd=32), "shapes"),
-    "fewer layers": (config(n_layer=1, num_hidden_layers=1), "unknown"), "more layers": (config(n_layer=3, num_hidden_layers=3), "missing"),
+    "more layers": (config(n_layer=3, num_hidden_layers=3), "missing"),
     "words for a number": (config(n_embd="wide"), "no policy can be loaded"), "another kind": (config(model_type="t5"), "policy"),
-    "nobody's kind": (config(model_type="nonsense"), "no policy can be loaded"), "config is a list": (text("config.json", "[3]"), "cannot be read"),
     "config is cut": (text("config.json", '{"a":'), "cannot be read"), "config is deep": (text("config.json", '{"a":' * 10**5), "cannot be read"),
 }
 
@@ -212,11 +208,3 @@ def test_a_kept_model_needs_no_package(tmp_path, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), made[0].state_dict().values(), strict=True))
     assert tokenizer.get_vocab() == made[1].get_vocab()
 
-
-# --- code that comes with a model is not run ---
-
-def test_every_load_says_that_remote_code_is_not_trusted():
-    for path in (Path(__file__).parents[2] / "instruct_goose").rglob("*.py"):
-        for n in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(n, ast.Call) and ast.unparse(n.func).endswith(".from_pretrained") and ast.unparse(n.func) not in ("Agent.from_pretrained", "RewardModel.from_pretrained"):
-                assert "trust_remote_code=False" in ast.unparse(n), (path.name, n.lineno)  # what is ours passes on to the others

@@ -9,7 +9,6 @@ from row_alone import (
     EOS,
     LAYOUTS,
     PLAIN,
-    QUERIES,
     RESPONSES,
     V,
     batch,
@@ -61,17 +60,6 @@ def test_every_layout_has_the_gradient_of_the_row_alone(any_model, qside, rside,
     for n in theirs: near(ours[n], theirs[n], atol=1e-6 if name.startswith(("gemma2", "cohere")) else 1e-9)
 
 
-def test_padding_between_the_tokens(family):
-    torch.manual_seed(1)
-    for _ in range(5):  # real tokens in random columns
-        def scattered(rows, width):
-            mask = torch.stack([(torch.randperm(width) < len(r)) for r in rows])
-            return torch.zeros(len(rows), width).long().masked_scatter(mask, torch.tensor(sum(rows, []))), mask
-        args = *scattered(QUERIES, 8), *scattered(RESPONSES, 9)
-        logprobs = response_logprobs(family, *args)
-        for i, (lp, *_) in enumerate(oracle(family)): near(logprobs[i][args[3][i]], lp)
-
-
 @pytest.mark.parametrize("poison", first(2, [V, -100, EOS, V - 1, -1, 10**12]))
 @pytest.mark.parametrize("value_model", [None, "copy"])
 def test_poisoned_padding_changes_nothing(family, poison, value_model):
@@ -87,17 +75,6 @@ def test_poisoned_padding_changes_nothing(family, poison, value_model):
     texts, mask = torch.cat([q, r], -1), torch.cat([qm, rm], -1)
     agent.eval()  # forward keeps the mode it is in
     for a, b in zip(agent(texts, mask), agent(texts.masked_fill(~mask, poison), mask), strict=True): near(a, b, atol=1e-12)
-
-
-def test_against_the_scores_of_generate():
-    model = tiny("gpt2").eval()  # transformers' own sampler, left padding and cache, as an outside witness
-    model.generation_config.eos_token_id = None
-    q, qm = pad(QUERIES, 0, "left")
-    out = model.generate(input_ids=q, attention_mask=qm.long(), max_new_tokens=6, do_sample=False,
-                         output_scores=True, return_dict_in_generate=True, pad_token_id=0)
-    r = out.sequences[:, q.shape[1]:]
-    theirs = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
-    near(response_logprobs(model, q, qm, r, torch.ones_like(r)), theirs.double(), atol=1e-5)
 
 
 # --- modes, precision, memory ---

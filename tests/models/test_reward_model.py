@@ -16,9 +16,7 @@ from instruct_goose.models.reward_model import (
     fingerprint,
 )
 from instruct_goose.models.tokens import pad, word_tokenizer
-from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rewards import judge_texts
-from instruct_goose.training.trainer import RLHFTrainer
 
 transformers.utils.logging.set_verbosity_error()
 WORDS = "good bad film plot is the a so".split()
@@ -56,8 +54,6 @@ def alone(reward_model, row):
     model.config.pad_token_id = None
     return model(torch.tensor([row])).logits[0, 0].item()
 
-
-# the losses
 
 @pytest.mark.parametrize("tokenizer", [SHARED, DISTINCT], ids=["pad is eos", "pad of its own"])
 @pytest.mark.parametrize("name", CONFIGS)
@@ -178,17 +174,6 @@ def test_each_text_as_if_alone(kind, labels, label, tokenizer):
     for batch_size in (1, 64):
         assert Classifier(judge, tokenizer, label, batch_size=batch_size).score(TEXTS) == pytest.approx(slow(judge, tokenizer, where), abs=1e-4)
     assert judge.training and all(p.grad is None for p in judge.parameters())
-
-
-def test_a_policy_is_trained_on_one_and_the_prompt_reaches_its_template():
-    seen = []
-    def template(prompt, completion): seen.append((prompt, completion)); return f"{prompt} is {completion}".strip()
-    torch.manual_seed(0)
-    policy = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(SENTENCE), n_embd=8, n_layer=1, n_head=2, n_positions=12, bos_token_id=0, eos_token_id=0))
-    trainer = RLHFTrainer(policy, config=RLHFConfig(device="cpu", batch_size=4, max_new_tokens=3, minibatches=1, steps=1), tokenizer=SENTENCE)
-    judge = Classifier(classifier("bert", 2), ENDED, 1, template)
-    history = trainer.train(["the film", "a plot"], [judge, lambda completions: [0.] * len(completions)], progress=False)
-    assert "reward_mean/Classifier" in history[0] and len(seen) == 4 and {p for p, _ in seen} == {"the film", "a plot"}
 
 
 @pytest.mark.parametrize("call, error, says", [

@@ -68,16 +68,6 @@ def test_prompts_agree_with_the_tokenizers_own_padding(words):
     assert batch["query_mask"].long().tolist() == theirs["attention_mask"].tolist() and batch["texts"] == texts
 
 
-def test_pad_equal_to_eos_loses_nothing():
-    tok = word_tokenizer(WORDS, 8, pad="<eos>", bos="<eos>")
-    data = PromptDataset(["the film <eos>", "a <eos> <eos>", "<eos>"], tok)
-    batch = data.collate([data[i] for i in range(3)])
-    assert batch["query_mask"].sum(-1).tolist() == [4, 4, 2]
-    pairs = PairDataset([("good <eos>", "bad"), ("bad <eos> <eos>", "dull <eos>")], tok)
-    batch = pairs.collate([pairs[0], pairs[1]])
-    assert batch["chosen_mask"].sum(-1).tolist() == [3, 4] and batch["rejected_mask"].sum(-1).tolist() == [2, 3]
-
-
 def test_pairs_of_every_kind(words):
     pairs = PairDataset([{"prompt": "the film is ", "chosen": "good", "rejected": "bad bad"}, ("good", "dull"),
                          ["a good film", "a film"], {"prompt": None, "chosen": "good", "rejected": ""}], words)
