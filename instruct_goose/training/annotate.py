@@ -7,8 +7,6 @@ __all__ = ['precision', 'tokens_of', 'annotations', 'annotate_rows', 'at_tokens'
            'evaluate_now', 'greedy_responses', 'kl_charge']
 
 # %% ../../nbs/reference/training/annotate.ipynb #b5bea7bd
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -72,28 +70,23 @@ def at_tokens(numbers: Float[Tensor, "tokens"], r: Rollout) -> Float[Tensor, "ba
     return numbers.new_zeros(r.mask.shape).masked_scatter(r.mask, numbers)
 
 # %% ../../nbs/reference/training/annotate.ipynb #71182fc0
-def next_token_logits(
-    r: Rollout, *models: PreTrainedModel, chunk: int = 512,
-) -> Iterator[tuple[Tensor, list[Tensor]]]: # (n,) token ids, and (n, V) logits of each model
-    "Sampled tokens, and each model's logits for them: real tokens only, in row order."
-    heads = [head for model in models if (head := plain_head(model)) is not None]
-    if len(heads) == len(models):
-        hidden = [response_hidden(m, *tokens_of(r))[r.mask].split(chunk) for m in models]
-        for tokens, *states in zip(r.response_ids[r.mask].split(chunk), *hidden, strict=True):
-            yield tokens, [head(h) for head, h in zip(heads, states, strict=True)]
-    else:
-        for row in (r[i] for i in range(len(r))):
-            logits = [response_logits(m, *tokens_of(row))[row.mask] for m in models]
-            yield row.response_ids[row.mask], logits
+def next_token_logits(r: Rollout, model: PreTrainedModel) -> Float[Tensor, "tokens vocab"]:
+    "The model's logits for the sampled tokens: real ones only, in row order."
+    if (head := plain_head(model)) is not None:
+        return head(response_hidden(model, *tokens_of(r))[r.mask])
+    rows = (r[i] for i in range(len(r)))
+    return torch.cat([response_logits(model, *tokens_of(row))[row.mask] for row in rows])
 
 # %% ../../nbs/reference/training/annotate.ipynb #b13d293e
 def compare_row_by_row(policy: PreTrainedModel, ref_model: PreTrainedModel, r: Rollout,
                        temperature: float) -> Compared:
     "As `compare_heads`, from whole tables."
     rows = []
-    for tokens, tables in next_token_logits(r, policy, ref_model):
-        pi, ref = (log_softmax(x, temperature) for x in tables)
-        own, ref_own = (x.gather(-1, tokens[:, None])[:, 0] for x in (pi, ref))
+    for row in (r[i] for i in range(len(r))):
+        tokens = row.response_ids[row.mask][:, None]
+        models = (policy, ref_model)
+        pi, ref = (log_softmax(next_token_logits(row, m), temperature) for m in models)
+        own, ref_own = (x.gather(-1, tokens)[:, 0] for x in (pi, ref))
         rows.append((own, ref_own, entropy(pi), exact_kl(pi, ref)))
     return Compared(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
 

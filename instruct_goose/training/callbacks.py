@@ -74,7 +74,6 @@ class Line(Callback, tqdm):
                          mininterval=.5 if sys.stderr.isatty() else 60, dynamic_ncols=True)
 
     def step(self, numbers: str) -> None:
-        "One more is done, with these numbers."
         self.set_postfix_str(numbers, refresh=False)
         self.update()
 

@@ -21,11 +21,8 @@ from .config import RLHFConfig
 from .rollout import Rollout
 
 # %% ../../nbs/reference/training/checks.ipynb #5eaca3ef
-RATIO_CAUSES = """The same weights must give the same probabilities. Usual causes:
-- the model has changed since the rollout was made, or it is another model's: make a new one
-- dropout, or other noise: it must be off when sampling and when training
-- temperature: it belongs to the policy, in every log-probability
-- padding: attention mask and position ids must tell both forwards where the text begins"""
+RATIO_CAUSES = """The same weights must give the same probabilities. Look for a model that has
+changed since the rollout, dropout, another temperature, and padding without mask or positions"""
 
 def rounding(model: nn.Module, config: RLHFConfig | None = None) -> float:
     "ε of the precision that a model computes in: 1.2e-7, in bfloat16 0.0078."
@@ -111,7 +108,6 @@ def share_of_lost_steps(parameters: Sequence[Tensor], lr: float) -> float:
     return lost / max(n, 1)
 
 def warn_of_lost_steps(parameters: Sequence[Tensor], lr: float) -> None:
-    "A LostSteps warning where that is more than half."
     if (lost := share_of_lost_steps(parameters, lr)) > .5:
         warnings.warn(
             f"the weights are in half precision, and of {lost:.0%} of them a step of lr={lr:g} is "

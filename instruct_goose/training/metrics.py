@@ -345,9 +345,8 @@ class Movement:
         "log π(·|sₜ) of every state."
         size = self.config.micro_batch_size or len(r)
         with precision(self.config, r.mask.device):
-            tables = [log_softmax(logits[0], self.config.temperature)
-                      for i in range(0, len(r), size)
-                      for _, logits in next_token_logits(r[i:i + size], self.model)]
+            tables = [log_softmax(next_token_logits(r[i:i + size], self.model),
+                                  self.config.temperature) for i in range(0, len(r), size)]
         return torch.cat(tables)
 
     def read(self) -> Metrics:

@@ -64,7 +64,6 @@ def prompt_of(row: Any, i: int) -> Any: # a text, messages or token ids
     return prompt
 
 def is_conversation(prompt: Any) -> bool:
-    "Whether it is a list of messages."
     return (isinstance(prompt, list | tuple) and len(prompt) > 0
             and all(isinstance(m, Mapping) and "role" in m for m in prompt))
 
@@ -81,7 +80,6 @@ def columns_of(prompts: Any, n: int = 1) -> dict[str, list]: # one item per resp
     return {name: [row.get(name) for row in rows] for name in names}
 
 def slices(prompts: Any, size: int) -> Iterator[Any]: # as for `encode_prompts`
-    "So many prompts at a time."
     whole = next(iter(prompts.values())) if isinstance(prompts, dict) else prompts
     for i in range(0, len(whole), size):
         yield ({name: x[i:i + size] for name, x in prompts.items()} if isinstance(prompts, dict)

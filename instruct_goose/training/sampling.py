@@ -66,14 +66,9 @@ class Sampler(Protocol):
     """Who writes the responses. A method `updated(model)`, where there is one, is given the policy
     after each update."""
 
-    def __call__(
-        self,
-        queries: Queries,
-        n: int,             # responses to each query, side by side
-        config: RLHFConfig, # max_new_tokens, temperature, stop_strings
-        generator: torch.Generator | None, # None: the likeliest tokens
-    ) -> Rollout:
-        "r ~ π(·|q), n times for each q."
+    def __call__(self, queries: Queries, n: int, config: RLHFConfig,
+                 generator: torch.Generator | None) -> Rollout:
+        "r ~ π(·|q), n times for each q, side by side; without a generator the likeliest tokens."
         ...
 
 class PolicySampler:
@@ -85,7 +80,6 @@ class PolicySampler:
     def __call__(
         self, queries: Queries, n: int, config: RLHFConfig, generator: torch.Generator | None,
     ) -> Rollout:
-        "See `Sampler`."
         t, c = self.tokens, config
         ids, mask = left_padded(self.agent.model, *(x.repeat_interleave(n, 0) for x in queries))
         stops = StopStrings(c.stop_strings, t.tokenizer) if c.stop_strings else None

@@ -82,19 +82,15 @@ class RunningScale:
         self.moments: Moments = (0., 0., 0.)
 
     def add(self, scores: Float[Tensor, "batch"]) -> None:
-        "Scores of one more iteration."
         self.moments = moments_with(self.moments, scores)
 
     def state(self) -> tuple[dict[str, Tensor], dict]:
-        "No tensors, and the moments."
         return {}, {"moments": list(self.moments)}
 
     def check_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
-        "Raises ValueError for moments that no scores have."
         check_values(record, {"moments": tuple[NotNegative, float, NotNegative]})
 
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
-        "What `state` gave."
         n, mean, squares = record["moments"]
         self.moments = n, mean, squares
 

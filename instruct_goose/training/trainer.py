@@ -84,7 +84,6 @@ class KeptPolicy:
         self.iteration: int | None = None # how many iterations it had seen
 
     def keep(self, reward: float, iteration: int) -> None:
-        "Copy the policy's weights."
         self.reward, self.iteration = reward, iteration
         self.weights = {name: x.to("cpu", copy=True)
                         for name, x in module_state(self.agent.model).items()}
@@ -97,18 +96,15 @@ class KeptPolicy:
         return self.weights is not None
 
     def state(self) -> tuple[dict[str, Tensor], dict]:
-        "The weights; reward and iteration."
         return self.weights or {}, {"reward": self.reward, "iteration": self.iteration}
 
     def check_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
-        "Raises ValueError for another model's weights, or weights without a reward."
         check_values(record, {"reward": float | None, "iteration": WHOLE | None})
         if record["reward"] is not None:
             check_tensors(module_state(self.agent.model), tensors,
                           "another model's weights, kept as the best policy")
 
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
-        "What `state` gave."
         self.weights, self.reward = dict(tensors) or None, record["reward"]
         self.iteration = record["iteration"]
 
@@ -233,9 +229,8 @@ class RLHFTrainer:
         require_column(rollout, "scores", "call score(rollout, reward_fn) first")
         c, r = self.config, rollout.to_(self.device)
         require_finite(r, "scores", "baseline")
-        annotated = r.old_logprobs is not None
-        if not annotated:
-            self.annotate(r)
+        if r.old_logprobs is None:
+            r = self.annotate(r)
         count_group_tokens(r, c, self.eos_ids)
         beta = self.beta if c.kl_placement == "reward" else 0.
         scores, parts = training_scores(r, c, self.eos_ids, self.reward_scale.moments)
@@ -323,10 +318,11 @@ class RLHFTrainer:
         c, history, own = self.config, History(), self.callbacks
         steps = steps_left(c, self.iteration, steps)
         check_callbacks(own, callback)
+        room = room_for_prompts(self.agent.model, c.max_new_tokens, self.tokenizer)
         if c.eval_every is not None and held_out is not None:
-            held_out = fitting(held_out, self.tokens, self.room(), c.long_prompts)
+            held_out = fitting(held_out, self.tokens, room, c.long_prompts)
         before, after = usual_callbacks(c, reward_fn, held_out)
-        prompts = fitting(prompts, self.tokens, self.room(), c.long_prompts)
+        prompts = fitting(prompts, self.tokens, room, c.long_prompts)
         self.fresh, self.stopped = PromptOrder(prompts, c.seed), None
         try:
             with Line(steps, c.algorithm, show=progress) as line:
@@ -348,12 +344,9 @@ class RLHFTrainer:
 
     def encode(self, prompts: Sequence | dict) -> Queries:
         "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
-        cut = self.config.long_prompts != "refuse"
-        return encode_prompts(prompts, self.tokens, self.room(), cut)
-
-    def room(self) -> int | None:
-        "Most tokens of a prompt; None: any number."
-        return room_for_prompts(self.agent.model, self.config.max_new_tokens, self.tokenizer)
+        c = self.config
+        room = room_for_prompts(self.agent.model, c.max_new_tokens, self.tokenizer)
+        return encode_prompts(prompts, self.tokens, room, cut=c.long_prompts != "refuse")
 
     def respond(
         self, prompts: Sequence | dict,
@@ -361,9 +354,8 @@ class RLHFTrainer:
         dice: torch.Generator | None, # None: the likeliest
     ) -> Rollout:
         "What the sampler writes, with its texts and the data's columns."
-        queries = self.encode(prompts)
         with precision(self.config, self.device):
-            r = self.sampler(queries, n, self.config, dice)
+            r = self.sampler(self.encode(prompts), n, self.config, dice)
         return complete(r, self.tokenizer, columns_of(prompts, n))
 
     def answers(
