@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Columns', 'SAMPLE', 'C', 'INTEGER', 'DECIMAL', 'own_tokenizer', 'own_rows', 'source_of', 'read_prompts', 'read_demos',
            'demo_of', 'load_reward', 'named_object', 'load_module', 'PlugIns', 'load_plugins', 'try_reward', 'OwnRun',
-           'settings_in', 'by_name', 'as_setting', 'reading', 'as_yaml', 'own_model', 'spread_of']
+           'settings_in', 'by_name', 'as_setting', 'reading', 'as_yaml', 'own_model']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
 import importlib.util
@@ -341,10 +341,3 @@ def own_model(place: str, config: OwnRun) -> Any:
         return load_model(place)
     options: dict[str, Any] = four_bits() if config.four_bits else {"dtype": "auto"}
     return with_lora(load_model(place, **options), config.lora_rank)
-
-# %% ../../nbs/reference/recipes/inputs.ipynb #bfb8a034
-def spread_of(lengths: Sequence[int]) -> str:
-    "Tokens of many rows in a few words."
-    mean = sum(lengths) / len(lengths)
-    return (f"{len(lengths):,} rows, {sum(lengths):,} tokens: "
-            f"{min(lengths)} to {max(lengths)}, mean {mean:.1f}")

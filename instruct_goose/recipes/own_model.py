@@ -22,9 +22,9 @@ from ..models.agent import Agent, create_reference_model
 from ..models.loading import find_model, load_config
 from ..models.reward_model import RewardModel
 from ..models.tokens import sides, token_limit
-from .inputs import (
+from instruct_goose.recipes.inputs import (
     as_yaml, load_reward, own_model, own_tokenizer, OwnRun, PlugIns, read_demos, read_prompts,
-    source_of, spread_of, try_reward)
+    source_of, try_reward)
 from ..doctor.rules import read_metrics
 from ..runs.evaluation import plot_metrics
 from ..runs.resume import CheckpointManager
@@ -105,13 +105,14 @@ def look_around(
 def plan(config: TrainConfig, found: Found) -> str:
     "Settings, data, and what the run will do."
     group, prompts = config.group_size, config.batch_size // config.group_size
+    lengths = found.lengths
     passes = config.steps * prompts / len(found.rows)
     asked = ("the reward was not asked" if found.trial is None else "the reward was asked about "
              f"{len(found.trial)} sample answers: {', '.join(f'{x:g}' for x in found.trial)}. "
              "--no-trial leaves that out")
     return planned(config, [
-        f"prompts: {spread_of(found.lengths)}; each comes up {passes:.3g} times, with "
-        f"{group} answers each time",
+        f"prompts: {len(lengths):,} of {min(lengths)} to {max(lengths)} tokens; each comes up "
+        f"{passes:.3g} times, with {group} answers each time",
         f"{config.steps} iterations of {config.algorithm}: {prompts} prompts, {group} responses "
         f"each, at most {config.max_new_tokens} tokens; {config.epochs * config.minibatches} "
         "updates", asked])
@@ -140,7 +141,6 @@ def run_train(
 # %% ../../nbs/learn/23_your_own.ipynb #4cfe62ec
 def train_on(config: TrainConfig, found: Found, out: Path, manager: CheckpointManager) -> dict:
     "RL on what was found, and the results of the run."
-    print(f"{spread_of(found.lengths)}.")
     torch.manual_seed(config.seed)
     agent = Agent(own_model(found.place, config).eval(),
                   "copy" if config.value_model == "copy" else None,
