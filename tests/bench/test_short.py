@@ -1,6 +1,5 @@
 """The comparisons in small, without peers: the sides agree, a side that does not is found out, and what the record is made of.
 Nothing is written, and nobody's time is judged."""
-import json
 import sys
 from pathlib import Path
 
@@ -11,10 +10,9 @@ root = Path(__file__).parents[2]
 sys.path.insert(0, str(root))
 from bench import record  # noqa: E402
 from bench.cases import annotate, logprobs, ppo, sampling  # noqa: E402
-from bench.environments import Missing  # noqa: E402
 from bench.form import Case, Row, Side  # noqa: E402
-from bench.measure import peak, timed  # noqa: E402
-from bench.run import cases, check, differ, line, measure, wanted  # noqa: E402
+from bench.measure import timed  # noqa: E402
+from bench.run import cases, check, differ, line, wanted  # noqa: E402
 
 pytestmark = pytest.mark.deep  # it compares for `make bench` alone
 SIZES = dict(tokens=24, hidden=16, vocab=50)
@@ -52,11 +50,6 @@ def test_sampling_and_generate(mixed):
     settings = LITTLE | {"mixed": mixed}
     assert agree(generate=sampling.generate(**settings), ours=sampling.ours(**settings)) == {}
     sampling.matmuls(**settings).run()
-
-
-def test_mixed_lengths_are_spread():
-    *_, lengths = sampling.model_and_queries(**LITTLE, mixed=True)
-    assert lengths.tolist() == [4, 6, 7, 9]
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -104,27 +97,6 @@ def test_a_peer_that_is_missed_and_a_side_that_is_wrong():
     assert "missed: pip install b" in line(missed) and "ERROR" in line(wrong)
 
 
-def test_a_missing_peer_leaves_the_other_rows(monkeypatch):
-    import bench.run as run
-
-    def no(name):
-        if name: raise Missing("pip install liger-kernel: no network")
-        return sys.executable
-
-    monkeypatch.setattr(run, "python_of", no)
-    monkeypatch.setattr(run, "Worker", lambda side, *_, **__: type("W", (Here,), {"close": lambda self: None})(logprobs.naive(**SIZES)))
-    case = Case("c", TWO.sides, [*TWO.rows, Row("itself", "a", None)])
-    missed, whole = measure(case, 2)
-    assert missed["missed"] == "pip install liger-kernel: no network" and whole["ours"]["median"] >= 0 and whole["repeats"] == 2
-
-
-def test_a_row_replaces_its_own_entry(tmp_path):
-    path = tmp_path / "results.json"
-    record.write([{"name": "a", "ratio": 1}, {"name": "b", "ratio": 2}], path)
-    record.write([{"name": "a", "ratio": 3}], path)
-    assert [(r["name"], r["ratio"]) for r in record.read(path)] == [("a", 3), ("b", 2)] and list(tmp_path.iterdir()) == [path]
-
-
 def test_rows_have_names_of_their_own_and_sides_that_exist():
     rows = [(c, r) for c in cases() for r in c.rows]
     assert len({r.name for _, r in rows}) == len(rows)
@@ -134,19 +106,3 @@ def test_rows_have_names_of_their_own_and_sides_that_exist():
         record.met(r.goal, 1.)
     assert [c.name for c in wanted([], cases()) if c.optional] == [] and wanted(["quickstart"], cases())[0].optional
     with pytest.raises(SystemExit, match="no row is called"): wanted(["nothing of the kind"], cases())
-
-
-def test_the_record_in_the_repository_has_all_keys():
-    path = root / "bench/results.json"
-    for row in json.loads(path.read_text("utf-8"))["rows"]:
-        assert set(record.KEYS) <= set(row), row["name"]
-        assert row["ours"] or row.get("missed") or row.get("error"), row["name"]
-
-
-def test_the_peak_is_what_the_work_holds():
-    import torch
-
-    mib = 64
-    found = peak(lambda: torch.ones(mib * 2**18).sum().item() and None)
-    if found["how"] == "ru_maxrss": pytest.skip("no high-water mark that can be taken back")
-    assert .8 * mib < found["peak"] < 2 * mib
