@@ -173,7 +173,7 @@ class _Watch:
     def call(self, *args, **more):
         "The answer, watched. What it is given is noted before it can be changed."
         self.given = tuple(_kept(a) for a in (*args, *more.values()))
-        self.got = self.raised = None
+        self.got = self.raised = self.compared = None
         try:
             self.got = self.answer(*args, **more)
         except Exception as e:
@@ -187,13 +187,11 @@ class _Watch:
 
         def noting(fn: Callable, *args, right, mistakes):
             def noted(*args):
-                self.compared = fn(*args), right
-                return self.compared[0]
+                made = fn(*args)  # which may call the answer
+                self.compared = made, right
+                return made
 
-            said = lesson.diagnose(noted, *args, right=right, mistakes=mistakes)
-            if said == "right":
-                self.compared = None
-            return said
+            return lesson.diagnose(noted, *args, right=right, mistakes=mistakes)
 
         space = {name: getattr(lesson, name) for name in lesson.__all__}
         space |= vars(importlib.import_module(e.module)) if e.module else {}

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .logprobs_in_pieces import LogprobsInPieces, Pieces
+from .logprobs_in_pieces import LogprobsInPieces
 from .masks import only_tensors, same_shape, wide
 
 # %% ../../nbs/learn/05_logprobs.ipynb #a885bdfa
@@ -87,5 +87,5 @@ def logprobs_from_hidden(
         narrow = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(narrow), weight.to(narrow)
         bias = None if bias is None else bias.to(narrow)
-    how = Pieces(temperature, with_entropy, chunk_bytes)
-    return LogprobsInPieces.apply(hidden, weight, bias, tokens, how)
+    return LogprobsInPieces.apply(
+        hidden, weight, bias, tokens, temperature, with_entropy, chunk_bytes)

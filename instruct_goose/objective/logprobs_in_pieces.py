@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TILE_BYTES', 'Head', 'head_scores', 'tile_shape', 'tiles', 'own_column', 'Blocks', 'tile_gradient', 'add_product',
-           'Pieces', 'LogprobsInPieces', 'Compared', 'compare_heads']
+           'shape_for', 'LogprobsInPieces', 'Compared', 'compare_heads']
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0003
 import math
@@ -112,16 +112,10 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0031
 TILE_BYTES = {"cpu": 2**24} # its cache holds them; a GPU wants few and long kernels: 2**28
 
-class Pieces(NamedTuple):
-    "How the table is to be cut, and what it is a table of."
-    temperature: int | float = 1.
-    with_entropy: bool = False
-    bytes: int | None = None # in the tiles that exist at a time; None: `TILE_BYTES`
-
-    def shape(self, tokens: int, weight: Tensor, tables: int) -> tuple[int, int]:
-        "Of a tile, where so many exist at a time."
-        bytes = self.bytes or TILE_BYTES.get(weight.device.type, 2**28)
-        return tile_shape(tokens, len(weight), bytes // (tables * wide(weight[:0]).itemsize))
+def shape_for(tokens: int, weight: Tensor, tables: int, bytes: int | None) -> tuple[int, int]:
+    "Of a tile, where so many exist at a time, in so many bytes; None: `TILE_BYTES`."
+    bytes = bytes or TILE_BYTES.get(weight.device.type, 2**28)
+    return tile_shape(tokens, len(weight), bytes // (tables * wide(weight[:0]).itemsize))
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0033
 class LogprobsInPieces(torch.autograd.Function):
@@ -129,14 +123,14 @@ class LogprobsInPieces(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor,
-                how: Pieces):
+                temperature: int | float, with_entropy: bool, bytes: int | None):
         head, n, vocab = Head(weight, bias), len(hidden), len(weight)
-        shape = how.shape(n, weight, 2 if how.with_entropy else 1)
+        shape = shape_for(n, weight, 2 if with_entropy else 1, bytes)
         blocks, kept = Blocks(hidden, vocab, shape), None
         for rows, columns in tiles(n, vocab, shape):
-            z = head_scores(hidden[rows], head.part(columns), how.temperature)
+            z = head_scores(hidden[rows], head.part(columns), temperature)
             logq = blocks.read(z, tokens, rows, columns)
-            if how.with_entropy:
+            if with_entropy:
                 blocks.read_entropy(logq.exp(), logq, rows, columns)
             if any(ctx.needs_input_grad) and logq.shape == (n, vocab):
                 kept = logq
@@ -144,10 +138,10 @@ class LogprobsInPieces(torch.autograd.Function):
         entropy = blocks.whole_entropy()
         ctx.save_for_backward(
             hidden, weight, bias, tokens, blocks.lse.logsumexp(-1), entropy, kept)
-        ctx.how = how
+        ctx.how = temperature, with_entropy, bytes
         ctx.set_materialize_grads(False)
         logprobs = blocks.logprobs(tokens)
-        return (logprobs, entropy) if how.with_entropy else logprobs
+        return (logprobs, entropy) if with_entropy else logprobs
 
     @staticmethod
     @once_differentiable
@@ -155,22 +149,22 @@ class LogprobsInPieces(torch.autograd.Function):
         """dh = dz·w, dw = dzᵀ·h, db = Σ dz, a tile at a time; only for rows whose gradient is not
         0, and for what learns."""
         whole, weight, bias, tokens, lse, entropy, kept = ctx.saved_tensors
-        how, (needs_h, needs_w, needs_b) = ctx.how, ctx.needs_input_grad[:3]
-        head, inner = Head(weight, bias), 1 / how.temperature
-        g, k = grad_outputs if how.with_entropy else (grad_outputs[0], None)
+        (temperature, with_entropy, bytes), needs = ctx.how, ctx.needs_input_grad
+        head, inner = Head(weight, bias), 1 / temperature
+        g, k = grad_outputs if with_entropy else (grad_outputs[0], None)
         g = torch.zeros_like(lse) if g is None else g
         moved = g != 0 if k is None else (g != 0) | (k != 0)
         live = slice(None) if moved.all() else moved.nonzero()[:, 0]  # without a copy if all are
         hidden, tokens, lse, entropy, g = (x[live] for x in (whole, tokens, lse, entropy, g))
         k, kept = (None if x is None else x[live] for x in (k, kept))
         g, k = inner * g, None if k is None else inner * k
-        dh = torch.zeros_like(hidden, dtype=lse.dtype) if needs_h else None
-        dw = torch.zeros_like(weight) if needs_w else None
-        db = torch.zeros_like(bias) if needs_b and bias is not None else None
-        shape = how.shape(len(hidden), weight, 1 if k is None else 2)
+        dh = torch.zeros_like(hidden, dtype=lse.dtype) if needs[0] else None
+        dw = torch.zeros_like(weight) if needs[1] else None
+        db = torch.zeros_like(bias) if needs[2] and bias is not None else None
+        shape = shape_for(len(hidden), weight, 1 if k is None else 2, bytes)
         for rows, columns in tiles(len(hidden), len(weight), shape):
             part = head.part(columns)
-            logp = (head_scores(hidden[rows], part, how.temperature).sub_(lse[rows, None])
+            logp = (head_scores(hidden[rows], part, temperature).sub_(lse[rows, None])
                     if kept is None else kept[rows].clone())
             dz = tile_gradient(logp, *own_column(tokens[rows], columns, logp.shape[1]), g[rows],
                                None if k is None else k[rows], entropy[rows])
@@ -184,7 +178,7 @@ class LogprobsInPieces(torch.autograd.Function):
         dh = None if dh is None else dh.to(whole.dtype)
         if dh is not None and not isinstance(live, slice):
             dh = torch.zeros_like(whole).index_copy_(0, live, dh)
-        return dh, dw, db, None, None
+        return dh, dw, db, None, None, None, None
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0042
 class Compared(NamedTuple):
@@ -205,7 +199,7 @@ def compare_heads(
     tile. No gradient. Raises ValueError if the vocabularies differ."""
     same_shape(weight=head.weight[:, 0], ref_weight=ref_head.weight[:, 0])
     n, vocab = len(hidden), len(head.weight)
-    shape = Pieces(bytes=bytes).shape(n, head.weight, 3)
+    shape = shape_for(n, head.weight, 3, bytes)
     pi, ref = Blocks(hidden, vocab, shape), Blocks(ref_hidden, vocab, shape)
     kl = torch.zeros_like(pi.lse)
     for rows, columns in tiles(n, vocab, shape):

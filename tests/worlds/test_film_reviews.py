@@ -216,8 +216,3 @@ def test_the_draws_depend_on_nothing_else_touch_nothing_and_have_not_changed():
 @pytest.mark.parametrize("texts", [[], ["the plot is good .", "the cast is good ."]])
 def test_reviews_that_raters_cannot_tell_apart_are_refused_not_drawn_for_ever(texts):
     with pytest.raises(ValueError, match="different human scores"): rater_pairs(texts, 3)
-
-
-@pytest.mark.parametrize("judge", [human_score, grammatical])
-def test_one_string_is_not_a_list_of_texts(judge):
-    with pytest.raises(TypeError, match="texts is one string, 'the plot is good .': pass a list"): judge("the plot is good .")
