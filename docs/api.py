@@ -16,12 +16,13 @@ GLOSSARY = {  # parameters that mean the same everywhere; said here where a less
     "input_ids": "token ids, padded", "attention_mask": "True (or 1) at real tokens", "logits": "of the next token",
     "temperature": "divides the logits", "gamma": "discount", "lam": "λ of GAE", "beta": "KL coefficient",
     "clip": "how far the ratio may go from 1", "model": "a causal language model", "tokenizer": "its tokenizer",
-    "texts": "texts", "prompts": "prompts", "seed": "of the random numbers", "config": "the settings",
+    "texts": "texts", "prompts": "prompts", "path": "a directory", "seed": "of the random numbers", "config": "the settings",
     "steps": "updates", "items": "rows of the data set", "with_entropy": "also return the entropy",
-    "loss": "of each token", "chosen": "scores of the preferred texts", "rejected": "scores of the others",
+    "x": "the numbers", "loss": "of each token", "unbiased": "divide by n − 1", "chosen": "scores of the preferred texts", "rejected": "scores of the others",
     "lr": "learning rate", "rollout": "what was sampled, with its scores and log-probabilities",
     "reward_fn": "texts → one number per text; or an object with such a method `score`", "batch": "a minibatch of a rollout",
-    "ref_model": "the frozen reference", "kind": "what an error calls a text", "directory": "where to save to, or load from"}
+    "ref_model": "the frozen reference", "now": "what `now(batch)` says: log-probabilities, entropy, values", "kind": "what an error calls a text",
+    "first": "is it the first step of the iteration?", "directory": "where to save to, or load from", "hidden": "hidden states"}
 
 
 def shown(node: ast.expr | None) -> str:
