@@ -74,13 +74,13 @@ evidence: setup  ## the runs behind the figures in README and site, too long for
 bench: setup  ## ours and other libraries on the same work, side by side (writes bench/results.json; ARGS="grpo --repeats 9"; downloads)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.run $(ARGS)
 
-fuzz: setup  ## broken input for loaders and settings, 100,000 times (ARGS="20000 --seed 1" passes on)
+fuzz: setup  ## broken input for loaders and settings, 100,000 times (ARGS="20000 1": so many, seed)
 	@$(BIN)/python tests/fuzz.py $(ARGS)
 
 mutations: setup  ## change the package in small ways, and see which no test notices (ARGS="60 --seed 1" passes on)
 	@OMP_NUM_THREADS=1 $(BIN)/python evidence/mutations.py $(ARGS)
 
-portable: setup  ## every notebook and test on other processors' arithmetic, with jittered weights, on other Pythons (hours; ARGS="avx2 jitter:1-3")
+portable: setup  ## every notebook and test on other processors' arithmetic, with jittered weights (hours; ARGS="avx2 jitter:1-3")
 	@$(BIN)/python tests/portable/run.py --workers $(WORKERS) $(ARGS)
 
 clean:  ## remove what was built (the site, caches); keep .venv and runs/

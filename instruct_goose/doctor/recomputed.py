@@ -44,8 +44,7 @@ def optimizer_steps(run: Run) -> str | None:
     rows = run.both("iteration", "optimizer_age", "updates")
     for (before, young, _), (i, age, updates) in pairwise(rows):
         if i == before + 1 and age - young != updates:
-            return (f"iteration {i} has {updates:g} updates, and the optimizer's count of its "
-                    f"steps went up by {age - young:g}")
+            return f"iteration {i} has {updates:g} updates, the optimizer {age - young:g} steps"
     return None
 
 @rule("error", "lr", "reference/training/updates",
@@ -61,8 +60,7 @@ def other_schedule(run: Run) -> str | None:
     if not bad or len(bad) <= len(rows) / 4:
         return None
     i, lr, share = bad[0]
-    return (f"lr is {lr:.3g} in iteration {i}, and the {c.lr_schedule} schedule asks for "
-            f"{first * share:.3g}")
+    return f"lr is {lr:.3g} in iteration {i}, {first * share:.3g} by the {c.lr_schedule} schedule"
 
 @rule("warning", "weight_step updates optimizer_age", "reference/training/updates",
       "the weights move by much more, or much less, than the learning rate",
@@ -415,8 +413,7 @@ def other_text_scored(run: Run) -> str | None:
     bad = [r for r in rows if not r["same_text"]]
     if not bad or run.asked and run.asked.stop_strings:
         return None
-    return (f"in {len(bad)} of {len(rows)} recorded responses the text is not that of the tokens, "
-            f"such as {bad[0]['prompt']!r} with {' '.join(bad[0]['tokens'])!r}")
+    return f"in {len(bad)} of {len(rows)} recorded responses, such as {bad[0]['tokens']}"
 
 @rule("warning", "@prompt", "reference/training/prompts",
       "the same prompts in each iteration",
@@ -447,8 +444,7 @@ def same_random_numbers(run: Run) -> str | None:
     agreed = [nats_in_common(a, b) for before, after in in_order for a, b in zip(before, after)]
     if len(agreed) < 8 or mean(agreed) < 4:
         return None  # two fair draws agree for about one nat
-    return (f"a recorded response begins as the one in the same place an iteration before: on "
-            f"average the tokens that agree have {mean(agreed):.2g} nats")
+    return f"recorded responses begin as those before, with {mean(agreed):.2g} nats on average"
 
 @rule("warning", "@score", "reference/training/rewards",
       "other responses have the scores of earlier ones",

@@ -229,8 +229,8 @@ def padding_counted(run: Run) -> str | None:
         return None
     if any(abs(length - round(length)) > 1e-6 for length in lengths):
         return None
-    return (f"response_length is a whole number in all {len(rows)} iterations ({lengths[0]:g}, "
-            f"{lengths[1]:g}, …), and finished is {mean(finished):.2g} on average")
+    return (f"response_length is a whole number in all {len(rows)} iterations, and finished is "
+            f"{mean(finished):.2g} on average")
 
 @rule("error", "max_sampler_deviation", "learn/15_rollout",
       "the sampler draws from another distribution than the one that is trained",
@@ -270,8 +270,7 @@ def nll_off_entropy(run: Run) -> str | None:
     error = math.hypot(*(row[2] * row[-1] for row in rows)) / tokens
     if abs(nll - entropy) <= max(6 * error, .03 * entropy):
         return None
-    return (f"sampled_nll is {nll:.3g} over {tokens:.0f} tokens, with a standard error of "
-            f"{error:.1g}, and the entropy {entropy:.3g}")
+    return f"sampled_nll is {nll:.3g} ± {error:.1g} (standard error), the entropy {entropy:.3g}"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #3c1a7e51
 # A model that knows its prompts' language beats a uniform guess: −log π / log V is below 1
@@ -309,8 +308,7 @@ def negative(run: Run) -> str | None:
     exact, k1 = sum(run["kl_to_reference"]), sum(charged_in_reward(run))
     if exact < 1 or k1 >= -.5 * exact:
         return None
-    return (f"(reward_mean − total_reward_mean)/beta adds up to {k1:.3g} over the run, and the "
-            f"exact KL to {exact:.3g}")
+    return f"(reward_mean − total_reward_mean)/β adds up to {k1:.3g}, the exact KL to {exact:.3g}"
 
 @rule("error", "reward_mean total_reward_mean beta kl_to_reference", "learn/05_logprobs",
       "a KL that is negative on average: token and logits do not belong together",
@@ -353,8 +351,7 @@ def ratio_never_moves(run: Run) -> str | None:
         return None
     if max(g for _, g in rows) < 1e-6 or c.get("lr") == 0:
         return None
-    return (f"kl_to_old is 0 in all {len(rows)} iterations, though grad_norm is up to "
-            f"{max(g for _, g in rows):.2g}")
+    return f"kl_to_old is 0 in all {len(rows)} iterations, and grad_norm is not"
 
 @rule("error", "value_mean", "learn/09_value_loss",
       "the value function does not learn",
@@ -376,8 +373,7 @@ def ends_unseen(run: Run) -> str | None:
     lengths = [length for length, _, _ in rows]
     if len(set(lengths)) < 2 or any(tokens < 2 * length for length, _, tokens in rows):
         return None  # all as long as they may be; or a single response
-    return (f"finished is 0 in all {len(rows)} iterations, and yet response_length is between "
-            f"{min(lengths):.3g} and {max(lengths):.3g}")
+    return f"finished is 0, and response_length from {min(lengths):.3g} to {max(lengths):.3g}"
 
 @rule("warning", "response_length finished", "learn/15_rollout",
       "no response ends before the limit",
@@ -447,8 +443,7 @@ def prompts_lost(run: Run) -> str | None:
     bad = [row for row in rows if row[0] < row[1] / 2]
     if len(bad) <= len(rows) / 2 or any(run["groups_dropped"]):
         return None  # dropped groups are asked for
-    return (f"in {len(bad)} of {len(rows)} iterations, as in the first of them {bad[0][0]:g} of "
-            f"{bad[0][1]:g} prompts were answered")
+    return f"in {len(bad)} of {len(rows)} iterations less than half of the prompts were answered"
 
 @rule("warning", "reward_noise", "reference/training/rewards",
       "the same text has another score the second time: dropout, or a reward that is drawn",
@@ -493,8 +488,7 @@ def large_steps(run: Run) -> str | None:
     if not found:
         return None
     each, kl, i, _ = max(found)
-    return (f"kl_to_old is {kl:.3g} nats per response in iteration {i}, {each:.2g} per token; "
-            f"above 0.3 per token in {len(many)} of {len(steps)} iterations")
+    return f"kl_to_old is {kl:.3g} nats per response in iteration {i}, {each:.2g} per token"
 
 @rule("warning", "clip_fraction kl_to_old response_length", "learn/08_policy_loss",
       "large steps and not one token cut: nothing holds the policy back",

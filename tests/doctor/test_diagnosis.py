@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from instruct_goose.doctor.diagnosis import LADDER, RULES, diagnose, report
-from instruct_goose.doctor.rules import KEYS, Run, above
+from instruct_goose.doctor.rules import KEYS
 from instruct_goose.training.config import RLHFConfig
 
 root = Path(__file__).parents[2]
@@ -61,23 +61,18 @@ CAP = {"importance_mean": .99}
     ({"max_sampler_deviation": lambda i: 2. if i == 7 else 0.}, ["sampler mismatch"]),
     (CAP | {"sampler_kl": lambda i: .01 * i}, ["sampler left behind"]),     # 8.3 tokens: as far as the reference, .1 a response and iteration
     (CAP | {"sampler_kl": lambda i: .004 * i}, []),                         # a third as far
-    (CAP | {"sampler_kl": lambda i: .03 if i else 1e-9}, []),               # some updates old on purpose
     (CAP | {"sampler_kl": lambda i: .006 if i > 8 else 1e-4}, []),          # too little to matter
     (CAP | {"sampler_kl": lambda i: .01 * i, "reference_moved": 1.}, []),   # the reference is near because it follows
     (CAP | {"sampler_kl": .05}, ["sampler mismatch"]),                      # from the first iteration on: another temperature
-    (CAP | {"sampler_kl": .02}, []),                                        # an engine of few bits
-    ({"sampler_kl": lambda i: .01 * i}, []),                                # without a cap the deviation speaks
     ({"max_ratio_deviation_first": 1.}, ["noisy forward"]),
     ({"kl_to_reference": lambda i: .01 + .1 * i}, ["start KL"]),
     ({"kl_estimate": lambda i: .3 * i}, ["KL estimate off"]),
     ({"total_reward_mean": lambda i: .5 + .01 * i}, ["KL sign"]),
     ({"total_reward_mean": lambda i: .5 + .01 * i, "max_sampler_deviation": 2.}, ["sampler mismatch", "negative KL"]),
     ({"total_reward_mean": .5}, []),  # the KL is in the loss
-    ({"beta": 0., "total_reward_mean": .5}, []),
     ({"grad_norm": 0.}, ["no policy gradient"]),
     ({"grad_norm": 0., "reward_std": 0.}, ["equal rewards"]),
     ({"flat_groups": .9}, ["equal rewards"]),
-    ({"flat_groups": .5}, []),
     ({"kl_to_old": 0., "clip_fraction": 0.}, ["ratio never moves"]),
     ({"value_mean": 0.}, ["values stand still"]),
     ({"return_std": 16.}, ["reward scale"]),
@@ -86,27 +81,22 @@ CAP = {"importance_mean": .99}
     ({"response_length": 20., "finished": 0.}, ["never ends"]),
     ({"response_length": 1., "finished": 1.}, []),  # short, and ended
     ({"kl_to_old": lambda i: 5. if i in (3, 8) else .1}, ["large steps"]),
-    ({"kl_to_old": lambda i: 5. if i == 3 else .1}, []),  # once: a rare token
     ({"kl_to_old": 5., "clip_fraction": 0.}, ["large steps", "no clip"]),
     ({"kl_to_reference": lambda i: 2. * i, "kl_estimate": lambda i: 2. * i, "total_reward_mean": lambda i: .5 - .2 * i}, ["drift"]),
     ({"entropy": lambda i: 1.5 * .7 ** i, "sampled_nll": lambda i: 1.5 * .7 ** i}, ["entropy collapse"]),
     ({"sampled_nll": 1.2}, ["nll off entropy"]),
-    ({"sampled_nll": 1.8}, ["nll off entropy"]),
     ({"sampled_nll": lambda i: 1.5 + .1 * (-1) ** i}, []),  # chance
     ({"sampled_nll": 1.2, "sampled_nll_error": .2}, []),    # six standard errors of twelve iterations are .35
     ({"prompt_nll": 1.9}, ["foreign prompts"]),
     ({"prompt_nll": 1.}, []),                               # a model that has learnt nothing
     ({"distinct_prompts": 1}, ["prompts lost"]),
-    ({"distinct_prompts": 1, "prompts_given": 1}, []),      # one prompt, as asked
     ({"reward_noise": .5, "reward_shift": .5}, ["noisy reward"]),
     ({"reward_shift": 2.}, ["reward of other rows"]),
     ({"score_length_correlation": -.99}, ["length is reward"]),
-    ({"score_length_correlation": .8}, []),
     ({"advantage_correlation": .1}, ["advantages of other rows"]),
     ({"advantage_correlation": .1, "advantage_std": 1e-9, "value_mean": None}, []),  # groups of equal rewards: rounding
     ({"advantage_std": 0., "advantage_correlation": None}, ["returns are values"]),
     ({"return_gamma": .9}, ["other discount"]),
-    ({"return_lam": 1.}, ["other discount"]),
     ({"policy_gradient_scale": 4.}, ["policy loss scale"]),
     ({"policy_gradient_scale": -1.}, ["policy loss scale"]),
     ({"policy_gradient_scale": lambda i: .1 if i else 1., "total_reward_mean": .5}, []),  # the KL in the loss pulls too
@@ -120,9 +110,7 @@ CAP = {"importance_mean": .99}
     ({"stale_gradient": .2}, ["stale gradients"]),
     ({"finished": 0., "response_length": lambda i: 8.3 + .1 * i}, ["ends unseen"]),
     ({"response_length": lambda i: max(3.3, 17.4 - 2 * i)}, ["length collapse"]),
-    ({"response_length": lambda i: max(9.5, 17.4 - 2 * i)}, []),  # shorter, as where ends are asked for
     ({"distinct_2": lambda i: max(.1, .6 - .1 * i)}, ["variety collapse"]),
-    ({"distinct_2": lambda i: max(.35, .6 - .1 * i)}, []),
     ({"reward_std": .01}, ["small rewards"]),
     ({"reward_std": .01, "total_reward_mean": .5}, []),     # no KL in the reward: the scale is free
 ])
@@ -187,10 +175,7 @@ def test_a_metric_may_be_missing_or_none_anywhere(key):
     assert names([{k: x for k, x in m.items() if k != key} for m in log()]) == []
     assert names(log(**{key: None})) == []
     assert names([m | {key: None} if i % 3 else m for i, m in enumerate(log())]) == []
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_short_runs(n): assert names(log(n)) == []
+    assert names(log(2, **{key: None})) == []
 
 
 def test_one_number_is_enough_and_the_report_says_what_was_not_looked_for():
@@ -264,8 +249,3 @@ def test_numbers_of_other_kinds_and_none_in_the_settings():
     still = [{"kl_to_old": 0., "grad_norm": 1.}] * 3
     assert [f.name for f in diagnose(still, {"epochs": None, "minibatches": 2})] == ["ratio never moves"]
     assert not diagnose([{"response_length": 0., "finished": 0., "tokens": 0}] * 2)
-
-
-def test_at_the_limit_is_not_above_it():
-    run = Run([{"entropy": 1.}, {"entropy": 1.}])
-    assert above(run, "entropy", 1.) is None and above(run, "entropy", .99).startswith("entropy is above 0.99 in 2 of 2 iterations")

@@ -88,7 +88,9 @@ def test_tokens_that_the_policy_did_not_write_are_given(tmp_path):
     assert seen["given"] == [False, True, False] and seen["numbers"]["moved"] == [[.5, .5], [9., 0.], [-1., -1.]]
     assert [x for x, _ in seen["numbers"]["ref_logprobs"]] == [-1.5, -10., -1.]
     if chromium is None: return
-    boxes = in_browser(run, tmp_path, "#iteration=0&quantity=ref_logprobs").select(".rows .token")
+    page = in_browser(run, tmp_path, "#iteration=0&quantity=ref_logprobs")
+    boxes = page.select(".rows .token")
+    assert [o["value"] for o in page.select("option")] == [*record["scales"]] and "is given" in page.select_one("#microscope .note").text
     assert [b.small.text for b in boxes] == ["−1.50", "given", "−1.00"] and ["given" in b["class"] for b in boxes] == [False, True, False]
 
 
@@ -103,15 +105,6 @@ def test_runs_compared(tmp_path, capsys):
     ends = [[c.text for c in row.select("td")] for row in page.select_one("#part-last-iteration").parent.select("tr")][1:]
     assert [e[:4] for e in ends] == [["a", "5", "0.400", "2.000"], ["b", "5", "4.400", "2.000"], ["c", "5", "0.400", "2.000"], ["d", "5", "0.400", "2.000"]]
     assert "lr" in page.select_one("#part-settings-that-differ").parent.text
-
-
-def test_a_run_with_little(tmp_path):
-    run = make_run(tmp_path / "bare", tokens=False)
-    for name in ("config.json", "summary.json", "samples.md"): (run / name).unlink()
-    with (run / "metrics.jsonl").open("a") as file: file.write('{"iteration": 5, "rew')
-    main(["report", str(run)])
-    page = page_of(run / "report.html")
-    assert "cut short" in page.text and "summary.json" in page.text and not page.select("#microscope, #part-figures, #part-samples")
 
 
 @pytest.mark.parametrize("spoil, said", [

@@ -17,12 +17,11 @@ import copy, json, subprocess, sys, tempfile
 assert "torch" not in sys.modules, "the hook imported torch"
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 models = {
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)),
-    "linear": lambda: nn.Linear(5, 3), "attention": lambda: nn.MultiheadAttention(8, 2), "float64": lambda: nn.Linear(5, 3, dtype=torch.float64)}
+    "linear": lambda: nn.Linear(5, 3), "float64": lambda: nn.Linear(5, 3, dtype=torch.float64)}
 weights = lambda model: torch.cat([p.detach().double().flatten() for p in model.parameters()]).tolist()
 
 def seeded(make):
