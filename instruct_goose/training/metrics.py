@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Metrics', 'WATCHED', 'METERS', 'MOST', 'ROWS', 'correlation', 'distinct', 'of_texts', 'discounts', 'of_advantages',
            'prompt_nll', 'gradient_slopes', 'expected_pulls', 'number', 'History', 'sparkline', 'describe', 'of_scores',
-           'of_sampler', 'describe_step', 'pull_of', 'step_log', 'held_out_notes', 'average_steps', 'of_prompts',
-           'some_weights', 'weight_changes', 'Movement', 'in_short']
+           'of_sampler', 'describe_step', 'step_log', 'held_out_notes', 'average_steps', 'of_prompts', 'some_weights',
+           'weight_changes', 'Movement', 'in_short']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
@@ -28,8 +28,7 @@ from ..objective.kl import exact_kl, sequence_kl, token_kl
 from ..objective.logprobs import log_softmax
 from ..objective.masks import (
     aggregate, last_index, masked_mean, masked_sum, masked_var)
-from ..objective.policy_loss import (
-    held_shares, policy_loss, probability_ratio)
+from ..objective.policy_loss import held_shares, policy_loss, probability_ratio
 from ..objective.value_loss import explained_variance
 from .annotate import next_token_logits, precision
 from .checks import check_ratio
@@ -244,10 +243,6 @@ def describe_step(
 METERS = ( # of a call of `ppo_loss`, and not of the minibatch: no part of the log
     "loss", "entropy", "approx_kl", "ratio_mean", "ratio_std", "ratio_min")
 
-def pull_of(r: Rollout) -> Float[Tensor, "tokens"]:
-    "Âₜ·log π_old(aₜ|sₜ): another sum is another set of tokens or advantages."
-    return (r.advantages.double() * r.old_logprobs.double())[r.mask]
-
 def step_log(
     batch: Rollout, seen: Sequence[Seen], config: RLHFConfig, ent_weight: float | None = None,
     first: float | None = None, # before the first update: ε of `rounding`, for the ratio must be 1
@@ -258,7 +253,8 @@ def step_log(
     for name in dict.fromkeys(name for s in seen for name in s.parts):
         if name not in METERS and name not in log:
             log[name] = torch.stack([s.parts[name] for s in seen if name in s.parts]).sum()
-    log |= {"stale_gradient": torch.tensor(seen[0].stale), "pull": pull_of(batch).sum()}
+    pull = (batch.advantages.double() * batch.old_logprobs.double())[batch.mask].sum()
+    log |= {"stale_gradient": torch.tensor(seen[0].stale), "pull": pull}
     if first is not None:
         log["max_ratio_deviation_first"] = check_ratio(
             first, logprobs, batch.old_logprobs, batch.mask, "before the first update")
@@ -278,7 +274,8 @@ def average_steps(
     """Of each number the mean over the optimizer steps that log it, of `ratio_max` the largest.
     learnt_apart is 0 where each epoch takes each token once, with its advantage."""
     told = {name: [log[name] for log in logs if name in log] for log in logs for name in log}
-    pulls, each = told.pop("pull", []), pull_of(rollout)
+    pulls, r = told.pop("pull", []), rollout # of other tokens or advantages the sum is another
+    each = (r.advantages.double() * r.old_logprobs.double())[r.mask]
     mean = {name: sum(xs) / len(xs) for name, xs in told.items()}
     if logs: # else nothing was left to learn from: see `mask_truncated`
         mean["ratio_max"] = torch.stack(told["ratio_max"]).max()

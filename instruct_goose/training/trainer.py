@@ -18,10 +18,8 @@ from torch import nn, Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
-from ..distributed.data_parallel import (
-    by_rows, shared, start_equal, whole_gradient)
-from ..distributed.fsdp import (
-    as_one, plain, set_weights, sharded, take_pieces)
+from ..distributed.data_parallel import by_rows, shared, start_equal, whole_gradient
+from ..distributed.fsdp import as_one, plain, set_weights, sharded, take_pieces
 from ..distributed.processes import find_device, from_first, together
 from ..models.adapters import module_state
 from ..models.agent import Agent, as_reference, Evaluation
@@ -46,8 +44,7 @@ from .metrics import (
 from instruct_goose.training.prompts import (
     columns_of, encode_prompts, fitting, PromptOrder, room_for_prompts, slices,
     special_ids)
-from .rewards import (
-    gathered_notes, judge_rollout, Notes, Rewards)
+from .rewards import gathered_notes, judge_rollout, Notes, Rewards
 from .rollout import (
     checked_tokens, complete, EVALUATION, generator, Queries, Rollout, tell_sampler, Tokens)
 from .sampling import PolicySampler, Sampler

@@ -21,12 +21,10 @@ from ..models.agent import Agent, Evaluation
 from ..objective.advantages import estimate_advantages
 from ..objective.group import flat_groups
 from ..objective.kl import KL_GRADIENTS
-from ..objective.masks import (
-    AGGREGATES, group_token_counts, whole_count)
+from ..objective.masks import AGGREGATES, group_token_counts, whole_count
 from ..objective.policy_loss import sampler_weights
 
-from .checks import (
-    require_finite, require_trainable, warn_of_lost_steps)
+from .checks import require_finite, require_trainable, warn_of_lost_steps
 from .config import RLHFConfig
 from ..distributed.processes import full, share
 from .rollout import Rollout, by_length, finished
