@@ -237,7 +237,7 @@ class OwnRun(Settings):
     seed: Seed = 0  # of everything
     lora_rank: Count | None = None  # train adapters of this rank alone; none: all weights
     four_bits: bool = False  # QLoRA: the frozen weights in 4 bits; needs lora_rank, bitsandbytes
-    dry_run: bool = False  # say what would be done and needed, and do nothing
+    dry_run: bool = False  # say what would be done, and do nothing
     progress: bool = True  # progress bars
 
     @classmethod
