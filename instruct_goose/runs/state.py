@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CHANGES_NOTHING', 'environment', 'differences', 'refuse_other_settings', 'random_state', 'check_tensors',
            'set_random_state', 'load_module', 'joined', 'part', 'optimizer_state', 'load_optimizer', 'check_optimizer',
-           'training_state', 'load_training_state', 'Part', 'state_of_parts', 'check_parts', 'identity_of',
-           'fingerprint_of', 'fingerprint_of_tokenizer', 'check_identity']
+           'training_state', 'load_training_state', 'Part', 'identity_of', 'fingerprint_of', 'fingerprint_of_tokenizer',
+           'check_identity']
 
 # %% ../../nbs/reference/runs/state.ipynb #a6a40540
 import hashlib
@@ -217,19 +217,6 @@ class Part(Protocol):
 
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
         "Go on from there. It has been checked."
-
-def state_of_parts(parts: Mapping[str, Part]) -> tuple[dict[str, Tensor], dict]:
-    "All tensors, by \"part/name\"; and each part's record."
-    states = {name: part.state() for name, part in parts.items()}
-    return (joined({name: tensors for name, (tensors, _) in states.items()}),
-            {name: record for name, (_, record) in states.items()})
-
-def check_parts(parts: Mapping[str, Part], tensors: Mapping[str, Tensor],
-                records: Mapping) -> None:
-    "Raises ValueError for a part that is missing, or whose state is not its own."
-    for name, own in parts.items():
-        check_values(records, {name: dict})
-        own.check_state(part(tensors, name), records[name])
 
 CHANGES_NOTHING = (
     "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout",

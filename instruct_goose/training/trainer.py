@@ -28,9 +28,9 @@ from ..objective.kl import adaptive_beta, kl_in_reward
 from ..objective.masks import aggregate, masked_mean, masked_sum, whiten
 from ..objective.ppo import adaptive_entropy, ppo_loss
 from ..runs import run_directory
-from ..runs.state import (
-    check_identity, check_parts, check_tensors, identity_of, load_training_state, Part, part,
-    state_of_parts, training_state)
+from instruct_goose.runs.state import (
+    check_identity, check_tensors, identity_of, joined, load_training_state, Part, part,
+    training_state)
 from .annotate import (
     annotations, evaluate_now, greedy_responses, kl_charge, precision, tokens_of)
 from .callbacks import Callback, check_callbacks, Line, usual_callbacks
@@ -503,7 +503,9 @@ class RLHFTrainer:
         FSDP it is put together by all processes: each has to call it."""
         optimizer = as_one(self.agent, self.optimizer)
         tensors, record = training_state(self.agent, optimizer, self.generators)
-        own, records = state_of_parts(self.parts)
+        states = {name: own.state() for name, own in self.parts.items()}
+        own = joined({name: there for name, (there, _) in states.items()})
+        records = {name: there for name, (_, there) in states.items()}
         counters = {name: getattr(self, name) for name in COUNTERS}
         return tensors | own, record | counters | self.identity() | {"parts": records}
 
@@ -537,7 +539,9 @@ class RLHFTrainer:
         if c.lr_schedule != "constant" and record["iteration"] > c.steps:
             raise ValueError(f"iteration is {record['iteration']} in this record, beyond the "
                              f"{c.steps} steps of the schedule")
-        check_parts(self.parts, tensors, record["parts"])
+        for name, own in self.parts.items():
+            check_values(record["parts"], {name: dict})
+            own.check_state(part(tensors, name), record["parts"][name])
 
     def identity(self) -> dict:
         "What the run is: settings, and fingerprints of a reference that stays and the tokenizer."
