@@ -56,10 +56,8 @@ def all_exercises() -> dict[str, Exercise]:
             for row in json.loads(text)}
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c017
-def find(
-    name: str, # kl.k3, k3 or my_k3; where several lessons have it, with its lesson
-) -> Exercise:
-    "The exercise of that name. Raises ValueError, with the nearest, for none or for several."
+def find(name: str) -> Exercise:
+    "Of kl.k3, k3 or my_k3. Raises ValueError, with the nearest, for none or for several."
     lesson, _, short = name.strip().lower().rpartition(".")
     short = short.removeprefix("my_")
     known = all_exercises()
@@ -115,11 +113,8 @@ def _note(name: str, **more) -> None:
         warnings.warn(f"what you have done was not noted: {e}", stacklevel=3)
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c023
-def table(
-    lesson: str | None = None, # as in the names: kl
-    still_open: bool = False,  # leave out what is done
-) -> Said:
-    "The exercises with what is done. Raises ValueError for a lesson that has none."
+def table(lesson: str | None = None, still_open: bool = False) -> Said:
+    "The exercises, of kl for example, and what is done. ValueError for an unknown lesson."
     known, notes = all_exercises(), progress()
     rows = [e for n, e in known.items() if lesson in (None, n.partition(".")[0])]
     if not rows:
@@ -231,12 +226,9 @@ def _value(name: str, x: Any) -> str:
     return indent((name + text).replace("\n", "\n" + " " * len(name)), "    ")
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c027
-def check(
-    name: str,   # of the exercise: kl.k3 or k3
-    answer: Any, # your function, or your class where the lesson asks for one
-) -> Said:
-    """"right", or the name of the mistake and below it what your function was given, what it
-    returned and what was expected. Notes the try. Raises ValueError for an unknown name, and for
+def check(name: str, answer: Any) -> Said:
+    """For your function, or class: "right", or the name of the mistake and below it what it was
+    given, what it returned and what was expected. Notes the try. Raises ValueError for an unknown name, and for
     an exercise that has no checker here."""
     e = find(name)
     if not e.check:

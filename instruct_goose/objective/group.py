@@ -15,10 +15,7 @@ from .masks import whole_groups
 from .policy_loss import SURROGATES, settings_of
 
 # %% ../../nbs/learn/11_group.ipynb #7f34f66c
-def flat_groups(
-    scores: Float[Tensor, "batch"], # the responses to one prompt lie side by side
-    group_size: int,                # G
-) -> Bool[Tensor, "groups"]:
+def flat_groups(scores: Float[Tensor, "batch"], group_size: int) -> Bool[Tensor, "groups"]:
     "Whose scores are all equal. Raises ValueError for scores that do not divide into groups."
     groups = whole_groups(scores, group_size)
     return (groups == groups[:, :1]).all(-1)

@@ -119,9 +119,7 @@ def article(word: str) -> str:
     return "an" if vowel or word in ("honest", "honorable") else "a"
 
 # %% ../../nbs/guides/film_reviews.ipynb #0eda6cdf
-def write_reviews(
-    n: int, seed: int | str = 0, # the same seed writes the same reviews
-) -> list[str]: # lower-case sentences, words and full stops separated by spaces
+def write_reviews(n: int, seed: int | str = 0) -> list[str]: # words and full stops, spaced
     """One-line film reviews: a template drawn at random, a mood drawn at random, each slot
     filled by a word of that mood that the sentence does not hold yet."""
     rng = random.Random(seed)
@@ -172,9 +170,7 @@ def rated_words(text: str) -> list[str]: # in order, repeats kept
     "The words of a review that carry a human rating. Only words of the grammar count."
     return [w for w in text.split() if w in _rated()]
 
-def human_score(
-    texts: Iterable[str],
-) -> list[float]: # in [−4, 4]; 0 for a text without a rated word
+def human_score(texts: Iterable[str]) -> list[float]: # in [−4, 4]; 0 without a rated word
     """(1/n) Σᵢ (mean of the ten ratings of rated word i): the judge. Training never sees these
     numbers. Raises TypeError for one string."""
     return [_mean(_mean(_rated()[w]) for w in rated_words(t)) for t in _texts(texts)]
@@ -242,10 +238,8 @@ def rater_pairs(
     return pairs
 
 # %% ../../nbs/guides/film_reviews.ipynb #1deb65e6
-def pair_ceiling(
-    pairs: Sequence[dict[str, str]], # with labels from drawn raters
-) -> float: # accuracy of a judge that knows the mean of all ten ratings; ties count one half
-    """How often the true mean score agrees with the noisy label: what a reward model should not
-    be expected to beat."""
+def pair_ceiling(pairs: Sequence[dict[str, str]]) -> float: # ties count one half
+    """How often the mean of all ten ratings agrees with the label of the drawn raters: what a
+    reward model should not be expected to beat."""
     chosen, rejected = (human_score(p[k] for p in pairs) for k in ("chosen", "rejected"))
     return _mean((x > y) + .5 * (x == y) for x, y in zip(chosen, rejected, strict=True))
