@@ -228,8 +228,8 @@ def _value(name: str, x: Any) -> str:
 # %% ../nbs/guides/exercises.ipynb #e8e5c027
 def check(name: str, answer: Any) -> Said:
     """For your function, or class: "right", or the name of the mistake and below it what it was
-    given, what it returned and what was expected. Notes the try. Raises ValueError for an unknown name, and for
-    an exercise that has no checker here."""
+    given, what it returned and what was expected. Notes the try. Raises ValueError for an
+    unknown name, and for an exercise that has no checker here."""
     e = find(name)
     if not e.check:
         raise ValueError(f"{e.name} has no checker here ({e.why_not}): do it in {e.lesson}")
