@@ -134,15 +134,12 @@ class ChatConfig(Writing):
     "Talk with a model, beside the one that it was trained from."
 
     run_dir: Positional[Path]  # of a run, of a model, or hub:owner/name
-    before: bool = True  # also the answers of the model that it was trained from
     max_new_tokens: Count = 200  # longest answer, in tokens
 
 def run_chat(config: ChatConfig) -> dict[str, list[dict[str, str]]]: # the last conversation
     """Answer line by line, until an empty one. Raises as `models_of`, and ValueError for a model
     without a chat template and for a conversation that its context cannot hold."""
     models = models_of(config.run_dir)
-    if not config.before:
-        models = dict([models.popitem()])
     talks = {name: [] for name in models}
     print("An empty line ends the conversation.")
     with torch_threads(config.threads), torch.random.fork_rng(devices=[]):
@@ -209,7 +206,7 @@ def run_ladder(config: ProbeConfig) -> list[ProbeResult]:
                          on_result=lambda r: print(r, flush=True))
     passed, failed = ([r.name for r in results if r.passed is x] for x in (True, False))
     print(f"\n{len(passed)} of {len(results)} passed in {sum(r.seconds for r in results):.0f} s"
-          + (f"; begin with the first that failed: {failed[0]}" if failed else ""))
+          + (f"; begin with {failed[0]}" if failed else ""))
     if failed or not passed:
         sys.exit(1)
     return results

@@ -200,9 +200,7 @@ def in_a_sentence(error: BaseException) -> str:
     return text if ours else text + hint
 
 # %% ../../nbs/guides/command_line.ipynb #9b9c639c
-def main(
-    argv: list[str] | None = None, # None: what the shell gave
-) -> None:
+def main(argv: list[str] | None = None) -> None: # None: what the shell gave
     """The command `instruct-goose`. Whatever a user's code raises becomes a sentence here. Exits
     with 2 for bad settings, 1 for everything else, 130 after Ctrl-C."""
     try:

@@ -70,7 +70,7 @@ def test_chat_goes_on_with_what_was_said(runs, monkeypatch, capsys):
     assert list(talks) == ["before", "policy"] and out.count("before: ") == out.count("policy: ") == 2
     for talk in talks.values(): assert [m["role"] for m in talk] == ["user", "assistant"] * 2 and [m["content"] for m in talk[::2]] == ["is tea", "hot"]
     monkeypatch.setattr("sys.stdin", io.StringIO("hot\n"))
-    assert list(commands.run_chat(commands.ChatConfig(Path("rl"), max_new_tokens=3, before=False))) == ["policy"]
+    assert list(commands.run_chat(commands.ChatConfig(Path("rl/policy"), max_new_tokens=3))) == ["model"]
     monkeypatch.setattr("sys.stdin", io.StringIO("is tea hot " * 20))
     assert "tokens" in refused("chat", "rl", "--max-new-tokens", 3)
 
