@@ -134,13 +134,18 @@ class ChatConfig(Writing):
     "Talk with a model, beside the one that it was trained from."
 
     run_dir: Positional[Path]  # of a run, of a model, or hub:owner/name
+    before: bool = True  # also the answers of the model that it was trained from
+    system: str | None = None  # a message that begins the conversation
     max_new_tokens: Count = 200  # longest answer, in tokens
 
 def run_chat(config: ChatConfig) -> dict[str, list[dict[str, str]]]: # the last conversation
     """Answer line by line, until an empty one. Raises as `models_of`, and ValueError for a model
     without a chat template and for a conversation that its context cannot hold."""
     models = models_of(config.run_dir)
-    talks = {name: [] for name in models}
+    if not config.before:
+        models = dict([models.popitem()])
+    opening = [{"role": "system", "content": config.system}] if config.system else []
+    talks = {name: list(opening) for name in models}
     print("An empty line ends the conversation.")
     with torch_threads(config.threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Work', 'TrainConfig', 'Found', 'look_around', 'plan', 'planned', 'run_train', 'train_on', 'Supervised', 'SFTConfig',
-           'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'Given', 'supervised', 'parted', 'run_sft',
+           'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'Given', 'supervised', 'parted', 'run_sft', 'texts_of',
            'run_reward_model', 'run_dpo', 'run_kto', 'moves_of']
 
 # %% ../../nbs/learn/23_your_own.ipynb #761bee08
@@ -22,9 +22,9 @@ from ..models.agent import Agent, create_reference_model
 from ..models.loading import find_model, load_config
 from ..models.reward_model import RewardModel
 from ..models.tokens import sides, token_limit
-from instruct_goose.recipes.inputs import (
-    as_yaml, load_reward, own_model, own_tokenizer, OwnRun, PlugIns, read_demos, read_prompts,
-    source_of, try_reward)
+from .inputs import (
+    as_yaml, load_reward, memory_parts, memory_table, own_model, own_tokenizer, OwnRun, PlugIns,
+    read_demos, read_prompts, source_of, try_reward)
 from ..doctor.rules import read_metrics
 from ..runs.evaluation import plot_metrics
 from ..runs.resume import CheckpointManager
@@ -53,6 +53,10 @@ class TrainConfig(PlugIns, RLHFConfig, OwnRun):
     gradient_checkpointing: bool = False  # less memory, one more forward in each backward
     trial: bool = True  # ask the reward about sample answers first, with --dry-run too
     recheck_every: Count | None = 10  # iterations between asking the reward again; none: never
+    sft: Path | None = None  # demonstrations to learn from first
+    sft_steps: Count = 100  # updates of that stage
+    sft_batch_size: Count = 8  # texts per update
+    sft_lr: Positive = 1e-5  # its learning rate
     track: Track = None  # also tell this program, as it goes
     track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
 
@@ -70,6 +74,7 @@ class Found(NamedTuple):
     rewards: list
     rows: list[dict]
     held_out: list[dict] | None
+    demos: list[dict]
     lengths: list[int] # of the prompts, in tokens
     trial: list[float] | None # what the reward gave to sample answers; None: it was not asked
 
@@ -84,6 +89,7 @@ def look_around(
     columns = {"prompt": config.prompt_column, "answer": config.answer_column}
     rows = read_prompts(source_of(config), tokenizer, columns)
     held_out = read_prompts(config.eval_data, tokenizer, columns) if config.eval_data else None
+    demos = read_demos(config.sft, tokenizer) if config.sft else []
     text, most = load_config(place).get_text_config(), config.max_new_tokens
     context: int | None = getattr(text, "max_position_embeddings", None) # None: no limit
     if context and most >= context:
@@ -99,23 +105,31 @@ def look_around(
                          "for each")
     trial = try_reward(rewards, rows, tokenizer, weights, config.reward_timeout,
                        config.steps) if config.trial else None
-    return Found(place, tokenizer, rewards, rows, held_out, lengths, trial)
+    return Found(place, tokenizer, rewards, rows, held_out, demos, lengths, trial)
 
 # %% ../../nbs/learn/23_your_own.ipynb #8c02f99a
 def plan(config: TrainConfig, found: Found) -> str:
-    "Settings, data, and what the run will do."
+    "Settings, data, memory, and what the run will do."
+    memory = memory_parts(
+        load_config(found.place), config.batch_size,
+        config.micro_batch_size or -(-config.batch_size // config.minibatches),
+        max(found.lengths), config.max_new_tokens, config.lora_rank,
+        value_copy=config.value_model == "copy" and config.advantage == "gae",
+        four_bits=config.four_bits, checkpointing=config.gradient_checkpointing)
     group, prompts = config.group_size, config.batch_size // config.group_size
     lengths = found.lengths
     passes = config.steps * prompts / len(found.rows)
     asked = ("the reward was not asked" if found.trial is None else "the reward was asked about "
              f"{len(found.trial)} sample answers: {', '.join(f'{x:g}' for x in found.trial)}. "
              "--no-trial leaves that out")
+    sft = [f"first SFT: {config.sft_steps} updates of {config.sft_batch_size} of "
+           f"{len(found.demos):,} demonstrations"] if found.demos else []
     return planned(config, [
         f"prompts: {len(lengths):,} of {min(lengths)} to {max(lengths)} tokens; each comes up "
-        f"{passes:.3g} times, with {group} answers each time",
+        f"{passes:.3g} times, with {group} answers each time", *sft,
         f"{config.steps} iterations of {config.algorithm}: {prompts} prompts, {group} responses "
         f"each, at most {config.max_new_tokens} tokens; {config.epochs * config.minibatches} "
-        "updates", asked])
+        "updates", asked, "", memory_table(memory)])
 
 def planned(config: OwnRun, what: Sequence[str]) -> str:
     "A plan's text: settings, what is done, and where."
@@ -128,22 +142,29 @@ def run_train(
     config: TrainConfig,
     rewards: Sequence | None = None, # functions, in place of those that the config names
 ) -> dict: # the summary; {} after a dry run
-    """RL, written to a directory, or the rest of it. Raises, before anything is written, OSError
-    or ValueError for what cannot be used."""
+    """SFT where there are demonstrations, then RL; written to a directory, or the rest of it.
+    Raises, before anything is written, OSError or ValueError for what cannot be used."""
     found = look_around(config, rewards)
     if config.dry_run:
         print(plan(config, found))
         return {}
-    digest = fingerprint_of_prompts([found.rows, found.held_out])
+    digest = fingerprint_of_prompts([found.rows, found.held_out, found.demos])
     return in_run_directory(config, "train", partial(train_on, config, found),
                             {"SHA-256 of the data": digest})
 
 # %% ../../nbs/learn/23_your_own.ipynb #4cfe62ec
 def train_on(config: TrainConfig, found: Found, out: Path, manager: CheckpointManager) -> dict:
-    "RL on what was found, and the results of the run."
+    "SFT and RL on what was found, and the results of the run."
     torch.manual_seed(config.seed)
-    agent = Agent(own_model(found.place, config).eval(),
-                  "copy" if config.value_model == "copy" else None,
+    model = own_model(found.place, config)
+    if found.demos:
+        whole, prompts = texts_of(found.demos)
+        train_lm(model, found.tokenizer, whole, prompts=prompts, steps=config.sft_steps,
+                 lr=config.sft_lr, batch_size=min(config.sft_batch_size, len(whole)),
+                 seed=one_seed(config.seed, "sft"), desc="SFT", progress=config.progress,
+                 stage=manager.stage("sft"))
+        save_model(model, found.tokenizer, out / "sft")
+    agent = Agent(model.eval(), "copy" if config.value_model == "copy" else None,
                   gradient_checkpointing=config.gradient_checkpointing)
     trainer = RLHFTrainer(agent, None, config, tokenizer=found.tokenizer)
     reward = found.rewards if len(found.rewards) > 1 else found.rewards[0]
@@ -278,19 +299,20 @@ def parted(
 def run_sft(config: SFTConfig) -> dict: # the summary
     "Supervised fine-tuning on demonstrations. Raises as `supervised`."
     def work(g: Given) -> tuple[list[Log], dict[str, float]]:
-        def texts(rows: list) -> tuple[list[str], list[str]]: # whole, and what is not learnt
-            return [r["prompt"] + r["completion"] for r in rows], [r["prompt"] for r in rows]
-
         def nats() -> float: # per learnt token of the held-out rows, the end among them
-            whole, prompts = texts(g.judge)
+            whole, prompts = texts_of(g.judge)
             return lm_nats(g.model, g.tokenizer, whole, prompts=prompts) if g.judge else 0.
 
-        before, (whole, prompts) = nats(), texts(g.learn)
+        before, (whole, prompts) = nats(), texts_of(g.learn)
         log = train_lm(g.model, g.tokenizer, whole, prompts=prompts, **g.options)
         save_model(g.model.eval(), g.tokenizer, g.out / "sft")
         return log, {"nats_before": before, "nats_after": nats()} if g.judge else {}
 
     return supervised(config, "sft", work)
+
+def texts_of(rows: Sequence[dict[str, str]]) -> tuple[list[str], list[str]]:
+    "Whole texts, and what each begins with and is not learnt."
+    return [row["prompt"] + row["completion"] for row in rows], [row["prompt"] for row in rows]
 
 # %% ../../nbs/learn/23_your_own.ipynb #4a0b8d87
 def run_reward_model(config: RewardModelConfig) -> dict: # the summary

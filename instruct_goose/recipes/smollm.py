@@ -44,6 +44,7 @@ from .stages import (
 from ..runs.evaluation import text_table
 from ..runs.resume import CheckpointManager
 from ..runs.run_directory import in_run_directory
+from ..runs.trackers import Track, TrackEvery
 from ..supervised.fit import batches, fit, Log, one_seed
 from ..training.config import Count, Limit, NotNegative, OneOf, Positive, Seed, Settings
 from ..training.rewards import completion_texts
@@ -368,6 +369,9 @@ class RecipeFlags(Settings):
     device: Literal["auto", "cpu", "cuda"] | None = None  # none: the recipe's
     threads: Count | None = None  # torch threads; none: one
     stand_in: bool = False  # a tiny model with random weights: to try the program out
+    gradient_checkpointing: bool = False  # less memory, one more forward in each backward
+    track: Track = None  # also tell this program, as it goes: tensorboard, wandb or trackio
+    track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
     progress: bool = True  # progress bars
 
 def run_recipe(flags: RecipeFlags) -> dict | None: # the summary; of LIST nothing

@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
+from ..models.reward_model import Classifier
 from ..models.tokens import ragged
 from .checks import require_column
 from .config import RLHFConfig
@@ -212,6 +213,8 @@ class Asked(NamedTuple):
 # %% ../../nbs/reference/training/rewards.ipynb #b1d52d12
 def judge_of(reward_fn: Reward) -> Callable:
     "What is called. Raises TypeError for what cannot be."
+    if type(reward_fn).__module__.startswith("transformers.pipelines"):
+        reward_fn = Classifier(cast(Any, reward_fn).model, cast(Any, reward_fn).tokenizer)
     judge = getattr(reward_fn, "score", reward_fn)
     if isinstance(reward_fn, PreTrainedModel) or not callable(judge):
         raise TypeError(f"reward_fn is a {type(reward_fn).__name__}: pass a function of a list of "
