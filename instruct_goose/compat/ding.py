@@ -99,10 +99,8 @@ ppo_policy_loss = _record("ppo_policy_loss", "policy_loss", "entropy_loss", "kl_
 ppo_info = _record("ppo_info", "approx_kl", "clipfrac")
 
 # %% ../../nbs/guides/from_ding.ipynb #f7aaa49f
-def _clipped(
-    ratio: Tensor, adv: Tensor, clip_ratio: int | float, dual_clip: int | float | None = None,
-    everywhere: bool = False,
-) -> Tensor:
+def _clipped(ratio: Tensor, adv: Tensor, clip_ratio: int | float,
+             dual_clip: int | float | None = None, everywhere: bool = False) -> Tensor:
     "`clipped_objective` without its checks; the floor of the dual clip for either sign."
     near = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
     objective = torch.minimum(ratio * adv, near * adv)
@@ -113,9 +111,8 @@ def _clipped(
 
 # %% ../../nbs/guides/from_ding.ipynb #33be4022
 @torch.no_grad()
-def _meters(
-    logp_new: Tensor, logp_old: Tensor, ratio: Tensor, clip_ratio: int | float,
-) -> tuple[float, float]:
+def _meters(logp_new: Tensor, logp_old: Tensor, ratio: Tensor,
+            clip_ratio: int | float) -> tuple[float, float]:
     "approx_kl and clipfrac as Python floats, over everything: no weight, no sign of Â."
     outside = (ratio > 1 + clip_ratio) | (ratio < 1 - clip_ratio)
     return k1(logp_old - logp_new).mean().item(), outside.float().mean().item()
@@ -131,11 +128,6 @@ def calculate_kl_div(
         raise ValueError(f"Unknown kl_type: {kl_type}; choose from {', '.join(estimators)}")
     return estimators[kl_type](log_ratio).mean()
 
-# %% ../../nbs/guides/from_ding.ipynb #e125336e
-def _discrete(logits: Tensor | dict, instead: str) -> None:
-    if isinstance(logits, dict):
-        raise TypeError(f"these are μ and σ of continuous actions, not logits: use {instead}")
-
 # %% ../../nbs/guides/from_ding.ipynb #895ee5f2
 def ppo_policy_error(
     data: tuple,                           # ppo_policy_data
@@ -148,7 +140,6 @@ def ppo_policy_error(
     Means over all elements, weighted or not; kl_div and the info without the weight.
     Where π/π_old has more dimensions than adv, its mean over dim 1 is clipped."""
     new, old, action, adv, weight, pretrained = ppo_policy_data(*data)
-    _discrete(new, "ppo_policy_error_continuous")
     if weight is None:
         weight = torch.ones_like(adv)
     logp_new, logp_old = (less_efficient_method(z, action) for z in (new, old))
@@ -199,10 +190,9 @@ def ppo_error(
     kl_type: str = "k1",                   # of kl_div, if there is a logit_pretrained
 ) -> tuple: # (ppo_loss, ppo_info)
     """`ppo_policy_error` and `ppo_value_error` of one batch, not added up.
-    AssertionError for a dual clip of 1 or less, TypeError for continuous actions."""
+    AssertionError for a dual clip of 1 or less."""
     _dual_clip_above_1(dual_clip)
     new, old, action, *values, adv, return_, weight, pretrained = ppo_data(*data)
-    _discrete(new, "ppo_error_continuous")
     policy = ppo_policy_data(new, old, action, adv, weight, pretrained)
     losses, info = ppo_policy_error(policy, clip_ratio, dual_clip, kl_type=kl_type)
     value = ppo_value_error((*values, return_, weight), clip_ratio, use_value_clip)
@@ -260,10 +250,9 @@ def ppo_error_continuous(
     return ppo_loss(loss, value, spread, kl_div), info
 
 # %% ../../nbs/guides/from_ding.ipynb #a7f3fa0b
-def _group_error(
-    logp_new: Tensor, logp_old: Tensor, adv: Tensor, weight: Tensor | None,
-    clip_ratio: int | float, penalty: Tensor | None = None,
-) -> tuple[Tensor, tuple[float, float]]:
+def _group_error(logp_new: Tensor, logp_old: Tensor, adv: Tensor, weight: Tensor | None,
+                 clip_ratio: int | float,
+                 penalty: Tensor | None = None) -> tuple[Tensor, tuple[float, float]]:
     "What GRPO and RLOO share: the mean over rows of Σ w·loss / Σ w, and the meters."
     ratio = (logp_new - logp_old).exp()
     loss = -_clipped(ratio, adv.unsqueeze(1), clip_ratio)

@@ -21,7 +21,7 @@ from transformers import (
 
 from ..models import agent as models
 from ..models import reward_model as reward
-from ..models.families import context_length, evaluating
+from ..models.families import evaluating
 from ..models.response import response_logprobs
 from ..models.tokens import compact
 from ..objective.advantages import gae
@@ -56,17 +56,10 @@ class Agent(models.Agent):
         **kwargs: Any, # of transformers' `generate`
     ) -> Any: # query and answer, (batch, query + max_new_tokens)
         """transformers' `generate`, dropout off. Answers that all end early are filled up to
-        max_new_tokens: the script cuts them off from the right, and would cut into the query.
-        Raises ValueError for queries that leave no room in the context."""
+        max_new_tokens: the script cuts them off from the right, and would cut into the query."""
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
-        longest, context = kwargs.get("max_new_tokens"), context_length(self.model)
-        text = int(attention_mask.sum(-1).max())
-        if longest and context and text + longest > context:
-            raise ValueError(
-                f"the longest query has {text} tokens, and with {longest} more that is beyond "
-                f"the model's {context}: tokenizer(…, max_length={context - longest})")
-        model: Any = self.model
+        longest, model = kwargs.get("max_new_tokens"), cast(Any, self.model)
         with evaluating(model):
             out = model.generate(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
         if longest is None or not torch.is_tensor(out):
@@ -164,10 +157,8 @@ class RLHFConfig:
 class RLHFTrainer(training.RLHFTrainer):
     "`training.trainer.RLHFTrainer` with the old constructor. Everything else of it is here too."
 
-    def __init__(
-        self, model: models.Agent | PreTrainedModel, ref_model: models.Agent | PreTrainedModel,
-        config: RLHFConfig,
-    ):
+    def __init__(self, model: models.Agent | PreTrainedModel,
+                 ref_model: models.Agent | PreTrainedModel, config: RLHFConfig):
         c, device = config, next(model.parameters()).device
         super().__init__(model, ref_model, training.RLHFConfig(
             clip=c.epsilon, ent_coef=c.ent_coef, vf_coef=2 * c.vf_coef, value_clip=None,
@@ -218,9 +209,8 @@ class RLHFTrainer(training.RLHFTrainer):
             query_ids, query_attention_mask, response_ids, words, rewards, baseline, sampled_mask)
 
 # %% ../../nbs/guides/from_goose.ipynb #e830aec2
-def _encode(
-    text: str, tokenizer: PreTrainedTokenizerBase, max_length: int,
-) -> tuple[Tensor, Tensor]:
+def _encode(text: str, tokenizer: PreTrainedTokenizerBase,
+            max_length: int) -> tuple[Tensor, Tensor]:
     "(ids, mask) of one text, cut or padded to `max_length`."
     row = tokenizer(text, max_length=max_length, padding="max_length", truncation=True,
                     return_tensors="pt")
@@ -239,9 +229,8 @@ class _Rows(torch.utils.data.Dataset):
 class PairDataset(_Rows):
     "Items are (chosen ids, chosen mask, rejected ids, rejected mask), `max_length` long each."
 
-    def __init__(
-        self, dataset: Iterable, tokenizer: PreTrainedTokenizerBase, max_length: int = 1024,
-    ):
+    def __init__(self, dataset: Iterable, tokenizer: PreTrainedTokenizerBase,
+                 max_length: int = 1024):
         self.rows = [(*_encode(row["chosen"], tokenizer, max_length),
                       *_encode(row["rejected"], tokenizer, max_length)) for row in dataset]
 
@@ -249,9 +238,8 @@ class PairDataset(_Rows):
 class PromptDataset(_Rows):
     "Items are (ids, mask), `max_length` long each."
 
-    def __init__(
-        self, dataset: Iterable, tokenizer: PreTrainedTokenizerBase, max_length: int = 1024,
-    ):
+    def __init__(self, dataset: Iterable, tokenizer: PreTrainedTokenizerBase,
+                 max_length: int = 1024):
         self.rows = [_encode(row["prompt"], tokenizer, max_length) for row in dataset]
 
 # %% ../../nbs/guides/from_goose.ipynb #efb918df
@@ -259,17 +247,15 @@ class AgentObjective(nn.Module):
     """mean(R(x) − β·log(π(x)/π_sft(x))) + γ·mean(log π(x)) over texts x, Ouyang et al. (2022)
     eq. 2: a number to watch. Its gradient is not the objective's: the texts are given."""
 
-    def __init__(
-        self, model: models.Agent | PreTrainedModel, sft_model: models.Agent | PreTrainedModel,
-        reward_model: Callable, gamma: int | float, beta: int | float,
-    ):
+    def __init__(self, model: models.Agent | PreTrainedModel,
+                 sft_model: models.Agent | PreTrainedModel, reward_model: Callable,
+                 gamma: int | float, beta: int | float):
         super().__init__()
         self.model, self.sft_model, self.reward_model = model, sft_model, reward_model
         self.gamma, self.beta = gamma, beta
 
-    def forward(
-        self, input_ids: Int[Tensor, "batch time"], attention_mask: Shaped[Tensor, "batch time"],
-    ) -> Float[Tensor, ""]:
+    def forward(self, input_ids: Int[Tensor, "batch time"],
+                attention_mask: Shaped[Tensor, "batch time"]) -> Float[Tensor, ""]:
         ids, mask = compact(input_ids, attention_mask, "right")
         parts = ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:]  # the first predicts the others
         pi, sft = (response_logprobs(m.model if isinstance(m, models.Agent) else m, *parts)

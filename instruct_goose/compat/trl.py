@@ -94,9 +94,8 @@ def config_from_trl(
                     # a GRPOConfig or RLOOConfig, see `config_from_args`
     **options: Any, # fields of its PPOConfig that you set; the others have its defaults
 ) -> RLHFConfig:
-    """The settings of TRL's PPOTrainer as an RLHFConfig; `steps` follows from
-    total_episodes, and keeps our default without them. Raises ValueError for what has no
-    counterpart, saying what to write in its place, and for what is no option of TRL's."""
+    """The settings of TRL's PPOTrainer as an RLHFConfig; `steps` follows from total_episodes.
+    Raises ValueError for what has no counterpart, with what to write in its place."""
     if not isinstance(api, str):
         return config_from_args(api)
     if api not in DEFAULTS:
@@ -113,15 +112,13 @@ def config_from_trl(
         if texts is not None:
             ours["steps"] = math.ceil(texts / batch)
     else:
-        rows, batch = o["mini_batch_size"], o["batch_size"]
+        rows, batch, estimators = o["mini_batch_size"], o["batch_size"], {"kl": "k1", "mse": "k2"}
         if batch % (rows * parts):
             raise ValueError(f"batch_size, {batch}, must be a multiple of mini_batch_size times "
                              f"gradient_accumulation_steps, {rows * parts}: TRL asks for it too")
-        estimators = {"kl": "k1", "mse": "k2"}
         if o["kl_penalty"] not in estimators:
             raise ValueError(f"kl_penalty={o['kl_penalty']!r} has no counterpart: take 'kl' (our "
-                             "k1) or 'mse' (our k2); the whole distribution's KL is in the "
-                             "metrics, kl_to_reference")
+                             "k1) or 'mse' (our k2)")
         ours |= dict(
             kl_estimator=estimators[o["kl_penalty"]], steps=math.ceil(o["steps"] / batch),
             minibatches=batch // (rows * parts),
@@ -150,13 +147,13 @@ LOSSES: dict[str, dict[str, Any]] = {
 class NotCarried(UserWarning):
     "Settings of TRL's that differ from its defaults and have no place here."
 
+# %% ../../nbs/guides/from_trl.ipynb #df682717
 def config_from_args(
     args: Any, # TRL's GRPOConfig or RLOOConfig, of one device
 ) -> RLHFConfig:
     "Its settings here. A NotCarried warning lists all that cannot be carried, with what to do."
     o = {f.name: getattr(args, f.name) for f in fields(args)}
     ours: dict[str, Any] = {here: o[there] for there, here in SAME.items() if there in o}
-    left = {name: value for name, value in o.items() if _set(args, name)}
     each, parts = o["per_device_train_batch_size"], o["gradient_accumulation_steps"]
     of_a_batch = o.get("steps_per_generation") or parts
     ours["batch_size"] = each * of_a_batch
@@ -185,18 +182,17 @@ def config_from_args(
         if o["loss_type"] in LOSSES:
             ours |= LOSSES[o["loss_type"]]
             done.add("loss_type")
-        else:
-            left["loss_type"] = o["loss_type"]
-    if lost := {name: value for name, value in left.items() if name not in done}:
-        warnings.warn(f"of {type(args).__name__} there is {hints_for(lost, 'setting')}",
-                      NotCarried, 2)
+    _warn_of_lost(args, done)
     return RLHFConfig.preset(preset, **ours)
 
-def _set(args: Any, name: str) -> bool:
-    "Whether a field of a dataclass differs from its default."
-    f = next(f for f in fields(args) if f.name == name)
-    usual = f.default_factory() if callable(f.default_factory) else f.default
-    return getattr(args, name) != usual
+def _warn_of_lost(args: Any, done: set[str]) -> None:
+    "Of the fields that differ from their defaults, those that were not carried."
+    usual = {f.name: f.default_factory() if callable(f.default_factory) else f.default
+             for f in fields(args)}
+    lost = {name: getattr(args, name) for name in usual if name not in done}
+    if lost := {name: value for name, value in lost.items() if value != usual[name]}:
+        warnings.warn(f"of {type(args).__name__} there is {hints_for(lost, 'setting')}",
+                      NotCarried, 3)
 
 def dpo_from_trl(
     args: Any, # TRL's DPOConfig, of one device
@@ -207,11 +203,7 @@ def dpo_from_trl(
              "seed": "seed", "max_steps": "steps"}
     ours = {here: o[there] for there, here in names.items() if o.get(there, -1) != -1}
     ours["batch_size"] = o["per_device_train_batch_size"] * o["gradient_accumulation_steps"]
-    done = {*names, "per_device_train_batch_size", "gradient_accumulation_steps"}
-    lost = {name: x for name, x in o.items() if name not in done and _set(args, name)}
-    if lost:
-        warnings.warn(f"of {type(args).__name__} there is {hints_for(lost, 'setting')}",
-                      NotCarried, 2)
+    _warn_of_lost(args, {*names, "per_device_train_batch_size", "gradient_accumulation_steps"})
     return ours
 
 # %% ../../nbs/guides/from_trl.ipynb #f59504ac

@@ -59,9 +59,8 @@ class SharedSampler:
     def __init__(self, sampler: Sampler, tokens: Tokens):
         self.sampler, self.tokens = sampler, tokens
 
-    def __call__(
-        self, queries: Queries, n: int, config: RLHFConfig, generator: torch.Generator | None,
-    ) -> Rollout:
+    def __call__(self, queries: Queries, n: int, config: RLHFConfig,
+                 generator: torch.Generator | None) -> Rollout:
         "Raises ValueError where the processes have been given different prompts."
         agree("the prompts", zlib.crc32(str([x.tolist() for x in queries]).encode()),
               "give each process the same list: the trainer deals it out")
@@ -88,9 +87,8 @@ def shared(sampler: Sampler, tokens: Tokens) -> Sampler: # the same, in one proc
     "In several processes the prompts are dealt out."
     return sampler if count() == 1 else SharedSampler(sampler, tokens)
 
-def start_equal(
-    config: RLHFConfig, agent: Agent, ref_model: nn.Module, optimizer: torch.optim.Optimizer,
-) -> None:
+def start_equal(config: RLHFConfig, agent: Agent, ref_model: nn.Module,
+                optimizer: torch.optim.Optimizer) -> None:
     "In several processes the settings are compared, and the weights are those of the first."
     if count() == 1:
         return
@@ -103,11 +101,10 @@ def start_equal(
         optimizer.register_step_post_hook(lambda *_: whole(agent))
 
 # %% ../../nbs/reference/distributed/data_parallel.ipynb #b9c00007
-def by_rows(
-    function: Callable[[Rollout], dict[str, Any]], # its columns have one entry per row
-    r: Rollout, unit: int = 1,
-) -> dict[str, Any]: # of the whole rollout: None where no process has one, 0 where some have
-    "function(r), each process for its share of the rows, of which `unit` stay together."
+def by_rows(function: Callable[[Rollout], dict[str, Any]], r: Rollout,
+            unit: int = 1) -> dict[str, Any]:
+    """function(r), one entry per row, each process for its share of the rows, of which `unit` stay
+    together. A column is None where no process has one, and 0 in rows of those that have none."""
     if count() == 1:
         return function(r)
     mine = share(len(r), unit)
@@ -136,11 +133,10 @@ def add_up_gradients(parameters: Iterable[nn.Parameter]) -> None:
             p.grad = torch.zeros_like(p)
     all_sum([p.grad for p in learn if p.grad is not None])
 
-def whole_gradient(
-    agent: Agent, reading: Reading, loss_fn: Loss, # of `backward`
-    micros: Iterable[Rollout], # of this process's rows of the minibatch
-) -> list[Seen]: # what is left of the micro-batches of all processes, in the minibatch's order
-    "The gradient of the whole minibatch, to which each process adds what its rows say."
+def whole_gradient(agent: Agent, reading: Reading, loss_fn: Loss,
+                   micros: Iterable[Rollout]) -> list[Seen]:
+    """The gradient of the whole minibatch, to which each process adds that of its `micros`. What
+    is left of the micro-batches of all, in the minibatch's order."""
     micros = list(micros)
     if is_sharded(agent):
         return in_step(agent, reading, loss_fn, micros)
@@ -149,9 +145,8 @@ def whole_gradient(
     return [seen for part in parts for seen in part]
 
 # %% ../../nbs/reference/distributed/data_parallel.ipynb #4e6ac612
-def in_step(
-    agent: Agent, reading: Reading, loss_fn: Loss, micros: Sequence[Rollout],
-) -> list[Seen]:
+def in_step(agent: Agent, reading: Reading, loss_fn: Loss,
+            micros: Sequence[Rollout]) -> list[Seen]:
     """The same where the weights are cut up: each pass is one of all processes, so those with
     fewer micro-batches go through one of another's for nothing. FSDP takes the mean over the
     processes, where the sum is wanted."""

@@ -127,11 +127,10 @@ def packed(x: object) -> bytes:
 
 def unpacked(data: bytes) -> Any:
     "What was packed; its tensors are on this process's device."
-    def here(storage: Any, kind: str) -> Any:
-        return storage if kind == "cpu" else storage.cuda()
+    return torch.load(io.BytesIO(data), weights_only=True, map_location=lambda storage, kind:
+                      storage if kind == "cpu" else storage.cuda())
 
-    return torch.load(io.BytesIO(data), map_location=here, weights_only=True)
-
+# %% ../../nbs/guides/several_processes.ipynb #ea0dbca2
 @contextmanager
 def listening() -> Iterator[None]:
     "What torch says when a process is missing, in words."
@@ -192,9 +191,7 @@ def in_processes(
     **options: Any,         # likewise
 ) -> list[T]: # what it returned in each
     """Forks n processes that have met (gloo, on this machine's CPU), for lessons and tests. Raises
-    RuntimeError with what went wrong in which; TimeoutError; OSError where there is no fork."""
-    if "fork" not in multiprocessing.get_all_start_methods():
-        raise OSError("this system cannot fork: start a script with torchrun instead")
+    RuntimeError with what went wrong in which; TimeoutError."""
     work = partial(function, *args, **options)
     results, crashed = run_forked(n, work, seconds)
     if crashed:  # seen once in hundreds of meetings, in a thread of gloo's own
@@ -208,10 +205,9 @@ def in_processes(
 # %% ../../nbs/guides/several_processes.ipynb #9eee6f04
 Result = tuple[Any, str | None] # of a process, or what went wrong there
 
-def run_forked(
-    n: int, work: Callable[[], object], seconds: int | float,
-) -> tuple[list[Result], bool]: # of each; and had one a segmentation fault?
-    "One meeting of n processes. Each leaves its result in a file. Raises TimeoutError."
+def run_forked(n: int, work: Callable[[], object],
+               seconds: int | float) -> tuple[list[Result], bool]:
+    "The results of n processes, left in files; and had one a segmentation fault? TimeoutError."
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as meeting:
         files, until = [Path(meeting, str(k)) for k in range(n)], time.monotonic() + seconds
@@ -232,9 +228,8 @@ def run_forked(
         return results, any(child.exitcode == -signal.SIGSEGV for child in children)
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00031
-def run_child(
-    k: int, files: Sequence[Path], work: Callable[[], object], seconds: int | float,
-) -> None:
+def run_child(k: int, files: Sequence[Path], work: Callable[[], object],
+              seconds: int | float) -> None:
     "A process meets the others, does its part, and leaves its result or its error."
     torch.set_num_threads(1)  # OpenMP's threads are not forked along: it would wait for them
     try:

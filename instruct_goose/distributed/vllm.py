@@ -47,11 +47,9 @@ class Engine(Protocol):
 
     def generate(self, prompts: list[list[int]], wanted: Wanted) -> list[Written]:
         "One response to each prompt."
-        ...
 
     def load_weights(self, model: PreTrainedModel) -> None:
         "Write with these weights from now on."
-        ...
 
 # %% ../../nbs/guides/vllm.ipynb #c9c00009
 class EngineSampler:
@@ -60,9 +58,8 @@ class EngineSampler:
     def __init__(self, agent: Agent, tokens: Tokens, engine: Engine):
         self.agent, self.tokens, self.engine = agent, tokens, engine
 
-    def __call__(
-        self, queries: Queries, n: int, config: RLHFConfig, generator: torch.Generator | None,
-    ) -> Rollout:
+    def __call__(self, queries: Queries, n: int, config: RLHFConfig,
+                 generator: torch.Generator | None) -> Rollout:
         "Raises ValueError for an answer that is none to these prompts."
         t, model = self.tokens, self.agent.model
         ids, mask = left_padded(model, *(x.repeat_interleave(n, 0) for x in queries))
@@ -97,15 +94,12 @@ def check_answers(answers: Sequence[Written], n: int, wanted: Wanted) -> None:
     if len(answers) != n:
         raise ValueError(f"the engine gave {len(answers)} responses to {n} prompts")
     for i, (tokens, logprobs) in enumerate(answers):
-        what = f"response {i} of the engine has {len(tokens)} tokens"
-        if not 0 < len(tokens) <= wanted.max_new_tokens:
-            raise ValueError(f"{what}: from 1 to {wanted.max_new_tokens} were asked for")
-        if len(logprobs) != len(tokens):
-            raise ValueError(f"{what} and {len(logprobs)} log-probabilities, not one for each")
-        if any(x in wanted.stop_token_ids for x in tokens[:-1]):
-            raise ValueError(f"{what} and goes on after its end, one of {wanted.stop_token_ids}")
-        if not all(-torch.inf < x < 1e-3 for x in logprobs):
-            raise ValueError(f"{what} and a log-probability that is none: {logprobs}")
+        if not (0 < len(tokens) <= wanted.max_new_tokens and len(logprobs) == len(tokens)
+                and not any(x in wanted.stop_token_ids for x in tokens[:-1])
+                and all(-torch.inf < x < 1e-3 for x in logprobs)):
+            raise ValueError(f"response {i} of the engine, {tokens} with {logprobs}, has not 1 to "
+                             f"{wanted.max_new_tokens} tokens, one log-probability for each, and "
+                             f"of {wanted.stop_token_ids} none but the last")
 
 # %% ../../nbs/guides/vllm.ipynb #c9c0000c
 class TakesWeights:
@@ -155,8 +149,6 @@ class VLLMEngine:
 def written(completion: Any) -> Written: # vLLM's CompletionOutput
     "Its tokens, and of each the log-probability; there may be others' beside it."
     tokens = list(completion.token_ids)
-    if completion.logprobs is None:
-        raise ValueError("vLLM returned no log-probabilities")
     return Written(tokens, [at[token].logprob
                             for token, at in zip(tokens, completion.logprobs, strict=True)])
 

@@ -26,8 +26,7 @@ from ..training.updates import cosine
 
 # %% ../../nbs/reference/supervised/fit.ipynb #b01c3702
 def one_seed(seed: int, name: str) -> int:
-    """CRC-32 of "seed/name": a seed of its own for each stage of a run, so that changing one stage
-    leaves the others' random numbers alone."""
+    "CRC-32 of seed/name: random numbers of its own for each stage of a run."
     return zlib.crc32(f"{seed}/{name}".encode())
 
 # %% ../../nbs/reference/supervised/fit.ipynb #93af9fc6
@@ -84,9 +83,8 @@ def batches_by_tokens(lengths: Sequence[int], limit: int, seed: int) -> Iterator
             yield ready[b]
 
 # %% ../../nbs/reference/supervised/fit.ipynb #894512d0
-def refuse_long_rows(
-    rows: Sequence[Sequence[int]], model: PreTrainedModel, what: str = "text",
-) -> None:
+def refuse_long_rows(rows: Sequence[Sequence[int]], model: PreTrainedModel,
+                     what: str = "text") -> None:
     "Raises ValueError naming the first row that is longer than the model's context."
     context = context_length(model)
     for i, row in enumerate(rows):
@@ -109,7 +107,6 @@ def fit(
     betas: tuple[float, float] = (.9, .99), # of Adam's two running means
     weight_decay: float = .01, # on matrices; not on biases and norms
     warmup: int | None = None, # None: a twentieth of the steps
-    floor: float = 0.,         # the learning rate ends at floor·lr
     max_grad_norm: float = 1.,
     desc: str = "fit",
     progress: bool = True,
@@ -135,7 +132,7 @@ def fit(
     try:
         with Line(steps, desc, len(history), progress) as line:
             for step in range(len(history), steps):
-                rate = lr * cosine(step, steps, warmup, floor)
+                rate = lr * cosine(step, steps, warmup)
                 loss = loss_of(next(rows))
                 log = gradient_step(optimizer, loss, rate, max_grad_norm, f"{desc}, step {step}")
                 history.append({"step": step, **log})
@@ -168,9 +165,8 @@ def gradient_step(
     return {"loss": loss.item(), **more, "lr": lr, "grad_norm": norm.item()}
 
 # %% ../../nbs/reference/supervised/fit.ipynb #fab81d12
-def adamw(
-    model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float,
-) -> torch.optim.AdamW:
+def adamw(model: nn.Module, lr: float, betas: tuple[float, float],
+          weight_decay: float) -> torch.optim.AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019), on matrices alone. Raises
     ValueError for weights in float16; those in bfloat16 can be a LostSteps warning."""
     require_trainable(model.parameters())
@@ -181,21 +177,19 @@ def adamw(
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
 # %% ../../nbs/reference/supervised/fit.ipynb #79d22fde
-def fit_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, generators: Mapping[str, torch.Generator],
-    history: Sequence[Log],
-) -> tuple[dict[str, Tensor], dict]: # tensors by name, not copied; and what JSON can hold
-    "What the next update depends on, and the log of the updates so far."
+def fit_state(model: nn.Module, optimizer: torch.optim.Optimizer,
+              generators: Mapping[str, torch.Generator],
+              history: Sequence[Log]) -> tuple[dict[str, Tensor], dict]:
+    "What the next update depends on, and the log so far: tensors, not copied, and a record."
     tensors, record = training_state(model, optimizer, generators)
     names = [name for name in history[0] if name != "step"]
     log = {k: torch.tensor([update[k] for update in history], dtype=torch.float64) for k in names}
     return tensors | joined({"history": log}), record | {"history": names}
 
 # %% ../../nbs/reference/supervised/fit.ipynb #451ead05
-def load_fit_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, generators: Mapping[str, torch.Generator],
-    steps: int, tensors: Mapping[str, Tensor], record: Mapping,
-) -> list[Log]: # the updates so far
+def load_fit_state(model: nn.Module, optimizer: torch.optim.Optimizer,
+                   generators: Mapping[str, torch.Generator], steps: int,
+                   tensors: Mapping[str, Tensor], record: Mapping) -> list[Log]:
     "Go on where that training stood. Raises ValueError, before a change, for another's state."
     log, names = part(tensors, "history"), record.get("history")
     done = len(log.get("loss", ()))

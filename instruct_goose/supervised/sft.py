@@ -104,7 +104,7 @@ def train_lm(
     batch_tokens: int | None = None, # or: slots in a batch, see `batches`
     seed: int = 0,                   # of the shuffling
     desc: str = "language model",
-    **options, # weight_decay, warmup, floor, max_grad_norm, progress, callback, stage: see `fit`
+    **options, # weight_decay, warmup, max_grad_norm, progress, callback, stage: see `fit`
 ) -> list[Log]: # loss (nats per token), lr and grad_norm of every update
     """min −mean log π(xₜ | x₀…xₜ₋₁): pretraining and supervised fine-tuning alike. In place.
     Raises ValueError as `lm_rows`, and for a text beyond the model's context."""
@@ -119,9 +119,8 @@ def train_lm(
     return fit(model, loss_of, dealt, steps=steps, lr=lr, desc=desc, **options)
 
 # %% ../../nbs/learn/17_sft.ipynb #27a828b3
-def batch_loss(
-    model: PreTrainedModel, rows: Sequence[Sequence[int]], given: Sequence[int], pad_id: int,
-) -> Float[Tensor, ""]:
+def batch_loss(model: PreTrainedModel, rows: Sequence[Sequence[int]], given: Sequence[int],
+               pad_id: int) -> Float[Tensor, ""]:
     "`lm_loss` of rows of any length, from `lm_rows`."
     ids, mask = pad(rows, pad_id)
     learn = mask & (torch.arange(ids.shape[1]) >= torch.tensor(given)[:, None])

@@ -17,15 +17,12 @@ from ..training.rollout import Rollout
 from ..training.sampling import joined
 
 # %% ../../nbs/guides/dynamic_sampling.ipynb #c72fbe72
-def draw_again(
-    rollout: Rollout, # scored; changed in place
-    c: RLHFConfig,    # redraw_flat, drop_flat, group_size
-    write: Callable[[Sequence | dict], Rollout],  # prompts → their responses
-    score: Callable[[Rollout], Tensor],
-    fresh: Callable[[int], list] | None = None,   # so many new prompts; None: the same again
-) -> None:
-    """Replace groups of equal scores, redraw_flat times at most, and with drop_flat leave out
-    what is still flat; `rollout.drawn` says how many. DAPO (2025) eq. 11."""
+def draw_again(rollout: Rollout, c: RLHFConfig, write: Callable[[Sequence | dict], Rollout],
+               score: Callable[[Rollout], Tensor],
+               fresh: Callable[[int], list] | None = None) -> None:
+    """In a scored rollout replace groups of equal scores, redraw_flat times at most, by responses
+    to `fresh` prompts, or to the same; with drop_flat leave out what is still flat. DAPO (2025)
+    eq. 11. `rollout.drawn` says how many."""
     r, seen, redrawn, size = rollout, [rollout.scores], 0, c.group_size
     for _ in range(c.redraw_flat):
         rows = flat_groups(r.scores, size).repeat_interleave(size).nonzero().flatten()

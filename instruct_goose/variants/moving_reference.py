@@ -16,13 +16,9 @@ from ..runs.state import check_tensors
 
 # %% ../../nbs/reference/variants/moving_reference.ipynb #24b7f4a2
 @torch.no_grad()
-def follow(
-    reference: nn.Module, # changed in place
-    policy: nn.Module,    # with weights of the same names
-    share: float = 1.,    # α; 1 copies
-) -> None:
-    """θ_ref ← (1 − α)·θ_ref + α·θ, in float32 or wider; tensors that they share stay. Whole
-    numbers are copied. In bfloat16 a step below .2 to .4 per cent of a weight is lost.
+def follow(reference: nn.Module, policy: nn.Module, share: float = 1.) -> None:
+    """θ_ref ← (1 − α)·θ_ref + α·θ, in place, in float32 or wider; tensors that they share stay.
+    Whole numbers are copied. In bfloat16 a step below .2 to .4 per cent of a weight is lost.
     Shao et al. (2024) algorithm 1; Gorbatovski et al. (2024)."""
     own = named_tensors(policy)
     for name, x in named_tensors(reference).items():
@@ -46,10 +42,8 @@ class Reference:
                       for m in (model, policy))
         if every is not None and own != there:
             odd = next(name for name in [*own, *there] if own.get(name) != there.get(name))
-            raise ValueError(
-                f"ref_every is set, and the reference cannot follow the policy: {odd} is "
-                f"{own.get(odd)} in one and {there.get(odd)} in the other. Pass a ref_model of "
-                "the same architecture, or none; beside new adapters leave ref_every out")
+            raise ValueError(f"ref_every is set, and the reference cannot follow the policy: {odd} "
+                             f"is {own.get(odd)} in one and {there.get(odd)} in the other")
 
     def after(self, iteration: int) -> dict[str, int]: # for the log; {} where it stays
         "Follow, if that is due when so many iterations are done."

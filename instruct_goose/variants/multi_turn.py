@@ -79,10 +79,8 @@ class TurnSampler:
         r = laid_out(ids, mask, talks, pad_id, generator is not None)
         return complete(r, self.tokenizer)
 
-    def write(
-        self, talks: list[Talk], c: RLHFConfig, generator: torch.Generator | None,
-        stops: StopStrings | None,
-    ) -> None:
+    def write(self, talks: list[Talk], c: RLHFConfig, generator: torch.Generator | None,
+              stops: StopStrings | None) -> None:
         "Each goes on from where it is; who has less room than others keeps what fits."
         t, room = self.tokens, [c.max_new_tokens - len(talk.ids) for talk in talks]
         so_far = pad([talk.query + talk.ids for talk in talks], t.pad_id, side="left")
@@ -121,9 +119,8 @@ class TurnSampler:
         return new
 
 # %% ../../nbs/guides/multi_turn.ipynb #0154dd35
-def laid_out(
-    query_ids: Tensor, query_mask: Tensor, talks: Sequence[Talk], pad_id: int, with_logprobs: bool,
-) -> Rollout:
+def laid_out(query_ids: Tensor, query_mask: Tensor, talks: Sequence[Talk], pad_id: int,
+             with_logprobs: bool) -> Rollout:
     "The talks as a rollout: what the policy wrote in `mask`, what it was told in `given`."
     ids, real = pad([talk.ids for talk in talks], pad_id)
     own, logprobs = torch.zeros_like(real), torch.zeros(real.shape)

@@ -184,12 +184,3 @@ def test_what_people_pass():
     with pytest.raises(ValueError): ours.ppo_policy_error((z, z_old, tensor([0, 2]), adv, None))  # as Categorical does
     new, old, where = normal_of_one(2)
     ours.ppo_error_continuous(ours.ppo_data(new, old, where, none, none, adv, none, None, None))  # the wrong record, as in their tests
-
-
-def test_continuous_data_names_the_function_for_it():
-    mu = {"mu": torch.zeros(2, 1), "sigma": torch.ones(2, 1)}
-    one = torch.zeros(2)
-    with pytest.raises(TypeError, match="ppo_error_continuous"):
-        ours.ppo_error(ours.ppo_data_continuous(mu, mu, torch.zeros(2, 1), one, one, one, one, None))
-    with pytest.raises(TypeError, match="ppo_policy_error_continuous"):
-        ours.ppo_policy_error(ours.ppo_policy_data_continuous(mu, mu, torch.zeros(2, 1), one, None))

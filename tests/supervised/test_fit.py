@@ -43,13 +43,13 @@ def test_fit_is_adamw_by_hand():
     model, x, y = line().double(), torch.tensor([[3., -1.]]).double(), torch.tensor([[9.]]).double()
     values = {n: p.detach().clone() for n, p in model.named_parameters()}
     log = fit(model, lambda rows: (model(x) - y).square().sum(), batches([1], 1), steps=12, lr=.1, weight_decay=.3,
-              warmup=3, floor=.5, progress=False)
+              warmup=3, progress=False)
     first, second = ({n: torch.zeros_like(v) for n, v in values.items()} for _ in range(2))
     for k in range(12):
         error = (x @ values["weight"].T + values["bias"] - y).item()
         g = {"weight": 2 * error * x, "bias": torch.tensor([2 * error]).double()}
         norm = math.sqrt(sum(v.square().sum().item() for v in g.values()))
-        lr = .1 * ((k + 1) / 3 if k < 3 else .5 + .25 * (1 + math.cos(math.pi * (k - 3) / 9)))
+        lr = .1 * ((k + 1) / 3 if k < 3 else .5 * (1 + math.cos(math.pi * (k - 3) / 9)))
         assert log[k] == pytest.approx({"step": k, "loss": error**2, "lr": lr, "grad_norm": norm}, rel=1e-6)
         for n, v in values.items():
             d = g[n] * min(1., 1 / (norm + 1e-6))
