@@ -47,6 +47,7 @@ class Engine(Protocol):
 
     def generate(self, prompts: list[list[int]], wanted: Wanted) -> list[Written]:
         "One response to each prompt."
+        ...
 
     def load_weights(self, model: PreTrainedModel) -> None:
         "Write with these weights from now on."
