@@ -85,8 +85,8 @@ def whole(agent: nn.Module) -> None:
 
 # %% ../../nbs/guides/fsdp.ipynb #acbd052d
 def plain(agent: Agent, weights: Mapping[str, Tensor] | None = None) -> Agent:
-    """An agent with these weights, or its own if it is whole, that is not cut up, to be saved; from
-    pieces one on the CPU."""
+    """An agent with these weights, or its own if it is whole, that is not cut up, to be saved;
+    from pieces one on the CPU."""
     if weights is None and not is_sharded(agent):
         return agent
     with torch.random.fork_rng(devices=[]):

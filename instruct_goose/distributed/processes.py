@@ -127,8 +127,10 @@ def packed(x: object) -> bytes:
 
 def unpacked(data: bytes) -> Any:
     "What was packed; its tensors are on this process's device."
-    return torch.load(io.BytesIO(data), weights_only=True, map_location=lambda storage, kind:
-                      storage if kind == "cpu" else storage.cuda())
+    def here(storage: Any, kind: str) -> Any:
+        return storage if kind == "cpu" else storage.cuda()
+
+    return torch.load(io.BytesIO(data), map_location=here, weights_only=True)
 
 # %% ../../nbs/guides/several_processes.ipynb #ea0dbca2
 @contextmanager
