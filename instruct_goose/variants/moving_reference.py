@@ -42,8 +42,8 @@ class Reference:
                       for m in (model, policy))
         if every is not None and own != there:
             odd = next(name for name in [*own, *there] if own.get(name) != there.get(name))
-            raise ValueError(f"ref_every is set, and the reference cannot follow the policy: {odd} "
-                             f"is {own.get(odd)} in one and {there.get(odd)} in the other")
+            raise ValueError("ref_every is set, and the reference cannot follow the policy: "
+                             f"{odd} is {own.get(odd)} in one and {there.get(odd)} in the other")
 
     def after(self, iteration: int) -> dict[str, int]: # for the log; {} where it stays
         "Follow, if that is due when so many iterations are done."
