@@ -134,7 +134,7 @@ def test_rewards_by_their_place(here, tokenizer):
     ("rewards.py:missing", "asks for 'colour'"), ("half.py:f", "half.py does not run: SyntaxError"), ("llama", "score.weight"), (".", "is no reward model"), ("score", "FILE.py:NAME"))),
     (["--model", "lama"], "no directory 'lama'"), (["--model", "empty"], "holds no model"), (["--data", "no.jsonl"], "no file 'no.jsonl'"), (["--data", "none.jsonl"], "none.jsonl: no rows"),
     (["--data", "rewards.py"], "suffix"), (["--output-dir", "llama"], "already holds a run"), (["--max-new-tokens", "64"], "no room for a prompt"), (["--max-new-tokens", "62"], "the limit is 2"),
-    (["--config", "bad.yaml"], "here it is called lr"), (["--config", "no.yaml"], "no.yaml"), (["--reward-weights", "1", "2"], "2 reward_weights and 1 rewards")])
+    (["--sft", "prompts.jsonl"], "no 'completion'"), (["--config", "bad.yaml"], "here it is called lr"), (["--config", "no.yaml"], "no.yaml"), (["--reward-weights", "1", "2"], "2 reward_weights and 1 rewards")])
 def test_what_cannot_be_used_is_one_sentence_and_nothing_is_made(here, monkeypatch, change, says):
     monkeypatch.setattr(own_run, "own_model", lambda *_: pytest.fail("the model was loaded"))
     Path("half.py").write_text("def f(:\n"); Path("empty").mkdir(); Path("none.jsonl").touch(); Path("bad.yaml").write_text("learning_rate: 3\n")
@@ -145,16 +145,17 @@ def test_what_cannot_be_used_is_one_sentence_and_nothing_is_made(here, monkeypat
 
 
 @pytest.mark.parametrize("model", first(1, ["llama", "gpt2"]))
-def test_a_run_with_held_out_prompts_and_more_steps_later(here, capsys, model):
+def test_a_run_with_demonstrations_held_out_prompts_and_more_steps_later(here, capsys, model):
+    write("demos.jsonl", [{"prompt": "is tea ", "completion": "hot"}, {"messages": [{"role": "user", "content": "rain?"}, {"role": "assistant", "content": "wet"}]}])
     write("eval.jsonl", [{"prompt": "Rome?", "answer": "no", "n": 1}])
-    Path("run.yaml").write_text(f"model: {model}\ndata: prompts.jsonl\nreward: rewards.py:score\nalgorithm: rloo\ngroup-size: 2\neval_data: eval.jsonl\nlr: 1e-3\neval_every: 1\n")
+    Path("run.yaml").write_text(f"model: {model}\ndata: prompts.jsonl\nreward: rewards.py:score\nalgorithm: rloo\ngroup-size: 2\nsft: demos.jsonl\nsft_steps: 3\nsft_lr: 1e-3\neval_data: eval.jsonl\nlr: 1e-3\neval_every: 1\n")
     main(["train", "--config", "run.yaml", "--output-dir", "run", *TINY])
     shown = capsys.readouterr().out
     settings, summary = (json.loads(Path(f"run/{name}.json").read_text()) for name in ("config", "summary"))
     assert settings["algorithm"] == "rloo" and settings["lr"] == 1e-3 and settings["group_size"] == 2 and summary["held_out_reward"].keys() == {"before", "after"}
     assert "Rome?" in shown and "Rome?" in Path("run/samples.md").read_text() and "held_out_reward" in log("run")[0]
     assert log("run")[0]["reward_noise"] == log("run")[0]["reward_shift"] == 0 and "reward_noise" not in log("run")[1]  # asked again, now and then
-    assert AutoModelForCausalLM.from_pretrained("run/policy") and AutoTokenizer.from_pretrained("run/policy").chat_template == CHAT
+    for part in ("sft", "policy"): assert AutoModelForCausalLM.from_pretrained(f"run/{part}") and AutoTokenizer.from_pretrained(f"run/{part}").chat_template == CHAT
     assert Agent.from_pretrained("run/policy") and "RLOO, 2 iterations" in Path("run/policy/README.md").read_text()
     assert refused("train", "--config", "run.yaml", "--output-dir", "run", *TINY).endswith("runs/")
     main(["train", "--config", "run.yaml", "--output-dir", "run", *TINY, "--resume", "--steps", "3"])
