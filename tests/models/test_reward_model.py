@@ -176,6 +176,12 @@ def test_each_text_as_if_alone(kind, labels, label, tokenizer):
     assert judge.training and all(p.grad is None for p in judge.parameters())
 
 
+def test_a_pipeline_of_one_label_is_a_reward():
+    judge = classifier("bert", 1)
+    pipe = transformers.pipeline("text-classification", model=judge, tokenizer=SENTENCE)
+    assert judge_texts(pipe, TEXTS).scores.tolist() == pytest.approx(slow(judge, SENTENCE, 0), abs=1e-4)
+
+
 @pytest.mark.parametrize("call, error, says", [
     (lambda: judge_texts(classifier("bert", 1), TEXTS), TypeError, r"reads token ids: pass Classifier\(model, tokenizer"),
     (lambda: Classifier(classifier("bert", 1).bert, SENTENCE), TypeError, "BertModel is no sequence classifier"),
