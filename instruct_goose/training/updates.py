@@ -127,7 +127,12 @@ def backward(agent: Agent, reading: Reading, loss_fn: Loss, micro: Rollout) -> S
     "The gradient of a micro-batch's loss. Raises FloatingPointError if that is not finite."
     now = reading(micro)
     pulled = {name: x for name, x in now._asdict().items() if x is not None and x.requires_grad}
-    loss, parts = loss_fn(now, micro)
+    match loss_fn(now, micro):
+        case (Tensor() as loss, dict() as parts) if loss.numel() == 1:
+            pass
+        case _:
+            raise TypeError("loss must return (loss, parts): a tensor of one number, and a "
+                            "dictionary of numbers for the log, as super().loss does")
     if not loss.isfinite():
         require_finite(micro, "old_logprobs", "ref_logprobs", "advantages", "returns")
         raise FloatingPointError(f"the loss is {loss.item()}")

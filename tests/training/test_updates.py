@@ -212,3 +212,10 @@ def test_every_part_of_the_loss_is_logged_and_adds_up_over_micro_batches():
     assert whole["rows"] == cut["rows"] == 2. and whole["likely"] == pytest.approx(cut["likely"], rel=1e-9) and 0 < whole["likely"] < 8
     assert set(whole) - set(plain) == {"rows", "likely"} and set(plain) <= set(whole)
     assert whole["entropy"] == pytest.approx(plain["entropy"])  # of the rollout, not that of the loss's own call
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(()), (torch.ones(2), {}), (torch.ones(()), torch.ones(()))], ids=["a loss alone", "two numbers", "parts without names"])
+def test_what_a_loss_must_return_is_said(wrong):
+    t = trainer(minibatches=1, epochs=1)
+    t.loss = lambda now, batch: wrong
+    with pytest.raises(TypeError, match=r"return \(loss, parts\)"): t.step(PROMPTS, lambda texts: [len(x) for x in texts])
