@@ -61,8 +61,8 @@ save: setup  ## export the notebooks, refresh their stored outputs, clean them, 
 	@$(BIN)/nbdev-export
 	$(say) "instruct_goose/exercises.json from the lessons"
 	@$(BIN)/python docs/exercise_table.py
-	$(say) "nbdev-test --save: run the notebooks and store their outputs"
-	@OMP_NUM_THREADS=1 $(BIN)/nbdev-test --save --n-workers $(WORKERS)
+	$(say) "run the notebooks, each in its own process, and store their outputs"
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/notebooks.py --save --workers $(WORKERS)
 	$(say) "nbdev-clean"
 	@$(BIN)/nbdev-clean
 	$(say) "README.md from nbs/index.ipynb"

@@ -4,6 +4,7 @@
     python tests/notebooks.py learn/16_trainer reference   some, by their names in nbs/
     python tests/notebooks.py --without learn/16_trainer     all others
     python tests/notebooks.py --json FILE                         what happened, for a program
+    python tests/notebooks.py --save                              store what they print and draw
 """
 import argparse
 import importlib
@@ -44,7 +45,7 @@ def find(names: list[str]) -> list[Path]:
     return [every[t] for t in order if not names or any(t in found for found in chosen.values())]
 
 
-def run(path: Path) -> dict:
+def run(path: Path, save: bool) -> dict:
     "One notebook; `fell` is None, or where and why."
     cfg, pretty, fell = get_config(), CaptureShell.prettytb, {}
 
@@ -58,15 +59,15 @@ def run(path: Path) -> dict:
         return pretty(shell, *args, **kwargs)
 
     CaptureShell.prettytb = caught
-    ok, seconds = run_nb(path, skip_flags=cfg.tst_flags.split(), basepath=cfg.config_path, cell_timeout=cfg.cell_timeout)
+    ok, seconds = run_nb(path, skip_flags=cfg.tst_flags.split(), basepath=cfg.config_path, cell_timeout=cfg.cell_timeout, save=save)
     return {"name": title(path), "seconds": round(seconds, 1), "fell": None if ok else fell or {"error": "it could not be read"}}
 
 
-def in_a_process(path: Path) -> dict:
+def in_a_process(path: Path, save: bool = False) -> dict:
     "A fresh process for each notebook; no daemon, since lessons start processes of their own."
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
-    process = context.Process(target=lambda: there.send(run(path)))
+    process = context.Process(target=lambda: there.send(run(path, save)))
     with forking: process.start()
     there.close()
     try: result = here.recv()
@@ -81,13 +82,14 @@ def main():
     parser.add_argument("--without", nargs="*", default=[], help="names that are left out")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--save", action="store_true", help="store the outputs in the notebooks")
     args = parser.parse_args()
     paths, results = [p for p in find(args.names) if title(p) not in args.without], []
     for name in OFTEN: importlib.import_module(name)
     for name in ("AutoModelForCausalLM", "GPT2LMHeadModel", "LlamaForCausalLM", "PreTrainedTokenizerFast"): getattr(transformers, name)
     os.chdir(nbs)
     with ThreadPoolExecutor(args.workers) as pool:
-        for done in as_completed([pool.submit(in_a_process, p) for p in paths]):
+        for done in as_completed([pool.submit(in_a_process, p, args.save) for p in paths]):
             results.append(r := done.result())
             print(f"{'FAILED' if r['fell'] else 'ok    '} {r['name']:<34} {r['seconds']:6.1f} s", flush=True)
     if args.json: args.json.write_text(json.dumps(sorted(results, key=lambda r: r["name"])), "utf-8")
