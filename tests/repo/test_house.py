@@ -18,11 +18,11 @@ MODULES = sorted(p for p in package.rglob("*.py") if p.name != "_modidx.py" and 
 each = pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(package).as_posix())
 TODAY = {
     "modules": 77,            # 80
-    "lines": 16760,         # 15,500
+    "lines": 15500,         # 15,500
     "lines of a module": 700, # 700
     "siblings": 12,           # 12
     "trainer first": 8,      # 8
-    "Any": 70,               # 100
+    "Any": 66,               # 100
     "untested modules": 0,
     "imports upwards": 0}      # 0
 # each floor may import what stands before it, and its own; the longest beginning that fits a module counts
