@@ -126,6 +126,10 @@ def test_rewards_by_their_place(here, tokenizer):
     rows = read_prompts("prompts.jsonl", tokenizer)
     assert try_reward([load_reward("rewards.py:score")], rows, tokenizer) == [15., 15.] and try_reward([load_reward("rewards.py:later")], rows, tokenizer) == [1., 1.]
     assert try_reward([load_reward("rewards.py:judge"), load_reward("rewards.py:later")], rows, tokenizer, [1., -3.]) == [-1., -1.]
+    (here / "elsewhere").mkdir()
+    Path("elsewhere/beside_it.py").write_text("points = 7.")
+    Path("elsewhere/r.py").write_text("from beside_it import points\ndef score(texts): return [points for _ in texts]")
+    assert try_reward([load_reward("elsewhere/r.py:score")], rows, tokenizer) == [7., 7.]  # a file may import what stands beside it
     assert str(here) not in sys.path[:1]
 
 

@@ -13,6 +13,7 @@ from instruct_goose.runs.microscope import (
     QUANTITIES,
     four_digits,
     read_tokens,
+    response_notes,
     seen_tokens,
 )
 from instruct_goose.training.callbacks import Callback
@@ -50,6 +51,7 @@ def test_each_number_is_the_one_of_its_token(settings):
     trainer, _ = trained(keep, **settings)
     for seen, r, now in keep.seen:
         stride = math.ceil(len(r) / 3)
+        assert ("group" in response_notes(r, [0], trainer.config, None)[0]) == ("group_size" in settings)
         assert len(seen) == len(range(0, len(r), stride)) <= 3
         for response, row in zip(seen, range(0, len(r), stride), strict=True):
             length = int(r.mask[row].sum())

@@ -8,6 +8,7 @@ import torch
 from small_models import tiny
 
 from instruct_goose.training.config import RLHFConfig
+from instruct_goose.training.score_shaping import training_scores
 from instruct_goose.training.trainer import RLHFTrainer
 
 PROMPTS = ["the film", "a plot is", "the plot", "film"]
@@ -44,6 +45,13 @@ def test_each_function_is_scaled_in_its_group_and_the_sum_in_the_batch(tokenizer
     got = (r.advantages * r.mask).sum(-1) / r.mask.sum(-1)
     assert got.tolist() == pytest.approx(expected, abs=1e-4) and max(expected) > .5
     assert r.scores.tolist() == pytest.approx([g - .5 * n + 2 * (0 if math.isnan(s) else s) for g, n, s in zip(*(p.tolist() for p in r.score_parts.values()), strict=True)])  # as they were given
+
+
+def test_raw_scores_of_several_functions_stay_as_they_were_added_up(tokenizer):
+    t = trainer(tokenizer, reward_weights=(1., .1))
+    r = t.score(t.rollout(PROMPTS[:2]), [good, long])
+    assert r.scores.tolist() == pytest.approx([g + .1 * n for g, n in zip(*(p.tolist() for p in r.score_parts.values()), strict=True)])
+    assert training_scores(r, t.config, t.eos_ids, t.reward_scale.moments)[0] is r.scores
 
 
 def test_the_running_deviation_is_that_of_all_scores_and_goes_on_in_another_process(tokenizer):
