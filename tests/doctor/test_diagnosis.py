@@ -60,6 +60,8 @@ CAP = {"importance_mean": .99}
     ({}, []),
     ({"max_sampler_deviation": lambda i: 2. if i == 7 else 0.}, ["sampler mismatch"]),
     (CAP | {"sampler_kl": lambda i: .01 * i}, ["sampler left behind"]),     # 8.3 tokens: as far as the reference, .1 a response and iteration
+    (CAP | {"sampler_kl": lambda i: .105 if i > 5 else .01}, ["sampler left behind"]),  # more than ten times as far as at first
+    (CAP | {"sampler_kl": lambda i: .095 if i > 5 else .01}, []),
     (CAP | {"sampler_kl": lambda i: .004 * i}, []),                         # a third as far
     (CAP | {"sampler_kl": lambda i: .006 if i > 8 else 1e-4}, []),          # too little to matter
     (CAP | {"sampler_kl": lambda i: .01 * i, "reference_moved": 1.}, []),   # the reference is near because it follows

@@ -66,6 +66,14 @@ def test_a_changed_record_is_named(name, change, settings):
     assert name not in before and name in [f.name for f in diagnose(log, config, tokens)]
 
 
+@pytest.mark.parametrize("recorded, named", [(3, False), (4, True)])
+def test_the_same_prompts_are_named_from_the_fourth_record_on(recorded, named):
+    log, config, tokens = run()
+    tokens = {i: tokens[i] for i in list(tokens)[:recorded]}
+    each(same_prompt)(tokens)
+    assert ("same prompts" in [f.name for f in diagnose(log, config, tokens)]) == named
+
+
 def test_every_rule_on_tokens_is_tried_above():
     assert {name for name, *_ in CHANGES} == {r.name for r in RULES if "@" in r.needs}
 

@@ -206,5 +206,5 @@ def test_a_kept_model_needs_no_package(tmp_path, monkeypatch):
     for part in (made := stand_in(["a"])): part.save_pretrained(tmp_path / "kept")
     model, tokenizer = load_smollm(tmp_path / "kept")
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), made[0].state_dict().values(), strict=True))
-    assert tokenizer.get_vocab() == made[1].get_vocab()
+    assert tokenizer.get_vocab() == made[1].get_vocab() and model.get_input_embeddings().num_embeddings == len(tokenizer)
 

@@ -275,3 +275,10 @@ def test_what_a_notebook_shows():
     assert repr(r.texts[2].removeprefix(r.prompts[2])[:60]) in repr(r) and "Rollout of 8" in repr(r) and "Rollout of 1" in repr(r[3])
     assert "<b>" not in Rollout(*(getattr(r[[0]], k) for k in ("query_ids", "query_mask", "response_ids", "mask")), texts=["<b>"])._repr_html_()
     assert "grpo, 3 of 3 iterations done. GPT2LMHeadModel on cpu" in repr(t) and len(repr(t)) < 600
+
+
+def test_a_line_tells_what_is_known():
+    "300 tokens in 2 + 1 + 3 seconds are 50 a second."
+    m = {"reward_mean": .254, "kl_to_reference": 1., "held_out_reward": None, "clip_fraction": .256, "tokens": 300, "seconds_rollout": 2., "seconds_score": 1., "seconds_optimize": 3.}
+    assert module.in_short(m) == "reward 0.25, KL 1.00, clipped 26%, 50 tokens/s"
+    assert module.in_short({"entropy": 2., "tokens": 300}) == "entropy 2.00"
