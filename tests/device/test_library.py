@@ -127,6 +127,18 @@ def test_in_half_precision_the_gpus_step_is_our_own(gpu, kind):
         torch.testing.assert_close(ours(token), theirs(token), atol=16 * 2.**-8, rtol=0)
 
 
+def test_a_step_that_cannot_be_captured_runs_without_a_graph(gpu, monkeypatch):
+    model, ids, mask = tiny("llama").cuda(), torch.tensor([[0, 3, 4], [0, 5, 6]]).cuda(), torch.ones(2, 3).bool().cuda()
+    (_, plain), (_, graph) = (begin(model, ids, mask, 3, graph=True) for _ in range(2))
+    token = torch.tensor([7, 2]).cuda()
+    seen = [graph(token).clone(), graph(token).clone()]
+    assert graph.graph is not None and torch.equal(graph.token, token)
+    def capture(self, token): raise RuntimeError("operation not permitted when stream is capturing")
+    monkeypatch.setattr(GraphSteps, "capture", capture)
+    with pytest.warns(UserWarning, match="no CUDA graph of the sampler's step.*not permitted") as warned: said = [plain(token), plain(token)]
+    assert len(warned) == 1 and plain.graph is None and all(map(torch.equal, said, seen))
+
+
 def hooked(model):
     "One that our own step does not read."
     model.get_output_embeddings().register_forward_hook(lambda *_: None)
