@@ -30,6 +30,7 @@ from instruct_goose.data.files import BadRow
 from instruct_goose.models.loading import find_model
 from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
+    SAMPLE,
     as_yaml,
     load_reward,
     own_tokenizer,
@@ -130,6 +131,8 @@ def test_rewards_by_their_place(here, tokenizer):
     Path("elsewhere/beside_it.py").write_text("points = 7.")
     Path("elsewhere/r.py").write_text("from beside_it import points\ndef score(texts): return [points for _ in texts]")
     assert try_reward([load_reward("elsewhere/r.py:score")], rows, tokenizer) == [7., 7.]  # a file may import what stands beside it
+    def lengths(texts, completion_ids): return [float(len(ids)) for ids in completion_ids]
+    assert try_reward([lengths], rows, tokenizer) == [float(len(tokenizer(SAMPLE, add_special_tokens=False)["input_ids"]))] * 2
     assert str(here) not in sys.path[:1]
 
 
