@@ -15,18 +15,20 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .masks import (
-    chosen, last_index, only_tensors, same_shape, wide)
+    chosen, last_index, only_tensors, refuse_if, same_shape, wide)
 
 # %% ../../nbs/learn/06_kl.ipynb #a3798c8d
 def _distributions(**rows: Tensor):
     "Refuse rows that are not log-probabilities of a whole vocabulary."
     for name, lp in rows.items():
         total = lp.detach().float().logsumexp(-1)
-        off = (total.abs() > (.1 if lp.dtype.itemsize < 4 else 1e-3)).nonzero()
-        if len(off):
-            at = tuple(off[0].tolist())
-            raise ValueError(f"{name}: the probabilities at {at} sum to {total[at].exp():.3g}, "
-                             "not 1; pass logits.log_softmax(-1) over the whole vocabulary")
+        off = total.abs() > (.1 if lp.dtype.itemsize < 4 else 1e-3)
+
+        def error(name: str = name, total: Tensor = total, off: Tensor = off) -> ValueError:
+            at = tuple(off.nonzero()[0].tolist())
+            return ValueError(f"{name}: the probabilities at {at} sum to {total[at].exp():.3g}, "
+                              "not 1; pass logits.log_softmax(-1) over the whole vocabulary")
+        refuse_if(off.any(), error)
 
 # %% ../../nbs/learn/06_kl.ipynb #e4a3609b
 def exact_kl(

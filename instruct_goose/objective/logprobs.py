@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .logprobs_in_pieces import LogprobsInPieces
-from .masks import only_tensors, same_shape, wide
+from .masks import only_tensors, refuse_if, same_shape, wide
 
 # %% ../../nbs/learn/05_logprobs.ipynb #a885bdfa
 def log_softmax(
@@ -33,10 +33,9 @@ def _check_temperature(temperature: int | float | Tensor):
 
 # %% ../../nbs/learn/05_logprobs.ipynb #03425cf7
 def _check_ids(tokens: Tensor, vocab: int):
-    if tokens.numel() and (tokens.min() < 0 or tokens.max() >= vocab):
-        raise ValueError(f"token ids run from {tokens.min()} to {tokens.max()}, the vocabulary "
-                         f"from 0 to {vocab - 1}. Padding may hold any valid id: the mask "
-                         "keeps it out, not the id")
+    refuse_if(((tokens < 0) | (tokens >= vocab)).any(), lambda: ValueError(
+        f"token ids run from {tokens.min()} to {tokens.max()}, the vocabulary from 0 to "
+        f"{vocab - 1}. Padding may hold any valid id: the mask keeps it out, not the id"))
 
 # %% ../../nbs/learn/05_logprobs.ipynb #d512b82f
 def token_logprobs(
@@ -71,7 +70,7 @@ def logprobs_from_hidden(
     bias: Float[Tensor, "vocab"] | None = None, # of the head, if it has one
     with_entropy: bool = False,             # return (logprobs, entropy)
     *,
-    chunk_bytes: int | None = None,         # of logits in memory at a time; None: TILE_BYTES
+    chunk_bytes: int | None = None,         # of logits in memory at a time; None: tile_bytes
 ) -> Float[Tensor, "tokens"] | tuple[Float[Tensor, "tokens"], ...]: # in nats
     """`token_logprobs` and `entropy` of the logits hidden·weightᵀ + bias, a piece of the
     table at a time, see `LogprobsInPieces`. What does not fit into one piece is computed

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TILE_BYTES', 'Head', 'head_scores', 'tile_shape', 'tiles', 'own_column', 'Blocks', 'tile_gradient', 'add_product',
-           'shape_for', 'LogprobsInPieces', 'Compared', 'compare_heads']
+           'tile_bytes', 'shape_for', 'LogprobsInPieces', 'Compared', 'compare_heads']
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0003
 import math
@@ -110,11 +110,17 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a.to(b.dtype) @ b
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0031
-TILE_BYTES = {"cpu": 2**24} # its cache holds them; a GPU wants few and long kernels: 2**28
+TILE_BYTES = {"cpu": 2**24} # a CPU's cache holds so many
+
+def tile_bytes(device: torch.device) -> int:
+    "Of a tile by default: a GPU wants few and long kernels, and gives a 32nd of its memory."
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // 32
+    return TILE_BYTES.get(device.type, 2**28)
 
 def shape_for(tokens: int, weight: Tensor, tables: int, bytes: int | None) -> tuple[int, int]:
-    "Of a tile, where so many exist at a time, in so many bytes; None: `TILE_BYTES`."
-    bytes = bytes or TILE_BYTES.get(weight.device.type, 2**28)
+    "Of a tile, where so many exist at a time, in so many bytes; None: `tile_bytes`."
+    bytes = bytes or tile_bytes(weight.device)
     return tile_shape(tokens, len(weight), bytes // (tables * wide(weight[:0]).itemsize))
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0033
@@ -154,7 +160,8 @@ class LogprobsInPieces(torch.autograd.Function):
         g, k = grad_outputs if with_entropy else (grad_outputs[0], None)
         g = torch.zeros_like(lse) if g is None else g
         moved = g != 0 if k is None else (g != 0) | (k != 0)
-        live = slice(None) if moved.all() else moved.nonzero()[:, 0]  # without a copy if all are
+        everything = moved.is_cuda or moved.all() # a GPU is not asked, and all rows are computed
+        live = slice(None) if everything else moved.nonzero()[:, 0]
         hidden, tokens, lse, entropy, g = (x[live] for x in (whole, tokens, lse, entropy, g))
         k, kept = (None if x is None else x[live] for x in (k, kept))
         g, k = inner * g, None if k is None else inner * k

@@ -61,7 +61,7 @@ def update_meters(
                       surrogate_settings),
         ratio_mean=masked_mean(ratio, mask),
         ratio_std=masked_var(ratio, mask, unbiased=False).sqrt(),
-        ratio_min=ratio[mask].min(), ratio_max=ratio[mask].max())
+        ratio_min=ratio.where(mask, torch.inf).min(), ratio_max=ratio.where(mask, 0.).max())
 
 # %% ../../nbs/learn/10_ppo.ipynb #4f973acb
 def ppo_loss(

@@ -52,5 +52,5 @@ def explained_variance(
     error = returns - wide(values.detach())
     left, total = (masked_var(x, mask, unbiased=False) for x in (error, returns))
     # rounding gives equals a variance
-    varies = (returns[mask] != returns[mask][0]).any()
+    varies = returns.where(mask, torch.inf).min() != returns.where(mask, -torch.inf).max()
     return torch.where(varies, 1 - left / total, torch.nan)

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 
 from ..models.agent import Agent, Evaluation
 from ..models.families import plain_head, trunk
-from ..models.response import response_hidden, response_logits, response_logprobs
+from ..models.response import response_hidden, response_logits, response_logprobs, sent
 
 from ..objective.kl import exact_kl, sequence_kl
 from ..objective.logprobs import entropy, log_softmax
 from ..objective.logprobs_in_pieces import Compared, compare_heads, Head
 from .config import RLHFConfig
-from .rollout import Queries, Rollout, by_length
+from .rollout import Queries, Rollout, by_length, pieces
 from .sampling import Sampler
 
 # %% ../../nbs/reference/training/annotate.ipynb #a15f6d9e
@@ -30,6 +30,7 @@ def precision(config: RLHFConfig, device: torch.device) -> torch.autocast:
 
 def tokens_of(r: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "query ids and mask, response ids and mask: what a model needs to see of a rollout."
+    r = r.readable
     return r.query_ids, r.query_mask, r.response_ids, r.real
 
 @torch.no_grad()
@@ -37,11 +38,12 @@ def annotations(
     agent: Agent, ref_model: PreTrainedModel, rollout: Rollout, config: RLHFConfig,
 ) -> dict[str, Tensor]: # old_logprobs, ref_logprobs, entropy, kl, and for gae values
     "What policy, reference and value function say of each token: (B, T) each, 0 at padding."
-    size, order = config.micro_batch_size, by_length(rollout.to_(agent.model.device))
+    rollout.to_(agent.model.device)
+    order = by_length(rollout) if config.in_pieces else torch.arange(len(rollout))
     with precision(config, rollout.mask.device):
-        parts = [annotate_rows(agent, ref_model, rollout[rows], config)
-                 for rows in (order.split(size) if size else [slice(None)])]
-    back = order.argsort() if size else slice(None)
+        parts = [annotate_rows(agent, ref_model, rows, config)
+                 for rows in pieces(rollout[order], config)]
+    back = sent(order.argsort(), rollout.mask.device)
     return {name: torch.cat([part[name] for part in parts])[back] for name in parts[0]}
 
 # %% ../../nbs/reference/training/annotate.ipynb #2aa383f2
@@ -52,8 +54,9 @@ def annotate_rows(agent: Agent, ref_model: PreTrainedModel, r: Rollout,
     if head is None or ref_head is None:
         hidden, said = None, compare_row_by_row(agent.model, ref_model, r, c.temperature)
     else:
-        hidden, ref = (response_hidden(m, *tokens_of(r))[r.mask] for m in (agent.model, ref_model))
-        tokens = r.response_ids[r.mask]
+        hidden, ref = (r.written(response_hidden(m, *tokens_of(r)))
+                       for m in (agent.model, ref_model))
+        tokens = r.written(r.response_ids)
         said = compare_heads(hidden, Head(head.weight, head.bias), ref,
                              Head(ref_head.weight, ref_head.bias), tokens, c.temperature)
     names = ("old_logprobs", "ref_logprobs", "entropy", "kl")
@@ -73,9 +76,9 @@ def at_tokens(numbers: Float[Tensor, "tokens"], r: Rollout) -> Float[Tensor, "ba
 def next_token_logits(r: Rollout, model: PreTrainedModel) -> Float[Tensor, "tokens vocab"]:
     "The model's logits for the sampled tokens: real ones only, in row order."
     if (head := plain_head(model)) is not None:
-        return head(response_hidden(model, *tokens_of(r))[r.mask])
+        return head(r.written(response_hidden(model, *tokens_of(r))))
     rows = (r[i] for i in range(len(r)))
-    return torch.cat([response_logits(model, *tokens_of(row))[row.mask] for row in rows])
+    return torch.cat([row.written(response_logits(model, *tokens_of(row))) for row in rows])
 
 # %% ../../nbs/reference/training/annotate.ipynb #b13d293e
 def compare_row_by_row(policy: PreTrainedModel, ref_model: PreTrainedModel, r: Rollout,
@@ -83,7 +86,7 @@ def compare_row_by_row(policy: PreTrainedModel, ref_model: PreTrainedModel, r: R
     "As `compare_heads`, from whole tables."
     rows = []
     for row in (r[i] for i in range(len(r))):
-        tokens = row.response_ids[row.mask][:, None]
+        tokens = row.written(row.response_ids)[:, None]
         models = (policy, ref_model)
         pi, ref = (log_softmax(next_token_logits(row, m), temperature) for m in models)
         own, ref_own = (x.gather(-1, tokens)[:, 0] for x in (pi, ref))
@@ -122,9 +125,9 @@ def kl_charge(
     "β·Σₜ k(ℓₜ): what the KL penalty takes off the reward of each response."
     if c.kl_placement == "loss" or beta == 0:
         return torch.zeros(len(r), device=r.mask.device)
-    size, charged = c.micro_batch_size or len(r), []
+    charged = []
     with precision(c, r.mask.device):
-        for part in (r[i:i + size] for i in range(0, len(r), size)):
+        for part in pieces(r, c):
             pi, ref = (response_logprobs(m, *tokens_of(part), c.temperature)
                        for m in (agent.model, ref_model))
             charged.append(sequence_kl(pi, ref, part.mask, c.kl_estimator or "k1"))

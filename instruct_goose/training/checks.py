@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ..objective.masks import refuse_if
 from ..objective.policy_loss import probability_ratio
 from .config import RLHFConfig
 from .rollout import Rollout
@@ -38,10 +39,12 @@ def check_ratio(
     "max|ρₜ − 1|. Raises ValueError if it is more than rounding: 10⁻³, in half precision ½."
     off = (probability_ratio(logprobs, old_logprobs, mask) - 1).abs()
     limit = 1e-3 if eps < 1e-4 else .5
-    if not off.max() <= limit:
+
+    def error() -> ValueError:
         row, t = divmod(int(off.argmax()), off.shape[1])
-        raise ValueError(f"{what}: at token {t} of response {row} the ratio is off 1 by "
-                         f"{off.max():.3g}, which is more than {limit}.\n{RATIO_CAUSES}")
+        return ValueError(f"{what}: at token {t} of response {row} the ratio is off 1 by "
+                          f"{off.max():.3g}, which is more than {limit}.\n{RATIO_CAUSES}")
+    refuse_if(~(off.max() <= limit), error)
     return off.max()
 
 # %% ../../nbs/reference/training/checks.ipynb #711f72f6
@@ -51,12 +54,14 @@ def require_finite(rollout: Rollout, *names: str) -> None:
         if (x := getattr(rollout, name)) is None:
             continue
         bad = ~x.isfinite() & (rollout.mask if x.ndim == 2 else True)
-        if bad.any():
+
+        def error(name: str = name, x: Tensor = x, bad: Tensor = bad) -> FloatingPointError:
             row, *t = bad.nonzero()[0].tolist()
             token = f"token {t[0]} of " if t else ""
             text = f", {rollout.texts[row][:200]!r}" if rollout.texts else ""
-            raise FloatingPointError(
+            return FloatingPointError(
                 f"{name} is {x[(row, *t)].item()} at {token}response {row}{text}")
+        refuse_if(bad.any(), error)
 
 # %% ../../nbs/reference/training/checks.ipynb #23b112e6
 @contextmanager
@@ -79,9 +84,9 @@ def blaming(agent: nn.Module, ref_model: nn.Module, iteration: int) -> Iterator[
 def require_finite_weights(model: nn.Module) -> None:
     "Raises FloatingPointError if the last step has made a weight infinite or NaN."
     weights = [p for p in model.parameters() if p.is_floating_point()]
-    if not torch.nn.utils.get_total_norm(weights, norm_type=math.inf).isfinite():
-        raise FloatingPointError("the optimizer has made a weight infinite or NaN: go back to the "
-                                 "last checkpoint")
+    norm = torch.nn.utils.get_total_norm(weights, norm_type=math.inf)
+    refuse_if(~norm.isfinite(), lambda: FloatingPointError(
+        "the optimizer has made a weight infinite or NaN: go back to the last checkpoint"))
 
 def require_trainable(parameters: Iterable[Tensor]) -> None:
     "Raises ValueError for float16: its NaN would come later, and from nowhere."

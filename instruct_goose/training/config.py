@@ -393,7 +393,9 @@ class RLHFConfig(Settings):
     kl_early_stop: Positive | None = None  # nats per response from π_old; beyond it, no more steps
     minibatches: Count = 2  # optimizer steps per pass
     micro_batch_size: Count | None = None  # rows in memory at once; None: all. Changes no result
+    micro_batch_tokens: Count | None = None  # the same by tokens, padding among them; or both
     autocast: Literal["bfloat16"] | None = None  # of matrix products; None: as the weights
+    tf32: bool = False  # float32 products on a GPU with 10 bits of 23, in the whole process
     lr: Positive = 1e-5  # of the policy; a model of under a million weights wants about 1e-3
     value_lr: Positive | None = None  # learning rate of the value function; None: the policy's
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"  # or falling to 0 over steps
@@ -420,6 +422,11 @@ class RLHFConfig(Settings):
             if all(getattr(self, k) == x for k, x in preset.items() if k not in SIZES):
                 return name
         return "custom"
+
+    @property
+    def in_pieces(self) -> bool:
+        "Are minibatches cut into micro-batches?"
+        return self.micro_batch_size is not None or self.micro_batch_tokens is not None
 
     @property
     def needs(self) -> str | None:

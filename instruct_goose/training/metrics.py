@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['Metrics', 'WATCHED', 'METERS', 'MOST', 'ROWS', 'correlation', 'distinct', 'of_texts', 'discounts', 'of_advantages',
-           'prompt_nll', 'gradient_slopes', 'expected_pulls', 'number', 'History', 'sparkline', 'describe', 'of_scores',
-           'of_sampler', 'describe_step', 'step_log', 'held_out_notes', 'average_steps', 'of_prompts', 'some_weights',
-           'weight_changes', 'Movement', 'in_short']
+           'prompt_nll', 'gradient_slopes', 'expected_pulls', 'number', 'numbers', 'History', 'sparkline', 'describe',
+           'of_scores', 'of_sampler', 'describe_step', 'step_log', 'held_out_notes', 'average_steps', 'of_prompts',
+           'some_weights', 'weight_changes', 'Movement', 'in_short']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -33,7 +34,7 @@ from ..objective.value_loss import explained_variance
 from .annotate import next_token_logits, precision
 from .checks import check_ratio
 from .config import RLHFConfig
-from .rollout import Rollout, finished
+from .rollout import Rollout, finished, pieces
 from .updates import advantages_of, averaging, importance_weights, Seen
 
 # %% ../../nbs/reference/training/metrics.ipynb #38b39816
@@ -100,14 +101,14 @@ def of_advantages(r: Rollout, c: RLHFConfig) -> dict:
 @torch.no_grad()
 def prompt_nll(model: PreTrainedModel, r: Rollout) -> Tensor: # NaN: no prompt has two tokens
     "−mean log π_ref(qₜ|q₁…qₜ₋₁) / log V, t > 1, of at most 8 prompts: 1 is a guess."
-    some = r[::math.ceil(len(r) / 8)]
+    some = r.readable[::math.ceil(len(r) / 8)]
     ids, mask = compact(some.query_ids, some.query_mask, side="right")
     long = mask.sum(-1) > 1
     if not long.any():
         return torch.tensor(torch.nan)
     ids, mask = ids[long], mask[long]
     logprobs = response_logprobs(model, ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:])
-    return -masked_mean(logprobs, mask[:, 1:]) / math.log(vocabulary_size(model))
+    return -masked_mean(logprobs.cpu(), mask[:, 1:]) / math.log(vocabulary_size(model))
 
 # %% ../../nbs/reference/training/metrics.ipynb #8d8ad4ac
 def gradient_slopes(
@@ -116,8 +117,8 @@ def gradient_slopes(
     "Slope ⟨g, e⟩ / ⟨e, e⟩ and cosine of −∂L/∂x, g, on `expected_pulls`, e; NaN where e is 0."
     log, names = {}, {"logprobs": "policy", "values": "value", "entropy": "entropy"}
     for name, e in expected_pulls(batch, config, ent_weight).items():
-        e, found = e[batch.mask].double(), [s.pulls[name] for s in seen if name in s.pulls]
-        g = torch.cat(found)[batch.mask].double() if found else torch.full_like(e, torch.nan)
+        e, found = batch.written(e).double(), [s.pulls[name] for s in seen if name in s.pulls]
+        g = batch.written(torch.cat(found)).double() if found else torch.full_like(e, torch.nan)
         log[f"{names[name]}_gradient_scale"] = g @ e / (e @ e)
         if name != "entropy": # the same everywhere but for the lengths
             log[f"{names[name]}_gradient_cosine"] = g @ e / (g.norm() * e.norm())
@@ -151,6 +152,13 @@ def number(x: Tensor | int | float | None) -> float | int | None:
     x = x.item() if torch.is_tensor(x) else x
     return x if math.isfinite(x) else None
 
+def numbers(found: Mapping[str, Tensor | int | float | None]) -> Metrics:
+    "The same of each; what is on a GPU comes in one transfer, in float64."
+    there = {name: x.double() for name, x in found.items() if torch.is_tensor(x) and x.is_cuda}
+    here = torch.stack(list(there.values())).tolist() if there else []
+    every = {**found, **dict(zip(there, here, strict=True))}
+    return {name: number(x) for name, x in every.items()}
+
 # %% ../../nbs/reference/training/metrics.ipynb #434ed4c0
 WATCHED = ("reward_mean", "held_out_reward", "kl_to_reference", "entropy", "clip_fraction",
            "response_length", "finished")
@@ -173,9 +181,12 @@ def sparkline(xs: Sequence[float], width: int = 40) -> str:
 
 # %% ../../nbs/reference/training/metrics.ipynb #139a7f4c
 def describe(rollout: Rollout, config: RLHFConfig, eos_ids: Sequence[int] = ()) -> Metrics:
-    "A rollout with advantages in numbers: KL and reward per response, entropy per token."
-    r, mask = rollout, rollout.mask
-    numbers = {
+    """A rollout with advantages in numbers: KL and reward per response, entropy per token. They
+    are computed on the CPU."""
+    r = copy(rollout)
+    r.score_parts = {**(rollout.score_parts or {})}
+    mask = r.to_("cpu").mask
+    found = {
         **of_scores(r, config),
         "total_reward_mean": masked_sum(r.rewards, mask) / len(r),
         "kl_to_reference": masked_sum(r.kl, mask, dim=-1).mean(),
@@ -190,8 +201,8 @@ def describe(rollout: Rollout, config: RLHFConfig, eos_ids: Sequence[int] = ()) 
         "finished": finished(r, eos_ids).float().mean(),
         **of_sampler(r, config)}
     if r.given is not None:
-        numbers["given_tokens"] = r.given.sum() / len(r)
-    return {name: number(x) for name, x in numbers.items()}
+        found["given_tokens"] = r.given.sum() / len(r)
+    return numbers(found)
 
 # %% ../../nbs/reference/training/metrics.ipynb #84aa4263
 def of_scores(r: Rollout, c: RLHFConfig) -> dict:
@@ -237,7 +248,7 @@ def describe_step(
     shares = held_shares(c.surrogate, ratio, batch.advantages, mask, c.clip, c.clip_high,
                          c.dual_clip, c.surrogate_settings)
     return shares | {"kl_to_old": sequence_kl(old, logprobs, mask, "k3").mean(),
-                     "ratio_max": ratio[mask].max()}
+                     "ratio_max": ratio.where(mask, 0.).max()}
 
 # %% ../../nbs/reference/training/metrics.ipynb #98fb6a21
 METERS = ( # of a call of `ppo_loss`, and not of the minibatch: no part of the log
@@ -253,8 +264,8 @@ def step_log(
     for name in dict.fromkeys(name for s in seen for name in s.parts):
         if name not in METERS and name not in log:
             log[name] = torch.stack([s.parts[name] for s in seen if name in s.parts]).sum()
-    pull = (batch.advantages.double() * batch.old_logprobs.double())[batch.mask].sum()
-    log |= {"stale_gradient": torch.tensor(seen[0].stale), "pull": pull}
+    pull = batch.written(batch.advantages.double() * batch.old_logprobs.double()).sum()
+    log |= {"stale_gradient": seen[0].stale, "pull": pull}
     if first is not None:
         log["max_ratio_deviation_first"] = check_ratio(
             first, logprobs, batch.old_logprobs, batch.mask, "before the first update")
@@ -275,13 +286,13 @@ def average_steps(
     learnt_apart is 0 where each epoch takes each token once, with its advantage."""
     told = {name: [log[name] for log in logs if name in log] for log in logs for name in log}
     pulls, r = told.pop("pull", []), rollout # of other tokens or advantages the sum is another
-    each = (r.advantages.double() * r.old_logprobs.double())[r.mask]
+    each = r.written(r.advantages.double() * r.old_logprobs.double())
     mean = {name: sum(xs) / len(xs) for name, xs in told.items()}
     if logs: # else nothing was left to learn from: see `mask_truncated`
         mean["ratio_max"] = torch.stack(told["ratio_max"]).max()
     apart = sum(pulls, torch.zeros_like(each.sum())) - epochs * each.sum()
     mean["learnt_apart"] = apart.abs() / (epochs * each.abs().sum())
-    return {"updates": len(logs)} | {name: number(x) for name, x in mean.items()}
+    return {"updates": len(logs)} | numbers(mean)
 
 def of_prompts(prompts: Sequence | dict, r: Rollout) -> Metrics:
     "How many different ones; what share of texts is whole in the text of their ids, spaces apart."
@@ -314,10 +325,10 @@ def weight_changes(learn: Sequence[Tensor], before: Sequence[Tensor]) -> dict[st
     pulled = [g != 0 for g in some_weights(grads)]
     has = torch.stack([x.any() for x in pulled])
     moved = torch.stack([((s != 0) & x).any() for s, x in zip(steps, pulled, strict=True)])
-    step = torch.cat(steps)
+    step, has_gradient = torch.cat(steps), torch.cat(pulled)
     return {"clipped_norm": torch.linalg.vector_norm(torch.stack(norms)),
             "update_ratio": step.norm() / torch.cat(list(before)).norm(),
-            "weights_moved": (step != 0)[torch.cat(pulled)].float().mean(),
+            "weights_moved": ((step != 0) & has_gradient).sum() / has_gradient.sum(),
             "weight_step": step.square().mean().sqrt(),
             "tensors_without_gradient": (~has).float().mean(),
             "tensors_still": (has & ~moved).float().mean()}
@@ -340,10 +351,9 @@ class Movement:
     @torch.no_grad()
     def distributions(self, r: Rollout) -> Float[Tensor, "tokens vocab"]:
         "log π(·|sₜ) of every state."
-        size = self.config.micro_batch_size or len(r)
         with precision(self.config, r.mask.device):
-            tables = [log_softmax(next_token_logits(r[i:i + size], self.model),
-                                  self.config.temperature) for i in range(0, len(r), size)]
+            tables = [log_softmax(next_token_logits(some, self.model), self.config.temperature)
+                      for some in pieces(r, self.config)]
         return torch.cat(tables)
 
     def read(self) -> Metrics:
@@ -353,10 +363,10 @@ class Movement:
             moved = exact_kl(self.old, self.distributions(self.some)).sum() / len(self.some)
         changes = {name: weight_changes(tensors, self.before[name])
                    for name, tensors in self.learn.items()}
-        numbers = {"kl_to_old_exact": moved, **changes.get("policy", {})}
+        found = {"kl_to_old_exact": moved, **changes.get("policy", {})}
         if "values" in changes:
-            numbers["value_weight_step"] = changes["values"]["weight_step"]
-        return {name: number(x) for name, x in numbers.items()}
+            found["value_weight_step"] = changes["values"]["weight_step"]
+        return numbers(found)
 
 # %% ../../nbs/reference/training/metrics.ipynb #ba5e0002
 def in_short(m: Metrics) -> str: # of one iteration

@@ -129,6 +129,7 @@ def as_number(x: Any, what: str) -> float:
 # %% ../../nbs/reference/training/rewards.ipynb #dbe82d81
 def completion_texts(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     "The responses alone, without special tokens."
+    r = r.readable
     return tokenizer.batch_decode(ragged(r.response_ids, r.real), skip_special_tokens=True)
 
 def as_offered(prompts: Sequence, completions: Sequence[str]) -> dict[str, list]:
@@ -141,12 +142,12 @@ def as_offered(prompts: Sequence, completions: Sequence[str]) -> dict[str, list]
 def offer_of(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """prompts, completions, completion_messages, prompt_ids, completion_ids, completion_mask (1:
     the policy wrote it), sampled_logprobs, and the data's columns."""
-    columns, known = dict(r.columns or {}), r.sampled_logprobs
+    columns, known, own = dict(r.columns or {}), r.sampled_logprobs, r.readable
     prompts = columns.pop("prompt", None) or r.prompts or []
     return columns | as_offered(prompts, completion_texts(r, tokenizer)) | {
-        "completion_ids": ragged(r.response_ids, r.real),
-        "completion_mask": ragged(r.mask.int(), r.real),
-        "prompt_ids": ragged(r.query_ids, r.query_mask),
+        "completion_ids": ragged(own.response_ids, own.real),
+        "completion_mask": ragged(own.mask.int(), own.real),
+        "prompt_ids": ragged(own.query_ids, own.query_mask),
         **({} if known is None else {"sampled_logprobs": ragged(known, r.real)})}
 
 # %% ../../nbs/reference/training/rewards.ipynb #40a8175e

@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['EVALUATION', 'SHELF', 'LOOK', 'generator', 'climb', 'pick', 'probabilities', 'require_numbers', 'uniforms',
            'truncated', 'draw', 'checked_tokens', 'left_padded', 'check_sampling', 'sample', 'staying', 'laid_out',
-           'Rollout', 'by_length', 'finished', 'decode', 'complete', 'Queries', 'Tokens', 'tell_sampler']
+           'Rollout', 'by_length', 'pieces', 'finished', 'decode', 'complete', 'Queries', 'Tokens', 'tell_sampler']
 
 # %% ../../nbs/learn/15_rollout.ipynb #d1ce0004
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from html import escape
 from typing import Any, NamedTuple, TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,8 +24,9 @@ from ..models.agent import Agent
 from ..objective.masks import last_index
 from ..models.families import context_length, evaluating, vocabulary_size
 from ..models.decoding import begin
-from ..models.response import check_part
+from ..models.response import check_part, sent
 from ..models.tokens import compact, ragged
+from .config import RLHFConfig
 
 # %% ../../nbs/learn/15_rollout.ipynb #d7782933
 def generator(seed: int, stream: int) -> torch.Generator:
@@ -171,7 +173,7 @@ def sample(
         for t in range(max_new_tokens):
             if t % look == 0 and not greedy:
                 u = torch.stack([uniforms(len(ids), generator) for _ in range(look)])
-                u = u.to(ids.device)
+                u = sent(u, ids.device)
             pi = probabilities(logits, temperature)
             token = logits.argmax(-1) if greedy else pick(truncated(pi, top_k), u[t % look][rows])
             columns.append((rows, token, pi.gather(-1, token[:, None])[:, 0].log(), alive))
@@ -252,6 +254,7 @@ class Rollout:
     group_tokens: Int[Tensor, "batch"] | Later = None  # real tokens of the row's whole group
     denominator: float | int | Tensor | None = None   # of a micro-batch: its minibatch's count
     drawn: dict[str, float] | Later = None            # what dynamic sampling did, for the log
+    on_cpu: "Rollout | Later" = None # ids and masks once more, where the rest is on a GPU
     logged: dict[str, float] | Later = None           # what reward functions want in the log
     extra: dict[str, list] | Later = None             # what they keep of each response, by name
 
@@ -293,11 +296,13 @@ class Rollout:
 
     def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> "Rollout":
         rows = torch.arange(len(self))[rows.cpu() if torch.is_tensor(rows) else rows].reshape(-1)
-        places, rows = rows.tolist(), rows.to(self.mask.device)
+        places, there = rows.tolist(), sent(rows, self.mask.device)
         def take(x: Any) -> Any:
             if isinstance(x, dict):
                 return {name: take(column) for name, column in x.items()}
-            return x[rows.to(x.device)] if torch.is_tensor(x) else [x[i] for i in places]
+            if torch.is_tensor(x):
+                return x[there if x.is_cuda else rows]
+            return x[rows] if isinstance(x, Rollout) else [x[i] for i in places]
 
         whole = ("denominator", "drawn", "logged")  # say nothing of single rows
         parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in whole}
@@ -307,7 +312,22 @@ class Rollout:
         "All of it on that device, in place."
         for table in (vars(self), self.score_parts or {}):
             table.update({name: x.to(device) for name, x in table.items() if torch.is_tensor(x)})
+        self.on_cpu = None
+        if self.mask.is_cuda:
+            names = ("query_ids", "query_mask", "response_ids", "mask", "given", "ended")
+            self.on_cpu = Rollout(**{name: vars(self)[name].cpu() for name in names
+                                     if vars(self)[name] is not None})
         return self
+
+    @property
+    def readable(self) -> "Rollout":
+        "Of this rollout ids, masks and `ended`, to be read without waiting for a GPU."
+        return self if self.on_cpu is None else self.on_cpu
+
+    def written(self, x: Shaped[Tensor, "batch time *rest"]) -> Shaped[Tensor, "tokens *rest"]:
+        "x where the policy wrote, row after row."
+        at = self.readable.mask.flatten().nonzero()[:, 0]
+        return x.flatten(0, 1).index_select(0, sent(at, x.device))
 
     def minibatches(self, n: int, generator: torch.Generator | None = None) -> Iterator["Rollout"]:
         "The rows, shuffled, in n nearly equal parts."
@@ -318,7 +338,23 @@ class Rollout:
 # %% ../../nbs/learn/15_rollout.ipynb #8b1b8f03
 def by_length(r: Rollout) -> Int[Tensor, "batch"]:
     "Its rows from the shortest to the longest, query and response together."
+    r = r.readable
     return (r.query_mask.sum(-1) + r.mask.sum(-1)).argsort(stable=True)
+
+def pieces(r: Rollout, c: RLHFConfig, among: slice | None = None) -> Iterator[Rollout]:
+    "Its rows, or some: micro_batch_size at a time, at most micro_batch_tokens with their padding."
+    own, (start, stop, _) = r.readable, (among or slice(None)).indices(len(r))
+    lengths = (own.query_mask.sum(-1) + own.real.sum(-1)).tolist()
+    most, tokens = c.micro_batch_size or len(r), c.micro_batch_tokens or math.inf
+    while start < stop:
+        end, longest = start + 1, lengths[start]
+        while end < min(stop, start + most):
+            longest = max(longest, lengths[end])
+            if (end + 1 - start) * longest > tokens:
+                break
+            end += 1
+        yield r[start:end]
+        start = end
 
 def finished(r: Rollout, eos_ids: int | Sequence[int]) -> Bool[Tensor, "batch"]:
     "Does the response end by itself, or was it cut off? What the rollout says, or its last token."
@@ -330,8 +366,8 @@ def finished(r: Rollout, eos_ids: int | Sequence[int]) -> Bool[Tensor, "batch"]:
 # %% ../../nbs/learn/15_rollout.ipynb #c996bacc
 def decode(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
     "The prompts, and prompts with responses, as text: real tokens only, special ones skipped."
-    prompts = ragged(rollout.query_ids, rollout.query_mask)
-    responses = ragged(rollout.response_ids, rollout.real)
+    r = rollout.readable
+    prompts, responses = ragged(r.query_ids, r.query_mask), ragged(r.response_ids, r.real)
     whole = [p + r for p, r in zip(prompts, responses, strict=True)]
     return (tokenizer.batch_decode(prompts, skip_special_tokens=True),
             tokenizer.batch_decode(whole, skip_special_tokens=True))
@@ -342,6 +378,7 @@ def complete(rollout: Rollout, tokenizer: PreTrainedTokenizerBase | None,
     if not isinstance(rollout, Rollout):
         raise TypeError(f"the sampler returned a {type(rollout).__name__}: return a Rollout of "
                         "query_ids, query_mask, response_ids and mask")
+    rollout.to_(rollout.mask.device)
     if rollout.texts is None and tokenizer is not None:
         rollout.prompts, rollout.texts = decode(rollout, tokenizer)
     rollout.columns = columns or rollout.columns

@@ -98,7 +98,7 @@ def joined(parts: Sequence[Rollout], pad_id: int = 0) -> Rollout:
     """One below the other, padded to the widest: queries on the left, responses on the right. A
     column of the data that a part does not know is None there; what else one lacks, all lack."""
     whole = {f.name: [getattr(r, f.name) for r in parts] for f in fields(Rollout)
-             if f.name not in ("denominator", "drawn", "logged")}
+             if f.name not in ("denominator", "drawn", "logged", "on_cpu")}
     if any(given is not None for given in whole["given"]):
         whole["given"] = [torch.zeros_like(r.mask) if r.given is None else r.given for r in parts]
     names = dict.fromkeys(name for columns in whole["columns"] for name in columns or ())

@@ -25,7 +25,8 @@ from ..models.adapters import module_state
 from ..models.agent import Agent, as_reference, Evaluation
 from ..models.response import response_logprobs
 from ..objective.kl import adaptive_beta, kl_in_reward
-from ..objective.masks import aggregate, masked_mean, masked_sum, whiten
+from ..objective.masks import (
+    aggregate, checks_at_end, masked_mean, masked_sum, whiten)
 from ..objective.ppo import adaptive_entropy, ppo_loss
 from ..runs import run_directory
 from instruct_goose.runs.state import (
@@ -129,6 +130,8 @@ class RLHFTrainer:
     ):
         self.config = c = config or RLHFConfig()
         self.device = find_device(c.device)
+        if c.tf32:
+            torch.set_float32_matmul_precision("high")
         self.agent = (model if isinstance(model, Agent) else Agent(model)).to(self.device)
         reference = cast(Any, as_reference(ref_model, self.agent))  # stubs lose `to`'s type
         self.ref_model: PreTrainedModel = reference.to(self.device)
@@ -234,7 +237,7 @@ class RLHFTrainer:
         r.rewards = kl_in_reward(scores, r.old_logprobs, r.ref_logprobs, r.mask, beta,
                                  c.kl_estimator or "k1", parts)
         r.advantages, r.returns = advantages_of(r, c)
-        if c.whiten_advantages and r.mask.sum() > 1:
+        if c.whiten_advantages and r.readable.mask.sum() > 1:
             r.advantages = whiten(r.advantages, r.mask)
         require_finite(r, "rewards", "returns", "advantages")
         return r
@@ -259,16 +262,17 @@ class RLHFTrainer:
         "One optimizer step on a minibatch. Before the `first` of an iteration the ratio is 1."
         c, eps = self.config, rounding(self.agent.model, self.config) if first else None
         self.optimizer.zero_grad(set_to_none=True)
-        seen = whole_gradient(self.agent, self.now, self.loss, micro_batches(batch, c))
-        log = step_log(batch, seen, c, self.ent_weight, eps)
-        log |= clip_gradients(self.agent, c.max_grad_norm)
+        with checks_at_end():
+            seen = whole_gradient(self.agent, self.now, self.loss, micro_batches(batch, c))
+            log = step_log(batch, seen, c, self.ent_weight, eps)
+            log |= clip_gradients(self.agent, c.max_grad_norm)
         self.optimizer.step()
         return log
 
     def optimize(self, rollout: Rollout) -> Metrics:
         "epochs × minibatches steps. Returns means over the steps, and how far all went together."
         require_column(rollout, "advantages", "call advantages(rollout) first")
-        c, r, logs = self.config, rollout, []
+        c, r, logs = self.config, rollout.to_(self.device), []
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_factor(c, self.iteration)
         if c.entropy_target is not None:
@@ -380,7 +384,7 @@ class RLHFTrainer:
     ) -> Any:
         "A step of the algorithm by its name: timed, its errors explained; then the callbacks."
         start = time.perf_counter()
-        with blaming(self.agent, self.ref_model, self.iteration):
+        with blaming(self.agent, self.ref_model, self.iteration), checks_at_end():
             result = getattr(self, step)(*args)
         if self.device.type == "cuda": # until the GPU has done what it was given
             torch.cuda.synchronize()

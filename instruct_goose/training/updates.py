@@ -21,13 +21,14 @@ from ..models.agent import Agent, Evaluation
 from ..objective.advantages import estimate_advantages
 from ..objective.group import flat_groups
 from ..objective.kl import KL_GRADIENTS
-from ..objective.masks import AGGREGATES, group_token_counts, whole_count
+from ..objective.masks import (
+    AGGREGATES, group_token_counts, refuse_if, whole_count)
 from ..objective.policy_loss import sampler_weights
 
 from .checks import require_finite, require_trainable, warn_of_lost_steps
 from .config import RLHFConfig
 from ..distributed.processes import full, share
-from .rollout import Rollout, by_length, finished
+from .rollout import Rollout, by_length, finished, pieces
 
 # %% ../../nbs/reference/training/updates.ipynb #af469e2f
 def learnt(batch: Rollout, c: RLHFConfig, eos_ids: Sequence[int]) -> Rollout:
@@ -37,9 +38,10 @@ def learnt(batch: Rollout, c: RLHFConfig, eos_ids: Sequence[int]) -> Rollout:
     if not eos_ids and batch.ended is None:
         raise ValueError("mask_truncated is set and nothing is known to end a response: give the "
                          "trainer a tokenizer with an end token, or stop_token_ids=")
-    ends = finished(batch, eos_ids)
+    own = batch.readable
+    ends = finished(own, eos_ids)
     left = batch[ends]
-    left.denominator = whole_count(c.aggregation, batch.mask & ends[:, None], c.group_size)
+    left.denominator = whole_count(c.aggregation, own.mask & ends[:, None], c.group_size)
     return left
 
 # %% ../../nbs/reference/training/updates.ipynb #24e6511f
@@ -49,7 +51,7 @@ def minibatches_of(rollout: Rollout, c: RLHFConfig, eos_ids: Sequence[int],
     if c.drop_flat and flat_groups(rollout.scores, c.group_size).all():
         return # all that is left compares equal scores
     for batch in rollout.minibatches(min(c.minibatches, len(rollout)), shuffling):
-        if c.micro_batch_size is not None:
+        if c.in_pieces:
             batch = batch[by_length(batch)]
         batch = learnt(batch, c, eos_ids)
         if len(batch):
@@ -57,13 +59,11 @@ def minibatches_of(rollout: Rollout, c: RLHFConfig, eos_ids: Sequence[int],
 
 # %% ../../nbs/reference/training/updates.ipynb #a047a168
 def micro_batches(batch: Rollout, config: RLHFConfig) -> Iterator[Rollout]:
-    "This process's rows of a minibatch, micro_batch_size at a time, with the whole `denominator`."
-    size, count = config.micro_batch_size or len(batch), batch.denominator
-    mine = share(len(batch))
+    "This process's rows of a minibatch, in pieces, with the `denominator` of the whole."
+    count = batch.denominator
     if count is None:
-        count = whole_count(config.aggregation, batch.mask, config.group_size)
-    for i in range(mine.start, mine.stop, size):
-        micro = batch[i:min(i + size, mine.stop)]
+        count = whole_count(config.aggregation, batch.readable.mask, config.group_size)
+    for micro in pieces(batch, config, share(len(batch))):
         micro.denominator = count
         yield micro
 
@@ -118,7 +118,7 @@ class Seen(NamedTuple):
     logprobs: Float[Tensor, "batch time"] # log π before the step
     parts: dict[str, Tensor] # of the loss, a number each
     pulls: dict[str, Tensor] # −∂L/∂x of logprobs, values and entropy, where they learn
-    stale: float             # norm of the last parameter's gradient before: 0
+    stale: Tensor            # norm of the last parameter's gradient before: 0
 
 Reading = Callable[[Rollout], Evaluation] # `RLHFTrainer.now`
 Loss = Callable[[Evaluation, Rollout], tuple[Tensor, dict[str, Tensor]]] # `RLHFTrainer.loss`
@@ -133,13 +133,14 @@ def backward(agent: Agent, reading: Reading, loss_fn: Loss, micro: Rollout) -> S
         case _:
             raise TypeError("loss must return (loss, parts): a tensor of one number, and a "
                             "dictionary of numbers for the log, as super().loss does")
-    if not loss.isfinite():
+    def not_finite() -> FloatingPointError:
         require_finite(micro, "old_logprobs", "ref_logprobs", "advantages", "returns")
-        raise FloatingPointError(f"the loss is {loss.item()}")
+        return FloatingPointError(f"the loss is {loss.item()}")
+    refuse_if(~loss.isfinite(), not_finite)
     for x in pulled.values():
         x.retain_grad()
     last = [p for p in agent.policy_parameters() if p.requires_grad][-1:]
-    stale = sum((p.grad.norm().item() for p in last if p.grad is not None), 0.)
+    stale = sum((p.grad.norm() for p in last if p.grad is not None), torch.tensor(0.))
     loss.backward()
     pulls = {name: -x.grad for name, x in pulled.items() if x.grad is not None}
     numbers = {name: torch.as_tensor(x).detach() for name, x in parts.items()}
@@ -164,8 +165,8 @@ def clip_gradients(agent: Agent, max_norm: float) -> dict[str, Tensor]:
             continue
         norm: Any = torch.nn.utils.get_total_norm(gradients.values())
         norms[name] = total = full(norm)
-        if not total.isfinite():
-            raise FloatingPointError(f"{name} is {total.item()}")
+        refuse_if(~total.isfinite(), lambda name=name, total=total: FloatingPointError(
+            f"{name} is {total.item()}"))
         torch.nn.utils.clip_grads_with_norm_(gradients, max_norm, norm)
     return norms
 

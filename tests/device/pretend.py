@@ -7,8 +7,8 @@ refused: two places in one operation, a CPU generator for a tensor on the GPU, `
 silence: indices on the CPU that it copies to the GPU at each use. A number may come along (a CPU tensor without dimensions, in
 arithmetic), `.item()`, `.tolist()` and `copy_` may cross, as in CUDA. The error names the operation and the line.
 
-`with PretendGPU() as waits:` also counts, by kernel, where Python would wait for the GPU or send it something: `.item()`, copies
-across, shapes that depend on data. A CUDA graph is run again step by step.
+`with PretendGPU() as waits:` also counts, by kernel, where Python would wait for the GPU: `.item()`, copies across that are not
+`non_blocking`, shapes that depend on data. A CUDA graph is run again step by step.
 
 Two modes make it. The function mode sees what is written, `device=` and `x.device` among it; the dispatch mode sees each kernel,
 those of the backward pass included. The place is kept on the tensor's storage, so that views share it.
@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
@@ -28,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from instruct_goose.models.decoding import GraphSteps
+from instruct_goose.objective.logprobs_in_pieces import LogprobsInPieces
 
 GPU = torch.device("cuda", 0)
 ROOT = Path(__file__).parents[2]
@@ -70,9 +72,9 @@ class _Move(torch.autograd.Function):
     def backward(ctx, gradient):
         return _moved(gradient, ctx.back), None
 
-def _moved(x: Tensor, to: str) -> Tensor:
+def _moved(x: Tensor, to: str, waits: bool = True) -> Tensor:
     if place(x) == to: return x
-    WAITS[f"to {to}"] += 1
+    WAITS[f"to {to}"] += waits
     return _Move.apply(x, to)
 
 def _meant(device) -> str | None:
@@ -140,7 +142,8 @@ def _to(x: Tensor, *args, **kwargs) -> Tensor:
     if device is not None and _meant(device) is None: return x.to(*args, **kwargs)
     y = x.to(dtype, copy=kwargs.get("copy", False))
     to = place(like) if like is not None else _meant(device) if device is not None else None
-    return y if to is None else _moved(y, to)
+    by_torch = Path(sys._getframe(2).f_code.co_filename).is_relative_to(TORCH)  # to a place that its C++ has told it
+    return y if to is None else _moved(y, to, waits=not kwargs.get("non_blocking") and not by_torch)
 
 class _Calls(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -159,6 +162,10 @@ def _numpy(x, *args, **kwargs):
     if place(x) == "cuda": raise TypeError(f"can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first, at {_line()}")
     return x.numpy(*args, **kwargs)
 
+def _tolist(x):
+    WAITS["tolist"] += place(x) == "cuda" and x.ndim > 0  # of a number it is an item(), which is counted
+    return x.tolist()
+
 def _set_gradient(p, gradient):
     if gradient is not None and {place(p), place(gradient)} == {"cuda", "cpu"}:
         _refuse("grad", "assigned grad has data located on a different device")
@@ -172,6 +179,8 @@ _METHODS = {
     Tensor.to: _to,
     Tensor.cuda: lambda x, *args, **kwargs: _moved(x, "cuda"),
     Tensor.cpu: lambda x, **kwargs: _moved(x, "cpu"),
+    Tensor.pin_memory: lambda x: x,
+    Tensor.tolist: _tolist,
     Tensor.numpy: _numpy,
     Tensor.__array__: lambda x, *args, **kwargs: _numpy(x).__array__(*args, **kwargs),
     Tensor.__deepcopy__: lambda x, memo: _put(x.__deepcopy__(memo), place(x)),
@@ -191,14 +200,18 @@ def PretendGPU():
     WAITS.clear()
     dice = torch.zeros(16, dtype=torch.uint8)  # the state of a generator that does not exist
     names = dict(is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: 1, current_device=lambda: 0,
-                 synchronize=lambda *_: None, get_rng_state=lambda *_: dice.clone(), get_rng_state_all=lambda: [dice.clone()],
+                 synchronize=lambda *_: None, get_device_properties=lambda *_: SimpleNamespace(total_memory=2**33), get_rng_state=lambda *_: dice.clone(), get_rng_state_all=lambda: [dice.clone()],
                  set_rng_state=lambda state, *_: dice.copy_(state), is_current_stream_capturing=lambda: False)
     calls, run = _Calls(), torch.utils.checkpoint._run_fn_with_dynamo_disabled
     def run_again(f, *args):  # an activation checkpoint, in the backward pass: there the function mode is off
         with calls: return run(f, *args)
+    pieces = LogprobsInPieces.backward
+    def piecewise(ctx, *gradients):  # there too
+        with calls: return pieces(ctx, *gradients)
     shape = {"default": lambda x: {"shape": x.shape, "dtype": x.dtype}}  # its own check would compare devices seen in the mode and out of it
     none = lambda **_: None  # as in torch's CPU build; a CUDA build without a driver would be asked for its stream by each optimizer step
     with (patch.multiple(torch.cuda, **names), patch.object(torch.accelerator, "current_accelerator", none),
           patch.object(torch.utils.checkpoint, "_run_fn_with_dynamo_disabled", run_again),
           patch.dict(torch.utils.checkpoint._allowed_determinism_checks_to_fns, shape),
+          patch.object(LogprobsInPieces, "backward", staticmethod(piecewise)),
           patch.object(GraphSteps, "capture", lambda steps, token: _Graph(steps, token)), _Kernels(), calls): yield WAITS

@@ -17,6 +17,7 @@ from instruct_goose.models.response import response_logits, response_logprobs
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
+from instruct_goose.objective.masks import checks_at_end, refuse_if
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.runs.evaluation import best_of_n, kl_to_reference, write
 from instruct_goose.supervised.reward_model_training import (
@@ -109,13 +110,79 @@ def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
 
 
 def test_sampling_does_not_wait_for_the_gpu_at_each_token():
-    "Of sixteen tokens: their random numbers go there, and how many rows go on comes back."
+    "Of sixteen tokens: how many rows go on comes back."
     ids = torch.tensor([[3, 4], [5, 6]])
     def waits(n):
         with PretendGPU() as waits: sample(tiny("gpt2").cuda(), ids, torch.ones_like(ids).bool(), n, None, EOS, generator=torch.Generator())
         return waits.total()
 
-    assert waits(22) - waits(6) == 2 and waits(15) == waits(6)
+    assert waits(22) - waits(6) == 1 and waits(15) == waits(6)
+
+
+@pytest.mark.parametrize("name, changes", [("ppo", {"ent_coef": .01}), ("grpo", {"mask_truncated": True, "kl_early_stop": 99.}), ("gspo", {}), ("dapo", {"importance_cap": 2.})])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_an_update_waits_for_the_gpu_at_most_three_times_a_step(name, kind, changes):
+    "Whether a pass needs a mask, whether all is finite, and, where that ends an iteration, how far the policy has gone."
+    def waits(**sizes):
+        with PretendGPU() as waits:
+            trainer = RLHFTrainer(tiny(kind), None, config(name, device="cuda", **sizes | changes), tokenizer=TOKENIZER)
+            r = trainer.score(trainer.rollout(PROMPTS[:8 // trainer.config.group_size]), reward)
+            r.ended = torch.arange(8, device="cuda") != 5
+            r = trainer.advantages(r)
+            waits.clear()
+            trainer.do("optimize", r)
+            return waits.total()
+
+    two, four, pieces = (waits(minibatches=n, epochs=1, **micro) for n, micro in ((2, {}), (4, {}), (4, {"micro_batch_size": 1})))
+    assert four - two == 2 * (2 + ("kl_early_stop" in changes))  # two steps more
+    assert pieces - four <= 8 + 2 * 8  # a pass for each of eight rows, not of four minibatches; and those that measure how far all went
+    assert two < 20
+
+
+@pytest.mark.parametrize("column, kind", [("advantages", "advantages"), ("returns", "returns"), ("old_logprobs", "old_logprobs")])
+def test_what_is_not_finite_is_refused_before_a_weight_moves(gpu, column, kind):
+    "Checks are read at the end of a step: the error still says what, where and in which iteration."
+    trainer = RLHFTrainer(tiny(), None, config(device="cuda", minibatches=1), tokenizer=TOKENIZER)
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
+    getattr(r, column)[2, 0] = math.nan
+    before = [p.clone() for p in trainer.agent.parameters()]
+    with pytest.raises(FloatingPointError, match=f"iteration 0: {kind} is nan at token 0 of response .*"): trainer.do("optimize", r)
+    assert all(map(torch.equal, before, trainer.agent.parameters()))
+
+
+def test_checks_on_a_gpu_are_read_together():
+    wrong, right = torch.tensor([True, False]).to("cpu")
+    calls = lambda text: lambda: calls.said.append(text) or ValueError(text)
+    calls.said = []
+    with PretendGPU() as waits:
+        no, yes = (torch.tensor(x, device="cuda") for x in (False, True))
+        with checks_at_end():
+            for _ in range(5): refuse_if(no, calls("never"))
+            with pytest.raises(KeyError), checks_at_end(): refuse_if(yes, calls("the other error comes first")); raise KeyError
+            assert waits.total() == 0
+        assert waits.total() == 1
+        with pytest.raises(ValueError, match="^inner$"), checks_at_end():
+            refuse_if(yes, calls("outer"))
+            with checks_at_end(): refuse_if(no, calls("never")); refuse_if(yes, calls("inner")); refuse_if(yes, calls("second"))
+        with pytest.raises(ValueError, match="^on the CPU$"), checks_at_end(): refuse_if(yes, calls("outer")); refuse_if(wrong, calls("on the CPU"))
+        with pytest.raises(ValueError, match="^at once$"): refuse_if(yes, calls("at once"))
+    assert calls.said == ["inner", "on the CPU", "at once"] and not right
+
+
+def test_ids_and_masks_of_a_rollout_are_kept_on_the_cpu(gpu):
+    "By index, in joined parts, after a change by hand and a move: what is read there is what the GPU has."
+    trainer = RLHFTrainer(tiny(), None, config(device="cuda"), tokenizer=TOKENIZER)
+    r = trainer.rollout(PROMPTS)
+    def same(r):
+        own, there = r.readable, vars(r)
+        assert not own.mask.is_cuda and own is not r
+        return all(torch.equal(vars(own)[name], there[name].cpu()) for name in ("query_ids", "query_mask", "response_ids", "mask"))
+
+    assert same(r) and same(r[[3, 1]]) and same(r[torch.tensor([2, 0])]) and same(r[1:4][[2]])
+    assert torch.equal(r.written(r.response_ids), r.response_ids[r.mask])
+    r.mask[0, 1:] = False
+    trainer.advantages(trainer.score(r, reward))
+    assert same(r) and r.to_("cpu").on_cpu is None and not r.mask.is_cuda and r.readable is r
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -188,7 +255,7 @@ def test_agent(gpu, kind, tmp_path):
     assert on_gpu(best.response_ids, finished(best, EOS), kl_to_reference(agent.model, tiny(kind, seed=1).cuda(), best, batch_size=3))
     agent.save_pretrained(tmp_path)
     assert on_gpu(Agent.from_pretrained(tmp_path).cuda())
-    with pytest.raises(DeviceError): agent.evaluate(ids.cpu(), mask.cpu(), ids, mask)  # tensors are taken where the model is, as by every module of torch
+    torch.testing.assert_close(agent.evaluate(ids.cpu(), mask.cpu(), ids, mask).logprobs, now.logprobs)  # laid out on the CPU, from anywhere
 
 
 def test_reward_model(gpu, tmp_path):

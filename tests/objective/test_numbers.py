@@ -138,7 +138,7 @@ CONSTANT = {  # no gradient, by design: targets and meters
     "update_meters": lambda b: torch.stack(list(update_meters(b.logprobs, b.old, b.A, MASK).values()))}
 COVERED_ELSEWHERE = {"response_mask", "last_index", "same_shape", "group_token_counts", "clip_active", "held_tokens", "clipped_objective", "k1", "k2", "k3",
                      "adaptive_beta", "adaptive_entropy", "wide", "chosen", "whole_count", "whole_groups", "Aggregate", "Surrogate", "SurrogateInputs", "settings_of", "Estimator", "Advantage", "AdvantageInputs",  # ids, bools, plain numbers; or what the cases above are made of
-                     "Head", "head_scores", "tile_shape", "tiles", "own_column", "Blocks", "tile_gradient", "add_product", "shape_for",
+                     "Head", "head_scores", "tile_shape", "tiles", "own_column", "Blocks", "tile_gradient", "add_product", "shape_for", "tile_bytes", "refuse_if", "checks_at_end",
                      "LogprobsInPieces", "Compared", "compare_heads"}  # test_logprobs_in_pieces
 
 

@@ -35,12 +35,12 @@ def rollout(side="left"):
 
 
 @pytest.mark.parametrize("pair", [("gpt2", "gpt2"), ("gemma2", "granite"), ("gpt2", "bert")], ids="-".join)
-@pytest.mark.parametrize("micro", [None, 2])
+@pytest.mark.parametrize("micro", [{}, {"micro_batch_size": 2}, {"micro_batch_tokens": 12}], ids=str)
 def test_the_same_numbers_as_from_whole_tables(pair, micro):
     policy, ref = tiny(pair[0], 0), tiny(pair[1], 1)
     agent = Agent(policy)
     torch.nn.init.normal_(agent.value_head.weight)
-    c = RLHFConfig(temperature=.7, micro_batch_size=micro)
+    c = RLHFConfig(temperature=.7, **micro)
     for r in (rollout(), rollout("right")):
         table = annotations(agent, ref, r, c)
         for i in range(len(r)):
@@ -52,16 +52,16 @@ def test_the_same_numbers_as_from_whole_tables(pair, micro):
             for name, x in zip(NAMES, want, strict=True): torch.testing.assert_close(table[name][i][r.mask[i]], x, atol=1e-10, rtol=0)
         torch.testing.assert_close(table["values"], agent.values(r.query_ids, r.query_mask, r.response_ids, r.mask).detach(), atol=1e-10, rtol=0)
         assert not any(x.requires_grad for x in table.values()) and all((x[~r.mask] == 0).all() for x in table.values())
-        if micro is None:
+        if not micro:
             for name, x in zip(NAMES, compare_row_by_row(policy, ref, r, .7), strict=True): torch.testing.assert_close(table[name][r.mask], x.detach(), atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("separate", [False, True])
-@pytest.mark.parametrize("micro,passes", [(None, 1), (2, 2)])
+@pytest.mark.parametrize("micro,passes", [({}, 1), ({"micro_batch_size": 2}, 2), ({"micro_batch_tokens": 6}, 3)])
 def test_each_transformer_is_run_once(separate, micro, passes):
     agent, ref, seen = Agent(tiny("gpt2", 0), "copy" if separate else None), tiny("gpt2", 1), []
     annotations(agent, ref, rollout(), RLHFConfig())  # models are asked about their heads once
     models = {"policy": trunk(agent.model), "reference": trunk(ref)} | ({"values": agent.value_model} if separate else {})
     for name, model in models.items(): model.register_forward_hook(lambda *_, name=name: seen.append(name))
-    annotations(agent, ref, rollout(), RLHFConfig(micro_batch_size=micro))
+    annotations(agent, ref, rollout(), RLHFConfig(**micro))
     assert sorted(seen) == sorted(list(models) * passes)

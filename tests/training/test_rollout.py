@@ -5,6 +5,8 @@ from itertools import accumulate
 import pytest
 import torch
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from instruct_goose.models import decoding as decode
@@ -13,7 +15,7 @@ from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.masks import response_mask
 from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Queries, Rollout, Tokens, draw, pick, sample
+from instruct_goose.training.rollout import Queries, Rollout, Tokens, draw, pick, pieces, sample
 from instruct_goose.training.sampling import PolicySampler
 
 V, EOS, PAD = 11, 2, 0
@@ -205,3 +207,23 @@ def test_on_shelves_too_tokens_of_probability_zero_are_never_drawn(dtype):
     edges = logits.float().softmax(-1).double().cumsum(-1)[0, 1000:3000:7]
     u = torch.cat([torch.rand(500, dtype=torch.float64, generator=dice(0)), torch.tensor([0., 1e-300, 1 - 2**-53, 1.], dtype=torch.float64), edges])
     assert logits[0, draw(logits.expand(len(u), -1), u)].isfinite().all()
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6)), min_size=1, max_size=9), st.none() | st.integers(1, 4), st.none() | st.integers(1, 30), st.data())
+@settings(max_examples=60, deadline=None)
+def test_pieces_are_as_large_as_they_may_be(lengths, rows, tokens, data):
+    "Every cut of the rows is tried: no piece is beyond a limit, and each could not take the next row."
+    queries, responses = ([[1] * n[i] for n in lengths] for i in (0, 1))
+    r = Rollout(*pad(queries, 0, side="left"), *pad(responses, 0, side="right"))
+    first = data.draw(st.integers(0, len(r)))
+    among = data.draw(st.sampled_from([None, slice(first, len(r)), slice(0, first)]))
+    c = RLHFConfig(device="cpu", micro_batch_size=rows, micro_batch_tokens=tokens)
+    found = [p.query_mask.sum(-1).add(p.mask.sum(-1)).tolist() for p in pieces(r, c, among)]
+    sizes = [a + b for a, b in lengths][among or slice(None)]
+    assert sum(found, []) == sizes
+    fits = lambda piece: len(piece) <= (rows or 99) and len(piece) * max(piece) <= (tokens or 999)
+    left = sizes
+    for piece in found:
+        left = left[len(piece):]
+        assert piece and (fits(piece) or len(piece) == 1)
+        assert not left or not fits([*piece, left[0]])

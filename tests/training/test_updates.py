@@ -118,11 +118,11 @@ def cut_trainer(stale=.05, **changes):
     return trainer, rollout
 
 
-@pytest.mark.parametrize("size", [None, 1, 2])
+@pytest.mark.parametrize("size", [None, 1, 2, "tokens"])
 @pytest.mark.parametrize("how", ["token_mean", "sequence_mean", "sequence_sum", "group_token_mean"])
 def test_what_was_cut_off_is_compared_with_and_not_learnt_from(how, size):
     "By hand: each token's loss of the whole rollout, then the sum over the rows that end, over N of the equation."
-    trainer, r = cut_trainer(aggregation=how, micro_batch_size=size)
+    trainer, r = cut_trainer(aggregation=how, **({"micro_batch_tokens": 9} if size == "tokens" else {"micro_batch_size": size}))
     c, kept = trainer.config, [0, 2, 3]
     groups = [[1.5, -2., .25], [.5, 3., -1.]]
     for i, (scores, x) in enumerate((g, x) for g in groups for x in g):  # all six are compared
@@ -142,7 +142,9 @@ def test_what_was_cut_off_is_compared_with_and_not_learnt_from(how, size):
     batches = list(minibatches_of(r, trainer.config, trainer.eos_ids, trainer.shuffling))
     assert [len(b) for b in batches] == [3] and sorted(n[i] for i in kept) == sorted(batches[0].mask.sum(-1).tolist())
     trainer.optimizer.zero_grad()
-    for micro in micro_batches(batches[0], c): backward(trainer.agent, trainer.now, trainer.loss, micro)
+    micros = list(micro_batches(batches[0], c))
+    if size == "tokens": assert [len(m) for m in micros] == [2, 1]  # 4 and 4 tokens; with the third, of 6, they would be 3 × 6
+    for micro in micros: backward(trainer.agent, trainer.now, trainer.loss, micro)
     for p, g in zip(params, exact, strict=True):
         if g is not None: torch.testing.assert_close(p.grad, g, atol=1e-9, rtol=1e-6)
 
