@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from ..objective.masks import checks_at_end
+
 # %% ../../nbs/guides/several_processes.ipynb #a9c00005
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun says to each
 PATIENCE = 1800  # seconds that a process waits for the others
@@ -88,7 +90,8 @@ def together(work: Callable[[], T]) -> list[T]:
         return [work()]
     mine, error = None, None
     try:
-        mine = work()
+        with checks_at_end(): # what a GPU refuses, while the others can be told
+            mine = work()
     except OthersFailed: # they know already
         raise
     except BaseException as e:

@@ -110,10 +110,12 @@ def look_around(
 # %% ../../nbs/learn/23_your_own.ipynb #8c02f99a
 def plan(config: TrainConfig, found: Found) -> str:
     "Settings, data, memory, and what the run will do."
+    rows, longest = -(-config.batch_size // config.minibatches), max(found.lengths)
+    most = config.micro_batch_tokens or rows * (longest + config.max_new_tokens)
+    fit = max(1, most // (longest + config.max_new_tokens))
     memory = memory_parts(
-        load_config(found.place), config.batch_size,
-        config.micro_batch_size or -(-config.batch_size // config.minibatches),
-        max(found.lengths), config.max_new_tokens, config.lora_rank,
+        load_config(found.place), config.batch_size, min(fit, config.micro_batch_size or rows),
+        longest, config.max_new_tokens, config.lora_rank,
         value_copy=config.value_model == "copy" and config.advantage == "gae",
         four_bits=config.four_bits, checkpointing=config.gradient_checkpointing)
     group, prompts = config.group_size, config.batch_size // config.group_size

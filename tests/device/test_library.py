@@ -11,6 +11,7 @@ import transformers
 from deep import first
 from device.pretend import DeviceError, PretendGPU
 
+from instruct_goose.distributed import processes
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.decoding import GraphSteps, LibrarySteps, begin
 from instruct_goose.models.response import response_logits, response_logprobs
@@ -167,6 +168,16 @@ def test_checks_on_a_gpu_are_read_together():
         with pytest.raises(ValueError, match="^on the CPU$"), checks_at_end(): refuse_if(yes, calls("outer")); refuse_if(wrong, calls("on the CPU"))
         with pytest.raises(ValueError, match="^at once$"): refuse_if(yes, calls("at once"))
     assert calls.said == ["inner", "on the CPU", "at once"] and not right
+
+
+def test_what_a_gpu_refuses_in_one_process_is_told_to_the_others(gpu, monkeypatch):
+    told = []
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "gathered", lambda x: told.append(x) or [x, (None, None)])
+    def work(): refuse_if(torch.tensor(True, device="cuda"), lambda: FloatingPointError("the loss is nan")); return 3
+
+    with checks_at_end(), pytest.raises(FloatingPointError): processes.together(work)
+    assert told[0][1] == "FloatingPointError: the loss is nan"
 
 
 def test_ids_and_masks_of_a_rollout_are_kept_on_the_cpu(gpu):

@@ -4,6 +4,7 @@ Oracles: files as other programs read them; a run that was never stopped.
 """
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -178,6 +179,20 @@ def test_functions_of_python_take_the_place_of_those_on_the_disk(here):
     config = TrainConfig(model="llama", data=Path("prompts.jsonl"), reward=(), steps=1, batch_size=2, minibatches=1, max_new_tokens=2, progress=False)
     def short(completions): return [-float(len(c)) for c in completions]
     assert run_train(config, [short])["iterations"] == 1 and Path("runs/train/policy/values/head.safetensors").exists()
+
+
+def test_a_dry_run_counts_the_rows_that_a_micro_batch_holds(here, capsys):
+    "Two minibatches of 4 rows; or 2 rows, by themselves and as 2 × the longest prompt and answer."
+    def shown(*settings):
+        main(train("--no-trial", "--batch-size", "8", "--minibatches", "2", "--dry-run", *settings))
+        return capsys.readouterr().out
+
+    activations = lambda *settings: re.search("activations.*", shown(*settings)).group()
+    longest = int(re.search(r"of \d+ to (\d+) tokens", shown()).group(1)) + 3  # and the new ones
+    one, two, four = (activations("--micro-batch-size", n) for n in "124")
+    by_tokens = [activations("--micro-batch-tokens", str(n)) for n in (1, 2 * longest - 1, 2 * longest, 9999)]
+    assert by_tokens == [one, one, two, four] and len({one, two, four}) == 3 and activations() == four
+    assert activations("--micro-batch-tokens", "9999", "--micro-batch-size", "2") == two
 
 
 def test_a_dry_run_prints_a_file_that_makes_the_same_run_and_writes_nothing(here, capsys):
