@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['EVALUATION', 'SHELF', 'LOOK', 'generator', 'climb', 'pick', 'probabilities', 'require_numbers', 'uniforms',
-           'truncated', 'draw', 'checked_tokens', 'left_padded', 'check_sampling', 'sample', 'staying', 'laid_out',
-           'Rollout', 'by_length', 'pieces', 'finished', 'decode', 'complete', 'Queries', 'Tokens', 'tell_sampler']
+           'truncated', 'draw', 'checked_tokens', 'left_padded', 'check_sampling', 'sample', 'going_on', 'staying',
+           'laid_out', 'Rollout', 'by_length', 'pieces', 'finished', 'decode', 'complete', 'Queries', 'Tokens',
+           'tell_sampler']
 
 # %% ../../nbs/learn/15_rollout.ipynb #d1ce0004
 import math
@@ -167,7 +168,7 @@ def sample(
     check_sampling(model, seen, max_new_tokens, temperature, top_k)
     ends = torch.as_tensor([] if eos_id is None else eos_id, device=ids.device).reshape(-1)
     rows, columns, u = torch.arange(len(ids), device=ids.device), [], torch.empty(0)
-    alive, look = torch.ones_like(rows).bool(), LOOK if ids.is_cuda and stops is None else 1
+    alive, look = torch.ones_like(rows).bool(), LOOK if ids.is_cuda else 1
     with evaluating(model):
         logits, step = begin(model, ids, seen, max_new_tokens, graph=look > 1)
         for t in range(max_new_tokens):
@@ -178,9 +179,9 @@ def sample(
             token = logits.argmax(-1) if greedy else pick(truncated(pi, top_k), u[t % look][rows])
             columns.append((rows, token, pi.gather(-1, token[:, None])[:, 0].log(), alive))
             alive = alive & (token[:, None] != ends).all(-1)
-            if stops is not None:
-                alive = alive & ~stops(rows, token)
             if (t + 1) % look == 0:
+                if stops is not None:
+                    alive = alive & going_on(columns[-look:], stops)
                 n = int(alive.sum())
                 if n == 0:
                     break
@@ -190,11 +191,23 @@ def sample(
                     rows, token, alive = rows[order], token[order], alive[order]
             if t + 1 < max_new_tokens:
                 logits = step(token)
+    if stops is not None and (late := len(columns) % look):
+        going_on(columns[-late:], stops)
     response, mask, logprobs = laid_out(columns, len(ids), pad_id)
     require_numbers(logprobs.sum(-1))
     return (response, mask, logprobs)[:3 if with_logprobs else 2]
 
 # %% ../../nbs/learn/15_rollout.ipynb #cabe56d8
+def going_on(columns: list[tuple[Tensor, ...]], # the newest, as `laid_out` takes them
+             stops: Callable[[Tensor, Tensor], Tensor]) -> Bool[Tensor, "rows"]:
+    "Whom `stops` did not end in these columns. What was written after an end is taken out."
+    rows, _, _, alive = columns[-1]
+    own, going = rows.cpu(), torch.ones_like(alive, device="cpu")
+    for (*_, wrote), token in zip(columns, torch.stack([c[1] for c in columns]).cpu(), strict=True):
+        wrote &= sent(going, wrote.device)
+        going = going & ~stops(own, token)
+    return sent(going, alive.device)
+
 def staying(alive: Bool[Tensor, "rows"]) -> Int[Tensor, "stay"]:
     "Who stands in each place from now on: the last rows take the places of those that ended."
     n = int(alive.sum())

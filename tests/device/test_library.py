@@ -29,6 +29,7 @@ from instruct_goose.supervised.sft import lm_nats, train_lm
 from instruct_goose.training import rollout
 from instruct_goose.training.config import RLHFConfig
 from instruct_goose.training.rollout import finished, sample
+from instruct_goose.training.sampling import StopStrings
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]
@@ -108,6 +109,25 @@ def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
     assert torch.equal(slow[0], fast[0]) and torch.equal(slow[1], fast[1])
     torch.testing.assert_close(slow[2], fast[2], atol=1e-5, rtol=1e-5)
     if ends == "rows end one by one": assert len(set(slow[1].sum(-1).tolist())) > 5
+
+
+@pytest.mark.parametrize("n", [3, 8, 18])
+def test_a_stop_string_ends_where_it_ends_on_the_cpu(n, monkeypatch):
+    "The GPU's tokens are read every four: what was written behind the text, or behind an end token, is taken out."
+    monkeypatch.setattr(rollout, "LOOK", 4)
+    model, stops = tiny("llama"), StopStrings(["w1 w2", "w3", "w7 w7"], TOKENIZER)
+    for p in model.parameters(): torch.nn.init.normal_(p, std=.3)
+    ids, mask = pad([TOKENIZER(p)["input_ids"] or [EOS] for p in PROMPTS * 3], EOS, side="left")
+    def written(place):
+        watch = stops.watch([[] for _ in ids])
+        return sample(model.to(place), ids, mask, n, [EOS], EOS, .9, torch.Generator().manual_seed(3), with_logprobs=True, stops=watch)
+
+    slow = written("cpu")
+    with PretendGPU() as waits: fast = [x.cpu() for x in written("cuda")]
+    assert torch.equal(slow[0], fast[0]) and torch.equal(slow[1], fast[1])
+    torch.testing.assert_close(slow[2], fast[2], atol=1e-5, rtol=1e-5)
+    ends = {TOKENIZER.decode(row[own]).split()[-1] for row, own in zip(*slow[:2], strict=True)}
+    assert len(set(slow[1].sum(-1).tolist())) > 2 and "w3" in ends and waits.total() < 40
 
 
 def test_sampling_does_not_wait_for_the_gpu_at_each_token():
