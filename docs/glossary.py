@@ -91,7 +91,7 @@ ALIASES = {  # what else is typed into the search -> the page that teaches it
     "metrics": "learn/reading_the_log", "what to monitor": "learn/reading_the_log", "debugging": "learn/probes", "unit tests for RL": "learn/probes", "bugs": "learn/bug_hunt",
     "custom loss": "learn/change_the_loss", "own model": "learn/your_own", "my data": "learn/your_own",
     "QLoRA": "guides/lora", "PEFT": "guides/lora", "parameter efficient": "guides/lora", "inference engine": "guides/vllm", "fully sharded data parallel": "guides/fsdp",
-    "DDP": "guides/several_processes", "multi-GPU": "guides/several_processes", "memory": "guides/cost", "out of memory": "guides/cost", "FLOPs": "guides/cost",
+    "DDP": "guides/several_processes", "multi-GPU": "guides/several_processes", "memory": "guides/cost", "out of memory": "guides/cost", "FLOPs": "guides/cost", "roofline": "guides/one_gpu", "CUDA graph": "guides/one_gpu", "GPU utilisation": "guides/one_gpu", "profiler": "guides/one_gpu",
     "checkpoint": "guides/resume", "wandb": "guides/trackers", "TensorBoard": "guides/trackers", "tool use": "guides/multi_turn", "agents": "guides/multi_turn",
     "EMA": "reference/variants/moving_reference", "hyperparameters": "reference/training/config", "learning rate schedule": "reference/training/updates", "gradient accumulation": "reference/training/updates",
     "length penalty": "guides/reward_shaping", "reward clipping": "guides/reward_shaping", "thumbs": "guides/kto", "human feedback": "learn/quickstart",

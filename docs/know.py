@@ -8,7 +8,7 @@ from lessons import ROOT
 from instruct_goose.recipes.stages import spread
 
 sys.path.insert(0, str(ROOT / "evidence"))
-from gpu import gpu_table  # noqa: E402
+from gpu_table import gpu_table  # noqa: E402
 from lesson_code import lesson_module  # noqa: E402
 
 sys.path.pop(0)  # it has a playground.py, as docs/ has

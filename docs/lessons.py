@@ -16,7 +16,7 @@ REPO, BRANCH = SETTINGS["DEFAULT"]["git_url"], SETTINGS["DEFAULT"]["branch"]  # 
 SHELVES = {"learn": "Learn", "guides": "Guides", "reference": "Reference"}
 COURSE = {1: "First steps", 4: "The objective", 13: "The model and the trainer", 19: "Does it work?"}  # the first lesson of each part
 GUIDES = {  # the groups of the second shelf; a guide that is not named here stands under "More"
-    "Models and memory": ["real_model", "lora", "cost", "resume", "trackers", "command_line"],
+    "Models and memory": ["real_model", "lora", "cost", "one_gpu", "resume", "trackers", "command_line"],
     "Sampling and scale": ["vllm", "several_processes", "fsdp"],
     "Rewards and data": ["reward_model_training", "reward_shaping", "multi_turn", "kto", "film_reviews", "real_reviews"],
     "Algorithms": ["dpo", "side_by_side", "dynamic_sampling", "distillation", "continuous_actions", "classic_control", "playground", "details"],

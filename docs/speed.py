@@ -11,6 +11,11 @@ from bench.shorter import FILE as SHORTER  # noqa: E402
 from bench.shorter import table as shorter_table  # noqa: E402
 from bench.why import TRIED, WHY  # noqa: E402
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "evidence"))
+from gpu_table import gpu_speed  # noqa: E402
+
+sys.path.pop(0)  # it has a playground.py, as docs/ has
+
 RESULTS = Path(__file__).parents[1] / "bench/results.json"
 QUICKSTART = RESULTS.parents[1] / "evidence/quickstart.json"
 TITLES = {"logprobs": "Log-probabilities from hidden states", "ppo": "An iteration of PPO", "grpo": "An iteration of GRPO",
@@ -147,6 +152,7 @@ def speed_page() -> str:
         text += [f"## {TITLES[group]}", *([TRIED] if group == "trials" else []), table(mine), *([f"Limits: {'; '.join(why)}."] if why else []),
                  *filter(None, [reasons(mine, rows)])]
     text += shorter()
+    if on_gpu := gpu_speed(): text += ["## On one GPU", on_gpu]
     text.append("torchtune 0.6.1 is no side here. Its PPO is a recipe around models, checkpoints and a generation of its own, so the same weights "
                 "would have to be translated before the same work could be asked of both; and the functions it offers, losses and what they need, are "
                 "a few operations on a table of tokens, which `make parity` compares number by number.")

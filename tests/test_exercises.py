@@ -169,7 +169,7 @@ def test_a_crash_in_the_middle_of_writing_leaves_the_old_file(place, monkeypatch
 # --- the command ------------------------------------------------------------------------------------------------------
 def test_the_command_lists_and_shows(capsys):
     from instruct_goose.cli.main import main
-    for argv, said in ((["kl"], "0 of 3 done"), ([], "0 of 114 done; 15 more"), (["k3"], "kl.k3 · Write k3 · ●○○"), (["k3", "--hint"], "Hint 1 of 2"),
+    for argv, said in ((["kl"], "0 of 3 done"), ([], "0 of 115 done; 15 more"), (["k3"], "kl.k3 · Write k3 · ●○○"), (["k3", "--hint"], "Hint 1 of 2"),
                        (["k3", "--solution"], "def my_k3"), (["kl", "--still-open"], "0 of 3 done")):
         main(["exercises", *argv])
         assert capsys.readouterr().out.startswith(said)
