@@ -60,10 +60,10 @@ class Way(NamedTuple):
     weights: str              # their dtype
     products: str             # the row of a card's table that bounds them
     settings: dict            # of the trainer
-    matmul: str = "highest"   # torch's precision of float32 products; high: TF32
+    matmul: str = "highest"   # torch's precision of float32 products, of the whole process: set again before each turn
 
 
-WAYS = {"float32": Way("float32", "float32", {}), "float32, TF32": Way("float32", "tf32", {}, "high"),
+WAYS = {"float32": Way("float32", "float32", {}), "float32, TF32": Way("float32", "tf32", {"tf32": True}, "high"),
         "autocast to bfloat16": Way("float32", "bfloat16", {"autocast": "bfloat16"}), "bfloat16": Way("bfloat16", "bfloat16", {})}
 
 
@@ -262,10 +262,10 @@ def watched(trainer, batch: dict, card: Card) -> dict:
     return found
 
 
-def host_waits(waits: dict) -> int:
+def host_waits(waits: dict, cuda: bool) -> int:
     "How often Python stood still for the GPU; on the CPU, how often it read a number."
-    on_gpu = sum(n for name, n in waits.items() if "Synchronize" in name and "Device" not in name)
-    return on_gpu or waits.get("aten::_local_scalar_dense", 0)
+    if not cuda: return waits.get("aten::_local_scalar_dense", 0)
+    return sum(n for name, n in waits.items() if "Synchronize" in name and "Device" not in name)
 
 
 def speed(config, card: Card) -> dict:
@@ -278,29 +278,27 @@ def speed(config, card: Card) -> dict:
         torch.set_float32_matmul_precision(WAYS[way].matmul)
         return iterate(trainers[way], next_batch(trainers[way], sizes, seed), meter)
 
-    try:
-        for name, way in WAYS.items():
-            base = card.allocated()
-            trainers[name] = new_trainer(made(config, card.device, way.weights), card, sizes, **way.settings)
-            run(name, 0, plainly)
-            run(name, 0, memory := Meter(card, base))
-            found[name] = {"peak_gib": {phase: x / 2**30 for phase, x in memory.bytes.items()},
-                           "estimated_gib": ledger(config, sizes, way.weights) / 2**30, "roofline_seconds": predicted(config, card, sizes, way.products)}
-            meters[name] = Meter(card)
-        for seed in range(1, 1 + sizes["repeats"]):
-            for name in WAYS: found[name]["tokens"] = int(run(name, seed, meters[name]).mask.sum())
-        for name, row in found.items():
-            torch.set_float32_matmul_precision(WAYS[name].matmul)
-            seen = watched(trainers[name], next_batch(trainers[name], sizes, sizes["repeats"] + 1), card)
-            every = {phase: spread(meters[name].seconds[phase]) for phase in PHASES}
-            row |= {"parameters": trainers[name].agent.model.num_parameters(), "seconds": {phase: x["median"] for phase, x in every.items()},
-                    "spread": {phase: [x["least"], x["most"]] for phase, x in every.items()},
-                    "tokens_per_second": {phase: row["tokens"] / x["median"] for phase, x in every.items()},
-                    "computing_seconds": {phase: x.pop("computing_seconds") for phase, x in seen.items()},
-                    "waits_per": {"sampled token": host_waits(seen["rollout"]["waits"]) / sizes["max_new_tokens"],
-                                  "optimizer step": host_waits(seen["update"]["waits"]) / MINIBATCHES},
-                    "graph": seen["rollout"]["graph_launches"] > 0, "profile": seen}
-    finally: torch.set_float32_matmul_precision("highest")
+    for name, way in WAYS.items():
+        base = card.allocated()
+        trainers[name] = new_trainer(made(config, card.device, way.weights), card, sizes, **way.settings)
+        run(name, 0, plainly)
+        run(name, 0, memory := Meter(card, base))
+        found[name] = {"peak_gib": {phase: x / 2**30 for phase, x in memory.bytes.items()},
+                       "estimated_gib": ledger(config, sizes, way.weights) / 2**30, "roofline_seconds": predicted(config, card, sizes, way.products)}
+        meters[name] = Meter(card)
+    for seed in range(1, 1 + sizes["repeats"]):
+        for name in WAYS: found[name]["tokens"] = int(run(name, seed, meters[name]).mask.sum())
+    for name, row in found.items():
+        torch.set_float32_matmul_precision(WAYS[name].matmul)
+        seen = watched(trainers[name], next_batch(trainers[name], sizes, sizes["repeats"] + 1), card)
+        every = {phase: spread(meters[name].seconds[phase]) for phase in PHASES}
+        row |= {"parameters": trainers[name].agent.model.num_parameters(), "seconds": {phase: x["median"] for phase, x in every.items()},
+                "spread": {phase: [x["least"], x["most"]] for phase, x in every.items()},
+                "tokens_per_second": {phase: row["tokens"] / x["median"] for phase, x in every.items()},
+                "computing_seconds": {phase: x.pop("computing_seconds") for phase, x in seen.items()},
+                "waits_per": {"sampled token": host_waits(seen["rollout"]["waits"], card.device == "cuda") / sizes["max_new_tokens"],
+                              "optimizer step": host_waits(seen["update"]["waits"], card.device == "cuda") / MINIBATCHES},
+                "graph": seen["rollout"]["graph_launches"] > 0, "profile": seen}
     return found
 
 
@@ -341,10 +339,12 @@ def writers(config, card: Card, dtype: str) -> dict:
     ids, mask = batch["query_ids"], batch["query_mask"]
     ways = {"sample": lambda: sample(model, ids, mask, n, None, 0), "generate": lambda: generated(model, ids, mask, n),
             "generate, static": lambda: generated(model, ids, mask, n, cache_implementation="static")}
-    meter = Meter(card)
+    meter, failed = Meter(card), {}
     for _ in range(1 + sizes["repeats"]):
-        for name, way in ways.items(): meter(name, way)
-    return {name: spread([len(ids) * n / s for s in seconds[1:]]) for name, seconds in meter.seconds.items()}
+        for name in [name for name in ways if name not in failed]:
+            try: meter(name, ways[name])
+            except Exception as e: failed[name] = {"failed": f"{type(e).__name__}: {str(e)[:300]}"}  # no compiler here, for one
+    return {name: failed.get(name) or spread([len(ids) * n / s for s in meter.seconds[name][1:]]) for name in ways}
 
 
 class ByHand:
@@ -543,7 +543,6 @@ def resumed(config, card: Card) -> dict:
     saved, there = first.state()[0], second.state()[0]
     loaded = saved.keys() == there.keys() and all(torch.equal(x, there[name]) for name, x in saved.items())
     go(second, 2, 4)
-    torch.use_deterministic_algorithms(False)
     noise, difference = far(whole, again), far(whole, second)
     return {"loaded_to_the_bit": loaded, "noise": noise, "difference": difference, "within": loaded and difference <= 10 * noise}
 
@@ -635,6 +634,8 @@ def measure(card: Card, figures: dict, write: Callable[[dict], None], parts=PART
                 traceback.print_exc()
                 figures["not_run"][where] = f"{type(e).__name__}: {str(e)[:300]}"
                 errors.append(where)
+            torch.set_float32_matmul_precision("highest")  # float32 means float32: no TF32
+            torch.use_deterministic_algorithms(False)
             gc.collect()
             if card.device == "cuda": torch.cuda.empty_cache()
             figures["unit_seconds"][where] = round(time.perf_counter() - start - spent, 1)

@@ -72,7 +72,7 @@ def compared(figures: dict) -> list[str]:
     text = []
     for name, x in figures.get("others", {}).items():
         if name.startswith("writers"):
-            text.append(f"{name.removeprefix('writers, ')}, tokens a second of writing alone: " + ", ".join(f"`{way}` {spread(s)}" for way, s in x.items()) + ".")
+            text.append(f"{name.removeprefix('writers, ')}, tokens a second of writing alone: " + ", ".join(f"`{way}` {s.get('failed') or spread(s)}" for way, s in x.items()) + ".")
         elif "by hand" in x: text.append(f"{name.replace('GRPO by hand', 'An iteration of GRPO')}, seconds: " + ", ".join(f"{who} {spread(s, '.3g')}" for who, s in x.items()) + ".")
         elif "trl" in x: text.append(f"{name.replace('GRPO by TRL', 'An iteration of GRPO')}, seconds: TRL {x['trl']} {spread(x, '.3g')}.")
         else: text.append("Log-probabilities of 4,096 tokens under GPT-2's head with their gradient, milliseconds, by the size of a "

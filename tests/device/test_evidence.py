@@ -62,6 +62,12 @@ def test_a_second_run_adds_to_the_first_at_one_commit_alone(gpu, tmp_path):
     assert "speed" not in gpu.begun(tmp_path / "gpu.json", {"origin": {"commit": "b", "gpu": "G"}}) and gpu.begun(tmp_path / "none", {"origin": 1}) == {"origin": 1}
 
 
+def test_waits_are_those_for_the_gpu(gpu):
+    "What the measurement itself waits for is the device; a number on the CPU is no wait."
+    seen = {"cudaStreamSynchronize": 5, "cudaEventSynchronize": 1, "cudaDeviceSynchronize": 2, "Memcpy DtoH (Device -> Pageable)": 5, "aten::_local_scalar_dense": 9}
+    assert gpu.host_waits(seen, True) == 6 and gpu.host_waits(seen, False) == 9 and gpu.host_waits({"aten::_local_scalar_dense": 9}, True) == 0
+
+
 def test_the_loop_by_hand_does_what_the_trainer_does(gpu):
     "The same responses, and after an iteration the same weights."
     card = gpu.Card("cpu", True, gpu.TINY, gpu.TINY)
