@@ -232,10 +232,14 @@ WAITS = ("Synchronize", "Memcpy DtoH", "aten::_local_scalar_dense", "aten::nonze
 
 def watched(trainer, batch: dict, card: Card) -> dict:
     """One more iteration under torch's profiler, by phase: seconds in which the GPU computes, kernels, how often Python waited for it (the
-    one cudaDeviceSynchronize or two are the measurement's own), launches of CUDA graphs, and the ten kernels that took longest."""
-    from torch.profiler import ProfilerActivity, profile
+    one cudaDeviceSynchronize or two are the measurement's own), also within the optimizer's steps alone, launches of CUDA graphs, and the
+    ten kernels that took longest."""
+    from torch.profiler import ProfilerActivity, profile, record_function
 
-    cuda, found = card.device == "cuda", {}
+    cuda, found, plain = card.device == "cuda", {}, trainer.update
+
+    def step(*args, **kwargs):
+        with record_function("an optimizer step"): return plain(*args, **kwargs)
 
     def under(phase, f, *args):
         with warnings.catch_warnings(record=True) as told, profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda) as seen:
@@ -243,7 +247,10 @@ def watched(trainer, batch: dict, card: Card) -> dict:
             out = f(*args)
             card.wait()
         calls, seconds = {"CPU": Counter(), "CUDA": Counter()}, Counter()
-        for e in seen.profiler.kineto_results.events():  # key_averages() takes twenty times as long
+        events = seen.profiler.kineto_results.events()  # key_averages() takes twenty times as long
+        steps = [(e.start_ns(), e.end_ns()) for e in events if e.name() == "an optimizer step" and e.device_type().name == "CPU"]
+        in_steps = Counter(e.name() for e in events if e.device_type().name == "CPU" and any(w in e.name() for w in WAITS) and any(a <= e.start_ns() <= b for a, b in steps))
+        for e in events:
             kind, name = e.device_type().name, e.name()
             if e.is_user_annotation() or kind not in calls: continue
             calls[kind][name] += 1
@@ -252,13 +259,15 @@ def watched(trainer, batch: dict, card: Card) -> dict:
         kernels = calls["CUDA" if cuda else "CPU"]
         found[phase] = {
             "computing_seconds": seconds.total(), "kernels": kernels.total(),
-            "waits": {name: n for name, n in every.items() if any(w in name for w in WAITS)},
+            "waits": {name: n for name, n in every.items() if any(w in name for w in WAITS)}, "waits_in_steps": dict(in_steps),
             "graph_launches": sum(n for name, n in every.items() if "GraphLaunch" in name),
             "no_graph": [str(w.message) for w in told if "CUDA graph" in str(w.message)],
             "longest": [{"kernel": name[:90], "ms": 1e3 * s, "calls": kernels[name]} for name, s in seconds.most_common(10)]}
         return out
 
+    trainer.update = step
     iterate(trainer, batch, under)
+    del trainer.update
     return found
 
 
@@ -297,7 +306,7 @@ def speed(config, card: Card) -> dict:
                 "tokens_per_second": {phase: row["tokens"] / x["median"] for phase, x in every.items()},
                 "computing_seconds": {phase: x.pop("computing_seconds") for phase, x in seen.items()},
                 "waits_per": {"sampled token": host_waits(seen["rollout"]["waits"], card.device == "cuda") / sizes["max_new_tokens"],
-                              "optimizer step": host_waits(seen["update"]["waits"], card.device == "cuda") / MINIBATCHES},
+                              "optimizer step": host_waits(seen["update"]["waits_in_steps"], card.device == "cuda") / MINIBATCHES},
                 "graph": seen["rollout"]["graph_launches"] > 0, "profile": seen}
     return found
 
