@@ -59,10 +59,10 @@ def layout_of(
     model: PreTrainedModel,
     query_ids: Tensor, query_mask: Tensor, response_ids: Tensor, response_mask: Tensor,
 ) -> Layout:
-    """[query][response][padding]. Padded ids become 0, so whatever they held cannot matter. Made
-    on the CPU, and sent to the model. Raises ValueError for rows that do not belong together, that
-    are longer than the model's context, or that hold an id without an embedding; TypeError for a
-    model that is not causal."""
+    """[query][response][padding], laid out on the CPU and sent to the model. Padded ids become 0,
+    so whatever they held cannot matter. Raises ValueError for rows that do not belong together,
+    that are longer than the model's context, or that hold an id without an embedding; TypeError
+    for a model that is not causal."""
     check_causal(model)
     query_ids, query_mask, response_ids, response_mask = (
         x.cpu() for x in (query_ids, query_mask, response_ids, response_mask))
@@ -108,7 +108,8 @@ def check_part(ids: Tensor, mask: Tensor, name: str) -> Tensor:
 def predicting_states(base: PreTrainedModel, layout: Layout) -> Float[Tensor, "tokens hidden"]:
     "The hidden state before each real response token, row after row. One pass."
     with evaluating(base):
-        return forward_pass(base, layout.ids, layout.mask).flatten(0, 1).index_select(0, layout.predicts)
+        states = forward_pass(base, layout.ids, layout.mask)
+    return states.flatten(0, 1).index_select(0, layout.predicts)
 
 # %% ../../nbs/reference/models/response.ipynb #01297105
 def response_hidden(

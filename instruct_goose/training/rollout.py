@@ -203,7 +203,8 @@ def going_on(columns: list[tuple[Tensor, ...]], # the newest, as `laid_out` take
     "Whom `stops` did not end in these columns. What was written after an end is taken out."
     rows, _, _, alive = columns[-1]
     own, going = rows.cpu(), torch.ones_like(alive, device="cpu")
-    for (*_, wrote), token in zip(columns, torch.stack([c[1] for c in columns]).cpu(), strict=True):
+    tokens = torch.stack([token for _, token, *_ in columns]).cpu()
+    for (*_, wrote), token in zip(columns, tokens, strict=True):
         wrote &= sent(going, wrote.device)
         going = going & ~stops(own, token)
     return sent(going, alive.device)
