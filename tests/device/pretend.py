@@ -201,7 +201,7 @@ def PretendGPU():
     dice = torch.zeros(16, dtype=torch.uint8)  # the state of a generator that does not exist
     names = dict(is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: 1, current_device=lambda: 0,
                  synchronize=lambda *_: None, get_device_properties=lambda *_: SimpleNamespace(total_memory=2**33), get_rng_state=lambda *_: dice.clone(), get_rng_state_all=lambda: [dice.clone()],
-                 set_rng_state=lambda state, *_: dice.copy_(state), is_current_stream_capturing=lambda: False)
+                 set_rng_state=lambda state, *_: dice.copy_(state), is_current_stream_capturing=lambda: False, is_bf16_supported=lambda *_, **__: True)
     calls, run = _Calls(), torch.utils.checkpoint._run_fn_with_dynamo_disabled
     def run_again(f, *args):  # an activation checkpoint, in the backward pass: there the function mode is off
         with calls: return run(f, *args)

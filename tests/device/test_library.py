@@ -13,7 +13,13 @@ from device.pretend import DeviceError, PretendGPU
 
 from instruct_goose.distributed import processes
 from instruct_goose.models.agent import Agent, create_reference_model
-from instruct_goose.models.decoding import GraphSteps, LibrarySteps, begin
+from instruct_goose.models.decoding import (
+    GraphSteps,
+    LibrarySteps,
+    OwnSteps,
+    StaticSteps,
+    begin,
+)
 from instruct_goose.models.response import response_logits, response_logprobs
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.tokens import pad, word_tokenizer
@@ -40,6 +46,12 @@ BASE = dict(vocab_size=len(TOKENIZER), hidden_size=16, num_hidden_layers=1, num_
 ROTARY = BASE | dict(intermediate_size=24, num_key_value_heads=1)
 CONFIGS = {"gpt2": lambda: transformers.GPT2Config(**BASE), "llama": lambda: transformers.LlamaConfig(**ROTARY),
            "gemma2": lambda: transformers.Gemma2Config(**ROTARY, head_dim=8)}  # whose head is not plain: it caps its logits
+shared = lambda kind, **more: lambda: getattr(transformers, f"{kind}Config")(**ROTARY | more)
+FAMILIES = CONFIGS | {
+    "qwen2": shared("Qwen2"), "qwen3": shared("Qwen3", head_dim=8), "mistral": shared("Mistral", sliding_window=None), "phi": shared("Phi"),
+    "gpt-neox": lambda: transformers.GPTNeoXConfig(**BASE, intermediate_size=24), "opt": lambda: transformers.OPTConfig(**BASE, ffn_dim=24, word_embed_proj_dim=16),
+    "mistral, window": shared("Mistral", sliding_window=6), "bloom": lambda: transformers.BloomConfig(vocab_size=len(TOKENIZER), hidden_size=16, n_layer=1, n_head=2)}
+STEPS = dict.fromkeys(FAMILIES, StaticSteps) | {"gpt2": OwnSteps, "llama": OwnSteps, "mistral, window": LibrarySteps, "bloom": LibrarySteps}  # on a GPU
 PROMPTS = ["w1 w2", "", "w3", "w4 w5 w6", "w1", "w7 w8", "w2", "w5"]  # of different lengths: padded
 TEXTS = ["w1 w2 w3", "w4 w5", "w6 w7 w8 w1 w2", "w3", "w5 w5 w6", "w8 w2", "w1 w1", "w7"]
 PAIRS = [{"chosen": a, "rejected": b} for a, b in zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True)]
@@ -53,7 +65,7 @@ def gpu():
 
 def tiny(kind="gpt2", seed=0):
     torch.manual_seed(seed)
-    return transformers.AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval()
+    return transformers.AutoModelForCausalLM.from_config(FAMILIES[kind]()).eval()
 
 
 def config(name="ppo", **changes):
@@ -88,14 +100,22 @@ def test_presets(name, kind):
     assert all(map(same, here, there))
 
 
-ENDS = {"rows end one by one": ([EOS, 1, 2], 18), "most end at once": ([EOS, *range(1, 7)], 18), "nothing ends": (None, 18), "short": ([EOS], 3)}
+ENDS = {"rows end one by one": ([EOS, 1, 2], 18), "most end at once": ([EOS, *range(1, 7)], 18), "some end": ([EOS, 1], 18), "nothing ends": (None, 18), "short": ([EOS], 3)}
 
 
-@pytest.mark.parametrize("ends", ENDS)
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])  # a step of our own as a graph, and the library's
+@pytest.mark.parametrize("kind, ends", [*((kind, ends) for kind in ("llama", "gemma2") for ends in ENDS),
+                                        *((kind, "some end") for kind in STEPS if kind not in CONFIGS)])
 def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
     "The CPU asks after each token who has ended, and its keys and values grow; the GPU every few tokens, over the whole room."
     monkeypatch.setattr(rollout, "LOOK", 4)
+    steps, left = [], []
+    def begun(*args, **kwargs):
+        logits, step = begin(*args, **kwargs)
+        steps.append(step)
+        keep, step.keep = step.keep, lambda order: (left.append(step), keep(order))
+        return logits, step
+
+    monkeypatch.setattr(rollout, "begin", begun)
     eos, n = ENDS[ends]
     ids, mask = pad([TOKENIZER(p)["input_ids"] or [EOS] for p in PROMPTS * 2], EOS, side="left")
     def written(place):
@@ -108,6 +128,8 @@ def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
     with PretendGPU(): fast = [x.cpu() for x in written("cuda")]
     assert torch.equal(slow[0], fast[0]) and torch.equal(slow[1], fast[1])
     torch.testing.assert_close(slow[2], fast[2], atol=1e-5, rtol=1e-5)
+    assert type(getattr(steps[1], "step", steps[1])) is STEPS[kind]
+    if ends == "some end": assert steps[1] in left
     if ends == "rows end one by one": assert len(set(slow[1].sum(-1).tolist())) > 5
 
 
@@ -130,11 +152,12 @@ def test_a_stop_string_ends_where_it_ends_on_the_cpu(n, monkeypatch):
     assert len(set(slow[1].sum(-1).tolist())) > 2 and "w3" in ends and waits.total() < 40
 
 
-def test_sampling_does_not_wait_for_the_gpu_at_each_token():
+@pytest.mark.parametrize("kind", [kind for kind in STEPS if STEPS[kind] is not LibrarySteps])
+def test_sampling_does_not_wait_for_the_gpu_at_each_token(kind):
     "Of sixteen tokens: how many rows go on comes back."
     ids = torch.tensor([[3, 4], [5, 6]])
     def waits(n):
-        with PretendGPU() as waits: sample(tiny("gpt2").cuda(), ids, torch.ones_like(ids).bool(), n, None, EOS, generator=torch.Generator())
+        with PretendGPU() as waits: sample(tiny(kind).cuda(), ids, torch.ones_like(ids).bool(), n, None, EOS, generator=torch.Generator())
         return waits.total()
 
     assert waits(22) - waits(6) == 1 and waits(15) == waits(6)
@@ -223,6 +246,17 @@ def test_in_half_precision_the_gpus_step_is_our_own(gpu, kind):
     assert type(ours) is GraphSteps and type(theirs) is LibrarySteps
     for token in torch.tensor([[7, 2], [1, 9]]).cuda():
         torch.testing.assert_close(ours(token), theirs(token), atol=16 * 2.**-8, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
+def test_under_autocast_the_gpus_step_has_fixed_shapes(gpu, kind):
+    "The kernels are the CPU's, which have an autocast of their own."
+    model, ids, mask = tiny(kind).cuda(), torch.tensor([[0, 3, 4], [0, 5, 6]]).cuda(), torch.ones(2, 3).bool().cuda()
+    with torch.autocast("cuda", torch.bfloat16), torch.autocast("cpu", torch.bfloat16):
+        (_, graph), (_, theirs) = begin(model, ids, mask, 2, graph=True), begin(hooked(model), ids, mask, 2, graph=True)
+        assert type(graph.step) is STEPS[kind] and type(theirs) is LibrarySteps
+        for token in torch.tensor([[7, 2], [1, 9]]).cuda():
+            torch.testing.assert_close(graph(token), theirs(token), atol=16 * 2.**-8, rtol=0)
 
 
 def test_a_step_that_cannot_be_captured_runs_without_a_graph(gpu, monkeypatch):

@@ -4,9 +4,18 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from instruct_goose.models.decoding import LibrarySteps, OwnSteps, begin, is_known
+from instruct_goose.models.adapters import with_lora
+from instruct_goose.models.decoding import (
+    FAMILIES,
+    LibrarySteps,
+    OwnSteps,
+    StaticSteps,
+    begin,
+    is_known,
+)
 from instruct_goose.models.tokens import pad
 
 V = 23
@@ -28,12 +37,26 @@ OURS = {  # what our step must be for, in every setting that it takes
     "llama 3": lambda: llama(rope_parameters={"rope_type": "llama3", "rope_theta": 100., "factor": 4., "low_freq_factor": 1., "high_freq_factor": 4.,
                                              "original_max_position_embeddings": 16}),
 }
-OTHERS = {
-    "qwen2": lambda: transformers.Qwen2Config(**ROTARY | dict(num_key_value_heads=2)),
-    "mistral, window": lambda: transformers.MistralConfig(**ROTARY | dict(num_key_value_heads=2, sliding_window=4)),
-    "gemma2": lambda: transformers.Gemma2Config(**ROTARY | dict(num_key_value_heads=2, head_dim=4, final_logit_softcapping=2.)),
-    "bloom": lambda: transformers.BloomConfig(vocab_size=V, hidden_size=24, n_layer=2, n_head=2),
+shared = lambda kind, **k: getattr(transformers, f"{kind}Config")(**ROTARY | dict(num_key_value_heads=2) | k)
+STATIC = {  # what goes through the library, on a GPU in fixed shapes
+    "qwen2": lambda: shared("Qwen2"),
+    "qwen3": lambda: shared("Qwen3", head_dim=4),
+    "mistral": lambda: shared("Mistral", sliding_window=None),
+    "mistral, a window as wide as the text": lambda: shared("Mistral", sliding_window=12),
+    "gemma": lambda: shared("Gemma", head_dim=4),
+    "gemma2": lambda: shared("Gemma2", head_dim=4, final_logit_softcapping=2.),
+    "phi": lambda: shared("Phi"),
+    "gpt-neox": lambda: transformers.GPTNeoXConfig(**ROTARY),
+    "opt": lambda: transformers.OPTConfig(**BASE, ffn_dim=20, word_embed_proj_dim=24),
+    "mixtral": lambda: shared("Mixtral", num_local_experts=3),
     "gpt2, quick gelu": lambda: gpt2(activation_function="quick_gelu"),
+}
+OTHERS = {
+    "mistral, window": lambda: shared("Mistral", sliding_window=4),
+    "mistral, a window one column too short": lambda: shared("Mistral", sliding_window=11),
+    "falcon, alibi": lambda: transformers.FalconConfig(**BASE, alibi=True),
+    "gpt-neo": lambda: transformers.GPTNeoConfig(vocab_size=V, hidden_size=24, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=8),
+    "bloom": lambda: transformers.BloomConfig(vocab_size=V, hidden_size=24, n_layer=2, n_head=2),
     "llama, dynamic": lambda: llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 100., "factor": 2.}),
 }
 QUERIES = [[3, 5, 7, 4, 9, 11], [1], [6, 6, 8], [12, 20, 2, 0, 3]]
@@ -83,17 +106,91 @@ def two_rows_leave(model, logits, step):
     for t in range(2, 6): close(model, step(NEW[[2, 3], t]), [2, 3], t + 1)  # to the last place of the buffers
 
 
+@pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("name", OTHERS)
 @torch.no_grad()
-def test_everything_else_goes_through_the_library_and_rows_leave_too(name):
+def test_everything_else_goes_through_the_library_and_rows_leave_too(name, graph, recwarn):
     model = tiny(OTHERS[name]())
     assert not is_known(model)
-    logits, step = begin(model, *queries(), 6)
-    assert type(step) is LibrarySteps
+    logits, step = begin(model, *queries(), 6, graph=graph)
+    assert type(step) is LibrarySteps and not [w for w in recwarn if "faster step" in str(w.message)]  # not even tried
     if "dynamic" in name: model.config.max_position_embeddings = 40
     two_rows_leave(model, logits, step)
 
 
-def test_a_model_without_keys_and_values_is_refused_by_name():
-    model = tiny(transformers.MambaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=2, state_size=4))
-    with pytest.raises(TypeError, match="MambaForCausalLM returns no past_key_values"): begin(model, *queries(), 6)
+@pytest.mark.parametrize("name", STATIC)
+@torch.no_grad()
+def test_the_library_in_fixed_shapes_says_what_it_says_without_while_rows_leave(name):
+    model = tiny(STATIC[name]())
+    assert type(begin(model, *queries(), 6)[1]) is LibrarySteps
+    logits, graph = begin(model, *queries(V - 1), 6, graph=True)
+    assert type(graph.step) is StaticSteps
+    two_rows_leave(model, logits, graph.step)
+
+
+@torch.no_grad()
+def test_adapters_run_in_fixed_shapes_and_what_hooks_do_is_not_foreseen():
+    model = with_lora(tiny(STATIC["qwen2"](), std=.3), 2)
+    for p in model.parameters(): nn.init.normal_(p, std=.3)
+    logits, graph = begin(model, *queries(), 6, graph=True)
+    assert type(graph.step) is StaticSteps
+    two_rows_leave(model, logits, graph.step)
+    model.model.layers[1].register_forward_pre_hook(lambda *_: None)
+    assert type(begin(model, *queries(), 6, graph=True)[1]) is LibrarySteps
+
+
+@pytest.mark.parametrize("name", ["llama, grouped", *STATIC])
+@torch.no_grad()
+def test_from_token_to_token_nothing_changes_but_what_tensors_hold(name):
+    "A captured graph would keep a number, a shape and an address as they were."
+    model = tiny({**OURS, **STATIC}[name]())
+    step = begin(model, *queries(), 6, graph=True)[1].step
+    step(NEW[:, 0])
+    before, time = baked(model, step), step.time.item()
+    for t in (1, 2): step(NEW[:, t])
+    assert baked(model, step) == before and step.time.item() == time + 2
+
+
+@torch.no_grad()
+def test_what_would_be_baked_is_found():
+    model = tiny(OURS["llama, grouped"]())
+    _, step = begin(model, *queries(), 6)
+    before = baked(model, step)
+    step(NEW[:, 0])
+    assert baked(model, step) != before  # its time is a number
+
+
+def baked(model, step):
+    "Numbers and addresses of a step, its cache and their parts, and of the model's."
+    def walk(x):
+        if isinstance(x, torch.Tensor): return x.data_ptr(), x.shape
+        if isinstance(x, list | tuple): return [walk(y) for y in x]
+        if isinstance(x, dict): return {k: walk(y) for k, y in x.items()}
+        return walk(vars(x)) if type(x).__module__.startswith(("instruct_goose.", "transformers.cache_utils")) and hasattr(x, "__dict__") else x
+
+    return walk({k: x for k, x in vars(step).items() if k not in ("weights", "model")}), [walk(vars(m)) for m in model.modules()]
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "llama, grouped", "llama, tied", "llama, biases"])
+@torch.no_grad()
+def test_under_autocast_our_step_is_as_near_to_float32_as_the_library(name, static):
+    "Both round the same products, so neither may be more than twice as far off; and no weight is rounded at each token."
+    model, (ids, seen), casts = tiny(OURS[name]()), queries(), []
+    exact = [torch.stack([slow(model, row, t + 1) for row in range(4)]) for t in range(5)]
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten._to_copy.default: casts.append(args[0].shape)
+            return func(*args, **kwargs or {})
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_known(model)
+        theirs = begin(model, ids, seen, 6)[1]
+        own = OwnSteps(FAMILIES[type(model)](model, 12), seen, theirs.past, 6, static=static)
+        own(ids[:, -1])
+        for t in range(5):
+            with Casts(): said = own(NEW[:, t])
+            off, limit = ((x - exact[t]).abs().max() for x in (said, theirs(NEW[:, t])))
+            assert said.dtype == torch.bfloat16 and off <= 2 * limit
+    assert casts and all(len(shape) == 3 or shape[0] == 4 for shape in casts)  # keys and values; or rows of them
