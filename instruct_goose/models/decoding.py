@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['Rows', 'ACTIVATIONS', 'FAMILIES', 'plain_cache', 'LibrarySteps', 'Room', 'StaticSteps', 'attend', 'rotate', 'Layer',
-           'Weights', 'OwnSteps', 'GraphSteps', 'joined', 'linear', 'affine', 'centred', 'gpt2_weights', 'scaled',
-           'llama_weights', 'is_plain', 'is_static', 'is_known', 'begin']
+           'Weights', 'OwnSteps', 'graph_memory', 'GraphSteps', 'merged', 'linear', 'affine', 'centred', 'gpt2_weights',
+           'scaled', 'llama_weights', 'is_unhooked', 'is_static', 'is_known', 'begin']
 
 # %% ../../nbs/reference/models/decoding.ipynb #499dfbc2
 import inspect
 import warnings
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any, cast, NamedTuple
 
 import torch
 from torch import nn, Tensor
@@ -190,29 +190,37 @@ class OwnSteps:
         self.start = self.start[order]
 
 # %% ../../nbs/reference/models/decoding.ipynb #9a4b0002
+@cache
+def graph_memory(device: torch.device) -> torch.cuda.MemPool:
+    "Where the graphs on a GPU keep their numbers. It stays: each would leave its own behind."
+    with torch.cuda.device(device):
+        return torch.cuda.MemPool()
+
 class GraphSteps:
-    """A static step as one CUDA graph: its kernels are launched together. Where it cannot be
-    captured they are launched one by one, with a warning."""
+    """A static step as one CUDA graph: its kernels are launched together. A new number of rows is
+    met once without, so that libraries choose kernels. What cannot be captured goes on like that,
+    with a warning."""
 
     def __init__(self, step: OwnSteps | StaticSteps):
-        self.step, self.plain = step, False
+        self.step, self.met, self.plain = step, True, False # `begin` has made a step with it
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def capture(self, token: Tensor) -> torch.cuda.CUDAGraph:
-        "After three steps that are taken back, in which libraries choose their kernels."
+        "What `torch.cuda.graph` does, but for emptying torch's cache, at each rollout, before it."
         self.token, graph, side = token.clone(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
+        here, pool = torch.cuda.current_stream(), cast(Any, graph_memory(token.device).id)
+        side.wait_stream(here)
         with torch.cuda.stream(side):
-            for _ in range(3):
-                self.step(self.token)
-                self.step.time -= 1
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.logits = self.step(self.token)
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                self.logits = self.step(self.token)
+            finally:
+                graph.capture_end()
+        here.wait_stream(side)
         return graph
 
     def __call__(self, token: Tensor) -> Tensor: # overwritten by the next
-        if self.graph is None and not self.plain:
+        if self.graph is None and self.met and not self.plain:
             try:
                 self.graph = self.capture(token)
             except RuntimeError as error:
@@ -220,6 +228,7 @@ class GraphSteps:
                 warnings.warn(f"no CUDA graph of the sampler's step, which is slower without: "
                               f"{error}", stacklevel=2)
         if self.graph is None:
+            self.met = True
             return self.step(token)
         self.token.copy_(token)
         self.graph.replay()
@@ -228,25 +237,25 @@ class GraphSteps:
     def keep(self, order: Tensor) -> None:
         "Row i is from now on what row order[i] was."
         self.step.keep(order)
-        self.graph = None
+        self.graph, self.met = None, False
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de18
 ACTIVATIONS: dict[str, Rows] = {
     "gelu_new": partial(F.gelu, approximate="tanh"), "gelu": F.gelu, "silu": F.silu}
 
-def joined(*parts: Tensor) -> Tensor:
+def merged(*parts: Tensor) -> Tensor:
     "As one. Under autocast in its type: what is no parameter would be cast at each use."
     x, kind = parts[0] if len(parts) == 1 else torch.cat(parts), parts[0].device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 def linear(*parts: Any) -> Rows:
     "x·Wᵀ + b of linear layers. Several are read as one, side by side."
-    bias = None if parts[0].bias is None else joined(*(p.bias for p in parts))
-    return partial(F.linear, weight=joined(*(p.weight for p in parts)), bias=bias)
+    bias = None if parts[0].bias is None else merged(*(p.bias for p in parts))
+    return partial(F.linear, weight=merged(*(p.weight for p in parts)), bias=bias)
 
 def affine(part: Any) -> Rows:
     "x·W + b of a Conv1D: GPT-2 keeps its matrices the other way round."
-    weight, bias = joined(part.weight), joined(part.bias)
+    weight, bias = merged(part.weight), merged(part.bias)
     return lambda x: torch.addmm(bias, x, weight)
 
 def centred(norm: nn.LayerNorm) -> Rows:
@@ -300,7 +309,7 @@ def llama_weights(model: llama.LlamaForCausalLM, length: int) -> Weights:
 FAMILIES: dict[type, Callable[[Any, int], Weights]] = {
     gpt2.GPT2LMHeadModel: gpt2_weights, llama.LlamaForCausalLM: llama_weights}
 
-def is_plain(model: PreTrainedModel, *others: str) -> bool:
+def is_unhooked(model: PreTrainedModel, *others: str) -> bool:
     "Are its layers torch's, transformers' or of other modules named, without hooks?"
     known = ("torch.nn.modules.", "transformers.", *others)
     hooks = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
@@ -312,8 +321,8 @@ def is_static(model: PreTrainedModel) -> bool:
     "Does its forward take a ready mask and positions, and keep no number of its own meanwhile?"
     rope = str(getattr(model.config, "rope_parameters", None)) # those two ask how long the text is
     return (model._can_compile_fullgraph and "dynamic" not in rope and "longrope" not in rope
-            and model.config._attn_implementation in ("eager", "sdpa") and is_plain(model, "peft.")
-            and "position_ids" in inspect.signature(model.forward).parameters)
+            and model.config._attn_implementation in ("eager", "sdpa")
+            and is_unhooked(model, "peft.") and "position_ids" in inspect.signature(model.forward).parameters)
 
 def is_known(model: PreTrainedModel) -> bool:
     "Is it certain that `OwnSteps` computes what the model's forward does, hooks included?"
@@ -325,7 +334,7 @@ def is_known(model: PreTrainedModel) -> bool:
             or model.device.type == "cpu" and torch.is_autocast_enabled("cpu")):
         return False
     dtype = torch.float32 if model.device.type == "cpu" else model.dtype
-    return is_plain(model) and {(type(p), p.device, p.dtype) for p in model.parameters()} == {
+    return is_unhooked(model) and {(type(p), p.device, p.dtype) for p in model.parameters()} == {
         (nn.Parameter, model.device, dtype)}
 
 # %% ../../nbs/reference/models/decoding.ipynb #cd08fd11
@@ -338,25 +347,27 @@ def begin(
 ) -> tuple[Tensor, OwnSteps | LibrarySteps | GraphSteps]: # first logits; what makes the next
     """The queries through the model's forward, and their last column once more through a faster
     step, which goes on if |its − theirs| ≤ max(10⁻⁵, 16·eps)·max(1, |theirs|) in every row. Warns
-    if not. Raises TypeError for a model that returns no cache."""
+    if not, and where a graph is asked for and cannot be. Raises TypeError for a model without a
+    cache."""
     theirs = LibrarySteps(model, seen, room)
     logits = theirs.read(ids, position_ids(seen))
     if theirs.past is None:
         raise TypeError(f"{type(model).__name__} returns no past_key_values, as Mamba and RWKV do "
                         "not: take a model that does, or a sampler of your own")
     known, width = is_known(model), seen.shape[1] + room
-    if not (plain_cache(theirs.past, width) and (known or graph and is_static(model))):
-        return logits, theirs
-    ours = (OwnSteps(FAMILIES[type(model)](model, width), seen, theirs.past, room, graph) if known
-            else StaticSteps(model, seen, theirs.past, room))
-    try:
-        gap, size = (ours(ids[:, -1]) - logits).abs().max(), logits.abs().max()
-    except (IndexError, RuntimeError, TypeError, ValueError): # it takes no mask that is ready
-        return logits, theirs
-    if gap <= max(1e-5, 16 * torch.finfo(logits.dtype).eps) * size.clamp(min=1):
-        return logits, GraphSteps(ours) if graph else ours
-    if size.isfinite():
-        warnings.warn(
-            f"{type(model).__name__}: its logits are up to {gap:.1e} from those of a faster step. "
-            "It samples through transformers' forward, which is right", stacklevel=2)
+    if plain_cache(theirs.past, width) and (known or graph and is_static(model)):
+        try:
+            ours = (OwnSteps(FAMILIES[type(model)](model, width), seen, theirs.past, room, graph)
+                    if known else StaticSteps(model, seen, theirs.past, room))
+            gap, size = (ours(ids[:, -1]) - logits).abs().max(), logits.abs().max()
+            if gap <= max(1e-5, 16 * torch.finfo(logits.dtype).eps) * size.clamp(min=1):
+                return logits, GraphSteps(ours) if graph else ours
+            why = f"its logits are {gap:.0e} from those of a faster step" * bool(size.isfinite())
+        except (IndexError, RuntimeError, TypeError, ValueError) as error: # its mask is ready
+            why = f"a faster step fails, {error}"
+    else:
+        why = "its layers or its cache are none that a step of fixed shape knows" * graph
+    if why:
+        warnings.warn(f"{type(model).__name__} samples through transformers' forward, which is "
+                      f"right, and slower: {why}", stacklevel=2)
     return logits, theirs
