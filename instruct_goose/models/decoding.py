@@ -322,7 +322,8 @@ def is_static(model: PreTrainedModel) -> bool:
     rope = str(getattr(model.config, "rope_parameters", None)) # those two ask how long the text is
     return (model._can_compile_fullgraph and "dynamic" not in rope and "longrope" not in rope
             and model.config._attn_implementation in ("eager", "sdpa")
-            and is_unhooked(model, "peft.") and "position_ids" in inspect.signature(model.forward).parameters)
+            and "position_ids" in inspect.signature(model.forward).parameters
+            and is_unhooked(model, "peft."))
 
 def is_known(model: PreTrainedModel) -> bool:
     "Is it certain that `OwnSteps` computes what the model's forward does, hooks included?"
