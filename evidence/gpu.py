@@ -49,8 +49,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same sums in 
 PHASES = ("rollout", "annotate", "update")
 PARTS = ("speed", "others", "agreement", "resume", "large", "recipes")
 UNIT = {"float32": 2.**-24, "bfloat16": 2.**-8}  # unit roundoff: half the distance from 1 to the next number
-SIZES = {"batch_size": 64, "micro_batch_size": 16, "max_new_tokens": 64, "query": 32, "repeats": 3}
-LARGE = {"batch_size": 64, "micro_batch_size": 8, "max_new_tokens": 256, "query": 64, "repeats": 1}
+SIZES = {"batch_size": 64, "micro_batch_size": 64, "max_new_tokens": 64, "query": 32, "repeats": 3}
+LARGE = {"batch_size": 64, "micro_batch_size": 16, "max_new_tokens": 256, "query": 64, "repeats": 1}
 TINY = {"batch_size": 8, "micro_batch_size": 2, "max_new_tokens": 6, "query": 5, "repeats": 1}
 GROUP, MINIBATCHES = 4, 2
 
