@@ -130,7 +130,7 @@ class RLHFTrainer:
     ):
         self.config = c = config or RLHFConfig()
         self.device = find_device(c.device)
-        if c.tf32:
+        if c.tf32 and self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
         self.agent = (model if isinstance(model, Agent) else Agent(model)).to(self.device)
         reference = cast(Any, as_reference(ref_model, self.agent))  # stubs lose `to`'s type

@@ -286,6 +286,14 @@ def test_settings(gpu, kind, value_model, changes):
     assert on_gpu(trainer.agent, trainer.ref_model)
 
 
+@pytest.mark.parametrize("device, set_to", [("cuda", "high"), ("cpu", "highest")])
+def test_tf32_is_a_setting_of_a_gpu(gpu, device, set_to):
+    try:
+        RLHFTrainer(tiny(), None, config(device=device, tf32=True), tokenizer=TOKENIZER)
+        assert torch.get_float32_matmul_precision() == set_to
+    finally: torch.set_float32_matmul_precision("highest")
+
+
 def test_a_rollout_from_elsewhere(gpu):
     "Made by hand, or read from a file, it lies on the CPU: it is moved, with all that it holds."
     trainer = RLHFTrainer(tiny(), None, config(device="cuda"), tokenizer=TOKENIZER)
