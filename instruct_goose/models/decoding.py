@@ -150,7 +150,7 @@ class OwnSteps:
         (rows, query), w = seen.shape, weights
         self.weights, self.start = w, seen.sum(-1) - query # the position in column 0
         self.time = torch.tensor([query - 1], device=seen.device) if static else query - 1
-        like = past.layers[0].keys
+        like = merged(past.layers[0].keys[:0]) # products are made in its type
         self.bias = like.new_full((rows, w.shared, query + room), -torch.inf if static else 0.)
         self.bias[:, :, :query] = torch.where(seen, 0., -torch.inf)[:, None]
         self.past = [tuple(F.pad(x.to(like), (0, 0, 0, room)) for x in (layer.keys, layer.values))
@@ -171,9 +171,9 @@ class OwnSteps:
         bias = self.bias[:n].flatten(0, 1)[:, None, seen]
         for layer, past in zip(w.layers, self.past, strict=True):
             qkv = layer.qkv(layer.norm(x)).view(n, -1, w.size)
-            qkv = qkv if qkv.dtype == bias.dtype else qkv.to(bias.dtype) # under autocast
             qk, v = qkv[:, :-w.shared], qkv[:, -w.shared:]
             qk = qk if angles is None else rotate(qk, angles)
+            qk = qk if qk.dtype == bias.dtype else qk.to(bias.dtype) # under autocast
             past[0][:n, :, now], past[1][:n, :, now] = qk[:, w.heads:, None], v[:, :, None]
             keys, values = (c[:n].flatten(0, 1)[:, seen] for c in past)
             x = x + layer.out(attend(qk[:, :w.heads], keys, values, bias))
