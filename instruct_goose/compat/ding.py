@@ -36,8 +36,7 @@ def efficient_method(
     logits: Float[Tensor, "batch *time vocab"], index: Shaped[Tensor, "..."],
 ) -> Float[Tensor, "..."]: # log π(a|s), in the type of the logits
     "`naive_method` of one row after the other: less memory if there is no gradient."
-    rows = zip(logits, index, strict=False)
-    return torch.stack([naive_method(row, ids) for row, ids in rows])
+    return torch.stack([naive_method(row, ids) for row, ids in zip(logits, index)])
 
 def less_efficient_method(
     logits: Float[Tensor, "*batch vocab"], index: Shaped[Tensor, "..."],
@@ -62,14 +61,10 @@ def gae(
     ends the value, traj_flag (done, if None) ends the sum. Writes (1 − done)·V′ into
     next_value. Detaches nothing."""
     value, next_value, reward, done, traj_flag = gae_data(*data)
-    if done is None:
-        done = torch.zeros_like(reward)
-    if traj_flag is None:
-        traj_flag = done
-    done, traj_flag = done.float(), traj_flag.float()
+    done = (torch.zeros_like(reward) if done is None else done).float()
+    traj_flag = done if traj_flag is None else traj_flag.float()
     if value.ndim == reward.ndim + 1:  # many agents, one reward
         reward, done, traj_flag = (x.unsqueeze(-1) for x in (reward, done, traj_flag))
-
     next_value *= 1 - done  # in place: callers may look
     delta = reward + gamma * next_value - value
     keep = gamma * lambda_ * (1 - traj_flag)  # float32, whatever the values are
@@ -140,23 +135,18 @@ def ppo_policy_error(
     Means over all elements, weighted or not; kl_div and the info without the weight.
     Where π/π_old has more dimensions than adv, its mean over dim 1 is clipped."""
     new, old, action, adv, weight, pretrained = ppo_policy_data(*data)
-    if weight is None:
-        weight = torch.ones_like(adv)
+    weight = torch.ones_like(adv) if weight is None else weight
     logp_new, logp_old = (less_efficient_method(z, action) for z in (new, old))
     ratio = (logp_new - logp_old).exp()
-    if ratio.shape != adv.shape:
-        ratio = ratio.mean(dim=1)
+    ratio = ratio if ratio.shape == adv.shape else ratio.mean(dim=1)
     loss = -(_clipped(ratio, adv, clip_ratio, dual_clip) * weight).mean()
-
     entropy_loss, kl_div = torch.tensor(0.), loss.new_zeros(())
     if entropy_bonus:
         spread = entropy(new).to(new.dtype)
-        if spread.shape != weight.shape:
-            spread = spread.mean(dim=1)
+        spread = spread if spread.shape == weight.shape else spread.mean(dim=1)
         entropy_loss = (spread * weight).mean()
     if pretrained is not None:
-        kl_div = calculate_kl_div(
-            logp_new - less_efficient_method(pretrained, action), kl_type)
+        kl_div = calculate_kl_div(logp_new - less_efficient_method(pretrained, action), kl_type)
     info = ppo_info(*_meters(logp_new, logp_old, ratio, clip_ratio))
     return ppo_policy_loss(loss, entropy_loss, kl_div), info
 
@@ -169,8 +159,7 @@ def ppo_value_error(
     """½·max((V − R̂)², (V_old + clip(V − V_old, ±c) − R̂)²): `value_loss`, which would detach
     the target."""
     value_new, value_old, return_, weight = ppo_value_data(*data)
-    if weight is None:
-        weight = torch.ones_like(value_old)
+    weight = torch.ones_like(value_old) if weight is None else weight
     error = (value_new - return_).square()
     if use_value_clip:
         near = value_old + (value_new - value_old).clamp(-clip_ratio, clip_ratio)
@@ -210,12 +199,10 @@ def ppo_policy_error_continuous(
     AssertionError for a dual clip of 1 or less, ValueError for σ ≤ 0."""
     _dual_clip_above_1(dual_clip)
     new, old, action, adv, weight, pretrained = ppo_policy_data_continuous(*data)
-    if weight is None:
-        weight = torch.ones_like(adv)
+    weight = torch.ones_like(adv) if weight is None else weight
     if old["mu"].ndim == 1:
         old = {k: old[k].unsqueeze(-1) for k in ("mu", "sigma")}
-    logp_new, logp_old = (
-        Normal(p["mu"], p["sigma"]).log_prob(action).sum(-1) for p in (new, old))
+    logp_new, logp_old = (Normal(p["mu"], p["sigma"]).log_prob(action).sum(-1) for p in (new, old))
     ratio = (logp_new - logp_old).exp()
     loss = -(_clipped(ratio, adv, clip_ratio, dual_clip, everywhere=True) * weight).mean()
     sigma = Normal(new["mu"], new["sigma"]).scale  # of the shape of μ, and a tensor
@@ -237,16 +224,13 @@ def ppo_error_continuous(
 ) -> tuple: # (ppo_loss, ppo_info); kl_div is a tensor, also without a pretrained
     """`ppo_policy_error_continuous` and `ppo_value_error` of one batch, not added up.
     Raises as the former."""
-    new, old, action, *values, adv, return_, weight, pretrained = (
-        ppo_data_continuous(*data))
-    if weight is None:
-        weight = torch.ones_like(adv)
+    new, old, action, *values, adv, return_, weight, pretrained = ppo_data_continuous(*data)
+    weight = torch.ones_like(adv) if weight is None else weight
     losses, info = ppo_policy_error_continuous(
         (new, old, action, adv, weight, pretrained), clip_ratio, dual_clip, kl_type)
     value = ppo_value_error((*values, return_, weight), clip_ratio, use_value_clip)
     loss, spread, kl_div = losses
-    if pretrained is None:
-        kl_div = loss.new_zeros(())
+    kl_div = loss.new_zeros(()) if pretrained is None else kl_div
     return ppo_loss(loss, value, spread, kl_div), info
 
 # %% ../../nbs/guides/from_ding.ipynb #a7f3fa0b
@@ -256,10 +240,8 @@ def _group_error(logp_new: Tensor, logp_old: Tensor, adv: Tensor, weight: Tensor
     "What GRPO and RLOO share: the mean over rows of Σ w·loss / Σ w, and the meters."
     ratio = (logp_new - logp_old).exp()
     loss = -_clipped(ratio, adv.unsqueeze(1), clip_ratio)
-    if penalty is not None:
-        loss = penalty + loss
-    if weight is None:
-        weight = torch.ones_like(loss)
+    loss = loss if penalty is None else penalty + loss
+    weight = torch.ones_like(loss) if weight is None else weight
     loss = ((loss * weight).sum(dim=1) / weight.sum(dim=1)).mean()
     return loss, _meters(logp_new, logp_old, ratio, clip_ratio)
 
@@ -298,9 +280,8 @@ def rloo_policy_error(
     new, old, action, reward, weight = data
     reward = reward * 1.  # whole numbers too
     by_query = reward.reshape(len(reward), -1).T
-    adv = torch.full_like(by_query, math.nan)
-    if len(reward) > 1:
-        adv = group_advantages(by_query.flatten(), len(reward), "leave_one_out")
+    adv = (group_advantages(by_query.flatten(), len(reward), "leave_one_out")
+           if len(reward) > 1 else torch.full_like(by_query, math.nan))
     adv = adv.to(reward.dtype).reshape(by_query.shape).T.flatten()
     logp_new, logp_old = (log_prob_fn(z, action) for z in (new, old))
     loss, meters = _group_error(logp_new, logp_old, adv, weight, clip_ratio)

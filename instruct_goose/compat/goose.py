@@ -57,8 +57,7 @@ class Agent(models.Agent):
     ) -> Any: # query and answer, (batch, query + max_new_tokens)
         """transformers' `generate`, dropout off. Answers that all end early are filled up to
         max_new_tokens: the script cuts them off from the right, and would cut into the query."""
-        if attention_mask is None:
-            attention_mask = torch.ones_like(input_ids)
+        attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         longest, model = kwargs.get("max_new_tokens"), cast(Any, self.model)
         with evaluating(model):
             out = model.generate(input_ids=input_ids, attention_mask=attention_mask, **kwargs)

@@ -21,8 +21,7 @@ def sapo(x: SurrogateInputs) -> Tensor:
     def gate(tau: float) -> Tensor:
         return 4 / tau * (tau * (x.ratio - 1)).sigmoid() * x.advantages
 
-    return torch.where(
-        x.advantages > 0, gate(x.settings["tau_pos"]), gate(x.settings["tau_neg"]))
+    return torch.where(x.advantages > 0, gate(x.settings["tau_pos"]), gate(x.settings["tau_neg"]))
 
 SURROGATES["sapo"] = Surrogate(sapo, settings={"tau_pos": 1., "tau_neg": 1.05})
 
@@ -57,7 +56,6 @@ SURROGATES["gmpo"] = Surrogate(gmpo, gmpo_held)
 def vespo(x: SurrogateInputs) -> Tensor:
     "sg(e^(λ(1 − w))·wᵏ)·Â·log π, w the response's ratio, k and λ by the sign of Â."
     w = x.ratio.detach()
-
     def weight(sign: str) -> Tensor:
         k, lam = x.settings[f"k_{sign}"], x.settings[f"lambda_{sign}"]
         return (lam + k * w.log() - lam * w).exp()

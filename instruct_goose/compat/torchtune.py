@@ -104,9 +104,8 @@ def get_reward_penalty_mask(
     min_response_length: int | None = None,
 ) -> Tensor: # (batch,), True where the score is to be replaced by a penalty
     "No padding, so no end of text; or fewer tokens than asked for."
-    mask = torch.zeros_like(seq_lens, dtype=torch.bool)
-    if penalise_no_eos:
-        mask = ~padding_masks.any(-1)
+    mask = (~padding_masks.any(-1) if penalise_no_eos
+            else torch.zeros_like(seq_lens, dtype=torch.bool))
     if min_response_length is not None:
         mask = mask | ~(seq_lens >= min_response_length)
     return mask

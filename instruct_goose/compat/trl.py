@@ -119,15 +119,12 @@ def config_from_trl(
         if o["kl_penalty"] not in estimators:
             raise ValueError(f"kl_penalty={o['kl_penalty']!r} has no counterpart: take 'kl' (our "
                              "k1) or 'mse' (our k2)")
-        ours |= dict(
-            kl_estimator=estimators[o["kl_penalty"]], steps=math.ceil(o["steps"] / batch),
-            minibatches=batch // (rows * parts),
-            kl_target=o["target"] if o["adap_kl_ctrl"] else None)
+        ours |= dict(kl_estimator=estimators[o["kl_penalty"]], steps=math.ceil(o["steps"] / batch),
+                     minibatches=batch // (rows * parts),
+                     kl_target=o["target"] if o["adap_kl_ctrl"] else None)
     if o["max_grad_norm"] is not None:
         ours["max_grad_norm"] = o["max_grad_norm"]
-    if parts > 1:
-        ours["micro_batch_size"] = rows
-    return RLHFConfig(batch_size=batch, **ours)
+    return RLHFConfig(batch_size=batch, micro_batch_size=rows if parts > 1 else None, **ours)
 
 # %% ../../nbs/guides/from_trl.ipynb #df682716
 SAME = { # fields of GRPOConfig and RLOOConfig: the name here
@@ -156,9 +153,8 @@ def config_from_args(
     ours: dict[str, Any] = {here: o[there] for there, here in SAME.items() if there in o}
     each, parts = o["per_device_train_batch_size"], o["gradient_accumulation_steps"]
     of_a_batch = o.get("steps_per_generation") or parts
-    ours["batch_size"] = each * of_a_batch
-    ours["minibatches"] = max(1, of_a_batch // parts)
-    ours["micro_batch_size"] = each if parts > 1 else None
+    ours |= dict(batch_size=each * of_a_batch, minibatches=max(1, of_a_batch // parts),
+                 micro_batch_size=each if parts > 1 else None)
     done = {*SAME, "per_device_train_batch_size", "gradient_accumulation_steps",
             "steps_per_generation", "generation_batch_size"}
     if o.get("max_steps", -1) > 0: # TRL counts optimizer steps
@@ -189,8 +185,8 @@ def _warn_of_lost(args: Any, done: set[str]) -> None:
     "Of the fields that differ from their defaults, those that were not carried."
     usual = {f.name: f.default_factory() if callable(f.default_factory) else f.default
              for f in fields(args)}
-    lost = {name: getattr(args, name) for name in usual if name not in done}
-    if lost := {name: value for name, value in lost.items() if value != usual[name]}:
+    if lost := {name: value for name, default in usual.items()
+                if name not in done and (value := getattr(args, name)) != default}:
         warnings.warn(f"of {type(args).__name__} there is {hints_for(lost, 'setting')}",
                       NotCarried, 3)
 
@@ -239,15 +235,13 @@ def step(
     if not len(queries) == len(responses) == len(scores):
         raise ValueError(f"{len(queries)} queries, {len(responses)} responses and "
                          f"{len(scores)} scores: one of each")
-    sides = {"left": queries, "right": responses}
     padded = [pad([row.tolist() for row in rows], trainer.pad_id, side=side)
-              for side, rows in sides.items()]
+              for side, rows in (("left", queries), ("right", responses))]
     query, query_mask, response, mask = (x.to(trainer.device) for pair in padded for x in pair)
     rollout = Rollout(query, query_mask, response, mask)
     rollout.scores = torch.tensor([float(x) for x in scores], device=trainer.device)
     metrics = trainer.describe(trainer.advantages(rollout)) | trainer.optimize(rollout)
-    kl = metrics["kl_to_reference"]
     if (target := trainer.config.kl_target) is not None:
-        trainer.beta = adaptive_beta(trainer.beta, cast(float, kl), target)
+        trainer.beta = adaptive_beta(trainer.beta, cast(float, metrics["kl_to_reference"]), target)
     trainer.iteration += 1
     return metrics
