@@ -22,8 +22,7 @@ from statistics import fmean as mean, median_high as median, pstdev, stdev
 import torch
 from torch import Tensor
 
-from .rules import (
-    above, last_quarter, Rule, rule, RULES, Run)
+from .rules import above, last_quarter, Rule, rule, RULES, Run
 from ..training.config import RLHFConfig
 from ..training.updates import lr_factor
 
@@ -82,9 +81,8 @@ def other_step_size(run: Run) -> str | None:
       "give the optimizer all parameters that learn")
 def parts_stand_still(run: Run) -> str | None:
     still, lr = run["tensors_still"], run["lr"]
-    if not still or not run["optimizer_age"] or max(run["rounding"], default=1.) > 1e-6:
-        return None
-    if median(still) == 0 or not lr or median(lr) < 1e-6:
+    if not still or not run["optimizer_age"] or max(run["rounding"], default=1.) > 1e-6 or (
+            median(still) == 0 or not lr or median(lr) < 1e-6):
         return None
     return f"{median(still):.0%} of the policy's tensors have a gradient and stay (median)"
 
@@ -106,18 +104,16 @@ def other_discount(run: Run) -> str | None:
 def reference_moves(run: Run) -> str | None:
     rows = run.both("iteration", "reference_weight")
     moved = [i for (_, before), (i, x) in pairwise(rows) if abs(x - before) > 1e-7 * before]
-    if not moved or any(run["reference_moved"]):
-        return None  # or it is asked for
-    return f"the weights of the reference changed before iteration {moved[0]}"
+    if moved and not any(run["reference_moved"]): # nor is it asked for
+        return f"the weights of the reference changed before iteration {moved[0]}"
 
 @rule("warning", "prompts_kept", "reference/training/prompts",
       "the model does not read whole prompts: they are cut, or hold words it does not know",
       "a longer limit, or shorter prompts; the tokenizer that the model was trained with")
 def prompts_cut(run: Run) -> str | None:
-    whole = run["prompts_kept"]
-    if min(whole, default=1.) >= 1 or any(run["groups_dropped"]):
-        return None
-    return f"at worst {min(whole):.0%} of an iteration's prompts are whole in what the model read"
+    worst = min(run["prompts_kept"], default=1.)
+    if worst < 1 and not any(run["groups_dropped"]):
+        return f"at worst {worst:.0%} of an iteration's prompts are whole in what the model read"
 
 RULES.append(Rule("prompts that end", "warning", "prompts_ended", "learn/15_rollout",
     "prompts end in a token that ends a response: the model takes them for finished",
@@ -145,9 +141,8 @@ def chosen_falls(run: Run) -> str | None:
     if len(found) < 8:
         return None
     first, last = mean(found[:3]), mean(last_quarter(found))
-    if last > first - max(1., .05 * abs(first)):
-        return None
-    return f"chosen_logprob fell from {first:.3g} to {last:.3g} nats per text"
+    if last <= first - max(1., .05 * abs(first)):
+        return f"chosen_logprob fell from {first:.3g} to {last:.3g} nats per text"
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #951d2713
 @dataclass
@@ -180,9 +175,7 @@ def differing(compared: Sequence[Compared], what: str, share: float = .05) -> st
     "How many recorded numbers differ from those by hand, and the one that differs most."
     if not compared:
         return None
-    found = torch.cat([x for _, x, _, _ in compared])
-    expected = torch.cat([x for _, _, x, _ in compared])
-    tolerance = torch.cat([x for _, _, _, x in compared])
+    found, expected, tolerance = map(torch.cat, list(zip(*compared))[1:])
     places = [row.iteration for row, numbers, *_ in compared for _ in numbers]
     known, apart = expected.isfinite(), (found - expected).abs()
     bad = known & ~(apart <= tolerance)
@@ -221,9 +214,8 @@ def kl_charge_off(run: Run) -> str | None:
       "the score of this response, at the last token of its mask")
 def score_off(run: Run) -> str | None:
     c, rows = run.asked, []
-    if c is None or c.reward_weighting == "scaled" or c.reward_scaling == "running":
-        return None
-    if kl_charge_off(run):
+    if c is None or c.reward_weighting == "scaled" or c.reward_scaling == "running" or (
+            kl_charge_off(run)):
         return None
     for row, charge in charged_rows(run):
         score, spread = row.notes["score"], row.metrics.get("reward_std", 0.)
@@ -411,24 +403,22 @@ def value_pull_off(run: Run) -> str | None:
 def other_text_scored(run: Run) -> str | None:
     rows = [r for responses in run.tokens.values() for r in responses if "same_text" in r]
     bad = [r for r in rows if not r["same_text"]]
-    if not bad or run.asked and run.asked.stop_strings:
-        return None
-    return f"in {len(bad)} of {len(rows)} recorded responses, such as {bad[0]['tokens']}"
+    if bad and not (run.asked and run.asked.stop_strings):
+        return f"in {len(bad)} of {len(rows)} recorded responses, such as {bad[0]['tokens']}"
 
 @rule("warning", "@prompt", "reference/training/prompts",
       "the same prompts in each iteration",
       "unless there are no others: go on in the data after each iteration")
 def same_prompts(run: Run) -> str | None:
     lists = [tuple(r["prompt"] for r in rows) for rows in run.tokens.values()]
-    if len(lists) < 4 or len(set(lists)) > 1 or len(set(lists[0])) < 2:
-        return None
-    return f"the recorded prompts are the same ones in all {len(lists)} iterations: {lists[0]}"
+    if len(lists) >= 4 and len(set(lists)) == 1 and len(set(lists[0])) > 1:
+        return f"the recorded prompts are the same ones in all {len(lists)} iterations: {lists[0]}"
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #5c2d752f
 def nats_in_common(a: Mapping, b: Mapping) -> float:
     "How improbable the tokens are with which both responses begin."
     nats = 0.
-    if a.get("given") or not ("old_logprobs" in a and "old_logprobs" in b):
+    if a.get("given") or "old_logprobs" not in a or "old_logprobs" not in b:
         return nats
     for x, y, p, q in zip(a["tokens"], b["tokens"], a["old_logprobs"], b["old_logprobs"]):
         if x != y or p is None or q is None:
@@ -442,9 +432,8 @@ def nats_in_common(a: Mapping, b: Mapping) -> float:
 def same_random_numbers(run: Run) -> str | None:
     in_order = pairwise(run.tokens[i] for i in sorted(run.tokens))
     agreed = [nats_in_common(a, b) for before, after in in_order for a, b in zip(before, after)]
-    if len(agreed) < 8 or mean(agreed) < 4:
-        return None  # two fair draws agree for about one nat
-    return f"recorded responses begin as those before, with {mean(agreed):.2g} nats on average"
+    if len(agreed) >= 8 and mean(agreed) >= 4: # two fair draws agree for about one nat
+        return f"recorded responses begin as those before, with {mean(agreed):.2g} nats on average"
 
 @rule("warning", "@score", "reference/training/rewards",
       "other responses have the scores of earlier ones",
@@ -457,6 +446,5 @@ def cached_scores(run: Run) -> str | None:
     again = [scores[p] for p in texts if len(texts[p]) > 1]
     if len(again) < 3 or any(len(s) > 1 for s in again):
         return None
-    if len(set().union(*again)) <= max(2, len(again) / 2):
-        return None  # a score of two values may repeat
-    return f"all responses to a prompt have one score, with each of {len(again)} prompts"
+    if len(set().union(*again)) > max(2, len(again) / 2): # a score of two values may repeat
+        return f"all responses to a prompt have one score, with each of {len(again)} prompts"

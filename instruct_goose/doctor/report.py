@@ -278,7 +278,6 @@ def written(path: Path, page: str) -> Path:
 @dataclass
 class ReportConfig(Settings):
     "One page of a run: figures, curves, samples, findings, and a microscope on its tokens."
-
     run_dir: Positional[Path]  # a run directory: it holds metrics.jsonl
     out: Path | None = None  # the page; none: report.html in the run's directory
 
@@ -309,7 +308,6 @@ def run_report(config: ReportConfig) -> Path: # the page
 @dataclass
 class CompareConfig(Settings):
     "Several runs on one page: curves over each other, seeds as a band, what differs."
-
     run_dirs: Positional[tuple[Path, ...]]  # run directories, two or more
     out: Path = Path("compare.html")  # the page
 

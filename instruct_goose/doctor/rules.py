@@ -194,16 +194,14 @@ def median_outside(run: Run, name: str, low: float = -math.inf, high: float = ma
                    found: list[float] | None = None) -> str | None: # None: all of the metric
     "The median iteration, if it is at a limit or beyond."
     found = run[name] if found is None else found
-    if not found or low < median(found) < high:
-        return None
-    return f"{name} is {median(found):.3g} in the median iteration"
+    if found and not low < median(found) < high:
+        return f"{name} is {median(found):.3g} in the median iteration"
 
 def fell(run: Run, name: str, first: int, least: int, share: float) -> str | None:
     "The last quarter against the mean of the first few."
     xs = run[name]
-    if len(xs) < least or not mean(last_quarter(xs)) < share * mean(xs[:first]):
-        return None
-    return f"{name} fell from {mean(xs[:first]):.3g} to {mean(last_quarter(xs)):.2g}"
+    if len(xs) >= least and mean(last_quarter(xs)) < share * mean(xs[:first]):
+        return f"{name} fell from {mean(xs[:first]):.3g} to {mean(last_quarter(xs)):.2g}"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #6130d9c3
 @rule("error", "max_ratio_deviation_first", "learn/13_agent",
@@ -225,9 +223,8 @@ def padding_counted(run: Run) -> str | None:
     rows = run.both("response_length", "finished", "tokens")
     lengths, finished = [length for length, *_ in rows], [f for _, f, _ in rows]
     alone = any(tokens < 2 * length for length, _, tokens in rows)
-    if alone or len(set(lengths)) < 2 or mean(finished) > .5:
-        return None
-    if any(abs(length - round(length)) > 1e-6 for length in lengths):
+    if alone or len(set(lengths)) < 2 or mean(finished) > .5 or any(
+            abs(length - round(length)) > 1e-6 for length in lengths):
         return None
     return (f"response_length is a whole number in all {len(rows)} iterations, and finished is "
             f"{mean(finished):.2g} on average")
@@ -251,10 +248,9 @@ def sampler_left_behind(run: Run) -> str | None:
     first, last = rows[0][0], last_quarter(rows)
     late, behind = mean(x for x, *_ in last), mean(x * n for x, n, *_ in last)
     reference = mean(ref for _, _, ref, _ in last)
-    if late < max(.01, 10 * first) or behind < .4 * reference:
-        return None
-    return (f"sampler_kl, {first:.1g} at first, is {late:.2g} at the end: {behind:.2g} nats per "
-            f"response, and the reference is {reference:.2g} away")
+    if late >= max(.01, 10 * first) and behind >= .4 * reference:
+        return (f"sampler_kl, {first:.1g} at first, is {late:.2g} at the end: {behind:.2g} nats "
+                f"per response, and the reference is {reference:.2g} away")
 
 # %% ../../nbs/reference/doctor/rules.ipynb #6130d9c7
 @rule("error", "sampled_nll sampled_nll_error entropy tokens", "learn/15_rollout",
@@ -299,9 +295,8 @@ def charged_in_reward(run: Run) -> list[float]: # k1 of each iteration; []: it c
 def kl_estimate_off(run: Run) -> str | None:
     rows = run.both("kl_to_reference", "kl_estimate")
     exact, k3 = (sum(row[k] for row in rows) for k in (0, 1))
-    if exact < 1 or k3 < 2 * exact:
-        return None
-    return f"kl_estimate adds up to {k3:.3g} over the run, kl_to_reference to {exact:.3g}"
+    if exact >= 1 and k3 >= 2 * exact:
+        return f"kl_estimate adds up to {k3:.3g} over the run, kl_to_reference to {exact:.3g}"
 
 def negative(run: Run) -> str | None:
     "k1 as charged, where it is far below 0: its mean is the KL, and a KL is not negative."
@@ -335,9 +330,8 @@ def equal_rewards(run: Run) -> str | None:
       "compute old_logprobs once, before the first update, under no_grad")
 def no_policy_gradient(run: Run) -> str | None:
     norms = run["grad_norm"]
-    if len(norms) < 2 or max(norms) > 1e-6 or equal_rewards(run):
-        return None
-    return f"grad_norm is at most {max(norms):.1g} in all {len(norms)} iterations"
+    if len(norms) >= 2 and max(norms) <= 1e-6 and not equal_rewards(run):
+        return f"grad_norm is at most {max(norms):.1g} in all {len(norms)} iterations"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #371e92f9
 @rule("warning", "kl_to_old grad_norm", "learn/08_policy_loss",
@@ -358,9 +352,9 @@ def ratio_never_moves(run: Run) -> str | None:
       "give the optimizer the value head's parameters, and vf_coef above 0")
 def values_stand_still(run: Run) -> str | None:
     values, c = run["value_mean"], run.config
-    if len(values) < 3 or max(values) - min(values) > 1e-9 or 0 in (c.get("vf_coef"), c.get("lr")):
-        return None
-    return f"value_mean is {values[0]:g} in all {len(values)} iterations"
+    learns = 0 not in (c.get("vf_coef"), c.get("lr"))
+    if learns and len(values) >= 3 and max(values) - min(values) <= 1e-9:
+        return f"value_mean is {values[0]:g} in all {len(values)} iterations"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #7a01a7ad
 @rule("warning", "response_length finished tokens", "learn/15_rollout",
@@ -421,8 +415,8 @@ RULES += [
       "whiten, and otherwise leave them with their tokens")
 def advantages_of_other_rows(run: Run) -> str | None:
     "Whitening keeps their order."
-    pairs = run.both("advantage_correlation", "advantage_std")
-    found = [x for x, spread in pairs if spread > 1e-6]
+    found = [x for x, spread in run.both("advantage_correlation", "advantage_std")
+             if spread > 1e-6]
     return median_outside(run, "advantage_correlation", .9, found=found)
 
 @rule("error", "advantage_std value_mean reward_std", "learn/09_value_loss",
@@ -430,9 +424,8 @@ def advantages_of_other_rows(run: Run) -> str | None:
       "returns = advantages + values, before whitening")
 def returns_are_values(run: Run) -> str | None:
     rows = run.both("advantage_std", "value_mean", "reward_std")
-    if len(rows) < 2 or max(a for a, *_ in rows) > 1e-6 or max(s for *_, s in rows) < 1e-6:
-        return None
-    return f"advantage_std is 0 in all {len(rows)} iterations, though the scores differ"
+    if len(rows) >= 2 and max(a for a, *_ in rows) <= 1e-6 <= max(s for *_, s in rows):
+        return f"advantage_std is 0 in all {len(rows)} iterations, though the scores differ"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f2d
 @rule("error", "distinct_prompts prompts_given", "reference/training/prompts",
@@ -471,9 +464,8 @@ def small_rewards(run: Run) -> str | None:
     if not rows or not charged_in_reward(run):
         return None  # no KL in the reward: the scale is free
     spread, beta = (median(row[k] for row in rows) for k in (0, 1))
-    if not 1e-6 < spread < min(.03, beta / 2):
-        return None
-    return f"reward_std is {spread:.2g} in the median iteration, and a nat costs {beta:g}"
+    if 1e-6 < spread < min(.03, beta / 2):
+        return f"reward_std is {spread:.2g} in the median iteration, and a nat costs {beta:g}"
 
 @rule("warning", "kl_to_old response_length", "learn/16_trainer",
       "one iteration moves the policy too far", "a lower lr, fewer epochs or minibatches")
@@ -495,9 +487,8 @@ def large_steps(run: Run) -> str | None:
       "surrogate='min' with a clip near 0.2, or fewer updates per rollout")
 def no_clip(run: Run) -> str | None:
     cut = run["clip_fraction"]
-    if not cut or max(cut) > 0 or not (steps := large_steps(run)):
-        return None
-    return f"clip_fraction is 0 in all {len(cut)} iterations, and yet {steps}"
+    if cut and max(cut) <= 0 and (steps := large_steps(run)):
+        return f"clip_fraction is 0 in all {len(cut)} iterations, and yet {steps}"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #3943f170
 @rule("warning", "kl_to_reference response_length", "learn/06_kl",
