@@ -22,8 +22,7 @@ from .. import exercises
 from ..doctor.diagnosis import diagnose, report
 from ..doctor.report import read_run
 from ..doctor.rules import Finding
-from ..models.loading import (
-    base_of, find_model, load_model, load_tokenizer, save_merged)
+from ..models.loading import base_of, find_model, load_model, load_tokenizer, save_merged
 from ..models.tokens import PromptDataset, pad, pad_id_of, token_limit
 from ..recipes.inputs import named_object
 from ..runs.evaluation import text_table
@@ -40,7 +39,6 @@ from ..worlds.probes import HEADER, ProbeResult, run_probes
 @dataclass(kw_only=True)
 class Writing(Settings):
     "How a model writes."
-
     temperature: Positive = 1.0  # 1 is the distribution that was trained; lower is tamer
     top_k: Count | None = None  # keep only the k likeliest tokens of each step
     seed: Seed = 0  # of the sampler
@@ -49,7 +47,6 @@ class Writing(Settings):
 @dataclass
 class SampleConfig(Writing):
     "Write with a model, beside the one that it was trained from."
-
     run_dir: Positional[Path]  # of a run, of a model, or hub:owner/name
     prompts: Positional[tuple[str, ...]] = ()  # beginnings to continue; none: its own
     chat: bool = False  # the prompts are messages: put them into the model's chat template
@@ -132,7 +129,6 @@ def check_words(prompts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
 @dataclass
 class ChatConfig(Writing):
     "Talk with a model, beside the one that it was trained from."
-
     run_dir: Positional[Path]  # of a run, of a model, or hub:owner/name
     before: bool = True  # also the answers of the model that it was trained from
     system: str | None = None  # a message that begins the conversation
@@ -183,7 +179,6 @@ def streamed(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
 @dataclass
 class MergeConfig(Settings):
     "Write the adapters of a run and their model as one plain model."
-
     run_dir: Positional[Path]  # of a run or of adapters
     output_dir: Positional[Path]  # a new directory
     base: Path | None = None  # the adapters' model; none: where their file says
@@ -197,7 +192,6 @@ def run_merge(config: MergeConfig) -> None:
 @dataclass
 class ProbeConfig(Settings):
     "Try a trainer on seven tiny tasks whose answers are known."
-
     names: Positional[tuple[str, ...]] = ()  # such as value_head or kl; none: the ladder
     trainer: str | None = None  # your own, as FILE.py:Class or module:Class; None: RLHFTrainer
     seed: Seed = 0  # of sampling
@@ -220,7 +214,6 @@ def run_ladder(config: ProbeConfig) -> list[ProbeResult]:
 @dataclass
 class DoctorConfig(Settings):
     "Read the metrics of a run and name what looks wrong."
-
     run_dir: Positional[Path]  # a run directory: it holds metrics.jsonl
     json: bool = False  # print a list of findings for a program to read
 
@@ -240,7 +233,6 @@ def run_doctor(config: DoctorConfig) -> list[Finding]:
 @dataclass
 class ExercisesConfig:
     "List the lessons' exercises with what you have done, or show one of them."
-
     name: Positional[str] = ""  # an exercise (kl.k3) or a lesson (kl); none: all of them
     still_open: bool = False  # of the list, what is not done
     hint: bool = False  # the next hint of that exercise

@@ -28,7 +28,6 @@ from .data_parallel import shared
 # %% ../../nbs/guides/vllm.ipynb #c9c00007
 class Wanted(NamedTuple):
     "How to write."
-
     max_new_tokens: int
     temperature: float          # 0: the likeliest tokens
     stop_token_ids: list[int]   # end a response, and are its last token; nothing else ends it
@@ -36,7 +35,6 @@ class Wanted(NamedTuple):
 
 class Written(NamedTuple):
     "One response."
-
     token_ids: list[int]    # the end among them, if it ended
     logprobs: list[float]   # of each, at the temperature it was drawn with
 
@@ -105,7 +103,6 @@ def check_answers(answers: Sequence[Written], n: int, wanted: Wanted) -> None:
 # %% ../../nbs/guides/vllm.ipynb #c9c0000c
 class TakesWeights:
     "For vLLM's workers, as worker_extension_cls: reads the policy's weights from a file."
-
     model_runner: Any # the worker's
 
     def take_weights(self, path: str) -> int: # how many tensors

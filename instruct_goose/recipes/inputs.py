@@ -227,7 +227,6 @@ C = TypeVar("C", bound="OwnRun")
 @dataclass(kw_only=True)
 class OwnRun(Settings):
     "What every run on one's own model and data is told."
-
     model: str  # directory of a model or a run; hub:owner/name for one of the Hub
     data: Path | None = None  # JSON lines, JSON or CSV
     dataset: str | None = None  # instead of data: one of the Hub, owner/name or owner/name:split

@@ -32,8 +32,7 @@ from ..runs.run_directory import (
     append_jsonl, cut_log, files_of, fingerprint_of_prompts, in_run_directory, json_line,
     save_model, settings_of, train_and_report, versions, write_json, write_whole)
 from ..runs.trackers import Track, TrackEvery
-from ..supervised.dpo import (
-    given_and_response, row_logprobs, train_dpo, train_kto)
+from ..supervised.dpo import given_and_response, row_logprobs, train_dpo, train_kto
 from ..supervised.fit import Log, one_seed
 from ..supervised.reward_model_training import pair_accuracy, train_reward_model
 from ..supervised.sft import filling_id, lm_nats, train_lm
@@ -47,7 +46,6 @@ from ..training.trainer import RLHFTrainer
 @dataclass(kw_only=True)
 class TrainConfig(PlugIns, RLHFConfig, OwnRun):
     "Train your own model with reinforcement learning, on your own prompts and reward."
-
     reward: tuple[str, ...]  # FILE.py:FUNCTION, module:function, or a reward model's directory
     value_model: Literal["shared", "copy"] = "shared"  # the values' transformer
     gradient_checkpointing: bool = False  # less memory, one more forward in each backward
@@ -188,7 +186,6 @@ def train_on(config: TrainConfig, found: Found, out: Path, manager: CheckpointMa
 @dataclass(kw_only=True)
 class Supervised(OwnRun):
     "What the supervised stages share."
-
     steps: Count = 100  # updates
     batch_size: Count = 16  # rows per update
     lr: Positive = 1e-5  # learning rate; a model of under a million weights wants about 1e-3
@@ -212,7 +209,6 @@ class RewardModelConfig(Supervised):
 @dataclass(kw_only=True)
 class DPOConfig(Supervised):
     "Train your own model on preferences alone, without a sampler."
-
     lr: Positive = 1e-5  # learning rate; with all weights of a 7 B 5e-7, for a tiny model 1e-3
     beta: NotNegative = 0.1  # price of a nat of KL; smaller goes further
     label_smoothing: Annotated[float, Limit(0, 0.5)] = 0.0  # share of wrong labels
@@ -220,7 +216,6 @@ class DPOConfig(Supervised):
 @dataclass(kw_only=True)
 class KTOConfig(Supervised):
     "Train your own model on single answers that are labelled good or bad."
-
     lr: Positive = 1e-5  # learning rate; a model of under a million weights wants about 1e-3
     beta: NotNegative = 0.1  # price of a nat of KL; smaller goes further
     good_weight: Positive = 1.0  # weights times numbers of good and bad answers should be alike

@@ -227,7 +227,6 @@ Dropout = Annotated[float, Limit(0, 1)]
 @dataclass(kw_only=True)
 class ReviewsConfig(SmallModelSettings):
     "The same stages on real sentences that people rated. Without a flag, what the lesson uses."
-
     data: Path  # directory of texts and ratings; or the file of texts, NAME_GroundTruth.txt
     # the trainer's settings that this run wants otherwise
     batch_size: Count = 128  # responses per iteration

@@ -28,8 +28,7 @@ from tyro.conf import Positional
 from ..models.adapters import with_lora
 from ..models.agent import Agent
 from ..models.families import trunk
-from ..models.loading import (
-    load_model, load_smollm, load_tokenizer, stand_in)
+from ..models.loading import load_model, load_smollm, load_tokenizer, stand_in
 from ..models.reward_model import Classifier, RewardModel
 from ..models.tokens import pad
 from ..objective.group import PRESETS
@@ -39,8 +38,7 @@ from .own_model import run_train, TrainConfig
 from instruct_goose.recipes.ratings import (
     beside_baselines, pairs_table, read_rated, rehearse, Review, soft_pairs_loss, split_reviews,
     two_halves, vader_compound)
-from .stages import (
-    beginnings, Figures, improve, RecipeSettings)
+from .stages import beginnings, Figures, improve, RecipeSettings
 from ..runs.evaluation import text_table
 from ..runs.resume import CheckpointManager
 from ..runs.run_directory import in_run_directory
@@ -355,7 +353,6 @@ RECIPES = {
 @dataclass
 class RecipeFlags(Settings):
     "Train a real model, out of a package or from the Hub: `recipe LIST` says what there is."
-
     name: Positional[str] = "LIST"  # of a recipe; LIST: all of them
     algorithm: Annotated[str, OneOf(PRESETS)] | None = None  # none: the recipe's
     seed: Seed = 0  # of everything

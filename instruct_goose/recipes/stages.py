@@ -21,8 +21,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTraine
 from ..models.agent import Agent
 from ..models.reward_model import RewardModel
 from .inputs import PlugIns
-from ..runs.evaluation import (
-    best_of_n, kl_to_reference, plot_metrics, text_table, write)
+from ..runs.evaluation import best_of_n, kl_to_reference, plot_metrics, text_table, write
 from ..runs.resume import CheckpointManager, MAIN, Stage
 from ..runs.run_directory import (
     saving_conflicts, settings_of, train_policy, versions, write_json, write_whole)

@@ -25,8 +25,7 @@ from ..objective.masks import masked_sum
 from ..objective.policy_loss import held_tokens, probability_ratio
 from ..training.config import RLHFConfig
 from ..training.rollout import decode, Rollout
-from ..training.updates import (
-    importance_weights, Loss, objective_settings, Reading)
+from ..training.updates import importance_weights, Loss, objective_settings, Reading
 
 # %% ../../nbs/guides/microscope.ipynb #d46b737e
 QUANTITIES = {

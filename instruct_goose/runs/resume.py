@@ -176,7 +176,6 @@ class CheckpointManager:
 @dataclass
 class Stage:
     "Where one stage of a run keeps its state, and finds it again. Made by a manager's `stage`."
-
     manager: CheckpointManager
     name: str
 

@@ -40,8 +40,7 @@ from ..models.agent import Agent
 from .checkpoints import newest_checkpoint, read_json, writing
 from .evaluation import text_table
 from .microscope import looked_at, read_tokens, seen_tokens
-from .resume import (
-    CheckpointManager, MAIN, refuse_other_run, Stage, TEMPORARY_FILE)
+from .resume import CheckpointManager, MAIN, refuse_other_run, Stage, TEMPORARY_FILE
 from .state import CHANGES_NOTHING, part
 from .trackers import need_tracker, TRACKERS
 from ..supervised.fit import torch_threads
@@ -308,7 +307,6 @@ def train_policy(
 @dataclass
 class RunSettings(RLHFConfig):
     "The trainer's settings, and where and how often the run is kept."
-
     output_dir: Path | None = None
     save_every: Count | None = None
     keep: Count = 2

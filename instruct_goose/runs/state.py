@@ -25,8 +25,7 @@ from torch import nn, Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
-from ..models.adapters import (
-    has_adapters, module_state, named_tensors)
+from ..models.adapters import has_adapters, module_state, named_tensors
 from ..training.config import check_values, NotNegative
 
 # %% ../../nbs/reference/runs/state.ipynb #28b90dff
