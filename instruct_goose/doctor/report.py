@@ -43,8 +43,7 @@ class RunRecord(NamedTuple):
 
 # %% ../../nbs/reference/doctor/report.ipynb #94e847cc
 def read_run(run_dir: str | Path) -> RunRecord:
-    """Raises FileNotFoundError without metrics.jsonl, ValueError naming a file that is damaged, or
-    a run without an iteration."""
+    "FileNotFoundError without metrics.jsonl, ValueError for a damaged file or no iteration."
     run_dir = Path(run_dir)
     metrics, note = read_metrics(run_dir)
     if not metrics:
@@ -86,16 +85,14 @@ class Line(NamedTuple):
 
 def points(metrics: Sequence[Mapping], key: str) -> dict[int, float]: # iteration → number
     "Where a number was logged that can be drawn: none is NaN, infinite, or beyond 10¹⁰⁰."
-    there = ((i, m.get(key)) for i, m in enumerate(metrics))
-    return {i: float(x) for i, x in there
-            if isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= 1e100}
+    return {i: float(x) for i, m in enumerate(metrics) if isinstance(x := m.get(key), int | float)
+            and not isinstance(x, bool) and abs(x) <= 1e100}
 
 # %% ../../nbs/reference/doctor/report.ipynb #c019ecb5
 def lines_of(metrics: Sequence[Mapping], panel: Mapping[str, str]) -> list[Line]:
     "One run: a line for each quantity of the panel."
-    found = {label: points(metrics, key) for key, label in panel.items()}
-    return [Line(label, list(xy), list(xy.values()), colour=i)
-            for i, (label, xy) in enumerate(found.items()) if xy]
+    return [Line(label, [*xy], [*xy.values()], colour=i)
+            for i, (key, label) in enumerate(panel.items()) if (xy := points(metrics, key))]
 
 # %% ../../nbs/reference/doctor/report.ipynb #62706e61
 COLOURS = ("#2f6fde", "#e07b1a", "#17946a", "#8b5cd6", "#8a8f98", "#c2418b")
@@ -165,8 +162,7 @@ def band(label: str, runs: Sequence[Sequence[Mapping]], key: str, colour: int = 
     if not values:
         return None
     low, y, high = (list(map(f, values.values())) for f in (min, statistics.median, max))
-    several = len(runs) > 1
-    return Line(label, [*values], y, low if several else None, high if several else None, colour)
+    return Line(label, [*values], y, *((low, high) if len(runs) > 1 else (None, None)), colour)
 
 # %% ../../nbs/reference/doctor/report.ipynb #8edc6c09
 def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str: # HTML
@@ -177,9 +173,8 @@ def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str: # HTML
             x = x.replace("-", "−")
         return escape(str(x))
 
-    lines = ["".join(f"<{kind}>{cell(x)}</{kind}>" for x in row)
-             for kind, row in [("th", header), *(("td", row) for row in rows)]]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    body = "".join("<tr>" + "".join(f"<{kind}>{cell(x)}</{kind}>" for x in row) + "</tr>"
+                   for kind, row in [("th", header), *(("td", row) for row in rows)])
     return f'<div class="wide"><table>{body}</table></div>' if rows else ""
 
 # %% ../../nbs/reference/doctor/report.ipynb #62dd6061
@@ -319,11 +314,9 @@ def run_compare(config: CompareConfig) -> Path: # the page
         raise ValueError(f"{len(different)} different run directories in {len(config.run_dirs)}: "
                          "a comparison needs two or more, each once")
     groups = groups_of(records := [read_run(d) for d in config.run_dirs])
-    drawn = {}
-    for title, panel in (STAGE_PANELS | PANELS).items():
-        lines = [band(label, [r.metrics for r in runs], next(iter(panel)), colour=i)
-                 for i, (label, runs) in enumerate(groups.items())]
-        drawn[title] = [line for line in lines if line]
+    drawn = {title: [line for i, (label, runs) in enumerate(groups.items())
+                     if (line := band(label, [r.metrics for r in runs], next(iter(panel)), i))]
+             for title, panel in (STAGE_PANELS | PANELS).items()}
     differ, last = setting_differences(records), ("reward_mean", "kl_to_reference", "entropy")
     ends = [[r.name, len(r.metrics), *(r.metrics[-1].get(k, "–") for k in last)] for r in records]
     settings = [[k, *(r.config.get(k, "–") for r in records)] for k in differ]

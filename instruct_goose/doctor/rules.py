@@ -39,16 +39,16 @@ class Finding:
     cure: str      # in a line
 
 # %% ../../nbs/reference/doctor/rules.ipynb #69e321d5
-KEYS = tuple("""iteration reward_mean reward_std total_reward_mean beta kl_to_reference
-    kl_estimate entropy response_length finished tokens flat_groups return_std value_mean
-    max_sampler_deviation sampler_kl max_ratio_deviation_first importance_mean clip_fraction
-    kl_to_old grad_norm rounding sampled_nll sampled_nll_error prompt_nll prompts_given
-    distinct_prompts distinct_responses distinct_2 score_length_correlation reward_noise
-    reward_shift advantage_std advantage_correlation value_error value_bias value_scatter
-    return_gamma return_lam policy_gradient_scale policy_gradient_cosine value_gradient_scale
-    value_gradient_cosine entropy_gradient_scale stale_gradient weights_moved kl_to_old_exact
-    reference_moved groups_dropped updates learnt_apart optimizer_age lr weight_step
-    value_weight_step tensors_still prompts_kept prompts_ended reference_weight advantage_mean
+KEYS = tuple("""iteration reward_mean reward_std total_reward_mean beta kl_to_reference kl_estimate
+    entropy response_length finished tokens flat_groups return_std value_mean max_sampler_deviation
+    sampler_kl max_ratio_deviation_first importance_mean clip_fraction kl_to_old grad_norm rounding
+    sampled_nll sampled_nll_error prompt_nll prompts_given distinct_prompts distinct_responses
+    distinct_2 score_length_correlation reward_noise reward_shift advantage_std
+    advantage_correlation value_error value_bias value_scatter return_gamma return_lam
+    policy_gradient_scale policy_gradient_cosine value_gradient_scale value_gradient_cosine
+    entropy_gradient_scale stale_gradient weights_moved kl_to_old_exact reference_moved
+    groups_dropped updates learnt_apart optimizer_age lr weight_step value_weight_step
+    tensors_still prompts_kept prompts_ended reference_weight advantage_mean
     chosen_logprob""".split()) # all that the rules read
 
 # %% ../../nbs/reference/doctor/rules.ipynb #5061560b
