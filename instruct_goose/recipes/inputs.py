@@ -285,8 +285,7 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
             load_plugins(as_setting(hints["plugin"], nodes["plugin"]))
         made = {name: as_setting(hints[name], node) for name, node in nodes.items()}
         for name, value in made.items():
-            error = complaint(hints[name], value)
-            if error is not None:
+            if (error := complaint(hints[name], value)) is not None:
                 raise ValueError(f"line {nodes[name].start_mark.line + 1}: {name} is "
                                  f"{short(value)}: it must be {error}")
         return made
@@ -360,8 +359,7 @@ def memory_parts(
     with torch.device("meta"): # shapes alone; LoRA's A and B stand beside each matrix
         model: Any = AutoModelForCausalLM.from_config(config)
     c, n, head = config.get_text_config(), model.num_parameters(), model.get_output_embeddings()
-    shapes = [m.weight.shape for m in model.modules()
-              if isinstance(m, MATRICES) and m is not head]
+    shapes = [m.weight.shape for m in model.modules() if isinstance(m, MATRICES) and m is not head]
     held = 4 * (lora_rank * sum(map(sum, shapes)) if lora_rank else n) # a copy of what learns
     stored = getattr(config, "dtype", None) or torch.float32
     b, length = stored.itemsize if lora_rank else 4, prompt + response

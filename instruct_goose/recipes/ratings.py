@@ -201,8 +201,7 @@ def pairs_table(shares: Mapping[str, Mapping[str, float]]) -> str: # of `beside_
 def preferences(
     ratings: Sequence[Sequence[int]], # of N texts, from −4 to 4; the numbers of raters may differ
 ) -> Float[Tensor, "batch batch"]: # P[i, j] = P(a rater of i scores higher than a rater of j)
-    """Every rater of i against every rater of j. P[i, j] + P[j, i] is 1 less the share of ties;
-    P[i, i] is 0."""
+    "Every rater of i against every rater of j. P[i, j] + P[j, i] = 1 − ties; P[i, i] = 0."
     counts = torch.tensor([[row.count(score) / len(row) for score in range(-4, 5)]
                            for row in ratings])
     below = counts.cumsum(-1) - counts  # the share of a text's raters below each score
@@ -272,9 +271,8 @@ class ReviewData(NamedTuple):
     held_out_prompts: list[str] # for judging, from held-out ones
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #0ed0c2f6
-def review_data(
-    config: ReviewsConfig, reviews: Sequence[Review], other: Sequence[str] = (),
-) -> ReviewData:
+def review_data(config: ReviewsConfig, reviews: Sequence[Review],
+                other: Sequence[str] = ()) -> ReviewData:
     "Split, learn the tokenizer from the training texts, leave out long texts, cut prompts."
     train, held_out = split_reviews(reviews, config.held_out)
     tokenizer = bpe_tokenizer([r.text for r in train] + [*other], config.vocab_size,
@@ -282,7 +280,6 @@ def review_data(
 
     def fits(text: str) -> bool: # with room for the end token
         return len(tokenizer(text, verbose=False)["input_ids"]) < config.context
-
     train, held_out = ([r for r in part if fits(r.text)] for part in (train, held_out))
     prompts = [beginnings([r.text for r in part], n, 2, config.prompt_words,
                           f"{name}/{config.seed}") for part, n, name in (
@@ -291,9 +288,8 @@ def review_data(
     return ReviewData(train, held_out, [t for t in other if fits(t)], tokenizer, *prompts)
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #fcdd844b
-def train_writer(
-    config: ReviewsConfig, data: ReviewData, stage: Stage | None = None,
-) -> GPT2LMHeadModel:
+def train_writer(config: ReviewsConfig, data: ReviewData,
+                 stage: Stage | None = None) -> GPT2LMHeadModel:
     "Stage 1: a GPT-2-shaped model with random weights learns to write."
     lm = small_gpt2(config, data.tokenizer, config.context, config.dropout,
                     pad_token_id=data.tokenizer.pad_token_id)
@@ -307,9 +303,8 @@ def train_writer(
     return lm.eval()
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #06c946f7
-def train_on_raters(
-    config: ReviewsConfig, data: ReviewData, lm: PreTrainedModel, stage: Stage | None = None,
-) -> RewardModel:
+def train_on_raters(config: ReviewsConfig, data: ReviewData, lm: PreTrainedModel,
+                    stage: Stage | None = None) -> RewardModel:
     "Stage 2: every rater of a snippet against every rater of the others of its batch."
     device, pad_id = find_device(config.device), pad_id_of(data.tokenizer)
     reward_model = RewardModel.from_causal_lm(lm, data.tokenizer)

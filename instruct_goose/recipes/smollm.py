@@ -184,7 +184,6 @@ def answer_figures(r: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
     "Share of right answers, sampled and greedy, and of those that write the sum down."
     def right(rollout: Rollout) -> list[float]:
         return right_number(completions(rollout, trainer), rollout.columns["answer"])
-
     texts, scores = completions(r, trainer), right(r)
     greedy = [x for part in trainer.answers(HELD_OUT_SUMS, greedy=True) for x in right(part)]
     return {"exact_match": sum(scores) / len(scores), "greedy_match": sum(greedy) / len(greedy),
@@ -202,9 +201,8 @@ def as_marked(prompt: str | Sequence[Mapping], completion: str) -> str:
     return "".join(f"\n\n{names[t['role']]}: {t['content']}" for t in turns)
 
 @cache
-def hub_classifier(
-    name: str, label: str | None = None, template: Callable[..., str] | None = None,
-) -> Classifier:
+def hub_classifier(name: str, label: str | None = None,
+                   template: Callable[..., str] | None = None) -> Classifier:
     "A reward model of the Hub, loaded when a reward is first asked for."
     model = cast(Any, load_model(f"hub:{name}", "reward")).to(find_device("auto"))
     return Classifier(model, load_tokenizer(f"hub:{name}"), label, template)
@@ -227,10 +225,8 @@ class Judge(RewardModel):
     """A reward model of the model's first layers that reads a question behind each text. The
     upper of these layers, the norm and the head learn."""
 
-    def __init__(
-        self, lm: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, frozen: int, trained: int,
-        question: str,
-    ):
+    def __init__(self, lm: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, frozen: int,
+                 trained: int, question: str):
         model = RewardModel.from_causal_lm(lm, tokenizer).model
         body = cast(LlamaModel, trunk(model))
         body.layers = body.layers[:frozen + trained]
@@ -245,10 +241,8 @@ class Judge(RewardModel):
         return super().score([text + self.question for text in texts], batch_size)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8a95af62
-def train_judge(
-    judge: Judge, reviews: Sequence[Review], *, epochs: float, lr: float, batch_size: int = 64,
-    seed: int = 0, **options: Any,
-) -> list[Log]:
+def train_judge(judge: Judge, reviews: Sequence[Review], *, epochs: float, lr: float,
+                batch_size: int = 64, seed: int = 0, **options: Any) -> list[Log]:
     "min `soft_pairs_loss` over a batch's pairs of raters; frozen layers have no backward."
     texts, device = [r.text + judge.question for r in reviews], judge.model.device
     rows = judge.tokenizer(texts, verbose=False)["input_ids"]
@@ -345,8 +339,7 @@ RECIPES = {
         "SmolLM2 learns to judge from people's ratings, and to please the judge",
         RatedConfig, prepare),
     "imdb-gpt2": Recipe("for the Hub: GPT-2 praises films; a classifier judges", TrainConfig),
-    "hh-rlhf": Recipe(
-        "for the Hub and a GPU: Qwen2.5-0.5B answers people helpfully", TrainConfig),
+    "hh-rlhf": Recipe("for the Hub and a GPU: Qwen2.5-0.5B answers people helpfully", TrainConfig),
     "tldr": Recipe("for the Hub and a GPU: Pythia-1B sums up what people posted", TrainConfig)}
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #7d07a13d

@@ -69,16 +69,13 @@ class SmallModelSettings(RecipeSettings):
     tune_lr: Positive = 1e-3  # its learning rate
 
 # %% ../../nbs/reference/recipes/stages.ipynb #2793a71e
-def small_gpt2(
-    config: SmallModelSettings, tokenizer: PreTrainedTokenizerBase, context: int,
-    dropout: float = 0., **more: Any,
-) -> GPT2LMHeadModel:
+def small_gpt2(config: SmallModelSettings, tokenizer: PreTrainedTokenizerBase, context: int,
+               dropout: float = 0., **more: Any) -> GPT2LMHeadModel:
     "A GPT-2-shaped model with random weights, the same for the same seed; `more` of GPT2Config."
     ends: dict[str, Any] = {k: getattr(tokenizer, k) for k in ("bos_token_id", "eos_token_id")}
-    shape = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=context, n_embd=config.hidden_size,
-        n_layer=config.layers, n_head=config.heads,
-        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, **ends, **more)
+    shape = GPT2Config(vocab_size=len(tokenizer), n_positions=context, n_embd=config.hidden_size,
+                       n_layer=config.layers, n_head=config.heads, resid_pdrop=dropout,
+                       embd_pdrop=dropout, attn_pdrop=dropout, **ends, **more)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(one_seed(config.seed, "weights"))
         return GPT2LMHeadModel(shape)
@@ -93,10 +90,8 @@ def beginnings(texts: Sequence[str], n: int, fewest: int, most: int, seed: str) 
 Figures = dict[str, Any] # numbers; None: this run cannot say
 Measure = Callable[[list[str], list[bool]], Mapping[str, Sequence]] # texts, and which ended
 
-def text_figures(
-    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, reward_model: RewardModel,
-    measure: Measure,
-) -> Figures:
+def text_figures(rollout: Rollout, tokenizer: PreTrainedTokenizerBase,
+                 reward_model: RewardModel, measure: Measure) -> Figures:
     "Means over the texts, with what `measure` says of each; and their variety."
     texts, eos_id = rollout.texts or [], cast(int, tokenizer.eos_token_id)
     ended = finished(rollout, eos_id).tolist()
@@ -147,9 +142,8 @@ def spread(values: Sequence[float], form: str = ".2f") -> str:
     middle, low, high = (format(f(values), form) for f in (median, min, max))
     return f"{middle} [{low}, {high}]" if low != high else middle
 
-def models_table(
-    names: Sequence[str], before: Figures, after: Figures, baselines: Mapping[str, Figures],
-) -> str:
+def models_table(names: Sequence[str], before: Figures, after: Figures,
+                 baselines: Mapping[str, Figures]) -> str:
     "One row per model, one column per named figure; a dash where a model has none."
     named = {k.replace("_", " "): v for k, v in baselines.items()}
     rows = {"SFT model": before, **named, "policy": after}
@@ -184,8 +178,7 @@ def improve(
     algorithm = config.algorithm.upper()
     texts, before = measure()
     print(f"\n{algorithm}: {config.steps} times, write {config.batch_size} texts, score them, "
-          f"make the better ones likelier; each nat of KL to the SFT model costs "
-          f"{config.beta}.")
+          f"make the better ones likelier; each nat of KL to the SFT model costs {config.beta}.")
     metrics = train_policy(trainer, prompts, reward, out, manager.stage(MAIN), held_out,
                            config.progress, config.track, config.track_every)
     trainer.save_pretrained(out / "policy")
