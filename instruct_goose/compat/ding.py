@@ -57,9 +57,8 @@ def gae(
     gamma: int | float = .99,   # discount per step
     lambda_: int | float = .97, # 0 trusts the values, 1 trusts the rewards
 ) -> Float[Tensor, "..."]: # Â, of the shape and type of the value
-    """Âₜ = δₜ + γλ(1 − flagₜ)·Âₜ₊₁ with δₜ = rₜ + γ(1 − doneₜ)·V′ₜ − Vₜ: V′ is given, done
-    ends the value, traj_flag (done, if None) ends the sum. Writes (1 − done)·V′ into
-    next_value. Detaches nothing."""
+    """Âₜ = δₜ + γλ(1 − flagₜ)·Âₜ₊₁, δₜ = rₜ + γ(1 − doneₜ)·V′ₜ − Vₜ: V′ is given, done ends the
+    value, traj_flag (or done) the sum. Writes (1 − done)·V′ into next_value. Detaches nothing."""
     value, next_value, reward, done, traj_flag = gae_data(*data)
     done = (torch.zeros_like(reward) if done is None else done).float()
     traj_flag = done if traj_flag is None else traj_flag.float()
@@ -116,8 +115,7 @@ def calculate_kl_div(
     log_ratio: Float[Tensor, "..."], # ℓ = log π − log π_pretrained
     kl_type: str,                    # "k1", "k2" or "k3"
 ) -> Float[Tensor, ""]: # the mean over all elements, in nats
-    """mean k(ℓ), k₁ = ℓ, k₂ = ½ℓ², k₃ = e^(−ℓ) − 1 + ℓ, which is not clamped here.
-    Raises ValueError for another kl_type."""
+    "mean k(ℓ), k₁ = ℓ, k₂ = ½ℓ², k₃ = e^(−ℓ) − 1 + ℓ, not clamped. ValueError for another type."
     estimators = {"k1": k1, "k2": k2, "k3": lambda ell: k3(ell, clamp=math.inf)}
     if kl_type not in estimators:
         raise ValueError(f"Unknown kl_type: {kl_type}; choose from {', '.join(estimators)}")
@@ -156,8 +154,7 @@ def ppo_value_error(
     clip_ratio: int | float = .2,  # c, in the unit of the reward
     use_value_clip: bool = True,   # False: the plain square
 ) -> Float[Tensor, ""]: # the mean over all elements, weighted or not
-    """½·max((V − R̂)², (V_old + clip(V − V_old, ±c) − R̂)²): `value_loss`, which would detach
-    the target."""
+    "½·max((V − R̂)², (V_old + clip(V − V_old, ±c) − R̂)²): `value_loss`, R̂ not detached."
     value_new, value_old, return_, weight = ppo_value_data(*data)
     weight = torch.ones_like(value_old) if weight is None else weight
     error = (value_new - return_).square()
@@ -178,8 +175,7 @@ def ppo_error(
     dual_clip: int | float | None = None,  # c > 1, only where Â < 0
     kl_type: str = "k1",                   # of kl_div, if there is a logit_pretrained
 ) -> tuple: # (ppo_loss, ppo_info)
-    """`ppo_policy_error` and `ppo_value_error` of one batch, not added up.
-    AssertionError for a dual clip of 1 or less."""
+    "`ppo_policy_error` and `ppo_value_error`, apart. AssertionError for a dual clip of 1 or less."
     _dual_clip_above_1(dual_clip)
     new, old, action, *values, adv, return_, weight, pretrained = ppo_data(*data)
     policy = ppo_policy_data(new, old, action, adv, weight, pretrained)
@@ -222,8 +218,7 @@ def ppo_error_continuous(
     dual_clip: int | float | None = None,  # c > 1, for advantages of either sign
     kl_type: str = "k1",                   # of kl_div, if there is a logit_pretrained
 ) -> tuple: # (ppo_loss, ppo_info); kl_div is a tensor, also without a pretrained
-    """`ppo_policy_error_continuous` and `ppo_value_error` of one batch, not added up.
-    Raises as the former."""
+    "`ppo_policy_error_continuous` and `ppo_value_error`, apart. Raises as the former."
     new, old, action, *values, adv, return_, weight, pretrained = ppo_data_continuous(*data)
     weight = torch.ones_like(adv) if weight is None else weight
     losses, info = ppo_policy_error_continuous(

@@ -177,8 +177,6 @@ class RLHFTrainer(training.RLHFTrainer):
     def _words(self, response_ids: Tensor, response_attention_mask: Tensor) -> Tensor:
         "The mask, cut behind the first end: what follows is filling, not the policy's words."
         attended = response_attention_mask.bool()
-        if not self.eos_ids:
-            return attended
         ids = response_ids.masked_fill(~attended, -1)  # filling may look like an end
         return attended & response_mask(ids, self.eos_ids)
 

@@ -218,8 +218,7 @@ def _accept(api: str, name: str, value: object) -> None:
         raise ValueError(
             f"{name} belongs to TRL's {other}() form: pass {other!r} as the first argument")
     known = [*DEFAULTS[api], *INSTEAD, *" ".join(BESIDE.values()).split()]
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = "".join(f"; did you mean {near}?" for near in difflib.get_close_matches(name, known, 1))
     raise ValueError(f"{name} is no option of TRL's PPOConfig that is known here{hint}")
 
 # %% ../../nbs/guides/from_trl.ipynb #fe684b55
