@@ -61,8 +61,7 @@ def _checksum(record: object) -> str:
 # %% ../../nbs/reference/runs/checkpoints.ipynb #5c0a5fbd
 def _write_directory(directory: Path, files: Mapping[str, bytes]) -> Path:
     remove_remains(directory)
-    last = checkpoints(directory)[-1:]
-    number = 1 + (int(last[0].name.split("-")[1]) if last else 0)
+    number = 1 + max((int(path.name[11:]) for path in checkpoints(directory)), default=0)
     new, beside = directory / f"checkpoint-{number:06}", directory / f".writing-{os.getpid()}"
     try:
         beside.mkdir()
@@ -167,8 +166,7 @@ def read_json(path: str | Path, what: str, cure: str = "restore it, or remove it
 def load_checkpoint(
     path: str | Path, # a directory that `save_checkpoint` made
 ) -> tuple[dict[str, Tensor], dict]: # tensors, on the CPU, and record
-    """Read a checkpoint. Raises ValueError saying what is wrong with one that is not, byte for
-    byte, as it was written."""
+    "Read a checkpoint. Raises ValueError for one that is not, byte for byte, as it was written."
     file = Path(path) / "tensors.safetensors"
     try:
         whole = read_json(file.with_name("record.json"), "its record", "remove it")
@@ -195,10 +193,9 @@ def newest_checkpoint(directory: str | Path) -> Path | None: # None where nothin
     for path in reversed(found):
         try:
             load_checkpoint(path)
+            return path
         except ValueError as e:
             print(f"warning: {e}", file=sys.stderr)
-        else:
-            return path
     if found:
         raise ValueError(f"none of the {len(found)} checkpoints in {directory} is whole: "
                          "remove that directory to begin again")

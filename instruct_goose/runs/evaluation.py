@@ -94,7 +94,6 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence]) -> str:
 
     table = [[cell(x) for x in row] for row in (header, *rows)]
     widths = [max(3, *(len(row[i]) for row in table)) for i in range(len(header))]
-
     rule = "-|-".join("-" * w for w in widths)
     lines = [" | ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) for row in table]
     return "\n".join([f"| {lines[0]} |", f"|-{rule}-|", *(f"| {line} |" for line in lines[1:])])

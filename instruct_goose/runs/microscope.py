@@ -67,8 +67,7 @@ def token_columns(
     return {name: x for name, x in columns.items() if x is not None}
 
 def pulls(loss: Loss, now: Evaluation, r: Rollout) -> dict[str, Tensor]: # (B, T) each
-    """−∂L/∂x of log π (pull) and V (value_pull): what the loss does to a token. Empty where the
-    loss is no function of these rows alone."""
+    "−∂L/∂x of log π (pull) and V (value_pull). Empty where the loss needs more than these rows."
     names = {"logprobs": "pull", "values": "value_pull"}
     there = {name: getattr(now, name).detach().requires_grad_() for name in names
              if getattr(now, name) is not None}
@@ -151,8 +150,7 @@ def shade(x: float | None, scale: float) -> float: # −1, orange, over 0, no co
 
 # %% ../../nbs/guides/microscope.ipynb #9b2fc53b
 def read_tokens(path: str | Path) -> dict[int, list[dict]]: # iteration → its responses
-    """The tokens.jsonl of a run; empty without the file. Raises ValueError naming a line that is
-    damaged, the last one apart."""
+    "A run's tokens.jsonl; empty without it. ValueError names a damaged line, the last one apart."
     path, record = Path(path), {}
     lines = path.read_bytes().split(b"\n") if path.is_file() else []
     for n, line in enumerate(lines, 1):
@@ -171,8 +169,7 @@ def read_tokens(path: str | Path) -> dict[int, list[dict]]: # iteration → its 
 
 # %% ../../nbs/guides/microscope.ipynb #93b76cfb
 def as_response(r: Mapping) -> dict:
-    """One response of a record, with None for NaN and infinity. Raises ValueError unless all its
-    columns are as long as its tokens."""
+    "A response, with None for NaN and infinity. ValueError unless columns are as long as tokens."
     columns = [name for name in (*QUANTITIES, *RECOMPUTED, "held", "given") if name in r]
     if any(len(r[name]) != len(r["tokens"]) for name in columns) or "held" not in r:
         raise ValueError("columns of different lengths")

@@ -104,8 +104,7 @@ class CheckpointManager:
         return waited >= self.pause and (waited >= LATEST or at % max(1, of // 20) == 0)
 
     def resume(self) -> Path | None: # the checkpoint, None where there is none
-        """Load the newest whole checkpoint, in every process. Raises ValueError if it is another
-        run's, or no run's."""
+        "Load the newest whole checkpoint, in every process. ValueError if it is not this run's."
         path, (tensors, record) = from_first(self._newest)
         if path is None:
             return None

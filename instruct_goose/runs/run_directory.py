@@ -237,13 +237,11 @@ class RunLog(Callback):
 def checked_log(record: Mapping, path: Path) -> list[Metrics]:
     "The log in a trainer's stage. Raises ValueError for one that ends elsewhere than the trainer."
     metrics, at = record.get("metrics") or [], record.get("iteration", "?")
-    try:
+    with suppress(TypeError, KeyError, OverflowError, MemoryError):
         numbers = [row["iteration"] for row in metrics]
         if (numbers and numbers == list(range(at - len(numbers), at)) and numbers[0] >= 0
                 and isinstance(record["config"], Mapping)):
             return list(metrics)
-    except (TypeError, KeyError, OverflowError, MemoryError):
-        pass
     raise ValueError(f"the newest checkpoint beside {path} is not that of a run: {str(at)[:40]} "
                      f"iterations, and a log of {len(metrics)}. Remove it, or take another")
 
@@ -260,8 +258,7 @@ def cut_log(path: Path, done: int) -> None:
                 if row.get("iteration", row.get("step", done)) < done:
                     kept.append(f"{line.decode()}\n")
         return write_whole(path, "".join(kept))
-    names = (path.with_suffix(f".{n}{path.suffix}") for n in count(1))
-    beside = next(name for name in names if not name.exists())
+    beside = next(p for n in count(1) if not (p := path.with_stem(f"{path.stem}.{n}")).exists())
     path.rename(beside)
     print(f"{path.name} of the run before is kept as {beside.name}.")
 
@@ -324,9 +321,8 @@ def train_in(
     resume: bool = False, # go on with the run in run_dir; with more steps, make it longer
     progress: bool = True,
 ) -> dict: # the summary, as written to summary.json
-    """`trainer.train`, written to a directory, or the rest of it. Raises, before anything is
-    trained, FileExistsError for a directory that holds something, ValueError for a run that had
-    other settings or other prompts."""
+    """`trainer.train`, written to a directory, or the rest of it. Raises, before any training,
+    FileExistsError if the directory holds something, ValueError for other settings or prompts."""
     own = {f.name: getattr(trainer.config, f.name) for f in fields(RLHFConfig)}
     config = RunSettings(**own, output_dir=Path(run_dir), save_every=save_every, keep=keep,
                          resume=resume)

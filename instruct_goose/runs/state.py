@@ -32,8 +32,7 @@ from ..training.config import check_values, NotNegative
 def environment() -> dict[str, str | int]:
     "What rounding depends on: numbers are equal to the bit where this is, and the shapes are."
     return {"cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "threads": torch.get_num_threads(),
-            "machine": platform.machine(),
+            "threads": torch.get_num_threads(), "machine": platform.machine(),
             "torch": torch.__version__}
 
 def differences(then: Mapping, now: Mapping) -> str:
@@ -53,18 +52,16 @@ def random_state(own: Mapping[str, torch.Generator] | None = None) -> dict[str, 
     _, words, gauss = random.getstate()
     numpy: Any = np.random.get_state()
     _, keys, *rest = numpy
-    state = {
-        "torch": torch.get_rng_state(),
-        "python": torch.tensor([*words, gauss is not None, gauss or 0.], dtype=torch.float64),
-        "numpy": torch.tensor([*keys.tolist(), *rest], dtype=torch.float64)}
+    state = {"torch": torch.get_rng_state(),
+             "python": torch.tensor([*words, gauss is not None, gauss or 0.], dtype=torch.float64),
+             "numpy": torch.tensor([*keys.tolist(), *rest], dtype=torch.float64)}
     if torch.cuda.is_initialized():
         state |= {f"cuda_{i}": x for i, x in enumerate(torch.cuda.get_rng_state_all())}
     return state | {name: g.get_state() for name, g in (own or {}).items()}
 
 # %% ../../nbs/reference/runs/state.ipynb #aecd4c77
 def check_tensors(own: Mapping[str, Tensor], there: Mapping[str, Tensor], what: str) -> None:
-    """Raises ValueError naming a tensor that one side lacks, of another shape or dtype, or not
-    finite where ours is."""
+    "ValueError names a tensor that one side lacks, of another shape or dtype, or now not finite."
     if odd := sorted(own.keys() ^ there.keys()):
         raise ValueError(f"these are {what}: {odd[0]} is {'missing' if odd[0] in own else 'new'}")
     for name, x in own.items():
@@ -77,8 +74,7 @@ def check_tensors(own: Mapping[str, Tensor], there: Mapping[str, Tensor], what: 
 # %% ../../nbs/reference/runs/state.ipynb #d77944e1
 def set_random_state(state: Mapping[str, Tensor],
                      own: Mapping[str, torch.Generator] | None = None) -> None:
-    """Put them back there. Raises ValueError for a state that is not theirs, and leaves them where
-    they were."""
+    "Put them back there. Raises ValueError, with nothing changed, for a state that is not theirs."
     here = random_state(own)
     ours, theirs = ({k: x for k, x in s.items() if k[:5] != "cuda_"} for s in (here, state))
     check_tensors(ours, theirs, "the states of other random generators")
@@ -185,12 +181,10 @@ def training_state(
              "generator": random_state(generators)}
     return joined(parts), {"groups": groups, "environment": environment()}
 
-def load_training_state(
-    module: nn.Module, optimizer: Optimizer, generators: Mapping[str, torch.Generator],
-    tensors: Mapping[str, Tensor], record: Mapping,
-) -> None:
-    """Go on where that training stood. Raises ValueError, before anything is changed, for what is
-    not its state."""
+def load_training_state(module: nn.Module, optimizer: Optimizer,
+                        generators: Mapping[str, torch.Generator],
+                        tensors: Mapping[str, Tensor], record: Mapping) -> None:
+    "Go on where that training stood. Raises ValueError, with nothing changed, for another state."
     check_values(record, {"groups": list, "environment": dict})
     weights, moments, states = (part(tensors, k) for k in ("model", "optimizer", "generator"))
     check_optimizer(optimizer, module, moments, record["groups"])
@@ -217,9 +211,8 @@ class Part(Protocol):
     def load_state(self, tensors: Mapping[str, Tensor], record: Mapping) -> None:
         "Go on from there. It has been checked."
 
-CHANGES_NOTHING = (
-    "output_dir", "data", "progress", "save_every", "keep", "resume", "reward_timeout",
-    "even_if_worse", "track", "track_every")
+CHANGES_NOTHING = ("output_dir", "data", "progress", "save_every", "keep", "resume",
+                   "reward_timeout", "even_if_worse", "track", "track_every")
 
 # %% ../../nbs/reference/runs/state.ipynb #f96e0366
 def identity_of(settings: Mapping, agent: nn.Module, reference: nn.Module | None,
@@ -233,8 +226,7 @@ def identity_of(settings: Mapping, agent: nn.Module, reference: nn.Module | None
 _seen: WeakKeyDictionary[nn.Module, tuple[int, str]] = WeakKeyDictionary()
 
 def fingerprint_of(module: nn.Module, frozen: bool = False) -> str:
-    """SHA-256 of all weights, or of those that do not learn. It is computed again when a weight
-    was changed in place, which torch counts."""
+    "SHA-256 of all weights, or of those that do not learn; kept until a weight changes in place."
     named = {name: x for name, x in named_tensors(module).items()
              if not (frozen and x.requires_grad)}
     changes = sum(x._version for x in named.values())
