@@ -76,8 +76,7 @@ def beginning_of(run_dir: Path, place: str) -> str | None: # None: it is not kno
 
 # %% ../../nbs/reference/cli/commands.ipynb #b7722cb0
 def run_sample(config: SampleConfig) -> list[dict[str, str]]: # {"prompt", "sft", "policy"}
-    """Print a table of what the models write. Raises as `models_of`, and ValueError for a word
-    that a model does not know."""
+    "Print what the models write as a table. Raises as `models_of`; ValueError for unknown words."
     models = models_of(config.run_dir)
     prompts = [p for p in config.prompts or ("",) for _ in range(config.n)]
     for _, tokenizer in models.values():
@@ -117,13 +116,9 @@ def ends_of(run_dir: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenize
 # %% ../../nbs/reference/cli/commands.ipynb #c8b38505
 def check_words(prompts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
     "A word-level model would read an unknown word as <unk>, which it never saw in training."
-    if tokenizer.unk_token_id is None:
-        return
-    unknown = [(w, p) for p in prompts for w in p.split()
-               if tokenizer.unk_token_id in tokenizer(w, add_special_tokens=False)["input_ids"]]
-    if unknown:
-        word, prompt = unknown[0]
-        raise ValueError(f"the model does not know the word {word!r} of the prompt {prompt!r}")
+    for word, prompt in ((w, p) for p in prompts for w in p.split()):
+        if tokenizer.unk_token_id in tokenizer(word, add_special_tokens=False)["input_ids"]:
+            raise ValueError(f"the model does not know the word {word!r} of the prompt {prompt!r}")
 
 # %% ../../nbs/reference/cli/commands.ipynb #1f004776
 @dataclass

@@ -73,8 +73,7 @@ COMMANDS = {
     "compare": Command("doctor.report", "CompareConfig", "run_compare",
         "Several runs on one page: curves over each other, seeds as a band, what differs."),
     "exercises": Command("cli.commands", "ExercisesConfig", "run_exercises",
-        "List the lessons' exercises with what you have done, or show one of them."),
-}
+        "List the lessons' exercises with what you have done, or show one of them.")}
 
 # %% ../../nbs/guides/command_line.ipynb #0f59b51d
 def flag_type(hint: Any) -> Any:
@@ -116,9 +115,8 @@ def values_of(name: str, argv: list[str]) -> list[str]: # []: the flag is not th
 
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c3
 def flags(name: str, argv: list[str]) -> type: # a class of settings
-    """The command's, with the values of --algorithm and --config as defaults. Runs the plug-ins.
-    Raises OSError or ValueError for a --config that is no such file, plug-ins that a run had and
-    that are not named, foreign flags."""
+    """The command's, with --algorithm's and --config's values as defaults; plug-ins run first.
+    Raises OSError or ValueError for a bad --config, foreign flags, a run's missing plug-ins."""
     from instruct_goose.objective.group import PRESETS
 
     kind, _ = COMMANDS[name].load()
@@ -229,10 +227,9 @@ def run_command(argv: list[str]) -> None:
              for name, command in COMMANDS.items()}
     options = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in kinds.items()]
     try:
-        given = tyro.cli(
-            cast(Any, Union)[tuple(options)], prog="instruct-goose", args=argv,
-            description="Learn PPO and RLHF by running it: from the clipped objective to a policy "
-                        "improved by human ratings.")
+        given = tyro.cli(cast(Any, Union)[tuple(options)], prog="instruct-goose", args=argv,
+                         description="Learn PPO and RLHF by running it: from the clipped "
+                                     "objective to a policy improved by human ratings.")
     except (TypeError, ValueError) as e:  # of the settings; the newest tyro says so itself
         print(f"instruct-goose: {in_a_sentence(e)}", file=sys.stderr)
         sys.exit(2)
