@@ -18,8 +18,7 @@ from itertools import pairwise
 @cache
 def ratings() -> dict[str, tuple[int, ...]]:
     """Ten people's scores, from −4 to 4, for each entry of the VADER lexicon (Hutto & Gilbert
-    2014), read from the vaderSentiment package. Of an entry that comes twice the later one
-    holds, as in VADER."""
+    2014) in the vaderSentiment package. Of a double entry the later one holds, as in VADER."""
     from importlib.resources import files
 
     text = files("vaderSentiment").joinpath("vader_lexicon.txt").read_text(encoding="utf-8")
@@ -29,54 +28,53 @@ def ratings() -> dict[str, tuple[int, ...]]:
 # %% ../../nbs/guides/film_reviews.ipynb #c937adfe
 POSITIVE = dict(
     adj="""admirable adorable affectionate agreeable amazing ambitious amusing astounding
-        attractive awesome beautiful blissful bold brave breathtaking bright brilliant calm
-        caring charming cheerful classy clever comedic comforting compassionate compelling
-        competent confident convincing cool courageous creative cute daring delightful dignified
-        divine dynamic easygoing effective efficient elegant encouraging energetic engaging
-        enjoyable enlightening entertaining enthusiastic excellent exciting exhilarating
-        exuberant fabulous fair faithful fantastic fascinating fearless festive fine flawless
-        fresh friendly funny generous genial gentle glamorous gleeful glorious good gorgeous
-        graceful gracious grand gratifying great happy harmonious heartfelt heartwarming heroic
-        hilarious honest honorable hopeful humorous impressive innovative inspirational inspired
-        inspiring intelligent interesting invigorating inviting irresistible jaunty jolly joyful
-        joyous jubilant likeable lively lovable lovely loving magnificent marvelous mature
-        meaningful merry neat nice nifty noble optimistic original outstanding passionate
-        peaceful perfect picturesque playful pleasant pleasing popular positive powerful
-        precious promising radiant rapturous reassuring relaxed relaxing remarkable respectable
-        respectful rewarding rich robust romantic satisfying sincere smart soothing sparkling
-        special spirited splendid strong stunning suave successful superb sweet sympathetic
-        talented terrific thrilling wonderful""".split(),
-    adv="""beautifully brilliantly calmly charmingly cheerfully cleverly confidently
-        convincingly creatively delightfully effectively elegantly energetically flawlessly
-        gently gloriously gracefully happily honestly joyfully lovingly magnificently merrily
-        neatly nicely passionately peacefully perfectly playfully pleasantly richly smartly
-        splendidly sweetly thoughtfully wonderfully""".split(),
-    noun="""adventure beauty blessing blockbuster comedy delight dream gift inspiration jewel
-        joy marvel masterpiece miracle pleasure success surprise thrill treat triumph""".split())
+        attractive awesome beautiful blissful bold brave breathtaking bright brilliant calm caring
+        charming cheerful classy clever comedic comforting compassionate compelling competent
+        confident convincing cool courageous creative cute daring delightful dignified divine
+        dynamic easygoing effective efficient elegant encouraging energetic engaging enjoyable
+        enlightening entertaining enthusiastic excellent exciting exhilarating exuberant fabulous
+        fair faithful fantastic fascinating fearless festive fine flawless fresh friendly funny
+        generous genial gentle glamorous gleeful glorious good gorgeous graceful gracious grand
+        gratifying great happy harmonious heartfelt heartwarming heroic hilarious honest honorable
+        hopeful humorous impressive innovative inspirational inspired inspiring intelligent
+        interesting invigorating inviting irresistible jaunty jolly joyful joyous jubilant likeable
+        lively lovable lovely loving magnificent marvelous mature meaningful merry neat nice nifty
+        noble optimistic original outstanding passionate peaceful perfect picturesque playful
+        pleasant pleasing popular positive powerful precious promising radiant rapturous reassuring
+        relaxed relaxing remarkable respectable respectful rewarding rich robust romantic
+        satisfying sincere smart soothing sparkling special spirited splendid strong stunning suave
+        successful superb sweet sympathetic talented terrific thrilling wonderful""".split(),
+    adv="""beautifully brilliantly calmly charmingly cheerfully cleverly confidently convincingly
+        creatively delightfully effectively elegantly energetically flawlessly gently gloriously
+        gracefully happily honestly joyfully lovingly magnificently merrily neatly nicely
+        passionately peacefully perfectly playfully pleasantly richly smartly splendidly sweetly
+        thoughtfully wonderfully""".split(),
+    noun="""adventure beauty blessing blockbuster comedy delight dream gift inspiration jewel joy
+        marvel masterpiece miracle pleasure success surprise thrill treat triumph""".split())
 
 # %% ../../nbs/guides/film_reviews.ipynb #17512ad6
 NEGATIVE = dict(
     adj="""annoying anxious apathetic appalling arrogant awful awkward bad bitter bizarre boring
         bothersome careless catastrophic chaotic charmless cheerless childish clueless confused
         confusing contradictory crude cruel cynical defective demanding depressing desperate
-        difficult dire disagreeable disappointing disastrous discouraging disgusting
-        disheartening dishonest disjointed dismal disorganized distorted distracting distressing
-        disturbing doomed doubtful dreadful dreary dubious dull eerie egotistical embarrassing
-        empty erroneous excruciating exhausting fake faulty feeble flawed foolish forced
-        forgetful frantic fraudulent frightening frustrating futile gloomy glum greedy grim
-        grouchy hapless harsh heartless helpless hopeless horrendous horrible horrid hostile
-        humiliating humorless hypocritical ignorant imperfect impersonal inadequate incompetent
-        inconsiderate indecisive inferior infuriating insensitive insignificant insincere
-        insipid insulting irrational irresponsible irritating jaded joyless lamentable lazy
-        lethargic lousy ludicrous meaningless messy mindless miserable misleading moody mournful
-        naive nasty negative nervous noisy numb obnoxious obsolete offensive ominous painful
-        pathetic petty pitiful poor problematic questionable reckless regrettable repetitive
-        ridiculous rotten rude sad sappy selfish shameful sluggish terrible tragic ugly
-        unpleasant useless weak worthless""".split(),
+        difficult dire disagreeable disappointing disastrous discouraging disgusting disheartening
+        dishonest disjointed dismal disorganized distorted distracting distressing disturbing
+        doomed doubtful dreadful dreary dubious dull eerie egotistical embarrassing empty erroneous
+        excruciating exhausting fake faulty feeble flawed foolish forced forgetful frantic
+        fraudulent frightening frustrating futile gloomy glum greedy grim grouchy hapless harsh
+        heartless helpless hopeless horrendous horrible horrid hostile humiliating humorless
+        hypocritical ignorant imperfect impersonal inadequate incompetent inconsiderate indecisive
+        inferior infuriating insensitive insignificant insincere insipid insulting irrational
+        irresponsible irritating jaded joyless lamentable lazy lethargic lousy ludicrous
+        meaningless messy mindless miserable misleading moody mournful naive nasty negative nervous
+        noisy numb obnoxious obsolete offensive ominous painful pathetic petty pitiful poor
+        problematic questionable reckless regrettable repetitive ridiculous rotten rude sad sappy
+        selfish shameful sluggish terrible tragic ugly unpleasant useless weak
+        worthless""".split(),
     adv="""awkwardly badly bitterly carelessly confusingly crudely desperately disappointingly
         dreadfully dully foolishly frantically grimly hopelessly horribly miserably nervously
-        obnoxiously painfully pathetically rudely sadly shamelessly strangely stubbornly
-        terribly timidly tragically uncomfortably uneasily weakly weirdly woefully""".split(),
+        obnoxiously painfully pathetically rudely sadly shamelessly strangely stubbornly terribly
+        timidly tragically uncomfortably uneasily weakly weirdly woefully""".split(),
     noun="""bore burden catastrophe disappointment disaster disgrace embarrassment failure farce
         fiasco flop fraud horror mess mistake pain problem tragedy""".split())
 
@@ -107,8 +105,7 @@ TEMPLATES = (
     "every scene is {adv} {made} .",
     "{a adj} {kind} with {a adj} {part} .",
     "the {kind} {seems} {adj} but its {part} is {-adj} .",
-    "the {part} and the {part} are {adj} .",
-)
+    "the {part} and the {part} are {adj} .")
 
 # %% ../../nbs/guides/film_reviews.ipynb #7259b822
 _SLOT = re.compile(r"\{(a )?(-)?(\w+)\}")  # with its article? in the opposite mood? which words
@@ -123,14 +120,13 @@ def write_reviews(n: int, seed: int | str = 0) -> list[str]: # words and full st
     """One-line film reviews: a template drawn at random, a mood drawn at random, each slot
     filled by a word of that mood that the sentence does not hold yet."""
     rng = random.Random(seed)
-    moods = (POSITIVE, NEGATIVE)
 
     def write() -> str:
         mood, used = rng.randrange(2), set()
 
         def fill(slot: re.Match) -> str:
             with_article, opposite, name = slot.groups()
-            words = PLAIN.get(name) or moods[mood ^ bool(opposite)][name]
+            words = PLAIN.get(name) or (POSITIVE, NEGATIVE)[mood ^ bool(opposite)][name]
             word = rng.choice(words)
             while word in used:
                 word = rng.choice(words)
@@ -171,8 +167,7 @@ def rated_words(text: str) -> list[str]: # in order, repeats kept
     return [w for w in text.split() if w in _rated()]
 
 def human_score(texts: Iterable[str]) -> list[float]: # in [−4, 4]; 0 without a rated word
-    """(1/n) Σᵢ (mean of the ten ratings of rated word i): the judge. Training never sees these
-    numbers. Raises TypeError for one string."""
+    "(1/n) Σᵢ (mean rating of rated word i): the judge. Raises TypeError for one string."
     return [_mean(_mean(_rated()[w]) for w in rated_words(t)) for t in _texts(texts)]
 
 # %% ../../nbs/guides/film_reviews.ipynb #92d911d9
@@ -200,15 +195,12 @@ def grammatical(
     """True where the whole text is one of the templates, with the right article before each
     word, and was ended. Raises TypeError for one string."""
     whole = [_grammar().fullmatch(t) is not None for t in _texts(texts)]
-    if ended is None:
-        return whole
-    return [w and bool(e) for w, e in zip(whole, ended, strict=True)]
+    return whole if ended is None else [w and bool(e) for w, e in zip(whole, ended, strict=True)]
 
 # %% ../../nbs/guides/film_reviews.ipynb #df77cd29
 def distinct_2(texts: Iterable[str]) -> float: # in [0, 1]; 0 without a bigram
-    """Distinct word bigrams over all word bigrams of all texts (Li et al. 2016). Falls when a
-    writer repeats itself, and with the number of texts: compare equal numbers. Raises TypeError
-    for one string."""
+    """Distinct word bigrams over all of them (Li et al. 2016). Falls when a writer repeats itself,
+    and with the number of texts: compare equal numbers. Raises TypeError for one string."""
     bigrams = [b for t in _texts(texts) for b in pairwise(t.split())]
     return len(set(bigrams)) / len(bigrams) if bigrams else 0.
 
@@ -222,9 +214,8 @@ def rater_pairs(
     texts: Sequence[str], n: int,
     seed: int | str = 0, # the same seed draws the same pairs and the same raters
 ) -> list[dict[str, str]]: # {"chosen": …, "rejected": …}
-    """Pairs of different texts, each scored by freshly drawn raters; the higher is chosen. A
-    tie is dropped and both texts drawn again. Raises TypeError for one string, ValueError for
-    reviews that raters could not tell apart."""
+    """Pairs of different texts, each scored by freshly drawn raters; the higher is chosen, and of
+    a tie both are drawn again. TypeError for one string, ValueError for reviews that all tie."""
     texts = _texts(texts)
     if len(set(human_score(texts))) < 2:
         raise ValueError("rater_pairs needs at least two reviews with different human scores")
@@ -239,7 +230,6 @@ def rater_pairs(
 
 # %% ../../nbs/guides/film_reviews.ipynb #1deb65e6
 def pair_ceiling(pairs: Sequence[dict[str, str]]) -> float: # ties count one half
-    """How often the mean of all ten ratings agrees with the label of the drawn raters: what a
-    reward model should not be expected to beat."""
+    "How often the mean of all ten ratings agrees with the drawn raters: a reward model's ceiling."
     chosen, rejected = (human_score(p[k] for p in pairs) for k in ("chosen", "rejected"))
     return _mean((x > y) + .5 * (x == y) for x, y in zip(chosen, rejected, strict=True))

@@ -22,9 +22,8 @@ def poisoned(
     "The same responses, with something else in every padded slot of every tensor."
     padding = {"query_ids": rollout.query_mask, "response_ids": rollout.real}
     def spoil(name: str, x: Tensor) -> Tensor:
-        real = padding.get(name, rollout.mask)
-        junk = fill if x.is_floating_point() else token
-        return torch.where(real, x, torch.full_like(x, junk))
+        junk = torch.full_like(x, fill if x.is_floating_point() else token)
+        return torch.where(padding.get(name, rollout.mask), x, junk)
     every = {f.name: getattr(rollout, f.name) for f in fields(Rollout)}
     return replace(rollout, **{
         name: spoil(name, x) for name, x in every.items()
@@ -37,8 +36,7 @@ def outcome(
     disturb: Callable[[Rollout], Rollout] = lambda r: r, # before each step of the trainer
     rows: Sequence[int] | Tensor | slice = slice(None),  # in which order to report the rows
 ) -> dict[str, Tensor]:
-    """All that a trainer makes of a rollout: numbers of real tokens, metrics, the last gradient
-    and the weights after the update."""
+    "All that a trainer makes of a rollout: real tokens, metrics, the last gradient, new weights."
     r = trainer.annotate(disturb(replace(rollout)))
     r = trainer.advantages(disturb(r))
     metrics = trainer.describe(disturb(r)) | trainer.optimize(disturb(r))
