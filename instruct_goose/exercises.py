@@ -13,6 +13,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
@@ -90,12 +91,10 @@ def progress() -> dict[str, dict[str, Any]]:
     """Name → {"tries": how often it was checked, "hints": how many were shown, "done": the day},
     as far as there is anything. Raises ValueError for a file that is no such table."""
     path = progress_file()
-    try:
+    with suppress(ValueError, AttributeError, RecursionError):
         notes = json.loads(path.read_text("utf-8")) if path.exists() else {}
         if all(isinstance(note, dict) for note in notes.values()):
             return notes
-    except (ValueError, AttributeError, RecursionError):
-        pass
     raise ValueError(f"{path} is no table of progress: move it away to begin a new one")
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c022

@@ -22,7 +22,6 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Example:
     "Two responses, and all that leads from their rewards to the loss. float64."
-
     vocab = ("good", "bad", "end")
     tokens: Tensor        # (2, 3) int64
     mask: Tensor          # (2, 3) bool
@@ -83,8 +82,7 @@ def differs(message: str) -> None:
 # %% ../nbs/notation.ipynb #b7d48dd5
 def expect(value: object, expected: object, atol: int | float = 6e-5) -> None:
     "Check that two things agree in shape and to four decimals (or to `atol`)."
-    now, then = (torch.as_tensor(x, dtype=torch.float64).detach().cpu()
-                 for x in (value, expected))
+    now, then = (torch.as_tensor(x, dtype=torch.float64).detach().cpu() for x in (value, expected))
     if now.shape != then.shape:
         return differs(f"the shape was {tuple(then.shape)}, now it is {tuple(now.shape)}")
     off = ~torch.isclose(now, then, rtol=0, atol=atol, equal_nan=True)

@@ -169,9 +169,8 @@ def rows_from(source: Source) -> Iterator[Place]:
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 
 # %% ../../nbs/reference/data/load.ipynb #cd612eed
-def check_length(
-    texts: dict[str, str], tokenizer: PreTrainedTokenizerBase, max_length: int, where: str,
-) -> None:
+def check_length(texts: dict[str, str], tokenizer: PreTrainedTokenizerBase, max_length: int,
+                 where: str) -> None:
     "Raises BadRow for a text of more tokens."
     for name, text in texts.items():
         n = len(tokenizer(text, verbose=False)["input_ids"])

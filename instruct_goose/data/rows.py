@@ -75,7 +75,6 @@ def prompt_column(row: Mapping, where: str, columns: Mapping[str, str]) -> tuple
     "Which column holds the prompt, and what it holds."
     def has(name: str) -> bool:
         return columns.get(name, name) in row
-
     names = ("prompt",) if "prompt" in columns else ("prompt", "text", "messages")
     name = next(filter(has, names), "prompt")
     if has(name) or not (has("chosen") and has("rejected")):
@@ -114,9 +113,8 @@ def untied(pair: dict[str, str], where: str) -> dict[str, str]:
     return pair
 
 # %% ../../nbs/reference/data/rows.ipynb #5a892d91
-def parts_of(
-    row: object, where: str, columns: Mapping[str, str],
-) -> tuple[object, object, object]:
+def parts_of(row: object, where: str,
+             columns: Mapping[str, str]) -> tuple[object, object, object]:
     "Prompt (or None), chosen and rejected, as the row holds them."
     if isinstance(row, list | tuple) and len(row) == 2:
         return None, *row
@@ -158,9 +156,8 @@ def answers_of(
                  "cannot be parted")
 
 # %% ../../nbs/reference/data/rows.ipynb #d777c7d8
-def opening_of(
-    prompt: object, chosen: list[dict], rejected: list[dict], where: str,
-) -> list[dict]:
+def opening_of(prompt: object, chosen: list[dict], rejected: list[dict],
+               where: str) -> list[dict]:
     "The turns before both responses: given, or what the two conversations share."
     if is_turns(prompt):
         return checked_turns(prompt, "prompt", where)

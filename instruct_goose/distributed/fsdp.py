@@ -29,7 +29,6 @@ def asked_for() -> bool:
     "Does the configuration of `accelerate launch` ask for FSDP? DeepSpeed is a ValueError."
     def wants(name: str) -> bool:
         return os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true"
-
     if wants("DEEPSPEED"):
         raise ValueError("RLHFTrainer does not run under DeepSpeed, whose engine owns the "
                          "backward pass and the optimizer: take configs/fsdp.yaml")
@@ -37,8 +36,7 @@ def asked_for() -> bool:
 
 # %% ../../nbs/guides/fsdp.ipynb #8f656d3c
 def sharded(agent: Agent) -> Agent: # the same, its parameters replaced
-    """With several processes, and if it is asked for: FSDP2 on each layer, and on the rest. Now an
-    optimizer can be made of the pieces."""
+    "With several processes, if it is asked for: FSDP2. An optimizer can be made of the pieces."
     if count() == 1 or not asked_for():
         return agent
     if has_adapters(agent):
@@ -85,8 +83,7 @@ def whole(agent: nn.Module) -> None:
 
 # %% ../../nbs/guides/fsdp.ipynb #acbd052d
 def plain(agent: Agent, weights: Mapping[str, Tensor] | None = None) -> Agent:
-    """An agent with these weights, or its own if it is whole, that is not cut up, to be saved;
-    from pieces one on the CPU."""
+    "A whole agent with these weights or its own, to be saved; from pieces one on the CPU."
     if weights is None and not is_sharded(agent):
         return agent
     with torch.random.fork_rng(devices=[]):

@@ -133,8 +133,7 @@ class VLLMEngine:
             seed=None if wanted.seeds is None else wanted.seeds[i], ignore_eos=True,
             stop_token_ids=wanted.stop_token_ids, detokenize=False) for i in range(len(prompts))]
         texts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs = self.llm.generate(texts, params, use_tqdm=False)
-        return [written(output.outputs[0]) for output in outputs]
+        return [written(x.outputs[0]) for x in self.llm.generate(texts, params, use_tqdm=False)]
 
     def load_weights(self, model: PreTrainedModel) -> None:
         "Through a file. What the engine remembers of prompts belongs to the old weights."

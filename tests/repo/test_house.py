@@ -18,7 +18,7 @@ MODULES = sorted(p for p in package.rglob("*.py") if p.name != "_modidx.py" and 
 each = pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(package).as_posix())
 TODAY = {
     "modules": 77,            # 80
-    "lines": 15567,         # 15,500
+    "lines": 15477,         # 15,500
     "lines of a module": 700, # 700
     "siblings": 12,           # 12
     "trainer first": 8,      # 8
