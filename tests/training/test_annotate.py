@@ -31,7 +31,7 @@ def tiny(name, seed):
 
 
 def rollout(side="left"):
-    return Rollout(*pad([[1, 5, 7], [4], [1, 4, 2, 30]], 0, side=side), *pad([[8, 2], [2, 11, 3, 12, 2], [7]], 0, side="right"))
+    return Rollout(*pad([[1, 5, 7], [4], [1, 4, 2, 30]], 0, side=side), *pad([[8, 3, 9, 2], [2, 11, 3, 12, 2], [7, 2]], 0, side="right"))  # by length the second, the third, the first
 
 
 @pytest.mark.parametrize("pair", [("gpt2", "gpt2"), ("gemma2", "granite"), ("gpt2", "bert")], ids="-".join)
