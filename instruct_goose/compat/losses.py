@@ -91,11 +91,11 @@ PRESETS["luspo"] = _BASE | dict(ratio_level="sequence", clip=2e-3, clip_high=2.5
     aggregation="sequence_total")
 PRESETS["opo"] = _BASE | dict(surrogate="ratio", advantage="opo", aggregation="token_mean")
 
-for name, paper, arxiv, equations in (
-        ("sapo", "Gao et al. 2025", "2511.20347", "the objective"),
-        ("gpg", "Chu et al. 2025", "2504.02546", "the objective"),
-        ("gmpo", "Zhao et al. 2025", "2507.20673", "the objective"),
-        ("vespo", "Shen et al. 2026", "2602.10693", "the objective"),
-        ("luspo", "Zeng et al. 2026", "2602.05261", "section 5.1"),
-        ("opo", "Hao et al. 2025", "2505.23585", "the baseline")):
-    PRESET_SOURCES[name] = dict(paper=paper, arxiv=arxiv, equations=equations)
+_OBJECTIVE = {"equations": "the objective"}
+PRESET_SOURCES["sapo"] = dict(paper="Gao et al. 2025", arxiv="2511.20347") | _OBJECTIVE
+PRESET_SOURCES["gpg"] = dict(paper="Chu et al. 2025", arxiv="2504.02546") | _OBJECTIVE
+PRESET_SOURCES["gmpo"] = dict(paper="Zhao et al. 2025", arxiv="2507.20673") | _OBJECTIVE
+PRESET_SOURCES["vespo"] = dict(paper="Shen et al. 2026", arxiv="2602.10693") | _OBJECTIVE
+PRESET_SOURCES["luspo"] = dict(paper="Zeng et al. 2026", arxiv="2602.05261",
+    equations="section 5.1")
+PRESET_SOURCES["opo"] = dict(paper="Hao et al. 2025", arxiv="2505.23585", equations="the baseline")
