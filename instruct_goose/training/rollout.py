@@ -173,8 +173,8 @@ def sample(
         logits, step = begin(model, ids, seen, max_new_tokens, graph=look > 1)
         for t in range(max_new_tokens):
             if t % look == 0 and not greedy:
-                u = torch.stack([uniforms(len(ids), generator) for _ in range(look)])
-                u = sent(u, ids.device)
+                coming = range(min(look, max_new_tokens - t))
+                u = sent(torch.stack([uniforms(len(ids), generator) for _ in coming]), ids.device)
             pi = probabilities(logits, temperature)
             token = logits.argmax(-1) if greedy else pick(truncated(pi, top_k), u[t % look][rows])
             columns.append((rows, token, pi.gather(-1, token[:, None])[:, 0].log(), alive))
