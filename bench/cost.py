@@ -43,7 +43,7 @@ def iteration(layers: int, width: int, vocab: int, rows: int, prompt: int, respo
     "One iteration of PPO, values on the policy's trunk; of GRPO where group is above 1."
     from bench.ours import Run
     from bench.tiny import even_share, gpt2, prompts, tokenizer
-    from instruct_goose.training.config import RLHFConfig
+    from instruct_goose.config import RLHFConfig
 
     def made(seed):
         return llama_135m(seed) if width == 576 else gpt2(seed, layers, width, vocab, positions=prompt + response)

@@ -5,8 +5,8 @@ from bench.measure import cpu
 from instruct_goose.models.agent import Agent
 from instruct_goose.objective.kl import sequence_kl
 from instruct_goose.training.callbacks import Callback
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Rollout
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 
 

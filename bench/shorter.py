@@ -40,7 +40,7 @@ def measured(name: str, seed: int) -> dict:
 
     from instruct_goose.recipes import quickstart as lesson
     from instruct_goose.supervised.reward_model_training import pair_accuracy
-    from instruct_goose.worlds.film_reviews import pair_ceiling
+    from instruct_goose.tasks.film_reviews import pair_ceiling
 
     torch.set_num_threads(1)
     settings = dict(TRIED[name])

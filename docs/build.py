@@ -369,7 +369,7 @@ def tables_page(links: Links, near: Page) -> str:
             "No preset sets what several papers and libraries share, whatever the algorithm: the sampler's weights `importance_cap`, `importance_floor`, "
             "`importance_level` and `importance_beyond` (TRL corrects by default), `kl_target` and `kl_early_stop`, `entropy_target`, dynamic sampling by `redraw_flat` and "
             "`drop_flat`, the spread of the whole batch, `advantage='group_mean_batch_std'`, a reference that moves, `ref_every`, `overlong_buffer`, `reward_weighting` and "
-            "`reward_scaling`. [Config](reference/training/config.ipynb) has them all.",
+            "`reward_scaling`. [Config](reference/config.ipynb) has them all.",
             "## Same name, different mathematics", "What libraries compute under one name, each on the same input. "
             "Above each table stands the test that tells them apart; [the guide](guides/same_name.ipynb) has the reasons."]
     ours, theirs = links.apply("\n\n".join(text), near), []  # a name in a row of another library is that library's

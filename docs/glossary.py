@@ -93,7 +93,7 @@ ALIASES = {  # what else is typed into the search -> the page that teaches it
     "QLoRA": "guides/lora", "PEFT": "guides/lora", "parameter efficient": "guides/lora", "inference engine": "guides/vllm", "fully sharded data parallel": "guides/fsdp",
     "DDP": "guides/several_processes", "multi-GPU": "guides/several_processes", "memory": "guides/cost", "out of memory": "guides/cost", "FLOPs": "guides/cost", "roofline": "guides/one_gpu", "CUDA graph": "guides/one_gpu", "GPU utilisation": "guides/one_gpu", "profiler": "guides/one_gpu",
     "checkpoint": "guides/resume", "wandb": "guides/trackers", "TensorBoard": "guides/trackers", "tool use": "guides/multi_turn", "agents": "guides/multi_turn",
-    "EMA": "reference/variants/moving_reference", "hyperparameters": "reference/training/config", "learning rate schedule": "reference/training/updates", "gradient accumulation": "reference/training/updates",
+    "EMA": "reference/training/policies", "hyperparameters": "reference/config", "learning rate schedule": "reference/training/update", "gradient accumulation": "reference/training/update",
     "length penalty": "guides/reward_shaping", "reward clipping": "guides/reward_shaping", "thumbs": "guides/kto", "human feedback": "learn/quickstart",
     "DAPO filter": "guides/dynamic_sampling", "knowledge distillation": "guides/distillation", "CartPole": "guides/classic_control", "TRL": "guides/from_trl", "torchtune": "guides/from_torchtune"}
 HOVERED = {word: term for term, (_, _, others) in TERMS.items() for word in (term, *others) if term not in ("return", "clip", "state") and word != "agreement"}  # mostly verbs, and a plain word

@@ -5,7 +5,7 @@
 import torch
 from lesson_code import lesson_module
 
-from instruct_goose.worlds.exact_world import make_world
+from instruct_goose.tasks.exact_world import make_world
 
 lesson = lesson_module("learn/20_exact_world")
 

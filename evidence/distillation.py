@@ -6,20 +6,12 @@ import dataclasses
 import torch
 
 from instruct_goose.recipes.quickstart import (
-    QuickstartConfig,
-    evaluate,
-    make_data,
-    make_lm,
-    make_reward_model,
-    make_tokenizer,
-    make_trainer,
-    train_sft,
-)
-from instruct_goose.runs.evaluation import kl_to_reference, write
-from instruct_goose.supervised.fit import one_seed
+    QuickstartConfig, evaluate, make_data, make_lm, make_reward_model, make_tokenizer, make_trainer, train_sft)
+from instruct_goose.rollouts.evaluation import kl_to_reference, write
+from instruct_goose.core.random import one_seed
 from instruct_goose.supervised.sft import train_lm
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.variants.distillation import DISTILLATION, Teacher
+from instruct_goose.models.teacher import DISTILLATION, Teacher
 
 STUDENT = dict(hidden_size=24, layers=1, heads=2, sft_steps=300, sft_lr=1e-2)
 SETTINGS = dict(steps=80, batch_size=256, lr=3e-3, lr_schedule="linear")

@@ -21,16 +21,18 @@ from instruct_goose.objective.advantages import ADVANTAGES
 from instruct_goose.objective.kl import ESTIMATORS, KL_GRADIENTS
 from instruct_goose.objective.masks import AGGREGATES, last_index, whiten
 from instruct_goose.objective.policy_loss import LEVELS, SURROGATES
-from instruct_goose.runs.microscope import as_response, seen_tokens
-from instruct_goose.supervised.fit import torch_threads
+from instruct_goose.doctor.report import as_response
+from instruct_goose.training.token_log import seen_tokens
+from instruct_goose.core.random import torch_threads
 from instruct_goose.training import trainer as training_trainer
-from instruct_goose.training.callbacks import Callback, RecheckRewards
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import finished
-from instruct_goose.training.sampling import PolicySampler
+from instruct_goose.training.callbacks import Callback
+from instruct_goose.rollouts.rewards import RecheckRewards
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.rollout import finished
+from instruct_goose.rollouts.sampler import PolicySampler
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.training.updates import advantages_of
-from instruct_goose.worlds.probes import run_probes, tiny_world
+from instruct_goose.training.experience import advantages_of
+from instruct_goose.tasks.probes import run_probes, tiny_world
 
 gallery = lesson_module("learn/22_bug_hunt")
 replaced = gallery.replaced

@@ -168,7 +168,7 @@ def spread(xs: list[float]) -> dict:
 
 def new_trainer(model, card: Card, sizes: dict, algorithm: str = "ppo", **changes):
     "Of a model or an Agent, without a tokenizer: no response ends before its last token."
-    from instruct_goose.training.config import RLHFConfig
+    from instruct_goose.config import RLHFConfig
     from instruct_goose.training.trainer import RLHFTrainer
 
     settings = {k: sizes[k] for k in ("batch_size", "micro_batch_size", "max_new_tokens")} | {"group_size": GROUP if algorithm == "grpo" else 1}
@@ -341,7 +341,7 @@ def generated(model, ids, mask, n: int, **cache):
 def writers(config, card: Card, dtype: str) -> dict:
     """Tokens a second of `sample` and of transformers' `generate`, with its growing cache and with its static one, which it compiles on a GPU:
     interleaved repeats after one that warms up. No response ends early."""
-    from instruct_goose.training.rollout import sample
+    from instruct_goose.models.sampling import sample
 
     sizes, model = card.sizes, made(config, card.device, dtype).eval()
     n, batch = sizes["max_new_tokens"], {k: x.to(card.device) for k, x in prompts(config.vocab_size, sizes).items()}

@@ -240,7 +240,7 @@ def page_is_whole(here: Path, said: str) -> str | None:
 
 
 def logs(r: random.Random, world: Path):
-    from instruct_goose.doctor.diagnosis import RULES
+    from instruct_goose.doctor.rules import RULES
 
     lines = (world / "run/metrics.jsonl").read_text().splitlines(keepends=True)
     rows = [json.loads(x) for x in lines]

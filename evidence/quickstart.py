@@ -20,7 +20,7 @@ from instruct_goose.recipes import quickstart as lesson
 from instruct_goose.recipes.quickstart import QuickstartConfig
 from instruct_goose.recipes.stages import make_baselines
 from instruct_goose.runs.resume import Clock
-from instruct_goose.runs.run_directory import settings_of
+from instruct_goose.runs.directory import settings_of
 from instruct_goose.supervised.reward_model_training import pair_accuracy
 from instruct_goose.supervised.sft import lm_nats
 

@@ -13,7 +13,7 @@ from quickstart import in_lines, rounded
 from run import origin
 
 from instruct_goose.recipes.smollm import RECIPES, recipe_settings, run_task
-from instruct_goose.runs.run_directory import write_json
+from instruct_goose.core.files import write_json
 
 root = Path(__file__).parents[1]
 PLAN = [ # recipe, algorithm, settings beside its own

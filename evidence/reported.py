@@ -16,7 +16,7 @@ from pathlib import Path
 from quickstart import rounded
 
 from instruct_goose.doctor.report import samples_in
-from instruct_goose.runs.run_directory import write_json
+from instruct_goose.core.files import write_json
 
 root = Path(__file__).parents[1]
 PLAN = {"quickstart": ["quickstart"], "smollm-sentiment": ["recipe", "smollm-sentiment"]}

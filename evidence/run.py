@@ -121,7 +121,7 @@ def exact_run(job: dict) -> dict:
     "One run in the exact world: how far from the optimum it ends and, with the KL in the loss, from the fixed point of that."
     import torch
 
-    from instruct_goose.worlds.exact_world import enumerate_logprobs, make_world, optimum, total_variation
+    from instruct_goose.tasks.exact_world import enumerate_logprobs, make_world, optimum, total_variation
 
     lesson = lesson_module("learn/20_exact_world")
     torch.set_num_threads(1)
@@ -280,7 +280,7 @@ def resume() -> dict:
 
 def probe_run(job: tuple[str | None, int]) -> dict:
     "The whole ladder for one trainer: which rungs failed, and what was measured."
-    from instruct_goose.worlds.probes import run_probes
+    from instruct_goose.tasks.probes import run_probes
 
     bug, seed = job
     results = run_probes(lesson_module("learn/21_probes").BROKEN[bug][0] if bug else None, seed=seed)
@@ -295,7 +295,7 @@ def probes(processes: int = 3) -> dict:
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    from instruct_goose.worlds.probes import PROBES
+    from instruct_goose.tasks.probes import PROBES
 
     BROKEN = lesson_module("learn/21_probes").BROKEN
     jobs = [(None, seed) for seed in range(10)] + [(bug, seed) for bug in BROKEN for seed in (0, 1)]

@@ -16,7 +16,7 @@ from ridge import ridge_shares
 from run import origin
 
 from instruct_goose.recipes.ratings import read_rated, split_reviews, two_halves
-from instruct_goose.runs.run_directory import write_json
+from instruct_goose.core.files import write_json
 
 root = Path(__file__).parents[1]
 BETAS, SWEEP_STEPS = (0., .02, .05, .1, .2, .4), 40

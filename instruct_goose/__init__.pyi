@@ -62,13 +62,15 @@ from .runs.checkpoints import (
     load_checkpoint as load_checkpoint, newest_checkpoint as newest_checkpoint,
     save_checkpoint as save_checkpoint,
 )
-from .variants.distillation import Teacher as Teacher
+from .models.teacher import Teacher as Teacher
 from .supervised.dpo import train_dpo as train_dpo, train_kto as train_kto
-from .training.rollout import Rollout as Rollout, sample as sample
-from .runs.evaluation import plot_metrics as plot_metrics
-from .runs.run_directory import model_card as model_card, push_to_hub as push_to_hub
-from .training.trainer import RLHFConfig as RLHFConfig, RLHFTrainer as RLHFTrainer
-from .variants.multi_turn import TurnSampler as TurnSampler, chat_reply as chat_reply
+from .rollouts.rollout import Rollout as Rollout
+from .models.sampling import sample as sample
+from .rollouts.evaluation import plot_metrics as plot_metrics
+from .recipes.stages import model_card as model_card, push_to_hub as push_to_hub
+from .config import RLHFConfig as RLHFConfig
+from .training.trainer import RLHFTrainer as RLHFTrainer
+from .rollouts.multi_turn import TurnSampler as TurnSampler, chat_reply as chat_reply
 
 __all__ = [
     "Agent", "Classifier", "PPOLoss", "PRESETS", "PRESET_SOURCES", "PairDataset",

@@ -27,7 +27,8 @@ from instruct_goose.data import files
 from instruct_goose.data import load as data
 from instruct_goose.models.tokens import bpe_tokenizer
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.training.config import RLHFConfig, Settings
+from instruct_goose.config import RLHFConfig
+from instruct_goose.core.checks import Settings
 
 WORDS = ["film", "good", "", " ", "é", "漢字", "🙂", 'say "x"', "a,b", "tab\tx", "two\nlines", "cr\rx", "\u2028", "'", "{", "[1]", "null",
          "\ufeff", "\0", "\ud800", "<s>", "</s>", "Human: hi", "\n\nHuman: q\n\nAssistant: a", "\n\nHuman: q\n\nAssistant: b", "x" * 300]

@@ -7,10 +7,10 @@ from small_trainer import EOS, agent_and_reference
 
 from instruct_goose.models.tokens import pad
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Rollout
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.worlds.invariances import difference
+from instruct_goose.tasks.invariances import difference
 
 CONFIGS = ("gpt2", "llama")
 

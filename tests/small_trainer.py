@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.training.config import RLHFConfig
+from instruct_goose.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]

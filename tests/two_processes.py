@@ -6,10 +6,10 @@ import torch
 from small_models import tiny
 
 from instruct_goose import Agent, RLHFConfig, RLHFTrainer
-from instruct_goose.distributed.processes import place
+from instruct_goose.core.processes import place
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.training.callbacks import Callback
-from instruct_goose.training.rollout import Rollout
+from instruct_goose.rollouts.rollout import Rollout
 
 PROMPTS = ["the film", "a plot is", "the", "is good film the", "bad"]
 PPO = dict(batch_size=7, minibatches=2, epochs=2)

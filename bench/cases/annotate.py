@@ -11,7 +11,7 @@ def parts(layers: int, width: int, vocab: int, rows: int, new_tokens: int):
 
     from bench.ours import Run
     from bench.tiny import gpt2, prompts, tokenizer
-    from instruct_goose.training.config import RLHFConfig
+    from instruct_goose.config import RLHFConfig
 
     config = RLHFConfig.preset("ppo", batch_size=rows, max_new_tokens=new_tokens, minibatches=1, epochs=1, lr=1e-5, device="cpu")
     given = {"queries": prompts(rows, 0, QUERY, vocab), "responses": prompts(rows, 1, new_tokens, vocab)}
@@ -26,7 +26,7 @@ def means(columns: dict, mask) -> dict[str, float]: return {name: columns[name][
 
 
 def annotate(layers=2, width=64, vocab=VOCAB, rows=ROWS, new_tokens=TIME) -> Job:
-    from instruct_goose.training.annotate import annotations
+    from instruct_goose.training.experience import annotations
 
     trainer, r = parts(layers, width, vocab, rows, new_tokens)
     look = lambda: annotations(trainer.agent, trainer.ref_model, r, trainer.config)

@@ -8,7 +8,7 @@ POLICY = 0  # the seed of policy and reference: TRL copies its own
 def ours() -> Job:
     from bench.ours import Run
     from bench.tiny import RESPONSE, even_shares, gpt2, movement, prompts, tokenizer
-    from instruct_goose.training.config import RLHFConfig
+    from instruct_goose.config import RLHFConfig
 
     config = RLHFConfig.preset("grpo", epochs=EPOCHS, minibatches=1, batch_size=PROMPTS * GROUP, group_size=GROUP, beta=BETA, lr=LR,
                                max_new_tokens=RESPONSE, device="cpu")

@@ -12,7 +12,7 @@ def size_of(settings: dict) -> dict: return {k: settings[k] for k in ("layers", 
 def ours(separate: bool, rows: int = ROWS, new_tokens: int = RESPONSE, **size) -> Job:
     from bench.ours import Run
     from bench.tiny import even_share, gpt2, movement, prompts, tokenizer
-    from instruct_goose.training.config import RLHFConfig
+    from instruct_goose.config import RLHFConfig
 
     config = RLHFConfig.preset("ppo", **SETTINGS, batch_size=rows, max_new_tokens=new_tokens, minibatches=1, max_grad_norm=1e9, device="cpu")
     reward = lambda texts: [even_share(t, new_tokens) for t in texts]

@@ -60,7 +60,7 @@ def job(write, rows=32, query=16, mixed=False, layers=2, width=64, vocab=2000, n
 
 
 def ours(**settings) -> Job:
-    from instruct_goose.training.rollout import sample
+    from instruct_goose.models.sampling import sample
 
     def write(model, ids, mask, new_tokens, eos, greedy):
         return sample(model, ids, mask, new_tokens, eos, 0, greedy=greedy)[0]

@@ -19,21 +19,27 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from tyro.conf import Positional
 
 from .. import exercises
+from ..core.checks import Count, Positive, Seed, Settings
+from ..core.files import read_json, text_table
+from ..core.random import torch_threads
 from ..doctor.diagnosis import diagnose, report
 from ..doctor.report import read_run
 from ..doctor.rules import Finding
-from ..models.loading import base_of, find_model, load_model, load_tokenizer, save_merged
-from ..models.tokens import PromptDataset, pad, pad_id_of, token_limit
+from instruct_goose.models.loading import (
+    base_of,
+    find_model,
+    load_model,
+    load_tokenizer,
+    save_merged,
+)
+from ..models.sampling import sample
+from ..models.tokens import pad, pad_id_of, PromptDataset, token_limit
 from ..recipes.inputs import named_object
-from ..runs.evaluation import text_table
-from ..runs.checkpoints import read_json
-from ..supervised.fit import torch_threads
-from ..training.config import Count, Positive, Seed, Settings
-from ..training.prompts import own_ends, room_for_prompts, template_ids
-from ..training.rewards import completion_texts
-from ..training.rollout import decode, Rollout, sample
-from ..training.sampling import StopStrings
-from ..worlds.probes import HEADER, ProbeResult, run_probes
+from ..rollouts.prompts import own_ends, room_for_prompts, template_ids
+from ..rollouts.rewards import completion_texts
+from ..rollouts.rollout import decode, Rollout
+from ..rollouts.sampler import StopStrings
+from ..tasks.probes import HEADER, ProbeResult, run_probes
 
 # %% ../../nbs/reference/cli/commands.ipynb #e2f83e03
 @dataclass(kw_only=True)

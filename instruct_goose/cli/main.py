@@ -19,11 +19,20 @@ from dataclasses import field, fields, make_dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import (
-    Annotated, Any, cast, get_args, get_origin, get_type_hints, Literal, NamedTuple, Union)
-
-import tyro
+    Annotated,
+    Any,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    Literal,
+    NamedTuple,
+    Union,
+)
 
 import instruct_goose
+import tyro
+
 from .. import __version__
 
 # %% ../../nbs/guides/command_line.ipynb #795c4ef7
@@ -78,7 +87,7 @@ COMMANDS = {
 # %% ../../nbs/guides/command_line.ipynb #0f59b51d
 def flag_type(hint: Any) -> Any:
     "A table's names as a Literal, which the parser lists; other types as they are."
-    from instruct_goose.training.config import OneOf
+    from instruct_goose.core.checks import OneOf
 
     if get_origin(hint) in (Union, types.UnionType):
         return Union[tuple(flag_type(option) for option in get_args(hint))]  # noqa: UP007
@@ -141,7 +150,8 @@ def flags(name: str, argv: list[str]) -> type: # a class of settings
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c4
 def refuse_foreign(argv: list[str], kind: type) -> None:
     "Raises ValueError for flags with another name here, and for a list that is given twice."
-    from instruct_goose.training.config import ELSEWHERE, hints_for
+    from instruct_goose.config import ELSEWHERE
+    from instruct_goose.core.checks import hints_for
 
     known = get_type_hints(kind)
     names = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"]
@@ -157,7 +167,7 @@ def refuse_foreign(argv: list[str], kind: type) -> None:
 def run_plugins(argv: list[str]) -> None:
     "Those of --plugin. Raises ValueError if a run goes on without those that it had."
     from instruct_goose.recipes.inputs import load_plugins
-    from instruct_goose.runs.checkpoints import read_json
+    from instruct_goose.core.files import read_json
 
     files = values_of("--plugin", argv)
     path = Path(*values_of("--output-dir", argv)[:1], "config.json")

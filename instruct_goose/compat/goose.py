@@ -15,21 +15,23 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor, nn
+from torch import nn, Tensor
 from transformers import (
-    AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase)
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from ..models import agent as models
-from ..models import reward_model as reward
+from ..models import agent as models, reward_model as reward
 from ..models.families import evaluating
 from ..models.response import response_logprobs
+from ..models.sampling import draw
 from ..models.tokens import compact
 from ..objective.advantages import gae
 from ..objective.kl import sequence_kl
 from ..objective.logprobs import entropy, token_logprobs
 from ..objective.masks import last_index, response_mask, wide
 from ..training import trainer as training
-from ..training.rollout import draw
 
 # %% ../../nbs/guides/from_goose.ipynb #2112d836
 class Agent(models.Agent):

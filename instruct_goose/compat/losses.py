@@ -9,11 +9,11 @@ __all__ = ['sapo', 'gpg', 'gmpo', 'gmpo_held', 'vespo', 'opo']
 import torch
 from torch import Tensor
 
-from ..objective.advantages import ADVANTAGES, Advantage, AdvantageInputs
+from ..objective.advantages import Advantage, AdvantageInputs, ADVANTAGES
 from ..objective.group import PRESET_SOURCES, PRESETS
-from ..objective.kl import ESTIMATORS, Estimator
-from ..objective.masks import AGGREGATES, Aggregate
-from ..objective.policy_loss import SURROGATES, Surrogate, SurrogateInputs
+from ..objective.kl import Estimator, ESTIMATORS
+from ..objective.masks import Aggregate, AGGREGATES
+from ..objective.policy_loss import Surrogate, SurrogateInputs, SURROGATES
 
 # %% ../../nbs/guides/more_losses.ipynb #4f2ed019
 def sapo(x: SurrogateInputs) -> Tensor:

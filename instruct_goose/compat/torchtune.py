@@ -13,7 +13,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn, Tensor
 from torch.nn.functional import logsigmoid
 
 from ..objective import ppo

@@ -12,16 +12,17 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Literal, cast
+from typing import Any, cast, Literal
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ..config import RLHFConfig
+from ..core.checks import hints_for
 from ..models.tokens import pad
 from ..objective.kl import adaptive_beta
-from ..training.rollout import Rollout
-from ..training.config import hints_for, RLHFConfig
+from ..rollouts.rollout import Rollout
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/guides/from_trl.ipynb #438ec959

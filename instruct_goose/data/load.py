@@ -18,10 +18,12 @@ from typing import Any, Generic, Literal, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from .files import BadRow, is_json_lines, Place, read_array, read_csv, read_jsonl, short
+from ..core.checks import short
+from .files import BadRow, is_json_lines, Place, read_array, read_csv, read_jsonl
 from .rows import pair_of, prompt_of
 
 Source = str | os.PathLike[str] | Iterable  # a file, a datasets.Dataset, or rows
+
 _T = TypeVar("_T")
 
 # %% ../../nbs/reference/data/load.ipynb #ae790f1b

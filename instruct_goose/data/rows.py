@@ -14,7 +14,8 @@ from typing import TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
-from .files import BadRow, check_text, short
+from ..core.checks import short
+from .files import BadRow, check_text
 
 # %% ../../nbs/reference/data/rows.ipynb #03b7e145
 def render(

@@ -8,7 +8,6 @@ __all__ = ['LADDER', 'diagnose', 'nothing_found', 'report']
 # %% ../../nbs/guides/doctor.ipynb #e4bc7d6c
 from collections.abc import Mapping, Sequence
 
-from . import recomputed  # noqa: F401 (it adds to the RULES)
 from .rules import Finding, of_rl, RULES, Run
 
 # %% ../../nbs/guides/doctor.ipynb #26b08fb3

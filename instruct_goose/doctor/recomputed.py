@@ -22,12 +22,11 @@ from statistics import fmean as mean, median_high as median, pstdev, stdev
 import torch
 from torch import Tensor
 
-from .rules import above, last_quarter, Rule, rule, RULES, Run
-from ..training.config import RLHFConfig
-from ..training.updates import lr_factor
+from ..config import lr_factor, RLHFConfig
+from .rules import above, last_quarter, rule, Rule, RULES, Run
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #d0c70002
-@rule("error", "learnt_apart", "reference/training/updates",
+@rule("error", "learnt_apart", "reference/training/update",
       "what is learnt from is not the rollout: rows twice or never, or advantages that slip",
       "each epoch goes once over all rows, with whatever belongs to them")
 def other_rows_learnt(run: Run) -> str | None:
@@ -36,7 +35,7 @@ def other_rows_learnt(run: Run) -> str | None:
         return None  # rows may be left out
     return above(run, "learnt_apart", 1e-3)
 
-@rule("error", "optimizer_age updates", "reference/training/updates",
+@rule("error", "optimizer_age updates", "reference/training/update",
       "the optimizer's steps are not the updates: some are skipped, or it is made anew",
       "one optimizer for the whole run, and one step for each update")
 def optimizer_steps(run: Run) -> str | None:
@@ -46,7 +45,7 @@ def optimizer_steps(run: Run) -> str | None:
             return f"iteration {i} has {updates:g} updates, the optimizer {age - young:g} steps"
     return None
 
-@rule("error", "lr", "reference/training/updates",
+@rule("error", "lr", "reference/training/update",
       "the learning rate does not follow its schedule",
       "the schedule's step is an iteration, and it ends at steps")
 def other_schedule(run: Run) -> str | None:
@@ -61,7 +60,7 @@ def other_schedule(run: Run) -> str | None:
     i, lr, share = bad[0]
     return f"lr is {lr:.3g} in iteration {i}, {first * share:.3g} by the {c.lr_schedule} schedule"
 
-@rule("warning", "weight_step updates optimizer_age", "reference/training/updates",
+@rule("warning", "weight_step updates optimizer_age", "reference/training/update",
       "the weights move by much more, or much less, than the learning rate",
       "lr and value_lr in the optimizer's groups")
 def other_step_size(run: Run) -> str | None:
@@ -76,7 +75,7 @@ def other_step_size(run: Run) -> str | None:
     return None
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #43babe6a
-@rule("error", "tensors_still optimizer_age", "reference/training/updates",
+@rule("error", "tensors_still optimizer_age", "reference/training/update",
       "parts of the policy have a gradient and never move: the optimizer does not know them",
       "give the optimizer all parameters that learn")
 def parts_stand_still(run: Run) -> str | None:
@@ -107,7 +106,7 @@ def reference_moves(run: Run) -> str | None:
     if moved and not any(run["reference_moved"]): # nor is it asked for
         return f"the weights of the reference changed before iteration {moved[0]}"
 
-@rule("warning", "prompts_kept", "reference/training/prompts",
+@rule("warning", "prompts_kept", "reference/rollouts/prompts",
       "the model does not read whole prompts: they are cut, or hold words it does not know",
       "a longer limit, or shorter prompts; the tokenizer that the model was trained with")
 def prompts_cut(run: Run) -> str | None:
@@ -397,7 +396,7 @@ def value_pull_off(run: Run) -> str | None:
     return differing(rows, "−∂L/∂V after the update", .02)
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #299303aa
-@rule("warning", "@same_text", "reference/training/rewards",
+@rule("warning", "@same_text", "reference/rollouts/rewards",
       "the text that is scored is not that of the response's tokens",
       "unless it is cut on purpose: decode the whole response")
 def other_text_scored(run: Run) -> str | None:
@@ -406,7 +405,7 @@ def other_text_scored(run: Run) -> str | None:
     if bad and not (run.asked and run.asked.stop_strings):
         return f"in {len(bad)} of {len(rows)} recorded responses, such as {bad[0]['tokens']}"
 
-@rule("warning", "@prompt", "reference/training/prompts",
+@rule("warning", "@prompt", "reference/rollouts/prompts",
       "the same prompts in each iteration",
       "unless there are no others: go on in the data after each iteration")
 def same_prompts(run: Run) -> str | None:
@@ -435,7 +434,7 @@ def same_random_numbers(run: Run) -> str | None:
     if len(agreed) >= 8 and mean(agreed) >= 4: # two fair draws agree for about one nat
         return f"recorded responses begin as those before, with {mean(agreed):.2g} nats on average"
 
-@rule("warning", "@score", "reference/training/rewards",
+@rule("warning", "@score", "reference/rollouts/rewards",
       "other responses have the scores of earlier ones",
       "score the text, and let a cache ask for the whole text")
 def cached_scores(run: Run) -> str | None:

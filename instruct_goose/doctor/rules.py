@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import fmean as mean, median_high as median
 from typing import NamedTuple
 
-from ..data.files import short
-from ..training.config import RLHFConfig
+from ..config import RLHFConfig
+from ..core.checks import short
 
 # %% ../../nbs/reference/doctor/rules.ipynb #42fcf751
 @dataclass(frozen=True)
@@ -404,7 +404,7 @@ RULES += [
          "the loss does not reward entropy by ent_coef: a sign, or a factor",
          "loss − ent_coef · mean entropy",
          partial(median_outside, name="entropy_gradient_scale", low=.7, high=1.4)),
-    Rule("stale gradients", "error", "stale_gradient", "reference/training/updates",
+    Rule("stale gradients", "error", "stale_gradient", "reference/training/update",
          "gradients of the update before are still there",
          "optimizer.zero_grad() before each update",
          partial(above, name="stale_gradient", limit=1e-12))]
@@ -428,7 +428,7 @@ def returns_are_values(run: Run) -> str | None:
         return f"advantage_std is 0 in all {len(rows)} iterations, though the scores differ"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f2d
-@rule("error", "distinct_prompts prompts_given", "reference/training/prompts",
+@rule("error", "distinct_prompts prompts_given", "reference/rollouts/prompts",
       "fewer different prompts are answered than were given",
       "each row of the batch has its own prompt")
 def prompts_lost(run: Run) -> str | None:
@@ -438,20 +438,20 @@ def prompts_lost(run: Run) -> str | None:
         return None  # dropped groups are asked for
     return f"in {len(bad)} of {len(rows)} iterations less than half of the prompts were answered"
 
-@rule("warning", "reward_noise", "reference/training/rewards",
+@rule("warning", "reward_noise", "reference/rollouts/rewards",
       "the same text has another score the second time: dropout, or a reward that is drawn",
       "reward_model.eval(); of a score that is drawn, a mean")
 def noisy_reward(run: Run) -> str | None:
     return above(run, "reward_noise", .05)
 
-@rule("warning", "reward_shift", "reference/training/rewards",
+@rule("warning", "reward_shift", "reference/rollouts/rewards",
       "the score of a text depends on those beside it: slipped rows, or one read at the padding",
       "unless it ranks a batch: score i belongs to text i, read at its last real token")
 def reward_of_other_rows(run: Run) -> str | None:
     return None if noisy_reward(run) else above(run, "reward_shift", .05)
 
 RULES.append(Rule("length is reward", "warning", "score_length_correlation",
-    "reference/training/rewards", "the score is the length of the response, or very nearly",
+    "reference/rollouts/rewards", "the score is the length of the response, or very nearly",
     "score what is said; divide by the length",
     partial(median_outside, name="score_length_correlation", low=-.95, high=.95)))
 

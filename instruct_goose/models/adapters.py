@@ -5,23 +5,24 @@
 # %% auto #0
 __all__ = ['MATRICES', 'with_lora', 'learning_in_float32', 'need_peft', 'four_bits', 'tuned_layers', 'has_adapters',
            'frozen_twin', 'sharing_copy', 'without_adapters', 'unwrapped', 'merge_adapters', 'merged_in_place',
-           'named_tensors', 'module_state']
+           'module_state', 'load_module']
 
 # %% ../../nbs/guides/lora.ipynb #ada904
 import copy
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn, Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from .. import install
+from ..core.checks import install
+from ..core.state import check_tensors, named_tensors
 from .families import trunk
 
 # %% ../../nbs/guides/lora.ipynb #ada90b
@@ -170,15 +171,18 @@ def merged_in_place(whole: PreTrainedModel) -> PreTrainedModel: # plain, of the 
     return _stripped(whole, {id(p): p for p in whole.parameters()})
 
 # %% ../../nbs/guides/lora.ipynb #4ac45e08
-def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    "Parameters and buffers that are saved, one name each: a tied weight has several."
-    every = module.state_dict(keep_vars=True)
-    first = {id(x): name for name, x in reversed(every.items())}
-    return {name: x for name, x in every.items() if first[id(x)] == name}
-
 def module_state(module: nn.Module) -> dict[str, Tensor]:
     """The tensors of a checkpoint, detached and not copied: of a model with adapters what learns,
     and buffers; else all."""
     whole = not has_adapters(module)
     return {name: x.detach() for name, x in named_tensors(module).items()
             if whole or x.requires_grad or not isinstance(x, nn.Parameter)}
+
+# %% ../../nbs/guides/lora.ipynb #1d931571
+@torch.no_grad()
+def load_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    "Write what `module_state` gave into the module, after `check_tensors`."
+    own = module_state(module)
+    check_tensors(own, tensors, "another model's weights")
+    for name, x in own.items():
+        x.copy_(tensors[name])

@@ -15,18 +15,28 @@ import torch
 from jaxtyping import Bool, Int
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn, Tensor
 from transformers import PreTrainedModel
 
-from .adapters import (
-    frozen_twin, has_adapters, merge_adapters, sharing_copy, unwrapped)
-from instruct_goose.models.families import (
-    check_causal, context_length, hidden_size, plain_head, recompute_layers, trunk,
-    vocabulary_size)
-from .loading import load_adapters, load_model
 from . import response
-from .response import (
-    check_part, forward_pass, logprobs_of, predicting_states)
+from instruct_goose.models.adapters import (
+    frozen_twin,
+    has_adapters,
+    merge_adapters,
+    sharing_copy,
+    unwrapped,
+)
+from instruct_goose.models.families import (
+    check_causal,
+    context_length,
+    hidden_size,
+    plain_head,
+    recompute_layers,
+    trunk,
+    vocabulary_size,
+)
+from .loading import load_adapters, load_model
+from .response import check_part, forward_pass, logprobs_of, predicting_states
 from .tokens import compact
 
 # %% ../../nbs/learn/13_agent.ipynb #dc1a1a40

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from jaxtyping import Shaped
-from torch import Tensor, nn
+from torch import nn, Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SMOLLM', 'Kind', 'NEEDED', 'CHAT_TEMPLATE', 'find_model', 'check_files', 'read_settings', 'is_adapters', 'load_model',
            'load_tokenizer', 'load_config', 'load_part', 'first_line', 'check_loaded', 'load_adapters', 'base_of',
-           'save_merged', 'save_whole', 'load_smollm', 'need_smollm', 'stand_in']
+           'save_merged', 'save_whole', 'load_smollm', 'need_smollm', 'stand_in', 'save_model']
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0003
 import json
@@ -19,12 +19,29 @@ from typing import Any, Literal
 import torch
 from safetensors import safe_open
 from transformers import (
-    AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer,
-    LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase)
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
 
-from .adapters import (
-    has_adapters, learning_in_float32, merged_in_place, named_tensors, need_peft)
-from .. import install
+from ..core.checks import install
+from ..core.files import writing
+from ..core.state import named_tensors
+from instruct_goose.models.adapters import (
+    has_adapters,
+    learning_in_float32,
+    merged_in_place,
+    need_peft,
+)
+from .agent import Agent
 from .families import check_causal
 from .tokens import word_tokenizer
 
@@ -292,3 +309,19 @@ def stand_in(
             max_position_embeddings=256, tie_word_embeddings=True, initializer_range=.1,
             bos_token_id=begin, eos_token_id=end, pad_token_id=end))
     return model.eval(), tokenizer
+
+# %% ../../nbs/reference/models/loading.ipynb #1b945961
+def save_model(model: PreTrainedModel | Agent, tokenizer: PreTrainedTokenizerBase | None,
+               path: str | Path) -> None:
+    """Weights (safetensors), config and tokenizer, as transformers' `from_pretrained` reads them;
+    an Agent's value head beside them. Raises OSError, saying what to do."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # "Writing model shards" tells nobody anything
+    try:
+        with writing("the model", path):
+            model.save_pretrained(path)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(path)
+    finally:
+        if shown:
+            logging.enable_progress_bar()

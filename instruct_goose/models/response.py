@@ -16,11 +16,21 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from .families import (
-    check_causal, context_length, evaluating, forward_options, plain_head, trunk, vocabulary_size)
+from instruct_goose.models.families import (
+    check_causal,
+    context_length,
+    evaluating,
+    forward_options,
+    plain_head,
+    trunk,
+    vocabulary_size,
+)
 from .tokens import as_mask, compact
-from ..objective.logprobs import entropy as token_entropy
-from ..objective.logprobs import logprobs_from_hidden, token_logprobs
+from instruct_goose.objective.logprobs import (
+    entropy as token_entropy,
+    logprobs_from_hidden,
+    token_logprobs,
+)
 
 # %% ../../nbs/reference/models/response.ipynb #ce0661e8
 def forward_pass(

@@ -20,11 +20,19 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import nn, Tensor
 from torch.nn.functional import logsigmoid
 from transformers import (
-    AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase)
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from .families import (
-    check_causal, context_length, evaluating, trunk, vocabulary_size)
 from .adapters import has_adapters, merge_adapters
+from instruct_goose.models.families import (
+    check_causal,
+    context_length,
+    evaluating,
+    trunk,
+    vocabulary_size,
+)
 from .loading import find_model, load_model, load_tokenizer
 from .response import forward_pass
 from .tokens import as_mask, compact, encode_all, pad, pad_id_of

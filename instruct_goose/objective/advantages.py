@@ -14,8 +14,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .masks import (
-    chosen, last_index, masked_sum, only_tensors, same_shape, whole_groups, wide)
+from instruct_goose.objective.masks import (
+    chosen,
+    last_index,
+    masked_sum,
+    only_tensors,
+    same_shape,
+    whole_groups,
+    wide,
+)
 
 # %% ../../nbs/learn/07_advantages.ipynb #b7f513e3
 def _between_0_and_1(**settings: float):

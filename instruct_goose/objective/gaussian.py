@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .masks import wide, same_shape
+from .masks import same_shape, wide
 
 # %% ../../nbs/guides/continuous_actions.ipynb #3ec5feec
 def _per_dimension(mean: Tensor, std: Tensor, name: str = "std"):

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .masks import whole_groups
-from .policy_loss import SURROGATES, settings_of
+from .policy_loss import settings_of, SURROGATES
 
 # %% ../../nbs/learn/11_group.ipynb #7f34f66c
 def flat_groups(scores: Float[Tensor, "batch"], group_size: int) -> Bool[Tensor, "groups"]:

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .masks import (
-    chosen, last_index, only_tensors, refuse_if, same_shape, wide)
+from ..core.checks import refuse_if
+from .masks import chosen, last_index, only_tensors, same_shape, wide
 
 # %% ../../nbs/learn/06_kl.ipynb #a3798c8d
 def _distributions(**rows: Tensor):

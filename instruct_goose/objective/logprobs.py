@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..core.checks import refuse_if
 from .logprobs_in_pieces import LogprobsInPieces
-from .masks import only_tensors, refuse_if, same_shape, wide
+from .masks import only_tensors, same_shape, wide
 
 # %% ../../nbs/learn/05_logprobs.ipynb #a885bdfa
 def log_softmax(

@@ -15,8 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .kl import log_ratio
-from .masks import (
-    chosen, masked_mean, only_tensors, same_shape, wide)
+from .masks import chosen, masked_mean, only_tensors, same_shape, wide
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #8047a880
 def _geometric_mean(log_ratio: Tensor, mask: Tensor):

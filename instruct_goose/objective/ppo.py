@@ -11,13 +11,22 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import nn, Tensor
 
 from .kl import token_kl
-from .masks import (
-    aggregate, masked_mean, masked_sum, masked_var, same_shape)
-from .policy_loss import (
-    clip_active, held_shares, policy_loss, probability_ratio)
+from instruct_goose.objective.masks import (
+    aggregate,
+    masked_mean,
+    masked_sum,
+    masked_var,
+    same_shape,
+)
+from instruct_goose.objective.policy_loss import (
+    clip_active,
+    held_shares,
+    policy_loss,
+    probability_ratio,
+)
 from .value_loss import value_loss
 
 # %% ../../nbs/learn/10_ppo.ipynb #3bb57a5e

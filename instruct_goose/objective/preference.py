@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .masks import wide, same_shape
+from .masks import same_shape, wide
 
 # %% ../../nbs/learn/12_preference.ipynb #6f3d2ce9
 def implicit_reward(

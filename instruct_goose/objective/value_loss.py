@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .masks import wide, masked_var, same_shape
+from .masks import masked_var, same_shape, wide
 
 # %% ../../nbs/learn/09_value_loss.ipynb #7fce34d4
 def value_loss(

@@ -19,27 +19,39 @@ from dataclasses import asdict, dataclass, fields
 from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, cast, TypeVar, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints, TypeVar
 
 import torch
 import yaml
 from transformers import (
-    AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase, TrainerState)
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+    TrainerState,
+)
 
-from ..data.files import BadRow, short
-from ..data.load import Source, check_source, rows_from
+from ..core.checks import complaint, Count, hints_for, OneOf, Seed, Settings, short
+from ..core.files import sha256, text_table
+from ..data.files import BadRow
+from ..data.load import check_source, rows_from, Source
 from instruct_goose.data.rows import (
-    answers_of, as_object, as_text, checked_turns, column, is_turns, prompt_column, prompt_of,
-    render)
+    answers_of,
+    as_object,
+    as_text,
+    checked_turns,
+    column,
+    is_turns,
+    prompt_column,
+    prompt_of,
+    render,
+)
 from ..models.adapters import four_bits, MATRICES, with_lora
 from ..models.loading import load_model, load_tokenizer
 from ..models.reward_model import RewardModel
 from ..objective.group import PRESETS
-from ..runs.evaluation import text_table
-from ..runs.run_directory import saving_conflicts, sha256
-from ..training.config import Count, OneOf, Seed, Settings, complaint, hints_for
-from ..training.prompts import columns_of, is_conversation
-from ..training.rewards import Notes, as_offered, judge_texts, run_tools
+from ..rollouts.prompts import columns_of, is_conversation
+from ..rollouts.rewards import as_offered, judge_texts, Notes, run_tools
+from ..runs.directory import saving_conflicts
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #3815df01
 def own_tokenizer(place: str) -> PreTrainedTokenizerBase:

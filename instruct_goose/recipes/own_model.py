@@ -17,29 +17,42 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..config import RLHFConfig
+from ..core.checks import Count, Limit, NotNegative, Positive
+from ..core.files import append_jsonl, json_line, versions, write_json, write_whole
+from ..core.processes import find_device
+from ..core.random import one_seed
 from ..data.load import load_pairs, Source
+from ..doctor.rules import read_metrics
 from ..models.agent import Agent, create_reference_model
-from ..models.loading import find_model, load_config
+from ..models.loading import find_model, load_config, save_model
 from ..models.reward_model import RewardModel
 from ..models.tokens import sides, token_limit
-from .inputs import (
-    as_yaml, load_reward, memory_parts, memory_table, own_model, own_tokenizer, OwnRun, PlugIns,
-    read_demos, read_prompts, source_of, try_reward)
-from ..doctor.rules import read_metrics
-from ..runs.evaluation import plot_metrics
+from instruct_goose.recipes.inputs import (
+    as_yaml,
+    load_reward,
+    memory_parts,
+    memory_table,
+    own_model,
+    own_tokenizer,
+    OwnRun,
+    PlugIns,
+    read_demos,
+    read_prompts,
+    source_of,
+    try_reward,
+)
+from .stages import fingerprint_of_prompts, train_and_report
+from ..rollouts.evaluation import plot_metrics
+from ..rollouts.prompts import prompt_rows, within_room
+from ..rollouts.rollout import Tokens
+from ..runs.directory import cut_log, files_of, in_run_directory, settings_of
 from ..runs.resume import CheckpointManager
-from ..runs.run_directory import (
-    append_jsonl, cut_log, files_of, fingerprint_of_prompts, in_run_directory, json_line,
-    save_model, settings_of, train_and_report, versions, write_json, write_whole)
 from ..runs.trackers import Track, TrackEvery
 from ..supervised.dpo import given_and_response, row_logprobs, train_dpo, train_kto
-from ..supervised.fit import Log, one_seed
+from ..supervised.fit import Log
 from ..supervised.reward_model_training import pair_accuracy, train_reward_model
 from ..supervised.sft import filling_id, lm_nats, train_lm
-from ..training.config import Count, Limit, NotNegative, Positive, RLHFConfig
-from ..training.prompts import prompt_rows, within_room
-from ..training.rollout import Tokens
-from ..distributed.processes import find_device
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/learn/23_your_own.ipynb #38fdfd7a

@@ -15,22 +15,35 @@ from typing import Annotated, Any, cast, Literal
 
 from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..core.checks import Count, Limit, NotNegative, Positive
+from ..core.processes import find_device
+from ..core.random import one_seed
 from ..models.agent import Agent, create_reference_model
+from ..models.loading import save_model
 from ..models.reward_model import RewardModel
 from ..models.tokens import word_tokenizer
 from . import stages
-from .stages import (
-    beginnings, improve, make_baselines, small_gpt2, SmallModelSettings)
+from instruct_goose.recipes.stages import (
+    beginnings,
+    improve,
+    make_baselines,
+    small_gpt2,
+    SmallModelSettings,
+)
+from ..runs.directory import in_run_directory
 from ..runs.resume import CheckpointManager, Stage
-from ..runs.run_directory import in_run_directory, save_model
-from ..supervised.fit import Log, one_seed
+from ..supervised.fit import Log
 from ..supervised.reward_model_training import pair_accuracy, train_reward_model
 from ..supervised.sft import lm_nats, train_lm
-from ..training.config import Count, Limit, NotNegative, Positive
-from ..distributed.processes import find_device
+from instruct_goose.tasks.film_reviews import (
+    grammatical,
+    human_score,
+    pair_ceiling,
+    rater_pairs,
+    vocabulary,
+    write_reviews,
+)
 from ..training.trainer import RLHFTrainer
-from ..worlds.film_reviews import (
-    grammatical, human_score, pair_ceiling, rater_pairs, vocabulary, write_reviews)
 
 # %% ../../nbs/learn/03_quickstart.ipynb #c0c8c1b1
 @dataclass

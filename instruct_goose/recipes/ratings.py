@@ -25,18 +25,27 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..core.checks import Count, Limit, NotNegative, Positive
+from ..core.files import text_table
+from ..core.processes import find_device
+from ..core.random import one_seed
+from ..models.loading import save_model
 from ..models.reward_model import RewardModel
 from ..models.tokens import bpe_tokenizer, pad, pad_id_of
 from .quickstart import make_trainer
-from .stages import (
-    beginnings, evaluate, improve, make_baselines, small_gpt2, SmallModelSettings)
-from ..runs.evaluation import text_table
+from instruct_goose.recipes.stages import (
+    beginnings,
+    evaluate,
+    fingerprint_of_prompts,
+    improve,
+    make_baselines,
+    small_gpt2,
+    SmallModelSettings,
+)
+from ..runs.directory import in_run_directory
 from ..runs.resume import CheckpointManager, Stage
-from ..runs.run_directory import fingerprint_of_prompts, in_run_directory, save_model
-from ..supervised.fit import batches, fit, one_seed
+from ..supervised.fit import batches, fit
 from ..supervised.sft import lm_nats, train_lm
-from ..training.config import Count, Limit, NotNegative, Positive
-from ..distributed.processes import find_device
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #353009c8
 TEXTS, RATINGS = "movieReviewSnippets_GroundTruth.txt", "movieReviewSnippets_anonDataRatings.txt"

@@ -25,6 +25,10 @@ from torch import nn, Tensor
 from transformers import LlamaForCausalLM, LlamaModel, PreTrainedTokenizerBase
 from tyro.conf import Positional
 
+from ..core.checks import Count, Limit, NotNegative, OneOf, Positive, Seed, Settings
+from ..core.files import text_table
+from ..core.processes import find_device
+from ..core.random import one_seed
 from ..models.adapters import with_lora
 from ..models.agent import Agent
 from ..models.families import trunk
@@ -36,21 +40,25 @@ from ..objective.masks import masked_sum
 from .inputs import settings_in
 from .own_model import run_train, TrainConfig
 from instruct_goose.recipes.ratings import (
-    beside_baselines, pairs_table, read_rated, rehearse, Review, soft_pairs_loss, split_reviews,
-    two_halves, vader_compound)
+    beside_baselines,
+    pairs_table,
+    read_rated,
+    rehearse,
+    Review,
+    soft_pairs_loss,
+    split_reviews,
+    two_halves,
+    vader_compound,
+)
 from .stages import beginnings, Figures, improve, RecipeSettings
-from ..runs.evaluation import text_table
+from ..rollouts.rewards import completion_texts
+from ..rollouts.rollout import finished, joined, Rollout
+from ..runs.directory import in_run_directory
 from ..runs.resume import CheckpointManager
-from ..runs.run_directory import in_run_directory
 from ..runs.trackers import Track, TrackEvery
-from ..supervised.fit import batches, fit, Log, one_seed
-from ..training.config import Count, Limit, NotNegative, OneOf, Positive, Seed, Settings
-from ..training.rewards import completion_texts
-from ..training.rollout import Rollout, finished
-from ..training.sampling import joined
-from ..distributed.processes import find_device
+from ..supervised.fit import batches, fit, Log
+from ..tasks.film_reviews import distinct_2
 from ..training.trainer import RLHFTrainer
-from ..worlds.film_reviews import distinct_2
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec108
 @dataclass

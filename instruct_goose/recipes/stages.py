@@ -4,35 +4,55 @@
 
 # %% auto #0
 __all__ = ['Figures', 'Measure', 'RecipeSettings', 'SmallModelSettings', 'small_gpt2', 'beginnings', 'text_figures', 'evaluate',
-           'make_baselines', 'spread', 'models_table', 'same_prompts', 'side_by_side', 'improve']
+           'make_baselines', 'spread', 'models_table', 'same_prompts', 'side_by_side', 'improve', 'RunSettings',
+           'train_in', 'print_worst', 'fingerprint_of_prompts', 'train_and_report', 'answers', 'model_card',
+           'push_to_hub']
 
 # %% ../../nbs/reference/recipes/stages.ipynb #5d62fbad
 import copy
+import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, cast, Literal
 
 import torch
+from huggingface_hub import HfApi, ModelCardData
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..config import RLHFConfig
+from ..core.checks import Count, Positive
+from ..core.files import text_table, versions, write_json, write_whole
+from ..core.processes import from_first, is_first
+from ..core.random import one_seed
+from ..doctor.diagnosis import diagnose
+from ..doctor.report import read_tokens
+from ..doctor.rules import read_metrics
+from ..models.adapters import has_adapters, module_state
 from ..models.agent import Agent
 from ..models.reward_model import RewardModel
+from ..models.sharding import set_weights
 from .inputs import PlugIns
-from ..runs.evaluation import best_of_n, kl_to_reference, plot_metrics, text_table, write
+from ..rollouts.evaluation import best_of_n, kl_to_reference, plot_metrics, write
+from ..rollouts.prompts import is_list, slices
+from ..rollouts.rewards import completion_texts, Rewards
+from ..rollouts.rollout import finished, Rollout
+from instruct_goose.runs.directory import (
+    finished_run,
+    in_run_directory,
+    saving_conflicts,
+    settings_of,
+    train_policy,
+)
 from ..runs.resume import CheckpointManager, MAIN, Stage
-from ..runs.run_directory import (
-    saving_conflicts, settings_of, train_policy, versions, write_json, write_whole)
 from ..runs.trackers import Track, TrackEvery
-from ..supervised.fit import one_seed
 from ..supervised.sft import train_lm
-from ..training.config import Count, Positive, RLHFConfig
-from ..training.rewards import Rewards
-from ..training.rollout import Rollout, finished
+from ..tasks.film_reviews import distinct_2
+from ..training.callbacks import Trainer
 from ..training.trainer import RLHFTrainer
-from ..worlds.film_reviews import distinct_2
 
 # %% ../../nbs/reference/recipes/stages.ipynb #bf1cda13
 @dataclass
@@ -204,3 +224,178 @@ def improve(
           f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['wall_seconds']:.0f} on the clock. "
           f"Models, log, plots and samples: {out}")
     return summary
+
+# %% ../../nbs/reference/recipes/stages.ipynb #cd0dd7ef
+@dataclass
+class RunSettings(RLHFConfig):
+    "The trainer's settings, and where and how often the run is kept."
+    output_dir: Path | None = None
+    save_every: Count | None = None
+    keep: Count = 2
+    resume: bool = False
+
+# %% ../../nbs/reference/recipes/stages.ipynb #4bcf8c66
+def train_in(
+    trainer: Trainer,
+    run_dir: str | Path, # for everything that the run writes
+    prompts: Sequence | Iterable, # as for `RLHFTrainer.train`
+    reward_fn: Any,
+    held_out: Sequence | dict | None = None, # prompts for `evaluate`
+    save_every: int | None = 50, # iterations between checkpoints; None: by time alone
+    keep: int = 2, # checkpoints that stay
+    resume: bool = False, # go on with the run in run_dir; with more steps, make it longer
+    progress: bool = True,
+) -> dict: # the summary, as written to summary.json
+    """`trainer.train`, written to a directory, or the rest of it. Raises, before any training,
+    FileExistsError if the directory holds something, ValueError for other settings or prompts."""
+    own = {f.name: getattr(trainer.config, f.name) for f in fields(RLHFConfig)}
+    config = RunSettings(**own, output_dir=Path(run_dir), save_every=save_every, keep=keep,
+                         resume=resume)
+    if (summary := from_first(partial(finished_run, config))) is not None:
+        set_weights(trainer.agent, from_first(
+            lambda: module_state(Agent.from_pretrained(Path(run_dir) / "policy"))))
+        return summary
+    rows: Any = prompts if held_out is None else held_out
+    shown = next(slices(rows, 16), None) if is_list(rows) else None # in samples.md
+    work = partial(train_and_report, trainer, prompts, reward_fn, held_out=held_out, asked=shown,
+                   progress=progress)
+    return in_run_directory(
+        config, "train", work, {"SHA-256 of the prompts": fingerprint_of_prompts(prompts)},
+        stop_token_ids=trainer.eos_ids)
+
+# %% ../../nbs/reference/recipes/stages.ipynb #c0df4c79
+def print_worst(out: Path, settings: Mapping) -> None:
+    "The worst of the doctor's findings in a run's log, and the command that says more."
+    try:
+        findings = diagnose(read_metrics(out)[0], settings, read_tokens(out / "tokens.jsonl"))
+    except (OSError, ValueError, TypeError): # a supervised stage's log: there are no rules for it
+        return
+    if findings:
+        worst = min(findings, key=lambda f: f.severity != "error")
+        print(f"\n{worst.severity.upper()}  {worst.name}: {worst.what}. Seen: {worst.evidence}.\n"
+              f"Findings: {len(findings)}. For all of them: instruct-goose doctor {out}")
+
+# %% ../../nbs/reference/recipes/stages.ipynb #5a37a5b0
+def fingerprint_of_prompts(prompts: Sequence | Iterable) -> str:
+    "SHA-256 of a list; a stream is not read for it."
+    if not is_list(prompts):
+        return "a stream"
+    rows: Any = prompts
+    text = repr([rows[i] for i in range(len(rows))])
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+# %% ../../nbs/reference/recipes/stages.ipynb #0a90efd6
+def train_and_report(
+    trainer: Trainer, prompts: Sequence | Iterable, reward_fn: Any, out: Path,
+    manager: CheckpointManager, held_out: Sequence | dict | None,
+    asked: Sequence | dict | None, # prompts, answered before and after
+    progress: bool = True,
+    judged: bool = False, # score those answers too
+    track: str | None = None, track_every: int = 10, **more: Any, # for the summary
+) -> dict: # the summary
+    "RL with samples before and after; the policy, its card, samples.md, and last summary.json."
+    before, score = answers(trainer, asked, reward_fn if judged else None)
+    metrics = train_policy(trainer, prompts, reward_fn, out, manager.stage(MAIN), held_out,
+                           progress, track, track_every)
+    after, later = answers(trainer, asked, reward_fn if judged else None)
+    trainer.save_pretrained(out / "policy")
+    shown = ("reward_mean", "kl_to_reference", "response_length", "finished", "held_out_reward")
+    first, last = ({k: m[k] for k in shown if k in m} for m in (metrics[0], metrics[-1]))
+    summary = {"seed": trainer.config.seed, **manager.seconds(), "iterations": len(metrics),
+               "resumed_from": manager.resumed_from, "stopped": trainer.stopped,
+               "best_iteration": trainer.best_policy.iteration, "first": first, "last": last,
+               "model": trainer.agent.model.config.name_or_path or None,
+               "adapters": has_adapters(trainer.agent.model),
+               "config": {"algorithm": trainer.config.algorithm} | settings_of(trainer.config),
+               "versions": versions()} | more
+    if judged:
+        kind = "training" if held_out is None else "held_out"
+        summary[f"{kind}_reward"] = {"before": score, "after": later}
+    if is_first():
+        write_whole(out / "policy" / "README.md", model_card(summary))
+        if before:
+            rows = [[" ".join(x.split())[:90] for x in (*pair, last)]
+                    for pair, (_, last) in zip(before, after, strict=True)]
+            title = f"# {'Training' if held_out is None else 'Held-out'} prompts, before and after"
+            table = text_table(["prompt", "before", "after"], rows)
+            write_whole(out / "samples.md", f"{title}\n\n{table}\n")
+        write_json(out / "summary.json", summary)
+    return summary
+
+@torch.no_grad()
+def answers(
+    trainer: Trainer, asked: Sequence | dict | None, reward_fn: Any = None,
+) -> tuple[list[tuple[str, str]], float | None]: # prompts and responses, and the mean score
+    "One response to each, with the same random numbers each time, or greedy; none to a stream."
+    pairs, scores = [], []
+    if asked is None or trainer.tokenizer is None:
+        return [], None
+    for r in trainer.answers(asked, trainer.config.eval_greedy):
+        if reward_fn is not None:
+            scores.append(trainer.judge(r, reward_fn, "held-out text"))
+        pairs += zip(r.prompts or [], completion_texts(r, trainer.tokenizer), strict=True)
+    return pairs, torch.cat(scores).mean().item() if scores else None
+
+# %% ../../nbs/reference/recipes/stages.ipynb #dd308114
+_CARD = """# A policy trained with reinforcement learning
+
+{algorithm}, {iterations} iterations{base}, with instruct_goose. The reward was the author's own; \
+what it does not measure, nobody has checked.
+
+{figures}
+
+## Settings that are not the defaults
+
+{settings}
+{files}
+## To load it
+
+```python
+{loading}
+```
+"""
+
+_LOAD = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(path)
+tokenizer = AutoTokenizer.from_pretrained(path)"""
+_LOAD_ADAPTERS = """# adapters in their model; `instruct-goose merge RUN OUT` makes it a plain one
+from instruct_goose.models.loading import load_model, load_tokenizer
+
+model, tokenizer = load_model(path), load_tokenizer(path)"""
+
+def model_card(summary: Mapping) -> str: # of `train_in`; Markdown, with the Hub's header
+    "What the policy was trained from, how, how far, and how to load it."
+    c, first, last = summary["config"], summary["first"], summary["last"]
+    base, usual = summary.get("model"), asdict(RLHFConfig())
+    if base and (Path(base).exists() or Path(base).is_absolute() or base.count("/") > 1):
+        base = None # a directory of this machine
+    figures = [[k.replace("_", " "), first[k], last[k]] for k in first if k in last]
+    moved = [[k, str(x)] for k, x in c.items() if k in usual and x != usual[k]]
+    text = _CARD.format(
+        algorithm=c["algorithm"].upper(), iterations=summary["iterations"],
+        base=f" from `{base}`" if base else "",
+        figures=text_table(["", "first iteration", "last"], figures),
+        settings=text_table(["setting", "value"], moved),
+        loading=_LOAD_ADAPTERS if summary.get("adapters") else _LOAD,
+        files="".join(f"\n{name}, SHA-256 {digest}\n"
+                      for name, digest in (summary.get("files") or {}).items()))
+    data = ModelCardData(base_model=base, library_name="transformers",
+                         pipeline_tag="text-generation",
+                         tags=["rlhf", "instruct_goose", c["algorithm"]])
+    return f"---\n{data.to_yaml()}\n---\n\n{text}"
+
+# %% ../../nbs/reference/recipes/stages.ipynb #83731fc7
+def push_to_hub(
+    run_dir: str | Path, # of a run that is finished
+    repo_id: str,        # "owner/name"
+    private: bool = True,
+) -> str: # where it is
+    "The policy, tokenizer, value head and card to the Hub. Raises FileNotFoundError without them."
+    policy = Path(run_dir) / "policy"
+    if not (policy / "README.md").is_file():
+        raise FileNotFoundError(f"{policy} holds no policy with a card: give a finished run")
+    api = HfApi()
+    url = api.create_repo(repo_id, private=private, exist_ok=True)
+    api.upload_folder(repo_id=repo_id, folder_path=policy)
+    return str(url)

@@ -26,10 +26,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .. import __version__
-from ..distributed.processes import from_first, is_first
-from .checkpoints import (
-    checkpoints, load_checkpoint, locked, newest_checkpoint, remove_remains, save_checkpoint)
-from .state import environment, joined, part, refuse_other_settings
+from ..core.files import locked, remove_remains
+from ..core.processes import from_first, is_first
+from ..core.state import environment, joined, part, refuse_other_settings
+from instruct_goose.runs.checkpoints import (
+    checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
 
 # %% ../../nbs/guides/resume.ipynb #766274a5
 MAIN = "ppo" # the stage whose steps are called iterations

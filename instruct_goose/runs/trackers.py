@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any
 from uuid import uuid4
 
-from .. import install
+from ..core.checks import install, Limit, OneOf
+from ..core.files import text_table
+from ..core.processes import is_first
+from ..rollouts.rollout import Rollout
 from ..training.callbacks import Callback
-from ..training.config import Limit, OneOf
-from .evaluation import text_table
 from ..training.metrics import Metrics
-from ..distributed.processes import is_first
-from ..training.rollout import Rollout
 
 # %% ../../nbs/guides/trackers.ipynb #0e8eca5c
 def by_word(metrics: Metrics) -> dict[str, float]: # "word/name"

@@ -19,7 +19,7 @@ from ..models.families import context_length
 from ..models.response import response_logprobs
 from ..models.tokens import pad, sides
 from ..objective.preference import dpo_loss
-from .fit import Log, batches, fit, refuse_long_rows
+from .fit import batches, fit, Log, refuse_long_rows
 from .sft import filling_id, lm_rows
 
 # %% ../../nbs/guides/dpo.ipynb #d00f9f29

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from ..models.reward_model import RewardModel, pairwise_loss
-from ..models.tokens import PairDataset, pad, sides
-from .fit import Log, batches, fit, refuse_long_rows
+from ..models.reward_model import pairwise_loss, RewardModel
+from ..models.tokens import pad, PairDataset, sides
+from .fit import batches, fit, Log, refuse_long_rows
 from .sft import filling_id
 
 # %% ../../nbs/guides/reward_model_training.ipynb #751be32b

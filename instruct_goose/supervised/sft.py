@@ -18,7 +18,7 @@ from ..models.families import evaluating, plain_head, trunk
 from ..models.response import forward_pass
 from ..models.tokens import pad
 from ..objective.logprobs import token_logprobs
-from .fit import Log, batches, fit, refuse_long_rows
+from .fit import batches, fit, Log, refuse_long_rows
 
 # %% ../../nbs/learn/17_sft.ipynb #7b8f6798
 def lm_rows(

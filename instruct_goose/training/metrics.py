@@ -18,24 +18,28 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..distributed.processes import full
+from ..config import precision, RLHFConfig
+from ..core.processes import full
 from ..models.agent import Agent
-from ..models.response import response_logprobs
 from ..models.families import vocabulary_size
+from ..models.response import response_logprobs
 from ..models.tokens import compact
 from ..objective.advantages import discounted_returns
 from ..objective.group import flat_groups
 from ..objective.kl import exact_kl, sequence_kl, token_kl
 from ..objective.logprobs import log_softmax
-from ..objective.masks import (
-    aggregate, last_index, masked_mean, masked_sum, masked_var)
+from instruct_goose.objective.masks import (
+    aggregate,
+    last_index,
+    masked_mean,
+    masked_sum,
+    masked_var,
+)
 from ..objective.policy_loss import held_shares, policy_loss, probability_ratio
 from ..objective.value_loss import explained_variance
-from .annotate import next_token_logits, precision
-from .checks import check_ratio
-from .config import RLHFConfig
-from .rollout import Rollout, finished, pieces
-from .updates import advantages_of, averaging, importance_weights, Seen
+from ..rollouts.rollout import finished, pieces, Rollout
+from .experience import advantages_of, check_ratio, next_token_logits
+from .update import averaging, importance_weights, Seen
 
 # %% ../../nbs/reference/training/metrics.ipynb #38b39816
 def correlation(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Tensor:

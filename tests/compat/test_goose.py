@@ -10,16 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from instruct_goose.compat import goose
 from instruct_goose.compat.goose import (
-    Agent,
-    AgentObjective,
-    PairDataset,
-    PairwiseLoss,
-    PromptDataset,
-    RewardModel,
-    RLHFConfig,
-    RLHFTrainer,
-    create_reference_model,
-)
+    Agent, AgentObjective, PairDataset, PairwiseLoss, PromptDataset, RewardModel, RLHFConfig, RLHFTrainer, create_reference_model)
 from instruct_goose.models.tokens import word_tokenizer
 
 WORDS = "the film was good bad and a very dull bright story actor I loved hated it".split()

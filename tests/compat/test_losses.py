@@ -15,7 +15,7 @@ from instruct_goose.objective.kl import ESTIMATORS, token_kl
 from instruct_goose.objective.masks import AGGREGATES
 from instruct_goose.objective.policy_loss import SURROGATES, held_shares
 from instruct_goose.objective.ppo import ppo_loss
-from instruct_goose.training.config import BiasedSettings
+from instruct_goose.config import BiasedSettings
 
 TABLES = (SURROGATES, ADVANTAGES, AGGREGATES, ESTIMATORS, PRESETS, PRESET_SOURCES)
 f64 = lambda x: torch.tensor(x, dtype=torch.float64)

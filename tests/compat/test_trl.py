@@ -9,15 +9,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from instruct_goose.compat.trl import (
-    BESIDE,
-    DEFAULTS,
-    INSTEAD,
-    NotCarried,
-    config_from_trl,
-    dpo_from_trl,
-    step,
-)
-from instruct_goose.training.config import BiasedSettings
+    BESIDE, DEFAULTS, INSTEAD, NotCarried, config_from_trl, dpo_from_trl, step)
+from instruct_goose.config import BiasedSettings
 from instruct_goose.training.trainer import RLHFTrainer
 
 beside = [name for names in BESIDE.values() for name in names.split()]

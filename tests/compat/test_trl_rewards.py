@@ -17,8 +17,8 @@ from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import try_reward
 from instruct_goose.training.callbacks import Callback
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rewards import RewardError
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.rewards import RewardError
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = "is tea hot rain wet yes no < > think what one two system user assistant".split()

@@ -11,31 +11,23 @@ import transformers
 from deep import first
 from device.pretend import DeviceError, PretendGPU
 
-from instruct_goose.distributed import processes
+from instruct_goose.core import processes
 from instruct_goose.models.agent import Agent, create_reference_model
-from instruct_goose.models.decoding import (
-    GraphSteps,
-    LibrarySteps,
-    OwnSteps,
-    StaticSteps,
-    begin,
-)
+from instruct_goose.models.decoding import GraphSteps, LibrarySteps, OwnSteps, StaticSteps, begin
 from instruct_goose.models.response import response_logits, response_logprobs
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.objective.masks import checks_at_end, refuse_if
+from instruct_goose.core.checks import checks_at_end, refuse_if
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
-from instruct_goose.runs.evaluation import best_of_n, kl_to_reference, write
-from instruct_goose.supervised.reward_model_training import (
-    pair_accuracy,
-    train_reward_model,
-)
+from instruct_goose.rollouts.evaluation import best_of_n, kl_to_reference, write
+from instruct_goose.supervised.reward_model_training import pair_accuracy, train_reward_model
 from instruct_goose.supervised.sft import lm_nats, train_lm
-from instruct_goose.training import rollout
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import finished, sample
-from instruct_goose.training.sampling import StopStrings
+from instruct_goose.rollouts import rollout
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.rollout import finished
+from instruct_goose.models.sampling import sample
+from instruct_goose.rollouts.sampler import StopStrings
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]

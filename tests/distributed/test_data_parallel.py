@@ -6,10 +6,10 @@ import torch
 from deep import first
 from two_processes import GRPO, PPO, PROMPTS, apart, reward, rollout, run, same_numbers, trainer_of, weights_of
 
-from instruct_goose.distributed.processes import in_processes, is_first, place, share
+from instruct_goose.core.processes import in_processes, is_first, place, share
 from instruct_goose.training.callbacks import Callback
-from instruct_goose.training.rollout import Rollout
-from instruct_goose.training.sampling import joined
+from instruct_goose.rollouts.rollout import Rollout
+from instruct_goose.rollouts.rollout import joined
 
 CASES = {"ppo": ("ppo", PPO | dict(eval_every=4), 10, torch.float64), "grpo in float32": ("grpo", GRPO, 10, torch.float32),
          "dapo, whole responses only": ("dapo", GRPO | dict(mask_truncated=True), 2, torch.float64),

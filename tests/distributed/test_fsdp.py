@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from two_processes import GRPO, PPO, PROMPTS, apart, reward, same_numbers, trainer_of, weights_of
 
-from instruct_goose.distributed.fsdp import asked_for, configs, is_sharded, parts_of
-from instruct_goose.distributed.processes import in_processes, place
+from instruct_goose.models.sharding import asked_for, configs, is_sharded, parts_of
+from instruct_goose.core.processes import in_processes, place
 from instruct_goose.runs import resume as by_time
 from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint
 

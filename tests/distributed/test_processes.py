@@ -14,20 +14,10 @@ import pytest
 import torch
 from two_processes import GRPO, PPO, apart, rollout, run
 
-from instruct_goose.distributed.data_parallel import by_rows
-from instruct_goose.distributed.fsdp import configs
-from instruct_goose.distributed.processes import (
-    agree,
-    all_sum,
-    count,
-    from_first,
-    in_processes,
-    is_first,
-    place,
-    same_weights,
-    share,
-    together,
-)
+from instruct_goose.rollouts.rollout import by_rows
+from instruct_goose.models.sharding import configs
+from instruct_goose.core.processes import (
+    agree, all_sum, count, from_first, in_processes, is_first, place, same_weights, share, together)
 
 # ----------------------------------------------------------- the primitives
 
@@ -122,8 +112,8 @@ def test_a_crash_is_tried_once_more_and_said(tmp_path):
 SCRIPT = """
 import sys; sys.path[:0] = {paths!r}
 from two_processes import PPO, run
-from instruct_goose.distributed.processes import count, is_first
-from instruct_goose.distributed import fsdp as sharded
+from instruct_goose.core.processes import count, is_first
+from instruct_goose.models import sharding as sharded
 import torch
 cut = sharded.asked_for()
 weights, texts, history = run("ppo", PPO, 2)

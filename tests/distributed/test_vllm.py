@@ -7,11 +7,12 @@ import torch
 from small_models import tiny
 
 from instruct_goose import RLHFConfig, RLHFTrainer
-from instruct_goose.distributed.processes import in_processes
-from instruct_goose.distributed.vllm import EngineSampler, TakesWeights, VLLMEngine, Written, own_tensors, use_engine
+from instruct_goose.core.processes import in_processes
+from instruct_goose.rollouts.vllm import EngineSampler, TakesWeights, VLLMEngine, Written, own_tensors, use_engine
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.models.tokens import pad, word_tokenizer
-from instruct_goose.training.rollout import Queries, sample
+from instruct_goose.rollouts.rollout import Queries
+from instruct_goose.models.sampling import sample
 
 
 class SamplingParams:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from instruct_goose.doctor.diagnosis import LADDER, RULES, diagnose, report
+from instruct_goose.doctor.diagnosis import LADDER, diagnose, report
+from instruct_goose.doctor.rules import RULES
 from instruct_goose.doctor.rules import KEYS
-from instruct_goose.training.config import RLHFConfig
+from instruct_goose.config import RLHFConfig
 
 root = Path(__file__).parents[2]
 sys.path.append(str(root / "evidence"))

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from instruct_goose.doctor.diagnosis import RULES, diagnose
+from instruct_goose.doctor.rules import RULES
+from instruct_goose.doctor.diagnosis import diagnose
 
 sys.path.append(str(Path(__file__).parents[2] / "evidence"))
 from doctor_unseen import USUAL, a_run

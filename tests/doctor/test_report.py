@@ -11,7 +11,7 @@ from bs4 import BeautifulSoup
 from instruct_goose.cli.main import main
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.doctor.report import COLOURS, groups_of, read_run
-from instruct_goose.runs.microscope import QUANTITIES
+from instruct_goose.doctor.report import QUANTITIES
 
 EVIL = '</script><script>document.title = "owned"</script><img src=x onerror=alert(1)> & "quotes"'
 chromium = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)

@@ -14,13 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from instruct_goose.models.adapters import (
-    four_bits,
-    frozen_twin,
-    has_adapters,
-    merge_adapters,
-    with_lora,
-    without_adapters,
-)
+    four_bits, frozen_twin, has_adapters, merge_adapters, with_lora, without_adapters)
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.decoding import is_known
 from instruct_goose.models.families import trunk
@@ -28,8 +22,8 @@ from instruct_goose.models.loading import load_adapters, load_model, stand_in
 from instruct_goose.models.response import response_logits, response_logprobs
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
-from instruct_goose.training.checks import LostSteps
-from instruct_goose.training.config import RLHFConfig
+from instruct_goose.core.checks import LostSteps
+from instruct_goose.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
 
 IDS, MASK = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])

@@ -9,13 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from instruct_goose.models.adapters import with_lora
 from instruct_goose.models.decoding import (
-    FAMILIES,
-    LibrarySteps,
-    OwnSteps,
-    StaticSteps,
-    begin,
-    is_known,
-)
+    FAMILIES, LibrarySteps, OwnSteps, StaticSteps, begin, is_known)
 from instruct_goose.models.tokens import pad
 
 V = 23

@@ -14,16 +14,7 @@ from instruct_goose.models import loading
 from instruct_goose.models.adapters import has_adapters, merge_adapters, with_lora
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.loading import (
-    find_model,
-    load_adapters,
-    load_config,
-    load_model,
-    load_smollm,
-    load_tokenizer,
-    need_smollm,
-    save_merged,
-    stand_in,
-)
+    find_model, load_adapters, load_config, load_model, load_smollm, load_tokenizer, need_smollm, save_merged, stand_in)
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.tokens import word_tokenizer
 

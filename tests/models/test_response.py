@@ -21,11 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.families import context_length, hidden_size, plain_head
-from instruct_goose.models.response import (
-    response_hidden,
-    response_logits,
-    response_logprobs,
-)
+from instruct_goose.models.response import response_hidden, response_logits, response_logprobs
 from instruct_goose.models.tokens import pad
 
 # --- the same numbers for every padding, every architecture ---

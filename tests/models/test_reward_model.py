@@ -9,14 +9,9 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from instruct_goose.models.reward_model import (
-    Classifier,
-    RewardModel,
-    check_spread,
-    check_tokenizer,
-    fingerprint,
-)
+    Classifier, RewardModel, check_spread, check_tokenizer, fingerprint)
 from instruct_goose.models.tokens import pad, word_tokenizer
-from instruct_goose.training.rewards import judge_texts
+from instruct_goose.rollouts.rewards import judge_texts
 
 transformers.utils.logging.set_verbosity_error()
 WORDS = "good bad film plot is the a so".split()

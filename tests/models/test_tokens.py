@@ -5,14 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instruct_goose.models.tokens import (
-    PairDataset,
-    PromptDataset,
-    as_mask,
-    compact,
-    pad,
-    printable,
-    word_tokenizer,
-)
+    PairDataset, PromptDataset, as_mask, compact, pad, printable, word_tokenizer)
 
 WORDS = "the a film plot is good bad dull".split()
 SIDES = st.sampled_from(["left", "right"])

@@ -8,18 +8,7 @@ from hypothesis import strategies as st
 from torch.distributions import Categorical, kl_divergence
 
 from instruct_goose.objective.kl import (
-    ESTIMATORS,
-    adaptive_beta,
-    exact_kl,
-    k1,
-    k2,
-    k3,
-    kl_in_loss,
-    kl_in_reward,
-    log_ratio,
-    sequence_kl,
-    token_kl,
-)
+    ESTIMATORS, adaptive_beta, exact_kl, k1, k2, k3, kl_in_loss, kl_in_reward, log_ratio, sequence_kl, token_kl)
 
 close = torch.testing.assert_close
 f64 = lambda x: torch.tensor(x, dtype=torch.float64)

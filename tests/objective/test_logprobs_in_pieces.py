@@ -11,12 +11,7 @@ from instruct_goose.lesson import running_example
 from instruct_goose.objective.kl import exact_kl
 from instruct_goose.objective.logprobs import entropy, logprobs_from_hidden, token_logprobs
 from instruct_goose.objective.logprobs_in_pieces import (
-    Head,
-    compare_heads,
-    head_scores,
-    tile_shape,
-    tiles,
-)
+    Head, compare_heads, head_scores, tile_shape, tiles)
 
 near = lambda a, b, atol=1e-10: torch.testing.assert_close(a, b, atol=atol, rtol=0)
 f64 = lambda x: torch.tensor(x, dtype=torch.float64)

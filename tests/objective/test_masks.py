@@ -4,16 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instruct_goose.objective.masks import (
-    AGGREGATES,
-    aggregate,
-    group_token_counts,
-    last_index,
-    masked_mean,
-    masked_sum,
-    masked_var,
-    response_mask,
-    whiten,
-)
+    AGGREGATES, aggregate, group_token_counts, last_index, masked_mean, masked_sum, masked_var, response_mask, whiten)
 
 # Two responses of three and two tokens. Sums 1.9 and -.1; lengths 3 and 2
 X = torch.tensor([[.5, .6, .8], [.1, -.2, 0.]], dtype=torch.float64)

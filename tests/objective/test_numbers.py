@@ -10,41 +10,15 @@ import torch
 
 from instruct_goose.models.reward_model import all_pairs_loss, pairwise_loss
 from instruct_goose.objective.advantages import (
-    discounted_returns,
-    estimate_advantages,
-    gae,
-    group_advantages,
-    td_errors,
-)
+    discounted_returns, estimate_advantages, gae, group_advantages, td_errors)
 from instruct_goose.objective.gaussian import gaussian_entropy, gaussian_kl, gaussian_logprobs
 from instruct_goose.objective.kl import (
-    ESTIMATORS,
-    exact_kl,
-    kl_in_loss,
-    kl_in_reward,
-    log_ratio,
-    sequence_kl,
-    token_kl,
-)
+    ESTIMATORS, exact_kl, kl_in_loss, kl_in_reward, log_ratio, sequence_kl, token_kl)
 from instruct_goose.objective.logprobs import entropy, log_softmax, logprobs_from_hidden, token_logprobs
 from instruct_goose.objective.masks import (
-    AGGREGATES,
-    aggregate,
-    group_token_counts,
-    masked_mean,
-    masked_sum,
-    masked_var,
-    whiten,
-)
+    AGGREGATES, aggregate, group_token_counts, masked_mean, masked_sum, masked_var, whiten)
 from instruct_goose.objective.policy_loss import (
-    LEVELS,
-    SURROGATES,
-    clip_fraction,
-    held_shares,
-    policy_loss,
-    probability_ratio,
-    sampler_weights,
-)
+    LEVELS, SURROGATES, clip_fraction, held_shares, policy_loss, probability_ratio, sampler_weights)
 from instruct_goose.objective.ppo import PPOLoss, ppo_loss, update_meters
 from instruct_goose.objective.preference import dpo_loss, implicit_reward
 from instruct_goose.objective.value_loss import explained_variance, value_loss

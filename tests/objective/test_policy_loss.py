@@ -8,15 +8,7 @@ from hypothesis import strategies as st
 
 from instruct_goose.lesson import running_example
 from instruct_goose.objective.policy_loss import (
-    LEVELS,
-    SURROGATES,
-    clip_active,
-    clip_fraction,
-    clipped_objective,
-    policy_loss,
-    probability_ratio,
-    sampler_weights,
-)
+    LEVELS, SURROGATES, clip_active, clip_fraction, clipped_objective, policy_loss, probability_ratio, sampler_weights)
 
 close = torch.testing.assert_close
 f64 = lambda x: torch.tensor(x, dtype=torch.float64)

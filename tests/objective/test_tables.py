@@ -6,21 +6,11 @@ import torch
 
 from instruct_goose.lesson import running_example
 from instruct_goose.objective.advantages import (
-    ADVANTAGES,
-    Advantage,
-    discounted_returns,
-    estimate_advantages,
-    gae,
-)
+    ADVANTAGES, Advantage, discounted_returns, estimate_advantages, gae)
 from instruct_goose.objective.kl import ESTIMATORS, KL_GRADIENTS, kl_in_loss, token_kl
 from instruct_goose.objective.masks import AGGREGATES, Aggregate, aggregate, whole_count
 from instruct_goose.objective.policy_loss import (
-    LEVELS,
-    SURROGATES,
-    Surrogate,
-    held_shares,
-    probability_ratio,
-)
+    LEVELS, SURROGATES, Surrogate, held_shares, probability_ratio)
 from instruct_goose.objective.ppo import ppo_loss
 
 close = torch.testing.assert_close

@@ -6,7 +6,7 @@ import pytest
 from instruct_goose.objective.policy_loss import SURROGATES
 from instruct_goose.recipes.inputs import OwnRun, as_yaml, settings_in
 from instruct_goose.recipes.own_model import TrainConfig
-from instruct_goose.training.config import Positive
+from instruct_goose.core.checks import Positive
 
 
 @dataclass(kw_only=True)

@@ -31,14 +31,7 @@ from instruct_goose.data.files import BadRow
 from instruct_goose.models.loading import find_model
 from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
-    SAMPLE,
-    as_yaml,
-    load_reward,
-    own_tokenizer,
-    read_demos,
-    read_prompts,
-    try_reward,
-)
+    SAMPLE, as_yaml, load_reward, own_tokenizer, read_demos, read_prompts, try_reward)
 from instruct_goose.recipes.own_model import TrainConfig, run_train
 from instruct_goose.supervised.dpo import thumb_rows
 

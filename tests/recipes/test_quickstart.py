@@ -11,14 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.recipes import quickstart
 from instruct_goose.recipes.quickstart import (
-    QuickstartConfig,
-    make_data,
-    make_lm,
-    make_tokenizer,
-    run_quickstart,
-)
-from instruct_goose.runs.run_directory import settings_of
-from instruct_goose.worlds.film_reviews import vocabulary
+    QuickstartConfig, make_data, make_lm, make_tokenizer, run_quickstart)
+from instruct_goose.runs.directory import settings_of
+from instruct_goose.tasks.film_reviews import vocabulary
 
 TINY = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=2, batch_size=16, eval_samples=32,
             tune_steps=2, progress=False)

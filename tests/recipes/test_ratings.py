@@ -10,16 +10,7 @@ from rated_files import corpus
 
 from instruct_goose.recipes import ratings
 from instruct_goose.recipes.ratings import (
-    RATINGS,
-    TEXTS,
-    Review,
-    ReviewsConfig,
-    beside_baselines,
-    read_rated,
-    review_data,
-    run_reviews,
-    split_reviews,
-)
+    RATINGS, TEXTS, Review, ReviewsConfig, beside_baselines, read_rated, review_data, run_reviews, split_reviews)
 from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
 
 REAL = Path(__file__).parents[3] / "shared/data/icwsm2014"

@@ -20,7 +20,7 @@ from instruct_goose.recipes import smollm as recipes
 from instruct_goose.recipes.ratings import Review
 from instruct_goose.recipes.smollm import Judge, train_judge
 from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
-from instruct_goose.training.rewards import RewardError
+from instruct_goose.rollouts.rewards import RewardError
 
 TINY = dict(stand_in=True, progress=False, steps=2, batch_size=8, max_new_tokens=3, eval_samples=8)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from instruct_goose.recipes.quickstart import QuickstartConfig
-from instruct_goose.runs.run_directory import in_run_directory
+from instruct_goose.runs.directory import in_run_directory
 
 
 def test_a_run_that_could_not_begin_leaves_no_directory_and_one_that_could_names_its_files(tmp_path, monkeypatch, capsys):

@@ -23,7 +23,7 @@ import typeset  # noqa: E402
 from glossary import ALIASES  # noqa: E402
 from lessons import of_course, read_cell, read_pages  # noqa: E402
 
-from instruct_goose.training.config import RLHFConfig  # noqa: E402
+from instruct_goose.config import RLHFConfig  # noqa: E402
 
 
 # --- the builder ------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_search_index_knows_the_names():
     for page in index["pages"]:
         there = anchors(site / f"{page['url']}.html")
         for place, *_ in page["sections"] + page["names"] + page["rows"]: assert place in there, (page["url"], place)
-    of = {row[1] for p in index["pages"] for row in p["rows"] if row[3:] == ["RLHFConfig"] and p["url"] == "reference/training/config"}
+    of = {row[1] for p in index["pages"] for row in p["rows"] if row[3:] == ["RLHFConfig"] and p["url"] == "reference/config"}
     assert of == {f.name for f in dataclasses.fields(RLHFConfig)}
     for _, _, lesson, _, place in index["terms"]: assert (site / f"{lesson}.html").exists() and place in anchors(site / "glossary.html")
 
@@ -256,7 +256,7 @@ def test_each_page_stands_on_its_shelf():
     course = of_course(read_pages()[1])
     assert [p.number for p in course] == list(range(1, 25)) and shelves.neighbours(course[0].url)[0] is None and shelves.neighbours("guides/lora") == (None, None)
     assert [shelves.neighbours(p.url)[1] for p in course] == [*course[1:], None]
-    for url, shelf in (("learn/kl", "Learn"), ("guides/lora", "Guides"), ("reference/training/config", "Reference"), ("notation", "Reference"), ("index", "Learn")):
+    for url, shelf in (("learn/kl", "Learn"), ("guides/lora", "Guides"), ("reference/config", "Reference"), ("notation", "Reference"), ("index", "Learn")):
         made = BeautifulSoup(shelves.sidebar(url), "html.parser")
         assert [a.text for a in made.select(".shelves a.here")] == [shelf] and len(made.select(".current-page")) == (url != "index")
         assert len(made.select("details[open]")) == (url.startswith("reference/"))

@@ -17,12 +17,8 @@ from small_models import tiny
 
 from instruct_goose.runs import checkpoints as module
 from instruct_goose.runs.checkpoints import (
-    checkpoints,
-    load_checkpoint,
-    newest_checkpoint,
-    save_checkpoint,
-    writing,
-)
+    checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint)
+from instruct_goose.core.files import writing
 
 RECORD = {"where": "Zürich – 北京", "numbers": [1, .1 + .2, 1e-300, 2**53 + 1, None, True], "nested": {"": []}}
 

@@ -8,8 +8,9 @@ from small_models import families, tiny
 
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import pad
-from instruct_goose.runs.evaluation import best_of_n, kl_to_reference, plot_metrics, text_table, write
-from instruct_goose.training.rollout import Rollout, finished
+from instruct_goose.rollouts.evaluation import best_of_n, kl_to_reference, plot_metrics, write
+from instruct_goose.core.files import text_table
+from instruct_goose.rollouts.rollout import Rollout, finished
 
 
 def world(T, V=9, end=0):

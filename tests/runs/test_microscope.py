@@ -9,13 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from instruct_goose import RLHFConfig, RLHFTrainer
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.objective.policy_loss import SURROGATES, held_shares, held_tokens
-from instruct_goose.runs.microscope import (
-    QUANTITIES,
-    four_digits,
-    read_tokens,
-    response_notes,
-    seen_tokens,
-)
+from instruct_goose.doctor.report import QUANTITIES, read_tokens
+from instruct_goose.training.token_log import four_digits, response_notes, seen_tokens
 from instruct_goose.training.callbacks import Callback
 
 WORDS = "the film plot is was good dull bad".split()

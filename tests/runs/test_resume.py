@@ -21,7 +21,7 @@ from instruct_goose.recipes.quickstart import QuickstartConfig, run_quickstart
 from instruct_goose.runs import checkpoints as files
 from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from instruct_goose.runs.resume import CheckpointManager, Terminated
-from instruct_goose.runs.run_directory import open_run
+from instruct_goose.runs.directory import open_run
 
 
 def step(manager, name, at, of, **tensors): manager.stage(name).after_step(at, of, lambda: (tensors, {"at": at}))

@@ -16,16 +16,10 @@ from instruct_goose.models.adapters import module_state
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
-from instruct_goose.runs.state import (
-    check_optimizer,
-    fingerprint_of_tokenizer,
-    load_module,
-    load_optimizer,
-    optimizer_state,
-    random_state,
-    set_random_state,
-)
-from instruct_goose.training.config import RLHFConfig
+from instruct_goose.core.state import (
+    check_optimizer, fingerprint_of_tokenizer, load_optimizer, optimizer_state, random_state, set_random_state)
+from instruct_goose.models.adapters import load_module
+from instruct_goose.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
 
 

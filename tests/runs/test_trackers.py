@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from instruct_goose.recipes.own_model import TrainConfig
-from instruct_goose.runs.run_directory import open_run
+from instruct_goose.runs.directory import open_run
 from instruct_goose.runs.trackers import TRACKERS, by_word, need_tracker, some_texts
 
 RUN = """
@@ -125,7 +125,7 @@ def test_what_is_not_installed_is_said_before_anything_is_done(monkeypatch, tmp_
 def test_texts_of_a_table_are_evenly_spaced():
     import torch
 
-    from instruct_goose.training.rollout import Rollout
+    from instruct_goose.rollouts.rollout import Rollout
     ids = torch.zeros(5, 2).long()
     r = Rollout(ids, ids.bool(), ids, ids.bool(), texts=list("vwxyz"), scores=torch.arange(5.))
     assert some_texts(r) == [("", t, s) for t, s in zip("vwxyz", range(5))] and [t for _, t, _ in some_texts(r[torch.arange(9) % 5])] == list("vxzwy")

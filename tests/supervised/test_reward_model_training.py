@@ -9,10 +9,7 @@ from states import Shelf
 
 from instruct_goose.models.adapters import has_adapters, with_lora
 from instruct_goose.models.reward_model import RewardModel
-from instruct_goose.supervised.reward_model_training import (
-    pair_accuracy,
-    train_reward_model,
-)
+from instruct_goose.supervised.reward_model_training import pair_accuracy, train_reward_model
 
 
 def tiny(): return small_models.tiny("llama", std=.1)

@@ -7,9 +7,9 @@ import transformers
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.families import trunk
 from instruct_goose.models.tokens import pad
-from instruct_goose.training.annotate import annotations, compare_row_by_row
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Rollout
+from instruct_goose.training.experience import annotations, compare_row_by_row
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.rollout import Rollout
 
 transformers.utils.logging.set_verbosity_error()
 V = 31

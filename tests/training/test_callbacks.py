@@ -21,10 +21,11 @@ from small_trainer import (
 )
 
 from instruct_goose.models.tokens import pad
-from instruct_goose.training.callbacks import Callback, RecheckRewards
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rewards import RewardError
-from instruct_goose.training.rollout import sample
+from instruct_goose.training.callbacks import Callback
+from instruct_goose.rollouts.rewards import RecheckRewards
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.rewards import RewardError
+from instruct_goose.models.sampling import sample
 from instruct_goose.training.trainer import RLHFTrainer
 
 

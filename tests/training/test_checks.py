@@ -10,8 +10,8 @@ from small_trainer import PROMPTS, TOKENIZER, config, reward, same, tiny, traine
 from instruct_goose.models.agent import Agent
 from instruct_goose.objective.advantages import ADVANTAGES
 from instruct_goose.supervised.fit import adamw
-from instruct_goose.training.checks import LostSteps, require_finite_weights
-from instruct_goose.training.config import RLHFConfig
+from instruct_goose.core.checks import LostSteps, require_finite_weights
+from instruct_goose.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
 
 

@@ -10,10 +10,11 @@ from instruct_goose.objective.group import PRESETS
 from instruct_goose.objective.kl import ESTIMATORS, KL_GRADIENTS
 from instruct_goose.objective.masks import AGGREGATES
 from instruct_goose.objective.policy_loss import LEVELS, SURROGATES
-from instruct_goose.training import config
-from instruct_goose.training.config import RLHFConfig, Settings
+from instruct_goose import config
+from instruct_goose.config import RLHFConfig
+from instruct_goose.core.checks import Settings
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.training.updates import lr_factor
+from instruct_goose.config import lr_factor
 
 
 def test_every_setting_is_checked_by_name_value_and_range(unchecked):

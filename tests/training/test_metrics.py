@@ -31,20 +31,10 @@ from instruct_goose.models.agent import create_reference_model
 from instruct_goose.models.tokens import pad
 from instruct_goose.objective.advantages import gae
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.training.config import RLHFConfig
+from instruct_goose.config import RLHFConfig
 from instruct_goose.training.metrics import (
-    Movement,
-    correlation,
-    describe,
-    discounts,
-    of_prompts,
-    of_sampler,
-    prompt_nll,
-    some_weights,
-    sparkline,
-    weight_changes,
-)
-from instruct_goose.training.rollout import Rollout
+    Movement, correlation, describe, discounts, of_prompts, of_sampler, prompt_nll, some_weights, sparkline, weight_changes)
+from instruct_goose.rollouts.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 
 

@@ -6,7 +6,7 @@ import torch
 from small_trainer import EOS, PROMPTS, TOKENIZER, config, tiny
 
 from instruct_goose.models.tokens import PromptDataset, pad
-from instruct_goose.training.prompts import LongPrompts, PromptOrder
+from instruct_goose.rollouts.prompts import LongPrompts, PromptOrder
 from instruct_goose.training.trainer import RLHFTrainer
 
 

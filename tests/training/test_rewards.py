@@ -9,9 +9,9 @@ import torch
 from small_trainer import EOS, PROMPTS, SUMS, TOKENIZER, agent_and_reference, config, reward, tiny, trainer
 
 from instruct_goose.objective.kl import kl_in_reward
-from instruct_goose.training.config import RLHFConfig
+from instruct_goose.config import RLHFConfig
 from instruct_goose.training.metrics import describe
-from instruct_goose.training.rewards import Messages, RewardError, answer, judge_texts
+from instruct_goose.rollouts.rewards import Messages, RewardError, answer, judge_texts
 from instruct_goose.training.trainer import RLHFTrainer
 
 

@@ -14,9 +14,10 @@ from instruct_goose.models.agent import Agent
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.masks import response_mask
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Queries, Rollout, Tokens, draw, pick, pieces, sample
-from instruct_goose.training.sampling import PolicySampler
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.rollout import Queries, Rollout, Tokens, pieces
+from instruct_goose.models.sampling import draw, pick, sample
+from instruct_goose.rollouts.sampler import PolicySampler
 
 V, EOS, PAD = 11, 2, 0
 BASE = dict(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=20,

@@ -7,9 +7,10 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from instruct_goose.models import decoding as decode
 from instruct_goose.models.tokens import bpe_tokenizer, pad
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Queries, Rollout, Tokens, sample
-from instruct_goose.training.sampling import PolicySampler, StopStrings
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.rollout import Queries, Rollout, Tokens
+from instruct_goose.models.sampling import sample
+from instruct_goose.rollouts.sampler import PolicySampler, StopStrings
 from instruct_goose.training.trainer import RLHFTrainer
 
 TOKENIZER = bpe_tokenizer(["the END. " * 9, "spENDs " * 9, "weEN on. " * 9, "end of it. "], 300, lowercase=False, model_max_length=80, add_bos=False)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from small_models import tiny
 
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.score_shaping import training_scores
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.reward_shaping import training_scores
 from instruct_goose.training.trainer import RLHFTrainer
 
 PROMPTS = ["the film", "a plot is", "the plot", "film"]

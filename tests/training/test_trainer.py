@@ -26,7 +26,7 @@ from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.training.metrics import describe
-from instruct_goose.training.rollout import Rollout
+from instruct_goose.rollouts.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 
 

@@ -7,10 +7,10 @@ import transformers
 
 from instruct_goose.models.agent import Agent, Evaluation
 from instruct_goose.models.tokens import pad, word_tokenizer
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Rollout
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.training.updates import backward, kl_penalty, micro_batches, minibatches_of
+from instruct_goose.training.update import backward, kl_penalty, micro_batches, minibatches_of
 
 TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
 EOS = TOKENIZER.eos_token_id

@@ -3,11 +3,11 @@ import pytest
 import torch
 from worlds.test_exact_world import drifted, every_response, expected_loss, flat_gradient, kinds, worlds
 
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import complete
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.rollout import complete
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.variants.distillation import DISTILLATION, Teacher
-from instruct_goose.worlds.exact_world import PROMPTS, enumerate_logprobs
+from instruct_goose.models.teacher import DISTILLATION, Teacher
+from instruct_goose.tasks.exact_world import PROMPTS, enumerate_logprobs
 
 
 def rated(world, policy, teacher, **changes):

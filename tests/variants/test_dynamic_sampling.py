@@ -6,7 +6,7 @@ import torch
 from small_trainer import TOKENIZER, no_clock
 from small_trainer import trainer as small_trainer
 
-from instruct_goose.variants.dynamic_sampling import draw_again
+from instruct_goose.rollouts.dynamic_sampling import draw_again
 
 PROMPTS = ["w0 w3", "w5", "w1 w1 w2", "w8 w7", "w4", "w2", "w6 w6"]
 

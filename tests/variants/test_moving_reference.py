@@ -7,9 +7,9 @@ from small_trainer import TOKENIZER, no_clock, reward, same, tiny
 from torch import nn
 
 from instruct_goose.training.callbacks import Callback
-from instruct_goose.training.config import RLHFConfig
+from instruct_goose.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.variants.moving_reference import follow
+from instruct_goose.training.policies import follow
 
 PROMPTS = ["w0 w3", "w5", "w1 w1 w2", "w8 w7"]
 

@@ -9,13 +9,15 @@ from small_trainer import V
 from instruct_goose.models.loading import stand_in
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad
-from instruct_goose.runs.evaluation import kl_to_reference
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Queries, draw
-from instruct_goose.training.sampling import PolicySampler, joined
+from instruct_goose.rollouts.evaluation import kl_to_reference
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.rollout import Queries
+from instruct_goose.models.sampling import draw
+from instruct_goose.rollouts.sampler import PolicySampler
+from instruct_goose.rollouts.rollout import joined
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.variants.multi_turn import TurnSampler, chat_reply
-from instruct_goose.worlds.invariances import difference, outcome, poisoned
+from instruct_goose.rollouts.multi_turn import TurnSampler, chat_reply
+from instruct_goose.tasks.invariances import difference, outcome, poisoned
 
 CASES = [("ppo", "gpt2"), ("all of PPO's", "llama"), ("gspo", "gpt2"), ("dapo", "llama"), ("GAE in groups", "gpt2")]
 HOLES = [(0, 1), (1, 1), (1, 2), (4, 0), (5, 3)]  # row and place; rows of 3, 5, 2, 1, 3 and 5 tokens

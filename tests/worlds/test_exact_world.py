@@ -7,18 +7,11 @@ import pytest
 import torch
 from deep import first
 
-from instruct_goose.training.config import RLHFConfig
-from instruct_goose.training.rollout import Rollout
+from instruct_goose.config import RLHFConfig
+from instruct_goose.rollouts.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.worlds.exact_world import (
-    PROMPTS,
-    WORDS,
-    enumerate_logprobs,
-    make_world,
-    objective,
-    optimum,
-    total_variation,
-)
+from instruct_goose.tasks.exact_world import (
+    PROMPTS, WORDS, enumerate_logprobs, make_world, objective, optimum, total_variation)
 
 sys.path.append(str(Path(__file__).parents[2] / "evidence"))
 from lesson_code import lesson_module  # noqa: E402

@@ -14,18 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instruct_goose.worlds import film_reviews
-from instruct_goose.worlds.film_reviews import (
-    NEGATIVE,
-    POSITIVE,
-    grammatical,
-    human_score,
-    rated_words,
-    rater_pairs,
-    ratings,
-    vocabulary,
-    write_reviews,
-)
+from instruct_goose.tasks import film_reviews
+from instruct_goose.tasks.film_reviews import (
+    NEGATIVE, POSITIVE, grammatical, human_score, rated_words, rater_pairs, ratings, vocabulary, write_reviews)
 
 # A second grammar, in its own notation: word by word, ? a word of the mood, ! one of the opposite, @ an article.
 SHAPES = """

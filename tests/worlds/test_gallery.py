@@ -12,7 +12,8 @@ from deep import first
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.doctor.rules import KEYS
 from instruct_goose.models import decoding, response, reward_model
-from instruct_goose.training import metrics, rollout, trainer
+from instruct_goose.training import metrics, trainer
+from instruct_goose.rollouts import rollout
 
 root = Path(__file__).parents[2]
 sys.path.append(str(root / "evidence"))

@@ -13,9 +13,9 @@ from invariant_rows import CONFIGS, SETTINGS, agree, models, responses, trainer
 from small_trainer import EOS, V
 
 from instruct_goose.models.tokens import pad, word_tokenizer
-from instruct_goose.training.config import RLHFConfig
+from instruct_goose.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.worlds.invariances import difference, outcome, poisoned
+from instruct_goose.tasks.invariances import difference, outcome, poisoned
 
 sys.path.append(str(Path(__file__).parents[2] / "evidence"))
 from lesson_code import defined_in  # noqa: E402

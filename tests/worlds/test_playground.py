@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from instruct_goose.worlds.film_reviews import write_reviews
+from instruct_goose.tasks.film_reviews import write_reviews
 
 root = Path(__file__).parents[2]
 sys.path.append(str(root / "evidence"))

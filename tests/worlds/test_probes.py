@@ -10,7 +10,7 @@ from deep import first
 from torch import nn
 
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.worlds.probes import ACTIONS, optimum, run_probes, tiny_world, values_at
+from instruct_goose.tasks.probes import ACTIONS, optimum, run_probes, tiny_world, values_at
 
 root = Path(__file__).parents[2]
 sys.path.append(str(root / "evidence"))
