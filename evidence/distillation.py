@@ -8,7 +8,7 @@ import torch
 from instruct_goose.recipes.quickstart import (
     QuickstartConfig, evaluate, make_data, make_lm, make_reward_model, make_tokenizer, make_trainer, train_sft)
 from instruct_goose.rollouts.evaluation import kl_to_reference, write
-from instruct_goose.core.random import one_seed
+from instruct_goose.core.random import stage_seed
 from instruct_goose.supervised.sft import train_lm
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.models.teacher import DISTILLATION, Teacher
@@ -40,8 +40,8 @@ def distil(seed: int = 0, student=STUDENT, settings=SETTINGS, **teacher) -> dict
 
     reader = make_lm(own, tokenizer)
     reader.load_state_dict(beginner.state_dict())
-    texts = write(policy, tokenizer, prompts, config.max_new_tokens, seed=one_seed(seed, "teacher's texts")).texts
-    train_lm(reader, tokenizer, texts, steps=c.steps, batch_size=c.batch_size, lr=c.lr, seed=one_seed(seed, "reader"), progress=False)
+    texts = write(policy, tokenizer, prompts, config.max_new_tokens, seed=stage_seed(seed, "teacher's texts")).texts
+    train_lm(reader, tokenizer, texts, steps=c.steps, batch_size=c.batch_size, lr=c.lr, seed=stage_seed(seed, "reader"), progress=False)
 
     def figures(model):
         rollout, found = evaluate(config, model, lm, tokenizer, judge, data.held_out_prompts)

@@ -22,7 +22,7 @@ from instruct_goose.objective.kl import ESTIMATORS, KL_GRADIENTS
 from instruct_goose.objective.masks import AGGREGATES, last_index, whiten
 from instruct_goose.objective.policy_loss import LEVELS, SURROGATES
 from instruct_goose.doctor.report import as_response
-from instruct_goose.training.token_log import seen_tokens
+from instruct_goose.training.token_log import record_tokens
 from instruct_goose.core.random import torch_threads
 from instruct_goose.training import trainer as training_trainer
 from instruct_goose.training.callbacks import Callback
@@ -44,7 +44,7 @@ class KeepTokens(Callback):
     def __init__(self): self.record = {}
 
     def on_iteration(self, trainer, rollout, metrics):
-        seen = seen_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer, 4, trainer.loss)
+        seen = record_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer, 4, trainer.loss)
         self.record[metrics["iteration"]] = [as_response(r) for r in json.loads(json.dumps(seen, allow_nan=False))]
 
 

@@ -6,7 +6,7 @@ import torch
 from small_models import tiny
 
 from instruct_goose import Agent, RLHFConfig, RLHFTrainer
-from instruct_goose.core.processes import place
+from instruct_goose.core.processes import rank
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.training.callbacks import Callback
 from instruct_goose.rollouts.rollout import Rollout
@@ -26,7 +26,7 @@ def reward(texts): return [t.split().count("good") - t.split().count("bad") + .1
 def trainer_of(preset="ppo", dtype=torch.float64, sampler=None, **settings):
     # GPT-2's key biases have a gradient of exactly 0, which in float32 is rounding, and which Adam makes as large as any
     model = tiny("llama" if dtype is torch.float32 else "gpt2").to(dtype)
-    if place() == 1:  # another start: the first process's is what counts
+    if rank() == 1:  # another start: the first process's is what counts
         for p in model.parameters(): p.data.add_(1.)
     config = RLHFConfig.preset(preset, max_new_tokens=5, seed=3, device="cpu", **dict(lr=1e-3) | settings)
     agent = Agent(model, value_model="copy" if preset == "ppo" else None)

@@ -26,10 +26,10 @@ def means(columns: dict, mask) -> dict[str, float]: return {name: columns[name][
 
 
 def annotate(layers=2, width=64, vocab=VOCAB, rows=ROWS, new_tokens=TIME) -> Job:
-    from instruct_goose.training.experience import annotations
+    from instruct_goose.training.experience import annotate
 
     trainer, r = parts(layers, width, vocab, rows, new_tokens)
-    look = lambda: annotations(trainer.agent, trainer.ref_model, r, trainer.config)
+    look = lambda: annotate(trainer.agent, trainer.ref_model, r, trainer.config)
     return Job(lambda: look() and None, lambda _: {"numbers": means(look(), r.mask)})
 
 

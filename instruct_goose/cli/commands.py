@@ -35,7 +35,7 @@ from instruct_goose.models.loading import (
 from ..models.sampling import sample
 from ..models.tokens import pad, pad_id_of, PromptDataset, token_limit
 from ..recipes.inputs import named_object
-from ..rollouts.prompts import own_ends, room_for_prompts, template_ids
+from ..rollouts.prompts import own_ends, max_prompt_length, template_ids
 from ..rollouts.rewards import completion_texts
 from ..rollouts.rollout import decode, Rollout
 from ..rollouts.sampler import StopStrings
@@ -98,7 +98,7 @@ def run_sample(config: SampleConfig) -> list[dict[str, str]]: # {"prompt", "sft"
 def responses_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str],
                  config: SampleConfig) -> list[str]:
     generator, pad_id = torch.Generator().manual_seed(config.seed), pad_id_of(tokenizer)
-    limit = token_limit(tokenizer, room_for_prompts(model, config.max_new_tokens))
+    limit = token_limit(tokenizer, max_prompt_length(model, config.max_new_tokens))
     ids = ([template_ids([{"role": "user", "content": p}], tokenizer) for p in prompts]
            if config.chat else PromptDataset(prompts, tokenizer, limit).ids)
     query = pad(ids, pad_id, side="left")
@@ -163,7 +163,7 @@ def next_line() -> str: # "" at the end of the input
 def streamed(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
              talk: list[dict[str, str]], config: ChatConfig) -> str:
     "The answer, printed as it is written."
-    room = token_limit(tokenizer, room_for_prompts(model, config.max_new_tokens))
+    room = token_limit(tokenizer, max_prompt_length(model, config.max_new_tokens))
     ids = torch.tensor([template_ids(talk, tokenizer)])
     if ids.shape[1] > room:
         raise ValueError(f"the conversation has {ids.shape[1]} tokens, and the model has room for "

@@ -150,7 +150,7 @@ def flags(name: str, argv: list[str]) -> type: # a class of settings
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c4
 def refuse_foreign(argv: list[str], kind: type) -> None:
     "Raises ValueError for flags with another name here, and for a list that is given twice."
-    from instruct_goose.config import ELSEWHERE
+    from instruct_goose.config import FOREIGN_NAMES
     from instruct_goose.core.checks import hints_for
 
     known = get_type_hints(kind)
@@ -160,7 +160,7 @@ def refuse_foreign(argv: list[str], kind: type) -> None:
             flag = f"--{name.replace('_', '-')}"
             raise ValueError(f"{flag} is there twice, and the second would replace the first: "
                              f"write {flag} ONE TWO")
-    if foreign := {name: "" for name in names if name in ELSEWHERE and name not in known}:
+    if foreign := {name: "" for name in names if name in FOREIGN_NAMES and name not in known}:
         raise ValueError(f"there is {hints_for(foreign, 'setting', known)}")
 
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c5
@@ -231,7 +231,7 @@ def main(argv: list[str] | None = None) -> None: # None: what the shell gave
 def run_command(argv: list[str]) -> None:
     "Read the flags and run what they ask for; of the other commands name and first line alone."
     if argv == ["--version"]:
-        return print(f"instruct-goose {__version__}")
+        return print(f"instruct-goose {package_version()}")
     kinds = {name: flags(name, argv) if argv[:1] == [name]
              else make_dataclass(name, [], namespace={"__doc__": command.about})
              for name, command in COMMANDS.items()}

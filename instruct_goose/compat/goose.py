@@ -25,7 +25,7 @@ from transformers import (
 from ..models import agent as models, reward_model as reward
 from ..models.families import evaluating
 from ..models.response import response_logprobs
-from ..models.sampling import draw
+from ..models.sampling import sample_token
 from ..models.tokens import compact
 from ..objective.advantages import gae
 from ..objective.kl import sequence_kl
@@ -79,7 +79,7 @@ class Agent(models.Agent):
         logits, values = super().forward(input_ids, mask)
         rows, last = torch.arange(len(mask), device=mask.device), last_index(mask.bool())
         logits = logits[rows, last]
-        action = draw(logits.detach(), torch.rand(len(rows), device=logits.device))
+        action = sample_token(logits.detach(), torch.rand(len(rows), device=logits.device))
         return action, token_logprobs(logits, action), entropy(logits), values[rows, last]
 
 # %% ../../nbs/guides/from_goose.ipynb #b77df223

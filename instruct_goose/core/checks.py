@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['K', 'Count', 'Positive', 'NotNegative', 'Share', 'Seed', 'require_finite_weights', 'require_trainable', 'LostSteps',
-           'share_of_lost_steps', 'warn_of_lost_steps', 'refuse_if', 'checks_at_end', 'short', 'answers_foreign',
-           'hints_for', 'Limit', 'OneOf', 'Settings', 'check_values', 'complaint', 'number_complaint',
-           'parts_complaint']
+           'share_of_lost_steps', 'warn_of_lost_steps', 'DeferredChecks', 'refuse_if', 'deferred_checks', 'shorten',
+           'install', 'answers_foreign', 'hints_for', 'Limit', 'OneOf', 'Settings', 'check_values', 'value_error',
+           'number_error', 'tuple_error']
 
 # %% ../../nbs/reference/core/checks.ipynb #67b17ef0
 import difflib
@@ -26,8 +26,6 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints, Literal
 import torch
 from jaxtyping import Bool
 from torch import nn, Tensor
-
-from ..config import ELSEWHERE
 
 # %% ../../nbs/reference/core/checks.ipynb #32dc240e
 @torch.no_grad()
@@ -70,71 +68,130 @@ def warn_of_lost_steps(parameters: Sequence[Tensor], lr: float) -> None:
             "products fast), or train adapters with a higher lr", LostSteps, 4)
 
 # %% ../../nbs/reference/core/checks.ipynb #28fcf06f
-_Wrong = tuple[Tensor, Callable[[], Exception]] # is it so, and what to say then
+class DeferredChecks:
+    """Checks of numbers on a GPU, kept until `read` asks for all of them at once.
 
-_LATER: ContextVar[list[_Wrong] | None] = ContextVar("later", default=None)
+    Reading a number from a GPU waits until the GPU has computed it. One wait for many checks is
+    much cheaper than a wait for each.
+    """
 
-def refuse_if(wrong: Bool[Tensor, ""], error: Callable[[], Exception]):
-    "Raise error() if `wrong`: at once, or for what is on a GPU at the end of `checks_at_end`."
-    later = _LATER.get()
-    if later is not None and wrong.is_cuda:
-        later.append((wrong, error))
-    elif wrong:
+    def __init__(self):
+        self.waiting: list[tuple[Bool[Tensor, ""], Callable[[], Exception]]] = []
+
+    def read(self) -> None:
+        "Wait for the GPU once, and raise the error of the first check that has failed."
+        checks = self.waiting
+        self.waiting = []
+        if not checks:
+            return
+        token = _deferred.set(None)  # an error may itself have to look at numbers
+        try:
+            failed = torch.stack([is_wrong for is_wrong, _ in checks]).tolist()
+            for is_wrong, (_, error) in zip(failed, checks, strict=True):
+                if is_wrong:
+                    raise error()
+        finally:
+            _deferred.reset(token)
+
+
+_deferred: ContextVar[DeferredChecks | None] = ContextVar("deferred checks", default=None)
+
+
+def refuse_if(is_wrong: Bool[Tensor, ""], error: Callable[[], Exception]) -> None:
+    """Raise `error()` if `is_wrong`.
+
+    A number on the CPU is looked at now. Inside `deferred_checks` a number on a GPU is looked at
+    when those checks are read.
+    """
+    checks = _deferred.get()
+    if checks is not None and is_wrong.is_cuda:
+        checks.waiting.append((is_wrong, error))
+    elif is_wrong:
         raise error()
 
+
 @contextmanager
-def checks_at_end() -> Iterator[None]:
-    "To read a number is to wait for the GPU: inside, all checks wait, and are read together."
-    token = _LATER.set(waiting := [])
+def deferred_checks() -> Iterator[DeferredChecks]:
+    "Collect the GPU's checks inside the block, and read them together at its end."
+    checks = DeferredChecks()
+    token = _deferred.set(checks)
     try:
-        yield
-        _LATER.set(None) # an error may have to look at numbers
-        found = torch.stack([wrong for wrong, _ in waiting]).tolist() if waiting else []
-        for wrong, (_, error) in zip(found, waiting, strict=True):
-            if wrong:
-                raise error()
+        yield checks
+        checks.read()
     finally:
-        _LATER.reset(token)
+        _deferred.reset(token)
 
 # %% ../../nbs/reference/core/checks.ipynb #dae2b385
-def short(value: object) -> str:
+def shorten(value: object) -> str:
     "The beginning of a text, or of another value, for a message."
     if not isinstance(value, str):
         return reprlib.repr(value)
-    return repr(value if len(value) <= 60 else value[:59] + "…")
+    if len(value) > 60:
+        value = value[:59] + "…"
+    return repr(value)
+
+
+def install(extra: str) -> str:
+    "How to install an optional part: from a clone. The index has an older project of this name."
+    return f"pip install -e '.[{extra}]' in a clone of the repository"
 
 # %% ../../nbs/reference/core/checks.ipynb #fe9e4109
 K = TypeVar("K", bound=type)
 
-def answers_foreign(cls: K) -> K: # the same class
-    "A class decorator: arguments and attributes by another library's name are answered with ours."
-    init, known = cls.__init__, inspect.signature(cls.__init__).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
 
-    @wraps(init)
-    def checked(self: object, *args: Any, **given: Any) -> None:
-        wrong = [name for name in given
-                 if name not in known and (name in ELSEWHERE or not takes_any)]
-        if wrong:
-            raise TypeError(f"{type(self).__name__} has {hints_for(wrong, 'argument', known)}")
-        init(self, *args, **given)
+def answers_foreign(names: Mapping[str, str]) -> Callable[[K], K]:
+    """Make a class decorator that answers another library's names with ours.
 
-    def __getattr__(self: object, name: str) -> None: # Python asks it for what is not there
-        raise AttributeError(f"{type(self).__name__} has {hints_for([name], 'attribute')}",
-                             name=name, obj=self)
+    An argument or an attribute that the class does not have raises TypeError or AttributeError;
+    the message holds what `names` says about it, or the nearest name that the class has.
+    """
 
-    cls.__init__, cls.__getattr__ = checked, __getattr__
-    return cls
+    def decorate(cls: K) -> K:
+        init = cls.__init__
+        known = inspect.signature(init).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
 
-def hints_for(wrong: Iterable[str], what: str, known: Collection[str] = ()) -> str:
-    "no argument 'learning_rate': here it is called lr; no argument …, for all of them."
-    found = []
-    for name in wrong:
-        here, near = ELSEWHERE.get(name), difflib.get_close_matches(name, known, 1)
-        hint = ("" if here is None and not near else f": did you mean {near[0]}?" if here is None
-                else f": here it is called {here}" if here.isidentifier() else f": here {here}")
-        found.append(f"no {what} {name!r}{hint}")
-    return "; ".join(found)
+        @wraps(init)
+        def checked_init(self: object, *args: Any, **given: Any) -> None:
+            unknown = [name for name in given if name not in known]
+            if takes_any:  # the class itself says what it does with names that nobody knows
+                unknown = [name for name in unknown if name in names]
+            if unknown:
+                hints = hints_for(unknown, "argument", names, known)
+                raise TypeError(f"{type(self).__name__} has {hints}")
+            init(self, *args, **given)
+
+        def __getattr__(self: object, name: str) -> None:  # called for what is not there
+            hint = hints_for([name], "attribute", names)
+            raise AttributeError(f"{type(self).__name__} has {hint}", name=name, obj=self)
+
+        cls.__init__ = checked_init
+        cls.__getattr__ = __getattr__
+        return cls
+
+    return decorate
+
+
+def hints_for(
+    unknown: Iterable[str],
+    what: str,  # "argument" or "attribute"
+    names: Mapping[str, str],  # what other libraries call it → what it is here
+    known: Collection[str] = (),  # the names that there are
+) -> str:
+    "Say of each unknown name what it is called here: no argument 'learning_rate': here it is …"
+    hints = []
+    for name in unknown:
+        hint = f"no {what} {name!r}"
+        ours = names.get(name)
+        near = difflib.get_close_matches(name, known, 1)
+        if ours is not None and ours.isidentifier():
+            hint += f": here it is called {ours}"
+        elif ours is not None:
+            hint += f": here {ours}"
+        elif near:
+            hint += f": did you mean {near[0]}?"
+        hints.append(hint)
+    return "; ".join(hints)
 
 # %% ../../nbs/reference/core/checks.ipynb #a7dfaafe
 @dataclass(frozen=True)
@@ -194,7 +251,7 @@ class Settings:
         for name in (field.name for field in fields(self)):
             if Path in (hints[name], *get_args(hints[name])) and isinstance(vars(self)[name], str):
                 setattr(self, name, Path(vars(self)[name]))
-            if error := complaint(hints[name], value := vars(self)[name]):
+            if error := value_error(hints[name], value := vars(self)[name]):
                 raise type(error)(f"{name} is {value!r}: it must be {error}")
         for name, legal in self.conflicts():
             raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {legal}")
@@ -209,18 +266,18 @@ def check_values(values: Mapping, hints: Mapping[str, Any]) -> None:
     for name, hint in hints.items():
         if name not in values:
             raise ValueError(f"{name} is missing")
-        if error := complaint(hint, values[name]):
+        if error := value_error(hint, values[name]):
             raise ValueError(f"{name} is {values[name]!r}: it must be {error}")
 
 # %% ../../nbs/reference/core/checks.ipynb #0f4a6ef2
-def complaint(hint: Any, value: object) -> Exception | None: # None: it is fine
+def value_error(hint: Any, value: object) -> Exception | None: # None: it is fine
     "What a value must be and is not; the kind of error says whether type or range is wrong."
     kind, *limits = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in parts:
             return None
-        errors = [complaint(option, value) for option in parts if option is not type(None)]
+        errors = [value_error(option, value) for option in parts if option is not type(None)]
         return None if None in errors else errors[0]
     tables = [tuple(limit.table) for limit in limits if isinstance(limit, OneOf)]
     choices = (True, False) if kind is bool else parts if origin is Literal else sum(tables, ())
@@ -228,16 +285,16 @@ def complaint(hint: Any, value: object) -> Exception | None: # None: it is fine
         known = any(value is c or (type(value) is type(c) and value == c) for c in choices)
         return None if known else ValueError(f"one of {', '.join(map(repr, choices))}")
     if origin is tuple:
-        return parts_complaint(parts, value)
+        return tuple_error(parts, value)
     if kind in (int, float):
-        return number_complaint(kind, value, limits)
+        return number_error(kind, value, limits)
     kind = origin or kind
     if not isinstance(kind, type) or isinstance(value, kind):
         return None
     return TypeError({Path: "a path", str: "text"}.get(kind, kind.__name__))
 
 # %% ../../nbs/reference/core/checks.ipynb #38f3aac1
-def number_complaint(kind: type, value: object, limits: list) -> Exception | None:
+def number_error(kind: type, value: object, limits: list) -> Exception | None:
     "A bool is no number here, NaN and infinity are in no range, and a whole number is a float."
     what = ", ".join(map(str, limits))
     whole = "whole " if kind is int else ""
@@ -247,12 +304,12 @@ def number_complaint(kind: type, value: object, limits: list) -> Exception | Non
         return ValueError(what if kind is int and what else f"{what}{what and ', and '}finite")
     return None
 
-def parts_complaint(hints: tuple, value: object) -> Exception | None:
+def tuple_error(hints: tuple, value: object) -> Exception | None:
     "A tuple has as many parts as its annotation, or any number where that ends in `...`."
     if not isinstance(value, (tuple, list)):
         return TypeError("a tuple")
     hints = hints[:1] * len(value) if Ellipsis in hints else hints
     if len(value) != len(hints):
         return ValueError(f"a tuple of {len(hints)}")
-    errors = filter(None, map(complaint, hints, value))
+    errors = filter(None, map(value_error, hints, value))
     return next((type(e)(f"a tuple, each part {e}") for e in errors), None)

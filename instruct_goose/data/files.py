@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..core.checks import short
+from ..core.checks import shorten
 
 # %% ../../nbs/reference/data/files.ipynb #cbdef28d
 REASONS = ("csv", "encoding", "json", "shape", "column", "type", "empty", "tie", "conversation",
@@ -54,7 +54,7 @@ def read_jsonl(path: str) -> Iterator[Place]:
         except BadRow as e:
             row = e
         except (ValueError, RecursionError) as e:
-            row = BadRow("json", where, f"not JSON: {e}: {short(line)}. Expected is one object "
+            row = BadRow("json", where, f"not JSON: {e}: {shorten(line)}. Expected is one object "
                          "per line, as json.dumps writes it; an indented file: `jq -c .`")
         yield where, row
 
@@ -66,7 +66,7 @@ def read_array(path: str) -> Iterator[Place]:
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{path}: not JSON in UTF-8: {e}") from None
     if not isinstance(rows, list):
-        raise ValueError(f"{path}: {short(rows)} is not an array of rows, as json.dump writes it")
+        raise ValueError(f"{path}: {shorten(rows)} is not an array of rows, as json.dump writes it")
     yield from ((f"{path}, row {i}", row) for i, row in enumerate(rows))
 
 # %% ../../nbs/reference/data/files.ipynb #e6b38a0a

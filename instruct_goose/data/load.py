@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from ..core.checks import short
+from ..core.checks import shorten
 from .files import BadRow, is_json_lines, Place, read_array, read_csv, read_jsonl
 from .rows import pair_of, prompt_of
 
@@ -178,7 +178,7 @@ def check_length(texts: dict[str, str], tokenizer: PreTrainedTokenizerBase, max_
         n = len(tokenizer(text, verbose=False)["input_ids"])
         if n > max_length:
             raise BadRow("length", where, f"{name} has {n} tokens, max_length is {max_length}: "
-                         f"{short(text)}. Shorten or drop it")
+                         f"{shorten(text)}. Shorten or drop it")
 
 # %% ../../nbs/reference/data/load.ipynb #c5e1ad03
 def check_source(source: Source, repeat: bool = False) -> None:
@@ -186,7 +186,7 @@ def check_source(source: Source, repeat: bool = False) -> None:
     if isinstance(source, str | os.PathLike):
         path = os.fspath(source)
         if not os.path.isfile(path):
-            raise FileNotFoundError(f"no file {short(path)}. A data set of the Hub is passed as "
+            raise FileNotFoundError(f"no file {shorten(path)}. A data set of the Hub is passed as "
                                     "datasets.load_dataset(name, split='train'), texts as a list")
         if Path(path).suffix.lower() not in SUFFIXES:
             raise ValueError(f"{path}: the suffix tells the format, and it is none of "

@@ -14,7 +14,7 @@ from typing import TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
-from ..core.checks import short
+from ..core.checks import shorten
 from .files import BadRow, check_text
 
 # %% ../../nbs/reference/data/rows.ipynb #03b7e145
@@ -109,7 +109,7 @@ def pair_of(
 
 def untied(pair: dict[str, str], where: str) -> dict[str, str]:
     if pair["chosen"] == pair["rejected"]:
-        raise BadRow("tie", where, f"chosen and rejected are the same, {short(pair['chosen'])}: "
+        raise BadRow("tie", where, f"chosen and rejected are the same, {shorten(pair['chosen'])}: "
                      "drop ties, they teach nothing")
     return pair
 
@@ -146,7 +146,7 @@ def answers_of(
         after = turns[len(opening):] if turns[:len(opening)] == opening else turns
         if not after or after[0]["role"] != "assistant":
             raise BadRow("conversation", where, f"{name}: after the prompt the assistant's turn "
-                         f"is missing: {short(turns)}")
+                         f"is missing: {shorten(turns)}")
         whole[name] = render(opening + after, tokenizer, where, ask=False)
     for ask in (True, False):
         head = render(opening, tokenizer, where, ask)
@@ -174,7 +174,7 @@ def opening_of(prompt: object, chosen: list[dict], rejected: list[dict],
         return [{"role": "user", "content": prompt}]
     if any(turn["content"].strip() == prompt.strip() for turn in shared):
         return shared
-    raise BadRow("conversation", where, f"the prompt {short(prompt)} is not among the turns that "
+    raise BadRow("conversation", where, f"the prompt {shorten(prompt)} is not among the turns that "
                  "chosen and rejected begin with")
 
 # %% ../../nbs/reference/data/rows.ipynb #08a78f1a
@@ -186,7 +186,7 @@ def as_object(row: object, where: str) -> Mapping:
     "The row, if it has named columns."
     if not isinstance(row, Mapping):
         raise BadRow("shape", where, f"of type {type(row).__name__}, expected an object with "
-                     f"named columns: {short(row)}")
+                     f"named columns: {shorten(row)}")
     return row
 
 # %% ../../nbs/reference/data/rows.ipynb #aaa34003
@@ -195,7 +195,7 @@ def column(row: Mapping, name: str, where: str, columns: Mapping[str, str]) -> o
     theirs = columns.get(name, name)
     if theirs in row:
         return row[theirs]
-    there = ", ".join(map(short, list(row)[:8])) or "no columns"
+    there = ", ".join(map(shorten, list(row)[:8])) or "no columns"
     raise BadRow("column", where, f"no {theirs!r}: there are {there}. "
                  f"If it has another name: columns={{{name!r}: '…'}}")
 
@@ -204,7 +204,7 @@ def as_text(value: object, name: str, where: str, blank: bool = False) -> str:
     "The value, if it is a text with something in it that can be written as UTF-8."
     if not isinstance(value, str):
         raise BadRow("empty" if value is None else "type", where, f"{name} is "
-                     f"{short(value)}, expected text")
+                     f"{shorten(value)}, expected text")
     if not value.strip() and not blank:
         raise BadRow("empty", where, f"{name} is empty: drop the row")
     check_text(f"{where}: {name}", value)

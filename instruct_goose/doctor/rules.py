@@ -25,7 +25,7 @@ from statistics import fmean as mean, median_high as median
 from typing import NamedTuple
 
 from ..config import RLHFConfig
-from ..core.checks import short
+from ..core.checks import shorten
 
 # %% ../../nbs/reference/doctor/rules.ipynb #42fcf751
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def checked_metrics(metrics: Sequence[Mapping[str, object]]) -> list[dict]:
     rows = []
     for i, m in enumerate(metrics):
         if not isinstance(m, Mapping):
-            raise TypeError(f"metrics[{i}] is {short(m)}: pass numbers by name")
+            raise TypeError(f"metrics[{i}] is {shorten(m)}: pass numbers by name")
         row = {name: finite(m[name], f"{name} in metrics[{i}]")
                for name in KEYS if m.get(name) is not None}
         rows.append(row | {"iteration": int(row.get("iteration", i))})
@@ -97,11 +97,11 @@ def checked_metrics(metrics: Sequence[Mapping[str, object]]) -> list[dict]:
 def finite(x: object, what: str) -> float:
     "x as a float. Raises TypeError for no number, ValueError for one that no run has."
     if isinstance(x, bool) or not isinstance(x, Real):
-        raise TypeError(f"{what} is {short(x)}: not a number")
+        raise TypeError(f"{what} is {shorten(x)}: not a number")
     with suppress(OverflowError):
         if abs(value := float(x)) <= 1e100:  # squares, and products of two, are finite too
             return value
-    raise ValueError(f"{what} is {short(x)}: look for the first tensor that is not finite. Where "
+    raise ValueError(f"{what} is {shorten(x)}: look for the first tensor that is not finite. Where "
                      "a number is undefined, log None")
 
 # %% ../../nbs/reference/doctor/rules.ipynb #79c39d70

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SMOLLM', 'Kind', 'NEEDED', 'CHAT_TEMPLATE', 'find_model', 'check_files', 'read_settings', 'is_adapters', 'load_model',
            'load_tokenizer', 'load_config', 'load_part', 'first_line', 'check_loaded', 'load_adapters', 'base_of',
-           'save_merged', 'save_whole', 'load_smollm', 'need_smollm', 'stand_in', 'save_model']
+           'save_merged', 'save_whole', 'load_smollm', 'need_smollm', 'stand_in', 'SavesItself', 'save_model']
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0003
 import json
@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from safetensors import safe_open
@@ -33,7 +33,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ..core.checks import install
-from ..core.files import writing
+from ..core.files import explain_write_errors
 from ..core.state import named_tensors
 from instruct_goose.models.adapters import (
     has_adapters,
@@ -41,7 +41,6 @@ from instruct_goose.models.adapters import (
     merged_in_place,
     need_peft,
 )
-from .agent import Agent
 from .families import check_causal
 from .tokens import word_tokenizer
 
@@ -311,17 +310,26 @@ def stand_in(
     return model.eval(), tokenizer
 
 # %% ../../nbs/reference/models/loading.ipynb #1b945961
-def save_model(model: PreTrainedModel | Agent, tokenizer: PreTrainedTokenizerBase | None,
-               path: str | Path) -> None:
-    """Weights (safetensors), config and tokenizer, as transformers' `from_pretrained` reads them;
-    an Agent's value head beside them. Raises OSError, saying what to do."""
-    shown = logging.is_progress_bar_enabled()
+class SavesItself(Protocol):
+    "A model, or an Agent."
+
+    def save_pretrained(self, path: str | Path) -> object: ...
+
+
+def save_model(
+    model: SavesItself, tokenizer: PreTrainedTokenizerBase | None, path: str | Path
+) -> None:
+    """Write weights (safetensors), config and tokenizer, for transformers' `from_pretrained`.
+
+    An Agent's value head stands beside them. Raises OSError, saying what to do.
+    """
+    is_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # "Writing model shards" tells nobody anything
     try:
-        with writing("the model", path):
+        with explain_write_errors("the model", path):
             model.save_pretrained(path)
             if tokenizer is not None:
                 tokenizer.save_pretrained(path)
     finally:
-        if shown:
+        if is_shown:
             logging.enable_progress_bar()

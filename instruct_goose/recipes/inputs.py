@@ -30,7 +30,7 @@ from transformers import (
     TrainerState,
 )
 
-from ..core.checks import complaint, Count, hints_for, OneOf, Seed, Settings, short
+from ..core.checks import value_error, Count, hints_for, OneOf, Seed, Settings, shorten
 from ..core.files import sha256, text_table
 from ..data.files import BadRow
 from ..data.load import check_source, rows_from, Source
@@ -50,7 +50,7 @@ from ..models.loading import load_model, load_tokenizer
 from ..models.reward_model import RewardModel
 from ..objective.group import PRESETS
 from ..rollouts.prompts import columns_of, is_conversation
-from ..rollouts.rewards import as_offered, judge_texts, Notes, run_tools
+from ..rollouts.rewards import as_offered, score_texts, RewardLog, reward_tools
 from ..runs.directory import saving_conflicts
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #3815df01
@@ -119,7 +119,7 @@ def read_demos(
         if labels:
             rows[-1]["label"] = label = as_object(row, where).get("label")
             if not isinstance(label, bool):
-                raise BadRow("column", where, f"label is {short(label)}: true or false is needed")
+                raise BadRow("column", where, f"label is {shorten(label)}: true or false is needed")
     return rows
 
 def demo_of(row: object, where: str, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
@@ -225,10 +225,10 @@ def try_reward(
              else f"{p} {SAMPLE}" for p in prompts]
     given = {k: x for k, x in columns_of(some).items() if k != "prompt"}
     given |= as_offered(prompts, [SAMPLE] * n)
-    given |= run_tools(TrainerState(max_steps=steps, num_train_epochs=1), Notes(n))
+    given |= reward_tools(TrainerState(max_steps=steps, num_train_epochs=1), RewardLog(n))
     given["completion_ids"] = tokenizer([SAMPLE] * n, add_special_tokens=False)["input_ids"]
     try:
-        return judge_texts(rewards[0] if len(rewards) == 1 else list(rewards), texts, given=given,
+        return score_texts(rewards[0] if len(rewards) == 1 else list(rewards), texts, given=given,
                            weights=weights, seconds=seconds, kind="sample answer").scores.tolist()
     except (ValueError, TypeError, TimeoutError) as e:
         raise ValueError(f"--reward, asked about {n} sample answers before the run: {e}") from e
@@ -297,9 +297,9 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
             load_plugins(as_setting(hints["plugin"], nodes["plugin"]))
         made = {name: as_setting(hints[name], node) for name, node in nodes.items()}
         for name, value in made.items():
-            if (error := complaint(hints[name], value)) is not None:
+            if (error := value_error(hints[name], value)) is not None:
                 raise ValueError(f"line {nodes[name].start_mark.line + 1}: {name} is "
-                                 f"{short(value)}: it must be {error}")
+                                 f"{shorten(value)}: it must be {error}")
         return made
     except (ValueError, yaml.YAMLError, RecursionError) as e:
         raise ValueError(f"--config {path}: {' '.join(str(e).split())[:600]}") from None
@@ -325,7 +325,7 @@ def as_setting(hint: object, node: yaml.Node) -> Any:
     if isinstance(node, yaml.SequenceNode):
         return tuple(reading(hint, part, in_tuple=True) for part in node.value)
     value = reading(hint, node)
-    alone = complaint(hint, value) is not None and complaint(hint, ()) is None # of a list
+    alone = value_error(hint, value) is not None and value_error(hint, ()) is None # of a list
     return (reading(hint, node, in_tuple=True),) if alone else value
 
 def reading(hint: object, node: yaml.Node, in_tuple: bool = False) -> Any:
@@ -337,7 +337,7 @@ def reading(hint: object, node: yaml.Node, in_tuple: bool = False) -> Any:
         meanings += [text == "true"] if text in ("true", "false") else []
         meanings += [None] if text in ("", "~", "null") and not node.style else []
         meanings += [Path(text), text]
-    fits = (x for x in meanings if complaint(hint, (x,) if in_tuple else x) is None)
+    fits = (x for x in meanings if value_error(hint, (x,) if in_tuple else x) is None)
     return next(fits, text)
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #a1bb9cea

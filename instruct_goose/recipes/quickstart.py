@@ -17,7 +17,7 @@ from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBa
 
 from ..core.checks import Count, Limit, NotNegative, Positive
 from ..core.processes import find_device
-from ..core.random import one_seed
+from ..core.random import stage_seed
 from ..models.agent import Agent, create_reference_model
 from ..models.loading import save_model
 from ..models.reward_model import RewardModel
@@ -120,7 +120,7 @@ def train_sft(
     "Stage 1: learn to write reviews."
     lm = cast(Any, make_lm(config, tokenizer)).to(find_device(config.device))
     log = train_lm(lm, tokenizer, data.reviews, steps=config.sft_steps, lr=config.sft_lr,
-                   batch_size=config.sft_batch_size, seed=one_seed(config.seed, "sft"),
+                   batch_size=config.sft_batch_size, seed=stage_seed(config.seed, "sft"),
                    desc="1 SFT", progress=config.progress, stage=stage)
     return lm.eval(), log
 
@@ -137,7 +137,7 @@ def make_reward_model(
     reward_model = RewardModel.from_causal_lm(lm, make_tokenizer(config, end=True))
     log = train_reward_model(reward_model, data.pairs, steps=config.rm_steps, lr=config.rm_lr,
                              batch_size=config.rm_batch_size,
-                             seed=one_seed(config.seed, "reward model"), desc="2 reward model",
+                             seed=stage_seed(config.seed, "reward model"), desc="2 reward model",
                              progress=config.progress, stage=stage)
     reward_model.eval().requires_grad_(False)
     reward_model.normalise(data.held_out)

@@ -28,7 +28,7 @@ from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBa
 from ..core.checks import Count, Limit, NotNegative, Positive
 from ..core.files import text_table
 from ..core.processes import find_device
-from ..core.random import one_seed
+from ..core.random import stage_seed
 from ..models.loading import save_model
 from ..models.reward_model import RewardModel
 from ..models.tokens import bpe_tokenizer, pad, pad_id_of
@@ -303,11 +303,11 @@ def train_writer(config: ReviewsConfig, data: ReviewData,
     lm = small_gpt2(config, data.tokenizer, config.context, config.dropout,
                     pad_token_id=data.tokenizer.pad_token_id)
     lm = cast(Any, lm).to(find_device(config.device))
-    torch.manual_seed(one_seed(config.seed, "sft dropout"))
+    torch.manual_seed(stage_seed(config.seed, "sft dropout"))
     train_lm(lm, data.tokenizer, [r.text for r in data.train] + data.other_texts,
              steps=config.sft_steps, batch_tokens=config.sft_batch_tokens, lr=config.sft_lr,
              betas=(.9, .95), weight_decay=.1, warmup=min(100, config.sft_steps // 5),
-             seed=one_seed(config.seed, "sft"), desc="1 SFT", progress=config.progress,
+             seed=stage_seed(config.seed, "sft"), desc="1 SFT", progress=config.progress,
              stage=stage)
     return lm.eval()
 
@@ -318,7 +318,7 @@ def train_on_raters(config: ReviewsConfig, data: ReviewData, lm: PreTrainedModel
     device, pad_id = find_device(config.device), pad_id_of(data.tokenizer)
     reward_model = RewardModel.from_causal_lm(lm, data.tokenizer)
     rows = [data.tokenizer(r.text)["input_ids"] for r in data.train]
-    generator = torch.Generator().manual_seed(one_seed(config.seed, "word dropout"))
+    generator = torch.Generator().manual_seed(stage_seed(config.seed, "word dropout"))
 
     def loss_of(batch: list[int]) -> Tensor:
         ids, mask = pad([rows[i] for i in batch], pad_id)
@@ -332,10 +332,10 @@ def train_on_raters(config: ReviewsConfig, data: ReviewData, lm: PreTrainedModel
             module.p = config.rm_dropout
     steps = max(1, round(config.rm_epochs * sum(map(len, rows)) / config.rm_batch_tokens))
     dealt = batches([len(r) for r in rows], batch_tokens=config.rm_batch_tokens,
-                    seed=one_seed(config.seed, "reward model"))
+                    seed=stage_seed(config.seed, "reward model"))
     # the last text of a pass may come alone: nothing to compare it with
     dealt = (b for b in dealt if len({data.train[i].ratings for i in b}) > 1)
-    torch.manual_seed(one_seed(config.seed, "reward model dropout"))
+    torch.manual_seed(stage_seed(config.seed, "reward model dropout"))
     fit(reward_model, loss_of, dealt, steps=steps, lr=config.rm_lr, warmup=steps // 10,
         stage=stage, generators={"word dropout": generator}, desc="2 reward model",
         progress=config.progress)

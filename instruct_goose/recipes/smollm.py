@@ -28,7 +28,7 @@ from tyro.conf import Positional
 from ..core.checks import Count, Limit, NotNegative, OneOf, Positive, Seed, Settings
 from ..core.files import text_table
 from ..core.processes import find_device
-from ..core.random import one_seed
+from ..core.random import stage_seed
 from ..models.adapters import with_lora
 from ..models.agent import Agent
 from ..models.families import trunk
@@ -52,7 +52,7 @@ from instruct_goose.recipes.ratings import (
 )
 from .stages import beginnings, Figures, improve, RecipeSettings
 from ..rollouts.rewards import completion_texts
-from ..rollouts.rollout import finished, joined, Rollout
+from ..rollouts.rollout import finished, concat, Rollout
 from ..runs.directory import in_run_directory
 from ..runs.resume import CheckpointManager
 from ..runs.trackers import Track, TrackEvery
@@ -112,7 +112,7 @@ def run_task(name: str, config: RecipeConfig, task: Task | Prepare) -> dict: # t
 def make_policy_trainer(config: RecipeConfig, task: Task) -> RLHFTrainer:
     "The model with fresh adapters, and its tokenizer."
     model, tokenizer = stand_in(task.words) if config.stand_in else load_smollm(config.cache)
-    torch.manual_seed(one_seed(config.seed, "adapters"))
+    torch.manual_seed(stage_seed(config.seed, "adapters"))
     top = min(config.lora_top or 10**6, model.config.num_hidden_layers)
     adapted = with_lora(model, config.lora_rank, top=top)
     return RLHFTrainer(Agent(adapted), config=config, tokenizer=tokenizer)
@@ -125,7 +125,7 @@ def figures_of(trainer: RLHFTrainer, task: Task, n: int) -> tuple[Rollout, Figur
     n = min(n, len(task.held_out)) if greedy else n
     rows = [task.held_out[i % len(task.held_out)] for i in range(n)]
     parts = [trainer.annotate(r) for r in trainer.answers(rows, greedy)]
-    r = joined(parts)
+    r = concat(parts)
     r.columns = {k: [x for p in parts for x in p.columns[k]] for k in parts[0].columns or {}}
     tokens = sum(int(p.mask.sum()) for p in parts)
     surprise = -sum(float(p.ref_logprobs.sum()) for p in parts) / tokens
@@ -307,7 +307,7 @@ def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
         judges[name] = judge = Judge(lm, tokenizer, config.judge_frozen, config.judge_trained,
                                      config.question)
         train_judge(judge, half, epochs=config.judge_epochs, lr=config.judge_lr,
-                    batch_size=config.judge_batch, seed=one_seed(config.seed, name), desc=name,
+                    batch_size=config.judge_batch, seed=stage_seed(config.seed, name), desc=name,
                     stage=manager.stage(name), progress=config.progress)
         judge.normalise(texts)
     scores = {name: judge.score(texts) for name, judge in judges.items()}

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['Figures', 'Measure', 'RecipeSettings', 'SmallModelSettings', 'small_gpt2', 'beginnings', 'text_figures', 'evaluate',
            'make_baselines', 'spread', 'models_table', 'same_prompts', 'side_by_side', 'improve', 'RunSettings',
-           'train_in', 'print_worst', 'fingerprint_of_prompts', 'train_and_report', 'answers', 'model_card',
-           'push_to_hub']
+           'train_in', 'fingerprint_of_prompts', 'train_and_report', 'answers', 'model_card', 'push_to_hub']
 
 # %% ../../nbs/reference/recipes/stages.ipynb #5d62fbad
 import copy
@@ -26,15 +25,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTraine
 from ..config import RLHFConfig
 from ..core.checks import Count, Positive
 from ..core.files import text_table, versions, write_json, write_whole
-from ..core.processes import from_first, is_first
-from ..core.random import one_seed
-from ..doctor.diagnosis import diagnose
-from ..doctor.report import read_tokens
-from ..doctor.rules import read_metrics
+from ..core.processes import on_main, is_main
+from ..core.random import stage_seed
 from ..models.adapters import has_adapters, module_state
 from ..models.agent import Agent
 from ..models.reward_model import RewardModel
-from ..models.sharding import set_weights
+from ..models.sharding import load_weights
 from .inputs import PlugIns
 from ..rollouts.evaluation import best_of_n, kl_to_reference, plot_metrics, write
 from ..rollouts.prompts import is_list, slices
@@ -51,7 +47,6 @@ from ..runs.resume import CheckpointManager, MAIN, Stage
 from ..runs.trackers import Track, TrackEvery
 from ..supervised.sft import train_lm
 from ..tasks.film_reviews import distinct_2
-from ..training.callbacks import Trainer
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/reference/recipes/stages.ipynb #bf1cda13
@@ -97,7 +92,7 @@ def small_gpt2(config: SmallModelSettings, tokenizer: PreTrainedTokenizerBase, c
                        n_layer=config.layers, n_head=config.heads, resid_pdrop=dropout,
                        embd_pdrop=dropout, attn_pdrop=dropout, **ends, **more)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(one_seed(config.seed, "weights"))
+        torch.manual_seed(stage_seed(config.seed, "weights"))
         return GPT2LMHeadModel(shape)
 
 # %% ../../nbs/reference/recipes/stages.ipynb #145303f5
@@ -127,7 +122,7 @@ def evaluate(
 ) -> tuple[Rollout, Figures]: # what it wrote, and the figures
     "Let a model answer held-out prompts at temperature 1."
     rollout = write(model, tokenizer, prompts, config.max_new_tokens,
-                    seed=one_seed(config.seed, "evaluation"))
+                    seed=stage_seed(config.seed, "evaluation"))
     kl = 0. if model is reference else kl_to_reference(model, reference, rollout).mean().item()
     found = text_figures(rollout, tokenizer, reward_model, measure)
     return rollout, found | {"kl_to_reference": kl}
@@ -142,7 +137,7 @@ def make_baselines(
     "The best of n texts by score; and SFT on those of them that ended, where there are any."
     n, eos_id = config.best_of, cast(int, tokenizer.eos_token_id)
     many = write(lm, tokenizer, [p for p in prompts for _ in range(n)], config.max_new_tokens,
-                 seed=one_seed(config.seed, "best of n"))
+                 seed=stage_seed(config.seed, "best of n"))
     best = best_of_n(many, reward_model.score(many.texts), n)[0]
     found = {f"best_of_{n}": text_figures(best, tokenizer, reward_model, measure)}
     whole = [i for i, e in enumerate(finished(best, eos_id)) if e]
@@ -150,7 +145,7 @@ def make_baselines(
         tuned = copy.deepcopy(lm)
         train_lm(tuned, tokenizer, [best.texts[i] for i in whole],
                  prompts=[best.prompts[i] for i in whole] if given else None,
-                 steps=config.tune_steps, lr=config.tune_lr, seed=one_seed(config.seed, "tune"),
+                 steps=config.tune_steps, lr=config.tune_lr, seed=stage_seed(config.seed, "tune"),
                  desc="4 SFT on the best", progress=config.progress, stage=stage, **batch)
         _, found[f"sft_on_best_of_{n}"] = evaluate(
             config, tuned.eval(), lm, tokenizer, reward_model, prompts, measure)
@@ -236,7 +231,7 @@ class RunSettings(RLHFConfig):
 
 # %% ../../nbs/reference/recipes/stages.ipynb #4bcf8c66
 def train_in(
-    trainer: Trainer,
+    trainer: RLHFTrainer,
     run_dir: str | Path, # for everything that the run writes
     prompts: Sequence | Iterable, # as for `RLHFTrainer.train`
     reward_fn: Any,
@@ -251,8 +246,8 @@ def train_in(
     own = {f.name: getattr(trainer.config, f.name) for f in fields(RLHFConfig)}
     config = RunSettings(**own, output_dir=Path(run_dir), save_every=save_every, keep=keep,
                          resume=resume)
-    if (summary := from_first(partial(finished_run, config))) is not None:
-        set_weights(trainer.agent, from_first(
+    if (summary := on_main(partial(finished_run, config))) is not None:
+        load_weights(trainer.agent, on_main(
             lambda: module_state(Agent.from_pretrained(Path(run_dir) / "policy"))))
         return summary
     rows: Any = prompts if held_out is None else held_out
@@ -262,18 +257,6 @@ def train_in(
     return in_run_directory(
         config, "train", work, {"SHA-256 of the prompts": fingerprint_of_prompts(prompts)},
         stop_token_ids=trainer.eos_ids)
-
-# %% ../../nbs/reference/recipes/stages.ipynb #c0df4c79
-def print_worst(out: Path, settings: Mapping) -> None:
-    "The worst of the doctor's findings in a run's log, and the command that says more."
-    try:
-        findings = diagnose(read_metrics(out)[0], settings, read_tokens(out / "tokens.jsonl"))
-    except (OSError, ValueError, TypeError): # a supervised stage's log: there are no rules for it
-        return
-    if findings:
-        worst = min(findings, key=lambda f: f.severity != "error")
-        print(f"\n{worst.severity.upper()}  {worst.name}: {worst.what}. Seen: {worst.evidence}.\n"
-              f"Findings: {len(findings)}. For all of them: instruct-goose doctor {out}")
 
 # %% ../../nbs/reference/recipes/stages.ipynb #5a37a5b0
 def fingerprint_of_prompts(prompts: Sequence | Iterable) -> str:
@@ -286,7 +269,7 @@ def fingerprint_of_prompts(prompts: Sequence | Iterable) -> str:
 
 # %% ../../nbs/reference/recipes/stages.ipynb #0a90efd6
 def train_and_report(
-    trainer: Trainer, prompts: Sequence | Iterable, reward_fn: Any, out: Path,
+    trainer: RLHFTrainer, prompts: Sequence | Iterable, reward_fn: Any, out: Path,
     manager: CheckpointManager, held_out: Sequence | dict | None,
     asked: Sequence | dict | None, # prompts, answered before and after
     progress: bool = True,
@@ -311,7 +294,7 @@ def train_and_report(
     if judged:
         kind = "training" if held_out is None else "held_out"
         summary[f"{kind}_reward"] = {"before": score, "after": later}
-    if is_first():
+    if is_main():
         write_whole(out / "policy" / "README.md", model_card(summary))
         if before:
             rows = [[" ".join(x.split())[:90] for x in (*pair, last)]
@@ -324,7 +307,7 @@ def train_and_report(
 
 @torch.no_grad()
 def answers(
-    trainer: Trainer, asked: Sequence | dict | None, reward_fn: Any = None,
+    trainer: RLHFTrainer, asked: Sequence | dict | None, reward_fn: Any = None,
 ) -> tuple[list[tuple[str, str]], float | None]: # prompts and responses, and the mean score
     "One response to each, with the same random numbers each time, or greedy; none to a stream."
     pairs, scores = [], []

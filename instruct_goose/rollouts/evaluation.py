@@ -20,7 +20,7 @@ from ..models.response import response_logits
 from ..models.sampling import left_padded, sample
 from ..models.tokens import PromptDataset
 from ..objective.kl import exact_kl
-from .rollout import complete, joined, Rollout
+from .rollout import attach_texts, concat, Rollout
 
 # %% ../../nbs/learn/19_evaluation.ipynb #8d996f6a
 def write(
@@ -45,8 +45,8 @@ def write(
         ids, mask = left_padded(policy, q["query_ids"], q["query_mask"])
         responses = sample(policy, ids, mask, max_new_tokens, eos_id, data.pad_id, temperature,
                            generator, greedy)
-        parts.append(complete(Rollout(ids, mask, *responses), tokenizer))
-    return joined(parts)
+        parts.append(attach_texts(Rollout(ids, mask, *responses), tokenizer))
+    return concat(parts)
 
 # %% ../../nbs/learn/19_evaluation.ipynb #93686d44
 @torch.no_grad()
@@ -63,7 +63,7 @@ def kl_to_reference(
     sums = []
     for i in range(0, len(rollout), batch_size):
         r = rollout[i:i + batch_size]
-        here, there = (response_logits(m, r.query_ids, r.query_mask, r.response_ids, r.real,
+        here, there = (response_logits(m, r.query_ids, r.query_mask, r.response_ids, r.attention_mask,
                                        temperature).log_softmax(-1) for m in (policy, ref_model))
         sums.append(exact_kl(here, there, r.mask).sum(-1))
     return torch.cat(sums)

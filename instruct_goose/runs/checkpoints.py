@@ -19,10 +19,10 @@ from pathlib import Path
 import safetensors.torch
 from torch import Tensor
 
-from ..core.files import locked, read_json, remove_remains, writing
+from ..core.files import locked, read_json, remove_remains, explain_write_errors
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #ba6527cb
-FORMAT = "instruct_goose checkpoint 2"
+FORMAT = "instruct_goose checkpoint 3"
 
 def save_checkpoint(
     directory: str | Path,         # is made if need be
@@ -44,7 +44,7 @@ def save_checkpoint(
     files = {"tensors.safetensors": packed, "record.json": f"{text}\n".encode()}
     directory = Path(directory)
     left = "".join(f"{path.name} is untouched" for path in checkpoints(directory)[-1:])
-    with writing("the checkpoint", directory, left):
+    with explain_write_errors("the checkpoint", directory, left):
         directory.mkdir(parents=True, exist_ok=True)
         with locked(directory, wait=True):
             new = _write_directory(directory, files)

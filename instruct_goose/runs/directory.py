@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['new_run_dir', 'claim_run_dir', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts',
-           'RunLog', 'checked_log', 'cut_log', 'train_policy', 'in_run_directory', 'files_of']
+           'RunLog', 'checked_log', 'truncate_log', 'train_policy', 'save_last_whole_policy', 'in_run_directory',
+           'print_worst', 'files_of']
 
 # %% ../../nbs/reference/runs/directory.ipynb #ed9beb72
 import json
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..config import RLHFConfig
 from instruct_goose.core.files import (
@@ -29,21 +29,23 @@ from instruct_goose.core.files import (
     write_json,
     write_whole,
 )
-from ..core.processes import from_first, is_first
+from ..core.processes import on_main, is_main
 from ..core.random import torch_threads
-from ..core.state import CHANGES_NOTHING, part
+from ..core.state import CHANGES_NOTHING, State
+from ..doctor.diagnosis import diagnose
+from ..doctor.report import read_tokens
+from ..doctor.rules import read_metrics
 from ..models.loading import save_model
-from ..models.sharding import is_sharded, plain
-from ..recipes.stages import print_worst
+from ..models.sharding import is_sharded, unsharded_copy
 from ..rollouts.prompts import is_list
-from ..rollouts.rollout import Rollout
 from .checkpoints import newest_checkpoint
 from .resume import CheckpointManager, refuse_other_run, Stage, TEMPORARY_FILE
 from .trackers import need_tracker, TRACKERS
-from ..training.callbacks import Callback, Trainer
+from ..training.callbacks import Callback
+from ..training.experience import Experience
 from ..training.metrics import Metrics
-from ..training.policies import StopAtKL
-from ..training.token_log import looked_at, seen_tokens
+from ..training.token_log import is_recorded, record_tokens
+from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/reference/runs/directory.ipynb #63372f12
 def new_run_dir(name: str, root: str | Path = "runs") -> Path:
@@ -75,11 +77,11 @@ def open_run(config: Any, name: str, **more: Any) -> tuple[Path, CheckpointManag
     ValueError for a run with other settings, damaged files, or a tracker that is not installed."""
     if getattr(config, "track", None):
         need_tracker(config.track)
-    out = Path(from_first(partial(_directory_of, config, name)))
+    out = Path(on_main(partial(_directory_of, config, name)))
     manager = CheckpointManager(out, settings_of(config) | more, config.steps, config.save_every,
                                 config.keep)
     path = manager.resume() if config.resume else None
-    if config.resume and is_first():
+    if config.resume and is_main():
         stage, at, of = manager.latest.place or ("", 0, 0)
         print(f"Going on from {path.name}: {at} of {of} steps of the stage {stage!r} are done."
               if path else "Nothing is saved here yet: the run starts over.")
@@ -130,145 +132,205 @@ def saving_conflicts(config: Any) -> Iterator[tuple[str, str]]:
         yield "output_dir", "the run to go on with, since resume is set"
 
 # %% ../../nbs/reference/runs/directory.ipynb #2b7c48ef
-class RunLog(Callback):
-    """Each iteration goes to metrics.jsonl, a few of its responses to tokens.jsonl, and what the
-    next one depends on to the stage. Of several processes the first writes."""
+class RunLog(Callback[RLHFTrainer]):
+    """Writes a run's log, and gives the stage what the next iteration depends on.
+
+    Each iteration goes to metrics.jsonl, a few of its responses to tokens.jsonl. Of several
+    processes the main one writes.
+    """
 
     def __init__(self, out: str | Path, stage: Stage):
-        self.path, self.tokens = Path(out) / "metrics.jsonl", Path(out) / "tokens.jsonl"
+        self.path = Path(out) / "metrics.jsonl"
+        self.tokens = Path(out) / "tokens.jsonl"
         self.stage = stage
         self.metrics: list[Metrics] = []
 
-    def on_iteration(self, trainer: Trainer, rollout: Rollout, metrics: Metrics) -> None:
-        if is_first():
+    def on_end(self, trainer: RLHFTrainer, experience: Experience, metrics: Metrics) -> None:
+        if is_main():
             append_jsonl(self.path, metrics)
-            if looked_at(trainer.iteration - 1, trainer.config.steps):
-                seen = seen_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer, 4,
-                                   trainer.loss)
-                append_jsonl(self.tokens, {"iteration": metrics["iteration"], "responses": seen})
+            if is_recorded(trainer.iteration - 1, trainer.config.steps):
+                responses = record_tokens(trainer, experience, rows=4)
+                row = {"iteration": metrics["iteration"], "responses": responses}
+                append_jsonl(self.tokens, row)
         self.metrics.append(without_nan(metrics))
-        self.stage.after_step(trainer.iteration, trainer.config.steps,
-                              partial(self.state, trainer))
+        state = partial(self.state_of, trainer)
+        self.stage.after_step(trainer.iteration, trainer.config.steps, state)
 
-    def state(self, trainer: Trainer) -> tuple[dict[str, Tensor], dict]:
+    def state_of(self, trainer: RLHFTrainer) -> State:
         "The trainer's state, with the log so far."
-        tensors, record = trainer.state()
-        return tensors, record | {"metrics": list(self.metrics)}
+        return trainer.state_dict() | {"metrics": list(self.metrics)}
 
-    def restore(self, trainer: Trainer) -> None:
+    def restore(self, trainer: RLHFTrainer) -> None:
         "Trainer and log as they were when the stage was left."
-        if self.stage.saved is not None:
-            tensors, record = self.stage.saved
-            self.metrics = checked_log(record, self.path)
-            config = {**record["config"], "steps": trainer.config.steps} # a run may grow
-            trainer.load_state(tensors, {**record, "config": config})
-            if (limit := trainer.config.kl_stop) is not None: # killed before it could say so?
-                last = self.metrics[-1]
-                why = StopAtKL(limit).on_iteration(trainer, None, last)
-                trainer.stopped = why and f"iteration {last['iteration']}: {why}"
-        if is_first():
-            cut_log(self.tokens, trainer.iteration)
-            cut_log(self.path, trainer.iteration)
+        state = self.stage.saved
+        if state is not None:
+            self.metrics = checked_log(state, self.path)
+            config = {**state["identity"]["config"], "steps": trainer.config.steps}
+            identity = {**state["identity"], "config": config}  # a run may grow
+            trainer.load_state_dict({**state, "identity": identity})
+        if is_main():
+            truncate_log(self.tokens, trainer.iteration)
+            truncate_log(self.path, trainer.iteration)
             if self.metrics:
-                write_whole(self.path, "".join(map(json_line, self.metrics)))
+                write_whole(self.path, "".join(json_line(row) for row in self.metrics))
 
-def checked_log(record: Mapping, path: Path) -> list[Metrics]:
+
+def checked_log(state: Mapping, path: Path) -> list[Metrics]:
     "The log in a trainer's stage. Raises ValueError for one that ends elsewhere than the trainer."
-    metrics, at = record.get("metrics") or [], record.get("iteration", "?")
+    metrics = state.get("metrics") or []
+    done = state.get("iteration", "?")
     with suppress(TypeError, KeyError, OverflowError, MemoryError):
         numbers = [row["iteration"] for row in metrics]
-        if (numbers and numbers == list(range(at - len(numbers), at)) and numbers[0] >= 0
-                and isinstance(record["config"], Mapping)):
+        expected = list(range(done - len(numbers), done))
+        has_settings = isinstance(state["identity"]["config"], Mapping)
+        if numbers and numbers == expected and numbers[0] >= 0 and has_settings:
             return list(metrics)
-    raise ValueError(f"the newest checkpoint beside {path} is not that of a run: {str(at)[:40]} "
-                     f"iterations, and a log of {len(metrics)}. Remove it, or take another")
+    raise ValueError(
+        f"the newest checkpoint beside {path} is not that of a run: {str(done)[:40]} iterations, "
+        f"and a log of {len(metrics)}. Remove it, or take another"
+    )
 
-def cut_log(path: Path, done: int) -> None:
-    """A log as it was after so many iterations, or steps; a line that was broken off goes. For 0
-    the whole file is kept beside, as metrics.1.jsonl."""
+
+def truncate_log(path: Path, done: int) -> None:
+    """Cut a log to its first `done` iterations or steps; a line that was broken off goes.
+
+    For 0 the whole file is kept beside, as metrics.1.jsonl.
+    """
     if not path.exists():
         return
-    if done:
-        kept = []
-        for line in path.read_bytes().split(b"\n")[:-1]: # the last one ends as well
-            with suppress(ValueError, TypeError, AttributeError):
-                row = json.loads(line)
-                if row.get("iteration", row.get("step", done)) < done:
-                    kept.append(f"{line.decode()}\n")
-        return write_whole(path, "".join(kept))
-    beside = next(p for n in count(1) if not (p := path.with_stem(f"{path.stem}.{n}")).exists())
-    path.rename(beside)
-    print(f"{path.name} of the run before is kept as {beside.name}.")
+    if done == 0:
+        beside = _unused_name(path)
+        path.rename(beside)
+        print(f"{path.name} of the run before is kept as {beside.name}.")
+        return
+    kept = []
+    for line in path.read_bytes().split(b"\n")[:-1]:  # the last line ends as well
+        with suppress(ValueError, TypeError, AttributeError):
+            row = json.loads(line)
+            if row.get("iteration", row.get("step", done)) < done:
+                kept.append(f"{line.decode()}\n")
+    write_whole(path, "".join(kept))
+
+
+def _unused_name(path: Path) -> Path:
+    "metrics.1.jsonl for metrics.jsonl, or the next number that is free."
+    for n in count(1):
+        beside = path.with_stem(f"{path.stem}.{n}")
+        if not beside.exists():
+            return beside
+    raise AssertionError("count never ends")
 
 # %% ../../nbs/reference/runs/directory.ipynb #857744af
 def train_policy(
-    trainer: Trainer, prompts: Sequence | Iterable, reward_fn: Any, out: str | Path, stage: Stage,
-    held_out: Sequence | dict | None = None, progress: bool = True,
-    track: str | None = None, track_every: int = 10, # a key of TRACKERS, and its `every`
-) -> list[Metrics]: # of all iterations, those of an earlier process among them
-    """`trainer.train` from where the stage was left, with metrics.jsonl and checkpoints. With
-    keep_best it ends with the best policy, `trainer.best_policy`; `trainer.stopped`
-    says why it ended early. After Ctrl-C policy/ holds the model of the last whole iteration."""
+    trainer: RLHFTrainer,
+    prompts: Sequence | Iterable,
+    reward_fn: Any,
+    out: str | Path,
+    stage: Stage,
+    held_out: Sequence | dict | None = None,
+    progress: bool = True,
+    track: str | None = None,  # a key of TRACKERS
+    track_every: int = 10,  # its `every`
+) -> list[Metrics]:
+    """`trainer.train` from where the stage was left, with metrics.jsonl and checkpoints.
+
+    Returns the metrics of all iterations, those of an earlier process among them. With keep_best
+    the run ends with the best policy, `trainer.best_policy`; `trainer.stopped` says why it ended
+    early. After Ctrl-C policy/ holds the model of the last whole iteration.
+    """
     log = RunLog(out, stage)
     log.restore(trainer)
     if trainer.iteration < trainer.config.steps and not trainer.stopped:
         trackers = [TRACKERS[track](out, every=track_every)] if track else []
-        before, trainer.callbacks = trainer.callbacks, [*trainer.callbacks, log, *trackers]
-        left = prompts if is_list(prompts) else islice(prompts, trainer.prompts_seen, None)
+        own_callbacks = trainer.callbacks
+        trainer.callbacks = [*own_callbacks, log, *trackers]
+        if not is_list(prompts):
+            prompts = islice(prompts, trainer.prompts.seen, None)
         try:
-            trainer.train(left, reward_fn, progress=progress and is_first(), held_out=held_out)
+            trainer.train(prompts, reward_fn, progress=progress and is_main(), held_out=held_out)
         except KeyboardInterrupt:
-            if stage.saved is not None and is_first():  # an iteration may be half done
-                last = trainer.agent
-                if is_sharded(last): # nothing is asked of others, which may have gone
-                    last = plain(last, part(stage.saved[0], "model"))
-                else:
-                    trainer.load_state(*stage.saved)
-                save_model(last.model, trainer.tokenizer, Path(out) / "policy")
+            if stage.saved is not None and is_main():
+                save_last_whole_policy(trainer, stage.saved, Path(out) / "policy")
             raise
         finally:
-            trainer.callbacks = before
+            trainer.callbacks = own_callbacks
             for tracker in trackers:
                 tracker.close()
-    said = [f"  Stopped early: {trainer.stopped}"] if trainer.stopped else []
+    if is_main() and trainer.stopped:
+        print(f"  Stopped early: {trainer.stopped}")
     if trainer.best is not None:
         trainer.load_best()
-        said.append(f"  Kept: the policy after {trainer.best_policy.iteration} iterations")
-    if said and is_first():
-        print(*said, sep="\n")
+        if is_main():
+            print(f"  Kept: the policy after {trainer.best_policy.iteration} iterations")
     return log.metrics
+
+
+def save_last_whole_policy(trainer: RLHFTrainer, saved: State, path: Path) -> None:
+    "Save the policy of the last whole iteration: the one in memory may be half updated."
+    agent = trainer.agent
+    if is_sharded(agent):  # nothing is asked of other processes, which may have gone
+        agent = unsharded_copy(agent, saved["parts"]["learner"]["model"])
+    else:
+        trainer.load_state_dict(saved)
+    save_model(agent.model, trainer.tokenizer, path)
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c67
 def in_run_directory(
-    config: Any, name: str, work: Callable[[Path, CheckpointManager], dict],
-    known: Mapping[str, str] | None = None, # what else must be the same when it is resumed
-    **more: Any, # for config.json
-) -> dict: # the summary, as `work` has written it
-    """`work` in the directory of a new run, or of the one that `resume` names; nothing where that
-    one is finished. Raises as `finished_run` and `open_run`, before anything is written."""
-    if (summary := from_first(partial(finished_run, config))) is not None:
+    config: Any,
+    name: str,
+    work: Callable[[Path, CheckpointManager], dict],
+    known: Mapping[str, str] | None = None,  # what else must be the same when it is resumed
+    **more: Any,  # for config.json
+) -> dict:
+    """Do `work` in the directory of a new run, or of the one that `resume` names.
+
+    Returns the summary that `work` has made; of a finished run the one that is there, and nothing
+    is done. Raises as `finished_run` and `open_run`, before anything is written.
+    """
+    summary = on_main(partial(finished_run, config))
+    if summary is not None:
         return summary
     out, manager = open_run(config, name, **(known or {}))
     threads = getattr(config, "threads", None)
-    with (torch_threads(threads) if threads else nullcontext(),
-          torch.random.fork_rng(devices=[]), manager):
-        path, digests = out / "config.json", files_of(config)
+    with (
+        torch_threads(threads) if threads else nullcontext(),
+        torch.random.fork_rng(devices=[]),
+        manager,
+    ):
+        path = out / "config.json"
+        digests = files_of(config)
         then = read_json(path, "the configuration of the run") if path.exists() else {}
         for file, before in dict(then.get("files") or {}).items():
             if digests.get(file) != before:
                 print(f"{file} has changed since this run began.")
         algorithm = {"algorithm": config.algorithm} if isinstance(config, RLHFConfig) else {}
         settings = {"files": digests} | algorithm | asdict(config) | more
-        if is_first():
+        if is_main():
             if not then:
                 write_json(path, settings)
             print(f"The run goes to {out}. Seed {config.seed}.")
         summary = work(out, manager)
-        if is_first():
+        if is_main():
             write_json(path, settings)  # of a run that went on, now that it has
-    if is_first() and summary.get("iterations", 2) > 1: # one alone is compared with nothing
+    if is_main():
         print_worst(out, settings_of(config) | more)
-    return from_first(lambda: summary)
+    return on_main(lambda: summary)
+
+
+def print_worst(out: Path, settings: Mapping) -> None:
+    "Print the worst of the doctor's findings in a run's log, and the command that says more."
+    try:
+        log = read_metrics(out)[0]
+        findings = diagnose(log, settings, read_tokens(out / "tokens.jsonl"))
+    except (OSError, ValueError, TypeError):  # a supervised stage's log: there are no rules for it
+        return
+    if findings:
+        errors = [finding for finding in findings if finding.severity == "error"]
+        worst = (errors or findings)[0]
+        print(
+            f"\n{worst.severity.upper()}  {worst.name}: {worst.what}. Seen: {worst.evidence}.\n"
+            f"Findings: {len(findings)}. For all of them: instruct-goose doctor {out}"
+        )
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c68
 def files_of(config: object) -> dict[str, str]: # SHA-256 by name

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from ..core.checks import install, Limit, OneOf
 from ..core.files import text_table
-from ..core.processes import is_first
+from ..core.processes import is_main
 from ..rollouts.rollout import Rollout
 from ..training.callbacks import Callback
 from ..training.metrics import Metrics
@@ -54,7 +54,7 @@ class Tracker(Callback):
         "Write what is left."
 
     def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> None:
-        if not is_first(): # one of several processes is enough
+        if not is_main(): # one of several processes is enough
             return
         iteration, path = int(metrics["iteration"] or 0), self.run_dir / "config.json"
         if not self.is_open:

@@ -10,17 +10,24 @@ __all__ = ['Loss', 'Log', 'batches', 'batches_by_rows', 'batches_by_tokens', 're
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn, Tensor
 from transformers import PreTrainedModel
 
 from ..config import cosine
-from ..core.checks import require_trainable, warn_of_lost_steps
-from ..core.processes import Line
-from ..core.state import joined, load_training_state, part, training_state
+from ..core.checks import check_values, require_trainable, warn_of_lost_steps
+from ..core.processes import ProgressBar
+from ..core.random import RandomState
+from instruct_goose.core.state import (
+    environment,
+    StageStore,
+    State,
+    warn_of_other_environment,
+)
 from ..models.families import context_length
-from ..runs.resume import Stage
+from ..models.sharding import LearnerState
 
 # %% ../../nbs/reference/supervised/fit.ipynb #37c9237e
 def batches(
@@ -93,7 +100,7 @@ def fit(
     desc: str = "fit",
     progress: bool = True,
     callback: Callable[[int, Log], None] | None = None, # called after every update
-    stage: Stage | None = None, # keeps checkpoints; where it has one, the training goes on there
+    stage: StageStore | None = None, # keeps checkpoints; where it has one, the training goes on there
     generators: Mapping[str, torch.Generator] | None = None, # that `loss_of` draws from
 ) -> list[Log]: # step, loss, what `loss_of` adds, lr and grad_norm of every update
     """θ ← θ − η·AdamW(∇L), gradient norm clipped, η along a cosine: the loop of every supervised
@@ -106,13 +113,13 @@ def fit(
     optimizer, generators = adamw(model, lr, betas, weight_decay), generators or {}
     history = []
     if stage is not None and stage.saved is not None:
-        history = load_fit_state(model, optimizer, generators, steps, *stage.saved)
+        history = load_fit_state(model, optimizer, generators, steps, stage.saved)
     for _ in history:
         next(rows) # a shuffle can only be reached by shuffling
     before = model.training
     model.train()
     try:
-        with Line(steps, desc, len(history), progress) as line:
+        with ProgressBar(steps, desc, len(history), progress) as line:
             for step in range(len(history), steps):
                 rate = lr * cosine(step, steps, warmup)
                 loss = loss_of(next(rows))
@@ -123,7 +130,7 @@ def fit(
                     callback(step, history[-1])
                 if stage is not None:
                     state = partial(fit_state, model, optimizer, generators, history)
-                    stage.after_step(step + 1, steps, state, often=10)
+                    stage.after_step(step + 1, steps, state, every=10)
     finally:
         model.train(before)
     return history
@@ -159,27 +166,56 @@ def adamw(model: nn.Module, lr: float, betas: tuple[float, float],
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
 # %% ../../nbs/reference/supervised/fit.ipynb #79d22fde
-def fit_state(model: nn.Module, optimizer: torch.optim.Optimizer,
-              generators: Mapping[str, torch.Generator],
-              history: Sequence[Log]) -> tuple[dict[str, Tensor], dict]:
-    "What the next update depends on, and the log so far: tensors, not copied, and a record."
-    tensors, record = training_state(model, optimizer, generators)
-    names = [name for name in history[0] if name != "step"]
-    log = {k: torch.tensor([update[k] for update in history], dtype=torch.float64) for k in names}
-    return tensors | joined({"history": log}), record | {"history": names}
+def fit_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    generators: Mapping[str, torch.Generator],
+    history: Sequence[Log],
+) -> State:
+    "What the next update depends on, and the log so far."
+    columns = {}
+    for name in history[0]:
+        if name != "step":
+            numbers = [update[name] for update in history]
+            columns[name] = torch.tensor(numbers, dtype=torch.float64)
+    return {
+        "learner": LearnerState(model, optimizer).state_dict(),
+        "generators": RandomState(generators).state_dict(),
+        "environment": environment(),
+        "history": columns,
+    }
 
 # %% ../../nbs/reference/supervised/fit.ipynb #451ead05
-def load_fit_state(model: nn.Module, optimizer: torch.optim.Optimizer,
-                   generators: Mapping[str, torch.Generator], steps: int,
-                   tensors: Mapping[str, Tensor], record: Mapping) -> list[Log]:
-    "Go on where that training stood. Raises ValueError, before a change, for another's state."
-    log, names = part(tensors, "history"), record.get("history")
-    done = len(log.get("loss", ()))
-    if not isinstance(names, list) or set(names) != log.keys() or not 0 < done <= steps or any(
-            x.shape != (done,) or x.dtype != torch.float64 for x in log.values()):
-        raise ValueError(f"this is not the state of a supervised stage of {steps} updates: its "
-                         f"log has {done}, in the columns {names}")
-    others = {k: x for k, x in tensors.items() if not k.startswith("history/")}
-    load_training_state(model, optimizer, generators, others, record)
-    rows = zip(*(log[name].tolist() for name in names), strict=True)
+def load_fit_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    generators: Mapping[str, torch.Generator],
+    steps: int,
+    state: Mapping[str, Any],  # from `fit_state`
+) -> list[Log]:
+    """Go on where that training stood; returns its log.
+
+    Raises ValueError, before anything is changed, for the state of another training.
+    """
+    hints = {"learner": dict, "generators": dict, "environment": dict, "history": dict}
+    check_values(state, hints)
+    columns = state["history"]
+    done = len(columns.get("loss", ()))
+    fits = 0 < done <= steps
+    for x in columns.values():
+        fits = fits and torch.is_tensor(x) and x.shape == (done,) and x.dtype == torch.float64
+    if not fits:
+        raise ValueError(
+            f"this is not the state of a supervised stage of {steps} updates: its log has {done}, "
+            f"in the columns {list(columns)}"
+        )
+    learner = LearnerState(model, optimizer)
+    random_state = RandomState(generators)
+    learner.check_state_dict(state["learner"])
+    random_state.check_state_dict(state["generators"])
+    warn_of_other_environment(state["environment"])
+    learner.load_state_dict(state["learner"])
+    random_state.load_state_dict(state["generators"])
+    names = list(columns)
+    rows = zip(*(columns[name].tolist() for name in names), strict=True)
     return [{"step": i, **dict(zip(names, row, strict=True))} for i, row in enumerate(rows)]

@@ -20,7 +20,7 @@ def poisoned(
     rollout: Rollout, fill: float, token: int = 0, # in the padding of every float, of every id
 ) -> Rollout: # a copy
     "The same responses, with something else in every padded slot of every tensor."
-    padding = {"query_ids": rollout.query_mask, "response_ids": rollout.real}
+    padding = {"query_ids": rollout.query_mask, "response_ids": rollout.attention_mask}
     def spoil(name: str, x: Tensor) -> Tensor:
         junk = torch.full_like(x, fill if x.is_floating_point() else token)
         return torch.where(padding.get(name, rollout.mask), x, junk)

@@ -18,7 +18,7 @@ from instruct_goose.models.response import response_logits, response_logprobs
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.core.checks import checks_at_end, refuse_if
+from instruct_goose.core.checks import deferred_checks, refuse_if
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.rollouts.evaluation import best_of_n, kl_to_reference, write
 from instruct_goose.supervised.reward_model_training import pair_accuracy, train_reward_model
@@ -195,17 +195,17 @@ def test_checks_on_a_gpu_are_read_together():
     calls.said = []
     with PretendGPU() as waits:
         no, yes = (torch.tensor(x, device="cuda") for x in (False, True))
-        with checks_at_end():
+        with deferred_checks():
             for _ in range(5): refuse_if(no, calls("never"))
-            with pytest.raises(KeyError), checks_at_end(): refuse_if(yes, calls("the other error comes first")); raise KeyError
-            with checks_at_end(): refuse_if(no, calls("never"))
+            with pytest.raises(KeyError), deferred_checks(): refuse_if(yes, calls("the other error comes first")); raise KeyError
+            with deferred_checks(): refuse_if(no, calls("never"))
             refuse_if(no, calls("never"))
             assert waits.total() == 1  # the inner block's
         assert waits.total() == 2
-        with pytest.raises(ValueError, match="^inner$"), checks_at_end():
+        with pytest.raises(ValueError, match="^inner$"), deferred_checks():
             refuse_if(yes, calls("outer"))
-            with checks_at_end(): refuse_if(no, calls("never")); refuse_if(yes, calls("inner")); refuse_if(yes, calls("second"))
-        with pytest.raises(ValueError, match="^on the CPU$"), checks_at_end(): refuse_if(yes, calls("outer")); refuse_if(wrong, calls("on the CPU"))
+            with deferred_checks(): refuse_if(no, calls("never")); refuse_if(yes, calls("inner")); refuse_if(yes, calls("second"))
+        with pytest.raises(ValueError, match="^on the CPU$"), deferred_checks(): refuse_if(yes, calls("outer")); refuse_if(wrong, calls("on the CPU"))
         with pytest.raises(ValueError, match="^at once$"): refuse_if(yes, calls("at once"))
     assert calls.said == ["inner", "on the CPU", "at once"] and not right
 
@@ -216,7 +216,7 @@ def test_what_a_gpu_refuses_in_one_process_is_told_to_the_others(gpu, monkeypatc
     monkeypatch.setattr(processes, "gathered", lambda x: told.append(x) or [x, (None, None)])
     def work(): refuse_if(torch.tensor(True, device="cuda"), lambda: FloatingPointError("the loss is nan")); return 3
 
-    with checks_at_end(), pytest.raises(FloatingPointError): processes.together(work)
+    with deferred_checks(), pytest.raises(FloatingPointError): processes.gather_results(work)
     assert told[0][1] == "FloatingPointError: the loss is nan"
 
 
@@ -225,19 +225,19 @@ def test_ids_and_masks_of_a_rollout_are_kept_on_the_cpu(gpu):
     trainer = RLHFTrainer(tiny(), None, config(device="cuda"), tokenizer=TOKENIZER)
     r = trainer.rollout(PROMPTS)
     def same(r):
-        own, there = r.readable, vars(r)
+        own, there = r.on_host, vars(r)
         assert not own.mask.is_cuda and own is not r
         return all(torch.equal(vars(own)[name], there[name].cpu()) for name in ("query_ids", "query_mask", "response_ids", "mask"))
 
     assert same(r) and same(r[[3, 1]]) and same(r[torch.tensor([2, 0])]) and same(r[1:4][[2]])
-    assert torch.equal(r.written(r.response_ids), r.response_ids[r.mask])
+    assert torch.equal(r.at_sampled(r.response_ids), r.response_ids[r.mask])
     r.mask[0, 1:] = False
     trainer.advantages(trainer.score(r, reward))
     for step in (trainer.advantages, trainer.optimize):
         r.mask[2:3 + (step == trainer.optimize), 1:] = False
         step(r)
         assert same(r)
-    assert r.to_("cpu").on_cpu is None and not r.mask.is_cuda and r.readable is r
+    assert r.to_("cpu").host_copy is None and not r.mask.is_cuda and r.on_host is r
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

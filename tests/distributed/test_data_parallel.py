@@ -6,10 +6,10 @@ import torch
 from deep import first
 from two_processes import GRPO, PPO, PROMPTS, apart, reward, rollout, run, same_numbers, trainer_of, weights_of
 
-from instruct_goose.core.processes import in_processes, is_first, place, share
+from instruct_goose.core.processes import in_processes, is_main, rank, rank_slice
 from instruct_goose.training.callbacks import Callback
 from instruct_goose.rollouts.rollout import Rollout
-from instruct_goose.rollouts.rollout import joined
+from instruct_goose.rollouts.rollout import concat
 
 CASES = {"ppo": ("ppo", PPO | dict(eval_every=4), 10, torch.float64), "grpo in float32": ("grpo", GRPO, 10, torch.float32),
          "dapo, whole responses only": ("dapo", GRPO | dict(mask_truncated=True), 2, torch.float64),
@@ -79,7 +79,7 @@ def noting(texts, log_metric, log_extra):
 def note():
     t = trainer_of(**PPO)
     r = t.score(t.rollout((PROMPTS * 2)[:7]), noting)
-    return r.logged, r.extra, r.texts, share(7).stop
+    return r.logged, r.extra, r.texts, rank_slice(7).stop
 
 
 def test_what_a_reward_notes_is_put_together_in_every_process():
@@ -96,7 +96,7 @@ def test_rollouts_are_joined_at_their_padding():
     a.response_ids, a.mask = a.response_ids[:, :1], a.mask[:, :1]
     b.query_ids, b.query_mask = torch.tensor([[5, 6, 7]] * 2), torch.ones(2, 3).bool()
     a.texts, b.texts, a.columns, b.columns = ["x"], ["y", "z"], {"n": [1]}, {"n": [2, 3]}
-    r = joined([a, b], pad_id=8)
+    r = concat([a, b], pad_id=8)
     assert r.query_mask.tolist() == [[False, True, True]] + [[True] * 3] * 2 and r.response_ids.tolist() == [[1, 8, 8, 8], [1, 0, 0, 0], [1, 1, 0, 0]]
     assert r.texts == ["x", "y", "z"] and r.columns == {"n": [1, 2, 3]} and r.sampled_logprobs is None
 
@@ -104,7 +104,7 @@ def test_rollouts_are_joined_at_their_padding():
 def test_other_prompts_or_settings_are_refused():
     def other_prompts():
         trainer = trainer_of("grpo", **GRPO)
-        with pytest.raises(ValueError, match="the prompts differ between process .* the trainer deals it out"): trainer.step(PROMPTS[:3] if is_first() else PROMPTS[1:4], reward)
-        with pytest.raises(ValueError, match="the settings differ"): trainer_of("grpo", **GRPO | dict(lr=1e-3 * (1 + place())))
+        with pytest.raises(ValueError, match="the prompts differ between process .* the trainer deals it out"): trainer.step(PROMPTS[:3] if is_main() else PROMPTS[1:4], reward)
+        with pytest.raises(ValueError, match="the settings differ"): trainer_of("grpo", **GRPO | dict(lr=1e-3 * (1 + rank())))
         return True
     assert in_processes(2, other_prompts) == [True, True]

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from two_processes import GRPO, PPO, PROMPTS, apart, reward, same_numbers, trainer_of, weights_of
 
-from instruct_goose.models.sharding import asked_for, configs, is_sharded, parts_of
-from instruct_goose.core.processes import in_processes, place
+from instruct_goose.models.sharding import fsdp_requested, configs, is_sharded, sharded_modules
+from instruct_goose.core.processes import in_processes, rank
 from instruct_goose.runs import resume as by_time
 from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint
 
@@ -30,7 +30,7 @@ def train(preset, settings, out=None, steps=2):
     history = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert summary["iterations"] == steps and not (out / "checkpoints").exists()
     own = sum(p.to_local().numel() for group in trainer.optimizer.param_groups for p in group["params"])
-    return {k: p.detach().clone() for k, p in trainer.agent.named_parameters()}, history, (own, len(parts_of(trainer.agent)), is_sharded(trainer.agent))
+    return {k: p.detach().clone() for k, p in trainer.agent.named_parameters()}, history, (own, len(sharded_modules(trainer.agent)), is_sharded(trainer.agent))
 
 
 @pytest.mark.parametrize("preset, settings", first(1, (("ppo", PPO), ("grpo", GRPO))))
@@ -55,7 +55,7 @@ def kept(cut, out, steps, preset="ppo", settings=PPO, resume=False, ctrl_c=None,
 
     def judge(texts):
         calls.append(1)
-        if len(calls) == ctrl_c and place() == 0: raise KeyboardInterrupt
+        if len(calls) == ctrl_c and rank() == 0: raise KeyboardInterrupt
         return reward(texts)
 
     trainer = trainer_of(preset, steps=steps, **settings)
@@ -136,9 +136,9 @@ def test_begun_by_one_or_by_two_it_is_one_run(preset, settings, more, tmp_path):
 # ----------------------------------------------------------- DeepSpeed, and configurations
 
 def test_deepspeed_is_refused_by_name(monkeypatch):
-    assert asked_for() is False
+    assert fsdp_requested() is False
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(ValueError, match="does not run under DeepSpeed.*fsdp.yaml"): asked_for()
+    with pytest.raises(ValueError, match="does not run under DeepSpeed.*fsdp.yaml"): fsdp_requested()
 
 
 @pytest.mark.parametrize("name, kind", (("data_parallel", "MULTI_GPU"), ("fsdp", "FSDP"), ("zero2", "DEEPSPEED"), ("zero3", "DEEPSPEED")))

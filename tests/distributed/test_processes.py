@@ -14,25 +14,25 @@ import pytest
 import torch
 from two_processes import GRPO, PPO, apart, rollout, run
 
-from instruct_goose.rollouts.rollout import by_rows
+from instruct_goose.rollouts.rollout import map_rows
 from instruct_goose.models.sharding import configs
 from instruct_goose.core.processes import (
-    agree, all_sum, count, from_first, in_processes, is_first, place, same_weights, share, together)
+    require_equal, all_reduce, world_size, on_main, in_processes, is_main, rank, broadcast_weights, rank_slice, gather_results)
 
 # ----------------------------------------------------------- the primitives
 
 def primitives():
-    k = place()
-    shares = [list(range(n))[share(n)] for n in (5, 1, 0)] + [list(range(7))[share(7, 3)]]
+    k = rank()
+    shares = [list(range(n))[rank_slice(n)] for n in (5, 1, 0)] + [list(range(7))[rank_slice(7, 3)]]
     x, y, z = torch.full((3,), 1. + k), torch.full((2, 2), 10. * k, dtype=torch.float64), torch.ones(4)
-    all_sum([x, y, z])
-    column = by_rows(lambda r: {"s": r.mask.sum(-1) + 10, "none": None, "some": r.mask.double() if k == 0 else None}, rollout(5))
-    torch.manual_seed(k); net = torch.nn.Linear(2, 1); same_weights(net)
+    all_reduce([x, y, z])
+    column = map_rows(lambda r: {"s": r.mask.sum(-1) + 10, "none": None, "some": r.mask.double() if k == 0 else None}, rollout(5))
+    torch.manual_seed(k); net = torch.nn.Linear(2, 1); broadcast_weights(net)
     seen = []
-    from_first(lambda: seen.append(k))
-    try: agree("the settings", k, "start again")
+    on_main(lambda: seen.append(k))
+    try: require_equal("the settings", k, "start again")
     except ValueError as e: said = str(e)
-    return shares, (x, y, z), column, net.weight, (seen, is_first(), count(), from_first(lambda: k)), said, together(lambda: k * 2)
+    return shares, (x, y, z), column, net.weight, (seen, is_main(), world_size(), on_main(lambda: k)), said, gather_results(lambda: k * 2)
 
 
 def test_primitives():
@@ -55,7 +55,7 @@ def how_it_ends(trouble, seconds=60.):
 
 def raising(error):
     def trouble(texts):
-        if place() == 1 and count() == 2: raise error
+        if rank() == 1 and world_size() == 2: raise error
         return [0.] * len(texts)
     return trouble
 
@@ -70,8 +70,8 @@ def test_an_error_in_one_process_ends_all_and_is_named(error):
 def left_alone(leave, patience=None):
     "Process 1 leaves without a word, or sleeps; process 0 is told, after so many seconds at the latest, and tells."
     if patience: torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=patience), torch.distributed.group.WORLD)
-    if place() == 1: return leave()
-    try: together(lambda: 1)
+    if rank() == 1: return leave()
+    try: gather_results(lambda: 1)
     except ConnectionError as e: return str(e)
 
 

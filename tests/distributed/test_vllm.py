@@ -8,10 +8,10 @@ from small_models import tiny
 
 from instruct_goose import RLHFConfig, RLHFTrainer
 from instruct_goose.core.processes import in_processes
-from instruct_goose.rollouts.vllm import EngineSampler, TakesWeights, VLLMEngine, Written, own_tensors, use_engine
+from instruct_goose.rollouts.vllm import EngineSampler, TakesWeights, VLLMEngine, EngineResponse, own_tensors, use_engine
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.models.tokens import pad, word_tokenizer
-from instruct_goose.rollouts.rollout import Queries
+from instruct_goose.rollouts.rollout import PromptBatch
 from instruct_goose.models.sampling import sample
 
 
@@ -79,7 +79,7 @@ def test_weights_go_out_at_the_start_and_after_each_update():
 
 def test_the_likeliest_tokens_are_asked_for_at_temperature_0_and_without_a_seed():
     trainer, llm = trainer_of(), LLM()
-    EngineSampler(trainer.agent, trainer.tokens, VLLMEngine(llm, SamplingParams))(Queries(torch.tensor([[1, 2]]), torch.ones(1, 2).bool()), 1, trainer.config, None)
+    EngineSampler(trainer.agent, trainer.tokens, VLLMEngine(llm, SamplingParams))(PromptBatch(torch.tensor([[1, 2]]), torch.ones(1, 2).bool()), 1, trainer.config, None)
     assert [(s.temperature, s.seed) for _, s in llm.asked] == [(0., None)]
 
 
@@ -102,7 +102,7 @@ class Late:
         ids, mask = pad(prompts, 0, side="left")
         dice = torch.Generator().manual_seed(wanted.seeds[0])
         rows = sample(self.model, ids, mask, wanted.max_new_tokens, wanted.stop_token_ids, 0, wanted.temperature, dice, with_logprobs=True)
-        return [Written(tokens[real].tolist(), logprobs[real].tolist()) for tokens, real, logprobs in zip(*rows)]
+        return [EngineResponse(tokens[real].tolist(), logprobs[real].tolist()) for tokens, real, logprobs in zip(*rows)]
 
 
 @pytest.mark.parametrize("lag, dtype, found", [(99, torch.bfloat16, True), (1, torch.float32, False), (0, torch.bfloat16, False)])

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from instruct_goose.models.reward_model import (
     Classifier, RewardModel, check_spread, check_tokenizer, fingerprint)
 from instruct_goose.models.tokens import pad, word_tokenizer
-from instruct_goose.rollouts.rewards import judge_texts
+from instruct_goose.rollouts.rewards import score_texts
 
 transformers.utils.logging.set_verbosity_error()
 WORDS = "good bad film plot is the a so".split()
@@ -174,11 +174,11 @@ def test_each_text_as_if_alone(kind, labels, label, tokenizer):
 def test_a_pipeline_of_one_label_is_a_reward():
     judge = classifier("bert", 1)
     pipe = transformers.pipeline("text-classification", model=judge, tokenizer=SENTENCE)
-    assert judge_texts(pipe, TEXTS).scores.tolist() == pytest.approx(slow(judge, SENTENCE, 0), abs=1e-4)
+    assert score_texts(pipe, TEXTS).scores.tolist() == pytest.approx(slow(judge, SENTENCE, 0), abs=1e-4)
 
 
 @pytest.mark.parametrize("call, error, says", [
-    (lambda: judge_texts(classifier("bert", 1), TEXTS), TypeError, r"reads token ids: pass Classifier\(model, tokenizer"),
+    (lambda: score_texts(classifier("bert", 1), TEXTS), TypeError, r"reads token ids: pass Classifier\(model, tokenizer"),
     (lambda: Classifier(classifier("bert", 1).bert, SENTENCE), TypeError, "BertModel is no sequence classifier"),
     (lambda: Classifier(classifier("bert", 2), SENTENCE), ValueError, "label is None.*'LABEL_0', 'LABEL_1'"),
     (lambda: Classifier(classifier("bert", 2), SENTENCE, "GOOD"), ValueError, "label is 'GOOD'.*'LABEL_0', 'LABEL_1'"),

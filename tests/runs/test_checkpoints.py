@@ -18,7 +18,7 @@ from small_models import tiny
 from instruct_goose.runs import checkpoints as module
 from instruct_goose.runs.checkpoints import (
     checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint)
-from instruct_goose.core.files import writing
+from instruct_goose.core.files import explain_write_errors
 
 RECORD = {"where": "Zürich – 北京", "numbers": [1, .1 + .2, 1e-300, 2**53 + 1, None, True], "nested": {"": []}}
 
@@ -149,7 +149,7 @@ def test_a_limit_on_the_size_of_files(tmp_path):
     try:
         with pytest.raises(OSError, match="could not be written.*raise the limit.*checkpoint-000001 is untouched"):
             save_checkpoint(tmp_path, {"x": torch.zeros(10_000)}, RECORD)
-        with pytest.raises(OSError, match="the model could not be written: File too large"), writing("the model", tmp_path / "m"):
+        with pytest.raises(OSError, match="the model could not be written: File too large"), explain_write_errors("the model", tmp_path / "m"):
             tiny().save_pretrained(tmp_path / "m")  # safetensors raises an error of its own
     finally: resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     shutil.rmtree(tmp_path / "m")

@@ -10,7 +10,7 @@ from instruct_goose import RLHFConfig, RLHFTrainer
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.objective.policy_loss import SURROGATES, held_shares, held_tokens
 from instruct_goose.doctor.report import QUANTITIES, read_tokens
-from instruct_goose.training.token_log import four_digits, response_notes, seen_tokens
+from instruct_goose.training.token_log import four_digits, response_notes, record_tokens
 from instruct_goose.training.callbacks import Callback
 
 WORDS = "the film plot is was good dull bad".split()
@@ -28,7 +28,7 @@ class Keep(Callback):
 
     def on_iteration(self, trainer, rollout, metrics):
         with torch.no_grad(): now = trainer.now(rollout).logprobs
-        self.seen.append((seen_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer, self.rows), rollout, now))
+        self.seen.append((record_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer, self.rows), rollout, now))
 
 
 def trained(keep, steps=2, **settings):

@@ -166,7 +166,7 @@ def test_the_worst_finding_is_the_last_thing_a_run_says(tmp_path, capsys):
 def test_a_log_of_tokens_is_cut_back_byte_for_byte(tmp_path):
     path = tmp_path / "tokens.jsonl"
     path.write_bytes(b'{"iteration": 0, "responses": [{"x": 1.0}]}\n{"iteration": 3, "responses": []}\n[1]\n{"iteration": 1, "resp')
-    runs.cut_log(path, 3)
+    runs.truncate_log(path, 3)
     assert path.read_bytes() == b'{"iteration": 0, "responses": [{"x": 1.0}]}\n'
 
 

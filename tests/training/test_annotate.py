@@ -7,7 +7,7 @@ import transformers
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.families import trunk
 from instruct_goose.models.tokens import pad
-from instruct_goose.training.experience import annotations, compare_row_by_row
+from instruct_goose.training.experience import annotate, compare_row_by_row
 from instruct_goose.config import RLHFConfig
 from instruct_goose.rollouts.rollout import Rollout
 
@@ -42,7 +42,7 @@ def test_the_same_numbers_as_from_whole_tables(pair, micro):
     torch.nn.init.normal_(agent.value_head.weight)
     c = RLHFConfig(temperature=.7, **micro)
     for r in (rollout(), rollout("right")):
-        table = annotations(agent, ref, r, c)
+        table = annotate(agent, ref, r, c)
         for i in range(len(r)):
             q, a = r.query_ids[i][r.query_mask[i]], r.response_ids[i][r.mask[i]]
             with torch.no_grad():
@@ -60,8 +60,8 @@ def test_the_same_numbers_as_from_whole_tables(pair, micro):
 @pytest.mark.parametrize("micro,passes", [({}, 1), ({"micro_batch_size": 2}, 2), ({"micro_batch_tokens": 6}, 3)])
 def test_each_transformer_is_run_once(separate, micro, passes):
     agent, ref, seen = Agent(tiny("gpt2", 0), "copy" if separate else None), tiny("gpt2", 1), []
-    annotations(agent, ref, rollout(), RLHFConfig())  # models are asked about their heads once
+    annotate(agent, ref, rollout(), RLHFConfig())  # models are asked about their heads once
     models = {"policy": trunk(agent.model), "reference": trunk(ref)} | ({"values": agent.value_model} if separate else {})
     for name, model in models.items(): model.register_forward_hook(lambda *_, name=name: seen.append(name))
-    annotations(agent, ref, rollout(), RLHFConfig(**micro))
+    annotate(agent, ref, rollout(), RLHFConfig(**micro))
     assert sorted(seen) == sorted(list(models) * passes)

@@ -33,7 +33,7 @@ from instruct_goose.objective.advantages import gae
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.config import RLHFConfig
 from instruct_goose.training.metrics import (
-    Movement, correlation, describe, discounts, of_prompts, of_sampler, prompt_nll, some_weights, sparkline, weight_changes)
+    PolicyChange, correlation, rollout_metrics, discounts, prompt_metrics, sampler_metrics, prompt_nll, some_weights, sparkline, weight_changes)
 from instruct_goose.rollouts.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -86,7 +86,7 @@ def test_of_many_weights_some_are_looked_at_and_of_frozen_ones_nothing_is_said()
     assert changes["tensors_without_gradient"] == .5 and changes["tensors_still"] == 0 and changes["clipped_norm"] == pytest.approx(600.)
     t = made()
     t.agent.model.requires_grad_(False)
-    assert set(Movement(t.agent, t.rollout(FOUR * 2), t.config).read()) == {"kl_to_old_exact", "value_weight_step"}
+    assert set(PolicyChange(t.agent, t.rollout(FOUR * 2), t.config).read()) == {"kl_to_old_exact", "value_weight_step"}
 
 
 @pytest.mark.parametrize("gamma, lam", [(.9, .5), (.7, 0.), (0., .5)])
@@ -137,10 +137,10 @@ def test_the_samplers_kl_is_that_of_three_tokens_and_the_mean_weight_says_only_w
     for poison in (0., 50., -200., math.nan):
         r = Rollout(tokens, mask, tokens, mask, sampled_logprobs=torch.where(mask, sampled, poison), old_logprobs=torch.where(mask, old, -poison))
         for cap, weight in ((None, None), (2., .95), (1e3, 1.)):
-            m = of_sampler(r, RLHFConfig(importance_cap=cap))
+            m = sampler_metrics(r, RLHFConfig(importance_cap=cap))
             assert m["sampler_kl"].item() == pytest.approx(sum(a * math.log(a / b) for a, b in zip(mu, pi)), rel=1e-12)
             assert m["max_sampler_deviation"].item() == pytest.approx(1.5) and (weight is None or m["importance_mean"].item() == pytest.approx(weight))
-    assert of_sampler(Rollout(tokens, mask, tokens, mask, sampled_logprobs=sampled, old_logprobs=sampled), RLHFConfig())["sampler_kl"] == 0
+    assert sampler_metrics(Rollout(tokens, mask, tokens, mask, sampled_logprobs=sampled, old_logprobs=sampled), RLHFConfig())["sampler_kl"] == 0
 
 
 @pytest.mark.parametrize("changes,seen", [(dict(), range(8)), (dict(micro_batch_size=3, temperature=1.4), range(8)),
@@ -172,7 +172,7 @@ def scored(t, scores):
     "A rollout whose scores are set by hand."
     r = t.rollout((PROMPTS * 4)[:len(scores) // t.config.group_size])
     r.scores = torch.tensor(scores, dtype=torch.float64)
-    return module.describe(t.advantages(r), t.config)
+    return module.rollout_metrics(t.advantages(r), t.config)
 
 
 def test_rewards_of_groups_by_hand():
@@ -206,7 +206,7 @@ def test_metrics_are_json_and_what_they_say():
     history = trainer.train(PROMPTS, reward, steps=3, callback=lambda m: seen.append(m), progress=False)
     assert seen == history == json.loads(json.dumps(history)) and [m["iteration"] for m in history] == [0, 1, 2]
     r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
-    m = describe(r, trainer.config, trainer.eos_ids)
+    m = rollout_metrics(r, trainer.config, trainer.eos_ids)
     ell = [(r.old_logprobs - r.ref_logprobs)[i, t].item() for i, t in r.mask.nonzero().tolist()]
     assert m["kl_estimate"] == pytest.approx(sum(math.exp(-x) - 1 + x for x in ell) / 8, rel=1e-4) and m["kl_to_reference"] == pytest.approx(r.kl.sum().item() / 8)
     lengths = [row.sum().item() for row in r.mask]
@@ -246,9 +246,9 @@ def test_the_share_of_prompts_that_are_whole():
     "Inside a template's text counts, in any rows' order; a piece does not, nor does a text that two prompts make together."
     r = dataclasses.replace(made().rollout(PROMPTS), prompts=["<user> The film is </user>", "the plot", "was dull"])
     for prompts, share in {("the film  is",): 1., ("was dull", "the plot"): 1., ("the plot was",): 0., ("the plot", "the plot was thin"): .5}.items():
-        assert of_prompts(list(prompts), r)["prompts_kept"] == share
-    assert of_prompts([[{"role": "user", "content": "The film is"}], {"prompt": "the score"}], r) == {"prompts_given": 2, "prompts_kept": .5}
-    assert of_prompts({"query_ids": r.query_ids}, r) == {"prompts_given": 8, "prompts_kept": None}
+        assert prompt_metrics(list(prompts), r)["prompts_kept"] == share
+    assert prompt_metrics([[{"role": "user", "content": "The film is"}], {"prompt": "the score"}], r) == {"prompts_given": 2, "prompts_kept": .5}
+    assert prompt_metrics({"query_ids": r.query_ids}, r) == {"prompts_given": 8, "prompts_kept": None}
 
 
 def test_what_a_notebook_shows():
@@ -270,5 +270,5 @@ def test_what_a_notebook_shows():
 def test_a_line_tells_what_is_known():
     "300 tokens in 2 + 1 + 3 seconds are 50 a second."
     m = {"reward_mean": .254, "kl_to_reference": 1., "held_out_reward": None, "clip_fraction": .256, "tokens": 300, "seconds_rollout": 2., "seconds_score": 1., "seconds_optimize": 3.}
-    assert module.in_short(m) == "reward 0.25, KL 1.00, clipped 26%, 50 tokens/s"
-    assert module.in_short({"entropy": 2., "tokens": 300}) == "entropy 2.00"
+    assert module.progress_line(m) == "reward 0.25, KL 1.00, clipped 26%, 50 tokens/s"
+    assert module.progress_line({"entropy": 2., "tokens": 300}) == "entropy 2.00"

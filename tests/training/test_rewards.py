@@ -10,8 +10,8 @@ from small_trainer import EOS, PROMPTS, SUMS, TOKENIZER, agent_and_reference, co
 
 from instruct_goose.objective.kl import kl_in_reward
 from instruct_goose.config import RLHFConfig
-from instruct_goose.training.metrics import describe
-from instruct_goose.rollouts.rewards import Messages, RewardError, answer, judge_texts
+from instruct_goose.training.metrics import rollout_metrics
+from instruct_goose.rollouts.rewards import Messages, RewardError, call_reward, score_texts
 from instruct_goose.training.trainer import RLHFTrainer
 
 
@@ -41,7 +41,7 @@ def test_a_reward_that_changes_what_it_is_given_changes_no_prompt():
         prompts[0][0]["content"] = tags[0][0] = "w2"
         assert isinstance(prompts[0], Messages)
         return [1.]
-    answer(changes, offer)
+    call_reward(changes, offer)
     assert talk[0]["content"] == "w1" and offer["tags"] == [["x"]]
 
 
@@ -53,7 +53,7 @@ def test_two_rewards_are_their_weighted_sum_and_stand_in_the_log(unchecked):
     r = trainer.score(trainer.rollout(SUMS), [long, first])
     by_hand = [.5 * n + 2. * (row["answer"] != "w2") for n, row in zip(r.mask.sum(-1).tolist(), [x for x in SUMS for _ in range(c.group_size)])]
     assert r.scores.tolist() == by_hand
-    m = describe(trainer.advantages(r), c)
+    m = rollout_metrics(trainer.advantages(r), c)
     assert m["reward_mean/long"] == pytest.approx(r.mask.sum().item() / len(r)) and m["reward_mean/first"] == 1.
     assert r[[2, 0]].score_parts["long"].tolist() == [r.score_parts["long"][i].item() for i in (2, 0)] and r[1].columns == {"answer": [SUMS[1 // c.group_size]["answer"]]}
     with pytest.raises(ValueError, match="2 reward functions and 1 weights"):
@@ -140,7 +140,7 @@ anything = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=50)
 @hypothesis.given(anything)
 def test_whatever_is_returned_becomes_finite_numbers_or_a_clear_error(answer):
-    try: scores = judge_texts(lambda texts: answer, ["a", "b"]).scores
+    try: scores = score_texts(lambda texts: answer, ["a", "b"]).scores
     except RewardError as e: assert "the reward function returned" in str(e) or "the score of text" in str(e)
     else: assert scores.shape == (2,) and scores.dtype == torch.float32 and scores.isfinite().all()
 
@@ -193,7 +193,7 @@ def test_gae_on_parts_beside_kl_and_a_price_for_no_end():
         assert r.rewards[i][m].tolist() == pytest.approx(rewards, abs=1e-5)
         assert r.advantages[i][m].tolist() == pytest.approx(advantages, abs=1e-5)
     assert 0 < ended < len(r)
-    assert describe(r, c)["reward_mean"] == pytest.approx(r.scores.mean().item())
+    assert rollout_metrics(r, c)["reward_mean"] == pytest.approx(r.scores.mean().item())
 
 
 def test_several_functions_with_and_without_parts():

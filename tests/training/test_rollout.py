@@ -15,8 +15,8 @@ from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.masks import response_mask
 from instruct_goose.config import RLHFConfig
-from instruct_goose.rollouts.rollout import Queries, Rollout, Tokens, pieces
-from instruct_goose.models.sampling import draw, pick, sample
+from instruct_goose.rollouts.rollout import PromptBatch, Rollout, Tokens, micro_batch_slices
+from instruct_goose.models.sampling import sample_token, sample_index, sample
 from instruct_goose.rollouts.sampler import PolicySampler
 
 V, EOS, PAD = 11, 2, 0
@@ -144,7 +144,7 @@ def test_a_rollout_holds_texts_and_what_the_sampler_saw():
     prompts = ["w0 w3", "w1", ""]
     ids, mask = pad([tokenizer(p)["input_ids"] for p in prompts], PAD, side="right")
     tokens = Tokens(tokenizer, [tokenizer.eos_token_id], tokenizer.pad_token_id)
-    r = PolicySampler(Agent(model), tokens)(Queries(ids, mask), 1, RLHFConfig(max_new_tokens=6), dice())
+    r = PolicySampler(Agent(model), tokens)(PromptBatch(ids, mask), 1, RLHFConfig(max_new_tokens=6), dice())
     assert r.prompts == prompts
     for i in range(3):
         real = tokenizer.decode(r.response_ids[i][r.mask[i]], skip_special_tokens=True)
@@ -184,7 +184,7 @@ def test_shelves_choose_what_one_staircase_chooses(vocab):
     for row, x in zip(p.tolist(), u.tolist(), strict=True):
         stairs = list(accumulate(row))
         slow.append(next(v for v, height in enumerate(stairs) if height > x * stairs[-1]))
-    assert pick(p, u).tolist() == slow
+    assert sample_index(p, u).tolist() == slow
 
 
 @pytest.mark.parametrize("vocab", [300, 50_257, 128_000])
@@ -196,7 +196,7 @@ def test_every_token_gets_its_piece_of_the_line(vocab):
     tokens = torch.cat([torch.randint(vocab, (300,), generator=dice(1)), torch.tensor([0, 127, 128, vocab - 1])])
     tokens = tokens[exact[tokens] > 2e-6]
     for u in (top[tokens] - 5e-7, top[tokens] - exact[tokens] + 5e-7):
-        assert draw(z.expand(len(tokens), -1), u).equal(tokens)
+        assert sample_token(z.expand(len(tokens), -1), u).equal(tokens)
     assert len(tokens) > 60
 
 
@@ -207,7 +207,7 @@ def test_on_shelves_too_tokens_of_probability_zero_are_never_drawn(dtype):
     logits[:, 128:256], logits[:, -128:], logits[:, :128] = -torch.inf, -torch.inf, -torch.inf  # whole shelves, the ends among them
     edges = logits.float().softmax(-1).double().cumsum(-1)[0, 1000:3000:7]
     u = torch.cat([torch.rand(500, dtype=torch.float64, generator=dice(0)), torch.tensor([0., 1e-300, 1 - 2**-53, 1.], dtype=torch.float64), edges])
-    assert logits[0, draw(logits.expand(len(u), -1), u)].isfinite().all()
+    assert logits[0, sample_token(logits.expand(len(u), -1), u)].isfinite().all()
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6)), min_size=1, max_size=9), st.none() | st.integers(1, 4), st.none() | st.integers(1, 30), st.data())
@@ -216,13 +216,13 @@ def test_pieces_are_as_large_as_they_may_be(lengths, rows, tokens, data):
     "Every cut of the rows is tried: no piece is beyond a limit, and each could not take the next row."
     queries, responses = ([[1] * n[i] for n in lengths] for i in (0, 1))
     r = Rollout(*pad(queries, 0, side="left"), *pad(responses, 0, side="right"))
-    r.given = torch.zeros_like(r.mask)
-    r.given[::2, 0] = r.mask[::2].sum(-1) > 1  # tokens of others count too
-    r.mask = r.mask & ~r.given
+    r.environment_mask = torch.zeros_like(r.mask)
+    r.environment_mask[::2, 0] = r.mask[::2].sum(-1) > 1  # tokens of others count too
+    r.mask = r.mask & ~r.environment_mask
     first = data.draw(st.integers(0, len(r)))
     among = data.draw(st.sampled_from([None, slice(first, len(r)), slice(0, first)]))
     c = RLHFConfig(device="cpu", micro_batch_size=rows, micro_batch_tokens=tokens)
-    found = [p.query_mask.sum(-1).add(p.real.sum(-1)).tolist() for p in pieces(r, c, among)]
+    found = [p.query_mask.sum(-1).add(p.attention_mask.sum(-1)).tolist() for p in micro_batch_slices(r, c, among)]
     sizes = [a + b for a, b in lengths][among or slice(None)]
     assert sum(found, []) == sizes
     fits = lambda piece: len(piece) <= (rows or 99) and len(piece) * max(piece) <= (tokens or 999)

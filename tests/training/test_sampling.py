@@ -8,7 +8,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from instruct_goose.models import decoding as decode
 from instruct_goose.models.tokens import bpe_tokenizer, pad
 from instruct_goose.config import RLHFConfig
-from instruct_goose.rollouts.rollout import Queries, Rollout, Tokens
+from instruct_goose.rollouts.rollout import PromptBatch, Rollout, Tokens
 from instruct_goose.models.sampling import sample
 from instruct_goose.rollouts.sampler import PolicySampler, StopStrings
 from instruct_goose.training.trainer import RLHFTrainer
@@ -97,7 +97,7 @@ def test_in_the_trainer_a_stop_is_an_end():
     t.optimize(r)
     assert all(x.all() for x in left) and sum(map(len, left)) == sum(ended) * t.config.epochs
     assert t.evaluate(PROMPTS, lambda texts: [0.] * len(texts))["held_out_reward"] <= 0
-    silent = t.sampler(Queries(*pad(rows(), 0, "left")), 1, t.config, None)
+    silent = t.sampler(PromptBatch(*pad(rows(), 0, "left")), 1, t.config, None)
     assert silent.ended is not None and silent.sampled_logprobs is None and len(silent) == 5
 
 
@@ -105,7 +105,7 @@ def test_a_stop_works_without_an_end_token_and_needs_a_tokenizer(unchecked):
     t = trainer(mask_truncated=True)
     t.eos_ids.clear()
     assert t.step(PROMPTS, lambda texts: [float(len(x)) for x in texts])["finished"] > 0
-    with pytest.raises(ValueError, match="give the trainer a tokenizer"): PolicySampler(t.agent, Tokens(None, [], 0))(Queries(*pad(rows(), 0, "left")), 1, t.config, dice(0))
+    with pytest.raises(ValueError, match="give the trainer a tokenizer"): PolicySampler(t.agent, Tokens(None, [], 0))(PromptBatch(*pad(rows(), 0, "left")), 1, t.config, dice(0))
     with unchecked(), pytest.raises(TypeError, match="stop_strings is 'END': it must be a tuple"): RLHFConfig(stop_strings="END")
     for wrong in ((), ("a", "")):
         with pytest.raises(ValueError, match="texts that are not empty, or None"): RLHFConfig(stop_strings=wrong)

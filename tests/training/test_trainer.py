@@ -25,7 +25,7 @@ from small_trainer import (
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.training.metrics import describe
+from instruct_goose.training.metrics import rollout_metrics
 from instruct_goose.rollouts.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -289,7 +289,7 @@ def test_a_sampler_that_is_another_policy_is_refused_but_where_weights_correct_i
     r = trainer.rollout(PROMPTS[:4])
     noise = torch.randn(r.mask.shape, generator=torch.Generator().manual_seed(0)) * .5
     r.sampled_logprobs = torch.where(r.mask, r.sampled_logprobs + noise, 0.)
-    m = describe(trainer.advantages(trainer.score(r, reward)), trainer.config)  # no refusal: the weights are there for it
+    m = rollout_metrics(trainer.advantages(trainer.score(r, reward)), trainer.config)  # no refusal: the weights are there for it
     ratios = [math.exp((r.old_logprobs - r.sampled_logprobs)[i, t].item()) for i, t in r.mask.nonzero().tolist()]
     assert m["importance_mean"] == pytest.approx(sum(min(x, 1.5) for x in ratios) / len(ratios))
     assert 0 < m["importance_capped"] == pytest.approx(sum(x > 1.5 for x in ratios) / len(ratios))
@@ -411,7 +411,7 @@ def test_the_greedy_baseline_is_the_total_reward_of_the_likeliest_response(chang
     trainer.advantages(r)
     for i in range(8):
         assert r.advantages[i][r.mask[i]].tolist() == pytest.approx([(r.rewards[i].sum() - r.baseline[i]).item()] * int(r.mask[i].sum()), abs=1e-6)
-    assert describe(r, trainer.config)["baseline_mean"] == pytest.approx(r.baseline.mean().item())
+    assert rollout_metrics(r, trainer.config)["baseline_mean"] == pytest.approx(r.baseline.mean().item())
 
 
 def test_the_greedy_baseline_reads_the_responses_of_a_sampler_of_ones_own():

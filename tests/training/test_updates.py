@@ -10,7 +10,7 @@ from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.config import RLHFConfig
 from instruct_goose.rollouts.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.training.update import backward, kl_penalty, micro_batches, minibatches_of
+from instruct_goose.training.update import backward, kl_penalty, micro_batches, epoch_minibatches
 
 TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
 EOS = TOKENIZER.eos_token_id
@@ -139,7 +139,7 @@ def test_what_was_cut_off_is_compared_with_and_not_learnt_from(how, size):
                 "group_token_mean": ((each[0] + each[2]) / 4 + each[3] / 2) / 2}[how]
     params = [p for p in trainer.agent.model.parameters() if p.requires_grad]
     exact = torch.autograd.grad(expected, params, allow_unused=True)
-    batches = list(minibatches_of(r, trainer.config, trainer.eos_ids, trainer.shuffling))
+    batches = list(epoch_minibatches(r, trainer.config, trainer.eos_ids, trainer.shuffling))
     assert [len(b) for b in batches] == [3] and sorted(n[i] for i in kept) == sorted(batches[0].mask.sum(-1).tolist())
     trainer.optimizer.zero_grad()
     micros = list(micro_batches(batches[0], c))
@@ -158,7 +158,7 @@ def test_a_minibatch_without_an_end_makes_no_step_and_a_run_goes_on():
     trainer.eos_ids.clear()
     with pytest.raises(ValueError, match="nothing is known to end a response.*stop_token_ids"): trainer.optimize(r)
     off, _ = cut_trainer(mask_truncated=False)
-    assert [len(b) for b in minibatches_of(r, off.config, off.eos_ids, off.shuffling)] == [6]
+    assert [len(b) for b in epoch_minibatches(r, off.config, off.eos_ids, off.shuffling)] == [6]
     q = (r.query_ids, r.query_mask, r.response_ids, r.mask)
     loss = cut_trainer()[0].compute_loss(*q, r.scores)
     moved = r.scores.clone(); moved[1] += .5
@@ -178,7 +178,7 @@ def test_matrix_products_in_bfloat16_and_weights_as_they_are():
         r = t.rollout(PROMPTS * 2) if autocast is None else r  # noqa: F821
         r.scores = torch.linspace(-1, 1, 8)
         t.advantages(t.annotate(r))
-        t.update(next(iter(minibatches_of(r, t.config, t.eos_ids, t.shuffling))), first=True)
+        t.update(next(iter(epoch_minibatches(r, t.config, t.eos_ids, t.shuffling))), first=True)
         grads[autocast] = torch.cat([p.grad.flatten() for p in t.agent.policy_parameters()])
         assert set(seen) == {torch.float32 if autocast is None else torch.bfloat16}
         seen.clear()

@@ -4,7 +4,7 @@ import torch
 from worlds.test_exact_world import drifted, every_response, expected_loss, flat_gradient, kinds, worlds
 
 from instruct_goose.config import RLHFConfig
-from instruct_goose.rollouts.rollout import complete
+from instruct_goose.rollouts.rollout import attach_texts
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.models.teacher import DISTILLATION, Teacher
 from instruct_goose.tasks.exact_world import PROMPTS, enumerate_logprobs
@@ -13,7 +13,7 @@ from instruct_goose.tasks.exact_world import PROMPTS, enumerate_logprobs
 def rated(world, policy, teacher, **changes):
     "Advantages of every token of every response, as the trainer makes them from a teacher's ratings."
     trainer = RLHFTrainer(policy, config=RLHFConfig(**DISTILLATION | dict(max_new_tokens=3, device="cpu") | changes), tokenizer=world.tokenizer)
-    r = complete(every_response(world), world.tokenizer)
+    r = attach_texts(every_response(world), world.tokenizer)
     logprobs = enumerate_logprobs(policy, world)
     r.sampled_logprobs = logprobs.detach().reshape(len(r), -1)
     A = trainer.advantages(trainer.score(r, Teacher(teacher, batch_size=17))).advantages

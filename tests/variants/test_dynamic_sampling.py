@@ -6,7 +6,7 @@ import torch
 from small_trainer import TOKENIZER, no_clock
 from small_trainer import trainer as small_trainer
 
-from instruct_goose.rollouts.dynamic_sampling import draw_again
+from instruct_goose.rollouts.dynamic_sampling import resample_flat_groups
 
 PROMPTS = ["w0 w3", "w5", "w1 w1 w2", "w8 w7", "w4", "w2", "w6 w6"]
 
@@ -75,7 +75,7 @@ def test_what_is_left_out_was_never_there(algorithm, more):
     for t in (one, two):
         r = t.rollout(PROMPTS[:4])
         r.scores = scores.double()
-        if t is one: draw_again(r, t.config, t.rollout, lambda r: r.scores)
+        if t is one: resample_flat_groups(r, t.config, t.rollout, lambda r: r.scores)
         else: r = r[[2, 3, 6, 7]]
         assert len(r) == 4
         t.optimize(t.advantages(r))

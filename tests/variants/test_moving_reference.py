@@ -9,7 +9,7 @@ from torch import nn
 from instruct_goose.training.callbacks import Callback
 from instruct_goose.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
-from instruct_goose.training.policies import follow
+from instruct_goose.training.policies import update_reference
 
 PROMPTS = ["w0 w3", "w5", "w1 w1 w2", "w8 w7"]
 
@@ -27,11 +27,11 @@ def test_a_part_of_the_way_as_trl_goes_it(dtype):
     "trl 1.16, SyncRefModelCallback: target.mul_(1 − α).add_(policy, alpha=α), here in float64."
     policy, reference = tiny(seed=1, dtype=dtype), tiny(seed=2, dtype=dtype)
     expected = [(1 - .6) * r.double() + .6 * p.double() for r, p in zip(weights(reference), weights(policy), strict=True)]
-    follow(reference, policy, .6)
+    update_reference(reference, policy, .6)
     for got, e in zip(weights(reference), expected, strict=True):
         assert got.dtype == dtype
         torch.testing.assert_close(got, e.to(dtype), rtol=.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-7)
-    follow(reference, policy)
+    update_reference(reference, policy)
     assert same(weights(reference), weights(policy))
 
 

@@ -11,10 +11,10 @@ from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad
 from instruct_goose.rollouts.evaluation import kl_to_reference
 from instruct_goose.config import RLHFConfig
-from instruct_goose.rollouts.rollout import Queries
-from instruct_goose.models.sampling import draw
+from instruct_goose.rollouts.rollout import PromptBatch
+from instruct_goose.models.sampling import sample_token
 from instruct_goose.rollouts.sampler import PolicySampler
-from instruct_goose.rollouts.rollout import joined
+from instruct_goose.rollouts.rollout import concat
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.rollouts.multi_turn import TurnSampler, chat_reply
 from instruct_goose.tasks.invariances import difference, outcome, poisoned
@@ -27,8 +27,8 @@ def holed(setting):
     "Some tokens in the middle, and one at the beginning, are somebody else's."
     r = responses(setting)
     r.mask = r.mask.clone()
-    r.given = torch.zeros_like(r.mask)
-    for i, t in HOLES: r.mask[i, t], r.given[i, t] = False, True
+    r.environment_mask = torch.zeros_like(r.mask)
+    for i, t in HOLES: r.mask[i, t], r.environment_mask[i, t] = False, True
     if r.sampled_logprobs is not None: r.sampled_logprobs = r.sampled_logprobs * r.mask
     return r
 
@@ -36,7 +36,7 @@ def holed(setting):
 def turns_of(r, i):
     "What stands before each turn of row i, and the turn: lists of ids."
     before, turns = r.query_ids[i][r.query_mask[i]].tolist(), []
-    for token, own, other in zip(r.response_ids[i].tolist(), r.mask[i].tolist(), r.given[i].tolist(), strict=True):
+    for token, own, other in zip(r.response_ids[i].tolist(), r.mask[i].tolist(), r.environment_mask[i].tolist(), strict=True):
         if own and (not turns or turns[-1][2]): turns.append([list(before), [], False])
         if own: turns[-1][1].append(token)
         if other and turns: turns[-1][2] = True
@@ -59,7 +59,7 @@ def test_poison_in_the_holes_changes_no_bit(setting, name):
     off = difference(outcome(trainer(setting, name), holed(setting)), outcome(trainer(setting, name), holed(setting), spoil))
     assert off == (0., "nowhere")
     floats = [x for x in vars(seen[-1]).values() if torch.is_tensor(x) and x.is_floating_point() and x.ndim == 2]
-    assert len(floats) >= 5 and all(x[seen[-1].given].isnan().all() for x in floats)
+    assert len(floats) >= 5 and all(x[seen[-1].environment_mask].isnan().all() for x in floats)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -103,7 +103,7 @@ def test_the_gradient_is_that_of_the_turns():
     "GRPO before its first update: −Σ Â·∇log π over the sampled tokens, over their number; in the trainer, and in compute_loss."
     c = dict(beta=0., whiten_advantages=False, aggregation="token_mean", epochs=1, minibatches=1)
     t, r = trainer("grpo", "gpt2", **c), holed("grpo")
-    real, sampled = r.real, r.mask
+    real, sampled = r.attention_mask, r.mask
     loss = t.compute_loss(r.query_ids, r.query_mask, r.response_ids, real, r.scores, sampled_mask=sampled)
     loss.backward()
     agent = copy.deepcopy(models("gpt2")[0])
@@ -139,7 +139,7 @@ def slow_talk(t, prompt, dice, turns=3, most=14):
     ids, own, turn, asked = list(prompt), [], [], 0
     while len(own) < most:
         logits = t.agent.model(torch.tensor([ids])).logits[:, -1]
-        token = logits.argmax(-1) if dice is None else draw(logits, torch.rand(1, dtype=torch.float64, generator=dice))
+        token = logits.argmax(-1) if dice is None else sample_token(logits, torch.rand(1, dtype=torch.float64, generator=dice))
         ids.append(int(token)); own.append(True); turn.append(int(token))
         said = t.tokenizer.decode(turn)
         if int(token) not in t.eos_ids and not any(s in said for s in ("?", "b c")): continue
@@ -158,7 +158,7 @@ def queries(t): return [t.tokenizer(x)["input_ids"] for x in ("a", "b c d", "c a
 def same(r, i, found):
     ids, own, ended = found
     n = int(r.query_mask[i].sum())
-    assert r.response_ids[i][r.real[i]].tolist() == ids[n:] and r.mask[i][r.real[i]].tolist() == own and bool(r.ended[i]) == ended
+    assert r.response_ids[i][r.attention_mask[i]].tolist() == ids[n:] and r.mask[i][r.attention_mask[i]].tolist() == own and bool(r.ended[i]) == ended
     return ended
 
 
@@ -166,7 +166,7 @@ def same(r, i, found):
 def test_many_talks_at_once_are_what_each_is_alone(seed):
     "Greedy: rows of different lengths, padded on the left, that are answered, end and run out of room at different times."
     t = parts(seed)
-    r = TurnSampler(t.agent, t.tokens, environment, turns=3)(Queries(*pad(queries(t), t.pad_id, "right")), 1, t.config, None)
+    r = TurnSampler(t.agent, t.tokens, environment, turns=3)(PromptBatch(*pad(queries(t), t.pad_id, "right")), 1, t.config, None)
     for i, q in enumerate(queries(t)): same(r, i, slow_talk(t, q, None))
     assert r.sampled_logprobs is None
 
@@ -177,9 +177,9 @@ def test_with_dice_it_is_the_loop_and_all_kinds_of_ends_occur():
         t = parts(seed)
         sampler = TurnSampler(t.agent, t.tokens, environment, turns=3)
         for k, q in enumerate(queries(t) * 3):
-            r = sampler(Queries(*pad([q], t.pad_id)), 1, t.config, torch.Generator().manual_seed(k))
+            r = sampler(PromptBatch(*pad([q], t.pad_id)), 1, t.config, torch.Generator().manual_seed(k))
             ended = same(r, 0, slow_talk(t, q, torch.Generator().manual_seed(k)))
-            kinds.add((ended, int(r.given.sum() > 0), int(r.real.sum()) == 14))
+            kinds.add((ended, int(r.environment_mask.sum() > 0), int(r.attention_mask.sum()) == 14))
     assert {(True, 1, False), (False, 1, True)} <= kinds and {a for a, _, _ in kinds} == {True, False}, kinds
 
 
@@ -188,34 +188,34 @@ def test_a_step_with_an_environment():
     t = parts(max_new_tokens=12)
     t.sampler = TurnSampler(t.agent, t.tokens, environment)
     r = t.rollout(["a b", "c", "d e f", "g"])
-    assert r.given.any() and not (r.given & r.mask).any() and len(r.ended) == 8
-    assert all("=" in text for text, other in zip(r.texts, r.given.any(-1).tolist(), strict=True) if other)
+    assert r.environment_mask.any() and not (r.environment_mask & r.mask).any() and len(r.ended) == 8
+    assert all("=" in text for text, other in zip(r.texts, r.environment_mask.any(-1).tolist(), strict=True) if other)
     seen = {}
     def judge(completions, completion_ids, completion_mask, sampled_logprobs):
         seen.update(ids=completion_ids, mask=completion_mask, logprobs=sampled_logprobs, texts=completions)
         return [[1. + .1 * k if own else 100. for k, own in enumerate(row)] for row in completion_mask]
     t.score(r, judge)
     for i in range(8):
-        assert seen["ids"][i] == r.response_ids[i][r.real[i]].tolist() and seen["mask"][i] == r.mask[i][r.real[i]].int().tolist()
+        assert seen["ids"][i] == r.response_ids[i][r.attention_mask[i]].tolist() and seen["mask"][i] == r.mask[i][r.attention_mask[i]].int().tolist()
         assert [bool(x) for x in seen["logprobs"][i]] == [bool(x) for x in seen["mask"][i]]
         assert r.scores[i].item() == pytest.approx(sum(1. + .1 * k for k, own in enumerate(seen["mask"][i]) if own), abs=1e-4)
     assert not r.token_scores[~r.mask].any()
     t.advantages(t.annotate(r))
     metrics = t.describe(r) | t.optimize(r)
-    assert metrics["given_tokens"] == pytest.approx(r.given.sum().item() / 8) and metrics["max_sampler_deviation"] < 1e-3
+    assert metrics["given_tokens"] == pytest.approx(r.environment_mask.sum().item() / 8) and metrics["max_sampler_deviation"] < 1e-3
     assert metrics["tokens"] == int(r.mask.sum()) and metrics["finished"] == pytest.approx(r.ended.float().mean().item())
-    both = joined([r, PolicySampler(t.agent, t.tokens)(Queries(*pad(queries(t), t.pad_id, "left")), 1, t.config, torch.Generator())])
-    assert len(both) == 14 and int(both.given.sum()) == int(r.given.sum()) and len(both.ended) == 14
+    both = concat([r, PolicySampler(t.agent, t.tokens)(PromptBatch(*pad(queries(t), t.pad_id, "left")), 1, t.config, torch.Generator())])
+    assert len(both) == 14 and int(both.environment_mask.sum()) == int(r.environment_mask.sum()) and len(both.ended) == 14
 
 
 def test_the_context_is_not_left():
     t = parts(max_new_tokens=20)
     long = [t.tokenizer("a " * 236)["input_ids"], t.tokenizer("b")["input_ids"]]  # 236 + 20: the context to the last place
     for k in range(6):
-        r = TurnSampler(t.agent, t.tokens, lambda text: "= a b")(Queries(*pad(long, t.pad_id, "left")), 2, t.config, torch.Generator().manual_seed(k))
-        assert int((r.query_mask.sum(-1) + r.real.sum(-1)).max()) <= 256 and r.mask[torch.arange(4), [int(x.nonzero().max()) for x in r.real]].all()
+        r = TurnSampler(t.agent, t.tokens, lambda text: "= a b")(PromptBatch(*pad(long, t.pad_id, "left")), 2, t.config, torch.Generator().manual_seed(k))
+        assert int((r.query_mask.sum(-1) + r.attention_mask.sum(-1)).max()) <= 256 and r.mask[torch.arange(4), [int(x.nonzero().max()) for x in r.attention_mask]].all()
     with pytest.raises(ValueError, match="beyond the model's context"):
-        TurnSampler(t.agent, t.tokens, environment)(Queries(*pad([[5] * 240], 0)), 1, t.config, None)
+        TurnSampler(t.agent, t.tokens, environment)(PromptBatch(*pad([[5] * 240], 0)), 1, t.config, None)
 
 
 def test_a_reply_in_the_chat_template():
