@@ -1,4 +1,5 @@
 """CPU time beside wall time, and the most memory that a piece of work adds to a process."""
+
 import os
 import resource
 import sys
@@ -12,7 +13,9 @@ MIB = 2**20
 
 def cpu() -> float:
     "CPU-seconds of this process and of the children that it has waited for, every thread of them."
-    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own, children = (
+        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
@@ -24,7 +27,14 @@ def timed(work: Callable) -> dict:
 
 
 def status(field: str) -> int:
-    return next(int(line.split()[1]) for line in STATUS.read_text().splitlines() if line.startswith(field)) * 1024
+    return (
+        next(
+            int(line.split()[1])
+            for line in STATUS.read_text().splitlines()
+            if line.startswith(field)
+        )
+        * 1024
+    )
 
 
 def peak(work: Callable) -> dict:
@@ -42,7 +52,10 @@ def peak(work: Callable) -> dict:
         unit = 1 if sys.platform == "darwin" else 1024
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         work()
-        return {"peak": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before) / MIB, "how": "ru_maxrss"}
+        return {
+            "peak": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before) / MIB,
+            "how": "ru_maxrss",
+        }
 
 
 # freed blocks of a MiB go back to the system at once, so that what is held is what is used
@@ -52,6 +65,14 @@ EXACT = {"MALLOC_MMAP_THRESHOLD_": str(MIB), "MALLOC_TRIM_THRESHOLD_": str(MIB)}
 def quiet(threads: int = 1) -> dict[str, str]:
     "The environment of every process that is measured: one thread, none that waits by spinning, no network."
     n = str(threads)
-    return os.environ | {"OMP_NUM_THREADS": n, "MKL_NUM_THREADS": n, "OPENBLAS_NUM_THREADS": n, "OMP_WAIT_POLICY": "PASSIVE",
-                         "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1",
-                         "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
+    return os.environ | {
+        "OMP_NUM_THREADS": n,
+        "MKL_NUM_THREADS": n,
+        "OPENBLAS_NUM_THREADS": n,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "PYTHONWARNINGS": "ignore",
+    }

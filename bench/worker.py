@@ -1,5 +1,6 @@
 """One side in a process of its own: `python -m bench.worker MODULE:FUNCTION SETTINGS`. It answers lines of JSON with lines of JSON,
 and waits on its standard input in between, so that several of them can take turns."""
+
 import json
 import os
 import subprocess
@@ -27,9 +28,16 @@ class Worker:
         self.side, self.errors = side, tempfile.TemporaryFile("w+")
         env = quiet() | {"PYTHONPATH": str(ROOT)} | more_env
         self.process = subprocess.Popen(
-            [str(python), "-m", "bench.worker", side.make, json.dumps(side.settings)], cwd=ROOT, env=env, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
-        try: self.versions = self.read()["versions"]
+            [str(python), "-m", "bench.worker", side.make, json.dumps(side.settings)],
+            cwd=ROOT,
+            env=env,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+        )
+        try:
+            self.versions = self.read()["versions"]
         except BaseException:
             self.close()
             raise
@@ -45,16 +53,22 @@ class Worker:
             self.process.wait()
             self.errors.seek(0)
             said = [x for x in self.errors.read().splitlines() if x.strip()]
-            raise SideFailed(f"{self.side.label}: {said[-1] if said else f'ended with status {self.process.returncode}'}")
+            raise SideFailed(
+                f"{self.side.label}: {said[-1] if said else f'ended with status {self.process.returncode}'}"
+            )
         answer = json.loads(line)
-        if "error" in answer: raise SideFailed(f"{self.side.label}: {answer['error']}")
+        if "error" in answer:
+            raise SideFailed(f"{self.side.label}: {answer['error']}")
         return answer
 
     def close(self):
         "Its standard input ends, and with it the process."
-        if self.process.stdin: self.process.stdin.close()
-        try: self.process.wait(10)
-        except subprocess.TimeoutExpired: self.process.kill()
+        if self.process.stdin:
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
         self.process.stdout.close()
         self.errors.close()
 
@@ -62,14 +76,18 @@ class Worker:
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for name in ("torch", "transformers", *packages):
-        try: found[name] = version(name).split("+")[0]
-        except PackageNotFoundError: pass
+        try:
+            found[name] = version(name).split("+")[0]
+        except PackageNotFoundError:
+            pass
     return found
 
 
 def answer(job: Job, do: str, given: Any) -> dict:
-    if do == "run": return timed(job.run)
-    if do == "peak": return peak(job.run)
+    if do == "run":
+        return timed(job.run)
+    if do == "peak":
+        return peak(job.run)
     return job.check(given) if job.check else {"numbers": None}
 
 
@@ -95,4 +113,5 @@ def main():
     os._exit(0)  # a peer that sits in the middle of its training loop is not waited for
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,5 @@
 """The gallery: every figure of every lesson on one page, each a link to its place. The files are loaded as they are scrolled to."""
+
 import html
 import re
 
@@ -9,7 +10,8 @@ from instruct_goose.lesson import small_svg
 
 def drawings(cell: Cell) -> list[tuple[str, str]]:
     "Anchor and SVG of each figure that a cell shows."
-    if "hide" in cell.directives: return []
+    if "hide" in cell.directives:
+        return []
     made = []
     for i, output in enumerate(cell.outputs):
         if svg := "".join(output.get("data", {}).get("image/svg+xml", "")):
@@ -19,8 +21,13 @@ def drawings(cell: Cell) -> list[tuple[str, str]]:
 
 def moving(page: Page) -> list[tuple[str, str]]:
     "Anchor and caption of what can be moved in a lesson."
-    return [(f"plotly-{c.id}-{i}", c.directives.get("fig-cap", "")) for c in page.cells if "hide" not in c.directives
-            for i, o in enumerate(c.outputs) if "application/vnd.plotly.v1+json" in o.get("data", {})]
+    return [
+        (f"plotly-{c.id}-{i}", c.directives.get("fig-cap", ""))
+        for c in page.cells
+        if "hide" not in c.directives
+        for i, o in enumerate(c.outputs)
+        if "application/vnd.plotly.v1+json" in o.get("data", {})
+    ]
 
 
 def figures_page(pages: list[Page]) -> tuple[str, dict[str, str]]:
@@ -29,14 +36,32 @@ def figures_page(pages: list[Page]) -> tuple[str, dict[str, str]]:
     for part, name in {"": "Notation", **SHELVES}.items():
         made = []
         for page in (p for p in pages if p.part == part):
-            movable += [f'<li><a href="{page.url}.html#{anchor}">{html.escape(page.title)}</a>: {html.escape(caption)}</li>' for anchor, caption in moving(page)]
+            movable += [
+                f'<li><a href="{page.url}.html#{anchor}">{html.escape(page.title)}</a>: {html.escape(caption)}</li>'
+                for anchor, caption in moving(page)
+            ]
             for cell in page.cells:
                 for anchor, svg in drawings(cell):
-                    files[f"{anchor}.svg"], caption = svg, html.escape(cell.directives.get("fig-cap", page.title))
-                    width, height = (round(float(x) * 4 / 3) for x in re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg).groups())
-                    made.append(f'<figure><a href="{page.url}.html#{anchor}"><img src="_static/figures/{anchor}.svg" loading="lazy" width="{width}" '
-                                f'height="{height}" alt="{caption}"></a><figcaption>{html.escape(page.title)}</figcaption></figure>')
-        if made: parts.append(f"## {name}\n\n" + f'<div class="all-figures">{"".join(made)}</div>')
-    text = ["# Figures", "```{rst-class} subtitle\n```\n\nAll that the lessons draw; a click leads to where it is explained, with the code that draws it\n",
-            f"{len(files)} figures, and {len(movable)} that move.", *parts, "## What moves", f"<ul>{''.join(movable)}</ul>"]
+                    files[f"{anchor}.svg"], caption = (
+                        svg,
+                        html.escape(cell.directives.get("fig-cap", page.title)),
+                    )
+                    width, height = (
+                        round(float(x) * 4 / 3)
+                        for x in re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg).groups()
+                    )
+                    made.append(
+                        f'<figure><a href="{page.url}.html#{anchor}"><img src="_static/figures/{anchor}.svg" loading="lazy" width="{width}" '
+                        f'height="{height}" alt="{caption}"></a><figcaption>{html.escape(page.title)}</figcaption></figure>'
+                    )
+        if made:
+            parts.append(f"## {name}\n\n" + f'<div class="all-figures">{"".join(made)}</div>')
+    text = [
+        "# Figures",
+        "```{rst-class} subtitle\n```\n\nAll that the lessons draw; a click leads to where it is explained, with the code that draws it\n",
+        f"{len(files)} figures, and {len(movable)} that move.",
+        *parts,
+        "## What moves",
+        f"<ul>{''.join(movable)}</ul>",
+    ]
     return "\n\n".join(text) + "\n", files

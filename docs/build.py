@@ -3,6 +3,7 @@
 A page is its lesson with hidden cells left out, exported and figure code folded, figures inline in the page's own colours,
 `names` linked to their entries, and at its end a reference of what it exports. Every formula is typeset here: see typeset.py.
 """
+
 import argparse
 import ast
 import html
@@ -21,7 +22,19 @@ from compare import compare_page
 from exercises import boxes, write_python
 from glossary import glossary_page, hover
 from know import know_page
-from lessons import BRANCH, PACKAGES, REPO, ROOT, SHELVES, STAGES, Cell, Page, of_course, read_pages, target
+from lessons import (
+    BRANCH,
+    PACKAGES,
+    REPO,
+    ROOT,
+    SHELVES,
+    STAGES,
+    Cell,
+    Page,
+    of_course,
+    read_pages,
+    target,
+)
 from narrow import stacked, text_factor
 from playground import frame, page_of_site
 from quizzes import QUIZZES, quiz_page
@@ -30,10 +43,23 @@ from shelves import anchor, course, neighbours, shelf_page, up
 from speed import speed_page
 
 BUILD, SITE = ROOT / "docs/_build", ROOT / "docs/_site"
-COLAB = REPO.replace("https://github.com", "https://colab.research.google.com/github") + f"/blob/{BRANCH}/nbs"
-COPIED = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog"}  # pages that are no lessons
-MADE = {ROOT / "evidence/reports/README.md": "reports", ROOT / "docs/compare.py": "compare", ROOT / "docs/speed.py": "speed", ROOT / "docs/know.py": "know"}  # a file of the repository, and the page that stands for it here
-NEXT = re.compile(r"^\*\*Next\*\*.*(?:\n.+)*\n?", re.M)  # a notebook says it for its readers in Jupyter; the site has the builder's line
+COLAB = (
+    REPO.replace("https://github.com", "https://colab.research.google.com/github")
+    + f"/blob/{BRANCH}/nbs"
+)
+COPIED = {
+    "CONTRIBUTING.md": "contributing",
+    "CHANGELOG.md": "changelog",
+}  # pages that are no lessons
+MADE = {
+    ROOT / "evidence/reports/README.md": "reports",
+    ROOT / "docs/compare.py": "compare",
+    ROOT / "docs/speed.py": "speed",
+    ROOT / "docs/know.py": "know",
+}  # a file of the repository, and the page that stands for it here
+NEXT = re.compile(
+    r"^\*\*Next\*\*.*(?:\n.+)*\n?", re.M
+)  # a notebook says it for its readers in Jupyter; the site has the builder's line
 LESSON = r"\bnbs/(?:\w+/)+\w+\.ipynb"  # a path that a program printed
 
 
@@ -50,24 +76,31 @@ class Links:
 
     def __init__(self, pages: list[Page]):
         self.pages = {p.path.resolve(): p for p in pages}
-        self.names = {}   # short name -> full names
+        self.names = {}  # short name -> full names
         self.broken = []  # links that lead nowhere
         for page in pages:
             for cell in page.cells:
                 for node in cell.documented:
                     self.add(node.name, page)
-                    for m in methods(node): self.add(f"{node.name}.{m.name}", page)
+                    for m in methods(node):
+                        self.add(f"{node.name}.{m.name}", page)
 
-    def add(self, name, page): self.names.setdefault(name, []).append(f"{page.module}.{name}")
+    def add(self, name, page):
+        self.names.setdefault(name, []).append(f"{page.module}.{name}")
 
     def find(self, name: str, page: Page | None = None, call: bool = False) -> str | None:
         """Full name of a symbol; the page's own module first when several modules have it.
         A method without its class is recognised where it is called, `like_this()`: alone, `values` may be any values."""
         short = name.removeprefix("instruct_goose.")
-        tail = [f for fs in self.names.values() for f in fs if f.endswith("." + short)] if call or "." in short else []
+        tail = (
+            [f for fs in self.names.values() for f in fs if f.endswith("." + short)]
+            if call or "." in short
+            else []
+        )
         found = self.names.get(short) or tail
         own = [f for f in found if page and page.module and f.startswith(page.module + ".")]
-        if not own and not call and re.fullmatch("[a-z]+", short) and short not in top_names(): return None  # `step`, `rows`: a word like another
+        if not own and not call and re.fullmatch("[a-z]+", short) and short not in top_names():
+            return None  # `step`, `rows`: a word like another
         return (own or found or [None])[0]
 
     def apply(self, text: str, page: Page, names: bool = True) -> str:
@@ -76,34 +109,46 @@ class Links:
 
         def name(m):
             full = self.find(m[1], page, bool(m[2]))
-            if full is None or full in seen: return m[0]
+            if full is None or full in seen:
+                return m[0]
             seen.add(full)
             return f"{{py:obj}}`{m[1]}{m[2]} <{full}>`"
 
         def link(m):
             file, anchor = target(page, m[1]), (m[2] or "").lower()
-            if file in self.pages: there = self.pages[file].url + ".ipynb"
-            elif file.name in COPIED and file.parent == ROOT: there = COPIED[file.name] + ".md"
-            elif file in MADE: there = MADE[file] + ".md"
-            elif file.is_relative_to(ROOT) and file.exists(): return f"]({REPO}/blob/{BRANCH}/{file.relative_to(ROOT).as_posix()}{anchor})"
+            if file in self.pages:
+                there = self.pages[file].url + ".ipynb"
+            elif file.name in COPIED and file.parent == ROOT:
+                there = COPIED[file.name] + ".md"
+            elif file in MADE:
+                there = MADE[file] + ".md"
+            elif file.is_relative_to(ROOT) and file.exists():
+                return f"]({REPO}/blob/{BRANCH}/{file.relative_to(ROOT).as_posix()}{anchor})"
             else:
-                self.broken.append(f"{page.path.relative_to(ROOT)}: a link to {m[1]}, which is not there")
+                self.broken.append(
+                    f"{page.path.relative_to(ROOT)}: a link to {m[1]}, which is not there"
+                )
                 return m[0]
-            return f"]({os.path.relpath(there, Path(page.url).parent).replace(os.sep, '/')}{anchor})"
+            return (
+                f"]({os.path.relpath(there, Path(page.url).parent).replace(os.sep, '/')}{anchor})"
+            )
 
         pieces = re.split(r"(^```.*?^```\s*$|\$\$.*?\$\$)", text, flags=re.S | re.M)
         for i in range(0, len(pieces), 2):
             lines = pieces[i].split("\n")
             for j, line in enumerate(lines):
                 if names and not line.startswith(("#", "<")):
-                    line = re.sub(r"(?<![`\[\\}])`([A-Za-z_][\w.]*)((?:\(\))?)`(?!`|\])", name, line)
+                    line = re.sub(
+                        r"(?<![`\[\\}])`([A-Za-z_][\w.]*)((?:\(\))?)`(?!`|\])", name, line
+                    )
                 lines[j] = re.sub(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)", link, line)
             pieces[i] = "\n".join(lines)
         return "".join(pieces)
 
 
 KEYS = {  # what the colours of a figure mean, above its caption, where one function draws figure after figure
-    "draw_bugs(": '<span class="key"><i class="orange"></i>broken</span> <span class="key"><i class="blue"></i>healthy, with the same settings;</span> a line is a seed. '}
+    "draw_bugs(": '<span class="key"><i class="orange"></i>broken</span> <span class="key"><i class="blue"></i>healthy, with the same settings;</span> a line is a seed. '
+}
 
 
 SIDES = r"(?i)\b(left|right|above|below|rows?|columns?|upper|lower)\b"  # what a caption says of panels that a phone shows one below the other
@@ -116,50 +161,89 @@ def figure(output: dict, cell: Cell, i: int) -> dict | None:
     data, caption = output.get("data", {}), cell.directives.get("fig-cap", "")
     described = f'role="img" aria-label="{html.escape(caption)}"'
     key = next((k for call, k in KEYS.items() if call in cell.source), "")
-    below = f"<figcaption>{key}{ON_A_PHONE * bool(re.search(SIDES, caption))}{html.escape(caption)}</figcaption>" if caption else ""
+    below = (
+        f"<figcaption>{key}{ON_A_PHONE * bool(re.search(SIDES, caption))}{html.escape(caption)}</figcaption>"
+        if caption
+        else ""
+    )
     if svg := "".join(data.get("image/svg+xml", "")):
-        svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg"):], flags=re.S)
+        svg = re.sub(
+            r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.S
+        )
         points = float(re.search(r'width="([\d.]+)pt"', svg)[1])
         width, prefix = points * 4 / 3, f"{cell.id}-{i}-"
         below_each_other = stacked(svg, prefix) if 'id="figure_1"' in svg else ""
-        svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1)
-        svg = re.sub(r'(?<=\bid=")|(?<=url\(#)|(?<=href="#)', prefix, svg)  # ids are unique on the page
+        svg = re.sub(
+            r'(<svg[^>]*?) width="[^"]*"',
+            r"\1",
+            re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1),
+            count=1,
+        )
+        svg = re.sub(
+            r'(?<=\bid=")|(?<=url\(#)|(?<=href="#)', prefix, svg
+        )  # ids are unique on the page
         svg = re.sub(r"#262626", "currentColor", svg)
         svg = re.sub(r"(font(?:-size)?): ([\d.]+)px", r"\1: calc(\2px * var(--text, 1))", svg)
         grow = "" if below_each_other else f"; --narrow: {text_factor(points)}"
         svg = svg.replace("<svg", f'<svg {described} style="max-width:{width:.0f}px{grow}"', 1)
-        svg = re.sub(r"\s*\n\s*", " ", re.sub(r'(?<= d=")[^"]+', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), svg))  # a hundredth of a unit is seen by nobody
+        svg = re.sub(
+            r"\s*\n\s*",
+            " ",
+            re.sub(r'(?<= d=")[^"]+', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), svg),
+        )  # a hundredth of a unit is seen by nobody
         kind = "plot panels" if below_each_other else "plot"
-        made = f'<figure class="{kind}" id="fig-{cell.id}-{i}">{svg}{below_each_other}{below}</figure>'
+        made = (
+            f'<figure class="{kind}" id="fig-{cell.id}-{i}">{svg}{below_each_other}{below}</figure>'
+        )
     elif plotly := data.get("application/vnd.plotly.v1+json"):
-        spec = json.dumps({k: plotly.get(k) for k in ("data", "layout", "frames")}).replace("</", "<\\/")
+        spec = json.dumps({k: plotly.get(k) for k in ("data", "layout", "frames")}).replace(
+            "</", "<\\/"
+        )
         key = f"plotly-{cell.id}-{i}"
         height = (plotly.get("layout") or {}).get("height", 420)
-        made = (f'<figure class="plot"><div id="{key}" class="plotly-figure" style="min-height:{height}px" {described}></div>{below}</figure>'
-                f'<script type="application/json" data-plotly="{key}">{spec}</script>')
-    else: return None
+        made = (
+            f'<figure class="plot"><div id="{key}" class="plotly-figure" style="min-height:{height}px" {described}></div>{below}</figure>'
+            f'<script type="application/json" data-plotly="{key}">{spec}</script>'
+        )
+    else:
+        return None
     return {"output_type": "display_data", "metadata": {}, "data": {"text/html": made}}
 
 
 def code_cell(cell: Cell) -> dict | None:
     "A code cell for myst-nb, or None when nothing of it is shown."
     d = cell.directives
-    if "hide" in d or "default_exp" in d: return None
-    tags, summary = d.get("classes", "").split(), d.get("code-summary", "")  # myst-nb makes each a class, tag_NAME
+    if "hide" in d or "default_exp" in d:
+        return None
+    tags, summary = (
+        d.get("classes", "").split(),
+        d.get("code-summary", ""),
+    )  # myst-nb makes each a class, tag_NAME
     outputs = [figure(o, cell, i) or o for i, o in enumerate(cell.outputs)]
     outputs = [o for o in outputs if o.get("output_type") != "stream" or "".join(o["text"]).strip()]
-    if d.get("output") == "false": outputs = []
+    if d.get("output") == "false":
+        outputs = []
     if {"export", "exporti"} & d.keys():
-        if not cell.defined: return None  # imports and private helpers
+        if not cell.defined:
+            return None  # imports and private helpers
         tags.append("hide-input")
         summary = "The code of " + ", ".join(n.name for n in cell.defined)
-    elif d.get("echo") == "false": tags.append("remove-input")
+    elif d.get("echo") == "false":
+        tags.append("remove-input")
     elif "code-fold" in d and d["code-fold"] != "false":
         tags.append("hide-input")
         summary = summary or ("The code of this figure" if "fig-cap" in d else "Show the code")
     metadata = {"tags": tags}
-    if summary: metadata["mystnb"] = {"code_prompt_show": summary, "code_prompt_hide": summary}
-    return {"cell_type": "code", "id": cell.id, "source": cell.source, "metadata": metadata, "outputs": outputs, "execution_count": None}
+    if summary:
+        metadata["mystnb"] = {"code_prompt_show": summary, "code_prompt_hide": summary}
+    return {
+        "cell_type": "code",
+        "id": cell.id,
+        "source": cell.source,
+        "metadata": metadata,
+        "outputs": outputs,
+        "execution_count": None,
+    }
 
 
 LONG, HEAD = 34, 14  # exported code of more lines than LONG shows its first HEAD
@@ -173,18 +257,33 @@ def behind(kind: str, summary: str, source: str) -> str:
 def outlined(cell: Cell) -> str:
     "The signatures and docstrings of a cell that holds nothing but functions; nothing of any other, or of one that is short."
     lines = cell.source.split("\n")
-    if len(lines) < 8 or not all(isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef) for s in cell.exported): return ""
-    first = lambda s: min([s.lineno, *(d.lineno for d in s.decorator_list)])
-    last = lambda s: s.body[0].end_lineno if ast.get_docstring(s) else s.body[0].lineno - 1
-    return "\n\n".join("\n".join(lines[first(s) - 1:last(s)]) for s in cell.exported if not s.name.startswith("_"))
+    if len(lines) < 8 or not all(
+        isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef) for s in cell.exported
+    ):
+        return ""
+
+    def first(s):
+        return min([s.lineno, *(d.lineno for d in s.decorator_list)])
+
+    def last(s):
+        return s.body[0].end_lineno if ast.get_docstring(s) else s.body[0].lineno - 1
+
+    return "\n\n".join(
+        "\n".join(lines[first(s) - 1 : last(s)])
+        for s in cell.exported
+        if not s.name.startswith("_")
+    )
 
 
 def shortened(cell: Cell, outline: bool = False) -> tuple[str, str]:
     "What is shown of an exported cell, and behind a click the whole of a long one."
-    if "exports" not in cell.directives or "code-fold" in cell.directives: return cell.source, ""
-    if outline and (said := outlined(cell)): return said, behind("whole", "The code", cell.source)
+    if "exports" not in cell.directives or "code-fold" in cell.directives:
+        return cell.source, ""
+    if outline and (said := outlined(cell)):
+        return said, behind("whole", "The code", cell.source)
     lines = cell.source.split("\n")
-    if len(lines) <= LONG: return cell.source, ""
+    if len(lines) <= LONG:
+        return cell.source, ""
     return "\n".join(lines[:HEAD]).rstrip(), behind("whole", f"All {len(lines)} lines", cell.source)
 
 
@@ -194,19 +293,37 @@ CHECKS = {"expect", "within", "claim", "test_eq", "test_close", "test_fail", "te
 def checked(cell: Cell) -> tuple[str, str]:
     """A cell's own code, and the checks at its end, which a tick hides: calls of `expect`, `within`, `claim` and asserts, and what was computed for these alone.
     A cell whose last statement is something else keeps everything."""
-    if cell.kind != "code" or {"hide", "export", "exports", "exporti", "code-fold"} & cell.directives.keys() or cell.directives.get("echo") == "false": return cell.source, ""
-    try: body = ast.parse(cell.source).body
-    except SyntaxError: return cell.source, ""  # a magic of IPython's
+    if (
+        cell.kind != "code"
+        or {"hide", "export", "exports", "exporti", "code-fold"} & cell.directives.keys()
+        or cell.directives.get("echo") == "false"
+    ):
+        return cell.source, ""
+    try:
+        body = ast.parse(cell.source).body
+    except SyntaxError:
+        return cell.source, ""  # a magic of IPython's
+
     def checks(s):
-        if isinstance(s, ast.For | ast.With): return all(map(checks, s.body))
+        if isinstance(s, ast.For | ast.With):
+            return all(map(checks, s.body))
         call = s.value if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) else None
-        return isinstance(s, ast.Assert) or call is not None and getattr(call.func, "id", getattr(call.func, "attr", "")) in CHECKS
+        return (
+            isinstance(s, ast.Assert)
+            or call is not None
+            and getattr(call.func, "id", getattr(call.func, "attr", "")) in CHECKS
+        )
+
     n = len(body)
-    while n and checks(body[n - 1]): n -= 1
-    if n == len(body): return cell.source, ""
+    while n and checks(body[n - 1]):
+        n -= 1
+    if n == len(body):
+        return cell.source, ""
     lines, first = cell.source.split("\n"), body[n].lineno - 1
-    if n and body[n - 1].end_lineno >= body[n].lineno: return cell.source, ""  # two statements in a line
-    while first and lines[first - 1].lstrip().startswith("#"): first -= 1  # what is said of them
+    if n and body[n - 1].end_lineno >= body[n].lineno:
+        return cell.source, ""  # two statements in a line
+    while first and lines[first - 1].lstrip().startswith("#"):
+        first -= 1  # what is said of them
     return "\n".join(lines[:first]).rstrip(), "\n".join(lines[first:])
 
 
@@ -216,16 +333,32 @@ def text_cell(source: str, id: str = "") -> dict:
 
 def heading_slug(heading: str) -> str:
     "The anchor that MyST gives a heading."
-    return re.sub(r"[^\w\- ]", "", re.sub(r"[`*$]|&nbsp;", "", heading).strip().lower()).replace(" ", "-")
+    return re.sub(r"[^\w\- ]", "", re.sub(r"[`*$]|&nbsp;", "", heading).strip().lower()).replace(
+        " ", "-"
+    )
 
 
 def folded(text: str) -> str:
     "The opening's numbers to expect behind a click: they give the answers away."
-    found = re.search(r"^\*\*Numbers to expect\*\*([^|\n]*)\n\n(?=\|)((?:\|.*(?:\n|$))+)", text, re.M)
-    if not found: return re.sub(r"^\*\*Numbers to expect\*\*: (?!none)((?:.+\n?)+)", r'<details class="numbers"><summary>Numbers to expect</summary>\n\n\1\n\n</details>\n', text, flags=re.M)
-    said = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"^[,;.:]?\s*|[:.]\s*$", "", found[1]))  # a link would open nothing but the fold
+    found = re.search(
+        r"^\*\*Numbers to expect\*\*([^|\n]*)\n\n(?=\|)((?:\|.*(?:\n|$))+)", text, re.M
+    )
+    if not found:
+        return re.sub(
+            r"^\*\*Numbers to expect\*\*: (?!none)((?:.+\n?)+)",
+            r'<details class="numbers"><summary>Numbers to expect</summary>\n\n\1\n\n</details>\n',
+            text,
+            flags=re.M,
+        )
+    said = re.sub(
+        r"\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"^[,;.:]?\s*|[:.]\s*$", "", found[1])
+    )  # a link would open nothing but the fold
     summary = "Numbers to expect" + (f", {said}" if said else "")
-    return text[:found.start()] + f"<details class=\"numbers\"><summary>{summary}</summary>\n\n{found[2].rstrip()}\n\n</details>\n" + text[found.end():]
+    return (
+        text[: found.start()]
+        + f'<details class="numbers"><summary>{summary}</summary>\n\n{found[2].rstrip()}\n\n</details>\n'
+        + text[found.end() :]
+    )
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
@@ -233,8 +366,12 @@ def roadmap(page: Page, pages: list[Page]) -> str:
     "The steps of one iteration, each a link to its lesson, this page's lit."
     have = {p.url for p in pages}
     steps = [
-        f'<li class="here" aria-current="step"><span>{label}</span></li>' if url == page.url else
-        f'<li><a href="{up(page.url, url)}.html">{label}</a></li>' for url, label in STAGES.items() if url in have]
+        f'<li class="here" aria-current="step"><span>{label}</span></li>'
+        if url == page.url
+        else f'<li><a href="{up(page.url, url)}.html">{label}</a></li>'
+        for url, label in STAGES.items()
+        if url in have
+    ]
     return f'<nav class="roadmap" aria-label="One step of RLHF"><ol>{"".join(steps)}</ol></nav>'
 
 
@@ -250,14 +387,27 @@ def head(page: Page, pages: list[Page]) -> str:
         where = f'<a href="{up(page.url, page.part)}.html">{SHELVES[page.part]}</a>'
         heading = f'<a href="{up(page.url, page.part)}.html#{anchor(page.group)}">{html.escape(page.group)}</a>'
         place = f"lesson {page.number} of {len(of_course(pages))}" if page.number else ""
-    else: where, heading, place = f'<a href="{up(page.url, "reference")}.html">Reference</a>', f'<a href="{up(page.url, "reference")}.html#look-up">Look up</a>', ""
+    else:
+        where, heading, place = (
+            f'<a href="{up(page.url, "reference")}.html">Reference</a>',
+            f'<a href="{up(page.url, "reference")}.html#look-up">Look up</a>',
+            "",
+        )
     crumbs = f'<nav class="crumbs" aria-label="Where this page stands">{where} <span>›</span> {heading}{f" <span>›</span> {place}" if place else ""}</nav>'
     file = page.path.relative_to(ROOT / "nbs").as_posix()
     facts = [f"{page.minutes} minutes"] if page.minutes and page.part in ("learn", "guides") else []
-    if page.part == "reference" and page.module: facts.append(f"<code>{page.module}</code>")
-    if page.names: facts.append(f'<a href="#reference">{len(page.names)} name{"s" * (len(page.names) > 1)}</a>')
-    facts += [f'<a href="{up(page.url, "notebooks/" + file)}" download>notebook</a>', f'<a href="{COLAB}/{file}">open in Colab</a>']
-    if page.url != "notation": facts.append(f'<a class="beside" href="{up(page.url, "notation")}.html">notation</a>')
+    if page.part == "reference" and page.module:
+        facts.append(f"<code>{page.module}</code>")
+    if page.names:
+        facts.append(
+            f'<a href="#reference">{len(page.names)} name{"s" * (len(page.names) > 1)}</a>'
+        )
+    facts += [
+        f'<a href="{up(page.url, "notebooks/" + file)}" download>notebook</a>',
+        f'<a href="{COLAB}/{file}">open in Colab</a>',
+    ]
+    if page.url != "notation":
+        facts.append(f'<a class="beside" href="{up(page.url, "notation")}.html">notation</a>')
     line = crumbs + '<p class="lesson-facts">' + " <span>·</span> ".join(facts) + "</p>"
     return line + (roadmap(page, pages) if page.url in STAGES else "")
 
@@ -265,28 +415,47 @@ def head(page: Page, pages: list[Page]) -> str:
 def next_lesson(page: Page) -> str:
     "The one way on, at the end of a lesson."
     after = neighbours(page.url)[1]
-    if after is None: return f'<p class="to-next" data-read="{page.url}">This was the last lesson. <a href="{up(page.url, "guides")}.html">The guides</a> say how to do one thing each.</p>'
+    if after is None:
+        return f'<p class="to-next" data-read="{page.url}">This was the last lesson. <a href="{up(page.url, "guides")}.html">The guides</a> say how to do one thing each.</p>'
     return f'<p class="to-next" data-read="{page.url}"><b>Next</b> lesson {after.number}: <a href="{up(page.url, after.url)}.html">{html.escape(after.title)}</a></p>'
 
 
-DRAWN = {"roadmap": roadmap, "start": start, "course": lambda page, pages: course(page.url, pages)}  # where a page says <!-- name -->
+DRAWN = {
+    "roadmap": roadmap,
+    "start": start,
+    "course": lambda page, pages: course(page.url, pages),
+}  # where a page says <!-- name -->
 
 
 def to_source(cell: Cell, page: Page) -> str:
     "A line between the equation and its code: to the entry of each name, and to its place in the module."
     source = up(page.url, f"_modules/{page.module.replace('.', '/')}.html")
-    return "\n".join(f'<p class="to-source" id="code-{n.name}"><code>{n.name}</code> <a href="#{page.module}.{n.name}">entry</a> <a href="{source}#{n.name}">source</a></p>'
-                     for n in cell.documented)
+    return "\n".join(
+        f'<p class="to-source" id="code-{n.name}"><code>{n.name}</code> <a href="#{page.module}.{n.name}">entry</a> <a href="{source}#{n.name}">source</a></p>'
+        for n in cell.documented
+    )
 
 
 def linked(output: dict, page: Page, links: Links) -> dict:
     """An output with the links of its Markdown resolved; its names are left alone, they may be another library's.
     Printed paths of lessons, the doctor's among them, are links here."""
     if output["output_type"] == "stream" and re.search(LESSON, text := "".join(output["text"])):
-        def there(m): return f'<a href="{up(page.url, links.pages[ROOT / m[0]].url)}.html">{m[0]}</a>' if ROOT / m[0] in links.pages else m[0]
+
+        def there(m):
+            return (
+                f'<a href="{up(page.url, links.pages[ROOT / m[0]].url)}.html">{m[0]}</a>'
+                if ROOT / m[0] in links.pages
+                else m[0]
+            )
+
         made = re.sub(LESSON, there, html.escape(text.rstrip(), quote=False))
-        return {"output_type": "display_data", "metadata": {}, "data": {"text/html": f'<div class="highlight"><pre>{made}</pre></div>'}}
-    if "text/markdown" not in output.get("data", {}): return output
+        return {
+            "output_type": "display_data",
+            "metadata": {},
+            "data": {"text/html": f'<div class="highlight"><pre>{made}</pre></div>'},
+        }
+    if "text/markdown" not in output.get("data", {}):
+        return output
     text = links.apply("".join(output["data"]["text/markdown"]), page, names=False)
     return output | {"data": output["data"] | {"text/markdown": text}}
 
@@ -296,62 +465,142 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
     cells, titled, seen, below = [], False, set(), below or {}
     for cell in page.cells:
         if cell.kind == "code":
-            if not (made := code_cell(cell)): continue
-            if cell.documented and page.module: cells.append(text_cell(to_source(cell, page), f"{cell.id}-source"))
+            if not (made := code_cell(cell)):
+                continue
+            if cell.documented and page.module:
+                cells.append(text_cell(to_source(cell, page), f"{cell.id}-source"))
             (short, whole), (own, tick) = shortened(cell, page.part == "reference"), checked(cell)
-            if tick: short = own
-            if short or made["outputs"]: cells.append(made | {"source": short, "outputs": [linked(o, page, links) for o in made["outputs"]]})
-            if whole: cells.append(text_cell(whole, f"{cell.id}-whole"))
-            if tick: cells.append(text_cell(behind("checked", "checked", tick), f"{cell.id}-checked"))
-            if more := below.get((page.url, cell.id)): cells.append(text_cell(more, f"{cell.id}-below"))
+            if tick:
+                short = own
+            if short or made["outputs"]:
+                cells.append(
+                    made
+                    | {
+                        "source": short,
+                        "outputs": [linked(o, page, links) for o in made["outputs"]],
+                    }
+                )
+            if whole:
+                cells.append(text_cell(whole, f"{cell.id}-whole"))
+            if tick:
+                cells.append(text_cell(behind("checked", "checked", tick), f"{cell.id}-checked"))
+            if more := below.get((page.url, cell.id)):
+                cells.append(text_cell(more, f"{cell.id}-below"))
             continue
         text = NEXT.sub("", cell.source)
         if not titled and text.startswith("# "):
             titled = True
             title, _, rest = text.partition("\n")
-            rest = re.sub(r"^> (.+)$", lambda m: f"```{{rst-class}} subtitle\n```\n\n{m[1]}\n", rest, count=1, flags=re.M)
+            rest = re.sub(
+                r"^> (.+)$",
+                lambda m: f"```{{rst-class}} subtitle\n```\n\n{m[1]}\n",
+                rest,
+                count=1,
+                flags=re.M,
+            )
             top = head(page, pages) if page.url != "index" else ""
             module = f"```{{py:module}} {page.module}\n```\n" if page.module else ""
             text = f"{title}\n\n{module}\n{links.apply(rest, page)}\n\n{top}\n"
-        elif "**Numbers to expect**" in text: text = folded(links.apply(text, page))
-        else: text = hover(links.apply(text, page), seen, up(page.url, "glossary.html")) if page.part else links.apply(text, page)
+        elif "**Numbers to expect**" in text:
+            text = folded(links.apply(text, page))
+        else:
+            text = (
+                hover(links.apply(text, page), seen, up(page.url, "glossary.html"))
+                if page.part
+                else links.apply(text, page)
+            )
         text = re.sub(f"<!-- ({'|'.join(DRAWN)}) -->", lambda m: DRAWN[m[1]](page, pages), text)
-        text = re.sub(r"<!-- playground ?(\w*) -->", lambda m: frame(m[1] or None, "../" * page.url.count("/")), text)
+        text = re.sub(
+            r"<!-- playground ?(\w*) -->",
+            lambda m: frame(m[1] or None, "../" * page.url.count("/")),
+            text,
+        )
         cells.append(text_cell(text, cell.id))
     if page.number:
         part = [p for p in pages if p.number and p.group == page.group]
         quiz = f'<p class="to-quiz">The end of this part: <a href="{up(page.url, "quiz")}.html#{anchor(page.group)}">{len(QUIZZES[page.group])} questions on it</a>.</p>'
-        cells.append(text_cell((quiz if page is part[-1] and page.group in QUIZZES else "") + next_lesson(page), "next"))
+        cells.append(
+            text_cell(
+                (quiz if page is part[-1] and page.group in QUIZZES else "") + next_lesson(page),
+                "next",
+            )
+        )
     if page.names:
-        entries = [entry(node, page.module, lambda t: links.apply(t, page))
-                   for c in page.cells for node in c.documented]
+        entries = [
+            entry(node, page.module, lambda t: links.apply(t, page))
+            for c in page.cells
+            for node in c.documented
+        ]
         cells.append(text_cell("## Reference\n\n" + "\n\n".join(entries), "reference"))
-    if any(url == page.url for url, _ in below): cells.append(text_cell(f'<script src="{up(page.url, "_static/exercises.js")}" defer></script>', "exercises"))
-    return {"cells": cells, "metadata": {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"},
-                                         "language_info": {"name": "python", "pygments_lexer": "ipython3"}}, "nbformat": 4, "nbformat_minor": 5}
+    if any(url == page.url for url, _ in below):
+        cells.append(
+            text_cell(
+                f'<script src="{up(page.url, "_static/exercises.js")}" defer></script>', "exercises"
+            )
+        )
+    return {
+        "cells": cells,
+        "metadata": {
+            "kernelspec": {"name": "python3", "display_name": "python3", "language": "python"},
+            "language_info": {"name": "python", "pygments_lexer": "ipython3"},
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
 
 
 def toctree(pages: list[Page]) -> str:
     "All pages, for Sphinx, which asks to know them; the list at the side is that of shelves.py."
-    urls = [*SHELVES, *(p.url for p in pages), "know", "reports", "speed", "quiz", "glossary", "figures", "api", "tables", "compare", *COPIED.values()]
+    urls = [
+        *SHELVES,
+        *(p.url for p in pages),
+        "know",
+        "reports",
+        "speed",
+        "quiz",
+        "glossary",
+        "figures",
+        "api",
+        "tables",
+        "compare",
+        *COPIED.values(),
+    ]
     return "```{toctree}\n:hidden:\n\n" + "\n".join(urls) + "\n```"
 
 
 def names_page(pages: list[Page]) -> str:
     "One table of all names, by module."
     top = top_names()
-    text = ["# All names", "```{rst-class} subtitle\n```\n\nEvery public name of the library, with the page that defines it\n"]
-    if top: text.append("Those marked • can be imported from `instruct_goose` itself; all of them from the module that heads the table. The [index](genindex) lists them by letter.")
+    text = [
+        "# All names",
+        "```{rst-class} subtitle\n```\n\nEvery public name of the library, with the page that defines it\n",
+    ]
+    if top:
+        text.append(
+            "Those marked • can be imported from `instruct_goose` itself; all of them from the module that heads the table. The [index](genindex) lists them by letter."
+        )
     part = None
-    for page in sorted((p for p in pages if p.names), key=lambda p: (PACKAGES.index(p.module.split(".")[1]) if p.module.split(".")[1] in PACKAGES else -1)):
+    for page in sorted(
+        (p for p in pages if p.names),
+        key=lambda p: (
+            PACKAGES.index(p.module.split(".")[1]) if p.module.split(".")[1] in PACKAGES else -1
+        ),
+    ):
         package = page.module.split(".")[1]
-        if package != part: text.append(f"## {package}")
+        if package != part:
+            text.append(f"## {package}")
         part = package
         short = page.module.removeprefix("instruct_goose.")
         text.append(f"### {short}\n\n`{page.module}`, from [{page.title}]({page.url}.ipynb).\n")
         nodes = [n for c in page.cells for n in c.documented]
-        rows = [f"| {'•' if n.name in top else ''} | {{py:obj}}`{n.name} <{page.module}.{n.name}>` | {one_line(n)} |" for n in nodes]
-        text.append("```{rst-class} names\n```\n\n| | name | what it does |\n|---|---|---|\n" + "\n".join(rows))
+        rows = [
+            f"| {'•' if n.name in top else ''} | {{py:obj}}`{n.name} <{page.module}.{n.name}>` | {one_line(n)} |"
+            for n in nodes
+        ]
+        text.append(
+            "```{rst-class} names\n```\n\n| | name | what it does |\n|---|---|---|\n"
+            + "\n".join(rows)
+        )
     return "\n\n".join(text) + "\n"
 
 
@@ -362,18 +611,28 @@ def tables_page(links: Links, near: Page) -> str:
     sys.path.insert(0, str(ROOT / "tests/compat"))
     from same_name_formulas import QUANTITIES, comparison_table
 
-    text = ["# Tables", "```{rst-class} subtitle\n```\n\nEvery preset setting by setting, and what the same name means elsewhere\n",
-            "## Presets", "The rows of `RLHFConfig.preset()`, with the equations they come from. "
-            "[GRPO and its family](learn/11_group.ipynb) derives them, says what each leaves out of its paper and where it departs; "
-            "[the comparison](guides/side_by_side.ipynb) runs them on one task.", preset_table(),
-            "No preset sets what several papers and libraries share, whatever the algorithm: the sampler's weights `importance_cap`, `importance_floor`, "
-            "`importance_level` and `importance_beyond` (TRL corrects by default), `kl_target` and `kl_early_stop`, `entropy_target`, dynamic sampling by `redraw_flat` and "
-            "`drop_flat`, the spread of the whole batch, `advantage='group_mean_batch_std'`, a reference that moves, `ref_every`, `overlong_buffer`, `reward_weighting` and "
-            "`reward_scaling`. [Config](reference/config.ipynb) has them all.",
-            "## Same name, different mathematics", "What libraries compute under one name, each on the same input. "
-            "Above each table stands the test that tells them apart; [the guide](guides/same_name.ipynb) has the reasons."]
-    ours, theirs = links.apply("\n\n".join(text), near), []  # a name in a row of another library is that library's
-    for name in QUANTITIES: theirs += [f"### {name[0].upper()}{name[1:]}", comparison_table(name)]
+    text = [
+        "# Tables",
+        "```{rst-class} subtitle\n```\n\nEvery preset setting by setting, and what the same name means elsewhere\n",
+        "## Presets",
+        "The rows of `RLHFConfig.preset()`, with the equations they come from. "
+        "[GRPO and its family](learn/11_group.ipynb) derives them, says what each leaves out of its paper and where it departs; "
+        "[the comparison](guides/side_by_side.ipynb) runs them on one task.",
+        preset_table(),
+        "No preset sets what several papers and libraries share, whatever the algorithm: the sampler's weights `importance_cap`, `importance_floor`, "
+        "`importance_level` and `importance_beyond` (TRL corrects by default), `kl_target` and `kl_early_stop`, `entropy_target`, dynamic sampling by `redraw_flat` and "
+        "`drop_flat`, the spread of the whole batch, `advantage='group_mean_batch_std'`, a reference that moves, `ref_every`, `overlong_buffer`, `reward_weighting` and "
+        "`reward_scaling`. [Config](reference/config.ipynb) has them all.",
+        "## Same name, different mathematics",
+        "What libraries compute under one name, each on the same input. "
+        "Above each table stands the test that tells them apart; [the guide](guides/same_name.ipynb) has the reasons.",
+    ]
+    ours, theirs = (
+        links.apply("\n\n".join(text), near),
+        [],
+    )  # a name in a row of another library is that library's
+    for name in QUANTITIES:
+        theirs += [f"### {name[0].upper()}{name[1:]}", comparison_table(name)]
     return "\n\n".join([ours, *theirs]) + "\n"
 
 
@@ -381,7 +640,8 @@ def tables_page(links: Links, near: Page) -> str:
 def write(path: Path, text: str):
     "Write only what changed, so that Sphinx need not do the rest again."
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or path.read_text("utf-8") != text: path.write_text(text, "utf-8")
+    if not path.exists() or path.read_text("utf-8") != text:
+        path.write_text(text, "utf-8")
 
 
 def stage() -> list[str]:
@@ -391,12 +651,14 @@ def stage() -> list[str]:
     wanted, below = {}, boxes(pages) if write_python(BUILD / "static/python.js", BUILD) else {}
     for page in [index, *pages]:
         nb = staged(page, pages, links, below)
-        if page is index: nb["cells"].append(text_cell(toctree(pages), "toctree"))
+        if page is index:
+            nb["cells"].append(text_cell(toctree(pages), "toctree"))
         wanted[out / f"{page.url}.ipynb"] = json.dumps(nb, indent=1, ensure_ascii=False)
     wanted[out / "api.md"] = names_page(pages)
     wanted[out / "tables.md"] = tables_page(links, index)
     wanted[out / "know.md"] = links.apply(know_page(), index)
-    for shelf in SHELVES: wanted[out / f"{shelf}.md"] = shelf_page(shelf, pages)
+    for shelf in SHELVES:
+        wanted[out / f"{shelf}.md"] = shelf_page(shelf, pages)
     wanted[out / "speed.md"] = links.apply(speed_page(), index, names=False)
     wanted[out / "figures.md"], drawn = figures_page(pages)
     wanted[out / "reports.md"] = links.apply(reports_page(), index)
@@ -404,17 +666,23 @@ def stage() -> list[str]:
     wanted[out / "playground.md"] = page_of_site(BUILD / "static")
     wanted[out / "quiz.md"] = quiz_page({p.url: p.title for p in pages})
     wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})
-    for file, url in COPIED.items(): wanted[out / f"{url}.md"] = re.sub(r"\]\((\w+\.md)\)", lambda m: f"]({COPIED[m[1]]}.md)", (ROOT / file).read_text("utf-8"))
-    for path, text in wanted.items(): write(path, text)
+    for file, url in COPIED.items():
+        wanted[out / f"{url}.md"] = re.sub(
+            r"\]\((\w+\.md)\)", lambda m: f"]({COPIED[m[1]]}.md)", (ROOT / file).read_text("utf-8")
+        )
+    for path, text in wanted.items():
+        write(path, text)
     for path in out.rglob("*.*"):
-        if path not in wanted: path.unlink()
+        if path not in wanted:
+            path.unlink()
 
     import plotly
     from typeset import style_sheet
 
     write(BUILD / "static/katex.css", style_sheet())
     shutil.rmtree(BUILD / "static/figures", ignore_errors=True)
-    for name, svg in drawn.items(): write(BUILD / "static/figures" / name, svg)
+    for name, svg in drawn.items():
+        write(BUILD / "static/figures" / name, svg)
     if any("data-plotly" in t for t in wanted.values()):
         shutil.copy2(Path(plotly.__file__).parent / "package_data/plotly.min.js", BUILD / "static")
     shutil.rmtree(BUILD / "extra", ignore_errors=True)
@@ -431,13 +699,30 @@ def main():
     parser.add_argument("--quiet", action="store_true", help="only warnings and the result")
     args = parser.parse_args()
     broken = stage()
-    if broken: sys.exit("\n".join(broken))
+    if broken:
+        sys.exit("\n".join(broken))
     shutil.rmtree(SITE, ignore_errors=True)
     flags = ["-W", "--keep-going"] + ["-q"] * args.quiet
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-E", "-c", "docs", "-d", "docs/_build/doctrees", *flags, "docs/_build/pages", "docs/_site"]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-b",
+        "html",
+        "-E",
+        "-c",
+        "docs",
+        "-d",
+        "docs/_build/doctrees",
+        *flags,
+        "docs/_build/pages",
+        "docs/_site",
+    ]
     status = subprocess.call(command, cwd=ROOT)
-    if status == 0: print(f"site built: {SITE / 'index.html'}")
+    if status == 0:
+        print(f"site built: {SITE / 'index.html'}")
     sys.exit(status)
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -5,19 +5,32 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-project, author, copyright = "instruct_goose", "The instruct_goose developers", "The instruct_goose developers"
+project, author, copyright = (
+    "instruct_goose",
+    "The instruct_goose developers",
+    "The instruct_goose developers",
+)
 extensions = ["myst_nb", "sphinx.ext.viewcode", "sphinx_copybutton", "typeset", "find"]
 source_suffix = {".ipynb": "myst-nb", ".md": "myst-nb"}
 html_math_renderer = "built"
 
-myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "fieldlist", "attrs_inline", "attrs_block"]
+myst_enable_extensions = [
+    "dollarmath",
+    "colon_fence",
+    "deflist",
+    "fieldlist",
+    "attrs_inline",
+    "attrs_block",
+]
 myst_heading_anchors = 3
-myst_html_meta = {"description": "PPO and RLHF by running it: notebooks that define every step, and the library they export"}
+myst_html_meta = {
+    "description": "PPO and RLHF by running it: notebooks that define every step, and the library they export"
+}
 myst_dmath_double_inline = True
 nb_execution_mode = "off"  # the outputs are those that nbdev-test --save stored
 nb_render_markdown_format = "myst"
 nb_merge_streams = True
-nb_ipywidgets_js = {}      # nothing is fetched
+nb_ipywidgets_js = {}  # nothing is fetched
 nb_code_prompt_show = "Show the code"
 nb_code_prompt_hide = "Hide the code"
 
@@ -25,7 +38,9 @@ add_module_names = False
 maximum_signature_line_length = 72
 toc_object_entries = False
 viewcode_line_numbers = False
-viewcode_follow_imported_members = False  # an entry stands where its name is defined; to look, every module would be imported
+viewcode_follow_imported_members = (
+    False  # an entry stands where its name is defined; to look, every module would be imported
+)
 math_number_all = False
 numfig = False
 
@@ -33,11 +48,21 @@ pygments_dark_style = "github-dark"
 html_theme = "furo"
 templates_path = [str(Path(__file__).parent / "_templates")]
 html_additional_pages = {"search": "search.html"}
-html_sidebars = {"**": [f"sidebar/{part}.html" for part in ("search", "scroll-start", "navigation", "scroll-end")]}
+html_sidebars = {
+    "**": [
+        f"sidebar/{part}.html" for part in ("search", "scroll-start", "navigation", "scroll-end")
+    ]
+}
 html_title = "instruct_goose"
-version = release = re.search(r'__version__ = "([^"]+)"', (Path(__file__).parents[1] / "instruct_goose/__init__.py").read_text("utf-8"))[1]
+version = release = re.search(
+    r'__version__ = "([^"]+)"',
+    (Path(__file__).parents[1] / "instruct_goose/__init__.py").read_text("utf-8"),
+)[1]
 copyright += f" · version {version}"
-html_static_path = [str(Path(__file__).parent / "_static"), str(Path(__file__).parent / "_build/static")]
+html_static_path = [
+    str(Path(__file__).parent / "_static"),
+    str(Path(__file__).parent / "_build/static"),
+]
 html_css_files = ["goose.css"]
 html_js_files = [("figures.js", {"defer": "defer"}), ("course.js", {"defer": "defer"})]
 html_copy_source = False
@@ -95,9 +120,12 @@ def source_of(module):
     tree = ast.parse(text).body
     classes = {node.name for node in tree if isinstance(node, ast.ClassDef)}
     for node in tree:
-        if owner := patched(node):  # of another module's class: its entry stands there, where this text is not
+        if owner := patched(
+            node
+        ):  # of another module's class: its entry stands there, where this text is not
             tag = analyzer.tags.pop(node.name)
-            if owner in classes: analyzer.tags[f"{owner}.{node.name}"] = tag
+            if owner in classes:
+                analyzer.tags[f"{owner}.{node.name}"] = tag
     return text, analyzer.tags
 
 
@@ -107,7 +135,11 @@ def navigation(app, page, template, context, doctree):
 
     context["toctree"] = lambda **options: ""
     for way, lesson in zip(("prev", "next"), neighbours(page)):
-        context[way] = {"link": f"{up(page, lesson.url)}.html", "title": f"{lesson.number} · {lesson.title}"} if lesson else None
+        context[way] = (
+            {"link": f"{up(page, lesson.url)}.html", "title": f"{lesson.number} · {lesson.title}"}
+            if lesson
+            else None
+        )
 
 
 def beside(app, page, template, context, doctree):
@@ -118,5 +150,7 @@ def beside(app, page, template, context, doctree):
 
 def setup(app):
     app.connect("viewcode-find-source", lambda app, module: source_of(module))
-    app.connect("html-page-context", navigation, priority=400)  # before the theme, which asks for the list
+    app.connect(
+        "html-page-context", navigation, priority=400
+    )  # before the theme, which asks for the list
     app.connect("html-page-context", beside, priority=600)  # and behind it

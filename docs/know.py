@@ -1,4 +1,5 @@
 """The page "How we know": what was measured, where, how often and with what spread, made from the records in evidence/."""
+
 import json
 import sys
 from pathlib import Path
@@ -14,66 +15,128 @@ from lesson_code import lesson_module  # noqa: E402
 sys.path.pop(0)  # it has a playground.py, as docs/ has
 
 
-def record(name: str) -> dict: return json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))
+def record(name: str) -> dict:
+    return json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))
 
 
 def quickstart_table() -> str:
     "The quickstart before and after, beside best-of-n and PPO without a KL penalty: median, least and most of all recorded runs."
     machines = record("quickstart")["machines"]
     runs = [r for block in machines.values() for r in block["runs"]]
-    columns = {"human rating": ("human_score", ".2f"), "reward model": ("reward_model_score", ".2f"), "grammatical": ("grammatical", ".0%"),
-               "distinct pairs of words": ("distinct_2", ".2f"), "KL, nats": ("kl_to_reference", ".1f")}
+    columns = {
+        "human rating": ("human_score", ".2f"),
+        "reward model": ("reward_model_score", ".2f"),
+        "grammatical": ("grammatical", ".0%"),
+        "distinct pairs of words": ("distinct_2", ".2f"),
+        "KL, nats": ("kl_to_reference", ".1f"),
+    }
 
     def row(name, figures):
-        cells = (spread([f[k] for f in figures], form) if k in figures[0] else "" for k, form in columns.values())
+        cells = (
+            spread([f[k] for f in figures], form) if k in figures[0] else ""
+            for k, form in columns.values()
+        )
         return f"| {name} | " + " | ".join(cells) + " |"
 
     whole = [r for r in runs if r["baselines"]]
     names = {"best_of_8": "best of 8", "sft_on_best_of_8": "SFT on the best of 8"}
-    rows = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|", row("before", [r["before"] for r in runs]),
-            row("**after PPO**", [r["after"] for r in runs]), *(row(name, [r["baselines"][k] for r in whole]) for k, name in names.items()),
-            row("after PPO with β = 0", [r["beta_0"]["after"] for r in runs])]
-    where = "; ".join(f"{len(b['runs'])} on {b['origin']['processor']} with {b['origin']['capability']}" for b in machines.values())
+    rows = [
+        "| | " + " | ".join(columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+        row("before", [r["before"] for r in runs]),
+        row("**after PPO**", [r["after"] for r in runs]),
+        *(row(name, [r["baselines"][k] for r in whole]) for k, name in names.items()),
+        row("after PPO with β = 0", [r["beta_0"]["after"] for r in runs]),
+    ]
+    where = "; ".join(
+        f"{len(b['runs'])} on {b['origin']['processor']} with {b['origin']['capability']}"
+        for b in machines.values()
+    )
     short = [r["reward_model"]["ceiling"] - r["reward_model"]["pair_accuracy"] for r in runs]
-    made = "; ".join(dict.fromkeys(f"Python {o['python']}, torch {o['torch']}, commit `{o['commit'][:9]}`" for o in (b["origin"] for b in machines.values())))
-    return "\n".join(rows) + f"""
+    made = "; ".join(
+        dict.fromkeys(
+            f"Python {o['python']}, torch {o['torch']}, commit `{o['commit'][:9]}`"
+            for o in (b["origin"] for b in machines.values())
+        )
+    )
+    return (
+        "\n".join(rows)
+        + f"""
 
-Median [lowest, highest] of {len(runs)} runs, {len({r['seed'] for r in runs})} seeds: {where}. In {sum(r['draw'] > 0 for r in runs)} of them every initial weight was multiplied by a number about 10⁻⁶ away from 1, to imitate another processor's rounding. Best of 8 is the one of eight answers that the reward model scores highest. Human rating is the mean score, from −4 to 4, that people gave to the rated words. The reward model orders {spread(short, '.1%')} more of the pairs wrongly than the words' mean ratings do. {spread([r['cpu_seconds'] for r in whole], '.0f')} CPU-seconds a run on one thread; {made}."""
+Median [lowest, highest] of {len(runs)} runs, {len({r["seed"] for r in runs})} seeds: {where}. In {sum(r["draw"] > 0 for r in runs)} of them every initial weight was multiplied by a number about 10⁻⁶ away from 1, to imitate another processor's rounding. Best of 8 is the one of eight answers that the reward model scores highest. Human rating is the mean score, from −4 to 4, that people gave to the rated words. The reward model orders {spread(short, ".1%")} more of the pairs wrongly than the words' mean ratings do. {spread([r["cpu_seconds"] for r in whole], ".0f")} CPU-seconds a run on one thread; {made}."""
+    )
 
 
 def samples_table() -> str:
     "The same prompts before, after, and after PPO without a penalty: seed 0 on the first machine."
     runs = [r for block in record("quickstart")["machines"].values() for r in block["runs"]]
-    shown = {p or "(nothing)": texts for p, *texts in reversed(next(r for r in runs if (r["seed"], r["draw"]) == (0, 0))["samples"])}
-    return "\n".join(["| prompt | before | after | after, with β = 0 |", "|---|---|---|---|",
-                      *(f"| {p} | " + " | ".join(texts) + " |" for p, texts in list(shown.items())[::-1][:5])])
+    shown = {
+        p or "(nothing)": texts
+        for p, *texts in reversed(
+            next(r for r in runs if (r["seed"], r["draw"]) == (0, 0))["samples"]
+        )
+    }
+    return "\n".join(
+        [
+            "| prompt | before | after | after, with β = 0 |",
+            "|---|---|---|---|",
+            *(f"| {p} | " + " | ".join(texts) + " |" for p, texts in list(shown.items())[::-1][:5]),
+        ]
+    )
 
 
 def reviews_table() -> str:
     "The same pipeline on rated sentences that people wrote."
     machines = record("reviews")["machines"]
     runs = [r for block in machines.values() for r in block["runs"]]
-    table = [f"| {name.replace('_', ' ')} | " + " | ".join(spread([r["judges"][name][k] for r in runs], ".3f")
-             for k in ("pair_accuracy", "pair_accuracy_margin_1")) + " |" for name in runs[0]["judges"]]
-    def of(when, key, form=".2f"): return spread([r[when][key] for r in runs], form)
+    table = [
+        f"| {name.replace('_', ' ')} | "
+        + " | ".join(
+            spread([r["judges"][name][k] for r in runs], ".3f")
+            for k in ("pair_accuracy", "pair_accuracy_margin_1")
+        )
+        + " |"
+        for name in runs[0]["judges"]
+    ]
+
+    def of(when, key, form=".2f"):
+        return spread([r[when][key] for r in runs], form)
+
     where = "; ".join(f"{len(b['runs'])} on {name}" for name, b in machines.items())
-    return f"""`instruct-goose reviews --data DIR --even-if-worse` on 10,605 snippets of film reviews, each rated by about twenty people; runs: {where}. Who agrees with the raters, on pairs of snippets never seen:
+    return (
+        f"""`instruct-goose reviews --data DIR --even-if-worse` on 10,605 snippets of film reviews, each rated by about twenty people; runs: {where}. Who agrees with the raters, on pairs of snippets never seen:
 
 | | all pairs | means at least 1 apart |
 |---|---|---|
-""" + "\n".join(table) + f"""
+"""
+        + "\n".join(table)
+        + f"""
 
-Ridge is a linear regression on the words, VADER a lexicon with rules; half of the raters are scored by the other half. PPO takes the reward model's score from {of('before', 'reward_model_score')} to {of('after', 'reward_model_score')} and VADER's compound score, which no training sees, from {of('before', 'vader_compound')} to {of('after', 'vader_compound')}, {of('after', 'kl_to_reference', '.1f')} nats from where it started."""
+Ridge is a linear regression on the words, VADER a lexicon with rules; half of the raters are scored by the other half. PPO takes the reward model's score from {of("before", "reward_model_score")} to {of("after", "reward_model_score")} and VADER's compound score, which no training sees, from {of("before", "vader_compound")} to {of("after", "vader_compound")}, {of("after", "kl_to_reference", ".1f")} nats from where it started."""
+    )
 
 
 def family_table() -> str:
     "The algorithms on the quickstart's task with one budget and one KL coefficient."
     family = record("family")
     runs = [r for r in family["runs"] if (r["price"], r["lr"]) == ("one", family["config"]["lr"])]
-    columns = {"human rating": ("human_score", ".2f"), "grammatical": ("grammatical", ".0%"), "KL, nats": ("kl_to_reference", ".1f")}
-    rows = [f"| `{n}` | " + " | ".join(spread([r[k] for r in runs if r["name"] == n], form) for k, form in columns.values()) + " |"
-            for n in dict.fromkeys(r["name"] for r in runs)]
-    return "\n".join(["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|", *rows]) + f"\n\nThree seeds each, β = .08, on {family['origin']['processor']}."
+    columns = {
+        "human rating": ("human_score", ".2f"),
+        "grammatical": ("grammatical", ".0%"),
+        "KL, nats": ("kl_to_reference", ".1f"),
+    }
+    rows = [
+        f"| `{n}` | "
+        + " | ".join(
+            spread([r[k] for r in runs if r["name"] == n], form) for k, form in columns.values()
+        )
+        + " |"
+        for n in dict.fromkeys(r["name"] for r in runs)
+    ]
+    return (
+        "\n".join(["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|", *rows])
+        + f"\n\nThree seeds each, β = .08, on {family['origin']['processor']}."
+    )
 
 
 def tried_table() -> str:
@@ -81,95 +144,223 @@ def tried_table() -> str:
     from instruct_goose.doctor.diagnosis import diagnose
 
     lesson = lesson_module("learn/22_bug_hunt")
-    BUGS, HEALTHY, gallery_config, to_metrics = lesson.BUGS, lesson.HEALTHY, lesson.gallery_config, lesson.to_metrics
+    BUGS, HEALTHY, gallery_config, to_metrics = (
+        lesson.BUGS,
+        lesson.HEALTHY,
+        lesson.gallery_config,
+        lesson.to_metrics,
+    )
 
-    resume, fuzz, probes, gallery, later, exact = map(record, ("resume", "fuzz", "probes", "gallery", "doctor_unseen", "exact_world"))
+    resume, fuzz, probes, gallery, later, exact = map(
+        record, ("resume", "fuzz", "probes", "gallery", "doctor_unseen", "exact_world")
+    )
     same = sum(k["identical"] for k in resume["kills"])
     sizes = {name[1:]: s["mib_added"] for name, s in fuzz["streams"].items() if name != ".parquet"}
     broken, whole = ([r for r in probes["runs"] if bool(r["bug"]) == b] for b in (True, False))
     unseen = sum(probes["meant_for"][r["bug"]] not in r["failed"] for r in broken)
-    found = lambda runs, config: [bool(diagnose(to_metrics(json.loads(r)), config)) for r in runs]
-    sick = {name: found(runs, vars(gallery_config(**BUGS[name].settings))) for name, runs in gallery["bugs"].items()}
-    settings = lambda name: {"epochs": 2, "minibatches": 2} | HEALTHY[name]
-    attacks, random = [(found, a) for a in later["bugs"].values() for found in a["found"]], later["healthy"]
-    rightly = sum(bool(f) and not {*f} - {*a["names"], *a["consequences"]} and bool({*f} & {*a["names"]}) for f, a in attacks)
+
+    def found(runs, config):
+        return [bool(diagnose(to_metrics(json.loads(r)), config)) for r in runs]
+
+    sick = {
+        name: found(runs, vars(gallery_config(**BUGS[name].settings)))
+        for name, runs in gallery["bugs"].items()
+    }
+
+    def settings(name):
+        return {"epochs": 2, "minibatches": 2} | HEALTHY[name]
+
+    attacks, random = (
+        [(found, a) for a in later["bugs"].values() for found in a["found"]],
+        later["healthy"],
+    )
+    rightly = sum(
+        bool(f) and not {*f} - {*a["names"], *a["consequences"]} and bool({*f} & {*a["names"]})
+        for f, a in attacks
+    )
     errors = sum(any(f["severity"] == "error" for f in found) for found in random["found"].values())
-    missed, false = sum(not f for f, _ in attacks), sum(bool({*f} - {*a["names"], *a["consequences"]}) for f, a in attacks)
+    missed, false = (
+        sum(not f for f, _ in attacks),
+        sum(bool({*f} - {*a["names"], *a["consequences"]}) for f, a in attacks),
+    )
     well = [x for name, runs in gallery["healthy"].items() for x in found(runs, settings(name))]
     silent = [name for name, seen in sick.items() if not any(seen)]
     paid = [r for r in exact["runs"] if r["part"] == "convergence"]
     rows = [
-        ("a run killed (SIGKILL) at a random moment, then `--resume`", f"{len(resume['kills'])} kills",
-         f"{len(resume['kills']) - same} runs differ from the undisturbed one, in any bit of weights or log"),
-        ("broken files, rows and settings", f"{fuzz['inputs']:,} inputs", f"{len(fuzz['failures'])} without a clear error"),
-        ("files of 200 MiB, read as streams", ", ".join(sizes), f"{max(sizes.values()):.0f} MiB of memory added at most ({max(sizes, key=sizes.get)})"),
-        ("a broken trainer on the ladder of probes", f"{len(probes['meant_for'])} bugs, {len(broken)} climbs", f"{unseen} passed the rung meant for them"),
-        ("the shipped trainer on the ladder", f"{len(whole)} seeds", f"{sum(bool(r['failed']) for r in whole)} false alarms"),
-        ("a broken run shown to the doctor", f"{len(sick)} bugs, {sum(map(len, sick.values()))} runs",
-         f"{len(silent)} bugs show nothing in the metrics ({', '.join(silent)}) and have a test each; {sum(not all(seen) for n, seen in sick.items() if n not in silent)} of the others missed"),
+        (
+            "a run killed (SIGKILL) at a random moment, then `--resume`",
+            f"{len(resume['kills'])} kills",
+            f"{len(resume['kills']) - same} runs differ from the undisturbed one, in any bit of weights or log",
+        ),
+        (
+            "broken files, rows and settings",
+            f"{fuzz['inputs']:,} inputs",
+            f"{len(fuzz['failures'])} without a clear error",
+        ),
+        (
+            "files of 200 MiB, read as streams",
+            ", ".join(sizes),
+            f"{max(sizes.values()):.0f} MiB of memory added at most ({max(sizes, key=sizes.get)})",
+        ),
+        (
+            "a broken trainer on the ladder of probes",
+            f"{len(probes['meant_for'])} bugs, {len(broken)} climbs",
+            f"{unseen} passed the rung meant for them",
+        ),
+        (
+            "the shipped trainer on the ladder",
+            f"{len(whole)} seeds",
+            f"{sum(bool(r['failed']) for r in whole)} false alarms",
+        ),
+        (
+            "a broken run shown to the doctor",
+            f"{len(sick)} bugs, {sum(map(len, sick.values()))} runs",
+            f"{len(silent)} bugs show nothing in the metrics ({', '.join(silent)}) and have a test each; {sum(not all(seen) for n, seen in sick.items() if n not in silent)} of the others missed",
+        ),
         ("a healthy run shown to the doctor", f"{len(well)} runs", f"{sum(well)} false alarms"),
-        ("the doctor on bugs that its rules were not made for", f"{len(later['bugs'])} bugs, {len(attacks)} runs",
-         f"{rightly} runs named rightly, {missed} without a finding, {false} with a false name"),
-        ("the doctor on healthy runs with random settings", f"{random['runs']} runs", f"{errors} false errors, {len(random['found']) - errors} false warnings"),
-        ("training against the enumerated optimum", f"{len(paid)} runs", f"{sum(r['mean_tv'] > .03 for r in paid)} end farther than .03 from it, in total variation")]
-    return "| what | tried | what went wrong |\n|---|---|---|\n" + "\n".join(f"| {' | '.join(r)} |" for r in rows)
+        (
+            "the doctor on bugs that its rules were not made for",
+            f"{len(later['bugs'])} bugs, {len(attacks)} runs",
+            f"{rightly} runs named rightly, {missed} without a finding, {false} with a false name",
+        ),
+        (
+            "the doctor on healthy runs with random settings",
+            f"{random['runs']} runs",
+            f"{errors} false errors, {len(random['found']) - errors} false warnings",
+        ),
+        (
+            "training against the enumerated optimum",
+            f"{len(paid)} runs",
+            f"{sum(r['mean_tv'] > 0.03 for r in paid)} end farther than .03 from it, in total variation",
+        ),
+    ]
+    return "| what | tried | what went wrong |\n|---|---|---|\n" + "\n".join(
+        f"| {' | '.join(r)} |" for r in rows
+    )
 
 
 def inputs_table() -> str:
     "Wrong input of five kinds, given to the commands."
     rows = record("inputs")["rows"]
-    return ("| wrong input | tried | refused with a sentence | ran rightly | faults left |\n|---|---|---|---|---|\n"
-            + "\n".join(f"| {kind} | {r['tried']} | {r['refused']} | {r['ran']} | {r['faults']} |" for kind, r in rows.items()))
+    return (
+        "| wrong input | tried | refused with a sentence | ran rightly | faults left |\n|---|---|---|---|---|\n"
+        + "\n".join(
+            f"| {kind} | {r['tried']} | {r['refused']} | {r['ran']} | {r['faults']} |"
+            for kind, r in rows.items()
+        )
+    )
 
 
 def portable_table(path: Path = ROOT / "evidence/portable.json") -> str:
     "On other arithmetic: what ran under each variant, where, and what fell."
-    if not path.is_file(): return "Not recorded yet: `make portable` takes hours."
+    if not path.is_file():
+        return "Not recorded yet: `make portable` takes hours."
     rows = []
     for variant, e in json.loads(path.read_text("utf-8")).items():
         if "not_run" in e:
             rows.append([variant, "", "", "", f"not run: {e['not_run']}"])
             continue
         o, fell = e["origin"], [f.get("notebook") or f.get("test") or f["error"] for f in e["fell"]]
-        mended = [f"{r.get('notebook') or r.get('test') or r['error']}` (run again at `{a['origin']['commit'][:7]}"
-                  for a in e.get("again", []) for r in a["had_fallen"] if r not in e["fell"]]
-        rows.append([variant, f"{o['processor']}, Python {o['python']}, torch {o['torch']}, {o['commit'][:7]}", f"{e['notebooks']:,}",
-                     f"{e['tests']:,}", ", ".join(f"`{name}`" for name in fell) or "nothing" + f", after it was mended: {', '.join(f'`{m}`)' for m in mended)}" * bool(mended)])
-    return ("| variant | where | lessons | tests | what fell |\n|---|---|---|---|---|\n"
-            + "\n".join(f"| {' | '.join(row)} |" for row in rows))
+        mended = [
+            f"{r.get('notebook') or r.get('test') or r['error']}` (run again at `{a['origin']['commit'][:7]}"
+            for a in e.get("again", [])
+            for r in a["had_fallen"]
+            if r not in e["fell"]
+        ]
+        rows.append(
+            [
+                variant,
+                f"{o['processor']}, Python {o['python']}, torch {o['torch']}, {o['commit'][:7]}",
+                f"{e['notebooks']:,}",
+                f"{e['tests']:,}",
+                ", ".join(f"`{name}`" for name in fell)
+                or "nothing"
+                + f", after it was mended: {', '.join(f'`{m}`)' for m in mended)}" * bool(mended),
+            ]
+        )
+    return "| variant | where | lessons | tests | what fell |\n|---|---|---|---|---|\n" + "\n".join(
+        f"| {' | '.join(row)} |" for row in rows
+    )
 
 
 LAUNCHED = [  # launcher or engine, what was run of it, what was not
-    ("data parallel", "torch 2.13.0, gloo, two CPU processes (PPO and GRPO, ten iterations), also by `torchrun`", "NCCL, GPUs, more than two processes, two machines"),
-    ("`accelerate launch`", "1.15.0, `data_parallel.yaml` and `fsdp.yaml`, two CPU processes", "GPUs, several machines; `--cpu`, which starts one process unless there is MPI"),
-    ("FSDP2", "torch 2.13.0, gloo, two CPU processes; its checkpoints, Ctrl-C, resuming in one process and in two", "NCCL, GPUs, bfloat16, offloading, adapters (refused)"),
-    ("DeepSpeed ZeRO-2", "0.19.8, one trial by hand in the trainer, PPO: gradients of the first update to five digits, norms of five within a thousandth",
-     "the trainer refuses it; bfloat16, GPUs; `zero2.yaml` was read by accelerate's parser only"),
-    ("DeepSpeed ZeRO-3", "`zero3.yaml` read by accelerate 1.15.0's parser", "DeepSpeed; the trainer refuses it"),
-    ("vLLM", "a stand-in with the interface documented for 0.20 to 0.32", "vLLM itself, any version; its transfer of weights over NCCL and IPC"),
-    ("Ray", "2.60.0, one machine, two CPU processes: weights of PPO after two iterations within 10⁻¹² of one process", "a cluster, GPUs, more than one machine"),
-    ("SLURM", "`train.slurm` read by `bash -n`", "sbatch, a cluster")]
+    (
+        "data parallel",
+        "torch 2.13.0, gloo, two CPU processes (PPO and GRPO, ten iterations), also by `torchrun`",
+        "NCCL, GPUs, more than two processes, two machines",
+    ),
+    (
+        "`accelerate launch`",
+        "1.15.0, `data_parallel.yaml` and `fsdp.yaml`, two CPU processes",
+        "GPUs, several machines; `--cpu`, which starts one process unless there is MPI",
+    ),
+    (
+        "FSDP2",
+        "torch 2.13.0, gloo, two CPU processes; its checkpoints, Ctrl-C, resuming in one process and in two",
+        "NCCL, GPUs, bfloat16, offloading, adapters (refused)",
+    ),
+    (
+        "DeepSpeed ZeRO-2",
+        "0.19.8, one trial by hand in the trainer, PPO: gradients of the first update to five digits, norms of five within a thousandth",
+        "the trainer refuses it; bfloat16, GPUs; `zero2.yaml` was read by accelerate's parser only",
+    ),
+    (
+        "DeepSpeed ZeRO-3",
+        "`zero3.yaml` read by accelerate 1.15.0's parser",
+        "DeepSpeed; the trainer refuses it",
+    ),
+    (
+        "vLLM",
+        "a stand-in with the interface documented for 0.20 to 0.32",
+        "vLLM itself, any version; its transfer of weights over NCCL and IPC",
+    ),
+    (
+        "Ray",
+        "2.60.0, one machine, two CPU processes: weights of PPO after two iterations within 10⁻¹² of one process",
+        "a cluster, GPUs, more than one machine",
+    ),
+    ("SLURM", "`train.slurm` read by `bash -n`", "sbatch, a cluster"),
+]
 
 
 def launched_table() -> str:
     "Launchers and engines: what was run, and what was not."
-    return "| what | run | not run |\n|---|---|---|\n" + "\n".join(f"| {' | '.join(row)} |" for row in LAUNCHED)
+    return "| what | run | not run |\n|---|---|---|\n" + "\n".join(
+        f"| {' | '.join(row)} |" for row in LAUNCHED
+    )
 
 
 def know_page() -> str:
     "Markdown; links are those of a notebook in nbs/."
-    text = ["# How we know", "```{rst-class} subtitle\n```\n\nWhat was measured, on which machine, how often and with what spread\n",
-            "Every figure is counted in a record under `evidence/`, which names the commit, the processor and the versions. `make evidence` writes the records again, "
-            "[whole runs](../evidence/reports/README.md) can be opened, and [How fast](../docs/speed.py) compares the time with other libraries'.",
-            "## The quickstart", quickstart_table(), samples_table(), "## Real sentences", reviews_table(), "## The algorithms", family_table(),
-            "## What was tried, and what was lost", "The lessons show how: [checkpoints](reference/runs/checkpoints.ipynb), [data](reference/data/load.ipynb), "
-            "[the probes](learn/21_probes.ipynb), [the doctor](guides/doctor.ipynb), [the exact world](learn/20_exact_world.ipynb), and "
-            "[invariances](guides/invariances.ipynb).", tried_table(),
-            "The commands were given damaged files of five kinds. A fault is a traceback, a wrong exit status, a minute without an end, more than 100 kB of output, "
-            "a changed input, or an output directory that cannot be used again:", inputs_table(),
-            "## On other arithmetic", "All notebooks and all tests but those of the repository, as `make portable` runs them: with the instructions of older processors "
-            "(`default`, `avx2`), with two threads, with initial weights times 1 + 10⁻⁶·noise (`jitter`), "
-            "on other Pythons, and the notebooks where torch sees a GPU.", portable_table(),
-            "## Launchers and engines", launched_table(), "Of TensorBoard, Weights & Biases and trackio: [Trackers](guides/trackers.ipynb#versions).",
-            "## On a GPU", gpu_table()]
+    text = [
+        "# How we know",
+        "```{rst-class} subtitle\n```\n\nWhat was measured, on which machine, how often and with what spread\n",
+        "Every figure is counted in a record under `evidence/`, which names the commit, the processor and the versions. `make evidence` writes the records again, "
+        "[whole runs](../evidence/reports/README.md) can be opened, and [How fast](../docs/speed.py) compares the time with other libraries'.",
+        "## The quickstart",
+        quickstart_table(),
+        samples_table(),
+        "## Real sentences",
+        reviews_table(),
+        "## The algorithms",
+        family_table(),
+        "## What was tried, and what was lost",
+        "The lessons show how: [checkpoints](reference/runs/checkpoints.ipynb), [data](reference/data/load.ipynb), "
+        "[the probes](learn/21_probes.ipynb), [the doctor](guides/doctor.ipynb), [the exact world](learn/20_exact_world.ipynb), and "
+        "[invariances](guides/invariances.ipynb).",
+        tried_table(),
+        "The commands were given damaged files of five kinds. A fault is a traceback, a wrong exit status, a minute without an end, more than 100 kB of output, "
+        "a changed input, or an output directory that cannot be used again:",
+        inputs_table(),
+        "## On other arithmetic",
+        "All notebooks and all tests but those of the repository, as `make portable` runs them: with the instructions of older processors "
+        "(`default`, `avx2`), with two threads, with initial weights times 1 + 10⁻⁶·noise (`jitter`), "
+        "on other Pythons, and the notebooks where torch sees a GPU.",
+        portable_table(),
+        "## Launchers and engines",
+        launched_table(),
+        "Of TensorBoard, Weights & Biases and trackio: [Trackers](guides/trackers.ipynb#versions).",
+        "## On a GPU",
+        gpu_table(),
+    ]
     return "\n\n".join(text) + "\n"

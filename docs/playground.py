@@ -5,6 +5,7 @@
 
 Browsers load neither modules nor workers from a file. So the modules are joined into two classic scripts, and the page makes its worker from a string.
 """
+
 import argparse
 import json
 import re
@@ -18,7 +19,8 @@ IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)"\n', re.M)
 def bundle(name: str, seen: list[str] | None = None) -> str:
     "A module after all that it imports, each once, as one classic script."
     seen = [] if seen is None else seen
-    if name in seen: return ""
+    if name in seen:
+        return ""
     seen.append(name)
     source = (HERE / name).read_text("utf-8")
     before = "".join(bundle(other, seen) for other in IMPORT.findall(source))
@@ -27,16 +29,22 @@ def bundle(name: str, seen: list[str] | None = None) -> str:
 
 def script() -> str:
     "The page's whole script: the data, the worker as a string, and the page."
-    start = json.dumps(json.loads((HERE / "start.json").read_text("utf-8")), ensure_ascii=False, separators=(",", ":"))
+    start = json.dumps(
+        json.loads((HERE / "start.json").read_text("utf-8")),
+        ensure_ascii=False,
+        separators=(",", ":"),
+    )
     worker = json.dumps('"use strict";\n' + bundle("worker.js"), ensure_ascii=False)
     text = f'(() => {{\n"use strict";\nconst START = {start}\nconst WORKER = {worker}\n{bundle("page.js")}\n}})()\n'
     return text.replace("</", "<\\/")
 
 
-def body() -> str: return (HERE / "page.html").read_text("utf-8")
+def body() -> str:
+    return (HERE / "page.html").read_text("utf-8")
 
 
-def style() -> str: return (HERE / "page.css").read_text("utf-8")
+def style() -> str:
+    return (HERE / "page.css").read_text("utf-8")
 
 
 def page_of_site(static: Path) -> str:
@@ -44,23 +52,29 @@ def page_of_site(static: Path) -> str:
     static.mkdir(parents=True, exist_ok=True)
     (static / "playground.js").write_text(script(), "utf-8")
     (static / "playground.css").write_text(style(), "utf-8")
-    return ("---\norphan: true\nhide-toc: true\n---\n\n# Playground\n\n```{rst-class} subtitle\n```\n\n"
-            "PPO trains a small language model here, in your browser, while you change its settings\n\n"
-            f'<link rel="stylesheet" href="_static/playground.css">\n\n{body()}\n\n<script src="_static/playground.js" defer></script>\n')
+    return (
+        "---\norphan: true\nhide-toc: true\n---\n\n# Playground\n\n```{rst-class} subtitle\n```\n\n"
+        "PPO trains a small language model here, in your browser, while you change its settings\n\n"
+        f'<link rel="stylesheet" href="_static/playground.css">\n\n{body()}\n\n<script src="_static/playground.js" defer></script>\n'
+    )
 
 
 def frame(experiment: str | None = None, up: str = "") -> str:
     "The playground folded up in another page, loaded when the reader opens it; `up` leads from that page to the site's root."
     asked = "embed=1" + (f"&amp;experiment={experiment}" if experiment else "")
-    return ('<details class="playground-frame" ontoggle="const frame = this.querySelector(\'iframe\'); frame.src ||= frame.dataset.src"><summary>Train the model here</summary>'
-            f'<iframe data-src="{up}playground.html?{asked}" title="Playground: PPO trains a language model" style="width: 100%; height: 60rem; border: 0"></iframe></details>')
+    return (
+        '<details class="playground-frame" ontoggle="const frame = this.querySelector(\'iframe\'); frame.src ||= frame.dataset.src"><summary>Train the model here</summary>'
+        f'<iframe data-src="{up}playground.html?{asked}" title="Playground: PPO trains a language model" style="width: 100%; height: 60rem; border: 0"></iframe></details>'
+    )
 
 
 def page() -> str:
     "The same as one file of HTML: for a frame in Jupyter, or to send by mail."
-    return ('<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>Playground: PPO trains a language model in this page</title>\n<style>\n{style()}</style>\n"
-            f'<body class="alone">\n<main>\n<h1>Playground</h1>\n{body()}\n</main>\n<script>\n{script()}</script>\n</body>\n</html>\n')
+    return (
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Playground: PPO trains a language model in this page</title>\n<style>\n{style()}</style>\n"
+        f'<body class="alone">\n<main>\n<h1>Playground</h1>\n{body()}\n</main>\n<script>\n{script()}</script>\n</body>\n</html>\n'
+    )
 
 
 def train_start():
@@ -77,15 +91,19 @@ def train_start():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", nargs="?", type=Path, help="where playground.html goes")
     parser.add_argument("--start", action="store_true", help="train start.json anew")
     args = parser.parse_args()
-    if args.start: train_start()
+    if args.start:
+        train_start()
     if args.folder:
         args.folder.mkdir(parents=True, exist_ok=True)
         (args.folder / "playground.html").write_text(page(), "utf-8")
         print(args.folder / "playground.html")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

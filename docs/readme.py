@@ -2,6 +2,7 @@
 
 `--check` writes nothing and fails when README.md or its pictures are stale.
 """
+
 import argparse
 import re
 from pathlib import Path
@@ -14,16 +15,23 @@ INK = "<style>svg { --ink: #262626 } @media (prefers-color-scheme: dark) { svg {
 
 def course(pages) -> str:
     "The course in a line for each part."
-    def link(p): return f"[{p.number} {p.title}]({p.path.relative_to(ROOT / 'nbs').as_posix()})"
-    return "\n".join(f"- **{heading}**: {', '.join(map(link, rows))}" for heading, rows in grouped(pages, "learn").items())
+
+    def link(p):
+        return f"[{p.number} {p.title}]({p.path.relative_to(ROOT / 'nbs').as_posix()})"
+
+    return "\n".join(
+        f"- **{heading}**: {', '.join(map(link, rows))}"
+        for heading, rows in grouped(pages, "learn").items()
+    )
 
 
-def start(pages) -> str: return f"**[Start the course]({of_course(pages)[0].path.relative_to(ROOT / 'nbs').as_posix()})** · **[Run it](#run-it)**"
+def start(pages) -> str:
+    return f"**[Start the course]({of_course(pages)[0].path.relative_to(ROOT / 'nbs').as_posix()})** · **[Run it](#run-it)**"
 
 
 def picture(svg: str) -> str:
     "An SVG file that is legible on a light and on a dark page."
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg"):], flags=re.S)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
     svg = re.sub(r"\n\s*", " ", svg).replace("> <", "><").replace("#262626", "var(--ink)")
     return svg.replace("><", f">{INK}<", 1)
 
@@ -33,35 +41,61 @@ def render() -> dict[Path, str]:
     index, pages = read_pages()
     parts, files = [], {}
     for cell in index.cells:
-        if "hide" in cell.directives: continue
-        if cell.kind == "markdown":
-            parts.append(cell.source.replace("<!-- course -->", course(pages)).replace("<!-- start -->", start(pages)))
+        if "hide" in cell.directives:
             continue
-        if cell.directives.get("echo") != "false": parts.append(f"```python\n{cell.source}\n```")
-        for data in (o.get("data", {}) for o in cell.outputs if cell.directives.get("output") != "false"):
+        if cell.kind == "markdown":
+            parts.append(
+                cell.source.replace("<!-- course -->", course(pages)).replace(
+                    "<!-- start -->", start(pages)
+                )
+            )
+            continue
+        if cell.directives.get("echo") != "false":
+            parts.append(f"```python\n{cell.source}\n```")
+        for data in (
+            o.get("data", {}) for o in cell.outputs if cell.directives.get("output") != "false"
+        ):
             caption = cell.directives.get("fig-cap", "")
             if svg := "".join(data.get("image/svg+xml", "")):
                 file = IMAGES / ("-".join(re.findall(r"\w+", caption.lower())[:6]) + ".svg")
                 files[file] = picture(svg)
                 parts.append(f"![{caption}]({file.relative_to(ROOT).as_posix()})")
-            else: parts.append("".join(data["text/markdown"]).strip())
-    text = "<!-- Made from nbs/index.ipynb by docs/readme.py: edit the notebook, then run make save. -->\n\n" + "\n\n".join(parts) + "\n"
+            else:
+                parts.append("".join(data["text/markdown"]).strip())
+    text = (
+        "<!-- Made from nbs/index.ipynb by docs/readme.py: edit the notebook, then run make save. -->\n\n"
+        + "\n\n".join(parts)
+        + "\n"
+    )
     # links are relative to nbs/ in the notebook and to the repository here
     relative = r"(\]\()(?!https?:|#|docs/images/|mailto:)([^)\s]+\))"
-    return files | {ROOT / "README.md": re.sub(relative, lambda m: m[1] + (m[2][3:] if m[2].startswith("../") else "nbs/" + m[2]), text)}
+    return files | {
+        ROOT / "README.md": re.sub(
+            relative, lambda m: m[1] + (m[2][3:] if m[2].startswith("../") else "nbs/" + m[2]), text
+        )
+    }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if something is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if something is stale"
+    )
     check, files = parser.parse_args().check, render()
-    stale = [path for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text]
+    stale = [
+        path for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text
+    ]
     unused = set(IMAGES.glob("*")) - files.keys()
-    if check and (stale or unused): raise SystemExit(f"stale, run make save: {', '.join(str(p.relative_to(ROOT)) for p in [*stale, *unused])}")
-    for path in unused: path.unlink()
+    if check and (stale or unused):
+        raise SystemExit(
+            f"stale, run make save: {', '.join(str(p.relative_to(ROOT)) for p in [*stale, *unused])}"
+        )
+    for path in unused:
+        path.unlink()
     for path in stale:
         path.parent.mkdir(exist_ok=True)
         path.write_text(files[path], "utf-8")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 The code of a record is its module in instruct_goose, or what its lesson defines, and everything of the package that this one imports, near or far. Functions are
 compared by name and program, wherever they stood then: a module that moved is no change, nor is a comment, a docstring or a type.
 """
+
 import ast
 import re
 import subprocess
@@ -15,11 +16,25 @@ from lesson_code import source_of
 
 root = Path(__file__).parents[1]
 MEASURES = {
-    "quickstart": "recipes.quickstart", "reviews": "recipes.ratings", "family": "recipes.quickstart", "control": "guides/classic_control",
-    "exact_world": "learn/20_exact_world", "gallery": "learn/22_bug_hunt", "doctor_unseen": "learn/22_bug_hunt", "probes": "learn/21_probes",
-    "resume": "cli.main", "fuzz": "data.load", "inputs": "cli.main", "details": "learn/20_exact_world", "distillation": "variants.distillation",
-    "trackers": "runs.trackers", "recipes": "recipes.smollm", "smollm_reviews": "recipes.smollm",
-    "reports/quickstart": "recipes.quickstart", "reports/smollm-sentiment": "recipes.smollm"}
+    "quickstart": "recipes.quickstart",
+    "reviews": "recipes.ratings",
+    "family": "recipes.quickstart",
+    "control": "guides/classic_control",
+    "exact_world": "learn/20_exact_world",
+    "gallery": "learn/22_bug_hunt",
+    "doctor_unseen": "learn/22_bug_hunt",
+    "probes": "learn/21_probes",
+    "resume": "cli.main",
+    "fuzz": "data.load",
+    "inputs": "cli.main",
+    "details": "learn/20_exact_world",
+    "distillation": "variants.distillation",
+    "trackers": "runs.trackers",
+    "recipes": "recipes.smollm",
+    "smollm_reviews": "recipes.smollm",
+    "reports/quickstart": "recipes.quickstart",
+    "reports/smollm-sentiment": "recipes.smollm",
+}
 
 
 @cache  # most modules are the same at every commit
@@ -27,13 +42,29 @@ def pieces(source: str) -> tuple[tuple[str, str], ...]:
     "(name, program) of each function, class and constant of a module, without docstrings, types and imports."
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef): node.returns = None
-        if isinstance(node, ast.arg): node.annotation = None
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.returns = None
+        if isinstance(node, ast.arg):
+            node.annotation = None
         for name, inner in ast.iter_fields(node):
             if name == "body" and isinstance(inner, list):
-                told = lambda s: isinstance(s, ast.Import | ast.ImportFrom) or isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)
+
+                def told(s):
+                    return (
+                        isinstance(s, ast.Import | ast.ImportFrom)
+                        or isinstance(s, ast.Expr)
+                        and isinstance(s.value, ast.Constant)
+                    )
+
                 node.body = [s for s in inner if not told(s)]
-    named = ((getattr(s, "name", None) or ast.unparse(getattr(s, "targets", [getattr(s, "target", s)])[0]), s) for s in tree.body)
+    named = (
+        (
+            getattr(s, "name", None)
+            or ast.unparse(getattr(s, "targets", [getattr(s, "target", s)])[0]),
+            s,
+        )
+        for s in tree.body
+    )
     return tuple((name, ast.dump(s)) for name, s in named if name != "__all__")
 
 
@@ -41,9 +72,17 @@ def imports(module: str, source: str) -> set[str]:
     "What a module of the package takes from the package; a name may be a module or something in one."
     found = set()
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.ImportFrom) or not node.level and not (node.module or "").startswith("instruct_goose"): continue
-        here = module.split(".")[:-node.level] if node.level else []
-        place = [*here, *filter(None, (node.module or "").removeprefix("instruct_goose").split("."))]
+        if (
+            not isinstance(node, ast.ImportFrom)
+            or not node.level
+            and not (node.module or "").startswith("instruct_goose")
+        ):
+            continue
+        here = module.split(".")[: -node.level] if node.level else []
+        place = [
+            *here,
+            *filter(None, (node.module or "").removeprefix("instruct_goose").split(".")),
+        ]
         found |= {".".join(place), *(".".join([*place, a.name]) for a in node.names)}
     return found - {""}
 
@@ -54,30 +93,57 @@ def reached(start: str, read: Callable[[str], str | None]) -> dict[str, str]:
     while todo:
         module = todo.pop()
         lesson = "/" in module
-        text = None if module in found else read(f"nbs/{module}.ipynb" if lesson else f"instruct_goose/{module.replace('.', '/')}.py")
-        if text is None: continue
+        text = (
+            None
+            if module in found
+            else read(
+                f"nbs/{module}.ipynb" if lesson else f"instruct_goose/{module.replace('.', '/')}.py"
+            )
+        )
+        if text is None:
+            continue
         found[module] = source_of(text) if lesson else text
         todo += imports(module, found[module])
     return found
 
 
-def git(*args: str) -> str: return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=True).stdout
+def git(*args: str) -> str:
+    return subprocess.run(
+        ["git", *args], cwd=root, capture_output=True, text=True, check=True
+    ).stdout
 
 
 @cache
 def at(commit: str) -> frozenset[tuple[str, str]]:
     "Every piece of the package, and of the lessons that are measured, as it was then."
     files = git("ls-tree", "-r", "--name-only", commit, "instruct_goose", "nbs").splitlines()
-    texts = [git("show", f"{commit}:{f}") for f in files if f.startswith("instruct_goose/") and f.endswith(".py")]
-    texts += [source_of(git("show", f"{commit}:{f}")) for f in files if f.removeprefix("nbs/").removesuffix(".ipynb") in MEASURES.values()]
+    texts = [
+        git("show", f"{commit}:{f}")
+        for f in files
+        if f.startswith("instruct_goose/") and f.endswith(".py")
+    ]
+    texts += [
+        source_of(git("show", f"{commit}:{f}"))
+        for f in files
+        if f.removeprefix("nbs/").removesuffix(".ipynb") in MEASURES.values()
+    ]
     return frozenset(piece for text in texts for piece in pieces(text))
 
 
 def changed(name: str, commit: str) -> list[str]:
     "The functions whose program is another one now, as module.name."
-    def now(path): return (root / path).read_text("utf-8") if (root / path).exists() else None
 
-    return sorted({f"{module}.{piece[0]}" for module, text in reached(MEASURES[name], now).items() for piece in pieces(text) if piece not in at(commit)})
+    def now(path):
+        return (root / path).read_text("utf-8") if (root / path).exists() else None
+
+    return sorted(
+        {
+            f"{module}.{piece[0]}"
+            for module, text in reached(MEASURES[name], now).items()
+            for piece in pieces(text)
+            if piece not in at(commit)
+        }
+    )
 
 
 def main():
@@ -87,9 +153,13 @@ def main():
         for commit in sorted(set(re.findall(r'"commit": "(\w+)"', record))):
             if changes := changed(name, commit):
                 old = True
-                print(f"{name:<12} {commit[:7]}  older than {len(changes)} functions, such as {', '.join(changes[:3])}: python evidence/run.py {name}")
-    if not old: print("every record measures the code of today")
+                print(
+                    f"{name:<12} {commit[:7]}  older than {len(changes)} functions, such as {', '.join(changes[:3])}: python evidence/run.py {name}"
+                )
+    if not old:
+        print("every record measures the code of today")
     sys.exit(old)
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,8 @@
 """What each detail of PPO brings: the exact world's trainer with one thing changed, and how far from the best policy it ends.
 
-    python evidence/run.py details        writes evidence/details.json, about five CPU-minutes
+python evidence/run.py details        writes evidence/details.json, about five CPU-minutes
 """
+
 import torch
 from lesson_code import lesson_module
 
@@ -9,7 +10,7 @@ from instruct_goose.tasks.exact_world import make_world
 
 lesson = lesson_module("learn/20_exact_world")
 
-SEEDS, BETA = (0, 1, 2), 1.
+SEEDS, BETA = (0, 1, 2), 1.0
 SIZES = dict(steps=40, batch_size=96, lr_schedule="linear", lr=2e-3)
 CHANGES: dict[str, dict] = {  # what is changed of the preset "ppo"
     "as it is": {},
@@ -17,14 +18,17 @@ CHANGES: dict[str, dict] = {  # what is changed of the preset "ppo"
     "no clip": dict(surrogate="ratio"),
     "value loss not clipped": dict(value_clip=None),
     "no values: the return itself": dict(advantage="return"),
-    "λ = 0": dict(lam=0.), "λ = 1": dict(lam=1.),
-    "one epoch": dict(epochs=1), "eight epochs": dict(epochs=8),
+    "λ = 0": dict(lam=0.0),
+    "λ = 1": dict(lam=1.0),
+    "one epoch": dict(epochs=1),
+    "eight epochs": dict(epochs=8),
     "one minibatch": dict(minibatches=1),
     "learning rate constant": dict(lr_schedule="constant"),
     "learning rate ten times": dict(lr=2e-2),
     "no gradient clipping": dict(max_grad_norm=1e9),
-    "entropy bonus of .1": dict(ent_coef=.1),
-    "Adam's ε = 1e-5": dict(eps=1e-5)}
+    "entropy bonus of .1": dict(ent_coef=0.1),
+    "Adam's ε = 1e-5": dict(eps=1e-5),
+}
 
 
 def one(change: dict, seed: int) -> dict:
@@ -32,12 +36,23 @@ def one(change: dict, seed: int) -> dict:
     settings, eps = {k: v for k, v in change.items() if k != "eps"}, change.get("eps", 1e-8)
     usual = torch.optim.AdamW.__init__
 
-    def init(self, *args, **kw): usual(self, *args, **{**kw, "eps": eps})
+    def init(self, *args, **kw):
+        usual(self, *args, **{**kw, "eps": eps})
 
     torch.optim.AdamW.__init__ = init
-    try: run = lesson.converge(make_world("absolute"), lesson.exact_config("ppo", BETA, seed=seed, **SIZES | settings))
-    finally: torch.optim.AdamW.__init__ = usual
-    return {"seed": seed, "tv": round(sum(run["tv"][-5:]) / 5, 4), "kl": round(run["kl"][-1], 4), "reward": round(run["reward"][-1], 4), "cpu_seconds": round(run["cpu_seconds"], 1)}
+    try:
+        run = lesson.converge(
+            make_world("absolute"), lesson.exact_config("ppo", BETA, seed=seed, **SIZES | settings)
+        )
+    finally:
+        torch.optim.AdamW.__init__ = usual
+    return {
+        "seed": seed,
+        "tv": round(sum(run["tv"][-5:]) / 5, 4),
+        "kl": round(run["kl"][-1], 4),
+        "reward": round(run["reward"][-1], 4),
+        "cpu_seconds": round(run["cpu_seconds"], 1),
+    }
 
 
 def details() -> dict:

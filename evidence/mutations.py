@@ -4,6 +4,7 @@ Draws mutants from all of them alike, and runs for each the test file of its mod
 and of the trainer. What no test noticed is listed in evidence/mutations.json; write behind its "equivalent" why nobody could see a difference, or write a test.
 Left alone is what is no behaviour: documentation, annotations, defaults, errors and their words, what is printed.
 """
+
 import argparse
 import ast
 import copy
@@ -23,11 +24,50 @@ from typing import NamedTuple
 
 root = Path(__file__).parents[1]
 TABLE = root / "evidence/mutations.json"
-ROOMS = ("objective", "models", "data", "training", "variants", "supervised", "runs", "distributed", "doctor", "recipes", "cli")
-COMPARE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-           ast.In: ast.NotIn, ast.NotIn: ast.In}
-OTHER = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or, ast.Or: ast.And, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd}
-WORDS = {"print", "warn", "tqdm", "cast", "isinstance", "TypeVar", "field"}  # calls in which nothing is changed
+ROOMS = (
+    "objective",
+    "models",
+    "data",
+    "training",
+    "variants",
+    "supervised",
+    "runs",
+    "distributed",
+    "doctor",
+    "recipes",
+    "cli",
+)
+COMPARE = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+OTHER = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
+WORDS = {
+    "print",
+    "warn",
+    "tqdm",
+    "cast",
+    "isinstance",
+    "TypeVar",
+    "field",
+}  # calls in which nothing is changed
 SECONDS = 300  # a test run that takes longer has noticed
 
 
@@ -41,7 +81,8 @@ class Mutant(NamedTuple):
     end: int
 
     @property
-    def key(self) -> tuple: return self.module, self.operator, self.before, self.after
+    def key(self) -> tuple:
+        return self.module, self.operator, self.before, self.after
 
 
 def changed(node, **parts):
@@ -49,50 +90,107 @@ def changed(node, **parts):
     return new
 
 
-def text(node): return isinstance(node, ast.JoinedStr | ast.List) or isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+def text(node):
+    return (
+        isinstance(node, ast.JoinedStr | ast.List)
+        or isinstance(node, ast.Constant)
+        and isinstance(node.value, str | bytes)
+    )
 
 
 def changes(node):
     "(operator, what stands there then) for one node."
     match node:
         case ast.Compare():
-            for i, op in enumerate(node.ops): yield "comparison", changed(node, ops=[*node.ops[:i], COMPARE[type(op)](), *node.ops[i + 1:]])
-        case ast.BinOp() if type(node.op) in OTHER and not text(node.left) and not text(node.right): yield "arithmetic", changed(node, op=OTHER[type(node.op)]())
-        case ast.BoolOp(): yield "and, or", changed(node, op=OTHER[type(node.op)]())
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()): return  # mostly an axis, counted from the end
-        case ast.UnaryOp(op=ast.Not() | ast.Invert() | ast.USub()): yield "not, minus", node.operand
-        case ast.Constant(value=bool()): yield "constant", ast.Constant(not node.value)
-        case ast.Constant(value=int() | float()): yield "constant", ast.Constant(node.value + 1 if isinstance(node.value, int) else 2 * node.value + 1)
-        case ast.AugAssign() | ast.Expr(value=ast.Call()) | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]): yield "statement", ast.Pass()
+            for i, op in enumerate(node.ops):
+                yield (
+                    "comparison",
+                    changed(node, ops=[*node.ops[:i], COMPARE[type(op)](), *node.ops[i + 1 :]]),
+                )
+        case ast.BinOp() if type(node.op) in OTHER and not text(node.left) and not text(node.right):
+            yield "arithmetic", changed(node, op=OTHER[type(node.op)]())
+        case ast.BoolOp():
+            yield "and, or", changed(node, op=OTHER[type(node.op)]())
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()):
+            return  # mostly an axis, counted from the end
+        case ast.UnaryOp(op=ast.Not() | ast.Invert() | ast.USub()):
+            yield "not, minus", node.operand
+        case ast.Constant(value=bool()):
+            yield "constant", ast.Constant(not node.value)
+        case ast.Constant(value=int() | float()):
+            yield (
+                "constant",
+                ast.Constant(node.value + 1 if isinstance(node.value, int) else 2 * node.value + 1),
+            )
+        case (
+            ast.AugAssign()
+            | ast.Expr(value=ast.Call())
+            | ast.Assign(targets=[ast.Attribute() | ast.Subscript()])
+        ):
+            yield "statement", ast.Pass()
         case ast.Call():
             for i, k in enumerate(node.keywords):
-                if k.arg and k.arg != "strict": yield "keyword", changed(node, keywords=[*node.keywords[:i], *node.keywords[i + 1:]])
-        case ast.If() | ast.While() | ast.IfExp() if isinstance(node.test, ast.Name | ast.Attribute | ast.Call): yield "condition", ast.UnaryOp(ast.Not(), node.test)
+                if k.arg and k.arg != "strict":
+                    yield (
+                        "keyword",
+                        changed(node, keywords=[*node.keywords[:i], *node.keywords[i + 1 :]]),
+                    )
+        case ast.If() | ast.While() | ast.IfExp() if isinstance(
+            node.test, ast.Name | ast.Attribute | ast.Call
+        ):
+            yield "condition", ast.UnaryOp(ast.Not(), node.test)
 
 
 def sites(node):
     "Each node below that is behaviour."
     match node:
-        case ast.Raise() | ast.Import() | ast.ImportFrom() | ast.JoinedStr() | ast.Expr(value=ast.Constant()) | ast.FunctionDef(name="__str__" | "__repr__"): return
-        case ast.Call(func=f) | ast.Expr(value=ast.Call(func=f)) if ast.unparse(f).split(".")[-1] in WORDS: return
-        case ast.Assign(targets=[ast.Name(id="__all__")]): return
-        case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.AnnAssign(): return  # a setting's default is a choice
+        case (
+            ast.Raise()
+            | ast.Import()
+            | ast.ImportFrom()
+            | ast.JoinedStr()
+            | ast.Expr(value=ast.Constant())
+            | ast.FunctionDef(name="__str__" | "__repr__")
+        ):
+            return
+        case ast.Call(func=f) | ast.Expr(value=ast.Call(func=f)) if (
+            ast.unparse(f).split(".")[-1] in WORDS
+        ):
+            return
+        case ast.Assign(targets=[ast.Name(id="__all__")]):
+            return
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.AnnAssign():
+            return  # a setting's default is a choice
     yield node
     for name, below in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list", "defaults", "kw_defaults"): continue
+        if name in ("annotation", "returns", "decorator_list", "defaults", "kw_defaults"):
+            continue
         for x in below if isinstance(below, list) else [below]:
-            if isinstance(x, ast.AST): yield from sites(x)
+            if isinstance(x, ast.AST):
+                yield from sites(x)
 
 
 def mutants(path: Path) -> list[Mutant]:
     source = path.read_bytes()
     starts, made = [0], {}
-    for line in source.splitlines(keepends=True): starts.append(starts[-1] + len(line))
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
     for node in sites(ast.parse(source)):
         for operator, new in changes(node):
             place = node.test if operator == "condition" else node
-            start, end = starts[place.lineno - 1] + place.col_offset, starts[place.end_lineno - 1] + place.end_col_offset
-            m = Mutant(path.relative_to(root).as_posix(), node.lineno, operator, " ".join(source[start:end].decode().split()), ast.unparse(new), start, end)
+            start, end = (
+                starts[place.lineno - 1] + place.col_offset,
+                starts[place.end_lineno - 1] + place.end_col_offset,
+            )
+            m = Mutant(
+                path.relative_to(root).as_posix(),
+                node.lineno,
+                operator,
+                " ".join(source[start:end].decode().split()),
+                ast.unparse(new),
+                start,
+                end,
+            )
             made.setdefault((start, end, m.after), m)
     return list(made.values())
 
@@ -101,20 +199,32 @@ def tests_of(module: str) -> list[list[str]]:
     "The runs of tests that may notice, the nearest first."
     room, name = Path(module).parts[1], Path(module).stem
     own = f"tests/{room}/test_{name}.py"
-    return [*([[own]] if (root / own).exists() else []), [f"tests/{room}"], ["tests/training/test_trainer.py"]]
+    return [
+        *([[own]] if (root / own).exists() else []),
+        [f"tests/{room}"],
+        ["tests/training/test_trainer.py"],
+    ]
 
 
 def ends_badly(command: list[str], folder: Path, seconds: int = SECONDS) -> bool:
     "Whether a command in a copy of the repository fails, or does not end."
-    run = subprocess.Popen([sys.executable, *command], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                           env=os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}, start_new_session=True)
-    try: return run.wait(seconds) != 0
+    run = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        return run.wait(seconds) != 0
     except subprocess.TimeoutExpired:
         os.killpg(run.pid, signal.SIGKILL)
         return run.wait() != 0
 
 
-def fails(tests: list[str], folder: Path) -> bool: return ends_badly(["-m", "pytest", "-qx", "-p", "no:cacheprovider", *tests], folder)
+def fails(tests: list[str], folder: Path) -> bool:
+    return ends_badly(["-m", "pytest", "-qx", "-p", "no:cacheprovider", *tests], folder)
 
 
 def notebook_fails(m: Mutant, source: str, folder: Path) -> bool:
@@ -125,62 +235,146 @@ def notebook_fails(m: Mutant, source: str, folder: Path) -> bool:
     end = next((x.start() for x in marks if x.start() > mark.start()), len(source))
     cells = json.loads(before)
     cell = next(c for c in cells["cells"] if c["id"] == mark[1])
-    cell["source"] = "#| export\n" + source[mark.end():end].rstrip()
+    cell["source"] = "#| export\n" + source[mark.end() : end].rstrip()
     place.write_text(json.dumps(cells), "utf-8")
-    try: return ends_badly(["tests/notebooks.py", "--workers", "1", place.resolve().relative_to((folder / "nbs").resolve()).with_suffix("").as_posix()], folder)
-    finally: place.write_text(before, "utf-8")
+    try:
+        return ends_badly(
+            [
+                "tests/notebooks.py",
+                "--workers",
+                "1",
+                place.resolve().relative_to((folder / "nbs").resolve()).with_suffix("").as_posix(),
+            ],
+            folder,
+        )
+    finally:
+        place.write_text(before, "utf-8")
 
 
 def noticed(m: Mutant, folder: Path) -> str | None:
     "What fails with the mutant in a copy of the repository: a run of tests, or the module's notebook; None if nothing does."
     path, source = folder / m.module, (root / m.module).read_bytes()
-    changed = source[:m.start] + (m.after if m.operator == "statement" else f"({m.after})").encode() + source[m.end:]
+    changed = (
+        source[: m.start]
+        + (m.after if m.operator == "statement" else f"({m.after})").encode()
+        + source[m.end :]
+    )
     path.write_bytes(changed)
     try:
         first, *later = tests_of(m.module)
-        if fails(first, folder): return first[0]
-        if notebook_fails(m, changed.decode(), folder): return "its notebook"
+        if fails(first, folder):
+            return first[0]
+        if notebook_fails(m, changed.decode(), folder):
+            return "its notebook"
         return next((tests[0] for tests in later if fails(tests, folder)), None)
-    finally: path.write_bytes(source)
+    finally:
+        path.write_bytes(source)
 
 
 def left_out(place: str, names: list[str]) -> set[str]:
     "What a copy of the repository does not need; of the directories called runs, that of the root alone."
-    return {n for n in names if n in (".git", "__pycache__", ".hypothesis") or n.startswith(".venv") or n == "runs" and Path(place) == root}
+    return {
+        n
+        for n in names
+        if n in (".git", "__pycache__", ".hypothesis")
+        or n.startswith(".venv")
+        or n == "runs"
+        and Path(place) == root
+    }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("number", nargs="?", type=int, default=60, help="of mutants")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rooms", nargs="+", default=ROOMS)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    found = [m for room in args.rooms for path in sorted((root / "instruct_goose" / room).glob("*.py")) for m in mutants(path)]
+    found = [
+        m
+        for room in args.rooms
+        for path in sorted((root / "instruct_goose" / room).glob("*.py"))
+        for m in mutants(path)
+    ]
     chosen = random.Random(args.seed).sample(found, min(args.number, len(found)))
-    said = {tuple(s[k] for k in ("module", "operator", "before", "after")): s["equivalent"] for s in json.loads(TABLE.read_text("utf-8")).get("survivors", [])} if TABLE.exists() else {}
+    said = (
+        {
+            tuple(s[k] for k in ("module", "operator", "before", "after")): s["equivalent"]
+            for s in json.loads(TABLE.read_text("utf-8")).get("survivors", [])
+        }
+        if TABLE.exists()
+        else {}
+    )
     with tempfile.TemporaryDirectory() as place:
         folders = [Path(place) / str(i) for i in range(args.workers)]
-        for folder in folders: shutil.copytree(root, folder, ignore=left_out)
-        if ends_badly(["-m", "pytest", "-qx", "-p", "no:cacheprovider", "-n", str(args.workers), *(f"tests/{room}" for room in args.rooms)], folders[0], 3600): sys.exit("a test fails without any change: mend it first")
+        for folder in folders:
+            shutil.copytree(root, folder, ignore=left_out)
+        if ends_badly(
+            [
+                "-m",
+                "pytest",
+                "-qx",
+                "-p",
+                "no:cacheprovider",
+                "-n",
+                str(args.workers),
+                *(f"tests/{room}" for room in args.rooms),
+            ],
+            folders[0],
+            3600,
+        ):
+            sys.exit("a test fails without any change: mend it first")
 
         def work(i: int) -> list[tuple[Mutant, str | None]]:
             done = []
-            for m in chosen[i::args.workers]:
+            for m in chosen[i :: args.workers]:
                 done.append((m, noticed(m, folders[i])))
-                print(f"{'caught' if done[-1][1] else 'SURVIVED':9}{m.module}:{m.line} {m.operator}: {m.before[:70]}  →  {m.after[:70]}", flush=True)
+                print(
+                    f"{'caught' if done[-1][1] else 'SURVIVED':9}{m.module}:{m.line} {m.operator}: {m.before[:70]}  →  {m.after[:70]}",
+                    flush=True,
+                )
             return done
 
-        with ThreadPoolExecutor(args.workers) as pool: results = [x for part in pool.map(work, range(args.workers)) for x in part]
-    survivors = [{"module": m.module, "line": m.line, "operator": m.operator, "before": m.before, "after": m.after, "equivalent": said.get(m.key)}
-                 for m, by in results if not by]
+        with ThreadPoolExecutor(args.workers) as pool:
+            results = [x for part in pool.map(work, range(args.workers)) for x in part]
+    survivors = [
+        {
+            "module": m.module,
+            "line": m.line,
+            "operator": m.operator,
+            "before": m.before,
+            "after": m.after,
+            "equivalent": said.get(m.key),
+        }
+        for m, by in results
+        if not by
+    ]
     equivalent = sum(bool(s["equivalent"]) for s in survivors)
     caught = len(results) - len(survivors)
-    rooms = {room: [sum(x) for x in zip(*((1, bool(by)) for m, by in results if Path(m.module).parts[1] == room))] for room in Counter(Path(m.module).parts[1] for m, _ in results)}
-    table = {"of": len(found), "seed": args.seed, "mutants": len(results), "caught": caught, "equivalent": equivalent,
-             "share": round(caught / (len(results) - equivalent), 4), "rooms": rooms, "survivors": survivors}
+    rooms = {
+        room: [
+            sum(x)
+            for x in zip(*((1, bool(by)) for m, by in results if Path(m.module).parts[1] == room))
+        ]
+        for room in Counter(Path(m.module).parts[1] for m, _ in results)
+    }
+    table = {
+        "of": len(found),
+        "seed": args.seed,
+        "mutants": len(results),
+        "caught": caught,
+        "equivalent": equivalent,
+        "share": round(caught / (len(results) - equivalent), 4),
+        "rooms": rooms,
+        "survivors": survivors,
+    }
     TABLE.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(f"{caught} of {len(results)} caught, {equivalent} equivalent: {table['share']:.1%} of the others")
+    print(
+        f"{caught} of {len(results)} caught, {equivalent} equivalent: {table['share']:.1%} of the others"
+    )
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

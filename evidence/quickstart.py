@@ -9,6 +9,7 @@ A record is a block for each processor and instruction set, so that a second mac
 To be another one here: ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2, or
 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41.
 """
+
 import json
 import os
 import re
@@ -19,13 +20,19 @@ import torch
 from instruct_goose.recipes import quickstart as lesson
 from instruct_goose.recipes.quickstart import QuickstartConfig
 from instruct_goose.recipes.stages import make_baselines
-from instruct_goose.runs.resume import Clock
 from instruct_goose.runs.directory import settings_of
+from instruct_goose.runs.resume import Clock
 from instruct_goose.supervised.reward_model_training import pair_accuracy
 from instruct_goose.supervised.sft import lm_nats
 
-CURVES = ["reward_mean", "kl_to_reference", "entropy", "explained_variance", "clip_fraction",
-          "response_length"]
+CURVES = [
+    "reward_mean",
+    "kl_to_reference",
+    "entropy",
+    "explained_variance",
+    "clip_fraction",
+    "response_length",
+]
 ARITHMETIC = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OMP_NUM_THREADS")
 EVERY = 6  # iterations between two looks at the policy
 
@@ -51,6 +58,7 @@ def jittered(model, draw: int):
 
 def improved(config: QuickstartConfig, data, tokenizer, lm, reward_model, samples: int) -> dict:
     "Stage 3: the figures at the end, on the way, the training curves, and the first samples."
+
     def judged(model, n):
         prompts = data.held_out_prompts[:n]
         return lesson.evaluate(config, model, lm, tokenizer, reward_model, prompts)
@@ -85,24 +93,49 @@ def measured(seed: int, draw: int, samples: int = 12) -> dict:
     ask = data.held_out_prompts
     texts, before = lesson.evaluate(config, lm, lm, tokenizer, reward_model, ask)
     with_price = improved(config, data, tokenizer, lm, reward_model, samples)
-    baselines = {} if draw else make_baselines(config, lm, tokenizer, reward_model, ask, lesson.film_figures, given=True, batch_size=config.sft_batch_size)
+    baselines = (
+        {}
+        if draw
+        else make_baselines(
+            config,
+            lm,
+            tokenizer,
+            reward_model,
+            ask,
+            lesson.film_figures,
+            given=True,
+            batch_size=config.sft_batch_size,
+        )
+    )
     seconds = clock.read()["cpu_seconds"]
-    free = QuickstartConfig(seed=seed, beta=0., progress=False)
+    free = QuickstartConfig(seed=seed, beta=0.0, progress=False)
     without = improved(free, data, tokenizer, lm, reward_model, samples)
-    table = [list(row) for row in zip(ask, texts.texts, with_price.pop("texts"),
-                                      without.pop("texts"), strict=False)]
-    return {"seed": seed, "draw": draw, "cpu_seconds": round(seconds, 1),
-            "sft": rounded({"held_out_nats_per_token": lm_nats(lm, tokenizer, data.held_out)}),
-            "reward_model": rounded({"pair_accuracy": accuracy, "ceiling": ceiling}),
-            "before": rounded(before), **with_price, "baselines": rounded(baselines),
-            "beta_0": without} | ({"samples": table} if table else {})
+    table = [
+        list(row)
+        for row in zip(
+            ask, texts.texts, with_price.pop("texts"), without.pop("texts"), strict=False
+        )
+    ]
+    return {
+        "seed": seed,
+        "draw": draw,
+        "cpu_seconds": round(seconds, 1),
+        "sft": rounded({"held_out_nats_per_token": lm_nats(lm, tokenizer, data.held_out)}),
+        "reward_model": rounded({"pair_accuracy": accuracy, "ceiling": ceiling}),
+        "before": rounded(before),
+        **with_price,
+        "baselines": rounded(baselines),
+        "beta_0": without,
+    } | ({"samples": table} if table else {})
 
 
 def in_lines(record: dict) -> str:
     "JSON in which a list of numbers or of strings is one line."
     text = json.dumps(record, indent=1, ensure_ascii=False)
-    return re.sub(r"\[\s+([^][{}]*?)\s+\]",
-                  lambda m: "[" + re.sub(r",\n\s+", ", ", m[1]) + "]", text) + "\n"
+    return (
+        re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda m: "[" + re.sub(r",\n\s+", ", ", m[1]) + "]", text)
+        + "\n"
+    )
 
 
 def open_block(path: Path, settings: dict, origin: dict, only_these=True) -> tuple[dict, dict]:
@@ -110,8 +143,11 @@ def open_block(path: Path, settings: dict, origin: dict, only_these=True) -> tup
     other machines stay (with `only_these`, if their settings are the same); so do this one's runs
     of one commit."""
     whole = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    machines = {name: block for name, block in whole.get("machines", {}).items()
-                if block["config"] == settings or not only_these}
+    machines = {
+        name: block
+        for name, block in whole.get("machines", {}).items()
+        if block["config"] == settings or not only_these
+    }
     capability = torch.backends.cpu.get_cpu_capability()
     name = f"{origin['processor']}, {capability}"
     here = machines.get(name)
@@ -138,5 +174,11 @@ def record(path: Path, origin: dict, seeds=range(10), draws=(0, 1)) -> None:
         here["runs"].append(run := measured(seed, draw))
         path.write_text(in_lines(whole), "utf-8")
         after, free = run["after"], run["beta_0"]["after"]
-        print(f"seed {seed}, draw {draw}:", *(f"{k} {after[k]} (β = 0: {free[k]})" for k in
-              ("human_score", "grammatical", "distinct_2", "kl_to_reference")), flush=True)
+        print(
+            f"seed {seed}, draw {draw}:",
+            *(
+                f"{k} {after[k]} (β = 0: {free[k]})"
+                for k in ("human_score", "grammatical", "distinct_2", "kl_to_reference")
+            ),
+            flush=True,
+        )

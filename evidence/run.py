@@ -8,6 +8,7 @@ measured, with which commit and versions. Nobody types a figure.
     python evidence/run.py gpu                 only where there is one: tokens/s, memory, agreement with the CPU
     python evidence/run.py reviews --data DIR  the sentences are in DIR (default: ../shared/data/icwsm2014)
 """
+
 import argparse
 import importlib
 import json
@@ -29,18 +30,40 @@ bin = Path(sys.executable).parent
 
 
 def git(*args: str) -> str:
-    return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", *args], cwd=root, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def origin(command: str, commit: str | None = None) -> dict:
     "Where a figure comes from; git says at which commit."
     processor = platform.processor() or platform.machine()
     if (info := Path("/proc/cpuinfo")).exists():
-        processor = next((line.split(": ")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")), processor)
-    at = {"commit": commit} if commit else {"commit": git("rev-parse", "HEAD"), "committed": git("show", "-s", "--format=%cs", "HEAD")}
-    return {"command": command, **at,
-            "python": platform.python_version(), "torch": version("torch").split("+")[0], "transformers": version("transformers"),
-            "system": f"{platform.system()} {platform.machine()}", "processor": processor}
+        processor = next(
+            (
+                line.split(": ")[1].strip()
+                for line in info.read_text().splitlines()
+                if line.startswith("model name")
+            ),
+            processor,
+        )
+    at = (
+        {"commit": commit}
+        if commit
+        else {
+            "commit": git("rev-parse", "HEAD"),
+            "committed": git("show", "-s", "--format=%cs", "HEAD"),
+        }
+    )
+    return {
+        "command": command,
+        **at,
+        "python": platform.python_version(),
+        "torch": version("torch").split("+")[0],
+        "transformers": version("transformers"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor,
+    }
 
 
 def run(*args: str) -> dict:
@@ -50,13 +73,22 @@ def run(*args: str) -> dict:
     subprocess.run([bin / "instruct-goose", *args, "--output-dir", str(out)], cwd=root, check=True)
     summary = json.loads((out / "summary.json").read_text("utf-8"))
     log = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
-    table = [line for line in (out / "samples.md").read_text("utf-8").splitlines() if line.startswith("|")][2:10]
+    table = [
+        line
+        for line in (out / "samples.md").read_text("utf-8").splitlines()
+        if line.startswith("|")
+    ][2:10]
     samples = [[c.strip() for c in line.strip("|").split("|")] for line in table]
     shutil.rmtree(out.parent)
     summary.pop("versions", None)
-    for name in ("data", "output_dir"): summary["config"].pop(name, None)  # places on this machine
-    return {"flags": list(args[:1]) + [a for a in args[1:] if a != "--data" and not Path(a).is_dir()], **rounded(summary), "curves": {k: rounded([m[k] for m in log], 3) for k in CURVES if k in log[0]},
-            "samples": samples}
+    for name in ("data", "output_dir"):
+        summary["config"].pop(name, None)  # places on this machine
+    return {
+        "flags": list(args[:1]) + [a for a in args[1:] if a != "--data" and not Path(a).is_dir()],
+        **rounded(summary),
+        "curves": {k: rounded([m[k] for m in log], 3) for k in CURVES if k in log[0]},
+        "samples": samples,
+    }
 
 
 def control(env_id: str) -> dict:
@@ -72,13 +104,38 @@ def control(env_id: str) -> dict:
         clock = Clock()
         log, policy = guide.train_control(env_id, seed=seed)
         seconds, returns = clock.read(), [x for m in log for x in m["returns"]]
-        after = {how: guide.evaluate(policy, env_id, 100, seed, greedy=how == "greedy") for how in ("greedy", "sampled")}
-        runs.append(rounded({
-            "seed": seed, **seconds, "steps": log[-1]["steps"], "episodes": len(returns),
-            "first_20": sum(returns[:20]) / 20, "last_50": sum(returns[-50:]) / 50,
-            "evaluation": {how: {"mean": x.mean().item(), "standard_error": x.std().item() / 10, "min": x.min().item()} for how, x in after.items()},
-            "curves": {"steps": [m["steps"] for m in log], "return_50": [m["return_50"] for m in log]}
-            | {k: rounded([m[k] for m in log], 3) for k in ("entropy", "approx_kl", "explained_variance")}}))
+        after = {
+            how: guide.evaluate(policy, env_id, 100, seed, greedy=how == "greedy")
+            for how in ("greedy", "sampled")
+        }
+        runs.append(
+            rounded(
+                {
+                    "seed": seed,
+                    **seconds,
+                    "steps": log[-1]["steps"],
+                    "episodes": len(returns),
+                    "first_20": sum(returns[:20]) / 20,
+                    "last_50": sum(returns[-50:]) / 50,
+                    "evaluation": {
+                        how: {
+                            "mean": x.mean().item(),
+                            "standard_error": x.std().item() / 10,
+                            "min": x.min().item(),
+                        }
+                        for how, x in after.items()
+                    },
+                    "curves": {
+                        "steps": [m["steps"] for m in log],
+                        "return_50": [m["return_50"] for m in log],
+                    }
+                    | {
+                        k: rounded([m[k] for m in log], 3)
+                        for k in ("entropy", "approx_kl", "explained_variance")
+                    },
+                }
+            )
+        )
         print({k: v for k, v in runs[-1].items() if k != "curves"}, flush=True)
     return {"config": asdict(guide.SETTINGS[env_id]), "runs": runs}
 
@@ -88,13 +145,32 @@ def family(seeds=(0, 1, 2)) -> dict:
     Three seeds; and on the first, at one price, half and twice the learning rate."""
     from instruct_goose.objective.group import PRESETS
 
-    guide = defined_in("guides/side_by_side", "family_config", "improve", "improve_by_dpo", "prepare", "PRICE")
-    family_config, improve, improve_by_dpo, prepare = guide.family_config, guide.improve, guide.improve_by_dpo, guide.prepare
+    guide = defined_in(
+        "guides/side_by_side", "family_config", "improve", "improve_by_dpo", "prepare", "PRICE"
+    )
+    family_config, improve, improve_by_dpo, prepare = (
+        guide.family_config,
+        guide.improve,
+        guide.improve_by_dpo,
+        guide.prepare,
+    )
 
     def measured(name, price, seed, result, lr, beta):
         figures = {k: v for k, v in result["figures"].items() if k != "ended"}
-        curves = {k: rounded([m[k] for m in result["metrics"]], 3) for k in ("reward_mean", "kl_to_reference") if k in result["metrics"][0]}
-        row = {"name": name, "price": price, "seed": seed, "lr": lr, "beta": beta, **rounded(figures), "cpu_seconds": round(result["cpu_seconds"], 1)}
+        curves = {
+            k: rounded([m[k] for m in result["metrics"]], 3)
+            for k in ("reward_mean", "kl_to_reference")
+            if k in result["metrics"][0]
+        }
+        row = {
+            "name": name,
+            "price": price,
+            "seed": seed,
+            "lr": lr,
+            "beta": beta,
+            **rounded(figures),
+            "cpu_seconds": round(result["cpu_seconds"], 1),
+        }
         print(row, flush=True)
         return row | {"curves": curves, "texts": result["texts"]}
 
@@ -102,46 +178,91 @@ def family(seeds=(0, 1, 2)) -> dict:
     for seed in seeds:
         shared = prepare(family_config("ppo", seed=seed, progress=False))
         trials = [(name, one, 1) for one in (False, True) for name in PRESETS]
-        if not seed: trials += [(name, True, factor) for factor in (.5, 2) for name in PRESETS]
+        if not seed:
+            trials += [(name, True, factor) for factor in (0.5, 2) for name in PRESETS]
         for name, one, factor in trials:
             lr = factor * family_config(name).lr
             c = family_config(name, one, seed=seed, lr=lr, progress=False)
-            if one and factor == 1 and c == family_config(name, seed=seed, lr=lr, progress=False):  # it has that price already
-                runs.append(next(r for r in runs if (r["name"], r["seed"], r["price"]) == (name, seed, "published")) | {"price": "one"})
+            if (
+                one and factor == 1 and c == family_config(name, seed=seed, lr=lr, progress=False)
+            ):  # it has that price already
+                runs.append(
+                    next(
+                        r
+                        for r in runs
+                        if (r["name"], r["seed"], r["price"]) == (name, seed, "published")
+                    )
+                    | {"price": "one"}
+                )
                 continue
-            runs.append(measured(name, "one" if one else "published", seed, improve(c, **shared), lr, c.beta))
-        for beta in (.3, 1.):
+            runs.append(
+                measured(
+                    name, "one" if one else "published", seed, improve(c, **shared), lr, c.beta
+                )
+            )
+        for beta in (0.3, 1.0):
             c = family_config("ppo", seed=seed, progress=False)
-            runs.append(measured("dpo", "dpo", seed, improve_by_dpo(c, **shared, beta=beta), 1e-3, beta))
+            runs.append(
+                measured("dpo", "dpo", seed, improve_by_dpo(c, **shared, beta=beta), 1e-3, beta)
+            )
     c = family_config("ppo")
-    return {"config": {k: getattr(c, k) for k in ("steps", "batch_size", "epochs", "minibatches", "lr", "lr_schedule", "pairs")}, "runs": runs}
+    return {
+        "config": {
+            k: getattr(c, k)
+            for k in ("steps", "batch_size", "epochs", "minibatches", "lr", "lr_schedule", "pairs")
+        },
+        "runs": runs,
+    }
 
 
 def exact_run(job: dict) -> dict:
     "One run in the exact world: how far from the optimum it ends and, with the KL in the loss, from the fixed point of that."
     import torch
 
-    from instruct_goose.tasks.exact_world import enumerate_logprobs, make_world, optimum, total_variation
+    from instruct_goose.tasks.exact_world import (
+        enumerate_logprobs,
+        make_world,
+        optimum,
+        total_variation,
+    )
 
     lesson = lesson_module("learn/20_exact_world")
     torch.set_num_threads(1)
     job = {"kind": "absolute", "side": "left", "seed": 0, "settings": {}} | job
     name, beta, settings, world = job["name"], job["beta"], job["settings"], make_world(job["kind"])
-    with torch.no_grad(): ref = enumerate_logprobs(world.reference, world).sum(-1).double()
-    if name == "dpo": return rounded(job | {k: x for k, x in lesson.converge_dpo(world, beta).items() if k != "logprobs"})
+    with torch.no_grad():
+        ref = enumerate_logprobs(world.reference, world).sum(-1).double()
+    if name == "dpo":
+        return rounded(
+            job | {k: x for k, x in lesson.converge_dpo(world, beta).items() if k != "logprobs"}
+        )
     config = lesson.exact_config(name, beta, seed=job["seed"], **settings)
     result = lesson.converge(world, config, job["side"])
     end, mean = result["logprobs"], result["mean_logprobs"]
     row = {k: result[k][-1] for k in ("tv", "reward", "kl")}
     row["from_reference"] = total_variation(end, ref)
     row["likeliest_is_best"] = (end.argmax(-1) == world.rewards.argmax(-1)).float().mean().item()
-    if beta: row["mean_tv"] = total_variation(mean, optimum(ref, world.rewards, beta))
+    if beta:
+        row["mean_tv"] = total_variation(mean, optimum(ref, world.rewards, beta))
     if config.kl_placement == "loss":
         how = config.advantage.removeprefix("group_")
-        there = lesson.fixed_point(world, beta, config.kl_estimator or "k2", how, config.aggregation == "sequence_mean", config.group_size)
-        row |= {"fixed_point": total_variation(there, optimum(ref, world.rewards, beta)), "to_fixed_point": total_variation(end, there),
-                "mean_to_fixed_point": total_variation(mean, there)}
-    row = rounded(job | row) | {"cpu_seconds": round(result["cpu_seconds"], 1), "curve": rounded(result["tv"][4::5], 3) if beta else None}
+        there = lesson.fixed_point(
+            world,
+            beta,
+            config.kl_estimator or "k2",
+            how,
+            config.aggregation == "sequence_mean",
+            config.group_size,
+        )
+        row |= {
+            "fixed_point": total_variation(there, optimum(ref, world.rewards, beta)),
+            "to_fixed_point": total_variation(end, there),
+            "mean_to_fixed_point": total_variation(mean, there),
+        }
+    row = rounded(job | row) | {
+        "cpu_seconds": round(result["cpu_seconds"], 1),
+        "curve": rounded(result["tv"][4::5], 3) if beta else None,
+    }
     print({k: x for k, x in row.items() if k != "curve"}, flush=True)
     return row
 
@@ -155,17 +276,72 @@ def exact_world(processes: int = 3) -> dict:
     from instruct_goose.objective.group import PRESETS
 
     three, seeds, in_loss = ("ppo", "rloo", "dr_grpo"), (0, 1, 2), {"kl_placement": "loss"}
-    jobs = [{"part": "convergence", "name": name, "beta": beta, "kind": kind, "seed": seed, "side": "right" if seed == 1 else "left"}
-            for name in three for beta in (.5, 2.) for kind in ("absolute", "rotary") for seed in seeds]
-    jobs += [{"part": "others", "name": name, "beta": .5, "seed": seed} for name in PRESETS if name not in three for seed in seeds]
-    jobs += [{"part": "loss", "name": name, "beta": .5, "seed": seed, "settings": in_loss | more | {"lr": 5e-4}} for seed in seeds
-             for name, more in (("dr_grpo", {"kl_estimator": "k2"}), ("dr_grpo", {"kl_estimator": "k3"}), ("grpo", {"kl_estimator": "k3"}))]
-    jobs += [{"part": "constant", "name": name, "beta": .5, "seed": seed, "settings": {"lr_schedule": "constant"}} for name in three for seed in seeds]
-    jobs += [{"part": "price", "name": "rloo", "beta": beta, "seed": seed} for beta in (0., .05, .1, .2, .3, 1., 5., 20.) for seed in seeds]
-    jobs += [{"part": "dpo", "name": "dpo", "beta": beta, "kind": kind} for beta in (.5, 2.) for kind in ("absolute", "rotary")]
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool: runs = list(pool.map(exact_run, jobs))
-    c = lesson_module("learn/20_exact_world").exact_config("ppo", .5)
-    return {"config": {k: getattr(c, k) for k in ("steps", "batch_size", "epochs", "minibatches", "lr", "lr_schedule", "lam")}, "runs": runs}
+    jobs = [
+        {
+            "part": "convergence",
+            "name": name,
+            "beta": beta,
+            "kind": kind,
+            "seed": seed,
+            "side": "right" if seed == 1 else "left",
+        }
+        for name in three
+        for beta in (0.5, 2.0)
+        for kind in ("absolute", "rotary")
+        for seed in seeds
+    ]
+    jobs += [
+        {"part": "others", "name": name, "beta": 0.5, "seed": seed}
+        for name in PRESETS
+        if name not in three
+        for seed in seeds
+    ]
+    jobs += [
+        {
+            "part": "loss",
+            "name": name,
+            "beta": 0.5,
+            "seed": seed,
+            "settings": in_loss | more | {"lr": 5e-4},
+        }
+        for seed in seeds
+        for name, more in (
+            ("dr_grpo", {"kl_estimator": "k2"}),
+            ("dr_grpo", {"kl_estimator": "k3"}),
+            ("grpo", {"kl_estimator": "k3"}),
+        )
+    ]
+    jobs += [
+        {
+            "part": "constant",
+            "name": name,
+            "beta": 0.5,
+            "seed": seed,
+            "settings": {"lr_schedule": "constant"},
+        }
+        for name in three
+        for seed in seeds
+    ]
+    jobs += [
+        {"part": "price", "name": "rloo", "beta": beta, "seed": seed}
+        for beta in (0.0, 0.05, 0.1, 0.2, 0.3, 1.0, 5.0, 20.0)
+        for seed in seeds
+    ]
+    jobs += [
+        {"part": "dpo", "name": "dpo", "beta": beta, "kind": kind}
+        for beta in (0.5, 2.0)
+        for kind in ("absolute", "rotary")
+    ]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        runs = list(pool.map(exact_run, jobs))
+    c = lesson_module("learn/20_exact_world").exact_config("ppo", 0.5)
+    return {
+        "config": {
+            k: getattr(c, k)
+            for k in ("steps", "batch_size", "epochs", "minibatches", "lr", "lr_schedule", "lam")
+        },
+        "runs": runs,
+    }
 
 
 def streamed(megabytes: int = 200) -> dict:
@@ -186,7 +362,14 @@ def streamed(megabytes: int = 200) -> dict:
         print(json.dumps({"rows": rows, "cpu_seconds": time.process_time() - start, "mib_added": most - before}))"""
 
     def make(path: Path, rows: int):
-        pairs = ({"prompt": f"{i} the film is", "chosen": " good" * 20 + f" {i}", "rejected": " dull" * 20} for i in range(rows))
+        pairs = (
+            {
+                "prompt": f"{i} the film is",
+                "chosen": " good" * 20 + f" {i}",
+                "rejected": " dull" * 20,
+            }
+            for i in range(rows)
+        )
         with open(path, "w", encoding="utf-8", newline="") as out:
             if path.suffix == ".csv":
                 writer = csv.DictWriter(out, ["prompt", "chosen", "rejected"])
@@ -194,7 +377,10 @@ def streamed(megabytes: int = 200) -> dict:
                 writer.writerows(pairs)
             else:
                 array = path.suffix == ".json"
-                for i, pair in enumerate(pairs): out.write(("[" if not i else ",\n") * array + json.dumps(pair) + "\n" * (not array))
+                for i, pair in enumerate(pairs):
+                    out.write(
+                        ("[" if not i else ",\n") * array + json.dumps(pair) + "\n" * (not array)
+                    )
                 out.write("]" * array)
 
     found = {}
@@ -203,8 +389,16 @@ def streamed(megabytes: int = 200) -> dict:
             small, large = Path(folder) / f"small{suffix}", Path(folder) / f"large{suffix}"
             make(small, 1000)
             make(large, megabytes * 2**20 * 1000 // small.stat().st_size)
-            done = subprocess.run([sys.executable, "-c", reading, small, large], cwd=root, capture_output=True, text=True, check=True)
-            found[suffix] = rounded({"file_mib": large.stat().st_size / 2**20} | json.loads(done.stdout), 3)
+            done = subprocess.run(
+                [sys.executable, "-c", reading, small, large],
+                cwd=root,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            found[suffix] = rounded(
+                {"file_mib": large.stat().st_size / 2**20} | json.loads(done.stdout), 3
+            )
             print(suffix, found[suffix], flush=True)
             large.unlink()
     return found
@@ -216,7 +410,8 @@ def fuzz(inputs: int = 200_000) -> dict:
     from fuzz import fuzz
 
     found = fuzz(inputs)
-    for f in found["failures"]: f.pop("trace")
+    for f in found["failures"]:
+        f.pop("trace")
     print({k: v for k, v in found.items() if k != "outcomes"}, flush=True)
     return found | {"streams": streamed()}
 
@@ -232,28 +427,57 @@ def resume() -> dict:
     from instruct_goose.cli.main import main as command
     from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint
 
-    settings = {"reviews": 1000, "pairs": 500, "held_out_pairs": 100, "sft_steps": 60, "rm_steps": 30, "steps": 8, "batch_size": 32,
-                "eval_samples": 64, "best_of": 2, "tune_steps": 10}
-    flags = [x for k, v in settings.items() for x in (f"--{k.replace('_', '-')}", str(v))] + ["--no-progress", "--save-every", "1"]
+    settings = {
+        "reviews": 1000,
+        "pairs": 500,
+        "held_out_pairs": 100,
+        "sft_steps": 60,
+        "rm_steps": 30,
+        "steps": 8,
+        "batch_size": 32,
+        "eval_samples": 64,
+        "best_of": 2,
+        "tune_steps": 10,
+    }
+    flags = [x for k, v in settings.items() for x in (f"--{k.replace('_', '-')}", str(v))] + [
+        "--no-progress",
+        "--save-every",
+        "1",
+    ]
     fork = multiprocessing.get_context("forkserver")
     fork.set_forkserver_preload(["instruct_goose.recipes.quickstart", "instruct_goose.cli.main"])
     here = Path(tempfile.mkdtemp())
 
     def start(out, *more):
-        child = fork.Process(target=command, args=(["quickstart", *flags, "--output-dir", str(out), *more],))
+        child = fork.Process(
+            target=command, args=(["quickstart", *flags, "--output-dir", str(out), *more],)
+        )
         child.start()
         return child
 
     def said(out):
-        files = {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*.safetensors") if "checkpoints" not in p.parts}
-        log = [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+        files = {
+            str(p.relative_to(out)): p.read_bytes()
+            for p in out.rglob("*.safetensors")
+            if "checkpoints" not in p.parts
+        }
+        log = [
+            {k: v for k, v in json.loads(line).items() if "second" not in k}
+            for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()
+        ]
         summary = json.loads((out / "summary.json").read_text("utf-8"))
-        return files, log, {k: v for k, v in summary.items() if "seconds" not in k and k != "resumed_from"}, (out / "samples.md").read_bytes()
+        return (
+            files,
+            log,
+            {k: v for k, v in summary.items() if "seconds" not in k and k != "resumed_from"},
+            (out / "samples.md").read_bytes(),
+        )
 
     def killed(out, moment):
         "Where it was, and whether it was killed at all: it may have been done by then."
         child = start(out)
-        while not (out / "config.json").exists(): time.sleep(.005)
+        while not (out / "config.json").exists():
+            time.sleep(0.005)
         child.join(moment)
         child.kill()
         child.join()
@@ -261,21 +485,44 @@ def resume() -> dict:
         return child.exitcode == -9, load_checkpoint(found[-1])[1]["place"] if found else None
 
     start(here / "whole").join()
-    whole, longest = said(here / "whole"), json.loads((here / "whole/summary.json").read_text("utf-8"))["wall_seconds"]
+    whole, longest = (
+        said(here / "whole"),
+        json.loads((here / "whole/summary.json").read_text("utf-8"))["wall_seconds"],
+    )
     dice, rows, seconds = random.Random(0), [], longest
     while len(rows) < 20:
-        moment, out = (len(rows) + dice.random()) * longest / 20, here / f"run{len(rows)}"  # one in each twentieth of the run
+        moment, out = (
+            (len(rows) + dice.random()) * longest / 20,
+            here / f"run{len(rows)}",
+        )  # one in each twentieth of the run
         really, place = killed(out, moment)
-        if not really: shutil.rmtree(out); longest *= .97; continue  # it was done by then
+        if not really:
+            shutil.rmtree(out)
+            longest *= 0.97
+            continue  # it was done by then
         beside = sorted(p.name for p in out.rglob(".*"))  # what was half written
         again = start(out, "--resume")
         again.join()
         resumed_from = json.loads((out / "summary.json").read_text("utf-8"))["resumed_from"]
-        rows.append({"killed_after_seconds": round(moment, 2), "last_saved": place, "half_written": [re.sub("[-.][0-9]+$", "", name) for name in beside],
-                     "exit_status": again.exitcode, "resumed_from": resumed_from, "identical": said(out) == whole, "left_over": [p.name for p in out.rglob(".*")]})
+        rows.append(
+            {
+                "killed_after_seconds": round(moment, 2),
+                "last_saved": place,
+                "half_written": [re.sub("[-.][0-9]+$", "", name) for name in beside],
+                "exit_status": again.exitcode,
+                "resumed_from": resumed_from,
+                "identical": said(out) == whole,
+                "left_over": [p.name for p in out.rglob(".*")],
+            }
+        )
         print(rows[-1], flush=True)
     shutil.rmtree(here)
-    return {"config": settings | {"save_every": 1}, "seconds": seconds, "lost": sum(not r["identical"] for r in rows), "kills": rows}
+    return {
+        "config": settings | {"save_every": 1},
+        "seconds": seconds,
+        "lost": sum(not r["identical"] for r in rows),
+        "kills": rows,
+    }
 
 
 def probe_run(job: tuple[str | None, int]) -> dict:
@@ -283,9 +530,18 @@ def probe_run(job: tuple[str | None, int]) -> dict:
     from instruct_goose.tasks.probes import run_probes
 
     bug, seed = job
-    results = run_probes(lesson_module("learn/21_probes").BROKEN[bug][0] if bug else None, seed=seed)
-    row = {"bug": bug, "seed": seed, "failed": [r.name for r in results if not r.passed], "raised": [r.note for r in results if r.note],
-           "measured": {r.name: rounded({k: x for k, (x, _, _) in r.numbers.items()}, 3) for r in results}}
+    results = run_probes(
+        lesson_module("learn/21_probes").BROKEN[bug][0] if bug else None, seed=seed
+    )
+    row = {
+        "bug": bug,
+        "seed": seed,
+        "failed": [r.name for r in results if not r.passed],
+        "raised": [r.note for r in results if r.note],
+        "measured": {
+            r.name: rounded({k: x for k, (x, _, _) in r.numbers.items()}, 3) for r in results
+        },
+    }
     print({k: x for k, x in row.items() if k != "measured"}, flush=True)
     return row
 
@@ -299,21 +555,32 @@ def probes(processes: int = 3) -> dict:
 
     BROKEN = lesson_module("learn/21_probes").BROKEN
     jobs = [(None, seed) for seed in range(10)] + [(bug, seed) for bug in BROKEN for seed in (0, 1)]
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool: runs = list(pool.map(probe_run, jobs))
-    return {"probes": list(PROBES), "meant_for": {bug: rung for bug, (_, rung) in BROKEN.items()}, "runs": runs}
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        runs = list(pool.map(probe_run, jobs))
+    return {
+        "probes": list(PROBES),
+        "meant_for": {bug: rung for bug, (_, rung) in BROKEN.items()},
+        "runs": runs,
+    }
 
 
 def gallery(seeds=(0, 1, 2)) -> dict:
     "Every bug of the gallery and every healthy setting: what the doctor reads, and which guard of the library objects."
     g = lesson_module("learn/22_bug_hunt")
-    made, guards = {"bugs": {name: [] for name in g.BUGS}, "healthy": {name: [] for name in g.HEALTHY}}, {}
+    made, guards = (
+        {"bugs": {name: [] for name in g.BUGS}, "healthy": {name: [] for name in g.HEALTHY}},
+        {},
+    )
     for seed in seeds:
         world = g.make_world(seed)
         for runs, train in ((made["bugs"], g.run_bug), (made["healthy"], g.run_healthy)):
             for name in runs:
-                runs[name].append(json.dumps(g.to_columns(train(name, world, seed))))  # a run is a line of the file
+                runs[name].append(
+                    json.dumps(g.to_columns(train(name, world, seed)))
+                )  # a run is a line of the file
                 print(f"seed {seed}, {name}", flush=True)
-        if not seed: guards = {name: g.stopped_by(name, world) for name in g.BUGS}
+        if not seed:
+            guards = {name: g.stopped_by(name, world) for name in g.BUGS}
     return {"config": g.SMALL, "guards": guards, **made}
 
 
@@ -334,54 +601,111 @@ def reviews(data: Path, seeds) -> None:
 
 
 RUNS = {  # what can be measured, and how long it takes
-    "quickstart": "ten seeds, two draws, with and without a KL penalty; 25 CPU-minutes", "family": "every preset from one start",
-    "control": "CartPole and Pendulum", "exact_world": "half a CPU-hour", "resume": "twenty kills; three CPU-minutes",
-    "probes": "seven CPU-minutes", "gallery": "the failure gallery; six CPU-minutes",
+    "quickstart": "ten seeds, two draws, with and without a KL penalty; 25 CPU-minutes",
+    "family": "every preset from one start",
+    "control": "CartPole and Pendulum",
+    "exact_world": "half a CPU-hour",
+    "resume": "twenty kills; three CPU-minutes",
+    "probes": "seven CPU-minutes",
+    "gallery": "the failure gallery; six CPU-minutes",
     "doctor_unseen": "twenty bugs written after the rules, and 200 random healthy runs; ten CPU-minutes",
-    "fuzz": "broken input; five CPU-minutes", "inputs": "wrong input of five kinds; ten CPU-minutes",
+    "fuzz": "broken input; five CPU-minutes",
+    "inputs": "wrong input of five kinds; ten CPU-minutes",
     "details": "the details of PPO switched off one by one; five CPU-minutes",
     "distillation": "a small student of the quickstart's policy; six CPU-minutes",
     "trackers": "TensorBoard, Weights & Biases and trackio in an environment of their own; downloads",
-    "reports": "the two runs whose reports are on the site; ten CPU-minutes", "reviews": "the pipeline on rated sentences; twenty CPU-minutes"}
+    "reports": "the two runs whose reports are on the site; ten CPU-minutes",
+    "reviews": "the pipeline on rated sentences; twenty CPU-minutes",
+}
 
 
 def measured(name: str, args: argparse.Namespace) -> dict:
     "What a record holds beside its origin."
     three = args.seeds or (0, 1, 2)
-    if name == "family": return family(three)
-    if name == "control": return {env_id: control(env_id) for env_id in ("CartPole-v1", "Pendulum-v1")}
-    if name in ("exact_world", "probes"): return globals()[name](args.processes)
-    if name == "distillation": return importlib.import_module(name).record(three)
-    if name in ("doctor_unseen", "inputs"): return importlib.import_module(name).record()
-    if name == "details": return importlib.import_module(name).details()
-    if name == "trackers": return importlib.import_module(name).run_trackers()
+    if name == "family":
+        return family(three)
+    if name == "control":
+        return {env_id: control(env_id) for env_id in ("CartPole-v1", "Pendulum-v1")}
+    if name in ("exact_world", "probes"):
+        return globals()[name](args.processes)
+    if name == "distillation":
+        return importlib.import_module(name).record(three)
+    if name in ("doctor_unseen", "inputs"):
+        return importlib.import_module(name).record()
+    if name == "details":
+        return importlib.import_module(name).details()
+    if name == "trackers":
+        return importlib.import_module(name).run_trackers()
     return globals()[name]()
 
 
 def main():
     listed = "; ".join(f"{name}: {what}" for name, what in RUNS.items())
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", default=list(RUNS), help=f"{listed.replace('%', '%%')}; all without, or gpu alone")
-    parser.add_argument("--seeds", type=int, nargs="+", help="of quickstart (0 to 9), reviews, distillation and family (0 to 2)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "only",
+        nargs="*",
+        default=list(RUNS),
+        help=f"{listed.replace('%', '%%')}; all without, or gpu alone",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        help="of quickstart (0 to 9), reviews, distillation and family (0 to 2)",
+    )
     parser.add_argument("--processes", type=int, default=3, help="of exact_world and probes")
-    parser.add_argument("--draws", type=int, nargs="+", default=[0, 1], help="of the quickstart's initial weights; 0: as they are")
-    parser.add_argument("--data", type=Path, default=root.parent / "shared/data/icwsm2014", help="directory of the rated sentences")
-    parser.add_argument("--runs", type=Path, default=root / "runs/evidence", help="of reports: where they are run, and taken from if they are finished there")
+    parser.add_argument(
+        "--draws",
+        type=int,
+        nargs="+",
+        default=[0, 1],
+        help="of the quickstart's initial weights; 0: as they are",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=root.parent / "shared/data/icwsm2014",
+        help="directory of the rated sentences",
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=root / "runs/evidence",
+        help="of reports: where they are run, and taken from if they are finished there",
+    )
     args = parser.parse_args()
-    if args.only == ["gpu"]: raise SystemExit(subprocess.call([sys.executable, root / "evidence/gpu.py"]))
-    if wrong := set(args.only) - set(RUNS): parser.error(f"no such run: {', '.join(wrong)}")
-    if dirty := git("status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"):
+    if args.only == ["gpu"]:
+        raise SystemExit(subprocess.call([sys.executable, root / "evidence/gpu.py"]))
+    if wrong := set(args.only) - set(RUNS):
+        parser.error(f"no such run: {', '.join(wrong)}")
+    if dirty := git(
+        "status", "--porcelain", "--", "instruct_goose", "pyproject.toml", "constraints.txt"
+    ):
         raise SystemExit(f"commit first, so that the figures have a commit to name:\n{dirty}")
     for name in args.only:
         made_by = origin(f"python evidence/run.py {name}")
-        if name == "quickstart": quickstart.record(root / "evidence/quickstart.json", made_by, args.seeds or range(10), args.draws)
-        elif name == "reports": reported.record(args.runs, made_by)
-        elif name == "reviews" and args.data.is_dir(): reviews(args.data, args.seeds or (0, 1, 2))
-        elif name == "reviews": print(f"\nreviews left out: no directory {args.data} (pass ARGS='reviews --data DIR')")
+        if name == "quickstart":
+            quickstart.record(
+                root / "evidence/quickstart.json", made_by, args.seeds or range(10), args.draws
+            )
+        elif name == "reports":
+            reported.record(args.runs, made_by)
+        elif name == "reviews" and args.data.is_dir():
+            reviews(args.data, args.seeds or (0, 1, 2))
+        elif name == "reviews":
+            print(f"\nreviews left out: no directory {args.data} (pass ARGS='reviews --data DIR')")
         else:
             path = root / f"evidence/{name}.json"
-            path.write_text(json.dumps({"origin": made_by} | measured(name, args), indent=1, ensure_ascii=False) + "\n", "utf-8")
+            path.write_text(
+                json.dumps({"origin": made_by} | measured(name, args), indent=1, ensure_ascii=False)
+                + "\n",
+                "utf-8",
+            )
             print(f"\nwritten: {path.relative_to(root)}")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -34,62 +34,90 @@ from .objective.policy_loss import LEVELS, SURROGATES
 
 # %% ../nbs/reference/config.ipynb #74f82c16
 FOREIGN_NAMES = {
-    "learning_rate": "lr", "num_generations": "group_size", "num_ppo_epochs": "epochs",
-    "num_iterations": "epochs", "num_mini_batches": "minibatches", "kl_coef": "beta",
-    "init_kl_coef": "beta", "cliprange": "clip", "epsilon": "clip", "epsilon_high": "clip_high",
-    "delta": "dual_clip", "cliprange_value": "value_clip",
-    "max_completion_length": "max_new_tokens", "mask_truncated_completions": "mask_truncated",
-    "stop": "stop_strings", "stop_sequences": "stop_strings",
+    "learning_rate": "lr",
+    "num_generations": "group_size",
+    "num_ppo_epochs": "epochs",
+    "num_iterations": "epochs",
+    "num_mini_batches": "minibatches",
+    "kl_coef": "beta",
+    "init_kl_coef": "beta",
+    "cliprange": "clip",
+    "epsilon": "clip",
+    "epsilon_high": "clip_high",
+    "delta": "dual_clip",
+    "cliprange_value": "value_clip",
+    "max_completion_length": "max_new_tokens",
+    "mask_truncated_completions": "mask_truncated",
+    "stop": "stop_strings",
+    "stop_sequences": "stop_strings",
     "tools": "TurnSampler(trainer.agent, trainer.tokens, environment), as trainer.sampler",
     "env_mask": "rollout.mask, which is False at what the environment wrote",
-    "response_length": "max_new_tokens", "max_prompt_length": "long_prompts, 'cut' or 'drop'",
-    "per_device_train_batch_size": "batch_size", "batchsize": "batch_size",
+    "response_length": "max_new_tokens",
+    "max_prompt_length": "long_prompts, 'cut' or 'drop'",
+    "per_device_train_batch_size": "batch_size",
+    "batchsize": "batch_size",
     "gradient_accumulation_steps": "micro_batch_size, the rows that are in memory at once",
-    "max_steps": "steps", "total_episodes": "steps × batch_size",
+    "max_steps": "steps",
+    "total_episodes": "steps × batch_size",
     "num_train_epochs": "steps, iterations of batch_size / group_size prompts: for n passes n × "
-                        "prompts × group_size / batch_size",
+    "prompts × group_size / batch_size",
     "warmup_ratio": "warmup_steps, a number of iterations",
     "loss_type": "aggregation: grpo is 'sequence_mean', bnpo and dapo 'token_mean', dr_grpo "
-                 "'sequence_sum', cispo 'token_mean' with surrogate='weight'; the presets are "
-                 "the papers'; sapo, vespo and luspo come with instruct_goose.compat.losses",
+    "'sequence_sum', cispo 'token_mean' with surrogate='weight'; the presets are "
+    "the papers'; sapo, vespo and luspo come with instruct_goose.compat.losses",
     "importance_sampling_level": "ratio_level",
     "scale_rewards": "advantage='group_mean', 'group_mean_std' or 'group_mean_batch_std'",
-    "normalize_advantages": "whiten_advantages", "target_kl": "kl_early_stop",
+    "normalize_advantages": "whiten_advantages",
+    "target_kl": "kl_early_stop",
     "vllm_importance_sampling_cap": "importance_cap",
     "vllm_importance_sampling_mode": "importance_level and importance_beyond",
     "off_policy_mask_threshold": "importance_cap, with importance_level='sequence' and "
-                                 "importance_beyond='drop'",
+    "importance_beyond='drop'",
     "top_entropy_quantile": "nothing: all tokens are learnt from",
     "top_p": "nothing: the loss needs tokens from the whole distribution",
     "multi_objective_aggregation": "reward_weighting, 'raw' or 'scaled'",
     "use_score_scaling": "reward_scaling='running'",
     "whiten_rewards": "reward_scaling, a scale for the scores; no whitening of tokens' rewards",
-    "kl_estimator_type": "kl_estimator", "entropy_coef": "ent_coef",
-    "lr_scheduler_type": "lr_schedule", "args": "config",
+    "kl_estimator_type": "kl_estimator",
+    "entropy_coef": "ent_coef",
+    "lr_scheduler_type": "lr_schedule",
+    "args": "config",
     "optim": "RLHFTrainer's optimizer, one or a function of parameter groups",
-    "bf16": "autocast='bfloat16'", "gradient_checkpointing": "Agent's gradient_checkpointing",
-    "use_vllm": "RLHFTrainer's sampler, an EngineSampler", "processing_class": "tokenizer",
+    "bf16": "autocast='bfloat16'",
+    "gradient_checkpointing": "Agent's gradient_checkpointing",
+    "use_vllm": "RLHFTrainer's sampler, an EngineSampler",
+    "processing_class": "tokenizer",
     "peft_config": "a model that peft has wrapped",
     "reward_funcs": "reward_fn, an argument of train",
     "reward_model": "reward_fn, an argument of train",
     "train_dataset": "prompts, an argument of train",
     "eval_dataset": "held_out, an argument of train",
     "train_in": "train_in(trainer, run_dir, prompts, reward_fn), a function of instruct_goose",
-    "now": "evaluate_policy", "respond": "generate", "state": "state_dict",
-    "load_state": "load_state_dict", "check_state": "check_state_dict",
+    "now": "evaluate_policy",
+    "respond": "generate",
+    "state": "state_dict",
+    "load_state": "load_state_dict",
+    "check_state": "check_state_dict",
     "sampling": "generators.sampling, a torch.Generator",
     "shuffling": "generators.shuffling, a torch.Generator",
-    "prompts_seen": "prompts.seen", "describe": "metrics, which train returns and callbacks get",
+    "prompts_seen": "prompts.seen",
+    "describe": "metrics, which train returns and callbacks get",
     "output_dir": "run_dir, an argument of train_in",
     "save_steps": "save_every, an argument of train_in",
     "resume_from_checkpoint": "resume=True, an argument of train_in",
-    "logging_steps": "nothing: every iteration is logged", "save_model": "save_pretrained",
+    "logging_steps": "nothing: every iteration is logged",
+    "save_model": "save_pretrained",
     "GRPOTrainer": "RLHFTrainer with RLHFConfig.preset('grpo')",
     "value_model": "Agent(model, value_model=…), passed as the model",
-    "sync_ref_model": "ref_every", "ref_model_sync_steps": "ref_every",
-    "ref_model_mixup_alpha": "ref_mixup", "use_adaptive_entropy": "entropy_target",
-    "entropy_coef_delta": "entropy_step", "report_to": "a tracker among the callbacks",
-    "filter_groups": "redraw_flat and drop_flat", "max_num_gen_batches": "redraw_flat"}
+    "sync_ref_model": "ref_every",
+    "ref_model_sync_steps": "ref_every",
+    "ref_model_mixup_alpha": "ref_mixup",
+    "use_adaptive_entropy": "entropy_target",
+    "entropy_coef_delta": "entropy_step",
+    "report_to": "a tracker among the callbacks",
+    "filter_groups": "redraw_flat and drop_flat",
+    "max_num_gen_batches": "redraw_flat",
+}
 
 # %% ../nbs/reference/config.ipynb #46b15a12
 def contradictions(c: "RLHFConfig") -> Iterator[tuple[str, str]]:
@@ -97,68 +125,133 @@ def contradictions(c: "RLHFConfig") -> Iterator[tuple[str, str]]:
     entry, settings = SURROGATES[c.surrogate], c.surrogate_settings or {}
     grouped, alone = AGGREGATES[c.aggregation].takes == "group_tokens", c.group_size < 2
     own = ", ".join(entry.settings)
-    rules = [ # what is wrong, the setting, what it must be
-        ((c.needs == "group" or grouped) and alone, "group_size",
-         f"at least 2 for {c.aggregation if c.needs != 'group' else c.advantage}: a response "
-         "needs others to be compared with"),
-        (c.batch_size % c.group_size, "batch_size",
-         f"a multiple of group_size, {c.group_size}: groups stay whole"),
+    rules = [  # what is wrong, the setting, what it must be
+        (
+            (c.needs == "group" or grouped) and alone,
+            "group_size",
+            f"at least 2 for {c.aggregation if c.needs != 'group' else c.advantage}: a response "
+            "needs others to be compared with",
+        ),
+        (
+            c.batch_size % c.group_size,
+            "batch_size",
+            f"a multiple of group_size, {c.group_size}: groups stay whole",
+        ),
         (c.minibatches > c.batch_size, "minibatches", f"at most batch_size, {c.batch_size}"),
         (c.warmup_steps >= c.steps, "warmup_steps", f"below steps, {c.steps}"),
-        ((c.overlong_buffer or 0) > c.max_new_tokens, "overlong_buffer",
-         f"at most max_new_tokens, {c.max_new_tokens}"),
-        (c.stop_strings is not None and not (c.stop_strings and all(c.stop_strings)),
-         "stop_strings", "texts that are not empty, or None"),
-        (c.keep_best and (c.eval_every is None or c.eval_every > c.steps), "eval_every",
-         "a number of iterations, at most steps, with keep_best: held-out prompts say which is "
-         "best"),
-        (c.dual_clip is not None and not entry.takes_dual_clip, "dual_clip",
-         f"None with surrogate={c.surrogate!r}: it has no second clip"),
-        (any(name not in entry.settings or not isinstance(x, (int, float))
-             for name, x in settings.items()), "surrogate_settings",
-         f"numbers by the names of {own}" if own else f"None for {c.surrogate!r}"),
-        (c.importance_floor is not None and c.importance_floor >= (c.importance_cap or 0),
-         "importance_floor", "below importance_cap, which must be set: between them lies 1"),
-        *((c.needs == "greedy" and getattr(c, name) != usual, name,
-           f"{usual!r} with advantage='greedy': the greedy response's score has another scale")
-          for name, usual in (("reward_weighting", "raw"), ("reward_scaling", None))),
-        (c.reward_weighting == "scaled" and c.reward_scaling == "running", "reward_scaling",
-         "'batch' or None with reward_weighting='scaled': scaled already"),
-        *((c.needs != "group" and getattr(c, name), name,
-           f"{off} with advantage={c.advantage!r}: only in a group do equal scores say nothing")
-          for name, off in (("redraw_flat", 0), ("drop_flat", False))),
-        (c.kl_target is not None and c.beta == 0, "beta",
-         "above 0 when kl_target is set: the controller multiplies it"),
-        (c.ref_every is None and c.ref_mixup != 1, "ref_mixup",
-         "1 without ref_every: the reference stays where it is"),
-        (c.kl_placement == "reward" and c.kl_gradient != "plain", "kl_gradient",
-         "'plain' with kl_placement='reward': there the KL is a number without a gradient"),
-        (c.kl_placement == "loss" and c.kl_estimator == "k1" and c.kl_gradient == "plain",
-         "kl_gradient", "'ratio' or 'straight_through' for kl_estimator='k1' in the loss: its "
-         "plain gradient is 0 on average. Or take k2, or kl_placement='reward'")]
+        (
+            (c.overlong_buffer or 0) > c.max_new_tokens,
+            "overlong_buffer",
+            f"at most max_new_tokens, {c.max_new_tokens}",
+        ),
+        (
+            c.stop_strings is not None and not (c.stop_strings and all(c.stop_strings)),
+            "stop_strings",
+            "texts that are not empty, or None",
+        ),
+        (
+            c.keep_best and (c.eval_every is None or c.eval_every > c.steps),
+            "eval_every",
+            "a number of iterations, at most steps, with keep_best: held-out prompts say which is "
+            "best",
+        ),
+        (
+            c.dual_clip is not None and not entry.takes_dual_clip,
+            "dual_clip",
+            f"None with surrogate={c.surrogate!r}: it has no second clip",
+        ),
+        (
+            any(
+                name not in entry.settings or not isinstance(x, (int, float))
+                for name, x in settings.items()
+            ),
+            "surrogate_settings",
+            f"numbers by the names of {own}" if own else f"None for {c.surrogate!r}",
+        ),
+        (
+            c.importance_floor is not None and c.importance_floor >= (c.importance_cap or 0),
+            "importance_floor",
+            "below importance_cap, which must be set: between them lies 1",
+        ),
+        *(
+            (
+                c.needs == "greedy" and getattr(c, name) != usual,
+                name,
+                f"{usual!r} with advantage='greedy': the greedy response's score has another scale",
+            )
+            for name, usual in (("reward_weighting", "raw"), ("reward_scaling", None))
+        ),
+        (
+            c.reward_weighting == "scaled" and c.reward_scaling == "running",
+            "reward_scaling",
+            "'batch' or None with reward_weighting='scaled': scaled already",
+        ),
+        *(
+            (
+                c.needs != "group" and getattr(c, name),
+                name,
+                f"{off} with advantage={c.advantage!r}: only in a group do equal scores say nothing",
+            )
+            for name, off in (("redraw_flat", 0), ("drop_flat", False))
+        ),
+        (
+            c.kl_target is not None and c.beta == 0,
+            "beta",
+            "above 0 when kl_target is set: the controller multiplies it",
+        ),
+        (
+            c.ref_every is None and c.ref_mixup != 1,
+            "ref_mixup",
+            "1 without ref_every: the reference stays where it is",
+        ),
+        (
+            c.kl_placement == "reward" and c.kl_gradient != "plain",
+            "kl_gradient",
+            "'plain' with kl_placement='reward': there the KL is a number without a gradient",
+        ),
+        (
+            c.kl_placement == "loss" and c.kl_estimator == "k1" and c.kl_gradient == "plain",
+            "kl_gradient",
+            "'ratio' or 'straight_through' for kl_estimator='k1' in the loss: its "
+            "plain gradient is 0 on average. Or take k2, or kl_placement='reward'",
+        ),
+    ]
     yield from ((name, must) for wrong, name, must in rules if wrong)
 
 # %% ../nbs/reference/config.ipynb #d4979a6c
 class BiasedSettings(UserWarning):
     "The settings do what they say, and what they do is biased."
 
+
 def biases(c: "RLHFConfig") -> Iterator[str]:
     "What is biased about these settings, and what would not be. Two passes are still forgiven."
     placed, k = c.kl_placement, c.kl_estimator or "k1"
     if c.beta > 0 and placed == "reward" and not ESTIMATORS[k].unbiased:
-        yield (f"kl_estimator={k!r} in the reward is biased: a reward has no gradient of its own, "
-               "and k1 then pulls as the KL does. Take k1 (or None), or kl_placement='loss'")
+        yield (
+            f"kl_estimator={k!r} in the reward is biased: a reward has no gradient of its own, "
+            "and k1 then pulls as the KL does. Take k1 (or None), or kl_placement='loss'"
+        )
     if c.beta > 0 and placed == "loss" and c.kl_gradient == "plain" and c.epochs > 2:
-        yield (f"kl_gradient='plain' with epochs={c.epochs} is biased: after the first step the "
-               "tokens are the old policy's, and their mean is not the KL of the new one. Take "
-               "kl_gradient='ratio', or one step on a rollout: epochs=1, minibatches=1")
+        yield (
+            f"kl_gradient='plain' with epochs={c.epochs} is biased: after the first step the "
+            "tokens are the old policy's, and their mean is not the KL of the new one. Take "
+            "kl_gradient='ratio', or one step on a rollout: epochs=1, minibatches=1"
+        )
 
 # %% ../nbs/reference/config.ipynb #4ee79d76
-if TYPE_CHECKING: # what an editor offers; at run time the tables count, with entries of your own
-    Preset = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp",
-                     "remax"]
-    Advantage = Literal["gae", "return", "group_mean", "group_mean_std", "group_mean_batch_std",
-                        "leave_one_out", "greedy"]
+if TYPE_CHECKING:  # what an editor offers; at run time the tables count, with entries of your own
+    Preset = Literal[
+        "ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp", "remax"
+    ]
+    Advantage = Literal[
+        "gae",
+        "return",
+        "group_mean",
+        "group_mean_std",
+        "group_mean_batch_std",
+        "leave_one_out",
+        "greedy",
+    ]
     Level = Literal["token", "sequence", "product", "sequence_token"]
     Surrogate = Literal["min", "ratio", "weight"]
     Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "group_token_mean"]
@@ -166,8 +259,9 @@ if TYPE_CHECKING: # what an editor offers; at run time the tables count, with en
     KLGradient = Literal["plain", "ratio", "straight_through"]
 else:
     Preset, Advantage, Level, Surrogate, Aggregation, Estimator, KLGradient = (
-        Annotated[str, OneOf(table)] for table in (
-            PRESETS, ADVANTAGES, LEVELS, SURROGATES, AGGREGATES, ESTIMATORS, KL_GRADIENTS))
+        Annotated[str, OneOf(table)]
+        for table in (PRESETS, ADVANTAGES, LEVELS, SURROGATES, AGGREGATES, ESTIMATORS, KL_GRADIENTS)
+    )
 
 # %% ../nbs/reference/config.ipynb #9640600f
 P = ParamSpec("P")
@@ -268,14 +362,14 @@ class RLHFConfig(Settings):
     @classmethod
     def preset(
         cls: Callable[P, C],
-        name: Preset, # a key of PRESETS: ppo, grpo, dr_grpo, dapo, gspo, cispo, rloo, …
+        name: Preset,  # a key of PRESETS: ppo, grpo, dr_grpo, dapo, gspo, cispo, rloo, …
         *args: P.args,
-        **overrides: P.kwargs, # settings; they beat the preset, which beats the class's defaults
+        **overrides: P.kwargs,  # settings; they beat the preset, which beats the class's defaults
     ) -> C:
         "The settings of a published algorithm. Raises ValueError for a name that PRESETS lacks."
         if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"there is no preset {name!r}: choose one of {', '.join(PRESETS)}")
-        return cls(*args, **PRESETS[name] | overrides) # pyright: ignore[reportCallIssue]
+        return cls(*args, **PRESETS[name] | overrides)  # pyright: ignore[reportCallIssue]
 
     @property
     def algorithm(self) -> str:
@@ -309,12 +403,12 @@ def precision(config: RLHFConfig, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=config.autocast is not None)
 
 # %% ../nbs/reference/config.ipynb #326bf64e
-def cosine(step: int, steps: int, warmup: int = 0, floor: float = 0.) -> float:
+def cosine(step: int, steps: int, warmup: int = 0, floor: float = 0.0) -> float:
     "A straight line up, half a cosine down: f + (1 − f)·½(1 + cos π·(k − w)/(n − w))."
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - warmup)
-    return floor + (1 - floor) * .5 * (1 + math.cos(math.pi * min(1., progress)))
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 # %% ../nbs/reference/config.ipynb #893a221d
 def lr_factor(config: RLHFConfig, iteration: int) -> float:
@@ -323,5 +417,5 @@ def lr_factor(config: RLHFConfig, iteration: int) -> float:
     if k < 0:
         return (iteration + 1) / c.warmup_steps
     if c.lr_schedule == "constant":
-        return 1.
-    return cosine(k, n) if c.lr_schedule == "cosine" else 1 - min(1., k / n)
+        return 1.0
+    return cosine(k, n) if c.lr_schedule == "cosine" else 1 - min(1.0, k / n)

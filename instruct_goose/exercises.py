@@ -27,18 +27,19 @@ from typing import Any
 @dataclass(frozen=True)
 class Exercise:
     "A row of the table: what is asked, and the checker's source, as the lesson has them."
-    name: str                    # lesson and function: kl.k3
-    lesson: str                  # path of its notebook in the repository
+
+    name: str  # lesson and function: kl.k3
+    lesson: str  # path of its notebook in the repository
     title: str
-    stars: int                   # 1 easy, 3 hard; 0 not said
-    asks: str                    # the question
-    what: str = ""               # what is to be written, as the lesson calls it: my_k3
-    begin: str = ""              # the code that the lesson begins with
+    stars: int  # 1 easy, 3 hard; 0 not said
+    asks: str  # the question
+    what: str = ""  # what is to be written, as the lesson calls it: my_k3
+    begin: str = ""  # the code that the lesson begins with
     hints: tuple[str, ...] = ()
     solution: str = ""
-    module: str | None = None    # whose names the checker may use
-    check: str = ""              # the checker's name; empty: it is done in its lesson
-    checker: str = ""            # its source, and what that needs
+    module: str | None = None  # whose names the checker may use
+    check: str = ""  # the checker's name; empty: it is done in its lesson
+    checker: str = ""  # its source, and what that needs
     why_not: str = "its lesson has none"  # there is no checker here
 
     @property
@@ -53,8 +54,10 @@ class Exercise:
 def all_exercises() -> dict[str, Exercise]:
     "Name → exercise, in the order of the lessons."
     text = (files("instruct_goose") / "exercises.json").read_text("utf-8")
-    return {row["name"]: Exercise(**row | {"hints": tuple(row.get("hints", ()))})
-            for row in json.loads(text)}
+    return {
+        row["name"]: Exercise(**row | {"hints": tuple(row.get("hints", ()))})
+        for row in json.loads(text)
+    }
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c017
 def find(name: str) -> Exercise:
@@ -68,7 +71,7 @@ def find(name: str) -> Exercise:
         return known[found[0]]
     if found:
         raise ValueError(f"{name!r} is {' or '.join(found)}: say which")
-    close = get_close_matches(short, {*shorts.values()}, 3, .5)
+    close = get_close_matches(short, {*shorts.values()}, 3, 0.5)
     near = [n for n in known if shorts[n] in close]
     nearest = f"; nearest are {', '.join(near)}" if near else ""
     raise ValueError(f"there is no exercise {name!r}{nearest}. exercises.table() lists them all")
@@ -79,6 +82,7 @@ class Said(str):
 
     def __repr__(self) -> str:
         return str(self)
+
 
 def progress_file() -> Path:
     "Where it is noted what is done: $INSTRUCT_GOOSE_PROGRESS, or in the user's data directory."
@@ -139,6 +143,7 @@ def show(name: str) -> Said:
     begin = f"\n\n{indent(e.begin, '    ')}" if e.begin else ""
     return Said(f"{e}\n{e.lesson}\n\n{e.asks}{begin}")
 
+
 def hint(name: str) -> Said:
     "The hints that you were shown, and one more. Raises ValueError for an unknown name."
     e = find(name)
@@ -197,8 +202,11 @@ class _Watch:
         "What to print below a verdict that is not right."
         if not self.given and self.got is None and self.raised is None:
             return []
-        found = [n for n in ast.walk(ast.parse(e.begin))
-                 if isinstance(n, ast.FunctionDef) and n.name == e.what]
+        found = [
+            n
+            for n in ast.walk(ast.parse(e.begin))
+            if isinstance(n, ast.FunctionDef) and n.name == e.what
+        ]
         names = [f"{a.arg} = " for a in found[0].args.args] if found else []
         lines = ["your function was given"] if self.given else []
         names = names if len(names) == len(self.given) else [""] * len(self.given)
@@ -206,8 +214,12 @@ class _Watch:
         if self.raised:
             file = getattr(getattr(self.answer, "__code__", None), "co_filename", None)
             stack = traceback.extract_tb(self.raised.__traceback__)
-            return lines + [f"it stopped in line {f.lineno}: {f.line}" for f in stack
-                            if f.filename == file][-1:]
+            return (
+                lines
+                + [f"it stopped in line {f.lineno}: {f.line}" for f in stack if f.filename == file][
+                    -1:
+                ]
+            )
         made, *right = self.compared or [self.got]
         whose = "it returned" if made is self.got else "the checker made of it"
         lines += [whose, _value("", made)]
@@ -217,6 +229,7 @@ class _Watch:
 def _kept(x: Any) -> Any:
     "A tensor as it is now; anything else as it is."
     return x.detach().clone() if hasattr(x, "detach") else x
+
 
 def _value(name: str, x: Any) -> str:
     "A value on a line, or on several that begin in one column."
@@ -235,7 +248,7 @@ def check(name: str, answer: Any) -> Said:
     from torch.random import fork_rng
 
     watch, asked = _Watch(answer), answer
-    if callable(answer) and not isinstance(answer, type): # by its name and signature
+    if callable(answer) and not isinstance(answer, type):  # by its name and signature
         asked = wraps(answer)(lambda *args, **more: watch.call(*args, **more))
     with fork_rng(devices=[]):  # the reader's own random numbers go on as they were
         run = watch.checker(e)

@@ -22,18 +22,19 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Example:
     "Two responses, and all that leads from their rewards to the loss. float64."
+
     vocab = ("good", "bad", "end")
-    tokens: Tensor        # (2, 3) int64
-    mask: Tensor          # (2, 3) bool
-    logits: Tensor        # (2, 3, 3) of the policy being trained
-    old_logits: Tensor    # (2, 3, 3) of the policy that sampled
-    ref_logits: Tensor    # (2, 3, 3) of the reference
-    logprobs: Tensor      # (2, 3)
+    tokens: Tensor  # (2, 3) int64
+    mask: Tensor  # (2, 3) bool
+    logits: Tensor  # (2, 3, 3) of the policy being trained
+    old_logits: Tensor  # (2, 3, 3) of the policy that sampled
+    ref_logits: Tensor  # (2, 3, 3) of the reference
+    logprobs: Tensor  # (2, 3)
     old_logprobs: Tensor  # (2, 3)
     ref_logprobs: Tensor  # (2, 3)
-    values: Tensor        # (2, 3) of the value head being trained
-    old_values: Tensor    # (2, 3) at sampling time
-    scores: Tensor        # (2,)
+    values: Tensor  # (2, 3) of the value head being trained
+    old_values: Tensor  # (2, 3) at sampling time
+    scores: Tensor  # (2,)
     gamma: float = 0.9
     lam: float = 0.5
     beta: float = 0.1
@@ -45,6 +46,7 @@ class Example:
 # %% ../nbs/notation.ipynb #0f9be644
 def running_example() -> Example:
     "The two responses of the lessons, made afresh so that you may change them."
+
     def d(rows):
         return torch.tensor(rows, dtype=torch.float64)
 
@@ -52,26 +54,45 @@ def running_example() -> Example:
         return p.log().gather(-1, tokens[..., None])[..., 0]
 
     flat = [1 / 3, 1 / 3, 1 / 3]  # nobody reads the padding
-    new = d([[[.55, .30, .15], [.60, .20, .20], [.35, .30, .35]],
-             [[.60, .15, .25], [.20, .25, .55], flat]])
-    old = d([[[.50, .25, .25], [.40, .40, .20], [.25, .25, .50]],
-             [[.50, .25, .25], [.30, .20, .50], flat]])
-    ref = d([[[.40, .40, .20], [.40, .40, .20], [.25, .25, .50]],
-             [[.50, .25, .25], [.50, .25, .25], flat]])
+    new = d(
+        [
+            [[0.55, 0.30, 0.15], [0.60, 0.20, 0.20], [0.35, 0.30, 0.35]],
+            [[0.60, 0.15, 0.25], [0.20, 0.25, 0.55], flat],
+        ]
+    )
+    old = d(
+        [
+            [[0.50, 0.25, 0.25], [0.40, 0.40, 0.20], [0.25, 0.25, 0.50]],
+            [[0.50, 0.25, 0.25], [0.30, 0.20, 0.50], flat],
+        ]
+    )
+    ref = d(
+        [
+            [[0.40, 0.40, 0.20], [0.40, 0.40, 0.20], [0.25, 0.25, 0.50]],
+            [[0.50, 0.25, 0.25], [0.50, 0.25, 0.25], flat],
+        ]
+    )
     tokens = torch.tensor([[0, 0, 2], [1, 2, 0]])
     return Example(
-        tokens=tokens, mask=torch.tensor([[True, True, True], [True, True, False]]),
-        logits=new.log(), old_logits=old.log(), ref_logits=ref.log(),
-        logprobs=pick(new), old_logprobs=pick(old), ref_logprobs=pick(ref),
-        values=d([[.55, .90, .70], [-.30, -.40, 0.]]),
-        old_values=d([[.50, .60, .80], [.10, -.20, 0.]]),
-        scores=d([1., -1.]))
+        tokens=tokens,
+        mask=torch.tensor([[True, True, True], [True, True, False]]),
+        logits=new.log(),
+        old_logits=old.log(),
+        ref_logits=ref.log(),
+        logprobs=pick(new),
+        old_logprobs=pick(old),
+        ref_logprobs=pick(ref),
+        values=d([[0.55, 0.90, 0.70], [-0.30, -0.40, 0.0]]),
+        old_values=d([[0.50, 0.60, 0.80], [0.10, -0.20, 0.0]]),
+        scores=d([1.0, -1.0]),
+    )
 
 # %% ../nbs/notation.ipynb #11975a5c
 def at_the_keyboard() -> bool:
     "Is this cell run by a person: in Jupyter or Colab, and not by a test?"
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None and not os.environ.get("IN_TEST")
+
 
 def differs(message: str) -> None:
     "What a check that fails does: AssertionError in a test, a line of text for a person."
@@ -90,12 +111,14 @@ def expect(value: object, expected: object, atol: int | float = 6e-5) -> None:
         where = tuple(off.nonzero()[0].tolist())
         differs(f"this was {then[where]:.6g} at {list(where)}, now it is {now[where]:.6g}")
 
+
 def within(value: object, low: int | float, high: int | float) -> None:
     "Check that every number lies from `low` to `high`."
     numbers = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
     off = ~((low <= numbers) & (numbers <= high))
     if off.any():
         differs(f"this was from {low:g} to {high:g}, now it is {numbers[off][0]:.6g}")
+
 
 def claim(truth: object, words: str = "what this line says") -> None:
     "Check a statement, given in words."
@@ -109,13 +132,15 @@ class _Told(ast.NodeTransformer):
         said = f"__import__('instruct_goose.lesson').lesson.claim({words}, {words[:200]!r})"
         return ast.parse(said).body[0]
 
+
 def gently(lines: list[str]) -> list[str]:
     "A hidden cell's asserts as claims; every other cell as it is."
     if not "".join(lines).startswith("#| hide"):
         return lines
     return ast.unparse(_Told().visit(ast.parse("".join(lines)))).splitlines(keepends=True)
 
-if at_the_keyboard(): # a person's shell asks `gently` from the import of this module on
+
+if at_the_keyboard():  # a person's shell asks `gently` from the import of this module on
     sys.modules["IPython"].get_ipython().input_transformers_post.append(gently)
 
 # %% ../nbs/notation.ipynb #6fa6a671
@@ -141,11 +166,13 @@ def diagnose(answer: Callable, *args, right: object, mistakes: dict) -> str:
 INK, BLUE, ORANGE = "#262626", "#3b82f6", "#ea7a1a"
 GREEN, PURPLE, GREY = "#12a150", "#a855f7", "#8a8a8a"
 
+
 def small_svg(svg: str) -> str:
     "The same drawing in one line, to a hundredth of a unit and without its metadata."
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg"):], flags=re.S)
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.S)
     svg = re.sub(r'="[^"]*"', lambda x: re.sub(r"(\.\d\d)\d+", r"\1", x[0]), svg)  # not in texts
     return re.sub(r"\s*\n\s*", " ", svg)
+
 
 def figure_style():
     "Figures as SVG, without boxes, in the lessons' colours. Call once per notebook."
@@ -153,7 +180,7 @@ def figure_style():
     from matplotlib.figure import Figure
     from matplotlib.rcsetup import cycler
 
-    if "IPython" in sys.modules: # it shows figures, and brings matplotlib_inline
+    if "IPython" in sys.modules:  # it shows figures, and brings matplotlib_inline
         from matplotlib_inline.backend_inline import set_matplotlib_formats
 
         set_matplotlib_formats("svg")
@@ -161,20 +188,36 @@ def figure_style():
         formatter = shell.display_formatter.formatters["image/svg+xml"]
         drawn = formatter.lookup_by_type(Figure)
         formatter.for_type(Figure, lambda figure: small_svg(drawn(figure)))
-    plt.rcParams.update({
-        "svg.fonttype": "none", "svg.hashsalt": "goose", "font.sans-serif": ["DejaVu Sans"],
-        "figure.figsize": (7.2, 2.9), "figure.constrained_layout.use": True,
-        "axes.spines.top": False, "axes.spines.right": False,
-        "axes.facecolor": "none", "figure.facecolor": "none", "legend.frameon": False,
-        "axes.edgecolor": GREY, "axes.titlesize": 11, "axes.titleweight": "bold",
-        "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
-        "font.size": 10.5, "lines.linewidth": 2.2,
-        "axes.prop_cycle": cycler(color=[BLUE, ORANGE, GREEN, PURPLE, GREY])})
+    plt.rcParams.update(
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "goose",
+            "font.sans-serif": ["DejaVu Sans"],
+            "figure.figsize": (7.2, 2.9),
+            "figure.constrained_layout.use": True,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.facecolor": "none",
+            "figure.facecolor": "none",
+            "legend.frameon": False,
+            "axes.edgecolor": GREY,
+            "axes.titlesize": 11,
+            "axes.titleweight": "bold",
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "font.size": 10.5,
+            "lines.linewidth": 2.2,
+            "axes.prop_cycle": cycler(color=[BLUE, ORANGE, GREEN, PURPLE, GREY]),
+        }
+    )
     torch.set_printoptions(precision=4, sci_mode=False)
 
 # %% ../nbs/notation.ipynb #a2dc2ac2
-def draw_tokens(ax, numbers: Tensor, mask: Tensor, labels=None, fmt="{:.2f}", centre=0.,
-                scale=None):
+def draw_tokens(
+    ax, numbers: Tensor, mask: Tensor, labels=None, fmt="{:.2f}", centre=0.0, scale=None
+):
     "A (B, T) batch on a matplotlib axis: one box per token; padding is hatched."
     from matplotlib.patches import Rectangle
 
@@ -182,19 +225,19 @@ def draw_tokens(ax, numbers: Tensor, mask: Tensor, labels=None, fmt="{:.2f}", ce
     scale = scale or (numbers - centre)[mask].abs().max().clamp(min=1e-9).item()
     for i, row in enumerate(mask.tolist()):
         for t, real in enumerate(row):
-            box, x = ((t + .05, -i + .08), .9, .84), numbers[i, t].item()
+            box, x = ((t + 0.05, -i + 0.08), 0.9, 0.84), numbers[i, t].item()
             if not real:
-                ax.add_patch(Rectangle(*box, fill=False, ec=GREY, hatch="//", lw=.8))
+                ax.add_patch(Rectangle(*box, fill=False, ec=GREY, hatch="//", lw=0.8))
                 continue
             colour, shade = GREEN if x >= centre else ORANGE, min(1, abs(x - centre) / scale)
-            ax.add_patch(Rectangle(*box, lw=0, facecolor=colour, alpha=.15 + .45 * shade))
+            ax.add_patch(Rectangle(*box, lw=0, facecolor=colour, alpha=0.15 + 0.45 * shade))
             word = f"{labels[i][t]}\n" if labels is not None else ""
             number = fmt.format(x).replace("-", "−")
-            ax.text(t + .5, -i + .5, word + number, ha="center", va="center")
+            ax.text(t + 0.5, -i + 0.5, word + number, ha="center", va="center")
     B, T = mask.shape
     ax.set(xlim=(0, T), ylim=(1 - B, 1))
-    ax.set_yticks([.5 - i for i in range(B)], [f"response {i + 1}" for i in range(B)])
-    ax.set_xticks([t + .5 for t in range(T)], [f"t = {t + 1}" for t in range(T)])
+    ax.set_yticks([0.5 - i for i in range(B)], [f"response {i + 1}" for i in range(B)])
+    ax.set_xticks([t + 0.5 for t in range(T)], [f"t = {t + 1}" for t in range(T)])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
 
@@ -203,12 +246,13 @@ def _plain(values) -> list:
     "A curve as a short list: four digits are more than the eye sees."
     return [x if x is None or isinstance(x, str) else float(f"{float(x):.4g}") for x in values]
 
+
 def drag(
-    fig,          # a plotly figure
-    name: str,    # before the number, as in "β = "
-    stops,        # where the slider can stand
-    move,         # stop → changes of the curves, {"y": one list per curve}, and a title
-    start,        # where it stands at first
+    fig,  # a plotly figure
+    name: str,  # before the number, as in "β = "
+    stops,  # where the slider can stand
+    move,  # stop → changes of the curves, {"y": one list per curve}, and a title
+    start,  # where it stands at first
     curves=None,  # which curves it moves; all of them
 ):
     "A slider under a plotly figure, which also gets the lessons' margins. Returns the figure."
@@ -216,18 +260,26 @@ def drag(
     for stop in stops:
         made, title = move(stop)
         made = {key: [_plain(values) for values in rows] for key, rows in made.items()}
-        steps.append(dict(label=stop if isinstance(stop, str) else f"{stop:g}", method="update",
-                          args=[made, {"title.text": title}, curves]))
+        steps.append(
+            dict(
+                label=stop if isinstance(stop, str) else f"{stop:g}",
+                method="update",
+                args=[made, {"title.text": title}, curves],
+            )
+        )
     at = list(stops).index(start)
     made, title, _ = steps[at]["args"]
     for i, curve in enumerate(curves):
         for key, rows in made.items():
             fig.data[curve][key] = rows[i]
     fig.update_layout(
-        template="none", margin=dict(l=48, r=12, t=92, b=20), font_size=12,
+        template="none",
+        margin=dict(l=48, r=12, t=92, b=20),
+        font_size=12,
         legend=dict(orientation="h", y=1.01, yanchor="bottom", x=0),
-        title=dict(text=title["title.text"], font_size=13, x=.02, y=.98, yanchor="top"),
-        sliders=[dict(active=at, currentvalue_prefix=name, pad=dict(t=44, b=8), steps=steps)])
+        title=dict(text=title["title.text"], font_size=13, x=0.02, y=0.98, yanchor="top"),
+        sliders=[dict(active=at, currentvalue_prefix=name, pad=dict(t=44, b=8), steps=steps)],
+    )
     fig.update_xaxes(automargin=True, title_standoff=6)
     fig.update_yaxes(automargin=True, title_standoff=6)
     return fig

@@ -2,6 +2,7 @@
 
 `python tests/run.py ruff current` runs only the steps named; `--deep` adds the repeats that `make test` has no time for.
 """
+
 import argparse
 import os
 import subprocess
@@ -14,7 +15,12 @@ root = Path(__file__).parents[1]
 bin = Path(sys.executable).parent
 WHY = "       why: "  # the line below a notebook that fell, in tests/notebooks.py
 # lessons that once fell on another machine: `make test` runs the short one on another one's arithmetic, `make deep` all of them on both; `make portable` has every lesson
-FELL_ELSEWHERE = ["guides/invariances", "learn/14_reward_model", "learn/16_trainer", "guides/side_by_side"]
+FELL_ELSEWHERE = [
+    "guides/invariances",
+    "learn/14_reward_model",
+    "learn/16_trainer",
+    "guides/side_by_side",
+]
 # steps of one process each: two lanes of them side by side, where there are two workers
 LANES = [["portable", "types"], ["ruff", "current", "site"]]
 
@@ -35,20 +41,47 @@ def steps(workers: int, deep: bool = False) -> dict:
         "ruff": ("style and plain mistakes", [bin / "ruff", "check", "."]),
         "current": (
             "modules, clean notebooks and README are what the notebooks say",
-            [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/repo/test_current.py"]),
+            [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/repo/test_current.py"],
+        ),
         "notebooks": (
             "every other notebook runs, and what it asserts holds",
-            [python, "tests/notebooks.py", "--workers", str(workers), *([] if deep else ["--without", *elsewhere])]),
+            [
+                python,
+                "tests/notebooks.py",
+                "--workers",
+                str(workers),
+                *([] if deep else ["--without", *elsewhere]),
+            ],
+        ),
         "portable": (
             f"what once fell elsewhere, on another processor's arithmetic: {other_machine()[0]}",
-            [python, "tests/notebooks.py", "--workers", "1", *elsewhere]),
-        "types": ("a type checker finds nothing", [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/repo/test_types.py"]),
-        "site": ("the site builds without a warning, every formula is valid", [python, "docs/build.py", "--quiet"]),
+            [python, "tests/notebooks.py", "--workers", "1", *elsewhere],
+        ),
+        "types": (
+            "a type checker finds nothing",
+            [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/repo/test_types.py"],
+        ),
+        "site": (
+            "the site builds without a warning, every formula is valid",
+            [python, "docs/build.py", "--quiet"],
+        ),
         "pytest": (
             "properties, parity, reliability, repository and site",
-            [python, "-m", "pytest", "-ra", "-n", str(workers), "--dist", "worksteal",
-             "--ignore=tests/repo/test_current.py", "--ignore=tests/repo/test_types.py",
-             *["--deep"] * deep, "tests"]),
+            [
+                python,
+                "-m",
+                "pytest",
+                "-ra",
+                "-n",
+                str(workers),
+                "--dist",
+                "worksteal",
+                "--ignore=tests/repo/test_current.py",
+                "--ignore=tests/repo/test_types.py",
+                *["--deep"] * deep,
+                "tests",
+            ],
+        ),
     }
 
 
@@ -56,12 +89,20 @@ def run(name: str, what: str, command: list, env: dict, show=print) -> tuple:
     "Run, show the output as it comes, and return name, whether all is well, seconds, the last line, and the lines that say what fell and why."
     last, fell, start = "", [], time.time()
     show(f"\n\033[1m── {name}: {what}\033[0m\n", end="", flush=True)
-    with subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          errors="replace") as process:
+    with subprocess.Popen(
+        command,
+        cwd=root,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
         for line in process.stdout:
             show(line, end="", flush=True)
             last = line.strip() or last
-            if line.startswith(("FAILED ", "ERROR ", WHY)) and not line.endswith(" s\n"): fell.append(line.rstrip())
+            if line.startswith(("FAILED ", "ERROR ", WHY)) and not line.endswith(" s\n"):
+                fell.append(line.rstrip())
     return name, process.returncode == 0, time.time() - start, last, fell
 
 
@@ -79,26 +120,44 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", help="names of steps; all of them without")
     parser.add_argument("--workers", type=int, default=2, help="processes for notebooks and pytest")
-    parser.add_argument("--deep", action="store_true", help="also repeats with other values: twice as long")
+    parser.add_argument(
+        "--deep", action="store_true", help="also repeats with other values: twice as long"
+    )
     args = parser.parse_args()
     todo = steps(args.workers, args.deep)
     if unknown := set(args.only) - set(todo):
         parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(todo)}")
 
     # one thread per process: more of them fight for the cores. Dozens of processes import torch: uncompiled that takes 15 s more, each time
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
-    jobs = {name: (name, what, command, env | (other_machine()[1] if name == "portable" else {}))
-            for name, (what, command) in todo.items() if not args.only or name in args.only}
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}",
+    }
+    jobs = {
+        name: (name, what, command, env | (other_machine()[1] if name == "portable" else {}))
+        for name, (what, command) in todo.items()
+        if not args.only or name in args.only
+    }
     lanes = [lane for names in LANES if (lane := [jobs.pop(n) for n in names if n in jobs])]
-    if lanes: print(f"\n\033[1m── side by side: {', '.join(job[0] for lane in lanes for job in lane)}\033[0m", flush=True)
-    with ThreadPoolExecutor(args.workers) as pool: results = sum(pool.map(one_by_one, lanes), [])
+    if lanes:
+        print(
+            f"\n\033[1m── side by side: {', '.join(job[0] for lane in lanes for job in lane)}\033[0m",
+            flush=True,
+        )
+    with ThreadPoolExecutor(args.workers) as pool:
+        results = sum(pool.map(one_by_one, lanes), [])
     results += [run(*job) for job in jobs.values()]  # after the site: a test reads it
 
     print("\n\033[1m── summary\033[0m")
     for name, ok, seconds, last, fell in results:
-        print(f"{'ok    ' if ok else 'FAILED'} {name:<10} {seconds:6.1f} s   {last if name == 'pytest' or not ok else ''}")
-        for line in fell: print(f"       {line}")
+        print(
+            f"{'ok    ' if ok else 'FAILED'} {name:<10} {seconds:6.1f} s   {last if name == 'pytest' or not ok else ''}"
+        )
+        for line in fell:
+            print(f"       {line}")
     sys.exit(not all(ok for _, ok, *_ in results))
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

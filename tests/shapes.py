@@ -1,5 +1,6 @@
 """The shape checker, which costs a small training run more time than the run: whatever a test calls is checked every time, what the
 package calls within itself the first five times in each test."""
+
 import functools
 import inspect
 import sys
@@ -12,7 +13,8 @@ checks: list[list[int]] = []  # how many checks each function has left
 
 def again():
     "A new test begins."
-    for left in checks: left[0] = TIMES
+    for left in checks:
+        left[0] = TIMES
 
 
 def install():
@@ -20,16 +22,22 @@ def install():
     whole = jaxtyping.jaxtyped
 
     def sparing(fn=None, *, typechecker=None):
-        if fn is None: return functools.partial(sparing, typechecker=typechecker)
-        if inspect.isfunction(fn) and "<locals>" in fn.__qualname__: return fn  # made anew at every call, and checked by what is made of it
+        if fn is None:
+            return functools.partial(sparing, typechecker=typechecker)
+        if inspect.isfunction(fn) and "<locals>" in fn.__qualname__:
+            return fn  # made anew at every call, and checked by what is made of it
         checked = whole(fn, typechecker=typechecker)
-        if not inspect.isfunction(fn): return checked  # a class, a property
+        if not inspect.isfunction(fn):
+            return checked  # a class, a property
         left = [TIMES]
         checks.append(left)
 
         @functools.wraps(fn)
         def call(*args, **kwargs):
-            if left[0] <= 0 and sys._getframe(1).f_globals.get("__name__", "").startswith("instruct_goose"): return fn(*args, **kwargs)
+            if left[0] <= 0 and sys._getframe(1).f_globals.get("__name__", "").startswith(
+                "instruct_goose"
+            ):
+                return fn(*args, **kwargs)
             left[0] -= 1
             return checked(*args, **kwargs)
 

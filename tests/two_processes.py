@@ -1,6 +1,7 @@
 """A small trainer that is built alike in each of several processes, and what two of its runs are compared by.
 
 Seven prompts of seven responses, or three groups of three: no share divides evenly."""
+
 import pytest
 import torch
 from small_models import tiny
@@ -8,8 +9,8 @@ from small_models import tiny
 from instruct_goose import Agent, RLHFConfig, RLHFTrainer
 from instruct_goose.core.processes import rank
 from instruct_goose.models.tokens import word_tokenizer
-from instruct_goose.training.callbacks import Callback
 from instruct_goose.rollouts.rollout import Rollout
+from instruct_goose.training.callbacks import Callback
 
 PROMPTS = ["the film", "a plot is", "the", "is good film the", "bad"]
 PPO = dict(batch_size=7, minibatches=2, epochs=2)
@@ -17,24 +18,38 @@ GRPO = dict(batch_size=9, group_size=3, minibatches=2, micro_batch_size=2)
 
 
 def words():
-    return word_tokenizer("the a film plot is good bad".split(), model_max_length=12, pad="<end>", bos="<end>", eos="<end>")
+    return word_tokenizer(
+        "the a film plot is good bad".split(),
+        model_max_length=12,
+        pad="<end>",
+        bos="<end>",
+        eos="<end>",
+    )
 
 
-def reward(texts): return [t.split().count("good") - t.split().count("bad") + .1 * len(t.split()) for t in texts]
+def reward(texts):
+    return [t.split().count("good") - t.split().count("bad") + 0.1 * len(t.split()) for t in texts]
 
 
 def trainer_of(preset="ppo", dtype=torch.float64, sampler=None, **settings):
     # GPT-2's key biases have a gradient of exactly 0, which in float32 is rounding, and which Adam makes as large as any
     model = tiny("llama" if dtype is torch.float32 else "gpt2").to(dtype)
     if rank() == 1:  # another start: the first process's is what counts
-        for p in model.parameters(): p.data.add_(1.)
-    config = RLHFConfig.preset(preset, max_new_tokens=5, seed=3, device="cpu", **dict(lr=1e-3) | settings)
+        for p in model.parameters():
+            p.data.add_(1.0)
+    config = RLHFConfig.preset(
+        preset, max_new_tokens=5, seed=3, device="cpu", **dict(lr=1e-3) | settings
+    )
     agent = Agent(model, value_model="copy" if preset == "ppo" else None)
     return RLHFTrainer(agent, config=config, tokenizer=words(), sampler=sampler)
 
 
-def weights_of(trainer): return {k: x.detach().clone() for k, x in trainer.agent.state_dict().items()}
-def apart(a, b): return max((a[k] - b[k]).abs().max().item() for k in a)
+def weights_of(trainer):
+    return {k: x.detach().clone() for k, x in trainer.agent.state_dict().items()}
+
+
+def apart(a, b):
+    return max((a[k] - b[k]).abs().max().item() for k in a)
 
 
 def same_numbers(a, b, rel=1e-6):
@@ -42,16 +57,23 @@ def same_numbers(a, b, rel=1e-6):
     for x, y in zip(a, b, strict=True):
         assert x.keys() == y.keys()
         for name in x:
-            if "second" in name or name in ("weights_moved", "weight_step"): continue
-            assert x[name] == y[name] or x[name] == pytest.approx(y[name], rel=rel, abs=rel / 100), name
+            if "second" in name or name in ("weights_moved", "weight_step"):
+                continue
+            assert x[name] == y[name] or x[name] == pytest.approx(
+                y[name], rel=rel, abs=rel / 100
+            ), name
 
 
-def halves(completion_ids): return [[.5] * len(ids) if len(ids) % 2 else 1. for ids in completion_ids]
+def halves(completion_ids):
+    return [[0.5] * len(ids) if len(ids) % 2 else 1.0 for ids in completion_ids]
 
 
 class Texts(Callback):
-    def __init__(self): self.seen = []
-    def on_score(self, trainer, rollout): self.seen.append(list(rollout.texts))
+    def __init__(self):
+        self.seen = []
+
+    def on_score(self, trainer, rollout):
+        self.seen.append(list(rollout.texts))
 
 
 def run(preset, settings, steps=10, dtype=torch.float64, reward_fn=(reward, halves), **more):

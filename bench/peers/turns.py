@@ -1,4 +1,5 @@
 """A trainer's own loop, one iteration at a time: it runs in a thread that waits at the head of each iteration until it is asked."""
+
 import threading
 from collections.abc import Callable
 
@@ -15,13 +16,17 @@ class Turns:
         self.done.release()
         self.go.acquire()
 
-    def mark(self, name: str): self.marks[name] = cpu()
+    def mark(self, name: str):
+        self.marks[name] = cpu()
 
-    def first(self, name: str): self.marks.setdefault(name, cpu())
+    def first(self, name: str):
+        self.marks.setdefault(name, cpu())
 
     def loop(self):
-        try: self.train()
-        except BaseException as e: self.error = e
+        try:
+            self.train()
+        except BaseException as e:
+            self.error = e
         self.done.release()
 
     def step(self):
@@ -30,9 +35,11 @@ class Turns:
             self.thread = threading.Thread(target=self.loop, daemon=True)
             self.thread.start()
             self.done.acquire()
-        if self.error: raise self.error
+        if self.error:
+            raise self.error
         self.marks = {"start": cpu()}
         self.go.release()
         self.done.acquire()
-        if self.error: raise self.error
+        if self.error:
+            raise self.error
         self.marks["end"] = cpu()

@@ -45,14 +45,17 @@ from ..tasks.probes import HEADER, ProbeResult, run_probes
 @dataclass(kw_only=True)
 class Writing(Settings):
     "How a model writes."
+
     temperature: Positive = 1.0  # 1 is the distribution that was trained; lower is tamer
     top_k: Count | None = None  # keep only the k likeliest tokens of each step
     seed: Seed = 0  # of the sampler
     threads: Count = 1  # torch threads
 
+
 @dataclass
 class SampleConfig(Writing):
     "Write with a model, beside the one that it was trained from."
+
     run_dir: Positional[Path]  # of a run, of a model, or hub:owner/name
     prompts: Positional[tuple[str, ...]] = ()  # beginnings to continue; none: its own
     chat: bool = False  # the prompts are messages: put them into the model's chat template
@@ -62,16 +65,20 @@ class SampleConfig(Writing):
 # %% ../../nbs/reference/cli/commands.ipynb #127d083c
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
-def models_of(source: Path) -> dict[str, Loaded]: # the last one is the newest
+
+def models_of(source: Path) -> dict[str, Loaded]:  # the last one is the newest
     """Of a run "sft" and "policy"; of one with a single stage also what it began from, "before",
     where that is still there. Raises OSError or ValueError as `load_model`."""
     places = {name: str(source / name) for name in ("sft", "policy") if (source / name).is_dir()}
     if len(places) == 1 and (began := beginning_of(source, *places.values())):
         places = {"before": began} | places
-    return {name: (load_model(place).eval(), load_tokenizer(place))
-            for name, place in (places or {"model": find_model(str(source))}).items()}
+    return {
+        name: (load_model(place).eval(), load_tokenizer(place))
+        for name, place in (places or {"model": find_model(str(source))}).items()
+    }
 
-def beginning_of(run_dir: Path, place: str) -> str | None: # None: it is not known, or gone
+
+def beginning_of(run_dir: Path, place: str) -> str | None:  # None: it is not known, or gone
     "The model that a run was given, or whose adapters it has trained."
     try:
         if (Path(place) / "adapter_config.json").is_file():
@@ -81,7 +88,7 @@ def beginning_of(run_dir: Path, place: str) -> str | None: # None: it is not kno
         return None
 
 # %% ../../nbs/reference/cli/commands.ipynb #b7722cb0
-def run_sample(config: SampleConfig) -> list[dict[str, str]]: # {"prompt", "sft", "policy"}
+def run_sample(config: SampleConfig) -> list[dict[str, str]]:  # {"prompt", "sft", "policy"}
     "Print what the models write as a table. Raises as `models_of`; ValueError for unknown words."
     models = models_of(config.run_dir)
     prompts = [p for p in config.prompts or ("",) for _ in range(config.n)]
@@ -90,28 +97,51 @@ def run_sample(config: SampleConfig) -> list[dict[str, str]]: # {"prompt", "sft"
     with torch_threads(config.threads):
         texts = [responses_of(*both, prompts, config) for both in models.values()]
     rows = [dict(zip(("prompt", *models), row)) for row in zip(prompts, *texts)]
-    print(text_table(["prompt", *({"sft": "SFT model"}.get(name, name) for name in models)],
-                     [[r["prompt"] or "(nothing)", *(r[name] for name in models)] for r in rows]))
+    print(
+        text_table(
+            ["prompt", *({"sft": "SFT model"}.get(name, name) for name in models)],
+            [[r["prompt"] or "(nothing)", *(r[name] for name in models)] for r in rows],
+        )
+    )
     return rows
 
 # %% ../../nbs/reference/cli/commands.ipynb #5606013e
-def responses_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str],
-                 config: SampleConfig) -> list[str]:
+def responses_of(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[str],
+    config: SampleConfig,
+) -> list[str]:
     generator, pad_id = torch.Generator().manual_seed(config.seed), pad_id_of(tokenizer)
     limit = token_limit(tokenizer, max_prompt_length(model, config.max_new_tokens))
-    ids = ([template_ids([{"role": "user", "content": p}], tokenizer) for p in prompts]
-           if config.chat else PromptDataset(prompts, tokenizer, limit).ids)
+    ids = (
+        [template_ids([{"role": "user", "content": p}], tokenizer) for p in prompts]
+        if config.chat
+        else PromptDataset(prompts, tokenizer, limit).ids
+    )
     query = pad(ids, pad_id, side="left")
     ends, stops = ends_of(config.run_dir, model, tokenizer)
     watch = stops and stops.watch([[] for _ in prompts])
-    response = sample(model, *query, config.max_new_tokens, ends, pad_id, config.temperature,
-                      generator, top_k=config.top_k, stops=watch)
+    response = sample(
+        model,
+        *query,
+        config.max_new_tokens,
+        ends,
+        pad_id,
+        config.temperature,
+        generator,
+        top_k=config.top_k,
+        stops=watch,
+    )
     r = Rollout(*query, *response)
     return completion_texts(r, tokenizer) if config.chat else decode(r, tokenizer)[1]
 
 # %% ../../nbs/reference/cli/commands.ipynb #f569aafb
-def ends_of(run_dir: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
-            ) -> tuple[list[int], StopStrings | None]:
+def ends_of(
+    run_dir: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[list[int], StopStrings | None]:
     "What ended a response in that run: tokens and strings."
     path = run_dir / "config.json"
     settings = read_json(path, "the configuration") if path.is_file() else {}
@@ -130,12 +160,14 @@ def check_words(prompts: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
 @dataclass
 class ChatConfig(Writing):
     "Talk with a model, beside the one that it was trained from."
+
     run_dir: Positional[Path]  # of a run, of a model, or hub:owner/name
     before: bool = True  # also the answers of the model that it was trained from
     system: str | None = None  # a message that begins the conversation
     max_new_tokens: Count = 200  # longest answer, in tokens
 
-def run_chat(config: ChatConfig) -> dict[str, list[dict[str, str]]]: # the last conversation
+
+def run_chat(config: ChatConfig) -> dict[str, list[dict[str, str]]]:  # the last conversation
     """Answer line by line, until an empty one. Raises as `models_of`, and ValueError for a model
     without a chat template and for a conversation that its context cannot hold."""
     models = models_of(config.run_dir)
@@ -154,35 +186,54 @@ def run_chat(config: ChatConfig) -> dict[str, list[dict[str, str]]]: # the last 
                 talks[name].append({"role": "assistant", "content": answer})
     return talks
 
-def next_line() -> str: # "" at the end of the input
+
+def next_line() -> str:  # "" at the end of the input
     try:
         return input("\nyou: ").strip()
     except EOFError:
         return ""
 
-def streamed(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
-             talk: list[dict[str, str]], config: ChatConfig) -> str:
+
+def streamed(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    talk: list[dict[str, str]],
+    config: ChatConfig,
+) -> str:
     "The answer, printed as it is written."
     room = token_limit(tokenizer, max_prompt_length(model, config.max_new_tokens))
     ids = torch.tensor([template_ids(talk, tokenizer)])
     if ids.shape[1] > room:
-        raise ValueError(f"the conversation has {ids.shape[1]} tokens, and the model has room for "
-                         f"{room}: end it, or lower --max-new-tokens")
+        raise ValueError(
+            f"the conversation has {ids.shape[1]} tokens, and the model has room for "
+            f"{room}: end it, or lower --max-new-tokens"
+        )
     ends, stops = ends_of(config.run_dir, model, tokenizer)
     out: Any = cast(Any, model).generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=config.max_new_tokens,
-        do_sample=True, temperature=config.temperature, top_k=config.top_k or 0, top_p=1.,
-        eos_token_id=ends, pad_token_id=pad_id_of(tokenizer), tokenizer=tokenizer,
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=config.max_new_tokens,
+        do_sample=True,
+        temperature=config.temperature,
+        top_k=config.top_k or 0,
+        top_p=1.0,
+        eos_token_id=ends,
+        pad_token_id=pad_id_of(tokenizer),
+        tokenizer=tokenizer,
         stop_strings=list(stops.texts) if stops else None,
-        streamer=TextStreamer(cast(Any, tokenizer), skip_prompt=True, skip_special_tokens=True))
-    return str(tokenizer.decode(out[0, ids.shape[1]:], skip_special_tokens=True))
+        streamer=TextStreamer(cast(Any, tokenizer), skip_prompt=True, skip_special_tokens=True),
+    )
+    return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+
 
 @dataclass
 class MergeConfig(Settings):
     "Write the adapters of a run and their model as one plain model."
+
     run_dir: Positional[Path]  # of a run or of adapters
     output_dir: Positional[Path]  # a new directory
     base: Path | None = None  # the adapters' model; none: where their file says
+
 
 def run_merge(config: MergeConfig) -> None:
     "Raises FileExistsError for a directory that is there, and as `load_model`."
@@ -193,6 +244,7 @@ def run_merge(config: MergeConfig) -> None:
 @dataclass
 class ProbeConfig(Settings):
     "Try a trainer on seven tiny tasks whose answers are known."
+
     names: Positional[tuple[str, ...]] = ()  # such as value_head or kl; none: the ladder
     trainer: str | None = None  # your own, as FILE.py:Class or module:Class; None: RLHFTrainer
     seed: Seed = 0  # of sampling
@@ -202,11 +254,14 @@ def run_ladder(config: ProbeConfig) -> list[ProbeResult]:
     "Run the probes and print; exit with 1 if one failed or none could be run."
     kind = named_object(config.trainer, "--trainer") if config.trainer else None
     print(HEADER)
-    results = run_probes(kind, config.names or None, seed=config.seed,
-                         on_result=lambda r: print(r, flush=True))
+    results = run_probes(
+        kind, config.names or None, seed=config.seed, on_result=lambda r: print(r, flush=True)
+    )
     passed, failed = ([r.name for r in results if r.passed is x] for x in (True, False))
-    print(f"\n{len(passed)} of {len(results)} passed in {sum(r.seconds for r in results):.0f} s"
-          + (f"; begin with {failed[0]}" if failed else ""))
+    print(
+        f"\n{len(passed)} of {len(results)} passed in {sum(r.seconds for r in results):.0f} s"
+        + (f"; begin with {failed[0]}" if failed else "")
+    )
     if failed or not passed:
         sys.exit(1)
     return results
@@ -215,6 +270,7 @@ def run_ladder(config: ProbeConfig) -> list[ProbeResult]:
 @dataclass
 class DoctorConfig(Settings):
     "Read the metrics of a run and name what looks wrong."
+
     run_dir: Positional[Path]  # a run directory: it holds metrics.jsonl
     json: bool = False  # print a list of findings for a program to read
 
@@ -226,24 +282,30 @@ def run_doctor(config: DoctorConfig) -> list[Finding]:
         findings = diagnose(r.metrics, r.summary | r.config, r.tokens)
     except (ValueError, TypeError) as e:
         raise ValueError(f"{config.run_dir}/metrics.jsonl: {e}") from None
-    print(json.dumps([asdict(f) for f in findings], ensure_ascii=False, indent=1)
-          if config.json else "\n".join([*r.notes, report(findings, r.metrics, r.tokens)]))
+    print(
+        json.dumps([asdict(f) for f in findings], ensure_ascii=False, indent=1)
+        if config.json
+        else "\n".join([*r.notes, report(findings, r.metrics, r.tokens)])
+    )
     return findings
 
 # %% ../../nbs/reference/cli/commands.ipynb #e8e5c0a2
 @dataclass
 class ExercisesConfig:
     "List the lessons' exercises with what you have done, or show one of them."
+
     name: Positional[str] = ""  # an exercise (kl.k3) or a lesson (kl); none: all of them
     still_open: bool = False  # of the list, what is not done
     hint: bool = False  # the next hint of that exercise
     solution: bool = False  # the answer of that exercise
+
 
 def run_exercises(config: ExercisesConfig) -> None:
     "Print the list or the exercise. Raises ValueError for a name that there is not."
     lessons = {name.partition(".")[0] for name in exercises.all_exercises()}
     if config.name in lessons | {""}:
         return print(exercises.table(config.name or None, config.still_open))
-    show = (exercises.hint if config.hint else exercises.solution if config.solution
-            else exercises.show)
+    show = (
+        exercises.hint if config.hint else exercises.solution if config.solution else exercises.show
+    )
     print(show(config.name))

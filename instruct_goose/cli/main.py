@@ -38,10 +38,11 @@ from .. import __version__
 # %% ../../nbs/guides/command_line.ipynb #795c4ef7
 class Command(NamedTuple):
     "A name on the command line: its settings and its function, and where they are."
-    module: str   # of instruct_goose
-    settings: str # a dataclass; its fields are the flags
-    run: str      # a function of the settings
-    about: str    # the first line of the settings' docstring
+
+    module: str  # of instruct_goose
+    settings: str  # a dataclass; its fields are the flags
+    run: str  # a function of the settings
+    about: str  # the first line of the settings' docstring
 
     def load(self) -> tuple[type, Callable]:
         "The class and the function. This is when torch is imported."
@@ -50,39 +51,104 @@ class Command(NamedTuple):
 
 # %% ../../nbs/guides/command_line.ipynb #8c37d470
 COMMANDS = {
-    "quickstart": Command("recipes.quickstart", "QuickstartConfig", "run_quickstart",
-        "RLHF end to end on film reviews made by a grammar: every setting of the run."),
-    "reviews": Command("recipes.ratings", "ReviewsConfig", "run_reviews",
+    "quickstart": Command(
+        "recipes.quickstart",
+        "QuickstartConfig",
+        "run_quickstart",
+        "RLHF end to end on film reviews made by a grammar: every setting of the run.",
+    ),
+    "reviews": Command(
+        "recipes.ratings",
+        "ReviewsConfig",
+        "run_reviews",
         "The same stages on real sentences that people rated. Without a flag, what the lesson "
-        "uses."),
-    "train": Command("recipes.own_model", "TrainConfig", "run_train",
-        "Train your own model with reinforcement learning, on your own prompts and reward."),
-    "sft": Command("recipes.own_model", "SFTConfig", "run_sft",
-        "Teach your own model to write as your demonstrations do."),
-    "reward-model": Command("recipes.own_model", "RewardModelConfig", "run_reward_model",
-        "Make a reward model of your own model, from pairs of which one is preferred."),
-    "dpo": Command("recipes.own_model", "DPOConfig", "run_dpo",
-        "Train your own model on preferences alone, without a sampler."),
-    "kto": Command("recipes.own_model", "KTOConfig", "run_kto",
-        "Train your own model on single answers that are labelled good or bad."),
-    "recipe": Command("recipes.smollm", "RecipeFlags", "run_recipe",
-        "Train a real model, out of a package or from the Hub: `recipe LIST` says what there is."),
-    "sample": Command("cli.commands", "SampleConfig", "run_sample",
-        "Write with a model, beside the one that it was trained from."),
-    "chat": Command("cli.commands", "ChatConfig", "run_chat",
-        "Talk with a model, beside the one that it was trained from."),
-    "merge": Command("cli.commands", "MergeConfig", "run_merge",
-        "Write the adapters of a run and their model as one plain model."),
-    "probe": Command("cli.commands", "ProbeConfig", "run_ladder",
-        "Try a trainer on seven tiny tasks whose answers are known."),
-    "doctor": Command("cli.commands", "DoctorConfig", "run_doctor",
-        "Read the metrics of a run and name what looks wrong."),
-    "report": Command("doctor.report", "ReportConfig", "run_report",
-        "One page of a run: figures, curves, samples, findings, and a microscope on its tokens."),
-    "compare": Command("doctor.report", "CompareConfig", "run_compare",
-        "Several runs on one page: curves over each other, seeds as a band, what differs."),
-    "exercises": Command("cli.commands", "ExercisesConfig", "run_exercises",
-        "List the lessons' exercises with what you have done, or show one of them.")}
+        "uses.",
+    ),
+    "train": Command(
+        "recipes.own_model",
+        "TrainConfig",
+        "run_train",
+        "Train your own model with reinforcement learning, on your own prompts and reward.",
+    ),
+    "sft": Command(
+        "recipes.own_model",
+        "SFTConfig",
+        "run_sft",
+        "Teach your own model to write as your demonstrations do.",
+    ),
+    "reward-model": Command(
+        "recipes.own_model",
+        "RewardModelConfig",
+        "run_reward_model",
+        "Make a reward model of your own model, from pairs of which one is preferred.",
+    ),
+    "dpo": Command(
+        "recipes.own_model",
+        "DPOConfig",
+        "run_dpo",
+        "Train your own model on preferences alone, without a sampler.",
+    ),
+    "kto": Command(
+        "recipes.own_model",
+        "KTOConfig",
+        "run_kto",
+        "Train your own model on single answers that are labelled good or bad.",
+    ),
+    "recipe": Command(
+        "recipes.smollm",
+        "RecipeFlags",
+        "run_recipe",
+        "Train a real model, out of a package or from the Hub: `recipe LIST` says what there is.",
+    ),
+    "sample": Command(
+        "cli.commands",
+        "SampleConfig",
+        "run_sample",
+        "Write with a model, beside the one that it was trained from.",
+    ),
+    "chat": Command(
+        "cli.commands",
+        "ChatConfig",
+        "run_chat",
+        "Talk with a model, beside the one that it was trained from.",
+    ),
+    "merge": Command(
+        "cli.commands",
+        "MergeConfig",
+        "run_merge",
+        "Write the adapters of a run and their model as one plain model.",
+    ),
+    "probe": Command(
+        "cli.commands",
+        "ProbeConfig",
+        "run_ladder",
+        "Try a trainer on seven tiny tasks whose answers are known.",
+    ),
+    "doctor": Command(
+        "cli.commands",
+        "DoctorConfig",
+        "run_doctor",
+        "Read the metrics of a run and name what looks wrong.",
+    ),
+    "report": Command(
+        "doctor.report",
+        "ReportConfig",
+        "run_report",
+        "One page of a run: figures, curves, samples, findings, and a microscope on its tokens.",
+    ),
+    "compare": Command(
+        "doctor.report",
+        "CompareConfig",
+        "run_compare",
+        "Several runs on one page: curves over each other, seeds as a band, what differs.",
+    ),
+    "exercises": Command(
+        "cli.commands",
+        "ExercisesConfig",
+        "run_exercises",
+        "List the lessons' exercises with what you have done, or show one of them.",
+    ),
+}
 
 # %% ../../nbs/guides/command_line.ipynb #0f59b51d
 def flag_type(hint: Any) -> Any:
@@ -96,34 +162,41 @@ def flag_type(hint: Any) -> Any:
     return hint if table is None else Literal[tuple(table)]
 
 # %% ../../nbs/guides/command_line.ipynb #9d5d8c42
-def with_flags(kind: type, values: Mapping[str, Any],
-               more: Mapping[str, tuple[Any, Any, str]]) -> type: # type, default, help of a flag
+def with_flags(
+    kind: type, values: Mapping[str, Any], more: Mapping[str, tuple[Any, Any, str]]
+) -> type:  # type, default, help of a flag
     "A subclass with other defaults, and more flags first; `kind`'s source has the help texts."
     hints = get_type_hints(kind, include_extras=True)
     usual = {f.name: f.default for f in fields(kind) if flag_type(hints[f.name]) != hints[f.name]}
     changed = [(k, flag_type(hints[k]), field(default=x)) for k, x in {**usual, **values}.items()]
-    first = [(k, Annotated[hint, tyro.conf.arg(help=text)], field(default=default))
-             for k, (hint, default, text) in more.items()]
-    made = make_dataclass(kind.__name__, [*first, *changed], kw_only=True, # the base for the order
-                          bases=(kind, make_dataclass("First", first)))
+    first = [
+        (k, Annotated[hint, tyro.conf.arg(help=text)], field(default=default))
+        for k, (hint, default, text) in more.items()
+    ]
+    made = make_dataclass(
+        kind.__name__,
+        [*first, *changed],
+        kw_only=True,  # the base for the order
+        bases=(kind, make_dataclass("First", first)),
+    )
     for name in ("__doc__", "__module__", "__qualname__", "__firstlineno__"):
         if hasattr(kind, name):  # where its source is; the line from Python 3.13 on
             setattr(made, name, getattr(kind, name))
     return made
 
 # %% ../../nbs/guides/command_line.ipynb #10d02b98
-def values_of(name: str, argv: list[str]) -> list[str]: # []: the flag is not there
+def values_of(name: str, argv: list[str]) -> list[str]:  # []: the flag is not there
     "The words behind a flag; the last one counts, as for every flag."
     found = []
     for i, word in enumerate(argv):
         flag, _, value = word.partition("=")
         if flag == name:
-            behind = takewhile(lambda word: not word.startswith("--"), argv[i + 1:])
+            behind = takewhile(lambda word: not word.startswith("--"), argv[i + 1 :])
             found = [value] if value else list(behind)
     return found
 
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c3
-def flags(name: str, argv: list[str]) -> type: # a class of settings
+def flags(name: str, argv: list[str]) -> type:  # a class of settings
     """The command's, with --algorithm's and --config's values as defaults; plug-ins run first.
     Raises OSError or ValueError for a bad --config, foreign flags, a run's missing plug-ins."""
     from instruct_goose.objective.group import PRESETS
@@ -143,8 +216,11 @@ def flags(name: str, argv: list[str]) -> type: # a class of settings
     if hasattr(kind, "preset"):
         algorithm = next(iter(values_of("--algorithm", argv)), algorithm)
         values = PRESETS.get(algorithm or "", {}) | values
-        more["algorithm"] = (Literal[tuple(PRESETS)], algorithm if algorithm in PRESETS else "ppo",
-                             "sets the defaults of the flags below to its own")
+        more["algorithm"] = (
+            Literal[tuple(PRESETS)],
+            algorithm if algorithm in PRESETS else "ppo",
+            "sets the defaults of the flags below to its own",
+        )
     return with_flags(kind, values, more) if more else kind
 
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c4
@@ -158,8 +234,10 @@ def refuse_foreign(argv: list[str], kind: type) -> None:
     for name, hint in known.items():
         if names.count(name) > 1 and re.search("tuple|dict", str(hint)):
             flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{flag} is there twice, and the second would replace the first: "
-                             f"write {flag} ONE TWO")
+            raise ValueError(
+                f"{flag} is there twice, and the second would replace the first: "
+                f"write {flag} ONE TWO"
+            )
     if foreign := {name: "" for name in names if name in FOREIGN_NAMES and name not in known}:
         raise ValueError(f"there is {hints_for(foreign, 'setting', known)}")
 
@@ -174,12 +252,14 @@ def run_plugins(argv: list[str]) -> None:
     if "--resume" in argv and "--config" not in argv and path.is_file():
         had = read_json(path, "the configuration of the run").get("plugin") or []
         if not set(had) <= set(files):
-            raise ValueError(f"the run in {path.parent} was made with plug-ins: give --plugin "
-                             f"{' '.join(had)} again")
+            raise ValueError(
+                f"the run in {path.parent} was made with plug-ins: give --plugin "
+                f"{' '.join(had)} again"
+            )
     load_plugins(files)
 
 # %% ../../nbs/guides/command_line.ipynb #846b78e0
-def foreign(error: BaseException) -> traceback.FrameSummary | None: # where; None: this package
+def foreign(error: BaseException) -> traceback.FrameSummary | None:  # where; None: this package
     "The place in a user's own code that raised an error; of sys.exit also that in a library."
     last = traceback.extract_tb(error.__traceback__)[-1]
     roots = [str(Path(str(instruct_goose.__file__)).parent), str(Path(tyro.__file__).parent)]
@@ -187,10 +267,14 @@ def foreign(error: BaseException) -> traceback.FrameSummary | None: # where; Non
         roots += sysconfig.get_paths().values()
     return None if any(last.filename.startswith(root) for root in roots) else last
 
+
 OURS = ValueError, OSError, ImportError, RuntimeError, SystemExit, FloatingPointError
-IN_A_SHELL = {"columns={'prompt': '…'}": "--prompt-column NAME",
-              "columns={'completion': '…'}": "--answer-column NAME",
-              "datasets.load_dataset(name, split='train')": "--dataset NAME"}
+IN_A_SHELL = {
+    "columns={'prompt': '…'}": "--prompt-column NAME",
+    "columns={'completion': '…'}": "--answer-column NAME",
+    "datasets.load_dataset(name, split='train')": "--dataset NAME",
+}
+
 
 def in_a_sentence(error: BaseException) -> str:
     "What was raised, of at most 1,500 characters, with its place if it is the user's."
@@ -208,7 +292,7 @@ def in_a_sentence(error: BaseException) -> str:
     return text if ours else text + hint
 
 # %% ../../nbs/guides/command_line.ipynb #9b9c639c
-def main(argv: list[str] | None = None) -> None: # None: what the shell gave
+def main(argv: list[str] | None = None) -> None:  # None: what the shell gave
     """The command `instruct-goose`. Whatever a user's code raises becomes a sentence here. Exits
     with 2 for bad settings, 1 for everything else, 130 after Ctrl-C."""
     try:
@@ -232,14 +316,21 @@ def run_command(argv: list[str]) -> None:
     "Read the flags and run what they ask for; of the other commands name and first line alone."
     if argv == ["--version"]:
         return print(f"instruct-goose {package_version()}")
-    kinds = {name: flags(name, argv) if argv[:1] == [name]
-             else make_dataclass(name, [], namespace={"__doc__": command.about})
-             for name, command in COMMANDS.items()}
+    kinds = {
+        name: flags(name, argv)
+        if argv[:1] == [name]
+        else make_dataclass(name, [], namespace={"__doc__": command.about})
+        for name, command in COMMANDS.items()
+    }
     options = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in kinds.items()]
     try:
-        given = tyro.cli(cast(Any, Union)[tuple(options)], prog="instruct-goose", args=argv,
-                         description="Learn PPO and RLHF by running it: from the clipped "
-                                     "objective to a policy improved by human ratings.")
+        given = tyro.cli(
+            cast(Any, Union)[tuple(options)],
+            prog="instruct-goose",
+            args=argv,
+            description="Learn PPO and RLHF by running it: from the clipped "
+            "objective to a policy improved by human ratings.",
+        )
     except (TypeError, ValueError) as e:  # of the settings; the newest tyro says so itself
         print(f"instruct-goose: {in_a_sentence(e)}", file=sys.stderr)
         sys.exit(2)

@@ -26,21 +26,26 @@ from ..objective.logprobs import entropy, token_logprobs
 
 # %% ../../nbs/guides/from_ding.ipynb #c46027f6
 def naive_method(
-    logits: Float[Tensor, "*batch vocab"], index: Shaped[Tensor, "..."],
-) -> Float[Tensor, "..."]: # log π(a|s), in the type of the logits
+    logits: Float[Tensor, "*batch vocab"],
+    index: Shaped[Tensor, "..."],
+) -> Float[Tensor, "..."]:  # log π(a|s), in the type of the logits
     "`token_logprobs`; an index with fewer rows or columns reads the first ones."
     logits = logits[tuple(slice(n) for n in index.shape)]
     return token_logprobs(logits, index.long()).to(logits.dtype)
 
+
 def efficient_method(
-    logits: Float[Tensor, "batch *time vocab"], index: Shaped[Tensor, "..."],
-) -> Float[Tensor, "..."]: # log π(a|s), in the type of the logits
+    logits: Float[Tensor, "batch *time vocab"],
+    index: Shaped[Tensor, "..."],
+) -> Float[Tensor, "..."]:  # log π(a|s), in the type of the logits
     "`naive_method` of one row after the other: less memory if there is no gradient."
     return torch.stack([naive_method(row, ids) for row, ids in zip(logits, index)])
 
+
 def less_efficient_method(
-    logits: Float[Tensor, "*batch vocab"], index: Shaped[Tensor, "..."],
-) -> Float[Tensor, "..."]: # log π(a|s), in the type of the logits
+    logits: Float[Tensor, "*batch vocab"],
+    index: Shaped[Tensor, "..."],
+) -> Float[Tensor, "..."]:  # log π(a|s), in the type of the logits
     "`naive_method`, the index broadcast over the logits as in Categorical.log_prob."
     shape = torch.broadcast_shapes(logits.shape[:-1], index.shape)
     return naive_method(logits.expand(*shape, logits.shape[-1]), index.expand(shape))
@@ -53,10 +58,10 @@ gae_data = namedtuple("gae_data", "value next_value reward done traj_flag")
 
 # %% ../../nbs/guides/from_ding.ipynb #47c2006c
 def gae(
-    data: tuple,                # gae_data, time first: (T,), (T, B), values also (T, B, A)
-    gamma: int | float = .99,   # discount per step
-    lambda_: int | float = .97, # 0 trusts the values, 1 trusts the rewards
-) -> Float[Tensor, "..."]: # Â, of the shape and type of the value
+    data: tuple,  # gae_data, time first: (T,), (T, B), values also (T, B, A)
+    gamma: int | float = 0.99,  # discount per step
+    lambda_: int | float = 0.97,  # 0 trusts the values, 1 trusts the rewards
+) -> Float[Tensor, "..."]:  # Â, of the shape and type of the value
     """Âₜ = δₜ + γλ(1 − flagₜ)·Âₜ₊₁, δₜ = rₜ + γ(1 − doneₜ)·V′ₜ − Vₜ: V′ is given, done ends the
     value, traj_flag (or done) the sum. Writes (1 − done)·V′ into next_value. Detaches nothing."""
     value, next_value, reward, done, traj_flag = gae_data(*data)
@@ -77,24 +82,32 @@ def gae(
 _policy = ("action", "adv", "weight", "logit_pretrained")
 _both = ("action", "value_new", "value_old", "adv", "return_", "weight", "logit_pretrained")
 
+
 def _record(name: str, *fields: str):
     "A namedtuple; logit_pretrained, where it has one, is None unless given."
     last = [None] if fields[-1] == "logit_pretrained" else None
     return namedtuple(name, fields, defaults=last, module=__name__)
 
+
 ppo_data = _record("ppo_data", "logit_new", "logit_old", *_both)
 ppo_data_continuous = _record("ppo_data_continuous", "mu_sigma_new", "mu_sigma_old", *_both)
 ppo_policy_data = _record("ppo_policy_data", "logit_new", "logit_old", *_policy)
 ppo_policy_data_continuous = _record(
-    "ppo_policy_data_continuous", "mu_sigma_new", "mu_sigma_old", *_policy)
+    "ppo_policy_data_continuous", "mu_sigma_new", "mu_sigma_old", *_policy
+)
 ppo_value_data = _record("ppo_value_data", "value_new", "value_old", "return_", "weight")
 ppo_loss = _record("ppo_loss", "policy_loss", "value_loss", "entropy_loss", "kl_div")
 ppo_policy_loss = _record("ppo_policy_loss", "policy_loss", "entropy_loss", "kl_div")
 ppo_info = _record("ppo_info", "approx_kl", "clipfrac")
 
 # %% ../../nbs/guides/from_ding.ipynb #f7aaa49f
-def _clipped(ratio: Tensor, adv: Tensor, clip_ratio: int | float,
-             dual_clip: int | float | None = None, everywhere: bool = False) -> Tensor:
+def _clipped(
+    ratio: Tensor,
+    adv: Tensor,
+    clip_ratio: int | float,
+    dual_clip: int | float | None = None,
+    everywhere: bool = False,
+) -> Tensor:
     "`clipped_objective` without its checks; the floor of the dual clip for either sign."
     near = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
     objective = torch.minimum(ratio * adv, near * adv)
@@ -105,16 +118,18 @@ def _clipped(ratio: Tensor, adv: Tensor, clip_ratio: int | float,
 
 # %% ../../nbs/guides/from_ding.ipynb #33be4022
 @torch.no_grad()
-def _meters(logp_new: Tensor, logp_old: Tensor, ratio: Tensor,
-            clip_ratio: int | float) -> tuple[float, float]:
+def _meters(
+    logp_new: Tensor, logp_old: Tensor, ratio: Tensor, clip_ratio: int | float
+) -> tuple[float, float]:
     "approx_kl and clipfrac as Python floats, over everything: no weight, no sign of Â."
     outside = (ratio > 1 + clip_ratio) | (ratio < 1 - clip_ratio)
     return k1(logp_old - logp_new).mean().item(), outside.float().mean().item()
 
+
 def calculate_kl_div(
-    log_ratio: Float[Tensor, "..."], # ℓ = log π − log π_pretrained
-    kl_type: str,                    # "k1", "k2" or "k3"
-) -> Float[Tensor, ""]: # the mean over all elements, in nats
+    log_ratio: Float[Tensor, "..."],  # ℓ = log π − log π_pretrained
+    kl_type: str,  # "k1", "k2" or "k3"
+) -> Float[Tensor, ""]:  # the mean over all elements, in nats
     "mean k(ℓ), k₁ = ℓ, k₂ = ½ℓ², k₃ = e^(−ℓ) − 1 + ℓ, not clamped. ValueError for another type."
     estimators = {"k1": k1, "k2": k2, "k3": lambda ell: k3(ell, clamp=math.inf)}
     if kl_type not in estimators:
@@ -123,12 +138,12 @@ def calculate_kl_div(
 
 # %% ../../nbs/guides/from_ding.ipynb #895ee5f2
 def ppo_policy_error(
-    data: tuple,                           # ppo_policy_data
-    clip_ratio: int | float = .2,          # ε
+    data: tuple,  # ppo_policy_data
+    clip_ratio: int | float = 0.2,  # ε
     dual_clip: int | float | None = None,  # c, only where Â < 0; not checked
-    entropy_bonus: bool = True,            # False: entropy_loss is tensor(0.)
-    kl_type: str = "k1",                   # of kl_div, if there is a logit_pretrained
-) -> tuple: # (ppo_policy_loss, ppo_info)
+    entropy_bonus: bool = True,  # False: entropy_loss is tensor(0.)
+    kl_type: str = "k1",  # of kl_div, if there is a logit_pretrained
+) -> tuple:  # (ppo_policy_loss, ppo_info)
     """Policy loss, entropy and KL of discrete actions, logits (B, N) or (B, S, N).
     Means over all elements, weighted or not; kl_div and the info without the weight.
     Where π/π_old has more dimensions than adv, its mean over dim 1 is clipped."""
@@ -138,7 +153,7 @@ def ppo_policy_error(
     ratio = (logp_new - logp_old).exp()
     ratio = ratio if ratio.shape == adv.shape else ratio.mean(dim=1)
     loss = -(_clipped(ratio, adv, clip_ratio, dual_clip) * weight).mean()
-    entropy_loss, kl_div = torch.tensor(0.), loss.new_zeros(())
+    entropy_loss, kl_div = torch.tensor(0.0), loss.new_zeros(())
     if entropy_bonus:
         spread = entropy(new).to(new.dtype)
         spread = spread if spread.shape == weight.shape else spread.mean(dim=1)
@@ -150,10 +165,10 @@ def ppo_policy_error(
 
 # %% ../../nbs/guides/from_ding.ipynb #d8e92a98
 def ppo_value_error(
-    data: tuple,                   # ppo_value_data
-    clip_ratio: int | float = .2,  # c, in the unit of the reward
-    use_value_clip: bool = True,   # False: the plain square
-) -> Float[Tensor, ""]: # the mean over all elements, weighted or not
+    data: tuple,  # ppo_value_data
+    clip_ratio: int | float = 0.2,  # c, in the unit of the reward
+    use_value_clip: bool = True,  # False: the plain square
+) -> Float[Tensor, ""]:  # the mean over all elements, weighted or not
     "½·max((V − R̂)², (V_old + clip(V − V_old, ±c) − R̂)²): `value_loss`, R̂ not detached."
     value_new, value_old, return_, weight = ppo_value_data(*data)
     weight = torch.ones_like(value_old) if weight is None else weight
@@ -161,20 +176,22 @@ def ppo_value_error(
     if use_value_clip:
         near = value_old + (value_new - value_old).clamp(-clip_ratio, clip_ratio)
         error = torch.maximum(error, (near - return_).square())
-    return .5 * (error * weight).mean()
+    return 0.5 * (error * weight).mean()
 
 # %% ../../nbs/guides/from_ding.ipynb #9eeefa7d
 def _dual_clip_above_1(dual_clip: int | float | None) -> None:
     assert dual_clip is None or dual_clip > 1.0, (
-        f"dual_clip value must be greater than 1.0, but get value: {dual_clip}")
+        f"dual_clip value must be greater than 1.0, but get value: {dual_clip}"
+    )
+
 
 def ppo_error(
-    data: tuple,                           # ppo_data
-    clip_ratio: int | float = .2,          # ε, and c of the value clip
-    use_value_clip: bool = True,           # False: the plain square
+    data: tuple,  # ppo_data
+    clip_ratio: int | float = 0.2,  # ε, and c of the value clip
+    use_value_clip: bool = True,  # False: the plain square
     dual_clip: int | float | None = None,  # c > 1, only where Â < 0
-    kl_type: str = "k1",                   # of kl_div, if there is a logit_pretrained
-) -> tuple: # (ppo_loss, ppo_info)
+    kl_type: str = "k1",  # of kl_div, if there is a logit_pretrained
+) -> tuple:  # (ppo_loss, ppo_info)
     "`ppo_policy_error` and `ppo_value_error`, apart. AssertionError for a dual clip of 1 or less."
     _dual_clip_above_1(dual_clip)
     new, old, action, *values, adv, return_, weight, pretrained = ppo_data(*data)
@@ -185,11 +202,11 @@ def ppo_error(
 
 # %% ../../nbs/guides/from_ding.ipynb #44ab5ebc
 def ppo_policy_error_continuous(
-    data: tuple,                           # ppo_policy_data_continuous
-    clip_ratio: int | float = .2,          # ε
+    data: tuple,  # ppo_policy_data_continuous
+    clip_ratio: int | float = 0.2,  # ε
     dual_clip: int | float | None = None,  # c > 1, for advantages of either sign
-    kl_type: str = "k1",                   # of kl_div, if there is a logit_pretrained
-) -> tuple: # (ppo_policy_loss, ppo_info); kl_div is the int 0 without a pretrained
+    kl_type: str = "k1",  # of kl_div, if there is a logit_pretrained
+) -> tuple:  # (ppo_policy_loss, ppo_info); kl_div is the int 0 without a pretrained
     """As `ppo_policy_error` for a diagonal Gaussian, {"mu", "sigma"} of shape (B, N);
     the old one may be of shape (B,). max(min(…), c·Â) wherever there is a dual clip.
     AssertionError for a dual clip of 1 or less, ValueError for σ ≤ 0."""
@@ -212,26 +229,32 @@ def ppo_policy_error_continuous(
 
 # %% ../../nbs/guides/from_ding.ipynb #3c5a9d8b
 def ppo_error_continuous(
-    data: tuple,                           # ppo_data_continuous
-    clip_ratio: int | float = .2,          # ε, and c of the value clip
-    use_value_clip: bool = True,           # False: the plain square
+    data: tuple,  # ppo_data_continuous
+    clip_ratio: int | float = 0.2,  # ε, and c of the value clip
+    use_value_clip: bool = True,  # False: the plain square
     dual_clip: int | float | None = None,  # c > 1, for advantages of either sign
-    kl_type: str = "k1",                   # of kl_div, if there is a logit_pretrained
-) -> tuple: # (ppo_loss, ppo_info); kl_div is a tensor, also without a pretrained
+    kl_type: str = "k1",  # of kl_div, if there is a logit_pretrained
+) -> tuple:  # (ppo_loss, ppo_info); kl_div is a tensor, also without a pretrained
     "`ppo_policy_error_continuous` and `ppo_value_error`, apart. Raises as the former."
     new, old, action, *values, adv, return_, weight, pretrained = ppo_data_continuous(*data)
     weight = torch.ones_like(adv) if weight is None else weight
     losses, info = ppo_policy_error_continuous(
-        (new, old, action, adv, weight, pretrained), clip_ratio, dual_clip, kl_type)
+        (new, old, action, adv, weight, pretrained), clip_ratio, dual_clip, kl_type
+    )
     value = ppo_value_error((*values, return_, weight), clip_ratio, use_value_clip)
     loss, spread, kl_div = losses
     kl_div = loss.new_zeros(()) if pretrained is None else kl_div
     return ppo_loss(loss, value, spread, kl_div), info
 
 # %% ../../nbs/guides/from_ding.ipynb #a7f3fa0b
-def _group_error(logp_new: Tensor, logp_old: Tensor, adv: Tensor, weight: Tensor | None,
-                 clip_ratio: int | float,
-                 penalty: Tensor | None = None) -> tuple[Tensor, tuple[float, float]]:
+def _group_error(
+    logp_new: Tensor,
+    logp_old: Tensor,
+    adv: Tensor,
+    weight: Tensor | None,
+    clip_ratio: int | float,
+    penalty: Tensor | None = None,
+) -> tuple[Tensor, tuple[float, float]]:
     "What GRPO and RLOO share: the mean over rows of Σ w·loss / Σ w, and the meters."
     ratio = (logp_new - logp_old).exp()
     loss = -_clipped(ratio, adv.unsqueeze(1), clip_ratio)
@@ -242,15 +265,17 @@ def _group_error(logp_new: Tensor, logp_old: Tensor, adv: Tensor, weight: Tensor
 
 # %% ../../nbs/guides/from_ding.ipynb #ad52fe40
 grpo_policy_data = _record(
-    "grpo_policy_data", "logit_new", "logit_old", "logit_ref", "action", "adv", "weight")
+    "grpo_policy_data", "logit_new", "logit_old", "logit_ref", "action", "adv", "weight"
+)
 grpo_info = _record("grpo_info", "approx_kl", "clipfrac")
 
+
 def grpo_policy_error(
-    data: tuple,                                     # grpo_policy_data
-    log_prob_fn: LogProbFunction = efficient_method, # (logits, action) -> log π
-    clip_ratio: int | float = .2,                    # ε
-    beta: int | float = .1,                          # β
-) -> tuple: # (loss, grpo_info)
+    data: tuple,  # grpo_policy_data
+    log_prob_fn: LogProbFunction = efficient_method,  # (logits, action) -> log π
+    clip_ratio: int | float = 0.2,  # ε
+    beta: int | float = 0.1,  # β
+) -> tuple:  # (loss, grpo_info)
     """−min(ρ·Â, clip(ρ, 1 ± ε)·Â) + β·k₃ per token, each row's weighted mean, their mean.
     adv is (B,), one per row; k₃ is not clamped. A row without weight makes it nan."""
     new, old, ref, action, adv, weight = data
@@ -261,22 +286,27 @@ def grpo_policy_error(
 
 # %% ../../nbs/guides/from_ding.ipynb #54efec02
 rloo_policy_data = _record(
-    "rloo_policy_data", "logit_new", "logit_old", "action", "reward", "weight")
+    "rloo_policy_data", "logit_new", "logit_old", "action", "reward", "weight"
+)
 rloo_info = _record("rloo_info", "approx_kl", "clipfrac")
 
+
 def rloo_policy_error(
-    data: tuple,                                     # rloo_policy_data
-    log_prob_fn: LogProbFunction = efficient_method, # (logits, action) -> log π
-    clip_ratio: int | float = .2,                    # ε
-) -> tuple: # (loss, rloo_info)
+    data: tuple,  # rloo_policy_data
+    log_prob_fn: LogProbFunction = efficient_method,  # (logits, action) -> log π
+    clip_ratio: int | float = 0.2,  # ε
+) -> tuple:  # (loss, rloo_info)
     """The same without β, and Â = r − mean of the other K − 1 rewards to the query.
     reward is (K, B/K), row b of the batch being entry b of reward.flatten(): all first
     samples, then all second ones. The reward gets no gradient. nan for K = 1."""
     new, old, action, reward, weight = data
-    reward = reward * 1.  # whole numbers too
+    reward = reward * 1.0  # whole numbers too
     by_query = reward.reshape(len(reward), -1).T
-    adv = (group_advantages(by_query.flatten(), len(reward), "leave_one_out")
-           if len(reward) > 1 else torch.full_like(by_query, math.nan))
+    adv = (
+        group_advantages(by_query.flatten(), len(reward), "leave_one_out")
+        if len(reward) > 1
+        else torch.full_like(by_query, math.nan)
+    )
     adv = adv.to(reward.dtype).reshape(by_query.shape).T.flatten()
     logp_new, logp_old = (log_prob_fn(z, action) for z in (new, old))
     loss, meters = _group_error(logp_new, logp_old, adv, weight, clip_ratio)

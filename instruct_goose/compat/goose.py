@@ -46,17 +46,18 @@ class Agent(models.Agent):
     eos_token_id = property(lambda self: self.model.config.eos_token_id)
 
     def get_value(
-        self, hidden_state: Float[Tensor, "batch time hidden"],
-    ) -> Float[Tensor, "batch one"]: # of the last state
+        self,
+        hidden_state: Float[Tensor, "batch time hidden"],
+    ) -> Float[Tensor, "batch one"]:  # of the last state
         "V of the last position, as a column."
         return self.values_at(hidden_state)[:, -1:]
 
     def generate(
         self,
         input_ids: Int[Tensor, "batch query"],
-        attention_mask: Shaped[Tensor, "batch query"] | None = None, # None: nothing is padding
-        **kwargs: Any, # of transformers' `generate`
-    ) -> Any: # query and answer, (batch, query + max_new_tokens)
+        attention_mask: Shaped[Tensor, "batch query"] | None = None,  # None: nothing is padding
+        **kwargs: Any,  # of transformers' `generate`
+    ) -> Any:  # query and answer, (batch, query + max_new_tokens)
         """transformers' `generate`, dropout off. Answers that all end early are filled up to
         max_new_tokens: the script cuts them off from the right, and would cut into the query."""
         attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -70,9 +71,10 @@ class Agent(models.Agent):
         return nn.functional.pad(out, (0, input_ids.shape[1] + longest - out.shape[1]), value=fill)
 
     def forward(
-        self, input_ids: Int[Tensor, "batch time"],
+        self,
+        input_ids: Int[Tensor, "batch time"],
         attention_mask: Shaped[Tensor, "batch time"] | None = None,
-    ) -> Any: # four of them, (batch,) each
+    ) -> Any:  # four of them, (batch,) each
         """A next token drawn after each text; its log-probability; the entropy of what it was
         drawn from; the value of the text. `evaluate` is what training asks."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -83,7 +85,7 @@ class Agent(models.Agent):
         return action, token_logprobs(logits, action), entropy(logits), values[rows, last]
 
 # %% ../../nbs/guides/from_goose.ipynb #b77df223
-def create_reference_model(model: models.Agent | PreTrainedModel) -> Any: # the same kind
+def create_reference_model(model: models.Agent | PreTrainedModel) -> Any:  # the same kind
     "π_ref: a copy that no longer learns, dropout off. An Agent's copy is an Agent."
     reference, is_agent = models.create_reference_model(model), isinstance(model, models.Agent)
     return Agent(reference).requires_grad_(False).eval() if is_agent else reference
@@ -102,7 +104,9 @@ def _text_mask(ids: Tensor, eos: int | list[int] | None, pad: int | None) -> Ten
 # %% ../../nbs/guides/from_goose.ipynb #6c5a1647
 class _Head(nn.Sequential):
     "Dropout, then a linear head, whose weight it shows."
+
     weight = property(lambda self: self[-1].weight)
+
 
 class RewardModel(nn.Module):
     """A transformer and a head: σ(w·h) at each text's last token, from 0 to 1. Without a mask,
@@ -111,14 +115,19 @@ class RewardModel(nn.Module):
 
     def __init__(
         self,
-        model_name: str | Path | nn.Module, # a name, a directory; or a classifier, to be copied
-        dropout: int | float = 0.1,         # before the head, in training mode
-        device: str | torch.device | None = None, # None: leave it where it is
+        model_name: str | Path | nn.Module,  # a name, a directory; or a classifier, to be copied
+        dropout: int | float = 0.1,  # before the head, in training mode
+        device: str | torch.device | None = None,  # None: leave it where it is
     ):
         super().__init__()
         load, given = AutoModelForSequenceClassification, isinstance(model_name, nn.Module)
-        model: Any = copy.deepcopy(model_name) if given else load.from_pretrained(
-            cast(str, model_name), num_labels=1, dtype=torch.float32, trust_remote_code=False)
+        model: Any = (
+            copy.deepcopy(model_name)
+            if given
+            else load.from_pretrained(
+                cast(str, model_name), num_labels=1, dtype=torch.float32, trust_remote_code=False
+            )
+        )
         model.score = _Head(nn.Dropout(dropout), model.score)
         self.model = model
         self.to(device).eval()
@@ -126,7 +135,8 @@ class RewardModel(nn.Module):
     reward_head = property(lambda self: self.model.score)
 
     def forward(
-        self, input_ids: Int[Tensor, "batch time"],
+        self,
+        input_ids: Int[Tensor, "batch time"],
         attention_mask: Shaped[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch"]:
         if attention_mask is None:
@@ -139,38 +149,55 @@ class PairwiseLoss(nn.Module):
     "`models.reward_model.PairwiseLoss`: −log σ(r_chosen − r_rejected), the mean over pairs."
 
     def forward(
-        self, chosen_rewards: Shaped[Tensor, "batch *one"],
+        self,
+        chosen_rewards: Shaped[Tensor, "batch *one"],
         rejected_rewards: Shaped[Tensor, "batch *one"],
-    ) -> Float[Tensor, ""]: # nats
-        return reward.PairwiseLoss()(wide(chosen_rewards).flatten(),
-                                     wide(rejected_rewards).flatten())
+    ) -> Float[Tensor, ""]:  # nats
+        return reward.PairwiseLoss()(
+            wide(chosen_rewards).flatten(), wide(rejected_rewards).flatten()
+        )
 
 # %% ../../nbs/guides/from_goose.ipynb #9d1ae6a8
 @dataclass
 class RLHFConfig:
     "The old settings, and β."
-    epsilon: float = 0.1   # ε, how far the ratio may go from 1
-    ent_coef: float = 0.01 # weight of the entropy bonus
-    vf_coef: float = 0.1   # weight of (V − R̂)², without a half
-    beta: float = 0.1      # of the KL penalty; there was none
+
+    epsilon: float = 0.1  # ε, how far the ratio may go from 1
+    ent_coef: float = 0.01  # weight of the entropy bonus
+    vf_coef: float = 0.1  # weight of (V − R̂)², without a half
+    beta: float = 0.1  # of the KL penalty; there was none
 
 # %% ../../nbs/guides/from_goose.ipynb #899ea8af
 class RLHFTrainer(training.RLHFTrainer):
     "`training.trainer.RLHFTrainer` with the old constructor. Everything else of it is here too."
 
-    def __init__(self, model: models.Agent | PreTrainedModel,
-                 ref_model: models.Agent | PreTrainedModel, config: RLHFConfig):
+    def __init__(
+        self,
+        model: models.Agent | PreTrainedModel,
+        ref_model: models.Agent | PreTrainedModel,
+        config: RLHFConfig,
+    ):
         c, device = config, next(model.parameters()).device
-        super().__init__(model, ref_model, training.RLHFConfig(
-            clip=c.epsilon, ent_coef=c.ent_coef, vf_coef=2 * c.vf_coef, value_clip=None,
-            beta=c.beta, device="cpu" if device.type == "cpu" else "cuda"))
+        super().__init__(
+            model,
+            ref_model,
+            training.RLHFConfig(
+                clip=c.epsilon,
+                ent_coef=c.ent_coef,
+                vf_coef=2 * c.vf_coef,
+                value_clip=None,
+                beta=c.beta,
+                device="cpu" if device.type == "cpu" else "cuda",
+            ),
+        )
         self.model, self.epsilon = self.agent, c.epsilon
         self.ent_coef, self.vf_coef = c.ent_coef, c.vf_coef
 
     @staticmethod
     def compute_advantage_and_return(
-        rewards: Shaped[Tensor, "batch"], values: Shaped[Tensor, "batch"],
-    ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]: # (Â, R̂)
+        rewards: Shaped[Tensor, "batch"],
+        values: Shaped[Tensor, "batch"],
+    ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:  # (Â, R̂)
         "`gae` of responses that are one step long, each on its own: Â = r − V, R̂ = r."
         one = torch.ones_like(values[:, None], dtype=torch.bool)
         advantages, returns = gae(rewards[:, None].to(values), values[:, None], one)
@@ -183,36 +210,46 @@ class RLHFTrainer(training.RLHFTrainer):
         return attended & response_mask(ids, self.eos_ids)
 
     def forward(
-        self, query_ids: Int[Tensor, "batch query"],
+        self,
+        query_ids: Int[Tensor, "batch query"],
         query_attention_mask: Shaped[Tensor, "batch query"],
         response_ids: Int[Tensor, "batch time"],
         response_attention_mask: Shaped[Tensor, "batch time"],
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: # (batch, time) each, 0 at filling
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # (batch, time) each, 0 at filling
         "log π, entropy, V and log π_ref of every token of the response, in this order."
-        four = (query_ids, query_attention_mask, response_ids,
-                self._words(response_ids, response_attention_mask))
+        four = (
+            query_ids,
+            query_attention_mask,
+            response_ids,
+            self._words(response_ids, response_attention_mask),
+        )
         now, ref = self.agent.evaluate(*four), response_logprobs(self.ref_model, *four)
         return now.logprobs, cast(Tensor, now.entropy), cast(Tensor, now.values), ref
 
     def compute_loss(
-        self, query_ids: Int[Tensor, "batch query"],
+        self,
+        query_ids: Int[Tensor, "batch query"],
         query_attention_mask: Shaped[Tensor, "batch query"],
         response_ids: Int[Tensor, "batch time"],
-        response_attention_mask: Shaped[Tensor, "batch time"], rewards: Shaped[Tensor, "batch"],
+        response_attention_mask: Shaped[Tensor, "batch time"],
+        rewards: Shaped[Tensor, "batch"],
         baseline: Shaped[Tensor, "batch"] | None = None,
         sampled_mask: Shaped[Tensor, "batch time"] | None = None,
-    ) -> Float[Tensor, ""]: # with gradient
+    ) -> Float[Tensor, ""]:  # with gradient
         "PPO's loss of responses just sampled; what is behind their first end does not count."
         words = self._words(response_ids, response_attention_mask)
         return super().compute_loss(
-            query_ids, query_attention_mask, response_ids, words, rewards, baseline, sampled_mask)
+            query_ids, query_attention_mask, response_ids, words, rewards, baseline, sampled_mask
+        )
 
 # %% ../../nbs/guides/from_goose.ipynb #e830aec2
-def _encode(text: str, tokenizer: PreTrainedTokenizerBase,
-            max_length: int) -> tuple[Tensor, Tensor]:
+def _encode(
+    text: str, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> tuple[Tensor, Tensor]:
     "(ids, mask) of one text, cut or padded to `max_length`."
-    row = tokenizer(text, max_length=max_length, padding="max_length", truncation=True,
-                    return_tensors="pt")
+    row = tokenizer(
+        text, max_length=max_length, padding="max_length", truncation=True, return_tensors="pt"
+    )
     return row["input_ids"][0], row["attention_mask"][0]
 
 # %% ../../nbs/guides/from_goose.ipynb #4d3f4853
@@ -225,20 +262,28 @@ class _Rows(torch.utils.data.Dataset):
     def __getitem__(self, idx: int) -> tuple[Tensor, ...]:
         return self.rows[idx]
 
+
 class PairDataset(_Rows):
     "Items are (chosen ids, chosen mask, rejected ids, rejected mask), `max_length` long each."
 
-    def __init__(self, dataset: Iterable, tokenizer: PreTrainedTokenizerBase,
-                 max_length: int = 1024):
-        self.rows = [(*_encode(row["chosen"], tokenizer, max_length),
-                      *_encode(row["rejected"], tokenizer, max_length)) for row in dataset]
+    def __init__(
+        self, dataset: Iterable, tokenizer: PreTrainedTokenizerBase, max_length: int = 1024
+    ):
+        self.rows = [
+            (
+                *_encode(row["chosen"], tokenizer, max_length),
+                *_encode(row["rejected"], tokenizer, max_length),
+            )
+            for row in dataset
+        ]
 
 # %% ../../nbs/guides/from_goose.ipynb #da6d4852
 class PromptDataset(_Rows):
     "Items are (ids, mask), `max_length` long each."
 
-    def __init__(self, dataset: Iterable, tokenizer: PreTrainedTokenizerBase,
-                 max_length: int = 1024):
+    def __init__(
+        self, dataset: Iterable, tokenizer: PreTrainedTokenizerBase, max_length: int = 1024
+    ):
         self.rows = [_encode(row["prompt"], tokenizer, max_length) for row in dataset]
 
 # %% ../../nbs/guides/from_goose.ipynb #efb918df
@@ -246,19 +291,27 @@ class AgentObjective(nn.Module):
     """mean(R(x) − β·log(π(x)/π_sft(x))) + γ·mean(log π(x)) over texts x, Ouyang et al. (2022)
     eq. 2: a number to watch. Its gradient is not the objective's: the texts are given."""
 
-    def __init__(self, model: models.Agent | PreTrainedModel,
-                 sft_model: models.Agent | PreTrainedModel, reward_model: Callable,
-                 gamma: int | float, beta: int | float):
+    def __init__(
+        self,
+        model: models.Agent | PreTrainedModel,
+        sft_model: models.Agent | PreTrainedModel,
+        reward_model: Callable,
+        gamma: int | float,
+        beta: int | float,
+    ):
         super().__init__()
         self.model, self.sft_model, self.reward_model = model, sft_model, reward_model
         self.gamma, self.beta = gamma, beta
 
-    def forward(self, input_ids: Int[Tensor, "batch time"],
-                attention_mask: Shaped[Tensor, "batch time"]) -> Float[Tensor, ""]:
+    def forward(
+        self, input_ids: Int[Tensor, "batch time"], attention_mask: Shaped[Tensor, "batch time"]
+    ) -> Float[Tensor, ""]:
         ids, mask = compact(input_ids, attention_mask, "right")
         parts = ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:]  # the first predicts the others
-        pi, sft = (response_logprobs(m.model if isinstance(m, models.Agent) else m, *parts)
-                   for m in (self.model, self.sft_model))
+        pi, sft = (
+            response_logprobs(m.model if isinstance(m, models.Agent) else m, *parts)
+            for m in (self.model, self.sft_model)
+        )
         scores = self.reward_model(input_ids, attention_mask)
         drift = sequence_kl(pi, sft, parts[3], "k1")
         return (scores - self.beta * drift).mean() + self.gamma * pi.sum(-1).mean()

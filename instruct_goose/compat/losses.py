@@ -18,37 +18,43 @@ from ..objective.policy_loss import Surrogate, SurrogateInputs, SURROGATES
 # %% ../../nbs/guides/more_losses.ipynb #4f2ed019
 def sapo(x: SurrogateInputs) -> Tensor:
     "4/τ·σ(τ(ρ − 1))·Â, with a τ for each sign of Â. Gao et al. (2025)."
+
     def gate(tau: float) -> Tensor:
         return 4 / tau * (tau * (x.ratio - 1)).sigmoid() * x.advantages
 
     return torch.where(x.advantages > 0, gate(x.settings["tau_pos"]), gate(x.settings["tau_neg"]))
 
-SURROGATES["sapo"] = Surrogate(sapo, settings={"tau_pos": 1., "tau_neg": 1.05})
+
+SURROGATES["sapo"] = Surrogate(sapo, settings={"tau_pos": 1.0, "tau_neg": 1.05})
 
 # %% ../../nbs/guides/more_losses.ipynb #b8b287d9
 def gpg(x: SurrogateInputs) -> Tensor:
     "Â·log π. Chu et al. (2025)."
     return x.advantages * x.logprobs
 
+
 SURROGATES["gpg"] = Surrogate(gpg)
 
 # %% ../../nbs/guides/more_losses.ipynb #5c16cf71
-def _log_clip(x: SurrogateInputs) -> tuple[Tensor, Tensor, Tensor]: # log ρ; too low; too high
+def _log_clip(x: SurrogateInputs) -> tuple[Tensor, Tensor, Tensor]:  # log ρ; too low; too high
     ell, high = x.ratio.log(), x.clip if x.clip_high is None else x.clip_high
     return ell, (ell < -x.clip) & (x.advantages < 0), (ell > high) & (x.advantages > 0)
+
 
 def gmpo(x: SurrogateInputs) -> Tensor:
     "Â·exp(mean of log ρₜ, cut to [−ε, ε_high] where Â drives it on). Zhao et al. (2025)."
     ell, low, high = _log_clip(x)
     cut = ell.clamp(-x.clip, x.clip if x.clip_high is None else x.clip_high)
-    ell = torch.where(x.mask, torch.where(low | high, cut, ell), 0.)
+    ell = torch.where(x.mask, torch.where(low | high, cut, ell), 0.0)
     mean = ell.sum(-1, keepdim=True) / x.mask.sum(-1, keepdim=True).clamp(min=1)
     return mean.exp() * x.advantages
+
 
 def gmpo_held(x: SurrogateInputs) -> dict[str, Tensor]:
     "The tokens whose log-ratio is cut."
     _, low, high = _log_clip(x)
     return dict(low=low, high=high)
+
 
 SURROGATES["gmpo"] = Surrogate(gmpo, gmpo_held)
 
@@ -56,17 +62,20 @@ SURROGATES["gmpo"] = Surrogate(gmpo, gmpo_held)
 def vespo(x: SurrogateInputs) -> Tensor:
     "sg(e^(λ(1 − w))·wᵏ)·Â·log π, w the response's ratio, k and λ by the sign of Â."
     w = x.ratio.detach()
+
     def weight(sign: str) -> Tensor:
         k, lam = x.settings[f"k_{sign}"], x.settings[f"lambda_{sign}"]
         return (lam + k * w.log() - lam * w).exp()
 
     return torch.where(x.advantages >= 0, weight("pos"), weight("neg")) * x.advantages * x.logprobs
 
-SURROGATES["vespo"] = Surrogate(vespo, settings={
-    "k_pos": 2., "lambda_pos": 3., "k_neg": 3., "lambda_neg": 2.})
+
+SURROGATES["vespo"] = Surrogate(
+    vespo, settings={"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
+)
 
 # %% ../../nbs/guides/more_losses.ipynb #88b31cbd
-AGGREGATES["sequence_total"] = Aggregate(lambda *_: 1) # Σ m·x / B
+AGGREGATES["sequence_total"] = Aggregate(lambda *_: 1)  # Σ m·x / B
 
 # %% ../../nbs/guides/more_losses.ipynb #f0502215
 def opo(b: AdvantageInputs) -> tuple[Tensor, None]:
@@ -74,6 +83,7 @@ def opo(b: AdvantageInputs) -> tuple[Tensor, None]:
     total, length = (x.view(-1, b.group_size) for x in (b.totals(), b.mask.sum(-1)))
     baseline = (length * total).sum(1, keepdim=True) / length.sum(1, keepdim=True)
     return b.spread((total - baseline).flatten()), None
+
 
 ADVANTAGES["opo"] = Advantage(opo, needs="group")
 
@@ -85,10 +95,11 @@ _BASE = PRESETS["dr_grpo"] | dict(advantage="group_mean_std", aggregation="seque
 
 PRESETS["sapo"] = _BASE | dict(surrogate="sapo")
 PRESETS["gpg"] = _BASE | dict(surrogate="gpg", advantage="group_mean", aggregation="token_mean")
-PRESETS["gmpo"] = _BASE | dict(surrogate="gmpo", clip=.4)
+PRESETS["gmpo"] = _BASE | dict(surrogate="gmpo", clip=0.4)
 PRESETS["vespo"] = _BASE | dict(surrogate="vespo", ratio_level="product", aggregation="token_mean")
-PRESETS["luspo"] = _BASE | dict(ratio_level="sequence", clip=2e-3, clip_high=2.5e-3,
-    aggregation="sequence_total")
+PRESETS["luspo"] = _BASE | dict(
+    ratio_level="sequence", clip=2e-3, clip_high=2.5e-3, aggregation="sequence_total"
+)
 PRESETS["opo"] = _BASE | dict(surrogate="ratio", advantage="opo", aggregation="token_mean")
 
 _OBJECTIVE = {"equations": "the objective"}
@@ -96,6 +107,7 @@ PRESET_SOURCES["sapo"] = dict(paper="Gao et al. 2025", arxiv="2511.20347") | _OB
 PRESET_SOURCES["gpg"] = dict(paper="Chu et al. 2025", arxiv="2504.02546") | _OBJECTIVE
 PRESET_SOURCES["gmpo"] = dict(paper="Zhao et al. 2025", arxiv="2507.20673") | _OBJECTIVE
 PRESET_SOURCES["vespo"] = dict(paper="Shen et al. 2026", arxiv="2602.10693") | _OBJECTIVE
-PRESET_SOURCES["luspo"] = dict(paper="Zeng et al. 2026", arxiv="2602.05261",
-    equations="section 5.1")
+PRESET_SOURCES["luspo"] = dict(
+    paper="Zeng et al. 2026", arxiv="2602.05261", equations="section 5.1"
+)
 PRESET_SOURCES["opo"] = dict(paper="Hao et al. 2025", arxiv="2505.23585", equations="the baseline")

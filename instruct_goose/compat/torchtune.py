@@ -46,9 +46,12 @@ def whiten(x: Tensor, mask: Tensor | None = None, shift_mean: bool = True) -> Te
 
 # %% ../../nbs/guides/from_torchtune.ipynb #045450dd
 def get_rewards_ppo(
-    scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, kl_coeff: int | float,
+    scores: Tensor,
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    kl_coeff: int | float,
     valid_score_idxs: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]: # total rewards, kl, −β·kl, (batch, time) each
+) -> tuple[Tensor, Tensor, Tensor]:  # total rewards, kl, −β·kl, (batch, time) each
     "rₜ = −β·k₁ + score·[t = valid_score_idx]. No mask: padding is charged like the rest."
     kl = k1(logprobs - ref_logprobs)
     charged = -kl_coeff * kl
@@ -62,15 +65,15 @@ def get_rewards_ppo(
 # %% ../../nbs/guides/from_torchtune.ipynb #d8bbaa2b
 def estimate_advantages(
     values: Tensor,  # V(sₜ), (batch, time)
-    rewards: Tensor, # rₜ, (batch, time)
+    rewards: Tensor,  # rₜ, (batch, time)
     gamma: int | float,
-    lmbda: int | float, # λ of GAE
-    masks: Tensor | None = None, # bool, True where a token takes part, in the whitening only
-) -> tuple[Tensor, Tensor]: # (advantages, returns), (batch, time)
+    lmbda: int | float,  # λ of GAE
+    masks: Tensor | None = None,  # bool, True where a token takes part, in the whitening only
+) -> tuple[Tensor, Tensor]:  # (advantages, returns), (batch, time)
     """Âₜ = δₜ + γλ·Âₜ₊₁ over every position, padding too; R̂ₜ = Âₜ + Vₜ; then Â is whitened by
     `whiten` above, its mean left in, and 0 where `masks` is False. Same numbers as `gae` in
     `objective.advantages` before the whitening, but with gradient and for any γ."""
-    advantages, later, next_value = [], 0., 0.
+    advantages, later, next_value = [], 0.0, 0.0
     for t in reversed(range(values.shape[-1])):
         later = (rewards[:, t] + gamma * next_value - values[:, t]) + gamma * lmbda * later
         next_value = values[:, t]
@@ -78,15 +81,15 @@ def estimate_advantages(
     advantages = torch.stack(advantages[::-1], 1)
     returns, advantages = advantages + values, whiten(advantages, masks)
     if masks is not None:
-        advantages[~masks] = 0.
+        advantages[~masks] = 0.0
     return advantages, returns
 
 # %% ../../nbs/guides/from_torchtune.ipynb #076e84f9
 def truncate_sequence_at_first_stop_token(
-    sequences: Tensor,   # token ids, (batch, time) or (time,); written into
-    stop_tokens: Tensor, # ids that end a response
-    fill_value: int = 0, # what stands behind the end
-) -> tuple[Tensor, Tensor]: # (True where filled, `sequences` itself)
+    sequences: Tensor,  # token ids, (batch, time) or (time,); written into
+    stop_tokens: Tensor,  # ids that end a response
+    fill_value: int = 0,  # what stands behind the end
+) -> tuple[Tensor, Tensor]:  # (True where filled, `sequences` itself)
     "All behind the first stop token becomes `fill_value`: the complement of `response_mask`."
     time = min(1, sequences.ndim - 1)
     rows = sequences.movedim(time, -1)
@@ -98,24 +101,25 @@ def truncate_sequence_at_first_stop_token(
 
 # %% ../../nbs/guides/from_torchtune.ipynb #22521087
 def get_reward_penalty_mask(
-    padding_masks: Tensor, # True at padding, (batch, time)
-    seq_lens: Tensor,      # (batch,)
-    penalise_no_eos: bool = True, # responses without any padding were cut off
+    padding_masks: Tensor,  # True at padding, (batch, time)
+    seq_lens: Tensor,  # (batch,)
+    penalise_no_eos: bool = True,  # responses without any padding were cut off
     min_response_length: int | None = None,
-) -> Tensor: # (batch,), True where the score is to be replaced by a penalty
+) -> Tensor:  # (batch,), True where the score is to be replaced by a penalty
     "No padding, so no end of text; or fewer tokens than asked for."
-    mask = (~padding_masks.any(-1) if penalise_no_eos
-            else torch.zeros_like(seq_lens, dtype=torch.bool))
+    mask = (
+        ~padding_masks.any(-1) if penalise_no_eos else torch.zeros_like(seq_lens, dtype=torch.bool)
+    )
     if min_response_length is not None:
         mask = mask | ~(seq_lens >= min_response_length)
     return mask
 
 # %% ../../nbs/guides/from_torchtune.ipynb #5d0ab1dc
 def logits_to_logprobs(
-    logits: Tensor,    # (batch, time, vocab)
-    sequences: Tensor, # the tokens they predict, (batch, time), or its first rows and columns
+    logits: Tensor,  # (batch, time, vocab)
+    sequences: Tensor,  # the tokens they predict, (batch, time), or its first rows and columns
     temperature: int | float = 1.0,
-) -> Tensor: # as `sequences`, in the dtype of the logits
+) -> Tensor:  # as `sequences`, in the dtype of the logits
     "log softmax(z/τ) of the given tokens: `token_logprobs`."
     rows, time = sequences.shape
     logits = logits[:rows, :time] / temperature
@@ -123,22 +127,25 @@ def logits_to_logprobs(
 
 # %% ../../nbs/guides/from_torchtune.ipynb #387ba215
 def truncate_sequence_for_logprobs(
-    query_response_logits: Tensor, context_length: int,
-) -> Tensor: # (batch, response, vocab)
+    query_response_logits: Tensor,
+    context_length: int,
+) -> Tensor:  # (batch, response, vocab)
     "The logits that predict the response: one position earlier, from the last query token on."
-    return query_response_logits[:, context_length - 1:-1]
+    return query_response_logits[:, context_length - 1 : -1]
 
 # %% ../../nbs/guides/from_torchtune.ipynb #54ef2fc6
 def get_batch_log_probs(
-    logits: Tensor, # (batch, time, vocab)
-    labels: Tensor, # (batch, time): the same text, unshifted
-    label_pad_token_id: int = -100, # labels that do not count
-    return_average_logprobs: bool = False, # per token, not per sequence
-) -> Tensor: # (batch,)
+    logits: Tensor,  # (batch, time, vocab)
+    labels: Tensor,  # (batch, time): the same text, unshifted
+    label_pad_token_id: int = -100,  # labels that do not count
+    return_average_logprobs: bool = False,  # per token, not per sequence
+) -> Tensor:  # (batch,)
     "Σₜ log π(yₜ₊₁|y₁..ₜ) over the labels that count. Raises ValueError if the shapes differ."
     if logits.shape[:-1] != labels.shape:
-        raise ValueError(f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}: "
-                         "batch and time must be equal")
+        raise ValueError(
+            f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}: "
+            "batch and time must be equal"
+        )
     counts = labels[:, 1:] != label_pad_token_id
     logprobs = logits_to_logprobs(logits[:, :-1], labels[:, 1:].masked_fill(~counts, 0))
     if return_average_logprobs:
@@ -151,43 +158,63 @@ class PPOLoss(ppo.PPOLoss):
     weights and a clip of 0, stays in its dtype, and has the gradient of every input."""
 
     def forward(
-        self, pi_old_logprobs: Tensor, pi_logprobs: Tensor, advantages: Tensor,
-        phi_old_values: Tensor, phi_values: Tensor, returns: Tensor,
-        padding_masks: Tensor | None = None, value_padding_masks: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: # scalars; the first has the gradient
+        self,
+        pi_old_logprobs: Tensor,
+        pi_logprobs: Tensor,
+        advantages: Tensor,
+        phi_old_values: Tensor,
+        phi_values: Tensor,
+        returns: Tensor,
+        padding_masks: Tensor | None = None,
+        value_padding_masks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # scalars; the first has the gradient
         "loss, policy_loss, value_loss, ratios, clipfrac."
+
         def mean(x: Tensor, mask: Tensor | None) -> Tensor:
             return x.mean() if mask is None else masked_mean(x, mask)
 
         ratios = torch.exp(pi_logprobs - pi_old_logprobs)
         ratio, A = torch.broadcast_tensors(ratios, advantages)
         policy = -clipped_objective(ratio, A, float(self.epsilon) or 5e-324)  # 1 ± 5e-324 is 1
-        near = phi_values.clamp(phi_old_values - self.value_clip_range,
-                                phi_old_values + self.value_clip_range)
-        value = torch.maximum((phi_values - returns)**2, (near - returns)**2)
+        near = phi_values.clamp(
+            phi_old_values - self.value_clip_range, phi_old_values + self.value_clip_range
+        )
+        value = torch.maximum((phi_values - returns) ** 2, (near - returns) ** 2)
         cut = (policy > -ratio * A).to(pi_logprobs.dtype)
         policy_loss = mean(policy, padding_masks)
-        value_loss = .5 * mean(value, value_padding_masks)
-        return (policy_loss + self.value_coeff * value_loss, policy_loss.detach(),
-                value_loss.detach(), ratios.mean().detach(), mean(cut, padding_masks).detach())
+        value_loss = 0.5 * mean(value, value_padding_masks)
+        return (
+            policy_loss + self.value_coeff * value_loss,
+            policy_loss.detach(),
+            value_loss.detach(),
+            ratios.mean().detach(),
+            mean(cut, padding_masks).detach(),
+        )
 
 # %% ../../nbs/guides/from_torchtune.ipynb #85c1ba4e
 class _PairLoss(nn.Module):
     "Of ℓ, how much more than the reference the policy prefers the chosen response, in nats."
-    scale: int | float # of the implicit rewards
+
+    scale: int | float  # of the implicit rewards
 
     def losses(self, ell: Tensor) -> Tensor:
         raise NotImplementedError
 
     def forward(
-        self, policy_chosen_logps: Tensor, policy_rejected_logps: Tensor,
-        reference_chosen_logps: Tensor, reference_rejected_logps: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]: # losses, chosen rewards, rejected rewards
-        ell = ((policy_chosen_logps - policy_rejected_logps)
-               - (reference_chosen_logps - reference_rejected_logps))
-        return (self.losses(ell),
-                self.scale * (policy_chosen_logps - reference_chosen_logps).detach(),
-                self.scale * (policy_rejected_logps - reference_rejected_logps).detach())
+        self,
+        policy_chosen_logps: Tensor,
+        policy_rejected_logps: Tensor,
+        reference_chosen_logps: Tensor,
+        reference_rejected_logps: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # losses, chosen rewards, rejected rewards
+        ell = (policy_chosen_logps - policy_rejected_logps) - (
+            reference_chosen_logps - reference_rejected_logps
+        )
+        return (
+            self.losses(ell),
+            self.scale * (policy_chosen_logps - reference_chosen_logps).detach(),
+            self.scale * (policy_rejected_logps - reference_rejected_logps).detach(),
+        )
 
 # %% ../../nbs/guides/from_torchtune.ipynb #195e2a28
 class DPOLoss(_PairLoss):
@@ -215,20 +242,23 @@ class RSOLoss(_PairLoss):
 # %% ../../nbs/guides/from_torchtune.ipynb #7ea8e633
 class Trajectory(NamedTuple):
     "What torchtune's PPO recipe keeps of a rollout."
-    query_responses: Tensor        # (batch, context + response)
-    logprobs: Tensor               # (batch, response)
-    ref_logprobs: Tensor           # (batch, response)
-    values: Tensor                 # (batch, response)
-    masks: Tensor                  # attention, (batch, context + response, context + response)
-    position_ids: Tensor           # (batch, context + response)
-    response_padding_masks: Tensor # (batch, response)
-    value_padding_masks: Tensor    # (batch, response)
-    value_seq_idxs: Tensor         # one behind the last real token, (batch,)
-    scores: Tensor                 # (batch,)
-    seq_lens: Tensor               # (batch,)
+
+    query_responses: Tensor  # (batch, context + response)
+    logprobs: Tensor  # (batch, response)
+    ref_logprobs: Tensor  # (batch, response)
+    values: Tensor  # (batch, response)
+    masks: Tensor  # attention, (batch, context + response, context + response)
+    position_ids: Tensor  # (batch, context + response)
+    response_padding_masks: Tensor  # (batch, response)
+    value_padding_masks: Tensor  # (batch, response)
+    value_seq_idxs: Tensor  # one behind the last real token, (batch,)
+    scores: Tensor  # (batch,)
+    seq_lens: Tensor  # (batch,)
+
 
 class PPOStats(NamedTuple):
     "What it logs of an update: `PPOLoss`'s five numbers and the approximate KL."
+
     loss: Tensor
     policy_loss: Tensor
     value_loss: Tensor

@@ -28,26 +28,68 @@ from ..training.trainer import RLHFTrainer
 # %% ../../nbs/guides/from_trl.ipynb #438ec959
 DEFAULTS = {  # TRL's own, of what can be translated. A batch is one device's
     "train": dict(  # 0.12 to 1.12
-        learning_rate=3e-6, lr_scheduler_type="linear", weight_decay=0., seed=42,
-        per_device_train_batch_size=8, gradient_accumulation_steps=1, total_episodes=None,
-        num_ppo_epochs=4, num_mini_batches=1, response_length=53, temperature=.7,
-        kl_coef=.05, kl_estimator="k1", cliprange=.2, cliprange_value=.2, vf_coef=.1,
-        gamma=1., lam=.95, max_grad_norm=None, missing_eos_penalty=None),
+        learning_rate=3e-6,
+        lr_scheduler_type="linear",
+        weight_decay=0.0,
+        seed=42,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=1,
+        total_episodes=None,
+        num_ppo_epochs=4,
+        num_mini_batches=1,
+        response_length=53,
+        temperature=0.7,
+        kl_coef=0.05,
+        kl_estimator="k1",
+        cliprange=0.2,
+        cliprange_value=0.2,
+        vf_coef=0.1,
+        gamma=1.0,
+        lam=0.95,
+        max_grad_norm=None,
+        missing_eos_penalty=None,
+    ),
     "step": dict(  # up to 0.11
-        learning_rate=1.41e-5, seed=0, steps=20_000, batch_size=128, mini_batch_size=128,
-        gradient_accumulation_steps=1, ppo_epochs=4, init_kl_coef=.2, kl_penalty="kl",
-        adap_kl_ctrl=True, target=6., cliprange=.2, cliprange_value=.2, vf_coef=.1,
-        gamma=1., lam=.95, max_grad_norm=None)}
+        learning_rate=1.41e-5,
+        seed=0,
+        steps=20_000,
+        batch_size=128,
+        mini_batch_size=128,
+        gradient_accumulation_steps=1,
+        ppo_epochs=4,
+        init_kl_coef=0.2,
+        kl_penalty="kl",
+        adap_kl_ctrl=True,
+        target=6.0,
+        cliprange=0.2,
+        cliprange_value=0.2,
+        vf_coef=0.1,
+        gamma=1.0,
+        lam=0.95,
+        max_grad_norm=None,
+    ),
+}
 
 RENAMED = {  # TRL's name: the name here. One number, one meaning
-    "learning_rate": "lr", "lr_scheduler_type": "lr_schedule",
-    "weight_decay": "weight_decay", "seed": "seed",
-    "num_ppo_epochs": "epochs", "ppo_epochs": "epochs",
-    "num_mini_batches": "minibatches", "response_length": "max_new_tokens",
-    "temperature": "temperature", "kl_coef": "beta", "init_kl_coef": "beta",
-    "kl_estimator": "kl_estimator", "cliprange": "clip", "cliprange_value": "value_clip",
-    "vf_coef": "vf_coef", "gamma": "gamma", "lam": "lam",
-    "missing_eos_penalty": "missing_eos_penalty"}
+    "learning_rate": "lr",
+    "lr_scheduler_type": "lr_schedule",
+    "weight_decay": "weight_decay",
+    "seed": "seed",
+    "num_ppo_epochs": "epochs",
+    "ppo_epochs": "epochs",
+    "num_mini_batches": "minibatches",
+    "response_length": "max_new_tokens",
+    "temperature": "temperature",
+    "kl_coef": "beta",
+    "init_kl_coef": "beta",
+    "kl_estimator": "kl_estimator",
+    "cliprange": "clip",
+    "cliprange_value": "value_clip",
+    "vf_coef": "vf_coef",
+    "gamma": "gamma",
+    "lam": "lam",
+    "missing_eos_penalty": "missing_eos_penalty",
+}
 
 # %% ../../nbs/guides/from_trl.ipynb #a90a00c5
 INSTEAD = {  # TRL's name: (the value that needs nothing, what to do for any other)
@@ -58,42 +100,39 @@ INSTEAD = {  # TRL's name: (the value that needs nothing, what to do for any oth
     "use_score_norm": (False, "subtract in reward_fn a mean that you keep"),
     "score_clip": (None, "reward_clip, if the scores are not scaled first as well"),
     "horizon": (
-        None, "the gain is .1 per update, a horizon of 10·batch_size; for another leave "
-        "kl_target None and set trainer.beta in a callback"),
+        None,
+        "the gain is .1 per update, a horizon of 10·batch_size; for another leave "
+        "kl_target None and set trainer.beta in a callback",
+    ),
     "early_stopping": (False, "kl_early_stop, in nats per response; TRL's is per token"),
-    "target_kl": (1., "kl_early_stop, in nats per response; TRL's is per token"),
+    "target_kl": (1.0, "kl_early_stop, in nats per response; TRL's is per token"),
     "ratio_threshold": (None, "dual_clip=3. bounds what such a minibatch can do"),
     "local_rollout_forward_batch_size": (64, "micro_batch_size. It changes no result"),
-    "is_encoder_decoder": (None, "models that only decode")}
+    "is_encoder_decoder": (None, "models that only decode"),
+}
 
 # %% ../../nbs/guides/from_trl.ipynb #b3bd1cff
 BESIDE = {  # no setting of a loss: where such things are said here
-    "an argument of RLHFTrainer or of Agent, ready made":
-        "sft_model_path model_name model_adapter_name ref_adapter_name is_peft_model "
-        "optim",
-    "an argument of train":
-        "reward_model_path reward_model query_dataset num_train_epochs dataset_num_proc "
-        "remove_unused_columns logging_steps num_sample_generations",
-    "a tracker among the callbacks, see nbs/guides/trackers.ipynb":
-        "log_with report_to tracker_kwargs tracker_project_name",
-    "what you do with the metrics that train returns, or an argument of train_in":
-        "project_kwargs exp_name task_name compare_steps output_dir push_to_hub "
-        "push_to_hub_if_best_kwargs",
-    "autocast='bfloat16', or Agent(model, gradient_checkpointing=True)":
-        "bf16 gradient_checkpointing",
-    "not needed on one device":
-        "world_size accelerator_kwargs ds3_gather_for_generation optimize_device_cache "
-        "optimize_cuda_cache global_batch_size global_backward_batch_size "
-        "local_batch_size local_mini_batch_size",
-    "worked out from the other settings":
-        "batch_size mini_batch_size micro_batch_size backward_batch_size "
-        "forward_batch_size num_total_batches"}
+    "an argument of RLHFTrainer or of Agent, ready made": "sft_model_path model_name model_adapter_name ref_adapter_name is_peft_model "
+    "optim",
+    "an argument of train": "reward_model_path reward_model query_dataset num_train_epochs dataset_num_proc "
+    "remove_unused_columns logging_steps num_sample_generations",
+    "a tracker among the callbacks, see nbs/guides/trackers.ipynb": "log_with report_to tracker_kwargs tracker_project_name",
+    "what you do with the metrics that train returns, or an argument of train_in": "project_kwargs exp_name task_name compare_steps output_dir push_to_hub "
+    "push_to_hub_if_best_kwargs",
+    "autocast='bfloat16', or Agent(model, gradient_checkpointing=True)": "bf16 gradient_checkpointing",
+    "not needed on one device": "world_size accelerator_kwargs ds3_gather_for_generation optimize_device_cache "
+    "optimize_cuda_cache global_batch_size global_backward_batch_size "
+    "local_batch_size local_mini_batch_size",
+    "worked out from the other settings": "batch_size mini_batch_size micro_batch_size backward_batch_size "
+    "forward_batch_size num_total_batches",
+}
 
 # %% ../../nbs/guides/from_trl.ipynb #d88069ce
 def config_from_trl(
-    api: Literal["train", "step"] | object = "train", # PPO of TRL 0.12 to 1.12, or up to 0.11; or
-                    # a GRPOConfig or RLOOConfig, see `config_from_args`
-    **options: Any, # fields of its PPOConfig that you set; the others have its defaults
+    api: Literal["train", "step"] | object = "train",  # PPO of TRL 0.12 to 1.12, or up to 0.11; or
+    # a GRPOConfig or RLOOConfig, see `config_from_args`
+    **options: Any,  # fields of its PPOConfig that you set; the others have its defaults
 ) -> RLHFConfig:
     """The settings of TRL's PPOTrainer as an RLHFConfig; `steps` follows from total_episodes.
     Raises ValueError for what has no counterpart, with what to write in its place."""
@@ -115,50 +154,83 @@ def config_from_trl(
     else:
         rows, batch, estimators = o["mini_batch_size"], o["batch_size"], {"kl": "k1", "mse": "k2"}
         if batch % (rows * parts):
-            raise ValueError(f"batch_size, {batch}, must be a multiple of mini_batch_size times "
-                             f"gradient_accumulation_steps, {rows * parts}: TRL asks for it too")
+            raise ValueError(
+                f"batch_size, {batch}, must be a multiple of mini_batch_size times "
+                f"gradient_accumulation_steps, {rows * parts}: TRL asks for it too"
+            )
         if o["kl_penalty"] not in estimators:
-            raise ValueError(f"kl_penalty={o['kl_penalty']!r} has no counterpart: take 'kl' (our "
-                             "k1) or 'mse' (our k2)")
-        ours |= dict(kl_estimator=estimators[o["kl_penalty"]], steps=math.ceil(o["steps"] / batch),
-                     minibatches=batch // (rows * parts),
-                     kl_target=o["target"] if o["adap_kl_ctrl"] else None)
+            raise ValueError(
+                f"kl_penalty={o['kl_penalty']!r} has no counterpart: take 'kl' (our "
+                "k1) or 'mse' (our k2)"
+            )
+        ours |= dict(
+            kl_estimator=estimators[o["kl_penalty"]],
+            steps=math.ceil(o["steps"] / batch),
+            minibatches=batch // (rows * parts),
+            kl_target=o["target"] if o["adap_kl_ctrl"] else None,
+        )
     if o["max_grad_norm"] is not None:
         ours["max_grad_norm"] = o["max_grad_norm"]
     return RLHFConfig(batch_size=batch, micro_batch_size=rows if parts > 1 else None, **ours)
 
 # %% ../../nbs/guides/from_trl.ipynb #df682716
-SAME = { # fields of GRPOConfig and RLOOConfig: the name here
-    "learning_rate": "lr", "weight_decay": "weight_decay", "seed": "seed",
-    "max_grad_norm": "max_grad_norm", "num_generations": "group_size",
-    "max_completion_length": "max_new_tokens", "temperature": "temperature",
-    "num_iterations": "epochs", "beta": "beta", "epsilon": "clip", "epsilon_high": "clip_high",
-    "delta": "dual_clip", "importance_sampling_level": "ratio_level",
-    "mask_truncated_completions": "mask_truncated"}
-SCALES = {"group": "group_mean_std", "batch": "group_mean_batch_std", "none": "group_mean",
-          True: "group_mean_std", False: "group_mean"}
+SAME = {  # fields of GRPOConfig and RLOOConfig: the name here
+    "learning_rate": "lr",
+    "weight_decay": "weight_decay",
+    "seed": "seed",
+    "max_grad_norm": "max_grad_norm",
+    "num_generations": "group_size",
+    "max_completion_length": "max_new_tokens",
+    "temperature": "temperature",
+    "num_iterations": "epochs",
+    "beta": "beta",
+    "epsilon": "clip",
+    "epsilon_high": "clip_high",
+    "delta": "dual_clip",
+    "importance_sampling_level": "ratio_level",
+    "mask_truncated_completions": "mask_truncated",
+}
+SCALES = {
+    "group": "group_mean_std",
+    "batch": "group_mean_batch_std",
+    "none": "group_mean",
+    True: "group_mean_std",
+    False: "group_mean",
+}
 LOSSES: dict[str, dict[str, Any]] = {
-    "grpo": {"aggregation": "sequence_mean"}, "dr_grpo": {"aggregation": "sequence_sum"},
-    "bnpo": {"aggregation": "token_mean"}, "dapo": {"aggregation": "token_mean"},
-    "cispo": {"aggregation": "token_mean", "surrogate": "weight"}}
+    "grpo": {"aggregation": "sequence_mean"},
+    "dr_grpo": {"aggregation": "sequence_sum"},
+    "bnpo": {"aggregation": "token_mean"},
+    "dapo": {"aggregation": "token_mean"},
+    "cispo": {"aggregation": "token_mean", "surrogate": "weight"},
+}
+
 
 class NotCarried(UserWarning):
     "Settings of TRL's that differ from its defaults and have no place here."
 
 # %% ../../nbs/guides/from_trl.ipynb #df682717
 def config_from_args(
-    args: Any, # TRL's GRPOConfig or RLOOConfig, of one device
+    args: Any,  # TRL's GRPOConfig or RLOOConfig, of one device
 ) -> RLHFConfig:
     "Its settings here. A NotCarried warning lists all that cannot be carried, with what to do."
     o = {f.name: getattr(args, f.name) for f in fields(args)}
     ours: dict[str, Any] = {here: o[there] for there, here in SAME.items() if there in o}
     each, parts = o["per_device_train_batch_size"], o["gradient_accumulation_steps"]
     of_a_batch = o.get("steps_per_generation") or parts
-    ours |= dict(batch_size=each * of_a_batch, minibatches=max(1, of_a_batch // parts),
-                 micro_batch_size=each if parts > 1 else None)
-    done = {*SAME, "per_device_train_batch_size", "gradient_accumulation_steps",
-            "steps_per_generation", "generation_batch_size"}
-    if o.get("max_steps", -1) > 0: # TRL counts optimizer steps
+    ours |= dict(
+        batch_size=each * of_a_batch,
+        minibatches=max(1, of_a_batch // parts),
+        micro_batch_size=each if parts > 1 else None,
+    )
+    done = {
+        *SAME,
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "steps_per_generation",
+        "generation_batch_size",
+    }
+    if o.get("max_steps", -1) > 0:  # TRL counts optimizer steps
         ours["steps"] = math.ceil(o["max_steps"] / (ours["minibatches"] * o["num_iterations"]))
         done.add("max_steps")
     schedule = str(getattr(o["lr_scheduler_type"], "value", o["lr_scheduler_type"]))
@@ -169,8 +241,12 @@ def config_from_args(
         ours["reward_weights"] = tuple(o["reward_weights"])
         done.add("reward_weights")
     if o.get("sync_ref_model"):
-        ours |= {"ref_every": max(1, o["ref_model_sync_steps"] // (
-            ours["minibatches"] * o["num_iterations"])), "ref_mixup": o["ref_model_mixup_alpha"]}
+        ours |= {
+            "ref_every": max(
+                1, o["ref_model_sync_steps"] // (ours["minibatches"] * o["num_iterations"])
+            ),
+            "ref_mixup": o["ref_model_mixup_alpha"],
+        }
     done |= {"sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"}
     preset = "rloo" if type(args).__name__.startswith("RLOO") else "grpo"
     if preset == "grpo":
@@ -182,22 +258,35 @@ def config_from_args(
     _warn_of_lost(args, done)
     return RLHFConfig.preset(preset, **ours)
 
+
 def _warn_of_lost(args: Any, done: set[str]) -> None:
     "Of the fields that differ from their defaults, those that were not carried."
-    usual = {f.name: f.default_factory() if callable(f.default_factory) else f.default
-             for f in fields(args)}
-    if lost := {name: value for name, default in usual.items()
-                if name not in done and (value := getattr(args, name)) != default}:
-        warnings.warn(f"of {type(args).__name__} there is {hints_for(lost, 'setting')}",
-                      NotCarried, 3)
+    usual = {
+        f.name: f.default_factory() if callable(f.default_factory) else f.default
+        for f in fields(args)
+    }
+    if lost := {
+        name: value
+        for name, default in usual.items()
+        if name not in done and (value := getattr(args, name)) != default
+    }:
+        warnings.warn(
+            f"of {type(args).__name__} there is {hints_for(lost, 'setting')}", NotCarried, 3
+        )
+
 
 def dpo_from_trl(
-    args: Any, # TRL's DPOConfig, of one device
-) -> dict[str, Any]: # arguments of `train_dpo`: lr, beta, label_smoothing, batch_size, seed, steps
+    args: Any,  # TRL's DPOConfig, of one device
+) -> dict[str, Any]:  # arguments of `train_dpo`: lr, beta, label_smoothing, batch_size, seed, steps
     "Its settings here. A NotCarried warning lists all that cannot be carried."
     o = {f.name: getattr(args, f.name) for f in fields(args)}
-    names = {"learning_rate": "lr", "beta": "beta", "label_smoothing": "label_smoothing",
-             "seed": "seed", "max_steps": "steps"}
+    names = {
+        "learning_rate": "lr",
+        "beta": "beta",
+        "label_smoothing": "label_smoothing",
+        "seed": "seed",
+        "max_steps": "steps",
+    }
     ours = {here: o[there] for there, here in names.items() if o.get(there, -1) != -1}
     ours["batch_size"] = o["per_device_train_batch_size"] * o["gradient_accumulation_steps"]
     _warn_of_lost(args, {*names, "per_device_train_batch_size", "gradient_accumulation_steps"})
@@ -217,7 +306,8 @@ def _accept(api: str, name: str, value: object) -> None:
     other = next((a for a in DEFAULTS if a != api and name in DEFAULTS[a]), None)
     if other:
         raise ValueError(
-            f"{name} belongs to TRL's {other}() form: pass {other!r} as the first argument")
+            f"{name} belongs to TRL's {other}() form: pass {other!r} as the first argument"
+        )
     known = [*DEFAULTS[api], *INSTEAD, *" ".join(BESIDE.values()).split()]
     hint = "".join(f"; did you mean {near}?" for near in difflib.get_close_matches(name, known, 1))
     raise ValueError(f"{name} is no option of TRL's PPOConfig that is known here{hint}")
@@ -225,18 +315,22 @@ def _accept(api: str, name: str, value: object) -> None:
 # %% ../../nbs/guides/from_trl.ipynb #fe684b55
 def step(
     trainer: RLHFTrainer,
-    queries: Sequence[Int[Tensor, "_"]],   # token ids, without padding
-    responses: Sequence[Int[Tensor, "_"]], # what was sampled, the end token included
-    scores: Sequence[Tensor | int | float], # one per response
-) -> dict[str, float | int | None]: # metrics
+    queries: Sequence[Int[Tensor, "_"]],  # token ids, without padding
+    responses: Sequence[Int[Tensor, "_"]],  # what was sampled, the end token included
+    scores: Sequence[Tensor | int | float],  # one per response
+) -> dict[str, float | int | None]:  # metrics
     """TRL 0.11's PPOTrainer.step: rewards, advantages and optimizer steps for responses
     made elsewhere by the present policy. Raises ValueError for lists of different lengths,
     and as `RLHFTrainer.advantages` and `optimize` do."""
     if not len(queries) == len(responses) == len(scores):
-        raise ValueError(f"{len(queries)} queries, {len(responses)} responses and "
-                         f"{len(scores)} scores: one of each")
-    padded = [pad([row.tolist() for row in rows], trainer.pad_id, side=side)
-              for side, rows in (("left", queries), ("right", responses))]
+        raise ValueError(
+            f"{len(queries)} queries, {len(responses)} responses and "
+            f"{len(scores)} scores: one of each"
+        )
+    padded = [
+        pad([row.tolist() for row in rows], trainer.pad_id, side=side)
+        for side, rows in (("left", queries), ("right", responses))
+    ]
     query, query_mask, response, mask = (x.to(trainer.device) for pair in padded for x in pair)
     rollout = Rollout(query, query_mask, response, mask)
     rollout.scores = torch.tensor([float(x) for x in scores], device=trainer.device)

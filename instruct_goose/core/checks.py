@@ -33,8 +33,13 @@ def require_finite_weights(model: nn.Module) -> None:
     "Raises FloatingPointError if the last step has made a weight infinite or NaN."
     weights = [p for p in model.parameters() if p.is_floating_point()]
     norm = torch.nn.utils.get_total_norm(weights, norm_type=math.inf)
-    refuse_if(~norm.isfinite(), lambda: FloatingPointError(
-        "the optimizer has made a weight infinite or NaN: go back to the last checkpoint"))
+    refuse_if(
+        ~norm.isfinite(),
+        lambda: FloatingPointError(
+            "the optimizer has made a weight infinite or NaN: go back to the last checkpoint"
+        ),
+    )
+
 
 def require_trainable(parameters: Iterable[Tensor]) -> None:
     "Raises ValueError for float16: its NaN would come later, and from nowhere."
@@ -42,11 +47,13 @@ def require_trainable(parameters: Iterable[Tensor]) -> None:
         raise ValueError(
             "the weights are float16, and cannot be trained in it: AdamW divides by the root of "
             "squared gradients, and that of 1e-4 squared is 0 there. No learning rate helps. "
-            "Load them with dtype=torch.float32, or torch.bfloat16, which has its range")
+            "Load them with dtype=torch.float32, or torch.bfloat16, which has its range"
+        )
 
 # %% ../../nbs/reference/core/checks.ipynb #20c5df1e
 class LostSteps(UserWarning):
     "Most steps of this size are rounded away in weights of this precision."
+
 
 def share_of_lost_steps(parameters: Sequence[Tensor], lr: float) -> float:
     """Of the weights in half precision, those whose nearest number is more than 2·lr away: with
@@ -56,16 +63,20 @@ def share_of_lost_steps(parameters: Sequence[Tensor], lr: float) -> float:
         n += p.numel()
         if p.requires_grad and p.dtype.itemsize < 4:
             exponent = p.detach().float().frexp().exponent
-            gap = torch.finfo(p.dtype).eps * 2. ** (exponent - 1)
+            gap = torch.finfo(p.dtype).eps * 2.0 ** (exponent - 1)
             lost += int(((gap > 2 * lr) & (p != 0)).sum())
     return lost / max(n, 1)
 
+
 def warn_of_lost_steps(parameters: Sequence[Tensor], lr: float) -> None:
-    if (lost := share_of_lost_steps(parameters, lr)) > .5:
+    if (lost := share_of_lost_steps(parameters, lr)) > 0.5:
         warnings.warn(
             f"the weights are in half precision, and of {lost:.0%} of them a step of lr={lr:g} is "
             "rounded away: load the model with dtype=torch.float32 (autocast='bfloat16' makes its "
-            "products fast), or train adapters with a higher lr", LostSteps, 4)
+            "products fast), or train adapters with a higher lr",
+            LostSteps,
+            4,
+        )
 
 # %% ../../nbs/reference/core/checks.ipynb #28fcf06f
 class DeferredChecks:
@@ -242,8 +253,11 @@ class Settings:
 
     def __repr__(self) -> str:
         "Only what differs from the defaults."
-        changed = [f"{name}={value!r}" for name, value in vars(self).items()
-                   if value != getattr(type(self), name, ...)]
+        changed = [
+            f"{name}={value!r}"
+            for name, value in vars(self).items()
+            if value != getattr(type(self), name, ...)
+        ]
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def __post_init__(self):
@@ -270,7 +284,7 @@ def check_values(values: Mapping, hints: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {values[name]!r}: it must be {error}")
 
 # %% ../../nbs/reference/core/checks.ipynb #0f4a6ef2
-def value_error(hint: Any, value: object) -> Exception | None: # None: it is fine
+def value_error(hint: Any, value: object) -> Exception | None:  # None: it is fine
     "What a value must be and is not; the kind of error says whether type or range is wrong."
     kind, *limits = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     origin, parts = get_origin(kind), get_args(kind)
@@ -303,6 +317,7 @@ def number_error(kind: type, value: object, limits: list) -> Exception | None:
     if not abs(value) <= 1.7e308 or not all(value in limit for limit in limits):
         return ValueError(what if kind is int and what else f"{what}{what and ', and '}finite")
     return None
+
 
 def tuple_error(hints: tuple, value: object) -> Exception | None:
     "A tuple has as many parts as its annotation, or any number where that ends in `...`."

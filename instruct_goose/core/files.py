@@ -24,6 +24,7 @@ from typing import Any
 # %% ../../nbs/reference/core/files.ipynb #afd474bf
 def text_table(header: Sequence[str], rows: Iterable[Sequence]) -> str:
     "A table in Markdown, lined up for the terminal, with three digits after the point."
+
     def cell(x: Any) -> str:
         if isinstance(x, float):
             return f"{x:.3f}"
@@ -37,6 +38,7 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence]) -> str:
 
 # %% ../../nbs/reference/core/files.ipynb #f5f66850
 _UNFINISHED = re.compile(r"\.writing-\d+|\.removing-checkpoint-\d{6,}")
+
 
 def remove_remains(directory: Path, names: re.Pattern = _UNFINISHED) -> None:
     "Remove what a killed process was writing; nothing of any other name, and no link."
@@ -54,7 +56,7 @@ def locked(directory: Path, wait: bool = False) -> Iterator[None]:
     Raises BlockingIOError, or waits, where another one has it."""
     try:
         import fcntl
-    except ImportError: # Windows
+    except ImportError:  # Windows
         yield
         return
     handle = os.open(directory, os.O_RDONLY)
@@ -62,8 +64,11 @@ def locked(directory: Path, wait: bool = False) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise BlockingIOError(errno.EAGAIN, "another process is at work in this directory: "
-                                  "let it end, or stop it", str(directory)) from None
+            raise BlockingIOError(
+                errno.EAGAIN,
+                "another process is at work in this directory: let it end, or stop it",
+                str(directory),
+            ) from None
         except OSError:
             pass  # some network file systems have no locks
         yield
@@ -82,13 +87,18 @@ def explain_write_errors(what: str, place: str | Path, left: str = "") -> Iterat
         number = e.errno if isinstance(e, OSError) else wrapped and int(wrapped[1])
         if number is None:
             raise
-        raise OSError(number, f"{what} could not be written: {os.strerror(number)}. Free some "
-                      "space, make the directory writable, raise the limit (ulimit -f), or take "
-                      f"another. {left}".rstrip(". "), str(place)) from e
+        raise OSError(
+            number,
+            f"{what} could not be written: {os.strerror(number)}. Free some "
+            "space, make the directory writable, raise the limit (ulimit -f), or take "
+            f"another. {left}".rstrip(". "),
+            str(place),
+        ) from e
 
 # %% ../../nbs/reference/core/files.ipynb #3ad3cab9
-def read_json(path: str | Path, what: str, cure: str = "restore it, or remove it and resume"
-              ) -> dict:
+def read_json(
+    path: str | Path, what: str, cure: str = "restore it, or remove it and resume"
+) -> dict:
     """The object in a JSON file. Raises ValueError, naming the file, for one that is not UTF-8,
     not JSON, nested without end, no object, or with numbers that JSON lacks."""
     try:
@@ -110,6 +120,7 @@ def write_json(path: str | Path, value: Any) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str)
     write_whole(path, text + "\n")
 
+
 def write_whole(path: str | Path, text: str) -> None:
     "Raises OSError, saying what to do, if it cannot be written."
     path = Path(path)
@@ -118,10 +129,15 @@ def write_whole(path: str | Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
 
+
 def append_jsonl(path: str | Path, value: Mapping) -> None:
     "One more line of JSON, written and closed: a run that is cut off keeps its log."
-    with explain_write_errors(Path(path).name, Path(path).parent), Path(path).open("a", encoding="utf-8") as f:
+    with (
+        explain_write_errors(Path(path).name, Path(path).parent),
+        Path(path).open("a", encoding="utf-8") as f,
+    ):
         f.write(json_line(value))
+
 
 def json_line(value: Mapping) -> str:
     "NaN and infinities become null."

@@ -35,6 +35,7 @@ from .checks import deferred_checks
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun says to each
 PATIENCE = 1800  # seconds that a process waits for the others
 
+
 def init_processes(seconds: int | float = PATIENCE) -> None:
     """Meet the processes that torchrun, `accelerate launch` or a SLURM script has started; each
     takes the GPU of its LOCAL_RANK. Does nothing for a process alone, and where they have met."""
@@ -45,19 +46,22 @@ def init_processes(seconds: int | float = PATIENCE) -> None:
         if there:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         with explain_lost_peer():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if there else "gloo",
-                                    timeout=timedelta(seconds=seconds))
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if there else "gloo", timeout=timedelta(seconds=seconds)
+            )
+
 
 def world_size() -> int:
     "How many processes there are."
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
 
 def rank() -> int:
     "Which of them this is, from 0."
     return dist.get_rank() if world_size() > 1 else 0
 
 # %% ../../nbs/guides/several_processes.ipynb #61203e93
-def find_device(name: str) -> torch.device: # "auto", "cpu", "cuda"
+def find_device(name: str) -> torch.device:  # "auto", "cpu", "cuda"
     """The device; auto is cuda where there is one, and each of several processes has its own.
     Raises ValueError for a GPU that is not there."""
     init_processes()
@@ -66,9 +70,11 @@ def find_device(name: str) -> torch.device: # "auto", "cpu", "cuda"
         raise ValueError("device is 'cuda' and torch finds no GPU here: take 'cpu', or 'auto'")
     return torch.device(("cuda" if there else "cpu") if name == "auto" else name)
 
+
 def is_main() -> bool:
     "Is this the one that writes files and draws progress bars?"
     return rank() == 0
+
 
 def rank_slice(n: int, unit: int = 1) -> slice:
     """What this process does of n: shares side by side, as equal as may be, of which `unit` stay
@@ -79,6 +85,7 @@ def rank_slice(n: int, unit: int = 1) -> slice:
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00006
 T = TypeVar("T")
+
 
 class PeerFailed(RuntimeError):
     "Raised in a process because another one has failed."
@@ -92,9 +99,9 @@ def gather_results(work: Callable[[], T]) -> list[T]:
         return [work()]
     mine, error = None, None
     try:
-        with deferred_checks(): # what a GPU refuses, while the others can be told
+        with deferred_checks():  # what a GPU refuses, while the others can be told
             mine = work()
-    except PeerFailed: # they know already
+    except PeerFailed:  # they know already
         raise
     except BaseException as e:
         error = e
@@ -103,11 +110,13 @@ def gather_results(work: Callable[[], T]) -> list[T]:
         raise error
     for k, (_, why) in enumerate(results):
         if why is not None:
-            raise PeerFailed(f"process {k} of {world_size()} failed, which ends this one too: {why}")
+            raise PeerFailed(
+                f"process {k} of {world_size()} failed, which ends this one too: {why}"
+            )
     return cast(list[T], [x for x, _ in results])
 
 # %% ../../nbs/guides/several_processes.ipynb #ea0dbca1
-def all_gather_object(x: T) -> list[T]: # the x of each process
+def all_gather_object(x: T) -> list[T]:  # the x of each process
     """Sent are tensors, plain Python values, and what `torch.serialization.add_safe_globals`
     allows: no code is run on arrival."""
     boxes: list[Any] = [None] * world_size()
@@ -115,14 +124,23 @@ def all_gather_object(x: T) -> list[T]: # the x of each process
         dist.all_gather_object(boxes, packed(x))
     return [unpacked(box) for box in boxes]
 
+
 def allow_types() -> None:
     "Numpy's numbers and arrays, which reward functions like to return, and torch's version."
     array, kinds = np.zeros(1), np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"
-    types: list[Any] = [array.__reduce__()[0], array[0].__reduce__()[0], np.ndarray, np.dtype,
-                        type(torch.__version__), *{type(np.dtype(kind)) for kind in kinds}]
+    types: list[Any] = [
+        array.__reduce__()[0],
+        array[0].__reduce__()[0],
+        np.ndarray,
+        np.dtype,
+        type(torch.__version__),
+        *{type(np.dtype(kind)) for kind in kinds},
+    ]
     torch.serialization.add_safe_globals(types)
 
+
 allow_types()
+
 
 def packed(x: object) -> bytes:
     "For `unpacked`."
@@ -130,8 +148,10 @@ def packed(x: object) -> bytes:
     torch.save(x, buffer)
     return buffer.getvalue()
 
+
 def unpacked(data: bytes) -> Any:
     "What was packed; its tensors are on this process's device."
+
     def here(storage: Any, kind: str) -> Any:
         return storage if kind == "cpu" else storage.cuda()
 
@@ -147,12 +167,14 @@ def explain_lost_peer() -> Iterator[None]:
         raise ConnectionError(
             f"process {os.environ.get('RANK', rank())} waited for the others and lost them: one "
             "has ended, or hangs, or has taken another way through the program. Its own "
-            f"output says which. ({str(e).splitlines()[0][:200]})") from e
+            f"output says which. ({str(e).splitlines()[0][:200]})"
+        ) from e
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00007
 def on_main(work: Callable[[], T]) -> T:
     "What it returned in the first process, which alone calls it; all wait for it."
     return cast(T, gather_results(lambda: work() if is_main() else None)[0])
+
 
 def require_equal(what: str, value: object, cure: str) -> None:
     "Raises ValueError unless the value is the same in all processes."
@@ -172,6 +194,7 @@ def all_reduce(tensors: Sequence[Tensor]) -> None:
             work.wait()
     for x, total in zip(tensors, sums, strict=True):
         x.copy_(total)
+
 
 def full_tensor(x: Any) -> Any:
     "The whole of a tensor that processes hold in pieces, asked of all; anything else as it is."
@@ -193,10 +216,10 @@ def broadcast_weights(module: torch.nn.Module) -> None:
 def in_processes(
     n: int,
     function: Callable[..., T],
-    *args: Any,             # given to each
-    seconds: int | float = 60,   # for all of it, and for one to wait for the others
-    **options: Any,         # likewise
-) -> list[T]: # what it returned in each
+    *args: Any,  # given to each
+    seconds: int | float = 60,  # for all of it, and for one to wait for the others
+    **options: Any,  # likewise
+) -> list[T]:  # what it returned in each
     """Forks n processes that have met (gloo, on this machine's CPU), for lessons and tests. Raises
     RuntimeError with what went wrong in which; TimeoutError."""
     work = partial(function, *args, **options)
@@ -210,38 +233,50 @@ def in_processes(
     return [result for result, _ in results]
 
 # %% ../../nbs/guides/several_processes.ipynb #9eee6f04
-Result = tuple[Any, str | None] # of a process, or what went wrong there
+Result = tuple[Any, str | None]  # of a process, or what went wrong there
 
-def run_forked(n: int, work: Callable[[], object],
-               seconds: int | float) -> tuple[list[Result], bool]:
+
+def run_forked(
+    n: int, work: Callable[[], object], seconds: int | float
+) -> tuple[list[Result], bool]:
     "The results of n processes, left in files; and had one a segmentation fault? TimeoutError."
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as meeting:
         files, until = [Path(meeting, str(k)) for k in range(n)], time.monotonic() + seconds
-        children = [fork.Process(target=run_child, args=(k, files, work, seconds), daemon=True)
-                    for k in range(n)]
+        children = [
+            fork.Process(target=run_child, args=(k, files, work, seconds), daemon=True)
+            for k in range(n)
+        ]
         try:
             for child in children:
                 child.start()
             for child in children:
-                child.join(max(0., until - time.monotonic()))
+                child.join(max(0.0, until - time.monotonic()))
             if late := sum(child.is_alive() for child in children):
                 raise TimeoutError(f"{late} of {n} processes are not done in time")
         finally:
             for child in children:
                 child.kill()
-        results: list[Result] = [unpacked(file.read_bytes()) if file.exists() else
-                                 (None, "it ended without a word") for file in files]
+        results: list[Result] = [
+            unpacked(file.read_bytes()) if file.exists() else (None, "it ended without a word")
+            for file in files
+        ]
         return results, any(child.exitcode == -signal.SIGSEGV for child in children)
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00031
-def run_child(k: int, files: Sequence[Path], work: Callable[[], object],
-              seconds: int | float) -> None:
+def run_child(
+    k: int, files: Sequence[Path], work: Callable[[], object], seconds: int | float
+) -> None:
     "A process meets the others, does its part, and leaves its result or its error."
     torch.set_num_threads(1)  # OpenMP's threads are not forked along: it would wait for them
     try:
-        dist.init_process_group("gloo", init_method=f"file://{files[0]}.meeting", rank=k,
-                                world_size=len(files), timeout=timedelta(seconds=seconds))
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{files[0]}.meeting",
+            rank=k,
+            world_size=len(files),
+            timeout=timedelta(seconds=seconds),
+        )
         dist.barrier()  # nobody leaves before all have met
         result = packed((work(), None))
     except BaseException as e:

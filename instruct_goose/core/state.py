@@ -30,20 +30,27 @@ from .checks import check_values, NotNegative
 # %% ../../nbs/reference/core/state.ipynb #28b90dff
 def environment() -> dict[str, str | int]:
     "What rounding depends on: numbers are equal to the bit where this is, and the shapes are."
-    return {"cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "threads": torch.get_num_threads(), "machine": platform.machine(),
-            "torch": torch.__version__}
+    return {
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+    }
+
 
 def differences(then: Mapping, now: Mapping) -> str:
     "Each value that differs, in words; empty for none."
     both = {k: (then.get(k, "not there"), now.get(k, "not there")) for k in [*then, *now]}
     return "; ".join(f"{k} was {a!r} and is {b!r}" for k, (a, b) in both.items() if a != b)
 
+
 def refuse_other_settings(then: Mapping, now: Mapping, what: str = "the checkpoint") -> None:
     "Raises ValueError naming each setting that differs."
     if odd := differences(then, now):
-        raise ValueError(f"{what} was made with other settings: {odd}. Give the same ones, or "
-                         "begin a new run in another directory")
+        raise ValueError(
+            f"{what} was made with other settings: {odd}. Give the same ones, or "
+            "begin a new run in another directory"
+        )
 
 # %% ../../nbs/reference/core/state.ipynb #38c5f8fb
 def random_state(own: Mapping[str, torch.Generator] | None = None) -> dict[str, Tensor]:
@@ -51,9 +58,11 @@ def random_state(own: Mapping[str, torch.Generator] | None = None) -> dict[str, 
     _, words, gauss = random.getstate()
     numpy: Any = np.random.get_state()
     _, keys, *rest = numpy
-    state = {"torch": torch.get_rng_state(),
-             "python": torch.tensor([*words, gauss is not None, gauss or 0.], dtype=torch.float64),
-             "numpy": torch.tensor([*keys.tolist(), *rest], dtype=torch.float64)}
+    state = {
+        "torch": torch.get_rng_state(),
+        "python": torch.tensor([*words, gauss is not None, gauss or 0.0], dtype=torch.float64),
+        "numpy": torch.tensor([*keys.tolist(), *rest], dtype=torch.float64),
+    }
     if torch.cuda.is_initialized():
         state |= {f"cuda_{i}": x for i, x in enumerate(torch.cuda.get_rng_state_all())}
     return state | {name: g.get_state() for name, g in (own or {}).items()}
@@ -71,8 +80,9 @@ def check_tensors(own: Mapping[str, Tensor], there: Mapping[str, Tensor], what: 
             raise ValueError(f"{name} is not finite: go back to an earlier checkpoint")
 
 # %% ../../nbs/reference/core/state.ipynb #d77944e1
-def set_random_state(state: Mapping[str, Tensor],
-                     own: Mapping[str, torch.Generator] | None = None) -> None:
+def set_random_state(
+    state: Mapping[str, Tensor], own: Mapping[str, torch.Generator] | None = None
+) -> None:
     "Put them back there. Raises ValueError, with nothing changed, for a state that is not theirs."
     here = random_state(own)
     ours, theirs = ({k: x for k, x in s.items() if k[:5] != "cuda_"} for s in (here, state))
@@ -287,8 +297,18 @@ class StageStore(Protocol):
         "`done` of `total` steps are done; `state` is asked for where a copy is due."
 
 # %% ../../nbs/reference/core/state.ipynb #a45ea2a3
-CHANGES_NOTHING = ("output_dir", "data", "progress", "save_every", "keep", "resume",
-                   "reward_timeout", "even_if_worse", "track", "track_every")
+CHANGES_NOTHING = (
+    "output_dir",
+    "data",
+    "progress",
+    "save_every",
+    "keep",
+    "resume",
+    "reward_timeout",
+    "even_if_worse",
+    "track",
+    "track_every",
+)
 
 # %% ../../nbs/reference/core/state.ipynb #f96e0366
 def identity_of(
@@ -341,11 +361,16 @@ def check_identity(then: Mapping, now: Mapping) -> None:
     free = {*CHANGES_NOTHING, *(["steps"] if constant else [])}
     old, new = ({k: v for k, v in x["config"].items() if k not in free} for x in (then, now))
     refuse_other_settings(old, new)
-    for name, words in (("reference", "reference model"), ("tokenizer", "tokenizer"),
-                        ("frozen", "model under the adapters")):
+    for name, words in (
+        ("reference", "reference model"),
+        ("tokenizer", "tokenizer"),
+        ("frozen", "model under the adapters"),
+    ):
         if then.get(name, "") != now[name]:
-            raise ValueError(f"the {words} is not the one of this checkpoint: build the trainer "
-                             "from the same ones as before")
+            raise ValueError(
+                f"the {words} is not the one of this checkpoint: build the trainer "
+                "from the same ones as before"
+            )
 
 # %% ../../nbs/reference/core/state.ipynb #fba69d85
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -14,8 +14,20 @@ from pathlib import Path
 from ..core.checks import shorten
 
 # %% ../../nbs/reference/data/files.ipynb #cbdef28d
-REASONS = ("csv", "encoding", "json", "shape", "column", "type", "empty", "tie", "conversation",
-           "template", "length")
+REASONS = (
+    "csv",
+    "encoding",
+    "json",
+    "shape",
+    "column",
+    "type",
+    "empty",
+    "tie",
+    "conversation",
+    "template",
+    "length",
+)
+
 
 class BadRow(ValueError):
     """One row that cannot be used. The message says where the row stands, what is wrong and how
@@ -31,16 +43,22 @@ def lines_of(path: str) -> Iterator[str]:
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
         yield from file
 
+
 def check_text(where: str, text: str) -> None:
     "Raises BadRow for a byte that was not UTF-8, and for half a surrogate pair."
     try:
         text.encode()
     except UnicodeEncodeError as e:
-        raise BadRow("encoding", where, f"not UTF-8 after {text[:e.start][-20:]!r}: convert the "
-                     "file, if it is Latin-1 with: iconv -f LATIN1 -t UTF-8") from None
+        raise BadRow(
+            "encoding",
+            where,
+            f"not UTF-8 after {text[: e.start][-20:]!r}: convert the "
+            "file, if it is Latin-1 with: iconv -f LATIN1 -t UTF-8",
+        ) from None
 
 # %% ../../nbs/reference/data/files.ipynb #18d522d5
-Place = tuple[str, object] # where a row stands, and the row, or the BadRow for it
+Place = tuple[str, object]  # where a row stands, and the row, or the BadRow for it
+
 
 def read_jsonl(path: str) -> Iterator[Place]:
     "One JSON value a line; blank lines are left out."
@@ -54,8 +72,12 @@ def read_jsonl(path: str) -> Iterator[Place]:
         except BadRow as e:
             row = e
         except (ValueError, RecursionError) as e:
-            row = BadRow("json", where, f"not JSON: {e}: {shorten(line)}. Expected is one object "
-                         "per line, as json.dumps writes it; an indented file: `jq -c .`")
+            row = BadRow(
+                "json",
+                where,
+                f"not JSON: {e}: {shorten(line)}. Expected is one object "
+                "per line, as json.dumps writes it; an indented file: `jq -c .`",
+            )
         yield where, row
 
 # %% ../../nbs/reference/data/files.ipynb #06257b1e
@@ -86,8 +108,14 @@ def read_csv(path: str, delimiter: str) -> Iterator[Place]:
         except BadRow as e:
             yield where, e
         except csv.Error as e:
-            yield where, BadRow("csv", f"{where} to {reader.line_num}", f"{e}: is a quote left "
-                                "open? Quote a field with quotes, and double its own")
+            yield (
+                where,
+                BadRow(
+                    "csv",
+                    f"{where} to {reader.line_num}",
+                    f"{e}: is a quote left open? Quote a field with quotes, and double its own",
+                ),
+            )
         else:
             if fields is None:
                 return
@@ -96,5 +124,12 @@ def read_csv(path: str, delimiter: str) -> Iterator[Place]:
             elif len(fields) == len(header):
                 yield where, dict(zip(header, fields, strict=True))
             elif fields:
-                yield where, BadRow("shape", where, f"{len(fields)} fields under {len(header)} "
-                                    "columns: put a field with a delimiter in double quotes")
+                yield (
+                    where,
+                    BadRow(
+                        "shape",
+                        where,
+                        f"{len(fields)} fields under {len(header)} "
+                        "columns: put a field with a delimiter in double quotes",
+                    ),
+                )

@@ -28,45 +28,54 @@ _T = TypeVar("_T")
 
 # %% ../../nbs/reference/data/load.ipynb #ae790f1b
 def stream_prompts(
-    source: Source, # a file, a datasets.Dataset, or an iterable of rows: see the table
+    source: Source,  # a file, a datasets.Dataset, or an iterable of rows: see the table
     *,
-    tokenizer: PreTrainedTokenizerBase | None = None, # for conversations and for max_length
+    tokenizer: PreTrainedTokenizerBase | None = None,  # for conversations and for max_length
     max_length: int | None = None,  # most tokens in a prompt; None: not counted here
-    columns: Mapping[str, str] | None = None, # our name → the file's, where they differ
-    unique: bool = False,           # leave out later copies; remembers 16 bytes for each prompt
-    on_error: Literal["raise", "skip"] = "raise", # what to do about a bad row
-    report: dict | None = None,     # is filled: rows, kept, duplicates, skipped, examples
-    repeat: bool = False,           # begin again at the end, without end
-) -> Iterator[str]: # for `RLHFTrainer.train`
+    columns: Mapping[str, str] | None = None,  # our name → the file's, where they differ
+    unique: bool = False,  # leave out later copies; remembers 16 bytes for each prompt
+    on_error: Literal["raise", "skip"] = "raise",  # what to do about a bad row
+    report: dict | None = None,  # is filled: rows, kept, duplicates, skipped, examples
+    repeat: bool = False,  # begin again at the end, without end
+) -> Iterator[str]:  # for `RLHFTrainer.train`
     """Prompts one at a time: memory stays the same however long the file is. Arguments are
     checked at once, rows as they come. Raises `BadRow`, a ValueError, naming file and line;
     FileNotFoundError or ValueError for a file that is missing, of another format or without a
     usable row; TypeError for another kind of source."""
-    return stream(PROMPTS, source, tokenizer=tokenizer, max_length=max_length, columns=columns,
-                  unique=unique, on_error=on_error, report=report, repeat=repeat)
+    return stream(
+        PROMPTS,
+        source,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        columns=columns,
+        unique=unique,
+        on_error=on_error,
+        report=report,
+        repeat=repeat,
+    )
 
 # %% ../../nbs/reference/data/load.ipynb #a622b7d8
 def load_prompts(
-    source: Source, # a file, a datasets.Dataset, or an iterable of rows: see the table
-    **options: Any, # as for `stream_prompts`, without repeat
-) -> list[str]: # for `PromptDataset` and `RLHFTrainer.train`
+    source: Source,  # a file, a datasets.Dataset, or an iterable of rows: see the table
+    **options: Any,  # as for `stream_prompts`, without repeat
+) -> list[str]:  # for `PromptDataset` and `RLHFTrainer.train`
     "All prompts of a source, in their order. Raises what `stream_prompts` raises."
     return list(stream_prompts(source, repeat=False, **options))
 
 # %% ../../nbs/reference/data/load.ipynb #b4965076
 def stream_pairs(
-    source: Source, # a file, a datasets.Dataset, or an iterable of rows: see the table
-    **options: Any, # as for `stream_prompts`; max_length is of prompt and response together
-) -> Iterator[dict[str, str]]: # {"prompt", "chosen", "rejected"}; the prompt may be ""
+    source: Source,  # a file, a datasets.Dataset, or an iterable of rows: see the table
+    **options: Any,  # as for `stream_prompts`; max_length is of prompt and response together
+) -> Iterator[dict[str, str]]:  # {"prompt", "chosen", "rejected"}; the prompt may be ""
     """Preference pairs one at a time, as `stream_prompts` gives prompts, with the same errors. A
     prompt that is not given as a column is taken from what two conversations share."""
     return stream(PAIRS, source, **options)
 
 # %% ../../nbs/reference/data/load.ipynb #3158e4ae
 def load_pairs(
-    source: Source, # a file, a datasets.Dataset, or an iterable of rows: see the table
-    **options: Any, # as for `stream_pairs`, without repeat
-) -> list[dict[str, str]]: # for `PairDataset`, `train_reward_model` and `train_dpo`
+    source: Source,  # a file, a datasets.Dataset, or an iterable of rows: see the table
+    **options: Any,  # as for `stream_pairs`, without repeat
+) -> list[dict[str, str]]:  # for `PairDataset`, `train_reward_model` and `train_dpo`
     "All pairs of a source, in their order. Raises what `stream_prompts` raises."
     return list(stream_pairs(source, repeat=False, **options))
 
@@ -74,28 +83,44 @@ def load_pairs(
 @dataclass(frozen=True)
 class Form(Generic[_T]):
     "What is made of a row: prompts, or pairs."
-    make: Callable[..., _T] # (row, where, columns, tokenizer) → what is given out
-    texts: Callable[[_T], dict[str, str]] # the texts whose tokens are counted, by name
-    columns: tuple[str, ...] # our names
 
-PROMPTS = Form[str](prompt_of, lambda text: {"the prompt": text},
-                    ("prompt", "text", "messages", "chosen", "rejected"))
+    make: Callable[..., _T]  # (row, where, columns, tokenizer) → what is given out
+    texts: Callable[[_T], dict[str, str]]  # the texts whose tokens are counted, by name
+    columns: tuple[str, ...]  # our names
+
+
+PROMPTS = Form[str](
+    prompt_of,
+    lambda text: {"the prompt": text},
+    ("prompt", "text", "messages", "chosen", "rejected"),
+)
 PAIRS = Form[dict[str, str]](
-    pair_of, lambda pair: {f"prompt and {side}": pair["prompt"] + pair[side]
-                           for side in ("chosen", "rejected")},
-    ("prompt", "chosen", "rejected"))
+    pair_of,
+    lambda pair: {
+        f"prompt and {side}": pair["prompt"] + pair[side] for side in ("chosen", "rejected")
+    },
+    ("prompt", "chosen", "rejected"),
+)
 
 # %% ../../nbs/reference/data/load.ipynb #40bc3a31
 def stream(
-    form: Form[_T], source: Source, *, tokenizer: PreTrainedTokenizerBase | None = None,
-    max_length: int | None = None, columns: Mapping[str, str] | None = None, unique: bool = False,
-    on_error: str = "raise", report: dict | None = None, repeat: bool = False,
+    form: Form[_T],
+    source: Source,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    max_length: int | None = None,
+    columns: Mapping[str, str] | None = None,
+    unique: bool = False,
+    on_error: str = "raise",
+    report: dict | None = None,
+    repeat: bool = False,
 ) -> Iterator[_T]:
     "The rows of a source as prompts or pairs. Arguments are checked now, rows as they come."
     names, first = dict(columns or {}), {} if report is None else report
     if unknown := [name for name in names if name not in form.columns]:
-        raise ValueError(f"columns names {unknown[0]!r}: "
-                         f"the names to translate are {', '.join(form.columns)}")
+        raise ValueError(
+            f"columns names {unknown[0]!r}: the names to translate are {', '.join(form.columns)}"
+        )
     if max_length is not None and tokenizer is None:
         raise ValueError("max_length counts tokens: pass tokenizer= too")
     check_source(source, repeat)
@@ -113,12 +138,16 @@ def stream(
         conclude(source, first)
         while repeat:
             yield from one_pass(source, made_of, unique, on_error, {})
+
     return passes()
 
 # %% ../../nbs/reference/data/load.ipynb #584f7023
 def one_pass(
-    source: Source, made_of: Callable[[str, object], _T], unique: bool, on_error: str,
-    report: dict, # is filled
+    source: Source,
+    made_of: Callable[[str, object], _T],
+    unique: bool,
+    on_error: str,
+    report: dict,  # is filled
 ) -> Iterator[_T]:
     "Each row once, counted in the report."
     report |= {"rows": 0, "kept": 0, "duplicates": 0, "skipped": {}, "examples": []}
@@ -152,8 +181,9 @@ def conclude(source: Source, report: Mapping) -> None:
         n, said = sum(report["skipped"].values()), f"The first: {report['examples'][0]}"
         if not report["kept"]:
             raise ValueError(f"{name}: none of its {n} rows can be used ({counts}). {said}")
-        warnings.warn(f"{name}: {n} of {report['rows']} rows skipped ({counts}). {said}",
-                      stacklevel=4)
+        warnings.warn(
+            f"{name}: {n} of {report['rows']} rows skipped ({counts}). {said}", stacklevel=4
+        )
 
 # %% ../../nbs/reference/data/load.ipynb #65fd4f8c
 def rows_from(source: Source) -> Iterator[Place]:
@@ -168,17 +198,23 @@ def rows_from(source: Source) -> Iterator[Place]:
         return read_array(path)
     return read_csv(path, "," if kind == ".csv" else "\t")
 
+
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 
 # %% ../../nbs/reference/data/load.ipynb #cd612eed
-def check_length(texts: dict[str, str], tokenizer: PreTrainedTokenizerBase, max_length: int,
-                 where: str) -> None:
+def check_length(
+    texts: dict[str, str], tokenizer: PreTrainedTokenizerBase, max_length: int, where: str
+) -> None:
     "Raises BadRow for a text of more tokens."
     for name, text in texts.items():
         n = len(tokenizer(text, verbose=False)["input_ids"])
         if n > max_length:
-            raise BadRow("length", where, f"{name} has {n} tokens, max_length is {max_length}: "
-                         f"{shorten(text)}. Shorten or drop it")
+            raise BadRow(
+                "length",
+                where,
+                f"{name} has {n} tokens, max_length is {max_length}: "
+                f"{shorten(text)}. Shorten or drop it",
+            )
 
 # %% ../../nbs/reference/data/load.ipynb #c5e1ad03
 def check_source(source: Source, repeat: bool = False) -> None:
@@ -186,18 +222,26 @@ def check_source(source: Source, repeat: bool = False) -> None:
     if isinstance(source, str | os.PathLike):
         path = os.fspath(source)
         if not os.path.isfile(path):
-            raise FileNotFoundError(f"no file {shorten(path)}. A data set of the Hub is passed as "
-                                    "datasets.load_dataset(name, split='train'), texts as a list")
+            raise FileNotFoundError(
+                f"no file {shorten(path)}. A data set of the Hub is passed as "
+                "datasets.load_dataset(name, split='train'), texts as a list"
+            )
         if Path(path).suffix.lower() not in SUFFIXES:
-            raise ValueError(f"{path}: the suffix tells the format, and it is none of "
-                             f"{', '.join(SUFFIXES)}. Of a folder of Parquet files pass "
-                             "datasets.load_dataset(name, split='train')")
+            raise ValueError(
+                f"{path}: the suffix tells the format, and it is none of "
+                f"{', '.join(SUFFIXES)}. Of a folder of Parquet files pass "
+                "datasets.load_dataset(name, split='train')"
+            )
         return
     rows = hasattr(source, "__iter__") or hasattr(source, "__getitem__")
     if not rows or isinstance(source, bytes | bytearray | Mapping) or hasattr(source, "iterrows"):
-        raise TypeError(f"source is of type {type(source).__name__}: pass a file's path, a list "
-                        "of rows or a datasets.Dataset. Of several splits pass one, "
-                        "data['train']; of a pandas table its rows, table.to_dict('records')")
+        raise TypeError(
+            f"source is of type {type(source).__name__}: pass a file's path, a list "
+            "of rows or a datasets.Dataset. Of several splits pass one, "
+            "data['train']; of a pandas table its rows, table.to_dict('records')"
+        )
     if repeat and iter(source) is source:
-        raise ValueError("repeat=True reads the source again and again, but this one is a "
-                         "generator and can be read once: pass a list or a file")
+        raise ValueError(
+            "repeat=True reads the source again and again, but this one is a "
+            "generator and can be read once: pass a list or a file"
+        )

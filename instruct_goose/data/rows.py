@@ -19,14 +19,18 @@ from .files import BadRow, check_text
 
 # %% ../../nbs/reference/data/rows.ipynb #03b7e145
 def render(
-    turns: list[dict], tokenizer: PreTrainedTokenizerBase | None, where: str,
-    ask: bool, # with the words that begin the answer
+    turns: list[dict],
+    tokenizer: PreTrainedTokenizerBase | None,
+    where: str,
+    ask: bool,  # with the words that begin the answer
 ) -> str:
     """A conversation as text, without a beginning that the tokenizer would write again. Raises
     ValueError without a chat template; BadRow where the template refuses the conversation."""
     if tokenizer is None or not tokenizer.chat_template:
-        raise ValueError(f"{where} is a conversation: pass tokenizer=, the one of a chat model"
-                         + (", for this one has no chat template" if tokenizer else ""))
+        raise ValueError(
+            f"{where} is a conversation: pass tokenizer=, the one of a chat model"
+            + (", for this one has no chat template" if tokenizer else "")
+        )
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=ask)
     except Exception as e:  # a template is a program of its own, which may raise anything
@@ -36,6 +40,7 @@ def render(
     twice = begin and tokenizer(begin)["input_ids"][:2] == [tokenizer.bos_token_id] * 2
     return text.removeprefix(begin) if twice else text
 
+
 def without_end(text: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
     "An answer without its end-of-text token: training adds one."
     end = str(tokenizer.eos_token or "") if tokenizer is not None else ""
@@ -43,17 +48,18 @@ def without_end(text: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
     return bare.removesuffix(end) if end and bare.endswith(end) else text
 
 # %% ../../nbs/reference/data/rows.ipynb #f6c97a4f
-def shared_dialogue(chosen: object, rejected: object) -> str: # "" where they are no dialogues
+def shared_dialogue(chosen: object, rejected: object) -> str:  # "" where they are no dialogues
     "What two dialogues in one string, Human: … Assistant: …, share, up to the answers."
-    both = [x for x in (chosen, rejected)
-            if isinstance(x, str) and x.lstrip().startswith("Human:")]
+    both = [x for x in (chosen, rejected) if isinstance(x, str) and x.lstrip().startswith("Human:")]
     shared = os.path.commonprefix(both) if len(both) == 2 else ""
     head, sign, _ = shared.rpartition("\n\nAssistant:")
     return head + sign
 
 # %% ../../nbs/reference/data/rows.ipynb #ae57ca9e
 def prompt_of(
-    row: object, where: str, columns: Mapping[str, str], # our name → the file's
+    row: object,
+    where: str,
+    columns: Mapping[str, str],  # our name → the file's
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> str:
     "The prompt of a row in any of its forms."
@@ -67,15 +73,21 @@ def prompt_of(
     if name == "messages" and turns[-1]["role"] == "assistant" and len(turns) > 1:
         turns = turns[:-1]
     if turns[-1]["role"] == "assistant":
-        raise BadRow("conversation", where, f"{name} ends with the assistant's turn, and that is "
-                     "what the policy is to write: leave it out")
+        raise BadRow(
+            "conversation",
+            where,
+            f"{name} ends with the assistant's turn, and that is "
+            "what the policy is to write: leave it out",
+        )
     return render(turns, tokenizer, where, ask=True)
 
 # %% ../../nbs/reference/data/rows.ipynb #8cc870de
 def prompt_column(row: Mapping, where: str, columns: Mapping[str, str]) -> tuple[str, object]:
     "Which column holds the prompt, and what it holds."
+
     def has(name: str) -> bool:
         return columns.get(name, name) in row
+
     names = ("prompt",) if "prompt" in columns else ("prompt", "text", "messages")
     name = next(filter(has, names), "prompt")
     if has(name) or not (has("chosen") and has("rejected")):
@@ -90,9 +102,11 @@ def prompt_column(row: Mapping, where: str, columns: Mapping[str, str]) -> tuple
 
 # %% ../../nbs/reference/data/rows.ipynb #488733e7
 def pair_of(
-    row: object, where: str, columns: Mapping[str, str], # our name → the file's
+    row: object,
+    where: str,
+    columns: Mapping[str, str],  # our name → the file's
     tokenizer: PreTrainedTokenizerBase | None,
-) -> dict[str, str]: # prompt, chosen, rejected
+) -> dict[str, str]:  # prompt, chosen, rejected
     "A preference in any of its forms as three texts."
     prompt, chosen, rejected = parts_of(row, where, columns)
     if is_turns(chosen) and is_turns(rejected):
@@ -107,15 +121,19 @@ def pair_of(
     opening = opening_of(prompt, chosen, rejected, where)
     return untied(answers_of(opening, chosen, rejected, where, tokenizer), where)
 
+
 def untied(pair: dict[str, str], where: str) -> dict[str, str]:
     if pair["chosen"] == pair["rejected"]:
-        raise BadRow("tie", where, f"chosen and rejected are the same, {shorten(pair['chosen'])}: "
-                     "drop ties, they teach nothing")
+        raise BadRow(
+            "tie",
+            where,
+            f"chosen and rejected are the same, {shorten(pair['chosen'])}: "
+            "drop ties, they teach nothing",
+        )
     return pair
 
 # %% ../../nbs/reference/data/rows.ipynb #5a892d91
-def parts_of(row: object, where: str,
-             columns: Mapping[str, str]) -> tuple[object, object, object]:
+def parts_of(row: object, where: str, columns: Mapping[str, str]) -> tuple[object, object, object]:
     "Prompt (or None), chosen and rejected, as the row holds them."
     if isinstance(row, list | tuple) and len(row) == 2:
         return None, *row
@@ -124,41 +142,51 @@ def parts_of(row: object, where: str,
     prompt = column(row, "prompt", where, columns) if "prompt" in columns else row.get("prompt")
     return None if prompt == "" else prompt, chosen, rejected
 
+
 def plain_pair(prompt: object, chosen: str, rejected: str, where: str) -> dict[str, str]:
     "Texts as they are. Without a prompt, what two dialogues share is taken for it."
     if prompt is not None:
         prompt = as_text(prompt, "prompt", where, blank=True)
         return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     n = len(shared := shared_dialogue(chosen, rejected))
-    return {"prompt": shared, "chosen": as_text(chosen[n:], "chosen", where),
-            "rejected": as_text(rejected[n:], "rejected", where)}
+    return {
+        "prompt": shared,
+        "chosen": as_text(chosen[n:], "chosen", where),
+        "rejected": as_text(rejected[n:], "rejected", where),
+    }
 
 # %% ../../nbs/reference/data/rows.ipynb #7759a66a
 def answers_of(
-    opening: list[dict], chosen: list[dict], rejected: list[dict], where: str,
+    opening: list[dict],
+    chosen: list[dict],
+    rejected: list[dict],
+    where: str,
     tokenizer: PreTrainedTokenizerBase | None,
-) -> dict[str, str]: # prompt, chosen, rejected
+) -> dict[str, str]:  # prompt, chosen, rejected
     "As the chat template writes them; the opening may be repeated in the responses."
     if opening[-1]["role"] == "assistant":
         raise BadRow("conversation", where, "after the assistant's turn responses answer nothing")
     whole = {}
     for name, turns in (("chosen", chosen), ("rejected", rejected)):
-        after = turns[len(opening):] if turns[:len(opening)] == opening else turns
+        after = turns[len(opening) :] if turns[: len(opening)] == opening else turns
         if not after or after[0]["role"] != "assistant":
-            raise BadRow("conversation", where, f"{name}: after the prompt the assistant's turn "
-                         f"is missing: {shorten(turns)}")
+            raise BadRow(
+                "conversation",
+                where,
+                f"{name}: after the prompt the assistant's turn is missing: {shorten(turns)}",
+            )
         whole[name] = render(opening + after, tokenizer, where, ask=False)
     for ask in (True, False):
         head = render(opening, tokenizer, where, ask)
         if all(text.startswith(head) for text in whole.values()):
-            made = {k: without_end(text[len(head):], tokenizer) for k, text in whole.items()}
+            made = {k: without_end(text[len(head) :], tokenizer) for k, text in whole.items()}
             return {"prompt": head} | {k: as_text(text, k, where) for k, text in made.items()}
-    raise BadRow("template", where, "as the chat template writes them, prompt and response "
-                 "cannot be parted")
+    raise BadRow(
+        "template", where, "as the chat template writes them, prompt and response cannot be parted"
+    )
 
 # %% ../../nbs/reference/data/rows.ipynb #d777c7d8
-def opening_of(prompt: object, chosen: list[dict], rejected: list[dict],
-               where: str) -> list[dict]:
+def opening_of(prompt: object, chosen: list[dict], rejected: list[dict], where: str) -> list[dict]:
     "The turns before both responses: given, or what the two conversations share."
     if is_turns(prompt):
         return checked_turns(prompt, "prompt", where)
@@ -167,26 +195,36 @@ def opening_of(prompt: object, chosen: list[dict], rejected: list[dict],
     if prompt is None:
         if shared:
             return shared
-        raise BadRow("conversation", where, "chosen and rejected have no first turn in common, "
-                     "and there is no prompt")
+        raise BadRow(
+            "conversation",
+            where,
+            "chosen and rejected have no first turn in common, and there is no prompt",
+        )
     prompt = as_text(prompt, "prompt", where)
     if chosen[0]["role"] == rejected[0]["role"] == "assistant":
         return [{"role": "user", "content": prompt}]
     if any(turn["content"].strip() == prompt.strip() for turn in shared):
         return shared
-    raise BadRow("conversation", where, f"the prompt {shorten(prompt)} is not among the turns that "
-                 "chosen and rejected begin with")
+    raise BadRow(
+        "conversation",
+        where,
+        f"the prompt {shorten(prompt)} is not among the turns that chosen and rejected begin with",
+    )
 
 # %% ../../nbs/reference/data/rows.ipynb #08a78f1a
 def is_turns(value: object) -> TypeGuard[list | tuple]:
     "Is it a conversation rather than a text?"
     return isinstance(value, list | tuple)
 
+
 def as_object(row: object, where: str) -> Mapping:
     "The row, if it has named columns."
     if not isinstance(row, Mapping):
-        raise BadRow("shape", where, f"of type {type(row).__name__}, expected an object with "
-                     f"named columns: {shorten(row)}")
+        raise BadRow(
+            "shape",
+            where,
+            f"of type {type(row).__name__}, expected an object with named columns: {shorten(row)}",
+        )
     return row
 
 # %% ../../nbs/reference/data/rows.ipynb #aaa34003
@@ -196,15 +234,21 @@ def column(row: Mapping, name: str, where: str, columns: Mapping[str, str]) -> o
     if theirs in row:
         return row[theirs]
     there = ", ".join(map(shorten, list(row)[:8])) or "no columns"
-    raise BadRow("column", where, f"no {theirs!r}: there are {there}. "
-                 f"If it has another name: columns={{{name!r}: '…'}}")
+    raise BadRow(
+        "column",
+        where,
+        f"no {theirs!r}: there are {there}. If it has another name: columns={{{name!r}: '…'}}",
+    )
 
 # %% ../../nbs/reference/data/rows.ipynb #6db5bf09
 def as_text(value: object, name: str, where: str, blank: bool = False) -> str:
     "The value, if it is a text with something in it that can be written as UTF-8."
     if not isinstance(value, str):
-        raise BadRow("empty" if value is None else "type", where, f"{name} is "
-                     f"{shorten(value)}, expected text")
+        raise BadRow(
+            "empty" if value is None else "type",
+            where,
+            f"{name} is {shorten(value)}, expected text",
+        )
     if not value.strip() and not blank:
         raise BadRow("empty", where, f"{name} is empty: drop the row")
     check_text(f"{where}: {name}", value)

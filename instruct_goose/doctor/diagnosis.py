@@ -12,10 +12,10 @@ from .rules import Finding, of_rl, RULES, Run
 
 # %% ../../nbs/guides/doctor.ipynb #26b08fb3
 def diagnose(
-    metrics: Sequence[Mapping[str, object]], # one dictionary per iteration, as `train` returns
-    config: Mapping[str, object] | None = None, # the settings, if at hand: some rules say more
-    tokens: Mapping[int, Sequence[Mapping]] | None = None, # the run's tokens, of `read_tokens`
-) -> list[Finding]: # errors first; empty where nothing looks wrong
+    metrics: Sequence[Mapping[str, object]],  # one dictionary per iteration, as `train` returns
+    config: Mapping[str, object] | None = None,  # the settings, if at hand: some rules say more
+    tokens: Mapping[int, Sequence[Mapping]] | None = None,  # the run's tokens, of `read_tokens`
+) -> list[Finding]:  # errors first; empty where nothing looks wrong
     """What looks wrong in a run's metrics and tokens; what the settings ask for does not. Raises
     TypeError or ValueError for what are no metrics: see `Run`."""
     run, findings = Run(metrics, config, tokens), []
@@ -25,25 +25,34 @@ def diagnose(
     return sorted(findings, key=lambda f: f.severity != "error")
 
 # %% ../../nbs/guides/doctor.ipynb #f9a39c3d
-LADDER = "instruct-goose probe --trainer module:Class" # what to do when nothing is found
+LADDER = "instruct-goose probe --trainer module:Class"  # what to do when nothing is found
+
 
 def nothing_found(metrics: Sequence[Mapping[str, object]] = ()) -> str:
     "What it means that there is no finding, and what to do next."
     if not of_rl(metrics):
-        return ("The three rules for a supervised stage find nothing: chosen texts that become "
-                "less likely, an accuracy of few pairs, held-out rows among the training rows.")
-    return ("Nothing looks wrong in this run, which is no proof: some bugs leave no trace in it. "
-            "Next, let your trainer climb the ladder of probes, seven small tasks with known "
-            f"answers: {LADDER}")
+        return (
+            "The three rules for a supervised stage find nothing: chosen texts that become "
+            "less likely, an accuracy of few pairs, held-out rows among the training rows."
+        )
+    return (
+        "Nothing looks wrong in this run, which is no proof: some bugs leave no trace in it. "
+        "Next, let your trainer climb the ladder of probes, seven small tasks with known "
+        f"answers: {LADDER}"
+    )
+
 
 def report(
-    findings: Sequence[Finding], # from `diagnose`
-    metrics: Sequence[Mapping[str, object]] = (), # the same, for what was not looked for
+    findings: Sequence[Finding],  # from `diagnose`
+    metrics: Sequence[Mapping[str, object]] = (),  # the same, for what was not looked for
     tokens: Mapping[int, Sequence[Mapping]] | None = None,
 ) -> str:
     "The findings as text; and where there are none, that, and what it does not mean."
-    lines = [f"{f.severity.upper()}  {f.name}: {f.what}.\n  seen   {f.evidence}.\n"
-             f"  cure   {f.cure}.\n  lesson nbs/{f.lesson}.ipynb" for f in findings]
+    lines = [
+        f"{f.severity.upper()}  {f.name}: {f.what}.\n  seen   {f.evidence}.\n"
+        f"  cure   {f.cure}.\n  lesson nbs/{f.lesson}.ipynb"
+        for f in findings
+    ]
     there = {f"@{name}" for rows in (tokens or {}).values() for row in rows for name in row}
     there |= {name for m in metrics for name, x in m.items() if x is not None}
     unread = [r.name for r in RULES if not there.issuperset(r.needs.split())]

@@ -26,18 +26,27 @@ from ..config import lr_factor, RLHFConfig
 from .rules import above, last_quarter, rule, Rule, RULES, Run
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #d0c70002
-@rule("error", "learnt_apart", "reference/training/update",
-      "what is learnt from is not the rollout: rows twice or never, or advantages that slip",
-      "each epoch goes once over all rows, with whatever belongs to them")
+@rule(
+    "error",
+    "learnt_apart",
+    "reference/training/update",
+    "what is learnt from is not the rollout: rows twice or never, or advantages that slip",
+    "each epoch goes once over all rows, with whatever belongs to them",
+)
 def other_rows_learnt(run: Run) -> str | None:
     c = run.asked
     if c is None or c.kl_early_stop or c.mask_truncated or c.drop_flat:
         return None  # rows may be left out
     return above(run, "learnt_apart", 1e-3)
 
-@rule("error", "optimizer_age updates", "reference/training/update",
-      "the optimizer's steps are not the updates: some are skipped, or it is made anew",
-      "one optimizer for the whole run, and one step for each update")
+
+@rule(
+    "error",
+    "optimizer_age updates",
+    "reference/training/update",
+    "the optimizer's steps are not the updates: some are skipped, or it is made anew",
+    "one optimizer for the whole run, and one step for each update",
+)
 def optimizer_steps(run: Run) -> str | None:
     rows = run.both("iteration", "optimizer_age", "updates")
     for (before, young, _), (i, age, updates) in pairwise(rows):
@@ -45,24 +54,34 @@ def optimizer_steps(run: Run) -> str | None:
             return f"iteration {i} has {updates:g} updates, the optimizer {age - young:g} steps"
     return None
 
-@rule("error", "lr", "reference/training/update",
-      "the learning rate does not follow its schedule",
-      "the schedule's step is an iteration, and it ends at steps")
+
+@rule(
+    "error",
+    "lr",
+    "reference/training/update",
+    "the learning rate does not follow its schedule",
+    "the schedule's step is an iteration, and it ends at steps",
+)
 def other_schedule(run: Run) -> str | None:
     c, rows = run.asked, run.both("iteration", "lr")
     if c is None:
         return None
     shares = [(i, lr, lr_factor(c, i)) for i, lr in rows]
-    first = next((lr / share for _, lr, share in shares if share > 0), 0.)
+    first = next((lr / share for _, lr, share in shares if share > 0), 0.0)
     bad = [row for row in shares if abs(row[1] - first * row[2]) > 1e-3 * first]
     if not bad or len(bad) <= len(rows) / 4:
         return None
     i, lr, share = bad[0]
     return f"lr is {lr:.3g} in iteration {i}, {first * share:.3g} by the {c.lr_schedule} schedule"
 
-@rule("warning", "weight_step updates optimizer_age", "reference/training/update",
-      "the weights move by much more, or much less, than the learning rate",
-      "lr and value_lr in the optimizer's groups")
+
+@rule(
+    "warning",
+    "weight_step updates optimizer_age",
+    "reference/training/update",
+    "the weights move by much more, or much less, than the learning rate",
+    "lr and value_lr in the optimizer's groups",
+)
 def other_step_size(run: Run) -> str | None:
     "One of Adam's steps moves a weight by about the learning rate, by three times it at most."
     c = run.asked
@@ -70,83 +89,131 @@ def other_step_size(run: Run) -> str | None:
         return None
     for name, lr in (("weight_step", c.lr), ("value_weight_step", c.value_lr or c.lr)):
         steps = [x / n for x, n in run.both(name, "updates") if n]
-        if steps and not .002 * lr < median(steps) < 3 * lr and median(steps) > 0:
+        if steps and not 0.002 * lr < median(steps) < 3 * lr and median(steps) > 0:
             return f"{name} is {median(steps):.2g} per update (median), its learning rate {lr:g}"
     return None
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #43babe6a
-@rule("error", "tensors_still optimizer_age", "reference/training/update",
-      "parts of the policy have a gradient and never move: the optimizer does not know them",
-      "give the optimizer all parameters that learn")
+@rule(
+    "error",
+    "tensors_still optimizer_age",
+    "reference/training/update",
+    "parts of the policy have a gradient and never move: the optimizer does not know them",
+    "give the optimizer all parameters that learn",
+)
 def parts_stand_still(run: Run) -> str | None:
     still, lr = run["tensors_still"], run["lr"]
-    if not still or not run["optimizer_age"] or max(run["rounding"], default=1.) > 1e-6 or (
-            median(still) == 0 or not lr or median(lr) < 1e-6):
+    if (
+        not still
+        or not run["optimizer_age"]
+        or max(run["rounding"], default=1.0) > 1e-6
+        or (median(still) == 0 or not lr or median(lr) < 1e-6)
+    ):
         return None
     return f"{median(still):.0%} of the policy's tensors have a gradient and stay (median)"
 
-@rule("error", "return_gamma return_lam", "learn/07_advantages",
-      "the returns are made with another discount than the settings have",
-      "one γ and one λ, from the settings")
+
+@rule(
+    "error",
+    "return_gamma return_lam",
+    "learn/07_advantages",
+    "the returns are made with another discount than the settings have",
+    "one γ and one λ, from the settings",
+)
 def other_discount(run: Run) -> str | None:
     for name, sign in (("gamma", "γ"), ("lam", "λ")):
         found, asked = run[f"return_{name}"], run.config.get(name)
         if name == "lam" and run.config.get("gamma") == 0:
             continue  # λ stands beside γ
-        if found and asked is not None and abs(median(found) - asked) > .01:
+        if found and asked is not None and abs(median(found) - asked) > 0.01:
             return f"{sign} is {median(found):.3g} in the returns and {asked:g} in the settings"
     return None
 
-@rule("error", "reference_weight", "learn/13_agent",
-      "the reference moves, though ref_every is not set: nothing holds the policy",
-      "a frozen copy that no optimizer knows: create_reference_model(model), made once")
+
+@rule(
+    "error",
+    "reference_weight",
+    "learn/13_agent",
+    "the reference moves, though ref_every is not set: nothing holds the policy",
+    "a frozen copy that no optimizer knows: create_reference_model(model), made once",
+)
 def reference_moves(run: Run) -> str | None:
     rows = run.both("iteration", "reference_weight")
     moved = [i for (_, before), (i, x) in pairwise(rows) if abs(x - before) > 1e-7 * before]
-    if moved and not any(run["reference_moved"]): # nor is it asked for
+    if moved and not any(run["reference_moved"]):  # nor is it asked for
         return f"the weights of the reference changed before iteration {moved[0]}"
 
-@rule("warning", "prompts_kept", "reference/rollouts/prompts",
-      "the model does not read whole prompts: they are cut, or hold words it does not know",
-      "a longer limit, or shorter prompts; the tokenizer that the model was trained with")
+
+@rule(
+    "warning",
+    "prompts_kept",
+    "reference/rollouts/prompts",
+    "the model does not read whole prompts: they are cut, or hold words it does not know",
+    "a longer limit, or shorter prompts; the tokenizer that the model was trained with",
+)
 def prompts_cut(run: Run) -> str | None:
-    worst = min(run["prompts_kept"], default=1.)
+    worst = min(run["prompts_kept"], default=1.0)
     if worst < 1 and not any(run["groups_dropped"]):
         return f"at worst {worst:.0%} of an iteration's prompts are whole in what the model read"
 
-RULES.append(Rule("prompts that end", "warning", "prompts_ended", "learn/15_rollout",
-    "prompts end in a token that ends a response: the model takes them for finished",
-    "encode prompts without their end token", partial(above, name="prompts_ended", limit=.01)))
+
+RULES.append(
+    Rule(
+        "prompts that end",
+        "warning",
+        "prompts_ended",
+        "learn/15_rollout",
+        "prompts end in a token that ends a response: the model takes them for finished",
+        "encode prompts without their end token",
+        partial(above, name="prompts_ended", limit=0.01),
+    )
+)
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #ab6be195
-@rule("warning", "", "guides/real_reviews",
-      "held-out rows stand among the training rows, too: what is measured on them is no test",
-      "drop the duplicates, or split by text")
+@rule(
+    "warning",
+    "",
+    "guides/real_reviews",
+    "held-out rows stand among the training rows, too: what is measured on them is no test",
+    "drop the duplicates, or split by text",
+)
 def learnt_rows_held_out(run: Run) -> str | None:
     seen, of = run.config.get("held_out_seen"), run.config.get("held_out_rows", 0)
     return f"{seen:g} of {of:g} held-out rows are training rows" if seen else None
 
-@rule("warning", "", "learn/14_reward_model",
-      "the accuracy is at the ceiling, and of a few pairs", "more held-out pairs, or harder ones")
-def few_pairs(run: Run) -> str | None:
-    right, n = run.config.get("pair_accuracy", 0.), run.config.get("held_out_rows", 100)
-    return f"pair_accuracy is {right:.3g}, of {n:g} pairs" if right >= .95 and n < 100 else None
 
-@rule("warning", "", "learn/12_preference",
-      "the chosen texts became less likely: DPO holds only the difference",
-      "a higher beta, a lower lr, or SFT on the chosen texts first")
+@rule(
+    "warning",
+    "",
+    "learn/14_reward_model",
+    "the accuracy is at the ceiling, and of a few pairs",
+    "more held-out pairs, or harder ones",
+)
+def few_pairs(run: Run) -> str | None:
+    right, n = run.config.get("pair_accuracy", 0.0), run.config.get("held_out_rows", 100)
+    return f"pair_accuracy is {right:.3g}, of {n:g} pairs" if right >= 0.95 and n < 100 else None
+
+
+@rule(
+    "warning",
+    "",
+    "learn/12_preference",
+    "the chosen texts became less likely: DPO holds only the difference",
+    "a higher beta, a lower lr, or SFT on the chosen texts first",
+)
 def chosen_falls(run: Run) -> str | None:
     found = run["chosen_logprob"]
     if len(found) < 8:
         return None
     first, last = mean(found[:3]), mean(last_quarter(found))
-    if last <= first - max(1., .05 * abs(first)):
+    if last <= first - max(1.0, 0.05 * abs(first)):
         return f"chosen_logprob fell from {first:.3g} to {last:.3g} nats per text"
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #951d2713
 @dataclass
 class Row:
     "A recorded response: its notes, and a column of numbers for each quantity of its own tokens."
+
     iteration: int
     metrics: Mapping[str, int | float]
     notes: Mapping
@@ -155,22 +222,35 @@ class Row:
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
 
+
 def rows_of(run: Run, *needs: str) -> Iterator[Row]:
     "The responses of logged iterations that have these columns, whole and finite."
     logged = {m["iteration"]: m for m in run.metrics}
     for iteration, responses in run.tokens.items():
         for r in responses if iteration in logged else ():
             given = r.get("given") or [False] * len(r["tokens"])
-            columns = {name: [x for x, other in zip(r[name], given, strict=True) if not other]
-                       for name in (*needs, "weights") if name in r}
+            columns = {
+                name: [x for x, other in zip(r[name], given, strict=True) if not other]
+                for name in (*needs, "weights")
+                if name in r
+            }
             if not all(given) and all(None not in columns.get(name, [None]) for name in needs):
-                yield Row(iteration, logged[iteration], r, {
-                    name: torch.tensor(xs, dtype=torch.float64)
-                    for name, xs in columns.items() if None not in xs})
+                yield Row(
+                    iteration,
+                    logged[iteration],
+                    r,
+                    {
+                        name: torch.tensor(xs, dtype=torch.float64)
+                        for name, xs in columns.items()
+                        if None not in xs
+                    },
+                )
 
-Compared = tuple[Row, Tensor, Tensor, Tensor] # found, expected (NaN: not known), tolerance
 
-def differing(compared: Sequence[Compared], what: str, share: float = .05) -> str | None:
+Compared = tuple[Row, Tensor, Tensor, Tensor]  # found, expected (NaN: not known), tolerance
+
+
+def differing(compared: Sequence[Compared], what: str, share: float = 0.05) -> str | None:
     "How many recorded numbers differ from those by hand, and the one that differs most."
     if not compared:
         return None
@@ -181,54 +261,88 @@ def differing(compared: Sequence[Compared], what: str, share: float = .05) -> st
     n, of = int(bad.sum()), int(known.sum())
     if n < 2 or n <= share * of:
         return None
-    worst = int(apart.where(bad, -1.).argmax())
-    return (f"{what}: {n} of {of} recorded numbers differ, in iteration {places[worst]} "
-            f"{found[worst]:.3g} from {expected[worst]:.3g} by hand")
+    worst = int(apart.where(bad, -1.0).argmax())
+    return (
+        f"{what}: {n} of {of} recorded numbers differ, in iteration {places[worst]} "
+        f"{found[worst]:.3g} from {expected[worst]:.3g} by hand"
+    )
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #a0405329
-K: dict[str, Callable[[Tensor], Tensor]] = { # of ℓ = log π − log π_ref
-    "k1": lambda x: x, "k2": lambda x: x * x / 2,
-    "k3": lambda x: (-x).clamp(max=10.).expm1() + x.clamp(min=-10.)}
+K: dict[str, Callable[[Tensor], Tensor]] = {  # of ℓ = log π − log π_ref
+    "k1": lambda x: x,
+    "k2": lambda x: x * x / 2,
+    "k3": lambda x: (-x).clamp(max=10.0).expm1() + x.clamp(min=-10.0),
+}
 
-def charged_rows(run: Run) -> Iterator[tuple[Row, Tensor]]: # and β·k(ℓₜ) of each token
+
+def charged_rows(run: Run) -> Iterator[tuple[Row, Tensor]]:  # and β·k(ℓₜ) of each token
     "Responses with one score each, and what the KL costs in their rewards."
     c = run.asked
     if c is None or (c.kl_estimator or "k1") not in K:
         return
     for row in rows_of(run, "rewards", "drift"):
         if not row.notes.get("placed", True):
-            beta = row.metrics.get("beta", 0.) if c.kl_placement == "reward" else 0.
+            beta = row.metrics.get("beta", 0.0) if c.kl_placement == "reward" else 0.0
             yield row, beta * K[c.kl_estimator or "k1"](row["drift"])
 
-@rule("error", "@rewards @drift", "learn/06_kl",
-      "before the last token something else than β·k(ℓ) is charged: another KL, or an early score",
-      "reward = −β·k(ℓ) at each token, with kl_estimator's k, and the score at the last one")
-def kl_charge_off(run: Run) -> str | None:
-    return differing([(row, found := row["rewards"][:-1], -charge[:-1],
-                       3e-3 * (found.abs() + charge[:-1].abs()) + 1e-5)
-                      for row, charge in charged_rows(run)], "rewards before the last token")
 
-@rule("error", "@rewards @score", "learn/06_kl",
-      "what is paid at the last token is not the score",
-      "the score of this response, at the last token of its mask")
+@rule(
+    "error",
+    "@rewards @drift",
+    "learn/06_kl",
+    "before the last token something else than β·k(ℓ) is charged: another KL, or an early score",
+    "reward = −β·k(ℓ) at each token, with kl_estimator's k, and the score at the last one",
+)
+def kl_charge_off(run: Run) -> str | None:
+    return differing(
+        [
+            (
+                row,
+                found := row["rewards"][:-1],
+                -charge[:-1],
+                3e-3 * (found.abs() + charge[:-1].abs()) + 1e-5,
+            )
+            for row, charge in charged_rows(run)
+        ],
+        "rewards before the last token",
+    )
+
+
+@rule(
+    "error",
+    "@rewards @score",
+    "learn/06_kl",
+    "what is paid at the last token is not the score",
+    "the score of this response, at the last token of its mask",
+)
 def score_off(run: Run) -> str | None:
     c, rows = run.asked, []
-    if c is None or c.reward_weighting == "scaled" or c.reward_scaling == "running" or (
-            kl_charge_off(run)):
+    if (
+        c is None
+        or c.reward_weighting == "scaled"
+        or c.reward_scaling == "running"
+        or (kl_charge_off(run))
+    ):
         return None
     for row, charge in charged_rows(run):
-        score, spread = row.notes["score"], row.metrics.get("reward_std", 0.)
+        score, spread = row.notes["score"], row.metrics.get("reward_std", 0.0)
         if score is not None and abs(score) <= 1e100:
             paid = score / spread if c.reward_scaling == "batch" and spread > 1e-5 else score
             expected = torch.full_like(charge[-1:], paid)
-            rows.append((row, row["rewards"][-1:] + charge[-1:], expected,
-                         3e-3 * (expected.abs() + charge[-1:].abs()) + 1e-4))
+            rows.append(
+                (
+                    row,
+                    row["rewards"][-1:] + charge[-1:],
+                    expected,
+                    3e-3 * (expected.abs() + charge[-1:].abs()) + 1e-4,
+                )
+            )
     return differing(rows, "the score as it is paid")
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #a749f0cb
 def gae_by_hand(row: Row, values: Tensor, gamma: float, lam: float) -> list[float]:
     "δₜ = rₜ + γVₜ₊₁ − Vₜ, Âₜ = δₜ + γλÂₜ₊₁, from the last token back."
-    later = value = 0.
+    later = value = 0.0
     out = []
     for r, v in zip(reversed(row["rewards"].tolist()), reversed(values.tolist())):
         later = r + gamma * value - v + gamma * lam * later
@@ -236,24 +350,33 @@ def gae_by_hand(row: Row, values: Tensor, gamma: float, lam: float) -> list[floa
         out.append(later)
     return out[::-1]
 
+
 def compared_by_hand(row: Row, c: RLHFConfig) -> float:
     "A response's total reward beside those of its group, or the greedy one."
     total = row["rewards"].sum().item()
     if c.advantage == "greedy":
         return total - row.notes["baseline"]
     group = row.notes["group"]
-    off = total - mean(group) if max(group) > min(group) else 0.
+    off = total - mean(group) if max(group) > min(group) else 0.0
     if c.advantage == "leave_one_out":
         off *= len(group) / (len(group) - 1)
     if c.advantage == "group_mean_std":
         off /= (stdev if c.group_ddof else pstdev)(group) + 1e-4
     return off
 
-NOTE = {"gae": "tokens", "return": "tokens", "greedy": "baseline", "group_mean": "group",
-        "group_mean_std": "group", "leave_one_out": "group"} # what each is compared with
+
+NOTE = {
+    "gae": "tokens",
+    "return": "tokens",
+    "greedy": "baseline",
+    "group_mean": "group",
+    "group_mean_std": "group",
+    "leave_one_out": "group",
+}  # what each is compared with
 # of "group_mean_batch_std" the scale is not recorded
 
-def raw_advantages(run: Run, *needs: str) -> Iterator[tuple[Row, Tensor, float]]: # a tolerance
+
+def raw_advantages(run: Run, *needs: str) -> Iterator[tuple[Row, Tensor, float]]:  # a tolerance
     "Â before whitening by hand, of each recorded response that has all it takes."
     c = run.asked
     if c is None or c.advantage not in NOTE:
@@ -265,35 +388,42 @@ def raw_advantages(run: Run, *needs: str) -> Iterator[tuple[Row, Tensor, float]]
             continue
         values = row["values"] if learnt else torch.zeros_like(row["rewards"])
         size = row["rewards"].abs().sum().item() + 2 * values.abs().max().item()
-        size += max(map(abs, about)) if NOTE[c.advantage] == "group" else 0.
+        size += max(map(abs, about)) if NOTE[c.advantage] == "group" else 0.0
         rounded = 1e-3 * size + 1e-5
         if c.advantage == "group_mean_std":
             rounded /= (stdev if c.group_ddof else pstdev)(about) + 1e-4
-        by_hand = (gae_by_hand(row, values, c.gamma, c.lam if learnt else 1.)
-                   if NOTE[c.advantage] == "tokens" else [compared_by_hand(row, c)] * len(values))
+        by_hand = (
+            gae_by_hand(row, values, c.gamma, c.lam if learnt else 1.0)
+            if NOTE[c.advantage] == "tokens"
+            else [compared_by_hand(row, c)] * len(values)
+        )
         yield row, torch.tensor(by_hand, dtype=torch.float64), rounded
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #b7fd5299
-@rule("error", "@advantages", "learn/07_advantages",
-      "the advantages are not those of the rewards and values: another γ or λ, a mask, "
-      "other rows, a whitening over the padding",
-      "compare with gae and group_advantages on one response")
+@rule(
+    "error",
+    "@advantages",
+    "learn/07_advantages",
+    "the advantages are not those of the rewards and values: another γ or λ, a mask, "
+    "other rows, a whitening over the padding",
+    "compare with gae and group_advantages on one response",
+)
 def advantages_off(run: Run) -> str | None:
     rows = []
     for row, raw, rounded in raw_advantages(run, "advantages"):
-        m, n, shift, scale = row.metrics, row.metrics.get("tokens", 0.), 0., 1.
+        m, n, shift, scale = row.metrics, row.metrics.get("tokens", 0.0), 0.0, 1.0
         if run.asked and run.asked.whiten_advantages and n > 1:
-            if m.get("advantage_mean") is None or m.get("advantage_std", 0.) < 1e-4:
+            if m.get("advantage_mean") is None or m.get("advantage_std", 0.0) < 1e-4:
                 continue
             shift, scale = m["advantage_mean"], m["advantage_std"] * math.sqrt(n / (n - 1))
-        if rounded <= .2 * max(scale, raw.abs().max().item()): # else all of it is rounding
+        if rounded <= 0.2 * max(scale, raw.abs().max().item()):  # else all of it is rounding
             expected = (raw - shift) / scale
-            tolerance = rounded / scale + .01 * expected.abs() + .005
+            tolerance = rounded / scale + 0.01 * expected.abs() + 0.005
             rows.append((row, row["advantages"], expected, tolerance))
     return differing(rows, "advantages")
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #4ee5e1d0
-def shares_by_hand(rows: Sequence[Row], c: RLHFConfig) -> list[float]: # []: not known
+def shares_by_hand(rows: Sequence[Row], c: RLHFConfig) -> list[float]:  # []: not known
     "What each token of a row counts in the loss's mean over these rows."
     lengths = [len(row["moved"]) for row in rows]
     if c.aggregation == "token_mean":
@@ -308,6 +438,7 @@ def shares_by_hand(rows: Sequence[Row], c: RLHFConfig) -> list[float]: # []: not
     groups = sum(n / g for n, g in zip(lengths, sizes, strict=True))
     return [1 / (g * groups) for g in sizes]
 
+
 def rows_with_shares(run: Run, *needs: str) -> Iterator[tuple[Row, float, RLHFConfig]]:
     "The rows of iterations that are whole, what each of their tokens counts, and the settings."
     whole = defaultdict(list)
@@ -318,6 +449,7 @@ def rows_with_shares(run: Run, *needs: str) -> Iterator[tuple[Row, float, RLHFCo
             for row, share in zip(rows, shares_by_hand(rows, run.asked), strict=False):
                 yield row, share, run.asked
 
+
 def log_ratios(moved: Tensor, level: str) -> Tensor:
     "log ρ of each token, from log π − log π_old."
     if level == "token":
@@ -325,6 +457,7 @@ def log_ratios(moved: Tensor, level: str) -> Tensor:
     if level == "sequence_token":
         return moved - moved.detach() + moved.detach().mean()
     return (moved.sum() if level == "product" else moved.mean()).expand(len(moved))
+
 
 def surrogate_by_hand(moved: Tensor, row: Row, c: RLHFConfig) -> Tensor:
     "What the policy gains at each token, by its clipped ratio and advantage."
@@ -337,32 +470,42 @@ def surrogate_by_hand(moved: Tensor, row: Row, c: RLHFConfig) -> Tensor:
     least = torch.minimum(ratio * a, ratio.clamp(low, high) * a)
     return least if c.dual_clip is None else least.where(a >= 0, least.maximum(c.dual_clip * a))
 
+
 def penalty_by_hand(moved: Tensor, row: Row, c: RLHFConfig) -> Tensor:
     "β·k(ℓ) of each token, where the KL is charged in the loss."
-    beta = row.metrics.get("beta", 0.) if c.kl_placement == "loss" else 0.
-    x, ratio, kind = moved + row["drift"], moved.clamp(max=20.).exp(), c.kl_estimator or "k2"
+    beta = row.metrics.get("beta", 0.0) if c.kl_placement == "loss" else 0.0
+    x, ratio, kind = moved + row["drift"], moved.clamp(max=20.0).exp(), c.kl_estimator or "k2"
     if c.kl_gradient == "straight_through" or kind == "k2":
-        return beta * K["k2"](x) * (ratio.detach() if c.kl_gradient == "ratio" else 1.)
-    return beta * K[kind](x) * (ratio if c.kl_gradient == "ratio" else 1.)
+        return beta * K["k2"](x) * (ratio.detach() if c.kl_gradient == "ratio" else 1.0)
+    return beta * K[kind](x) * (ratio if c.kl_gradient == "ratio" else 1.0)
+
 
 def pull_by_hand(moved: Tensor, row: Row, share: float, c: RLHFConfig) -> Tensor:
     "−∂L/∂log π of each token."
-    x, weights = moved.clone().requires_grad_(), row.columns.get("weights", 1.)
+    x, weights = moved.clone().requires_grad_(), row.columns.get("weights", 1.0)
     gain = weights * surrogate_by_hand(x, row, c) - penalty_by_hand(x, row, c)
     return torch.autograd.grad(share * gain.sum(), x)[0]
 
-def known(c: RLHFConfig) -> bool: # entries of one's own have no formula here
+
+def known(c: RLHFConfig) -> bool:  # entries of one's own have no formula here
     "Is the loss one that is computed by hand here?"
-    return (c.surrogate in ("min", "ratio", "weight")
-            and c.ratio_level in ("token", "sequence", "product", "sequence_token")
-            and (c.kl_estimator or "k2") in K and not (c.kl_target and c.kl_placement == "loss")
-            and c.kl_gradient in ("plain", "ratio", "straight_through"))
+    return (
+        c.surrogate in ("min", "ratio", "weight")
+        and c.ratio_level in ("token", "sequence", "product", "sequence_token")
+        and (c.kl_estimator or "k2") in K
+        and not (c.kl_target and c.kl_placement == "loss")
+        and c.kl_gradient in ("plain", "ratio", "straight_through")
+    )
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #478cf6f1
-@rule("error", "@pull @moved @drift", "learn/08_policy_loss",
-      "the loss does not pull at the tokens as its settings say: the clip, the ratio, the "
-      "mean, weights, or a KL that is charged twice",
-      "unless the loss is your own: compare with ppo_loss at a ratio other than 1")
+@rule(
+    "error",
+    "@pull @moved @drift",
+    "learn/08_policy_loss",
+    "the loss does not pull at the tokens as its settings say: the clip, the ratio, the "
+    "mean, weights, or a KL that is charged twice",
+    "unless the loss is your own: compare with ppo_loss at a ratio other than 1",
+)
 def pull_off(run: Run) -> str | None:
     rows = []
     for row, share, c in rows_with_shares(run, "pull", "advantages", "drift"):
@@ -371,16 +514,21 @@ def pull_off(run: Run) -> str | None:
             return None
         if log_ratios(moved, c.ratio_level).abs().max() > 15:
             continue
-        near = .01 / (len(moved) if c.ratio_level == "product" else 1)
-        low, expected, high = (pull_by_hand(moved + d, row, share, c) for d in (-near, 0., near))
-        tolerance = .01 * (expected.abs() + size) + 1e-9
-        expected[(high - low).abs() > 5 * tolerance] = math.nan # too near to a bound of the clip
+        near = 0.01 / (len(moved) if c.ratio_level == "product" else 1)
+        low, expected, high = (pull_by_hand(moved + d, row, share, c) for d in (-near, 0.0, near))
+        tolerance = 0.01 * (expected.abs() + size) + 1e-9
+        expected[(high - low).abs() > 5 * tolerance] = math.nan  # too near to a bound of the clip
         rows.append((row, row["pull"], expected, tolerance))
-    return differing(rows, "−∂L/∂log π after the update", .02)
+    return differing(rows, "−∂L/∂log π after the update", 0.02)
 
-@rule("error", "@value_pull @values_now", "learn/09_value_loss",
-      "the loss does not pull the values as its settings say",
-      "unless the loss is your own: vf_coef·½(V − R̂)², the larger with the value clip")
+
+@rule(
+    "error",
+    "@value_pull @values_now",
+    "learn/09_value_loss",
+    "the loss does not pull the values as its settings say",
+    "unless the loss is your own: vf_coef·½(V − R̂)², the larger with the value clip",
+)
 def value_pull_off(run: Run) -> str | None:
     rows = []
     for row, share, c in rows_with_shares(run, "value_pull", "values_now", "values", "returns"):
@@ -390,24 +538,33 @@ def value_pull_off(run: Run) -> str | None:
         beyond = (now - old).abs() - clip
         larger = (old + (now - old).clamp(-clip, clip) - goal).abs() - (now - goal).abs()
         expected = c.vf_coef * share * (goal - now)
-        expected[(beyond > 0) & (larger > 0)] = 0. # the value clip holds it
+        expected[(beyond > 0) & (larger > 0)] = 0.0  # the value clip holds it
         expected[(beyond.abs() < rounded) | (beyond > 0) & (larger.abs() < rounded)] = math.nan
-        rows.append((row, found, expected, c.vf_coef * share * rounded + .01 * found.abs() + 1e-9))
-    return differing(rows, "−∂L/∂V after the update", .02)
+        rows.append((row, found, expected, c.vf_coef * share * rounded + 0.01 * found.abs() + 1e-9))
+    return differing(rows, "−∂L/∂V after the update", 0.02)
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #299303aa
-@rule("warning", "@same_text", "reference/rollouts/rewards",
-      "the text that is scored is not that of the response's tokens",
-      "unless it is cut on purpose: decode the whole response")
+@rule(
+    "warning",
+    "@same_text",
+    "reference/rollouts/rewards",
+    "the text that is scored is not that of the response's tokens",
+    "unless it is cut on purpose: decode the whole response",
+)
 def other_text_scored(run: Run) -> str | None:
     rows = [r for responses in run.tokens.values() for r in responses if "same_text" in r]
     bad = [r for r in rows if not r["same_text"]]
     if bad and not (run.asked and run.asked.stop_strings):
         return f"in {len(bad)} of {len(rows)} recorded responses, such as {bad[0]['tokens']}"
 
-@rule("warning", "@prompt", "reference/rollouts/prompts",
-      "the same prompts in each iteration",
-      "unless there are no others: go on in the data after each iteration")
+
+@rule(
+    "warning",
+    "@prompt",
+    "reference/rollouts/prompts",
+    "the same prompts in each iteration",
+    "unless there are no others: go on in the data after each iteration",
+)
 def same_prompts(run: Run) -> str | None:
     lists = [tuple(r["prompt"] for r in rows) for rows in run.tokens.values()]
     if len(lists) >= 4 and len(set(lists)) == 1 and len(set(lists[0])) > 1:
@@ -416,7 +573,7 @@ def same_prompts(run: Run) -> str | None:
 # %% ../../nbs/reference/doctor/recomputed.ipynb #5c2d752f
 def nats_in_common(a: Mapping, b: Mapping) -> float:
     "How improbable the tokens are with which both responses begin."
-    nats = 0.
+    nats = 0.0
     if a.get("given") or "old_logprobs" not in a or "old_logprobs" not in b:
         return nats
     for x, y, p, q in zip(a["tokens"], b["tokens"], a["old_logprobs"], b["old_logprobs"]):
@@ -425,18 +582,28 @@ def nats_in_common(a: Mapping, b: Mapping) -> float:
         nats -= max(p, q)
     return nats
 
-@rule("error", "@tokens @old_logprobs", "learn/15_rollout",
-      "responses repeat those of the iteration before: the generator is seeded again",
-      "seed it once, before the run")
+
+@rule(
+    "error",
+    "@tokens @old_logprobs",
+    "learn/15_rollout",
+    "responses repeat those of the iteration before: the generator is seeded again",
+    "seed it once, before the run",
+)
 def same_random_numbers(run: Run) -> str | None:
     in_order = pairwise(run.tokens[i] for i in sorted(run.tokens))
     agreed = [nats_in_common(a, b) for before, after in in_order for a, b in zip(before, after)]
-    if len(agreed) >= 8 and mean(agreed) >= 4: # two fair draws agree for about one nat
+    if len(agreed) >= 8 and mean(agreed) >= 4:  # two fair draws agree for about one nat
         return f"recorded responses begin as those before, with {mean(agreed):.2g} nats on average"
 
-@rule("warning", "@score", "reference/rollouts/rewards",
-      "other responses have the scores of earlier ones",
-      "score the text, and let a cache ask for the whole text")
+
+@rule(
+    "warning",
+    "@score",
+    "reference/rollouts/rewards",
+    "other responses have the scores of earlier ones",
+    "score the text, and let a cache ask for the whole text",
+)
 def cached_scores(run: Run) -> str | None:
     scores, texts = defaultdict(set), defaultdict(set)
     for r in (r for responses in run.tokens.values() for r in responses):
@@ -445,5 +612,5 @@ def cached_scores(run: Run) -> str | None:
     again = [scores[p] for p in texts if len(texts[p]) > 1]
     if len(again) < 3 or any(len(s) > 1 for s in again):
         return None
-    if len(set().union(*again)) > max(2, len(again) / 2): # a score of two values may repeat
+    if len(set().union(*again)) > max(2, len(again) / 2):  # a score of two values may repeat
         return f"all responses to a prompt have one score, with each of {len(again)} prompts"

@@ -33,13 +33,14 @@ from .rules import of_rl, read_metrics
 # %% ../../nbs/reference/doctor/report.ipynb #2fdb24e2
 class RunRecord(NamedTuple):
     "What is in a run's directory."
+
     name: str
-    metrics: list[dict]            # one per iteration
-    notes: list[str]               # what is missing, or cut short
-    config: dict                   # {}: there is none
-    summary: dict                  # {}: the run is going on, or was killed
+    metrics: list[dict]  # one per iteration
+    notes: list[str]  # what is missing, or cut short
+    config: dict  # {}: there is none
+    summary: dict  # {}: the run is going on, or was killed
     tokens: dict[int, list[dict]]  # see `read_tokens`
-    samples: str                   # Markdown
+    samples: str  # Markdown
 
 # %% ../../nbs/reference/doctor/report.ipynb #94e847cc
 def read_run(run_dir: str | Path) -> RunRecord:
@@ -56,56 +57,80 @@ def read_run(run_dir: str | Path) -> RunRecord:
             notes.append(f"There is no {path.name}.")
     samples = run_dir / "samples.md"
     text = samples.read_text("utf-8", errors="replace") if samples.is_file() else ""
-    return RunRecord(run_dir.resolve().name, metrics, notes, **found,
-                     tokens=read_tokens(run_dir / "tokens.jsonl"), samples=text)
+    return RunRecord(
+        run_dir.resolve().name,
+        metrics,
+        notes,
+        **found,
+        tokens=read_tokens(run_dir / "tokens.jsonl"),
+        samples=text,
+    )
 
 # %% ../../nbs/reference/doctor/report.ipynb #2030f6ee
-STAGE_PANELS = { # of sft, reward-model and dpo
+STAGE_PANELS = {  # of sft, reward-model and dpo
     "Loss": {"loss": "loss"},
     "Accuracy on the pairs of a batch": {"accuracy": "accuracy"},
     "Margin, nats": {"margin": "margin"},
-    "Log-probability, nats": {"chosen_logprob": "chosen", "rejected_logprob": "rejected"}}
+    "Log-probability, nats": {"chosen_logprob": "chosen", "rejected_logprob": "rejected"},
+}
 PANELS = {
     "Score": {"reward_mean": "training prompts", "held_out_reward": "held-out prompts"},
-    "KL to the reference, nats per response": {"kl_to_reference": "training prompts",
-                                               "held_out_kl": "held-out prompts"},
+    "KL to the reference, nats per response": {
+        "kl_to_reference": "training prompts",
+        "held_out_kl": "held-out prompts",
+    },
     "Entropy, nats per token": {"entropy": "entropy"},
     "Tokens per response": {"response_length": "length"},
     "Share of tokens that the clip holds": {"clip_fraction": "held"},
-    "Variance of the returns that the values explain": {"explained_variance": "explained"}}
+    "Variance of the returns that the values explain": {"explained_variance": "explained"},
+}
+
 
 class Line(NamedTuple):
     "A curve, and around it the range of several seeds."
+
     label: str
     x: list[float]
     y: list[float]
     low: list[float] | None = None
     high: list[float] | None = None
-    colour: int = 0 # one of COLOURS
+    colour: int = 0  # one of COLOURS
 
-def points(metrics: Sequence[Mapping], key: str) -> dict[int, float]: # iteration → number
+
+def points(metrics: Sequence[Mapping], key: str) -> dict[int, float]:  # iteration → number
     "Where a number was logged that can be drawn: none is NaN, infinite, or beyond 10¹⁰⁰."
-    return {i: float(x) for i, m in enumerate(metrics) if isinstance(x := m.get(key), int | float)
-            and not isinstance(x, bool) and abs(x) <= 1e100}
+    return {
+        i: float(x)
+        for i, m in enumerate(metrics)
+        if isinstance(x := m.get(key), int | float) and not isinstance(x, bool) and abs(x) <= 1e100
+    }
 
 # %% ../../nbs/reference/doctor/report.ipynb #c019ecb5
 def lines_of(metrics: Sequence[Mapping], panel: Mapping[str, str]) -> list[Line]:
     "One run: a line for each quantity of the panel."
-    return [Line(label, [*xy], [*xy.values()], colour=i)
-            for i, (key, label) in enumerate(panel.items()) if (xy := points(metrics, key))]
+    return [
+        Line(label, [*xy], [*xy.values()], colour=i)
+        for i, (key, label) in enumerate(panel.items())
+        if (xy := points(metrics, key))
+    ]
 
 # %% ../../nbs/reference/doctor/report.ipynb #62706e61
 COLOURS = ("#2f6fde", "#e07b1a", "#17946a", "#8b5cd6", "#8a8f98", "#c2418b")
 
 # %% ../../nbs/reference/doctor/report.ipynb #8d5e4371
-def picture(title: str, lines: Sequence[Line]) -> str: # SVG in the colours of its page
+def picture(title: str, lines: Sequence[Line]) -> str:  # SVG in the colours of its page
     "The lines over the iterations; with a range, a band. A label is text, dollar signs too."
     import matplotlib
     from matplotlib.figure import Figure
 
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    style: Any = {"svg.fonttype": "none", "svg.hashsalt": title, "font.size": 9,
-                  "legend.frameon": False, **dict.fromkeys(ink, "#262626")}
+    style: Any = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": title,
+        "font.size": 9,
+        "legend.frameon": False,
+        **dict.fromkeys(ink, "#262626"),
+    }
     with matplotlib.rc_context(style):
         fig = Figure(figsize=(4.2, 2.5), layout="constrained")
         ax = fig.subplots()
@@ -114,9 +139,9 @@ def picture(title: str, lines: Sequence[Line]) -> str: # SVG in the colours of i
             label = line.label.replace("$", r"\$")
             ax.plot(line.x, line.y, color=colour, lw=1.8, label=label)
             if line.low is not None and line.high is not None:
-                ax.fill_between(line.x, line.low, line.high, color=colour, alpha=.18, lw=0)
+                ax.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, lw=0)
         ax.set_title(title, loc="left")
-        ax.grid(alpha=.2)
+        ax.grid(alpha=0.2)
         ax.spines[["top", "right"]].set_visible(False)
         if len(lines) > 1 or any(line.colour > 0 for line in lines):
             ax.legend()
@@ -126,13 +151,23 @@ def picture(title: str, lines: Sequence[Line]) -> str: # SVG in the colours of i
     used = {*re.findall(r"#([\w.-]+)", svg)}  # several drawings stand on one page
     svg = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", svg)
     svg = svg.replace("#262626", "currentColor")
-    return svg[svg.index("<svg"):].replace("<svg", '<svg role="img"', 1)
+    return svg[svg.index("<svg") :].replace("<svg", '<svg role="img"', 1)
 
 # %% ../../nbs/reference/doctor/report.ipynb #0d0fbb7e
-APART = ("seed", "output_dir", "resume", "save_every", "keep", "progress", "data", "track",
-         "track_every")
+APART = (
+    "seed",
+    "output_dir",
+    "resume",
+    "save_every",
+    "keep",
+    "progress",
+    "data",
+    "track",
+    "track_every",
+)
 
-def groups_of(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]: # label → its seeds
+
+def groups_of(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:  # label → its seeds
     """Runs with the same settings, seeds apart, by the settings in which they differ from the
     others, or a name; a run without settings is a group of its own."""
     found: dict[str, list[RunRecord]] = {}
@@ -148,6 +183,7 @@ def groups_of(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]: # lab
         label += f", {len(runs)} seeds" if len(runs) > 1 else ""
         groups[f"{label}, {i}" if label in groups else label] = runs
     return groups
+
 
 def setting_differences(records: Sequence[RunRecord]) -> list[str]:
     "The settings that are not the same in all of them."
@@ -165,36 +201,53 @@ def band(label: str, runs: Sequence[Sequence[Mapping]], key: str, colour: int = 
     return Line(label, [*values], y, *((low, high) if len(runs) > 1 else (None, None)), colour)
 
 # %% ../../nbs/reference/doctor/report.ipynb #8edc6c09
-def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str: # HTML
+def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:  # HTML
     "Numbers with three digits after the point, or three in all; everything escaped."
+
     def cell(x: Any) -> str:
         if isinstance(x, float):
-            x = f"{x:.3g}" if 0 < abs(x) < .01 else f"{x:.3f}"
+            x = f"{x:.3g}" if 0 < abs(x) < 0.01 else f"{x:.3f}"
             x = x.replace("-", "−")
         return escape(str(x))
 
-    body = "".join("<tr>" + "".join(f"<{kind}>{cell(x)}</{kind}>" for x in row) + "</tr>"
-                   for kind, row in [("th", header), *(("td", row) for row in rows)])
+    body = "".join(
+        "<tr>" + "".join(f"<{kind}>{cell(x)}</{kind}>" for x in row) + "</tr>"
+        for kind, row in [("th", header), *(("td", row) for row in rows)]
+    )
     return f'<div class="wide"><table>{body}</table></div>' if rows else ""
 
 # %% ../../nbs/reference/doctor/report.ipynb #62dd6061
 def figures(summary: Mapping) -> str:
     "Before, after and the baselines, a row each."
     baselines = summary.get("baselines")
-    rows = {"before": summary.get("before"),
-            **(baselines if isinstance(baselines, Mapping) else {}), "after": summary.get("after")}
+    rows = {
+        "before": summary.get("before"),
+        **(baselines if isinstance(baselines, Mapping) else {}),
+        "after": summary.get("after"),
+    }
     rows = {k.replace("_", " "): v for k, v in rows.items() if isinstance(v, Mapping)}
     names = list(dict.fromkeys(n for v in rows.values() for n in v))
-    return table(["", *(n.replace("_", " ") for n in names)],
-                 [[k, *(v.get(n, "–") for n in names)] for k, v in rows.items()])
+    return table(
+        ["", *(n.replace("_", " ") for n in names)],
+        [[k, *(v.get(n, "–") for n in names)] for k, v in rows.items()],
+    )
+
 
 def stage_figures(summary: Mapping) -> str:
     "Of a supervised stage: nats before and after, the accuracy and how many rows it is of."
-    names = {"nats_before": "nats per token before", "nats_after": "nats per token after",
-             "pair_accuracy": "accuracy on pairs"}
-    return table(["", "value", "held-out rows"], [
-        [words, summary[name], summary.get("held_out_rows", 0)]
-        for name, words in names.items() if isinstance(summary.get(name), int | float)])
+    names = {
+        "nats_before": "nats per token before",
+        "nats_after": "nats per token after",
+        "pair_accuracy": "accuracy on pairs",
+    }
+    return table(
+        ["", "value", "held-out rows"],
+        [
+            [words, summary[name], summary.get("held_out_rows", 0)]
+            for name, words in names.items()
+            if isinstance(summary.get(name), int | float)
+        ],
+    )
 
 # %% ../../nbs/reference/doctor/report.ipynb #1f2245d5
 def samples_in(markdown: str) -> str:
@@ -202,57 +255,76 @@ def samples_in(markdown: str) -> str:
     tables = [x for x in markdown.split("\n\n#")[0].split("\n\n") if x.startswith("|")]
     return tables[-1].strip() if tables else ""
 
-def samples_table(markdown: str) -> str: # HTML
+
+def samples_table(markdown: str) -> str:  # HTML
     "The samples of samples.md as a table of the page; in a cell an escaped bar is text."
     lines = (line.strip().strip("|") for line in samples_in(markdown).split("\n"))
-    cells = [[x.strip().replace("\\|", "|") for x in re.split(r"(?<!\\)\|", line)]
-             for line in lines]
+    cells = [
+        [x.strip().replace("\\|", "|") for x in re.split(r"(?<!\\)\|", line)] for line in lines
+    ]
     width = len(cells[0])  # a row of an edited file may have another
     return table(cells[0], [(row + [""] * width)[:width] for row in cells[2:]])
 
 # %% ../../nbs/reference/doctor/report.ipynb #a6aebda5
-def findings_html(metrics: Sequence[Mapping], config: Mapping,
-                  tokens: Mapping[int, list[dict]]) -> str:
+def findings_html(
+    metrics: Sequence[Mapping], config: Mapping, tokens: Mapping[int, list[dict]]
+) -> str:
     "What the doctor says."
     try:
         found = diagnose(metrics, config, tokens)
     except (TypeError, ValueError) as e:
         return f'<p class="none">The doctor cannot read this log: {escape(str(e))}.</p>'
-    return "".join(
-        f'<div class="finding {f.severity}"><p><b>{escape(f.name)}</b>: {escape(f.what)}</p>'
-        f'<p class="note">seen: {escape(f.evidence)}</p><p>cure: {escape(f.cure)}</p></div>'
-        for f in found) or f'<p class="none">{escape(nothing_found(metrics))}</p>'
+    return (
+        "".join(
+            f'<div class="finding {f.severity}"><p><b>{escape(f.name)}</b>: {escape(f.what)}</p>'
+            f'<p class="note">seen: {escape(f.evidence)}</p><p>cure: {escape(f.cure)}</p></div>'
+            for f in found
+        )
+        or f'<p class="none">{escape(nothing_found(metrics))}</p>'
+    )
 
 # %% ../../nbs/reference/doctor/report.ipynb #a751ee3b
-def page_record(tokens: Mapping[int, list[dict]], most: int = 60) -> dict: # for the page's script
+def page_record(tokens: Mapping[int, list[dict]], most: int = 60) -> dict:  # for the page's script
     "Iterations, evenly spaced; of each token and quantity the number and its shade, 0 if given."
     scale = scales([r for rows in tokens.values() for r in rows])
     every = -(-len(tokens) // most)
     kept = [n for i, n in enumerate(tokens) if i % every == 0 or i == len(tokens) - 1]
+
     def one(r: Mapping) -> dict:
         given = r.get("given") or [False] * len(r["tokens"])
-        numbers = {k: [[x, 0. if other else shade(x, scale[k])] for x, other in zip(r[k], given)]
-                   for k in scale if k in r}
+        numbers = {
+            k: [[x, 0.0 if other else shade(x, scale[k])] for x, other in zip(r[k], given)]
+            for k in scale
+            if k in r
+        }
         kept = ("prompt", "score", "tokens", "held", "given")
         return {k: r[k] for k in kept if k in r} | {"numbers": numbers}
 
-    return {"scales": scale, "words": {k: QUANTITIES[k] for k in scale},
-            "iterations": [{"iteration": n, "responses": [one(r) for r in tokens[n]]}
-                           for n in kept]}
+    return {
+        "scales": scale,
+        "words": {k: QUANTITIES[k] for k in scale},
+        "iterations": [{"iteration": n, "responses": [one(r) for r in tokens[n]]} for n in kept],
+    }
 
 # %% ../../nbs/reference/doctor/report.ipynb #20ee58ce
-def make_page(heading: str, facts: str, sections: Mapping[str, str],
-              record: dict | None = None) -> str: # HTML that asks for no other file
+def make_page(
+    heading: str, facts: str, sections: Mapping[str, str], record: dict | None = None
+) -> str:  # HTML that asks for no other file
     "Sections in order, with links to them above; an empty one is left out."
     there = {name: text for name, text in sections.items() if text}
     ids = {name: "part-" + name.lower().replace(" ", "-") for name in there}
     page = Template((files("instruct_goose.doctor") / "report_page.html").read_text("utf-8"))
     return page.substitute(
-        title=escape(heading), heading=escape(heading), facts=escape(facts),
+        title=escape(heading),
+        heading=escape(heading),
+        facts=escape(facts),
         nav="".join(f'<a href="#{ids[n]}">{escape(n)}</a>' for n in there),
-        sections="".join(f'<section><h2 id="{ids[n]}">{escape(n)}</h2>{text}</section>'
-                         for n, text in there.items()),
-        record=json.dumps(without_nan(record), allow_nan=False).replace("<", "\\u003c"))
+        sections="".join(
+            f'<section><h2 id="{ids[n]}">{escape(n)}</h2>{text}</section>'
+            for n, text in there.items()
+        ),
+        record=json.dumps(without_nan(record), allow_nan=False).replace("<", "\\u003c"),
+    )
 
 # %% ../../nbs/reference/doctor/report.ipynb #259fdc17
 def curves(drawn: Mapping[str, Sequence[Line]]) -> str:
@@ -273,50 +345,71 @@ def written(path: Path, page: str) -> Path:
 @dataclass
 class ReportConfig(Settings):
     "One page of a run: figures, curves, samples, findings, and a microscope on its tokens."
+
     run_dir: Positional[Path]  # a run directory: it holds metrics.jsonl
     out: Path | None = None  # the page; none: report.html in the run's directory
 
 # %% ../../nbs/reference/doctor/report.ipynb #d059e375
-def run_report(config: ReportConfig) -> Path: # the page
+def run_report(config: ReportConfig) -> Path:  # the page
     "Write the page, and say where it is. Raises as `read_run`, OSError if it cannot be written."
     r = read_run(config.run_dir)
     s, c, rl, cpu = r.summary, r.config, of_rl(r.metrics), r.summary.get("cpu_seconds")
-    facts = [c.get("algorithm"), f"seed {c['seed']}" if "seed" in c else None,
-             f"{len(r.metrics)} {'iterations' if rl else 'updates'}",
-             f"{cpu:.0f} CPU-seconds" if isinstance(cpu, int | float) else None,
-             f"stopped early: {s['stopped']}" if s.get("stopped") else None]
+    facts = [
+        c.get("algorithm"),
+        f"seed {c['seed']}" if "seed" in c else None,
+        f"{len(r.metrics)} {'iterations' if rl else 'updates'}",
+        f"{cpu:.0f} CPU-seconds" if isinstance(cpu, int | float) else None,
+        f"stopped early: {s['stopped']}" if s.get("stopped") else None,
+    ]
     settings = table(["setting", "value"], sorted(c.items()))
     sections = {
         "Notes": "".join(f'<p class="note">{escape(n)}</p>' for n in r.notes),
         "Figures": figures(s) + stage_figures(s),
-        "Curves": curves({title: lines_of(r.metrics, panel)
-                          for title, panel in (PANELS if rl else STAGE_PANELS).items()}),
+        "Curves": curves(
+            {
+                title: lines_of(r.metrics, panel)
+                for title, panel in (PANELS if rl else STAGE_PANELS).items()
+            }
+        ),
         "Microscope": '<div id="microscope"></div>' if r.tokens else "",
         "Samples": samples_table(r.samples),
         "Findings": findings_html(r.metrics, s | c, r.tokens),
-        "Settings": f"<details><summary>all settings</summary>{settings}</details>" if c else ""}
-    page = make_page(r.name, " · ".join(str(f) for f in facts if f), sections,
-                     page_record(r.tokens) if r.tokens else None)
+        "Settings": f"<details><summary>all settings</summary>{settings}</details>" if c else "",
+    }
+    page = make_page(
+        r.name,
+        " · ".join(str(f) for f in facts if f),
+        sections,
+        page_record(r.tokens) if r.tokens else None,
+    )
     return written(config.out or Path(config.run_dir) / "report.html", page)
 
 # %% ../../nbs/reference/doctor/report.ipynb #b6014bd7
 @dataclass
 class CompareConfig(Settings):
     "Several runs on one page: curves over each other, seeds as a band, what differs."
+
     run_dirs: Positional[tuple[Path, ...]]  # run directories, two or more
     out: Path = Path("compare.html")  # the page
 
 # %% ../../nbs/reference/doctor/report.ipynb #ecf9689b
-def run_compare(config: CompareConfig) -> Path: # the page
+def run_compare(config: CompareConfig) -> Path:  # the page
     "Write the page, and say where it is. Raises as `read_run`, ValueError for fewer than two."
     different = {path.resolve() for path in config.run_dirs}
     if len(different) < max(2, len(config.run_dirs)):
-        raise ValueError(f"{len(different)} different run directories in {len(config.run_dirs)}: "
-                         "a comparison needs two or more, each once")
+        raise ValueError(
+            f"{len(different)} different run directories in {len(config.run_dirs)}: "
+            "a comparison needs two or more, each once"
+        )
     groups = groups_of(records := [read_run(d) for d in config.run_dirs])
-    drawn = {title: [line for i, (label, runs) in enumerate(groups.items())
-                     if (line := band(label, [r.metrics for r in runs], next(iter(panel)), i))]
-             for title, panel in (STAGE_PANELS | PANELS).items()}
+    drawn = {
+        title: [
+            line
+            for i, (label, runs) in enumerate(groups.items())
+            if (line := band(label, [r.metrics for r in runs], next(iter(panel)), i))
+        ]
+        for title, panel in (STAGE_PANELS | PANELS).items()
+    }
     differ, last = setting_differences(records), ("reward_mean", "kl_to_reference", "entropy")
     ends = [[r.name, len(r.metrics), *(r.metrics[-1].get(k, "–") for k in last)] for r in records]
     settings = [[k, *(r.config.get(k, "–") for r in records)] for k in differ]
@@ -324,36 +417,45 @@ def run_compare(config: CompareConfig) -> Path: # the page
         "Curves": curves(drawn),
         "Last iteration": table(["run", "iterations", "score", "KL", "entropy"], ends),
         "Settings that differ": table(["setting", *(r.name for r in records)], settings)
-        or '<p class="none">None but the seeds.</p>'}
+        or '<p class="none">None but the seeds.</p>',
+    }
     return written(config.out, make_page("Runs compared", ", ".join(groups), sections))
 
 # %% ../../nbs/reference/doctor/report.ipynb #53b9bec8
 QUANTITIES = {
-    "moved": "log ρ: what the update did", "advantages": "advantage: what it was asked to do",
+    "moved": "log ρ: what the update did",
+    "advantages": "advantage: what it was asked to do",
     "drift": "log π_old − log π_ref: how far from the reference",
     "kl": "exact KL to the reference in this state, nats",
-    "rewards": "reward, the price of drift taken off", "values": "value: what was expected",
+    "rewards": "reward, the price of drift taken off",
+    "values": "value: what was expected",
     "old_logprobs": "log π_old: how surprising it was",
-    "ref_logprobs": "log π_ref: how surprising the reference finds it"}
+    "ref_logprobs": "log π_ref: how surprising the reference finds it",
+}
 
 RECOMPUTED = ("returns", "values_now", "weights", "pull", "value_pull")
 
 # %% ../../nbs/reference/doctor/report.ipynb #0384cf37
-def scales(record: Sequence[Mapping]) -> dict[str, float]: # of all responses
+def scales(record: Sequence[Mapping]) -> dict[str, float]:  # of all responses
     "The largest |x| of each quantity over the policy's own tokens: the deepest colour."
+
     def own(r: Mapping, name: str) -> list[float]:
         given = r.get("given") or [False] * len(r["tokens"])
         return [abs(x) for x, other in zip(r.get(name, []), given) if not other and x is not None]
 
-    return {name: max((x for response in record for x in own(response, name)), default=0.)
-            for name in QUANTITIES if any(name in response for response in record)}
+    return {
+        name: max((x for response in record for x in own(response, name)), default=0.0)
+        for name in QUANTITIES
+        if any(name in response for response in record)
+    }
 
-def shade(x: float | None, scale: float) -> float: # −1, orange, over 0, no colour, to 1, green
+
+def shade(x: float | None, scale: float) -> float:  # −1, orange, over 0, no colour, to 1, green
     "x / scale, kept within ±1; 0 for a number that is not there."
-    return round(max(-1., min(1., x / scale)), 2) if scale > 0 and x is not None else 0.
+    return round(max(-1.0, min(1.0, x / scale)), 2) if scale > 0 and x is not None else 0.0
 
 # %% ../../nbs/reference/doctor/report.ipynb #9b2fc53b
-def read_tokens(path: str | Path) -> dict[int, list[dict]]: # iteration → its responses
+def read_tokens(path: str | Path) -> dict[int, list[dict]]:  # iteration → its responses
     "A run's tokens.jsonl; empty without it. ValueError names a damaged line, the last one apart."
     path, record = Path(path), {}
     lines = path.read_bytes().split(b"\n") if path.is_file() else []
@@ -367,8 +469,10 @@ def read_tokens(path: str | Path) -> dict[int, list[dict]]: # iteration → its 
             record[row["iteration"]] = [as_response(r) for r in row["responses"]]
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as e:
             if n < len(lines):
-                raise ValueError(f"{path}, line {n} is no record of tokens ({e!r}): restore the "
-                                 "file, or delete the line") from None
+                raise ValueError(
+                    f"{path}, line {n} is no record of tokens ({e!r}): restore the "
+                    "file, or delete the line"
+                ) from None
     return dict(sorted(record.items()))
 
 # %% ../../nbs/reference/doctor/report.ipynb #93b76cfb
@@ -377,5 +481,10 @@ def as_response(r: Mapping) -> dict:
     columns = [name for name in (*QUANTITIES, *RECOMPUTED, "held", "given") if name in r]
     if any(len(r[name]) != len(r["tokens"]) for name in columns) or "held" not in r:
         raise ValueError("columns of different lengths")
-    return {**r, **{name: [x if x is not None and math.isfinite(x) else None for x in r[name]]
-                    for name in columns}}
+    return {
+        **r,
+        **{
+            name: [x if x is not None and math.isfinite(x) else None for x in r[name]]
+            for name in columns
+        },
+    }

@@ -31,15 +31,17 @@ from ..core.checks import shorten
 @dataclass(frozen=True)
 class Finding:
     "Something that looks wrong in a run."
-    name: str      # of the rule: "sampler mismatch", "KL sign", …
+
+    name: str  # of the rule: "sampler mismatch", "KL sign", …
     severity: str  # "error": a correct program does not do this; "warning": it may be meant
-    what: str      # what is wrong, in a line
+    what: str  # what is wrong, in a line
     evidence: str  # the numbers, and the iterations that they are from
-    lesson: str    # the notebook to read, below nbs/, without its ending
-    cure: str      # in a line
+    lesson: str  # the notebook to read, below nbs/, without its ending
+    cure: str  # in a line
 
 # %% ../../nbs/reference/doctor/rules.ipynb #69e321d5
-KEYS = tuple("""iteration reward_mean reward_std total_reward_mean beta kl_to_reference kl_estimate
+KEYS = tuple(
+    """iteration reward_mean reward_std total_reward_mean beta kl_to_reference kl_estimate
     entropy response_length finished tokens flat_groups return_std value_mean max_sampler_deviation
     sampler_kl max_ratio_deviation_first importance_mean clip_fraction kl_to_old grad_norm rounding
     sampled_nll sampled_nll_error prompt_nll prompts_given distinct_prompts distinct_responses
@@ -49,7 +51,8 @@ KEYS = tuple("""iteration reward_mean reward_std total_reward_mean beta kl_to_re
     entropy_gradient_scale stale_gradient weights_moved kl_to_old_exact reference_moved
     groups_dropped updates learnt_apart optimizer_age lr weight_step value_weight_step
     tensors_still prompts_kept prompts_ended reference_weight advantage_mean
-    chosen_logprob""".split()) # all that the rules read
+    chosen_logprob""".split()
+)  # all that the rules read
 
 # %% ../../nbs/reference/doctor/rules.ipynb #5061560b
 class Run:
@@ -58,13 +61,16 @@ class Run:
 
     def __init__(
         self,
-        metrics: Sequence[Mapping[str, object]], # one dictionary per iteration, as `train` returns
-        config: Mapping[str, object] | None = None, # the settings, as in a run's config.json
-        tokens: Mapping[int, Sequence[Mapping]] | None = None, # of `read_tokens`
+        metrics: Sequence[Mapping[str, object]],  # one dictionary per iteration, as `train` returns
+        config: Mapping[str, object] | None = None,  # the settings, as in a run's config.json
+        tokens: Mapping[int, Sequence[Mapping]] | None = None,  # of `read_tokens`
     ):
         self.metrics, self.settings = checked_metrics(metrics), dict(config or {})
-        self.config = {name: x for name, x in self.settings.items() # those that are numbers
-                       if isinstance(x, int | float) and abs(x) <= 1e100}
+        self.config = {
+            name: x
+            for name, x in self.settings.items()  # those that are numbers
+            if isinstance(x, int | float) and abs(x) <= 1e100
+        }
         self.asked, self.tokens = settings_in(self.settings), tokens or {}
 
     def __getitem__(self, name: str) -> list[float]:
@@ -84,15 +90,21 @@ def checked_metrics(metrics: Sequence[Mapping[str, object]]) -> list[dict]:
     for i, m in enumerate(metrics):
         if not isinstance(m, Mapping):
             raise TypeError(f"metrics[{i}] is {shorten(m)}: pass numbers by name")
-        row = {name: finite(m[name], f"{name} in metrics[{i}]")
-               for name in KEYS if m.get(name) is not None}
+        row = {
+            name: finite(m[name], f"{name} in metrics[{i}]")
+            for name in KEYS
+            if m.get(name) is not None
+        }
         rows.append(row | {"iteration": int(row.get("iteration", i))})
         if i and rows[-1]["iteration"] <= (before := rows[-2]["iteration"]):
-            raise ValueError(f"metrics[{i}] is iteration {rows[-1]['iteration']} and the one "
-                             f"before it is {before}: is the log doubled or turned round?")
+            raise ValueError(
+                f"metrics[{i}] is iteration {rows[-1]['iteration']} and the one "
+                f"before it is {before}: is the log doubled or turned round?"
+            )
     if not any(len(row) > 1 for row in rows):
         raise ValueError(f"metrics holds none of the numbers that the rules read: {KEYS[1:]}")
     return rows
+
 
 def finite(x: object, what: str) -> float:
     "x as a float. Raises TypeError for no number, ValueError for one that no run has."
@@ -101,28 +113,37 @@ def finite(x: object, what: str) -> float:
     with suppress(OverflowError):
         if abs(value := float(x)) <= 1e100:  # squares, and products of two, are finite too
             return value
-    raise ValueError(f"{what} is {shorten(x)}: look for the first tensor that is not finite. Where "
-                     "a number is undefined, log None")
+    raise ValueError(
+        f"{what} is {shorten(x)}: look for the first tensor that is not finite. Where "
+        "a number is undefined, log None"
+    )
 
 # %% ../../nbs/reference/doctor/rules.ipynb #79c39d70
-def settings_in(config: Mapping) -> RLHFConfig | None: # None: not all of them are known
+def settings_in(config: Mapping) -> RLHFConfig | None:  # None: not all of them are known
     "The trainer's settings in a run's config.json, which records more than them."
     if not config.keys() >= {"advantage", "surrogate", "kl_placement", "batch_size"}:
         return None
     with warnings.catch_warnings(), suppress(TypeError, ValueError):
         warnings.simplefilter("ignore")
-        return RLHFConfig(**{f.name: config[f.name] for f in fields(RLHFConfig)
-                             if f.name not in ("device", "seed") and f.name in config})
+        return RLHFConfig(
+            **{
+                f.name: config[f.name]
+                for f in fields(RLHFConfig)
+                if f.name not in ("device", "seed") and f.name in config
+            }
+        )
     return None
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b2c4aa0a
-def read_metrics(run_dir: str | Path) -> tuple[list[dict], str]: # iterations, and a note or ""
+def read_metrics(run_dir: str | Path) -> tuple[list[dict], str]:  # iterations, and a note or ""
     """The lines of `run_dir/metrics.jsonl`. A last line without its end is left out, with a note.
     Raises FileNotFoundError without the file, ValueError naming the first bad line."""
     path, rows = Path(run_dir) / "metrics.jsonl", []
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: give the directory of a run, such as runs/"
-                                "quickstart. The file begins with the first iteration of PPO")
+        raise FileNotFoundError(
+            f"{path} is missing: give the directory of a run, such as runs/"
+            "quickstart. The file begins with the first iteration of PPO"
+        )
     lines = path.read_bytes().split(b"\n")
     for i, line in enumerate(lines, 1):
         try:
@@ -132,47 +153,56 @@ def read_metrics(run_dir: str | Path) -> tuple[list[dict], str]: # iterations, a
         except (ValueError, RecursionError) as e:
             if i == len(lines):
                 return rows, f"line {i} is cut short and left out: the run is still writing?"
-            raise ValueError(f"{path}: line {i} is no JSON object ({e}): restore the file, or "
-                             "delete the line") from None
+            raise ValueError(
+                f"{path}: line {i} is no JSON object ({e}): restore the file, or delete the line"
+            ) from None
         if row:
             rows.append(row)
     return rows, ""
+
 
 def of_rl(metrics: Sequence[Mapping]) -> bool:
     "Is this the log of a policy that writes, and not of sft, reward-model or dpo?"
     return not any("loss" in m and "reward_mean" not in m and "step" in m for m in metrics)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #24cd9213
-Find = Callable[[Run], str | None] # the evidence, or None
+Find = Callable[[Run], str | None]  # the evidence, or None
+
 
 class Rule(NamedTuple):
     "How to find one thing, and what to say about it."
+
     name: str
     severity: str
-    needs: str    # the metrics without which it cannot be looked for; @name: of tokens.jsonl
+    needs: str  # the metrics without which it cannot be looked for; @name: of tokens.jsonl
     lesson: str
     what: str
     cure: str
     find: Find
 
+
 RULES: list[Rule] = []
+
 
 def rule(severity: str, needs: str, lesson: str, what: str, cure: str) -> Callable[[Find], Find]:
     "Enter a function among the RULES, by its name as words."
+
     def enter(find: Find) -> Find:
         name = find.__name__.replace("_", " ").replace("kl", "KL")
         RULES.append(Rule(name, severity, needs, lesson, what, cure, find))
         return find
+
     return enter
 
 # %% ../../nbs/reference/doctor/rules.ipynb #24cd9214
 def rounding_limit(run: Run) -> float:
     "How far two forwards of the same weights may differ, in float32 and in half precision."
-    return .5 if max(run["rounding"], default=1.) > 1e-4 else 1e-3
+    return 0.5 if max(run["rounding"], default=1.0) > 1e-4 else 1e-3
+
 
 def last_quarter(xs: list) -> list:
     "The last quarter, three at least."
-    return xs[-max(3, len(xs) // 4):]
+    return xs[-max(3, len(xs) // 4) :]
 
 # %% ../../nbs/reference/doctor/rules.ipynb #441a4d57
 def above(run: Run, name: str, limit: float) -> str | None:
@@ -182,20 +212,30 @@ def above(run: Run, name: str, limit: float) -> str | None:
     if not bad:
         return None
     i, worst = max(bad, key=lambda p: p[1])
-    return (f"{name} is above {limit:g} in {len(bad)} of {len(pairs)} iterations, first in "
-            f"iteration {bad[0][0]}, most in iteration {i} ({worst:.3g})")
+    return (
+        f"{name} is above {limit:g} in {len(bad)} of {len(pairs)} iterations, first in "
+        f"iteration {bad[0][0]}, most in iteration {i} ({worst:.3g})"
+    )
+
 
 def at_the_start(run: Run, name: str, limit: float) -> str | None:
     "What is above its limit before any update."
     found = [x for i, x in run.both("iteration", name) if i == 0 and x > limit]
     return f"{name} is {found[0]:.2g} in iteration 0, before any update" if found else None
 
-def median_outside(run: Run, name: str, low: float = -math.inf, high: float = math.inf,
-                   found: list[float] | None = None) -> str | None: # None: all of the metric
+
+def median_outside(
+    run: Run,
+    name: str,
+    low: float = -math.inf,
+    high: float = math.inf,
+    found: list[float] | None = None,
+) -> str | None:  # None: all of the metric
     "The median iteration, if it is at a limit or beyond."
     found = run[name] if found is None else found
     if found and not low < median(found) < high:
         return f"{name} is {median(found):.3g} in the median iteration"
+
 
 def fell(run: Run, name: str, first: int, least: int, share: float) -> str | None:
     "The last quarter against the mean of the first few."
@@ -204,42 +244,75 @@ def fell(run: Run, name: str, first: int, least: int, share: float) -> str | Non
         return f"{name} fell from {mean(xs[:first]):.3g} to {mean(last_quarter(xs)):.2g}"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #6130d9c3
-@rule("error", "max_ratio_deviation_first", "learn/13_agent",
-      "the same weights give the same tokens another probability each time",
-      "turn dropout off (model.eval()) in sampling and in training")
+@rule(
+    "error",
+    "max_ratio_deviation_first",
+    "learn/13_agent",
+    "the same weights give the same tokens another probability each time",
+    "turn dropout off (model.eval()) in sampling and in training",
+)
 def noisy_forward(run: Run) -> str | None:
     return above(run, "max_ratio_deviation_first", rounding_limit(run))
 
-RULES.append(Rule("start KL", "warning", "kl_to_reference", "reference/models/tokens",
-    "policy and reference differ before anything was learnt",
-    "give both models one mask, position ids, temperature and mode, unless it is another model",
-    partial(at_the_start, name="kl_to_reference", limit=1e-3)))
 
-@rule("error", "response_length finished tokens", "learn/04_masks",
-      "the mask covers what stands behind the end token",
-      "end the mask at the first end token, that token included: response_mask")
+RULES.append(
+    Rule(
+        "start KL",
+        "warning",
+        "kl_to_reference",
+        "reference/models/tokens",
+        "policy and reference differ before anything was learnt",
+        "give both models one mask, position ids, temperature and mode, unless it is another model",
+        partial(at_the_start, name="kl_to_reference", limit=1e-3),
+    )
+)
+
+
+@rule(
+    "error",
+    "response_length finished tokens",
+    "learn/04_masks",
+    "the mask covers what stands behind the end token",
+    "end the mask at the first end token, that token included: response_mask",
+)
 def padding_counted(run: Run) -> str | None:
     "Responses differ in length. If all are as long as the longest, the padding was counted."
     rows = run.both("response_length", "finished", "tokens")
     lengths, finished = [length for length, *_ in rows], [f for _, f, _ in rows]
     alone = any(tokens < 2 * length for length, _, tokens in rows)
-    if alone or len(set(lengths)) < 2 or mean(finished) > .5 or any(
-            abs(length - round(length)) > 1e-6 for length in lengths):
+    if (
+        alone
+        or len(set(lengths)) < 2
+        or mean(finished) > 0.5
+        or any(abs(length - round(length)) > 1e-6 for length in lengths)
+    ):
         return None
-    return (f"response_length is a whole number in all {len(rows)} iterations, and finished is "
-            f"{mean(finished):.2g} on average")
+    return (
+        f"response_length is a whole number in all {len(rows)} iterations, and finished is "
+        f"{mean(finished):.2g} on average"
+    )
 
-@rule("error", "max_sampler_deviation", "learn/15_rollout",
-      "the sampler draws from another distribution than the one that is trained",
-      "one temperature, one mask and its position ids, and logits[t−1] for token t, in both")
+
+@rule(
+    "error",
+    "max_sampler_deviation",
+    "learn/15_rollout",
+    "the sampler draws from another distribution than the one that is trained",
+    "one temperature, one mask and its position ids, and logits[t−1] for token t, in both",
+)
 def sampler_mismatch(run: Run) -> str | None:
-    if run["importance_mean"]: # a cap: rounding is known, and corrected for
-        return at_the_start(run, "sampler_kl", .03)
+    if run["importance_mean"]:  # a cap: rounding is known, and corrected for
+        return at_the_start(run, "sampler_kl", 0.03)
     return above(run, "max_sampler_deviation", rounding_limit(run))
 
-@rule("warning", "sampler_kl response_length kl_to_reference", "guides/vllm",
-      "the sampler moves away from the policy: it does not get the new weights, or very late",
-      "load_weights after each update, unless it is meant to be that many updates behind")
+
+@rule(
+    "warning",
+    "sampler_kl response_length kl_to_reference",
+    "guides/vllm",
+    "the sampler moves away from the policy: it does not get the new weights, or very late",
+    "load_weights after each update, unless it is meant to be that many updates behind",
+)
 def sampler_left_behind(run: Run) -> str | None:
     "An engine that gets the new weights does not stay at the reference."
     rows = run.both("sampler_kl", "response_length", "kl_to_reference", "importance_mean")
@@ -248,108 +321,164 @@ def sampler_left_behind(run: Run) -> str | None:
     first, last = rows[0][0], last_quarter(rows)
     late, behind = mean(x for x, *_ in last), mean(x * n for x, n, *_ in last)
     reference = mean(ref for _, _, ref, _ in last)
-    if late >= max(.01, 10 * first) and behind >= .4 * reference:
-        return (f"sampler_kl, {first:.1g} at first, is {late:.2g} at the end: {behind:.2g} nats "
-                f"per response, and the reference is {reference:.2g} away")
+    if late >= max(0.01, 10 * first) and behind >= 0.4 * reference:
+        return (
+            f"sampler_kl, {first:.1g} at first, is {late:.2g} at the end: {behind:.2g} nats "
+            f"per response, and the reference is {reference:.2g} away"
+        )
 
 # %% ../../nbs/reference/doctor/rules.ipynb #6130d9c7
-@rule("error", "sampled_nll sampled_nll_error entropy tokens", "learn/15_rollout",
-      "the tokens are not a fair draw from the policy: top-k, top-p, or another temperature",
-      "sample from the whole distribution: no top_k, no top_p")
+@rule(
+    "error",
+    "sampled_nll sampled_nll_error entropy tokens",
+    "learn/15_rollout",
+    "the tokens are not a fair draw from the policy: top-k, top-p, or another temperature",
+    "sample from the whole distribution: no top_k, no top_p",
+)
 def nll_off_entropy(run: Run) -> str | None:
-    rows = [row for row in run.both("sampled_nll", "entropy", "sampled_nll_error", "tokens")
-            if row[-1] >= 32] # of a few, the standard error is not known
+    rows = [
+        row
+        for row in run.both("sampled_nll", "entropy", "sampled_nll_error", "tokens")
+        if row[-1] >= 32
+    ]  # of a few, the standard error is not known
     if not rows or run["importance_mean"]:
         return None  # known and corrected for
     tokens = sum(row[-1] for row in rows)
     nll, entropy = (sum(row[k] * row[-1] for row in rows) / tokens for k in (0, 1))
     error = math.hypot(*(row[2] * row[-1] for row in rows)) / tokens
-    if abs(nll - entropy) <= max(6 * error, .03 * entropy):
+    if abs(nll - entropy) <= max(6 * error, 0.03 * entropy):
         return None
     return f"sampled_nll is {nll:.3g} ± {error:.1g} (standard error), the entropy {entropy:.3g}"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #3c1a7e51
 # A model that knows its prompts' language beats a uniform guess: −log π / log V is below 1
-RULES.append(Rule("foreign prompts", "warning", "prompt_nll", "reference/models/tokens",
-    "the model finds its prompts stranger than noise: are these its tokens?",
-    "the tokenizer that the model was trained with",
-    partial(median_outside, name="prompt_nll", high=1.2)))
+RULES.append(
+    Rule(
+        "foreign prompts",
+        "warning",
+        "prompt_nll",
+        "reference/models/tokens",
+        "the model finds its prompts stranger than noise: are these its tokens?",
+        "the tokenizer that the model was trained with",
+        partial(median_outside, name="prompt_nll", high=1.2),
+    )
+)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #fd0b9fd1
-def charged_in_reward(run: Run) -> list[float]: # k1 of each iteration; []: it cannot be read
+def charged_in_reward(run: Run) -> list[float]:  # k1 of each iteration; []: it cannot be read
     "(reward − total reward)/β, if that is the KL and nothing else: it is 0 where the KL is 0."
     rows = run.both("reward_mean", "total_reward_mean", "beta", "kl_to_reference")
     rows, asked = [row for row in rows if row[2] > 0], run.settings.get
     others = asked("reward_scaling") or asked("reward_weighting") == "scaled"
-    if others or asked("kl_placement") == "loss" or any(
-            abs(score - total) > .02 * beta + 2e-3 * abs(score)
-            for score, total, beta, kl in rows if kl < 1e-4):
+    if (
+        others
+        or asked("kl_placement") == "loss"
+        or any(
+            abs(score - total) > 0.02 * beta + 2e-3 * abs(score)
+            for score, total, beta, kl in rows
+            if kl < 1e-4
+        )
+    ):
         return []
     charged = any(abs(score - total) > 1e-4 for score, total, *_ in rows)
     return [(score - total) / beta for score, total, beta, _ in rows] if charged else []
 
 # %% ../../nbs/reference/doctor/rules.ipynb #436d729f
-@rule("error", "kl_to_reference kl_estimate", "learn/05_logprobs",
-      "the KL estimated from the tokens is not the KL: they were drawn from another policy",
-      "logits[t−1] for token t; position ids from the mask in the rollout too")
+@rule(
+    "error",
+    "kl_to_reference kl_estimate",
+    "learn/05_logprobs",
+    "the KL estimated from the tokens is not the KL: they were drawn from another policy",
+    "logits[t−1] for token t; position ids from the mask in the rollout too",
+)
 def kl_estimate_off(run: Run) -> str | None:
     rows = run.both("kl_to_reference", "kl_estimate")
     exact, k3 = (sum(row[k] for row in rows) for k in (0, 1))
     if exact >= 1 and k3 >= 2 * exact:
         return f"kl_estimate adds up to {k3:.3g} over the run, kl_to_reference to {exact:.3g}"
 
+
 def negative(run: Run) -> str | None:
     "k1 as charged, where it is far below 0: its mean is the KL, and a KL is not negative."
     exact, k1 = sum(run["kl_to_reference"]), sum(charged_in_reward(run))
-    if exact < 1 or k1 >= -.5 * exact:
+    if exact < 1 or k1 >= -0.5 * exact:
         return None
     return f"(reward_mean − total_reward_mean)/β adds up to {k1:.3g}, the exact KL to {exact:.3g}"
 
-@rule("error", "reward_mean total_reward_mean beta kl_to_reference", "learn/05_logprobs",
-      "a KL that is negative on average: token and logits do not belong together",
-      "logits[t−1] predict token t: shift one of them by one")
+
+@rule(
+    "error",
+    "reward_mean total_reward_mean beta kl_to_reference",
+    "learn/05_logprobs",
+    "a KL that is negative on average: token and logits do not belong together",
+    "logits[t−1] predict token t: shift one of them by one",
+)
 def negative_kl(run: Run) -> str | None:
     return negative(run) if sampler_mismatch(run) else None
 
-@rule("error", "reward_mean total_reward_mean beta kl_to_reference", "learn/06_kl",
-      "the KL has the wrong sign: the policy is paid for leaving the reference",
-      "reward = score − β·(log π − log π_ref)")
+
+@rule(
+    "error",
+    "reward_mean total_reward_mean beta kl_to_reference",
+    "learn/06_kl",
+    "the KL has the wrong sign: the policy is paid for leaving the reference",
+    "reward = score − β·(log π − log π_ref)",
+)
 def kl_sign(run: Run) -> str | None:
     return None if sampler_mismatch(run) else negative(run)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f26
-@rule("warning", "reward_std", "learn/11_group",
-      "most responses that are compared have the same reward: nothing to learn from",
-      "a finer reward, prompts that are neither too easy nor too hard, larger groups")
+@rule(
+    "warning",
+    "reward_std",
+    "learn/11_group",
+    "most responses that are compared have the same reward: nothing to learn from",
+    "a finer reward, prompts that are neither too easy nor too hard, larger groups",
+)
 def equal_rewards(run: Run) -> str | None:
-    return (median_outside(run, "flat_groups", high=.8)
-            or median_outside(run, "reward_std", low=1e-6))
+    return median_outside(run, "flat_groups", high=0.8) or median_outside(
+        run, "reward_std", low=1e-6
+    )
 
-@rule("error", "grad_norm", "learn/08_policy_loss",
-      "the policy has no gradient: the ratio is constant, or the loss does not reach it",
-      "compute old_logprobs once, before the first update, under no_grad")
+
+@rule(
+    "error",
+    "grad_norm",
+    "learn/08_policy_loss",
+    "the policy has no gradient: the ratio is constant, or the loss does not reach it",
+    "compute old_logprobs once, before the first update, under no_grad",
+)
 def no_policy_gradient(run: Run) -> str | None:
     norms = run["grad_norm"]
     if len(norms) >= 2 and max(norms) <= 1e-6 and not equal_rewards(run):
         return f"grad_norm is at most {max(norms):.1g} in all {len(norms)} iterations"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #371e92f9
-@rule("warning", "kl_to_old grad_norm", "learn/08_policy_loss",
-      "π_old moves along with π: the clip never holds (right with one update per rollout)",
-      "compute old_logprobs once per rollout, before the first update")
+@rule(
+    "warning",
+    "kl_to_old grad_norm",
+    "learn/08_policy_loss",
+    "π_old moves along with π: the clip never holds (right with one update per rollout)",
+    "compute old_logprobs once per rollout, before the first update",
+)
 def ratio_never_moves(run: Run) -> str | None:
     "After the first of several updates π is no longer π_old."
     c, rows = run.config, run.both("kl_to_old", "grad_norm")
-    updates = c.get("epochs", 0.) * c.get("minibatches", 0.)
+    updates = c.get("epochs", 0.0) * c.get("minibatches", 0.0)
     if updates == 1 or len(rows) < 2 or max(abs(k) for k, _ in rows) > 1e-9:
         return None
     if max(g for _, g in rows) < 1e-6 or c.get("lr") == 0:
         return None
     return f"kl_to_old is 0 in all {len(rows)} iterations, and grad_norm is not"
 
-@rule("error", "value_mean", "learn/09_value_loss",
-      "the value function does not learn",
-      "give the optimizer the value head's parameters, and vf_coef above 0")
+
+@rule(
+    "error",
+    "value_mean",
+    "learn/09_value_loss",
+    "the value function does not learn",
+    "give the optimizer the value head's parameters, and vf_coef above 0",
+)
 def values_stand_still(run: Run) -> str | None:
     values, c = run["value_mean"], run.config
     learns = 0 not in (c.get("vf_coef"), c.get("lr"))
@@ -357,80 +486,125 @@ def values_stand_still(run: Run) -> str | None:
         return f"value_mean is {values[0]:g} in all {len(values)} iterations"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #7a01a7ad
-@rule("warning", "response_length finished tokens", "learn/15_rollout",
-      "responses stop before the limit, and none of them counts as finished",
-      "what ends a response is among eos_ids, and inside the mask")
+@rule(
+    "warning",
+    "response_length finished tokens",
+    "learn/15_rollout",
+    "responses stop before the limit, and none of them counts as finished",
+    "what ends a response is among eos_ids, and inside the mask",
+)
 def ends_unseen(run: Run) -> str | None:
     rows = run.both("response_length", "finished", "tokens")
-    if len(rows) < 3 or max(f for _, f, _ in rows) > .02 or padding_counted(run):
+    if len(rows) < 3 or max(f for _, f, _ in rows) > 0.02 or padding_counted(run):
         return None
     lengths = [length for length, _, _ in rows]
     if len(set(lengths)) < 2 or any(tokens < 2 * length for length, _, tokens in rows):
         return None  # all as long as they may be; or a single response
     return f"finished is 0, and response_length from {min(lengths):.3g} to {max(lengths):.3g}"
 
-@rule("warning", "response_length finished", "learn/15_rollout",
-      "no response ends before the limit",
-      "check eos_token_id, and that the training texts end in that token; or a higher beta")
+
+@rule(
+    "warning",
+    "response_length finished",
+    "learn/15_rollout",
+    "no response ends before the limit",
+    "check eos_token_id, and that the training texts end in that token; or a higher beta",
+)
 def never_ends(run: Run) -> str | None:
     rows = last_quarter(run.both("response_length", "finished"))
-    most = max((f for _, f in rows), default=0.)
-    if len(rows) < 3 or len({length for length, _ in rows}) > 1 or most > .05:
+    most = max((f for _, f in rows), default=0.0)
+    if len(rows) < 3 or len({length for length, _ in rows}) > 1 or most > 0.05:
         return None
     if rows[0][0] == 1 == run.config.get("max_new_tokens", 1):
         return None  # there was room for one token
     return f"at the end response_length is {rows[0][0]:g} and finished at most {most:.2g}"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f29
-@rule("error", "policy_gradient_scale", "learn/08_policy_loss",
-      "the loss does not pull at the tokens by the mean of ratio·Â: a factor, a sign, other rows",
-      "divide each micro-batch by the count of the whole minibatch; take Â from the same row")
+@rule(
+    "error",
+    "policy_gradient_scale",
+    "learn/08_policy_loss",
+    "the loss does not pull at the tokens by the mean of ratio·Â: a factor, a sign, other rows",
+    "divide each micro-batch by the count of the whole minibatch; take Â from the same row",
+)
 def policy_loss_scale(run: Run) -> str | None:
     name = "policy_gradient_scale"
     in_reward = run.settings.get("kl_placement") == "reward" or charged_in_reward(run)
-    found = [m[name] for m in run.metrics if name in m and (
-        in_reward or not m.get("beta", 0.) or m.get("kl_to_reference", 0.) < .01)]
-    if max(map(abs, found), default=0.) < 1e-6:
+    found = [
+        m[name]
+        for m in run.metrics
+        if name in m
+        and (in_reward or not m.get("beta", 0.0) or m.get("kl_to_reference", 0.0) < 0.01)
+    ]
+    if max(map(abs, found), default=0.0) < 1e-6:
         return None  # nothing pulls: see no_policy_gradient
-    return median_outside(run, name, .7, 1.4, found)
+    return median_outside(run, name, 0.7, 1.4, found)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #f46a97af
 RULES += [
-    Rule("value loss off", "error", "value_gradient_scale", "learn/09_value_loss",
-         "the loss does not pull the values to their returns by vf_coef",
-         "vf_coef·½(V − R̂)², R̂ a constant, over the tokens",
-         partial(median_outside, name="value_gradient_scale", low=.7, high=1.4)),
-    Rule("entropy bonus off", "error", "entropy_gradient_scale", "learn/10_ppo",
-         "the loss does not reward entropy by ent_coef: a sign, or a factor",
-         "loss − ent_coef · mean entropy",
-         partial(median_outside, name="entropy_gradient_scale", low=.7, high=1.4)),
-    Rule("stale gradients", "error", "stale_gradient", "reference/training/update",
-         "gradients of the update before are still there",
-         "optimizer.zero_grad() before each update",
-         partial(above, name="stale_gradient", limit=1e-12))]
+    Rule(
+        "value loss off",
+        "error",
+        "value_gradient_scale",
+        "learn/09_value_loss",
+        "the loss does not pull the values to their returns by vf_coef",
+        "vf_coef·½(V − R̂)², R̂ a constant, over the tokens",
+        partial(median_outside, name="value_gradient_scale", low=0.7, high=1.4),
+    ),
+    Rule(
+        "entropy bonus off",
+        "error",
+        "entropy_gradient_scale",
+        "learn/10_ppo",
+        "the loss does not reward entropy by ent_coef: a sign, or a factor",
+        "loss − ent_coef · mean entropy",
+        partial(median_outside, name="entropy_gradient_scale", low=0.7, high=1.4),
+    ),
+    Rule(
+        "stale gradients",
+        "error",
+        "stale_gradient",
+        "reference/training/update",
+        "gradients of the update before are still there",
+        "optimizer.zero_grad() before each update",
+        partial(above, name="stale_gradient", limit=1e-12),
+    ),
+]
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f2b
-@rule("error", "advantage_correlation advantage_std", "learn/07_advantages",
-      "the advantages that are learnt from are not those that were found",
-      "whiten, and otherwise leave them with their tokens")
+@rule(
+    "error",
+    "advantage_correlation advantage_std",
+    "learn/07_advantages",
+    "the advantages that are learnt from are not those that were found",
+    "whiten, and otherwise leave them with their tokens",
+)
 def advantages_of_other_rows(run: Run) -> str | None:
     "Whitening keeps their order."
-    found = [x for x, spread in run.both("advantage_correlation", "advantage_std")
-             if spread > 1e-6]
-    return median_outside(run, "advantage_correlation", .9, found=found)
+    found = [x for x, spread in run.both("advantage_correlation", "advantage_std") if spread > 1e-6]
+    return median_outside(run, "advantage_correlation", 0.9, found=found)
 
-@rule("error", "advantage_std value_mean reward_std", "learn/09_value_loss",
-      "the values' target is what they say already",
-      "returns = advantages + values, before whitening")
+
+@rule(
+    "error",
+    "advantage_std value_mean reward_std",
+    "learn/09_value_loss",
+    "the values' target is what they say already",
+    "returns = advantages + values, before whitening",
+)
 def returns_are_values(run: Run) -> str | None:
     rows = run.both("advantage_std", "value_mean", "reward_std")
     if len(rows) >= 2 and max(a for a, *_ in rows) <= 1e-6 <= max(s for *_, s in rows):
         return f"advantage_std is 0 in all {len(rows)} iterations, though the scores differ"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f2d
-@rule("error", "distinct_prompts prompts_given", "reference/rollouts/prompts",
-      "fewer different prompts are answered than were given",
-      "each row of the batch has its own prompt")
+@rule(
+    "error",
+    "distinct_prompts prompts_given",
+    "reference/rollouts/prompts",
+    "fewer different prompts are answered than were given",
+    "each row of the batch has its own prompt",
+)
 def prompts_lost(run: Run) -> str | None:
     rows = run.both("distinct_prompts", "prompts_given")
     bad = [row for row in rows if row[0] < row[1] / 2]
@@ -438,62 +612,101 @@ def prompts_lost(run: Run) -> str | None:
         return None  # dropped groups are asked for
     return f"in {len(bad)} of {len(rows)} iterations less than half of the prompts were answered"
 
-@rule("warning", "reward_noise", "reference/rollouts/rewards",
-      "the same text has another score the second time: dropout, or a reward that is drawn",
-      "reward_model.eval(); of a score that is drawn, a mean")
+
+@rule(
+    "warning",
+    "reward_noise",
+    "reference/rollouts/rewards",
+    "the same text has another score the second time: dropout, or a reward that is drawn",
+    "reward_model.eval(); of a score that is drawn, a mean",
+)
 def noisy_reward(run: Run) -> str | None:
-    return above(run, "reward_noise", .05)
+    return above(run, "reward_noise", 0.05)
 
-@rule("warning", "reward_shift", "reference/rollouts/rewards",
-      "the score of a text depends on those beside it: slipped rows, or one read at the padding",
-      "unless it ranks a batch: score i belongs to text i, read at its last real token")
+
+@rule(
+    "warning",
+    "reward_shift",
+    "reference/rollouts/rewards",
+    "the score of a text depends on those beside it: slipped rows, or one read at the padding",
+    "unless it ranks a batch: score i belongs to text i, read at its last real token",
+)
 def reward_of_other_rows(run: Run) -> str | None:
-    return None if noisy_reward(run) else above(run, "reward_shift", .05)
+    return None if noisy_reward(run) else above(run, "reward_shift", 0.05)
 
-RULES.append(Rule("length is reward", "warning", "score_length_correlation",
-    "reference/rollouts/rewards", "the score is the length of the response, or very nearly",
-    "score what is said; divide by the length",
-    partial(median_outside, name="score_length_correlation", low=-.95, high=.95)))
+
+RULES.append(
+    Rule(
+        "length is reward",
+        "warning",
+        "score_length_correlation",
+        "reference/rollouts/rewards",
+        "the score is the length of the response, or very nearly",
+        "score what is said; divide by the length",
+        partial(median_outside, name="score_length_correlation", low=-0.95, high=0.95),
+    )
+)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #53f6c7eb
-@rule("warning", "reward_std beta reward_mean total_reward_mean", "learn/14_reward_model",
-      "the scores differ little beside the price of a nat: the policy will stay where it is",
-      "bring the rewards to standard deviation 1: RewardModel.normalise")
+@rule(
+    "warning",
+    "reward_std beta reward_mean total_reward_mean",
+    "learn/14_reward_model",
+    "the scores differ little beside the price of a nat: the policy will stay where it is",
+    "bring the rewards to standard deviation 1: RewardModel.normalise",
+)
 def small_rewards(run: Run) -> str | None:
     rows = run.both("reward_std", "beta")
     if not rows or not charged_in_reward(run):
         return None  # no KL in the reward: the scale is free
     spread, beta = (median(row[k] for row in rows) for k in (0, 1))
-    if 1e-6 < spread < min(.03, beta / 2):
+    if 1e-6 < spread < min(0.03, beta / 2):
         return f"reward_std is {spread:.2g} in the median iteration, and a nat costs {beta:g}"
 
-@rule("warning", "kl_to_old response_length", "learn/16_trainer",
-      "one iteration moves the policy too far", "a lower lr, fewer epochs or minibatches")
+
+@rule(
+    "warning",
+    "kl_to_old response_length",
+    "learn/16_trainer",
+    "one iteration moves the policy too far",
+    "a lower lr, fewer epochs or minibatches",
+)
 def large_steps(run: Run) -> str | None:
     """One iteration may move a rare token far. Two are a habit; and one is enough that moves all
     tokens, by .5 nats each in the exact KL."""
     exact = dict(run.both("iteration", "kl_to_old_exact"))
-    steps = [(kl / max(1, n), kl, i, exact.get(i, kl) / max(1, n))
-             for i, kl, n in run.both("iteration", "kl_to_old", "response_length")]
-    many = [step for step in steps if step[0] >= .3]
-    found = many if len(many) > 1 else [step for step in steps if step[0] > 1 and step[3] > .5]
+    steps = [
+        (kl / max(1, n), kl, i, exact.get(i, kl) / max(1, n))
+        for i, kl, n in run.both("iteration", "kl_to_old", "response_length")
+    ]
+    many = [step for step in steps if step[0] >= 0.3]
+    found = many if len(many) > 1 else [step for step in steps if step[0] > 1 and step[3] > 0.5]
     if not found:
         return None
     each, kl, i, _ = max(found)
     return f"kl_to_old is {kl:.3g} nats per response in iteration {i}, {each:.2g} per token"
 
-@rule("warning", "clip_fraction kl_to_old response_length", "learn/08_policy_loss",
-      "large steps and not one token cut: nothing holds the policy back",
-      "surrogate='min' with a clip near 0.2, or fewer updates per rollout")
+
+@rule(
+    "warning",
+    "clip_fraction kl_to_old response_length",
+    "learn/08_policy_loss",
+    "large steps and not one token cut: nothing holds the policy back",
+    "surrogate='min' with a clip near 0.2, or fewer updates per rollout",
+)
 def no_clip(run: Run) -> str | None:
     cut = run["clip_fraction"]
     if cut and max(cut) <= 0 and (steps := large_steps(run)):
         return f"clip_fraction is 0 in all {len(cut)} iterations, and yet {steps}"
 
 # %% ../../nbs/reference/doctor/rules.ipynb #3943f170
-@rule("warning", "kl_to_reference response_length", "learn/06_kl",
-      "the policy is far from the reference: read its texts, not its reward",
-      "a higher beta or a kl_target, a lower lr")
+@rule(
+    "warning",
+    "kl_to_reference response_length",
+    "learn/06_kl",
+    "the policy is far from the reference: read its texts, not its reward",
+    "a higher beta or a kl_target, a lower lr",
+)
 def drift(run: Run) -> str | None:
     rows = last_quarter(run.both("kl_to_reference", "response_length"))
     if not rows:
@@ -503,20 +716,42 @@ def drift(run: Run) -> str | None:
         return None  # less than a choice of one in twenty
     return f"at the end kl_to_reference is {kl:.3g}, {kl / max(1, length):.2g} nats per token"
 
+
 RULES += [
-    Rule("reward scale", "warning", "return_std", "learn/14_reward_model",
-         "rewards are large beside what values, value clip and beta are made for",
-         "bring the rewards to standard deviation 1: RewardModel.normalise",
-         partial(median_outside, name="return_std", high=4.)),
-    Rule("entropy collapse", "warning", "entropy", "learn/10_ppo",
-         "the policy says nearly the same every time",
-         "a lower lr, a higher beta, or an entropy bonus",
-         partial(fell, name="entropy", first=1, least=4, share=.25)),
-    Rule("length collapse", "warning", "response_length", "guides/real_reviews",
-         "the responses have become a fraction of what they were: read them",
-         "a better reward, a higher beta, or a price on ending early, unless they are to be short",
-         partial(fell, name="response_length", first=3, least=6, share=1 / 3)),
-    Rule("variety collapse", "warning", "distinct_2", "guides/real_reviews",
-         "the responses repeat the same few phrases: read them",
-         "a higher beta, a lower lr, or an entropy bonus",
-         partial(fell, name="distinct_2", first=3, least=6, share=1 / 3))]
+    Rule(
+        "reward scale",
+        "warning",
+        "return_std",
+        "learn/14_reward_model",
+        "rewards are large beside what values, value clip and beta are made for",
+        "bring the rewards to standard deviation 1: RewardModel.normalise",
+        partial(median_outside, name="return_std", high=4.0),
+    ),
+    Rule(
+        "entropy collapse",
+        "warning",
+        "entropy",
+        "learn/10_ppo",
+        "the policy says nearly the same every time",
+        "a lower lr, a higher beta, or an entropy bonus",
+        partial(fell, name="entropy", first=1, least=4, share=0.25),
+    ),
+    Rule(
+        "length collapse",
+        "warning",
+        "response_length",
+        "guides/real_reviews",
+        "the responses have become a fraction of what they were: read them",
+        "a better reward, a higher beta, or a price on ending early, unless they are to be short",
+        partial(fell, name="response_length", first=3, least=6, share=1 / 3),
+    ),
+    Rule(
+        "variety collapse",
+        "warning",
+        "distinct_2",
+        "guides/real_reviews",
+        "the responses repeat the same few phrases: read them",
+        "a higher beta, a lower lr, or an entropy bonus",
+        partial(fell, name="distinct_2", first=3, least=6, share=1 / 3),
+    ),
+]

@@ -27,40 +27,52 @@ from .families import trunk
 
 # %% ../../nbs/guides/lora.ipynb #ada90b
 def with_lora(
-    model: PreTrainedModel, # a causal LM; it is changed in place
+    model: PreTrainedModel,  # a causal LM; it is changed in place
     rank: int = 16,
-    alpha: float | None = None, # None: 2·rank
-    targets: Sequence[str] | None = None, # names of layers; None: all matrices of the transformer
-    top: int | None = None, # in the last so many blocks only; None: in all
-) -> PreTrainedModel: # the same one
+    alpha: float | None = None,  # None: 2·rank
+    targets: Sequence[str] | None = None,  # names of layers; None: all matrices of the transformer
+    top: int | None = None,  # in the last so many blocks only; None: in all
+) -> PreTrainedModel:  # the same one
     """W·x becomes W·x + (α/r)·B·A·x in each target, A random (torch's generator), B = 0; A and B
     alone learn (Hu et al. 2021, eq. 3). Raises ImportError without peft, ValueError for a rank
     below 1, for targets or blocks that are not there, and for a model with adapters."""
     lora = need_peft().LoraConfig
     blocks = model.config.get_text_config().num_hidden_layers
     if rank < 1 or not (top is None or 1 <= top <= blocks):
-        raise ValueError(f"rank is {rank}, top is {top}: the rank must be at least 1, "
-                         f"and top from 1 to the number of blocks, {blocks}")
+        raise ValueError(
+            f"rank is {rank}, top is {top}: the rank must be at least 1, "
+            f"and top from 1 to the number of blocks, {blocks}"
+        )
     if has_adapters(model):
         raise ValueError("the model has adapters already: train those, or merge_adapters first")
-    matrices = {name.rsplit(".", 1)[-1]: type(part) for name, part in trunk(model).named_modules()
-                if isinstance(part, MATRICES)}
+    matrices = {
+        name.rsplit(".", 1)[-1]: type(part)
+        for name, part in trunk(model).named_modules()
+        if isinstance(part, MATRICES)
+    }
     names = sorted(matrices) if targets is None else list(targets)
-    model.add_adapter(lora(
-        r=rank, lora_alpha=2 * rank if alpha is None else alpha, target_modules=names,
-        fan_in_fan_out=any(matrices.get(name) is Conv1D for name in names), task_type="CAUSAL_LM",
-        layers_to_transform=None if top is None else list(range(blocks - top, blocks))))
-    base = model.name_or_path # where the adapters will look for their model
+    model.add_adapter(
+        lora(
+            r=rank,
+            lora_alpha=2 * rank if alpha is None else alpha,
+            target_modules=names,
+            fan_in_fan_out=any(matrices.get(name) is Conv1D for name in names),
+            task_type="CAUSAL_LM",
+            layers_to_transform=None if top is None else list(range(blocks - top, blocks)),
+        )
+    )
+    base = model.name_or_path  # where the adapters will look for their model
     if base and Path(base).is_dir():
         base = str(Path(base).resolve())
     model.peft_config["default"].base_model_name_or_path = base
     head = getattr(model, "score", None)
-    if isinstance(head, nn.Module): # of a classifier: it is new, and learns whole
+    if isinstance(head, nn.Module):  # of a classifier: it is new, and learns whole
         head.requires_grad_(True)
     return learning_in_float32(model)
 
 # %% ../../nbs/guides/lora.ipynb #3a1318e2
-MATRICES = (nn.Linear, Conv1D) # and what is made of them, such as weights in 4 bits
+MATRICES = (nn.Linear, Conv1D)  # and what is made of them, such as weights in 4 bits
+
 
 def learning_in_float32(model: PreTrainedModel) -> PreTrainedModel:
     "Widens the weights that learn, in place: half precision rounds small steps away."
@@ -78,22 +90,32 @@ def need_peft() -> Any:
         raise ImportError(f"adapters need the package peft: {install('peft')}") from e
     return peft
 
-def four_bits() -> dict[str, Any]: # options for `load_model`
+
+def four_bits() -> dict[str, Any]:  # options for `load_model`
     """QLoRA's frozen weights: 4-bit NormalFloat, its constants quantised again (Dettmers et al.
     2023); put adapters on them with `with_lora`. Raises ImportError without bitsandbytes."""
     if not (find_spec("bitsandbytes") and find_spec("accelerate")):
-        raise ImportError("weights in 4 bits need bitsandbytes: "
-                          "pip install bitsandbytes accelerate, or leave four_bits out")
+        raise ImportError(
+            "weights in 4 bits need bitsandbytes: "
+            "pip install bitsandbytes accelerate, or leave four_bits out"
+        )
     from transformers import BitsAndBytesConfig
 
-    return {"dtype": "auto", "quantization_config": BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32)}
+    return {
+        "dtype": "auto",
+        "quantization_config": BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
+        ),
+    }
 
 # %% ../../nbs/guides/lora.ipynb #bd51bb18
 def tuned_layers(model: nn.Module) -> list[Any]:
     "The layers with adapters of a model."
     return [m for m in model.modules() if hasattr(m, "get_base_layer")]
+
 
 def has_adapters(model: nn.Module) -> bool:
     return bool(tuned_layers(model)) or any(hasattr(m, "original_module") for m in model.modules())
@@ -106,12 +128,14 @@ def frozen_twin(model: PreTrainedModel) -> PreTrainedModel:
     new = all(".lora_A." in name or ".lora_B." in name and not p.any() for name, p in own)
     return (without_adapters if new else sharing_copy)(model).requires_grad_(False).eval()
 
+
 def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
     "A copy. Of a model with adapters, the frozen weights are the same tensors."
     frozen = [p for p in model.parameters() if not p.requires_grad] if has_adapters(model) else []
     return copy.deepcopy(model, {id(p): p for p in frozen})
 
-def without_adapters(model: PreTrainedModel) -> PreTrainedModel: # plain
+
+def without_adapters(model: PreTrainedModel) -> PreTrainedModel:  # plain
     """The model without its adapters, on the same frozen tensors; other weights that have learnt
     are kept. Raises ValueError for adapters that are merged into the weights."""
     _refuse_others(model)
@@ -124,18 +148,22 @@ def _stripped(model: PreTrainedModel, known: dict[int, Any]) -> PreTrainedModel:
     for layer in tuned_layers(model):
         known[id(layer)] = copy.deepcopy(layer.get_base_layer(), known)
     plain = copy.deepcopy(model, known)
-    for mark in ("peft_config", "_hf_peft_config_loaded"): # transformers would save adapters only
+    for mark in ("peft_config", "_hf_peft_config_loaded"):  # transformers would save adapters only
         vars(plain).pop(mark, None)
     return plain
 
 # %% ../../nbs/guides/lora.ipynb #1cf09eb8
 def _refuse_others(model: nn.Module) -> None:
     if any(layer.merged for layer in tuned_layers(model)):
-        raise ValueError("the adapters are merged into the weights, and cannot be told from them: "
-                         "unmerge them first, model.unmerge_adapter() of peft")
+        raise ValueError(
+            "the adapters are merged into the weights, and cannot be told from them: "
+            "unmerge them first, model.unmerge_adapter() of peft"
+        )
     if any(hasattr(part, "original_module") for part in model.modules()):
-        raise ValueError("whole modules have learnt beside the adapters (modules_to_save): use "
-                         "merge_and_unload of peft")
+        raise ValueError(
+            "whole modules have learnt beside the adapters (modules_to_save): use "
+            "merge_and_unload of peft"
+        )
 
 # %% ../../nbs/guides/lora.ipynb #ada926
 def unwrapped(model: Any) -> Any:
@@ -145,27 +173,32 @@ def unwrapped(model: Any) -> Any:
     if peft is None or not isinstance(model, peft.PeftModel):
         return model
     if model.active_peft_config.is_prompt_learning:
-        raise TypeError(f"{model.peft_type.value.lower()} puts tokens before each text: "
-                        "take LoRA, or another method that changes layers")
+        raise TypeError(
+            f"{model.peft_type.value.lower()} puts tokens before each text: "
+            "take LoRA, or another method that changes layers"
+        )
     inner = model.get_base_model()
-    inner._hf_peft_config_loaded = True # now its save_pretrained writes the adapters, alone
+    inner._hf_peft_config_loaded = True  # now its save_pretrained writes the adapters, alone
     return inner
 
 # %% ../../nbs/guides/lora.ipynb #ada92a
 def merge_adapters(
-    model: PreTrainedModel, # with adapters; it stays as it is
-) -> PreTrainedModel: # a plain one, on its own
+    model: PreTrainedModel,  # with adapters; it stays as it is
+) -> PreTrainedModel:  # a plain one, on its own
     """W ← W + (α/r)·B·A. Raises ValueError where a matrix with an adapter is also used elsewhere,
     as a tied head is, and for adapters that are merged already."""
     return merged_in_place(copy.deepcopy(model))
 
-def merged_in_place(whole: PreTrainedModel) -> PreTrainedModel: # plain, of the same tensors
+
+def merged_in_place(whole: PreTrainedModel) -> PreTrainedModel:  # plain, of the same tensors
     "`merge_adapters` without a copy."
     _refuse_others(whole)
     uses = Counter(id(p) for _, p in whole.named_parameters(remove_duplicate=False))
     if any(uses[id(layer.get_base_layer().weight)] > 1 for layer in tuned_layers(whole)):
-        raise ValueError("a matrix with an adapter is used in a second place, as a tied head and "
-                         "embedding are: merged, it would change there too. Keep the adapters")
+        raise ValueError(
+            "a matrix with an adapter is used in a second place, as a tied head and "
+            "embedding are: merged, it would change there too. Keep the adapters"
+        )
     for layer in tuned_layers(whole):
         layer.merge(safe_merge=True)
     return _stripped(whole, {id(p): p for p in whole.parameters()})
@@ -175,8 +208,11 @@ def module_state(module: nn.Module) -> dict[str, Tensor]:
     """The tensors of a checkpoint, detached and not copied: of a model with adapters what learns,
     and buffers; else all."""
     whole = not has_adapters(module)
-    return {name: x.detach() for name, x in named_tensors(module).items()
-            if whole or x.requires_grad or not isinstance(x, nn.Parameter)}
+    return {
+        name: x.detach()
+        for name, x in named_tensors(module).items()
+        if whole or x.requires_grad or not isinstance(x, nn.Parameter)
+    }
 
 # %% ../../nbs/guides/lora.ipynb #1d931571
 @torch.no_grad()

@@ -42,29 +42,35 @@ from .tokens import compact
 # %% ../../nbs/learn/13_agent.ipynb #dc1a1a40
 class AgentOutput(NamedTuple):
     "Logits and values at every position."
-    logits: Tensor # (batch, time, vocab): of the next token, at every position
-    values: Tensor # (batch, time): of the state that ends with this token
+
+    logits: Tensor  # (batch, time, vocab): of the next token, at every position
+    values: Tensor  # (batch, time): of the state that ends with this token
+
 
 class Evaluation(NamedTuple):
     "Log-probabilities, entropy and values of a response. All (batch, time), 0 at padding."
-    logprobs: Tensor        # log π(aₜ|sₜ)
+
+    logprobs: Tensor  # log π(aₜ|sₜ)
     entropy: Tensor | None  # of π(·|sₜ), nats
-    values: Tensor | None   # V(sₜ), of the state before token t; None: none are learnt
+    values: Tensor | None  # V(sₜ), of the state before token t; None: none are learnt
 
 # %% ../../nbs/learn/13_agent.ipynb #fa51f95c
 def policy_of(model: nn.Module | str | Path) -> PreTrainedModel:
     "Raises TypeError for a model without a language-model head, and for one that is not causal."
     model = load_model(model) if isinstance(model, str | Path) else unwrapped(model)
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
-        raise TypeError(f"{type(model).__name__} has no language-model head: "
-                        "pass an AutoModelForCausalLM or its path")
+        raise TypeError(
+            f"{type(model).__name__} has no language-model head: "
+            "pass an AutoModelForCausalLM or its path"
+        )
     check_causal(model)
     return model
 
 # %% ../../nbs/learn/13_agent.ipynb #781c9103
 def value_trunk_of(
-    value_model: PreTrainedModel | str | Path | None, policy: PreTrainedModel,
-) -> PreTrainedModel | None: # None: the policy's own
+    value_model: PreTrainedModel | str | Path | None,
+    policy: PreTrainedModel,
+) -> PreTrainedModel | None:  # None: the policy's own
     "Raises ValueError for a value model that reads other tokens, or fewer, than the policy."
     if value_model is None:
         return None
@@ -78,8 +84,10 @@ def value_trunk_of(
     check_causal(own)
     ours, theirs = ((vocabulary_size(m), context_length(m)) for m in (policy, own))
     if ours != theirs:
-        raise ValueError(f"(vocabulary, context) is {ours} for the policy and {theirs} for the "
-                         "value model: both read the same tokens, so pass one of the same family")
+        raise ValueError(
+            f"(vocabulary, context) is {ours} for the policy and {theirs} for the "
+            "value model: both read the same tokens, so pass one of the same family"
+        )
     return own
 
 # %% ../../nbs/learn/13_agent.ipynb #77138c6d
@@ -89,20 +97,20 @@ class Agent(nn.Module):
     transformer, or on `value_model`: "copy", a model, or a path.
     Raises TypeError for a model without a language-model head, and for one that is not causal."""
 
-    model: PreTrainedModel              # the policy
-    value_model: PreTrainedModel | None # None: the head reads the policy's own transformer
+    model: PreTrainedModel  # the policy
+    value_model: PreTrainedModel | None  # None: the head reads the policy's own transformer
 
     def __init__(
         self,
-        model: nn.Module | str | Path, # a causal LM, a PeftModel of one, or where to load one
-        value_model: PreTrainedModel | str | Path | None = None, # None: shared; "copy"; a model
-        gradient_checkpointing: bool = False, # less memory; one more forward in each backward
+        model: nn.Module | str | Path,  # a causal LM, a PeftModel of one, or where to load one
+        value_model: PreTrainedModel | str | Path | None = None,  # None: shared; "copy"; a model
+        gradient_checkpointing: bool = False,  # less memory; one more forward in each backward
     ):
         super().__init__()
         self.model = policy_of(model)
         self.value_model = value_trunk_of(value_model, self.model)
         base, weight = self.value_trunk, next(self.value_trunk.parameters())
-        dtype = torch.promote_types(weight.dtype, torch.float32) # values need more than half
+        dtype = torch.promote_types(weight.dtype, torch.float32)  # values need more than half
         self.value_head = nn.Linear(hidden_size(base), 1, device=weight.device, dtype=dtype)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
@@ -118,12 +126,12 @@ class Agent(nn.Module):
     def evaluate(
         self,
         query_ids: Int[Tensor, "batch query"],
-        query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"], # on either side
+        query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"],  # on either side
         response_ids: Int[Tensor, "batch time"],
-        response_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"], # on either side
-        temperature: float = 1., # of the policy; values do not know it
+        response_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"],  # on either side
+        temperature: float = 1.0,  # of the policy; values do not know it
         with_entropy: bool = True,
-        with_values: bool = True, # False: `values` is None
+        with_values: bool = True,  # False: `values` is None
     ) -> Evaluation:
         """Logprobs, entropy and values of the response tokens, on one layout, as
         `response_logprobs` does it. Dropout off."""
@@ -132,11 +140,17 @@ class Agent(nn.Module):
         shared = hidden if self.value_model is None else None
         logprobs, entropy = logprobs_of(self.model, layout, temperature, with_entropy, shared)
         values = None if hidden is None else self.values_at(hidden)
-        return Evaluation(layout.scatter(logprobs), *(
-            None if x is None else layout.scatter(x) for x in (entropy, values)))
+        return Evaluation(
+            layout.scatter(logprobs),
+            *(None if x is None else layout.scatter(x) for x in (entropy, values)),
+        )
 
     def values(
-        self, query_ids: Tensor, query_mask: Tensor, response_ids: Tensor, response_mask: Tensor,
+        self,
+        query_ids: Tensor,
+        query_mask: Tensor,
+        response_ids: Tensor,
+        response_mask: Tensor,
     ) -> Tensor:
         "(B, T): V(sₜ) alone, without the policy's head. Dropout off; 0 at padding."
         layout = response.layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
@@ -162,8 +176,10 @@ class Agent(nn.Module):
         hidden = forward_pass(self.value_trunk, ids, right)
         head = plain_head(self.model) if self.value_model is None else None
         logits = forward_pass(self.model, ids, right) if head is None else head(hidden)
-        logits, values = (x.new_zeros(x.shape).index_put((mask,), x[right])
-                          for x in (logits, self.values_at(hidden)))
+        logits, values = (
+            x.new_zeros(x.shape).index_put((mask,), x[right])
+            for x in (logits, self.values_at(hidden))
+        )
         return AgentOutput(logits, values)
 
     def policy_parameters(self) -> Iterator[nn.Parameter]:
@@ -194,40 +210,50 @@ class Agent(nn.Module):
     def from_pretrained(
         cls,
         directory: str | Path,
-        base: PreTrainedModel | str | Path | None = None, # of adapters; None: as saved
-        **options: Any,   # dtype, …: they go to transformers
+        base: PreTrainedModel | str | Path | None = None,  # of adapters; None: as saved
+        **options: Any,  # dtype, …: they go to transformers
     ) -> "Agent":
         """What `save_pretrained` wrote, in the precision that it was written in. Raises ValueError
         for a directory without a value head."""
         directory, options = Path(directory), {"dtype": "auto", **options}
         file = directory / "values/head.safetensors"
         if not file.exists():
-            raise ValueError(f"no values/{file.name} in {directory}: `Agent(directory)` makes an "
-                             "agent of a plain model, with a new value head")
+            raise ValueError(
+                f"no values/{file.name} in {directory}: `Agent(directory)` makes an "
+                "agent of a plain model, with a new value head"
+            )
         with safe_open(file, "pt") as saved:
             separate = saved.metadata()["separate"] == "True"
         adapters = (directory / "adapter_config.json").exists()
-        policy = (load_adapters(directory, base, **options) if adapters
-                  else load_model(directory, **options))
-        agent = cls(policy, load_model(directory / "value_model", "trunk", **options)
-                    if separate else None)
+        policy = (
+            load_adapters(directory, base, **options)
+            if adapters
+            else load_model(directory, **options)
+        )
+        agent = cls(
+            policy, load_model(directory / "value_model", "trunk", **options) if separate else None
+        )
         agent.value_head.load_state_dict(load_file(file))
         return agent
 
 # %% ../../nbs/learn/13_agent.ipynb #3dcc3049
 def create_reference_model(
-    model: "Agent | PreTrainedModel", # an Agent or a causal LM
-) -> PreTrainedModel: # the causal LM alone
+    model: "Agent | PreTrainedModel",  # an Agent or a causal LM
+) -> PreTrainedModel:  # the causal LM alone
     """π_ref: a copy of the language model that no longer learns; with adapters a copy of those, on
     the same frozen weights. Dropout off, no gradients, same device and dtype."""
     return frozen_twin(model.model if isinstance(model, Agent) else unwrapped(model))
+
 
 def refuse_shared(model: nn.Module, ref_model: nn.Module) -> None:
     "Raises ValueError for a reference that would move with the model."
     moving = {id(p) for p in model.parameters() if p.requires_grad}
     if moving & {id(p) for p in ref_model.parameters()}:
-        raise ValueError("ref_model shares parameters with the policy and would move with it: "
-                         "pass create_reference_model(model)")
+        raise ValueError(
+            "ref_model shares parameters with the policy and would move with it: "
+            "pass create_reference_model(model)"
+        )
+
 
 def as_reference(ref_model: nn.Module | None, agent: Agent) -> PreTrainedModel:
     """π_ref, frozen; None: a copy of the policy. Raises ValueError if it shares weights with the
@@ -238,6 +264,7 @@ def as_reference(ref_model: nn.Module | None, agent: Agent) -> PreTrainedModel:
     refuse_shared(agent, model)
     own, other = map(vocabulary_size, (agent.model, model))
     if own != other:
-        raise ValueError(f"ref_model has {other} tokens, the policy {own}: "
-                         "the KL compares them token by token")
+        raise ValueError(
+            f"ref_model has {other} tokens, the policy {own}: the KL compares them token by token"
+        )
     return model.requires_grad_(False).eval()

@@ -29,8 +29,11 @@ from .tokens import position_ids
 def plain_cache(past: object, width: int = 0) -> bool:
     "Is it a cache of keys and values, and nothing else, with windows of so many columns?"
     return type(past) is DynamicCache and all(
-        type(layer) is DynamicLayer or type(layer) is DynamicSlidingWindowLayer
-        and layer.sliding_window >= width for layer in past.layers)
+        type(layer) is DynamicLayer
+        or type(layer) is DynamicSlidingWindowLayer
+        and layer.sliding_window >= width
+        for layer in past.layers
+    )
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de29
 class LibrarySteps:
@@ -42,22 +45,27 @@ class LibrarySteps:
         self.takes = set(inspect.signature(model.forward).parameters)
         self.mask = F.pad(seen.long(), (0, room), value=1)
         self.past: Any = None
-        self.rows: Tensor | None = None # that go on; None: all
+        self.rows: Tensor | None = None  # that go on; None: all
 
-    def read(self, ids: Tensor, positions: Tensor) -> Tensor: # (rows, columns) to (rows, V)
+    def read(self, ids: Tensor, positions: Tensor) -> Tensor:  # (rows, columns) to (rows, V)
         "New columns through the model; logits after the last of them."
         extra = {"position_ids": positions, "logits_to_keep": 1}
         extra = {name: x for name, x in extra.items() if name in self.takes}
-        out = self.model(input_ids=ids, attention_mask=self.mask[..., :self.width], use_cache=True,
-                         past_key_values=self.past, **extra)
+        out = self.model(
+            input_ids=ids,
+            attention_mask=self.mask[..., : self.width],
+            use_cache=True,
+            past_key_values=self.past,
+            **extra,
+        )
         self.past = getattr(out, "past_key_values", None)
         return out.logits[:, -1]
 
-    def __call__(self, token: Tensor) -> Tensor: # (rows,), the newest, to (rows, V), of the next
+    def __call__(self, token: Tensor) -> Tensor:  # (rows,), the newest, to (rows, V), of the next
         rows, self.width = self.rows, self.width + 1
         if rows is not None:
             token = token.new_zeros(len(self.mask)).index_copy(0, rows, token)
-        positions = position_ids(self.mask[:, :self.width])[:, -1:]
+        positions = position_ids(self.mask[:, : self.width])[:, -1:]
         logits = self.read(token[:, None], positions)
         return logits if rows is None else logits[rows]
 
@@ -72,6 +80,7 @@ class LibrarySteps:
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de2a
 class Room(StaticLayer):
     "A layer's keys and values with room for what is to come; `time` is the newest token's column."
+
     def __init__(self, past: Any, room: int, time: Tensor):
         super().__init__(past.keys.shape[2] + room)
         self.keys, self.values = (F.pad(x, (0, 0, 0, room)) for x in (past.keys, past.values))
@@ -83,16 +92,18 @@ class Room(StaticLayer):
             kept.index_copy_(2, self.cumulative_length, x.to(kept.dtype))
         return both
 
+
 class StaticSteps(LibrarySteps):
     "The same over the whole room, as a `static` step of our own: nothing but tensors changes."
+
     def __init__(self, model: PreTrainedModel, seen: Tensor, past: Any, room: int):
         super().__init__(model, seen, room)
         self.start, self.width = seen.sum(-1) - seen.shape[1], seen.shape[1] + room
         self.time: Tensor | int = torch.tensor([seen.shape[1] - 1], device=seen.device)
         self.past = Cache([Room(layer, room, self.time) for layer in past.layers])
-        self.mask = F.pad(seen, (0, room)).to(past.layers[0].keys).log()[:, None, None] # 0 or −∞
+        self.mask = F.pad(seen, (0, room)).to(past.layers[0].keys).log()[:, None, None]  # 0 or −∞
 
-    def __call__(self, token: Tensor) -> Tensor: # (rows,), the newest, to (rows, V), of the next
+    def __call__(self, token: Tensor) -> Tensor:  # (rows,), the newest, to (rows, V), of the next
         self.mask[..., self.time] = 0
         logits = self.read(token[:, None], (self.time + self.start)[:, None])
         self.time += 1
@@ -108,7 +119,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """softmax(q·Kᵀ/√D + b)·V, head by head, to (rows, heads·D). q is (rows, heads, D), keys and
     values (rows·shared, time, D); b is (rows·shared, 1, time), −∞ at padding."""
     together = q.reshape(len(keys), -1, q.shape[-1])
-    scores = torch.baddbmm(bias, together, keys.transpose(1, 2), alpha=q.shape[-1]**-.5)
+    scores = torch.baddbmm(bias, together, keys.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
     return torch.bmm(scores.softmax(-1), values).view(len(q), -1)
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de10
@@ -121,23 +132,27 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de14
 Rows = Callable[[Tensor], Tensor]  # what becomes of a vector, for every row
 
+
 class Layer(NamedTuple):
     "A block of a transformer."
-    norm: Rows     # before attention
-    qkv: Rows      # queries, keys and values, side by side
-    out: Rows      # what attention found, back to H numbers
-    norm_mlp: Rows # before the feed-forward part
+
+    norm: Rows  # before attention
+    qkv: Rows  # queries, keys and values, side by side
+    out: Rows  # what attention found, back to H numbers
+    norm_mlp: Rows  # before the feed-forward part
     mlp: Rows
+
 
 class Weights(NamedTuple):
     "A model."
-    embed: Callable[[Tensor, Tensor], Tensor] # tokens and positions to (rows, H)
-    angles: Tensor | None # (positions, 2, 1, D), as `rotate` takes them; None: positions are added
+
+    embed: Callable[[Tensor, Tensor], Tensor]  # tokens and positions to (rows, H)
+    angles: Tensor | None  # (positions, 2, 1, D), as `rotate` takes them; None: positions are added
     layers: list[Layer]
-    logits: Rows         # the last norm, and the head
-    heads: int           # of queries
-    shared: int          # of keys and values
-    size: int            # D, numbers per head
+    logits: Rows  # the last norm, and the head
+    heads: int  # of queries
+    shared: int  # of keys and values
+    size: int  # D, numbers per head
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de16
 class OwnSteps:
@@ -148,13 +163,15 @@ class OwnSteps:
         """`past` is transformers' cache of the columns that were `seen`, of which the last will
         be read once more; `room` for new tokens."""
         (rows, query), w = seen.shape, weights
-        self.weights, self.start = w, seen.sum(-1) - query # the position in column 0
+        self.weights, self.start = w, seen.sum(-1) - query  # the position in column 0
         self.time = torch.tensor([query - 1], device=seen.device) if static else query - 1
-        like = merged(past.layers[0].keys[:0]) # products are made in its type
-        self.bias = like.new_full((rows, w.shared, query + room), -torch.inf if static else 0.)
-        self.bias[:, :, :query] = torch.where(seen, 0., -torch.inf)[:, None]
-        self.past = [tuple(F.pad(x.to(like), (0, 0, 0, room)) for x in (layer.keys, layer.values))
-                     for layer in past.layers]
+        like = merged(past.layers[0].keys[:0])  # products are made in its type
+        self.bias = like.new_full((rows, w.shared, query + room), -torch.inf if static else 0.0)
+        self.bias[:, :, :query] = torch.where(seen, 0.0, -torch.inf)[:, None]
+        self.past = [
+            tuple(F.pad(x.to(like), (0, 0, 0, room)) for x in (layer.keys, layer.values))
+            for layer in past.layers
+        ]
 
     def columns(self) -> tuple[slice | Tensor, slice]:
         "Of the newest token; and those that it looks at."
@@ -162,7 +179,7 @@ class OwnSteps:
             return self.time, slice(None)
         return slice(self.time, self.time + 1), slice(self.time + 1)
 
-    def __call__(self, token: Tensor) -> Tensor: # (rows,), the newest, to (rows, V), of the next
+    def __call__(self, token: Tensor) -> Tensor:  # (rows,), the newest, to (rows, V), of the next
         w, n, (now, seen) = self.weights, len(token), self.columns()
         positions = self.time + self.start
         x, angles = w.embed(token, positions), None if w.angles is None else w.angles[positions]
@@ -171,12 +188,12 @@ class OwnSteps:
         bias = self.bias[:n].flatten(0, 1)[:, None, seen]
         for layer, past in zip(w.layers, self.past, strict=True):
             qkv = layer.qkv(layer.norm(x)).view(n, -1, w.size)
-            qk, v = qkv[:, :-w.shared], qkv[:, -w.shared:]
+            qk, v = qkv[:, : -w.shared], qkv[:, -w.shared :]
             qk = qk if angles is None else rotate(qk, angles)
-            qk = qk if qk.dtype == bias.dtype else qk.to(bias.dtype) # under autocast
-            past[0][:n, :, now], past[1][:n, :, now] = qk[:, w.heads:, None], v[:, :, None]
+            qk = qk if qk.dtype == bias.dtype else qk.to(bias.dtype)  # under autocast
+            past[0][:n, :, now], past[1][:n, :, now] = qk[:, w.heads :, None], v[:, :, None]
             keys, values = (c[:n].flatten(0, 1)[:, seen] for c in past)
-            x = x + layer.out(attend(qk[:, :w.heads], keys, values, bias))
+            x = x + layer.out(attend(qk[:, : w.heads], keys, values, bias))
             x = x + layer.mlp(layer.norm_mlp(x))
         self.time += 1
         return w.logits(x)
@@ -196,13 +213,14 @@ def graph_memory(device: torch.device) -> torch.cuda.MemPool:
     with torch.cuda.device(device):
         return torch.cuda.MemPool()
 
+
 class GraphSteps:
     """A static step as one CUDA graph: its kernels are launched together. A new number of rows is
     met once without, so that libraries choose kernels. What cannot be captured goes on like that,
     with a warning."""
 
     def __init__(self, step: OwnSteps | StaticSteps):
-        self.step, self.met, self.plain = step, True, False # `begin` has made a step with it
+        self.step, self.met, self.plain = step, True, False  # `begin` has made a step with it
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def capture(self, token: Tensor) -> torch.cuda.CUDAGraph:
@@ -219,14 +237,16 @@ class GraphSteps:
         here.wait_stream(side)
         return graph
 
-    def __call__(self, token: Tensor) -> Tensor: # overwritten by the next
+    def __call__(self, token: Tensor) -> Tensor:  # overwritten by the next
         if self.graph is None and self.met and not self.plain:
             try:
                 self.graph = self.capture(token)
             except RuntimeError as error:
                 self.plain = True
-                warnings.warn(f"no CUDA graph of the sampler's step, which is slower without: "
-                              f"{error}", stacklevel=2)
+                warnings.warn(
+                    f"no CUDA graph of the sampler's step, which is slower without: {error}",
+                    stacklevel=2,
+                )
         if self.graph is None:
             self.met = True
             return self.step(token)
@@ -241,27 +261,39 @@ class GraphSteps:
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de18
 ACTIVATIONS: dict[str, Rows] = {
-    "gelu_new": partial(F.gelu, approximate="tanh"), "gelu": F.gelu, "silu": F.silu}
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
+
 
 def merged(*parts: Tensor) -> Tensor:
     "As one. Under autocast in its type: what is no parameter would be cast at each use."
     x, kind = parts[0] if len(parts) == 1 else torch.cat(parts), parts[0].device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
+
 def linear(*parts: Any) -> Rows:
     "x·Wᵀ + b of linear layers. Several are read as one, side by side."
     bias = None if parts[0].bias is None else merged(*(p.bias for p in parts))
     return partial(F.linear, weight=merged(*(p.weight for p in parts)), bias=bias)
+
 
 def affine(part: Any) -> Rows:
     "x·W + b of a Conv1D: GPT-2 keeps its matrices the other way round."
     weight, bias = merged(part.weight), merged(part.bias)
     return lambda x: torch.addmm(bias, x, weight)
 
+
 def centred(norm: nn.LayerNorm) -> Rows:
     "(x − mean)/√(variance + ε)·w + b."
-    return partial(F.layer_norm, normalized_shape=norm.normalized_shape, weight=norm.weight,
-                   bias=norm.bias, eps=norm.eps)
+    return partial(
+        F.layer_norm,
+        normalized_shape=norm.normalized_shape,
+        weight=norm.weight,
+        bias=norm.bias,
+        eps=norm.eps,
+    )
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de19
 def gpt2_weights(model: gpt2.GPT2LMHeadModel, length: int) -> Weights:
@@ -272,12 +304,24 @@ def gpt2_weights(model: gpt2.GPT2LMHeadModel, length: int) -> Weights:
 
     def layer(block: Any) -> Layer:
         attn, up, down = block.attn, affine(block.mlp.c_fc), affine(block.mlp.c_proj)
-        return Layer(centred(block.ln_1), affine(attn.c_attn), affine(attn.c_proj),
-                     centred(block.ln_2), lambda x: down(act(up(x))))
+        return Layer(
+            centred(block.ln_1),
+            affine(attn.c_attn),
+            affine(attn.c_proj),
+            centred(block.ln_2),
+            lambda x: down(act(up(x))),
+        )
 
     norm, head = centred(trunk.ln_f), linear(model.lm_head)
-    return Weights(lambda a, p: tokens[a] + positions[p], None, [layer(b) for b in trunk.h],
-                   lambda x: head(norm(x)), heads, heads, config.n_embd // heads)
+    return Weights(
+        lambda a, p: tokens[a] + positions[p],
+        None,
+        [layer(b) for b in trunk.h],
+        lambda x: head(norm(x)),
+        heads,
+        heads,
+        config.n_embd // heads,
+    )
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de1b
 def scaled(norm: llama.LlamaRMSNorm) -> Rows:
@@ -285,67 +329,95 @@ def scaled(norm: llama.LlamaRMSNorm) -> Rows:
     weight, eps, shape = norm.weight, norm.variance_epsilon, norm.weight.shape
     return lambda x: F.rms_norm(x, shape, weight, eps)
 
+
 def llama_weights(model: llama.LlamaForCausalLM, length: int) -> Weights:
     "Rotary positions below `length`, RMS norms, a gated feed-forward part, heads that share keys."
-    config: Any = model.config # some of its numbers may be None, says its type
+    config: Any = model.config  # some of its numbers may be None, says its type
     trunk, act = model.model, ACTIVATIONS[config.hidden_act]
     heads, shared, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
 
     def layer(block: Any) -> Layer:
         attn, mlp = block.self_attn, block.mlp
         gate, up, down = (linear(part) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-        return Layer(scaled(block.input_layernorm), linear(attn.q_proj, attn.k_proj, attn.v_proj),
-                     linear(attn.o_proj), scaled(block.post_attention_layernorm),
-                     lambda x: down(act(gate(x)) * up(x)))
+        return Layer(
+            scaled(block.input_layernorm),
+            linear(attn.q_proj, attn.k_proj, attn.v_proj),
+            linear(attn.o_proj),
+            scaled(block.post_attention_layernorm),
+            lambda x: down(act(gate(x)) * up(x)),
+        )
 
     tokens, norm, head = trunk.embed_tokens.weight, scaled(trunk.norm), linear(model.lm_head)
     positions = torch.arange(length, device=tokens.device)[None]
     cos, sin = (x[0] for x in trunk.rotary_emb(tokens, positions))
-    sin = torch.cat([-sin[:, :size // 2], sin[:, size // 2:]], -1)
-    return Weights(lambda a, p: tokens[a], torch.stack([cos, sin], 1)[:, :, None],
-                   [layer(b) for b in trunk.layers], lambda x: head(norm(x)), heads, shared, size)
+    sin = torch.cat([-sin[:, : size // 2], sin[:, size // 2 :]], -1)
+    return Weights(
+        lambda a, p: tokens[a],
+        torch.stack([cos, sin], 1)[:, :, None],
+        [layer(b) for b in trunk.layers],
+        lambda x: head(norm(x)),
+        heads,
+        shared,
+        size,
+    )
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de24
 FAMILIES: dict[type, Callable[[Any, int], Weights]] = {
-    gpt2.GPT2LMHeadModel: gpt2_weights, llama.LlamaForCausalLM: llama_weights}
+    gpt2.GPT2LMHeadModel: gpt2_weights,
+    llama.LlamaForCausalLM: llama_weights,
+}
+
 
 def is_unhooked(model: PreTrainedModel, *others: str) -> bool:
     "Are its layers torch's, transformers' or of other modules named, without hooks?"
     known = ("torch.nn.modules.", "transformers.", *others)
     hooks = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
-    return not hooks and all(type(part).__module__.startswith(known) and not (
-        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
-        for part in model.modules())
+    return not hooks and all(
+        type(part).__module__.startswith(known)
+        and not (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
+        for part in model.modules()
+    )
+
 
 def is_static(model: PreTrainedModel) -> bool:
     "Does its forward take a ready mask and positions, and keep no number of its own meanwhile?"
-    rope = str(getattr(model.config, "rope_parameters", None)) # those two ask how long the text is
-    return (model._can_compile_fullgraph and "dynamic" not in rope and "longrope" not in rope
-            and model.config._attn_implementation in ("eager", "sdpa")
-            and "position_ids" in inspect.signature(model.forward).parameters
-            and is_unhooked(model, "peft."))
+    rope = str(getattr(model.config, "rope_parameters", None))  # those two ask how long the text is
+    return (
+        model._can_compile_fullgraph
+        and "dynamic" not in rope
+        and "longrope" not in rope
+        and model.config._attn_implementation in ("eager", "sdpa")
+        and "position_ids" in inspect.signature(model.forward).parameters
+        and is_unhooked(model, "peft.")
+    )
+
 
 def is_known(model: PreTrainedModel) -> bool:
     "Is it certain that `OwnSteps` computes what the model's forward does, hooks included?"
     config: Any = model.config
     act = getattr(config, "activation_function", getattr(config, "hidden_act", None))
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if (type(model) not in FAMILIES or act not in ACTIVATIONS
-            or rope not in ("default", "linear", "llama3") # these angles hold for every length
-            or model.device.type == "cpu" and torch.is_autocast_enabled("cpu")):
+    if (
+        type(model) not in FAMILIES
+        or act not in ACTIVATIONS
+        or rope not in ("default", "linear", "llama3")  # these angles hold for every length
+        or model.device.type == "cpu"
+        and torch.is_autocast_enabled("cpu")
+    ):
         return False
     dtype = torch.float32 if model.device.type == "cpu" else model.dtype
     return is_unhooked(model) and {(type(p), p.device, p.dtype) for p in model.parameters()} == {
-        (nn.Parameter, model.device, dtype)}
+        (nn.Parameter, model.device, dtype)
+    }
 
 # %% ../../nbs/reference/models/decoding.ipynb #cd08fd11
 def begin(
-    model: PreTrainedModel, # in evaluation mode
+    model: PreTrainedModel,  # in evaluation mode
     ids: Tensor,  # (rows, query)
-    seen: Tensor, # of the same shape, padding on the left
-    room: int,    # for so many new tokens
-    graph: bool = False, # a step of fixed shape as a CUDA graph, where there can be one
-) -> tuple[Tensor, OwnSteps | LibrarySteps | GraphSteps]: # first logits; what makes the next
+    seen: Tensor,  # of the same shape, padding on the left
+    room: int,  # for so many new tokens
+    graph: bool = False,  # a step of fixed shape as a CUDA graph, where there can be one
+) -> tuple[Tensor, OwnSteps | LibrarySteps | GraphSteps]:  # first logits; what makes the next
     """The queries through the model's forward, and their last column once more through a faster
     step, which goes on if |its − theirs| ≤ max(10⁻⁵, 16·eps)·max(1, |theirs|) in every row. Warns
     if not, and where a graph is asked for and cannot be. Raises TypeError for a model without a
@@ -353,22 +425,30 @@ def begin(
     theirs = LibrarySteps(model, seen, room)
     logits = theirs.read(ids, position_ids(seen))
     if theirs.past is None:
-        raise TypeError(f"{type(model).__name__} returns no past_key_values, as Mamba and RWKV do "
-                        "not: take a model that does, or a sampler of your own")
+        raise TypeError(
+            f"{type(model).__name__} returns no past_key_values, as Mamba and RWKV do "
+            "not: take a model that does, or a sampler of your own"
+        )
     known, width = is_known(model), seen.shape[1] + room
     if plain_cache(theirs.past, width) and (known or graph and is_static(model)):
         try:
-            ours = (OwnSteps(FAMILIES[type(model)](model, width), seen, theirs.past, room, graph)
-                    if known else StaticSteps(model, seen, theirs.past, room))
+            ours = (
+                OwnSteps(FAMILIES[type(model)](model, width), seen, theirs.past, room, graph)
+                if known
+                else StaticSteps(model, seen, theirs.past, room)
+            )
             gap, size = (ours(ids[:, -1]) - logits).abs().max(), logits.abs().max()
             if gap <= max(1e-5, 16 * torch.finfo(logits.dtype).eps) * size.clamp(min=1):
                 return logits, GraphSteps(ours) if graph else ours
             why = f"its logits are {gap:.0e} from those of a faster step" * bool(size.isfinite())
-        except (IndexError, RuntimeError, TypeError, ValueError) as error: # its mask is ready
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:  # its mask is ready
             why = f"a faster step fails, {error}"
     else:
         why = "its layers or its cache are none that a step of fixed shape knows" * graph
     if why:
-        warnings.warn(f"{type(model).__name__} samples through transformers' forward, which is "
-                      f"right, and slower: {why}", stacklevel=2)
+        warnings.warn(
+            f"{type(model).__name__} samples through transformers' forward, which is "
+            f"right, and slower: {why}",
+            stacklevel=2,
+        )
     return logits, theirs

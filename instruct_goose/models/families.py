@@ -33,6 +33,7 @@ def trunk(model: PreTrainedModel) -> PreTrainedModel:
             return trunk(part)
     raise TypeError(f"{type(model).__name__}: its transformer is not found under any usual name")
 
+
 def hidden_size(model: PreTrainedModel) -> int:
     "H: `n_embd` for GPT-2, `hidden_size` for most; OPT may project its states to another size."
     config = model.config.get_text_config()
@@ -44,6 +45,7 @@ def context_length(model: PreTrainedModel) -> int | None:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return limit if limit and limit > 0 else None
 
+
 def vocabulary_size(model: PreTrainedModel) -> int:
     "Rows of the embedding: every token id lies below."
     return len(model.get_input_embeddings().get_parameter("weight"))
@@ -51,12 +53,13 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 # %% ../../nbs/reference/models/families.ipynb #466624c2
 RECOMPUTED = "_recomputed_in_backward"  # a mark on a layer
 
+
 def recompute_layers(model: PreTrainedModel) -> None:
     """Gradient checkpointing: of each layer only the input is kept, and the backward pass computes
     the rest again, without dropout, as it was. Raises ValueError for a model that cannot."""
     if not model.supports_gradient_checkpointing:
         raise ValueError(f"{type(model).__name__} has no gradient checkpointing: leave it out")
-    renamed: Any = getattr(model, "activation_checkpointing_enable", None) # in transformers 5.2x
+    renamed: Any = getattr(model, "activation_checkpointing_enable", None)  # in transformers 5.2x
     enable = renamed or model.gradient_checkpointing_enable
     enable({"use_reentrant": False, "context_fn": lambda: (nullcontext(), evaluating(model))})
     for module in model.modules():
@@ -93,6 +96,7 @@ def differs_by_more_than_rounding(x: Tensor, y: Tensor) -> bool:
 # %% ../../nbs/reference/models/families.ipynb #c736ef0c
 _CAUSAL: WeakSet[nn.Module] = WeakSet()  # models that passed the check
 
+
 def check_causal(model: PreTrainedModel) -> None:
     """Raises TypeError, by the model's name, unless it reads from left to right and counts its
     positions from 0. Each model is tried once, with two forwards of two tokens."""
@@ -103,18 +107,21 @@ def check_causal(model: PreTrainedModel) -> None:
         raise TypeError(f"{name} has an encoder beside its decoder: pass a causal model")
     ids = torch.tensor([[0, 0], [0, 1]], device=model.device)
     mask = torch.ones_like(ids)
-    with torch.no_grad(), evaluating(model): # with our positions, and with its own
+    with torch.no_grad(), evaluating(model):  # with our positions, and with its own
         ours = model(input_ids=ids, attention_mask=mask, **forward_options(model, mask))[0]
         own = model(input_ids=ids, attention_mask=mask)[0]
     if differs_by_more_than_rounding(own[0, 0], own[1, 0]):
-        raise TypeError(f"{name} looks ahead: its first position depends on the second token. "
-                        "Pass a causal model; BERT is causal if loaded with is_decoder=True")
+        raise TypeError(
+            f"{name} looks ahead: its first position depends on the second token. "
+            "Pass a causal model; BERT is causal if loaded with is_decoder=True"
+        )
     if differs_by_more_than_rounding(own, ours):
         raise TypeError(f"{name} does not count positions from 0: pass a model that does")
     _CAUSAL.add(model)
 
 # %% ../../nbs/reference/models/families.ipynb #2291a74d
 _PLAIN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
 
 def plain_head(model: PreTrainedModel) -> nn.Linear | None:
     """The linear head if logits are exactly `hidden @ weight.T + bias`, else None. Found by one
@@ -145,8 +152,11 @@ def is_plain(model: PreTrainedModel, head: nn.Linear) -> bool:
         with evaluating(model):
             logits, hidden = (
                 part(input_ids=ids, attention_mask=mask, **forward_options(part, mask))[0]
-                for part in (model, trunk(model)))
+                for part in (model, trunk(model))
+            )
     finally:
         handle.remove()
-    return bool(seen) and all(torch.equal(x, y.to(x.dtype)) for x, y in (
-        (hidden, seen["hidden"]), (logits, seen["known"])))
+    return bool(seen) and all(
+        torch.equal(x, y.to(x.dtype))
+        for x, y in ((hidden, seen["hidden"]), (logits, seen["known"]))
+    )

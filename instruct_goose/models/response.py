@@ -34,7 +34,9 @@ from instruct_goose.objective.logprobs import (
 
 # %% ../../nbs/reference/models/response.ipynb #ce0661e8
 def forward_pass(
-    model: PreTrainedModel, ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batch time"],
+    model: PreTrainedModel,
+    ids: Int[Tensor, "batch time"],
+    mask: Bool[Tensor, "batch time"],
 ) -> Float[Tensor, "batch time out"]:
     """Last hidden states of a transformer, logits of a model with a head. Padding is on the right,
     where no token looks: on a GPU it counts as real, so that attention needs no mask and takes its
@@ -45,18 +47,20 @@ def forward_pass(
 # %% ../../nbs/reference/models/response.ipynb #335d67e1
 class Layout(NamedTuple):
     "Query and response as one sequence, and the way back to the caller's layout."
-    ids: Tensor            # (B, S), S tokens in the longest row
-    mask: Tensor           # (B, S)
-    predicts: Tensor       # (N,) of B·S, where the next token is one of the response
-    tokens: Tensor         # (N,) the real response tokens, row after row
-    places: Tensor         # (N,) of B·T, where the caller has them
-    shape: tuple[int, int] # B, T
-    lengths: list[int]     # (B,) of the responses
+
+    ids: Tensor  # (B, S), S tokens in the longest row
+    mask: Tensor  # (B, S)
+    predicts: Tensor  # (N,) of B·S, where the next token is one of the response
+    tokens: Tensor  # (N,) the real response tokens, row after row
+    places: Tensor  # (N,) of B·T, where the caller has them
+    shape: tuple[int, int]  # B, T
+    lengths: list[int]  # (B,) of the responses
 
     def scatter(self, rows: Tensor) -> Tensor:
         "Rows for the N real tokens, put where the caller's mask has them; 0 elsewhere."
         flat = rows.new_zeros(math.prod(self.shape), *rows.shape[1:])
         return flat.index_copy(0, self.places, rows).unflatten(0, self.shape)
+
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
     "On that device; from the CPU to a GPU without waiting for what that was given before."
@@ -67,7 +71,10 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 # %% ../../nbs/reference/models/response.ipynb #eba297e2
 def layout_of(
     model: PreTrainedModel,
-    query_ids: Tensor, query_mask: Tensor, response_ids: Tensor, response_mask: Tensor,
+    query_ids: Tensor,
+    query_mask: Tensor,
+    response_ids: Tensor,
+    response_mask: Tensor,
 ) -> Layout:
     """[query][response][padding], laid out on the CPU and sent to the model. Padded ids become 0,
     so whatever they held cannot matter. Raises ValueError for rows that do not belong together,
@@ -75,43 +82,54 @@ def layout_of(
     for a model that is not causal."""
     check_causal(model)
     query_ids, query_mask, response_ids, response_mask = (
-        x.cpu() for x in (query_ids, query_mask, response_ids, response_mask))
+        x.cpu() for x in (query_ids, query_mask, response_ids, response_mask)
+    )
     query_mask = check_part(query_ids, query_mask, "query")
     response_mask = check_part(response_ids, response_mask, "response")
     if len(query_ids) != len(response_ids):
-        raise ValueError(f"{len(query_ids)} queries and {len(response_ids)} responses: "
-                         "pass one response per query")
+        raise ValueError(
+            f"{len(query_ids)} queries and {len(response_ids)} responses: "
+            "pass one response per query"
+        )
     q, t = query_mask.sum(-1, keepdim=True), response_mask.sum(-1, keepdim=True)
     limit, row = context_length(model), int((q + t).argmax())
     longest = int((q + t)[row])
     if limit is not None and longest > limit:
-        raise ValueError(f"row {row} has {int(q[row])} query and {int(t[row])} response tokens, "
-                         f"the model's context is {limit}: shorten the prompt or the response")
+        raise ValueError(
+            f"row {row} has {int(q[row])} query and {int(t[row])} response tokens, "
+            f"the model's context is {limit}: shorten the prompt or the response"
+        )
     both = torch.cat([query_ids, response_ids], -1)
     ids, mask = compact(both, torch.cat([query_mask, response_mask], -1), "right")
     ids, mask = ids[:, :longest].masked_fill(~mask[:, :longest], 0), mask[:, :longest]
     vocab = vocabulary_size(model)
     if ids.min() < 0 or ids.max() >= vocab:
-        raise ValueError(f"token ids go from {ids.min()} to {ids.max()}, the model's vocabulary "
-                         f"from 0 to {vocab - 1}: does the tokenizer belong to the model?")
+        raise ValueError(
+            f"token ids go from {ids.min()} to {ids.max()}, the model's vocabulary "
+            f"from 0 to {vocab - 1}: does the tokenizer belong to the model?"
+        )
     at = torch.arange(longest)
     predicts = (at >= q - 1) & (at < q + t - 1)
     where = (x.flatten().nonzero()[:, 0] for x in (predicts, response_mask))
     parts = (ids, mask, next(where), response_ids[response_mask], next(where))
     ids, mask, predicts, tokens, places = (to_device(x, model.device) for x in parts)
-    return Layout(ids, mask, predicts, tokens, places, (len(t), response_mask.shape[1]),
-                  t[:, 0].tolist())
+    return Layout(
+        ids, mask, predicts, tokens, places, (len(t), response_mask.shape[1]), t[:, 0].tolist()
+    )
 
 # %% ../../nbs/reference/models/response.ipynb #024533c1
 def check_part(ids: Tensor, mask: Tensor, name: str) -> Tensor:
     "The mask as bool. Raises ValueError naming what is wrong with ids or mask."
     mask = as_mask(mask, f"{name}_mask")
     if ids.shape != mask.shape:
-        raise ValueError(f"{name}_ids {tuple(ids.shape)} and {name}_mask {tuple(mask.shape)} "
-                         "differ in shape")
+        raise ValueError(
+            f"{name}_ids {tuple(ids.shape)} and {name}_mask {tuple(mask.shape)} differ in shape"
+        )
     if empty := (~mask.any(-1)).nonzero().flatten().tolist():
-        raise ValueError(f"no {name} token in row {empty}: its mask is all False. Drop the row, "
-                         "or start an empty query with the bos token")
+        raise ValueError(
+            f"no {name} token in row {empty}: its mask is all False. Drop the row, "
+            "or start an empty query with the bos token"
+        )
     return mask
 
 # %% ../../nbs/reference/models/response.ipynb #fef4378c
@@ -124,9 +142,11 @@ def predicting_states(base: PreTrainedModel, layout: Layout) -> Float[Tensor, "t
 # %% ../../nbs/reference/models/response.ipynb #01297105
 def response_hidden(
     model: PreTrainedModel,
-    query_ids: Int[Tensor, "batch query"], query_mask: Shaped[Tensor, "batch query"],
-    response_ids: Int[Tensor, "batch time"], response_mask: Shaped[Tensor, "batch time"],
-) -> Float[Tensor, "batch time hidden"]: # 0 at padding
+    query_ids: Int[Tensor, "batch query"],
+    query_mask: Shaped[Tensor, "batch query"],
+    response_ids: Int[Tensor, "batch time"],
+    response_mask: Shaped[Tensor, "batch time"],
+) -> Float[Tensor, "batch time hidden"]:  # 0 at padding
     """The hidden state that *predicts* each response token: the one at the token before it.
     Dropout is off, gradients flow; padding may stand anywhere. Refuses what `layout_of` does."""
     layout = layout_of(model, query_ids, query_mask, response_ids, response_mask)
@@ -138,22 +158,27 @@ def logprobs_of(
     layout: Layout,
     temperature: float,
     with_entropy: bool,
-    hidden: Tensor | None = None, # the policy's predicting states, if there are any yet
+    hidden: Tensor | None = None,  # the policy's predicting states, if there are any yet
 ) -> tuple[Tensor, Tensor | None]:
     "(N,): log π of the real response tokens, row after row; their entropies if wanted."
     head = plain_head(model)
     if head is None:
         return logprobs_row_by_row(model, layout, temperature, with_entropy)
     hidden = predicting_states(trunk(model), layout) if hidden is None else hidden
-    out = logprobs_from_hidden(hidden, head.weight, layout.tokens, temperature,
-                               bias=head.bias, with_entropy=with_entropy)
+    out = logprobs_from_hidden(
+        hidden, head.weight, layout.tokens, temperature, bias=head.bias, with_entropy=with_entropy
+    )
     return (out[0], out[1]) if isinstance(out, tuple) else (out, None)
 
 # %% ../../nbs/reference/models/response.ipynb #88dec9fc
 def logprobs_row_by_row(
-    model: PreTrainedModel, layout: Layout, temperature: float, with_entropy: bool,
+    model: PreTrainedModel,
+    layout: Layout,
+    temperature: float,
+    with_entropy: bool,
 ) -> tuple[Tensor, Tensor | None]:
     "The same from whole logits, one row of them in memory at a time."
+
     def of_row(ids: Tensor, mask: Tensor, predicts: Tensor, tokens: Tensor) -> Any:
         with evaluating(model):
             logits = forward_pass(model, ids[None], mask[None])[0, predicts % len(ids)]
@@ -169,11 +194,13 @@ def logprobs_row_by_row(
 # %% ../../nbs/reference/models/response.ipynb #59fef5ca
 def response_logprobs(
     model: PreTrainedModel,
-    query_ids: Int[Tensor, "batch query"], query_mask: Shaped[Tensor, "batch query"],
-    response_ids: Int[Tensor, "batch time"], response_mask: Shaped[Tensor, "batch time"],
-    temperature: float = 1., # of the policy; the same as in sampling
-    with_entropy: bool = False, # also the entropy of each distribution
-) -> Any: # (B, T) logprobs, 0 at padding; with entropy a pair of such tensors
+    query_ids: Int[Tensor, "batch query"],
+    query_mask: Shaped[Tensor, "batch query"],
+    response_ids: Int[Tensor, "batch time"],
+    response_mask: Shaped[Tensor, "batch time"],
+    temperature: float = 1.0,  # of the policy; the same as in sampling
+    with_entropy: bool = False,  # also the entropy of each distribution
+) -> Any:  # (B, T) logprobs, 0 at padding; with entropy a pair of such tensors
     """log π(aₜ|sₜ) of each response token, in float32 or wider. Only the real tokens' hidden
     states pass the head, and no (B, T, V) tensor is made. Dropout is off; gradients flow."""
     layout = layout_of(model, query_ids, query_mask, response_ids, response_mask)
@@ -185,10 +212,12 @@ def response_logprobs(
 # %% ../../nbs/reference/models/response.ipynb #56f4e3c4
 def response_logits(
     model: PreTrainedModel,
-    query_ids: Int[Tensor, "batch query"], query_mask: Shaped[Tensor, "batch query"],
-    response_ids: Int[Tensor, "batch time"], response_mask: Shaped[Tensor, "batch time"],
-    temperature: float = 1., # logits are divided by it
-) -> Float[Tensor, "batch time vocab"]: # 0 at padding
+    query_ids: Int[Tensor, "batch query"],
+    query_mask: Shaped[Tensor, "batch query"],
+    response_ids: Int[Tensor, "batch time"],
+    response_mask: Shaped[Tensor, "batch time"],
+    temperature: float = 1.0,  # logits are divided by it
+) -> Float[Tensor, "batch time vocab"]:  # 0 at padding
     """Logits of the distribution that each response token was drawn from. All of them: (B, T, V)
     numbers, for looking and for exact KLs; `response_logprobs` needs far less memory."""
     layout = layout_of(model, query_ids, query_mask, response_ids, response_mask)

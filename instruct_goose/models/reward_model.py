@@ -40,16 +40,17 @@ from ..objective.masks import last_index, same_shape, wide
 
 # %% ../../nbs/learn/14_reward_model.ipynb #644e4271
 def pairwise_loss(
-    chosen: Float[Tensor, "batch"],   # r(x), the score of the text that was preferred
-    rejected: Float[Tensor, "batch"], # r(y), the score of the other
-    margin: Float[Tensor, "batch"] | int | float | None = None, # how far ahead is far enough
-) -> Float[Tensor, "batch"]: # nats, one per pair; float32 or wider
+    chosen: Float[Tensor, "batch"],  # r(x), the score of the text that was preferred
+    rejected: Float[Tensor, "batch"],  # r(y), the score of the other
+    margin: Float[Tensor, "batch"] | int | float | None = None,  # how far ahead is far enough
+) -> Float[Tensor, "batch"]:  # nats, one per pair; float32 or wider
     """−log σ(r_chosen − r_rejected − margin): −log likelihood in Bradley and Terry's model.
     Raises ValueError if the shapes differ.
     Ouyang et al. (2022), eq. 1; the margin is Llama 2's."""
-    same_shape(chosen=chosen, rejected=rejected,
-               margin=margin if isinstance(margin, Tensor) else None)
-    return -logsigmoid(wide(chosen) - wide(rejected) - (0. if margin is None else margin))
+    same_shape(
+        chosen=chosen, rejected=rejected, margin=margin if isinstance(margin, Tensor) else None
+    )
+    return -logsigmoid(wide(chosen) - wide(rejected) - (0.0 if margin is None else margin))
 
 # %% ../../nbs/learn/14_reward_model.ipynb #7c4e4960
 class PairwiseLoss(nn.Module):
@@ -57,45 +58,50 @@ class PairwiseLoss(nn.Module):
 
     def forward(
         self,
-        chosen: Float[Tensor, "batch"],   # scores of the preferred texts
-        rejected: Float[Tensor, "batch"], # of the others
-        margin: Float[Tensor, "batch"] | int | float | None = None, # how far ahead is far enough
-    ) -> Float[Tensor, ""]: # nats
+        chosen: Float[Tensor, "batch"],  # scores of the preferred texts
+        rejected: Float[Tensor, "batch"],  # of the others
+        margin: Float[Tensor, "batch"] | int | float | None = None,  # how far ahead is far enough
+    ) -> Float[Tensor, ""]:  # nats
         if not len(chosen):
             raise ValueError("no pairs: the mean over nothing is not a loss")
         return pairwise_loss(chosen, rejected, margin).mean()
 
 # %% ../../nbs/learn/14_reward_model.ipynb #491defa7
 def all_pairs_loss(
-    scores: Float[Tensor, "batch"],   # r(xᵢ) of each text
-    ratings: Shaped[Tensor, "batch"], # yᵢ, what a person said about it, on any scale
-) -> Float[Tensor, ""]: # nats, mean over pairs; float32 or wider
+    scores: Float[Tensor, "batch"],  # r(xᵢ) of each text
+    ratings: Shaped[Tensor, "batch"],  # yᵢ, what a person said about it, on any scale
+) -> Float[Tensor, ""]:  # nats, mean over pairs; float32 or wider
     """mean over {i, j : yᵢ > yⱼ} of −log σ(rᵢ − rⱼ): all that N rated texts allow, without ties.
     Raises ValueError if there is no pair.
     After Ouyang et al. (2022), section 3.5; the texts need not share a prompt."""
     same_shape(scores=scores, ratings=ratings)
     better = ratings[:, None] > ratings
     if not better.any():
-        raise ValueError(f"no pair to learn from: {len(ratings)} texts without two different "
-                         "ratings. Put texts with different ratings in one batch")
+        raise ValueError(
+            f"no pair to learn from: {len(ratings)} texts without two different "
+            "ratings. Put texts with different ratings in one batch"
+        )
     scores = wide(scores)
     return -logsigmoid((scores[:, None] - scores)[better]).mean()
 
 # %% ../../nbs/learn/14_reward_model.ipynb #8544d0d9
 def last_token_logits(
-    model: PreTrainedModel, # a decoder with a linear head `score` of one output
+    model: PreTrainedModel,  # a decoder with a linear head `score` of one output
     input_ids: Int[Tensor, "batch time"],
-    attention_mask: Shaped[Tensor, "batch time"] | None = None, # bool, or 0 and 1; None: all
-) -> Float[Tensor, "batch"]: # float32
+    attention_mask: Shaped[Tensor, "batch time"] | None = None,  # bool, or 0 and 1; None: all
+) -> Float[Tensor, "batch"]:  # float32
     """w·h at each row's last real token, wherever the padding is and whatever it holds.
     pad may equal eos; transformers looks for the last id ≠ pad_token_id instead.
     Raises ValueError for rows without a token."""
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     return label_logits(model, input_ids, as_mask(mask, "attention_mask"))[:, 0]
 
+
 def label_logits(
-    model: PreTrainedModel, ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batch time"],
-) -> Float[Tensor, "batch label"]: # float32
+    model: PreTrainedModel,
+    ids: Int[Tensor, "batch time"],
+    mask: Bool[Tensor, "batch time"],
+) -> Float[Tensor, "batch label"]:  # float32
     "Of a decoder with a linear head `score` at each row's last token; of another its own."
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Module):
@@ -103,10 +109,10 @@ def label_logits(
     ids, mask = compact(ids, mask, side="right")
     hidden = forward_pass(trunk(model), ids.masked_fill(~mask, 0), mask)
     read = hidden[torch.arange(len(ids), device=ids.device), last_index(mask)]
-    return head(read.to(head.get_parameter("weight").dtype)).float() # wider beside adapters
+    return head(read.to(head.get_parameter("weight").dtype)).float()  # wider beside adapters
 
 # %% ../../nbs/learn/14_reward_model.ipynb #a92b37e8
-def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str: # "size-hash"
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:  # "size-hash"
     "Equal for tokenizers that give the same ids: of the vocabulary and one awkward sentence."
     probe = tokenizer("It's a naïve,  GOOD film — 10/10!\n", verbose=False)["input_ids"]
     content = json.dumps([sorted(tokenizer.get_vocab().items()), probe])
@@ -118,14 +124,18 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     pad_id_of(tokenizer)
     name, n, rows = type(tokenizer).__name__, len(tokenizer), vocabulary_size(model)
     # spare rows are for the hardware: Qwen2.5 has 151,936 in all
-    rounded_up = rows % 64 == 0 and 0 < rows - n <= .03 * rows
+    rounded_up = rows % 64 == 0 and 0 < rows - n <= 0.03 * rows
     if rows != n and not rounded_up:
-        raise ValueError(f"the tokenizer ({name}) has {n} tokens, the reward model an embedding "
-                         f"of {rows}: load the tokenizer that was saved with the model")
+        raise ValueError(
+            f"the tokenizer ({name}) has {n} tokens, the reward model an embedding "
+            f"of {rows}: load the tokenizer that was saved with the model"
+        )
     saved, given = getattr(model.config, "reward_tokenizer", None), fingerprint(tokenizer)
     if saved not in (None, given):
-        raise ValueError(f"the reward model was trained with the tokenizer {saved}, and this one "
-                         f"({name}) is {given}: the same text would get other ids")
+        raise ValueError(
+            f"the reward model was trained with the tokenizer {saved}, and this one "
+            f"({name}) is {given}: the same text would get other ids"
+        )
 
 # %% ../../nbs/learn/14_reward_model.ipynb #b526d4ca
 class RewardModel(nn.Module):
@@ -135,21 +145,23 @@ class RewardModel(nn.Module):
 
     def __init__(
         self,
-        model: PreTrainedModel | str | Path, # a sequence classifier with one label, or its path
-        tokenizer: PreTrainedTokenizerBase, # the one that the model was, or will be, trained with
+        model: PreTrainedModel | str | Path,  # a sequence classifier with one label, or its path
+        tokenizer: PreTrainedTokenizerBase,  # the one that the model was, or will be, trained with
     ):
         super().__init__()
         if isinstance(model, str | Path):
             model = load_model(model, "reward", num_labels=1)
         if getattr(getattr(model, "score", None), "out_features", None) != 1:
-            raise TypeError(f"{type(model).__name__} has no head `score` with one output: pass a "
-                            "decoder's AutoModelForSequenceClassification with num_labels=1, or "
-                            "use RewardModel.from_causal_lm")
+            raise TypeError(
+                f"{type(model).__name__} has no head `score` with one output: pass a "
+                "decoder's AutoModelForSequenceClassification with num_labels=1, or "
+                "use RewardModel.from_causal_lm"
+            )
         check_causal(trunk(model))
         check_tokenizer(model, tokenizer)
         self.model, self.tokenizer = model, tokenizer
         c, pad_id = self.model.config, tokenizer.pad_token_id
-        c.reward_mean, c.reward_std = getattr(c, "reward_mean", 0.), getattr(c, "reward_std", 1.)
+        c.reward_mean, c.reward_std = getattr(c, "reward_mean", 0.0), getattr(c, "reward_std", 1.0)
         c.reward_tokenizer = fingerprint(tokenizer)
         ends = pad_id in (tokenizer.eos_token_id, tokenizer.bos_token_id)
         c.pad_token_id = None if ends else pad_id
@@ -157,7 +169,7 @@ class RewardModel(nn.Module):
     @classmethod
     def from_causal_lm(
         cls,
-        lm: PreTrainedModel, # a causal language model; its head is left out
+        lm: PreTrainedModel,  # a causal language model; its head is left out
         tokenizer: PreTrainedTokenizerBase,
     ) -> "RewardModel":
         """A copy of the language model's transformer under a head of zeros. The default generator
@@ -165,7 +177,7 @@ class RewardModel(nn.Module):
         check_causal(lm)
         config, weight = copy.deepcopy(lm.config), next(lm.parameters())
         config.num_labels = 1
-        with torch.random.fork_rng(devices=[]): # these weights are overwritten at once
+        with torch.random.fork_rng(devices=[]):  # these weights are overwritten at once
             model = AutoModelForSequenceClassification.from_config(config, dtype=weight.dtype)
         trunk(model).load_state_dict(trunk(lm).state_dict())
         nn.init.zeros_(model.get_parameter("score.weight"))
@@ -175,26 +187,26 @@ class RewardModel(nn.Module):
     def forward(
         self,
         input_ids: Int[Tensor, "batch time"],
-        attention_mask: Shaped[Tensor, "batch time"] | None = None, # padding on any side
-    ) -> Float[Tensor, "batch"]: # one score per row, differentiable
+        attention_mask: Shaped[Tensor, "batch time"] | None = None,  # padding on any side
+    ) -> Float[Tensor, "batch"]:  # one score per row, differentiable
         raw, c = last_token_logits(self.model, input_ids, attention_mask), self.model.config
         return (raw - c.reward_mean) / c.reward_std
 
     def score(
         self,
         texts: Sequence[str],
-        batch_size: int = 256, # texts per forward
-    ) -> list[float]: # one per text, in order
+        batch_size: int = 256,  # texts per forward
+    ) -> list[float]:  # one per text, in order
         "Without dropout or gradient. Raises ValueError naming a text that is empty or too long."
         return scores_of(self.model, self.tokenizer, self, texts, batch_size, "text")
 
     def normalise(
         self,
-        texts: Sequence[str], # like those that the policy starts from; some hundreds
-    ) -> tuple[float, float]: # the mean and sd of their raw scores
+        texts: Sequence[str],  # like those that the policy starts from; some hundreds
+    ) -> tuple[float, float]:  # the mean and sd of their raw scores
         "From now on these have mean 0 and sd 1. Raises ValueError where scores do not differ."
         c = self.model.config
-        different = list(dict.fromkeys(texts)) # rows of one batch may differ in the last bit
+        different = list(dict.fromkeys(texts))  # rows of one batch may differ in the last bit
         score_of = dict(zip(different, self.score(different), strict=True))
         raw = torch.tensor([score_of[text] for text in texts], dtype=torch.float64)
         raw = raw * c.reward_std + c.reward_mean
@@ -211,7 +223,9 @@ class RewardModel(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None,
+        cls,
+        path: str | Path,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> "RewardModel":
         "What `save_pretrained` wrote. A tokenizer other than the saved one is a ValueError."
         path = find_model(path, "reward")
@@ -220,11 +234,13 @@ class RewardModel(nn.Module):
 
 # %% ../../nbs/learn/14_reward_model.ipynb #c46c267f
 def scores_of(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
-    score: Callable[[Tensor, Tensor], Tensor], # ids and mask, padded on the right, to (batch,)
-    texts: Sequence[str], batch_size: int,
-    name: str, # what the error calls a text
-) -> list[float]: # one per text, in order
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    score: Callable[[Tensor, Tensor], Tensor],  # ids and mask, padded on the right, to (batch,)
+    texts: Sequence[str],
+    batch_size: int,
+    name: str,  # what the error calls a text
+) -> list[float]:  # one per text, in order
     """Texts of like length go together. Raises ValueError for a text without tokens, or longer
     than the tokenizer's limit and the model's context."""
     limit = tokenizer.model_max_length
@@ -232,10 +248,10 @@ def scores_of(
     rows = encode_all(texts, tokenizer, limit, lambda i: f"{name} {i}")
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     filling: Any = tokenizer.pad_token_id or 0
-    scores = [0.] * len(rows)
+    scores = [0.0] * len(rows)
     with evaluating(model), torch.no_grad():
         for start in range(0, len(order), batch_size):
-            batch = order[start:start + batch_size]
+            batch = order[start : start + batch_size]
             ids, mask = pad([rows[i] for i in batch], filling)
             found = score(ids.to(model.device), mask.to(model.device)).tolist()
             for i, x in zip(batch, found, strict=True):
@@ -248,15 +264,17 @@ def check_spread(scores: Float[Tensor, "batch"], dtype: torch.dtype) -> None:
     eps = max(torch.finfo(t).eps for t in (dtype, torch.float32))  # scores are given in float32
     std = scores.std(correction=0)
     if not len(scores) or not 8 * eps * scores.abs().max() < std < math.inf:
-        raise ValueError(f"the scores of these {len(scores)} texts have standard deviation "
-                         f"{std:.2g}: train the reward model first, and pass texts that differ")
+        raise ValueError(
+            f"the scores of these {len(scores)} texts have standard deviation "
+            f"{std:.2g}: train the reward model first, and pass texts that differ"
+        )
 
 # %% ../../nbs/learn/14_reward_model.ipynb #56fd651a
 def log_odds(logits: Float[Tensor, "batch label"], label: int) -> Float[Tensor, "batch"]:
     "z_k − log Σⱼ≠ₖ exp zⱼ = log p_k/(1 − p_k); with a single label its logit."
     logits = logits.float()
     others = [j for j in range(logits.shape[1]) if j != label]
-    return logits[:, label] - (logits[:, others].logsumexp(-1) if others else 0.)
+    return logits[:, label] - (logits[:, others].logsumexp(-1) if others else 0.0)
 
 # %% ../../nbs/learn/14_reward_model.ipynb #41ea1467
 class Classifier:
@@ -265,34 +283,40 @@ class Classifier:
 
     def __init__(
         self,
-        model: PreTrainedModel, # for sequence classification
-        tokenizer: PreTrainedTokenizerBase, # the model's own
-        label: str | int | None = None, # the wanted one; None where there is one alone
-        template: Callable[..., str] | None = None, # (prompt, completion) → text; None: joined
-        batch_size: int = 64,           # texts per forward
+        model: PreTrainedModel,  # for sequence classification
+        tokenizer: PreTrainedTokenizerBase,  # the model's own
+        label: str | int | None = None,  # the wanted one; None where there is one alone
+        template: Callable[..., str] | None = None,  # (prompt, completion) → text; None: joined
+        batch_size: int = 64,  # texts per forward
     ):
         name = type(model).__name__
         if not isinstance(model, PreTrainedModel) or "SequenceClassification" not in name:
-            raise TypeError(f"{name} is no sequence classifier: load the model with "
-                            "AutoModelForSequenceClassification")
+            raise TypeError(
+                f"{name} is no sequence classifier: load the model with "
+                "AutoModelForSequenceClassification"
+            )
         self.model, self.tokenizer, self.label = model, tokenizer, label_index(model, label)
         self.template, self.batch_size = template, batch_size
 
     def score(
         self,
         texts: Sequence[str],
-        prompts: Sequence | None = None,     # texts, or lists of messages
-        completions: Sequence | None = None, # the same
-    ) -> list[float]: # one per text, in order
+        prompts: Sequence | None = None,  # texts, or lists of messages
+        completions: Sequence | None = None,  # the same
+    ) -> list[float]:  # one per text, in order
         "Without dropout or gradient. Raises ValueError naming a text that is empty or too long."
         if self.template is not None:
             if prompts is None or completions is None:
                 raise ValueError("a template needs prompts and completions")
             texts = [self.template(p, c) for p, c in zip(prompts, completions, strict=True)]
         return scores_of(
-            self.model, self.tokenizer,
+            self.model,
+            self.tokenizer,
             lambda ids, mask: log_odds(label_logits(self.model, ids, mask), self.label),
-            texts, self.batch_size, "the classifier's text")
+            texts,
+            self.batch_size,
+            "the classifier's text",
+        )
 
 # %% ../../nbs/learn/14_reward_model.ipynb #13d892ab
 def label_index(model: PreTrainedModel, label: str | int | None) -> int:

@@ -25,9 +25,9 @@ from .tokens import compact
 
 # %% ../../nbs/learn/15_rollout.ipynb #d1ce0008
 def inverse_cdf(
-    steps: Float[Tensor, "rows steps"], # heights of the steps, in any unit
-    u: Float[Tensor, "rows 1"],         # how far up, in [0, 1)
-) -> tuple[Int[Tensor, "rows 1"], Float[Tensor, "rows 1"]]: # the step; how far up in it
+    steps: Float[Tensor, "rows steps"],  # heights of the steps, in any unit
+    u: Float[Tensor, "rows 1"],  # how far up, in [0, 1)
+) -> tuple[Int[Tensor, "rows 1"], Float[Tensor, "rows 1"]]:  # the step; how far up in it
     "a = min{v : Σ_{w≤v} p_w > u·Σ p}, and (u·Σ p − Σ_{w<a} p_w)/p_a."
     heights = steps.cumsum(-1, dtype=torch.float64)
     top = heights[:, -1:]
@@ -39,10 +39,11 @@ def inverse_cdf(
 # %% ../../nbs/learn/15_rollout.ipynb #d1ce000b
 BLOCK = 128  # tokens
 
+
 def sample_index(
     p: Float[Tensor, "batch vocab"],  # probabilities, or anything in proportion to them
     uniform: Float[Tensor, "batch"],  # one number in [0, 1) per row
-) -> Int[Tensor, "batch"]: # token ids
+) -> Int[Tensor, "batch"]:  # token ids
     "a = min{v : Σ_{w≤v} p_w > u·Σ p}, shelf by shelf."
     u = uniform.double()[:, None]
     if p.shape[-1] <= 2 * BLOCK:
@@ -54,11 +55,13 @@ def sample_index(
 
 # %% ../../nbs/learn/15_rollout.ipynb #d1ce000d
 def probabilities(
-    logits: Float[Tensor, "batch vocab"], temperature: float = 1.,
-) -> Float[Tensor, "batch vocab"]: # float32 or wider; NaN where a row has NaN or +inf
+    logits: Float[Tensor, "batch vocab"],
+    temperature: float = 1.0,
+) -> Float[Tensor, "batch vocab"]:  # float32 or wider; NaN where a row has NaN or +inf
     "π = softmax(z/τ)."
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return (z if temperature == 1 else z / temperature).softmax(-1)
+
 
 def require_numbers(p: Float[Tensor, "batch"]) -> None:
     "Raises FloatingPointError naming the rows in which a probability is NaN."
@@ -67,7 +70,9 @@ def require_numbers(p: Float[Tensor, "batch"]) -> None:
         raise FloatingPointError(f"the model's logits are NaN or infinite in rows {bad}")
 
 # %% ../../nbs/learn/15_rollout.ipynb #8a1135ba
-def top_k_filter(p: Float[Tensor, "batch vocab"], top_k: int | None) -> Float[Tensor, "batch vocab"]:
+def top_k_filter(
+    p: Float[Tensor, "batch vocab"], top_k: int | None
+) -> Float[Tensor, "batch vocab"]:
     "0 for all but the k likeliest; None: all. The sum is no longer 1."
     if top_k is None:
         return p
@@ -77,10 +82,10 @@ def top_k_filter(p: Float[Tensor, "batch vocab"], top_k: int | None) -> Float[Te
 # %% ../../nbs/learn/15_rollout.ipynb #d1ce000e
 def sample_token(
     logits: Float[Tensor, "batch vocab"],
-    uniform: Float[Tensor, "batch"], # one number in [0, 1) per row
-    temperature: float = 1.,
-    top_k: int | None = None,        # keep only the k likeliest tokens
-) -> Int[Tensor, "batch"]: # token ids
+    uniform: Float[Tensor, "batch"],  # one number in [0, 1) per row
+    temperature: float = 1.0,
+    top_k: int | None = None,  # keep only the k likeliest tokens
+) -> Int[Tensor, "batch"]:  # token ids
     """a = min{v : Σ_{w≤v} π(w|s) > u} with π = softmax(z/τ): the distribution function, inverted.
     Raises FloatingPointError naming the rows whose logits are NaN or +inf."""
     p = probabilities(logits, temperature)
@@ -89,14 +94,17 @@ def sample_token(
 
 # %% ../../nbs/learn/15_rollout.ipynb #7c85d691
 def checked_tokens(
-    model: PreTrainedModel, name: str, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    model: PreTrainedModel, name: str, ids: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor]:
     "Ids (0 at padding) and bool mask on the model's device. Errors name the row and the token."
     mask, vocab = check_part(ids, mask, name), vocabulary_size(model)
     outside = ((ids < 0) | (ids >= vocab)) & mask
     if outside.any():
         row, t = outside.nonzero()[0].tolist()
-        raise ValueError(f"token {t} of {name} {row} is {ids[row, t]}, but the model's vocabulary "
-                         f"ends at {vocab - 1}: is this its tokenizer?")
+        raise ValueError(
+            f"token {t} of {name} {row} is {ids[row, t]}, but the model's vocabulary "
+            f"ends at {vocab - 1}: is this its tokenizer?"
+        )
     device = next(model.parameters()).device
     return ids.long().masked_fill(~mask, 0).to(device), mask.to(device)
 
@@ -108,39 +116,45 @@ def left_padded(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tens
     return ids[:, -width:], mask[:, -width:]
 
 # %% ../../nbs/learn/15_rollout.ipynb #5833439d
-def check_sampling(model: PreTrainedModel, mask: Tensor, max_new_tokens: int, temperature: float,
-                   top_k: int | None) -> None:
+def check_sampling(
+    model: PreTrainedModel, mask: Tensor, max_new_tokens: int, temperature: float, top_k: int | None
+) -> None:
     "Raises ValueError for settings out of range, and text beyond the model's context."
     for name, x in {"max_new_tokens": max_new_tokens, "top_k": top_k}.items():
         if x is not None and x < 1:
             raise ValueError(f"{name} is {x}: it must be at least 1")
     if not 0 < temperature < float("inf"):
-        raise ValueError(f"temperature is {temperature}: it must be above 0 and finite; "
-                         "for the likeliest tokens say greedy=True")
+        raise ValueError(
+            f"temperature is {temperature}: it must be above 0 and finite; "
+            "for the likeliest tokens say greedy=True"
+        )
     context, longest = context_length(model), mask.shape[1]
     if context and longest + max_new_tokens > context:
-        raise ValueError(f"query {int(mask.sum(-1).argmax())} has {longest} tokens, which with "
-                         f"max_new_tokens={max_new_tokens} is beyond the model's context of "
-                         f"{context}: shorten the query or lower max_new_tokens")
+        raise ValueError(
+            f"query {int(mask.sum(-1).argmax())} has {longest} tokens, which with "
+            f"max_new_tokens={max_new_tokens} is beyond the model's context of "
+            f"{context}: shorten the query or lower max_new_tokens"
+        )
 
 # %% ../../nbs/learn/15_rollout.ipynb #e96a51b6
-CHECK_EVERY = 16 # tokens. A GPU must be waited for to know who has ended: it is asked so seldom
+CHECK_EVERY = 16  # tokens. A GPU must be waited for to know who has ended: it is asked so seldom
+
 
 @torch.no_grad()
 def sample(
-    model: PreTrainedModel | Agent,           # a causal LM, or an Agent
+    model: PreTrainedModel | Agent,  # a causal LM, or an Agent
     query_ids: Int[Tensor, "batch query"],
-    query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"], # padding on any side
+    query_mask: Bool[Tensor, "batch query"] | Int[Tensor, "batch query"],  # padding on any side
     max_new_tokens: int,
-    eos_id: int | Sequence[int] | None,       # what ends a response; None: nothing does
-    pad_id: int,                              # fills the slots after the end; may equal eos_id
-    temperature: float = 1.,
-    generator: torch.Generator | None = None, # on the CPU; None: torch's global one
-    greedy: bool = False,                     # the likeliest token; the generator is left alone
-    top_k: int | None = None,                 # for display only
-    with_logprobs: bool = False,              # also log π(aₜ|sₜ) as the sampler saw it
-    stops: Callable[[Tensor, Tensor], Tensor] | None = None, # rows, newest tokens → who ends now
-) -> tuple[Tensor, ...]: # response ids and mask, (batch, time); then log-probabilities if asked
+    eos_id: int | Sequence[int] | None,  # what ends a response; None: nothing does
+    pad_id: int,  # fills the slots after the end; may equal eos_id
+    temperature: float = 1.0,
+    generator: torch.Generator | None = None,  # on the CPU; None: torch's global one
+    greedy: bool = False,  # the likeliest token; the generator is left alone
+    top_k: int | None = None,  # for display only
+    with_logprobs: bool = False,  # also log π(aₜ|sₜ) as the sampler saw it
+    stops: Callable[[Tensor, Tensor], Tensor] | None = None,  # rows, newest tokens → who ends now
+) -> tuple[Tensor, ...]:  # response ids and mask, (batch, time); then log-probabilities if asked
     """aₜ ~ π(·|sₜ) up to each row's first end, which is inside the mask, or `max_new_tokens`.
     Dropout is off. Raises ValueError for rows without a token, settings out of range, and text
     beyond the model's context; FloatingPointError for logits that are NaN or +inf."""
@@ -155,9 +169,15 @@ def sample(
         for t in range(max_new_tokens):
             if t % look == 0 and not greedy:
                 coming = range(min(look, max_new_tokens - t))
-                u = to_device(torch.stack([uniforms(len(ids), generator) for _ in coming]), ids.device)
+                u = to_device(
+                    torch.stack([uniforms(len(ids), generator) for _ in coming]), ids.device
+                )
             pi = probabilities(logits, temperature)
-            token = logits.argmax(-1) if greedy else sample_index(top_k_filter(pi, top_k), u[t % look][rows])
+            token = (
+                logits.argmax(-1)
+                if greedy
+                else sample_index(top_k_filter(pi, top_k), u[t % look][rows])
+            )
             columns.append((rows, token, pi.gather(-1, token[:, None])[:, 0].log(), alive))
             alive = alive & (token[:, None] != ends).all(-1)
             if (t + 1) % look == 0:
@@ -166,7 +186,7 @@ def sample(
                 n = int(alive.sum())
                 if n == 0:
                     break
-                if n < len(rows) and (look == 1 or 2 * n <= len(rows)): # a graph for each size
+                if n < len(rows) and (look == 1 or 2 * n <= len(rows)):  # a graph for each size
                     order = keep_order(alive)
                     step.keep(order)
                     rows, token, alive = rows[order], token[order], alive[order]
@@ -176,11 +196,13 @@ def sample(
         apply_stops(columns[-late:], stops)
     response, mask, logprobs = scatter_columns(columns, len(ids), pad_id)
     require_numbers(logprobs.sum(-1))
-    return (response, mask, logprobs)[:3 if with_logprobs else 2]
+    return (response, mask, logprobs)[: 3 if with_logprobs else 2]
 
 # %% ../../nbs/learn/15_rollout.ipynb #cabe56d8
-def apply_stops(columns: list[tuple[Tensor, ...]], # the newest, as `episodes_to_rollout` takes them
-             stops: Callable[[Tensor, Tensor], Tensor]) -> Bool[Tensor, "rows"]:
+def apply_stops(
+    columns: list[tuple[Tensor, ...]],  # the newest, as `episodes_to_rollout` takes them
+    stops: Callable[[Tensor, Tensor], Tensor],
+) -> Bool[Tensor, "rows"]:
     "Whom `stops` did not end in these columns. What was written after an end is taken out."
     rows, _, _, alive = columns[-1]
     own, going = rows.cpu(), torch.ones_like(alive, device="cpu")
@@ -190,6 +212,7 @@ def apply_stops(columns: list[tuple[Tensor, ...]], # the newest, as `episodes_to
         going = going & ~stops(own, token)
     return to_device(going, alive.device)
 
+
 def keep_order(alive: Bool[Tensor, "rows"]) -> Int[Tensor, "stay"]:
     "Who stands in each place from now on: the last rows take the places of those that ended."
     n = int(alive.sum())
@@ -197,10 +220,12 @@ def keep_order(alive: Bool[Tensor, "rows"]) -> Int[Tensor, "stay"]:
     order[~alive[:n]] = alive[n:].nonzero()[:, 0] + n
     return order
 
+
 def scatter_columns(
-    columns: list[tuple[Tensor, ...]], # each step's rows, tokens, log-probabilities, who wrote
-    batch: int, pad_id: int,
-) -> tuple[Tensor, Tensor, Tensor]: # tokens, mask and log-probabilities, (batch, time)
+    columns: list[tuple[Tensor, ...]],  # each step's rows, tokens, log-probabilities, who wrote
+    batch: int,
+    pad_id: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # tokens, mask and log-probabilities, (batch, time)
     "What was written, in its place; the rest is padding."
     rows, tokens, logprobs, alive = (torch.cat(column) for column in zip(*columns, strict=True))
     lengths = torch.tensor([len(column[0]) for column in columns], device=rows.device)
@@ -208,6 +233,8 @@ def scatter_columns(
     shape, at = (batch, len(columns)), (rows, time)
     mask = alive.new_zeros(shape).index_put(at, alive)
     longest = int(mask.sum(-1).max())
-    return (tokens.new_full(shape, pad_id).index_put(at, tokens.where(alive, pad_id))[:, :longest],
-            mask[:, :longest],
-            logprobs.new_zeros(shape).index_put(at, logprobs.where(alive, 0))[:, :longest])
+    return (
+        tokens.new_full(shape, pad_id).index_put(at, tokens.where(alive, pad_id))[:, :longest],
+        mask[:, :longest],
+        logprobs.new_zeros(shape).index_put(at, logprobs.where(alive, 0))[:, :longest],
+    )

@@ -43,15 +43,19 @@ from .agent import Agent
 # %% ../../nbs/guides/fsdp.ipynb #d9c00005
 def fsdp_requested() -> bool:
     "Does the configuration of `accelerate launch` ask for FSDP? DeepSpeed is a ValueError."
+
     def wants(name: str) -> bool:
         return os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true"
+
     if wants("DEEPSPEED"):
-        raise ValueError("RLHFTrainer does not run under DeepSpeed, whose engine owns the "
-                         "backward pass and the optimizer: take configs/fsdp.yaml")
+        raise ValueError(
+            "RLHFTrainer does not run under DeepSpeed, whose engine owns the "
+            "backward pass and the optimizer: take configs/fsdp.yaml"
+        )
     return wants("FSDP")
 
 # %% ../../nbs/guides/fsdp.ipynb #8f656d3c
-def sharded(agent: Agent) -> Agent: # the same, its parameters replaced
+def sharded(agent: Agent) -> Agent:  # the same, its parameters replaced
     "With several processes, if it is asked for: FSDP2. An optimizer can be made of the pieces."
     if world_size() == 1 or not fsdp_requested():
         return agent
@@ -81,13 +85,16 @@ def transformer_blocks(agent: nn.Module) -> Iterator[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) > 1:
             yield from module
 
+
 def is_sharded(agent: nn.Module) -> bool:
     "Is it cut up?"
     return hasattr(agent, "unshard")
 
+
 def sharded_modules(agent: nn.Module) -> list[Any]:
     "All that FSDP looks after; the whole comes first."
     return [m for m in agent.modules() if is_sharded(m)]
+
 
 def unshard(agent: nn.Module) -> None:
     "Every process gets all weights, and keeps them: to write, to annotate, to be saved."
@@ -95,7 +102,7 @@ def unshard(agent: nn.Module) -> None:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
     for name, p in agent.named_parameters():
-        vars(p)["piece"] = vars(agent)["pieces"][name] # it has the gradient
+        vars(p)["piece"] = vars(agent)["pieces"][name]  # it has the gradient
 
 # %% ../../nbs/guides/fsdp.ipynb #acbd052d
 def unsharded_copy(agent: Agent, weights: Mapping[str, Tensor] | None = None) -> Agent:
@@ -111,9 +118,11 @@ def unsharded_copy(agent: Agent, weights: Mapping[str, Tensor] | None = None) ->
         x.data = weights[name].detach().cpu()
     return twin
 
+
 def configs() -> Path:
     "The folder of what launchers are given: *.yaml, train.slurm, train_ray.py."
     return Path(str(files("instruct_goose") / "configs"))
+
 
 def reshard(agent: nn.Module) -> None:
     "Every process keeps its piece; a layer is put together while it computes."
@@ -132,19 +141,33 @@ def gather_optimizer(agent: nn.Module, optimizer: Optimizer) -> Optimizer:
     own = {id(piece): named[name] for name, piece in vars(agent)["pieces"].items()}
     one = copy.copy(optimizer)  # whose attributes it lacks
     vars(one).update({k: x for k, x in vars(optimizer).items() if k not in {*vars(one), "step"}})
-    one.param_groups = [group | {"params": [own[id(p)] for p in group["params"]]}
-                        for group in optimizer.param_groups]
-    one.state = defaultdict(dict, {own[id(p)]: {key: full_tensor(x) for key, x in moments.items()}
-                                   for p, moments in optimizer.state.items()})
-    if odd := [x.shape for p, moments in one.state.items() for x in moments.values()
-               if torch.is_tensor(x) and x.ndim and x.shape != p.shape]:
-        raise ValueError(f"under FSDP the state of this optimizer cannot be saved: of a weight it "
-                         f"remembers numbers of shape {tuple(odd[0])}. AdamW's can")
+    one.param_groups = [
+        group | {"params": [own[id(p)] for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    one.state = defaultdict(
+        dict,
+        {
+            own[id(p)]: {key: full_tensor(x) for key, x in moments.items()}
+            for p, moments in optimizer.state.items()
+        },
+    )
+    if odd := [
+        x.shape
+        for p, moments in one.state.items()
+        for x in moments.values()
+        if torch.is_tensor(x) and x.ndim and x.shape != p.shape
+    ]:
+        raise ValueError(
+            f"under FSDP the state of this optimizer cannot be saved: of a weight it "
+            f"remembers numbers of shape {tuple(odd[0])}. AdamW's can"
+        )
     return one
 
 # %% ../../nbs/guides/fsdp.ipynb #768a776f
-def scatter_state(agent: nn.Module, optimizer: Optimizer, one: Optimizer,
-                weights: Mapping[str, Tensor]) -> None:
+def scatter_state(
+    agent: nn.Module, optimizer: Optimizer, one: Optimizer, weights: Mapping[str, Tensor]
+) -> None:
     "Each process keeps its pieces of these weights, and of what the optimizer from `gather_optimizer` has."
     if one is optimizer:
         return
@@ -154,16 +177,19 @@ def scatter_state(agent: nn.Module, optimizer: Optimizer, one: Optimizer,
         group.update({k: x for k, x in there.items() if k != "params"})
         for piece, p in zip(group["params"], there["params"], strict=True):
             if p in one.state:
-                optimizer.state[piece] = {key: shard_of(x, piece) if x.shape == p.shape else x
-                                          for key, x in one.state[p].items()}
+                optimizer.state[piece] = {
+                    key: shard_of(x, piece) if x.shape == p.shape else x
+                    for key, x in one.state[p].items()
+                }
 
 # %% ../../nbs/guides/fsdp.ipynb #8876b361
 def shard_of(x: Tensor, piece: Any) -> Any:
     "Of a whole tensor that every process has, its part, cut up as the other; nothing is sent."
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(x.to(piece.device), piece.device_mesh, piece.placements,
-                             src_data_rank=None)
+    return distribute_tensor(
+        x.to(piece.device), piece.device_mesh, piece.placements, src_data_rank=None
+    )
 
 # %% ../../nbs/guides/fsdp.ipynb #818c3f2b
 def load_shards(agent: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -23,23 +23,28 @@ class Teacher:
 
     def __init__(
         self,
-        model: PreTrainedModel, # a causal LM; it is not changed
-        temperature: float = 1., # of the teacher
-        batch_size: int = 64,    # responses at a time
+        model: PreTrainedModel,  # a causal LM; it is not changed
+        temperature: float = 1.0,  # of the teacher
+        batch_size: int = 64,  # responses at a time
     ):
         self.model, self.temperature, self.batch_size = model.eval(), temperature, batch_size
 
     @torch.no_grad()
     def logprobs(
-        self, prompt_ids: Sequence[list[int]], completion_ids: Sequence[list[int]],
-    ) -> list[list[float]]: # of each completion, one number per token
+        self,
+        prompt_ids: Sequence[list[int]],
+        completion_ids: Sequence[list[int]],
+    ) -> list[list[float]]:  # of each completion, one number per token
         "log π_T(aₜ|sₜ)."
         rows = []
         for i in range(0, len(prompt_ids), self.batch_size):
             query, response = (
-                checked_tokens(self.model, name, *pad(list(ids[i:i + self.batch_size]), 0, side))
-                for name, ids, side in (("query", prompt_ids, "left"),
-                                        ("response", completion_ids, "right")))
+                checked_tokens(self.model, name, *pad(list(ids[i : i + self.batch_size]), 0, side))
+                for name, ids, side in (
+                    ("query", prompt_ids, "left"),
+                    ("response", completion_ids, "right"),
+                )
+            )
             said = response_logprobs(self.model, *query, *response, self.temperature)
             rows += ragged(said, response[1])
         return rows
@@ -48,13 +53,16 @@ class Teacher:
         self,
         prompt_ids: Sequence[list[int]],
         completion_ids: Sequence[list[int]],
-        sampled_logprobs: Sequence[list[float]], # log π of each token, as the sampler saw it
-    ) -> list[list[float]]: # pₜ
+        sampled_logprobs: Sequence[list[float]],  # log π of each token, as the sampler saw it
+    ) -> list[list[float]]:  # pₜ
         "What `train` asks of a reward function."
         theirs = self.logprobs(prompt_ids, completion_ids)
-        return [[t - own for t, own in zip(row, written, strict=True)]
-                for row, written in zip(theirs, sampled_logprobs, strict=True)]
+        return [
+            [t - own for t, own in zip(row, written, strict=True)]
+            for row, written in zip(theirs, sampled_logprobs, strict=True)
+        ]
 
 # %% ../../nbs/guides/distillation.ipynb #38a22573
 DISTILLATION: dict[str, Any] = dict(
-    advantage="return", gamma=0., whiten_advantages=False, beta=0., epochs=1, minibatches=1)
+    advantage="return", gamma=0.0, whiten_advantages=False, beta=0.0, epochs=1, minibatches=1
+)

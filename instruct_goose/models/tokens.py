@@ -22,29 +22,40 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 # %% ../../nbs/reference/models/tokens.ipynb #71aa5c53
 def as_fast(
-    tokenizer: Tokenizer, special: dict[str, str], model_max_length: int,
-    add_bos: bool, add_eos: bool = False,
+    tokenizer: Tokenizer,
+    special: dict[str, str],
+    model_max_length: int,
+    add_bos: bool,
+    add_eos: bool = False,
 ) -> PreTrainedTokenizerFast:
     "Wrapped for transformers; every text starts with bos and ends with eos, where asked."
     begin, end = [special["bos_token"]] * add_bos, [special["eos_token"]] * add_eos
     names = dict.fromkeys(begin + end)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*begin, "$A", *end], pair=[*begin, "$A", "$B", *end],
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in names])
+        single=[*begin, "$A", *end],
+        pair=[*begin, "$A", "$B", *end],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in names],
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=model_max_length, padding_side="left",
-        clean_up_tokenization_spaces=False, **special)
+        tokenizer_object=tokenizer,
+        model_max_length=model_max_length,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        **special,
+    )
 
 # %% ../../nbs/reference/models/tokens.ipynb #5144e0d9
 def word_tokenizer(
-    words: Iterable[str], # the vocabulary, without special tokens; its order gives the ids
-    model_max_length: int = 1024, # the context, special tokens included
+    words: Iterable[str],  # the vocabulary, without special tokens; its order gives the ids
+    model_max_length: int = 1024,  # the context, special tokens included
     *,
-    pad: str = "<pad>", bos: str = "<bos>", eos: str = "<eos>", # may be one token
-    unk: str = "<unk>", # stands for a word outside the vocabulary
-    add_bos: bool = True, # so that even an empty prompt has a token to predict from
-    add_eos: bool = False, # for a reward model, which then reads its score there
-) -> PreTrainedTokenizerFast: # saves and loads like any other
+    pad: str = "<pad>",
+    bos: str = "<bos>",
+    eos: str = "<eos>",  # may be one token
+    unk: str = "<unk>",  # stands for a word outside the vocabulary
+    add_bos: bool = True,  # so that even an empty prompt has a token to predict from
+    add_eos: bool = False,  # for a reward model, which then reads its score there
+) -> PreTrainedTokenizerFast:  # saves and loads like any other
     """One id per word; words are what stands between blanks. Special tokens come first, from 0.
     Raises ValueError for repeated words, words with blanks, and special tokens among them."""
     if isinstance(words, str) or not (words := list(words)):
@@ -61,14 +72,16 @@ def word_tokenizer(
 
 # %% ../../nbs/reference/models/tokens.ipynb #5e5c313c
 def bpe_tokenizer(
-    texts: Iterable[str], # to learn the merges from
-    vocab_size: int, # 256 bytes, the special tokens, and the merges
-    lowercase: bool = True, # fewer tokens to learn; what was upper case is lost
-    model_max_length: int = 1024, # the context, special tokens included
+    texts: Iterable[str],  # to learn the merges from
+    vocab_size: int,  # 256 bytes, the special tokens, and the merges
+    lowercase: bool = True,  # fewer tokens to learn; what was upper case is lost
+    model_max_length: int = 1024,  # the context, special tokens included
     *,
-    pad: str = "<pad>", bos: str = "<bos>", eos: str = "<eos>", # may be one token
+    pad: str = "<pad>",
+    bos: str = "<bos>",
+    eos: str = "<eos>",  # may be one token
     add_bos: bool = True,
-) -> PreTrainedTokenizerFast: # saves and loads like any other
+) -> PreTrainedTokenizerFast:  # saves and loads like any other
     """Byte-level byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2): every text has
     ids, none is unknown. May end below `vocab_size` on little text."""
     special = {"pad_token": pad, "bos_token": bos, "eos_token": eos}
@@ -78,15 +91,24 @@ def bpe_tokenizer(
         tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(texts, BpeTrainer(
-        vocab_size=vocab_size, min_frequency=2, special_tokens=tokens, show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+    tokenizer.train_from_iterator(
+        texts,
+        BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            special_tokens=tokens,
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        ),
+    )
     return as_fast(tokenizer, special, model_max_length, add_bos)
 
 # %% ../../nbs/reference/models/tokens.ipynb #ca74d416
 def encode_all(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, limit: int,
-    name: Callable[[int], str], # what the error calls text i
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    limit: int,
+    name: Callable[[int], str],  # what the error calls text i
 ) -> list[list[int]]:
     """Token ids of each text, from one call of the tokenizer. Raises ValueError naming a text of
     no tokens, or of more than fit; TypeError for no text."""
@@ -95,11 +117,15 @@ def encode_all(
     rows = tokenizer(list(texts), verbose=False)["input_ids"] if len(texts) else []
     for i, ids in enumerate(rows):
         if not ids:
-            raise ValueError(f"{name(i)} is empty: {texts[i]!r} has no tokens to predict from. "
-                             "Drop it, or put `tokenizer.bos_token` in front")
+            raise ValueError(
+                f"{name(i)} is empty: {texts[i]!r} has no tokens to predict from. "
+                "Drop it, or put `tokenizer.bos_token` in front"
+            )
         if len(ids) > limit:
-            raise ValueError(f"{name(i)} has {len(ids)} tokens, the limit is {limit}: "
-                             f"{texts[i][:60]!r}… Shorten or drop it")
+            raise ValueError(
+                f"{name(i)} has {len(ids)} tokens, the limit is {limit}: "
+                f"{texts[i][:60]!r}… Shorten or drop it"
+            )
     return rows
 
 # %% ../../nbs/reference/models/tokens.ipynb #4626f860
@@ -107,23 +133,30 @@ def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
     "The id of padding. Raises ValueError for a tokenizer without one."
     pad_id = tokenizer.pad_token_id
     if not isinstance(pad_id, int):
-        raise ValueError("the tokenizer has no pad token: set one with "
-                         "`tokenizer.pad_token = tokenizer.eos_token`")
+        raise ValueError(
+            "the tokenizer has no pad token: set one with "
+            "`tokenizer.pad_token = tokenizer.eos_token`"
+        )
     return pad_id
+
 
 def token_limit(tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> int:
     "Most tokens in a text; None: the tokenizer's own limit. Raises ValueError below 1."
     limit = tokenizer.model_max_length if max_length is None else max_length
     if limit < 1:
-        raise ValueError(f"max_length is {limit}: no prompt fits. Is max_new_tokens as long as "
-                         "the model's context?")
+        raise ValueError(
+            f"max_length is {limit}: no prompt fits. Is max_new_tokens as long as "
+            "the model's context?"
+        )
     return limit
 
 # %% ../../nbs/reference/models/tokens.ipynb #e250349b
 _UNSAFE = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f" # controls, all but tab and line feed
-    r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069" # marks of direction, ends of lines
-    r"\ud800-\udfff]") # halves of surrogate pairs
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, all but tab and line feed
+    r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # marks of direction, ends of lines
+    r"\ud800-\udfff]"
+)  # halves of surrogate pairs
+
 
 def printable(text: str) -> str:
     "The text with control characters and marks that turn its direction shown as escapes."
@@ -131,16 +164,18 @@ def printable(text: str) -> str:
 
 # %% ../../nbs/reference/models/tokens.ipynb #aa6419ef
 def pad(
-    rows: Sequence[Sequence[int] | Int[Tensor, "_"]], # token ids, rows of different lengths
-    pad_id: int, # what fills the gaps; any id will do, nobody reads it
-    side: str = "right", # where the filling goes
-) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]: # ids, mask
+    rows: Sequence[Sequence[int] | Int[Tensor, "_"]],  # token ids, rows of different lengths
+    pad_id: int,  # what fills the gaps; any id will do, nobody reads it
+    side: str = "right",  # where the filling goes
+) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:  # ids, mask
     """Rows as one tensor, with the mask that tells tokens from filling. The mask comes from the
     lengths, never from the ids, so `pad_id` may be a token that also occurs in the rows.
     Raises ValueError for an empty row, for no rows, and for another side than left or right."""
     if side not in ("left", "right") or not len(rows) or not all(map(len, rows)):
-        raise ValueError(f"rows of lengths {list(map(len, rows))[:20]} to pad on side {side!r}: "
-                         "give 'left' or 'right', and rows of at least one token")
+        raise ValueError(
+            f"rows of lengths {list(map(len, rows))[:20]} to pad on side {side!r}: "
+            "give 'left' or 'right', and rows of at least one token"
+        )
     lengths = torch.tensor([len(row) for row in rows])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     mask = mask.flip(-1) if side == "left" else mask
@@ -153,14 +188,16 @@ def ragged(x: Shaped[Tensor, "batch time"], mask: Shaped[Tensor, "batch time"]) 
     "The entries under the mask, row by row: what `pad` was given, whichever side it filled."
     real = mask.bool()
     kept, lengths = x[real].tolist(), real.sum(-1).tolist()
-    return [kept[end - n:end] for n, end in zip(lengths, accumulate(lengths), strict=True)]
+    return [kept[end - n : end] for n, end in zip(lengths, accumulate(lengths), strict=True)]
 
 # %% ../../nbs/reference/models/tokens.ipynb #95404882
 def as_mask(mask: Tensor, name: str = "mask") -> Bool[Tensor, "batch time"]:
     "As bool, from bool or 0 and 1. Raises ValueError for other numbers."
     if mask.dtype != torch.bool and ((mask != 0) & (mask != 1)).any():
-        raise ValueError(f"{name} holds {mask.unique().tolist()}: only 0 (padding) and 1 (token) "
-                         "have a meaning. Were the token ids passed in its place?")
+        raise ValueError(
+            f"{name} holds {mask.unique().tolist()}: only 0 (padding) and 1 (token) "
+            "have a meaning. Were the token ids passed in its place?"
+        )
     return mask.bool()
 
 # %% ../../nbs/reference/models/tokens.ipynb #036966fd
@@ -170,7 +207,9 @@ def position_ids(mask: Shaped[Tensor, "batch time"]) -> Int[Tensor, "batch time"
 
 # %% ../../nbs/reference/models/tokens.ipynb #c6551e04
 def compact(
-    ids: Int[Tensor, "batch time"], mask: Shaped[Tensor, "batch time"], side: str = "left",
+    ids: Int[Tensor, "batch time"],
+    mask: Shaped[Tensor, "batch time"],
+    side: str = "left",
 ) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:
     """Each row's padding moved to one side, its tokens in their old order: a stable sort by the
     mask."""
@@ -185,9 +224,9 @@ class PromptDataset(torch.utils.data.Dataset):
 
     def __init__(
         self,
-        prompts: Sequence[str], # texts to be continued
-        tokenizer: PreTrainedTokenizerBase, # must have a pad token
-        max_length: int | None = None, # most tokens in a prompt; None: the tokenizer's limit
+        prompts: Sequence[str],  # texts to be continued
+        tokenizer: PreTrainedTokenizerBase,  # must have a pad token
+        max_length: int | None = None,  # most tokens in a prompt; None: the tokenizer's limit
     ):
         if not len(prompts):
             raise ValueError("no prompts")
@@ -216,8 +255,9 @@ def sides(i: int, pair: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
     named = pair if isinstance(pair, Mapping) else {}
     chosen, rejected = named.get("chosen"), named.get("rejected")
     if chosen is None or rejected is None or chosen == rejected:
-        raise ValueError(f"pair {i} is {reprlib.repr(pair)}: it needs two different texts, chosen "
-                         "and rejected")
+        raise ValueError(
+            f"pair {i} is {reprlib.repr(pair)}: it needs two different texts, chosen and rejected"
+        )
     prompt = named.get("prompt") or ""
     return {"chosen": prompt + chosen, "rejected": prompt + rejected}
 
@@ -230,19 +270,22 @@ class PairDataset(torch.utils.data.Dataset):
 
     def __init__(
         self,
-        pairs: Sequence, # dicts as above, or tuples, the better text first
-        tokenizer: PreTrainedTokenizerBase, # must have a pad token
-        max_length: int | None = None, # most tokens in a text; None: the tokenizer's limit
+        pairs: Sequence,  # dicts as above, or tuples, the better text first
+        tokenizer: PreTrainedTokenizerBase,  # must have a pad token
+        max_length: int | None = None,  # most tokens in a text; None: the tokenizer's limit
     ):
         self.pad_id = pad_id_of(tokenizer)
         limit = token_limit(tokenizer, max_length)
         texts = [text for i, pair in enumerate(pairs) for text in sides(i, pair).values()]
         if not texts:
             raise ValueError("no pairs")
-        ids = encode_all(texts, tokenizer, limit,
-                         lambda i: f"pair {i // 2}, {('chosen', 'rejected')[i % 2]}")
-        self.rows = [{"chosen": chosen, "rejected": rejected}
-                     for chosen, rejected in zip(ids[::2], ids[1::2], strict=True)]
+        ids = encode_all(
+            texts, tokenizer, limit, lambda i: f"pair {i // 2}, {('chosen', 'rejected')[i % 2]}"
+        )
+        self.rows = [
+            {"chosen": chosen, "rejected": rejected}
+            for chosen, rejected in zip(ids[::2], ids[1::2], strict=True)
+        ]
 
     def __len__(self) -> int:
         return len(self.rows)

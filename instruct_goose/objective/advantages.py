@@ -33,48 +33,48 @@ def _between_0_and_1(**settings: float):
 # %% ../../nbs/learn/07_advantages.ipynb #64fae9d3
 def discounted_returns(
     rewards: Float[Tensor, "batch time"],  # rₜ
-    mask: Bool[Tensor, "batch time"],      # True where the policy sampled a token
-    gamma: float = 1.,                     # discount per token
-) -> Float[Tensor, "batch time"]:          # float32 or wider, no gradient; 0 at padding
+    mask: Bool[Tensor, "batch time"],  # True where the policy sampled a token
+    gamma: float = 1.0,  # discount per token
+) -> Float[Tensor, "batch time"]:  # float32 or wider, no gradient; 0 at padding
     """Gₜ = rₜ + γ·Gₜ₊₁, t + 1 being the next real token; after the last, Gₜ₊₁ = 0.
     Raises ValueError for differing shapes, an empty response, or γ outside [0, 1]."""
     same_shape(rewards=rewards, mask=mask)
     _between_0_and_1(gamma=gamma)
     last_index(mask)
-    rewards, later, returns = wide(rewards.detach()), 0., []
+    rewards, later, returns = wide(rewards.detach()), 0.0, []
     for t in reversed(range(mask.shape[1])):
         later = torch.where(mask[:, t], rewards[:, t] + gamma * later, later)
-        returns.append(torch.where(mask[:, t], later, 0.))
+        returns.append(torch.where(mask[:, t], later, 0.0))
     return torch.stack(returns[::-1], 1)
 
 # %% ../../nbs/learn/07_advantages.ipynb #68bcbe30
 def td_errors(
     rewards: Float[Tensor, "batch time"],  # rₜ
-    values: Float[Tensor, "batch time"],   # Vₜ, of the state before token t
-    mask: Bool[Tensor, "batch time"],      # True where the policy sampled a token
-    gamma: float = 1.,                     # discount per token
-) -> Float[Tensor, "batch time"]:          # float32 or wider, no gradient; 0 at padding
+    values: Float[Tensor, "batch time"],  # Vₜ, of the state before token t
+    mask: Bool[Tensor, "batch time"],  # True where the policy sampled a token
+    gamma: float = 1.0,  # discount per token
+) -> Float[Tensor, "batch time"]:  # float32 or wider, no gradient; 0 at padding
     """δₜ = rₜ + γ·Vₜ₊₁ − Vₜ, t + 1 being the next real token; after the last, Vₜ₊₁ = 0.
     Raises ValueError for differing shapes, an empty response, or γ outside [0, 1]."""
     same_shape(rewards=rewards, values=values, mask=mask)
     _between_0_and_1(gamma=gamma)
     last_index(mask)
     rewards, values = wide(rewards.detach()), wide(values.detach())
-    next_value, errors = 0., []
+    next_value, errors = 0.0, []
     for t in reversed(range(mask.shape[1])):
         error = rewards[:, t] + gamma * next_value - values[:, t]
-        errors.append(torch.where(mask[:, t], error, 0.))
+        errors.append(torch.where(mask[:, t], error, 0.0))
         next_value = torch.where(mask[:, t], values[:, t], next_value)
     return torch.stack(errors[::-1], 1)
 
 # %% ../../nbs/learn/07_advantages.ipynb #5f6ca208
 def gae(
     rewards: Float[Tensor, "batch time"],  # rₜ, for example from `kl_in_reward`
-    values: Float[Tensor, "batch time"],   # Vₜ, before token t, at sampling time
-    mask: Bool[Tensor, "batch time"],      # True where the policy sampled a token
-    gamma: float = 1.,                     # discount per token
-    lam: float = .95,                      # 0 trusts the values, 1 trusts the rewards
-) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]: # (Â, R̂)
+    values: Float[Tensor, "batch time"],  # Vₜ, before token t, at sampling time
+    mask: Bool[Tensor, "batch time"],  # True where the policy sampled a token
+    gamma: float = 1.0,  # discount per token
+    lam: float = 0.95,  # 0 trusts the values, 1 trusts the rewards
+) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:  # (Â, R̂)
     """Âₜ = δₜ + γλ·Âₜ₊₁ and returns R̂ₜ = Âₜ + Vₜ.
     Schulman et al. (2016) eq. 16; PPO (2017) eq. 11.
     Both are float32 or wider, without gradient, 0 at padding; advantages not whitened.
@@ -82,16 +82,16 @@ def gae(
     _between_0_and_1(gamma=gamma, lam=lam)
     delta = td_errors(rewards, values, mask, gamma)
     advantages = discounted_returns(delta, mask, gamma * lam)
-    return advantages, torch.where(mask, advantages + values.detach(), 0.)
+    return advantages, torch.where(mask, advantages + values.detach(), 0.0)
 
 # %% ../../nbs/learn/07_advantages.ipynb #80644d9f
 def group_advantages(
     scores: Float[Tensor, "batch"],  # the responses to one query lie side by side
-    group_size: int,                 # G, responses per query, at least 2
-    how: str = "mean_std",           # "batch_std", "mean" or "leave_one_out"
-    eps: float = 1e-4,               # added to the standard deviation
-    ddof: int = 1,                   # the std divides by G − ddof: 1, or 0
-) -> Float[Tensor, "batch"]:         # one per response; float32 or wider, no gradient
+    group_size: int,  # G, responses per query, at least 2
+    how: str = "mean_std",  # "batch_std", "mean" or "leave_one_out"
+    eps: float = 1e-4,  # added to the standard deviation
+    ddof: int = 1,  # the std divides by G − ddof: 1, or 0
+) -> Float[Tensor, "batch"]:  # one per response; float32 or wider, no gradient
     """How much better each response was than the others to its query.
     "mean_std": (x − x̄)/(std + ϵ), std dividing by G − ddof (GRPO). "batch_std": the same
     with the std of all scores (Liu et al. 2025, "Tricks or traps"). "mean": x − x̄.
@@ -101,11 +101,11 @@ def group_advantages(
     _check_groups(scores, group_size, how)
     groups = whole_groups(wide(scores.detach()), group_size)
     varies = (groups != groups[:, :1]).any(1, keepdim=True)  # else rounding would speak
-    centred = torch.where(varies, groups - groups.mean(1, keepdim=True), 0.)
+    centred = torch.where(varies, groups - groups.mean(1, keepdim=True), 0.0)
     if how in ("mean_std", "batch_std"):
         among = 1 if how == "mean_std" else (0, 1)
         std = groups.std(among, correction=ddof, keepdim=True) + eps
-        centred = centred / torch.where(std > 0, std, 1.)
+        centred = centred / torch.where(std > 0, std, 1.0)
     if how == "leave_one_out":
         centred = centred * group_size / (group_size - 1)
     return centred.flatten()
@@ -114,35 +114,41 @@ def group_advantages(
 def _check_groups(scores: Tensor, group_size: int, how: str):
     only_tensors(scores=scores)
     if scores.ndim != 1:
-        raise ValueError(f"scores has shape {tuple(scores.shape)}, expected (batch,): one per "
-                         "response, the responses to one query side by side")
+        raise ValueError(
+            f"scores has shape {tuple(scores.shape)}, expected (batch,): one per "
+            "response, the responses to one query side by side"
+        )
     if how not in ("mean_std", "batch_std", "mean", "leave_one_out"):
         raise ValueError(
-            f"how is {how!r}: choose 'mean_std', 'batch_std', 'mean' or 'leave_one_out'")
+            f"how is {how!r}: choose 'mean_std', 'batch_std', 'mean' or 'leave_one_out'"
+        )
     if group_size < 2:
-        raise ValueError(f"group_size is {group_size}: "
-                         "a response needs at least one other to be compared with")
+        raise ValueError(
+            f"group_size is {group_size}: a response needs at least one other to be compared with"
+        )
     if not scores.isfinite().all():
         row = int((~scores.isfinite()).nonzero()[0])
-        raise ValueError(f"scores[{row}] is {scores[row].item()}: no response of its group can "
-                         "be compared with it; give a finite score, or leave the group out")
+        raise ValueError(
+            f"scores[{row}] is {scores[row].item()}: no response of its group can "
+            "be compared with it; give a finite score, or leave the group out"
+        )
 
 # %% ../../nbs/learn/07_advantages.ipynb #e4b6a011
 class AdvantageInputs(NamedTuple):
     "What an advantage may be made of."
 
-    rewards: Float[Tensor, "batch time"]       # rₜ
-    mask: Bool[Tensor, "batch time"]           # True where the policy sampled a token
-    values: Any                                # Vₜ, (batch, time); None if it needs none
-    baseline: Any                              # of the greedy response, (batch,), or None
-    group_size: int                            # G, responses per query, side by side
-    group_ddof: int                            # see group_advantages
-    gamma: float                               # discount per token
-    lam: float                                 # see gae
+    rewards: Float[Tensor, "batch time"]  # rₜ
+    mask: Bool[Tensor, "batch time"]  # True where the policy sampled a token
+    values: Any  # Vₜ, (batch, time); None if it needs none
+    baseline: Any  # of the greedy response, (batch,), or None
+    group_size: int  # G, responses per query, side by side
+    group_ddof: int  # see group_advantages
+    gamma: float  # discount per token
+    lam: float  # see gae
 
     def spread(self, of_response):
         "One number per response, at each of its tokens; 0 at padding."
-        return torch.where(self.mask, of_response[:, None], 0.)
+        return torch.where(self.mask, of_response[:, None], 0.0)
 
     def totals(self):
         "The total reward of each response."
@@ -150,52 +156,62 @@ class AdvantageInputs(NamedTuple):
 
     def compared(self, how):
         "The total reward of each response beside the others of its group."
-        return self.spread(group_advantages(
-            self.totals(), self.group_size, how, ddof=self.group_ddof))
+        return self.spread(
+            group_advantages(self.totals(), self.group_size, how, ddof=self.group_ddof)
+        )
 
 # %% ../../nbs/learn/07_advantages.ipynb #e4b6a012
 class Advantage(NamedTuple):
     "One way to make advantages."
 
-    estimate: Callable # AdvantageInputs → (advantages, returns for the value head, or None)
+    estimate: Callable  # AdvantageInputs → (advantages, returns for the value head, or None)
     needs: Literal["values", "group", "greedy"] | None = None
 
 # %% ../../nbs/learn/07_advantages.ipynb #acdd1228
 ADVANTAGES: dict[str, Advantage] = {
-    "gae": Advantage(
-        lambda b: gae(b.rewards, b.values, b.mask, b.gamma, b.lam), needs="values"),
-    "return": Advantage( # compared with nothing; REINFORCE++ whitens it
-        lambda b: (discounted_returns(b.rewards, b.mask, b.gamma), None)),
+    "gae": Advantage(lambda b: gae(b.rewards, b.values, b.mask, b.gamma, b.lam), needs="values"),
+    "return": Advantage(  # compared with nothing; REINFORCE++ whitens it
+        lambda b: (discounted_returns(b.rewards, b.mask, b.gamma), None)
+    ),
     "group_mean": Advantage(lambda b: (b.compared("mean"), None), needs="group"),
     "group_mean_std": Advantage(lambda b: (b.compared("mean_std"), None), needs="group"),
     "group_mean_batch_std": Advantage(lambda b: (b.compared("batch_std"), None), needs="group"),
     "leave_one_out": Advantage(lambda b: (b.compared("leave_one_out"), None), needs="group"),
-    "greedy": Advantage( # ReMax (2023), algorithm 1
-        lambda b: (b.spread(b.totals() - b.baseline), None), needs="greedy")}
+    "greedy": Advantage(  # ReMax (2023), algorithm 1
+        lambda b: (b.spread(b.totals() - b.baseline), None), needs="greedy"
+    ),
+}
 
 # %% ../../nbs/learn/07_advantages.ipynb #e4b6a014
 def estimate_advantages(
-    how: str,                              # one of ADVANTAGES
+    how: str,  # one of ADVANTAGES
     rewards: Float[Tensor, "batch time"],  # rₜ, for example from `kl_in_reward`
-    mask: Bool[Tensor, "batch time"],      # True where the policy sampled a token
+    mask: Bool[Tensor, "batch time"],  # True where the policy sampled a token
     *,
-    values: Float[Tensor, "batch time"] | None = None, # Vₜ at sampling time, for gae
-    baseline: Float[Tensor, "batch"] | None = None,    # the greedy response's total reward
-    group_size: int = 1,                   # G; the responses to one query lie side by side
-    group_ddof: int = 1,                   # see group_advantages
-    gamma: float = 1.,                     # discount per token
-    lam: float = .95,                      # see gae
-) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"] | None]: # (Â, R̂ or None)
+    values: Float[Tensor, "batch time"] | None = None,  # Vₜ at sampling time, for gae
+    baseline: Float[Tensor, "batch"] | None = None,  # the greedy response's total reward
+    group_size: int = 1,  # G; the responses to one query lie side by side
+    group_ddof: int = 1,  # see group_advantages
+    gamma: float = 1.0,  # discount per token
+    lam: float = 0.95,  # see gae
+) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"] | None]:  # (Â, R̂ or None)
     """Â of every token, not whitened, and the value head's targets where there is one.
     float32 or wider, no gradient, 0 at padding. Raises ValueError for an unknown `how`,
     for what it needs and was not given, and as the function behind it does."""
     same_shape(rewards=rewards, values=values, mask=mask)
     entry = chosen("advantage", how, ADVANTAGES)
     if entry.needs == "values" and values is None:
-        raise ValueError(f"advantage is {how!r} and there are no values: pass those of the "
-                         "value head at sampling time")
+        raise ValueError(
+            f"advantage is {how!r} and there are no values: pass those of the "
+            "value head at sampling time"
+        )
     if entry.needs == "greedy" and baseline is None:
-        raise ValueError(f"advantage is {how!r} and there is no baseline: call score(rollout, "
-                         "reward_fn), or pass the total reward of each greedy response")
-    return entry.estimate(AdvantageInputs(
-        rewards.detach(), mask, values, baseline, group_size, group_ddof, gamma, lam))
+        raise ValueError(
+            f"advantage is {how!r} and there is no baseline: call score(rollout, "
+            "reward_fn), or pass the total reward of each greedy response"
+        )
+    return entry.estimate(
+        AdvantageInputs(
+            rewards.detach(), mask, values, baseline, group_size, group_ddof, gamma, lam
+        )
+    )

@@ -20,23 +20,26 @@ def _per_dimension(mean: Tensor, std: Tensor, name: str = "std"):
     if std.shape != mean.shape and std.shape != mean.shape[-1:]:
         raise ValueError(
             f"{name} has shape {tuple(std.shape)}, the mean {tuple(mean.shape)}: give "
-            f"one number per action, or one per dimension, shape {tuple(mean.shape[-1:])}")
+            f"one number per action, or one per dimension, shape {tuple(mean.shape[-1:])}"
+        )
     _positive(std, name)
     return wide(std).expand_as(mean)
+
 
 def _positive(std: Tensor, name: str = "std"):
     if (std <= 0).any():
         raise ValueError(
             f"{name} goes down to {std.min().item():.4g}: a standard deviation is above "
-            "0. If it is its logarithm, pass log_std.exp()")
+            "0. If it is its logarithm, pass log_std.exp()"
+        )
 
 # %% ../../nbs/guides/continuous_actions.ipynb #1c9bf873
 def gaussian_logprobs(
     actions: Float[Tensor, "*batch action"],  # as sampled, before any clipping
-    mean: Float[Tensor, "*batch action"],     # μ of the state
-    std: Float[Tensor, "..."], # σ, not its logarithm; or one per dimension, (action,)
-    mask: Bool[Tensor, "*batch"] | None = None, # True where an action was taken
-) -> Float[Tensor, "*batch"]: # log-density, float32 or wider; may be > 0; 0 at padding
+    mean: Float[Tensor, "*batch action"],  # μ of the state
+    std: Float[Tensor, "..."],  # σ, not its logarithm; or one per dimension, (action,)
+    mask: Bool[Tensor, "*batch"] | None = None,  # True where an action was taken
+) -> Float[Tensor, "*batch"]:  # log-density, float32 or wider; may be > 0; 0 at padding
     """log π(a|s) = Σᵢ −½((aᵢ − μᵢ)/σᵢ)² − log σᵢ − ½ log 2π, summed over the dimensions
     of the action. Where the mask is False anything may stand, and no gradient flows.
     Raises ValueError if shapes differ, and for σ ≤ 0."""
@@ -54,19 +57,19 @@ def gaussian_logprobs(
 
 # %% ../../nbs/guides/continuous_actions.ipynb #ae41c6a9
 def gaussian_entropy(
-    std: Float[Tensor, "*batch action"], # σ, not its logarithm
-) -> Float[Tensor, "*batch"]: # nats, float32 or wider; may be below 0
+    std: Float[Tensor, "*batch action"],  # σ, not its logarithm
+) -> Float[Tensor, "*batch"]:  # nats, float32 or wider; may be below 0
     """S = Σᵢ log σᵢ + ½ log 2πe: the mean plays no part. Raises ValueError for σ ≤ 0."""
     _positive(std)
     return (wide(std).log() + (1 + math.log(2 * math.pi)) / 2).sum(-1)
 
 # %% ../../nbs/guides/continuous_actions.ipynb #3fa88f71
 def gaussian_kl(
-    mean: Float[Tensor, "*batch action"],       # μ of the policy that samples
-    std: Float[Tensor, "..."],                  # its σ; or one per dimension, (action,)
-    other_mean: Float[Tensor, "*batch action"], # μ′ of the policy it is compared with
-    other_std: Float[Tensor, "..."],            # its σ′; or one per dimension
-) -> Float[Tensor, "*batch"]: # nats, float32 or wider; never below 0
+    mean: Float[Tensor, "*batch action"],  # μ of the policy that samples
+    std: Float[Tensor, "..."],  # its σ; or one per dimension, (action,)
+    other_mean: Float[Tensor, "*batch action"],  # μ′ of the policy it is compared with
+    other_std: Float[Tensor, "..."],  # its σ′; or one per dimension
+) -> Float[Tensor, "*batch"]:  # nats, float32 or wider; never below 0
     """KL(π‖π′) = Σᵢ log(σ′ᵢ/σᵢ) + (σᵢ² + (μᵢ − μ′ᵢ)²)/(2σ′ᵢ²) − ½, exact: no sampling.
     Raises ValueError if shapes differ, and for σ ≤ 0."""
     same_shape(mean=mean, other_mean=other_mean)

@@ -22,33 +22,46 @@ def flat_groups(scores: Float[Tensor, "batch"], group_size: int) -> Bool[Tensor,
 
 # %% ../../nbs/learn/11_group.ipynb #caab51c9
 _PPO = dict(
-    advantage="gae", group_size=1, group_ddof=1, whiten_advantages=True,
-    ratio_level="token", surrogate="min", clip=.2, clip_high=None, dual_clip=None,
-    aggregation="token_mean", kl_placement="reward", kl_estimator=None,
-    kl_gradient="plain")
-_GROUP = _PPO | dict(
-    advantage="group_mean_std", group_size=8, whiten_advantages=False)
+    advantage="gae",
+    group_size=1,
+    group_ddof=1,
+    whiten_advantages=True,
+    ratio_level="token",
+    surrogate="min",
+    clip=0.2,
+    clip_high=None,
+    dual_clip=None,
+    aggregation="token_mean",
+    kl_placement="reward",
+    kl_estimator=None,
+    kl_gradient="plain",
+)
+_GROUP = _PPO | dict(advantage="group_mean_std", group_size=8, whiten_advantages=False)
 
 # %% ../../nbs/learn/11_group.ipynb #e31279f4
 PRESETS: dict[str, dict[str, Any]] = {
     "ppo": _PPO,
-    "grpo": _GROUP | dict(
-        aggregation="sequence_mean", kl_placement="loss", kl_estimator="k3", beta=.04),
-    "dr_grpo": _GROUP | dict(
-        advantage="group_mean", aggregation="sequence_sum", beta=0.),
-    "dapo": _GROUP | dict(clip_high=.28, aggregation="group_token_mean", beta=0.),
-    "gspo": _GROUP | dict(
-        ratio_level="sequence", clip=3e-4, clip_high=4e-4,
-        aggregation="sequence_mean", beta=0.),
-    "cispo": _GROUP | dict(
-        surrogate="weight", clip=1., clip_high=4., aggregation="group_token_mean",
-        beta=0.),
-    "rloo": _GROUP | dict(
-        advantage="leave_one_out", ratio_level="product", aggregation="sequence_mean"),
+    "grpo": _GROUP
+    | dict(aggregation="sequence_mean", kl_placement="loss", kl_estimator="k3", beta=0.04),
+    "dr_grpo": _GROUP | dict(advantage="group_mean", aggregation="sequence_sum", beta=0.0),
+    "dapo": _GROUP | dict(clip_high=0.28, aggregation="group_token_mean", beta=0.0),
+    "gspo": _GROUP
+    | dict(
+        ratio_level="sequence", clip=3e-4, clip_high=4e-4, aggregation="sequence_mean", beta=0.0
+    ),
+    "cispo": _GROUP
+    | dict(surrogate="weight", clip=1.0, clip_high=4.0, aggregation="group_token_mean", beta=0.0),
+    "rloo": _GROUP
+    | dict(advantage="leave_one_out", ratio_level="product", aggregation="sequence_mean"),
     "reinforce_pp": _PPO | dict(advantage="return"),
-    "remax": _PPO | dict(
-        advantage="greedy", whiten_advantages=False, ratio_level="product",
-        aggregation="sequence_mean")}
+    "remax": _PPO
+    | dict(
+        advantage="greedy",
+        whiten_advantages=False,
+        ratio_level="product",
+        aggregation="sequence_mean",
+    ),
+}
 
 # %% ../../nbs/learn/11_group.ipynb #fc64545f
 PRESET_SOURCES: dict[str, dict[str, str]] = {
@@ -60,14 +73,16 @@ PRESET_SOURCES: dict[str, dict[str, str]] = {
     "cispo": dict(paper="MiniMax 2025", arxiv="2506.13585", equations="eqs. 4, 5"),
     "rloo": dict(paper="Ahmadian et al. 2024", arxiv="2402.14740", equations="after eq. 8"),
     "reinforce_pp": dict(paper="Hu et al. 2025, v9", arxiv="2501.03262", equations="eqs. 1, 4, 5"),
-    "remax": dict(paper="Li et al. 2023", arxiv="2310.10505", equations="algorithm 1")}
+    "remax": dict(paper="Li et al. 2023", arxiv="2310.10505", equations="algorithm 1"),
+}
 
 # %% ../../nbs/learn/11_group.ipynb #c5d046b9
 def _cells(preset: dict[str, Any]) -> list[str]:
     "A preset as cells of the table. Nothing is written by hand: a changed setting shows."
-    d: dict[str, Any] = {**_PPO, **preset} # whose settings are the defaults
+    d: dict[str, Any] = {**_PPO, **preset}  # whose settings are the defaults
 
-    def words(key): return d[key].replace("_", " ")
+    def words(key):
+        return d[key].replace("_", " ")
 
     surrogate, advantage = words("surrogate"), words("advantage")
     if SURROGATES[d["surrogate"]].held is not None:  # a clip that holds something
@@ -94,7 +109,7 @@ def _cells(preset: dict[str, Any]) -> list[str]:
     return [words("ratio_level"), surrogate, advantage, words("aggregation"), kl]
 
 # %% ../../nbs/learn/11_group.ipynb #f69643af
-def preset_table() -> str: # markdown, one row per preset
+def preset_table() -> str:  # markdown, one row per preset
     """PRESETS setting by setting, with the papers of PRESET_SOURCES where they are known.
     A choice is spelt with spaces for underscores. ρ in [a, b]: from 1 − clip to 1 + clip_high.
     G: group_size. KL: placement, estimator (None shows as what it stands for), gradient in a
@@ -103,7 +118,10 @@ def preset_table() -> str: # markdown, one row per preset
     rows = [head.split(" | "), ["---"] * 7]
     for name, settings in PRESETS.items():
         s = PRESET_SOURCES.get(name)
-        paper = "–" if s is None else (
-            f"[{s['paper']}](https://arxiv.org/abs/{s['arxiv']}), {s['equations']}")
+        paper = (
+            "–"
+            if s is None
+            else (f"[{s['paper']}](https://arxiv.org/abs/{s['arxiv']}), {s['equations']}")
+        )
         rows.append([name, *_cells(settings), paper])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -22,20 +22,23 @@ def _distributions(**rows: Tensor):
     "Refuse rows that are not log-probabilities of a whole vocabulary."
     for name, lp in rows.items():
         total = lp.detach().float().logsumexp(-1)
-        off = total.abs() > (.1 if lp.dtype.itemsize < 4 else 1e-3)
+        off = total.abs() > (0.1 if lp.dtype.itemsize < 4 else 1e-3)
 
         def error(name: str = name, total: Tensor = total, off: Tensor = off) -> ValueError:
             at = tuple(off.nonzero()[0].tolist())
-            return ValueError(f"{name}: the probabilities at {at} sum to {total[at].exp():.3g}, "
-                              "not 1; pass logits.log_softmax(-1) over the whole vocabulary")
+            return ValueError(
+                f"{name}: the probabilities at {at} sum to {total[at].exp():.3g}, "
+                "not 1; pass logits.log_softmax(-1) over the whole vocabulary"
+            )
+
         refuse_if(off.any(), error)
 
 # %% ../../nbs/learn/06_kl.ipynb #e4a3609b
 def exact_kl(
-    logprobs: Float[Tensor, "*batch vocab"],      # log π(·|s), the whole vocabulary
+    logprobs: Float[Tensor, "*batch vocab"],  # log π(·|s), the whole vocabulary
     ref_logprobs: Float[Tensor, "*batch vocab"],  # log π_ref(·|s)
-    mask: Bool[Tensor, "*batch"] | None = None,   # True where the position counts
-) -> Float[Tensor, "*batch"]:                     # nats, never negative; 0 at padding
+    mask: Bool[Tensor, "*batch"] | None = None,  # True where the position counts
+) -> Float[Tensor, "*batch"]:  # nats, never negative; 0 at padding
     """KL(π‖π_ref) = Σₐ π(a)·[log π(a) − log π_ref(a)], by enumeration, with 0·log 0 = 0;
     float32 or wider, inf where π_ref forbids what π may do.
     Raises ValueError if shapes differ, or if a row is not a distribution."""
@@ -48,12 +51,12 @@ def exact_kl(
     _distributions(logprobs=logprobs, ref_logprobs=ref_logprobs)
     logprobs, ref_logprobs = wide(logprobs), wide(ref_logprobs)
     probs = logprobs.exp()
-    return (probs * torch.where(probs > 0, logprobs - ref_logprobs, 0.)).sum(-1)
+    return (probs * torch.where(probs > 0, logprobs - ref_logprobs, 0.0)).sum(-1)
 
 # %% ../../nbs/learn/06_kl.ipynb #9086c395
 def k1(
     ell: Float[Tensor, "*shape"],  # ℓ = log π(a) − log π_ref(a), with a sampled from π
-) -> Float[Tensor, "*shape"]:      # nats, either sign
+) -> Float[Tensor, "*shape"]:  # nats, either sign
     """k₁ = ℓ. Unbiased for KL(π‖π_ref); negative where π_ref likes the token better.
     Schulman (2020)."""
     return ell
@@ -61,7 +64,7 @@ def k1(
 # %% ../../nbs/learn/06_kl.ipynb #0054cad9
 def k2(
     ell: Float[Tensor, "*shape"],  # ℓ = log π(a) − log π_ref(a), with a sampled from π
-) -> Float[Tensor, "*shape"]:      # nats, never negative
+) -> Float[Tensor, "*shape"]:  # nats, never negative
     """k₂ = ½ℓ². Biased as a number; its gradient on policy is that of KL(π‖π_ref).
     Schulman (2020)."""
     return ell.square() / 2
@@ -69,8 +72,8 @@ def k2(
 # %% ../../nbs/learn/06_kl.ipynb #7a69eefb
 def k3(
     ell: Float[Tensor, "*shape"],  # ℓ = log π(a) − log π_ref(a), with a sampled from π
-    clamp: float = 10.,            # ℓ is first raised to at least −clamp; e¹⁰ is 22026
-) -> Float[Tensor, "*shape"]:      # nats, never negative
+    clamp: float = 10.0,  # ℓ is first raised to at least −clamp; e¹⁰ is 22026
+) -> Float[Tensor, "*shape"]:  # nats, never negative
     """k₃ = e^(−ℓ) − 1 + ℓ. Unbiased for KL(π‖π_ref); its gradient on policy is that of
     KL(π_ref‖π). Schulman (2020).
     The clamp is ours, on the side that overflows; beyond it the gradient is 0."""
@@ -81,34 +84,38 @@ def k3(
 class Estimator(NamedTuple):
     "One estimate of the KL from ℓ."
 
-    of: Callable[[Tensor], Tensor] # ℓ → nats
-    unbiased: bool = False # charged in the reward, its mean gradient is that of KL(π‖π_ref)
+    of: Callable[[Tensor], Tensor]  # ℓ → nats
+    unbiased: bool = False  # charged in the reward, its mean gradient is that of KL(π‖π_ref)
 
     def __call__(self, ell: Tensor) -> Tensor:
         return self.of(ell)
 
+
 ESTIMATORS: dict[str, Estimator] = {
-    "k1": Estimator(k1, unbiased=True), "k2": Estimator(k2), "k3": Estimator(k3)}
+    "k1": Estimator(k1, unbiased=True),
+    "k2": Estimator(k2),
+    "k3": Estimator(k3),
+}
 
 # %% ../../nbs/learn/06_kl.ipynb #40177931
 def log_ratio(
-    logprobs: Float[Tensor, "batch time"],           # log π(aₜ|sₜ), sampled tokens
-    ref_logprobs: Float[Tensor, "batch time"],       # log π_ref(aₜ|sₜ); never learns
+    logprobs: Float[Tensor, "batch time"],  # log π(aₜ|sₜ), sampled tokens
+    ref_logprobs: Float[Tensor, "batch time"],  # log π_ref(aₜ|sₜ); never learns
     mask: Bool[Tensor, "batch time"] | None = None,  # True where π sampled a token
 ) -> Float[Tensor, "batch time"]:  # nats, float32 or wider; exactly 0 at padding
     """ℓₜ = log π(aₜ|sₜ) − log π_ref(aₜ|sₜ), and 0 at padding.
     Raises ValueError if the shapes differ, TypeError for a mask that is not bool."""
     same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
     ell = wide(logprobs) - wide(ref_logprobs.detach())
-    return ell if mask is None else torch.where(mask, ell, 0.)
+    return ell if mask is None else torch.where(mask, ell, 0.0)
 
 # %% ../../nbs/learn/06_kl.ipynb #09efbbf2
 def token_kl(
-    logprobs: Float[Tensor, "batch time"],           # log π(aₜ|sₜ)
-    ref_logprobs: Float[Tensor, "batch time"],       # log π_ref(aₜ|sₜ)
+    logprobs: Float[Tensor, "batch time"],  # log π(aₜ|sₜ)
+    ref_logprobs: Float[Tensor, "batch time"],  # log π_ref(aₜ|sₜ)
     mask: Bool[Tensor, "batch time"] | None = None,  # True where π sampled a token
-    estimator: str = "k3",                           # or another of ESTIMATORS
-) -> Float[Tensor, "batch time"]:                    # nats; 0 at padding
+    estimator: str = "k3",  # or another of ESTIMATORS
+) -> Float[Tensor, "batch time"]:  # nats; 0 at padding
     """k(ℓₜ), one estimate of KL(π(·|sₜ)‖π_ref(·|sₜ)) per sampled token.
     Raises ValueError for an unknown estimator, and as `log_ratio`."""
     k = chosen("estimator", estimator, ESTIMATORS)
@@ -116,11 +123,11 @@ def token_kl(
 
 # %% ../../nbs/learn/06_kl.ipynb #bd8cffc3
 def sequence_kl(
-    logprobs: Float[Tensor, "batch time"],           # log π(aₜ|sₜ)
-    ref_logprobs: Float[Tensor, "batch time"],       # log π_ref(aₜ|sₜ)
+    logprobs: Float[Tensor, "batch time"],  # log π(aₜ|sₜ)
+    ref_logprobs: Float[Tensor, "batch time"],  # log π_ref(aₜ|sₜ)
     mask: Bool[Tensor, "batch time"] | None = None,  # True where π sampled a token
-    estimator: str = "k3",                           # "k1", "k2" or "k3"
-) -> Float[Tensor, "batch"]:                         # nats per response
+    estimator: str = "k3",  # "k1", "k2" or "k3"
+) -> Float[Tensor, "batch"]:  # nats per response
     """Σₜ k(ℓₜ), one estimate of KL(π(r|q)‖π_ref(r|q)) per response, by the chain rule.
     Raises ValueError as `token_kl`."""
     return token_kl(logprobs, ref_logprobs, mask, estimator).sum(-1)
@@ -128,19 +135,20 @@ def sequence_kl(
 # %% ../../nbs/learn/06_kl.ipynb #1cd54c9d
 def _not_negative(beta: float):
     if not 0 <= beta < float("inf"):
-        raise ValueError(f"beta is {beta}: a KL penalty is finite, and below 0 it would pay "
-                         "the policy to drift")
+        raise ValueError(
+            f"beta is {beta}: a KL penalty is finite, and below 0 it would pay the policy to drift"
+        )
 
 # %% ../../nbs/learn/06_kl.ipynb #3d58e605
 def kl_in_reward(
-    scores: Float[Tensor, "batch"],             # one score per response
-    logprobs: Float[Tensor, "batch time"],      # log π(aₜ|sₜ) at sampling time
+    scores: Float[Tensor, "batch"],  # one score per response
+    logprobs: Float[Tensor, "batch time"],  # log π(aₜ|sₜ) at sampling time
     ref_logprobs: Float[Tensor, "batch time"],  # log π_ref(aₜ|sₜ)
-    mask: Bool[Tensor, "batch time"],           # True where π sampled a token
-    beta: float,                                # β, the KL coefficient
-    estimator: str = "k1",                      # the others have the wrong gradient here
-    token_scores: Float[Tensor, "batch time"] | None = None, # pₜ: parts of the score with a place
-) -> Float[Tensor, "batch time"]:              # rewards, without gradient; 0 at padding
+    mask: Bool[Tensor, "batch time"],  # True where π sampled a token
+    beta: float,  # β, the KL coefficient
+    estimator: str = "k1",  # the others have the wrong gradient here
+    token_scores: Float[Tensor, "batch time"] | None = None,  # pₜ: parts of the score with a place
+) -> Float[Tensor, "batch time"]:  # rewards, without gradient; 0 at padding
     """rₜ = −β·k(ℓₜ) + pₜ + (score − Σₛpₛ)·1[t = last real token], where k₁(ℓ) = ℓ, and p = 0
     unless parts of the score are paid at their own tokens: what is paid there is not paid
     again at the end. Ziegler et al. (2019) eq. 2, spread over the tokens.
@@ -149,23 +157,25 @@ def kl_in_reward(
     only_tensors(scores=scores, logprobs=logprobs, mask=mask)
     same_shape(token_scores=token_scores, mask=mask)
     if scores.shape != mask.shape[:1]:
-        raise ValueError(f"scores has shape {tuple(scores.shape)}, "
-                         f"expected ({len(mask)},): one score per response")
+        raise ValueError(
+            f"scores has shape {tuple(scores.shape)}, "
+            f"expected ({len(mask)},): one score per response"
+        )
     _not_negative(beta)
     kl = token_kl(logprobs.detach(), ref_logprobs, mask, estimator)
     paid = torch.zeros_like(kl)
     if token_scores is not None:
-        paid = torch.where(mask, token_scores.detach().to(kl), 0.)
+        paid = torch.where(mask, token_scores.detach().to(kl), 0.0)
     rest = scores.detach().to(kl) - paid.sum(-1)
     return paid.scatter_add(-1, last_index(mask)[:, None], rest[:, None]) - beta * kl
 
 # %% ../../nbs/learn/06_kl.ipynb #4ee164a7
 def kl_in_loss(
-    logprobs: Float[Tensor, "batch time"],       # log π(aₜ|sₜ), with gradient
-    ref_logprobs: Float[Tensor, "batch time"],   # log π_ref(aₜ|sₜ)
-    mask: Bool[Tensor, "batch time"] | None,     # True where π sampled a token
-    beta: float,                                 # β, the KL coefficient
-    estimator: str = "k2",                       # "k2", or "k3" as in GRPO
+    logprobs: Float[Tensor, "batch time"],  # log π(aₜ|sₜ), with gradient
+    ref_logprobs: Float[Tensor, "batch time"],  # log π_ref(aₜ|sₜ)
+    mask: Bool[Tensor, "batch time"] | None,  # True where π sampled a token
+    beta: float,  # β, the KL coefficient
+    estimator: str = "k2",  # "k2", or "k3" as in GRPO
     old_logprobs: Float[Tensor, "batch time"] | None = None,  # puts in the ratio
     straight_through: bool = False,  # the value of `estimator`, the gradient of k2
 ) -> Float[Tensor, "batch time"]:  # nats times β, for the loss; 0 at padding
@@ -180,7 +190,8 @@ def kl_in_loss(
         raise ValueError(
             "k1 in the loss has an expected gradient of 0 and would do nothing: "
             "use estimator='k2', straight_through=True, give old_logprobs, or charge k1 "
-            "in the reward with kl_in_reward")
+            "in the reward with kl_in_reward"
+        )
     _not_negative(beta)
     kl = token_kl(logprobs, ref_logprobs, mask, estimator)
     if straight_through:
@@ -188,7 +199,7 @@ def kl_in_loss(
         kl = pull - pull.detach() + kl.detach()
     if old_logprobs is None:
         return beta * kl
-    ratio = log_ratio(logprobs, old_logprobs, mask).clamp(max=20.).exp()
+    ratio = log_ratio(logprobs, old_logprobs, mask).clamp(max=20.0).exp()
     plain = straight_through or estimator == "k2"  # k2's gradient wants ρ as a number
     return beta * kl * (ratio.detach() if plain else ratio)
 
@@ -197,22 +208,22 @@ def kl_in_loss(
 KL_GRADIENTS: dict[str, Callable[..., Tensor]] = {
     "plain": lambda *terms: kl_in_loss(*terms[:5]),
     "ratio": kl_in_loss,
-    "straight_through": lambda *terms: kl_in_loss(*terms[:5], straight_through=True)}
+    "straight_through": lambda *terms: kl_in_loss(*terms[:5], straight_through=True),
+}
 
 # %% ../../nbs/learn/06_kl.ipynb #1371c6fe
 def adaptive_beta(
-    beta: float,             # the present coefficient
-    kl: float,               # measured KL, nats per response
-    target: float,           # the KL we want, nats per response
-    gain: float = .1,        # K, how hard to steer
-    max_error: float = .2,   # the relative error is clipped to ±max_error
-) -> float:                  # the next coefficient
+    beta: float,  # the present coefficient
+    kl: float,  # measured KL, nats per response
+    target: float,  # the KL we want, nats per response
+    gain: float = 0.1,  # K, how hard to steer
+    max_error: float = 0.2,  # the relative error is clipped to ±max_error
+) -> float:  # the next coefficient
     """β ← β·(1 + K·clip(KL/target − 1, ±max_error)). Ziegler et al. (2019), section 2.2.
     Raises ValueError unless β ≥ 0, target > 0 and the KL is finite."""
     _not_negative(beta)
     if not target > 0:
         raise ValueError(f"target is {target}: a KL target must be positive")
     if not abs(kl) < float("inf"):
-        raise ValueError(
-            f"the measured KL is {kl}: look for the non-finite log-probability first")
+        raise ValueError(f"the measured KL is {kl}: look for the non-finite log-probability first")
     return beta * (1 + gain * max(-max_error, min(max_error, kl / target - 1)))

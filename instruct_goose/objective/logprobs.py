@@ -16,9 +16,9 @@ from .masks import only_tensors, same_shape, wide
 
 # %% ../../nbs/learn/05_logprobs.ipynb #a885bdfa
 def log_softmax(
-    logits: Float[Tensor, "*batch vocab"], # one row of scores per position
-    temperature: int | float = 1.,         # the one that the tokens are sampled with
-) -> Float[Tensor, "*batch vocab"]: # nats, float32 or wider
+    logits: Float[Tensor, "*batch vocab"],  # one row of scores per position
+    temperature: int | float = 1.0,  # the one that the tokens are sampled with
+) -> Float[Tensor, "*batch vocab"]:  # nats, float32 or wider
     """log π(·|s) = z/τ − log Σᵥ exp(z_v/τ), the whole vocabulary.
     Raises ValueError for temperature ≤ 0."""
     only_tensors(logits=logits)
@@ -30,20 +30,25 @@ def _check_temperature(temperature: int | float | Tensor):
     if not temperature > 0:
         raise ValueError(
             f"temperature={temperature} must be above 0: at 0 the policy is greedy, "
-            "and every token but one has log-probability −inf")
+            "and every token but one has log-probability −inf"
+        )
 
 # %% ../../nbs/learn/05_logprobs.ipynb #03425cf7
 def _check_ids(tokens: Tensor, vocab: int):
-    refuse_if(((tokens < 0) | (tokens >= vocab)).any(), lambda: ValueError(
-        f"token ids run from {tokens.min()} to {tokens.max()}, the vocabulary from 0 to "
-        f"{vocab - 1}. Padding may hold any valid id: the mask keeps it out, not the id"))
+    refuse_if(
+        ((tokens < 0) | (tokens >= vocab)).any(),
+        lambda: ValueError(
+            f"token ids run from {tokens.min()} to {tokens.max()}, the vocabulary from 0 to "
+            f"{vocab - 1}. Padding may hold any valid id: the mask keeps it out, not the id"
+        ),
+    )
 
 # %% ../../nbs/learn/05_logprobs.ipynb #d512b82f
 def token_logprobs(
-    logits: Float[Tensor, "*batch vocab"], # logits[t] are those that predict tokens[t]
-    tokens: Int[Tensor, "*batch"],         # the sampled ids; padding holds any valid id
-    temperature: int | float = 1.,         # the one that the tokens were sampled with
-) -> Float[Tensor, "*batch"]: # nats, in float32 or wider
+    logits: Float[Tensor, "*batch vocab"],  # logits[t] are those that predict tokens[t]
+    tokens: Int[Tensor, "*batch"],  # the sampled ids; padding holds any valid id
+    temperature: int | float = 1.0,  # the one that the tokens were sampled with
+) -> Float[Tensor, "*batch"]:  # nats, in float32 or wider
     """log π(aₜ|sₜ) = z_a/τ − log Σᵥ exp(z_v/τ). Raises ValueError if shapes differ, for
     ids outside the vocabulary, and temperature ≤ 0."""
     only_tensors(logits=logits, tokens=tokens)
@@ -53,9 +58,9 @@ def token_logprobs(
 
 # %% ../../nbs/learn/05_logprobs.ipynb #d3572852
 def entropy(
-    logits: Float[Tensor, "*batch vocab"], # −inf where a token is forbidden
-    temperature: int | float = 1.,         # the one that the tokens are sampled with
-) -> Float[Tensor, "*batch"]: # nats, float32 or wider; from 0 to log(vocab)
+    logits: Float[Tensor, "*batch vocab"],  # −inf where a token is forbidden
+    temperature: int | float = 1.0,  # the one that the tokens are sampled with
+) -> Float[Tensor, "*batch"]:  # nats, float32 or wider; from 0 to log(vocab)
     """S = −Σᵥ p_v log p_v with p = softmax(z/τ), 0·log 0 = 0. 0 if certain, log(vocab)
     if uniform. A logit of −inf leaves value and gradient finite.
     Raises ValueError for temperature ≤ 0."""
@@ -64,15 +69,15 @@ def entropy(
 
 # %% ../../nbs/learn/05_logprobs.ipynb #210a8a56
 def logprobs_from_hidden(
-    hidden: Float[Tensor, "tokens hidden"], # the states that predict them, no padding
+    hidden: Float[Tensor, "tokens hidden"],  # the states that predict them, no padding
     weight: Float[Tensor, "vocab hidden"],  # of the head, as in nn.Linear
-    tokens: Int[Tensor, "tokens"],          # the sampled ids
-    temperature: int | float = 1.,          # the one that they were sampled with
-    bias: Float[Tensor, "vocab"] | None = None, # of the head, if it has one
-    with_entropy: bool = False,             # return (logprobs, entropy)
+    tokens: Int[Tensor, "tokens"],  # the sampled ids
+    temperature: int | float = 1.0,  # the one that they were sampled with
+    bias: Float[Tensor, "vocab"] | None = None,  # of the head, if it has one
+    with_entropy: bool = False,  # return (logprobs, entropy)
     *,
-    chunk_bytes: int | None = None,         # of logits in memory at a time; None: tile_bytes
-) -> Float[Tensor, "tokens"] | tuple[Float[Tensor, "tokens"], ...]: # in nats
+    chunk_bytes: int | None = None,  # of logits in memory at a time; None: tile_bytes
+) -> Float[Tensor, "tokens"] | tuple[Float[Tensor, "tokens"], ...]:  # in nats
     """`token_logprobs` and `entropy` of the logits hidden·weightᵀ + bias, a piece of the
     table at a time, see `LogprobsInPieces`. What does not fit into one piece is computed
     again for the gradient, for tokens whose gradient is not 0. Raises ValueError as they do,
@@ -88,4 +93,5 @@ def logprobs_from_hidden(
         hidden, weight = hidden.to(narrow), weight.to(narrow)
         bias = None if bias is None else bias.to(narrow)
     return LogprobsInPieces.apply(
-        hidden, weight, bias, tokens, temperature, with_entropy, chunk_bytes)
+        hidden, weight, bias, tokens, temperature, with_entropy, chunk_bytes
+    )

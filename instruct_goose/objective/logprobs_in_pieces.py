@@ -21,14 +21,15 @@ from .masks import same_shape, wide
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0013
 class Head(NamedTuple):
     "Logits are h·wᵀ + b."
-    weight: Tensor               # (V, H), as in nn.Linear
-    bias: Tensor | None = None   # (V,)
+
+    weight: Tensor  # (V, H), as in nn.Linear
+    bias: Tensor | None = None  # (V,)
 
     def part(self, columns: slice) -> "Head":
         return Head(self.weight[columns], None if self.bias is None else self.bias[columns])
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #f2da4c88
-def head_scores(hidden: Tensor, head: Head, temperature: int | float = 1.) -> Tensor:
+def head_scores(hidden: Tensor, head: Head, temperature: int | float = 1.0) -> Tensor:
     "(tokens, vocab): z/τ, float32 or wider; no copy where nothing is to be done."
     z = wide(torch.nn.functional.linear(hidden, head.weight, head.bias))
     if temperature != 1:
@@ -41,6 +42,7 @@ def tile_shape(tokens: int, vocab: int, numbers: int) -> tuple[int, int]:
     few tokens, and higher where there are few words."""
     rows = max(1, min(tokens, max(math.isqrt(numbers), numbers // vocab)))
     return rows, max(1, min(vocab, numbers // rows))
+
 
 def tiles(tokens: int, vocab: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
     "Rows and columns of one tile after another; all rows of a block of the vocabulary first."
@@ -57,9 +59,10 @@ def own_column(tokens: Tensor, columns: slice, width: int) -> tuple[Tensor, Tens
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #3a17548b
 class Blocks:
     "What is remembered of each row: block by block of the vocabulary, then as a whole."
+
     def __init__(self, hidden: Tensor, vocab: int, shape: tuple[int, int]):
         self.width = shape[1]
-        self.within = wide(hidden[:0]).new_zeros(len(hidden)) # log q_b(a), in its block b
+        self.within = wide(hidden[:0]).new_zeros(len(hidden))  # log q_b(a), in its block b
         self.lse = self.within.new_zeros(len(hidden), math.ceil(vocab / self.width))
         self.entropy = torch.zeros_like(self.lse)
 
@@ -69,7 +72,7 @@ class Blocks:
         torch.log_softmax(z, -1, out=z)
         self.lse[rows, columns.start // self.width] = top - z.amax(-1)
         here, at = own_column(tokens[rows], columns, z.shape[1])
-        self.within[rows] += torch.where(here, z.gather(-1, at)[:, 0], 0.)
+        self.within[rows] += torch.where(here, z.gather(-1, at)[:, 0], 0.0)
         return z
 
     def read_entropy(self, q: Tensor, logq: Tensor, rows: slice, columns: slice) -> None:
@@ -91,8 +94,13 @@ class Blocks:
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0027
 def tile_gradient(
-    logp: Tensor, here: Tensor, at: Tensor, g: Tensor, k: Tensor | None, entropy: Tensor,
-) -> Tensor: # (tokens, block)
+    logp: Tensor,
+    here: Tensor,
+    at: Tensor,
+    g: Tensor,
+    k: Tensor | None,
+    entropy: Tensor,
+) -> Tensor:  # (tokens, block)
     """dz_v = g·(1[v = a] − p_v) − k·p_v·(log p_v + S), where the loss sends g back for log π(a)
     and k for the entropy S; `here` and `at` are `own_column`'s. logp is used up."""
     if k is None:
@@ -100,7 +108,8 @@ def tile_gradient(
     else:
         dz = logp.exp()
         dz.mul_(logp.add_(entropy[:, None]).mul_(-k[:, None]).sub_(g[:, None]))
-    return dz.scatter_add_(1, at, torch.where(here, g, 0.)[:, None])
+    return dz.scatter_add_(1, at, torch.where(here, g, 0.0)[:, None])
+
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     "total += a·b, in place; the product is made in the precision of b."
@@ -110,13 +119,15 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a.to(b.dtype) @ b
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0031
-TILE_BYTES = {"cpu": 2**24} # a CPU's cache holds so many
+TILE_BYTES = {"cpu": 2**24}  # a CPU's cache holds so many
+
 
 def tile_bytes(device: torch.device) -> int:
     "Of a tile by default: a GPU wants few and long kernels, and gives a 32nd of its memory."
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // 32
     return TILE_BYTES.get(device.type, 2**28)
+
 
 def shape_for(tokens: int, weight: Tensor, tables: int, bytes: int | None) -> tuple[int, int]:
     "Of a tile, where so many exist at a time, in so many bytes; None: `tile_bytes`."
@@ -128,8 +139,16 @@ class LogprobsInPieces(torch.autograd.Function):
     "log π(a), and with it the entropy, from hidden states; see `logprobs_from_hidden`."
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor,
-                temperature: int | float, with_entropy: bool, bytes: int | None):
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: Tensor,
+        temperature: int | float,
+        with_entropy: bool,
+        bytes: int | None,
+    ):
         head, n, vocab = Head(weight, bias), len(hidden), len(weight)
         shape = shape_for(n, weight, 2 if with_entropy else 1, bytes)
         blocks, kept = Blocks(hidden, vocab, shape), None
@@ -142,8 +161,7 @@ class LogprobsInPieces(torch.autograd.Function):
                 kept = logq
             del z, logq  # before the next tile is made
         entropy = blocks.whole_entropy()
-        ctx.save_for_backward(
-            hidden, weight, bias, tokens, blocks.lse.logsumexp(-1), entropy, kept)
+        ctx.save_for_backward(hidden, weight, bias, tokens, blocks.lse.logsumexp(-1), entropy, kept)
         ctx.how = temperature, with_entropy, bytes
         ctx.set_materialize_grads(False)
         logprobs = blocks.logprobs(tokens)
@@ -151,7 +169,7 @@ class LogprobsInPieces(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any): # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grad_outputs: Any):  # pyright: ignore[reportIncompatibleMethodOverride]
         """dh = dz·w, dw = dzᵀ·h, db = Σ dz, a tile at a time; only for rows whose gradient is not
         0, and for what learns."""
         whole, weight, bias, tokens, lse, entropy, kept = ctx.saved_tensors
@@ -160,7 +178,7 @@ class LogprobsInPieces(torch.autograd.Function):
         g, k = grad_outputs if with_entropy else (grad_outputs[0], None)
         g = torch.zeros_like(lse) if g is None else g
         moved = g != 0 if k is None else (g != 0) | (k != 0)
-        everything = moved.is_cuda or moved.all() # a GPU is not asked, and all rows are computed
+        everything = moved.is_cuda or moved.all()  # a GPU is not asked, and all rows are computed
         live = slice(None) if everything else moved.nonzero()[:, 0]
         hidden, tokens, lse, entropy, g = (x[live] for x in (whole, tokens, lse, entropy, g))
         k, kept = (None if x is None else x[live] for x in (k, kept))
@@ -171,10 +189,18 @@ class LogprobsInPieces(torch.autograd.Function):
         shape = shape_for(len(hidden), weight, 1 if k is None else 2, bytes)
         for rows, columns in tiles(len(hidden), len(weight), shape):
             part = head.part(columns)
-            logp = (head_scores(hidden[rows], part, temperature).sub_(lse[rows, None])
-                    if kept is None else kept[rows].clone())
-            dz = tile_gradient(logp, *own_column(tokens[rows], columns, logp.shape[1]), g[rows],
-                               None if k is None else k[rows], entropy[rows])
+            logp = (
+                head_scores(hidden[rows], part, temperature).sub_(lse[rows, None])
+                if kept is None
+                else kept[rows].clone()
+            )
+            dz = tile_gradient(
+                logp,
+                *own_column(tokens[rows], columns, logp.shape[1]),
+                g[rows],
+                None if k is None else k[rows],
+                entropy[rows],
+            )
             if dh is not None:
                 add_product(dh[rows], dz, part.weight)
             if dw is not None:
@@ -190,17 +216,22 @@ class LogprobsInPieces(torch.autograd.Function):
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0042
 class Compared(NamedTuple):
     "What two models say of the same tokens. (N,) each, nats."
+
     logprobs: Tensor
     ref_logprobs: Tensor
-    entropy: Tensor # of the first
-    kl: Tensor      # of the first from the second, exact
+    entropy: Tensor  # of the first
+    kl: Tensor  # of the first from the second, exact
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #15b965f5
 @torch.no_grad()
 def compare_heads(
-    hidden: Float[Tensor, "tokens hidden"], head: Head,
-    ref_hidden: Float[Tensor, "tokens ref_hidden"], ref_head: Head,
-    tokens: Int[Tensor, "tokens"], temperature: int | float = 1., bytes: int | None = None,
+    hidden: Float[Tensor, "tokens hidden"],
+    head: Head,
+    ref_hidden: Float[Tensor, "tokens ref_hidden"],
+    ref_head: Head,
+    tokens: Int[Tensor, "tokens"],
+    temperature: int | float = 1.0,
+    bytes: int | None = None,
 ) -> Compared:
     """Two models' log π(a), the entropy of the first and KL(first‖second), from one look at each
     tile. No gradient. Raises ValueError if the vocabularies differ."""
@@ -212,7 +243,8 @@ def compare_heads(
     for rows, columns in tiles(n, vocab, shape):
         logq, ref_logq = (
             blocks.read(head_scores(h[rows], of.part(columns), temperature), tokens, rows, columns)
-            for blocks, h, of in ((pi, hidden, head), (ref, ref_hidden, ref_head)))
+            for blocks, h, of in ((pi, hidden, head), (ref, ref_hidden, ref_head))
+        )
         q = logq.exp()
         kl[rows, columns.start // shape[1]] = -(ref_logq.sub_(logq).mul_(q)).sum(-1)
         pi.read_entropy(q, logq, rows, columns)

@@ -18,19 +18,19 @@ from torch import Tensor
 from ..core.checks import refuse_if
 
 # %% ../../nbs/learn/04_masks.ipynb #3e5d7f10
-def only_tensors(**given: Any): # by name; None is skipped
+def only_tensors(**given: Any):  # by name; None is skipped
     "Refuse lists, arrays and numbers. Raises TypeError naming the argument."
     for name, x in given.items():
         if x is not None and not torch.is_tensor(x):
             raise TypeError(
-                f"{name} is of type {type(x).__name__}, not a tensor: "
-                f"pass torch.as_tensor({name})")
+                f"{name} is of type {type(x).__name__}, not a tensor: pass torch.as_tensor({name})"
+            )
 
 # %% ../../nbs/learn/04_masks.ipynb #51006c78
 def response_mask(
-    tokens: Int[Tensor, "batch time"], # sampled ids; anything may follow the first end
-    eos_id: int | Sequence[int],       # the id, or ids, that end a response
-) -> Bool[Tensor, "batch time"]: # True up to and including the first end-of-text
+    tokens: Int[Tensor, "batch time"],  # sampled ids; anything may follow the first end
+    eos_id: int | Sequence[int],  # the id, or ids, that end a response
+) -> Bool[Tensor, "batch time"]:  # True up to and including the first end-of-text
     """mₜ = 1 if no token before t ends the response. The first end is in, because the
     policy chose it; so is every token of a response that was cut off. Right also when
     the padding id is the end's. Raises ValueError if eos_id is None."""
@@ -43,13 +43,17 @@ def response_mask(
 # %% ../../nbs/learn/04_masks.ipynb #93d811c7
 def _no_empty_rows(mask: Tensor, cure: str):
     empty = ~mask.any(-1)
-    refuse_if(empty.any(), lambda: ValueError(
-        f"the mask has no True in rows {empty.nonzero().flatten().tolist()}: {cure}"))
+    refuse_if(
+        empty.any(),
+        lambda: ValueError(
+            f"the mask has no True in rows {empty.nonzero().flatten().tolist()}: {cure}"
+        ),
+    )
 
 # %% ../../nbs/learn/04_masks.ipynb #9fda5acf
 def last_index(
-    mask: Bool[Tensor, "batch time"], # padding on either side, or holes
-) -> Int[Tensor, "batch"]: # index of each row's last True
+    mask: Bool[Tensor, "batch time"],  # padding on either side, or holes
+) -> Int[Tensor, "batch"]:  # index of each row's last True
     "max {t : mₜ = 1} of each row. Raises ValueError naming the rows that have no True."
     only_tensors(mask=mask)
     _no_empty_rows(mask, "a response has at least one token, so drop these rows first")
@@ -62,7 +66,7 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 # %% ../../nbs/learn/04_masks.ipynb #77a64465
-def same_shape(**tensors: Any): # by name; None is skipped
+def same_shape(**tensors: Any):  # by name; None is skipped
     """Refuse what would broadcast in silence. Raises ValueError naming each tensor and
     its shape, and TypeError for what is no tensor, or is called …mask and is not bool."""
     only_tensors(**tensors)
@@ -71,18 +75,21 @@ def same_shape(**tensors: Any): # by name; None is skipped
         if name.endswith("mask") and t.dtype != torch.bool:
             raise TypeError(
                 f"{name} is {t.dtype}; a mask is torch.bool, True where a token "
-                f"takes part: pass {name}.bool()")
+                f"takes part: pass {name}.bool()"
+            )
     shapes = {name: tuple(t.shape) for name, t in given.items()}
     if len(set(shapes.values())) > 1:
-        raise ValueError(f"shapes differ: {shapes}. They would broadcast silently; "
-                         "pass numbers for the same tokens of the same responses")
+        raise ValueError(
+            f"shapes differ: {shapes}. They would broadcast silently; "
+            "pass numbers for the same tokens of the same responses"
+        )
 
 # %% ../../nbs/learn/04_masks.ipynb #26540394
 def masked_sum(
     x: Shaped[Tensor, "*shape"],  # padding may hold anything
-    mask: Bool[Tensor, "*shape"], # True where a token takes part
-    dim: int | tuple[int, ...] | None = None, # None: over everything
-) -> Float[Tensor, "..."]: # float32 or wider
+    mask: Bool[Tensor, "*shape"],  # True where a token takes part
+    dim: int | tuple[int, ...] | None = None,  # None: over everything
+) -> Float[Tensor, "..."]:  # float32 or wider
     """Σ m·x, where m = 0 means 'not there', whatever x holds.
     Raises ValueError if the shapes differ."""
     same_shape(x=x, mask=mask)
@@ -91,15 +98,20 @@ def masked_sum(
 # %% ../../nbs/learn/04_masks.ipynb #8bd4000d
 def masked_mean(
     x: Shaped[Tensor, "*shape"],  # a bool x gives a fraction
-    mask: Bool[Tensor, "*shape"], # True where a token takes part
-    dim: int | tuple[int, ...] | None = None, # None: over everything
-) -> Float[Tensor, "..."]: # float32 or wider
+    mask: Bool[Tensor, "*shape"],  # True where a token takes part
+    dim: int | tuple[int, ...] | None = None,  # None: over everything
+) -> Float[Tensor, "..."]:  # float32 or wider
     """Σ m·x / Σ m.
     Raises ValueError where there is nothing to average, and if the shapes differ."""
     total, count = masked_sum(x, mask, dim), mask.sum(dim)
     none = count == 0
-    refuse_if(none.any(), lambda: ValueError("nothing to average: the mask has no True " + (
-        "anywhere" if dim is None else f"along dim {dim} at {none.nonzero().tolist()}")))
+    refuse_if(
+        none.any(),
+        lambda: ValueError(
+            "nothing to average: the mask has no True "
+            + ("anywhere" if dim is None else f"along dim {dim} at {none.nonzero().tolist()}")
+        ),
+    )
     return total / count
 
 # %% ../../nbs/learn/04_masks.ipynb #3626c5a8
@@ -113,28 +125,29 @@ def chosen(name: str, value: str, table: Mapping[str, Any]) -> Any:
 class Aggregate(NamedTuple):
     "One way to average: rows' sums, each over its divisor, added up and divided by a count."
 
-    divisor: Callable # (mask, length, group_tokens) → a number, or one per row
-    counts: Literal["tokens", "rows", "groups"] = "rows" # of the whole minibatch
-    takes: Literal["length", "group_tokens"] | None = None # what it reads beside the mask
+    divisor: Callable  # (mask, length, group_tokens) → a number, or one per row
+    counts: Literal["tokens", "rows", "groups"] = "rows"  # of the whole minibatch
+    takes: Literal["length", "group_tokens"] | None = None  # what it reads beside the mask
 
 # %% ../../nbs/learn/04_masks.ipynb #6d0c9a41
 AGGREGATES: dict[str, Aggregate] = {
     "token_mean": Aggregate(lambda mask, *_: 1, "tokens"),
     "sequence_mean": Aggregate(lambda mask, *_: mask.sum(-1)),
-    "sequence_sum": Aggregate(
-        lambda mask, length, _: length or mask.shape[-1], takes="length"),
+    "sequence_sum": Aggregate(lambda mask, length, _: length or mask.shape[-1], takes="length"),
     "group_token_mean": Aggregate(
-        lambda mask, _, group_tokens: group_tokens.clamp(min=1), "groups", "group_tokens")}
+        lambda mask, _, group_tokens: group_tokens.clamp(min=1), "groups", "group_tokens"
+    ),
+}
 
 # %% ../../nbs/learn/04_masks.ipynb #5561a913
 def aggregate(
     loss: Float[Tensor, "batch time"],  # one number per token
-    mask: Bool[Tensor, "batch time"],   # True where a token takes part
-    how: str = "token_mean",            # or another of AGGREGATES
-    denominator: int | float | Tensor | None = None, # whole_count of the whole minibatch
+    mask: Bool[Tensor, "batch time"],  # True where a token takes part
+    how: str = "token_mean",  # or another of AGGREGATES
+    denominator: int | float | Tensor | None = None,  # whole_count of the whole minibatch
     length: int | float | None = None,  # L of sequence_sum; None: width of the batch
-    group_tokens: Int[Tensor, "..."] | None = None, # (batch,), see group_token_counts
-) -> Float[Tensor, ""]: # float32 or wider
+    group_tokens: Int[Tensor, "..."] | None = None,  # (batch,), see group_token_counts
+) -> Float[Tensor, ""]:  # float32 or wider
     """token_mean: Σ m·x / Σ m. sequence_mean: the rows' mean of Σₜ m·x / Σₜ m.
     sequence_sum: Σ m·x / (B·L). group_token_mean: the groups' mean of Σ m·x / Σ m.
     With `denominator` (tokens for token_mean, groups for group_token_mean, else rows) in
@@ -151,15 +164,18 @@ def aggregate(
             raise ValueError(f"{name} does not belong to {how}")
     if entry.takes == "group_tokens":
         if group_tokens is None or group_tokens.shape != mask.shape[:1]:
-            raise ValueError(f"{how} needs group_tokens, one count for each of the {len(mask)} "
-                             "rows: group_token_counts(mask, group_size)")
+            raise ValueError(
+                f"{how} needs group_tokens, one count for each of the {len(mask)} "
+                "rows: group_token_counts(mask, group_size)"
+            )
     if denominator is None:
         if not mask.numel():
             raise ValueError("nothing to average: the batch is empty")
         _no_empty_rows(mask, "drop them, or pass denominator=, the number of rows that count")
     rows, own = masked_sum(loss, mask, dim=-1), mask.sum(-1)
     divisor = torch.as_tensor(
-        entry.divisor(mask, length, group_tokens), dtype=rows.dtype, device=rows.device)
+        entry.divisor(mask, length, group_tokens), dtype=rows.dtype, device=rows.device
+    )
     divisor = torch.where(divisor == 0, 1, divisor)  # of an empty row
     counts = {"tokens": own.sum(), "rows": len(mask), "groups": (own / divisor).sum()}
     return (rows / divisor).sum() / (counts[entry.counts] if denominator is None else denominator)
@@ -168,14 +184,17 @@ def aggregate(
 def whole_groups(x: Shaped[Tensor, "batch"], group_size: int) -> Shaped[Tensor, "groups G"]:
     "Rows of one group side by side. Raises ValueError if they do not divide into groups."
     if group_size < 1 or len(x) % group_size:
-        raise ValueError(f"{len(x)} rows do not divide into groups of {group_size}: "
-                         "sample equally many responses for every query")
+        raise ValueError(
+            f"{len(x)} rows do not divide into groups of {group_size}: "
+            "sample equally many responses for every query"
+        )
     return x.unflatten(0, (-1, group_size))
 
+
 def group_token_counts(
-    mask: Bool[Tensor, "batch time"], # rows of one group adjacent
-    group_size: int,                  # G, responses per query
-) -> Int[Tensor, "batch"]: # the real tokens of each row's whole group
+    mask: Bool[Tensor, "batch time"],  # rows of one group adjacent
+    group_size: int,  # G, responses per query
+) -> Int[Tensor, "batch"]:  # the real tokens of each row's whole group
     """nᵢ = Σ m over the group of row i, the same for all its rows. Count it before the
     minibatch is cut. Raises ValueError if the rows do not divide into groups."""
     same_shape(mask=mask)
@@ -183,10 +202,10 @@ def group_token_counts(
 
 # %% ../../nbs/learn/04_masks.ipynb #7a3f0e12
 def whole_count(
-    how: str,                         # one of AGGREGATES
-    mask: Bool[Tensor, "batch time"], # of the whole minibatch
-    group_size: int = 1,              # G, responses per query
-) -> Tensor | int | float: # for `denominator`
+    how: str,  # one of AGGREGATES
+    mask: Bool[Tensor, "batch time"],  # of the whole minibatch
+    group_size: int = 1,  # G, responses per query
+) -> Tensor | int | float:  # for `denominator`
     """What the pieces of this minibatch divide by: its tokens, its rows, or its groups.
     Raises ValueError for an unknown `how`."""
     counts = {"tokens": mask.sum(), "rows": len(mask), "groups": len(mask) / group_size}
@@ -194,32 +213,36 @@ def whole_count(
 
 # %% ../../nbs/learn/04_masks.ipynb #ba55f79b
 def masked_var(
-    x: Float[Tensor, "*shape"],   # padding may hold anything
-    mask: Bool[Tensor, "*shape"], # True where a token takes part
-    unbiased: bool = True,        # divide by n − 1, not by n
-) -> Float[Tensor, ""]: # float32 or wider
+    x: Float[Tensor, "*shape"],  # padding may hold anything
+    mask: Bool[Tensor, "*shape"],  # True where a token takes part
+    unbiased: bool = True,  # divide by n − 1, not by n
+) -> Float[Tensor, ""]:  # float32 or wider
     """Σ m·(x − x̄)² / (n − 1), or / n. Raises ValueError if the shapes differ, for n = 0,
     and for an unbiased n = 1: one number says nothing about its spread."""
     mean, n = masked_mean(x, mask), mask.sum()
     if unbiased:
-        refuse_if(n == 1, lambda: ValueError(
-            "one token has no unbiased variance (0/0): give more, or unbiased=False"))
+        refuse_if(
+            n == 1,
+            lambda: ValueError(
+                "one token has no unbiased variance (0/0): give more, or unbiased=False"
+            ),
+        )
     distance = wide(torch.where(mask, x, 0)) - mean
     return masked_sum(distance.square(), mask) / (n - int(unbiased))
 
 # %% ../../nbs/learn/04_masks.ipynb #ea7b62f2
 def whiten(
-    x: Float[Tensor, "*shape"],   # padding may hold anything
-    mask: Bool[Tensor, "*shape"], # True where a token takes part
-    shift_mean: bool = True,      # False: scale the spread, keep the mean
-    eps: int | float = 1e-8,      # added to the variance
-) -> Float[Tensor, "*shape"]: # mean 0, variance 1; 0 at padding
+    x: Float[Tensor, "*shape"],  # padding may hold anything
+    mask: Bool[Tensor, "*shape"],  # True where a token takes part
+    shift_mean: bool = True,  # False: scale the spread, keep the mean
+    eps: int | float = 1e-8,  # added to the variance
+) -> Float[Tensor, "*shape"]:  # mean 0, variance 1; 0 at padding
     """(x − x̄) / √(var + ϵ), with the unbiased variance. All-equal x gives 0, and so does a
     spread beyond 1e19, whose square is not a float32. Raises ValueError if the shapes
     differ, and for fewer than two tokens."""
     mean, var = masked_mean(x, mask), masked_var(x, mask)
     centred = wide(torch.where(mask, x, 0)) - mean
     equal = x.where(mask, -torch.inf).max() == x.where(mask, torch.inf).min()
-    centred = torch.where(equal, centred - centred.detach(), centred) # no spread but rounding
+    centred = torch.where(equal, centred - centred.detach(), centred)  # no spread but rounding
     white = centred * (var + eps).rsqrt()
     return torch.where(mask, white if shift_mean else white + mean, 0).to(x.dtype)

@@ -23,22 +23,25 @@ def _geometric_mean(log_ratio: Tensor, mask: Tensor):
     total = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
     return total / mask.sum(-1, keepdim=True).clamp(min=1)
 
-LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = { # (log ρₜ, mask) → log of the ratio
-    "token": lambda log_ratio, mask: log_ratio, # PPO (2017), section 3
+
+LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # (log ρₜ, mask) → log of the ratio
+    "token": lambda log_ratio, mask: log_ratio,  # PPO (2017), section 3
     "sequence": _geometric_mean,
     "product": lambda log_ratio, mask: log_ratio.sum(-1, keepdim=True).expand_as(log_ratio),
     # the value of the mean, the gradient of the token's own: GSPO (2025) eq. 14
     "sequence_token": lambda log_ratio, mask: (
-        _geometric_mean(log_ratio, mask).detach() + log_ratio - log_ratio.detach())}
+        _geometric_mean(log_ratio, mask).detach() + log_ratio - log_ratio.detach()
+    ),
+}
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #82ff6d5f
 def probability_ratio(
-    logprobs: Float[Tensor, "batch time"],     # log π(aₜ|sₜ), with gradient
-    old_logprobs: Float[Tensor, "batch time"], # log π_old(aₜ|sₜ); never learns
-    mask: Bool[Tensor, "batch time"] | None = None, # True where π_old sampled a token
-    max_log_ratio: float = 20., # log ρ is first cut to ±this; e²⁰ = 4.9e8
-    level: str = "token",       # or one ratio per response: "sequence", "product", …
-) -> Float[Tensor, "batch time"]: # exactly 1 at padding
+    logprobs: Float[Tensor, "batch time"],  # log π(aₜ|sₜ), with gradient
+    old_logprobs: Float[Tensor, "batch time"],  # log π_old(aₜ|sₜ); never learns
+    mask: Bool[Tensor, "batch time"] | None = None,  # True where π_old sampled a token
+    max_log_ratio: float = 20.0,  # log ρ is first cut to ±this; e²⁰ = 4.9e8
+    level: str = "token",  # or one ratio per response: "sequence", "product", …
+) -> Float[Tensor, "batch time"]:  # exactly 1 at padding
     """token: ρₜ = π(aₜ|sₜ) / π_old(aₜ|sₜ) = exp(log π − log π_old), PPO (2017) section 3.
     sequence: exp(mean of log ρₜ over the response), GSPO (2025) eq. 7. product: exp(their
     sum), the response's own ratio. sequence_token: sg(s)·π(aₜ|sₜ)/sg(π(aₜ|sₜ)), s that of
@@ -49,7 +52,7 @@ def probability_ratio(
     ell = log_ratio(logprobs, old_logprobs, mask)
     if mask is None:
         mask = torch.ones_like(ell, dtype=torch.bool)
-    ell = torch.where(mask, chosen("level", level, LEVELS)(ell, mask), 0.)
+    ell = torch.where(mask, chosen("level", level, LEVELS)(ell, mask), 0.0)
     return ell.clamp(-max_log_ratio, max_log_ratio).exp()
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #8cda1055
@@ -58,17 +61,18 @@ def _clip_range(clip: float, clip_high: float | None) -> tuple[float, float]:
     high = clip if clip_high is None else clip_high
     if not (clip > 0 and high > 0):
         raise ValueError(
-            f"clip is {clip} and clip_high {high}: how far ρ may go from 1 must be positive")
+            f"clip is {clip} and clip_high {high}: how far ρ may go from 1 must be positive"
+        )
     return 1 - clip, 1 + high
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #7aa037b2
 def clipped_objective(
-    ratio: Float[Tensor, "*shape"],      # ρ
-    advantages: Float[Tensor, "*shape"], # Â, a constant
-    clip: float = .2,                    # ε
-    clip_high: float | None = None,      # ε above 1, if it is to differ from ε below
-    dual_clip: int | float | None = None, # c > 1; None: no floor under Â < 0
-) -> Float[Tensor, "*shape"]: # to be maximised
+    ratio: Float[Tensor, "*shape"],  # ρ
+    advantages: Float[Tensor, "*shape"],  # Â, a constant
+    clip: float = 0.2,  # ε
+    clip_high: float | None = None,  # ε above 1, if it is to differ from ε below
+    dual_clip: int | float | None = None,  # c > 1; None: no floor under Â < 0
+) -> Float[Tensor, "*shape"]:  # to be maximised
     """L = min(ρ·Â, clip(ρ, 1−ε, 1+ε_high)·Â), element by element; with a dual clip
     max(L, c·Â) where Â < 0. Schulman et al. (2017) eq. 7; DAPO (2025) for the second ε;
     Ye et al. (2020) for c. Raises ValueError if the shapes differ, for ε ≤ 0 and c ≤ 1."""
@@ -84,11 +88,11 @@ def clipped_objective(
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #6bc10485
 def clip_active(
-    ratio: Float[Tensor, "*shape"],      # ρ
-    advantages: Float[Tensor, "*shape"], # Â
-    clip: float = .2,                    # ε
-    clip_high: float | None = None,      # ε above 1, if it is to differ
-) -> tuple[Bool[Tensor, "*shape"], Bool[Tensor, "*shape"]]: # (low, high)
+    ratio: Float[Tensor, "*shape"],  # ρ
+    advantages: Float[Tensor, "*shape"],  # Â
+    clip: float = 0.2,  # ε
+    clip_high: float | None = None,  # ε above 1, if it is to differ
+) -> tuple[Bool[Tensor, "*shape"], Bool[Tensor, "*shape"]]:  # (low, high)
     """Where the clip has cut the gradient: (ρ < 1−ε and Â < 0, ρ > 1+ε_high and Â > 0).
     A ratio out of range is not enough: the min keeps the gradient if Â pulls it back.
     Raises ValueError if the shapes differ, and for ε ≤ 0."""
@@ -100,22 +104,23 @@ def clip_active(
 class SurrogateInputs(NamedTuple):
     "What a surrogate may be made of. At padding ρ is 1, log π and Â are 0."
 
-    ratio: Float[Tensor, "batch time"]      # ρₜ, with gradient
-    logprobs: Float[Tensor, "batch time"]   # log π(aₜ|sₜ), with gradient
-    advantages: Float[Tensor, "batch time"] # Âₜ
-    mask: Bool[Tensor, "batch time"]        # True where π_old sampled a token
-    clip: float = .2                        # ε
-    clip_high: float | None = None          # ε above 1, if it is to differ
-    dual_clip: float | None = None          # c, see clipped_objective
-    settings: Mapping[str, float] = {}      # of this surrogate alone, by name
+    ratio: Float[Tensor, "batch time"]  # ρₜ, with gradient
+    logprobs: Float[Tensor, "batch time"]  # log π(aₜ|sₜ), with gradient
+    advantages: Float[Tensor, "batch time"]  # Âₜ
+    mask: Bool[Tensor, "batch time"]  # True where π_old sampled a token
+    clip: float = 0.2  # ε
+    clip_high: float | None = None  # ε above 1, if it is to differ
+    dual_clip: float | None = None  # c, see clipped_objective
+    settings: Mapping[str, float] = {}  # of this surrogate alone, by name
+
 
 class Surrogate(NamedTuple):
     "What a token contributes to the objective, and what the clip does to it."
 
-    objective: Callable[[SurrogateInputs], Tensor] # per token, to be maximised
-    held: Callable[[SurrogateInputs], dict[str, Tensor]] | None = None # {name: where}
+    objective: Callable[[SurrogateInputs], Tensor]  # per token, to be maximised
+    held: Callable[[SurrogateInputs], dict[str, Tensor]] | None = None  # {name: where}
     takes_dual_clip: bool = False
-    settings: Mapping[str, float] = {} # of its own, by name, with their defaults
+    settings: Mapping[str, float] = {}  # of its own, by name, with their defaults
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #5d2e8f03
 def _min_held(x: SurrogateInputs):
@@ -132,46 +137,54 @@ def _weight_objective(x: SurrogateInputs):
     weight = x.ratio.detach().clamp(*_clip_range(x.clip, x.clip_high))
     return weight * x.advantages * x.logprobs
 
+
 def _weight_held(x: SurrogateInputs):
     "Where the weight is at its bound, whatever the sign of Â."
     low, high = _clip_range(x.clip, x.clip_high)
     return dict(low=x.ratio < low, high=x.ratio > high)
 
+
 SURROGATES: dict[str, Surrogate] = {
-    "min": Surrogate( # PPO (2017) eq. 7, with a floor if there is a dual clip
+    "min": Surrogate(  # PPO (2017) eq. 7, with a floor if there is a dual clip
         lambda x: clipped_objective(x.ratio, x.advantages, x.clip, x.clip_high, x.dual_clip),
-        _min_held, takes_dual_clip=True),
-    "ratio": Surrogate(lambda x: x.ratio * x.advantages), # its eq. 6: nothing is clipped
-    "weight": Surrogate(_weight_objective, _weight_held)}
+        _min_held,
+        takes_dual_clip=True,
+    ),
+    "ratio": Surrogate(lambda x: x.ratio * x.advantages),  # its eq. 6: nothing is clipped
+    "weight": Surrogate(_weight_objective, _weight_held),
+}
+
 
 def settings_of(
-    surrogate: str,                            # one of SURROGATES
-    changed: Mapping[str, float] | None = None, # of its settings; None: the defaults
+    surrogate: str,  # one of SURROGATES
+    changed: Mapping[str, float] | None = None,  # of its settings; None: the defaults
 ) -> dict[str, float]:
     "All settings of this surrogate alone. Raises ValueError for one that it does not have."
     known, changed = chosen("surrogate", surrogate, SURROGATES).settings, changed or {}
     for name in changed:
         if name not in known:
-            raise ValueError(f"surrogate {surrogate!r} has no setting {name!r}"
-                             f"{': choose among ' + ', '.join(known) if known else ''}")
+            raise ValueError(
+                f"surrogate {surrogate!r} has no setting {name!r}"
+                f"{': choose among ' + ', '.join(known) if known else ''}"
+            )
     return {**known, **changed}
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #347a9c0b
 def policy_loss(
-    logprobs: Float[Tensor, "batch time"],     # log π(aₜ|sₜ), with gradient
-    old_logprobs: Float[Tensor, "batch time"], # log π_old(aₜ|sₜ), of the sampler
+    logprobs: Float[Tensor, "batch time"],  # log π(aₜ|sₜ), with gradient
+    old_logprobs: Float[Tensor, "batch time"],  # log π_old(aₜ|sₜ), of the sampler
     advantages: Float[Tensor, "..."],  # Âₜ, constant: (batch, time), one per token
-    mask: Bool[Tensor, "batch time"],          # True where π_old sampled a token
-    clip: float = .2,                          # ε
-    clip_high: float | None = None,            # ε above 1, if it is to differ
-    max_log_ratio: float = 20.,                # see probability_ratio
+    mask: Bool[Tensor, "batch time"],  # True where π_old sampled a token
+    clip: float = 0.2,  # ε
+    clip_high: float | None = None,  # ε above 1, if it is to differ
+    max_log_ratio: float = 20.0,  # see probability_ratio
     *,
-    level: str = "token",      # see probability_ratio
-    surrogate: str = "min",    # or another of SURROGATES
-    dual_clip: int | float | None = None, # see clipped_objective
-    surrogate_settings: Mapping[str, float] | None = None, # of this surrogate alone
-    weights: Float[Tensor, "batch time"] | None = None, # constant, see sampler_weights
-) -> Float[Tensor, "batch time"]: # to be aggregated; 0 at padding
+    level: str = "token",  # see probability_ratio
+    surrogate: str = "min",  # or another of SURROGATES
+    dual_clip: int | float | None = None,  # see clipped_objective
+    surrogate_settings: Mapping[str, float] | None = None,  # of this surrogate alone
+    weights: Float[Tensor, "batch time"] | None = None,  # constant, see sampler_weights
+) -> Float[Tensor, "batch time"]:  # to be aggregated; 0 at padding
     """min: −min(ρₜ·Âₜ, clip(ρₜ, 1−ε, 1+ε_high)·Âₜ), the negative of eq. 7 of PPO (2017).
     ratio: −ρₜ·Âₜ, its eq. 6, without a clip. weight: −sg(clip(ρₜ))·Âₜ·log π, CISPO (2025),
     sg: no gradient. Times wₜ, if there are weights. Raises ValueError unless there is one
@@ -186,28 +199,34 @@ def policy_loss(
         raise ValueError(
             f"advantages has shape {tuple(advantages.shape)}, the mask {tuple(mask.shape)}: give "
             "one advantage per token. From one per response: "
-            "advantages.reshape(-1, 1).expand_as(mask)")
+            "advantages.reshape(-1, 1).expand_as(mask)"
+        )
     same_shape(logprobs=logprobs, weights=weights)
     ratio = probability_ratio(logprobs, old_logprobs, mask, max_log_ratio, level)
-    logprobs = torch.where(mask, wide(logprobs), 0.)
-    advantages = torch.where(mask, wide(advantages.detach()), 0.)
-    objective = torch.where(mask, entry.objective(SurrogateInputs(
-        ratio, logprobs, advantages, mask, clip, clip_high, dual_clip, settings)), 0.)
+    logprobs = torch.where(mask, wide(logprobs), 0.0)
+    advantages = torch.where(mask, wide(advantages.detach()), 0.0)
+    objective = torch.where(
+        mask,
+        entry.objective(
+            SurrogateInputs(ratio, logprobs, advantages, mask, clip, clip_high, dual_clip, settings)
+        ),
+        0.0,
+    )
     if weights is not None:
-        objective = objective * torch.where(mask, wide(weights.detach()), 1.)
+        objective = objective * torch.where(mask, wide(weights.detach()), 1.0)
     return -objective
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #43fa2618
 def sampler_weights(
-    old_logprobs: Float[Tensor, "batch time"],     # log π_old, by the trainer's own pass
-    sampled_logprobs: Float[Tensor, "batch time"], # log μ, as the sampler reported them
-    mask: Bool[Tensor, "batch time"],              # True where a token was sampled
-    cap: int | float = 2.,                         # C; inf: never cut
+    old_logprobs: Float[Tensor, "batch time"],  # log π_old, by the trainer's own pass
+    sampled_logprobs: Float[Tensor, "batch time"],  # log μ, as the sampler reported them
+    mask: Bool[Tensor, "batch time"],  # True where a token was sampled
+    cap: int | float = 2.0,  # C; inf: never cut
     *,
-    floor: int | float | None = None, # the same below; None: there is none
-    level: str = "token",             # whose weight: see probability_ratio
-    beyond: str = "cut",              # a weight out of bounds: "cut" to them, or "drop": 0
-) -> Float[Tensor, "batch time"]: # float32 or wider, no gradient; 1 at padding
+    floor: int | float | None = None,  # the same below; None: there is none
+    level: str = "token",  # whose weight: see probability_ratio
+    beyond: str = "cut",  # a weight out of bounds: "cut" to them, or "drop": 0
+) -> Float[Tensor, "batch time"]:  # float32 or wider, no gradient; 1 at padding
     """cut: wₜ = min(π_old(aₜ|sₜ) / μ(aₜ|sₜ), C), truncated importance weights, for a sampler μ
     that is not quite the policy it runs. drop: wₜ where it is at most C, else 0: nothing is
     learnt from such a token (masked; with a floor two-sided, IcePop, Ling Team 2025). With
@@ -221,20 +240,20 @@ def sampler_weights(
         raise ValueError(f"beyond is {beyond!r}: choose 'cut' or 'drop'")
     same_shape(old_logprobs=old_logprobs, sampled_logprobs=sampled_logprobs, mask=mask)
     ell = log_ratio(old_logprobs.detach(), sampled_logprobs, mask)
-    weight = torch.where(mask, chosen("level", level, LEVELS)(ell, mask), 0.).exp()
+    weight = torch.where(mask, chosen("level", level, LEVELS)(ell, mask), 0.0).exp()
     if beyond == "cut":
-        return torch.where(mask, weight.clamp(floor, cap), 1.)
+        return torch.where(mask, weight.clamp(floor, cap), 1.0)
     kept = (weight <= cap) & (weight >= (floor or 0))
-    return torch.where(mask, torch.where(kept, weight, 0.), 1.)
+    return torch.where(mask, torch.where(kept, weight, 0.0), 1.0)
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #01db12d9
 def clip_fraction(
-    ratio: Float[Tensor, "batch time"],      # ρₜ
-    advantages: Float[Tensor, "batch time"], # Âₜ
-    mask: Bool[Tensor, "batch time"],        # True where a token takes part
-    clip: float = .2,                        # ε
-    clip_high: float | None = None,          # ε above 1, if it is to differ
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]: # (low, high), each of all real tokens
+    ratio: Float[Tensor, "batch time"],  # ρₜ
+    advantages: Float[Tensor, "batch time"],  # Âₜ
+    mask: Bool[Tensor, "batch time"],  # True where a token takes part
+    clip: float = 0.2,  # ε
+    clip_high: float | None = None,  # ε above 1, if it is to differ
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:  # (low, high), each of all real tokens
     """The shares of real tokens whose gradient is cut below 1−ε and above 1+ε_high.
     No gradient. Raises ValueError as `clip_active`, and for a mask without a True."""
     only_tensors(ratio=ratio)
@@ -243,31 +262,44 @@ def clip_fraction(
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #5d2e8f06
 def held_tokens(
-    surrogate: str,                     # one of SURROGATES
-    ratio: Float[Tensor, "batch time"], # ρₜ
-    advantages: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"], clip: float = .2,
-    clip_high: float | None = None,       # ε above 1, if it is to differ
-    dual_clip: int | float | None = None, # c, if there is one
-    surrogate_settings: Mapping[str, float] | None = None, # of this surrogate alone
-) -> dict[str, Bool[Tensor, "batch time"]]: # low, high, and what else there is
+    surrogate: str,  # one of SURROGATES
+    ratio: Float[Tensor, "batch time"],  # ρₜ
+    advantages: Float[Tensor, "batch time"],
+    mask: Bool[Tensor, "batch time"],
+    clip: float = 0.2,
+    clip_high: float | None = None,  # ε above 1, if it is to differ
+    dual_clip: int | float | None = None,  # c, if there is one
+    surrogate_settings: Mapping[str, float] | None = None,  # of this surrogate alone
+) -> dict[str, Bool[Tensor, "batch time"]]:  # low, high, and what else there is
     "Which tokens the clip of this surrogate holds. Raises ValueError for an unknown one."
     settings = settings_of(surrogate, surrogate_settings)
     entry = SURROGATES[surrogate]
     none = torch.zeros_like(ratio, dtype=torch.bool)
     held = dict(low=none, high=none)
     if entry.held is not None:
-        held |= entry.held(SurrogateInputs(ratio, torch.zeros_like(ratio), advantages, mask,
-                                           clip, clip_high, dual_clip, settings))
+        held |= entry.held(
+            SurrogateInputs(
+                ratio,
+                torch.zeros_like(ratio),
+                advantages,
+                mask,
+                clip,
+                clip_high,
+                dual_clip,
+                settings,
+            )
+        )
     return held
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #c7d55661
 @torch.no_grad()
 def held_shares(
-    surrogate: str,                     # one of SURROGATES
-    ratio: Float[Tensor, "batch time"], # ρₜ
-    advantages: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"],
-    *clips: Any,                        # and the others of `held_tokens`
-) -> dict[str, Float[Tensor, ""]]: # clip_fraction, their sum, and clip_fraction_low, _high, …
+    surrogate: str,  # one of SURROGATES
+    ratio: Float[Tensor, "batch time"],  # ρₜ
+    advantages: Float[Tensor, "batch time"],
+    mask: Bool[Tensor, "batch time"],
+    *clips: Any,  # and the others of `held_tokens`
+) -> dict[str, Float[Tensor, ""]]:  # clip_fraction, their sum, and clip_fraction_low, _high, …
     """The shares of real tokens that the clip of this surrogate holds, by the name of its
     side. Raises ValueError for an unknown surrogate, and for a mask without a True."""
     held = held_tokens(surrogate, ratio, advantages, mask, *clips)

@@ -31,32 +31,32 @@ from .value_loss import value_loss
 
 # %% ../../nbs/learn/10_ppo.ipynb #3bb57a5e
 def adaptive_entropy(
-    coef: float,          # c, the present coefficient
-    entropy: float,       # S, measured, nats per token
-    target: float,        # S*, below which the bonus acts
-    step: float = .005,   # Δ
-    most: float = 1.,     # c stays between 0 and this
-) -> tuple[float, float]: # α, what the bonus weighs now, and the next coefficient
+    coef: float,  # c, the present coefficient
+    entropy: float,  # S, measured, nats per token
+    target: float,  # S*, below which the bonus acts
+    step: float = 0.005,  # Δ
+    most: float = 1.0,  # c stays between 0 and this
+) -> tuple[float, float]:  # α, what the bonus weighs now, and the next coefficient
     """α = c·1[S ≤ S*], and c ← c + Δ where S ≤ S*, else c − Δ, from 0 to `most`. He et al. (2025),
     Skywork-OR1; the bounds are TRL's. Raises ValueError unless S is finite."""
     if not abs(entropy) < float("inf"):
         raise ValueError(f"the measured entropy is {entropy}: look for logits that are not finite")
     low = entropy <= target
-    return coef * low, min(max(coef + (step if low else -step), 0.), max(most, coef))
+    return coef * low, min(max(coef + (step if low else -step), 0.0), max(most, coef))
 
 # %% ../../nbs/learn/10_ppo.ipynb #c4a2c881
 @torch.no_grad()
 def update_meters(
-    logprobs: Float[Tensor, "batch time"],     # log π(aₜ|sₜ)
-    old_logprobs: Float[Tensor, "batch time"], # log π_old(aₜ|sₜ)
-    advantages: Float[Tensor, "batch time"],   # Âₜ
-    mask: Bool[Tensor, "batch time"],          # True where π_old sampled a token
-    clip: float = .2,                          # ε
-    clip_high: float | None = None,            # ε above 1, if it is to differ
-    level: str = "token",                      # of the ratio; approx_kl is per token
-    surrogate: str = "min",                    # whose clip it is, see policy_loss
-    dual_clip: int | float | None = None,      # see clipped_objective
-    surrogate_settings: Mapping[str, float] | None = None, # of this surrogate alone
+    logprobs: Float[Tensor, "batch time"],  # log π(aₜ|sₜ)
+    old_logprobs: Float[Tensor, "batch time"],  # log π_old(aₜ|sₜ)
+    advantages: Float[Tensor, "batch time"],  # Âₜ
+    mask: Bool[Tensor, "batch time"],  # True where π_old sampled a token
+    clip: float = 0.2,  # ε
+    clip_high: float | None = None,  # ε above 1, if it is to differ
+    level: str = "token",  # of the ratio; approx_kl is per token
+    surrogate: str = "min",  # whose clip it is, see policy_loss
+    dual_clip: int | float | None = None,  # see clipped_objective
+    surrogate_settings: Mapping[str, float] | None = None,  # of this surrogate alone
 ) -> dict[str, Float[Tensor, ""]]:
     """How far this batch has moved the policy, over the real tokens: approx_kl, the mean
     of k3 = ρ − 1 − log ρ, estimates KL(π_old‖π); the shares of tokens that the clip of
@@ -66,38 +66,41 @@ def update_meters(
     k3 = token_kl(old_logprobs, logprobs, mask, "k3")  # the sampler comes first
     return dict(
         approx_kl=masked_mean(k3, mask),
-        **held_shares(surrogate, ratio, advantages, mask, clip, clip_high, dual_clip,
-                      surrogate_settings),
+        **held_shares(
+            surrogate, ratio, advantages, mask, clip, clip_high, dual_clip, surrogate_settings
+        ),
         ratio_mean=masked_mean(ratio, mask),
         ratio_std=masked_var(ratio, mask, unbiased=False).sqrt(),
-        ratio_min=ratio.where(mask, torch.inf).min(), ratio_max=ratio.where(mask, 0.).max())
+        ratio_min=ratio.where(mask, torch.inf).min(),
+        ratio_max=ratio.where(mask, 0.0).max(),
+    )
 
 # %% ../../nbs/learn/10_ppo.ipynb #4f973acb
 def ppo_loss(
-    logprobs: Float[Tensor, "batch time"],     # log π(aₜ|sₜ), with gradient
-    old_logprobs: Float[Tensor, "batch time"], # log π_old(aₜ|sₜ), of the sampler
-    advantages: Float[Tensor, "batch time"],   # Âₜ
-    mask: Bool[Tensor, "batch time"],          # True where π_old sampled a token
+    logprobs: Float[Tensor, "batch time"],  # log π(aₜ|sₜ), with gradient
+    old_logprobs: Float[Tensor, "batch time"],  # log π_old(aₜ|sₜ), of the sampler
+    advantages: Float[Tensor, "batch time"],  # Âₜ
+    mask: Bool[Tensor, "batch time"],  # True where π_old sampled a token
     *,
-    values: Float[Tensor, "batch time"] | None = None,     # Vₜ; None: no value loss
-    old_values: Float[Tensor, "batch time"] | None = None, # V_old, for value_clip
+    values: Float[Tensor, "batch time"] | None = None,  # Vₜ; None: no value loss
+    old_values: Float[Tensor, "batch time"] | None = None,  # V_old, for value_clip
     returns: Float[Tensor, "batch time"] | None = None,  # R̂ₜ, the target of the values
-    entropy: Float[Tensor, "batch time"] | None = None,    # Sₜ; None: no bonus
-    clip: float = .2,                # ε
+    entropy: Float[Tensor, "batch time"] | None = None,  # Sₜ; None: no bonus
+    clip: float = 0.2,  # ε
     clip_high: float | None = None,  # ε above 1, if it is to differ
-    value_clip: float | None = .2,   # c; None: plain squared error
-    vf_coef: float = .5,             # c₁
-    ent_coef: float = 0.,            # c₂
-    how: str = "token_mean",         # see aggregate
-    denominator: int | float | Tensor | None = None, # see aggregate
-    length: int | float | None = None,         # of sequence_sum, see aggregate
-    group_tokens: Int[Tensor, "..."] | None = None, # of group_token_mean, see aggregate
-    level: str = "token",            # of the ratio, see probability_ratio
-    surrogate: str = "min",          # see policy_loss
-    dual_clip: int | float | None = None, # see clipped_objective
-    surrogate_settings: Mapping[str, float] | None = None, # of this surrogate alone
-    weights: Float[Tensor, "batch time"] | None = None, # see sampler_weights
-) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]: # loss, and detached parts
+    value_clip: float | None = 0.2,  # c; None: plain squared error
+    vf_coef: float = 0.5,  # c₁
+    ent_coef: float = 0.0,  # c₂
+    how: str = "token_mean",  # see aggregate
+    denominator: int | float | Tensor | None = None,  # see aggregate
+    length: int | float | None = None,  # of sequence_sum, see aggregate
+    group_tokens: Int[Tensor, "..."] | None = None,  # of group_token_mean, see aggregate
+    level: str = "token",  # of the ratio, see probability_ratio
+    surrogate: str = "min",  # see policy_loss
+    dual_clip: int | float | None = None,  # see clipped_objective
+    surrogate_settings: Mapping[str, float] | None = None,  # of this surrogate alone
+    weights: Float[Tensor, "batch time"] | None = None,  # see sampler_weights
+) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:  # loss, and detached parts
     """−L^CLIP + c₁·L^VF − c₂·S: eq. 9 of Schulman et al. (2017), its sign turned. With
     `denominator`, loss and terms of micro-batches add up to the whole, the meters do not.
     Raises ValueError for terms that lack an input, and as the functions of the terms do."""
@@ -106,16 +109,26 @@ def ppo_loss(
     if ent_coef and entropy is None:
         raise ValueError(f"ent_coef is {ent_coef} but there is no entropy: pass it or 0")
     clips: dict[str, Any] = dict(
-        clip=clip, clip_high=clip_high, level=level, surrogate=surrogate, dual_clip=dual_clip,
-        surrogate_settings=surrogate_settings)
-    terms = {"policy_loss": policy_loss(
-        logprobs, old_logprobs, advantages, mask, weights=weights, **clips)}
+        clip=clip,
+        clip_high=clip_high,
+        level=level,
+        surrogate=surrogate,
+        dual_clip=dual_clip,
+        surrogate_settings=surrogate_settings,
+    )
+    terms = {
+        "policy_loss": policy_loss(
+            logprobs, old_logprobs, advantages, mask, weights=weights, **clips
+        )
+    }
     if values is not None and returns is not None:
         terms["value_loss"] = value_loss(values, returns, mask, old_values, value_clip)
     if entropy is not None:
         terms["entropy"] = entropy
-    means = {name: aggregate(x, mask, how, denominator, length, group_tokens)
-             for name, x in terms.items()}
+    means = {
+        name: aggregate(x, mask, how, denominator, length, group_tokens)
+        for name, x in terms.items()
+    }
     loss = means["policy_loss"]
     if "value_loss" in means:
         loss = loss + vf_coef * means["value_loss"]
@@ -132,34 +145,44 @@ class PPOLoss(nn.Module):
     log ρ is cut to ±80; bfloat16 comes back as float32. Raises ValueError if shapes differ,
     and for a clip range ≤ 0."""
 
-    def __init__(self,
-        epsilon: int | float = .1,          # ε
-        value_clip_range: int | float = .2, # how far V may usefully go from V_old
-        value_coeff: int | float = .1,      # c₁
+    def __init__(
+        self,
+        epsilon: int | float = 0.1,  # ε
+        value_clip_range: int | float = 0.2,  # how far V may usefully go from V_old
+        value_coeff: int | float = 0.1,  # c₁
     ):
         super().__init__()
         self.epsilon, self.value_clip_range = epsilon, value_clip_range
         self.value_coeff = value_coeff
 
-    def forward(self,
-        pi_old_logprobs: Float[Tensor, "*shape"], # of the sampler
-        pi_logprobs: Float[Tensor, "*shape"],     # with gradient
-        advantages: Float[Tensor, "*shape"],      # Â
-        phi_old_values: Float[Tensor, "*values"], # V at sampling time
-        phi_values: Float[Tensor, "*values"],     # V, with gradient
-        returns: Float[Tensor, "*values"],        # R̂, its target
+    def forward(
+        self,
+        pi_old_logprobs: Float[Tensor, "*shape"],  # of the sampler
+        pi_logprobs: Float[Tensor, "*shape"],  # with gradient
+        advantages: Float[Tensor, "*shape"],  # Â
+        phi_old_values: Float[Tensor, "*values"],  # V at sampling time
+        phi_values: Float[Tensor, "*values"],  # V, with gradient
+        returns: Float[Tensor, "*values"],  # R̂, its target
         padding_masks: Bool[Tensor, "*shape"] | None = None,  # for the policy loss
-        value_padding_masks: Bool[Tensor, "*values"] | None = None, # for the value loss
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: # five scalars
+        value_padding_masks: Bool[Tensor, "*values"] | None = None,  # for the value loss
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # five scalars
         "loss, policy_loss, value_loss, ratios, clipfrac; only the loss has a gradient."
-        (old, new, A, mask), n = _one_row(padding_masks, pi_old_logprobs=pi_old_logprobs,
-            pi_logprobs=pi_logprobs, advantages=advantages)
-        (v_old, v, R, v_mask), n_v = _one_row(value_padding_masks,
-            phi_old_values=phi_old_values, phi_values=phi_values, returns=returns)
-        policy = policy_loss(new, old, A, mask, self.epsilon, max_log_ratio=80.)
+        (old, new, A, mask), n = _one_row(
+            padding_masks,
+            pi_old_logprobs=pi_old_logprobs,
+            pi_logprobs=pi_logprobs,
+            advantages=advantages,
+        )
+        (v_old, v, R, v_mask), n_v = _one_row(
+            value_padding_masks,
+            phi_old_values=phi_old_values,
+            phi_values=phi_values,
+            returns=returns,
+        )
+        policy = policy_loss(new, old, A, mask, self.epsilon, max_log_ratio=80.0)
         value = value_loss(v, R, v_mask, v_old, self.value_clip_range)
         policy, value = masked_sum(policy, mask) / n, masked_sum(value, v_mask) / n_v
-        ratio = probability_ratio(new, old, max_log_ratio=80.).detach()
+        ratio = probability_ratio(new, old, max_log_ratio=80.0).detach()
         low, high = clip_active(ratio, A, self.epsilon)
         clipfrac = masked_sum((low | high).to(ratio.dtype), mask) / n
         loss = policy + self.value_coeff * value

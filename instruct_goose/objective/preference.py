@@ -14,39 +14,45 @@ from .masks import same_shape, wide
 
 # %% ../../nbs/learn/12_preference.ipynb #6f3d2ce9
 def implicit_reward(
-    logprobs: Float[Tensor, "batch"],     # log π(y|q), summed over the response
-    ref_logprobs: Float[Tensor, "batch"], # log π_ref(y|q), likewise; never learns
-    beta: int | float = .1,               # the β of the objective
-) -> Float[Tensor, "batch"]: # float32 or wider
+    logprobs: Float[Tensor, "batch"],  # log π(y|q), summed over the response
+    ref_logprobs: Float[Tensor, "batch"],  # log π_ref(y|q), likewise; never learns
+    beta: int | float = 0.1,  # the β of the objective
+) -> Float[Tensor, "batch"]:  # float32 or wider
     """β·ℓ(y), ℓ = log π(y|q) − log π_ref(y|q): the reward that π would be optimal for, up to
     a constant per query. Rafailov et al. (2023), section 4.
     Raises ValueError if the shapes differ or are not (batch,), and for β ≤ 0."""
     same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
     if logprobs.ndim != 1:
-        raise ValueError(f"logprobs has shape {tuple(logprobs.shape)}, expected (batch,): one per "
-                         "response, the sum over its real tokens")
+        raise ValueError(
+            f"logprobs has shape {tuple(logprobs.shape)}, expected (batch,): one per "
+            "response, the sum over its real tokens"
+        )
     if not 0 < beta < float("inf"):
         raise ValueError(f"beta is {beta}: it must be above 0, and finite")
     return beta * (wide(logprobs) - wide(ref_logprobs.detach()))
 
 # %% ../../nbs/learn/12_preference.ipynb #96e4f096
 def dpo_loss(
-    chosen_logprobs: Float[Tensor, "batch"],       # log π(y⁺|q), with gradient
-    rejected_logprobs: Float[Tensor, "batch"],     # log π(y⁻|q), with gradient
-    ref_chosen_logprobs: Float[Tensor, "batch"],   # log π_ref(y⁺|q)
-    ref_rejected_logprobs: Float[Tensor, "batch"], # log π_ref(y⁻|q)
-    beta: int | float = .1,             # the β of the objective
-    label_smoothing: int | float = 0.,  # ϵ: the share of labels believed to be wrong
-) -> Float[Tensor, "batch"]: # nats, one per pair; float32 or wider
+    chosen_logprobs: Float[Tensor, "batch"],  # log π(y⁺|q), with gradient
+    rejected_logprobs: Float[Tensor, "batch"],  # log π(y⁻|q), with gradient
+    ref_chosen_logprobs: Float[Tensor, "batch"],  # log π_ref(y⁺|q)
+    ref_rejected_logprobs: Float[Tensor, "batch"],  # log π_ref(y⁻|q)
+    beta: int | float = 0.1,  # the β of the objective
+    label_smoothing: int | float = 0.0,  # ϵ: the share of labels believed to be wrong
+) -> Float[Tensor, "batch"]:  # nats, one per pair; float32 or wider
     """−(1−ϵ)·log σ(Δ) − ϵ·log σ(−Δ), Δ = β·ℓ(y⁺) − β·ℓ(y⁻). The log-probabilities are sums
     over whole responses. Rafailov et al. (2023), eq. 7, which is ϵ = 0.
     Raises ValueError if the shapes differ or are not (batch,), for β ≤ 0, and for ϵ outside
     [0, ½)."""
-    same_shape(chosen_logprobs=chosen_logprobs, rejected_logprobs=rejected_logprobs,
-               ref_chosen_logprobs=ref_chosen_logprobs,
-               ref_rejected_logprobs=ref_rejected_logprobs)
-    if not 0 <= label_smoothing < .5:
+    same_shape(
+        chosen_logprobs=chosen_logprobs,
+        rejected_logprobs=rejected_logprobs,
+        ref_chosen_logprobs=ref_chosen_logprobs,
+        ref_rejected_logprobs=ref_rejected_logprobs,
+    )
+    if not 0 <= label_smoothing < 0.5:
         raise ValueError(f"label_smoothing is {label_smoothing}: from 0 to below a half")
-    margin = (implicit_reward(chosen_logprobs, ref_chosen_logprobs, beta)
-              - implicit_reward(rejected_logprobs, ref_rejected_logprobs, beta))
+    margin = implicit_reward(chosen_logprobs, ref_chosen_logprobs, beta) - implicit_reward(
+        rejected_logprobs, ref_rejected_logprobs, beta
+    )
     return -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)

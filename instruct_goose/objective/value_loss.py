@@ -15,24 +15,26 @@ from .masks import masked_var, same_shape, wide
 # %% ../../nbs/learn/09_value_loss.ipynb #7fce34d4
 def value_loss(
     values: Float[Tensor, "batch time"],  # Vₜ, with gradient
-    returns: Float[Tensor, "batch time"], # R̂ₜ, the target, a constant
-    mask: Bool[Tensor, "batch time"],     # True where a token takes part
-    old_values: Float[Tensor, "batch time"] | None = None, # V_old, for the clip
-    clip: float | None = None,            # c: how far V may usefully go from V_old
-) -> Float[Tensor, "batch time"]: # to be aggregated; 0 at padding
+    returns: Float[Tensor, "batch time"],  # R̂ₜ, the target, a constant
+    mask: Bool[Tensor, "batch time"],  # True where a token takes part
+    old_values: Float[Tensor, "batch time"] | None = None,  # V_old, for the clip
+    clip: float | None = None,  # c: how far V may usefully go from V_old
+) -> Float[Tensor, "batch time"]:  # to be aggregated; 0 at padding
     """½(Vₜ − R̂ₜ)²; with a clip ½·max((Vₜ − R̂ₜ)², (clip(Vₜ, V_old ± c) − R̂ₜ)²).
     The clip c has the unit of the reward. The ½ makes the gradient Vₜ − R̂ₜ; the squared
     error beside eq. 9 of Schulman et al. (2017) has none. Raises ValueError if shapes
     differ, or for a clip without old values or not positive."""
     same_shape(values=values, returns=returns, old_values=old_values, mask=mask)
     if clip is not None and (old_values is None or not clip > 0):
-        raise ValueError(f"a value clip of {clip} needs old_values to stay near, and must be "
-                         "positive; None is no clip")
-    values = torch.where(mask, wide(values), 0.)
-    returns = torch.where(mask, wide(returns.detach()), 0.)
+        raise ValueError(
+            f"a value clip of {clip} needs old_values to stay near, and must be "
+            "positive; None is no clip"
+        )
+    values = torch.where(mask, wide(values), 0.0)
+    returns = torch.where(mask, wide(returns.detach()), 0.0)
     error = (values - returns).square()
     if clip is not None and old_values is not None:
-        old = torch.where(mask, wide(old_values.detach()), 0.)
+        old = torch.where(mask, wide(old_values.detach()), 0.0)
         clipped = values.clamp(old - clip, old + clip)
         error = torch.maximum(error, (clipped - returns).square())
     return error / 2
@@ -40,9 +42,9 @@ def value_loss(
 # %% ../../nbs/learn/09_value_loss.ipynb #8823a52a
 def explained_variance(
     values: Float[Tensor, "batch time"],  # Vₜ
-    returns: Float[Tensor, "batch time"], # R̂ₜ
-    mask: Bool[Tensor, "batch time"],     # True where a token takes part
-) -> Float[Tensor, ""]: # at most 1, or nan
+    returns: Float[Tensor, "batch time"],  # R̂ₜ
+    mask: Bool[Tensor, "batch time"],  # True where a token takes part
+) -> Float[Tensor, ""]:  # at most 1, or nan
     """1 − Var(R̂ − V) / Var(R̂) over the real tokens. 1: predicts every return. 0: no
     better than a constant. Negative: worse. nan when the returns do not vary, as there
     is nothing to explain, or by more than 1e19, whose square is not a float32. Raises

@@ -58,14 +58,17 @@ def own_tokenizer(place: str) -> PreTrainedTokenizerBase:
     "With a pad token: the end's, where it has none of its own."
     tokenizer = load_tokenizer(place)
     if tokenizer.eos_token_id is None:
-        raise ValueError(f"{place}: the tokenizer has no end-of-text token, so no response could "
-                         "end. Set tokenizer.eos_token and save it again")
+        raise ValueError(
+            f"{place}: the tokenizer has no end-of-text token, so no response could "
+            "end. Set tokenizer.eos_token and save it again"
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #8bb56131
-Columns = Mapping[str, str | None] | None # our name → the file's; None: it has our name
+Columns = Mapping[str, str | None] | None  # our name → the file's; None: it has our name
+
 
 def own_rows(source: Source, columns: Columns) -> Iterator[tuple[str, Any]]:
     "Where each row stands, and the row by our names. Raises `BadRow`; ValueError for no rows."
@@ -80,6 +83,7 @@ def own_rows(source: Source, columns: Columns) -> Iterator[tuple[str, Any]]:
     if where is None:
         raise ValueError(f"{source}: no rows")
 
+
 def source_of(config: "OwnRun") -> Source:
     "Its data, a file, or its data set of the Hub. Raises ImportError without `datasets`."
     if config.dataset is None:
@@ -89,8 +93,10 @@ def source_of(config: "OwnRun") -> Source:
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #0c1fcafc
 def read_prompts(
-    source: Source, tokenizer: PreTrainedTokenizerBase, columns: Columns = None,
-) -> list[dict]: # {"prompt": a text or messages, …}, for `RLHFTrainer.train`
+    source: Source,
+    tokenizer: PreTrainedTokenizerBase,
+    columns: Columns = None,
+) -> list[dict]:  # {"prompt": a text or messages, …}, for `RLHFTrainer.train`
     "Without the answer that is to be written. Raises `BadRow` for the first row that is none."
     rows = []
     for where, row in own_rows(source, columns):
@@ -108,9 +114,11 @@ def read_prompts(
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #23937fa8
 def read_demos(
-    source: Source, tokenizer: PreTrainedTokenizerBase, columns: Columns = None,
-    labels: bool = False, # each row says whether its answer is good, for `train_kto`
-) -> list[dict]: # {"prompt": a text, "completion": a text}, and "label": a bool
+    source: Source,
+    tokenizer: PreTrainedTokenizerBase,
+    columns: Columns = None,
+    labels: bool = False,  # each row says whether its answer is good, for `train_kto`
+) -> list[dict]:  # {"prompt": a text, "completion": a text}, and "label": a bool
     "Answers to learn from. Raises `BadRow` for the first row that is none."
     rows = []
     for where, row in own_rows(source, columns):
@@ -121,6 +129,7 @@ def read_demos(
             if not isinstance(label, bool):
                 raise BadRow("column", where, f"label is {shorten(label)}: true or false is needed")
     return rows
+
 
 def demo_of(row: object, where: str, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     "What a text, a conversation or named columns give, and what is to be learnt."
@@ -139,21 +148,27 @@ def demo_of(row: object, where: str, tokenizer: PreTrainedTokenizerBase) -> tupl
         answer = [*opening, *last]
     turns = checked_turns(cast(list, answer), "messages", where)
     if len(turns) < 2 or turns[-1]["role"] != "assistant":
-        raise BadRow("conversation", where, "a demonstration ends with the assistant's "
-                     "turn, after at least one other: there is nothing to learn here")
+        raise BadRow(
+            "conversation",
+            where,
+            "a demonstration ends with the assistant's "
+            "turn, after at least one other: there is nothing to learn here",
+        )
     made = answers_of(turns[:-1], turns[-1:], turns[-1:], where, tokenizer)
     return made["prompt"], made["chosen"]
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #86ab05b7
-def load_reward(place: str) -> Any: # a function, or a RewardModel
+def load_reward(place: str) -> Any:  # a function, or a RewardModel
     "Of FILE.py:NAME, module:NAME or a reward model's directory. Raises as `named_object`."
     if not Path(place).is_dir():
         return named_object(place, "--reward")
     try:
         return RewardModel.from_pretrained(place).eval().requires_grad_(False)
     except (OSError, ValueError, TypeError) as e:
-        raise ValueError(f"--reward {place} is no reward model; `instruct-goose reward-model` "
-                         f"makes one. {e}") from e
+        raise ValueError(
+            f"--reward {place} is no reward model; `instruct-goose reward-model` makes one. {e}"
+        ) from e
+
 
 def named_object(place: str, flag: str) -> Any:
     "Callable, or with a `score`. Raises ValueError or OSError, beginning with the flag."
@@ -163,12 +178,14 @@ def named_object(place: str, flag: str) -> Any:
     found = vars(load_module(module, flag))
     if not callable(found.get(name)) and not callable(getattr(found.get(name), "score", None)):
         own = [k for k, x in found.items() if isfunction(x) and x.__module__ == found["__name__"]]
-        raise ValueError(f"{flag}: {module} has no function or class {name!r}; its functions: "
-                         f"{', '.join(own)}")
+        raise ValueError(
+            f"{flag}: {module} has no function or class {name!r}; its functions: {', '.join(own)}"
+        )
     return found[name]
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #73230e41
-_RUN: dict[tuple[Path, str], ModuleType] = {} # files that were run, by place and SHA-256
+_RUN: dict[tuple[Path, str], ModuleType] = {}  # files that were run, by place and SHA-256
+
 
 def load_module(place: str, flag: str) -> ModuleType:
     """A Python file, run once unless it changes, or a module by name, also of this directory.
@@ -177,7 +194,7 @@ def load_module(place: str, flag: str) -> ModuleType:
     if is_file and not path.is_file():
         raise FileNotFoundError(f"{flag}: no file {place} here")
     folder = str(path.parent if is_file else Path.cwd())
-    sys.path.insert(0, folder) # what stands beside it can be imported
+    sys.path.insert(0, folder)  # what stands beside it can be imported
     try:
         with chdir("."):  # back again, wherever a file goes
             if not is_file:
@@ -199,11 +216,13 @@ def load_module(place: str, flag: str) -> ModuleType:
 @dataclass
 class PlugIns(Settings):
     "Settings whose choices a Python file may add to."
+
     plugin: tuple[str, ...] = ()  # Python files to run first: they register losses, advantages, …
 
     def __post_init__(self):
         load_plugins(self.plugin)
         super().__post_init__()
+
 
 def load_plugins(files: object) -> None:
     "Run each of them; what is no list of texts is refused as a setting. Raises as `load_module`."
@@ -214,31 +233,48 @@ def load_plugins(files: object) -> None:
 # %% ../../nbs/reference/recipes/inputs.ipynb #613d7e5b
 SAMPLE = "a sample answer"
 
+
 def try_reward(
-    rewards: Sequence, rows: Sequence[Mapping], tokenizer: PreTrainedTokenizerBase,
-    weights: Sequence[float] | None = None, seconds: float | None = None, steps: int = 1,
-) -> list[float]: # what the sample answers to the first two prompts got
+    rewards: Sequence,
+    rows: Sequence[Mapping],
+    tokenizer: PreTrainedTokenizerBase,
+    weights: Sequence[float] | None = None,
+    seconds: float | None = None,
+    steps: int = 1,
+) -> list[float]:  # what the sample answers to the first two prompts got
     "Ask once. Raises ValueError, beginning with --reward, for anything that a run would fail at."
     some = list(rows[:2])
     prompts, n = [row["prompt"] for row in some], len(some)
-    texts = [render(list(p), tokenizer, "the prompt", ask=True) + SAMPLE if is_conversation(p)
-             else f"{p} {SAMPLE}" for p in prompts]
+    texts = [
+        render(list(p), tokenizer, "the prompt", ask=True) + SAMPLE
+        if is_conversation(p)
+        else f"{p} {SAMPLE}"
+        for p in prompts
+    ]
     given = {k: x for k, x in columns_of(some).items() if k != "prompt"}
     given |= as_offered(prompts, [SAMPLE] * n)
     given |= reward_tools(TrainerState(max_steps=steps, num_train_epochs=1), RewardLog(n))
     given["completion_ids"] = tokenizer([SAMPLE] * n, add_special_tokens=False)["input_ids"]
     try:
-        return score_texts(rewards[0] if len(rewards) == 1 else list(rewards), texts, given=given,
-                           weights=weights, seconds=seconds, kind="sample answer").scores.tolist()
+        return score_texts(
+            rewards[0] if len(rewards) == 1 else list(rewards),
+            texts,
+            given=given,
+            weights=weights,
+            seconds=seconds,
+            kind="sample answer",
+        ).scores.tolist()
     except (ValueError, TypeError, TimeoutError) as e:
         raise ValueError(f"--reward, asked about {n} sample answers before the run: {e}") from e
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #55e9dced
 C = TypeVar("C", bound="OwnRun")
 
+
 @dataclass(kw_only=True)
 class OwnRun(Settings):
     "What every run on one's own model and data is told."
+
     model: str  # directory of a model or a run; hub:owner/name for one of the Hub
     data: Path | None = None  # JSON lines, JSON or CSV
     dataset: str | None = None  # instead of data: one of the Hub, owner/name or owner/name:split
@@ -259,8 +295,8 @@ class OwnRun(Settings):
     @classmethod
     def read(
         cls: type[C],
-        path: str | Path, # a YAML or JSON file of settings, as --config reads it
-        **given: Any, # settings that beat the file's
+        path: str | Path,  # a YAML or JSON file of settings, as --config reads it
+        **given: Any,  # settings that beat the file's
     ) -> C:
         "Settings from a file. Raises as `settings_in`, and as the class itself."
         found = settings_in(cls, path)
@@ -298,11 +334,14 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
         made = {name: as_setting(hints[name], node) for name, node in nodes.items()}
         for name, value in made.items():
             if (error := value_error(hints[name], value)) is not None:
-                raise ValueError(f"line {nodes[name].start_mark.line + 1}: {name} is "
-                                 f"{shorten(value)}: it must be {error}")
+                raise ValueError(
+                    f"line {nodes[name].start_mark.line + 1}: {name} is "
+                    f"{shorten(value)}: it must be {error}"
+                )
         return made
     except (ValueError, yaml.YAMLError, RecursionError) as e:
         raise ValueError(f"--config {path}: {' '.join(str(e).split())[:600]}") from None
+
 
 def by_name(found: yaml.MappingNode) -> dict[str, yaml.Node]:
     "Raises ValueError for a name that stands twice; a hyphen is an underscore."
@@ -318,15 +357,17 @@ def by_name(found: yaml.MappingNode) -> dict[str, yaml.Node]:
 INTEGER = "[-+]?(0|[1-9][0-9]{0,17})"
 DECIMAL = r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?"
 
+
 def as_setting(hint: object, node: yaml.Node) -> Any:
     "What a node says, as the setting's type has it; where it does not, what is written there."
-    if isinstance(node, yaml.MappingNode): # numbers by name
+    if isinstance(node, yaml.MappingNode):  # numbers by name
         return {name: reading(float, part) for name, part in by_name(node).items()}
     if isinstance(node, yaml.SequenceNode):
         return tuple(reading(hint, part, in_tuple=True) for part in node.value)
     value = reading(hint, node)
-    alone = value_error(hint, value) is not None and value_error(hint, ()) is None # of a list
+    alone = value_error(hint, value) is not None and value_error(hint, ()) is None  # of a list
     return (reading(hint, node, in_tuple=True),) if alone else value
+
 
 def reading(hint: object, node: yaml.Node, in_tuple: bool = False) -> Any:
     "The meaning of a text that the hint asks for; without one the text."
@@ -343,10 +384,14 @@ def reading(hint: object, node: yaml.Node, in_tuple: bool = False) -> Any:
 # %% ../../nbs/reference/recipes/inputs.ipynb #a1bb9cea
 def as_yaml(config: OwnRun) -> str:
     "Every setting, one a line, but for those that are None as they come."
-    left = {"dry_run"} | {f.name for f in fields(config)
-                          if f.default is None and getattr(config, f.name) is None}
-    settings = {k: list(x) if isinstance(x, tuple) else str(x) if isinstance(x, Path) else x
-                for k, x in asdict(config).items() if k not in left}
+    left = {"dry_run"} | {
+        f.name for f in fields(config) if f.default is None and getattr(config, f.name) is None
+    }
+    settings = {
+        k: list(x) if isinstance(x, tuple) else str(x) if isinstance(x, Path) else x
+        for k, x in asdict(config).items()
+        if k not in left
+    }
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).rstrip()
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #0be82124
@@ -360,19 +405,22 @@ def own_model(place: str, config: OwnRun) -> Any:
 # %% ../../nbs/reference/recipes/inputs.ipynb #5cb4f934
 def memory_parts(
     config: PretrainedConfig,
-    rows: int, micro: int,          # sampled at once, and in one backward pass
-    prompt: int, response: int = 0, # tokens; without a response nothing is sampled
-    lora_rank: int | None = None, reference: bool = True,
-    value_copy: bool = False,    # a transformer of its own for the values
-    four_bits: bool = False,     # the transformer's matrices in 4.127 bits a weight
-    checkpointing: bool = False, # of each layer only the input is kept, and of one all
-) -> dict[str, int]: # bytes of each part
+    rows: int,
+    micro: int,  # sampled at once, and in one backward pass
+    prompt: int,
+    response: int = 0,  # tokens; without a response nothing is sampled
+    lora_rank: int | None = None,
+    reference: bool = True,
+    value_copy: bool = False,  # a transformer of its own for the values
+    four_bits: bool = False,  # the transformer's matrices in 4.127 bits a weight
+    checkpointing: bool = False,  # of each layer only the input is kept, and of one all
+) -> dict[str, int]:  # bytes of each part
     "What is in memory in the course of an iteration; the last part is an estimate."
-    with torch.device("meta"): # shapes alone; LoRA's A and B stand beside each matrix
+    with torch.device("meta"):  # shapes alone; LoRA's A and B stand beside each matrix
         model: Any = AutoModelForCausalLM.from_config(config)
     c, n, head = config.get_text_config(), model.num_parameters(), model.get_output_embeddings()
     shapes = [m.weight.shape for m in model.modules() if isinstance(m, MATRICES) and m is not head]
-    held = 4 * (lora_rank * sum(map(sum, shapes)) if lora_rank else n) # a copy of what learns
+    held = 4 * (lora_rank * sum(map(sum, shapes)) if lora_rank else n)  # a copy of what learns
     stored = getattr(config, "dtype", None) or torch.float32
     b, length = stored.itemsize if lora_rank else 4, prompt + response
     small = sum(map(math.prod, shapes)) if four_bits else 0
@@ -381,27 +429,33 @@ def memory_parts(
     cached = (getattr(c, "num_key_value_heads", None) or heads) * width * length * rows * b
     layer = (34 * c.hidden_size + 5 * heads * length) * b // 2
     kept = layers * c.hidden_size * b + layer if checkpointing else layers * layer
-    parts = {"weights": (n - small) * b + round(small * 4.127 / 8) + (held if lora_rank else 0),
-             "gradients": held, "AdamW's two moments": 2 * held,
-             "reference": n * b if reference and not lora_rank else 0,
-             "value function": 4 * held if value_copy else 0,
-             "cache while sampling": 2 * layers * cached if response else 0,
-             "activations, about": micro * length * kept}
+    parts = {
+        "weights": (n - small) * b + round(small * 4.127 / 8) + (held if lora_rank else 0),
+        "gradients": held,
+        "AdamW's two moments": 2 * held,
+        "reference": n * b if reference and not lora_rank else 0,
+        "value function": 4 * held if value_copy else 0,
+        "cache while sampling": 2 * layers * cached if response else 0,
+        "activations, about": micro * length * kept,
+    }
     return {name: x for name, x in parts.items() if x}
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #bfb8a034
-def readable(n: int) -> str: # bytes
+def readable(n: int) -> str:  # bytes
     "In the unit that leaves one to three digits before the point."
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if n >= size:
             return f"{n / size:.1f} {unit}"
     return f"{n} B"
 
-PASSING = ("cache while sampling", "activations, about") # never there at the same time
 
-def at_most(parts: Mapping[str, int]) -> int: # bytes, from `memory_parts`
+PASSING = ("cache while sampling", "activations, about")  # never there at the same time
+
+
+def at_most(parts: Mapping[str, int]) -> int:  # bytes, from `memory_parts`
     "What is there at the highest point."
     return sum(parts.values()) - min(parts.get(name, 0) for name in PASSING)
+
 
 def memory_table(parts: Mapping[str, int]) -> str:
     "A line for each part, and what is there at the highest point."

@@ -59,6 +59,7 @@ from ..training.trainer import RLHFTrainer
 @dataclass(kw_only=True)
 class TrainConfig(PlugIns, RLHFConfig, OwnRun):
     "Train your own model with reinforcement learning, on your own prompts and reward."
+
     reward: tuple[str, ...]  # FILE.py:FUNCTION, module:function, or a reward model's directory
     value_model: Literal["shared", "copy"] = "shared"  # the values' transformer
     gradient_checkpointing: bool = False  # less memory, one more forward in each backward
@@ -80,19 +81,20 @@ class TrainConfig(PlugIns, RLHFConfig, OwnRun):
 # %% ../../nbs/learn/23_your_own.ipynb #08acf8b1
 class Found(NamedTuple):
     "What a run found before it began."
-    place: str # of the model
+
+    place: str  # of the model
     tokenizer: PreTrainedTokenizerBase
     rewards: list
     rows: list[dict]
     held_out: list[dict] | None
     demos: list[dict]
-    lengths: list[int] # of the prompts, in tokens
-    trial: list[float] | None # what the reward gave to sample answers; None: it was not asked
+    lengths: list[int]  # of the prompts, in tokens
+    trial: list[float] | None  # what the reward gave to sample answers; None: it was not asked
 
 # %% ../../nbs/learn/23_your_own.ipynb #f8a501f3
 def inspect_inputs(
     config: TrainConfig,
-    rewards: Sequence | None = None, # functions, in place of those that the config names
+    rewards: Sequence | None = None,  # functions, in place of those that the config names
 ) -> Found:
     "All that a run needs. Raises OSError or ValueError in one sentence; nothing is written."
     place = find_model(config.model)
@@ -102,20 +104,26 @@ def inspect_inputs(
     held_out = read_prompts(config.eval_data, tokenizer, columns) if config.eval_data else None
     demos = read_demos(config.sft, tokenizer) if config.sft else []
     text, most = load_config(place).get_text_config(), config.max_new_tokens
-    context: int | None = getattr(text, "max_position_embeddings", None) # None: no limit
+    context: int | None = getattr(text, "max_position_embeddings", None)  # None: no limit
     if context and most >= context:
-        raise ValueError(f"max_new_tokens is {most} and the model's context {context} tokens: "
-                         "there is no room for a prompt. Lower max_new_tokens")
+        raise ValueError(
+            f"max_new_tokens is {most} and the model's context {context} tokens: "
+            "there is no room for a prompt. Lower max_new_tokens"
+        )
     ids = prompt_rows(rows + (held_out or []), Tokens(tokenizer, [], 0))
     room = token_limit(tokenizer, context - most if context else None)
     lengths = [len(row) for row in within_room(ids, room, config.long_prompts) if row]
     rewards = [load_reward(r) for r in config.reward] if rewards is None else list(rewards)
     weights = config.reward_weights
     if weights is not None and len(weights) != len(rewards):
-        raise ValueError(f"{len(weights)} reward_weights and {len(rewards)} rewards: one weight "
-                         "for each")
-    trial = try_reward(rewards, rows, tokenizer, weights, config.reward_timeout,
-                       config.steps) if config.trial else None
+        raise ValueError(
+            f"{len(weights)} reward_weights and {len(rewards)} rewards: one weight for each"
+        )
+    trial = (
+        try_reward(rewards, rows, tokenizer, weights, config.reward_timeout, config.steps)
+        if config.trial
+        else None
+    )
     return Found(place, tokenizer, rewards, rows, held_out, demos, lengths, trial)
 
 # %% ../../nbs/learn/23_your_own.ipynb #8c02f99a
@@ -125,36 +133,62 @@ def plan(config: TrainConfig, found: Found) -> str:
     most = config.micro_batch_tokens or rows * (longest + config.max_new_tokens)
     fit = max(1, most // (longest + config.max_new_tokens))
     memory = memory_parts(
-        load_config(found.place), config.batch_size, min(fit, config.micro_batch_size or rows),
-        longest, config.max_new_tokens, config.lora_rank,
+        load_config(found.place),
+        config.batch_size,
+        min(fit, config.micro_batch_size or rows),
+        longest,
+        config.max_new_tokens,
+        config.lora_rank,
         value_copy=config.value_model == "copy" and config.advantage == "gae",
-        four_bits=config.four_bits, checkpointing=config.gradient_checkpointing)
+        four_bits=config.four_bits,
+        checkpointing=config.gradient_checkpointing,
+    )
     group, prompts = config.group_size, config.batch_size // config.group_size
     lengths = found.lengths
     passes = config.steps * prompts / len(found.rows)
-    asked = ("the reward was not asked" if found.trial is None else "the reward was asked about "
-             f"{len(found.trial)} sample answers: {', '.join(f'{x:g}' for x in found.trial)}. "
-             "--no-trial leaves that out")
-    sft = [f"first SFT: {config.sft_steps} updates of {config.sft_batch_size} of "
-           f"{len(found.demos):,} demonstrations"] if found.demos else []
-    return planned(config, [
-        f"prompts: {len(lengths):,} of {min(lengths)} to {max(lengths)} tokens; each comes up "
-        f"{passes:.3g} times, with {group} answers each time", *sft,
-        f"{config.steps} iterations of {config.algorithm}: {prompts} prompts, {group} responses "
-        f"each, at most {config.max_new_tokens} tokens; {config.epochs * config.minibatches} "
-        "updates", asked, "", memory_table(memory)])
+    asked = (
+        "the reward was not asked"
+        if found.trial is None
+        else "the reward was asked about "
+        f"{len(found.trial)} sample answers: {', '.join(f'{x:g}' for x in found.trial)}. "
+        "--no-trial leaves that out"
+    )
+    sft = (
+        [
+            f"first SFT: {config.sft_steps} updates of {config.sft_batch_size} of "
+            f"{len(found.demos):,} demonstrations"
+        ]
+        if found.demos
+        else []
+    )
+    return planned(
+        config,
+        [
+            f"prompts: {len(lengths):,} of {min(lengths)} to {max(lengths)} tokens; each comes up "
+            f"{passes:.3g} times, with {group} answers each time",
+            *sft,
+            f"{config.steps} iterations of {config.algorithm}: {prompts} prompts, {group} responses "
+            f"each, at most {config.max_new_tokens} tokens; {config.epochs * config.minibatches} "
+            "updates",
+            asked,
+            "",
+            memory_table(memory),
+        ],
+    )
+
 
 def planned(config: OwnRun, what: Sequence[str]) -> str:
     "A plan's text: settings, what is done, and where."
     where = config.output_dir or "a fresh directory under runs/"
-    return "\n".join(["# settings, as --config reads them", as_yaml(config), "", *what,
-                      f"written to: {where}"])
+    return "\n".join(
+        ["# settings, as --config reads them", as_yaml(config), "", *what, f"written to: {where}"]
+    )
 
 # %% ../../nbs/learn/23_your_own.ipynb #1ded0aba
 def run_train(
     config: TrainConfig,
-    rewards: Sequence | None = None, # functions, in place of those that the config names
-) -> dict: # the summary; {} after a dry run
+    rewards: Sequence | None = None,  # functions, in place of those that the config names
+) -> dict:  # the summary; {} after a dry run
     """SFT where there are demonstrations, then RL; written to a directory, or the rest of it.
     Raises, before anything is written, OSError or ValueError for what cannot be used."""
     found = inspect_inputs(config, rewards)
@@ -162,8 +196,9 @@ def run_train(
         print(plan(config, found))
         return {}
     digest = fingerprint_of_prompts([found.rows, found.held_out, found.demos])
-    return in_run_directory(config, "train", partial(train_on, config, found),
-                            {"SHA-256 of the data": digest})
+    return in_run_directory(
+        config, "train", partial(train_on, config, found), {"SHA-256 of the data": digest}
+    )
 
 # %% ../../nbs/learn/23_your_own.ipynb #4cfe62ec
 def train_on(config: TrainConfig, found: Found, out: Path, manager: CheckpointManager) -> dict:
@@ -172,42 +207,71 @@ def train_on(config: TrainConfig, found: Found, out: Path, manager: CheckpointMa
     model = own_model(found.place, config)
     if found.demos:
         whole, prompts = texts_of(found.demos)
-        train_lm(model, found.tokenizer, whole, prompts=prompts, steps=config.sft_steps,
-                 lr=config.sft_lr, batch_size=min(config.sft_batch_size, len(whole)),
-                 seed=stage_seed(config.seed, "sft"), desc="SFT", progress=config.progress,
-                 stage=manager.stage("sft"))
+        train_lm(
+            model,
+            found.tokenizer,
+            whole,
+            prompts=prompts,
+            steps=config.sft_steps,
+            lr=config.sft_lr,
+            batch_size=min(config.sft_batch_size, len(whole)),
+            seed=stage_seed(config.seed, "sft"),
+            desc="SFT",
+            progress=config.progress,
+            stage=manager.stage("sft"),
+        )
         save_model(model, found.tokenizer, out / "sft")
-    agent = Agent(model.eval(), "copy" if config.value_model == "copy" else None,
-                  gradient_checkpointing=config.gradient_checkpointing)
+    agent = Agent(
+        model.eval(),
+        "copy" if config.value_model == "copy" else None,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
     trainer = RLHFTrainer(agent, None, config, tokenizer=found.tokenizer)
     reward = found.rewards if len(found.rewards) > 1 else found.rewards[0]
     asked = (found.held_out or found.rows)[:64]
     summary = train_and_report(
-        trainer, found.rows, reward, out, manager, found.held_out, asked, config.progress, True,
-        config.track, config.track_every, model=config.model, files=files_of(config),
-        config={"algorithm": config.algorithm} | settings_of(config))
+        trainer,
+        found.rows,
+        reward,
+        out,
+        manager,
+        found.held_out,
+        asked,
+        config.progress,
+        True,
+        config.track,
+        config.track_every,
+        model=config.model,
+        files=files_of(config),
+        config={"algorithm": config.algorithm} | settings_of(config),
+    )
     plot_metrics(read_metrics(out)[0], out)
     kind = "held_out" if found.held_out else "training"
     score = summary[f"{kind}_reward"]
     print("\n".join((out / "samples.md").read_text("utf-8").splitlines()[2:12]))
-    print(f"\nReward on {len(asked)} {kind.replace('_', '-')} prompts: {score['before']:.3f} → "
-          f"{score['after']:.3f}, KL {summary['last']['kl_to_reference']:.2f} nats a response. "
-          f"{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and samples: {out}")
+    print(
+        f"\nReward on {len(asked)} {kind.replace('_', '-')} prompts: {score['before']:.3f} → "
+        f"{score['after']:.3f}, KL {summary['last']['kl_to_reference']:.2f} nats a response. "
+        f"{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and samples: {out}"
+    )
     return summary
 
 # %% ../../nbs/learn/23_your_own.ipynb #84cfb266
 @dataclass(kw_only=True)
 class Supervised(OwnRun):
     "What the supervised stages share."
+
     steps: Count = 100  # updates
     batch_size: Count = 16  # rows per update
     lr: Positive = 1e-5  # learning rate; a model of under a million weights wants about 1e-3
     held_out: Annotated[float, Limit(0, 0.9)] = 0.1  # share of rows to judge by, without eval_data
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
 
+
 @dataclass(kw_only=True)
 class SFTConfig(Supervised):
     "Teach your own model to write as your demonstrations do."
+
 
 @dataclass(kw_only=True)
 class RewardModelConfig(Supervised):
@@ -222,13 +286,16 @@ class RewardModelConfig(Supervised):
 @dataclass(kw_only=True)
 class DPOConfig(Supervised):
     "Train your own model on preferences alone, without a sampler."
+
     lr: Positive = 1e-5  # learning rate; with all weights of a 7 B 5e-7, for a tiny model 1e-3
     beta: NotNegative = 0.1  # price of a nat of KL; smaller goes further
     label_smoothing: Annotated[float, Limit(0, 0.5)] = 0.0  # share of wrong labels
 
+
 @dataclass(kw_only=True)
 class KTOConfig(Supervised):
     "Train your own model on single answers that are labelled good or bad."
+
     lr: Positive = 1e-5  # learning rate; a model of under a million weights wants about 1e-3
     beta: NotNegative = 0.1  # price of a nat of KL; smaller goes further
     good_weight: Positive = 1.0  # weights times numbers of good and bad answers should be alike
@@ -237,24 +304,33 @@ class KTOConfig(Supervised):
 # %% ../../nbs/learn/23_your_own.ipynb #a7d96b49
 class Given(NamedTuple):
     "What a stage learns with."
+
     model: Any
     tokenizer: PreTrainedTokenizerBase
-    learn: list # rows
-    judge: list # rows to judge by
-    out: Path   # the run's directory
-    options: dict[str, Any] # for `fit`
+    learn: list  # rows
+    judge: list  # rows to judge by
+    out: Path  # the run's directory
+    options: dict[str, Any]  # for `fit`
 
-Work = Callable[[Given], tuple[Sequence[Log], dict[str, float]]] # its log, and figures
 
-def supervised(config: Supervised, name: str, work: Work) -> dict: # the summary; {}: a dry run
+Work = Callable[[Given], tuple[Sequence[Log], dict[str, float]]]  # its log, and figures
+
+
+def supervised(config: Supervised, name: str, work: Work) -> dict:  # the summary; {}: a dry run
     "The frame. Raises, before anything is written, OSError or ValueError for what cannot be used."
     device, place = find_device(config.device), find_model(config.model)
     tokenizer = own_tokenizer(place)
     learn, judge = split_held_out(config, name, tokenizer)
     if config.dry_run:
-        print(planned(config, [
-            f"data: {len(learn):,} rows to learn from, {len(judge):,} held out",
-            f"{name}: {config.steps} updates of {config.batch_size} rows"]))
+        print(
+            planned(
+                config,
+                [
+                    f"data: {len(learn):,} rows to learn from, {len(judge):,} held out",
+                    f"{name}: {config.steps} updates of {config.batch_size} rows",
+                ],
+            )
+        )
         return {}
 
     def train(out: Path, manager: CheckpointManager) -> dict:
@@ -267,20 +343,36 @@ def supervised(config: Supervised, name: str, work: Work) -> dict: # the summary
         done = manager.latest.place if stage.saved else None
         truncate_log(path, done[1] if done else 0)
         options: dict[str, Any] = dict(
-            steps=config.steps, lr=config.lr, batch_size=min(config.batch_size, len(learn)),
-            seed=seed, desc=name, progress=config.progress, stage=stage,
-            callback=lambda step, log: append_jsonl(path, log))
+            steps=config.steps,
+            lr=config.lr,
+            batch_size=min(config.batch_size, len(learn)),
+            seed=seed,
+            desc=name,
+            progress=config.progress,
+            stage=stage,
+            callback=lambda step, log: append_jsonl(path, log),
+        )
         log, figures = work(Given(model, tokenizer, learn, judge, out, options))
         write_whole(path, "".join(map(json_line, log)))
         known = {repr(row) for row in learn}
-        summary = {"seed": config.seed, **manager.seconds(), "resumed_from": manager.resumed_from,
-                   **figures, "first": log[0], "last": log[-1], "rows": len(learn),
-                   "held_out_rows": len(judge),
-                   "held_out_seen": sum(repr(row) in known for row in judge),
-                   "config": settings_of(config), "versions": versions()}
+        summary = {
+            "seed": config.seed,
+            **manager.seconds(),
+            "resumed_from": manager.resumed_from,
+            **figures,
+            "first": log[0],
+            "last": log[-1],
+            "rows": len(learn),
+            "held_out_rows": len(judge),
+            "held_out_seen": sum(repr(row) in known for row in judge),
+            "config": settings_of(config),
+            "versions": versions(),
+        }
         write_json(out / "summary.json", summary)
-        print(", ".join(f"{k.replace('_', ' ')} {x:.3f}" for k, x in figures.items())
-              + f" on {len(judge)} held-out rows. {out}")
+        print(
+            ", ".join(f"{k.replace('_', ' ')} {x:.3f}" for k, x in figures.items())
+            + f" on {len(judge)} held-out rows. {out}"
+        )
         return summary
 
     digest = fingerprint_of_prompts([learn, judge])
@@ -288,9 +380,12 @@ def supervised(config: Supervised, name: str, work: Work) -> dict: # the summary
 
 # %% ../../nbs/learn/23_your_own.ipynb #354aaa91
 def split_held_out(
-    config: Supervised, name: str, tokenizer: PreTrainedTokenizerBase,
-) -> tuple[list, list]: # rows to learn from, and to judge by
+    config: Supervised,
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[list, list]:  # rows to learn from, and to judge by
     "Every so manieth row is to judge by, unless there is a file of them."
+
     def read(source: Source) -> list[dict]:
         columns = {"prompt": config.prompt_column, "completion": config.answer_column}
         if name in ("sft", "kto"):
@@ -303,15 +398,16 @@ def split_held_out(
         return rows, read(config.eval_data)
     every = round(1 / config.held_out) if config.held_out else len(rows) + 1
     kept = [row for i, row in enumerate(rows, 1) if i % every]
-    return (kept, rows[every - 1::every]) if kept else (rows, [])
+    return (kept, rows[every - 1 :: every]) if kept else (rows, [])
 
 # %% ../../nbs/learn/23_your_own.ipynb #7d7be5ca
-def run_sft(config: SFTConfig) -> dict: # the summary
+def run_sft(config: SFTConfig) -> dict:  # the summary
     "Supervised fine-tuning on demonstrations. Raises as `supervised`."
+
     def work(g: Given) -> tuple[list[Log], dict[str, float]]:
-        def nats() -> float: # per learnt token of the held-out rows, the end among them
+        def nats() -> float:  # per learnt token of the held-out rows, the end among them
             whole, prompts = texts_of(g.judge)
-            return lm_nats(g.model, g.tokenizer, whole, prompts=prompts) if g.judge else 0.
+            return lm_nats(g.model, g.tokenizer, whole, prompts=prompts) if g.judge else 0.0
 
         before, (whole, prompts) = nats(), texts_of(g.learn)
         log = train_lm(g.model, g.tokenizer, whole, prompts=prompts, **g.options)
@@ -320,13 +416,15 @@ def run_sft(config: SFTConfig) -> dict: # the summary
 
     return supervised(config, "sft", work)
 
+
 def texts_of(rows: Sequence[dict[str, str]]) -> tuple[list[str], list[str]]:
     "Whole texts, and what each begins with and is not learnt."
     return [row["prompt"] + row["completion"] for row in rows], [row["prompt"] for row in rows]
 
 # %% ../../nbs/learn/23_your_own.ipynb #4a0b8d87
-def run_reward_model(config: RewardModelConfig) -> dict: # the summary
+def run_reward_model(config: RewardModelConfig) -> dict:  # the summary
     "Bradley–Terry on pairs; the transformer is the model's, copied. Raises as `supervised`."
+
     def work(g: Given) -> tuple[list[Log], dict[str, float]]:
         made = RewardModel.from_causal_lm(g.model, g.tokenizer)
         log = train_reward_model(made, g.learn, **g.options)
@@ -339,12 +437,20 @@ def run_reward_model(config: RewardModelConfig) -> dict: # the summary
     return supervised(config, "reward-model", work)
 
 # %% ../../nbs/learn/23_your_own.ipynb #94b2ad6a
-def run_dpo(config: DPOConfig) -> dict: # the summary
+def run_dpo(config: DPOConfig) -> dict:  # the summary
     "Direct preference optimisation; the reference is the model as it was. Raises as `supervised`."
+
     def work(g: Given) -> tuple[list[Log], dict[str, float]]:
         reference = create_reference_model(g.model)
-        log = train_dpo(g.model, g.tokenizer, g.learn, ref_model=reference, beta=config.beta,
-                        label_smoothing=config.label_smoothing, **g.options)
+        log = train_dpo(
+            g.model,
+            g.tokenizer,
+            g.learn,
+            ref_model=reference,
+            beta=config.beta,
+            label_smoothing=config.label_smoothing,
+            **g.options,
+        )
         save_model(g.model.eval(), g.tokenizer, g.out / "policy")
         chosen, rejected = (moves_of(g, reference, side) for side in ("chosen", "rejected"))
         right = [a > b for a, b in zip(chosen, rejected, strict=True)]
@@ -352,25 +458,39 @@ def run_dpo(config: DPOConfig) -> dict: # the summary
 
     return supervised(config, "dpo", work)
 
-def run_kto(config: KTOConfig) -> dict: # the summary
+
+def run_kto(config: KTOConfig) -> dict:  # the summary
     "KTO on labelled answers; the reference is the model as it was. Raises as `supervised`."
+
     def work(g: Given) -> tuple[list[Log], dict[str, float]]:
         reference = create_reference_model(g.model)
-        log = train_kto(g.model, g.tokenizer, g.learn, ref_model=reference, beta=config.beta,
-                        good_weight=config.good_weight, bad_weight=config.bad_weight, **g.options)
+        log = train_kto(
+            g.model,
+            g.tokenizer,
+            g.learn,
+            ref_model=reference,
+            beta=config.beta,
+            good_weight=config.good_weight,
+            bad_weight=config.bad_weight,
+            **g.options,
+        )
         save_model(g.model.eval(), g.tokenizer, g.out / "policy")
-        moved = [move if row["label"] else -move for row, move in
-                 zip(g.judge, moves_of(g, reference, "completion"), strict=True)]
+        moved = [
+            move if row["label"] else -move
+            for row, move in zip(g.judge, moves_of(g, reference, "completion"), strict=True)
+        ]
         return log, {"margin": sum(moved) / len(moved)} if moved else {}
 
     return supervised(config, "kto", work)
 
 # %% ../../nbs/learn/23_your_own.ipynb #15379a73
 @torch.no_grad()
-def moves_of(g: Given, reference: PreTrainedModel, side: str) -> list[float]: # nats
+def moves_of(g: Given, reference: PreTrainedModel, side: str) -> list[float]:  # nats
     "How far log π of the held-out answers in that column has gone from the reference's."
     whole, prompts = [r["prompt"] + r[side] for r in g.judge], [r["prompt"] for r in g.judge]
     pad_id = filling_id(g.tokenizer)
     rows = given_and_response(whole, prompts, g.tokenizer) if g.judge else []
-    return [(row_logprobs(g.model, [row], pad_id) - row_logprobs(reference, [row], pad_id)).item()
-            for row in rows]
+    return [
+        (row_logprobs(g.model, [row], pad_id) - row_logprobs(reference, [row], pad_id)).item()
+        for row in rows
+    ]

@@ -49,6 +49,7 @@ from ..training.trainer import RLHFTrainer
 @dataclass
 class QuickstartConfig(SmallModelSettings):
     "RLHF end to end on film reviews made by a grammar: every setting of the run."
+
     # the trainer's settings that this run wants otherwise
     steps: Count = 36  # iterations: one rollout and one update each
     batch_size: Count = 256  # responses per iteration
@@ -72,12 +73,13 @@ class QuickstartConfig(SmallModelSettings):
 @dataclass
 class Data:
     "Everything that the run reads. Nothing in the held-out parts was seen in training."
-    reviews: list[str]        # for the language model, and to make pairs of
+
+    reviews: list[str]  # for the language model, and to make pairs of
     pairs: list[dict[str, str]]
     held_out_pairs: list[dict[str, str]]
-    prompts: list[str]        # for PPO
-    held_out_prompts: list[str] # for judging
-    held_out: list[str]       # reviews
+    prompts: list[str]  # for PPO
+    held_out_prompts: list[str]  # for judging
+    held_out: list[str]  # reviews
 
 # %% ../../nbs/learn/03_quickstart.ipynb #393ef658
 def make_data(config: QuickstartConfig) -> Data:
@@ -89,70 +91,94 @@ def make_data(config: QuickstartConfig) -> Data:
     more = write_reviews(4 * (config.eval_samples + 256), f"held out/{seed}")
     held_out = [r for r in more if r not in seen]
     most = config.prompt_words
-    return Data(reviews, rater_pairs(reviews, config.pairs, f"pairs/{seed}"),
-                rater_pairs(held_out, config.held_out_pairs, f"held-out pairs/{seed}"),
-                beginnings(reviews, config.steps * config.batch_size, 0, most, f"prompts/{seed}"),
-                beginnings(held_out, config.eval_samples, 0, most, f"held-out prompts/{seed}"),
-                held_out)
+    return Data(
+        reviews,
+        rater_pairs(reviews, config.pairs, f"pairs/{seed}"),
+        rater_pairs(held_out, config.held_out_pairs, f"held-out pairs/{seed}"),
+        beginnings(reviews, config.steps * config.batch_size, 0, most, f"prompts/{seed}"),
+        beginnings(held_out, config.eval_samples, 0, most, f"held-out prompts/{seed}"),
+        held_out,
+    )
 
 # %% ../../nbs/learn/03_quickstart.ipynb #0f08c180
 def make_tokenizer(config: QuickstartConfig, end: bool = False) -> PreTrainedTokenizerBase:
     """One id per word of the grammar. Begin and end are one token, as in GPT-2; `end` also puts
     it behind every text."""
     longest = 1 + config.prompt_words + config.max_new_tokens + 1
-    return word_tokenizer(vocabulary(), model_max_length=max(32, longest), bos="<end>",
-                          eos="<end>", add_eos=end)
+    return word_tokenizer(
+        vocabulary(), model_max_length=max(32, longest), bos="<end>", eos="<end>", add_eos=end
+    )
+
 
 def make_lm(config: QuickstartConfig, tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
     """A GPT-2-shaped model with random weights, small enough for a CPU. No dropout: the texts are
     seen too few times to overfit."""
     return small_gpt2(
-        config, tokenizer, tokenizer.model_max_length,
-        activation_function="gelu_pytorch_tanh")  # GPT-2's, in one operation instead of eight
+        config, tokenizer, tokenizer.model_max_length, activation_function="gelu_pytorch_tanh"
+    )  # GPT-2's, in one operation instead of eight
 
 # %% ../../nbs/learn/03_quickstart.ipynb #853c291b
 def train_sft(
-    config: QuickstartConfig, # sft_steps, sft_batch_size, sft_lr
-    data: Data,               # its reviews
+    config: QuickstartConfig,  # sft_steps, sft_batch_size, sft_lr
+    data: Data,  # its reviews
     tokenizer: PreTrainedTokenizerBase,
-    stage: Stage | None = None, # keeps checkpoints
-) -> tuple[GPT2LMHeadModel, list[Log]]: # the model, and its log: one dictionary per update
+    stage: Stage | None = None,  # keeps checkpoints
+) -> tuple[GPT2LMHeadModel, list[Log]]:  # the model, and its log: one dictionary per update
     "Stage 1: learn to write reviews."
     lm = cast(Any, make_lm(config, tokenizer)).to(find_device(config.device))
-    log = train_lm(lm, tokenizer, data.reviews, steps=config.sft_steps, lr=config.sft_lr,
-                   batch_size=config.sft_batch_size, seed=stage_seed(config.seed, "sft"),
-                   desc="1 SFT", progress=config.progress, stage=stage)
+    log = train_lm(
+        lm,
+        tokenizer,
+        data.reviews,
+        steps=config.sft_steps,
+        lr=config.sft_lr,
+        batch_size=config.sft_batch_size,
+        seed=stage_seed(config.seed, "sft"),
+        desc="1 SFT",
+        progress=config.progress,
+        stage=stage,
+    )
     return lm.eval(), log
 
 # %% ../../nbs/learn/03_quickstart.ipynb #78efc095
 def make_reward_model(
-    config: QuickstartConfig, # rm_steps, rm_batch_size, rm_lr
-    data: Data,               # its pairs; its held-out reviews set the scale of the scores
-    lm: PreTrainedModel,      # the SFT model, whose trunk is copied
-    stage: Stage | None = None, # keeps checkpoints
+    config: QuickstartConfig,  # rm_steps, rm_batch_size, rm_lr
+    data: Data,  # its pairs; its held-out reviews set the scale of the scores
+    lm: PreTrainedModel,  # the SFT model, whose trunk is copied
+    stage: Stage | None = None,  # keeps checkpoints
 ) -> tuple[RewardModel, list[Log]]:
     """Stage 2: learn from comparisons what people like; scores have mean 0 and sd 1 on held-out
     reviews. It reads the score at an end token. Read at the last word, the score of a broken-off
     text is a guess, and PPO finds the lucky guesses: "an awkward drama with a"."""
     reward_model = RewardModel.from_causal_lm(lm, make_tokenizer(config, end=True))
-    log = train_reward_model(reward_model, data.pairs, steps=config.rm_steps, lr=config.rm_lr,
-                             batch_size=config.rm_batch_size,
-                             seed=stage_seed(config.seed, "reward model"), desc="2 reward model",
-                             progress=config.progress, stage=stage)
+    log = train_reward_model(
+        reward_model,
+        data.pairs,
+        steps=config.rm_steps,
+        lr=config.rm_lr,
+        batch_size=config.rm_batch_size,
+        seed=stage_seed(config.seed, "reward model"),
+        desc="2 reward model",
+        progress=config.progress,
+        stage=stage,
+    )
     reward_model.eval().requires_grad_(False)
     reward_model.normalise(data.held_out)
     return reward_model, log
 
 # %% ../../nbs/learn/03_quickstart.ipynb #8e8d7405
-def film_figures(texts: list[str], ended: list[bool]) -> dict[str, list]: # one per text
+def film_figures(texts: list[str], ended: list[bool]) -> dict[str, list]:  # one per text
     "No training has seen them. A text that is cut off is not grammatical."
     return {"human_score": human_score(texts), "grammatical": grammatical(texts, ended)}
+
 
 evaluate = partial(stages.evaluate, measure=film_figures)
 
 # %% ../../nbs/learn/03_quickstart.ipynb #46a7230f
 def make_trainer(
-    config: SmallModelSettings, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+    config: SmallModelSettings,
+    lm: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> RLHFTrainer:
     """Stage 3: PPO, or whatever the settings say, from the SFT model. Where values are learnt, a
     transformer of their own learns them, which starts as a copy."""
@@ -161,41 +187,68 @@ def make_trainer(
     return RLHFTrainer(agent, create_reference_model(lm), config, tokenizer=tokenizer)
 
 # %% ../../nbs/learn/03_quickstart.ipynb #b1af1274
-FIGURES = ["human_score", "reward_model_score", "grammatical", "distinct_2", "kl_to_reference",
-           "response_length"]
+FIGURES = [
+    "human_score",
+    "reward_model_score",
+    "grammatical",
+    "distinct_2",
+    "kl_to_reference",
+    "response_length",
+]
 
 # %% ../../nbs/learn/03_quickstart.ipynb #e5c55d63
-def run_quickstart(config: QuickstartConfig | None = None) -> dict: # the summary
+def run_quickstart(config: QuickstartConfig | None = None) -> dict:  # the summary
     """The whole run, written to a directory; or, with `resume`, the rest of it. Raises, before
     any work, ValueError for a GPU where there is none, and as `in_run_directory`."""
     config = config or QuickstartConfig()
     find_device(config.device)
     return in_run_directory(config, "quickstart", partial(run_stages, config))
 
+
 def run_stages(config: QuickstartConfig, out: Path, manager: CheckpointManager) -> dict:
     "SFT and the reward model; and what `improve` makes of them."
     data, tokenizer = make_data(config), make_tokenizer(config)
-    print(f"\nSFT: {config.reviews:,} reviews made by a grammar teach a small GPT-2 to write; "
-          "PPO needs a model that writes already.")
+    print(
+        f"\nSFT: {config.reviews:,} reviews made by a grammar teach a small GPT-2 to write; "
+        "PPO needs a model that writes already."
+    )
     lm, _ = train_sft(config, data, tokenizer, manager.stage("sft"))
     nats = lm_nats(lm, tokenizer, data.held_out)
     save_model(lm, tokenizer, out / "sft")
     print(f"  {nats:.3f} nats per token on unseen reviews")
-    print(f"\nReward model: {config.pairs:,} pairs, each labelled by drawing one person's score "
-          "per word, teach it what people like.")
+    print(
+        f"\nReward model: {config.pairs:,} pairs, each labelled by drawing one person's score "
+        "per word, teach it what people like."
+    )
     reward_model, _ = make_reward_model(config, data, lm, manager.stage("reward model"))
     accuracy = pair_accuracy(reward_model.score, data.held_out_pairs)
     ceiling = pair_ceiling(data.held_out_pairs)
     save_model(reward_model.model, reward_model.tokenizer, out / "reward_model")
-    print(f"  right on {accuracy:.1%} of {len(data.held_out_pairs):,} unseen pairs; people "
-          f"disagree, so knowing every word's mean rating gets {ceiling:.1%}")
+    print(
+        f"  right on {accuracy:.1%} of {len(data.held_out_pairs):,} unseen pairs; people "
+        f"disagree, so knowing every word's mean rating gets {ceiling:.1%}"
+    )
     trainer, asked = make_trainer(config, lm, tokenizer), data.held_out_prompts
     rest = lm, tokenizer, reward_model, asked, film_figures
-    compared = partial(make_baselines, config, *rest, manager.stage("baselines"), given=True,
-                       batch_size=config.sft_batch_size)
+    compared = partial(
+        make_baselines,
+        config,
+        *rest,
+        manager.stage("baselines"),
+        given=True,
+        batch_size=config.sft_batch_size,
+    )
     return improve(
-        config, out, manager, trainer, data.prompts, reward_model,
-        lambda: stages.evaluate(config, trainer.agent.model.eval(), *rest), held_out=asked,
-        baselines=compared if config.baselines else None, columns=FIGURES,
+        config,
+        out,
+        manager,
+        trainer,
+        data.prompts,
+        reward_model,
+        lambda: stages.evaluate(config, trainer.agent.model.eval(), *rest),
+        held_out=asked,
+        baselines=compared if config.baselines else None,
+        columns=FIGURES,
         sft={"held_out_nats_per_token": nats},
-        reward_model={"pair_accuracy": accuracy, "ceiling": ceiling})
+        reward_model={"pair_accuracy": accuracy, "ceiling": ceiling},
+    )

@@ -49,8 +49,20 @@ from ..supervised.sft import lm_nats, train_lm
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #353009c8
 TEXTS, RATINGS = "movieReviewSnippets_GroundTruth.txt", "movieReviewSnippets_anonDataRatings.txt"
-WORTH = {"superb": 3, "moving": 2, "funny": 2, "charming": 2, "fine": 1, "long": -.5, "slow": -1,
-         "dull": -2, "silly": -1, "awful": -3, "tender": 1.5, "flat": -1.5}
+WORTH = {
+    "superb": 3,
+    "moving": 2,
+    "funny": 2,
+    "charming": 2,
+    "fine": 1,
+    "long": -0.5,
+    "slow": -1,
+    "dull": -2,
+    "silly": -1,
+    "awful": -3,
+    "tender": 1.5,
+    "flat": -1.5,
+}
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #436c9ad8
 def rehearse(directory: Path, n: int = 240, seed: int = 0) -> None:
@@ -59,10 +71,14 @@ def rehearse(directory: Path, n: int = 240, seed: int = 0) -> None:
     parts = ["plot", "cast", "score", "ending", "script", "pace"]
     for i in range(1, n + 1):
         a, b, c = rng.choice(words), rng.choice(words), rng.choice(words)
-        text = rng.choice([f"a {a} film, {b} and {c}.",
-                           f"the {rng.choice(parts)} is {a} &amp; the {rng.choice(parts)} {b}.",
-                           f"{a}, {b}, and yet a {c} {rng.choice(parts)}.",
-                           f"it's a {a}   fiancée of a movie: {b}!"])
+        text = rng.choice(
+            [
+                f"a {a} film, {b} and {c}.",
+                f"the {rng.choice(parts)} is {a} &amp; the {rng.choice(parts)} {b}.",
+                f"{a}, {b}, and yet a {c} {rng.choice(parts)}.",
+                f"it's a {a}   fiancée of a movie: {b}!",
+            ]
+        )
         truth = sum(WORTH[w] for w in re.findall(r"\w+", text) if w in WORTH) / 2
         raters = rng.randint(15, 29)
         scores = [max(-4, min(4, round(rng.gauss(truth, 1.1)))) for _ in range(raters)]
@@ -76,12 +92,13 @@ def rehearse(directory: Path, n: int = 240, seed: int = 0) -> None:
 # %% ../../nbs/reference/recipes/ratings.ipynb #bfb0ec47
 class Review(NamedTuple):
     "A sentence, and what each of its raters said, from −4 (worst) to 4 (best)."
+
     id: str
     text: str
     ratings: tuple[int, ...]
 
     @property
-    def mean(self) -> float: # from −4 to 4
+    def mean(self) -> float:  # from −4 to 4
         "What its raters say on average."
         return sum(self.ratings) / len(self.ratings)
 
@@ -94,16 +111,20 @@ def _rows(path: Path, columns: int) -> dict[str, tuple[str, list[str]]]:
         if not line:
             continue
         if len(cells) != columns - 1:
-            raise ValueError(f"{where}: {len(cells) + 1} columns, expected {columns}, "
-                             "separated by tabs")
+            raise ValueError(
+                f"{where}: {len(cells) + 1} columns, expected {columns}, separated by tabs"
+            )
         if "\ufffd" in line or key in rows:
-            raise ValueError(f"{where}: not UTF-8" if "\ufffd" in line else
-                             f"{where}: the id {key!r} stands in {rows[key][0]} already")
+            raise ValueError(
+                f"{where}: not UTF-8"
+                if "\ufffd" in line
+                else f"{where}: the id {key!r} stands in {rows[key][0]} already"
+            )
         rows[key] = where, cells
     return rows
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #0aec86de
-def read_rated(data: str | Path) -> tuple[list[Review], list[str]]: # and a directory's other texts
+def read_rated(data: str | Path) -> tuple[list[Review], list[str]]:  # and a directory's other texts
     """Texts and ratings of a directory, or of NAME_GroundTruth.txt, joined by id. Raises
     FileNotFoundError; ValueError naming file, line and reason for the first bad row."""
     data = Path(data)
@@ -113,7 +134,8 @@ def read_rated(data: str | Path) -> tuple[list[Review], list[str]]: # and a dire
         raise FileNotFoundError(
             f"{one} (id, mean, text) and {other.name} beside it (id, mean, deviation, [ratings]) "
             "are needed, columns separated by tabs. The lesson's sentences are in the ICWSM 2014 "
-            "archive of the vaderSentiment project's source")
+            "archive of the vaderSentiment project's source"
+        )
     texts, raters, reviews = _rows(one, 3), _rows(other, 4), []
     if alone := sorted(texts.keys() ^ raters.keys()):
         where = (texts | raters)[alone[0]][0]
@@ -121,11 +143,14 @@ def read_rated(data: str | Path) -> tuple[list[Review], list[str]]: # and a dire
     for key, (_, (_, text)) in texts.items():
         where, (*_, cell) = raters[key]
         if not re.fullmatch(r"\[ *-?[0-4] *(, *-?[0-4] *)+\]", cell):
-            raise ValueError(f"{where}: the ratings {cell[:60]!r} are not a list of two or more "
-                             "whole numbers from −4 to 4, such as [2, -1, 3]")
+            raise ValueError(
+                f"{where}: the ratings {cell[:60]!r} are not a list of two or more "
+                "whole numbers from −4 to 4, such as [2, -1, 3]"
+            )
         reviews.append(Review(key, _clean(text), tuple(json.loads(cell))))
     more = [path for path in sorted(data.glob("*_GroundTruth.txt")) if path != one]
     return reviews, [_clean(cells[1]) for path in more for _, cells in _rows(path, 3).values()]
+
 
 def _clean(text: str) -> str:
     "HTML entities decoded, runs of blanks made one."
@@ -133,13 +158,15 @@ def _clean(text: str) -> str:
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #6600d038
 def split_reviews(
-    reviews: Sequence[Review], held_out: int = 1000,
-) -> tuple[list[Review], list[Review]]: # training, held out
+    reviews: Sequence[Review],
+    held_out: int = 1000,
+) -> tuple[list[Review], list[Review]]:  # training, held out
     """The same split for every seed. A training text that also occurs among the held-out ones is
     dropped. Raises ValueError unless both parts have at least two reviews."""
     if not 2 <= held_out <= len(reviews) - 2:
-        raise ValueError(f"held_out={held_out} of {len(reviews)} reviews: leave at least two on "
-                         "either side")
+        raise ValueError(
+            f"held_out={held_out} of {len(reviews)} reviews: leave at least two on either side"
+        )
     order = list(range(len(reviews)))
     random.Random(0).shuffle(order)
     test = [reviews[i] for i in order[:held_out]]
@@ -148,28 +175,33 @@ def split_reviews(
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #88a840f7
 def ranking(
-    scores: Sequence[float], means: Sequence[float], # of each review; means: the raters'
-    margin: float = 0., # only pairs whose means differ by at least this
-) -> float: # between 0 and 1; ties count one half
+    scores: Sequence[float],
+    means: Sequence[float],  # of each review; means: the raters'
+    margin: float = 0.0,  # only pairs whose means differ by at least this
+) -> float:  # between 0 and 1; ties count one half
     "Of all pairs that the raters tell apart, the share that the scores put in their order."
     s, m = (torch.tensor(x, dtype=torch.float64) for x in (list(scores), list(means)))
     judged, truth = s[:, None] - s, m[:, None] - m
     asked = (truth > 0) & (truth >= margin)
     if not asked.any():
-        raise ValueError(f"no two of the {len(m)} reviews differ by {margin or 'anything'} "
-                         "in their mean rating")
-    return ((judged > 0).double() + .5 * (judged == 0))[asked].mean().item()
+        raise ValueError(
+            f"no two of the {len(m)} reviews differ by {margin or 'anything'} in their mean rating"
+        )
+    return ((judged > 0).double() + 0.5 * (judged == 0))[asked].mean().item()
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #1f7f2c2f
 def both_margins(scores: Sequence[float], means: Sequence[float]) -> dict[str, float]:
     "`ranking` over all pairs and over those with a margin of at least 1."
-    return {"pair_accuracy": ranking(scores, means),
-            "pair_accuracy_margin_1": ranking(scores, means, 1.)}
+    return {
+        "pair_accuracy": ranking(scores, means),
+        "pair_accuracy_margin_1": ranking(scores, means, 1.0),
+    }
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #9a2d4683
 def two_halves(
-    reviews: Sequence[Review], seed: int | str = 0,
-) -> tuple[list[Review], list[Review]]: # the same sentences, each with one half of its raters
+    reviews: Sequence[Review],
+    seed: int | str = 0,
+) -> tuple[list[Review], list[Review]]:  # the same sentences, each with one half of its raters
     "Of an odd number of raters the second half has one more."
     rng, halves = random.Random(seed), ([], [])
     for r in reviews:
@@ -180,61 +212,69 @@ def two_halves(
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #507b20e1
 @cache
-def _analyzer() -> Any: # reads its lexicon once
+def _analyzer() -> Any:  # reads its lexicon once
     from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
     return SentimentIntensityAnalyzer()
 
-def vader_compound(texts: Sequence[str]) -> list[float]: # from −1 to 1
+
+def vader_compound(texts: Sequence[str]) -> list[float]:  # from −1 to 1
     "VADER's compound score: a lexicon and rules written by people. No training here has seen it."
     return [_analyzer().polarity_scores(text)["compound"] for text in texts]
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #df315439
 def beside_baselines(
-    scores: Mapping[str, Sequence[float]], # by name, one for each held-out text
+    scores: Mapping[str, Sequence[float]],  # by name, one for each held-out text
     held_out: Sequence[Review],
-) -> dict[str, dict[str, float]]: # shares of pairs, by name
+) -> dict[str, dict[str, float]]:  # shares of pairs, by name
     "The share of held-out pairs in the raters' order, beside VADER and half of the raters."
     means = [r.mean for r in held_out]
     one, other = ([r.mean for r in half] for half in two_halves(held_out))
     found = {**scores, "vader": vader_compound([r.text for r in held_out])}
     return {name: both_margins(s, means) for name, s in found.items()} | {
-        "half_of_the_raters": both_margins(one, other)}
+        "half_of_the_raters": both_margins(one, other)
+    }
 
-def pairs_table(shares: Mapping[str, Mapping[str, float]]) -> str: # of `beside_baselines`
+
+def pairs_table(shares: Mapping[str, Mapping[str, float]]) -> str:  # of `beside_baselines`
     "One row per scorer: share of held-out pairs in the raters' order."
     rows = [[k.replace("_", " "), *v.values()] for k, v in shares.items()]
     return text_table(["judge", "all pairs", "margin ≥ 1"], rows)
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #19b82bda
 def preferences(
-    ratings: Sequence[Sequence[int]], # of N texts, from −4 to 4; the numbers of raters may differ
-) -> Float[Tensor, "batch batch"]: # P[i, j] = P(a rater of i scores higher than a rater of j)
+    ratings: Sequence[Sequence[int]],  # of N texts, from −4 to 4; the numbers of raters may differ
+) -> Float[Tensor, "batch batch"]:  # P[i, j] = P(a rater of i scores higher than a rater of j)
     "Every rater of i against every rater of j. P[i, j] + P[j, i] = 1 − ties; P[i, i] = 0."
-    counts = torch.tensor([[row.count(score) / len(row) for score in range(-4, 5)]
-                           for row in ratings])
+    counts = torch.tensor(
+        [[row.count(score) / len(row) for score in range(-4, 5)] for row in ratings]
+    )
     below = counts.cumsum(-1) - counts  # the share of a text's raters below each score
-    return (counts @ below.T).fill_diagonal_(0.)
+    return (counts @ below.T).fill_diagonal_(0.0)
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #462b16e0
 def soft_pairs_loss(
     scores: Float[Tensor, "batch"],
-    ratings: Sequence[Sequence[int]], # of each text, by each of its raters
-) -> Float[Tensor, ""]: # nats per comparison
+    ratings: Sequence[Sequence[int]],  # of each text, by each of its raters
+) -> Float[Tensor, ""]:  # nats per comparison
     """Σᵢⱼ −P[i, j]·log σ(rᵢ − rⱼ) / Σᵢⱼ P[i, j], P of `preferences`: `all_pairs_loss` over every
     pair of raters, ties left out. Raises ValueError if there is no comparison."""
     preferred = preferences(ratings).to(scores)
     if not preferred.sum() > 0:
-        raise ValueError("no pair to learn from: all raters of these texts agree. "
-                         "Put texts with different ratings in one batch")
+        raise ValueError(
+            "no pair to learn from: all raters of these texts agree. "
+            "Put texts with different ratings in one batch"
+        )
     return -(preferred * logsigmoid(scores[:, None] - scores)).sum() / preferred.sum()
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #224f9d4a
 Dropout = Annotated[float, Limit(0, 1)]
 
+
 @dataclass(kw_only=True)
 class ReviewsConfig(SmallModelSettings):
     "The same stages on real sentences that people rated. Without a flag, what the lesson uses."
+
     data: Path  # directory of texts and ratings; or the file of texts, NAME_GroundTruth.txt
     # the trainer's settings that this run wants otherwise
     batch_size: Count = 128  # responses per iteration
@@ -272,48 +312,72 @@ class ReviewsConfig(SmallModelSettings):
 # %% ../../nbs/reference/recipes/ratings.ipynb #98462d33
 class ReviewData(NamedTuple):
     "Everything that the run reads."
+
     train: list[Review]
     held_out: list[Review]
-    other_texts: list[str] # for the language model alone
+    other_texts: list[str]  # for the language model alone
     tokenizer: PreTrainedTokenizerBase
-    prompts: list[str]          # for PPO, from training snippets
-    held_out_prompts: list[str] # for judging, from held-out ones
+    prompts: list[str]  # for PPO, from training snippets
+    held_out_prompts: list[str]  # for judging, from held-out ones
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #0ed0c2f6
-def review_data(config: ReviewsConfig, reviews: Sequence[Review],
-                other: Sequence[str] = ()) -> ReviewData:
+def review_data(
+    config: ReviewsConfig, reviews: Sequence[Review], other: Sequence[str] = ()
+) -> ReviewData:
     "Split, learn the tokenizer from the training texts, leave out long texts, cut prompts."
     train, held_out = split_reviews(reviews, config.held_out)
-    tokenizer = bpe_tokenizer([r.text for r in train] + [*other], config.vocab_size,
-                              model_max_length=config.context)
+    tokenizer = bpe_tokenizer(
+        [r.text for r in train] + [*other], config.vocab_size, model_max_length=config.context
+    )
 
-    def fits(text: str) -> bool: # with room for the end token
+    def fits(text: str) -> bool:  # with room for the end token
         return len(tokenizer(text, verbose=False)["input_ids"]) < config.context
+
     train, held_out = ([r for r in part if fits(r.text)] for part in (train, held_out))
-    prompts = [beginnings([r.text for r in part], n, 2, config.prompt_words,
-                          f"{name}/{config.seed}") for part, n, name in (
-                  (train, config.steps * config.batch_size, "prompts"),
-                  (held_out, config.eval_samples, "held-out prompts"))]
+    prompts = [
+        beginnings([r.text for r in part], n, 2, config.prompt_words, f"{name}/{config.seed}")
+        for part, n, name in (
+            (train, config.steps * config.batch_size, "prompts"),
+            (held_out, config.eval_samples, "held-out prompts"),
+        )
+    ]
     return ReviewData(train, held_out, [t for t in other if fits(t)], tokenizer, *prompts)
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #fcdd844b
-def train_writer(config: ReviewsConfig, data: ReviewData,
-                 stage: Stage | None = None) -> GPT2LMHeadModel:
+def train_writer(
+    config: ReviewsConfig, data: ReviewData, stage: Stage | None = None
+) -> GPT2LMHeadModel:
     "Stage 1: a GPT-2-shaped model with random weights learns to write."
-    lm = small_gpt2(config, data.tokenizer, config.context, config.dropout,
-                    pad_token_id=data.tokenizer.pad_token_id)
+    lm = small_gpt2(
+        config,
+        data.tokenizer,
+        config.context,
+        config.dropout,
+        pad_token_id=data.tokenizer.pad_token_id,
+    )
     lm = cast(Any, lm).to(find_device(config.device))
     torch.manual_seed(stage_seed(config.seed, "sft dropout"))
-    train_lm(lm, data.tokenizer, [r.text for r in data.train] + data.other_texts,
-             steps=config.sft_steps, batch_tokens=config.sft_batch_tokens, lr=config.sft_lr,
-             betas=(.9, .95), weight_decay=.1, warmup=min(100, config.sft_steps // 5),
-             seed=stage_seed(config.seed, "sft"), desc="1 SFT", progress=config.progress,
-             stage=stage)
+    train_lm(
+        lm,
+        data.tokenizer,
+        [r.text for r in data.train] + data.other_texts,
+        steps=config.sft_steps,
+        batch_tokens=config.sft_batch_tokens,
+        lr=config.sft_lr,
+        betas=(0.9, 0.95),
+        weight_decay=0.1,
+        warmup=min(100, config.sft_steps // 5),
+        seed=stage_seed(config.seed, "sft"),
+        desc="1 SFT",
+        progress=config.progress,
+        stage=stage,
+    )
     return lm.eval()
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #06c946f7
-def train_on_raters(config: ReviewsConfig, data: ReviewData, lm: PreTrainedModel,
-                    stage: Stage | None = None) -> RewardModel:
+def train_on_raters(
+    config: ReviewsConfig, data: ReviewData, lm: PreTrainedModel, stage: Stage | None = None
+) -> RewardModel:
     "Stage 2: every rater of a snippet against every rater of the others of its batch."
     device, pad_id = find_device(config.device), pad_id_of(data.tokenizer)
     reward_model = RewardModel.from_causal_lm(lm, data.tokenizer)
@@ -331,14 +395,26 @@ def train_on_raters(config: ReviewsConfig, data: ReviewData, lm: PreTrainedModel
         if isinstance(module, torch.nn.Dropout):
             module.p = config.rm_dropout
     steps = max(1, round(config.rm_epochs * sum(map(len, rows)) / config.rm_batch_tokens))
-    dealt = batches([len(r) for r in rows], batch_tokens=config.rm_batch_tokens,
-                    seed=stage_seed(config.seed, "reward model"))
+    dealt = batches(
+        [len(r) for r in rows],
+        batch_tokens=config.rm_batch_tokens,
+        seed=stage_seed(config.seed, "reward model"),
+    )
     # the last text of a pass may come alone: nothing to compare it with
     dealt = (b for b in dealt if len({data.train[i].ratings for i in b}) > 1)
     torch.manual_seed(stage_seed(config.seed, "reward model dropout"))
-    fit(reward_model, loss_of, dealt, steps=steps, lr=config.rm_lr, warmup=steps // 10,
-        stage=stage, generators={"word dropout": generator}, desc="2 reward model",
-        progress=config.progress)
+    fit(
+        reward_model,
+        loss_of,
+        dealt,
+        steps=steps,
+        lr=config.rm_lr,
+        warmup=steps // 10,
+        stage=stage,
+        generators={"word dropout": generator},
+        desc="2 reward model",
+        progress=config.progress,
+    )
     reward_model.eval().requires_grad_(False)
     reward_model.normalise([r.text for r in data.held_out])
     return reward_model
@@ -349,32 +425,44 @@ def review_figures(texts: list[str], ended: list[bool]) -> dict[str, list[float]
     return {"vader_compound": vader_compound(texts)}
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #5455501a
-def run_reviews(config: ReviewsConfig) -> dict: # the summary, as written to summary.json
+def run_reviews(config: ReviewsConfig) -> dict:  # the summary, as written to summary.json
     """The whole run, written to a directory, or the rest of it. Raises as `read_rated` and
     `in_run_directory`; and ValueError for a reward model that loses to VADER."""
     read = read_rated(config.data)
     return in_run_directory(
-        config, "reviews", partial(run_on_raters, config, review_data(config, *read)),
-        {"SHA-256 of the data": fingerprint_of_prompts(read)})
+        config,
+        "reviews",
+        partial(run_on_raters, config, review_data(config, *read)),
+        {"SHA-256 of the data": fingerprint_of_prompts(read)},
+    )
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #c98ff010
 class WorseThanBaseline(ValueError):
     "A reward model that PPO should not learn from."
-    flags = " --even-if-worse" # that go on all the same
+
+    flags = " --even-if-worse"  # that go on all the same
+
 
 def run_on_raters(
-    config: ReviewsConfig, data: ReviewData, out: Path, manager: CheckpointManager,
-) -> dict: # the summary
+    config: ReviewsConfig,
+    data: ReviewData,
+    out: Path,
+    manager: CheckpointManager,
+) -> dict:  # the summary
     "SFT and the reward model; and what `improve` makes of them."
     tokenizer, texts = data.tokenizer, [r.text for r in data.held_out]
-    print(f"{len(data.train):,} rated snippets to learn from, {len(data.held_out):,} held out; "
-          f"{len(data.other_texts):,} other texts; {len(tokenizer):,} tokens.\n\nSFT: a small "
-          "GPT-2 with random weights learns to write by reading all of it.")
+    print(
+        f"{len(data.train):,} rated snippets to learn from, {len(data.held_out):,} held out; "
+        f"{len(data.other_texts):,} other texts; {len(tokenizer):,} tokens.\n\nSFT: a small "
+        "GPT-2 with random weights learns to write by reading all of it."
+    )
     lm = train_writer(config, data, manager.stage("sft"))
     nats = lm_nats(lm, tokenizer, texts)
     save_model(lm, tokenizer, out / "sft")
-    print(f"  {nats:.3f} nats per token on held-out snippets\n\nReward model: every rater of a "
-          "snippet against every rater of others teaches it what people find positive.")
+    print(
+        f"  {nats:.3f} nats per token on held-out snippets\n\nReward model: every rater of a "
+        "snippet against every rater of others teaches it what people find positive."
+    )
     reward_model = train_on_raters(config, data, lm, manager.stage("reward model"))
     reward_model.save_pretrained(out / "reward_model")
     judges = beside_baselines({"reward_model": reward_model.score(texts)}, data.held_out)
@@ -384,15 +472,39 @@ def run_on_raters(
         raise WorseThanBaseline(
             f"the reward model has {share['reward_model']:.3f} of the held-out pairs in the "
             f"raters' order, VADER {share['vader']:.3f}: more ratings, more --rm-epochs or a "
-            "pretrained model may help; --even-if-worse goes on")
+            "pretrained model may help; --even-if-worse goes on"
+        )
     trainer, held_out = make_trainer(config, lm, tokenizer), data.held_out_prompts
     compared = partial(
-        make_baselines, config, lm, tokenizer, reward_model, held_out[:config.baseline_prompts],
-        review_figures, manager.stage("baselines"), batch_tokens=config.sft_batch_tokens)
+        make_baselines,
+        config,
+        lm,
+        tokenizer,
+        reward_model,
+        held_out[: config.baseline_prompts],
+        review_figures,
+        manager.stage("baselines"),
+        batch_tokens=config.sft_batch_tokens,
+    )
     return improve(
-        config, out, manager, trainer, data.prompts, reward_model,
-        lambda: evaluate(config, trainer.agent.model.eval(), lm, tokenizer, reward_model, held_out,
-                         review_figures),
-        held_out=held_out, baselines=compared if config.baselines else None, judges=judges,
+        config,
+        out,
+        manager,
+        trainer,
+        data.prompts,
+        reward_model,
+        lambda: evaluate(
+            config,
+            trainer.agent.model.eval(),
+            lm,
+            tokenizer,
+            reward_model,
+            held_out,
+            review_figures,
+        ),
+        held_out=held_out,
+        baselines=compared if config.baselines else None,
+        judges=judges,
         sft={"held_out_nats_per_token": nats},
-        reward_model=judges["reward_model"] | {"ceiling": share["half_of_the_raters"]})
+        reward_model=judges["reward_model"] | {"ceiling": share["half_of_the_raters"]},
+    )

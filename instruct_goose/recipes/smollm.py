@@ -64,6 +64,7 @@ from ..training.trainer import RLHFTrainer
 @dataclass
 class RecipeConfig(RecipeSettings):
     "A real model, adapters in its last blocks, and a reward: every setting of the run."
+
     eval_samples: Count = 64  # responses to judge a model by, before and after
     cache: Path | None = None  # where the plain model is kept between runs; none: nowhere
     stand_in: bool = False  # a tiny model with random weights instead: to try the program out
@@ -73,14 +74,16 @@ class RecipeConfig(RecipeSettings):
 # %% ../../nbs/guides/smollm_recipes.ipynb #b51e9a19
 class Task(NamedTuple):
     "What a recipe is about."
-    prompts: Sequence[str | dict[str, Any]] # texts, or rows {"prompt", …}
-    held_out: Sequence[str | dict[str, Any]] # of the same form
-    reward: Callable | list[Callable] # as for `RLHFTrainer.train`
-    figures: Callable[[Rollout, RLHFTrainer], dict[str, float]] # of a rollout and its trainer
-    words: Sequence[str]  # that the stand-in can read and write
-    found: Mapping[str, Any] = {} # for the summary: what was done before
 
-Prepare = Callable[[Any, Path, CheckpointManager], Task] # makes it in the run's directory
+    prompts: Sequence[str | dict[str, Any]]  # texts, or rows {"prompt", …}
+    held_out: Sequence[str | dict[str, Any]]  # of the same form
+    reward: Callable | list[Callable]  # as for `RLHFTrainer.train`
+    figures: Callable[[Rollout, RLHFTrainer], dict[str, float]]  # of a rollout and its trainer
+    words: Sequence[str]  # that the stand-in can read and write
+    found: Mapping[str, Any] = {}  # for the summary: what was done before
+
+
+Prepare = Callable[[Any, Path, CheckpointManager], Task]  # makes it in the run's directory
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #a4cb9086
 def recipe_settings(name: str, algorithm: str | None = None, **given: Any) -> Any:
@@ -98,13 +101,22 @@ def recipe_settings(name: str, algorithm: str | None = None, **given: Any) -> An
     return kind.preset(chosen, **found | small | given)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec10a
-def run_task(name: str, config: RecipeConfig, task: Task | Prepare) -> dict: # the summary
+def run_task(name: str, config: RecipeConfig, task: Task | Prepare) -> dict:  # the summary
     "In a run directory. Raises ImportError without the model's package; as `in_run_directory`."
+
     def work(out: Path, manager: CheckpointManager) -> dict:
         made = task if isinstance(task, Task) else task(config, out, manager)
         trainer = make_policy_trainer(config, made)
-        return improve(config, out, manager, trainer, made.prompts, made.reward,
-                       lambda: figures_of(trainer, made, config.eval_samples), **made.found)
+        return improve(
+            config,
+            out,
+            manager,
+            trainer,
+            made.prompts,
+            made.reward,
+            lambda: figures_of(trainer, made, config.eval_samples),
+            **made.found,
+        )
 
     return in_run_directory(config, name, work)
 
@@ -134,7 +146,8 @@ def figures_of(trainer: RLHFTrainer, task: Task, n: int) -> tuple[Rollout, Figur
         "kl_to_reference": kl.mean().item(),
         "perplexity_untouched": torch.tensor(surprise).exp().item(),
         "response_length": tokens / len(r),
-        "ended": finished(r, trainer.eos_ids).float().mean().item()}
+        "ended": finished(r, trainer.eos_ids).float().mean().item(),
+    }
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #3ccc7390
 def completions(r: Rollout, trainer: RLHFTrainer) -> list[str]:
@@ -144,41 +157,83 @@ def completions(r: Rollout, trainer: RLHFTrainer) -> list[str]:
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #ea075059
 FILM_PROMPTS = (
-    "The movie was", "I watched the film and", "The acting was", "After two hours in the cinema I",
-    "The story is", "The director has", "As for the ending,", "My friends told me that the film",
-    "The soundtrack", "What I remember of the plot is", "The main character is", "The dialogue",
-    "Watching it again, I", "The critics wrote that it", "From the first scene on", "The camera")
+    "The movie was",
+    "I watched the film and",
+    "The acting was",
+    "After two hours in the cinema I",
+    "The story is",
+    "The director has",
+    "As for the ending,",
+    "My friends told me that the film",
+    "The soundtrack",
+    "What I remember of the plot is",
+    "The main character is",
+    "The dialogue",
+    "Watching it again, I",
+    "The critics wrote that it",
+    "From the first scene on",
+    "The camera",
+)
 FILM_HELD_OUT = (
-    "My opinion of this film is", "The script was", "The audience", "It is a film about",
-    "The second half of the movie", "On the way home I", "The actress who plays the lead",
-    "In the last scene")
+    "My opinion of this film is",
+    "The script was",
+    "The audience",
+    "It is a film about",
+    "The second half of the movie",
+    "On the way home I",
+    "The actress who plays the lead",
+    "In the last scene",
+)
+
 
 def sentiment(completions: list[str]) -> list[float]:
     "The reward: VADER's compound score of each response, from −1 to 1."
     return vader_compound(completions)
+
 
 def sentiment_figures(r: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
     "The mean score of the responses, and their variety."
     texts = completions(r, trainer)
     return {"compound": sum(sentiment(texts)) / len(texts), "distinct_2": distinct_2(texts)}
 
+
 SENTIMENT = Task(
-    FILM_PROMPTS, FILM_HELD_OUT, sentiment, sentiment_figures,
-    (*dict.fromkeys(" ".join((*FILM_PROMPTS, *FILM_HELD_OUT)).split()), "good", "great", "love",
-     "wonderful", "bad", "awful", "hate", "dull", "not", "very", "a"))
+    FILM_PROMPTS,
+    FILM_HELD_OUT,
+    sentiment,
+    sentiment_figures,
+    (
+        *dict.fromkeys(" ".join((*FILM_PROMPTS, *FILM_HELD_OUT)).split()),
+        "good",
+        "great",
+        "love",
+        "wonderful",
+        "bad",
+        "awful",
+        "hate",
+        "dull",
+        "not",
+        "very",
+        "a",
+    ),
+)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8d056cfe
 def question(a: int, b: int) -> dict[str, Any]:
     "a + b as a row: a prompt in messages, and the answer."
-    turns = [{"role": "system", "content": "Do the sum ."},
-             {"role": "user", "content": f"What is {a} + {b} ?"}]
+    turns = [
+        {"role": "system", "content": "Do the sum ."},
+        {"role": "user", "content": f"What is {a} + {b} ?"},
+    ]
     return {"prompt": turns, "answer": str(a + b)}
+
 
 def questions() -> tuple[list[dict], list[dict]]:
     "All sums of one-digit numbers, dealt into those to learn from and 16 held out."
     rows = [question(a, b) for a in range(1, 10) for b in range(1, 10)]
     random.Random("sums").shuffle(rows)
     return rows[16:], rows[:16]
+
 
 SUMS, HELD_OUT_SUMS = questions()
 
@@ -188,17 +243,29 @@ def right_number(completions: list[str], answer: list[str]) -> list[float]:
     numbers = [re.findall(r"\d+", text) for text in completions]
     return [float(found[-1:] == [a]) for found, a in zip(numbers, answer, strict=True)]
 
+
 def answer_figures(r: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
     "Share of right answers, sampled and greedy, and of those that write the sum down."
+
     def right(rollout: Rollout) -> list[float]:
         return right_number(completions(rollout, trainer), rollout.columns["answer"])
+
     texts, scores = completions(r, trainer), right(r)
     greedy = [x for part in trainer.answers(HELD_OUT_SUMS, greedy=True) for x in right(part)]
-    return {"exact_match": sum(scores) / len(scores), "greedy_match": sum(greedy) / len(greedy),
-            "written_down": sum("=" in text for text in texts) / len(texts)}
+    return {
+        "exact_match": sum(scores) / len(scores),
+        "greedy_match": sum(greedy) / len(greedy),
+        "written_down": sum("=" in text for text in texts) / len(texts),
+    }
 
-ANSWERS = Task(SUMS, HELD_OUT_SUMS, right_number, answer_figures,
-               (*map(str, range(19)), *"Do the sum . What is + ? =".split()))
+
+ANSWERS = Task(
+    SUMS,
+    HELD_OUT_SUMS,
+    right_number,
+    answer_figures,
+    (*map(str, range(19)), *"Do the sum . What is + ? =".split()),
+)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #70fdecb3
 def as_marked(prompt: str | Sequence[Mapping], completion: str) -> str:
@@ -208,21 +275,26 @@ def as_marked(prompt: str | Sequence[Mapping], completion: str) -> str:
     turns = [*talk, {"role": "assistant", "content": completion}]
     return "".join(f"\n\n{names[t['role']]}: {t['content']}" for t in turns)
 
+
 @cache
-def hub_classifier(name: str, label: str | None = None,
-                   template: Callable[..., str] | None = None) -> Classifier:
+def hub_classifier(
+    name: str, label: str | None = None, template: Callable[..., str] | None = None
+) -> Classifier:
     "A reward model of the Hub, loaded when a reward is first asked for."
     model = cast(Any, load_model(f"hub:{name}", "reward")).to(find_device("auto"))
     return Classifier(model, load_tokenizer(f"hub:{name}"), label, template)
+
 
 def positive(completions: list[str]) -> list[float]:
     "The reward of imdb-gpt2: the log-odds of praise."
     return hub_classifier("lvwerra/distilbert-imdb", "POSITIVE").score(completions)
 
+
 def helpful(texts: list[str], prompts: list, completions: list[str]) -> list[float]:
     "The reward of hh-rlhf."
     judge = hub_classifier("Ray2333/gpt2-large-helpful-reward_model", None, as_marked)
     return judge.score(texts, prompts, completions)
+
 
 def well_summed_up(texts: list[str]) -> list[float]:
     "The reward of tldr."
@@ -233,36 +305,57 @@ class Judge(RewardModel):
     """A reward model of the model's first layers that reads a question behind each text. The
     upper of these layers, the norm and the head learn."""
 
-    def __init__(self, lm: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, frozen: int,
-                 trained: int, question: str):
+    def __init__(
+        self,
+        lm: LlamaForCausalLM,
+        tokenizer: PreTrainedTokenizerBase,
+        frozen: int,
+        trained: int,
+        question: str,
+    ):
         model = RewardModel.from_causal_lm(lm, tokenizer).model
         body = cast(LlamaModel, trunk(model))
-        body.layers = body.layers[:frozen + trained]
+        body.layers = body.layers[: frozen + trained]
         model.config.num_hidden_layers = frozen + trained
         super().__init__(model, tokenizer)
         self.eval().requires_grad_(False)
         self.question, head = question, model.get_submodule("score")
         self.learns = [*body.layers[frozen:], body.norm, head]
 
-    def score(self, texts: Sequence[str], batch_size: int = 256) -> list[float]: # one per text
+    def score(self, texts: Sequence[str], batch_size: int = 256) -> list[float]:  # one per text
         "After `normalise` with mean 0 and sd 1 over those texts."
         return super().score([text + self.question for text in texts], batch_size)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8a95af62
-def train_judge(judge: Judge, reviews: Sequence[Review], *, epochs: float, lr: float,
-                batch_size: int = 64, seed: int = 0, **options: Any) -> list[Log]:
+def train_judge(
+    judge: Judge,
+    reviews: Sequence[Review],
+    *,
+    epochs: float,
+    lr: float,
+    batch_size: int = 64,
+    seed: int = 0,
+    **options: Any,
+) -> list[Log]:
     "min `soft_pairs_loss` over a batch's pairs of raters; frozen layers have no backward."
     texts, device = [r.text + judge.question for r in reviews], judge.model.device
     rows = judge.tokenizer(texts, verbose=False)["input_ids"]
 
     def loss_of(batch: list[int]) -> Tensor:
         ids, mask = pad([rows[i] for i in batch], 0)
-        return soft_pairs_loss(judge(ids.to(device), mask.to(device)),
-                               [reviews[i].ratings for i in batch])
+        return soft_pairs_loss(
+            judge(ids.to(device), mask.to(device)), [reviews[i].ratings for i in batch]
+        )
 
     learns = nn.ModuleList(judge.learns).requires_grad_(True)
-    log = fit(learns, loss_of, batches(range(len(reviews)), batch_size, seed=seed),
-              steps=max(1, round(epochs * len(reviews) / batch_size)), lr=lr, **options)
+    log = fit(
+        learns,
+        loss_of,
+        batches(range(len(reviews)), batch_size, seed=seed),
+        steps=max(1, round(epochs * len(reviews) / batch_size)),
+        lr=lr,
+        **options,
+    )
     learns.requires_grad_(False)
     return log
 
@@ -270,6 +363,7 @@ def train_judge(judge: Judge, reviews: Sequence[Review], *, epochs: float, lr: f
 @dataclass
 class RatedConfig(RecipeConfig):
     "A recipe whose reward is learnt first, from rated sentences."
+
     data: Path | None = None  # directory of texts and ratings, as for `reviews`; none: made up
     held_out: Annotated[int, Limit(2)] = 1_000  # rated sentences that no training sees
     prompt_words: Annotated[int, Limit(2)] = 6  # a prompt is a text's first 2 to so many words
@@ -280,15 +374,27 @@ class RatedConfig(RecipeConfig):
     judge_batch: Annotated[int, Limit(2)] = 64  # sentences that are compared with each other
     judge_lr: Positive = 1e-4  # learning rate of these layers
 
-    small: ClassVar[dict[str, Any]] = dict( # what else a stand-in is given
-        held_out=60, judge_frozen=1, judge_trained=1, judge_lr=3e-3, judge_epochs=4.,
-        max_new_tokens=6, eval_samples=32, lr=.01)
+    small: ClassVar[dict[str, Any]] = dict(  # what else a stand-in is given
+        held_out=60,
+        judge_frozen=1,
+        judge_trained=1,
+        judge_lr=3e-3,
+        judge_epochs=4.0,
+        max_new_tokens=6,
+        eval_samples=32,
+        lr=0.01,
+    )
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()
         if self.data is None and not self.stand_in:
-            yield "data", ("the directory of the rated sentences, --data DIR: the lesson on real "
-                           "reviews says where to get them. Or --stand-in, with made-up ones")
+            yield (
+                "data",
+                (
+                    "the directory of the rated sentences, --data DIR: the lesson on real "
+                    "reviews says where to get them. Or --stand-in, with made-up ones"
+                ),
+            )
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8d15a2ac
 def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
@@ -299,61 +405,92 @@ def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
         train, held_out = split_reviews(read_rated(config.data or made_up)[0], config.held_out)
     texts, judges = [r.text for r in held_out], {}
     words = sorted({w for r in (*train, *held_out) for w in r.text.split()})
-    lm, tokenizer = (stand_in([*words, *config.question.split()]) if config.stand_in
-                     else load_smollm(config.cache))
+    lm, tokenizer = (
+        stand_in([*words, *config.question.split()])
+        if config.stand_in
+        else load_smollm(config.cache)
+    )
     lm = cast(Any, lm).to(find_device(config.device))
-    for name, half in zip(("proxy", "other_half"),
-                          two_halves(train, f"halves/{config.seed}"), strict=True):
-        judges[name] = judge = Judge(lm, tokenizer, config.judge_frozen, config.judge_trained,
-                                     config.question)
-        train_judge(judge, half, epochs=config.judge_epochs, lr=config.judge_lr,
-                    batch_size=config.judge_batch, seed=stage_seed(config.seed, name), desc=name,
-                    stage=manager.stage(name), progress=config.progress)
+    for name, half in zip(
+        ("proxy", "other_half"), two_halves(train, f"halves/{config.seed}"), strict=True
+    ):
+        judges[name] = judge = Judge(
+            lm, tokenizer, config.judge_frozen, config.judge_trained, config.question
+        )
+        train_judge(
+            judge,
+            half,
+            epochs=config.judge_epochs,
+            lr=config.judge_lr,
+            batch_size=config.judge_batch,
+            seed=stage_seed(config.seed, name),
+            desc=name,
+            stage=manager.stage(name),
+            progress=config.progress,
+        )
         judge.normalise(texts)
     scores = {name: judge.score(texts) for name, judge in judges.items()}
     scores["both"] = [sum(pair) / 2 for pair in zip(*scores.values(), strict=True)]
     pairs = beside_baselines(scores, held_out)
     print(pairs_table(pairs))
 
-    def proxy(texts: list[str]) -> list[float]: return judges["proxy"].score(texts)
-    def other_half(texts: list[str]) -> list[float]: return judges["other_half"].score(texts)
-    def vader(texts: list[str]) -> list[float]: return vader_compound(texts)
+    def proxy(texts: list[str]) -> list[float]:
+        return judges["proxy"].score(texts)
+
+    def other_half(texts: list[str]) -> list[float]:
+        return judges["other_half"].score(texts)
+
+    def vader(texts: list[str]) -> list[float]:
+        return vader_compound(texts)
 
     def figures(r: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
         means = {f.__name__: sum(f(r.texts or [])) / len(r) for f in (proxy, other_half, vader)}
         return means | {"distinct_2": distinct_2(completions(r, trainer))}
 
-    learn, asked = (beginnings([r.text for r in reviews], n, 2, config.prompt_words,
-                               f"{name}/{config.seed}") for reviews, n, name in (
-                        (train, config.steps * config.batch_size, "prompts"),
-                        (held_out, config.eval_samples, "held-out prompts")))
-    return Task(learn, asked, [proxy, other_half, vader], figures, words,
-                found={"judges": {"pairs": pairs}})
+    learn, asked = (
+        beginnings([r.text for r in reviews], n, 2, config.prompt_words, f"{name}/{config.seed}")
+        for reviews, n, name in (
+            (train, config.steps * config.batch_size, "prompts"),
+            (held_out, config.eval_samples, "held-out prompts"),
+        )
+    )
+    return Task(
+        learn, asked, [proxy, other_half, vader], figures, words, found={"judges": {"pairs": pairs}}
+    )
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec113
 class Recipe(NamedTuple):
     "What `instruct-goose recipe` knows by a name; its settings are a file in `configs`."
+
     what: str
-    kind: type # of its settings
-    task: Task | Prepare | None = None # None: it is run as `train` runs
+    kind: type  # of its settings
+    task: Task | Prepare | None = None  # None: it is run as `train` runs
+
 
 RECIPES = {
     "smollm-sentiment": Recipe(
         "SmolLM2 writes more cheerfully of films; the judge is VADER's rules",
-        RecipeConfig, SENTIMENT),
+        RecipeConfig,
+        SENTIMENT,
+    ),
     "smollm-answers": Recipe(
-        "SmolLM2 answers sums in a number; the reward is the right answer", RecipeConfig, ANSWERS),
+        "SmolLM2 answers sums in a number; the reward is the right answer", RecipeConfig, ANSWERS
+    ),
     "smollm-reviews": Recipe(
         "SmolLM2 learns to judge from people's ratings, and to please the judge",
-        RatedConfig, prepare),
+        RatedConfig,
+        prepare,
+    ),
     "imdb-gpt2": Recipe("for the Hub: GPT-2 praises films; a classifier judges", TrainConfig),
     "hh-rlhf": Recipe("for the Hub and a GPU: Qwen2.5-0.5B answers people helpfully", TrainConfig),
-    "tldr": Recipe("for the Hub and a GPU: Pythia-1B sums up what people posted", TrainConfig)}
+    "tldr": Recipe("for the Hub and a GPU: Pythia-1B sums up what people posted", TrainConfig),
+}
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #7d07a13d
 @dataclass
 class RecipeFlags(Settings):
     "Train a real model, out of a package or from the Hub: `recipe LIST` says what there is."
+
     name: Positional[str] = "LIST"  # of a recipe; LIST: all of them
     algorithm: Annotated[str, OneOf(PRESETS)] | None = None  # none: the recipe's
     seed: Seed = 0  # of everything
@@ -372,11 +509,16 @@ class RecipeFlags(Settings):
     track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
     progress: bool = True  # progress bars
 
-def run_recipe(flags: RecipeFlags) -> dict | None: # the summary; of LIST nothing
+
+def run_recipe(flags: RecipeFlags) -> dict | None:  # the summary; of LIST nothing
     "Raises ValueError for a name that is none, and as `run_task` and `run_train`."
     if flags.name == "LIST":
-        return print(text_table(["recipe", "what it does"],
-                                [[name, recipe.what] for name, recipe in RECIPES.items()]))
+        return print(
+            text_table(
+                ["recipe", "what it does"],
+                [[name, recipe.what] for name, recipe in RECIPES.items()],
+            )
+        )
     if flags.name not in RECIPES:
         raise ValueError(f"there is no {flags.name!r}: choose from {', '.join(RECIPES)}")
     given = {f.name: x for f in fields(flags)[1:] if (x := getattr(flags, f.name)) != f.default}

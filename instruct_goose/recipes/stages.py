@@ -53,6 +53,7 @@ from ..training.trainer import RLHFTrainer
 @dataclass
 class RecipeSettings(PlugIns, RLHFConfig):
     "The trainer's settings, and those of every recipe."
+
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
     threads: Count = 1  # torch threads; on a busy machine two can be far slower than one
     save_every: Count | None = None  # iterations between checkpoints; none: by time alone
@@ -72,6 +73,7 @@ class RecipeSettings(PlugIns, RLHFConfig):
 @dataclass
 class SmallModelSettings(RecipeSettings):
     "A recipe whose models start from random weights: SFT, a reward model, PPO, baselines."
+
     hidden_size: Count = 64  # width of the transformer
     layers: Count = 2  # depth of the transformer
     heads: Count = 4  # attention heads
@@ -84,13 +86,27 @@ class SmallModelSettings(RecipeSettings):
     tune_lr: Positive = 1e-3  # its learning rate
 
 # %% ../../nbs/reference/recipes/stages.ipynb #2793a71e
-def small_gpt2(config: SmallModelSettings, tokenizer: PreTrainedTokenizerBase, context: int,
-               dropout: float = 0., **more: Any) -> GPT2LMHeadModel:
+def small_gpt2(
+    config: SmallModelSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    context: int,
+    dropout: float = 0.0,
+    **more: Any,
+) -> GPT2LMHeadModel:
     "A GPT-2-shaped model with random weights, the same for the same seed; `more` of GPT2Config."
     ends: dict[str, Any] = {k: getattr(tokenizer, k) for k in ("bos_token_id", "eos_token_id")}
-    shape = GPT2Config(vocab_size=len(tokenizer), n_positions=context, n_embd=config.hidden_size,
-                       n_layer=config.layers, n_head=config.heads, resid_pdrop=dropout,
-                       embd_pdrop=dropout, attn_pdrop=dropout, **ends, **more)
+    shape = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=context,
+        n_embd=config.hidden_size,
+        n_layer=config.layers,
+        n_head=config.heads,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        **ends,
+        **more,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stage_seed(config.seed, "weights"))
         return GPT2LMHeadModel(shape)
@@ -99,56 +115,91 @@ def small_gpt2(config: SmallModelSettings, tokenizer: PreTrainedTokenizerBase, c
 def beginnings(texts: Sequence[str], n: int, fewest: int, most: int, seed: str) -> list[str]:
     "The first words of n texts, which are drawn with replacement."
     rng = random.Random(seed)
-    return [" ".join(rng.choice(texts).split()[:rng.randint(fewest, most)]) for _ in range(n)]
+    return [" ".join(rng.choice(texts).split()[: rng.randint(fewest, most)]) for _ in range(n)]
 
 # %% ../../nbs/reference/recipes/stages.ipynb #311ad183
-Figures = dict[str, Any] # numbers; None: this run cannot say
-Measure = Callable[[list[str], list[bool]], Mapping[str, Sequence]] # texts, and which ended
+Figures = dict[str, Any]  # numbers; None: this run cannot say
+Measure = Callable[[list[str], list[bool]], Mapping[str, Sequence]]  # texts, and which ended
 
-def text_figures(rollout: Rollout, tokenizer: PreTrainedTokenizerBase,
-                 reward_model: RewardModel, measure: Measure) -> Figures:
+
+def text_figures(
+    rollout: Rollout,
+    tokenizer: PreTrainedTokenizerBase,
+    reward_model: RewardModel,
+    measure: Measure,
+) -> Figures:
     "Means over the texts, with what `measure` says of each; and their variety."
     texts, eos_id = rollout.texts or [], cast(int, tokenizer.eos_token_id)
     ended = finished(rollout, eos_id).tolist()
-    each = {"reward_model_score": reward_model.score(texts), **measure(texts, ended),
-            "response_length": rollout.mask.sum(-1).tolist(), "ended": ended}
+    each = {
+        "reward_model_score": reward_model.score(texts),
+        **measure(texts, ended),
+        "response_length": rollout.mask.sum(-1).tolist(),
+        "ended": ended,
+    }
     means = {name: sum(map(float, xs)) / len(texts) for name, xs in each.items()}
     return means | {"distinct_2": distinct_2(texts)}
 
+
 def evaluate(
-    config: RecipeSettings, model: PreTrainedModel | Agent, reference: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase, reward_model: RewardModel, prompts: list[str],
+    config: RecipeSettings,
+    model: PreTrainedModel | Agent,
+    reference: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    reward_model: RewardModel,
+    prompts: list[str],
     measure: Measure,
-) -> tuple[Rollout, Figures]: # what it wrote, and the figures
+) -> tuple[Rollout, Figures]:  # what it wrote, and the figures
     "Let a model answer held-out prompts at temperature 1."
-    rollout = write(model, tokenizer, prompts, config.max_new_tokens,
-                    seed=stage_seed(config.seed, "evaluation"))
-    kl = 0. if model is reference else kl_to_reference(model, reference, rollout).mean().item()
+    rollout = write(
+        model, tokenizer, prompts, config.max_new_tokens, seed=stage_seed(config.seed, "evaluation")
+    )
+    kl = 0.0 if model is reference else kl_to_reference(model, reference, rollout).mean().item()
     found = text_figures(rollout, tokenizer, reward_model, measure)
     return rollout, found | {"kl_to_reference": kl}
 
 # %% ../../nbs/reference/recipes/stages.ipynb #d074c6e0
 def make_baselines(
-    config: SmallModelSettings, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
-    reward_model: RewardModel, prompts: list[str], measure: Measure, stage: Stage | None = None,
-    given: bool = False, # are the prompts given, or learnt too?
-    **batch: int, # batch_size or batch_tokens of `train_lm`
-) -> dict[str, Figures]: # by the baseline's name
+    config: SmallModelSettings,
+    lm: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    reward_model: RewardModel,
+    prompts: list[str],
+    measure: Measure,
+    stage: Stage | None = None,
+    given: bool = False,  # are the prompts given, or learnt too?
+    **batch: int,  # batch_size or batch_tokens of `train_lm`
+) -> dict[str, Figures]:  # by the baseline's name
     "The best of n texts by score; and SFT on those of them that ended, where there are any."
     n, eos_id = config.best_of, cast(int, tokenizer.eos_token_id)
-    many = write(lm, tokenizer, [p for p in prompts for _ in range(n)], config.max_new_tokens,
-                 seed=stage_seed(config.seed, "best of n"))
+    many = write(
+        lm,
+        tokenizer,
+        [p for p in prompts for _ in range(n)],
+        config.max_new_tokens,
+        seed=stage_seed(config.seed, "best of n"),
+    )
     best = best_of_n(many, reward_model.score(many.texts), n)[0]
     found = {f"best_of_{n}": text_figures(best, tokenizer, reward_model, measure)}
     whole = [i for i, e in enumerate(finished(best, eos_id)) if e]
     if whole:
         tuned = copy.deepcopy(lm)
-        train_lm(tuned, tokenizer, [best.texts[i] for i in whole],
-                 prompts=[best.prompts[i] for i in whole] if given else None,
-                 steps=config.tune_steps, lr=config.tune_lr, seed=stage_seed(config.seed, "tune"),
-                 desc="4 SFT on the best", progress=config.progress, stage=stage, **batch)
+        train_lm(
+            tuned,
+            tokenizer,
+            [best.texts[i] for i in whole],
+            prompts=[best.prompts[i] for i in whole] if given else None,
+            steps=config.tune_steps,
+            lr=config.tune_lr,
+            seed=stage_seed(config.seed, "tune"),
+            desc="4 SFT on the best",
+            progress=config.progress,
+            stage=stage,
+            **batch,
+        )
         _, found[f"sft_on_best_of_{n}"] = evaluate(
-            config, tuned.eval(), lm, tokenizer, reward_model, prompts, measure)
+            config, tuned.eval(), lm, tokenizer, reward_model, prompts, measure
+        )
     return found
 
 # %% ../../nbs/reference/recipes/stages.ipynb #59e85f2a
@@ -157,13 +208,17 @@ def spread(values: Sequence[float], form: str = ".2f") -> str:
     middle, low, high = (format(f(values), form) for f in (median, min, max))
     return f"{middle} [{low}, {high}]" if low != high else middle
 
-def models_table(names: Sequence[str], before: Figures, after: Figures,
-                 baselines: Mapping[str, Figures]) -> str:
+
+def models_table(
+    names: Sequence[str], before: Figures, after: Figures, baselines: Mapping[str, Figures]
+) -> str:
     "One row per model, one column per named figure; a dash where a model has none."
     named = {k.replace("_", " "): v for k, v in baselines.items()}
     rows = {"SFT model": before, **named, "policy": after}
-    return text_table(["", *(n.replace("_", " ") for n in names)],
-                      [[k, *(v.get(n) for n in names)] for k, v in rows.items()])
+    return text_table(
+        ["", *(n.replace("_", " ") for n in names)],
+        [[k, *(v.get(n) for n in names)] for k, v in rows.items()],
+    )
 
 # %% ../../nbs/reference/recipes/stages.ipynb #e988ccbf
 def same_prompts(before: Rollout, after: Rollout) -> list[tuple[str, str, str]]:
@@ -173,57 +228,89 @@ def same_prompts(before: Rollout, after: Rollout) -> list[tuple[str, str, str]]:
         rows.setdefault(row[0], row)
     return list(rows.values())
 
-def side_by_side(before: Rollout, after: Rollout, n: int = 24) -> str: # a table
+
+def side_by_side(before: Rollout, after: Rollout, n: int = 24) -> str:  # a table
     "What two models wrote for the same n prompts."
     rows = [(p or "(nothing)", *texts) for p, *texts in same_prompts(before, after)[:n]]
     return text_table(["prompt", "SFT model", "policy"], rows)
 
 # %% ../../nbs/reference/recipes/stages.ipynb #1688f19e
 def improve(
-    config: RecipeSettings, out: Path, manager: CheckpointManager, trainer: RLHFTrainer,
-    prompts: Sequence, reward: Rewards,
-    measure: Callable[[], tuple[Rollout, Figures]], # what the policy writes now, and its figures
+    config: RecipeSettings,
+    out: Path,
+    manager: CheckpointManager,
+    trainer: RLHFTrainer,
+    prompts: Sequence,
+    reward: Rewards,
+    measure: Callable[[], tuple[Rollout, Figures]],  # what the policy writes now, and its figures
     *,
-    held_out: Sequence[str] | None = None, # prompts, for eval_every
-    baselines: Callable[[], dict[str, Figures]] | None = None, # of other models
-    columns: Sequence[str] | None = None, # figures of the table; None: all
-    **found: Any, # for the summary: what the stages before have found
-) -> dict: # the summary
+    held_out: Sequence[str] | None = None,  # prompts, for eval_every
+    baselines: Callable[[], dict[str, Figures]] | None = None,  # of other models
+    columns: Sequence[str] | None = None,  # figures of the table; None: all
+    **found: Any,  # for the summary: what the stages before have found
+) -> dict:  # the summary
     "RL between two measurements; then baselines, plots and the report."
     algorithm = config.algorithm.upper()
     texts, before = measure()
-    print(f"\n{algorithm}: {config.steps} times, write {config.batch_size} texts, score them, "
-          f"make the better ones likelier; each nat of KL to the SFT model costs {config.beta}.")
-    metrics = train_policy(trainer, prompts, reward, out, manager.stage(MAIN), held_out,
-                           config.progress, config.track, config.track_every)
+    print(
+        f"\n{algorithm}: {config.steps} times, write {config.batch_size} texts, score them, "
+        f"make the better ones likelier; each nat of KL to the SFT model costs {config.beta}."
+    )
+    metrics = train_policy(
+        trainer,
+        prompts,
+        reward,
+        out,
+        manager.stage(MAIN),
+        held_out,
+        config.progress,
+        config.track,
+        config.track_every,
+    )
     trainer.save_pretrained(out / "policy")
     later_texts, after = measure()
     others = {}
     if baselines is not None:
-        print("\nBaselines: the best of some texts of the SFT model, and SFT on those best texts. "
-              f"What does {algorithm} add to them?")
+        print(
+            "\nBaselines: the best of some texts of the SFT model, and SFT on those best texts. "
+            f"What does {algorithm} add to them?"
+        )
         others = baselines()
     plot_metrics(metrics, out)
     summary = {
-        "seed": config.seed, **manager.seconds(), "torch_threads": config.threads,
-        "resumed_from": manager.resumed_from, "stopped": trainer.stopped,
-        "best_iteration": trainer.best_policy.iteration, **found, "before": before, "after": after,
+        "seed": config.seed,
+        **manager.seconds(),
+        "torch_threads": config.threads,
+        "resumed_from": manager.resumed_from,
+        "stopped": trainer.stopped,
+        "best_iteration": trainer.best_policy.iteration,
+        **found,
+        "before": before,
+        "after": after,
         "baselines": others,
         "samples": [list(row[1:]) for row in same_prompts(texts, later_texts)[:8]],
-        "config": {"algorithm": config.algorithm} | settings_of(config), "versions": versions()}
+        "config": {"algorithm": config.algorithm} | settings_of(config),
+        "versions": versions(),
+    }
     figures = models_table(columns or list(before), before, after, others)
-    write_whole(out / "samples.md", "# The same prompts, before and after\n\n"
-                f"{side_by_side(texts, later_texts)}\n\n# Figures\n\n{figures}\n")
+    write_whole(
+        out / "samples.md",
+        "# The same prompts, before and after\n\n"
+        f"{side_by_side(texts, later_texts)}\n\n# Figures\n\n{figures}\n",
+    )
     write_json(out / "summary.json", summary)
-    print(f"\n{side_by_side(texts, later_texts, 8)}\n\n{figures}\n\n"
-          f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['wall_seconds']:.0f} on the clock. "
-          f"Models, log, plots and samples: {out}")
+    print(
+        f"\n{side_by_side(texts, later_texts, 8)}\n\n{figures}\n\n"
+        f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['wall_seconds']:.0f} on the clock. "
+        f"Models, log, plots and samples: {out}"
+    )
     return summary
 
 # %% ../../nbs/reference/recipes/stages.ipynb #cd0dd7ef
 @dataclass
 class RunSettings(RLHFConfig):
     "The trainer's settings, and where and how often the run is kept."
+
     output_dir: Path | None = None
     save_every: Count | None = None
     keep: Count = 2
@@ -232,31 +319,45 @@ class RunSettings(RLHFConfig):
 # %% ../../nbs/reference/recipes/stages.ipynb #4bcf8c66
 def train_in(
     trainer: RLHFTrainer,
-    run_dir: str | Path, # for everything that the run writes
-    prompts: Sequence | Iterable, # as for `RLHFTrainer.train`
+    run_dir: str | Path,  # for everything that the run writes
+    prompts: Sequence | Iterable,  # as for `RLHFTrainer.train`
     reward_fn: Any,
-    held_out: Sequence | dict | None = None, # prompts for `evaluate`
-    save_every: int | None = 50, # iterations between checkpoints; None: by time alone
-    keep: int = 2, # checkpoints that stay
-    resume: bool = False, # go on with the run in run_dir; with more steps, make it longer
+    held_out: Sequence | dict | None = None,  # prompts for `evaluate`
+    save_every: int | None = 50,  # iterations between checkpoints; None: by time alone
+    keep: int = 2,  # checkpoints that stay
+    resume: bool = False,  # go on with the run in run_dir; with more steps, make it longer
     progress: bool = True,
-) -> dict: # the summary, as written to summary.json
+) -> dict:  # the summary, as written to summary.json
     """`trainer.train`, written to a directory, or the rest of it. Raises, before any training,
     FileExistsError if the directory holds something, ValueError for other settings or prompts."""
     own = {f.name: getattr(trainer.config, f.name) for f in fields(RLHFConfig)}
-    config = RunSettings(**own, output_dir=Path(run_dir), save_every=save_every, keep=keep,
-                         resume=resume)
+    config = RunSettings(
+        **own, output_dir=Path(run_dir), save_every=save_every, keep=keep, resume=resume
+    )
     if (summary := on_main(partial(finished_run, config))) is not None:
-        load_weights(trainer.agent, on_main(
-            lambda: module_state(Agent.from_pretrained(Path(run_dir) / "policy"))))
+        load_weights(
+            trainer.agent,
+            on_main(lambda: module_state(Agent.from_pretrained(Path(run_dir) / "policy"))),
+        )
         return summary
     rows: Any = prompts if held_out is None else held_out
-    shown = next(slices(rows, 16), None) if is_list(rows) else None # in samples.md
-    work = partial(train_and_report, trainer, prompts, reward_fn, held_out=held_out, asked=shown,
-                   progress=progress)
+    shown = next(slices(rows, 16), None) if is_list(rows) else None  # in samples.md
+    work = partial(
+        train_and_report,
+        trainer,
+        prompts,
+        reward_fn,
+        held_out=held_out,
+        asked=shown,
+        progress=progress,
+    )
     return in_run_directory(
-        config, "train", work, {"SHA-256 of the prompts": fingerprint_of_prompts(prompts)},
-        stop_token_ids=trainer.eos_ids)
+        config,
+        "train",
+        work,
+        {"SHA-256 of the prompts": fingerprint_of_prompts(prompts)},
+        stop_token_ids=trainer.eos_ids,
+    )
 
 # %% ../../nbs/reference/recipes/stages.ipynb #5a37a5b0
 def fingerprint_of_prompts(prompts: Sequence | Iterable) -> str:
@@ -269,46 +370,73 @@ def fingerprint_of_prompts(prompts: Sequence | Iterable) -> str:
 
 # %% ../../nbs/reference/recipes/stages.ipynb #0a90efd6
 def train_and_report(
-    trainer: RLHFTrainer, prompts: Sequence | Iterable, reward_fn: Any, out: Path,
-    manager: CheckpointManager, held_out: Sequence | dict | None,
-    asked: Sequence | dict | None, # prompts, answered before and after
+    trainer: RLHFTrainer,
+    prompts: Sequence | Iterable,
+    reward_fn: Any,
+    out: Path,
+    manager: CheckpointManager,
+    held_out: Sequence | dict | None,
+    asked: Sequence | dict | None,  # prompts, answered before and after
     progress: bool = True,
-    judged: bool = False, # score those answers too
-    track: str | None = None, track_every: int = 10, **more: Any, # for the summary
-) -> dict: # the summary
+    judged: bool = False,  # score those answers too
+    track: str | None = None,
+    track_every: int = 10,
+    **more: Any,  # for the summary
+) -> dict:  # the summary
     "RL with samples before and after; the policy, its card, samples.md, and last summary.json."
     before, score = answers(trainer, asked, reward_fn if judged else None)
-    metrics = train_policy(trainer, prompts, reward_fn, out, manager.stage(MAIN), held_out,
-                           progress, track, track_every)
+    metrics = train_policy(
+        trainer,
+        prompts,
+        reward_fn,
+        out,
+        manager.stage(MAIN),
+        held_out,
+        progress,
+        track,
+        track_every,
+    )
     after, later = answers(trainer, asked, reward_fn if judged else None)
     trainer.save_pretrained(out / "policy")
     shown = ("reward_mean", "kl_to_reference", "response_length", "finished", "held_out_reward")
     first, last = ({k: m[k] for k in shown if k in m} for m in (metrics[0], metrics[-1]))
-    summary = {"seed": trainer.config.seed, **manager.seconds(), "iterations": len(metrics),
-               "resumed_from": manager.resumed_from, "stopped": trainer.stopped,
-               "best_iteration": trainer.best_policy.iteration, "first": first, "last": last,
-               "model": trainer.agent.model.config.name_or_path or None,
-               "adapters": has_adapters(trainer.agent.model),
-               "config": {"algorithm": trainer.config.algorithm} | settings_of(trainer.config),
-               "versions": versions()} | more
+    summary = {
+        "seed": trainer.config.seed,
+        **manager.seconds(),
+        "iterations": len(metrics),
+        "resumed_from": manager.resumed_from,
+        "stopped": trainer.stopped,
+        "best_iteration": trainer.best_policy.iteration,
+        "first": first,
+        "last": last,
+        "model": trainer.agent.model.config.name_or_path or None,
+        "adapters": has_adapters(trainer.agent.model),
+        "config": {"algorithm": trainer.config.algorithm} | settings_of(trainer.config),
+        "versions": versions(),
+    } | more
     if judged:
         kind = "training" if held_out is None else "held_out"
         summary[f"{kind}_reward"] = {"before": score, "after": later}
     if is_main():
         write_whole(out / "policy" / "README.md", model_card(summary))
         if before:
-            rows = [[" ".join(x.split())[:90] for x in (*pair, last)]
-                    for pair, (_, last) in zip(before, after, strict=True)]
+            rows = [
+                [" ".join(x.split())[:90] for x in (*pair, last)]
+                for pair, (_, last) in zip(before, after, strict=True)
+            ]
             title = f"# {'Training' if held_out is None else 'Held-out'} prompts, before and after"
             table = text_table(["prompt", "before", "after"], rows)
             write_whole(out / "samples.md", f"{title}\n\n{table}\n")
         write_json(out / "summary.json", summary)
     return summary
 
+
 @torch.no_grad()
 def answers(
-    trainer: RLHFTrainer, asked: Sequence | dict | None, reward_fn: Any = None,
-) -> tuple[list[tuple[str, str]], float | None]: # prompts and responses, and the mean score
+    trainer: RLHFTrainer,
+    asked: Sequence | dict | None,
+    reward_fn: Any = None,
+) -> tuple[list[tuple[str, str]], float | None]:  # prompts and responses, and the mean score
     "One response to each, with the same random numbers each time, or greedy; none to a stream."
     pairs, scores = [], []
     if asked is None or trainer.tokenizer is None:
@@ -347,33 +475,40 @@ from instruct_goose.models.loading import load_model, load_tokenizer
 
 model, tokenizer = load_model(path), load_tokenizer(path)"""
 
-def model_card(summary: Mapping) -> str: # of `train_in`; Markdown, with the Hub's header
+
+def model_card(summary: Mapping) -> str:  # of `train_in`; Markdown, with the Hub's header
     "What the policy was trained from, how, how far, and how to load it."
     c, first, last = summary["config"], summary["first"], summary["last"]
     base, usual = summary.get("model"), asdict(RLHFConfig())
     if base and (Path(base).exists() or Path(base).is_absolute() or base.count("/") > 1):
-        base = None # a directory of this machine
+        base = None  # a directory of this machine
     figures = [[k.replace("_", " "), first[k], last[k]] for k in first if k in last]
     moved = [[k, str(x)] for k, x in c.items() if k in usual and x != usual[k]]
     text = _CARD.format(
-        algorithm=c["algorithm"].upper(), iterations=summary["iterations"],
+        algorithm=c["algorithm"].upper(),
+        iterations=summary["iterations"],
         base=f" from `{base}`" if base else "",
         figures=text_table(["", "first iteration", "last"], figures),
         settings=text_table(["setting", "value"], moved),
         loading=_LOAD_ADAPTERS if summary.get("adapters") else _LOAD,
-        files="".join(f"\n{name}, SHA-256 {digest}\n"
-                      for name, digest in (summary.get("files") or {}).items()))
-    data = ModelCardData(base_model=base, library_name="transformers",
-                         pipeline_tag="text-generation",
-                         tags=["rlhf", "instruct_goose", c["algorithm"]])
+        files="".join(
+            f"\n{name}, SHA-256 {digest}\n" for name, digest in (summary.get("files") or {}).items()
+        ),
+    )
+    data = ModelCardData(
+        base_model=base,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["rlhf", "instruct_goose", c["algorithm"]],
+    )
     return f"---\n{data.to_yaml()}\n---\n\n{text}"
 
 # %% ../../nbs/reference/recipes/stages.ipynb #83731fc7
 def push_to_hub(
-    run_dir: str | Path, # of a run that is finished
-    repo_id: str,        # "owner/name"
+    run_dir: str | Path,  # of a run that is finished
+    repo_id: str,  # "owner/name"
     private: bool = True,
-) -> str: # where it is
+) -> str:  # where it is
     "The policy, tokenizer, value head and card to the Hub. Raises FileNotFoundError without them."
     policy = Path(run_dir) / "policy"
     if not (policy / "README.md").is_file():

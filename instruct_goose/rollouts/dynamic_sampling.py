@@ -67,7 +67,7 @@ def _same_prompts_again(
     rows: Rollout, size: int, write: Callable[[Sequence | dict], Rollout]
 ) -> Rollout:
     "New responses to the prompts of whole groups, with the columns of the data."
-    one_each = rows[:: size]
+    one_each = rows[::size]
     new = write({"query_ids": one_each.query_ids, "query_mask": one_each.query_mask})
     new.columns = rows.columns
     return new

@@ -26,14 +26,14 @@ from .rollout import attach_texts, concat, Rollout
 def write(
     model: PreTrainedModel | Agent,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str], # an empty one: from the first word on, where a text begins with bos
+    prompts: Sequence[str],  # an empty one: from the first word on, where a text begins with bos
     max_new_tokens: int,
     *,
-    temperature: float = 1.,
-    seed: int = 0, # the same seed writes the same texts
+    temperature: float = 1.0,
+    seed: int = 0,  # the same seed writes the same texts
     batch_size: int = 256,
-    greedy: bool = False, # the likeliest tokens instead, and no dice
-) -> Rollout: # one response for each prompt, in order, with `texts` and `prompts`
+    greedy: bool = False,  # the likeliest tokens instead, and no dice
+) -> Rollout:  # one response for each prompt, in order, with `texts` and `prompts`
     """r ~ π(·|q) from the whole distribution: what evaluation and best-of-n are made from.
     Greedy: aₜ = argmax π(·|sₜ), the one answer where a question has one."""
     data, generator = PromptDataset(prompts, tokenizer), torch.Generator().manual_seed(seed)
@@ -41,10 +41,11 @@ def write(
     eos_id: Any = tokenizer.eos_token_id
     items, parts = [data[i] for i in range(len(data))], []
     for i in range(0, len(items), batch_size):
-        q = data.collate(items[i:i + batch_size])
+        q = data.collate(items[i : i + batch_size])
         ids, mask = left_padded(policy, q["query_ids"], q["query_mask"])
-        responses = sample(policy, ids, mask, max_new_tokens, eos_id, data.pad_id, temperature,
-                           generator, greedy)
+        responses = sample(
+            policy, ids, mask, max_new_tokens, eos_id, data.pad_id, temperature, generator, greedy
+        )
         parts.append(attach_texts(Rollout(ids, mask, *responses), tokenizer))
     return concat(parts)
 
@@ -53,51 +54,59 @@ def write(
 def kl_to_reference(
     model: PreTrainedModel | Agent,
     ref_model: PreTrainedModel,
-    rollout: Rollout, # responses that `model` wrote
-    temperature: float = 1.,
-    batch_size: int = 64, # rows at a time: each needs time × vocab numbers
-) -> Float[Tensor, "batch"]: # nats per response, never negative
+    rollout: Rollout,  # responses that `model` wrote
+    temperature: float = 1.0,
+    batch_size: int = 64,  # rows at a time: each needs time × vocab numbers
+) -> Float[Tensor, "batch"]:  # nats per response, never negative
     """Σₜ KL(π(·|sₜ) ‖ π_ref(·|sₜ)) along each response, summed over the whole vocabulary. Its mean
     over responses of π is an unbiased estimate of KL(π ‖ π_ref)."""
     policy = model.model if isinstance(model, Agent) else model
     sums = []
     for i in range(0, len(rollout), batch_size):
-        r = rollout[i:i + batch_size]
-        here, there = (response_logits(m, r.query_ids, r.query_mask, r.response_ids, r.attention_mask,
-                                       temperature).log_softmax(-1) for m in (policy, ref_model))
+        r = rollout[i : i + batch_size]
+        here, there = (
+            response_logits(
+                m, r.query_ids, r.query_mask, r.response_ids, r.attention_mask, temperature
+            ).log_softmax(-1)
+            for m in (policy, ref_model)
+        )
         sums.append(exact_kl(here, there, r.mask).sum(-1))
     return torch.cat(sums)
 
 # %% ../../nbs/learn/19_evaluation.ipynb #ba05dd4d
 def best_of_n(
-    rollout: Rollout, # n responses to each prompt, side by side
-    scores: Sequence[int | float], # of each response
+    rollout: Rollout,  # n responses to each prompt, side by side
+    scores: Sequence[int | float],  # of each response
     n: int,
-) -> tuple[Rollout, list[float]]: # the best response to each prompt, and its score
+) -> tuple[Rollout, list[float]]:  # the best response to each prompt, and its score
     """argmax of the scores in each group of n. Its distribution lies at most log n − (n − 1)/n
     nats from the model's own (Beirami et al. 2024). Raises ValueError unless there are n rows
     and n finite scores to each prompt."""
     of_each = torch.as_tensor(scores, dtype=torch.float64)
     if n < 1 or len(rollout) % n or len(scores) != len(rollout) or not of_each.isfinite().all():
-        raise ValueError(f"{len(rollout)} responses with {len(scores)} scores, all of which must "
-                         f"be finite, cannot be dealt into groups of {n}")
+        raise ValueError(
+            f"{len(rollout)} responses with {len(scores)} scores, all of which must "
+            f"be finite, cannot be dealt into groups of {n}"
+        )
     top, place = of_each.view(-1, n).max(-1)
     return rollout[torch.arange(len(top)) * n + place], top.tolist()
 
 # %% ../../nbs/learn/19_evaluation.ipynb #bb6c57b7
 PICTURES = {
-    "reward_and_kl": {"reward_mean": "reward model's score",
-                      "kl_to_reference": "KL to the reference, nats per response"},
+    "reward_and_kl": {
+        "reward_mean": "reward model's score",
+        "kl_to_reference": "KL to the reference, nats per response",
+    },
     "entropy": {"entropy": "entropy, nats per token"},
     "clip_fraction": {"clip_fraction": "tokens whose gradient the clip cuts"},
-    "explained_variance": {
-        "explained_variance": "variance of the returns that the values explain"}}
+    "explained_variance": {"explained_variance": "variance of the returns that the values explain"},
+}
 
 # %% ../../nbs/learn/19_evaluation.ipynb #ae8261d9
 def plot_metrics(
-    metrics: Sequence[Mapping[str, int | float | None]], # of each iteration
+    metrics: Sequence[Mapping[str, int | float | None]],  # of each iteration
     directory: str | Path,
-) -> list[Path]: # reward_and_kl.png, entropy.png, clip_fraction.png, explained_variance.png
+) -> list[Path]:  # reward_and_kl.png, entropy.png, clip_fraction.png, explained_variance.png
     "Four pictures of a run; a quantity that was not logged (no values, say) is left out."
     from matplotlib.figure import Figure
 
@@ -109,10 +118,11 @@ def plot_metrics(
         fig = Figure(figsize=(6.4, 2.6 * len(logged)), layout="constrained")
         axes = fig.subplots(len(logged), 1, squeeze=False)[:, 0]
         for ax, (key, title) in zip(axes, logged.items(), strict=True):
-            ax.plot([m["iteration"] for m in metrics], [m[key] for m in metrics],
-                    color="#3b82f6", lw=2)
+            ax.plot(
+                [m["iteration"] for m in metrics], [m[key] for m in metrics], color="#3b82f6", lw=2
+            )
             ax.set(title=title, xlabel="iteration")
-            ax.grid(alpha=.25)
+            ax.grid(alpha=0.25)
             ax.spines[["top", "right"]].set_visible(False)
         paths.append(Path(directory) / f"{name}.png")
         fig.savefig(paths[-1], dpi=120)

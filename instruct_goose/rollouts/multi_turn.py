@@ -29,9 +29,9 @@ class Episode:
 
     query: list[int]
     ids: list[int] = field(default_factory=list)  # of the response so far
-    own: list[bool] = field(default_factory=list) # which of them the policy wrote
-    logprobs: list[float] = field(default_factory=list) # as the sampler saw them; 0 elsewhere
-    turn: list[int] = field(default_factory=list) # what the policy has written since a reply
+    own: list[bool] = field(default_factory=list)  # which of them the policy wrote
+    logprobs: list[float] = field(default_factory=list)  # as the sampler saw them; 0 elsewhere
+    turn: list[int] = field(default_factory=list)  # what the policy has written since a reply
     asked: int = 0
     open: bool = True
     ended: bool = False
@@ -41,7 +41,7 @@ class Episode:
         own = logprobs is not None
         self.ids += ids
         self.own += [own] * len(ids)
-        self.logprobs += logprobs if own else [0.] * len(ids)
+        self.logprobs += logprobs if own else [0.0] * len(ids)
         self.turn = [*self.turn, *ids] if own else []
 
 # %% ../../nbs/guides/multi_turn.ipynb #a0598db8
@@ -53,10 +53,10 @@ class TurnSampler:
 
     def __init__(
         self,
-        agent: Agent,   # of the trainer
-        tokens: Tokens, # of the trainer, with a tokenizer
-        environment: Callable[[str], str | None], # the text so far, special tokens too → a reply
-        turns: int = 4, # how often it is asked at most; the policy has one turn more
+        agent: Agent,  # of the trainer
+        tokens: Tokens,  # of the trainer, with a tokenizer
+        environment: Callable[[str], str | None],  # the text so far, special tokens too → a reply
+        turns: int = 4,  # how often it is asked at most; the policy has one turn more
     ):
         if tokens.tokenizer is None:
             raise ValueError("an environment reads and writes text: give the trainer a tokenizer")
@@ -64,8 +64,12 @@ class TurnSampler:
         self.environment, self.turns = environment, turns
 
     def __call__(
-        self, queries: PromptBatch, n: int, config: RLHFConfig, generator: torch.Generator | None,
-    ) -> Rollout: # with `environment_mask`, where the environment wrote, and `ended`
+        self,
+        queries: PromptBatch,
+        n: int,
+        config: RLHFConfig,
+        generator: torch.Generator | None,
+    ) -> Rollout:  # with `environment_mask`, where the environment wrote, and `ended`
         "As `PolicySampler`: n responses to each query, side by side."
         c, model, pad_id = config, self.agent.model, self.tokens.pad_id
         ids, mask = left_padded(model, *(x.repeat_interleave(n, 0) for x in queries))
@@ -79,16 +83,29 @@ class TurnSampler:
         r = episodes_to_rollout(ids, mask, talks, pad_id, generator is not None)
         return attach_texts(r, self.tokenizer)
 
-    def write(self, talks: list[Episode], c: RLHFConfig, generator: torch.Generator | None,
-              stops: StopStrings | None) -> None:
+    def write(
+        self,
+        talks: list[Episode],
+        c: RLHFConfig,
+        generator: torch.Generator | None,
+        stops: StopStrings | None,
+    ) -> None:
         "Each goes on from where it is; who has less room than others keeps what fits."
         t, room = self.tokens, [c.max_new_tokens - len(talk.ids) for talk in talks]
         so_far = pad([talk.query + talk.ids for talk in talks], t.pad_id, side="left")
         context = context_length(self.agent.model) or 10**9
         response, real, logprobs = sample(
-            self.agent, *so_far, min(max(room), context - so_far[0].shape[1]), t.eos_ids or None,
-            t.pad_id, c.temperature, generator, greedy=generator is None, with_logprobs=True,
-            stops=stops and stops.watch([list(talk.turn) for talk in talks]))
+            self.agent,
+            *so_far,
+            min(max(room), context - so_far[0].shape[1]),
+            t.eos_ids or None,
+            t.pad_id,
+            c.temperature,
+            generator,
+            greedy=generator is None,
+            with_logprobs=True,
+            stops=stops and stops.watch([list(talk.turn) for talk in talks]),
+        )
         for talk, fits, *row in zip(talks, room, response, real, logprobs, strict=True):
             tokens, own, said = row
             talk.add(tokens[own].tolist()[:fits], said[own].tolist()[:fits])
@@ -106,7 +123,7 @@ class TurnSampler:
         else:
             talk.add(reply)
 
-    def reply(self, talk: Episode) -> list[int] | None: # tokens; None: it is over
+    def reply(self, talk: Episode) -> list[int] | None:  # tokens; None: it is over
         "What the environment says to the text so far."
         text = str(self.tokenizer.decode(talk.query + talk.ids))
         said: Any = self.environment(text)
@@ -114,13 +131,20 @@ class TurnSampler:
             return None
         new = isinstance(said, str) and self.tokenizer(said, add_special_tokens=False)["input_ids"]
         if not new:
-            raise ValueError(f"the environment returned {said!r} to {text[-200:]!r}: return text "
-                             "of at least one token, or None where it is over")
+            raise ValueError(
+                f"the environment returned {said!r} to {text[-200:]!r}: return text "
+                "of at least one token, or None where it is over"
+            )
         return new
 
 # %% ../../nbs/guides/multi_turn.ipynb #0154dd35
-def episodes_to_rollout(query_ids: Tensor, query_mask: Tensor, talks: Sequence[Episode], pad_id: int,
-             with_logprobs: bool) -> Rollout:
+def episodes_to_rollout(
+    query_ids: Tensor,
+    query_mask: Tensor,
+    talks: Sequence[Episode],
+    pad_id: int,
+    with_logprobs: bool,
+) -> Rollout:
     "The talks as a rollout: what the policy wrote in `mask`, what it was told in `environment_mask`."
     ids, real = pad([talk.ids for talk in talks], pad_id)
     own, logprobs = torch.zeros_like(real), torch.zeros(real.shape)
@@ -134,18 +158,21 @@ def episodes_to_rollout(query_ids: Tensor, query_mask: Tensor, talks: Sequence[E
 # %% ../../nbs/guides/multi_turn.ipynb #7fc39d66
 def chat_reply(
     reply: str,
-    tokenizer: PreTrainedTokenizerBase, # with a chat template
-    role: str = "user", # whose reply it is; many templates know "tool" too
-) -> str: # as text with its special tokens
+    tokenizer: PreTrainedTokenizerBase,  # with a chat template
+    role: str = "user",  # whose reply it is; many templates know "tool" too
+) -> str:  # as text with its special tokens
     """What a chat template puts between the end of the assistant's turn and its next turn: for an
     environment to return. Raises ValueError where the template shows no end of a turn."""
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     end: Any = tokenizer.eos_token
     made: Any = tokenizer.apply_chat_template
     before = made(talk, tokenize=False)
-    after = made([*talk, {"role": role, "content": reply}], tokenize=False,
-                 add_generation_prompt=True)
+    after = made(
+        [*talk, {"role": role, "content": reply}], tokenize=False, add_generation_prompt=True
+    )
     if end not in before or not after.startswith(before):
-        raise ValueError(f"the chat template does not end the assistant's turn with {end!r} and "
-                         "go on from there: write the reply with its marks yourself")
-    return after[before.rindex(end) + len(end):]
+        raise ValueError(
+            f"the chat template does not end the assistant's turn with {end!r} and "
+            "go on from there: write the reply with its marks yourself"
+        )
+    return after[before.rindex(end) + len(end) :]

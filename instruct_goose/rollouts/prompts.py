@@ -27,7 +27,8 @@ from .rollout import PromptBatch, Tokens
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #11d2c0a1
 def special_ids(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
     stop_token_ids: Sequence[int] = (),
 ) -> tuple[list[int], int]:
     """Ids that end a response, and one to pad with. Raises ValueError for a tokenizer without a
@@ -41,9 +42,11 @@ def special_ids(
         return ends, 0
     pad_id = pad_id_of(tokenizer)
     if len(tokenizer) > vocab:
-        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model {vocab}: "
-                         "use the model's own tokenizer, or "
-                         "`model.resize_token_embeddings(len(tokenizer))`")
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model {vocab}: "
+            "use the model's own tokenizer, or "
+            "`model.resize_token_embeddings(len(tokenizer))`"
+        )
     return ends, pad_id
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #7b238f8e
@@ -60,23 +63,30 @@ def own_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
 Prompts = Sequence[Any] | dict[str, Tensor]  # rows; or {"query_ids": …, "query_mask": …}
 
 
-def prompt_of(row: Any, i: int) -> Any: # a text, messages or token ids
+def prompt_of(row: Any, i: int) -> Any:  # a text, messages or token ids
     "The prompt in a row. Raises ValueError for a dictionary without one, TypeError for no prompt."
     prompt = row.get("prompt", row.get("ids")) if isinstance(row, Mapping) else row
     if prompt is None and isinstance(row, Mapping):
-        raise ValueError(f"row {i} has no 'prompt': its columns are {', '.join(map(str, row))}. "
-                         'Rename the one that holds it, or pass {"prompt": …, …}')
+        raise ValueError(
+            f"row {i} has no 'prompt': its columns are {', '.join(map(str, row))}. "
+            'Rename the one that holds it, or pass {"prompt": …, …}'
+        )
     if not hasattr(prompt, "__len__"):
-        raise TypeError(f"prompt {i} is a {type(prompt).__name__}: "
-                        "pass a text, messages, or token ids")
+        raise TypeError(
+            f"prompt {i} is a {type(prompt).__name__}: pass a text, messages, or token ids"
+        )
     return prompt
 
+
 def is_conversation(prompt: Any) -> bool:
-    return (isinstance(prompt, list | tuple) and len(prompt) > 0
-            and all(isinstance(m, Mapping) and "role" in m for m in prompt))
+    return (
+        isinstance(prompt, list | tuple)
+        and len(prompt) > 0
+        and all(isinstance(m, Mapping) and "role" in m for m in prompt)
+    )
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #c7dd1d67
-def columns_of(prompts: Any, n: int = 1) -> dict[str, list]: # one item per response
+def columns_of(prompts: Any, n: int = 1) -> dict[str, list]:  # one item per response
     "What the rows hold beside the prompt, and prompts that are messages, n responses to each."
     if isinstance(prompts, dict):
         return {}
@@ -87,25 +97,39 @@ def columns_of(prompts: Any, n: int = 1) -> dict[str, list]: # one item per resp
     names = dict.fromkeys(name for row in rows for name in row if name not in hidden)
     return {name: [row.get(name) for row in rows] for name in names}
 
-def slices(prompts: Any, size: int) -> Iterator[Any]: # as for `encode_prompts`
+
+def slices(prompts: Any, size: int) -> Iterator[Any]:  # as for `encode_prompts`
     whole = next(iter(prompts.values())) if isinstance(prompts, dict) else prompts
     for i in range(0, len(whole), size):
-        yield ({name: x[i:i + size] for name, x in prompts.items()} if isinstance(prompts, dict)
-               else [whole[k] for k in range(i, min(i + size, len(whole)))])
+        yield (
+            {name: x[i : i + size] for name, x in prompts.items()}
+            if isinstance(prompts, dict)
+            else [whole[k] for k in range(i, min(i + size, len(whole)))]
+        )
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #9ada8c77
 def template_ids(
-    messages: Sequence[Mapping], tokenizer: PreTrainedTokenizerBase, i: int = 0,
+    messages: Sequence[Mapping],
+    tokenizer: PreTrainedTokenizerBase,
+    i: int = 0,
 ) -> list[int]:
     """A conversation as token ids: the assistant is to speak next, or to go on where its own last
     message breaks off. Raises ValueError without a template."""
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(f"prompt {i} is a list of messages, and the tokenizer has no chat "
-                         "template: set tokenizer.chat_template, or pass texts")
+        raise ValueError(
+            f"prompt {i} is a list of messages, and the tokenizer has no chat "
+            "template: set tokenizer.chat_template, or pass texts"
+        )
     goes_on = messages[-1]["role"] == "assistant"
-    out: Any = tokenizer.apply_chat_template(list(map(dict, messages)), tokenize=True,
-        add_generation_prompt=not goes_on, continue_final_message=goes_on, return_dict=True)
+    out: Any = tokenizer.apply_chat_template(
+        list(map(dict, messages)),
+        tokenize=True,
+        add_generation_prompt=not goes_on,
+        continue_final_message=goes_on,
+        return_dict=True,
+    )
     return out["input_ids"]
+
 
 def prompt_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
     "Token ids of prompts in any form, however long. Raises ValueError and TypeError by number."
@@ -118,42 +142,55 @@ def prompt_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
     talks = [i for i, p in enumerate(rows) if is_conversation(p)]
     if texts or talks:
         if (tokenizer := tokens.tokenizer) is None:
-            raise ValueError("prompts are text, but the trainer has no tokenizer: "
-                             "give it tokenizer=, or pass token ids")
-        found = encode_all([rows[i] for i in texts], tokenizer, sys.maxsize,
-                           lambda k: f"prompt {texts[k]}")
+            raise ValueError(
+                "prompts are text, but the trainer has no tokenizer: "
+                "give it tokenizer=, or pass token ids"
+            )
+        found = encode_all(
+            [rows[i] for i in texts], tokenizer, sys.maxsize, lambda k: f"prompt {texts[k]}"
+        )
         found += [template_ids(rows[i], tokenizer, i) for i in talks]
         for i, ids in zip(texts + talks, found, strict=True):
             rows[i] = ids
     return [list(map(int, row)) for row in rows]
 
+
 class LongPrompts(UserWarning):
     "Some prompts leave no room for a response, and are cut or left out."
+
 
 def within_room(rows: list[list[int]], room: int | None, how: str) -> list[list[int]]:
     "As config.long_prompts says: what is dropped is empty. Raises ValueError, or warns."
     long = [i for i, row in enumerate(rows) if room is not None and len(row) > room]
     if not long or room is None:
         return rows
-    what = (f"{len(long)} of {len(rows)} prompts leave no room for a response: prompt {long[0]} "
-            f"has {len(rows[long[0]])} tokens, the limit is {room}")
+    what = (
+        f"{len(long)} of {len(rows)} prompts leave no room for a response: prompt {long[0]} "
+        f"has {len(rows[long[0]])} tokens, the limit is {room}"
+    )
     if how == "refuse" or how == "drop" and len(long) == len(rows):
-        raise ValueError(f"{what}. Shorten them, or set long_prompts to 'cut' (their ends stay) "
-                         "or 'drop'")
-    warnings.warn(f"{what}. {'Their ends stay' if how == 'cut' else 'They are left out'}",
-                  LongPrompts, 3)
+        raise ValueError(
+            f"{what}. Shorten them, or set long_prompts to 'cut' (their ends stay) or 'drop'"
+        )
+    warnings.warn(
+        f"{what}. {'Their ends stay' if how == 'cut' else 'They are left out'}", LongPrompts, 3
+    )
     return [row if len(row) <= room else row[-room:] if how == "cut" else [] for row in rows]
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #9de59079
 def encode_prompts(
-    prompts: Sequence | dict, tokens: Tokens, room: int | None, cut: bool = False,
+    prompts: Sequence | dict,
+    tokens: Tokens,
+    room: int | None,
+    cut: bool = False,
 ) -> PromptBatch:
     "Prompts in any form, {'query_ids', 'query_mask'} too, as ids and mask; or only their ends."
     if isinstance(prompts, dict):
         return PromptBatch(prompts["query_ids"], prompts["query_mask"])
     rows = prompt_rows(prompts, tokens)
-    rows = [row[-(room or 0):] for row in rows] if cut else within_room(rows, room, "refuse")
+    rows = [row[-(room or 0) :] for row in rows] if cut else within_room(rows, room, "refuse")
     return PromptBatch(*pad(rows, tokens.pad_id, side="left"))
+
 
 def drop_long_prompts(prompts: Any, tokens: Tokens, room: int | None, how: str) -> Any:
     "The same, without those that long_prompts drops; of a stream each as it comes."
@@ -168,15 +205,20 @@ def drop_long_prompts(prompts: Any, tokens: Tokens, room: int | None, how: str) 
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #99a56d3b
 def max_prompt_length(
-    model: PreTrainedModel, max_new_tokens: int, tokenizer: PreTrainedTokenizerBase | None = None,
-) -> int | None: # None: no limit
+    model: PreTrainedModel,
+    max_new_tokens: int,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> int | None:  # None: no limit
     "How long a prompt may be. Raises ValueError if the responses alone fill the context."
     context = context_length(model)
     if context is not None and max_new_tokens >= context:
-        raise ValueError(f"max_new_tokens is {max_new_tokens} and the model's context {context} "
-                         "tokens: there is no room for a prompt. Lower max_new_tokens")
+        raise ValueError(
+            f"max_new_tokens is {max_new_tokens} and the model's context {context} "
+            "tokens: there is no room for a prompt. Lower max_new_tokens"
+        )
     room = None if context is None else context - max_new_tokens
     return room if tokenizer is None else token_limit(tokenizer, room)
+
 
 def is_list(prompts: object) -> bool:
     "Rows that can be counted and taken by number; a stream's cannot."

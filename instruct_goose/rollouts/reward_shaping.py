@@ -20,19 +20,19 @@ from .rollout import finished, Rollout
 
 # %% ../../nbs/guides/reward_shaping.ipynb #2caa3418
 def overlong_punishment(
-    lengths: Int[Tensor, "batch"], # tokens of each response
-    limit: int,                    # L, max_new_tokens
-    buffer: int,                   # B, from 1 to L
-) -> Float[Tensor, "batch"]:       # from 0 to −1
+    lengths: Int[Tensor, "batch"],  # tokens of each response
+    limit: int,  # L, max_new_tokens
+    buffer: int,  # B, from 1 to L
+) -> Float[Tensor, "batch"]:  # from 0 to −1
     "P(n) = min(0, ((L − B) − n)/B), Yu et al. 2025, eq. 13; a sampler stops at L."
-    return ((limit - buffer - lengths) / buffer).clamp(max=0.)
+    return ((limit - buffer - lengths) / buffer).clamp(max=0.0)
 
 # %% ../../nbs/guides/reward_shaping.ipynb #dc3b7316
 def shape_scores(
-    scores: Float[Tensor, "batch"], # R(q, r)
+    scores: Float[Tensor, "batch"],  # R(q, r)
     lengths: Int[Tensor, "batch"],  # tokens of each response
-    ends: Bool[Tensor, "batch"],    # whether it ended by itself
-    config: RLHFConfig,             # reward_clip, missing_eos_penalty, overlong_buffer
+    ends: Bool[Tensor, "batch"],  # whether it ended by itself
+    config: RLHFConfig,  # reward_clip, missing_eos_penalty, overlong_buffer
 ) -> Float[Tensor, "batch"]:
     "clamp(R, −c, c) − penalty·[no end] + P(n), each where it is asked for."
     c = config
@@ -45,7 +45,8 @@ def shape_scores(
     return scores
 
 # %% ../../nbs/guides/reward_shaping.ipynb #1bc02a3f
-Moments = tuple[float, float, float] # n, the mean, and Σ(x − mean)²
+Moments = tuple[float, float, float]  # n, the mean, and Σ(x − mean)²
+
 
 def moments_with(moments: Moments, scores: Float[Tensor, "batch"]) -> Moments:
     "Count, mean and squares of two sets together. Chan, Golub and LeVeque (1983) eq. 2.1."
@@ -56,24 +57,25 @@ def moments_with(moments: Moments, scores: Float[Tensor, "batch"]) -> Moments:
     both = squares + (x - own).square().sum().item() + off**2 * n * k / total
     return float(total), mean + off * k / total, both
 
+
 def deviation(moments: Moments) -> float:
     "σ = √(squares/(n − 1)); 1 where there is no spread, or rounding alone."
     n, mean, squares = moments
-    std = (squares / (n - 1))**.5 if n > 1 else 0.
-    return std if std > 8 * torch.finfo(torch.float32).eps * abs(mean) else 1.
+    std = (squares / (n - 1)) ** 0.5 if n > 1 else 0.0
+    return std if std > 8 * torch.finfo(torch.float32).eps * abs(mean) else 1.0
 
 # %% ../../nbs/guides/reward_shaping.ipynb #e31061e5
 def z_scores(
-    scores: Float[Tensor, "batch"], # of one function; NaN where it does not apply
-    group_size: int,                # 1: all scores are one group
-    ddof: int = 1,                  # σ² divides by the group's size less this
-) -> Float[Tensor, "batch"]:        # 0 where it does not apply
+    scores: Float[Tensor, "batch"],  # of one function; NaN where it does not apply
+    group_size: int,  # 1: all scores are one group
+    ddof: int = 1,  # σ² divides by the group's size less this
+) -> Float[Tensor, "batch"]:  # 0 where it does not apply
     "z = (R − mean)/(σ + 1e-4) of those in the group that it applies to. GDPO (2026), 2601.05242."
     groups = scores.double().view(-1, group_size if group_size > 1 else len(scores))
     there = ~groups.isnan()
     n = there.sum(-1, keepdim=True)
     mean = groups.nan_to_num().sum(-1, keepdim=True) / n.clamp(min=1)
-    off = torch.where(there, groups - mean, 0.)
+    off = torch.where(there, groups - mean, 0.0)
     std = (off.square().sum(-1, keepdim=True) / (n - ddof).clamp(min=1)).sqrt()
     return (off / (std + 1e-4)).flatten().to(scores)
 

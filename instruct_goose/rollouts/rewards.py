@@ -33,13 +33,15 @@ from .reward_shaping import shape_scores
 from .rollout import finished, require_column, Rollout, Tokens
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #71305a6d
-Scores = Iterable[float | None | Sequence[float] | Tensor] # per text a number, or one per token
+Scores = Iterable[float | None | Sequence[float] | Tensor]  # per text a number, or one per token
+
 
 @runtime_checkable
 class RewardFunction(Protocol):
     "One score per text, from the texts or from what the parameters name."
 
     def __call__(self, *args: Any, **kwargs: Any) -> Scores | Awaitable[Scores]: ...
+
 
 @runtime_checkable
 class HasScore(Protocol):
@@ -48,9 +50,11 @@ class HasScore(Protocol):
     @property
     def score(self) -> RewardFunction: ...
 
+
 Reward = RewardFunction | HasScore
-Rewards = Reward | Sequence[Reward] # several are added up, each with its weight
-Offer = Mapping[str, Any] # name → a list of one item per text, or something for all of them
+Rewards = Reward | Sequence[Reward]  # several are added up, each with its weight
+Offer = Mapping[str, Any]  # name → a list of one item per text, or something for all of them
+
 
 class RewardError(ValueError):
     "A reward function cannot be asked, has failed, or has returned what is no score."
@@ -63,16 +67,22 @@ def reward_signature(judge: Callable, known: Collection[str]) -> tuple[bool, lis
         rest = list(inspect.signature(judge).parameters.values())
     except (TypeError, ValueError):  # written in C: it cannot be asked
         return True, []
-    first = any(p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)
-                or p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in known for p in rest[:1])
+    first = any(
+        p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)
+        or p.kind is p.POSITIONAL_OR_KEYWORD
+        and p.name not in known
+        for p in rest[:1]
+    )
     rest = rest[first:]
     for p in rest:
         variable = p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         if not variable and p.default is p.empty and p.name not in known:
             name = getattr(judge, "__name__", type(judge).__name__)
-            raise RewardError(f"the reward function {name} asks for {p.name!r}, and there is only "
-                              f"{', '.join(known)}: rename the parameter, give it a default, or "
-                              f"train on rows with a column {p.name!r}")
+            raise RewardError(
+                f"the reward function {name} asks for {p.name!r}, and there is only "
+                f"{', '.join(known)}: rename the parameter, give it a default, or "
+                f"train on rows with a column {p.name!r}"
+            )
     names = [p.name for p in rest if p.name in known]
     if any(p.kind is p.VAR_KEYWORD for p in rest):
         names += [n for n in known if n not in names and not (first and n == "texts")]
@@ -88,20 +98,25 @@ def call_reward(judge: Callable, offer: Offer) -> Any:
         scores = in_thread(asyncio.run, scores).result()
     return list(islice(scores, len(offer["texts"]) + 1)) if hasattr(scores, "__next__") else scores
 
+
 class Messages(list):
     "A conversation. It refuses to be searched like a text, where a list would find nothing."
 
     def __contains__(self, x: object) -> bool:
         if isinstance(x, str):
-            raise TypeError(f"{x!r} is looked for in a list of messages, which are dictionaries: "
-                            "look in messages[-1]['content']")
+            raise TypeError(
+                f"{x!r} is looked for in a list of messages, which are dictionaries: "
+                "look in messages[-1]['content']"
+            )
         return super().__contains__(x)
+
 
 def copied(x: Any) -> Any:
     "Lists and dictionaries anew, however deep: a reward that changes them changes no prompt."
     if isinstance(x, list):
         return type(x)(map(copied, x))
     return {k: copied(item) for k, item in x.items()} if type(x) is dict else x
+
 
 def in_thread(f: Callable, *args: Any) -> Future:
     "f(*args), some day, in a thread that the process need not wait for."
@@ -132,25 +147,37 @@ def as_number(x: Any, what: str) -> float:
 def completion_texts(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     "The responses alone, without special tokens."
     r = r.on_host
-    return tokenizer.batch_decode(ragged(r.response_ids, r.attention_mask), skip_special_tokens=True)
+    return tokenizer.batch_decode(
+        ragged(r.response_ids, r.attention_mask), skip_special_tokens=True
+    )
+
 
 def as_offered(prompts: Sequence, completions: Sequence[str]) -> dict[str, list]:
     "Prompts, texts or Messages as the data has them, and completions as texts and as Messages."
-    return {"prompts": [p if isinstance(p, str) else Messages(p) for p in prompts],
-            "completions": list(completions),
-            "completion_messages": [Messages([{"role": "assistant", "content": text}])
-                                    for text in completions]}
+    return {
+        "prompts": [p if isinstance(p, str) else Messages(p) for p in prompts],
+        "completions": list(completions),
+        "completion_messages": [
+            Messages([{"role": "assistant", "content": text}]) for text in completions
+        ],
+    }
+
 
 def reward_kwargs(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """prompts, completions, completion_messages, prompt_ids, completion_ids, completion_mask (1:
     the policy wrote it), sampled_logprobs, and the data's columns."""
     columns, known, own = dict(r.columns or {}), r.sampled_logprobs, r.on_host
     prompts = columns.pop("prompt", None) or r.prompts or []
-    return columns | as_offered(prompts, completion_texts(r, tokenizer)) | {
-        "completion_ids": ragged(own.response_ids, own.attention_mask),
-        "completion_mask": ragged(own.mask.int(), own.attention_mask),
-        "prompt_ids": ragged(own.query_ids, own.query_mask),
-        **({} if known is None else {"sampled_logprobs": ragged(known, r.attention_mask)})}
+    return (
+        columns
+        | as_offered(prompts, completion_texts(r, tokenizer))
+        | {
+            "completion_ids": ragged(own.response_ids, own.attention_mask),
+            "completion_mask": ragged(own.mask.int(), own.attention_mask),
+            "prompt_ids": ragged(own.query_ids, own.query_mask),
+            **({} if known is None else {"sampled_logprobs": ragged(known, r.attention_mask)}),
+        }
+    )
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #40a8175e
 class RewardLog:
@@ -167,18 +194,25 @@ class RewardLog:
         "A column of the rollout. Raises RewardError unless it is one item per response."
         self.extra[str(column)] = values = list(values)
         if len(values) != self.rows:
-            raise RewardError(f"log_extra({column!r}, …) was given {len(values)} values for "
-                              f"{self.rows} responses: give it one for each")
+            raise RewardError(
+                f"log_extra({column!r}, …) was given {len(values)} values for "
+                f"{self.rows} responses: give it one for each"
+            )
+
 
 torch.serialization.add_safe_globals([RewardLog])  # may be sent to other processes
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #867dec4e
 def merge_reward_logs(notes: Sequence[RewardLog]) -> tuple[dict[str, float] | None, dict | None]:
     "For the log means of the metrics; for the rollout columns, None where a share has none."
-    metrics = {name: [x for n in notes for x in n.metrics.get(name, [])]
-               for name in dict.fromkeys(name for n in notes for name in n.metrics)}
-    extra = {name: [x for n in notes for x in n.extra.get(name, [None] * n.rows)]
-             for name in dict.fromkeys(name for n in notes for name in n.extra)}
+    metrics = {
+        name: [x for n in notes for x in n.metrics.get(name, [])]
+        for name in dict.fromkeys(name for n in notes for name in n.metrics)
+    }
+    extra = {
+        name: [x for n in notes for x in n.extra.get(name, [None] * n.rows)]
+        for name in dict.fromkeys(name for n in notes for name in n.extra)
+    }
     return {name: sum(xs) / len(xs) for name, xs in metrics.items()} or None, extra or None
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #e139956b
@@ -198,14 +232,17 @@ def at_their_tokens(tokens: list[list[float]], mask: Tensor) -> Tensor:
 # %% ../../nbs/reference/rollouts/rewards.ipynb #4a87112d
 class RewardOutput(NamedTuple):
     "What a reward function, or several, returned."
-    scores: Float[Tensor, "batch"]    # R(q, r); of one of several NaN where it does not apply
-    tokens: list[list[float]] | None = None # of each text its tokens' parts, if any; else []
-    parts: dict[str, Float[Tensor, "batch"]] | None = None # of several: the scores of each
+
+    scores: Float[Tensor, "batch"]  # R(q, r); of one of several NaN where it does not apply
+    tokens: list[list[float]] | None = None  # of each text its tokens' parts, if any; else []
+    parts: dict[str, Float[Tensor, "batch"]] | None = None  # of several: the scores of each
+
 
 class RewardRequest(NamedTuple):
     "The texts of one call, and how messages name them."
+
     texts: list[str]
-    prompts: list[str] | None = None # what the texts are answers to
+    prompts: list[str] | None = None  # what the texts are answers to
     kind: str = "text"
 
     def name(self, i: int) -> str:
@@ -220,15 +257,19 @@ def reward_callable(reward_fn: Reward) -> Callable:
         reward_fn = Classifier(cast(Any, reward_fn).model, cast(Any, reward_fn).tokenizer)
     judge = getattr(reward_fn, "score", reward_fn)
     if isinstance(reward_fn, PreTrainedModel) or not callable(judge):
-        raise TypeError(f"reward_fn is a {type(reward_fn).__name__}: pass a function of a list of "
-                        "texts, or a RewardModel. A transformers model reads token ids: pass "
-                        "Classifier(model, tokenizer, label=…), or Teacher(model) of a causal one")
+        raise TypeError(
+            f"reward_fn is a {type(reward_fn).__name__}: pass a function of a list of "
+            "texts, or a RewardModel. A transformers model reads token ids: pass "
+            "Classifier(model, tokenizer, label=…), or Teacher(model) of a causal one"
+        )
     return judge
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #53418f44
 def check_scores(
-    scores: Any, asked: RewardRequest, completion_ids: Sequence[Sequence[int]] | None = None,
-    sampled: Sequence[Sequence[int]] | None = None, # 0 at tokens of others; None: there are none
+    scores: Any,
+    asked: RewardRequest,
+    completion_ids: Sequence[Sequence[int]] | None = None,
+    sampled: Sequence[Sequence[int]] | None = None,  # 0 at tokens of others; None: there are none
 ) -> RewardOutput:
     """One finite number per text, Σₜ pₜ where there is one per token, NaN for None: it does not
     apply. Raises RewardError for anything else, for the first text concerned."""
@@ -239,12 +280,15 @@ def check_scores(
         if isinstance(x, list | tuple):
             n = None if completion_ids is None else len(completion_ids[i])
             if len(x) != n:
-                says = ("there are no tokens to pay: train with a tokenizer" if n is None else
-                        f"the completion has {n} tokens. Return one number for each")
+                says = (
+                    "there are no tokens to pay: train with a tokenizer"
+                    if n is None
+                    else f"the completion has {n} tokens. Return one number for each"
+                )
                 raise RewardError(f"{name} got a list of {len(x)} numbers, and {says}")
             own = [1] * len(x) if sampled is None else sampled[i]
             parts = [as_number(p, f"the number of token {t} of {name}") for t, p in enumerate(x)]
-            tokens[i] = [p if m else 0. for p, m in zip(parts, own, strict=True)]
+            tokens[i] = [p if m else 0.0 for p, m in zip(parts, own, strict=True)]
             x = sum(tokens[i])
         numbers[i] = math.nan if x is None else as_number(x, f"the score of {name}")
         if x is not None and not abs(numbers[i]) <= torch.finfo(torch.float32).max:
@@ -256,56 +300,79 @@ def as_score_list(scores: Any, asked: RewardRequest) -> list:
     "As a list of as many as there are texts; something endless is read until it is too long."
     got, n = "the reward function returned", len(asked.texts)
     if isinstance(scores, str | bytes | dict | set | frozenset) or not hasattr(scores, "__iter__"):
-        raise RewardError(f"{got} a {type(scores).__name__} for {n} {asked.kind}s, the first of "
-                          f"them {asked.texts[0][:200]!r}: return a list, tensor or array, one "
-                          "number per text")
+        raise RewardError(
+            f"{got} a {type(scores).__name__} for {n} {asked.kind}s, the first of "
+            f"them {asked.texts[0][:200]!r}: return a list, tensor or array, one "
+            "number per text"
+        )
     if len(shape := tuple(getattr(scores, "shape", (n,)))) != 1:
         raise RewardError(f"{got} shape {shape} for {n} {asked.kind}s: return shape ({n},)")
-    numbers = scores.tolist() if hasattr(scores, "tolist") else list(
-        scores if hasattr(scores, "__len__") else islice(scores, n + 1))
+    numbers = (
+        scores.tolist()
+        if hasattr(scores, "tolist")
+        else list(scores if hasattr(scores, "__len__") else islice(scores, n + 1))
+    )
     if len(numbers) == n:
         return numbers
-    first = ("" if len(numbers) > n else
-             f"; the first without a score is {asked.name(len(numbers))}")
+    first = "" if len(numbers) > n else f"; the first without a score is {asked.name(len(numbers))}"
     raise RewardError(f"{got} {len(numbers)} scores for {n} {asked.kind}s{first}")
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #48f12a75
-def call_with_timeout(judge: Callable, offer: Offer, asked: RewardRequest, seconds: float | None) -> Any:
+def call_with_timeout(
+    judge: Callable, offer: Offer, asked: RewardRequest, seconds: float | None
+) -> Any:
     "The answer, or an error that says for which texts there is none."
     texts = asked.texts
     about = ", ".join(f"{t[:200]!r}" for t in texts[:3]) + (" …" if len(texts) > 3 else "")
     about = f"for {len(texts)} {asked.kind}s, {about}"
     done = None if seconds is None else in_thread(call_reward, judge, offer)
     if done and seconds and not wait([done], min(seconds, threading.TIMEOUT_MAX)).done:
-        raise TimeoutError("no answer from the reward function within reward_timeout, "
-                           f"{seconds:g} seconds, {about}. Its thread is left to itself")
+        raise TimeoutError(
+            "no answer from the reward function within reward_timeout, "
+            f"{seconds:g} seconds, {about}. Its thread is left to itself"
+        )
     try:
         return call_reward(judge, offer) if done is None else done.result()
     except RewardError:
         raise
     except Exception as e:
-        hint = (". Completions are texts here: name the parameter completion_messages, and they "
-                "are lists of messages" if "string indices must be integers" in str(e) else "")
+        hint = (
+            ". Completions are texts here: name the parameter completion_messages, and they "
+            "are lists of messages"
+            if "string indices must be integers" in str(e)
+            else ""
+        )
         raise RewardError(f"the reward function raised {e!r:.80} {about}{hint}") from e
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #0aa54db2
-def weighted_sum(each: Mapping[str, RewardOutput], weights: Sequence[float] | None,
-                 asked: RewardRequest) -> RewardOutput:
+def weighted_sum(
+    each: Mapping[str, RewardOutput], weights: Sequence[float] | None, asked: RewardRequest
+) -> RewardOutput:
     "Σᵢ wᵢ·Rᵢ, and of the parts that have a token of their own Σᵢ wᵢ·pᵢₜ. None: 1 each."
-    weights = [1.] * len(each) if weights is None else list(weights)
+    weights = [1.0] * len(each) if weights is None else list(weights)
     if not each or len(weights) != len(each):
-        raise ValueError(f"{len(each)} reward functions and {len(weights)} weights: "
-                         "give one weight per function, and at least one function")
+        raise ValueError(
+            f"{len(each)} reward functions and {len(weights)} weights: "
+            "give one weight per function, and at least one function"
+        )
     parts = {name: judged.scores for name, judged in each.items()}
     table = torch.stack(list(parts.values()))
     if (unscored := table.isnan().all(0)).any():
         name = asked.name(int(unscored.int().argmax()))
-        raise RewardError(f"the score of {name} is None, which says that the function "
-                          "does not apply, and no other one judges it: return a number, or give "
-                          "a list of functions, of which one applies")
+        raise RewardError(
+            f"the score of {name} is None, which says that the function "
+            "does not apply, and no other one judges it: return a number, or give "
+            "a list of functions, of which one applies"
+        )
     dense = [(w, judged.tokens) for w, judged in zip(weights, each.values()) if judged.tokens]
-    tokens = [[sum(xs, 0.) for xs in zip(*([w * x for x in t[i]] for w, t in dense if t[i]))]
-              for i in range(len(asked.texts))] if dense else None
+    tokens = (
+        [
+            [sum(xs, 0.0) for xs in zip(*([w * x for x in t[i]] for w, t in dense if t[i]))]
+            for i in range(len(asked.texts))
+        ]
+        if dense
+        else None
+    )
     return RewardOutput(torch.tensor(weights) @ table.nan_to_num(), tokens, parts)
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #a3a9cf34
@@ -320,20 +387,31 @@ def by_name(reward_fns: Sequence[Reward]) -> dict[str, Reward]:
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #68f8c654
 def score_texts(
-    reward_fn: Rewards, texts: list[str], *, weights: Sequence[float] | None = None,
-    given: Offer | None = None, # what else it may ask for by name, one item per text
-    prompts: list[str] | None = None, kind: str = "text", where: str = "", # for the messages
-    seconds: float | None = None, # longest wait
-) -> RewardOutput: # float32, on the CPU
+    reward_fn: Rewards,
+    texts: list[str],
+    *,
+    weights: Sequence[float] | None = None,
+    given: Offer | None = None,  # what else it may ask for by name, one item per text
+    prompts: list[str] | None = None,
+    kind: str = "text",
+    where: str = "",  # for the messages
+    seconds: float | None = None,  # longest wait
+) -> RewardOutput:  # float32, on the CPU
     """score = R(q, r) for each text, asked once and checked; of several R = Σᵢ wᵢ·Rᵢ over those
     that apply. Raises RewardError for what is no score or raises, TimeoutError, naming texts."""
     asked, offer = RewardRequest(texts, prompts, kind), {"texts": texts, **(given or {})}
     several = isinstance(reward_fn, list | tuple)
     functions = list(reward_fn) if several else [cast(Reward, reward_fn)]
     try:
-        each = {name: check_scores(call_with_timeout(reward_callable(f), offer, asked, seconds), asked,
-                                   offer.get("completion_ids"), offer.get("completion_mask"))
-                for name, f in by_name(functions).items()}
+        each = {
+            name: check_scores(
+                call_with_timeout(reward_callable(f), offer, asked, seconds),
+                asked,
+                offer.get("completion_ids"),
+                offer.get("completion_mask"),
+            )
+            for name, f in by_name(functions).items()
+        }
         total = weighted_sum(each, weights if several else None, asked)
     except (RewardError, TimeoutError) as e:
         raise type(e)(f"{where}{e}") from e.__cause__
@@ -341,22 +419,41 @@ def score_texts(
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #647e153e
 def score_rollout(
-    r: Rollout, reward_fn: Rewards, c: RLHFConfig, tokens: Tokens,
-    progress: TrainerState, notes: RewardLog, kind: str = "text",
-) -> dict[str, Any]: # columns: scores, token_scores, score_parts
+    r: Rollout,
+    reward_fn: Rewards,
+    c: RLHFConfig,
+    tokens: Tokens,
+    progress: TrainerState,
+    notes: RewardLog,
+    kind: str = "text",
+) -> dict[str, Any]:  # columns: scores, token_scores, score_parts
     "The checked scores of a rollout with texts, shaped by the settings."
-    require_column(r, "texts", "give the trainer tokenizer=, or set rollout.scores yourself, one "
-                               "number per response")
+    require_column(
+        r,
+        "texts",
+        "give the trainer tokenizer=, or set rollout.scores yourself, one number per response",
+    )
     where, notes.rows = f"iteration {progress.global_step}: ", len(r)
     known = {} if tokens.tokenizer is None else reward_kwargs(r, tokens.tokenizer)
-    total = score_texts(reward_fn, r.texts, weights=c.reward_weights, prompts=r.prompts, kind=kind,
-                        where=where, seconds=c.reward_timeout,
-                        given=known | reward_tools(progress, notes))
+    total = score_texts(
+        reward_fn,
+        r.texts,
+        weights=c.reward_weights,
+        prompts=r.prompts,
+        kind=kind,
+        where=where,
+        seconds=c.reward_timeout,
+        given=known | reward_tools(progress, notes),
+    )
     parts = total.parts or r.score_parts
     if total.tokens is not None and parts and c.reward_weighting == "scaled":
-        raise RewardError(f"{where}a reward function returned numbers for tokens, and "
-                          "reward_weighting='scaled' compares whole responses: take 'raw'")
-    scores = shape_scores(total.scores.to(r.mask.device), r.attention_mask.sum(-1), finished(r, tokens.eos_ids), c)
+        raise RewardError(
+            f"{where}a reward function returned numbers for tokens, and "
+            "reward_weighting='scaled' compares whole responses: take 'raw'"
+        )
+    scores = shape_scores(
+        total.scores.to(r.mask.device), r.attention_mask.sum(-1), finished(r, tokens.eos_ids), c
+    )
     placed = None if total.tokens is None else at_their_tokens(total.tokens, r.attention_mask)
     return {"scores": scores, "token_scores": placed, "score_parts": parts}
 

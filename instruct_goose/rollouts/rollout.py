@@ -206,9 +206,7 @@ def finished(rollout: Rollout, eos_ids: int | Sequence[int]) -> Bool[Tensor, "ba
     return torch.isin(last, torch.as_tensor(eos_ids, device=last.device).reshape(-1))
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #c996bacc
-def decode(
-    rollout: Rollout, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[str], list[str]]:
+def decode(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
     "The prompts, and prompts with responses, as text without padding and special tokens."
     r = rollout.on_host
     prompts = ragged(r.query_ids, r.query_mask)

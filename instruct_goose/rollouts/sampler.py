@@ -22,7 +22,14 @@ from ..core.random import ShardedGenerator
 from ..models.agent import Agent
 from ..models.sampling import left_padded, sample
 from ..models.tokens import ragged
-from .rollout import attach_texts, finished, concat, PromptBatch, Rollout, Tokens
+from instruct_goose.rollouts.rollout import (
+    attach_texts,
+    finished,
+    concat,
+    PromptBatch,
+    Rollout,
+    Tokens,
+)
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #821d2eba
 class StopStrings:

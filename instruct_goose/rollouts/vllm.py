@@ -28,15 +28,18 @@ from .rollout import PromptBatch, Rollout, Tokens
 # %% ../../nbs/guides/vllm.ipynb #c9c00007
 class SamplingRequest(NamedTuple):
     "How to write."
+
     max_new_tokens: int
-    temperature: float          # 0: the likeliest tokens
-    stop_token_ids: list[int]   # end a response, and are its last token; nothing else ends it
-    seeds: list[int] | None     # one per prompt; None where no dice are thrown
+    temperature: float  # 0: the likeliest tokens
+    stop_token_ids: list[int]  # end a response, and are its last token; nothing else ends it
+    seeds: list[int] | None  # one per prompt; None where no dice are thrown
+
 
 class EngineResponse(NamedTuple):
     "One response."
-    token_ids: list[int]    # the end among them, if it ended
-    logprobs: list[float]   # of each, at the temperature it was drawn with
+
+    token_ids: list[int]  # the end among them, if it ended
+    logprobs: list[float]  # of each, at the temperature it was drawn with
 
 # %% ../../nbs/guides/vllm.ipynb #42e667e9
 @runtime_checkable
@@ -57,13 +60,14 @@ class EngineSampler:
     def __init__(self, agent: Agent, tokens: Tokens, engine: Engine):
         self.agent, self.tokens, self.engine = agent, tokens, engine
 
-    def __call__(self, queries: PromptBatch, n: int, config: RLHFConfig,
-                 generator: torch.Generator | None) -> Rollout:
+    def __call__(
+        self, queries: PromptBatch, n: int, config: RLHFConfig, generator: torch.Generator | None
+    ) -> Rollout:
         "Raises ValueError for an answer that is none to these prompts."
         t, model = self.tokens, self.agent.model
         ids, mask = left_padded(model, *(x.repeat_interleave(n, 0) for x in queries))
         prompts = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
-        seeds, temperature = None, 0.
+        seeds, temperature = None, 0.0
         if generator is not None:
             seeds = (uniforms(len(ids), generator) * 2**31).long().tolist()
             temperature = config.temperature
@@ -73,8 +77,13 @@ class EngineSampler:
         tokens, real = pad([list(a.token_ids) for a in answers], t.pad_id, side="right")
         logprobs = torch.zeros(real.shape)
         logprobs[real] = torch.tensor([x for a in answers for x in a.logprobs])
-        return Rollout(ids, mask, tokens.to(ids.device), real.to(ids.device),
-                       sampled_logprobs=logprobs.to(ids.device))
+        return Rollout(
+            ids,
+            mask,
+            tokens.to(ids.device),
+            real.to(ids.device),
+            sampled_logprobs=logprobs.to(ids.device),
+        )
 
     def updated(self, model: PreTrainedModel) -> None:
         "After each update: the engine gets the new weights."
@@ -86,19 +95,25 @@ def check_answers(answers: Sequence[EngineResponse], n: int, wanted: SamplingReq
     if len(answers) != n:
         raise ValueError(f"the engine gave {len(answers)} responses to {n} prompts")
     for i, (tokens, logprobs) in enumerate(answers):
-        if not (0 < len(tokens) <= wanted.max_new_tokens and len(logprobs) == len(tokens)
-                and not any(x in wanted.stop_token_ids for x in tokens[:-1])
-                and all(-torch.inf < x < 1e-3 for x in logprobs)):
-            raise ValueError(f"response {i} of the engine, {tokens} with {logprobs}, has not 1 to "
-                             f"{wanted.max_new_tokens} tokens, one log-probability for each, and "
-                             f"of {wanted.stop_token_ids} none but the last")
+        if not (
+            0 < len(tokens) <= wanted.max_new_tokens
+            and len(logprobs) == len(tokens)
+            and not any(x in wanted.stop_token_ids for x in tokens[:-1])
+            and all(-torch.inf < x < 1e-3 for x in logprobs)
+        ):
+            raise ValueError(
+                f"response {i} of the engine, {tokens} with {logprobs}, has not 1 to "
+                f"{wanted.max_new_tokens} tokens, one log-probability for each, and "
+                f"of {wanted.stop_token_ids} none but the last"
+            )
 
 # %% ../../nbs/guides/vllm.ipynb #c9c0000c
 class TakesWeights:
     "For vLLM's workers, as worker_extension_cls: reads the policy's weights from a file."
-    model_runner: Any # the worker's
 
-    def take_weights(self, path: str) -> int: # how many tensors
+    model_runner: Any  # the worker's
+
+    def take_weights(self, path: str) -> int:  # how many tensors
         "By the names that transformers has for them, which vLLM's models know."
         weights = load_file(path)
         self.model_runner.model.load_weights(weights.items())
@@ -110,21 +125,29 @@ class VLLMEngine:
 
     def __init__(
         self,
-        llm: Any,                            # vllm.LLM, see above
-        sampling_params: Callable | None = None, # None: vllm.SamplingParams
-        directory: str | Path | None = None, # for the weights on their way; None: a temporary one
+        llm: Any,  # vllm.LLM, see above
+        sampling_params: Callable | None = None,  # None: vllm.SamplingParams
+        directory: str | Path | None = None,  # for the weights on their way; None: a temporary one
     ):
         self.llm = llm
         self.sampling_params: Any = sampling_params or import_module("vllm").SamplingParams
-        self.own = tempfile.TemporaryDirectory() # gone with this engine
+        self.own = tempfile.TemporaryDirectory()  # gone with this engine
         self.directory = Path(directory or self.own.name)
 
     def generate(self, prompts: list[list[int]], wanted: SamplingRequest) -> list[EngineResponse]:
         "One request per response. Only what is asked for ends it: not the model's own list."
-        params = [self.sampling_params(
-            max_tokens=wanted.max_new_tokens, temperature=wanted.temperature, logprobs=0,
-            seed=None if wanted.seeds is None else wanted.seeds[i], ignore_eos=True,
-            stop_token_ids=wanted.stop_token_ids, detokenize=False) for i in range(len(prompts))]
+        params = [
+            self.sampling_params(
+                max_tokens=wanted.max_new_tokens,
+                temperature=wanted.temperature,
+                logprobs=0,
+                seed=None if wanted.seeds is None else wanted.seeds[i],
+                ignore_eos=True,
+                stop_token_ids=wanted.stop_token_ids,
+                detokenize=False,
+            )
+            for i in range(len(prompts))
+        ]
         texts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         return [written(x.outputs[0]) for x in self.llm.generate(texts, params, use_tqdm=False)]
 
@@ -136,17 +159,21 @@ class VLLMEngine:
         self.llm.reset_prefix_cache()
 
 # %% ../../nbs/guides/vllm.ipynb #7e81bc10
-def written(completion: Any) -> EngineResponse: # vLLM's CompletionOutput
+def written(completion: Any) -> EngineResponse:  # vLLM's CompletionOutput
     "Its tokens, and of each the log-probability; there may be others' beside it."
     tokens = list(completion.token_ids)
-    return EngineResponse(tokens, [at[token].logprob
-                            for token, at in zip(tokens, completion.logprobs, strict=True)])
+    return EngineResponse(
+        tokens, [at[token].logprob for token, at in zip(tokens, completion.logprobs, strict=True)]
+    )
 
-def own_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]: # on the CPU
+
+def own_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:  # on the CPU
     "Weights by name, tied ones once. Raises ValueError for adapters."
     if has_adapters(model):
-        raise ValueError("the policy has adapters, and the engine holds a plain model: "
-                         "let the trainer's own sampler write, or train the whole model")
+        raise ValueError(
+            "the policy has adapters, and the engine holds a plain model: "
+            "let the trainer's own sampler write, or train the whole model"
+        )
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     known = model.state_dict().keys()
     return {name: x.detach().cpu().contiguous() for name, x in named.items() if name in known}

@@ -24,12 +24,13 @@ from ..core.files import locked, read_json, remove_remains, explain_write_errors
 # %% ../../nbs/reference/runs/checkpoints.ipynb #ba6527cb
 FORMAT = "instruct_goose checkpoint 3"
 
+
 def save_checkpoint(
-    directory: str | Path,         # is made if need be
+    directory: str | Path,  # is made if need be
     tensors: Mapping[str, Tensor],
-    record: Mapping,               # anything that JSON can hold, with names for keys
-    keep: int = 2,                 # the newest so many stay
-) -> Path: # of the new checkpoint
+    record: Mapping,  # anything that JSON can hold, with names for keys
+    keep: int = 2,  # the newest so many stay
+) -> Path:  # of the new checkpoint
     """Write `tensors.safetensors` and `record.json`, with the SHA-256 of both, under a temporary
     name, to the disk itself; then rename. A checkpoint with a proper name is whole. Processes that
     save in one directory wait for each other. Raises OSError saying what failed and what helps;
@@ -38,8 +39,7 @@ def save_checkpoint(
         raise ValueError(f"keep is {keep}: at least 1")
     packed = safetensors.torch.save({k: x.detach().cpu().contiguous() for k, x in tensors.items()})
     content = json.loads(json.dumps(record, allow_nan=False, default=str))
-    sums = {"tensors.safetensors": hashlib.sha256(packed).hexdigest(),
-            "record": _checksum(content)}
+    sums = {"tensors.safetensors": hashlib.sha256(packed).hexdigest(), "record": _checksum(content)}
     text = json.dumps({"format": FORMAT, "sha256": sums, "record": content}, ensure_ascii=False)
     files = {"tensors.safetensors": packed, "record.json": f"{text}\n".encode()}
     directory = Path(directory)
@@ -54,6 +54,7 @@ def save_checkpoint(
                     old.rename(gone)  # first the name: nobody finds half a checkpoint
                 shutil.rmtree(gone, ignore_errors=True)
     return new
+
 
 def _checksum(record: object) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
@@ -78,6 +79,7 @@ def _write_directory(directory: Path, files: Mapping[str, bytes]) -> Path:
         raise
     return new
 
+
 def _sync_directory(directory: Path) -> None:
     "A name is on the disk when its directory is. Windows cannot open one, and needs no telling."
     if os.name != "nt":
@@ -96,8 +98,8 @@ def checkpoints(directory: str | Path) -> list[Path]:
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #998d495b
 def load_checkpoint(
-    path: str | Path, # a directory that `save_checkpoint` made
-) -> tuple[dict[str, Tensor], dict]: # tensors, on the CPU, and record
+    path: str | Path,  # a directory that `save_checkpoint` made
+) -> tuple[dict[str, Tensor], dict]:  # tensors, on the CPU, and record
     "Read a checkpoint. Raises ValueError for one that is not, byte for byte, as it was written."
     file = Path(path) / "tensors.safetensors"
     try:
@@ -105,8 +107,10 @@ def load_checkpoint(
         if whole.get("format") != FORMAT:
             raise ValueError(f"record.json does not say {FORMAT!r}")
         with file.open("rb") as f:
-            sums = {"tensors.safetensors": hashlib.file_digest(f, "sha256").hexdigest(),
-                    "record": _checksum(whole.get("record"))}
+            sums = {
+                "tensors.safetensors": hashlib.file_digest(f, "sha256").hexdigest(),
+                "record": _checksum(whole.get("record")),
+            }
         written = dict(whole["sha256"])
         if wrong := [name for name in sums if written.get(name) != sums[name]]:
             raise ValueError(f"{wrong[0]} is not what was written")
@@ -118,7 +122,7 @@ def load_checkpoint(
     raise ValueError(f"the checkpoint {path} is damaged: {why}. Remove it, or take another")
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #2471451a
-def newest_checkpoint(directory: str | Path) -> Path | None: # None where nothing has been saved
+def newest_checkpoint(directory: str | Path) -> Path | None:  # None where nothing has been saved
     """The newest whole checkpoint; a warning on standard error names the damaged ones after it.
     Raises ValueError if there are checkpoints and none is whole."""
     found = checkpoints(directory)
@@ -129,6 +133,8 @@ def newest_checkpoint(directory: str | Path) -> Path | None: # None where nothin
         except ValueError as e:
             print(f"warning: {e}", file=sys.stderr)
     if found:
-        raise ValueError(f"none of the {len(found)} checkpoints in {directory} is whole: "
-                         "remove that directory to begin again")
+        raise ValueError(
+            f"none of the {len(found)} checkpoints in {directory} is whole: "
+            "remove that directory to begin again"
+        )
     return None

@@ -65,8 +65,10 @@ def claim_run_dir(path: str | Path) -> Path:
     written, if it holds more than what `write_json` left when it was killed."""
     path = Path(path)
     if path.is_dir() and not all(TEMPORARY_FILE.fullmatch(p.name) for p in path.iterdir()):
-        raise FileExistsError(f"{path} already holds a run or files: give another directory, or "
-                              "leave it out to get a fresh one under runs/")
+        raise FileExistsError(
+            f"{path} already holds a run or files: give another directory, or "
+            "leave it out to get a fresh one under runs/"
+        )
     path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -78,14 +80,19 @@ def open_run(config: Any, name: str, **more: Any) -> tuple[Path, CheckpointManag
     if getattr(config, "track", None):
         need_tracker(config.track)
     out = Path(on_main(partial(_directory_of, config, name)))
-    manager = CheckpointManager(out, settings_of(config) | more, config.steps, config.save_every,
-                                config.keep)
+    manager = CheckpointManager(
+        out, settings_of(config) | more, config.steps, config.save_every, config.keep
+    )
     path = manager.resume() if config.resume else None
     if config.resume and is_main():
         stage, at, of = manager.latest.place or ("", 0, 0)
-        print(f"Going on from {path.name}: {at} of {of} steps of the stage {stage!r} are done."
-              if path else "Nothing is saved here yet: the run starts over.")
+        print(
+            f"Going on from {path.name}: {at} of {of} steps of the stage {stage!r} are done."
+            if path
+            else "Nothing is saved here yet: the run starts over."
+        )
     return out, manager
+
 
 def _directory_of(config: Any, name: str) -> str:
     out: Path | None = config.output_dir
@@ -97,7 +104,7 @@ def _directory_of(config: Any, name: str) -> str:
     return str(claim_run_dir(out))
 
 # %% ../../nbs/reference/runs/directory.ipynb #4d178bed
-def finished_run(config: Any) -> dict | None: # its summary
+def finished_run(config: Any) -> dict | None:  # its summary
     """The run that is to be resumed, if there is nothing left to do. Raises ValueError if it had
     other settings, if a file of it cannot be used, and for more steps where it kept no state."""
     summary = config.output_dir and config.output_dir / "summary.json"
@@ -109,8 +116,10 @@ def finished_run(config: Any) -> dict | None: # its summary
         print(f"The run in {config.output_dir} is finished: nothing to do.")
         return found
     if newest_checkpoint(config.output_dir / "checkpoints") is None:
-        raise ValueError(f"{config.output_dir} is finished and kept no checkpoint to go on from: "
-                         f"begin a new run with --model {config.output_dir / 'policy'}")
+        raise ValueError(
+            f"{config.output_dir} is finished and kept no checkpoint to go on from: "
+            f"begin a new run with --model {config.output_dir / 'policy'}"
+        )
     return None
 
 # %% ../../nbs/reference/runs/directory.ipynb #e766255f
@@ -119,12 +128,14 @@ def settings_of(config: Any) -> dict:
     kept = {k: v for k, v in asdict(config).items() if k not in CHANGES_NOTHING}
     return json.loads(json.dumps(kept, default=str))
 
+
 def check_same_run(config: Any) -> None:
     "Raises ValueError naming each other setting, fewer steps, or a config.json beyond use."
     path = config.output_dir / "config.json"
     if path.exists():
         then, now = read_json(path, "the configuration of the run"), settings_of(config)
         refuse_other_run({k: then[k] for k in now if k in then}, now)
+
 
 def saving_conflicts(config: Any) -> Iterator[tuple[str, str]]:
     "For `conflicts` of settings with resume and output_dir."
@@ -333,8 +344,11 @@ def print_worst(out: Path, settings: Mapping) -> None:
         )
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c68
-def files_of(config: object) -> dict[str, str]: # SHA-256 by name
+def files_of(config: object) -> dict[str, str]:  # SHA-256 by name
     "The plug-ins and the files of rewards that a run was given."
     rewards = (place.rpartition(":")[0] for place in getattr(config, "reward", ()))
-    return {name: sha256(Path(name)) for name in (*getattr(config, "plugin", ()), *rewards)
-            if Path(name).is_file()}
+    return {
+        name: sha256(Path(name))
+        for name in (*getattr(config, "plugin", ()), *rewards)
+        if Path(name).is_file()
+    }

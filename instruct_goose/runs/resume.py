@@ -27,7 +27,14 @@ from torch import Tensor
 
 from ..core.files import locked, package_version, remove_remains
 from ..core.processes import on_main, is_main
-from ..core.state import environment, flatten, map_tensors, refuse_other_settings, State, unflatten
+from instruct_goose.core.state import (
+    environment,
+    flatten,
+    map_tensors,
+    refuse_other_settings,
+    State,
+    unflatten,
+)
 from instruct_goose.runs.checkpoints import (
     checkpoints,
     load_checkpoint,
@@ -36,15 +43,18 @@ from instruct_goose.runs.checkpoints import (
 )
 
 # %% ../../nbs/guides/resume.ipynb #766274a5
-MAIN = "ppo" # the stage whose steps are called iterations
+MAIN = "ppo"  # the stage whose steps are called iterations
 
 
-SOONEST, LATEST = 5., 120. # seconds between checkpoints by time
+SOONEST, LATEST = 5.0, 120.0  # seconds between checkpoints by time
+
 
 class RunState(NamedTuple):
     "Where a run stands, between two steps."
+
     stages: dict[str, State]
-    place: tuple[str, int, int] | None # stage, steps done, of how many; None: nothing is done
+    place: tuple[str, int, int] | None  # stage, steps done, of how many; None: nothing is done
+
 
 class Clock:
     "Wall and CPU seconds since it was made. CPU seconds count all threads of this process."
@@ -53,8 +63,11 @@ class Clock:
         self.wall, self.cpu = time.perf_counter(), time.process_time()
 
     def read(self) -> dict[str, float]:
-        return {"wall_seconds": round(time.perf_counter() - self.wall, 2),
-                "cpu_seconds": round(time.process_time() - self.cpu, 2)}
+        return {
+            "wall_seconds": round(time.perf_counter() - self.wall, 2),
+            "cpu_seconds": round(time.process_time() - self.cpu, 2),
+        }
+
 
 TEMPORARY_FILE = re.compile(r"\.(config|summary)\.json\.\d+|\.metrics\.jsonl\.\d+")
 
@@ -65,21 +78,23 @@ class CheckpointManager:
     SIGHUP. One run at a time; of the processes of a run, the first writes."""
 
     def __init__(
-        self, run_dir: str | Path, settings: Mapping,
-        steps: int,               # of the longest stage, in which `every` is counted
-        every: int | None = None, # None: by time alone, and when the block ends by an exception
+        self,
+        run_dir: str | Path,
+        settings: Mapping,
+        steps: int,  # of the longest stage, in which `every` is counted
+        every: int | None = None,  # None: by time alone, and when the block ends by an exception
         keep: int = 2,
     ):
         self.run, self.directory = Path(run_dir), Path(run_dir) / "checkpoints"
         self.settings = json.loads(json.dumps(dict(settings), default=str))
         self.steps, self.every, self.keep, self.clock = steps, every, keep, Clock()
-        self.resumed_from: int | str | None = None # iteration or stage
-        self.earlier: dict[str, float] = {}        # seconds of the runs that this one continues
+        self.resumed_from: int | str | None = None  # iteration or stage
+        self.earlier: dict[str, float] = {}  # seconds of the runs that this one continues
         self.latest = self.on_disk = RunState({}, None)
-        self.saved_at, self.pause = time.monotonic(), SOONEST # of the last checkpoint; until next
-        self.signal: int | None = None # that has come
-        self.muted = False # it raises nothing any more
-        self.block, self.empty = ExitStack(), False # was the directory, when the block began?
+        self.saved_at, self.pause = time.monotonic(), SOONEST  # of the last checkpoint; until next
+        self.signal: int | None = None  # that has come
+        self.muted = False  # it raises nothing any more
+        self.block, self.empty = ExitStack(), False  # was the directory, when the block began?
 
     def stage(self, name: str) -> "Stage":
         return Stage(self, name)
@@ -110,7 +125,7 @@ class CheckpointManager:
         waited = time.monotonic() - self.saved_at
         return waited >= self.pause and (waited >= LATEST or at % max(1, of // 20) == 0)
 
-    def resume(self) -> Path | None: # the checkpoint, None where there is none
+    def resume(self) -> Path | None:  # the checkpoint, None where there is none
         "Load the newest whole checkpoint, in every process. ValueError if it is not this run's."
         path, tensors, record = on_main(self._newest)
         if path is None:
@@ -155,44 +170,49 @@ class CheckpointManager:
         if self.signal is not None and not self.muted:
             raise KeyboardInterrupt if self.signal == signal.SIGINT else Terminated(self.signal)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         "After an exception, save the latest whole state and say how to go on."
         with self.block:
             if kind is not None and is_main():
-                self.muted = True # Ctrl-C pressed twice must not break off the saving
+                self.muted = True  # Ctrl-C pressed twice must not break off the saving
                 try:
                     self.save()
-                except Exception as e: # does not hide why the run stopped
+                except Exception as e:  # does not hide why the run stopped
                     print(f"warning: {e}", file=sys.stderr)
                 print(f"\n{self._way_on(getattr(error, 'flags', ''))}", file=sys.stderr)
 
     def _way_on(self, flags: str) -> str:
         if self.on_disk.place is not None:
             name, at, of = self.on_disk.place
-            return (f"Stopped. {checkpoints(self.directory)[-1]} holds the run after {at} of {of} "
-                    f"steps of the stage {name!r}.\n"
-                    f"To go on: the same command with --output-dir {self.run} --resume{flags}")
+            return (
+                f"Stopped. {checkpoints(self.directory)[-1]} holds the run after {at} of {of} "
+                f"steps of the stage {name!r}.\n"
+                f"To go on: the same command with --output-dir {self.run} --resume{flags}"
+            )
         made = {path.name for path in self.run.iterdir()}
         if self.empty and made <= {"config.json", "metrics.jsonl", "tokens.jsonl"}:
-            shutil.rmtree(self.run) # the directory is free again
+            shutil.rmtree(self.run)  # the directory is free again
         return f"Stopped before the first whole step; {self.run} holds nothing to go on from."
 
 # %% ../../nbs/guides/resume.ipynb #0be4732f
 @dataclass
 class Stage:
     "Where one stage of a run keeps its state, and finds it again. Made by a manager's `stage`."
+
     manager: CheckpointManager
     name: str
 
     @property
-    def saved(self) -> State | None: # None: begin at the beginning
+    def saved(self) -> State | None:  # None: begin at the beginning
         "The latest whole state."
         return self.manager.latest.stages.get(self.name)
 
-    def after_step(
-        self, done: int, total: int, state: Callable[[], State], every: int = 1
-    ) -> None:
+    def after_step(self, done: int, total: int, state: Callable[[], State], every: int = 1) -> None:
         """`done` of `total` steps are done; a copy is kept in memory every so many steps.
 
         Stages of other lengths are saved as many times as the main one.
@@ -221,6 +241,7 @@ class Terminated(KeyboardInterrupt):
         super().__init__(f"stopped by {signal.Signals(signum).name}")
         self.signum = signum
 
+
 _SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 # %% ../../nbs/guides/resume.ipynb #5426269c
@@ -228,18 +249,25 @@ def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping)
     "Raises ValueError, naming the checkpoint, for one that is whole but not that of a run."
     try:
         stages, (name, at, of) = record["stages"], record["place"]
-        fits = (isinstance(record["settings"], dict)
-                and type(record["settings"].get("steps", 1)) is int
-                and type(at) is type(of) is int and 0 < at <= of
-                and name in stages and all(isinstance(x, dict) for x in stages.values())
-                and {x.split("/")[0] for x in tensors} <= stages.keys()
-                and not any("/" in x for x in stages)
-                and all(0 <= x < math.inf for x in record["seconds"].values()))
+        fits = (
+            isinstance(record["settings"], dict)
+            and type(record["settings"].get("steps", 1)) is int
+            and type(at) is type(of) is int
+            and 0 < at <= of
+            and name in stages
+            and all(isinstance(x, dict) for x in stages.values())
+            and {x.split("/")[0] for x in tensors} <= stages.keys()
+            and not any("/" in x for x in stages)
+            and all(0 <= x < math.inf for x in record["seconds"].values())
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         fits = False
     if not fits:
-        raise ValueError(f"the checkpoint {path} is not that of a run: its record lacks something "
-                         "or is malformed. Remove it, or take another")
+        raise ValueError(
+            f"the checkpoint {path} is not that of a run: its record lacks something "
+            "or is malformed. Remove it, or take another"
+        )
+
 
 def refuse_other_run(then: Mapping, now: Mapping) -> None:
     "Raises ValueError naming settings that differ. More steps are welcome: a run may grow."

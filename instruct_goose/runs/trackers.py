@@ -23,10 +23,13 @@ from ..training.callbacks import Callback
 from ..training.metrics import Metrics
 
 # %% ../../nbs/guides/trackers.ipynb #0e8eca5c
-def by_word(metrics: Metrics) -> dict[str, float]: # "word/name"
+def by_word(metrics: Metrics) -> dict[str, float]:  # "word/name"
     "The numbers that are defined, without the iteration; trackers draw one word's together."
-    return {f"{name.split('_')[0]}/{name}": x for name, x in metrics.items()
-            if x is not None and name != "iteration"}
+    return {
+        f"{name.split('_')[0]}/{name}": x
+        for name, x in metrics.items()
+        if x is not None and name != "iteration"
+    }
 
 # %% ../../nbs/guides/trackers.ipynb #36d9eea3
 class Tracker(Callback):
@@ -35,8 +38,8 @@ class Tracker(Callback):
 
     def __init__(
         self,
-        run_dir: str | Path, # its name is the run's; the settings are those of its config.json
-        every: int = 10,     # iterations between tables of texts; 0: none
+        run_dir: str | Path,  # its name is the run's; the settings are those of its config.json
+        every: int = 10,  # iterations between tables of texts; 0: none
     ):
         self.run_dir, self.every = Path(run_dir), every
         self.settings, self.is_open = {}, False
@@ -54,13 +57,16 @@ class Tracker(Callback):
         "Write what is left."
 
     def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> None:
-        if not is_main(): # one of several processes is enough
+        if not is_main():  # one of several processes is enough
             return
         iteration, path = int(metrics["iteration"] or 0), self.run_dir / "config.json"
         if not self.is_open:
             self.run_dir.mkdir(parents=True, exist_ok=True)
-            text = path.read_text("utf-8") if path.exists() else json.dumps(
-                vars(trainer.config), default=str)
+            text = (
+                path.read_text("utf-8")
+                if path.exists()
+                else json.dumps(vars(trainer.config), default=str)
+            )
             self.settings, self.is_open = json.loads(text), True
             self.open(iteration)
         self.numbers(by_word(metrics), iteration)
@@ -76,7 +82,8 @@ class Tracker(Callback):
 # %% ../../nbs/guides/trackers.ipynb #ef7b1a2d
 COLUMNS = ("prompt", "text", "score")
 
-def some_texts(rollout: Rollout) -> list[tuple[str, str, float]]: # at most 8, evenly spaced
+
+def some_texts(rollout: Rollout) -> list[tuple[str, str, float]]:  # at most 8, evenly spaced
     "COLUMNS of a few responses; texts are whole, with their prompts."
     rows = range(0, len(rollout), -(-len(rollout) // 8))
     prompts, texts = (x or [""] * len(rollout) for x in (rollout.prompts, rollout.texts))
@@ -110,8 +117,13 @@ class WandB(Tracker):
     def open(self, iteration: int) -> None:
         self.module = import_module("wandb")
         self.run = self.module.init(
-            project="instruct_goose", name=self.run_dir.name, dir=str(self.run_dir),
-            config=self.settings, id=self.identity(), resume="allow")
+            project="instruct_goose",
+            name=self.run_dir.name,
+            dir=str(self.run_dir),
+            config=self.settings,
+            id=self.identity(),
+            resume="allow",
+        )
 
     def identity(self) -> str:
         path = self.run_dir / "tracker.id"
@@ -135,17 +147,25 @@ class Trackio(WandB):
 
     def open(self, iteration: int) -> None:
         self.run = self.module = import_module("trackio")
-        self.module.init(project="instruct_goose", config=self.settings, resume="allow",
-                         name=f"{self.run_dir.name}-{self.identity()}")
+        self.module.init(
+            project="instruct_goose",
+            config=self.settings,
+            resume="allow",
+            name=f"{self.run_dir.name}-{self.identity()}",
+        )
+
 
 TRACKERS: dict[str, type[Tracker]] = {
-    "tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "trackio": Trackio,
+}
 
-Track = Annotated[str, OneOf(TRACKERS)] | None # a setting that names one; None: no tracker
-TrackEvery = Annotated[int, Limit(0)] # iterations between its tables of texts; 0: none
+Track = Annotated[str, OneOf(TRACKERS)] | None  # a setting that names one; None: no tracker
+TrackEvery = Annotated[int, Limit(0)]  # iterations between its tables of texts; 0: none
 
 # %% ../../nbs/guides/trackers.ipynb #101483d9
-def need_tracker(name: str) -> None: # a key of TRACKERS
+def need_tracker(name: str) -> None:  # a key of TRACKERS
     "Raises ValueError where its package is missing."
     if find_spec(name) is None:
         raise ValueError(f"--track {name} needs the package {name}: {install('trackers')}")

@@ -23,7 +23,8 @@ from .fit import batches, fit, Log, refuse_long_rows
 from .sft import filling_id, lm_rows
 
 # %% ../../nbs/guides/dpo.ipynb #d00f9f29
-Row = tuple[list[int], list[int]] # what is given, and the response with its end, as token ids
+Row = tuple[list[int], list[int]]  # what is given, and the response with its end, as token ids
+
 
 def pair_rows(pairs: Sequence, tokenizer: PreTrainedTokenizerBase) -> list[tuple[Row, Row]]:
     """(chosen, rejected) of each pair, which is {"chosen", "rejected"} and perhaps "prompt", or
@@ -31,20 +32,26 @@ def pair_rows(pairs: Sequence, tokenizer: PreTrainedTokenizerBase) -> list[tuple
     both sides. Raises ValueError naming the pair that lacks a side, or is a tie."""
     both = [sides(i, pair) for i, pair in enumerate(pairs)]
     prompts = [pair.get("prompt") or "" if isinstance(pair, dict) else "" for pair in pairs]
-    chosen, rejected = (given_and_response([texts[side] for texts in both], prompts, tokenizer)
-                        for side in ("chosen", "rejected"))
+    chosen, rejected = (
+        given_and_response([texts[side] for texts in both], prompts, tokenizer)
+        for side in ("chosen", "rejected")
+    )
     return list(zip(chosen, rejected, strict=True))
 
-def given_and_response(texts: Sequence[str], prompts: Sequence[str],
-                       tokenizer: PreTrainedTokenizerBase) -> list[Row]:
+
+def given_and_response(
+    texts: Sequence[str], prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> list[Row]:
     "`lm_rows`, each cut behind its prompt."
     rows, given = lm_rows(texts, tokenizer, prompts)
     return [(row[:n], row[n:]) for row, n in zip(rows, given, strict=True)]
 
 # %% ../../nbs/guides/dpo.ipynb #d391b0bc
 def row_logprobs(
-    model: PreTrainedModel, rows: Sequence[Row], pad_id: int = 0,
-) -> Float[Tensor, "batch"]: # nats
+    model: PreTrainedModel,
+    rows: Sequence[Row],
+    pad_id: int = 0,
+) -> Float[Tensor, "batch"]:  # nats
     "log π(y|q) = Σₜ log π(yₜ|q, y₍₋ₜ₎) of each row's response. Gradients flow; dropout is off."
     query, response = zip(*rows, strict=True)
     padded = *pad(query, pad_id, side="left"), *pad(response, pad_id, side="right")
@@ -53,20 +60,20 @@ def row_logprobs(
 
 # %% ../../nbs/guides/dpo.ipynb #d0fac792
 def train_dpo(
-    model: PreTrainedModel, # a causal LM that can write already
-    tokenizer: PreTrainedTokenizerBase, # with an end-of-text token
-    pairs: Sequence,        # as for `pair_rows`
+    model: PreTrainedModel,  # a causal LM that can write already
+    tokenizer: PreTrainedTokenizerBase,  # with an end-of-text token
+    pairs: Sequence,  # as for `pair_rows`
     *,
     steps: int,
     lr: float,
-    ref_model: PreTrainedModel, # frozen; usually a copy of the model as it is now
-    beta: int | float = .1,            # price of a nat; smaller goes further
-    label_smoothing: int | float = 0., # the share of labels believed to be wrong
-    batch_size: int = 64, # pairs in a batch
+    ref_model: PreTrainedModel,  # frozen; usually a copy of the model as it is now
+    beta: int | float = 0.1,  # price of a nat; smaller goes further
+    label_smoothing: int | float = 0.0,  # the share of labels believed to be wrong
+    batch_size: int = 64,  # pairs in a batch
     seed: int = 0,
     desc: str = "DPO",
-    **options, # see `fit`
-) -> list[Log]: # of every update: loss, lr, grad_norm, accuracy; margin and both sides, in nats
+    **options,  # see `fit`
+) -> list[Log]:  # of every update: loss, lr, grad_norm, accuracy; margin and both sides, in nats
     """min −mean log σ(β·margin), margin = log π/π_ref of the chosen − log π/π_ref of the rejected
     (Rafailov et al. 2023, eq. 7), over shuffled pairs. In place. Raises ValueError for pairs that
     cannot be used, and when the reference shares weights with the model."""
@@ -82,47 +89,59 @@ def train_dpo(
             ref_chosen, ref_rejected = row_logprobs(ref_model, rows, pad_id).chunk(2)
         margin = ((chosen - ref_chosen) - (rejected - ref_rejected)).detach()
         loss = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta, label_smoothing).mean()
-        means = {"accuracy": (margin > 0).float(), "margin": margin,
-                 "chosen_logprob": chosen, "rejected_logprob": rejected}
+        means = {
+            "accuracy": (margin > 0).float(),
+            "margin": margin,
+            "chosen_logprob": chosen,
+            "rejected_logprob": rejected,
+        }
         return loss, {name: x.mean().item() for name, x in means.items()}
 
     dealt = batches(range(len(data)), batch_size, seed=seed)
     return fit(model, loss_of, dealt, steps=steps, lr=lr, desc=desc, **options)
 
 # %% ../../nbs/guides/dpo.ipynb #6b702003
-def kto_loss(log_ratio: Float[Tensor, "batch"], good: Bool[Tensor, "batch"],
-             kl: Float[Tensor, ""], beta: int | float = .1, good_weight: int | float = 1.,
-             bad_weight: int | float = 1.) -> Float[Tensor, "batch"]:
+def kto_loss(
+    log_ratio: Float[Tensor, "batch"],
+    good: Bool[Tensor, "batch"],
+    kl: Float[Tensor, ""],
+    beta: int | float = 0.1,
+    good_weight: int | float = 1.0,
+    bad_weight: int | float = 1.0,
+) -> Float[Tensor, "batch"]:
     """λ_D·(1 − σ(β(ℓ − z))) of a good answer, λ_U·(1 − σ(β(z − ℓ))) of a bad one, from ℓ =
     log π(y|q) − log π_ref(y|q) and an estimate z of the KL. Ethayarajh et al. (2024), eq. 8."""
     ahead = beta * torch.where(good, log_ratio - kl, kl - log_ratio)
     weights = ahead.new_tensor([bad_weight, good_weight])
     return weights[good.long()] * (1 - ahead.sigmoid())
 
+
 def with_others_answers(rows: Sequence[Row], context: int | None) -> list[Row]:
     "Each prompt with the answer of the row before, as much of it as the context holds: for z."
     if len(rows) < 2:
         raise ValueError("batch_size is 1: z needs the answer of another row")
-    return [(given, rows[k - 1][1][:context and context - len(given)])
-            for k, (given, _) in enumerate(rows)]
+    return [
+        (given, rows[k - 1][1][: context and context - len(given)])
+        for k, (given, _) in enumerate(rows)
+    ]
 
 # %% ../../nbs/guides/dpo.ipynb #6b702004
 def train_kto(
-    model: PreTrainedModel, # a causal LM that can write already
-    tokenizer: PreTrainedTokenizerBase, # with an end-of-text token
-    rows: Sequence[Mapping], # {"prompt": …, "completion": …, "label": True if good, else False}
+    model: PreTrainedModel,  # a causal LM that can write already
+    tokenizer: PreTrainedTokenizerBase,  # with an end-of-text token
+    rows: Sequence[Mapping],  # {"prompt": …, "completion": …, "label": True if good, else False}
     *,
     steps: int,
     lr: float,
-    ref_model: PreTrainedModel, # frozen; usually a copy of the model as it is now
-    beta: int | float = .1,        # price of a nat; smaller goes further
-    good_weight: int | float = 1., # λ_D: weights · numbers of the two kinds should be alike
-    bad_weight: int | float = 1.,  # λ_U
-    batch_size: int = 64, # answers in a batch
+    ref_model: PreTrainedModel,  # frozen; usually a copy of the model as it is now
+    beta: int | float = 0.1,  # price of a nat; smaller goes further
+    good_weight: int | float = 1.0,  # λ_D: weights · numbers of the two kinds should be alike
+    bad_weight: int | float = 1.0,  # λ_U
+    batch_size: int = 64,  # answers in a batch
     seed: int = 0,
     desc: str = "KTO",
-    **options, # see `fit`
-) -> list[Log]: # of every update: loss, lr, grad_norm; kl (z), accuracy, margin
+    **options,  # see `fit`
+) -> list[Log]:  # of every update: loss, lr, grad_norm; kl (z), accuracy, margin
     """min mean `kto_loss` over shuffled answers, z = max(0, mean ℓ') over prompts with the answer
     of the row before. In place. Raises ValueError for rows or batches that cannot be used."""
     refuse_shared(model, ref_model)
@@ -148,14 +167,17 @@ def train_kto(
 
 # %% ../../nbs/guides/dpo.ipynb #6b702005
 def thumb_rows(
-    rows: Sequence[Mapping], tokenizer: PreTrainedTokenizerBase,
-) -> tuple[list[Row], Bool[Tensor, "batch"]]: # as `pair_rows` has them, and the labels
+    rows: Sequence[Mapping],
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[list[Row], Bool[Tensor, "batch"]]:  # as `pair_rows` has them, and the labels
     "Raises ValueError naming a row without answer or label, and unless both labels occur."
     for i, row in enumerate(rows):
         texts = row.get("prompt") or "", row.get("completion")
         if not all(isinstance(x, str) for x in texts) or not isinstance(row.get("label"), bool):
-            raise ValueError(f"row {i}: a prompt and a completion (texts) and a label (true or "
-                             f"false) are needed, and it has {', '.join(sorted(row))}")
+            raise ValueError(
+                f"row {i}: a prompt and a completion (texts) and a label (true or "
+                f"false) are needed, and it has {', '.join(sorted(row))}"
+            )
     labels = [row["label"] for row in rows]
     if len({*labels}) < 2:
         raise ValueError(f"{len(labels)} rows, and not two kinds of label, good and bad")

@@ -31,11 +31,11 @@ from ..models.sharding import LearnerState
 
 # %% ../../nbs/reference/supervised/fit.ipynb #37c9237e
 def batches(
-    lengths: Sequence[int], # of the rows, in tokens
-    batch_size: int | None = None,   # rows in a batch
-    batch_tokens: int | None = None, # or: slots in a padded batch, rows of like length together
+    lengths: Sequence[int],  # of the rows, in tokens
+    batch_size: int | None = None,  # rows in a batch
+    batch_tokens: int | None = None,  # or: slots in a padded batch, rows of like length together
     seed: int = 0,
-) -> Iterator[list[int]]: # row numbers; without end
+) -> Iterator[list[int]]:  # row numbers; without end
     """Shuffle, deal, and again when all rows have been seen. Of `batch_size` rows, a batch that
     would be short is filled from the next shuffle. Of `batch_tokens` slots, it holds as many rows
     as fit. Raises ValueError, at once, unless one of the two is given, and every row fits."""
@@ -44,9 +44,12 @@ def batches(
     if batch_size is not None and batch_tokens is None and batch_size > 0:
         return batches_by_rows(len(lengths), batch_size, seed)
     if batch_tokens is None or batch_size is not None or max(lengths) > batch_tokens:
-        raise ValueError(f"batch_size is {batch_size} and batch_tokens {batch_tokens}: give one, "
-                         f"at least 1, or the {max(lengths)} tokens of the longest row")
+        raise ValueError(
+            f"batch_size is {batch_size} and batch_tokens {batch_tokens}: give one, "
+            f"at least 1, or the {max(lengths)} tokens of the longest row"
+        )
     return batches_by_tokens(lengths, batch_tokens, seed)
+
 
 def batches_by_rows(n: int, batch_size: int, seed: int) -> Iterator[list[int]]:
     "Each row as often as any other: what is left of a shuffle begins the next batch."
@@ -64,7 +67,7 @@ def batches_by_tokens(lengths: Sequence[int], limit: int, seed: int) -> Iterator
     while True:
         order = torch.randperm(len(lengths), generator=generator).tolist()
         ready = [[]]
-        for i in sorted(order, key=lengths.__getitem__): # the newest row is the longest
+        for i in sorted(order, key=lengths.__getitem__):  # the newest row is the longest
             if (len(ready[-1]) + 1) * lengths[i] > limit:
                 ready.append([])
             ready[-1].append(i)
@@ -72,37 +75,41 @@ def batches_by_tokens(lengths: Sequence[int], limit: int, seed: int) -> Iterator
             yield ready[b]
 
 # %% ../../nbs/reference/supervised/fit.ipynb #894512d0
-def refuse_long_rows(rows: Sequence[Sequence[int]], model: PreTrainedModel,
-                     what: str = "text") -> None:
+def refuse_long_rows(
+    rows: Sequence[Sequence[int]], model: PreTrainedModel, what: str = "text"
+) -> None:
     "Raises ValueError naming the first row that is longer than the model's context."
     context = context_length(model)
     for i, row in enumerate(rows):
         if context is not None and len(row) > context:
-            raise ValueError(f"{what} {i} has {len(row)} tokens, beyond the model's context of "
-                             f"{context}: shorten or drop such texts")
+            raise ValueError(
+                f"{what} {i} has {len(row)} tokens, beyond the model's context of "
+                f"{context}: shorten or drop such texts"
+            )
 
 # %% ../../nbs/reference/supervised/fit.ipynb #367f6f39
-Loss = Tensor | tuple[Tensor, Mapping[str, float]] # a scalar; and what else the log should say
-Log = dict[str, int | float] # of one update
+Loss = Tensor | tuple[Tensor, Mapping[str, float]]  # a scalar; and what else the log should say
+Log = dict[str, int | float]  # of one update
 
 # %% ../../nbs/reference/supervised/fit.ipynb #d0ec6abb
 def fit(
     model: nn.Module,
-    loss_of: Callable[[list[int]], Loss], # row numbers → the loss of that batch
-    rows: Iterator[list[int]],            # see `batches`
+    loss_of: Callable[[list[int]], Loss],  # row numbers → the loss of that batch
+    rows: Iterator[list[int]],  # see `batches`
     *,
     steps: int,
     lr: float,
-    betas: tuple[float, float] = (.9, .99), # of Adam's two running means
-    weight_decay: float = .01, # on matrices; not on biases and norms
-    warmup: int | None = None, # None: a twentieth of the steps
-    max_grad_norm: float = 1.,
+    betas: tuple[float, float] = (0.9, 0.99),  # of Adam's two running means
+    weight_decay: float = 0.01,  # on matrices; not on biases and norms
+    warmup: int | None = None,  # None: a twentieth of the steps
+    max_grad_norm: float = 1.0,
     desc: str = "fit",
     progress: bool = True,
-    callback: Callable[[int, Log], None] | None = None, # called after every update
-    stage: StageStore | None = None, # keeps checkpoints; where it has one, the training goes on there
-    generators: Mapping[str, torch.Generator] | None = None, # that `loss_of` draws from
-) -> list[Log]: # step, loss, what `loss_of` adds, lr and grad_norm of every update
+    callback: Callable[[int, Log], None] | None = None,  # called after every update
+    stage: StageStore
+    | None = None,  # keeps checkpoints; where it has one, the training goes on there
+    generators: Mapping[str, torch.Generator] | None = None,  # that `loss_of` draws from
+) -> list[Log]:  # step, loss, what `loss_of` adds, lr and grad_norm of every update
     """θ ← θ − η·AdamW(∇L), gradient norm clipped, η along a cosine: the loop of every supervised
     stage. The model is in training mode while it runs. Raises FloatingPointError, naming the step,
     before a loss or gradient that is not finite can reach the weights; ValueError for a stage
@@ -115,7 +122,7 @@ def fit(
     if stage is not None and stage.saved is not None:
         history = load_fit_state(model, optimizer, generators, steps, stage.saved)
     for _ in history:
-        next(rows) # a shuffle can only be reached by shuffling
+        next(rows)  # a shuffle can only be reached by shuffling
     before = model.training
     model.train()
     try:
@@ -137,8 +144,12 @@ def fit(
 
 # %% ../../nbs/reference/supervised/fit.ipynb #a468a8d6
 def gradient_step(
-    optimizer: torch.optim.Optimizer, loss: Loss, lr: float, max_grad_norm: float, where: str,
-) -> dict[str, float]: # loss, what came with it, lr, and the gradient's norm before clipping
+    optimizer: torch.optim.Optimizer,
+    loss: Loss,
+    lr: float,
+    max_grad_norm: float,
+    where: str,
+) -> dict[str, float]:  # loss, what came with it, lr, and the gradient's norm before clipping
     "One update. Raises FloatingPointError if the loss or its gradient is not finite."
     loss, more = loss if isinstance(loss, tuple) else (loss, {})
     optimizer.zero_grad()
@@ -146,23 +157,28 @@ def gradient_step(
     moved = [p for group in optimizer.param_groups for p in group["params"]]
     norm = nn.utils.clip_grad_norm_(moved, max_grad_norm)
     if not (loss.isfinite() and norm.isfinite()):
-        raise FloatingPointError(f"{where}: the loss is {loss.item()}, the norm of its gradient "
-                                 f"{norm.item()}; lower the learning rate")
+        raise FloatingPointError(
+            f"{where}: the loss is {loss.item()}, the norm of its gradient "
+            f"{norm.item()}; lower the learning rate"
+        )
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()
     return {"loss": loss.item(), **more, "lr": lr, "grad_norm": norm.item()}
 
 # %% ../../nbs/reference/supervised/fit.ipynb #fab81d12
-def adamw(model: nn.Module, lr: float, betas: tuple[float, float],
-          weight_decay: float) -> torch.optim.AdamW:
+def adamw(
+    model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float
+) -> torch.optim.AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019), on matrices alone. Raises
     ValueError for weights in float16; those in bfloat16 can be a LostSteps warning."""
     require_trainable(model.parameters())
     trained = [p for p in model.parameters() if p.requires_grad]
     warn_of_lost_steps(trained, lr)
-    groups = [{"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
-              {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.}]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
 # %% ../../nbs/reference/supervised/fit.ipynb #79d22fde

@@ -18,15 +18,15 @@ from .sft import filling_id
 # %% ../../nbs/guides/reward_model_training.ipynb #751be32b
 def train_reward_model(
     reward_model: RewardModel,
-    pairs: Sequence[dict | tuple], # {"chosen": …, "rejected": …} or (chosen, rejected)
+    pairs: Sequence[dict | tuple],  # {"chosen": …, "rejected": …} or (chosen, rejected)
     *,
     steps: int,
     lr: float,
-    batch_size: int = 64, # pairs in a batch
+    batch_size: int = 64,  # pairs in a batch
     seed: int = 0,
     desc: str = "reward model",
-    **options, # see `fit`
-) -> list[Log]: # loss, lr and grad_norm of every update
+    **options,  # see `fit`
+) -> list[Log]:  # loss, lr and grad_norm of every update
     """min −mean log σ(r(chosen) − r(rejected)), Bradley–Terry. In place. Raises ValueError for a
     pair that cannot be used, or a text beyond the model's context."""
     data = PairDataset(pairs, reward_model.tokenizer)
@@ -51,9 +51,9 @@ def scores_of(reward_model: RewardModel, rows: Sequence[Sequence[int]]) -> Tenso
 
 # %% ../../nbs/guides/reward_model_training.ipynb #167a6b82
 def pair_accuracy(
-    score: Callable[[list[str]], Sequence[float] | Tensor], # `RewardModel.score`, or another judge
-    pairs: Sequence[dict | tuple], # held out, as `train_reward_model` takes them
-) -> float: # between 0 and 1; ties count one half
+    score: Callable[[list[str]], Sequence[float] | Tensor],  # `RewardModel.score`, or another judge
+    pairs: Sequence[dict | tuple],  # held out, as `train_reward_model` takes them
+) -> float:  # between 0 and 1; ties count one half
     """Mean of [r(chosen) > r(rejected)] + ½·[r(chosen) = r(rejected)]. Raises ValueError if there
     is no pair, one prefers a text to itself, or the judge has not a score for each text."""
     if not len(pairs):
@@ -61,6 +61,7 @@ def pair_accuracy(
     both = [sides(i, pair) for i, pair in enumerate(pairs)]
     chosen = map(float, score([texts["chosen"] for texts in both]))
     rejected = map(float, score([texts["rejected"] for texts in both]))
-    points = [(c > r) + .5 * (c == r)
-              for _, c, r in zip(both, chosen, rejected, strict=True)] # a score for each text
+    points = [
+        (c > r) + 0.5 * (c == r) for _, c, r in zip(both, chosen, rejected, strict=True)
+    ]  # a score for each text
     return sum(points) / len(both)

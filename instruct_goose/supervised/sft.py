@@ -23,9 +23,9 @@ from .fit import batches, fit, Log, refuse_long_rows
 # %% ../../nbs/learn/17_sft.ipynb #7b8f6798
 def lm_rows(
     texts: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase, # with an end-of-text token
-    prompts: Sequence[str] | None = None, # what each text begins with, not learnt; None: nothing
-) -> tuple[list[list[int]], list[int]]: # token ids, and how many of each row are given
+    tokenizer: PreTrainedTokenizerBase,  # with an end-of-text token
+    prompts: Sequence[str] | None = None,  # what each text begins with, not learnt; None: nothing
+) -> tuple[list[list[int]], list[int]]:  # token ids, and how many of each row are given
     """bos + prompt + response + eos, and the number of leading tokens that the loss leaves out:
     the bos, or the prompt with it. Raises ValueError for no text, a tokenizer without an end, and
     as `token_parts`."""
@@ -48,42 +48,46 @@ def lm_rows(
 # %% ../../nbs/learn/17_sft.ipynb #88e0e809
 def token_parts(
     texts: Sequence[str],
-    prompts: Sequence[str], # what each begins with
+    prompts: Sequence[str],  # what each begins with
     tokenizer: PreTrainedTokenizerBase,
-) -> Iterator[tuple[list[int], list[int]]]: # of each text: prompt and response
+) -> Iterator[tuple[list[int], list[int]]]:  # of each text: prompt and response
     """Token ids without special ones. Raises ValueError naming a text that does not begin with its
     prompt, or whose prompt ends inside a word that only the whole of is known."""
+
     def ids(texts: Sequence[str]) -> list[list[int]]:
         return tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
 
     for i, (whole, prompt) in enumerate(zip(ids(texts), ids(prompts), strict=True)):
-        response = whole[len(prompt):]
-        if whole[:len(prompt)] != prompt: # a token lies across the border
+        response = whole[len(prompt) :]
+        if whole[: len(prompt)] != prompt:  # a token lies across the border
             if not texts[i].startswith(prompts[i]):
-                raise ValueError(f"text {i} does not begin with its prompt: "
-                                 f"{prompts[i]!r}, {texts[i]!r}")
-            rest = texts[i][len(prompts[i]):] # behind a line break no blank is put in front of it
+                raise ValueError(
+                    f"text {i} does not begin with its prompt: {prompts[i]!r}, {texts[i]!r}"
+                )
+            rest = texts[i][len(prompts[i]) :]  # behind a line break no blank is put in front of it
             broken, line, alone = ids(["\n" + rest, "\n", rest])
-            response = broken[len(line):] if broken[:len(line)] == line else alone
+            response = broken[len(line) :] if broken[: len(line)] == line else alone
             if tokenizer.unk_token_id in {*prompt, *response} - {*whole}:
-                raise ValueError(f"the prompt of text {i} ends inside a word: "
-                                 f"{prompts[i]!r}, {texts[i]!r}")
+                raise ValueError(
+                    f"the prompt of text {i} ends inside a word: {prompts[i]!r}, {texts[i]!r}"
+                )
         yield prompt, response
 
 # %% ../../nbs/learn/17_sft.ipynb #07a6f8c4
 def lm_loss(
-    model: PreTrainedModel, # a causal LM
-    ids: Int[Tensor, "batch time"],   # right-padded
-    mask: Bool[Tensor, "batch time"], # True at real tokens
-    learn: Bool[Tensor, "batch time"] | None = None, # True at tokens to be predicted; None: all
-) -> Float[Tensor, ""]: # nats per token
+    model: PreTrainedModel,  # a causal LM
+    ids: Int[Tensor, "batch time"],  # right-padded
+    mask: Bool[Tensor, "batch time"],  # True at real tokens
+    learn: Bool[Tensor, "batch time"] | None = None,  # True at tokens to be predicted; None: all
+) -> Float[Tensor, ""]:  # nats per token
     """−mean log π(xₜ | x₀…xₜ₋₁) over the tokens in `learn`, the first excepted. Logits at t − 1
     predict the token at t. Raises ValueError if there is nothing to learn, or padding stands
     before a token."""
     learn = mask[:, 1:] if learn is None else learn[:, 1:] & mask[:, 1:]
     if (mask[:, 1:] & ~mask[:, :-1]).any():
-        raise ValueError("padding stands before a token: pad on the right, "
-                         "or `compact(ids, mask, side='right')`")
+        raise ValueError(
+            "padding stands before a token: pad on the right, or `compact(ids, mask, side='right')`"
+        )
     if not learn.any():
         raise ValueError("no token to learn from behind the first")
     head = plain_head(model)
@@ -93,38 +97,41 @@ def lm_loss(
 
 # %% ../../nbs/learn/17_sft.ipynb #a670dd65
 def train_lm(
-    model: PreTrainedModel, # a causal LM, new or pretrained
+    model: PreTrainedModel,  # a causal LM, new or pretrained
     tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],   # what it should learn to write
+    texts: Sequence[str],  # what it should learn to write
     *,
     steps: int,
     lr: float,
-    prompts: Sequence[str] | None = None, # the beginning of each text that is given, not learnt
-    batch_size: int | None = None,   # texts in a batch
-    batch_tokens: int | None = None, # or: slots in a batch, see `batches`
-    seed: int = 0,                   # of the shuffling
+    prompts: Sequence[str] | None = None,  # the beginning of each text that is given, not learnt
+    batch_size: int | None = None,  # texts in a batch
+    batch_tokens: int | None = None,  # or: slots in a batch, see `batches`
+    seed: int = 0,  # of the shuffling
     desc: str = "language model",
-    **options, # weight_decay, warmup, max_grad_norm, progress, callback, stage: see `fit`
-) -> list[Log]: # loss (nats per token), lr and grad_norm of every update
+    **options,  # weight_decay, warmup, max_grad_norm, progress, callback, stage: see `fit`
+) -> list[Log]:  # loss (nats per token), lr and grad_norm of every update
     """min −mean log π(xₜ | x₀…xₜ₋₁): pretraining and supervised fine-tuning alike. In place.
     Raises ValueError as `lm_rows`, and for a text beyond the model's context."""
     rows, given = lm_rows(texts, tokenizer, prompts)
     refuse_long_rows(rows, model)
 
     def loss_of(batch: list[int]) -> Tensor:
-        return batch_loss(model, [rows[i] for i in batch], [given[i] for i in batch],
-                          filling_id(tokenizer))
+        return batch_loss(
+            model, [rows[i] for i in batch], [given[i] for i in batch], filling_id(tokenizer)
+        )
 
     dealt = batches([len(row) for row in rows], batch_size, batch_tokens, seed)
     return fit(model, loss_of, dealt, steps=steps, lr=lr, desc=desc, **options)
 
 # %% ../../nbs/learn/17_sft.ipynb #27a828b3
-def batch_loss(model: PreTrainedModel, rows: Sequence[Sequence[int]], given: Sequence[int],
-               pad_id: int) -> Float[Tensor, ""]:
+def batch_loss(
+    model: PreTrainedModel, rows: Sequence[Sequence[int]], given: Sequence[int], pad_id: int
+) -> Float[Tensor, ""]:
     "`lm_loss` of rows of any length, from `lm_rows`."
     ids, mask = pad(rows, pad_id)
     learn = mask & (torch.arange(ids.shape[1]) >= torch.tensor(given)[:, None])
     return lm_loss(model, *(x.to(model.device) for x in (ids, mask, learn)))
+
 
 def filling_id(tokenizer: PreTrainedTokenizerBase) -> int:
     "What fills the gaps: the pad token or, where a mask tells padding from text, the end's."
@@ -138,16 +145,16 @@ def lm_nats(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     batch_size: int = 128,
-    prompts: Sequence[str] | None = None, # what each begins with, and is not counted
-) -> float: # nats per token, the end-of-text token among them
+    prompts: Sequence[str] | None = None,  # what each begins with, and is not counted
+) -> float:  # nats per token, the end-of-text token among them
     """−mean log π(xₜ | x₀…xₜ₋₁) of texts that it has not seen; exp of it is the perplexity per
     token. Raises ValueError if there is no text, or one is beyond the context."""
     rows, given = lm_rows(texts, tokenizer, prompts)
     refuse_long_rows(rows, model)
-    total = tokens = 0.
+    total = tokens = 0.0
     with evaluating(model):
         for i in range(0, len(rows), batch_size):
-            some, starts = rows[i:i + batch_size], given[i:i + batch_size]
+            some, starts = rows[i : i + batch_size], given[i : i + batch_size]
             n = sum(map(len, some)) - sum(starts)
             total += batch_loss(model, some, starts, filling_id(tokenizer)).item() * n
             tokens += n

@@ -21,11 +21,14 @@ from ..models.tokens import pad
 
 # %% ../../nbs/learn/20_exact_world.ipynb #de4934de
 def all_responses(
-    vocab_size: int, max_new_tokens: int, eos_id: int,
-) -> tuple[Int[Tensor, "response time"], Bool[Tensor, "response time"]]: # ids, mask
+    vocab_size: int,
+    max_new_tokens: int,
+    eos_id: int,
+) -> tuple[Int[Tensor, "response time"], Bool[Tensor, "response time"]]:  # ids, mask
     """Every response that sampling can give: all rows of tokens up to the first EOS, which is
     inside the mask, or up to max_new_tokens. There are Σₖ (V−1)ᵏ for k < T with EOS, and (V−1)ᵀ
     without."""
+
     def grow(row: list[int]) -> list[list[int]]:
         if row and (row[-1] == eos_id or len(row) == max_new_tokens):
             return [row]
@@ -34,8 +37,9 @@ def all_responses(
     return pad(grow([]), eos_id)
 
 # %% ../../nbs/learn/20_exact_world.ipynb #1b3db25c
-WORDS = ("<end>", "so", "good", "bad")             # <end> is both EOS and padding
-PROMPTS = ("good", "bad so", "so bad good")        # one, two and three tokens; none begins another
+WORDS = ("<end>", "so", "good", "bad")  # <end> is both EOS and padding
+PROMPTS = ("good", "bad so", "so bad good")  # one, two and three tokens; none begins another
+
 
 def make_tokenizer():
     "One id per word, nothing unknown, and no token that a response could not hold."
@@ -45,38 +49,63 @@ def make_tokenizer():
     words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token=None))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=words, model_max_length=16, padding_side="left",
-        clean_up_tokenization_spaces=False, eos_token="<end>", pad_token="<end>")
+        tokenizer_object=words,
+        model_max_length=16,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        eos_token="<end>",
+        pad_token="<end>",
+    )
 
 # %% ../../nbs/learn/20_exact_world.ipynb #1b5f0208
 def tiny_policy(
-    kind: Literal["absolute", "rotary"], # GPT-2's learnt positions, or Llama's
+    kind: Literal["absolute", "rotary"],  # GPT-2's learnt positions, or Llama's
     seed: int = 1,
-) -> PreTrainedModel: # two layers, 32 wide
+) -> PreTrainedModel:  # two layers, 32 wide
     "A transformer that has learnt nothing. Its weights are large enough for it to have opinions."
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     shared: dict[str, Any] = dict(
-        vocab_size=len(WORDS), initializer_range=.15, bos_token_id=0, eos_token_id=0)
+        vocab_size=len(WORDS), initializer_range=0.15, bos_token_id=0, eos_token_id=0
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "absolute":
-            return GPT2LMHeadModel(GPT2Config(
-                n_positions=16, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0., embd_pdrop=0.,
-                attn_pdrop=0., **shared))
-        return LlamaForCausalLM(LlamaConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-            max_position_embeddings=16, tie_word_embeddings=False, pad_token_id=0, **shared))
+            return GPT2LMHeadModel(
+                GPT2Config(
+                    n_positions=16,
+                    n_embd=32,
+                    n_layer=2,
+                    n_head=2,
+                    resid_pdrop=0.0,
+                    embd_pdrop=0.0,
+                    attn_pdrop=0.0,
+                    **shared,
+                )
+            )
+        return LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                max_position_embeddings=16,
+                tie_word_embeddings=False,
+                pad_token_id=0,
+                **shared,
+            )
+        )
 
 # %% ../../nbs/learn/20_exact_world.ipynb #0ce50d99
 @dataclass(frozen=True)
 class World:
     "All that can be said, and what it is worth. P prompts, N responses of T tokens at most."
-    tokenizer: Any           # see `make_tokenizer`
-    reference: PreTrainedModel # π_ref, frozen
-    response_ids: Tensor     # (N, T) every response
-    mask: Tensor             # (N, T) True for its tokens, EOS included
-    rewards: Tensor          # (P, N) float64; per prompt mean 0, variance 1 under the reference
+
+    tokenizer: Any  # see `make_tokenizer`
+    reference: PreTrainedModel  # π_ref, frozen
+    response_ids: Tensor  # (N, T) every response
+    mask: Tensor  # (N, T) True for its tokens, EOS included
+    rewards: Tensor  # (P, N) float64; per prompt mean 0, variance 1 under the reference
 
     def queries(self, side: str = "left", copies: int = 1) -> tuple[Tensor, Tensor]:
         "Ids and mask of the prompts, padded on that side, each `copies` times in a row."
@@ -95,8 +124,10 @@ class World:
 
 # %% ../../nbs/learn/20_exact_world.ipynb #dc836afd
 def enumerate_logprobs(
-    model: PreTrainedModel, world: World, side: str = "left", # where the prompts are padded
-) -> Float[Tensor, "prompt response time"]: # 0 at padding; gradients flow
+    model: PreTrainedModel,
+    world: World,
+    side: str = "left",  # where the prompts are padded
+) -> Float[Tensor, "prompt response time"]:  # 0 at padding; gradients flow
     "log π(aₜ|sₜ) of every token of every response to every prompt, by the library's own forward."
     n = len(world.response_ids)
     query = world.queries(side, copies=n)
@@ -105,8 +136,9 @@ def enumerate_logprobs(
 
 # %% ../../nbs/learn/20_exact_world.ipynb #50efa117
 def make_world(
-    kind: Literal["absolute", "rotary"] = "absolute", max_new_tokens: int = 3,
-    seed: int = 0, # of the rewards
+    kind: Literal["absolute", "rotary"] = "absolute",
+    max_new_tokens: int = 3,
+    seed: int = 0,  # of the rewards
 ) -> World:
     """A random reference and a random table of rewards: words have values that depend on prompt
     and place, and each response has one of its own beside them. Squares of uniform numbers, so
@@ -114,10 +146,12 @@ def make_world(
     tokenizer, reference = make_tokenizer(), create_reference_model(tiny_policy(kind))
     ids, mask = all_responses(len(WORDS), max_new_tokens, WORDS.index("<end>"))
     g, T, P = torch.Generator().manual_seed(seed), max_new_tokens, len(PROMPTS)
-    word, own = (torch.rand(P, *shape, generator=g, dtype=torch.float64)**2
-                 for shape in ((T, len(WORDS)), (len(ids),)))
+    word, own = (
+        torch.rand(P, *shape, generator=g, dtype=torch.float64) ** 2
+        for shape in ((T, len(WORDS)), (len(ids),))
+    )
     words = (word[:, range(T), ids] * mask).sum(-1)
-    raw = .7 * words / words.std() + .3 * own / own.std()
+    raw = 0.7 * words / words.std() + 0.3 * own / own.std()
     world = World(tokenizer, reference, ids, mask, raw)
     with torch.no_grad():
         q = enumerate_logprobs(reference, world).sum(-1).double().exp()
@@ -127,24 +161,27 @@ def make_world(
 
 # %% ../../nbs/learn/20_exact_world.ipynb #90d68f6e
 def objective(
-    logprobs: Float[Tensor, "prompt response"],     # log π(r|q)
-    ref_logprobs: Float[Tensor, "prompt response"], # log π_ref(r|q)
+    logprobs: Float[Tensor, "prompt response"],  # log π(r|q)
+    ref_logprobs: Float[Tensor, "prompt response"],  # log π_ref(r|q)
     rewards: Float[Tensor, "prompt response"],
-    beta: int | float,                              # price of a nat
+    beta: int | float,  # price of a nat
 ) -> Float[Tensor, ""]:
     "J = E_q Σ_r π(r|q)·[R(q, r) − β·(log π(r|q) − log π_ref(r|q))], all terms of it."
     return (logprobs.exp() * (rewards - beta * (logprobs - ref_logprobs))).sum(-1).mean()
 
+
 def optimum(
-    ref_logprobs: Float[Tensor, "prompt response"], # log π_ref(r|q)
+    ref_logprobs: Float[Tensor, "prompt response"],  # log π_ref(r|q)
     rewards: Float[Tensor, "prompt response"],
-    beta: int | float,                              # price of a nat, above 0
-) -> Float[Tensor, "prompt response"]: # log-probabilities
+    beta: int | float,  # price of a nat, above 0
+) -> Float[Tensor, "prompt response"]:  # log-probabilities
     "log π*(r|q) = log π_ref(r|q) + R(q, r)/β − log Z(q)."
     return (ref_logprobs + rewards / beta).log_softmax(-1)
 
+
 def total_variation(
-    logprobs: Float[Tensor, "prompt response"], other: Float[Tensor, "prompt response"],
-) -> float: # from 0 to 1, mean over the prompts
+    logprobs: Float[Tensor, "prompt response"],
+    other: Float[Tensor, "prompt response"],
+) -> float:  # from 0 to 1, mean over the prompts
     "½ Σ_r |π(r|q) − π'(r|q)|: the largest difference in the probability of any event."
     return ((logprobs.exp() - other.exp()).abs().sum(-1) / 2).mean().item()

@@ -50,7 +50,8 @@ POSITIVE = dict(
         passionately peacefully perfectly playfully pleasantly richly smartly splendidly sweetly
         thoughtfully wonderfully""".split(),
     noun="""adventure beauty blessing blockbuster comedy delight dream gift inspiration jewel joy
-        marvel masterpiece miracle pleasure success surprise thrill treat triumph""".split())
+        marvel masterpiece miracle pleasure success surprise thrill treat triumph""".split(),
+)
 
 # %% ../../nbs/guides/film_reviews.ipynb #17512ad6
 NEGATIVE = dict(
@@ -76,7 +77,8 @@ NEGATIVE = dict(
         obnoxiously painfully pathetically rudely sadly shamelessly strangely stubbornly terribly
         timidly tragically uncomfortably uneasily weakly weirdly woefully""".split(),
     noun="""bore burden catastrophe disappointment disaster disgrace embarrassment failure farce
-        fiasco flop fraud horror mess mistake pain problem tragedy""".split())
+        fiasco flop fraud horror mess mistake pain problem tragedy""".split(),
+)
 
 # %% ../../nbs/guides/film_reviews.ipynb #b41afb14
 PLAIN = dict(  # unrated words
@@ -85,7 +87,8 @@ PLAIN = dict(  # unrated words
     mover="story plot action camera dialogue music".split(),
     moves="moves flows unfolds builds ends".split(),
     made="shot written paced acted staged edited".split(),
-    seems="looks feels seems".split())
+    seems="looks feels seems".split(),
+)
 
 # %% ../../nbs/guides/film_reviews.ipynb #d84129a3
 # {adj}: in the sentence's mood. {-adj}: in the opposite mood. {a adj}: with its article
@@ -105,10 +108,12 @@ TEMPLATES = (
     "every scene is {adv} {made} .",
     "{a adj} {kind} with {a adj} {part} .",
     "the {kind} {seems} {adj} but its {part} is {-adj} .",
-    "the {part} and the {part} are {adj} .")
+    "the {part} and the {part} are {adj} .",
+)
 
 # %% ../../nbs/guides/film_reviews.ipynb #7259b822
 _SLOT = re.compile(r"\{(a )?(-)?(\w+)\}")  # with its article? in the opposite mood? which words
+
 
 def article(word: str) -> str:
     "The article that the first *sound* of the word asks for: an honest plot, a useless plot."
@@ -116,7 +121,7 @@ def article(word: str) -> str:
     return "an" if vowel or word in ("honest", "honorable") else "a"
 
 # %% ../../nbs/guides/film_reviews.ipynb #0eda6cdf
-def write_reviews(n: int, seed: int | str = 0) -> list[str]: # words and full stops, spaced
+def write_reviews(n: int, seed: int | str = 0) -> list[str]:  # words and full stops, spaced
     """One-line film reviews: a template drawn at random, a mood drawn at random, each slot
     filled by a word of that mood that the sentence does not hold yet."""
     rng = random.Random(seed)
@@ -151,22 +156,26 @@ def _texts(texts: Iterable[str]) -> list[str]:
         raise TypeError(f"texts is one string, {texts[:40]!r}: pass a list of texts")
     return list(texts)
 
+
 def _mean(xs: Iterable) -> float:
     xs = list(xs)
-    return sum(xs) / len(xs) if xs else 0.
+    return sum(xs) / len(xs) if xs else 0.0
+
 
 @cache
 def _rated() -> dict[str, tuple[int, ...]]:
     "The ratings of the grammar's own rated words."
-    return {w: ratings()[w]
-            for mood in (POSITIVE, NEGATIVE) for group in mood.values() for w in group}
+    return {
+        w: ratings()[w] for mood in (POSITIVE, NEGATIVE) for group in mood.values() for w in group
+    }
 
 # %% ../../nbs/guides/film_reviews.ipynb #01b69979
-def rated_words(text: str) -> list[str]: # in order, repeats kept
+def rated_words(text: str) -> list[str]:  # in order, repeats kept
     "The words of a review that carry a human rating. Only words of the grammar count."
     return [w for w in text.split() if w in _rated()]
 
-def human_score(texts: Iterable[str]) -> list[float]: # in [−4, 4]; 0 without a rated word
+
+def human_score(texts: Iterable[str]) -> list[float]:  # in [−4, 4]; 0 without a rated word
     "(1/n) Σᵢ (mean rating of rated word i): the judge. Raises TypeError for one string."
     return [_mean(_mean(_rated()[w]) for w in rated_words(t)) for t in _texts(texts)]
 
@@ -174,6 +183,7 @@ def human_score(texts: Iterable[str]) -> list[float]: # in [−4, 4]; 0 without 
 @cache
 def _grammar() -> re.Pattern:
     "All templates as one regular expression. Knows no moods; spells out both articles itself."
+
     def either(words: Iterable[str]) -> str:
         return "(?:" + "|".join(sorted(words)) + ")"
 
@@ -190,7 +200,7 @@ def _grammar() -> re.Pattern:
 # %% ../../nbs/guides/film_reviews.ipynb #284b282d
 def grammatical(
     texts: Iterable[str],
-    ended: Iterable[bool] | None = None, # did the writer end each by itself? None: all
+    ended: Iterable[bool] | None = None,  # did the writer end each by itself? None: all
 ) -> list[bool]:
     """True where the whole text is one of the templates, with the right article before each
     word, and was ended. Raises TypeError for one string."""
@@ -198,22 +208,23 @@ def grammatical(
     return whole if ended is None else [w and bool(e) for w, e in zip(whole, ended, strict=True)]
 
 # %% ../../nbs/guides/film_reviews.ipynb #df77cd29
-def distinct_2(texts: Iterable[str]) -> float: # in [0, 1]; 0 without a bigram
+def distinct_2(texts: Iterable[str]) -> float:  # in [0, 1]; 0 without a bigram
     """Distinct word bigrams over all of them (Li et al. 2016). Falls when a writer repeats itself,
     and with the number of texts: compare equal numbers. Raises TypeError for one string."""
     bigrams = [b for t in _texts(texts) for b in pairwise(t.split())]
-    return len(set(bigrams)) / len(bigrams) if bigrams else 0.
+    return len(set(bigrams)) / len(bigrams) if bigrams else 0.0
 
 # %% ../../nbs/guides/film_reviews.ipynb #36f8ebb3
-def rater_score(text: str, rng: random.Random) -> float: # in [−4, 4]
+def rater_score(text: str, rng: random.Random) -> float:  # in [−4, 4]
     "What a reader might answer: the mean over the rated words of one drawn rater's score each."
     return _mean(rng.choice(_rated()[w]) for w in rated_words(text))
 
 # %% ../../nbs/guides/film_reviews.ipynb #2b46e223
 def rater_pairs(
-    texts: Sequence[str], n: int,
-    seed: int | str = 0, # the same seed draws the same pairs and the same raters
-) -> list[dict[str, str]]: # {"chosen": …, "rejected": …}
+    texts: Sequence[str],
+    n: int,
+    seed: int | str = 0,  # the same seed draws the same pairs and the same raters
+) -> list[dict[str, str]]:  # {"chosen": …, "rejected": …}
     """Pairs of different texts, each scored by freshly drawn raters; the higher is chosen, and of
     a tie both are drawn again. TypeError for one string, ValueError for reviews that all tie."""
     texts = _texts(texts)
@@ -229,7 +240,7 @@ def rater_pairs(
     return pairs
 
 # %% ../../nbs/guides/film_reviews.ipynb #1deb65e6
-def pair_ceiling(pairs: Sequence[dict[str, str]]) -> float: # ties count one half
+def pair_ceiling(pairs: Sequence[dict[str, str]]) -> float:  # ties count one half
     "How often the mean of all ten ratings agrees with the drawn raters: a reward model's ceiling."
     chosen, rejected = (human_score(p[k] for p in pairs) for k in ("chosen", "rejected"))
-    return _mean((x > y) + .5 * (x == y) for x, y in zip(chosen, rejected, strict=True))
+    return _mean((x > y) + 0.5 * (x == y) for x, y in zip(chosen, rejected, strict=True))

@@ -17,32 +17,43 @@ from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/guides/invariances.ipynb #be65fe7e
 def poisoned(
-    rollout: Rollout, fill: float, token: int = 0, # in the padding of every float, of every id
-) -> Rollout: # a copy
+    rollout: Rollout,
+    fill: float,
+    token: int = 0,  # in the padding of every float, of every id
+) -> Rollout:  # a copy
     "The same responses, with something else in every padded slot of every tensor."
     padding = {"query_ids": rollout.query_mask, "response_ids": rollout.attention_mask}
+
     def spoil(name: str, x: Tensor) -> Tensor:
         junk = torch.full_like(x, fill if x.is_floating_point() else token)
         return torch.where(padding.get(name, rollout.mask), x, junk)
+
     every = {f.name: getattr(rollout, f.name) for f in fields(Rollout)}
-    return replace(rollout, **{
-        name: spoil(name, x) for name, x in every.items()
-        if torch.is_tensor(x) and x.ndim == 2 and x.dtype != torch.bool})
+    return replace(
+        rollout,
+        **{
+            name: spoil(name, x)
+            for name, x in every.items()
+            if torch.is_tensor(x) and x.ndim == 2 and x.dtype != torch.bool
+        },
+    )
 
 # %% ../../nbs/guides/invariances.ipynb #e122ec20
 def outcome(
-    trainer: RLHFTrainer, # a fresh one: its weights move
-    rollout: Rollout,     # with scores
-    disturb: Callable[[Rollout], Rollout] = lambda r: r, # before each step of the trainer
+    trainer: RLHFTrainer,  # a fresh one: its weights move
+    rollout: Rollout,  # with scores
+    disturb: Callable[[Rollout], Rollout] = lambda r: r,  # before each step of the trainer
     rows: Sequence[int] | Tensor | slice = slice(None),  # in which order to report the rows
 ) -> dict[str, Tensor]:
     "All that a trainer makes of a rollout: real tokens, metrics, the last gradient, new weights."
     r = trainer.annotate(disturb(replace(rollout)))
     r = trainer.advantages(disturb(r))
     metrics = trainer.describe(disturb(r)) | trainer.optimize(disturb(r))
-    out = {f"metric {k}": torch.tensor(float("nan") if x is None else x, dtype=torch.float64)
-           for k, x in metrics.items()
-           if k not in ("weights_moved", "weight_step")} # rounding moves a weight or not
+    out = {
+        f"metric {k}": torch.tensor(float("nan") if x is None else x, dtype=torch.float64)
+        for k, x in metrics.items()
+        if k not in ("weights_moved", "weight_step")
+    }  # rounding moves a weight or not
     r = r[rows]
     for f in fields(Rollout):
         x = getattr(r, f.name)
@@ -56,18 +67,18 @@ def outcome(
 
 # %% ../../nbs/guides/invariances.ipynb #22e98dd8
 def difference(
-    one: dict[str, Tensor], # an `outcome`
+    one: dict[str, Tensor],  # an `outcome`
     other: dict[str, Tensor],
-) -> tuple[float, str]: # the largest, inf if one is NaN and the other is not; and where it is
+) -> tuple[float, str]:  # the largest, inf if one is NaN and the other is not; and where it is
     "max |x − y| over all numbers of two outcomes. Raises ValueError if names or shapes differ."
     if one.keys() != other.keys():
         raise ValueError(f"only one of them has {sorted(one.keys() ^ other.keys())}")
-    worst = 0., "nowhere"
+    worst = 0.0, "nowhere"
     for name, x in one.items():
         y = other[name]
         if x.shape != y.shape:
             raise ValueError(f"{name} has shapes {tuple(x.shape)} and {tuple(y.shape)}")
-        off = torch.where(x.isnan() & y.isnan(), 0., (x - y).abs()).nan_to_num(torch.inf)
+        off = torch.where(x.isnan() & y.isnan(), 0.0, (x - y).abs()).nan_to_num(torch.inf)
         if off.numel() and off.max() > worst[0]:
             worst = off.max().item(), name
     return worst

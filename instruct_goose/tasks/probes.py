@@ -28,31 +28,46 @@ from ..models.tokens import word_tokenizer
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/learn/21_probes.ipynb #af33c6de
-ACTIONS = ("a", "b", "c", "<eos>") # all that the policy can say: three words and the end
+ACTIONS = ("a", "b", "c", "<eos>")  # all that the policy can say: three words and the end
 
 # %% ../../nbs/learn/21_probes.ipynb #593e246d
 def tiny_world(
-    probabilities: Sequence[float] = (.25, .25, .25, .25), # of the four actions, in every state
-    temperature: int | float = 1., # that gives these probabilities
+    probabilities: Sequence[float] = (
+        0.25,
+        0.25,
+        0.25,
+        0.25,
+    ),  # of the four actions, in every state
+    temperature: int | float = 1.0,  # that gives these probabilities
     seed: int = 0,
-) -> tuple[GPT2LMHeadModel, Any]: # model, tokenizer
+) -> tuple[GPT2LMHeadModel, Any]:  # model, tokenizer
     """A GPT-2 of one layer and 16 numbers whose head knows nothing yet: its weight is 0, its bias
     log p. The other tokens have a logit of −30."""
     tokenizer = cast(Any, word_tokenizer(ACTIONS[:3], model_max_length=16))
     shape = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=16, n_embd=16, n_layer=1, n_head=2,
-        resid_pdrop=0., embd_pdrop=0., attn_pdrop=0., tie_word_embeddings=False,
-        initializer_range=.3, bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id)
+        vocab_size=len(tokenizer),
+        n_positions=16,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = GPT2LMHeadModel(shape)
         model.lm_head = nn.Linear(shape.n_embd, len(tokenizer))
     nn.init.zeros_(model.lm_head.weight)
-    nn.init.constant_(model.lm_head.bias, -30. * temperature)
+    nn.init.constant_(model.lm_head.bias, -30.0 * temperature)
     with torch.no_grad():
         model.lm_head.bias[_ids(tokenizer)] = temperature * torch.tensor(probabilities).log()
     return model, tokenizer
+
 
 def _ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [tokenizer.get_vocab()[action] for action in ACTIONS]
@@ -60,10 +75,11 @@ def _ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 # %% ../../nbs/learn/21_probes.ipynb #7fdf9e7f
 @torch.no_grad()
 def policy_at(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase,
-    text: str = "", # what has been said so far, the prompt included
-    temperature: int | float = 1.,
-) -> dict[str, float]: # the probability of each action
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str = "",  # what has been said so far, the prompt included
+    temperature: int | float = 1.0,
+) -> dict[str, float]:  # the probability of each action
     "π(a|s), from a forward pass of this one text, without padding."
     ids = torch.tensor([tokenizer(text).input_ids], device=next(model.parameters()).device)
     with evaluating(model):
@@ -74,10 +90,11 @@ def policy_at(
 # %% ../../nbs/learn/21_probes.ipynb #00e9e104
 @torch.no_grad()
 def values_at(
-    agent, # with `values(query_ids, query_mask, response_ids, response_mask)`
+    agent,  # with `values(query_ids, query_mask, response_ids, response_mask)`
     tokenizer: PreTrainedTokenizerBase,
-    response: Sequence[str], prompt: str = "", # actions, after that text
-) -> list[float]: # one per action
+    response: Sequence[str],
+    prompt: str = "",  # actions, after that text
+) -> list[float]:  # one per action
     "V(sₜ) of the state before each action of a response."
     rows = tokenizer(prompt).input_ids, tokenizer.convert_tokens_to_ids(list(response))
     device = next(agent.parameters()).device
@@ -88,26 +105,35 @@ def values_at(
 # %% ../../nbs/learn/21_probes.ipynb #12d4aff0
 FROZEN = 1e-9  # a learning rate that changes nothing in 60 steps
 
+
 class Missing(Exception):
     "A part of the interface that the trainer does not have."
 
 # %% ../../nbs/learn/21_probes.ipynb #fa196476
 def trained(
-    make_trainer: Callable, # like RLHFTrainer: (model, ref_model, config, tokenizer=…)
+    make_trainer: Callable,  # like RLHFTrainer: (model, ref_model, config, tokenizer=…)
     prompts: Sequence[str],
-    reward_fn: Callable,    # texts -> one number per text
-    world: tuple | None = None, # None: tiny_world()
-    values: bool = False,   # are the values going to be read?
-    **settings,             # of RLHFConfig
-) -> tuple[Any, Any, Any]: # trainer, tokenizer, what train returned
+    reward_fn: Callable,  # texts -> one number per text
+    world: tuple | None = None,  # None: tiny_world()
+    values: bool = False,  # are the values going to be read?
+    **settings,  # of RLHFConfig
+) -> tuple[Any, Any, Any]:  # trainer, tokenizer, what train returned
     """Train a tiny world. Plain settings: no KL, no whitening, no clipping of values or gradients.
     Raises Missing, before training, for a part that the trainer lacks."""
     model, tokenizer = world or tiny_world()
     plain: dict[str, Any] = dict(
-        batch_size=64, epochs=2, minibatches=1, beta=0., whiten_advantages=False,
-        value_clip=None, max_grad_norm=100., device="cpu")
-    trainer = make_trainer(model, create_reference_model(model), RLHFConfig(**plain | settings),
-                           tokenizer=tokenizer)
+        batch_size=64,
+        epochs=2,
+        minibatches=1,
+        beta=0.0,
+        whiten_advantages=False,
+        value_clip=None,
+        max_grad_norm=100.0,
+        device="cpu",
+    )
+    trainer = make_trainer(
+        model, create_reference_model(model), RLHFConfig(**plain | settings), tokenizer=tokenizer
+    )
     agent, train = getattr(trainer, "agent", None), getattr(trainer, "train", None)
     if train is None:
         raise Missing("the trainer has no method train(prompts, reward_fn)")
@@ -119,153 +145,262 @@ def trained(
     return trainer, tokenizer, train(list(prompts), reward_fn, **quiet)
 
 # %% ../../nbs/learn/21_probes.ipynb #650340bc
-Numbers = dict[str, tuple[float, float, float]] # name -> measured, expected, tolerance
+Numbers = dict[str, tuple[float, float, float]]  # name -> measured, expected, tolerance
 
 # %% ../../nbs/learn/21_probes.ipynb #6cc49ae8
 def value_head(make_trainer: Callable, seed: int = 0) -> Numbers:
     """Frozen policy; 1 if the first word is a or b, else 0. V(start) = ½, then 1 or 0 as the
     first word has decided."""
+
     def reward(texts: list[str]) -> list[float]:
         return [float(t[:1] in ("a", "b")) for t in texts]
+
     trainer, tokenizer, _ = trained(
-        make_trainer, [""], reward, steps=30, batch_size=128, epochs=3, max_new_tokens=2,
-        values=True, lr=FROZEN, value_lr=.05, lam=1., lr_schedule="linear", seed=seed)
+        make_trainer,
+        [""],
+        reward,
+        steps=30,
+        batch_size=128,
+        epochs=3,
+        max_new_tokens=2,
+        values=True,
+        lr=FROZEN,
+        value_lr=0.05,
+        lam=1.0,
+        lr_schedule="linear",
+        seed=seed,
+    )
     said = {first: values_at(trainer.agent, tokenizer, [first, "a"]) for first in "abc"}
-    decided = {"a": 1., "b": 1., "c": 0.}
-    numbers = {f"V({first})": (said[first][1], V, .1) for first, V in decided.items()}
-    return numbers | {"V(start)": (said["c"][0], .5, .1)}
+    decided = {"a": 1.0, "b": 1.0, "c": 0.0}
+    numbers = {f"V({first})": (said[first][1], V, 0.1) for first, V in decided.items()}
+    return numbers | {"V(start)": (said["c"][0], 0.5, 0.1)}
 
 # %% ../../nbs/learn/21_probes.ipynb #abec53d3
 def advantage_sign(make_trainer: Callable, seed: int = 0) -> Numbers:
     "One word; −1 for a, −2 for anything else. π(a) leaves ¼ for 1."
+
     def reward(texts: list[str]) -> list[float]:
-        return [-1. if t == "a" else -2. for t in texts]
+        return [-1.0 if t == "a" else -2.0 for t in texts]
+
     trainer, tokenizer, _ = trained(
-        make_trainer, [""], reward, steps=15, max_new_tokens=1, lr=.03, advantage="return",
-        whiten_advantages=True, seed=seed)
-    return {"π(a)": (policy_at(trainer.agent.model, tokenizer)["a"], 1., .1)}
+        make_trainer,
+        [""],
+        reward,
+        steps=15,
+        max_new_tokens=1,
+        lr=0.03,
+        advantage="return",
+        whiten_advantages=True,
+        seed=seed,
+    )
+    return {"π(a)": (policy_at(trainer.agent.model, tokenizer)["a"], 1.0, 0.1)}
 
 # %% ../../nbs/learn/21_probes.ipynb #fdaf8e02
 def credit(make_trainer: Callable, seed: int = 0) -> Numbers:
     """γ: a reward of 1 at the end, whatever is said; Vₜ = ¼ + ¾γVₜ₊₁. λ: the first of three
     tokens decides, and the values stay 0. With λ = 1 it gets the credit, with λ = 0 none."""
+
     def always(texts: list[str]) -> list[float]:
-        return [1.] * len(texts)
+        return [1.0] * len(texts)
+
     def first(texts: list[str]) -> list[float]:
-        return [3. if t[:1] == "a" else -1. for t in texts]
+        return [3.0 if t[:1] == "a" else -1.0 for t in texts]
+
     trainer, tokenizer, _ = trained(
-        make_trainer, [""], always, values=True, steps=30, max_new_tokens=3, gamma=.5, lam=.5,
-        lr=FROZEN, value_lr=.1, lr_schedule="linear", seed=seed)
+        make_trainer,
+        [""],
+        always,
+        values=True,
+        steps=30,
+        max_new_tokens=3,
+        gamma=0.5,
+        lam=0.5,
+        lr=FROZEN,
+        value_lr=0.1,
+        lr_schedule="linear",
+        seed=seed,
+    )
     V = values_at(trainer.agent, tokenizer, "abc")
-    numbers = {f"V{t + 1}, γ=½": (V[t], exact, .1) for t, exact in enumerate((.484375, .625, 1.))}
-    for lam, answer in {1.: 1., 0.: 1 / 3}.items():
+    numbers = {
+        f"V{t + 1}, γ=½": (V[t], exact, 0.1) for t, exact in enumerate((0.484375, 0.625, 1.0))
+    }
+    for lam, answer in {1.0: 1.0, 0.0: 1 / 3}.items():
         trainer, tokenizer, _ = trained(
-            make_trainer, [""], first, steps=12, batch_size=192, max_new_tokens=3, lam=lam,
-            lr=.005, value_lr=FROZEN, seed=seed)
+            make_trainer,
+            [""],
+            first,
+            steps=12,
+            batch_size=192,
+            max_new_tokens=3,
+            lam=lam,
+            lr=0.005,
+            value_lr=FROZEN,
+            seed=seed,
+        )
         p = policy_at(trainer.agent.model, tokenizer)
-        numbers[f"π(a), λ={lam:.0f}"] = (p["a"], answer, .15)
+        numbers[f"π(a), λ={lam:.0f}"] = (p["a"], answer, 0.15)
     return numbers
 
 # %% ../../nbs/learn/21_probes.ipynb #0154885d
 def eos(make_trainer: Callable, seed: int = 0) -> Numbers:
     "Up to four tokens; 1 for exactly two words. π(end) is 0, 0, then 1."
+
     def reward(texts: list[str]) -> list[float]:
         return [float(len(t.split()) == 2) for t in texts]
+
     trainer, tokenizer, _ = trained(
-        make_trainer, [""], reward, steps=40, max_new_tokens=4, lr=.02, value_lr=.05, seed=seed)
+        make_trainer, [""], reward, steps=40, max_new_tokens=4, lr=0.02, value_lr=0.05, seed=seed
+    )
+
     def end_after(n: int) -> float:
         said = [" ".join(word * n) for word in "abc"]
         return sum(policy_at(trainer.agent.model, tokenizer, t)["<eos>"] for t in said) / 3
-    return {f"π(end | {n} words)": (end_after(n), p, .1) for n, p in enumerate((0., 0., 1.))}
+
+    return {f"π(end | {n} words)": (end_after(n), p, 0.1) for n, p in enumerate((0.0, 0.0, 1.0))}
 
 # %% ../../nbs/learn/21_probes.ipynb #5135c8fe
-REFERENCE = (.1, .2, .3, .4)
-REWARDS = (2., 1., 0., -1.)
+REFERENCE = (0.1, 0.2, 0.3, 0.4)
+REWARDS = (2.0, 1.0, 0.0, -1.0)
+
 
 def optimum(beta: int | float) -> torch.Tensor:
     "π*(a) ∝ π_ref(a) e^{r(a)/β} of the four actions."
     return (torch.tensor(REFERENCE).log() + torch.tensor(REWARDS) / beta).softmax(-1)
 
+
 def near_optimum(
-    make_trainer: Callable, what: str, beta: int | float, tau: float = 1., **settings,
-) -> tuple[Numbers, Any]: # π(a) and the distance from π*; what train returned
+    make_trainer: Callable,
+    what: str,
+    beta: int | float,
+    tau: float = 1.0,
+    **settings,
+) -> tuple[Numbers, Any]:  # π(a) and the distance from π*; what train returned
     "One token with the rewards of the table."
     table: dict[str, float] = dict(zip(ACTIONS, REWARDS))
+
     def reward(texts: list[str]) -> list[float]:
         return [table[t or "<eos>"] for t in texts]
+
     trainer, tokenizer, history = trained(
-        make_trainer, [""], reward, tiny_world(REFERENCE, tau), batch_size=128,
-        lr_schedule="linear", max_new_tokens=1, beta=float(beta), temperature=tau,
-        advantage="return", whiten_advantages=True, **settings)
+        make_trainer,
+        [""],
+        reward,
+        tiny_world(REFERENCE, tau),
+        batch_size=128,
+        lr_schedule="linear",
+        max_new_tokens=1,
+        beta=float(beta),
+        temperature=tau,
+        advantage="return",
+        whiten_advantages=True,
+        **settings,
+    )
     p, best = policy_at(trainer.agent.model, tokenizer, "", tau), optimum(beta)
     distance = (torch.tensor(list(p.values())) - best).abs().sum().item() / 2
-    return {f"π(a), {what}": (p["a"], round(best[0].item(), 3), .05),
-            f"distance from π*, {what}": (distance, 0., .05)}, history
+    return {
+        f"π(a), {what}": (p["a"], round(best[0].item(), 3), 0.05),
+        f"distance from π*, {what}": (distance, 0.0, 0.05),
+    }, history
 
 # %% ../../nbs/learn/21_probes.ipynb #fa877233
 def kl(make_trainer: Callable, seed: int = 0) -> Numbers:
     "One token. π = π* ∝ π_ref e^{r/β}: for β = 1 half-way, for β = 50 at the reference."
-    half_way, _ = near_optimum(make_trainer, "β=1", 1, steps=30, lr=.02, seed=seed)
-    there, _ = near_optimum(make_trainer, "β=50", 50, steps=22, lr=.02, seed=seed)
+    half_way, _ = near_optimum(make_trainer, "β=1", 1, steps=30, lr=0.02, seed=seed)
+    there, _ = near_optimum(make_trainer, "β=50", 50, steps=22, lr=0.02, seed=seed)
     return half_way | there
 
 # %% ../../nbs/learn/21_probes.ipynb #965bc4c5
 ANSWERS = {"a": "a", "b b": "c", "a a a": "b"}  # prompts of different lengths
 
+
 def rows(make_trainer: Callable, seed: int = 0) -> Numbers:
     "Three prompts, each with its own right word."
     right = {f"{prompt} {answer}" for prompt, answer in ANSWERS.items()}
+
     def reward(texts: list[str]) -> list[float]:
         return [float(t in right) for t in texts]
+
     trainer, tokenizer, _ = trained(
-        make_trainer, list(ANSWERS), reward, steps=30, batch_size=96, max_new_tokens=1, lr=.015,
-        beta=.1, advantage="return", whiten_advantages=True, seed=seed)
-    return {f"π({answer} | {prompt})":
-            (policy_at(trainer.agent.model, tokenizer, prompt)[answer], 1., .2)
-            for prompt, answer in ANSWERS.items()}
+        make_trainer,
+        list(ANSWERS),
+        reward,
+        steps=30,
+        batch_size=96,
+        max_new_tokens=1,
+        lr=0.015,
+        beta=0.1,
+        advantage="return",
+        whiten_advantages=True,
+        seed=seed,
+    )
+    return {
+        f"π({answer} | {prompt})": (
+            policy_at(trainer.agent.model, tokenizer, prompt)[answer],
+            1.0,
+            0.2,
+        )
+        for prompt, answer in ANSWERS.items()
+    }
 
 # %% ../../nbs/learn/21_probes.ipynb #7816a0fd
 def temperature(make_trainer: Callable, seed: int = 0) -> Numbers:
     """As for the KL, β = 1, at τ = 2: the policy is softmax(z/2), and it must be the one that ends
     at π*."""
-    numbers, history = near_optimum(make_trainer, "τ=2", 1, 2., steps=30, lr=.04, seed=seed)
+    numbers, history = near_optimum(make_trainer, "τ=2", 1, 2.0, steps=30, lr=0.04, seed=seed)
     key = "max_ratio_deviation_first"
     if logged := [m[key] for m in history or [] if key in m]:
-        numbers["max|ratio − 1| at first"] = (max(logged), 0., 1e-3)
+        numbers["max|ratio − 1| at first"] = (max(logged), 0.0, 1e-3)
     return numbers
 
 # %% ../../nbs/learn/21_probes.ipynb #77b89549
-PROBES: dict[str, tuple[Callable[..., Numbers], str]] = { # and where to look if it fails
-    "value_head": (value_head, "the value loss, its gradient and its optimizer group (but if all "
-                   "probes fail, at rows): nbs/learn/09_value_loss.ipynb"),
-    "advantage_sign": (advantage_sign, "the sign of the loss and of Â = R − V: "
-                       "nbs/learn/08_policy_loss.ipynb"),
-    "credit": (credit, "the backward recursion and the token that is paid (but if eos fails too, "
-               "at the end): nbs/learn/07_advantages.ipynb"),
-    "eos": (eos, "the mask, which ends after the first end-of-text token: "
-            "nbs/learn/04_masks.ipynb"),
-    "kl": (kl, "the sign of the KL, its place, and a reference that stays: "
-           "nbs/learn/06_kl.ipynb"),
-    "rows": (rows, "padding, position ids, and which row is which: "
-             "nbs/reference/models/tokens.ipynb"),
-    "temperature": (temperature, "the temperature in every log-probability: "
-                    "nbs/learn/15_rollout.ipynb")}
+PROBES: dict[str, tuple[Callable[..., Numbers], str]] = {  # and where to look if it fails
+    "value_head": (
+        value_head,
+        "the value loss, its gradient and its optimizer group (but if all "
+        "probes fail, at rows): nbs/learn/09_value_loss.ipynb",
+    ),
+    "advantage_sign": (
+        advantage_sign,
+        "the sign of the loss and of Â = R − V: nbs/learn/08_policy_loss.ipynb",
+    ),
+    "credit": (
+        credit,
+        "the backward recursion and the token that is paid (but if eos fails too, "
+        "at the end): nbs/learn/07_advantages.ipynb",
+    ),
+    "eos": (
+        eos,
+        "the mask, which ends after the first end-of-text token: nbs/learn/04_masks.ipynb",
+    ),
+    "kl": (kl, "the sign of the KL, its place, and a reference that stays: nbs/learn/06_kl.ipynb"),
+    "rows": (
+        rows,
+        "padding, position ids, and which row is which: nbs/reference/models/tokens.ipynb",
+    ),
+    "temperature": (
+        temperature,
+        "the temperature in every log-probability: nbs/learn/15_rollout.ipynb",
+    ),
+}
 
 # %% ../../nbs/learn/21_probes.ipynb #8deefd8f
 @dataclass
 class ProbeResult:
     "What came of one probe. As text, its rows of the table below `HEADER`."
+
     name: str
-    passed: bool | None # None: skipped, and `note` says why
+    passed: bool | None  # None: skipped, and `note` says why
     numbers: Numbers
     seconds: float
-    look_at: str # if this one fails, look there; at the line, if the trainer raised
-    note: str = "" # the error of a trainer that raised, or the part that it lacks
+    look_at: str  # if this one fails, look there; at the line, if the trainer raised
+    note: str = ""  # the error of a trainer that raised, or the part that it lacks
 
     def __str__(self) -> str:
         word = {True: "ok", False: "FAILED", None: "skipped"}[self.passed]
-        rows = [f"{k:<24}{x:>9.3f}   {want:.3f} ± {off:<8g}" + "off" * (not abs(x - want) <= off)
-                for k, (x, want, off) in self.numbers.items()] or [""]
+        rows = [
+            f"{k:<24}{x:>9.3f}   {want:.3f} ± {off:<8g}" + "off" * (not abs(x - want) <= off)
+            for k, (x, want, off) in self.numbers.items()
+        ] or [""]
         lines = [f"{self.name:<16}{word:<9}{self.seconds:>5.1f} s   {rows[0]}"]
         lines += [" " * 35 + row for row in rows[1:]]
         if self.note:
@@ -274,12 +409,13 @@ class ProbeResult:
             lines.append(f"    look at {self.look_at}")
         return "\n".join(line.rstrip() for line in lines)
 
+
 HEADER = f"{'probe':<16}{'result':<9}{'time':>7}   {'number':<24}{'measured':>9}   expected"
 
 # %% ../../nbs/learn/21_probes.ipynb #4cd703fc
 def run_probe(
-    name: str,                            # a key of PROBES
-    make_trainer: Callable | None = None, # as for `run_probes`
+    name: str,  # a key of PROBES
+    make_trainer: Callable | None = None,  # as for `run_probes`
     seed: int = 0,
 ) -> ProbeResult:
     """Climb one rung. A trainer that raises or gives NaN has failed; one that lacks a part is
@@ -301,11 +437,11 @@ def run_probe(
 
 # %% ../../nbs/learn/21_probes.ipynb #a85d484b
 def run_probes(
-    make_trainer: Callable | None = None, # like RLHFTrainer, which None stands for
-    only: Sequence[str] | None = None,    # names of probes; None: all seven
+    make_trainer: Callable | None = None,  # like RLHFTrainer, which None stands for
+    only: Sequence[str] | None = None,  # names of probes; None: all seven
     *,
-    seed: int = 0,                        # of sampling
-    on_result: Callable[[ProbeResult], object] | None = None, # called after each
+    seed: int = 0,  # of sampling
+    on_result: Callable[[ProbeResult], object] | None = None,  # called after each
 ) -> list[ProbeResult]:
     """The ladder, in its own order, on one thread. Raises ValueError for a name that is no probe.
     make_trainer(model, ref_model, config, tokenizer=…) makes what has `train(prompts, reward_fn)`,

@@ -181,9 +181,7 @@ def at_tokens(numbers: Float[Tensor, "tokens"], rollout: Rollout) -> Float[Tenso
     return numbers.new_zeros(rollout.mask.shape).masked_scatter(rollout.mask, numbers)
 
 # %% ../../nbs/reference/training/experience.ipynb #71182fc0
-def next_token_logits(
-    rollout: Rollout, model: PreTrainedModel
-) -> Float[Tensor, "tokens vocab"]:
+def next_token_logits(rollout: Rollout, model: PreTrainedModel) -> Float[Tensor, "tokens vocab"]:
     "The model's logits for the sampled tokens, in row order."
     head = plain_head(model)
     if head is not None:

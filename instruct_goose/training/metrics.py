@@ -40,7 +40,13 @@ from instruct_goose.objective.masks import (
 from ..objective.policy_loss import held_shares, policy_loss, probability_ratio
 from ..objective.value_loss import explained_variance
 from ..rollouts.rollout import finished, micro_batch_slices, Rollout
-from .experience import raw_advantages, check_ratio, next_token_logits, Experience, rounding
+from instruct_goose.training.experience import (
+    raw_advantages,
+    check_ratio,
+    next_token_logits,
+    Experience,
+    rounding,
+)
 from .update import aggregation_args, importance_weights, MicroBatchTrace
 
 # %% ../../nbs/reference/training/metrics.ipynb #38b39816
@@ -49,6 +55,7 @@ def correlation(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Tensor:
     both = [(z, z - z.mean()) for z in (x.double(), y.double())]
     x, y = (apart * (apart.abs().max() > 1e-6 * z.abs().max()) for z, apart in both)
     return (x * y).sum() / (x.square().sum() * y.square().sum()).sqrt()
+
 
 def distinct(ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]) -> int:
     "How many different rows there are, wherever the padding stands."
@@ -62,11 +69,13 @@ def text_metrics(r: Experience, eos_ids: Sequence[int] = ()) -> dict:
     pairs = torch.stack([r.response_ids[:, :-1], r.response_ids[:, 1:]], -1)[inner]
     last = r.query_ids.gather(-1, last_index(r.query_mask)[:, None])[:, 0]
     ends = torch.isin(last, torch.as_tensor(list(eos_ids), device=last.device))
-    return {"score_length_correlation": correlation(r.scores, r.mask.sum(-1).double()),
-            "distinct_prompts": distinct(r.query_ids, r.query_mask),
-            "distinct_responses": distinct(r.response_ids, r.mask) / len(r),
-            "distinct_2": len(pairs.unique(dim=0)) / len(pairs) if len(pairs) else math.nan,
-            "prompts_ended": (ends & (r.query_mask.sum(-1) > 1)).float().mean()}
+    return {
+        "score_length_correlation": correlation(r.scores, r.mask.sum(-1).double()),
+        "distinct_prompts": distinct(r.query_ids, r.query_mask),
+        "distinct_responses": distinct(r.response_ids, r.mask) / len(r),
+        "distinct_2": len(pairs.unique(dim=0)) / len(pairs) if len(pairs) else math.nan,
+        "prompts_ended": (ends & (r.query_mask.sum(-1) > 1)).float().mean(),
+    }
 
 # %% ../../nbs/reference/training/metrics.ipynb #38b39817
 def discounts(r: Experience) -> tuple[Tensor, Tensor]:
@@ -79,16 +88,18 @@ def discounts(r: Experience) -> tuple[Tensor, Tensor]:
     u, v = value @ target, later @ target
     det = a * c - b * b
     det = det.where(det > 1e-6 * a * c, torch.nan)
-    one_less, kept = (c * u - b * v) / det, (a * v - b * u) / det # γ(1 − λ), γλ
+    one_less, kept = (c * u - b * v) / det, (a * v - b * u) / det  # γ(1 − λ), γλ
     return one_less + kept, kept / (one_less + kept)
 
 # %% ../../nbs/reference/training/metrics.ipynb #ff6e6bc7
 def advantage_metrics(r: Experience, c: RLHFConfig) -> dict:
     "Advantages before whitening; of values also their error against G = Σ γᵏ·rₜ₊ₖ."
     raw = raw_advantages(r, r.rewards, r.values, c)[0] if r.values is None else r.returns - r.values
-    numbers = {"advantage_mean": masked_mean(raw, r.mask),
-               "advantage_std": masked_var(raw, r.mask, unbiased=False).sqrt(),
-               "advantage_correlation": correlation(raw[r.mask], r.advantages[r.mask])}
+    numbers = {
+        "advantage_mean": masked_mean(raw, r.mask),
+        "advantage_std": masked_var(raw, r.mask, unbiased=False).sqrt(),
+        "advantage_correlation": correlation(raw[r.mask], r.advantages[r.mask]),
+    }
     if r.values is None:
         return numbers
     whole = discounted_returns(r.rewards, r.mask, c.gamma)
@@ -101,13 +112,15 @@ def advantage_metrics(r: Experience, c: RLHFConfig) -> dict:
         "value_bias": masked_mean(error, r.mask),
         "value_scatter": masked_var(error, r.mask, unbiased=False).sqrt(),
         "value_error": masked_sum(error**2, r.mask) / masked_sum(whole**2, r.mask),
-        "return_gamma": gamma, "return_lam": lam}
+        "return_gamma": gamma,
+        "return_lam": lam,
+    }
 
 # %% ../../nbs/reference/training/metrics.ipynb #38b3981b
 @torch.no_grad()
-def prompt_nll(model: PreTrainedModel, r: Experience) -> Tensor: # NaN: no prompt has two tokens
+def prompt_nll(model: PreTrainedModel, r: Experience) -> Tensor:  # NaN: no prompt has two tokens
     "−mean log π_ref(qₜ|q₁…qₜ₋₁) / log V, t > 1, of at most 8 prompts: 1 is a guess."
-    some = r.on_host[::math.ceil(len(r) / 8)]
+    some = r.on_host[:: math.ceil(len(r) / 8)]
     ids, mask = compact(some.query_ids, some.query_mask, side="right")
     long = mask.sum(-1) > 1
     if not long.any():
@@ -118,29 +131,44 @@ def prompt_nll(model: PreTrainedModel, r: Experience) -> Tensor: # NaN: no promp
 
 # %% ../../nbs/reference/training/metrics.ipynb #8d8ad4ac
 def gradient_slopes(
-    batch: Experience, seen: Sequence[MicroBatchTrace], config: RLHFConfig, ent_weight: float | None = None,
+    batch: Experience,
+    seen: Sequence[MicroBatchTrace],
+    config: RLHFConfig,
+    ent_weight: float | None = None,
 ) -> dict[str, Tensor]:
     "Slope ⟨g, e⟩ / ⟨e, e⟩ and cosine of −∂L/∂x, g, on `expected_output_gradients`, e; NaN where e is 0."
     log, names = {}, {"logprobs": "policy", "values": "value", "entropy": "entropy"}
     for name, e in expected_output_gradients(batch, config, ent_weight).items():
-        e, found = batch.at_sampled(e).double(), [s.output_gradients[name] for s in seen if name in s.output_gradients]
+        e, found = (
+            batch.at_sampled(e).double(),
+            [s.output_gradients[name] for s in seen if name in s.output_gradients],
+        )
         g = batch.at_sampled(torch.cat(found)).double() if found else torch.full_like(e, torch.nan)
         log[f"{names[name]}_gradient_scale"] = g @ e / (e @ e)
-        if name != "entropy": # the same everywhere but for the lengths
+        if name != "entropy":  # the same everywhere but for the lengths
             log[f"{names[name]}_gradient_cosine"] = g @ e / (g.norm() * e.norm())
     return log
 
 # %% ../../nbs/reference/training/metrics.ipynb #11104a25
 @torch.enable_grad()
 def expected_output_gradients(
-    batch: Experience, config: RLHFConfig, ent_weight: float | None = None,
+    batch: Experience,
+    config: RLHFConfig,
+    ent_weight: float | None = None,
 ) -> dict[str, Float[Tensor, "batch time"]]:
     "−∂L/∂x where π = π_old: wₜ·Âₜ for log π, c₁·wₜ·(R̂ₜ − Vₜ) for V, c₂·wₜ for S."
     c, mask, mean = config, batch.mask, aggregation_args(config, batch)
     x = batch.old_logprobs.detach().clone().requires_grad_()
-    loss = policy_loss(x, batch.old_logprobs, batch.advantages, mask, level=c.ratio_level,
-                       surrogate=c.surrogate, surrogate_settings=c.surrogate_settings,
-                       weights=importance_weights(batch, c))
+    loss = policy_loss(
+        x,
+        batch.old_logprobs,
+        batch.advantages,
+        mask,
+        level=c.ratio_level,
+        surrogate=c.surrogate,
+        surrogate_settings=c.surrogate_settings,
+        weights=importance_weights(batch, c),
+    )
     pulls = {"logprobs": -torch.autograd.grad(aggregate(loss, mask, **mean), x)[0]}
     one = torch.ones_like(x).requires_grad_()
     share = torch.autograd.grad(aggregate(one, mask, **mean), one)[0]
@@ -151,12 +179,14 @@ def expected_output_gradients(
 # %% ../../nbs/reference/training/metrics.ipynb #bbf415ec
 Metrics = dict[str, float | int | None]  # None where a number is not defined; JSON has no NaN
 
+
 def number(x: Tensor | int | float | None) -> float | int | None:
     "x as a number that JSON knows; None for NaN and infinity."
     if x is None:
         return None
     x = x.item() if torch.is_tensor(x) else x
     return x if math.isfinite(x) else None
+
 
 def numbers(found: Mapping[str, Tensor | int | float | None]) -> Metrics:
     "The same of each; what is on a GPU comes in one transfer, in float64."
@@ -166,8 +196,16 @@ def numbers(found: Mapping[str, Tensor | int | float | None]) -> Metrics:
     return {name: number(x) for name, x in every.items()}
 
 # %% ../../nbs/reference/training/metrics.ipynb #434ed4c0
-WATCHED = ("reward_mean", "held_out_reward", "kl_to_reference", "entropy", "clip_fraction",
-           "response_length", "finished")
+WATCHED = (
+    "reward_mean",
+    "held_out_reward",
+    "kl_to_reference",
+    "entropy",
+    "clip_fraction",
+    "response_length",
+    "finished",
+)
+
 
 class History(list):
     "The metrics of a run's iterations. Shown, a table of those to watch, with their course."
@@ -179,14 +217,17 @@ class History(list):
                 lines.append(f"{name:16} {xs[0]:9.3g} {xs[-1]:9.3g}  {sparkline(xs)}")
         return "\n".join(lines)
 
+
 def sparkline(xs: Sequence[float], width: int = 40) -> str:
     "At most so many of the numbers, evenly spaced, as bars of eight heights."
-    xs = xs[::math.ceil(len(xs) / width)]
+    xs = xs[:: math.ceil(len(xs) / width)]
     low, spread = min(xs), max(xs) - min(xs)
     return "".join("▁▂▃▄▅▆▇█"[int(7 * (x - low) / spread) if spread else 0] for x in xs)
 
 # %% ../../nbs/reference/training/metrics.ipynb #139a7f4c
-def rollout_metrics(rollout: Experience, config: RLHFConfig, eos_ids: Sequence[int] = ()) -> Metrics:
+def rollout_metrics(
+    rollout: Experience, config: RLHFConfig, eos_ids: Sequence[int] = ()
+) -> Metrics:
     """A rollout with advantages in numbers: KL and reward per response, entropy per token. They
     are computed on the CPU."""
     r = copy(rollout)
@@ -205,7 +246,8 @@ def rollout_metrics(rollout: Experience, config: RLHFConfig, eos_ids: Sequence[i
         "tokens": mask.sum(),
         "response_length": mask.sum() / len(r),
         "finished": finished(r, eos_ids).float().mean(),
-        **sampler_metrics(r, config)}
+        **sampler_metrics(r, config),
+    }
     if r.environment_mask is not None:
         found["given_tokens"] = r.environment_mask.sum() / len(r)
     return numbers(found)
@@ -213,9 +255,14 @@ def rollout_metrics(rollout: Experience, config: RLHFConfig, eos_ids: Sequence[i
 # %% ../../nbs/reference/training/metrics.ipynb #84aa4263
 def score_metrics(r: Experience, c: RLHFConfig) -> dict:
     "The reward function's numbers, and how they differ within a group."
-    numbers = {"reward_mean": r.scores.mean(), "reward_std": r.scores.std(unbiased=len(r) > 1),
-               "reward_min": r.scores.min(), "reward_max": r.scores.max(),
-               "group_reward_std": None, "flat_groups": None}
+    numbers = {
+        "reward_mean": r.scores.mean(),
+        "reward_std": r.scores.std(unbiased=len(r) > 1),
+        "reward_min": r.scores.min(),
+        "reward_max": r.scores.max(),
+        "group_reward_std": None,
+        "flat_groups": None,
+    }
     if c.group_size > 1 and len(r) % c.group_size == 0:
         groups = r.scores.view(-1, c.group_size)
         numbers["group_reward_std"] = groups.std(-1, correction=c.group_ddof).mean()
@@ -232,37 +279,64 @@ def sampler_metrics(r: Experience, c: RLHFConfig) -> dict:
     if r.sampled_logprobs is None:
         return {}
     ratio = probability_ratio(r.old_logprobs, r.sampled_logprobs, r.mask)
-    drift = token_kl(r.sampled_logprobs, r.old_logprobs, r.mask) # KL(μ‖π_old), k3
-    numbers = {"max_sampler_deviation": (ratio - 1).abs().max(),
-               "sampler_kl": masked_mean(drift, r.mask)}
+    drift = token_kl(r.sampled_logprobs, r.old_logprobs, r.mask)  # KL(μ‖π_old), k3
+    numbers = {
+        "max_sampler_deviation": (ratio - 1).abs().max(),
+        "sampler_kl": masked_mean(drift, r.mask),
+    }
     weights, cap = importance_weights(r, c), c.importance_cap
     if weights is not None and cap is not None:
-        ratio = probability_ratio(r.old_logprobs, r.sampled_logprobs, r.mask,
-                                  level=c.importance_level)
-        outside = (ratio > cap) | (ratio < (c.importance_floor or 0.))
-        numbers |= {"importance_mean": masked_mean(weights, r.mask),
-                    "importance_capped": masked_mean(outside, r.mask)}
+        ratio = probability_ratio(
+            r.old_logprobs, r.sampled_logprobs, r.mask, level=c.importance_level
+        )
+        outside = (ratio > cap) | (ratio < (c.importance_floor or 0.0))
+        numbers |= {
+            "importance_mean": masked_mean(weights, r.mask),
+            "importance_capped": masked_mean(outside, r.mask),
+        }
     return numbers
 
 # %% ../../nbs/reference/training/metrics.ipynb #3313759b
 def describe_step(
-    logprobs: Float[Tensor, "batch time"], batch: Experience, config: RLHFConfig,
-) -> dict[str, Tensor]: # clip fractions, kl_to_old (k3, nats per response), ratio_max
+    logprobs: Float[Tensor, "batch time"],
+    batch: Experience,
+    config: RLHFConfig,
+) -> dict[str, Tensor]:  # clip fractions, kl_to_old (k3, nats per response), ratio_max
     "How far the policy has moved from the one that sampled, before this step."
     c, old, mask = config, batch.old_logprobs, batch.mask
     ratio = probability_ratio(logprobs, old, mask, level=c.ratio_level)
-    shares = held_shares(c.surrogate, ratio, batch.advantages, mask, c.clip, c.clip_high,
-                         c.dual_clip, c.surrogate_settings)
-    return shares | {"kl_to_old": sequence_kl(old, logprobs, mask, "k3").mean(),
-                     "ratio_max": ratio.where(mask, 0.).max()}
+    shares = held_shares(
+        c.surrogate,
+        ratio,
+        batch.advantages,
+        mask,
+        c.clip,
+        c.clip_high,
+        c.dual_clip,
+        c.surrogate_settings,
+    )
+    return shares | {
+        "kl_to_old": sequence_kl(old, logprobs, mask, "k3").mean(),
+        "ratio_max": ratio.where(mask, 0.0).max(),
+    }
 
 # %% ../../nbs/reference/training/metrics.ipynb #98fb6a21
-METERS = ( # of a call of `ppo_loss`, and not of the minibatch: no part of the log
-    "loss", "entropy", "approx_kl", "ratio_mean", "ratio_std", "ratio_min")
+METERS = (  # of a call of `ppo_loss`, and not of the minibatch: no part of the log
+    "loss",
+    "entropy",
+    "approx_kl",
+    "ratio_mean",
+    "ratio_std",
+    "ratio_min",
+)
+
 
 def step_metrics(
-    batch: Experience, seen: Sequence[MicroBatchTrace], config: RLHFConfig, ent_weight: float | None = None,
-    first: float | None = None, # before the first update: ε of `rounding`, for the ratio must be 1
+    batch: Experience,
+    seen: Sequence[MicroBatchTrace],
+    config: RLHFConfig,
+    ent_weight: float | None = None,
+    first: float | None = None,  # before the first update: ε of `rounding`, for the ratio must be 1
 ) -> dict[str, Tensor]:
     "What one optimizer step logs; of `loss` all parts, which add up over the micro-batches."
     logprobs = torch.cat([s.logprobs for s in seen])
@@ -274,12 +348,13 @@ def step_metrics(
     log |= {"stale_gradient": seen[0].stale, "pull": pull}
     if first is not None:
         log["max_ratio_deviation_first"] = check_ratio(
-            first, logprobs, batch.old_logprobs, batch.mask, "before the first update")
+            first, logprobs, batch.old_logprobs, batch.mask, "before the first update"
+        )
         log |= gradient_slopes(batch, seen, config, ent_weight)
     return log
 
 # %% ../../nbs/reference/training/metrics.ipynb #a493aa0e
-def held_out_logged(rollouts: Sequence[Rollout]) -> dict[str, float]: # judged
+def held_out_logged(rollouts: Sequence[Rollout]) -> dict[str, float]:  # judged
     "What reward functions logged of held-out responses, on average."
     noted = [(name, x) for r in rollouts for name, x in (r.logged or {}).items()]
     all_of = {name: [x for other, x in noted if other == name] for name, _ in noted}
@@ -324,7 +399,10 @@ def timing(seconds: Mapping[str, float], tokens: float | int | None) -> Metrics:
 
 
 def trainer_metrics(
-    agent: Agent, ref_model: PreTrainedModel, optimizer: Optimizer, experience: Experience,
+    agent: Agent,
+    ref_model: PreTrainedModel,
+    optimizer: Optimizer,
+    experience: Experience,
     config: RLHFConfig,
 ) -> Metrics:
     "What the doctor wants to know of the models and the optimizer, beside rollout and update."
@@ -358,8 +436,8 @@ def prompt_metrics(prompts: Sequence | dict, rollout: Rollout) -> Metrics:
     return {"prompts_given": different, "prompts_kept": sum(kept) / len(kept) if kept else None}
 
 # %% ../../nbs/reference/training/metrics.ipynb #8a3e1d86
-MOST = 2**24 # numbers in a table: 64 MiB in float32
-ROWS = 8     # responses that are looked at
+MOST = 2**24  # numbers in a table: 64 MiB in float32
+ROWS = 8  # responses that are looked at
 
 # %% ../../nbs/reference/training/metrics.ipynb #6e17f26e
 def some_weights(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -367,10 +445,11 @@ def some_weights(tensors: Sequence[Tensor]) -> list[Tensor]:
     every = math.ceil(sum(x.numel() for x in tensors) / 2**16)
     return [x.detach().reshape(-1)[::every].float().clone() for x in tensors]
 
+
 def weight_changes(learn: Sequence[Tensor], before: Sequence[Tensor]) -> dict[str, Tensor]:
     """Against `some_weights` before: ‖Δθ‖ / ‖θ‖ and the root mean square of Δθ; which share of the
     weights with a gradient has moved, and of the tensors; the clipped gradient's norm."""
-    own = [(p, getattr(p, "piece", p).grad) for p in learn] # under FSDP each process has its own
+    own = [(p, getattr(p, "piece", p).grad) for p in learn]  # under FSDP each process has its own
     grads = [torch.zeros_like(p) if grad is None else full_tensor(grad) for p, grad in own]
     norms = [torch.linalg.vector_norm(g) for g in grads]
     steps = [now - old for now, old in zip(some_weights(learn), before, strict=True)]
@@ -378,12 +457,14 @@ def weight_changes(learn: Sequence[Tensor], before: Sequence[Tensor]) -> dict[st
     has = torch.stack([x.any() for x in pulled])
     moved = torch.stack([((s != 0) & x).any() for s, x in zip(steps, pulled, strict=True)])
     step, has_gradient = torch.cat(steps), torch.cat(pulled)
-    return {"clipped_norm": torch.linalg.vector_norm(torch.stack(norms)),
-            "update_ratio": step.norm() / torch.cat(list(before)).norm(),
-            "weights_moved": ((step != 0) & has_gradient).sum() / has_gradient.sum(),
-            "weight_step": step.square().mean().sqrt(),
-            "tensors_without_gradient": (~has).float().mean(),
-            "tensors_still": (has & ~moved).float().mean()}
+    return {
+        "clipped_norm": torch.linalg.vector_norm(torch.stack(norms)),
+        "update_ratio": step.norm() / torch.cat(list(before)).norm(),
+        "weights_moved": ((step != 0) & has_gradient).sum() / has_gradient.sum(),
+        "weight_step": step.square().mean().sqrt(),
+        "tensors_without_gradient": (~has).float().mean(),
+        "tensors_still": (has & ~moved).float().mean(),
+    }
 
 # %% ../../nbs/reference/training/metrics.ipynb #bb349912
 class PolicyChange:
@@ -392,20 +473,25 @@ class PolicyChange:
     def __init__(self, agent: Agent, rollout: Experience, config: RLHFConfig):
         self.model, self.config = agent.model, config
         every = {"policy": agent.model.parameters(), "values": agent.value_parameters()}
-        learn = {name: [p for p in ps if p.requires_grad] for name, ps in every.items()
-                 if name == "policy" or config.needs == "values"}
+        learn = {
+            name: [p for p in ps if p.requires_grad]
+            for name, ps in every.items()
+            if name == "policy" or config.needs == "values"
+        }
         self.learn = {name: tensors for name, tensors in learn.items() if tensors}
         self.before = {name: some_weights(tensors) for name, tensors in self.learn.items()}
         most = min(ROWS, MOST // (vocabulary_size(agent.model) * rollout.mask.shape[1]))
-        self.some = rollout[::math.ceil(len(rollout) / most)] if most else None
+        self.some = rollout[:: math.ceil(len(rollout) / most)] if most else None
         self.old = None if self.some is None else self.distributions(self.some)
 
     @torch.no_grad()
     def distributions(self, r: Experience) -> Float[Tensor, "tokens vocab"]:
         "log π(·|sₜ) of every state."
         with precision(self.config, r.mask.device):
-            tables = [log_softmax(next_token_logits(r[rows], self.model), self.config.temperature)
-                      for rows in micro_batch_slices(r, self.config)]
+            tables = [
+                log_softmax(next_token_logits(r[rows], self.model), self.config.temperature)
+                for rows in micro_batch_slices(r, self.config)
+            ]
         return torch.cat(tables)
 
     def metrics(self) -> Metrics:
@@ -413,19 +499,25 @@ class PolicyChange:
         moved = None
         if self.some is not None and self.old is not None:
             moved = exact_kl(self.old, self.distributions(self.some)).sum() / len(self.some)
-        changes = {name: weight_changes(tensors, self.before[name])
-                   for name, tensors in self.learn.items()}
+        changes = {
+            name: weight_changes(tensors, self.before[name]) for name, tensors in self.learn.items()
+        }
         found = {"kl_to_old_exact": moved, **changes.get("policy", {})}
         if "values" in changes:
             found["value_weight_step"] = changes["values"]["weight_step"]
         return numbers(found)
 
 # %% ../../nbs/reference/training/metrics.ipynb #ba5e0002
-def progress_line(m: Metrics) -> str: # of one iteration
+def progress_line(m: Metrics) -> str:  # of one iteration
     "Reward, KL, entropy, share of clipped tokens and speed, as far as they are known."
     seconds = sum(x or 0 for name, x in m.items() if name.startswith("seconds_"))
     speed = (m.get("tokens") or 0) / seconds if seconds else None
-    shown = {"reward {:.2f}": m.get("reward_mean"), "held out {:.2f}": m.get("held_out_reward"),
-             "KL {:.2f}": m.get("kl_to_reference"), "entropy {:.2f}": m.get("entropy"),
-             "clipped {:.0%}": m.get("clip_fraction"), "{:,.0f} tokens/s": speed}
+    shown = {
+        "reward {:.2f}": m.get("reward_mean"),
+        "held out {:.2f}": m.get("held_out_reward"),
+        "KL {:.2f}": m.get("kl_to_reference"),
+        "entropy {:.2f}": m.get("entropy"),
+        "clipped {:.0%}": m.get("clip_fraction"),
+        "{:,.0f} tokens/s": speed,
+    }
     return ", ".join(text.format(x) for text, x in shown.items() if x is not None)

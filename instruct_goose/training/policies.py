@@ -22,7 +22,7 @@ from .experience import Experience
 
 # %% ../../nbs/reference/training/policies.ipynb #24b7f4a2
 @torch.no_grad()
-def update_reference(reference: nn.Module, policy: nn.Module, share: float = 1.) -> None:
+def update_reference(reference: nn.Module, policy: nn.Module, share: float = 1.0) -> None:
     """θ_ref ← (1 − α)·θ_ref + α·θ, in place, in float32 or wider; tensors that they share stay.
     Whole numbers are copied. In bfloat16 a step below .2 to .4 per cent of a weight is lost.
     Shao et al. (2024) algorithm 1; Gorbatovski et al. (2024)."""

@@ -27,7 +27,9 @@ from .trainer import RLHFTrainer
 from .update import importance_weights, loss_args, LossFn
 
 # %% ../../nbs/guides/microscope.ipynb #d46b737e
-LOOKS = 60 # iterations of a run that are kept: as many as one slides over
+LOOKS = 60  # iterations of a run that are kept: as many as one slides over
+
+
 def is_recorded(iteration: int, steps: int) -> bool:
     "Is this iteration, counted from 0, one of the LOOKS that a run of so many steps keeps?"
     return iteration % -(-steps // LOOKS) == 0 or iteration == steps - 1

@@ -333,7 +333,9 @@ class RLHFTrainer:
     def reason_to_stop(self, experience: Experience, metrics: Metrics) -> str | None:
         "Ask the callbacks, of all processes, and the KL limit. None: the run goes on."
         answers = gather_results(
-            lambda: [callback.on_iteration(self, experience, metrics) for callback in self.callbacks]
+            lambda: [
+                callback.on_iteration(self, experience, metrics) for callback in self.callbacks
+            ]
         )
         reasons = [reason for answer in answers for reason in answer]
         reasons.append(self.kl_stop.verdict(metrics["kl_to_reference"]))

@@ -37,9 +37,7 @@ from ..rollouts.rollout import by_length, finished, micro_batch_slices
 from .experience import Experience, require_finite
 
 # %% ../../nbs/reference/training/update.ipynb #af469e2f
-def drop_truncated(
-    batch: Experience, config: RLHFConfig, eos_ids: Sequence[int]
-) -> Experience:
+def drop_truncated(batch: Experience, config: RLHFConfig, eos_ids: Sequence[int]) -> Experience:
     """With `mask_truncated` the rows whose response ended by itself; the others get no gradient.
 
     A mean over rows still divides by all rows; a mean over tokens divides by the tokens that are
@@ -56,9 +54,7 @@ def drop_truncated(
     r = batch.on_host
     ends = finished(r, eos_ids)
     kept = batch[ends]
-    kept.denominator = whole_count(
-        config.aggregation, r.mask & ends[:, None], config.group_size
-    )
+    kept.denominator = whole_count(config.aggregation, r.mask & ends[:, None], config.group_size)
     return kept
 
 # %% ../../nbs/reference/training/update.ipynb #24e6511f
@@ -106,9 +102,7 @@ def aggregation_args(config: RLHFConfig, batch: Experience) -> dict[str, Any]:
     }
 
 # %% ../../nbs/reference/training/update.ipynb #eaab4ad0
-def importance_weights(
-    batch: Experience, config: RLHFConfig
-) -> Float[Tensor, "batch time"] | None:
+def importance_weights(batch: Experience, config: RLHFConfig) -> Float[Tensor, "batch time"] | None:
     """π_old/π_sampler of each token within the bounds of the settings; None without a cap.
 
     Raises ValueError if the sampler's probabilities are not known.
@@ -152,9 +146,7 @@ def kl_penalty(
     "β·k(ℓₜ) of each token, to be added to the loss; by default with k2."
     gradient = KL_GRADIENTS[config.kl_gradient]
     estimator = config.kl_estimator or "k2"
-    return gradient(
-        logprobs, batch.ref_logprobs, batch.mask, beta, estimator, batch.old_logprobs
-    )
+    return gradient(logprobs, batch.ref_logprobs, batch.mask, beta, estimator, batch.old_logprobs)
 
 
 def total_loss(
@@ -213,9 +205,7 @@ def backward(
     FloatingPointError for a loss that is not finite.
     """
     new = evaluate(micro)
-    outputs = {
-        name: x for name, x in new._asdict().items() if x is not None and x.requires_grad
-    }
+    outputs = {name: x for name, x in new._asdict().items() if x is not None and x.requires_grad}
     result = loss_fn(new, micro)
     if not _is_loss_and_parts(result):
         raise TypeError(

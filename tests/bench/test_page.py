@@ -1,4 +1,5 @@
 """The page "How fast": what a row looks like on it, whether met, missed, without a peer or in error; and that it says which processor."""
+
 import json
 import re
 import sys
@@ -12,21 +13,44 @@ from bench import record, shorter  # noqa: E402
 from bench.form import Case, Row, Side  # noqa: E402
 
 CASE = Case("sampling x", {"a": Side("ours", ""), "b": Side("theirs", "")}, [])
-RUNS = {"a": [{"cpu": 2., "wall": 2., "phases": {}}], "b": [{"cpu": 3., "wall": 3., "phases": {}}]}
+RUNS = {
+    "a": [{"cpu": 2.0, "wall": 2.0, "phases": {}}],
+    "b": [{"cpu": 3.0, "wall": 3.0, "phases": {}}],
+}
 
 
-def row(goal, **settings): return record.entry(CASE, Row("work", "a", "b", goal=goal, **settings), RUNS, {"a": {"torch": "2.13.0"}}, {}, {})
+def row(goal, **settings):
+    return record.entry(
+        CASE, Row("work", "a", "b", goal=goal, **settings), RUNS, {"a": {"torch": "2.13.0"}}, {}, {}
+    )
 
 
 def test_cells_by_hand():
-    assert speed.cells(row("≥ 3", flip=True)) == ["work", "1.5× (1.5–1.5) peer / ours", "ours: 2 s", "theirs: 3 s", "≥ 3: missed, at 50% of it"]
-    assert speed.cells(row("≤ 1"))[-1] == "≤ 1: met" and speed.cells(row("≤ 0.5"))[-1] == "≤ 0.5: missed, at 75% of it"
+    assert speed.cells(row("≥ 3", flip=True)) == [
+        "work",
+        "1.5× (1.5–1.5) peer / ours",
+        "ours: 2 s",
+        "theirs: 3 s",
+        "≥ 3: missed, at 50% of it",
+    ]
+    assert (
+        speed.cells(row("≤ 1"))[-1] == "≤ 1: met"
+        and speed.cells(row("≤ 0.5"))[-1] == "≤ 0.5: missed, at 75% of it"
+    )
     alone = record.entry(CASE, Row("alone", "a", None, goal="≤ 1"), RUNS, {}, {}, {})
-    assert speed.cells(alone) == ["alone", "2 s (2–2) ", "ours: 2 s", "", "≤ 1: missed, at 50% of it"]
+    assert speed.cells(alone) == [
+        "alone",
+        "2 s (2–2) ",
+        "ours: 2 s",
+        "",
+        "≤ 1: missed, at 50% of it",
+    ]
 
 
 def test_what_is_not_measured_says_why():
-    missed = record.entry(CASE, Row("work", "a", "b", goal="≤ 1"), {"a": RUNS["a"]}, {}, {"b": "pip | no"}, {})
+    missed = record.entry(
+        CASE, Row("work", "a", "b", goal="≤ 1"), {"a": RUNS["a"]}, {}, {"b": "pip | no"}, {}
+    )
     assert "not measured: pip / no" in speed.table([missed]) and speed.plot([missed]) == ""
 
 
@@ -37,8 +61,15 @@ def test_the_picture_marks_what_is_met():
 
 def test_a_row_that_misses_its_goal_says_why(monkeypatch):
     monkeypatch.setattr(speed, "WHY", {"work": "The other is @other, and @others; nobody@example."})
-    rows = [row("≥ 3", flip=True), row(None, flip=True) | {"name": "other"}, row(None) | {"name": "others"}]
-    assert speed.reasons(rows, rows) == "- **work**, missed. The other is 1.5×, and 0.667×; nobody@example."
+    rows = [
+        row("≥ 3", flip=True),
+        row(None, flip=True) | {"name": "other"},
+        row(None) | {"name": "others"},
+    ]
+    assert (
+        speed.reasons(rows, rows)
+        == "- **work**, missed. The other is 1.5×, and 0.667×; nobody@example."
+    )
     assert speed.reasons([row("≤ 1")], rows) == ""
 
 
@@ -53,19 +84,41 @@ def test_the_page_says_which_processor(tmp_path, monkeypatch):
     monkeypatch.setattr(speed, "RESULTS", tmp_path / "results.json")
     assert "Nothing is measured yet" in speed.speed_page()
     record.write([row("≤ 1")], tmp_path / "results.json")
-    assert record.origin()["processor"] in speed.speed_page() and "## Sampling" in speed.speed_page()
+    assert (
+        record.origin()["processor"] in speed.speed_page() and "## Sampling" in speed.speed_page()
+    )
 
 
 def test_what_a_shorter_quickstart_costs_by_hand():
-    def run(name, seed, seconds, score, below): return {"name": name, "seed": seed, "human_score": score, "grammatical": .96, "distinct_2": .7,
-                                                         "below_ceiling": below, "seconds": {"sft": seconds, "ppo": 1.}}
-    runs = [run("as it is", 0, 3, 2.4, .01), run("as it is", 1, 4, 2.3, .02), run("x", 0, 1, 2.1, .01), run("x", 1, 3, 2.5, .06)]
+    def run(name, seed, seconds, score, below):
+        return {
+            "name": name,
+            "seed": seed,
+            "human_score": score,
+            "grammatical": 0.96,
+            "distinct_2": 0.7,
+            "below_ceiling": below,
+            "seconds": {"sft": seconds, "ppo": 1.0},
+        }
+
+    runs = [
+        run("as it is", 0, 3, 2.4, 0.01),
+        run("as it is", 1, 4, 2.3, 0.02),
+        run("x", 0, 1, 2.1, 0.01),
+        run("x", 1, 3, 2.5, 0.06),
+    ]
     rows = shorter.table({"runs": runs}).splitlines()
     assert rows[2] == "| as it is | 1.00 | 2.3 | 0.96 | 0.7 | 0.02 |"
-    assert rows[3] == "| x | 0.65 | **2.1** | 0.96 | 0.7 | **0.06** |"  # of 2 over 4 and 4 over 5 the mean
+    assert (
+        rows[3] == "| x | 0.65 | **2.1** | 0.96 | 0.7 | **0.06** |"
+    )  # of 2 over 4 and 4 over 5 the mean
 
 
 def test_the_record_has_every_setting_and_seed():
     runs = json.loads(shorter.FILE.read_text("utf-8"))["runs"]
-    assert {(r["name"], r["seed"]) for r in runs} == {(name, seed) for name in shorter.TRIED for seed in shorter.SEEDS} and len(runs) == 64
-    assert "**" in speed.shorter()[2] and len(speed.shorter()[2].splitlines()) == 2 + len(shorter.TRIED)
+    assert {(r["name"], r["seed"]) for r in runs} == {
+        (name, seed) for name in shorter.TRIED for seed in shorter.SEEDS
+    } and len(runs) == 64
+    assert "**" in speed.shorter()[2] and len(speed.shorter()[2].splitlines()) == 2 + len(
+        shorter.TRIED
+    )

@@ -1,5 +1,6 @@
 """The comparisons in small, without peers: the sides agree, a side that does not is found out, and what the record is made of.
 Nothing is written, and nobody's time is judged."""
+
 import sys
 from pathlib import Path
 
@@ -22,8 +23,11 @@ LITTLE = dict(rows=4, query=5, layers=1, width=32, vocab=60, new_tokens=9)
 class Here:
     "What Worker is, without a process."
 
-    def __init__(self, job): self.job, self.versions = job, {}
-    def ask(self, do, given=None): return timed(self.job.run) if do == "run" else self.job.check(given)
+    def __init__(self, job):
+        self.job, self.versions = job, {}
+
+    def ask(self, do, given=None):
+        return timed(self.job.run) if do == "run" else self.job.check(given)
 
 
 def agree(**jobs):
@@ -39,7 +43,9 @@ def test_logprobs_and_the_table(entropy):
     assert agree(naive=logprobs.naive(entropy, **SIZES), ours=logprobs.ours(entropy, **SIZES)) == {}
 
 
-@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyOptions"), reason="torch has had it since 2.13")
+@pytest.mark.skipif(
+    not hasattr(torch.nn, "LinearCrossEntropyOptions"), reason="torch has had it since 2.13"
+)
 def test_logprobs_and_torchs_chunks():
     assert agree(naive=logprobs.naive(**SIZES), torch=logprobs.torch_chunks(**SIZES)) == {}
     logprobs.matmuls(**SIZES).run()
@@ -67,31 +73,61 @@ def test_annotate_and_whole_tables():
 
 def test_a_side_with_other_numbers_is_found_out():
     wrong = logprobs.naive(**SIZES | {"tokens": 23})
-    assert "not the same numbers as naive" in agree(naive=logprobs.naive(**SIZES), ours=wrong)["ours"]
-    assert differ({"x": [1., 2.]}, {"x": [1., 2.01]}, 1e-3) == "x: 2 and 2.01" and not differ({"x": 1.}, {"x": 1.0005}, 1e-3)
-    assert differ({"x": [1.]}, {"x": [1., 2.]}, 1.) == "x: 1 numbers and 2" and differ({"x": float("nan")}, {"x": 1.}, 1.)
+    assert (
+        "not the same numbers as naive" in agree(naive=logprobs.naive(**SIZES), ours=wrong)["ours"]
+    )
+    assert differ({"x": [1.0, 2.0]}, {"x": [1.0, 2.01]}, 1e-3) == "x: 2 and 2.01" and not differ(
+        {"x": 1.0}, {"x": 1.0005}, 1e-3
+    )
+    assert differ({"x": [1.0]}, {"x": [1.0, 2.0]}, 1.0) == "x: 1 numbers and 2" and differ(
+        {"x": float("nan")}, {"x": 1.0}, 1.0
+    )
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
-TWO = Case("two", {"a": Side("A", "nobody:a"), "b": Side("B", "nobody:b", environment="liger")}, [Row("work", "a", "b", goal="≤ 0.5", limit=.1)])
-RUNS = {"a": [{"cpu": x, "wall": 2 * x, "phases": {}, "peak": 30.} for x in (1., 2., 6.)], "b": [{"cpu": 4., "wall": 9., "phases": {}, "peak": 10.}] * 3}
+TWO = Case(
+    "two",
+    {"a": Side("A", "nobody:a"), "b": Side("B", "nobody:b", environment="liger")},
+    [Row("work", "a", "b", goal="≤ 0.5", limit=0.1)],
+)
+RUNS = {
+    "a": [{"cpu": x, "wall": 2 * x, "phases": {}, "peak": 30.0} for x in (1.0, 2.0, 6.0)],
+    "b": [{"cpu": 4.0, "wall": 9.0, "phases": {}, "peak": 10.0}] * 3,
+}
 
 
 def test_a_row_by_hand():
     row = record.entry(TWO, TWO.rows[0], RUNS, {"a": {"torch": "1"}}, {}, {})
-    assert (row["ratio"], row["spread"], row["met"], row["limit"]["ratio"]) == (.5, [.25, 1.5], True, .1)
-    assert row["ours"] == {"label": "A", "median": 2., "min": 1., "max": 6., "wall": 4.} and row["of"] == "ours / peer"
+    assert (row["ratio"], row["spread"], row["met"], row["limit"]["ratio"]) == (
+        0.5,
+        [0.25, 1.5],
+        True,
+        0.1,
+    )
+    assert (
+        row["ours"] == {"label": "A", "median": 2.0, "min": 1.0, "max": 6.0, "wall": 4.0}
+        and row["of"] == "ours / peer"
+    )
     flipped = record.entry(TWO, Row("work", "a", "b", flip=True, goal="≥ 2.1"), RUNS, {}, {}, {})
-    assert (flipped["ratio"], flipped["spread"], flipped["met"]) == (2., [.667, 4.], False)
+    assert (flipped["ratio"], flipped["spread"], flipped["met"]) == (2.0, [0.667, 4.0], False)
     alone = record.entry(TWO, Row("work", "a", None, "peak", goal="≤ 31"), RUNS, {}, {}, {})
-    assert (alone["ours"]["median"], alone["unit"], alone["ratio"], alone["met"]) == (30., "MiB", None, True)
+    assert (alone["ours"]["median"], alone["unit"], alone["ratio"], alone["met"]) == (
+        30.0,
+        "MiB",
+        None,
+        True,
+    )
     assert "wall" not in alone["ours"]
 
 
 def test_a_peer_that_is_missed_and_a_side_that_is_wrong():
     only = {"a": RUNS["a"]}
     missed = record.entry(TWO, TWO.rows[0], only, {}, {"b": "pip install b: no such package"}, {})
-    assert missed["missed"] == "pip install b: no such package" and missed["ratio"] is None and set(record.KEYS) < set(missed)
+    assert (
+        missed["missed"] == "pip install b: no such package"
+        and missed["ratio"] is None
+        and set(record.KEYS) < set(missed)
+    )
     wrong = record.entry(TWO, TWO.rows[0], only, {}, {}, {"b": "not the same numbers as A"})
     assert wrong["error"] == "not the same numbers as A" and wrong["ratio"] is None
     assert "missed: pip install b" in line(missed) and "ERROR" in line(wrong)
@@ -103,6 +139,9 @@ def test_rows_have_names_of_their_own_and_sides_that_exist():
     for c, r in rows:
         assert {s for s in (r.ours, r.peer, r.limit) if isinstance(s, str)} <= set(c.sides), r.name
         assert r.what != "peak" or r.ours in c.peaks
-        record.met(r.goal, 1.)
-    assert [c.name for c in wanted([], cases()) if c.optional] == [] and wanted(["quickstart"], cases())[0].optional
-    with pytest.raises(SystemExit, match="no row is called"): wanted(["nothing of the kind"], cases())
+        record.met(r.goal, 1.0)
+    assert [c.name for c in wanted([], cases()) if c.optional] == [] and wanted(
+        ["quickstart"], cases()
+    )[0].optional
+    with pytest.raises(SystemExit, match="no row is called"):
+        wanted(["nothing of the kind"], cases())

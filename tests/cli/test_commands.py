@@ -1,4 +1,5 @@
 "The commands that read a finished run: sample, chat, merge, on models small enough to write what is known."
+
 import io
 import json
 from pathlib import Path
@@ -11,12 +12,15 @@ from instruct_goose.cli.main import main
 from instruct_goose.models.loading import load_model, stand_in
 from instruct_goose.models.tokens import word_tokenizer
 
-WORDS = word_tokenizer("is tea hot yes no ask: you:".split(), 48, pad="<end>", bos="<end>", eos="<end>")
+WORDS = word_tokenizer(
+    "is tea hot yes no ask: you:".split(), 48, pad="<end>", bos="<end>", eos="<end>"
+)
 WORDS.chat_template = "{% for m in messages %}{{ 'ask: ' if m.role == 'user' else 'you: ' }}{{ m.content }} {% endfor %}{% if add_generation_prompt %}you:{% endif %}"
 
 
 def refused(*args):
-    with pytest.raises(SystemExit) as stop: main(list(map(str, args)))
+    with pytest.raises(SystemExit) as stop:
+        main(list(map(str, args)))
     assert isinstance(stop.value.code, str), stop.value.code
     return stop.value.code
 
@@ -27,25 +31,75 @@ def runs(tmp_path_factory):
     pytest.importorskip("peft")
     here = tmp_path_factory.mktemp("commands")
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(WORDS), hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=48,
-                                 bos_token_id=WORDS.bos_token_id, eos_token_id=WORDS.eos_token_id)).save_pretrained(here / "plain")
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(WORDS),
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=48,
+            bos_token_id=WORDS.bos_token_id,
+            eos_token_id=WORDS.eos_token_id,
+        )
+    ).save_pretrained(here / "plain")
     WORDS.save_pretrained(here / "plain")
     (here / "rows.jsonl").write_text('{"prompt": "is tea", "completion": " hot"}\n' * 4)
     (here / "reward.py").write_text("def score(texts): return [float(len(t)) for t in texts]\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
-        shared = ["--model", "plain", "--data", "rows.jsonl", "--lora-rank", "2", "--steps", "2", "--lr", ".05", "--batch-size", "4", "--no-progress"]
-        main(["train", *shared, "--reward", "reward.py:score", "--max-new-tokens", "3", "--minibatches", "1", "--output-dir", "rl"])
+        shared = [
+            "--model",
+            "plain",
+            "--data",
+            "rows.jsonl",
+            "--lora-rank",
+            "2",
+            "--steps",
+            "2",
+            "--lr",
+            ".05",
+            "--batch-size",
+            "4",
+            "--no-progress",
+        ]
+        main(
+            [
+                "train",
+                *shared,
+                "--reward",
+                "reward.py:score",
+                "--max-new-tokens",
+                "3",
+                "--minibatches",
+                "1",
+                "--output-dir",
+                "rl",
+            ]
+        )
         main(["sft", *shared, "--output-dir", "sft"])
     return here
 
 
-@pytest.mark.parametrize("source, columns", [("rl", ["before", "policy"]), ("sft", ["before", "sft model"]), ("plain", ["model"]), ("rl/policy", ["model"])])
+@pytest.mark.parametrize(
+    "source, columns",
+    [
+        ("rl", ["before", "policy"]),
+        ("sft", ["before", "sft model"]),
+        ("plain", ["model"]),
+        ("rl/policy", ["model"]),
+    ],
+)
 def test_sample_reads_adapters_stages_and_plain_models(runs, monkeypatch, capsys, source, columns):
     monkeypatch.chdir(runs)
     main(["sample", source, "is tea", "--n", "2", "--max-new-tokens", "4"])
-    header, _, *rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert [x.strip().lower() for x in header.strip("|").split("|")] == ["prompt", *columns] and len(rows) == 2
+    header, _, *rows = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("|")
+    ]
+    assert [x.strip().lower() for x in header.strip("|").split("|")] == [
+        "prompt",
+        *columns,
+    ] and len(rows) == 2
     main(["sample", source, "is tea", "--n", "1", "--max-new-tokens", "4", "--chat"])
 
 
@@ -53,31 +107,57 @@ def test_merge_writes_the_model_that_the_run_is(runs, monkeypatch, capsys):
     monkeypatch.chdir(runs)
     main(["merge", "rl", "merged"])
     merged, ids = AutoModelForCausalLM.from_pretrained("merged"), torch.tensor([[1, 2, 3]])
-    torch.testing.assert_close(merged(ids).logits, load_model("rl")(ids).logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        merged(ids).logits, load_model("rl")(ids).logits, atol=1e-5, rtol=1e-5
+    )
     assert not torch.allclose(merged(ids).logits, load_model("plain")(ids).logits, atol=1e-3)
     assert "is there already" in refused("merge", "rl", "merged")
-    main(["train", "--model", "merged", "--data", "rows.jsonl", "--reward", "reward.py:score", "--dry-run"])
+    main(
+        [
+            "train",
+            "--model",
+            "merged",
+            "--data",
+            "rows.jsonl",
+            "--reward",
+            "reward.py:score",
+            "--dry-run",
+        ]
+    )
     assert "load_model(path)" in Path("rl/policy/README.md").read_text()
 
 
 def test_chat_goes_on_with_what_was_said(runs, monkeypatch, capsys):
     "Two models beside each other, each with its own answers in its conversation; what was sent is the template's text."
     from instruct_goose.cli import commands
+
     monkeypatch.chdir(runs)
     monkeypatch.setattr("sys.stdin", io.StringIO("is tea\nhot\n\n"))
     talks = commands.run_chat(commands.ChatConfig(Path("rl"), max_new_tokens=3))
     out = capsys.readouterr().out
-    assert list(talks) == ["before", "policy"] and out.count("before: ") == out.count("policy: ") == 2
-    for talk in talks.values(): assert [m["role"] for m in talk] == ["user", "assistant"] * 2 and [m["content"] for m in talk[::2]] == ["is tea", "hot"]
+    assert (
+        list(talks) == ["before", "policy"] and out.count("before: ") == out.count("policy: ") == 2
+    )
+    for talk in talks.values():
+        assert [m["role"] for m in talk] == ["user", "assistant"] * 2 and [
+            m["content"] for m in talk[::2]
+        ] == ["is tea", "hot"]
     monkeypatch.setattr("sys.stdin", io.StringIO("hot\n"))
-    assert list(commands.run_chat(commands.ChatConfig(Path("rl/policy"), max_new_tokens=3))) == ["model"]
+    assert list(commands.run_chat(commands.ChatConfig(Path("rl/policy"), max_new_tokens=3))) == [
+        "model"
+    ]
     monkeypatch.setattr("sys.stdin", io.StringIO("is tea hot " * 20))
     assert "tokens" in refused("chat", "rl", "--max-new-tokens", 3)
 
 
 def test_a_directory_without_a_model_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model": "gone"}))
-    for command in (["sample", tmp_path], ["chat", tmp_path], ["merge", tmp_path, tmp_path / "out"]): assert str(tmp_path) in refused(*command)
+    for command in (
+        ["sample", tmp_path],
+        ["chat", tmp_path],
+        ["merge", tmp_path, tmp_path / "out"],
+    ):
+        assert str(tmp_path) in refused(*command)
 
 
 def test_a_word_that_byte_pairs_spell_is_known():
@@ -86,7 +166,18 @@ def test_a_word_that_byte_pairs_spell_is_known():
     from transformers import PreTrainedTokenizerFast
 
     from instruct_goose.cli.commands import check_words
-    raw = Tokenizer(models.BPE({"<unk>": 0} | {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), 1)}, []))
-    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+
+    raw = Tokenizer(
+        models.BPE(
+            {"<unk>": 0}
+            | {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), 1)},
+            [],
+        )
+    )
+    raw.pre_tokenizer, raw.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     check_words(["Name a tree."], PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>"))
-    with pytest.raises(ValueError, match="'tree.'"): check_words(["a tree."], stand_in(["a"])[1])
+    with pytest.raises(ValueError, match="'tree.'"):
+        check_words(["a tree."], stand_in(["a"])[1])

@@ -1,4 +1,5 @@
 "The command as a shell runs it: a real process, so that nothing imported here can help."
+
 import json
 import subprocess
 import sys
@@ -12,8 +13,27 @@ from instruct_goose.recipes import quickstart, ratings
 from instruct_goose.recipes.quickstart import QuickstartConfig
 from instruct_goose.recipes.ratings import ReviewsConfig
 
-TINY = ["--reviews", "300", "--pairs", "60", "--held-out-pairs", "40", "--sft-steps", "12", "--rm-steps", "6", "--steps", "2", "--batch-size", "16",
-        "--eval-samples", "32", "--tune-steps", "2", "--no-progress"]
+TINY = [
+    "--reviews",
+    "300",
+    "--pairs",
+    "60",
+    "--held-out-pairs",
+    "40",
+    "--sft-steps",
+    "12",
+    "--rm-steps",
+    "6",
+    "--steps",
+    "2",
+    "--batch-size",
+    "16",
+    "--eval-samples",
+    "32",
+    "--tune-steps",
+    "2",
+    "--no-progress",
+]
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +42,32 @@ def run(tmp_path_factory):
     here = tmp_path_factory.mktemp("cli")
     code = "from instruct_goose.cli.main import main; main()"
     args = ["quickstart", *TINY, "--no-baselines", "--algorithm", "remax", "--seed", "3"]
-    return here, subprocess.run([sys.executable, "-c", code, *args], cwd=here, capture_output=True, text=True, timeout=300)
+    return here, subprocess.run(
+        [sys.executable, "-c", code, *args], cwd=here, capture_output=True, text=True, timeout=300
+    )
 
 
 def test_a_run_says_its_algorithm_and_finds_its_directory(run):
     here, done = run
-    assert done.returncode == 0 and "REMAX: 2 times" in done.stdout and "human score" in done.stdout and "Writing model" not in done.stderr, done.stderr
-    config, summary = (json.loads((here / f"runs/quickstart/{name}.json").read_text()) for name in ("config", "summary"))
-    assert config["algorithm"] == summary["config"]["algorithm"] == "remax" and summary["seed"] == 3 and summary["torch_threads"] == 1
-    rows = [json.loads(line) for line in (here / "runs/quickstart/metrics.jsonl").read_text().splitlines()]
+    assert (
+        done.returncode == 0
+        and "REMAX: 2 times" in done.stdout
+        and "human score" in done.stdout
+        and "Writing model" not in done.stderr
+    ), done.stderr
+    config, summary = (
+        json.loads((here / f"runs/quickstart/{name}.json").read_text())
+        for name in ("config", "summary")
+    )
+    assert (
+        config["algorithm"] == summary["config"]["algorithm"] == "remax"
+        and summary["seed"] == 3
+        and summary["torch_threads"] == 1
+    )
+    rows = [
+        json.loads(line)
+        for line in (here / "runs/quickstart/metrics.jsonl").read_text().splitlines()
+    ]
     assert len(rows) == 2 and all("baseline_mean" in row for row in rows)
 
 
@@ -39,7 +76,8 @@ def test_sample_reads_that_run(run, monkeypatch, capsys):
     monkeypatch.chdir(here)
     main(["sample", "runs/quickstart", "the film", "--n", "2"])
     assert sum("| the film" in line for line in capsys.readouterr().out.splitlines()) == 2
-    with pytest.raises(SystemExit, match="'zyzzyva'"): main(["sample", "runs/quickstart", "zyzzyva"])
+    with pytest.raises(SystemExit, match="'zyzzyva'"):
+        main(["sample", "runs/quickstart", "zyzzyva"])
 
 
 def test_sample_stops_where_the_run_stopped(tmp_path, capsys):
@@ -48,35 +86,72 @@ def test_sample_stops_where_the_run_stopped(tmp_path, capsys):
     import transformers
 
     from instruct_goose.models.tokens import word_tokenizer
+
     words = word_tokenizer(list("abcd"), 16, pad="<end>", bos="<end>", eos="<end>")
     a, b, c, d, end = words.convert_tokens_to_ids([*"abcd", "<end>"])
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(words), n_positions=16, n_embd=len(words), n_layer=1, n_head=1,
-                                                                 tie_word_embeddings=False, bos_token_id=end, eos_token_id=end))
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=len(words),
+            n_positions=16,
+            n_embd=len(words),
+            n_layer=1,
+            n_head=1,
+            tie_word_embeddings=False,
+            bos_token_id=end,
+            eos_token_id=end,
+        )
+    )
     with torch.no_grad():
         block = model.transformer.h[0]
         for part in (block.attn.c_proj, block.mlp.c_proj, model.transformer.wpe, model.lm_head):
-            for p in part.parameters(): p.zero_()
+            for p in part.parameters():
+                p.zero_()
         model.transformer.wte.weight.copy_(torch.eye(len(words)))
-        for now, then in ((a, b), (b, c), (c, d), (d, a), (end, a)): model.lm_head.weight[then, now] = 50.
-    model.save_pretrained(tmp_path / "policy"); words.save_pretrained(tmp_path / "policy")
-    for settings, says in (({}, "a b c d a b"), ({"stop_strings": None, "stop_token_ids": None}, "a b c d a b"), ({"stop_strings": ["b c"]}, "a b c"), ({"stop_token_ids": [d]}, "a b c d"),
-                           ({"stop_strings": ["d a"], "stop_token_ids": [end]}, "a b c d a")):
-        if settings: (tmp_path / "config.json").write_text(json.dumps(settings))
+        for now, then in ((a, b), (b, c), (c, d), (d, a), (end, a)):
+            model.lm_head.weight[then, now] = 50.0
+    model.save_pretrained(tmp_path / "policy")
+    words.save_pretrained(tmp_path / "policy")
+    for settings, says in (
+        ({}, "a b c d a b"),
+        ({"stop_strings": None, "stop_token_ids": None}, "a b c d a b"),
+        ({"stop_strings": ["b c"]}, "a b c"),
+        ({"stop_token_ids": [d]}, "a b c d"),
+        ({"stop_strings": ["d a"], "stop_token_ids": [end]}, "a b c d a"),
+    ):
+        if settings:
+            (tmp_path / "config.json").write_text(json.dumps(settings))
         main(["sample", str(tmp_path), "a", "--n", "1", "--max-new-tokens", "5"])
         assert f"| {says} |" in " ".join(capsys.readouterr().out.split()), settings
 
 
-@pytest.mark.parametrize("args, code, says", [
-    (["quickstart", "--beta", "-1"], 2, "beta"), (["quickstart", "--steps", "0"], 2, "steps"), (["quickstart", "--algorithm", "dqn"], 2, "'remax'"),
-    ([], 2, "quickstart"), (["quickstart", "--algorithm", "grpo", "--group-size", "1"], 2, "group_size is 1"),
-    (["reviews"], 2, "data"), (["reviews", "--data", "."], 1, "GroundTruth"), (["sample", "here"], 1, "here"),
-    (["probe", "kl", "speed"], 1, "'speed'"), (["probe", "--trainer", "mine.py:Mine"], 1, "no file mine.py"),
-    (["probe", "--trainer", "json:Mine"], 1, "class 'Mine'"), (["probe", "--trainer", "json.mine:Mine"], 1, "json.mine"),
-    (["doctor"], 2, "PATH"), (["doctor", "here"], 1, "metrics.jsonl is missing"), (["doctor", "."], 1, "runs/quickstart")])
-def test_what_is_refused_names_itself_and_leaves_nothing(tmp_path, monkeypatch, capsys, args, code, says):
+@pytest.mark.parametrize(
+    "args, code, says",
+    [
+        (["quickstart", "--beta", "-1"], 2, "beta"),
+        (["quickstart", "--steps", "0"], 2, "steps"),
+        (["quickstart", "--algorithm", "dqn"], 2, "'remax'"),
+        ([], 2, "quickstart"),
+        (["quickstart", "--algorithm", "grpo", "--group-size", "1"], 2, "group_size is 1"),
+        (["reviews"], 2, "data"),
+        (["reviews", "--data", "."], 1, "GroundTruth"),
+        (["sample", "here"], 1, "here"),
+        (["probe", "kl", "speed"], 1, "'speed'"),
+        (["probe", "--trainer", "mine.py:Mine"], 1, "no file mine.py"),
+        (["probe", "--trainer", "json:Mine"], 1, "class 'Mine'"),
+        (["probe", "--trainer", "json.mine:Mine"], 1, "json.mine"),
+        (["doctor"], 2, "PATH"),
+        (["doctor", "here"], 1, "metrics.jsonl is missing"),
+        (["doctor", "."], 1, "runs/quickstart"),
+    ],
+)
+def test_what_is_refused_names_itself_and_leaves_nothing(
+    tmp_path, monkeypatch, capsys, args, code, says
+):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop: main(args)
-    if isinstance(stop.value.code, str): assert code == 1 and says in stop.value.code
+    with pytest.raises(SystemExit) as stop:
+        main(args)
+    if isinstance(stop.value.code, str):
+        assert code == 1 and says in stop.value.code
     else:
         shown = capsys.readouterr()
         assert stop.value.code == code and says in " ".join((shown.err + shown.out).split())
@@ -89,19 +164,30 @@ def parsed(monkeypatch):
     seen = []
     monkeypatch.setattr(quickstart, "run_quickstart", seen.append)
     monkeypatch.setattr(ratings, "run_reviews", seen.append)
-    def parse(*args): main(list(args)); return seen.pop()
+
+    def parse(*args):
+        main(list(args))
+        return seen.pop()
+
     return parse
 
 
 @pytest.mark.parametrize("name", first(2, PRESETS))
 def test_algorithm_is_the_preset_and_other_flags_override_it(parsed, name, tmp_path):
     quick, reviews = QuickstartConfig.preset(name), ReviewsConfig.preset(name, data=tmp_path)
-    assert parsed("quickstart", "--algorithm", name) == quick and type(parsed("quickstart", "--algorithm", name)) is QuickstartConfig
+    assert (
+        parsed("quickstart", "--algorithm", name) == quick
+        and type(parsed("quickstart", "--algorithm", name)) is QuickstartConfig
+    )
     assert parsed("reviews", "--data", str(tmp_path), f"--algorithm={name}") == reviews
     flags = ["--clip", ".11", "--group-size", "4", "--clip-high", "None"]
     for args in ([*flags, "--algorithm", name], ["--algorithm", name, *flags]):
-        assert parsed("quickstart", *args) == QuickstartConfig.preset(name, clip=.11, group_size=4, clip_high=None)
-    assert parsed("quickstart", "--algorithm", "grpo", "--algorithm", name) == quick  # the last counts, as for any flag
+        assert parsed("quickstart", *args) == QuickstartConfig.preset(
+            name, clip=0.11, group_size=4, clip_high=None
+        )
+    assert (
+        parsed("quickstart", "--algorithm", "grpo", "--algorithm", name) == quick
+    )  # the last counts, as for any flag
     assert parsed("quickstart") == QuickstartConfig()
 
 
@@ -122,59 +208,107 @@ def test_an_error_inside_a_trainers_module_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "half_written.py").write_text("import not_installed_here")
     for place in ("half_written:Mine", "half_written.py:Mine"):
-        with pytest.raises(SystemExit, match=r"half_written\S* does not run: .*not_installed_here"): main(["probe", "--trainer", place])
+        with pytest.raises(SystemExit, match=r"half_written\S* does not run: .*not_installed_here"):
+            main(["probe", "--trainer", place])
 
 
-HEALTHY = [{"iteration": i, "reward_mean": .1 * i, "kl_to_reference": .02 * i, "kl_estimate": .02 * i, "max_sampler_deviation": 1e-6} for i in range(6)]
+HEALTHY = [
+    {
+        "iteration": i,
+        "reward_mean": 0.1 * i,
+        "kl_to_reference": 0.02 * i,
+        "kl_estimate": 0.02 * i,
+        "max_sampler_deviation": 1e-6,
+    }
+    for i in range(6)
+]
 
 
-@pytest.mark.parametrize("deviation, says", [(.9, "0.9"), (1e-6, "Nothing looks wrong")])
+@pytest.mark.parametrize("deviation, says", [(0.9, "0.9"), (1e-6, "Nothing looks wrong")])
 def test_doctor_names_what_looks_wrong_and_exits_0(tmp_path, capsys, deviation, says):
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(m | {"max_sampler_deviation": deviation}) + "\n" for m in HEALTHY))
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(m | {"max_sampler_deviation": deviation}) + "\n" for m in HEALTHY)
+    )
     main(["doctor", str(tmp_path)])
     shown = capsys.readouterr()
     assert says in shown.out and "no config.json" in shown.out and not shown.err
     main(["doctor", str(tmp_path), "--json"])
     findings = json.loads(capsys.readouterr().out)
-    assert bool(findings) == (deviation > .1) and all({"name", "severity", "what", "evidence", "lesson", "cure"} <= f.keys() for f in findings)
+    assert bool(findings) == (deviation > 0.1) and all(
+        {"name", "severity", "what", "evidence", "lesson", "cure"} <= f.keys() for f in findings
+    )
 
 
-@pytest.mark.parametrize("spoil, says", [({2: b"[1, 2]", 5: b"7"}, "line 2 is no JSON object"), ({4: b'{"a": "\xff"}'}, "line 4 is no JSON object"),
-                                         ({2: b'{"iteration": 1, "reward_mean": NaN}'}, "reward_mean in metrics[1]"), ({i: b"" for i in range(1, 7)}, "is empty"), (None, "config.json")])
+@pytest.mark.parametrize(
+    "spoil, says",
+    [
+        ({2: b"[1, 2]", 5: b"7"}, "line 2 is no JSON object"),
+        ({4: b'{"a": "\xff"}'}, "line 4 is no JSON object"),
+        ({2: b'{"iteration": 1, "reward_mean": NaN}'}, "reward_mean in metrics[1]"),
+        ({i: b"" for i in range(1, 7)}, "is empty"),
+        (None, "config.json"),
+    ],
+)
 def test_damaged_files_are_named(tmp_path, spoil, says):
-    if spoil is None: (tmp_path / "config.json").write_text("{")
-    (tmp_path / "metrics.jsonl").write_bytes(b"".join((spoil or {}).get(i, json.dumps(m).encode()) + b"\n" for i, m in enumerate(HEALTHY, 1)))
-    with pytest.raises(SystemExit) as stop: main(["doctor", str(tmp_path)])
+    if spoil is None:
+        (tmp_path / "config.json").write_text("{")
+    (tmp_path / "metrics.jsonl").write_bytes(
+        b"".join(
+            (spoil or {}).get(i, json.dumps(m).encode()) + b"\n" for i, m in enumerate(HEALTHY, 1)
+        )
+    )
+    with pytest.raises(SystemExit) as stop:
+        main(["doctor", str(tmp_path)])
     assert says in stop.value.code and str(tmp_path) in stop.value.code
 
 
 def test_as_a_module_behind_a_pipe_that_is_closed(tmp_path):
     "`python -m instruct_goose` is the command; `| head -1` is no traceback."
     shell = f"{sys.executable} -m instruct_goose train --help | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        ["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode in (0, 141) and not done.stderr and "usage" in done.stdout.lower()
 
 
 def test_an_error_of_our_own_is_shortened_and_says_how_to_see_more(monkeypatch, capsys):
-    def wrong(config): raise KeyError("x" * 10_000)
+    def wrong(config):
+        raise KeyError("x" * 10_000)
+
     monkeypatch.setattr(quickstart, "run_quickstart", wrong)
-    with pytest.raises(SystemExit) as stop: main(["quickstart"])
+    with pytest.raises(SystemExit) as stop:
+        main(["quickstart"])
     assert "KeyError" in stop.value.code and len(stop.value.code) < 1800
+
     class Mute(BaseException):
-        def __str__(self): return 1 / 0
-    for odd, says in ((ValueError("\x1b[2J"), r"\x1b[2J"), (ValueError("line\n" * 10_000), "line"), (Mute(), "Mute")):
-        def wrong(config, odd=odd): raise odd
+        def __str__(self):
+            return 1 / 0
+
+    for odd, says in (
+        (ValueError("\x1b[2J"), r"\x1b[2J"),
+        (ValueError("line\n" * 10_000), "line"),
+        (Mute(), "Mute"),
+    ):
+
+        def wrong(config, odd=odd):
+            raise odd
+
         monkeypatch.setattr(quickstart, "run_quickstart", wrong)
-        with pytest.raises(SystemExit) as stop: main(["quickstart"])
+        with pytest.raises(SystemExit) as stop:
+            main(["quickstart"])
         assert says in stop.value.code and len(stop.value.code) < 1800
-    monkeypatch.setattr(quickstart, "run_quickstart", lambda config: monkeypatch.setattr(sys, "stdout", None))
+    monkeypatch.setattr(
+        quickstart, "run_quickstart", lambda config: monkeypatch.setattr(sys, "stdout", None)
+    )
     main(["quickstart"])
     monkeypatch.setattr(quickstart, "run_quickstart", wrong)
     monkeypatch.setenv("INSTRUCT_GOOSE_TRACEBACK", "1")
-    with pytest.raises(Mute): main(["quickstart"])
+    with pytest.raises(Mute):
+        main(["quickstart"])
 
 
 def test_a_list_given_twice_is_refused():
     "The parser would keep the second alone, and train on half of the reward."
-    with pytest.raises(ValueError, match="--reward is there twice"): flags("train", ["--reward", "a.py:f", "--steps", "1", "--reward=b.py:g"])
+    with pytest.raises(ValueError, match="--reward is there twice"):
+        flags("train", ["--reward", "a.py:f", "--steps", "1", "--reward=b.py:g"])
     flags("train", ["--steps", "1", "--steps", "2"])

@@ -1,5 +1,6 @@
 """The plug-in of more losses against the libraries that have them: numbers that TRL 1.16.0 (trl/trainer/grpo_trainer.py::_compute_loss) and verl 0.7.0
 (verl/trainer/ppo/core_algos.py) gave for the batch below, and a second implementation, token by token, from their formulas."""
+
 import importlib
 import math
 import sys
@@ -9,21 +10,26 @@ import pytest
 import torch
 
 from instruct_goose import RLHFConfig
+from instruct_goose.config import BiasedSettings
 from instruct_goose.objective.advantages import ADVANTAGES, estimate_advantages
 from instruct_goose.objective.group import PRESET_SOURCES, PRESETS, preset_table
 from instruct_goose.objective.kl import ESTIMATORS, token_kl
 from instruct_goose.objective.masks import AGGREGATES
 from instruct_goose.objective.policy_loss import SURROGATES, held_shares
 from instruct_goose.objective.ppo import ppo_loss
-from instruct_goose.config import BiasedSettings
 
 TABLES = (SURROGATES, ADVANTAGES, AGGREGATES, ESTIMATORS, PRESETS, PRESET_SOURCES)
-f64 = lambda x: torch.tensor(x, dtype=torch.float64)
+
+
+def f64(x):
+    return torch.tensor(x, dtype=torch.float64)
+
+
 close = torch.testing.assert_close
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]]).bool()
-LOGPROBS = f64([[-1., -2., -.5], [-1.2, -.4, 0.], [-.7, -1.9, -3.], [-2.2, 0., 0.]])
-ELL = f64([[.3, -.6, .5], [-.2, .7, 0.], [-.5, -.4, .1], [.6, 0., 0.]])  # log ρ
-A = [1., -.5, -1.5, .25]
+LOGPROBS = f64([[-1.0, -2.0, -0.5], [-1.2, -0.4, 0.0], [-0.7, -1.9, -3.0], [-2.2, 0.0, 0.0]])
+ELL = f64([[0.3, -0.6, 0.5], [-0.2, 0.7, 0.0], [-0.5, -0.4, 0.1], [0.6, 0.0, 0.0]])  # log ρ
+A = [1.0, -0.5, -1.5, 0.25]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,26 +38,67 @@ def plugin():
     sys.modules.pop("instruct_goose.compat.losses", None)
     yield importlib.import_module("instruct_goose.compat.losses")
     del sys.modules["instruct_goose.compat.losses"]
-    for table, old in zip(TABLES, before): table.clear(), table.update(old)
+    for table, old in zip(TABLES, before):
+        table.clear(), table.update(old)
 
 
 def of(preset, **changed):
     "Loss and gradient of a preset on the batch; padding holds NaN."
-    c = RLHFConfig.preset(preset, beta=0., **changed)
+    c = RLHFConfig.preset(preset, beta=0.0, **changed)
     lp = torch.where(MASK, LOGPROBS, torch.nan).requires_grad_()
-    loss, parts = ppo_loss(lp, LOGPROBS - ELL, f64(A)[:, None].expand(4, 3), MASK, how=c.aggregation, level=c.ratio_level, surrogate=c.surrogate,
-                           clip=c.clip, clip_high=c.clip_high, surrogate_settings=c.surrogate_settings)
+    loss, parts = ppo_loss(
+        lp,
+        LOGPROBS - ELL,
+        f64(A)[:, None].expand(4, 3),
+        MASK,
+        how=c.aggregation,
+        level=c.ratio_level,
+        surrogate=c.surrogate,
+        clip=c.clip,
+        clip_high=c.clip_high,
+        surrogate_settings=c.surrogate_settings,
+    )
     return loss.item(), torch.autograd.grad(loss, lp)[0], parts
 
 
 THEIRS = {  # loss, and its gradient
-    "sapo": (.2051054490646739, [[-.1091150831678195, -.043483510759793856, -.12389488421331249], [.0507100218162549, .09600020133166068, 0.],
-                                 [.07267097539146118, .08132917103493287, .1377260570977813], [-.09661666207715729, 0., 0.]]),
-    "vespo": (-.047733001692821984, [[-.0853126230024678] * 3, [.06802946905028658] * 2 + [0.], [.045482965967452806] * 3, [-.007829353498515892, 0., 0.]]),
-    "luspo": (.5205520248615004, [[-.2672347764368116] * 3, [.1605031770859677] * 2 + [0.], [0.] * 3, [0.] * 3]),
-    "gmpo": (.09662447935422526, [[-.08760592409936153] * 2 + [0.], [.08025158764015349] * 2 + [0.], [0.] + [.09898619520917899] * 2, [0.] * 3]),
-    "gpg": (-.5722222222222223, [[-1 / 9] * 3, [.5 / 9] * 2 + [0.], [1.5 / 9] * 3, [-.25 / 9, 0., 0.]])}
-CLIPS = {"luspo": dict(clip=.05, clip_high=.08), "gmpo": dict(clip=.4, clip_high=.45)}
+    "sapo": (
+        0.2051054490646739,
+        [
+            [-0.1091150831678195, -0.043483510759793856, -0.12389488421331249],
+            [0.0507100218162549, 0.09600020133166068, 0.0],
+            [0.07267097539146118, 0.08132917103493287, 0.1377260570977813],
+            [-0.09661666207715729, 0.0, 0.0],
+        ],
+    ),
+    "vespo": (
+        -0.047733001692821984,
+        [
+            [-0.0853126230024678] * 3,
+            [0.06802946905028658] * 2 + [0.0],
+            [0.045482965967452806] * 3,
+            [-0.007829353498515892, 0.0, 0.0],
+        ],
+    ),
+    "luspo": (
+        0.5205520248615004,
+        [[-0.2672347764368116] * 3, [0.1605031770859677] * 2 + [0.0], [0.0] * 3, [0.0] * 3],
+    ),
+    "gmpo": (
+        0.09662447935422526,
+        [
+            [-0.08760592409936153] * 2 + [0.0],
+            [0.08025158764015349] * 2 + [0.0],
+            [0.0] + [0.09898619520917899] * 2,
+            [0.0] * 3,
+        ],
+    ),
+    "gpg": (
+        -0.5722222222222223,
+        [[-1 / 9] * 3, [0.5 / 9] * 2 + [0.0], [1.5 / 9] * 3, [-0.25 / 9, 0.0, 0.0]],
+    ),
+}
+CLIPS = {"luspo": dict(clip=0.05, clip_high=0.08), "gmpo": dict(clip=0.4, clip_high=0.45)}
 
 
 @pytest.mark.parametrize("name", THEIRS)
@@ -59,12 +106,20 @@ def test_the_numbers_of_the_libraries(name):
     loss, gradient, parts = of(name, **CLIPS.get(name, {}))
     assert math.isclose(loss, THEIRS[name][0], rel_tol=1e-6)  # TRL rounds its τ of 1.05 to float32
     close(gradient, f64(THEIRS[name][1]), rtol=1e-6, atol=1e-9)
-    if name == "gmpo": assert (parts["clip_fraction_high"].item(), parts["clip_fraction_low"].item()) == pytest.approx((3 / 9 - 1 / 9, 2 / 9 - 1 / 9), abs=1e-6)
+    if name == "gmpo":
+        assert (
+            parts["clip_fraction_high"].item(),
+            parts["clip_fraction_low"].item(),
+        ) == pytest.approx((3 / 9 - 1 / 9, 2 / 9 - 1 / 9), abs=1e-6)
 
 
 def test_opo_and_abs_as_verl_has_them():
-    rewards = torch.zeros(4, 3, dtype=torch.float64); rewards[:, 0] = f64([1., 0., .5, 2.])
-    close(estimate_advantages("opo", rewards, MASK, group_size=2)[0], f64([[.4] * 3, [-.6, -.6, 0.], [-.375] * 3, [1.125, 0., 0.]]))
+    rewards = torch.zeros(4, 3, dtype=torch.float64)
+    rewards[:, 0] = f64([1.0, 0.0, 0.5, 2.0])
+    close(
+        estimate_advantages("opo", rewards, MASK, group_size=2)[0],
+        f64([[0.4] * 3, [-0.6, -0.6, 0.0], [-0.375] * 3, [1.125, 0.0, 0.0]]),
+    )
     close(token_kl(LOGPROBS, LOGPROBS - ELL, MASK, "abs"), ELL.abs())
 
 
@@ -74,39 +129,65 @@ def slow(name, ells, logps, a, own):
     if name == "sapo":
         tau = own["tau_pos"] if a > 0 else own["tau_neg"]
         s = [1 / (1 + math.exp(-tau * (math.exp(e) - 1))) for e in ells]
-        return [4 / tau * x * a for x in s], [4 * x * (1 - x) * math.exp(e) * a for x, e in zip(s, ells)]
+        return [4 / tau * x * a for x in s], [
+            4 * x * (1 - x) * math.exp(e) * a for x, e in zip(s, ells)
+        ]
     if name == "vespo":
         k, lam = (own["k_pos"], own["lambda_pos"]) if a >= 0 else (own["k_neg"], own["lambda_neg"])
         phi = math.exp(lam * (1 - w)) * w**k
         return [phi * a * lp for lp in logps], [phi * a] * n
-    if name == "gpg": return [a * lp for lp in logps], [a] * n
-    cut = [min(e, .45) if a > 0 else max(e, -.4) for e in ells]
+    if name == "gpg":
+        return [a * lp for lp in logps], [a] * n
+    cut = [min(e, 0.45) if a > 0 else max(e, -0.4) for e in ells]
     mean = math.exp(sum(cut) / n)
-    return [mean * a] * n, [mean * a * (c == e) for c, e in zip(cut, ells)]  # of gmpo; its row's n tokens share the gradient
+    return [mean * a] * n, [
+        mean * a * (c == e) for c, e in zip(cut, ells)
+    ]  # of gmpo; its row's n tokens share the gradient
 
 
-@pytest.mark.parametrize("name, own", [
-    ("sapo", dict(tau_pos=1.5, tau_neg=.7)), ("vespo", dict(k_pos=1., lambda_pos=.5, k_neg=2., lambda_neg=4.)), ("gpg", {}), ("gmpo", {})])
+@pytest.mark.parametrize(
+    "name, own",
+    [
+        ("sapo", dict(tau_pos=1.5, tau_neg=0.7)),
+        ("vespo", dict(k_pos=1.0, lambda_pos=0.5, k_neg=2.0, lambda_neg=4.0)),
+        ("gpg", {}),
+        ("gmpo", {}),
+    ],
+)
 def test_against_loops(name, own):
     loss, gradient, _ = of(name, surrogate_settings=own or None, **CLIPS.get(name, {}))
-    rows = [slow(name, [e for e, m in zip(es, ms) if m], [x for x, m in zip(xs, ms) if m], a, own)
-            for es, xs, ms, a in zip(ELL.tolist(), LOGPROBS.tolist(), MASK.tolist(), A)]
+    rows = [
+        slow(name, [e for e, m in zip(es, ms) if m], [x for x, m in zip(xs, ms) if m], a, own)
+        for es, xs, ms, a in zip(ELL.tolist(), LOGPROBS.tolist(), MASK.tolist(), A)
+    ]
     by_row = RLHFConfig.preset(name).aggregation == "sequence_mean"
     weights = [1 / (4 * len(x)) if by_row else 1 / 9 for x, _ in rows]
     assert math.isclose(loss, -sum(w * sum(x) for w, (x, _) in zip(weights, rows)), rel_tol=1e-9)
-    for i, (w, (_, g)) in enumerate(zip(weights, rows)): close(gradient[i, :len(g)], -w * f64(g), rtol=1e-9, atol=1e-12)
+    for i, (w, (_, g)) in enumerate(zip(weights, rows)):
+        close(gradient[i, : len(g)], -w * f64(g), rtol=1e-9, atol=1e-12)
 
 
 def test_what_the_settings_say():
-    assert all(RLHFConfig.preset(name).algorithm == name for name in ("sapo", "gpg", "gmpo", "vespo", "luspo", "opo"))
+    assert all(
+        RLHFConfig.preset(name).algorithm == name
+        for name in ("sapo", "gpg", "gmpo", "vespo", "luspo", "opo")
+    )
     table = preset_table()
     assert "sapo, tau_pos 1, tau_neg 1.05" in table and "| luspo |" in table
-    PRESETS["mine"] = dict(surrogate="sapo", beta=.1)  # without a source, and without most settings
-    assert "| mine | token | sapo" in preset_table() and RLHFConfig.preset("mine").algorithm == "mine"
-    with pytest.raises(ValueError, match="tau_pos, tau_neg"): RLHFConfig(surrogate="sapo", surrogate_settings={"tau": 1.})
-    with pytest.raises(ValueError, match="surrogate_settings"): RLHFConfig(surrogate_settings={"tau_pos": 1.})
-    with pytest.raises(ValueError, match="no setting 'tau'"): held_shares("sapo", ELL.exp(), ELL, MASK, .2, None, None, {"tau": 1.})
-    with pytest.warns(BiasedSettings, match="'abs'"): RLHFConfig(kl_estimator="abs")
+    PRESETS["mine"] = dict(
+        surrogate="sapo", beta=0.1
+    )  # without a source, and without most settings
+    assert (
+        "| mine | token | sapo" in preset_table() and RLHFConfig.preset("mine").algorithm == "mine"
+    )
+    with pytest.raises(ValueError, match="tau_pos, tau_neg"):
+        RLHFConfig(surrogate="sapo", surrogate_settings={"tau": 1.0})
+    with pytest.raises(ValueError, match="surrogate_settings"):
+        RLHFConfig(surrogate_settings={"tau_pos": 1.0})
+    with pytest.raises(ValueError, match="no setting 'tau'"):
+        held_shares("sapo", ELL.exp(), ELL, MASK, 0.2, None, None, {"tau": 1.0})
+    with pytest.warns(BiasedSettings, match="'abs'"):
+        RLHFConfig(kl_estimator="abs")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         RLHFConfig(kl_estimator="k1")

@@ -1,4 +1,5 @@
 "Prompts and pairs from any source: options, skipped and repeated rows, streams, the way to the trainer; and the fuzzer on all of it."
+
 import itertools
 import re
 import warnings
@@ -11,37 +12,63 @@ from instruct_goose.cli import main as cli
 from instruct_goose.data import files
 from instruct_goose.data.load import load_pairs, load_prompts, stream_pairs, stream_prompts
 
-PAIRS = [{"prompt": "the film is", "chosen": " good", "rejected": " dull"}, {"prompt": "", "chosen": "é", "rejected": "x\ny"}]
+PAIRS = [
+    {"prompt": "the film is", "chosen": " good", "rejected": " dull"},
+    {"prompt": "", "chosen": "é", "rejected": "x\ny"},
+]
 
 
 def test_every_kind_of_source(at, refused):
     import datasets
 
     assert load_pairs(PAIRS) == load_pairs(iter(PAIRS)) == PAIRS
-    assert load_pairs([(r["chosen"], r["rejected"]) for r in PAIRS]) == [r | {"prompt": ""} for r in PAIRS]
+    assert load_pairs([(r["chosen"], r["rejected"]) for r in PAIRS]) == [
+        r | {"prompt": ""} for r in PAIRS
+    ]
     ds = datasets.Dataset.from_list(PAIRS)
     assert load_pairs(ds) == load_pairs(ds.to_iterable_dataset()) == PAIRS
     assert list(itertools.islice(stream_pairs(ds, repeat=True), 5)) == [*PAIRS, *PAIRS, PAIRS[0]]
-    refused(lambda: load_pairs(datasets.DatasetDict(train=ds)), "DatasetDict", "'train'", error=TypeError)
+    refused(
+        lambda: load_pairs(datasets.DatasetDict(train=ds)),
+        "DatasetDict",
+        "'train'",
+        error=TypeError,
+    )
     refused(lambda: load_pairs(ds.to_pandas()), "to_dict('records')", error=TypeError)
 
 
 def test_prompts_in_all_their_forms(at, refused):
     assert load_prompts(["a", " b\n"]) == ["a", " b\n"]
-    assert load_prompts(at("a.jsonl", '{"prompt": "a", "text": "b"}\n"c"\n{"text": "d", "label": 1}\n')) == ["a", "c", "d"]
+    assert load_prompts(
+        at("a.jsonl", '{"prompt": "a", "text": "b"}\n"c"\n{"text": "d", "label": 1}\n')
+    ) == ["a", "c", "d"]
     assert load_prompts(at("a.json", '["a", {"prompt": "b"}]')) == ["a", "b"]
-    assert load_prompts(at("a.csv", "id,question\n1,a\n2,b\n"), columns={"prompt": "question"}) == ["a", "b"]
-    refused(lambda: load_prompts(at("b.jsonl", '{"text": "a"}'), columns={"prompt": "question"}), "b.jsonl, line 1", "'question'")
-    assert load_pairs([{"good": "a", "bad": "b", "prompt": None}], columns={"chosen": "good", "rejected": "bad"}) == [
-        {"prompt": "", "chosen": "a", "rejected": "b"}]
+    assert load_prompts(at("a.csv", "id,question\n1,a\n2,b\n"), columns={"prompt": "question"}) == [
+        "a",
+        "b",
+    ]
+    refused(
+        lambda: load_prompts(at("b.jsonl", '{"text": "a"}'), columns={"prompt": "question"}),
+        "b.jsonl, line 1",
+        "'question'",
+    )
+    assert load_pairs(
+        [{"good": "a", "bad": "b", "prompt": None}], columns={"chosen": "good", "rejected": "bad"}
+    ) == [{"prompt": "", "chosen": "a", "rejected": "b"}]
 
 
 def test_sources_that_are_no_source(at, tmp_path, refused):
-    refused(lambda: load_prompts("someone/preferences"), "no file 'someone/preferences'", "load_dataset", error=FileNotFoundError)
+    refused(
+        lambda: load_prompts("someone/preferences"),
+        "no file 'someone/preferences'",
+        "load_dataset",
+        error=FileNotFoundError,
+    )
     refused(lambda: load_prompts("x" * 9999), "no file", error=FileNotFoundError)
     refused(lambda: load_prompts(tmp_path), "no file", error=FileNotFoundError)
     refused(lambda: load_prompts(at("a.txt", "a")), "a.txt", "suffix")
-    for source in ({"prompt": ["a"]}, 3, None, b"a.jsonl", object()): refused(partial(load_prompts, source), "source is of type", error=TypeError)
+    for source in ({"prompt": ["a"]}, 3, None, b"a.jsonl", object()):
+        refused(partial(load_prompts, source), "source is of type", error=TypeError)
     refused(lambda: load_prompts([]), "no rows")
 
 
@@ -50,7 +77,9 @@ def test_options_are_checked_before_anything_is_read(refused):
         raise AssertionError("it was read")
         yield
 
-    refused(lambda: stream_prompts(never(), columns={"question": "prompt"}), "columns names 'question'")
+    refused(
+        lambda: stream_prompts(never(), columns={"question": "prompt"}), "columns names 'question'"
+    )
     refused(lambda: stream_prompts(never(), max_length=9), "pass tokenizer=")
     refused(lambda: stream_prompts(never(), repeat=True), "can be read once")
     refused(lambda: stream_prompts("nowhere.csv"), "no file", error=FileNotFoundError)
@@ -60,21 +89,42 @@ def test_options_are_checked_before_anything_is_read(refused):
 def test_skipped_rows_are_counted_and_reported(at, refused):
     at("a.jsonl", b'"a"\n{"prompt": 1}\n\xff\n{"prompt": }\n"b"\n{"prompt": 2}\n"a"\n')
     report = {}
-    with pytest.warns(UserWarning, match=r"a.jsonl: 4 of 7 rows skipped \(1 × encoding, 1 × json, 2 × type\). The first: a.jsonl, line 2: prompt"):
+    with pytest.warns(
+        UserWarning,
+        match=r"a.jsonl: 4 of 7 rows skipped \(1 × encoding, 1 × json, 2 × type\). The first: a.jsonl, line 2: prompt",
+    ):
         assert load_prompts("a.jsonl", on_error="skip", report=report) == ["a", "b", "a"]
     assert {k: report[k] for k in ("rows", "kept", "duplicates", "skipped")} == {
-        "rows": 7, "kept": 3, "duplicates": 0, "skipped": {"type": 2, "encoding": 1, "json": 1}}
+        "rows": 7,
+        "kept": 3,
+        "duplicates": 0,
+        "skipped": {"type": 2, "encoding": 1, "json": 1},
+    }
     assert [re.search(r"line (\d)", x)[1] for x in report["examples"]] == ["2", "3", "4", "6"]
-    refused(lambda: load_prompts([1, 2], on_error="skip"), "none of its 2 rows can be used (2 × shape)", "row 0")
+    refused(
+        lambda: load_prompts([1, 2], on_error="skip"),
+        "none of its 2 rows can be used (2 × shape)",
+        "row 0",
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_prompts(["a"], on_error="skip") == ["a"]
 
 
 def test_copies_are_kept_unless_asked():
-    rows = [PAIRS[0], PAIRS[1], PAIRS[0], {"prompt": "the film", "chosen": " is good", "rejected": " is dull"}]
-    assert load_pairs(rows) == rows  # the last one joins to the same texts and is another pair all the same
-    assert load_pairs(rows, unique=True, report=(report := {})) == [rows[0], rows[1], rows[3]] and report["duplicates"] == 1
+    rows = [
+        PAIRS[0],
+        PAIRS[1],
+        PAIRS[0],
+        {"prompt": "the film", "chosen": " is good", "rejected": " is dull"},
+    ]
+    assert (
+        load_pairs(rows) == rows
+    )  # the last one joins to the same texts and is another pair all the same
+    assert (
+        load_pairs(rows, unique=True, report=(report := {})) == [rows[0], rows[1], rows[3]]
+        and report["duplicates"] == 1
+    )
 
 
 def test_a_stream_reads_no_further_than_it_is_asked_and_repeats(at, refused):
@@ -83,7 +133,9 @@ def test_a_stream_reads_no_further_than_it_is_asked_and_repeats(at, refused):
     at("a.jsonl", '"a"\n3\n"b"\n"a"\n')
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        stream = stream_prompts("a.jsonl", repeat=True, on_error="skip", unique=True, report=(report := {}))
+        stream = stream_prompts(
+            "a.jsonl", repeat=True, on_error="skip", unique=True, report=(report := {})
+        )
         assert list(itertools.islice(stream, 7)) == ["a", "b"] * 3 + ["a"]
     assert len(said) == 1 and report["rows"] == 4 and report["duplicates"] == 1  # of the first pass
     refused(lambda: next(stream_prompts(at("b.jsonl"), repeat=True)), "no rows")
@@ -98,6 +150,14 @@ def test_no_class_of_settings_is_left_out():
 def test_broken_input_ends_as_documented():
     found = fuzz.fuzz(2000, seed=1)
     assert not found["failures"], found["failures"][0]["error"] + found["failures"][0]["trace"]
-    assert {*(kind.__name__ for kind in fuzz.KINDS), "RLHFConfig.preset", "load_pairs, file", "load_prompts, rows"} <= set(found["outcomes"])
+    assert {
+        *(kind.__name__ for kind in fuzz.KINDS),
+        "RLHFConfig.preset",
+        "load_pairs, file",
+        "load_prompts, rows",
+    } <= set(found["outcomes"])
     seen = set().union(*found["outcomes"].values())
-    assert set(files.REASONS) - {"length", "template", "tie"} <= seen and {"valid", "ValueError", "TypeError"} <= seen
+    assert (
+        set(files.REASONS) - {"length", "template", "tie"} <= seen
+        and {"valid", "ValueError", "TypeError"} <= seen
+    )

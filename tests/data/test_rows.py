@@ -1,4 +1,5 @@
 "A row as a prompt or a pair: texts, conversations through a chat template, dialogues in one string; and what is refused."
+
 import json
 from functools import partial
 
@@ -11,63 +12,131 @@ from instruct_goose.models.tokens import PromptDataset, bpe_tokenizer
 
 
 @pytest.fixture(scope="module")
-def tokenizer(): return fuzz.tokenizer()
+def tokenizer():
+    return fuzz.tokenizer()
 
 
-def user(text): return {"role": "user", "content": text}
-def said(text): return {"role": "assistant", "content": text}
+def user(text):
+    return {"role": "user", "content": text}
 
 
-@pytest.mark.parametrize("row, reason, words", [
-    (3, "shape", "of type int"), ({"x": 1, "y": 2}, "column", "no 'prompt': there are 'x', 'y'"), ({"prompt": 3}, "type", "prompt is 3"),
-    ({"prompt": None, "text": "a"}, "empty", "prompt is None"), ({"text": " \n"}, "empty", "text is empty"), ({"prompt": "\ud83d"}, "encoding", "prompt: not UTF-8"),
-    ([user("q"), said("x")], "conversation", "ends with the assistant's turn"), ({"prompt": []}, "empty", "without turns"), ([3], "shape", "turn 0: of type int"),
-    ([{"from": "human", "value": "q"}], "empty", "turn 0, role is None"), ([user("q"), user(None)], "empty", "turn 1, content is None"),
-    ({"chosen": [user("q"), said("x")], "rejected": [user("p"), said("y")]}, "conversation", "no first turn in common"),
-    ([user("q"), {"role": "system", "content": "late"}], "template", "system comes first"),
-])
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    "row, reason, words",
+    [
+        (3, "shape", "of type int"),
+        ({"x": 1, "y": 2}, "column", "no 'prompt': there are 'x', 'y'"),
+        ({"prompt": 3}, "type", "prompt is 3"),
+        ({"prompt": None, "text": "a"}, "empty", "prompt is None"),
+        ({"text": " \n"}, "empty", "text is empty"),
+        ({"prompt": "\ud83d"}, "encoding", "prompt: not UTF-8"),
+        ([user("q"), said("x")], "conversation", "ends with the assistant's turn"),
+        ({"prompt": []}, "empty", "without turns"),
+        ([3], "shape", "turn 0: of type int"),
+        ([{"from": "human", "value": "q"}], "empty", "turn 0, role is None"),
+        ([user("q"), user(None)], "empty", "turn 1, content is None"),
+        (
+            {"chosen": [user("q"), said("x")], "rejected": [user("p"), said("y")]},
+            "conversation",
+            "no first turn in common",
+        ),
+        ([user("q"), {"role": "system", "content": "late"}], "template", "system comes first"),
+    ],
+)
 def test_a_bad_prompt_is_named(tokenizer, row, reason, words, refused):
     e = refused(lambda: load_prompts(["a", row], tokenizer=tokenizer), "row 1", words, error=BadRow)
     assert e.reason == reason in REASONS
 
 
-@pytest.mark.parametrize("row, reason, words", [
-    ({"chosen": "a"}, "column", "no 'rejected': there are 'chosen'"), ({"chosen": "a", "rejected": None}, "empty", "rejected is None"),
-    ({"chosen": "a", "rejected": "a"}, "tie", "'a'"), ("a", "shape", "of type str"), (["a"], "shape", "of type list"), ((1, "a"), "type", "chosen is 1"),
-    ({"prompt": 1, "chosen": "a", "rejected": "b"}, "type", "prompt is 1"),
-    ({"chosen": [user("q"), said("x")], "rejected": [user("q"), user("y")]}, "conversation", "rejected: after the prompt the assistant's turn is missing"),
-    ({"chosen": [user("q"), said("x")], "rejected": [user("q"), said("x")]}, "tie", "'x'"),
-    ({"chosen": [user("q"), said("x")], "rejected": "y"}, "type", "chosen is ["),
-    ({"prompt": "p", "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]}, "conversation", "the prompt 'p' is not among"),
-    ({"prompt": [user("p")], "chosen": [user("q"), said("x")], "rejected": [said("y")]}, "conversation", "chosen: after the prompt"),
-    ({"prompt": [user("q"), said("p")], "chosen": "x", "rejected": "y"}, "conversation", "answer nothing"),
-    ({"chosen": [user("q") | {"x": 1}], "rejected": []}, "empty", "rejected is a conversation without turns"),
-])
+@pytest.mark.parametrize(
+    "row, reason, words",
+    [
+        ({"chosen": "a"}, "column", "no 'rejected': there are 'chosen'"),
+        ({"chosen": "a", "rejected": None}, "empty", "rejected is None"),
+        ({"chosen": "a", "rejected": "a"}, "tie", "'a'"),
+        ("a", "shape", "of type str"),
+        (["a"], "shape", "of type list"),
+        ((1, "a"), "type", "chosen is 1"),
+        ({"prompt": 1, "chosen": "a", "rejected": "b"}, "type", "prompt is 1"),
+        (
+            {"chosen": [user("q"), said("x")], "rejected": [user("q"), user("y")]},
+            "conversation",
+            "rejected: after the prompt the assistant's turn is missing",
+        ),
+        ({"chosen": [user("q"), said("x")], "rejected": [user("q"), said("x")]}, "tie", "'x'"),
+        ({"chosen": [user("q"), said("x")], "rejected": "y"}, "type", "chosen is ["),
+        (
+            {"prompt": "p", "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]},
+            "conversation",
+            "the prompt 'p' is not among",
+        ),
+        (
+            {"prompt": [user("p")], "chosen": [user("q"), said("x")], "rejected": [said("y")]},
+            "conversation",
+            "chosen: after the prompt",
+        ),
+        (
+            {"prompt": [user("q"), said("p")], "chosen": "x", "rejected": "y"},
+            "conversation",
+            "answer nothing",
+        ),
+        (
+            {"chosen": [user("q") | {"x": 1}], "rejected": []},
+            "empty",
+            "rejected is a conversation without turns",
+        ),
+    ],
+)
 def test_a_bad_pair_is_named(tokenizer, row, reason, words, refused):
-    assert refused(lambda: load_pairs([row], tokenizer=tokenizer), "row 0", words, error=BadRow).reason == reason
+    assert (
+        refused(lambda: load_pairs([row], tokenizer=tokenizer), "row 0", words, error=BadRow).reason
+        == reason
+    )
 
 
 def test_a_conversation_is_a_prompt(tokenizer):
     talk = [user("a"), said("b"), user("c")]
     theirs = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
     assert theirs == "<s><|user|>a<|assistant|>b</s><|user|>c<|assistant|>"  # the template by hand
-    rows = [talk, {"prompt": talk}, {"messages": [*talk, said("d")]}, {"chosen": [*talk, said("d")], "rejected": [*talk, said("e")]}]
+    rows = [
+        talk,
+        {"prompt": talk},
+        {"messages": [*talk, said("d")]},
+        {"chosen": [*talk, said("d")], "rejected": [*talk, said("e")]},
+    ]
     prompts = load_prompts(rows, tokenizer=tokenizer)
-    assert prompts == [theirs.removeprefix("<s>")] * 4  # the tokenizer begins every text with <s> itself
+    assert (
+        prompts == [theirs.removeprefix("<s>")] * 4
+    )  # the tokenizer begins every text with <s> itself
     ids = PromptDataset(prompts, tokenizer).ids[0]
-    assert ids == tokenizer(theirs, add_special_tokens=False)["input_ids"] and ids.count(tokenizer.bos_token_id) == 1
+    assert (
+        ids == tokenizer(theirs, add_special_tokens=False)["input_ids"]
+        and ids.count(tokenizer.bos_token_id) == 1
+    )
     plain = bpe_tokenizer(["a"], 270, bos="<s>", eos="</s>", add_bos=False)
     plain.chat_template = fuzz.TEMPLATE
     assert load_prompts([talk], tokenizer=plain) == [theirs]  # here nobody else would
 
 
-@pytest.mark.parametrize("row", [
-    {"chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]}, ([user("q"), said("x")], [user("q"), said("y")]),
-    {"prompt": [user("q")], "chosen": [said("x")], "rejected": [said("y")]}, {"prompt": [user("q")], "chosen": "x", "rejected": "y"},
-    {"prompt": "q", "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]},
-    {"prompt": "q", "chosen": [said("x")], "rejected": [said("y")]}, {"prompt": "", "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]},
-    {"chosen": [user("q") | {"name": None}, said("x")], "rejected": [user("q"), said("y") | {"tool_calls": None}]},
-])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]},
+        ([user("q"), said("x")], [user("q"), said("y")]),
+        {"prompt": [user("q")], "chosen": [said("x")], "rejected": [said("y")]},
+        {"prompt": [user("q")], "chosen": "x", "rejected": "y"},
+        {"prompt": "q", "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]},
+        {"prompt": "q", "chosen": [said("x")], "rejected": [said("y")]},
+        {"prompt": "", "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]},
+        {
+            "chosen": [user("q") | {"name": None}, said("x")],
+            "rejected": [user("q"), said("y") | {"tool_calls": None}],
+        },
+    ],
+)
 def test_a_pair_of_conversations(tokenizer, row, tmp_path):
     wanted = {"prompt": "<|user|>q<|assistant|>", "chosen": "x", "rejected": "y"}
     assert load_pairs([row], tokenizer=tokenizer) == [wanted]
@@ -81,22 +150,47 @@ def test_a_template_whose_opening_of_the_answer_is_another(refused):
     thinking.chat_template = fuzz.TEMPLATE.replace("<|assistant|>", "<|assistant|><think>")
     [pair] = load_pairs([([user("q"), said("x")], [user("q"), said("y")])], tokenizer=thinking)
     assert pair == {"prompt": "<|user|>q", "chosen": "<|assistant|>x", "rejected": "<|assistant|>y"}
-    thinking.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    assert refused(lambda: load_pairs([([user("q"), said("x")], [user("q"), said("y")])], tokenizer=thinking), "cannot be parted").reason == "template"
+    thinking.chat_template = (
+        "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    assert (
+        refused(
+            lambda: load_pairs(
+                [([user("q"), said("x")], [user("q"), said("y")])], tokenizer=thinking
+            ),
+            "cannot be parted",
+        ).reason
+        == "template"
+    )
 
 
 def test_conversations_need_a_template(refused):
     bare = bpe_tokenizer(["a"], 270)
     for on_error in ("raise", "skip"):  # no row's fault
-        refused(partial(load_prompts, [[user("q")]], on_error=on_error), "row 0 is a conversation: pass tokenizer=")
-        refused(partial(load_prompts, [[user("q")]], tokenizer=bare, on_error=on_error), "no chat template")
+        refused(
+            partial(load_prompts, [[user("q")]], on_error=on_error),
+            "row 0 is a conversation: pass tokenizer=",
+        )
+        refused(
+            partial(load_prompts, [[user("q")]], tokenizer=bare, on_error=on_error),
+            "no chat template",
+        )
 
 
 def test_dialogues_in_one_string(refused):
     "As in hh-rlhf: Human and Assistant by turns; the prompt is what both share up to the answer in which they differ."
     head = "\n\nHuman: hi\n\nAssistant: Hello.\n\nHuman: a joke?\n\nAssistant:"
-    row = {"chosen": head + " Goose walks in.", "rejected": head + " Go away.\n\nHuman: why?\n\nAssistant: So."}
-    assert load_pairs([row]) == [{"prompt": head, "chosen": " Goose walks in.", "rejected": " Go away.\n\nHuman: why?\n\nAssistant: So."}]
+    row = {
+        "chosen": head + " Goose walks in.",
+        "rejected": head + " Go away.\n\nHuman: why?\n\nAssistant: So.",
+    }
+    assert load_pairs([row]) == [
+        {
+            "prompt": head,
+            "chosen": " Goose walks in.",
+            "rejected": " Go away.\n\nHuman: why?\n\nAssistant: So.",
+        }
+    ]
     assert load_prompts([row]) == [head]
     assert load_pairs([{"chosen": "Human error", "rejected": "Human kindness"}])[0]["prompt"] == ""
     refused(lambda: load_pairs([{"chosen": head, "rejected": head + " x"}]), "chosen is empty")

@@ -13,6 +13,7 @@ arithmetic), `.item()`, `.tolist()` and `copy_` may cross, as in CUDA. The error
 Two modes make it. The function mode sees what is written, `device=` and `x.device` among it; the dispatch mode sees each kernel,
 those of the backward pass included. The place is kept on the tensor's storage, so that views share it.
 """
+
 import linecache
 import sys
 from collections import Counter
@@ -36,12 +37,21 @@ ROOT = Path(__file__).parents[2]
 TORCH = Path(torch.__file__).parent
 
 # a CPU tensor without dimensions may come along in these; CUDA's other kernels do not take it, or not all of them
-ARITHMETIC = set("""add sub rsub mul div remainder fmod pow atan2 maximum minimum fmax fmin eq ne lt le gt ge logical_and logical_or
+ARITHMETIC = set(
+    """add sub rsub mul div remainder fmod pow atan2 maximum minimum fmax fmin eq ne lt le gt ge logical_and logical_or
     logical_xor bitwise_and bitwise_or bitwise_xor where masked_fill fill index_put _index_put_impl addcmul addcdiv lerp copy
-    _foreach_add _foreach_mul _foreach_div floor_divide""".split())
+    _foreach_add _foreach_mul _foreach_div floor_divide""".split()
+)
 INDEXING = {"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"}
 CROSSING = {"copy", "_foreach_copy"}  # that is what they are for
-WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"}  # the host needs what they say
+WAITING = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "_unique2",
+    "unique_dim",
+}  # the host needs what they say
 WAITS: Counter[str] = Counter()
 
 
@@ -50,17 +60,24 @@ class DeviceError(RuntimeError):
 
 
 def _tensors(*trees) -> list[Tensor]:
-    return [x for x in tree_leaves(trees) if isinstance(x, Tensor) and x.layout == torch.strided and x.device.type != "meta"]
+    return [
+        x
+        for x in tree_leaves(trees)
+        if isinstance(x, Tensor) and x.layout == torch.strided and x.device.type != "meta"
+    ]
+
 
 def place(x: Tensor) -> str | None:
     "cuda or cpu; None, which goes with either: what autograd made for itself, an empty gradient say."
     with torch._C.DisableTorchFunction():
         return getattr(x.untyped_storage(), "place", "cpu")
 
+
 def _put(x: Tensor, where: str | None) -> Tensor:
     with torch._C.DisableTorchFunction():
         x.untyped_storage().place = where
     return x
+
 
 class _Move(torch.autograd.Function):
     @staticmethod
@@ -72,16 +89,21 @@ class _Move(torch.autograd.Function):
     def backward(ctx, gradient):
         return _moved(gradient, ctx.back), None
 
+
 def _moved(x: Tensor, to: str, waits: bool = True) -> Tensor:
-    if place(x) == to: return x
+    if place(x) == to:
+        return x
     WAITS[f"to {to}"] += waits
     return _Move.apply(x, to)
 
+
 def _meant(device) -> str | None:
     "The place that a device= means; None: none that concerns us."
-    if type(device) is int: return "cuda"
+    if type(device) is int:
+        return "cuda"
     kind = torch.device(device).type
     return kind if kind in ("cuda", "cpu") else None
+
 
 def _line() -> str:
     "Where in our own code, or the caller's, this was written."
@@ -91,9 +113,11 @@ def _line() -> str:
         own = path.is_relative_to(ROOT / "instruct_goose") or path.is_relative_to(ROOT / "nbs")
         if own or (found is None and path != Path(__file__) and not path.is_relative_to(TORCH)):
             found = f"{path.name}:{frame.f_lineno}: {linecache.getline(str(path), frame.f_lineno).strip()}"
-        if own: break
+        if own:
+            break
         frame = frame.f_back
     return found or "in the backward pass"
+
 
 def _refuse(what: str, why: str):
     raise DeviceError(f"{why} ({what}) at {_line()}")
@@ -104,32 +128,59 @@ def _common_place(func, args, kwargs) -> str | None:
     name, given = func.overloadpacket.__name__.removesuffix("_"), _tensors(args, kwargs)
     if name in INDEXING:
         of, indices = args[0], _tensors(args[1])
-        if any(place(i) == "cuda" for i in indices) and place(of) == "cpu": _refuse(name, "indices on cuda:0 for a tensor on the CPU")
+        if any(place(i) == "cuda" for i in indices) and place(of) == "cpu":
+            _refuse(name, "indices on cuda:0 for a tensor on the CPU")
         if any(place(i) == "cpu" for i in indices) and place(of) == "cuda":
-            _refuse(name, "indices on the CPU for a tensor on cuda:0: they would be copied there in silence")
-    goes_along = lambda x: place(x) == "cpu" and x.ndim == 0 and name in ARITHMETIC
+            _refuse(
+                name,
+                "indices on the CPU for a tensor on cuda:0: they would be copied there in silence",
+            )
+
+    def goes_along(x):
+        return place(x) == "cpu" and x.ndim == 0 and name in ARITHMETIC
+
     places = {place(x) for x in given if not goes_along(x)} - {None}
     if len(places) > 1 and name not in CROSSING:
-        _refuse(name, "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!")
+        _refuse(
+            name,
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+        )
     if "cuda" in places and name not in CROSSING:
         if any(isinstance(x, torch.Generator) for x in tree_leaves((args, kwargs))):
             _refuse(name, "Expected a 'cuda' device type for generator but found 'cpu'")
         for spec, x in zip(func._schema.arguments, args):
-            if spec.alias_info is not None and spec.alias_info.is_write and isinstance(x, Tensor) and place(x) == "cpu":
+            if (
+                spec.alias_info is not None
+                and spec.alias_info.is_write
+                and isinstance(x, Tensor)
+                and place(x) == "cpu"
+            ):
                 _refuse(name, "a result on cuda:0 cannot be written to a tensor on the CPU")
-    if places: return places.pop() if len(places) == 1 else place(args[0])
-    if given: return place(given[0])
+    if places:
+        return places.pop() if len(places) == 1 else place(args[0])
+    if given:
+        return place(given[0])
     in_backward = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
     return None if in_backward else "cpu"
+
 
 class _Kernels(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        where, name = _common_place(func, args, kwargs), func.overloadpacket.__name__.removesuffix("_")
-        if where == "cuda" and (name in WAITING or name in INDEXING and any(i.dtype == torch.bool for i in _tensors(args[1]))): WAITS[name] += 1
+        where, name = (
+            _common_place(func, args, kwargs),
+            func.overloadpacket.__name__.removesuffix("_"),
+        )
+        if where == "cuda" and (
+            name in WAITING
+            or name in INDEXING
+            and any(i.dtype == torch.bool for i in _tensors(args[1]))
+        ):
+            WAITS[name] += 1
         out = func(*args, **kwargs)
         for x in _tensors(out):
-            if not hasattr(x.untyped_storage(), "place"): _put(x, where)
+            if not hasattr(x.untyped_storage(), "place"):
+                _put(x, where)
         return out
 
 
@@ -138,38 +189,59 @@ def _to(x: Tensor, *args, **kwargs) -> Tensor:
     given = [*args, kwargs.get("device"), kwargs.get("dtype"), kwargs.get("other")]
     like = next((a for a in given if isinstance(a, Tensor)), None)
     device = next((a for a in given if isinstance(a, str | torch.device) or type(a) is int), None)
-    dtype = next((a for a in given if isinstance(a, torch.dtype)), x.dtype if like is None else like.dtype)
-    if device is not None and _meant(device) is None: return x.to(*args, **kwargs)
+    dtype = next(
+        (a for a in given if isinstance(a, torch.dtype)), x.dtype if like is None else like.dtype
+    )
+    if device is not None and _meant(device) is None:
+        return x.to(*args, **kwargs)
     y = x.to(dtype, copy=kwargs.get("copy", False))
     to = place(like) if like is not None else _meant(device) if device is not None else None
-    by_torch = Path(sys._getframe(2).f_code.co_filename).is_relative_to(TORCH)  # to a place that its C++ has told it
+    by_torch = Path(sys._getframe(2).f_code.co_filename).is_relative_to(
+        TORCH
+    )  # to a place that its C++ has told it
     return y if to is None else _moved(y, to, waits=not kwargs.get("non_blocking") and not by_torch)
+
 
 class _Calls(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        x = args[0] if args and isinstance(args[0], Tensor) and args[0].device.type == "cpu" else None
-        if x is not None and (special := _METHODS.get(func)): return special(x, *args[1:], **kwargs)
+        x = (
+            args[0]
+            if args and isinstance(args[0], Tensor) and args[0].device.type == "cpu"
+            else None
+        )
+        if x is not None and (special := _METHODS.get(func)):
+            return special(x, *args[1:], **kwargs)
         device = kwargs.get("device")
-        if device is None or (to := _meant(device)) is None: return func(*args, **kwargs)
+        if device is None or (to := _meant(device)) is None:
+            return func(*args, **kwargs)
         if to == "cuda" and isinstance(kwargs.get("generator"), torch.Generator):
             _refuse(func.__name__, "Expected a 'cuda' device type for generator but found 'cpu'")
         known = {t.untyped_storage()._cdata for t in _tensors(args, kwargs)}
         out = func(*args, **kwargs | {"device": "cpu"})
         return _moved(out, to) if out.untyped_storage()._cdata in known else _put(out, to)
 
+
 def _numpy(x, *args, **kwargs):
-    if place(x) == "cuda": raise TypeError(f"can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first, at {_line()}")
+    if place(x) == "cuda":
+        raise TypeError(
+            f"can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first, at {_line()}"
+        )
     return x.numpy(*args, **kwargs)
 
+
 def _tolist(x):
-    WAITS["tolist"] += place(x) == "cuda" and x.ndim > 0  # of a number it is an item(), which is counted
+    WAITS["tolist"] += (
+        place(x) == "cuda" and x.ndim > 0
+    )  # of a number it is an item(), which is counted
     return x.tolist()
+
 
 def _set_gradient(p, gradient):
     if gradient is not None and {place(p), place(gradient)} == {"cuda", "cpu"}:
         _refuse("grad", "assigned grad has data located on a different device")
     p.grad = gradient
+
 
 _METHODS = {
     Tensor.device.__get__: lambda x: GPU if place(x) == "cuda" else torch.device("cpu"),
@@ -190,8 +262,12 @@ _METHODS = {
 
 class _Graph:
     "In the place of a CUDA graph: the step, run again on the token that was copied in."
-    def __init__(self, steps, token): self.steps, steps.token = steps, token.clone()
-    def replay(self): self.steps.logits = self.steps.step(self.steps.token)
+
+    def __init__(self, steps, token):
+        self.steps, steps.token = steps, token.clone()
+
+    def replay(self):
+        self.steps.logits = self.steps.step(self.steps.token)
 
 
 @contextmanager
@@ -199,19 +275,48 @@ def PretendGPU():
     "See above."
     WAITS.clear()
     dice = torch.zeros(16, dtype=torch.uint8)  # the state of a generator that does not exist
-    names = dict(is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: 1, current_device=lambda: 0,
-                 synchronize=lambda *_: None, get_device_properties=lambda *_: SimpleNamespace(total_memory=2**33), get_rng_state=lambda *_: dice.clone(), get_rng_state_all=lambda: [dice.clone()],
-                 set_rng_state=lambda state, *_: dice.copy_(state), is_current_stream_capturing=lambda: False, is_bf16_supported=lambda *_, **__: True)
+    names = dict(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        device_count=lambda: 1,
+        current_device=lambda: 0,
+        synchronize=lambda *_: None,
+        get_device_properties=lambda *_: SimpleNamespace(total_memory=2**33),
+        get_rng_state=lambda *_: dice.clone(),
+        get_rng_state_all=lambda: [dice.clone()],
+        set_rng_state=lambda state, *_: dice.copy_(state),
+        is_current_stream_capturing=lambda: False,
+        is_bf16_supported=lambda *_, **__: True,
+    )
     calls, run = _Calls(), torch.utils.checkpoint._run_fn_with_dynamo_disabled
-    def run_again(f, *args):  # an activation checkpoint, in the backward pass: there the function mode is off
-        with calls: return run(f, *args)
+
+    def run_again(
+        f, *args
+    ):  # an activation checkpoint, in the backward pass: there the function mode is off
+        with calls:
+            return run(f, *args)
+
     pieces = LogprobsInPieces.backward
+
     def piecewise(ctx, *gradients):  # there too
-        with calls: return pieces(ctx, *gradients)
-    shape = {"default": lambda x: {"shape": x.shape, "dtype": x.dtype}}  # its own check would compare devices seen in the mode and out of it
-    none = lambda **_: None  # as in torch's CPU build; a CUDA build without a driver would be asked for its stream by each optimizer step
-    with (patch.multiple(torch.cuda, **names), patch.object(torch.accelerator, "current_accelerator", none),
-          patch.object(torch.utils.checkpoint, "_run_fn_with_dynamo_disabled", run_again),
-          patch.dict(torch.utils.checkpoint._allowed_determinism_checks_to_fns, shape),
-          patch.object(LogprobsInPieces, "backward", staticmethod(piecewise)),
-          patch.object(GraphSteps, "capture", lambda steps, token: _Graph(steps, token)), _Kernels(), calls): yield WAITS
+        with calls:
+            return pieces(ctx, *gradients)
+
+    shape = {
+        "default": lambda x: {"shape": x.shape, "dtype": x.dtype}
+    }  # its own check would compare devices seen in the mode and out of it
+
+    def none(**_):
+        return None  # as in torch's CPU build; a CUDA build without a driver would be asked for its stream by each optimizer step
+
+    with (
+        patch.multiple(torch.cuda, **names),
+        patch.object(torch.accelerator, "current_accelerator", none),
+        patch.object(torch.utils.checkpoint, "_run_fn_with_dynamo_disabled", run_again),
+        patch.dict(torch.utils.checkpoint._allowed_determinism_checks_to_fns, shape),
+        patch.object(LogprobsInPieces, "backward", staticmethod(piecewise)),
+        patch.object(GraphSteps, "capture", lambda steps, token: _Graph(steps, token)),
+        _Kernels(),
+        calls,
+    ):
+        yield WAITS

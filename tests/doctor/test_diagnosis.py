@@ -1,4 +1,5 @@
 """The doctor on metrics made by hand, one rule at a time; the gallery's recorded runs are shown to it in its guide."""
+
 import json
 import math
 import sys
@@ -10,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from instruct_goose.doctor.diagnosis import LADDER, diagnose, report
-from instruct_goose.doctor.rules import RULES
-from instruct_goose.doctor.rules import KEYS
 from instruct_goose.config import RLHFConfig
+from instruct_goose.doctor.diagnosis import LADDER, diagnose, report
+from instruct_goose.doctor.rules import KEYS, RULES
 
 root = Path(__file__).parents[2]
 sys.path.append(str(root / "evidence"))
@@ -22,7 +22,8 @@ from lesson_code import lesson_module  # noqa: E402
 to_metrics = lesson_module("learn/22_bug_hunt").to_metrics
 
 
-def names(metrics, config=None): return [f.name for f in diagnose(metrics, config)]
+def names(metrics, config=None):
+    return [f.name for f in diagnose(metrics, config)]
 
 
 def test_the_quickstart_as_measured_is_healthy_and_without_a_price_it_drifts():
@@ -33,102 +34,215 @@ def test_the_quickstart_as_measured_is_healthy_and_without_a_price_it_drifts():
 
 
 # --- one rule at a time -----------------------------------------------------------------------------------------------
-HEALTH = dict(reward_mean=.5, total_reward_mean=.4, reward_std=1., kl_to_reference=1., kl_estimate=1., beta=.1, entropy=1.5,
-              response_length=8.3, finished=1., tokens=830, return_std=.8, value_mean=.1, max_sampler_deviation=2e-6, sampler_kl=1e-12,
-              max_ratio_deviation_first=0., clip_fraction=.03, kl_to_old=.1, grad_norm=.5, flat_groups=None, rounding=2**-23,
-              sampled_nll=1.5, sampled_nll_error=.03, prompt_nll=.3, prompts_given=24, distinct_prompts=24, distinct_responses=1., distinct_2=.6,
-              score_length_correlation=.1, reward_noise=0., reward_shift=1e-6, advantage_std=.8, advantage_correlation=1., value_bias=.1,
-              value_scatter=.8, value_error=.9, return_gamma=1., return_lam=.95, policy_gradient_scale=1., policy_gradient_cosine=1.,
-              value_gradient_scale=1., value_gradient_cosine=1., entropy_gradient_scale=1., stale_gradient=0., weights_moved=1.,
-              kl_to_old_exact=.2, updates=4, learnt_apart=0., lr=1e-3, weight_step=2e-3, value_weight_step=2e-3, tensors_still=0.,
-prompts_kept=1., prompts_ended=0., reference_weight=.1, advantage_mean=0., clipped_norm=.5)
+HEALTH = dict(
+    reward_mean=0.5,
+    total_reward_mean=0.4,
+    reward_std=1.0,
+    kl_to_reference=1.0,
+    kl_estimate=1.0,
+    beta=0.1,
+    entropy=1.5,
+    response_length=8.3,
+    finished=1.0,
+    tokens=830,
+    return_std=0.8,
+    value_mean=0.1,
+    max_sampler_deviation=2e-6,
+    sampler_kl=1e-12,
+    max_ratio_deviation_first=0.0,
+    clip_fraction=0.03,
+    kl_to_old=0.1,
+    grad_norm=0.5,
+    flat_groups=None,
+    rounding=2**-23,
+    sampled_nll=1.5,
+    sampled_nll_error=0.03,
+    prompt_nll=0.3,
+    prompts_given=24,
+    distinct_prompts=24,
+    distinct_responses=1.0,
+    distinct_2=0.6,
+    score_length_correlation=0.1,
+    reward_noise=0.0,
+    reward_shift=1e-6,
+    advantage_std=0.8,
+    advantage_correlation=1.0,
+    value_bias=0.1,
+    value_scatter=0.8,
+    value_error=0.9,
+    return_gamma=1.0,
+    return_lam=0.95,
+    policy_gradient_scale=1.0,
+    policy_gradient_cosine=1.0,
+    value_gradient_scale=1.0,
+    value_gradient_cosine=1.0,
+    entropy_gradient_scale=1.0,
+    stale_gradient=0.0,
+    weights_moved=1.0,
+    kl_to_old_exact=0.2,
+    updates=4,
+    learnt_apart=0.0,
+    lr=1e-3,
+    weight_step=2e-3,
+    value_weight_step=2e-3,
+    tensors_still=0.0,
+    prompts_kept=1.0,
+    prompts_ended=0.0,
+    reference_weight=0.1,
+    advantage_mean=0.0,
+    clipped_norm=0.5,
+)
 
 
 def log(n=12, **changes):
     "n iterations of a healthy run, some metrics changed: a number, or a function of the iteration."
     rows = []
     for i in range(n):
-        row = HEALTH | {"iteration": i, "optimizer_age": 4 * i + 4, "kl_to_reference": .1 * i, "kl_estimate": .1 * i, "value_mean": .1 * i,
-                        "total_reward_mean": .5 - .01 * i}
+        row = HEALTH | {
+            "iteration": i,
+            "optimizer_age": 4 * i + 4,
+            "kl_to_reference": 0.1 * i,
+            "kl_estimate": 0.1 * i,
+            "value_mean": 0.1 * i,
+            "total_reward_mean": 0.5 - 0.01 * i,
+        }
         rows.append(row | {k: x(i) if callable(x) else x for k, x in changes.items()})
     return rows
 
 
-CAP = {"importance_mean": .99}
+CAP = {"importance_mean": 0.99}
 
 
-@pytest.mark.parametrize("changes, found", [
-    ({}, []),
-    ({"max_sampler_deviation": lambda i: 2. if i == 7 else 0.}, ["sampler mismatch"]),
-    (CAP | {"sampler_kl": lambda i: .01 * i}, ["sampler left behind"]),     # 8.3 tokens: as far as the reference, .1 a response and iteration
-    (CAP | {"sampler_kl": lambda i: .105 if i > 5 else .01}, ["sampler left behind"]),  # more than ten times as far as at first
-    (CAP | {"sampler_kl": lambda i: .095 if i > 5 else .01}, []),
-    (CAP | {"sampler_kl": lambda i: .004 * i}, []),                         # a third as far
-    (CAP | {"sampler_kl": lambda i: .006 if i > 8 else 1e-4}, []),          # too little to matter
-    (CAP | {"sampler_kl": lambda i: .01 * i, "reference_moved": 1.}, []),   # the reference is near because it follows
-    (CAP | {"sampler_kl": .05}, ["sampler mismatch"]),                      # from the first iteration on: another temperature
-    ({"max_ratio_deviation_first": 1.}, ["noisy forward"]),
-    ({"kl_to_reference": lambda i: .01 + .1 * i}, ["start KL"]),
-    ({"kl_estimate": lambda i: .3 * i}, ["KL estimate off"]),
-    ({"total_reward_mean": lambda i: .5 + .01 * i}, ["KL sign"]),
-    ({"total_reward_mean": lambda i: .5 + .01 * i, "max_sampler_deviation": 2.}, ["sampler mismatch", "negative KL"]),
-    ({"total_reward_mean": .5}, []),  # the KL is in the loss
-    ({"grad_norm": 0.}, ["no policy gradient"]),
-    ({"grad_norm": 0., "reward_std": 0.}, ["equal rewards"]),
-    ({"flat_groups": .9}, ["equal rewards"]),
-    ({"kl_to_old": 0., "clip_fraction": 0.}, ["ratio never moves"]),
-    ({"value_mean": 0.}, ["values stand still"]),
-    ({"return_std": 16.}, ["reward scale"]),
-    ({"response_length": lambda i: 11. + i % 2, "finished": .02, "tokens": 1100}, ["padding counted"]),
-    ({"response_length": lambda i: 11. + i % 2, "tokens": lambda i: 11 + i % 2, "finished": 0.}, []),  # one response: always whole
-    ({"response_length": 20., "finished": 0.}, ["never ends"]),
-    ({"response_length": 1., "finished": 1.}, []),  # short, and ended
-    ({"kl_to_old": lambda i: 5. if i in (3, 8) else .1}, ["large steps"]),
-    ({"kl_to_old": 5., "clip_fraction": 0.}, ["large steps", "no clip"]),
-    ({"kl_to_reference": lambda i: 2. * i, "kl_estimate": lambda i: 2. * i, "total_reward_mean": lambda i: .5 - .2 * i}, ["drift"]),
-    ({"entropy": lambda i: 1.5 * .7 ** i, "sampled_nll": lambda i: 1.5 * .7 ** i}, ["entropy collapse"]),
-    ({"sampled_nll": 1.2}, ["nll off entropy"]),
-    ({"sampled_nll": lambda i: 1.5 + .1 * (-1) ** i}, []),  # chance
-    ({"sampled_nll": 1.2, "sampled_nll_error": .2}, []),    # six standard errors of twelve iterations are .35
-    ({"prompt_nll": 1.9}, ["foreign prompts"]),
-    ({"prompt_nll": 1.}, []),                               # a model that has learnt nothing
-    ({"distinct_prompts": 1}, ["prompts lost"]),
-    ({"reward_noise": .5, "reward_shift": .5}, ["noisy reward"]),
-    ({"reward_shift": 2.}, ["reward of other rows"]),
-    ({"score_length_correlation": -.99}, ["length is reward"]),
-    ({"advantage_correlation": .1}, ["advantages of other rows"]),
-    ({"advantage_correlation": .1, "advantage_std": 1e-9, "value_mean": None}, []),  # groups of equal rewards: rounding
-    ({"advantage_std": 0., "advantage_correlation": None}, ["returns are values"]),
-    ({"return_gamma": .9}, ["other discount"]),
-    ({"policy_gradient_scale": 4.}, ["policy loss scale"]),
-    ({"policy_gradient_scale": -1.}, ["policy loss scale"]),
-    ({"policy_gradient_scale": lambda i: .1 if i else 1., "total_reward_mean": .5}, []),  # the KL in the loss pulls too
-    ({"reference_weight": lambda i: .1 + .01 * i}, ["reference moves"]),
-    ({"reference_weight": lambda i: .1 + .01 * i, "reference_moved": 1.}, []),  # as asked
-    ({"prompts_kept": .5}, ["prompts cut"]),
-    ({"prompts_ended": 1.}, ["prompts that end"]),
-    ({"policy_gradient_scale": 0., "grad_norm": 0.}, ["no policy gradient"]),
-    ({"value_gradient_scale": 4.}, ["value loss off"]),
-    ({"entropy_gradient_scale": -1.}, ["entropy bonus off"]),
-    ({"stale_gradient": .2}, ["stale gradients"]),
-    ({"finished": 0., "response_length": lambda i: 8.3 + .1 * i}, ["ends unseen"]),
-    ({"response_length": lambda i: max(3.3, 17.4 - 2 * i)}, ["length collapse"]),
-    ({"distinct_2": lambda i: max(.1, .6 - .1 * i)}, ["variety collapse"]),
-    ({"reward_std": .01}, ["small rewards"]),
-    ({"reward_std": .01, "total_reward_mean": .5}, []),     # no KL in the reward: the scale is free
-])
-def test_each_rule_alone(changes, found): assert names(log(**changes), {"gamma": 1., "lam": .95}) == found
+@pytest.mark.parametrize(
+    "changes, found",
+    [
+        ({}, []),
+        ({"max_sampler_deviation": lambda i: 2.0 if i == 7 else 0.0}, ["sampler mismatch"]),
+        (
+            CAP | {"sampler_kl": lambda i: 0.01 * i},
+            ["sampler left behind"],
+        ),  # 8.3 tokens: as far as the reference, .1 a response and iteration
+        (
+            CAP | {"sampler_kl": lambda i: 0.105 if i > 5 else 0.01},
+            ["sampler left behind"],
+        ),  # more than ten times as far as at first
+        (CAP | {"sampler_kl": lambda i: 0.095 if i > 5 else 0.01}, []),
+        (CAP | {"sampler_kl": lambda i: 0.004 * i}, []),  # a third as far
+        (CAP | {"sampler_kl": lambda i: 0.006 if i > 8 else 1e-4}, []),  # too little to matter
+        (
+            CAP | {"sampler_kl": lambda i: 0.01 * i, "reference_moved": 1.0},
+            [],
+        ),  # the reference is near because it follows
+        (
+            CAP | {"sampler_kl": 0.05},
+            ["sampler mismatch"],
+        ),  # from the first iteration on: another temperature
+        ({"max_ratio_deviation_first": 1.0}, ["noisy forward"]),
+        ({"kl_to_reference": lambda i: 0.01 + 0.1 * i}, ["start KL"]),
+        ({"kl_estimate": lambda i: 0.3 * i}, ["KL estimate off"]),
+        ({"total_reward_mean": lambda i: 0.5 + 0.01 * i}, ["KL sign"]),
+        (
+            {"total_reward_mean": lambda i: 0.5 + 0.01 * i, "max_sampler_deviation": 2.0},
+            ["sampler mismatch", "negative KL"],
+        ),
+        ({"total_reward_mean": 0.5}, []),  # the KL is in the loss
+        ({"grad_norm": 0.0}, ["no policy gradient"]),
+        ({"grad_norm": 0.0, "reward_std": 0.0}, ["equal rewards"]),
+        ({"flat_groups": 0.9}, ["equal rewards"]),
+        ({"kl_to_old": 0.0, "clip_fraction": 0.0}, ["ratio never moves"]),
+        ({"value_mean": 0.0}, ["values stand still"]),
+        ({"return_std": 16.0}, ["reward scale"]),
+        (
+            {"response_length": lambda i: 11.0 + i % 2, "finished": 0.02, "tokens": 1100},
+            ["padding counted"],
+        ),
+        (
+            {
+                "response_length": lambda i: 11.0 + i % 2,
+                "tokens": lambda i: 11 + i % 2,
+                "finished": 0.0,
+            },
+            [],
+        ),  # one response: always whole
+        ({"response_length": 20.0, "finished": 0.0}, ["never ends"]),
+        ({"response_length": 1.0, "finished": 1.0}, []),  # short, and ended
+        ({"kl_to_old": lambda i: 5.0 if i in (3, 8) else 0.1}, ["large steps"]),
+        ({"kl_to_old": 5.0, "clip_fraction": 0.0}, ["large steps", "no clip"]),
+        (
+            {
+                "kl_to_reference": lambda i: 2.0 * i,
+                "kl_estimate": lambda i: 2.0 * i,
+                "total_reward_mean": lambda i: 0.5 - 0.2 * i,
+            },
+            ["drift"],
+        ),
+        (
+            {"entropy": lambda i: 1.5 * 0.7**i, "sampled_nll": lambda i: 1.5 * 0.7**i},
+            ["entropy collapse"],
+        ),
+        ({"sampled_nll": 1.2}, ["nll off entropy"]),
+        ({"sampled_nll": lambda i: 1.5 + 0.1 * (-1) ** i}, []),  # chance
+        (
+            {"sampled_nll": 1.2, "sampled_nll_error": 0.2},
+            [],
+        ),  # six standard errors of twelve iterations are .35
+        ({"prompt_nll": 1.9}, ["foreign prompts"]),
+        ({"prompt_nll": 1.0}, []),  # a model that has learnt nothing
+        ({"distinct_prompts": 1}, ["prompts lost"]),
+        ({"reward_noise": 0.5, "reward_shift": 0.5}, ["noisy reward"]),
+        ({"reward_shift": 2.0}, ["reward of other rows"]),
+        ({"score_length_correlation": -0.99}, ["length is reward"]),
+        ({"advantage_correlation": 0.1}, ["advantages of other rows"]),
+        (
+            {"advantage_correlation": 0.1, "advantage_std": 1e-9, "value_mean": None},
+            [],
+        ),  # groups of equal rewards: rounding
+        ({"advantage_std": 0.0, "advantage_correlation": None}, ["returns are values"]),
+        ({"return_gamma": 0.9}, ["other discount"]),
+        ({"policy_gradient_scale": 4.0}, ["policy loss scale"]),
+        ({"policy_gradient_scale": -1.0}, ["policy loss scale"]),
+        (
+            {"policy_gradient_scale": lambda i: 0.1 if i else 1.0, "total_reward_mean": 0.5},
+            [],
+        ),  # the KL in the loss pulls too
+        ({"reference_weight": lambda i: 0.1 + 0.01 * i}, ["reference moves"]),
+        ({"reference_weight": lambda i: 0.1 + 0.01 * i, "reference_moved": 1.0}, []),  # as asked
+        ({"prompts_kept": 0.5}, ["prompts cut"]),
+        ({"prompts_ended": 1.0}, ["prompts that end"]),
+        ({"policy_gradient_scale": 0.0, "grad_norm": 0.0}, ["no policy gradient"]),
+        ({"value_gradient_scale": 4.0}, ["value loss off"]),
+        ({"entropy_gradient_scale": -1.0}, ["entropy bonus off"]),
+        ({"stale_gradient": 0.2}, ["stale gradients"]),
+        ({"finished": 0.0, "response_length": lambda i: 8.3 + 0.1 * i}, ["ends unseen"]),
+        ({"response_length": lambda i: max(3.3, 17.4 - 2 * i)}, ["length collapse"]),
+        ({"distinct_2": lambda i: max(0.1, 0.6 - 0.1 * i)}, ["variety collapse"]),
+        ({"reward_std": 0.01}, ["small rewards"]),
+        (
+            {"reward_std": 0.01, "total_reward_mean": 0.5},
+            [],
+        ),  # no KL in the reward: the scale is free
+    ],
+)
+def test_each_rule_alone(changes, found):
+    assert names(log(**changes), {"gamma": 1.0, "lam": 0.95}) == found
 
 
-SETTINGS_ASKED = asdict(RLHFConfig(steps=12, lr=1e-3, batch_size=100, kl_stop=9.))
+SETTINGS_ASKED = asdict(RLHFConfig(steps=12, lr=1e-3, batch_size=100, kl_stop=9.0))
 
 
-@pytest.mark.parametrize("changes, settings, name", [
-    ({"learnt_apart": .5}, {}, "other rows learnt"), ({"optimizer_age": 4}, {}, "optimizer steps"),
-    ({"optimizer_age": lambda i: 2 * i + 2}, {}, "optimizer steps"), ({"lr": lambda i: 1e-3 * .5**i}, {}, "other schedule"),
-    ({}, {"lr_schedule": "linear"}, "other schedule"), ({"weight_step": .2}, {}, "other step size"), ({"value_weight_step": 1e-7}, {}, "other step size"),
-    ({"tensors_still": .2}, {}, "parts stand still"),
-])
+@pytest.mark.parametrize(
+    "changes, settings, name",
+    [
+        ({"learnt_apart": 0.5}, {}, "other rows learnt"),
+        ({"optimizer_age": 4}, {}, "optimizer steps"),
+        ({"optimizer_age": lambda i: 2 * i + 2}, {}, "optimizer steps"),
+        ({"lr": lambda i: 1e-3 * 0.5**i}, {}, "other schedule"),
+        ({}, {"lr_schedule": "linear"}, "other schedule"),
+        ({"weight_step": 0.2}, {}, "other step size"),
+        ({"value_weight_step": 1e-7}, {}, "other step size"),
+        ({"tensors_still": 0.2}, {}, "parts stand still"),
+    ],
+)
 def test_what_the_settings_ask_for(changes, settings, name):
     assert not names(log(), SETTINGS_ASKED)
     assert name in names(log(**changes), SETTINGS_ASKED | settings)
@@ -137,32 +251,67 @@ def test_what_the_settings_ask_for(changes, settings, name):
 def test_every_rule_is_tried_above():
     marks = test_each_rule_alone.pytestmark[0].args[1]
     more = {n for _, _, n in test_what_the_settings_ask_for.pytestmark[0].args[1]}
-    assert {n for _, found in marks for n in found} | more == {r.name for r in RULES if r.needs and "@" not in r.needs}
+    assert {n for _, found in marks for n in found} | more == {
+        r.name for r in RULES if r.needs and "@" not in r.needs
+    }
 
 
 def test_evidence_names_numbers_and_iterations():
-    finding, = diagnose(log(max_sampler_deviation=lambda i: 2.5 if i in (7, 9) else 0.))
-    assert all(x in finding.evidence for x in ("2 of 12", "iteration 7", "2.5")) and finding.severity == "error"
+    (finding,) = diagnose(log(max_sampler_deviation=lambda i: 2.5 if i in (7, 9) else 0.0))
+    assert (
+        all(x in finding.evidence for x in ("2 of 12", "iteration 7", "2.5"))
+        and finding.severity == "error"
+    )
     text = report([finding])
     assert LADDER in report([]) and "no proof" in report([])
-    assert all(x in text for x in ("ERROR", finding.name, finding.what, finding.evidence, finding.cure, finding.lesson))
+    assert all(
+        x in text
+        for x in (
+            "ERROR",
+            finding.name,
+            finding.what,
+            finding.evidence,
+            finding.cure,
+            finding.lesson,
+        )
+    )
 
 
-@pytest.mark.parametrize("rounding, deviation, found", [
-    (2**-7, .05, []), (2**-7, .9, ["error"]),                       # bfloat16
-    (2**-23, .05, ["error"]), (2**-23, 1e-6, []), (None, .05, []), (None, .9, ["error"])])
+@pytest.mark.parametrize(
+    "rounding, deviation, found",
+    [
+        (2**-7, 0.05, []),
+        (2**-7, 0.9, ["error"]),  # bfloat16
+        (2**-23, 0.05, ["error"]),
+        (2**-23, 1e-6, []),
+        (None, 0.05, []),
+        (None, 0.9, ["error"]),
+    ],
+)
 def test_rounding_is_no_finding_and_more_is_an_error(rounding, deviation, found):
     for name in ("max_sampler_deviation", "max_ratio_deviation_first"):
-        assert [f.severity for f in diagnose(log(**{name: deviation, "rounding": rounding}))] == found
+        assert [
+            f.severity for f in diagnose(log(**{name: deviation, "rounding": rounding}))
+        ] == found
 
 
-@pytest.mark.parametrize("changes, config", [
-    ({"value_mean": 0., "value_gradient_scale": None}, {"vf_coef": 0.}), ({"response_length": 1., "finished": 0.}, {"max_new_tokens": 1}),
-    ({"response_length": 1., "finished": 0.}, None),
-    ({"return_gamma": .9, "return_lam": 0.}, {"gamma": .9, "lam": 0.}), ({"return_gamma": .9}, None),
-    ({"weights_moved": 0., "kl_to_old": 0., "value_mean": 0., "clip_fraction": 0.}, {"lr": 0.}),
-    ({"kl_to_old": 0., "clip_fraction": 0.}, {"epochs": 1, "minibatches": 1})])
-def test_what_the_settings_ask_for_is_no_finding(changes, config): assert names(log(**changes), config) == []
+@pytest.mark.parametrize(
+    "changes, config",
+    [
+        ({"value_mean": 0.0, "value_gradient_scale": None}, {"vf_coef": 0.0}),
+        ({"response_length": 1.0, "finished": 0.0}, {"max_new_tokens": 1}),
+        ({"response_length": 1.0, "finished": 0.0}, None),
+        ({"return_gamma": 0.9, "return_lam": 0.0}, {"gamma": 0.9, "lam": 0.0}),
+        ({"return_gamma": 0.9}, None),
+        (
+            {"weights_moved": 0.0, "kl_to_old": 0.0, "value_mean": 0.0, "clip_fraction": 0.0},
+            {"lr": 0.0},
+        ),
+        ({"kl_to_old": 0.0, "clip_fraction": 0.0}, {"epochs": 1, "minibatches": 1}),
+    ],
+)
+def test_what_the_settings_ask_for_is_no_finding(changes, config):
+    assert names(log(**changes), config) == []
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
@@ -184,57 +333,161 @@ def test_a_metric_may_be_missing_or_none_anywhere(key):
 def test_one_number_is_enough_and_the_report_says_what_was_not_looked_for():
     few = [{"entropy": 1.5}, {"entropy": 1.4}]
     unread = report([], few).rpartition("for want of numbers: ")[2].rstrip(".").split(", ")
-    assert diagnose(few) == [] and unread == [r.name for r in RULES if r.needs not in ("", "entropy")]
-    assert report([], log()).rpartition("for want of numbers: ")[2].rstrip(".").split(", ") == [r.name for r in RULES if "@" in r.needs]
+    assert diagnose(few) == [] and unread == [
+        r.name for r in RULES if r.needs not in ("", "entropy")
+    ]
+    assert report([], log()).rpartition("for want of numbers: ")[2].rstrip(".").split(", ") == [
+        r.name for r in RULES if "@" in r.needs
+    ]
 
 
 def test_iterations_are_counted_where_they_are_not_logged():
-    rows = [{k: x for k, x in m.items() if k != "iteration"} for m in log(max_sampler_deviation=lambda i: 2. if i == 5 else 0.)]
+    rows = [
+        {k: x for k, x in m.items() if k != "iteration"}
+        for m in log(max_sampler_deviation=lambda i: 2.0 if i == 5 else 0.0)
+    ]
     assert "iteration 5" in diagnose(rows)[0].evidence
-    later = [m | {"iteration": m["iteration"] + 100} for m in log(kl_to_reference=lambda i: 1 + .1 * i, kl_estimate=1.5)]
+    later = [
+        m | {"iteration": m["iteration"] + 100}
+        for m in log(kl_to_reference=lambda i: 1 + 0.1 * i, kl_estimate=1.5)
+    ]
     assert names(later) == []  # not the first iteration: a KL is no surprise
 
 
-@pytest.mark.parametrize("bad, error, says", [
-    ([], ValueError, "the list is empty"),
-    ("metrics.jsonl", TypeError, r"metrics\[0\] is 'm'"),
-    ([{"entropy": 1.}, [1.]], TypeError, r"metrics\[1\] is \[1.0\]"),
-    ([{"entropy": "high"}], TypeError, r"entropy in metrics\[0\] is 'high'"),
-    ([{"entropy": True}], TypeError, "not a number"),
-    ([{"entropy": 1.}, {"kl_to_old": math.nan}], ValueError, r"kl_to_old in metrics\[1\] is nan"),
-    ([{"grad_norm": -math.inf}], ValueError, "is -inf"),
-    ([{"loss": 1.}], ValueError, "none of the numbers"),
-    ([{"iteration": i, "entropy": 1.} for i in (0, 1, 2, 0, 1, 2)], ValueError, r"metrics\[3\] is iteration 0 and the one before it is 2"),
-    ([{"iteration": i, "entropy": 1.} for i in (2, 1, 0)], ValueError, r"metrics\[1\] is iteration 1")])
+@pytest.mark.parametrize(
+    "bad, error, says",
+    [
+        ([], ValueError, "the list is empty"),
+        ("metrics.jsonl", TypeError, r"metrics\[0\] is 'm'"),
+        ([{"entropy": 1.0}, [1.0]], TypeError, r"metrics\[1\] is \[1.0\]"),
+        ([{"entropy": "high"}], TypeError, r"entropy in metrics\[0\] is 'high'"),
+        ([{"entropy": True}], TypeError, "not a number"),
+        (
+            [{"entropy": 1.0}, {"kl_to_old": math.nan}],
+            ValueError,
+            r"kl_to_old in metrics\[1\] is nan",
+        ),
+        ([{"grad_norm": -math.inf}], ValueError, "is -inf"),
+        ([{"loss": 1.0}], ValueError, "none of the numbers"),
+        (
+            [{"iteration": i, "entropy": 1.0} for i in (0, 1, 2, 0, 1, 2)],
+            ValueError,
+            r"metrics\[3\] is iteration 0 and the one before it is 2",
+        ),
+        (
+            [{"iteration": i, "entropy": 1.0} for i in (2, 1, 0)],
+            ValueError,
+            r"metrics\[1\] is iteration 1",
+        ),
+    ],
+)
 def test_what_is_no_metrics_is_refused(bad, error, says, unchecked):
-    with unchecked(), pytest.raises(error, match=says): diagnose(bad)
+    with unchecked(), pytest.raises(error, match=says):
+        diagnose(bad)
 
 
-NUMBERS = st.one_of(st.floats(), st.floats(-1e100, 1e100), st.floats(0, 2), st.integers(), st.sampled_from(
-    [1e308, -1e308, 5e-324, 10**400, 0, -0., math.nan, math.inf, -math.inf, True, Fraction(10**400, 3)]))
+NUMBERS = st.one_of(
+    st.floats(),
+    st.floats(-1e100, 1e100),
+    st.floats(0, 2),
+    st.integers(),
+    st.sampled_from(
+        [
+            1e308,
+            -1e308,
+            5e-324,
+            10**400,
+            0,
+            -0.0,
+            math.nan,
+            math.inf,
+            -math.inf,
+            True,
+            Fraction(10**400, 3),
+        ]
+    ),
+)
 nested = []
-for _ in range(2000): nested = [nested]
-ODD = st.one_of(st.none(), st.text(max_size=4), st.just([]), st.just({}), st.just(nested), st.binary(max_size=3), NUMBERS)
+for _ in range(2000):
+    nested = [nested]
+ODD = st.one_of(
+    st.none(),
+    st.text(max_size=4),
+    st.just([]),
+    st.just({}),
+    st.just(nested),
+    st.binary(max_size=3),
+    NUMBERS,
+)
 USUAL = st.one_of(*[NUMBERS] * 6, ODD)
-SETTINGS = ("epochs", "minibatches", "max_new_tokens", "vf_coef", "lr", "gamma", "lam", "top_k", "top_p", "kl_placement", "pair_accuracy", "held_out_rows", "held_out_seen")
+SETTINGS = (
+    "epochs",
+    "minibatches",
+    "max_new_tokens",
+    "vf_coef",
+    "lr",
+    "gamma",
+    "lam",
+    "top_k",
+    "top_p",
+    "kl_placement",
+    "pair_accuracy",
+    "held_out_rows",
+    "held_out_seen",
+)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.one_of(*[st.dictionaries(st.sampled_from(KEYS), USUAL, max_size=12)] * 9, ODD), max_size=5),
-       st.one_of(st.none(), st.dictionaries(st.sampled_from(SETTINGS), USUAL)))
+@settings(
+    max_examples=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.lists(
+        st.one_of(*[st.dictionaries(st.sampled_from(KEYS), USUAL, max_size=12)] * 9, ODD),
+        max_size=5,
+    ),
+    st.one_of(st.none(), st.dictionaries(st.sampled_from(SETTINGS), USUAL)),
+)
 def test_only_documented_errors_come_out(unchecked, metrics, config):
     with unchecked():
-        try: findings = diagnose(metrics, config)
-        except (TypeError, ValueError) as e: assert "metrics" in str(e)
-        else: assert report(findings, metrics)
+        try:
+            findings = diagnose(metrics, config)
+        except (TypeError, ValueError) as e:
+            assert "metrics" in str(e)
+        else:
+            assert report(findings, metrics)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
-@given(st.lists(st.fixed_dictionaries({}, optional={k: st.one_of(
-    st.floats(-1e100, 1e100), st.sampled_from([0., 1., 5e-324, 1e-100, 1e100, -1e100]), st.none()) for k in KEYS}), min_size=1, max_size=6),
-       st.fixed_dictionaries({}, optional={k: st.one_of(st.floats(-1e100, 1e100), st.integers(0, 10**30), st.none()) for k in SETTINGS}))
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                k: st.one_of(
+                    st.floats(-1e100, 1e100),
+                    st.sampled_from([0.0, 1.0, 5e-324, 1e-100, 1e100, -1e100]),
+                    st.none(),
+                )
+                for k in KEYS
+            },
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            k: st.one_of(st.floats(-1e100, 1e100), st.integers(0, 10**30), st.none())
+            for k in SETTINGS
+        },
+    ),
+)
 def test_any_number_that_is_let_in_is_read_by_every_rule(metrics, config):
-    metrics = [m | {"iteration": i, "entropy": 1.} for i, m in enumerate(metrics)]
+    metrics = [m | {"iteration": i, "entropy": 1.0} for i, m in enumerate(metrics)]
     assert report(diagnose(metrics, config), metrics)
 
 
@@ -247,8 +500,11 @@ def test_other_columns_do_not_matter_and_nothing_is_changed():
 def test_numbers_of_other_kinds_and_none_in_the_settings():
     import numpy as np
 
-    assert not diagnose([{"entropy": np.float32(1.)}, {"entropy": np.float64(1.)}])
-    with pytest.raises(ValueError, match="entropy in metrics\\[0\\] is 1000"): diagnose([{"entropy": 10**400}])
-    still = [{"kl_to_old": 0., "grad_norm": 1.}] * 3
-    assert [f.name for f in diagnose(still, {"epochs": None, "minibatches": 2})] == ["ratio never moves"]
-    assert not diagnose([{"response_length": 0., "finished": 0., "tokens": 0}] * 2)
+    assert not diagnose([{"entropy": np.float32(1.0)}, {"entropy": np.float64(1.0)}])
+    with pytest.raises(ValueError, match="entropy in metrics\\[0\\] is 1000"):
+        diagnose([{"entropy": 10**400}])
+    still = [{"kl_to_old": 0.0, "grad_norm": 1.0}] * 3
+    assert [f.name for f in diagnose(still, {"epochs": None, "minibatches": 2})] == [
+        "ratio never moves"
+    ]
+    assert not diagnose([{"response_length": 0.0, "finished": 0.0, "tokens": 0}] * 2)

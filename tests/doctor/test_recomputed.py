@@ -1,12 +1,13 @@
 "Each rule on recorded tokens: nothing on a run as the settings ask for it, the finding where one column is changed."
+
 import copy
 import sys
 from pathlib import Path
 
 import pytest
 
-from instruct_goose.doctor.rules import RULES
 from instruct_goose.doctor.diagnosis import diagnose
+from instruct_goose.doctor.rules import RULES
 
 sys.path.append(str(Path(__file__).parents[2] / "evidence"))
 from doctor_unseen import USUAL, a_run
@@ -17,49 +18,85 @@ healthy = {}
 def run(**settings):
     "A healthy run, once for each settings."
     key = str(settings)
-    if key not in healthy: healthy[key] = a_run(USUAL | dict(steps=8, max_new_tokens=6, ent_coef=.02, whiten_advantages=False) | settings)
+    if key not in healthy:
+        healthy[key] = a_run(
+            USUAL
+            | dict(steps=8, max_new_tokens=6, ent_coef=0.02, whiten_advantages=False)
+            | settings
+        )
     log, config, tokens = healthy[key]
     return log, config, copy.deepcopy(tokens)
 
 
 def each(change):
     "A change of every recorded response."
+
     def changed(tokens):
         for i, rows in tokens.items():
-            for k, r in enumerate(rows): change(r, i, k)
+            for k, r in enumerate(rows):
+                change(r, i, k)
+
     return changed
 
 
 def scaled(name, by, where=slice(None)):
-    def change(r, i, k): r[name][where] = [x * by for x in r[name][where]]
+    def change(r, i, k):
+        r[name][where] = [x * by for x in r[name][where]]
+
     return each(change)
 
 
 def penalty(factor):
-    def change(r, i, k): r["rewards"][:-1] = [x * factor for x in r["rewards"][:-1]]
+    def change(r, i, k):
+        r["rewards"][:-1] = [x * factor for x in r["rewards"][:-1]]
+
     return each(change)
 
 
-def paid_at_once(r, i, k): r["rewards"][0], r["rewards"][-1] = r["rewards"][0] + r["score"], r["rewards"][-1] - r["score"]
-def another_score(r, i, k): r["rewards"][-1] += 1.
-def held_too(r, i, k): r["pull"] = [-x for x in r["pull"]]
-def as_before(r, i, k): r["tokens"], r["old_logprobs"] = ["a"] * len(r["tokens"]), [-3.] * len(r["tokens"])
-def by_prompt(r, i, k): r["score"] = .1 * len(r["prompt"]) + .01 * ord((r["prompt"] or "d")[0])
-def same_prompt(r, i, k): r["prompt"] = str(k)
+def paid_at_once(r, i, k):
+    r["rewards"][0], r["rewards"][-1] = r["rewards"][0] + r["score"], r["rewards"][-1] - r["score"]
+
+
+def another_score(r, i, k):
+    r["rewards"][-1] += 1.0
+
+
+def held_too(r, i, k):
+    r["pull"] = [-x for x in r["pull"]]
+
+
+def as_before(r, i, k):
+    r["tokens"], r["old_logprobs"] = ["a"] * len(r["tokens"]), [-3.0] * len(r["tokens"])
+
+
+def by_prompt(r, i, k):
+    r["score"] = 0.1 * len(r["prompt"]) + 0.01 * ord((r["prompt"] or "d")[0])
+
+
+def same_prompt(r, i, k):
+    r["prompt"] = str(k)
 
 
 CHANGES = [
-    ("KL charge off", penalty(.5), {}), ("KL charge off", penalty(-1.), {}), ("KL charge off", each(paid_at_once), {}),
-    ("score off", each(another_score), {}), ("advantages off", scaled("advantages", 1.5), {}),
-    ("advantages off", scaled("advantages", .5), {"advantage": "group_mean_std", "group_size": 4}),
-    ("pull off", scaled("pull", 2.), {}),
-    ("pull off", each(held_too), {"surrogate": "weight"}), ("value pull off", scaled("value_pull", 2.), {"value_clip": None}),
+    ("KL charge off", penalty(0.5), {}),
+    ("KL charge off", penalty(-1.0), {}),
+    ("KL charge off", each(paid_at_once), {}),
+    ("score off", each(another_score), {}),
+    ("advantages off", scaled("advantages", 1.5), {}),
+    ("advantages off", scaled("advantages", 0.5), {"advantage": "group_mean_std", "group_size": 4}),
+    ("pull off", scaled("pull", 2.0), {}),
+    ("pull off", each(held_too), {"surrogate": "weight"}),
+    ("value pull off", scaled("value_pull", 2.0), {"value_clip": None}),
     ("other text scored", each(lambda r, i, k: r.update(same_text=False)), {}),
-    ("same random numbers", each(as_before), {}), ("cached scores", each(by_prompt), {}),
-    ("same prompts", each(same_prompt), {})]
+    ("same random numbers", each(as_before), {}),
+    ("cached scores", each(by_prompt), {}),
+    ("same prompts", each(same_prompt), {}),
+]
 
 
-@pytest.mark.parametrize("name, change, settings", CHANGES, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    "name, change, settings", CHANGES, ids=lambda x: x if isinstance(x, str) else ""
+)
 def test_a_changed_record_is_named(name, change, settings):
     log, config, tokens = run(**settings)
     before = [f.name for f in diagnose(log, config, tokens)]

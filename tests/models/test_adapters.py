@@ -1,4 +1,5 @@
 """LoRA: by hand, against peft's own words, and in the trainer; Linear and Conv1D, all families, padding on either side."""
+
 import copy
 import dataclasses
 import sys
@@ -13,8 +14,16 @@ from small_models import families, tiny, what_learns
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from instruct_goose.config import RLHFConfig
+from instruct_goose.core.checks import LostSteps
 from instruct_goose.models.adapters import (
-    four_bits, frozen_twin, has_adapters, merge_adapters, with_lora, without_adapters)
+    four_bits,
+    frozen_twin,
+    has_adapters,
+    merge_adapters,
+    with_lora,
+    without_adapters,
+)
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.decoding import is_known
 from instruct_goose.models.families import trunk
@@ -22,8 +31,6 @@ from instruct_goose.models.loading import load_adapters, load_model, stand_in
 from instruct_goose.models.response import response_logits, response_logprobs
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
-from instruct_goose.core.checks import LostSteps
-from instruct_goose.config import RLHFConfig
 from instruct_goose.training.trainer import RLHFTrainer
 
 IDS, MASK = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
@@ -33,7 +40,8 @@ def trained(name="llama", seed=3, **options):
     "A model with adapters that say something."
     model = with_lora(tiny(name), **{"rank": 3, **options})
     torch.manual_seed(seed)
-    for p in what_learns(model).values(): nn.init.normal_(p, std=.3)
+    for p in what_learns(model).values():
+        nn.init.normal_(p, std=0.3)
     return model
 
 
@@ -42,9 +50,26 @@ def by_hand(model, scale):
     plain, lora = tiny(model.config.model_type), dict(model.named_parameters())
     for name, p in plain.named_parameters():
         a, b = (lora.get(name.removesuffix("weight") + f"lora_{s}.default.weight") for s in "AB")
-        own = lora.get(name) if name in lora else lora[name.replace(".weight", ".base_layer.weight").replace(".bias", ".base_layer.bias")]
+        own = (
+            lora.get(name)
+            if name in lora
+            else lora[
+                name.replace(".weight", ".base_layer.weight").replace(".bias", ".base_layer.bias")
+            ]
+        )
         delta = 0 if a is None else scale * b @ a
-        p.data = (own + (delta.T if torch.is_tensor(delta) and plain.config.model_type == "gpt2" else delta)).detach().clone()  # x·W, not W·x
+        p.data = (
+            (
+                own
+                + (
+                    delta.T
+                    if torch.is_tensor(delta) and plain.config.model_type == "gpt2"
+                    else delta
+                )
+            )
+            .detach()
+            .clone()
+        )  # x·W, not W·x
     return plain
 
 
@@ -53,7 +78,7 @@ def test_the_forward_is_w_plus_ba_and_so_is_the_merged_model(name):
     model = trained(name, rank=3, alpha=4.5)
     plain, merged = by_hand(model, 1.5), merge_adapters(model)
     ours, theirs = model(IDS).logits, tiny(name)(IDS).logits
-    assert (ours - theirs).abs().max() > .1
+    assert (ours - theirs).abs().max() > 0.1
     torch.testing.assert_close(ours, plain(IDS).logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(merged(IDS).logits, plain(IDS).logits, rtol=1e-4, atol=1e-4)
     assert not has_adapters(merged) and has_adapters(model) and type(merged) is type(model)
@@ -72,7 +97,12 @@ def test_a_merged_model_that_was_saved_is_loaded_as_it_was(name, tmp_path):
     served = AutoModelForCausalLM.from_pretrained(tmp_path / "served")
     torch.testing.assert_close(served(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4)
     again.save_pretrained(tmp_path / "once more")  # its adapters, under the names that they had
-    torch.testing.assert_close(load_adapters(tmp_path / "once more", base)(IDS).logits, model(IDS).logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        load_adapters(tmp_path / "once more", base)(IDS).logits,
+        model(IDS).logits,
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -86,59 +116,110 @@ def test_kl_is_zero_to_the_bit_and_gradients_reach_adapters_alone(name, side):
     assert torch.equal(*(response_logprobs(m, *args) for m in (model, reference)))
     assert torch.equal(response_logits(model, *args), response_logits(tiny(name), *args))
     response_logprobs(model, *args).sum().backward()
-    assert {n for n, p in model.named_parameters() if p.grad is not None} == {n for n in what_learns(model)}
+    assert {n for n, p in model.named_parameters() if p.grad is not None} == {
+        n for n in what_learns(model)
+    }
     assert all("lora_" in n for n in what_learns(model))
     assert all(p.grad is None and not p.requires_grad for p in reference.parameters())
 
 
 def test_a_reference_shares_what_is_frozen_and_copies_what_learns():
     fresh, later = with_lora(tiny("llama")), trained()
-    mine = lambda model, other: sum(p.numel() for p in other.parameters() if id(p) not in {id(x) for x in model.parameters()})
+
+    def mine(model, other):
+        return sum(
+            p.numel()
+            for p in other.parameters()
+            if id(p) not in {id(x) for x in model.parameters()}
+        )
+
     assert mine(fresh, frozen_twin(fresh)) == 0 and not has_adapters(frozen_twin(fresh))
     twin = frozen_twin(later)
-    assert mine(later, twin) == sum(p.numel() for p in what_learns(later).values()) and has_adapters(twin)
+    assert mine(later, twin) == sum(
+        p.numel() for p in what_learns(later).values()
+    ) and has_adapters(twin)
     before = twin(IDS).logits
-    assert torch.equal(before, later(IDS).logits) and not torch.equal(before, without_adapters(later)(IDS).logits)
+    assert torch.equal(before, later(IDS).logits) and not torch.equal(
+        before, without_adapters(later)(IDS).logits
+    )
     assert torch.equal(without_adapters(later)(IDS).logits, tiny("llama")(IDS).logits)
-    for p in what_learns(later).values(): p.data += 1
+    for p in what_learns(later).values():
+        p.data += 1
     assert torch.equal(twin(IDS).logits, before)
 
 
-@pytest.mark.parametrize("options", [dict(use_dora=True), dict(init_lora_weights="pissa"), dict(modules_to_save=["lm_head"]), dict(init_lora_weights=False)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(use_dora=True),
+        dict(init_lora_weights="pissa"),
+        dict(modules_to_save=["lm_head"]),
+        dict(init_lora_weights=False),
+    ],
+)
 def test_what_speaks_at_once_belongs_to_the_reference(options):
     base = tiny("llama")
-    base.config.tie_word_embeddings, base.lm_head.weight = False, nn.Parameter(base.lm_head.weight.detach().clone())
+    base.config.tie_word_embeddings, base.lm_head.weight = (
+        False,
+        nn.Parameter(base.lm_head.weight.detach().clone()),
+    )
     torch.manual_seed(1)
-    model = Agent(get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], **options))).model
+    model = Agent(
+        get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], **options))
+    ).model
     reference, before = create_reference_model(model), model(IDS).logits
     assert torch.equal(reference(IDS).logits, before)
-    for p in what_learns(model).values(): p.data += .3
-    assert torch.equal(reference(IDS).logits, before) and (model(IDS).logits - before).abs().max() > .01
+    for p in what_learns(model).values():
+        p.data += 0.3
+    assert (
+        torch.equal(reference(IDS).logits, before)
+        and (model(IDS).logits - before).abs().max() > 0.01
+    )
 
 
 @pytest.mark.parametrize("name, value_model", first(1, [("llama", "copy"), ("gpt2", None)]))
 def test_on_weights_in_bfloat16_adapters_learn_in_float32(name, value_model, tmp_path):
     "Sampled, annotated, trained, saved and loaded: sampler and training forward agree, and the small steps arrive."
-    base = tiny(name, std=.05).bfloat16()
+    base = tiny(name, std=0.05).bfloat16()
     base.save_pretrained(tmp_path / "base")
     agent = Agent(with_lora(base, 2), value_model)
-    dtypes = {p.dtype for p in agent.parameters() if p.requires_grad}, {p.dtype for p in agent.model.parameters() if not p.requires_grad}
+    dtypes = (
+        {p.dtype for p in agent.parameters() if p.requires_grad},
+        {p.dtype for p in agent.model.parameters() if not p.requires_grad},
+    )
     assert dtypes == ({torch.float32}, {torch.bfloat16})
     with warnings.catch_warnings():
         warnings.simplefilter("error", LostSteps)
-        first = RLHFTrainer(agent, config=dataclasses.replace(CONFIG, lr=1e-6), tokenizer=trainer(make()).tokenizer)
+        first = RLHFTrainer(
+            agent, config=dataclasses.replace(CONFIG, lr=1e-6), tokenizer=trainer(make()).tokenizer
+        )
     before = {k: p.detach().clone() for k, p in what_learns(agent).items()}
     log = first.train(PROMPTS, score, steps=2, progress=False, held_out=PROMPTS)
-    assert log[0]["max_ratio_deviation_first"] < .05 and log[0]["kl_to_reference"] == 0
-    moved = [(p != before[k]).double().mean() for k, p in what_learns(agent).items() if "lora_B" in k]
-    assert min(moved) > .9  # in bfloat16 nothing would, but from 0
+    assert log[0]["max_ratio_deviation_first"] < 0.05 and log[0]["kl_to_reference"] == 0
+    moved = [
+        (p != before[k]).double().mean() for k, p in what_learns(agent).items() if "lora_B" in k
+    ]
+    assert min(moved) > 0.9  # in bfloat16 nothing would, but from 0
     agent.save_pretrained(tmp_path / "adapters")
     again = load_adapters(tmp_path / "adapters", tmp_path / "base")
-    assert all(p.dtype == (torch.float32 if p.requires_grad else torch.bfloat16) for p in again.parameters())
+    assert all(
+        p.dtype == (torch.float32 if p.requires_grad else torch.bfloat16)
+        for p in again.parameters()
+    )
     assert torch.equal(again(IDS).logits, agent.model(IDS).logits)
 
 
-CONFIG = RLHFConfig(batch_size=4, minibatches=2, epochs=1, max_new_tokens=4, steps=4, lr=.05, device="cpu", keep_best=True, eval_every=1)
+CONFIG = RLHFConfig(
+    batch_size=4,
+    minibatches=2,
+    epochs=1,
+    max_new_tokens=4,
+    steps=4,
+    lr=0.05,
+    device="cpu",
+    keep_best=True,
+    eval_every=1,
+)
 
 
 def test_four_bits_train_where_the_package_is(tmp_path):
@@ -149,23 +230,36 @@ def test_four_bits_train_where_the_package_is(tmp_path):
     model = with_lora(load_model(tmp_path / "model", **four_bits()), 4)
     frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
     assert any(p.dtype == torch.uint8 for p in frozen.values())
-    history = RLHFTrainer(model, config=CONFIG, tokenizer=tokenizer).train(["a b", "c"], lambda texts: [float(t.count("d")) for t in texts], steps=3, progress=False)
-    assert history[0]["kl_to_reference"] == 0 < history[2]["kl_to_reference"] and all(m["max_sampler_deviation"] < 1e-3 for m in history)
+    history = RLHFTrainer(model, config=CONFIG, tokenizer=tokenizer).train(
+        ["a b", "c"], lambda texts: [float(t.count("d")) for t in texts], steps=3, progress=False
+    )
+    assert history[0]["kl_to_reference"] == 0 < history[2]["kl_to_reference"] and all(
+        m["max_sampler_deviation"] < 1e-3 for m in history
+    )
     assert all(torch.equal(p, frozen[n]) for n, p in model.named_parameters() if n in frozen)
 
 
 def trainer(agent):
-    return RLHFTrainer(agent, config=CONFIG, tokenizer=word_tokenizer([f"w{i}" for i in range(6)], bos="<end>", eos="<end>"))
+    return RLHFTrainer(
+        agent,
+        config=CONFIG,
+        tokenizer=word_tokenizer([f"w{i}" for i in range(6)], bos="<end>", eos="<end>"),
+    )
 
 
 PROMPTS = ["w1 w2", "w3", "w4 w5", "w0"]
-def score(texts): return [t.count("w5") - .1 * len(t.split()) for t in texts]
+
+
+def score(texts):
+    return [t.count("w5") - 0.1 * len(t.split()) for t in texts]
 
 
 def make(value_model=None, seed=5, base=0):
     model = tiny("llama", seed=base)
     torch.manual_seed(seed)
-    return Agent(get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "down_proj"])), value_model)
+    return Agent(
+        get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "down_proj"])), value_model
+    )
 
 
 @pytest.mark.parametrize("value_model", [None, "copy"])
@@ -176,62 +270,116 @@ def test_training_moves_adapters_and_values_and_resumes_to_the_bit(tmp_path, val
     log = first.train(PROMPTS, score, steps=2, progress=False, held_out=PROMPTS)
     assert log[0]["kl_to_reference"] == 0 and log[1]["kl_to_reference"] > 0
     assert all(torch.equal(p, frozen[n]) for n, p in agent.named_parameters() if n in frozen)
-    assert {n.split(".")[0] for n, p in agent.named_parameters() if p.requires_grad} == {"model", "value_head"} | ({"value_model"} if value_model else set())
+    assert {n.split(".")[0] for n, p in agent.named_parameters() if p.requires_grad} == {
+        "model",
+        "value_head",
+    } | ({"value_model"} if value_model else set())
     path = save_checkpoint(tmp_path, *first.state())
     names = load_checkpoint(path)[0]
-    assert not [n for n in names if "base_layer" in n or "embed" in n] and [n for n in names if n.startswith("best/")]
+    assert not [n for n in names if "base_layer" in n or "embed" in n] and [
+        n for n in names if n.startswith("best/")
+    ]
     rest = first.train(PROMPTS, score, steps=2, progress=False, held_out=PROMPTS)
-    second = trainer(make(value_model, seed=11))                        # other adapters, until the state is loaded
+    second = trainer(make(value_model, seed=11))  # other adapters, until the state is loaded
     second.load_state(*load_checkpoint(path))
-    assert [r["reward_mean"] for r in second.train(PROMPTS, score, steps=2, progress=False, held_out=PROMPTS)] == [r["reward_mean"] for r in rest]
-    assert all(torch.equal(a, b) for a, b in zip(first.agent.state_dict().values(), second.agent.state_dict().values()))
+    assert [
+        r["reward_mean"]
+        for r in second.train(PROMPTS, score, steps=2, progress=False, held_out=PROMPTS)
+    ] == [r["reward_mean"] for r in rest]
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(first.agent.state_dict().values(), second.agent.state_dict().values())
+    )
     first.load_best()
-    with pytest.raises(ValueError, match="is not the one"): trainer(make(value_model, base=8)).load_state(*load_checkpoint(path))
+    with pytest.raises(ValueError, match="is not the one"):
+        trainer(make(value_model, base=8)).load_state(*load_checkpoint(path))
 
 
 @pytest.mark.parametrize("value_model", [None, "copy"])
 def test_saved_and_loaded_alone_and_in_pefts_own_format(tmp_path, value_model):
     agent = make(value_model)
-    for p in what_learns(agent).values(): nn.init.normal_(p)
+    for p in what_learns(agent).values():
+        nn.init.normal_(p)
     agent.save_pretrained(tmp_path)
     again = Agent.from_pretrained(tmp_path, base=tiny("llama"))
-    assert all(torch.equal(a, b) for a, b in zip(agent.model.state_dict().values(), again.model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            agent.model.state_dict().values(), again.model.state_dict().values(), strict=True
+        )
+    )
     assert what_learns(again.model).keys() == what_learns(agent.model).keys()
-    torch.testing.assert_close(again.values(IDS, MASK, IDS, MASK), agent.values(IDS, MASK, IDS, MASK), rtol=1e-4, atol=1e-4)  # its adapters are merged
+    torch.testing.assert_close(
+        again.values(IDS, MASK, IDS, MASK), agent.values(IDS, MASK, IDS, MASK), rtol=1e-4, atol=1e-4
+    )  # its adapters are merged
     theirs = PeftModel.from_pretrained(tiny("llama"), tmp_path)
     assert torch.equal(theirs(IDS).logits, agent.model(IDS).logits)
-    with pytest.raises(ValueError, match="base="): Agent.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="already"): load_adapters(tmp_path, trained())
+    with pytest.raises(ValueError, match="base="):
+        Agent.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="already"):
+        load_adapters(tmp_path, trained())
 
 
 def test_what_is_refused(monkeypatch):
     with pytest.raises(TypeError, match="prompt_tuning puts tokens"):
-        Agent(get_peft_model(tiny("llama"), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2, num_layers=2, token_dim=16, num_attention_heads=2)))
+        Agent(
+            get_peft_model(
+                tiny("llama"),
+                peft.PromptTuningConfig(
+                    task_type="CAUSAL_LM",
+                    num_virtual_tokens=2,
+                    num_layers=2,
+                    token_dim=16,
+                    num_attention_heads=2,
+                ),
+            )
+        )
     agent = make()
-    with pytest.raises(ValueError, match="shares parameters"): RLHFTrainer(agent, agent.model, CONFIG)
-    RLHFTrainer(agent, without_adapters(agent.model), CONFIG)             # frozen weights may be shared
-    with pytest.raises(ValueError, match="second place"): merge_adapters(with_lora(tiny("gpt2"), targets=["lm_head"]))
-    with pytest.raises(ValueError, match="Target modules"): with_lora(tiny("llama"), targets=["nowhere"])
+    with pytest.raises(ValueError, match="shares parameters"):
+        RLHFTrainer(agent, agent.model, CONFIG)
+    RLHFTrainer(agent, without_adapters(agent.model), CONFIG)  # frozen weights may be shared
+    with pytest.raises(ValueError, match="second place"):
+        merge_adapters(with_lora(tiny("gpt2"), targets=["lm_head"]))
+    with pytest.raises(ValueError, match="Target modules"):
+        with_lora(tiny("llama"), targets=["nowhere"])
     merged = trained()
-    for layer in [m for m in merged.modules() if isinstance(m, peft.tuners.lora.LoraLayer)]: layer.merge()
-    whole = get_peft_model(tiny("llama"), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])).get_base_model()
+    for layer in [m for m in merged.modules() if isinstance(m, peft.tuners.lora.LoraLayer)]:
+        layer.merge()
+    whole = get_peft_model(
+        tiny("llama"), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    ).get_base_model()
     for way in (without_adapters, merge_adapters):
-        with pytest.raises(ValueError, match="unmerge"): way(merged)
-        with pytest.raises(ValueError, match="modules_to_save"): way(whole)
+        with pytest.raises(ValueError, match="unmerge"):
+            way(merged)
+        with pytest.raises(ValueError, match="modules_to_save"):
+            way(whole)
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ImportError, match=r"\[peft\]"): with_lora(tiny("llama"))
+    with pytest.raises(ImportError, match=r"\[peft\]"):
+        with_lora(tiny("llama"))
 
 
 @pytest.mark.deep
 def test_a_compiled_transformer_says_what_the_plain_one_says():
     "The backend here runs what was traced as it stands, without a C++ compiler."
     torch._dynamo.reset()
-    model, calls = tiny(std=.1), []
+    model, calls = tiny(std=0.1), []
     plain, agent = Agent(copy.deepcopy(model)), Agent(model)
-    trunk(model).compile(backend=lambda graph, inputs: calls.append(1) or graph.forward, dynamic=True)
-    said, found = (a.evaluate(*pad([[1, 5, 7], [4]], 0, side="left"), *pad([[8, 2], [2, 8, 3, 7, 2]], 0)) for a in (plain, agent))
-    for x, y in zip(said, found, strict=True): torch.testing.assert_close(y, x, atol=1e-5, rtol=1e-5)
-    for e in (said, found): (e.logprobs.sum() + e.values.sum()).backward()
-    for x, y in zip(plain.parameters(), agent.parameters(), strict=True): torch.testing.assert_close(y.grad, x.grad, atol=1e-5, rtol=1e-4)
-    assert calls and is_known(agent.model) and trunk(create_reference_model(agent))._compiled_call_impl is None
+    trunk(model).compile(
+        backend=lambda graph, inputs: calls.append(1) or graph.forward, dynamic=True
+    )
+    said, found = (
+        a.evaluate(*pad([[1, 5, 7], [4]], 0, side="left"), *pad([[8, 2], [2, 8, 3, 7, 2]], 0))
+        for a in (plain, agent)
+    )
+    for x, y in zip(said, found, strict=True):
+        torch.testing.assert_close(y, x, atol=1e-5, rtol=1e-5)
+    for e in (said, found):
+        (e.logprobs.sum() + e.values.sum()).backward()
+    for x, y in zip(plain.parameters(), agent.parameters(), strict=True):
+        torch.testing.assert_close(y.grad, x.grad, atol=1e-5, rtol=1e-4)
+    assert (
+        calls
+        and is_known(agent.model)
+        and trunk(create_reference_model(agent))._compiled_call_impl is None
+    )
     torch._dynamo.reset()

@@ -18,19 +18,23 @@ def same_bits(a, b):
 
 # --- the agent ---
 
+
 @pytest.mark.parametrize("value_model", [None, "copy"])
 def test_values_stand_before_each_token(any_model, value_model):
     _, model = any_model
     agent = Agent(model, value_model)
     assert (agent.evaluate(*batch()).values == 0).all()  # exactly, at the start
-    torch.nn.init.normal_(agent.value_head.weight); torch.nn.init.normal_(agent.value_head.bias)
+    torch.nn.init.normal_(agent.value_head.weight)
+    torch.nn.init.normal_(agent.value_head.bias)
     w, b = agent.value_head.weight[0], agent.value_head.bias[0]
     for qside, rside, pad_id in LAYOUTS:
         args = batch(qside, rside, pad_id)
-        found = agent.evaluate(*args, temperature=.7)
-        for i, (lp, s, h, _) in enumerate(oracle(model, .7)):
+        found = agent.evaluate(*args, temperature=0.7)
+        for i, (lp, s, h, _) in enumerate(oracle(model, 0.7)):
             m = args[3][i]
-            near(found.values[i][m], h @ w + b); near(found.logprobs[i][m], lp); near(found.entropy[i][m], s)
+            near(found.values[i][m], h @ w + b)
+            near(found.logprobs[i][m], lp)
+            near(found.entropy[i][m], s)
         assert (found.values[~args[3]] == 0).all()
         near(agent.values(*args), found.values)
 
@@ -43,12 +47,21 @@ def test_a_value_model_of_ones_own(family, tmp_path):
     args, found = batch(), agent.evaluate(*batch())
     for i, (own, others) in enumerate(zip(oracle(family), oracle(other), strict=True)):
         m = args[3][i]
-        near(found.logprobs[i][m], own[0]); near(found.values[i][m], others[2].sum(-1))
-    assert Agent(family, family).value_model is None and Agent(family, trunk(family)).value_model is None  # its own: shared
+        near(found.logprobs[i][m], own[0])
+        near(found.values[i][m], others[2].sum(-1))
+    assert (
+        Agent(family, family).value_model is None
+        and Agent(family, trunk(family)).value_model is None
+    )  # its own: shared
     other.save_pretrained(tmp_path / "other")
-    near(Agent(family, tmp_path / "other").value_trunk.wte.weight, other.transformer.wte.weight, atol=0)
+    near(
+        Agent(family, tmp_path / "other").value_trunk.wte.weight,
+        other.transformer.wte.weight,
+        atol=0,
+    )
     wrong = transformers.GPT2Model(transformers.GPT2Config(**BASE | dict(vocab_size=V + 1)))
-    with pytest.raises(ValueError, match=r"\(13, 14\) for the policy"): Agent(family, wrong)
+    with pytest.raises(ValueError, match=r"\(13, 14\) for the policy"):
+        Agent(family, wrong)
 
 
 @pytest.mark.parametrize("value_model", [None, "copy"])
@@ -56,16 +69,25 @@ def test_a_value_model_of_ones_own(family, tmp_path):
 def test_saved_and_loaded(name, value_model, tmp_path):
     agent = Agent(tiny(name), value_model).eval()
     torch.nn.init.normal_(agent.value_head.weight)
-    if value_model: torch.nn.init.normal_(next(agent.value_model.parameters()))  # no longer equal to the policy's
+    if value_model:
+        torch.nn.init.normal_(
+            next(agent.value_model.parameters())
+        )  # no longer equal to the policy's
     agent.save_pretrained(tmp_path / "new" / "agent")
     again = Agent.from_pretrained(tmp_path / "new" / "agent")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "new" / "agent")
     same_bits(again, agent)
     same_bits(plain, agent.model)
-    for a, b in zip(agent.evaluate(*batch()), again.evaluate(*batch()), strict=True): near(a, b, atol=1e-10)
+    for a, b in zip(agent.evaluate(*batch()), again.evaluate(*batch()), strict=True):
+        near(a, b, atol=1e-10)
     near(plain(batch()[0]).logits, agent.model(batch()[0]).logits, atol=1e-10)
     files = {f.name for f in tmp_path.rglob("*") if f.is_file()}
-    assert files == {"config.json", "generation_config.json", "model.safetensors", "head.safetensors"}
+    assert files == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "head.safetensors",
+    }
     beside = {f.name for f in (tmp_path / "new" / "agent").glob("*.safetensors")}
     assert beside == {"model.safetensors"}  # an engine takes each of them for the policy's
     assert {k for k, _ in again.named_parameters()} == {k for k, _ in agent.named_parameters()}
@@ -79,15 +101,25 @@ def test_recomputed_layers_give_the_same_gradient_in_either_mode(kind, value_mod
     grads, counts = [], []
     for again in (False, True):
         agent = Agent(tiny(kind), value_model, gradient_checkpointing=again).train()
-        torch.nn.init.constant_(agent.value_head.weight, .3)
-        blocks, passes = [m for m in agent.modules() if type(m).__name__ in ("GPT2MLP", "LlamaMLP")], []
-        with torch.no_grad(): agent.evaluate(*batch())  # at first sight it is asked whether it is causal
-        for block in blocks: block.register_forward_pre_hook(lambda *_: passes.append(1))  # noqa: B023
+        torch.nn.init.constant_(agent.value_head.weight, 0.3)
+        blocks, passes = (
+            [m for m in agent.modules() if type(m).__name__ in ("GPT2MLP", "LlamaMLP")],
+            [],
+        )
+        with torch.no_grad():
+            agent.evaluate(*batch())  # at first sight it is asked whether it is causal
+        for block in blocks:
+            block.register_forward_pre_hook(lambda *_: passes.append(1))  # noqa: B023
         out = agent.evaluate(*batch())
         (out.logprobs.sum() + out.values.square().sum()).backward()
         assert all(m.training for m in agent.modules())
-        grads.append([p.grad for p in agent.parameters()]); counts.append(len(passes) / len(blocks))
+        grads.append([p.grad for p in agent.parameters()])
+        counts.append(len(passes) / len(blocks))
     assert counts == [1, 2]
-    for a, b in zip(*grads, strict=True): torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-    with torch.no_grad(): agent.evaluate(*batch())
-    assert len(passes) == 3 * len(blocks)  # nothing is computed twice where no gradient is asked for
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    with torch.no_grad():
+        agent.evaluate(*batch())
+    assert len(passes) == 3 * len(
+        blocks
+    )  # nothing is computed twice where no gradient is asked for

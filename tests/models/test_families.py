@@ -1,4 +1,5 @@
 """Every family against its own rows alone, unpadded, through its own forward; and what is refused, by name."""
+
 import pytest
 import torch
 import transformers
@@ -12,28 +13,60 @@ from instruct_goose.models.tokens import pad
 
 T = transformers
 SERVED = {
-    "bart's decoder": lambda: T.BartConfig(vocab_size=V, d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16, max_position_embeddings=14),
-    "recurrent_gemma": lambda: T.RecurrentGemmaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=3, intermediate_size=24,
-                                                      num_attention_heads=2, lru_width=16, attention_window_size=8),
+    "bart's decoder": lambda: T.BartConfig(
+        vocab_size=V,
+        d_model=16,
+        decoder_layers=1,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=16,
+        max_position_embeddings=14,
+    ),
+    "recurrent_gemma": lambda: T.RecurrentGemmaConfig(
+        vocab_size=V,
+        hidden_size=16,
+        num_hidden_layers=3,
+        intermediate_size=24,
+        num_attention_heads=2,
+        lru_width=16,
+        attention_window_size=8,
+    ),
     "qwen3_next": lambda: T.Qwen3NextConfig(
-        **ROTARY | dict(num_hidden_layers=4), head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
-        linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16),
-    "llama4": lambda: T.Llama4TextConfig(**ROTARY, head_dim=8, intermediate_size_mlp=24, num_local_experts=2, attention_chunk_size=8),
+        **ROTARY | dict(num_hidden_layers=4),
+        head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    ),
+    "llama4": lambda: T.Llama4TextConfig(
+        **ROTARY, head_dim=8, intermediate_size_mlp=24, num_local_experts=2, attention_chunk_size=8
+    ),
     "gpt_neox": lambda: T.GPTNeoXConfig(**BASE, intermediate_size=24),
-    "falcon": lambda: T.FalconConfig(vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2),
-    "mixtral": lambda: T.MixtralConfig(**ROTARY, num_local_experts=2), "gemma3": lambda: T.Gemma3TextConfig(**ROTARY, head_dim=8),
-    "olmo2": lambda: T.Olmo2Config(**ROTARY), "phi3": lambda: T.Phi3Config(**ROTARY), "stablelm": lambda: T.StableLmConfig(**ROTARY),
+    "falcon": lambda: T.FalconConfig(
+        vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2
+    ),
+    "mixtral": lambda: T.MixtralConfig(**ROTARY, num_local_experts=2),
+    "gemma3": lambda: T.Gemma3TextConfig(**ROTARY, head_dim=8),
+    "olmo2": lambda: T.Olmo2Config(**ROTARY),
+    "phi3": lambda: T.Phi3Config(**ROTARY),
+    "stablelm": lambda: T.StableLmConfig(**ROTARY),
 }
 AHEAD = {
-    "bert": lambda: T.BertConfig(**BASE, intermediate_size=24), "roberta": lambda: T.RobertaConfig(**BASE, intermediate_size=24),
+    "bert": lambda: T.BertConfig(**BASE, intermediate_size=24),
+    "roberta": lambda: T.RobertaConfig(**BASE, intermediate_size=24),
 }
 
 
-def tiny(config, std=.3):
+def tiny(config, std=0.3):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     for p in model.parameters():
-        if p.ndim > 1: torch.nn.init.normal_(p, std=std)
+        if p.ndim > 1:
+            torch.nn.init.normal_(p, std=std)
     return model
 
 
@@ -48,24 +81,40 @@ def test_every_family_is_the_row_alone(name):
         found = agent.evaluate(*args)
         for i, (q, r) in enumerate(zip(QUERIES, RESPONSES, strict=True)):
             with evaluating(model), torch.no_grad():
-                logits = model(input_ids=torch.tensor([q + r])).logits[0, len(q) - 1:-1].log_softmax(-1)
-                hidden = trunk(model)(input_ids=torch.tensor([q + r]))[0][0, len(q) - 1:-1]
+                logits = (
+                    model(input_ids=torch.tensor([q + r]))
+                    .logits[0, len(q) - 1 : -1]
+                    .log_softmax(-1)
+                )
+                hidden = trunk(model)(input_ids=torch.tensor([q + r]))[0][0, len(q) - 1 : -1]
             alone = logits.gather(-1, torch.tensor(r)[:, None])[:, 0]
             for mine in (found.logprobs, response_logprobs(model, *args)):
-                torch.testing.assert_close(mine[i][args[3][i]].detach(), alone, atol=1e-4, rtol=1e-4)
+                torch.testing.assert_close(
+                    mine[i][args[3][i]].detach(), alone, atol=1e-4, rtol=1e-4
+                )
             values = (agent.value_head(hidden)[..., 0]).detach()
-            torch.testing.assert_close(found.values[i][args[3][i]].detach(), values, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                found.values[i][args[3][i]].detach(), values, atol=1e-4, rtol=1e-4
+            )
 
 
-@pytest.mark.parametrize("std", [.02, .3])
+@pytest.mark.parametrize("std", [0.02, 0.3])
 @pytest.mark.parametrize("name", AHEAD)
 def test_readers_are_refused_by_name(name, std):
     model = tiny(AHEAD[name](), std)
     args = *pad(QUERIES, 0, "left"), *pad(RESPONSES, 0)
-    for call in (lambda: Agent(model), lambda: response_logprobs(model, *args), lambda: check_causal(trunk(model))):
-        with pytest.raises(TypeError, match=f"{type(model).__name__.split('For')[0].split('LM')[0]}.* looks ahead"): call()
+    for call in (
+        lambda: Agent(model),
+        lambda: response_logprobs(model, *args),
+        lambda: check_causal(trunk(model)),
+    ):
+        with pytest.raises(
+            TypeError, match=f"{type(model).__name__.split('For')[0].split('LM')[0]}.* looks ahead"
+        ):
+            call()
     causal = tiny(SERVED["gpt_neox"]())
-    with pytest.raises(TypeError, match="looks ahead"): Agent(causal, trunk(model))
+    with pytest.raises(TypeError, match="looks ahead"):
+        Agent(causal, trunk(model))
 
 
 def test_a_model_is_asked_once(monkeypatch):
@@ -79,18 +128,33 @@ def test_a_model_is_asked_once(monkeypatch):
 
 # --- heads ---
 
+
 def test_a_head_that_scales_or_caps_is_not_plain():
-    for config in (T.Gemma2Config(**ROTARY, head_dim=8, final_logit_softcapping=1.5), T.CohereConfig(**ROTARY, logit_scale=.3), T.GraniteConfig(**ROTARY, logits_scaling=3.)):
+    for config in (
+        T.Gemma2Config(**ROTARY, head_dim=8, final_logit_softcapping=1.5),
+        T.CohereConfig(**ROTARY, logit_scale=0.3),
+        T.GraniteConfig(**ROTARY, logits_scaling=3.0),
+    ):
         assert plain_head(tiny(config)) is None
     plain = tiny(T.Gemma2Config(**ROTARY, head_dim=8, final_logit_softcapping=None)).bfloat16()
     assert plain_head(plain) is plain.lm_head
 
 
-@pytest.mark.parametrize("change", [lambda z: z * 1.01, lambda z: z + .1, lambda z: z.clamp(-2, 2), lambda z: z.flip(-1), lambda z: z[..., :-1]])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda z: z * 1.01,
+        lambda z: z + 0.1,
+        lambda z: z.clamp(-2, 2),
+        lambda z: z.flip(-1),
+        lambda z: z[..., :-1],
+    ],
+)
 def test_what_is_done_to_the_logits_is_noticed(change):
     class Other(T.LlamaForCausalLM):
         def forward(self, *args, **kwargs):
             out = super().forward(*args, **kwargs)
             out.logits = change(out.logits)
             return out
+
     assert plain_head(Other(T.LlamaConfig(**ROTARY))) is None

@@ -1,4 +1,5 @@
 """Oracles: hand numbers, double loops, finite differences, and one unpadded row at a time through transformers' own classifier."""
+
 import copy
 import math
 from contextlib import nullcontext
@@ -9,29 +10,49 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from instruct_goose.models.reward_model import (
-    Classifier, RewardModel, check_spread, check_tokenizer, fingerprint)
+    Classifier,
+    RewardModel,
+    check_spread,
+    check_tokenizer,
+    fingerprint,
+)
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.rollouts.rewards import score_texts
 
 transformers.utils.logging.set_verbosity_error()
 WORDS = "good bad film plot is the a so".split()
-DISTINCT = word_tokenizer(WORDS, model_max_length=14)                                      # pad, bos and eos of their own
-SHARED = word_tokenizer(WORDS, model_max_length=14, pad="<eos>", bos="<eos>", eos="<eos>") # pad == bos == eos, as for GPT-2
+DISTINCT = word_tokenizer(WORDS, model_max_length=14)  # pad, bos and eos of their own
+SHARED = word_tokenizer(
+    WORDS, model_max_length=14, pad="<eos>", bos="<eos>", eos="<eos>"
+)  # pad == bos == eos, as for GPT-2
 BASE = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=14)
 ROTARY = BASE | dict(intermediate_size=24, num_key_value_heads=1)
 CONFIGS = {
-    "gpt2": lambda **k: transformers.GPT2Config(**BASE, resid_pdrop=.4, embd_pdrop=.4, attn_pdrop=.4, **k),
-    "llama": lambda **k: transformers.LlamaConfig(**ROTARY, attention_dropout=.4, **k),
-    "qwen2": lambda **k: transformers.Qwen2Config(**ROTARY, attention_dropout=.4, **k),
-    "opt": lambda **k: transformers.OPTConfig(**BASE, ffn_dim=24, word_embed_proj_dim=8, dropout=.4, **k),
-    "bloom": lambda **k: transformers.BloomConfig(hidden_size=16, n_layer=2, n_head=2, hidden_dropout=.4, **k),
+    "gpt2": lambda **k: transformers.GPT2Config(
+        **BASE, resid_pdrop=0.4, embd_pdrop=0.4, attn_pdrop=0.4, **k
+    ),
+    "llama": lambda **k: transformers.LlamaConfig(**ROTARY, attention_dropout=0.4, **k),
+    "qwen2": lambda **k: transformers.Qwen2Config(**ROTARY, attention_dropout=0.4, **k),
+    "opt": lambda **k: transformers.OPTConfig(
+        **BASE, ffn_dim=24, word_embed_proj_dim=8, dropout=0.4, **k
+    ),
+    "bloom": lambda **k: transformers.BloomConfig(
+        hidden_size=16, n_layer=2, n_head=2, hidden_dropout=0.4, **k
+    ),
 }
 
 
 def make(name="gpt2", tokenizer=SHARED, dtype=torch.float32):
     torch.manual_seed(0)
-    lm = AutoModelForCausalLM.from_config(CONFIGS[name](vocab_size=len(tokenizer), bos_token_id=tokenizer.bos_token_id,
-                                                        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id), dtype=dtype)
+    lm = AutoModelForCausalLM.from_config(
+        CONFIGS[name](
+            vocab_size=len(tokenizer),
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        ),
+        dtype=dtype,
+    )
     reward_model = RewardModel.from_causal_lm(lm, tokenizer)
     torch.nn.init.normal_(reward_model.model.score.weight)
     return reward_model
@@ -40,7 +61,11 @@ def make(name="gpt2", tokenizer=SHARED, dtype=torch.float32):
 def rows(tokenizer, lengths=(5, 2, 7), end=True):
     draw = torch.Generator().manual_seed(1)
     words = tokenizer.convert_tokens_to_ids(WORDS)
-    return [[words[i] for i in torch.randint(len(WORDS), (n,), generator=draw)] + [tokenizer.eos_token_id] * end for n in lengths]
+    return [
+        [words[i] for i in torch.randint(len(WORDS), (n,), generator=draw)]
+        + [tokenizer.eos_token_id] * end
+        for n in lengths
+    ]
 
 
 def alone(reward_model, row):
@@ -56,11 +81,19 @@ def test_one_text_one_score(name, tokenizer):
     reward_model = make(name, tokenizer).eval()
     texts = rows(tokenizer)
     want = torch.tensor([alone(reward_model, row) for row in texts])
-    assert want.std() > 3e-3                                             # the head tells them apart
+    assert want.std() > 3e-3  # the head tells them apart
     for side in ("left", "right"):
         ids, mask = pad(texts, tokenizer.pad_token_id, side)
-        wider_ids, wider = (torch.nn.functional.pad(x, (2, 3)) for x in (ids, mask))  # padding on both sides
-        for i, m in ((ids, mask), (ids, mask.long()), (ids.masked_fill(~mask, 10**7), mask), (ids.masked_fill(~mask, -1), mask), (wider_ids, wider)):
+        wider_ids, wider = (
+            torch.nn.functional.pad(x, (2, 3)) for x in (ids, mask)
+        )  # padding on both sides
+        for i, m in (
+            (ids, mask),
+            (ids, mask.long()),
+            (ids.masked_fill(~mask, 10**7), mask),
+            (ids.masked_fill(~mask, -1), mask),
+            (wider_ids, wider),
+        ):
             torch.testing.assert_close(reward_model(i, m).detach(), want, atol=2e-5, rtol=1e-4)
 
 
@@ -70,7 +103,8 @@ def test_score_texts_in_order_whatever_the_batch(name):
     texts = ["good film", "", "the plot is so so so bad", "bad", "a film"]
     want = [alone(reward_model, DISTINCT(t)["input_ids"]) for t in texts]
     reward_model.train()
-    for size in (1, 2, 256): assert reward_model.score(texts, batch_size=size) == pytest.approx(want, abs=2e-5)
+    for size in (1, 2, 256):
+        assert reward_model.score(texts, batch_size=size) == pytest.approx(want, abs=2e-5)
     assert reward_model.training and reward_model.score([]) == []
     assert all(type(x) is float for x in reward_model.score(texts))
 
@@ -80,13 +114,20 @@ def test_from_causal_lm(name):
     lm = AutoModelForCausalLM.from_config(CONFIGS[name](vocab_size=len(SHARED)))
     before, state = copy.deepcopy(lm.state_dict()), torch.get_rng_state()
     reward_model = RewardModel.from_causal_lm(lm, SHARED)
-    assert torch.equal(state, torch.get_rng_state()) and reward_model(*pad(rows(SHARED), 0)).tolist() == [0, 0, 0]
-    for p in reward_model.parameters(): p.data += 1
-    assert all(torch.equal(before[k], v) for k, v in lm.state_dict().items())    # the language model stays as it was
+    assert torch.equal(state, torch.get_rng_state()) and reward_model(
+        *pad(rows(SHARED), 0)
+    ).tolist() == [0, 0, 0]
+    for p in reward_model.parameters():
+        p.data += 1
+    assert all(
+        torch.equal(before[k], v) for k, v in lm.state_dict().items()
+    )  # the language model stays as it was
     assert getattr(lm.config, "reward_mean", None) is None
 
 
-@pytest.mark.parametrize("name, tokenizer", [(name, DISTINCT if name == "qwen2" else SHARED) for name in CONFIGS])
+@pytest.mark.parametrize(
+    "name, tokenizer", [(name, DISTINCT if name == "qwen2" else SHARED) for name in CONFIGS]
+)
 def test_save_and_load(name, tokenizer, tmp_path):
     reward_model = make(name, tokenizer).eval()
     texts = ["good film", "bad", "the plot is bad"]
@@ -96,12 +137,16 @@ def test_save_and_load(name, tokenizer, tmp_path):
     own = tokenizer if name == "qwen2" else None  # its own class would split otherwise
     for loaded in (RewardModel.from_pretrained(tmp_path, own), RewardModel(tmp_path, tokenizer)):
         ours, theirs = reward_model.model.state_dict(), loaded.model.state_dict()
-        assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)  # weights: to the bit
+        assert ours.keys() == theirs.keys() and all(
+            torch.equal(ours[k], theirs[k]) for k in ours
+        )  # weights: to the bit
         assert loaded.score(texts) == pytest.approx(reward_model.score(texts), abs=1e-5)
         assert loaded.tokenizer("good film")["input_ids"] == tokenizer("good film")["input_ids"]
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     for row in rows(tokenizer) + rows(tokenizer, end=False):
-        assert (plain(torch.tensor([row])).logits.item() - mean) / std == pytest.approx(reward_model(torch.tensor([row])).item(), abs=1e-4)
+        assert (plain(torch.tensor([row])).logits.item() - mean) / std == pytest.approx(
+            reward_model(torch.tensor([row])).item(), abs=1e-4
+        )
 
 
 def test_tokenizer_mismatch(tmp_path):
@@ -109,41 +154,79 @@ def test_tokenizer_mismatch(tmp_path):
     reward_model.save_pretrained(tmp_path)
     fewer = word_tokenizer(WORDS[:-1], model_max_length=14, pad="<eos>", bos="<eos>", eos="<eos>")
     other = word_tokenizer(WORDS[::-1], model_max_length=14, pad="<eos>", bos="<eos>", eos="<eos>")
-    with pytest.raises(ValueError, match=f"has {len(fewer)} tokens.*embedding of {len(SHARED)}"): RewardModel.from_pretrained(tmp_path, fewer)
-    with pytest.raises(ValueError, match=f"{fingerprint(SHARED)}.*{fingerprint(other)}"): RewardModel.from_pretrained(tmp_path, other)
-    (tmp_path / "tokenizer.json").write_text((lambda s: s.replace('"good"', '"great"'))((tmp_path / "tokenizer.json").read_text()))
-    with pytest.raises(ValueError, match="other ids"): RewardModel.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"has {len(fewer)} tokens.*embedding of {len(SHARED)}"):
+        RewardModel.from_pretrained(tmp_path, fewer)
+    with pytest.raises(ValueError, match=f"{fingerprint(SHARED)}.*{fingerprint(other)}"):
+        RewardModel.from_pretrained(tmp_path, other)
+    (tmp_path / "tokenizer.json").write_text(
+        (lambda s: s.replace('"good"', '"great"'))((tmp_path / "tokenizer.json").read_text())
+    )
+    with pytest.raises(ValueError, match="other ids"):
+        RewardModel.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("rows, n, fits", [(128, 125, True), (128, 124, False), (128, 129, False), (130, 128, False)])
+@pytest.mark.parametrize(
+    "rows, n, fits", [(128, 125, True), (128, 124, False), (128, 129, False), (130, 128, False)]
+)
 def test_spare_rows_of_an_embedding_are_for_the_hardware(rows, n, fits):
     "Rounded up to a multiple of 64, by at most 3 %: 3.84 rows of 128."
     tokenizer = word_tokenizer([f"w{i}" for i in range(n - 4)], 14)
-    model = transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**BASE, vocab_size=rows, num_labels=1))
-    with nullcontext() if fits else pytest.raises(ValueError, match=f"has {n} tokens.*an embedding of {rows}"): check_tokenizer(model, tokenizer)
+    model = transformers.GPT2ForSequenceClassification(
+        transformers.GPT2Config(**BASE, vocab_size=rows, num_labels=1)
+    )
+    with (
+        nullcontext()
+        if fits
+        else pytest.raises(ValueError, match=f"has {n} tokens.*an embedding of {rows}")
+    ):
+        check_tokenizer(model, tokenizer)
 
 
-@pytest.mark.parametrize("scores, dtype, wide", [([1., 1. + 15 * 2**-23], torch.float32, False), ([1., 1. + 17 * 2**-23], torch.float32, True),
-                                                 ([1., 1. + 17 * 2**-23], torch.bfloat16, False), ([math.nan, 1.], torch.float32, False)])
+@pytest.mark.parametrize(
+    "scores, dtype, wide",
+    [
+        ([1.0, 1.0 + 15 * 2**-23], torch.float32, False),
+        ([1.0, 1.0 + 17 * 2**-23], torch.float32, True),
+        ([1.0, 1.0 + 17 * 2**-23], torch.bfloat16, False),
+        ([math.nan, 1.0], torch.float32, False),
+    ],
+)
 def test_a_spread_of_eight_roundings_is_no_scale(scores, dtype, wide):
     "Two scores gap·ε apart have the standard deviation gap·ε/2; ε is 2⁻²³, and 2⁻⁷ of a model in bfloat16."
-    with nullcontext() if wide else pytest.raises(ValueError, match="train the reward model first"): check_spread(torch.tensor(scores).double(), dtype)
+    with nullcontext() if wide else pytest.raises(ValueError, match="train the reward model first"):
+        check_spread(torch.tensor(scores).double(), dtype)
 
 
 # --- ready-made classifiers ---
 
 JUDGED = "the a film plot is good bad very".split()
 SENTENCE = word_tokenizer(JUDGED, 12, pad="<end>", bos="<end>", eos="<end>")
-ENDED = word_tokenizer(JUDGED, 12, pad="<end>", bos="<end>", eos="<end>", add_eos=True)  # texts end in what is padding
+ENDED = word_tokenizer(
+    JUDGED, 12, pad="<end>", bos="<end>", eos="<end>", add_eos=True
+)  # texts end in what is padding
 TEXTS = ["the film", "a very very bad plot", "film", "the plot is good", "bad bad", "a film"]
 
 
 def classifier(kind, labels):
     torch.manual_seed(3)
-    config = {"bert": transformers.BertConfig, "llama": transformers.LlamaConfig, "gpt2": transformers.GPT2Config}[kind]
-    made = AutoModelForSequenceClassification.from_config(config(
-        vocab_size=len(SENTENCE), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=12, num_labels=labels))
-    for p in made.parameters(): torch.nn.init.normal_(p, std=.3)
+    config = {
+        "bert": transformers.BertConfig,
+        "llama": transformers.LlamaConfig,
+        "gpt2": transformers.GPT2Config,
+    }[kind]
+    made = AutoModelForSequenceClassification.from_config(
+        config(
+            vocab_size=len(SENTENCE),
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=12,
+            num_labels=labels,
+        )
+    )
+    for p in made.parameters():
+        torch.nn.init.normal_(p, std=0.3)
     return made.train()  # dropout is on until it is asked
 
 
@@ -154,7 +237,11 @@ def slow(judge, tokenizer, label):
         ids = torch.tensor([tokenizer(text)["input_ids"]])
         with torch.no_grad():
             head = getattr(judge, "score", None)
-            z = judge(input_ids=ids).logits[0] if head is None else head(judge.base_model(input_ids=ids)[0])[0, -1]
+            z = (
+                judge(input_ids=ids).logits[0]
+                if head is None
+                else head(judge.base_model(input_ids=ids)[0])[0, -1]
+            )
         p = z.double().softmax(-1)
         scores.append(z[0].item() if len(z) == 1 else (p[label] / (1 - p[label])).log().item())
     judge.train()
@@ -162,26 +249,58 @@ def slow(judge, tokenizer, label):
 
 
 @pytest.mark.parametrize("tokenizer", [SENTENCE, ENDED], ids=["open", "ended"])
-@pytest.mark.parametrize("kind, labels, label", [("bert", 1, None), ("bert", 3, "LABEL_2"), ("gpt2", 1, None), ("gpt2", 2, 0), ("llama", 3, 1)])
+@pytest.mark.parametrize(
+    "kind, labels, label",
+    [("bert", 1, None), ("bert", 3, "LABEL_2"), ("gpt2", 1, None), ("gpt2", 2, 0), ("llama", 3, 1)],
+)
 def test_each_text_as_if_alone(kind, labels, label, tokenizer):
     judge = classifier(kind, labels)
     where = {None: 0, "LABEL_2": 2}.get(label, label)
     for batch_size in (1, 64):
-        assert Classifier(judge, tokenizer, label, batch_size=batch_size).score(TEXTS) == pytest.approx(slow(judge, tokenizer, where), abs=1e-4)
+        assert Classifier(judge, tokenizer, label, batch_size=batch_size).score(
+            TEXTS
+        ) == pytest.approx(slow(judge, tokenizer, where), abs=1e-4)
     assert judge.training and all(p.grad is None for p in judge.parameters())
 
 
 def test_a_pipeline_of_one_label_is_a_reward():
     judge = classifier("bert", 1)
     pipe = transformers.pipeline("text-classification", model=judge, tokenizer=SENTENCE)
-    assert score_texts(pipe, TEXTS).scores.tolist() == pytest.approx(slow(judge, SENTENCE, 0), abs=1e-4)
+    assert score_texts(pipe, TEXTS).scores.tolist() == pytest.approx(
+        slow(judge, SENTENCE, 0), abs=1e-4
+    )
 
 
-@pytest.mark.parametrize("call, error, says", [
-    (lambda: score_texts(classifier("bert", 1), TEXTS), TypeError, r"reads token ids: pass Classifier\(model, tokenizer"),
-    (lambda: Classifier(classifier("bert", 1).bert, SENTENCE), TypeError, "BertModel is no sequence classifier"),
-    (lambda: Classifier(classifier("bert", 2), SENTENCE), ValueError, "label is None.*'LABEL_0', 'LABEL_1'"),
-    (lambda: Classifier(classifier("bert", 2), SENTENCE, "GOOD"), ValueError, "label is 'GOOD'.*'LABEL_0', 'LABEL_1'"),
-    (lambda: Classifier(classifier("bert", 1), SENTENCE).score(["good", "very " * 20]), ValueError, "classifier's text 1 has 21 tokens, the limit is 12")])
+@pytest.mark.parametrize(
+    "call, error, says",
+    [
+        (
+            lambda: score_texts(classifier("bert", 1), TEXTS),
+            TypeError,
+            r"reads token ids: pass Classifier\(model, tokenizer",
+        ),
+        (
+            lambda: Classifier(classifier("bert", 1).bert, SENTENCE),
+            TypeError,
+            "BertModel is no sequence classifier",
+        ),
+        (
+            lambda: Classifier(classifier("bert", 2), SENTENCE),
+            ValueError,
+            "label is None.*'LABEL_0', 'LABEL_1'",
+        ),
+        (
+            lambda: Classifier(classifier("bert", 2), SENTENCE, "GOOD"),
+            ValueError,
+            "label is 'GOOD'.*'LABEL_0', 'LABEL_1'",
+        ),
+        (
+            lambda: Classifier(classifier("bert", 1), SENTENCE).score(["good", "very " * 20]),
+            ValueError,
+            "classifier's text 1 has 21 tokens, the limit is 12",
+        ),
+    ],
+)
 def test_what_is_no_judge(call, error, says, unchecked):
-    with unchecked(), pytest.raises(error, match=says): call()
+    with unchecked(), pytest.raises(error, match=says):
+        call()

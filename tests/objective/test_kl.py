@@ -1,4 +1,5 @@
 """KL: against enumeration, PyTorch's own KL, finite differences and numbers worked out by hand."""
+
 import math
 
 import pytest
@@ -8,10 +9,24 @@ from hypothesis import strategies as st
 from torch.distributions import Categorical, kl_divergence
 
 from instruct_goose.objective.kl import (
-    ESTIMATORS, adaptive_beta, exact_kl, k1, k2, k3, kl_in_loss, kl_in_reward, log_ratio, sequence_kl, token_kl)
+    ESTIMATORS,
+    adaptive_beta,
+    exact_kl,
+    k1,
+    k2,
+    k3,
+    kl_in_loss,
+    kl_in_reward,
+    log_ratio,
+    sequence_kl,
+    token_kl,
+)
 
 close = torch.testing.assert_close
-f64 = lambda x: torch.tensor(x, dtype=torch.float64)
+
+
+def f64(x):
+    return torch.tensor(x, dtype=torch.float64)
 
 
 def pair(seed, vocab=5, n=2):
@@ -31,14 +46,17 @@ def batch(seed=0, B=4, T=7, side="right"):
 
 def test_by_hand():
     # π = (.7, .2, .1), π_ref = (.3, .3, .4): KL = .7 ln 7/3 + .2 ln 2/3 + .1 ln 1/4 = .59310 − .08109 − .13863 = .373386
-    p, q = f64([.7, .2, .1]).log(), f64([.3, .3, .4]).log()
-    mean = lambda x: (p.exp() * x).sum()
-    close(exact_kl(p, q), f64(.373386), atol=2e-6, rtol=0)
+    p, q = f64([0.7, 0.2, 0.1]).log(), f64([0.3, 0.3, 0.4]).log()
+
+    def mean(x):
+        return (p.exp() * x).sum()
+
+    close(exact_kl(p, q), f64(0.373386), atol=2e-6, rtol=0)
     # ½(.7·.8473² + .2·.4055² + .1·1.3863²) = ½(.50254 + .03288 + .19218) = .36380
-    close(mean(k2(p - q)), f64(.36380), atol=5e-6, rtol=0)
+    close(mean(k2(p - q)), f64(0.36380), atol=5e-6, rtol=0)
     # reversed: χ² − KL = (.49/.3 + .04/.3 + .01/.4 − 1) − .373386 = .418281
-    close(mean(k3(q - p)), f64(.418281), atol=2e-6, rtol=0)
-    close(mean(k1(q - p)), f64(-.373386), atol=2e-6, rtol=0)
+    close(mean(k3(q - p)), f64(0.418281), atol=2e-6, rtol=0)
+    close(mean(k1(q - p)), f64(-0.373386), atol=2e-6, rtol=0)
 
 
 @given(seed=st.integers(0, 10**6), vocab=st.integers(2, 9))
@@ -48,41 +66,47 @@ def test_unbiased_and_pointing_the_right_way(seed, vocab):
     close(exact_kl(p, q), oracle, atol=1e-10, rtol=0)
     for k in (k1, k3):
         close((p.exp() * k(p - q)).sum(), oracle, atol=1e-10, rtol=0)
-    if oracle > .05:
+    if oracle > 0.05:
         for k in (k1, k3):
-            assert ((p.exp() * k(q - p)).sum() - oracle).abs() > 1e-6, "a reversed KL must be told from a right one"
+            assert ((p.exp() * k(q - p)).sum() - oracle).abs() > 1e-6, (
+                "a reversed KL must be told from a right one"
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_k3_is_never_negative_and_keeps_its_digits(dtype):
-    ell = torch.cat([torch.logspace(-7, 1, 200), -torch.logspace(-7, .95, 200)]).to(dtype)
+    ell = torch.cat([torch.logspace(-7, 1, 200), -torch.logspace(-7, 0.95, 200)]).to(dtype)
     assert (k3(ell) >= 0).all() and (k2(ell) >= 0).all()
-    if dtype == torch.float32:    # e^(−ℓ) − 1 + ℓ = ℓ²/2 − ℓ³/6 + …; where that is representable, expm1 keeps it
+    if (
+        dtype == torch.float32
+    ):  # e^(−ℓ) − 1 + ℓ = ℓ²/2 − ℓ³/6 + …; where that is representable, expm1 keeps it
         small = torch.tensor([1e-2, -1e-2, 3e-3])
-        series = small.double()**2 / 2 - small.double()**3 / 6 + small.double()**4 / 24
+        series = small.double() ** 2 / 2 - small.double() ** 3 / 6 + small.double() ** 4 / 24
         close(k3(small).double(), series, rtol=2e-3, atol=0)
-        close(k3(ell[ell.abs() > .1]), k3(ell[ell.abs() > .1].double()).float(), rtol=1e-4, atol=0)
+        close(
+            k3(ell[ell.abs() > 0.1]), k3(ell[ell.abs() > 0.1].double()).float(), rtol=1e-4, atol=0
+        )
 
 
 def test_clamp_is_on_the_side_that_overflows():
-    ell = torch.tensor([-1e4, -10.5, -9., 50., 1e4], requires_grad=True)
+    ell = torch.tensor([-1e4, -10.5, -9.0, 50.0, 1e4], requires_grad=True)
     y = k3(ell)
     y.sum().backward()
     top = math.exp(10) - 11
-    close(y.detach(), torch.tensor([top, top, math.exp(9) - 10, 49., 9999.]))
-    close(ell.grad, torch.tensor([0., 0., 1 - math.exp(9), 1., 1.]))
+    close(y.detach(), torch.tensor([top, top, math.exp(9) - 10, 49.0, 9999.0]))
+    close(ell.grad, torch.tensor([0.0, 0.0, 1 - math.exp(9), 1.0, 1.0]))
     assert k3(torch.tensor([-1e4]).half()).isfinite().all(), "e¹⁰ must fit in float16"
-    assert k3(torch.tensor(-4.), clamp=3.) == k3(torch.tensor(-3.), clamp=3.)
+    assert k3(torch.tensor(-4.0), clamp=3.0) == k3(torch.tensor(-3.0), clamp=3.0)
 
 
 def test_exact_kl_at_the_edges():
-    certain = f64([1., 0., 0.]).log().requires_grad_()
-    kl = exact_kl(certain, f64([.5, .25, .25]).log())
+    certain = f64([1.0, 0.0, 0.0]).log().requires_grad_()
+    kl = exact_kl(certain, f64([0.5, 0.25, 0.25]).log())
     kl.backward()
     close(kl.detach(), f64(math.log(2)))
     assert certain.grad.isfinite().all()
-    assert exact_kl(f64([.5, .5]).log(), f64([1., 0.]).log()).isinf()
-    assert exact_kl(f64([0., 1.]).log(), f64([0., 1.]).log()) == 0
+    assert exact_kl(f64([0.5, 0.5]).log(), f64([1.0, 0.0]).log()).isinf()
+    assert exact_kl(f64([0.0, 1.0]).log(), f64([0.0, 1.0]).log()) == 0
 
 
 def test_exact_kl_padding(poison):
@@ -101,7 +125,12 @@ def test_exact_kl_padding(poison):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_exact_kl_dtypes_and_logits_refused(dtype):
     p, q = pair(5, vocab=300)
-    close(exact_kl(p.to(dtype), q.to(dtype)).double(), exact_kl(p, q), rtol=.1 if dtype == torch.bfloat16 else 1e-4, atol=0)
+    close(
+        exact_kl(p.to(dtype), q.to(dtype)).double(),
+        exact_kl(p, q),
+        rtol=0.1 if dtype == torch.bfloat16 else 1e-4,
+        atol=0,
+    )
     logits = torch.randn(2, 3, 300, dtype=dtype)
     with pytest.raises(ValueError, match=r"^logprobs: .*log_softmax"):
         exact_kl(logits, logits.log_softmax(-1))
@@ -116,7 +145,10 @@ def test_chain_rule_over_all_responses(seed):
     then, ref_then = torch.stack(rows[:2]), torch.stack(rows[2:])
     tokens = torch.tensor([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 2]])
     mask = torch.tensor([[True, True]] * 6 + [[True, False]])
-    step = lambda f, t: torch.stack([f[tokens[:, 0]], torch.cat([t.flatten(), f64([5.])])], 1)     # 5: padding
+
+    def step(f, t):
+        return torch.stack([f[tokens[:, 0]], torch.cat([t.flatten(), f64([5.0])])], 1)  # 5: padding
+
     lp, ref = step(first, then), step(ref_first, ref_then)
     joint, ref_joint = lp.masked_fill(~mask, 0).sum(1), ref.masked_fill(~mask, 0).sum(1)
     oracle = kl_divergence(Categorical(logits=joint), Categorical(logits=ref_joint))
@@ -137,41 +169,51 @@ def test_every_placement_by_enumeration(seed, vocab):
     ell, mean = p - q, lambda x: (p.exp() * x).sum()
     theta = p.clone().requires_grad_()
     lp = theta.log_softmax(-1)[None]
-    one = torch.ones(vocab, 1, dtype=torch.bool)                      # a batch of one-token responses, one of each kind
+    one = torch.ones(vocab, 1, dtype=torch.bool)  # a batch of one-token responses, one of each kind
     zero, reverse, forward = 0 * p, p.exp() * (ell - mean(ell)), p.exp() - q.exp()
     values = {"k1": ell, "k2": ell**2 / 2, "k3": (-ell).exp() - 1 + ell}
     plain_number = {name: p.exp() * (k - mean(k)) for name, k in values.items()}
     close(plain_number["k3"], reverse - forward, atol=1e-9, rtol=0)
 
-    def in_loss(name, **kw): return expected_gradient(kl_in_loss(lp.T, q[:, None], one, 1., name, **kw)[:, 0], p, theta)
+    def in_loss(name, **kw):
+        return expected_gradient(kl_in_loss(lp.T, q[:, None], one, 1.0, name, **kw)[:, 0], p, theta)
+
     def in_reward(name):
-        rewards = kl_in_reward(zero, p[:, None], q[:, None], one, 1., name)[:, 0]
-        return expected_gradient(-rewards * lp[0], p, theta)          # what the policy gradient makes of a reward
+        rewards = kl_in_reward(zero, p[:, None], q[:, None], one, 1.0, name)[:, 0]
+        return expected_gradient(
+            -rewards * lp[0], p, theta
+        )  # what the policy gradient makes of a reward
 
     table = {("k2", "plain"): reverse, ("k3", "plain"): forward}
     for name in ESTIMATORS:
         table[name, "straight_through"] = table[name, "ratio"] = table[name, "both"] = reverse
         table[name, "reward"] = plain_number[name]
     close(plain_number["k1"], reverse, atol=1e-12, rtol=0)
-    form = {"plain": {}, "straight_through": dict(straight_through=True), "ratio": dict(old_logprobs=p[:, None]),
-            "both": dict(straight_through=True, old_logprobs=p[:, None])}
+    form = {
+        "plain": {},
+        "straight_through": dict(straight_through=True),
+        "ratio": dict(old_logprobs=p[:, None]),
+        "both": dict(straight_through=True, old_logprobs=p[:, None]),
+    }
     for (name, how), want in table.items():
         got = in_reward(name) if how == "reward" else in_loss(name, **form[how])
         close(got, want, atol=1e-9, rtol=0, msg=f"{name}, {how}")
-    close(expected_gradient(k1(lp[0] - q), p, theta), zero, atol=1e-12, rtol=0)     # plain k1, which kl_in_loss refuses
+    close(
+        expected_gradient(k1(lp[0] - q), p, theta), zero, atol=1e-12, rtol=0
+    )  # plain k1, which kl_in_loss refuses
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize("straight", [False, True])
 def test_the_ratio_of_stale_samples_is_cut_where_it_would_overflow(name, straight):
-    lp = torch.tensor([[1e4, -1e4, 0.]], requires_grad=True)
-    loss = kl_in_loss(lp, torch.full((1, 3), -1.), None, .1, name, torch.zeros(1, 3), straight)
+    lp = torch.tensor([[1e4, -1e4, 0.0]], requires_grad=True)
+    loss = kl_in_loss(lp, torch.full((1, 3), -1.0), None, 0.1, name, torch.zeros(1, 3), straight)
     loss.sum().backward()
     assert loss.isfinite().all() and lp.grad.isfinite().all()
     # inside the cut nothing changes: ρ = e⁵ and ℓ = 6
-    k = {"k1": 6., "k2": 18., "k3": math.exp(-6) + 5}[name]
-    loss = kl_in_loss(f64([[5.]]), f64([[-1.]]), None, .1, name, f64([[0.]]), straight)
-    close(loss, f64([[.1 * math.exp(5) * k]]))
+    k = {"k1": 6.0, "k2": 18.0, "k3": math.exp(-6) + 5}[name]
+    loss = kl_in_loss(f64([[5.0]]), f64([[-1.0]]), None, 0.1, name, f64([[0.0]]), straight)
+    close(loss, f64([[0.1 * math.exp(5) * k]]))
 
 
 FORMULAS = {"k1": lambda x: x, "k2": lambda x: x * x / 2, "k3": lambda x: math.exp(-x) - 1 + x}
@@ -182,14 +224,19 @@ FORMULAS = {"k1": lambda x: x, "k2": lambda x: x * x / 2, "k3": lambda x: math.e
 def test_each_estimator_token_by_token(name, side):
     "In the sum of a response, in a straight-through loss, whose gradient is k2's, and in the reward. test_numbers has the padding."
     lp, ref, mask = batch(side=side)
-    scores, k = f64([2., -1., .5, 3.]), f64([[FORMULAS[name](x) for x in row] for row in (lp - ref).tolist()])
+    scores, k = (
+        f64([2.0, -1.0, 0.5, 3.0]),
+        f64([[FORMULAS[name](x) for x in row] for row in (lp - ref).tolist()]),
+    )
     close(sequence_kl(lp, ref, mask, name), f64([row[m].sum() for row, m in zip(k, mask)]))
-    loss = kl_in_loss(lp.requires_grad_(), ref, mask, .3, name, straight_through=True)
-    close(loss, torch.where(mask, .3 * k, 0.))
-    close(torch.autograd.grad(loss.sum(), lp)[0], torch.where(mask, .3 * (lp - ref), 0.))  # ∇½ℓ² = ℓ
-    rewards = kl_in_reward(scores, lp, ref, mask, .2, name)
+    loss = kl_in_loss(lp.requires_grad_(), ref, mask, 0.3, name, straight_through=True)
+    close(loss, torch.where(mask, 0.3 * k, 0.0))
+    close(
+        torch.autograd.grad(loss.sum(), lp)[0], torch.where(mask, 0.3 * (lp - ref), 0.0)
+    )  # ∇½ℓ² = ℓ
+    rewards = kl_in_reward(scores, lp, ref, mask, 0.2, name)
     for i, row in enumerate(mask):
-        slow = -.2 * k[i][row]
+        slow = -0.2 * k[i][row]
         slow[-1] += scores[i]
         close(rewards[i][row], slow)
     assert (rewards[~mask] == 0).all() and not rewards.requires_grad
@@ -202,13 +249,21 @@ def test_stale_samples(seed, vocab, straight):
     theta = now.clone().requires_grad_()
     lp = theta.log_softmax(-1)[None]
     target = now.exp() * ((now - q) - (now.exp() * (now - q)).sum())
-    loss = lambda name, old: kl_in_loss(lp, q[None], None, 1., name, old, straight_through=straight)
+
+    def loss(name, old):
+        return kl_in_loss(lp, q[None], None, 1.0, name, old, straight_through=straight)
+
     for name in ESTIMATORS:
         with_ratio = loss(name, was[None])
         close(expected_gradient(with_ratio, was, theta), target, atol=1e-9, rtol=0)
-        close((was.exp() * with_ratio[0]).sum().detach(), (now.exp() * ESTIMATORS[name](now - q)).sum())
+        close(
+            (was.exp() * with_ratio[0]).sum().detach(),
+            (now.exp() * ESTIMATORS[name](now - q)).sum(),
+        )
         if straight or name != "k1":  # plain k1 is refused
-            assert not torch.allclose(expected_gradient(loss(name, None), was, theta), target, atol=1e-4)
+            assert not torch.allclose(
+                expected_gradient(loss(name, None), was, theta), target, atol=1e-4
+            )
 
 
 def test_refusals(unchecked):
@@ -217,24 +272,41 @@ def test_refusals(unchecked):
     empty = mask.clone()
     empty[2] = False
     with unchecked():
-        for fn in (lambda: log_ratio(lp, ref[:, :1]), lambda: log_ratio(lp, ref, mask[:1]), lambda: sequence_kl(lp, ref[:2], mask),
-                   lambda: kl_in_loss(lp, ref, mask, .1, old_logprobs=lp[:1]), lambda: exact_kl(torch.zeros(2, 1), torch.zeros(3, 1))):
-            with pytest.raises(ValueError, match="shapes differ"): fn()
-        with pytest.raises(TypeError, match="mask.bool"): log_ratio(lp, ref, mask.long())
-        with pytest.raises(ValueError, match="one score per response"): kl_in_reward(scores[:, None], lp, ref, mask, .1)
-        with pytest.raises(ValueError, match=r"\[2\]"): kl_in_reward(scores, lp, ref, empty, .1)
-        with pytest.raises(ValueError, match="token_scores"): kl_in_reward(scores, lp, ref, mask, .1, token_scores=lp[:, :1])
-        with pytest.raises(ValueError, match="'k4'.*k1, k2, k3"): token_kl(lp, ref, mask, "k4")
-        with pytest.raises(ValueError, match="gradient of 0.*straight_through"): kl_in_loss(lp, ref, mask, .1, "k1")
-        with pytest.raises(ValueError, match="beta is"): adaptive_beta(-.1, 1., 1.)
+        for fn in (
+            lambda: log_ratio(lp, ref[:, :1]),
+            lambda: log_ratio(lp, ref, mask[:1]),
+            lambda: sequence_kl(lp, ref[:2], mask),
+            lambda: kl_in_loss(lp, ref, mask, 0.1, old_logprobs=lp[:1]),
+            lambda: exact_kl(torch.zeros(2, 1), torch.zeros(3, 1)),
+        ):
+            with pytest.raises(ValueError, match="shapes differ"):
+                fn()
+        with pytest.raises(TypeError, match="mask.bool"):
+            log_ratio(lp, ref, mask.long())
+        with pytest.raises(ValueError, match="one score per response"):
+            kl_in_reward(scores[:, None], lp, ref, mask, 0.1)
+        with pytest.raises(ValueError, match=r"\[2\]"):
+            kl_in_reward(scores, lp, ref, empty, 0.1)
+        with pytest.raises(ValueError, match="token_scores"):
+            kl_in_reward(scores, lp, ref, mask, 0.1, token_scores=lp[:, :1])
+        with pytest.raises(ValueError, match="'k4'.*k1, k2, k3"):
+            token_kl(lp, ref, mask, "k4")
+        with pytest.raises(ValueError, match="gradient of 0.*straight_through"):
+            kl_in_loss(lp, ref, mask, 0.1, "k1")
+        with pytest.raises(ValueError, match="beta is"):
+            adaptive_beta(-0.1, 1.0, 1.0)
 
 
 def test_controller_by_hand():
-    assert adaptive_beta(1., 9., .5) == pytest.approx(1.02)         # error clipped to .2, times .1
-    assert adaptive_beta(.1, .55, .5) == pytest.approx(.101)        # error .1
-    assert adaptive_beta(.1, .9, .5, gain=.5, max_error=.4) == pytest.approx(.12)
+    assert adaptive_beta(1.0, 9.0, 0.5) == pytest.approx(1.02)  # error clipped to .2, times .1
+    assert adaptive_beta(0.1, 0.55, 0.5) == pytest.approx(0.101)  # error .1
+    assert adaptive_beta(0.1, 0.9, 0.5, gain=0.5, max_error=0.4) == pytest.approx(0.12)
 
 
-@pytest.mark.parametrize("kl, target", [(float("nan"), 1.), (float("inf"), 1.), (1., 0.), (1., -1.), (1., float("nan"))])
+@pytest.mark.parametrize(
+    "kl, target",
+    [(float("nan"), 1.0), (float("inf"), 1.0), (1.0, 0.0), (1.0, -1.0), (1.0, float("nan"))],
+)
 def test_controller_refuses(kl, target):
-    with pytest.raises(ValueError, match="target is|KL is"): adaptive_beta(.1, kl, target)
+    with pytest.raises(ValueError, match="target is|KL is"):
+        adaptive_beta(0.1, kl, target)

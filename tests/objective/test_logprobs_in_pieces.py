@@ -1,4 +1,5 @@
 """The plain way beside it: the whole table, log_softmax, autograd. And numbers derived by hand."""
+
 import math
 
 import pytest
@@ -11,15 +12,33 @@ from instruct_goose.lesson import running_example
 from instruct_goose.objective.kl import exact_kl
 from instruct_goose.objective.logprobs import entropy, logprobs_from_hidden, token_logprobs
 from instruct_goose.objective.logprobs_in_pieces import (
-    Head, compare_heads, head_scores, tile_shape, tiles)
+    Head,
+    compare_heads,
+    head_scores,
+    tile_shape,
+    tiles,
+)
 
-near = lambda a, b, atol=1e-10: torch.testing.assert_close(a, b, atol=atol, rtol=0)
-f64 = lambda x: torch.tensor(x, dtype=torch.float64)
-draw = lambda *shape: torch.randn(*shape, dtype=torch.float64)
+
+def near(a, b, atol=1e-10):
+    return torch.testing.assert_close(a, b, atol=atol, rtol=0)
+
+
+def f64(x):
+    return torch.tensor(x, dtype=torch.float64)
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
 
 
 def problem(N=7, H=4, V=11):
-    return draw(N, H).requires_grad_(), draw(V, H).requires_grad_(), draw(V).requires_grad_(), torch.randint(V, (N,))
+    return (
+        draw(N, H).requires_grad_(),
+        draw(V, H).requires_grad_(),
+        draw(V).requires_grad_(),
+        torch.randint(V, (N,)),
+    )
 
 
 def whole(hidden, weight, ids, tau, bias):
@@ -30,16 +49,33 @@ def whole(hidden, weight, ids, tau, bias):
 
 # --- values and gradients, however it is cut ---
 
-@given(st.integers(1, 9), st.sampled_from([1, 40, 200, 700, 2**20]), st.booleans(), st.sampled_from([1., .6, 3]), st.sampled_from(["both", "logprobs", "entropy"]))
+
+@given(
+    st.integers(1, 9),
+    st.sampled_from([1, 40, 200, 700, 2**20]),
+    st.booleans(),
+    st.sampled_from([1.0, 0.6, 3]),
+    st.sampled_from(["both", "logprobs", "entropy"]),
+)
 def test_no_cut_changes_a_number(N, bytes, with_bias, tau, used):
     hidden, weight, bias, ids = problem(N)
     bias = bias if with_bias else None
     got = logprobs_from_hidden(hidden, weight, ids, tau, bias, with_entropy=True, chunk_bytes=bytes)
     want = whole(hidden, weight, ids, tau, bias)
-    for a, b in zip(got, want, strict=True): near(a.detach(), b.detach())
-    inputs, lopsided = [x for x in (hidden, weight, bias) if x is not None], torch.arange(1., N + 1)
-    loss = lambda lp, s: (lopsided * lp).sum() * (used != "entropy") + (lopsided**2 * s).sum() * (used != "logprobs")
-    for a, b in zip(*(torch.autograd.grad(loss(*x), inputs) for x in (got, want)), strict=True): near(a, b, 1e-9)
+    for a, b in zip(got, want, strict=True):
+        near(a.detach(), b.detach())
+    inputs, lopsided = (
+        [x for x in (hidden, weight, bias) if x is not None],
+        torch.arange(1.0, N + 1),
+    )
+
+    def loss(lp, s):
+        return (lopsided * lp).sum() * (used != "entropy") + (lopsided**2 * s).sum() * (
+            used != "logprobs"
+        )
+
+    for a, b in zip(*(torch.autograd.grad(loss(*x), inputs) for x in (got, want)), strict=True):
+        near(a, b, 1e-9)
     alone = logprobs_from_hidden(hidden, weight, ids, tau, bias, chunk_bytes=bytes)
     near(alone.detach(), want[0].detach())
 
@@ -48,10 +84,16 @@ def test_no_cut_changes_a_number(N, bytes, with_bias, tau, used):
 def test_numbers_by_hand(bytes):
     "A head that is the identity has the logits for states: (.55, .30, .15), and good was sampled."
     z = running_example().logits[0, :1].clone().requires_grad_()
-    lp, s = logprobs_from_hidden(z, torch.eye(3).double(), torch.tensor([0]), with_entropy=True, chunk_bytes=bytes)
-    near(lp.item(), math.log(.55)); near(s.item(), -sum(p * math.log(p) for p in (.55, .3, .15)))
-    near(torch.autograd.grad(lp, z, retain_graph=True)[0], f64([[.45, -.30, -.15]]))
-    near(torch.autograd.grad(s, z)[0], f64([[-p * (math.log(p) + s.item()) for p in (.55, .3, .15)]]))
+    lp, s = logprobs_from_hidden(
+        z, torch.eye(3).double(), torch.tensor([0]), with_entropy=True, chunk_bytes=bytes
+    )
+    near(lp.item(), math.log(0.55))
+    near(s.item(), -sum(p * math.log(p) for p in (0.55, 0.3, 0.15)))
+    near(torch.autograd.grad(lp, z, retain_graph=True)[0], f64([[0.45, -0.30, -0.15]]))
+    near(
+        torch.autograd.grad(s, z)[0],
+        f64([[-p * (math.log(p) + s.item()) for p in (0.55, 0.3, 0.15)]]),
+    )
 
 
 @pytest.mark.parametrize("bytes", [32, 200, 2**20])
@@ -61,25 +103,39 @@ def test_forbidden_tokens(bytes):
     forbidden = torch.arange(11) >= 4
     ids = ids % 4
     closed = bias.detach().masked_fill(forbidden, -math.inf).requires_grad_()
-    lp, s = logprobs_from_hidden(hidden, weight, ids, 1., closed, with_entropy=True, chunk_bytes=bytes)
-    want = whole(hidden, weight[:4], ids, 1., bias[:4])
-    near(lp.detach(), want[0].detach()); near(s.detach(), want[1].detach())
-    for a, b in zip(*(torch.autograd.grad(x.sum() + 2 * y.sum(), (hidden, weight)) for x, y in ((lp, s), want)), strict=True): near(a, b)
+    lp, s = logprobs_from_hidden(
+        hidden, weight, ids, 1.0, closed, with_entropy=True, chunk_bytes=bytes
+    )
+    want = whole(hidden, weight[:4], ids, 1.0, bias[:4])
+    near(lp.detach(), want[0].detach())
+    near(s.detach(), want[1].detach())
+    for a, b in zip(
+        *(torch.autograd.grad(x.sum() + 2 * y.sum(), (hidden, weight)) for x, y in ((lp, s), want)),
+        strict=True,
+    ):
+        near(a, b)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("bytes", [400, 2**20])
 def test_narrow_floats(dtype, bytes):
     "Sums are made in float32: the error of the gradient is that of rounding the inputs, not of adding up."
-    hidden, weight, bias, ids = (x.detach().to(dtype) if x.is_floating_point() else x for x in problem(40, 16, 60))
-    for x in (hidden, weight, bias): x.requires_grad_()
-    lp, s = logprobs_from_hidden(hidden, weight, ids, .9, bias, with_entropy=True, chunk_bytes=bytes)
+    hidden, weight, bias, ids = (
+        x.detach().to(dtype) if x.is_floating_point() else x for x in problem(40, 16, 60)
+    )
+    for x in (hidden, weight, bias):
+        x.requires_grad_()
+    lp, s = logprobs_from_hidden(
+        hidden, weight, ids, 0.9, bias, with_entropy=True, chunk_bytes=bytes
+    )
     exact = [x.detach().double().requires_grad_() for x in (hidden, weight, bias)]
-    want = whole(exact[0], exact[1], ids, .9, exact[2])
+    want = whole(exact[0], exact[1], ids, 0.9, exact[2])
     eps = torch.finfo(dtype).eps
     assert lp.dtype == s.dtype == torch.float32
-    near(lp.double().detach(), want[0].detach(), 60 * eps); near(s.double().detach(), want[1].detach(), 60 * eps)
-    (lp.sum() + s.sum()).backward(); (want[0].sum() + want[1].sum()).backward()
+    near(lp.double().detach(), want[0].detach(), 60 * eps)
+    near(s.double().detach(), want[1].detach(), 60 * eps)
+    (lp.sum() + s.sum()).backward()
+    (want[0].sum() + want[1].sum()).backward()
     for a, b in zip((hidden, weight, bias), exact, strict=True):
         assert a.grad.dtype == dtype
         near(a.grad.double(), b.grad, 30 * eps * b.grad.abs().max().item())
@@ -89,17 +145,22 @@ def test_under_autocast():
     "The trunk hands on bfloat16 and the head's weight is float32: the product is made in bfloat16, as a linear layer makes it."
     hidden, weight, _, ids = (x.detach().float() if x.is_floating_point() else x for x in problem())
     weight.requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16): lp = logprobs_from_hidden(hidden.bfloat16(), weight, ids, chunk_bytes=64)
+    with torch.autocast("cpu", torch.bfloat16):
+        lp = logprobs_from_hidden(hidden.bfloat16(), weight, ids, chunk_bytes=64)
     lp.sum().backward()
     assert lp.dtype == weight.grad.dtype == torch.float32
-    near(lp.detach(), token_logprobs(hidden @ weight.detach().T, ids), .1)
+    near(lp.detach(), token_logprobs(hidden @ weight.detach().T, ids), 0.1)
 
 
 # --- what is not computed ---
 
+
 class Work(TorchDispatchMode):
     "Multiplications in matrix products, and the largest tensor that is made."
-    def __init__(self): super().__init__(); self.products = self.largest = 0
+
+    def __init__(self):
+        super().__init__()
+        self.products = self.largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -107,25 +168,38 @@ class Work(TorchDispatchMode):
             a, b = args[-2:]
             self.products += a.shape[0] * a.shape[1] * b.shape[1]
         for t in out if isinstance(out, tuple | list) else (out,):
-            if torch.is_tensor(t): self.largest = max(self.largest, t.numel())
+            if torch.is_tensor(t):
+                self.largest = max(self.largest, t.numel())
         return out
 
 
 N, H, V = 60, 8, 90
 
 
-@pytest.mark.parametrize("learns,moved,bytes,products", [
-    (("hidden", "weight"), 60, 2**10, 4), (("hidden", "weight"), 15, 2**10, 1 + 3 / 4), (("hidden", "weight"), 0, 2**10, 1),
-    (("hidden",), 60, 2**10, 3), (("weight",), 60, 2**10, 3), (("hidden",), 30, 2**10, 2), (("hidden", "weight"), 60, 2**20, 3),
-    (("hidden", "weight"), 15, 2**20, 1 + 2 / 4)])
+@pytest.mark.parametrize(
+    "learns,moved,bytes,products",
+    [
+        (("hidden", "weight"), 60, 2**10, 4),
+        (("hidden", "weight"), 15, 2**10, 1 + 3 / 4),
+        (("hidden", "weight"), 0, 2**10, 1),
+        (("hidden",), 60, 2**10, 3),
+        (("weight",), 60, 2**10, 3),
+        (("hidden",), 30, 2**10, 2),
+        (("hidden", "weight"), 60, 2**20, 3),
+        (("hidden", "weight"), 15, 2**20, 1 + 2 / 4),
+    ],
+)
 def test_the_work_that_is_done(learns, moved, bytes, products):
     hidden, weight, _, ids = problem(N, H, V)
-    for name, x in (("hidden", hidden), ("weight", weight)): x.requires_grad_(name in learns)
+    for name, x in (("hidden", hidden), ("weight", weight)):
+        x.requires_grad_(name in learns)
     with Work() as seen:
         lp = logprobs_from_hidden(hidden, weight, ids, chunk_bytes=bytes)
         (lp * (torch.arange(N) % 4 < moved // 15)).sum().backward()
     assert seen.products == products * N * H * V
-    assert (hidden.grad is not None) == ("hidden" in learns) and (weight.grad is not None) == ("weight" in learns)
+    assert (hidden.grad is not None) == ("hidden" in learns) and (weight.grad is not None) == (
+        "weight" in learns
+    )
 
 
 @pytest.mark.parametrize("with_entropy", [True, False])
@@ -135,20 +209,34 @@ def test_what_the_loss_does_not_move_may_be_poison(with_entropy):
     dirty = torch.where(m[:, None], clean, math.nan).requires_grad_()
     clean.requires_grad_()
     for bytes in (64, 2**20):
-        outs = [logprobs_from_hidden(h, weight, i, with_entropy=with_entropy, chunk_bytes=bytes) for h, i in ((dirty, ids), (clean, ids))]
-        sums = [sum(x.masked_fill(~m, 0.).sum() for x in (out if with_entropy else (out,))) for out in outs]
-        (a, wa), (b, wb) = (torch.autograd.grad(s, (h, weight)) for s, h in zip(sums, (dirty, clean), strict=True))
-        near(a, b); near(wa, wb); assert (a[~m] == 0).all()
+        outs = [
+            logprobs_from_hidden(h, weight, i, with_entropy=with_entropy, chunk_bytes=bytes)
+            for h, i in ((dirty, ids), (clean, ids))
+        ]
+        sums = [
+            sum(x.masked_fill(~m, 0.0).sum() for x in (out if with_entropy else (out,)))
+            for out in outs
+        ]
+        (a, wa), (b, wb) = (
+            torch.autograd.grad(s, (h, weight)) for s, h in zip(sums, (dirty, clean), strict=True)
+        )
+        near(a, b)
+        near(wa, wb)
+        assert (a[~m] == 0).all()
 
 
 @pytest.mark.parametrize("bytes,with_entropy", [(2**11, True), (2**12, True), (2**12, False)])
 def test_no_tensor_is_larger_than_asked_for(bytes, with_entropy):
     hidden, weight, _, ids = problem(300, 2, 400)
     with Work() as seen:
-        out = logprobs_from_hidden(hidden, weight, ids, with_entropy=with_entropy, chunk_bytes=bytes)
+        out = logprobs_from_hidden(
+            hidden, weight, ids, with_entropy=with_entropy, chunk_bytes=bytes
+        )
         (sum(x.sum() for x in out) if with_entropy else out.sum()).backward()
     blocks = 300 * math.ceil(400 / tile_shape(300, 400, bytes // 8 // (1 + with_entropy))[1])
-    assert seen.largest <= max(bytes // 8 // (1 + with_entropy), hidden.numel(), weight.numel(), 2 * blocks)
+    assert seen.largest <= max(
+        bytes // 8 // (1 + with_entropy), hidden.numel(), weight.numel(), 2 * blocks
+    )
 
 
 @given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 5000))
@@ -157,30 +245,42 @@ def test_tiles_cover_the_table_once(tokens, vocab, numbers):
     assert shape[0] * shape[1] <= max(numbers, 1)
     if tokens <= 40 and vocab <= 40:
         seen = torch.zeros(tokens, vocab)
-        for rows, columns in tiles(tokens, vocab, shape): seen[rows, columns] += 1
+        for rows, columns in tiles(tokens, vocab, shape):
+            seen[rows, columns] += 1
         assert (seen == 1).all()
 
 
 # --- two models ---
 
-@given(st.integers(0, 9), st.sampled_from([1, 100, 600, 2**20]), st.sampled_from([1., .6, 3]), st.booleans())
+
+@given(
+    st.integers(0, 9),
+    st.sampled_from([1, 100, 600, 2**20]),
+    st.sampled_from([1.0, 0.6, 3]),
+    st.booleans(),
+)
 def test_two_models_at_once(N, bytes, tau, with_bias):
     a, b, ids = draw(N, 4), draw(N, 3), torch.randint(11, (N,))
     head = Head(draw(11, 4), draw(11) if with_bias else None)
     other = Head(draw(11, 3))
     pi, ref = head_scores(a, head).log_softmax(-1), head_scores(b, other).log_softmax(-1)
     got = compare_heads(a, head, b, other, ids, tau, bytes)
-    near(got.logprobs, token_logprobs(pi, ids, tau)); near(got.ref_logprobs, token_logprobs(ref, ids, tau)); near(got.entropy, entropy(pi, tau))
+    near(got.logprobs, token_logprobs(pi, ids, tau))
+    near(got.ref_logprobs, token_logprobs(ref, ids, tau))
+    near(got.entropy, entropy(pi, tau))
     near(got.kl, exact_kl((pi / tau).log_softmax(-1), (ref / tau).log_softmax(-1)))
     assert (compare_heads(a, head, a, head, ids, tau, bytes).kl == 0).all()
 
 
 def test_two_vocabularies_are_not_compared():
     with pytest.raises(ValueError, match=r"\(5,\).*\(6,\)"):
-        compare_heads(draw(2, 4), Head(draw(5, 4)), draw(2, 4), Head(draw(6, 4)), torch.tensor([0, 1]))
+        compare_heads(
+            draw(2, 4), Head(draw(5, 4)), draw(2, 4), Head(draw(6, 4)), torch.tensor([0, 1])
+        )
 
 
 @pytest.mark.parametrize("wrong", [0, -1])
 def test_what_must_be_above_0(wrong):
     hidden, weight, _, ids = problem()
-    with pytest.raises(ValueError, match=f"chunk_bytes={wrong} must be above 0"): logprobs_from_hidden(hidden, weight, ids, chunk_bytes=wrong)
+    with pytest.raises(ValueError, match=f"chunk_bytes={wrong} must be above 0"):
+        logprobs_from_hidden(hidden, weight, ids, chunk_bytes=wrong)

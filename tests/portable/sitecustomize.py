@@ -5,6 +5,7 @@
 
 and is left alone where none of them is set. torch is not imported here: a hook waits until somebody else does.
 """
+
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -13,7 +14,17 @@ import os
 import sys
 import zlib
 
-DRAWS = ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_")
+DRAWS = (
+    "uniform_",
+    "normal_",
+    "trunc_normal_",
+    "xavier_uniform_",
+    "xavier_normal_",
+    "kaiming_uniform_",
+    "kaiming_normal_",
+    "orthogonal_",
+    "sparse_",
+)
 jitter, threads = (int(os.environ.get(name) or 0) for name in ("GOOSE_JITTER", "GOOSE_THREADS"))
 
 
@@ -29,9 +40,16 @@ def jittered(draw):
         if not tensor.is_meta:
             with torch.no_grad():
                 wide = tensor.double().cpu()
-                seed = zlib.crc32(wide.contiguous().numpy().tobytes(), zlib.crc32(repr((jitter, tuple(tensor.shape))).encode()))
-                noise = torch.randn(wide.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-                tensor.copy_(wide * (1 + 1e-6 * torch.empty_like(wide).copy_(noise)))  # on a pretended GPU `wide` has stayed there
+                seed = zlib.crc32(
+                    wide.contiguous().numpy().tobytes(),
+                    zlib.crc32(repr((jitter, tuple(tensor.shape))).encode()),
+                )
+                noise = torch.randn(
+                    wide.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+                )
+                tensor.copy_(
+                    wide * (1 + 1e-6 * torch.empty_like(wide).copy_(noise))
+                )  # on a pretended GPU `wide` has stayed there
         return tensor
 
     return initialise
@@ -39,7 +57,8 @@ def jittered(draw):
 
 def change_init(init):
     "Before anybody can have taken a function out of torch.nn.init."
-    for name in DRAWS: setattr(init, name, jittered(getattr(init, name)))
+    for name in DRAWS:
+        setattr(init, name, jittered(getattr(init, name)))
 
 
 def change_torch(torch):
@@ -49,7 +68,10 @@ def change_torch(torch):
     def set_num_threads(n):
         nonlocal asked
         asked = n
-        if multiprocessing.current_process().daemon: own(n)  # forked by `in_processes`: it would wait for OpenMP's threads, which are not forked along
+        if multiprocessing.current_process().daemon:
+            own(
+                n
+            )  # forked by `in_processes`: it would wait for OpenMP's threads, which are not forked along
 
     own = torch.set_num_threads
     own(threads)
@@ -58,7 +80,8 @@ def change_torch(torch):
 
 class Hook(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name not in changes: return None
+        if name not in changes:
+            return None
         change, spec = changes.pop(name), importlib.machinery.PathFinder.find_spec(name, path)
         run = spec.loader.exec_module
 
@@ -70,5 +93,8 @@ class Hook(importlib.abc.MetaPathFinder):
         return spec
 
 
-changes = ({"torch.nn.init": change_init} if jitter else {}) | ({"torch": change_torch} if threads else {})
-if changes: sys.meta_path.insert(0, Hook())
+changes = ({"torch.nn.init": change_init} if jitter else {}) | (
+    {"torch": change_torch} if threads else {}
+)
+if changes:
+    sys.meta_path.insert(0, Hook())

@@ -1,12 +1,13 @@
 "What a file of settings may say, and how it is read."
+
 from dataclasses import dataclass
 
 import pytest
 
+from instruct_goose.core.checks import Positive
 from instruct_goose.objective.policy_loss import SURROGATES
 from instruct_goose.recipes.inputs import OwnRun, as_yaml, settings_in
 from instruct_goose.recipes.own_model import TrainConfig
-from instruct_goose.core.checks import Positive
 
 
 @dataclass(kw_only=True)
@@ -15,18 +16,42 @@ class Mine(OwnRun):
     weights: tuple[float, ...] | None = None
 
 
-BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi"))
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi")
+)
 
 
-@pytest.mark.parametrize("text, says", [
-    ("algorithm: GRPOO", "algorithm is 'GRPOO'.*'grpo'"), ("steps: 500\nlr: 1\nsteps: 1", "line 3: 'steps' stands in it twice"), ("batch-size: 8\nbatch_size: 4", "'batch_size' stands in it twice"),
-    ("lr: 1\nsteps: 010", "line 2: steps is '010'"), ("steps: 1:30", "'1:30'"), ("steps: 1_000", "'1_000'"), ("resume: yes", "'yes'"), ("steps: 0o10", "'0o10'"), ("<<: {steps: 3}", "'<<'"), ("lr: '\u0661'", "lr is"),
-    ("lr: 1 # old\u2028steps: 9", r"'\\u2028'"), (BOMB, "refers to another"), ("model: " + "[" * 10_000 + "]" * 10_000, "recursion"), ("surrogate_settings: {x: 1, x: 2}", "twice"),
-    ("num_generations: 4\nlearning_rate: 1\nsetps: 3", "'num_generations': here it is called group_size.*'learning_rate'.*lr.*'setps'.*steps"),
-    ("model: [" + "1, " * 5000 + "]", "model is"), ("lr: 1\n\tb: 2", "cannot start any token"), ("- 1", "no settings"), ("", "no settings")])
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("algorithm: GRPOO", "algorithm is 'GRPOO'.*'grpo'"),
+        ("steps: 500\nlr: 1\nsteps: 1", "line 3: 'steps' stands in it twice"),
+        ("batch-size: 8\nbatch_size: 4", "'batch_size' stands in it twice"),
+        ("lr: 1\nsteps: 010", "line 2: steps is '010'"),
+        ("steps: 1:30", "'1:30'"),
+        ("steps: 1_000", "'1_000'"),
+        ("resume: yes", "'yes'"),
+        ("steps: 0o10", "'0o10'"),
+        ("<<: {steps: 3}", "'<<'"),
+        ("lr: '\u0661'", "lr is"),
+        ("lr: 1 # old\u2028steps: 9", r"'\\u2028'"),
+        (BOMB, "refers to another"),
+        ("model: " + "[" * 10_000 + "]" * 10_000, "recursion"),
+        ("surrogate_settings: {x: 1, x: 2}", "twice"),
+        (
+            "num_generations: 4\nlearning_rate: 1\nsetps: 3",
+            "'num_generations': here it is called group_size.*'learning_rate'.*lr.*'setps'.*steps",
+        ),
+        ("model: [" + "1, " * 5000 + "]", "model is"),
+        ("lr: 1\n\tb: 2", "cannot start any token"),
+        ("- 1", "no settings"),
+        ("", "no settings"),
+    ],
+)
 def test_a_file_is_refused_in_one_line(tmp_path, text, says):
     (tmp_path / "run.yaml").write_text(text)
-    with pytest.raises(ValueError, match=f"(?s)^--config .*run.yaml.*{says}") as e: settings_in(TrainConfig, tmp_path / "run.yaml")
+    with pytest.raises(ValueError, match=f"(?s)^--config .*run.yaml.*{says}") as e:
+        settings_in(TrainConfig, tmp_path / "run.yaml")
     assert len(str(e.value)) < 700
 
 
@@ -34,19 +59,32 @@ def test_a_value_is_read_as_its_setting_asks(tmp_path):
     text = "model: 010\ndata: a.jsonl\nlr: 1e-5\nsave-every: 10\nweights: [1, .5, -2.5e+3]\nresume: false\noutput_dir: null\ndataset: ~\nprompt_column: 2001-01-01\nprogress: false\n"
     (tmp_path / "run.yaml").write_text(text)
     mine = Mine.read(tmp_path / "run.yaml")
-    assert mine == Mine(model="010", data="a.jsonl", lr=1e-5, save_every=10, weights=(1, .5, -2500.), prompt_column="2001-01-01", progress=False)
+    assert mine == Mine(
+        model="010",
+        data="a.jsonl",
+        lr=1e-5,
+        save_every=10,
+        weights=(1, 0.5, -2500.0),
+        prompt_column="2001-01-01",
+        progress=False,
+    )
     (tmp_path / "run.yaml").write_text(as_yaml(mine))
     assert Mine.read(tmp_path / "run.yaml") == mine
 
 
 def test_a_plug_in_of_the_file_is_run_before_its_other_settings_are_read(tmp_path):
-    (tmp_path / "mine.py").write_text("from instruct_goose.objective.policy_loss import SURROGATES\nSURROGATES['of_mine'] = SURROGATES['ratio']\n")
+    (tmp_path / "mine.py").write_text(
+        "from instruct_goose.objective.policy_loss import SURROGATES\nSURROGATES['of_mine'] = SURROGATES['ratio']\n"
+    )
     (tmp_path / "run.yaml").write_text(f"surrogate: of_mine\nplugin: {tmp_path / 'mine.py'}\n")
-    try: assert settings_in(TrainConfig, tmp_path / "run.yaml")["surrogate"] == "of_mine"
-    finally: SURROGATES.pop("of_mine", None)
+    try:
+        assert settings_in(TrainConfig, tmp_path / "run.yaml")["surrogate"] == "of_mine"
+    finally:
+        SURROGATES.pop("of_mine", None)
 
 
 def test_rows_come_from_a_file_or_a_data_set():
     for wrong in ({}, {"data": "a.jsonl", "dataset": "owner/name"}):
-        with pytest.raises(ValueError, match="one of the two"): Mine(model="m", **wrong)
+        with pytest.raises(ValueError, match="one of the two"):
+            Mine(model="m", **wrong)
     assert Mine(model="m", dataset="owner/name").data is None

@@ -2,6 +2,7 @@
 
 Oracles: files as other programs read them; a run that was never stopped.
 """
+
 import hashlib
 import json
 import re
@@ -31,11 +32,24 @@ from instruct_goose.data.files import BadRow
 from instruct_goose.models.loading import find_model
 from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
-    SAMPLE, as_yaml, load_reward, own_tokenizer, read_demos, read_prompts, try_reward)
+    SAMPLE,
+    as_yaml,
+    load_reward,
+    own_tokenizer,
+    read_demos,
+    read_prompts,
+    try_reward,
+)
 from instruct_goose.recipes.own_model import TrainConfig, run_train
 from instruct_goose.supervised.dpo import thumb_rows
 
-TEXTS = ["tell me: is tea hot", "rain is wet.", "Rome? no, jazz", "yes no maybe", "<ask>what</ask>"] * 9
+TEXTS = [
+    "tell me: is tea hot",
+    "rain is wet.",
+    "Rome? no, jazz",
+    "yes no maybe",
+    "<ask>what</ask>",
+] * 9
 CHAT = "{% for m in messages %}<ask>{{ m.role }}: {{ m.content }}</ask>{% endfor %}{% if add_generation_prompt %}<ask>assistant: {% endif %}"
 
 
@@ -50,10 +64,22 @@ def _as_users_run_it(monkeypatch):
 def tokenizer():
     "Byte pairs that merge over every border; no pad token, as GPT-2's; a chat template."
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    backend.train_from_iterator(TEXTS, BpeTrainer(vocab_size=300, special_tokens=["<end>"], show_progress=False,
-                                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<end>", eos_token="<end>", model_max_length=64)
+    backend.pre_tokenizer, backend.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    backend.train_from_iterator(
+        TEXTS,
+        BpeTrainer(
+            vocab_size=300,
+            special_tokens=["<end>"],
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        ),
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<end>", eos_token="<end>", model_max_length=64
+    )
     made.chat_template = CHAT
     return made
 
@@ -63,128 +89,353 @@ def here(tmp_path, monkeypatch, tokenizer):
     "A directory with two models, prompts of text and of messages, and rewards."
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)).save_pretrained("gpt2")
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-                                 num_key_value_heads=1, max_position_embeddings=64, bos_token_id=0, eos_token_id=0)).save_pretrained("llama")
-    for name in ("gpt2", "llama"): tokenizer.save_pretrained(name)
-    write("prompts.jsonl", [{"prompt": "is tea hot", "answer": "yes", "n": 3}, {"prompt": [{"role": "user", "content": "rain?"}], "answer": "wet", "n": 4}])
-    Path("rewards.py").write_text("import asyncio\nimport helper\n\ndef score(completions, answer, n): return [helper.one(c) for c in completions]\n\n"
-                                  "async def later(texts):\n    await asyncio.sleep(0)\n    return [1.0] * len(texts)\n\nclass Judge:\n    def score(self, texts): return [2.0] * len(texts)\n\n"
-                                  "judge = Judge()\ndef nan(texts): return [float('nan')] * len(texts)\ndef broken(texts): return 1 / 0\ndef missing(texts, colour): return texts\nx = 3\n")
-    Path("helper.py").write_text("def one(c): return float(len(c if isinstance(c, str) else c[-1]['content']))\n")
+    GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(tokenizer),
+            n_positions=64,
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    ).save_pretrained("gpt2")
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=64,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    ).save_pretrained("llama")
+    for name in ("gpt2", "llama"):
+        tokenizer.save_pretrained(name)
+    write(
+        "prompts.jsonl",
+        [
+            {"prompt": "is tea hot", "answer": "yes", "n": 3},
+            {"prompt": [{"role": "user", "content": "rain?"}], "answer": "wet", "n": 4},
+        ],
+    )
+    Path("rewards.py").write_text(
+        "import asyncio\nimport helper\n\ndef score(completions, answer, n): return [helper.one(c) for c in completions]\n\n"
+        "async def later(texts):\n    await asyncio.sleep(0)\n    return [1.0] * len(texts)\n\nclass Judge:\n    def score(self, texts): return [2.0] * len(texts)\n\n"
+        "judge = Judge()\ndef nan(texts): return [float('nan')] * len(texts)\ndef broken(texts): return 1 / 0\ndef missing(texts, colour): return texts\nx = 3\n"
+    )
+    Path("helper.py").write_text(
+        "def one(c): return float(len(c if isinstance(c, str) else c[-1]['content']))\n"
+    )
     return tmp_path
 
 
-def write(name, rows): Path(name).write_text("\n".join(map(json.dumps, rows)) + "\n")
+def write(name, rows):
+    Path(name).write_text("\n".join(map(json.dumps, rows)) + "\n")
 
 
-TINY = ["--steps", "2", "--batch-size", "4", "--max-new-tokens", "3", "--epochs", "1", "--minibatches", "1", "--no-progress"]
+TINY = [
+    "--steps",
+    "2",
+    "--batch-size",
+    "4",
+    "--max-new-tokens",
+    "3",
+    "--epochs",
+    "1",
+    "--minibatches",
+    "1",
+    "--no-progress",
+]
 
 
-def train(*more, reward="rewards.py:score"): return ["train", "--model", "llama", "--data", "prompts.jsonl", "--reward", reward, *TINY, *map(str, more)]
+def train(*more, reward="rewards.py:score"):
+    return [
+        "train",
+        "--model",
+        "llama",
+        "--data",
+        "prompts.jsonl",
+        "--reward",
+        reward,
+        *TINY,
+        *map(str, more),
+    ]
 
 
 def refused(*args):
-    with pytest.raises(SystemExit) as stop: main(list(map(str, args)))
+    with pytest.raises(SystemExit) as stop:
+        main(list(map(str, args)))
     assert isinstance(stop.value.code, str), stop.value.code
     return stop.value.code
 
 
-def log(out): return [{k: x for k, x in json.loads(line).items() if "second" not in k} for line in Path(out, "metrics.jsonl").read_text().splitlines()]
+def log(out):
+    return [
+        {k: x for k, x in json.loads(line).items() if "second" not in k}
+        for line in Path(out, "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def test_rows_of_every_kind_become_prompts_with_their_columns(here, tokenizer):
     talk = [{"role": "user", "content": "q"}]
-    write("p.jsonl", ["plain", {"text": "t", "k": 1}, talk, {"messages": [*talk, {"role": "assistant", "content": "a"}], "k": [2]}, {"prompt": "p", "messages": None, "k": None}])
-    assert read_prompts("p.jsonl", tokenizer) == [{"prompt": "plain"}, {"prompt": "t", "k": 1}, {"prompt": talk}, {"prompt": talk, "k": [2]}, {"prompt": "p", "messages": None, "k": None}]
+    write(
+        "p.jsonl",
+        [
+            "plain",
+            {"text": "t", "k": 1},
+            talk,
+            {"messages": [*talk, {"role": "assistant", "content": "a"}], "k": [2]},
+            {"prompt": "p", "messages": None, "k": None},
+        ],
+    )
+    assert read_prompts("p.jsonl", tokenizer) == [
+        {"prompt": "plain"},
+        {"prompt": "t", "k": 1},
+        {"prompt": talk},
+        {"prompt": talk, "k": [2]},
+        {"prompt": "p", "messages": None, "k": None},
+    ]
 
 
-@pytest.mark.parametrize("line, says", [('{"prompt": "a"', "not JSON"), ('{"prompt": ""}', "empty"), ('{"prompt": 7}', "prompt is 7"), ('{"question": "a"}', "no 'prompt'"), ("7", "type int"),
-                                        ('{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}', "what the policy is to write"), ('{"prompt": "\\ud800"}', "not UTF-8")])
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ('{"prompt": "a"', "not JSON"),
+        ('{"prompt": ""}', "empty"),
+        ('{"prompt": 7}', "prompt is 7"),
+        ('{"question": "a"}', "no 'prompt'"),
+        ("7", "type int"),
+        (
+            '{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
+            "what the policy is to write",
+        ),
+        ('{"prompt": "\\ud800"}', "not UTF-8"),
+    ],
+)
 def test_a_prompt_that_is_none_is_named_by_its_line(here, tokenizer, line, says):
     Path("p.jsonl").write_text('{"prompt": "good"}\n\n' + line + "\n")
-    with pytest.raises(BadRow, match=f"p.jsonl, line 3: .*{says}"): read_prompts("p.jsonl", tokenizer)
+    with pytest.raises(BadRow, match=f"p.jsonl, line 3: .*{says}"):
+        read_prompts("p.jsonl", tokenizer)
 
 
 def test_demonstrations_are_parted_where_the_answer_begins(here, tokenizer):
     talk = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
-    write("d.jsonl", ["all of it", {"prompt": "is tea ", "completion": "hot"}, {"prompt": talk, "completion": "yes"}, {"messages": [*talk, {"role": "assistant", "content": "no"}]},
-                      {"prompt": "q", "completion": [{"role": "assistant", "content": "r"}]}])
+    write(
+        "d.jsonl",
+        [
+            "all of it",
+            {"prompt": "is tea ", "completion": "hot"},
+            {"prompt": talk, "completion": "yes"},
+            {"messages": [*talk, {"role": "assistant", "content": "no"}]},
+            {"prompt": "q", "completion": [{"role": "assistant", "content": "r"}]},
+        ],
+    )
     given, answers = zip(*(row.values() for row in read_demos("d.jsonl", tokenizer)))
     head = "<ask>system: s</ask><ask>user: q</ask><ask>assistant: "
-    assert given == ("", "is tea ", head, head, "<ask>user: q</ask><ask>assistant: ") and answers == ("all of it", "hot", "yes</ask>", "no</ask>", "r</ask>")
+    assert given == (
+        "",
+        "is tea ",
+        head,
+        head,
+        "<ask>user: q</ask><ask>assistant: ",
+    ) and answers == ("all of it", "hot", "yes</ask>", "no</ask>", "r</ask>")
     write("d.jsonl", [{"messages": [{"role": "assistant", "content": "no"}]}])
-    with pytest.raises(BadRow, match="ends with the assistant's turn, after at least one other"): read_demos("d.jsonl", tokenizer)
+    with pytest.raises(BadRow, match="ends with the assistant's turn, after at least one other"):
+        read_demos("d.jsonl", tokenizer)
 
 
 def test_rewards_by_their_place(here, tokenizer):
     rows = read_prompts("prompts.jsonl", tokenizer)
-    assert try_reward([load_reward("rewards.py:score")], rows, tokenizer) == [15., 15.] and try_reward([load_reward("rewards.py:later")], rows, tokenizer) == [1., 1.]
-    assert try_reward([load_reward("rewards.py:judge"), load_reward("rewards.py:later")], rows, tokenizer, [1., -3.]) == [-1., -1.]
+    assert try_reward([load_reward("rewards.py:score")], rows, tokenizer) == [
+        15.0,
+        15.0,
+    ] and try_reward([load_reward("rewards.py:later")], rows, tokenizer) == [1.0, 1.0]
+    assert try_reward(
+        [load_reward("rewards.py:judge"), load_reward("rewards.py:later")],
+        rows,
+        tokenizer,
+        [1.0, -3.0],
+    ) == [-1.0, -1.0]
     (here / "elsewhere").mkdir()
     Path("elsewhere/beside_it.py").write_text("points = 7.")
-    Path("elsewhere/r.py").write_text("from beside_it import points\ndef score(texts): return [points for _ in texts]")
-    assert try_reward([load_reward("elsewhere/r.py:score")], rows, tokenizer) == [7., 7.]  # a file may import what stands beside it
-    def lengths(texts, completion_ids): return [float(len(ids)) for ids in completion_ids]
-    assert try_reward([lengths], rows, tokenizer) == [float(len(tokenizer(SAMPLE, add_special_tokens=False)["input_ids"]))] * 2
+    Path("elsewhere/r.py").write_text(
+        "from beside_it import points\ndef score(texts): return [points for _ in texts]"
+    )
+    assert try_reward([load_reward("elsewhere/r.py:score")], rows, tokenizer) == [
+        7.0,
+        7.0,
+    ]  # a file may import what stands beside it
+
+    def lengths(texts, completion_ids):
+        return [float(len(ids)) for ids in completion_ids]
+
+    assert (
+        try_reward([lengths], rows, tokenizer)
+        == [float(len(tokenizer(SAMPLE, add_special_tokens=False)["input_ids"]))] * 2
+    )
     assert str(here) not in sys.path[:1]
 
 
-@pytest.mark.parametrize("change, says", [*((["--reward", place], says) for place, says in (
-    ("rewards.py", "its functions: score, later, nan, broken, missing"), ("rewards.py:x", "class 'x'"), ("nowhere.py:f", "no file nowhere.py"), ("no.where:f", "no.where does not run"), ("rewards.py:nan", "is nan"),
-    ("rewards.py:missing", "asks for 'colour'"), ("half.py:f", "half.py does not run: SyntaxError"), ("llama", "score.weight"), (".", "is no reward model"), ("score", "FILE.py:NAME"))),
-    (["--model", "lama"], "no directory 'lama'"), (["--model", "empty"], "holds no model"), (["--data", "no.jsonl"], "no file 'no.jsonl'"), (["--data", "none.jsonl"], "none.jsonl: no rows"),
-    (["--data", "rewards.py"], "suffix"), (["--output-dir", "llama"], "already holds a run"), (["--max-new-tokens", "64"], "no room for a prompt"), (["--max-new-tokens", "62"], "the limit is 2"),
-    (["--sft", "prompts.jsonl"], "no 'completion'"), (["--config", "bad.yaml"], "here it is called lr"), (["--config", "no.yaml"], "no.yaml"), (["--reward-weights", "1", "2"], "2 reward_weights and 1 rewards")])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        *(
+            (["--reward", place], says)
+            for place, says in (
+                ("rewards.py", "its functions: score, later, nan, broken, missing"),
+                ("rewards.py:x", "class 'x'"),
+                ("nowhere.py:f", "no file nowhere.py"),
+                ("no.where:f", "no.where does not run"),
+                ("rewards.py:nan", "is nan"),
+                ("rewards.py:missing", "asks for 'colour'"),
+                ("half.py:f", "half.py does not run: SyntaxError"),
+                ("llama", "score.weight"),
+                (".", "is no reward model"),
+                ("score", "FILE.py:NAME"),
+            )
+        ),
+        (["--model", "lama"], "no directory 'lama'"),
+        (["--model", "empty"], "holds no model"),
+        (["--data", "no.jsonl"], "no file 'no.jsonl'"),
+        (["--data", "none.jsonl"], "none.jsonl: no rows"),
+        (["--data", "rewards.py"], "suffix"),
+        (["--output-dir", "llama"], "already holds a run"),
+        (["--max-new-tokens", "64"], "no room for a prompt"),
+        (["--max-new-tokens", "62"], "the limit is 2"),
+        (["--sft", "prompts.jsonl"], "no 'completion'"),
+        (["--config", "bad.yaml"], "here it is called lr"),
+        (["--config", "no.yaml"], "no.yaml"),
+        (["--reward-weights", "1", "2"], "2 reward_weights and 1 rewards"),
+    ],
+)
 def test_what_cannot_be_used_is_one_sentence_and_nothing_is_made(here, monkeypatch, change, says):
     monkeypatch.setattr(own_run, "own_model", lambda *_: pytest.fail("the model was loaded"))
-    Path("half.py").write_text("def f(:\n"); Path("empty").mkdir(); Path("none.jsonl").touch(); Path("bad.yaml").write_text("learning_rate: 3\n")
+    Path("half.py").write_text("def f(:\n")
+    Path("empty").mkdir()
+    Path("none.jsonl").touch()
+    Path("bad.yaml").write_text("learning_rate: 3\n")
     before = sorted(map(str, here.rglob("*")))
     said = refused(*(train(reward=change[1]) if change[0] == "--reward" else train(*change)))
-    assert says in said and (change[0] != "--reward" or said.startswith("instruct-goose: --reward")), said
+    assert says in said and (
+        change[0] != "--reward" or said.startswith("instruct-goose: --reward")
+    ), said
     assert [p for p in sorted(map(str, here.rglob("*"))) if "__pycache__" not in p] == before
 
 
 @pytest.mark.parametrize("model", first(1, ["llama", "gpt2"]))
 def test_a_run_with_demonstrations_held_out_prompts_and_more_steps_later(here, capsys, model):
-    write("demos.jsonl", [{"prompt": "is tea ", "completion": "hot"}, {"messages": [{"role": "user", "content": "rain?"}, {"role": "assistant", "content": "wet"}]}])
+    write(
+        "demos.jsonl",
+        [
+            {"prompt": "is tea ", "completion": "hot"},
+            {
+                "messages": [
+                    {"role": "user", "content": "rain?"},
+                    {"role": "assistant", "content": "wet"},
+                ]
+            },
+        ],
+    )
     write("eval.jsonl", [{"prompt": "Rome?", "answer": "no", "n": 1}])
-    Path("run.yaml").write_text(f"model: {model}\ndata: prompts.jsonl\nreward: rewards.py:score\nalgorithm: rloo\ngroup-size: 2\nsft: demos.jsonl\nsft_steps: 3\nsft_lr: 1e-3\neval_data: eval.jsonl\nlr: 1e-3\neval_every: 1\n")
+    Path("run.yaml").write_text(
+        f"model: {model}\ndata: prompts.jsonl\nreward: rewards.py:score\nalgorithm: rloo\ngroup-size: 2\nsft: demos.jsonl\nsft_steps: 3\nsft_lr: 1e-3\neval_data: eval.jsonl\nlr: 1e-3\neval_every: 1\n"
+    )
     main(["train", "--config", "run.yaml", "--output-dir", "run", *TINY])
     shown = capsys.readouterr().out
-    settings, summary = (json.loads(Path(f"run/{name}.json").read_text()) for name in ("config", "summary"))
-    assert settings["algorithm"] == "rloo" and settings["lr"] == 1e-3 and settings["group_size"] == 2 and summary["held_out_reward"].keys() == {"before", "after"}
-    assert "Rome?" in shown and "Rome?" in Path("run/samples.md").read_text() and "held_out_reward" in log("run")[0]
-    assert log("run")[0]["reward_noise"] == log("run")[0]["reward_shift"] == 0 and "reward_noise" not in log("run")[1]  # asked again, now and then
-    for part in ("sft", "policy"): assert AutoModelForCausalLM.from_pretrained(f"run/{part}") and AutoTokenizer.from_pretrained(f"run/{part}").chat_template == CHAT
-    assert Agent.from_pretrained("run/policy") and "RLOO, 2 iterations" in Path("run/policy/README.md").read_text()
+    settings, summary = (
+        json.loads(Path(f"run/{name}.json").read_text()) for name in ("config", "summary")
+    )
+    assert (
+        settings["algorithm"] == "rloo"
+        and settings["lr"] == 1e-3
+        and settings["group_size"] == 2
+        and summary["held_out_reward"].keys() == {"before", "after"}
+    )
+    assert (
+        "Rome?" in shown
+        and "Rome?" in Path("run/samples.md").read_text()
+        and "held_out_reward" in log("run")[0]
+    )
+    assert (
+        log("run")[0]["reward_noise"] == log("run")[0]["reward_shift"] == 0
+        and "reward_noise" not in log("run")[1]
+    )  # asked again, now and then
+    for part in ("sft", "policy"):
+        assert (
+            AutoModelForCausalLM.from_pretrained(f"run/{part}")
+            and AutoTokenizer.from_pretrained(f"run/{part}").chat_template == CHAT
+        )
+    assert (
+        Agent.from_pretrained("run/policy")
+        and "RLOO, 2 iterations" in Path("run/policy/README.md").read_text()
+    )
     assert refused("train", "--config", "run.yaml", "--output-dir", "run", *TINY).endswith("runs/")
-    main(["train", "--config", "run.yaml", "--output-dir", "run", *TINY, "--resume", "--steps", "3"])
+    main(
+        ["train", "--config", "run.yaml", "--output-dir", "run", *TINY, "--resume", "--steps", "3"]
+    )
     main(["train", "--config", "run.yaml", "--output-dir", "whole", *TINY, "--steps", "3"])
     assert log("run") == log("whole") and len(log("run")) == 3
     assert find_model("run") == "run/policy"
     with pytest.raises(SystemExit, match="SHA-256 of the data"):
         write("eval.jsonl", [{"prompt": "jazz", "answer": "no", "n": 1}])
-        main(["train", "--config", "run.yaml", "--output-dir", "run", *TINY, "--resume", "--steps", "4"])
+        main(
+            [
+                "train",
+                "--config",
+                "run.yaml",
+                "--output-dir",
+                "run",
+                *TINY,
+                "--resume",
+                "--steps",
+                "4",
+            ]
+        )
 
 
 def test_functions_of_python_take_the_place_of_those_on_the_disk(here):
-    config = TrainConfig(model="llama", data=Path("prompts.jsonl"), reward=(), steps=1, batch_size=2, minibatches=1, max_new_tokens=2, progress=False)
-    def short(completions): return [-float(len(c)) for c in completions]
-    assert run_train(config, [short])["iterations"] == 1 and Path("runs/train/policy/values/head.safetensors").exists()
+    config = TrainConfig(
+        model="llama",
+        data=Path("prompts.jsonl"),
+        reward=(),
+        steps=1,
+        batch_size=2,
+        minibatches=1,
+        max_new_tokens=2,
+        progress=False,
+    )
+
+    def short(completions):
+        return [-float(len(c)) for c in completions]
+
+    assert (
+        run_train(config, [short])["iterations"] == 1
+        and Path("runs/train/policy/values/head.safetensors").exists()
+    )
 
 
 def test_a_dry_run_counts_the_rows_that_a_micro_batch_holds(here, capsys):
     "Two minibatches of 4 rows; or 2 rows, by themselves and as 2 × the longest prompt and answer."
+
     def shown(*settings):
         main(train("--no-trial", "--batch-size", "8", "--minibatches", "2", "--dry-run", *settings))
         return capsys.readouterr().out
 
-    activations = lambda *settings: re.search("activations.*", shown(*settings)).group()
+    def activations(*settings):
+        return re.search("activations.*", shown(*settings)).group()
+
     longest = int(re.search(r"of \d+ to (\d+) tokens", shown()).group(1)) + 3  # and the new ones
     one, two, four = (activations("--micro-batch-size", n) for n in "124")
-    by_tokens = [activations("--micro-batch-tokens", str(n)) for n in (1, 2 * longest - 1, 2 * longest, 9999)]
-    assert by_tokens == [one, one, two, four] and len({one, two, four}) == 3 and activations() == four
+    by_tokens = [
+        activations("--micro-batch-tokens", str(n)) for n in (1, 2 * longest - 1, 2 * longest, 9999)
+    ]
+    assert (
+        by_tokens == [one, one, two, four] and len({one, two, four}) == 3 and activations() == four
+    )
     assert activations("--micro-batch-tokens", "9999", "--micro-batch-size", "2") == two
 
 
@@ -198,11 +449,31 @@ def test_a_dry_run_prints_a_file_that_makes_the_same_run_and_writes_nothing(here
     text = shown.split("\n\n")[0]
     Path("again.yaml").write_text(text)
     assert yaml.safe_load(text)["model"] == "llama" and not Path("runs").exists()
-    off = TrainConfig.preset("grpo", model="llama", data=Path("prompts.jsonl"), reward=("rewards.py:score",), save_every=None, recheck_every=None)
+    off = TrainConfig.preset(
+        "grpo",
+        model="llama",
+        data=Path("prompts.jsonl"),
+        reward=("rewards.py:score",),
+        save_every=None,
+        recheck_every=None,
+    )
     Path("off.yaml").write_text(as_yaml(off))
-    assert TrainConfig.read("off.yaml") == off and "save_every: null" in as_yaml(off)  # none where the default is a number
-    assert TrainConfig.read("again.yaml") == TrainConfig.preset("dapo", model="llama", data=Path("prompts.jsonl"), reward=("rewards.py:score",), steps=2, batch_size=4, group_size=2,
-                                                                max_new_tokens=3, epochs=1, minibatches=1, progress=False)
+    assert TrainConfig.read("off.yaml") == off and "save_every: null" in as_yaml(
+        off
+    )  # none where the default is a number
+    assert TrainConfig.read("again.yaml") == TrainConfig.preset(
+        "dapo",
+        model="llama",
+        data=Path("prompts.jsonl"),
+        reward=("rewards.py:score",),
+        steps=2,
+        batch_size=4,
+        group_size=2,
+        max_new_tokens=3,
+        epochs=1,
+        minibatches=1,
+        progress=False,
+    )
     assert "dapo: 2 prompts, 2 responses each" in shown
 
 
@@ -211,59 +482,167 @@ def test_adapters_need_their_package(here, monkeypatch):
     main(train("--lora-rank", 2, "--output-dir", "lora"))
     assert len(log("lora")) == 2
     monkeypatch.setitem(sys.modules, "peft", None)
-    assert "the package peft" in refused(*train("--lora-rank", 4, "--output-dir", "none")) and not Path("none").exists()
+    assert (
+        "the package peft" in refused(*train("--lora-rank", 4, "--output-dir", "none"))
+        and not Path("none").exists()
+    )
 
 
-PAIRS = [{"prompt": "is tea ", "chosen": "hot", "rejected": "wet"}, {"prompt": [{"role": "user", "content": "rain?"}], "chosen": "wet", "rejected": "hot"},
-         {"prompt": "Answer: ", "chosen": "good plot", "rejected": "bad plot"}] * 4
+PAIRS = [
+    {"prompt": "is tea ", "chosen": "hot", "rejected": "wet"},
+    {"prompt": [{"role": "user", "content": "rain?"}], "chosen": "wet", "rejected": "hot"},
+    {"prompt": "Answer: ", "chosen": "good plot", "rejected": "bad plot"},
+] * 4
 
 
 def test_the_stages_one_after_the_other(here, capsys):
-    write("pairs.jsonl", PAIRS); write("demos.jsonl", [{"prompt": p["prompt"], "completion": p["chosen"]} for p in PAIRS])
-    quick = ["--steps", "4", "--batch-size", "4", "--lr", "1e-3", "--held-out", ".25", "--no-progress"]
+    write("pairs.jsonl", PAIRS)
+    write("demos.jsonl", [{"prompt": p["prompt"], "completion": p["chosen"]} for p in PAIRS])
+    quick = [
+        "--steps",
+        "4",
+        "--batch-size",
+        "4",
+        "--lr",
+        "1e-3",
+        "--held-out",
+        ".25",
+        "--no-progress",
+    ]
     main(["sft", "--model", "llama", "--data", "demos.jsonl", "--output-dir", "a", *quick])
     main(["reward-model", "--model", "a", "--data", "pairs.jsonl", "--output-dir", "b", *quick])
     main(["dpo", "--model", "a", "--data", "pairs.jsonl", "--output-dir", "c", *quick])
-    main(["train", "--model", "c", "--data", "prompts.jsonl", "--reward", "b", "--output-dir", "d", *TINY])
+    main(
+        [
+            "train",
+            "--model",
+            "c",
+            "--data",
+            "prompts.jsonl",
+            "--reward",
+            "b",
+            "--output-dir",
+            "d",
+            *TINY,
+        ]
+    )
     for out in "abc":
         summary = json.loads(Path(out, "summary.json").read_text())
-        assert summary["rows"] == 9 and summary["held_out_rows"] == 3 and [m["step"] for m in log(out)] == [0, 1, 2, 3]
-    assert load_reward("b").model.config.reward_std > 0 and own_tokenizer("d/policy").chat_template == CHAT
-    main(["dpo", "--model", "a", "--data", "pairs.jsonl", "--output-dir", "c", *quick, "--steps", "5", "--resume"])
+        assert (
+            summary["rows"] == 9
+            and summary["held_out_rows"] == 3
+            and [m["step"] for m in log(out)] == [0, 1, 2, 3]
+        )
+    assert (
+        load_reward("b").model.config.reward_std > 0
+        and own_tokenizer("d/policy").chat_template == CHAT
+    )
+    main(
+        [
+            "dpo",
+            "--model",
+            "a",
+            "--data",
+            "pairs.jsonl",
+            "--output-dir",
+            "c",
+            *quick,
+            "--steps",
+            "5",
+            "--resume",
+        ]
+    )
     assert [m["step"] for m in log("c")] == [0, 1, 2, 3, 4]
-    main(["dpo", "--model", "a", "--data", "pairs.jsonl", "--output-dir", "c", *quick, "--steps", "5", "--resume"])
+    main(
+        [
+            "dpo",
+            "--model",
+            "a",
+            "--data",
+            "pairs.jsonl",
+            "--output-dir",
+            "c",
+            *quick,
+            "--steps",
+            "5",
+            "--resume",
+        ]
+    )
     assert "is finished: nothing to do" in capsys.readouterr().out
     for name in ("sft", "reward-model", "dpo"):
-        main([name, "--model", "gpt2", "--data", "demos.jsonl" if name == "sft" else "pairs.jsonl", "--dry-run"])
-        assert f"{name}: 100 updates of 16 rows" in capsys.readouterr().out and not Path("runs").exists()
-    with pytest.raises(SystemExit): main(["reward-model", "--model", "llama", "--data", "pairs.jsonl", "--lora-rank", "3"])
+        main(
+            [
+                name,
+                "--model",
+                "gpt2",
+                "--data",
+                "demos.jsonl" if name == "sft" else "pairs.jsonl",
+                "--dry-run",
+            ]
+        )
+        assert (
+            f"{name}: 100 updates of 16 rows" in capsys.readouterr().out
+            and not Path("runs").exists()
+        )
+    with pytest.raises(SystemExit):
+        main(["reward-model", "--model", "llama", "--data", "pairs.jsonl", "--lora-rank", "3"])
     assert "lora_rank" in "".join(capsys.readouterr())
 
 
 def test_kto_learns_from_labelled_answers(here, capsys):
     "The labels decide: with all of them turned, the other answer rises. Chat rows and plain ones."
-    def rows(turned): return [{"prompt": p["prompt"], "completion": p[side], "label": (side == "chosen") != turned} for p in PAIRS for side in ("chosen", "rejected")]
+
+    def rows(turned):
+        return [
+            {"prompt": p["prompt"], "completion": p[side], "label": (side == "chosen") != turned}
+            for p in PAIRS
+            for side in ("chosen", "rejected")
+        ]
+
     quick = ["--steps", "12", "--batch-size", "8", "--lr", "1e-2", "--no-progress"]
     for name in ("kto", "turned"):
         write(f"{name}.jsonl", rows(name == "turned"))
         main(["kto", "--model", "llama", "--data", f"{name}.jsonl", "--output-dir", name, *quick])
-        assert log(name)[-1]["margin"] > log(name)[0]["margin"] + .5 and json.loads(Path(name, "summary.json").read_text())["held_out_rows"] == 2
-    def likelier(name): # mean log π of the chosen answers − that of the rejected ones
-        model, words, total = AutoModelForCausalLM.from_pretrained(f"{name}/policy"), own_tokenizer(f"{name}/policy"), 0.
+        assert (
+            log(name)[-1]["margin"] > log(name)[0]["margin"] + 0.5
+            and json.loads(Path(name, "summary.json").read_text())["held_out_rows"] == 2
+        )
+
+    def likelier(name):  # mean log π of the chosen answers − that of the rejected ones
+        model, words, total = (
+            AutoModelForCausalLM.from_pretrained(f"{name}/policy"),
+            own_tokenizer(f"{name}/policy"),
+            0.0,
+        )
         read = read_demos(Path("kto.jsonl"), words, labels=True)
         for (given, response), row in zip(thumb_rows(read, words)[0], read, strict=True):
             logprobs = model(torch.tensor([given + response])).logits[0].log_softmax(-1)
-            total += (1 if row["label"] else -1) * sum(logprobs[len(given) + i - 1, x].item() for i, x in enumerate(response)) / len(PAIRS)
+            total += (
+                (1 if row["label"] else -1)
+                * sum(logprobs[len(given) + i - 1, x].item() for i, x in enumerate(response))
+                / len(PAIRS)
+            )
         return total
+
     assert likelier("kto") > likelier("turned") + 3
     write("odd.jsonl", [{"prompt": "a", "completion": "b", "label": "good"}])
-    assert "label is 'good'" in refused("kto", "--model", "llama", "--data", "odd.jsonl", "--output-dir", "x", *quick)
+    assert "label is 'good'" in refused(
+        "kto", "--model", "llama", "--data", "odd.jsonl", "--output-dir", "x", *quick
+    )
 
 
 RAISES = "import sys\ncalls = []\nclass Odd(BaseException): pass\ndef reward(texts):\n    calls.append(1)\n    if len(calls) > %d: %s\n    return [1.] * len(texts)\n"
 
 
-@pytest.mark.parametrize("calls, what, says, more", [(0, "sys.exit(0)", "SystemExit", ()), (2, "sys.exit(0)", "SystemExit", ()), (2, "raise Odd('mine')", "Odd: mine", ()), (0, "sys.exit(0)", "SystemExit", ("--reward-timeout", 60))])
+@pytest.mark.parametrize(
+    "calls, what, says, more",
+    [
+        (0, "sys.exit(0)", "SystemExit", ()),
+        (2, "sys.exit(0)", "SystemExit", ()),
+        (2, "raise Odd('mine')", "Odd: mine", ()),
+        (0, "sys.exit(0)", "SystemExit", ("--reward-timeout", 60)),
+    ],
+)
 def test_whatever_a_reward_raises_is_a_sentence_and_no_success(here, calls, what, says, more):
     "In the trial, in training, and in a thread."
     Path("mine.py").write_text(RAISES % (calls, what))
@@ -271,29 +650,46 @@ def test_whatever_a_reward_raises_is_a_sentence_and_no_success(here, calls, what
 
 
 def test_a_file_that_goes_elsewhere_takes_nobody_along_and_ctrl_c_stays_what_it_is(here):
-    Path("mine.py").write_text("import os\nos.chdir('/')\n" + RAISES % (0, "raise KeyboardInterrupt"))
-    with pytest.raises(SystemExit) as stop: main(train(reward="mine.py:reward"))
+    Path("mine.py").write_text(
+        "import os\nos.chdir('/')\n" + RAISES % (0, "raise KeyboardInterrupt")
+    )
+    with pytest.raises(SystemExit) as stop:
+        main(train(reward="mine.py:reward"))
     assert stop.value.code == 130 and Path.cwd() == here
 
 
 def test_a_plug_in_from_the_shell_is_recorded_and_asked_for_again(here, monkeypatch, capsys):
     "Its surrogate is a choice of the flag; the run names both files by hash, and says when one has changed."
     from instruct_goose.objective.policy_loss import SURROGATES
+
     text = "from instruct_goose.objective.policy_loss import SURROGATES\nSURROGATES['from_mine'] = SURROGATES['ratio']\ndef reward(texts): return [float(len(t)) for t in texts]\n"
     Path("mine.py").write_text(text)
-    flags = train("--surrogate", "from_mine", "--output-dir", "run", "--save-every", 1, reward="mine.py:reward")
+    flags = train(
+        "--surrogate",
+        "from_mine",
+        "--output-dir",
+        "run",
+        "--save-every",
+        1,
+        reward="mine.py:reward",
+    )
     try:
-        with pytest.raises(SystemExit): main(flags)
+        with pytest.raises(SystemExit):
+            main(flags)
         main([*flags, "--plugin", "mine.py"])
         digest = hashlib.sha256(text.encode()).hexdigest()
-        assert json.loads(Path("run/config.json").read_text())["files"] == {"mine.py": digest} and digest in Path("run/policy/README.md").read_text()
+        assert (
+            json.loads(Path("run/config.json").read_text())["files"] == {"mine.py": digest}
+            and digest in Path("run/policy/README.md").read_text()
+        )
         SURROGATES.pop("from_mine")
         more = [*flags, "--steps", "3", "--resume"]
         assert "--plugin mine.py again" in refused(*more)
         Path("mine.py").write_text(text + "# more\n")
         main([*more, "--plugin", "mine.py"])
         assert "mine.py has changed" in capsys.readouterr().out and len(log("run")) == 3
-    finally: SURROGATES.pop("from_mine", None)
+    finally:
+        SURROGATES.pop("from_mine", None)
 
 
 def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
@@ -302,8 +698,11 @@ def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
     names = ["--prompt-column", "question", "--answer-column", "right"]
     main(train("--data", "odd.jsonl", *names, "--dry-run"))
     main(["sft", "--model", "llama", "--data", "odd.jsonl", *names, "--dry-run"])
-    assert read_demos("odd.jsonl", tokenizer, {"prompt": "question", "completion": "right"}) == [{"prompt": "is tea hot", "completion": "yes"}]
+    assert read_demos("odd.jsonl", tokenizer, {"prompt": "question", "completion": "right"}) == [
+        {"prompt": "is tea hot", "completion": "yes"}
+    ]
     pytest.importorskip("datasets")
-    Path("set").mkdir(); Path("odd.jsonl").rename("set/train.jsonl")
+    Path("set").mkdir()
+    Path("odd.jsonl").rename("set/train.jsonl")
     main(["sft", "--model", "llama", "--dataset", "set:train", *names, "--dry-run"])
     assert "prompt" in capsys.readouterr().out

@@ -1,4 +1,5 @@
 """One browser, with the network off, for all tests of pages."""
+
 import chromium
 import pytest
 

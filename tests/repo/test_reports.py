@@ -1,4 +1,5 @@
 """The runs whose reports are on the site: kept whole and with their origin, and their reports ask for nothing."""
+
 import json
 import re
 import sys
@@ -22,19 +23,39 @@ def test_a_record_is_whole_and_small(name):
     run, said = read_run(KEPT / name), json.loads((KEPT / f"{name}.json").read_text("utf-8"))
     assert not run.notes and len(run.metrics) == run.config["steps"] and run.config["seed"] == 0
     assert list(run.tokens) == list(range(len(run.metrics))) and run.samples.startswith("|")
-    assert re.fullmatch("[0-9a-f]{40}", said["origin"]["commit"]) and {"processor", "torch", "transformers", "python"} <= said["origin"].keys()
+    assert (
+        re.fullmatch("[0-9a-f]{40}", said["origin"]["commit"])
+        and {"processor", "torch", "transformers", "python"} <= said["origin"].keys()
+    )
     assert sum(p.stat().st_size for p in (KEPT / name).iterdir()) <= reported.MOST
-    assert not re.search(r"/(tmp|home|root|work)/|output_dir|\"platform\"", "".join(p.read_text("utf-8") for p in (KEPT / name).iterdir()))
+    assert not re.search(
+        r"/(tmp|home|root|work)/|output_dir|\"platform\"",
+        "".join(p.read_text("utf-8") for p in (KEPT / name).iterdir()),
+    )
 
 
 @built
 @names
 def test_the_report_on_the_site(name):
-    assert soup(site / "reports.html").find("a", href=f"reports/{name}.html") and soup(site / "know.html").find("a", href="reports.html")
-    text, page, run = (site / f"reports/{name}.html").read_text("utf-8"), soup(site / f"reports/{name}.html"), read_run(KEPT / name)
-    assert page.h1.text == name and page.nav.find("a", href="../reports.html") and f"{len(run.metrics)} iterations" in page.select_one(".facts").text
-    assert not page.select("img, iframe, link, script[src], [style*=url]") and not re.search(r"@import|url\((?!#)|fetch\(|XMLHttp", text)
-    record = json.loads(re.search(r'<script[^>]*\bid="record"[^>]*>(.*?)</script>', text, re.S)[1])  # soup leaves scripts empty
+    assert soup(site / "reports.html").find("a", href=f"reports/{name}.html") and soup(
+        site / "know.html"
+    ).find("a", href="reports.html")
+    text, page, run = (
+        (site / f"reports/{name}.html").read_text("utf-8"),
+        soup(site / f"reports/{name}.html"),
+        read_run(KEPT / name),
+    )
+    assert (
+        page.h1.text == name
+        and page.nav.find("a", href="../reports.html")
+        and f"{len(run.metrics)} iterations" in page.select_one(".facts").text
+    )
+    assert not page.select("img, iframe, link, script[src], [style*=url]") and not re.search(
+        r"@import|url\((?!#)|fetch\(|XMLHttp", text
+    )
+    record = json.loads(
+        re.search(r'<script[^>]*\bid="record"[^>]*>(.*?)</script>', text, re.S)[1]
+    )  # soup leaves scripts empty
     assert [i["iteration"] for i in record["iterations"]] == list(run.tokens)
 
 
@@ -44,7 +65,11 @@ def test_the_report_on_the_site(name):
 def test_a_report_fits_a_phone_and_asks_for_nothing(name, one):
     tab = one.open((site / f"reports/{name}.html").as_uri(), 390)
     assert tab.ask("[document.documentElement.scrollWidth <= 390, innerWidth]") == [True, 390]
-    responses = read_run(KEPT / name).tokens[tab.ask("+document.querySelector('#microscope output').textContent")]
-    assert tab.ask("document.querySelectorAll('.token').length") == sum(len(r["tokens"]) for r in responses)
+    responses = read_run(KEPT / name).tokens[
+        tab.ask("+document.querySelector('#microscope output').textContent")
+    ]
+    assert tab.ask("document.querySelectorAll('.token').length") == sum(
+        len(r["tokens"]) for r in responses
+    )
     assert tab.quiet(), (tab.log, tab.asked)
     tab.close()

@@ -1,6 +1,7 @@
 """A run goes on where it stopped, whatever stopped it, and ends with the very bytes of a run that was never stopped.
 
 First the manager alone; then the quickstart, through functions and in processes that are killed."""
+
 import json
 import multiprocessing
 import os
@@ -19,44 +20,70 @@ from instruct_goose.cli.main import main
 from instruct_goose.recipes import quickstart, stages
 from instruct_goose.recipes.quickstart import QuickstartConfig, run_quickstart
 from instruct_goose.runs import checkpoints as files
-from instruct_goose.runs.checkpoints import checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
-from instruct_goose.runs.resume import CheckpointManager, Terminated
+from instruct_goose.runs.checkpoints import (
+    checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
 from instruct_goose.runs.directory import open_run
+from instruct_goose.runs.resume import CheckpointManager, Terminated
 
 
-def step(manager, name, at, of, **tensors): manager.stage(name).after_step(at, of, lambda: (tensors, {"at": at}))
+def step(manager, name, at, of, **tensors):
+    manager.stage(name).after_step(at, of, lambda: (tensors, {"at": at}))
 
 
 def test_other_stages_are_saved_as_often(tmp_path):
     manager = CheckpointManager(tmp_path, {}, steps=12, every=4, keep=100)
     for name, of in (("a", 12), ("b", 30), ("c", 2)):
-        for at in range(1, of + 1): step(manager, name, at, of)
+        for at in range(1, of + 1):
+            step(manager, name, at, of)
     assert [load_checkpoint(p)[1]["place"][:2] for p in checkpoints(manager.directory)] == [
-        ["a", 4], ["a", 8], ["a", 12], ["b", 10], ["b", 20], ["b", 30], ["c", 1], ["c", 2]]
+        ["a", 4],
+        ["a", 8],
+        ["a", 12],
+        ["b", 10],
+        ["b", 20],
+        ["b", 30],
+        ["c", 1],
+        ["c", 2],
+    ]
 
 
 def test_a_checkpoint_by_time_without_being_asked_for(tmp_path, monkeypatch):
     "At a twentieth of the steps or after two minutes, never within five seconds, and with at most a tenth of the time spent on it."
-    now = [0.]
+    now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    def saves(seconds, of, slow=0.):
-        now[0], found = 0., []
+
+    def saves(seconds, of, slow=0.0):
+        now[0], found = 0.0, []
         manager = CheckpointManager(tmp_path / f"{seconds} {slow}", {}, steps=of, every=None)
         write = files.save_checkpoint
-        def slowly(*args): now[0] += slow; return write(*args)
+
+        def slowly(*args):
+            now[0] += slow
+            return write(*args)
+
         monkeypatch.setattr("instruct_goose.runs.resume.save_checkpoint", slowly)
         for at in range(1, of + 1):
             now[0] += seconds
             last = manager.on_disk
             step(manager, "ppo", at, of)
-            if manager.on_disk is not last: found.append(at)
+            if manager.on_disk is not last:
+                found.append(at)
         return found
-    assert saves(.01, 100) == [] and saves(3., 40) == list(range(2, 41, 2)) and saves(61., 100)[:3] == [2, 4, 5]  # 5: a twentieth; 4: two minutes
-    assert saves(1., 100, slow=3.) == [5, 35, 65, 95]
+
+    assert (
+        saves(0.01, 100) == []
+        and saves(3.0, 40) == list(range(2, 41, 2))
+        and saves(61.0, 100)[:3] == [2, 4, 5]
+    )  # 5: a twentieth; 4: two minutes
+    assert saves(1.0, 100, slow=3.0) == [5, 35, 65, 95]
 
 
 def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, capsys):
-    manager, x = CheckpointManager(tmp_path, {"lr": 1.}, steps=10), torch.zeros(2)
+    manager, x = CheckpointManager(tmp_path, {"lr": 1.0}, steps=10), torch.zeros(2)
     with pytest.raises(KeyboardInterrupt), manager:
         step(manager, "sft", 10, 10, w=torch.ones(1))
         step(manager, "ppo", 3, 10, x=x)
@@ -64,29 +91,47 @@ def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, c
         assert not checkpoints(manager.directory)
         raise KeyboardInterrupt
     said = capsys.readouterr().err
-    assert "after 3 of 10 steps of the stage 'ppo'" in said and f"--output-dir {tmp_path} --resume" in said
-    again = CheckpointManager(tmp_path, {"lr": 1.}, steps=10)
+    assert (
+        "after 3 of 10 steps of the stage 'ppo'" in said
+        and f"--output-dir {tmp_path} --resume" in said
+    )
+    again = CheckpointManager(tmp_path, {"lr": 1.0}, steps=10)
     assert again.resume() == checkpoints(again.directory)[0] and again.resumed_from == 3
-    assert again.stage("ppo").saved[0]["x"].tolist() == [0., 0.] and again.stage("sft").saved[0]["w"].tolist() == [1.]
+    assert again.stage("ppo").saved[0]["x"].tolist() == [0.0, 0.0] and again.stage("sft").saved[0][
+        "w"
+    ].tolist() == [1.0]
     assert again.stage("sft").saved[1] == {"at": 10} and again.stage("baselines").saved is None
     assert again.save() is None  # it is there already
-    with pytest.raises(ValueError, match="lr was 1.0 and is 2.0"): CheckpointManager(tmp_path, {"lr": 2.}, steps=10).resume()
+    with pytest.raises(ValueError, match="lr was 1.0 and is 2.0"):
+        CheckpointManager(tmp_path, {"lr": 2.0}, steps=10).resume()
 
 
 def test_a_run_that_could_not_begin_does_not_keep_its_directory(tmp_path):
-    for before, made, left in (([], ["config.json"], False), ([], ["config.json", "metrics.jsonl"], False), ([], ["notes.txt"], True), (["config.json"], [], True)):
+    for before, made, left in (
+        ([], ["config.json"], False),
+        ([], ["config.json", "metrics.jsonl"], False),
+        ([], ["notes.txt"], True),
+        (["config.json"], [], True),
+    ):
         out = tmp_path / "-".join([*before, "then", *made])
         out.mkdir()
-        for name in before: (out / name).write_text("{}")
+        for name in before:
+            (out / name).write_text("{}")
         with pytest.raises(ZeroDivisionError), CheckpointManager(out, {}, steps=10):
-            for name in made: (out / name).write_text("{}")
+            for name in made:
+                (out / name).write_text("{}")
             raise ZeroDivisionError
         assert out.exists() == left
 
 
 def test_one_process_at_a_time(tmp_path):
     for _ in range(2):
-        with CheckpointManager(tmp_path, {}, steps=1), pytest.raises(BlockingIOError), CheckpointManager(tmp_path, {}, steps=1): pass
+        with (
+            CheckpointManager(tmp_path, {}, steps=1),
+            pytest.raises(BlockingIOError),
+            CheckpointManager(tmp_path, {}, steps=1),
+        ):
+            pass
 
 
 def test_what_fails_while_saving_does_not_hide_why_the_run_stopped(tmp_path, capsys):
@@ -98,25 +143,37 @@ def test_what_fails_while_saving_does_not_hide_why_the_run_stopped(tmp_path, cap
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_each_signal_saves_and_a_second_one_does_not_break_off_the_saving(tmp_path, monkeypatch, number, capsys):
+def test_each_signal_saves_and_a_second_one_does_not_break_off_the_saving(
+    tmp_path, monkeypatch, number, capsys
+):
     before, write = signal.getsignal(number), os.fsync
+
     def again(handle):
         signal.raise_signal(number)
         write(handle)
+
     with pytest.raises(KeyboardInterrupt) as e, CheckpointManager(tmp_path, {}, steps=5) as manager:
         step(manager, "ppo", 2, 5, x=torch.ones(1))
         monkeypatch.setattr(os, "fsync", again)
         os.kill(os.getpid(), number)
         pytest.fail("the signal came to nothing")
-    assert isinstance(e.value, Terminated) == (number != signal.SIGINT) and getattr(e.value, "signum", number) == number
+    assert (
+        isinstance(e.value, Terminated) == (number != signal.SIGINT)
+        and getattr(e.value, "signum", number) == number
+    )
     assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1])[1]["place"] == ["ppo", 2, 5]
     assert signal.getsignal(number) == before and "after 2 of 5 steps" in capsys.readouterr().err
 
 
 def test_a_signal_that_somebody_swallows_is_raised_again_after_the_step(tmp_path):
-    with pytest.raises(Terminated, match="SIGTERM"), CheckpointManager(tmp_path, {}, steps=5) as manager:
-        try: os.kill(os.getpid(), signal.SIGTERM)
-        except BaseException: pass
+    with (
+        pytest.raises(Terminated, match="SIGTERM"),
+        CheckpointManager(tmp_path, {}, steps=5) as manager,
+    ):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except BaseException:
+            pass
         step(manager, "ppo", 3, 5)
         pytest.fail("it was forgotten")
     assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1])[1]["place"] == ["ppo", 3, 5]
@@ -128,58 +185,108 @@ def test_signals_that_have_an_answer_keep_it(tmp_path):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
         signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
         with CheckpointManager(tmp_path, {}, steps=5) as manager:
-            for n in before: os.kill(os.getpid(), n)
+            for n in before:
+                os.kill(os.getpid(), n)
             step(manager, "ppo", 1, 5)
         assert heard == [1] and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
-        for n, handler in before.items(): signal.signal(n, handler)
+        for n, handler in before.items():
+            signal.signal(n, handler)
 
 
 def test_only_its_own_names_are_removed(tmp_path):
     own = [".config.json.123", ".summary.json.9", ".metrics.jsonl.77"]
     others = [".config.json.swp", ".notes.json.123", ".config.json.12a", "x.config.json.1"]
-    for name in (*own, *others, "thesis"): (tmp_path / name).write_text("{")
+    for name in (*own, *others, "thesis"):
+        (tmp_path / name).write_text("{")
     (tmp_path / ".config.json.5").symlink_to(tmp_path / "thesis")
-    for name in (".writing-77", ".removing-checkpoint-000003", ".removing-mine"): (tmp_path / "checkpoints" / name / "deep").mkdir(parents=True)
-    with CheckpointManager(tmp_path, {}, steps=1): pass
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*others, "thesis", ".config.json.5", "checkpoints"])
+    for name in (".writing-77", ".removing-checkpoint-000003", ".removing-mine"):
+        (tmp_path / "checkpoints" / name / "deep").mkdir(parents=True)
+    with CheckpointManager(tmp_path, {}, steps=1):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        [*others, "thesis", ".config.json.5", "checkpoints"]
+    )
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == [".removing-mine"]
 
 
-CHANGES = [{"place": ["ppo", 1]}, {"place": ["ppo", 1., 4]}, {"place": ["elsewhere", 1, 4]}, {"place": ["ppo", 5, 4]}, {"stages": {"ppo": 1}}, {"stages": {"ppo": {}}},
-           {"stages": {"ppo": {}, "sft": {}, "a/b": {}}}, {"seconds": None}, {"seconds": {"wall_seconds": -1}}, {"settings": []}]
+CHANGES = [
+    {"place": ["ppo", 1]},
+    {"place": ["ppo", 1.0, 4]},
+    {"place": ["elsewhere", 1, 4]},
+    {"place": ["ppo", 5, 4]},
+    {"stages": {"ppo": 1}},
+    {"stages": {"ppo": {}}},
+    {"stages": {"ppo": {}, "sft": {}, "a/b": {}}},
+    {"seconds": None},
+    {"seconds": {"wall_seconds": -1}},
+    {"settings": []},
+]
 
 
 def test_a_record_that_is_no_runs_is_named(tmp_path):
-    manager = CheckpointManager(tmp_path, {"lr": 1.}, steps=4, every=1)
+    manager = CheckpointManager(tmp_path, {"lr": 1.0}, steps=4, every=1)
     step(manager, "sft", 2, 2, w=torch.ones(2))
     step(manager, "ppo", 1, 4, w=torch.zeros(2))
-    manager.earlier = {"wall_seconds": 100.}
+    manager.earlier = {"wall_seconds": 100.0}
     step(manager, "ppo", 2, 4, w=torch.zeros(2))
-    again = CheckpointManager(tmp_path, {"lr": 1.}, steps=4); again.resume()
+    again = CheckpointManager(tmp_path, {"lr": 1.0}, steps=4)
+    again.resume()
     assert again.seconds()["wall_seconds"] >= 100  # they add up
     tensors, record = load_checkpoint(newest_checkpoint(manager.directory))
-    for odd in (*(record | change for change in CHANGES), *({k: x for k, x in record.items() if k != name} for name in ("settings", "place"))):
+    for odd in (
+        *(record | change for change in CHANGES),
+        *({k: x for k, x in record.items() if k != name} for name in ("settings", "place")),
+    ):
         path = save_checkpoint(manager.directory, tensors, odd)
-        with pytest.raises(ValueError, match=f"{path} is not that of a run"): CheckpointManager(tmp_path, {"lr": 1.}, steps=4).resume()
+        with pytest.raises(ValueError, match=f"{path} is not that of a run"):
+            CheckpointManager(tmp_path, {"lr": 1.0}, steps=4).resume()
 
 
 # ---------------------------------------------------------------- the quickstart, small
 
-TINY = dict(reviews=300, pairs=60, held_out_pairs=40, sft_steps=12, rm_steps=6, steps=4, batch_size=16, eval_samples=32,
-            best_of=2, tune_steps=2, epochs=1, layers=1, hidden_size=16, progress=False)
-FLAGS = [x for k, v in TINY.items() if k != "progress" for x in (f"--{k.replace('_', '-')}", str(v))] + ["--no-progress"]
+TINY = dict(
+    reviews=300,
+    pairs=60,
+    held_out_pairs=40,
+    sft_steps=12,
+    rm_steps=6,
+    steps=4,
+    batch_size=16,
+    eval_samples=32,
+    best_of=2,
+    tune_steps=2,
+    epochs=1,
+    layers=1,
+    hidden_size=16,
+    progress=False,
+)
+FLAGS = [
+    x for k, v in TINY.items() if k != "progress" for x in (f"--{k.replace('_', '-')}", str(v))
+] + ["--no-progress"]
 
 
 def result(out):
     "All that a run says, but for the time it took and where it was resumed from."
-    files = {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*.safetensors") if "checkpoints" not in p.parts}
-    log = [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
-    summary = {k: v for k, v in json.loads((out / "summary.json").read_text("utf-8")).items() if "seconds" not in k and k != "resumed_from"}
+    files = {
+        str(p.relative_to(out)): p.read_bytes()
+        for p in out.rglob("*.safetensors")
+        if "checkpoints" not in p.parts
+    }
+    log = [
+        {k: v for k, v in json.loads(line).items() if "second" not in k}
+        for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()
+    ]
+    summary = {
+        k: v
+        for k, v in json.loads((out / "summary.json").read_text("utf-8")).items()
+        if "seconds" not in k and k != "resumed_from"
+    }
     return files, log, summary, (out / "samples.md").read_text("utf-8")
 
 
-def config(out, **settings): return QuickstartConfig(**TINY | {"output_dir": out} | settings)
+def config(out, **settings):
+    return QuickstartConfig(**TINY | {"output_dir": out} | settings)
 
 
 @pytest.fixture(scope="module")
@@ -196,77 +303,123 @@ def whole(tmp_path_factory):
 def stopped_at(whole, out, n):
     "The directory as it was when checkpoint n was the last, with the log some lines longer."
     shutil.copytree(whole, out)
-    for path in checkpoints(out / "checkpoints")[n:]: shutil.rmtree(path)
-    for name in ("summary.json", "samples.md"): (out / name).unlink()
+    for path in checkpoints(out / "checkpoints")[n:]:
+        shutil.rmtree(path)
+    for name in ("summary.json", "samples.md"):
+        (out / name).unlink()
     shutil.rmtree(out / "policy")
     return out
 
 
-def places(out): return [tuple(load_checkpoint(p)[1]["place"]) for p in checkpoints(out / "checkpoints")]
-def stamps(out): return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in out.rglob("*") if p.is_file()}
+def places(out):
+    return [tuple(load_checkpoint(p)[1]["place"]) for p in checkpoints(out / "checkpoints")]
+
+
+def stamps(out):
+    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in out.rglob("*") if p.is_file()}
 
 
 def test_every_stage_was_saved(whole):
-    assert places(whole[0]) == [("sft", n, 12) for n in (3, 6, 9, 12)] + [("reward model", n, 6) for n in range(1, 7)] \
-        + [("ppo", n, 4) for n in range(1, 5)] + [("baselines", n, 2) for n in (1, 2)]
+    assert places(whole[0]) == [("sft", n, 12) for n in (3, 6, 9, 12)] + [
+        ("reward model", n, 6) for n in range(1, 7)
+    ] + [("ppo", n, 4) for n in range(1, 5)] + [("baselines", n, 2) for n in (1, 2)]
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("place, says", [(("sft", 6, 12), "sft"), (("sft", 12, 12), "sft"), (("reward model", 3, 6), "reward model"),
-                                         (("ppo", 3, 4), 3), (("ppo", 4, 4), 4), (("baselines", 1, 2), "baselines")], ids=str)
+@pytest.mark.parametrize(
+    "place, says",
+    [
+        (("sft", 6, 12), "sft"),
+        (("sft", 12, 12), "sft"),
+        (("reward model", 3, 6), "reward model"),
+        (("ppo", 3, 4), 3),
+        (("ppo", 4, 4), 4),
+        (("baselines", 1, 2), "baselines"),
+    ],
+    ids=str,
+)
 def test_from_every_kind_of_place_it_ends_the_same(whole, tmp_path, place, says):
     out = stopped_at(whole[0], tmp_path / "run", 1 + places(whole[0]).index(place))
-    assert run_quickstart(config(out, resume=True))["resumed_from"] == says and result(out) == whole[1]
+    assert (
+        run_quickstart(config(out, resume=True))["resumed_from"] == says and result(out) == whole[1]
+    )
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_it_ends_the_same(whole, tmp_path, capsys):
     out = stopped_at(whole[0], tmp_path / "run", 1 + places(whole[0]).index(("ppo", 3, 4)))
     newest = checkpoints(out / "checkpoints")[-1] / "tensors.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1000])
-    (out / "metrics.jsonl").write_text((out / "metrics.jsonl").read_text() + '{"iteration": 3, "rew')
+    (out / "metrics.jsonl").write_text(
+        (out / "metrics.jsonl").read_text() + '{"iteration": 3, "rew'
+    )
     assert run_quickstart(config(out, resume=True))["resumed_from"] == 2
     assert "is damaged: tensors.safetensors" in capsys.readouterr().err and result(out) == whole[1]
 
 
-def test_a_finished_run_is_left_alone_and_other_settings_are_named(whole, tmp_path, monkeypatch, capsys):
+def test_a_finished_run_is_left_alone_and_other_settings_are_named(
+    whole, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(quickstart, "make_data", lambda *_: pytest.fail("work was done"))
-    assert run_quickstart(config(whole[0], resume=True)) == json.loads((whole[0] / "summary.json").read_text("utf-8"))
+    assert run_quickstart(config(whole[0], resume=True)) == json.loads(
+        (whole[0] / "summary.json").read_text("utf-8")
+    )
     assert "is finished: nothing to do" in capsys.readouterr().out
     out = stopped_at(whole[0], tmp_path / "run", 5)
     for _ in range(2):  # by config.json; and by the checkpoint alone
         before = stamps(out)
-        with pytest.raises(ValueError, match="threads was 1 and is 2; sft_lr was 0.008 and is 0.01"):
-            run_quickstart(config(out, resume=True, sft_lr=.01, steps=5, threads=2))
+        with pytest.raises(
+            ValueError, match="threads was 1 and is 2; sft_lr was 0.008 and is 0.01"
+        ):
+            run_quickstart(config(out, resume=True, sft_lr=0.01, steps=5, threads=2))
         assert stamps(out) == before
         (out / "config.json").unlink(missing_ok=True)
 
 
 def test_nothing_saved_yet_starts_over(whole, tmp_path, capsys):
-    (tmp_path / "begun").mkdir(); shutil.copy(whole[0] / "config.json", tmp_path / "begun")
+    (tmp_path / "begun").mkdir()
+    shutil.copy(whole[0] / "config.json", tmp_path / "begun")
     for out in (tmp_path / "nowhere", tmp_path / "begun"):
-        assert open_run(config(out, resume=True), "quickstart")[0] == out and "starts over" in capsys.readouterr().out
-    (tmp_path / "foreign").mkdir(); (tmp_path / "foreign/thesis.tex").write_text("mine")
-    with pytest.raises(FileExistsError, match="already holds a run or files"): run_quickstart(config(tmp_path / "foreign", resume=True))
+        assert (
+            open_run(config(out, resume=True), "quickstart")[0] == out
+            and "starts over" in capsys.readouterr().out
+        )
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/thesis.tex").write_text("mine")
+    with pytest.raises(FileExistsError, match="already holds a run or files"):
+        run_quickstart(config(tmp_path / "foreign", resume=True))
 
 
 @pytest.mark.parametrize("number", first(1, [signal.SIGTERM, signal.SIGINT]))
 def test_half_an_iteration_is_not_kept(whole, tmp_path, number, capsys):
     "The command ends with the shell's status, leaves a policy that can be used, and goes on from the last whole iteration."
     out, real = tmp_path / "run", quickstart.make_trainer
+
     def make(*args):
         trainer = real(*args)
         move, calls = trainer.optimizer.step, []
+
         def interrupted(*args, **kwargs):
             calls.append(1)
-            if len(calls) == 2 * 4 + 2: os.kill(os.getpid(), number)  # four updates an iteration: in the middle of the third
+            if len(calls) == 2 * 4 + 2:
+                os.kill(
+                    os.getpid(), number
+                )  # four updates an iteration: in the middle of the third
             return move(*args, **kwargs)
+
         trainer.optimizer.step = interrupted
         return trainer
+
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as e:
         patch.setattr(quickstart, "make_trainer", make)
         main(["quickstart", *FLAGS, "--output-dir", str(out)])
-    assert places(out) == [("ppo", 2, 4)] and f"--output-dir {out} --resume" in capsys.readouterr().err
-    assert e.value.code == 128 + number and AutoModelForCausalLM.from_pretrained(out / "policy") and AutoTokenizer.from_pretrained(out / "policy")
+    assert (
+        places(out) == [("ppo", 2, 4)] and f"--output-dir {out} --resume" in capsys.readouterr().err
+    )
+    assert (
+        e.value.code == 128 + number
+        and AutoModelForCausalLM.from_pretrained(out / "policy")
+        and AutoTokenizer.from_pretrained(out / "policy")
+    )
     main(["sample", str(out), "--n", "1"])
     run_quickstart(config(out, resume=True))
     assert result(out) == whole[1]
@@ -274,16 +427,22 @@ def test_half_an_iteration_is_not_kept(whole, tmp_path, number, capsys):
 
 def process(*argv):
     "The command in a process of its own."
-    child = multiprocessing.get_context("fork").Process(target=main, args=(["quickstart", *FLAGS, *argv],))
+    child = multiprocessing.get_context("fork").Process(
+        target=main, args=(["quickstart", *FLAGS, *argv],)
+    )
     child.start()
     return child
 
 
 @pytest.mark.parametrize("n", first(1, [1, 0, 2]))  # `make evidence` kills twenty
 def test_a_kill(whole, tmp_path, n):
-    longest, out = json.loads((whole[0] / "summary.json").read_text("utf-8"))["wall_seconds"], tmp_path / "run"
+    longest, out = (
+        json.loads((whole[0] / "summary.json").read_text("utf-8"))["wall_seconds"],
+        tmp_path / "run",
+    )
     child, begun = process("--output-dir", str(out), "--save-every", "1"), time.monotonic()
-    while not (out / "config.json").exists() and time.monotonic() < begun + 60: time.sleep(.005)
+    while not (out / "config.json").exists() and time.monotonic() < begun + 60:
+        time.sleep(0.005)
     moment = random.Random().uniform(n * longest / 3, (n + 1) * longest / 3)
     child.join(moment)
     child.kill()  # SIGKILL
@@ -291,5 +450,7 @@ def test_a_kill(whole, tmp_path, n):
     print(f"killed after {moment:.2f} of about {longest:.2f} s, at {places(out)[-1:]}")
     again = process("--output-dir", str(out), "--save-every", "1", "--resume")
     again.join(600)
-    assert child.exitcode in (-signal.SIGKILL, 0) and again.exitcode == 0 and result(out) == whole[1]
+    assert (
+        child.exitcode in (-signal.SIGKILL, 0) and again.exitcode == 0 and result(out) == whole[1]
+    )
     assert not [p for p in out.rglob(".*")]  # nothing half written is left

@@ -1,5 +1,6 @@
 """The three trackers with their real packages, in a process of their own and without a network; what they wrote is read back with the
 package's own reader. Not installed: skipped, and said so. (They are no part of `dev`: pip install -e '.[trackers]'.)"""
+
 import importlib.util
 import json
 import os
@@ -46,9 +47,17 @@ pathlib.Path(out, "lines.json").write_text(json.dumps(lines))
 
 
 def run(name, out, **environment):
-    if importlib.util.find_spec(name) is None: pytest.skip(f"{name} is not installed: pip install -e '.[trackers]'")
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed: pip install -e '.[trackers]'")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | environment
-    done = subprocess.run([sys.executable, "-c", RUN, name, str(out)], capture_output=True, text=True, env=environment, timeout=540, cwd=out.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, name, str(out)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=540,
+        cwd=out.parent,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((out / "lines.json").read_text())
 
@@ -56,14 +65,19 @@ def run(name, out, **environment):
 def test_tensorboard(tmp_path):
     lines = run("tensorboard", tmp_path / "run")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    seen = EventAccumulator(str(tmp_path / "run/tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+
+    seen = EventAccumulator(
+        str(tmp_path / "run/tensorboard"), size_guidance={"scalars": 0, "tensors": 0}
+    )
     seen.Reload()
     for i, line in enumerate(lines):
         for name, x in by_word(line).items():
             [event] = [e for e in seen.Scalars(name) if e.step == i]
             assert event.value == pytest.approx(x, rel=1e-6, abs=1e-30), name
     assert set(seen.Tags()["scalars"]) == {name for line in lines for name in by_word(line)}
-    texts = {e.step: e.tensor_proto.string_val[0].decode() for e in seen.Tensors("samples/text_summary")}
+    texts = {
+        e.step: e.tensor_proto.string_val[0].decode() for e in seen.Tensors("samples/text_summary")
+    }
     assert sorted(texts) == [0, 2] and texts[0].count("\n") == 5 and "score" in texts[0]
 
 
@@ -72,53 +86,86 @@ def records(path):
     data, at, whole = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768
-        _, size, kind = struct.unpack("<IHB", data[at:at + 7])
-        if left < 7 or not kind: at += left; continue
-        whole, at = whole + data[at + 7:at + 7 + size], at + 7 + size
+        _, size, kind = struct.unpack("<IHB", data[at : at + 7])
+        if left < 7 or not kind:
+            at += left
+            continue
+        whole, at = whole + data[at + 7 : at + 7 + size], at + 7 + size
         if kind in (1, 4):  # whole, or its last part
             yield whole
             whole = b""
 
 
 def test_wandb_offline(tmp_path):
-    lines = run("wandb", tmp_path / "run", WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DISABLE_GIT="true")
+    lines = run(
+        "wandb",
+        tmp_path / "run",
+        WANDB_MODE="offline",
+        WANDB_SILENT="true",
+        WANDB_DISABLE_GIT="true",
+    )
     from wandb.proto import wandb_internal_pb2 as proto
+
     rows, settings, ids = {}, {}, set()
     for path in sorted((tmp_path / "run/wandb").glob("offline-run-*/*.wandb")):
         for data in records(path):
-            record = proto.Record(); record.ParseFromString(data)
+            record = proto.Record()
+            record.ParseFromString(data)
             if record.run.run_id:
                 ids.add(record.run.run_id)
                 settings |= {x.key: json.loads(x.value_json) for x in record.run.config.update}
             if record.HasField("history"):
-                row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+                row = {
+                    item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                    for item in record.history.item
+                }
                 rows.setdefault(int(row["_step"]), {}).update(row)
-    assert sorted(rows) == [0, 1, 2, 3] and ids == {(tmp_path / "run/tracker.id").read_text()} and settings["batch_size"] == 4
+    assert (
+        sorted(rows) == [0, 1, 2, 3]
+        and ids == {(tmp_path / "run/tracker.id").read_text()}
+        and settings["batch_size"] == 4
+    )
     for i, line in enumerate(lines):
-        for name, x in by_word(line).items(): assert rows[i][name] == pytest.approx(x), name
+        for name, x in by_word(line).items():
+            assert rows[i][name] == pytest.approx(x), name
     assert [i for i in rows if any(name.startswith("samples") for name in rows[i])] == [0, 2]
 
 
 def test_trackio(tmp_path):
-    lines = run("trackio", tmp_path / "run", TRACKIO_DIR=str(tmp_path / "kept"), HF_HUB_OFFLINE="1", GRADIO_ANALYTICS_ENABLED="False")
+    lines = run(
+        "trackio",
+        tmp_path / "run",
+        TRACKIO_DIR=str(tmp_path / "kept"),
+        HF_HUB_OFFLINE="1",
+        GRADIO_ANALYTICS_ENABLED="False",
+    )
     import sqlite3
+
     [base] = (tmp_path / "kept").glob("*.db")
-    with sqlite3.connect(base) as db: found = db.execute("select step, metrics from metrics order by id").fetchall()
+    with sqlite3.connect(base) as db:
+        found = db.execute("select step, metrics from metrics order by id").fetchall()
     rows = {}
-    for step, text in found: rows.setdefault(step, {}).update(json.loads(text))
+    for step, text in found:
+        rows.setdefault(step, {}).update(json.loads(text))
     assert sorted(rows) == [0, 1, 2, 3]
     for i, line in enumerate(lines):
-        for name, x in by_word(line).items(): assert rows[i][name] == pytest.approx(x), name
+        for name, x in by_word(line).items():
+            assert rows[i][name] == pytest.approx(x), name
     assert [i for i in rows if "samples" in rows[i]] == [0, 2]
 
 
 def test_what_is_not_installed_is_said_before_anything_is_done(monkeypatch, tmp_path):
     monkeypatch.setattr("instruct_goose.runs.trackers.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"--track wandb needs the package wandb.*\[trackers\]"): need_tracker("wandb")
+    with pytest.raises(ValueError, match=r"--track wandb needs the package wandb.*\[trackers\]"):
+        need_tracker("wandb")
     given = SimpleNamespace(track="wandb", output_dir=tmp_path / "run", resume=False)
-    with pytest.raises(ValueError, match="needs the package wandb"): open_run(given, "train")
+    with pytest.raises(ValueError, match="needs the package wandb"):
+        open_run(given, "train")
     assert not any(tmp_path.iterdir())  # before anything is written
-    with pytest.raises(ValueError, match="track is 'mlflow': it must be one of 'tensorboard', 'wandb', 'trackio'"): TrainConfig(model="m", data=Path("x"), reward=("r",), track="mlflow")
+    with pytest.raises(
+        ValueError, match="track is 'mlflow': it must be one of 'tensorboard', 'wandb', 'trackio'"
+    ):
+        TrainConfig(model="m", data=Path("x"), reward=("r",), track="mlflow")
     assert list(TRACKERS) == ["tensorboard", "wandb", "trackio"]
 
 
@@ -126,6 +173,9 @@ def test_texts_of_a_table_are_evenly_spaced():
     import torch
 
     from instruct_goose.rollouts.rollout import Rollout
+
     ids = torch.zeros(5, 2).long()
-    r = Rollout(ids, ids.bool(), ids, ids.bool(), texts=list("vwxyz"), scores=torch.arange(5.))
-    assert some_texts(r) == [("", t, s) for t, s in zip("vwxyz", range(5))] and [t for _, t, _ in some_texts(r[torch.arange(9) % 5])] == list("vxzwy")
+    r = Rollout(ids, ids.bool(), ids, ids.bool(), texts=list("vwxyz"), scores=torch.arange(5.0))
+    assert some_texts(r) == [("", t, s) for t, s in zip("vwxyz", range(5))] and [
+        t for _, t, _ in some_texts(r[torch.arange(9) % 5])
+    ] == list("vxzwy")

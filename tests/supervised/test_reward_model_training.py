@@ -1,4 +1,5 @@
 "Oracles: the log-odds at which the loss is lowest, worked out by hand, and counting."
+
 import math
 
 import pytest
@@ -12,37 +13,52 @@ from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.supervised.reward_model_training import pair_accuracy, train_reward_model
 
 
-def tiny(): return small_models.tiny("llama", std=.1)
+def tiny():
+    return small_models.tiny("llama", std=0.1)
 
 
 def test_reward_model_finds_log_odds(tokenizer):
     "Three of four people prefer the first: −¾ log σ(d) − ¼ log σ(−d) is lowest at d = log 3."
     reward_model = RewardModel.from_causal_lm(tiny(), tokenizer)
-    pairs = [("a good film", "a bad film")] * 3 + [{"chosen": "a bad film", "rejected": "a good film"}]
+    pairs = [("a good film", "a bad film")] * 3 + [
+        {"chosen": "a bad film", "rejected": "a good film"}
+    ]
     log = train_reward_model(reward_model, pairs, steps=200, lr=1e-2, batch_size=4, progress=False)
-    assert log[0]["loss"] == pytest.approx(math.log(2)) and .562334 < log[-1]["loss"] < .567  # the entropy of a coin that falls 3 to 1
+    assert (
+        log[0]["loss"] == pytest.approx(math.log(2)) and 0.562334 < log[-1]["loss"] < 0.567
+    )  # the entropy of a coin that falls 3 to 1
     good, bad = reward_model.eval().score(["a good film", "a bad film"])
-    assert good - bad == pytest.approx(math.log(3), abs=.15)
-    assert pair_accuracy(reward_model.score, pairs) == .75
+    assert good - bad == pytest.approx(math.log(3), abs=0.15)
+    assert pair_accuracy(reward_model.score, pairs) == 0.75
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adapters_and_the_score_learn_and_are_saved_merged(tokenizer, tmp_path, dtype):
     "Frozen weights stand still; a kept state goes on to the bit; what is saved is a plain classifier with the same scores."
     pairs = [("a good film", "a bad film"), ("the film is good", "the film is bad")]
+
     def train(found=None):
         lm, shelf = tiny().to(dtype), Shelf(tmp_path, found)
         torch.manual_seed(1)
         made = RewardModel(with_lora(RewardModel.from_causal_lm(lm, tokenizer).model, 2), tokenizer)
         frozen = {k: p.clone() for k, p in made.named_parameters() if not p.requires_grad}
-        log = train_reward_model(made, pairs, steps=6, lr=.05, batch_size=2, progress=False, stage=shelf)
+        log = train_reward_model(
+            made, pairs, steps=6, lr=0.05, batch_size=2, progress=False, stage=shelf
+        )
         assert all(p.equal(frozen[k]) for k, p in made.named_parameters() if k in frozen)
         return made.eval(), log, shelf.kept
+
     model, log, kept = train()
-    assert {k.split(".")[-2] for k in what_learns(model)} == {"score", "default"} and all(p.dtype == torch.float32 for p in what_learns(model).values())
-    assert log[-1]["loss"] < log[0]["loss"] == pytest.approx(math.log(2)) and train(kept[3])[1] == log
+    assert {k.split(".")[-2] for k in what_learns(model)} == {"score", "default"} and all(
+        p.dtype == torch.float32 for p in what_learns(model).values()
+    )
+    assert (
+        log[-1]["loss"] < log[0]["loss"] == pytest.approx(math.log(2)) and train(kept[3])[1] == log
+    )
     texts = ["a good film", "the film is bad"]
     model.normalise(texts)
     model.save_pretrained(tmp_path / "reward_model")
     again = RewardModel.from_pretrained(tmp_path)  # the run's directory
-    assert not has_adapters(again) and again.score(texts) == pytest.approx(model.score(texts), abs=1e-5 if dtype == torch.float32 else .1)
+    assert not has_adapters(again) and again.score(texts) == pytest.approx(
+        model.score(texts), abs=1e-5 if dtype == torch.float32 else 0.1
+    )

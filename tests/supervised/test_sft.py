@@ -1,4 +1,5 @@
 "Oracle: one unpadded row at a time through torch's cross_entropy."
+
 import math
 
 import pytest
@@ -18,26 +19,32 @@ PROMPTS = ["the film", "", "good", "the"]
 
 def by_rows(model, rows, given):
     "Summed surprise and number of learnt tokens, one row at a time, no padding."
-    total, n = 0., 0
+    total, n = 0.0, 0
     for row, g in zip(rows, given, strict=True):
         g = max(g, 1)
         logits = model(torch.tensor([row])).logits[0]
-        total, n = total + cross_entropy(logits[g - 1:-1], torch.tensor(row[g:]), reduction="sum"), n + len(row) - g
+        total, n = (
+            total + cross_entropy(logits[g - 1 : -1], torch.tensor(row[g:]), reduction="sum"),
+            n + len(row) - g,
+        )
     return total, n
 
 
-def gradients(model): return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+def gradients(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 @families
-def test_the_loss_is_cross_entropy_of_single_rows_and_padding_and_prompts_take_no_part(name, tokenizer):
+def test_the_loss_is_cross_entropy_of_single_rows_and_padding_and_prompts_take_no_part(
+    name, tokenizer
+):
     model = tiny(name)
     rows, given = lm_rows(TEXTS, tokenizer, PROMPTS)
     assert given == [3, 1, 2, 2]  # the begin token, and the prompt's words
     total, n = by_rows(model, rows, given)
     (total / n).backward()
     expected, gradient = (total / n).item(), gradients(model)
-    assert gradient.norm() > .01
+    assert gradient.norm() > 0.01
     ids, mask = pad(rows, 0)
     learn = mask & (torch.arange(ids.shape[1]) >= torch.tensor(given)[:, None])
     for filling in (0, 5, 8):
@@ -46,10 +53,16 @@ def test_the_loss_is_cross_entropy_of_single_rows_and_padding_and_prompts_take_n
         loss.backward()
         assert loss.item() == pytest.approx(expected, rel=1e-4)
         torch.testing.assert_close(gradients(model), gradient, atol=1e-5, rtol=1e-3)
-    assert lm_loss(model, ids, mask, torch.ones_like(mask)).equal(lm_loss(model, ids, mask))  # `learn` may reach into the padding
+    assert lm_loss(model, ids, mask, torch.ones_like(mask)).equal(
+        lm_loss(model, ids, mask)
+    )  # `learn` may reach into the padding
     everything = by_rows(model, rows, [1] * 4)
-    assert lm_loss(model, ids, mask).item() == pytest.approx((everything[0] / everything[1]).item(), rel=1e-4)
-    assert abs(everything[0] / everything[1] - expected) > .003  # leaving the prompts out does make a difference
+    assert lm_loss(model, ids, mask).item() == pytest.approx(
+        (everything[0] / everything[1]).item(), rel=1e-4
+    )
+    assert (
+        abs(everything[0] / everything[1] - expected) > 0.003
+    )  # leaving the prompts out does make a difference
 
 
 def test_rows(tokenizer, unchecked):
@@ -57,40 +70,78 @@ def test_rows(tokenizer, unchecked):
     assert lm_rows(["a film"], tokenizer) == ([[0, id_of("a"), id_of("film"), 0]], [1])
     with pytest.raises(ValueError, match="text 1 does not begin with its prompt: 'film'"):
         lm_rows(["a film", "a film"], tokenizer, ["a", "film"])
-    with pytest.raises(ValueError): lm_rows(["a film", "a film"], tokenizer, ["a"])
-    with pytest.raises(ValueError, match="text 0 ends inside a word"): lm_rows(["a film"], tokenizer, ["a fi"])
+    with pytest.raises(ValueError):
+        lm_rows(["a film", "a film"], tokenizer, ["a"])
+    with pytest.raises(ValueError, match="text 0 ends inside a word"):
+        lm_rows(["a film"], tokenizer, ["a fi"])
     plain = word_tokenizer("a film".split(), add_bos=False)
-    assert lm_rows(["a film"], plain)[0][0][0] == plain.bos_token_id  # added here where the tokenizer does not
+    assert (
+        lm_rows(["a film"], plain)[0][0][0] == plain.bos_token_id
+    )  # added here where the tokenizer does not
     plain.bos_token = None
-    assert lm_rows(["a film"], plain) == ([[*plain("a film")["input_ids"], plain.eos_token_id]], [1])
+    assert lm_rows(["a film"], plain) == (
+        [[*plain("a film")["input_ids"], plain.eos_token_id]],
+        [1],
+    )
     plain.eos_token = None
-    with pytest.raises(ValueError, match="no eos token"): lm_rows(["a film"], plain)
-    with unchecked(), pytest.raises(TypeError, match="one string"): lm_rows("a film", tokenizer)
+    with pytest.raises(ValueError, match="no eos token"):
+        lm_rows(["a film"], plain)
+    with unchecked(), pytest.raises(TypeError, match="one string"):
+        lm_rows("a film", tokenizer)
 
 
 def test_a_token_across_the_border_is_cut_and_no_letter_is_lost():
     "Bytes pairs of the whole join the prompt's blank to the response: the prompt stays what the policy will be given."
     tokenizer = bpe_tokenizer(["answer: good plot", "good plot", "film film"] * 20, 400)
-    def ids(text): return tokenizer(text, add_special_tokens=False)["input_ids"]
-    bos, eos, prompt, text = tokenizer.bos_token_id, tokenizer.eos_token_id, "answer: ", "answer: good plot"
-    assert ids(text)[:len(ids(prompt))] != ids(prompt)  # else this test shows nothing
-    assert lm_rows([text], tokenizer, [prompt]) == ([[bos, *ids(prompt), *ids("good plot"), eos]], [1 + len(ids(prompt))])
-    assert lm_rows([text], tokenizer, ["answer:"]) == ([[bos, *ids(text), eos]], [1 + len(ids("answer:"))])  # no token there
+
+    def ids(text):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    bos, eos, prompt, text = (
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        "answer: ",
+        "answer: good plot",
+    )
+    assert ids(text)[: len(ids(prompt))] != ids(prompt)  # else this test shows nothing
+    assert lm_rows([text], tokenizer, [prompt]) == (
+        [[bos, *ids(prompt), *ids("good plot"), eos]],
+        [1 + len(ids(prompt))],
+    )
+    assert lm_rows([text], tokenizer, ["answer:"]) == (
+        [[bos, *ids(text), eos]],
+        [1 + len(ids("answer:"))],
+    )  # no token there
     assert len(ids("film")) == 1
     (row,), (n,) = lm_rows(["film"], tokenizer, ["fi"])
-    assert row == [bos, *ids("fi"), *ids("lm"), eos] and n == 1 + len(ids("fi")) and tokenizer.decode(row[1:-1]) == "film"
+    assert (
+        row == [bos, *ids("fi"), *ids("lm"), eos]
+        and n == 1 + len(ids("fi"))
+        and tokenizer.decode(row[1:-1]) == "film"
+    )
     assert lm_rows(["film film"], tokenizer, ["film"])[1] == [2]
-    assert lm_rows(["film"], tokenizer, ["film"]) == ([[bos, *ids("film"), eos]], [2])  # nothing but the end to learn
-    with pytest.raises(ValueError, match="text 1 does not begin with its prompt"): lm_rows(["film", "film"], tokenizer, ["fi", "fo"])
+    assert lm_rows(["film"], tokenizer, ["film"]) == (
+        [[bos, *ids("film"), eos]],
+        [2],
+    )  # nothing but the end to learn
+    with pytest.raises(ValueError, match="text 1 does not begin with its prompt"):
+        lm_rows(["film", "film"], tokenizer, ["fi", "fo"])
 
 
 def blank_first(scheme):
     "As SentencePiece writes: a blank is ▁, and one is put in front of every text."
     backend = Tokenizer(models.BPE(unk_token="<unk>"))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(prepend_scheme=scheme), decoders.Metaspace(prepend_scheme=scheme)
-    backend.train_from_iterator(["answer: good plot", "answer: bad plot", "sea food"] * 9, BpeTrainer(
-        vocab_size=200, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False))
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    backend.pre_tokenizer, backend.decoder = (
+        pre_tokenizers.Metaspace(prepend_scheme=scheme),
+        decoders.Metaspace(prepend_scheme=scheme),
+    )
+    backend.train_from_iterator(
+        ["answer: good plot", "answer: bad plot", "sea food"] * 9,
+        BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["always", "first", "never"])
@@ -108,23 +159,31 @@ def test_nats_count_every_token_once_however_they_are_batched(tokenizer, batch_s
     model = tiny().train()
     rows, given = lm_rows(TEXTS, tokenizer)
     total, n = by_rows(tiny(), rows, given)
-    assert lm_nats(model, tokenizer, TEXTS, batch_size) == pytest.approx((total / n).item(), rel=1e-5)
+    assert lm_nats(model, tokenizer, TEXTS, batch_size) == pytest.approx(
+        (total / n).item(), rel=1e-5
+    )
     assert all(m.training for m in model.modules())
 
 
 def test_training_learns_the_data_does_not_learn_prompts_and_repeats_itself(tokenizer):
     texts = ["the film is good"] * 3 + ["a bad plot"]
+
     def trained(steps=250, **kw):
-        model = tiny("llama", std=.1)
+        model = tiny("llama", std=0.1)
         torch.rand(len(kw) + 1)  # the global generator must not matter
-        log = train_lm(model, tokenizer, texts, steps=steps, lr=1e-2, batch_size=4, progress=False, **kw)
+        log = train_lm(
+            model, tokenizer, texts, steps=steps, lr=1e-2, batch_size=4, progress=False, **kw
+        )
         return model, log
+
     model, _ = trained()
-    floor = -(.75 * math.log(.75) + .25 * math.log(.25)) * 4 / 19  # nats per token: (3 · 5 + 4) tokens in 4 texts
-    assert floor - 1e-5 < lm_nats(model, tokenizer, texts) < floor + .04
+    floor = (
+        -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) * 4 / 19
+    )  # nats per token: (3 · 5 + 4) tokens in 4 texts
+    assert floor - 1e-5 < lm_nats(model, tokenizer, texts) < floor + 0.04
     assert trained(20)[1] == trained(20)[1] != trained(20, seed=1)[1]
     given, _ = trained(prompts=["the film"] * 3 + ["a bad"])
-    assert lm_nats(given, tokenizer, texts) > floor + .1  # it was never told how a text begins
+    assert lm_nats(given, tokenizer, texts) > floor + 0.1  # it was never told how a text begins
     rows, starts = lm_rows(texts, tokenizer, ["the film"] * 3 + ["a bad"])
     total, n = by_rows(given, rows, starts)
-    assert total / n < .1  # and has learnt the rest
+    assert total / n < 0.1  # and has learnt the rest

@@ -1,18 +1,30 @@
 "Oracles: the exact world's enumeration and finite differences."
+
 import pytest
 import torch
-from worlds.test_exact_world import drifted, every_response, expected_loss, flat_gradient, kinds, worlds
+from tasks.test_exact_world import (
+    drifted,
+    every_response,
+    expected_loss,
+    flat_gradient,
+    kinds,
+    worlds,
+)
 
 from instruct_goose.config import RLHFConfig
-from instruct_goose.rollouts.rollout import attach_texts
-from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.models.teacher import DISTILLATION, Teacher
+from instruct_goose.rollouts.rollout import attach_texts
 from instruct_goose.tasks.exact_world import PROMPTS, enumerate_logprobs
+from instruct_goose.training.trainer import RLHFTrainer
 
 
 def rated(world, policy, teacher, **changes):
     "Advantages of every token of every response, as the trainer makes them from a teacher's ratings."
-    trainer = RLHFTrainer(policy, config=RLHFConfig(**DISTILLATION | dict(max_new_tokens=3, device="cpu") | changes), tokenizer=world.tokenizer)
+    trainer = RLHFTrainer(
+        policy,
+        config=RLHFConfig(**DISTILLATION | dict(max_new_tokens=3, device="cpu") | changes),
+        tokenizer=world.tokenizer,
+    )
     r = attach_texts(every_response(world), world.tokenizer)
     logprobs = enumerate_logprobs(policy, world)
     r.sampled_logprobs = logprobs.detach().reshape(len(r), -1)
@@ -24,13 +36,13 @@ def rated(world, policy, teacher, **changes):
 def test_the_gradient_of_distillation_is_that_of_the_exact_reverse_kl(kind):
     "Whole with γ = 1; with γ = 0 that of the next token's KL at each state, its probability held fixed, by finite differences."
     world = worlds[kind]
-    policy, teacher = drifted(world, .1)
-    logprobs, A = rated(world, policy, teacher, gamma=1.)
+    policy, teacher = drifted(world, 0.1)
+    logprobs, A = rated(world, policy, teacher, gamma=1.0)
     theirs = enumerate_logprobs(teacher, world).detach()
     now = enumerate_logprobs(policy, world).sum(-1)
     kl = (now.exp() * (now - theirs.sum(-1))).sum(-1).mean()
     exact = flat_gradient(kl, policy)
-    assert exact.norm() > .05
+    assert exact.norm() > 0.05
     got = flat_gradient(expected_loss(logprobs, logprobs.detach(), A, world.mask), policy)
     torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-4)
 
@@ -43,24 +55,27 @@ def test_the_gradient_of_distillation_is_that_of_the_exact_reverse_kl(kind):
 
     def local():
         "Σ over states of P_old(s)·KL(π(·|s)‖π_T(·|s)), from the enumeration alone: a state's tokens are found by what came before them."
-        with torch.no_grad(): table = enumerate_logprobs(policy, world)
-        total = 0.
+        with torch.no_grad():
+            table = enumerate_logprobs(policy, world)
+        total = 0.0
         for k in range(len(PROMPTS)):
             seen = {}
             for i, row in enumerate(world.response_ids.tolist()):
                 for t in range(int(world.mask[i].sum())):
-                    seen[tuple(row[:t + 1])] = (reach[k, i, t], table[k, i, t], theirs[k, i, t])
+                    seen[tuple(row[: t + 1])] = (reach[k, i, t], table[k, i, t], theirs[k, i, t])
             total += sum(w * q.exp() * (q - s) for w, q, s in seen.values())
         return (total / len(PROMPTS)).item()
 
     def shifted(step):
         with torch.no_grad():
-            for p, d in zip(policy.parameters(), direction): p += step * d
+            for p, d in zip(policy.parameters(), direction):
+                p += step * d
             out = local()
-            for p, d in zip(policy.parameters(), direction): p -= step * d
+            for p, d in zip(policy.parameters(), direction):
+                p -= step * d
         return out
 
     slope = (shifted(1e-4) - shifted(-1e-4)) / 2e-4
     along = (got * torch.cat([d.flatten() for d in direction])).sum().item()
-    assert abs(slope) > .01 and along == pytest.approx(slope, rel=1e-3, abs=1e-5)
+    assert abs(slope) > 0.01 and along == pytest.approx(slope, rel=1e-3, abs=1e-5)
     assert not torch.allclose(got, exact, atol=1e-3)

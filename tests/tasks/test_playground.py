@@ -1,4 +1,5 @@
 """The playground's model: its random numbers, its rollout, its reward by hand, and that training does what the page says."""
+
 import copy
 import json
 import sys
@@ -18,7 +19,8 @@ START = root / "docs/playground/start.json"
 
 
 @pytest.fixture(scope="module")
-def start(): return pg.read_start(START)
+def start():
+    return pg.read_start(START)
 
 
 def test_splitmix32_in_plain_integers():
@@ -27,26 +29,36 @@ def test_splitmix32_in_plain_integers():
         x = (x ^ x >> 16) * 0x21F0AAAD % 2**32
         x = (x ^ x >> 15) * 0x735A2D97 % 2**32
         return (x ^ x >> 15) / 2**32
+
     g = pg.Splitmix32(2**32 - 5)
-    assert g.uniform(3).tolist() + g.uniform(0).tolist() + g.uniform(500).tolist() == [mixed(2**32 - 5, n) for n in range(1, 504)]
+    assert g.uniform(3).tolist() + g.uniform(0).tolist() + g.uniform(500).tolist() == [
+        mixed(2**32 - 5, n) for n in range(1, 504)
+    ]
     many = pg.Splitmix32(1).uniform(100_000)
-    assert abs(many.mean() - .5) < .004 and abs(many.var() - 1 / 12) < .002 and abs(torch.corrcoef(torch.stack([many[1:], many[:-1]]))[0, 1]) < .01
+    assert (
+        abs(many.mean() - 0.5) < 0.004
+        and abs(many.var() - 1 / 12) < 0.002
+        and abs(torch.corrcoef(torch.stack([many[1:], many[:-1]]))[0, 1]) < 0.01
+    )
 
 
 def test_reward_counts_words_inside_the_mask():
     weights = torch.arange(len(pg.WORDS), dtype=torch.float64)
-    reward = pg.WordCountReward(weights, .5)
-    ids, mask = torch.tensor([[3, 3, 10, 0, 7], [5, 0, 0, 9, 9]]), torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]).bool()
+    reward = pg.WordCountReward(weights, 0.5)
+    ids, mask = (
+        torch.tensor([[3, 3, 10, 0, 7], [5, 0, 0, 9, 9]]),
+        torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]).bool(),
+    )
     assert reward(ids, mask).tolist() == [16.5, 5.5]
 
 
 def test_a_sample_says_what_the_policy_says(start):
     policy = start[0].double()
     torch.nn.init.normal_(policy.value.weight)
-    ids, mask, logprobs, values = pg.sample(policy, pg.Splitmix32(3), 40, .8)
-    again, v, _ = pg.read(policy, ids, .8)
-    torch.testing.assert_close(logprobs, torch.where(mask, again, 0.).detach())
-    torch.testing.assert_close(values, torch.where(mask, v, 0.).detach())
+    ids, mask, logprobs, values = pg.sample(policy, pg.Splitmix32(3), 40, 0.8)
+    again, v, _ = pg.read(policy, ids, 0.8)
+    torch.testing.assert_close(logprobs, torch.where(mask, again, 0.0).detach())
+    torch.testing.assert_close(values, torch.where(mask, v, 0.0).detach())
     assert torch.equal(mask, pg.response_mask(ids, pg.END)) and not ids[~mask].any()
     torch.nn.init.zeros_(policy.value.weight)
 
@@ -55,35 +67,48 @@ def test_words_are_drawn_as_often_as_they_are_likely(start):
     first = pg.sample(start[0], pg.Splitmix32(5), 4000).ids[:, 0]
     expected = start[0](torch.zeros(5, dtype=torch.long))[0].softmax(-1).detach() * 4000
     likely = expected > 40
-    chi2 = ((torch.bincount(first, minlength=len(pg.WORDS)) - expected)[likely].square() / expected[likely]).sum()
+    chi2 = (
+        (torch.bincount(first, minlength=len(pg.WORDS)) - expected)[likely].square()
+        / expected[likely]
+    ).sum()
     assert likely.sum() >= 5 and chi2 < 3 * likely.sum()
 
 
 def test_the_start_is_written_and_read_to_the_bit(tmp_path, start):
     policy, reward = start
     pg.write_start(tmp_path / "a.json", policy, reward)
-    assert (tmp_path / "a.json").read_bytes() == START.read_bytes() and START.stat().st_size < 300_000
+    assert (
+        tmp_path / "a.json"
+    ).read_bytes() == START.read_bytes() and START.stat().st_size < 300_000
     broken = json.loads(START.read_text("utf-8"))
     broken["words"][5] = "another"
     (tmp_path / "b.json").write_text(json.dumps(broken), "utf-8")
-    with pytest.raises(ValueError, match="vocabulary"): pg.read_start(tmp_path / "b.json")
+    with pytest.raises(ValueError, match="vocabulary"):
+        pg.read_start(tmp_path / "b.json")
 
 
 def test_sft_and_reward_model_learn():
     policy, reward = pg.train_policy(reviews=300, steps=40), pg.train_reward(pairs=1500)
     ids = pg.encode(write_reviews(200, 9))
     mask = pg.response_mask(ids, pg.END)
-    nats = -pg.read(policy, ids, 1.)[0][mask].mean()
+    nats = -pg.read(policy, ids, 1.0)[0][mask].mean()
     assert nats < 4  # of log 481 = 6.2
-    scores, human = reward(ids, mask), torch.tensor(pg.human_score(pg.decode(ids, mask)), dtype=torch.float64)
-    assert torch.corrcoef(torch.stack([scores, human]))[0, 1] > .7
+    scores, human = (
+        reward(ids, mask),
+        torch.tensor(pg.human_score(pg.decode(ids, mask)), dtype=torch.float64),
+    )
+    assert torch.corrcoef(torch.stack([scores, human]))[0, 1] > 0.7
 
 
 @pytest.mark.parametrize("algorithm", pg.ALGORITHMS)
 def test_every_algorithm_raises_the_score(start, algorithm):
     reference, reward = start
     policy = copy.deepcopy(reference)
-    made = list(pg.train(policy, reference, reward, pg.PlaygroundSettings(algorithm=algorithm, beta=.1), 20))
+    made = list(
+        pg.train(
+            policy, reference, reward, pg.PlaygroundSettings(algorithm=algorithm, beta=0.1), 20
+        )
+    )
     assert made[-1].scores.mean() > made[0].scores.mean() + 1
     assert all(len(i.losses) == len(i.gradient_norms) == 4 for i in made)
     values_moved = not torch.equal(policy.value.weight, reference.value.weight)

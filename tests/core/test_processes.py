@@ -1,0 +1,295 @@
+"""Processes that meet, share, tell each other, add up, and end together. They are forked here, meet over gloo, and are really two."""
+
+import faulthandler
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import types
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from two_processes import GRPO, PPO, apart, rollout, run
+
+from instruct_goose.core.processes import (
+    all_reduce,
+    broadcast_weights,
+    gather_results,
+    in_processes,
+    is_main,
+    on_main,
+    rank,
+    rank_slice,
+    require_equal,
+    world_size,
+)
+from instruct_goose.models.sharding import configs
+from instruct_goose.rollouts.rollout import map_rows
+
+# ----------------------------------------------------------- the primitives
+
+
+def primitives():
+    k = rank()
+    shares = [list(range(n))[rank_slice(n)] for n in (5, 1, 0)] + [list(range(7))[rank_slice(7, 3)]]
+    x, y, z = (
+        torch.full((3,), 1.0 + k),
+        torch.full((2, 2), 10.0 * k, dtype=torch.float64),
+        torch.ones(4),
+    )
+    all_reduce([x, y, z])
+    column = map_rows(
+        lambda r: {
+            "s": r.mask.sum(-1) + 10,
+            "none": None,
+            "some": r.mask.double() if k == 0 else None,
+        },
+        rollout(5),
+    )
+    torch.manual_seed(k)
+    net = torch.nn.Linear(2, 1)
+    broadcast_weights(net)
+    seen = []
+    on_main(lambda: seen.append(k))
+    try:
+        require_equal("the settings", k, "start again")
+    except ValueError as e:
+        said = str(e)
+    return (
+        shares,
+        (x, y, z),
+        column,
+        net.weight,
+        (seen, is_main(), world_size(), on_main(lambda: k)),
+        said,
+        gather_results(lambda: k * 2),
+    )
+
+
+def test_primitives():
+    (shares, sums, column, weight, firsts, said, twice), other = in_processes(2, primitives)
+    assert shares == [[0, 1], [], [], [0, 1, 2]] and other[0] == [[2, 3, 4], [0], [], [3, 4, 5, 6]]
+    assert [x.flatten()[0].item() for x in sums] == [3.0, 10.0, 2.0] and [
+        x.dtype for x in sums
+    ] == [torch.float32, torch.float64, torch.float32]
+    assert (
+        column["s"].tolist() == [11, 12, 13, 14, 14]
+        and column["none"] is None
+        and column["some"].sum(-1).tolist() == [1, 2, 0, 0, 0]
+    )
+    assert (
+        torch.equal(weight, other[3])
+        and firsts == ([0], True, 2, 0)
+        and other[4] == ([], False, 2, 0)
+        and twice == [0, 2]
+    )
+    assert "the settings differ between process 0 and process 1: start again" == said
+
+
+# ----------------------------------------------------------- one fails, the others do not wait
+
+
+def how_it_ends(trouble, seconds=60.0):
+    began = time.monotonic()
+    try:
+        run("grpo", GRPO, 3, reward_fn=[trouble])
+    except BaseException as e:
+        return type(e).__name__, str(e), time.monotonic() - began
+    return "fine", "", 0
+
+
+def raising(error):
+    def trouble(texts):
+        if rank() == 1 and world_size() == 2:
+            raise error
+        return [0.0] * len(texts)
+
+    return trouble
+
+
+@pytest.mark.parametrize("error", (ValueError("no more"), KeyboardInterrupt("Ctrl-C")))
+def test_an_error_in_one_process_ends_all_and_is_named(error):
+    first, second = in_processes(2, how_it_ends, raising(error))
+    assert (
+        first[0] == "OthersFailed"
+        and "process 1 of 2 failed" in first[1]
+        and str(error) in first[1]
+    )
+    assert (
+        second[0] in ("RewardError", "KeyboardInterrupt")
+        and str(error) in second[1]
+        and "others" not in second[1]
+    )
+
+
+def left_alone(leave, patience=None):
+    "Process 1 leaves without a word, or sleeps; process 0 is told, after so many seconds at the latest, and tells."
+    if patience:
+        torch.distributed.distributed_c10d._set_pg_timeout(
+            timedelta(seconds=patience), torch.distributed.group.WORLD
+        )
+    if rank() == 1:
+        return leave()
+    try:
+        gather_results(lambda: 1)
+    except ConnectionError as e:
+        return str(e)
+
+
+@pytest.mark.parametrize(
+    "leave, patience",
+    [(torch.distributed.destroy_process_group, None), (lambda: time.sleep(6), 3)],
+    ids=["gone", "asleep"],
+)
+def test_a_process_that_is_gone_or_sleeps_is_not_waited_for_longer_than_allowed(leave, patience):
+    began = time.monotonic()
+    said, _ = in_processes(2, left_alone, leave, patience, seconds=500)
+    assert (
+        "process 0 waited for the others and lost them" in said
+        and "has taken another way" in said
+        and time.monotonic() - began < 200
+    )
+
+
+def sums_of_many():
+    return torch.arange(300_000.0).exp2().clamp(max=1.0).sum().item()
+
+
+def test_a_process_that_has_worked_with_threads_can_fork():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        alone = sums_of_many()  # begins OpenMP's threads, which are not forked along
+        assert in_processes(2, sums_of_many, seconds=20) == [alone, alone]
+    finally:
+        torch.set_num_threads(before)
+
+
+def crashes(flag):
+    if torch.distributed.get_rank() == 1 and not flag.exists():
+        flag.touch()
+        faulthandler.disable()  # it would print the stack
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return torch.distributed.get_rank()
+
+
+def test_a_crash_is_tried_once_more_and_said(tmp_path):
+    with pytest.warns(RuntimeWarning, match="segmentation fault: once more"):
+        assert in_processes(2, crashes, tmp_path / "once") == [0, 1]
+
+
+# ----------------------------------------------------------- launched, by torch's own launcher
+
+SCRIPT = """
+import sys; sys.path[:0] = {paths!r}
+from two_processes import PPO, run
+from instruct_goose.core.processes import count, is_first
+from instruct_goose.models import sharding as sharded
+import torch
+cut = sharded.asked_for()
+weights, texts, history = run("ppo", PPO, 2)
+if cut: weights = {{k: (x.full_tensor() if hasattr(x, "full_tensor") else x) for k, x in weights.items()}}
+if is_first(): torch.save((weights, texts, count(), cut), {out!r})
+"""
+LAUNCHERS = {
+    "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    "accelerate, copies": [
+        "accelerate.commands.launch",
+        "--config_file",
+        "data_parallel.yaml",
+        "--num_processes",
+        "2",
+    ],
+    "accelerate, FSDP": [
+        "accelerate.commands.launch",
+        "--config_file",
+        "fsdp.yaml",
+        "--num_processes",
+        "2",
+    ],
+}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_starts_a_script_that_knows_of_nothing(launcher, tmp_path):
+    "The configurations are those that are shipped; only the number of processes is another. Really run: CPU processes over gloo."
+    if launcher.startswith("accelerate"):
+        pytest.importorskip(
+            "accelerate", reason="accelerate is not installed: pip install -e '.[smollm]'"
+        )
+    here, out = Path(__file__).parent, tmp_path / "weights.pt"
+    (tmp_path / "script.py").write_text(
+        SCRIPT.format(paths=[str(here.parent), str(here.parents[1])], out=str(out))
+    )
+    command = [str(configs() / x) if x.endswith(".yaml") else x for x in LAUNCHERS[launcher]]
+    told = subprocess.run(
+        [sys.executable, "-m", *command, str(tmp_path / "script.py")],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={k: x for k, x in os.environ.items() if not k.startswith(("ACCELERATE", "FSDP"))}
+        | {"OMP_NUM_THREADS": "1"},
+    )
+    assert told.returncode == 0, told.stderr[-2000:]
+    weights, texts, processes, cut = torch.load(out)
+    alone, alone_texts, _ = run("ppo", PPO, 2)
+    assert (
+        processes == 2
+        and cut == ("FSDP" in launcher)
+        and apart(alone, weights) < 1e-9
+        and texts == alone_texts
+    )
+
+
+def test_rays_script_asks_ray_for_these_processes_and_runs_the_script_in_each(
+    tmp_path, monkeypatch
+):
+    "With a Ray that only writes down what it is asked, and starts the function here."
+    asked, ran = [], []
+
+    class Trainer:
+        def __init__(self, function, **how):
+            self.function, self.how = function, how
+            asked.append(how)
+
+        def fit(self):
+            self.function(self.how["train_loop_config"])
+
+    def kept(**how):
+        return how
+
+    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
+    monkeypatch.setitem(sys.modules, "ray.train", types.SimpleNamespace(ScalingConfig=kept))
+    monkeypatch.setitem(
+        sys.modules,
+        "ray.train.torch",
+        types.SimpleNamespace(TorchConfig=kept, TorchTrainer=Trainer, get_device=lambda: 0),
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(torch.cuda, "set_device", ran.append)
+    (tmp_path / "beside.py").write_text("name = 'beside'\n")
+    (tmp_path / "train.py").write_text(
+        "import os, sys, beside\nassert __name__ == '__main__'\nopen('told', 'w').write(f'{sys.argv} {beside.name}')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    script = configs() / "train_ray.py"
+    for flags, backend, gpu in (
+        ([], "cpu:gloo,cuda:nccl", True),
+        (["--cpu", "--processes", "2"], "gloo", False),
+    ):
+        monkeypatch.setattr(sys, "argv", [str(script), *flags, "train.py", "--lr", "3"])
+        runpy.run_path(str(script), run_name="__main__")
+        assert asked[-1]["torch_config"] == {"backend": backend} and asked[-1][
+            "scaling_config"
+        ] == {"num_workers": 2 if flags else 16, "use_gpu": gpu}
+        assert (tmp_path / "told").read_text() == "['train.py', '--lr', '3'] beside"
+        (tmp_path / "told").unlink()
+    assert bool(ran) == torch.cuda.is_available()
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(script), run_name="__main__")

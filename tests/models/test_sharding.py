@@ -1,0 +1,256 @@
+"""FSDP2 on two CPU processes gives the weights of one process. Really run: torch's FSDP2 over gloo. Not run: NCCL, GPUs, bfloat16, offloading."""
+
+import json
+import os
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from deep import first
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from two_processes import GRPO, PPO, PROMPTS, apart, reward, same_numbers, trainer_of, weights_of
+
+from instruct_goose.core.processes import in_processes, rank
+from instruct_goose.models.sharding import configs, fsdp_requested, is_sharded, sharded_modules
+from instruct_goose.runs import resume as by_time
+from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint
+
+root = Path(__file__).parents[2]
+
+
+def train(preset, settings, out=None, steps=2):
+    if out is not None:
+        os.environ["ACCELERATE_USE_FSDP"] = "true"
+    trainer = trainer_of(preset, steps=steps, **settings)
+    if out is None:
+        history = trainer.train(PROMPTS, reward, progress=False)
+        return weights_of(trainer), history, None
+    with patch.multiple(
+        by_time, SOONEST=1e9, LATEST=1e9
+    ):  # no checkpoint by the clock, however slow this machine is
+        summary = trainer.train_in(out, PROMPTS, reward, save_every=None, progress=False)
+    history = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert summary["iterations"] == steps and not (out / "checkpoints").exists()
+    own = sum(
+        p.to_local().numel() for group in trainer.optimizer.param_groups for p in group["params"]
+    )
+    return (
+        {k: p.detach().clone() for k, p in trainer.agent.named_parameters()},
+        history,
+        (own, len(sharded_modules(trainer.agent)), is_sharded(trainer.agent)),
+    )
+
+
+@pytest.mark.parametrize("preset, settings", first(1, (("ppo", PPO), ("grpo", GRPO))))
+def test_two_processes_with_a_piece_each_are_one(preset, settings, tmp_path):
+    weights, history, _ = train(preset, settings)
+    (one, one_history, (own, parts, cut)), (two, _, (rest, _, _)) = in_processes(
+        2, train, preset, settings, tmp_path / "run", seconds=500
+    )
+    assert (
+        cut
+        and parts == (6 if preset == "ppo" else 4)
+        and all(torch.equal(one[k], two[k]) for k in one)
+    )
+    assert apart(one, weights) < 1e-9
+    everything = sum(
+        p.numel() for k, p in one.items() if preset == "ppo" or k.startswith("model.")
+    )  # GRPO learns no values
+    assert (
+        own + rest == everything and max(own, rest) < 0.56 * everything
+    )  # a value head of one row cannot be halved
+    saved = load_file(tmp_path / "run/policy/model.safetensors")
+    assert (
+        all(
+            torch.equal(saved[k.removeprefix("model.")], one[k])
+            for k in one
+            if k.startswith("model.") and k.removeprefix("model.") in saved
+        )
+        and len(saved) > 20
+    )
+    same_numbers(history, one_history)
+
+
+# ----------------------------------------------------------- saved as one
+
+
+def kept(cut, out, steps, preset="ppo", settings=PPO, resume=False, ctrl_c=None, **more):
+    "The weights after a run on the disk. Process 0 is interrupted while its ctrl_c-th batch is judged."
+    os.environ["ACCELERATE_USE_FSDP"] = str(cut)
+    calls = []
+
+    def judge(texts):
+        calls.append(1)
+        if len(calls) == ctrl_c and rank() == 0:
+            raise KeyboardInterrupt
+        return reward(texts)
+
+    trainer = trainer_of(preset, steps=steps, **settings)
+    trainer.train_in(
+        out, PROMPTS, judge, resume=resume, progress=False, **dict(save_every=2) | more
+    )
+    assert is_sharded(trainer.agent) == cut
+    return trainer
+
+
+def in_pieces(*args, **options):
+    weights = weights_of(kept(True, *args, **options))
+    assert not any(
+        hasattr(x, "to_local") for x in weights.values()
+    )  # asked for its state, it stays whole
+    return weights
+
+
+def newest(out):
+    return load_checkpoint(newest_checkpoint(out / "checkpoints"))
+
+
+def same_state(a, b):
+    "Two checkpoints: every tensor within 1e-9, dice to the bit, and the record but for seconds."
+    (tensors, record), (others, other) = a, b
+    assert list(tensors) == list(others) and sum("exp_avg" in k for k in tensors) > 40
+    for k, x in tensors.items():
+        if k == "ppo/generator/python":
+            continue  # transformers throws Python's dice for names of its own
+        assert (x.shape, x.dtype) == (others[k].shape, others[k].dtype)
+        if x.is_floating_point():
+            torch.testing.assert_close(x, others[k], rtol=0, atol=1e-9, msg=k)
+        elif "optimizer" not in k:
+            assert x.equal(others[k]), k
+    stages, own = record["stages"]["ppo"], other["stages"]["ppo"]
+    same_numbers(stages["metrics"], own["metrics"])
+    assert {k: x for k, x in stages.items() if k != "metrics"} == {
+        k: x for k, x in own.items() if k != "metrics"
+    }
+    assert record["place"] == other["place"] and record["settings"] == other["settings"]
+
+
+def refuses(out):
+    "Goes on in pieces; then is given a state with a weight that is NaN, which changes nothing."
+    trainer = kept(True, out, 4, resume=True)
+    tensors, record = trainer.state()
+    before = {k: x.to_local().clone() for k, x in vars(trainer.agent)["pieces"].items()}
+    name = next(k for k in tensors if k.startswith("model/"))
+    with pytest.raises(ValueError, match="is not finite"):
+        trainer.load_state(
+            tensors | {name: tensors[name] * float("nan")},
+            json.loads(json.dumps(record)) | {"beta": 7.0},
+        )
+    assert trainer.beta != 7.0 and all(
+        x.to_local().equal(before[k]) for k, x in vars(trainer.agent)["pieces"].items()
+    )
+    return weights_of(trainer)
+
+
+def test_a_run_in_pieces_is_saved_as_one_and_goes_on_after_ctrl_c(tmp_path):
+    one = weights_of(kept(False, tmp_path / "one", 4))
+    with pytest.raises(RuntimeError, match="process 0: KeyboardInterrupt.*process 1: OthersFailed"):
+        in_processes(2, in_pieces, tmp_path / "two", 4, ctrl_c=4, save_every=None, seconds=500)
+    (saved, _), rescued = (
+        newest(tmp_path / "two"),
+        load_file(tmp_path / "two/policy/model.safetensors"),
+    )
+    assert newest(tmp_path / "two")[1]["place"] == ["ppo", 3, 4]
+    assert (
+        all(x.equal(saved[f"ppo/model/model.{k}"]) for k, x in rescued.items())
+        and len(rescued) > 20
+    )
+    first, second = in_processes(2, refuses, tmp_path / "two", seconds=500)
+    assert apart(one, first) < 1e-9 and all(x.equal(second[k]) for k, x in first.items())
+    same_state(newest(tmp_path / "one"), newest(tmp_path / "two"))
+    written = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "two/policy", dtype=torch.float64
+    ).state_dict()
+    assert apart(written, {k.removeprefix("model."): x for k, x in first.items()}) == 0
+
+
+MOVING = GRPO | dict(eval_every=1, keep_best=True, ref_every=2, ref_mixup=0.5)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "preset, settings, more", (("ppo", PPO, {}), ("grpo", MOVING, {"held_out": PROMPTS[:2]}))
+)
+def test_begun_by_one_or_by_two_it_is_one_run(preset, settings, more, tmp_path):
+    "Two iterations by the one, two by the other, two by the first again. With GRPO a best policy is kept, and the reference follows."
+    alone = {
+        out: weights_of(kept(False, tmp_path / out, n, preset, settings, **more))
+        for out, n in (("six", 6), ("alone first", 2))
+    }
+    in_processes(2, in_pieces, tmp_path / "pieces first", 2, preset, settings, seconds=500, **more)
+    kept(False, tmp_path / "pieces first", 4, preset, settings, resume=True, **more)
+    in_processes(
+        2,
+        in_pieces,
+        tmp_path / "alone first",
+        4,
+        preset,
+        settings,
+        resume=True,
+        seconds=500,
+        **more,
+    )
+    last = weights_of(
+        kept(False, tmp_path / "alone first", 6, preset, settings, resume=True, **more)
+    )
+    both, _ = in_processes(
+        2,
+        in_pieces,
+        tmp_path / "pieces first",
+        6,
+        preset,
+        settings,
+        resume=True,
+        seconds=500,
+        **more,
+    )
+    again, _ = in_processes(
+        2,
+        in_pieces,
+        tmp_path / "pieces first",
+        6,
+        preset,
+        settings,
+        resume=True,
+        seconds=500,
+        **more,
+    )  # nothing to do
+    for weights in (last, both):
+        assert apart(alone["six"], weights) < 1e-9
+    if preset == "ppo":
+        assert apart(both, again) < 1e-9
+    for out in ("alone first", "pieces first"):
+        same_state(newest(tmp_path / "six"), newest(tmp_path / out))
+
+
+# ----------------------------------------------------------- DeepSpeed, and configurations
+
+
+def test_deepspeed_is_refused_by_name(monkeypatch):
+    assert fsdp_requested() is False
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ValueError, match="does not run under DeepSpeed.*fsdp.yaml"):
+        fsdp_requested()
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    (
+        ("data_parallel", "MULTI_GPU"),
+        ("fsdp", "FSDP"),
+        ("zero2", "DEEPSPEED"),
+        ("zero3", "DEEPSPEED"),
+    ),
+)
+def test_accelerate_reads_the_configurations(name, kind):
+    "Its own parser, which refuses keys that it does not know. Nothing is launched."
+    config = pytest.importorskip("accelerate.commands.config.config_args").load_config_from_file(
+        str(configs() / f"{name}.yaml")
+    )
+    assert config.distributed_type == kind and config.num_processes == 8
+    if kind == "DEEPSPEED":
+        assert config.deepspeed_config["zero_stage"] == int(name[-1])
+    if kind == "FSDP":
+        assert config.fsdp_config["fsdp_version"] == 2

@@ -1,0 +1,355 @@
+"What reward functions are given, what they may return, how they fail, and numbers at their tokens. The oracles are sums by hand and scripted functions."
+
+import threading
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from small_trainer import (
+    EOS,
+    PROMPTS,
+    SUMS,
+    TOKENIZER,
+    agent_and_reference,
+    config,
+    reward,
+    tiny,
+    trainer,
+)
+
+from instruct_goose.config import RLHFConfig
+from instruct_goose.objective.kl import kl_in_reward
+from instruct_goose.rollouts.rewards import Messages, RewardError, call_reward, score_texts
+from instruct_goose.training.metrics import rollout_metrics
+from instruct_goose.training.trainer import RLHFTrainer
+
+
+@pytest.mark.parametrize("advantage", ["group_mean", "greedy"])
+def test_a_reward_sees_the_columns_of_its_own_row(advantage):
+    seen = []
+
+    def right(prompts, completions, answer, completion_ids):
+        seen.extend(zip(prompts, completions, answer, completion_ids, strict=True))
+        return [float(c.split()[:1] == [a]) for c, a in zip(completions, answer)]
+
+    group = 1 if advantage != "group_mean" else 2
+    c = RLHFConfig(
+        batch_size=8,
+        max_new_tokens=4,
+        advantage=advantage,
+        group_size=group,
+        eval_every=1,
+        steps=2,
+        minibatches=2,
+    )
+    trainer = RLHFTrainer(tiny(), config=c, tokenizer=TOKENIZER)
+    trainer.train(SUMS, right, held_out=SUMS[:3], progress=False)
+    expected = {row["prompt"]: row["answer"] for row in SUMS}
+    assert len(seen) >= 2 * (8 + 3)
+    for prompt, completion, right, ids in seen:
+        assert right == expected[prompt]
+        assert completion == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+def test_a_reward_that_changes_what_it_is_given_changes_no_prompt():
+    talk = [{"role": "user", "content": "w1"}]
+    offer = {"texts": ["a"], "prompts": [Messages(talk)], "tags": [["x"]]}
+
+    def changes(texts, prompts, tags):
+        prompts[0][0]["content"] = tags[0][0] = "w2"
+        assert isinstance(prompts[0], Messages)
+        return [1.0]
+
+    call_reward(changes, offer)
+    assert talk[0]["content"] == "w1" and offer["tags"] == [["x"]]
+
+
+def test_two_rewards_are_their_weighted_sum_and_stand_in_the_log(unchecked):
+    def long(completion_ids):
+        return [float(len(ids)) for ids in completion_ids]
+
+    def first(completions, answer):
+        return [None if a == "w2" else 1.0 for a in answer]
+
+    c = config(reward_weights=(0.5, 2.0))
+    trainer = RLHFTrainer(tiny(), config=c, tokenizer=TOKENIZER)
+    r = trainer.score(trainer.rollout(SUMS), [long, first])
+    by_hand = [
+        0.5 * n + 2.0 * (row["answer"] != "w2")
+        for n, row in zip(r.mask.sum(-1).tolist(), [x for x in SUMS for _ in range(c.group_size)])
+    ]
+    assert r.scores.tolist() == by_hand
+    m = rollout_metrics(trainer.advantages(r), c)
+    assert (
+        m["reward_mean/long"] == pytest.approx(r.mask.sum().item() / len(r))
+        and m["reward_mean/first"] == 1.0
+    )
+    assert r[[2, 0]].score_parts["long"].tolist() == [
+        r.score_parts["long"][i].item() for i in (2, 0)
+    ] and r[1].columns == {"answer": [SUMS[1 // c.group_size]["answer"]]}
+    with pytest.raises(ValueError, match="2 reward functions and 1 weights"):
+        RLHFTrainer(tiny(), config=config(reward_weights=(1.0,)), tokenizer=TOKENIZER).score(
+            r, [long, first]
+        )
+
+
+def test_scores_are_shaped_in_training_on_held_out_prompts_and_for_the_greedy_baseline(unchecked):
+    "By hand: a score of 9 is cut to 2; no end costs 1; with 6 tokens at most and a buffer of 3, n = 4, 5, 6 cost a third, two thirds, all."
+    c = config(
+        "remax",
+        reward_clip=2.0,
+        missing_eos_penalty=1.0,
+        overlong_buffer=3,
+        batch_size=64,
+        eval_every=1,
+    )
+    trainer = RLHFTrainer(tiny(), config=c, tokenizer=TOKENIZER)
+
+    def nine(texts):
+        return [9.0] * len(texts)
+
+    r = trainer.score(trainer.rollout(PROMPTS * 8), nine)
+
+    def by_hand(ids, mask):
+        n = int(mask.sum())
+        return 2.0 - (ids[mask][-1].item() != EOS) - max(0, n - 3) / 3
+
+    expected = [by_hand(ids, m) for ids, m in zip(r.response_ids, r.mask)]
+    assert r.scores.tolist() == pytest.approx(expected, abs=1e-6) and len(set(expected)) > 3
+    plain = RLHFTrainer(tiny(), config=config("remax", batch_size=64), tokenizer=TOKENIZER)
+    assert (plain.score(plain.rollout(PROMPTS * 8), nine).baseline > r.baseline).all()
+    assert (
+        trainer.evaluate(PROMPTS, nine)["held_out_reward"]
+        < 2.0
+        < plain.evaluate(PROMPTS, nine)["held_out_reward"]
+        == 9.0
+    )
+
+
+def test_errors_of_generators_and_of_objects_with_a_score_method_are_theirs():
+    t = trainer()
+    r = t.rollout(PROMPTS)
+
+    class Judge:
+        def score(self, texts):
+            return (1 / (text != r.texts[4]) for text in texts)
+
+    with pytest.raises(RewardError, match="raised ZeroDivisionError.*for 8 texts") as e:
+        t.score(r, Judge())
+    assert isinstance(e.value.__cause__, ZeroDivisionError)
+
+    def late(texts):
+        raise TimeoutError("the service does not answer")
+
+    with pytest.raises(RewardError, match="raised TimeoutError.*the service does not answer"):
+        trainer(reward_timeout=5.0).score(r, late)
+
+
+@pytest.mark.parametrize("interrupt, seconds", [(KeyboardInterrupt, None), (SystemExit, 5.0)])
+def test_an_interrupt_is_nobodys_mistake(interrupt, seconds):
+    t, calls = trainer(reward_timeout=seconds), []
+
+    def judge(texts):
+        calls.append(texts)
+        raise interrupt
+
+    with pytest.raises(interrupt):
+        t.score(t.rollout(PROMPTS), judge)
+    assert len(calls) == 1
+
+
+def test_a_function_that_hangs_is_left_behind():
+    t, release, ended = trainer(reward_timeout=0.1), threading.Event(), threading.Event()
+    r = t.rollout(PROMPTS)
+    t.iteration = 6
+
+    def hangs(texts):
+        release.wait(20)
+        ended.set()
+        return [0.0] * len(texts)
+
+    try:
+        with pytest.raises(
+            TimeoutError,
+            match="iteration 6: no answer from the reward function within reward_timeout, 0.1 seconds, for 8 texts, 'w0 w3",
+        ) as e:
+            t.score(r, hangs)
+        assert (
+            all(repr(x) in str(e.value) for x in r.texts[:3])
+            and r.scores is None
+            and not ended.is_set()
+        )
+        thread = next(x for x in threading.enumerate() if x.name == "reward function")
+        assert thread.daemon  # the process may end without it
+        assert t.score(r, reward).scores.tolist() == reward(r.texts)  # and the trainer goes on
+        r.scores = None
+    finally:
+        release.set()
+    thread.join(20)
+    assert ended.is_set() and r.scores is None  # what it says too late is thrown away
+
+
+GARBAGE = {
+    "nothing": (None, "returned a NoneType for 8 texts, the first of them 'w0 w3"),
+    "a text": ("12345678", "a str"),
+    "a dictionary": ({}, "a dict"),
+    "too few": (
+        [0.0] * 7,
+        "7 scores for 8 texts; the first without a score is text 7 of 8, 'w6.*, for the prompt 'w6'",
+    ),
+    "endless": (iter(int, 1), "9 scores for 8"),
+    "none": (
+        [0.0] * 3 + [None] + [0.0] * 4,
+        "text 3 of 8, 'w1 w1 w2.*, for the prompt 'w1 w1 w2' is None, which says that the function does not apply.*a list of functions",
+    ),
+    "texts": ([0.0] * 5 + ["1"] + [0.0] * 2, "text 5 of 8, 'w4.*, for the prompt 'w4' is '1': not"),
+    "complex array": (np.array([0, 1j] * 4), "text 0 of 8, 'w0 w3.* is 0j"),
+    "complex numbers of numpy": ([np.complex64(1j)] * 8, "not a number"),
+    "nested": ([[0.0]] * 8, r"text 0 of 8, .* got a list of 1 numbers.*one number for each"),
+    "table": (np.zeros((8, 1)), r"shape \(8, 1\)"),
+    "nan": (
+        [0.0] * 6 + [float("nan"), 0.0],
+        "the score of text 6 of 8, 'w2.*, for the prompt 'w2' is nan",
+    ),
+    "beyond float32": ([1e300] * 8, r"is 1e\+300: scores must be finite"),
+    "beyond float": ([10**400] * 8, "is inf"),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_is_named_with_iteration_text_and_prompt(kind, unchecked):
+    answer, message = GARBAGE[kind]
+    t = trainer()
+    t.iteration = 9
+    r = t.rollout(PROMPTS)
+    with unchecked(), pytest.raises(RewardError, match=f"^iteration 9: .*{message}"):
+        t.score(r, lambda texts: answer)
+    assert r.scores is None
+
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.complex_numbers()
+    | st.text(max_size=3)
+    | st.binary(max_size=3)
+    | st.fractions()
+    | st.dates(),
+    lambda x: (
+        st.lists(x, max_size=4)
+        | st.tuples(x)
+        | st.dictionaries(st.text(max_size=2), x, max_size=2)
+        | st.lists(x, max_size=4).map(iter)
+    ),
+    max_leaves=6,
+)
+
+
+@hypothesis.settings(deadline=None, derandomize=True, max_examples=50)
+@hypothesis.given(anything)
+def test_whatever_is_returned_becomes_finite_numbers_or_a_clear_error(answer):
+    try:
+        scores = score_texts(lambda texts: answer, ["a", "b"]).scores
+    except RewardError as e:
+        assert "the reward function returned" in str(e) or "the score of text" in str(e)
+    else:
+        assert scores.shape == (2,) and scores.dtype == torch.float32 and scores.isfinite().all()
+
+
+def slow_paid(scores, parts, ell, beta):
+    "One row: lists of the real tokens."
+    paid = [p - beta * k for p, k in zip(parts, ell, strict=True)]
+    paid[-1] += scores - sum(parts)
+    return paid
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [[[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]], [[1, 0, 1, 0], [0, 1, 0, 0], [1, 1, 0, 1]]],
+    ids=["right", "holes"],
+)
+def test_parts_stand_at_their_tokens_and_the_rest_at_the_end(mask, unchecked, poison):
+    g, mask = torch.Generator().manual_seed(2), torch.tensor(mask).bool()
+    lp, ref, p = (torch.randn(3, 4, generator=g, dtype=torch.float64) for _ in range(3))
+    scores = torch.tensor([1.5, -2.0, 0.25], dtype=torch.float64)
+    got = kl_in_reward(
+        scores, poison(lp, mask), poison(ref, mask), mask, 0.3, token_scores=poison(p, mask)
+    )
+    for i, m in enumerate(mask):
+        assert got[i][m].tolist() == pytest.approx(
+            slow_paid(scores[i].item(), p[i][m].tolist(), (lp - ref)[i][m].tolist(), 0.3), abs=1e-12
+        )
+    assert (got[~mask] == 0).all() and not got.requires_grad
+    with unchecked(), pytest.raises(ValueError, match="token_scores"):
+        kl_in_reward(scores, lp, ref, mask, 0.3, token_scores=p[:, :3])
+
+
+def dense(completion_ids):
+    return [[0.5 * (i % 3) - 0.1 * t for t, i in enumerate(ids)] for ids in completion_ids]
+
+
+def summed(completion_ids):
+    return [sum(row) for row in dense(completion_ids)]
+
+
+def test_gae_on_parts_beside_kl_and_a_price_for_no_end():
+    agent, reference = agent_and_reference()
+    c = config(
+        beta=0.3,
+        gamma=0.9,
+        lam=0.7,
+        missing_eos_penalty=0.75,
+        whiten_advantages=False,
+        micro_batch_size=3,
+    )
+    trainer = RLHFTrainer(agent, reference, c, tokenizer=TOKENIZER)
+    r = trainer.rollout(PROMPTS)
+    for i in (0, 3):
+        r.response_ids[i, 2], r.mask[i, 3:] = TOKENIZER.eos_token_id, False  # two that end
+    r.sampled_logprobs, ended = None, 0
+    trainer.advantages(trainer.score(r, dense))
+    for i in range(len(r)):
+        m, n = r.mask[i], int(r.mask[i].sum())
+        ids, ell, V = (
+            r.response_ids[i][m].tolist(),
+            (r.old_logprobs - r.ref_logprobs)[i][m].tolist(),
+            r.values[i][m].tolist(),
+        )
+        parts = [0.5 * (x % 3) - 0.1 * t for t, x in enumerate(ids)]
+        score = sum(parts) - 0.75 * (ids[-1] != TOKENIZER.eos_token_id)
+        ended += ids[-1] == TOKENIZER.eos_token_id
+        assert r.scores[i].item() == pytest.approx(score, abs=1e-5)
+        rewards, later, advantages = slow_paid(score, parts, ell, 0.3), 0.0, []
+        for t in reversed(range(n)):
+            delta = rewards[t] + 0.9 * (V[t + 1] if t + 1 < n else 0.0) - V[t]
+            later = delta + 0.9 * 0.7 * later
+            advantages.insert(0, later)
+        assert r.rewards[i][m].tolist() == pytest.approx(rewards, abs=1e-5)
+        assert r.advantages[i][m].tolist() == pytest.approx(advantages, abs=1e-5)
+    assert 0 < ended < len(r)
+    assert rollout_metrics(r, c)["reward_mean"] == pytest.approx(r.scores.mean().item())
+
+
+def test_several_functions_with_and_without_parts():
+    def flat(completions):
+        return [None if i % 2 else 1.0 for i in range(len(completions))]
+
+    trainer = RLHFTrainer(
+        tiny(), config=config(reward_weights=(2.0, 0.5, -1.0)), tokenizer=TOKENIZER
+    )
+
+    def twice(completion_ids):
+        return [[1.0] * len(ids) if i % 3 else None for i, ids in enumerate(completion_ids)]
+
+    r = trainer.score(trainer.rollout(PROMPTS), [dense, flat, twice])
+    for i in range(len(r)):
+        ids = r.response_ids[i][r.mask[i]].tolist()
+        parts = [2.0 * p - bool(i % 3) for p in dense([ids])[0]]
+        assert r.token_scores[i][r.mask[i]].tolist() == pytest.approx(parts, abs=1e-5)
+        assert r.scores[i].item() == pytest.approx(sum(parts) + 0.5 * (i % 2 == 0), abs=1e-5)
+    again = trainer.score(r, summed)  # scored anew by a plain one: no part is left from before
+    assert again.token_scores is None and r[[1, 0]].token_scores is None

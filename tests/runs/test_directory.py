@@ -1,0 +1,400 @@
+"A run's directory. Oracles: the files as any reader finds them, and a run that was never stopped."
+
+import itertools
+import json
+import math
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+from deep import first
+from small_models import tiny
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card
+from instruct_goose.core.files import append_jsonl, write_json
+from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.runs import directory as runs
+from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
+from instruct_goose.runs.directory import claim_run_dir, new_run_dir
+from instruct_goose.training.callbacks import Callback
+
+
+def make_some(root):
+    return [str(new_run_dir("run", root)) for _ in range(20)]
+
+
+def test_new_run_dirs_differ_when_several_processes_ask_at_once(tmp_path):
+    (tmp_path / "run").write_text("a file of that name")
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        made = pool.map(make_some, [str(tmp_path)] * 4, chunksize=1)
+    assert len(set(sum(made, []))) == 80 == len(list(tmp_path.iterdir())) - 1
+
+
+def test_claim_run_dir(tmp_path):
+    assert (
+        claim_run_dir(tmp_path / "x" / "new").is_dir()
+        and claim_run_dir(tmp_path / "x" / "new").is_dir()
+    )  # empty
+    (tmp_path / "x/new/.summary.json.12").write_text("half")
+    assert (
+        claim_run_dir(tmp_path / "x/new") == tmp_path / "x/new"
+    )  # its own half-written file, and no other
+    (tmp_path / "x/new/.notes.json.12").write_text("somebody's")
+    with pytest.raises(FileExistsError, match="already holds a run or files"):
+        claim_run_dir(tmp_path / "x" / "new")
+    (tmp_path / "x" / "new" / "config.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        claim_run_dir(str(tmp_path / "x" / "new"))
+    assert (tmp_path / "x/new/.notes.json.12").read_text() == "somebody's"
+
+
+def test_json_is_whole_or_the_old_one(tmp_path, monkeypatch):
+    "A number that JSON lacks is refused. Stopped just before the renaming, the old file is whole."
+    write_json(tmp_path / "s.json", {"ä": 1, "path": tmp_path})
+    old = (tmp_path / "s.json").read_bytes()
+    assert json.loads(old) == {"ä": 1, "path": str(tmp_path)} and "ä".encode() in old
+    with pytest.raises(ValueError):
+        write_json(tmp_path / "s.json", {"a": [1, {"b": math.inf}]})
+    assert (tmp_path / "s.json").read_bytes() == old and os.listdir(tmp_path) == ["s.json"]
+
+    def killed(self, other):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_json(tmp_path / "s.json", {"a": 2})
+    assert (tmp_path / "s.json").read_bytes() == old
+
+
+def test_jsonl_grows_line_by_line_and_knows_no_nan(tmp_path):
+    for i in range(2):
+        append_jsonl(
+            tmp_path / "m.jsonl",
+            {
+                "i": i,
+                "text": "zwei\nZeilen – ü",
+                "b": [1.5, math.inf, {"c": math.nan}],
+                "d": (2, None, True, "NaN"),
+            },
+        )
+    rows = [json.loads(x) for x in (tmp_path / "m.jsonl").read_text("utf-8").splitlines()]
+    assert rows == [
+        {
+            "i": i,
+            "text": "zwei\nZeilen – ü",
+            "b": [1.5, None, {"c": None}],
+            "d": [2, None, True, "NaN"],
+        }
+        for i in range(2)
+    ]
+
+
+# ---------------------------------------------------------------- one call
+
+TOKENIZER = word_tokenizer(
+    "a b c d e f".split(), pad="<e>", bos="<e>", eos="<e>", unk="<u>", model_max_length=12
+)
+ROWS = [
+    {"prompt": "a b", "answer": "c"},
+    {"prompt": "d", "answer": "e"},
+    {"prompt": "f a", "answer": "c"},
+]
+
+
+def right(completions, answer):
+    return [text.split().count(a) for text, a in zip(completions, answer, strict=True)]
+
+
+def trainer(steps=3, family="llama", value_model=None, **settings):
+    config = RLHFConfig(
+        **dict(batch_size=8, max_new_tokens=4, lr=0.01, epochs=1) | settings, steps=steps
+    )
+    return RLHFTrainer(Agent(tiny(family), value_model), config=config, tokenizer=TOKENIZER)
+
+
+def files(out, suffix):
+    return {
+        str(p.relative_to(out)): p.read_bytes()
+        for p in out.rglob(f"*.{suffix}")
+        if "checkpoints" not in p.parts
+    }
+
+
+def log(out):
+    return [
+        {k: x for k, x in json.loads(line).items() if "second" not in k}
+        for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def test_all_that_a_run_is_lies_in_its_directory(tmp_path):
+    out, made = tmp_path / "runs/mine", trainer(value_model="copy")
+    summary = made.train_in(out, ROWS, right, progress=False)
+    assert (
+        summary == json.loads((out / "summary.json").read_text())
+        and summary["iterations"] == len(log(out)) == 3
+    )
+    settings = json.loads((out / "config.json").read_text())
+    assert (
+        settings["lr"] == 0.01
+        and settings["algorithm"] == "ppo"
+        and summary["config"]["beta"] == settings["beta"]
+    )
+    again, words = (
+        Agent.from_pretrained(out / "policy"),
+        AutoTokenizer.from_pretrained(out / "policy"),
+    )
+    assert again.value_model is not None and again.value_head.weight.norm() > 0
+    assert all(p.equal(q) for p, q in zip(again.parameters(), made.agent.parameters(), strict=True))
+    assert words("a b")["input_ids"] == TOKENIZER("a b")["input_ids"]
+    plain = AutoModelForCausalLM.from_pretrained(out / "policy")  # transformers alone
+    assert all(
+        p.equal(q) for p, q in zip(plain.parameters(), made.agent.model.parameters(), strict=True)
+    )
+
+
+def samples(out):
+    return [
+        [x.strip() for x in line.strip("|").split("|")]
+        for line in (out / "samples.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
+
+
+def test_samples_are_the_same_prompts_before_and_after_and_no_reward_is_asked(tmp_path):
+    asked = []
+
+    def counted(completions, answer):
+        asked.append(len(completions))
+        return right(completions, answer)
+
+    start, made = trainer(2, lr=0.5), trainer(2, lr=0.5)
+    made.train_in(tmp_path / "run", ROWS, counted, progress=False)
+    assert asked == [8, 8]  # two iterations
+    header, _, *rows = samples(tmp_path / "run")
+    assert header == ["prompt", "before", "after"] and [r[0] for r in rows] == ["a b", "d", "f a"]
+    for column, who in ((1, start), (2, made)):  # the dice of an evaluation, whoever throws them
+        [r] = who.answers(ROWS)
+        words = [
+            TOKENIZER.decode(ids[m], skip_special_tokens=True)
+            for ids, m in zip(r.response_ids, r.mask, strict=True)
+        ]
+        assert [row[column] for row in rows] == words
+    assert [r[1] for r in rows] != [r[2] for r in rows]
+
+
+@pytest.mark.parametrize("held_out", [None, ROWS[1:]])
+def test_nothing_is_taken_of_a_stream_for_samples(held_out, tmp_path):
+    trainer(1).train_in(
+        tmp_path / "run", itertools.cycle(ROWS), right, progress=False, held_out=held_out
+    )
+    assert (tmp_path / "run/samples.md").exists() == (held_out is not None)
+    if held_out:
+        assert [r[0] for r in samples(tmp_path / "run")[2:]] == ["d", "f a"] and "Held-out" in (
+            tmp_path / "run/samples.md"
+        ).read_text()
+
+
+class Stop(Callback):
+    def on_annotate(self, trainer, rollout):
+        if trainer.iteration == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("stream, save_every", first(1, [(True, 1), (False, None)]))
+def test_stopped_resumed_and_made_longer_it_is_the_run_that_was_that_long(
+    tmp_path, stream, save_every
+):
+    "To the bit, the best policy too. A stream begins anew, and what was seen is skipped; the log was ahead of the checkpoint."
+
+    def go(out, made, **options):
+        prompts = itertools.cycle(ROWS) if stream else ROWS
+        return made.train_in(
+            tmp_path / out,
+            prompts,
+            right,
+            save_every=save_every,
+            held_out=ROWS,
+            progress=False,
+            **options,
+        )
+
+    best = dict(eval_every=2, keep_best=True, lr=0.05)
+    whole, stopped, again = (trainer(n, **best) for n in (4, 3, 4))
+    go("whole", whole)
+    stopped.callbacks.append(Stop())
+    with pytest.raises(KeyboardInterrupt):
+        go("run", stopped)
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "run/policy")
+        and not (tmp_path / "run/summary.json").exists()
+    )
+    with (tmp_path / "run/metrics.jsonl").open("a") as f:
+        f.write('{"iteration": 2}\n{"iter')
+    assert go("run", again, resume=True)["resumed_from"] == 2 and not again.callbacks
+    assert log(tmp_path / "run") == log(tmp_path / "whole") and files(
+        tmp_path / "run", "safetensors"
+    ) == files(tmp_path / "whole", "safetensors")
+    assert again.best_policy.iteration == whole.best_policy.iteration is not None
+    assert (tmp_path / "run/tokens.jsonl").read_bytes() == (
+        tmp_path / "whole/tokens.jsonl"
+    ).read_bytes()
+    assert samples(tmp_path / "run") == samples(tmp_path / "whole") and len(
+        samples(tmp_path / "run")
+    ) == 2 + len(ROWS)
+
+
+def test_a_log_without_a_checkpoint_is_kept_beside(tmp_path, capsys):
+    "A run that was killed before its first checkpoint starts over; what it has measured is still there."
+    (tmp_path / "checkpoints").mkdir()
+    for n, text in enumerate(['{"iteration": 0}\n{"iter', '{"iteration": 0}\n'], 1):
+        for name in ("metrics", "tokens"):
+            (tmp_path / f"{name}.jsonl").write_text(text)
+        trainer(1).train_in(tmp_path, ROWS, right, save_every=None, resume=True, progress=False)
+        said = capsys.readouterr().out
+        for name in ("metrics", "tokens"):
+            assert (
+                tmp_path / f"{name}.{n}.jsonl"
+            ).read_text() == text and f"kept as {name}.{n}.jsonl" in said
+        assert len(log(tmp_path)) == 1
+        (tmp_path / "summary.json").unlink()
+
+
+def test_the_worst_finding_is_the_last_thing_a_run_says(tmp_path, capsys):
+    def flat(texts):
+        return [0.0] * len(texts)
+
+    trainer(3).train_in(tmp_path / "run", ROWS, flat, progress=False)
+    said = capsys.readouterr().out.rstrip().splitlines()
+    assert said[-1].endswith(f"instruct-goose doctor {tmp_path / 'run'}") and said[-2].startswith(
+        "ERROR  "
+    )
+
+
+def test_a_log_of_tokens_is_cut_back_byte_for_byte(tmp_path):
+    path = tmp_path / "tokens.jsonl"
+    path.write_bytes(
+        b'{"iteration": 0, "responses": [{"x": 1.0}]}\n{"iteration": 3, "responses": []}\n[1]\n{"iteration": 1, "resp'
+    )
+    runs.truncate_log(path, 3)
+    assert path.read_bytes() == b'{"iteration": 0, "responses": [{"x": 1.0}]}\n'
+
+
+def test_a_run_that_its_kl_ended_stays_ended_though_it_was_killed_before_it_could_say_so(tmp_path):
+    made, again = (trainer(5, kl_stop=1e-6, lr=0.05) for _ in range(2))
+    ended = made.train_in(tmp_path, ROWS, right, save_every=1, progress=False)
+    assert (
+        ended["iterations"] == 2 and "kl_to_reference is" in ended["stopped"]
+    )  # of iteration 0 it is 0
+    (tmp_path / "summary.json").unlink()
+    assert (
+        again.train_in(tmp_path, ROWS, right, save_every=1, resume=True, progress=False)["stopped"]
+        == ended["stopped"]
+        and again.iteration == 2
+    )
+    assert all(
+        p.equal(q)
+        for p, q in zip(made.agent.model.parameters(), again.agent.model.parameters(), strict=True)
+    )  # the policy within the limit
+
+
+def test_what_is_refused_leaves_everything_as_it_was(tmp_path):
+    out = tmp_path / "run"
+    trainer(2).train_in(out, ROWS, right, save_every=None, progress=False)
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+
+    def go(made, **options):
+        return made.train_in(out, ROWS, right, progress=False, **options)
+
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        go(trainer(2))
+    with pytest.raises(ValueError, match="clip was 0.2 and is 0.3"):
+        go(trainer(2, clip=0.3), resume=True)
+    with pytest.raises(ValueError, match="steps was 2 and is 1"):
+        go(trainer(1), resume=True)
+    with pytest.raises(ValueError, match="kept no checkpoint"):
+        go(trainer(3), resume=True)
+    assert before == {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    done = trainer(2)
+    assert (
+        go(done, resume=True)["iterations"] == 2
+    )  # nothing is trained, and the trainer has what was
+    assert all(
+        p.equal(q)
+        for p, q in zip(
+            done.agent.parameters(), Agent.from_pretrained(out / "policy").parameters(), strict=True
+        )
+    )
+
+
+def test_a_reward_that_fails_leaves_a_run_that_can_go_on(tmp_path):
+    def fails(texts, broken=iter([False, False, True])):
+        if next(broken):
+            raise OSError("the judge is down")
+        return [len(t) for t in texts]
+
+    with pytest.raises(ValueError, match="iteration 2: .*the judge is down.*'a"):
+        trainer(3).train_in(tmp_path / "run", ["a", "b c"], fails, progress=False)
+    assert len(log(tmp_path / "run")) == 2
+    assert (
+        trainer(3).train_in(
+            tmp_path / "run",
+            ["a", "b c"],
+            lambda texts: [len(t) for t in texts],
+            resume=True,
+            progress=False,
+        )["resumed_from"]
+        == 2
+    )
+
+
+SUMMARY = {
+    "model": "owner/name",
+    "iterations": 7,
+    "first": {"reward_mean": -1.0, "kl_to_reference": 0.0},
+    "last": {"reward_mean": 2.5, "kl_to_reference": math.pi},
+    "config": {
+        "algorithm": "rloo",
+        "lr": 2e-5,
+        "beta": 0.1,
+        "group_size": 4,
+        "reward_weights": [1.0, 2.0],
+    },
+    "versions": {"torch": "2", "platform": "secret"},
+}
+
+
+@pytest.mark.parametrize(
+    "base, named", [("owner/name", True), ("/home/me/model", False), (None, False)]
+)
+def test_a_card_says_what_was_done_and_nothing_of_the_machine(base, named):
+    card = model_card(SUMMARY | {"model": base})
+    _, header, body = card.split("---\n", 2)
+    assert (
+        ("base_model: owner/name" in header) == named == ("owner/name" in body)
+        and "/home" not in card
+        and "secret" not in card
+    )
+    assert (
+        "| -1.000 " in body
+        and "3.142" in body
+        and "RLOO, 7 iterations" in body
+        and "[1.0, 2.0]" in body
+        and "beta" not in body.split("## Settings")[1].split("## To load")[0]
+    )
+
+
+@pytest.mark.parametrize("wrong", [{"iteration": 10**9}, {"metrics": [1, 2]}, {"metrics": None}])
+def test_a_checkpoint_that_was_resealed_with_nonsense_is_refused(tmp_path, wrong):
+    made = trainer(2)
+    made.train_in(tmp_path, ROWS, right, save_every=1, progress=False)
+    tensors, record = load_checkpoint(newest_checkpoint(tmp_path / "checkpoints"))
+    record["stages"]["ppo"] |= wrong
+    save_checkpoint(tmp_path / "checkpoints", tensors, record)
+    (tmp_path / "summary.json").unlink()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="not that of a run"):
+        trainer(2).train_in(tmp_path, ROWS, right, resume=True, progress=False)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before

@@ -1,0 +1,171 @@
+"The ladder: the shipped trainer passes it, each broken one falls where it is meant to, and what cannot be judged is said to be."
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from deep import first
+from torch import nn
+
+from instruct_goose.tasks.probes import ACTIONS, optimum, run_probes, tiny_world, values_at
+from instruct_goose.training.trainer import RLHFTrainer
+
+root = Path(__file__).parents[2]
+sys.path.append(str(root / "evidence"))
+from lesson_code import lesson_module  # noqa: E402
+
+BROKEN = lesson_module("learn/21_probes").BROKEN
+ORDER = ["value_head", "advantage_sign", "credit", "eos", "kl", "rows", "temperature"]
+
+
+@pytest.mark.parametrize(
+    "bug",
+    first(
+        3,
+        [
+            "padding read as text",
+            "sign of the advantage",
+            "temperature 1 in the loss",
+            "value loss weighs nothing",
+            "advantage one token late",
+            "end-of-text not in the mask",
+            "sign of the KL",
+            "scores of the row above",
+        ],
+    ),
+)
+def test_each_bug_is_caught_by_the_probe_meant_for_it(bug):
+    trainer, rung = BROKEN[bug]
+    (result,) = run_probes(trainer, [rung])
+    assert result.passed is False and result.numbers and not result.note, str(
+        result
+    )  # by its numbers, not by an exception
+    assert "off" in str(result) and "look at" in str(result)
+
+
+def test_the_record_of_all_bugs():
+    record = json.loads((root / "evidence/probes.json").read_text("utf-8"))
+    assert record["probes"] == ORDER and record["meant_for"] == {
+        bug: rung for bug, (_, rung) in BROKEN.items()
+    }
+    assert {(r["bug"], r["seed"]) for r in record["runs"]} == {
+        (bug, seed) for bug in BROKEN for seed in (0, 1)
+    } | {(None, seed) for seed in range(10)}
+    for r in record["runs"]:
+        if r["bug"] is None:
+            assert not r["failed"]
+        else:
+            assert BROKEN[r["bug"]][1] in r["failed"] and not r["raised"], r["bug"]
+
+
+def test_the_expected_numbers_from_first_principles():
+    # V by brute force: every response of up to three tokens from a policy that says each of four actions with ¼, paid 1 at its end
+    def value(t, gamma=0.5):
+        return (
+            1.0
+            if t == 3
+            else sum(
+                0.25 * (1.0 if action == "<eos>" else gamma * value(t + 1)) for action in ACTIONS
+            )
+        )
+
+    # π* by maximising E[r] − β·KL with plain gradient ascent on the logits
+    def ascend(beta):
+        ref, r, z = (
+            torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64),
+            torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.float64),
+            torch.zeros(4, dtype=torch.float64, requires_grad=True),
+        )
+        for _ in range(3000):
+            p = z.softmax(-1)
+            (grad,) = torch.autograd.grad((p * (r - beta * (p / ref).log())).sum(), z)
+            with torch.no_grad():
+                z += grad / beta
+        return z.softmax(-1).detach()
+
+    assert [value(t) for t in (1, 2, 3)] == [0.484375, 0.625, 1.0]
+    for beta in (1, 50):
+        torch.testing.assert_close(optimum(beta).double(), ascend(beta), atol=1e-5, rtol=0)
+
+
+def test_values_are_read_at_the_state_before_the_token():
+    class Agent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(1))
+
+        def values(self, query, query_mask, response, mask):
+            assert query_mask.all() and mask.all() and query.shape == query_mask.shape
+            return torch.arange(response.shape[1])[None].float() + query.shape[1]
+
+    _, tokenizer = tiny_world()
+    assert values_at(Agent(), tokenizer, ["a", "<eos>"], "b c") == [
+        3.0,
+        4.0,
+    ]  # the beginning of the text counts
+
+
+def mine(**parts):
+    "A trainer with only the parts named: `train` with two arguments, no metrics, no values."
+
+    class Mine:
+        def __init__(self, model, ref_model, config, tokenizer=None):
+            self.inner = RLHFTrainer(model, ref_model, config, tokenizer=tokenizer)
+            if "agent" in parts:
+                self.agent = parts["agent"](self.inner.agent)
+
+        if "train" in parts:
+
+            def train(self, prompts, reward_fn):
+                self.inner.train(prompts, reward_fn, progress=False)
+
+    return Mine
+
+
+class PolicyOnly:
+    def __init__(self, agent):
+        self.model = agent.model
+
+
+def test_a_minimal_trainer_is_judged_by_what_it_has(capsys):
+    value, temperature = run_probes(mine(train=1, agent=PolicyOnly), ["temperature", "value_head"])
+    assert value.passed is None and "agent.values" in value.note and "skipped" in str(value)
+    assert temperature.passed is True and "max|ratio − 1| at first" not in temperature.numbers
+
+
+@pytest.mark.parametrize(
+    "parts, says",
+    [
+        ({}, "no method train"),
+        ({"train": 1}, "agent.model"),
+        ({"train": 1, "agent": lambda agent: None}, "agent.model"),
+    ],
+)
+def test_what_is_missing_is_a_reason_to_skip(parts, says):
+    (result,) = run_probes(mine(**parts), ["advantage_sign"])
+    assert result.passed is None and says in result.note and not result.numbers
+
+
+@pytest.mark.parametrize(
+    "broken, says",
+    [
+        (lambda *a, **k: 1 / 0, "ZeroDivisionError"),
+        (lambda model: model, "TypeError"),
+        (
+            type(
+                "Diverges",
+                (RLHFTrainer,),
+                {"train": lambda self, p, r: self.agent.model.lm_head.weight.data.fill_(torch.nan)},
+            ),
+            "",
+        ),
+    ],
+)
+def test_a_trainer_that_raises_or_diverges_has_failed(broken, says):
+    (result,) = run_probes(broken, ["advantage_sign"])
+    assert result.passed is False and says in result.note and "look at" in str(result)
+    if not says:
+        assert math.isnan(result.numbers["π(a)"][0])
