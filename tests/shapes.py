@@ -24,8 +24,6 @@ def install():
     def sparing(fn=None, *, typechecker=None):
         if fn is None:
             return functools.partial(sparing, typechecker=typechecker)
-        if inspect.isfunction(fn) and "Self" in str(fn.__annotations__):
-            return fn  # beartype knows Self only where it decorates the whole class
         if inspect.isfunction(fn) and "<locals>" in fn.__qualname__:
             return fn  # made anew at every call, and checked by what is made of it
         if inspect.isfunction(fn) and "Self" in str(fn.__annotations__):
