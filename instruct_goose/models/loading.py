@@ -389,7 +389,7 @@ def stand_in(
 class SavesItself(Protocol):
     "A model, or an Agent."
 
-    def save_pretrained(self, path: str | Path) -> object: ...
+    def save_pretrained(self, directory: str | Path, /) -> object: ...
 
 
 def save_model(

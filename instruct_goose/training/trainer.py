@@ -73,6 +73,7 @@ from instruct_goose.rollouts.rollout import (
     attach_texts,
     map_rows,
     PromptBatch,
+    require_scores,
     Rollout,
     Tokens,
 )
@@ -207,7 +208,7 @@ class RLHFTrainer:
             take_prompts = self.prompts.take if self.prompts.is_open else None
             rollout = resample_flat_groups(rollout, config, self.rollout, judge, take_prompts)
         if config.reward_scaling == "running":
-            self.reward_scale.add(rollout.scores)
+            self.reward_scale.add(require_scores(rollout))
         if config.recheck_every is not None and self.iteration % config.recheck_every == 0:
             rollout.reward_noise = reward_noise(rollout, partial(judge, kind="text asked again"))
         return rollout
