@@ -94,7 +94,7 @@ from instruct_goose.training.metrics import (
     held_out_logged,
     History,
     Metrics,
-    number,
+    json_number,
     PolicyChange,
     progress_line,
     prompt_metrics,
@@ -376,8 +376,8 @@ class RLHFTrainer:
             scores.append(self.judge(rollout, reward_fn, "held-out text"))
             kls.append(masked_sum(self.annotate(rollout).kl, rollout.mask, dim=-1))
             rollouts.append(rollout)
-        reward = number(torch.cat(scores).mean())
-        kl = number(torch.cat(kls).mean())
+        reward = json_number(torch.cat(scores).mean())
+        kl = json_number(torch.cat(kls).mean())
         limit = self.config.kl_stop
         within_limit = limit is None or (kl is not None and kl <= limit)
         if self.config.keep_best and within_limit:

@@ -37,12 +37,12 @@ from instruct_goose.rollouts.rollout import Rollout
 from instruct_goose.training.metrics import (
     PolicyChange,
     correlation,
-    discounts,
+    estimate_discounts,
     prompt_metrics,
     prompt_nll,
     rollout_metrics,
     sampler_metrics,
-    some_weights,
+    sample_weights,
     sparkline,
     weight_changes,
 )
@@ -99,7 +99,7 @@ def test_a_gradient_that_stays_and_a_step_that_does_not():
 def test_of_many_weights_some_are_looked_at_and_of_frozen_ones_nothing_is_said():
     large = torch.nn.Linear(600, 600)
     learn = list(large.parameters())
-    before = some_weights(learn)
+    before = sample_weights(learn)
     large.weight.grad = torch.ones(600, 600)
     with torch.no_grad():
         large.weight[:300] += 1
@@ -128,14 +128,14 @@ def test_the_returns_say_what_they_were_made_with(gamma, lam):
     rewards, values = (torch.randn(40, 7) * mask for _ in range(2))
     r = Rollout(mask.long(), mask, mask.long(), mask, rewards=rewards, values=values)
     r.advantages, r.returns = gae(rewards, values, mask, gamma, lam)
-    found = discounts(r)
+    found = estimate_discounts(r)
     assert found[0].item() == pytest.approx(gamma, abs=1e-4)
     if gamma:
         assert found[1].item() == pytest.approx(lam, abs=1e-4)
     r.returns = values.clone()  # undetermined, and not a guess
-    assert discounts(r)[0].isnan()
+    assert estimate_discounts(r)[0].isnan()
     r.values = torch.zeros_like(values)
-    assert discounts(r)[0].isnan()
+    assert estimate_discounts(r)[0].isnan()
 
 
 def test_correlation_against_numpy_and_of_what_does_not_vary():
@@ -294,12 +294,12 @@ def test_the_largest_ratio_is_that_of_real_tokens_at_the_level_of_the_loss(level
     )  # the threes are padding
     old = torch.full_like(moved, -2.0)
     r = Rollout(q, qm, ids, mask, old_logprobs=old, advantages=torch.ones_like(old))
-    assert module.describe_step(old + moved, r, t.config)["ratio_max"].item() == pytest.approx(
+    assert module.ratio_metrics(old + moved, r, t.config)["ratio_max"].item() == pytest.approx(
         math.exp(largest)
     )
     low = r[[2]]  # all below 1, and the padding is not a token
     expected = {"token": -0.2, "sequence": -0.25, "product": -0.5}[level]
-    assert module.describe_step(old[[2]] + moved[[2]], low, t.config)[
+    assert module.ratio_metrics(old[[2]] + moved[[2]], low, t.config)[
         "ratio_max"
     ].item() == pytest.approx(math.exp(expected))
 
