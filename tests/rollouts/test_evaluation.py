@@ -10,7 +10,7 @@ from small_models import families, tiny
 from instruct_goose.core.files import text_table
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import pad
-from instruct_goose.rollouts.evaluation import best_of_n, kl_to_reference, plot_metrics, generate
+from instruct_goose.rollouts.evaluation import best_of_n, generate, kl_to_reference, plot_metrics
 from instruct_goose.rollouts.rollout import Rollout, finished
 
 

@@ -16,8 +16,8 @@ from instruct_goose.rollouts.rollout import PromptBatch
 from instruct_goose.rollouts.vllm import (
     EngineResponse,
     EngineSampler,
-    WorkerExtension,
     VLLMEngine,
+    WorkerExtension,
     engine_weights,
     use_engine,
 )
