@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['R', 'Rollout', 'by_length', 'micro_batch_slices', 'finished', 'decode', 'attach_texts', 'PromptBatch', 'Tokens',
-           'map_rows', 'require_column', 'concat', 'concat_column']
+           'map_rows', 'require_column', 'require_scores', 'concat', 'concat_column']
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #0b555037
 import math
@@ -296,6 +296,13 @@ def require_column(rollout: Rollout, name: str, first: str) -> None:
     "Raises ValueError if the column is not there, with what to do first."
     if getattr(rollout, name) is None:
         raise ValueError(f"this rollout has no {name}: {first}")
+
+
+def require_scores(rollout: Rollout) -> Float[Tensor, "batch"]:
+    "The scores. Raises ValueError for a rollout without them."
+    if rollout.scores is None:
+        raise ValueError("this rollout has no scores: call score(rollout, reward_fn) first")
+    return rollout.scores
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #ae874525
 def concat(parts: Sequence[Rollout], pad_id: int = 0) -> Rollout:
