@@ -35,7 +35,7 @@ from instruct_goose.models.loading import (
 from ..models.sampling import sample
 from ..models.tokens import pad, pad_id_of, PromptDataset, token_limit
 from ..recipes.inputs import named_object
-from ..rollouts.prompts import own_ends, max_prompt_length, template_ids
+from ..rollouts.prompts import model_eos_ids, max_prompt_length, encode_conversation
 from ..rollouts.rewards import completion_texts
 from ..rollouts.rollout import decode, Rollout
 from ..rollouts.sampler import StopStrings
@@ -115,7 +115,7 @@ def responses_of(
     generator, pad_id = torch.Generator().manual_seed(config.seed), pad_id_of(tokenizer)
     limit = token_limit(tokenizer, max_prompt_length(model, config.max_new_tokens))
     ids = (
-        [template_ids([{"role": "user", "content": p}], tokenizer) for p in prompts]
+        [encode_conversation([{"role": "user", "content": p}], tokenizer) for p in prompts]
         if config.chat
         else PromptDataset(prompts, tokenizer, limit).ids
     )
@@ -145,7 +145,7 @@ def ends_of(
     "What ended a response in that run: tokens and strings."
     path = run_dir / "config.json"
     settings = read_json(path, "the configuration") if path.is_file() else {}
-    ends = [*own_ends(model, tokenizer), *(settings.get("stop_token_ids") or ())]
+    ends = [*model_eos_ids(model, tokenizer), *(settings.get("stop_token_ids") or ())]
     texts = settings.get("stop_strings")
     return list(dict.fromkeys(ends)), StopStrings(texts, tokenizer) if texts else None
 
@@ -202,7 +202,7 @@ def streamed(
 ) -> str:
     "The answer, printed as it is written."
     room = token_limit(tokenizer, max_prompt_length(model, config.max_new_tokens))
-    ids = torch.tensor([template_ids(talk, tokenizer)])
+    ids = torch.tensor([encode_conversation(talk, tokenizer)])
     if ids.shape[1] > room:
         raise ValueError(
             f"the conversation has {ids.shape[1]} tokens, and the model has room for "

@@ -44,7 +44,7 @@ from instruct_goose.recipes.inputs import (
 )
 from .stages import fingerprint_of_prompts, train_and_report
 from ..rollouts.evaluation import plot_metrics
-from ..rollouts.prompts import prompt_rows, within_room
+from ..rollouts.prompts import encode_rows, apply_long_prompts
 from ..rollouts.rollout import Tokens
 from ..runs.directory import truncate_log, files_of, in_run_directory, settings_of
 from ..runs.resume import CheckpointManager
@@ -110,9 +110,9 @@ def inspect_inputs(
             f"max_new_tokens is {most} and the model's context {context} tokens: "
             "there is no room for a prompt. Lower max_new_tokens"
         )
-    ids = prompt_rows(rows + (held_out or []), Tokens(tokenizer, [], 0))
+    ids = encode_rows(rows + (held_out or []), Tokens(tokenizer, [], 0))
     room = token_limit(tokenizer, context - most if context else None)
-    lengths = [len(row) for row in within_room(ids, room, config.long_prompts) if row]
+    lengths = [len(row) for row in apply_long_prompts(ids, room, config.long_prompts) if row]
     rewards = [load_reward(r) for r in config.reward] if rewards is None else list(rewards)
     weights = config.reward_weights
     if weights is not None and len(weights) != len(rewards):

@@ -32,8 +32,8 @@ from ..models.agent import Agent
 from ..models.reward_model import RewardModel
 from ..models.sharding import load_weights
 from .inputs import PlugIns
-from ..rollouts.evaluation import best_of_n, kl_to_reference, plot_metrics, write
-from ..rollouts.prompts import is_list, slices
+from ..rollouts.evaluation import best_of_n, kl_to_reference, plot_metrics, generate
+from ..rollouts.prompts import is_indexable, prompt_chunks
 from ..rollouts.rewards import completion_texts, Rewards
 from ..rollouts.rollout import finished, Rollout
 from instruct_goose.runs.directory import (
@@ -151,7 +151,7 @@ def evaluate(
     measure: Measure,
 ) -> tuple[Rollout, Figures]:  # what it wrote, and the figures
     "Let a model answer held-out prompts at temperature 1."
-    rollout = write(
+    rollout = generate(
         model, tokenizer, prompts, config.max_new_tokens, seed=stage_seed(config.seed, "evaluation")
     )
     kl = 0.0 if model is reference else kl_to_reference(model, reference, rollout).mean().item()
@@ -172,7 +172,7 @@ def make_baselines(
 ) -> dict[str, Figures]:  # by the baseline's name
     "The best of n texts by score; and SFT on those of them that ended, where there are any."
     n, eos_id = config.best_of, cast(int, tokenizer.eos_token_id)
-    many = write(
+    many = generate(
         lm,
         tokenizer,
         [p for p in prompts for _ in range(n)],
@@ -341,7 +341,7 @@ def train_in(
         )
         return summary
     rows: Any = prompts if held_out is None else held_out
-    shown = next(slices(rows, 16), None) if is_list(rows) else None  # in samples.md
+    shown = next(prompt_chunks(rows, 16), None) if is_indexable(rows) else None  # in samples.md
     work = partial(
         train_and_report,
         trainer,
@@ -362,7 +362,7 @@ def train_in(
 # %% ../../nbs/reference/recipes/stages.ipynb #5a37a5b0
 def fingerprint_of_prompts(prompts: Sequence | Iterable) -> str:
     "SHA-256 of a list; a stream is not read for it."
-    if not is_list(prompts):
+    if not is_indexable(prompts):
         return "a stream"
     rows: Any = prompts
     text = repr([rows[i] for i in range(len(rows))])

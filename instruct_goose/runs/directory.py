@@ -37,7 +37,7 @@ from ..doctor.report import read_tokens
 from ..doctor.rules import read_metrics
 from ..models.loading import save_model
 from ..models.sharding import is_sharded, unsharded_copy
-from ..rollouts.prompts import is_list
+from ..rollouts.prompts import is_indexable
 from .checkpoints import newest_checkpoint
 from .resume import CheckpointManager, refuse_other_run, Stage, TEMPORARY_FILE
 from .trackers import need_tracker, TRACKERS
@@ -255,7 +255,7 @@ def train_policy(
         trackers = [TRACKERS[track](out, every=track_every)] if track else []
         own_callbacks = trainer.callbacks
         trainer.callbacks = [*own_callbacks, log, *trackers]
-        if not is_list(prompts):
+        if not is_indexable(prompts):
             prompts = islice(prompts, trainer.prompts.seen, None)
         try:
             trainer.train(prompts, reward_fn, progress=progress and is_main(), held_out=held_out)

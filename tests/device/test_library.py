@@ -22,7 +22,7 @@ from instruct_goose.models.sampling import sample
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.rollouts import rollout
-from instruct_goose.rollouts.evaluation import best_of_n, kl_to_reference, write
+from instruct_goose.rollouts.evaluation import best_of_n, kl_to_reference, generate
 from instruct_goose.rollouts.rollout import finished
 from instruct_goose.rollouts.sampler import StopStrings
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
@@ -538,7 +538,7 @@ def test_agent(gpu, kind, tmp_path):
         response_logprobs(agent.model, ids, mask, ids, mask),
         response_logits(agent.model, ids, mask, ids, mask),
     )
-    r = write(agent.model, TOKENIZER, [p for p in PROMPTS for _ in range(2)], 5, batch_size=6)
+    r = generate(agent.model, TOKENIZER, [p for p in PROMPTS for _ in range(2)], 5, batch_size=6)
     best, _ = best_of_n(r, reward(r.texts), 2)
     assert on_gpu(
         best.response_ids,
