@@ -285,6 +285,7 @@ class Stateful(Protocol):
         "Go on from a state that has been checked."
 
 
+@runtime_checkable
 class StageStore(Protocol):
     "Where one stage of a run keeps its state, and finds it again."
 
