@@ -26,6 +26,8 @@ def install():
             return functools.partial(sparing, typechecker=typechecker)
         if inspect.isfunction(fn) and "<locals>" in fn.__qualname__:
             return fn  # made anew at every call, and checked by what is made of it
+        if inspect.isfunction(fn) and "Self" in str(fn.__annotations__):
+            return fn  # beartype knows Self only where it decorates the whole class
         checked = whole(fn, typechecker=typechecker)
         if not inspect.isfunction(fn):
             return checked  # a class, a property

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..models.reward_model import pairwise_loss, RewardModel
 from ..models.tokens import pad, PairDataset, sides
 from .fit import batches, fit, Log, refuse_long_rows
-from .sft import filling_id
+from .sft import padding_id
 
 # %% ../../nbs/guides/reward_model_training.ipynb #751be32b
 def train_reward_model(
@@ -45,7 +45,7 @@ def train_reward_model(
 # %% ../../nbs/guides/reward_model_training.ipynb #75ea7bda
 def scores_of(reward_model: RewardModel, rows: Sequence[Sequence[int]]) -> Tensor:
     "r of rows of token ids, with gradient."
-    ids, mask = pad(rows, filling_id(reward_model.tokenizer))
+    ids, mask = pad(rows, padding_id(reward_model.tokenizer))
     device = next(reward_model.parameters()).device
     return reward_model(ids.to(device), mask.to(device))
 
