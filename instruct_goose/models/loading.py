@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from safetensors import safe_open
@@ -386,6 +386,7 @@ def stand_in(
     return model.eval(), tokenizer
 
 # %% ../../nbs/reference/models/loading.ipynb #1b945961
+@runtime_checkable
 class SavesItself(Protocol):
     "A model, or an Agent."
 
