@@ -5,7 +5,6 @@ python -m bench.run logprobs grpo       these groups; a part of a row's name wil
 python -m bench.run quickstart          the quickstart, about a minute a repeat
 python -m bench.run trials              what was tried to make an update cheaper
 python -m bench.run --repeats 9         more of them: a narrower guess of the median
-python -m bench.shorter                 what a shorter quickstart costs, a CPU-hour
 python -m bench.run --list              what there is
 """
 

@@ -27,7 +27,7 @@ WHY = {
     "before it; so the goal leaves nothing. And looking back is a vector times a matrix, which waits for memory, where the weights' products "
     "serve all rows at once. `generate` grows by more: @rollout time by generate, T = 512 over T = 128. Tried: keys and values in buffers "
     "that never grow (in), heads that share keys in one product (in).",
-    "instruct-goose quickstart": "Half of the time is the models' own products, in three stages of like length. Each stage was made shorter, below: half the SFT saves a sixth and "
+    "instruct-goose quickstart": "Half of the time is the models' own products, in three stages of like length. Each stage was made shorter: half the SFT saves a sixth and "
     "comes near its limit, and nothing that takes less than .7 of the time keeps every limit on four seeds. Other kernels were slower on these shapes: "
     "attention by hand 11 ms against torch's 7, GELU by its tanh 3.9 against 2.0.",
 }

@@ -53,7 +53,7 @@ BROWSER = {  # lesson -> its exercises; a library call is an expression of the e
         Plain(
             "my_best",
             "two lists, one number per word, and a number; math.exp is there",
-            "worlds.exact_world: optimum(ref_logprobs[None], rewards[None], beta)[0].exp()",
+            "tasks.exact_world: optimum(ref_logprobs[None], rewards[None], beta)[0].exp()",
             [[[-0.5, -1.5, -2.0, -3.0], [1.0, 0.0, 2.0, -4.0], 0.5]],
             """
         tilted = [math.exp(l + r / beta) for l, r in zip(ref_logprobs, rewards)]

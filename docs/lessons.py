@@ -72,20 +72,20 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
     ],
     "Practice": ["questions", "exercises", "projects"],
 }
-PACKAGES = [
+PACKAGES = [  # from the bottom of the house to its top
+    "core",
     "objective",
     "models",
     "data",
+    "rollouts",
     "training",
-    "variants",
     "supervised",
-    "runs",
-    "distributed",
     "doctor",
-    "worlds",
+    "runs",
+    "tasks",
+    "compat",
     "recipes",
     "cli",
-    "compat",
 ]
 LOOK_UP = {  # pages of the third shelf that are no notebooks; the builder makes them
     "Look up": ["notation", "playground", "glossary", "api", "quiz", "figures", "tables"],

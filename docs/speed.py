@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.shorter import FILE as SHORTER  # noqa: E402
-from bench.shorter import table as shorter_table  # noqa: E402
 from bench.why import TRIED, WHY  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evidence"))
@@ -18,7 +16,6 @@ from gpu_table import gpu_speed  # noqa: E402
 sys.path.pop(0)  # it has a playground.py, as docs/ has
 
 RESULTS = Path(__file__).parents[1] / "bench/results.json"
-QUICKSTART = RESULTS.parents[1] / "evidence/quickstart.json"
 TITLES = {
     "logprobs": "Log-probabilities from hidden states",
     "ppo": "An iteration of PPO",
@@ -171,34 +168,6 @@ def packages(rows: list[dict]) -> str:
     return ", ".join(f"{name} {number}" for name, number in found)
 
 
-def shorter() -> list[str]:
-    "What was tried to make the quickstart shorter, with what it costs."
-    record = json.loads(SHORTER.read_text("utf-8"))
-    whole = [r["seconds"] for r in record["runs"] if r["name"] == "as it is"]
-    stages = {
-        k: sum(s[k] for s in whole) / sum(sum(s.values()) for s in whole)
-        for k in ("sft", "reward_model", "ppo")
-    }
-    o, runs = (
-        record["origin"],
-        [
-            r
-            for m in json.loads(QUICKSTART.read_text("utf-8"))["machines"].values()
-            for r in m["runs"]
-        ],
-    )
-    least = min(r["after"]["grammatical"] for r in runs)
-    return [
-        "## A shorter quickstart",
-        "The goal is 30 CPU-seconds, and it is not reached. Language model, reward model and PPO each take about a third "
-        f"({', '.join(f'{x:.0%}' for x in stages.values())}), so no single stage can be cut for it. Fewer and smaller steps were tried: four seeds each, stages 1 to 3; CPU time is over that of the setting as it is, and figures are the worst of the seeds, bold beyond their limit.",
-        shorter_table(record),
-        f"Half of the SFT saves a sixth and costs grammar, which of the {len(runs)} recorded runs of the setting as it is none has below {least:.1%}. "
-        "Shorter PPO as well crosses the limit. Limits are promises for seeds and processors not yet seen, so the quickstart stayed as it is.",
-        f"`{o['command']}` on {o['processor']}, Python {o['versions']['python']}, torch {o['versions']['torch']}, at `{o['commit'][:7]}`, fifteen runs at a time.",
-    ]
-
-
 def speed_page() -> str:
     "Markdown."
     text = [
@@ -236,7 +205,6 @@ def speed_page() -> str:
             *([f"Limits: {'; '.join(why)}."] if why else []),
             *filter(None, [reasons(mine, rows)]),
         ]
-    text += shorter()
     if on_gpu := gpu_speed():
         text += ["## On one GPU", on_gpu]
     text.append(

@@ -28,7 +28,7 @@ MEASURES = {
     "fuzz": "data.load",
     "inputs": "cli.main",
     "details": "learn/20_exact_world",
-    "distillation": "variants.distillation",
+    "distillation": "models.teacher",
     "trackers": "runs.trackers",
     "recipes": "recipes.smollm",
     "smollm_reviews": "recipes.smollm",

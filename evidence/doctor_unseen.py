@@ -5,12 +5,12 @@ finding is a false name. The probes climb their ladder with the same bug.
 """
 
 import copy
+import dataclasses
 import json
 import random
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -25,13 +25,12 @@ from instruct_goose.objective.advantages import ADVANTAGES
 from instruct_goose.objective.kl import ESTIMATORS, KL_GRADIENTS
 from instruct_goose.objective.masks import AGGREGATES, last_index, whiten
 from instruct_goose.objective.policy_loss import LEVELS, SURROGATES
-from instruct_goose.rollouts.rewards import RecheckRewards
 from instruct_goose.rollouts.rollout import finished
 from instruct_goose.rollouts.sampler import PolicySampler
 from instruct_goose.tasks.probes import run_probes, tiny_world
 from instruct_goose.training import trainer as training_trainer
 from instruct_goose.training.callbacks import Callback
-from instruct_goose.training.experience import advantages_of
+from instruct_goose.training.experience import raw_advantages
 from instruct_goose.training.token_log import record_tokens
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -46,10 +45,8 @@ class KeepTokens(Callback):
     def __init__(self):
         self.record = {}
 
-    def on_iteration(self, trainer, rollout, metrics):
-        seen = record_tokens(
-            trainer.now, rollout, trainer.config, trainer.tokenizer, 4, trainer.loss
-        )
+    def on_iteration(self, trainer, experience, metrics):
+        seen = record_tokens(trainer, experience, 4)
         self.record[metrics["iteration"]] = [
             checked_response(r) for r in json.loads(json.dumps(seen, allow_nan=False))
         ]
@@ -151,7 +148,11 @@ def a_run(
         model, tokenizer = tiny_world(seed=settings.get("seed", 0))
         config, kept = RLHFConfig(**settings), KeepTokens()
         made = trainer(model, None, config, tokenizer=tokenizer, callbacks=[kept])
-        return made.train(list(prompts), reward, progress=False), asdict(config), kept.record
+        return (
+            made.train(list(prompts), reward, progress=False),
+            dataclasses.asdict(config),
+            kept.record,
+        )
 
 
 def findings_on(seed: int) -> list[dict[str, str]]:
@@ -193,6 +194,11 @@ def with_other(name, change, method="rollout"):
     return after(method, changed)
 
 
+def annotated_otherwise(name, change):
+    "A trainer that changes one column of the annotations."
+    return after("annotate", lambda trainer, notes: notes._replace(**{name: change(notes)}))
+
+
 def updates_with(change):
     "A trainer that changes each minibatch before the update."
 
@@ -210,7 +216,7 @@ def paid_otherwise(change):
 
     def changed(trainer, r):
         change(trainer, r)
-        r.advantages, r.returns = advantages_of(r, trainer.config)
+        r.advantages, r.returns = raw_advantages(r, r.rewards, r.values, trainer.config)
         if trainer.config.whiten_advantages:
             r.advantages = whiten(r.advantages, r.mask)
         return r
@@ -223,19 +229,19 @@ def last_of(r):
 
 
 class LastTokenOut(RLHFTrainer):
-    def loss(self, now, batch):
+    def loss(self, new, batch):
         short = copy.copy(batch)
         short.mask = batch.mask.clone()
         rows, last = last_of(batch)
         long = batch.mask.sum(-1) > 1
         short.mask[rows[long], last[long]] = False
-        return super().loss(now, short)
+        return super().loss(new, short)
 
 
 class NarrowValueClip(RLHFTrainer):
-    def loss(self, now, batch):
+    def loss(self, new, batch):
         with replaced(self.config, "value_clip", 0.02):
-            return super().loss(now, batch)
+            return super().loss(new, batch)
 
 
 def clamped_kl(trainer, r):
@@ -248,12 +254,12 @@ def free_end(trainer, r):
 
 def old_again(trainer, batch):
     if trainer.made >= trainer.config.minibatches:
-        batch.old_logprobs = trainer.now(batch).logprobs.detach()
+        batch.old_logprobs = trainer.evaluate_policy(batch).logprobs.detach()
 
 
 def values_again(trainer, batch):
     if trainer.made >= trainer.config.minibatches:
-        batch.values = trainer.now(batch).values.detach()
+        batch.values = trainer.evaluate_policy(batch).values.detach()
 
 
 def white_minibatch(trainer, batch):
@@ -266,14 +272,14 @@ class Averaged(RLHFTrainer):
         self.slow = copy.deepcopy(self.agent)
         self.sampler = PolicySampler(self.slow, self.tokens)
 
-    def optimize(self, rollout):
-        found = super().optimize(rollout)
+    def optimize(self, experience):
+        metrics = super().optimize(experience)
         with torch.no_grad():
             for s, p in zip(
                 self.slow.model.parameters(), self.agent.model.parameters(), strict=True
             ):
                 s.lerp_(p, 0.3)
-        return found
+        return metrics
 
 
 class EightfoldRate(RLHFTrainer):
@@ -365,7 +371,7 @@ UNSEEN = {
     ),
     "old log-probabilities in half precision": Bug(
         "they are rounded to sixteen bits",
-        with_other("old_logprobs", lambda t, r: r.old_logprobs.half().float(), "annotate"),
+        annotated_otherwise("old_logprobs", lambda notes: notes.old_logprobs.half().float()),
         ("noisy forward", "sampler mismatch"),
     ),
     "sampler is an average": Bug(
@@ -440,12 +446,12 @@ def visited(world, settings, trainer) -> list[str]:
         made = trainer(
             agent,
             create_reference_model(lm),
-            settings,
+            dataclasses.replace(settings, recheck_every=1),
             tokenizer=world["tokenizer"],
-            callbacks=[RecheckRewards(judge), kept],
+            callbacks=[kept],
         )
         metrics = made.train(world["data"].prompts, judge, progress=False)
-    return [f.name for f in diagnose(metrics, asdict(settings), kept.record)]
+    return [f.name for f in diagnose(metrics, dataclasses.asdict(settings), kept.record)]
 
 
 def doctor_says(name: str, world: dict, seed: int) -> list[str]:

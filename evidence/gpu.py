@@ -263,12 +263,12 @@ def even_share(ids, mask):
 
 
 def iterate(trainer, batch: dict, meter):
-    "One iteration by the trainer's public steps. Its rollout."
+    "One iteration by the trainer's public steps. Returns its experience."
     rollout = meter("rollout", trainer.rollout, batch)
     rollout.scores = even_share(rollout.response_ids, rollout.mask)
-    meter("annotate", trainer.advantages, rollout)
-    meter("update", trainer.optimize, rollout)
-    return rollout
+    experience = meter("annotate", trainer.advantages, rollout)
+    meter("update", trainer.optimize, experience)
+    return experience
 
 
 def plainly(phase, f, *args):
@@ -807,6 +807,7 @@ def resumed(config, card: Card) -> dict:
     more. What is loaded is what was saved, to the bit; what follows may differ by no more than ten times the noise."""
     import torch
 
+    from instruct_goose.core.state import flatten, unflatten
     from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 
     def go(trainer, first, last):
@@ -827,8 +828,10 @@ def resumed(config, card: Card) -> dict:
     torch.use_deterministic_algorithms(True, warn_only=True)
     whole, again, first, second = go(new(), 0, 4), go(new(), 0, 4), go(new(), 0, 2), new()
     with tempfile.TemporaryDirectory() as folder:
-        second.load_state(*load_checkpoint(save_checkpoint(folder, *first.state())))
-    saved, there = first.state()[0], second.state()[0]
+        written = save_checkpoint(folder, *flatten(first.state_dict()))
+        second.load_state_dict(unflatten(*load_checkpoint(written)))
+    saved, _ = flatten(first.state_dict())
+    there, _ = flatten(second.state_dict())
     loaded = saved.keys() == there.keys() and all(
         torch.equal(x, there[name]) for name, x in saved.items()
     )

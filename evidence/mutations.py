@@ -25,14 +25,14 @@ from typing import NamedTuple
 root = Path(__file__).parents[1]
 TABLE = root / "evidence/mutations.json"
 ROOMS = (
+    "core",
     "objective",
     "models",
     "data",
+    "rollouts",
     "training",
-    "variants",
     "supervised",
     "runs",
-    "distributed",
     "doctor",
     "recipes",
     "cli",

@@ -49,7 +49,7 @@ def annotate(layers=2, width=64, vocab=VOCAB, rows=ROWS, new_tokens=TIME) -> Job
     trainer, r = parts(layers, width, vocab, rows, new_tokens)
 
     def look():
-        return annotate(trainer.agent, trainer.ref_model, r, trainer.config)
+        return annotate(trainer.agent, trainer.ref_model, r, trainer.config)._asdict()
 
     return Job(lambda: look() and None, lambda _: {"numbers": means(look(), r.mask)})
 
@@ -57,10 +57,10 @@ def annotate(layers=2, width=64, vocab=VOCAB, rows=ROWS, new_tokens=TIME) -> Job
 def epoch(layers=2, width=64, vocab=VOCAB, rows=ROWS, new_tokens=TIME) -> Job:
     "One pass of the update over the same rollout: forward, backward, optimizer."
     trainer, r = parts(layers, width, vocab, rows, new_tokens)
-    trainer.advantages(trainer.annotate(r))
+    experience = trainer.advantages(r)
 
     def run():
-        for batch in r.minibatches(1, trainer.shuffling):
+        for batch in experience.minibatches(1, trainer.generators.shuffling):
             trainer.update(batch)
 
     return Job(run)

@@ -1,4 +1,4 @@
-// What a text is worth: the grammar, the raters and the reward model of instruct_goose.worlds.film_reviews and .playground.
+// What a text is worth: the grammar, the raters and the reward model of instruct_goose.tasks.film_reviews and the guide *The playground*.
 import { END } from "./policy.js"
 
 export class Judge {

@@ -1,4 +1,4 @@
-// The training loop: `sample`, `train` and `evaluate` of instruct_goose.worlds.playground.
+// The training loop: `sample`, `train` and `evaluate` of the guide *The playground*.
 import { distinct2 } from "./grammar.js"
 import { entropy, estimateAdvantages, klInReward, logSoftmax, lossToLogits, ppoLoss } from "./losses.js"
 import { Adam } from "./optimizer.js"

@@ -1,4 +1,4 @@
-// The policy and its gradient: `FeedForwardLM` of instruct_goose.worlds.playground. All weights lie in one array, so that Adam is one loop.
+// The policy and its gradient: `FeedForwardLM` of the guide *The playground*. All weights lie in one array, so that Adam is one loop.
 import { addProduct, timesTransposed } from "./matrix.js"
 
 export const END = 0, CONTEXT = 5, T = 16 // the token that ends a response; words read; tokens written at most

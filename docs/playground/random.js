@@ -1,4 +1,4 @@
-// Random numbers that Python has too: `Splitmix32` of instruct_goose.worlds.playground.
+// Random numbers that Python has too: `Splitmix32` of the guide *The playground*.
 
 // xₙ = mix(seed + n·0x9E3779B9)/2³², n = 1, 2, …
 export class Splitmix32 {

@@ -1,4 +1,4 @@
-// The settings: `PlaygroundSettings` of instruct_goose.worlds.playground, their sliders, and the address that holds them.
+// The settings: `PlaygroundSettings` of the guide *The playground*, their sliders, and the address that holds them.
 
 export const DEFAULTS = { algorithm: "ppo", beta: .25, kl_placement: "reward", clip: .2, lam: .95, lr: 3e-3, epochs: 2, minibatches: 2,
   batch_size: 64, group_size: 8, temperature: 1, ent_coef: 0, vf_coef: .5, seed: 0 }

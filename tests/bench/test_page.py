@@ -1,6 +1,5 @@
 """The page "How fast": what a row looks like on it, whether met, missed, without a peer or in error; and that it says which processor."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ root = Path(__file__).parents[2]
 sys.path[:0] = [str(root), str(root / "docs")]
 import speed  # noqa: E402
 
-from bench import record, shorter  # noqa: E402
+from bench import record  # noqa: E402
 from bench.form import Case, Row, Side  # noqa: E402
 
 CASE = Case("sampling x", {"a": Side("ours", ""), "b": Side("theirs", "")}, [])
@@ -86,39 +85,4 @@ def test_the_page_says_which_processor(tmp_path, monkeypatch):
     record.write([row("≤ 1")], tmp_path / "results.json")
     assert (
         record.origin()["processor"] in speed.speed_page() and "## Sampling" in speed.speed_page()
-    )
-
-
-def test_what_a_shorter_quickstart_costs_by_hand():
-    def run(name, seed, seconds, score, below):
-        return {
-            "name": name,
-            "seed": seed,
-            "human_score": score,
-            "grammatical": 0.96,
-            "distinct_2": 0.7,
-            "below_ceiling": below,
-            "seconds": {"sft": seconds, "ppo": 1.0},
-        }
-
-    runs = [
-        run("as it is", 0, 3, 2.4, 0.01),
-        run("as it is", 1, 4, 2.3, 0.02),
-        run("x", 0, 1, 2.1, 0.01),
-        run("x", 1, 3, 2.5, 0.06),
-    ]
-    rows = shorter.table({"runs": runs}).splitlines()
-    assert rows[2] == "| as it is | 1.00 | 2.3 | 0.96 | 0.7 | 0.02 |"
-    assert (
-        rows[3] == "| x | 0.65 | **2.1** | 0.96 | 0.7 | **0.06** |"
-    )  # of 2 over 4 and 4 over 5 the mean
-
-
-def test_the_record_has_every_setting_and_seed():
-    runs = json.loads(shorter.FILE.read_text("utf-8"))["runs"]
-    assert {(r["name"], r["seed"]) for r in runs} == {
-        (name, seed) for name in shorter.TRIED for seed in shorter.SEEDS
-    } and len(runs) == 64
-    assert "**" in speed.shorter()[2] and len(speed.shorter()[2].splitlines()) == 2 + len(
-        shorter.TRIED
     )

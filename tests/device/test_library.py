@@ -14,6 +14,7 @@ from device.pretend import DeviceError, PretendGPU
 from instruct_goose.config import RLHFConfig
 from instruct_goose.core import processes
 from instruct_goose.core.checks import deferred_checks, refuse_if
+from instruct_goose.core.state import flatten, unflatten
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.decoding import GraphSteps, LibrarySteps, OwnSteps, StaticSteps, begin
 from instruct_goose.models.response import response_logits, response_logprobs
@@ -285,7 +286,8 @@ def test_an_update_waits_for_the_gpu_at_most_three_times_a_step(name, kind, chan
             r.ended = torch.arange(8, device="cuda") != 5
             r = trainer.advantages(r)
             waits.clear()
-            trainer.do("optimize", r)
+            with trainer.phases():
+                trainer.optimize(r)
             return waits.total()
 
     two, four, pieces = (
@@ -312,7 +314,8 @@ def test_what_is_not_finite_is_refused_before_a_weight_moves(gpu, column, kind):
     with pytest.raises(
         FloatingPointError, match=f"iteration 0: {kind} is nan at token 0 of response .*"
     ):
-        trainer.do("optimize", r)
+        with trainer.phases():
+            trainer.optimize(r)
     assert all(map(torch.equal, before, trainer.agent.parameters()))
 
 
@@ -381,10 +384,12 @@ def test_ids_and_masks_of_a_rollout_are_kept_on_the_cpu(gpu):
     assert torch.equal(r.at_sampled(r.response_ids), r.response_ids[r.mask])
     r.mask[0, 1:] = False
     trainer.advantages(trainer.score(r, reward))
-    for step in (trainer.advantages, trainer.optimize):
-        r.mask[2 : 3 + (step == trainer.optimize), 1:] = False
-        step(r)
-        assert same(r)
+    r.mask[2, 1:] = False
+    experience = trainer.advantages(r)
+    assert same(r) and same(experience)
+    experience.mask[2:4, 1:] = False
+    trainer.optimize(experience)
+    assert same(experience)
     assert r.to_("cpu").host_copy is None and not r.mask.is_cuda and r.on_host is r
 
 
@@ -495,15 +500,12 @@ def test_tf32_is_a_setting_of_a_gpu(gpu, device, set_to):
 def test_a_rollout_from_elsewhere(gpu):
     "Made by hand, or read from a file, it lies on the CPU: it is moved, with all that it holds."
     trainer = RLHFTrainer(tiny(), None, config(device="cuda"), tokenizer=TOKENIZER)
-    for before in (
-        lambda r: trainer.score(r, [reward, lambda texts: [None, *reward(texts)[1:]]]),
-        lambda r: trainer.annotate(trainer.score(r, reward)),
-    ):
-        r = before(trainer.rollout(PROMPTS)).to_("cpu")
-        trainer.optimize(trainer.advantages(r.to_("cpu")))
-        assert on_gpu(
-            *(x for x in [*vars(r).values(), *(r.score_parts or {}).values()] if torch.is_tensor(x))
-        )
+    some = [reward, lambda texts: [None, *reward(texts)[1:]]]
+    r = trainer.score(trainer.rollout(PROMPTS), some).to_("cpu")
+    experience = trainer.advantages(r).to_("cpu")
+    trainer.optimize(experience)
+    columns = [*vars(experience).values(), *experience.score_parts.values()]
+    assert on_gpu(*filter(torch.is_tensor, columns))
 
 
 MISTAKES = {
@@ -606,10 +608,10 @@ def test_resume(gpu, tmp_path):
     whole, first, second = make(), make(), make()
     log = go(whole, 3)
     go(first, 1)
-    saved = save_checkpoint(tmp_path, *first.state())
+    saved = save_checkpoint(tmp_path, *flatten(first.state_dict()))
     tensors, record = load_checkpoint(saved)
     assert not on_gpu(*tensors.values())
-    second.load_state(tensors, record)
+    second.load_state_dict(unflatten(tensors, record))
     assert all(map(same, go(second, 2), log[1:])) and on_gpu(second.agent)
     moments = [x for s in second.optimizer.state.values() for k, x in s.items() if k != "step"]
     assert on_gpu(*moments)

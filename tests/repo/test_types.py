@@ -17,22 +17,25 @@ from pathlib import Path
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from instruct_goose import Agent, RLHFConfig, RLHFTrainer, Rollout
+from instruct_goose import Agent, RLHFConfig, RLHFTrainer
 from instruct_goose.models.agent import Evaluation
 from instruct_goose.training.callbacks import Callback
+from instruct_goose.training.experience import Experience
 from instruct_goose.training.metrics import Metrics
 
 
 class Bold(RLHFTrainer):
-    def loss(self, now: Evaluation, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, parts = super().loss(now, batch)
-        push = -(now.logprobs * batch.advantages)[batch.mask].mean()
+    def loss(self, new: Evaluation, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, parts = super().loss(new, batch)
+        push = -(new.logprobs * batch.advantages)[batch.mask].mean()
         return loss + 0.1 * push, parts | {"push": push.detach()}
 
 
 class Diary(Callback):
-    def on_iteration(self, trainer: RLHFTrainer, rollout: Rollout, metrics: Metrics) -> str | None:
-        return "enough" if len(rollout) < 2 or metrics["reward_mean"] == trainer.iteration else None
+    def on_iteration(
+        self, trainer: RLHFTrainer, experience: Experience, metrics: Metrics
+    ) -> str | None:
+        return "enough" if len(experience) < 2 or metrics["reward_mean"] == trainer.iteration else None
 
 
 def reward(texts: list[str]) -> list[float]:
