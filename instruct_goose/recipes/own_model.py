@@ -46,13 +46,13 @@ from .stages import fingerprint_of_prompts, train_and_report
 from ..rollouts.evaluation import plot_metrics
 from ..rollouts.prompts import encode_rows, apply_long_prompts
 from ..rollouts.rollout import Tokens
-from ..runs.directory import truncate_log, files_of, in_run_directory, settings_of
+from ..runs.directory import truncate_log, input_digests, in_run_directory, settings_of
 from ..runs.resume import CheckpointManager
 from ..runs.trackers import Track, TrackEvery
-from ..supervised.dpo import given_and_response, row_logprobs, train_dpo, train_kto
+from ..supervised.dpo import prompts_and_responses, row_logprobs, train_dpo, train_kto
 from ..supervised.fit import Log
 from ..supervised.reward_model_training import pair_accuracy, train_reward_model
-from ..supervised.sft import filling_id, lm_nats, train_lm
+from ..supervised.sft import padding_id, lm_nats, train_lm
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/learn/23_your_own.ipynb #38fdfd7a
@@ -242,7 +242,7 @@ def train_on(config: TrainConfig, found: Found, out: Path, manager: CheckpointMa
         config.track,
         config.track_every,
         model=config.model,
-        files=files_of(config),
+        files=input_digests(config),
         config={"algorithm": config.algorithm} | settings_of(config),
     )
     plot_metrics(read_metrics(out)[0], out)
@@ -488,8 +488,8 @@ def run_kto(config: KTOConfig) -> dict:  # the summary
 def moves_of(g: Given, reference: PreTrainedModel, side: str) -> list[float]:  # nats
     "How far log π of the held-out answers in that column has gone from the reference's."
     whole, prompts = [r["prompt"] + r[side] for r in g.judge], [r["prompt"] for r in g.judge]
-    pad_id = filling_id(g.tokenizer)
-    rows = given_and_response(whole, prompts, g.tokenizer) if g.judge else []
+    pad_id = padding_id(g.tokenizer)
+    rows = prompts_and_responses(whole, prompts, g.tokenizer) if g.judge else []
     return [
         (row_logprobs(g.model, [row], pad_id) - row_logprobs(reference, [row], pad_id)).item()
         for row in rows

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['new_run_dir', 'claim_run_dir', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts',
            'RunLog', 'checked_log', 'truncate_log', 'train_policy', 'save_last_whole_policy', 'in_run_directory',
-           'print_worst', 'files_of']
+           'print_worst', 'input_digests']
 
 # %% ../../nbs/reference/runs/directory.ipynb #ed9beb72
 import json
@@ -309,7 +309,7 @@ def in_run_directory(
         manager,
     ):
         path = out / "config.json"
-        digests = files_of(config)
+        digests = input_digests(config)
         then = read_json(path, "the configuration of the run") if path.exists() else {}
         for file, before in dict(then.get("files") or {}).items():
             if digests.get(file) != before:
@@ -344,7 +344,7 @@ def print_worst(out: Path, settings: Mapping) -> None:
         )
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c68
-def files_of(config: object) -> dict[str, str]:  # SHA-256 by name
+def input_digests(config: object) -> dict[str, str]:  # SHA-256 by name
     "The plug-ins and the files of rewards that a run was given."
     rewards = (place.rpartition(":")[0] for place in getattr(config, "reward", ()))
     return {

@@ -481,7 +481,10 @@ class PolicyChange:
         }
         self.learn = {name: tensors for name, tensors in learn.items() if tensors}
         self.before = {name: sample_weights(tensors) for name, tensors in self.learn.items()}
-        most = min(MAX_COMPARED_ROWS, MAX_TABLE_SIZE // (vocabulary_size(agent.model) * rollout.mask.shape[1]))
+        most = min(
+            MAX_COMPARED_ROWS,
+            MAX_TABLE_SIZE // (vocabulary_size(agent.model) * rollout.mask.shape[1]),
+        )
         self.some = rollout[:: math.ceil(len(rollout) / most)] if most else None
         self.old = None if self.some is None else self.distributions(self.some)
 

@@ -52,13 +52,13 @@ from instruct_goose.models.sharding import (
 from ..objective.masks import masked_sum
 from ..rollouts.dynamic_sampling import resample_flat_groups
 from instruct_goose.rollouts.prompts import (
-    columns_of,
+    data_columns,
     drop_long_prompts,
     encode_prompts,
     max_prompt_length,
     PromptOrder,
     Prompts,
-    slices,
+    prompt_chunks,
     special_ids,
 )
 from ..rollouts.reward_shaping import RewardScale
@@ -415,7 +415,7 @@ class RLHFTrainer:
         "What the sampler writes, with its texts and the data's columns."
         with precision(self.config, self.device):
             rollout = self.sampler(self.encode(prompts), n, self.config, generator)
-        return attach_texts(rollout, self.tokenizer, columns_of(prompts, n))
+        return attach_texts(rollout, self.tokenizer, data_columns(prompts, n))
 
     def answers(
         self,
@@ -424,7 +424,7 @@ class RLHFTrainer:
     ) -> Iterator[Rollout]:
         "One response to each, from the same generator each time, batch_size prompts at a time."
         sampling = None if greedy else generator(self.config.seed, EVALUATION_STREAM)
-        for some in slices(prompts, self.config.batch_size):
+        for some in prompt_chunks(prompts, self.config.batch_size):
             yield self.generate(some, 1, sampling)
 
     def judge(
