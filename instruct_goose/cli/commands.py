@@ -26,7 +26,7 @@ from ..doctor.diagnosis import diagnose, report
 from ..doctor.report import read_run
 from ..doctor.rules import Finding
 from instruct_goose.models.loading import (
-    base_of,
+    base_model_of,
     find_model,
     load_model,
     load_tokenizer,
@@ -82,7 +82,7 @@ def beginning_of(run_dir: Path, place: str) -> str | None:  # None: it is not kn
     "The model that a run was given, or whose adapters it has trained."
     try:
         if (Path(place) / "adapter_config.json").is_file():
-            return base_of(place)
+            return base_model_of(place)
         return find_model(read_json(run_dir / "config.json", "the configuration")["model"])
     except (OSError, ValueError, KeyError):
         return None

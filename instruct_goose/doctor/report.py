@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from tyro.conf import Positional
 
 from ..core.checks import Settings
-from ..core.files import read_json, without_nan, write_whole
+from ..core.files import read_json, nan_to_none, write_atomically
 from .diagnosis import diagnose, nothing_found
 from .rules import is_rl_log, read_metrics
 
@@ -323,7 +323,7 @@ def make_page(
             f'<section><h2 id="{ids[n]}">{escape(n)}</h2>{text}</section>'
             for n, text in there.items()
         ),
-        record=json.dumps(without_nan(record), allow_nan=False).replace("<", "\\u003c"),
+        record=json.dumps(nan_to_none(record), allow_nan=False).replace("<", "\\u003c"),
     )
 
 # %% ../../nbs/reference/doctor/report.ipynb #259fdc17
@@ -337,7 +337,7 @@ def save_page(path: Path, page: str) -> Path:
     "The page, whole or not there. Raises FileExistsError over what is no page."
     if path.is_file() and path.read_bytes()[:9].lower() != b"<!doctype":
         raise FileExistsError(f"{path} is there, and no page: give another name for it")
-    write_whole(path, page)
+    write_atomically(path, page)
     print(f"{path}: {len(page.encode()) // 1000} kB, to be opened in any browser")
     return path
 

@@ -45,7 +45,7 @@ from instruct_goose.data.rows import (
     prompt_of,
     render,
 )
-from ..models.adapters import four_bits, MATRICES, with_lora
+from ..models.adapters import four_bits, MATRIX_TYPES, with_lora
 from ..models.loading import load_model, load_tokenizer
 from ..models.reward_model import RewardModel
 from ..objective.group import PRESETS
@@ -421,7 +421,9 @@ def memory_parts(
     with torch.device("meta"):  # shapes alone; LoRA's A and B stand beside each matrix
         model: Any = AutoModelForCausalLM.from_config(config)
     c, n, head = config.get_text_config(), model.num_parameters(), model.get_output_embeddings()
-    shapes = [m.weight.shape for m in model.modules() if isinstance(m, MATRICES) and m is not head]
+    shapes = [
+        m.weight.shape for m in model.modules() if isinstance(m, MATRIX_TYPES) and m is not head
+    ]
     held = 4 * (lora_rank * sum(map(sum, shapes)) if lora_rank else n)  # a copy of what learns
     stored = getattr(config, "dtype", None) or torch.float32
     b, length = stored.itemsize if lora_rank else 4, prompt + response

@@ -19,7 +19,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import RLHFConfig
 from ..core.checks import Count, Limit, NotNegative, Positive
-from ..core.files import append_jsonl, json_line, versions, write_json, write_whole
+from instruct_goose.core.files import (
+    append_jsonl,
+    json_line,
+    versions,
+    write_json,
+    write_atomically,
+)
 from ..core.processes import find_device
 from ..core.random import stage_seed
 from ..data.load import load_pairs, Source
@@ -27,7 +33,7 @@ from ..doctor.rules import read_metrics
 from ..models.agent import Agent, create_reference_model
 from ..models.loading import find_model, load_config, save_model
 from ..models.reward_model import RewardModel
-from ..models.tokens import sides, token_limit
+from ..models.tokens import pair_texts, token_limit
 from instruct_goose.recipes.inputs import (
     as_yaml,
     load_reward,
@@ -353,7 +359,7 @@ def supervised(config: Supervised, name: str, work: Work) -> dict:  # the summar
             callback=lambda step, log: append_jsonl(path, log),
         )
         log, figures = work(Given(model, tokenizer, learn, judge, out, options))
-        write_whole(path, "".join(map(json_line, log)))
+        write_atomically(path, "".join(map(json_line, log)))
         known = {repr(row) for row in learn}
         summary = {
             "seed": config.seed,
@@ -429,7 +435,7 @@ def run_reward_model(config: RewardModelConfig) -> dict:  # the summary
         made = RewardModel.from_causal_lm(g.model, g.tokenizer)
         log = train_reward_model(made, g.learn, **g.options)
         made.eval()
-        some = [sides(i, row) for i, row in enumerate(g.learn[:500])]
+        some = [pair_texts(i, row) for i, row in enumerate(g.learn[:500])]
         made.normalise([text for row in some for text in row.values()])
         made.save_pretrained(g.out / "reward_model")
         return log, {"pair_accuracy": pair_accuracy(made.score, g.judge)} if g.judge else {}

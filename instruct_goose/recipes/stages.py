@@ -24,7 +24,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTraine
 
 from ..config import RLHFConfig
 from ..core.checks import Count, Positive
-from ..core.files import text_table, versions, write_json, write_whole
+from ..core.files import text_table, versions, write_json, write_atomically
 from ..core.processes import on_main, is_main
 from ..core.random import stage_seed
 from ..models.adapters import has_adapters, module_state
@@ -293,7 +293,7 @@ def improve(
         "versions": versions(),
     }
     figures = models_table(columns or list(before), before, after, others)
-    write_whole(
+    write_atomically(
         out / "samples.md",
         "# The same prompts, before and after\n\n"
         f"{side_by_side(texts, later_texts)}\n\n# Figures\n\n{figures}\n",
@@ -418,7 +418,7 @@ def train_and_report(
         kind = "training" if held_out is None else "held_out"
         summary[f"{kind}_reward"] = {"before": score, "after": later}
     if is_main():
-        write_whole(out / "policy" / "README.md", model_card(summary))
+        write_atomically(out / "policy" / "README.md", model_card(summary))
         if before:
             rows = [
                 [" ".join(x.split())[:90] for x in (*pair, last)]
@@ -426,7 +426,7 @@ def train_and_report(
             ]
             title = f"# {'Training' if held_out is None else 'Held-out'} prompts, before and after"
             table = text_table(["prompt", "before", "after"], rows)
-            write_whole(out / "samples.md", f"{title}\n\n{table}\n")
+            write_atomically(out / "samples.md", f"{title}\n\n{table}\n")
         write_json(out / "summary.json", summary)
     return summary
 

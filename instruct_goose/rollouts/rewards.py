@@ -28,7 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from ..config import RLHFConfig
 from ..models.reward_model import Classifier
-from ..models.tokens import ragged
+from ..models.tokens import unpad
 from .reward_shaping import shape_scores
 from .rollout import finished, require_column, Rollout, Tokens
 
@@ -147,9 +147,7 @@ def as_number(x: Any, what: str) -> float:
 def completion_texts(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     "The responses alone, without special tokens."
     r = r.on_host
-    return tokenizer.batch_decode(
-        ragged(r.response_ids, r.attention_mask), skip_special_tokens=True
-    )
+    return tokenizer.batch_decode(unpad(r.response_ids, r.attention_mask), skip_special_tokens=True)
 
 
 def completion_kwargs(prompts: Sequence, completions: Sequence[str]) -> dict[str, list]:
@@ -172,10 +170,10 @@ def reward_kwargs(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[str, A
         columns
         | completion_kwargs(prompts, completion_texts(r, tokenizer))
         | {
-            "completion_ids": ragged(own.response_ids, own.attention_mask),
-            "completion_mask": ragged(own.mask.int(), own.attention_mask),
-            "prompt_ids": ragged(own.query_ids, own.query_mask),
-            **({} if known is None else {"sampled_logprobs": ragged(known, r.attention_mask)}),
+            "completion_ids": unpad(own.response_ids, own.attention_mask),
+            "completion_mask": unpad(own.mask.int(), own.attention_mask),
+            "prompt_ids": unpad(own.query_ids, own.query_mask),
+            **({} if known is None else {"sampled_logprobs": unpad(known, r.attention_mask)}),
         }
     )
 

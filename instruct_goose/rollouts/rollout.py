@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from ..config import RLHFConfig
 from ..core.processes import gather_results, rank_slice, world_size
 from ..models.response import to_device
-from ..models.tokens import ragged
+from ..models.tokens import unpad
 from ..objective.masks import last_index
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #12d410e6
@@ -140,7 +140,7 @@ class Rollout:
         prompts = r.prompts or [""] * len(r)
         texts = r.texts
         if texts is None:
-            texts = [str(ids) for ids in ragged(r.response_ids, r.mask)]
+            texts = [str(ids) for ids in unpad(r.response_ids, r.mask)]
         answers = [text.removeprefix(prompt) for text, prompt in zip(texts, prompts, strict=True)]
         lengths = r.mask.sum(-1).tolist()
         return list(zip(scores, lengths, prompts, answers, r.token_colours(), strict=True))
@@ -212,8 +212,8 @@ def finished(rollout: Rollout, eos_ids: int | Sequence[int]) -> Bool[Tensor, "ba
 def decode(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
     "The prompts, and prompts with responses, as text without padding and special tokens."
     r = rollout.on_host
-    prompts = ragged(r.query_ids, r.query_mask)
-    responses = ragged(r.response_ids, r.attention_mask)
+    prompts = unpad(r.query_ids, r.query_mask)
+    responses = unpad(r.response_ids, r.attention_mask)
     whole = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
     return (
         tokenizer.batch_decode(prompts, skip_special_tokens=True),

@@ -25,13 +25,13 @@ from instruct_goose.core.files import (
     json_line,
     read_json,
     sha256,
-    without_nan,
+    nan_to_none,
     write_json,
-    write_whole,
+    write_atomically,
 )
 from ..core.processes import on_main, is_main
 from ..core.random import torch_threads
-from ..core.state import CHANGES_NOTHING, State
+from ..core.state import FREE_SETTINGS, State
 from ..doctor.diagnosis import diagnose
 from ..doctor.report import read_tokens
 from ..doctor.rules import read_metrics
@@ -125,7 +125,7 @@ def finished_run(config: Any) -> dict | None:  # its summary
 # %% ../../nbs/reference/runs/directory.ipynb #e766255f
 def settings_of(config: Any) -> dict:
     "A dataclass's settings that a number of the run may depend on, as JSON has them."
-    kept = {k: v for k, v in asdict(config).items() if k not in CHANGES_NOTHING}
+    kept = {k: v for k, v in asdict(config).items() if k not in FREE_SETTINGS}
     return json.loads(json.dumps(kept, default=str))
 
 
@@ -163,7 +163,7 @@ class RunLog(Callback[RLHFTrainer]):
                 responses = record_tokens(trainer, experience, rows=4)
                 row = {"iteration": metrics["iteration"], "responses": responses}
                 append_jsonl(self.tokens, row)
-        self.metrics.append(without_nan(metrics))
+        self.metrics.append(nan_to_none(metrics))
         state = partial(self.state_of, trainer)
         self.stage.after_step(trainer.iteration, trainer.config.steps, state)
 
@@ -183,7 +183,7 @@ class RunLog(Callback[RLHFTrainer]):
             truncate_log(self.tokens, trainer.iteration)
             truncate_log(self.path, trainer.iteration)
             if self.metrics:
-                write_whole(self.path, "".join(json_line(row) for row in self.metrics))
+                write_atomically(self.path, "".join(json_line(row) for row in self.metrics))
 
 
 def checked_log(state: Mapping, path: Path) -> list[Metrics]:
@@ -220,7 +220,7 @@ def truncate_log(path: Path, done: int) -> None:
             row = json.loads(line)
             if row.get("iteration", row.get("step", done)) < done:
                 kept.append(f"{line.decode()}\n")
-    write_whole(path, "".join(kept))
+    write_atomically(path, "".join(kept))
 
 
 def _unused_name(path: Path) -> Path:

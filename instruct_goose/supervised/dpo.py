@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.agent import refuse_shared
+from ..models.agent import require_unshared
 from ..models.families import context_length
 from ..models.response import response_logprobs
-from ..models.tokens import pad, sides
+from ..models.tokens import pad, pair_texts
 from ..objective.preference import dpo_loss
 from .fit import batches, fit, Log, refuse_long_rows
 from .sft import padding_id, lm_rows
@@ -34,7 +34,7 @@ def pair_rows(
     """(chosen, rejected) of each pair, which is {"chosen", "rejected"} and perhaps "prompt", or
     (chosen, rejected). Given is the beginning-of-text token and the prompt, the same tokens on
     both sides. Raises ValueError naming the pair that lacks a side, or is a tie."""
-    both = [sides(i, pair) for i, pair in enumerate(pairs)]
+    both = [pair_texts(i, pair) for i, pair in enumerate(pairs)]
     prompts = [pair.get("prompt") or "" if isinstance(pair, dict) else "" for pair in pairs]
     chosen, rejected = (
         prompts_and_responses([texts[side] for texts in both], prompts, tokenizer)
@@ -81,7 +81,7 @@ def train_dpo(
     """min −mean log σ(β·margin), margin = log π/π_ref of the chosen − log π/π_ref of the rejected
     (Rafailov et al. 2023, eq. 7), over shuffled pairs. In place. Raises ValueError for pairs that
     cannot be used, and when the reference shares weights with the model."""
-    refuse_shared(model, ref_model)
+    require_unshared(model, ref_model)
     data, pad_id = pair_rows(pairs, tokenizer), padding_id(tokenizer)
     for k, side in enumerate(("chosen", "rejected")):
         refuse_long_rows([pair[k][0] + pair[k][1] for pair in data], model, f"{side} text")
@@ -150,7 +150,7 @@ def train_kto(
 ) -> list[Log]:  # of every update: loss, lr, grad_norm; kl (z), accuracy, margin
     """min mean `kto_loss` over shuffled answers, z = max(0, mean ℓ') over prompts with the answer
     of the row before. In place. Raises ValueError for rows or batches that cannot be used."""
-    refuse_shared(model, ref_model)
+    require_unshared(model, ref_model)
     data, good = labelled_rows(rows, tokenizer)
     refuse_long_rows([given + response for given, response in data], model)
     pad_id = padding_id(tokenizer)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from ..models.reward_model import pairwise_loss, RewardModel
-from ..models.tokens import pad, PairDataset, sides
+from ..models.tokens import pad, PairDataset, pair_texts
 from .fit import batches, fit, Log, refuse_long_rows
 from .sft import padding_id
 
@@ -58,7 +58,7 @@ def pair_accuracy(
     is no pair, one prefers a text to itself, or the judge has not a score for each text."""
     if not len(pairs):
         raise ValueError("no pairs to judge by")
-    both = [sides(i, pair) for i, pair in enumerate(pairs)]
+    both = [pair_texts(i, pair) for i, pair in enumerate(pairs)]
     chosen = map(float, score([texts["chosen"] for texts in both]))
     rejected = map(float, score([texts["rejected"] for texts in both]))
     points = [

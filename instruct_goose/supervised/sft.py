@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.families import evaluating, plain_head, trunk
+from ..models.families import eval_mode, plain_head, trunk
 from ..models.response import forward_pass
 from ..models.tokens import pad
 from ..objective.logprobs import token_logprobs
@@ -152,7 +152,7 @@ def lm_nats(
     rows, given = lm_rows(texts, tokenizer, prompts)
     refuse_long_rows(rows, model)
     total = tokens = 0.0
-    with evaluating(model):
+    with eval_mode(model):
         for i in range(0, len(rows), batch_size):
             some, starts = rows[i : i + batch_size], given[i : i + batch_size]
             n = sum(map(len, some)) - sum(starts)

@@ -39,7 +39,7 @@ from instruct_goose.core.state import (
     warn_of_other_environment,
 )
 from ..models.adapters import has_adapters
-from ..models.agent import Agent, as_reference, Evaluation
+from ..models.agent import Agent, make_reference, Evaluation
 from ..models.loading import save_model
 from ..models.sampling import checked_tokens
 from instruct_goose.models.sharding import (
@@ -144,7 +144,7 @@ class RLHFTrainer:
             torch.set_float32_matmul_precision("high")
         agent = model if isinstance(model, Agent) else Agent(model)
         self.agent = agent.to(self.device)
-        self.ref_model: PreTrainedModel = as_reference(ref_model, self.agent)
+        self.ref_model: PreTrainedModel = make_reference(ref_model, self.agent)
         nn.Module.to(self.ref_model, self.device)
         eos_ids, pad_id = special_ids(self.agent.model, tokenizer, stop_token_ids)
         self.tokens = Tokens(tokenizer, eos_ids, pad_id)

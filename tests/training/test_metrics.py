@@ -41,8 +41,8 @@ from instruct_goose.training.metrics import (
     prompt_metrics,
     prompt_nll,
     rollout_metrics,
-    sampler_metrics,
     sample_weights,
+    sampler_metrics,
     sparkline,
     weight_changes,
 )
