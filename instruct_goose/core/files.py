@@ -22,19 +22,31 @@ from pathlib import Path
 from typing import Any
 
 # %% ../../nbs/reference/core/files.ipynb #afd474bf
-def text_table(header: Sequence[str], rows: Iterable[Sequence]) -> str:
-    "A table in Markdown, lined up for the terminal, with three digits after the point."
+def text_table(
+    header: Sequence[str],
+    rows: Iterable[Sequence],  # floats, None, and anything with a text
+) -> str:
+    """Make a table in Markdown that is also lined up in a terminal.
 
-    def cell(x: Any) -> str:
-        if isinstance(x, float):
-            return f"{x:.3f}"
-        return "–" if x is None else " ".join(str(x).replace("|", "\\|").splitlines())
-
-    table = [[cell(x) for x in row] for row in (header, *rows)]
+    Floats have three digits after the point, None is a dash, and a text stays on one line.
+    """
+    table = [[_cell(x) for x in row] for row in (header, *rows)]
     widths = [max(3, *(len(row[i]) for row in table)) for i in range(len(header))]
-    rule = "-|-".join("-" * w for w in widths)
-    lines = [" | ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) for row in table]
-    return "\n".join([f"| {lines[0]} |", f"|-{rule}-|", *(f"| {line} |" for line in lines[1:])])
+    lines = []
+    for row in table:
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        lines.append(f"| {' | '.join(cells)} |")
+    rule = f"|-{'-|-'.join('-' * width for width in widths)}-|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _cell(x: Any) -> str:
+    "A value as the text of a table's cell."
+    if x is None:
+        return "–"
+    if isinstance(x, float):
+        return f"{x:.3f}"
+    return " ".join(str(x).replace("|", "\\|").splitlines())
 
 # %% ../../nbs/reference/core/files.ipynb #f5f66850
 _UNFINISHED = re.compile(r"\.writing-\d+|\.removing-checkpoint-\d{6,}")
@@ -42,27 +54,37 @@ _UNFINISHED = re.compile(r"\.writing-\d+|\.removing-checkpoint-\d{6,}")
 
 def remove_unfinished(directory: Path, names: re.Pattern = _UNFINISHED) -> None:
     "Remove what a killed process was writing; nothing of any other name, and no link."
-    for path in directory.iterdir() if directory.is_dir() else ():
-        if names.fullmatch(path.name) and not path.is_symlink():
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink()
+    if not directory.is_dir():
+        return
+    for path in directory.iterdir():
+        if not names.fullmatch(path.name) or path.is_symlink():
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
 
 # %% ../../nbs/reference/core/files.ipynb #22c7409c
 @contextmanager
-def locked(directory: Path, wait: bool = False) -> Iterator[None]:
-    """The directory is this process's inside the block, or until the process ends in any way.
-    Raises BlockingIOError, or waits, where another one has it."""
+def locked(
+    directory: Path,
+    wait: bool = False,  # for another process to end; False: refuse at once
+) -> Iterator[None]:
+    """Hold a directory for this process inside the block, or until the process ends in any way.
+
+    Raises BlockingIOError where another process has the directory. Does nothing on Windows and
+    on file systems without locks.
+    """
     try:
         import fcntl
     except ImportError:  # Windows
         yield
         return
+    mode = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
     handle = os.open(directory, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(handle, mode)
         except BlockingIOError:
             raise BlockingIOError(
                 errno.EAGAIN,
@@ -77,14 +99,20 @@ def locked(directory: Path, wait: bool = False) -> Iterator[None]:
 
 # %% ../../nbs/reference/core/files.ipynb #6bda775f
 @contextmanager
-def explain_write_errors(what: str, place: str | Path, left: str = "") -> Iterator[None]:
-    """Around everything that writes. Raises OSError, saying what to do, for whatever the system
-    refuses to write, also where safetensors and tokenizers wrap it in errors of their own."""
+def explain_write_errors(
+    what: str,  # is being written
+    place: str | Path,
+    left: str = "",  # what else the reader wants to know: what is untouched
+) -> Iterator[None]:
+    """Explain what the system refuses to write inside the block.
+
+    Raises OSError saying what to do, also where safetensors and tokenizers wrap the system's
+    error in one of their own.
+    """
     try:
         yield
     except Exception as e:
-        wrapped = re.search(r"\(os error (\d+)\)", str(e))  # by libraries written in Rust
-        number = e.errno if isinstance(e, OSError) else wrapped and int(wrapped[1])
+        number = _error_number(e)
         if number is None:
             raise
         raise OSError(
@@ -95,34 +123,53 @@ def explain_write_errors(what: str, place: str | Path, left: str = "") -> Iterat
             str(place),
         ) from e
 
+
+def _error_number(error: Exception) -> int | None:
+    "The system's number; libraries written in Rust have it in their text."
+    if isinstance(error, OSError):
+        return error.errno
+    wrapped = re.search(r"\(os error (\d+)\)", str(error))
+    return None if wrapped is None else int(wrapped[1])
+
 # %% ../../nbs/reference/core/files.ipynb #3ad3cab9
 def read_json(
-    path: str | Path, what: str, cure: str = "restore it, or remove it and resume"
+    path: str | Path,
+    what: str,  # the error's name for the file
+    cure: str = "restore it, or remove it and resume",
 ) -> dict:
-    """The object in a JSON file. Raises ValueError, naming the file, for one that is not UTF-8,
-    not JSON, nested without end, no object, or with numbers that JSON lacks."""
+    """Read the object in a JSON file.
+
+    Raises ValueError, naming the file, for one that is not UTF-8, not JSON, nested without end,
+    no object, or with numbers that JSON lacks; FileNotFoundError where there is none.
+    """
     try:
         value = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
         json.dumps(value, allow_nan=False)
         if isinstance(value, dict):
             return value
-        why = "it holds no object, {…}"
+        reason = "it holds no object, {…}"
     except RecursionError:
-        why = "it is nested too deeply"
+        reason = "it is nested too deeply"
     except ValueError as e:
-        why = f"it is not JSON in UTF-8 ({e})"
-    raise ValueError(f"{what}, {path}, cannot be used: {why}. To go on, {cure}")
+        reason = f"it is not JSON in UTF-8 ({e})"
+    raise ValueError(f"{what}, {path}, cannot be used: {reason}. To go on, {cure}")
 
 # %% ../../nbs/reference/core/files.ipynb #1d6509d7
 def write_json(path: str | Path, value: Any) -> None:
-    """Write to a file beside it and rename: whoever reads sees the old file or the whole new one.
-    Raises ValueError for NaN and infinities, which JSON does not have."""
+    """Write a JSON file, indented. Whoever reads it sees the old file or the whole new one.
+
+    Raises ValueError for NaN and infinities, which JSON does not have, and OSError, saying what
+    to do, if the file cannot be written.
+    """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str)
     write_atomically(path, text + "\n")
 
 
 def write_atomically(path: str | Path, text: str) -> None:
-    "Raises OSError, saying what to do, if it cannot be written."
+    """Write a text to a file beside `path`, then rename it.
+
+    Raises OSError, saying what to do, if it cannot be written.
+    """
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with explain_write_errors(path.name, path.parent):
@@ -131,30 +178,33 @@ def write_atomically(path: str | Path, text: str) -> None:
 
 
 def append_jsonl(path: str | Path, value: Mapping) -> None:
-    "One more line of JSON, written and closed: a run that is cut off keeps its log."
-    with (
-        explain_write_errors(Path(path).name, Path(path).parent),
-        Path(path).open("a", encoding="utf-8") as f,
-    ):
-        f.write(json_line(value))
+    """Append one line of JSON and close the file: a run that is cut off keeps its log.
+
+    Raises OSError, saying what to do, if it cannot be written.
+    """
+    path = Path(path)
+    with explain_write_errors(path.name, path.parent), path.open("a", encoding="utf-8") as file:
+        file.write(json_line(value))
 
 
 def json_line(value: Mapping) -> str:
-    "NaN and infinities become null."
+    "Write a mapping as one line of JSON; NaN and infinities become null."
     return json.dumps(nan_to_none(value), ensure_ascii=False, allow_nan=False) + "\n"
 
 # %% ../../nbs/reference/core/files.ipynb #9740d3f0
 def nan_to_none(x: Any) -> Any:
-    "The same, with None for NaN and infinities, however deep."
+    "Copy nested values, with None for NaN and infinities."
     if isinstance(x, Mapping):
-        return {k: nan_to_none(v) for k, v in x.items()}
+        return {key: nan_to_none(value) for key, value in x.items()}
     if isinstance(x, list | tuple):
-        return [nan_to_none(v) for v in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x
+        return [nan_to_none(value) for value in x]
+    if isinstance(x, float) and not math.isfinite(x):
+        return None
+    return x
 
 # %% ../../nbs/reference/core/files.ipynb #0777d8da
 def package_version() -> str:
-    "The installed version of instruct_goose; 'unknown' where it runs without an installation."
+    "Read the installed version of instruct_goose; 'unknown' where it is not installed."
     try:
         return version("instruct_goose")
     except PackageNotFoundError:
@@ -162,14 +212,15 @@ def package_version() -> str:
 
 
 def versions() -> dict[str, str]:
-    "What a run depends on: this package, its libraries, Python and the machine."
-    found = {"instruct_goose": package_version()}
+    "Collect what a run depends on: this package, its libraries, Python and the machine."
+    result = {"instruct_goose": package_version()}
     for library in ("torch", "transformers", "tokenizers", "safetensors"):
-        found[library] = version(library)
-    found["python"] = platform.python_version()
-    found["platform"] = platform.platform()
-    return found
+        result[library] = version(library)
+    result["python"] = platform.python_version()
+    result["platform"] = platform.platform()
+    return result
 
 # %% ../../nbs/reference/core/files.ipynb #97319933
 def sha256(path: Path) -> str:
+    "Compute the SHA-256 of a file, as hexadecimal digits."
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -32,61 +32,74 @@ from tqdm import tqdm
 from .checks import deferred_checks
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00005
-TORCHRUN_VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)  # what torchrun says to each
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # told to each process
 DEFAULT_TIMEOUT = 1800  # seconds that a process waits for the others
 
 
-def init_processes(seconds: int | float = DEFAULT_TIMEOUT) -> None:
-    """Meet the processes that torchrun, `accelerate launch` or a SLURM script has started; each
-    takes the GPU of its LOCAL_RANK. Does nothing for a process alone, and where they have met."""
+def init_processes(
+    seconds: int | float = DEFAULT_TIMEOUT,  # that a process waits for the others, at each meeting
+) -> None:
+    """Join the process group of torchrun, `accelerate launch` or a SLURM script.
+
+    Each process takes the GPU of its LOCAL_RANK. Does nothing for a process alone, and where the
+    group has been joined. Raises ConnectionError if a process does not come.
+    """
     if not all(name in os.environ for name in TORCHRUN_VARIABLES) or dist.is_initialized():
         return
-    if int(os.environ["WORLD_SIZE"]) > 1:
-        there = torch.cuda.is_available()
-        if there:
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-        with explain_lost_peer():
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if there else "gloo", timeout=timedelta(seconds=seconds)
-            )
+    if int(os.environ["WORLD_SIZE"]) == 1:
+        return
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    with explain_lost_peer():
+        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
 
 
 def world_size() -> int:
-    "How many processes there are."
+    "Count the processes; 1 for a process alone."
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    "Which of them this is, from 0."
+    "Number this process, from 0."
     return dist.get_rank() if world_size() > 1 else 0
 
 # %% ../../nbs/guides/several_processes.ipynb #61203e93
 def find_device(name: str) -> torch.device:  # "auto", "cpu", "cuda"
-    """The device; auto is cuda where there is one, and each of several processes has its own.
-    Raises ValueError for a GPU that is not there."""
+    """Find the device of this process: "auto" is cuda where there is one, each process its own.
+
+    Raises ValueError for "cuda" where there is no GPU.
+    """
     init_processes()
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
         raise ValueError("device is 'cuda' and torch finds no GPU here: take 'cpu', or 'auto'")
-    return torch.device(("cuda" if there else "cpu") if name == "auto" else name)
+    if name == "auto":
+        name = "cuda" if has_gpu else "cpu"
+    return torch.device(name)
 
 
 def is_main() -> bool:
-    "Is this the one that writes files and draws progress bars?"
+    "Is this the process that writes files and draws progress bars?"
     return rank() == 0
 
 
-def rank_slice(n: int, unit: int = 1) -> slice:
-    """What this process does of n: shares side by side, as equal as may be, of which `unit` stay
-    together."""
-    whole, k, of = n // unit, rank(), world_size()
-    end = n if k == of - 1 else whole * (k + 1) // of * unit
-    return slice(whole * k // of * unit, end)
+def rank_slice(
+    n: int,
+    unit: int = 1,  # so many neighbours stay in one process
+) -> slice:
+    """Take this process's share of n rows.
+
+    The shares stand side by side and are as equal as `unit` allows; the last process also takes
+    what is left of an incomplete unit.
+    """
+    units = n // unit
+    this = rank()
+    processes = world_size()
+    start = units * this // processes * unit
+    end = units * (this + 1) // processes * unit
+    return slice(start, n if this == processes - 1 else end)
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00006
 T = TypeVar("T")
@@ -97,49 +110,58 @@ class PeerFailed(RuntimeError):
 
 # %% ../../nbs/guides/several_processes.ipynb #334ee165
 def gather_results(work: Callable[[], T]) -> list[T]:
-    """What it returned in each process, in their order. What it raises in one process, Ctrl-C too,
-    ends the others with OthersFailed: nobody is left waiting. ConnectionError if one has gone, or
-    is silent for longer than `join` allows."""
+    """Do work in each process, and return the results of all, in the order of their ranks.
+
+    What `work` raises in one process, Ctrl-C too, ends the others with PeerFailed: no process
+    is left waiting. Raises ConnectionError if a process has gone, or is silent for longer than
+    `init_processes` allows.
+    """
     if world_size() == 1:
         return [work()]
-    mine, error = None, None
+    result = None
+    error = None
     try:
         with deferred_checks():  # what a GPU refuses, while the others can be told
-            mine = work()
+            result = work()
     except PeerFailed:  # they know already
         raise
     except BaseException as e:
         error = e
-    results = all_gather_object((mine, error and f"{type(error).__name__}: {error}"))
+    reason = None if error is None else f"{type(error).__name__}: {error}"
+    gathered = all_gather_object((result, reason))
     if error is not None:
         raise error
-    for k, (_, why) in enumerate(results):
-        if why is not None:
+    for peer, (_, its_reason) in enumerate(gathered):
+        if its_reason is not None:
             raise PeerFailed(
-                f"process {k} of {world_size()} failed, which ends this one too: {why}"
+                f"process {peer} of {world_size()} failed, which ends this one too: {its_reason}"
             )
-    return cast(list[T], [x for x, _ in results])
+    return cast(list[T], [its_result for its_result, _ in gathered])
 
 # %% ../../nbs/guides/several_processes.ipynb #ea0dbca1
-def all_gather_object(x: T) -> list[T]:  # the x of each process
-    """Sent are tensors, plain Python values, and what `torch.serialization.add_safe_globals`
-    allows: no code is run on arrival."""
-    boxes: list[Any] = [None] * world_size()
+def all_gather_object(x: T) -> list[T]:
+    """Send x to all processes, and return what each has sent.
+
+    Sent are tensors, plain Python values, and what `torch.serialization.add_safe_globals`
+    allows: no code is run on arrival. Raises ConnectionError if a process is missing.
+    """
+    received: list[Any] = [None] * world_size()
     with explain_lost_peer():
-        dist.all_gather_object(boxes, serialize(x))
-    return [deserialize(box) for box in boxes]
+        dist.all_gather_object(received, serialize(x))
+    return [deserialize(data) for data in received]
 
 
 def allow_numpy_types() -> None:
     "Numpy's numbers and arrays, which reward functions like to return, and torch's version."
-    array, kinds = np.zeros(1), np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"
+    array = np.zeros(1)
+    type_codes = np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"
     types: list[Any] = [
         array.__reduce__()[0],
         array[0].__reduce__()[0],
         np.ndarray,
         np.dtype,
         type(torch.__version__),
-        *{type(np.dtype(kind)) for kind in kinds},
+        *{type(np.dtype(code)) for code in type_codes},
     ]
     torch.serialization.add_safe_globals(types)
 
@@ -148,24 +170,24 @@ allow_numpy_types()
 
 
 def serialize(x: object) -> bytes:
-    "For `deserialize`."
+    "Write a value as bytes, for `deserialize`."
     buffer = io.BytesIO()
     torch.save(x, buffer)
     return buffer.getvalue()
 
 
 def deserialize(data: bytes) -> Any:
-    "What was packed; its tensors are on this process's device."
+    "Read what `serialize` wrote. Tensors of a GPU come to this process's GPU."
 
-    def here(storage: Any, kind: str) -> Any:
-        return storage if kind == "cpu" else storage.cuda()
+    def to_own_device(storage: Any, device: str) -> Any:
+        return storage if device == "cpu" else storage.cuda()
 
-    return torch.load(io.BytesIO(data), map_location=here, weights_only=True)
+    return torch.load(io.BytesIO(data), map_location=to_own_device, weights_only=True)
 
 # %% ../../nbs/guides/several_processes.ipynb #ea0dbca2
 @contextmanager
 def explain_lost_peer() -> Iterator[None]:
-    "What torch says when a process is missing, in words."
+    "Raise ConnectionError, in plain words, for what torch raises when a process is missing."
     try:
         yield
     except (RuntimeError, TimeoutError) as e:
@@ -177,40 +199,50 @@ def explain_lost_peer() -> Iterator[None]:
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00007
 def on_main(work: Callable[[], T]) -> T:
-    "What it returned in the first process, which alone calls it; all wait for it."
-    return cast(T, gather_results(lambda: work() if is_main() else None)[0])
+    """Do work in the main process alone, and return its result in all; they wait for it.
+
+    Raises PeerFailed in the other processes if it fails.
+    """
+    results = gather_results(lambda: work() if is_main() else None)
+    return cast(T, results[0])
 
 
 def require_equal(what: str, value: object, cure: str) -> None:
     "Raises ValueError unless the value is the same in all processes."
-    for k, other in enumerate(gather_results(lambda: value)):
+    for peer, other in enumerate(gather_results(lambda: value)):
         if other != value:
-            raise ValueError(f"{what} differ between process {rank()} and process {k}: {cure}")
+            raise ValueError(f"{what} differ between process {rank()} and process {peer}: {cure}")
 
 # %% ../../nbs/guides/several_processes.ipynb #c9e79403
 def all_reduce(tensors: Sequence[Tensor]) -> None:
-    "x ← Σ x over the processes, in place. The same bits come out in each."
+    """x ← Σ x over the processes, in place. All processes get the same bits.
+
+    Raises ConnectionError if a process is missing.
+    """
     if world_size() == 1:
         return
     sums = [x.contiguous() for x in tensors]
     with explain_lost_peer():
-        works: list[Any] = [dist.all_reduce(x, async_op=True) for x in sums]
-        for work in works:
-            work.wait()
+        handles: list[Any] = [dist.all_reduce(x, async_op=True) for x in sums]
+        for handle in handles:
+            handle.wait()
     for x, total in zip(tensors, sums, strict=True):
         x.copy_(total)
 
 
 def full_tensor(x: Any) -> Any:
-    "The whole of a tensor that processes hold in pieces, asked of all; anything else as it is."
+    "Put a sharded tensor together, in all processes at once; anything else stays as it is."
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 # %% ../../nbs/guides/several_processes.ipynb #99cf81c5
 def broadcast_weights(module: torch.nn.Module) -> None:
-    "Those of the first process, in every process. Raises ValueError for models that differ."
+    """Give the main process's parameters and buffers to all processes, in place.
+
+    Raises ValueError for models whose tensors differ in name, shape or dtype.
+    """
     if world_size() == 1:
         return
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    named = dict(module.named_parameters()) | dict(module.named_buffers())
     shapes = {name: (tuple(x.shape), str(x.dtype)) for name, x in named.items()}
     require_equal("the models", shapes, "build the same one in each")
     with torch.no_grad(), explain_lost_peer():
@@ -223,62 +255,75 @@ def in_processes(
     function: Callable[..., T],
     *args: Any,  # given to each
     seconds: int | float = 60,  # for all of it, and for one to wait for the others
-    **options: Any,  # likewise
+    **options: Any,  # given to each
 ) -> list[T]:  # what it returned in each
-    """Forks n processes that have met (gloo, on this machine's CPU), for lessons and tests. Raises
-    RuntimeError with what went wrong in which; TimeoutError."""
+    """Run a function in n forked processes of one group (gloo, on the CPU), for tests.
+
+    Raises RuntimeError with what went wrong in which process, and TimeoutError.
+    """
     work = partial(function, *args, **options)
     results, crashed = run_workers(n, work, seconds)
     if crashed:  # seen once in hundreds of meetings, in a thread of gloo's own
         warnings.warn("a process had a segmentation fault: once more", RuntimeWarning, 2)
         results, _ = run_workers(n, work, seconds)
-    wrong = [f"process {k}: {why}" for k, (_, why) in enumerate(results) if why is not None]
-    if wrong:
-        raise RuntimeError("; ".join(wrong))
+    failures = []
+    for i, (_, reason) in enumerate(results):
+        if reason is not None:
+            failures.append(f"process {i}: {reason}")
+    if failures:
+        raise RuntimeError("; ".join(failures))
     return [result for result, _ in results]
 
 # %% ../../nbs/guides/several_processes.ipynb #9eee6f04
-WorkerResult = tuple[Any, str | None]  # of a process, or what went wrong there
+WorkerResult = tuple[Any, str | None]  # what a process returned, or what went wrong there
 
 
 def run_workers(
     n: int, work: Callable[[], object], seconds: int | float
 ) -> tuple[list[WorkerResult], bool]:
-    "The results of n processes, left in files; and had one a segmentation fault? TimeoutError."
+    """Fork n processes, and read the results that they leave in files.
+
+    Also says whether a process had a segmentation fault. Raises TimeoutError.
+    """
     fork = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as meeting:
-        files, until = [Path(meeting, str(k)) for k in range(n)], time.monotonic() + seconds
-        children = [
-            fork.Process(target=run_worker, args=(k, files, work, seconds), daemon=True)
-            for k in range(n)
+    until = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as directory:
+        files = [Path(directory, str(i)) for i in range(n)]
+        workers = [
+            fork.Process(target=run_worker, args=(i, files, work, seconds), daemon=True)
+            for i in range(n)
         ]
         try:
-            for child in children:
-                child.start()
-            for child in children:
-                child.join(max(0.0, until - time.monotonic()))
-            if late := sum(child.is_alive() for child in children):
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join(max(0.0, until - time.monotonic()))
+            late = sum(worker.is_alive() for worker in workers)
+            if late:
                 raise TimeoutError(f"{late} of {n} processes are not done in time")
         finally:
-            for child in children:
-                child.kill()
-        results: list[WorkerResult] = [
-            deserialize(file.read_bytes()) if file.exists() else (None, "it ended without a word")
-            for file in files
-        ]
-        return results, any(child.exitcode == -signal.SIGSEGV for child in children)
+            for worker in workers:
+                worker.kill()
+        results: list[WorkerResult] = []
+        for file in files:
+            if file.exists():
+                results.append(deserialize(file.read_bytes()))
+            else:
+                results.append((None, "it ended without a word"))
+        crashed = any(worker.exitcode == -signal.SIGSEGV for worker in workers)
+        return results, crashed
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00031
 def run_worker(
-    k: int, files: Sequence[Path], work: Callable[[], object], seconds: int | float
+    i: int, files: Sequence[Path], work: Callable[[], object], seconds: int | float
 ) -> None:
-    "A process meets the others, does its part, and leaves its result or its error."
+    "Join the group as process i, do its part, and leave the result or the error in its file."
     torch.set_num_threads(1)  # OpenMP's threads are not forked along: it would wait for them
     try:
         dist.init_process_group(
             "gloo",
             init_method=f"file://{files[0]}.meeting",
-            rank=k,
+            rank=i,
             world_size=len(files),
             timeout=timedelta(seconds=seconds),
         )
@@ -286,14 +331,20 @@ def run_worker(
         result = serialize((work(), None))
     except BaseException as e:
         result = serialize((None, f"{type(e).__name__}: {e}"))
-    files[k].write_bytes(result)
+    files[i].write_bytes(result)
     os._exit(0)  # what the parent has planned for its own end is not for its children
 
 # %% ../../nbs/guides/several_processes.ipynb #7a11e0c2
 class ProgressBar(tqdm):
     "The progress bar of a stage. Of several processes the main one shows it."
 
-    def __init__(self, total: int, name: str = "", done: int = 0, show: bool = True):
+    def __init__(
+        self,
+        total: int,  # steps
+        name: str = "",
+        done: int = 0,  # of them, before this run
+        show: bool = True,
+    ):
         super().__init__(
             desc=name,
             total=total,
@@ -304,6 +355,6 @@ class ProgressBar(tqdm):
         )
 
     def step(self, numbers: str) -> None:
-        "One more step is done; `numbers` stands behind the bar."
+        "Count one more step; `numbers` stands behind the bar."
         self.set_postfix_str(numbers, refresh=False)
         self.update()

@@ -29,7 +29,10 @@ from .checks import check_values, NotNegative
 
 # %% ../../nbs/reference/core/state.ipynb #28b90dff
 def environment() -> dict[str, str | int]:
-    "What rounding depends on: numbers are equal to the bit where this is, and the shapes are."
+    """Collect what rounding depends on: processor, threads, machine and torch's version.
+
+    Two runs with equal environments, seeds and shapes give numbers that are equal to the bit.
+    """
     return {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
@@ -38,55 +41,83 @@ def environment() -> dict[str, str | int]:
     }
 
 
-def differences(then: Mapping, now: Mapping) -> str:
-    "Each value that differs, in words; empty for none."
-    both = {k: (then.get(k, "not there"), now.get(k, "not there")) for k in [*then, *now]}
-    return "; ".join(f"{k} was {a!r} and is {b!r}" for k, (a, b) in both.items() if a != b)
+def differences(before: Mapping, now: Mapping) -> str:
+    "Say each value that differs: 'clip was 0.2 and is 0.3; …'. Empty if none does."
+    changes = []
+    for name in dict.fromkeys([*before, *now]):
+        old = before.get(name, "not there")
+        new = now.get(name, "not there")
+        if old != new:
+            changes.append(f"{name} was {old!r} and is {new!r}")
+    return "; ".join(changes)
 
 
-def require_same_settings(then: Mapping, now: Mapping, what: str = "the checkpoint") -> None:
-    "Raises ValueError naming each setting that differs."
-    if odd := differences(then, now):
+def require_same_settings(before: Mapping, now: Mapping, what: str = "the checkpoint") -> None:
+    "Compare settings. Raises ValueError naming each one that differs."
+    changes = differences(before, now)
+    if changes:
         raise ValueError(
-            f"{what} was made with other settings: {odd}. Give the same ones, or "
+            f"{what} was made with other settings: {changes}. Give the same ones, or "
             "begin a new run in another directory"
         )
 
 # %% ../../nbs/reference/core/state.ipynb #38c5f8fb
 def random_state(own: Mapping[str, torch.Generator] | None = None) -> dict[str, Tensor]:
-    "Where the generators stand: torch's (CPU, each GPU), Python's, numpy's, and these by name."
+    """Read where the random generators stand, as tensors by name.
+
+    They are torch's global ones ("torch", and "cuda_0", … where a GPU is in use), Python's
+    ("python"), numpy's ("numpy"), and `own` under the names given there.
+    """
     _, words, gauss = random.getstate()
-    numpy: Any = np.random.get_state()
-    _, keys, *rest = numpy
+    numpy_state: Any = np.random.get_state()
+    _, keys, *rest = numpy_state
+    has_gauss = gauss is not None
     state = {
         "torch": torch.get_rng_state(),
-        "python": torch.tensor([*words, gauss is not None, gauss or 0.0], dtype=torch.float64),
+        "python": torch.tensor([*words, has_gauss, gauss or 0.0], dtype=torch.float64),
         "numpy": torch.tensor([*keys.tolist(), *rest], dtype=torch.float64),
     }
     if torch.cuda.is_initialized():
-        state |= {f"cuda_{i}": x for i, x in enumerate(torch.cuda.get_rng_state_all())}
-    return state | {name: g.get_state() for name, g in (own or {}).items()}
+        for i, cuda_state in enumerate(torch.cuda.get_rng_state_all()):
+            state[f"cuda_{i}"] = cuda_state
+    for name, generator in (own or {}).items():
+        state[name] = generator.get_state()
+    return state
 
 # %% ../../nbs/reference/core/state.ipynb #aecd4c77
-def check_tensors(own: Mapping[str, Tensor], there: Mapping[str, Tensor], what: str) -> None:
-    "ValueError names a tensor that one side lacks, of another shape or dtype, or now not finite."
-    if odd := sorted(own.keys() ^ there.keys()):
-        raise ValueError(f"these are {what}: {odd[0]} is {'missing' if odd[0] in own else 'new'}")
+def check_tensors(own: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
+    """Compare saved tensors with one's own, before they take their place.
+
+    Raises ValueError naming a tensor that one side lacks, that has another shape or dtype, or
+    that is no longer finite.
+    """
+    unmatched = sorted(own.keys() ^ saved.keys())
+    if unmatched:
+        name = unmatched[0]
+        fault = "missing" if name in own else "new"
+        raise ValueError(f"these are {what}: {name} is {fault}")
     for name, x in own.items():
-        then, now = (f"{tuple(y.shape)} {y.dtype}" for y in (there[name], x))
-        if then != now:
-            raise ValueError(f"these are {what}: {name} is {then}, here {now}")
-        if x.isfinite().all() and not there[name].isfinite().all():
+        y = saved[name]
+        here = f"{tuple(x.shape)} {x.dtype}"
+        there = f"{tuple(y.shape)} {y.dtype}"
+        if here != there:
+            raise ValueError(f"these are {what}: {name} is {there}, here {here}")
+        if x.isfinite().all() and not y.isfinite().all():
             raise ValueError(f"{name} is not finite: go back to an earlier checkpoint")
 
 # %% ../../nbs/reference/core/state.ipynb #d77944e1
 def set_random_state(
     state: Mapping[str, Tensor], own: Mapping[str, torch.Generator] | None = None
 ) -> None:
-    "Put them back there. Raises ValueError, with nothing changed, for a state that is not theirs."
+    """Put the random generators where `random_state` found them.
+
+    Raises ValueError, with nothing changed, for the state of other generators and for one that
+    is malformed.
+    """
     here = random_state(own)
-    ours, theirs = ({k: x for k, x in s.items() if k[:5] != "cuda_"} for s in (here, state))
-    check_tensors(ours, theirs, "the states of other random generators")
+    check_tensors(
+        _without_gpus(here), _without_gpus(state), "the states of other random generators"
+    )
     try:
         torch.set_rng_state(state["torch"])
         *words, has_gauss, gauss = state["python"].tolist()
@@ -97,11 +128,16 @@ def set_random_state(
         for i in range(torch.cuda.device_count()):
             if f"cuda_{i}" in state:
                 torch.cuda.set_rng_state(state[f"cuda_{i}"], i)
-        for name, g in (own or {}).items():
-            g.set_state(state[name])
+        for name, generator in (own or {}).items():
+            generator.set_state(state[name])
     except (RuntimeError, ValueError, OverflowError) as e:
         set_random_state(here, own)
         raise ValueError(f"the state of a random generator is malformed: {e}") from None
+
+
+def _without_gpus(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    "A run may go on with another number of GPUs."
+    return {name: x for name, x in state.items() if not name.startswith("cuda_")}
 
 # %% ../../nbs/reference/core/state.ipynb #ba666b5f
 State = dict[str, Any]  # nested dictionaries; at their ends tensors, and what JSON can hold
@@ -164,8 +200,9 @@ def map_tensors(function: Callable[[Tensor], Tensor], state: Mapping[str, Any]) 
 def optimizer_state(
     optimizer: Optimizer, module: nn.Module
 ) -> tuple[dict[str, dict[str, Tensor]], list[dict]]:
-    """What the optimizer remembers: moments[moment][parameter], and its groups as JSON has them.
+    """Read an optimizer's memory: moments[moment][parameter], and its groups as JSON has them.
 
+    A group is {"params": {name: [its moments]}, "settings": {…}}. Tensors are not copied.
     Raises ValueError for an optimizer that moves parameters of another module.
     """
     names = {id(p): name for name, p in named_tensors(module).items()}
@@ -192,55 +229,65 @@ def optimizer_state(
 # %% ../../nbs/reference/core/state.ipynb #83f5024b
 def load_optimizer(
     optimizer: Optimizer,
-    moments: Mapping[str, Mapping[str, Tensor]],
+    moments: Mapping[str, Mapping[str, Tensor]],  # by moment, then by parameter
     groups: Sequence[Mapping],
 ) -> None:
     "Give an optimizer its memory and learning rates back, after `check_optimizer`."
     names = [name for group in groups for name in group["params"]]
-    number = {name: i for i, name in enumerate(names)}
+    index_of = {name: i for i, name in enumerate(names)}
     state = defaultdict(dict)
     for moment, by_name in moments.items():
         for name, x in by_name.items():
-            state[number[name]][moment] = x.clone()
+            state[index_of[name]][moment] = x.clone()
     own_groups = optimizer.state_dict()["param_groups"]
-    for own, group in zip(own_groups, groups, strict=True):
-        if "lr" in own:
-            own["lr"] = group["settings"]["lr"]
+    for own_group, group in zip(own_groups, groups, strict=True):
+        if "lr" in own_group:
+            own_group["lr"] = group["settings"]["lr"]
     optimizer.load_state_dict({"state": dict(state), "param_groups": own_groups})
 
 # %% ../../nbs/reference/core/state.ipynb #972fd957
 def check_optimizer(
     optimizer: Optimizer,
     module: nn.Module,
-    moments: Mapping[str, Mapping[str, Tensor]],
+    moments: Mapping[str, Mapping[str, Tensor]],  # by moment, then by parameter
     groups: Sequence[Mapping],
 ) -> None:
-    "Raises ValueError unless groups, settings (but for lr) and moments are this optimizer's."
+    """Check that groups and moments from `optimizer_state` are this optimizer's.
+
+    Raises ValueError for other groups of parameters, for other settings (but for lr, which a
+    schedule moves), and for moments that are missing, new, not finite or of another shape.
+    """
     _, own_groups = optimizer_state(optimizer, module)
-    named = named_tensors(module)
     for group in groups:
         check_values(group, {"params": dict, "settings": dict})
     if [list(g["params"]) for g in groups] != [list(g["params"]) for g in own_groups]:
         raise ValueError(
             "the optimizer's parameter groups are not those of the checkpoint: build it the same way"
         )
-    for then, now in zip(groups, own_groups, strict=True):
-        lr = then["settings"].get("lr", 0)
-        require_same_settings(
-            then["settings"] | {"lr": lr}, now["settings"] | {"lr": lr}, "the optimizer"
-        )
+    for group, own_group in zip(groups, own_groups, strict=True):
+        lr = group["settings"].get("lr", 0)
+        before = group["settings"] | {"lr": lr}
+        now = own_group["settings"] | {"lr": lr}
+        require_same_settings(before, now, "the optimizer")
         check_values({"lr": lr}, {"lr": NotNegative})
-    expected = {
-        (moment, name)
-        for group in groups
-        for name, its_moments in group["params"].items()
-        for moment in its_moments
-    }
-    found = {(moment, name) for moment, by_name in moments.items() for name in by_name}
-    for moment, name in sorted(expected | found):
+    _check_moments(moments, groups, named_tensors(module))
+
+
+def _check_moments(
+    moments: Mapping[str, Mapping[str, Tensor]],
+    groups: Sequence[Mapping],
+    parameters: Mapping[str, Tensor],
+) -> None:
+    "Each moment that the groups announce is there, finite, and fits its parameter; no other is."
+    announced = set()
+    for group in groups:
+        for name, its_moments in group["params"].items():
+            announced |= {(moment, name) for moment in its_moments}
+    given = {(moment, name) for moment, by_name in moments.items() for name in by_name}
+    for moment, name in sorted(announced | given):
         x = moments.get(moment, {}).get(name)
-        fits = (moment, name) in expected and x is not None and x.isfinite().all()
-        if not fits or not _fits_parameter(x, named[name]):
+        is_known = (moment, name) in announced and x is not None
+        if not is_known or not x.isfinite().all() or not _fits_parameter(x, parameters[name]):
             raise ValueError(
                 f"these are another optimizer's moments: {moment} of {name} is missing, new, not "
                 "finite, or does not fit its parameter"
@@ -256,12 +303,12 @@ def _fits_parameter(moment: Tensor, parameter: Tensor) -> bool:
     return all(n in (1, m) for n, m in zip(moment.shape, parameter.shape, strict=True))
 
 # %% ../../nbs/reference/core/state.ipynb #077ab131
-def warn_of_other_environment(then: Mapping) -> None:
+def warn_of_other_environment(before: Mapping) -> None:
     "Warn where the run goes on with other libraries or threads than it began with."
-    odd = differences(then, environment())
-    if odd:
+    changes = differences(before, environment())
+    if changes:
         warnings.warn(
-            f"the run goes on in another environment: {odd}. Its numbers will be close to an "
+            f"the run goes on in another environment: {changes}. Its numbers will be close to an "
             "undisturbed one's, not equal to the bit",
             stacklevel=3,
         )
@@ -298,7 +345,7 @@ class StageStore(Protocol):
         "`done` of `total` steps are done; `state` is asked for where a copy is due."
 
 # %% ../../nbs/reference/core/state.ipynb #a45ea2a3
-FREE_SETTINGS = (
+FREE_SETTINGS = (  # change no number of a run
     "output_dir",
     "data",
     "progress",
@@ -315,11 +362,14 @@ FREE_SETTINGS = (
 def identity_of(
     settings: Mapping,
     agent: nn.Module,
-    reference: nn.Module | None,
+    reference: nn.Module | None,  # None: it moves, and belongs to the state
     tokenizer: PreTrainedTokenizerBase | None,
     adapters: bool,  # does the agent train adapters on frozen weights?
 ) -> dict:
-    "Settings, and fingerprints of a fixed reference, tokenizer and the weights under adapters."
+    """Describe what must be the same when a run goes on, as JSON has it.
+
+    Settings by value; a fixed reference, the tokenizer and the weights under adapters by SHA-256.
+    """
     return {
         "config": json.loads(json.dumps(settings, default=str)),
         "reference": None if reference is None else fingerprint_module(reference),
@@ -331,23 +381,32 @@ def identity_of(
 _fingerprints: WeakKeyDictionary[nn.Module, tuple[int, str]] = WeakKeyDictionary()
 
 
-def fingerprint_module(module: nn.Module, frozen: bool = False) -> str:
-    "SHA-256 of all weights, or of those that do not learn; kept until a weight changes in place."
+def fingerprint_module(
+    module: nn.Module,
+    frozen: bool = False,  # only the weights that do not learn
+) -> str:
+    """Compute the SHA-256 of a module's weights and buffers, as hexadecimal digits.
+
+    It is kept, and computed again when a weight has been changed in place.
+    """
     named = named_tensors(module)
     if frozen:
         named = {name: x for name, x in named.items() if not x.requires_grad}
     changes = sum(x._version for x in named.values())
-    if module not in _fingerprints or _fingerprints[module][0] != changes:
-        digest = hashlib.sha256()
-        for name, x in named.items():
-            digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
-            digest.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        _fingerprints[module] = changes, digest.hexdigest()
-    return _fingerprints[module][1]
+    if module in _fingerprints:
+        changes_then, digest = _fingerprints[module]
+        if changes_then == changes:
+            return digest
+    sha256 = hashlib.sha256()
+    for name, x in named.items():
+        sha256.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        sha256.update(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    _fingerprints[module] = changes, sha256.hexdigest()
+    return sha256.hexdigest()
 
 
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    "SHA-256 of its words, their numbers, the special ones, and how it cuts a text."
+    "Compute the SHA-256 of its words, their ids, the special ones, and how it cuts a text."
     parts = {"words": tokenizer.get_vocab(), "special": tokenizer.special_tokens_map}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
@@ -355,19 +414,25 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 # %% ../../nbs/reference/core/state.ipynb #b5acb13b
-def check_identity(then: Mapping, now: Mapping) -> None:
-    "Raises ValueError for other settings, another reference or another tokenizer."
-    check_values(then, {"config": dict})
-    constant = now["config"].get("lr_schedule") == "constant"
-    free = {*FREE_SETTINGS, *(["steps"] if constant else [])}
-    old, new = ({k: v for k, v in x["config"].items() if k not in free} for x in (then, now))
+def check_identity(before: Mapping, now: Mapping) -> None:
+    """Compare two identities from `identity_of`.
+
+    `FREE_SETTINGS` may differ, and so may the number of steps of a constant learning rate.
+    Raises ValueError for other settings, another reference or another tokenizer.
+    """
+    check_values(before, {"config": dict})
+    free = set(FREE_SETTINGS)
+    if now["config"].get("lr_schedule") == "constant":
+        free.add("steps")
+    old = {name: value for name, value in before["config"].items() if name not in free}
+    new = {name: value for name, value in now["config"].items() if name not in free}
     require_same_settings(old, new)
     for name, words in (
         ("reference", "reference model"),
         ("tokenizer", "tokenizer"),
         ("frozen", "model under the adapters"),
     ):
-        if then.get(name, "") != now[name]:
+        if before.get(name, "") != now[name]:
             raise ValueError(
                 f"the {words} is not the one of this checkpoint: build the trainer "
                 "from the same ones as before"
@@ -375,7 +440,14 @@ def check_identity(then: Mapping, now: Mapping) -> None:
 
 # %% ../../nbs/reference/core/state.ipynb #fba69d85
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    "Parameters and buffers that are saved, one name each: a tied weight has several."
-    every = module.state_dict(keep_vars=True)
-    first = {id(x): name for name, x in reversed(every.items())}
-    return {name: x for name, x in every.items() if first[id(x)] == name}
+    """Collect parameters and buffers that are saved, under one name each.
+
+    A tied weight has several names; the first one counts.
+    """
+    named = {}
+    known = set()
+    for name, x in module.state_dict(keep_vars=True).items():
+        if id(x) not in known:
+            known.add(id(x))
+            named[name] = x
+    return named
