@@ -18,7 +18,7 @@ from instruct_goose.recipes.quickstart import (
     make_trainer,
     train_sft,
 )
-from instruct_goose.rollouts.evaluation import kl_to_reference, write
+from instruct_goose.rollouts.evaluation import kl_to_reference, generate
 from instruct_goose.supervised.sft import train_lm
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -50,7 +50,7 @@ def distil(seed: int = 0, student=STUDENT, settings=SETTINGS, **teacher) -> dict
 
     reader = make_lm(own, tokenizer)
     reader.load_state_dict(beginner.state_dict())
-    texts = write(
+    texts = generate(
         policy, tokenizer, prompts, config.max_new_tokens, seed=stage_seed(seed, "teacher's texts")
     ).texts
     train_lm(

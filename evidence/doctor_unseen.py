@@ -19,7 +19,7 @@ from lesson_code import lesson_module
 from instruct_goose.config import RLHFConfig
 from instruct_goose.core.random import torch_threads
 from instruct_goose.doctor.diagnosis import diagnose
-from instruct_goose.doctor.report import as_response
+from instruct_goose.doctor.report import checked_response
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.objective.advantages import ADVANTAGES
 from instruct_goose.objective.kl import ESTIMATORS, KL_GRADIENTS
@@ -48,7 +48,7 @@ class KeepTokens(Callback):
     def on_iteration(self, trainer, experience, metrics):
         seen = record_tokens(trainer, experience, 4)
         self.record[metrics["iteration"]] = [
-            as_response(r) for r in json.loads(json.dumps(seen, allow_nan=False))
+            checked_response(r) for r in json.loads(json.dumps(seen, allow_nan=False))
         ]
 
 

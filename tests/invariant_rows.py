@@ -1,4 +1,7 @@
-"Trainers and responses that the invariances are tested on, in one turn and in several: float64, dropout on, an end token inside the queries."
+"""Trainers and responses that the invariances are tested on, in one turn and in several.
+
+float64, dropout on, an end token inside the queries.
+"""
 
 import copy
 from functools import cache
@@ -45,51 +48,48 @@ models = cache(agent_and_reference)  # for all tests: who trains takes a copy
 
 def trainer(setting, name, **changes):
     agent, ref = models(name)
-    given = dict(SETTINGS[setting])
-    algorithm = given.pop("algorithm", "ppo")
+    settings = dict(SETTINGS[setting])
+    algorithm = settings.pop("algorithm", "ppo")
     small = dict(
         device="cpu", batch_size=6, max_new_tokens=5, lr=0.02, beta=0.2, epochs=2, minibatches=2
     )
     if PRESETS[algorithm]["group_size"] > 1:
         small["group_size"] = 2
-    return RLHFTrainer(
-        copy.deepcopy(agent), ref, RLHFConfig.preset(algorithm, **small | given | changes)
-    )
+    config = RLHFConfig.preset(algorithm, **small | settings | changes)
+    return RLHFTrainer(copy.deepcopy(agent), ref, config)
 
 
 def responses(setting):
-    """Six responses of 1 to 5 tokens to three queries of 1 to 4, in groups of two; the second group is unanimous.
-    The end token occurs inside queries; two responses are cut off."""
+    """Six responses of 1 to 5 tokens to three queries of 1 to 4, in groups of two.
+
+    The second group is unanimous. The end token occurs inside queries; two responses are cut off.
+    """
     queries = [[0, 5, 7], [0], [0, 4, 0, 6]]
-    (q, qm), (r, rm) = (
-        pad([x for x in queries for _ in range(2)], EOS, side="left"),
-        pad(
-            [[8, 9, 0], [2, 10, 3, 5, 1], [7, 0], [0], [3, 4, 0], [9, 9, 6, 1, 2]],
-            EOS,
-            side="right",
-        ),
-    )
-    r = Rollout(
-        q, qm, r, rm, scores=torch.tensor([1.5, -2.0, 0.25, 0.25, 3.0, -0.5], dtype=torch.float64)
-    )
+    answers = [[8, 9, 0], [2, 10, 3, 5, 1], [7, 0], [0], [3, 4, 0], [9, 9, 6, 1, 2]]
+    query_ids, query_mask = pad([x for x in queries for _ in range(2)], EOS, side="left")
+    response_ids, mask = pad(answers, EOS, side="right")
+    scores = torch.tensor([1.5, -2.0, 0.25, 0.25, 3.0, -0.5], dtype=torch.float64)
+    rollout = Rollout(query_ids, query_mask, response_ids, mask, scores=scores)
     if setting == "remax":
-        r.baseline = torch.tensor([0.5, 0.5, -1.0, -1.0, 0.75, 0.75], dtype=torch.float64)
+        rollout.baseline = torch.tensor([0.5, 0.5, -1.0, -1.0, 0.75, 0.75], dtype=torch.float64)
     if "importance_cap" in SETTINGS[setting]:  # a sampler that is not quite the policy
         noise = torch.randn(
-            rm.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+            mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
         )
-        r.sampled_logprobs = torch.where(rm, -2.4 + 0.3 * noise, 0.0)
-    return r
+        rollout.sampled_logprobs = torch.where(mask, -2.4 + 0.3 * noise, 0.0)
+    return rollout
 
 
 def agree(one, other, name):
-    """Within what rounding explains. A sum of a few hundred float64 terms near 1: 1e-12. Weights: where a gradient is truly 0, as
-    that of GPT-2's keys' bias, Adam makes of its rounding δ a step of lr·δ/1e-8 = 2e6·δ, of 1e-15 some 2e-9, and there are four steps.
-    Llama's norms and rotations are float32 in every dtype: a sum that lies on the boundary between two of them may fall to either."""
+    """Two dictionaries of tensors agree within what rounding explains.
+
+    A sum of a few hundred float64 terms near 1: 1e-12. Weights: where a gradient is truly 0, as
+    that of GPT-2's keys' bias, Adam makes of its rounding δ a step of lr·δ/1e-8 = 2e6·δ, of 1e-15
+    some 2e-9, and there are four steps. Llama's norms and rotations are float32 in every dtype:
+    a sum that lies on the boundary between two of them may fall to either.
+    """
     weights = {k for k in one if k.startswith("weight")}
-    for bound, part in ((1e-12, one.keys() - weights), (1e-8, weights)):
-        off, where = difference(
-            {k: one[k] for k in part},
-            {k: other[k] for k in other if (k in weights) == (part == weights)},
-        )
+    for bound, names in ((1e-12, one.keys() - weights), (1e-8, weights)):
+        others = {k for k in other if (k in weights) == (names == weights)}
+        off, where = difference({k: one[k] for k in names}, {k: other[k] for k in others})
         assert off <= (bound if name == "gpt2" else 1e-6), (off, where)

@@ -1,4 +1,7 @@
-"Language models of four families, small enough for a test: nine words, twelve positions, two layers."
+"""Language models of four families, small enough for a test.
+
+Nine words, twelve positions, two layers.
+"""
 
 import pytest
 import torch

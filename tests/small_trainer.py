@@ -1,4 +1,7 @@
-"Trainers small enough for a test: nine words and an end token, two layers of sixteen numbers, dropout in the settings."
+"""Trainers small enough for a test.
+
+Nine words and an end token, two layers of sixteen numbers, dropout in the settings.
+"""
 
 import math
 
@@ -10,6 +13,7 @@ from instruct_goose.config import RLHFConfig
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.objective.group import PRESETS
+from instruct_goose.training.experience import Experience
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]
@@ -49,17 +53,21 @@ def tiny(name="gpt2", seed=0, dtype=torch.float64):
 
 
 def agent_and_reference(name="gpt2", separate=False):
-    "A value head that says something and a reference that differs from the policy, in training mode: dropout is on."
-    agent = Agent(tiny(name), value_model=tiny(name, seed=7) if separate else None).train()
+    """A value head that says something, and a reference that differs from the policy.
+
+    Both are in training mode: dropout is on.
+    """
+    value_model = tiny(name, seed=7) if separate else None
+    agent = Agent(tiny(name), value_model=value_model).train()
     torch.nn.init.normal_(agent.value_head.weight, std=0.3)
     torch.nn.init.constant_(agent.value_head.bias, 0.2)
     return agent, tiny(name, seed=1).train()
 
 
 def config(algorithm="ppo", **changes):
-    small = dict(device="cpu", batch_size=8, max_new_tokens=6, lr=1e-3) | (
-        dict(group_size=2) if PRESETS[algorithm]["group_size"] > 1 else {}
-    )
+    small = dict(device="cpu", batch_size=8, max_new_tokens=6, lr=1e-3)
+    if PRESETS[algorithm]["group_size"] > 1:
+        small["group_size"] = 2
     return RLHFConfig.preset(algorithm, **small | changes)
 
 
@@ -84,16 +92,26 @@ HELD_OUT = [
 ]  # more than a batch
 
 
-def trainer(cls=RLHFTrainer, model=None, **changes):
-    settings = (
-        dict(device="cpu", batch_size=8, max_new_tokens=6, lr=5e-3, steps=50, seed=1) | changes
-    )
+def trainer(cls=RLHFTrainer, model=None, ref_model=None, callbacks=(), **changes):
+    settings = dict(device="cpu", batch_size=8, max_new_tokens=6, lr=5e-3, steps=50, seed=1)
+    settings |= changes
     preset = settings.pop("algorithm", "ppo")
-    return cls(model or tiny(), config=RLHFConfig.preset(preset, **settings), tokenizer=TOKENIZER)
+    config = RLHFConfig.preset(preset, **settings)
+    return cls(model or tiny(), ref_model, config, tokenizer=TOKENIZER, callbacks=callbacks)
 
 
 def ready(t, judge=reward, prompts=PROMPTS):
+    "The experience of one iteration: sampled, scored, annotated, with advantages."
     return t.advantages(t.score(t.rollout(prompts), judge))
+
+
+def experience(query_ids, query_mask, response_ids, mask, **columns):
+    "An experience of which only the given columns matter; the other ones are 0."
+    zeros = torch.zeros(mask.shape, dtype=torch.float64)
+    needed = {"scores": zeros[:, 0], "rewards": zeros, "advantages": zeros}
+    for name in ("old_logprobs", "ref_logprobs", "entropy", "kl"):
+        needed[name] = zeros
+    return Experience(query_ids, query_mask, response_ids, mask, **needed | columns)
 
 
 def no_clock(metrics):
@@ -109,29 +127,27 @@ def same(a, b):
 
 
 def kl_by_hand(p, q, queries, responses, temperature=1.0):
-    "Σ over the tokens of each response of Σ_v p log(p/q), each response alone and unpadded through the models' own forward."
-    out = []
+    """Σₜ Σ_v p·log(p/q) of each response.
+
+    Each is read alone and unpadded, through the models' own forward pass.
+    """
+    sums = []
     for query, response in zip(queries, responses, strict=True):
-        ids, at = (
-            torch.tensor([query + response]),
-            slice(len(query) - 1, len(query) + len(response) - 1),
-        )
+        ids = torch.tensor([query + response])
+        places = slice(len(query) - 1, len(query) + len(response) - 1)
         with torch.no_grad():
-            a, b = (m.eval()(ids).logits[0, at].div(temperature).softmax(-1) for m in (p, q))
-        out.append(
-            sum(
-                (x * math.log(x / y))
-                for x, y in zip(a.flatten().tolist(), b.flatten().tolist(), strict=True)
-            )
-        )
-    return out
+            p_table = p.eval()(ids).logits[0, places].div(temperature).softmax(-1)
+            q_table = q.eval()(ids).logits[0, places].div(temperature).softmax(-1)
+        pairs = zip(p_table.flatten().tolist(), q_table.flatten().tolist(), strict=True)
+        sums.append(sum(x * math.log(x / y) for x, y in pairs))
+    return sums
 
 
-def rows(r):
-    return [
-        [ids[m].tolist() for ids, m in zip(x, y, strict=True)]
-        for x, y in ((r.query_ids, r.query_mask), (r.response_ids, r.mask))
-    ]
+def rows(rollout):
+    "The queries, and the responses, as lists of token ids without padding."
+    queries = zip(rollout.query_ids, rollout.query_mask, strict=True)
+    responses = zip(rollout.response_ids, rollout.mask, strict=True)
+    return [[ids[mask].tolist() for ids, mask in pairs] for pairs in (queries, responses)]
 
 
 SHORT = word_tokenizer(WORDS, 16, pad="<end>", bos="<end>", eos="<end>")

@@ -1,14 +1,26 @@
 "A stage of a run that keeps every state that it is shown, as it comes back from the files."
 
+from collections.abc import Callable
+from pathlib import Path
+
+from instruct_goose.core.state import State, flatten, unflatten
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
-from instruct_goose.runs.resume import Stage
 
 
-class Shelf(Stage):
-    saved = None
+def through_files(directory: str | Path, state: State) -> State:
+    "The state after it has been written to a checkpoint and read again."
+    tensors, record = flatten(state)
+    path = save_checkpoint(directory, tensors, record, keep=1000)
+    return unflatten(*load_checkpoint(path))
 
-    def __init__(self, directory, saved=None):
-        self.directory, self.saved, self.kept = directory, saved, {}
 
-    def after_step(self, at, of, state, often=1):
-        self.kept[at] = load_checkpoint(save_checkpoint(self.directory, *state(), keep=1000))
+class Shelf:
+    "A `StageStore`: `kept[n]` is the state after n steps; `saved` is where the stage begins."
+
+    def __init__(self, directory: str | Path, saved: State | None = None):
+        self.directory = directory
+        self.saved = saved
+        self.kept: dict[int, State] = {}
+
+    def after_step(self, done: int, total: int, state: Callable[[], State], every: int = 1) -> None:
+        self.kept[done] = through_files(self.directory, state())

@@ -9,11 +9,7 @@ import pytest
 from instruct_goose import config
 from instruct_goose.config import RLHFConfig, lr_factor
 from instruct_goose.core.checks import Settings
-from instruct_goose.objective.advantages import ADVANTAGES
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.objective.kl import ESTIMATORS, KL_GRADIENTS
-from instruct_goose.objective.masks import AGGREGATES
-from instruct_goose.objective.policy_loss import LEVELS, SURROGATES
 from instruct_goose.training.trainer import RLHFTrainer
 
 
@@ -163,23 +159,31 @@ def test_presets_of_other_configurations_and_unknown_ones():
         RLHFConfig().algorithm = "grpo"
 
 
-def test_what_an_editor_offers_are_the_tables():
-    block = next(
-        x
-        for x in ast.parse(inspect.getsource(config)).body
-        if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING"
-    )
-    offered = {x.targets[0].id: list(ast.literal_eval(x.value.slice)) for x in block.body}
-    tables = dict(
-        Preset=PRESETS,
-        Advantage=ADVANTAGES,
-        Level=LEVELS,
-        Surrogate=SURROGATES,
-        Aggregation=AGGREGATES,
-        Estimator=ESTIMATORS,
-        KLGradient=KL_GRADIENTS,
-    )
-    assert offered == {name: list(table) for name, table in tables.items()}
+def aliases_of_tables():
+    "From config.py: the names that each alias lists for an editor, and its table at run time."
+    for node in ast.parse(inspect.getsource(config)).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            break
+    listed = {x.targets[0].id: ast.literal_eval(x.value.slice) for x in node.body}
+    tables = {}
+    for alias in node.orelse:  # Alias = Annotated[str, OneOf(TABLE)]
+        _, one_of = alias.value.slice.elts
+        tables[alias.targets[0].id] = one_of.args[0].id
+    return listed, tables
+
+
+def test_an_editor_completes_the_names_of_every_table():
+    listed, tables = aliases_of_tables()
+    assert listed.keys() == tables.keys() and len(tables) == 7
+    for alias, table in tables.items():
+        missing = [name for name in getattr(config, table) if name not in listed[alias]]
+        gone = [name for name in listed[alias] if name not in getattr(config, table)]
+        where = f"the Literal {alias} in nbs/reference/config.ipynb (instruct_goose/config.py)"
+        assert not missing, f"{table} has {missing}: add them to {where}"
+        assert not gone, f"{table} no longer has {gone}: take them out of {where}"
+
+
+def test_settings_that_name_an_entry_of_a_table_are_annotated_with_its_alias():
     used = {
         x.annotation.id
         for x in ast.walk(ast.parse(inspect.getsource(RLHFConfig)))

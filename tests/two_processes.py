@@ -1,4 +1,4 @@
-"""A small trainer that is built alike in each of several processes, and what two of its runs are compared by.
+"""A small trainer that is built alike in each of several processes, and how its runs are compared.
 
 Seven prompts of seven responses, or three groups of three: no share divides evenly."""
 
@@ -32,7 +32,8 @@ def reward(texts):
 
 
 def trainer_of(preset="ppo", dtype=torch.float64, sampler=None, **settings):
-    # GPT-2's key biases have a gradient of exactly 0, which in float32 is rounding, and which Adam makes as large as any
+    # GPT-2's key biases have a gradient of exactly 0, which in float32 is rounding,
+    # and which Adam makes as large as any
     model = tiny("llama" if dtype is torch.float32 else "gpt2").to(dtype)
     if rank() == 1:  # another start: the first process's is what counts
         for p in model.parameters():
@@ -53,7 +54,10 @@ def apart(a, b):
 
 
 def same_numbers(a, b, rel=1e-6):
-    "Metrics; but for seconds, and the share of weights that moved at all, which counts rounding where the gradient is 0."
+    """The same metrics, but for seconds and what counts rounding where the gradient is 0.
+
+    The latter is the share of weights that moved at all, and the size of their steps.
+    """
     for x, y in zip(a, b, strict=True):
         assert x.keys() == y.keys()
         for name in x:
@@ -77,7 +81,8 @@ class Texts(Callback):
 
 
 def run(preset, settings, steps=10, dtype=torch.float64, reward_fn=(reward, halves), **more):
-    trainer, texts = trainer_of(preset, dtype, steps=steps, **settings), Texts()
+    trainer = trainer_of(preset, dtype, steps=steps, **settings)
+    texts = Texts()
     trainer.callbacks.append(texts)
     history = trainer.train(PROMPTS, list(reward_fn), progress=False, **more)
     return weights_of(trainer), texts.seen, list(history)

@@ -26,16 +26,17 @@ from ..doctor.diagnosis import diagnose, report
 from ..doctor.report import read_run
 from ..doctor.rules import Finding
 from instruct_goose.models.loading import (
-    base_of,
+    base_model_of,
     find_model,
     load_model,
     load_tokenizer,
     save_merged,
 )
 from ..models.sampling import sample
+from ..models.rendering import Renderer
 from ..models.tokens import pad, pad_id_of, PromptDataset, token_limit
 from ..recipes.inputs import named_object
-from ..rollouts.prompts import own_ends, max_prompt_length, template_ids
+from ..rollouts.prompts import model_eos_ids, max_prompt_length
 from ..rollouts.rewards import completion_texts
 from ..rollouts.rollout import decode, Rollout
 from ..rollouts.sampler import StopStrings
@@ -82,7 +83,7 @@ def beginning_of(run_dir: Path, place: str) -> str | None:  # None: it is not kn
     "The model that a run was given, or whose adapters it has trained."
     try:
         if (Path(place) / "adapter_config.json").is_file():
-            return base_of(place)
+            return base_model_of(place)
         return find_model(read_json(run_dir / "config.json", "the configuration")["model"])
     except (OSError, ValueError, KeyError):
         return None
@@ -115,7 +116,7 @@ def responses_of(
     generator, pad_id = torch.Generator().manual_seed(config.seed), pad_id_of(tokenizer)
     limit = token_limit(tokenizer, max_prompt_length(model, config.max_new_tokens))
     ids = (
-        [template_ids([{"role": "user", "content": p}], tokenizer) for p in prompts]
+        Renderer(tokenizer).prompts([[{"role": "user", "content": p}] for p in prompts])
         if config.chat
         else PromptDataset(prompts, tokenizer, limit).ids
     )
@@ -145,7 +146,7 @@ def ends_of(
     "What ended a response in that run: tokens and strings."
     path = run_dir / "config.json"
     settings = read_json(path, "the configuration") if path.is_file() else {}
-    ends = [*own_ends(model, tokenizer), *(settings.get("stop_token_ids") or ())]
+    ends = [*model_eos_ids(model, tokenizer), *(settings.get("stop_token_ids") or ())]
     texts = settings.get("stop_strings")
     return list(dict.fromkeys(ends)), StopStrings(texts, tokenizer) if texts else None
 
@@ -202,7 +203,7 @@ def streamed(
 ) -> str:
     "The answer, printed as it is written."
     room = token_limit(tokenizer, max_prompt_length(model, config.max_new_tokens))
-    ids = torch.tensor([template_ids(talk, tokenizer)])
+    ids = torch.tensor([Renderer(tokenizer).prompt(talk)])
     if ids.shape[1] > room:
         raise ValueError(
             f"the conversation has {ids.shape[1]} tokens, and the model has room for "

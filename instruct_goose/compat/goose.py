@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from ..models import agent as models, reward_model as reward
-from ..models.families import evaluating
+from ..models.families import eval_mode
 from ..models.response import response_logprobs
 from ..models.sampling import sample_token
 from ..models.tokens import compact
@@ -62,7 +62,7 @@ class Agent(models.Agent):
         max_new_tokens: the script cuts them off from the right, and would cut into the query."""
         attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         longest, model = kwargs.get("max_new_tokens"), cast(Any, self.model)
-        with evaluating(model):
+        with eval_mode(model):
             out = model.generate(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
         if longest is None or not torch.is_tensor(out):
             return out

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from ..core.random import uniforms
 from .agent import Agent
-from .decoding import begin
-from .families import context_length, evaluating, vocabulary_size
-from .response import check_part, to_device
+from .decoding import start_decoding
+from .families import context_length, eval_mode, vocabulary_size
+from .response import check_ids_and_mask, to_device
 from .tokens import compact
 
 # %% ../../nbs/learn/15_rollout.ipynb #d1ce0008
@@ -97,7 +97,7 @@ def checked_tokens(
     model: PreTrainedModel, name: str, ids: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
     "Ids (0 at padding) and bool mask on the model's device. Errors name the row and the token."
-    mask, vocab = check_part(ids, mask, name), vocabulary_size(model)
+    mask, vocab = check_ids_and_mask(ids, mask, name), vocabulary_size(model)
     outside = ((ids < 0) | (ids >= vocab)) & mask
     if outside.any():
         row, t = outside.nonzero()[0].tolist()
@@ -164,8 +164,8 @@ def sample(
     ends = torch.as_tensor([] if eos_id is None else eos_id, device=ids.device).reshape(-1)
     rows, columns, u = torch.arange(len(ids), device=ids.device), [], torch.empty(0)
     alive, look = torch.ones_like(rows).bool(), CHECK_EVERY if ids.is_cuda else 1
-    with evaluating(model):
-        logits, step = begin(model, ids, seen, max_new_tokens, graph=look > 1)
+    with eval_mode(model):
+        logits, step = start_decoding(model, ids, seen, max_new_tokens, graph=look > 1)
         for t in range(max_new_tokens):
             if t % look == 0 and not greedy:
                 coming = range(min(look, max_new_tokens - t))

@@ -33,24 +33,25 @@ from transformers import (
 from ..core.checks import value_error, Count, hints_for, OneOf, Seed, Settings, shorten
 from ..core.files import sha256, text_table
 from ..data.files import BadRow
-from ..data.load import check_source, rows_from, Source
+from ..data.load import check_source, read_rows, Source
 from instruct_goose.data.rows import (
-    answers_of,
-    as_object,
-    as_text,
-    checked_turns,
-    column,
+    conversation_pair,
+    require_object,
+    require_text,
+    check_turns,
+    read_column,
     is_turns,
     prompt_column,
     prompt_of,
     render,
 )
-from ..models.adapters import four_bits, MATRICES, with_lora
+from ..models.adapters import four_bits, MATRIX_TYPES, with_lora
 from ..models.loading import load_model, load_tokenizer
 from ..models.reward_model import RewardModel
 from ..objective.group import PRESETS
-from ..rollouts.prompts import columns_of, is_conversation
-from ..rollouts.rewards import as_offered, score_texts, RewardLog, reward_tools
+from ..models.rendering import is_conversation
+from ..rollouts.prompts import data_columns
+from ..rollouts.rewards import completion_kwargs, score_texts, RewardLog, reward_tools
 from ..runs.directory import saving_conflicts
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #3815df01
@@ -74,7 +75,7 @@ def own_rows(source: Source, columns: Columns) -> Iterator[tuple[str, Any]]:
     "Where each row stands, and the row by our names. Raises `BadRow`; ValueError for no rows."
     where, own_names = None, {theirs: ours for ours, theirs in (columns or {}).items() if theirs}
     check_source(source)
-    for where, row in rows_from(source):
+    for where, row in read_rows(source):
         if isinstance(row, BadRow):
             raise row
         if own_names and isinstance(row, Mapping):
@@ -106,7 +107,7 @@ def read_prompts(
             name, value = prompt_column(row, where, {})
             rest = {k: x for k, x in row.items() if k not in ("prompt", name)}
         if is_turns(value):
-            value = checked_turns(value, name, where)
+            value = check_turns(value, name, where)
             if name == "messages" and value[-1]["role"] == "assistant":
                 value = value[:-1]
         rows.append({"prompt": value} | rest)
@@ -125,7 +126,7 @@ def read_demos(
         prompt, answer = demo_of(row, where, tokenizer)
         rows.append({"prompt": prompt, "completion": answer})
         if labels:
-            rows[-1]["label"] = label = as_object(row, where).get("label")
+            rows[-1]["label"] = label = require_object(row, where).get("label")
             if not isinstance(label, bool):
                 raise BadRow("column", where, f"label is {shorten(label)}: true or false is needed")
     return rows
@@ -135,18 +136,20 @@ def demo_of(row: object, where: str, tokenizer: PreTrainedTokenizerBase) -> tupl
     "What a text, a conversation or named columns give, and what is to be learnt."
     if isinstance(row, str) or is_turns(row):
         row = {"text" if isinstance(row, str) else "messages": row}
-    row = as_object(row, where)
+    row = require_object(row, where)
     name = next((k for k in ("completion", "messages", "text") if k in row), "completion")
-    prompt, answer = row.get("prompt") or "", column(row, name, where, {})
+    prompt, answer = row.get("prompt") or "", read_column(row, name, where, {})
     if name == "text":
-        return "", as_text(answer, name, where)
+        return "", require_text(answer, name, where)
     if name == "completion":
         if not is_turns(prompt) and not is_turns(answer):
-            return prompt and as_text(prompt, "prompt", where), as_text(answer, name, where)
+            return prompt and require_text(prompt, "prompt", where), require_text(
+                answer, name, where
+            )
         opening = prompt if is_turns(prompt) else [{"role": "user", "content": prompt}]
         last = answer if is_turns(answer) else [{"role": "assistant", "content": answer}]
         answer = [*opening, *last]
-    turns = checked_turns(cast(list, answer), "messages", where)
+    turns = check_turns(cast(list, answer), "messages", where)
     if len(turns) < 2 or turns[-1]["role"] != "assistant":
         raise BadRow(
             "conversation",
@@ -154,7 +157,7 @@ def demo_of(row: object, where: str, tokenizer: PreTrainedTokenizerBase) -> tupl
             "a demonstration ends with the assistant's "
             "turn, after at least one other: there is nothing to learn here",
         )
-    made = answers_of(turns[:-1], turns[-1:], turns[-1:], where, tokenizer)
+    made = conversation_pair(turns[:-1], turns[-1:], turns[-1:], where, tokenizer)
     return made["prompt"], made["chosen"]
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #86ab05b7
@@ -251,8 +254,8 @@ def try_reward(
         else f"{p} {SAMPLE}"
         for p in prompts
     ]
-    given = {k: x for k, x in columns_of(some).items() if k != "prompt"}
-    given |= as_offered(prompts, [SAMPLE] * n)
+    given = {k: x for k, x in data_columns(some).items() if k != "prompt"}
+    given |= completion_kwargs(prompts, [SAMPLE] * n)
     given |= reward_tools(TrainerState(max_steps=steps, num_train_epochs=1), RewardLog(n))
     given["completion_ids"] = tokenizer([SAMPLE] * n, add_special_tokens=False)["input_ids"]
     try:
@@ -419,7 +422,9 @@ def memory_parts(
     with torch.device("meta"):  # shapes alone; LoRA's A and B stand beside each matrix
         model: Any = AutoModelForCausalLM.from_config(config)
     c, n, head = config.get_text_config(), model.num_parameters(), model.get_output_embeddings()
-    shapes = [m.weight.shape for m in model.modules() if isinstance(m, MATRICES) and m is not head]
+    shapes = [
+        m.weight.shape for m in model.modules() if isinstance(m, MATRIX_TYPES) and m is not head
+    ]
     held = 4 * (lora_rank * sum(map(sum, shapes)) if lora_rank else n)  # a copy of what learns
     stored = getattr(config, "dtype", None) or torch.float32
     b, length = stored.itemsize if lora_rank else 4, prompt + response

@@ -19,7 +19,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import RLHFConfig
 from ..core.checks import Count, Limit, NotNegative, Positive
-from ..core.files import append_jsonl, json_line, versions, write_json, write_whole
+from instruct_goose.core.files import (
+    append_jsonl,
+    json_line,
+    versions,
+    write_json,
+    write_atomically,
+)
 from ..core.processes import find_device
 from ..core.random import stage_seed
 from ..data.load import load_pairs, Source
@@ -27,7 +33,7 @@ from ..doctor.rules import read_metrics
 from ..models.agent import Agent, create_reference_model
 from ..models.loading import find_model, load_config, save_model
 from ..models.reward_model import RewardModel
-from ..models.tokens import sides, token_limit
+from ..models.tokens import pair_texts, token_limit
 from instruct_goose.recipes.inputs import (
     as_yaml,
     load_reward,
@@ -44,15 +50,15 @@ from instruct_goose.recipes.inputs import (
 )
 from .stages import fingerprint_of_prompts, train_and_report
 from ..rollouts.evaluation import plot_metrics
-from ..rollouts.prompts import prompt_rows, within_room
+from ..rollouts.prompts import encode_rows, apply_long_prompts
 from ..rollouts.rollout import Tokens
-from ..runs.directory import truncate_log, files_of, in_run_directory, settings_of
+from ..runs.directory import truncate_log, input_digests, in_run_directory, settings_of
 from ..runs.resume import CheckpointManager
 from ..runs.trackers import Track, TrackEvery
-from ..supervised.dpo import given_and_response, row_logprobs, train_dpo, train_kto
+from ..supervised.dpo import prompts_and_responses, row_logprobs, train_dpo, train_kto
 from ..supervised.fit import Log
 from ..supervised.reward_model_training import pair_accuracy, train_reward_model
-from ..supervised.sft import filling_id, lm_nats, train_lm
+from ..supervised.sft import padding_id, lm_nats, train_lm
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/learn/23_your_own.ipynb #38fdfd7a
@@ -110,9 +116,9 @@ def inspect_inputs(
             f"max_new_tokens is {most} and the model's context {context} tokens: "
             "there is no room for a prompt. Lower max_new_tokens"
         )
-    ids = prompt_rows(rows + (held_out or []), Tokens(tokenizer, [], 0))
+    ids = encode_rows(rows + (held_out or []), Tokens(tokenizer, [], 0))
     room = token_limit(tokenizer, context - most if context else None)
-    lengths = [len(row) for row in within_room(ids, room, config.long_prompts) if row]
+    lengths = [len(row) for row in apply_long_prompts(ids, room, config.long_prompts) if row]
     rewards = [load_reward(r) for r in config.reward] if rewards is None else list(rewards)
     weights = config.reward_weights
     if weights is not None and len(weights) != len(rewards):
@@ -242,7 +248,7 @@ def train_on(config: TrainConfig, found: Found, out: Path, manager: CheckpointMa
         config.track,
         config.track_every,
         model=config.model,
-        files=files_of(config),
+        files=input_digests(config),
         config={"algorithm": config.algorithm} | settings_of(config),
     )
     plot_metrics(read_metrics(out)[0], out)
@@ -353,7 +359,7 @@ def supervised(config: Supervised, name: str, work: Work) -> dict:  # the summar
             callback=lambda step, log: append_jsonl(path, log),
         )
         log, figures = work(Given(model, tokenizer, learn, judge, out, options))
-        write_whole(path, "".join(map(json_line, log)))
+        write_atomically(path, "".join(map(json_line, log)))
         known = {repr(row) for row in learn}
         summary = {
             "seed": config.seed,
@@ -429,7 +435,7 @@ def run_reward_model(config: RewardModelConfig) -> dict:  # the summary
         made = RewardModel.from_causal_lm(g.model, g.tokenizer)
         log = train_reward_model(made, g.learn, **g.options)
         made.eval()
-        some = [sides(i, row) for i, row in enumerate(g.learn[:500])]
+        some = [pair_texts(i, row) for i, row in enumerate(g.learn[:500])]
         made.normalise([text for row in some for text in row.values()])
         made.save_pretrained(g.out / "reward_model")
         return log, {"pair_accuracy": pair_accuracy(made.score, g.judge)} if g.judge else {}
@@ -488,8 +494,8 @@ def run_kto(config: KTOConfig) -> dict:  # the summary
 def moves_of(g: Given, reference: PreTrainedModel, side: str) -> list[float]:  # nats
     "How far log π of the held-out answers in that column has gone from the reference's."
     whole, prompts = [r["prompt"] + r[side] for r in g.judge], [r["prompt"] for r in g.judge]
-    pad_id = filling_id(g.tokenizer)
-    rows = given_and_response(whole, prompts, g.tokenizer) if g.judge else []
+    pad_id = padding_id(g.tokenizer)
+    rows = prompts_and_responses(whole, prompts, g.tokenizer) if g.judge else []
     return [
         (row_logprobs(g.model, [row], pad_id) - row_logprobs(reference, [row], pad_id)).item()
         for row in rows

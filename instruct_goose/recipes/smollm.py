@@ -32,7 +32,7 @@ from ..core.random import stage_seed
 from ..models.adapters import with_lora
 from ..models.agent import Agent
 from ..models.families import trunk
-from ..models.loading import load_model, load_smollm, load_tokenizer, stand_in
+from ..models.loading import load_model, load_smollm, load_tokenizer, tiny_smollm
 from ..models.reward_model import Classifier, RewardModel
 from ..models.tokens import pad
 from ..objective.group import PRESETS
@@ -123,7 +123,7 @@ def run_task(name: str, config: RecipeConfig, task: Task | Prepare) -> dict:  # 
 # %% ../../nbs/guides/smollm_recipes.ipynb #601d513f
 def make_policy_trainer(config: RecipeConfig, task: Task) -> RLHFTrainer:
     "The model with fresh adapters, and its tokenizer."
-    model, tokenizer = stand_in(task.words) if config.stand_in else load_smollm(config.cache)
+    model, tokenizer = tiny_smollm(task.words) if config.stand_in else load_smollm(config.cache)
     torch.manual_seed(stage_seed(config.seed, "adapters"))
     top = min(config.lora_top or 10**6, model.config.num_hidden_layers)
     adapted = with_lora(model, config.lora_rank, top=top)
@@ -406,7 +406,7 @@ def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
     texts, judges = [r.text for r in held_out], {}
     words = sorted({w for r in (*train, *held_out) for w in r.text.split()})
     lm, tokenizer = (
-        stand_in([*words, *config.question.split()])
+        tiny_smollm([*words, *config.question.split()])
         if config.stand_in
         else load_smollm(config.cache)
     )

@@ -24,7 +24,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTraine
 
 from ..config import RLHFConfig
 from ..core.checks import Count, Positive
-from ..core.files import text_table, versions, write_json, write_whole
+from ..core.files import text_table, versions, write_json, write_atomically
 from ..core.processes import on_main, is_main
 from ..core.random import stage_seed
 from ..models.adapters import has_adapters, module_state
@@ -32,8 +32,8 @@ from ..models.agent import Agent
 from ..models.reward_model import RewardModel
 from ..models.sharding import load_weights
 from .inputs import PlugIns
-from ..rollouts.evaluation import best_of_n, kl_to_reference, plot_metrics, write
-from ..rollouts.prompts import is_list, slices
+from ..rollouts.evaluation import best_of_n, kl_to_reference, plot_metrics, generate
+from ..rollouts.prompts import is_indexable, prompt_chunks
 from ..rollouts.rewards import completion_texts, Rewards
 from ..rollouts.rollout import finished, Rollout
 from instruct_goose.runs.directory import (
@@ -151,7 +151,7 @@ def evaluate(
     measure: Measure,
 ) -> tuple[Rollout, Figures]:  # what it wrote, and the figures
     "Let a model answer held-out prompts at temperature 1."
-    rollout = write(
+    rollout = generate(
         model, tokenizer, prompts, config.max_new_tokens, seed=stage_seed(config.seed, "evaluation")
     )
     kl = 0.0 if model is reference else kl_to_reference(model, reference, rollout).mean().item()
@@ -172,7 +172,7 @@ def make_baselines(
 ) -> dict[str, Figures]:  # by the baseline's name
     "The best of n texts by score; and SFT on those of them that ended, where there are any."
     n, eos_id = config.best_of, cast(int, tokenizer.eos_token_id)
-    many = write(
+    many = generate(
         lm,
         tokenizer,
         [p for p in prompts for _ in range(n)],
@@ -293,7 +293,7 @@ def improve(
         "versions": versions(),
     }
     figures = models_table(columns or list(before), before, after, others)
-    write_whole(
+    write_atomically(
         out / "samples.md",
         "# The same prompts, before and after\n\n"
         f"{side_by_side(texts, later_texts)}\n\n# Figures\n\n{figures}\n",
@@ -341,7 +341,7 @@ def train_in(
         )
         return summary
     rows: Any = prompts if held_out is None else held_out
-    shown = next(slices(rows, 16), None) if is_list(rows) else None  # in samples.md
+    shown = next(prompt_chunks(rows, 16), None) if is_indexable(rows) else None  # in samples.md
     work = partial(
         train_and_report,
         trainer,
@@ -362,7 +362,7 @@ def train_in(
 # %% ../../nbs/reference/recipes/stages.ipynb #5a37a5b0
 def fingerprint_of_prompts(prompts: Sequence | Iterable) -> str:
     "SHA-256 of a list; a stream is not read for it."
-    if not is_list(prompts):
+    if not is_indexable(prompts):
         return "a stream"
     rows: Any = prompts
     text = repr([rows[i] for i in range(len(rows))])
@@ -418,7 +418,7 @@ def train_and_report(
         kind = "training" if held_out is None else "held_out"
         summary[f"{kind}_reward"] = {"before": score, "after": later}
     if is_main():
-        write_whole(out / "policy" / "README.md", model_card(summary))
+        write_atomically(out / "policy" / "README.md", model_card(summary))
         if before:
             rows = [
                 [" ".join(x.split())[:90] for x in (*pair, last)]
@@ -426,7 +426,7 @@ def train_and_report(
             ]
             title = f"# {'Training' if held_out is None else 'Held-out'} prompts, before and after"
             table = text_table(["prompt", "before", "after"], rows)
-            write_whole(out / "samples.md", f"{title}\n\n{table}\n")
+            write_atomically(out / "samples.md", f"{title}\n\n{table}\n")
         write_json(out / "summary.json", summary)
     return summary
 

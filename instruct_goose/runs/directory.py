@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['new_run_dir', 'claim_run_dir', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts',
            'RunLog', 'checked_log', 'truncate_log', 'train_policy', 'save_last_whole_policy', 'in_run_directory',
-           'print_worst', 'files_of']
+           'print_worst', 'input_digests']
 
 # %% ../../nbs/reference/runs/directory.ipynb #ed9beb72
 import json
@@ -25,19 +25,19 @@ from instruct_goose.core.files import (
     json_line,
     read_json,
     sha256,
-    without_nan,
+    nan_to_none,
     write_json,
-    write_whole,
+    write_atomically,
 )
 from ..core.processes import on_main, is_main
 from ..core.random import torch_threads
-from ..core.state import CHANGES_NOTHING, State
+from ..core.state import FREE_SETTINGS, State
 from ..doctor.diagnosis import diagnose
 from ..doctor.report import read_tokens
 from ..doctor.rules import read_metrics
 from ..models.loading import save_model
 from ..models.sharding import is_sharded, unsharded_copy
-from ..rollouts.prompts import is_list
+from ..rollouts.prompts import is_indexable
 from .checkpoints import newest_checkpoint
 from .resume import CheckpointManager, refuse_other_run, Stage, TEMPORARY_FILE
 from .trackers import need_tracker, TRACKERS
@@ -125,7 +125,7 @@ def finished_run(config: Any) -> dict | None:  # its summary
 # %% ../../nbs/reference/runs/directory.ipynb #e766255f
 def settings_of(config: Any) -> dict:
     "A dataclass's settings that a number of the run may depend on, as JSON has them."
-    kept = {k: v for k, v in asdict(config).items() if k not in CHANGES_NOTHING}
+    kept = {k: v for k, v in asdict(config).items() if k not in FREE_SETTINGS}
     return json.loads(json.dumps(kept, default=str))
 
 
@@ -163,7 +163,7 @@ class RunLog(Callback[RLHFTrainer]):
                 responses = record_tokens(trainer, experience, rows=4)
                 row = {"iteration": metrics["iteration"], "responses": responses}
                 append_jsonl(self.tokens, row)
-        self.metrics.append(without_nan(metrics))
+        self.metrics.append(nan_to_none(metrics))
         state = partial(self.state_of, trainer)
         self.stage.after_step(trainer.iteration, trainer.config.steps, state)
 
@@ -183,7 +183,7 @@ class RunLog(Callback[RLHFTrainer]):
             truncate_log(self.tokens, trainer.iteration)
             truncate_log(self.path, trainer.iteration)
             if self.metrics:
-                write_whole(self.path, "".join(json_line(row) for row in self.metrics))
+                write_atomically(self.path, "".join(json_line(row) for row in self.metrics))
 
 
 def checked_log(state: Mapping, path: Path) -> list[Metrics]:
@@ -220,7 +220,7 @@ def truncate_log(path: Path, done: int) -> None:
             row = json.loads(line)
             if row.get("iteration", row.get("step", done)) < done:
                 kept.append(f"{line.decode()}\n")
-    write_whole(path, "".join(kept))
+    write_atomically(path, "".join(kept))
 
 
 def _unused_name(path: Path) -> Path:
@@ -255,7 +255,7 @@ def train_policy(
         trackers = [TRACKERS[track](out, every=track_every)] if track else []
         own_callbacks = trainer.callbacks
         trainer.callbacks = [*own_callbacks, log, *trackers]
-        if not is_list(prompts):
+        if not is_indexable(prompts):
             prompts = islice(prompts, trainer.prompts.seen, None)
         try:
             trainer.train(prompts, reward_fn, progress=progress and is_main(), held_out=held_out)
@@ -309,7 +309,7 @@ def in_run_directory(
         manager,
     ):
         path = out / "config.json"
-        digests = files_of(config)
+        digests = input_digests(config)
         then = read_json(path, "the configuration of the run") if path.exists() else {}
         for file, before in dict(then.get("files") or {}).items():
             if digests.get(file) != before:
@@ -344,7 +344,7 @@ def print_worst(out: Path, settings: Mapping) -> None:
         )
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c68
-def files_of(config: object) -> dict[str, str]:  # SHA-256 by name
+def input_digests(config: object) -> dict[str, str]:  # SHA-256 by name
     "The plug-ins and the files of rewards that a run was given."
     rewards = (place.rpartition(":")[0] for place in getattr(config, "reward", ()))
     return {

@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..core.files import locked, package_version, remove_remains
+from ..core.files import locked, package_version, remove_unfinished
 from ..core.processes import on_main, is_main
 from instruct_goose.core.state import (
     environment,
     flatten,
     map_tensors,
-    refuse_other_settings,
+    require_same_settings,
     State,
     unflatten,
 )
@@ -152,8 +152,8 @@ class CheckpointManager:
         with ExitStack() as block:
             if is_main():
                 block.enter_context(locked(self.run))
-                remove_remains(self.run, TEMPORARY_FILE)
-                remove_remains(self.directory)
+                remove_unfinished(self.run, TEMPORARY_FILE)
+                remove_unfinished(self.directory)
                 self.empty = not any(self.run.iterdir())
                 own_thread = threading.current_thread() is threading.main_thread()
                 for number in _SIGNALS if own_thread else ():
@@ -272,7 +272,7 @@ def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping)
 def refuse_other_run(then: Mapping, now: Mapping) -> None:
     "Raises ValueError naming settings that differ. More steps are welcome: a run may grow."
     rest, rest_now = ({k: x for k, x in s.items() if k != "steps"} for s in (then, now))
-    refuse_other_settings(rest, rest_now)
+    require_same_settings(rest, rest_now)
     was, wanted = then.get("steps", 0), now.get("steps", 0)
     if wanted < was:
         raise ValueError(f"steps was {was} and is {wanted}: a run can be made longer, not shorter")

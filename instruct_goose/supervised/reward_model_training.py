@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from ..models.reward_model import pairwise_loss, RewardModel
-from ..models.tokens import pad, PairDataset, sides
+from ..models.tokens import pad, PairDataset, pair_texts
 from .fit import batches, fit, Log, refuse_long_rows
-from .sft import filling_id
+from .sft import padding_id
 
 # %% ../../nbs/guides/reward_model_training.ipynb #751be32b
 def train_reward_model(
@@ -45,7 +45,7 @@ def train_reward_model(
 # %% ../../nbs/guides/reward_model_training.ipynb #75ea7bda
 def scores_of(reward_model: RewardModel, rows: Sequence[Sequence[int]]) -> Tensor:
     "r of rows of token ids, with gradient."
-    ids, mask = pad(rows, filling_id(reward_model.tokenizer))
+    ids, mask = pad(rows, padding_id(reward_model.tokenizer))
     device = next(reward_model.parameters()).device
     return reward_model(ids.to(device), mask.to(device))
 
@@ -58,7 +58,7 @@ def pair_accuracy(
     is no pair, one prefers a text to itself, or the judge has not a score for each text."""
     if not len(pairs):
         raise ValueError("no pairs to judge by")
-    both = [sides(i, pair) for i, pair in enumerate(pairs)]
+    both = [pair_texts(i, pair) for i, pair in enumerate(pairs)]
     chosen = map(float, score([texts["chosen"] for texts in both]))
     rejected = map(float, score([texts["rejected"] for texts in both]))
     points = [

@@ -23,7 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 from ..config import RLHFConfig
 from ..core.random import torch_threads
 from ..models.agent import create_reference_model
-from ..models.families import evaluating
+from ..models.families import eval_mode
 from ..models.tokens import word_tokenizer
 from ..training.trainer import RLHFTrainer
 
@@ -82,7 +82,7 @@ def policy_at(
 ) -> dict[str, float]:  # the probability of each action
     "π(a|s), from a forward pass of this one text, without padding."
     ids = torch.tensor([tokenizer(text).input_ids], device=next(model.parameters()).device)
-    with evaluating(model):
+    with eval_mode(model):
         logits = model(input_ids=ids).logits[0, -1]
     chances = (logits.float() / temperature).softmax(-1)[_ids(tokenizer)]
     return dict(zip(ACTIONS, chances.tolist()))

@@ -59,13 +59,15 @@ class Annotations(NamedTuple):
     values: Float[Tensor, "batch time"] | None  # V(sₜ); None: the advantage needs no values
 
 
-@dataclass
+@dataclass(repr=False)  # shown as a rollout is
 class Experience(Rollout):
     """A rollout with all that an update learns from: annotations, rewards and advantages.
 
     Its rows are taken, shuffled and cut like those of a rollout.
     """
 
+    # an experience has been scored; nobody takes the scores away again
+    scores: Float[Tensor, "batch"] = field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
     old_logprobs: Float[Tensor, "batch time"] = field(kw_only=True)
     ref_logprobs: Float[Tensor, "batch time"] = field(kw_only=True)
     entropy: Float[Tensor, "batch time"] = field(kw_only=True)

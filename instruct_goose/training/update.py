@@ -8,7 +8,7 @@ __all__ = ['EvaluateFn', 'LossFn', 'drop_truncated', 'minibatches', 'micro_batch
            'Coefficients', 'explain_nonfinite', 'first_nonfinite']
 
 # %% ../../nbs/reference/training/update.ipynb #3464f50d
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -349,11 +349,11 @@ class Coefficients:
     def state_dict(self) -> State:
         return {"beta": self.beta, "ent_coef": self.ent_coef}
 
-    def check_state_dict(self, state: State) -> None:
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
         "Raises ValueError for numbers that are no coefficients."
         check_values(state, {"beta": NotNegative, "ent_coef": NotNegative})
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.beta = state["beta"]
         self.ent_coef = state["ent_coef"]
 

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from instruct_goose.config import RLHFConfig
 from instruct_goose.core.state import (
     check_optimizer,
-    fingerprint_of_tokenizer,
+    fingerprint_tokenizer,
     load_optimizer,
     optimizer_state,
     random_state,
@@ -382,9 +382,9 @@ def test_a_forged_state_is_refused_and_nothing_changes(once, forge, says, unchec
 
 def test_a_tokenizers_fingerprint_is_its_own():
     one, other = word_tokenizer(list(WORDS)), word_tokenizer(list(WORDS))
-    assert fingerprint_of_tokenizer(one) == fingerprint_of_tokenizer(other)
+    assert fingerprint_tokenizer(one) == fingerprint_tokenizer(other)
     one(["a b", "c"], padding=True, truncation=True, max_length=2)  # leaves its settings behind
-    assert fingerprint_of_tokenizer(one) == fingerprint_of_tokenizer(other)
+    assert fingerprint_tokenizer(one) == fingerprint_tokenizer(other)
     other.add_special_tokens({"eos_token": "a"})
     cut = word_tokenizer(list(WORDS))
     cut.backend_tokenizer.normalizer = normalizers.Replace(
@@ -392,10 +392,7 @@ def test_a_tokenizers_fingerprint_is_its_own():
     )  # the same words, the same special ones
     assert (
         len(
-            {
-                fingerprint_of_tokenizer(t)
-                for t in (one, other, cut, word_tokenizer(list(WORDS[::-1])))
-            }
+            {fingerprint_tokenizer(t) for t in (one, other, cut, word_tokenizer(list(WORDS[::-1])))}
         )
         == 4
     )

@@ -17,13 +17,19 @@ from instruct_goose.core.checks import deferred_checks, refuse_if
 from instruct_goose.core.state import flatten, unflatten
 from instruct_goose.models import sampling
 from instruct_goose.models.agent import Agent, create_reference_model
-from instruct_goose.models.decoding import GraphSteps, LibrarySteps, OwnSteps, StaticSteps, begin
+from instruct_goose.models.decoding import (
+    GraphSteps,
+    LibrarySteps,
+    OwnSteps,
+    StaticSteps,
+    start_decoding,
+)
 from instruct_goose.models.response import response_logits, response_logprobs
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.sampling import sample
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.rollouts.evaluation import best_of_n, kl_to_reference, write
+from instruct_goose.rollouts.evaluation import best_of_n, generate, kl_to_reference
 from instruct_goose.rollouts.rollout import finished
 from instruct_goose.rollouts.sampler import StopStrings
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
@@ -175,7 +181,7 @@ def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
     steps, left = [], []
 
     def begun(*args, **kwargs):
-        logits, step = begin(*args, **kwargs)
+        logits, step = start_decoding(*args, **kwargs)
         steps.append(step)
         keep, step.keep = step.keep, lambda order: (left.append(step), keep(order))
         return logits, step
@@ -403,8 +409,8 @@ def test_in_half_precision_the_gpus_step_is_our_own(gpu, kind):
         torch.ones(2, 3).bool().cuda(),
     )
     (_, ours), (_, theirs) = (
-        begin(model, ids, mask, 2, graph=True),
-        begin(hooked(model), ids, mask, 2, graph=True),
+        start_decoding(model, ids, mask, 2, graph=True),
+        start_decoding(hooked(model), ids, mask, 2, graph=True),
     )
     assert type(ours) is GraphSteps and type(theirs) is LibrarySteps
     for token in torch.tensor([[7, 2], [1, 9]]).cuda():
@@ -421,8 +427,8 @@ def test_under_autocast_the_gpus_step_has_fixed_shapes(gpu, kind):
     )
     with torch.autocast("cuda", torch.bfloat16), torch.autocast("cpu", torch.bfloat16):
         (_, graph), (_, theirs) = (
-            begin(model, ids, mask, 2, graph=True),
-            begin(hooked(model), ids, mask, 2, graph=True),
+            start_decoding(model, ids, mask, 2, graph=True),
+            start_decoding(hooked(model), ids, mask, 2, graph=True),
         )
         assert type(graph.step) is STEPS[kind] and type(theirs) is LibrarySteps
         for token in torch.tensor([[7, 2], [1, 9]]).cuda():
@@ -435,7 +441,7 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph(gpu, monkeypatch):
         torch.tensor([[0, 3, 4], [0, 5, 6]]).cuda(),
         torch.ones(2, 3).bool().cuda(),
     )
-    (_, plain), (_, graph) = (begin(model, ids, mask, 3, graph=True) for _ in range(2))
+    (_, plain), (_, graph) = (start_decoding(model, ids, mask, 3, graph=True) for _ in range(2))
     token = torch.tensor([7, 2]).cuda()
     seen = [graph(token).clone(), graph(token).clone()]
     assert graph.graph is not None and torch.equal(graph.token, token)
@@ -542,7 +548,7 @@ def test_agent(gpu, kind, tmp_path):
         response_logprobs(agent.model, ids, mask, ids, mask),
         response_logits(agent.model, ids, mask, ids, mask),
     )
-    r = write(agent.model, TOKENIZER, [p for p in PROMPTS for _ in range(2)], 5, batch_size=6)
+    r = generate(agent.model, TOKENIZER, [p for p in PROMPTS for _ in range(2)], 5, batch_size=6)
     best, _ = best_of_n(r, reward(r.texts), 2)
     assert on_gpu(
         best.response_ids,

@@ -41,7 +41,7 @@ from instruct_goose.recipes.inputs import (
     try_reward,
 )
 from instruct_goose.recipes.own_model import TrainConfig, run_train
-from instruct_goose.supervised.dpo import thumb_rows
+from instruct_goose.supervised.dpo import labelled_rows
 
 TEXTS = [
     "tell me: is tea hot",
@@ -615,7 +615,7 @@ def test_kto_learns_from_labelled_answers(here, capsys):
             0.0,
         )
         read = read_demos(Path("kto.jsonl"), words, labels=True)
-        for (given, response), row in zip(thumb_rows(read, words)[0], read, strict=True):
+        for (given, response), row in zip(labelled_rows(read, words)[0], read, strict=True):
             logprobs = model(torch.tensor([given + response])).logits[0].log_softmax(-1)
             total += (
                 (1 if row["label"] else -1)

@@ -10,7 +10,7 @@ from small_models import families, tiny
 from instruct_goose.core.files import text_table
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import pad
-from instruct_goose.rollouts.evaluation import best_of_n, kl_to_reference, plot_metrics, write
+from instruct_goose.rollouts.evaluation import best_of_n, generate, kl_to_reference, plot_metrics
 from instruct_goose.rollouts.rollout import Rollout, finished
 
 
@@ -88,7 +88,7 @@ def test_best_of_n_against_all_groups():
 @pytest.mark.parametrize("batch_size", [2, 256])
 def test_write_keeps_order_prompts_and_widths(tokenizer, batch_size):
     model, prompts = tiny(), ["the film is good", "", "a", "bad plot", "good"]
-    rollout = write(model, tokenizer, prompts, 6, seed=4, batch_size=batch_size)
+    rollout = generate(model, tokenizer, prompts, 6, seed=4, batch_size=batch_size)
     assert rollout.prompts == prompts and len(rollout) == 5
     for i, prompt in enumerate(prompts):
         assert (
@@ -100,8 +100,12 @@ def test_write_keeps_order_prompts_and_widths(tokenizer, batch_size):
             tokenizer(prompt)["input_ids"] + response, skip_special_tokens=True
         )
         assert rollout.texts[i] == whole
-    assert write(model, tokenizer, prompts, 6, seed=4, batch_size=batch_size).texts == rollout.texts
-    assert write(model, tokenizer, prompts, 6, seed=5, batch_size=batch_size).texts != rollout.texts
+    assert (
+        generate(model, tokenizer, prompts, 6, seed=4, batch_size=batch_size).texts == rollout.texts
+    )
+    assert (
+        generate(model, tokenizer, prompts, 6, seed=5, batch_size=batch_size).texts != rollout.texts
+    )
 
 
 def test_text_table_lines_up_and_escapes():

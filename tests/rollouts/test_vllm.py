@@ -16,9 +16,9 @@ from instruct_goose.rollouts.rollout import PromptBatch
 from instruct_goose.rollouts.vllm import (
     EngineResponse,
     EngineSampler,
-    TakesWeights,
     VLLMEngine,
-    own_tensors,
+    WorkerExtension,
+    engine_weights,
     use_engine,
 )
 
@@ -48,7 +48,7 @@ class SamplingParams:
         self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
 
 
-class Worker(TakesWeights):
+class Worker(WorkerExtension):
     def __init__(self):
         self.weights = {}
         self.model_runner = SimpleNamespace(
@@ -160,14 +160,14 @@ def test_weights_go_out_at_the_start_and_after_each_update():
     first = dict(llm.worker.weights)
     assert (
         llm.forgot == 1
-        and first.keys() == own_tensors(trainer.agent.model).keys()
+        and first.keys() == engine_weights(trainer.agent.model).keys()
         and "lm_head.weight" not in first
     )  # tied
     trainer.train(
         ["the film", "a", "plot"], lambda texts: [float(len(t)) for t in texts], progress=False
     )
     assert llm.forgot == 3
-    now = own_tensors(trainer.agent.model)
+    now = engine_weights(trainer.agent.model)
     assert all(torch.equal(llm.worker.weights[k], now[k]) for k in now) and not all(
         torch.equal(first[k], now[k]) for k in now
     )

@@ -1,0 +1,209 @@
+"""The oracle is one unpadded row at a time: the whole text through the model for every token, and no cache."""
+
+from itertools import accumulate
+
+import pytest
+import torch
+from row_alone import CONFIGS, EOS, FAMILIES, V, tiny
+
+from instruct_goose.models import decoding
+from instruct_goose.models.sampling import sample, sample_index, sample_token
+from instruct_goose.models.tokens import pad
+from instruct_goose.objective.masks import response_mask
+
+PAD = 0
+ENDS = [EOS, 3, 5]
+QUERIES = [[1, 5, 7], [1], [1, 4, 6, 6, 8], [1, 3]]  # an end token in a query ends nothing
+LONGEST = 9  # with the longest query, the models' context of 14
+
+
+def generator(seed=5):
+    return torch.Generator().manual_seed(seed)
+
+
+@torch.no_grad()
+def one_by_one(model, query, uniforms, eos, temperature=1.0):
+    ids = list(query)
+    response = []
+    model.eval()
+    for u in uniforms.tolist():
+        logits = model(torch.tensor([ids])).logits[0, -1].double()
+        p = (logits / temperature).softmax(-1).tolist()
+        token = 0
+        height = p[0]
+        while height <= u and token < V - 1:
+            token += 1
+            height += p[token]
+        ids.append(token)
+        response.append(token)
+        if token in eos:
+            break
+    return response
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pad_id", [PAD, EOS])
+def test_a_padded_batch_with_a_cache_writes_what_single_rows_without_either_write(
+    name, side, pad_id
+):
+    model = tiny(name, dtype=torch.float64 if name in FAMILIES else torch.float32).train()
+    temperature = 1.0 if pad_id == PAD else 0.8
+    ids, mask = pad(QUERIES, 9, side=side)  # 9 is a token like any other: nobody may read it
+    response, written, logprobs = sample(
+        model, ids, mask, LONGEST, ENDS, pad_id, temperature, generator(), with_logprobs=True
+    )
+    assert all(module.training for module in model.modules())
+    u = torch.rand(LONGEST, len(QUERIES), dtype=torch.float64, generator=generator())
+    lengths = set()
+    for i, query in enumerate(QUERIES):
+        expected = one_by_one(model, query, u[:, i], ENDS, temperature)
+        assert response[i][written[i]].tolist() == expected
+        assert (response[i][~written[i]] == pad_id).all()
+        assert (logprobs[i][~written[i]] == 0).all()
+        lengths.add(len(expected))
+        full = (model(torch.tensor([query + expected])).logits[0] / temperature).log_softmax(-1)
+        slow = torch.stack([full[len(query) - 1 + t, token] for t, token in enumerate(expected)])
+        tolerance = 1e-9 if name in FAMILIES else 1e-5
+        torch.testing.assert_close(logprobs[i][written[i]], slow, atol=tolerance, rtol=0)
+    assert len(lengths) > 1, "all rows ended together: this seed tests nothing"
+    assert written.equal(response_mask(response, ENDS)) or pad_id == EOS
+    assert response.shape[1] == max(lengths)
+
+
+def test_only_the_given_generator_is_used():
+    model = tiny("gpt2")
+    ids, mask = pad(QUERIES, PAD, side="left")
+    state = torch.get_rng_state()
+    first = sample(model, ids, mask, 8, EOS, PAD, generator=generator())[0]
+    assert torch.get_rng_state().equal(state)
+    torch.manual_seed(99)
+    assert sample(model, ids, mask, 8, EOS, PAD, generator=generator())[0].equal(first)
+
+
+def test_without_a_generator_torchs_global_one_is_used():
+    model = tiny("gpt2")
+    ids, mask = pad(QUERIES, PAD, side="left")
+    torch.manual_seed(99)
+    first = sample(model, ids, mask, 8, EOS, PAD)[0]
+    torch.manual_seed(99)
+    assert sample(model, ids, mask, 8, EOS, PAD)[0].equal(first)
+
+
+def test_greedy_text_draws_no_random_number():
+    model = tiny("gpt2")
+    ids, mask = pad(QUERIES, PAD, side="left")
+    state = torch.get_rng_state()
+    unused = generator()
+    sample(model, ids, mask, 8, EOS, PAD, greedy=True)
+    sample(model, ids, mask, 8, EOS, PAD, generator=unused, greedy=True)
+    assert torch.get_rng_state().equal(state)
+    assert unused.get_state().equal(generator().get_state())
+
+
+def test_each_module_gets_its_own_mode_back_even_after_an_error():
+    model = tiny("gpt2")
+    model.train()
+    model.transformer.h[0].eval()
+    before = [module.training for module in model.modules()]
+    ids, mask = pad(QUERIES, PAD, side="left")
+    sample(model, ids, mask, 3, EOS, PAD)
+    assert [module.training for module in model.modules()] == before
+    model.lm_head.weight.data[3] = float("nan")
+    for greedy in (False, True):
+        with pytest.raises(FloatingPointError, match="NaN or infinite in rows"):
+            sample(model, ids, mask, 3, EOS, PAD, greedy=greedy)
+    assert [module.training for module in model.modules()] == before
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_nothing_is_computed_for_rows_that_have_ended(name, monkeypatch):
+    model = tiny(name, dtype=torch.float32)
+    rows_per_step = []
+    one_step = decoding.OwnSteps.__call__
+
+    def counted(self, token):
+        rows_per_step.append(len(token))
+        return one_step(self, token)
+
+    monkeypatch.setattr(decoding.OwnSteps, "__call__", counted)
+    ids, mask = pad(QUERIES * 3, PAD, side="left")
+    _, written = sample(model, ids, mask, LONGEST, ENDS, PAD, generator=generator(3))
+    assert rows_per_step[0] == len(ids)  # the last column of the queries, again
+    assert rows_per_step[1:] == written.sum(0).tolist()[1:]
+    assert rows_per_step[-1] < rows_per_step[0]
+
+
+EMPTY_ROW = pad(QUERIES, PAD, side="left")[1]
+EMPTY_ROW[2] = False
+REFUSALS = {
+    "no query token in row \\[2\\]": dict(query_mask=EMPTY_ROW),
+    "differ in shape": dict(query_ids=torch.ones(4, 4, dtype=torch.int64)),
+    "max_new_tokens is 0": dict(max_new_tokens=0),
+    "query 2 has 5 tokens, which with max_new_tokens=10 is beyond the model's context of 14": dict(
+        max_new_tokens=10
+    ),
+    "token 4 of query 0 is 14, but the model's vocabulary ends at 12": dict(
+        query_ids=pad(QUERIES, PAD, side="left")[0] + 7
+    ),
+    "temperature is 0": dict(temperature=0.0),
+    "temperature is nan": dict(temperature=float("nan")),
+    "temperature is inf": dict(temperature=float("inf")),
+    "top_k is 0": dict(top_k=0),
+}
+
+
+@pytest.mark.parametrize("message", REFUSALS)
+def test_refusals_name_the_row_and_the_setting(message, unchecked):
+    ids, mask = pad(QUERIES, PAD, side="left")
+    good = dict(query_ids=ids, query_mask=mask, max_new_tokens=4, eos_id=EOS, pad_id=PAD)
+    with unchecked(), pytest.raises(ValueError, match=message):
+        sample(tiny("gpt2"), **(good | REFUSALS[message]))
+
+
+def test_a_response_may_fill_the_context_exactly():
+    ids, mask = pad(QUERIES, PAD, side="left")
+    response, _ = sample(tiny("gpt2"), ids, mask, 9, None, PAD, generator=generator())
+    assert response.shape[1] == 9
+
+
+@pytest.mark.parametrize("vocab", [1, 3, 255, 256, 257, 384, 1000, 5003])
+def test_blocks_choose_what_one_running_sum_chooses(vocab):
+    p = torch.rand(40, vocab, generator=generator(vocab), dtype=torch.float64) ** 4
+    p[:, torch.rand(vocab, generator=generator(1)) < 0.3] = 0
+    p[:, vocab // 2] = 0.1
+    u = torch.rand(40, generator=generator(2), dtype=torch.float64)
+    expected = []
+    for row, x in zip(p.tolist(), u.tolist(), strict=True):
+        heights = list(accumulate(row))
+        height = x * heights[-1]
+        expected.append(sum(h <= height for h in heights))
+    assert sample_index(p, u).tolist() == expected
+
+
+@pytest.mark.parametrize("vocab", [300, 50_257, 128_000])
+def test_every_token_gets_its_piece_of_the_line(vocab):
+    """Just inside both ends of a token's piece, as float64 has it, float32 draws that token,
+    wherever the piece is much longer than the rounding."""
+    z = 2 * torch.randn(1, vocab, generator=generator(vocab))
+    exact = z.double().softmax(-1)[0]
+    top = exact.cumsum(-1)
+    some = torch.randint(vocab, (300,), generator=generator(1))
+    tokens = torch.cat([some, torch.tensor([0, 127, 128, vocab - 1])])
+    tokens = tokens[exact[tokens] > 2e-6]
+    for u in (top[tokens] - 5e-7, top[tokens] - exact[tokens] + 5e-7):
+        assert sample_token(z.expand(len(tokens), -1), u).equal(tokens)
+    assert len(tokens) > 60
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_in_blocks_too_tokens_of_probability_zero_are_never_drawn(dtype):
+    logits = torch.randn(1, 20_000, generator=generator(6)).to(dtype)
+    logits[:, ::2] = -torch.inf
+    for whole_block in (slice(0, 128), slice(128, 256), slice(-128, None)):
+        logits[:, whole_block] = -torch.inf
+    edges = logits.float().softmax(-1).double().cumsum(-1)[0, 1000:3000:7]
+    extremes = torch.tensor([0.0, 1e-300, 1 - 2**-53, 1.0], dtype=torch.float64)
+    random = torch.rand(500, dtype=torch.float64, generator=generator(0))
+    u = torch.cat([random, extremes, edges])
+    assert logits[0, sample_token(logits.expand(len(u), -1), u)].isfinite().all()
