@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from instruct_goose.config import RLHFConfig
-from instruct_goose.doctor.diagnosis import LADDER, diagnose, report
-from instruct_goose.doctor.rules import KEYS, RULES
+from instruct_goose.doctor.diagnosis import LADDER, RULES, diagnose, report
+from instruct_goose.doctor.rules import KEYS
 
 root = Path(__file__).parents[2]
 sys.path.append(str(root / "evidence"))
@@ -252,7 +252,7 @@ def test_every_rule_is_tried_above():
     marks = test_each_rule_alone.pytestmark[0].args[1]
     more = {n for _, _, n in test_what_the_settings_ask_for.pytestmark[0].args[1]}
     assert {n for _, found in marks for n in found} | more == {
-        r.name for r in RULES if r.needs and "@" not in r.needs
+        rule.name for rule in RULES if rule.metrics and not rule.columns
     }
 
 
@@ -318,7 +318,7 @@ def test_what_the_settings_ask_for_is_no_finding(changes, config):
 def test_lessons_exist_and_names_are_words(rule):
     assert (root / "nbs" / f"{rule.lesson}.ipynb").exists()
     assert rule.severity in ("error", "warning") and rule.what and rule.cure
-    assert {n for n in rule.needs.split() if n[0] != "@"} <= {*KEYS}
+    assert {*rule.metrics} <= {*KEYS}
 
 
 # --- what is missing, and what is not metrics -------------------------------------------------------------------------
@@ -333,11 +333,10 @@ def test_a_metric_may_be_missing_or_none_anywhere(key):
 def test_one_number_is_enough_and_the_report_says_what_was_not_looked_for():
     few = [{"entropy": 1.5}, {"entropy": 1.4}]
     unread = report([], few).rpartition("for want of numbers: ")[2].rstrip(".").split(", ")
-    assert diagnose(few) == [] and unread == [
-        r.name for r in RULES if r.needs not in ("", "entropy")
-    ]
+    needs_more = [rule.name for rule in RULES if {*rule.metrics, *rule.columns} - {"entropy"}]
+    assert diagnose(few) == [] and unread == needs_more
     assert report([], log()).rpartition("for want of numbers: ")[2].rstrip(".").split(", ") == [
-        r.name for r in RULES if "@" in r.needs
+        rule.name for rule in RULES if rule.columns
     ]
 
 
