@@ -31,7 +31,7 @@ from instruct_goose.runs.resume import CheckpointManager, Terminated
 
 
 def step(manager, name, at, of, **tensors):
-    manager.stage(name).after_step(at, of, lambda: (tensors, {"at": at}))
+    manager.stage(name).after_step(at, of, lambda: tensors | {"at": at})
 
 
 def test_other_stages_are_saved_as_often(tmp_path):
@@ -97,10 +97,9 @@ def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, c
     )
     again = CheckpointManager(tmp_path, {"lr": 1.0}, steps=10)
     assert again.resume() == checkpoints(again.directory)[0] and again.resumed_from == 3
-    assert again.stage("ppo").saved[0]["x"].tolist() == [0.0, 0.0] and again.stage("sft").saved[0][
-        "w"
-    ].tolist() == [1.0]
-    assert again.stage("sft").saved[1] == {"at": 10} and again.stage("baselines").saved is None
+    assert again.stage("ppo").saved["x"].tolist() == [0.0, 0.0]
+    assert again.stage("sft").saved == {"w": torch.ones(1), "at": 10}
+    assert again.stage("baselines").saved is None
     assert again.save() is None  # it is there already
     with pytest.raises(ValueError, match="lr was 1.0 and is 2.0"):
         CheckpointManager(tmp_path, {"lr": 2.0}, steps=10).resume()
@@ -136,7 +135,7 @@ def test_one_process_at_a_time(tmp_path):
 
 def test_what_fails_while_saving_does_not_hide_why_the_run_stopped(tmp_path, capsys):
     with pytest.raises(ZeroDivisionError), CheckpointManager(tmp_path, {}, steps=10) as manager:
-        manager.stage("ppo").after_step(3, 10, lambda: ({}, {"loss": float("nan")}))
+        manager.stage("ppo").after_step(3, 10, lambda: {"loss": float("nan")})
         raise ZeroDivisionError
     said = capsys.readouterr().err
     assert "JSON" in said and "holds nothing to go on from" in said

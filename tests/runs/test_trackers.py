@@ -37,9 +37,9 @@ t, judge, lines = trainer(), lambda texts: [float(len(x)) for x in texts], []
 with closing(TRACKERS[name](out, every=2)) as tracker:
     t.callbacks.append(tracker)
     lines += t.train(["a", "b c"], judge, steps=3, progress=False)
-state = t.state()
+state = t.state_dict()
 with closing(TRACKERS[name](out, every=2)) as tracker:  # broken off, and resumed
-    again = trainer(); again.load_state(*state); again.callbacks.append(tracker)
+    again = trainer(); again.load_state_dict(state); again.callbacks.append(tracker)
     lines += again.train(["a", "b c"], judge, progress=False)
 import json, pathlib
 pathlib.Path(out, "lines.json").write_text(json.dumps(lines))
