@@ -1,4 +1,6 @@
-"""The doctor on metrics made by hand, one rule at a time; the gallery's recorded runs are shown to it in its guide."""
+"""The doctor on metrics made by hand, one rule at a time; the gallery's recorded runs are shown to
+it in its guide.
+"""
 
 import json
 import math
@@ -33,7 +35,7 @@ def test_the_quickstart_as_measured_is_healthy_and_without_a_price_it_drifts():
         assert "drift" in names(to_metrics(run["beta_0"]["curves"])), (run["seed"], run["draw"])
 
 
-# --- one rule at a time -----------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------- one rule at a time
 HEALTH = dict(
     reward_mean=0.5,
     total_reward_mean=0.4,
@@ -248,6 +250,11 @@ def test_what_the_settings_ask_for(changes, settings, name):
     assert name in names(log(**changes), SETTINGS_ASKED | settings)
 
 
+def test_a_single_iteration_does_not_say_that_length_is_the_reward():
+    assert names(log(1, score_length_correlation=0.99)) == []
+    assert names(log(2, score_length_correlation=0.99)) == ["length is reward"]
+
+
 def test_every_rule_is_tried_above():
     marks = test_each_rule_alone.pytestmark[0].args[1]
     more = {n for _, _, n in test_what_the_settings_ask_for.pytestmark[0].args[1]}
@@ -321,7 +328,7 @@ def test_lessons_exist_and_names_are_words(rule):
     assert {*rule.metrics} <= {*KEYS}
 
 
-# --- what is missing, and what is not metrics -------------------------------------------------------------------------
+# ---------------------------------------------------------------- what is missing
 @pytest.mark.parametrize("key", [k for k in KEYS if k != "iteration"])
 def test_a_metric_may_be_missing_or_none_anywhere(key):
     assert names([{k: x for k, x in m.items() if k != key} for m in log()]) == []

@@ -1,4 +1,6 @@
-"Each rule on recorded tokens: nothing on a run as the settings ask for it, the finding where one column is changed."
+"""Each rule on recorded tokens: nothing on a run as the settings ask for it, the finding where one
+column is changed.
+"""
 
 import copy
 import sys

@@ -213,7 +213,9 @@ class Stop(Callback):
 def test_stopped_resumed_and_made_longer_it_is_the_run_that_was_that_long(
     tmp_path, stream, save_every
 ):
-    "To the bit, the best policy too. A stream begins anew, and what was seen is skipped; the log was ahead of the checkpoint."
+    """To the bit, the best policy too. A stream begins anew, and what was seen is skipped; the log
+    was ahead of the checkpoint.
+    """
 
     def go(out, made, **options):
         prompts = itertools.cycle(ROWS) if stream else ROWS
@@ -254,7 +256,9 @@ def test_stopped_resumed_and_made_longer_it_is_the_run_that_was_that_long(
 
 
 def test_a_log_without_a_checkpoint_is_kept_beside(tmp_path, capsys):
-    "A run that was killed before its first checkpoint starts over; what it has measured is still there."
+    """A run that was killed before its first checkpoint starts over; what it has measured is still
+    there.
+    """
     (tmp_path / "checkpoints").mkdir()
     for n, text in enumerate(['{"iteration": 0}\n{"iter', '{"iteration": 0}\n'], 1):
         for name in ("metrics", "tokens"):
@@ -283,7 +287,8 @@ def test_the_worst_finding_is_the_last_thing_a_run_says(tmp_path, capsys):
 def test_a_log_of_tokens_is_cut_back_byte_for_byte(tmp_path):
     path = tmp_path / "tokens.jsonl"
     path.write_bytes(
-        b'{"iteration": 0, "responses": [{"x": 1.0}]}\n{"iteration": 3, "responses": []}\n[1]\n{"iteration": 1, "resp'
+        b'{"iteration": 0, "responses": [{"x": 1.0}]}\n'
+        b'{"iteration": 3, "responses": []}\n[1]\n{"iteration": 1, "resp'
     )
     runs.truncate_log(path, 3)
     assert path.read_bytes() == b'{"iteration": 0, "responses": [{"x": 1.0}]}\n'

@@ -1,6 +1,9 @@
-"""A run goes on where it stopped, whatever stopped it, and ends with the very bytes of a run that was never stopped.
+"""A run goes on where it stopped, whatever stopped it, and ends with the very bytes of a run that
+was never stopped.
 
-First the manager alone; then the quickstart, through functions and in processes that are killed."""
+First the manager alone; then the quickstart, through functions and in processes that are
+killed.
+"""
 
 import json
 import multiprocessing
@@ -52,7 +55,9 @@ def test_other_stages_are_saved_as_often(tmp_path):
 
 
 def test_a_checkpoint_by_time_without_being_asked_for(tmp_path, monkeypatch):
-    "At a twentieth of the steps or after two minutes, never within five seconds, and with at most a tenth of the time spent on it."
+    """At a twentieth of the steps or after two minutes, never within five seconds, and with at
+    most a tenth of the time spent on it.
+    """
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
@@ -290,7 +295,9 @@ def config(out, **settings):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    "A run that was never stopped, with every checkpoint that it made; and what it says. Plots and the shape checker, which draws from Python's generator, are off."
+    """A run that was never stopped, with every checkpoint that it made; and what it says. Plots
+    and the shape checker, which draws from Python's generator, are off.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "plot_metrics", lambda *_: [])
         patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
@@ -390,7 +397,9 @@ def test_nothing_saved_yet_starts_over(whole, tmp_path, capsys):
 
 @pytest.mark.parametrize("number", first(1, [signal.SIGTERM, signal.SIGINT]))
 def test_half_an_iteration_is_not_kept(whole, tmp_path, number, capsys):
-    "The command ends with the shell's status, leaves a policy that can be used, and goes on from the last whole iteration."
+    """The command ends with the shell's status, leaves a policy that can be used, and goes on from
+    the last whole iteration.
+    """
     out, real = tmp_path / "run", quickstart.make_trainer
 
     def make(*args):

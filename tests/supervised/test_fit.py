@@ -42,7 +42,9 @@ def line():
 
 
 def test_fit_is_adamw_by_hand():
-    "Two parameters, written out: decay on the matrix, none on the bias, gradient clipped to length 1."
+    """Two parameters, written out: decay on the matrix, none on the bias, gradient clipped to
+    length 1.
+    """
     model, x, y = (
         line().double(),
         torch.tensor([[3.0, -1.0]]).double(),
@@ -80,7 +82,9 @@ def test_fit_is_adamw_by_hand():
 
 
 def test_fit_goes_on_from_any_update_to_the_bit(tmp_path):
-    "Dropout, a generator and a column of the loss's own, frozen weights, batches that end in the middle of a pass."
+    """Dropout, a generator and a column of the loss's own, frozen weights, batches that end in the
+    middle of a pass.
+    """
 
     def train(directory, found=None):
         torch.manual_seed(1)
