@@ -45,7 +45,7 @@ from instruct_goose.recipes.stages import (
 from .training import fingerprint_of_prompts
 from ..rollouts.rollout import Rollout
 from ..runs.directory import in_run_directory
-from ..runs.resume import CheckpointManager, Stage
+from ..runs.resume import CheckpointManager, Stage, StoppedError
 from ..supervised.fit import batches, fit
 from ..supervised.sft import lm_nats, train_lm
 
@@ -522,7 +522,7 @@ def run_reviews(config: ReviewsConfig) -> dict:  # the summary, as written to su
     )
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #c98ff010
-class WorseThanBaseline(ValueError):
+class WorseThanBaseline(StoppedError):
     "A reward model that PPO should not learn from."
 
     flags = " --even-if-worse"  # that go on all the same
