@@ -195,10 +195,7 @@ def test_exported_code_keeps_to_its_cell(page):
                 r"RULES\.\w+\(|allow_types\(|torch\.serialization\.add_safe_globals\(",
                 ast.unparse(node),
             )  # what is registered
-            for_checkers = isinstance(node, ast.If) and ast.unparse(node.test) in (
-                "TYPE_CHECKING",
-                "at_the_keyboard()",
-            )
+            for_checkers = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
             assert isinstance(node, allowed) or docstring or allows or for_checkers, (
                 f"cell {c.id}, {ast.unparse(node)[:60]}"
             )
