@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+import two_processes
 from small_trainer import (
     EOS,
     PROMPTS,
@@ -20,6 +21,7 @@ from small_trainer import (
 )
 
 from instruct_goose.config import RLHFConfig
+from instruct_goose.core.processes import in_processes, rank_slice
 from instruct_goose.objective.kl import kl_in_reward
 from instruct_goose.rollouts.rewards import Messages, RewardError, call_reward, score_texts
 from instruct_goose.training.metrics import rollout_metrics
@@ -353,3 +355,30 @@ def test_several_functions_with_and_without_parts():
         assert r.scores[i].item() == pytest.approx(sum(parts) + 0.5 * (i % 2 == 0), abs=1e-5)
     again = trainer.score(r, summed)  # scored anew by a plain one: no part is left from before
     assert again.token_scores is None and r[[1, 0]].token_scores is None
+
+
+def log_and_score(texts, log_metric, log_extra):
+    "Logs how many texts a call is about, their words, and some of the process of the first row."
+    words = [len(text.split()) for text in texts]
+    log_metric("rows", len(texts))
+    if texts[0].startswith(two_processes.PROMPTS[0]):
+        log_extra("words of the first", words)
+    log_extra("words", words)
+    return [0.0] * len(texts)
+
+
+def score_seven_rows():
+    t = two_processes.trainer_of(**two_processes.PPO)
+    r = t.score(t.rollout((two_processes.PROMPTS * 2)[:7]), log_and_score)
+    return r.logged, r.extra, r.texts, rank_slice(7).stop
+
+
+def test_every_process_gets_what_reward_functions_log_in_all_of_them():
+    "Three or four rows each: the mean of the calls is 3.5."
+    results = in_processes(2, score_seven_rows)
+    rows_of_first = results[0][3]
+    for logged, extra, texts, _ in results:
+        words = [len(text.split()) for text in texts]
+        of_first = words[:rows_of_first] + [None] * (7 - rows_of_first)
+        assert logged == {"rows": 3.5}
+        assert extra == {"words of the first": of_first, "words": words}
