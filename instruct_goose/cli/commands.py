@@ -33,9 +33,10 @@ from instruct_goose.models.loading import (
     save_merged,
 )
 from ..models.sampling import sample
+from ..models.rendering import Renderer
 from ..models.tokens import pad, pad_id_of, PromptDataset, token_limit
 from ..recipes.inputs import named_object
-from ..rollouts.prompts import model_eos_ids, max_prompt_length, encode_conversation
+from ..rollouts.prompts import model_eos_ids, max_prompt_length
 from ..rollouts.rewards import completion_texts
 from ..rollouts.rollout import decode, Rollout
 from ..rollouts.sampler import StopStrings
@@ -115,7 +116,7 @@ def responses_of(
     generator, pad_id = torch.Generator().manual_seed(config.seed), pad_id_of(tokenizer)
     limit = token_limit(tokenizer, max_prompt_length(model, config.max_new_tokens))
     ids = (
-        [encode_conversation([{"role": "user", "content": p}], tokenizer) for p in prompts]
+        Renderer(tokenizer).prompts([[{"role": "user", "content": p}] for p in prompts])
         if config.chat
         else PromptDataset(prompts, tokenizer, limit).ids
     )
@@ -202,7 +203,7 @@ def streamed(
 ) -> str:
     "The answer, printed as it is written."
     room = token_limit(tokenizer, max_prompt_length(model, config.max_new_tokens))
-    ids = torch.tensor([encode_conversation(talk, tokenizer)])
+    ids = torch.tensor([Renderer(tokenizer).prompt(talk)])
     if ids.shape[1] > room:
         raise ValueError(
             f"the conversation has {ids.shape[1]} tokens, and the model has room for "

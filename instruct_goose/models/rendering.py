@@ -323,13 +323,15 @@ class Renderer:
 
     def _once(self, ids: list[int]) -> list[int]:
         "The tokenizer's begin and end, where the text has them already, are not repeated."
-        n = len(self.prefix)
-        if n and ids[n : 2 * n] == self.prefix:
-            ids = ids[n:]
-        n = len(self.suffix)
-        if n and ids[-2 * n : -n] == self.suffix:
-            ids = ids[:-n]
-        return ids
+        begin, end = self.prefix, self.suffix
+        body = ids[len(begin) : len(ids) - len(end)]
+        if [*begin, *body, *end] != ids:
+            return ids
+        if begin and body[: len(begin)] == begin:
+            body = body[len(begin) :]
+        if end and body[-len(end) :] == end:
+            body = body[: -len(end)]
+        return [*begin, *body, *end]
 
     def _without_suffix(self, ids: list[int]) -> list[int]:
         n = len(self.suffix)

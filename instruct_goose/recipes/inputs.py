@@ -49,7 +49,8 @@ from ..models.adapters import four_bits, MATRICES, with_lora
 from ..models.loading import load_model, load_tokenizer
 from ..models.reward_model import RewardModel
 from ..objective.group import PRESETS
-from ..rollouts.prompts import data_columns, is_conversation
+from ..models.rendering import is_conversation
+from ..rollouts.prompts import data_columns
 from ..rollouts.rewards import completion_kwargs, score_texts, RewardLog, reward_tools
 from ..runs.directory import saving_conflicts
 

@@ -327,6 +327,14 @@ def test_a_text_that_has_its_marks_already_gets_no_more(habit):
     assert renderer.row("<bos> the", " film <eos>").ids.count(bos) == 1
 
 
+def test_one_token_for_begin_and_end_is_both_in_an_empty_text():
+    tokenizer = word_tokenizer(["a"], bos="<end>", eos="<end>", pad="<end>", add_eos=True)
+    renderer = Renderer(tokenizer)
+    end = tokenizer.eos_token_id
+    assert renderer.texts(["", "a"]) == tokenizer(["", "a"])["input_ids"]
+    assert renderer.prompt("") == [end]
+
+
 def test_an_empty_prompt_is_refused_unless_the_tokenizer_begins_it():
     bare = Renderer(word_tokenizer(["a"], add_bos=False))
     with pytest.raises(ValueError, match="prompt 1 is empty: ''"):

@@ -6,8 +6,10 @@ import pytest
 import torch
 from small_trainer import EOS, PROMPTS, TOKENIZER, config, tiny
 
-from instruct_goose.models.tokens import PromptDataset, pad
-from instruct_goose.rollouts.prompts import LongPrompts, PromptOrder
+from instruct_goose.models.loading import stand_in
+from instruct_goose.models.tokens import PromptDataset, pad, word_tokenizer
+from instruct_goose.rollouts.prompts import LongPrompts, PromptOrder, encode_rows
+from instruct_goose.rollouts.rollout import Tokens
 from instruct_goose.training.trainer import RLHFTrainer
 
 
@@ -124,3 +126,44 @@ def test_prompts_that_are_too_long_are_counted_and_refused_cut_or_dropped():
     )
     t.train(iter(LONG), spy, steps=1, progress=False)  # of a stream as they come
     assert [text.split()[0] for text in seen[-3:]] == ["w2", "w4", "w6"]
+
+
+def encoded(tokenizer, row):
+    "The ids that a policy is given for one row."
+    return encode_rows([row], Tokens(tokenizer, [], 0))[0]
+
+
+def test_a_text_that_begins_with_the_bos_token_gets_no_second_one():
+    tokenizer = word_tokenizer(["the", "film"])
+    assert encoded(tokenizer, "<bos> the film") == tokenizer("the film")["input_ids"]
+
+
+def test_a_prompt_does_not_end_with_the_end_that_its_tokenizer_adds():
+    tokenizer = word_tokenizer(["the", "film"], add_eos=True)
+    assert encoded(tokenizer, "the film") == tokenizer("the film")["input_ids"][:-1]
+
+
+def test_the_templates_arguments_come_from_the_rows_columns():
+    _, tokenizer = stand_in(["weather", "tools:", "one", "good"])
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}{{ 'tools: ' + t['function']['name'] + ' ' }}{% endfor %}"
+        "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}{{ mood or '' }}"
+    )
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    prompt = [{"role": "user", "content": "one"}]
+
+    row = {"prompt": prompt, "tools": tools, "chat_template_kwargs": {"mood": "good"}}
+
+    assert tokenizer.decode(encoded(tokenizer, row)) == "tools: weather one good"
+    assert tokenizer.decode(encoded(tokenizer, {"prompt": prompt})) == "one"
+
+
+def test_a_question_that_the_template_drops_is_refused_by_its_number():
+    _, tokenizer = stand_in(["one"])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}"
+        "{% endfor %}{{ '<|im_start|>' }}"
+    )
+    rows = [[{"role": role, "content": "one"}] for role in ("user", "human")]
+    with pytest.raises(ValueError, match="prompt 1: .*leaves out what turn 0 .human"):
+        encode_rows(rows, Tokens(tokenizer, [], 0))
