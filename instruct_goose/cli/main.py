@@ -261,7 +261,10 @@ def run_plugins(argv: list[str]) -> None:
 def foreign(error: BaseException) -> traceback.FrameSummary | None:  # where; None: this package
     "The place in a user's own code that raised an error; of sys.exit also that in a library."
     last = traceback.extract_tb(error.__traceback__)[-1]
-    roots = [str(Path(str(sys.modules["instruct_goose"].__file__)).parent), str(Path(tyro.__file__).parent)]
+    roots = [
+        str(Path(str(sys.modules["instruct_goose"].__file__)).parent),
+        str(Path(tyro.__file__).parent),
+    ]
     if not isinstance(error, SystemExit):
         roots += sysconfig.get_paths().values()
     return None if any(last.filename.startswith(root) for root in roots) else last
