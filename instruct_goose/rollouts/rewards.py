@@ -86,7 +86,9 @@ def reward_signature(function: Callable, known: Collection[str]) -> RewardSignat
             takes_all = True
         elif parameter.name in known:
             names.append(parameter.name)
-        elif parameter.kind is not parameter.VAR_POSITIONAL and parameter.default is parameter.empty:
+        elif (
+            parameter.kind is not parameter.VAR_POSITIONAL and parameter.default is parameter.empty
+        ):
             name = getattr(function, "__name__", type(function).__name__)
             raise RewardError(
                 f"the reward function {name} asks for {parameter.name!r}, and there is only "
