@@ -873,12 +873,12 @@ def page_is_whole(here: Path, said: str) -> str | None:
 
 
 def logs(r: random.Random, world: Path):
-    from instruct_goose.doctor.rules import RULES
+    from instruct_goose.doctor.diagnosis import RULES
 
     lines = (world / "run/metrics.jsonl").read_text().splitlines(keepends=True)
     rows = [json.loads(x) for x in lines]
     names = sorted(
-        {k for rule in RULES for k in rule.needs.split()} & rows[1].keys()
+        {name for rule in RULES for name in rule.metrics} & rows[1].keys()
     )  # those that the doctor reads
 
     def written(rows):

@@ -13,6 +13,7 @@ from instruct_goose.config import RLHFConfig
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.objective.group import PRESETS
+from instruct_goose.training.experience import Experience
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = [f"w{i}" for i in range(9)]
@@ -102,6 +103,15 @@ def trainer(cls=RLHFTrainer, model=None, ref_model=None, callbacks=(), **changes
 def ready(t, judge=reward, prompts=PROMPTS):
     "The experience of one iteration: sampled, scored, annotated, with advantages."
     return t.advantages(t.score(t.rollout(prompts), judge))
+
+
+def experience(query_ids, query_mask, response_ids, mask, **columns):
+    "An experience of which only the given columns matter; the other ones are 0."
+    zeros = torch.zeros(mask.shape, dtype=torch.float64)
+    needed = {"scores": zeros[:, 0], "rewards": zeros, "advantages": zeros}
+    for name in ("old_logprobs", "ref_logprobs", "entropy", "kl"):
+        needed[name] = zeros
+    return Experience(query_ids, query_mask, response_ids, mask, **needed | columns)
 
 
 def no_clock(metrics):

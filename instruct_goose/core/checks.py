@@ -55,21 +55,30 @@ class LostSteps(UserWarning):
     "Most steps of this size are rounded away in weights of this precision."
 
 
-def share_of_lost_steps(parameters: Sequence[Tensor], lr: float) -> float:
-    """Of the weights in half precision, those whose nearest number is more than 2·lr away: with
-    w = m·2ᵉ, ½ ≤ m < 1, the next one is ε·2ᵉ⁻¹ off. Of weights that learn in float32: 0."""
-    lost, n = 0, 0
+def share_of_lost_steps(
+    parameters: Sequence[Tensor],
+    lr: float,  # the size of a step
+) -> float:
+    """Compute the share of weights in which a step of `lr` is rounded away, from 0 to 1.
+
+    These are weights in half precision whose next number is more than 2·lr away. Of
+    w = m·2ᵉ, ½ ≤ |m| < 1, the next number is ε·2ᵉ⁻¹ away. Weights in float32 lose nothing here.
+    """
+    lost = 0
+    total = 0
     for p in parameters:
-        n += p.numel()
+        total += p.numel()
         if p.requires_grad and p.dtype.itemsize < 4:
             exponent = p.detach().float().frexp().exponent
             gap = torch.finfo(p.dtype).eps * 2.0 ** (exponent - 1)
             lost += int(((gap > 2 * lr) & (p != 0)).sum())
-    return lost / max(n, 1)
+    return lost / max(total, 1)
 
 
 def warn_of_lost_steps(parameters: Sequence[Tensor], lr: float) -> None:
-    if (lost := share_of_lost_steps(parameters, lr)) > 0.5:
+    "Warn with `LostSteps` if more than half of the weights cannot make a step of `lr`."
+    lost = share_of_lost_steps(parameters, lr)
+    if lost > 0.5:
         warnings.warn(
             f"the weights are in half precision, and of {lost:.0%} of them a step of lr={lr:g} is "
             "rounded away: load the model with dtype=torch.float32 (autocast='bfloat16' makes its "
@@ -134,7 +143,7 @@ def deferred_checks() -> Iterator[DeferredChecks]:
 
 # %% ../../nbs/reference/core/checks.ipynb #dae2b385
 def shorten(value: object) -> str:
-    "The beginning of a text, or of another value, for a message."
+    "Write the beginning of a text, or of another value, for a message."
     if not isinstance(value, str):
         return reprlib.repr(value)
     if len(value) > 60:
@@ -143,7 +152,10 @@ def shorten(value: object) -> str:
 
 
 def install(extra: str) -> str:
-    "How to install an optional part: from a clone. The index has an older project of this name."
+    """Say how to install an optional part of this package.
+
+    It comes from a clone: the package index has an older project of this name.
+    """
     return f"pip install -e '.[{extra}]' in a clone of the repository"
 
 # %% ../../nbs/reference/core/checks.ipynb #fe9e4109
@@ -214,7 +226,9 @@ class Limit:
     above: bool = False
 
     def __contains__(self, x: int | float) -> bool:
-        return (self.low < x if self.above else self.low <= x) and x <= self.high
+        if x > self.high:
+            return False
+        return x > self.low if self.above else x >= self.low
 
     def __str__(self) -> str:
         low = f"{'above' if self.above else 'at least'} {self.low:g}"
@@ -245,33 +259,42 @@ Seed = Annotated[int, Limit(0, 2**44 - 1)]  # 20 of a generator's 64 bits count 
 # %% ../../nbs/reference/core/checks.ipynb #6e0c7c81
 @dataclass
 class Settings:
-    """The base of every configuration, itself a dataclass. A field out of its range is a
-    ValueError, of another type a TypeError; both name it, its value and what it may be."""
+    """The base of every configuration, itself a dataclass.
+
+    Raises ValueError for a field out of its range and for settings that `conflicts` names,
+    TypeError for a field of another type. The message says name, value and what it may be.
+    """
 
     def __init_subclass__(cls):
         cls.__repr__ = Settings.__repr__  # @dataclass makes none where there is one
 
     def __repr__(self) -> str:
         "Only what differs from the defaults."
-        changed = [
-            f"{name}={value!r}"
-            for name, value in vars(self).items()
-            if value != getattr(type(self), name, ...)
-        ]
+        changed = []
+        for name, value in vars(self).items():
+            if value != getattr(type(self), name, ...):
+                changed.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def __post_init__(self):
         hints = get_type_hints(type(self), include_extras=True)
         for name in (field.name for field in fields(self)):
-            if Path in (hints[name], *get_args(hints[name])) and isinstance(vars(self)[name], str):
-                setattr(self, name, Path(vars(self)[name]))
-            if error := value_error(hints[name], value := vars(self)[name]):
+            hint = hints[name]
+            value = getattr(self, name)
+            if isinstance(value, str) and Path in (hint, *get_args(hint)):
+                value = Path(value)
+                setattr(self, name, value)
+            error = value_error(hint, value)
+            if error is not None:
                 raise type(error)(f"{name} is {value!r}: it must be {error}")
         for name, legal in self.conflicts():
             raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {legal}")
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        "Settings that are legal one by one and make no sense together: name, what it must be."
+        """Yield settings that are legal one by one and make no sense together.
+
+        Each as its name and what it must be.
+        """
         yield from ()
 
 # %% ../../nbs/reference/core/checks.ipynb #b7adbc19
@@ -280,51 +303,82 @@ def check_values(values: Mapping, hints: Mapping[str, Any]) -> None:
     for name, hint in hints.items():
         if name not in values:
             raise ValueError(f"{name} is missing")
-        if error := value_error(hint, values[name]):
+        error = value_error(hint, values[name])
+        if error is not None:
             raise ValueError(f"{name} is {values[name]!r}: it must be {error}")
 
 # %% ../../nbs/reference/core/checks.ipynb #0f4a6ef2
 def value_error(hint: Any, value: object) -> Exception | None:  # None: it is fine
-    "What a value must be and is not; the kind of error says whether type or range is wrong."
-    kind, *limits = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    origin, parts = get_origin(kind), get_args(kind)
+    """Compare a value with its annotation, and make an error that says what it must be.
+
+    The error is a TypeError or a ValueError: the type or the range is wrong.
+    """
+    kind = hint
+    limits: list[Any] = []
+    if get_origin(hint) is Annotated:
+        kind, *limits = get_args(hint)
+    origin = get_origin(kind)
+    parts = get_args(kind)
     if origin in (Union, types.UnionType):
-        if value is None and type(None) in parts:
-            return None
-        errors = [value_error(option, value) for option in parts if option is not type(None)]
-        return None if None in errors else errors[0]
-    tables = [tuple(limit.table) for limit in limits if isinstance(limit, OneOf)]
-    choices = (True, False) if kind is bool else parts if origin is Literal else sum(tables, ())
-    if choices or tables:
-        known = any(value is c or (type(value) is type(c) and value == c) for c in choices)
-        return None if known else ValueError(f"one of {', '.join(map(repr, choices))}")
+        return _union_error(parts, value)
+    if kind is bool:
+        return _choice_error((True, False), value)
+    if origin is Literal:
+        return _choice_error(parts, value)
+    tables = [limit.table for limit in limits if isinstance(limit, OneOf)]
+    if tables:
+        return _choice_error([name for table in tables for name in table], value)
     if origin is tuple:
         return tuple_error(parts, value)
     if kind in (int, float):
         return number_error(kind, value, limits)
-    kind = origin or kind
-    if not isinstance(kind, type) or isinstance(value, kind):
+    expected = origin or kind
+    if not isinstance(expected, type) or isinstance(value, expected):
         return None
-    return TypeError({Path: "a path", str: "text"}.get(kind, kind.__name__))
+    return TypeError({Path: "a path", str: "text"}.get(expected, expected.__name__))
+
+
+def _union_error(options: Sequence[Any], value: object) -> Exception | None:
+    "A value must be one of several types; the first one besides None says what is wrong."
+    if value is None and type(None) in options:
+        return None
+    errors = [value_error(option, value) for option in options if option is not type(None)]
+    return None if None in errors else errors[0]
+
+
+def _choice_error(choices: Sequence[Any], value: object) -> Exception | None:
+    "A value must be one of some values; 1 is not True, and 1.0 is not 1."
+    for choice in choices:
+        if value is choice or (type(value) is type(choice) and value == choice):
+            return None
+    return ValueError(f"one of {', '.join(map(repr, choices))}")
 
 # %% ../../nbs/reference/core/checks.ipynb #38f3aac1
 def number_error(kind: type, value: object, limits: list) -> Exception | None:
     "A bool is no number here, NaN and infinity are in no range, and a whole number is a float."
-    what = ", ".join(map(str, limits))
-    whole = "whole " if kind is int else ""
-    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int):
-        return TypeError(f"a {whole}number{what and ', '}{what}")
-    if not abs(value) <= 1.7e308 or not all(value in limit for limit in limits):
-        return ValueError(what if kind is int and what else f"{what}{what and ', and '}finite")
-    return None
+    limits_text = ", ".join(map(str, limits))
+    accepted = (int, float) if kind is float else int
+    if isinstance(value, bool) or not isinstance(value, accepted):
+        name = "a whole number" if kind is int else "a number"
+        return TypeError(f"{name}, {limits_text}" if limits_text else name)
+    is_finite = abs(value) <= 1.7e308
+    if is_finite and all(value in limit for limit in limits):
+        return None
+    if not limits_text:
+        return ValueError("finite")
+    return ValueError(limits_text if kind is int else f"{limits_text}, and finite")
 
 
 def tuple_error(hints: tuple, value: object) -> Exception | None:
     "A tuple has as many parts as its annotation, or any number where that ends in `...`."
-    if not isinstance(value, (tuple, list)):
+    if not isinstance(value, tuple | list):
         return TypeError("a tuple")
-    hints = hints[:1] * len(value) if Ellipsis in hints else hints
+    if Ellipsis in hints:
+        hints = hints[:1] * len(value)
     if len(value) != len(hints):
         return ValueError(f"a tuple of {len(hints)}")
-    errors = filter(None, map(value_error, hints, value))
-    return next((type(e)(f"a tuple, each part {e}") for e in errors), None)
+    for hint, part in zip(hints, value, strict=True):
+        error = value_error(hint, part)
+        if error is not None:
+            return type(error)(f"a tuple, each part {error}")
+    return None

@@ -46,30 +46,42 @@ class ShardedGenerator(torch.Generator):
     def __new__(cls, *args: Any):
         return super().__new__(cls)
 
-    def __init__(self, shared: torch.Generator, rows: int, mine: slice):
-        "Of a batch of so many `rows`, this process has `mine`."
+    def __init__(
+        self,
+        shared: torch.Generator,  # in the same state in all processes
+        rows: int,  # of the whole batch
+        own_rows: slice,  # of this process
+    ):
         self.shared = shared
         self.rows = rows
-        self.mine = mine
-        self.draws = 0
+        self.own_rows = own_rows
+        self.draws = 0  # calls of `uniform`
         shared_state = shared.get_state().numpy().tobytes()
         self.manual_seed(zlib.crc32(shared_state) * 2**16 + rank())
 
     def uniform(self) -> Float[Tensor, "rows"]:  # in [0, 1)
-        "One number for each row of this process."
+        "Draw one number for each row of this process, in float64."
         self.draws += 1
-        return torch.rand(self.rows, dtype=torch.float64, generator=self.shared)[self.mine]
+        numbers = torch.rand(self.rows, dtype=torch.float64, generator=self.shared)
+        return numbers[self.own_rows]
 
     def catch_up(self, most: int) -> None:
-        "Move the shared generator to where one process, which draws `most` times, leaves it."
+        """Move the shared generator to where one process, which draws `most` times, leaves it.
+
+        If no process has drawn (`most` is 0), it moves on by one number, so that the next
+        ShardedGenerator has another seed.
+        """
         for _ in range(most - self.draws):
             torch.rand(self.rows, dtype=torch.float64, generator=self.shared)
         if most == 0:
             torch.rand(1, generator=self.shared)
 
 
-def uniforms(n: int, generator: torch.Generator | None) -> Float[Tensor, "n"]:
-    "One float64 in [0, 1) for each of n rows; None: from torch's global generator."
+def uniforms(
+    n: int,
+    generator: torch.Generator | None,  # None: torch's global one
+) -> Float[Tensor, "n"]:
+    "Draw one float64 in [0, 1) for each of n rows."
     if isinstance(generator, ShardedGenerator):
         return generator.uniform()
     return torch.rand(n, dtype=torch.float64, generator=generator)
@@ -109,13 +121,13 @@ class Generators(RandomState):
 
 # %% ../../nbs/reference/core/random.ipynb #b01c3702
 def stage_seed(seed: int, name: str) -> int:
-    "CRC-32 of seed/name: random numbers of its own for each stage of a run."
+    "Derive the seed of one stage of a run: CRC-32 of 'seed/name', below 2³²."
     return zlib.crc32(f"{seed}/{name}".encode())
 
 # %% ../../nbs/reference/core/random.ipynb #93af9fc6
 @contextmanager
 def torch_threads(n: int) -> Iterator[None]:
-    "n torch threads inside the block. On one machine the same seed then gives the same sums."
+    "Use n torch threads inside the block: on one machine the same seed then gives the same sums."
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from .response import response_logprobs
 from .sampling import checked_tokens
-from .tokens import pad, ragged
+from .tokens import pad, unpad
 
 # %% ../../nbs/guides/distillation.ipynb #a1b225d1
 class Teacher:
@@ -46,7 +46,7 @@ class Teacher:
                 )
             )
             said = response_logprobs(self.model, *query, *response, self.temperature)
-            rows += ragged(said, response[1])
+            rows += unpad(said, response[1])
         return rows
 
     def score(

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from ..config import RLHFConfig
 from ..models.reward_model import Classifier
-from ..models.tokens import ragged
+from ..models.tokens import unpad
 from .reward_shaping import shape_scores
 from .rollout import finished, require_column, Rollout, Tokens
 
@@ -186,7 +186,7 @@ def as_number(
 def completion_texts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     "Decode the responses alone, without special tokens."
     host = rollout.on_host
-    ids = ragged(host.response_ids, host.attention_mask)
+    ids = unpad(host.response_ids, host.attention_mask)
     return tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 
@@ -211,11 +211,11 @@ def reward_kwargs(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[
     columns = dict(rollout.columns or {})
     prompts = columns.pop("prompt", None) or rollout.prompts or []
     kwargs = columns | completion_kwargs(prompts, completion_texts(rollout, tokenizer))
-    kwargs["completion_ids"] = ragged(host.response_ids, host.attention_mask)
-    kwargs["completion_mask"] = ragged(host.mask.int(), host.attention_mask)
-    kwargs["prompt_ids"] = ragged(host.query_ids, host.query_mask)
+    kwargs["completion_ids"] = unpad(host.response_ids, host.attention_mask)
+    kwargs["completion_mask"] = unpad(host.mask.int(), host.attention_mask)
+    kwargs["prompt_ids"] = unpad(host.query_ids, host.query_mask)
     if rollout.sampled_logprobs is not None:
-        kwargs["sampled_logprobs"] = ragged(rollout.sampled_logprobs, rollout.attention_mask)
+        kwargs["sampled_logprobs"] = unpad(rollout.sampled_logprobs, rollout.attention_mask)
     return kwargs
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #40a8175e

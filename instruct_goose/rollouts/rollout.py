@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from ..config import RLHFConfig
 from ..core.processes import gather_results, rank_slice, world_size
 from ..models.response import to_device
-from ..models.tokens import ragged
+from ..models.tokens import unpad
 from ..objective.masks import last_index
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #12d410e6
@@ -147,7 +147,7 @@ class Rollout:
         prompts = first.prompts or [""] * len(first)
         texts = first.texts
         if texts is None:
-            texts = [str(ids) for ids in ragged(first.response_ids, first.mask)]
+            texts = [str(ids) for ids in unpad(first.response_ids, first.mask)]
         answers = [text.removeprefix(prompt) for text, prompt in zip(texts, prompts, strict=True)]
         lengths = first.mask.sum(-1).tolist()
         return list(zip(scores, lengths, prompts, answers, first.token_colours(), strict=True))
@@ -226,8 +226,8 @@ def finished(rollout: Rollout, eos_ids: int | Sequence[int]) -> Bool[Tensor, "ba
 def decode(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
     "Decode the prompts, and prompts with responses, without padding and special tokens."
     host = rollout.on_host
-    prompts = ragged(host.query_ids, host.query_mask)
-    responses = ragged(host.response_ids, host.attention_mask)
+    prompts = unpad(host.query_ids, host.query_mask)
+    responses = unpad(host.response_ids, host.attention_mask)
     whole = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
     return (
         tokenizer.batch_decode(prompts, skip_special_tokens=True),

@@ -21,7 +21,7 @@ from ..core.processes import require_equal, world_size, rank_slice, gather_resul
 from ..core.random import ShardedGenerator
 from ..models.agent import Agent
 from ..models.sampling import left_padded, sample
-from ..models.tokens import ragged
+from ..models.tokens import unpad
 from instruct_goose.rollouts.rollout import (
     attach_texts,
     finished,
@@ -84,7 +84,7 @@ class StopStrings:
 
     def ended(self, rollout: Rollout, eos_ids: Sequence[int]) -> Bool[Tensor, "batch"]:
         "Say which responses end by themselves: with an end token, or with one of the texts."
-        rows = ragged(rollout.response_ids, rollout.mask)
+        rows = unpad(rollout.response_ids, rollout.mask)
         found = torch.tensor([self.found(row) for row in rows], device=rollout.mask.device)
         return finished(rollout, eos_ids) | found
 

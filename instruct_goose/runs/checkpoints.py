@@ -19,7 +19,7 @@ from pathlib import Path
 import safetensors.torch
 from torch import Tensor
 
-from ..core.files import locked, read_json, remove_remains, explain_write_errors
+from ..core.files import locked, read_json, remove_unfinished, explain_write_errors
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #ba6527cb
 FORMAT = "instruct_goose checkpoint 3"
@@ -61,7 +61,7 @@ def _checksum(record: object) -> str:
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #5c0a5fbd
 def _write_directory(directory: Path, files: Mapping[str, bytes]) -> Path:
-    remove_remains(directory)
+    remove_unfinished(directory)
     number = 1 + max((int(path.name[11:]) for path in checkpoints(directory)), default=0)
     new, beside = directory / f"checkpoint-{number:06}", directory / f".writing-{os.getpid()}"
     try:

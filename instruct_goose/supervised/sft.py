@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.families import evaluating, plain_head, trunk
+from ..models.families import eval_mode, plain_head, trunk
 from ..models.response import forward_pass
 from ..models.tokens import pad
 from ..objective.logprobs import token_logprobs
@@ -25,10 +25,13 @@ def lm_rows(
     texts: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,  # with an end-of-text token
     prompts: Sequence[str] | None = None,  # what each text begins with, not learnt; None: nothing
-) -> tuple[list[list[int]], list[int]]:  # token ids, and how many of each row are given
-    """bos + prompt + response + eos, and the number of leading tokens that the loss leaves out:
-    the bos, or the prompt with it. Raises ValueError for no text, a tokenizer without an end, and
-    as `split_at_prompts`."""
+) -> tuple[list[list[int]], list[int]]:  # token ids, and how many tokens of each are not learnt
+    """Tokenize texts as bos + prompt + response + eos.
+
+    Also returns the number of leading tokens that the loss leaves out: the bos, or the prompt
+    with it. Raises ValueError for no text, a tokenizer without an end, and as
+    `split_at_prompts`; TypeError for a single string.
+    """
     if isinstance(texts, str):
         raise TypeError("texts is one string: pass a list, [text]")
     if not len(texts):
@@ -36,14 +39,16 @@ def lm_rows(
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no eos token: the model could not learn to stop")
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    rows, given = [], []
-    prompts = [""] * len(texts) if prompts is None else prompts
+    if prompts is None:
+        prompts = [""] * len(texts)
+    rows = []
+    prompt_lengths = []
     for prompt, response in split_at_prompts(texts, prompts, tokenizer):
         if [*prompt, *response][:1] != begin:
             prompt = begin + prompt
         rows.append([*prompt, *response, tokenizer.eos_token_id])
-        given.append(max(1, len(prompt)))  # nothing predicts the first token
-    return rows, given
+        prompt_lengths.append(max(1, len(prompt)))  # nothing predicts the first token
+    return rows, prompt_lengths
 
 # %% ../../nbs/learn/17_sft.ipynb #88e0e809
 def split_at_prompts(
@@ -51,26 +56,36 @@ def split_at_prompts(
     prompts: Sequence[str],  # what each begins with
     tokenizer: PreTrainedTokenizerBase,
 ) -> Iterator[tuple[list[int], list[int]]]:  # of each text: prompt and response
-    """Token ids without special ones. Raises ValueError naming a text that does not begin with its
-    prompt, or whose prompt ends inside a word that only the whole of is known."""
+    """Token ids of prompts and responses, without special ones.
 
-    def ids(texts: Sequence[str]) -> list[list[int]]:
+    Where a token of the text lies across the border, prompt and response are tokenized apart.
+    Raises ValueError naming a text that does not begin with its prompt, or whose prompt ends
+    inside a word that the tokenizer knows only as a whole.
+    """
+
+    def tokenize(texts: Sequence[str]) -> list[list[int]]:
         return tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
 
-    for i, (whole, prompt) in enumerate(zip(ids(texts), ids(prompts), strict=True)):
-        response = whole[len(prompt) :]
-        if whole[: len(prompt)] != prompt:  # a token lies across the border
-            if not texts[i].startswith(prompts[i]):
-                raise ValueError(
-                    f"text {i} does not begin with its prompt: {prompts[i]!r}, {texts[i]!r}"
-                )
-            rest = texts[i][len(prompts[i]) :]  # behind a line break no blank is put in front of it
-            broken, line, alone = ids(["\n" + rest, "\n", rest])
-            response = broken[len(line) :] if broken[: len(line)] == line else alone
-            if tokenizer.unk_token_id in {*prompt, *response} - {*whole}:
-                raise ValueError(
-                    f"the prompt of text {i} ends inside a word: {prompts[i]!r}, {texts[i]!r}"
-                )
+    token_ids = zip(tokenize(texts), tokenize(prompts), strict=True)
+    for i, (whole, prompt) in enumerate(token_ids):
+        if whole[: len(prompt)] == prompt:
+            yield prompt, whole[len(prompt) :]
+            continue
+        if not texts[i].startswith(prompts[i]):
+            raise ValueError(
+                f"text {i} does not begin with its prompt: {prompts[i]!r}, {texts[i]!r}"
+            )
+        rest = texts[i][len(prompts[i]) :]
+        # some tokenizers put a blank before a text, but not behind a line break
+        after_break, line_break, alone = tokenize(["\n" + rest, "\n", rest])
+        if after_break[: len(line_break)] == line_break:
+            response = after_break[len(line_break) :]
+        else:
+            response = alone
+        if tokenizer.unk_token_id in {*prompt, *response} - {*whole}:
+            raise ValueError(
+                f"the prompt of text {i} ends inside a word: {prompts[i]!r}, {texts[i]!r}"
+            )
         yield prompt, response
 
 # %% ../../nbs/learn/17_sft.ipynb #07a6f8c4
@@ -80,9 +95,11 @@ def lm_loss(
     mask: Bool[Tensor, "batch time"],  # True at real tokens
     learn: Bool[Tensor, "batch time"] | None = None,  # True at tokens to be predicted; None: all
 ) -> Float[Tensor, ""]:  # nats per token
-    """−mean log π(xₜ | x₀…xₜ₋₁) over the tokens in `learn`, the first excepted. Logits at t − 1
-    predict the token at t. Raises ValueError if there is nothing to learn, or padding stands
-    before a token."""
+    """−mean log π(xₜ | x₀…xₜ₋₁) over the tokens in `learn`, the first of a row excepted.
+
+    Logits at t − 1 predict the token at t. Raises ValueError if there is nothing to learn, or
+    padding stands before a token.
+    """
     learn = mask[:, 1:] if learn is None else learn[:, 1:] & mask[:, 1:]
     if (mask[:, 1:] & ~mask[:, :-1]).any():
         raise ValueError(
@@ -91,8 +108,10 @@ def lm_loss(
     if not learn.any():
         raise ValueError("no token to learn from behind the first")
     head = plain_head(model)
-    states = forward_pass(model if head is None else trunk(model), ids, mask)[:, :-1][learn]
-    logits = states if head is None else head(states)
+    if head is None:
+        logits = forward_pass(model, ids, mask)[:, :-1][learn]
+    else:  # the head reads only positions that are learnt
+        logits = head(forward_pass(trunk(model), ids, mask)[:, :-1][learn])
     return -token_logprobs(logits[None], ids[:, 1:][learn][None]).mean()
 
 # %% ../../nbs/learn/17_sft.ipynb #a670dd65
@@ -103,21 +122,24 @@ def train_lm(
     *,
     steps: int,
     lr: float,
-    prompts: Sequence[str] | None = None,  # the beginning of each text that is given, not learnt
+    prompts: Sequence[str] | None = None,  # the beginning of each text that is not learnt
     batch_size: int | None = None,  # texts in a batch
     batch_tokens: int | None = None,  # or: slots in a batch, see `batches`
     seed: int = 0,  # of the shuffling
     desc: str = "language model",
     **options,  # weight_decay, warmup, max_grad_norm, progress, callback, stage: see `fit`
 ) -> list[Log]:  # loss (nats per token), lr and grad_norm of every update
-    """min −mean log π(xₜ | x₀…xₜ₋₁): pretraining and supervised fine-tuning alike. In place.
-    Raises ValueError as `lm_rows`, and for a text beyond the model's context."""
-    rows, given = lm_rows(texts, tokenizer, prompts)
+    """min −mean log π(xₜ | x₀…xₜ₋₁), in place: pretraining and supervised fine-tuning alike.
+
+    Raises ValueError as `lm_rows`, and for a text beyond the model's context.
+    """
+    rows, prompt_lengths = lm_rows(texts, tokenizer, prompts)
     refuse_long_rows(rows, model)
+    pad_id = padding_id(tokenizer)
 
     def loss_of(batch: list[int]) -> Tensor:
         return batch_loss(
-            model, [rows[i] for i in batch], [given[i] for i in batch], padding_id(tokenizer)
+            model, [rows[i] for i in batch], [prompt_lengths[i] for i in batch], pad_id
         )
 
     dealt = batches([len(row) for row in rows], batch_size, batch_tokens, seed)
@@ -125,17 +147,21 @@ def train_lm(
 
 # %% ../../nbs/learn/17_sft.ipynb #27a828b3
 def batch_loss(
-    model: PreTrainedModel, rows: Sequence[Sequence[int]], given: Sequence[int], pad_id: int
-) -> Float[Tensor, ""]:
-    "`lm_loss` of rows of any length, from `lm_rows`."
+    model: PreTrainedModel,
+    rows: Sequence[Sequence[int]],  # token ids, of any length
+    prompt_lengths: Sequence[int],  # leading tokens of each row that are not learnt
+    pad_id: int,
+) -> Float[Tensor, ""]:  # nats per token
+    "`lm_loss` of rows from `lm_rows`."
     ids, mask = pad(rows, pad_id)
-    learn = mask & (torch.arange(ids.shape[1]) >= torch.tensor(given)[:, None])
-    return lm_loss(model, *(x.to(model.device) for x in (ids, mask, learn)))
+    positions = torch.arange(ids.shape[1])
+    learn = mask & (positions >= torch.tensor(prompt_lengths)[:, None])
+    return lm_loss(model, ids.to(model.device), mask.to(model.device), learn.to(model.device))
 
 
 def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    "What fills the gaps: the pad token or, where a mask tells padding from text, the end's."
-    known: Any = tokenizer
+    "The pad token; without one the end token, since a mask tells padding from text."
+    known: Any = tokenizer  # transformers does not declare these attributes
     return known.eos_token_id if known.pad_token_id is None else known.pad_token_id
 
 # %% ../../nbs/learn/17_sft.ipynb #b4169d84
@@ -147,15 +173,19 @@ def lm_nats(
     batch_size: int = 128,
     prompts: Sequence[str] | None = None,  # what each begins with, and is not counted
 ) -> float:  # nats per token, the end-of-text token among them
-    """−mean log π(xₜ | x₀…xₜ₋₁) of texts that it has not seen; exp of it is the perplexity per
-    token. Raises ValueError if there is no text, or one is beyond the context."""
-    rows, given = lm_rows(texts, tokenizer, prompts)
+    """−mean log π(xₜ | x₀…xₜ₋₁) over held-out texts; exp of it is the perplexity per token.
+
+    Raises ValueError if there is no text, or one is beyond the context.
+    """
+    rows, prompt_lengths = lm_rows(texts, tokenizer, prompts)
     refuse_long_rows(rows, model)
-    total = tokens = 0.0
+    pad_id = padding_id(tokenizer)
+    total = 0.0
+    tokens = 0
     with evaluating(model):
-        for i in range(0, len(rows), batch_size):
-            some, starts = rows[i : i + batch_size], given[i : i + batch_size]
-            n = sum(map(len, some)) - sum(starts)
-            total += batch_loss(model, some, starts, padding_id(tokenizer)).item() * n
-            tokens += n
+        for start in range(0, len(rows), batch_size):
+            some = slice(start, start + batch_size)
+            learnt = sum(len(row) for row in rows[some]) - sum(prompt_lengths[some])
+            total += batch_loss(model, rows[some], prompt_lengths[some], pad_id).item() * learnt
+            tokens += learnt
     return total / tokens

@@ -59,7 +59,7 @@ class Annotations(NamedTuple):
     values: Float[Tensor, "batch time"] | None  # V(sₜ); None: the advantage needs no values
 
 
-@dataclass
+@dataclass(repr=False)  # shown as a rollout is
 class Experience(Rollout):
     """A rollout with all that an update learns from: annotations, rewards and advantages.
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from instruct_goose.cli.main import main
-from instruct_goose.models.loading import load_model, stand_in
+from instruct_goose.models.loading import load_model, tiny_smollm
 from instruct_goose.models.tokens import word_tokenizer
 
 WORDS = word_tokenizer(
@@ -180,4 +180,4 @@ def test_a_word_that_byte_pairs_spell_is_known():
     )
     check_words(["Name a tree."], PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>"))
     with pytest.raises(ValueError, match="'tree.'"):
-        check_words(["a tree."], stand_in(["a"])[1])
+        check_words(["a tree."], tiny_smollm(["a"])[1])

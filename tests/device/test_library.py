@@ -15,15 +15,21 @@ from instruct_goose.config import RLHFConfig
 from instruct_goose.core import processes
 from instruct_goose.core.checks import deferred_checks, refuse_if
 from instruct_goose.core.state import flatten, unflatten
+from instruct_goose.models import sampling
 from instruct_goose.models.agent import Agent, create_reference_model
-from instruct_goose.models.decoding import GraphSteps, LibrarySteps, OwnSteps, StaticSteps, begin
+from instruct_goose.models.decoding import (
+    GraphSteps,
+    LibrarySteps,
+    OwnSteps,
+    StaticSteps,
+    start_decoding,
+)
 from instruct_goose.models.response import response_logits, response_logprobs
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.sampling import sample
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.rollouts import rollout
-from instruct_goose.rollouts.evaluation import best_of_n, kl_to_reference, generate
+from instruct_goose.rollouts.evaluation import best_of_n, generate, kl_to_reference
 from instruct_goose.rollouts.rollout import finished
 from instruct_goose.rollouts.sampler import StopStrings
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
@@ -171,11 +177,11 @@ ENDS = {
 )
 def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
     "The CPU asks after each token who has ended, and its keys and values grow; the GPU every few tokens, over the whole room."
-    monkeypatch.setattr(rollout, "LOOK", 4)
+    monkeypatch.setattr(sampling, "CHECK_EVERY", 4)
     steps, left = [], []
 
     def begun(*args, **kwargs):
-        logits, step = begin(*args, **kwargs)
+        logits, step = start_decoding(*args, **kwargs)
         steps.append(step)
         keep, step.keep = step.keep, lambda order: (left.append(step), keep(order))
         return logits, step
@@ -210,7 +216,7 @@ def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
 @pytest.mark.parametrize("n", [3, 8, 18])
 def test_a_stop_string_ends_where_it_ends_on_the_cpu(n, monkeypatch):
     "The GPU's tokens are read every four: what was written behind the text, or behind an end token, is taken out."
-    monkeypatch.setattr(rollout, "LOOK", 4)
+    monkeypatch.setattr(sampling, "CHECK_EVERY", 4)
     model, stops = tiny("llama"), StopStrings(["w1 w2", "w3", "w7 w7"], TOKENIZER)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -355,8 +361,10 @@ def test_checks_on_a_gpu_are_read_together():
 
 def test_what_a_gpu_refuses_in_one_process_is_told_to_the_others(gpu, monkeypatch):
     told = []
-    monkeypatch.setattr(processes, "count", lambda: 2)
-    monkeypatch.setattr(processes, "gathered", lambda x: told.append(x) or [x, (None, None)])
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
+    monkeypatch.setattr(
+        processes, "all_gather_object", lambda x: told.append(x) or [x, (None, None)]
+    )
 
     def work():
         refuse_if(torch.tensor(True, device="cuda"), lambda: FloatingPointError("the loss is nan"))
@@ -401,8 +409,8 @@ def test_in_half_precision_the_gpus_step_is_our_own(gpu, kind):
         torch.ones(2, 3).bool().cuda(),
     )
     (_, ours), (_, theirs) = (
-        begin(model, ids, mask, 2, graph=True),
-        begin(hooked(model), ids, mask, 2, graph=True),
+        start_decoding(model, ids, mask, 2, graph=True),
+        start_decoding(hooked(model), ids, mask, 2, graph=True),
     )
     assert type(ours) is GraphSteps and type(theirs) is LibrarySteps
     for token in torch.tensor([[7, 2], [1, 9]]).cuda():
@@ -419,8 +427,8 @@ def test_under_autocast_the_gpus_step_has_fixed_shapes(gpu, kind):
     )
     with torch.autocast("cuda", torch.bfloat16), torch.autocast("cpu", torch.bfloat16):
         (_, graph), (_, theirs) = (
-            begin(model, ids, mask, 2, graph=True),
-            begin(hooked(model), ids, mask, 2, graph=True),
+            start_decoding(model, ids, mask, 2, graph=True),
+            start_decoding(hooked(model), ids, mask, 2, graph=True),
         )
         assert type(graph.step) is STEPS[kind] and type(theirs) is LibrarySteps
         for token in torch.tensor([[7, 2], [1, 9]]).cuda():
@@ -433,7 +441,7 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph(gpu, monkeypatch):
         torch.tensor([[0, 3, 4], [0, 5, 6]]).cuda(),
         torch.ones(2, 3).bool().cuda(),
     )
-    (_, plain), (_, graph) = (begin(model, ids, mask, 3, graph=True) for _ in range(2))
+    (_, plain), (_, graph) = (start_decoding(model, ids, mask, 3, graph=True) for _ in range(2))
     token = torch.tensor([7, 2]).cuda()
     seen = [graph(token).clone(), graph(token).clone()]
     assert graph.graph is not None and torch.equal(graph.token, token)

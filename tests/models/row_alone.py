@@ -6,7 +6,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from instruct_goose.models.families import evaluating
+from instruct_goose.models.families import eval_mode
 from instruct_goose.models.tokens import pad
 
 transformers.utils.logging.set_verbosity_error()
@@ -78,7 +78,7 @@ def batch(qside="left", rside="right", pad_id=EOS):
 def oracle(model, temperature=1.0, rows=None):
     "logprobs, entropies, hidden states and logits of every row, unpadded."
     found = []
-    with evaluating(model):
+    with eval_mode(model):
         for q, r in rows or zip(QUERIES, RESPONSES, strict=True):
             ids = torch.tensor([q + r])
             logits = model(input_ids=ids).logits[0, len(q) - 1 : -1]

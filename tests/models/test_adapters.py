@@ -18,16 +18,16 @@ from instruct_goose.config import RLHFConfig
 from instruct_goose.core.checks import LostSteps
 from instruct_goose.models.adapters import (
     four_bits,
-    frozen_twin,
+    frozen_copy,
     has_adapters,
     merge_adapters,
     with_lora,
     without_adapters,
 )
 from instruct_goose.models.agent import Agent, create_reference_model
-from instruct_goose.models.decoding import is_known
+from instruct_goose.models.decoding import has_own_steps
 from instruct_goose.models.families import trunk
-from instruct_goose.models.loading import load_adapters, load_model, stand_in
+from instruct_goose.models.loading import load_adapters, load_model, tiny_smollm
 from instruct_goose.models.response import response_logits, response_logprobs
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
@@ -133,8 +133,8 @@ def test_a_reference_shares_what_is_frozen_and_copies_what_learns():
             if id(p) not in {id(x) for x in model.parameters()}
         )
 
-    assert mine(fresh, frozen_twin(fresh)) == 0 and not has_adapters(frozen_twin(fresh))
-    twin = frozen_twin(later)
+    assert mine(fresh, frozen_copy(fresh)) == 0 and not has_adapters(frozen_copy(fresh))
+    twin = frozen_copy(later)
     assert mine(later, twin) == sum(
         p.numel() for p in what_learns(later).values()
     ) and has_adapters(twin)
@@ -225,7 +225,7 @@ CONFIG = RLHFConfig(
 def test_four_bits_train_where_the_package_is(tmp_path):
     pytest.importorskip("bitsandbytes")
     pytest.importorskip("accelerate")
-    model, tokenizer = stand_in([*"abcd"], width=64)
+    model, tokenizer = tiny_smollm([*"abcd"], width=64)
     model.save_pretrained(tmp_path / "model")
     model = with_lora(load_model(tmp_path / "model", **four_bits()), 4)
     frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
@@ -379,7 +379,7 @@ def test_a_compiled_transformer_says_what_the_plain_one_says():
         torch.testing.assert_close(y.grad, x.grad, atol=1e-5, rtol=1e-4)
     assert (
         calls
-        and is_known(agent.model)
+        and has_own_steps(agent.model)
         and trunk(create_reference_model(agent))._compiled_call_impl is None
     )
     torch._dynamo.reset()

@@ -13,8 +13,8 @@ from instruct_goose.models.decoding import (
     LibrarySteps,
     OwnSteps,
     StaticSteps,
-    begin,
-    is_known,
+    has_own_steps,
+    start_decoding,
 )
 from instruct_goose.models.tokens import pad
 
@@ -135,11 +135,11 @@ def queries(poison=0):
 @torch.no_grad()
 def test_our_step_says_what_the_model_says_while_rows_leave(name, poison):
     model = tiny(OURS[name]())
-    assert is_known(model)
-    logits, step = begin(model, *queries(poison), 6)
+    assert has_own_steps(model)
+    logits, step = start_decoding(model, *queries(poison), 6)
     assert type(step) is OwnSteps
     two_rows_leave(model, logits, step)
-    logits, graph = begin(model, *queries(poison), 6, graph=True)
+    logits, graph = start_decoding(model, *queries(poison), 6, graph=True)
     two_rows_leave(model, logits, graph.step)  # its buffers are as wide from the first step on
 
 
@@ -158,8 +158,8 @@ def two_rows_leave(model, logits, step):
 @torch.no_grad()
 def test_everything_else_goes_through_the_library_and_rows_leave_too(name, graph, recwarn):
     model = tiny(OTHERS[name]())
-    assert not is_known(model)
-    logits, step = begin(model, *queries(), 6, graph=graph)
+    assert not has_own_steps(model)
+    logits, step = start_decoding(model, *queries(), 6, graph=graph)
     said = [
         str(w.message) for w in recwarn if "samples through transformers' forward" in str(w.message)
     ]
@@ -177,8 +177,8 @@ def test_everything_else_goes_through_the_library_and_rows_leave_too(name, graph
 @torch.no_grad()
 def test_the_library_in_fixed_shapes_says_what_it_says_without_while_rows_leave(name):
     model = tiny(STATIC[name]())
-    assert type(begin(model, *queries(), 6)[1]) is LibrarySteps
-    logits, graph = begin(model, *queries(V - 1), 6, graph=True)
+    assert type(start_decoding(model, *queries(), 6)[1]) is LibrarySteps
+    logits, graph = start_decoding(model, *queries(V - 1), 6, graph=True)
     assert type(graph.step) is StaticSteps
     two_rows_leave(model, logits, graph.step)
 
@@ -188,11 +188,11 @@ def test_adapters_run_in_fixed_shapes_and_what_hooks_do_is_not_foreseen():
     model = with_lora(tiny(STATIC["qwen2"](), std=0.3), 2)
     for p in model.parameters():
         nn.init.normal_(p, std=0.3)
-    logits, graph = begin(model, *queries(), 6, graph=True)
+    logits, graph = start_decoding(model, *queries(), 6, graph=True)
     assert type(graph.step) is StaticSteps
     two_rows_leave(model, logits, graph.step)
     model.model.layers[1].register_forward_pre_hook(lambda *_: None)
-    assert type(begin(model, *queries(), 6, graph=True)[1]) is LibrarySteps
+    assert type(start_decoding(model, *queries(), 6, graph=True)[1]) is LibrarySteps
 
 
 @pytest.mark.parametrize("name", ["llama, grouped", *STATIC])
@@ -200,7 +200,7 @@ def test_adapters_run_in_fixed_shapes_and_what_hooks_do_is_not_foreseen():
 def test_from_token_to_token_nothing_changes_but_what_tensors_hold(name):
     "A captured graph would keep a number, a shape and an address as they were."
     model = tiny({**OURS, **STATIC}[name]())
-    step = begin(model, *queries(), 6, graph=True)[1].step
+    step = start_decoding(model, *queries(), 6, graph=True)[1].step
     step(NEW[:, 0])
     before, time = baked(model, step), step.time.item()
     for t in (1, 2):
@@ -211,7 +211,7 @@ def test_from_token_to_token_nothing_changes_but_what_tensors_hold(name):
 @torch.no_grad()
 def test_what_would_be_baked_is_found():
     model = tiny(OURS["llama, grouped"]())
-    _, step = begin(model, *queries(), 6)
+    _, step = start_decoding(model, *queries(), 6)
     before = baked(model, step)
     step(NEW[:, 0])
     assert baked(model, step) != before  # its time is a number
@@ -254,8 +254,8 @@ def test_under_autocast_our_step_is_as_near_to_float32_as_the_library(name, stat
             return func(*args, **kwargs or {})
 
     with torch.autocast("cpu", torch.bfloat16):
-        assert not is_known(model)
-        theirs = begin(model, ids, seen, 6)[1]
+        assert not has_own_steps(model)
+        theirs = start_decoding(model, ids, seen, 6)[1]
         own = OwnSteps(FAMILIES[type(model)](model, 12), seen, theirs.past, 6, static=static)
         own(ids[:, -1])
         for t in range(5):

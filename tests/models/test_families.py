@@ -7,7 +7,7 @@ from row_alone import BASE, QUERIES, RESPONSES, ROTARY, V
 from transformers import AutoModelForCausalLM
 
 from instruct_goose.models.agent import Agent
-from instruct_goose.models.families import check_causal, evaluating, plain_head, trunk
+from instruct_goose.models.families import check_causal, eval_mode, plain_head, trunk
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad
 
@@ -80,7 +80,7 @@ def test_every_family_is_the_row_alone(name):
         args = *pad(QUERIES, pad_id, side), *pad(RESPONSES, pad_id)
         found = agent.evaluate(*args)
         for i, (q, r) in enumerate(zip(QUERIES, RESPONSES, strict=True)):
-            with evaluating(model), torch.no_grad():
+            with eval_mode(model), torch.no_grad():
                 logits = (
                     model(input_ids=torch.tensor([q + r]))
                     .logits[0, len(q) - 1 : -1]

@@ -21,9 +21,9 @@ from instruct_goose.models.loading import (
     load_model,
     load_smollm,
     load_tokenizer,
-    need_smollm,
+    require_smollm,
     save_merged,
-    stand_in,
+    tiny_smollm,
 )
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.tokens import word_tokenizer
@@ -307,11 +307,11 @@ def test_a_malformed_tokenizer_is_named(words, tmp_path):
 def test_a_kept_model_needs_no_package(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "NEEDED", ("no_such_package", "os"))
     with pytest.raises(ImportError, match="no no_such_package here.*pip install"):
-        need_smollm()
+        require_smollm()
     with pytest.raises(ImportError, match="no_such_package"):
         load_smollm(tmp_path / "kept")
     assert not os.listdir(tmp_path)
-    for part in (made := stand_in(["a"])):
+    for part in (made := tiny_smollm(["a"])):
         part.save_pretrained(tmp_path / "kept")
     model, tokenizer = load_smollm(tmp_path / "kept")
     assert all(

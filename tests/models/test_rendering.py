@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from templates import FAMILIES, tokenizer_of
 
-from instruct_goose.models.loading import stand_in
+from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.rendering import Rendered, Renderer, template_columns
 from instruct_goose.models.tokens import bpe_tokenizer, word_tokenizer
 
 TOKENIZERS = {name: tokenizer_of(family) for name, family in FAMILIES.items()}
-TOKENIZERS["stand-in"] = stand_in("the film was good is it 4 why? what in".split())[1]
+TOKENIZERS["stand-in"] = tiny_smollm("the film was good is it 4 why? what in".split())[1]
 RENDERERS = {name: Renderer(tokenizer) for name, tokenizer in TOKENIZERS.items()}
 every_family = pytest.mark.parametrize("name", TOKENIZERS)
 

@@ -14,7 +14,7 @@ from instruct_goose.models.reward_model import (
     RewardModel,
     check_spread,
     check_tokenizer,
-    fingerprint,
+    tokenizer_fingerprint,
 )
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.rollouts.rewards import score_texts
@@ -156,7 +156,9 @@ def test_tokenizer_mismatch(tmp_path):
     other = word_tokenizer(WORDS[::-1], model_max_length=14, pad="<eos>", bos="<eos>", eos="<eos>")
     with pytest.raises(ValueError, match=f"has {len(fewer)} tokens.*embedding of {len(SHARED)}"):
         RewardModel.from_pretrained(tmp_path, fewer)
-    with pytest.raises(ValueError, match=f"{fingerprint(SHARED)}.*{fingerprint(other)}"):
+    with pytest.raises(
+        ValueError, match=f"{tokenizer_fingerprint(SHARED)}.*{tokenizer_fingerprint(other)}"
+    ):
         RewardModel.from_pretrained(tmp_path, other)
     (tmp_path / "tokenizer.json").write_text(
         (lambda s: s.replace('"good"', '"great"'))((tmp_path / "tokenizer.json").read_text())

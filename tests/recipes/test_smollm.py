@@ -15,7 +15,7 @@ import instruct_goose
 from instruct_goose.cli.main import main
 from instruct_goose.models import loading as smollm
 from instruct_goose.models.agent import Agent
-from instruct_goose.models.loading import stand_in
+from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.recipes import smollm as recipes
 from instruct_goose.recipes.ratings import Review
@@ -99,7 +99,7 @@ def test_by_the_command_on_the_stand_in(name, tmp_path, capsys):
 
 def test_a_recipe_of_the_hub_is_settings_of_train(tmp_path, monkeypatch):
     "With a tiny model, rows of messages and a tiny classifier in place of the Hub's."
-    lm, tokenizer = stand_in(WORDS)
+    lm, tokenizer = tiny_smollm(WORDS)
     for part in (lm, tokenizer):
         part.save_pretrained(tmp_path / "model")
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in SAID]
@@ -163,7 +163,7 @@ def test_broken_off_and_gone_on_with_is_the_same_run(tmp_path):
     whole, broken = summaries
     assert whole["after"] == broken["after"] and broken["resumed_from"] == 2
     policies = [
-        Agent.from_pretrained(tmp_path / name / "policy", base=smollm.stand_in(task.words)[0])
+        Agent.from_pretrained(tmp_path / name / "policy", base=smollm.tiny_smollm(task.words)[0])
         for name in ("whole", "broken")
     ]
     assert all(torch.equal(a, b) for a, b in zip(*(p.state_dict().values() for p in policies)))
@@ -241,7 +241,7 @@ ASK = " is it good"
 
 
 def model(layers=4):
-    tokenizer = stand_in(WORDS)[1]
+    tokenizer = tiny_smollm(WORDS)[1]
     torch.manual_seed(3)
     shape = LlamaConfig(
         vocab_size=len(tokenizer),

@@ -503,13 +503,13 @@ def test_the_front_page_is_short():
 
 def test_the_code_of_the_readme_runs_in_order(tmp_path, monkeypatch):
     import instruct_goose
-    from instruct_goose.models.loading import stand_in
+    from instruct_goose.models.loading import tiny_smollm
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         instruct_goose,
         "load_smollm",
-        lambda: stand_in("The movie was acting a good film 2+3= 4+4= 5 8".split()),
+        lambda: tiny_smollm("The movie was acting a good film 2+3= 4+4= 5 8".split()),
         raising=False,
     )
     readme, space = (root / "README.md").read_text("utf-8"), {}

@@ -8,7 +8,7 @@ from invariant_rows import models, responses, trainer
 from small_trainer import V
 
 from instruct_goose.config import RLHFConfig
-from instruct_goose.models.loading import stand_in
+from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.sampling import sample_token
 from instruct_goose.models.tokens import pad
@@ -184,7 +184,7 @@ WORDS = [*"abcdefgh", "?", "="]
 
 
 def parts(seed=0, **given):
-    model, tokenizer = stand_in(WORDS, seed=seed, width=16)
+    model, tokenizer = tiny_smollm(WORDS, seed=seed, width=16)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(2.0)

@@ -86,7 +86,7 @@ def first(tokens, texts):
 )
 def test_a_padded_batch_ends_where_the_text_of_each_row_does(name, side, own, texts, monkeypatch):
     if not own:
-        monkeypatch.setattr(decode, "is_known", lambda _: False)
+        monkeypatch.setattr(decode, "has_own_steps", lambda _: False)
     model = tiny(name)
     stops = StopStrings(texts, TOKENIZER)
     ids, mask = pad(rows() * 2, 9, side=side)

@@ -1,4 +1,7 @@
-"""What annotation costs, counted; and that the short way says what the whole tables say."""
+"""The short way of annotation says what the whole tables say, and what it costs is counted."""
+
+import copy
+from dataclasses import fields
 
 import pytest
 import torch
@@ -8,8 +11,16 @@ from instruct_goose.config import RLHFConfig
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.families import trunk
 from instruct_goose.models.tokens import pad
+from instruct_goose.rollouts.reward_shaping import RewardScale
 from instruct_goose.rollouts.rollout import Rollout
-from instruct_goose.training.experience import annotate, compare_row_by_row
+from instruct_goose.training.experience import (
+    Experience,
+    annotate,
+    compare_row_by_row,
+    make_experience,
+    model_inputs,
+    require_finite,
+)
 
 transformers.utils.logging.set_verbosity_error()
 V = 31
@@ -42,10 +53,26 @@ def tiny(name, seed):
 
 
 def rollout(side="left"):
-    return Rollout(
-        *pad([[1, 5, 7], [4], [1, 4, 2, 30]], 0, side=side),
-        *pad([[8, 3, 9, 2], [2, 11, 3, 12, 2], [7, 2]], 0, side="right"),
-    )  # by length the second, the third, the first
+    "By length the second row, the third, the first."
+    queries = pad([[1, 5, 7], [4], [1, 4, 2, 30]], 0, side=side)
+    responses = pad([[8, 3, 9, 2], [2, 11, 3, 12, 2], [7, 2]], 0, side="right")
+    return Rollout(*queries, *responses)
+
+
+def annotations_of_one_row(policy, ref_model, query, response, temperature):
+    "From the whole tables of the models' own forward pass."
+    ids = torch.cat([query, response])[None]
+    places = slice(len(query) - 1, -1)
+    with torch.no_grad():
+        pi = (policy(ids).logits[0, places] / temperature).log_softmax(-1)
+        ref = (ref_model(ids).logits[0, places] / temperature).log_softmax(-1)
+    at = torch.arange(len(response))
+    return {
+        "old_logprobs": pi[at, response],
+        "ref_logprobs": ref[at, response],
+        "entropy": -(pi.exp() * pi).sum(-1),
+        "kl": (pi.exp() * (pi - ref)).sum(-1),
+    }
 
 
 @pytest.mark.parametrize(
@@ -54,54 +81,109 @@ def rollout(side="left"):
 @pytest.mark.parametrize(
     "micro", [{}, {"micro_batch_size": 2}, {"micro_batch_tokens": 12}], ids=str
 )
-def test_the_same_numbers_as_from_whole_tables(pair, micro):
-    policy, ref = tiny(pair[0], 0), tiny(pair[1], 1)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_same_numbers_as_from_whole_tables(pair, micro, side):
+    policy, ref_model = tiny(pair[0], 0), tiny(pair[1], 1)
     agent = Agent(policy)
     torch.nn.init.normal_(agent.value_head.weight)
-    c = RLHFConfig(temperature=0.7, **micro)
-    for r in (rollout(), rollout("right")):
-        table = annotate(agent, ref, r, c)
-        for i in range(len(r)):
-            q, a = r.query_ids[i][r.query_mask[i]], r.response_ids[i][r.mask[i]]
-            with torch.no_grad():
-                pi, base = (
-                    (m(torch.cat([q, a])[None]).logits[0, len(q) - 1 : -1] / 0.7).log_softmax(-1)
-                    for m in (policy, ref)
-                )
-            at = torch.arange(len(a))
-            want = (
-                pi[at, a],
-                base[at, a],
-                -(pi.exp() * pi).sum(-1),
-                (pi.exp() * (pi - base)).sum(-1),
-            )
-            for name, x in zip(NAMES, want, strict=True):
-                torch.testing.assert_close(table[name][i][r.mask[i]], x, atol=1e-10, rtol=0)
-        torch.testing.assert_close(
-            table["values"],
-            agent.values(r.query_ids, r.query_mask, r.response_ids, r.mask).detach(),
-            atol=1e-10,
-            rtol=0,
-        )
-        assert not any(x.requires_grad for x in table.values()) and all(
-            (x[~r.mask] == 0).all() for x in table.values()
-        )
-        if not micro:
-            for name, x in zip(NAMES, compare_row_by_row(policy, ref, r, 0.7), strict=True):
-                torch.testing.assert_close(table[name][r.mask], x.detach(), atol=1e-10, rtol=0)
+    r = rollout(side)
+    notes = annotate(agent, ref_model, r, RLHFConfig(temperature=0.7, **micro))
+    for i in range(len(r)):
+        query = r.query_ids[i][r.query_mask[i]]
+        response = r.response_ids[i][r.mask[i]]
+        expected = annotations_of_one_row(policy, ref_model, query, response, 0.7)
+        for name, x in expected.items():
+            got = getattr(notes, name)[i][r.mask[i]]
+            torch.testing.assert_close(got, x, atol=1e-10, rtol=0)
+    values = agent.values(*model_inputs(r)).detach()
+    torch.testing.assert_close(notes.values, values, atol=1e-10, rtol=0)
+    for x in notes:
+        assert not x.requires_grad
+        assert (x[~r.mask] == 0).all()
+
+
+def test_row_by_row_the_same_numbers():
+    policy, ref_model = tiny("gpt2", 0), tiny("granite", 1)
+    r = rollout()
+    notes = annotate(Agent(policy), ref_model, r, RLHFConfig(temperature=0.7))
+    for name, x in zip(NAMES, compare_row_by_row(policy, ref_model, r, 0.7), strict=True):
+        torch.testing.assert_close(getattr(notes, name)[r.mask], x.detach(), atol=1e-10, rtol=0)
+
+
+def test_annotating_changes_no_column_of_the_rollout():
+    r = rollout()
+    before = {field.name: copy.deepcopy(getattr(r, field.name)) for field in fields(r)}
+    annotate(Agent(tiny("gpt2", 0)), tiny("gpt2", 1), r, RLHFConfig())
+    for name, x in before.items():
+        after = getattr(r, name)
+        assert after.equal(x) if torch.is_tensor(x) else after == x
 
 
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize(
-    "micro,passes", [({}, 1), ({"micro_batch_size": 2}, 2), ({"micro_batch_tokens": 6}, 3)]
+    "micro, passes", [({}, 1), ({"micro_batch_size": 2}, 2), ({"micro_batch_tokens": 6}, 3)]
 )
 def test_each_transformer_is_run_once(separate, micro, passes):
-    agent, ref, seen = Agent(tiny("gpt2", 0), "copy" if separate else None), tiny("gpt2", 1), []
-    annotate(agent, ref, rollout(), RLHFConfig())  # models are asked about their heads once
-    models = {"policy": trunk(agent.model), "reference": trunk(ref)} | (
-        {"values": agent.value_model} if separate else {}
-    )
+    agent = Agent(tiny("gpt2", 0), "copy" if separate else None)
+    ref_model = tiny("gpt2", 1)
+    annotate(agent, ref_model, rollout(), RLHFConfig())  # models are asked about their heads once
+    models = {"policy": trunk(agent.model), "reference": trunk(ref_model)}
+    if separate:
+        models["values"] = agent.value_model
+    seen = []
     for name, model in models.items():
         model.register_forward_hook(lambda *_, name=name: seen.append(name))
-    annotate(agent, ref, rollout(), RLHFConfig(**micro))
+    annotate(agent, ref_model, rollout(), RLHFConfig(**micro))
     assert sorted(seen) == sorted(list(models) * passes)
+
+
+# ── rewards and advantages ──
+
+
+def experience_of(rollout, config, beta):
+    agent, ref_model = Agent(tiny("gpt2", 0)), tiny("gpt2", 1)
+    notes = annotate(agent, ref_model, rollout, config)
+    return make_experience(rollout, notes, config, beta, RewardScale(), eos_ids=[2]), notes
+
+
+def test_an_experience_has_the_rollout_and_the_annotations():
+    r = rollout()
+    r.scores = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    batch, notes = experience_of(r, RLHFConfig(), beta=0.1)
+    for name, x in notes._asdict().items():
+        assert getattr(batch, name).equal(x)
+    assert batch.response_ids.equal(r.response_ids)
+    assert batch.scores.equal(r.scores)
+
+
+def test_the_rewards_of_a_response_add_up_to_its_score_less_the_kl_charge():
+    "k1: β·(log π_old − log π_ref) of each token."
+    r = rollout()
+    r.scores = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    batch, notes = experience_of(r, RLHFConfig(), beta=0.1)
+    charge = 0.1 * (notes.old_logprobs - notes.ref_logprobs).sum(-1)
+    torch.testing.assert_close(batch.rewards.sum(-1), r.scores - charge)
+
+
+def test_a_rollout_without_scores_makes_no_experience():
+    with pytest.raises(ValueError, match="this rollout has no scores: call score"):
+        experience_of(rollout(), RLHFConfig(), beta=0.1)
+
+
+def test_rows_of_an_experience_are_an_experience():
+    r = rollout()
+    r.scores = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    batch, _ = experience_of(r, RLHFConfig(), beta=0.1)
+    rows = batch[[2, 0]]
+    assert isinstance(rows, Experience)
+    assert rows.advantages.equal(batch.advantages[[2, 0]])
+
+
+def test_a_number_that_is_not_finite_is_refused_at_its_token():
+    r = rollout()
+    column = torch.zeros(r.mask.shape)
+    column[0, 4] = torch.nan  # padding
+    require_finite(r, {"rewards": column, "values": None})
+    column[1, 3] = torch.inf
+    with pytest.raises(FloatingPointError, match="rewards is inf at token 3 of response 1"):
+        require_finite(r, {"rewards": column})
