@@ -18,13 +18,13 @@ import torch
 
 from ..config import RLHFConfig
 from ..core.checks import Count
-from ..core.files import text_table, versions, write_json, write_whole
+from ..core.files import text_table, versions, write_json, write_atomically
 from ..core.processes import is_main, on_main
 from ..models.adapters import has_adapters, module_state
 from ..models.agent import Agent
 from ..models.sharding import load_weights
 from .card import model_card
-from ..rollouts.prompts import is_list, slices
+from ..rollouts.prompts import is_indexable, prompt_chunks
 from ..rollouts.rewards import completion_texts, Rewards
 from instruct_goose.runs.directory import (
     finished_run,
@@ -114,16 +114,16 @@ def train_in(
 
 def first_of(prompts: Any, n: int) -> Any:
     "The first n prompts, in the form that they have; None of a stream, which can be read once."
-    if not is_list(prompts):
+    if not is_indexable(prompts):
         return None
-    for rows in slices(prompts, n):
+    for rows in prompt_chunks(prompts, n):
         return rows
     return None
 
 
 def fingerprint_of_prompts(prompts: Sequence | Iterable) -> str:
     "SHA-256 of a list of prompts; a stream is not read for it."
-    if not is_list(prompts):
+    if not is_indexable(prompts):
         return "a stream"
     rows: Any = prompts  # some data sets have only a length and numbered rows
     text = repr([rows[i] for i in range(len(rows))])
@@ -164,10 +164,10 @@ def train_and_report(
     if score_shown:
         summary[f"{kind}_reward"] = {"before": before.mean_score, "after": after.mean_score}
     if is_main():
-        write_whole(out / "policy" / "README.md", model_card(summary))
+        write_atomically(out / "policy" / "README.md", model_card(summary))
         if before.prompts:
             title = f"{kind.capitalize().replace('_', '-')} prompts, before and after"
-            write_whole(out / "samples.md", f"# {title}\n\n{samples_table(before, after)}\n")
+            write_atomically(out / "samples.md", f"# {title}\n\n{samples_table(before, after)}\n")
         write_json(out / "summary.json", summary)
     return summary
 
