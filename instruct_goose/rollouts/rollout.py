@@ -52,7 +52,7 @@ class Rollout:
     score_parts: dict[str, Tensor] | None = None  # of several rewards, by name; NaN: not asked
     token_scores: Float[Tensor, "batch time"] | None = None  # parts of the score with a place
     baseline: Float[Tensor, "batch"] | None = None  # total reward of the greedy response
-    drawn: dict[str, float] | None = None  # what dynamic sampling did, for the log
+    drawn: dict[str, int | float] | None = None  # what dynamic sampling did, for the log
     reward_noise: dict[str, Tensor] | None = None  # what asking the reward again found
     logged: dict[str, float] | None = None  # what reward functions want in the log
     extra: dict[str, list] | None = None  # what they keep of each response, by name

@@ -35,7 +35,7 @@ def pair_rows(
     The prompt is the beginning-of-text token and the prompt's text, the same tokens on both
     sides. Raises ValueError naming the pair that lacks a side, or is a tie.
     """
-    both_sides = [sides(i, pair) for i, pair in enumerate(pairs)]
+    both_sides = [pair_texts(i, pair) for i, pair in enumerate(pairs)]
     prompts = []
     for pair in pairs:
         prompt = pair.get("prompt") if isinstance(pair, dict) else None
@@ -99,7 +99,7 @@ def train_dpo(
     eq. 7). Raises ValueError for pairs that cannot be used, and when the reference shares
     weights with the model.
     """
-    refuse_shared(model, ref_model)
+    require_unshared(model, ref_model)
     data = pair_rows(pairs, tokenizer)
     pad_id = padding_id(tokenizer)
     chosen_rows = [chosen for chosen, _ in data]
@@ -183,7 +183,7 @@ def train_kto(
     z = max(0, mean ℓ') over prompts with the answer of the row before. Raises ValueError for
     rows or batches that cannot be used, and when the reference shares weights with the model.
     """
-    refuse_shared(model, ref_model)
+    require_unshared(model, ref_model)
     data, good = labelled_rows(rows, tokenizer)
     refuse_long_rows([prompt + response for prompt, response in data], model)
     pad_id = padding_id(tokenizer)

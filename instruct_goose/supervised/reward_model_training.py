@@ -68,7 +68,7 @@ def pair_accuracy(
     """
     if not len(pairs):
         raise ValueError("no pairs to judge by")
-    both_sides = [sides(i, pair) for i, pair in enumerate(pairs)]
+    both_sides = [pair_texts(i, pair) for i, pair in enumerate(pairs)]
     chosen = score([texts["chosen"] for texts in both_sides])
     rejected = score([texts["rejected"] for texts in both_sides])
     points = 0.0

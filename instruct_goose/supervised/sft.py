@@ -182,7 +182,7 @@ def lm_nats(
     pad_id = padding_id(tokenizer)
     total = 0.0
     tokens = 0
-    with evaluating(model):
+    with eval_mode(model):
         for start in range(0, len(rows), batch_size):
             some = slice(start, start + batch_size)
             learnt = sum(len(row) for row in rows[some]) - sum(prompt_lengths[some])
