@@ -21,7 +21,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import RLHFConfig
 from ..core.checks import Count, Limit, NotNegative, Positive
-from ..core.files import append_jsonl, json_line, versions, write_json, write_atomically
+from instruct_goose.core.files import (
+    append_jsonl,
+    json_line,
+    versions,
+    write_json,
+    write_atomically,
+)
 from ..core.processes import find_device
 from ..core.random import stage_seed
 from ..data.load import load_pairs, Source
