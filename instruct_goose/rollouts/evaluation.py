@@ -69,7 +69,9 @@ def kl_to_reference(
     """
     policy = model.model if isinstance(model, Agent) else model
 
-    def log_distributions(model: PreTrainedModel, rows: Rollout) -> Float[Tensor, "batch time vocab"]:
+    def log_distributions(
+        model: PreTrainedModel, rows: Rollout
+    ) -> Float[Tensor, "batch time vocab"]:
         logits = response_logits(
             model,
             rows.query_ids,
@@ -83,7 +85,9 @@ def kl_to_reference(
     sums = []
     for start in range(0, len(rollout), batch_size):
         rows = rollout[start : start + batch_size]
-        kl = exact_kl(log_distributions(policy, rows), log_distributions(ref_model, rows), rows.mask)
+        kl = exact_kl(
+            log_distributions(policy, rows), log_distributions(ref_model, rows), rows.mask
+        )
         sums.append(kl.sum(-1))
     return torch.cat(sums)
 
