@@ -32,6 +32,7 @@ from ..data.load import load_pairs, Source
 from ..doctor.rules import read_metrics
 from ..models.agent import Agent, create_reference_model
 from ..models.loading import find_model, load_config, save_model
+from ..models.rendering import template_columns
 from ..models.reward_model import RewardModel
 from ..models.tokens import pair_texts, token_limit
 from instruct_goose.recipes.inputs import (
@@ -493,9 +494,13 @@ def run_kto(config: KTOConfig) -> dict:  # the summary
 @torch.no_grad()
 def moves_of(g: Given, reference: PreTrainedModel, side: str) -> list[float]:  # nats
     "How far log π of the held-out answers in that column has gone from the reference's."
-    whole, prompts = [r["prompt"] + r[side] for r in g.judge], [r["prompt"] for r in g.judge]
     pad_id = padding_id(g.tokenizer)
-    rows = prompts_and_responses(whole, prompts, g.tokenizer) if g.judge else []
+    rows = prompts_and_responses(
+        [row["prompt"] for row in g.judge],
+        [row[side] for row in g.judge],
+        g.tokenizer,
+        [template_columns(row) for row in g.judge],
+    )
     return [
         (row_logprobs(g.model, [row], pad_id) - row_logprobs(reference, [row], pad_id)).item()
         for row in rows

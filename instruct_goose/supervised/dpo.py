@@ -16,11 +16,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.agent import require_unshared
 from ..models.families import context_length
+from ..models.rendering import is_conversation, pair_parts, Renderer, template_columns
 from ..models.response import response_logprobs
-from ..models.tokens import pad, pair_texts
+from ..models.tokens import pad
 from ..objective.preference import dpo_loss
 from .fit import batches, fit, Log, refuse_long_rows
-from .sft import padding_id, lm_rows
+from .sft import padding_id
 
 # %% ../../nbs/guides/dpo.ipynb #d00f9f29
 PromptAndResponse = tuple[
@@ -31,24 +32,42 @@ PromptAndResponse = tuple[
 def pair_rows(
     pairs: Sequence, tokenizer: PreTrainedTokenizerBase
 ) -> list[tuple[PromptAndResponse, PromptAndResponse]]:
-    """(chosen, rejected) of each pair, which is {"chosen", "rejected"} and perhaps "prompt", or
-    (chosen, rejected). Given is the beginning-of-text token and the prompt, the same tokens on
-    both sides. Raises ValueError naming the pair that lacks a side, or is a tie."""
-    both = [pair_texts(i, pair) for i, pair in enumerate(pairs)]
-    prompts = [pair.get("prompt") or "" if isinstance(pair, dict) else "" for pair in pairs]
-    chosen, rejected = (
-        prompts_and_responses([texts[side] for texts in both], prompts, tokenizer)
-        for side in ("chosen", "rejected")
+    """Turn pairs into (chosen, rejected) token ids, each divided behind its prompt.
+
+    A pair is {"chosen", "rejected"} and perhaps "prompt", or (chosen, rejected), each of them
+    a text or a list of messages, as the `Renderer` reads them. The prompt's ids are the same
+    on both sides.
+    Raises ValueError naming the pair that lacks a side, is a tie, or cannot be rendered.
+    """
+    if not len(pairs):
+        raise ValueError("no texts")
+    parts = [pair_parts(i, pair) for i, pair in enumerate(pairs)]
+    prompts = [prompt for prompt, _, _ in parts]
+    columns = [template_columns(pair) for pair in pairs]
+    chosen = [answer for _, answer, _ in parts]
+    rejected = [answer for _, _, answer in parts]
+    return list(
+        zip(
+            prompts_and_responses(prompts, chosen, tokenizer, columns, "pair {}, chosen"),
+            prompts_and_responses(prompts, rejected, tokenizer, columns, "pair {}, rejected"),
+            strict=True,
+        )
     )
-    return list(zip(chosen, rejected, strict=True))
 
 
 def prompts_and_responses(
-    texts: Sequence[str], prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase
+    prompts: Sequence,  # texts, or lists of messages
+    answers: Sequence,  # the same
+    tokenizer: PreTrainedTokenizerBase,
+    columns: Sequence[Mapping] | None = None,  # template arguments of each row
+    name: str = "row {}",  # what an error calls row i
 ) -> list[PromptAndResponse]:
-    "`lm_rows`, each cut behind its prompt."
-    rows, given = lm_rows(texts, tokenizer, prompts)
-    return [(row[:n], row[n:]) for row, n in zip(rows, given, strict=True)]
+    "Rendered rows, each divided behind its prompt, at the earliest behind its first token."
+    divided = []
+    for row in Renderer(tokenizer).rows(prompts, answers, columns, name.format):
+        start = max(1, row.answer_start)  # nothing predicts the first token
+        divided.append((row.ids[:start], row.ids[start:]))
+    return divided
 
 # %% ../../nbs/guides/dpo.ipynb #d391b0bc
 def row_logprobs(
@@ -178,10 +197,15 @@ def labelled_rows(
 ) -> tuple[
     list[PromptAndResponse], Bool[Tensor, "batch"]
 ]:  # as `pair_rows` has them, and the labels
-    "Raises ValueError naming a row without answer or label, and unless both labels occur."
+    """Turn labelled answers into token ids and labels.
+
+    Prompts and completions are texts or lists of messages.
+    Raises ValueError naming a row without answer or label, and unless both labels occur.
+    """
     for i, row in enumerate(rows):
         texts = row.get("prompt") or "", row.get("completion")
-        if not all(isinstance(x, str) for x in texts) or not isinstance(row.get("label"), bool):
+        has_texts = all(isinstance(x, str) or is_conversation(x) for x in texts)
+        if not has_texts or not isinstance(row.get("label"), bool):
             raise ValueError(
                 f"row {i}: a prompt and a completion (texts) and a label (true or "
                 f"false) are needed, and it has {', '.join(sorted(row))}"
@@ -189,6 +213,10 @@ def labelled_rows(
     labels = [row["label"] for row in rows]
     if len({*labels}) < 2:
         raise ValueError(f"{len(labels)} rows, and not two kinds of label, good and bad")
-    prompts = [row.get("prompt") or "" for row in rows]
-    texts = [prompt + row["completion"] for prompt, row in zip(prompts, rows, strict=True)]
-    return prompts_and_responses(texts, prompts, tokenizer), torch.tensor(labels)
+    divided = prompts_and_responses(
+        [row.get("prompt") or "" for row in rows],
+        [row["completion"] for row in rows],
+        tokenizer,
+        [template_columns(row) for row in rows],
+    )
+    return divided, torch.tensor(labels)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_trainer import EOS, PROMPTS, TOKENIZER, config, tiny
 
-from instruct_goose.models.loading import stand_in
+from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.tokens import PromptDataset, pad, word_tokenizer
 from instruct_goose.rollouts.prompts import LongPrompts, PromptOrder, encode_rows
 from instruct_goose.rollouts.rollout import Tokens
@@ -144,7 +144,7 @@ def test_a_prompt_does_not_end_with_the_end_that_its_tokenizer_adds():
 
 
 def test_the_templates_arguments_come_from_the_rows_columns():
-    _, tokenizer = stand_in(["weather", "tools:", "one", "good"])
+    _, tokenizer = tiny_smollm(["weather", "tools:", "one", "good"])
     tokenizer.chat_template = (
         "{% for t in tools or [] %}{{ 'tools: ' + t['function']['name'] + ' ' }}{% endfor %}"
         "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}{{ mood or '' }}"
@@ -159,7 +159,7 @@ def test_the_templates_arguments_come_from_the_rows_columns():
 
 
 def test_a_question_that_the_template_drops_is_refused_by_its_number():
-    _, tokenizer = stand_in(["one"])
+    _, tokenizer = tiny_smollm(["one"])
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}"
         "{% endfor %}{{ '<|im_start|>' }}"

@@ -10,7 +10,7 @@ from tokenizers.trainers import BpeTrainer
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 
-from instruct_goose.models.loading import stand_in
+from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.tokens import bpe_tokenizer, pad, word_tokenizer
 from instruct_goose.rollouts.prompts import encode_rows
 from instruct_goose.rollouts.rollout import Tokens
@@ -195,7 +195,7 @@ def test_training_learns_the_data_does_not_learn_prompts_and_repeats_itself(toke
 
 
 def test_conversations_and_rows_are_learnt_behind_the_prompt_that_rl_gives():
-    _, tokenizer = stand_in("the film was good".split())
+    _, tokenizer = tiny_smollm("the film was good".split())
     question = [{"role": "user", "content": "the film"}]
     conversation = [*question, {"role": "assistant", "content": "was good"}]
     prompt = encode_rows([question], Tokens(tokenizer, [], 0))[0]
