@@ -34,7 +34,7 @@ from ..models.agent import Agent, create_reference_model
 from ..models.loading import find_model, load_config, save_model
 from ..models.rendering import template_columns
 from ..models.reward_model import RewardModel
-from ..models.tokens import pair_texts, token_limit
+from ..models.tokens import PairDataset, token_limit
 from instruct_goose.recipes.inputs import (
     as_yaml,
     load_reward,
@@ -436,10 +436,10 @@ def run_reward_model(config: RewardModelConfig) -> dict:  # the summary
         made = RewardModel.from_causal_lm(g.model, g.tokenizer)
         log = train_reward_model(made, g.learn, **g.options)
         made.eval()
-        some = [pair_texts(i, row) for i, row in enumerate(g.learn[:500])]
-        made.normalise([text for row in some for text in row.values()])
+        some = PairDataset(g.learn[:500], g.tokenizer)
+        made.normalise([ids for i in range(len(some)) for ids in some[i].values()])
         made.save_pretrained(g.out / "reward_model")
-        return log, {"pair_accuracy": pair_accuracy(made.score, g.judge)} if g.judge else {}
+        return log, {"pair_accuracy": pair_accuracy(made, g.judge)} if g.judge else {}
 
     return supervised(config, "reward-model", work)
 

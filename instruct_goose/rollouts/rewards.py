@@ -163,7 +163,7 @@ def completion_kwargs(prompts: Sequence, completions: Sequence[str]) -> dict[str
 
 def reward_kwargs(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """prompts, completions, completion_messages, prompt_ids, completion_ids, completion_mask (1:
-    the policy wrote it), sampled_logprobs, and the data's columns."""
+    the policy wrote it), sampled_logprobs, tokenizer, and the data's columns."""
     columns, known, own = dict(r.columns or {}), r.sampled_logprobs, r.on_host
     prompts = columns.pop("prompt", None) or r.prompts or []
     return (
@@ -172,6 +172,7 @@ def reward_kwargs(r: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[str, A
         | {
             "completion_ids": unpad(own.response_ids, own.attention_mask),
             "completion_mask": unpad(own.mask.int(), own.attention_mask),
+            "tokenizer": tokenizer,
             "prompt_ids": unpad(own.query_ids, own.query_mask),
             **({} if known is None else {"sampled_logprobs": unpad(known, r.attention_mask)}),
         }

@@ -51,14 +51,20 @@ def scores_of(reward_model: RewardModel, rows: Sequence[Sequence[int]]) -> Tenso
 
 # %% ../../nbs/guides/reward_model_training.ipynb #167a6b82
 def pair_accuracy(
-    score: Callable[[list[str]], Sequence[float] | Tensor],  # `RewardModel.score`, or another judge
+    judge: RewardModel | Callable[[list[str]], Sequence[float] | Tensor],  # or any score of texts
     pairs: Sequence[dict | tuple],  # held out, as `train_reward_model` takes them
 ) -> float:  # between 0 and 1; ties count one half
     """Mean of [r(chosen) > r(rejected)] + ½·[r(chosen) = r(rejected)]. Raises ValueError if there
     is no pair, one prefers a text to itself, or the judge has not a score for each text."""
     if not len(pairs):
         raise ValueError("no pairs to judge by")
-    both = [pair_texts(i, pair) for i, pair in enumerate(pairs)]
+    if isinstance(judge, RewardModel):
+        data = PairDataset(pairs, judge.tokenizer)
+        both = [data[i] for i in range(len(data))]
+        score: Callable = judge.score
+    else:
+        both = [pair_texts(i, pair) for i, pair in enumerate(pairs)]
+        score = judge
     chosen = map(float, score([texts["chosen"] for texts in both]))
     rejected = map(float, score([texts["rejected"] for texts in both]))
     points = [
