@@ -237,6 +237,12 @@ class Renderer:
         self.prefix, self.suffix = added_by_call(tokenizer)
         specials = special_tokens(tokenizer)
         self.special_ids = frozenset(specials.values())
+        self.unspoken_ids = {
+            tokenizer.bos_token_id,
+            tokenizer.eos_token_id,
+            tokenizer.pad_token_id,
+            tokenizer.unk_token_id,
+        }
         marks = "|".join(map(re.escape, sorted(specials, key=len, reverse=True)))
         self.ends = re.compile(rf"(?:\s*(?:{marks}))+\s*\Z") if marks else None
 
@@ -349,10 +355,14 @@ class Renderer:
         response_ids: Sequence[int],  # with the end, where the response came to one
         is_text: bool,  # whether the prompt is a plain text
     ) -> list[int]:
-        "Sampled ids as `reward_rows` has those of the same prompt and answer."
+        """Sampled ids as `reward_rows` has those of the same prompt and answer.
+
+        A response to a plain text is read without its begin, end, padding and unknown tokens,
+        which no text holds.
+        """
         if not is_text:
             return [*prompt_ids, *response_ids]
-        answer = list(response_ids)
+        answer = [token for token in response_ids if token not in self.unspoken_ids]
         while answer and answer[-1] in self.special_ids:
             answer.pop()
         return [*prompt_ids, *answer, *self.suffix]
