@@ -148,29 +148,33 @@ def flatten(state: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Tenso
     """Divide a state into its tensors, by path ("learner/model/weight"), and the rest, for JSON.
 
     Where a tensor stood, the record names its path. Raises TypeError for keys that are no text
-    and for tensors inside lists, which would not come back from a file.
+    and for tensors inside lists, which would not come back from a file; ValueError for two
+    tensors with one path.
     """
     tensors: dict[str, Tensor] = {}
     record: dict[str, Any] = {}
     for name, value in state.items():
         path = f"{prefix}{name}"
+        inner: dict[str, Tensor] = {}
         if not isinstance(name, str):
             raise TypeError(f"the state {path!r} has a key that is no text: write str({name!r})")
         if torch.is_tensor(value):
-            tensors[path] = value
+            inner = {path: value}
             record[name] = {TENSOR: path}
         elif isinstance(value, Mapping):
             inner, record[name] = flatten(value, f"{path}/")
-            tensors |= inner
         elif isinstance(value, list | tuple) and any(torch.is_tensor(x) for x in value):
             raise TypeError(f"the state {path!r} is a list of tensors: make it a dictionary")
         else:
             record[name] = value
+        for twice in tensors.keys() & inner.keys():
+            raise ValueError(f"the state has two tensors {twice!r}: leave out / in the names")
+        tensors |= inner
     return tensors, record
 
 
 def unflatten(tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> State:
-    "Undo `flatten`. Raises ValueError where a tensor that the record names is missing."
+    "Put a state together that `flatten` has divided. Raises ValueError if a tensor is missing."
     state: State = {}
     for name, value in record.items():
         if not isinstance(value, Mapping):
@@ -185,7 +189,7 @@ def unflatten(tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> State
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], state: Mapping[str, Any]) -> State:
-    "The same state with `function` of each tensor."
+    "Copy a state, with `function` of each tensor."
     result: State = {}
     for name, value in state.items():
         if torch.is_tensor(value):

@@ -6,7 +6,7 @@
 __all__ = ['lm_rows', 'lm_loss', 'train_lm', 'batch_loss', 'padding_id', 'lm_nats']
 
 # %% ../../nbs/learn/17_sft.ipynb #e432cad1
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -64,9 +64,11 @@ def lm_loss(
     mask: Bool[Tensor, "batch time"],  # True at real tokens
     learn: Bool[Tensor, "batch time"] | None = None,  # True at tokens to be predicted; None: all
 ) -> Float[Tensor, ""]:  # nats per token
-    """−mean log π(xₜ | x₀…xₜ₋₁) over the tokens in `learn`, the first excepted. Logits at t − 1
-    predict the token at t. Raises ValueError if there is nothing to learn, or padding stands
-    before a token."""
+    """−mean log π(xₜ | x₀…xₜ₋₁) over the tokens in `learn`, the first of a row excepted.
+
+    Logits at t − 1 predict the token at t. Raises ValueError if there is nothing to learn, or
+    padding stands before a token.
+    """
     learn = mask[:, 1:] if learn is None else learn[:, 1:] & mask[:, 1:]
     if (mask[:, 1:] & ~mask[:, :-1]).any():
         raise ValueError(
@@ -75,8 +77,10 @@ def lm_loss(
     if not learn.any():
         raise ValueError("no token to learn from behind the first")
     head = plain_head(model)
-    states = forward_pass(model if head is None else trunk(model), ids, mask)[:, :-1][learn]
-    logits = states if head is None else head(states)
+    if head is None:
+        logits = forward_pass(model, ids, mask)[:, :-1][learn]
+    else:  # the head reads only positions that are learnt
+        logits = head(forward_pass(trunk(model), ids, mask)[:, :-1][learn])
     return -token_logprobs(logits[None], ids[:, 1:][learn][None]).mean()
 
 # %% ../../nbs/learn/17_sft.ipynb #a670dd65
@@ -87,21 +91,24 @@ def train_lm(
     *,
     steps: int,
     lr: float,
-    prompts: Sequence[str] | None = None,  # the beginning of each text that is given, not learnt
+    prompts: Sequence[str] | None = None,  # the beginning of each text that is not learnt
     batch_size: int | None = None,  # texts in a batch
     batch_tokens: int | None = None,  # or: slots in a batch, see `batches`
     seed: int = 0,  # of the shuffling
     desc: str = "language model",
     **options,  # weight_decay, warmup, max_grad_norm, progress, callback, stage: see `fit`
 ) -> list[Log]:  # loss (nats per token), lr and grad_norm of every update
-    """min −mean log π(xₜ | x₀…xₜ₋₁): pretraining and supervised fine-tuning alike. In place.
-    Raises ValueError as `lm_rows`, and for a text beyond the model's context."""
-    rows, given = lm_rows(texts, tokenizer, prompts)
+    """min −mean log π(xₜ | x₀…xₜ₋₁), in place: pretraining and supervised fine-tuning alike.
+
+    Raises ValueError as `lm_rows`, and for a text beyond the model's context.
+    """
+    rows, prompt_lengths = lm_rows(texts, tokenizer, prompts)
     refuse_long_rows(rows, model)
+    pad_id = padding_id(tokenizer)
 
     def loss_of(batch: list[int]) -> Tensor:
         return batch_loss(
-            model, [rows[i] for i in batch], [given[i] for i in batch], padding_id(tokenizer)
+            model, [rows[i] for i in batch], [prompt_lengths[i] for i in batch], pad_id
         )
 
     dealt = batches([len(row) for row in rows], batch_size, batch_tokens, seed)
@@ -109,17 +116,21 @@ def train_lm(
 
 # %% ../../nbs/learn/17_sft.ipynb #27a828b3
 def batch_loss(
-    model: PreTrainedModel, rows: Sequence[Sequence[int]], given: Sequence[int], pad_id: int
-) -> Float[Tensor, ""]:
-    "`lm_loss` of rows of any length, from `lm_rows`."
+    model: PreTrainedModel,
+    rows: Sequence[Sequence[int]],  # token ids, of any length
+    prompt_lengths: Sequence[int],  # leading tokens of each row that are not learnt
+    pad_id: int,
+) -> Float[Tensor, ""]:  # nats per token
+    "`lm_loss` of rows from `lm_rows`."
     ids, mask = pad(rows, pad_id)
-    learn = mask & (torch.arange(ids.shape[1]) >= torch.tensor(given)[:, None])
-    return lm_loss(model, *(x.to(model.device) for x in (ids, mask, learn)))
+    positions = torch.arange(ids.shape[1])
+    learn = mask & (positions >= torch.tensor(prompt_lengths)[:, None])
+    return lm_loss(model, ids.to(model.device), mask.to(model.device), learn.to(model.device))
 
 
 def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    "What fills the gaps: the pad token or, where a mask tells padding from text, the end's."
-    known: Any = tokenizer
+    "The pad token; without one the end token, since a mask tells padding from text."
+    known: Any = tokenizer  # transformers does not declare these attributes
     return known.eos_token_id if known.pad_token_id is None else known.pad_token_id
 
 # %% ../../nbs/learn/17_sft.ipynb #b4169d84
@@ -131,15 +142,19 @@ def lm_nats(
     batch_size: int = 128,
     prompts: Sequence[str] | None = None,  # what each begins with, and is not counted
 ) -> float:  # nats per token, the end-of-text token among them
-    """−mean log π(xₜ | x₀…xₜ₋₁) of texts that it has not seen; exp of it is the perplexity per
-    token. Raises ValueError if there is no text, or one is beyond the context."""
-    rows, given = lm_rows(texts, tokenizer, prompts)
+    """−mean log π(xₜ | x₀…xₜ₋₁) over held-out texts; exp of it is the perplexity per token.
+
+    Raises ValueError if there is no text, or one is beyond the context.
+    """
+    rows, prompt_lengths = lm_rows(texts, tokenizer, prompts)
     refuse_long_rows(rows, model)
-    total = tokens = 0.0
+    pad_id = padding_id(tokenizer)
+    total = 0.0
+    tokens = 0
     with eval_mode(model):
-        for i in range(0, len(rows), batch_size):
-            some, starts = rows[i : i + batch_size], given[i : i + batch_size]
-            n = sum(map(len, some)) - sum(starts)
-            total += batch_loss(model, some, starts, padding_id(tokenizer)).item() * n
-            tokens += n
+        for start in range(0, len(rows), batch_size):
+            some = slice(start, start + batch_size)
+            learnt = sum(len(row) for row in rows[some]) - sum(prompt_lengths[some])
+            total += batch_loss(model, rows[some], prompt_lengths[some], pad_id).item() * learnt
+            tokens += learnt
     return total / tokens

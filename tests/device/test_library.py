@@ -15,6 +15,7 @@ from instruct_goose.config import RLHFConfig
 from instruct_goose.core import processes
 from instruct_goose.core.checks import deferred_checks, refuse_if
 from instruct_goose.core.state import flatten, unflatten
+from instruct_goose.models import sampling
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.decoding import (
     GraphSteps,
@@ -28,7 +29,6 @@ from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.sampling import sample
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
-from instruct_goose.rollouts import rollout
 from instruct_goose.rollouts.evaluation import best_of_n, generate, kl_to_reference
 from instruct_goose.rollouts.rollout import finished
 from instruct_goose.rollouts.sampler import StopStrings
@@ -177,7 +177,7 @@ ENDS = {
 )
 def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
     "The CPU asks after each token who has ended, and its keys and values grow; the GPU every few tokens, over the whole room."
-    monkeypatch.setattr(rollout, "LOOK", 4)
+    monkeypatch.setattr(sampling, "CHECK_EVERY", 4)
     steps, left = [], []
 
     def begun(*args, **kwargs):
@@ -186,7 +186,7 @@ def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
         keep, step.keep = step.keep, lambda order: (left.append(step), keep(order))
         return logits, step
 
-    monkeypatch.setattr(rollout, "begin", begun)
+    monkeypatch.setattr(sampling, "start_decoding", begun)
     eos, n = ENDS[ends]
     ids, mask = pad([TOKENIZER(p)["input_ids"] or [EOS] for p in PROMPTS * 2], EOS, side="left")
 
@@ -216,7 +216,7 @@ def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
 @pytest.mark.parametrize("n", [3, 8, 18])
 def test_a_stop_string_ends_where_it_ends_on_the_cpu(n, monkeypatch):
     "The GPU's tokens are read every four: what was written behind the text, or behind an end token, is taken out."
-    monkeypatch.setattr(rollout, "LOOK", 4)
+    monkeypatch.setattr(sampling, "CHECK_EVERY", 4)
     model, stops = tiny("llama"), StopStrings(["w1 w2", "w3", "w7 w7"], TOKENIZER)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -361,8 +361,10 @@ def test_checks_on_a_gpu_are_read_together():
 
 def test_what_a_gpu_refuses_in_one_process_is_told_to_the_others(gpu, monkeypatch):
     told = []
-    monkeypatch.setattr(processes, "count", lambda: 2)
-    monkeypatch.setattr(processes, "gathered", lambda x: told.append(x) or [x, (None, None)])
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
+    monkeypatch.setattr(
+        processes, "all_gather_object", lambda x: told.append(x) or [x, (None, None)]
+    )
 
     def work():
         refuse_if(torch.tensor(True, device="cuda"), lambda: FloatingPointError("the loss is nan"))

@@ -1,4 +1,6 @@
-"""DPO on a language model: the rows, their log-probabilities token by token, padding, and the optimum of a world that can be counted."""
+"""DPO on a language model: the rows, their log-probabilities token by token, padding, and the
+optimum of a world that can be counted.
+"""
 
 import math
 
@@ -58,7 +60,9 @@ def test_rows_divide_at_the_prompt():
     ],
 )
 def test_it_goes_on_from_where_it_was_killed_to_the_bit(tmp_path, train, rows, columns):
-    "The same process and shapes. The log's own columns come back too; the batch is cut in the middle of a pass."
+    """The same process and shapes. The log's own columns come back too; the batch is cut in the
+    middle of a pass.
+    """
 
     def sitting(out, kill=None):
         out.mkdir(exist_ok=True)
@@ -144,7 +148,9 @@ def test_refusals(train, rows, options, says):
 
 
 def test_margin_and_accuracy_of_dpo_by_hand():
-    "m = log π/π_ref of the chosen − log π/π_ref of the rejected, by plain forwards; right where it is above 0."
+    """m = log π/π_ref of the chosen − log π/π_ref of the rejected, by plain forwards; right where
+    it is above 0.
+    """
     pairs = [("a b", "c"), ("d", "e a b"), ("c c", "e b"), ("b", "a"), ("c e", "b a d")]
     model, ref = tiny(), tiny(seed=1)
 
@@ -186,7 +192,9 @@ def test_margin_and_accuracy_of_dpo_by_hand():
 
 
 def test_the_kto_loss_by_hand():
-    "ℓ = .6, −.1, .3 of three good answers and −.4 of a bad one, z = .1, λ_U = 3: (.3775 + .5498 + .4502 + 3·.3775)/4; and its slope at 0."
+    """ℓ = .6, −.1, .3 of three good answers and −.4 of a bad one, z = .1, λ_U = 3: (.3775 + .5498
+    + .4502 + 3·.3775)/4; and its slope at 0.
+    """
     ell, good = (
         torch.tensor([0.6, -0.1, 0.3, -0.4], dtype=torch.float64),
         torch.tensor([True, True, True, False]),
@@ -202,7 +210,9 @@ def test_the_kto_loss_by_hand():
 
 
 def test_the_first_step_of_kto_against_plain_forwards_one_row_at_a_time():
-    "The order of the batch is read off the batches themselves; z pairs each prompt with the answer of the row before."
+    """The order of the batch is read off the batches themselves; z pairs each prompt with the
+    answer of the row before.
+    """
     from instruct_goose.supervised.fit import batches
 
     model, ref, eos, bos = tiny(), tiny(seed=1), TOKENIZER.eos_token_id, TOKENIZER.bos_token_id

@@ -95,7 +95,9 @@ def test_rows(tokenizer, unchecked):
 
 
 def test_a_token_across_the_border_is_cut_and_no_letter_is_lost():
-    "Bytes pairs of the whole join the prompt's blank to the response: the prompt stays what the policy will be given."
+    """Bytes pairs of the whole join the prompt's blank to the response: the prompt stays what the
+    policy will be given.
+    """
     tokenizer = bpe_tokenizer(["answer: good plot", "good plot", "film film"] * 20, 400)
 
     def ids(text):
