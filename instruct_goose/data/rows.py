@@ -124,6 +124,7 @@ def pair_of(
 
 
 def refuse_tie(pair: dict[str, str], where: str) -> dict[str, str]:
+    "Return the pair. Raises BadRow if both sides are the same."
     if pair["chosen"] == pair["rejected"]:
         raise BadRow(
             "tie",
