@@ -10,7 +10,7 @@ DING    ?= git+https://github.com/opendilab/DI-engine@d0b21d065b2d80317cc16b28a9
 say      = @printf '\033[1m· %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test deep parity lab docs save evidence bench fuzz mutations portable clean
+.PHONY: help setup quickstart test deep coverage parity lab docs save evidence bench fuzz mutations portable clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r t d; do printf '  make %-11s %s\n' "$$t" "$$d"; done
@@ -38,6 +38,9 @@ test: setup  ## every check: lint, export, notebooks, README, site, pytest (writ
 deep: setup  ## make test, and repeats of its checks with other values (about twice as long)
 	@$(BIN)/python tests/run.py --workers $(WORKERS) --deep
 
+coverage: setup  ## the tests again, and which lines of the package none of them runs (ARGS="tests/objective" for a part)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term --cov-report=html:docs/_build/coverage $(ARGS)
+
 parity: $(PARITY)/.installed  ## instruct_goose.compat against torchtune and DI-engine themselves (their own .venv-parity; downloads)
 	$(say) "pytest tests/compat, with the originals"
 	@OMP_NUM_THREADS=1 $(PARITY)/bin/python -m pytest -rs --disable-warnings -p no:cacheprovider tests/compat
@@ -56,7 +59,7 @@ lab: setup  ## open the notebooks in JupyterLab
 docs: setup  ## build the site in docs/_site
 	@$(BIN)/python docs/build.py
 
-save: setup  ## export the notebooks, refresh their stored outputs, clean them, write README.md
+save: setup  ## export the notebooks, refresh their stored outputs, clean them, write README.md and settings.ini
 	$(say) "nbdev-export: notebooks to instruct_goose/"
 	@$(BIN)/nbdev-export
 	$(say) "instruct_goose/exercises.json from the lessons"
@@ -67,6 +70,8 @@ save: setup  ## export the notebooks, refresh their stored outputs, clean them, 
 	@$(BIN)/nbdev-clean
 	$(say) "README.md from nbs/index.ipynb"
 	@$(BIN)/python docs/readme.py
+	$(say) "settings.ini from pyproject.toml"
+	@$(BIN)/python docs/settings_ini.py
 
 evidence: setup  ## the runs behind the figures in README and site, too long for tests (writes evidence/*.json)
 	@$(BIN)/python evidence/run.py $(ARGS)
@@ -84,5 +89,5 @@ portable: setup  ## every notebook and test on other processors' arithmetic, wit
 	@$(BIN)/python tests/portable/run.py --workers $(WORKERS) $(ARGS)
 
 clean:  ## remove what was built (the site, caches); keep .venv and runs/
-	rm -rf docs/_site docs/_build build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf docs/_site docs/_build build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.*
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

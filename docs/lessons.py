@@ -71,10 +71,12 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "pseudo_code",
     ],
     "Practice": ["questions", "exercises", "projects"],
+    "Extending": ["how_the_trainer_is_made"],
 }
 PACKAGES = [  # from the bottom of the house to its top
     "core",
     "objective",
+    "config",
     "models",
     "data",
     "rollouts",
@@ -204,7 +206,9 @@ class Page:
             return COURSE[max(first for first in COURSE if first <= self.number)]
         if self.part == "guides":
             return next((name for name, stems in GUIDES.items() if self.path.stem in stems), "More")
-        return self.path.parent.name if self.part == "reference" else "Look up"
+        if self.part == "reference":  # nbs/reference/config.ipynb has no package
+            return self.path.relative_to(ROOT / "nbs/reference").with_suffix("").parts[0]
+        return "Look up"
 
     @property
     def order(self) -> tuple:

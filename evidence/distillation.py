@@ -18,7 +18,7 @@ from instruct_goose.recipes.quickstart import (
     make_trainer,
     train_sft,
 )
-from instruct_goose.rollouts.evaluation import kl_to_reference, generate
+from instruct_goose.rollouts.evaluation import generate, kl_to_reference
 from instruct_goose.supervised.sft import train_lm
 from instruct_goose.training.trainer import RLHFTrainer
 

@@ -67,7 +67,8 @@ from .supervised.dpo import train_dpo as train_dpo, train_kto as train_kto
 from .rollouts.rollout import Rollout as Rollout
 from .models.sampling import sample as sample
 from .rollouts.evaluation import plot_metrics as plot_metrics
-from .recipes.stages import model_card as model_card, push_to_hub as push_to_hub
+from .recipes.card import model_card as model_card, push_to_hub as push_to_hub
+from .recipes.training import train_in as train_in
 from .config import RLHFConfig as RLHFConfig
 from .training.trainer import RLHFTrainer as RLHFTrainer
 from .rollouts.multi_turn import TurnSampler as TurnSampler, chat_reply as chat_reply
@@ -85,7 +86,7 @@ __all__ = [
     "merge_adapters", "model_card", "newest_checkpoint", "pairwise_loss", "plot_metrics", "policy_loss",
     "ppo_loss", "preset_table", "probability_ratio", "push_to_hub", "response_mask", "sample",
     "sampler_weights", "save_checkpoint", "save_merged", "sequence_kl", "stream_pairs", "stream_prompts",
-    "token_kl", "token_logprobs", "train_dpo", "train_kto", "update_meters", "value_loss", "whiten",
+    "token_kl", "token_logprobs", "train_dpo", "train_in", "train_kto", "update_meters", "value_loss", "whiten",
     "with_lora", "without_adapters",
 ]  # fmt: skip
 

@@ -54,25 +54,33 @@ class Exercise:
 def all_exercises() -> dict[str, Exercise]:
     "Name → exercise, in the order of the lessons."
     text = (files("instruct_goose") / "exercises.json").read_text("utf-8")
-    return {
-        row["name"]: Exercise(**row | {"hints": tuple(row.get("hints", ()))})
-        for row in json.loads(text)
-    }
+    exercises = {}
+    for row in json.loads(text):
+        row["hints"] = tuple(row.get("hints", ()))
+        exercises[row["name"]] = Exercise(**row)
+    return exercises
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c017
 def find(name: str) -> Exercise:
-    "Of kl.k3, k3 or my_k3. Raises ValueError, with the nearest, for none or for several."
+    """Find an exercise by kl.k3, k3 or my_k3.
+
+    Raises ValueError, with the nearest names, for a name that is none or that several have.
+    """
     lesson, _, short = name.strip().lower().rpartition(".")
     short = short.removeprefix("my_")
     known = all_exercises()
-    shorts = {n: n.partition(".")[2] for n in known}
-    found = [n for n in known if shorts[n] == short and n.startswith(f"{lesson}." * bool(lesson))]
-    if len(found) == 1:
-        return known[found[0]]
-    if found:
-        raise ValueError(f"{name!r} is {' or '.join(found)}: say which")
-    close = get_close_matches(short, {*shorts.values()}, 3, 0.5)
-    near = [n for n in known if shorts[n] in close]
+    matching = []
+    for full in known:
+        its_lesson, _, its_short = full.partition(".")
+        if its_short == short and lesson in ("", its_lesson):
+            matching.append(full)
+    if len(matching) == 1:
+        return known[matching[0]]
+    if matching:
+        raise ValueError(f"{name!r} is {' or '.join(matching)}: say which")
+    shorts = {full.partition(".")[2] for full in known}
+    close = get_close_matches(short, shorts, 3, 0.5)
+    near = [full for full in known if full.partition(".")[2] in close]
     nearest = f"; nearest are {', '.join(near)}" if near else ""
     raise ValueError(f"there is no exercise {name!r}{nearest}. exercises.table() lists them all")
 
@@ -86,14 +94,19 @@ class Said(str):
 
 def progress_file() -> Path:
     "Where it is noted what is done: $INSTRUCT_GOOSE_PROGRESS, or in the user's data directory."
+    named = os.environ.get("INSTRUCT_GOOSE_PROGRESS")
+    if named:
+        return Path(named)
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
-    given = os.environ.get("INSTRUCT_GOOSE_PROGRESS")
-    return Path(given or Path(data) / "instruct_goose/exercises.json")
+    return Path(data) / "instruct_goose/exercises.json"
 
 # %% ../nbs/guides/exercises.ipynb #f97c46fa
 def progress() -> dict[str, dict[str, Any]]:
-    """Name → {"tries": how often it was checked, "hints": how many were shown, "done": the day},
-    as far as there is anything. Raises ValueError for a file that is no such table."""
+    """What is noted of each exercise, by name, as far as there is anything.
+
+    {"tries": how often it was checked, "hints": how many were shown, "done": the day}. Raises
+    ValueError for a file that is no such table.
+    """
     path = progress_file()
     with suppress(ValueError, AttributeError, RecursionError):
         notes = json.loads(path.read_text("utf-8")) if path.exists() else {}
@@ -116,114 +129,160 @@ def _note(name: str, **more) -> None:
         warnings.warn(f"what you have done was not noted: {e}", stacklevel=3)
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c023
-def table(lesson: str | None = None, still_open: bool = False) -> Said:
-    "The exercises, of kl for example, and what is done. ValueError for an unknown lesson."
-    known, notes = all_exercises(), progress()
-    rows = [e for n, e in known.items() if lesson in (None, n.partition(".")[0])]
+def table(
+    lesson: str | None = None,  # such as kl; None: all
+    still_open: bool = False,  # only what is not done
+) -> Said:
+    "List the exercises and what is done. Raises ValueError for an unknown lesson."
+    notes = progress()
+    known = all_exercises()
+    rows = [
+        exercise
+        for name, exercise in known.items()
+        if lesson is None or lesson == name.partition(".")[0]
+    ]
     if not rows:
-        lessons = dict.fromkeys(n.partition(".")[0] for n in known)
+        lessons = dict.fromkeys(name.partition(".")[0] for name in known)
         raise ValueError(f"no lesson {lesson!r} has exercises: choose from {', '.join(lessons)}")
-    wide, lines = max(len(e.name) for e in rows), []
-    for e in rows:
-        note = notes.get(e.name, {})
-        state = "done" if "done" in note else "open" if e.check else "in its lesson"
-        more = f" (tried {note['tries']})" if "tries" in note else ""
-        if not still_open or state != "done":
-            lines.append(f"{state:13}  {e.name:{wide}}  {e.dots}  {e.title}{more}")
-    checked = [e for e in rows if e.check]
-    done = sum("done" in notes.get(e.name, {}) for e in checked)
-    others = len(rows) - len(checked)
-    more = f"; {others} more have no checker here" if others else ""
-    return Said("\n".join([f"{done} of {len(checked)} done{more}", *lines]))
+    width = max(len(exercise.name) for exercise in rows)
+    lines = []
+    checked = 0
+    done = 0
+    for exercise in rows:
+        note = notes.get(exercise.name, {})
+        is_done = "done" in note
+        if exercise.check:
+            checked += 1
+            done += is_done
+        if is_done and still_open:
+            continue
+        state = "in its lesson"
+        if is_done:
+            state = "done"
+        elif exercise.check:
+            state = "open"
+        tries = f" (tried {note['tries']})" if "tries" in note else ""
+        lines.append(
+            f"{state:13}  {exercise.name:{width}}  {exercise.dots}  {exercise.title}{tries}"
+        )
+    head = f"{done} of {checked} done"
+    if checked < len(rows):
+        head += f"; {len(rows) - checked} more have no checker here"
+    return Said("\n".join([head, *lines]))
 
 # %% ../nbs/guides/exercises.ipynb #511bf84b
 def show(name: str) -> Said:
     "What an exercise asks, and the code to begin with. Raises ValueError for an unknown name."
-    e = find(name)
-    begin = f"\n\n{indent(e.begin, '    ')}" if e.begin else ""
-    return Said(f"{e}\n{e.lesson}\n\n{e.asks}{begin}")
+    exercise = find(name)
+    text = f"{exercise}\n{exercise.lesson}\n\n{exercise.asks}"
+    if exercise.begin:
+        text += f"\n\n{indent(exercise.begin, '    ')}"
+    return Said(text)
 
 
 def hint(name: str) -> Said:
     "The hints that you were shown, and one more. Raises ValueError for an unknown name."
-    e = find(name)
-    if not e.hints:
-        return Said(f"{e.name} has no hints; its lesson is {e.lesson}")
-    n, most = progress().get(e.name, {}).get("hints", 0) + 1, len(e.hints)
-    _note(e.name, hints=min(n, most))
-    return Said("\n".join(f"Hint {i} of {most}. {x}" for i, x in enumerate(e.hints[:n], 1)))
+    exercise = find(name)
+    if not exercise.hints:
+        return Said(f"{exercise.name} has no hints; its lesson is {exercise.lesson}")
+    most = len(exercise.hints)
+    shown = min(progress().get(exercise.name, {}).get("hints", 0) + 1, most)
+    _note(exercise.name, hints=shown)
+    lines = [f"Hint {n} of {most}. {exercise.hints[n - 1]}" for n in range(1, shown + 1)]
+    return Said("\n".join(lines))
 
 # %% ../nbs/guides/exercises.ipynb #e4db3643
 def solution(name: str) -> Said:
     "The lesson's answer; its imports are the lesson's. Raises ValueError for an unknown name."
-    e = find(name)
-    return Said(e.solution or f"{e.name} has no answer here; its lesson is {e.lesson}")
+    exercise = find(name)
+    if not exercise.solution:
+        return Said(f"{exercise.name} has no answer here; its lesson is {exercise.lesson}")
+    return Said(exercise.solution)
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c025
 class _Watch:
     "Notes what a checker does with an answer: the last call, what it raised, what was compared."
 
     def __init__(self, answer: Any):
-        self.answer, self.got = answer, None
-        self.given: tuple = ()
+        self.answer = answer
+        self.given: tuple = ()  # the arguments of the last call
+        self.result: Any = None
         self.raised: Exception | None = None
         self.compared: tuple[Any, Any] | None = None  # what was compared, and what was right
 
     def call(self, *args, **more):
         "The answer, watched. What it is given is noted before it can be changed."
         self.given = tuple(_kept(a) for a in (*args, *more.values()))
-        self.got = self.raised = self.compared = None
+        self.result = None
+        self.raised = None
+        self.compared = None
         try:
-            self.got = self.answer(*args, **more)
+            self.result = self.answer(*args, **more)
         except Exception as e:
             self.raised = e
             raise
-        return self.got
+        return self.result
 
-    def checker(self, e: Exercise) -> Callable:
+    def checker(self, exercise: Exercise) -> Callable:
         "The lesson's checker, with the names that its lesson has; its `diagnose` notes, too."
         lesson = importlib.import_module("instruct_goose.lesson")
 
-        def noting(fn: Callable, *args, right, mistakes):
+        def noting(function: Callable, *args, right, mistakes):
             def noted(*args):
-                made = fn(*args)  # which may call the answer
-                self.compared = made, right
-                return made
+                result = function(*args)  # which may call the answer
+                self.compared = (result, right)
+                return result
 
             return lesson.diagnose(noted, *args, right=right, mistakes=mistakes)
 
-        space = {name: getattr(lesson, name) for name in lesson.__all__}
-        space |= vars(importlib.import_module(e.module)) if e.module else {}
-        exec(compile(e.checker, f"<checker of {e.name}>", "exec"), space)
-        space |= {name: noting for name, x in space.items() if x is lesson.diagnose}
-        return space[e.check]
+        names = {name: getattr(lesson, name) for name in lesson.__all__}
+        if exercise.module:
+            names |= vars(importlib.import_module(exercise.module))
+        exec(compile(exercise.checker, f"<checker of {exercise.name}>", "exec"), names)
+        for name, x in list(names.items()):
+            if x is lesson.diagnose:
+                names[name] = noting
+        return names[exercise.check]
 
-    def details(self, e: Exercise) -> list[str]:
+    def details(self, exercise: Exercise) -> list[str]:
         "What to print below a verdict that is not right."
-        if not self.given and self.got is None and self.raised is None:
+        was_called = self.given or self.result is not None or self.raised is not None
+        if not was_called:
             return []
-        found = [
-            n
-            for n in ast.walk(ast.parse(e.begin))
-            if isinstance(n, ast.FunctionDef) and n.name == e.what
-        ]
-        names = [f"{a.arg} = " for a in found[0].args.args] if found else []
-        lines = ["your function was given"] if self.given else []
-        names = names if len(names) == len(self.given) else [""] * len(self.given)
-        lines += map(_value, names, self.given)
-        if self.raised:
-            file = getattr(getattr(self.answer, "__code__", None), "co_filename", None)
-            stack = traceback.extract_tb(self.raised.__traceback__)
-            return (
-                lines
-                + [f"it stopped in line {f.lineno}: {f.line}" for f in stack if f.filename == file][
-                    -1:
-                ]
-            )
-        made, *right = self.compared or [self.got]
-        whose = "it returned" if made is self.got else "the checker made of it"
-        lines += [whose, _value("", made)]
-        return lines + [line for x in right for line in ("expected", _value("", x))]
+        lines = []
+        if self.given:
+            lines.append("your function was given")
+        names = _parameters(exercise)
+        if len(names) != len(self.given):
+            names = [""] * len(self.given)
+        for name, x in zip(names, self.given, strict=True):
+            lines.append(_value(name, x))
+        if self.raised is not None:
+            return lines + self.last_line()
+        if self.compared is None:
+            return [*lines, "it returned", _value("", self.result)]
+        compared, right = self.compared
+        whose = "it returned" if compared is self.result else "the checker made of it"
+        return [*lines, whose, _value("", compared), "expected", _value("", right)]
+
+    def last_line(self) -> list[str]:  # empty where its file is not known
+        "The line of the answer in which it stopped."
+        code = getattr(self.answer, "__code__", None)  # a class has none
+        if code is None or self.raised is None:
+            return []
+        stack = traceback.extract_tb(self.raised.__traceback__)
+        frames = [frame for frame in stack if frame.filename == code.co_filename]
+        if not frames:
+            return []
+        return [f"it stopped in line {frames[-1].lineno}: {frames[-1].line}"]
+
+
+def _parameters(exercise: Exercise) -> list[str]:
+    'The names of the parameters of the function to write, as "x = ".'
+    for node in ast.walk(ast.parse(exercise.begin)):
+        if isinstance(node, ast.FunctionDef) and node.name == exercise.what:
+            return [f"{parameter.arg} = " for parameter in node.args.args]
+    return []
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c026
 def _kept(x: Any) -> Any:
@@ -234,30 +293,48 @@ def _kept(x: Any) -> Any:
 def _value(name: str, x: Any) -> str:
     "A value on a line, or on several that begin in one column."
     text = str(_kept(x))
-    text = text if len(text) < 800 else shorten(text, 800, placeholder=" …")
-    return indent((name + text).replace("\n", "\n" + " " * len(name)), "    ")
+    if len(text) >= 800:
+        text = shorten(text, 800, placeholder=" …")
+    column = " " * len(name)
+    return indent((name + text).replace("\n", f"\n{column}"), "    ")
 
 # %% ../nbs/guides/exercises.ipynb #e8e5c027
-def check(name: str, answer: Any) -> Said:
-    """For your function, or class: "right", or the name of the mistake and below it what it was
-    given, what it returned and what was expected. Notes the try. Raises ValueError for an
-    unknown name, and for an exercise that has no checker here."""
-    e = find(name)
-    if not e.check:
-        raise ValueError(f"{e.name} has no checker here ({e.why_not}): do it in {e.lesson}")
+def check(
+    name: str,
+    answer: Any,  # your function, or class
+) -> Said:
+    """Check an answer: "right", or the name of the mistake.
+
+    Below the mistake stands what your function was given, what it returned and what was expected.
+    The try is noted. Raises ValueError for an unknown name, and for an exercise that has no
+    checker here.
+    """
+    exercise = find(name)
+    if not exercise.check:
+        raise ValueError(
+            f"{exercise.name} has no checker here ({exercise.why_not}): do it in {exercise.lesson}"
+        )
     from torch.random import fork_rng
 
-    watch, asked = _Watch(answer), answer
-    if callable(answer) and not isinstance(answer, type):  # by its name and signature
-        asked = wraps(answer)(lambda *args, **more: watch.call(*args, **more))
+    watch = _Watch(answer)
+    watched = answer
+    if callable(answer) and not isinstance(answer, type):
+
+        @wraps(answer)  # the checker may read its name and signature
+        def watched(*args, **more):
+            return watch.call(*args, **more)
+
     with fork_rng(devices=[]):  # the reader's own random numbers go on as they were
-        run = watch.checker(e)
+        run = watch.checker(exercise)
         try:
-            said = str(run(asked))
+            verdict = str(run(watched))
         except Exception as error:
             whose = "it raised" if error is watch.raised else "the checker could not go on:"
-            said = f"{whose} {type(error).__name__}: {error}"
-    note = progress().get(e.name, {})
-    done = {"done": note.get("done", date.today().isoformat())} if said == "right" else {}
-    _note(e.name, tries=note.get("tries", 0) + 1, **done)
-    return Said("\n".join([said, *(watch.details(e) if said != "right" else [])]))
+            verdict = f"{whose} {type(error).__name__}: {error}"
+    note = progress().get(exercise.name, {})
+    tries = note.get("tries", 0) + 1
+    if verdict == "right":
+        _note(exercise.name, tries=tries, done=note.get("done", date.today().isoformat()))
+        return Said(verdict)
+    _note(exercise.name, tries=tries)
+    return Said("\n".join([verdict, *watch.details(exercise)]))

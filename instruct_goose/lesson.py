@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['INK', 'BLUE', 'ORANGE', 'GREEN', 'PURPLE', 'GREY', 'Example', 'running_example', 'at_the_keyboard', 'differs',
-           'expect', 'within', 'claim', 'gently', 'diagnose', 'small_svg', 'figure_style', 'draw_tokens', 'drag']
+           'expect', 'within', 'claim', 'diagnose', 'small_svg', 'figure_style', 'draw_tokens', 'drag']
 
 # %% ../nbs/notation.ipynb #bf5c45a8
-import ast
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,57 +44,61 @@ class Example:
 
 # %% ../nbs/notation.ipynb #0f9be644
 def running_example() -> Example:
-    "The two responses of the lessons, made afresh so that you may change them."
+    "Make the two responses of the lessons, afresh so that you may change them."
+    tokens = torch.tensor([[0, 0, 2], [1, 2, 0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    padding = [1 / 3, 1 / 3, 1 / 3]  # nobody reads it
 
-    def d(rows):
+    def numbers(rows: Sequence) -> Tensor:
         return torch.tensor(rows, dtype=torch.float64)
 
-    def pick(p):
-        return p.log().gather(-1, tokens[..., None])[..., 0]
+    def logprobs_of(probabilities: Tensor) -> Tensor:
+        return probabilities.log().gather(-1, tokens[..., None])[..., 0]
 
-    flat = [1 / 3, 1 / 3, 1 / 3]  # nobody reads the padding
-    new = d(
+    new = numbers(
         [
             [[0.55, 0.30, 0.15], [0.60, 0.20, 0.20], [0.35, 0.30, 0.35]],
-            [[0.60, 0.15, 0.25], [0.20, 0.25, 0.55], flat],
+            [[0.60, 0.15, 0.25], [0.20, 0.25, 0.55], padding],
         ]
     )
-    old = d(
+    old = numbers(
         [
             [[0.50, 0.25, 0.25], [0.40, 0.40, 0.20], [0.25, 0.25, 0.50]],
-            [[0.50, 0.25, 0.25], [0.30, 0.20, 0.50], flat],
+            [[0.50, 0.25, 0.25], [0.30, 0.20, 0.50], padding],
         ]
     )
-    ref = d(
+    ref = numbers(
         [
             [[0.40, 0.40, 0.20], [0.40, 0.40, 0.20], [0.25, 0.25, 0.50]],
-            [[0.50, 0.25, 0.25], [0.50, 0.25, 0.25], flat],
+            [[0.50, 0.25, 0.25], [0.50, 0.25, 0.25], padding],
         ]
     )
-    tokens = torch.tensor([[0, 0, 2], [1, 2, 0]])
     return Example(
         tokens=tokens,
-        mask=torch.tensor([[True, True, True], [True, True, False]]),
+        mask=mask,
         logits=new.log(),
         old_logits=old.log(),
         ref_logits=ref.log(),
-        logprobs=pick(new),
-        old_logprobs=pick(old),
-        ref_logprobs=pick(ref),
-        values=d([[0.55, 0.90, 0.70], [-0.30, -0.40, 0.0]]),
-        old_values=d([[0.50, 0.60, 0.80], [0.10, -0.20, 0.0]]),
-        scores=d([1.0, -1.0]),
+        logprobs=logprobs_of(new),
+        old_logprobs=logprobs_of(old),
+        ref_logprobs=logprobs_of(ref),
+        values=numbers([[0.55, 0.90, 0.70], [-0.30, -0.40, 0.0]]),
+        old_values=numbers([[0.50, 0.60, 0.80], [0.10, -0.20, 0.0]]),
+        scores=numbers([1.0, -1.0]),
     )
 
 # %% ../nbs/notation.ipynb #11975a5c
 def at_the_keyboard() -> bool:
-    "Is this cell run by a person: in Jupyter or Colab, and not by a test?"
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return getattr(shell, "kernel", None) is not None and not os.environ.get("IN_TEST")
+    "Whether this cell is run by a person: in Jupyter or Colab, and not by a test."
+    ipython = sys.modules.get("IPython")
+    if ipython is None or os.environ.get("IN_TEST"):
+        return False
+    shell = ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
 
 
 def differs(message: str) -> None:
-    "What a check that fails does: AssertionError in a test, a line of text for a person."
+    "Report a check that fails: AssertionError in a test, a line of text for a person."
     if not at_the_keyboard():
         raise AssertionError(message)
     print(f"You changed something: {message}")
@@ -103,13 +106,15 @@ def differs(message: str) -> None:
 # %% ../nbs/notation.ipynb #b7d48dd5
 def expect(value: object, expected: object, atol: int | float = 6e-5) -> None:
     "Check that two things agree in shape and to four decimals (or to `atol`)."
-    now, then = (torch.as_tensor(x, dtype=torch.float64).detach().cpu() for x in (value, expected))
-    if now.shape != then.shape:
-        return differs(f"the shape was {tuple(then.shape)}, now it is {tuple(now.shape)}")
-    off = ~torch.isclose(now, then, rtol=0, atol=atol, equal_nan=True)
+    now = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+    before = torch.as_tensor(expected, dtype=torch.float64).detach().cpu()
+    if now.shape != before.shape:
+        differs(f"the shape was {tuple(before.shape)}, now it is {tuple(now.shape)}")
+        return
+    off = ~torch.isclose(now, before, rtol=0, atol=atol, equal_nan=True)
     if off.any():
-        where = tuple(off.nonzero()[0].tolist())
-        differs(f"this was {then[where]:.6g} at {list(where)}, now it is {now[where]:.6g}")
+        place = tuple(off.nonzero()[0].tolist())
+        differs(f"this was {before[place]:.6g} at {list(place)}, now it is {now[place]:.6g}")
 
 
 def within(value: object, low: int | float, high: int | float) -> None:
@@ -125,42 +130,29 @@ def claim(truth: object, words: str = "what this line says") -> None:
     if not truth:
         differs(f"it no longer holds: {words}")
 
-# %% ../nbs/notation.ipynb #67ebc81e
-class _Told(ast.NodeTransformer):
-    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        words = ast.unparse(node.test)
-        said = f"__import__('instruct_goose.lesson').lesson.claim({words}, {words[:200]!r})"
-        return ast.parse(said).body[0]
-
-
-def gently(lines: list[str]) -> list[str]:
-    "A hidden cell's asserts as claims; every other cell as it is."
-    if not "".join(lines).startswith("#| hide"):
-        return lines
-    return ast.unparse(_Told().visit(ast.parse("".join(lines)))).splitlines(keepends=True)
-
-
-if at_the_keyboard():  # a person's shell asks `gently` from the import of this module on
-    sys.modules["IPython"].get_ipython().input_transformers_post.append(gently)
-
 # %% ../nbs/notation.ipynb #6fa6a671
-def diagnose(answer: Callable, *args, right: object, mistakes: dict) -> str:
+def diagnose(
+    answer: Callable,  # a learner's function
+    *args: Any,
+    right: object,  # what it should return, as a tensor or numbers
+    mistakes: Mapping[str, object],  # what known mistakes return, by name
+) -> str:
     "Run a learner's function: 'right', the name of its mistake, or what it returned."
     try:
-        got = answer(*args)
+        result = answer(*args)
     except Exception as e:
         return f"it raised {type(e).__name__}: {e}"
-    if got is None:
+    if result is None:
         return "nothing returned yet: write the function, then run this again"
-    if not torch.is_tensor(got):
-        return f"type: return a tensor, not {type(got).__name__}"
-    true = torch.as_tensor(right)
-    if got.shape != true.shape:
-        return f"shape: yours is {tuple(got.shape)}, expected {tuple(true.shape)}"
-    for name, known in {"right": true, **mistakes}.items():
-        if torch.allclose(got.double(), torch.as_tensor(known).double(), atol=1e-6):
+    if not torch.is_tensor(result):
+        return f"type: return a tensor, not {type(result).__name__}"
+    expected = torch.as_tensor(right)
+    if result.shape != expected.shape:
+        return f"shape: yours is {tuple(result.shape)}, expected {tuple(expected.shape)}"
+    for name, known in {"right": expected, **mistakes}.items():
+        if torch.allclose(result.double(), torch.as_tensor(known).double(), atol=1e-6):
             return name
-    return f"not yet: you have {got}, expected {true}"
+    return f"not yet: you have {result}, expected {expected}"
 
 # %% ../nbs/notation.ipynb #7221cb53
 INK, BLUE, ORANGE = "#262626", "#3b82f6", "#ea7a1a"
@@ -216,24 +208,35 @@ def figure_style():
 
 # %% ../nbs/notation.ipynb #a2dc2ac2
 def draw_tokens(
-    ax, numbers: Tensor, mask: Tensor, labels=None, fmt="{:.2f}", centre=0.0, scale=None
-):
-    "A (B, T) batch on a matplotlib axis: one box per token; padding is hatched."
+    ax: Any,  # a matplotlib axis
+    numbers: Tensor,  # (B, T)
+    mask: Tensor,  # (B, T) bool
+    labels: Sequence[Sequence[str]] | None = None,  # a word above each number
+    fmt: str = "{:.2f}",  # of a number
+    centre: float = 0.0,  # numbers above are green, those below orange
+    scale: float | None = None,  # the distance from the centre with the fullest colour
+) -> None:
+    "Draw a batch of numbers: one box per token; padding is hatched."
     from matplotlib.patches import Rectangle
 
     numbers = numbers.detach().double()
-    scale = scale or (numbers - centre)[mask].abs().max().clamp(min=1e-9).item()
+    if not scale:
+        scale = (numbers - centre)[mask].abs().max().clamp(min=1e-9).item()
     for i, row in enumerate(mask.tolist()):
-        for t, real in enumerate(row):
-            box, x = ((t + 0.05, -i + 0.08), 0.9, 0.84), numbers[i, t].item()
-            if not real:
-                ax.add_patch(Rectangle(*box, fill=False, ec=GREY, hatch="//", lw=0.8))
+        for t, is_token in enumerate(row):
+            corner = (t + 0.05, -i + 0.08)
+            if not is_token:
+                box = Rectangle(corner, 0.9, 0.84, fill=False, ec=GREY, hatch="//", lw=0.8)
+                ax.add_patch(box)
                 continue
-            colour, shade = GREEN if x >= centre else ORANGE, min(1, abs(x - centre) / scale)
-            ax.add_patch(Rectangle(*box, lw=0, facecolor=colour, alpha=0.15 + 0.45 * shade))
-            word = f"{labels[i][t]}\n" if labels is not None else ""
-            number = fmt.format(x).replace("-", "−")
-            ax.text(t + 0.5, -i + 0.5, word + number, ha="center", va="center")
+            x = numbers[i, t].item()
+            colour = GREEN if x >= centre else ORANGE
+            alpha = 0.15 + 0.45 * min(1, abs(x - centre) / scale)
+            ax.add_patch(Rectangle(corner, 0.9, 0.84, lw=0, facecolor=colour, alpha=alpha))
+            text = fmt.format(x).replace("-", "−")
+            if labels is not None:
+                text = f"{labels[i][t]}\n{text}"
+            ax.text(t + 0.5, -i + 0.5, text, ha="center", va="center")
     B, T = mask.shape
     ax.set(xlim=(0, T), ylim=(1 - B, 1))
     ax.set_yticks([0.5 - i for i in range(B)], [f"response {i + 1}" for i in range(B)])
@@ -242,35 +245,36 @@ def draw_tokens(
     ax.spines[:].set_visible(False)
 
 # %% ../nbs/notation.ipynb #d4a60002
-def _plain(values) -> list:
+def _plain(values: Sequence) -> list:
     "A curve as a short list: four digits are more than the eye sees."
-    return [x if x is None or isinstance(x, str) else float(f"{float(x):.4g}") for x in values]
+    short = []
+    for x in values:
+        is_number = x is not None and not isinstance(x, str)
+        short.append(float(f"{float(x):.4g}") if is_number else x)
+    return short
 
 
 def drag(
-    fig,  # a plotly figure
+    fig: Any,  # a plotly figure
     name: str,  # before the number, as in "β = "
-    stops,  # where the slider can stand
-    move,  # stop → changes of the curves, {"y": one list per curve}, and a title
-    start,  # where it stands at first
-    curves=None,  # which curves it moves; all of them
-):
-    "A slider under a plotly figure, which also gets the lessons' margins. Returns the figure."
-    curves, steps = list(range(len(fig.data)) if curves is None else curves), []
+    stops: Sequence,  # where the slider can stand
+    move: Callable,  # stop → changes of the curves, {"y": one list per curve}, and a title
+    start: object,  # where it stands at first
+    curves: Sequence[int] | None = None,  # which curves it moves; None: all of them
+) -> Any:  # the figure
+    "Put a slider under a plotly figure, which also gets the lessons' margins."
+    curves = list(range(len(fig.data)) if curves is None else curves)
+    steps = []
     for stop in stops:
-        made, title = move(stop)
-        made = {key: [_plain(values) for values in rows] for key, rows in made.items()}
-        steps.append(
-            dict(
-                label=stop if isinstance(stop, str) else f"{stop:g}",
-                method="update",
-                args=[made, {"title.text": title}, curves],
-            )
-        )
+        changes, title = move(stop)
+        changes = {key: [_plain(values) for values in rows] for key, rows in changes.items()}
+        label = stop if isinstance(stop, str) else f"{stop:g}"
+        args = [changes, {"title.text": title}, curves]
+        steps.append({"label": label, "method": "update", "args": args})
     at = list(stops).index(start)
-    made, title, _ = steps[at]["args"]
+    changes, title, _ = steps[at]["args"]
     for i, curve in enumerate(curves):
-        for key, rows in made.items():
+        for key, rows in changes.items():
             fig.data[curve][key] = rows[i]
     fig.update_layout(
         template="none",

@@ -22,7 +22,7 @@ FELL_ELSEWHERE = [
     "guides/side_by_side",
 ]
 # steps of one process each: two lanes of them side by side, where there are two workers
-LANES = [["portable", "types"], ["ruff", "current", "site"]]
+LANES = [["portable", "types"], ["ruff", "format", "layers", "current", "site"]]
 
 
 def other_machine() -> tuple[str, dict]:
@@ -39,6 +39,14 @@ def steps(workers: int, deep: bool = False) -> dict:
     python, elsewhere = sys.executable, FELL_ELSEWHERE if deep else FELL_ELSEWHERE[:1]
     return {
         "ruff": ("style and plain mistakes", [bin / "ruff", "check", "."]),
+        "format": (
+            "layout is what ruff format makes of it",
+            [bin / "ruff", "format", "--check", "."],
+        ),
+        "layers": (
+            "imports point down, in no circle",
+            [bin / "lint-imports", "--no-cache"],
+        ),
         "current": (
             "modules, clean notebooks and README are what the notebooks say",
             [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/repo/test_current.py"],

@@ -1,0 +1,1 @@
+"Other libraries: their settings, losses and names, said in ours."

@@ -62,21 +62,27 @@ def gae(
     gamma: int | float = 0.99,  # discount per step
     lambda_: int | float = 0.97,  # 0 trusts the values, 1 trusts the rewards
 ) -> Float[Tensor, "..."]:  # Â, of the shape and type of the value
-    """Âₜ = δₜ + γλ(1 − flagₜ)·Âₜ₊₁, δₜ = rₜ + γ(1 − doneₜ)·V′ₜ − Vₜ: V′ is given, done ends the
-    value, traj_flag (or done) the sum. Writes (1 − done)·V′ into next_value. Detaches nothing."""
+    """Âₜ = δₜ + γλ(1 − flagₜ)·Âₜ₊₁, δₜ = rₜ + γ(1 − doneₜ)·V′ₜ − Vₜ.
+
+    V′ is given; done ends the value, traj_flag (or done) the sum. Writes (1 − done)·V′ into
+    next_value, as the original does. Detaches nothing.
+    """
     value, next_value, reward, done, traj_flag = gae_data(*data)
     done = (torch.zeros_like(reward) if done is None else done).float()
     traj_flag = done if traj_flag is None else traj_flag.float()
     if value.ndim == reward.ndim + 1:  # many agents, one reward
-        reward, done, traj_flag = (x.unsqueeze(-1) for x in (reward, done, traj_flag))
+        reward = reward.unsqueeze(-1)
+        done = done.unsqueeze(-1)
+        traj_flag = traj_flag.unsqueeze(-1)
     next_value *= 1 - done  # in place: callers may look
     delta = reward + gamma * next_value - value
     keep = gamma * lambda_ * (1 - traj_flag)  # float32, whatever the values are
-    later, advantages = torch.zeros_like(value[0]), []
+    later = torch.zeros_like(value[0])  # Âₜ₊₁
+    reversed_advantages = []
     for t in reversed(range(len(reward))):
         later = delta[t] + keep[t] * later
-        advantages.append(later.to(value.dtype))
-    return torch.stack(advantages[::-1])
+        reversed_advantages.append(later.to(value.dtype))
+    return torch.stack(reversed_advantages[::-1])
 
 # %% ../../nbs/guides/from_ding.ipynb #13e7d682
 _policy = ("action", "adv", "weight", "logit_pretrained")
@@ -145,19 +151,25 @@ def ppo_policy_error(
     kl_type: str = "k1",  # of kl_div, if there is a logit_pretrained
 ) -> tuple:  # (ppo_policy_loss, ppo_info)
     """Policy loss, entropy and KL of discrete actions, logits (B, N) or (B, S, N).
-    Means over all elements, weighted or not; kl_div and the info without the weight.
-    Where π/π_old has more dimensions than adv, its mean over dim 1 is clipped."""
+
+    Means over all elements, weighted or not; kl_div and the info without the weight. Where π/π_old
+    has more dimensions than adv, its mean over dim 1 is clipped.
+    """
     new, old, action, adv, weight, pretrained = ppo_policy_data(*data)
     weight = torch.ones_like(adv) if weight is None else weight
-    logp_new, logp_old = (less_efficient_method(z, action) for z in (new, old))
+    logp_new = less_efficient_method(new, action)
+    logp_old = less_efficient_method(old, action)
     ratio = (logp_new - logp_old).exp()
-    ratio = ratio if ratio.shape == adv.shape else ratio.mean(dim=1)
+    if ratio.shape != adv.shape:
+        ratio = ratio.mean(dim=1)
     loss = -(_clipped(ratio, adv, clip_ratio, dual_clip) * weight).mean()
-    entropy_loss, kl_div = torch.tensor(0.0), loss.new_zeros(())
+    entropy_loss = torch.tensor(0.0)
     if entropy_bonus:
-        spread = entropy(new).to(new.dtype)
-        spread = spread if spread.shape == weight.shape else spread.mean(dim=1)
-        entropy_loss = (spread * weight).mean()
+        entropies = entropy(new).to(new.dtype)
+        if entropies.shape != weight.shape:
+            entropies = entropies.mean(dim=1)
+        entropy_loss = (entropies * weight).mean()
+    kl_div = loss.new_zeros(())
     if pretrained is not None:
         kl_div = calculate_kl_div(logp_new - less_efficient_method(pretrained, action), kl_type)
     info = ppo_info(*_meters(logp_new, logp_old, ratio, clip_ratio))
@@ -207,25 +219,32 @@ def ppo_policy_error_continuous(
     dual_clip: int | float | None = None,  # c > 1, for advantages of either sign
     kl_type: str = "k1",  # of kl_div, if there is a logit_pretrained
 ) -> tuple:  # (ppo_policy_loss, ppo_info); kl_div is the int 0 without a pretrained
-    """As `ppo_policy_error` for a diagonal Gaussian, {"mu", "sigma"} of shape (B, N);
-    the old one may be of shape (B,). max(min(…), c·Â) wherever there is a dual clip.
-    AssertionError for a dual clip of 1 or less, ValueError for σ ≤ 0."""
+    """As `ppo_policy_error` for a diagonal Gaussian, {"mu", "sigma"} of shape (B, N).
+
+    The old one may be of shape (B,). The floor max(min(…), c·Â) holds wherever there is a dual
+    clip. Raises AssertionError for a dual clip of 1 or less, ValueError for σ ≤ 0.
+    """
     _dual_clip_above_1(dual_clip)
     new, old, action, adv, weight, pretrained = ppo_policy_data_continuous(*data)
     weight = torch.ones_like(adv) if weight is None else weight
     if old["mu"].ndim == 1:
-        old = {k: old[k].unsqueeze(-1) for k in ("mu", "sigma")}
-    logp_new, logp_old = (Normal(p["mu"], p["sigma"]).log_prob(action).sum(-1) for p in (new, old))
+        old = {"mu": old["mu"].unsqueeze(-1), "sigma": old["sigma"].unsqueeze(-1)}
+    logp_new = _gaussian_logp(new, action)
+    logp_old = _gaussian_logp(old, action)
     ratio = (logp_new - logp_old).exp()
     loss = -(_clipped(ratio, adv, clip_ratio, dual_clip, everywhere=True) * weight).mean()
     sigma = Normal(new["mu"], new["sigma"]).scale  # of the shape of μ, and a tensor
     entropy_loss = (gaussian_entropy(sigma).to(sigma.dtype) * weight).mean()
     kl_div = 0
     if pretrained is not None:
-        logp_pretrained = Normal(pretrained["mu"], pretrained["sigma"]).log_prob(action).sum(-1)
-        kl_div = calculate_kl_div(logp_new - logp_pretrained, kl_type)
+        kl_div = calculate_kl_div(logp_new - _gaussian_logp(pretrained, action), kl_type)
     info = ppo_info(*_meters(logp_new, logp_old, ratio, clip_ratio))
     return ppo_policy_loss(loss, entropy_loss, kl_div), info
+
+
+def _gaussian_logp(parameters: dict, action: Tensor) -> Tensor:
+    "Σ log N(a | μ, σ) over the last dimension."
+    return Normal(parameters["mu"], parameters["sigma"]).log_prob(action).sum(-1)
 
 # %% ../../nbs/guides/from_ding.ipynb #3c5a9d8b
 def ppo_error_continuous(
@@ -258,10 +277,11 @@ def _group_error(
     "What GRPO and RLOO share: the mean over rows of Σ w·loss / Σ w, and the meters."
     ratio = (logp_new - logp_old).exp()
     loss = -_clipped(ratio, adv.unsqueeze(1), clip_ratio)
-    loss = loss if penalty is None else penalty + loss
+    if penalty is not None:
+        loss = penalty + loss
     weight = torch.ones_like(loss) if weight is None else weight
-    loss = ((loss * weight).sum(dim=1) / weight.sum(dim=1)).mean()
-    return loss, _meters(logp_new, logp_old, ratio, clip_ratio)
+    mean = ((loss * weight).sum(dim=1) / weight.sum(dim=1)).mean()
+    return mean, _meters(logp_new, logp_old, ratio, clip_ratio)
 
 # %% ../../nbs/guides/from_ding.ipynb #ad52fe40
 grpo_policy_data = _record(
@@ -277,10 +297,13 @@ def grpo_policy_error(
     beta: int | float = 0.1,  # β
 ) -> tuple:  # (loss, grpo_info)
     """−min(ρ·Â, clip(ρ, 1 ± ε)·Â) + β·k₃ per token, each row's weighted mean, their mean.
-    adv is (B,), one per row; k₃ is not clamped. A row without weight makes it nan."""
+
+    adv is (B,), one per row; k₃ is not clamped. A row without weight makes it nan.
+    """
     new, old, ref, action, adv, weight = data
-    logp_new, logp_old, logp_ref = (log_prob_fn(z, action) for z in (new, old, ref))
-    penalty = beta * k3(logp_new - logp_ref, clamp=math.inf)
+    logp_new = log_prob_fn(new, action)
+    logp_old = log_prob_fn(old, action)
+    penalty = beta * k3(logp_new - log_prob_fn(ref, action), clamp=math.inf)
     loss, meters = _group_error(logp_new, logp_old, adv, weight, clip_ratio, penalty)
     return loss, grpo_info(*meters)
 
@@ -297,17 +320,19 @@ def rloo_policy_error(
     clip_ratio: int | float = 0.2,  # ε
 ) -> tuple:  # (loss, rloo_info)
     """The same without β, and Â = r − mean of the other K − 1 rewards to the query.
-    reward is (K, B/K), row b of the batch being entry b of reward.flatten(): all first
-    samples, then all second ones. The reward gets no gradient. nan for K = 1."""
+
+    reward is (K, B/K), row b of the batch being entry b of reward.flatten(): all first samples,
+    then all second ones. The reward gets no gradient. nan for K = 1.
+    """
     new, old, action, reward, weight = data
     reward = reward * 1.0  # whole numbers too
     by_query = reward.reshape(len(reward), -1).T
-    adv = (
-        group_advantages(by_query.flatten(), len(reward), "leave_one_out")
-        if len(reward) > 1
-        else torch.full_like(by_query, math.nan)
-    )
+    if len(reward) > 1:
+        adv = group_advantages(by_query.flatten(), len(reward), "leave_one_out")
+    else:
+        adv = torch.full_like(by_query, math.nan)
     adv = adv.to(reward.dtype).reshape(by_query.shape).T.flatten()
-    logp_new, logp_old = (log_prob_fn(z, action) for z in (new, old))
+    logp_new = log_prob_fn(new, action)
+    logp_old = log_prob_fn(old, action)
     loss, meters = _group_error(logp_new, logp_old, adv, weight, clip_ratio)
     return loss, rloo_info(*meters)

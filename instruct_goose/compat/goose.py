@@ -35,8 +35,11 @@ from ..training import trainer as training
 
 # %% ../../nbs/guides/from_goose.ipynb #2112d836
 class Agent(models.Agent):
-    """`models.agent.Agent` under the old names. The value of a state is one linear row on the
-    transformer, zero at first and without a Tanh, so that it can be any number."""
+    """`models.agent.Agent` under the old names.
+
+    The value of a state is one linear row on the transformer, zero at first and without a Tanh, so
+    that it can be any number.
+    """
 
     def __init__(self, model: PreTrainedModel | str | Path):
         super().__init__(model)
@@ -58,46 +61,66 @@ class Agent(models.Agent):
         attention_mask: Shaped[Tensor, "batch query"] | None = None,  # None: nothing is padding
         **kwargs: Any,  # of transformers' `generate`
     ) -> Any:  # query and answer, (batch, query + max_new_tokens)
-        """transformers' `generate`, dropout off. Answers that all end early are filled up to
-        max_new_tokens: the script cuts them off from the right, and would cut into the query."""
-        attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        longest, model = kwargs.get("max_new_tokens"), cast(Any, self.model)
+        """transformers' `generate`, dropout off.
+
+        Answers that all end early are filled up to max_new_tokens: the script cuts them off from
+        the right, and would cut into the query.
+        """
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        model = cast(Any, self.model)
         with eval_mode(model):
             out = model.generate(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        longest = kwargs.get("max_new_tokens")
         if longest is None or not torch.is_tensor(out):
             return out
         fill = kwargs.get("pad_token_id", self.eos_token_id)
-        fill = fill[0] if isinstance(fill, list) else fill or 0
-        return nn.functional.pad(out, (0, input_ids.shape[1] + longest - out.shape[1]), value=fill)
+        if isinstance(fill, list):
+            fill = fill[0]
+        missing = input_ids.shape[1] + longest - out.shape[1]
+        return nn.functional.pad(out, (0, missing), value=fill or 0)
 
     def forward(
         self,
         input_ids: Int[Tensor, "batch time"],
         attention_mask: Shaped[Tensor, "batch time"] | None = None,
     ) -> Any:  # four of them, (batch,) each
-        """A next token drawn after each text; its log-probability; the entropy of what it was
-        drawn from; the value of the text. `evaluate` is what training asks."""
+        """Draw a next token after each text.
+
+        Returns the token; its log-probability; the entropy of what it was drawn from; the value of
+        the text. `evaluate` is what training asks.
+        """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         logits, values = super().forward(input_ids, mask)
-        rows, last = torch.arange(len(mask), device=mask.device), last_index(mask.bool())
-        logits = logits[rows, last]
-        action = sample_token(logits.detach(), torch.rand(len(rows), device=logits.device))
-        return action, token_logprobs(logits, action), entropy(logits), values[rows, last]
+        rows = torch.arange(len(mask), device=mask.device)
+        last = last_index(mask.bool())
+        next_logits = logits[rows, last]
+        uniform = torch.rand(len(rows), device=logits.device)
+        action = sample_token(next_logits.detach(), uniform)
+        logprobs = token_logprobs(next_logits, action)
+        return action, logprobs, entropy(next_logits), values[rows, last]
 
 # %% ../../nbs/guides/from_goose.ipynb #b77df223
 def create_reference_model(model: models.Agent | PreTrainedModel) -> Any:  # the same kind
-    "π_ref: a copy that no longer learns, dropout off. An Agent's copy is an Agent."
-    reference, is_agent = models.create_reference_model(model), isinstance(model, models.Agent)
-    return Agent(reference).requires_grad_(False).eval() if is_agent else reference
+    "Copy π_ref: it no longer learns, dropout off. An Agent's copy is an Agent."
+    reference = models.create_reference_model(model)
+    if isinstance(model, models.Agent):
+        return Agent(reference).requires_grad_(False).eval()
+    return reference
 
 # %% ../../nbs/guides/from_goose.ipynb #a307c279
 def _text_mask(ids: Tensor, eos: int | list[int] | None, pad: int | None) -> Tensor:
     "True from the first id that is neither padding nor end to the last, and the end behind it."
     ends = torch.as_tensor([] if eos is None else eos, device=ids.device).reshape(-1)
-    real = ~torch.isin(ids, ends) & (ids != (-1 if pad is None else pad))
-    before, behind = real.cumsum(-1) == 0, real.flip(-1).cumsum(-1).flip(-1) == 0
-    is_end = torch.isin(ids, ends) & behind & ~before
-    mask = ~before & ~behind | (is_end & (is_end.cumsum(-1) == 1))
+    ends_here = torch.isin(ids, ends)
+    is_text = ~ends_here
+    if pad is not None:
+        is_text = is_text & (ids != pad)
+    before = is_text.cumsum(-1) == 0
+    behind = is_text.flip(-1).cumsum(-1).flip(-1) == 0
+    is_end = ends_here & behind & ~before
+    is_first_end = is_end & (is_end.cumsum(-1) == 1)
+    mask = (~before & ~behind) | is_first_end
     mask[~mask.any(-1), -1] = True  # nothing but filling: read its last id
     return mask
 
@@ -109,9 +132,11 @@ class _Head(nn.Sequential):
 
 
 class RewardModel(nn.Module):
-    """A transformer and a head: σ(w·h) at each text's last token, from 0 to 1. Without a mask,
-    ends and padding before the text are left out, and all but the first end behind it. Starts in
-    eval mode: dropout in the judge would be noise in the rewards."""
+    """A transformer and a head: σ(w·h) at each text's last token, from 0 to 1.
+
+    Without a mask, ends and padding before the text are left out, and all but the first end behind
+    it. Starts in eval mode: dropout in the reward model would be noise in the rewards.
+    """
 
     def __init__(
         self,
@@ -120,14 +145,13 @@ class RewardModel(nn.Module):
         device: str | torch.device | None = None,  # None: leave it where it is
     ):
         super().__init__()
-        load, given = AutoModelForSequenceClassification, isinstance(model_name, nn.Module)
-        model: Any = (
-            copy.deepcopy(model_name)
-            if given
-            else load.from_pretrained(
+        model: Any
+        if isinstance(model_name, nn.Module):
+            model = copy.deepcopy(model_name)
+        else:
+            model = AutoModelForSequenceClassification.from_pretrained(
                 cast(str, model_name), num_labels=1, dtype=torch.float32, trust_remote_code=False
             )
-        )
         model.score = _Head(nn.Dropout(dropout), model.score)
         self.model = model
         self.to(device).eval()
@@ -140,8 +164,8 @@ class RewardModel(nn.Module):
         attention_mask: Shaped[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch"]:
         if attention_mask is None:
-            c: Any = self.model.config
-            attention_mask = _text_mask(input_ids, c.eos_token_id, c.pad_token_id)
+            config: Any = self.model.config
+            attention_mask = _text_mask(input_ids, config.eos_token_id, config.pad_token_id)
         return reward.last_token_logits(self.model, input_ids, attention_mask).sigmoid()
 
 # %% ../../nbs/guides/from_goose.ipynb #543aebe7
@@ -177,21 +201,20 @@ class RLHFTrainer(training.RLHFTrainer):
         ref_model: models.Agent | PreTrainedModel,
         config: RLHFConfig,
     ):
-        c, device = config, next(model.parameters()).device
-        super().__init__(
-            model,
-            ref_model,
-            training.RLHFConfig(
-                clip=c.epsilon,
-                ent_coef=c.ent_coef,
-                vf_coef=2 * c.vf_coef,
-                value_clip=None,
-                beta=c.beta,
-                device="cpu" if device.type == "cpu" else "cuda",
-            ),
+        device = next(model.parameters()).device
+        ours = training.RLHFConfig(
+            clip=config.epsilon,
+            ent_coef=config.ent_coef,
+            vf_coef=2 * config.vf_coef,
+            value_clip=None,
+            beta=config.beta,
+            device="cpu" if device.type == "cpu" else "cuda",
         )
-        self.model, self.epsilon = self.agent, c.epsilon
-        self.ent_coef, self.vf_coef = c.ent_coef, c.vf_coef
+        super().__init__(model, ref_model, ours)
+        self.model = self.agent
+        self.epsilon = config.epsilon
+        self.ent_coef = config.ent_coef
+        self.vf_coef = config.vf_coef
 
     @staticmethod
     def compute_advantage_and_return(
@@ -217,14 +240,11 @@ class RLHFTrainer(training.RLHFTrainer):
         response_attention_mask: Shaped[Tensor, "batch time"],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # (batch, time) each, 0 at filling
         "log π, entropy, V and log π_ref of every token of the response, in this order."
-        four = (
-            query_ids,
-            query_attention_mask,
-            response_ids,
-            self._words(response_ids, response_attention_mask),
-        )
-        now, ref = self.agent.evaluate(*four), response_logprobs(self.ref_model, *four)
-        return now.logprobs, cast(Tensor, now.entropy), cast(Tensor, now.values), ref
+        words = self._words(response_ids, response_attention_mask)
+        texts = query_ids, query_attention_mask, response_ids, words
+        new = self.agent.evaluate(*texts)
+        ref_logprobs = response_logprobs(self.ref_model, *texts)
+        return new.logprobs, cast(Tensor, new.entropy), cast(Tensor, new.values), ref_logprobs
 
     def compute_loss(
         self,
@@ -288,8 +308,10 @@ class PromptDataset(_Rows):
 
 # %% ../../nbs/guides/from_goose.ipynb #efb918df
 class AgentObjective(nn.Module):
-    """mean(R(x) − β·log(π(x)/π_sft(x))) + γ·mean(log π(x)) over texts x, Ouyang et al. (2022)
-    eq. 2: a number to watch. Its gradient is not the objective's: the texts are given."""
+    """mean(R(x) − β·log(π(x)/π_sft(x))) + γ·mean(log π(x)) over texts x: a number to watch.
+
+    Ouyang et al. (2022) eq. 2. Its gradient is not the objective's: the texts are given.
+    """
 
     def __init__(
         self,
@@ -300,18 +322,24 @@ class AgentObjective(nn.Module):
         beta: int | float,
     ):
         super().__init__()
-        self.model, self.sft_model, self.reward_model = model, sft_model, reward_model
-        self.gamma, self.beta = gamma, beta
+        self.model = model
+        self.sft_model = sft_model
+        self.reward_model = reward_model
+        self.gamma = gamma
+        self.beta = beta
 
     def forward(
         self, input_ids: Int[Tensor, "batch time"], attention_mask: Shaped[Tensor, "batch time"]
     ) -> Float[Tensor, ""]:
         ids, mask = compact(input_ids, attention_mask, "right")
-        parts = ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:]  # the first predicts the others
-        pi, sft = (
-            response_logprobs(m.model if isinstance(m, models.Agent) else m, *parts)
-            for m in (self.model, self.sft_model)
-        )
+        first = ids[:, :1], mask[:, :1]  # it predicts the others
+        others = ids[:, 1:], mask[:, 1:]
+        logprobs = response_logprobs(_causal_lm(self.model), *first, *others)
+        sft_logprobs = response_logprobs(_causal_lm(self.sft_model), *first, *others)
         scores = self.reward_model(input_ids, attention_mask)
-        drift = sequence_kl(pi, sft, parts[3], "k1")
-        return (scores - self.beta * drift).mean() + self.gamma * pi.sum(-1).mean()
+        kl = sequence_kl(logprobs, sft_logprobs, mask[:, 1:], "k1")
+        return (scores - self.beta * kl).mean() + self.gamma * logprobs.sum(-1).mean()
+
+
+def _causal_lm(model: models.Agent | PreTrainedModel) -> PreTrainedModel:
+    return model.model if isinstance(model, models.Agent) else model

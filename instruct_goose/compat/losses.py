@@ -37,34 +37,42 @@ SURROGATES["gpg"] = Surrogate(gpg)
 
 # %% ../../nbs/guides/more_losses.ipynb #5c16cf71
 def _log_clip(x: SurrogateInputs) -> tuple[Tensor, Tensor, Tensor]:  # log ρ; too low; too high
-    ell, high = x.ratio.log(), x.clip if x.clip_high is None else x.clip_high
-    return ell, (ell < -x.clip) & (x.advantages < 0), (ell > high) & (x.advantages > 0)
+    high = x.clip if x.clip_high is None else x.clip_high
+    ell = x.ratio.log()
+    too_low = (ell < -x.clip) & (x.advantages < 0)
+    too_high = (ell > high) & (x.advantages > 0)
+    return ell, too_low, too_high
 
 
 def gmpo(x: SurrogateInputs) -> Tensor:
     "Â·exp(mean of log ρₜ, cut to [−ε, ε_high] where Â drives it on). Zhao et al. (2025)."
-    ell, low, high = _log_clip(x)
+    ell, too_low, too_high = _log_clip(x)
     cut = ell.clamp(-x.clip, x.clip if x.clip_high is None else x.clip_high)
-    ell = torch.where(x.mask, torch.where(low | high, cut, ell), 0.0)
+    ell = torch.where(too_low | too_high, cut, ell)
+    ell = torch.where(x.mask, ell, 0.0)
     mean = ell.sum(-1, keepdim=True) / x.mask.sum(-1, keepdim=True).clamp(min=1)
     return mean.exp() * x.advantages
 
 
 def gmpo_held(x: SurrogateInputs) -> dict[str, Tensor]:
     "The tokens whose log-ratio is cut."
-    _, low, high = _log_clip(x)
-    return dict(low=low, high=high)
+    _, too_low, too_high = _log_clip(x)
+    return {"low": too_low, "high": too_high}
 
 
 SURROGATES["gmpo"] = Surrogate(gmpo, gmpo_held)
 
 # %% ../../nbs/guides/more_losses.ipynb #b2975629
 def vespo(x: SurrogateInputs) -> Tensor:
-    "sg(e^(λ(1 − w))·wᵏ)·Â·log π, w the response's ratio, k and λ by the sign of Â."
+    """sg(e^(λ(1 − w))·wᵏ)·Â·log π, w the response's ratio, k and λ by the sign of Â.
+
+    Shen et al. (2026).
+    """
     w = x.ratio.detach()
 
     def weight(sign: str) -> Tensor:
-        k, lam = x.settings[f"k_{sign}"], x.settings[f"lambda_{sign}"]
+        k = x.settings[f"k_{sign}"]
+        lam = x.settings[f"lambda_{sign}"]
         return (lam + k * w.log() - lam * w).exp()
 
     return torch.where(x.advantages >= 0, weight("pos"), weight("neg")) * x.advantages * x.logprobs
@@ -80,9 +88,10 @@ AGGREGATES["sequence_total"] = Aggregate(lambda *_: 1)  # Σ m·x / B
 # %% ../../nbs/guides/more_losses.ipynb #f0502215
 def opo(b: AdvantageInputs) -> tuple[Tensor, None]:
     "R − Σ n·R / Σ n over the group, n a response's tokens. Hao et al. (2025)."
-    total, length = (x.view(-1, b.group_size) for x in (b.totals(), b.mask.sum(-1)))
-    baseline = (length * total).sum(1, keepdim=True) / length.sum(1, keepdim=True)
-    return b.spread((total - baseline).flatten()), None
+    totals = b.totals().view(-1, b.group_size)
+    lengths = b.mask.sum(-1).view(-1, b.group_size)
+    baseline = (lengths * totals).sum(1, keepdim=True) / lengths.sum(1, keepdim=True)
+    return b.spread((totals - baseline).flatten()), None
 
 
 ADVANTAGES["opo"] = Advantage(opo, needs="group")

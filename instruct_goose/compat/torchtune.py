@@ -70,19 +70,25 @@ def estimate_advantages(
     lmbda: int | float,  # λ of GAE
     masks: Tensor | None = None,  # bool, True where a token takes part, in the whitening only
 ) -> tuple[Tensor, Tensor]:  # (advantages, returns), (batch, time)
-    """Âₜ = δₜ + γλ·Âₜ₊₁ over every position, padding too; R̂ₜ = Âₜ + Vₜ; then Â is whitened by
-    `whiten` above, its mean left in, and 0 where `masks` is False. Same numbers as `gae` in
-    `objective.advantages` before the whitening, but with gradient and for any γ."""
-    advantages, later, next_value = [], 0.0, 0.0
+    """Âₜ = δₜ + γλ·Âₜ₊₁ over every position, padding too; R̂ₜ = Âₜ + Vₜ.
+
+    Then Â is whitened by `whiten` above, its mean left in, and 0 where `masks` is False. Before
+    the whitening these are the numbers of `gae` in `objective.advantages`, but with gradient and
+    for any γ.
+    """
+    reversed_advantages = []
+    later = 0.0  # Âₜ₊₁
+    next_value = 0.0
     for t in reversed(range(values.shape[-1])):
-        later = (rewards[:, t] + gamma * next_value - values[:, t]) + gamma * lmbda * later
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        later = delta + gamma * lmbda * later
         next_value = values[:, t]
-        advantages.append(later)
-    advantages = torch.stack(advantages[::-1], 1)
-    returns, advantages = advantages + values, whiten(advantages, masks)
+        reversed_advantages.append(later)
+    raw = torch.stack(reversed_advantages[::-1], 1)
+    advantages = whiten(raw, masks)
     if masks is not None:
         advantages[~masks] = 0.0
-    return advantages, returns
+    return advantages, raw + values
 
 # %% ../../nbs/guides/from_torchtune.ipynb #076e84f9
 def truncate_sequence_at_first_stop_token(
@@ -107,9 +113,9 @@ def get_reward_penalty_mask(
     min_response_length: int | None = None,
 ) -> Tensor:  # (batch,), True where the score is to be replaced by a penalty
     "No padding, so no end of text; or fewer tokens than asked for."
-    mask = (
-        ~padding_masks.any(-1) if penalise_no_eos else torch.zeros_like(seq_lens, dtype=torch.bool)
-    )
+    mask = torch.zeros_like(seq_lens, dtype=torch.bool)
+    if penalise_no_eos:
+        mask = ~padding_masks.any(-1)
     if min_response_length is not None:
         mask = mask | ~(seq_lens >= min_response_length)
     return mask
@@ -222,10 +228,13 @@ class DPOLoss(_PairLoss):
 
     def __init__(self, beta: int | float = 0.1, label_smoothing: int | float = 0.0):
         super().__init__()
-        self.beta, self.label_smoothing, self.scale = beta, label_smoothing, beta
+        self.beta = beta
+        self.label_smoothing = label_smoothing
+        self.scale = beta
 
     def losses(self, ell: Tensor) -> Tensor:
-        x, eps = self.beta * ell, self.label_smoothing
+        x = self.beta * ell
+        eps = self.label_smoothing
         return -(1 - eps) * logsigmoid(x) - eps * logsigmoid(-x)
 
 # %% ../../nbs/guides/from_torchtune.ipynb #205258f5

@@ -10,7 +10,7 @@ __all__ = ['DEFAULTS', 'RENAMED', 'INSTEAD', 'BESIDE', 'SAME', 'SCALES', 'LOSSES
 import difflib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast, Literal
 
@@ -18,11 +18,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..config import RLHFConfig
+from ..config import FOREIGN_NAMES, RLHFConfig
 from ..core.checks import hints_for
 from ..models.tokens import pad
 from ..objective.kl import adaptive_beta
 from ..rollouts.rollout import Rollout
+from ..training.metrics import rollout_metrics
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/guides/from_trl.ipynb #438ec959
@@ -112,20 +113,63 @@ INSTEAD = {  # TRL's name: (the value that needs nothing, what to do for any oth
 }
 
 # %% ../../nbs/guides/from_trl.ipynb #b3bd1cff
-BESIDE = {  # no setting of a loss: where such things are said here
-    "an argument of RLHFTrainer or of Agent, ready made": "sft_model_path model_name model_adapter_name ref_adapter_name is_peft_model "
-    "optim",
-    "an argument of train": "reward_model_path reward_model query_dataset num_train_epochs dataset_num_proc "
-    "remove_unused_columns logging_steps num_sample_generations",
-    "a tracker among the callbacks, see nbs/guides/trackers.ipynb": "log_with report_to tracker_kwargs tracker_project_name",
-    "what you do with the metrics that train returns, or an argument of train_in": "project_kwargs exp_name task_name compare_steps output_dir push_to_hub "
-    "push_to_hub_if_best_kwargs",
-    "autocast='bfloat16', or Agent(model, gradient_checkpointing=True)": "bf16 gradient_checkpointing",
-    "not needed on one device": "world_size accelerator_kwargs ds3_gather_for_generation optimize_device_cache "
-    "optimize_cuda_cache global_batch_size global_backward_batch_size "
-    "local_batch_size local_mini_batch_size",
-    "worked out from the other settings": "batch_size mini_batch_size micro_batch_size backward_batch_size "
-    "forward_batch_size num_total_batches",
+BESIDE = {  # where such things are said here: TRL's names
+    "an argument of RLHFTrainer or of Agent, ready made": (
+        "sft_model_path",
+        "model_name",
+        "model_adapter_name",
+        "ref_adapter_name",
+        "is_peft_model",
+        "optim",
+    ),
+    "an argument of train": (
+        "reward_model_path",
+        "reward_model",
+        "query_dataset",
+        "num_train_epochs",
+        "dataset_num_proc",
+        "remove_unused_columns",
+        "logging_steps",
+        "num_sample_generations",
+    ),
+    "a tracker among the callbacks, see nbs/guides/trackers.ipynb": (
+        "log_with",
+        "report_to",
+        "tracker_kwargs",
+        "tracker_project_name",
+    ),
+    "what you do with the metrics that train returns, or an argument of train_in": (
+        "project_kwargs",
+        "exp_name",
+        "task_name",
+        "compare_steps",
+        "output_dir",
+        "push_to_hub",
+        "push_to_hub_if_best_kwargs",
+    ),
+    "autocast='bfloat16', or Agent(model, gradient_checkpointing=True)": (
+        "bf16",
+        "gradient_checkpointing",
+    ),
+    "not needed on one device": (
+        "world_size",
+        "accelerator_kwargs",
+        "ds3_gather_for_generation",
+        "optimize_device_cache",
+        "optimize_cuda_cache",
+        "global_batch_size",
+        "global_backward_batch_size",
+        "local_batch_size",
+        "local_mini_batch_size",
+    ),
+    "worked out from the other settings": (
+        "batch_size",
+        "mini_batch_size",
+        "micro_batch_size",
+        "backward_batch_size",
+        "forward_batch_size",
+        "num_total_batches",
+    ),
 }
 
 # %% ../../nbs/guides/from_trl.ipynb #d88069ce
@@ -134,44 +178,66 @@ def config_from_trl(
     # a GRPOConfig or RLOOConfig, see `config_from_args`
     **options: Any,  # fields of its PPOConfig that you set; the others have its defaults
 ) -> RLHFConfig:
-    """The settings of TRL's PPOTrainer as an RLHFConfig; `steps` follows from total_episodes.
-    Raises ValueError for what has no counterpart, with what to write in its place."""
+    """Translate the settings of TRL's PPOTrainer; `steps` follows from total_episodes.
+
+    Raises ValueError for what has no counterpart, with what to write in its place.
+    """
     if not isinstance(api, str):
         return config_from_args(api)
     if api not in DEFAULTS:
         raise ValueError(f"api is {api!r}: 'train' or 'step'")
+    theirs: dict[str, Any] = dict(DEFAULTS[api])
     for name, value in options.items():
-        if name not in DEFAULTS[api]:
-            _accept(api, name, value)
-    o: dict[str, Any] = DEFAULTS[api] | {k: v for k, v in options.items() if k in DEFAULTS[api]}
-    ours: dict[str, Any] = {RENAMED[k]: v for k, v in o.items() if k in RENAMED}
-    parts = o["gradient_accumulation_steps"]
+        if name in theirs:
+            theirs[name] = value
+        else:
+            _require_no_effect(api, name, value)
+    ours = {RENAMED[name]: value for name, value in theirs.items() if name in RENAMED}
     if api == "train":
-        rows, texts = o["per_device_train_batch_size"], o["total_episodes"]
-        batch = rows * parts
-        if texts is not None:
-            ours["steps"] = math.ceil(texts / batch)
+        ours |= _batches_of_train(theirs)
     else:
-        rows, batch, estimators = o["mini_batch_size"], o["batch_size"], {"kl": "k1", "mse": "k2"}
-        if batch % (rows * parts):
-            raise ValueError(
-                f"batch_size, {batch}, must be a multiple of mini_batch_size times "
-                f"gradient_accumulation_steps, {rows * parts}: TRL asks for it too"
-            )
-        if o["kl_penalty"] not in estimators:
-            raise ValueError(
-                f"kl_penalty={o['kl_penalty']!r} has no counterpart: take 'kl' (our "
-                "k1) or 'mse' (our k2)"
-            )
-        ours |= dict(
-            kl_estimator=estimators[o["kl_penalty"]],
-            steps=math.ceil(o["steps"] / batch),
-            minibatches=batch // (rows * parts),
-            kl_target=o["target"] if o["adap_kl_ctrl"] else None,
+        ours |= _batches_of_step(theirs)
+    if theirs["max_grad_norm"] is not None:
+        ours["max_grad_norm"] = theirs["max_grad_norm"]
+    return RLHFConfig(**ours)
+
+
+def _batches_of_train(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    "Sizes and steps of TRL 0.12 to 1.12."
+    rows = theirs["per_device_train_batch_size"]
+    parts = theirs["gradient_accumulation_steps"]
+    batch_size = rows * parts
+    ours = {"batch_size": batch_size, "micro_batch_size": rows if parts > 1 else None}
+    episodes = theirs["total_episodes"]
+    if episodes is not None:
+        ours["steps"] = math.ceil(episodes / batch_size)
+    return ours
+
+
+def _batches_of_step(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    "Sizes, steps and KL of TRL up to 0.11. Raises ValueError for what TRL refuses, or only it has."
+    rows = theirs["mini_batch_size"]
+    parts = theirs["gradient_accumulation_steps"]
+    batch_size = theirs["batch_size"]
+    if batch_size % (rows * parts):
+        raise ValueError(
+            f"batch_size, {batch_size}, must be a multiple of mini_batch_size times "
+            f"gradient_accumulation_steps, {rows * parts}: TRL asks for it too"
         )
-    if o["max_grad_norm"] is not None:
-        ours["max_grad_norm"] = o["max_grad_norm"]
-    return RLHFConfig(batch_size=batch, micro_batch_size=rows if parts > 1 else None, **ours)
+    estimators = {"kl": "k1", "mse": "k2"}
+    penalty = theirs["kl_penalty"]
+    if penalty not in estimators:
+        raise ValueError(
+            f"kl_penalty={penalty!r} has no counterpart: take 'kl' (our k1) or 'mse' (our k2)"
+        )
+    return {
+        "batch_size": batch_size,
+        "micro_batch_size": rows if parts > 1 else None,
+        "minibatches": batch_size // (rows * parts),
+        "steps": math.ceil(theirs["steps"] / batch_size),
+        "kl_estimator": estimators[penalty],
+        "kl_target": theirs["target"] if theirs["adap_kl_ctrl"] else None,
+    }
 
 # %% ../../nbs/guides/from_trl.ipynb #df682716
 SAME = {  # fields of GRPOConfig and RLOOConfig: the name here
@@ -213,73 +279,78 @@ class NotCarried(UserWarning):
 def config_from_args(
     args: Any,  # TRL's GRPOConfig or RLOOConfig, of one device
 ) -> RLHFConfig:
-    "Its settings here. A NotCarried warning lists all that cannot be carried, with what to do."
-    o = {f.name: getattr(args, f.name) for f in fields(args)}
-    ours: dict[str, Any] = {here: o[there] for there, here in SAME.items() if there in o}
-    each, parts = o["per_device_train_batch_size"], o["gradient_accumulation_steps"]
-    of_a_batch = o.get("steps_per_generation") or parts
-    ours |= dict(
-        batch_size=each * of_a_batch,
-        minibatches=max(1, of_a_batch // parts),
-        micro_batch_size=each if parts > 1 else None,
-    )
-    done = {
+    """Translate the settings of TRL's GRPOTrainer or RLOOTrainer.
+
+    A NotCarried warning lists all that cannot be carried, with what to do.
+    """
+    theirs = {field.name: getattr(args, field.name) for field in fields(args)}
+    ours: dict[str, Any] = {here: theirs[there] for there, here in SAME.items() if there in theirs}
+    carried = {
         *SAME,
         "per_device_train_batch_size",
         "gradient_accumulation_steps",
         "steps_per_generation",
         "generation_batch_size",
+        "sync_ref_model",
+        "ref_model_sync_steps",
+        "ref_model_mixup_alpha",
     }
-    if o.get("max_steps", -1) > 0:  # TRL counts optimizer steps
-        ours["steps"] = math.ceil(o["max_steps"] / (ours["minibatches"] * o["num_iterations"]))
-        done.add("max_steps")
-    schedule = str(getattr(o["lr_scheduler_type"], "value", o["lr_scheduler_type"]))
+    rows = theirs["per_device_train_batch_size"]
+    parts = theirs["gradient_accumulation_steps"]
+    micro_batches = theirs.get("steps_per_generation") or parts
+    minibatches = max(1, micro_batches // parts)
+    updates = minibatches * theirs["num_iterations"]  # optimizer steps of an iteration
+    ours["batch_size"] = rows * micro_batches
+    ours["minibatches"] = minibatches
+    ours["micro_batch_size"] = rows if parts > 1 else None
+    if theirs.get("max_steps", -1) > 0:  # TRL counts optimizer steps
+        ours["steps"] = math.ceil(theirs["max_steps"] / updates)
+        carried.add("max_steps")
+    schedule = theirs["lr_scheduler_type"]
+    schedule = str(getattr(schedule, "value", schedule))  # an enumeration, or a text
     if schedule in ("constant", "linear", "cosine"):
         ours["lr_schedule"] = schedule
-        done.add("lr_scheduler_type")
-    if o.get("reward_weights") is not None:
-        ours["reward_weights"] = tuple(o["reward_weights"])
-        done.add("reward_weights")
-    if o.get("sync_ref_model"):
-        ours |= {
-            "ref_every": max(
-                1, o["ref_model_sync_steps"] // (ours["minibatches"] * o["num_iterations"])
-            ),
-            "ref_mixup": o["ref_model_mixup_alpha"],
-        }
-    done |= {"sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"}
-    preset = "rloo" if type(args).__name__.startswith("RLOO") else "grpo"
-    if preset == "grpo":
-        ours["advantage"] = SCALES[o["scale_rewards"]]
-        done.add("scale_rewards")
-        if o["loss_type"] in LOSSES:
-            ours |= LOSSES[o["loss_type"]]
-            done.add("loss_type")
-    _warn_of_lost(args, done)
-    return RLHFConfig.preset(preset, **ours)
+        carried.add("lr_scheduler_type")
+    if theirs.get("reward_weights") is not None:
+        ours["reward_weights"] = tuple(theirs["reward_weights"])
+        carried.add("reward_weights")
+    if theirs.get("sync_ref_model"):
+        ours["ref_every"] = max(1, theirs["ref_model_sync_steps"] // updates)
+        ours["ref_mixup"] = theirs["ref_model_mixup_alpha"]
+    if type(args).__name__.startswith("RLOO"):
+        _warn_of_lost(args, carried)
+        return RLHFConfig.preset("rloo", **ours)
+    ours["advantage"] = SCALES[theirs["scale_rewards"]]
+    carried.add("scale_rewards")
+    if theirs["loss_type"] in LOSSES:
+        ours |= LOSSES[theirs["loss_type"]]
+        carried.add("loss_type")
+    _warn_of_lost(args, carried)
+    return RLHFConfig.preset("grpo", **ours)
 
 
-def _warn_of_lost(args: Any, done: set[str]) -> None:
-    "Of the fields that differ from their defaults, those that were not carried."
-    usual = {
-        f.name: f.default_factory() if callable(f.default_factory) else f.default
-        for f in fields(args)
-    }
-    if lost := {
-        name: value
-        for name, default in usual.items()
-        if name not in done and (value := getattr(args, name)) != default
-    }:
-        warnings.warn(
-            f"of {type(args).__name__} there is {hints_for(lost, 'setting')}", NotCarried, 3
-        )
+def _warn_of_lost(args: Any, carried: set[str]) -> None:
+    "Warn of the fields that differ from their defaults and were not carried."
+    lost = {}
+    for field in fields(args):
+        make_default = field.default_factory
+        default = make_default() if callable(make_default) else field.default
+        value = getattr(args, field.name)
+        if field.name not in carried and value != default:
+            lost[field.name] = value
+    if lost:
+        text = f"of {type(args).__name__} there is {hints_for(lost, 'setting', FOREIGN_NAMES)}"
+        warnings.warn(text, NotCarried, stacklevel=3)
 
 
 def dpo_from_trl(
     args: Any,  # TRL's DPOConfig, of one device
 ) -> dict[str, Any]:  # arguments of `train_dpo`: lr, beta, label_smoothing, batch_size, seed, steps
-    "Its settings here. A NotCarried warning lists all that cannot be carried."
-    o = {f.name: getattr(args, f.name) for f in fields(args)}
+    """Translate the settings of TRL's DPOTrainer.
+
+    A NotCarried warning lists all that cannot be carried.
+    """
+    theirs = {field.name: getattr(args, field.name) for field in fields(args)}
     names = {
         "learning_rate": "lr",
         "beta": "beta",
@@ -287,29 +358,38 @@ def dpo_from_trl(
         "seed": "seed",
         "max_steps": "steps",
     }
-    ours = {here: o[there] for there, here in names.items() if o.get(there, -1) != -1}
-    ours["batch_size"] = o["per_device_train_batch_size"] * o["gradient_accumulation_steps"]
+    ours = {}
+    for there, here in names.items():
+        if theirs.get(there, -1) != -1:  # -1: not set
+            ours[here] = theirs[there]
+    rows = theirs["per_device_train_batch_size"]
+    parts = theirs["gradient_accumulation_steps"]
+    ours["batch_size"] = rows * parts
     _warn_of_lost(args, {*names, "per_device_train_batch_size", "gradient_accumulation_steps"})
     return ours
 
 # %% ../../nbs/guides/from_trl.ipynb #f59504ac
-def _accept(api: str, name: str, value: object) -> None:
-    "Return if the option needs nothing here; ValueError otherwise."
+def _require_no_effect(api: str, name: str, value: object) -> None:
+    "Raises ValueError, with what to do here, unless the option needs nothing here."
     if name in INSTEAD:
-        nothing, how = INSTEAD[name]
-        if value == nothing:
+        harmless, how = INSTEAD[name]
+        if value == harmless:
             return
         raise ValueError(f"{name}={value!r} has no counterpart in RLHFConfig. Here: {how}")
     for where, names in BESIDE.items():
-        if name in names.split():
+        if name in names:
             raise ValueError(f"{name} is no setting of RLHFConfig. Here: {where}. Leave it out")
-    other = next((a for a in DEFAULTS if a != api and name in DEFAULTS[a]), None)
-    if other:
-        raise ValueError(
-            f"{name} belongs to TRL's {other}() form: pass {other!r} as the first argument"
-        )
-    known = [*DEFAULTS[api], *INSTEAD, *" ".join(BESIDE.values()).split()]
-    hint = "".join(f"; did you mean {near}?" for near in difflib.get_close_matches(name, known, 1))
+    for other, defaults in DEFAULTS.items():
+        if name in defaults:
+            raise ValueError(
+                f"{name} belongs to TRL's {other}() form: pass {other!r} as the first argument"
+            )
+    known = [*DEFAULTS[api], *INSTEAD]
+    for names in BESIDE.values():
+        known += names
+    hint = ""
+    for near in difflib.get_close_matches(name, known, 1):
+        hint = f"; did you mean {near}?"
     raise ValueError(f"{name} is no option of TRL's PPOConfig that is known here{hint}")
 
 # %% ../../nbs/guides/from_trl.ipynb #fe684b55
@@ -319,23 +399,28 @@ def step(
     responses: Sequence[Int[Tensor, "_"]],  # what was sampled, the end token included
     scores: Sequence[Tensor | int | float],  # one per response
 ) -> dict[str, float | int | None]:  # metrics
-    """TRL 0.11's PPOTrainer.step: rewards, advantages and optimizer steps for responses
-    made elsewhere by the present policy. Raises ValueError for lists of different lengths,
-    and as `RLHFTrainer.advantages` and `optimize` do."""
+    """Do what TRL 0.11's PPOTrainer.step does, on responses made elsewhere by the present policy.
+
+    That is: rewards, advantages and optimizer steps. Raises ValueError for lists of different
+    lengths, and as `RLHFTrainer.advantages` and `optimize` do.
+    """
     if not len(queries) == len(responses) == len(scores):
         raise ValueError(
             f"{len(queries)} queries, {len(responses)} responses and "
             f"{len(scores)} scores: one of each"
         )
-    padded = [
-        pad([row.tolist() for row in rows], trainer.pad_id, side=side)
-        for side, rows in (("left", queries), ("right", responses))
-    ]
-    query, query_mask, response, mask = (x.to(trainer.device) for pair in padded for x in pair)
-    rollout = Rollout(query, query_mask, response, mask)
-    rollout.scores = torch.tensor([float(x) for x in scores], device=trainer.device)
-    metrics = trainer.describe(trainer.advantages(rollout)) | trainer.optimize(rollout)
-    if (target := trainer.config.kl_target) is not None:
-        trainer.beta = adaptive_beta(trainer.beta, cast(float, metrics["kl_to_reference"]), target)
+    pad_id = trainer.tokens.pad_id
+    query_ids, query_mask = pad([row.tolist() for row in queries], pad_id, side="left")
+    response_ids, mask = pad([row.tolist() for row in responses], pad_id, side="right")
+    rollout = Rollout(query_ids, query_mask, response_ids, mask)
+    rollout.scores = torch.tensor([float(score) for score in scores])
+    rollout.to_(trainer.device)
+    experience = trainer.advantages(rollout)
+    metrics = rollout_metrics(experience, trainer.config, trainer.eos_ids)
+    metrics |= trainer.optimize(experience)
+    target = trainer.config.kl_target
+    if target is not None:
+        kl = cast(float, metrics["kl_to_reference"])
+        trainer.beta = adaptive_beta(trainer.beta, kl, target)
     trainer.iteration += 1
     return metrics

@@ -1,0 +1,1 @@
+"Settings of recipes and launchers, to start from."

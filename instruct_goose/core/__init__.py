@@ -1,0 +1,1 @@
+"What every layer needs and nothing of ours: checks, files, processes, random generators, state."

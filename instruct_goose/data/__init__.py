@@ -1,0 +1,1 @@
+"Rows of prompts, texts and pairs, read from files and the Hub."

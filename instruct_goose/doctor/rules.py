@@ -88,7 +88,7 @@ class Run:
             if all(name in row for name in names)
         ]
 
-    def setting(self, name: str) -> float | None:
+    def setting(self, name: str) -> float | int | None:
         "A setting that is a number; None for one that is not known."
         value = self.settings.get(name)
         if isinstance(value, int | float) and abs(value) <= LARGEST:

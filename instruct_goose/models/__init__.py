@@ -1,0 +1,1 @@
+"Language models: policy with a value head, reward model, sampling, adapters, sharding."

@@ -1,0 +1,1 @@
+"The mathematics: masks, KL, advantages, the losses of the policy, of values and of preferences."

@@ -1,0 +1,1 @@
+"Complete jobs, from the data to the report."

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Columns', 'SAMPLE', 'C', 'INTEGER', 'DECIMAL', 'PASSING', 'own_tokenizer', 'own_rows', 'source_of', 'read_prompts',
-           'read_demos', 'demo_of', 'load_reward', 'named_object', 'load_module', 'PlugIns', 'load_plugins',
-           'try_reward', 'OwnRun', 'settings_in', 'by_name', 'as_setting', 'reading', 'as_yaml', 'own_model',
-           'memory_parts', 'readable', 'at_most', 'memory_table']
+           'read_demos', 'label_of', 'demo_of', 'load_reward', 'named_object', 'load_module', 'PlugIns', 'load_plugins',
+           'try_reward', 'OwnRun', 'settings_in', 'parse_settings', 'by_name', 'as_setting', 'as_value', 'as_item',
+           'meanings_of', 'as_yaml', 'own_model', 'memory_parts', 'readable', 'at_most', 'memory_table']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
 import importlib.util
@@ -30,6 +30,7 @@ from transformers import (
     TrainerState,
 )
 
+from ..config import FOREIGN_NAMES
 from ..core.checks import value_error, Count, hints_for, OneOf, Seed, Settings, shorten
 from ..core.files import sha256, text_table
 from ..data.files import BadRow
@@ -56,7 +57,10 @@ from ..runs.directory import saving_conflicts
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #3815df01
 def own_tokenizer(place: str) -> PreTrainedTokenizerBase:
-    "With a pad token: the end's, where it has none of its own."
+    """Load the tokenizer of a model directory, with a pad token: the end's if it has none.
+
+    Raises ValueError for one without an end-of-text token.
+    """
     tokenizer = load_tokenizer(place)
     if tokenizer.eos_token_id is None:
         raise ValueError(
@@ -72,25 +76,33 @@ Columns = Mapping[str, str | None] | None  # our name → the file's; None: it h
 
 
 def own_rows(source: Source, columns: Columns) -> Iterator[tuple[str, Any]]:
-    "Where each row stands, and the row by our names. Raises `BadRow`; ValueError for no rows."
-    where, own_names = None, {theirs: ours for ours, theirs in (columns or {}).items() if theirs}
+    """Yield where each row stands, and the row by our names of columns.
+
+    Raises BadRow for the first row that cannot be read, and ValueError if there are none.
+    """
+    our_names = {theirs: ours for ours, theirs in (columns or {}).items() if theirs}
     check_source(source)
+    is_empty = True
     for where, row in read_rows(source):
+        is_empty = False
         if isinstance(row, BadRow):
             raise row
-        if own_names and isinstance(row, Mapping):
-            row = {own_names.get(k, k): x for k, x in row.items()}
+        if our_names and isinstance(row, Mapping):
+            row = {our_names.get(name, name): value for name, value in row.items()}
         yield where, row
-    if where is None:
+    if is_empty:
         raise ValueError(f"{source}: no rows")
 
 
 def source_of(config: "OwnRun") -> Source:
-    "Its data, a file, or its data set of the Hub. Raises ImportError without `datasets`."
+    """The run's file of rows, or its data set of the Hub.
+
+    Raises ImportError where a data set is asked for and `datasets` is not installed.
+    """
     if config.dataset is None:
         return cast(Path, config.data)
-    place, _, split = config.dataset.partition(":")
-    return importlib.import_module("datasets").load_dataset(place, split=split or "train")
+    name, _, split = config.dataset.partition(":")
+    return importlib.import_module("datasets").load_dataset(name, split=split or "train")
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #0c1fcafc
 def read_prompts(
@@ -98,20 +110,26 @@ def read_prompts(
     tokenizer: PreTrainedTokenizerBase,
     columns: Columns = None,
 ) -> list[dict]:  # {"prompt": a text or messages, …}, for `RLHFTrainer.train`
-    "Without the answer that is to be written. Raises `BadRow` for the first row that is none."
-    rows = []
+    """Read prompts with the data's other columns.
+
+    Of a conversation the assistant's last turn is left out: the policy is to write it. Raises
+    BadRow for the first row that is no prompt.
+    """
+    prompts = []
     for where, row in own_rows(source, columns):
         prompt_of(row, where, {}, tokenizer)  # every check of a single prompt
-        name, value, rest = "prompt", row, {}
+        name = "prompt"
+        value = row
+        other_columns = {}
         if isinstance(row, Mapping):
             name, value = prompt_column(row, where, {})
-            rest = {k: x for k, x in row.items() if k not in ("prompt", name)}
+            other_columns = {key: x for key, x in row.items() if key not in ("prompt", name)}
         if is_turns(value):
             value = check_turns(value, name, where)
             if name == "messages" and value[-1]["role"] == "assistant":
                 value = value[:-1]
-        rows.append({"prompt": value} | rest)
-    return rows
+        prompts.append({"prompt": value} | other_columns)
+    return prompts
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #23937fa8
 def read_demos(
@@ -120,32 +138,51 @@ def read_demos(
     columns: Columns = None,
     labels: bool = False,  # each row says whether its answer is good, for `train_kto`
 ) -> list[dict]:  # {"prompt": a text, "completion": a text}, and "label": a bool
-    "Answers to learn from. Raises `BadRow` for the first row that is none."
-    rows = []
+    "Read answers to learn from. Raises BadRow for the first row that is none."
+    demos = []
     for where, row in own_rows(source, columns):
         prompt, answer = demo_of(row, where, tokenizer)
-        rows.append({"prompt": prompt, "completion": answer})
+        demo: dict[str, Any] = {"prompt": prompt, "completion": answer}
         if labels:
-            rows[-1]["label"] = label = require_object(row, where).get("label")
-            if not isinstance(label, bool):
-                raise BadRow("column", where, f"label is {shorten(label)}: true or false is needed")
-    return rows
+            demo["label"] = label_of(row, where)
+        demos.append(demo)
+    return demos
 
 
-def demo_of(row: object, where: str, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    "What a text, a conversation or named columns give, and what is to be learnt."
-    if isinstance(row, str) or is_turns(row):
-        row = {"text" if isinstance(row, str) else "messages": row}
+def label_of(row: object, where: str) -> bool:
+    "Whether an answer is good. Raises BadRow for another label."
+    label = require_object(row, where).get("label")
+    if not isinstance(label, bool):
+        raise BadRow("column", where, f"label is {shorten(label)}: true or false is needed")
+    return label
+
+
+def demo_of(
+    row: object, where: str, tokenizer: PreTrainedTokenizerBase
+) -> tuple[str, str]:  # what is given, and what is learnt
+    """Split a demonstration into the text that is given and the text to learn.
+
+    A row is a text, a conversation, or an object with a column text, messages or completion; a
+    completion may have a prompt. Raises BadRow for anything else.
+    """
+    if isinstance(row, str):
+        row = {"text": row}
+    elif is_turns(row):
+        row = {"messages": row}
     row = require_object(row, where)
-    name = next((k for k in ("completion", "messages", "text") if k in row), "completion")
-    prompt, answer = row.get("prompt") or "", read_column(row, name, where, {})
+    name = "completion"
+    for candidate in ("completion", "messages", "text"):
+        if candidate in row:
+            name = candidate
+            break
+    prompt = row.get("prompt") or ""
+    answer = read_column(row, name, where, {})
     if name == "text":
         return "", require_text(answer, name, where)
     if name == "completion":
         if not is_turns(prompt) and not is_turns(answer):
-            return prompt and require_text(prompt, "prompt", where), require_text(
-                answer, name, where
-            )
+            given = require_text(prompt, "prompt", where) if prompt else ""
+            return given, require_text(answer, name, where)
         opening = prompt if is_turns(prompt) else [{"role": "user", "content": prompt}]
         last = answer if is_turns(answer) else [{"role": "assistant", "content": answer}]
         answer = [*opening, *last]
@@ -154,15 +191,18 @@ def demo_of(row: object, where: str, tokenizer: PreTrainedTokenizerBase) -> tupl
         raise BadRow(
             "conversation",
             where,
-            "a demonstration ends with the assistant's "
-            "turn, after at least one other: there is nothing to learn here",
+            "a demonstration ends with the assistant's turn, after at least one other: there is "
+            "nothing to learn here",
         )
-    made = conversation_pair(turns[:-1], turns[-1:], turns[-1:], where, tokenizer)
-    return made["prompt"], made["chosen"]
+    texts = conversation_pair(turns[:-1], turns[-1:], turns[-1:], where, tokenizer)
+    return texts["prompt"], texts["chosen"]
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #86ab05b7
 def load_reward(place: str) -> Any:  # a function, or a RewardModel
-    "Of FILE.py:NAME, module:NAME or a reward model's directory. Raises as `named_object`."
+    """Load a reward: FILE.py:NAME, module:NAME, or the directory of a reward model.
+
+    Raises ValueError or OSError, beginning with --reward, for what is none.
+    """
     if not Path(place).is_dir():
         return named_object(place, "--reward")
     try:
@@ -174,46 +214,64 @@ def load_reward(place: str) -> Any:  # a function, or a RewardModel
 
 
 def named_object(place: str, flag: str) -> Any:
-    "Callable, or with a `score`. Raises ValueError or OSError, beginning with the flag."
-    module, _, name = (place, "", "") if place.endswith(".py") else place.rpartition(":")
+    """Load FILE.py:NAME or module:NAME: something callable, or with a method `score`.
+
+    Raises ValueError or OSError, beginning with the flag, for what is none.
+    """
+    module, _, name = place.rpartition(":")
+    if place.endswith(".py"):  # without a name: the error lists its functions
+        module = place
+        name = ""
     if not module:
         raise ValueError(f"{flag} is {place!r}: write FILE.py:NAME or module:NAME")
-    found = vars(load_module(module, flag))
-    if not callable(found.get(name)) and not callable(getattr(found.get(name), "score", None)):
-        own = [k for k, x in found.items() if isfunction(x) and x.__module__ == found["__name__"]]
-        raise ValueError(
-            f"{flag}: {module} has no function or class {name!r}; its functions: {', '.join(own)}"
-        )
-    return found[name]
+    loaded = load_module(module, flag)
+    names = vars(loaded)
+    named = names.get(name)
+    if callable(named) or callable(getattr(named, "score", None)):
+        return named
+    functions = [
+        key for key, x in names.items() if isfunction(x) and x.__module__ == loaded.__name__
+    ]
+    raise ValueError(
+        f"{flag}: {module} has no function or class {name!r}; its functions: {', '.join(functions)}"
+    )
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #73230e41
-_RUN: dict[tuple[Path, str], ModuleType] = {}  # files that were run, by place and SHA-256
+_LOADED: dict[tuple[Path, str], ModuleType] = {}  # files that were run, by place and SHA-256
 
 
 def load_module(place: str, flag: str) -> ModuleType:
-    """A Python file, run once unless it changes, or a module by name, also of this directory.
-    Raises FileNotFoundError; ValueError for what does not run; both begin with the flag."""
-    is_file, path = place.endswith(".py"), Path(place).resolve()
+    """Run a Python file, once unless it changes, or import a module, also of this directory.
+
+    What stands beside a file can be imported by it. Raises FileNotFoundError for a file that is
+    not there and ValueError for one that does not run; both begin with the flag.
+    """
+    is_file = place.endswith(".py")
+    path = Path(place).resolve()
     if is_file and not path.is_file():
         raise FileNotFoundError(f"{flag}: no file {place} here")
     folder = str(path.parent if is_file else Path.cwd())
-    sys.path.insert(0, folder)  # what stands beside it can be imported
+    sys.path.insert(0, folder)
     try:
         with chdir("."):  # back again, wherever a file goes
-            if not is_file:
-                return importlib.import_module(place)
-            key = path, sha256(path)
-            if key not in _RUN:
-                name = f"instruct_goose_file_{path.stem}"
-                spec: Any = importlib.util.spec_from_file_location(name, path)
-                module = sys.modules[name] = importlib.util.module_from_spec(spec)
-                spec.loader.exec_module(module)
-                _RUN[key] = module
-            return _RUN[key]
+            return _run_file(path) if is_file else importlib.import_module(place)
     except (Exception, SystemExit) as e:
         raise ValueError(f"{flag}: {place} does not run: {type(e).__name__}: {e}") from e
     finally:
         sys.path.remove(folder)
+
+
+def _run_file(path: Path) -> ModuleType:
+    "Run a file as a module, unless it was run and has not changed since."
+    key = (path, sha256(path))
+    if key not in _LOADED:
+        name = f"instruct_goose_file_{path.stem}"
+        spec: Any = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        _LOADED[key] = module
+    return _LOADED[key]
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #748084ad
 @dataclass
@@ -228,8 +286,13 @@ class PlugIns(Settings):
 
 
 def load_plugins(files: object) -> None:
-    "Run each of them; what is no list of texts is refused as a setting. Raises as `load_module`."
-    for file in files if isinstance(files, list | tuple) else ():
+    """Run Python files that add to the tables of choices.
+
+    Raises as `load_module`. What is no list of texts is left to the check of the setting.
+    """
+    if not isinstance(files, list | tuple):
+        return
+    for file in files:
         if isinstance(file, str):
             load_module(file, "--plugin")
 
@@ -242,33 +305,41 @@ def try_reward(
     rows: Sequence[Mapping],
     tokenizer: PreTrainedTokenizerBase,
     weights: Sequence[float] | None = None,
-    seconds: float | None = None,
-    steps: int = 1,
+    seconds: float | None = None,  # the longest time that an answer may take
+    steps: int = 1,  # iterations of the run, which a reward may ask for
 ) -> list[float]:  # what the sample answers to the first two prompts got
-    "Ask once. Raises ValueError, beginning with --reward, for anything that a run would fail at."
-    some = list(rows[:2])
-    prompts, n = [row["prompt"] for row in some], len(some)
-    texts = [
-        render(list(p), tokenizer, "the prompt", ask=True) + SAMPLE
-        if is_conversation(p)
-        else f"{p} {SAMPLE}"
-        for p in prompts
-    ]
-    given = {k: x for k, x in data_columns(some).items() if k != "prompt"}
-    given |= completion_kwargs(prompts, [SAMPLE] * n)
-    given |= reward_tools(TrainerState(max_steps=steps, num_train_epochs=1), RewardLog(n))
-    given["completion_ids"] = tokenizer([SAMPLE] * n, add_special_tokens=False)["input_ids"]
+    """Ask the rewards about sample answers to the first two prompts.
+
+    Raises ValueError, beginning with --reward, for anything that a run would fail at.
+    """
+    first_rows = list(rows[:2])
+    prompts = [row["prompt"] for row in first_rows]
+    answers = [SAMPLE] * len(prompts)
+    texts = []
+    for prompt in prompts:
+        if is_conversation(prompt):
+            texts.append(render(list(prompt), tokenizer, "the prompt", ask=True) + SAMPLE)
+        else:
+            texts.append(f"{prompt} {SAMPLE}")
+    offered = {name: x for name, x in data_columns(first_rows).items() if name != "prompt"}
+    offered |= completion_kwargs(prompts, answers)
+    progress = TrainerState(max_steps=steps, num_train_epochs=1)
+    offered |= reward_tools(progress, RewardLog(len(prompts)))
+    offered["completion_ids"] = tokenizer(answers, add_special_tokens=False)["input_ids"]
     try:
-        return score_texts(
+        result = score_texts(
             rewards[0] if len(rewards) == 1 else list(rewards),
             texts,
-            given=given,
+            given=offered,
             weights=weights,
             seconds=seconds,
             kind="sample answer",
-        ).scores.tolist()
+        )
     except (ValueError, TypeError, TimeoutError) as e:
-        raise ValueError(f"--reward, asked about {n} sample answers before the run: {e}") from e
+        raise ValueError(
+            f"--reward, asked about {len(prompts)} sample answers before the run: {e}"
+        ) from e
+    return result.scores.tolist()
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #55e9dced
 C = TypeVar("C", bound="OwnRun")
@@ -301,13 +372,16 @@ class OwnRun(Settings):
         path: str | Path,  # a YAML or JSON file of settings, as --config reads it
         **given: Any,  # settings that beat the file's
     ) -> C:
-        "Settings from a file. Raises as `settings_in`, and as the class itself."
-        found = settings_in(cls, path)
-        name = found.pop("algorithm", None)
-        kind: Any = cls
-        return kind.preset(name, **found | given) if name else kind(**found | given)
+        "Read settings from a file. Raises as `settings_in`, and as the class itself."
+        settings = settings_in(cls, path)
+        algorithm = settings.pop("algorithm", None)
+        kind: Any = cls  # a class with `preset` where the file may name an algorithm
+        if algorithm is None:
+            return kind(**settings | given)
+        return kind.preset(algorithm, **settings | given)
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
+        "Pairs of settings that cannot be combined, with the fix."
         yield from saving_conflicts(self)
         if (self.data is None) == (self.dataset is None):
             yield "data", "a file of rows, where dataset is not given: one of the two"
@@ -316,40 +390,52 @@ class OwnRun(Settings):
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #126de72e
 def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
-    """The settings in a YAML or JSON file, each read as its type asks, so that YAML 1.1 and 1.2
-    cannot differ; plug-ins run first. Raises OSError; ValueError naming file, line, setting."""
+    """Read the settings of a class from a YAML or JSON file; its plug-ins run first.
+
+    Each value is read as its setting's type asks, so that YAML 1.1 and 1.2 cannot differ. Raises
+    OSError for a file that cannot be read, and ValueError naming file, line and setting.
+    """
     try:
-        text = Path(path).read_text("utf-8")
-        if odd := re.search("[\x85\u2028\u2029]", text):
-            raise ValueError(f"{odd[0]!a} ends a line in YAML 1.1 and not in 1.2")
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise ValueError("a value refers to another one by *: write one setting a line")
-        found = yaml.compose(text, yaml.BaseLoader)
-        if not isinstance(found, yaml.MappingNode):
-            raise ValueError("it holds no settings: write one a line, such as steps: 100")
-        hints, nodes = get_type_hints(kind, include_extras=True), by_name(found)
+        document = parse_settings(Path(path).read_text("utf-8"))
+        nodes = by_name(document)
+        hints = get_type_hints(kind, include_extras=True)
         if hasattr(kind, "preset"):
             hints["algorithm"] = Annotated[str, OneOf(PRESETS)]
-        if unknown := {name: node.value for name, node in nodes.items() if name not in hints}:
-            raise ValueError(f"there is {hints_for(unknown, 'setting', hints)}")
+        unknown = {name: node.value for name, node in nodes.items() if name not in hints}
+        if unknown:
+            raise ValueError(f"there is {hints_for(unknown, 'setting', FOREIGN_NAMES, hints)}")
         if "plugin" in nodes:
             load_plugins(as_setting(hints["plugin"], nodes["plugin"]))
-        made = {name: as_setting(hints[name], node) for name, node in nodes.items()}
-        for name, value in made.items():
-            if (error := value_error(hints[name], value)) is not None:
-                raise ValueError(
-                    f"line {nodes[name].start_mark.line + 1}: {name} is "
-                    f"{shorten(value)}: it must be {error}"
-                )
-        return made
+        settings = {}
+        for name, node in nodes.items():
+            value = as_setting(hints[name], node)
+            error = value_error(hints[name], value)
+            if error is not None:
+                line = node.start_mark.line + 1
+                raise ValueError(f"line {line}: {name} is {shorten(value)}: it must be {error}")
+            settings[name] = value
+        return settings
     except (ValueError, yaml.YAMLError, RecursionError) as e:
         raise ValueError(f"--config {path}: {' '.join(str(e).split())[:600]}") from None
 
 
-def by_name(found: yaml.MappingNode) -> dict[str, yaml.Node]:
-    "Raises ValueError for a name that stands twice; a hyphen is an underscore."
+def parse_settings(text: str) -> yaml.MappingNode:
+    "Parse a file of settings. Raises ValueError for what readers of YAML understand differently."
+    odd_line_end = re.search("[\x85\u2028\u2029]", text)
+    if odd_line_end:
+        raise ValueError(f"{odd_line_end[0]!a} ends a line in YAML 1.1 and not in 1.2")
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+        raise ValueError("a value refers to another one by *: write one setting a line")
+    document = yaml.compose(text, yaml.BaseLoader)
+    if not isinstance(document, yaml.MappingNode):
+        raise ValueError("it holds no settings: write one a line, such as steps: 100")
+    return document
+
+
+def by_name(mapping: yaml.MappingNode) -> dict[str, yaml.Node]:
+    "The values by name; a hyphen is an underscore. Raises ValueError for a name that stands twice."
     nodes: dict[str, yaml.Node] = {}
-    for key, node in found.value:
+    for key, node in mapping.value:
         name = str(key.value)[:60].replace("-", "_")
         if name in nodes:
             raise ValueError(f"line {key.start_mark.line + 1}: {name!r} stands in it twice")
@@ -362,44 +448,76 @@ DECIMAL = r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?"
 
 
 def as_setting(hint: object, node: yaml.Node) -> Any:
-    "What a node says, as the setting's type has it; where it does not, what is written there."
+    """Read a node as the setting's type asks; a single value may stand for a list of one.
+
+    What cannot be read so is returned as the text that is written there.
+    """
     if isinstance(node, yaml.MappingNode):  # numbers by name
-        return {name: reading(float, part) for name, part in by_name(node).items()}
+        return {name: as_value(float, part) for name, part in by_name(node).items()}
     if isinstance(node, yaml.SequenceNode):
-        return tuple(reading(hint, part, in_tuple=True) for part in node.value)
-    value = reading(hint, node)
-    alone = value_error(hint, value) is not None and value_error(hint, ()) is None  # of a list
-    return (reading(hint, node, in_tuple=True),) if alone else value
+        return tuple(as_item(hint, part) for part in node.value)
+    value = as_value(hint, node)
+    fits = value_error(hint, value) is None
+    takes_lists = value_error(hint, ()) is None
+    if takes_lists and not fits:
+        return (as_item(hint, node),)
+    return value
 
 
-def reading(hint: object, node: yaml.Node, in_tuple: bool = False) -> Any:
-    "The meaning of a text that the hint asks for; without one the text."
-    text, meanings = node.value, []
+def as_value(hint: object, node: yaml.Node) -> Any:
+    "The first meaning of a text that the type allows; without one the text."
+    for meaning in meanings_of(node):
+        if value_error(hint, meaning) is None:
+            return meaning
+    return node.value
+
+
+def as_item(hint: object, node: yaml.Node) -> Any:
+    "The same, for an item of a list of that type."
+    for meaning in meanings_of(node):
+        if value_error(hint, (meaning,)) is None:
+            return meaning
+    return node.value
+
+
+def meanings_of(node: yaml.Node) -> list[Any]:
+    "All that a text may mean: a number, true or false, nothing, a path, itself."
+    text = node.value
+    meanings: list[Any] = []
     if isinstance(node, yaml.ScalarNode):
-        meanings += [float(text)] if re.fullmatch(DECIMAL, text) else []
-        meanings += [int(text)] if re.fullmatch(INTEGER, text) else []
-        meanings += [text == "true"] if text in ("true", "false") else []
-        meanings += [None] if text in ("", "~", "null") and not node.style else []
+        if re.fullmatch(DECIMAL, text):
+            meanings.append(float(text))
+        if re.fullmatch(INTEGER, text):
+            meanings.append(int(text))
+        if text in ("true", "false"):
+            meanings.append(text == "true")
+        if text in ("", "~", "null") and not node.style:
+            meanings.append(None)
         meanings += [Path(text), text]
-    fits = (x for x in meanings if value_error(hint, (x,) if in_tuple else x) is None)
-    return next(fits, text)
+    return meanings
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #a1bb9cea
 def as_yaml(config: OwnRun) -> str:
-    "Every setting, one a line, but for those that are None as they come."
-    left = {"dry_run"} | {
-        f.name for f in fields(config) if f.default is None and getattr(config, f.name) is None
-    }
-    settings = {
-        k: list(x) if isinstance(x, tuple) else str(x) if isinstance(x, Path) else x
-        for k, x in asdict(config).items()
-        if k not in left
-    }
+    "Write every setting, one a line, but for those that are None as they come."
+    settings = asdict(config)
+    del settings["dry_run"]
+    for field in fields(config):
+        if field.default is None and settings.get(field.name) is None:
+            settings.pop(field.name, None)
+    for name, value in settings.items():
+        if isinstance(value, tuple):
+            settings[name] = list(value)
+        elif isinstance(value, Path):
+            settings[name] = str(value)
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).rstrip()
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #0be82124
 def own_model(place: str, config: OwnRun) -> Any:
-    "In float32; or adapters in float32 on weights as they are stored, or in 4 bits."
+    """Load the model that a run trains.
+
+    It is in float32; with `lora_rank` there are adapters in float32 on frozen weights, which are
+    as they are stored, or in 4 bits.
+    """
     if config.lora_rank is None:
         return load_model(place)
     options: dict[str, Any] = four_bits() if config.four_bits else {"dtype": "auto"}
@@ -408,46 +526,68 @@ def own_model(place: str, config: OwnRun) -> Any:
 # %% ../../nbs/reference/recipes/inputs.ipynb #5cb4f934
 def memory_parts(
     config: PretrainedConfig,
-    rows: int,
-    micro: int,  # sampled at once, and in one backward pass
-    prompt: int,
+    rows: int,  # that are sampled at once
+    micro: int,  # rows in one backward pass
+    prompt: int,  # tokens
     response: int = 0,  # tokens; without a response nothing is sampled
     lora_rank: int | None = None,
-    reference: bool = True,
+    reference: bool = True,  # there is a reference model
     value_copy: bool = False,  # a transformer of its own for the values
     four_bits: bool = False,  # the transformer's matrices in 4.127 bits a weight
     checkpointing: bool = False,  # of each layer only the input is kept, and of one all
 ) -> dict[str, int]:  # bytes of each part
-    "What is in memory in the course of an iteration; the last part is an estimate."
-    with torch.device("meta"):  # shapes alone; LoRA's A and B stand beside each matrix
+    """Estimate what is in memory in the course of an iteration.
+
+    Weights, gradients, moments and cache are counted. The activations are an estimate: in half
+    precision a layer keeps 34·hidden + 5·heads·length bytes for each token (Korthikanti et al.
+    2022, eq. 1).
+    """
+    with torch.device("meta"):  # shapes alone
         model: Any = AutoModelForCausalLM.from_config(config)
-    c, n, head = config.get_text_config(), model.num_parameters(), model.get_output_embeddings()
-    shapes = [
-        m.weight.shape for m in model.modules() if isinstance(m, MATRIX_TYPES) and m is not head
+    text_config = config.get_text_config()
+    parameters = model.num_parameters()
+    head = model.get_output_embeddings()
+    matrices = [
+        module.weight.shape
+        for module in model.modules()
+        if isinstance(module, MATRIX_TYPES) and module is not head
     ]
-    held = 4 * (lora_rank * sum(map(sum, shapes)) if lora_rank else n)  # a copy of what learns
     stored = getattr(config, "dtype", None) or torch.float32
-    b, length = stored.itemsize if lora_rank else 4, prompt + response
-    small = sum(map(math.prod, shapes)) if four_bits else 0
-    heads, layers = c.num_attention_heads, c.num_hidden_layers
-    width = getattr(c, "head_dim", None) or c.hidden_size // heads
-    cached = (getattr(c, "num_key_value_heads", None) or heads) * width * length * rows * b
-    layer = (34 * c.hidden_size + 5 * heads * length) * b // 2
-    kept = layers * c.hidden_size * b + layer if checkpointing else layers * layer
+    itemsize = stored.itemsize if lora_rank else torch.float32.itemsize
+    learnt = 4 * parameters
+    if lora_rank:  # A and B stand beside each matrix
+        learnt = 4 * lora_rank * sum(sum(shape) for shape in matrices)
+    in_four_bits = 0
+    if four_bits:
+        in_four_bits = sum(math.prod(shape) for shape in matrices)
+    weights = (parameters - in_four_bits) * itemsize + round(in_four_bits * 4.127 / 8)
+    if lora_rank:
+        weights += learnt
+    length = prompt + response
+    layers = text_config.num_hidden_layers
+    hidden = text_config.hidden_size
+    heads = text_config.num_attention_heads
+    key_heads = getattr(text_config, "num_key_value_heads", None) or heads
+    head_width = getattr(text_config, "head_dim", None) or hidden // heads
+    keys = key_heads * head_width * length * rows * itemsize  # of a layer; the values are as many
+    layer = (34 * hidden + 5 * heads * length) * itemsize // 2  # activations of a token
+    kept = layers * layer
+    if checkpointing:
+        kept = layers * hidden * itemsize + layer
     parts = {
-        "weights": (n - small) * b + round(small * 4.127 / 8) + (held if lora_rank else 0),
-        "gradients": held,
-        "AdamW's two moments": 2 * held,
-        "reference": n * b if reference and not lora_rank else 0,
-        "value function": 4 * held if value_copy else 0,
-        "cache while sampling": 2 * layers * cached if response else 0,
+        "weights": weights,
+        "gradients": learnt,
+        "AdamW's two moments": 2 * learnt,
+        "reference": parameters * itemsize if reference and not lora_rank else 0,
+        "value function": 4 * learnt if value_copy else 0,
+        "cache while sampling": 2 * layers * keys if response else 0,
         "activations, about": micro * length * kept,
     }
-    return {name: x for name, x in parts.items() if x}
+    return {name: size for name, size in parts.items() if size}
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #bfb8a034
 def readable(n: int) -> str:  # bytes
-    "In the unit that leaves one to three digits before the point."
+    "Write a number of bytes in the unit that leaves one to three digits before the point."
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if n >= size:
             return f"{n / size:.1f} {unit}"
@@ -458,11 +598,11 @@ PASSING = ("cache while sampling", "activations, about")  # never there at the s
 
 
 def at_most(parts: Mapping[str, int]) -> int:  # bytes, from `memory_parts`
-    "What is there at the highest point."
+    "What is in memory at the highest point."
     return sum(parts.values()) - min(parts.get(name, 0) for name in PASSING)
 
 
 def memory_table(parts: Mapping[str, int]) -> str:
     "A line for each part, and what is there at the highest point."
     rows = [*parts.items(), ("at the highest point", at_most(parts))]
-    return text_table(["memory", ""], [[name, readable(x)] for name, x in rows])
+    return text_table(["memory", ""], [[name, readable(size)] for name, size in rows])

@@ -83,27 +83,33 @@ class Data:
 
 # %% ../../nbs/learn/03_quickstart.ipynb #393ef658
 def make_data(config: QuickstartConfig) -> Data:
-    """Write the reviews, let raters compare them, and cut prompts: the first 0 to `prompt_words`
-    words of a review."""
+    """Write the reviews, let raters compare them, and cut prompts.
+
+    A prompt is the first 0 to `prompt_words` words of a review.
+    """
     seed = config.seed
     reviews = write_reviews(config.reviews, f"reviews/{seed}")
     seen = set(reviews)
     more = write_reviews(4 * (config.eval_samples + 256), f"held out/{seed}")
-    held_out = [r for r in more if r not in seen]
+    held_out = [review for review in more if review not in seen]
     most = config.prompt_words
     return Data(
-        reviews,
-        rater_pairs(reviews, config.pairs, f"pairs/{seed}"),
-        rater_pairs(held_out, config.held_out_pairs, f"held-out pairs/{seed}"),
-        beginnings(reviews, config.steps * config.batch_size, 0, most, f"prompts/{seed}"),
-        beginnings(held_out, config.eval_samples, 0, most, f"held-out prompts/{seed}"),
-        held_out,
+        reviews=reviews,
+        pairs=rater_pairs(reviews, config.pairs, f"pairs/{seed}"),
+        held_out_pairs=rater_pairs(held_out, config.held_out_pairs, f"held-out pairs/{seed}"),
+        prompts=beginnings(reviews, config.steps * config.batch_size, 0, most, f"prompts/{seed}"),
+        held_out_prompts=beginnings(
+            held_out, config.eval_samples, 0, most, f"held-out prompts/{seed}"
+        ),
+        held_out=held_out,
     )
 
 # %% ../../nbs/learn/03_quickstart.ipynb #0f08c180
 def make_tokenizer(config: QuickstartConfig, end: bool = False) -> PreTrainedTokenizerBase:
-    """One id per word of the grammar. Begin and end are one token, as in GPT-2; `end` also puts
-    it behind every text."""
+    """Make a tokenizer with one id per word of the grammar.
+
+    Begin and end are one token, as in GPT-2; `end` also puts it behind every text.
+    """
     longest = 1 + config.prompt_words + config.max_new_tokens + 1
     return word_tokenizer(
         vocabulary(), model_max_length=max(32, longest), bos="<end>", eos="<end>", add_eos=end
@@ -111,11 +117,16 @@ def make_tokenizer(config: QuickstartConfig, end: bool = False) -> PreTrainedTok
 
 
 def make_lm(config: QuickstartConfig, tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
-    """A GPT-2-shaped model with random weights, small enough for a CPU. No dropout: the texts are
-    seen too few times to overfit."""
+    """Make a GPT-2-shaped model with random weights, small enough for a CPU.
+
+    It has no dropout: the texts are seen too few times to overfit.
+    """
     return small_gpt2(
-        config, tokenizer, tokenizer.model_max_length, activation_function="gelu_pytorch_tanh"
-    )  # GPT-2's, in one operation instead of eight
+        config,
+        tokenizer,
+        tokenizer.model_max_length,
+        activation_function="gelu_pytorch_tanh",  # GPT-2's, in one operation instead of eight
+    )
 
 # %% ../../nbs/learn/03_quickstart.ipynb #853c291b
 def train_sft(
@@ -146,10 +157,13 @@ def make_reward_model(
     data: Data,  # its pairs; its held-out reviews set the scale of the scores
     lm: PreTrainedModel,  # the SFT model, whose trunk is copied
     stage: Stage | None = None,  # keeps checkpoints
-) -> tuple[RewardModel, list[Log]]:
-    """Stage 2: learn from comparisons what people like; scores have mean 0 and sd 1 on held-out
-    reviews. It reads the score at an end token. Read at the last word, the score of a broken-off
-    text is a guess, and PPO finds the lucky guesses: "an awkward drama with a"."""
+) -> tuple[RewardModel, list[Log]]:  # the reward model, and its log
+    """Stage 2: learn from comparisons what people like.
+
+    The scores have mean 0 and standard deviation 1 on held-out reviews. The model reads the score
+    at an end token: read at the last word, the score of a broken-off text is a guess, and PPO
+    finds the lucky guesses, such as "an awkward drama with a".
+    """
     reward_model = RewardModel.from_causal_lm(lm, make_tokenizer(config, end=True))
     log = train_reward_model(
         reward_model,
@@ -168,7 +182,10 @@ def make_reward_model(
 
 # %% ../../nbs/learn/03_quickstart.ipynb #8e8d7405
 def film_figures(texts: list[str], ended: list[bool]) -> dict[str, list]:  # one per text
-    "No training has seen them. A text that is cut off is not grammatical."
+    """Measure texts by what no training has seen: the human score, and the grammar.
+
+    A text that is cut off is not grammatical.
+    """
     return {"human_score": human_score(texts), "grammatical": grammatical(texts, ended)}
 
 
@@ -180,10 +197,12 @@ def make_trainer(
     lm: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> RLHFTrainer:
-    """Stage 3: PPO, or whatever the settings say, from the SFT model. Where values are learnt, a
-    transformer of their own learns them, which starts as a copy."""
-    values = "copy" if config.advantage == "gae" else None
-    agent = Agent(copy.deepcopy(lm), value_model=values)
+    """Stage 3: PPO, or whatever the settings say, from the SFT model.
+
+    Where values are learnt, a transformer of their own learns them, which starts as a copy.
+    """
+    value_model = "copy" if config.advantage == "gae" else None
+    agent = Agent(copy.deepcopy(lm), value_model=value_model)
     return RLHFTrainer(agent, create_reference_model(lm), config, tokenizer=tokenizer)
 
 # %% ../../nbs/learn/03_quickstart.ipynb #b1af1274
@@ -198,16 +217,19 @@ FIGURES = [
 
 # %% ../../nbs/learn/03_quickstart.ipynb #e5c55d63
 def run_quickstart(config: QuickstartConfig | None = None) -> dict:  # the summary
-    """The whole run, written to a directory; or, with `resume`, the rest of it. Raises, before
-    any work, ValueError for a GPU where there is none, and as `in_run_directory`."""
+    """Do the whole run, written to a directory; or, with `resume`, the rest of it.
+
+    Raises, before any work, ValueError for a GPU where there is none, and as `in_run_directory`.
+    """
     config = config or QuickstartConfig()
     find_device(config.device)
     return in_run_directory(config, "quickstart", partial(run_stages, config))
 
 
 def run_stages(config: QuickstartConfig, out: Path, manager: CheckpointManager) -> dict:
-    "SFT and the reward model; and what `improve` makes of them."
-    data, tokenizer = make_data(config), make_tokenizer(config)
+    "Train the SFT model and the reward model; return the summary that `improve` makes of them."
+    data = make_data(config)
+    tokenizer = make_tokenizer(config)
     print(
         f"\nSFT: {config.reviews:,} reviews made by a grammar teach a small GPT-2 to write; "
         "PPO needs a model that writes already."
@@ -228,26 +250,27 @@ def run_stages(config: QuickstartConfig, out: Path, manager: CheckpointManager) 
         f"  right on {accuracy:.1%} of {len(data.held_out_pairs):,} unseen pairs; people "
         f"disagree, so knowing every word's mean rating gets {ceiling:.1%}"
     )
-    trainer, asked = make_trainer(config, lm, tokenizer), data.held_out_prompts
-    rest = lm, tokenizer, reward_model, asked, film_figures
-    compared = partial(
-        make_baselines,
-        config,
-        *rest,
-        manager.stage("baselines"),
-        given=True,
-        batch_size=config.sft_batch_size,
-    )
+    trainer = make_trainer(config, lm, tokenizer)
+    held_out = data.held_out_prompts
+    writing = lm, tokenizer, reward_model, held_out, film_figures  # arguments of both functions
+    baselines = None
+    if config.baselines:
+        baselines = partial(
+            make_baselines,
+            config,
+            *writing,
+            manager.stage("baselines"),
+            given=True,
+            batch_size=config.sft_batch_size,
+        )
     return improve(
         config,
         out,
         manager,
         trainer,
-        data.prompts,
-        reward_model,
-        lambda: stages.evaluate(config, trainer.agent.model.eval(), *rest),
-        held_out=asked,
-        baselines=compared if config.baselines else None,
+        config.job(data.prompts, reward_model, held_out),
+        lambda: stages.evaluate(config, trainer.agent.model.eval(), *writing),
+        baselines=baselines,
         columns=FIGURES,
         sft={"held_out_nats_per_token": nats},
         reward_model={"pair_accuracy": accuracy, "ceiling": ceiling},

@@ -7,7 +7,7 @@ __all__ = ['Prepare', 'FILM_PROMPTS', 'FILM_HELD_OUT', 'SENTIMENT', 'SUMS', 'HEL
            'Task', 'recipe_settings', 'run_task', 'make_policy_trainer', 'figures_of', 'completions', 'sentiment',
            'sentiment_figures', 'question', 'questions', 'right_number', 'answer_figures', 'as_marked',
            'hub_classifier', 'positive', 'helpful', 'well_summed_up', 'Judge', 'train_judge', 'RatedConfig', 'prepare',
-           'Recipe', 'RecipeFlags', 'run_recipe']
+           'rated_sentences', 'make_judges', 'Recipe', 'RecipeFlags', 'run_recipe']
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec104
 import random
@@ -87,73 +87,99 @@ Prepare = Callable[[Any, Path, CheckpointManager], Task]  # makes it in the run'
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #a4cb9086
 def recipe_settings(name: str, algorithm: str | None = None, **given: Any) -> Any:
-    "What the recipe's file sets, for this algorithm; settings that are given beat the file's."
-    folder, kind = files("instruct_goose") / "configs", RECIPES[name].kind
-    found = settings_in(kind, str(folder / f"{name}.yaml"))
-    own = found["algorithm"]
-    chosen: Any = algorithm or own
-    if (PRESETS[chosen]["group_size"] == 1) != (PRESETS[own]["group_size"] == 1):
-        if (folder / f"{name}-ppo.yaml").is_file():
-            found = settings_in(kind, str(folder / f"{name}-ppo.yaml"))
-        found.pop("group_size", None)  # it belongs to the other algorithm
-    small = getattr(kind, "small", {}) if given.get("stand_in") else {}
-    del found["algorithm"]
-    return kind.preset(chosen, **found | small | given)
+    """Read a recipe's settings from its file, for this algorithm.
+
+    Settings that are given beat the file's. Between an algorithm with groups and one without, the
+    file NAME-ppo.yaml is read where there is one.
+    """
+    folder = files("instruct_goose") / "configs"
+    kind = RECIPES[name].kind
+    settings = settings_in(kind, str(folder / f"{name}.yaml"))
+    usual = settings["algorithm"]
+    chosen: Any = algorithm or usual
+    has_groups = PRESETS[chosen]["group_size"] > 1
+    if has_groups != (PRESETS[usual]["group_size"] > 1):
+        other = folder / f"{name}-ppo.yaml"
+        if other.is_file():
+            settings = settings_in(kind, str(other))
+        settings.pop("group_size", None)  # it belongs to the other algorithm
+    if given.get("stand_in") and issubclass(kind, RatedConfig):
+        settings |= kind.small
+    del settings["algorithm"]
+    return kind.preset(chosen, **settings | given)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec10a
 def run_task(name: str, config: RecipeConfig, task: Task | Prepare) -> dict:  # the summary
-    "In a run directory. Raises ImportError without the model's package; as `in_run_directory`."
+    """Run a recipe in a run directory.
+
+    Raises ImportError without the model's package, and as `in_run_directory`.
+    """
 
     def work(out: Path, manager: CheckpointManager) -> dict:
-        made = task if isinstance(task, Task) else task(config, out, manager)
-        trainer = make_policy_trainer(config, made)
+        prepared = task if isinstance(task, Task) else task(config, out, manager)
+        trainer = make_policy_trainer(config, prepared)
         return improve(
             config,
             out,
             manager,
             trainer,
-            made.prompts,
-            made.reward,
-            lambda: figures_of(trainer, made, config.eval_samples),
-            **made.found,
+            config.job(prepared.prompts, prepared.reward),
+            lambda: figures_of(trainer, prepared, config.eval_samples),
+            **prepared.found,
         )
 
     return in_run_directory(config, name, work)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #601d513f
 def make_policy_trainer(config: RecipeConfig, task: Task) -> RLHFTrainer:
-    "The model with fresh adapters, and its tokenizer."
-    model, tokenizer = tiny_smollm(task.words) if config.stand_in else load_smollm(config.cache)
+    "Make a trainer of the model with fresh adapters in its last blocks."
+    if config.stand_in:
+        model, tokenizer = tiny_smollm(task.words)
+    else:
+        model, tokenizer = load_smollm(config.cache)
     torch.manual_seed(stage_seed(config.seed, "adapters"))
-    top = min(config.lora_top or 10**6, model.config.num_hidden_layers)
-    adapted = with_lora(model, config.lora_rank, top=top)
+    blocks = model.config.num_hidden_layers
+    if config.lora_top is not None:
+        blocks = min(config.lora_top, blocks)
+    adapted = with_lora(model, config.lora_rank, top=blocks)
     return RLHFTrainer(Agent(adapted), config=config, tokenizer=tokenizer)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec10c
 @torch.no_grad()
 def figures_of(trainer: RLHFTrainer, task: Task, n: int) -> tuple[Rollout, Figures]:
-    "Sampled with the same random numbers each time; with eval_greedy each prompt once, greedily."
+    """Let the policy answer n held-out prompts, and measure the responses.
+
+    The random numbers are the same each time; with eval_greedy each prompt is answered once,
+    greedily. kl_to_reference is in nats per response, response_length in tokens.
+    """
     greedy = trainer.config.eval_greedy
-    n = min(n, len(task.held_out)) if greedy else n
-    rows = [task.held_out[i % len(task.held_out)] for i in range(n)]
-    parts = [trainer.annotate(r) for r in trainer.answers(rows, greedy)]
-    r = concat(parts)
-    r.columns = {k: [x for p in parts for x in p.columns[k]] for k in parts[0].columns or {}}
-    tokens = sum(int(p.mask.sum()) for p in parts)
-    surprise = -sum(float(p.ref_logprobs.sum()) for p in parts) / tokens
-    kl = torch.cat([masked_sum(p.kl, p.mask, dim=-1) for p in parts])
-    return r, task.figures(r, trainer) | {
-        "kl_to_reference": kl.mean().item(),
-        "perplexity_untouched": torch.tensor(surprise).exp().item(),
-        "response_length": tokens / len(r),
-        "ended": finished(r, trainer.eos_ids).float().mean().item(),
+    if greedy:
+        n = min(n, len(task.held_out))
+    prompts = [task.held_out[i % len(task.held_out)] for i in range(n)]
+    parts = []
+    kls = []
+    tokens = 0
+    log_likelihood = 0.0  # under the reference, in nats
+    for part in trainer.answers(prompts, greedy):
+        notes = trainer.annotate(part)
+        parts.append(part)
+        kls.append(masked_sum(notes.kl, part.mask, dim=-1))
+        tokens += int(part.mask.sum())
+        log_likelihood += float(notes.ref_logprobs.sum())
+    rollout = concat(parts)
+    figures = task.figures(rollout, trainer) | {
+        "kl_to_reference": torch.cat(kls).mean().item(),
+        "perplexity_untouched": torch.tensor(-log_likelihood / tokens).exp().item(),
+        "response_length": tokens / len(rollout),
+        "ended": finished(rollout, trainer.eos_ids).float().mean().item(),
     }
+    return rollout, figures
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #3ccc7390
-def completions(r: Rollout, trainer: RLHFTrainer) -> list[str]:
+def completions(rollout: Rollout, trainer: RLHFTrainer) -> list[str]:
     "The responses alone, as text."
     assert trainer.tokenizer is not None
-    return completion_texts(r, trainer.tokenizer)
+    return completion_texts(rollout, trainer.tokenizer)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #ea075059
 FILM_PROMPTS = (
@@ -191,9 +217,9 @@ def sentiment(completions: list[str]) -> list[float]:
     return vader_compound(completions)
 
 
-def sentiment_figures(r: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
+def sentiment_figures(rollout: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
     "The mean score of the responses, and their variety."
-    texts = completions(r, trainer)
+    texts = completions(rollout, trainer)
     return {"compound": sum(sentiment(texts)) / len(texts), "distinct_2": distinct_2(texts)}
 
 
@@ -240,20 +266,26 @@ SUMS, HELD_OUT_SUMS = questions()
 # %% ../../nbs/guides/smollm_recipes.ipynb #bd0a6756
 def right_number(completions: list[str], answer: list[str]) -> list[float]:
     "1 if the last number of a text is the answer, else 0."
-    numbers = [re.findall(r"\d+", text) for text in completions]
-    return [float(found[-1:] == [a]) for found, a in zip(numbers, answer, strict=True)]
+    scores = []
+    for text, right in zip(completions, answer, strict=True):
+        numbers = re.findall(r"\d+", text)
+        scores.append(float(numbers[-1:] == [right]))
+    return scores
 
-
-def answer_figures(r: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
+# %% ../../nbs/guides/smollm_recipes.ipynb #c25e0c9f
+def answer_figures(rollout: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
     "Share of right answers, sampled and greedy, and of those that write the sum down."
 
     def right(rollout: Rollout) -> list[float]:
         return right_number(completions(rollout, trainer), rollout.columns["answer"])
 
-    texts, scores = completions(r, trainer), right(r)
-    greedy = [x for part in trainer.answers(HELD_OUT_SUMS, greedy=True) for x in right(part)]
+    texts = completions(rollout, trainer)
+    sampled = right(rollout)
+    greedy = []
+    for part in trainer.answers(HELD_OUT_SUMS, greedy=True):
+        greedy += right(part)
     return {
-        "exact_match": sum(scores) / len(scores),
+        "exact_match": sum(sampled) / len(sampled),
         "greedy_match": sum(greedy) / len(greedy),
         "written_down": sum("=" in text for text in texts) / len(texts),
     }
@@ -269,11 +301,11 @@ ANSWERS = Task(
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #70fdecb3
 def as_marked(prompt: str | Sequence[Mapping], completion: str) -> str:
-    "Prompt and completion in the form that reward models of hh-rlhf have read."
-    talk = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    "Write prompt and completion in the form that reward models of hh-rlhf have read."
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    turns.append({"role": "assistant", "content": completion})
     names = {"user": "Human", "assistant": "Assistant", "system": "Human"}
-    turns = [*talk, {"role": "assistant", "content": completion}]
-    return "".join(f"\n\n{names[t['role']]}: {t['content']}" for t in turns)
+    return "".join(f"\n\n{names[turn['role']]}: {turn['content']}" for turn in turns)
 
 
 @cache
@@ -302,28 +334,31 @@ def well_summed_up(texts: list[str]) -> list[float]:
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #b3917935
 class Judge(RewardModel):
-    """A reward model of the model's first layers that reads a question behind each text. The
-    upper of these layers, the norm and the head learn."""
+    """A reward model of the model's first layers that reads a question behind each text.
+
+    The upper of these layers, the norm and the head learn.
+    """
 
     def __init__(
         self,
         lm: LlamaForCausalLM,
         tokenizer: PreTrainedTokenizerBase,
-        frozen: int,
-        trained: int,
+        frozen: int,  # layers that stay as they are
+        trained: int,  # layers above them that learn
         question: str,
     ):
         model = RewardModel.from_causal_lm(lm, tokenizer).model
-        body = cast(LlamaModel, trunk(model))
-        body.layers = body.layers[: frozen + trained]
+        transformer = cast(LlamaModel, trunk(model))
+        transformer.layers = transformer.layers[: frozen + trained]
         model.config.num_hidden_layers = frozen + trained
         super().__init__(model, tokenizer)
         self.eval().requires_grad_(False)
-        self.question, head = question, model.get_submodule("score")
-        self.learns = [*body.layers[frozen:], body.norm, head]
+        self.question = question
+        head = model.get_submodule("score")
+        self.learns = [*transformer.layers[frozen:], transformer.norm, head]
 
     def score(self, texts: Sequence[str], batch_size: int = 256) -> list[float]:  # one per text
-        "After `normalise` with mean 0 and sd 1 over those texts."
+        "After `normalise` with mean 0 and standard deviation 1 over those texts."
         return super().score([text + self.question for text in texts], batch_size)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8a95af62
@@ -335,17 +370,17 @@ def train_judge(
     lr: float,
     batch_size: int = 64,
     seed: int = 0,
-    **options: Any,
+    **options: Any,  # of `fit`
 ) -> list[Log]:
-    "min `soft_pairs_loss` over a batch's pairs of raters; frozen layers have no backward."
-    texts, device = [r.text + judge.question for r in reviews], judge.model.device
+    "Minimise `soft_pairs_loss` over a batch's pairs of raters; frozen layers have no backward."
+    texts = [review.text + judge.question for review in reviews]
     rows = judge.tokenizer(texts, verbose=False)["input_ids"]
+    device = judge.model.device
 
     def loss_of(batch: list[int]) -> Tensor:
         ids, mask = pad([rows[i] for i in batch], 0)
-        return soft_pairs_loss(
-            judge(ids.to(device), mask.to(device)), [reviews[i].ratings for i in batch]
-        )
+        scores = judge(ids.to(device), mask.to(device))
+        return soft_pairs_loss(scores, [reviews[i].ratings for i in batch])
 
     learns = nn.ModuleList(judge.learns).requires_grad_(True)
     log = fit(
@@ -386,6 +421,7 @@ class RatedConfig(RecipeConfig):
     )
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
+        "Pairs of settings that cannot be combined, with the fix."
         yield from super().conflicts()
         if self.data is None and not self.stand_in:
             yield (
@@ -398,37 +434,11 @@ class RatedConfig(RecipeConfig):
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8d15a2ac
 def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
-    "Two judges, each from half of each sentence's raters; the first is the reward."
-    with TemporaryDirectory() as made_up:
-        if config.data is None:
-            rehearse(Path(made_up))
-        train, held_out = split_reviews(read_rated(config.data or made_up)[0], config.held_out)
-    texts, judges = [r.text for r in held_out], {}
-    words = sorted({w for r in (*train, *held_out) for w in r.text.split()})
-    lm, tokenizer = (
-        tiny_smollm([*words, *config.question.split()])
-        if config.stand_in
-        else load_smollm(config.cache)
-    )
-    lm = cast(Any, lm).to(find_device(config.device))
-    for name, half in zip(
-        ("proxy", "other_half"), two_halves(train, f"halves/{config.seed}"), strict=True
-    ):
-        judges[name] = judge = Judge(
-            lm, tokenizer, config.judge_frozen, config.judge_trained, config.question
-        )
-        train_judge(
-            judge,
-            half,
-            epochs=config.judge_epochs,
-            lr=config.judge_lr,
-            batch_size=config.judge_batch,
-            seed=stage_seed(config.seed, name),
-            desc=name,
-            stage=manager.stage(name),
-            progress=config.progress,
-        )
-        judge.normalise(texts)
+    "Train two judges, each on half of each sentence's raters; the first is the reward."
+    train, held_out = rated_sentences(config)
+    words = sorted({word for review in (*train, *held_out) for word in review.text.split()})
+    judges = make_judges(config, train, held_out, words, manager)
+    texts = [review.text for review in held_out]
     scores = {name: judge.score(texts) for name, judge in judges.items()}
     scores["both"] = [sum(pair) / 2 for pair in zip(*scores.values(), strict=True)]
     pairs = beside_baselines(scores, held_out)
@@ -443,20 +453,79 @@ def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
     def vader(texts: list[str]) -> list[float]:
         return vader_compound(texts)
 
-    def figures(r: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
-        means = {f.__name__: sum(f(r.texts or [])) / len(r) for f in (proxy, other_half, vader)}
-        return means | {"distinct_2": distinct_2(completions(r, trainer))}
+    def figures(rollout: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
+        texts = rollout.texts or []
+        return {
+            "proxy": sum(proxy(texts)) / len(rollout),
+            "other_half": sum(other_half(texts)) / len(rollout),
+            "vader": sum(vader(texts)) / len(rollout),
+            "distinct_2": distinct_2(completions(rollout, trainer)),
+        }
 
-    learn, asked = (
-        beginnings([r.text for r in reviews], n, 2, config.prompt_words, f"{name}/{config.seed}")
-        for reviews, n, name in (
-            (train, config.steps * config.batch_size, "prompts"),
-            (held_out, config.eval_samples, "held-out prompts"),
-        )
-    )
     return Task(
-        learn, asked, [proxy, other_half, vader], figures, words, found={"judges": {"pairs": pairs}}
+        prompts=beginnings(
+            [review.text for review in train],
+            config.steps * config.batch_size,
+            2,
+            config.prompt_words,
+            f"prompts/{config.seed}",
+        ),
+        held_out=beginnings(
+            texts,
+            config.eval_samples,
+            2,
+            config.prompt_words,
+            f"held-out prompts/{config.seed}",
+        ),
+        reward=[proxy, other_half, vader],
+        figures=figures,
+        words=words,
+        found={"judges": {"pairs": pairs}},
     )
+
+
+def rated_sentences(config: RatedConfig) -> tuple[list[Review], list[Review]]:
+    "Sentences to learn from, and held out: the real ones, or made up."
+    if config.data is not None:
+        reviews, _ = read_rated(config.data)
+        return split_reviews(reviews, config.held_out)
+    with TemporaryDirectory() as directory:
+        rehearse(Path(directory))
+        reviews, _ = read_rated(directory)
+    return split_reviews(reviews, config.held_out)
+
+
+def make_judges(
+    config: RatedConfig,
+    train: Sequence[Review],
+    held_out: Sequence[Review],  # they set the scale of the scores
+    words: Sequence[str],  # that a stand-in can read
+    manager: CheckpointManager,
+) -> dict[str, Judge]:  # "proxy" and "other_half"
+    "Train a judge on each half of each sentence's raters."
+    if config.stand_in:
+        lm, tokenizer = tiny_smollm([*words, *config.question.split()])
+    else:
+        lm, tokenizer = load_smollm(config.cache)
+    lm = cast(Any, lm).to(find_device(config.device))
+    proxy_half, other_half = two_halves(train, f"halves/{config.seed}")
+    judges = {}
+    for name, half in {"proxy": proxy_half, "other_half": other_half}.items():
+        judge = Judge(lm, tokenizer, config.judge_frozen, config.judge_trained, config.question)
+        train_judge(
+            judge,
+            half,
+            epochs=config.judge_epochs,
+            lr=config.judge_lr,
+            batch_size=config.judge_batch,
+            seed=stage_seed(config.seed, name),
+            desc=name,
+            stage=manager.stage(name),
+            progress=config.progress,
+        )
+        judge.normalise([review.text for review in held_out])
+        judges[name] = judge
+    return judges
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec113
 class Recipe(NamedTuple):
@@ -511,19 +580,28 @@ class RecipeFlags(Settings):
 
 
 def run_recipe(flags: RecipeFlags) -> dict | None:  # the summary; of LIST nothing
-    "Raises ValueError for a name that is none, and as `run_task` and `run_train`."
+    """Run the recipe of that name, or print the table of all recipes.
+
+    Raises ValueError for a name that is none and for a setting that the recipe does not have, and
+    as `run_task` and `run_train`.
+    """
     if flags.name == "LIST":
-        return print(
-            text_table(
-                ["recipe", "what it does"],
-                [[name, recipe.what] for name, recipe in RECIPES.items()],
-            )
-        )
+        rows = [[name, recipe.what] for name, recipe in RECIPES.items()]
+        print(text_table(["recipe", "what it does"], rows))
+        return None
     if flags.name not in RECIPES:
         raise ValueError(f"there is no {flags.name!r}: choose from {', '.join(RECIPES)}")
-    given = {f.name: x for f in fields(flags)[1:] if (x := getattr(flags, f.name)) != f.default}
-    _, kind, task = RECIPES[flags.name]
-    if no := given.keys() - {"algorithm", *(f.name for f in fields(kind))}:
-        raise ValueError(f"{flags.name} reads no {' and no '.join(sorted(no))}: leave it out")
+    recipe = RECIPES[flags.name]
+    given = {}
+    for flag in fields(flags):
+        value = getattr(flags, flag.name)
+        if flag.name != "name" and value != flag.default:
+            given[flag.name] = value
+    known = {"algorithm", *(field.name for field in fields(recipe.kind))}
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise ValueError(f"{flags.name} reads no {' and no '.join(unknown)}: leave it out")
     config = recipe_settings(flags.name, **given)
-    return run_task(flags.name, config, task) if task else run_train(config)
+    if recipe.task is None:
+        return run_train(config)
+    return run_task(flags.name, config, recipe.task)

@@ -4,45 +4,32 @@
 
 # %% auto #0
 __all__ = ['Figures', 'Measure', 'RecipeSettings', 'SmallModelSettings', 'small_gpt2', 'beginnings', 'text_figures', 'evaluate',
-           'make_baselines', 'spread', 'models_table', 'same_prompts', 'side_by_side', 'improve', 'RunSettings',
-           'train_in', 'fingerprint_of_prompts', 'train_and_report', 'answers', 'model_card', 'push_to_hub']
+           'make_baselines', 'spread', 'models_table', 'same_prompts', 'side_by_side', 'improve']
 
 # %% ../../nbs/reference/recipes/stages.ipynb #5d62fbad
 import copy
-import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, cast, Literal
 
 import torch
-from huggingface_hub import HfApi, ModelCardData
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import RLHFConfig
 from ..core.checks import Count, Positive
 from ..core.files import text_table, versions, write_json, write_atomically
-from ..core.processes import on_main, is_main
 from ..core.random import stage_seed
-from ..models.adapters import has_adapters, module_state
 from ..models.agent import Agent
 from ..models.reward_model import RewardModel
-from ..models.sharding import load_weights
 from .inputs import PlugIns
+from .training import run_job, TrainingJob
 from ..rollouts.evaluation import best_of_n, kl_to_reference, plot_metrics, generate
-from ..rollouts.prompts import is_indexable, prompt_chunks
-from ..rollouts.rewards import completion_texts, Rewards
+from ..rollouts.rewards import Rewards
 from ..rollouts.rollout import finished, Rollout
-from instruct_goose.runs.directory import (
-    finished_run,
-    in_run_directory,
-    saving_conflicts,
-    settings_of,
-    train_policy,
-)
+from ..runs.directory import saving_conflicts, settings_of
 from ..runs.resume import CheckpointManager, MAIN, Stage
 from ..runs.trackers import Track, TrackEvery
 from ..supervised.sft import train_lm
@@ -66,8 +53,17 @@ class RecipeSettings(PlugIns, RLHFConfig):
     track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
+        "Pairs of settings that cannot be combined, with the fix."
         yield from super().conflicts()
         yield from saving_conflicts(self)
+
+    def job(
+        self, prompts: Sequence, reward_fn: Rewards, held_out: Sequence | None = None
+    ) -> TrainingJob:
+        "Make the training job of these prompts, watched as the settings say."
+        return TrainingJob(
+            prompts, reward_fn, held_out, self.progress, self.track, self.track_every
+        )
 
 # %% ../../nbs/reference/recipes/stages.ipynb #5ea8e487
 @dataclass
@@ -89,12 +85,11 @@ class SmallModelSettings(RecipeSettings):
 def small_gpt2(
     config: SmallModelSettings,
     tokenizer: PreTrainedTokenizerBase,
-    context: int,
+    context: int,  # the longest text, in tokens
     dropout: float = 0.0,
-    **more: Any,
+    **options: Any,  # of GPT2Config
 ) -> GPT2LMHeadModel:
-    "A GPT-2-shaped model with random weights, the same for the same seed; `more` of GPT2Config."
-    ends: dict[str, Any] = {k: getattr(tokenizer, k) for k in ("bos_token_id", "eos_token_id")}
+    "Make a GPT-2-shaped model with random weights, the same for the same seed."
     shape = GPT2Config(
         vocab_size=len(tokenizer),
         n_positions=context,
@@ -104,8 +99,9 @@ def small_gpt2(
         resid_pdrop=dropout,
         embd_pdrop=dropout,
         attn_pdrop=dropout,
-        **ends,
-        **more,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        **options,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stage_seed(config.seed, "weights"))
@@ -113,12 +109,19 @@ def small_gpt2(
 
 # %% ../../nbs/reference/recipes/stages.ipynb #145303f5
 def beginnings(texts: Sequence[str], n: int, fewest: int, most: int, seed: str) -> list[str]:
-    "The first words of n texts, which are drawn with replacement."
+    """Cut n prompts: the first `fewest` to `most` words of texts drawn with replacement.
+
+    The same seed gives the same prompts.
+    """
     rng = random.Random(seed)
-    return [" ".join(rng.choice(texts).split()[: rng.randint(fewest, most)]) for _ in range(n)]
+    prompts = []
+    for _ in range(n):
+        words = rng.choice(texts).split()
+        prompts.append(" ".join(words[: rng.randint(fewest, most)]))
+    return prompts
 
 # %% ../../nbs/reference/recipes/stages.ipynb #311ad183
-Figures = dict[str, Any]  # numbers; None: this run cannot say
+Figures = dict[str, Any]  # numbers by name; None: this run cannot say
 Measure = Callable[[list[str], list[bool]], Mapping[str, Sequence]]  # texts, and which ended
 
 
@@ -128,17 +131,24 @@ def text_figures(
     reward_model: RewardModel,
     measure: Measure,
 ) -> Figures:
-    "Means over the texts, with what `measure` says of each; and their variety."
-    texts, eos_id = rollout.texts or [], cast(int, tokenizer.eos_token_id)
-    ended = finished(rollout, eos_id).tolist()
-    each = {
+    """Average what is known of each text of a rollout.
+
+    That is reward_model_score, what `measure` says, response_length (tokens) and ended (a share);
+    and distinct_2, the variety of all texts together.
+    """
+    texts = rollout.texts or []
+    ended = finished(rollout, cast(int, tokenizer.eos_token_id)).tolist()
+    columns = {
         "reward_model_score": reward_model.score(texts),
         **measure(texts, ended),
         "response_length": rollout.mask.sum(-1).tolist(),
         "ended": ended,
     }
-    means = {name: sum(map(float, xs)) / len(texts) for name, xs in each.items()}
-    return means | {"distinct_2": distinct_2(texts)}
+    figures: Figures = {}
+    for name, column in columns.items():
+        figures[name] = sum(map(float, column)) / len(texts)
+    figures["distinct_2"] = distinct_2(texts)
+    return figures
 
 
 def evaluate(
@@ -150,45 +160,54 @@ def evaluate(
     prompts: list[str],
     measure: Measure,
 ) -> tuple[Rollout, Figures]:  # what it wrote, and the figures
-    "Let a model answer held-out prompts at temperature 1."
+    """Let a model answer held-out prompts at temperature 1, and measure its texts.
+
+    The random numbers depend on the settings' seed alone. Beside the figures of `text_figures`
+    there is kl_to_reference, in nats per response.
+    """
     rollout = generate(
         model, tokenizer, prompts, config.max_new_tokens, seed=stage_seed(config.seed, "evaluation")
     )
-    kl = 0.0 if model is reference else kl_to_reference(model, reference, rollout).mean().item()
-    found = text_figures(rollout, tokenizer, reward_model, measure)
-    return rollout, found | {"kl_to_reference": kl}
+    kl = 0.0
+    if model is not reference:
+        kl = kl_to_reference(model, reference, rollout).mean().item()
+    figures = text_figures(rollout, tokenizer, reward_model, measure)
+    return rollout, figures | {"kl_to_reference": kl}
 
 # %% ../../nbs/reference/recipes/stages.ipynb #d074c6e0
 def make_baselines(
     config: SmallModelSettings,
-    lm: PreTrainedModel,
+    lm: PreTrainedModel,  # the SFT model
     tokenizer: PreTrainedTokenizerBase,
     reward_model: RewardModel,
     prompts: list[str],
     measure: Measure,
-    stage: Stage | None = None,
-    given: bool = False,  # are the prompts given, or learnt too?
+    stage: Stage | None = None,  # keeps checkpoints
+    given: bool = False,  # whether the prompts are given; else they are learnt as well
     **batch: int,  # batch_size or batch_tokens of `train_lm`
 ) -> dict[str, Figures]:  # by the baseline's name
-    "The best of n texts by score; and SFT on those of them that ended, where there are any."
-    n, eos_id = config.best_of, cast(int, tokenizer.eos_token_id)
-    many = generate(
+    """Measure the best of n texts by score, and SFT on those of them that ended.
+
+    Without a text that ended the second baseline is left out.
+    """
+    n = config.best_of
+    rollout = generate(
         lm,
         tokenizer,
-        [p for p in prompts for _ in range(n)],
+        [prompt for prompt in prompts for _ in range(n)],
         config.max_new_tokens,
         seed=stage_seed(config.seed, "best of n"),
     )
-    best = best_of_n(many, reward_model.score(many.texts), n)[0]
-    found = {f"best_of_{n}": text_figures(best, tokenizer, reward_model, measure)}
-    whole = [i for i, e in enumerate(finished(best, eos_id)) if e]
-    if whole:
+    best, _ = best_of_n(rollout, reward_model.score(rollout.texts), n)
+    baselines = {f"best_of_{n}": text_figures(best, tokenizer, reward_model, measure)}
+    ended = best[finished(best, cast(int, tokenizer.eos_token_id))]
+    if len(ended):
         tuned = copy.deepcopy(lm)
         train_lm(
             tuned,
             tokenizer,
-            [best.texts[i] for i in whole],
-            prompts=[best.prompts[i] for i in whole] if given else None,
+            ended.texts,
+            prompts=ended.prompts if given else None,
             steps=config.tune_steps,
             lr=config.tune_lr,
             seed=stage_seed(config.seed, "tune"),
@@ -197,78 +216,77 @@ def make_baselines(
             stage=stage,
             **batch,
         )
-        _, found[f"sft_on_best_of_{n}"] = evaluate(
-            config, tuned.eval(), lm, tokenizer, reward_model, prompts, measure
-        )
-    return found
+        _, figures = evaluate(config, tuned.eval(), lm, tokenizer, reward_model, prompts, measure)
+        baselines[f"sft_on_best_of_{n}"] = figures
+    return baselines
 
 # %% ../../nbs/reference/recipes/stages.ipynb #59e85f2a
 def spread(values: Sequence[float], form: str = ".2f") -> str:
-    "A figure of several runs in one cell of a table: median [lowest, highest]."
-    middle, low, high = (format(f(values), form) for f in (median, min, max))
-    return f"{middle} [{low}, {high}]" if low != high else middle
+    "Format a figure of several runs for one cell of a table: median [lowest, highest]."
+    middle = format(median(values), form)
+    lowest = format(min(values), form)
+    highest = format(max(values), form)
+    if lowest == highest:
+        return middle
+    return f"{middle} [{lowest}, {highest}]"
 
 
 def models_table(
-    names: Sequence[str], before: Figures, after: Figures, baselines: Mapping[str, Figures]
-) -> str:
-    "One row per model, one column per named figure; a dash where a model has none."
-    named = {k.replace("_", " "): v for k, v in baselines.items()}
-    rows = {"SFT model": before, **named, "policy": after}
-    return text_table(
-        ["", *(n.replace("_", " ") for n in names)],
-        [[k, *(v.get(n) for n in names)] for k, v in rows.items()],
-    )
+    names: Sequence[str],  # of the figures
+    before: Figures,  # of the SFT model
+    after: Figures,  # of the policy
+    baselines: Mapping[str, Figures],
+) -> str:  # Markdown
+    "Make a table with a row per model and a column per figure; a dash where a model has none."
+    models = {"SFT model": before}
+    for name, figures in baselines.items():
+        models[name.replace("_", " ")] = figures
+    models["policy"] = after
+    head = ["", *(name.replace("_", " ") for name in names)]
+    rows = []
+    for model, figures in models.items():
+        rows.append([model, *(figures.get(name) for name in names)])
+    return text_table(head, rows)
 
 # %% ../../nbs/reference/recipes/stages.ipynb #e988ccbf
 def same_prompts(before: Rollout, after: Rollout) -> list[tuple[str, str, str]]:
-    "Each different prompt, and what two models wrote for it at first."
+    "Each different prompt, and the first text that two models wrote for it."
     rows: dict[str, tuple[str, str, str]] = {}
     for row in zip(before.prompts, before.texts, after.texts, strict=True):
         rows.setdefault(row[0], row)
     return list(rows.values())
 
 
-def side_by_side(before: Rollout, after: Rollout, n: int = 24) -> str:  # a table
-    "What two models wrote for the same n prompts."
-    rows = [(p or "(nothing)", *texts) for p, *texts in same_prompts(before, after)[:n]]
+def side_by_side(before: Rollout, after: Rollout, n: int = 24) -> str:  # Markdown
+    "Make a table of what two models wrote for the same prompts, the first n of them."
+    rows = []
+    for prompt, one, other in same_prompts(before, after)[:n]:
+        rows.append((prompt or "(nothing)", one, other))
     return text_table(["prompt", "SFT model", "policy"], rows)
 
 # %% ../../nbs/reference/recipes/stages.ipynb #1688f19e
 def improve(
     config: RecipeSettings,
-    out: Path,
+    out: Path,  # the run's directory
     manager: CheckpointManager,
     trainer: RLHFTrainer,
-    prompts: Sequence,
-    reward: Rewards,
+    job: TrainingJob,
     measure: Callable[[], tuple[Rollout, Figures]],  # what the policy writes now, and its figures
     *,
-    held_out: Sequence[str] | None = None,  # prompts, for eval_every
-    baselines: Callable[[], dict[str, Figures]] | None = None,  # of other models
+    baselines: Callable[[], dict[str, Figures]] | None = None,  # figures of other models
     columns: Sequence[str] | None = None,  # figures of the table; None: all
     **found: Any,  # for the summary: what the stages before have found
 ) -> dict:  # the summary
-    "RL between two measurements; then baselines, plots and the report."
+    "Train a policy between two measurements; then baselines, plots and the report."
     algorithm = config.algorithm.upper()
-    texts, before = measure()
+    texts_before, before = measure()
     print(
         f"\n{algorithm}: {config.steps} times, write {config.batch_size} texts, score them, "
         f"make the better ones likelier; each nat of KL to the SFT model costs {config.beta}."
     )
-    metrics = train_policy(
-        trainer,
-        prompts,
-        reward,
-        out,
-        manager.stage(MAIN),
-        held_out,
-        config.progress,
-        config.track,
-        config.track_every,
-    )
+    metrics = run_job(trainer, job, out, manager.stage(MAIN))
     trainer.save_pretrained(out / "policy")
-    later_texts, after = measure()
+    texts_after, after = measure()
     others = {}
     if baselines is not None:
         print(
@@ -277,6 +295,7 @@ def improve(
         )
         others = baselines()
     plot_metrics(metrics, out)
+    samples = same_prompts(texts_before, texts_after)[:8]
     summary = {
         "seed": config.seed,
         **manager.seconds(),
@@ -288,7 +307,7 @@ def improve(
         "before": before,
         "after": after,
         "baselines": others,
-        "samples": [list(row[1:]) for row in same_prompts(texts, later_texts)[:8]],
+        "samples": [[one, other] for _, one, other in samples],
         "config": {"algorithm": config.algorithm} | settings_of(config),
         "versions": versions(),
     }
@@ -296,224 +315,12 @@ def improve(
     write_atomically(
         out / "samples.md",
         "# The same prompts, before and after\n\n"
-        f"{side_by_side(texts, later_texts)}\n\n# Figures\n\n{figures}\n",
+        f"{side_by_side(texts_before, texts_after)}\n\n# Figures\n\n{figures}\n",
     )
     write_json(out / "summary.json", summary)
     print(
-        f"\n{side_by_side(texts, later_texts, 8)}\n\n{figures}\n\n"
+        f"\n{side_by_side(texts_before, texts_after, 8)}\n\n{figures}\n\n"
         f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['wall_seconds']:.0f} on the clock. "
         f"Models, log, plots and samples: {out}"
     )
     return summary
-
-# %% ../../nbs/reference/recipes/stages.ipynb #cd0dd7ef
-@dataclass
-class RunSettings(RLHFConfig):
-    "The trainer's settings, and where and how often the run is kept."
-
-    output_dir: Path | None = None
-    save_every: Count | None = None
-    keep: Count = 2
-    resume: bool = False
-
-# %% ../../nbs/reference/recipes/stages.ipynb #4bcf8c66
-def train_in(
-    trainer: RLHFTrainer,
-    run_dir: str | Path,  # for everything that the run writes
-    prompts: Sequence | Iterable,  # as for `RLHFTrainer.train`
-    reward_fn: Any,
-    held_out: Sequence | dict | None = None,  # prompts for `evaluate`
-    save_every: int | None = 50,  # iterations between checkpoints; None: by time alone
-    keep: int = 2,  # checkpoints that stay
-    resume: bool = False,  # go on with the run in run_dir; with more steps, make it longer
-    progress: bool = True,
-) -> dict:  # the summary, as written to summary.json
-    """`trainer.train`, written to a directory, or the rest of it. Raises, before any training,
-    FileExistsError if the directory holds something, ValueError for other settings or prompts."""
-    own = {f.name: getattr(trainer.config, f.name) for f in fields(RLHFConfig)}
-    config = RunSettings(
-        **own, output_dir=Path(run_dir), save_every=save_every, keep=keep, resume=resume
-    )
-    if (summary := on_main(partial(finished_run, config))) is not None:
-        load_weights(
-            trainer.agent,
-            on_main(lambda: module_state(Agent.from_pretrained(Path(run_dir) / "policy"))),
-        )
-        return summary
-    rows: Any = prompts if held_out is None else held_out
-    shown = next(prompt_chunks(rows, 16), None) if is_indexable(rows) else None  # in samples.md
-    work = partial(
-        train_and_report,
-        trainer,
-        prompts,
-        reward_fn,
-        held_out=held_out,
-        asked=shown,
-        progress=progress,
-    )
-    return in_run_directory(
-        config,
-        "train",
-        work,
-        {"SHA-256 of the prompts": fingerprint_of_prompts(prompts)},
-        stop_token_ids=trainer.eos_ids,
-    )
-
-# %% ../../nbs/reference/recipes/stages.ipynb #5a37a5b0
-def fingerprint_of_prompts(prompts: Sequence | Iterable) -> str:
-    "SHA-256 of a list; a stream is not read for it."
-    if not is_indexable(prompts):
-        return "a stream"
-    rows: Any = prompts
-    text = repr([rows[i] for i in range(len(rows))])
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-
-# %% ../../nbs/reference/recipes/stages.ipynb #0a90efd6
-def train_and_report(
-    trainer: RLHFTrainer,
-    prompts: Sequence | Iterable,
-    reward_fn: Any,
-    out: Path,
-    manager: CheckpointManager,
-    held_out: Sequence | dict | None,
-    asked: Sequence | dict | None,  # prompts, answered before and after
-    progress: bool = True,
-    judged: bool = False,  # score those answers too
-    track: str | None = None,
-    track_every: int = 10,
-    **more: Any,  # for the summary
-) -> dict:  # the summary
-    "RL with samples before and after; the policy, its card, samples.md, and last summary.json."
-    before, score = answers(trainer, asked, reward_fn if judged else None)
-    metrics = train_policy(
-        trainer,
-        prompts,
-        reward_fn,
-        out,
-        manager.stage(MAIN),
-        held_out,
-        progress,
-        track,
-        track_every,
-    )
-    after, later = answers(trainer, asked, reward_fn if judged else None)
-    trainer.save_pretrained(out / "policy")
-    shown = ("reward_mean", "kl_to_reference", "response_length", "finished", "held_out_reward")
-    first, last = ({k: m[k] for k in shown if k in m} for m in (metrics[0], metrics[-1]))
-    summary = {
-        "seed": trainer.config.seed,
-        **manager.seconds(),
-        "iterations": len(metrics),
-        "resumed_from": manager.resumed_from,
-        "stopped": trainer.stopped,
-        "best_iteration": trainer.best_policy.iteration,
-        "first": first,
-        "last": last,
-        "model": trainer.agent.model.config.name_or_path or None,
-        "adapters": has_adapters(trainer.agent.model),
-        "config": {"algorithm": trainer.config.algorithm} | settings_of(trainer.config),
-        "versions": versions(),
-    } | more
-    if judged:
-        kind = "training" if held_out is None else "held_out"
-        summary[f"{kind}_reward"] = {"before": score, "after": later}
-    if is_main():
-        write_atomically(out / "policy" / "README.md", model_card(summary))
-        if before:
-            rows = [
-                [" ".join(x.split())[:90] for x in (*pair, last)]
-                for pair, (_, last) in zip(before, after, strict=True)
-            ]
-            title = f"# {'Training' if held_out is None else 'Held-out'} prompts, before and after"
-            table = text_table(["prompt", "before", "after"], rows)
-            write_atomically(out / "samples.md", f"{title}\n\n{table}\n")
-        write_json(out / "summary.json", summary)
-    return summary
-
-
-@torch.no_grad()
-def answers(
-    trainer: RLHFTrainer,
-    asked: Sequence | dict | None,
-    reward_fn: Any = None,
-) -> tuple[list[tuple[str, str]], float | None]:  # prompts and responses, and the mean score
-    "One response to each, with the same random numbers each time, or greedy; none to a stream."
-    pairs, scores = [], []
-    if asked is None or trainer.tokenizer is None:
-        return [], None
-    for r in trainer.answers(asked, trainer.config.eval_greedy):
-        if reward_fn is not None:
-            scores.append(trainer.judge(r, reward_fn, "held-out text"))
-        pairs += zip(r.prompts or [], completion_texts(r, trainer.tokenizer), strict=True)
-    return pairs, torch.cat(scores).mean().item() if scores else None
-
-# %% ../../nbs/reference/recipes/stages.ipynb #dd308114
-_CARD = """# A policy trained with reinforcement learning
-
-{algorithm}, {iterations} iterations{base}, with instruct_goose. The reward was the author's own; \
-what it does not measure, nobody has checked.
-
-{figures}
-
-## Settings that are not the defaults
-
-{settings}
-{files}
-## To load it
-
-```python
-{loading}
-```
-"""
-
-_LOAD = """from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained(path)
-tokenizer = AutoTokenizer.from_pretrained(path)"""
-_LOAD_ADAPTERS = """# adapters in their model; `instruct-goose merge RUN OUT` makes it a plain one
-from instruct_goose.models.loading import load_model, load_tokenizer
-
-model, tokenizer = load_model(path), load_tokenizer(path)"""
-
-
-def model_card(summary: Mapping) -> str:  # of `train_in`; Markdown, with the Hub's header
-    "What the policy was trained from, how, how far, and how to load it."
-    c, first, last = summary["config"], summary["first"], summary["last"]
-    base, usual = summary.get("model"), asdict(RLHFConfig())
-    if base and (Path(base).exists() or Path(base).is_absolute() or base.count("/") > 1):
-        base = None  # a directory of this machine
-    figures = [[k.replace("_", " "), first[k], last[k]] for k in first if k in last]
-    moved = [[k, str(x)] for k, x in c.items() if k in usual and x != usual[k]]
-    text = _CARD.format(
-        algorithm=c["algorithm"].upper(),
-        iterations=summary["iterations"],
-        base=f" from `{base}`" if base else "",
-        figures=text_table(["", "first iteration", "last"], figures),
-        settings=text_table(["setting", "value"], moved),
-        loading=_LOAD_ADAPTERS if summary.get("adapters") else _LOAD,
-        files="".join(
-            f"\n{name}, SHA-256 {digest}\n" for name, digest in (summary.get("files") or {}).items()
-        ),
-    )
-    data = ModelCardData(
-        base_model=base,
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        tags=["rlhf", "instruct_goose", c["algorithm"]],
-    )
-    return f"---\n{data.to_yaml()}\n---\n\n{text}"
-
-# %% ../../nbs/reference/recipes/stages.ipynb #83731fc7
-def push_to_hub(
-    run_dir: str | Path,  # of a run that is finished
-    repo_id: str,  # "owner/name"
-    private: bool = True,
-) -> str:  # where it is
-    "The policy, tokenizer, value head and card to the Hub. Raises FileNotFoundError without them."
-    policy = Path(run_dir) / "policy"
-    if not (policy / "README.md").is_file():
-        raise FileNotFoundError(f"{policy} holds no policy with a card: give a finished run")
-    api = HfApi()
-    url = api.create_repo(repo_id, private=private, exist_ok=True)
-    api.upload_folder(repo_id=repo_id, folder_path=policy)
-    return str(url)

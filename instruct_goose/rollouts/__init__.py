@@ -1,0 +1,1 @@
+"What was written and what it earned: rollouts, prompts, samplers, rewards."

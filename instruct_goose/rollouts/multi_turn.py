@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -25,31 +26,40 @@ from .sampler import StopStrings
 # %% ../../nbs/guides/multi_turn.ipynb #d0a53a21
 @dataclass
 class Episode:
-    "One response in the making, turn by turn."
+    "Hold one response in the making, turn by turn."
 
-    query: list[int]
+    query: list[int]  # token ids of the prompt
     ids: list[int] = field(default_factory=list)  # of the response so far
-    own: list[bool] = field(default_factory=list)  # which of them the policy wrote
+    sampled: list[bool] = field(default_factory=list)  # which of them the policy wrote
     logprobs: list[float] = field(default_factory=list)  # as the sampler saw them; 0 elsewhere
     turn: list[int] = field(default_factory=list)  # what the policy has written since a reply
-    asked: int = 0
-    open: bool = True
-    ended: bool = False
+    replies: int = 0  # how often the environment was asked
+    open: bool = True  # the policy goes on
+    ended: bool = False  # the environment, or the last turn, has ended it
 
-    def add(self, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
-        "The policy's tokens, with their log-probabilities; or somebody else's, without."
-        own = logprobs is not None
+    def add_turn(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        "Add tokens of the policy, with their log-probabilities."
         self.ids += ids
-        self.own += [own] * len(ids)
-        self.logprobs += logprobs if own else [0.0] * len(ids)
-        self.turn = [*self.turn, *ids] if own else []
+        self.sampled += [True] * len(ids)
+        self.logprobs += logprobs
+        self.turn = [*self.turn, *ids]
+
+    def add_reply(self, ids: Sequence[int]) -> None:
+        "Add tokens of the environment; the policy's next turn begins behind them."
+        self.ids += ids
+        self.sampled += [False] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+        self.turn = []
 
 # %% ../../nbs/guides/multi_turn.ipynb #a0598db8
 class TurnSampler:
-    """A sampler for tasks with an environment. When the policy ends its turn, with an end token or
-    a stop string, the environment is given the text so far and returns what comes next; None: it
-    is over. The policy goes on behind that. `max_new_tokens` counts all tokens of the response.
-    Raises ValueError for a reply without a token, and without a tokenizer."""
+    """Sample responses that an environment answers between the policy's turns.
+
+    When the policy ends its turn, with an end token or a stop string, the environment is given the
+    text so far and returns what comes next; None: the episode is over. The policy goes on behind
+    the reply. `max_new_tokens` counts all tokens of the response. Raises ValueError without a
+    tokenizer, and for a reply without a token.
+    """
 
     def __init__(
         self,
@@ -60,8 +70,11 @@ class TurnSampler:
     ):
         if tokens.tokenizer is None:
             raise ValueError("an environment reads and writes text: give the trainer a tokenizer")
-        self.agent, self.tokens, self.tokenizer = agent, tokens, tokens.tokenizer
-        self.environment, self.turns = environment, turns
+        self.agent = agent
+        self.tokens = tokens
+        self.tokenizer = tokens.tokenizer
+        self.environment = environment
+        self.turns = turns
 
     def __call__(
         self,
@@ -70,90 +83,133 @@ class TurnSampler:
         config: RLHFConfig,
         generator: torch.Generator | None,
     ) -> Rollout:  # with `environment_mask`, where the environment wrote, and `ended`
-        "As `PolicySampler`: n responses to each query, side by side."
-        c, model, pad_id = config, self.agent.model, self.tokens.pad_id
-        ids, mask = left_padded(model, *(x.repeat_interleave(n, 0) for x in queries))
-        check_sampling(model, mask, c.max_new_tokens, c.temperature, None)
-        stops = StopStrings(c.stop_strings, self.tokenizer) if c.stop_strings else None
-        talks = [Episode(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
-        while going := [talk for talk in talks if talk.open]:
-            self.write(going, c, generator, stops)
-            for talk in going:
-                self.answer(talk, c.max_new_tokens, stops)
-        r = episodes_to_rollout(ids, mask, talks, pad_id, generator is not None)
-        return attach_texts(r, self.tokenizer)
+        """Sample n responses to each query, side by side, as `PolicySampler` does.
 
-    def write(
+        Raises ValueError for a reply that is no text of at least one token.
+        """
+        model = self.agent.model
+        ids, mask = left_padded(
+            model, queries.ids.repeat_interleave(n, 0), queries.mask.repeat_interleave(n, 0)
+        )
+        check_sampling(model, mask, config.max_new_tokens, config.temperature, None)
+        stops = None
+        if config.stop_strings:
+            stops = StopStrings(config.stop_strings, self.tokenizer)
+        episodes = []
+        for row, row_mask in zip(ids, mask, strict=True):
+            episodes.append(Episode(row[row_mask].tolist()))
+        still_open = episodes
+        while still_open:
+            self._write_turns(still_open, config, generator, stops)
+            for episode in still_open:
+                self._answer(episode, config.max_new_tokens, stops)
+            still_open = [episode for episode in episodes if episode.open]
+        rollout = episodes_to_rollout(ids, mask, episodes, self.tokens.pad_id)
+        if generator is None:  # the likeliest tokens, which are no samples
+            rollout.sampled_logprobs = None
+        return attach_texts(rollout, self.tokenizer)
+
+    def _write_turns(
         self,
-        talks: list[Episode],
-        c: RLHFConfig,
+        episodes: list[Episode],
+        config: RLHFConfig,
         generator: torch.Generator | None,
         stops: StopStrings | None,
     ) -> None:
-        "Each goes on from where it is; who has less room than others keeps what fits."
-        t, room = self.tokens, [c.max_new_tokens - len(talk.ids) for talk in talks]
-        so_far = pad([talk.query + talk.ids for talk in talks], t.pad_id, side="left")
-        context = context_length(self.agent.model) or 10**9
-        response, real, logprobs = sample(
+        "Continue each episode; one with less room than others keeps the tokens that fit."
+        tokens = self.tokens
+        ids, mask = pad(
+            [episode.query + episode.ids for episode in episodes], tokens.pad_id, side="left"
+        )
+        room = [config.max_new_tokens - len(episode.ids) for episode in episodes]
+        context = context_length(self.agent.model)
+        steps = max(room)
+        if context is not None:
+            steps = min(steps, context - ids.shape[1])
+        watch = None
+        if stops is not None:
+            watch = stops.watch([list(episode.turn) for episode in episodes])
+        response_ids, response_mask, logprobs = sample(
             self.agent,
-            *so_far,
-            min(max(room), context - so_far[0].shape[1]),
-            t.eos_ids or None,
-            t.pad_id,
-            c.temperature,
+            ids,
+            mask,
+            steps,
+            tokens.eos_ids or None,
+            tokens.pad_id,
+            config.temperature,
             generator,
             greedy=generator is None,
             with_logprobs=True,
-            stops=stops and stops.watch([list(talk.turn) for talk in talks]),
+            stops=watch,
         )
-        for talk, fits, *row in zip(talks, room, response, real, logprobs, strict=True):
-            tokens, own, said = row
-            talk.add(tokens[own].tolist()[:fits], said[own].tolist()[:fits])
+        for i, episode in enumerate(episodes):
+            written = response_mask[i]
+            episode.add_turn(
+                response_ids[i][written].tolist()[: room[i]],
+                logprobs[i][written].tolist()[: room[i]],
+            )
 
-    def answer(self, talk: Episode, most: int, stops: StopStrings | None) -> None:
-        "If the turn is over, the environment's reply, if there is room for it and a token more."
-        over = talk.turn[-1] in self.tokens.eos_ids or bool(stops and stops.found(talk.turn))
-        if not over:
-            talk.open = len(talk.ids) < most
+    def _answer(self, episode: Episode, limit: int, stops: StopStrings | None) -> None:
+        "If the turn is over, add the environment's reply, if it and a token more have room."
+        is_over = episode.turn[-1] in self.tokens.eos_ids
+        if not is_over and stops is not None:
+            is_over = stops.found(episode.turn)
+        if not is_over:
+            episode.open = len(episode.ids) < limit
             return
-        reply = self.reply(talk) if talk.asked < self.turns else None
-        talk.asked += 1
-        if reply is None or len(talk.ids) + len(reply) >= most:
-            talk.open, talk.ended = False, reply is None
+        reply = self._ask(episode) if episode.replies < self.turns else None
+        episode.replies += 1
+        if reply is None:
+            episode.open = False
+            episode.ended = True
+        elif len(episode.ids) + len(reply) >= limit:
+            episode.open = False
         else:
-            talk.add(reply)
+            episode.add_reply(reply)
 
-    def reply(self, talk: Episode) -> list[int] | None:  # tokens; None: it is over
-        "What the environment says to the text so far."
-        text = str(self.tokenizer.decode(talk.query + talk.ids))
-        said: Any = self.environment(text)
-        if said is None:
+    def _ask(self, episode: Episode) -> list[int] | None:
+        "The environment's reply to the text so far, as tokens; None: the episode is over."
+        text = str(self.tokenizer.decode(episode.query + episode.ids))
+        reply: Any = self.environment(text)
+        if reply is None:
             return None
-        new = isinstance(said, str) and self.tokenizer(said, add_special_tokens=False)["input_ids"]
-        if not new:
+        ids = []
+        if isinstance(reply, str):
+            ids = self.tokenizer(reply, add_special_tokens=False)["input_ids"]
+        if not ids:
             raise ValueError(
-                f"the environment returned {said!r} to {text[-200:]!r}: return text "
+                f"the environment returned {reply!r} to {text[-200:]!r}: return text "
                 "of at least one token, or None where it is over"
             )
-        return new
+        return ids
 
 # %% ../../nbs/guides/multi_turn.ipynb #0154dd35
 def episodes_to_rollout(
-    query_ids: Tensor,
-    query_mask: Tensor,
-    talks: Sequence[Episode],
+    query_ids: Int[Tensor, "batch query"],  # left-padded
+    query_mask: Bool[Tensor, "batch query"],
+    episodes: Sequence[Episode],  # one for each row
     pad_id: int,
-    with_logprobs: bool,
 ) -> Rollout:
-    "The talks as a rollout: what the policy wrote in `mask`, what it was told in `environment_mask`."
-    ids, real = pad([talk.ids for talk in talks], pad_id)
-    own, logprobs = torch.zeros_like(real), torch.zeros(real.shape)
-    own[real] = torch.tensor([x for talk in talks for x in talk.own])
-    logprobs[real] = torch.tensor([x for talk in talks for x in talk.logprobs])
-    r = Rollout(query_ids, query_mask, *(x.to(query_ids.device) for x in (ids, own)))
-    r.environment_mask, r.ended = real & ~own, torch.tensor([talk.ended for talk in talks])
-    r.sampled_logprobs = logprobs if with_logprobs else None
-    return r.to_(query_ids.device)
+    """Put episodes into a rollout.
+
+    `mask` is True at the policy's tokens, `environment_mask` at the others.
+    """
+    ids, response_mask = pad([episode.ids for episode in episodes], pad_id)
+    sampled = torch.zeros_like(response_mask)
+    logprobs = torch.zeros(response_mask.shape)
+    sampled[response_mask] = torch.tensor([x for episode in episodes for x in episode.sampled])
+    logprobs[response_mask] = torch.tensor([x for episode in episodes for x in episode.logprobs])
+    device = query_ids.device
+    rollout = Rollout(
+        query_ids,
+        query_mask,
+        ids.to(device),
+        sampled.to(device),
+        environment_mask=response_mask & ~sampled,
+        ended=torch.tensor([episode.ended for episode in episodes]),
+        sampled_logprobs=logprobs,
+    )
+    return rollout.to_(device)
 
 # %% ../../nbs/guides/multi_turn.ipynb #7fc39d66
 def chat_reply(
@@ -161,15 +217,18 @@ def chat_reply(
     tokenizer: PreTrainedTokenizerBase,  # with a chat template
     role: str = "user",  # whose reply it is; many templates know "tool" too
 ) -> str:  # as text with its special tokens
-    """What a chat template puts between the end of the assistant's turn and its next turn: for an
-    environment to return. Raises ValueError where the template shows no end of a turn."""
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    end: Any = tokenizer.eos_token
-    made: Any = tokenizer.apply_chat_template
-    before = made(talk, tokenize=False)
-    after = made(
-        [*talk, {"role": role, "content": reply}], tokenize=False, add_generation_prompt=True
+    """Wrap a reply in what a chat template puts between two turns of the assistant.
+
+    An environment may return the result. Raises ValueError where the template shows no end of a
+    turn.
+    """
+    conversation = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    continued = [*conversation, {"role": role, "content": reply}]
+    before: Any = tokenizer.apply_chat_template(conversation, tokenize=False)
+    after: Any = tokenizer.apply_chat_template(
+        continued, tokenize=False, add_generation_prompt=True
     )
+    end: Any = tokenizer.eos_token
     if end not in before or not after.startswith(before):
         raise ValueError(
             f"the chat template does not end the assistant's turn with {end!r} and "

@@ -29,15 +29,21 @@ from .rollout import PromptBatch, Tokens
 def special_ids(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    stop_token_ids: Sequence[int] = (),
+    stop_token_ids: Sequence[int] = (),  # end a response too
 ) -> tuple[list[int], int]:
-    """Ids that end a response, and one to pad with. Raises ValueError for a tokenizer without a
-    pad token, or with more tokens than the model, and a stop token outside the vocabulary."""
+    """Collect the ids that end a response, and choose one to pad with.
+
+    Raises ValueError for a tokenizer without a pad token or with more tokens than the model, and
+    for a stop token outside the vocabulary.
+    """
     vocab = vocabulary_size(model)
-    if wrong := [e for e in stop_token_ids if not 0 <= e < vocab]:
-        raise ValueError(f"stop_token_ids holds {wrong[0]}: the vocabulary ends at {vocab - 1}")
-    every = [*model_eos_ids(model, tokenizer), *stop_token_ids]
-    ends = list(dict.fromkeys(e for e in every if 0 <= e < vocab))
+    for token in stop_token_ids:
+        if not 0 <= token < vocab:
+            raise ValueError(f"stop_token_ids holds {token}: the vocabulary ends at {vocab - 1}")
+    ends = []
+    for token in (*model_eos_ids(model, tokenizer), *stop_token_ids):
+        if 0 <= token < vocab and token not in ends:
+            ends.append(token)
     if tokenizer is None:
         return ends, 0
     pad_id = pad_id_of(tokenizer)
@@ -51,26 +57,43 @@ def special_ids(
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #7b238f8e
 def model_eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
-    "A list was written on purpose; one number may be the default of the model's class."
-    eos: Any = getattr(model.generation_config, "eos_token_id", None)
-    if tokenizer is None and eos is None:
-        eos = model.config.get_text_config().eos_token_id
-    own: Any = None if tokenizer is None else tokenizer.eos_token_id
-    listed = eos if isinstance(eos, list) else [eos] if tokenizer is None else []
-    return [e for e in (own, *listed) if e is not None]
+    """Collect the end tokens of tokenizer and model, the tokenizer's first.
+
+    A list in the model's generation config was written on purpose. A single number may be the
+    default of the model's class, and counts only where there is no tokenizer.
+    """
+    ends = []
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ends.append(tokenizer.eos_token_id)
+    of_model: Any = getattr(model.generation_config, "eos_token_id", None)
+    if of_model is None and tokenizer is None:
+        of_model = model.config.get_text_config().eos_token_id
+    if isinstance(of_model, list):
+        ends += [token for token in of_model if token is not None]
+    elif of_model is not None and tokenizer is None:
+        ends.append(of_model)
+    return ends
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #d7756a21
 Prompts = Sequence[Any] | dict[str, Tensor]  # rows; or {"query_ids": …, "query_mask": …}
 
 
-def prompt_of(row: Any, i: int) -> Any:  # a text, messages or token ids
-    "The prompt in a row. Raises ValueError for a dictionary without one, TypeError for no prompt."
-    prompt = row.get("prompt", row.get("ids")) if isinstance(row, Mapping) else row
-    if prompt is None and isinstance(row, Mapping):
-        raise ValueError(
-            f"row {i} has no 'prompt': its columns are {', '.join(map(str, row))}. "
-            'Rename the one that holds it, or pass {"prompt": …, …}'
-        )
+def prompt_of(
+    row: Any,  # a prompt, or a dictionary with one
+    i: int,  # its number, for messages
+) -> Any:  # a text, messages or token ids
+    """Take the prompt out of a row.
+
+    Raises ValueError for a dictionary without one, TypeError for what is no prompt.
+    """
+    prompt = row
+    if isinstance(row, Mapping):
+        prompt = row.get("prompt", row.get("ids"))
+        if prompt is None:
+            raise ValueError(
+                f"row {i} has no 'prompt': its columns are {', '.join(map(str, row))}. "
+                'Rename the one that holds it, or pass {"prompt": …, …}'
+            )
     if not hasattr(prompt, "__len__"):
         raise TypeError(
             f"prompt {i} is a {type(prompt).__name__}: pass a text, messages, or token ids"
@@ -78,26 +101,37 @@ def prompt_of(row: Any, i: int) -> Any:  # a text, messages or token ids
     return prompt
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #c7dd1d67
-def data_columns(prompts: Any, n: int = 1) -> dict[str, list]:  # one item per response
-    "What the rows hold beside the prompt, and prompts that are messages, n responses to each."
+def data_columns(
+    prompts: Any,  # rows, or {"query_ids", "query_mask"}
+    n: int = 1,  # responses to each prompt
+) -> dict[str, list]:  # one item per response
+    "Collect what the rows hold beside the prompt, and prompts that are messages."
     if isinstance(prompts, dict):
         return {}
-    rows = [r if isinstance(r, Mapping) else {"prompt": r} for r in prompts for _ in range(n)]
-    hidden = {"text", "ids"}  # of a PromptDataset
+    rows = [row if isinstance(row, Mapping) else {"prompt": row} for row in prompts]
+    left_out = {"text", "ids"}  # of a PromptDataset
     if not any(is_conversation(row.get("prompt")) for row in rows):
-        hidden.add("prompt")
-    names = dict.fromkeys(name for row in rows for name in row if name not in hidden)
-    return {name: [row.get(name) for row in rows] for name in names}
+        left_out.add("prompt")
+    columns: dict[str, list] = {}
+    for row in rows:
+        for name in row:
+            if name not in left_out:
+                columns.setdefault(name, [])
+    for name, column in columns.items():
+        for row in rows:
+            column.extend([row.get(name)] * n)
+    return columns
 
 
-def prompt_chunks(prompts: Any, size: int) -> Iterator[Any]:  # as for `encode_prompts`
-    whole = next(iter(prompts.values())) if isinstance(prompts, dict) else prompts
-    for i in range(0, len(whole), size):
-        yield (
-            {name: x[i : i + size] for name, x in prompts.items()}
-            if isinstance(prompts, dict)
-            else [whole[k] for k in range(i, min(i + size, len(whole)))]
-        )
+def prompt_chunks(prompts: Any, size: int) -> Iterator[Any]:
+    "Cut prompts in any form that `encode_prompts` takes into chunks of at most `size`."
+    if isinstance(prompts, dict):
+        rows = len(next(iter(prompts.values())))
+        for start in range(0, rows, size):
+            yield {name: column[start : start + size] for name, column in prompts.items()}
+        return
+    for start in range(0, len(prompts), size):
+        yield [prompts[i] for i in range(start, min(start + size, len(prompts)))]
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #9ada8c77
 def encode_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
@@ -108,7 +142,7 @@ def encode_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
     """
     if isinstance(prompts, str):
         raise TypeError(f"prompts is one text: pass a list, [{prompts!r}]")
-    if not len(prompts):
+    if len(prompts) == 0:
         raise ValueError("no prompts: pass at least one")
     data = list(prompts)
     rows = [prompt_of(row, i) for i, row in enumerate(data)]
@@ -133,78 +167,108 @@ class LongPrompts(UserWarning):
     "Some prompts leave no room for a response, and are cut or left out."
 
 
-def apply_long_prompts(rows: list[list[int]], room: int | None, how: str) -> list[list[int]]:
-    "As config.long_prompts says: what is dropped is empty. Raises ValueError, or warns."
-    long = [i for i, row in enumerate(rows) if room is not None and len(row) > room]
-    if not long or room is None:
+def apply_long_prompts(
+    rows: list[list[int]],  # token ids of each prompt
+    limit: int | None,  # tokens; None: any number
+    how: str,  # config.long_prompts: refuse, cut or drop
+) -> list[list[int]]:  # cut ones keep their ends; dropped ones are empty
+    """Cut or drop prompts that are too long, as config.long_prompts says, with a warning.
+
+    Raises ValueError if they are to be refused, or if all of them were to be dropped.
+    """
+    if limit is None:
         return rows
-    what = (
-        f"{len(long)} of {len(rows)} prompts leave no room for a response: prompt {long[0]} "
-        f"has {len(rows[long[0]])} tokens, the limit is {room}"
+    too_long = [i for i, row in enumerate(rows) if len(row) > limit]
+    if not too_long:
+        return rows
+    first = too_long[0]
+    message = (
+        f"{len(too_long)} of {len(rows)} prompts leave no room for a response: prompt {first} "
+        f"has {len(rows[first])} tokens, the limit is {limit}"
     )
-    if how == "refuse" or how == "drop" and len(long) == len(rows):
+    if how == "refuse" or (how == "drop" and len(too_long) == len(rows)):
         raise ValueError(
-            f"{what}. Shorten them, or set long_prompts to 'cut' (their ends stay) or 'drop'"
+            f"{message}. Shorten them, or set long_prompts to 'cut' (their ends stay) or 'drop'"
         )
-    warnings.warn(
-        f"{what}. {'Their ends stay' if how == 'cut' else 'They are left out'}", LongPrompts, 3
-    )
-    return [row if len(row) <= room else row[-room:] if how == "cut" else [] for row in rows]
+    result = "Their ends stay" if how == "cut" else "They are left out"
+    warnings.warn(f"{message}. {result}", LongPrompts, 3)
+    fitted = list(rows)
+    for i in too_long:
+        fitted[i] = rows[i][-limit:] if how == "cut" else []
+    return fitted
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #9de59079
 def encode_prompts(
-    prompts: Sequence | dict,
+    prompts: Sequence | dict,  # in any form; {"query_ids", "query_mask"} too
     tokens: Tokens,
-    room: int | None,
-    cut: bool = False,
+    limit: int | None,  # of tokens in a prompt; None: any number
+    cut: bool = False,  # keep the ends of longer ones, without a warning
 ) -> PromptBatch:
-    "Prompts in any form, {'query_ids', 'query_mask'} too, as ids and mask; or only their ends."
+    """Encode prompts as ids and mask, padded on the left.
+
+    Raises ValueError for a prompt that is too long, unless it may be cut.
+    """
     if isinstance(prompts, dict):
         return PromptBatch(prompts["query_ids"], prompts["query_mask"])
     rows = encode_rows(prompts, tokens)
-    rows = (
-        [row[-(room or 0) :] for row in rows] if cut else apply_long_prompts(rows, room, "refuse")
-    )
-    return PromptBatch(*pad(rows, tokens.pad_id, side="left"))
+    if not cut:
+        rows = apply_long_prompts(rows, limit, "refuse")
+    elif limit is not None:
+        rows = [row[-limit:] for row in rows]
+    ids, mask = pad(rows, tokens.pad_id, side="left")
+    return PromptBatch(ids, mask)
 
 
-def drop_long_prompts(prompts: Any, tokens: Tokens, room: int | None, how: str) -> Any:
-    "The same, without those that long_prompts drops; of a stream each as it comes."
+def drop_long_prompts(prompts: Any, tokens: Tokens, limit: int | None, how: str) -> Any:
+    """Leave out the prompts that config.long_prompts drops; of a stream each as it comes.
+
+    Raises ValueError if long prompts are to be refused and there is one.
+    """
     if isinstance(prompts, dict):
         return prompts
-    if not is_indexable(prompts):
-        if how != "drop" or room is None:
+    if is_indexable(prompts):
+        rows = apply_long_prompts(encode_rows(prompts, tokens), limit, how)
+        if all(rows):
             return prompts
-        return (p for p in prompts if len(encode_rows([p], tokens)[0]) <= room)
-    rows = apply_long_prompts(encode_rows(prompts, tokens), room, how)
-    return prompts if all(rows) else [p for p, row in zip(prompts, rows, strict=True) if row]
+        return [prompt for prompt, row in zip(prompts, rows, strict=True) if row]
+    if how != "drop" or limit is None:
+        return prompts
+    return (prompt for prompt in prompts if len(encode_rows([prompt], tokens)[0]) <= limit)
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #99a56d3b
 def max_prompt_length(
     model: PreTrainedModel,
     max_new_tokens: int,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-) -> int | None:  # None: no limit
-    "How long a prompt may be. Raises ValueError if the responses alone fill the context."
+    tokenizer: PreTrainedTokenizerBase | None = None,  # which may have a limit of its own
+) -> int | None:  # tokens; None: no limit
+    """Compute how long a prompt may be.
+
+    Raises ValueError if the responses alone fill the model's context.
+    """
     context = context_length(model)
-    if context is not None and max_new_tokens >= context:
-        raise ValueError(
-            f"max_new_tokens is {max_new_tokens} and the model's context {context} "
-            "tokens: there is no room for a prompt. Lower max_new_tokens"
-        )
-    room = None if context is None else context - max_new_tokens
-    return room if tokenizer is None else token_limit(tokenizer, room)
+    limit = None
+    if context is not None:
+        if max_new_tokens >= context:
+            raise ValueError(
+                f"max_new_tokens is {max_new_tokens} and the model's context {context} "
+                "tokens: there is no room for a prompt. Lower max_new_tokens"
+            )
+        limit = context - max_new_tokens
+    if tokenizer is None:
+        return limit
+    return token_limit(tokenizer, limit)
 
 
 def is_indexable(prompts: object) -> bool:
-    "Rows that can be counted and taken by number; a stream's cannot."
+    "Whether rows can be counted and taken by number; a stream's cannot."
     return hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #d7883e4d
 class PromptOrder:
-    """Prompts in the order of training: a list is shuffled for each pass, a stream read in order.
+    """Deal out prompts in the order of training.
 
-    `seen` counts the prompts of all passes. It is all that has to be remembered to go on.
+    A list is shuffled for each pass, by seed and pass; a stream is read in order. `seen` counts
+    the prompts of all passes. It is all that has to be remembered to go on.
     """
 
     def __init__(self, seed: int):
@@ -222,7 +286,7 @@ class PromptOrder:
             self.stream = iter(prompts)
 
     def close(self) -> None:
-        "There are no prompts to take any more; `seen` stays."
+        "Take prompts from nowhere; `seen` stays."
         self.rows = None
         self.stream = None
 
@@ -232,9 +296,12 @@ class PromptOrder:
         return self.rows is not None or self.stream is not None
 
     def take(self, n: int) -> list:
-        "The next n prompts; of a stream that ends fewer."
+        """Take the next n prompts; of a stream that ends fewer.
+
+        Raises ValueError if no prompts are open.
+        """
         if self.rows is not None:
-            prompts = [self.rows[i] for i in self._places(n, len(self.rows))]
+            prompts = [self.rows[i] for i in self._row_numbers(n, len(self.rows))]
         elif self.stream is not None:
             prompts = list(islice(self.stream, n))
         else:
@@ -242,25 +309,26 @@ class PromptOrder:
         self.seen += len(prompts)
         return prompts
 
-    def _places(self, n: int, size: int) -> list[int]:
-        "Where the next n prompts stand in a list of that size, each pass in its own order."
-        places = []
+    def _row_numbers(self, n: int, size: int) -> list[int]:
+        "The next n rows of a list of that size, each pass in its own order."
+        numbers = []
         orders: dict[int, list[int]] = {}
-        for k in range(self.seen, self.seen + n):
-            one_pass, place = divmod(k, size)
-            if one_pass not in orders:
-                shuffling = generator(self.seed, FIRST_PROMPT_STREAM + one_pass)
-                orders[one_pass] = torch.randperm(size, generator=shuffling).tolist()
-            places.append(orders[one_pass][place])
-        return places
+        for taken in range(self.seen, self.seen + n):
+            epoch, place = divmod(taken, size)
+            if epoch not in orders:
+                shuffling = generator(self.seed, FIRST_PROMPT_STREAM + epoch)
+                orders[epoch] = torch.randperm(size, generator=shuffling).tolist()
+            numbers.append(orders[epoch][place])
+        return numbers
 
     def state_dict(self) -> State:
+        "Return how many prompts have been taken."
         return {"seen": self.seen}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        "Raises ValueError for what is no number of prompts."
+        "Check a state before it is loaded. Raises ValueError for what is no number of prompts."
         check_values(state, {"seen": Annotated[int, Limit(0, 2**53)]})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        "A list goes on there. A stream is yours to move on by `seen`."
+        "Go on behind the prompts of a state; a stream is yours to move on by `seen`."
         self.seen = state["seen"]

@@ -20,11 +20,15 @@ from .rollout import finished, Rollout
 
 # %% ../../nbs/guides/reward_shaping.ipynb #2caa3418
 def overlong_punishment(
-    lengths: Int[Tensor, "batch"],  # tokens of each response
+    lengths: Int[Tensor, "batch"],  # tokens of each response, n
     limit: int,  # L, max_new_tokens
     buffer: int,  # B, from 1 to L
 ) -> Float[Tensor, "batch"]:  # from 0 to −1
-    "P(n) = min(0, ((L − B) − n)/B), Yu et al. 2025, eq. 13; a sampler stops at L."
+    """Compute what length costs near the limit: P(n) = min(0, ((L − B) − n)/B).
+
+    Yu et al. 2025 (DAPO, 2503.14476), eq. 13; a sampler stops at L, so their third case is left
+    out.
+    """
     return ((limit - buffer - lengths) / buffer).clamp(max=0.0)
 
 # %% ../../nbs/guides/reward_shaping.ipynb #dc3b7316
@@ -34,14 +38,17 @@ def shape_scores(
     ends: Bool[Tensor, "batch"],  # whether it ended by itself
     config: RLHFConfig,  # reward_clip, missing_eos_penalty, overlong_buffer
 ) -> Float[Tensor, "batch"]:
-    "clamp(R, −c, c) − penalty·[no end] + P(n), each where it is asked for."
-    c = config
-    if c.reward_clip is not None:
-        scores = scores.clamp(-c.reward_clip, c.reward_clip)
-    if c.missing_eos_penalty is not None:
-        scores = scores - c.missing_eos_penalty * ~ends
-    if c.overlong_buffer is not None:
-        scores = scores + overlong_punishment(lengths, c.max_new_tokens, c.overlong_buffer)
+    """Clip scores, then subtract the penalties for a missing end and for length.
+
+    clamp(R, −c, c) − penalty·[no end] + P(n), each where the settings ask for it.
+    """
+    if config.reward_clip is not None:
+        scores = scores.clamp(-config.reward_clip, config.reward_clip)
+    if config.missing_eos_penalty is not None:
+        scores = scores - config.missing_eos_penalty * ~ends
+    if config.overlong_buffer is not None:
+        limit = config.max_new_tokens
+        scores = scores + overlong_punishment(lengths, limit, config.overlong_buffer)
     return scores
 
 # %% ../../nbs/guides/reward_shaping.ipynb #1bc02a3f
@@ -49,20 +56,32 @@ Moments = tuple[float, float, float]  # n, the mean, and Σ(x − mean)²
 
 
 def add_to_moments(moments: Moments, scores: Float[Tensor, "batch"]) -> Moments:
-    "Count, mean and squares of two sets together. Chan, Golub and LeVeque (1983) eq. 2.1."
-    x = scores.detach().double()
+    """Compute count, mean and squares of two sets together.
+
+    Chan, Golub and LeVeque (1983), eq. 2.1.
+    """
     n, mean, squares = moments
-    k, own = len(x), x.mean().item()
-    off, total = own - mean, n + k
-    both = squares + (x - own).square().sum().item() + off**2 * n * k / total
-    return float(total), mean + off * k / total, both
+    new = scores.detach().double()
+    new_mean = new.mean().item()
+    new_squares = (new - new_mean).square().sum().item()
+    difference = new_mean - mean
+    total = n + len(new)
+    total_mean = mean + difference * len(new) / total
+    total_squares = squares + new_squares + difference**2 * n * len(new) / total
+    return float(total), total_mean, total_squares
 
 
 def moments_std(moments: Moments) -> float:
-    "σ = √(squares/(n − 1)); 1 where there is no spread, or rounding alone."
+    """Compute the standard deviation: σ = √(squares/(n − 1)).
+
+    It is 1 where the scores do not spread, or differ by rounding alone.
+    """
     n, mean, squares = moments
-    std = (squares / (n - 1)) ** 0.5 if n > 1 else 0.0
-    return std if std > 8 * torch.finfo(torch.float32).eps * abs(mean) else 1.0
+    if n < 2:
+        return 1.0
+    std = (squares / (n - 1)) ** 0.5
+    rounding = 8 * torch.finfo(torch.float32).eps * abs(mean)
+    return std if std > rounding else 1.0
 
 # %% ../../nbs/guides/reward_shaping.ipynb #e31061e5
 def z_scores(
@@ -70,18 +89,21 @@ def z_scores(
     group_size: int,  # 1: all scores are one group
     ddof: int = 1,  # σ² divides by the group's size less this
 ) -> Float[Tensor, "batch"]:  # 0 where it does not apply
-    "z = (R − mean)/(σ + 1e-4) of those in the group that it applies to. GDPO (2026), 2601.05242."
+    """Standardise scores within their groups: z = (R − mean)/(σ + 1e-4).
+
+    Mean and σ are those of the scores to which the function applies. GDPO (2026), 2601.05242.
+    """
     groups = scores.double().view(-1, group_size if group_size > 1 else len(scores))
-    there = ~groups.isnan()
-    n = there.sum(-1, keepdim=True)
-    mean = groups.nan_to_num().sum(-1, keepdim=True) / n.clamp(min=1)
-    off = torch.where(there, groups - mean, 0.0)
-    std = (off.square().sum(-1, keepdim=True) / (n - ddof).clamp(min=1)).sqrt()
-    return (off / (std + 1e-4)).flatten().to(scores)
+    applies = ~groups.isnan()
+    count = applies.sum(-1, keepdim=True)
+    mean = groups.nan_to_num().sum(-1, keepdim=True) / count.clamp(min=1)
+    centred = torch.where(applies, groups - mean, 0.0)
+    variance = centred.square().sum(-1, keepdim=True) / (count - ddof).clamp(min=1)
+    return (centred / (variance.sqrt() + 1e-4)).flatten().to(scores)
 
 # %% ../../nbs/guides/reward_shaping.ipynb #db034132
 class RewardScale:
-    "Count, mean and squares of all scores so far, for reward_scaling='running'."
+    "Keep count, mean and squares of all scores so far, for reward_scaling='running'."
 
     def __init__(self):
         self.moments: Moments = (0.0, 0.0, 0.0)
@@ -91,24 +113,30 @@ class RewardScale:
         self.moments = add_to_moments(self.moments, scores)
 
     def state_dict(self) -> dict[str, list[float]]:
+        "Return the moments."
         return {"moments": list(self.moments)}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        "Raises ValueError for what are no moments."
+        "Check a state before it is loaded. Raises ValueError for what are no moments."
         check_values(state, {"moments": tuple[NotNegative, float, NotNegative]})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        "Go on from the moments of a state."
         n, mean, squares = state["moments"]
         self.moments = (n, mean, squares)
 
 
 def training_scores(
-    rollout: Rollout, config: RLHFConfig, eos_ids: Sequence[int], running: Moments
+    rollout: Rollout,  # with scores
+    config: RLHFConfig,  # reward_weighting, reward_weights, reward_scaling
+    eos_ids: Sequence[int],
+    running: Moments,  # of all scores so far
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch time"] | None]:
-    """Scores and token_scores as the advantages see them.
+    """Compute scores and token_scores as the advantages see them.
 
     With reward_weighting='scaled' each reward function's scores become z-scores before they are
-    added up, and penalties are taken off again. reward_scaling then divides by a deviation.
+    added up, and penalties are taken off again. reward_scaling then divides by a standard
+    deviation.
     """
     scores = rollout.scores
     token_scores = rollout.token_scores

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['R', 'Rollout', 'by_length', 'micro_batch_slices', 'finished', 'decode', 'attach_texts', 'PromptBatch', 'Tokens',
-           'map_rows', 'require_column', 'require_scores', 'concat', 'concat_column']
+           'concat', 'concat_column', 'map_rows', 'require_column', 'require_scores']
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #0b555037
 import math
@@ -31,7 +31,7 @@ R = TypeVar("R", bound="Rollout")  # a Rollout, or an Experience
 
 @dataclass
 class Rollout:
-    """Prompts, the responses to them, and what the reward function said.
+    """Hold prompts, the responses to them, and their scores: what happened in an iteration.
 
     B rows, Q columns of queries and T columns of responses. Floats are 0 at padding.
     `rollout[rows]` takes rows of every column: a number, a slice, a list, or a tensor of indices
@@ -52,7 +52,7 @@ class Rollout:
     score_parts: dict[str, Tensor] | None = None  # of several rewards, by name; NaN: not asked
     token_scores: Float[Tensor, "batch time"] | None = None  # parts of the score with a place
     baseline: Float[Tensor, "batch"] | None = None  # total reward of the greedy response
-    drawn: dict[str, float] | None = None  # what dynamic sampling did, for the log
+    drawn: dict[str, int | float] | None = None  # what dynamic sampling did, for the log
     reward_noise: dict[str, Tensor] | None = None  # what asking the reward again found
     logged: dict[str, float] | None = None  # what reward functions want in the log
     extra: dict[str, list] | None = None  # what they keep of each response, by name
@@ -62,6 +62,7 @@ class Rollout:
     WHOLE: ClassVar[tuple[str, ...]] = ("drawn", "reward_noise", "logged")
 
     def __len__(self) -> int:
+        "Count the responses."
         return len(self.response_ids)
 
     @property
@@ -77,7 +78,10 @@ class Rollout:
         return self if self.host_copy is None else self.host_copy
 
     def __getitem__(self: R, rows: int | slice | Sequence[int] | Tensor) -> R:
-        numbers = torch.arange(len(self))[rows.cpu() if torch.is_tensor(rows) else rows].reshape(-1)
+        "Take rows of every column; a single number gives a rollout of one row."
+        if torch.is_tensor(rows):
+            rows = rows.cpu()
+        numbers = torch.arange(len(self))[rows].reshape(-1)
         on_device = to_device(numbers, self.mask.device)
 
         def take(x: Any) -> Any:
@@ -97,7 +101,10 @@ class Rollout:
         return type(self)(**taken)
 
     def to_(self: R, device: torch.device | str) -> R:
-        "Move all of it to that device, in place."
+        """Move all columns to that device, in place; returns the rollout itself.
+
+        From a GPU ids and masks are copied to the CPU too, see `on_host`.
+        """
         for field in fields(self):
             column = getattr(self, field.name)
             if torch.is_tensor(column):
@@ -117,33 +124,33 @@ class Rollout:
         return self
 
     def at_sampled(self, x: Shaped[Tensor, "batch time *rest"]) -> Shaped[Tensor, "tokens *rest"]:
-        "x at the tokens that the policy wrote, row after row."
+        "Take x at the tokens that the policy wrote, row after row."
         places = self.on_host.mask.flatten().nonzero()[:, 0]
         return x.flatten(0, 1).index_select(0, to_device(places, x.device))
 
     def minibatches(self: R, n: int, generator: torch.Generator | None = None) -> Iterator[R]:
-        "The rows, shuffled, in n nearly equal parts."
+        "Shuffle the rows and cut them into n nearly equal rollouts."
         order = torch.randperm(len(self), generator=generator)
         for rows in order.tensor_split(n):
             yield self[rows]
 
     def token_colours(self) -> list[float]:
-        "Of each response a number whose sign and size colour it when the rollout is shown."
+        "Give each response a number whose sign and size colour it when the rollout is shown."
         return [0.0] * len(self)
 
     def shown_rows(self) -> list[tuple[str, int, str, str, float]]:
-        "Score, length, prompt, response and colour of the first eight."
-        r = self[:8]
-        scores = [""] * len(r)
-        if r.scores is not None:
-            scores = [f"{score:.2f}" for score in r.scores.tolist()]
-        prompts = r.prompts or [""] * len(r)
-        texts = r.texts
+        "List score, length, prompt, response and colour of the first eight."
+        first = self[:8]
+        scores = [""] * len(first)
+        if first.scores is not None:
+            scores = [f"{score:.2f}" for score in first.scores.tolist()]
+        prompts = first.prompts or [""] * len(first)
+        texts = first.texts
         if texts is None:
-            texts = [str(ids) for ids in unpad(r.response_ids, r.mask)]
+            texts = [str(ids) for ids in unpad(first.response_ids, first.mask)]
         answers = [text.removeprefix(prompt) for text, prompt in zip(texts, prompts, strict=True)]
-        lengths = r.mask.sum(-1).tolist()
-        return list(zip(scores, lengths, prompts, answers, r.token_colours(), strict=True))
+        lengths = first.mask.sum(-1).tolist()
+        return list(zip(scores, lengths, prompts, answers, first.token_colours(), strict=True))
 
     def __repr__(self) -> str:
         lines = [f"Rollout of {len(self)} responses", "   score tokens  text"]
@@ -171,22 +178,24 @@ torch.serialization.add_safe_globals([Rollout])  # may be sent to other processe
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #8b1b8f03
 def by_length(rollout: Rollout) -> Int[Tensor, "batch"]:
-    "Its rows from the shortest to the longest, query and response together."
-    r = rollout.on_host
-    return (r.query_mask.sum(-1) + r.mask.sum(-1)).argsort(stable=True)
+    "Order the rows from the shortest to the longest, query and response together."
+    host = rollout.on_host
+    return (host.query_mask.sum(-1) + host.mask.sum(-1)).argsort(stable=True)
 
 
 def micro_batch_slices(
-    rollout: Rollout, config: RLHFConfig, among: slice | None = None
+    rollout: Rollout,
+    config: RLHFConfig,  # micro_batch_size, micro_batch_tokens
+    among: slice | None = None,  # only these rows; None: all
 ) -> Iterator[slice]:
-    """Cut the rows, or those `among` them, into micro-batches of neighbours.
+    """Cut the rows into micro-batches of neighbours.
 
     A micro-batch has at most `micro_batch_size` rows and `micro_batch_tokens` slots, its padding
     among them; one row that is longer stands alone.
     """
-    r = rollout.on_host
+    host = rollout.on_host
     start, stop, _ = (among or slice(None)).indices(len(rollout))
-    lengths = (r.query_mask.sum(-1) + r.attention_mask.sum(-1)).tolist()
+    lengths = (host.query_mask.sum(-1) + host.attention_mask.sum(-1)).tolist()
     max_rows = config.micro_batch_size or len(rollout)
     max_tokens = config.micro_batch_tokens or math.inf
     while start < stop:
@@ -202,18 +211,23 @@ def micro_batch_slices(
 
 
 def finished(rollout: Rollout, eos_ids: int | Sequence[int]) -> Bool[Tensor, "batch"]:
-    "Whether each response ended by itself: what the rollout says, or its last token."
+    """Say of each response whether it ended by itself.
+
+    That is `rollout.ended` where the sampler filled it; else whether the last token is an end
+    token.
+    """
     if rollout.ended is not None:
         return rollout.ended
-    last = rollout.response_ids.gather(-1, last_index(rollout.mask)[:, None])[:, 0]
-    return torch.isin(last, torch.as_tensor(eos_ids, device=last.device).reshape(-1))
+    last_token = rollout.response_ids.gather(-1, last_index(rollout.mask)[:, None])[:, 0]
+    ends = torch.as_tensor(eos_ids, device=last_token.device).reshape(-1)
+    return torch.isin(last_token, ends)
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #c996bacc
 def decode(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
-    "The prompts, and prompts with responses, as text without padding and special tokens."
-    r = rollout.on_host
-    prompts = unpad(r.query_ids, r.query_mask)
-    responses = unpad(r.response_ids, r.attention_mask)
+    "Decode the prompts, and prompts with responses, without padding and special tokens."
+    host = rollout.on_host
+    prompts = unpad(host.query_ids, host.query_mask)
+    responses = unpad(host.response_ids, host.attention_mask)
     whole = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
     return (
         tokenizer.batch_decode(prompts, skip_special_tokens=True),
@@ -222,13 +236,13 @@ def decode(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> tuple[list[s
 
 
 def attach_texts(
-    rollout: Rollout,
-    tokenizer: PreTrainedTokenizerBase | None,
+    rollout: Rollout,  # from a sampler; is filled
+    tokenizer: PreTrainedTokenizerBase | None,  # None: no texts
     columns: dict[str, list] | None = None,  # of the data, one item per response
 ) -> Rollout:
-    """Add the texts and the data's columns to a sampler's rollout, which is returned.
+    """Add the texts and the data's columns to a sampler's rollout, in place; returns it.
 
-    Raises TypeError for something that is no Rollout.
+    Texts that the sampler has filled in stay. Raises TypeError for something that is no Rollout.
     """
     if not isinstance(rollout, Rollout):
         raise TypeError(
@@ -243,7 +257,7 @@ def attach_texts(
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #a42da29d
 class PromptBatch(NamedTuple):
-    "Prompts as a sampler gets them."
+    "Hold prompts as a sampler gets them."
 
     ids: Int[Tensor, "batch query"]  # left-padded
     mask: Bool[Tensor, "batch query"]  # True at real tokens
@@ -251,78 +265,32 @@ class PromptBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokens:
-    "How text becomes token ids, what ends a response, and what fills up a row."
+    "Say how text becomes token ids, what ends a response, and what fills up a row."
 
     tokenizer: PreTrainedTokenizerBase | None  # None: prompts are ids, and there are no texts
-    eos_ids: list[int]
-    pad_id: int
-
-# %% ../../nbs/reference/rollouts/rollout.ipynb #b9c00007
-def map_rows(
-    function: Callable[[Rollout], Mapping[str, Any]],
-    rollout: Rollout,
-    unit: int = 1,  # so many neighbouring rows stay in one process
-) -> dict[str, Any]:
-    """Compute columns of a rollout: `function(rollout)`, one entry per row.
-
-    Of several processes each calls it for its share of the rows, and all get the whole columns.
-    A column is None where no process has one, and 0 in the rows of those that have none.
-    """
-    if world_size() == 1:
-        return dict(function(rollout))
-    own = rank_slice(len(rollout), unit)
-
-    def work() -> tuple[int, dict[str, Any]]:
-        rows = own.stop - own.start
-        return rows, dict(function(rollout[own])) if rows > 0 else {}
-
-    parts = [(rows, columns) for rows, columns in gather_results(work) if rows > 0]
-    names = parts[0][1]
-    whole = {}
-    for name in names:
-        known = [columns[name] for _, columns in parts if columns[name] is not None]
-        if not known:
-            whole[name] = None
-            continue
-        columns = [
-            known[0].new_zeros(rows, *known[0].shape[1:]) if part[name] is None else part[name]
-            for rows, part in parts
-        ]
-        whole[name] = concat_column(name, columns)
-    return whole
-
-# %% ../../nbs/reference/rollouts/rollout.ipynb #7c01a34f
-def require_column(rollout: Rollout, name: str, first: str) -> None:
-    "Raises ValueError if the column is not there, with what to do first."
-    if getattr(rollout, name) is None:
-        raise ValueError(f"this rollout has no {name}: {first}")
-
-
-def require_scores(rollout: Rollout) -> Float[Tensor, "batch"]:
-    "The scores. Raises ValueError for a rollout without them."
-    if rollout.scores is None:
-        raise ValueError("this rollout has no scores: call score(rollout, reward_fn) first")
-    return rollout.scores
+    eos_ids: list[int]  # each of them ends a response
+    pad_id: int  # in the padding of responses
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #ae874525
 def concat(parts: Sequence[Rollout], pad_id: int = 0) -> Rollout:
-    """One rollout below the other, padded to the widest: queries left, responses right.
+    """Put rollouts below each other, padded to the widest: queries left, responses right.
 
     A column of the data that a part does not know is None there. Any other column that one part
-    lacks is missing in the whole.
+    lacks is missing in the whole, and so is what says nothing of a single row (`Rollout.WHOLE`).
     """
-    found: dict[str, list] = {}
+    columns_of_parts: dict[str, list] = {}
     for field in fields(Rollout):
         if field.name not in (*Rollout.WHOLE, "host_copy"):
-            found[field.name] = [getattr(part, field.name) for part in parts]
-    if any(mask is not None for mask in found["environment_mask"]):
-        found["environment_mask"] = [
-            torch.zeros_like(part.mask) if part.environment_mask is None else part.environment_mask
-            for part in parts
-        ]
-    found["columns"] = _same_columns(parts)
+            columns_of_parts[field.name] = [getattr(part, field.name) for part in parts]
+    if any(part.environment_mask is not None for part in parts):
+        masks = []
+        for part in parts:
+            mask = part.environment_mask
+            masks.append(torch.zeros_like(part.mask) if mask is None else mask)
+        columns_of_parts["environment_mask"] = masks
+    columns_of_parts["columns"] = _same_columns(parts)
     whole = {}
-    for name, columns in found.items():
+    for name, columns in columns_of_parts.items():
         if all(column is not None for column in columns):
             whole[name] = concat_column(name, columns, pad_id if name == "response_ids" else 0)
     return Rollout(**whole)
@@ -333,14 +301,18 @@ def _same_columns(parts: Sequence[Rollout]) -> list[dict[str, list] | None]:
     names = dict.fromkeys(name for part in parts for name in part.columns or ())
     tables = []
     for part in parts:
-        own = part.columns or {}
-        table = {name: own.get(name, [None] * len(part)) for name in names}
+        known = part.columns or {}
+        table = {name: known.get(name, [None] * len(part)) for name in names}
         tables.append(table or None)
     return tables
 
 
 def concat_column(name: str, columns: Sequence[Any], fill: int = 0) -> Any:
-    "A column of several rollouts as one: tensors, lists, or dictionaries of them."
+    """Join a column of several rollouts: tensors, lists, or dictionaries of them.
+
+    Tensors of two or more dimensions are padded with `fill` to the widest; a dictionary keeps the
+    names that all have.
+    """
     first = columns[0]
     if isinstance(first, dict):
         shared = [key for key in first if all(key in column for column in columns)]
@@ -356,3 +328,60 @@ def concat_column(name: str, columns: Sequence[Any], fill: int = 0) -> Any:
         sides = (missing, 0) if name.startswith("query") else (0, missing)
         padded.append(F.pad(column, sides, value=fill))
     return torch.cat(padded)
+
+# %% ../../nbs/reference/rollouts/rollout.ipynb #b9c00007
+def map_rows(
+    function: Callable[[Rollout], Mapping[str, Any]],  # rows → columns, one entry per row
+    rollout: Rollout,
+    unit: int = 1,  # so many neighbouring rows stay in one process
+) -> dict[str, Any]:
+    """Compute columns of a rollout: `function(rollout)`, dealt out to the processes.
+
+    Each process calls the function for its share of the rows, and all get the whole columns. A
+    column is None where no process has one, and 0 in the rows of those that have none.
+    """
+    if world_size() == 1:
+        return dict(function(rollout))
+    share = rank_slice(len(rollout), unit)
+    rows = share.stop - share.start
+
+    def compute_share() -> tuple[int, dict[str, Any]]:
+        if rows == 0:
+            return 0, {}
+        return rows, dict(function(rollout[share]))
+
+    parts = [(rows, columns) for rows, columns in gather_results(compute_share) if rows > 0]
+    whole = {}
+    for name in parts[0][1]:
+        whole[name] = _whole_column(name, [(rows, columns[name]) for rows, columns in parts])
+    return whole
+
+
+def _whole_column(name: str, parts: Sequence[tuple[int, Any]]) -> Any:
+    "One column from each process's rows and values; None: that process has no values."
+    known = [column for _, column in parts if column is not None]
+    if not known:
+        return None
+    columns = []
+    for rows, column in parts:
+        if column is None:
+            column = known[0].new_zeros(rows, *known[0].shape[1:])
+        columns.append(column)
+    return concat_column(name, columns)
+
+# %% ../../nbs/reference/rollouts/rollout.ipynb #7c01a34f
+def require_column(
+    rollout: Rollout,
+    name: str,  # of the column
+    first: str,  # what fills it, for the message
+) -> None:
+    "Check that a column is there. Raises ValueError with what to do first if it is not."
+    if getattr(rollout, name) is None:
+        raise ValueError(f"this rollout has no {name}: {first}")
+
+
+def require_scores(rollout: Rollout) -> Float[Tensor, "batch"]:
+    "Return the scores. Raises ValueError for a rollout without them."
+    if rollout.scores is None:
+        raise ValueError("this rollout has no scores: call score(rollout, reward_fn) first")
+    return rollout.scores

@@ -33,12 +33,16 @@ from instruct_goose.rollouts.rollout import (
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #821d2eba
 class StopStrings:
-    """Texts that end a response. Special tokens are read as they are written.
+    """Find texts that end a response. Special tokens are read as they are written.
 
     Raises ValueError without a tokenizer.
     """
 
-    def __init__(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase | None):
+    def __init__(
+        self,
+        texts: Sequence[str],  # any of them ends a response
+        tokenizer: PreTrainedTokenizerBase | None,
+    ):
         if tokenizer is None:
             raise ValueError(
                 "stop_strings are text: give the trainer a tokenizer, or name the tokens, "
@@ -49,7 +53,7 @@ class StopStrings:
         self.longest = max(len(text.encode()) for text in texts)
 
     def found(self, tokens: Sequence[int]) -> bool:
-        """Whether the end of a response, given from its beginning on, holds one of the texts.
+        """Say whether a response, given from its beginning on, has come to one of the texts.
 
         Only so many of the last tokens are decoded as the longest text can take.
         """
@@ -69,16 +73,17 @@ class StopStrings:
         them have come to one of the texts. `written` is what each row has so far.
         """
 
-        def ends(rows: Tensor, tokens: Tensor) -> Bool[Tensor, "rows"]:
+        def stops(rows: Tensor, tokens: Tensor) -> Bool[Tensor, "rows"]:
+            found = []
             for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
                 written[row].append(token)
-            found = [self.found(written[row]) for row in rows.tolist()]
+                found.append(self.found(written[row]))
             return torch.tensor(found, device=rows.device)
 
-        return ends
+        return stops
 
     def ended(self, rollout: Rollout, eos_ids: Sequence[int]) -> Bool[Tensor, "batch"]:
-        "Which responses end by themselves: with an end token, or with one of the texts."
+        "Say which responses end by themselves: with an end token, or with one of the texts."
         rows = unpad(rollout.response_ids, rollout.mask)
         found = torch.tensor([self.found(row) for row in rows], device=rollout.mask.device)
         return finished(rollout, eos_ids) | found
@@ -86,7 +91,7 @@ class StopStrings:
 # %% ../../nbs/reference/rollouts/sampler.ipynb #9d088710
 @runtime_checkable
 class Sampler(Protocol):
-    """What writes the responses: the policy, an engine, or an environment with turns.
+    """Sample responses: from the policy, an engine, or with an environment between turns.
 
     A sampler that keeps weights of its own is a `SyncedSampler`.
     """
@@ -98,7 +103,7 @@ class Sampler(Protocol):
         config: RLHFConfig,
         generator: torch.Generator | None,
     ) -> Rollout:
-        """r ~ π(·|q), n times for each q, side by side.
+        """Sample r ~ π(·|q), n times for each q, side by side.
 
         Without a generator the likeliest tokens are written.
         """
@@ -107,14 +112,14 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class SyncedSampler(Sampler, Protocol):
-    "A sampler that is given the policy after each update."
+    "Sample with weights of one's own, which are replaced after each update."
 
     def updated(self, model: nn.Module) -> None:
-        "The policy has new weights."
+        "Take over the policy's new weights."
 
 
 class PolicySampler:
-    "The default sampler: the policy itself writes, through `sample`."
+    "Sample from the policy itself, through `sample`: the default."
 
     def __init__(self, agent: Agent, tokens: Tokens):
         self.agent = agent
@@ -127,6 +132,7 @@ class PolicySampler:
         config: RLHFConfig,
         generator: torch.Generator | None,
     ) -> Rollout:
+        "Sample n responses to each query; raises what `sample` raises."
         tokens = self.tokens
         ids, mask = left_padded(
             self.agent.model,
@@ -158,15 +164,15 @@ class PolicySampler:
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #ecdce375
 def sync_weights(sampler: Sampler, model: nn.Module) -> None:
-    "π_old ← π_θ: a sampler that keeps weights of its own is given the policy's."
+    "Give the policy's weights to a sampler that keeps its own: π_old ← π_θ."
     if isinstance(sampler, SyncedSampler):
         sampler.updated(model)
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #b9c00006
 class SharedSampler:
-    """Lets each of several processes write for its share of the prompts.
+    """Let each of several processes sample for its share of the prompts.
 
-    All processes get the whole rollout, which is the one that a single process would write.
+    All processes get the whole rollout, which is the one that a single process would sample.
     """
 
     def __init__(self, sampler: Sampler, tokens: Tokens):
@@ -180,50 +186,55 @@ class SharedSampler:
         config: RLHFConfig,
         generator: torch.Generator | None,
     ) -> Rollout:
-        "Raises ValueError where the processes have been given different prompts."
+        """Sample the rows of this process and gather the others'.
+
+        Raises ValueError where the processes have been given different prompts.
+        """
         fingerprint = zlib.crc32(str([x.tolist() for x in queries]).encode())
         cure = "give each process the same list: the trainer deals it out"
         require_equal("the prompts", fingerprint, cure)
         prompts = len(queries.ids)
-        own = rank_slice(prompts)
-        own_rows = slice(own.start * n, own.stop * n)
-        own_generator = None
-        if generator is not None:
-            own_generator = ShardedGenerator(generator, prompts * n, own_rows)
+        share = rank_slice(prompts)
+        rows = slice(share.start * n, share.stop * n)
+        shard = None if generator is None else ShardedGenerator(generator, prompts * n, rows)
 
-        def write() -> tuple[Rollout | None, int]:
-            if own.start == own.stop:
+        def sample_share() -> tuple[Rollout | None, int]:
+            if share.start == share.stop:
                 return None, 0
-            own_queries = PromptBatch(queries.ids[own], queries.mask[own])
-            rollout = self.sampler(own_queries, n, config, own_generator)
+            rollout = self.sampler(
+                PromptBatch(queries.ids[share], queries.mask[share]), n, config, shard
+            )
             rollout = attach_texts(rollout, self.tokens.tokenizer)
-            return rollout, 0 if own_generator is None else own_generator.draws
+            return rollout, 0 if shard is None else shard.draws
 
-        written = gather_results(write)
-        if own_generator is not None:
-            own_generator.catch_up(max(draws for _, draws in written))
-        parts = [rollout for rollout, _ in written if rollout is not None]
+        results = gather_results(sample_share)
+        if shard is not None:
+            shard.catch_up(max(draws for _, draws in results))
+        parts = [rollout for rollout, _ in results if rollout is not None]
         return concat(parts, self.tokens.pad_id)
 
     def updated(self, model: nn.Module) -> None:
+        "Pass the policy's new weights on to the sampler, if it keeps its own."
         sync_weights(self.sampler, model)
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #14340552
 def data_parallel(sampler: Sampler, tokens: Tokens) -> Sampler:
-    "The sampler itself in one process; in several, one that deals out the prompts."
-    return sampler if world_size() == 1 else SharedSampler(sampler, tokens)
+    "Return the sampler itself in one process; in several, one that deals out the prompts."
+    if world_size() == 1:
+        return sampler
+    return SharedSampler(sampler, tokens)
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #7f1c91f9
 def greedy_responses(
     sampler: Sampler, rollout: Rollout, config: RLHFConfig
 ) -> tuple[Rollout, Int[Tensor, "batch"]]:
-    """The likeliest response to each different query, and which of them belongs to each row.
+    """Write the likeliest response to each different query.
 
-    The sampler writes them without a generator.
+    Returns them, and for each row of `rollout` (B,) which of them belongs to it.
     """
     width = rollout.query_ids.shape[1]
-    both = torch.cat([rollout.query_ids * rollout.query_mask, rollout.query_mask], 1)
-    different, row = both.unique(dim=0, return_inverse=True)
+    ids_and_masks = torch.cat([rollout.query_ids * rollout.query_mask, rollout.query_mask], 1)
+    different, row = ids_and_masks.unique(dim=0, return_inverse=True)
     queries = PromptBatch(different[:, :width], different[:, width:].bool())
     with precision(config, rollout.mask.device):
         return sampler(queries, 1, config, None), row

@@ -1,0 +1,1 @@
+"A run's directory: checkpoints, resuming, the log, trackers."

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['new_run_dir', 'claim_run_dir', 'open_run', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts',
-           'RunLog', 'checked_log', 'truncate_log', 'train_policy', 'save_last_whole_policy', 'in_run_directory',
-           'print_worst', 'input_digests']
+           'RunLog', 'checked_log', 'truncate_log', 'train_policy', 'logging_to', 'save_last_whole_policy',
+           'in_run_directory', 'print_worst_finding', 'input_digests', 'name_changed_files']
 
 # %% ../../nbs/reference/runs/directory.ipynb #ed9beb72
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import count, islice
@@ -29,7 +29,7 @@ from instruct_goose.core.files import (
     write_json,
     write_atomically,
 )
-from ..core.processes import on_main, is_main
+from ..core.processes import is_main, on_main
 from ..core.random import torch_threads
 from ..core.state import FREE_SETTINGS, State
 from ..doctor.diagnosis import diagnose
@@ -49,22 +49,27 @@ from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/reference/runs/directory.ipynb #63372f12
 def new_run_dir(name: str, root: str | Path = "runs") -> Path:
-    "A new runs/name, or runs/name-2, …: two commands started at once get two of them."
-    path, n = Path(root) / name, 1
-    while True:
-        try:
+    """Make a new directory: runs/name, or runs/name-2, ….
+
+    `mkdir` makes a directory or fails, so two commands started at once get two of them.
+    """
+    for n in count(1):
+        path = Path(root) / (name if n == 1 else f"{name}-{n}")
+        with suppress(FileExistsError):
             path.mkdir(parents=True)
             return path
-        except FileExistsError:
-            n += 1
-            path = Path(root) / f"{name}-{n}"
+    raise AssertionError("count never ends")
 
 # %% ../../nbs/reference/runs/directory.ipynb #e8b6725d
 def claim_run_dir(path: str | Path) -> Path:
-    """A directory chosen by name, made if need be. Raises FileExistsError, before anything is
-    written, if it holds more than what `write_json` left when it was killed."""
+    """Take a directory chosen by name; it is made if need be.
+
+    Raises FileExistsError, before anything is written, if it holds more than what `write_json`
+    left when it was killed.
+    """
     path = Path(path)
-    if path.is_dir() and not all(TEMPORARY_FILE.fullmatch(p.name) for p in path.iterdir()):
+    contents = list(path.iterdir()) if path.is_dir() else []
+    if any(not TEMPORARY_FILE.fullmatch(file.name) for file in contents):
         raise FileExistsError(
             f"{path} already holds a run or files: give another directory, or "
             "leave it out to get a fresh one under runs/"
@@ -73,24 +78,27 @@ def claim_run_dir(path: str | Path) -> Path:
     return path
 
 # %% ../../nbs/reference/runs/directory.ipynb #acdedae8
-def open_run(config: Any, name: str, **more: Any) -> tuple[Path, CheckpointManager]:
-    """A directory for a new run, or the one that is to go on with the same settings and `more`.
-    Raises, before anything is written, FileExistsError for a directory that holds something else,
-    ValueError for a run with other settings, damaged files, or a tracker that is not installed."""
-    if getattr(config, "track", None):
+def open_run(
+    config: Any,  # settings with output_dir, resume, steps, save_every and keep
+    name: str,  # of a new directory under runs/
+    **more: Any,  # what else must be the same when the run is resumed
+) -> tuple[Path, CheckpointManager]:
+    """Open a directory for a new run, or the one that is to go on.
+
+    Raises, before anything is written, FileExistsError for a directory that holds something
+    else, ValueError for a run with other settings, damaged files, or a tracker that is not
+    installed.
+    """
+    if getattr(config, "track", None):  # not every command has trackers
         need_tracker(config.track)
     out = Path(on_main(partial(_directory_of, config, name)))
     manager = CheckpointManager(
         out, settings_of(config) | more, config.steps, config.save_every, config.keep
     )
-    path = manager.resume() if config.resume else None
-    if config.resume and is_main():
-        stage, at, of = manager.latest.place or ("", 0, 0)
-        print(
-            f"Going on from {path.name}: {at} of {of} steps of the stage {stage!r} are done."
-            if path
-            else "Nothing is saved here yet: the run starts over."
-        )
+    if config.resume:
+        checkpoint = manager.resume()
+        if is_main():
+            print(_where_it_goes_on(checkpoint, manager))
     return out, manager
 
 
@@ -98,23 +106,40 @@ def _directory_of(config: Any, name: str) -> str:
     out: Path | None = config.output_dir
     if out is None:
         return str(new_run_dir(name))
-    if config.resume and any((out / x).exists() for x in ("config.json", "checkpoints")):
+    has_begun = (out / "config.json").exists() or (out / "checkpoints").exists()
+    if config.resume and has_begun:
         check_same_run(config)
         return str(out)
     return str(claim_run_dir(out))
 
+
+def _where_it_goes_on(checkpoint: Path | None, manager: CheckpointManager) -> str:
+    place = manager.latest.place
+    if checkpoint is None or place is None:
+        return "Nothing is saved here yet: the run starts over."
+    return (
+        f"Going on from {checkpoint.name}: {place.done} of {place.total} steps of the stage "
+        f"{place.stage!r} are done."
+    )
+
 # %% ../../nbs/reference/runs/directory.ipynb #4d178bed
 def finished_run(config: Any) -> dict | None:  # its summary
-    """The run that is to be resumed, if there is nothing left to do. Raises ValueError if it had
-    other settings, if a file of it cannot be used, and for more steps where it kept no state."""
-    summary = config.output_dir and config.output_dir / "summary.json"
-    if not config.resume or not summary.exists():
+    """The run that is to be resumed, if there is nothing left to do.
+
+    Raises ValueError if it had other settings, if a file of it cannot be used, and for more
+    steps where it kept no state.
+    """
+    if not config.resume or config.output_dir is None:
+        return None
+    path = config.output_dir / "summary.json"
+    if not path.exists():
         return None
     check_same_run(config)
-    found = read_json(summary, "the summary of the run")
-    if config.steps <= dict(found.get("config") or {}).get("steps", config.steps):
+    summary = read_json(path, "the summary of the run")
+    steps_done = dict(summary.get("config") or {}).get("steps", config.steps)
+    if config.steps <= steps_done:
         print(f"The run in {config.output_dir} is finished: nothing to do.")
-        return found
+        return summary
     if newest_checkpoint(config.output_dir / "checkpoints") is None:
         raise ValueError(
             f"{config.output_dir} is finished and kept no checkpoint to go on from: "
@@ -125,20 +150,25 @@ def finished_run(config: Any) -> dict | None:  # its summary
 # %% ../../nbs/reference/runs/directory.ipynb #e766255f
 def settings_of(config: Any) -> dict:
     "A dataclass's settings that a number of the run may depend on, as JSON has them."
-    kept = {k: v for k, v in asdict(config).items() if k not in FREE_SETTINGS}
+    kept = {name: value for name, value in asdict(config).items() if name not in FREE_SETTINGS}
     return json.loads(json.dumps(kept, default=str))
 
 
 def check_same_run(config: Any) -> None:
-    "Raises ValueError naming each other setting, fewer steps, or a config.json beyond use."
+    """Compare a run's settings with its config.json, where there is one.
+
+    Raises ValueError naming each other setting, fewer steps, or a file beyond use.
+    """
     path = config.output_dir / "config.json"
-    if path.exists():
-        then, now = read_json(path, "the configuration of the run"), settings_of(config)
-        refuse_other_run({k: then[k] for k in now if k in then}, now)
+    if not path.exists():
+        return
+    now = settings_of(config)
+    then = read_json(path, "the configuration of the run")
+    refuse_other_run({name: then[name] for name in now if name in then}, now)
 
 
 def saving_conflicts(config: Any) -> Iterator[tuple[str, str]]:
-    "For `conflicts` of settings with resume and output_dir."
+    "For `conflicts` of settings with resume and output_dir: a setting, and what it ought to be."
     if config.resume and config.output_dir is None:
         yield "output_dir", "the run to go on with, since resume is set"
 
@@ -154,9 +184,10 @@ class RunLog(Callback[RLHFTrainer]):
         self.path = Path(out) / "metrics.jsonl"
         self.tokens = Path(out) / "tokens.jsonl"
         self.stage = stage
-        self.metrics: list[Metrics] = []
+        self.metrics: list[Metrics] = []  # of all iterations, as the file has them
 
     def on_end(self, trainer: RLHFTrainer, experience: Experience, metrics: Metrics) -> None:
+        "An iteration is over: write its lines, then let the stage keep the state."
         if is_main():
             append_jsonl(self.path, metrics)
             if is_recorded(trainer.iteration - 1, trainer.config.steps):
@@ -172,7 +203,11 @@ class RunLog(Callback[RLHFTrainer]):
         return trainer.state_dict() | {"metrics": list(self.metrics)}
 
     def restore(self, trainer: RLHFTrainer) -> None:
-        "Trainer and log as they were when the stage was left."
+        """Go on where the stage was left: trainer and log as they were then.
+
+        A log that is ahead of its checkpoint is cut back; one without a checkpoint is kept
+        beside. Raises ValueError for a state that is not this trainer's.
+        """
         state = self.stage.saved
         if state is not None:
             self.metrics = checked_log(state, self.path)
@@ -243,7 +278,7 @@ def train_policy(
     track: str | None = None,  # a key of TRACKERS
     track_every: int = 10,  # its `every`
 ) -> list[Metrics]:
-    """`trainer.train` from where the stage was left, with metrics.jsonl and checkpoints.
+    """Call `trainer.train` from where the stage was left, with metrics.jsonl and checkpoints.
 
     Returns the metrics of all iterations, those of an earlier process among them. With keep_best
     the run ends with the best policy, `trainer.best_policy`; `trainer.stopped` says why it ended
@@ -252,21 +287,17 @@ def train_policy(
     log = RunLog(out, stage)
     log.restore(trainer)
     if trainer.iteration < trainer.config.steps and not trainer.stopped:
-        trackers = [TRACKERS[track](out, every=track_every)] if track else []
-        own_callbacks = trainer.callbacks
-        trainer.callbacks = [*own_callbacks, log, *trackers]
-        if not is_indexable(prompts):
+        if not is_indexable(prompts):  # a stream begins anew: skip what has been seen
             prompts = islice(prompts, trainer.prompts.seen, None)
-        try:
-            trainer.train(prompts, reward_fn, progress=progress and is_main(), held_out=held_out)
-        except KeyboardInterrupt:
-            if stage.saved is not None and is_main():
-                save_last_whole_policy(trainer, stage.saved, Path(out) / "policy")
-            raise
-        finally:
-            trainer.callbacks = own_callbacks
-            for tracker in trackers:
-                tracker.close()
+        with logging_to(trainer, log, out, track, track_every):
+            try:
+                trainer.train(
+                    prompts, reward_fn, progress=progress and is_main(), held_out=held_out
+                )
+            except KeyboardInterrupt:
+                if stage.saved is not None and is_main():
+                    save_last_whole_policy(trainer, stage.saved, Path(out) / "policy")
+                raise
     if is_main() and trainer.stopped:
         print(f"  Stopped early: {trainer.stopped}")
     if trainer.best is not None:
@@ -274,6 +305,26 @@ def train_policy(
         if is_main():
             print(f"  Kept: the policy after {trainer.best_policy.iteration} iterations")
     return log.metrics
+
+
+@contextmanager
+def logging_to(
+    trainer: RLHFTrainer,
+    log: RunLog,
+    out: str | Path,
+    track: str | None,  # a key of TRACKERS
+    track_every: int,
+) -> Iterator[None]:
+    "Inside the block the log and the tracker are the trainer's last callbacks."
+    own_callbacks = trainer.callbacks
+    trackers = [TRACKERS[track](out, every=track_every)] if track else []
+    trainer.callbacks = [*own_callbacks, log, *trackers]
+    try:
+        yield
+    finally:
+        trainer.callbacks = own_callbacks
+        for tracker in trackers:
+            tracker.close()
 
 
 def save_last_whole_policy(trainer: RLHFTrainer, saved: State, path: Path) -> None:
@@ -288,8 +339,8 @@ def save_last_whole_policy(trainer: RLHFTrainer, saved: State, path: Path) -> No
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c67
 def in_run_directory(
     config: Any,
-    name: str,
-    work: Callable[[Path, CheckpointManager], dict],
+    name: str,  # of a new directory under runs/
+    work: Callable[[Path, CheckpointManager], dict],  # returns the summary
     known: Mapping[str, str] | None = None,  # what else must be the same when it is resumed
     **more: Any,  # for config.json
 ) -> dict:
@@ -302,7 +353,7 @@ def in_run_directory(
     if summary is not None:
         return summary
     out, manager = open_run(config, name, **(known or {}))
-    threads = getattr(config, "threads", None)
+    threads = getattr(config, "threads", None)  # not every command sets them
     with (
         torch_threads(threads) if threads else nullcontext(),
         torch.random.fork_rng(devices=[]),
@@ -311,11 +362,11 @@ def in_run_directory(
         path = out / "config.json"
         digests = input_digests(config)
         then = read_json(path, "the configuration of the run") if path.exists() else {}
-        for file, before in dict(then.get("files") or {}).items():
-            if digests.get(file) != before:
-                print(f"{file} has changed since this run began.")
-        algorithm = {"algorithm": config.algorithm} if isinstance(config, RLHFConfig) else {}
-        settings = {"files": digests} | algorithm | asdict(config) | more
+        name_changed_files(dict(then.get("files") or {}), digests)
+        settings = {"files": digests}
+        if isinstance(config, RLHFConfig):
+            settings |= {"algorithm": config.algorithm}
+        settings |= asdict(config) | more
         if is_main():
             if not then:
                 write_json(path, settings)
@@ -324,20 +375,19 @@ def in_run_directory(
         if is_main():
             write_json(path, settings)  # of a run that went on, now that it has
     if is_main():
-        print_worst(out, settings_of(config) | more)
+        print_worst_finding(out, settings_of(config) | more)
     return on_main(lambda: summary)
 
 
-def print_worst(out: Path, settings: Mapping) -> None:
+def print_worst_finding(out: Path, settings: Mapping) -> None:
     "Print the worst of the doctor's findings in a run's log, and the command that says more."
     try:
-        log = read_metrics(out)[0]
-        findings = diagnose(log, settings, read_tokens(out / "tokens.jsonl"))
+        metrics, _ = read_metrics(out)
+        findings = diagnose(metrics, settings, read_tokens(out / "tokens.jsonl"))
     except (OSError, ValueError, TypeError):  # a supervised stage's log: there are no rules for it
         return
     if findings:
-        errors = [finding for finding in findings if finding.severity == "error"]
-        worst = (errors or findings)[0]
+        worst = findings[0]  # errors come first
         print(
             f"\n{worst.severity.upper()}  {worst.name}: {worst.what}. Seen: {worst.evidence}.\n"
             f"Findings: {len(findings)}. For all of them: instruct-goose doctor {out}"
@@ -346,9 +396,15 @@ def print_worst(out: Path, settings: Mapping) -> None:
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c68
 def input_digests(config: object) -> dict[str, str]:  # SHA-256 by name
     "The plug-ins and the files of rewards that a run was given."
-    rewards = (place.rpartition(":")[0] for place in getattr(config, "reward", ()))
-    return {
-        name: sha256(Path(name))
-        for name in (*getattr(config, "plugin", ()), *rewards)
-        if Path(name).is_file()
-    }
+    names = list(getattr(config, "plugin", ()))
+    for reward in getattr(config, "reward", ()):
+        file, _, _ = reward.rpartition(":")
+        names.append(file)
+    return {name: sha256(Path(name)) for name in names if Path(name).is_file()}
+
+
+def name_changed_files(then: Mapping[str, str], now: Mapping[str, str]) -> None:
+    "Print each file that is not what it was when the run began."
+    for file, digest in then.items():
+        if now.get(file) != digest:
+            print(f"{file} has changed since this run began.")

@@ -1,0 +1,1 @@
+"Training on given texts: SFT, reward models, DPO and KTO."

@@ -16,39 +16,56 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.agent import require_unshared
 from ..models.families import context_length
+from ..models.rendering import is_conversation, pair_parts, Renderer, template_columns
 from ..models.response import response_logprobs
-from ..models.tokens import pad, pair_texts
+from ..models.tokens import pad
 from ..objective.preference import dpo_loss
 from .fit import batches, fit, Log, refuse_long_rows
-from .sft import padding_id, lm_rows
+from .sft import padding_id
 
 # %% ../../nbs/guides/dpo.ipynb #d00f9f29
-PromptAndResponse = tuple[
-    list[int], list[int]
-]  # what is given, and the response with its end, as token ids
+PromptAndResponse = tuple[list[int], list[int]]  # token ids; the response with its end token
 
 
 def pair_rows(
     pairs: Sequence, tokenizer: PreTrainedTokenizerBase
 ) -> list[tuple[PromptAndResponse, PromptAndResponse]]:
-    """(chosen, rejected) of each pair, which is {"chosen", "rejected"} and perhaps "prompt", or
-    (chosen, rejected). Given is the beginning-of-text token and the prompt, the same tokens on
-    both sides. Raises ValueError naming the pair that lacks a side, or is a tie."""
-    both = [pair_texts(i, pair) for i, pair in enumerate(pairs)]
-    prompts = [pair.get("prompt") or "" if isinstance(pair, dict) else "" for pair in pairs]
-    chosen, rejected = (
-        prompts_and_responses([texts[side] for texts in both], prompts, tokenizer)
-        for side in ("chosen", "rejected")
+    """Turn pairs into (chosen, rejected) token ids, each divided behind its prompt.
+
+    A pair is {"chosen", "rejected"} and perhaps "prompt", or (chosen, rejected), each of them
+    a text or a list of messages, as the `Renderer` reads them. The prompt's ids are the same
+    on both sides.
+    Raises ValueError naming the pair that lacks a side, is a tie, or cannot be rendered.
+    """
+    if not len(pairs):
+        raise ValueError("no texts")
+    parts = [pair_parts(i, pair) for i, pair in enumerate(pairs)]
+    prompts = [prompt for prompt, _, _ in parts]
+    columns = [template_columns(pair) for pair in pairs]
+    chosen = [answer for _, answer, _ in parts]
+    rejected = [answer for _, _, answer in parts]
+    return list(
+        zip(
+            prompts_and_responses(prompts, chosen, tokenizer, columns, "pair {}, chosen"),
+            prompts_and_responses(prompts, rejected, tokenizer, columns, "pair {}, rejected"),
+            strict=True,
+        )
     )
-    return list(zip(chosen, rejected, strict=True))
 
 
 def prompts_and_responses(
-    texts: Sequence[str], prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase
+    prompts: Sequence,  # texts, or lists of messages
+    answers: Sequence,  # the same
+    tokenizer: PreTrainedTokenizerBase,
+    columns: Sequence[Mapping] | None = None,  # template arguments of each row
+    name: str = "row {}",  # what an error calls row i
 ) -> list[PromptAndResponse]:
-    "`lm_rows`, each cut behind its prompt."
-    rows, given = lm_rows(texts, tokenizer, prompts)
-    return [(row[:n], row[n:]) for row, n in zip(rows, given, strict=True)]
+    "Rendered rows, each divided behind its prompt, at the earliest behind its first token."
+    divided = []
+    for row in Renderer(tokenizer).rows(prompts, answers, columns, name.format):
+        start = max(1, row.answer_start)  # nothing predicts the first token
+        divided.append((row.ids[:start], row.ids[start:]))
+    return divided
 
 # %% ../../nbs/guides/dpo.ipynb #d391b0bc
 def row_logprobs(
@@ -56,11 +73,18 @@ def row_logprobs(
     rows: Sequence[PromptAndResponse],
     pad_id: int = 0,
 ) -> Float[Tensor, "batch"]:  # nats
-    "log π(y|q) = Σₜ log π(yₜ|q, y₍₋ₜ₎) of each row's response. Gradients flow; dropout is off."
-    query, response = zip(*rows, strict=True)
-    padded = *pad(query, pad_id, side="left"), *pad(response, pad_id, side="right")
-    query_ids, query_mask, ids, mask = (x.to(model.device) for x in padded)
-    return response_logprobs(model, query_ids, query_mask, ids, mask).sum(-1)
+    "log π(y|q) = Σₜ log π(yₜ|q, y₍₋ₜ₎) of each row's response, with gradient; dropout is off."
+    prompts, responses = zip(*rows, strict=True)
+    query_ids, query_mask = pad(prompts, pad_id, side="left")
+    response_ids, response_mask = pad(responses, pad_id, side="right")
+    device = model.device
+    return response_logprobs(
+        model,
+        query_ids.to(device),
+        query_mask.to(device),
+        response_ids.to(device),
+        response_mask.to(device),
+    ).sum(-1)
 
 # %% ../../nbs/guides/dpo.ipynb #d0fac792
 def train_dpo(
@@ -71,65 +95,80 @@ def train_dpo(
     steps: int,
     lr: float,
     ref_model: PreTrainedModel,  # frozen; usually a copy of the model as it is now
-    beta: int | float = 0.1,  # price of a nat; smaller goes further
+    beta: int | float = 0.1,  # of the KL to the reference; a smaller one lets the policy go further
     label_smoothing: int | float = 0.0,  # the share of labels believed to be wrong
     batch_size: int = 64,  # pairs in a batch
     seed: int = 0,
     desc: str = "DPO",
     **options,  # see `fit`
 ) -> list[Log]:  # of every update: loss, lr, grad_norm, accuracy; margin and both sides, in nats
-    """min −mean log σ(β·margin), margin = log π/π_ref of the chosen − log π/π_ref of the rejected
-    (Rafailov et al. 2023, eq. 7), over shuffled pairs. In place. Raises ValueError for pairs that
-    cannot be used, and when the reference shares weights with the model."""
+    """min −mean log σ(β·margin) over shuffled pairs, in place.
+
+    margin = log π/π_ref of the chosen − log π/π_ref of the rejected (Rafailov et al. 2023,
+    eq. 7). Raises ValueError for pairs that cannot be used, and when the reference shares
+    weights with the model.
+    """
     require_unshared(model, ref_model)
-    data, pad_id = pair_rows(pairs, tokenizer), padding_id(tokenizer)
-    for k, side in enumerate(("chosen", "rejected")):
-        refuse_long_rows([pair[k][0] + pair[k][1] for pair in data], model, f"{side} text")
+    data = pair_rows(pairs, tokenizer)
+    pad_id = padding_id(tokenizer)
+    chosen_rows = [chosen for chosen, _ in data]
+    rejected_rows = [rejected for _, rejected in data]
+    refuse_long_rows([prompt + text for prompt, text in chosen_rows], model, "chosen text")
+    refuse_long_rows([prompt + text for prompt, text in rejected_rows], model, "rejected text")
 
     def loss_of(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
-        rows = [data[i][k] for k in (0, 1) for i in batch]
+        rows = [chosen_rows[i] for i in batch] + [rejected_rows[i] for i in batch]
         chosen, rejected = row_logprobs(model, rows, pad_id).chunk(2)
         with torch.no_grad():
             ref_chosen, ref_rejected = row_logprobs(ref_model, rows, pad_id).chunk(2)
         margin = ((chosen - ref_chosen) - (rejected - ref_rejected)).detach()
         loss = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta, label_smoothing).mean()
-        means = {
+        logged = {
             "accuracy": (margin > 0).float(),
             "margin": margin,
             "chosen_logprob": chosen,
             "rejected_logprob": rejected,
         }
-        return loss, {name: x.mean().item() for name, x in means.items()}
+        return loss, {name: x.mean().item() for name, x in logged.items()}
 
     dealt = batches(range(len(data)), batch_size, seed=seed)
     return fit(model, loss_of, dealt, steps=steps, lr=lr, desc=desc, **options)
 
 # %% ../../nbs/guides/dpo.ipynb #6b702003
 def kto_loss(
-    log_ratio: Float[Tensor, "batch"],
-    good: Bool[Tensor, "batch"],
-    kl: Float[Tensor, ""],
+    log_ratio: Float[Tensor, "batch"],  # ℓ = log π(y|q) − log π_ref(y|q)
+    good: Bool[Tensor, "batch"],  # the labels
+    kl: Float[Tensor, ""],  # z, an estimate of the KL to the reference
     beta: int | float = 0.1,
-    good_weight: int | float = 1.0,
-    bad_weight: int | float = 1.0,
+    good_weight: int | float = 1.0,  # λ_D
+    bad_weight: int | float = 1.0,  # λ_U
 ) -> Float[Tensor, "batch"]:
-    """λ_D·(1 − σ(β(ℓ − z))) of a good answer, λ_U·(1 − σ(β(z − ℓ))) of a bad one, from ℓ =
-    log π(y|q) − log π_ref(y|q) and an estimate z of the KL. Ethayarajh et al. (2024), eq. 8."""
-    ahead = beta * torch.where(good, log_ratio - kl, kl - log_ratio)
-    weights = ahead.new_tensor([bad_weight, good_weight])
-    return weights[good.long()] * (1 - ahead.sigmoid())
+    """λ_D·(1 − σ(β(ℓ − z))) of a good answer, λ_U·(1 − σ(β(z − ℓ))) of a bad one.
+
+    Ethayarajh et al. (2024), eq. 8.
+    """
+    margin = beta * torch.where(good, log_ratio - kl, kl - log_ratio)
+    weights = margin.new_tensor([bad_weight, good_weight])
+    return weights[good.long()] * (1 - margin.sigmoid())
 
 
 def mismatched_rows(
-    rows: Sequence[PromptAndResponse], context: int | None
+    rows: Sequence[PromptAndResponse],
+    context: int | None,  # tokens; None: no limit
 ) -> list[PromptAndResponse]:
-    "Each prompt with the answer of the row before, as much of it as the context holds: for z."
+    """Give each prompt the answer of the row before, as much of it as the context holds.
+
+    KTO estimates z from such pairs. Raises ValueError for a single row.
+    """
     if len(rows) < 2:
         raise ValueError("batch_size is 1: z needs the answer of another row")
-    return [
-        (given, rows[k - 1][1][: context and context - len(given)])
-        for k, (given, _) in enumerate(rows)
-    ]
+    mismatched = []
+    for i, (prompt, _) in enumerate(rows):
+        _, answer = rows[i - 1]
+        if context:
+            answer = answer[: context - len(prompt)]
+        mismatched.append((prompt, answer))
+    return mismatched
 
 # %% ../../nbs/guides/dpo.ipynb #6b702004
 def train_kto(
@@ -140,7 +179,7 @@ def train_kto(
     steps: int,
     lr: float,
     ref_model: PreTrainedModel,  # frozen; usually a copy of the model as it is now
-    beta: int | float = 0.1,  # price of a nat; smaller goes further
+    beta: int | float = 0.1,  # of the KL to the reference; a smaller one lets the policy go further
     good_weight: int | float = 1.0,  # λ_D: weights · numbers of the two kinds should be alike
     bad_weight: int | float = 1.0,  # λ_U
     batch_size: int = 64,  # answers in a batch
@@ -148,47 +187,59 @@ def train_kto(
     desc: str = "KTO",
     **options,  # see `fit`
 ) -> list[Log]:  # of every update: loss, lr, grad_norm; kl (z), accuracy, margin
-    """min mean `kto_loss` over shuffled answers, z = max(0, mean ℓ') over prompts with the answer
-    of the row before. In place. Raises ValueError for rows or batches that cannot be used."""
+    """min mean `kto_loss` over shuffled answers, in place.
+
+    z = max(0, mean ℓ') over prompts with the answer of the row before. Raises ValueError for
+    rows or batches that cannot be used, and when the reference shares weights with the model.
+    """
     require_unshared(model, ref_model)
     data, good = labelled_rows(rows, tokenizer)
-    refuse_long_rows([given + response for given, response in data], model)
+    refuse_long_rows([prompt + response for prompt, response in data], model)
     pad_id = padding_id(tokenizer)
 
     def loss_of(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
-        own = [data[i] for i in batch]
-        other = mismatched_rows(own, context_length(model))
+        matched = [data[i] for i in batch]
+        mismatched = mismatched_rows(matched, context_length(model))
         with torch.no_grad():
-            reference, shifted = row_logprobs(ref_model, own + other, pad_id).chunk(2)
-            kl = (row_logprobs(model, other, pad_id) - shifted).mean().clamp(min=0)
-        log_ratio = row_logprobs(model, own, pad_id) - reference
+            ref, ref_mismatched = row_logprobs(ref_model, matched + mismatched, pad_id).chunk(2)
+            kl = (row_logprobs(model, mismatched, pad_id) - ref_mismatched).mean().clamp(min=0)
+        log_ratio = row_logprobs(model, matched, pad_id) - ref
         labels = good[batch].to(log_ratio.device)
-        ahead = torch.where(labels, 1, -1) * (log_ratio.detach() - kl)
+        margin = torch.where(labels, 1, -1) * (log_ratio.detach() - kl)
         loss = kto_loss(log_ratio, labels, kl, beta, good_weight, bad_weight).mean()
-        means = {"kl": kl, "accuracy": (ahead > 0).float(), "margin": ahead}
-        return loss, {name: x.mean().item() for name, x in means.items()}
+        logged = {"kl": kl, "accuracy": (margin > 0).float(), "margin": margin}
+        return loss, {name: x.mean().item() for name, x in logged.items()}
 
     dealt = batches(range(len(data)), batch_size, seed=seed)
     return fit(model, loss_of, dealt, steps=steps, lr=lr, desc=desc, **options)
 
 # %% ../../nbs/guides/dpo.ipynb #6b702005
 def labelled_rows(
-    rows: Sequence[Mapping],
+    rows: Sequence[Mapping],  # as for `train_kto`
     tokenizer: PreTrainedTokenizerBase,
-) -> tuple[
-    list[PromptAndResponse], Bool[Tensor, "batch"]
-]:  # as `pair_rows` has them, and the labels
-    "Raises ValueError naming a row without answer or label, and unless both labels occur."
+) -> tuple[list[PromptAndResponse], Bool[Tensor, "rows"]]:  # token ids, and the labels
+    """Tokenize answers with labels, and divide them behind the prompt.
+
+    Raises ValueError naming a row without answer or label, and unless both labels occur.
+    """
+    prompts = []
+    completions = []
+    labels = []
     for i, row in enumerate(rows):
-        texts = row.get("prompt") or "", row.get("completion")
-        if not all(isinstance(x, str) for x in texts) or not isinstance(row.get("label"), bool):
+        prompt = row.get("prompt") or ""
+        completion = row.get("completion")
+        label = row.get("label")
+        has_texts = all(isinstance(x, str) or is_conversation(x) for x in (prompt, completion))
+        if not has_texts or not isinstance(label, bool):
             raise ValueError(
                 f"row {i}: a prompt and a completion (texts) and a label (true or "
                 f"false) are needed, and it has {', '.join(sorted(row))}"
             )
-    labels = [row["label"] for row in rows]
-    if len({*labels}) < 2:
+        prompts.append(prompt)
+        completions.append(completion)
+        labels.append(label)
+    if len(set(labels)) < 2:
         raise ValueError(f"{len(labels)} rows, and not two kinds of label, good and bad")
-    prompts = [row.get("prompt") or "" for row in rows]
-    texts = [prompt + row["completion"] for prompt, row in zip(prompts, rows, strict=True)]
-    return prompts_and_responses(texts, prompts, tokenizer), torch.tensor(labels)
+    columns = [template_columns(row) for row in rows]
+    divided = prompts_and_responses(prompts, completions, tokenizer, columns)
+    return divided, torch.tensor(labels)

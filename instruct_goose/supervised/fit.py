@@ -36,61 +36,80 @@ def batches(
     batch_tokens: int | None = None,  # or: slots in a padded batch, rows of like length together
     seed: int = 0,
 ) -> Iterator[list[int]]:  # row numbers; without end
-    """Shuffle, deal, and again when all rows have been seen. Of `batch_size` rows, a batch that
-    would be short is filled from the next shuffle. Of `batch_tokens` slots, it holds as many rows
-    as fit. Raises ValueError, at once, unless one of the two is given, and every row fits."""
+    """Shuffle the rows, deal them into batches, and again when all have been seen.
+
+    Of `batch_size` rows, a batch that would be short is filled from the next shuffle. Of
+    `batch_tokens` slots, a batch holds as many rows as fit. Raises ValueError, at once, unless
+    one of the two is given, and every row fits.
+    """
     if not len(lengths):
         raise ValueError("no rows to make batches of")
     if batch_size is not None and batch_tokens is None and batch_size > 0:
         return batches_by_rows(len(lengths), batch_size, seed)
-    if batch_tokens is None or batch_size is not None or max(lengths) > batch_tokens:
-        raise ValueError(
-            f"batch_size is {batch_size} and batch_tokens {batch_tokens}: give one, "
-            f"at least 1, or the {max(lengths)} tokens of the longest row"
-        )
-    return batches_by_tokens(lengths, batch_tokens, seed)
+    if batch_size is None and batch_tokens is not None and max(lengths) <= batch_tokens:
+        return batches_by_tokens(lengths, batch_tokens, seed)
+    raise ValueError(
+        f"batch_size is {batch_size} and batch_tokens {batch_tokens}: give one, "
+        f"at least 1, or the {max(lengths)} tokens of the longest row"
+    )
 
 
-def batches_by_rows(n: int, batch_size: int, seed: int) -> Iterator[list[int]]:
-    "Each row as often as any other: what is left of a shuffle begins the next batch."
-    generator, waiting = torch.Generator().manual_seed(seed), []
+def batches_by_rows(
+    n: int,  # rows
+    batch_size: int,
+    seed: int,
+) -> Iterator[list[int]]:
+    "Use each row as often as any other: what is left of a shuffle begins the next batch."
+    generator = torch.Generator().manual_seed(seed)
+    waiting: list[int] = []
     while True:
         while len(waiting) < batch_size:
             waiting += torch.randperm(n, generator=generator).tolist()
-        batch, waiting = waiting[:batch_size], waiting[batch_size:]
-        yield batch
+        yield waiting[:batch_size]
+        waiting = waiting[batch_size:]
 
 # %% ../../nbs/reference/supervised/fit.ipynb #f39447f0
-def batches_by_tokens(lengths: Sequence[int], limit: int, seed: int) -> Iterator[list[int]]:
-    "Shuffled, then sorted by length: rows of one length stay shuffled. Then cut, and shuffled."
+def batches_by_tokens(
+    lengths: Sequence[int],  # in tokens
+    limit: int,  # slots in a padded batch
+    seed: int,
+) -> Iterator[list[int]]:
+    """Put rows of like length into a batch, as many as fit; then shuffle the batches.
+
+    The rows are shuffled before they are sorted, so rows of one length stay shuffled.
+    """
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.randperm(len(lengths), generator=generator).tolist()
-        ready = [[]]
-        for i in sorted(order, key=lengths.__getitem__):  # the newest row is the longest
-            if (len(ready[-1]) + 1) * lengths[i] > limit:
+        order.sort(key=lambda row: lengths[row])
+        ready: list[list[int]] = [[]]
+        for row in order:  # the newest row of a batch is its longest
+            if (len(ready[-1]) + 1) * lengths[row] > limit:
                 ready.append([])
-            ready[-1].append(i)
+            ready[-1].append(row)
         for b in torch.randperm(len(ready), generator=generator).tolist():
             yield ready[b]
 
 # %% ../../nbs/reference/supervised/fit.ipynb #894512d0
 def refuse_long_rows(
-    rows: Sequence[Sequence[int]], model: PreTrainedModel, what: str = "text"
+    rows: Sequence[Sequence[int]],  # token ids
+    model: PreTrainedModel,
+    what: str = "text",  # what error messages call a row
 ) -> None:
     "Raises ValueError naming the first row that is longer than the model's context."
     context = context_length(model)
+    if context is None:
+        return
     for i, row in enumerate(rows):
-        if context is not None and len(row) > context:
+        if len(row) > context:
             raise ValueError(
                 f"{what} {i} has {len(row)} tokens, beyond the model's context of "
                 f"{context}: shorten or drop such texts"
             )
 
 # %% ../../nbs/reference/supervised/fit.ipynb #367f6f39
-BatchLoss = (
-    Tensor | tuple[Tensor, Mapping[str, float]]
-)  # a scalar; and what else the log should say
+# The loss of a batch, a scalar; alone, or with what else the log should say.
+BatchLoss = Tensor | tuple[Tensor, Mapping[str, float]]
 Log = dict[str, int | float]  # of one update
 
 # %% ../../nbs/reference/supervised/fit.ipynb #d0ec6abb
@@ -108,40 +127,42 @@ def fit(
     desc: str = "fit",
     progress: bool = True,
     callback: Callable[[int, Log], None] | None = None,  # called after every update
-    stage: StageStore
-    | None = None,  # keeps checkpoints; where it has one, the training goes on there
+    stage: StageStore | None = None,  # keeps the state; if it has one, the training goes on there
     generators: Mapping[str, torch.Generator] | None = None,  # that `loss_of` draws from
 ) -> list[Log]:  # step, loss, what `loss_of` adds, lr and grad_norm of every update
-    """θ ← θ − η·AdamW(∇L), gradient norm clipped, η along a cosine: the loop of every supervised
-    stage. The model is in training mode while it runs. Raises FloatingPointError, naming the step,
-    before a loss or gradient that is not finite can reach the weights; ValueError for a stage
-    whose state is not that of this training."""
+    """θ ← θ − η·AdamW(∇L), gradient norm clipped, η along a cosine.
+
+    The loop of every supervised stage. The model is in training mode while it runs. Raises
+    FloatingPointError, naming the step, before a loss or gradient that is not finite can reach
+    the weights; ValueError for a stage whose state is not that of this training.
+    """
     if steps < 1 or not 0 < lr < math.inf:
         raise ValueError(f"steps is {steps} and lr {lr}: at least 1, and above 0 and finite")
     warmup = steps // 20 if warmup is None else warmup
-    optimizer, generators = adamw(model, lr, betas, weight_decay), generators or {}
-    history = []
+    optimizer = adamw(model, lr, betas, weight_decay)
+    generators = generators or {}
+    history: list[Log] = []
     if stage is not None and stage.saved is not None:
         history = load_fit_state(model, optimizer, generators, steps, stage.saved)
     for _ in history:
         next(rows)  # a shuffle can only be reached by shuffling
-    before = model.training
+    was_training = model.training
     model.train()
     try:
-        with ProgressBar(steps, desc, len(history), progress) as line:
+        with ProgressBar(steps, desc, len(history), progress) as bar:
             for step in range(len(history), steps):
-                rate = lr * cosine(step, steps, warmup)
+                lr_now = lr * cosine(step, steps, warmup)
                 loss = loss_of(next(rows))
-                log = gradient_step(optimizer, loss, rate, max_grad_norm, f"{desc}, step {step}")
+                log = gradient_step(optimizer, loss, lr_now, max_grad_norm, f"{desc}, step {step}")
                 history.append({"step": step, **log})
-                line.step(f"loss {log['loss']:.3f}")
+                bar.step(f"loss {log['loss']:.3f}")
                 if callback is not None:
                     callback(step, history[-1])
                 if stage is not None:
                     state = partial(fit_state, model, optimizer, generators, history)
                     stage.after_step(step + 1, steps, state, every=10)
     finally:
-        model.train(before)
+        model.train(was_training)
     return history
 
 # %% ../../nbs/reference/supervised/fit.ipynb #a468a8d6
@@ -150,14 +171,16 @@ def gradient_step(
     loss: BatchLoss,
     lr: float,
     max_grad_norm: float,
-    where: str,
+    where: str,  # what an error message names: "SFT, step 3"
 ) -> dict[str, float]:  # loss, what came with it, lr, and the gradient's norm before clipping
     "One update. Raises FloatingPointError if the loss or its gradient is not finite."
-    loss, more = loss if isinstance(loss, tuple) else (loss, {})
+    logged: Mapping[str, float] = {}
+    if isinstance(loss, tuple):
+        loss, logged = loss
     optimizer.zero_grad()
     loss.backward()
-    moved = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = nn.utils.clip_grad_norm_(moved, max_grad_norm)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm)
     if not (loss.isfinite() and norm.isfinite()):
         raise FloatingPointError(
             f"{where}: the loss is {loss.item()}, the norm of its gradient "
@@ -166,14 +189,17 @@ def gradient_step(
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()
-    return {"loss": loss.item(), **more, "lr": lr, "grad_norm": norm.item()}
+    return {"loss": loss.item(), **logged, "lr": lr, "grad_norm": norm.item()}
 
 # %% ../../nbs/reference/supervised/fit.ipynb #fab81d12
 def adamw(
     model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float
 ) -> torch.optim.AdamW:
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019), on matrices alone. Raises
-    ValueError for weights in float16; those in bfloat16 can be a LostSteps warning."""
+    """Make AdamW of the parameters that learn, with weight decay on matrices alone.
+
+    Loshchilov & Hutter (2019). Raises ValueError for weights in float16. Those in bfloat16 can
+    be a LostSteps warning.
+    """
     require_trainable(model.parameters())
     trained = [p for p in model.parameters() if p.requires_grad]
     warn_of_lost_steps(trained, lr)

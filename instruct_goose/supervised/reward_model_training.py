@@ -7,7 +7,9 @@ __all__ = ['train_reward_model', 'scores_of', 'pair_accuracy']
 
 # %% ../../nbs/guides/reward_model_training.ipynb #a65cdc3a
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor
 
 from ..models.reward_model import pairwise_loss, RewardModel
@@ -27,41 +29,60 @@ def train_reward_model(
     desc: str = "reward model",
     **options,  # see `fit`
 ) -> list[Log]:  # loss, lr and grad_norm of every update
-    """min −mean log σ(r(chosen) − r(rejected)), Bradley–Terry. In place. Raises ValueError for a
-    pair that cannot be used, or a text beyond the model's context."""
+    """min −mean log σ(r(chosen) − r(rejected)), in place.
+
+    The Bradley–Terry loss of Ouyang et al. (2022, eq. 1). Raises ValueError for a pair that
+    cannot be used, or a text beyond the model's context.
+    """
     data = PairDataset(pairs, reward_model.tokenizer)
     for side in ("chosen", "rejected"):
         refuse_long_rows([row[side] for row in data], reward_model.model, f"{side} text")
 
     def loss_of(batch: list[int]) -> Tensor:
         rows = [data[i] for i in batch]
-        both = [row["chosen"] for row in rows] + [row["rejected"] for row in rows]
-        chosen, rejected = scores_of(reward_model, both).chunk(2)
+        both_sides = [row["chosen"] for row in rows] + [row["rejected"] for row in rows]
+        chosen, rejected = scores_of(reward_model, both_sides).chunk(2)
         return pairwise_loss(chosen, rejected).mean()
 
     dealt = batches(range(len(data)), batch_size, seed=seed)
     return fit(reward_model, loss_of, dealt, steps=steps, lr=lr, desc=desc, **options)
 
 # %% ../../nbs/guides/reward_model_training.ipynb #75ea7bda
-def scores_of(reward_model: RewardModel, rows: Sequence[Sequence[int]]) -> Tensor:
-    "r of rows of token ids, with gradient."
+def scores_of(
+    reward_model: RewardModel,
+    rows: Sequence[Sequence[int]],  # token ids
+) -> Float[Tensor, "rows"]:
+    "The reward model's score of each row, with gradient."
     ids, mask = pad(rows, padding_id(reward_model.tokenizer))
     device = next(reward_model.parameters()).device
     return reward_model(ids.to(device), mask.to(device))
 
 # %% ../../nbs/guides/reward_model_training.ipynb #167a6b82
 def pair_accuracy(
-    score: Callable[[list[str]], Sequence[float] | Tensor],  # `RewardModel.score`, or another judge
+    judge: RewardModel | Callable[[list[str]], Sequence[float] | Tensor],  # or any score of texts
     pairs: Sequence[dict | tuple],  # held out, as `train_reward_model` takes them
 ) -> float:  # between 0 and 1; ties count one half
-    """Mean of [r(chosen) > r(rejected)] + ½·[r(chosen) = r(rejected)]. Raises ValueError if there
-    is no pair, one prefers a text to itself, or the judge has not a score for each text."""
+    """Mean of [r(chosen) > r(rejected)] + ½·[r(chosen) = r(rejected)] over held-out pairs.
+
+    Pairs of messages need a reward model, which renders them.
+    Raises ValueError if there is no pair, one prefers a text to itself, or the judge does not
+    return a number for each text.
+    """
     if not len(pairs):
         raise ValueError("no pairs to judge by")
-    both = [pair_texts(i, pair) for i, pair in enumerate(pairs)]
-    chosen = map(float, score([texts["chosen"] for texts in both]))
-    rejected = map(float, score([texts["rejected"] for texts in both]))
-    points = [
-        (c > r) + 0.5 * (c == r) for _, c, r in zip(both, chosen, rejected, strict=True)
-    ]  # a score for each text
-    return sum(points) / len(both)
+    both_sides: list[dict[str, Any]]
+    if isinstance(judge, RewardModel):
+        score: Callable = judge.score
+        both_sides = PairDataset(pairs, judge.tokenizer).rows
+    else:
+        score = judge
+        both_sides = [pair_texts(i, pair) for i, pair in enumerate(pairs)]
+    chosen = score([texts["chosen"] for texts in both_sides])
+    rejected = score([texts["rejected"] for texts in both_sides])
+    points = 0.0
+    for _, score_chosen, score_rejected in zip(both_sides, chosen, rejected, strict=True):
+        if float(score_chosen) > float(score_rejected):
+            points += 1.0
+        elif float(score_chosen) == float(score_rejected):
+            points += 0.5
+    return points / len(pairs)

@@ -1,0 +1,1 @@
+"Tasks whose answers are known: film reviews, the exact world, probes, invariances."

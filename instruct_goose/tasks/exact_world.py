@@ -25,14 +25,19 @@ def all_responses(
     max_new_tokens: int,
     eos_id: int,
 ) -> tuple[Int[Tensor, "response time"], Bool[Tensor, "response time"]]:  # ids, mask
-    """Every response that sampling can give: all rows of tokens up to the first EOS, which is
-    inside the mask, or up to max_new_tokens. There are Σₖ (V−1)ᵏ for k < T with EOS, and (V−1)ᵀ
-    without."""
+    """Every response that sampling can give.
+
+    These are all rows of tokens up to the first EOS, which is inside the mask, or up to
+    max_new_tokens: Σₖ (V−1)ᵏ for k < T with EOS, and (V−1)ᵀ without.
+    """
 
     def grow(row: list[int]) -> list[list[int]]:
         if row and (row[-1] == eos_id or len(row) == max_new_tokens):
             return [row]
-        return [longer for token in range(vocab_size) for longer in grow([*row, token])]
+        rows = []
+        for token in range(vocab_size):
+            rows += grow([*row, token])
+        return rows
 
     return pad(grow([]), eos_id)
 
@@ -119,8 +124,10 @@ class World:
 
     def reward_fn(self, texts: list[str]) -> list[float]:
         "The table, looked up."
-        table = dict(zip(sum(self.texts(), []), self.rewards.flatten().tolist()))
-        return [table[t] for t in texts]
+        table = {}
+        for row, rewards in zip(self.texts(), self.rewards.tolist()):
+            table.update(zip(row, rewards))
+        return [table[text] for text in texts]
 
 # %% ../../nbs/learn/20_exact_world.ipynb #dc836afd
 def enumerate_logprobs(
@@ -130,9 +137,11 @@ def enumerate_logprobs(
 ) -> Float[Tensor, "prompt response time"]:  # 0 at padding; gradients flow
     "log π(aₜ|sₜ) of every token of every response to every prompt, by the library's own forward."
     n = len(world.response_ids)
-    query = world.queries(side, copies=n)
-    response, mask = (x.repeat(len(PROMPTS), 1) for x in (world.response_ids, world.mask))
-    return response_logprobs(model, *query, response, mask).reshape(len(PROMPTS), n, -1)
+    query_ids, query_mask = world.queries(side, copies=n)
+    response_ids = world.response_ids.repeat(len(PROMPTS), 1)
+    mask = world.mask.repeat(len(PROMPTS), 1)
+    logprobs = response_logprobs(model, query_ids, query_mask, response_ids, mask)
+    return logprobs.reshape(len(PROMPTS), n, -1)
 
 # %% ../../nbs/learn/20_exact_world.ipynb #50efa117
 def make_world(
@@ -140,23 +149,29 @@ def make_world(
     max_new_tokens: int = 3,
     seed: int = 0,  # of the rewards
 ) -> World:
-    """A random reference and a random table of rewards: words have values that depend on prompt
-    and place, and each response has one of its own beside them. Squares of uniform numbers, so
-    nothing is symmetric."""
-    tokenizer, reference = make_tokenizer(), create_reference_model(tiny_policy(kind))
+    """Make a random reference and a random table of rewards.
+
+    Words have values that depend on prompt and place, and each response has one of its own beside
+    them. They are squares of uniform numbers, so nothing is symmetric. For each prompt the
+    rewards have mean 0 and variance 1 under the reference.
+    """
+    tokenizer = make_tokenizer()
+    reference = create_reference_model(tiny_policy(kind))
     ids, mask = all_responses(len(WORDS), max_new_tokens, WORDS.index("<end>"))
-    g, T, P = torch.Generator().manual_seed(seed), max_new_tokens, len(PROMPTS)
-    word, own = (
-        torch.rand(P, *shape, generator=g, dtype=torch.float64) ** 2
-        for shape in ((T, len(WORDS)), (len(ids),))
-    )
-    words = (word[:, range(T), ids] * mask).sum(-1)
-    raw = 0.7 * words / words.std() + 0.3 * own / own.std()
-    world = World(tokenizer, reference, ids, mask, raw)
+    generator = torch.Generator().manual_seed(seed)
+
+    def squares(*shape: int) -> Tensor:  # (P, *shape)
+        return torch.rand(len(PROMPTS), *shape, generator=generator, dtype=torch.float64) ** 2
+
+    word_values = squares(max_new_tokens, len(WORDS))
+    response_values = squares(len(ids))
+    words = (word_values[:, range(max_new_tokens), ids] * mask).sum(-1)
+    rewards = 0.7 * words / words.std() + 0.3 * response_values / response_values.std()
+    world = World(tokenizer, reference, ids, mask, rewards)
     with torch.no_grad():
-        q = enumerate_logprobs(reference, world).sum(-1).double().exp()
-    centred = raw - (q * raw).sum(-1, keepdim=True)
-    spread = (q * centred**2).sum(-1, keepdim=True).sqrt()
+        pi_ref = enumerate_logprobs(reference, world).sum(-1).double().exp()
+    centred = rewards - (pi_ref * rewards).sum(-1, keepdim=True)
+    spread = (pi_ref * centred**2).sum(-1, keepdim=True).sqrt()
     return World(tokenizer, reference, ids, mask, centred / spread)
 
 # %% ../../nbs/learn/20_exact_world.ipynb #90d68f6e

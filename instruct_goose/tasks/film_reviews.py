@@ -17,13 +17,19 @@ from itertools import pairwise
 # %% ../../nbs/guides/film_reviews.ipynb #5c61003e
 @cache
 def ratings() -> dict[str, tuple[int, ...]]:
-    """Ten people's scores, from −4 to 4, for each entry of the VADER lexicon (Hutto & Gilbert
-    2014) in the vaderSentiment package. Of a double entry the later one holds, as in VADER."""
+    """Ten people's scores, from −4 to 4, for each entry of the VADER lexicon.
+
+    Hutto and Gilbert (2014), from the vaderSentiment package. Of a double entry the later one
+    holds, as in VADER.
+    """
     from importlib.resources import files
 
     text = files("vaderSentiment").joinpath("vader_lexicon.txt").read_text(encoding="utf-8")
-    rows = (line.split("\t") for line in text.splitlines())
-    return {word: tuple(json.loads(scores)) for word, _, _, scores in rows}
+    table = {}
+    for line in text.splitlines():
+        word, _, _, scores = line.split("\t")
+        table[word] = tuple(json.loads(scores))
+    return table
 
 # %% ../../nbs/guides/film_reviews.ipynb #c937adfe
 POSITIVE = dict(
@@ -122,16 +128,26 @@ def article(word: str) -> str:
 
 # %% ../../nbs/guides/film_reviews.ipynb #0eda6cdf
 def write_reviews(n: int, seed: int | str = 0) -> list[str]:  # words and full stops, spaced
-    """One-line film reviews: a template drawn at random, a mood drawn at random, each slot
-    filled by a word of that mood that the sentence does not hold yet."""
+    """Write one-line film reviews.
+
+    A template is drawn at random, then a mood; each slot is filled by a word of that mood that
+    the sentence does not hold yet.
+    """
     rng = random.Random(seed)
+    moods = (POSITIVE, NEGATIVE)
 
     def write() -> str:
-        mood, used = rng.randrange(2), set()
+        mood = rng.randrange(2)
+        used: set[str] = set()
 
         def fill(slot: re.Match) -> str:
             with_article, opposite, name = slot.groups()
-            words = PLAIN.get(name) or (POSITIVE, NEGATIVE)[mood ^ bool(opposite)][name]
+            if name in PLAIN:
+                words = PLAIN[name]
+            elif opposite:
+                words = moods[1 - mood][name]
+            else:
+                words = moods[mood][name]
             word = rng.choice(words)
             while word in used:
                 word = rng.choice(words)
@@ -145,9 +161,13 @@ def write_reviews(n: int, seed: int | str = 0) -> list[str]:  # words and full s
 # %% ../../nbs/guides/film_reviews.ipynb #886b1212
 def vocabulary() -> list[str]:
     "Every word of the grammar, sorted, the full stop included."
-    literal = {w for t in TEMPLATES for w in _SLOT.sub(" ", t).split()}
-    slots = {w for words in (POSITIVE, NEGATIVE, PLAIN) for group in words.values() for w in group}
-    return sorted(literal | slots | {"a", "an"})
+    words = {"a", "an"}
+    for template in TEMPLATES:
+        words.update(_SLOT.sub(" ", template).split())
+    for kind in (POSITIVE, NEGATIVE, PLAIN):
+        for group in kind.values():
+            words.update(group)
+    return sorted(words)
 
 # %% ../../nbs/guides/film_reviews.ipynb #dc3f26a4
 def _texts(texts: Iterable[str]) -> list[str]:
@@ -158,26 +178,33 @@ def _texts(texts: Iterable[str]) -> list[str]:
 
 
 def _mean(xs: Iterable) -> float:
-    xs = list(xs)
-    return sum(xs) / len(xs) if xs else 0.0
+    "0 of nothing."
+    numbers = list(xs)
+    return sum(numbers) / len(numbers) if numbers else 0.0
 
 
 @cache
 def _rated() -> dict[str, tuple[int, ...]]:
     "The ratings of the grammar's own rated words."
-    return {
-        w: ratings()[w] for mood in (POSITIVE, NEGATIVE) for group in mood.values() for w in group
-    }
+    rated = {}
+    for mood in (POSITIVE, NEGATIVE):
+        for group in mood.values():
+            for word in group:
+                rated[word] = ratings()[word]
+    return rated
 
 # %% ../../nbs/guides/film_reviews.ipynb #01b69979
 def rated_words(text: str) -> list[str]:  # in order, repeats kept
     "The words of a review that carry a human rating. Only words of the grammar count."
-    return [w for w in text.split() if w in _rated()]
+    return [word for word in text.split() if word in _rated()]
 
 
 def human_score(texts: Iterable[str]) -> list[float]:  # in [−4, 4]; 0 without a rated word
-    "(1/n) Σᵢ (mean rating of rated word i): the judge. Raises TypeError for one string."
-    return [_mean(_mean(_rated()[w]) for w in rated_words(t)) for t in _texts(texts)]
+    "(1/n) Σᵢ (mean rating of rated word i) of each text. Raises TypeError for one string."
+    scores = []
+    for text in _texts(texts):
+        scores.append(_mean(_mean(_rated()[word]) for word in rated_words(text)))
+    return scores
 
 # %% ../../nbs/guides/film_reviews.ipynb #92d911d9
 @cache
@@ -189,35 +216,49 @@ def _grammar() -> re.Pattern:
 
     def slot(match: re.Match) -> str:
         with_article, _, name = match.groups()
-        words = {w for kind in (PLAIN, POSITIVE, NEGATIVE) for w in kind.get(name, ())}
+        words: set[str] = set()
+        for kind in (PLAIN, POSITIVE, NEGATIVE):
+            words.update(kind.get(name, ()))
         if not with_article:
             return either(words)
-        an = {w for w in words if re.match(r"[aeio]|un|ug|hono|hones", w)}
-        return f"(?:an {either(an)}|a {either(words - an)})"
+        with_an = {word for word in words if re.match(r"[aeio]|un|ug|hono|hones", word)}
+        return f"(?:an {either(with_an)}|a {either(words - with_an)})"
 
-    return re.compile("|".join(_SLOT.sub(slot, t.replace(".", r"\.")) for t in TEMPLATES))
+    patterns = [_SLOT.sub(slot, template.replace(".", r"\.")) for template in TEMPLATES]
+    return re.compile("|".join(patterns))
 
 # %% ../../nbs/guides/film_reviews.ipynb #284b282d
 def grammatical(
     texts: Iterable[str],
     ended: Iterable[bool] | None = None,  # did the writer end each by itself? None: all
 ) -> list[bool]:
-    """True where the whole text is one of the templates, with the right article before each
-    word, and was ended. Raises TypeError for one string."""
-    whole = [_grammar().fullmatch(t) is not None for t in _texts(texts)]
-    return whole if ended is None else [w and bool(e) for w, e in zip(whole, ended, strict=True)]
+    """Whether each whole text is one of the templates, and was ended.
+
+    Before each word stands the right article. Raises TypeError for one string.
+    """
+    fits = [_grammar().fullmatch(text) is not None for text in _texts(texts)]
+    if ended is None:
+        return fits
+    return [fit and bool(end) for fit, end in zip(fits, ended, strict=True)]
 
 # %% ../../nbs/guides/film_reviews.ipynb #df77cd29
 def distinct_2(texts: Iterable[str]) -> float:  # in [0, 1]; 0 without a bigram
-    """Distinct word bigrams over all of them (Li et al. 2016). Falls when a writer repeats itself,
-    and with the number of texts: compare equal numbers. Raises TypeError for one string."""
-    bigrams = [b for t in _texts(texts) for b in pairwise(t.split())]
-    return len(set(bigrams)) / len(bigrams) if bigrams else 0.0
+    """The share of distinct word bigrams among all of them (Li et al. 2016).
+
+    It falls when a writer repeats itself, and with the number of texts: compare equal numbers.
+    Raises TypeError for one string.
+    """
+    bigrams: list[tuple[str, str]] = []
+    for text in _texts(texts):
+        bigrams += pairwise(text.split())
+    if not bigrams:
+        return 0.0
+    return len(set(bigrams)) / len(bigrams)
 
 # %% ../../nbs/guides/film_reviews.ipynb #36f8ebb3
 def rater_score(text: str, rng: random.Random) -> float:  # in [−4, 4]
     "What a reader might answer: the mean over the rated words of one drawn rater's score each."
-    return _mean(rng.choice(_rated()[w]) for w in rated_words(text))
+    return _mean(rng.choice(_rated()[word]) for word in rated_words(text))
 
 # %% ../../nbs/guides/film_reviews.ipynb #2b46e223
 def rater_pairs(
@@ -225,22 +266,38 @@ def rater_pairs(
     n: int,
     seed: int | str = 0,  # the same seed draws the same pairs and the same raters
 ) -> list[dict[str, str]]:  # {"chosen": …, "rejected": …}
-    """Pairs of different texts, each scored by freshly drawn raters; the higher is chosen, and of
-    a tie both are drawn again. TypeError for one string, ValueError for reviews that all tie."""
+    """Draw pairs of different texts, and raters who compare them.
+
+    Each text is scored by freshly drawn raters; the higher is chosen, and of a tie both are drawn
+    again. Raises TypeError for one string, and ValueError for reviews that all tie.
+    """
     texts = _texts(texts)
     if len(set(human_score(texts))) < 2:
         raise ValueError("rater_pairs needs at least two reviews with different human scores")
-    rng, pairs = random.Random(seed), []
+    rng = random.Random(seed)
+    pairs = []
     while len(pairs) < n:
-        a, b = rng.choice(texts), rng.choice(texts)
-        x, y = rater_score(a, rng), rater_score(b, rng)
-        if a == b or x == y:
+        one = rng.choice(texts)
+        other = rng.choice(texts)
+        score = rater_score(one, rng)
+        other_score = rater_score(other, rng)
+        if one == other or score == other_score:
             continue
-        pairs.append({"chosen": a, "rejected": b} if x > y else {"chosen": b, "rejected": a})
+        if score > other_score:
+            pairs.append({"chosen": one, "rejected": other})
+        else:
+            pairs.append({"chosen": other, "rejected": one})
     return pairs
 
 # %% ../../nbs/guides/film_reviews.ipynb #1deb65e6
 def pair_ceiling(pairs: Sequence[dict[str, str]]) -> float:  # ties count one half
     "How often the mean of all ten ratings agrees with the drawn raters: a reward model's ceiling."
-    chosen, rejected = (human_score(p[k] for p in pairs) for k in ("chosen", "rejected"))
-    return _mean((x > y) + 0.5 * (x == y) for x, y in zip(chosen, rejected, strict=True))
+    chosen = human_score(pair["chosen"] for pair in pairs)
+    rejected = human_score(pair["rejected"] for pair in pairs)
+    points = []
+    for better, worse in zip(chosen, rejected, strict=True):
+        if better == worse:
+            points.append(0.5)
+        else:
+            points.append(float(better > worse))
+    return _mean(points)

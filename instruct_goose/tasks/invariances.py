@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..rollouts.rollout import Rollout
+from ..training.metrics import rollout_metrics
 from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/guides/invariances.ipynb #be65fe7e
@@ -28,15 +29,12 @@ def poisoned(
         junk = torch.full_like(x, fill if x.is_floating_point() else token)
         return torch.where(padding.get(name, rollout.mask), x, junk)
 
-    every = {f.name: getattr(rollout, f.name) for f in fields(Rollout)}
-    return replace(
-        rollout,
-        **{
-            name: spoil(name, x)
-            for name, x in every.items()
-            if torch.is_tensor(x) and x.ndim == 2 and x.dtype != torch.bool
-        },
-    )
+    columns = {}
+    for field in fields(rollout):
+        column = getattr(rollout, field.name)
+        if torch.is_tensor(column) and column.ndim == 2 and column.dtype != torch.bool:
+            columns[field.name] = spoil(field.name, column)
+    return replace(rollout, **columns)
 
 # %% ../../nbs/guides/invariances.ipynb #e122ec20
 def outcome(
@@ -46,24 +44,26 @@ def outcome(
     rows: Sequence[int] | Tensor | slice = slice(None),  # in which order to report the rows
 ) -> dict[str, Tensor]:
     "All that a trainer makes of a rollout: real tokens, metrics, the last gradient, new weights."
-    r = trainer.annotate(disturb(replace(rollout)))
-    r = trainer.advantages(disturb(r))
-    metrics = trainer.describe(disturb(r)) | trainer.optimize(disturb(r))
-    out = {
-        f"metric {k}": torch.tensor(float("nan") if x is None else x, dtype=torch.float64)
-        for k, x in metrics.items()
-        if k not in ("weights_moved", "weight_step")
-    }  # rounding moves a weight or not
-    r = r[rows]
-    for f in fields(Rollout):
-        x = getattr(r, f.name)
-        if torch.is_tensor(x) and x.is_floating_point():
-            out[f"token {f.name}"] = x[r.mask] if x.ndim == 2 else x
-    for name, p in trainer.agent.named_parameters():
-        out[f"weight {name}"] = p.detach().clone()
-        if p.grad is not None:
-            out[f"gradient {name}"] = p.grad.clone()
-    return out
+    notes = trainer.annotate(disturb(replace(rollout)))
+    experience = disturb(trainer.advantages(disturb(replace(rollout)), notes))
+    metrics = rollout_metrics(experience, trainer.config, trainer.eos_ids)
+    metrics |= trainer.optimize(experience)
+    numbers = {}
+    for name, value in metrics.items():
+        if name not in ("weights_moved", "weight_step"):  # rounding moves a weight or not
+            value = float("nan") if value is None else value
+            numbers[f"metric {name}"] = torch.tensor(value, dtype=torch.float64)
+    reported = experience[rows]
+    for field in fields(reported):
+        column = getattr(reported, field.name)
+        if torch.is_tensor(column) and column.is_floating_point():
+            tokens = column[reported.mask] if column.ndim == 2 else column
+            numbers[f"token {field.name}"] = tokens
+    for name, parameter in trainer.agent.named_parameters():
+        numbers[f"weight {name}"] = parameter.detach().clone()
+        if parameter.grad is not None:
+            numbers[f"gradient {name}"] = parameter.grad.clone()
+    return numbers
 
 # %% ../../nbs/guides/invariances.ipynb #22e98dd8
 def difference(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ACTIONS', 'FROZEN', 'Numbers', 'REFERENCE', 'REWARDS', 'ANSWERS', 'PROBES', 'HEADER', 'tiny_world', 'policy_at',
-           'values_at', 'Missing', 'trained', 'value_head', 'advantage_sign', 'credit', 'eos', 'optimum',
+           'values_at', 'Missing', 'trained', 'Number', 'value_head', 'advantage_sign', 'credit', 'eos', 'optimum',
            'near_optimum', 'kl', 'rows', 'temperature', 'ProbeResult', 'run_probe', 'run_probes']
 
 # %% ../../nbs/learn/21_probes.ipynb #0c7d2a04
@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, NamedTuple
 
 import torch
 from torch import nn
@@ -32,17 +32,14 @@ ACTIONS = ("a", "b", "c", "<eos>")  # all that the policy can say: three words a
 
 # %% ../../nbs/learn/21_probes.ipynb #593e246d
 def tiny_world(
-    probabilities: Sequence[float] = (
-        0.25,
-        0.25,
-        0.25,
-        0.25,
-    ),  # of the four actions, in every state
+    probabilities: Sequence[float] = (0.25,) * 4,  # of the four actions, in every state
     temperature: int | float = 1.0,  # that gives these probabilities
     seed: int = 0,
 ) -> tuple[GPT2LMHeadModel, Any]:  # model, tokenizer
-    """A GPT-2 of one layer and 16 numbers whose head knows nothing yet: its weight is 0, its bias
-    log p. The other tokens have a logit of −30."""
+    """Make a GPT-2 of one layer and 16 numbers whose head knows nothing yet.
+
+    Its weight is 0, its bias log p. The other tokens have a logit of −30.
+    """
     tokenizer = cast(Any, word_tokenizer(ACTIONS[:3], model_max_length=16))
     shape = GPT2Config(
         vocab_size=len(tokenizer),
@@ -90,17 +87,18 @@ def policy_at(
 # %% ../../nbs/learn/21_probes.ipynb #00e9e104
 @torch.no_grad()
 def values_at(
-    agent,  # with `values(query_ids, query_mask, response_ids, response_mask)`
+    agent: Any,  # with `values(query_ids, query_mask, response_ids, response_mask)`
     tokenizer: PreTrainedTokenizerBase,
     response: Sequence[str],
     prompt: str = "",  # actions, after that text
 ) -> list[float]:  # one per action
     "V(sₜ) of the state before each action of a response."
-    rows = tokenizer(prompt).input_ids, tokenizer.convert_tokens_to_ids(list(response))
     device = next(agent.parameters()).device
-    query, answer = (torch.tensor([row], device=device) for row in rows)
-    query_mask, mask = (torch.ones_like(x, dtype=torch.bool) for x in (query, answer))
-    return agent.values(query, query_mask, answer, mask)[0].tolist()
+    query_ids = torch.tensor([tokenizer(prompt).input_ids], device=device)
+    query_mask = torch.ones_like(query_ids, dtype=torch.bool)
+    response_ids = torch.tensor([tokenizer.convert_tokens_to_ids(list(response))], device=device)
+    mask = torch.ones_like(response_ids, dtype=torch.bool)
+    return agent.values(query_ids, query_mask, response_ids, mask)[0].tolist()
 
 # %% ../../nbs/learn/21_probes.ipynb #12d4aff0
 FROZEN = 1e-9  # a learning rate that changes nothing in 60 steps
@@ -118,8 +116,10 @@ def trained(
     values: bool = False,  # are the values going to be read?
     **settings,  # of RLHFConfig
 ) -> tuple[Any, Any, Any]:  # trainer, tokenizer, what train returned
-    """Train a tiny world. Plain settings: no KL, no whitening, no clipping of values or gradients.
-    Raises Missing, before training, for a part that the trainer lacks."""
+    """Train a tiny world, without KL, whitening, or clipping of values or gradients.
+
+    Raises Missing, before training, for a part that the trainer lacks.
+    """
     model, tokenizer = world or tiny_world()
     plain: dict[str, Any] = dict(
         batch_size=64,
@@ -131,26 +131,42 @@ def trained(
         max_grad_norm=100.0,
         device="cpu",
     )
-    trainer = make_trainer(
-        model, create_reference_model(model), RLHFConfig(**plain | settings), tokenizer=tokenizer
-    )
-    agent, train = getattr(trainer, "agent", None), getattr(trainer, "train", None)
-    if train is None:
+    config = RLHFConfig(**plain | settings)
+    trainer = make_trainer(model, create_reference_model(model), config, tokenizer=tokenizer)
+    if getattr(trainer, "train", None) is None:
         raise Missing("the trainer has no method train(prompts, reward_fn)")
+    agent = getattr(trainer, "agent", None)
     if not isinstance(getattr(agent, "model", None), nn.Module):
         raise Missing("the trainer has no agent.model to read the policy from")
     if values and not hasattr(agent, "values"):
         raise Missing("no method agent.values(query_ids, query_mask, response_ids, response_mask)")
-    quiet = {"progress": False} if "progress" in inspect.signature(train).parameters else {}
-    return trainer, tokenizer, train(list(prompts), reward_fn, **quiet)
+    options = {}
+    if "progress" in inspect.signature(trainer.train).parameters:
+        options["progress"] = False
+    history = trainer.train(list(prompts), reward_fn, **options)
+    return trainer, tokenizer, history
 
 # %% ../../nbs/learn/21_probes.ipynb #650340bc
-Numbers = dict[str, tuple[float, float, float]]  # name -> measured, expected, tolerance
+class Number(NamedTuple):
+    "A measured number, and what it should be."
+
+    measured: float
+    expected: float
+    tolerance: float
+
+    @property
+    def is_right(self) -> bool:  # NaN is not
+        return abs(self.measured - self.expected) <= self.tolerance
+
+
+Numbers = dict[str, Number]
 
 # %% ../../nbs/learn/21_probes.ipynb #6cc49ae8
 def value_head(make_trainer: Callable, seed: int = 0) -> Numbers:
-    """Frozen policy; 1 if the first word is a or b, else 0. V(start) = ½, then 1 or 0 as the
-    first word has decided."""
+    """V(start) = ½, then 1 or 0 as the first word has decided.
+
+    The policy is frozen; the reward is 1 if the first word is a or b, else 0.
+    """
 
     def reward(texts: list[str]) -> list[float]:
         return [float(t[:1] in ("a", "b")) for t in texts]
@@ -170,14 +186,17 @@ def value_head(make_trainer: Callable, seed: int = 0) -> Numbers:
         lr_schedule="linear",
         seed=seed,
     )
-    said = {first: values_at(trainer.agent, tokenizer, [first, "a"]) for first in "abc"}
-    decided = {"a": 1.0, "b": 1.0, "c": 0.0}
-    numbers = {f"V({first})": (said[first][1], V, 0.1) for first, V in decided.items()}
-    return numbers | {"V(start)": (said["c"][0], 0.5, 0.1)}
+    numbers = {}
+    start = 0.0
+    for first, decided in {"a": 1.0, "b": 1.0, "c": 0.0}.items():
+        start, second = values_at(trainer.agent, tokenizer, [first, "a"])
+        numbers[f"V({first})"] = Number(second, decided, 0.1)
+    numbers["V(start)"] = Number(start, 0.5, 0.1)
+    return numbers
 
 # %% ../../nbs/learn/21_probes.ipynb #abec53d3
 def advantage_sign(make_trainer: Callable, seed: int = 0) -> Numbers:
-    "One word; −1 for a, −2 for anything else. π(a) leaves ¼ for 1."
+    "π(a) leaves ¼ for 1: one word, −1 for a and −2 for anything else."
 
     def reward(texts: list[str]) -> list[float]:
         return [-1.0 if t == "a" else -2.0 for t in texts]
@@ -193,12 +212,15 @@ def advantage_sign(make_trainer: Callable, seed: int = 0) -> Numbers:
         whiten_advantages=True,
         seed=seed,
     )
-    return {"π(a)": (policy_at(trainer.agent.model, tokenizer)["a"], 1.0, 0.1)}
+    return {"π(a)": Number(policy_at(trainer.agent.model, tokenizer)["a"], 1.0, 0.1)}
 
 # %% ../../nbs/learn/21_probes.ipynb #fdaf8e02
 def credit(make_trainer: Callable, seed: int = 0) -> Numbers:
-    """γ: a reward of 1 at the end, whatever is said; Vₜ = ¼ + ¾γVₜ₊₁. λ: the first of three
-    tokens decides, and the values stay 0. With λ = 1 it gets the credit, with λ = 0 none."""
+    """γ: Vₜ = ¼ + ¾γVₜ₊₁ for a reward of 1 at the end, whatever is said.
+
+    λ: the first of three tokens decides, and the values stay 0. With λ = 1 that token gets the
+    credit, with λ = 0 it gets none.
+    """
 
     def always(texts: list[str]) -> list[float]:
         return [1.0] * len(texts)
@@ -221,9 +243,9 @@ def credit(make_trainer: Callable, seed: int = 0) -> Numbers:
         seed=seed,
     )
     V = values_at(trainer.agent, tokenizer, "abc")
-    numbers = {
-        f"V{t + 1}, γ=½": (V[t], exact, 0.1) for t, exact in enumerate((0.484375, 0.625, 1.0))
-    }
+    numbers = {}
+    for t, exact in enumerate((0.484375, 0.625, 1.0)):
+        numbers[f"V{t + 1}, γ=½"] = Number(V[t], exact, 0.1)
     for lam, answer in {1.0: 1.0, 0.0: 1 / 3}.items():
         trainer, tokenizer, _ = trained(
             make_trainer,
@@ -237,13 +259,13 @@ def credit(make_trainer: Callable, seed: int = 0) -> Numbers:
             value_lr=FROZEN,
             seed=seed,
         )
-        p = policy_at(trainer.agent.model, tokenizer)
-        numbers[f"π(a), λ={lam:.0f}"] = (p["a"], answer, 0.15)
+        pi = policy_at(trainer.agent.model, tokenizer)
+        numbers[f"π(a), λ={lam:.0f}"] = Number(pi["a"], answer, 0.15)
     return numbers
 
 # %% ../../nbs/learn/21_probes.ipynb #0154885d
 def eos(make_trainer: Callable, seed: int = 0) -> Numbers:
-    "Up to four tokens; 1 for exactly two words. π(end) is 0, 0, then 1."
+    "π(end) is 0, 0, then 1: up to four tokens, 1 for exactly two words."
 
     def reward(texts: list[str]) -> list[float]:
         return [float(len(t.split()) == 2) for t in texts]
@@ -251,12 +273,12 @@ def eos(make_trainer: Callable, seed: int = 0) -> Numbers:
     trainer, tokenizer, _ = trained(
         make_trainer, [""], reward, steps=40, max_new_tokens=4, lr=0.02, value_lr=0.05, seed=seed
     )
-
-    def end_after(n: int) -> float:
-        said = [" ".join(word * n) for word in "abc"]
-        return sum(policy_at(trainer.agent.model, tokenizer, t)["<eos>"] for t in said) / 3
-
-    return {f"π(end | {n} words)": (end_after(n), p, 0.1) for n, p in enumerate((0.0, 0.0, 1.0))}
+    numbers = {}
+    for n, expected in enumerate((0.0, 0.0, 1.0)):
+        texts = [" ".join(word * n) for word in "abc"]
+        ends = [policy_at(trainer.agent.model, tokenizer, text)["<eos>"] for text in texts]
+        numbers[f"π(end | {n} words)"] = Number(sum(ends) / 3, expected, 0.1)
+    return numbers
 
 # %% ../../nbs/learn/21_probes.ipynb #5135c8fe
 REFERENCE = (0.1, 0.2, 0.3, 0.4)
@@ -270,12 +292,12 @@ def optimum(beta: int | float) -> torch.Tensor:
 
 def near_optimum(
     make_trainer: Callable,
-    what: str,
+    what: str,  # the name of the numbers
     beta: int | float,
-    tau: float = 1.0,
-    **settings,
+    tau: float = 1.0,  # temperature
+    **settings,  # of RLHFConfig
 ) -> tuple[Numbers, Any]:  # π(a) and the distance from π*; what train returned
-    "One token with the rewards of the table."
+    "Train one token with the rewards of the table, and compare with π*."
     table: dict[str, float] = dict(zip(ACTIONS, REWARDS))
 
     def reward(texts: list[str]) -> list[float]:
@@ -295,19 +317,21 @@ def near_optimum(
         whiten_advantages=True,
         **settings,
     )
-    p, best = policy_at(trainer.agent.model, tokenizer, "", tau), optimum(beta)
-    distance = (torch.tensor(list(p.values())) - best).abs().sum().item() / 2
-    return {
-        f"π(a), {what}": (p["a"], round(best[0].item(), 3), 0.05),
-        f"distance from π*, {what}": (distance, 0.0, 0.05),
-    }, history
+    pi = policy_at(trainer.agent.model, tokenizer, "", tau)
+    best = optimum(beta)
+    distance = (torch.tensor(list(pi.values())) - best).abs().sum().item() / 2
+    numbers = {
+        f"π(a), {what}": Number(pi["a"], round(best[0].item(), 3), 0.05),
+        f"distance from π*, {what}": Number(distance, 0.0, 0.05),
+    }
+    return numbers, history
 
 # %% ../../nbs/learn/21_probes.ipynb #fa877233
 def kl(make_trainer: Callable, seed: int = 0) -> Numbers:
-    "One token. π = π* ∝ π_ref e^{r/β}: for β = 1 half-way, for β = 50 at the reference."
+    "π = π* ∝ π_ref e^{r/β} for one token: for β = 1 half-way, for β = 50 at the reference."
     half_way, _ = near_optimum(make_trainer, "β=1", 1, steps=30, lr=0.02, seed=seed)
-    there, _ = near_optimum(make_trainer, "β=50", 50, steps=22, lr=0.02, seed=seed)
-    return half_way | there
+    at_reference, _ = near_optimum(make_trainer, "β=50", 50, steps=22, lr=0.02, seed=seed)
+    return half_way | at_reference
 
 # %% ../../nbs/learn/21_probes.ipynb #965bc4c5
 ANSWERS = {"a": "a", "b b": "c", "a a a": "b"}  # prompts of different lengths
@@ -333,23 +357,23 @@ def rows(make_trainer: Callable, seed: int = 0) -> Numbers:
         whiten_advantages=True,
         seed=seed,
     )
-    return {
-        f"π({answer} | {prompt})": (
-            policy_at(trainer.agent.model, tokenizer, prompt)[answer],
-            1.0,
-            0.2,
-        )
-        for prompt, answer in ANSWERS.items()
-    }
+    numbers = {}
+    for prompt, answer in ANSWERS.items():
+        pi = policy_at(trainer.agent.model, tokenizer, prompt)
+        numbers[f"π({answer} | {prompt})"] = Number(pi[answer], 1.0, 0.2)
+    return numbers
 
 # %% ../../nbs/learn/21_probes.ipynb #7816a0fd
 def temperature(make_trainer: Callable, seed: int = 0) -> Numbers:
-    """As for the KL, β = 1, at τ = 2: the policy is softmax(z/2), and it must be the one that ends
-    at π*."""
+    """As for the KL, β = 1, at τ = 2.
+
+    The policy is softmax(z/2), and it must be the one that ends at π*.
+    """
     numbers, history = near_optimum(make_trainer, "τ=2", 1, 2.0, steps=30, lr=0.04, seed=seed)
     key = "max_ratio_deviation_first"
-    if logged := [m[key] for m in history or [] if key in m]:
-        numbers["max|ratio − 1| at first"] = (max(logged), 0.0, 1e-3)
+    logged = [metrics[key] for metrics in history or [] if key in metrics]
+    if logged:
+        numbers["max|ratio − 1| at first"] = Number(max(logged), 0.0, 1e-3)
     return numbers
 
 # %% ../../nbs/learn/21_probes.ipynb #77b89549
@@ -396,12 +420,16 @@ class ProbeResult:
     note: str = ""  # the error of a trainer that raised, or the part that it lacks
 
     def __str__(self) -> str:
-        word = {True: "ok", False: "FAILED", None: "skipped"}[self.passed]
-        rows = [
-            f"{k:<24}{x:>9.3f}   {want:.3f} ± {off:<8g}" + "off" * (not abs(x - want) <= off)
-            for k, (x, want, off) in self.numbers.items()
-        ] or [""]
-        lines = [f"{self.name:<16}{word:<9}{self.seconds:>5.1f} s   {rows[0]}"]
+        verdict = {True: "ok", False: "FAILED", None: "skipped"}[self.passed]
+        rows = []
+        for name, number in self.numbers.items():
+            off = "" if number.is_right else "off"
+            rows.append(
+                f"{name:<24}{number.measured:>9.3f}   {number.expected:.3f} ± "
+                f"{number.tolerance:<8g}{off}"
+            )
+        first = rows[0] if rows else ""
+        lines = [f"{self.name:<16}{verdict:<9}{self.seconds:>5.1f} s   {first}"]
         lines += [" " * 35 + row for row in rows[1:]]
         if self.note:
             lines.append(f"    {self.note}")
@@ -418,20 +446,29 @@ def run_probe(
     make_trainer: Callable | None = None,  # as for `run_probes`
     seed: int = 0,
 ) -> ProbeResult:
-    """Climb one rung. A trainer that raises or gives NaN has failed; one that lacks a part is
-    skipped."""
-    (probe, look_at), start, numbers, note = PROBES[name], time.perf_counter(), {}, ""
+    """Climb one rung.
+
+    A trainer that raises or gives NaN has failed; one that lacks a part is skipped.
+    """
+    probe, look_at = PROBES[name]
+    start = time.perf_counter()
+    numbers: Numbers = {}
+    note = ""
+    passed: bool | None
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             numbers = probe(make_trainer or RLHFTrainer, seed=seed)
-        passed = all(abs(x - want) <= off for x, want, off in numbers.values())
+        passed = all(number.is_right for number in numbers.values())
     except Missing as e:
-        passed, note = None, str(e)
+        passed = None
+        note = str(e)
     except Exception as e:
-        passed, note = False, f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"
+        passed = False
+        first_line, _, _ = str(e).partition("\n")
+        note = f"{type(e).__name__}: {first_line}"
         frames = traceback.extract_tb(e.__traceback__)
-        last = [f for f in frames if f.name != "__getattr__"][-1]  # the line that asked
+        last = [frame for frame in frames if frame.name != "__getattr__"][-1]  # that asked
         look_at = f"{Path(last.filename).name}, line {last.lineno}: {last.line}"
     return ProbeResult(name, passed, numbers, time.perf_counter() - start, look_at, note)
 
@@ -443,17 +480,24 @@ def run_probes(
     seed: int = 0,  # of sampling
     on_result: Callable[[ProbeResult], object] | None = None,  # called after each
 ) -> list[ProbeResult]:
-    """The ladder, in its own order, on one thread. Raises ValueError for a name that is no probe.
+    """Climb the ladder, in its own order, on one thread.
+
     make_trainer(model, ref_model, config, tokenizer=…) makes what has `train(prompts, reward_fn)`,
     which does config.steps iterations, `agent.model`, the policy, and for the values
-    `agent.values(query_ids, query_mask, response_ids, response_mask)`, all (batch, time)."""
+    `agent.values(query_ids, query_mask, response_ids, response_mask)`, all (batch, time). Raises
+    ValueError for a name that is no probe.
+    """
     names = list(PROBES) if only is None else list(only)
-    if unknown := [n for n in names if n not in PROBES]:
-        raise ValueError(f"there is no probe {unknown[0]!r}: choose from {', '.join(PROBES)}")
+    for name in names:
+        if name not in PROBES:
+            raise ValueError(f"there is no probe {name!r}: choose from {', '.join(PROBES)}")
     results = []
     with torch_threads(1):
-        for name in (n for n in PROBES if n in names):
-            results.append(run_probe(name, make_trainer, seed))
-            if on_result:
-                on_result(results[-1])
+        for name in PROBES:
+            if name not in names:
+                continue
+            result = run_probe(name, make_trainer, seed)
+            results.append(result)
+            if on_result is not None:
+                on_result(result)
     return results

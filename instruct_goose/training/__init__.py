@@ -1,0 +1,1 @@
+"Experience, update and the trainer: PPO and its family."

@@ -6,6 +6,7 @@
 __all__ = ['RLHFTrainer', 'steps_left', 'HeldOut']
 
 # %% ../../nbs/learn/16_trainer.ipynb #c6c3f7b2
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -601,7 +602,10 @@ class RLHFTrainer:
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        "Raises ValueError naming what in this state is not of this trainer."
+        """Raises ValueError naming what in this state is not of this trainer.
+
+        Warns of the state of a callback that this trainer does not have.
+        """
         check_values(state, {"identity": dict})
         check_identity(state["identity"], self.identity())
         hints = {
@@ -617,9 +621,17 @@ class RLHFTrainer:
                 f"iteration is {state['iteration']} in this record, beyond the "
                 f"{self.config.steps} steps of the schedule"
             )
-        for name, part in self.parts().items():
+        parts = self.parts()
+        for name, part in parts.items():
             check_values(state["parts"], {name: dict})
             part.check_state_dict(state["parts"][name])
+        for name in state["parts"]:
+            if name not in parts:
+                warnings.warn(
+                    f"the state of the {name} is left out: this trainer has no such part. "
+                    "Pass the callbacks that it had to go on with their states",
+                    stacklevel=2,
+                )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where that trainer stood, with as many torch threads.

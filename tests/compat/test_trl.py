@@ -21,7 +21,7 @@ from instruct_goose.compat.trl import (
 from instruct_goose.config import BiasedSettings
 from instruct_goose.training.trainer import RLHFTrainer
 
-beside = [name for names in BESIDE.values() for name in names.split()]
+beside = [name for names in BESIDE.values() for name in names]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The doctor on metrics made by hand, one rule at a time; the gallery's recorded runs are shown to it in its guide."""
+"""The doctor on metrics made by hand, one rule at a time; the gallery's recorded runs are shown to
+it in its guide.
+"""
 
 import json
 import math
@@ -12,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from instruct_goose.config import RLHFConfig
-from instruct_goose.doctor.diagnosis import LADDER, diagnose, report
-from instruct_goose.doctor.rules import KEYS, RULES
+from instruct_goose.doctor.diagnosis import LADDER, RULES, diagnose, report
+from instruct_goose.doctor.rules import KEYS
 
 root = Path(__file__).parents[2]
 sys.path.append(str(root / "evidence"))
@@ -33,7 +35,7 @@ def test_the_quickstart_as_measured_is_healthy_and_without_a_price_it_drifts():
         assert "drift" in names(to_metrics(run["beta_0"]["curves"])), (run["seed"], run["draw"])
 
 
-# --- one rule at a time -----------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------- one rule at a time
 HEALTH = dict(
     reward_mean=0.5,
     total_reward_mean=0.4,
@@ -248,11 +250,16 @@ def test_what_the_settings_ask_for(changes, settings, name):
     assert name in names(log(**changes), SETTINGS_ASKED | settings)
 
 
+def test_a_single_iteration_does_not_say_that_length_is_the_reward():
+    assert names(log(1, score_length_correlation=0.99)) == []
+    assert names(log(2, score_length_correlation=0.99)) == ["length is reward"]
+
+
 def test_every_rule_is_tried_above():
     marks = test_each_rule_alone.pytestmark[0].args[1]
     more = {n for _, _, n in test_what_the_settings_ask_for.pytestmark[0].args[1]}
     assert {n for _, found in marks for n in found} | more == {
-        r.name for r in RULES if r.needs and "@" not in r.needs
+        rule.name for rule in RULES if rule.metrics and not rule.columns
     }
 
 
@@ -318,10 +325,10 @@ def test_what_the_settings_ask_for_is_no_finding(changes, config):
 def test_lessons_exist_and_names_are_words(rule):
     assert (root / "nbs" / f"{rule.lesson}.ipynb").exists()
     assert rule.severity in ("error", "warning") and rule.what and rule.cure
-    assert {n for n in rule.needs.split() if n[0] != "@"} <= {*KEYS}
+    assert {*rule.metrics} <= {*KEYS}
 
 
-# --- what is missing, and what is not metrics -------------------------------------------------------------------------
+# ---------------------------------------------------------------- what is missing
 @pytest.mark.parametrize("key", [k for k in KEYS if k != "iteration"])
 def test_a_metric_may_be_missing_or_none_anywhere(key):
     assert names([{k: x for k, x in m.items() if k != key} for m in log()]) == []
@@ -333,11 +340,10 @@ def test_a_metric_may_be_missing_or_none_anywhere(key):
 def test_one_number_is_enough_and_the_report_says_what_was_not_looked_for():
     few = [{"entropy": 1.5}, {"entropy": 1.4}]
     unread = report([], few).rpartition("for want of numbers: ")[2].rstrip(".").split(", ")
-    assert diagnose(few) == [] and unread == [
-        r.name for r in RULES if r.needs not in ("", "entropy")
-    ]
+    needs_more = [rule.name for rule in RULES if {*rule.metrics, *rule.columns} - {"entropy"}]
+    assert diagnose(few) == [] and unread == needs_more
     assert report([], log()).rpartition("for want of numbers: ")[2].rstrip(".").split(", ") == [
-        r.name for r in RULES if "@" in r.needs
+        rule.name for rule in RULES if rule.columns
     ]
 
 

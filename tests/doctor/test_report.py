@@ -1,4 +1,6 @@
-"""The page of a run: made from files that were written by hand, opened in a browser with the network off, fed with bad ones."""
+"""The page of a run: made from files that were written by hand, opened in a browser with the
+network off, fed with bad ones.
+"""
 
 import json
 import math
@@ -57,7 +59,8 @@ def make_run(path: Path, steps=5, tokens=True, **config) -> Path:
             "utf-8",
         )
     (path / "samples.md").write_text(
-        f"# The same\n\n| prompt | SFT model | policy |\n|---|---|---|\n| a | {EVIL} | b \\| c |\n\n# Figures\n\n| x |\n|---|\n| no |\n",
+        f"# The same\n\n| prompt | SFT model | policy |\n|---|---|---|\n| a | {EVIL} | b \\| c |\n\n"
+        "# Figures\n\n| x |\n|---|\n| no |\n",
         "utf-8",
     )
     (path / "summary.json").write_text(
@@ -115,7 +118,16 @@ def test_the_page_says_what_the_files_say(tmp_path, capsys):
 
 def in_browser(run, tmp_path, at) -> BeautifulSoup:
     "The page as a browser has it, with the network off."
-    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --virtual-time-budget=5000 --enable-logging=stderr --dump-dom".split()
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--virtual-time-budget=5000",
+        "--enable-logging=stderr",
+        "--dump-dom",
+    ]
     done = subprocess.run(
         [
             chromium,
@@ -153,7 +165,9 @@ def test_the_microscope_in_a_browser(tmp_path):
 
 
 def test_tokens_that_the_policy_did_not_write_are_given(tmp_path):
-    "In the record, in its scale (9 is a tool's), in its shades and, where there is a browser, on the page."
+    """In the record, in its scale (9 is a tool's), in its shades and, where there is a browser, on
+    the page.
+    """
     run = make_run(tmp_path / "mine", tokens=False)
     column = {
         "moved": [0.5, 9.0, -1.0],

@@ -1,4 +1,6 @@
-"Healthy runs, with every preset, scale, place of the KL and form of the ratio, and with random settings: no error is found in them."
+"""Healthy runs, with every preset, scale, place of the KL and form of the ratio, and with random
+settings: no error is found in them.
+"""
 
 import sys
 from itertools import product
@@ -56,6 +58,12 @@ def test_no_error_on_random_healthy_settings(seed):
     assert not errors(random_settings(seed))
 
 
+@pytest.mark.parametrize("preset", first(3, PRESETS))
+def test_one_iteration_of_a_healthy_run_has_no_finding(preset):
+    log, config, tokens = a_run(USUAL | PRESETS[preset] | {"steps": 1})
+    assert not diagnose(log, config, tokens) and not diagnose(log)
+
+
 @pytest.mark.parametrize(
     "tokens, exact, found",
     [(22.0, None, True), (22.0, 20.0, True), (22.0, 0.4, False), (5.0, 5.0, False)],
@@ -74,7 +82,9 @@ def test_one_step_that_moves_every_token_is_named_at_once(tokens, exact, found):
 
 
 def test_what_stands_between_reward_and_total_is_not_always_the_kl():
-    "Total − reward is k1 with the wrong sign, but for: scaled rewards, by the settings or by iteration 0; and a KL that is in the loss."
+    """Total − reward is k1 with the wrong sign, but for: scaled rewards, by the settings or by
+    iteration 0; and a KL that is in the loss.
+    """
     rows = [
         {
             "reward_mean": 0.5,

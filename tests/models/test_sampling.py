@@ -1,4 +1,4 @@
-"""The oracle is one unpadded row at a time: the whole text through the model for every token, and no cache."""
+"The oracle: one unpadded row at a time, the whole text through the model for every token."
 
 from itertools import accumulate
 
@@ -7,7 +7,14 @@ import torch
 from row_alone import CONFIGS, EOS, FAMILIES, V, tiny
 
 from instruct_goose.models import decoding
-from instruct_goose.models.sampling import sample, sample_index, sample_token
+from instruct_goose.models.sampling import (
+    TokenChoice,
+    sample,
+    sample_index,
+    sample_token,
+    scatter_columns,
+    write_columns,
+)
 from instruct_goose.models.tokens import pad
 from instruct_goose.objective.masks import response_mask
 
@@ -69,6 +76,37 @@ def test_a_padded_batch_with_a_cache_writes_what_single_rows_without_either_writ
     assert len(lengths) > 1, "all rows ended together: this seed tests nothing"
     assert written.equal(response_mask(response, ENDS)) or pad_id == EOS
     assert response.shape[1] == max(lengths)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom: no position ids"])
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("with_stops", [False, True])
+def test_how_seldom_ended_rows_are_looked_for_changes_no_response(name, greedy, with_stops):
+    model = tiny(name, dtype=torch.float32).eval()
+    ids, mask = pad(QUERIES * 3, PAD, side="left")
+    ends = torch.tensor(ENDS)
+
+    @torch.no_grad()
+    def write(steps_between_checks, limit):
+        newest = {}
+
+        def repeats(rows, tokens):  # who draws the same token twice in a row stops
+            pairs = list(zip(rows.tolist(), tokens.tolist(), strict=True))
+            ended = [newest.get(row) == token for row, token in pairs]
+            newest.update(pairs)
+            return torch.tensor(ended)
+
+        choice = TokenChoice(greedy=greedy, generator=generator())
+        stops = repeats if with_stops else None
+        columns = write_columns(model, ids, mask, limit, ends, choice, stops, steps_between_checks)
+        return scatter_columns(columns, len(ids), PAD)
+
+    for limit in (1, 5, LONGEST):
+        response, written, logprobs = write(1, limit)
+        for steps_between_checks in (2, 4, 16):
+            other = write(steps_between_checks, limit)
+            assert other[0].equal(response) and other[1].equal(written)
+            torch.testing.assert_close(other[2], logprobs, atol=1e-5, rtol=0)
 
 
 def test_only_the_given_generator_is_used():

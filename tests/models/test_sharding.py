@@ -12,8 +12,19 @@ import pytest
 import torch
 from deep import first
 from safetensors.torch import load_file
+from small_trainer import no_clock
 from transformers import AutoModelForCausalLM
-from two_processes import GRPO, PPO, PROMPTS, apart, reward, same_numbers, trainer_of, weights_of
+from two_processes import (
+    GRPO,
+    PPO,
+    PROMPTS,
+    apart,
+    reward,
+    run,
+    same_numbers,
+    trainer_of,
+    weights_of,
+)
 
 from instruct_goose.core.processes import in_processes, rank
 from instruct_goose.core.state import map_tensors
@@ -262,3 +273,34 @@ def test_accelerate_reads_the_configurations(name, kind):
         assert config.deepspeed_config["zero_stage"] == int(name[-1])
     if kind == "FSDP":
         assert config.fsdp_config["fsdp_version"] == 2
+
+
+# ------------------------------------------------------- whole weights in each of two processes
+
+DATA_PARALLEL = {
+    "ppo": ("ppo", PPO | dict(eval_every=4), 10, torch.float64),
+    "grpo in float32": ("grpo", GRPO, 10, torch.float32),
+    "dapo, whole responses only": ("dapo", GRPO | dict(mask_truncated=True), 2, torch.float64),
+    "remax, two of three rows": (
+        "remax",
+        dict(batch_size=3, minibatches=3, epochs=1),
+        2,
+        torch.float64,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", first(2, DATA_PARALLEL))
+def test_two_processes_that_share_the_rows_are_one(name):
+    preset, settings, steps, dtype = DATA_PARALLEL[name]
+    held_out = dict(held_out=PROMPTS[:3]) if "eval_every" in settings else {}
+    weights, texts, history = run(preset, settings, steps, dtype, **held_out)
+    (one, one_texts, one_history), (two, two_texts, two_history) = in_processes(
+        2, run, preset, settings, steps, dtype, seconds=500, **held_out
+    )
+    assert all(torch.equal(one[name], two[name]) for name in one)  # to the bit
+    assert apart(weights, one) < (1e-5 if dtype is torch.float32 else 1e-9)
+    assert texts == one_texts == two_texts  # the random numbers belong to rows, not processes
+    if dtype is torch.float64:
+        same_numbers(history, one_history)
+    assert no_clock(one_history) == no_clock(two_history)

@@ -319,9 +319,9 @@ def trl_weights(mode, log_old, log_mu, mask, low, high):
         )
         bottom, top = (-math.inf if low is None else low), (math.inf if high is None else high)
         cut = {
-            "truncate": lambda r: max(bottom, min(r, top)),
-            "mask": lambda r: 0.0 if r < bottom or r > top else r,
-        }[beyond]  # noqa: B023
+            "truncate": lambda r, low=bottom, high=top: max(low, min(r, high)),
+            "mask": lambda r, low=bottom, high=top: 0.0 if r < low or r > high else r,
+        }[beyond]
         rows.append([cut(r) for r in ratios])
     return f64(rows)
 

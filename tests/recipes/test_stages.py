@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from instruct_goose.recipes.quickstart import QuickstartConfig
+from instruct_goose.recipes.stages import beginnings, models_table, spread
 from instruct_goose.runs.directory import in_run_directory
 
 
@@ -26,11 +27,8 @@ def test_a_run_that_could_not_begin_leaves_no_directory_and_one_that_could_names
         "written": str(config.output_dir)
     }
     made = json.loads((config.output_dir / "config.json").read_text())
-    assert (
-        made["algorithm"] == "ppo"
-        and list(made["files"]) == ["mine.py"]
-        and len(made["files"]["mine.py"]) == 64
-    )
+    assert made["algorithm"] == "ppo"
+    assert list(made["files"]) == ["mine.py"] and len(made["files"]["mine.py"]) == 64
     with pytest.raises(FileExistsError):
         in_run_directory(config, "test", no_model)
     longer = QuickstartConfig(
@@ -41,3 +39,24 @@ def test_a_run_that_could_not_begin_leaves_no_directory_and_one_that_could_names
     assert (
         json.loads((config.output_dir / "config.json").read_text()) == made
     )  # what could not go on is what it was
+
+
+def test_prompts_are_the_first_words_of_texts_and_the_same_for_a_seed():
+    texts = ["a b c d", "e f g"]
+    prompts = beginnings(texts, 50, 1, 3, "seed")
+    assert prompts == beginnings(texts, 50, 1, 3, "seed") != beginnings(texts, 50, 1, 3, "other")
+    assert set(prompts) == {"a", "a b", "a b c", "e", "e f", "e f g"}
+
+
+def test_a_table_of_models_begins_with_the_sft_model_and_ends_with_the_policy():
+    table = models_table(["kl"], {"kl": 0.0}, {"kl": 3.0}, {"best_of_8": {}})
+    assert [row.split("|")[1].strip() for row in table.splitlines()[2:]] == [
+        "SFT model",
+        "best of 8",
+        "policy",
+    ]
+
+
+def test_a_spread_names_the_ends_only_where_they_differ():
+    assert spread([0.7, 0.9, 0.8]) == "0.80 [0.70, 0.90]"
+    assert spread([0.801, 0.799]) == "0.80"

@@ -59,32 +59,12 @@ def test_each_guide_is_in_one_group():
 
 
 @each
-def test_cells_are_small(page):
-    def folded(c):
-        return {
-            "hide",
-            "export",
-            "exporti",
-            "code-fold",
-        } & c.directives.keys()  # or not on the page at all
-
-    code = [c for c in page.cells if c.kind == "code"]
-
-    def most(c):
-        if any(isinstance(node, ast.ClassDef) for node in c.exported):
-            return 700  # a class is one piece
-        if page.part != "learn" and "export" in c.directives:
-            return 160  # folded code of a page that is looked up
-        return 70 if folded(c) or "exports" in c.directives else 40
-
-    assert not [(c.id, n) for c in code if (n := len(c.source.splitlines())) > most(c)]
-    assert not [
-        (c.id, line)
-        for c in code
-        if not folded(c)
-        for line in c.source.splitlines()
-        if len(line) > 120
-    ]
+def test_what_stands_open_on_a_page_is_short(page):
+    "Code that is shown unfolded and is not the library's: at most a screen, in lines that fit."
+    hidden = {"hide", "export", "exports", "exporti", "code-fold"}
+    shown = [c for c in page.cells if c.kind == "code" and not hidden & c.directives.keys()]
+    assert not [(c.id, n) for c in shown if (n := len(c.source.splitlines())) > 70]
+    assert not [(c.id, line) for c in shown for line in c.source.splitlines() if len(line) > 120]
 
 
 @each
@@ -212,13 +192,10 @@ def test_exported_code_keeps_to_its_cell(page):
             )
             docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             allows = isinstance(node, ast.Expr) and re.match(
-                r"RULES\.\w+\(|allow_types\(|torch\.serialization\.add_safe_globals\(",
+                r"RULES\.\w+\(|allow_\w+types\(|torch\.serialization\.add_safe_globals\(",
                 ast.unparse(node),
             )  # what is registered
-            for_checkers = isinstance(node, ast.If) and ast.unparse(node.test) in (
-                "TYPE_CHECKING",
-                "at_the_keyboard()",
-            )
+            for_checkers = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
             assert isinstance(node, allowed) or docstring or allows or for_checkers, (
                 f"cell {c.id}, {ast.unparse(node)[:60]}"
             )
@@ -247,9 +224,14 @@ def test_predictions_come_in_threes_and_name_what_is_there(page):
     asked = re.findall(r"\*\*Predict, (?:and|then) .*", text(page))
     if "**Predict" in text(page):
         assert text(page).count("**Predict") >= 3
-    code = "\n".join(c.source for c in page.cells if c.kind == "code")
+    code = unspaced("\n".join(c.source for c in page.cells if c.kind == "code"))
     for prompt in asked:
         if found := re.match(
             r"\*\*Predict, then change\*\* (?:both |the first )?`([^`]+)`", prompt
         ):
-            assert found[1] in code, prompt
+            assert unspaced(found[1]) in code, prompt
+
+
+def unspaced(code: str) -> str:
+    "Without what a formatter decides: spaces, line ends, trailing commas and the kind of quotes."
+    return re.sub(r",(?=[)\]}])", "", re.sub(r"\s+", "", code).replace("'", '"'))

@@ -29,6 +29,14 @@ NAMES = set(
 )  # what `instruct_goose` itself exports
 
 
+def is_public_method(method: ast.FunctionDef) -> bool:
+    "What a user calls; a property's setter is described by its getter."
+    decorators = [ast.unparse(decorator) for decorator in method.decorator_list]
+    if any(name.endswith(".setter") for name in decorators):
+        return False
+    return method.name[0] != "_" or method.name == "__init__"
+
+
 def definitions():
     "(module.name, node, whether a method) of everything public that the lessons export."
     for page in read_pages()[1]:
@@ -37,9 +45,7 @@ def definitions():
                 yield f"{page.module}.{node.name}", node, False
                 if isinstance(node, ast.ClassDef):
                     for m in node.body:
-                        if isinstance(m, ast.FunctionDef) and (
-                            m.name[0] != "_" or m.name == "__init__"
-                        ):
+                        if isinstance(m, ast.FunctionDef) and is_public_method(m):
                             yield f"{page.module}.{node.name}.{m.name}", m, True
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_trainer import EOS, PROMPTS, TOKENIZER, config, tiny
 
-from instruct_goose.models.loading import stand_in
+from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.tokens import PromptDataset, pad, word_tokenizer
 from instruct_goose.rollouts.prompts import LongPrompts, PromptOrder, encode_rows
 from instruct_goose.rollouts.rollout import Tokens
@@ -16,12 +16,9 @@ from instruct_goose.training.trainer import RLHFTrainer
 def test_prompts_in_any_form_give_the_same_rollout():
     dataset = PromptDataset(PROMPTS, TOKENIZER)
     ids = [TOKENIZER(p)["input_ids"] for p in PROMPTS]
-    left, right = (
-        {k: v for k, v in zip(("query_ids", "query_mask"), pad(ids, EOS, side=side), strict=True)}
-        for side in ("left", "right")
-    )
-    texts = None
-    for prompts in (
+    left = dict(zip(("query_ids", "query_mask"), pad(ids, EOS, side="left"), strict=True))
+    right = dict(zip(("query_ids", "query_mask"), pad(ids, EOS, side="right"), strict=True))
+    forms = (
         PROMPTS,
         tuple(PROMPTS),
         ids,
@@ -30,27 +27,35 @@ def test_prompts_in_any_form_give_the_same_rollout():
         dataset.collate([dataset[i] for i in range(8)]),
         left,
         right,
-    ):
-        got = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER).rollout(prompts).texts
-        texts = texts or got
-        assert got == texts
+    )
+
+    def rollout_texts(prompts):
+        trainer = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER)
+        return trainer.rollout(prompts).texts
+
+    expected = rollout_texts(PROMPTS)
+    for prompts in forms:
+        assert rollout_texts(prompts) == expected
 
 
 def test_every_pass_shows_every_prompt_once_in_a_new_order():
-    trainer = RLHFTrainer(tiny(), config=config(batch_size=3, minibatches=1), tokenizer=TOKENIZER)
-    seen, trainer.fresh = [], PromptOrder(PROMPTS, trainer.config.seed)
-    while len(seen) < 48:
-        seen += trainer.next_prompts(3)
-    passes = [seen[i : i + 8] for i in range(0, 48, 8)]
-    assert (
-        all(sorted(p) == sorted(PROMPTS) for p in passes)
-        and len({tuple(p) for p in passes}) > 4
-        and trainer.prompts_seen == 48
-    )
-    assert (
-        PromptOrder(PROMPTS, trainer.config.seed).take(9, 3) == seen[9:12]
-    )  # the place is all there is to remember
-    assert PromptOrder(PROMPTS, 1).take(0, 8) != passes[0]
+    order = PromptOrder(seed=3)
+    order.open(PROMPTS)
+    taken = [prompt for _ in range(16) for prompt in order.take(3)]
+    passes = [taken[i : i + 8] for i in range(0, 48, 8)]
+    assert all(sorted(one_pass) == sorted(PROMPTS) for one_pass in passes)
+    assert len({tuple(one_pass) for one_pass in passes}) > 4
+    assert order.seen == 48
+
+
+def test_the_number_of_prompts_seen_is_all_that_a_resumed_run_has_to_know():
+    order, resumed, other_seed = PromptOrder(3), PromptOrder(3), PromptOrder(1)
+    resumed.load_state_dict({"seen": 9})
+    for each in (order, resumed, other_seed):
+        each.open(PROMPTS)
+    taken = order.take(12)
+    assert resumed.take(3) == taken[9:]
+    assert other_seed.take(8) != taken[:8]
 
 
 def test_a_stream_is_read_in_order_and_may_run_out():
@@ -72,60 +77,82 @@ def test_a_stream_is_read_in_order_and_may_run_out():
 
 
 def test_the_ends_of_tokenizer_model_and_caller_are_one_set():
-    "As of Qwen's chat models: the tokenizer ends a text, the generation config lists the end of a turn as well, and each of them ends a response."
+    """As of Qwen's chat models: the tokenizer ends a text, the generation config lists the end of a
+    turn as well, and each of them ends a response."""
     turn, own = TOKENIZER.convert_tokens_to_ids(["w3", "w5"])
+    ends = {EOS, turn, own}
     model = tiny()
     model.generation_config.eos_token_id = [turn, EOS]
     trainer = RLHFTrainer(
         model, config=config(batch_size=64), tokenizer=TOKENIZER, stop_token_ids=[own, turn]
     )
-    assert sorted(trainer.eos_ids) == sorted({EOS, turn, own}) and len(trainer.eos_ids) == 3
+    assert sorted(trainer.eos_ids) == sorted(ends)
     r = trainer.rollout(PROMPTS * 16)
-    last = [row[m][-1].item() for row, m in zip(r.response_ids, r.mask)]
-    inside = torch.isin(r.response_ids, torch.tensor([EOS, turn, own])) & r.mask
-    assert {EOS, turn, own} <= set(last) and (
-        inside.sum(-1) <= 1
-    ).all()  # each ends some, and nothing is written behind an end
-    assert all((x in (EOS, turn, own)) == bool(end) for x, end in zip(last, inside.any(-1)))
-    plain = tiny()
-    plain.generation_config.eos_token_id = (
-        turn  # one number may be the default of a class: the tokenizer is asked
-    )
-    assert RLHFTrainer(plain, config=config(), tokenizer=TOKENIZER).eos_ids == [EOS]
-    assert RLHFTrainer(plain, config=config()).eos_ids == [turn]
+    last = [ids[mask][-1].item() for ids, mask in zip(r.response_ids, r.mask, strict=True)]
+    is_end = torch.isin(r.response_ids, torch.tensor(sorted(ends))) & r.mask
+    assert ends <= set(last)  # each of them ends some
+    assert (is_end.sum(-1) <= 1).all()  # and nothing is written behind an end
+    assert [token in ends for token in last] == is_end.any(-1).tolist()
+
+
+def test_a_single_end_token_of_the_model_counts_only_without_a_tokenizer():
+    "One number may be the default of the model's class."
+    turn = TOKENIZER.convert_tokens_to_ids("w3")
+    model = tiny()
+    model.generation_config.eos_token_id = turn
+    assert RLHFTrainer(model, config=config(), tokenizer=TOKENIZER).eos_ids == [EOS]
+    assert RLHFTrainer(model, config=config()).eos_ids == [turn]
 
 
 LONG = ["w1 " * 16, "w2", "w3 " * 15, "w4 w5", {"prompt": "w6", "right": "x"}]
 
 
-def test_prompts_that_are_too_long_are_counted_and_refused_cut_or_dropped():
-    seen = []
+class Seen:
+    "A reward function that remembers the first word of each text."
 
-    def spy(texts):
-        seen.extend(texts)
+    def __init__(self):
+        self.words = []
+
+    def __call__(self, texts):
+        self.words += [text.split()[0] for text in texts]
         return [0.0] * len(texts)
 
-    t = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER)
-    with pytest.raises(
-        ValueError,
-        match="2 of 5 prompts leave no room for a response: prompt 0 has 17 tokens, the limit is 14.*long_prompts",
-    ):
-        t.train(LONG, spy, steps=1, progress=False)
-    assert not seen  # before the first iteration
-    for how, says, words in (
-        ("cut", "2 of 5.*Their ends stay", {1, 2, 3, 4, 6}),
-        ("drop", "2 of 5.*left out", {2, 4, 6}),
-    ):
-        t = RLHFTrainer(tiny(), config=config(long_prompts=how, steps=2), tokenizer=TOKENIZER)
-        with pytest.warns(LongPrompts, match=says):
-            t.train(LONG, spy, progress=False, held_out=["w7"])
-        assert {text.split()[0] for text in seen} == {f"w{i}" for i in words}
-        seen.clear()
-    t = RLHFTrainer(
-        tiny(), config=config(long_prompts="drop", batch_size=3, minibatches=1), tokenizer=TOKENIZER
+
+def trainer_for_long_prompts(**settings):
+    return RLHFTrainer(tiny(), config=config(**settings), tokenizer=TOKENIZER)
+
+
+def test_long_prompts_are_counted_and_refused_before_the_first_iteration():
+    seen = Seen()
+    message = (
+        "2 of 5 prompts leave no room for a response: prompt 0 has 17 tokens, the limit is 14.*"
+        "long_prompts"
     )
-    t.train(iter(LONG), spy, steps=1, progress=False)  # of a stream as they come
-    assert [text.split()[0] for text in seen[-3:]] == ["w2", "w4", "w6"]
+    with pytest.raises(ValueError, match=message):
+        trainer_for_long_prompts().train(LONG, seen, steps=1, progress=False)
+    assert not seen.words
+
+
+@pytest.mark.parametrize(
+    "how, message, words",
+    [
+        ("cut", "2 of 5.*Their ends stay", {"w1", "w2", "w3", "w4", "w6"}),
+        ("drop", "2 of 5.*left out", {"w2", "w4", "w6"}),
+    ],
+)
+def test_long_prompts_are_cut_or_dropped(how, message, words):
+    seen = Seen()
+    trainer = trainer_for_long_prompts(long_prompts=how, steps=2)
+    with pytest.warns(LongPrompts, match=message):
+        trainer.train(LONG, seen, progress=False, held_out=["w7"])
+    assert set(seen.words) == words
+
+
+def test_long_prompts_of_a_stream_are_dropped_as_they_come():
+    seen = Seen()
+    trainer = trainer_for_long_prompts(long_prompts="drop", batch_size=3, minibatches=1)
+    trainer.train(iter(LONG), seen, steps=1, progress=False)
+    assert seen.words == ["w2", "w4", "w6"]
 
 
 def encoded(tokenizer, row):
@@ -144,7 +171,7 @@ def test_a_prompt_does_not_end_with_the_end_that_its_tokenizer_adds():
 
 
 def test_the_templates_arguments_come_from_the_rows_columns():
-    _, tokenizer = stand_in(["weather", "tools:", "one", "good"])
+    _, tokenizer = tiny_smollm(["weather", "tools:", "one", "good"])
     tokenizer.chat_template = (
         "{% for t in tools or [] %}{{ 'tools: ' + t['function']['name'] + ' ' }}{% endfor %}"
         "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}{{ mood or '' }}"
@@ -159,7 +186,7 @@ def test_the_templates_arguments_come_from_the_rows_columns():
 
 
 def test_a_question_that_the_template_drops_is_refused_by_its_number():
-    _, tokenizer = stand_in(["one"])
+    _, tokenizer = tiny_smollm(["one"])
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}"
         "{% endfor %}{{ '<|im_start|>' }}"

@@ -1,4 +1,5 @@
-"What reward functions are given, what they may return, how they fail, and numbers at their tokens. The oracles are sums by hand and scripted functions."
+"""What reward functions are given, what they may return, how they fail, and scores of tokens. The
+oracles are sums by hand and scripted functions."""
 
 import threading
 
@@ -7,6 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+import two_processes
 from small_trainer import (
     EOS,
     PROMPTS,
@@ -20,6 +22,7 @@ from small_trainer import (
 )
 
 from instruct_goose.config import RLHFConfig
+from instruct_goose.core.processes import in_processes, rank_slice
 from instruct_goose.objective.kl import kl_in_reward
 from instruct_goose.rollouts.rewards import Messages, RewardError, call_reward, score_texts
 from instruct_goose.training.metrics import rollout_metrics
@@ -34,17 +37,16 @@ def test_a_reward_sees_the_columns_of_its_own_row(advantage):
         seen.extend(zip(prompts, completions, answer, completion_ids, strict=True))
         return [float(c.split()[:1] == [a]) for c, a in zip(completions, answer)]
 
-    group = 1 if advantage != "group_mean" else 2
-    c = RLHFConfig(
+    settings = RLHFConfig(
         batch_size=8,
         max_new_tokens=4,
         advantage=advantage,
-        group_size=group,
+        group_size=2 if advantage == "group_mean" else 1,
         eval_every=1,
         steps=2,
         minibatches=2,
     )
-    trainer = RLHFTrainer(tiny(), config=c, tokenizer=TOKENIZER)
+    trainer = RLHFTrainer(tiny(), config=settings, tokenizer=TOKENIZER)
     trainer.train(SUMS, right, held_out=SUMS[:3], progress=False)
     expected = {row["prompt"]: row["answer"] for row in SUMS}
     assert len(seen) >= 2 * (8 + 3)
@@ -66,7 +68,7 @@ def test_a_reward_that_changes_what_it_is_given_changes_no_prompt():
     assert talk[0]["content"] == "w1" and offer["tags"] == [["x"]]
 
 
-def test_two_rewards_are_their_weighted_sum_and_stand_in_the_log(unchecked):
+def test_two_rewards_are_their_weighted_sum_and_stand_in_the_log():
     def long(completion_ids):
         return [float(len(ids)) for ids in completion_ids]
 
@@ -76,56 +78,53 @@ def test_two_rewards_are_their_weighted_sum_and_stand_in_the_log(unchecked):
     c = config(reward_weights=(0.5, 2.0))
     trainer = RLHFTrainer(tiny(), config=c, tokenizer=TOKENIZER)
     r = trainer.score(trainer.rollout(SUMS), [long, first])
-    by_hand = [
-        0.5 * n + 2.0 * (row["answer"] != "w2")
-        for n, row in zip(r.mask.sum(-1).tolist(), [x for x in SUMS for _ in range(c.group_size)])
-    ]
+
+    lengths = r.mask.sum(-1).tolist()
+    answers = [row["answer"] for row in SUMS for _ in range(c.group_size)]
+    by_hand = []
+    for length, answer in zip(lengths, answers, strict=True):
+        by_hand.append(0.5 * length + (0.0 if answer == "w2" else 2.0))
     assert r.scores.tolist() == by_hand
-    m = rollout_metrics(trainer.advantages(r), c)
-    assert (
-        m["reward_mean/long"] == pytest.approx(r.mask.sum().item() / len(r))
-        and m["reward_mean/first"] == 1.0
-    )
-    assert r[[2, 0]].score_parts["long"].tolist() == [
-        r.score_parts["long"][i].item() for i in (2, 0)
-    ] and r[1].columns == {"answer": [SUMS[1 // c.group_size]["answer"]]}
+    metrics = rollout_metrics(trainer.advantages(r), c)
+    assert metrics["reward_mean/long"] == pytest.approx(sum(lengths) / len(r))
+    assert metrics["reward_mean/first"] == 1.0  # of the rows that it applies to
+    long_scores = r.score_parts["long"].tolist()
+    assert r[[2, 0]].score_parts["long"].tolist() == [long_scores[2], long_scores[0]]
+    assert r[1].columns == {"answer": [answers[1]]}
+
+
+def test_there_is_one_weight_for_each_reward(unchecked):
+    trainer = RLHFTrainer(tiny(), config=config(reward_weights=(1.0,)), tokenizer=TOKENIZER)
+    r = trainer.rollout(SUMS)
     with pytest.raises(ValueError, match="2 reward functions and 1 weights"):
-        RLHFTrainer(tiny(), config=config(reward_weights=(1.0,)), tokenizer=TOKENIZER).score(
-            r, [long, first]
-        )
+        trainer.score(r, [reward, reward])
 
 
-def test_scores_are_shaped_in_training_on_held_out_prompts_and_for_the_greedy_baseline(unchecked):
-    "By hand: a score of 9 is cut to 2; no end costs 1; with 6 tokens at most and a buffer of 3, n = 4, 5, 6 cost a third, two thirds, all."
-    c = config(
-        "remax",
-        reward_clip=2.0,
-        missing_eos_penalty=1.0,
-        overlong_buffer=3,
-        batch_size=64,
-        eval_every=1,
+def test_scores_are_shaped_in_training_on_held_out_prompts_and_for_the_greedy_baseline():
+    """By hand: a score of 9 is cut to 2; no end costs 1; with 6 tokens at most and a buffer of 3
+    responses of 4, 5 and 6 tokens cost a third, two thirds, and one."""
+    shaping = dict(reward_clip=2.0, missing_eos_penalty=1.0, overlong_buffer=3)
+    shaped = RLHFTrainer(
+        tiny(), config=config("remax", batch_size=64, eval_every=1, **shaping), tokenizer=TOKENIZER
     )
-    trainer = RLHFTrainer(tiny(), config=c, tokenizer=TOKENIZER)
+    plain = RLHFTrainer(tiny(), config=config("remax", batch_size=64), tokenizer=TOKENIZER)
 
     def nine(texts):
         return [9.0] * len(texts)
 
-    r = trainer.score(trainer.rollout(PROMPTS * 8), nine)
+    r = shaped.score(shaped.rollout(PROMPTS * 8), nine)
 
-    def by_hand(ids, mask):
-        n = int(mask.sum())
-        return 2.0 - (ids[mask][-1].item() != EOS) - max(0, n - 3) / 3
-
-    expected = [by_hand(ids, m) for ids, m in zip(r.response_ids, r.mask)]
-    assert r.scores.tolist() == pytest.approx(expected, abs=1e-6) and len(set(expected)) > 3
-    plain = RLHFTrainer(tiny(), config=config("remax", batch_size=64), tokenizer=TOKENIZER)
-    assert (plain.score(plain.rollout(PROMPTS * 8), nine).baseline > r.baseline).all()
-    assert (
-        trainer.evaluate(PROMPTS, nine)["held_out_reward"]
-        < 2.0
-        < plain.evaluate(PROMPTS, nine)["held_out_reward"]
-        == 9.0
-    )
+    expected = []
+    for ids, mask in zip(r.response_ids, r.mask, strict=True):
+        length = int(mask.sum())
+        no_end = 0.0 if ids[mask][-1].item() == EOS else 1.0
+        expected.append(2.0 - no_end - max(0, length - 3) / 3)
+    assert r.scores.tolist() == pytest.approx(expected, abs=1e-6)
+    assert len(set(expected)) > 3
+    unshaped = plain.score(plain.rollout(PROMPTS * 8), nine)
+    assert (unshaped.baseline > r.baseline).all()
+    assert shaped.evaluate(PROMPTS, nine)["held_out_reward"] < 2.0
+    assert plain.evaluate(PROMPTS, nine)["held_out_reward"] == 9.0
 
 
 def test_errors_of_generators_and_of_objects_with_a_score_method_are_theirs():
@@ -161,27 +160,26 @@ def test_an_interrupt_is_nobodys_mistake(interrupt, seconds):
 
 
 def test_a_function_that_hangs_is_left_behind():
-    t, release, ended = trainer(reward_timeout=0.1), threading.Event(), threading.Event()
+    t = trainer(reward_timeout=0.1)
     r = t.rollout(PROMPTS)
     t.iteration = 6
+    release, ended = threading.Event(), threading.Event()
 
     def hangs(texts):
         release.wait(20)
         ended.set()
         return [0.0] * len(texts)
 
+    message = (
+        "iteration 6: no answer from the reward function within reward_timeout, 0.1 seconds, "
+        "for 8 texts, 'w0 w3"
+    )
     try:
-        with pytest.raises(
-            TimeoutError,
-            match="iteration 6: no answer from the reward function within reward_timeout, 0.1 seconds, for 8 texts, 'w0 w3",
-        ) as e:
+        with pytest.raises(TimeoutError, match=message) as e:
             t.score(r, hangs)
-        assert (
-            all(repr(x) in str(e.value) for x in r.texts[:3])
-            and r.scores is None
-            and not ended.is_set()
-        )
-        thread = next(x for x in threading.enumerate() if x.name == "reward function")
+        assert all(repr(text) in str(e.value) for text in r.texts[:3])
+        assert r.scores is None and not ended.is_set()
+        [thread] = [x for x in threading.enumerate() if x.name == "reward function"]
         assert thread.daemon  # the process may end without it
         assert t.score(r, reward).scores.tolist() == reward(r.texts)  # and the trainer goes on
         r.scores = None
@@ -197,12 +195,14 @@ GARBAGE = {
     "a dictionary": ({}, "a dict"),
     "too few": (
         [0.0] * 7,
-        "7 scores for 8 texts; the first without a score is text 7 of 8, 'w6.*, for the prompt 'w6'",
+        "7 scores for 8 texts; the first without a score is text 7 of 8, 'w6.*, "
+        "for the prompt 'w6'",
     ),
     "endless": (iter(int, 1), "9 scores for 8"),
     "none": (
         [0.0] * 3 + [None] + [0.0] * 4,
-        "text 3 of 8, 'w1 w1 w2.*, for the prompt 'w1 w1 w2' is None, which says that the function does not apply.*a list of functions",
+        "text 3 of 8, 'w1 w1 w2.*, for the prompt 'w1 w1 w2' is None, which says that the "
+        "function does not apply.*a list of functions",
     ),
     "texts": ([0.0] * 5 + ["1"] + [0.0] * 2, "text 5 of 8, 'w4.*, for the prompt 'w4' is '1': not"),
     "complex array": (np.array([0, 1j] * 4), "text 0 of 8, 'w0 w3.* is 0j"),
@@ -255,7 +255,8 @@ def test_whatever_is_returned_becomes_finite_numbers_or_a_clear_error(answer):
     try:
         scores = score_texts(lambda texts: answer, ["a", "b"]).scores
     except RewardError as e:
-        assert "the reward function returned" in str(e) or "the score of text" in str(e)
+        said = ("the reward function returned", "the score of text", "got a list of")
+        assert any(words in str(e) for words in said)
     else:
         assert scores.shape == (2,) and scores.dtype == torch.float32 and scores.isfinite().all()
 
@@ -273,19 +274,30 @@ def slow_paid(scores, parts, ell, beta):
     ids=["right", "holes"],
 )
 def test_parts_stand_at_their_tokens_and_the_rest_at_the_end(mask, unchecked, poison):
-    g, mask = torch.Generator().manual_seed(2), torch.tensor(mask).bool()
-    lp, ref, p = (torch.randn(3, 4, generator=g, dtype=torch.float64) for _ in range(3))
-    scores = torch.tensor([1.5, -2.0, 0.25], dtype=torch.float64)
-    got = kl_in_reward(
-        scores, poison(lp, mask), poison(ref, mask), mask, 0.3, token_scores=poison(p, mask)
+    generator = torch.Generator().manual_seed(2)
+    mask = torch.tensor(mask).bool()
+    logprobs, ref, parts = (
+        torch.randn(3, 4, generator=generator, dtype=torch.float64) for _ in range(3)
     )
+    scores = torch.tensor([1.5, -2.0, 0.25], dtype=torch.float64)
+    beta = 0.3
+
+    rewards = kl_in_reward(
+        scores,
+        poison(logprobs, mask),
+        poison(ref, mask),
+        mask,
+        beta,
+        token_scores=poison(parts, mask),
+    )
+
     for i, m in enumerate(mask):
-        assert got[i][m].tolist() == pytest.approx(
-            slow_paid(scores[i].item(), p[i][m].tolist(), (lp - ref)[i][m].tolist(), 0.3), abs=1e-12
-        )
-    assert (got[~mask] == 0).all() and not got.requires_grad
+        log_ratio = (logprobs - ref)[i][m].tolist()
+        by_hand = slow_paid(scores[i].item(), parts[i][m].tolist(), log_ratio, beta)
+        assert rewards[i][m].tolist() == pytest.approx(by_hand, abs=1e-12)
+    assert (rewards[~mask] == 0).all() and not rewards.requires_grad
     with unchecked(), pytest.raises(ValueError, match="token_scores"):
-        kl_in_reward(scores, lp, ref, mask, 0.3, token_scores=p[:, :3])
+        kl_in_reward(scores, logprobs, ref, mask, beta, token_scores=parts[:, :3])
 
 
 def dense(completion_ids):
@@ -294,6 +306,17 @@ def dense(completion_ids):
 
 def summed(completion_ids):
     return [sum(row) for row in dense(completion_ids)]
+
+
+def slow_gae(rewards, values, gamma, lam):
+    "One row: lists of the real tokens."
+    advantages = []
+    later = 0.0
+    for t in reversed(range(len(rewards))):
+        following = values[t + 1] if t + 1 < len(values) else 0.0
+        later = rewards[t] + gamma * following - values[t] + gamma * lam * later
+        advantages.insert(0, later)
+    return advantages
 
 
 def test_gae_on_parts_beside_kl_and_a_price_for_no_end():
@@ -308,30 +331,29 @@ def test_gae_on_parts_beside_kl_and_a_price_for_no_end():
     )
     trainer = RLHFTrainer(agent, reference, c, tokenizer=TOKENIZER)
     r = trainer.rollout(PROMPTS)
-    for i in (0, 3):
-        r.response_ids[i, 2], r.mask[i, 3:] = TOKENIZER.eos_token_id, False  # two that end
-    r.sampled_logprobs, ended = None, 0
-    trainer.advantages(trainer.score(r, dense))
-    for i in range(len(r)):
-        m, n = r.mask[i], int(r.mask[i].sum())
-        ids, ell, V = (
-            r.response_ids[i][m].tolist(),
-            (r.old_logprobs - r.ref_logprobs)[i][m].tolist(),
-            r.values[i][m].tolist(),
-        )
-        parts = [0.5 * (x % 3) - 0.1 * t for t, x in enumerate(ids)]
-        score = sum(parts) - 0.75 * (ids[-1] != TOKENIZER.eos_token_id)
-        ended += ids[-1] == TOKENIZER.eos_token_id
-        assert r.scores[i].item() == pytest.approx(score, abs=1e-5)
-        rewards, later, advantages = slow_paid(score, parts, ell, 0.3), 0.0, []
-        for t in reversed(range(n)):
-            delta = rewards[t] + 0.9 * (V[t + 1] if t + 1 < n else 0.0) - V[t]
-            later = delta + 0.9 * 0.7 * later
-            advantages.insert(0, later)
-        assert r.rewards[i][m].tolist() == pytest.approx(rewards, abs=1e-5)
-        assert r.advantages[i][m].tolist() == pytest.approx(advantages, abs=1e-5)
+    for i in (0, 3):  # two that end
+        r.response_ids[i, 2] = EOS
+        r.mask[i, 3:] = False
+    r.sampled_logprobs = None
+
+    experience = trainer.advantages(trainer.score(r, dense))
+
+    ended = 0
+    log_ratios = experience.old_logprobs - experience.ref_logprobs
+    for i, m in enumerate(experience.mask):
+        ids = experience.response_ids[i][m].tolist()
+        [parts] = dense([ids])
+        has_ended = ids[-1] == EOS
+        ended += has_ended
+        score = sum(parts) - (0.0 if has_ended else 0.75)
+        rewards = slow_paid(score, parts, log_ratios[i][m].tolist(), 0.3)
+        advantages = slow_gae(rewards, experience.values[i][m].tolist(), 0.9, 0.7)
+        assert experience.scores[i].item() == pytest.approx(score, abs=1e-5)
+        assert experience.rewards[i][m].tolist() == pytest.approx(rewards, abs=1e-5)
+        assert experience.advantages[i][m].tolist() == pytest.approx(advantages, abs=1e-5)
     assert 0 < ended < len(r)
-    assert rollout_metrics(r, c)["reward_mean"] == pytest.approx(r.scores.mean().item())
+    metrics = rollout_metrics(experience, c)
+    assert metrics["reward_mean"] == pytest.approx(experience.scores.mean().item())
 
 
 def test_several_functions_with_and_without_parts():
@@ -353,3 +375,30 @@ def test_several_functions_with_and_without_parts():
         assert r.scores[i].item() == pytest.approx(sum(parts) + 0.5 * (i % 2 == 0), abs=1e-5)
     again = trainer.score(r, summed)  # scored anew by a plain one: no part is left from before
     assert again.token_scores is None and r[[1, 0]].token_scores is None
+
+
+def log_and_score(texts, log_metric, log_extra):
+    "Logs how many texts a call is about, their words, and some of the process of the first row."
+    words = [len(text.split()) for text in texts]
+    log_metric("rows", len(texts))
+    if texts[0].startswith(two_processes.PROMPTS[0]):
+        log_extra("words of the first", words)
+    log_extra("words", words)
+    return [0.0] * len(texts)
+
+
+def score_seven_rows():
+    t = two_processes.trainer_of(**two_processes.PPO)
+    r = t.score(t.rollout((two_processes.PROMPTS * 2)[:7]), log_and_score)
+    return r.logged, r.extra, r.texts, rank_slice(7).stop
+
+
+def test_every_process_gets_what_reward_functions_log_in_all_of_them():
+    "Three or four rows each: the mean of the calls is 3.5."
+    results = in_processes(2, score_seven_rows)
+    rows_of_first = results[0][3]
+    for logged, extra, texts, _ in results:
+        words = [len(text.split()) for text in texts]
+        of_first = words[:rows_of_first] + [None] * (7 - rows_of_first)
+        assert logged == {"rows": 3.5}
+        assert extra == {"words of the first": of_first, "words": words}

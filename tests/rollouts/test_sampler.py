@@ -1,17 +1,22 @@
-"""Stop strings: the oracle is the text from its beginning on, decoded anew after each token; and transformers' own criterion."""
+"""Stop strings: the oracle is the text from its beginning on, decoded anew after each token; and
+transformers' own criterion. Several processes: the oracle is one process."""
 
 import pytest
 import torch
 import transformers
+import two_processes
 from transformers import AutoModelForCausalLM
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from instruct_goose.config import RLHFConfig
+from instruct_goose.core.processes import in_processes, is_main, rank
 from instruct_goose.models import decoding as decode
 from instruct_goose.models.sampling import sample
 from instruct_goose.models.tokens import bpe_tokenizer, pad
 from instruct_goose.rollouts.rollout import PromptBatch, Rollout, Tokens
-from instruct_goose.rollouts.sampler import PolicySampler, StopStrings
+from instruct_goose.rollouts.sampler import PolicySampler, StopStrings, data_parallel
+from instruct_goose.training.callbacks import Callback
+from instruct_goose.training.metrics import rollout_metrics
 from instruct_goose.training.trainer import RLHFTrainer
 
 TOKENIZER = bpe_tokenizer(
@@ -63,14 +68,11 @@ def dice(seed):
 
 def first(tokens, texts):
     "How many tokens there are up to the stop; None: it does not come."
-    return next(
-        (
-            t
-            for t in range(1, len(tokens) + 1)
-            if any(x in TOKENIZER.decode(tokens[:t]) for x in texts)
-        ),
-        None,
-    )
+    for n in range(1, len(tokens) + 1):
+        text = TOKENIZER.decode(tokens[:n])
+        if any(stop in text for stop in texts):
+            return n
+    return None
 
 
 @pytest.mark.parametrize(
@@ -85,107 +87,196 @@ def first(tokens, texts):
 def test_a_padded_batch_ends_where_the_text_of_each_row_does(name, side, own, texts, monkeypatch):
     if not own:
         monkeypatch.setattr(decode, "has_own_steps", lambda _: False)
-    model, stops, T = tiny(name), StopStrings(texts, TOKENIZER), 30
+    model = tiny(name)
+    stops = StopStrings(texts, TOKENIZER)
     ids, mask = pad(rows() * 2, 9, side=side)
-    whole, written, logprobs = sample(
-        model, ids, mask, T, 2, 0, generator=dice(4), with_logprobs=True
-    )
-    cut, stopped, said = sample(
-        model,
-        ids,
-        mask,
-        T,
-        2,
-        0,
-        generator=dice(4),
-        with_logprobs=True,
-        stops=stops.watch([[] for _ in ids]),
-    )
-    r = Rollout(ids, mask, cut, stopped)
-    ends, kinds = stops.ended(r, [2]), set()
+    limit = 30
+
+    def write(stops=None):
+        return sample(
+            model, ids, mask, limit, 2, 0, generator=dice(4), with_logprobs=True, stops=stops
+        )
+
+    whole, written, logprobs = write()
+    cut, stopped, cut_logprobs = write(stops.watch([[] for _ in ids]))
+
+    ended = stops.ended(Rollout(ids, mask, cut, stopped), [2])
+    kinds = set()
     for i in range(len(ids)):
         tokens = whole[i][written[i]].tolist()
-        n = first(tokens, texts) or len(tokens)
-        assert (
-            cut[i][stopped[i]].tolist() == tokens[:n]
-            and stopped[i, :n].all()
-            and not cut[i, n:].any()
-        )
-        torch.testing.assert_close(said[i, :n], logprobs[i, :n], rtol=1e-4, atol=1e-5)
-        assert ends[i] == (tokens[n - 1] == 2 or first(tokens, texts) is not None)
-        kinds.add((n < len(tokens), n == T))
-        if n < len(tokens):
-            kinds.add(
-                "in the middle"
-                if not any(TOKENIZER.decode(tokens[:n]).endswith(x) for x in texts)
-                else "at the end"
-            )
-    assert (True, False) in kinds and cut.shape[1] <= whole.shape[1]
+        stop = first(tokens, texts)
+        n = stop or len(tokens)
+        assert cut[i][stopped[i]].tolist() == tokens[:n]
+        assert stopped[i, :n].all() and not cut[i, n:].any()
+        torch.testing.assert_close(cut_logprobs[i, :n], logprobs[i, :n], rtol=1e-4, atol=1e-5)
+        assert ended[i] == (tokens[n - 1] == 2 or stop is not None)
+        kinds.add((n < len(tokens), n == limit))
+    assert (True, False) in kinds  # some stop early, before the limit
+    assert cut.shape[1] <= whole.shape[1]
 
 
 @pytest.mark.parametrize("texts", [("END",), ("EN", ". "), ("s",), ("the e", "Ds")])
 def test_transformers_own_criterion_says_the_same_of_every_beginning(texts):
-    theirs, ours, g, found = (
-        StopStringCriteria(TOKENIZER, list(texts)),
-        StopStrings(texts, TOKENIZER),
-        dice(1),
-        0,
-    )
-    own = [i for text in texts for i in TOKENIZER(text)["input_ids"]] + LETTERS
+    theirs = StopStringCriteria(TOKENIZER, list(texts))
+    ours = StopStrings(texts, TOKENIZER)
+    generator = dice(1)
+    vocabulary = torch.tensor([i for text in texts for i in TOKENIZER(text)["input_ids"]] + LETTERS)
+    found = 0
     for _ in range(25):
-        row = torch.tensor(own)[torch.randint(len(own), (12,), generator=g)]
+        row = vocabulary[torch.randint(len(vocabulary), (12,), generator=generator)]
         for n in range(1, 13):
-            hit = bool(theirs(row[None, :n], None))
-            assert ours.found(row[:n].tolist()) == hit
-            found += hit
-            if hit:
+            is_stop = bool(theirs(row[None, :n], None))
+            assert ours.found(row[:n].tolist()) == is_stop
+            if is_stop:
+                found += 1
                 break
     assert found > 3
 
 
-def trainer(**given):
-    c = RLHFConfig.preset(
-        "rloo",
-        **dict(
-            batch_size=10, group_size=2, max_new_tokens=12, device="cpu", stop_strings=("s", ".")
-        )
-        | given,
+def trainer(trainer_class=RLHFTrainer, **changes):
+    settings = dict(
+        batch_size=10, group_size=2, max_new_tokens=12, device="cpu", stop_strings=("s", ".")
     )
-    return RLHFTrainer(tiny(), config=c, tokenizer=TOKENIZER)
+    config = RLHFConfig.preset("rloo", **settings | changes)
+    return trainer_class(tiny(), config=config, tokenizer=TOKENIZER)
+
+
+class RecordsEnds(RLHFTrainer):
+    "Remembers which responses of each minibatch ended."
+
+    def loss(self, new, batch):
+        self.ends = [*getattr(self, "ends", []), batch.ended]
+        return super().loss(new, batch)
 
 
 def test_in_the_trainer_a_stop_is_an_end():
-    t = trainer(missing_eos_penalty=5.0, mask_truncated=True)
+    t = trainer(RecordsEnds, missing_eos_penalty=5.0, mask_truncated=True)
     r = t.rollout(PROMPTS)
-    texts = [TOKENIZER.decode(i[m]) for i, m in zip(r.response_ids, r.mask, strict=True)]
-    ended = [
-        bool(set("s.") & set(text)) or int(i[m][-1]) == 2
-        for text, i, m in zip(texts, r.response_ids, r.mask, strict=True)
-    ]
+    ended = []
+    for ids, mask in zip(r.response_ids, r.mask, strict=True):
+        text = TOKENIZER.decode(ids[mask])
+        ended.append("s" in text or "." in text or int(ids[mask][-1]) == 2)
     assert r.ended.tolist() == ended and {True, False} == set(ended)
-    t.score(r, lambda completions: [1.0] * len(completions))
-    assert r.scores.tolist() == [1.0 - 5.0 * (not e) for e in ended]
-    t.advantages(t.annotate(r))
-    assert t.describe(r)["finished"] == pytest.approx(sum(ended) / 10)
-    left = []
-    t.loss, plain = lambda now, batch: (left.append(batch.ended), plain(now, batch))[1], t.loss
-    t.optimize(r)
-    assert all(x.all() for x in left) and sum(map(len, left)) == sum(ended) * t.config.epochs
+
+    r = t.score(r, lambda completions: [1.0] * len(completions))
+    assert r.scores.tolist() == [1.0 if end else -4.0 for end in ended]
+
+    experience = t.advantages(r)
+    metrics = rollout_metrics(experience, t.config, t.eos_ids)
+    assert metrics["finished"] == pytest.approx(sum(ended) / 10)
+    t.optimize(experience)  # the others get no gradient
+    assert all(batch.all() for batch in t.ends)
+    assert sum(len(batch) for batch in t.ends) == sum(ended) * t.config.epochs
+
     assert t.evaluate(PROMPTS, lambda texts: [0.0] * len(texts))["held_out_reward"] <= 0
-    silent = t.sampler(PromptBatch(*pad(rows(), 0, "left")), 1, t.config, None)
-    assert silent.ended is not None and silent.sampled_logprobs is None and len(silent) == 5
+    greedy = t.sampler(PromptBatch(*pad(rows(), 0, "left")), 1, t.config, None)
+    assert greedy.ended is not None and greedy.sampled_logprobs is None and len(greedy) == 5
 
 
-def test_a_stop_works_without_an_end_token_and_needs_a_tokenizer(unchecked):
+def test_a_stop_works_without_an_end_token():
     t = trainer(mask_truncated=True)
     t.eos_ids.clear()
     assert t.step(PROMPTS, lambda texts: [float(len(x)) for x in texts])["finished"] > 0
+
+
+def test_stop_strings_need_a_tokenizer_and_texts(unchecked):
+    t = trainer()
+    queries = PromptBatch(*pad(rows(), 0, "left"))
     with pytest.raises(ValueError, match="give the trainer a tokenizer"):
-        PolicySampler(t.agent, Tokens(None, [], 0))(
-            PromptBatch(*pad(rows(), 0, "left")), 1, t.config, dice(0)
-        )
+        PolicySampler(t.agent, Tokens(None, [], 0))(queries, 1, t.config, dice(0))
     with unchecked(), pytest.raises(TypeError, match="stop_strings is 'END': it must be a tuple"):
         RLHFConfig(stop_strings="END")
     for wrong in ((), ("a", "")):
         with pytest.raises(ValueError, match="texts that are not empty, or None"):
             RLHFConfig(stop_strings=wrong)
+
+
+# ---------------------------------------------------------------- several processes
+
+
+class OwnRandomNumbers:
+    "Takes the generator as it is, so that its texts depend on the process that asks."
+
+    updates = 0
+
+    def updated(self, model):
+        self.updates += 1
+
+    def __call__(self, queries, n, config, generator):
+        ids = queries.ids.repeat_interleave(n, 0)
+        mask = queries.mask.repeat_interleave(n, 0)
+        width = int(torch.randint(2, 6, (), generator=generator))
+        response_ids = torch.randint(1, 9, (len(ids), width), generator=generator)
+        return Rollout(ids, mask, response_ids, torch.ones_like(response_ids).bool())
+
+
+class Recorded:
+    "The same rollouts again."
+
+    def __init__(self, rollouts):
+        self.rollouts = iter(rollouts)
+
+    def __call__(self, queries, n, config, generator):
+        return next(self.rollouts)
+
+
+class KeepRollouts(Callback):
+    def __init__(self):
+        self.rollouts = []
+
+    def on_rollout(self, trainer, r):
+        self.rollouts.append(Rollout(r.query_ids, r.query_mask, r.response_ids, r.mask))
+
+
+def train_with(sampler):
+    keep = KeepRollouts()
+    t = two_processes.trainer_of("grpo", sampler=sampler, steps=3, **two_processes.GRPO)
+    t.callbacks.append(keep)
+    t.train(two_processes.PROMPTS, [two_processes.reward], progress=False)
+    return two_processes.weights_of(t), keep.rollouts
+
+
+def train_with_random_numbers_of_each_process():
+    sampler = OwnRandomNumbers()
+    weights, rollouts = train_with(sampler)
+    return weights, rollouts, sampler.updates
+
+
+def test_given_the_same_rollouts_several_processes_train_as_one():
+    (one, rollouts, updates), (two, _, _) = in_processes(
+        2, train_with_random_numbers_of_each_process, seconds=500
+    )
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert updates == 3
+    assert len({r.mask.shape[1] for r in rollouts}) > 1
+    assert not torch.equal(rollouts[0].response_ids, rollouts[1].response_ids)
+    alone, _ = train_with(Recorded(rollouts))
+    assert two_processes.apart(alone, one) < 1e-9
+
+
+def step_on_other_prompts():
+    t = two_processes.trainer_of("grpo", **two_processes.GRPO)
+    prompts = two_processes.PROMPTS
+    message = "the prompts differ between process .* the trainer deals it out"
+    with pytest.raises(ValueError, match=message):
+        t.step(prompts[:3] if is_main() else prompts[1:4], two_processes.reward)
+    return True
+
+
+def test_processes_with_different_prompts_are_refused():
+    assert in_processes(2, step_on_other_prompts) == [True, True]
+
+
+def make_trainer_with_other_settings():
+    with pytest.raises(ValueError, match="the settings differ"):
+        two_processes.trainer_of("grpo", **two_processes.GRPO | dict(lr=1e-3 * (1 + rank())))
+    return True
+
+
+def test_processes_with_different_settings_are_refused():
+    assert in_processes(2, make_trainer_with_other_settings) == [True, True]
+
+
+def test_one_process_alone_samples_without_a_wrapper():
+    sampler = OwnRandomNumbers()
+    assert data_parallel(sampler, Tokens(TOKENIZER, [2], 0)) is sampler

@@ -167,7 +167,9 @@ def test_the_damaged_are_named_and_passed_over(tmp_path, damage, capsys):
 
 
 def failing(monkeypatch, at, error):
-    "The at-th operation on the file system does `error()`; returns the names of those that went before."
+    """The at-th operation on the file system does `error()`; returns the names of those that went
+    before.
+    """
     done = []
 
     def watch(owner, name):
@@ -192,12 +194,15 @@ def failing(monkeypatch, at, error):
     return done
 
 
-OPERATIONS = 14  # mkdir ×2, (open, fsync) ×2, fsync, rename, fsync, rename, rmtree …; what lies beyond is done without failing
+# mkdir ×2, (open, fsync) ×2, fsync, rename, fsync, rename, rmtree …; beyond, nothing fails
+OPERATIONS = 14
 
 
 @pytest.mark.parametrize("how", ["a kill", "a full disk"])
 def test_whatever_stops_the_writing_a_whole_one_is_there(tmp_path, how):
-    "At every operation: a process that ends there and then, without a chance to clear up; or an error."
+    """At every operation: a process that ends there and then, without a chance to clear up; or an
+    error.
+    """
 
     def fail():
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -248,7 +253,9 @@ def test_a_limit_on_the_size_of_files(tmp_path):
 
 
 def test_writers_of_one_directory_wait_for_each_other(tmp_path):
-    "Two threads, eight checkpoints each: all are whole, none is overwritten, no half one is swept away while it is written."
+    """Two threads, eight checkpoints each: all are whole, none is overwritten, no half one is
+    swept away while it is written.
+    """
     errors = []
 
     def write(who):

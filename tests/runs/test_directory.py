@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card
 from instruct_goose.core.files import append_jsonl, write_json
 from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.recipes.training import train_in
 from instruct_goose.runs import directory as runs
 from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from instruct_goose.runs.directory import claim_run_dir, new_run_dir
@@ -131,7 +132,7 @@ def log(out):
 
 def test_all_that_a_run_is_lies_in_its_directory(tmp_path):
     out, made = tmp_path / "runs/mine", trainer(value_model="copy")
-    summary = made.train_in(out, ROWS, right, progress=False)
+    summary = train_in(made, out, ROWS, right, progress=False)
     assert (
         summary == json.loads((out / "summary.json").read_text())
         and summary["iterations"] == len(log(out)) == 3
@@ -171,7 +172,7 @@ def test_samples_are_the_same_prompts_before_and_after_and_no_reward_is_asked(tm
         return right(completions, answer)
 
     start, made = trainer(2, lr=0.5), trainer(2, lr=0.5)
-    made.train_in(tmp_path / "run", ROWS, counted, progress=False)
+    train_in(made, tmp_path / "run", ROWS, counted, progress=False)
     assert asked == [8, 8]  # two iterations
     header, _, *rows = samples(tmp_path / "run")
     assert header == ["prompt", "before", "after"] and [r[0] for r in rows] == ["a b", "d", "f a"]
@@ -187,8 +188,13 @@ def test_samples_are_the_same_prompts_before_and_after_and_no_reward_is_asked(tm
 
 @pytest.mark.parametrize("held_out", [None, ROWS[1:]])
 def test_nothing_is_taken_of_a_stream_for_samples(held_out, tmp_path):
-    trainer(1).train_in(
-        tmp_path / "run", itertools.cycle(ROWS), right, progress=False, held_out=held_out
+    train_in(
+        trainer(1),
+        tmp_path / "run",
+        itertools.cycle(ROWS),
+        right,
+        progress=False,
+        held_out=held_out,
     )
     assert (tmp_path / "run/samples.md").exists() == (held_out is not None)
     if held_out:
@@ -198,7 +204,7 @@ def test_nothing_is_taken_of_a_stream_for_samples(held_out, tmp_path):
 
 
 class Stop(Callback):
-    def on_annotate(self, trainer, rollout):
+    def on_annotate(self, trainer, annotations):
         if trainer.iteration == 2:
             raise KeyboardInterrupt
 
@@ -207,11 +213,14 @@ class Stop(Callback):
 def test_stopped_resumed_and_made_longer_it_is_the_run_that_was_that_long(
     tmp_path, stream, save_every
 ):
-    "To the bit, the best policy too. A stream begins anew, and what was seen is skipped; the log was ahead of the checkpoint."
+    """To the bit, the best policy too. A stream begins anew, and what was seen is skipped; the log
+    was ahead of the checkpoint.
+    """
 
     def go(out, made, **options):
         prompts = itertools.cycle(ROWS) if stream else ROWS
-        return made.train_in(
+        return train_in(
+            made,
             tmp_path / out,
             prompts,
             right,
@@ -247,12 +256,14 @@ def test_stopped_resumed_and_made_longer_it_is_the_run_that_was_that_long(
 
 
 def test_a_log_without_a_checkpoint_is_kept_beside(tmp_path, capsys):
-    "A run that was killed before its first checkpoint starts over; what it has measured is still there."
+    """A run that was killed before its first checkpoint starts over; what it has measured is still
+    there.
+    """
     (tmp_path / "checkpoints").mkdir()
     for n, text in enumerate(['{"iteration": 0}\n{"iter', '{"iteration": 0}\n'], 1):
         for name in ("metrics", "tokens"):
             (tmp_path / f"{name}.jsonl").write_text(text)
-        trainer(1).train_in(tmp_path, ROWS, right, save_every=None, resume=True, progress=False)
+        train_in(trainer(1), tmp_path, ROWS, right, save_every=None, resume=True, progress=False)
         said = capsys.readouterr().out
         for name in ("metrics", "tokens"):
             assert (
@@ -266,7 +277,7 @@ def test_the_worst_finding_is_the_last_thing_a_run_says(tmp_path, capsys):
     def flat(texts):
         return [0.0] * len(texts)
 
-    trainer(3).train_in(tmp_path / "run", ROWS, flat, progress=False)
+    train_in(trainer(3), tmp_path / "run", ROWS, flat, progress=False)
     said = capsys.readouterr().out.rstrip().splitlines()
     assert said[-1].endswith(f"instruct-goose doctor {tmp_path / 'run'}") and said[-2].startswith(
         "ERROR  "
@@ -276,7 +287,8 @@ def test_the_worst_finding_is_the_last_thing_a_run_says(tmp_path, capsys):
 def test_a_log_of_tokens_is_cut_back_byte_for_byte(tmp_path):
     path = tmp_path / "tokens.jsonl"
     path.write_bytes(
-        b'{"iteration": 0, "responses": [{"x": 1.0}]}\n{"iteration": 3, "responses": []}\n[1]\n{"iteration": 1, "resp'
+        b'{"iteration": 0, "responses": [{"x": 1.0}]}\n'
+        b'{"iteration": 3, "responses": []}\n[1]\n{"iteration": 1, "resp'
     )
     runs.truncate_log(path, 3)
     assert path.read_bytes() == b'{"iteration": 0, "responses": [{"x": 1.0}]}\n'
@@ -284,13 +296,13 @@ def test_a_log_of_tokens_is_cut_back_byte_for_byte(tmp_path):
 
 def test_a_run_that_its_kl_ended_stays_ended_though_it_was_killed_before_it_could_say_so(tmp_path):
     made, again = (trainer(5, kl_stop=1e-6, lr=0.05) for _ in range(2))
-    ended = made.train_in(tmp_path, ROWS, right, save_every=1, progress=False)
+    ended = train_in(made, tmp_path, ROWS, right, save_every=1, progress=False)
     assert (
         ended["iterations"] == 2 and "kl_to_reference is" in ended["stopped"]
     )  # of iteration 0 it is 0
     (tmp_path / "summary.json").unlink()
     assert (
-        again.train_in(tmp_path, ROWS, right, save_every=1, resume=True, progress=False)["stopped"]
+        train_in(again, tmp_path, ROWS, right, save_every=1, resume=True, progress=False)["stopped"]
         == ended["stopped"]
         and again.iteration == 2
     )
@@ -302,11 +314,11 @@ def test_a_run_that_its_kl_ended_stays_ended_though_it_was_killed_before_it_coul
 
 def test_what_is_refused_leaves_everything_as_it_was(tmp_path):
     out = tmp_path / "run"
-    trainer(2).train_in(out, ROWS, right, save_every=None, progress=False)
+    train_in(trainer(2), out, ROWS, right, save_every=None, progress=False)
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
 
     def go(made, **options):
-        return made.train_in(out, ROWS, right, progress=False, **options)
+        return train_in(made, out, ROWS, right, progress=False, **options)
 
     with pytest.raises(FileExistsError, match="already holds a run"):
         go(trainer(2))
@@ -336,10 +348,11 @@ def test_a_reward_that_fails_leaves_a_run_that_can_go_on(tmp_path):
         return [len(t) for t in texts]
 
     with pytest.raises(ValueError, match="iteration 2: .*the judge is down.*'a"):
-        trainer(3).train_in(tmp_path / "run", ["a", "b c"], fails, progress=False)
+        train_in(trainer(3), tmp_path / "run", ["a", "b c"], fails, progress=False)
     assert len(log(tmp_path / "run")) == 2
     assert (
-        trainer(3).train_in(
+        train_in(
+            trainer(3),
             tmp_path / "run",
             ["a", "b c"],
             lambda texts: [len(t) for t in texts],
@@ -389,12 +402,12 @@ def test_a_card_says_what_was_done_and_nothing_of_the_machine(base, named):
 @pytest.mark.parametrize("wrong", [{"iteration": 10**9}, {"metrics": [1, 2]}, {"metrics": None}])
 def test_a_checkpoint_that_was_resealed_with_nonsense_is_refused(tmp_path, wrong):
     made = trainer(2)
-    made.train_in(tmp_path, ROWS, right, save_every=1, progress=False)
+    train_in(made, tmp_path, ROWS, right, save_every=1, progress=False)
     tensors, record = load_checkpoint(newest_checkpoint(tmp_path / "checkpoints"))
     record["stages"]["ppo"] |= wrong
     save_checkpoint(tmp_path / "checkpoints", tensors, record)
     (tmp_path / "summary.json").unlink()
     before = (tmp_path / "metrics.jsonl").read_bytes()
     with pytest.raises(ValueError, match="not that of a run"):
-        trainer(2).train_in(tmp_path, ROWS, right, resume=True, progress=False)
+        train_in(trainer(2), tmp_path, ROWS, right, resume=True, progress=False)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before

@@ -1,5 +1,7 @@
-"""The three trackers with their real packages, in a process of their own and without a network; what they wrote is read back with the
-package's own reader. Not installed: skipped, and said so. (They are no part of `dev`: pip install -e '.[trackers]'.)"""
+"""The three trackers with their real packages, in a process of their own and without a network;
+what they wrote is read back with the package's own reader. Not installed: skipped, and said so.
+(They are no part of `dev`: pip install -e '.[trackers]'.)
+"""
 
 import importlib.util
 import json
@@ -19,7 +21,9 @@ from instruct_goose.runs.trackers import TRACKERS, by_word, need_tracker, some_t
 RUN = """
 import socket, sys
 def refuse(self, address):
-    if self.family in (socket.AF_INET, socket.AF_INET6) and not str(address[0]).startswith(("127.", "::1", "localhost")): raise OSError("no network")
+    is_internet = self.family in (socket.AF_INET, socket.AF_INET6)
+    if is_internet and not str(address[0]).startswith(("127.", "::1", "localhost")):
+        raise OSError("no network")
     return connect(self, address)
 connect, socket.socket.connect = socket.socket.connect, refuse
 import torch, transformers
@@ -31,15 +35,20 @@ name, out = sys.argv[1:3]
 tokenizer = word_tokenizer("a b c".split(), 16, pad="<end>", bos="<end>", eos="<end>")
 def trainer():
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=8, n_layer=1, n_head=2))
-    return RLHFTrainer(model, config=RLHFConfig(steps=4, batch_size=4, max_new_tokens=3, device="cpu"), tokenizer=tokenizer)
+    shape = transformers.GPT2Config(
+        vocab_size=len(tokenizer), n_positions=16, n_embd=8, n_layer=1, n_head=2
+    )
+    config = RLHFConfig(steps=4, batch_size=4, max_new_tokens=3, device="cpu")
+    return RLHFTrainer(transformers.GPT2LMHeadModel(shape), config=config, tokenizer=tokenizer)
 t, judge, lines = trainer(), lambda texts: [float(len(x)) for x in texts], []
 with closing(TRACKERS[name](out, every=2)) as tracker:
     t.callbacks.append(tracker)
     lines += t.train(["a", "b c"], judge, steps=3, progress=False)
-state = t.state()
+state = t.state_dict()
 with closing(TRACKERS[name](out, every=2)) as tracker:  # broken off, and resumed
-    again = trainer(); again.load_state(*state); again.callbacks.append(tracker)
+    again = trainer()
+    again.load_state_dict(state)
+    again.callbacks.append(tracker)
     lines += again.train(["a", "b c"], judge, progress=False)
 import json, pathlib
 pathlib.Path(out, "lines.json").write_text(json.dumps(lines))
@@ -82,7 +91,9 @@ def test_tensorboard(tmp_path):
 
 
 def records(path):
-    "The records of a .wandb file: LevelDB's log format, blocks of 32 KiB, behind a header of seven bytes."
+    """The records of a .wandb file: LevelDB's log format, blocks of 32 KiB, behind a header of
+    seven bytes.
+    """
     data, at, whole = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768

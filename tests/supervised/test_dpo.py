@@ -1,4 +1,6 @@
-"""DPO on a language model: the rows, their log-probabilities token by token, padding, and the optimum of a world that can be counted."""
+"""DPO on a language model: the rows, their log-probabilities token by token, padding, and the
+optimum of a world that can be counted.
+"""
 
 import math
 
@@ -7,9 +9,19 @@ import small_models
 import torch
 
 from instruct_goose.models.agent import create_reference_model
+from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.rollouts.prompts import encode_rows
+from instruct_goose.rollouts.rollout import Tokens
 from instruct_goose.runs.resume import CheckpointManager
-from instruct_goose.supervised.dpo import kto_loss, pair_rows, row_logprobs, train_dpo, train_kto
+from instruct_goose.supervised.dpo import (
+    kto_loss,
+    labelled_rows,
+    pair_rows,
+    row_logprobs,
+    train_dpo,
+    train_kto,
+)
 
 TOKENIZER = word_tokenizer("a b c d e".split())
 THUMBS = [
@@ -48,7 +60,9 @@ def test_rows_divide_at_the_prompt():
     ],
 )
 def test_it_goes_on_from_where_it_was_killed_to_the_bit(tmp_path, train, rows, columns):
-    "The same process and shapes. The log's own columns come back too; the batch is cut in the middle of a pass."
+    """The same process and shapes. The log's own columns come back too; the batch is cut in the
+    middle of a pass.
+    """
 
     def sitting(out, kill=None):
         out.mkdir(exist_ok=True)
@@ -134,7 +148,9 @@ def test_refusals(train, rows, options, says):
 
 
 def test_margin_and_accuracy_of_dpo_by_hand():
-    "m = log π/π_ref of the chosen − log π/π_ref of the rejected, by plain forwards; right where it is above 0."
+    """m = log π/π_ref of the chosen − log π/π_ref of the rejected, by plain forwards; right where
+    it is above 0.
+    """
     pairs = [("a b", "c"), ("d", "e a b"), ("c c", "e b"), ("b", "a"), ("c e", "b a d")]
     model, ref = tiny(), tiny(seed=1)
 
@@ -176,7 +192,9 @@ def test_margin_and_accuracy_of_dpo_by_hand():
 
 
 def test_the_kto_loss_by_hand():
-    "ℓ = .6, −.1, .3 of three good answers and −.4 of a bad one, z = .1, λ_U = 3: (.3775 + .5498 + .4502 + 3·.3775)/4; and its slope at 0."
+    """ℓ = .6, −.1, .3 of three good answers and −.4 of a bad one, z = .1, λ_U = 3: (.3775 + .5498
+    + .4502 + 3·.3775)/4; and its slope at 0.
+    """
     ell, good = (
         torch.tensor([0.6, -0.1, 0.3, -0.4], dtype=torch.float64),
         torch.tensor([True, True, True, False]),
@@ -192,7 +210,9 @@ def test_the_kto_loss_by_hand():
 
 
 def test_the_first_step_of_kto_against_plain_forwards_one_row_at_a_time():
-    "The order of the batch is read off the batches themselves; z pairs each prompt with the answer of the row before."
+    """The order of the batch is read off the batches themselves; z pairs each prompt with the
+    answer of the row before.
+    """
     from instruct_goose.supervised.fit import batches
 
     model, ref, eos, bos = tiny(), tiny(seed=1), TOKENIZER.eos_token_id, TOKENIZER.bos_token_id
@@ -235,3 +255,41 @@ def test_the_first_step_of_kto_against_plain_forwards_one_row_at_a_time():
     assert log["loss"] == pytest.approx(
         sum((1 if up else 2) / (1 + math.exp(0.5 * x)) for x, up in zip(ahead, good)) / 4, abs=1e-6
     )
+
+
+def test_pairs_and_thumbs_of_messages_stand_behind_the_prompt_that_rl_gives():
+    _, tokenizer = tiny_smollm("the film was good bad".split())
+    question = [{"role": "user", "content": "the film"}]
+    prompt = encode_rows([question], Tokens(tokenizer, [], 0))[0]
+    good, bad = ([{"role": "assistant", "content": x}] for x in ("was good", "was bad"))
+    forms = [
+        {"prompt": question, "chosen": good, "rejected": bad},
+        {"prompt": question, "chosen": "was good", "rejected": "was bad"},
+        {"prompt": "the film", "chosen": good, "rejected": bad},
+        {"chosen": question + good, "rejected": question + bad},
+        (question + good, question + bad),
+    ]
+
+    rows = pair_rows(forms, tokenizer)
+    thumbs, _ = labelled_rows(
+        [
+            {"prompt": question, "completion": good, "label": True},
+            {"prompt": question, "completion": "was bad", "label": False},
+        ],
+        tokenizer,
+    )
+
+    assert all(row == rows[0] for row in rows)
+    assert [given for given, _ in rows[0]] == [prompt, prompt]
+    assert [answer[-1] for _, answer in rows[0]] == [tokenizer.eos_token_id] * 2
+    assert thumbs == list(rows[0])
+
+
+def test_a_pair_that_cannot_be_rendered_is_refused_by_its_number():
+    _, tokenizer = tiny_smollm("the film was good bad".split())
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'].split('|')[-1] }}{% endfor %}"
+    question = [{"role": "user", "content": "the film"}]
+    pair = {"prompt": question, "chosen": "was good", "rejected": "was bad"}
+    unlike = {"prompt": [{"role": "user", "content": "the|film"}], "chosen": "a", "rejected": "b"}
+    with pytest.raises(ValueError, match="pair 1, chosen: .*leaves out what turn 0"):
+        pair_rows([pair, unlike], tokenizer)

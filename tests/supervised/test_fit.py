@@ -42,7 +42,9 @@ def line():
 
 
 def test_fit_is_adamw_by_hand():
-    "Two parameters, written out: decay on the matrix, none on the bias, gradient clipped to length 1."
+    """Two parameters, written out: decay on the matrix, none on the bias, gradient clipped to
+    length 1.
+    """
     model, x, y = (
         line().double(),
         torch.tensor([[3.0, -1.0]]).double(),
@@ -80,7 +82,9 @@ def test_fit_is_adamw_by_hand():
 
 
 def test_fit_goes_on_from_any_update_to_the_bit(tmp_path):
-    "Dropout, a generator and a column of the loss's own, frozen weights, batches that end in the middle of a pass."
+    """Dropout, a generator and a column of the loss's own, frozen weights, batches that end in the
+    middle of a pass.
+    """
 
     def train(directory, found=None):
         torch.manual_seed(1)
@@ -171,26 +175,28 @@ def short_fit(directory, found=None, steps=4):
     return history, net, shelf
 
 
-def broken_states(tensors, record):
-    def without(*names):
-        return {k: x for k, x in tensors.items() if not k.startswith(names)}
+def without(state, name):
+    return {key: value for key, value in state.items() if key != name}
 
-    yield "is not the state", without("history/loss"), record
-    yield "is not the state", tensors, record | {"history": None}
-    yield "is not the state", tensors | {"history/lr": tensors["history/lr"][:1]}, record
-    yield (
-        "is not the state",
-        tensors | {k: x.repeat(4) for k, x in tensors.items() if k.startswith("history/")},
-        record,
-    )
-    yield "groups", without("optimizer/"), record | {"groups": []}
-    yield "another model's weights", without("model/bias"), record
-    yield "torch is missing", without("generator/torch"), record
+
+def broken_states(state):
+    "Why it is refused, and a state that lacks something or holds something else."
+    history = state["history"]
+    learner = state["learner"]
+    repeated = {name: column.repeat(4) for name, column in history.items()}
+    model = without(learner["model"], "bias")
+    yield "is not the state", state | {"history": without(history, "loss")}
+    yield "history is None", state | {"history": None}
+    yield "is not the state", state | {"history": history | {"lr": history["lr"][:1]}}
+    yield "is not the state", state | {"history": repeated}
+    yield "groups", state | {"learner": learner | {"moments": {}, "groups": []}}
+    yield "another model's weights", state | {"learner": learner | {"model": model}}
+    yield "torch is missing", state | {"generators": without(state["generators"], "torch")}
 
 
 def test_another_stages_state_is_refused_before_anything_changes(tmp_path):
-    found = short_fit(tmp_path)[2].kept[2]
-    for why, *state in broken_states(*found):
+    kept = short_fit(tmp_path)[2].kept[2]
+    for why, state in broken_states(kept):
         net = line()
         before = [p.detach().clone() for p in net.parameters()]
         with pytest.raises(ValueError, match=why):
@@ -201,7 +207,7 @@ def test_another_stages_state_is_refused_before_anything_changes(tmp_path):
                 steps=4,
                 lr=0.1,
                 progress=False,
-                stage=Shelf(tmp_path, tuple(state)),
+                stage=Shelf(tmp_path, state),
             )
         assert all(p.equal(q) for p, q in zip(net.parameters(), before, strict=True)), why
 

@@ -34,7 +34,9 @@ def test_reward_model_finds_log_odds(tokenizer):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adapters_and_the_score_learn_and_are_saved_merged(tokenizer, tmp_path, dtype):
-    "Frozen weights stand still; a kept state goes on to the bit; what is saved is a plain classifier with the same scores."
+    """Frozen weights stand still; a kept state goes on to the bit; what is saved is a plain
+    classifier with the same scores.
+    """
     pairs = [("a good film", "a bad film"), ("the film is good", "the film is bad")]
 
     def train(found=None):

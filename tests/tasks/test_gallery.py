@@ -12,9 +12,8 @@ from deep import first
 
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.doctor.rules import KEYS
-from instruct_goose.models import decoding, response, reward_model
-from instruct_goose.rollouts import rollout
-from instruct_goose.training import metrics, trainer
+from instruct_goose.models import decoding, response, reward_model, sampling
+from instruct_goose.training import experience, metrics, trainer
 
 root = Path(__file__).parents[2]
 sys.path.append(str(root / "evidence"))
@@ -72,17 +71,19 @@ def test_the_record_is_of_this_catalogue_and_small(record):
 
 # --- alive ------------------------------------------------------------------------------------------------------------
 def test_replaced_is_put_back_even_after_an_error():
-    def now():
-        return [
-            vars(m).copy() for m in (decoding, response, reward_model, metrics, rollout, trainer)
-        ]
+    modules = (decoding, response, reward_model, sampling, experience, metrics, trainer)
 
-    before, patched = now(), [b.patch for b in gallery.BUGS.values() if b.patch is not nullcontext]
-    for patch in patched:
+    def library():
+        return [vars(module).copy() for module in modules]
+
+    before = library()
+    patches = [bug.patch for bug in gallery.BUGS.values() if bug.patch is not nullcontext]
+    assert len(patches) == 10
+    for patch in patches:
         with pytest.raises(ZeroDivisionError), patch():
-            assert now() != before
+            assert library() != before
             raise ZeroDivisionError
-    assert now() == before and len(patched) == 10
+    assert library() == before
     owner = type("Owner", (), {"x": 1})
     with gallery.replaced(owner, "x", 2):
         assert owner.x == 2

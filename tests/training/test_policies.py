@@ -1,34 +1,48 @@
-"Oracles: TRL's formula, powers of 1 − α, a run whose reference is replaced by hand, and a run that was never stopped."
+"""A reference that moves, policies put aside, and the KL limit of a run.
+
+Oracles: TRL's formula, a run whose reference is replaced by hand, and a run that was never stopped.
+"""
 
 import copy
 
 import pytest
+import small_trainer
 import torch
-from small_trainer import TOKENIZER, no_clock, reward, same, tiny
+from small_trainer import (
+    HELD_OUT,
+    experience,
+    no_clock,
+    reward,
+    same,
+    tiny,
+)
+from states import through_files
 from torch import nn
 
 from instruct_goose.config import RLHFConfig
+from instruct_goose.models.agent import Agent
+from instruct_goose.rollouts.rewards import RewardError
 from instruct_goose.training.callbacks import Callback
-from instruct_goose.training.policies import update_reference
+from instruct_goose.training.policies import KLStop, PolicySnapshot, update_reference
 from instruct_goose.training.trainer import RLHFTrainer
 
 PROMPTS = ["w0 w3", "w5", "w1 w1 w2", "w8 w7"]
 
 
-def trainer(model=None, ref_model=None, **changes):
-    settings = (
-        dict(device="cpu", batch_size=8, max_new_tokens=4, lr=1e-2, steps=6, seed=1) | changes
-    )
-    return RLHFTrainer(model or tiny(), ref_model, RLHFConfig(**settings), tokenizer=TOKENIZER)
+def trainer(**changes):
+    return small_trainer.trainer(**dict(max_new_tokens=4, lr=1e-2, steps=6) | changes)
 
 
 def weights(model):
     return [p.detach().clone() for p in model.parameters()]
 
 
+# ── the reference ──
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_a_part_of_the_way_as_trl_goes_it(dtype):
-    "trl 1.16, SyncRefModelCallback: target.mul_(1 − α).add_(policy, alpha=α), here in float64."
+    "trl 1.16, SyncRefModelCallback: target.mul_(1 − α).add_(policy, alpha=α), in float64."
     policy, reference = tiny(seed=1, dtype=dtype), tiny(seed=2, dtype=dtype)
     expected = [
         (1 - 0.6) * r.double() + 0.6 * p.double()
@@ -47,56 +61,65 @@ def test_a_part_of_the_way_as_trl_goes_it(dtype):
 class ByHand(Callback):
     "The reference is replaced after iterations 2 and 4, by hand."
 
-    def on_iteration(self, trainer, rollout, metrics):
+    def on_iteration(self, trainer, experience, metrics):
         if trainer.iteration % 2 == 0:
             trainer.ref_model.load_state_dict(copy.deepcopy(trainer.agent.model.state_dict()))
 
 
 def test_a_run_is_that_with_the_reference_replaced_by_hand():
-    one, two = trainer(ref_every=2), trainer()
-    two.callbacks = [ByHand()]
+    one = trainer(ref_every=2)
+    two = trainer(callbacks=[ByHand()])
     first, second = (t.train(PROMPTS, reward, progress=False) for t in (one, two))
-    moved = [m.pop("reference_moved") for m in first]
-    assert (
-        moved == [0, 1] * 3
-        and no_clock(first) == no_clock(second)
-        and same(weights(one.agent), weights(two.agent))
-    )
-    kl = [m["kl_to_reference"] for m in first]
+    assert [m.pop("reference_moved") for m in first] == [0, 1] * 3
+    assert no_clock(first) == no_clock(second)
+    assert same(weights(one.agent), weights(two.agent))
+
+
+def test_right_after_a_move_the_kl_is_zero():
+    t = trainer(ref_every=2)
+    kl = [m["kl_to_reference"] for m in t.train(PROMPTS, reward, progress=False)]
     assert max(kl[0], kl[2], kl[4]) < 1e-6 < min(kl[1], kl[3], kl[5])
-    assert (
-        all(not p.requires_grad for p in one.ref_model.parameters()) and not one.ref_model.training
-    )
+    assert not any(p.requires_grad for p in t.ref_model.parameters())
+    assert not t.ref_model.training
 
 
-def test_a_resumed_run_has_the_reference_that_it_had():
+def test_a_resumed_run_has_the_reference_that_it_had(tmp_path):
     settings = dict(ref_every=3, ref_mixup=0.6, kl_target=1.0, entropy_target=2.1, ent_coef=0.01)
     whole = trainer(**settings)
     expected = whole.train(PROMPTS, reward, progress=False)
-    first, again = trainer(**settings), trainer(**settings)
+    first = trainer(**settings)
     first.train(PROMPTS, reward, steps=3, progress=False)
-    tensors, record = first.state()
-    assert any(name.startswith("reference/") for name in tensors) and record["reference"] is None
-    again.load_state({k: x.clone() for k, x in tensors.items()}, record)
+    state = first.state_dict()
+    assert state["parts"]["reference"]
+    assert state["identity"]["reference"] is None  # it is no constant of the run
+    again = trainer(**settings)
+    again.load_state_dict(through_files(tmp_path, state))
     assert no_clock(again.train(PROMPTS, reward, progress=False)) == no_clock(expected[3:])
-    assert same(weights(again.agent), weights(whole.agent)) and same(
-        weights(again.ref_model), weights(whole.ref_model)
-    )
+    assert same(weights(again.agent), weights(whole.agent))
+    assert same(weights(again.ref_model), weights(whole.ref_model))
 
 
-def test_states_of_the_other_kind_are_refused():
+def test_the_state_of_a_moving_reference_is_refused_where_it_stays():
     moving, still = trainer(ref_every=2), trainer()
-    for t in (moving, still):
-        t.train(PROMPTS, reward, steps=1, progress=False)
     with pytest.raises(ValueError, match="ref_every"):
-        still.load_state(*moving.state())
-    tensors, record = moving.state()
-    name = next(k for k in tensors if k.startswith("reference/"))
+        still.load_state_dict(moving.state_dict())
+
+
+def test_a_reference_that_lacks_a_weight_is_refused():
+    t = trainer(ref_every=2)
+    state = t.state_dict()
+    reference = state["parts"]["reference"]
+    reference.pop(next(iter(reference)))
     with pytest.raises(ValueError, match="another reference's weights"):
-        moving.load_state({k: x for k, x in tensors.items() if k != name}, record)
-    tensors, record = still.state()
+        t.load_state_dict(state)
+
+
+def test_weights_for_a_reference_that_stays_are_refused():
+    t = trainer()
+    state = t.state_dict()
+    state["parts"]["reference"]["weight"] = torch.ones(2)
     with pytest.raises(ValueError, match="another reference's weights"):
-        still.load_state(tensors | {name: torch.ones(2)}, record)
+        t.load_state_dict(state)
 
 
 def test_who_cannot_be_followed_is_refused_when_the_trainer_is_made():
@@ -105,22 +128,229 @@ def test_who_cannot_be_followed_is_refused_when_the_trainer_is_made():
     trainer(ref_model=tiny("llama"))  # one that stays may be of any shape
 
 
-def test_adapters():
-    "Fresh ones: the reference is the bare model, and is refused by name. Later ones: a copy of the adapters follows, and alone is saved."
+def with_trained_lora():
+    "A model with adapters that have learnt something."
     pytest.importorskip("peft")
     from instruct_goose.models.adapters import with_lora
 
-    fresh = with_lora(tiny(dtype=torch.float32), 2)
-    with pytest.raises(ValueError, match="cannot follow the policy: "):
-        trainer(fresh, ref_every=2)
-    for name, p in fresh.named_parameters():
+    model = with_lora(tiny(dtype=torch.float32), 2)
+    for name, p in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(p, std=0.1)
-    t = trainer(fresh, ref_every=1)
-    own, _ = t.reference.state()
-    assert own and all("lora" in name for name in own)
+    return model
+
+
+def test_the_reference_of_fresh_adapters_is_the_bare_model_and_cannot_follow():
+    pytest.importorskip("peft")
+    from instruct_goose.models.adapters import with_lora
+
+    with pytest.raises(ValueError, match="cannot follow the policy: "):
+        trainer(model=with_lora(tiny(dtype=torch.float32), 2), ref_every=2)
+
+
+def test_of_trained_adapters_a_copy_follows_and_alone_is_saved():
+    model = with_trained_lora()
+    t = trainer(model=model, ref_every=1)
+    saved = t.reference.state_dict()
+    assert saved
+    assert all("lora" in name for name in saved)
     t.train(PROMPTS, reward, steps=2, progress=False)
     assert same(weights(t.ref_model), weights(t.agent.model))
-    again = trainer(copy.deepcopy(fresh), ref_every=1)
-    again.load_state(*t.state())
+    again = trainer(model=copy.deepcopy(model), ref_every=1)
+    again.load_state_dict(t.state_dict())
     assert same(weights(again.ref_model), weights(t.ref_model))
+
+
+# ── policies put aside ──
+
+
+def test_a_snapshot_is_a_copy_and_restores_the_policy():
+    agent = Agent(tiny())
+    snapshot = PolicySnapshot(agent)
+    assert not snapshot.restore()  # there is none
+    start = weights(agent)
+    snapshot.keep(value=1.5, iteration=3)
+    with torch.no_grad():
+        for p in agent.model.parameters():
+            p.add_(1.0)
+    assert not same(weights(agent), start)
+    assert snapshot.restore()
+    assert same(weights(agent), start)
+
+
+def test_the_state_of_a_snapshot_survives_files(tmp_path):
+    agent = Agent(tiny())
+    kept = PolicySnapshot(agent)
+    kept.keep(value=1.5, iteration=3)
+    other = PolicySnapshot(Agent(tiny(seed=1)))
+    state = through_files(tmp_path, kept.state_dict())
+    other.check_state_dict(state)
+    other.load_state_dict(state)
+    assert other.restore()
+    assert (other.value, other.iteration) == (1.5, 3)
+    assert same(weights(other.agent.model), weights(agent.model))
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"weights": {"x": torch.ones(1)}}, "another model's weights, kept as the best policy"),
+        ({"value": "high"}, "value is 'high'"),
+        ({"iteration": -1}, "iteration is -1"),
+    ],
+)
+def test_a_state_that_is_no_snapshot_of_this_policy_is_refused(change, says):
+    snapshot = PolicySnapshot(Agent(tiny()))
+    snapshot.keep(value=1.5, iteration=3)
+    with pytest.raises(ValueError, match=says):
+        snapshot.check_state_dict(snapshot.state_dict() | change)
+
+
+class Scripted(RLHFTrainer):
+    "Held-out prompts get the next of a script's rewards."
+
+    script = ()
+
+    def judge(self, rollout, reward_fn, kind="text"):
+        if kind != "held-out text":
+            return super().judge(rollout, reward_fn, kind)
+        score, *self.script = self.script
+        return torch.full((len(rollout),), score)
+
+
+def scripted_run(rewards):
+    "A trainer that got these held-out rewards, and its policy after each iteration."
+    t = small_trainer.trainer(Scripted, eval_every=1, keep_best=True, batch_size=16)
+    t.script = rewards
+    policies = []
+    t.train(
+        small_trainer.PROMPTS,
+        reward,
+        steps=len(rewards),
+        progress=False,
+        held_out=HELD_OUT[:8],
+        callback=lambda m: policies.append(copy.deepcopy(t.agent.model.state_dict())),
+    )
+    return t, policies
+
+
+def equal_weights(one, other):
+    return one.keys() == other.keys() and all(one[name].equal(x) for name, x in other.items())
+
+
+def test_the_policy_with_the_highest_held_out_reward_is_kept():
+    t, policies = scripted_run([1.0, 5.0, 3.0, 5.0])  # the first of equals stays
+    assert t.best_policy.value == 5.0
+    assert all(x.device.type == "cpu" for x in t.best.values())
+    kept = [equal_weights(t.best, policy) for policy in policies]
+    assert kept == [False, True, False, False]
+
+
+def test_the_best_policy_loads_into_a_plain_model_and_into_the_trainer():
+    t, _ = scripted_run([1.0, 5.0, 3.0])
+    fresh = tiny(seed=3)
+    fresh.load_state_dict(t.best)
+    value_head = t.agent.value_head.weight.clone()
+    t.load_best()
+    ids = torch.tensor([[0, 3, 4]])
+    assert t.agent.model.eval()(ids).logits.equal(fresh.eval()(ids).logits)
+    assert t.agent.value_head.weight.equal(value_head)
+
+
+def test_the_kept_policy_does_not_move_with_the_trained_one():
+    t, _ = scripted_run([1.0, 5.0, 3.0])
+    t.load_best()
+    kept = copy.deepcopy(t.best)
+    t.step(small_trainer.PROMPTS, reward)
+    assert equal_weights(t.best, kept)
+    assert not equal_weights(t.agent.model.state_dict(), kept)
+
+
+def test_keep_best_needs_evaluations(unchecked):
+    says = "eval_every is None: it must be a number of iterations, at most steps, with keep_best"
+    with unchecked(), pytest.raises(ValueError, match=says):
+        RLHFConfig(keep_best=True)
+
+
+def test_without_a_kept_policy_there_is_no_best_one():
+    with pytest.raises(ValueError, match="no policy has been kept: set keep_best"):
+        trainer().load_best()
+
+
+# ── the KL limit ──
+
+
+def with_kl(*kl):
+    "An experience of responses of one token with these KLs."
+    column = torch.tensor(kl, dtype=torch.float64)[:, None]
+    ones = torch.ones(len(kl), 1)
+    return experience(ones.long(), ones.bool(), ones.long(), ones.bool(), kl=column)
+
+
+def test_the_limit_is_on_the_mean_kl_of_a_response():
+    stop = KLStop(Agent(tiny()), limit=2.0)
+    stop.observe(with_kl(1.0, 4.0), iteration=7)
+    assert stop.weights is None  # 2.5 nats
+    stop.observe(with_kl(1.0, 3.0), iteration=8)
+    assert (stop.value, stop.iteration) == (2.0, 8)
+
+
+@pytest.mark.parametrize("limit, kl", [(None, 9.0), (2.0, 2.0), (2.0, None)])
+def test_a_run_goes_on_within_the_limit(limit, kl):
+    assert KLStop(Agent(tiny()), limit).verdict(kl) is None
+
+
+def test_without_a_policy_within_the_limit_the_last_one_stays():
+    agent = Agent(tiny())
+    start = weights(agent)
+    assert KLStop(agent, 2.0).verdict(2.5) == "kl_to_reference is 2.5, above kl_stop, 2"
+    assert same(weights(agent), start)
+
+
+def limited_run():
+    "The KL of each iteration of a free run, and of it a run that stops above its third KL."
+    free = small_trainer.trainer()
+    history = free.train(small_trainer.PROMPTS, reward, steps=6, progress=False)
+    assert free.stopped is None
+    limit = history[2]["kl_to_reference"]
+    limited = small_trainer.trainer(kl_stop=limit)
+    policies = []
+    stopped = limited.train(
+        small_trainer.PROMPTS,
+        reward,
+        steps=6,
+        callback=lambda m: policies.append(copy.deepcopy(limited.agent.model.state_dict())),
+        progress=False,
+    )
+    above = [i for i, m in enumerate(history) if m["kl_to_reference"] > limit]
+    return history, limited, stopped, policies, above[0]
+
+
+def test_a_run_stops_after_the_iteration_whose_kl_is_too_large():
+    history, limited, stopped, policies, first = limited_run()
+    assert 2 < first < 5
+    assert no_clock(stopped) == no_clock(history[: first + 1])
+    assert len(policies) == limited.iteration == first + 1
+    kl = history[first]["kl_to_reference"]
+    assert limited.stopped.startswith(
+        f"iteration {first}: kl_to_reference is {kl:.3g}, above kl_stop"
+    )
+
+
+def test_the_policy_that_wrote_the_last_rollout_within_the_limit_is_put_back():
+    _, limited, _, policies, first = limited_run()
+    assert equal_weights(limited.agent.model.state_dict(), policies[first - 2])
+    assert not equal_weights(policies[first - 2], policies[first - 1])
+    assert f"the policy after {first - 1} iterations is put back" in limited.stopped
+
+
+def test_the_next_run_forgets_that_the_last_one_was_stopped():
+    _, limited, _, _, first = limited_run()
+    limited.kl_stop.limit = 1e9
+    with pytest.raises(RewardError):
+        limited.train(small_trainer.PROMPTS, lambda texts: None, steps=1, progress=False)
+    assert limited.stopped is None
+    again = limited.train(small_trainer.PROMPTS, reward, steps=2, progress=False)
+    assert len(again) == 2
+    assert limited.stopped is None
+    assert limited.iteration == first + 3

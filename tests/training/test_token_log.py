@@ -1,4 +1,7 @@
-"""The record of a few responses: numbers against slow sums, no dice thrown, and files that a person may have touched."""
+"""The record of a few responses.
+
+Its numbers against slow sums; recording draws no random number; files may have been cut.
+"""
 
 import json
 import math
@@ -12,7 +15,7 @@ from instruct_goose.doctor.report import QUANTITIES, read_tokens
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.objective.policy_loss import SURROGATES, held_shares, held_tokens
 from instruct_goose.training.callbacks import Callback
-from instruct_goose.training.token_log import four_digits, record_tokens, response_notes
+from instruct_goose.training.token_log import four_digits, is_recorded, record_tokens
 
 WORDS = "the film plot is was good dull bad".split()
 
@@ -33,106 +36,107 @@ def tiny(tokenizer):
 
 
 class Keep(Callback):
-    "The record of each iteration, with the rollout and what the policy says after the update."
+    "The record of each iteration, its experience, and log π after the update."
 
     def __init__(self, rows=4):
-        self.rows, self.seen = rows, []
+        self.rows = rows
+        self.seen = []
 
-    def on_iteration(self, trainer, rollout, metrics):
+    def on_iteration(self, trainer, experience, metrics):
         with torch.no_grad():
-            now = trainer.now(rollout).logprobs
-        self.seen.append(
-            (
-                record_tokens(trainer.now, rollout, trainer.config, trainer.tokenizer, self.rows),
-                rollout,
-                now,
-            )
-        )
+            logprobs = trainer.evaluate_policy(experience).logprobs
+        record = record_tokens(trainer, experience, self.rows)
+        self.seen.append((record, experience, logprobs))
 
 
-def trained(keep, steps=2, **settings):
-    config = RLHFConfig(
-        **{
-            "steps": steps,
-            "batch_size": 8,
-            "max_new_tokens": 5,
-            "lr": 3e-2,
-            "seed": 0,
-            "device": "cpu",
-        }
-        | settings
-    )
+def trained(keep=None, steps=2, **settings):
+    small = dict(steps=steps, batch_size=8, max_new_tokens=5, lr=3e-2, seed=0, device="cpu")
     tokenizer = word_tokenizer(WORDS)
     trainer = RLHFTrainer(
-        tiny(tokenizer), config=config, tokenizer=tokenizer, callbacks=[keep] if keep else []
+        tiny(tokenizer),
+        config=RLHFConfig(**small | settings),
+        tokenizer=tokenizer,
+        callbacks=[keep] if keep else [],
     )
     log = trainer.train(
         ["the film is", "the"],
-        lambda texts: [float(t.split().count("good")) for t in texts],
+        lambda texts: [float(text.split().count("good")) for text in texts],
         progress=False,
     )
     return trainer, log
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"advantage": "group_mean_std", "group_size": 4, "beta": 0.0},
-        {"surrogate": "weight"},
-        {"ratio_level": "sequence"},
-        {"dual_clip": 1.5},
-    ],
-    ids=str,
-)
+def recorded(rows=4, **settings):
+    "Each recorded response with its experience, its row and log π after the update."
+    keep = Keep(rows)
+    trained(keep, **settings)
+    for record, experience, logprobs in keep.seen:
+        stride = math.ceil(len(experience) / rows)
+        chosen = range(0, len(experience), stride)
+        assert len(record) == len(chosen) <= rows
+        for response, row in zip(record, chosen, strict=True):
+            yield response, experience, row, logprobs[row]
+
+
+def log_ratios(experience, row, logprobs):
+    n = int(experience.mask[row].sum())
+    return (logprobs - experience.old_logprobs[row])[:n].tolist()
+
+
+SETTINGS = [
+    {},
+    {"advantage": "group_mean_std", "group_size": 4, "beta": 0.0},
+    {"surrogate": "weight"},
+    {"ratio_level": "sequence"},
+    {"dual_clip": 1.5},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_each_number_is_the_one_of_its_token(settings):
-    keep = Keep(3)
-    trainer, _ = trained(keep, **settings)
-    for seen, r, now in keep.seen:
-        stride = math.ceil(len(r) / 3)
-        assert ("group" in response_notes(r, [0], trainer.config, None)[0]) == (
-            "group_size" in settings
-        )
-        assert len(seen) == len(range(0, len(r), stride)) <= 3
-        for response, row in zip(seen, range(0, len(r), stride), strict=True):
-            length = int(r.mask[row].sum())
-            assert response["prompt"] == r.prompts[row] and response["score"] == pytest.approx(
-                r.scores[row].item(), abs=1e-3
-            )
-            assert (
-                len(response["tokens"]) == length
-                and [t for t in response["tokens"] if t[0] != "<"]
-                == r.texts[row].removeprefix(r.prompts[row]).split()
-            )
-            moved = [(now[row, t] - r.old_logprobs[row, t]).item() for t in range(length)]
-            assert response["moved"] == pytest.approx(moved, abs=2e-3)
-            if settings.get("ratio_level") == "sequence":
-                moved = [sum(moved) / length] * length
-            for name, column in (
-                ("advantages", r.advantages),
-                ("rewards", r.rewards),
-                ("kl", r.kl),
-                ("old_logprobs", r.old_logprobs),
-                ("ref_logprobs", r.ref_logprobs),
-            ):
-                assert response[name] == pytest.approx(
-                    column[row, :length].tolist(), rel=1e-3, abs=1e-3
-                ), name
-            assert ("values" in response) == (r.values is not None)
-            for held, m, a in zip(response["held"], moved, response["advantages"], strict=True):
-                rho = math.exp(m)
-                if min(abs(rho - 0.8), abs(rho - 1.2), abs(rho - 1.5), abs(a)) < 5e-3:
-                    continue  # rounding may decide
-                slow = (
-                    (rho > 1.2 or rho < 0.8)
-                    if "surrogate" in settings
-                    else (rho > 1.2 and a > 0) or (rho < 0.8 and a < 0)
-                )
-                assert held == (slow or (a < 0 and rho > settings.get("dual_clip", math.inf)))
+    for response, r, row, logprobs in recorded(3, **settings):
+        length = int(r.mask[row].sum())
+        assert response["prompt"] == r.prompts[row]
+        assert response["score"] == pytest.approx(r.scores[row].item(), abs=1e-3)
+        assert len(response["tokens"]) == length
+        words = [token for token in response["tokens"] if token[0] != "<"]
+        assert words == r.texts[row].removeprefix(r.prompts[row]).split()
+        assert response["moved"] == pytest.approx(log_ratios(r, row, logprobs), abs=2e-3)
+        for name in ("advantages", "rewards", "kl", "old_logprobs", "ref_logprobs"):
+            column = getattr(r, name)[row, :length].tolist()
+            assert response[name] == pytest.approx(column, rel=1e-3, abs=1e-3), name
+        assert ("values" in response) == (r.values is not None)
+        assert ("group" in response) == ("group_size" in settings)
+
+
+def is_held(ratio, advantage, surrogate, dual_clip):
+    "Whether the clip holds a token: the rule in Python."
+    if advantage < 0 and ratio > dual_clip:
+        return True
+    if surrogate == "min":
+        return (ratio > 1.2 and advantage > 0) or (ratio < 0.8 and advantage < 0)
+    return ratio > 1.2 or ratio < 0.8
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_token_is_held_where_the_clip_takes_its_gradient(settings):
+    dual_clip = settings.get("dual_clip", math.inf)
+    for response, r, row, logprobs in recorded(3, **settings):
+        moved = log_ratios(r, row, logprobs)
+        if settings.get("ratio_level") == "sequence":
+            moved = [sum(moved) / len(moved)] * len(moved)
+        for held, x, advantage in zip(response["held"], moved, response["advantages"], strict=True):
+            ratio = math.exp(x)
+            edges = [abs(ratio - edge) for edge in (0.8, 1.2, 1.5)]
+            if min(*edges, abs(advantage)) < 5e-3:
+                continue  # rounding may decide
+            surrogate = settings.get("surrogate", "min")
+            assert held == is_held(ratio, advantage, surrogate, dual_clip)
 
 
 def test_watching_changes_nothing():
-    (alone, log), (watched, again) = trained(None), trained(Keep())
+    alone, log = trained()
+    watched, again = trained(Keep())
     for a, b in zip(alone.agent.parameters(), watched.agent.parameters(), strict=True):
         assert torch.equal(a, b)
     assert [m["reward_mean"] for m in log] == [m["reward_mean"] for m in again]
@@ -150,11 +154,22 @@ def test_shares_count_the_held_tokens(surrogate):
         )
 
 
-def test_nan_is_not_recorded():
-    assert (
-        four_digits(torch.tensor(math.nan)) is None is four_digits(torch.tensor(math.inf))
-        and four_digits(torch.tensor(1.23456)) == 1.235
-    )
+@pytest.mark.parametrize("x", [math.nan, math.inf, -math.inf])
+def test_what_json_does_not_know_is_recorded_as_none(x):
+    assert four_digits(torch.tensor(x)) is None
+
+
+def test_a_number_is_recorded_with_four_digits():
+    assert four_digits(torch.tensor(1.23456)) == 1.235
+    assert four_digits(torch.tensor(True)) is True
+
+
+@pytest.mark.parametrize("steps", [1, 6, 60, 61, 1000])
+def test_about_sixty_iterations_are_recorded_the_first_and_the_last_among_them(steps):
+    chosen = [i for i in range(steps) if is_recorded(i, steps)]
+    assert min(steps, 31) <= len(chosen) <= 61
+    assert chosen[0] == 0
+    assert chosen[-1] == steps - 1
 
 
 def test_a_record_that_was_cut_or_written_twice(tmp_path):
@@ -175,20 +190,25 @@ def test_a_record_that_was_cut_or_written_twice(tmp_path):
         read_tokens(path)
 
 
-def test_under_rloo_each_token_has_its_own_ratio_and_nothing_is_held_by_the_only_update():
-    "The preset's one update starts at a ratio of 1, so the clip fraction is 0."
-    group = dict(
-        advantage="leave_one_out", group_size=4, ratio_level="product", aggregation="sequence_mean"
-    )
+RLOO = dict(
+    advantage="leave_one_out", group_size=4, ratio_level="product", aggregation="sequence_mean"
+)
+
+
+def test_under_rloo_each_token_has_its_own_log_ratio():
+    long = [response for response, *_ in recorded(**RLOO) if len(response["tokens"]) > 1]
+    assert long
+    assert all(len(set(response["moved"])) > 1 for response in long)
+
+
+def test_the_only_update_of_an_iteration_holds_no_token():
+    "It starts at a ratio of 1, so the clip fraction is 0."
     keep = Keep()
-    _, log = trained(keep, epochs=1, minibatches=1, **group)
-    long = [r for seen, *_ in keep.seen for r in seen if len(r["tokens"]) > 1]
-    assert (
-        long
-        and all(len(set(r["moved"])) > 1 for r in long)
-        and not any(x for r in long for x in r["held"])
-        and log[-1]["clip_fraction"] == 0
-    )
-    keep = Keep()
-    trained(keep, epochs=4, minibatches=2, **group)
-    assert any(x for seen, *_ in keep.seen for r in seen for x in r["held"])
+    _, log = trained(keep, epochs=1, minibatches=1, **RLOO)
+    assert not any(held for record, *_ in keep.seen for r in record for held in r["held"])
+    assert log[-1]["clip_fraction"] == 0
+
+
+def test_several_updates_hold_some_tokens():
+    responses = [response for response, *_ in recorded(epochs=4, minibatches=2, **RLOO)]
+    assert any(held for response in responses for held in response["held"])

@@ -1,4 +1,8 @@
-"The oracle of the loss is slow: one unpadded row at a time through the model's own forward, token by token, by the equations."
+"""The trainer against the equations, and what it refuses.
+
+The oracle of the loss is slow: one unpadded row at a time through the model's own forward pass,
+token by token.
+"""
 
 import math
 
@@ -19,21 +23,29 @@ from small_trainer import (
     V,
     agent_and_reference,
     config,
+    no_clock,
+    ready,
     reward,
+    same,
     tiny,
+    weights,
 )
 
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.rollouts.rollout import Rollout
+from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.metrics import rollout_metrics
 from instruct_goose.training.trainer import RLHFTrainer
 
 
 def slow_rows(trainer, queries, responses, scores, moved=None, sampler=None):
-    """Each response alone and unpadded through the models' plain forward: a dictionary of lists, one entry per token.
-    `moved` is log π − log π_old of each token, `sampler` log π_old − log of what the sampler saw; None: 0."""
+    """Each response alone and unpadded through the models' plain forward pass.
+
+    Returns a dictionary of lists, one entry per token. `moved` is log π − log π_old of each token,
+    `sampler` log π_old − log of what the sampler saw; None: 0.
+    """
     c, agent, ref = trainer.config, trainer.agent, trainer.ref_model
     was = [(m, m.training) for m in agent.modules()]
     agent.eval()
@@ -293,19 +305,20 @@ MOVED = [[0.3, -0.4, 0.35], [-0.5, 0.2, 0.6, 1.2, -0.02], [-0.4], [-0.1, -0.9]]
 SAMPLER = [[0.1, -0.3, 0.5], [0.0, 0.02, 0.4, -0.2, -0.1], [0.3], [-0.6, 0.25]]
 
 
-def stale_rollout(trainer):
-    "A rollout of an older policy, written by a sampler that was not quite that policy. Advantages are filled in."
-    (q, qm), (r, rm) = pad(QUERIES, EOS, side="left"), pad(RESPONSES, EOS, side="right")
-    rollout = trainer.annotate(Rollout(q, qm, r, rm, scores=SCORES.double(), baseline=BASELINE))
+def stale_experience(trainer):
+    "Of an older policy, written by a sampler that was not quite that policy."
+    queries, responses = pad(QUERIES, EOS, side="left"), pad(RESPONSES, EOS, side="right")
+    width = responses[0].shape[1]
 
     def spread(rows):
-        return torch.tensor(
-            [row + [0.0] * (rm.shape[1] - len(row)) for row in rows], dtype=torch.float64
-        )
+        padded = [row + [0.0] * (width - len(row)) for row in rows]
+        return torch.tensor(padded, dtype=torch.float64)
 
-    rollout.old_logprobs = rollout.old_logprobs - spread(MOVED)
-    rollout.sampled_logprobs = rollout.old_logprobs - spread(SAMPLER)
-    return trainer.advantages(rollout)
+    rollout = Rollout(*queries, *responses, scores=SCORES.double(), baseline=BASELINE)
+    notes = trainer.annotate(rollout)
+    old_logprobs = notes.old_logprobs - spread(MOVED)
+    rollout.sampled_logprobs = old_logprobs - spread(SAMPLER)
+    return trainer.advantages(rollout, notes._replace(old_logprobs=old_logprobs))
 
 
 @pytest.mark.parametrize("minibatch", first(1, [[3, 0, 1], [0, 1, 2, 3]]), ids=str)
@@ -316,7 +329,7 @@ def test_stale_minibatches_and_their_micro_batches_have_the_gradient_of_the_equa
     agent, ref = agent_and_reference()
     trainer = RLHFTrainer(agent, ref, config(**SETTINGS[setting], max_grad_norm=1e9))
     trainer.optimizer.step = lambda: None  # look, do not move
-    rollout = stale_rollout(trainer)
+    experience = stale_experience(trainer)
     agent.zero_grad()
     slow_loss(
         trainer, QUERIES, RESPONSES, SCORES.double(), BASELINE, MOVED, SAMPLER, minibatch
@@ -325,59 +338,54 @@ def test_stale_minibatches_and_their_micro_batches_have_the_gradient_of_the_equa
     assert sum(g.abs().sum() for g in expected) > 1e-3
     for micro in (1, 2, None):
         trainer.config.micro_batch_size = micro
-        log = trainer.update(rollout[minibatch], first=False)
+        log = trainer.update(experience[minibatch], first=False)
         for a, b in zip(gradients(agent), expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-7)
         assert ("value_grad_norm" in log) == (trainer.config.advantage == "gae")
 
 
-def test_compute_loss_refuses(unchecked):
-    trainer = RLHFTrainer(tiny(), config=config())
-    good = dict(
-        zip(
-            (
-                "query_ids",
-                "query_attention_mask",
-                "response_ids",
-                "response_attention_mask",
-                "rewards",
-            ),
-            (*pad(QUERIES, EOS, side="left"), *pad(RESPONSES, EOS, side="right"), SCORES),
-            strict=True,
-        )
+GOOD = dict(
+    zip(
+        ("query_ids", "query_attention_mask", "response_ids", "response_attention_mask", "rewards"),
+        (*pad(QUERIES, EOS, side="left"), *pad(RESPONSES, EOS, side="right"), SCORES),
+        strict=True,
     )
-    empty = good["response_attention_mask"].clone()
-    empty[1] = False
-    cases = [
-        (dict(rewards=SCORES[:3]), "scores has shape \\(3,\\), expected \\(4,\\)"),
-        (dict(rewards=SCORES[:, None]), "shape \\(4, 1\\)"),
-        (dict(response_attention_mask=empty), "no response token in row \\[1\\]"),
-        (dict(query_attention_mask=torch.zeros(4, 5).bool()), "no query token"),
-        (dict(query_ids=good["query_ids"][:, 1:]), "differ in shape"),
-        (
-            dict(
-                query_ids=good["query_ids"][:3],
-                query_attention_mask=good["query_attention_mask"][:3],
-            ),
-            "3 queries and 4 responses",
-        ),
-        (dict(response_ids=good["response_ids"] + 8), "vocabulary ends at 10"),
-        (dict(query_attention_mask=good["query_attention_mask"].long() * 2), "only 0"),
-        (
-            dict(
-                query_ids=torch.zeros(4, 19).long(), query_attention_mask=torch.ones(4, 19).bool()
-            ),
-            "context is 20",
-        ),
-    ]
-    with unchecked():
-        for change, message in cases:
-            with pytest.raises(ValueError, match=message):
-                trainer.compute_loss(**(good | change))
-        with pytest.raises(FloatingPointError, match="scores is nan at response 2"):
-            trainer.compute_loss(
-                **(good | dict(rewards=torch.tensor([0.0, 1.0, float("nan"), 0.0])))
-            )
+)
+NO_TOKEN = GOOD["response_attention_mask"].clone()
+NO_TOKEN[1] = False
+THREE_QUERIES = {name: GOOD[name][:3] for name in ("query_ids", "query_attention_mask")}
+LONG_QUERIES = {
+    "query_ids": torch.zeros(4, 19).long(),
+    "query_attention_mask": torch.ones(4, 19).bool(),
+}
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"rewards": SCORES[:3]}, r"scores has shape \(3,\), expected \(4,\)"),
+        ({"rewards": SCORES[:, None]}, r"shape \(4, 1\)"),
+        ({"response_attention_mask": NO_TOKEN}, r"no response token in row \[1\]"),
+        ({"query_attention_mask": torch.zeros(4, 5).bool()}, "no query token"),
+        ({"query_ids": GOOD["query_ids"][:, 1:]}, "differ in shape"),
+        (THREE_QUERIES, "3 queries and 4 responses"),
+        ({"response_ids": GOOD["response_ids"] + 8}, "vocabulary ends at 10"),
+        ({"query_attention_mask": GOOD["query_attention_mask"].long() * 2}, "only 0"),
+        (LONG_QUERIES, "context is 20"),
+    ],
+    ids=lambda x: None if isinstance(x, dict) else x,
+)
+def test_compute_loss_refuses_what_does_not_fit(change, says, unchecked):
+    trainer = RLHFTrainer(tiny(), config=config())
+    with unchecked(), pytest.raises(ValueError, match=says):
+        trainer.compute_loss(**GOOD | change)
+
+
+def test_compute_loss_refuses_rewards_that_are_not_finite(unchecked):
+    trainer = RLHFTrainer(tiny(), config=config())
+    rewards = torch.tensor([0.0, 1.0, float("nan"), 0.0])
+    with unchecked(), pytest.raises(FloatingPointError, match="scores is nan at response 2"):
+        trainer.compute_loss(**GOOD | {"rewards": rewards})
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -400,133 +408,156 @@ def test_the_first_iteration_starts_at_ratio_one_and_kl_zero_with_dropout_in_the
     )
 
 
-def test_policy_and_value_gradients_are_clipped_apart():
-    def policy_step(scale):
-        trainer = RLHFTrainer(
-            Agent(tiny(), value_model="copy"),
-            config=config(vf_coef=scale, max_grad_norm=0.1),
-            tokenizer=TOKENIZER,
-            optimizer=lambda groups: torch.optim.SGD(groups),
-        )
-        r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), reward))
-        before = [p.detach().clone() for p in trainer.agent.policy_parameters()]
-        trainer.config.epochs = trainer.config.minibatches = 1
-        m = trainer.optimize(r)
-        moved = (
-            torch.cat(
-                [
-                    (p - b).flatten()
-                    for p, b in zip(trainer.agent.policy_parameters(), before, strict=True)
-                ]
-            )
-            .norm()
-            .item()
-        )
-        return m, moved
+def clipped_step(vf_coef):
+    "The metrics of one plain gradient step, and how far it moved the policy."
+    t = RLHFTrainer(
+        Agent(tiny(), value_model="copy"),
+        config=config(vf_coef=vf_coef, max_grad_norm=0.1, epochs=1, minibatches=1),
+        tokenizer=TOKENIZER,
+        optimizer=lambda groups: torch.optim.SGD(groups),
+    )
+    experience = ready(t)
+    before = [p.detach().clone() for p in t.agent.policy_parameters()]
+    m = t.optimize(experience)
+    steps = [p - b for p, b in zip(t.agent.policy_parameters(), before, strict=True)]
+    return m, torch.cat([step.flatten() for step in steps]).norm().item()
 
-    (small, a), (large, b) = policy_step(0.5), policy_step(500.0)
-    assert large["value_grad_norm"] == pytest.approx(1000 * small["value_grad_norm"]) and large[
-        "grad_norm"
-    ] == pytest.approx(small["grad_norm"])
-    assert a == pytest.approx(b, rel=1e-4) and a == pytest.approx(
-        0.1 * 1e-3, rel=1e-4
-    )  # the step is max_grad_norm · lr
+
+def test_policy_and_value_gradients_are_clipped_apart():
+    small, a = clipped_step(vf_coef=0.5)
+    large, b = clipped_step(vf_coef=500.0)
+    assert large["value_grad_norm"] == pytest.approx(1000 * small["value_grad_norm"])
+    assert large["grad_norm"] == pytest.approx(small["grad_norm"])
+    assert a == pytest.approx(b, rel=1e-4)
+    assert a == pytest.approx(0.1 * 1e-3, rel=1e-4)  # the step is max_grad_norm · lr
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_each_prompt_is_answered_group_size_times_side_by_side(algorithm):
     trainer = RLHFTrainer(tiny(), config=config(algorithm, group_size=4), tokenizer=TOKENIZER)
     r = trainer.rollout(PROMPTS[:2])
-    assert r.prompts == ["w0 w3"] * 4 + ["w5"] * 4 and len(set(r.texts)) > 2
-    trainer.advantages(trainer.score(r, lambda texts: list(range(8))))
-    assert (r.values is None) == (r.returns is None) == (algorithm == "grpo")
-    if algorithm == "ppo":
-        return
-    assert r.advantages[:4].sum(1).sign().tolist() == [-1, -1, 1, 1]
+    assert r.prompts == ["w0 w3"] * 4 + ["w5"] * 4
+    assert len(set(r.texts)) > 2
+
+
+def test_values_and_returns_are_there_only_where_values_are_learnt():
+    for algorithm in ("grpo", "ppo"):
+        trainer = RLHFTrainer(tiny(), config=config(algorithm, group_size=4), tokenizer=TOKENIZER)
+        experience = ready(trainer, prompts=PROMPTS[:2])
+        assert (experience.values is None) == (algorithm == "grpo")
+        assert (experience.returns is None) == (algorithm == "grpo")
+
+
+def test_in_a_group_all_tokens_of_a_response_have_one_advantage():
+    trainer = RLHFTrainer(tiny(), config=config("grpo", group_size=4), tokenizer=TOKENIZER)
+    experience = ready(trainer, lambda texts: list(range(8)), PROMPTS[:2])
+    assert experience.advantages[:4].sum(1).sign().tolist() == [-1, -1, 1, 1]
     for i in range(8):
-        assert r.advantages[i][r.mask[i]].unique().numel() == 1
+        assert experience.advantages[i][experience.mask[i]].unique().numel() == 1
 
 
-def test_a_sampler_that_is_another_policy_is_refused_but_where_weights_correct_it(unchecked):
-    trainer, plain, fresh = (
-        RLHFTrainer(tiny(), config=config("grpo", importance_cap=cap), tokenizer=TOKENIZER)
-        for cap in (1.5, None, 1.5)
-    )
-    r = trainer.rollout(PROMPTS[:4])
+def off_policy(importance_cap):
+    "A trainer, and a scored rollout whose sampler was another policy."
+    settings = config("grpo", importance_cap=importance_cap)
+    t = RLHFTrainer(tiny(), config=settings, tokenizer=TOKENIZER)
+    r = t.score(t.rollout(PROMPTS[:4]), reward)
     noise = torch.randn(r.mask.shape, generator=torch.Generator().manual_seed(0)) * 0.5
     r.sampled_logprobs = torch.where(r.mask, r.sampled_logprobs + noise, 0.0)
-    m = rollout_metrics(
-        trainer.advantages(trainer.score(r, reward)), trainer.config
-    )  # no refusal: the weights are there for it
-    ratios = [
-        math.exp((r.old_logprobs - r.sampled_logprobs)[i, t].item())
-        for i, t in r.mask.nonzero().tolist()
-    ]
-    assert m["importance_mean"] == pytest.approx(sum(min(x, 1.5) for x in ratios) / len(ratios))
-    assert 0 < m["importance_capped"] == pytest.approx(sum(x > 1.5 for x in ratios) / len(ratios))
+    return t, r
+
+
+def test_importance_weights_correct_a_sampler_that_is_another_policy():
+    t, r = off_policy(importance_cap=1.5)
+    experience = t.advantages(r)
+    m = rollout_metrics(experience, t.config)
+    log_ratios = experience.old_logprobs - experience.sampled_logprobs
+    ratios = log_ratios[r.mask].exp().tolist()
+    mean = sum(min(x, 1.5) for x in ratios) / len(ratios)
+    assert m["importance_mean"] == pytest.approx(mean)
+    assert 0 < m["importance_capped"]
+    assert m["importance_capped"] == pytest.approx(sum(x > 1.5 for x in ratios) / len(ratios))
+
+
+def test_without_them_a_sampler_that_is_another_policy_is_refused():
+    t, r = off_policy(importance_cap=None)
     with pytest.raises(ValueError, match="sampler and the training forward disagree"):
-        plain.annotate(r)
+        t.annotate(r)
+
+
+def test_importance_weights_need_the_samplers_probabilities(unchecked):
+    t, r = off_policy(importance_cap=1.5)
     r.sampled_logprobs = None
     with unchecked(), pytest.raises(ValueError, match="importance_cap needs to know the sampler"):
-        fresh.optimize(fresh.advantages(fresh.annotate(r)))
+        t.optimize(t.advantages(r))
 
 
 def run(steps=3, **changes):
-    trainer = RLHFTrainer(
-        tiny(dtype=torch.float32), config=config(steps=steps, **changes), tokenizer=TOKENIZER
-    )
-    history = trainer.train(PROMPTS, reward, progress=False)
-    return [{k: v for k, v in m.items() if "second" not in k} for m in history], [
-        p.detach().clone() for p in trainer.agent.parameters()
-    ]
+    "The metrics and the weights of a run."
+    model = tiny(dtype=torch.float32)
+    t = RLHFTrainer(model, config=config(steps=steps, **changes), tokenizer=TOKENIZER)
+    history = t.train(PROMPTS, reward, progress=False)
+    return no_clock(history), weights(t)
 
 
 def test_a_run_is_its_seed_and_nothing_else():
-    state = torch.get_rng_state()
-    history, weights = run()
+    history, first_weights = run()
     torch.manual_seed(5)
     torch.rand(100)
-    again, same = run()
-    assert history == again and all(a.equal(b) for a, b in zip(weights, same, strict=True))
+    again, second_weights = run()
+    assert again == history
+    assert same(first_weights, second_weights)
     other, _ = run(seed=1)
     assert other != history
+
+
+def test_a_step_draws_nothing_from_the_global_generator():
     torch.manual_seed(3)
-    trainer, before = (
-        RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER),
-        torch.get_rng_state(),
-    )
-    trainer.step(PROMPTS, reward)
-    assert torch.get_rng_state().equal(before) and not state.equal(before)
+    t = RLHFTrainer(tiny(), config=config(), tokenizer=TOKENIZER)
+    before = torch.get_rng_state()
+    t.step(PROMPTS, reward)
+    assert torch.get_rng_state().equal(before)
 
 
-def test_steps_and_schedules():
-    trainer = RLHFTrainer(
+class LearningRates(Callback):
+    "Those of policy and values in each update."
+
+    def __init__(self):
+        self.seen = []
+
+    def on_optimize(self, trainer, update):
+        self.seen.append([group["lr"] for group in trainer.optimizer.param_groups])
+
+
+def test_the_learning_rate_follows_its_schedule_over_several_calls_of_train():
+    rates = LearningRates()
+    t = RLHFTrainer(
         tiny(dtype=torch.float32),
         config=config(steps=4, lr_schedule="linear", value_lr=0.02),
         tokenizer=TOKENIZER,
+        callbacks=[rates],
     )
-    history = trainer.train(PROMPTS, reward, steps=3, progress=False) + trainer.train(
-        PROMPTS, reward, progress=False
-    )  # what is left
-    assert [m["lr"] for m in history] == pytest.approx(
-        [1e-3, 0.75e-3, 0.5e-3, 0.25e-3]
-    ) and trainer.optimizer.param_groups[1]["lr"] == pytest.approx(0.005)
+    history = t.train(PROMPTS, reward, steps=3, progress=False)
+    history += t.train(PROMPTS, reward, progress=False)  # what is left
+    policy, values = zip(*rates.seen, strict=True)
+    assert policy == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+    assert values == pytest.approx([0.02, 0.015, 0.01, 0.005])
+    assert [m["lr"] for m in history] == list(policy)
     with pytest.raises(ValueError, match="4 of 4 iterations are done"):
-        trainer.train(PROMPTS, reward, progress=False)
+        t.train(PROMPTS, reward, progress=False)
     with pytest.raises(ValueError, match="ends at config.steps"):
-        trainer.train(PROMPTS, reward, steps=1, progress=False)
+        t.train(PROMPTS, reward, steps=1, progress=False)
 
 
 def test_the_controller_moves_beta_and_the_rewards_follow():
-    trainer = RLHFTrainer(
+    t = RLHFTrainer(
         tiny(dtype=torch.float32), config=config(beta=0.2, kl_target=5.0), tokenizer=TOKENIZER
     )
-    history = trainer.train(PROMPTS, reward, steps=3, progress=False)
-    assert [m["beta"] for m in history] == pytest.approx(
-        [0.2, 0.2 * 0.98, 0.2 * 0.98**2]
-    ) and trainer.beta == pytest.approx(0.2 * 0.98**3)
-    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS), lambda t: [0.0] * 8))
-    torch.testing.assert_close(r.rewards, -trainer.beta * (r.old_logprobs - r.ref_logprobs))
+    history = t.train(PROMPTS, reward, steps=3, progress=False)
+    assert [m["beta"] for m in history] == pytest.approx([0.2, 0.2 * 0.98, 0.2 * 0.98**2])
+    assert t.beta == pytest.approx(0.2 * 0.98**3)
+    experience = ready(t, lambda texts: [0.0] * 8)
+    charge = -t.beta * (experience.old_logprobs - experience.ref_logprobs)
+    torch.testing.assert_close(experience.rewards, charge)
 
 
 def test_what_does_not_belong_together_is_refused():
@@ -585,21 +616,26 @@ def test_only_gae_trains_a_value_function():
         assert all((p == 0).all() for p in agent.value_parameters()) == (algorithm != "ppo")
 
 
-def test_the_trainer_leaves_a_rollout_of_ones_own_alone():
-    "Rows from elsewhere, scores set by hand, no tokenizer, no texts."
-    trainer = RLHFTrainer(tiny(), config=config(minibatches=2))
-    (q, qm), (r, rm) = pad(QUERIES, EOS, side="left"), pad(RESPONSES, EOS, side="right")
-    rollout = Rollout(q, qm, r, rm, scores=SCORES.double())
-    m = trainer.optimize(trainer.advantages(rollout))
+def test_a_rollout_of_ones_own_needs_no_tokenizer_and_no_texts():
+    "Rows from elsewhere, scores set by hand."
+    t = RLHFTrainer(tiny(), config=config(minibatches=2))
+    queries, responses = pad(QUERIES, EOS, side="left"), pad(RESPONSES, EOS, side="right")
+    m = t.optimize(t.advantages(Rollout(*queries, *responses, scores=SCORES.double())))
     assert m["max_ratio_deviation_first"] < 1e-9
+
+
+def test_a_rollout_without_scores_has_no_advantages():
+    t = RLHFTrainer(tiny(), config=config(minibatches=2))
+    queries, responses = pad(QUERIES, EOS, side="left"), pad(RESPONSES, EOS, side="right")
     with pytest.raises(ValueError, match="no scores"):
-        trainer.advantages(Rollout(q, qm, r, rm))
-    with pytest.raises(ValueError, match="no advantages"):
-        trainer.optimize(Rollout(q, qm, r, rm))
+        t.advantages(Rollout(*queries, *responses))
 
 
 def greedy_by_hand(trainer, prompt):
-    "One token at a time, without cache or padding; the text, and log π − log π_ref of each token."
+    """One token at a time, without cache or padding.
+
+    Returns the text, and log π − log π_ref of each token.
+    """
     ids, drift = list(TOKENIZER(prompt)["input_ids"]), []
     start = len(ids)
     while len(drift) < trainer.config.max_new_tokens:
@@ -639,71 +675,87 @@ def test_the_greedy_baseline_is_the_total_reward_of_the_likeliest_response(chang
 
     r = trainer.score(trainer.rollout(prompts), spy)
     by_hand = [greedy_by_hand(trainer, p) for p in prompts]
-    assert asked == [
-        r.texts,
-        [text for text, _ in by_hand],
-    ]  # a text per row, so that a judge may know its place
+    # a text per row, so that a reward function may know its place
+    assert asked == [r.texts, [text for text, _ in by_hand]]
+    estimators = {"k1": lambda x: x, "k3": lambda x: math.exp(-x) - 1 + x}
+    estimate_kl = estimators[changes.get("kl_estimator", "k1")]
     for i, (text, drift) in enumerate(by_hand):
-        k = {"k3": lambda x: math.exp(-x) - 1 + x}.get(changes.get("kl_estimator"), lambda x: x)
-        price = 0.0 if changes.get("kl_placement") == "loss" else 0.3 * sum(map(k, drift))
-        assert r.baseline[i].item() == pytest.approx(reward([text])[0] - price, abs=1e-5)
-    trainer.advantages(r)
+        charge = 0.3 * sum(map(estimate_kl, drift))
+        if changes.get("kl_placement") == "loss":
+            charge = 0.0
+        assert r.baseline[i].item() == pytest.approx(reward([text])[0] - charge, abs=1e-5)
+    experience = trainer.advantages(r)
     for i in range(8):
-        assert r.advantages[i][r.mask[i]].tolist() == pytest.approx(
-            [(r.rewards[i].sum() - r.baseline[i]).item()] * int(r.mask[i].sum()), abs=1e-6
-        )
-    assert rollout_metrics(r, trainer.config)["baseline_mean"] == pytest.approx(
-        r.baseline.mean().item()
-    )
+        expected = (experience.rewards[i].sum() - r.baseline[i]).item()
+        for advantage in experience.advantages[i][r.mask[i]].tolist():
+            assert advantage == pytest.approx(expected, abs=1e-6)
+    m = rollout_metrics(experience, trainer.config)
+    assert m["baseline_mean"] == pytest.approx(r.baseline.mean().item())
 
 
 def test_the_greedy_baseline_reads_the_responses_of_a_sampler_of_ones_own():
     own = RLHFTrainer(tiny(), config=config("remax"), tokenizer=TOKENIZER)
 
-    def bare(*asked):
-        return (r := own.sampler(*asked)) and Rollout(
-            r.query_ids, r.query_mask, r.response_ids, r.mask
-        )  # without texts
+    def bare(prompts, n, config, generator):
+        r = own.sampler(prompts, n, config, generator)
+        return Rollout(r.query_ids, r.query_mask, r.response_ids, r.mask)  # without texts
 
     other = RLHFTrainer(tiny(), config=config("remax"), tokenizer=TOKENIZER, sampler=bare)
     one, two = (t.score(t.rollout(PROMPTS), reward) for t in (own, other))
-    assert one.baseline.equal(two.baseline) and one.scores.equal(two.scores)
+    assert one.baseline.equal(two.baseline)
+    assert one.scores.equal(two.scores)
 
 
-def test_the_greedy_baseline_throws_no_dice(unchecked):
-    class Counting(torch.nn.Module):
-        def score(self, texts):
-            return [float(len(t)) for t in texts]
+class Length(torch.nn.Module):
+    "A reward model with `score`."
 
+    def score(self, texts):
+        return [float(len(text)) for text in texts]
+
+
+def test_the_greedy_baseline_draws_no_random_number():
     one, two = (
-        RLHFTrainer(tiny(), config=config(a), tokenizer=TOKENIZER)
-        for a in ("remax", "reinforce_pp")
+        RLHFTrainer(tiny(), config=config(algorithm), tokenizer=TOKENIZER)
+        for algorithm in ("remax", "reinforce_pp")
     )
-    state = torch.get_rng_state()
+    before = torch.get_rng_state()
     for trainer in (one, two):
-        trainer.score(trainer.rollout(PROMPTS), Counting())
-    assert one.rollout(PROMPTS).texts == two.rollout(PROMPTS).texts and torch.get_rng_state().equal(
-        state
-    )
-    seen = []
+        trainer.score(trainer.rollout(PROMPTS), Length())
+    assert one.rollout(PROMPTS).texts == two.rollout(PROMPTS).texts
+    assert torch.get_rng_state().equal(before)
+
+
+def test_a_score_of_a_greedy_response_that_is_not_finite_is_refused(unchecked):
+    t = RLHFTrainer(tiny(), config=config("remax"), tokenizer=TOKENIZER)
+    calls = []
 
     def judge(texts):
-        seen.append(texts)
-        return [0.0] * 8 if len(seen) == 1 else [0.0] * 5 + [float("nan")] * 3
+        calls.append(texts)
+        return [0.0] * 8 if len(calls) == 1 else [0.0] * 5 + [float("nan")] * 3
 
-    r = one.rollout(PROMPTS)
-    with (
-        unchecked(),
-        pytest.raises(ValueError, match="the score of greedy text 5 of 8, 'w4.*is nan"),
-    ):
-        one.score(r, judge)
+    r = t.rollout(PROMPTS)
+    says = "the score of greedy text 5 of 8, 'w4.*is nan"
+    with unchecked(), pytest.raises(ValueError, match=says):
+        t.score(r, judge)
     assert r.scores is None
-    (q, qm), (ids, mask) = pad(QUERIES, EOS, side="left"), pad(RESPONSES, EOS, side="right")
-    with unchecked():
-        with pytest.raises(ValueError, match="no baseline: call score"):
-            one.advantages(Rollout(q, qm, ids, mask, scores=SCORES.double()))
-        for baseline in (None, BASELINE[:3]):
-            with pytest.raises(ValueError, match="pass baseline="):
-                one.compute_loss(q, qm, ids, mask, SCORES, baseline)
-        with pytest.raises(FloatingPointError, match="baseline is inf at response 0"):
-            one.compute_loss(q, qm, ids, mask, SCORES, BASELINE / torch.tensor([0.0, 1, 1, 1]))
+
+
+def test_without_a_greedy_baseline_remax_has_no_advantages(unchecked):
+    t = RLHFTrainer(tiny(), config=config("remax"), tokenizer=TOKENIZER)
+    queries, responses = pad(QUERIES, EOS, side="left"), pad(RESPONSES, EOS, side="right")
+    with unchecked(), pytest.raises(ValueError, match="no baseline: call score"):
+        t.advantages(Rollout(*queries, *responses, scores=SCORES.double()))
+
+
+@pytest.mark.parametrize("baseline", [None, BASELINE[:3]], ids=["none", "too short"])
+def test_compute_loss_asks_for_the_greedy_baseline(baseline, unchecked):
+    t = RLHFTrainer(tiny(), config=config("remax"), tokenizer=TOKENIZER)
+    with unchecked(), pytest.raises(ValueError, match="pass baseline="):
+        t.compute_loss(**GOOD, baseline=baseline)
+
+
+def test_compute_loss_refuses_a_baseline_that_is_not_finite(unchecked):
+    t = RLHFTrainer(tiny(), config=config("remax"), tokenizer=TOKENIZER)
+    baseline = BASELINE / torch.tensor([0.0, 1, 1, 1])
+    with unchecked(), pytest.raises(FloatingPointError, match="baseline is inf at response 0"):
+        t.compute_loss(**GOOD, baseline=baseline)

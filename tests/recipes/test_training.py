@@ -1,0 +1,85 @@
+"A run in a directory: what it leaves, how it goes on, and what it refuses."
+
+import json
+
+import pytest
+import torch
+from small_trainer import HELD_OUT, PROMPTS, no_clock, reward, same, trainer, weights
+
+from instruct_goose import train_in
+from instruct_goose.recipes.training import answer, fingerprint_of_prompts, first_of
+
+
+def log_of(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return no_clock(rows)
+
+
+def test_a_run_leaves_its_log_policy_card_samples_and_last_its_summary(tmp_path):
+    summary = train_in(trainer(steps=2), tmp_path / "run", PROMPTS, reward, progress=False)
+    assert json.loads((tmp_path / "run/summary.json").read_text()) == summary
+    assert len(log_of(tmp_path / "run")) == summary["iterations"] == 2
+    samples = (tmp_path / "run/samples.md").read_text()
+    assert samples.startswith("# Training prompts, before and after")
+    card = (tmp_path / "run/policy/README.md").read_text()
+    assert "PPO, 2 iterations" in card and "library_name: transformers" in card
+
+
+def test_a_run_that_grows_has_the_numbers_of_one_that_was_never_stopped(tmp_path):
+    train_in(trainer(steps=2), tmp_path / "grown", PROMPTS, reward, progress=False)
+    grown = trainer(steps=4)
+    train_in(grown, tmp_path / "grown", PROMPTS, reward, resume=True, progress=False)
+    whole = trainer(steps=4)
+    train_in(whole, tmp_path / "whole", PROMPTS, reward, progress=False)
+    assert log_of(tmp_path / "grown") == log_of(tmp_path / "whole")
+    assert same(weights(grown), weights(whole))
+
+
+def test_a_finished_run_is_loaded_and_not_repeated(tmp_path):
+    trained = trainer(steps=2)
+    summary = train_in(trained, tmp_path, PROMPTS, reward, progress=False)
+
+    def asked_again(texts):
+        raise AssertionError("the reward was asked")
+
+    fresh = trainer(steps=2)
+    again = train_in(fresh, tmp_path, PROMPTS, asked_again, resume=True, progress=False)
+    assert again == summary
+    assert same(weights(fresh), weights(trained))
+
+
+def test_other_prompts_other_settings_and_a_full_directory_are_refused(tmp_path):
+    train_in(trainer(steps=1), tmp_path, PROMPTS, reward, progress=False)
+    with pytest.raises(ValueError, match="SHA-256 of the prompts"):
+        train_in(trainer(steps=2), tmp_path, PROMPTS[:4], reward, resume=True, progress=False)
+    with pytest.raises(ValueError, match="beta"):
+        train_in(trainer(steps=2, beta=0.7), tmp_path, PROMPTS, reward, resume=True, progress=False)
+    with pytest.raises(FileExistsError, match="already holds"):
+        train_in(trainer(steps=1), tmp_path, PROMPTS, reward, progress=False)
+
+
+def test_the_same_prompts_get_the_same_answers_and_no_reward_is_asked_unless_given():
+    t = trainer()
+    unscored = answer(t, HELD_OUT)
+    scored = answer(t, HELD_OUT, reward)
+    assert unscored.prompts == scored.prompts and unscored.responses == scored.responses
+    assert len(unscored.responses) == len(HELD_OUT)
+    assert unscored.mean_score is None
+    wholes = [f"{prompt} {text}" for prompt, text in zip(*scored[:2], strict=True)]
+    expected = torch.tensor(reward(wholes), dtype=torch.float32).mean().item()
+    assert scored.mean_score == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_stream_is_not_read_for_samples_or_a_fingerprint():
+    stream = iter(PROMPTS)
+    assert first_of(stream, 3) is None
+    assert fingerprint_of_prompts(stream) == "a stream"
+    assert list(stream) == PROMPTS
+
+
+def test_a_fingerprint_depends_on_every_row_and_their_order():
+    prints = {
+        fingerprint_of_prompts(rows) for rows in (PROMPTS, PROMPTS[::-1], PROMPTS[:-1], ["other"])
+    }
+    assert len(prints) == 4
+    assert fingerprint_of_prompts(tuple(PROMPTS)) == fingerprint_of_prompts(PROMPTS)
