@@ -304,8 +304,10 @@ def _check_moments(
     given = {(moment, name) for moment, by_name in moments.items() for name in by_name}
     for moment, name in sorted(announced | given):
         x = moments.get(moment, {}).get(name)
-        is_known = (moment, name) in announced and x is not None
-        if not is_known or not x.isfinite().all() or not _fits_parameter(x, parameters[name]):
+        fits = False
+        if (moment, name) in announced and x is not None:
+            fits = bool(x.isfinite().all()) and _fits_parameter(x, parameters[name])
+        if not fits:
             raise ValueError(
                 f"these are another optimizer's moments: {moment} of {name} is missing, new, not "
                 "finite, or does not fit its parameter"
@@ -439,7 +441,7 @@ def check_identity(before: Mapping, now: Mapping) -> None:
     Raises ValueError for other settings, another reference or another tokenizer.
     """
     check_values(before, {"config": dict})
-    free = set(FREE_SETTINGS)
+    free: set[str] = set(FREE_SETTINGS)
     if now["config"].get("lr_schedule") == "constant":
         free.add("steps")
     old = {name: value for name, value in before["config"].items() if name not in free}

@@ -286,9 +286,9 @@ def score_in_batches(
     limit = tokenizer.model_max_length
     limit = min(limit, context_length(model) or limit)
     rows = [[] if isinstance(text, str) else list(text) for text in texts]
-    places = [i for i, text in enumerate(texts) if isinstance(text, str)]
-    encoded = Renderer(tokenizer).texts([texts[i] for i in places])
-    for i, ids in zip(places, encoded, strict=True):
+    plain = {i: text for i, text in enumerate(texts) if isinstance(text, str)}
+    encoded = Renderer(tokenizer).texts(list(plain.values()))
+    for i, ids in zip(plain, encoded, strict=True):
         rows[i] = ids
     require_fitting(rows, [str(text) for text in texts], limit, f"{name} {{}}".format)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))

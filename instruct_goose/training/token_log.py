@@ -22,7 +22,10 @@ from ..models.tokens import printable
 from ..objective.kl import log_ratio
 from ..objective.masks import masked_sum
 from ..objective.policy_loss import held_tokens, probability_ratio
-from ..rollouts.rollout import decode
+from instruct_goose.rollouts.rollout import (
+    decode,
+    require_texts,
+)
 from .experience import Experience
 from .trainer import RLHFTrainer
 from .update import importance_weights, loss_args, LossFn
@@ -174,7 +177,7 @@ def response_notes(
     for k, i in enumerate(rows):
         note: dict[str, Any] = {"placed": experience.token_scores is not None}
         if texts is not None:
-            note["same_text"] = texts[k] == experience.texts[i]
+            note["same_text"] = texts[k] == require_texts(experience)[i]
         if size > 1 and len(experience) % size == 0:
             first = i // size * size
             note["group"] = [four_digits(x) for x in totals[first : first + size]]
