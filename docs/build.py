@@ -32,6 +32,7 @@ from lessons import (
     Cell,
     Page,
     of_course,
+    plain,
     read_pages,
     target,
 )
@@ -644,6 +645,14 @@ def write(path: Path, text: str):
         path.write_text(text, "utf-8")
 
 
+def copied(text: str) -> str:
+    "A Markdown file of the repository's root, with its links as the site has them."
+    text = re.sub(r"\]\((\w+\.md)\)", lambda m: f"]({COPIED[m[1]]}.md)", text)
+    return re.sub(
+        r"\]\(nbs/((?:\w+/)*)(\w+)\.ipynb", lambda m: f"]({m[1]}{plain(m[2])}.ipynb", text
+    )
+
+
 def stage() -> list[str]:
     "Write the pages for Sphinx; returns the links that lead nowhere."
     index, pages = read_pages()
@@ -667,9 +676,7 @@ def stage() -> list[str]:
     wanted[out / "quiz.md"] = quiz_page({p.url: p.title for p in pages})
     wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})
     for file, url in COPIED.items():
-        wanted[out / f"{url}.md"] = re.sub(
-            r"\]\((\w+\.md)\)", lambda m: f"]({COPIED[m[1]]}.md)", (ROOT / file).read_text("utf-8")
-        )
+        wanted[out / f"{url}.md"] = copied((ROOT / file).read_text("utf-8"))
     for path, text in wanted.items():
         write(path, text)
     for path in out.rglob("*.*"):

@@ -1086,29 +1086,29 @@ RECORD = [  # a place in the record of the newest checkpoint, what stands there 
     ("stages.ppo.metrics", [{"iteration": i} for i in range(3)], "either"),
     ("stages.ppo.metrics", [{"iteration": i, "reward_mean": "high"} for i in range(3)], "either"),
     ("stages.ppo.metrics", [{"iteration": i, "lr": 10**400} for i in range(3)], "either"),
-    ("stages.ppo.prompts_seen", -1, "refused"),
-    ("stages.ppo.prompts_seen", 10**12, "either"),
-    ("stages.ppo.prompts_seen", 1.5, "refused"),
-    ("stages.ppo.prompts_seen", 10**400, "either"),
-    ("stages.ppo.beta", -1, "refused"),
-    ("stages.ppo.beta", 1e308, "either"),
-    ("stages.ppo.beta", None, "refused"),
+    ("stages.ppo.parts.prompts.seen", -1, "refused"),
+    ("stages.ppo.parts.prompts.seen", 10**12, "either"),
+    ("stages.ppo.parts.prompts.seen", 1.5, "refused"),
+    ("stages.ppo.parts.prompts.seen", 10**400, "either"),
+    ("stages.ppo.parts.coefficients.beta", -1, "refused"),
+    ("stages.ppo.parts.coefficients.beta", 1e308, "either"),
+    ("stages.ppo.parts.coefficients.beta", None, "refused"),
     ("stages.ppo.stopped", 3, "refused"),
     ("stages.ppo.parts", {}, "refused"),
-    ("stages.ppo.parts.best", {"reward": 1.0, "iteration": 1}, "refused"),
-    ("stages.ppo.parts.best.iteration", 10**9, "either"),
-    ("stages.ppo.parts.scale", {"n": -3}, "refused"),
-    ("stages.ppo.groups", [], "refused"),
-    ("stages.ppo.groups.0.settings.lr", 1e9, "either"),
-    ("stages.ppo.groups.0.settings.lr", -1, "refused"),
-    ("stages.ppo.groups.0.settings.eps", 1.0, "refused"),
-    ("stages.ppo.groups.0.params", {}, "refused"),
-    ("stages.ppo.groups.0.params", ["x"], "refused"),
-    ("stages.ppo.groups.0.settings.optimizer", "SGD", "refused"),
-    ("stages.ppo.config.lr", 1.0, "refused"),
-    ("stages.ppo.config", None, "refused"),
-    ("stages.ppo.reference", "0", "refused"),
-    ("stages.ppo.tokenizer", None, "refused"),
+    ("stages.ppo.parts.best_policy", {"value": 1.0, "iteration": 1}, "refused"),
+    ("stages.ppo.parts.best_policy.iteration", 10**9, "either"),
+    ("stages.ppo.parts.reward_scale.moments", [-3.0, 0.0, 0.0], "refused"),
+    ("stages.ppo.parts.learner.groups", [], "refused"),
+    ("stages.ppo.parts.learner.groups.0.settings.lr", 1e9, "either"),
+    ("stages.ppo.parts.learner.groups.0.settings.lr", -1, "refused"),
+    ("stages.ppo.parts.learner.groups.0.settings.eps", 1.0, "refused"),
+    ("stages.ppo.parts.learner.groups.0.params", {}, "refused"),
+    ("stages.ppo.parts.learner.groups.0.params", ["x"], "refused"),
+    ("stages.ppo.parts.learner.groups.0.settings.optimizer", "SGD", "refused"),
+    ("stages.ppo.identity.config.lr", 1.0, "refused"),
+    ("stages.ppo.identity.config", None, "refused"),
+    ("stages.ppo.identity.reference", "0", "refused"),
+    ("stages.ppo.identity.tokenizer", None, "refused"),
 ]
 
 
@@ -1144,9 +1144,9 @@ def checkpoints(r: random.Random, world: Path):
             inner = inner[k]
         inner[last] = x
         yield case(f"{place} is {x!r}", ends, tensors, changed)
-    kinds = {
-        k.split("/")[1]: [n for n in tensors if n.split("/")[1] == k.split("/")[1]] for k in tensors
-    }
+    kinds: dict[str, list[str]] = {}  # by the part and what it keeps: parts/learner/moments
+    for name in tensors:
+        kinds.setdefault("/".join(name.split("/")[1:4]), []).append(name)
     for names in kinds.values():
         for name in r.sample(names, min(2, len(names))):
             x = tensors[name]

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['State', 'TENSOR', 'FREE_SETTINGS', 'environment', 'differences', 'require_same_settings', 'random_state',
-           'check_tensors', 'set_random_state', 'flatten', 'unflatten', 'map_tensors', 'optimizer_state',
-           'load_optimizer', 'check_optimizer', 'warn_of_other_environment', 'Stateful', 'StageStore', 'identity_of',
-           'fingerprint_module', 'fingerprint_tokenizer', 'check_identity', 'named_tensors']
+           'check_tensors', 'set_random_state', 'named_tensors', 'flatten', 'unflatten', 'map_tensors',
+           'optimizer_state', 'load_optimizer', 'check_optimizer', 'warn_of_other_environment', 'Stateful',
+           'StageStore', 'identity_of', 'fingerprint_module', 'fingerprint_tokenizer', 'check_identity']
 
 # %% ../../nbs/reference/core/state.ipynb #a6a40540
 import hashlib
@@ -138,6 +138,20 @@ def set_random_state(
 def _without_gpus(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     "A run may go on with another number of GPUs."
     return {name: x for name, x in state.items() if not name.startswith("cuda_")}
+
+# %% ../../nbs/reference/core/state.ipynb #fba69d85
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Collect parameters and buffers that are saved, under one name each.
+
+    A tied weight has several names; the first one counts.
+    """
+    named = {}
+    known = set()
+    for name, x in module.state_dict(keep_vars=True).items():
+        if id(x) not in known:
+            known.add(id(x))
+            named[name] = x
+    return named
 
 # %% ../../nbs/reference/core/state.ipynb #ba666b5f
 State = dict[str, Any]  # nested dictionaries; at their ends tensors, and what JSON can hold
@@ -441,17 +455,3 @@ def check_identity(before: Mapping, now: Mapping) -> None:
                 f"the {words} is not the one of this checkpoint: build the trainer "
                 "from the same ones as before"
             )
-
-# %% ../../nbs/reference/core/state.ipynb #fba69d85
-def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Collect parameters and buffers that are saved, under one name each.
-
-    A tied weight has several names; the first one counts.
-    """
-    named = {}
-    known = set()
-    for name, x in module.state_dict(keep_vars=True).items():
-        if id(x) not in known:
-            known.add(id(x))
-            named[name] = x
-    return named

@@ -469,7 +469,7 @@ def make_page(
         facts=escape(facts),
         nav="".join(links),
         sections="".join(parts),
-        record=json.dumps(without_nan(record), allow_nan=False).replace("<", "\\u003c"),
+        record=json.dumps(nan_to_none(record), allow_nan=False).replace("<", "\\u003c"),
     )
 
 # %% ../../nbs/reference/doctor/report.ipynb #259fdc17

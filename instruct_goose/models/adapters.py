@@ -33,10 +33,13 @@ def with_lora(
     targets: Sequence[str] | None = None,  # names of layers; None: all matrices of the transformer
     top: int | None = None,  # in the last so many blocks only; None: in all
 ) -> PreTrainedModel:  # the same one
-    """W·x becomes W·x + (α/r)·B·A·x in each target, A random (torch's generator), B = 0; A and B
-    alone learn (Hu et al. 2021, eq. 3). Raises ImportError without peft, ValueError for a rank
-    below 1, for targets or blocks that are not there, and for a model with adapters."""
-    lora = require_peft().LoraConfig
+    """Add low-rank adapters to a model: W·x becomes W·x + (α/r)·B·A·x in each target.
+
+    A is random (torch's generator) and B = 0, so that the model begins as it was; A and B alone
+    learn (Hu et al. 2021, eq. 3). Raises ImportError without peft, ValueError for a rank below
+    1, for targets or blocks that are not there, and for a model with adapters.
+    """
+    lora_config = require_peft().LoraConfig
     blocks = model.config.get_text_config().num_hidden_layers
     if rank < 1 or not (top is None or 1 <= top <= blocks):
         raise ValueError(
@@ -45,14 +48,13 @@ def with_lora(
         )
     if has_adapters(model):
         raise ValueError("the model has adapters already: train those, or merge_adapters first")
-    matrices = {
-        name.rsplit(".", 1)[-1]: type(part)
-        for name, part in trunk(model).named_modules()
-        if isinstance(part, MATRIX_TYPES)
-    }
+    matrices = {}
+    for name, part in trunk(model).named_modules():
+        if isinstance(part, MATRIX_TYPES):
+            matrices[name.rsplit(".", 1)[-1]] = type(part)
     names = sorted(matrices) if targets is None else list(targets)
     model.add_adapter(
-        lora(
+        lora_config(
             r=rank,
             lora_alpha=2 * rank if alpha is None else alpha,
             target_modules=names,
@@ -75,7 +77,7 @@ MATRIX_TYPES = (nn.Linear, Conv1D)  # and what is made of them, such as weights 
 
 
 def widen_trainable(model: PreTrainedModel) -> PreTrainedModel:
-    "Widens the weights that learn, in place: half precision rounds small steps away."
+    "Widen the weights that learn to float32, in place: half precision rounds small steps away."
     for p in model.parameters():
         if p.requires_grad:
             p.data = p.data.to(torch.promote_types(p.dtype, torch.float32))
@@ -83,7 +85,7 @@ def widen_trainable(model: PreTrainedModel) -> PreTrainedModel:
 
 # %% ../../nbs/guides/lora.ipynb #ada90c
 def require_peft() -> Any:
-    "The package, or an ImportError that says how to install it."
+    "Import peft. Raises ImportError saying how to install it."
     try:
         import peft
     except ImportError as e:
@@ -91,9 +93,12 @@ def require_peft() -> Any:
     return peft
 
 
-def four_bits() -> dict[str, Any]:  # options for `load_model`
-    """QLoRA's frozen weights: 4-bit NormalFloat, its constants quantised again (Dettmers et al.
-    2023); put adapters on them with `with_lora`. Raises ImportError without bitsandbytes."""
+def four_bits() -> dict[str, Any]:
+    """Make the options of `load_model` for QLoRA's frozen weights.
+
+    They are in 4-bit NormalFloat, its constants quantised again (Dettmers et al. 2023); put
+    adapters on them with `with_lora`. Raises ImportError without bitsandbytes and accelerate.
+    """
     if not (find_spec("bitsandbytes") and find_spec("accelerate")):
         raise ImportError(
             "weights in 4 bits need bitsandbytes: "
@@ -113,57 +118,81 @@ def four_bits() -> dict[str, Any]:  # options for `load_model`
 
 # %% ../../nbs/guides/lora.ipynb #bd51bb18
 def adapter_layers(model: nn.Module) -> list[Any]:
-    "The layers with adapters of a model."
-    return [m for m in model.modules() if hasattr(m, "get_base_layer")]
+    "Collect the layers of a model that have adapters."
+    return [layer for layer in model.modules() if hasattr(layer, "get_base_layer")]
 
 
 def has_adapters(model: nn.Module) -> bool:
-    return bool(adapter_layers(model)) or any(
-        hasattr(m, "original_module") for m in model.modules()
-    )
+    "Does any layer have adapters, or a copy that learns (peft's `modules_to_save`)?"
+    return bool(adapter_layers(model)) or _has_whole_modules(model)
+
+
+def _has_whole_modules(model: nn.Module) -> bool:
+    "Does a whole module learn beside the adapters?"
+    return any(hasattr(part, "original_module") for part in model.modules())
 
 # %% ../../nbs/guides/lora.ipynb #ada918
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A frozen copy of the model, which shares what does not learn beside adapters. LoRA that adds
-    nothing yet is left out: B = 0."""
-    own = [(name, p) for name, p in model.named_parameters() if p.requires_grad or "lora_" in name]
-    new = all(".lora_A." in name or ".lora_B." in name and not p.any() for name, p in own)
-    return (without_adapters if new else copy_sharing_frozen)(model).requires_grad_(False).eval()
+    """Copy a model and freeze the copy. With adapters, what does not learn is shared.
+
+    Adapters that add nothing yet (LoRA's B = 0) are left out.
+    """
+    if _adds_nothing_yet(model):
+        twin = without_adapters(model)
+    else:
+        twin = copy_sharing_frozen(model)
+    return twin.requires_grad_(False).eval()
+
+
+def _adds_nothing_yet(model: PreTrainedModel) -> bool:
+    "Is all that learns LoRA with B = 0?"
+    for name, p in model.named_parameters():
+        is_new_lora = ".lora_A." in name or (".lora_B." in name and not p.any())
+        if (p.requires_grad or "lora_" in name) and not is_new_lora:
+            return False
+    return True
 
 
 def copy_sharing_frozen(model: PreTrainedModel) -> PreTrainedModel:
-    "A copy. Of a model with adapters, the frozen weights are the same tensors."
-    frozen = [p for p in model.parameters() if not p.requires_grad] if has_adapters(model) else []
-    return copy.deepcopy(model, {id(p): p for p in frozen})
+    "Copy a model. With adapters, the copy has the same frozen tensors."
+    if not has_adapters(model):
+        return copy.deepcopy(model)
+    return copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
 
 
 def without_adapters(model: PreTrainedModel) -> PreTrainedModel:  # plain
-    """The model without its adapters, on the same frozen tensors; other weights that have learnt
-    are kept. Raises ValueError for adapters that are merged into the weights."""
+    """Copy a model without its adapters, on the same frozen tensors.
+
+    Other weights that have learnt are kept. Raises ValueError for adapters that are merged into
+    the weights, and for whole modules that have learnt beside them.
+    """
     _require_removable(model)
     return _without_adapter_layers(
         model, {id(p): p for p in model.parameters() if not p.requires_grad}
     )
 
 # %% ../../nbs/guides/lora.ipynb #ada919
-def _without_adapter_layers(model: PreTrainedModel, known: dict[int, Any]) -> PreTrainedModel:
-    """A copy with each layer's own matrix in the place of the layer with adapters. The tensors
-    `known`, by id, are shared."""
+def _without_adapter_layers(model: PreTrainedModel, shared: dict[int, Any]) -> PreTrainedModel:
+    """Copy a model, with each layer's own matrix in the place of the layer with adapters.
+
+    Tensors in `shared`, by id, are not copied; it is filled with what has been copied.
+    """
     for layer in adapter_layers(model):
-        known[id(layer)] = copy.deepcopy(layer.get_base_layer(), known)
-    plain = copy.deepcopy(model, known)
+        shared[id(layer)] = copy.deepcopy(layer.get_base_layer(), shared)
+    plain = copy.deepcopy(model, shared)
     for mark in ("peft_config", "_hf_peft_config_loaded"):  # transformers would save adapters only
         vars(plain).pop(mark, None)
     return plain
 
 # %% ../../nbs/guides/lora.ipynb #1cf09eb8
 def _require_removable(model: nn.Module) -> None:
+    "Raises ValueError where weights and adapters cannot be told apart."
     if any(layer.merged for layer in adapter_layers(model)):
         raise ValueError(
             "the adapters are merged into the weights, and cannot be told from them: "
             "unmerge them first, model.unmerge_adapter() of peft"
         )
-    if any(hasattr(part, "original_module") for part in model.modules()):
+    if _has_whole_modules(model):
         raise ValueError(
             "whole modules have learnt beside the adapters (modules_to_save): use "
             "merge_and_unload of peft"
@@ -171,8 +200,10 @@ def _require_removable(model: nn.Module) -> None:
 
 # %% ../../nbs/guides/lora.ipynb #ada926
 def unwrap_peft(model: Any) -> Any:
-    """The causal LM in a PeftModel, adapters in place; anything else as it is. Raises TypeError
-    for prompt tuning."""
+    """Take the causal LM out of a PeftModel, adapters in place; anything else stays as it is.
+
+    Raises TypeError for prompt tuning, which adds tokens and changes no layer.
+    """
     peft = sys.modules.get("peft")
     if peft is None or not isinstance(model, peft.PeftModel):
         return model
@@ -189,39 +220,49 @@ def unwrap_peft(model: Any) -> Any:
 def merge_adapters(
     model: PreTrainedModel,  # with adapters; it stays as it is
 ) -> PreTrainedModel:  # a plain one, on its own
-    """W ← W + (α/r)·B·A. Raises ValueError where a matrix with an adapter is also used elsewhere,
-    as a tied head is, and for adapters that are merged already."""
+    """Add adapters to the weights of a copy: W ← W + (α/r)·B·A.
+
+    Raises ValueError where a matrix with an adapter is also used elsewhere, as a tied head is,
+    and for adapters that are merged already.
+    """
     return merge_in_place(copy.deepcopy(model))
 
 
-def merge_in_place(whole: PreTrainedModel) -> PreTrainedModel:  # plain, of the same tensors
-    "`merge_adapters` without a copy."
-    _require_removable(whole)
-    uses = Counter(id(p) for _, p in whole.named_parameters(remove_duplicate=False))
-    if any(uses[id(layer.get_base_layer().weight)] > 1 for layer in adapter_layers(whole)):
+def merge_in_place(model: PreTrainedModel) -> PreTrainedModel:  # plain, of the same tensors
+    "Merge as `merge_adapters` does, without a copy: the model itself must not be used any more."
+    _require_removable(model)
+    uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    if any(uses[id(layer.get_base_layer().weight)] > 1 for layer in adapter_layers(model)):
         raise ValueError(
             "a matrix with an adapter is used in a second place, as a tied head and "
             "embedding are: merged, it would change there too. Keep the adapters"
         )
-    for layer in adapter_layers(whole):
+    for layer in adapter_layers(model):
         layer.merge(safe_merge=True)
-    return _without_adapter_layers(whole, {id(p): p for p in whole.parameters()})
+    return _without_adapter_layers(model, {id(p): p for p in model.parameters()})
 
 # %% ../../nbs/guides/lora.ipynb #4ac45e08
 def module_state(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, detached and not copied: of a model with adapters what learns,
-    and buffers; else all."""
-    whole = not has_adapters(module)
-    return {
-        name: x.detach()
-        for name, x in named_tensors(module).items()
-        if whole or x.requires_grad or not isinstance(x, nn.Parameter)
-    }
+    """Collect the tensors of a checkpoint by name, detached and not copied.
+
+    Of a model with adapters these are the weights that learn, and buffers; else all.
+    """
+    named = named_tensors(module)
+    if has_adapters(module):
+        named = {
+            name: x
+            for name, x in named.items()
+            if x.requires_grad or not isinstance(x, nn.Parameter)
+        }
+    return {name: x.detach() for name, x in named.items()}
 
 # %% ../../nbs/guides/lora.ipynb #1d931571
 @torch.no_grad()
 def load_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    "Write what `module_state` gave into the module, after `check_tensors`."
+    """Write what `module_state` gave into a module, in place.
+
+    Raises ValueError, with nothing written, for another model's tensors (see `check_tensors`).
+    """
     own = module_state(module)
     check_tensors(own, tensors, "another model's weights")
     for name, x in own.items():

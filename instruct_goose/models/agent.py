@@ -61,8 +61,14 @@ class Evaluation(NamedTuple):
 
 # %% ../../nbs/learn/13_agent.ipynb #fa51f95c
 def load_policy(model: nn.Module | str | Path) -> PreTrainedModel:
-    "Raises TypeError for a model without a language-model head, and for one that is not causal."
-    model = load_model(model) if isinstance(model, str | Path) else unwrap_peft(model)
+    """Take or load the causal language model that is to be trained.
+
+    Raises TypeError for a model without a language-model head, and for one that is not causal.
+    """
+    if isinstance(model, str | Path):
+        model = load_model(model)
+    else:
+        model = unwrap_peft(model)
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
         raise TypeError(
             f"{type(model).__name__} has no language-model head: "
@@ -73,34 +79,41 @@ def load_policy(model: nn.Module | str | Path) -> PreTrainedModel:
 
 # %% ../../nbs/learn/13_agent.ipynb #781c9103
 def load_value_trunk(
-    value_model: PreTrainedModel | str | Path | None,
+    value_model: PreTrainedModel | str | Path | None,  # None: the policy's; "copy"; a model; a path
     policy: PreTrainedModel,
 ) -> PreTrainedModel | None:  # None: the policy's own
-    "Raises ValueError for a value model that reads other tokens, or fewer, than the policy."
+    """Find the transformer that the value head reads.
+
+    Raises ValueError for a value model that reads other tokens, or fewer, than the policy.
+    """
     if value_model is None:
         return None
     if value_model == "copy":
         return copy_sharing_frozen(trunk(policy))
     if isinstance(value_model, str | Path):
         value_model = load_model(value_model, "trunk")
-    own = trunk(value_model)
-    if own is trunk(policy):
+    value_trunk = trunk(value_model)
+    if value_trunk is trunk(policy):
         return None
-    check_causal(own)
-    ours, theirs = ((vocabulary_size(m), context_length(m)) for m in (policy, own))
+    check_causal(value_trunk)
+    ours = (vocabulary_size(policy), context_length(policy))
+    theirs = (vocabulary_size(value_trunk), context_length(value_trunk))
     if ours != theirs:
         raise ValueError(
             f"(vocabulary, context) is {ours} for the policy and {theirs} for the "
             "value model: both read the same tokens, so pass one of the same family"
         )
-    return own
+    return value_trunk
 
 # %% ../../nbs/learn/13_agent.ipynb #77138c6d
 class Agent(nn.Module):
     """A policy (any causal LM) and a value head: V(sₜ) = w·h(sₜ) + b, a number at every position.
+
     The head starts at zero, so the first values are exactly 0. It sits on the policy's own
-    transformer, or on `value_model`: "copy", a model, or a path.
-    Raises TypeError for a model without a language-model head, and for one that is not causal."""
+    transformer, or on `value_model`: "copy", a model, or a path. Raises TypeError for a model
+    without a language-model head and for one that is not causal, ValueError for a value model
+    that reads other tokens.
+    """
 
     model: PreTrainedModel  # the policy
     value_model: PreTrainedModel | None  # None: the head reads the policy's own transformer
@@ -114,14 +127,19 @@ class Agent(nn.Module):
         super().__init__()
         self.model = load_policy(model)
         self.value_model = load_value_trunk(value_model, self.model)
-        base, weight = self.value_trunk, next(self.value_trunk.parameters())
-        dtype = torch.promote_types(weight.dtype, torch.float32)  # values need more than half
-        self.value_head = nn.Linear(hidden_size(base), 1, device=weight.device, dtype=dtype)
+        weight = next(self.value_trunk.parameters())
+        self.value_head = nn.Linear(
+            hidden_size(self.value_trunk),
+            1,
+            device=weight.device,
+            dtype=torch.promote_types(weight.dtype, torch.float32),  # half is too coarse for values
+        )
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
-        for part in (self.model, self.value_model):
-            if gradient_checkpointing and part is not None:
-                recompute_layers(part)
+        if gradient_checkpointing:
+            recompute_layers(self.model)
+            if self.value_model is not None:
+                recompute_layers(self.value_model)
 
     @property
     def value_trunk(self) -> PreTrainedModel:
@@ -138,33 +156,35 @@ class Agent(nn.Module):
         with_entropy: bool = True,
         with_values: bool = True,  # False: `values` is None
     ) -> Evaluation:
-        """Logprobs, entropy and values of the response tokens, on one layout, as
-        `response_logprobs` does it. Dropout off."""
+        """Compute log π, entropy and values of the response tokens, with gradients.
+
+        Dropout is off. A shared transformer is read once. Raises what `layout_of` does.
+        """
         layout = response.layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
-        hidden = predicting_states(self.value_trunk, layout) if with_values else None
-        shared = hidden if self.value_model is None else None
+        value_states = predicting_states(self.value_trunk, layout) if with_values else None
+        policy_states = value_states if self.value_model is None else None
         logprobs, entropy = logprobs_of_layout(
-            self.model, layout, temperature, with_entropy, shared
+            self.model, layout, temperature, with_entropy, policy_states
         )
-        values = None if hidden is None else self.values_at(hidden)
         return Evaluation(
-            layout.scatter(logprobs),
-            *(None if x is None else layout.scatter(x) for x in (entropy, values)),
+            logprobs=layout.scatter(logprobs),
+            entropy=None if entropy is None else layout.scatter(entropy),
+            values=None if value_states is None else layout.scatter(self.values_at(value_states)),
         )
 
     def values(
         self,
-        query_ids: Tensor,
+        query_ids: Tensor,  # (B, Q)
         query_mask: Tensor,
-        response_ids: Tensor,
+        response_ids: Tensor,  # (B, T)
         response_mask: Tensor,
-    ) -> Tensor:
-        "(B, T): V(sₜ) alone, without the policy's head. Dropout off; 0 at padding."
+    ) -> Tensor:  # (B, T), 0 at padding
+        "Compute V(sₜ) alone, without the policy's head. Dropout off."
         layout = response.layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
         return layout.scatter(self.values_at(predicting_states(self.value_trunk, layout)))
 
     def values_at(self, hidden: Tensor) -> Tensor:
-        "w·h + b: (…, H) to (…), float32 or wider."
+        "Compute w·h + b of hidden states: (…, H) to (…), float32 or wider."
         values = self.value_head(hidden.to(self.value_head.weight.dtype))[..., 0]
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
@@ -173,45 +193,56 @@ class Agent(nn.Module):
         input_ids: Int[Tensor, "batch time"],
         attention_mask: Bool[Tensor, "batch time"] | Int[Tensor, "batch time"] | None = None,
     ) -> AgentOutput:
-        """Logits and values at every position, 0 at padding. In the mode, training or not, that
-        the agent is in. Without a mask nothing is padding."""
+        """Compute logits and values at every position, 0 at padding.
+
+        In the mode, training or not, that the agent is in. Without a mask nothing is padding.
+        """
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
         mask = check_ids_and_mask(input_ids, attention_mask, "input")
-        ids, right = compact(input_ids, mask, "right")
-        ids = ids.masked_fill(~right, 0)
-        hidden = forward_pass(self.value_trunk, ids, right)
+        ids, right_mask = compact(input_ids, mask, "right")
+        ids = ids.masked_fill(~right_mask, 0)
+        hidden = forward_pass(self.value_trunk, ids, right_mask)
         head = plain_head(self.model) if self.value_model is None else None
-        logits = forward_pass(self.model, ids, right) if head is None else head(hidden)
-        logits, values = (
-            x.new_zeros(x.shape).index_put((mask,), x[right])
-            for x in (logits, self.values_at(hidden))
+        if head is None:
+            logits = forward_pass(self.model, ids, right_mask)
+        else:
+            logits = head(hidden)
+        values = self.values_at(hidden)
+        return AgentOutput(
+            logits=_move_tokens(logits, right_mask, mask),
+            values=_move_tokens(values, right_mask, mask),
         )
-        return AgentOutput(logits, values)
 
     def policy_parameters(self) -> Iterator[nn.Parameter]:
-        "The language model's, a shared transformer included."
+        "Yield the language model's parameters, a shared transformer's included."
         return self.model.parameters()
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
-        "The value head's, and its own transformer's where it has one. Never the policy's."
+        "Yield the value head's parameters, and its own transformer's. Never the policy's."
         if self.value_model is not None:
             yield from self.value_model.parameters()
         yield from self.value_head.parameters()
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """The policy as a plain transformers model, or its adapters alone; beside it the value
-        head, and the value model with its adapters merged."""
-        directory, separate = Path(directory), self.value_model
-        values = directory / "values"  # an engine takes all *.safetensors beside the policy's
+        """Write the policy as a plain transformers model, or its adapters alone.
+
+        Beside it stand the value head, and the value model with its adapters merged.
+        """
+        directory = Path(directory)
         self.model.save_pretrained(directory)
+        value_model = self.value_model
+        if value_model is not None:
+            if has_adapters(value_model):
+                value_model = merge_adapters(value_model)
+            value_model.save_pretrained(directory / "value_model")
+        values = directory / "values"  # an engine takes all *.safetensors beside the policy's
         values.mkdir(exist_ok=True)
-        if separate is not None:
-            separate = merge_adapters(separate) if has_adapters(separate) else separate
-            separate.save_pretrained(directory / "value_model")
-        head = {k: v.detach().cpu().contiguous() for k, v in self.value_head.state_dict().items()}
-        kind = {"separate": str(separate is not None)}
-        save_file(head, values / "head.safetensors", metadata=kind)
+        head = {}
+        for name, x in self.value_head.state_dict().items():
+            head[name] = x.detach().cpu().contiguous()
+        metadata = {"separate": str(value_model is not None)}
+        save_file(head, values / "head.safetensors", metadata=metadata)
 
     @classmethod
     def from_pretrained(
@@ -220,35 +251,45 @@ class Agent(nn.Module):
         base: PreTrainedModel | str | Path | None = None,  # of adapters; None: as saved
         **options: Any,  # dtype, …: they go to transformers
     ) -> "Agent":
-        """What `save_pretrained` wrote, in the precision that it was written in. Raises ValueError
-        for a directory without a value head."""
-        directory, options = Path(directory), {"dtype": "auto", **options}
+        """Load what `save_pretrained` wrote, in the precision that it was written in.
+
+        Raises ValueError for a directory without a value head.
+        """
+        directory = Path(directory)
+        options = {"dtype": "auto", **options}
         file = directory / "values/head.safetensors"
         if not file.exists():
             raise ValueError(
                 f"no values/{file.name} in {directory}: `Agent(directory)` makes an "
                 "agent of a plain model, with a new value head"
             )
+        if (directory / "adapter_config.json").exists():
+            policy = load_adapters(directory, base, **options)
+        else:
+            policy = load_model(directory, **options)
         with safe_open(file, "pt") as saved:
-            separate = saved.metadata()["separate"] == "True"
-        adapters = (directory / "adapter_config.json").exists()
-        policy = (
-            load_adapters(directory, base, **options)
-            if adapters
-            else load_model(directory, **options)
-        )
-        agent = cls(
-            policy, load_model(directory / "value_model", "trunk", **options) if separate else None
-        )
+            is_separate = saved.metadata()["separate"] == "True"
+        value_model = None
+        if is_separate:
+            value_model = load_model(directory / "value_model", "trunk", **options)
+        agent = cls(policy, value_model)
         agent.value_head.load_state_dict(load_file(file))
         return agent
+
+
+def _move_tokens(x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    "Move what stands at one mask to another with as many tokens in each row; 0 elsewhere."
+    return x.new_zeros(x.shape).index_put((target,), x[source])
 
 # %% ../../nbs/learn/13_agent.ipynb #3dcc3049
 def create_reference_model(
     model: "Agent | PreTrainedModel",  # an Agent or a causal LM
 ) -> PreTrainedModel:  # the causal LM alone
-    """π_ref: a copy of the language model that no longer learns; with adapters a copy of those, on
-    the same frozen weights. Dropout off, no gradients, same device and dtype."""
+    """Copy the language model as π_ref, which no longer learns.
+
+    With adapters it is a copy of those, on the same frozen weights. Dropout off, no gradients,
+    same device and dtype.
+    """
     return frozen_copy(model.model if isinstance(model, Agent) else unwrap_peft(model))
 
 
@@ -262,16 +303,23 @@ def require_unshared(model: nn.Module, ref_model: nn.Module) -> None:
         )
 
 
-def make_reference(ref_model: nn.Module | None, agent: Agent) -> PreTrainedModel:
-    """π_ref, frozen; None: a copy of the policy. Raises ValueError if it shares weights with the
-    policy or has other tokens."""
+def make_reference(
+    ref_model: nn.Module | None,  # None: a copy of the policy
+    agent: Agent,
+) -> PreTrainedModel:
+    """Make π_ref, frozen.
+
+    Raises ValueError if it shares weights with the policy or has other tokens.
+    """
     if ref_model is None:
         return create_reference_model(agent)
-    model = load_policy(ref_model.model if isinstance(ref_model, Agent) else ref_model)
-    require_unshared(agent, model)
-    own, other = map(vocabulary_size, (agent.model, model))
-    if own != other:
+    reference = load_policy(ref_model.model if isinstance(ref_model, Agent) else ref_model)
+    require_unshared(agent, reference)
+    tokens = vocabulary_size(agent.model)
+    ref_tokens = vocabulary_size(reference)
+    if tokens != ref_tokens:
         raise ValueError(
-            f"ref_model has {other} tokens, the policy {own}: the KL compares them token by token"
+            f"ref_model has {ref_tokens} tokens, the policy {tokens}: the KL compares them token "
+            "by token"
         )
-    return model.requires_grad_(False).eval()
+    return reference.requires_grad_(False).eval()

@@ -23,31 +23,38 @@ from .tokens import position_ids
 
 # %% ../../nbs/reference/models/families.ipynb #8cf1e1c8
 def trunk(model: PreTrainedModel) -> PreTrainedModel:
-    """The transformer without its head, whatever the architecture calls it.
-    Raises TypeError for a model whose transformer is not found."""
-    base, headless = model.base_model, model.get_output_embeddings() is None
-    if isinstance(base, PreTrainedModel) and (base is not model or headless):
+    """Find the transformer without its head, whatever the architecture calls it.
+
+    Raises TypeError for a model whose transformer is not found.
+    """
+    base = model.base_model
+    has_no_head = model.get_output_embeddings() is None
+    if isinstance(base, PreTrainedModel) and (base is not model or has_no_head):
         return base
     for name in ("model", "transformer", "backbone", "language_model"):
-        if (part := getattr(model, name, None)) is not None:
+        part = getattr(model, name, None)
+        if part is not None:
             return trunk(part)
     raise TypeError(f"{type(model).__name__}: its transformer is not found under any usual name")
 
 
 def hidden_size(model: PreTrainedModel) -> int:
-    "H: `n_embd` for GPT-2, `hidden_size` for most; OPT may project its states to another size."
+    """Read H, the size of the last hidden states.
+
+    It is `n_embd` for GPT-2, `hidden_size` for most; OPT may project its states to another size.
+    """
     config = model.config.get_text_config()
     return getattr(config, "word_embed_proj_dim", config.hidden_size)
 
 # %% ../../nbs/reference/models/families.ipynb #5fe520d1
 def context_length(model: PreTrainedModel) -> int | None:
-    "Most tokens in a sequence, from the config; None where it names no limit."
+    "Read the most tokens in a sequence from the config; None where it names no limit."
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return limit if limit and limit > 0 else None
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    "Rows of the embedding: every token id lies below."
+    "Count the rows of the embedding: every token id lies below."
     return len(model.get_input_embeddings().get_parameter("weight"))
 
 # %% ../../nbs/reference/models/families.ipynb #466624c2
@@ -55,8 +62,11 @@ RECOMPUTED = "_recomputed_in_backward"  # a mark on a layer
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Gradient checkpointing: of each layer only the input is kept, and the backward pass computes
-    the rest again, without dropout, as it was. Raises ValueError for a model that cannot."""
+    """Turn on gradient checkpointing: only each layer's input is kept for the backward pass.
+
+    The backward pass computes the rest again, without dropout, as it was. Raises ValueError for
+    a model that cannot.
+    """
     if not model.supports_gradient_checkpointing:
         raise ValueError(f"{type(model).__name__} has no gradient checkpointing: leave it out")
     renamed: Any = getattr(model, "activation_checkpointing_enable", None)  # in transformers 5.2x
@@ -69,10 +79,13 @@ def recompute_layers(model: PreTrainedModel) -> None:
 # %% ../../nbs/reference/models/families.ipynb #0666e826
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
-    "Dropout off inside, whatever the mode; every module's own mode restored after."
-    modes, learns = [(m, m.training) for m in model.modules()], torch.is_grad_enabled()
-    for module, mode in modes:  # transformers recomputes only layers in training mode
-        if mode != (wanted := learns and vars(module).get(RECOMPUTED, False)):  # setting is slow
+    "Turn dropout off inside the block; every module's own mode is restored after."
+    modes = [(module, module.training) for module in model.modules()]
+    has_gradients = torch.is_grad_enabled()
+    for module, mode in modes:
+        # transformers recomputes only layers in training mode
+        wanted = has_gradients and vars(module).get(RECOMPUTED, False)
+        if mode != wanted:  # setting is slow
             module.training = wanted
     try:
         yield model
@@ -83,14 +96,14 @@ def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
 
 # %% ../../nbs/reference/models/families.ipynb #29db539b
 def forward_options(model: nn.Module, mask: Shaped[Tensor, "batch time"]) -> dict[str, Any]:
-    "Position ids from the mask and no cache, for architectures that take them (BLOOM does not)."
-    takes = inspect.signature(model.forward).parameters
+    "Make position ids from the mask, and no cache, where the forward takes them (BLOOM does not)."
+    parameters = inspect.signature(model.forward).parameters
     options = {"position_ids": position_ids(mask), "use_cache": False}
-    return {name: value for name, value in options.items() if name in takes}
+    return {name: value for name, value in options.items() if name in parameters}
 
 # %% ../../nbs/reference/models/families.ipynb #79ef5e15
 def differs_by_more_than_rounding(x: Tensor, y: Tensor) -> bool:
-    "|x − y| > 8·eps·max|x| anywhere: two rows of a batch may be added up in different orders."
+    "Is |x − y| > 8·eps·max|x| anywhere? Rows of a batch may be added up in different orders."
     return bool((x - y).abs().max() > 8 * torch.finfo(x.dtype).eps * x.abs().max())
 
 # %% ../../nbs/reference/models/families.ipynb #c736ef0c
@@ -98,8 +111,11 @@ _CAUSAL: WeakSet[nn.Module] = WeakSet()  # models that passed the check
 
 
 def check_causal(model: PreTrainedModel) -> None:
-    """Raises TypeError, by the model's name, unless it reads from left to right and counts its
-    positions from 0. Each model is tried once, with two forwards of two tokens."""
+    """Try once, with two forwards of two tokens, whether a model can be trained here.
+
+    Raises TypeError, by the model's name, unless it reads from left to right and counts its
+    positions from 0.
+    """
     if model in _CAUSAL:
         return
     name = type(model).__name__
@@ -107,9 +123,9 @@ def check_causal(model: PreTrainedModel) -> None:
         raise TypeError(f"{name} has an encoder beside its decoder: pass a causal model")
     ids = torch.tensor([[0, 0], [0, 1]], device=model.device)
     mask = torch.ones_like(ids)
-    with torch.no_grad(), eval_mode(model):  # with our positions, and with its own
+    with torch.no_grad(), eval_mode(model):
         ours = model(input_ids=ids, attention_mask=mask, **forward_options(model, mask))[0]
-        own = model(input_ids=ids, attention_mask=mask)[0]
+        own = model(input_ids=ids, attention_mask=mask)[0]  # with its own positions
     if differs_by_more_than_rounding(own[0, 0], own[1, 0]):
         raise TypeError(
             f"{name} looks ahead: its first position depends on the second token. "
@@ -124,8 +140,10 @@ _PLAIN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def plain_head(model: PreTrainedModel) -> nn.Linear | None:
-    """The linear head if logits are exactly `hidden @ weight.T + bias`, else None. Found by one
-    forward of each model, not from a list."""
+    """Find the linear head if logits are exactly `hidden @ weight.T + bias`, else None.
+
+    It is found by one forward of each model, not from a list.
+    """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or head._forward_hooks or head._forward_pre_hooks:
         return None
@@ -136,27 +154,31 @@ def plain_head(model: PreTrainedModel) -> nn.Linear | None:
 # %% ../../nbs/reference/models/families.ipynb #1d2534e7
 @torch.no_grad()
 def has_plain_head(model: PreTrainedModel, head: nn.Linear) -> bool:
-    """Does the head read the trunk's last states, and does the model give back known numbers that
-    are put in the place of the head's?"""
-    seen = {}
+    """Does the head read the trunk's last states, and does nothing come after it?
+
+    Known numbers are put in the place of the head's, and must be the model's logits.
+    """
+    head_inputs = []
+    head_outputs = []
 
     def replace(_: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        seen["hidden"] = args[0]
-        seen["known"] = torch.linspace(-80, 80, out.shape[-1]).to(out).expand_as(out)
-        return seen["known"].clone()
+        known = torch.linspace(-80, 80, out.shape[-1]).to(out).expand_as(out)
+        head_inputs.append(args[0])
+        head_outputs.append(known)
+        return known.clone()
 
     ids = torch.zeros(1, 2, dtype=torch.long, device=head.weight.device)
     mask = torch.ones_like(ids)
     handle = head.register_forward_hook(replace)
     try:
         with eval_mode(model):
-            logits, hidden = (
-                part(input_ids=ids, attention_mask=mask, **forward_options(part, mask))[0]
-                for part in (model, trunk(model))
-            )
+            base = trunk(model)
+            logits = model(input_ids=ids, attention_mask=mask, **forward_options(model, mask))[0]
+            hidden = base(input_ids=ids, attention_mask=mask, **forward_options(base, mask))[0]
     finally:
         handle.remove()
-    return bool(seen) and all(
-        torch.equal(x, y.to(x.dtype))
-        for x, y in ((hidden, seen["hidden"]), (logits, seen["known"]))
-    )
+    if not head_inputs:
+        return False
+    reads_hidden = torch.equal(hidden, head_inputs[-1].to(hidden.dtype))
+    is_last = torch.equal(logits, head_outputs[-1].to(logits.dtype))
+    return reads_hidden and is_last

@@ -36,12 +36,16 @@ from instruct_goose.objective.logprobs import (
 def forward_pass(
     model: PreTrainedModel,
     ids: Int[Tensor, "batch time"],
-    mask: Bool[Tensor, "batch time"],
+    mask: Bool[Tensor, "batch time"],  # padding on the right
 ) -> Float[Tensor, "batch time out"]:
-    """Last hidden states of a transformer, logits of a model with a head. Padding is on the right,
-    where no token looks: on a GPU it counts as real, so that attention needs no mask and takes its
-    fastest kernel. Position ids come from the mask, where the architecture takes any."""
-    mask = torch.ones_like(mask) if ids.is_cuda else mask
+    """Compute a transformer's last hidden states, or the logits of a model with a head.
+
+    On a GPU the padding counts as real, since no token looks to its right: attention then needs
+    no mask and takes its fastest kernel. Position ids come from the mask, where the
+    architecture takes any.
+    """
+    if ids.is_cuda:
+        mask = torch.ones_like(mask)
     return model(input_ids=ids, attention_mask=mask.long(), **forward_options(model, mask))[0]
 
 # %% ../../nbs/reference/models/response.ipynb #335d67e1
@@ -57,13 +61,13 @@ class Layout(NamedTuple):
     lengths: list[int]  # (B,) of the responses
 
     def scatter(self, rows: Tensor) -> Tensor:
-        "Rows for the N real tokens, put where the caller's mask has them; 0 elsewhere."
+        "Put rows for the N real tokens where the caller's mask has them; 0 elsewhere."
         flat = rows.new_zeros(math.prod(self.shape), *rows.shape[1:])
         return flat.index_copy(0, self.places, rows).unflatten(0, self.shape)
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    "On that device; from the CPU to a GPU without waiting for what that was given before."
+    "Move a tensor; from the CPU to a GPU without waiting for what that was given before."
     if device.type != "cuda" or x.is_cuda:
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)
@@ -71,70 +75,89 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 # %% ../../nbs/reference/models/response.ipynb #eba297e2
 def layout_of(
     model: PreTrainedModel,
-    query_ids: Tensor,
-    query_mask: Tensor,
-    response_ids: Tensor,
-    response_mask: Tensor,
+    query_ids: Tensor,  # (B, Q)
+    query_mask: Tensor,  # (B, Q), padding on any side
+    response_ids: Tensor,  # (B, T)
+    response_mask: Tensor,  # (B, T), padding on any side
 ) -> Layout:
-    """[query][response][padding], laid out on the CPU and sent to the model. Padded ids become 0,
-    so whatever they held cannot matter. Raises ValueError for rows that do not belong together,
-    that are longer than the model's context, or that hold an id without an embedding; TypeError
-    for a model that is not causal."""
+    """Lay out [query][response][padding] on the CPU, and send it to the model's device.
+
+    Padded ids become 0, so whatever they held cannot matter. Raises ValueError for rows that do
+    not belong together, that are longer than the model's context, or that hold an id without an
+    embedding; TypeError for a model that is not causal.
+    """
     check_causal(model)
-    query_ids, query_mask, response_ids, response_mask = (
-        x.cpu() for x in (query_ids, query_mask, response_ids, response_mask)
-    )
-    query_mask = check_ids_and_mask(query_ids, query_mask, "query")
-    response_mask = check_ids_and_mask(response_ids, response_mask, "response")
+    query_ids = query_ids.cpu()
+    response_ids = response_ids.cpu()
+    query_mask = check_ids_and_mask(query_ids, query_mask.cpu(), "query")
+    response_mask = check_ids_and_mask(response_ids, response_mask.cpu(), "response")
     if len(query_ids) != len(response_ids):
         raise ValueError(
             f"{len(query_ids)} queries and {len(response_ids)} responses: "
             "pass one response per query"
         )
-    q, t = query_mask.sum(-1, keepdim=True), response_mask.sum(-1, keepdim=True)
-    limit, row = context_length(model), int((q + t).argmax())
-    longest = int((q + t)[row])
-    if limit is not None and longest > limit:
-        raise ValueError(
-            f"row {row} has {int(q[row])} query and {int(t[row])} response tokens, "
-            f"the model's context is {limit}: shorten the prompt or the response"
-        )
-    both = torch.cat([query_ids, response_ids], -1)
-    ids, mask = compact(both, torch.cat([query_mask, response_mask], -1), "right")
-    ids, mask = ids[:, :longest].masked_fill(~mask[:, :longest], 0), mask[:, :longest]
-    vocab = vocabulary_size(model)
-    if ids.min() < 0 or ids.max() >= vocab:
+    query_lengths = query_mask.sum(-1, keepdim=True)
+    lengths = response_mask.sum(-1, keepdim=True)
+    longest = _longest_row(query_lengths, lengths, context_length(model))
+    both_ids = torch.cat([query_ids, response_ids], -1)
+    both_mask = torch.cat([query_mask, response_mask], -1)
+    ids, mask = compact(both_ids, both_mask, "right")
+    mask = mask[:, :longest]
+    ids = ids[:, :longest].masked_fill(~mask, 0)
+    vocabulary = vocabulary_size(model)
+    if ids.min() < 0 or ids.max() >= vocabulary:
         raise ValueError(
             f"token ids go from {ids.min()} to {ids.max()}, the model's vocabulary "
-            f"from 0 to {vocab - 1}: does the tokenizer belong to the model?"
+            f"from 0 to {vocabulary - 1}: does the tokenizer belong to the model?"
         )
-    at = torch.arange(longest)
-    predicts = (at >= q - 1) & (at < q + t - 1)
-    where = (x.flatten().nonzero()[:, 0] for x in (predicts, response_mask))
-    parts = (ids, mask, next(where), response_ids[response_mask], next(where))
-    ids, mask, predicts, tokens, places = (to_device(x, model.device) for x in parts)
+    column = torch.arange(longest)
+    predicts = (column >= query_lengths - 1) & (column < query_lengths + lengths - 1)
+    device = model.device
     return Layout(
-        ids, mask, predicts, tokens, places, (len(t), response_mask.shape[1]), t[:, 0].tolist()
+        ids=to_device(ids, device),
+        mask=to_device(mask, device),
+        predicts=to_device(predicts.flatten().nonzero()[:, 0], device),
+        tokens=to_device(response_ids[response_mask], device),
+        places=to_device(response_mask.flatten().nonzero()[:, 0], device),
+        shape=(len(response_ids), response_mask.shape[1]),
+        lengths=lengths[:, 0].tolist(),
     )
 
+
+def _longest_row(query_lengths: Tensor, lengths: Tensor, limit: int | None) -> int:
+    "Tokens in the longest row. Raises ValueError if the model's context has no room for it."
+    row = int((query_lengths + lengths).argmax())
+    longest = int(query_lengths[row] + lengths[row])
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"row {row} has {int(query_lengths[row])} query and {int(lengths[row])} response "
+            f"tokens, the model's context is {limit}: shorten the prompt or the response"
+        )
+    return longest
+
 # %% ../../nbs/reference/models/response.ipynb #024533c1
-def check_ids_and_mask(ids: Tensor, mask: Tensor, name: str) -> Tensor:
-    "The mask as bool. Raises ValueError naming what is wrong with ids or mask."
+def check_ids_and_mask(
+    ids: Tensor,
+    mask: Tensor,
+    name: str,  # what they belong to, for the error: query, response, input
+) -> Tensor:
+    "Make the mask bool. Raises ValueError naming what is wrong with ids or mask."
     mask = as_mask(mask, f"{name}_mask")
     if ids.shape != mask.shape:
         raise ValueError(
             f"{name}_ids {tuple(ids.shape)} and {name}_mask {tuple(mask.shape)} differ in shape"
         )
-    if empty := (~mask.any(-1)).nonzero().flatten().tolist():
+    empty_rows = (~mask.any(-1)).nonzero().flatten().tolist()
+    if empty_rows:
         raise ValueError(
-            f"no {name} token in row {empty}: its mask is all False. Drop the row, "
+            f"no {name} token in row {empty_rows}: its mask is all False. Drop the row, "
             "or start an empty query with the bos token"
         )
     return mask
 
 # %% ../../nbs/reference/models/response.ipynb #fef4378c
 def predicting_states(base: PreTrainedModel, layout: Layout) -> Float[Tensor, "tokens hidden"]:
-    "The hidden state before each real response token, row after row. One pass."
+    "Compute the hidden state before each real response token, row after row. One pass."
     with eval_mode(base):
         states = forward_pass(base, layout.ids, layout.mask)
     return states.flatten(0, 1).index_select(0, layout.predicts)
@@ -147,8 +170,10 @@ def response_hidden(
     response_ids: Int[Tensor, "batch time"],
     response_mask: Shaped[Tensor, "batch time"],
 ) -> Float[Tensor, "batch time hidden"]:  # 0 at padding
-    """The hidden state that *predicts* each response token: the one at the token before it.
-    Dropout is off, gradients flow; padding may stand anywhere. Refuses what `layout_of` does."""
+    """Compute the hidden state that *predicts* each response token: the one at the token before.
+
+    Dropout is off, gradients flow; padding may stand anywhere. Raises what `layout_of` does.
+    """
     layout = layout_of(model, query_ids, query_mask, response_ids, response_mask)
     return layout.scatter(predicting_states(trunk(model), layout))
 
@@ -159,12 +184,13 @@ def logprobs_of_layout(
     temperature: float,
     with_entropy: bool,
     hidden: Tensor | None = None,  # the policy's predicting states, if there are any yet
-) -> tuple[Tensor, Tensor | None]:
-    "(N,): log π of the real response tokens, row after row; their entropies if wanted."
+) -> tuple[Tensor, Tensor | None]:  # (N,) each; the entropies if wanted
+    "Compute log π of the real response tokens, row after row, and their entropies."
     head = plain_head(model)
     if head is None:
         return logprobs_row_by_row(model, layout, temperature, with_entropy)
-    hidden = predicting_states(trunk(model), layout) if hidden is None else hidden
+    if hidden is None:
+        hidden = predicting_states(trunk(model), layout)
     out = logprobs_from_hidden(
         hidden, head.weight, layout.tokens, temperature, bias=head.bias, with_entropy=with_entropy
     )
@@ -177,19 +203,23 @@ def logprobs_row_by_row(
     temperature: float,
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    "The same from whole logits, one row of them in memory at a time."
+    "Compute the same from whole logits, with one row of them in memory at a time."
 
     def of_row(ids: Tensor, mask: Tensor, predicts: Tensor, tokens: Tensor) -> Any:
         with eval_mode(model):
             logits = forward_pass(model, ids[None], mask[None])[0, predicts % len(ids)]
         logprobs = token_logprobs(logits, tokens, temperature)
-        return logprobs, token_entropy(logits, temperature) if with_entropy else logprobs
+        return logprobs, token_entropy(logits, temperature) if with_entropy else None
 
-    split = (x.split(layout.lengths) for x in (layout.predicts, layout.tokens))
-    rows = zip(layout.ids, layout.mask, *split, strict=True)
-    answers = [checkpoint(of_row, *row, use_reentrant=False) for row in rows]
-    logprobs, entropies = (torch.cat(x) for x in zip(*answers, strict=True))
-    return logprobs, entropies if with_entropy else None
+    predicts = layout.predicts.split(layout.lengths)
+    tokens = layout.tokens.split(layout.lengths)
+    logprobs = []
+    entropies = []
+    for row in zip(layout.ids, layout.mask, predicts, tokens, strict=True):
+        row_logprobs, row_entropy = checkpoint(of_row, *row, use_reentrant=False)
+        logprobs.append(row_logprobs)
+        entropies.append(row_entropy)
+    return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
 
 # %% ../../nbs/reference/models/response.ipynb #59fef5ca
 def response_logprobs(
@@ -201,8 +231,11 @@ def response_logprobs(
     temperature: float = 1.0,  # of the policy; the same as in sampling
     with_entropy: bool = False,  # also the entropy of each distribution
 ) -> Any:  # (B, T) logprobs, 0 at padding; with entropy a pair of such tensors
-    """log π(aₜ|sₜ) of each response token, in float32 or wider. Only the real tokens' hidden
-    states pass the head, and no (B, T, V) tensor is made. Dropout is off; gradients flow."""
+    """Compute log π(aₜ|sₜ) of each response token, in nats, in float32 or wider.
+
+    Only the real tokens' hidden states pass the head, and no (B, T, V) tensor is made. Dropout
+    is off; gradients flow. Raises what `layout_of` does.
+    """
     layout = layout_of(model, query_ids, query_mask, response_ids, response_mask)
     logprobs, entropies = logprobs_of_layout(model, layout, temperature, with_entropy)
     if entropies is None:
@@ -218,8 +251,11 @@ def response_logits(
     response_mask: Shaped[Tensor, "batch time"],
     temperature: float = 1.0,  # logits are divided by it
 ) -> Float[Tensor, "batch time vocab"]:  # 0 at padding
-    """Logits of the distribution that each response token was drawn from. All of them: (B, T, V)
-    numbers, for looking and for exact KLs; `response_logprobs` needs far less memory."""
+    """Compute the logits of the distribution that each response token was drawn from.
+
+    All of them: (B, T, V) numbers, for looking and for exact KLs; `response_logprobs` needs far
+    less memory. Raises what `layout_of` does.
+    """
     layout = layout_of(model, query_ids, query_mask, response_ids, response_mask)
     with eval_mode(model):
         logits = forward_pass(model, layout.ids, layout.mask)

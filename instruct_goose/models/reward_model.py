@@ -35,7 +35,8 @@ from instruct_goose.models.families import (
 )
 from .loading import find_model, load_model, load_tokenizer
 from .response import forward_pass
-from .tokens import as_mask, compact, encode_all, pad, pad_id_of
+from .rendering import is_conversation, Renderer
+from .tokens import as_mask, compact, pad, pad_id_of, require_fitting
 from ..objective.masks import last_index, same_shape, wide
 
 # %% ../../nbs/learn/14_reward_model.ipynb #644e4271
@@ -160,6 +161,7 @@ class RewardModel(nn.Module):
         check_causal(trunk(model))
         check_tokenizer(model, tokenizer)
         self.model, self.tokenizer = model, tokenizer
+        self._same_ids: dict[int, bool] = {}  # of other tokenizers, by their identity
         c, pad_id = self.model.config, tokenizer.pad_token_id
         c.reward_mean, c.reward_std = getattr(c, "reward_mean", 0.0), getattr(c, "reward_std", 1.0)
         c.reward_tokenizer = tokenizer_fingerprint(tokenizer)
@@ -194,21 +196,59 @@ class RewardModel(nn.Module):
 
     def score(
         self,
-        texts: Sequence[str],
-        batch_size: int = 256,  # texts per forward
+        texts: Sequence[str | Sequence[int]],  # texts, or rows of token ids
+        batch_size: int = 256,  # rows per forward
+        *,
+        prompts: Sequence | None = None,  # in RL, where a response answers: texts, or messages
+        completions: Sequence[str] | None = None,  # the responses
+        prompt_ids: Sequence[Sequence[int]] | None = None,  # as the policy read them
+        completion_ids: Sequence[Sequence[int]] | None = None,  # as the policy wrote them
+        tokenizer: PreTrainedTokenizerBase | None = None,  # the policy's
     ) -> list[float]:  # one per text, in order
-        "Without dropout or gradient. Raises ValueError naming a text that is empty or too long."
-        return score_in_batches(self.model, self.tokenizer, self, texts, batch_size, "text")
+        """Score texts, or prompts with responses, without dropout or gradient.
+
+        In RL it reads the ids that it would have been trained on: those of the policy, where
+        the tokenizers are the same, else prompt and response through its own chat template.
+        Raises ValueError naming a text that is empty or too long.
+        """
+        rows: Sequence[str | Sequence[int]] = texts
+        if prompts is not None and completions is not None:
+            renderer = Renderer(self.tokenizer)
+            chats = [i for i, prompt in enumerate(prompts) if is_conversation(prompt)]
+            if prompt_ids is not None and completion_ids is not None and self._reads(tokenizer):
+                rows = [
+                    renderer.response_row(prompt, response, i not in chats)
+                    for i, (prompt, response) in enumerate(
+                        zip(prompt_ids, completion_ids, strict=True)
+                    )
+                ]
+            elif chats:
+                rendered = renderer.reward_rows(
+                    [prompts[i] for i in chats], [completions[i] for i in chats]
+                )
+                by_place = dict(zip(chats, rendered, strict=True))
+                rows = [by_place.get(i, text) for i, text in enumerate(texts)]
+        return score_in_batches(self.model, self.tokenizer, self, rows, batch_size, "text")
+
+    def _reads(self, tokenizer: PreTrainedTokenizerBase | None) -> bool:
+        "Whether another tokenizer's ids are this model's."
+        if tokenizer is None or tokenizer is self.tokenizer:
+            return tokenizer is not None
+        if id(tokenizer) not in self._same_ids:
+            same = tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(self.tokenizer)
+            self._same_ids[id(tokenizer)] = same
+        return self._same_ids[id(tokenizer)]
 
     def normalise(
         self,
-        texts: Sequence[str],  # like those that the policy starts from; some hundreds
+        texts: Sequence[str | Sequence[int]],  # as the policy starts from; some hundreds
     ) -> tuple[float, float]:  # the mean and sd of their raw scores
         "From now on these have mean 0 and sd 1. Raises ValueError where scores do not differ."
         c = self.model.config
-        different = list(dict.fromkeys(texts))  # rows of one batch may differ in the last bit
+        keys = [text if isinstance(text, str) else tuple(text) for text in texts]
+        different = list(dict.fromkeys(keys))  # rows of one batch may differ in the last bit
         score_of = dict(zip(different, self.score(different), strict=True))
-        raw = torch.tensor([score_of[text] for text in texts], dtype=torch.float64)
+        raw = torch.tensor([score_of[key] for key in keys], dtype=torch.float64)
         raw = raw * c.reward_std + c.reward_mean
         check_spread(raw, self.model.dtype)
         c.reward_mean, c.reward_std = raw.mean().item(), raw.std(correction=0).item()
@@ -237,7 +277,7 @@ def score_in_batches(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     score: Callable[[Tensor, Tensor], Tensor],  # ids and mask, padded on the right, to (batch,)
-    texts: Sequence[str],
+    texts: Sequence[str | Sequence[int]],  # or rows of token ids
     batch_size: int,
     name: str,  # what the error calls a text
 ) -> list[float]:  # one per text, in order
@@ -245,7 +285,12 @@ def score_in_batches(
     than the tokenizer's limit and the model's context."""
     limit = tokenizer.model_max_length
     limit = min(limit, context_length(model) or limit)
-    rows = encode_all(texts, tokenizer, limit, lambda i: f"{name} {i}")
+    rows = [[] if isinstance(text, str) else list(text) for text in texts]
+    places = [i for i, text in enumerate(texts) if isinstance(text, str)]
+    encoded = Renderer(tokenizer).texts([texts[i] for i in places])
+    for i, ids in zip(places, encoded, strict=True):
+        rows[i] = ids
+    require_fitting(rows, [str(text) for text in texts], limit, f"{name} {{}}".format)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     filling: Any = tokenizer.pad_token_id or 0
     scores = [0.0] * len(rows)

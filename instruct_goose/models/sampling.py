@@ -262,6 +262,7 @@ def write_columns(
         remaining = int(still_writing.sum())
         if remaining == 0:
             break
+        # a GPU captures a graph for each number of rows: not for a few rows less
         if remaining < len(rows) and (steps_between_checks == 1 or 2 * remaining <= len(rows)):
             order = keep_order(still_writing)
             decoder.keep(order)
@@ -287,9 +288,9 @@ def sample(
     """Sample responses: aₜ ~ π(·|sₜ) up to each row's first end, or `max_new_tokens`.
 
     Returns ids and mask, (batch, time), the end inside the mask; then log-probabilities, 0 at
-    padding, if they are asked for. Dropout is off. Raises ValueError for a row without a token,
-    a setting out of range, and text beyond the model's context; TypeError for a model without a
-    cache; FloatingPointError naming the rows whose logits are NaN or +inf.
+    padding, if they are asked for. Dropout is off. Raises ValueError for a row without a token
+    or with an unknown one, a setting out of range, and text beyond the model's context; TypeError
+    for a model without a cache; FloatingPointError naming the rows whose logits are NaN or +inf.
     """
     model = model.model if isinstance(model, Agent) else model
     ids, mask = left_padded(model, query_ids, query_mask)

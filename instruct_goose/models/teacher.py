@@ -18,8 +18,12 @@ from .tokens import pad, unpad
 
 # %% ../../nbs/guides/distillation.ipynb #a1b225d1
 class Teacher:
-    """A judge of tokens: pₜ = log π_T(aₜ|sₜ) − log π(aₜ|sₜ), whose mean sum is −KL(π‖π_T). The two
-    models share a vocabulary. Raises ValueError for tokens that the teacher does not know."""
+    """A model that scores tokens: pₜ = log π_T(aₜ|sₜ) − log π(aₜ|sₜ).
+
+    The mean of a response's sum is −KL(π‖π_T), so that rewarding it distils the teacher into the
+    policy. The two models share a vocabulary. Raises ValueError for tokens that the teacher does
+    not know.
+    """
 
     def __init__(
         self,
@@ -27,7 +31,9 @@ class Teacher:
         temperature: float = 1.0,  # of the teacher
         batch_size: int = 64,  # responses at a time
     ):
-        self.model, self.temperature, self.batch_size = model.eval(), temperature, batch_size
+        self.model = model.eval()
+        self.temperature = temperature
+        self.batch_size = batch_size
 
     @torch.no_grad()
     def logprobs(
@@ -35,18 +41,18 @@ class Teacher:
         prompt_ids: Sequence[list[int]],
         completion_ids: Sequence[list[int]],
     ) -> list[list[float]]:  # of each completion, one number per token
-        "log π_T(aₜ|sₜ)."
+        "Compute log π_T(aₜ|sₜ), in nats."
         rows = []
-        for i in range(0, len(prompt_ids), self.batch_size):
-            query, response = (
-                checked_tokens(self.model, name, *pad(list(ids[i : i + self.batch_size]), 0, side))
-                for name, ids, side in (
-                    ("query", prompt_ids, "left"),
-                    ("response", completion_ids, "right"),
-                )
+        for start in range(0, len(prompt_ids), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            queries = pad(list(prompt_ids[part]), 0, "left")
+            responses = pad(list(completion_ids[part]), 0, "right")
+            query_ids, query_mask = checked_tokens(self.model, "query", *queries)
+            ids, mask = checked_tokens(self.model, "response", *responses)
+            logprobs = response_logprobs(
+                self.model, query_ids, query_mask, ids, mask, self.temperature
             )
-            said = response_logprobs(self.model, *query, *response, self.temperature)
-            rows += unpad(said, response[1])
+            rows += unpad(logprobs, mask)
         return rows
 
     def score(
@@ -55,12 +61,12 @@ class Teacher:
         completion_ids: Sequence[list[int]],
         sampled_logprobs: Sequence[list[float]],  # log π of each token, as the sampler saw it
     ) -> list[list[float]]:  # pₜ
-        "What `train` asks of a reward function."
-        theirs = self.logprobs(prompt_ids, completion_ids)
-        return [
-            [t - own for t, own in zip(row, written, strict=True)]
-            for row, written in zip(theirs, sampled_logprobs, strict=True)
-        ]
+        "Score each token of each completion: what `train` asks of a reward function."
+        teacher_logprobs = self.logprobs(prompt_ids, completion_ids)
+        scores = []
+        for row, sampled_row in zip(teacher_logprobs, sampled_logprobs, strict=True):
+            scores.append([teacher - own for teacher, own in zip(row, sampled_row, strict=True)])
+        return scores
 
 # %% ../../nbs/guides/distillation.ipynb #38a22573
 DISTILLATION: dict[str, Any] = dict(

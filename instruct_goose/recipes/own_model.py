@@ -34,8 +34,9 @@ from ..data.load import load_pairs, Source
 from ..doctor.rules import read_metrics
 from ..models.agent import Agent, create_reference_model
 from ..models.loading import find_model, load_config, save_model
+from ..models.rendering import template_columns
 from ..models.reward_model import RewardModel
-from ..models.tokens import pair_texts, token_limit
+from ..models.tokens import PairDataset, token_limit
 from instruct_goose.recipes.inputs import (
     as_yaml,
     load_reward,
@@ -535,13 +536,13 @@ def run_reward_model(config: RewardModelConfig) -> dict:  # the summary
         log = train_reward_model(reward_model, inputs.rows, **inputs.options)
         reward_model.eval()
         texts = []
-        for number, row in enumerate(inputs.rows[:500]):
-            texts += pair_texts(number, row).values()
+        for pair in PairDataset(inputs.rows[:500], inputs.tokenizer).rows:
+            texts += pair.values()
         reward_model.normalise(texts)
         reward_model.save_pretrained(inputs.out / "reward_model")
         if not inputs.held_out:
             return log, {}
-        return log, {"pair_accuracy": pair_accuracy(reward_model.score, inputs.held_out)}
+        return log, {"pair_accuracy": pair_accuracy(reward_model, inputs.held_out)}
 
     return run_supervised(config, "reward-model", read_pairs, work)
 
@@ -615,10 +616,11 @@ def log_ratios(
 ) -> list[float]:  # nats
     "log π(answer) − log π_ref(answer) of each held-out answer of a column."
     prompts = [row["prompt"] for row in inputs.held_out]
-    texts = [row["prompt"] + row[column] for row in inputs.held_out]
+    answers = [row[column] for row in inputs.held_out]
+    columns = [template_columns(row) for row in inputs.held_out]
     pad_id = padding_id(inputs.tokenizer)
     ratios = []
-    for row in prompts_and_responses(texts, prompts, inputs.tokenizer):
+    for row in prompts_and_responses(prompts, answers, inputs.tokenizer, columns):
         policy = row_logprobs(inputs.model, [row], pad_id)
         ratios.append((policy - row_logprobs(reference, [row], pad_id)).item())
     return ratios

@@ -204,8 +204,8 @@ def reward_kwargs(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[
     """Collect what a reward function may ask for by name, one item per response.
 
     These are prompts, completions, completion_messages, prompt_ids, completion_ids,
-    completion_mask (1: the policy wrote it), sampled_logprobs where they are known, and the data's
-    columns.
+    completion_mask (1: the policy wrote it), sampled_logprobs where they are known, the policy's
+    tokenizer, and the data's columns.
     """
     host = rollout.on_host
     columns = dict(rollout.columns or {})
@@ -214,6 +214,7 @@ def reward_kwargs(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[
     kwargs["completion_ids"] = unpad(host.response_ids, host.attention_mask)
     kwargs["completion_mask"] = unpad(host.mask.int(), host.attention_mask)
     kwargs["prompt_ids"] = unpad(host.query_ids, host.query_mask)
+    kwargs["tokenizer"] = tokenizer
     if rollout.sampled_logprobs is not None:
         kwargs["sampled_logprobs"] = unpad(rollout.sampled_logprobs, rollout.attention_mask)
     return kwargs

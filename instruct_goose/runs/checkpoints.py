@@ -31,39 +31,47 @@ def save_checkpoint(
     record: Mapping,  # anything that JSON can hold, with names for keys
     keep: int = 2,  # the newest so many stay
 ) -> Path:  # of the new checkpoint
-    """Write `tensors.safetensors` and `record.json`, with the SHA-256 of both, under a temporary
-    name, to the disk itself; then rename. A checkpoint with a proper name is whole. Processes that
-    save in one directory wait for each other. Raises OSError saying what failed and what helps;
-    the earlier checkpoints are untouched then. Raises ValueError for NaN or infinity there."""
+    """Write `tensors.safetensors` and `record.json`, with the SHA-256 of both.
+
+    They are written under a temporary name, to the disk itself, and then renamed: a checkpoint
+    with a proper name is whole. Processes that save in one directory wait for each other. Raises
+    OSError saying what failed and what helps; the earlier checkpoints are untouched then. Raises
+    ValueError for NaN or infinity in the record.
+    """
     if keep < 1:
         raise ValueError(f"keep is {keep}: at least 1")
-    packed = safetensors.torch.save({k: x.detach().cpu().contiguous() for k, x in tensors.items()})
+    on_host = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    packed = safetensors.torch.save(on_host)
     content = json.loads(json.dumps(record, allow_nan=False, default=str))
-    sums = {"tensors.safetensors": hashlib.sha256(packed).hexdigest(), "record": _checksum(content)}
-    text = json.dumps({"format": FORMAT, "sha256": sums, "record": content}, ensure_ascii=False)
-    files = {"tensors.safetensors": packed, "record.json": f"{text}\n".encode()}
+    digests = {
+        "tensors.safetensors": hashlib.sha256(packed).hexdigest(),
+        "record": _record_digest(content),
+    }
+    whole = {"format": FORMAT, "sha256": digests, "record": content}
+    text = json.dumps(whole, ensure_ascii=False) + "\n"
+    files = {"tensors.safetensors": packed, "record.json": text.encode()}
     directory = Path(directory)
-    left = "".join(f"{path.name} is untouched" for path in checkpoints(directory)[-1:])
-    with explain_write_errors("the checkpoint", directory, left):
+    earlier = checkpoints(directory)
+    untouched = f"{earlier[-1].name} is untouched" if earlier else ""
+    with explain_write_errors("the checkpoint", directory, untouched):
         directory.mkdir(parents=True, exist_ok=True)
         with locked(directory, wait=True):
-            new = _write_directory(directory, files)
+            new = _write_checkpoint(directory, files)
             for old in checkpoints(directory)[:-keep]:
-                gone = old.with_name(f".removing-{old.name}")
-                with suppress(OSError):  # a checkpoint too many does no harm
-                    old.rename(gone)  # first the name: nobody finds half a checkpoint
-                shutil.rmtree(gone, ignore_errors=True)
+                _remove_checkpoint(old)
     return new
 
 
-def _checksum(record: object) -> str:
+def _record_digest(record: object) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #5c0a5fbd
-def _write_directory(directory: Path, files: Mapping[str, bytes]) -> Path:
+def _write_checkpoint(directory: Path, files: Mapping[str, bytes]) -> Path:
+    "Write the files of the next checkpoint beside the others, then give it its name."
     remove_unfinished(directory)
-    number = 1 + max((int(path.name[11:]) for path in checkpoints(directory)), default=0)
-    new, beside = directory / f"checkpoint-{number:06}", directory / f".writing-{os.getpid()}"
+    numbers = [_number_of(path) for path in checkpoints(directory)]
+    new = directory / f"checkpoint-{max(numbers, default=0) + 1:06}"
+    beside = directory / f".writing-{os.getpid()}"
     try:
         beside.mkdir()
         for name, content in files.items():
@@ -80,51 +88,77 @@ def _write_directory(directory: Path, files: Mapping[str, bytes]) -> Path:
     return new
 
 
+def _remove_checkpoint(path: Path) -> None:
+    "First its name goes: nobody finds half a checkpoint."
+    gone = path.with_name(f".removing-{path.name}")
+    with suppress(OSError):  # a checkpoint too many does no harm
+        path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
 def _sync_directory(directory: Path) -> None:
     "A name is on the disk when its directory is. Windows cannot open one, and needs no telling."
-    if os.name != "nt":
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    if os.name == "nt":
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #ac53774b
 def checkpoints(directory: str | Path) -> list[Path]:
     "The checkpoints in a directory, the oldest first, damaged ones among them."
-    found = Path(directory).glob("checkpoint-*")
-    named = [p for p in found if re.fullmatch(r"\d{6,}", p.name[11:]) and p.is_dir()]
-    return sorted(named, key=lambda p: int(p.name[11:]))
+    found = [path for path in Path(directory).glob("checkpoint-*") if _is_checkpoint(path)]
+    return sorted(found, key=_number_of)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return re.fullmatch(r"checkpoint-\d{6,}", path.name) is not None and path.is_dir()
+
+
+def _number_of(path: Path) -> int:
+    return int(path.name.removeprefix("checkpoint-"))
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #998d495b
 def load_checkpoint(
     path: str | Path,  # a directory that `save_checkpoint` made
 ) -> tuple[dict[str, Tensor], dict]:  # tensors, on the CPU, and record
     "Read a checkpoint. Raises ValueError for one that is not, byte for byte, as it was written."
-    file = Path(path) / "tensors.safetensors"
     try:
-        whole = read_json(file.with_name("record.json"), "its record", "remove it")
-        if whole.get("format") != FORMAT:
-            raise ValueError(f"record.json does not say {FORMAT!r}")
-        with file.open("rb") as f:
-            sums = {
-                "tensors.safetensors": hashlib.file_digest(f, "sha256").hexdigest(),
-                "record": _checksum(whole.get("record")),
-            }
-        written = dict(whole["sha256"])
-        if wrong := [name for name in sums if written.get(name) != sums[name]]:
-            raise ValueError(f"{wrong[0]} is not what was written")
-        return safetensors.torch.load_file(file), dict(whole["record"])
+        return _read_checkpoint(Path(path))
     except (FileNotFoundError, IsADirectoryError) as e:
         why = f"{Path(e.filename).name} is missing"
     except (ValueError, TypeError, KeyError) as e:
         why = str(e)
     raise ValueError(f"the checkpoint {path} is damaged: {why}. Remove it, or take another")
 
+
+def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict]:
+    "Raises whatever is wrong with the files of a checkpoint."
+    whole = read_json(path / "record.json", "its record", "remove it")
+    if whole.get("format") != FORMAT:
+        raise ValueError(f"record.json does not say {FORMAT!r}")
+    file = path / "tensors.safetensors"
+    with file.open("rb") as f:
+        tensors_digest = hashlib.file_digest(f, "sha256").hexdigest()
+    digests = {
+        "tensors.safetensors": tensors_digest,
+        "record": _record_digest(whole.get("record")),
+    }
+    written = dict(whole["sha256"])
+    for name, digest in digests.items():
+        if written.get(name) != digest:
+            raise ValueError(f"{name} is not what was written")
+    return safetensors.torch.load_file(file), dict(whole["record"])
+
 # %% ../../nbs/reference/runs/checkpoints.ipynb #2471451a
-def newest_checkpoint(directory: str | Path) -> Path | None:  # None where nothing has been saved
-    """The newest whole checkpoint; a warning on standard error names the damaged ones after it.
-    Raises ValueError if there are checkpoints and none is whole."""
+def newest_checkpoint(directory: str | Path) -> Path | None:
+    """Find the newest whole checkpoint; None where nothing has been saved.
+
+    A warning on standard error names the damaged ones after it. Raises ValueError if there are
+    checkpoints and none is whole.
+    """
     found = checkpoints(directory)
     for path in reversed(found):
         try:

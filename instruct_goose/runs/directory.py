@@ -150,7 +150,7 @@ def finished_run(config: Any) -> dict | None:  # its summary
 # %% ../../nbs/reference/runs/directory.ipynb #e766255f
 def settings_of(config: Any) -> dict:
     "A dataclass's settings that a number of the run may depend on, as JSON has them."
-    kept = {name: value for name, value in asdict(config).items() if name not in CHANGES_NOTHING}
+    kept = {name: value for name, value in asdict(config).items() if name not in FREE_SETTINGS}
     return json.loads(json.dumps(kept, default=str))
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..core.files import locked, package_version, remove_remains
+from ..core.files import locked, package_version, remove_unfinished
 from ..core.processes import is_main, on_main
 from instruct_goose.core.state import (
     environment,
@@ -206,8 +206,8 @@ class CheckpointManager:
         with ExitStack() as block:
             if is_main():
                 block.enter_context(locked(self.run))
-                remove_remains(self.run, TEMPORARY_FILE)
-                remove_remains(self.directory)
+                remove_unfinished(self.run, TEMPORARY_FILE)
+                remove_unfinished(self.directory)
                 self.began_empty = not any(self.run.iterdir())
                 block.enter_context(self.signals)
             self.block = block.pop_all()
@@ -371,7 +371,7 @@ def refuse_other_run(then: Mapping, now: Mapping) -> None:
     """
     settings_then = {name: value for name, value in then.items() if name != "steps"}
     settings_now = {name: value for name, value in now.items() if name != "steps"}
-    refuse_other_settings(settings_then, settings_now)
+    require_same_settings(settings_then, settings_now)
     steps_then = then.get("steps", 0)
     steps_now = now.get("steps", 0)
     if steps_now < steps_then:

@@ -8,7 +8,9 @@ __all__ = ['COLUMNS', 'TRACKERS', 'Track', 'TrackEvery', 'by_word', 'Tracker', '
 
 # %% ../../nbs/guides/trackers.ipynb #5dfa9d3d
 import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,53 +27,62 @@ from ..training.metrics import Metrics
 # %% ../../nbs/guides/trackers.ipynb #0e8eca5c
 def by_word(metrics: Metrics) -> dict[str, float]:  # "word/name"
     "The numbers that are defined, without the iteration; trackers draw one word's together."
-    return {
-        f"{name.split('_')[0]}/{name}": x
-        for name, x in metrics.items()
-        if x is not None and name != "iteration"
-    }
+    named = {}
+    for name, number in metrics.items():
+        if number is not None and name != "iteration":
+            word = name.split("_")[0]
+            named[f"{word}/{name}"] = number
+    return named
 
 # %% ../../nbs/guides/trackers.ipynb #36d9eea3
 class Tracker(Callback):
-    """Sends the numbers of each iteration somewhere, and a table of texts every so often. To send
-    them elsewhere, write `open`, `numbers`, `table` and `shut`."""
+    """Sends the numbers of each iteration somewhere, and a table of texts every so often.
+
+    To send them elsewhere, write `open`, `numbers`, `table` and `shut`.
+    """
 
     def __init__(
         self,
         run_dir: str | Path,  # its name is the run's; the settings are those of its config.json
         every: int = 10,  # iterations between tables of texts; 0: none
     ):
-        self.run_dir, self.every = Path(run_dir), every
-        self.settings, self.is_open = {}, False
+        self.run_dir = Path(run_dir)
+        self.every = every
+        self.settings: dict[str, Any] = {}
+        self.is_open = False
 
     def open(self, iteration: int) -> None:
         "Begin, or go on at this iteration."
 
     def numbers(self, numbers: Mapping[str, float], iteration: int) -> None:
-        'Those of an iteration, by "word/name".'
+        'Send the numbers of an iteration, by "word/name".'
 
     def table(self, rows: Sequence[Sequence], iteration: int) -> None:
-        "COLUMNS of some responses."
+        "Send COLUMNS of some responses."
 
     def shut(self) -> None:
         "Write what is left."
 
-    def on_iteration(self, trainer: Any, rollout: Rollout, metrics: Metrics) -> None:
-        if not is_main():  # one of several processes is enough
+    def on_iteration(self, trainer: Any, experience: Rollout, metrics: Metrics) -> None:
+        "An iteration is over: send its numbers, from the main process."
+        if not is_main():
             return
-        iteration, path = int(metrics["iteration"] or 0), self.run_dir / "config.json"
+        iteration = int(metrics["iteration"] or 0)
         if not self.is_open:
             self.run_dir.mkdir(parents=True, exist_ok=True)
-            text = (
-                path.read_text("utf-8")
-                if path.exists()
-                else json.dumps(vars(trainer.config), default=str)
-            )
-            self.settings, self.is_open = json.loads(text), True
+            self.settings = self._read_settings(trainer)
+            self.is_open = True
             self.open(iteration)
         self.numbers(by_word(metrics), iteration)
         if self.every and iteration % self.every == 0:
-            self.table(some_texts(rollout), iteration)
+            self.table(some_texts(experience), iteration)
+
+    def _read_settings(self, trainer: Any) -> dict[str, Any]:
+        "Those of the run's config.json; without it, the trainer's."
+        path = self.run_dir / "config.json"
+        if path.exists():
+            return json.loads(path.read_text("utf-8"))
+        return json.loads(json.dumps(asdict(trainer.config), default=str))
 
     def close(self) -> None:
         "The run is over, or breaks off here."
@@ -85,29 +96,35 @@ COLUMNS = ("prompt", "text", "score")
 
 def some_texts(rollout: Rollout) -> list[tuple[str, str, float]]:  # at most 8, evenly spaced
     "COLUMNS of a few responses; texts are whole, with their prompts."
-    rows = range(0, len(rollout), -(-len(rollout) // 8))
-    prompts, texts = (x or [""] * len(rollout) for x in (rollout.prompts, rollout.texts))
-    return [(prompts[i], texts[i], rollout.scores[i].item()) for i in rows]
+    n = len(rollout)
+    prompts = rollout.prompts or [""] * n
+    texts = rollout.texts or [""] * n
+    stride = math.ceil(n / 8)
+    return [(prompts[i], texts[i], rollout.scores[i].item()) for i in range(0, n, stride)]
 
 # %% ../../nbs/guides/trackers.ipynb #f78c638b
 class TensorBoard(Tracker):
     "Event files in run_dir/tensorboard."
 
     def open(self, iteration: int) -> None:
+        "Begin a file; what an earlier one has from this iteration on is hidden."
         writer = import_module("torch.utils.tensorboard").SummaryWriter
         self.writer = writer(str(self.run_dir / "tensorboard"), purge_step=iteration)
-        rows = [(name, str(x)) for name, x in self.settings.items()]
+        rows = [(name, str(value)) for name, value in self.settings.items()]
         self.writer.add_text("settings", text_table(("setting", "value"), rows), iteration)
 
     def numbers(self, numbers: Mapping[str, float], iteration: int) -> None:
-        for name, x in numbers.items():
-            self.writer.add_scalar(name, x, iteration)
+        "A scalar for each number, written at once."
+        for name, number in numbers.items():
+            self.writer.add_scalar(name, number, iteration)
         self.writer.flush()
 
     def table(self, rows: Sequence[Sequence], iteration: int) -> None:
+        "The texts as a table in Markdown."
         self.writer.add_text("samples", text_table(COLUMNS, rows), iteration)
 
     def shut(self) -> None:
+        "Close the file."
         self.writer.close()
 
 # %% ../../nbs/guides/trackers.ipynb #c209f5d4
@@ -115,6 +132,7 @@ class WandB(Tracker):
     "A run of Weights & Biases, on or offline as WANDB_MODE says; it keeps its id when it goes on."
 
     def open(self, iteration: int) -> None:
+        "Begin the run, or go on with the one of the same id."
         self.module = import_module("wandb")
         self.run = self.module.init(
             project="instruct_goose",
@@ -126,19 +144,23 @@ class WandB(Tracker):
         )
 
     def identity(self) -> str:
+        "The run's id, from run_dir/tracker.id, which is made if need be."
         path = self.run_dir / "tracker.id"
         if not path.exists():
             path.write_text(uuid4().hex[:8], "utf-8")
         return path.read_text("utf-8").strip()
 
     def numbers(self, numbers: Mapping[str, float], iteration: int) -> None:
+        "One step of the run."
         self.run.log(dict(numbers), step=iteration)
 
     def table(self, rows: Sequence[Sequence], iteration: int) -> None:
+        "The texts as a table of the run."
         table = self.module.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
         self.run.log({"samples": table}, step=iteration)
 
     def shut(self) -> None:
+        "Finish the run."
         self.run.finish()
 
 # %% ../../nbs/guides/trackers.ipynb #4931a8e4
@@ -146,7 +168,9 @@ class Trackio(WandB):
     "A run in trackio's database, under TRACKIO_DIR, by the same calls."
 
     def open(self, iteration: int) -> None:
-        self.run = self.module = import_module("trackio")
+        "Begin the run, or go on with the one of the same name."
+        self.module = import_module("trackio")
+        self.run = self.module
         self.module.init(
             project="instruct_goose",
             config=self.settings,

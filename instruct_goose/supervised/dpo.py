@@ -16,47 +16,56 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.agent import require_unshared
 from ..models.families import context_length
+from ..models.rendering import is_conversation, pair_parts, Renderer, template_columns
 from ..models.response import response_logprobs
-from ..models.tokens import pad, pair_texts
+from ..models.tokens import pad
 from ..objective.preference import dpo_loss
 from .fit import batches, fit, Log, refuse_long_rows
-from .sft import lm_rows, padding_id
+from .sft import padding_id
 
 # %% ../../nbs/guides/dpo.ipynb #d00f9f29
 PromptAndResponse = tuple[list[int], list[int]]  # token ids; the response with its end token
 
 
 def pair_rows(
-    pairs: Sequence,  # {"chosen", "rejected"} and perhaps "prompt", or (chosen, rejected)
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[tuple[PromptAndResponse, PromptAndResponse]]:  # (chosen, rejected)
-    """Tokenize preference pairs, and divide both sides behind the prompt.
+    pairs: Sequence, tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[PromptAndResponse, PromptAndResponse]]:
+    """Turn pairs into (chosen, rejected) token ids, each divided behind its prompt.
 
-    The prompt is the beginning-of-text token and the prompt's text, the same tokens on both
-    sides. Raises ValueError naming the pair that lacks a side, or is a tie.
+    A pair is {"chosen", "rejected"} and perhaps "prompt", or (chosen, rejected), each of them
+    a text or a list of messages, as the `Renderer` reads them. The prompt's ids are the same
+    on both sides.
+    Raises ValueError naming the pair that lacks a side, is a tie, or cannot be rendered.
     """
-    both_sides = [sides(i, pair) for i, pair in enumerate(pairs)]
-    prompts = []
-    for pair in pairs:
-        prompt = pair.get("prompt") if isinstance(pair, dict) else None
-        prompts.append(prompt or "")
-    chosen = [texts["chosen"] for texts in both_sides]
-    rejected = [texts["rejected"] for texts in both_sides]
+    if not len(pairs):
+        raise ValueError("no texts")
+    parts = [pair_parts(i, pair) for i, pair in enumerate(pairs)]
+    prompts = [prompt for prompt, _, _ in parts]
+    columns = [template_columns(pair) for pair in pairs]
+    chosen = [answer for _, answer, _ in parts]
+    rejected = [answer for _, _, answer in parts]
     return list(
         zip(
-            prompts_and_responses(chosen, prompts, tokenizer),
-            prompts_and_responses(rejected, prompts, tokenizer),
+            prompts_and_responses(prompts, chosen, tokenizer, columns, "pair {}, chosen"),
+            prompts_and_responses(prompts, rejected, tokenizer, columns, "pair {}, rejected"),
             strict=True,
         )
     )
 
 
 def prompts_and_responses(
-    texts: Sequence[str], prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase
+    prompts: Sequence,  # texts, or lists of messages
+    answers: Sequence,  # the same
+    tokenizer: PreTrainedTokenizerBase,
+    columns: Sequence[Mapping] | None = None,  # template arguments of each row
+    name: str = "row {}",  # what an error calls row i
 ) -> list[PromptAndResponse]:
-    "Rows of `lm_rows`, each divided behind its prompt."
-    rows, prompt_lengths = lm_rows(texts, tokenizer, prompts)
-    return [(row[:n], row[n:]) for row, n in zip(rows, prompt_lengths, strict=True)]
+    "Rendered rows, each divided behind its prompt, at the earliest behind its first token."
+    divided = []
+    for row in Renderer(tokenizer).rows(prompts, answers, columns, name.format):
+        start = max(1, row.answer_start)  # nothing predicts the first token
+        divided.append((row.ids[:start], row.ids[start:]))
+    return divided
 
 # %% ../../nbs/guides/dpo.ipynb #d391b0bc
 def row_logprobs(
@@ -99,7 +108,7 @@ def train_dpo(
     eq. 7). Raises ValueError for pairs that cannot be used, and when the reference shares
     weights with the model.
     """
-    refuse_shared(model, ref_model)
+    require_unshared(model, ref_model)
     data = pair_rows(pairs, tokenizer)
     pad_id = padding_id(tokenizer)
     chosen_rows = [chosen for chosen, _ in data]
@@ -183,7 +192,7 @@ def train_kto(
     z = max(0, mean ℓ') over prompts with the answer of the row before. Raises ValueError for
     rows or batches that cannot be used, and when the reference shares weights with the model.
     """
-    refuse_shared(model, ref_model)
+    require_unshared(model, ref_model)
     data, good = labelled_rows(rows, tokenizer)
     refuse_long_rows([prompt + response for prompt, response in data], model)
     pad_id = padding_id(tokenizer)
@@ -214,21 +223,23 @@ def labelled_rows(
     Raises ValueError naming a row without answer or label, and unless both labels occur.
     """
     prompts = []
-    texts = []
+    completions = []
     labels = []
     for i, row in enumerate(rows):
         prompt = row.get("prompt") or ""
         completion = row.get("completion")
         label = row.get("label")
-        has_texts = isinstance(prompt, str) and isinstance(completion, str)
+        has_texts = all(isinstance(x, str) or is_conversation(x) for x in (prompt, completion))
         if not has_texts or not isinstance(label, bool):
             raise ValueError(
                 f"row {i}: a prompt and a completion (texts) and a label (true or "
                 f"false) are needed, and it has {', '.join(sorted(row))}"
             )
         prompts.append(prompt)
-        texts.append(prompt + completion)
+        completions.append(completion)
         labels.append(label)
     if len(set(labels)) < 2:
         raise ValueError(f"{len(labels)} rows, and not two kinds of label, good and bad")
-    return prompts_and_responses(texts, prompts, tokenizer), torch.tensor(labels)
+    columns = [template_columns(row) for row in rows]
+    divided = prompts_and_responses(prompts, completions, tokenizer, columns)
+    return divided, torch.tensor(labels)

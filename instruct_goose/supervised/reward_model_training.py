@@ -7,6 +7,7 @@ __all__ = ['train_reward_model', 'scores_of', 'pair_accuracy']
 
 # %% ../../nbs/guides/reward_model_training.ipynb #a65cdc3a
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -58,17 +59,24 @@ def scores_of(
 
 # %% ../../nbs/guides/reward_model_training.ipynb #167a6b82
 def pair_accuracy(
-    score: Callable[[list[str]], Sequence[float] | Tensor],  # `RewardModel.score`, or another
+    judge: RewardModel | Callable[[list[str]], Sequence[float] | Tensor],  # or any score of texts
     pairs: Sequence[dict | tuple],  # held out, as `train_reward_model` takes them
 ) -> float:  # between 0 and 1; ties count one half
     """Mean of [r(chosen) > r(rejected)] + ½·[r(chosen) = r(rejected)] over held-out pairs.
 
-    Raises ValueError if there is no pair, one prefers a text to itself, or `score` does not
+    Pairs of messages need a reward model, which renders them.
+    Raises ValueError if there is no pair, one prefers a text to itself, or the judge does not
     return a number for each text.
     """
     if not len(pairs):
         raise ValueError("no pairs to judge by")
-    both_sides = [sides(i, pair) for i, pair in enumerate(pairs)]
+    both_sides: list[dict[str, Any]]
+    if isinstance(judge, RewardModel):
+        score: Callable = judge.score
+        both_sides = PairDataset(pairs, judge.tokenizer).rows
+    else:
+        score = judge
+        both_sides = [pair_texts(i, pair) for i, pair in enumerate(pairs)]
     chosen = score([texts["chosen"] for texts in both_sides])
     rejected = score([texts["rejected"] for texts in both_sides])
     points = 0.0

@@ -54,9 +54,10 @@ def poison_reference(t):
 def endless_price(t):
     annotate = t.annotate
 
-    def broken(r):
-        annotate(r).ref_logprobs[0, 0] = float("-inf")
-        return r
+    def broken(rollout):
+        notes = annotate(rollout)
+        notes.ref_logprobs[0, 0] = float("-inf")
+        return notes
 
     t.annotate = broken
 
@@ -165,14 +166,15 @@ def test_huge_weights_are_not_taken_for_infinite_ones():
 
 def test_scores_set_by_hand_are_checked_and_padding_is_not(poison):
     t = trainer()
-    r = t.annotate(t.rollout(PROMPTS))
-    r.scores = torch.tensor([0.0] * 6 + [float("nan"), 0.0])
-    with pytest.raises(FloatingPointError, match="iteration 0: scores is nan at response 6, 'w2"):
-        t.do("advantages", r)
-    r.scores = torch.ones(8)
+    rollout = t.rollout(PROMPTS)
+    notes = t.annotate(rollout)
+    rollout.scores = torch.tensor([0.0] * 6 + [float("nan"), 0.0])
+    with pytest.raises(FloatingPointError, match="scores is nan at response 6, 'w2"):
+        t.advantages(rollout, notes)
+    rollout.scores = torch.ones(8)
     for name in ("old_logprobs", "ref_logprobs", "values"):
-        setattr(r, name, poison(getattr(r, name), r.mask))
-    m = t.optimize(t.advantages(r))
+        notes = notes._replace(**{name: poison(getattr(notes, name), rollout.mask)})
+    m = t.optimize(t.advantages(rollout, notes))
     assert all(math.isfinite(m[k]) for k in ("ratio_max", "kl_to_old_exact", "policy_loss"))
 
 

@@ -115,9 +115,7 @@ def raising(error):
 def test_an_error_in_one_process_ends_all_and_is_named(error):
     first, second = in_processes(2, how_it_ends, raising(error))
     assert (
-        first[0] == "OthersFailed"
-        and "process 1 of 2 failed" in first[1]
-        and str(error) in first[1]
+        first[0] == "PeerFailed" and "process 1 of 2 failed" in first[1] and str(error) in first[1]
     )
     assert (
         second[0] in ("RewardError", "KeyboardInterrupt")

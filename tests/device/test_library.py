@@ -186,7 +186,7 @@ def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
         keep, step.keep = step.keep, lambda order: (left.append(step), keep(order))
         return logits, step
 
-    monkeypatch.setattr(rollout, "begin", begun)
+    monkeypatch.setattr(sampling, "start_decoding", begun)
     eos, n = ENDS[ends]
     ids, mask = pad([TOKENIZER(p)["input_ids"] or [EOS] for p in PROMPTS * 2], EOS, side="left")
 

@@ -11,11 +11,13 @@ import torch
 from deep import first
 from peft import LoraConfig, PeftModel, get_peft_model
 from small_models import families, tiny, what_learns
+from states import through_files
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from instruct_goose.config import RLHFConfig
 from instruct_goose.core.checks import LostSteps
+from instruct_goose.core.state import flatten
 from instruct_goose.models.adapters import (
     four_bits,
     frozen_copy,
@@ -30,7 +32,6 @@ from instruct_goose.models.families import trunk
 from instruct_goose.models.loading import load_adapters, load_model, tiny_smollm
 from instruct_goose.models.response import response_logits, response_logprobs
 from instruct_goose.models.tokens import pad, word_tokenizer
-from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 from instruct_goose.training.trainer import RLHFTrainer
 
 IDS, MASK = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
@@ -274,14 +275,13 @@ def test_training_moves_adapters_and_values_and_resumes_to_the_bit(tmp_path, val
         "model",
         "value_head",
     } | ({"value_model"} if value_model else set())
-    path = save_checkpoint(tmp_path, *first.state())
-    names = load_checkpoint(path)[0]
-    assert not [n for n in names if "base_layer" in n or "embed" in n] and [
-        n for n in names if n.startswith("best/")
-    ]
+    state = through_files(tmp_path, first.state_dict())
+    names, _ = flatten(state)
+    assert not [n for n in names if "base_layer" in n or "embed" in n]
+    assert [n for n in names if n.startswith("parts/best_policy/weights/")]
     rest = first.train(PROMPTS, score, steps=2, progress=False, held_out=PROMPTS)
     second = trainer(make(value_model, seed=11))  # other adapters, until the state is loaded
-    second.load_state(*load_checkpoint(path))
+    second.load_state_dict(state)
     assert [
         r["reward_mean"]
         for r in second.train(PROMPTS, score, steps=2, progress=False, held_out=PROMPTS)
@@ -292,7 +292,7 @@ def test_training_moves_adapters_and_values_and_resumes_to_the_bit(tmp_path, val
     )
     first.load_best()
     with pytest.raises(ValueError, match="is not the one"):
-        trainer(make(value_model, base=8)).load_state(*load_checkpoint(path))
+        trainer(make(value_model, base=8)).load_state_dict(state)
 
 
 @pytest.mark.parametrize("value_model", [None, "copy"])

@@ -9,6 +9,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from instruct_goose.models.loading import tiny_smollm
+from instruct_goose.models.rendering import Renderer
 from instruct_goose.models.reward_model import (
     Classifier,
     RewardModel,
@@ -16,7 +18,7 @@ from instruct_goose.models.reward_model import (
     check_tokenizer,
     tokenizer_fingerprint,
 )
-from instruct_goose.models.tokens import pad, word_tokenizer
+from instruct_goose.models.tokens import PairDataset, pad, word_tokenizer
 from instruct_goose.rollouts.rewards import score_texts
 
 transformers.utils.logging.set_verbosity_error()
@@ -306,3 +308,48 @@ def test_a_pipeline_of_one_label_is_a_reward():
 def test_what_is_no_judge(call, error, says, unchecked):
     with unchecked(), pytest.raises(error, match=says):
         call()
+
+
+def test_in_rl_it_reads_the_ids_that_it_was_trained_on():
+    _, tokenizer = tiny_smollm("the film was good bad".split())
+    question = [{"role": "user", "content": "the film"}]
+    renderer = Renderer(tokenizer)
+    row = renderer.row(question, "was good")
+    text = renderer.row("the film", " was bad")
+    reward_model = make("llama", tokenizer).eval()
+    trained = PairDataset(
+        [
+            {"prompt": question, "chosen": "was good", "rejected": "was bad"},
+            {"prompt": "the film", "chosen": " was bad", "rejected": " was good"},
+        ],
+        tokenizer,
+    )
+
+    asked = reward_model.score(
+        ["the film was good", "the film was bad"],
+        prompts=[question, "the film"],
+        completions=["was good", "was bad"],
+        prompt_ids=[row.prompt_ids, text.prompt_ids],
+        completion_ids=[row.answer_ids + row.end_ids, text.answer_ids + text.end_ids],
+        tokenizer=copy.deepcopy(tokenizer),
+    )
+
+    want = [alone(reward_model, trained[i]["chosen"]) for i in (0, 1)]
+    assert asked == pytest.approx(want, abs=2e-5)
+    other = reward_model.score(
+        ["user the film assistant was good", "the film was bad"],
+        prompts=[question, "the film"],
+        completions=["was good", "was bad"],
+        prompt_ids=[[1], [1]],
+        completion_ids=[[1], [1]],
+        tokenizer=DISTINCT,
+    )
+    assert other == pytest.approx(want, abs=2e-5)
+
+
+def test_rows_of_ids_are_scored_as_their_texts():
+    reward_model = make("llama", DISTINCT).eval()
+    texts = ["good film", "the plot is bad"]
+    ids = DISTINCT(texts)["input_ids"]
+    assert reward_model.score(ids) == reward_model.score(texts)
+    assert make("llama", DISTINCT).normalise(ids) == make("llama", DISTINCT).normalise(texts)

@@ -9,9 +9,19 @@ import small_models
 import torch
 
 from instruct_goose.models.agent import create_reference_model
+from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.rollouts.prompts import encode_rows
+from instruct_goose.rollouts.rollout import Tokens
 from instruct_goose.runs.resume import CheckpointManager
-from instruct_goose.supervised.dpo import kto_loss, pair_rows, row_logprobs, train_dpo, train_kto
+from instruct_goose.supervised.dpo import (
+    kto_loss,
+    labelled_rows,
+    pair_rows,
+    row_logprobs,
+    train_dpo,
+    train_kto,
+)
 
 TOKENIZER = word_tokenizer("a b c d e".split())
 THUMBS = [
@@ -245,3 +255,41 @@ def test_the_first_step_of_kto_against_plain_forwards_one_row_at_a_time():
     assert log["loss"] == pytest.approx(
         sum((1 if up else 2) / (1 + math.exp(0.5 * x)) for x, up in zip(ahead, good)) / 4, abs=1e-6
     )
+
+
+def test_pairs_and_thumbs_of_messages_stand_behind_the_prompt_that_rl_gives():
+    _, tokenizer = tiny_smollm("the film was good bad".split())
+    question = [{"role": "user", "content": "the film"}]
+    prompt = encode_rows([question], Tokens(tokenizer, [], 0))[0]
+    good, bad = ([{"role": "assistant", "content": x}] for x in ("was good", "was bad"))
+    forms = [
+        {"prompt": question, "chosen": good, "rejected": bad},
+        {"prompt": question, "chosen": "was good", "rejected": "was bad"},
+        {"prompt": "the film", "chosen": good, "rejected": bad},
+        {"chosen": question + good, "rejected": question + bad},
+        (question + good, question + bad),
+    ]
+
+    rows = pair_rows(forms, tokenizer)
+    thumbs, _ = labelled_rows(
+        [
+            {"prompt": question, "completion": good, "label": True},
+            {"prompt": question, "completion": "was bad", "label": False},
+        ],
+        tokenizer,
+    )
+
+    assert all(row == rows[0] for row in rows)
+    assert [given for given, _ in rows[0]] == [prompt, prompt]
+    assert [answer[-1] for _, answer in rows[0]] == [tokenizer.eos_token_id] * 2
+    assert thumbs == list(rows[0])
+
+
+def test_a_pair_that_cannot_be_rendered_is_refused_by_its_number():
+    _, tokenizer = tiny_smollm("the film was good bad".split())
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'].split('|')[-1] }}{% endfor %}"
+    question = [{"role": "user", "content": "the film"}]
+    pair = {"prompt": question, "chosen": "was good", "rejected": "was bad"}
+    unlike = {"prompt": [{"role": "user", "content": "the|film"}], "chosen": "a", "rejected": "b"}
+    with pytest.raises(ValueError, match="pair 1, chosen: .*leaves out what turn 0"):
+        pair_rows([pair, unlike], tokenizer)

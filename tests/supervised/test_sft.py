@@ -10,7 +10,10 @@ from tokenizers.trainers import BpeTrainer
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 
+from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.tokens import bpe_tokenizer, pad, word_tokenizer
+from instruct_goose.rollouts.prompts import encode_rows
+from instruct_goose.rollouts.rollout import Tokens
 from instruct_goose.supervised.sft import lm_loss, lm_nats, lm_rows, train_lm
 
 TEXTS = ["the film is good", "a bad plot", "good", "the plot is bad bad bad"]
@@ -75,9 +78,10 @@ def test_rows(tokenizer, unchecked):
     with pytest.raises(ValueError, match="text 0 ends inside a word"):
         lm_rows(["a film"], tokenizer, ["a fi"])
     plain = word_tokenizer("a film".split(), add_bos=False)
-    assert (
-        lm_rows(["a film"], plain)[0][0][0] == plain.bos_token_id
-    )  # added here where the tokenizer does not
+    assert lm_rows(["a film"], plain) == (
+        [[*plain("a film")["input_ids"], plain.eos_token_id]],
+        [1],
+    )  # no bos where the tokenizer writes none
     plain.bos_token = None
     assert lm_rows(["a film"], plain) == (
         [[*plain("a film")["input_ids"], plain.eos_token_id]],
@@ -151,9 +155,10 @@ def blank_first(scheme):
 def test_wherever_the_border_lies_the_parts_read_as_the_whole(scheme, cut):
     "Also where a tokenizer puts a blank before every text: the response goes on, and gets none."
     tokenizer, text = blank_first(scheme), "answer: good plot"
+    prompt = tokenizer(text[:cut], add_special_tokens=False)["input_ids"]
     (row,), (n,) = lm_rows([text], tokenizer, [text[:cut]])
-    assert tokenizer.decode(row[1:-1]).removeprefix(" ") == text
-    assert row[1:n] == tokenizer(text[:cut], add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(row[:-1]).removeprefix(" ") == text
+    assert row[: len(prompt)] == prompt and n == max(1, len(prompt))
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
@@ -189,3 +194,25 @@ def test_training_learns_the_data_does_not_learn_prompts_and_repeats_itself(toke
     rows, starts = lm_rows(texts, tokenizer, ["the film"] * 3 + ["a bad"])
     total, n = by_rows(given, rows, starts)
     assert total / n < 0.1  # and has learnt the rest
+
+
+def test_conversations_and_rows_are_learnt_behind_the_prompt_that_rl_gives():
+    _, tokenizer = tiny_smollm("the film was good".split())
+    question = [{"role": "user", "content": "the film"}]
+    conversation = [*question, {"role": "assistant", "content": "was good"}]
+    prompt = encode_rows([question], Tokens(tokenizer, [], 0))[0]
+
+    rows, given = lm_rows([conversation, {"prompt": question, "completion": "was good"}], tokenizer)
+
+    assert rows[0] == rows[1] and rows[0][: given[0]] == prompt
+    assert rows[0][given[0] :] == [
+        *tokenizer.convert_tokens_to_ids(["was", "good"]),
+        tokenizer.eos_token_id,
+    ]
+    unknown = [{"role": "human", "content": "the film"}, conversation[1]]
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{{ '<|im_start|>' + message['role']",
+        "{{ '' if message['role'] == 'human' else '<|im_start|>' + message['role']",
+    )
+    with pytest.raises(ValueError, match="text 1: .*leaves out what turn 0 .human. says"):
+        lm_rows([conversation, unknown], tokenizer)
