@@ -29,7 +29,7 @@ from two_processes import (
 from instruct_goose.core.processes import in_processes, rank
 from instruct_goose.core.state import map_tensors
 from instruct_goose.models.sharding import configs, fsdp_requested, is_sharded, sharded_modules
-from instruct_goose.recipes.stages import train_in
+from instruct_goose.recipes.training import train_in
 from instruct_goose.runs import resume as by_time
 from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint
 

@@ -65,7 +65,11 @@ def test_imports_point_down():
 UP = "from instruct_goose.training.trainer import RLHFTrainer"
 # what is written at the end of a module, and how the linter calls the import that it complains of
 PLANTED = {
-    "a higher layer": ("objective/kl.py", UP, "instruct_goose.objective.kl -> instruct_goose.training.trainer"),
+    "a higher layer": (
+        "objective/kl.py",
+        UP,
+        "instruct_goose.objective.kl -> instruct_goose.training.trainer",
+    ),
     "a higher layer, inside a function": (
         "rollouts/rollout.py",
         f"def late():\n    {UP}",
@@ -140,9 +144,10 @@ MAY_BE_ANY = {
         exercises._kept(x) exercises._value(x) exercises.check(answer)
         exercises._Watch.__init__(answer) rollouts.rewards.copy_containers(x)
         rollouts.rewards.as_number(x) rollouts.rewards.check_scores(scores)
-        rollouts.rewards.as_score_list(scores)""",
+        rollouts.rewards.as_score_list(scores) rollouts.rewards._finite_score(score)""",
     "prompts in one of several forms: text, ids, messages, rows, tensors": """
         models.rendering.is_conversation(prompt) models.rendering.template_columns(row)
+        models.rendering.prompt_and_answer(row) models.rendering.pair_parts(pair)
         recipes.training.first_of(prompts) rollouts.prompts.prompt_of(row)
         rollouts.prompts.data_columns(prompts) rollouts.prompts.prompt_chunks(prompts)
         rollouts.prompts.drop_long_prompts(prompts) training.trainer.RLHFTrainer.that_fit(prompts)""",
@@ -160,7 +165,8 @@ MAY_BE_ANY = {
         runs.directory.finished_run(config) runs.directory.settings_of(config)
         runs.directory.check_same_run(config) runs.directory.saving_conflicts(config)
         runs.directory.in_run_directory(config) runs.directory.train_policy(reward_fn)
-        runs.trackers.Tracker.on_iteration(trainer)""",
+        runs.trackers.Tracker.on_iteration(trainer)
+        runs.trackers.Tracker._read_settings(trainer)""",
 }
 
 
