@@ -8,7 +8,7 @@ __all__ = ['SHOWN_METRICS', 'RunSettings', 'TrainingJob', 'run_job', 'train_in',
 
 # %% ../../nbs/reference/recipes/training.ipynb #ae7d6a31
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
