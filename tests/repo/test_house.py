@@ -65,7 +65,11 @@ def test_imports_point_down():
 UP = "from instruct_goose.training.trainer import RLHFTrainer"
 # what is written at the end of a module, and how the linter calls the import that it complains of
 PLANTED = {
-    "a higher layer": ("objective/kl.py", UP, "instruct_goose.objective.kl -> instruct_goose.training.trainer"),
+    "a higher layer": (
+        "objective/kl.py",
+        UP,
+        "instruct_goose.objective.kl -> instruct_goose.training.trainer",
+    ),
     "a higher layer, inside a function": (
         "rollouts/rollout.py",
         f"def late():\n    {UP}",
