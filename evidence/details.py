@@ -4,11 +4,8 @@ python evidence/run.py details        writes evidence/details.json, about five C
 """
 
 import torch
-from lesson_code import lesson_module
 
-from instruct_goose.tasks.exact_world import make_world
-
-lesson = lesson_module("learn/20_exact_world")
+from instruct_goose.tasks.exact_world import converge, exact_config, make_world
 
 SEEDS, BETA = (0, 1, 2), 1.0
 SIZES = dict(steps=40, batch_size=96, lr_schedule="linear", lr=2e-3)
@@ -41,9 +38,8 @@ def one(change: dict, seed: int) -> dict:
 
     torch.optim.AdamW.__init__ = init
     try:
-        run = lesson.converge(
-            make_world("absolute"), lesson.exact_config("ppo", BETA, seed=seed, **SIZES | settings)
-        )
+        config = exact_config("ppo", BETA, seed=seed, **SIZES | settings)
+        run = converge(make_world("absolute"), config)
     finally:
         torch.optim.AdamW.__init__ = usual
     return {

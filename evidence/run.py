@@ -220,13 +220,16 @@ def exact_run(job: dict) -> dict:
     import torch
 
     from instruct_goose.tasks.exact_world import (
+        converge,
+        converge_dpo,
         enumerate_logprobs,
+        exact_config,
+        fixed_point,
         make_world,
         optimum,
         total_variation,
     )
 
-    lesson = lesson_module("learn/20_exact_world")
     torch.set_num_threads(1)
     job = {"kind": "absolute", "side": "left", "seed": 0, "settings": {}} | job
     name, beta, settings, world = job["name"], job["beta"], job["settings"], make_world(job["kind"])
@@ -234,10 +237,10 @@ def exact_run(job: dict) -> dict:
         ref = enumerate_logprobs(world.reference, world).sum(-1).double()
     if name == "dpo":
         return rounded(
-            job | {k: x for k, x in lesson.converge_dpo(world, beta).items() if k != "logprobs"}
+            job | {k: x for k, x in converge_dpo(world, beta).items() if k != "logprobs"}
         )
-    config = lesson.exact_config(name, beta, seed=job["seed"], **settings)
-    result = lesson.converge(world, config, job["side"])
+    config = exact_config(name, beta, seed=job["seed"], **settings)
+    result = converge(world, config, job["side"])
     end, mean = result["logprobs"], result["mean_logprobs"]
     row = {k: result[k][-1] for k in ("tv", "reward", "kl")}
     row["from_reference"] = total_variation(end, ref)
@@ -246,7 +249,7 @@ def exact_run(job: dict) -> dict:
         row["mean_tv"] = total_variation(mean, optimum(ref, world.rewards, beta))
     if config.kl_placement == "loss":
         how = config.advantage.removeprefix("group_")
-        there = lesson.fixed_point(
+        there = fixed_point(
             world,
             beta,
             config.kl_estimator or "k2",
@@ -274,6 +277,7 @@ def exact_world(processes: int = 3) -> dict:
     from multiprocessing import get_context
 
     from instruct_goose.objective.group import PRESETS
+    from instruct_goose.tasks.exact_world import exact_config
 
     three, seeds, in_loss = ("ppo", "rloo", "dr_grpo"), (0, 1, 2), {"kl_placement": "loss"}
     jobs = [
@@ -334,10 +338,10 @@ def exact_world(processes: int = 3) -> dict:
     ]
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         runs = list(pool.map(exact_run, jobs))
-    c = lesson_module("learn/20_exact_world").exact_config("ppo", 0.5)
+    config = exact_config("ppo", 0.5)
     return {
         "config": {
-            k: getattr(c, k)
+            k: getattr(config, k)
             for k in ("steps", "batch_size", "epochs", "minibatches", "lr", "lr_schedule", "lam")
         },
         "runs": runs,
@@ -527,12 +531,11 @@ def resume() -> dict:
 
 def probe_run(job: tuple[str | None, int]) -> dict:
     "The whole ladder for one trainer: which rungs failed, and what was measured."
-    from instruct_goose.tasks.probes import run_probes
+    from instruct_goose.tasks.probes import BROKEN, run_probes
 
     bug, seed = job
-    results = run_probes(
-        lesson_module("learn/21_probes").BROKEN[bug][0] if bug else None, seed=seed
-    )
+    trainer, _ = BROKEN[bug] if bug else (None, None)
+    results = run_probes(trainer, seed=seed)
     row = {
         "bug": bug,
         "seed": seed,
@@ -551,9 +554,8 @@ def probes(processes: int = 3) -> dict:
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    from instruct_goose.tasks.probes import PROBES
+    from instruct_goose.tasks.probes import BROKEN, PROBES
 
-    BROKEN = lesson_module("learn/21_probes").BROKEN
     jobs = [(None, seed) for seed in range(10)] + [(bug, seed) for bug in BROKEN for seed in (0, 1)]
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         runs = list(pool.map(probe_run, jobs))

@@ -4,20 +4,32 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'PROMPTS', 'all_responses', 'make_tokenizer', 'tiny_policy', 'World', 'enumerate_logprobs', 'make_world',
-           'objective', 'optimum', 'total_variation']
+           'objective', 'optimum', 'total_variation', 'states', 'as_table', 'table_logprobs', 'flat_gradient',
+           'response_gradients', 'sampled_gradient', 'expected_loss', 'exact_config', 'converge',
+           'expected_group_advantages', 'fixed_point', 'converge_dpo']
 
 # %% ../../nbs/learn/20_exact_world.ipynb #8fec9518
+import copy
+import itertools
+import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import nn, Tensor
 from transformers import PreTrainedModel
 
+from ..config import RLHFConfig
 from ..models.agent import create_reference_model
 from ..models.response import response_logprobs
 from ..models.tokens import pad
+from ..objective.advantages import group_advantages
+from ..objective.kl import kl_in_loss
+from ..objective.policy_loss import policy_loss
+from ..objective.preference import dpo_loss
+from ..supervised.fit import fit
+from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/learn/20_exact_world.ipynb #de4934de
 def all_responses(
@@ -200,3 +212,290 @@ def total_variation(
 ) -> float:  # from 0 to 1, mean over the prompts
     "½ Σ_r |π(r|q) − π'(r|q)|: the largest difference in the probability of any event."
     return ((logprobs.exp() - other.exp()).abs().sum(-1) / 2).mean().item()
+
+# %% ../../nbs/learn/20_exact_world.ipynb #3d3056a1
+def states(world: World) -> Int[Tensor, "response time"]:
+    "Number the beginnings of responses: which state each token was said in; 0 at padding."
+    numbers: dict[tuple[int, ...], int] = {}
+    rows = []
+    for row, mask in zip(world.response_ids.tolist(), world.mask.tolist(), strict=True):
+        numbered = [0] * len(row)
+        for t in range(sum(mask)):
+            numbered[t] = numbers.setdefault(tuple(row[:t]), len(numbers))
+        rows.append(numbered)
+    return torch.tensor(rows)
+
+
+def as_table(
+    logprobs: Float[Tensor, "prompt response time"],  # from `enumerate_logprobs`
+    world: World,
+) -> Float[Tensor, "prompt state vocab"]:  # float64
+    "Write a policy as a table of next-token log-probabilities, one row for each state."
+    state = states(world)
+    table = torch.zeros(len(PROMPTS), int(state.max()) + 1, len(WORDS), dtype=torch.float64)
+    real = world.mask
+    table[:, state[real], world.response_ids[real]] = logprobs.detach().double()[:, real]
+    return table
+
+# %% ../../nbs/learn/20_exact_world.ipynb #aefa8363
+def table_logprobs(
+    logits: Float[Tensor, "prompt state vocab"],
+    world: World,
+) -> Float[Tensor, "prompt response time"]:  # 0 at padding
+    "Compute log π(aₜ|sₜ) of a policy that is a table: one row of logits for each state."
+    picked = logits.log_softmax(-1)[:, states(world), world.response_ids]
+    return torch.where(world.mask, picked, 0.0)
+
+# %% ../../nbs/learn/20_exact_world.ipynb #8ec928cc
+def flat_gradient(
+    scalar: Float[Tensor, ""],
+    model: nn.Module,
+) -> Float[Tensor, "parameters"]:  # the whole gradient as one vector
+    "Compute ∂ scalar/∂θ for all parameters of the model; 0 for those that do not matter."
+    parts = torch.autograd.grad(
+        scalar, list(model.parameters()), retain_graph=True, materialize_grads=True
+    )
+    return torch.cat([part.flatten() for part in parts])
+
+# %% ../../nbs/learn/20_exact_world.ipynb #69f972a6
+def response_gradients(
+    world: World,
+    trainer: RLHFTrainer,
+) -> Float[Tensor, "prompt response parameters"]:
+    """Compute the gradient of `compute_loss` for each possible response alone.
+
+    For advantages that need no group.
+    """
+    query_ids, query_mask = world.queries()
+
+    def gradient(prompt: int, response: int) -> Tensor:
+        loss = trainer.compute_loss(
+            query_ids[[prompt]],
+            query_mask[[prompt]],
+            world.response_ids[[response]],
+            world.mask[[response]],
+            world.rewards[prompt, [response]],
+        )
+        return flat_gradient(loss, trainer.agent.model)
+
+    prompts, responses = world.rewards.shape
+    rows = []
+    for prompt in range(prompts):
+        rows.append(torch.stack([gradient(prompt, response) for response in range(responses)]))
+    return torch.stack(rows)
+
+# %% ../../nbs/learn/20_exact_world.ipynb #64be71bf
+def sampled_gradient(
+    world: World,
+    trainer: RLHFTrainer,
+    copies: int,  # responses to each prompt
+    side: str = "left",  # where the prompts are padded
+) -> Float[Tensor, "parameters"]:
+    "Compute the gradient of `compute_loss` for responses that the trainer samples."
+    query_ids, query_mask = world.queries(side, copies // trainer.config.group_size)
+    sampled = trainer.rollout({"query_ids": query_ids, "query_mask": query_mask})
+    rollout = trainer.score(sampled, world.reward_fn)
+    loss = trainer.compute_loss(
+        rollout.query_ids,
+        rollout.query_mask,
+        rollout.response_ids,
+        rollout.mask,
+        rollout.scores,
+    )
+    return flat_gradient(loss, trainer.agent.model)
+
+# %% ../../nbs/learn/20_exact_world.ipynb #1cb2df80
+def expected_loss(
+    logprobs: Float[Tensor, "prompt response time"],  # with gradient
+    ref_logprobs: Float[Tensor, "prompt response time"],
+    advantages: Float[Tensor, "prompt response time"],  # of each token
+    mask: Bool[Tensor, "response time"],
+    beta: int | float = 0.0,  # KL coefficient in the loss
+    estimator: str = "k2",  # of the KL in the loss
+    gradient: str = "plain",  # "plain", "ratio" or "straight_through", as in RLHFConfig
+    weights: Float[Tensor, "prompt response"] | None = None,  # besides each one's probability
+) -> Float[Tensor, ""]:
+    """E_q Σ_r π_old(r|q)·w·Σₜ [policy_loss + kl_in_loss]: the library's loss, on policy.
+
+    It is summed over each response and averaged over everything that can be sampled. The
+    probabilities of the average have no gradient.
+    """
+    prompts, _, width = logprobs.shape
+    new = logprobs.reshape(-1, width)
+    ref = ref_logprobs.reshape(-1, width)
+    old = new.detach()
+    every_mask = mask.repeat(prompts, 1)
+    loss = policy_loss(new, old, advantages.reshape(-1, width), every_mask)
+    if beta:
+        sampled = old if gradient == "ratio" else None
+        through = gradient == "straight_through"
+        loss = loss + kl_in_loss(new, ref, every_mask, beta, estimator, sampled, through)
+    probabilities = old.sum(-1).exp()
+    if weights is not None:
+        probabilities = probabilities * weights.reshape(-1)
+    return (probabilities * loss.sum(-1)).sum() / prompts
+
+# %% ../../nbs/learn/20_exact_world.ipynb #ef0a8e68
+def exact_config(
+    name: str,  # of a preset
+    beta: int | float,  # KL coefficient, in standard deviations of the reward per nat
+    **overrides: Any,  # other settings
+) -> RLHFConfig:
+    """Set a preset up for the exact world: KL in the reward, a learning rate that falls to 0.
+
+    Every prompt is answered equally often. Raises ValueError as RLHFConfig does.
+    """
+    defaults: dict[str, Any] = dict(
+        steps=200,
+        batch_size=384,
+        max_new_tokens=3,
+        epochs=2,
+        minibatches=2,
+        lr=2e-3,
+        lr_schedule="linear",
+        kl_placement="reward",
+        kl_estimator=None,
+        beta=beta,
+        device="cpu",
+    )
+    return RLHFConfig.preset(name, **defaults | overrides)
+
+# %% ../../nbs/learn/20_exact_world.ipynb #fd3325a9
+def converge(
+    world: World,
+    config: RLHFConfig,  # from `exact_config`
+    side: str = "left",  # where the prompts are padded
+) -> dict[str, Any]:
+    """Train a copy of the reference, and enumerate the policy after every iteration.
+
+    Returns `logprobs` (P, N) at the end and `mean_logprobs` of the mean policy of the second
+    half; lists with one number per iteration: `tv`, the total variation to π* (None for β = 0),
+    `reward` and `kl`, the expected ones; and `cpu_seconds`.
+    """
+    policy = copy.deepcopy(world.reference).requires_grad_()
+    trainer = RLHFTrainer(policy, world.reference, config, tokenizer=world.tokenizer)
+    copies = config.batch_size // config.group_size // len(PROMPTS)
+    query_ids, query_mask = world.queries(side, copies=copies)
+    prompts = {"query_ids": query_ids, "query_mask": query_mask}
+    with torch.no_grad():
+        ref_logprobs = enumerate_logprobs(world.reference, world).sum(-1).double()
+    logprobs = ref_logprobs
+    best = optimum(ref_logprobs, world.rewards, config.beta) if config.beta else None
+    run: dict[str, Any] = {"tv": [], "reward": [], "kl": []}
+    later_policies = []  # of the second half
+    start = time.process_time()
+    for i in range(config.steps):
+        trainer.step(prompts, world.reward_fn)
+        with torch.no_grad():
+            logprobs = enumerate_logprobs(policy, world).sum(-1).double()
+        if i >= config.steps // 2:
+            later_policies.append(logprobs.exp())
+        run["tv"].append(None if best is None else total_variation(logprobs, best))
+        run["reward"].append(objective(logprobs, ref_logprobs, world.rewards, 0).item())
+        run["kl"].append(-objective(logprobs, ref_logprobs, 0 * world.rewards, 1).item())
+    return run | {
+        "logprobs": logprobs,
+        "mean_logprobs": torch.stack(later_policies).mean(0).log(),
+        "cpu_seconds": time.process_time() - start,
+    }
+
+# %% ../../nbs/learn/20_exact_world.ipynb #362a23c0
+def expected_group_advantages(
+    probs: Float[Tensor, "prompt response"],  # how often each is sampled
+    rewards: Float[Tensor, "prompt response"],
+    group_size: int,
+    how: str = "mean_std",  # as in `group_advantages`
+    draws: int = 1000,  # groups drawn for each response where they cannot be summed
+    seed: int = 0,  # the same groups in every call, up to the probabilities
+) -> Float[Tensor, "prompt response"]:  # what a response can expect
+    """E[Â | the response is in the group].
+
+    For "mean" that is (1 − 1/G)·(R − E R), exactly. Where the standard deviation is in it, it is
+    an average over groups of G − 1 other responses.
+    """
+    if how == "mean":
+        return (1 - 1 / group_size) * (rewards - (probs * rewards).sum(-1, keepdim=True))
+    prompts, responses = rewards.shape
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(
+        prompts, draws * (group_size - 1), generator=generator, dtype=torch.float64
+    )
+    drawn = torch.searchsorted(probs.cumsum(-1), uniform).clamp(max=responses - 1)
+    others = rewards.gather(-1, drawn).reshape(prompts, 1, draws, -1)
+    others = others.expand(prompts, responses, draws, -1)
+    own = rewards[:, :, None, None].expand(prompts, responses, draws, 1)
+    groups = torch.cat([own, others], -1)
+    advantages = group_advantages(groups.flatten(), group_size, how)
+    return advantages.reshape(prompts, responses, draws, -1)[..., 0].mean(-1)
+
+# %% ../../nbs/learn/20_exact_world.ipynb #42eabb7b
+def fixed_point(
+    world: World,
+    beta: int | float,  # KL coefficient in the loss
+    estimator: str = "k2",  # of the KL in the loss
+    how: str = "mean",  # of the group advantages
+    by_length: bool = False,  # divide each response's loss by its length: sequence_mean
+    group_size: int = 8,
+    steps: int = 400,
+) -> Float[Tensor, "prompt response"]:  # log-probabilities
+    """Find where the expected update with the KL in the loss is zero.
+
+    The policy is a table, and Adam follows its expected update with a learning rate that falls
+    to 0.
+    """
+    with torch.no_grad():
+        ref_logprobs = enumerate_logprobs(world.reference, world).double()
+    logits = as_table(ref_logprobs, world).requires_grad_()
+    weights = (1 / world.mask.sum(-1)).expand(len(PROMPTS), -1) if by_length else None
+    optimizer = torch.optim.Adam([logits], lr=0.1)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 - step / steps)
+        logprobs = table_logprobs(logits, world)
+        with torch.no_grad():
+            probs = logprobs.sum(-1).exp()
+            expected = expected_group_advantages(probs, world.rewards, group_size, how)
+        optimizer.zero_grad()
+        advantages = torch.where(world.mask, expected[..., None], 0.0)
+        loss = expected_loss(
+            logprobs, ref_logprobs, advantages, world.mask, beta, estimator, weights=weights
+        )
+        loss.backward()
+        optimizer.step()
+    return table_logprobs(logits.detach(), world).sum(-1)
+
+# %% ../../nbs/learn/20_exact_world.ipynb #6af6bbf0
+def converge_dpo(
+    world: World,
+    beta: int | float,  # KL coefficient
+    steps: int = 300,
+    lr: float = 2e-3,  # the highest, under a cosine
+) -> dict[str, Any]:  # logprobs, tv and cpu_seconds, as `converge`; tv only at the end
+    """Train by DPO on every pair of responses, labelled with its Bradley–Terry probability.
+
+    `train_dpo` would add an end to every response; here three words are complete without one.
+    """
+    policy = copy.deepcopy(world.reference).requires_grad_()
+    start = time.process_time()
+    responses = len(world.mask)
+    with torch.no_grad():
+        ref_logprobs = enumerate_logprobs(world.reference, world).sum(-1).double()
+    # that the first of a pair is preferred to the second
+    preferred = (world.rewards[:, :, None] - world.rewards[:, None]).sigmoid().flatten()
+
+    def in_pairs(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.repeat_interleave(responses, -1).flatten(), x.repeat(1, responses).flatten()
+
+    def loss_of(batch: list) -> Tensor:
+        logprobs = enumerate_logprobs(policy, world).sum(-1).double()
+        losses = dpo_loss(*in_pairs(logprobs), *in_pairs(ref_logprobs), beta)
+        return 2 * (preferred * losses).mean()
+
+    everything = itertools.repeat([])  # each batch is all pairs
+    fit(policy, loss_of, everything, steps=steps, lr=lr, weight_decay=0.0, progress=False)
+    with torch.no_grad():
+        logprobs = enumerate_logprobs(policy, world).sum(-1).double()
+    return {
+        "logprobs": logprobs,
+        "tv": [total_variation(logprobs, optimum(ref_logprobs, world.rewards, beta))],
+        "cpu_seconds": time.process_time() - start,
+    }

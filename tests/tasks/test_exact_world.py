@@ -1,8 +1,6 @@
 """Everything that can be said is listed, so the trainer's estimates meet the numbers that they estimate."""
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,18 +12,18 @@ from instruct_goose.tasks.exact_world import (
     PROMPTS,
     WORDS,
     enumerate_logprobs,
+    expected_loss,
+    fixed_point,
+    flat_gradient,
     make_world,
     objective,
     optimum,
+    response_gradients,
+    states,
     total_variation,
 )
 from instruct_goose.training.trainer import RLHFTrainer
 
-sys.path.append(str(Path(__file__).parents[2] / "evidence"))
-from lesson_code import lesson_module  # noqa: E402
-
-lesson = lesson_module("learn/20_exact_world")
-flat_gradient, expected_loss = lesson.flat_gradient, lesson.expected_loss
 KINDS = ("absolute", "rotary")
 worlds = {kind: make_world(kind) for kind in KINDS}
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -160,7 +158,7 @@ def average(trainer, world, policy):
     chance = enumerate_logprobs(policy, world).sum(-1).detach().exp()
     return (
         -world.mask.shape[1]
-        * (chance[..., None] * lesson.response_gradients(world, trainer)).sum((0, 1))
+        * (chance[..., None] * response_gradients(world, trainer)).sum((0, 1))
         / len(PROMPTS)
     )
 
@@ -279,7 +277,7 @@ def by_backward_induction(world, beta, estimator, scale):
 def test_fixed_points_against_backward_induction(kind, beta, estimator):
     world = worlds[kind]
     found, right = (
-        lesson.fixed_point(world, beta, estimator),
+        fixed_point(world, beta, estimator),
         by_backward_induction(world, beta, estimator, 7 / 8),
     )
     assert total_variation(found, right) < 2e-3
@@ -304,7 +302,7 @@ def test_the_expected_gradient_is_that_of_the_objective_wherever_the_parts_stand
     before it and on itself. A part that knows what comes after it is no reward of that token, and later tokens never hear of it."""
     world = worlds["absolute"]
     policy, ref = drifted(world)
-    g, at = torch.Generator().manual_seed(1), lesson.states(world)
+    g, at = torch.Generator().manual_seed(1), states(world)
     parts = torch.randn(
         len(PROMPTS), int(at.max()) + 1, len(WORDS), generator=g, dtype=torch.float64
     )[:, at, world.response_ids]

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,10 @@ import torch
 from deep import first
 from torch import nn
 
-from instruct_goose.tasks.probes import ACTIONS, optimum, run_probes, tiny_world, values_at
+from instruct_goose.tasks.probes import ACTIONS, BROKEN, optimum, run_probes, tiny_world, values_at
 from instruct_goose.training.trainer import RLHFTrainer
 
 root = Path(__file__).parents[2]
-sys.path.append(str(root / "evidence"))
-from lesson_code import lesson_module  # noqa: E402
-
-BROKEN = lesson_module("learn/21_probes").BROKEN
 ORDER = ["value_head", "advantage_sign", "credit", "eos", "kl", "rows", "temperature"]
 
 
