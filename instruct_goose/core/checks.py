@@ -184,7 +184,9 @@ def answers_foreign(names: Mapping[str, str]) -> Callable[[K], K]:
                 raise TypeError(f"{type(self).__name__} has {hints}")
             init(self, *args, **given)
 
-        def __getattr__(self: object, name: str) -> None:  # called for what is not there
+        def __getattr__(self: object, name: str) -> Any:  # called for what is not there
+            if hasattr(type(self), name):  # a property, which has raised AttributeError itself
+                return object.__getattribute__(self, name)
             hint = hints_for([name], "attribute", names)
             raise AttributeError(f"{type(self).__name__} has {hint}", name=name, obj=self)
 

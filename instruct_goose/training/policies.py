@@ -198,14 +198,14 @@ class KLStop(PolicySnapshot):
         if kl <= self.limit:
             self.keep(kl, iteration)
 
-    def verdict(self, kl: float | None) -> str | None:
-        """After an iteration: why the run ends, or None.
+    def reason_to_stop(self, kl: float | None) -> str | None:
+        """Say after an iteration why the run has to end; None: it may go on.
 
-        If it ends, the last policy within the limit is put back.
+        The reason announces that the last policy within the limit is put back: `restore` does it.
         """
         if self.limit is None or kl is None or kl <= self.limit:
             return None
         reason = f"kl_to_reference is {kl:.3g}, above kl_stop, {self.limit:g}"
-        if self.restore():
+        if self.weights is not None:
             reason += f"; the policy after {self.iteration} iterations is put back"
         return reason

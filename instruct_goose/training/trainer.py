@@ -105,7 +105,13 @@ from instruct_goose.training.metrics import (
     trainer_metrics,
     update_metrics,
 )
-from .policies import BestPolicy, Iteration, KLStop, MovingReference
+from instruct_goose.training.policies import (
+    BestPolicy,
+    Iteration,
+    KLStop,
+    MovingReference,
+    PolicySnapshot,
+)
 from instruct_goose.training.update import (
     backward,
     clip_gradients,
@@ -152,7 +158,8 @@ class RLHFTrainer:
         self.reference = MovingReference(
             self.ref_model, self.agent.model, self.config.ref_every, self.config.ref_mixup
         )
-        self.optimizer = make_optimizer(optimizer, sharded(self.agent), self.config)
+        self.agent = sharded(self.agent)  # under FSDP its parameters are replaced by shards
+        self.optimizer = make_optimizer(optimizer, self.agent, self.config)
         self.schedule = LambdaLR(self.optimizer, partial(lr_factor, self.config))
         synchronize(asdict(self.config), self.agent, self.ref_model, self.optimizer)
         self.sampler: Sampler = data_parallel(
@@ -173,14 +180,14 @@ class RLHFTrainer:
 
     def step(self, prompts: Prompts, reward_fn: Rewards) -> Metrics:
         "One iteration: the algorithm. Returns its metrics."
-        with self.phases() as done:
-            rollout = done.rollout(self.rollout(prompts))  # (1) r ~ π_old(·|q)
-            rollout = done.score(self.score(rollout, reward_fn))  # (2) score = R(q, r)
-            notes = done.annotate(self.annotate(rollout))  # (3) log π_old, π_ref
-            experience = done.advantages(self.advantages(rollout, notes))  # (4) rₜ (5) Âₜ, R̂ₜ
-            update = done.optimize(self.optimize(experience))  # (6) θ ← θ − η·∇L
+        with self.phases() as after:  # times each phase, and tells the callbacks of its result
+            rollout = after.rollout(self.rollout(prompts))  # (1) r ~ π_old(·|q)
+            rollout = after.score(self.score(rollout, reward_fn))  # (2) score = R(q, r)
+            notes = after.annotate(self.annotate(rollout))  # (3) log π_old, π_ref
+            experience = after.advantages(self.advantages(rollout, notes))  # (4) rₜ (5) Âₜ, R̂ₜ
+            update = after.optimize(self.optimize(experience))  # (6) θ ← θ − η·∇L
             sync_weights(self.sampler, self.agent.model)  # (7) π_old ← π_θ
-        return self.finish(prompts, experience, update, done.seconds)
+        return self.finish(prompts, experience, update, after.seconds)
 
     def rollout(self, prompts: Prompts) -> Rollout:
         "r ~ π_old(·|q): the sampler answers each prompt group_size times, side by side."
@@ -269,7 +276,12 @@ class RLHFTrainer:
         return evaluate_policy(self.agent, batch, self.config)
 
     def loss(self, new: Evaluation, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
-        "L = −L^CLIP + c₁·L^VF − c₂·S, perhaps + β·KL; and its parts, detached. Override this."
+        """L = −L^CLIP + c₁·L^VF − c₂·S, perhaps + β·KL, and its parts for the log, detached.
+
+        Override this. `batch` is one micro-batch of several: average with
+        `aggregate(…, **aggregation_args(self.config, batch))`, which divides by the count of the
+        whole minibatch, or the loss depends on how it is cut.
+        """
         return total_loss(new, batch, self.config, self.beta, self.coefficients.ent_weight)
 
     def finish(
@@ -287,28 +299,37 @@ class RLHFTrainer:
             self.agent, self.ref_model, self.optimizer, experience, self.config
         )
         metrics |= timing(seconds, metrics["tokens"])
-        metrics |= self.coefficients.adapt(metrics)
+        entropy_log = self.coefficients.adapt(metrics)  # β and c₂ of the next iteration
         self.iteration += 1
         self.schedule.step()
-        metrics |= self.reference.follow(self.iteration)
+        reference_log = self.reference.follow(self.iteration)
+        metrics |= entropy_log | reference_log
         if self.held_out is not None and self.held_out.is_due(self.iteration):
             metrics |= self.evaluate(
                 self.held_out.prompts, self.held_out.reward_fn, self.config.eval_greedy
             )
-        self.stopped = self.reason_to_stop(experience, metrics)
+        kl_reason = self.kl_stop.reason_to_stop(metrics["kl_to_reference"])
+        self.stopped = self.reason_to_stop(experience, metrics, kl_reason)
+        if kl_reason is not None:
+            self.restore(self.kl_stop)  # the last policy within the limit
         for callback in self.callbacks:
             callback.on_end(self, experience, metrics)
         return metrics
 
-    def reason_to_stop(self, experience: Experience, metrics: Metrics) -> str | None:
-        "Ask the callbacks, of all processes, and the KL limit. None: the run goes on."
+    def reason_to_stop(
+        self, experience: Experience, metrics: Metrics, kl_reason: str | None
+    ) -> str | None:
+        """Tell the callbacks of the iteration, and return why the run ends; None: it goes on.
+
+        A callback of any process can end the run. The KL limit speaks last.
+        """
         answers = gather_results(
             lambda: [
                 callback.on_iteration(self, experience, metrics) for callback in self.callbacks
             ]
         )
         reasons = [reason for answer in answers for reason in answer]
-        reasons.append(self.kl_stop.verdict(metrics["kl_to_reference"]))
+        reasons.append(kl_reason)
         for reason in reasons:
             if reason:
                 return f"iteration {metrics['iteration']}: {reason}"
@@ -325,7 +346,12 @@ class RLHFTrainer:
         progress: bool = True,  # a progress bar
         held_out: Prompts | None = None,  # prompts for `evaluate`, every eval_every
     ) -> list[Metrics]:
-        "Iterate `step`. If the run ends early, `stopped` says why."
+        """Iterate `step`. If the run ends early, `stopped` says why.
+
+        Raises ValueError where nothing is left to do, the learning rate's schedule has ended, the
+        prompts run out, or eval_every is set without held_out; TypeError for callbacks that are
+        none.
+        """
         config = self.config
         history = History()
         own_callbacks = self.callbacks
@@ -546,9 +572,16 @@ class RLHFTrainer:
         "With keep_best: the best policy's weights, on the CPU, for `load_state_dict`."
         return self.best_policy.named_weights()
 
+    def restore(self, kept: PolicySnapshot) -> bool:
+        "Put a policy that was kept back, the sampler's weights too. False: none was kept."
+        is_restored = kept.restore()
+        if is_restored:
+            sync_weights(self.sampler, self.agent.model)
+        return is_restored
+
     def load_best(self) -> None:
         "The best policy again, to be saved or used. Raises ValueError if none has been kept."
-        if not self.best_policy.restore():
+        if not self.restore(self.best_policy):
             raise ValueError(
                 "no policy has been kept: set keep_best and eval_every, and give train held_out="
             )
@@ -647,6 +680,7 @@ class RLHFTrainer:
         self.iteration = state["iteration"]
         self.schedule.last_epoch = self.iteration
         self.stopped = state["stopped"]
+        sync_weights(self.sampler, self.agent.model)
         torch.set_num_threads(state["environment"]["threads"])
 
     def identity(self) -> dict:

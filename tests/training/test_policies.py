@@ -297,13 +297,13 @@ def test_the_limit_is_on_the_mean_kl_of_a_response():
 
 @pytest.mark.parametrize("limit, kl", [(None, 9.0), (2.0, 2.0), (2.0, None)])
 def test_a_run_goes_on_within_the_limit(limit, kl):
-    assert KLStop(Agent(tiny()), limit).verdict(kl) is None
+    assert KLStop(Agent(tiny()), limit).reason_to_stop(kl) is None
 
 
 def test_without_a_policy_within_the_limit_the_last_one_stays():
     agent = Agent(tiny())
     start = weights(agent)
-    assert KLStop(agent, 2.0).verdict(2.5) == "kl_to_reference is 2.5, above kl_stop, 2"
+    assert KLStop(agent, 2.0).reason_to_stop(2.5) == "kl_to_reference is 2.5, above kl_stop, 2"
     assert same(weights(agent), start)
 
 
