@@ -159,8 +159,8 @@ def total_loss(
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Compute L = −L^CLIP + c₁·L^VF − c₂·S, plus β·KL if the KL is charged in the loss.
 
-    Returns L and its parts, one detached number each. Schulman et al. (2017) eq. 9, with the KL penalty of
-    Shao et al. (2024) eq. 3.
+    Returns L and the parts that `ppo_loss` returns, one detached number each; the KL is in L
+    alone. Schulman et al. (2017) eq. 9, with the KL penalty of Shao et al. (2024) eq. 3.
     """
     averaging = aggregation_args(config, batch)
     loss, parts = ppo_loss(
