@@ -249,8 +249,9 @@ def _plain(values: Sequence) -> list:
     "A curve as a short list: four digits are more than the eye sees."
     short = []
     for x in values:
-        is_number = x is not None and not isinstance(x, str)
-        short.append(float(f"{float(x):.4g}") if is_number else x)
+        if x is not None and not isinstance(x, str):
+            x = float(f"{float(x):.4g}")
+        short.append(x)
     return short
 
 

@@ -228,6 +228,7 @@ def run_chat(config: ChatConfig) -> dict[str, Conversation]:  # the last one wit
 
 
 def next_line() -> str:  # "" at the end of the input
+    "Ask for a line; an empty one at the end of the input."
     try:
         return input("\nyou: ").strip()
     except EOFError:

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['State', 'TENSOR', 'FREE_SETTINGS', 'environment', 'differences', 'require_same_settings', 'random_state',
-           'check_tensors', 'set_random_state', 'flatten', 'unflatten', 'map_tensors', 'optimizer_state',
-           'load_optimizer', 'check_optimizer', 'warn_of_other_environment', 'Stateful', 'StageStore', 'identity_of',
-           'fingerprint_module', 'fingerprint_tokenizer', 'check_identity', 'named_tensors']
+           'check_tensors', 'set_random_state', 'named_tensors', 'flatten', 'unflatten', 'map_tensors',
+           'optimizer_state', 'load_optimizer', 'check_optimizer', 'warn_of_other_environment', 'Stateful',
+           'StageStore', 'identity_of', 'fingerprint_module', 'fingerprint_tokenizer', 'check_identity']
 
 # %% ../../nbs/reference/core/state.ipynb #a6a40540
 import hashlib
@@ -138,6 +138,20 @@ def set_random_state(
 def _without_gpus(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     "A run may go on with another number of GPUs."
     return {name: x for name, x in state.items() if not name.startswith("cuda_")}
+
+# %% ../../nbs/reference/core/state.ipynb #fba69d85
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Collect parameters and buffers that are saved, under one name each.
+
+    A tied weight has several names; the first one counts.
+    """
+    named = {}
+    known = set()
+    for name, x in module.state_dict(keep_vars=True).items():
+        if id(x) not in known:
+            known.add(id(x))
+            named[name] = x
+    return named
 
 # %% ../../nbs/reference/core/state.ipynb #ba666b5f
 State = dict[str, Any]  # nested dictionaries; at their ends tensors, and what JSON can hold
@@ -290,8 +304,10 @@ def _check_moments(
     given = {(moment, name) for moment, by_name in moments.items() for name in by_name}
     for moment, name in sorted(announced | given):
         x = moments.get(moment, {}).get(name)
-        is_known = (moment, name) in announced and x is not None
-        if not is_known or not x.isfinite().all() or not _fits_parameter(x, parameters[name]):
+        fits = False
+        if (moment, name) in announced and x is not None:
+            fits = bool(x.isfinite().all()) and _fits_parameter(x, parameters[name])
+        if not fits:
             raise ValueError(
                 f"these are another optimizer's moments: {moment} of {name} is missing, new, not "
                 "finite, or does not fit its parameter"
@@ -425,7 +441,7 @@ def check_identity(before: Mapping, now: Mapping) -> None:
     Raises ValueError for other settings, another reference or another tokenizer.
     """
     check_values(before, {"config": dict})
-    free = set(FREE_SETTINGS)
+    free: set[str] = set(FREE_SETTINGS)
     if now["config"].get("lr_schedule") == "constant":
         free.add("steps")
     old = {name: value for name, value in before["config"].items() if name not in free}
@@ -441,17 +457,3 @@ def check_identity(before: Mapping, now: Mapping) -> None:
                 f"the {words} is not the one of this checkpoint: build the trainer "
                 "from the same ones as before"
             )
-
-# %% ../../nbs/reference/core/state.ipynb #fba69d85
-def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Collect parameters and buffers that are saved, under one name each.
-
-    A tied weight has several names; the first one counts.
-    """
-    named = {}
-    known = set()
-    for name, x in module.state_dict(keep_vars=True).items():
-        if id(x) not in known:
-            known.add(id(x))
-            named[name] = x
-    return named

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..core.checks import shorten
 
 # %% ../../nbs/reference/data/files.ipynb #cbdef28d
-REASONS = (
+REASONS = (  # why a row cannot be used, for counting
     "csv",
     "encoding",
     "json",
@@ -30,29 +30,38 @@ REASONS = (
 
 
 class BadRow(ValueError):
-    """One row that cannot be used. The message says where the row stands, what is wrong and how
-    to mend it; `reason`, one of `REASONS`, is for counting."""
+    """One row that cannot be used.
 
-    def __init__(self, reason: str, where: str, what: str):
+    The message says where the row stands, what is wrong and how to mend it; `reason`, one of
+    `REASONS`, is for counting.
+    """
+
+    def __init__(
+        self,
+        reason: str,  # one of REASONS
+        where: str,  # file and line, or row
+        what: str,  # what is wrong, and how to mend it
+    ):
         super().__init__(f"{where}: {what}")
         self.reason = reason
 
 # %% ../../nbs/reference/data/files.ipynb #e108ff66
 def read_lines(path: str) -> Iterator[str]:
-    "The lines of a file; a byte that is not UTF-8 becomes half a surrogate pair."
+    "Yield the lines of a file; a byte that is not UTF-8 becomes half a surrogate pair."
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
         yield from file
 
 
 def check_text(where: str, text: str) -> None:
-    "Raises BadRow for a byte that was not UTF-8, and for half a surrogate pair."
+    "Raise BadRow for a byte that was not UTF-8, and for half a surrogate pair."
     try:
         text.encode()
     except UnicodeEncodeError as e:
+        before = text[: e.start][-20:]
         raise BadRow(
             "encoding",
             where,
-            f"not UTF-8 after {text[: e.start][-20:]!r}: convert the "
+            f"not UTF-8 after {before!r}: convert the "
             "file, if it is Latin-1 with: iconv -f LATIN1 -t UTF-8",
         ) from None
 
@@ -61,7 +70,7 @@ LocatedRow = tuple[str, object]  # where a row stands, and the row, or the BadRo
 
 
 def read_jsonl(path: str) -> Iterator[LocatedRow]:
-    "One JSON value a line; blank lines are left out."
+    "Yield one JSON value a line; blank lines are left out."
     for number, line in enumerate(read_lines(path), 1):
         where = f"{path}, line {number}"
         if not line.strip():
@@ -82,24 +91,35 @@ def read_jsonl(path: str) -> Iterator[LocatedRow]:
 
 # %% ../../nbs/reference/data/files.ipynb #06257b1e
 def read_array(path: str) -> Iterator[LocatedRow]:
-    "The items of a JSON array, which is read whole. Raises ValueError for another file."
+    """Yield the items of a JSON array, which is read whole.
+
+    Raises ValueError for a file that is no JSON array in UTF-8.
+    """
     try:
         rows = json.loads(Path(path).read_text("utf-8-sig"))
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{path}: not JSON in UTF-8: {e}") from None
     if not isinstance(rows, list):
         raise ValueError(f"{path}: {shorten(rows)} is not an array of rows, as json.dump writes it")
-    yield from ((f"{path}, row {i}", row) for i, row in enumerate(rows))
+    for i, row in enumerate(rows):
+        yield f"{path}, row {i}", row
 
 # %% ../../nbs/reference/data/files.ipynb #e6b38a0a
 def is_json_lines(path: str) -> bool:
-    "Objects line by line, rather than an array."
-    return next((line.strip()[0] for line in read_lines(path) if line.strip()), "") == "{"
+    "Whether a file holds objects line by line, rather than an array."
+    for line in read_lines(path):
+        if line.strip():
+            return line.strip().startswith("{")
+    return False
 
 # %% ../../nbs/reference/data/files.ipynb #eb725984
 def read_csv(path: str, delimiter: str) -> Iterator[LocatedRow]:
-    "Rows as dictionaries. A quote that is left open costs the rows up to where it is noticed."
-    reader, header = csv.reader(read_lines(path), delimiter=delimiter, strict=True), []
+    """Yield rows as dictionaries; the first row names the columns.
+
+    A quote that is left open costs the rows up to where it is noticed.
+    """
+    reader = csv.reader(read_lines(path), delimiter=delimiter, strict=True)
+    header: list[str] = []
     while True:
         where = f"{path}, line {reader.line_num + 1}"
         try:
@@ -107,29 +127,21 @@ def read_csv(path: str, delimiter: str) -> Iterator[LocatedRow]:
             check_text(where, delimiter.join(fields or ()))
         except BadRow as e:
             yield where, e
+            continue
         except csv.Error as e:
-            yield (
-                where,
-                BadRow(
-                    "csv",
-                    f"{where} to {reader.line_num}",
-                    f"{e}: is a quote left open? Quote a field with quotes, and double its own",
-                ),
+            lines = f"{where} to {reader.line_num}"
+            mend = "is a quote left open? Quote a field with quotes, and double its own"
+            yield where, BadRow("csv", lines, f"{e}: {mend}")
+            continue
+        if fields is None:
+            return
+        if not header:
+            header = fields
+        elif len(fields) == len(header):
+            yield where, dict(zip(header, fields, strict=True))
+        elif fields:
+            what = (
+                f"{len(fields)} fields under {len(header)} "
+                "columns: put a field with a delimiter in double quotes"
             )
-        else:
-            if fields is None:
-                return
-            if not header:
-                header = fields
-            elif len(fields) == len(header):
-                yield where, dict(zip(header, fields, strict=True))
-            elif fields:
-                yield (
-                    where,
-                    BadRow(
-                        "shape",
-                        where,
-                        f"{len(fields)} fields under {len(header)} "
-                        "columns: put a field with a delimiter in double quotes",
-                    ),
-                )
+            yield where, BadRow("shape", where, what)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Source', 'PROMPTS', 'PAIRS', 'SUFFIXES', 'stream_prompts', 'load_prompts', 'stream_pairs', 'load_pairs', 'RowKind',
-           'stream_rows', 'read_once', 'check_report', 'read_rows', 'check_length', 'check_source']
+           'ReadOptions', 'stream_rows', 'read_once', 'check_report', 'read_rows', 'check_length', 'check_source']
 
 # %% ../../nbs/reference/data/load.ipynb #c3a31bb4
 import hashlib
@@ -45,28 +45,21 @@ def stream_prompts(
     report: dict | None = None,  # is filled: rows, kept, duplicates, skipped, examples
     repeat: bool = False,  # begin again at the end, without end
 ) -> Iterator[str]:  # for `RLHFTrainer.train`
-    """Prompts one at a time: memory stays the same however long the file is. Arguments are
-    checked at once, rows as they come. Raises `BadRow`, a ValueError, naming file and line;
-    FileNotFoundError or ValueError for a file that is missing, of another format or without a
-    usable row; TypeError for another kind of source."""
-    return stream_rows(
-        PROMPTS,
-        source,
-        tokenizer=tokenizer,
-        max_length=max_length,
-        columns=columns,
-        unique=unique,
-        on_error=on_error,
-        report=report,
-        repeat=repeat,
-    )
+    """Yield prompts one at a time: memory stays the same however long the file is.
+
+    Arguments are checked at once, rows as they come. Raises `BadRow`, a ValueError, naming file
+    and line; FileNotFoundError or ValueError for a file that is missing, of another format or
+    without a usable row; TypeError for another kind of source.
+    """
+    options = ReadOptions(tokenizer, max_length, columns, unique, on_error, report, repeat)
+    return stream_rows(PROMPTS, source, options)
 
 # %% ../../nbs/reference/data/load.ipynb #a622b7d8
 def load_prompts(
     source: Source,  # a file, a datasets.Dataset, or an iterable of rows: see the table
     **options: Any,  # as for `stream_prompts`, without repeat
 ) -> list[str]:  # for `PromptDataset` and `RLHFTrainer.train`
-    "All prompts of a source, in their order. Raises what `stream_prompts` raises."
+    "Load all prompts of a source, in their order. Raises what `stream_prompts` raises."
     return list(stream_prompts(source, repeat=False, **options))
 
 # %% ../../nbs/reference/data/load.ipynb #b4965076
@@ -74,26 +67,37 @@ def stream_pairs(
     source: Source,  # a file, a datasets.Dataset, or an iterable of rows: see the table
     **options: Any,  # as for `stream_prompts`; max_length is of prompt and response together
 ) -> Iterator[dict[str, str]]:  # {"prompt", "chosen", "rejected"}; the prompt may be ""
-    """Preference pairs one at a time, as `stream_prompts` gives prompts, with the same errors. A
-    prompt that is not given as a column is taken from what two conversations share."""
-    return stream_rows(PAIRS, source, **options)
+    """Yield preference pairs one at a time, as `stream_prompts` yields prompts.
+
+    A prompt that is not given as a column is taken from what two conversations share. Raises what
+    `stream_prompts` raises.
+    """
+    return stream_rows(PAIRS, source, ReadOptions(**options))
 
 # %% ../../nbs/reference/data/load.ipynb #3158e4ae
 def load_pairs(
     source: Source,  # a file, a datasets.Dataset, or an iterable of rows: see the table
     **options: Any,  # as for `stream_pairs`, without repeat
 ) -> list[dict[str, str]]:  # for `PairDataset`, `train_reward_model` and `train_dpo`
-    "All pairs of a source, in their order. Raises what `stream_prompts` raises."
+    "Load all pairs of a source, in their order. Raises what `stream_prompts` raises."
     return list(stream_pairs(source, repeat=False, **options))
 
 # %% ../../nbs/reference/data/load.ipynb #f4f97a47
 @dataclass(frozen=True)
 class RowKind(Generic[_T]):
-    "What is made of a row: prompts, or pairs."
+    "Say what is made of a row: a prompt, or a pair."
 
-    make: Callable[..., _T]  # (row, where, columns, tokenizer) → what is given out
+    make: Callable[..., _T]  # (row, where, columns, tokenizer) → what is yielded
     texts: Callable[[_T], dict[str, str]]  # the texts whose tokens are counted, by name
     columns: tuple[str, ...]  # our names
+
+
+def _pair_texts(pair: dict[str, str]) -> dict[str, str]:
+    "The two texts that a pair trains on, by name."
+    return {
+        "prompt and chosen": pair["prompt"] + pair["chosen"],
+        "prompt and rejected": pair["prompt"] + pair["rejected"],
+    }
 
 
 PROMPTS = RowKind[str](
@@ -101,125 +105,132 @@ PROMPTS = RowKind[str](
     lambda text: {"the prompt": text},
     ("prompt", "text", "messages", "chosen", "rejected"),
 )
-PAIRS = RowKind[dict[str, str]](
-    pair_of,
-    lambda pair: {
-        f"prompt and {side}": pair["prompt"] + pair[side] for side in ("chosen", "rejected")
-    },
-    ("prompt", "chosen", "rejected"),
-)
+PAIRS = RowKind[dict[str, str]](pair_of, _pair_texts, ("prompt", "chosen", "rejected"))
 
-# %% ../../nbs/reference/data/load.ipynb #40bc3a31
-def stream_rows(
-    form: RowKind[_T],
-    source: Source,
-    *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    max_length: int | None = None,
-    columns: Mapping[str, str] | None = None,
-    unique: bool = False,
-    on_error: str = "raise",
-    report: dict | None = None,
-    repeat: bool = False,
-) -> Iterator[_T]:
-    "The rows of a source as prompts or pairs. Arguments are checked now, rows as they come."
-    names, first = dict(columns or {}), {} if report is None else report
-    if unknown := [name for name in names if name not in form.columns]:
-        raise ValueError(
-            f"columns names {unknown[0]!r}: the names to translate are {', '.join(form.columns)}"
-        )
-    if max_length is not None and tokenizer is None:
-        raise ValueError("max_length counts tokens: pass tokenizer= too")
-    check_source(source, repeat)
 
-    def made_of(where: str, row: object) -> _T:
+@dataclass(frozen=True)
+class ReadOptions:
+    "Hold the options of `stream_prompts` and `stream_pairs`, which say what they mean."
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    max_length: int | None = None
+    columns: Mapping[str, str] | None = None
+    unique: bool = False
+    on_error: Literal["raise", "skip"] = "raise"
+    report: dict | None = None
+    repeat: bool = False
+
+    def make(self, kind: RowKind[_T], where: str, row: object) -> _T:
+        "Make a prompt or a pair of a row. Raises BadRow."
         if isinstance(row, BadRow):
             raise row
-        made = form.make(row, where, names, tokenizer)
-        if tokenizer is not None and max_length is not None:
-            check_length(form.texts(made), tokenizer, max_length, where)
+        made = kind.make(row, where, dict(self.columns or {}), self.tokenizer)
+        if self.tokenizer is not None and self.max_length is not None:
+            check_length(kind.texts(made), self.tokenizer, self.max_length, where)
         return made
 
-    def passes() -> Iterator[_T]:
-        yield from read_once(source, made_of, unique, on_error, first)
-        check_report(source, first)
-        while repeat:
-            yield from read_once(source, made_of, unique, on_error, {})
+# %% ../../nbs/reference/data/load.ipynb #40bc3a31
+def stream_rows(kind: RowKind[_T], source: Source, options: ReadOptions) -> Iterator[_T]:
+    """Yield the rows of a source as prompts or pairs.
 
-    return passes()
+    Arguments are checked now, rows as they come. Raises what `stream_prompts` raises.
+    """
+    for name in options.columns or ():
+        if name not in kind.columns:
+            raise ValueError(
+                f"columns names {name!r}: the names to translate are {', '.join(kind.columns)}"
+            )
+    if options.max_length is not None and options.tokenizer is None:
+        raise ValueError("max_length counts tokens: pass tokenizer= too")
+    check_source(source, options.repeat)
+    return _read_passes(kind, source, options)
+
+
+def _read_passes(kind: RowKind[_T], source: Source, options: ReadOptions) -> Iterator[_T]:
+    "One pass over the source, or with `repeat` one after the other; the report is of the first."
+    report = {} if options.report is None else options.report
+    yield from read_once(kind, source, options, report)
+    check_report(source, report)
+    while options.repeat:
+        yield from read_once(kind, source, options, {})
 
 # %% ../../nbs/reference/data/load.ipynb #584f7023
 def read_once(
+    kind: RowKind[_T],
     source: Source,
-    made_of: Callable[[str, object], _T],
-    unique: bool,
-    on_error: str,
+    options: ReadOptions,
     report: dict,  # is filled
 ) -> Iterator[_T]:
-    "Each row once, counted in the report."
+    "Yield what is made of each row once, and count rows in the report. Raises BadRow."
     report |= {"rows": 0, "kept": 0, "duplicates": 0, "skipped": {}, "examples": []}
     seen = set()
     for where, row in read_rows(source):
         report["rows"] += 1
         try:
-            made = made_of(where, row)
+            made = options.make(kind, where, row)
         except BadRow as e:
-            if on_error == "raise":
+            if options.on_error == "raise":
                 raise
             report["skipped"][e.reason] = report["skipped"].get(e.reason, 0) + 1
             report["examples"] = [*report["examples"], str(e)][:5]
             continue
-        key = hashlib.blake2b(json.dumps(made).encode(), digest_size=16).digest() if unique else 0
-        if unique and key in seen:
-            report["duplicates"] += 1
-            continue
-        seen.add(key)
+        if options.unique:
+            fingerprint = hashlib.blake2b(json.dumps(made).encode(), digest_size=16).digest()
+            if fingerprint in seen:
+                report["duplicates"] += 1
+                continue
+            seen.add(fingerprint)
         report["kept"] += 1
         yield made
 
 # %% ../../nbs/reference/data/load.ipynb #a3ba7595
 def check_report(source: Source, report: Mapping) -> None:
-    "Warns of rows that were skipped. Raises ValueError where no row is left."
+    "Warn of rows that were skipped. Raises ValueError where no row is left."
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the source"
-    counts = ", ".join(f"{n} × {reason}" for reason, n in sorted(report["skipped"].items()))
     if not report["rows"]:
         raise ValueError(f"{name}: no rows")
-    if counts:
-        n, said = sum(report["skipped"].values()), f"The first: {report['examples'][0]}"
-        if not report["kept"]:
-            raise ValueError(f"{name}: none of its {n} rows can be used ({counts}). {said}")
-        warnings.warn(
-            f"{name}: {n} of {report['rows']} rows skipped ({counts}). {said}", stacklevel=4
-        )
+    if not report["skipped"]:
+        return
+    counts = ", ".join(f"{n} × {reason}" for reason, n in sorted(report["skipped"].items()))
+    skipped = sum(report["skipped"].values())
+    first = f"The first: {report['examples'][0]}"
+    if not report["kept"]:
+        raise ValueError(f"{name}: none of its {skipped} rows can be used ({counts}). {first}")
+    warnings.warn(
+        f"{name}: {skipped} of {report['rows']} rows skipped ({counts}). {first}", stacklevel=4
+    )
 
 # %% ../../nbs/reference/data/load.ipynb #65fd4f8c
 def read_rows(source: Source) -> Iterator[LocatedRow]:
-    "The rows of a source; of a file, through the reader that its suffix names."
+    "Yield the rows of a source; of a file, through the reader that its suffix names."
     if not isinstance(source, str | os.PathLike):
         return ((f"row {i}", row) for i, row in enumerate(source))
     path = os.fspath(source)
-    kind = Path(path).suffix.lower()
-    if kind in (".jsonl", ".ndjson") or kind == ".json" and is_json_lines(path):
+    suffix = Path(path).suffix.lower()
+    if suffix in (".jsonl", ".ndjson"):
         return read_jsonl(path)
-    if kind == ".json":
-        return read_array(path)
-    return read_csv(path, "," if kind == ".csv" else "\t")
+    if suffix == ".json":
+        return read_jsonl(path) if is_json_lines(path) else read_array(path)
+    return read_csv(path, "," if suffix == ".csv" else "\t")
 
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 
 # %% ../../nbs/reference/data/load.ipynb #cd612eed
 def check_length(
-    texts: dict[str, str], tokenizer: PreTrainedTokenizerBase, max_length: int, where: str
+    texts: dict[str, str],  # by name
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,  # tokens
+    where: str,
 ) -> None:
-    "Raises BadRow for a text of more tokens."
+    "Raise BadRow for a text of more tokens than max_length."
     for name, text in texts.items():
-        n = len(tokenizer(text, verbose=False)["input_ids"])
-        if n > max_length:
+        length = len(tokenizer(text, verbose=False)["input_ids"])
+        if length > max_length:
             raise BadRow(
                 "length",
                 where,
-                f"{name} has {n} tokens, max_length is {max_length}: "
+                f"{name} has {length} tokens, max_length is {max_length}: "
                 f"{shorten(text)}. Shorten or drop it",
             )
 

@@ -10,7 +10,6 @@ __all__ = ['render', 'strip_eos', 'shared_dialogue', 'prompt_of', 'prompt_column
 # %% ../../nbs/reference/data/rows.ipynb #e2cfed3c
 import os
 from collections.abc import Mapping
-from itertools import takewhile
 from typing import TypeGuard
 
 from transformers import PreTrainedTokenizerBase
@@ -25,46 +24,63 @@ def render(
     where: str,
     ask: bool,  # with the words that begin the answer
 ) -> str:
-    """A conversation as text, without a beginning that the tokenizer would write again. Raises
-    ValueError without a chat template; BadRow where the template refuses the conversation."""
+    """Render a conversation as text, without a beginning that the tokenizer would write again.
+
+    Raises ValueError without a chat template; BadRow where the template refuses the conversation.
+    """
     if tokenizer is None or not tokenizer.chat_template:
-        raise ValueError(
-            f"{where} is a conversation: pass tokenizer=, the one of a chat model"
-            + (", for this one has no chat template" if tokenizer else "")
-        )
+        message = f"{where} is a conversation: pass tokenizer=, the one of a chat model"
+        if tokenizer is not None:
+            message += ", for this one has no chat template"
+        raise ValueError(message)
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=ask)
     except Exception as e:  # a template is a program of its own, which may raise anything
-        words = f"the chat template refuses it: {type(e).__name__}: {e}"
-        raise BadRow("template", where, words) from e
-    begin, text = str(tokenizer.bos_token or ""), str(text)
-    twice = begin and tokenizer(begin)["input_ids"][:2] == [tokenizer.bos_token_id] * 2
-    return text.removeprefix(begin) if twice else text
+        what = f"the chat template refuses it: {type(e).__name__}: {e}"
+        raise BadRow("template", where, what) from e
+    text = str(text)
+    bos = str(tokenizer.bos_token or "")
+    if bos and tokenizer(bos)["input_ids"][:2] == [tokenizer.bos_token_id] * 2:
+        text = text.removeprefix(bos)  # the tokenizer begins every text with it
+    return text
 
 
 def strip_eos(text: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    "An answer without its end-of-text token: training adds one."
-    end = str(tokenizer.eos_token or "") if tokenizer is not None else ""
-    bare = text.rstrip()
-    return bare.removesuffix(end) if end and bare.endswith(end) else text
+    "Take the end-of-text token off an answer: training adds one."
+    end = "" if tokenizer is None else str(tokenizer.eos_token or "")
+    stripped = text.rstrip()
+    if end and stripped.endswith(end):
+        return stripped.removesuffix(end)
+    return text
 
 # %% ../../nbs/reference/data/rows.ipynb #f6c97a4f
-def shared_dialogue(chosen: object, rejected: object) -> str:  # "" where they are no dialogues
-    "What two dialogues in one string, Human: … Assistant: …, share, up to the answers."
-    both = [x for x in (chosen, rejected) if isinstance(x, str) and x.lstrip().startswith("Human:")]
-    shared = os.path.commonprefix(both) if len(both) == 2 else ""
-    head, sign, _ = shared.rpartition("\n\nAssistant:")
-    return head + sign
+def shared_dialogue(chosen: object, rejected: object) -> str:
+    """Find what two dialogues in one string share, up to the answers.
+
+    Their turns are written Human: … Assistant: …; "" where they are no dialogues.
+    """
+    dialogues = []
+    for text in (chosen, rejected):
+        if not isinstance(text, str) or not text.lstrip().startswith("Human:"):
+            return ""
+        dialogues.append(text)
+    shared = os.path.commonprefix(dialogues)
+    head, marker, _ = shared.rpartition("\n\nAssistant:")
+    return head + marker
 
 # %% ../../nbs/reference/data/rows.ipynb #ae57ca9e
 def prompt_of(
     row: object,
     where: str,
     columns: Mapping[str, str],  # our name → the file's
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: PreTrainedTokenizerBase | None,  # for conversations
 ) -> str:
-    "The prompt of a row in any of its forms."
-    name, value = "the prompt", row
+    """Make a prompt of a row in any of its forms.
+
+    Raises BadRow for a row that cannot be used, ValueError for a conversation without a template.
+    """
+    name = "the prompt"
+    value = row
     if not isinstance(row, str) and not is_turns(row):
         row = require_object(row, where)
         name, value = prompt_column(row, where, columns)
@@ -84,22 +100,30 @@ def prompt_of(
 
 # %% ../../nbs/reference/data/rows.ipynb #8cc870de
 def prompt_column(row: Mapping, where: str, columns: Mapping[str, str]) -> tuple[str, object]:
-    "Which column holds the prompt, and what it holds."
+    """Find which column holds the prompt, and what it holds.
+
+    Without one, it is what chosen and rejected share. Raises BadRow where there is neither.
+    """
 
     def has(name: str) -> bool:
         return columns.get(name, name) in row
 
     names = ("prompt",) if "prompt" in columns else ("prompt", "text", "messages")
-    name = next(filter(has, names), "prompt")
-    if has(name) or not (has("chosen") and has("rejected")):
-        return name, read_column(row, name, where, columns)
-    chosen, rejected = (read_column(row, side, where, columns) for side in ("chosen", "rejected"))
-    if is_turns(chosen) and is_turns(rejected):
-        both = (check_turns(chosen, "chosen", where), check_turns(rejected, "rejected", where))
-        return "what chosen and rejected share", shared_opening(None, *both, where)
-    if shared := shared_dialogue(chosen, rejected):
-        return name, shared
-    return name, read_column(row, name, where, columns)
+    for name in names:
+        if has(name):
+            return name, read_column(row, name, where, columns)
+    if has("chosen") and has("rejected"):
+        chosen = read_column(row, "chosen", where, columns)
+        rejected = read_column(row, "rejected", where, columns)
+        if is_turns(chosen) and is_turns(rejected):
+            chosen = check_turns(chosen, "chosen", where)
+            rejected = check_turns(rejected, "rejected", where)
+            opening = shared_opening(None, chosen, rejected, where)
+            return "what chosen and rejected share", opening
+        shared = shared_dialogue(chosen, rejected)
+        if shared:
+            return "prompt", shared
+    return "prompt", read_column(row, "prompt", where, columns)
 
 # %% ../../nbs/reference/data/rows.ipynb #488733e7
 def split_pair(
@@ -107,7 +131,10 @@ def split_pair(
     where: str,
     columns: Mapping[str, str],  # our name → the file's
 ) -> tuple:  # prompt, chosen, rejected: texts, or lists of messages
-    "Split a preference in any of its forms at the answers, as the row holds them."
+    """Split a preference in any of its forms at the answers, as the row holds them.
+
+    Raises BadRow for a row that cannot be used.
+    """
     prompt, chosen, rejected = pair_columns(row, where, columns)
     if is_turns(chosen) and is_turns(rejected):
         chosen = check_turns(chosen, "chosen", where)
@@ -141,9 +168,12 @@ def pair_of(
     row: object,
     where: str,
     columns: Mapping[str, str],  # our name → the file's
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: PreTrainedTokenizerBase | None,  # for conversations
 ) -> dict[str, str]:  # prompt, chosen, rejected
-    "A preference in any of its forms as three texts."
+    """Make three texts of a preference in any of its forms.
+
+    Raises BadRow for a row that cannot be used, ValueError for a conversation without a template.
+    """
     prompt, chosen, rejected = split_pair(row, where, columns)
     if isinstance(prompt, str):
         return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
@@ -151,6 +181,7 @@ def pair_of(
 
 
 def refuse_tie(pair: dict, where: str) -> dict:
+    "Return the pair. Raises BadRow if both responses are the same."
     if pair["chosen"] == pair["rejected"]:
         raise BadRow(
             "tie",
@@ -164,60 +195,81 @@ def refuse_tie(pair: dict, where: str) -> dict:
 def pair_columns(
     row: object, where: str, columns: Mapping[str, str]
 ) -> tuple[object, object, object]:
-    "Prompt (or None), chosen and rejected, as the row holds them."
+    "Take prompt (or None), chosen and rejected out of a row. Raises BadRow where one is missing."
     if isinstance(row, list | tuple) and len(row) == 2:
-        return None, *row
+        chosen, rejected = row
+        return None, chosen, rejected
     row = require_object(row, where)
-    chosen, rejected = (read_column(row, side, where, columns) for side in ("chosen", "rejected"))
-    prompt = (
-        read_column(row, "prompt", where, columns) if "prompt" in columns else row.get("prompt")
-    )
+    chosen = read_column(row, "chosen", where, columns)
+    rejected = read_column(row, "rejected", where, columns)
+    if "prompt" in columns:
+        prompt = read_column(row, "prompt", where, columns)
+    else:
+        prompt = row.get("prompt")
     return None if prompt == "" else prompt, chosen, rejected
 
 
 def text_pair(prompt: object, chosen: str, rejected: str, where: str) -> dict[str, str]:
-    "Texts as they are. Without a prompt, what two dialogues share is taken for it."
+    """Make a pair of texts as they are.
+
+    Without a prompt, it is what two dialogues share. Raises BadRow for an empty response.
+    """
     if prompt is not None:
         prompt = require_text(prompt, "prompt", where, blank=True)
         return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-    n = len(shared := shared_dialogue(chosen, rejected))
+    shared = shared_dialogue(chosen, rejected)
     return {
         "prompt": shared,
-        "chosen": require_text(chosen[n:], "chosen", where),
-        "rejected": require_text(rejected[n:], "rejected", where),
+        "chosen": require_text(chosen.removeprefix(shared), "chosen", where),
+        "rejected": require_text(rejected.removeprefix(shared), "rejected", where),
     }
 
 # %% ../../nbs/reference/data/rows.ipynb #7759a66a
 def conversation_pair(
-    opening: list[dict],
+    opening: list[dict],  # turns before both responses
     chosen: list[dict],
     rejected: list[dict],
     where: str,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> dict[str, str]:  # prompt, chosen, rejected
-    "Text that the chat template writes for a prompt and for two answers to it."
+    """Make a pair of texts as the chat template writes them.
+
+    Raises BadRow where the template does not begin a conversation as it begins the prompt.
+    """
     whole = {
         "chosen": render(opening + chosen, tokenizer, where, ask=False),
         "rejected": render(opening + rejected, tokenizer, where, ask=False),
     }
     for ask in (True, False):
-        head = render(opening, tokenizer, where, ask)
-        if all(text.startswith(head) for text in whole.values()):
-            made = {k: strip_eos(text[len(head) :], tokenizer) for k, text in whole.items()}
-            return {"prompt": head} | {k: require_text(text, k, where) for k, text in made.items()}
+        prompt = render(opening, tokenizer, where, ask)
+        if all(text.startswith(prompt) for text in whole.values()):
+            pair = {"prompt": prompt}
+            for name, text in whole.items():
+                response = strip_eos(text.removeprefix(prompt), tokenizer)
+                pair[name] = require_text(response, name, where)
+            return pair
     raise BadRow(
         "template", where, "as the chat template writes them, prompt and response cannot be parted"
     )
 
 # %% ../../nbs/reference/data/rows.ipynb #d777c7d8
 def shared_opening(
-    prompt: object, chosen: list[dict], rejected: list[dict], where: str
+    prompt: object,  # turns, a text or None
+    chosen: list[dict],
+    rejected: list[dict],
+    where: str,
 ) -> list[dict]:
-    "The turns before both responses: given, or what the two conversations share."
+    """Find the turns before both responses: given, or what the two conversations share.
+
+    Raises BadRow where there are none, or where the prompt is not among them.
+    """
     if is_turns(prompt):
         return check_turns(prompt, "prompt", where)
-    pairs = zip(chosen[:-1], rejected[:-1], strict=False)
-    shared = [a for a, b in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    shared = []
+    for turn, other in zip(chosen[:-1], rejected[:-1], strict=False):
+        if turn != other:
+            break
+        shared.append(turn)
     if prompt is None:
         if shared:
             return shared
@@ -229,7 +281,7 @@ def shared_opening(
     prompt = require_text(prompt, "prompt", where)
     if chosen[0]["role"] == rejected[0]["role"] == "assistant":
         return [{"role": "user", "content": prompt}]
-    if any(turn["content"].strip() == prompt.strip() for turn in shared):
+    if any(str(turn["content"]).strip() == prompt.strip() for turn in shared):
         return shared
     raise BadRow(
         "conversation",
@@ -239,12 +291,12 @@ def shared_opening(
 
 # %% ../../nbs/reference/data/rows.ipynb #08a78f1a
 def is_turns(value: object) -> TypeGuard[list | tuple]:
-    "Is it a conversation rather than a text?"
+    "Whether it is a conversation rather than a text."
     return isinstance(value, list | tuple)
 
 
 def require_object(row: object, where: str) -> Mapping:
-    "The row, if it has named columns."
+    "Return the row. Raises BadRow if it has no named columns."
     if not isinstance(row, Mapping):
         raise BadRow(
             "shape",
@@ -255,26 +307,28 @@ def require_object(row: object, where: str) -> Mapping:
 
 # %% ../../nbs/reference/data/rows.ipynb #aaa34003
 def read_column(row: Mapping, name: str, where: str, columns: Mapping[str, str]) -> object:
-    "What a row holds under our name for a column."
+    "Read what a row holds under our name for a column. Raises BadRow without one."
     theirs = columns.get(name, name)
     if theirs in row:
         return row[theirs]
-    there = ", ".join(map(shorten, list(row)[:8])) or "no columns"
+    known = ", ".join(map(shorten, list(row)[:8])) or "no columns"
     raise BadRow(
         "column",
         where,
-        f"no {theirs!r}: there are {there}. If it has another name: columns={{{name!r}: '…'}}",
+        f"no {theirs!r}: there are {known}. If it has another name: columns={{{name!r}: '…'}}",
     )
 
 # %% ../../nbs/reference/data/rows.ipynb #6db5bf09
-def require_text(value: object, name: str, where: str, blank: bool = False) -> str:
-    "The value, if it is a text with something in it that can be written as UTF-8."
+def require_text(
+    value: object,
+    name: str,  # for the message
+    where: str,
+    blank: bool = False,  # it may be empty
+) -> str:
+    "Return a text. Raises BadRow for what is no text, is empty, or is no UTF-8."
     if not isinstance(value, str):
-        raise BadRow(
-            "empty" if value is None else "type",
-            where,
-            f"{name} is {shorten(value)}, expected text",
-        )
+        reason = "empty" if value is None else "type"
+        raise BadRow(reason, where, f"{name} is {shorten(value)}, expected text")
     if not value.strip() and not blank:
         raise BadRow("empty", where, f"{name} is empty: drop the row")
     check_text(f"{where}: {name}", value)
@@ -282,15 +336,16 @@ def require_text(value: object, name: str, where: str, blank: bool = False) -> s
 
 # %% ../../nbs/reference/data/rows.ipynb #12a1681b
 def check_turns(value: list | tuple, name: str, where: str) -> list[dict]:
-    """Turns that have a role and a content, without the fields that are null.
+    """Return turns that have a role and a content, without the fields that are null.
 
     A content is a text, a list of parts of which each has a text, or null beside tool calls.
+    Raises BadRow for a conversation without turns, and for a turn without one of them.
     """
     if not value:
         raise BadRow("empty", where, f"{name} is a conversation without turns: drop the row")
     turns = []
-    for i, turn in enumerate(value):
-        turn = require_object(turn, f"{where}: {name}, turn {i}")
+    for i, item in enumerate(value):
+        turn = require_object(item, f"{where}: {name}, turn {i}")
         require_text(turn.get("role"), f"{name}, turn {i}, role", where)
         content = turn.get("content")
         if isinstance(content, list | tuple) and content:
@@ -299,6 +354,6 @@ def check_turns(value: list | tuple, name: str, where: str) -> list[dict]:
                 require_text(part.get("text"), f"{name}, turn {i}, content", where)
         elif content or not turn.get("tool_calls"):
             require_text(content, f"{name}, turn {i}, content", where)
-        kept = {key: x for key, x in turn.items() if x is not None}
+        kept = {key: field for key, field in turn.items() if field is not None}
         turns.append({"content": None} | kept)
     return turns

@@ -185,8 +185,8 @@ class Line(NamedTuple):
     "A curve, and around it the range of several seeds."
 
     label: str
-    x: list[float]
-    y: list[float]
+    x: Sequence[float]
+    y: Sequence[float]
     low: list[float] | None = None
     high: list[float] | None = None
     colour: int = 0  # one of COLOURS
@@ -197,8 +197,9 @@ def points(metrics: Sequence[Mapping], key: str) -> dict[int, float]:  # iterati
     drawn = {}
     for i, row in enumerate(metrics):
         x = row.get(key)
-        is_number = isinstance(x, int | float) and not isinstance(x, bool)
-        if is_number and abs(x) <= 1e100:
+        if isinstance(x, bool) or not isinstance(x, int | float):
+            continue
+        if abs(x) <= 1e100:
             drawn[i] = float(x)
     return drawn
 

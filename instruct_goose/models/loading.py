@@ -120,6 +120,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def holds_adapters(place: str | Path) -> bool:
+    "Whether a directory holds adapters instead of a whole model."
     return (Path(place) / "adapter_config.json").is_file()
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad000a

@@ -237,12 +237,13 @@ class Renderer:
         self.prefix, self.suffix = added_by_call(tokenizer)
         specials = special_tokens(tokenizer)
         self.special_ids = frozenset(specials.values())
-        self.unspoken_ids = {
+        ids: list[Any] = [  # a list of tokens is not an id, whatever the stubs say
             tokenizer.bos_token_id,
             tokenizer.eos_token_id,
             tokenizer.pad_token_id,
             tokenizer.unk_token_id,
-        }
+        ]
+        self.unspoken_ids = set(ids)
         marks = "|".join(map(re.escape, sorted(specials, key=len, reverse=True)))
         self.ends = re.compile(rf"(?:\s*(?:{marks}))+\s*\Z") if marks else None
 
@@ -268,8 +269,8 @@ class Renderer:
         The assistant is to speak next, or to go on where its own last message breaks off.
         """
         rows: list[list[int]] = [[] for _ in prompts]
-        places = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str)]
-        for i, ids in zip(places, self.texts([prompts[i] for i in places]), strict=True):
+        texts = {i: prompt for i, prompt in enumerate(prompts) if isinstance(prompt, str)}
+        for i, ids in zip(texts, self.texts(list(texts.values())), strict=True):
             rows[i] = self._without_suffix(ids)
             if not rows[i]:
                 raise ValueError(
@@ -307,10 +308,15 @@ class Renderer:
     ) -> list[Rendered]:
         rendered: dict[int, Rendered] = {}
         pairs = list(zip(prompts, answers, strict=True))
-        plain = [i for i, (q, a) in enumerate(pairs) if isinstance(q, str) and isinstance(a, str)]
-        parts = self._plain_parts(
-            [prompts[i] for i in plain], [answers[i] for i in plain], [name(i) for i in plain]
-        )
+        plain: list[int] = []
+        plain_prompts: list[str] = []
+        plain_answers: list[str] = []
+        for i, (prompt, answer) in enumerate(pairs):
+            if isinstance(prompt, str) and isinstance(answer, str):
+                plain.append(i)
+                plain_prompts.append(prompt)
+                plain_answers.append(answer)
+        parts = self._plain_parts(plain_prompts, plain_answers, [name(i) for i in plain])
         for i, (prompt_ids, answer_ids) in zip(plain, parts, strict=True):
             has_end = text_end and answer_ids[-len(text_end) :] == text_end
             rendered[i] = Rendered(prompt_ids, answer_ids, [] if has_end else text_end)
@@ -431,7 +437,7 @@ class Renderer:
                 "template: set tokenizer.chat_template, or pass texts"
             )
         goes_on = ask and bool(messages) and messages[-1]["role"] == "assistant"
-        known = [
+        known: list[Any] = [
             {k: x for k, x in message.items() if x is not None or k == "content"}
             for message in messages
         ]

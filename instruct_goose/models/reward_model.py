@@ -288,9 +288,9 @@ def score_in_batches(
     if isinstance(texts, str):
         raise TypeError("texts is one string: pass a list, [text]")
     rows = [[] if isinstance(text, str) else list(text) for text in texts]
-    places = [i for i, text in enumerate(texts) if isinstance(text, str)]
-    encoded = Renderer(tokenizer).texts([texts[i] for i in places])
-    for i, ids in zip(places, encoded, strict=True):
+    plain = {i: text for i, text in enumerate(texts) if isinstance(text, str)}
+    encoded = Renderer(tokenizer).texts(list(plain.values()))
+    for i, ids in zip(plain, encoded, strict=True):
         rows[i] = ids
     require_fitting(rows, [str(text) for text in texts], limit, f"{name} {{}}".format)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))

@@ -9,7 +9,6 @@ __all__ = ['to_fast_tokenizer', 'word_tokenizer', 'bpe_tokenizer', 'encode_all',
 
 # %% ../../nbs/reference/models/tokens.ipynb #e9c7bd43
 import re
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any

@@ -148,15 +148,15 @@ class AdvantageInputs(NamedTuple):
     gamma: float  # discount per token
     lam: float  # see gae
 
-    def spread(self, of_response):
+    def spread(self, of_response: Float[Tensor, "batch"]) -> Float[Tensor, "batch time"]:
         "One number per response, at each of its tokens; 0 at padding."
         return torch.where(self.mask, of_response[:, None], 0.0)
 
-    def totals(self):
+    def totals(self) -> Float[Tensor, "batch"]:
         "The total reward of each response."
         return masked_sum(self.rewards, self.mask, dim=-1)
 
-    def compared(self, how):
+    def compared(self, how: str) -> Float[Tensor, "batch time"]:
         "The total reward of each response beside the others of its group."
         return self.spread(
             group_advantages(self.totals(), self.group_size, how, ddof=self.group_ddof)

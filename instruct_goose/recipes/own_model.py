@@ -464,6 +464,7 @@ def split_held_out(
 
 
 def answer_columns(config: Supervised) -> dict[str, str | None]:
+    "Name the columns of prompt and answer, as the settings have them."
     return {"prompt": config.prompt_column, "completion": config.answer_column}
 
 

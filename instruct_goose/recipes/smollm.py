@@ -277,7 +277,8 @@ def answer_figures(rollout: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
     "Share of right answers, sampled and greedy, and of those that write the sum down."
 
     def right(rollout: Rollout) -> list[float]:
-        return right_number(completions(rollout, trainer), rollout.columns["answer"])
+        answers = (rollout.columns or {})["answer"]
+        return right_number(completions(rollout, trainer), answers)
 
     texts = completions(rollout, trainer)
     sampled = right(rollout)
@@ -357,7 +358,11 @@ class Judge(RewardModel):
         head = model.get_submodule("score")
         self.learns = [*transformer.layers[frozen:], transformer.norm, head]
 
-    def score(self, texts: Sequence[str], batch_size: int = 256) -> list[float]:  # one per text
+    def score(  # pyright: ignore[reportIncompatibleMethodOverride]  # it asks of texts alone
+        self,
+        texts: Sequence[str],
+        batch_size: int = 256,
+    ) -> list[float]:  # one per text
         "After `normalise` with mean 0 and standard deviation 1 over those texts."
         return super().score([text + self.question for text in texts], batch_size)
 

@@ -28,7 +28,11 @@ from .inputs import PlugIns
 from .training import run_job, TrainingJob
 from ..rollouts.evaluation import best_of_n, kl_to_reference, plot_metrics, generate
 from ..rollouts.rewards import Rewards
-from ..rollouts.rollout import finished, Rollout
+from instruct_goose.rollouts.rollout import (
+    finished,
+    require_texts,
+    Rollout,
+)
 from ..runs.directory import saving_conflicts, settings_of
 from ..runs.resume import CheckpointManager, MAIN, Stage
 from ..runs.trackers import Track, TrackEvery
@@ -99,8 +103,8 @@ def small_gpt2(
         resid_pdrop=dropout,
         embd_pdrop=dropout,
         attn_pdrop=dropout,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=cast(int, tokenizer.bos_token_id),
+        eos_token_id=cast(int, tokenizer.eos_token_id),
         **options,
     )
     with torch.random.fork_rng(devices=[]):
@@ -198,7 +202,7 @@ def make_baselines(
         config.max_new_tokens,
         seed=stage_seed(config.seed, "best of n"),
     )
-    best, _ = best_of_n(rollout, reward_model.score(rollout.texts), n)
+    best, _ = best_of_n(rollout, reward_model.score(require_texts(rollout)), n)
     baselines = {f"best_of_{n}": text_figures(best, tokenizer, reward_model, measure)}
     ended = best[finished(best, cast(int, tokenizer.eos_token_id))]
     if len(ended):
@@ -206,7 +210,7 @@ def make_baselines(
         train_lm(
             tuned,
             tokenizer,
-            ended.texts,
+            require_texts(ended),
             prompts=ended.prompts if given else None,
             steps=config.tune_steps,
             lr=config.tune_lr,
@@ -252,7 +256,8 @@ def models_table(
 def same_prompts(before: Rollout, after: Rollout) -> list[tuple[str, str, str]]:
     "Each different prompt, and the first text that two models wrote for it."
     rows: dict[str, tuple[str, str, str]] = {}
-    for row in zip(before.prompts, before.texts, after.texts, strict=True):
+    prompts = before.prompts or []
+    for row in zip(prompts, require_texts(before), require_texts(after), strict=True):
         rows.setdefault(row[0], row)
     return list(rows.values())
 

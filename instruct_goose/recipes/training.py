@@ -24,7 +24,11 @@ from ..models.adapters import has_adapters, module_state
 from ..models.agent import Agent
 from ..models.sharding import load_weights
 from .card import model_card
-from ..rollouts.prompts import is_indexable, prompt_chunks
+from instruct_goose.rollouts.prompts import (
+    is_indexable,
+    prompt_chunks,
+    Prompts,
+)
 from ..rollouts.rewards import completion_texts, Rewards
 from instruct_goose.runs.directory import (
     finished_run,
@@ -52,7 +56,7 @@ class TrainingJob(NamedTuple):
 
     prompts: Sequence | Iterable  # as for `RLHFTrainer.train`
     reward_fn: Rewards
-    held_out: Sequence | Mapping | None = None  # prompts for `evaluate`, every eval_every
+    held_out: Prompts | None = None  # prompts for `evaluate`, every eval_every
     progress: bool = True  # progress bars
     track: str | None = None  # also tell this program: a key of `runs.trackers.TRACKERS`
     track_every: int = 10  # iterations between its tables of texts

@@ -13,7 +13,11 @@ from torch import Tensor
 
 from ..config import RLHFConfig
 from ..objective.group import flat_groups
-from .rollout import concat, Rollout
+from instruct_goose.rollouts.rollout import (
+    concat,
+    require_scores,
+    Rollout,
+)
 
 # %% ../../nbs/guides/dynamic_sampling.ipynb #c72fbe72
 Sample = Callable[[Sequence | dict], Rollout]  # group_size responses to each prompt
@@ -33,10 +37,10 @@ def resample_flat_groups(
     """
     size = config.group_size
     current = rollout
-    scores = [rollout.scores]
+    scores = [require_scores(rollout)]
     groups_redrawn = 0
     for _ in range(config.redraw_flat):
-        flat = flat_groups(current.scores, size)
+        flat = flat_groups(require_scores(current), size)
         rows = flat.repeat_interleave(size).nonzero().flatten()
         if len(rows) == 0:
             break
@@ -44,10 +48,10 @@ def resample_flat_groups(
         if new is None:
             break
         new.scores = score(new)
-        scores.append(new.scores)
+        scores.append(require_scores(new))
         groups_redrawn += len(new) // size
         current = _replace_rows(current, rows[: len(new)].cpu(), new)
-    flat = flat_groups(current.scores, size)
+    flat = flat_groups(require_scores(current), size)
     groups_dropped = int(flat.sum()) if config.drop_flat else 0
     if 0 < groups_dropped < len(flat):
         current = current[(~flat).repeat_interleave(size).nonzero().flatten()]

@@ -30,23 +30,28 @@ def generate(
     max_new_tokens: int,
     *,
     temperature: float = 1.0,
-    seed: int = 0,  # the same seed writes the same texts
+    seed: int = 0,  # the same seed samples the same texts
     batch_size: int = 256,
-    greedy: bool = False,  # the likeliest tokens instead, and no dice
+    greedy: bool = False,  # the likeliest tokens instead, without a random number
 ) -> Rollout:  # one response for each prompt, in order, with `texts` and `prompts`
-    """r ~ π(·|q) from the whole distribution: what evaluation and best-of-n are made from.
-    Greedy: aₜ = argmax π(·|sₜ), the one answer where a question has one."""
-    data, generator = PromptDataset(prompts, tokenizer), torch.Generator().manual_seed(seed)
+    """Sample one response to each prompt, r ~ π(·|q), from the whole distribution.
+
+    Evaluation and best-of-n are made from these. Greedy, aₜ = argmax π(·|sₜ): the one answer where
+    a question has one.
+    """
     policy = model.model if isinstance(model, Agent) else model
+    data = PromptDataset(prompts, tokenizer)
+    generator = torch.Generator().manual_seed(seed)
     eos_id: Any = tokenizer.eos_token_id
-    items, parts = [data[i] for i in range(len(data))], []
-    for i in range(0, len(items), batch_size):
-        q = data.collate(items[i : i + batch_size])
-        ids, mask = left_padded(policy, q["query_ids"], q["query_mask"])
-        responses = sample(
+    parts = []
+    for start in range(0, len(data), batch_size):
+        rows = range(start, min(start + batch_size, len(data)))
+        batch = data.collate([data[i] for i in rows])
+        ids, mask = left_padded(policy, batch["query_ids"], batch["query_mask"])
+        response_ids, response_mask = sample(
             policy, ids, mask, max_new_tokens, eos_id, data.pad_id, temperature, generator, greedy
         )
-        parts.append(attach_texts(Rollout(ids, mask, *responses), tokenizer))
+        parts.append(attach_texts(Rollout(ids, mask, response_ids, response_mask), tokenizer))
     return concat(parts)
 
 # %% ../../nbs/learn/19_evaluation.ipynb #93686d44
@@ -58,19 +63,32 @@ def kl_to_reference(
     temperature: float = 1.0,
     batch_size: int = 64,  # rows at a time: each needs time × vocab numbers
 ) -> Float[Tensor, "batch"]:  # nats per response, never negative
-    """Σₜ KL(π(·|sₜ) ‖ π_ref(·|sₜ)) along each response, summed over the whole vocabulary. Its mean
-    over responses of π is an unbiased estimate of KL(π ‖ π_ref)."""
+    """Compute Σₜ KL(π(·|sₜ) ‖ π_ref(·|sₜ)) along each response, over the whole vocabulary.
+
+    Its mean over responses of π is an unbiased estimate of KL(π ‖ π_ref).
+    """
     policy = model.model if isinstance(model, Agent) else model
-    sums = []
-    for i in range(0, len(rollout), batch_size):
-        r = rollout[i : i + batch_size]
-        here, there = (
-            response_logits(
-                m, r.query_ids, r.query_mask, r.response_ids, r.attention_mask, temperature
-            ).log_softmax(-1)
-            for m in (policy, ref_model)
+
+    def log_distributions(
+        model: PreTrainedModel, rows: Rollout
+    ) -> Float[Tensor, "batch time vocab"]:
+        logits = response_logits(
+            model,
+            rows.query_ids,
+            rows.query_mask,
+            rows.response_ids,
+            rows.attention_mask,
+            temperature,
         )
-        sums.append(exact_kl(here, there, r.mask).sum(-1))
+        return logits.log_softmax(-1)
+
+    sums = []
+    for start in range(0, len(rollout), batch_size):
+        rows = rollout[start : start + batch_size]
+        kl = exact_kl(
+            log_distributions(policy, rows), log_distributions(ref_model, rows), rows.mask
+        )
+        sums.append(kl.sum(-1))
     return torch.cat(sums)
 
 # %% ../../nbs/learn/19_evaluation.ipynb #ba05dd4d
@@ -79,20 +97,23 @@ def best_of_n(
     scores: Sequence[int | float],  # of each response
     n: int,
 ) -> tuple[Rollout, list[float]]:  # the best response to each prompt, and its score
-    """argmax of the scores in each group of n. Its distribution lies at most log n − (n − 1)/n
-    nats from the model's own (Beirami et al. 2024). Raises ValueError unless there are n rows
-    and n finite scores to each prompt."""
-    of_each = torch.as_tensor(scores, dtype=torch.float64)
-    if n < 1 or len(rollout) % n or len(scores) != len(rollout) or not of_each.isfinite().all():
+    """Keep the response with the highest score in each group of n.
+
+    Its distribution lies at most log n − (n − 1)/n nats from the model's own (Beirami et al.
+    2024). Raises ValueError unless there are n rows and n finite scores to each prompt.
+    """
+    table = torch.as_tensor(scores, dtype=torch.float64)
+    divides = n >= 1 and len(rollout) % n == 0
+    if not divides or len(scores) != len(rollout) or not table.isfinite().all():
         raise ValueError(
             f"{len(rollout)} responses with {len(scores)} scores, all of which must "
             f"be finite, cannot be dealt into groups of {n}"
         )
-    top, place = of_each.view(-1, n).max(-1)
-    return rollout[torch.arange(len(top)) * n + place], top.tolist()
+    best, place = table.view(-1, n).max(-1)
+    return rollout[torch.arange(len(best)) * n + place], best.tolist()
 
 # %% ../../nbs/learn/19_evaluation.ipynb #bb6c57b7
-PLOTS = {
+PLOTS = {  # file → metric → title
     "reward_and_kl": {
         "reward_mean": "reward model's score",
         "kl_to_reference": "KL to the reference, nats per response",
@@ -107,23 +128,28 @@ def plot_metrics(
     metrics: Sequence[Mapping[str, int | float | None]],  # of each iteration
     directory: str | Path,
 ) -> list[Path]:  # reward_and_kl.png, entropy.png, clip_fraction.png, explained_variance.png
-    "Four pictures of a run; a quantity that was not logged (no values, say) is left out."
+    """Draw a run's metrics as PNG files, without a display.
+
+    A metric that was not logged is left out: explained_variance, say, where no values are learnt.
+    """
     from matplotlib.figure import Figure
 
-    first, paths = metrics[0] if metrics else {}, []
-    for name, panels in PLOTS.items():
-        logged = {key: title for key, title in panels.items() if first.get(key) is not None}
+    paths: list[Path] = []
+    if not metrics:
+        return paths
+    iterations = [row["iteration"] for row in metrics]
+    for name, titles in PLOTS.items():
+        logged = [metric for metric in titles if metrics[0].get(metric) is not None]
         if not logged:
             continue
-        fig = Figure(figsize=(6.4, 2.6 * len(logged)), layout="constrained")
-        axes = fig.subplots(len(logged), 1, squeeze=False)[:, 0]
-        for ax, (key, title) in zip(axes, logged.items(), strict=True):
-            ax.plot(
-                [m["iteration"] for m in metrics], [m[key] for m in metrics], color="#3b82f6", lw=2
-            )
-            ax.set(title=title, xlabel="iteration")
+        figure = Figure(figsize=(6.4, 2.6 * len(logged)), layout="constrained")
+        axes = figure.subplots(len(logged), 1, squeeze=False)[:, 0]
+        for ax, metric in zip(axes, logged, strict=True):
+            ax.plot(iterations, [row[metric] for row in metrics], color="#3b82f6", lw=2)
+            ax.set(title=titles[metric], xlabel="iteration")
             ax.grid(alpha=0.25)
             ax.spines[["top", "right"]].set_visible(False)
-        paths.append(Path(directory) / f"{name}.png")
-        fig.savefig(paths[-1], dpi=120)
+        path = Path(directory) / f"{name}.png"
+        figure.savefig(path, dpi=120)
+        paths.append(path)
     return paths

@@ -16,7 +16,11 @@ from torch import Tensor
 
 from ..config import RLHFConfig
 from ..core.checks import check_values, NotNegative
-from .rollout import finished, Rollout
+from instruct_goose.rollouts.rollout import (
+    finished,
+    require_scores,
+    Rollout,
+)
 
 # %% ../../nbs/guides/reward_shaping.ipynb #2caa3418
 def overlong_punishment(
@@ -138,14 +142,14 @@ def training_scores(
     added up, and penalties are taken off again. reward_scaling then divides by a standard
     deviation.
     """
-    scores = rollout.scores
+    scores = require_scores(rollout)
     token_scores = rollout.token_scores
     if config.reward_weighting == "scaled" and rollout.score_parts:
         weights = config.reward_weights or (1.0,) * len(rollout.score_parts)
         scaled = []
         for weight, part in zip(weights, rollout.score_parts.values(), strict=True):
             scaled.append(weight * z_scores(part, config.group_size, config.group_ddof))
-        total = torch.stack(scaled).sum(0).to(rollout.scores)
+        total = torch.stack(scaled).sum(0).to(scores)
         lengths = rollout.attention_mask.sum(-1)
         scores = shape_scores(total, lengths, finished(rollout, eos_ids), config)
     if config.reward_scaling is None:

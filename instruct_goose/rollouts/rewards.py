@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from concurrent.futures import Future, wait
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, cast, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,7 +31,13 @@ from ..config import RLHFConfig
 from ..models.reward_model import Classifier
 from ..models.tokens import unpad
 from .reward_shaping import shape_scores
-from .rollout import finished, require_column, Rollout, Tokens
+from instruct_goose.rollouts.rollout import (
+    finished,
+    require_column,
+    require_scores,
+    Rollout,
+    Tokens,
+)
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #71305a6d
 Scores = Iterable[float | None | Sequence[float] | Tensor]  # per text a number, or one per token
@@ -210,7 +216,8 @@ def reward_kwargs(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[
     host = rollout.on_host
     columns = dict(rollout.columns or {})
     prompts = columns.pop("prompt", None) or rollout.prompts or []
-    kwargs = columns | completion_kwargs(prompts, completion_texts(rollout, tokenizer))
+    texts = completion_texts(rollout, tokenizer)
+    kwargs: dict[str, Any] = columns | completion_kwargs(prompts, texts)
     kwargs["completion_ids"] = unpad(host.response_ids, host.attention_mask)
     kwargs["completion_mask"] = unpad(host.mask.int(), host.attention_mask)
     kwargs["prompt_ids"] = unpad(host.query_ids, host.query_mask)
@@ -531,7 +538,7 @@ def score_texts(
     request = RewardRequest(texts, prompts, kind)
     kwargs = {"texts": texts, **(given or {})}
     is_several = isinstance(reward_fn, list | tuple)
-    functions = list(reward_fn) if is_several else [reward_fn]
+    functions = list(cast(Sequence[Reward], reward_fn if is_several else [reward_fn]))
     completion_ids = kwargs.get("completion_ids")
     completion_mask = kwargs.get("completion_mask")
     try:
@@ -572,7 +579,7 @@ def score_rollout(
         given = reward_kwargs(rollout, tokens.tokenizer) | given
     total = score_texts(
         reward_fn,
-        rollout.texts,
+        rollout.texts or [],
         weights=config.reward_weights,
         prompts=rollout.prompts,
         kind=kind,
@@ -614,8 +621,8 @@ def reward_noise(
         second = judge(some)
     random.setstate(python_state)
     np.random.set_state(numpy_state)
-    unit = rollout.scores.std(unbiased=False).clamp(min=1e-9)
+    unit = require_scores(rollout).std(unbiased=False).clamp(min=1e-9)
     return {
         "reward_noise": (first - second).abs().max() / unit,
-        "reward_shift": ((first + second) / 2 - some.scores).abs().max() / unit,
+        "reward_shift": ((first + second) / 2 - require_scores(some)).abs().max() / unit,
     }

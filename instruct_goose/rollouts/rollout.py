@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['R', 'Rollout', 'by_length', 'micro_batch_slices', 'finished', 'decode', 'attach_texts', 'PromptBatch', 'Tokens',
-           'concat', 'concat_column', 'map_rows', 'require_column', 'require_scores']
+           'concat', 'concat_column', 'map_rows', 'require_column', 'require_texts', 'require_scores']
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #0b555037
 import math
@@ -109,8 +109,9 @@ class Rollout:
             column = getattr(self, field.name)
             if torch.is_tensor(column):
                 setattr(self, field.name, column.to(device))
-        for name, scores in (self.score_parts or {}).items():
-            self.score_parts[name] = scores.to(device)
+        if self.score_parts is not None:
+            for name, scores in self.score_parts.items():
+                self.score_parts[name] = scores.to(device)
         self.host_copy = None
         if self.mask.is_cuda:
             self.host_copy = Rollout(
@@ -378,6 +379,13 @@ def require_column(
     "Check that a column is there. Raises ValueError with what to do first if it is not."
     if getattr(rollout, name) is None:
         raise ValueError(f"this rollout has no {name}: {first}")
+
+
+def require_texts(rollout: Rollout) -> list[str]:
+    "Return the texts. Raises ValueError for a rollout without them."
+    if rollout.texts is None:
+        raise ValueError("this rollout has no texts: attach_texts(rollout, tokenizer) first")
+    return rollout.texts
 
 
 def require_scores(rollout: Rollout) -> Float[Tensor, "batch"]:

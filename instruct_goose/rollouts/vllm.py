@@ -27,101 +27,122 @@ from .rollout import PromptBatch, Rollout, Tokens
 
 # %% ../../nbs/guides/vllm.ipynb #c9c00007
 class SamplingRequest(NamedTuple):
-    "How to write."
+    "Say how an engine is to sample."
 
     max_new_tokens: int
     temperature: float  # 0: the likeliest tokens
     stop_token_ids: list[int]  # end a response, and are its last token; nothing else ends it
-    seeds: list[int] | None  # one per prompt; None where no dice are thrown
+    seeds: list[int] | None  # one per prompt; None with temperature 0, which needs none
 
 
 class EngineResponse(NamedTuple):
-    "One response."
+    "Hold one response."
 
     token_ids: list[int]  # the end among them, if it ended
-    logprobs: list[float]  # of each, at the temperature it was drawn with
+    logprobs: list[float]  # of each, at the temperature it was sampled with
 
 # %% ../../nbs/guides/vllm.ipynb #42e667e9
 @runtime_checkable
 class Engine(Protocol):
-    "Writes in the policy's place."
+    "Sample responses in the policy's place."
 
-    def generate(self, prompts: list[list[int]], wanted: SamplingRequest) -> list[EngineResponse]:
-        "One response to each prompt."
+    def generate(self, prompts: list[list[int]], request: SamplingRequest) -> list[EngineResponse]:
+        "Sample one response to each prompt, which are token ids."
         ...
 
     def load_weights(self, model: PreTrainedModel) -> None:
-        "Write with these weights from now on."
+        "Sample with these weights from now on."
 
 # %% ../../nbs/guides/vllm.ipynb #c9c00009
 class EngineSampler:
-    "An engine behind the trainer's seam. A row has one seed, however many processes there are."
+    """Sample with an engine. A row has its own seed, however many processes there are.
+
+    The engine gets the policy's weights after each update.
+    """
 
     def __init__(self, agent: Agent, tokens: Tokens, engine: Engine):
-        self.agent, self.tokens, self.engine = agent, tokens, engine
+        self.agent = agent
+        self.tokens = tokens
+        self.engine = engine
 
     def __call__(
         self, queries: PromptBatch, n: int, config: RLHFConfig, generator: torch.Generator | None
     ) -> Rollout:
-        "Raises ValueError for an answer that is none to these prompts."
-        t, model = self.tokens, self.agent.model
-        ids, mask = left_padded(model, *(x.repeat_interleave(n, 0) for x in queries))
-        prompts = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
-        seeds, temperature = None, 0.0
+        """Sample n responses to each query, side by side.
+
+        Without a generator the likeliest tokens are asked for. Raises ValueError for responses
+        that the loss could not use.
+        """
+        ids, mask = left_padded(
+            self.agent.model,
+            queries.ids.repeat_interleave(n, 0),
+            queries.mask.repeat_interleave(n, 0),
+        )
+        prompts = [row[row_mask].tolist() for row, row_mask in zip(ids, mask, strict=True)]
+        seeds = None
+        temperature = 0.0
         if generator is not None:
             seeds = (uniforms(len(ids), generator) * 2**31).long().tolist()
             temperature = config.temperature
-        wanted = SamplingRequest(config.max_new_tokens, temperature, list(t.eos_ids), seeds)
-        answers = self.engine.generate(prompts, wanted)
-        check_responses(answers, len(prompts), wanted)
-        tokens, real = pad([list(a.token_ids) for a in answers], t.pad_id, side="right")
-        logprobs = torch.zeros(real.shape)
-        logprobs[real] = torch.tensor([x for a in answers for x in a.logprobs])
+        request = SamplingRequest(
+            config.max_new_tokens, temperature, list(self.tokens.eos_ids), seeds
+        )
+        responses = self.engine.generate(prompts, request)
+        check_responses(responses, len(prompts), request)
+        response_ids, response_mask = pad(
+            [list(response.token_ids) for response in responses], self.tokens.pad_id, side="right"
+        )
+        logprobs = torch.zeros(response_mask.shape)
+        logprobs[response_mask] = torch.tensor(
+            [x for response in responses for x in response.logprobs]
+        )
         return Rollout(
             ids,
             mask,
-            tokens.to(ids.device),
-            real.to(ids.device),
+            response_ids.to(ids.device),
+            response_mask.to(ids.device),
             sampled_logprobs=logprobs.to(ids.device),
         )
 
     def updated(self, model: PreTrainedModel) -> None:
-        "After each update: the engine gets the new weights."
+        "Give the engine the policy's new weights."
         self.engine.load_weights(model)
 
 # %% ../../nbs/guides/vllm.ipynb #c9c0000a
-def check_responses(answers: Sequence[EngineResponse], n: int, wanted: SamplingRequest) -> None:
-    "Raises ValueError for what the loss could not use, naming the response."
-    if len(answers) != n:
-        raise ValueError(f"the engine gave {len(answers)} responses to {n} prompts")
-    for i, (tokens, logprobs) in enumerate(answers):
-        if not (
-            0 < len(tokens) <= wanted.max_new_tokens
-            and len(logprobs) == len(tokens)
-            and not any(x in wanted.stop_token_ids for x in tokens[:-1])
-            and all(-torch.inf < x < 1e-3 for x in logprobs)
-        ):
+def check_responses(
+    responses: Sequence[EngineResponse],
+    n: int,  # prompts
+    request: SamplingRequest,
+) -> None:
+    "Raise ValueError for a response that the loss could not use, naming it."
+    if len(responses) != n:
+        raise ValueError(f"the engine gave {len(responses)} responses to {n} prompts")
+    for i, (tokens, logprobs) in enumerate(responses):
+        fits = 0 < len(tokens) <= request.max_new_tokens and len(logprobs) == len(tokens)
+        ends_inside = any(token in request.stop_token_ids for token in tokens[:-1])
+        are_logprobs = all(-torch.inf < x < 1e-3 for x in logprobs)  # 1e-3: rounding of 0
+        if not fits or ends_inside or not are_logprobs:
             raise ValueError(
                 f"response {i} of the engine, {tokens} with {logprobs}, has not 1 to "
-                f"{wanted.max_new_tokens} tokens, one log-probability for each, and "
-                f"of {wanted.stop_token_ids} none but the last"
+                f"{request.max_new_tokens} tokens, one log-probability for each, and "
+                f"of {request.stop_token_ids} none but the last"
             )
 
 # %% ../../nbs/guides/vllm.ipynb #c9c0000c
 class WorkerExtension:
-    "For vLLM's workers, as worker_extension_cls: reads the policy's weights from a file."
+    "Let vLLM's workers read the policy's weights from a file, as their worker_extension_cls."
 
     model_runner: Any  # the worker's
 
     def take_weights(self, path: str) -> int:  # how many tensors
-        "By the names that transformers has for them, which vLLM's models know."
+        "Load the weights in a file, by transformers' names, which vLLM's models know."
         weights = load_file(path)
         self.model_runner.model.load_weights(weights.items())
         return len(weights)
 
 # %% ../../nbs/guides/vllm.ipynb #20ba88e3
 class VLLMEngine:
-    "A vllm.LLM as an engine, by the interface that vLLM 0.20 to 0.32 documents."
+    "Sample with a vllm.LLM, through the interface that vLLM 0.20 to 0.32 documents."
 
     def __init__(
         self,
@@ -131,28 +152,37 @@ class VLLMEngine:
     ):
         self.llm = llm
         self.sampling_params: Any = sampling_params or import_module("vllm").SamplingParams
-        self.own = tempfile.TemporaryDirectory()  # gone with this engine
-        self.directory = Path(directory or self.own.name)
+        self.temporary = tempfile.TemporaryDirectory()  # gone with this engine
+        self.directory = Path(directory or self.temporary.name)
 
-    def generate(self, prompts: list[list[int]], wanted: SamplingRequest) -> list[EngineResponse]:
-        "One request per response. Only what is asked for ends it: not the model's own list."
-        params = [
-            self.sampling_params(
-                max_tokens=wanted.max_new_tokens,
-                temperature=wanted.temperature,
-                logprobs=0,
-                seed=None if wanted.seeds is None else wanted.seeds[i],
-                ignore_eos=True,
-                stop_token_ids=wanted.stop_token_ids,
-                detokenize=False,
+    def generate(self, prompts: list[list[int]], request: SamplingRequest) -> list[EngineResponse]:
+        """Sample one response to each prompt, a request for each.
+
+        Only the request's stop tokens end a response, not the model's own list.
+        """
+        params = []
+        for i in range(len(prompts)):
+            params.append(
+                self.sampling_params(
+                    max_tokens=request.max_new_tokens,
+                    temperature=request.temperature,
+                    logprobs=0,
+                    seed=None if request.seeds is None else request.seeds[i],
+                    ignore_eos=True,
+                    stop_token_ids=request.stop_token_ids,
+                    detokenize=False,
+                )
             )
-            for i in range(len(prompts))
-        ]
-        texts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        return [to_response(x.outputs[0]) for x in self.llm.generate(texts, params, use_tqdm=False)]
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        results = self.llm.generate(inputs, params, use_tqdm=False)
+        return [to_response(result.outputs[0]) for result in results]
 
     def load_weights(self, model: PreTrainedModel) -> None:
-        "Through a file. What the engine remembers of prompts belongs to the old weights."
+        """Send the policy's weights through a file.
+
+        What the engine has cached of prompts belongs to the old weights, and is dropped. Raises
+        ValueError for adapters.
+        """
         path = self.directory / "policy.safetensors"
         save_file(engine_weights(model), path)
         self.llm.collective_rpc("take_weights", args=(str(path),))
@@ -160,15 +190,16 @@ class VLLMEngine:
 
 # %% ../../nbs/guides/vllm.ipynb #7e81bc10
 def to_response(completion: Any) -> EngineResponse:  # vLLM's CompletionOutput
-    "Its tokens, and of each the log-probability; there may be others' beside it."
+    "Take the tokens and the log-probability of each; there may be others' beside it."
     tokens = list(completion.token_ids)
-    return EngineResponse(
-        tokens, [at[token].logprob for token, at in zip(tokens, completion.logprobs, strict=True)]
-    )
+    logprobs = []
+    for token, candidates in zip(tokens, completion.logprobs, strict=True):
+        logprobs.append(candidates[token].logprob)
+    return EngineResponse(tokens, logprobs)
 
 
 def engine_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:  # on the CPU
-    "Weights by name, tied ones once. Raises ValueError for adapters."
+    "Collect weights by name, tied ones once. Raises ValueError for adapters."
     if has_adapters(model):
         raise ValueError(
             "the policy has adapters, and the engine holds a plain model: "

@@ -20,7 +20,10 @@ from uuid import uuid4
 from ..core.checks import install, Limit, OneOf
 from ..core.files import text_table
 from ..core.processes import is_main
-from ..rollouts.rollout import Rollout
+from instruct_goose.rollouts.rollout import (
+    require_scores,
+    Rollout,
+)
 from ..training.callbacks import Callback
 from ..training.metrics import Metrics
 
@@ -100,7 +103,8 @@ def some_texts(rollout: Rollout) -> list[tuple[str, str, float]]:  # at most 8, 
     prompts = rollout.prompts or [""] * n
     texts = rollout.texts or [""] * n
     stride = math.ceil(n / 8)
-    return [(prompts[i], texts[i], rollout.scores[i].item()) for i in range(0, n, stride)]
+    scores = require_scores(rollout)
+    return [(prompts[i], texts[i], scores[i].item()) for i in range(0, n, stride)]
 
 # %% ../../nbs/guides/trackers.ipynb #f78c638b
 class TensorBoard(Tracker):

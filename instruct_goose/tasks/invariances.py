@@ -8,11 +8,13 @@ __all__ = ['poisoned', 'outcome', 'difference']
 # %% ../../nbs/guides/invariances.ipynb #9562afe2
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ..rollouts.rollout import Rollout
+from ..training.experience import Experience
 from ..training.metrics import rollout_metrics
 from ..training.trainer import RLHFTrainer
 
@@ -45,7 +47,8 @@ def outcome(
 ) -> dict[str, Tensor]:
     "All that a trainer makes of a rollout: real tokens, metrics, the last gradient, new weights."
     notes = trainer.annotate(disturb(replace(rollout)))
-    experience = disturb(trainer.advantages(disturb(replace(rollout)), notes))
+    experience = trainer.advantages(disturb(replace(rollout)), notes)
+    experience = cast(Experience, disturb(experience))
     metrics = rollout_metrics(experience, trainer.config, trainer.eos_ids)
     metrics |= trainer.optimize(experience)
     numbers = {}

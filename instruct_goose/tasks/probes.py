@@ -87,7 +87,7 @@ def policy_at(
 # %% ../../nbs/learn/21_probes.ipynb #00e9e104
 @torch.no_grad()
 def values_at(
-    agent,  # with `values(query_ids, query_mask, response_ids, response_mask)`
+    agent: Any,  # with `values(query_ids, query_mask, response_ids, response_mask)`
     tokenizer: PreTrainedTokenizerBase,
     response: Sequence[str],
     prompt: str = "",  # actions, after that text

@@ -30,30 +30,30 @@ class Callback(Generic[Trainer]):
     callbacks and tells them.
     """
 
-    def on_rollout(self, trainer: Trainer, rollout: Rollout) -> None:
+    def on_rollout(self, trainer: Trainer, rollout: Rollout, /) -> None:
         "Called when the responses are written."
 
-    def on_score(self, trainer: Trainer, rollout: Rollout) -> None:
+    def on_score(self, trainer: Trainer, rollout: Rollout, /) -> None:
         "Called when `rollout.scores` is there."
 
-    def on_annotate(self, trainer: Trainer, annotations: Annotations) -> None:
+    def on_annotate(self, trainer: Trainer, annotations: Annotations, /) -> None:
         "Called when log-probabilities, entropy, KL and values are there."
 
-    def on_advantages(self, trainer: Trainer, experience: Experience) -> None:
+    def on_advantages(self, trainer: Trainer, experience: Experience, /) -> None:
         "Called when rewards, advantages and returns are there, before the policy moves."
 
-    def on_optimize(self, trainer: Trainer, update: Metrics) -> None:
+    def on_optimize(self, trainer: Trainer, update: Metrics, /) -> None:
         "Called when the policy has moved, with the metrics of the update."
 
     def on_iteration(
-        self, trainer: Trainer, experience: Experience, metrics: Metrics
+        self, trainer: Trainer, experience: Experience, metrics: Metrics, /
     ) -> str | None:
         """Called when the iteration is counted. May add to the metrics.
 
         Returns None, or a text that ends the run and says why.
         """
 
-    def on_end(self, trainer: Trainer, experience: Experience, metrics: Metrics) -> None:
+    def on_end(self, trainer: Trainer, experience: Experience, metrics: Metrics, /) -> None:
         """Called last: all metrics are there, and `trainer.stopped` says whether the run ends.
 
         This is the place to save what is to last.

@@ -40,7 +40,12 @@ from instruct_goose.objective.masks import (
 )
 from ..objective.policy_loss import held_shares, policy_loss, probability_ratio
 from ..objective.value_loss import explained_variance
-from ..rollouts.rollout import finished, micro_batch_slices, Rollout
+from instruct_goose.rollouts.rollout import (
+    finished,
+    micro_batch_slices,
+    require_scores,
+    Rollout,
+)
 from instruct_goose.training.experience import (
     check_ratio,
     Experience,
@@ -95,7 +100,7 @@ def text_metrics(rollout: Rollout, eos_ids: Sequence[int] = ()) -> dict[str, Ten
     is_end = torch.isin(last, torch.as_tensor(list(eos_ids), device=last.device))
     has_two_tokens = rollout.query_mask.sum(-1) > 1
     return {
-        "score_length_correlation": correlation(rollout.scores, mask.sum(-1).double()),
+        "score_length_correlation": correlation(require_scores(rollout), mask.sum(-1).double()),
         "distinct_prompts": distinct(rollout.query_ids, rollout.query_mask),
         "distinct_responses": distinct(rollout.response_ids, mask) / len(rollout),
         "distinct_2": distinct_2,
@@ -247,7 +252,7 @@ def expected_output_gradients(
     (token_weights,) = torch.autograd.grad(aggregate(ones, mask, **averaging), ones)
 
     expected = {"logprobs": -policy_gradient}
-    if batch.values is not None:
+    if batch.values is not None and batch.returns is not None:
         expected["values"] = config.vf_coef * token_weights * (batch.returns - batch.values)
     ent_coef = config.ent_coef if ent_weight is None else ent_weight
     expected["entropy"] = ent_coef * token_weights
@@ -350,8 +355,8 @@ def rollout_metrics(
 # %% ../../nbs/reference/training/metrics.ipynb #84aa4263
 def score_metrics(rollout: Rollout, config: RLHFConfig) -> dict[str, Tensor | float | None]:
     "Log the scores of a scored rollout, and how they differ within a group of responses."
-    scores = rollout.scores
-    measured = {
+    scores = require_scores(rollout)
+    measured: dict[str, Tensor | float | None] = {
         "reward_mean": scores.mean(),
         "reward_std": scores.std(unbiased=len(rollout) > 1),
         "reward_min": scores.min(),

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -21,38 +22,46 @@ from ..models.tokens import printable
 from ..objective.kl import log_ratio
 from ..objective.masks import masked_sum
 from ..objective.policy_loss import held_tokens, probability_ratio
-from ..rollouts.rollout import decode
+from instruct_goose.rollouts.rollout import (
+    decode,
+    require_texts,
+)
 from .experience import Experience
 from .trainer import RLHFTrainer
 from .update import importance_weights, loss_args, LossFn
 
 # %% ../../nbs/guides/microscope.ipynb #d46b737e
-LOOKS = 60  # iterations of a run that are kept: as many as one slides over
+LOOKS = 60  # iterations of a run that are recorded: as many as one slides over
 
 
 def is_recorded(iteration: int, steps: int) -> bool:
-    "Is this iteration, counted from 0, one of the LOOKS that a run of so many steps keeps?"
-    return iteration % -(-steps // LOOKS) == 0 or iteration == steps - 1
+    """Whether a run of so many steps records this iteration, counted from 0.
+
+    It records about LOOKS of them, evenly spaced, the first and the last among them.
+    """
+    stride = math.ceil(steps / LOOKS)
+    return iteration % stride == 0 or iteration == steps - 1
 
 # %% ../../nbs/guides/microscope.ipynb #497630fb
 @torch.no_grad()
 def token_columns(
-    logprobs: Tensor,  # (B, T) log π after the update
+    logprobs: Float[Tensor, "batch time"],  # log π after the update
     experience: Experience,
     config: RLHFConfig,
 ) -> dict[str, Tensor]:
-    """The numbers of each token that a record keeps, (B, T) each, by their names in the file.
+    """Compute the numbers of each token that a record keeps, (B, T) each, by name.
 
     `held` says where the clip holds the token. After a single update it holds none: that update
     started at a ratio of 1.
     """
-    r = experience
     settings = loss_args(config)
-    ratio = probability_ratio(logprobs, r.old_logprobs, r.mask, level=settings["level"])
+    ratio = probability_ratio(
+        logprobs, experience.old_logprobs, experience.mask, level=settings["level"]
+    )
     sides = held_tokens(
         ratio=ratio,
-        advantages=r.advantages,
-        mask=r.mask,
+        advantages=experience.advantages,
+        mask=experience.mask,
         surrogate=settings["surrogate"],
         clip=settings["clip"],
         clip_high=settings["clip_high"],
@@ -63,26 +72,26 @@ def token_columns(
     if config.epochs * config.minibatches == 1:
         held = torch.zeros_like(held)
     columns = {
-        "moved": log_ratio(logprobs, r.old_logprobs, r.mask),
-        "advantages": r.advantages,
-        "drift": r.old_logprobs - r.ref_logprobs,
-        "kl": r.kl,
-        "rewards": r.rewards,
-        "values": r.values,
-        "returns": r.returns,
-        "old_logprobs": r.old_logprobs,
-        "ref_logprobs": r.ref_logprobs,
-        "weights": importance_weights(r, config),
+        "moved": log_ratio(logprobs, experience.old_logprobs, experience.mask),
+        "advantages": experience.advantages,
+        "drift": experience.old_logprobs - experience.ref_logprobs,
+        "kl": experience.kl,
+        "rewards": experience.rewards,
+        "values": experience.values,
+        "returns": experience.returns,
+        "old_logprobs": experience.old_logprobs,
+        "ref_logprobs": experience.ref_logprobs,
+        "weights": importance_weights(experience, config),
         "held": held,
-        "given": r.environment_mask,
+        "given": experience.environment_mask,
     }
     return {name: x for name, x in columns.items() if x is not None}
 
 
 def output_gradients(loss: LossFn, new: Evaluation, experience: Experience) -> dict[str, Tensor]:
-    """−∂L/∂x of log π (pull) and V (value_pull), (B, T) each.
+    """Compute −∂L/∂x at log π (`pull`) and at V (`value_pull`), (B, T) each.
 
-    Empty where a loss of one's own needs more than these rows.
+    Empty where a loss of one's own needs more than these rows, whole groups for example.
     """
     names = {"logprobs": "pull", "values": "value_pull"}
     outputs = {}
@@ -93,11 +102,11 @@ def output_gradients(loss: LossFn, new: Evaluation, experience: Experience) -> d
     with torch.enable_grad(), suppress(Exception):  # it may want whole groups
         value, _ = loss(new._replace(**outputs), experience)
         gradients = torch.autograd.grad(value, list(outputs.values()), allow_unused=True)
-        found = {}
+        pulls = {}
         for name, gradient in zip(outputs, gradients, strict=True):
             if gradient is not None:
-                found[names[name]] = -gradient
-        return found
+                pulls[names[name]] = -gradient
+        return pulls
     return {}
 
 # %% ../../nbs/guides/microscope.ipynb #c75f9b05
@@ -107,7 +116,7 @@ def record_tokens(
     rows: int = 4,
     recompute: bool = True,  # also keep what the doctor computes again
 ) -> list[dict]:
-    """What an iteration knew of a few of its responses, token by token, as JSON has it.
+    """Record what an iteration knew of a few responses, token by token, as JSON has it.
 
     Each response has its prompt, score, tokens, and QUANTITIES and `held` of each token; `given`
     says which tokens the policy did not write. The random generators stay as they are.
@@ -115,23 +124,24 @@ def record_tokens(
     config = trainer.config
     tokenizer = trainer.tokenizer
     chosen = torch.arange(0, len(experience), math.ceil(len(experience) / rows))
-    r = experience[chosen]
+    some = experience[chosen]
     with torch.no_grad():
-        new = trainer.evaluate_policy(r)
-    columns = token_columns(new.logprobs, r, config)
-    notes = [{} for _ in range(len(r))]
+        new = trainer.evaluate_policy(some)
+    columns = token_columns(new.logprobs, some, config)
+    notes = [{} for _ in range(len(some))]
     if recompute:
-        columns |= output_gradients(trainer.loss, new, r)
+        columns |= output_gradients(trainer.loss, new, some)
         if new.values is not None:
             columns["values_now"] = new.values.detach()
         notes = response_notes(experience, chosen.tolist(), config, tokenizer)
-    prompts = r.prompts or [""] * len(r)
+    prompts = some.prompts or [""] * len(some)
     records = []
-    for i, real in enumerate(r.attention_mask):
+    for i, real in enumerate(some.attention_mask):
+        token_ids = some.response_ids[i][real].tolist()
         record = {
             "prompt": printable(prompts[i]),
-            "score": four_digits(r.scores[i]),
-            "tokens": [_token_text(token, tokenizer) for token in r.response_ids[i][real].tolist()],
+            "score": four_digits(some.scores[i]),
+            "tokens": [_token_text(token, tokenizer) for token in token_ids],
             **notes[i],
         }
         for name, x in columns.items():
@@ -141,6 +151,7 @@ def record_tokens(
 
 
 def _token_text(token: int, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    "One token as text, without a tokenizer its number."
     if tokenizer is None:
         return str(token)
     return printable(str(tokenizer.decode([token])))
@@ -152,7 +163,7 @@ def response_notes(
     config: RLHFConfig,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> list[dict]:
-    """What the doctor needs of each response beside its tokens.
+    """Note what the doctor needs of each response beside its tokens.
 
     Whether its text is that of its ids (`same_text`) and its scores have places (`placed`); the
     total rewards of its `group` and of the greedy response (`baseline`).
@@ -166,7 +177,7 @@ def response_notes(
     for k, i in enumerate(rows):
         note: dict[str, Any] = {"placed": experience.token_scores is not None}
         if texts is not None:
-            note["same_text"] = texts[k] == experience.texts[i]
+            note["same_text"] = texts[k] == require_texts(experience)[i]
         if size > 1 and len(experience) % size == 0:
             first = i // size * size
             note["group"] = [four_digits(x) for x in totals[first : first + size]]
@@ -179,7 +190,7 @@ def response_notes(
 
 # %% ../../nbs/guides/microscope.ipynb #095132cd
 def four_digits(x: Tensor) -> float | bool | None:
-    "A number as the record keeps it; None for NaN and infinity, which JSON does not know."
+    "Round a number to four digits; None for NaN and infinity, which JSON does not know."
     if x.dtype == torch.bool:
         return bool(x)
     return float(f"{x.item():.4g}") if x.isfinite() else None

@@ -528,6 +528,7 @@ class RLHFTrainer:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        "The tokenizer; None where prompts are ids."
         return self.tokens.tokenizer
 
     @property

@@ -1,4 +1,5 @@
-"Rows of JSON, JSON lines and CSV files: every format against what was written, and what is refused, with its place."
+"""Rows of JSON, JSON lines and CSV files: every format against what was written, and what is
+refused, with its place."""
 
 import csv
 import io
@@ -111,11 +112,8 @@ def test_files_that_hold_no_rows(at, refused):
 
 def test_a_bad_row_of_a_csv_file_costs_no_row_after_it(at):
     at("a.csv", 'prompt,id\na,1\nb,2\nc\n"d" e,5\n"f\ng",6\nh,7\n')
+    report = {}
     with pytest.warns(UserWarning):
-        assert load_prompts("a.csv", on_error="skip", report=(report := {})) == [
-            "a",
-            "b",
-            "f\ng",
-            "h",
-        ]
+        prompts = load_prompts("a.csv", on_error="skip", report=report)
+    assert prompts == ["a", "b", "f\ng", "h"]
     assert report["skipped"] == {"csv": 1, "shape": 1}

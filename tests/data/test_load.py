@@ -1,4 +1,5 @@
-"Prompts and pairs from any source: options, skipped and repeated rows, streams, the way to the trainer; and the fuzzer on all of it."
+"""Prompts and pairs from any source: options, skipped and repeated rows, streams; and the fuzzer on
+all of it."""
 
 import itertools
 import re
@@ -89,10 +90,11 @@ def test_options_are_checked_before_anything_is_read(refused):
 def test_skipped_rows_are_counted_and_reported(at, refused):
     at("a.jsonl", b'"a"\n{"prompt": 1}\n\xff\n{"prompt": }\n"b"\n{"prompt": 2}\n"a"\n')
     report = {}
-    with pytest.warns(
-        UserWarning,
-        match=r"a.jsonl: 4 of 7 rows skipped \(1 × encoding, 1 × json, 2 × type\). The first: a.jsonl, line 2: prompt",
-    ):
+    message = (
+        r"a.jsonl: 4 of 7 rows skipped \(1 × encoding, 1 × json, 2 × type\). "
+        "The first: a.jsonl, line 2: prompt"
+    )
+    with pytest.warns(UserWarning, match=message):
         assert load_prompts("a.jsonl", on_error="skip", report=report) == ["a", "b", "a"]
     assert {k: report[k] for k in ("rows", "kept", "duplicates", "skipped")} == {
         "rows": 7,
@@ -112,30 +114,23 @@ def test_skipped_rows_are_counted_and_reported(at, refused):
 
 
 def test_copies_are_kept_unless_asked():
-    rows = [
-        PAIRS[0],
-        PAIRS[1],
-        PAIRS[0],
-        {"prompt": "the film", "chosen": " is good", "rejected": " is dull"},
-    ]
-    assert (
-        load_pairs(rows) == rows
-    )  # the last one joins to the same texts and is another pair all the same
-    assert (
-        load_pairs(rows, unique=True, report=(report := {})) == [rows[0], rows[1], rows[3]]
-        and report["duplicates"] == 1
-    )
+    # it joins to the same texts as the first pair, and is another pair all the same
+    parted_elsewhere = {"prompt": "the film", "chosen": " is good", "rejected": " is dull"}
+    rows = [PAIRS[0], PAIRS[1], PAIRS[0], parted_elsewhere]
+    report = {}
+    assert load_pairs(rows) == rows
+    assert load_pairs(rows, unique=True, report=report) == [PAIRS[0], PAIRS[1], parted_elsewhere]
+    assert report["duplicates"] == 1
 
 
 def test_a_stream_reads_no_further_than_it_is_asked_and_repeats(at, refused):
     numbers = itertools.count()
     assert next(stream_prompts(f"prompt {i}" for i in numbers)) == "prompt 0" and next(numbers) == 1
     at("a.jsonl", '"a"\n3\n"b"\n"a"\n')
+    report = {}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        stream = stream_prompts(
-            "a.jsonl", repeat=True, on_error="skip", unique=True, report=(report := {})
-        )
+        stream = stream_prompts("a.jsonl", repeat=True, on_error="skip", unique=True, report=report)
         assert list(itertools.islice(stream, 7)) == ["a", "b"] * 3 + ["a"]
     assert len(said) == 1 and report["rows"] == 4 and report["duplicates"] == 1  # of the first pass
     refused(lambda: next(stream_prompts(at("b.jsonl"), repeat=True)), "no rows")

@@ -1,4 +1,5 @@
-"A row as a prompt or a pair: texts, conversations through a chat template, dialogues in one string; and what is refused."
+"""A row as a prompt or a pair: texts, conversations through a chat template, dialogues in one
+string; and what is refused."""
 
 import json
 from functools import partial
@@ -145,7 +146,8 @@ def test_a_pair_of_conversations(tokenizer, row, tmp_path):
 
 
 def test_a_template_whose_opening_of_the_answer_is_another(refused):
-    "Some write a thinking mark where an answer is asked for, and none where one stands: then the prompt ends before the answer's opening."
+    """Some write a thinking mark where an answer is asked for, and none where one stands: then the
+    prompt ends before the answer's opening."""
     thinking = fuzz.tokenizer()
     thinking.chat_template = fuzz.TEMPLATE.replace("<|assistant|>", "<|assistant|><think>")
     [pair] = load_pairs([([user("q"), said("x")], [user("q"), said("y")])], tokenizer=thinking)
@@ -178,7 +180,8 @@ def test_conversations_need_a_template(refused):
 
 
 def test_dialogues_in_one_string(refused):
-    "As in hh-rlhf: Human and Assistant by turns; the prompt is what both share up to the answer in which they differ."
+    """As in hh-rlhf: Human and Assistant by turns; the prompt is what both share up to the answer in
+    which they differ."""
     head = "\n\nHuman: hi\n\nAssistant: Hello.\n\nHuman: a joke?\n\nAssistant:"
     row = {
         "chosen": head + " Goose walks in.",

@@ -29,7 +29,7 @@ from two_processes import (
 from instruct_goose.core.processes import in_processes, rank
 from instruct_goose.core.state import map_tensors
 from instruct_goose.models.sharding import configs, fsdp_requested, is_sharded, sharded_modules
-from instruct_goose.recipes.stages import train_in
+from instruct_goose.recipes.training import train_in
 from instruct_goose.runs import resume as by_time
 from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint
 
@@ -173,7 +173,7 @@ def test_a_run_in_pieces_is_saved_as_one_and_goes_on_after_ctrl_c(tmp_path):
     )
     assert newest(tmp_path / "two")[1]["place"] == ["ppo", 3, 4]
     assert (
-        all(x.equal(saved[f"ppo/model/model.{k}"]) for k, x in rescued.items())
+        all(x.equal(saved[f"ppo/parts/learner/model/model.{k}"]) for k, x in rescued.items())
         and len(rescued) > 20
     )
     first, second = in_processes(2, refuses, tmp_path / "two", seconds=500)

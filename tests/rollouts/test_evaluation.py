@@ -7,7 +7,6 @@ import pytest
 import torch
 from small_models import families, tiny
 
-from instruct_goose.core.files import text_table
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import pad
 from instruct_goose.rollouts.evaluation import best_of_n, generate, kl_to_reference, plot_metrics
@@ -29,110 +28,100 @@ def world(T, V=9, end=0):
 @families
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 def test_kl_to_reference_is_the_enumerated_kl(name, temperature):
-    model, reference, every = tiny(name, 0, 0.4), tiny(name, 1, 0.4), world(2)
+    model, reference = tiny(name, 0, 0.4), tiny(name, 1, 0.4)
+    every = world(2)
 
-    def log_p(m):
-        out = []
-        for q, r, real in zip(every.query_ids, every.response_ids, every.mask, strict=True):
-            r = r[real]
-            with torch.no_grad():
-                z = m(torch.cat([q, r])[None]).logits[0, 1:-1].double() / temperature
-            out.append(z.log_softmax(-1).gather(-1, r[:, None]).sum())
-        return torch.stack(out)
+    @torch.no_grad()
+    def log_probabilities(model):
+        sums = []
+        for query, ids, mask in zip(every.query_ids, every.response_ids, every.mask, strict=True):
+            response = ids[mask]
+            logits = model(torch.cat([query, response])[None]).logits[0, 1:-1].double()
+            logprobs = (logits / temperature).log_softmax(-1)
+            sums.append(logprobs.gather(-1, response[:, None]).sum())
+        return torch.stack(sums)
 
-    here, there = log_p(model), log_p(reference)
-    assert here.exp().sum().item() == pytest.approx(1, abs=1e-5)
+    log_p, log_q = log_probabilities(model), log_probabilities(reference)
+    p = log_p.exp()
+    assert p.sum().item() == pytest.approx(1, abs=1e-5)
+    expected = (p * (log_p - log_q)).sum().item()
+    assert expected > 0.005
+
     each = kl_to_reference(model.train(), reference, every, temperature, batch_size=7)
-    expected = (here.exp() * (here - there)).sum().item()
-    assert expected > 0.005 and (here.exp() * each).sum().item() == pytest.approx(
-        expected, rel=1e-3, abs=1e-5
-    )
-    assert each.min() >= 0 and kl_to_reference(model, model, every).abs().max() < 1e-6
+
+    assert (p * each).sum().item() == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert each.min() >= 0
+    assert kl_to_reference(model, model, every).abs().max() < 1e-6
     assert kl_to_reference(Agent(model), reference, every, temperature).allclose(each, atol=1e-5)
 
 
-def test_best_of_n_against_all_groups():
-    "Probability of each text among all 4³ groups; ties go to the first, which no score can tell apart."
+def all_groups(n):
+    "Every group of n of four texts, whose numbers are their tokens."
+    texts = torch.tensor(list(itertools.product(range(4), repeat=n))).flatten()
+    one = torch.ones(len(texts), 1, dtype=torch.bool)
+    return Rollout(
+        torch.zeros(len(texts), 1, dtype=torch.long),
+        one,
+        texts[:, None],
+        one,
+        texts=[str(i) for i in texts.tolist()],
+    )
+
+
+def test_best_of_n_keeps_each_text_as_often_as_the_formula_says():
+    "F(s)ⁿ − F(below s)ⁿ; among all 4³ groups, weighted by the probabilities of their texts."
     p, scores, n = [0.4, 0.3, 0.2, 0.1], [0.5, 2.0, -1.0, 3.0], 3
-    groups = torch.tensor(list(itertools.product(range(4), repeat=n)))
-    one = torch.ones(groups.numel(), 1, dtype=torch.bool)
-    drawn = Rollout(
-        torch.zeros(groups.numel(), 1, dtype=torch.long),
-        one,
-        groups.reshape(-1, 1),
-        one,
-        texts=[str(i) for i in groups.flatten().tolist()],
-    )
-    kept, kept_scores = best_of_n(drawn, [scores[i] for i in groups.flatten().tolist()], n)
+    drawn = all_groups(n)
+    kept, kept_scores = best_of_n(drawn, [scores[int(text)] for text in drawn.texts], n)
+    assert kept_scores == [scores[int(text)] for text in kept.texts]
+
     share = [0.0] * 4
-    for group, text in zip(groups.tolist(), kept.texts, strict=True):
+    groups = drawn.response_ids.view(-1, n).tolist()
+    for group, text in zip(groups, kept.texts, strict=True):
         share[int(text)] += math.prod(p[i] for i in group)
-    order = sorted(range(4), key=scores.__getitem__)
-    for k, i in enumerate(order):
-        at_most, below = sum(p[j] for j in order[: k + 1]), sum(p[j] for j in order[:k])
+    at_most = 0.0
+    for i in sorted(range(4), key=lambda i: scores[i]):
+        below = at_most
+        at_most += p[i]
         assert share[i] == pytest.approx(at_most**n - below**n)
-    assert kept_scores == [scores[int(t)] for t in kept.texts]
-    assert (
-        sum(s * math.log(s / q) for s, q in zip(share, p, strict=True)) <= math.log(n) - (n - 1) / n
-    )
-    for wrong in (
-        ([0.0] * 5, 3),
-        ([0.0] * 192, 5),
-        ([0.0] * 192, 0),
-        ([0.0] * 191 + [math.nan], 3),
-    ):
-        with pytest.raises(ValueError, match="groups of"):
-            best_of_n(drawn, *wrong)
+    kl = sum(s * math.log(s / q) for s, q in zip(share, p, strict=True))
+    assert kl <= math.log(n) - (n - 1) / n
+
+
+@pytest.mark.parametrize(
+    "scores, n", [([0.0] * 5, 3), ([0.0] * 192, 5), ([0.0] * 192, 0), ([0.0] * 191 + [math.nan], 3)]
+)
+def test_best_of_n_refuses_groups_that_are_not_whole_and_scores_that_are_not_finite(scores, n):
+    with pytest.raises(ValueError, match="groups of"):
+        best_of_n(all_groups(3), scores, n)
 
 
 @pytest.mark.parametrize("batch_size", [2, 256])
-def test_write_keeps_order_prompts_and_widths(tokenizer, batch_size):
-    model, prompts = tiny(), ["the film is good", "", "a", "bad plot", "good"]
-    rollout = generate(model, tokenizer, prompts, 6, seed=4, batch_size=batch_size)
+def test_responses_come_in_the_order_of_the_prompts(tokenizer, batch_size):
+    prompts = ["the film is good", "", "a", "bad plot", "good"]
+
+    def texts_of(seed):
+        return generate(tiny(), tokenizer, prompts, 6, seed=seed, batch_size=batch_size)
+
+    rollout = texts_of(seed=4)
     assert rollout.prompts == prompts and len(rollout) == 5
     for i, prompt in enumerate(prompts):
-        assert (
-            rollout.query_ids[i][rollout.query_mask[i]].tolist() == tokenizer(prompt)["input_ids"]
-        )
+        ids = tokenizer(prompt)["input_ids"]
+        assert rollout.query_ids[i][rollout.query_mask[i]].tolist() == ids
         response = rollout.response_ids[i][rollout.mask[i]].tolist()
-        assert 0 not in response[:-1] and finished(rollout, 0)[i].item() == (response[-1] == 0)
-        whole = tokenizer.decode(
-            tokenizer(prompt)["input_ids"] + response, skip_special_tokens=True
-        )
-        assert rollout.texts[i] == whole
-    assert (
-        generate(model, tokenizer, prompts, 6, seed=4, batch_size=batch_size).texts == rollout.texts
-    )
-    assert (
-        generate(model, tokenizer, prompts, 6, seed=5, batch_size=batch_size).texts != rollout.texts
-    )
-
-
-def test_text_table_lines_up_and_escapes():
-    table = text_table(["", "a|b"], [["x", 1.23456], ["two\u2028lines", None], [True, 12]])
-    assert table.splitlines() == [
-        "|           | a\\|b  |",
-        "|-----------|-------|",
-        "| x         | 1.235 |",
-        "| two lines | –     |",
-        "| True      | 12    |",
-    ]
-    assert text_table(["a"], [["b"]]) == "| a   |\n|-----|\n| b   |"
+        assert 0 not in response[:-1]
+        assert finished(rollout, 0)[i].item() == (response[-1] == 0)
+        assert rollout.texts[i] == tokenizer.decode(ids + response, skip_special_tokens=True)
+    assert texts_of(seed=4).texts == rollout.texts
+    assert texts_of(seed=5).texts != rollout.texts
 
 
 def test_plots_are_of_what_was_logged(tmp_path):
-    metrics = [
-        {
-            "iteration": i,
-            "reward_mean": i / 2,
-            "kl_to_reference": 0.1 * i,
-            "entropy": 1.0,
-            "clip_fraction": None,
-        }
-        for i in range(3)
-    ]
-    assert [p.name for p in plot_metrics(metrics, tmp_path)] == ["reward_and_kl.png", "entropy.png"]
-    assert (
-        all(p.read_bytes().startswith(b"\x89PNG") for p in tmp_path.iterdir())
-        and plot_metrics([], tmp_path) == []
-    )
+    metrics = []
+    for i in range(3):
+        row = {"iteration": i, "reward_mean": i / 2, "kl_to_reference": 0.1 * i}
+        metrics.append(row | {"entropy": 1.0, "clip_fraction": None})
+    paths = plot_metrics(metrics, tmp_path)
+    assert [path.name for path in paths] == ["reward_and_kl.png", "entropy.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
+    assert plot_metrics([], tmp_path) == []

@@ -1,6 +1,8 @@
-"""An engine behind the sampler's seam. The stand-in checks what it is asked against vLLM's documented signatures (0.20 to 0.32) and answers from a
-table, so what must come out is known without a model. vLLM itself has not been run."""
+"""An engine as the sampler. The stand-in checks what it is asked against vLLM's documented signatures
+(0.20 to 0.32) and answers from a table, so what must come out is known without a model. vLLM itself
+has not been run."""
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +21,6 @@ from instruct_goose.rollouts.vllm import (
     VLLMEngine,
     WorkerExtension,
     engine_weights,
-    use_engine,
 )
 
 
@@ -45,7 +46,9 @@ class SamplingParams:
         skip_special_tokens=True,
         repetition_penalty=1.0,
     ):
-        self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
+        for name, value in locals().items():
+            if name != "self":
+                setattr(self, name, value)
 
 
 class Worker(WorkerExtension):
@@ -57,16 +60,20 @@ class Worker(WorkerExtension):
 
 
 class LLM:
-    "Writes (seed + t) % 8 + 1, the end after `length` tokens; log-probabilities −(t + 1)/10, and those of another token beside them."
+    """Writes (seed + t) % 8 + 1, and for odd seeds the end after `length` tokens. Log-probabilities
+    are −(t + 1)/10, with those of another token beside them."""
 
     def __init__(self, length=3):
-        self.asked, self.worker, self.forgot, self.length = [], Worker(), 0, length
+        self.requests = []
+        self.worker = Worker()
+        self.cache_resets = 0
+        self.length = length
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         return [getattr(self.worker, method)(*args, **kwargs or {})]
 
     def reset_prefix_cache(self):
-        self.forgot += 1
+        self.cache_resets += 1
         return True
 
     def generate(
@@ -79,26 +86,24 @@ class LLM:
         priority=None,
         tokenization_kwargs=None,
     ):
-        assert len(prompts) == len(sampling_params) and all(
-            set(p) == {"prompt_token_ids"} for p in prompts
-        )
-        self.asked += list(zip(prompts, sampling_params))
-        return [
-            SimpleNamespace(outputs=[self.answer(s, p["prompt_token_ids"])])
-            for p, s in zip(prompts, sampling_params)
-        ]
+        assert all(set(prompt) == {"prompt_token_ids"} for prompt in prompts)
+        results = []
+        for prompt, params in zip(prompts, sampling_params, strict=True):
+            self.requests.append((prompt["prompt_token_ids"], params))
+            completion = self.complete(params, prompt["prompt_token_ids"])
+            results.append(SimpleNamespace(outputs=[completion]))
+        return results
 
-    def answer(self, s, prompt):
-        tokens = [((s.seed or 0) + t + len(prompt)) % 8 + 1 for t in range(s.max_tokens)]
-        if (s.seed or 0) % 2:
-            tokens = tokens[: self.length - 1] + [0]
-        logprobs = [
-            {
-                t: SimpleNamespace(logprob=-(i + 1) / 10),
-                7 if t != 7 else 6: SimpleNamespace(logprob=-0.01),
-            }
-            for i, t in enumerate(tokens)
-        ]
+    def complete(self, params, prompt):
+        seed = params.seed or 0
+        tokens = [(seed + t + len(prompt)) % 8 + 1 for t in range(params.max_tokens)]
+        if seed % 2:
+            tokens = [*tokens[: self.length - 1], 0]
+        logprobs = []
+        for t, token in enumerate(tokens):
+            other = 7 if token != 7 else 6
+            candidates = {token: -(t + 1) / 10, other: -0.01}
+            logprobs.append({i: SimpleNamespace(logprob=x) for i, x in candidates.items()})
         return SimpleNamespace(
             token_ids=tuple(tokens),
             logprobs=logprobs,
@@ -114,135 +119,134 @@ def trainer_of(**settings):
         bos="<end>",
         eos="<end>",
     )
-    config = RLHFConfig.preset(
-        "grpo",
-        **dict(group_size=2, batch_size=6, max_new_tokens=4, device="cpu", importance_cap=1e9)
-        | settings,
-    )
+    small = dict(group_size=2, batch_size=6, max_new_tokens=4, device="cpu", importance_cap=1e9)
+    config = RLHFConfig.preset("grpo", **small | settings)
     return RLHFTrainer(tiny(), config=config, tokenizer=tokenizer)
 
 
-def test_what_is_asked_and_what_becomes_of_the_answer():
-    trainer, llm = trainer_of(temperature=0.7), LLM()
-    use_engine(trainer, VLLMEngine(llm, SamplingParams))
-    r = trainer.rollout(["the film", "a", "plot is bad"])
-    assert [p["prompt_token_ids"] for p, _ in llm.asked[::2]] == [
-        q[m].tolist() for q, m in zip(r.query_ids[::2], r.query_mask[::2])
-    ]
-    for _, s in llm.asked:
-        assert (
-            s.n,
-            s.temperature,
-            s.max_tokens,
-            s.logprobs,
-            s.stop_token_ids,
-            s.ignore_eos,
-            s.top_p,
-            s.top_k,
-        ) == (1, 0.7, 4, 0, [0], True, 1.0, 0)
-    assert len({s.seed for _, s in llm.asked}) == 6
-    for row, (p, s) in enumerate(llm.asked):
-        want = list(llm.answer(s, p["prompt_token_ids"]).token_ids)
-        assert r.response_ids[row][r.mask[row]].tolist() == want
-        assert r.sampled_logprobs[row][r.mask[row]].tolist() == pytest.approx(
-            [-(t + 1) / 10 for t in range(len(want))]
-        )
-        assert (
-            not r.sampled_logprobs[row][~r.mask[row]].any()
-            and not r.response_ids[row][~r.mask[row]].any()
-        )
-    assert {len(row.nonzero()) for row in r.mask} == {3, 4} and r.texts is not None
+def trainer_with(engine, **settings):
+    trainer = trainer_of(**settings)
+    trainer.use_sampler(lambda agent, tokens: EngineSampler(agent, tokens, engine))
+    return trainer
+
+
+PROMPTS = ["the film", "a", "plot is bad"]
+
+
+def test_each_response_is_a_request_with_the_prompts_ids_and_a_seed_of_its_own():
+    llm = LLM()
+    trainer = trainer_with(VLLMEngine(llm, SamplingParams), temperature=0.7)
+    r = trainer.rollout(PROMPTS)
+    prompts = [ids[mask].tolist() for ids, mask in zip(r.query_ids, r.query_mask, strict=True)]
+    assert [prompt for prompt, _ in llm.requests] == prompts
+    for _, params in llm.requests:
+        assert (params.n, params.temperature, params.max_tokens) == (1, 0.7, 4)
+        assert (params.stop_token_ids, params.ignore_eos) == ([0], True)
+        assert (params.top_p, params.top_k, params.logprobs) == (1.0, 0, 0)
+    assert len({params.seed for _, params in llm.requests}) == 6
+
+
+def test_tokens_and_their_own_logprobs_come_back_padded():
+    llm = LLM()
+    r = trainer_with(VLLMEngine(llm, SamplingParams)).rollout(PROMPTS)
+    for row, (prompt, params) in enumerate(llm.requests):
+        tokens = list(llm.complete(params, prompt).token_ids)
+        m = r.mask[row]
+        assert r.response_ids[row][m].tolist() == tokens
+        logprobs = [-(t + 1) / 10 for t in range(len(tokens))]
+        assert r.sampled_logprobs[row][m].tolist() == pytest.approx(logprobs)
+        assert not r.sampled_logprobs[row][~m].any() and not r.response_ids[row][~m].any()
+    assert set(r.mask.sum(-1).tolist()) == {3, 4}
+    assert r.texts is not None
 
 
 def test_weights_go_out_at_the_start_and_after_each_update():
-    trainer, llm = trainer_of(steps=2, lr=0.01), LLM()
-    use_engine(trainer, VLLMEngine(llm, SamplingParams))
+    llm = LLM()
+    trainer = trainer_with(VLLMEngine(llm, SamplingParams), steps=2, lr=0.01)
     first = dict(llm.worker.weights)
-    assert (
-        llm.forgot == 1
-        and first.keys() == engine_weights(trainer.agent.model).keys()
-        and "lm_head.weight" not in first
-    )  # tied
-    trainer.train(
-        ["the film", "a", "plot"], lambda texts: [float(len(t)) for t in texts], progress=False
-    )
-    assert llm.forgot == 3
-    now = engine_weights(trainer.agent.model)
-    assert all(torch.equal(llm.worker.weights[k], now[k]) for k in now) and not all(
-        torch.equal(first[k], now[k]) for k in now
-    )
+    assert llm.cache_resets == 1
+    assert first.keys() == engine_weights(trainer.agent.model).keys()
+    assert "lm_head.weight" not in first  # tied to the embedding
+
+    trainer.train(PROMPTS, lambda texts: [float(len(t)) for t in texts], progress=False)
+
+    assert llm.cache_resets == 3
+    trained = engine_weights(trainer.agent.model)
+    assert all(torch.equal(llm.worker.weights[name], trained[name]) for name in trained)
+    assert not all(torch.equal(first[name], trained[name]) for name in trained)
 
 
 def test_the_likeliest_tokens_are_asked_for_at_temperature_0_and_without_a_seed():
-    trainer, llm = trainer_of(), LLM()
-    EngineSampler(trainer.agent, trainer.tokens, VLLMEngine(llm, SamplingParams))(
-        PromptBatch(torch.tensor([[1, 2]]), torch.ones(1, 2).bool()), 1, trainer.config, None
-    )
-    assert [(s.temperature, s.seed) for _, s in llm.asked] == [(0.0, None)]
+    llm = LLM()
+    trainer = trainer_of()
+    sampler = EngineSampler(trainer.agent, trainer.tokens, VLLMEngine(llm, SamplingParams))
+    queries = PromptBatch(torch.tensor([[1, 2]]), torch.ones(1, 2).bool())
+    sampler(queries, 1, trainer.config, None)
+    assert [(params.temperature, params.seed) for _, params in llm.requests] == [(0.0, None)]
+
+
+def two_rollouts():
+    trainer = trainer_with(VLLMEngine(LLM(), SamplingParams), batch_size=10)
+    prompts = [*PROMPTS, "the", "good"]
+    return [trainer.rollout(prompts).response_ids for _ in range(2)]
 
 
 def test_a_row_has_its_seed_however_many_processes_there_are():
-    def texts():
-        trainer = trainer_of(batch_size=10)
-        use_engine(trainer, VLLMEngine(LLM(), SamplingParams))
-        return [
-            trainer.rollout(["the film", "a", "plot is bad", "the", "good"]).response_ids
-            for _ in range(2)
-        ]
-
-    alone, (two, other) = texts(), in_processes(2, texts, seconds=500)
-    assert all(
-        torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(alone, two, other)
-    ) and not torch.equal(alone[0], alone[1])
+    alone = two_rollouts()
+    for shared in in_processes(2, two_rollouts, seconds=500):
+        assert all(torch.equal(a, b) for a, b in zip(alone, shared, strict=True))
+    assert not torch.equal(alone[0], alone[1])
 
 
 class Late:
     "The trainer's own sampler, in the trainer's precision or another, `lag` updates behind."
 
     def __init__(self, lag, dtype=torch.float32):
-        self.model, self.lag, self.past = tiny().to(dtype).eval(), lag, []
+        self.model = tiny().to(dtype).eval()
+        self.lag = lag
+        self.past = []
 
     def load_weights(self, model):
-        self.past.append({k: x.clone() for k, x in model.state_dict().items()})
+        self.past.append({name: x.clone() for name, x in model.state_dict().items()})
         self.model.load_state_dict(self.past[max(0, len(self.past) - 1 - self.lag)])
 
-    def generate(self, prompts, wanted):
+    def generate(self, prompts, request):
         ids, mask = pad(prompts, 0, side="left")
-        dice = torch.Generator().manual_seed(wanted.seeds[0])
-        rows = sample(
+        response_ids, response_mask, logprobs = sample(
             self.model,
             ids,
             mask,
-            wanted.max_new_tokens,
-            wanted.stop_token_ids,
+            request.max_new_tokens,
+            request.stop_token_ids,
             0,
-            wanted.temperature,
-            dice,
+            request.temperature,
+            torch.Generator().manual_seed(request.seeds[0]),
             with_logprobs=True,
         )
-        return [
-            EngineResponse(tokens[real].tolist(), logprobs[real].tolist())
-            for tokens, real, logprobs in zip(*rows)
-        ]
+        responses = []
+        for row, m in enumerate(response_mask):
+            tokens = response_ids[row][m].tolist()
+            responses.append(EngineResponse(tokens, logprobs[row][m].tolist()))
+        return responses
 
 
 @pytest.mark.parametrize(
     "lag, dtype, found",
     [(99, torch.bfloat16, True), (1, torch.float32, False), (0, torch.bfloat16, False)],
 )
-def test_with_a_cap_the_doctor_hears_a_deaf_engine_and_neither_rounding_nor_one_update_of_lag(
+def test_with_a_cap_the_doctor_finds_an_engine_without_updates_and_neither_rounding_nor_one_of_lag(
     lag, dtype, found
 ):
-    trainer = trainer_of(steps=8, lr=0.01, batch_size=16, importance_cap=2.0)
-    use_engine(trainer, Late(lag, dtype))
+    settings = dict(steps=8, lr=0.01, batch_size=16, importance_cap=2.0)
+    trainer = trainer_with(Late(lag, dtype), **settings)
     history = trainer.train(
         ["the film", "a"],
         lambda texts: [float(text.split().count("good")) for text in texts],
         progress=False,
     )
-    assert (history[0]["sampler_kl"] < 1e-9) == (dtype == torch.float32) and (
-        history[-1]["sampler_kl"] > 0.01
-    ) >= found
-    assert (
-        "sampler left behind" in [f.name for f in diagnose(history, vars(trainer.config))]
-    ) == found
+    same_precision = dtype == torch.float32
+    assert (history[0]["sampler_kl"] < 1e-9) == same_precision
+    if found:
+        assert history[-1]["sampler_kl"] > 0.01
+    findings = [finding.name for finding in diagnose(history, asdict(trainer.config))]
+    assert ("sampler left behind" in findings) == found

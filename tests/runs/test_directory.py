@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card
 from instruct_goose.core.files import append_jsonl, write_json
 from instruct_goose.models.tokens import word_tokenizer
-from instruct_goose.recipes.stages import train_in
+from instruct_goose.recipes.training import train_in
 from instruct_goose.runs import directory as runs
 from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from instruct_goose.runs.directory import claim_run_dir, new_run_dir

@@ -169,7 +169,7 @@ def test_prompts_are_guessed_by_a_model_without_knowledge_and_read_one_by_one():
 
 
 def test_the_samplers_kl_is_that_of_three_tokens_and_the_mean_weight_says_only_what_the_cap_took():
-    """Ten tokens drawn from μ = (.6, .3, .1) in just these shares: a mean is an expectation under μ.
+    """Ten tokens in just the shares of μ = (.6, .3, .1): a mean is an expectation under μ.
 
     By hand: with π_old = (.5, .25, .25) E[w] = Σπ = 1; capped at 2 it is .5 + .25 + .1·2 = .95;
     and the KL is Σ μ log(μ/π).
