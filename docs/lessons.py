@@ -36,6 +36,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
     ],
     "Sampling and scale": ["vllm", "several_processes", "fsdp"],
     "Rewards and data": [
+        "your_data",
         "reward_model_training",
         "reward_shaping",
         "multi_turn",

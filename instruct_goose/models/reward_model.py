@@ -285,6 +285,8 @@ def score_in_batches(
     than the tokenizer's limit and the model's context."""
     limit = tokenizer.model_max_length
     limit = min(limit, context_length(model) or limit)
+    if isinstance(texts, str):
+        raise TypeError("texts is one string: pass a list, [text]")
     rows = [[] if isinstance(text, str) else list(text) for text in texts]
     plain = {i: text for i, text in enumerate(texts) if isinstance(text, str)}
     encoded = Renderer(tokenizer).texts(list(plain.values()))

@@ -6,8 +6,8 @@
 __all__ = ['ReadRows', 'Work', 'TrainConfig', 'RunInputs', 'inspect_inputs', 'prompt_lengths', 'plan', 'memory_of_run',
            'plan_text', 'run_train', 'train_on', 'learn_demos', 'Supervised', 'SFTConfig', 'RewardModelConfig',
            'DPOConfig', 'KTOConfig', 'StageInputs', 'run_supervised', 'stage_inputs', 'split_held_out',
-           'answer_columns', 'read_answers', 'read_labelled_answers', 'read_pairs', 'run_sft', 'texts_of',
-           'run_reward_model', 'run_dpo', 'run_kto', 'log_ratios']
+           'answer_columns', 'read_answers', 'read_labelled_answers', 'read_pairs', 'run_sft', 'run_reward_model',
+           'run_dpo', 'run_kto', 'log_ratios']
 
 # %% ../../nbs/learn/23_your_own.ipynb #761bee08
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ from instruct_goose.core.files import (
 )
 from ..core.processes import find_device
 from ..core.random import stage_seed
-from ..data.load import load_pairs, Source
+from ..data.load import Source
 from ..doctor.rules import read_metrics
 from ..models.agent import Agent, create_reference_model
 from ..models.loading import find_model, load_config, save_model
@@ -47,6 +47,7 @@ from instruct_goose.recipes.inputs import (
     OwnRun,
     PlugIns,
     read_demos,
+    read_preferences,
     read_prompts,
     source_of,
     try_reward,
@@ -286,15 +287,13 @@ def learn_demos(
     config: TrainConfig, model: PreTrainedModel, inputs: RunInputs, manager: CheckpointManager
 ) -> None:
     "SFT of the model, in place, on the demonstrations."
-    texts, prompts = texts_of(inputs.demos)
     train_lm(
         model,
         inputs.tokenizer,
-        texts,
-        prompts=prompts,
+        inputs.demos,
         steps=config.sft_steps,
         lr=config.sft_lr,
-        batch_size=min(config.sft_batch_size, len(texts)),
+        batch_size=min(config.sft_batch_size, len(inputs.demos)),
         seed=stage_seed(config.seed, "sft"),
         desc="SFT",
         progress=config.progress,
@@ -487,10 +486,7 @@ def read_pairs(
     source: Source, tokenizer: PreTrainedTokenizerBase, config: Supervised
 ) -> list[dict]:
     "Pairs of answers of which the first is preferred."
-    columns = {}
-    if config.prompt_column:
-        columns["prompt"] = config.prompt_column
-    return load_pairs(source, tokenizer=tokenizer, columns=columns)
+    return read_preferences(source, tokenizer, {"prompt": config.prompt_column})
 
 # %% ../../nbs/learn/23_your_own.ipynb #7d7be5ca
 def run_sft(config: SFTConfig) -> dict:  # the summary
@@ -502,27 +498,18 @@ def run_sft(config: SFTConfig) -> dict:  # the summary
 
     def work(inputs: StageInputs) -> tuple[list[Log], dict[str, float]]:
         def held_out_nats() -> float:
-            texts, prompts = texts_of(inputs.held_out)
-            return lm_nats(inputs.model, inputs.tokenizer, texts, prompts=prompts)
+            return lm_nats(inputs.model, inputs.tokenizer, inputs.held_out)
 
         figures = {}
         if inputs.held_out:
             figures["nats_before"] = held_out_nats()
-        texts, prompts = texts_of(inputs.rows)
-        log = train_lm(inputs.model, inputs.tokenizer, texts, prompts=prompts, **inputs.options)
+        log = train_lm(inputs.model, inputs.tokenizer, inputs.rows, **inputs.options)
         save_model(inputs.model.eval(), inputs.tokenizer, inputs.out / "sft")
         if inputs.held_out:
             figures["nats_after"] = held_out_nats()
         return log, figures
 
     return run_supervised(config, "sft", read_answers, work)
-
-
-def texts_of(rows: Sequence[dict[str, str]]) -> tuple[list[str], list[str]]:
-    "Whole texts, and what each begins with and is not learnt."
-    texts = [row["prompt"] + row["completion"] for row in rows]
-    prompts = [row["prompt"] for row in rows]
-    return texts, prompts
 
 # %% ../../nbs/learn/23_your_own.ipynb #4a0b8d87
 def run_reward_model(config: RewardModelConfig) -> dict:  # the summary

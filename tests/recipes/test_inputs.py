@@ -3,11 +3,30 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from instruct_goose.core.checks import Positive
+from instruct_goose.data.files import BadRow
+from instruct_goose.models.loading import tiny_smollm
+from instruct_goose.models.rendering import Renderer
+from instruct_goose.models.reward_model import RewardModel
+from instruct_goose.models.tokens import PairDataset
 from instruct_goose.objective.policy_loss import SURROGATES
-from instruct_goose.recipes.inputs import OwnRun, as_yaml, settings_in
+from instruct_goose.recipes.inputs import (
+    SAMPLE,
+    OwnRun,
+    as_yaml,
+    read_demos,
+    read_preferences,
+    read_prompts,
+    settings_in,
+    try_reward,
+)
 from instruct_goose.recipes.own_model import TrainConfig
+from instruct_goose.rollouts.prompts import encode_rows
+from instruct_goose.rollouts.rollout import Tokens
+from instruct_goose.supervised.dpo import pair_rows
+from instruct_goose.supervised.sft import lm_rows
 
 
 @dataclass(kw_only=True)
@@ -88,3 +107,63 @@ def test_rows_come_from_a_file_or_a_data_set():
         with pytest.raises(ValueError, match="one of the two"):
             Mine(model="m", **wrong)
     assert Mine(model="m", dataset="owner/name").data is None
+
+
+# --- rows and chat templates
+
+
+QUESTION = [{"role": "user", "content": "the film"}]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+WITH_TOOLS = (
+    "{% for t in tools or [] %}{{ 'tools ' + t['function']['name'] + ' ' }}{% endfor %}"
+    "{% for m in messages %}{% if m['role'] != 'human' %}{{ '<|im_start|>' + m['role'] + ' ' }}"
+    "{% for c in m['tool_calls'] or [] %}{{ 'call ' + c['function']['name'] + ' ' }}{% endfor %}"
+    "{{ (m['content'] or '') + ' <|im_end|> ' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
+)
+
+
+@pytest.fixture
+def chat_tokenizer():
+    _, tokenizer = tiny_smollm("the film was good bad weather call tools a sample answer".split())
+    tokenizer.chat_template = WITH_TOOLS
+    return tokenizer
+
+
+def test_tools_of_a_row_reach_the_template_in_every_stage(chat_tokenizer):
+    call = {"type": "function", "function": {"name": "weather", "arguments": {}}}
+    answer = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    good = [{"role": "assistant", "content": "was good"}]
+    prompts = read_prompts([{"prompt": QUESTION, "tools": TOOLS}], chat_tokenizer)
+    demos = read_demos([{"messages": QUESTION + answer, "tools": TOOLS}], chat_tokenizer)
+    pairs = read_preferences(
+        [{"prompt": QUESTION, "chosen": good, "rejected": answer, "tools": TOOLS}], chat_tokenizer
+    )
+
+    (asked,) = encode_rows(prompts, Tokens(chat_tokenizer, [], 0))
+    (learnt,), (start,) = lm_rows(demos, chat_tokenizer)
+    ((chosen, rejected),) = pair_rows(pairs, chat_tokenizer)
+
+    assert chat_tokenizer.decode(asked).startswith("tools weather")
+    assert learnt[:start] == chosen[0] == rejected[0] == asked
+    assert "call weather" in chat_tokenizer.decode(learnt[start:])
+    assert PairDataset(pairs, chat_tokenizer)[0]["chosen"] == chosen[0] + chosen[1]
+
+
+@pytest.mark.parametrize("read", [read_prompts, read_demos, read_preferences])
+def test_a_question_that_the_template_drops_is_refused_by_its_line(read, chat_tokenizer):
+    answers = {"completion": "good", "chosen": "good", "rejected": "bad"}
+    unknown = [{"role": "human", "content": "the film"}]
+    rows = [{"prompt": QUESTION} | answers, {"prompt": unknown} | answers]
+    with pytest.raises(BadRow, match="row 1: .*leaves out what turn 0 .human. says"):
+        read(rows, chat_tokenizer)
+
+
+def test_the_trial_asks_a_reward_model_as_the_run_does(chat_tokenizer):
+    model, _ = tiny_smollm("the film was good bad weather call tools a sample answer".split())
+    reward_model = RewardModel.from_causal_lm(model, chat_tokenizer).eval()
+    torch.nn.init.normal_(reward_model.model.score.weight)
+    renderer = Renderer(chat_tokenizer)
+    row = renderer.row(QUESTION, SAMPLE)
+    trial = try_reward([reward_model], [{"prompt": QUESTION}], chat_tokenizer)
+    assert trial == pytest.approx(reward_model.score([row.prompt_ids + row.answer_ids]), abs=1e-5)

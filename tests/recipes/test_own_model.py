@@ -234,15 +234,15 @@ def test_demonstrations_are_parted_where_the_answer_begins(here, tokenizer):
             {"prompt": "q", "completion": [{"role": "assistant", "content": "r"}]},
         ],
     )
-    given, answers = zip(*(row.values() for row in read_demos("d.jsonl", tokenizer)))
-    head = "<ask>system: s</ask><ask>user: q</ask><ask>assistant: "
-    assert given == (
-        "",
-        "is tea ",
-        head,
-        head,
-        "<ask>user: q</ask><ask>assistant: ",
-    ) and answers == ("all of it", "hot", "yes</ask>", "no</ask>", "r</ask>")
+    demos = read_demos("d.jsonl", tokenizer)
+    assert [demo["prompt"] for demo in demos] == ["", "is tea ", talk, talk, [talk[1]]]
+    assert [demo["completion"] for demo in demos] == [
+        "all of it",
+        "hot",
+        [{"role": "assistant", "content": "yes"}],
+        [{"role": "assistant", "content": "no"}],
+        [{"role": "assistant", "content": "r"}],
+    ]
     write("d.jsonl", [{"messages": [{"role": "assistant", "content": "no"}]}])
     with pytest.raises(BadRow, match="ends with the assistant's turn, after at least one other"):
         read_demos("d.jsonl", tokenizer)

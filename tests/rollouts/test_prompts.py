@@ -5,10 +5,11 @@ import itertools
 import pytest
 import torch
 from small_trainer import EOS, PROMPTS, TOKENIZER, config, tiny
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.tokens import PromptDataset, pad, word_tokenizer
-from instruct_goose.rollouts.prompts import LongPrompts, PromptOrder, encode_rows
+from instruct_goose.rollouts.prompts import LongPrompts, PromptOrder, encode_rows, model_eos_ids
 from instruct_goose.rollouts.rollout import Tokens
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -95,13 +96,24 @@ def test_the_ends_of_tokenizer_model_and_caller_are_one_set():
     assert [token in ends for token in last] == is_end.any(-1).tolist()
 
 
-def test_a_single_end_token_of_the_model_counts_only_without_a_tokenizer():
-    "One number may be the default of the model's class."
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("place", ["config", "generation_config"])
+def test_one_end_of_the_model_counts_as_a_list_of_one_does(place, as_list):
     turn = TOKENIZER.convert_tokens_to_ids("w3")
     model = tiny()
-    model.generation_config.eos_token_id = turn
-    assert RLHFTrainer(model, config=config(), tokenizer=TOKENIZER).eos_ids == [EOS]
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    getattr(model, place).eos_token_id = [turn] if as_list else turn
+    assert RLHFTrainer(model, config=config(), tokenizer=TOKENIZER).eos_ids == [EOS, turn]
     assert RLHFTrainer(model, config=config()).eos_ids == [turn]
+
+
+def test_the_default_of_a_config_class_is_no_end_where_the_tokenizer_has_a_word_there():
+    words = word_tokenizer(["the", "film"], pad="<eos>", bos="<eos>")
+    shape = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **shape))
+    assert model.config.eos_token_id == 2
+    assert words.convert_ids_to_tokens(2) == "the"
+    assert model_eos_ids(model, words) == [words.eos_token_id]
 
 
 LONG = ["w1 " * 16, "w2", "w3 " * 15, "w4 w5", {"prompt": "w6", "right": "x"}]
