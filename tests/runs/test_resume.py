@@ -31,6 +31,7 @@ from instruct_goose.runs.checkpoints import (
 )
 from instruct_goose.runs.directory import open_run
 from instruct_goose.runs.resume import CheckpointManager, Terminated
+from instruct_goose.supervised.fit import batches, fit
 
 
 def step(manager, name, at, of, **tensors):
@@ -113,7 +114,8 @@ def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, c
 def test_a_run_that_could_not_begin_does_not_keep_its_directory(tmp_path):
     for before, made, left in (
         ([], ["config.json"], False),
-        ([], ["config.json", "metrics.jsonl"], False),
+        ([], ["config.json", "empty.jsonl"], False),
+        ([], ["config.json", "metrics.jsonl"], True),  # its log has a row
         ([], ["notes.txt"], True),
         (["config.json"], [], True),
     ):
@@ -123,9 +125,82 @@ def test_a_run_that_could_not_begin_does_not_keep_its_directory(tmp_path):
             (out / name).write_text("{}")
         with pytest.raises(ZeroDivisionError), CheckpointManager(out, {}, steps=10):
             for name in made:
-                (out / name).write_text("{}")
+                if name == "empty.jsonl":
+                    (out / "metrics.jsonl").touch()
+                else:
+                    (out / name).write_text("{}")
             raise ZeroDivisionError
         assert out.exists() == left
+
+
+def test_a_supervised_stage_keeps_every_whole_step_without_a_copy(tmp_path):
+    """Whatever breaks it off: a signal, also in the middle of an update, or an error.
+
+    Compared with a stage that was never stopped, to the bit, with dropout.
+    """
+
+    def train(out, resume=False, loss=lambda step: None, callback=lambda step: None):
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Dropout(0.5))
+        manager = CheckpointManager(out, {}, steps=40, every=None)
+        if resume:
+            manager.resume()
+        calls = []
+
+        def loss_of(rows):
+            loss(len(calls))
+            calls.append(rows)
+            return net(torch.ones(1, 2)).square().sum()
+
+        with torch.random.fork_rng(devices=[]), manager:
+            options = dict(steps=40, lr=0.1, progress=False, stage=manager.stage("sft"))
+            log = fit(
+                net,
+                loss_of,
+                batches([1], 1),
+                callback=lambda step, _: callback(step),
+                **options,
+            )
+        return log, [p.tolist() for p in net.parameters()]
+
+    (tmp_path / "whole").mkdir()
+    whole = train(tmp_path / "whole")
+
+    def stop_at(place, number=signal.SIGTERM):
+        return lambda step: os.kill(os.getpid(), number) if step == place else None
+
+    def fail_at(place):
+        return lambda step: 1 / (step != place)
+
+    for n, (done, hooks) in enumerate(
+        (
+            (5, {"loss": stop_at(5)}),
+            (38, {"loss": stop_at(38, signal.SIGINT)}),
+            (38, {"callback": stop_at(37)}),
+            (17, {"loss": fail_at(17)}),
+            (17, {"callback": fail_at(16)}),
+        )
+    ):
+        out = tmp_path / str(n)
+        out.mkdir()
+        with pytest.raises((KeyboardInterrupt, ZeroDivisionError)):
+            train(out, **hooks)
+        assert load_checkpoint(checkpoints(out / "checkpoints")[-1])[1]["place"] == [
+            "sft",
+            done,
+            40,
+        ]
+        assert train(out, resume=True) == whole
+
+
+def test_a_signal_in_the_middle_of_an_update_waits_for_its_end(tmp_path):
+    with pytest.raises(Terminated), CheckpointManager(tmp_path, {}, steps=9) as manager:
+        stage = manager.stage("sft")
+        with stage.update():
+            os.kill(os.getpid(), signal.SIGTERM)
+            stage.reached(4, 9, lambda: {"w": torch.ones(1)})
+        pytest.fail("it was forgotten")
+    assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1])[1]["place"] == ["sft", 4, 9]
 
 
 def test_one_process_at_a_time(tmp_path):
