@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['text_table', 'remove_unfinished', 'locked', 'explain_write_errors', 'read_json', 'write_json', 'write_atomically',
-           'append_jsonl', 'json_line', 'nan_to_none', 'package_version', 'versions', 'sha256']
+           'append_jsonl', 'json_line', 'shown_path', 'shell_path', 'nan_to_none', 'package_version', 'versions',
+           'sha256']
 
 # %% ../../nbs/reference/core/files.ipynb #cab15f32
 import errno
@@ -14,6 +15,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -190,6 +192,20 @@ def append_jsonl(path: str | Path, value: Mapping) -> None:
 def json_line(value: Mapping) -> str:
     "Write a mapping as one line of JSON; NaN and infinities become null."
     return json.dumps(nan_to_none(value), ensure_ascii=False, allow_nan=False) + "\n"
+
+# %% ../../nbs/reference/core/files.ipynb #5890b94e
+def shown_path(path: str | Path) -> str:
+    "Write a path as a user would: from the working directory, where it is below that."
+    absolute = Path(path).absolute()
+    try:
+        return str(absolute.relative_to(Path.cwd()))
+    except (ValueError, OSError):  # elsewhere; or the working directory is gone
+        return str(absolute)
+
+
+def shell_path(path: str | Path) -> str:
+    "Write a path as a word of a shell command."
+    return shlex.quote(shown_path(path))
 
 # %% ../../nbs/reference/core/files.ipynb #9740d3f0
 def nan_to_none(x: Any) -> Any:

@@ -24,6 +24,7 @@ from ..core.checks import Count, Limit, NotNegative, Positive
 from instruct_goose.core.files import (
     append_jsonl,
     json_line,
+    shown_path,
     versions,
     write_json,
     write_atomically,
@@ -241,6 +242,7 @@ def train_on(
     config: TrainConfig, inputs: RunInputs, out: Path, manager: CheckpointManager
 ) -> dict:  # the summary
     "Train on the inputs with SFT and RL, and report."
+    files = input_digests(config)  # before a reward can change the working directory
     torch.manual_seed(config.seed)
     model = own_model(inputs.place, config)
     if inputs.demos:
@@ -265,7 +267,7 @@ def train_on(
         shown=shown,
         score_shown=True,
         model=config.model,
-        files=input_digests(config),
+        files=files,
         config={"algorithm": config.algorithm} | settings_of(config),
     )
     plot_metrics(read_metrics(out)[0], out)
@@ -277,7 +279,7 @@ def train_on(
         f"\nReward on {len(shown)} {kind.replace('_', '-')} prompts: "
         f"{reward_mean['before']:.3f} → {reward_mean['after']:.3f}, "
         f"KL {summary['last']['kl_to_reference']:.2f} nats a response. "
-        f"{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and samples: {out}"
+        f"{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and samples: {shown_path(out)}"
     )
     return summary
 
@@ -403,7 +405,7 @@ def run_supervised(
         }
         write_json(out / "summary.json", summary)
         shown = ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in figures.items())
-        print(f"{shown} on {len(held_out)} held-out rows. {out}")
+        print(f"{shown} on {len(held_out)} held-out rows. {shown_path(out)}")
         return summary
 
     digest = fingerprint_of_prompts([rows, held_out])

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, ExitStack
+from contextlib import contextmanager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..core.files import locked, package_version, remove_unfinished
+from instruct_goose.core.files import (
+    locked,
+    package_version,
+    remove_unfinished,
+    shell_path,
+    shown_path,
+)
 from ..core.processes import is_main, on_main, world_size
 from instruct_goose.core.state import (
     environment,
@@ -109,7 +115,7 @@ class CheckpointManager:
         every: int | None = None,  # None: by time alone, and when the block ends by an exception
         keep: int = 2,  # the newest so many checkpoints stay
     ):
-        self.run = Path(run_dir)
+        self.run = Path(run_dir).absolute()  # a reward may change the working directory
         self.directory = self.run / "checkpoints"
         self.settings = json.loads(json.dumps(dict(settings), default=str))
         self.steps = steps
@@ -235,29 +241,39 @@ class CheckpointManager:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        "After an exception, save the newest whole state and say how to go on."
+        """After an exception, save the newest whole state and say how to go on.
+
+        Nothing that fails here hides why the run stopped.
+        """
         with self.block:
             if kind is not None and is_main():
                 self.signals.muted = True  # Ctrl-C pressed twice must not break off the saving
                 try:
                     self.keep_reached()
                     self.save()
-                except Exception as e:  # does not hide why the run stopped
-                    print(f"warning: {e}", file=sys.stderr)
+                except Exception as e:
+                    with suppress(Exception):
+                        print(f"warning: {e}", file=sys.stderr)
                 flags = error.flags if isinstance(error, StoppedError) else ""
-                print(f"\n{self._how_to_go_on(flags)}", file=sys.stderr)
+                with suppress(Exception):
+                    print(f"\n{self._how_to_go_on(flags)}", file=sys.stderr)
 
     def _how_to_go_on(self, flags: str) -> str:
         "What is said where a run stops; of a run that has done no step nothing stays."
         place = self.on_disk.place
         if place is not None:
             return (
-                f"Stopped. {checkpoints(self.directory)[-1]} holds the run after {place.done} of "
+                f"Stopped. {shown_path(checkpoints(self.directory)[-1])} holds the run after {place.done} of "
                 f"{place.total} steps of the stage {place.stage!r}.\n"
-                f"To go on: the same command with --output-dir {self.run} --resume{flags}"
+                f"To go on: the same command with --output-dir {shell_path(self.run)} "
+                f"--resume{flags}"
             )
-        self._remove_empty_run()
-        return f"Stopped before the first whole step; {self.run} holds nothing to go on from."
+        with suppress(OSError):
+            self._remove_empty_run()
+        return (
+            f"Stopped before the first whole step; {shown_path(self.run)} holds nothing to go on "
+            "from."
+        )
 
     def _remove_empty_run(self) -> None:
         """Free the directory of a run that has done nothing, for the next one.

@@ -5,6 +5,7 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card
 from instruct_goose.core.files import append_jsonl, write_json
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.recipes.training import train_in
+from instruct_goose.rollouts.rewards import RewardError
 from instruct_goose.runs import directory as runs
 from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from instruct_goose.runs.directory import claim_run_dir, new_run_dir
@@ -411,3 +413,59 @@ def test_a_checkpoint_that_was_resealed_with_nonsense_is_refused(tmp_path, wrong
     with pytest.raises(ValueError, match="not that of a run"):
         train_in(trainer(2), tmp_path, ROWS, right, resume=True, progress=False)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+# ---------------------------------------------------------------- what a user's code does to a run
+
+
+def test_a_reward_that_changes_the_working_directory_moves_no_file(tmp_path, monkeypatch, capsys):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+
+    def wandering(completions, answer):
+        os.chdir(tmp_path / "elsewhere")
+        return right(completions, answer)
+
+    stopped = trainer(4)
+    stopped.callbacks.append(Stop())
+    with pytest.raises(KeyboardInterrupt):
+        train_in(stopped, "run", ROWS, wandering, save_every=1, progress=False)
+    assert f"{tmp_path}/home/run --resume" in capsys.readouterr().err  # true from where we are
+    os.chdir(tmp_path / "home")
+    assert train_in(
+        trainer(4), "run", ROWS, wandering, save_every=1, resume=True, progress=False
+    ) == json.loads((tmp_path / "home/run/summary.json").read_text())
+    assert len(log(tmp_path / "home/run")) == 4
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def broken(completions, answer):
+    raise ZeroDivisionError("the user's own")
+
+
+@pytest.mark.parametrize("place", [".", "link", "gone"])
+def test_cleaning_up_does_not_hide_the_users_error(tmp_path, monkeypatch, place):
+    "Nor does it remove what the run has not written."
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to("mine")
+    if place == ".":
+        os.chdir("mine")
+
+    def reward(completions, answer):
+        if place == "gone":
+            shutil.rmtree(tmp_path / "gone")
+        return broken(completions, answer)
+
+    with pytest.raises(RewardError, match="the user's own"):
+        train_in(trainer(), place, ROWS, reward, progress=False)
+    assert (tmp_path / "mine").is_dir() and not list((tmp_path / "mine").iterdir())
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(FileExistsError, match="run is a file"):
+        train_in(trainer(), tmp_path / "run", ROWS, right, progress=False)
+    assert (tmp_path / "run").read_text() == "mine"
