@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['text_table', 'remove_unfinished', 'locked', 'explain_write_errors', 'read_json', 'write_json', 'write_atomically',
-           'append_jsonl', 'json_line', 'shown_path', 'shell_path', 'nan_to_none', 'package_version', 'versions',
-           'sha256']
+           'append_jsonl', 'json_line', 'whole_directory', 'shown_path', 'shell_path', 'nan_to_none', 'package_version',
+           'versions', 'sha256']
 
 # %% ../../nbs/reference/core/files.ipynb #cab15f32
 import errno
@@ -192,6 +192,34 @@ def append_jsonl(path: str | Path, value: Mapping) -> None:
 def json_line(value: Mapping) -> str:
     "Write a mapping as one line of JSON; NaN and infinities become null."
     return json.dumps(nan_to_none(value), ensure_ascii=False, allow_nan=False) + "\n"
+
+# %% ../../nbs/reference/core/files.ipynb #874e5cfd
+@contextmanager
+def whole_directory(directory: str | Path) -> Iterator[Path]:
+    """Fill a directory so that nobody finds it half written.
+
+    The block is given an empty directory beside it, which then gets its name; where there is a
+    directory of that name, each file replaces the one that is there. After an error, or Ctrl-C,
+    what was there is there still.
+    """
+    directory = Path(directory)
+    is_new = not directory.is_dir()
+    parent = directory.parent if is_new else directory
+    beside = parent / f".{directory.name}.{os.getpid()}"
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        if is_new:
+            beside.rename(directory)
+            return
+        for file in sorted(beside.rglob("*")):
+            target = directory / file.relative_to(beside)
+            if file.is_dir():
+                target.mkdir(exist_ok=True)
+            else:
+                file.replace(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 # %% ../../nbs/reference/core/files.ipynb #5890b94e
 def shown_path(path: str | Path) -> str:

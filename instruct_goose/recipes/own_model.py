@@ -26,7 +26,7 @@ from instruct_goose.core.files import (
     json_line,
     shown_path,
     versions,
-    write_json,
+    whole_directory,
     write_atomically,
 )
 from ..core.processes import find_device
@@ -403,7 +403,6 @@ def run_supervised(
             "config": settings_of(config),
             "versions": versions(),
         }
-        write_json(out / "summary.json", summary)
         shown = ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in figures.items())
         print(f"{shown} on {len(held_out)} held-out rows. {shown_path(out)}")
         return summary
@@ -542,7 +541,8 @@ def run_reward_model(config: RewardModelConfig) -> dict:  # the summary
         for pair in PairDataset(inputs.rows[:500], inputs.tokenizer).rows:
             texts += pair.values()
         reward_model.normalise(texts)
-        reward_model.save_pretrained(inputs.out / "reward_model")
+        with whole_directory(inputs.out / "reward_model") as beside:
+            reward_model.save_pretrained(beside)
         if not inputs.held_out:
             return log, {}
         return log, {"pair_accuracy": pair_accuracy(reward_model, inputs.held_out)}

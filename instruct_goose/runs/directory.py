@@ -352,7 +352,8 @@ def in_run_directory(
 ) -> dict:
     """Do `work` in the directory of a new run, or of the one that `resume` names.
 
-    Returns the summary that `work` has made; of a finished run the one that is there, and nothing
+    Returns the summary that `work` has made, which summary.json gets last of all: a directory that
+    has one holds a finished run. Of a finished run the one that is there is returned, and nothing
     is done. Raises as `finished_run` and `open_run`, before anything is written.
     """
     summary = on_main(partial(finished_run, config))
@@ -380,6 +381,7 @@ def in_run_directory(
         summary = work(out, manager)
         if is_main():
             write_json(path, settings)  # of a run that went on, now that it has
+            write_json(out / "summary.json", summary)
     if is_main():
         print_worst_finding(out, settings_of(config) | more)
     return on_main(lambda: summary)

@@ -53,7 +53,10 @@ MAIN = "ppo"  # the stage whose steps are called iterations
 SOONEST = 5.0  # seconds between two checkpoints by time, at least
 LATEST = 120.0  # seconds after which the next step is saved
 LOGS = ("metrics.jsonl", "tokens.jsonl")
-TEMPORARY_FILE = re.compile(r"\.(config|summary)\.json\.\d+|\.metrics\.jsonl\.\d+")
+TEMPORARY_FILE = re.compile(
+    r"\.(config|summary)\.json\.\d+|\.metrics\.jsonl\.\d+"
+    r"|\.(policy|sft|reward_model)\.\d+"
+)
 
 
 class Place(NamedTuple):
@@ -353,6 +356,7 @@ class Terminated(KeyboardInterrupt):
 class SignalWatch:
     """Turns signals that would end the process into exceptions, while its `with` block lasts.
 
+    The first signal is raised and the others are not: what is saved because of it is saved whole.
     Signals that are ignored, or that somebody else has claimed, are left alone. Python allows
     this in the main thread only; elsewhere nothing is watched.
     """
@@ -381,9 +385,10 @@ class SignalWatch:
         self.before = {}
 
     def receive(self, number: int, frame: object) -> None:
-        "The handler of a signal."
-        self.received = number
-        self.check()
+        "The handler of a signal; only the first one counts."
+        if self.received is None:
+            self.received = number
+            self.check()
 
     @contextmanager
     def held(self) -> Iterator[None]:
