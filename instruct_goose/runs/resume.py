@@ -10,6 +10,7 @@ __all__ = ['MAIN', 'SOONEST', 'LATEST', 'LOGS', 'TEMPORARY_FILE', 'Place', 'RunS
 # %% ../../nbs/guides/resume.ipynb #2f663024
 import json
 import math
+import os
 import re
 import signal
 import sys
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from instruct_goose.core.files import (
+    close_locks,
     locked,
     package_version,
     remove_unfinished,
@@ -135,6 +137,7 @@ class CheckpointManager:
         self.signals = SignalWatch()
         self.block = ExitStack()  # lock and signals, while `with` lasts
         self.began_empty = False  # was the directory, when the block began?
+        self.is_in_child = False  # a copy in a forked child: the run is its parent's
 
     def stage(self, name: str) -> "Stage":
         "The place of one stage's state; see `Stage`."
@@ -148,6 +151,11 @@ class CheckpointManager:
         }
 
     # ---------------------------------------------------------------- it writes
+
+    def leave(self) -> None:
+        "In a forked child: give up all that acts for the run, which is the parent's."
+        self.is_in_child = True
+        self.signals.__exit__()
 
     def keep_state(self, stage: str, done: int, total: int, state: State) -> None:
         "Keep a copy of a stage's state in memory, as the newest of the run."
@@ -164,7 +172,7 @@ class CheckpointManager:
     def save(self) -> None:
         "Write the newest whole state, if it is not on disk. Raises OSError as `save_checkpoint`."
         latest = self.latest
-        if latest is self.on_disk or latest.place is None:
+        if self.is_in_child or latest is self.on_disk or latest.place is None:
             return
         began = time.monotonic()
         tensors, stages = flatten(latest.stages)
@@ -235,6 +243,8 @@ class CheckpointManager:
                 remove_unfinished(self.directory)
                 self.began_empty = not any(self.run.iterdir())
                 block.enter_context(self.signals)
+                _at_work.add(self)
+                block.callback(_at_work.discard, self)
             self.block = block.pop_all()
         return self
 
@@ -249,7 +259,7 @@ class CheckpointManager:
         Nothing that fails here hides why the run stopped.
         """
         with self.block:
-            if kind is not None and is_main():
+            if kind is not None and is_main() and not self.is_in_child:
                 self.signals.muted = True  # Ctrl-C pressed twice must not break off the saving
                 try:
                     self.keep_reached()
@@ -410,6 +420,25 @@ class SignalWatch:
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         raise Terminated(self.received)
+
+# %% ../../nbs/guides/resume.ipynb #26c5f85e
+_at_work: set[CheckpointManager] = set()  # managers whose blocks this process is in
+
+
+def _leave_runs() -> None:
+    """In a forked child: nothing of it acts as the run that its parent is in.
+
+    A reward's pool or its worker may be terminated, may fail, may outlive the parent: it writes
+    no checkpoint, removes nothing, holds no lock, and dies of a signal as any process does.
+    """
+    for manager in _at_work:
+        manager.leave()
+    _at_work.clear()
+    close_locks()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_leave_runs)
 
 # %% ../../nbs/guides/resume.ipynb #5426269c
 def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping) -> None:

@@ -273,6 +273,82 @@ def test_signals_that_have_an_answer_keep_it(tmp_path):
             signal.signal(n, handler)
 
 
+# ---------------------------------------------------------------- children of a run
+
+
+def in_child(work):
+    "The exit status of a forked child that does this; -15 after SIGTERM."
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_child_that_is_terminated_or_fails_does_not_act_as_the_run(tmp_path, capfd):
+    "It dies of the signal, writes no checkpoint, removes nothing and says nothing."
+
+    def fail_in(manager):
+        manager.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+
+    with CheckpointManager(tmp_path, {}, steps=9, keep=1) as manager:
+        step(manager, "ppo", 1, 9)
+        manager.save()
+        step(manager, "ppo", 2, 9)
+        [before] = checkpoints(manager.directory)
+        assert in_child(lambda: os.kill(os.getpid(), signal.SIGTERM)) == -signal.SIGTERM
+        assert in_child(lambda: fail_in(manager)) == 0
+        assert in_child(manager.save) == 0
+        assert checkpoints(manager.directory) == [before]
+        assert signal.getsignal(signal.SIGTERM) == manager.signals.receive  # the run's is as it was
+        with pytest.raises(BlockingIOError), CheckpointManager(tmp_path, {}, steps=9):
+            pass
+    assert capfd.readouterr().err == ""
+
+
+def test_a_child_of_a_run_without_a_step_leaves_its_directory(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    with CheckpointManager(out, {}, steps=9) as manager:
+        in_child(lambda: manager.__exit__(ValueError, ValueError(), None))
+        assert out.is_dir()
+
+
+def nap(_):
+    time.sleep(60)
+
+
+def test_a_pool_that_is_terminated_says_nothing(tmp_path, capfd):
+    with CheckpointManager(tmp_path, {}, steps=9):
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            pool.map_async(nap, range(2), chunksize=1)
+            time.sleep(0.2)  # they are at it
+    assert capfd.readouterr().err == ""
+
+
+def test_the_orphan_of_a_killed_run_does_not_hold_its_directory(tmp_path):
+    read, write = os.pipe()
+
+    def run_with_a_child():
+        with CheckpointManager(tmp_path, {}, steps=9):
+            orphan = os.fork()
+            if orphan == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.write(write, f"{orphan}".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(run_with_a_child) == -signal.SIGKILL
+    orphan = int(os.read(read, 20))
+    try:
+        with CheckpointManager(tmp_path, {}, steps=9):
+            pass
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+
+
 def test_only_its_own_names_are_removed(tmp_path):
     own = [".config.json.123", ".summary.json.9", ".metrics.jsonl.77"]
     others = [".config.json.swp", ".notes.json.123", ".config.json.12a", "x.config.json.1"]
