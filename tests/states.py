@@ -1,6 +1,7 @@
 "A stage of a run that keeps every state that it is shown, as it comes back from the files."
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from instruct_goose.core.state import State, flatten, unflatten
@@ -22,5 +23,11 @@ class Shelf:
         self.saved = saved
         self.kept: dict[int, State] = {}
 
-    def after_step(self, done: int, total: int, state: Callable[[], State], every: int = 1) -> None:
+    def update(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reached(self, done: int, total: int, state: Callable[[], State]) -> None:
+        pass
+
+    def after_step(self, done: int, total: int, state: Callable[[], State]) -> None:
         self.kept[done] = through_files(self.directory, state())

@@ -9,6 +9,7 @@ __all__ = ['new_run_dir', 'claim_run_dir', 'open_run', 'finished_run', 'settings
 
 # %% ../../nbs/reference/runs/directory.ipynb #ed9beb72
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
@@ -25,6 +26,8 @@ from instruct_goose.core.files import (
     json_line,
     read_json,
     sha256,
+    shell_path,
+    shown_path,
     nan_to_none,
     write_json,
     write_atomically,
@@ -68,6 +71,8 @@ def claim_run_dir(path: str | Path) -> Path:
     left when it was killed.
     """
     path = Path(path)
+    if os.path.lexists(path) and not path.is_dir():
+        raise FileExistsError(f"{path} is a file, or a link to nothing: give another directory")
     contents = list(path.iterdir()) if path.is_dir() else []
     if any(not TEMPORARY_FILE.fullmatch(file.name) for file in contents):
         raise FileExistsError(
@@ -91,7 +96,7 @@ def open_run(
     """
     if getattr(config, "track", None):  # not every command has trackers
         need_tracker(config.track)
-    out = Path(on_main(partial(_directory_of, config, name)))
+    out = Path(on_main(partial(_directory_of, config, name))).absolute()
     manager = CheckpointManager(
         out, settings_of(config) | more, config.steps, config.save_every, config.keep
     )
@@ -143,7 +148,7 @@ def finished_run(config: Any) -> dict | None:  # its summary
     if newest_checkpoint(config.output_dir / "checkpoints") is None:
         raise ValueError(
             f"{config.output_dir} is finished and kept no checkpoint to go on from: "
-            f"begin a new run with --model {config.output_dir / 'policy'}"
+            f"begin a new run with --model {shell_path(config.output_dir / 'policy')}"
         )
     return None
 
@@ -181,8 +186,8 @@ class RunLog(Callback[RLHFTrainer]):
     """
 
     def __init__(self, out: str | Path, stage: Stage):
-        self.path = Path(out) / "metrics.jsonl"
-        self.tokens = Path(out) / "tokens.jsonl"
+        self.path = Path(out).absolute() / "metrics.jsonl"
+        self.tokens = self.path.with_name("tokens.jsonl")
         self.stage = stage
         self.metrics: list[Metrics] = []  # of all iterations, as the file has them
 
@@ -284,6 +289,7 @@ def train_policy(
     the run ends with the best policy, `trainer.best_policy`; `trainer.stopped` says why it ended
     early. After Ctrl-C policy/ holds the model of the last whole iteration.
     """
+    out = Path(out).absolute()  # a reward may change the working directory
     log = RunLog(out, stage)
     log.restore(trainer)
     if trainer.iteration < trainer.config.steps and not trainer.stopped:
@@ -296,7 +302,7 @@ def train_policy(
                 )
             except KeyboardInterrupt:
                 if stage.saved is not None and is_main():
-                    save_last_whole_policy(trainer, stage.saved, Path(out) / "policy")
+                    save_last_whole_policy(trainer, stage.saved, out / "policy")
                 raise
     if is_main() and trainer.stopped:
         print(f"  Stopped early: {trainer.stopped}")
@@ -346,7 +352,8 @@ def in_run_directory(
 ) -> dict:
     """Do `work` in the directory of a new run, or of the one that `resume` names.
 
-    Returns the summary that `work` has made; of a finished run the one that is there, and nothing
+    Returns the summary that `work` has made, which summary.json gets last of all: a directory that
+    has one holds a finished run. Of a finished run the one that is there is returned, and nothing
     is done. Raises as `finished_run` and `open_run`, before anything is written.
     """
     summary = on_main(partial(finished_run, config))
@@ -370,10 +377,11 @@ def in_run_directory(
         if is_main():
             if not then:
                 write_json(path, settings)
-            print(f"The run goes to {out}. Seed {config.seed}.")
+            print(f"The run goes to {shown_path(out)}. Seed {config.seed}.")
         summary = work(out, manager)
         if is_main():
             write_json(path, settings)  # of a run that went on, now that it has
+            write_json(out / "summary.json", summary)
     if is_main():
         print_worst_finding(out, settings_of(config) | more)
     return on_main(lambda: summary)
@@ -390,7 +398,7 @@ def print_worst_finding(out: Path, settings: Mapping) -> None:
         worst = findings[0]  # errors come first
         print(
             f"\n{worst.severity.upper()}  {worst.name}: {worst.what}. Seen: {worst.evidence}.\n"
-            f"Findings: {len(findings)}. For all of them: instruct-goose doctor {out}"
+            f"Findings: {len(findings)}. For all of them: instruct-goose doctor {shell_path(out)}"
         )
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c68

@@ -5,20 +5,25 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
 from deep import first
 from small_models import tiny
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 from instruct_goose import Agent, RLHFConfig, RLHFTrainer, model_card
 from instruct_goose.core.files import append_jsonl, write_json
+from instruct_goose.models.loading import save_model
 from instruct_goose.models.tokens import word_tokenizer
-from instruct_goose.recipes.training import train_in
+from instruct_goose.recipes.training import RunSettings, train_in
+from instruct_goose.rollouts.rewards import RewardError
 from instruct_goose.runs import directory as runs
 from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
-from instruct_goose.runs.directory import claim_run_dir, new_run_dir
+from instruct_goose.runs.directory import claim_run_dir, in_run_directory, new_run_dir
+from instruct_goose.runs.resume import Terminated
 from instruct_goose.training.callbacks import Callback
 
 
@@ -411,3 +416,171 @@ def test_a_checkpoint_that_was_resealed_with_nonsense_is_refused(tmp_path, wrong
     with pytest.raises(ValueError, match="not that of a run"):
         train_in(trainer(2), tmp_path, ROWS, right, resume=True, progress=False)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+# ---------------------------------------------------------------- what a user's code does to a run
+
+
+def test_a_reward_that_changes_the_working_directory_moves_no_file(tmp_path, monkeypatch, capsys):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+
+    def wandering(completions, answer):
+        os.chdir(tmp_path / "elsewhere")
+        return right(completions, answer)
+
+    stopped = trainer(4)
+    stopped.callbacks.append(Stop())
+    with pytest.raises(KeyboardInterrupt):
+        train_in(stopped, "run", ROWS, wandering, save_every=1, progress=False)
+    assert f"{tmp_path}/home/run --resume" in capsys.readouterr().err  # true from where we are
+    os.chdir(tmp_path / "home")
+    assert train_in(
+        trainer(4), "run", ROWS, wandering, save_every=1, resume=True, progress=False
+    ) == json.loads((tmp_path / "home/run/summary.json").read_text())
+    assert len(log(tmp_path / "home/run")) == 4
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def broken(completions, answer):
+    raise ZeroDivisionError("the user's own")
+
+
+@pytest.mark.parametrize("place", [".", "link", "gone"])
+def test_cleaning_up_does_not_hide_the_users_error(tmp_path, monkeypatch, place):
+    "Nor does it remove what the run has not written."
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to("mine")
+    if place == ".":
+        os.chdir("mine")
+
+    def reward(completions, answer):
+        if place == "gone":
+            shutil.rmtree(tmp_path / "gone")
+        return broken(completions, answer)
+
+    with pytest.raises(RewardError, match="the user's own"):
+        train_in(trainer(), place, ROWS, reward, progress=False)
+    assert (tmp_path / "mine").is_dir() and not list((tmp_path / "mine").iterdir())
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(FileExistsError, match="run is a file"):
+        train_in(trainer(), tmp_path / "run", ROWS, right, progress=False)
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+# ---------------------------------------------------------------- a run that is broken off twice
+
+
+class Late(Callback):
+    "Ends the run in its third iteration by a signal, and a second one follows while it is saved."
+
+    def __init__(self, monkeypatch):
+        self.monkeypatch = monkeypatch
+
+    def on_annotate(self, trainer, annotations):
+        if trainer.iteration != 2:
+            return
+        save = GPT2LMHeadModel.save_pretrained
+
+        def interrupted(model, place, **options):
+            save(model, place, **options)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        self.monkeypatch.setattr(type(trainer.agent.model), "save_pretrained", interrupted)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_second_signal_does_not_break_off_the_policy(tmp_path, monkeypatch):
+    stopped = trainer(4, family="gpt2")
+    stopped.callbacks.append(Late(monkeypatch))
+    with pytest.raises(Terminated):
+        train_in(stopped, tmp_path, ROWS, right, save_every=1, progress=False)
+    assert AutoTokenizer.from_pretrained(tmp_path / "policy")("a b")["input_ids"]
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+
+
+def test_an_error_in_the_middle_leaves_the_model_that_was_there(tmp_path):
+    "Or no directory, where there was none."
+    save_model(tiny("gpt2"), TOKENIZER, tmp_path / "old")
+    before = files(tmp_path / "old", "*")
+
+    class Breaks:
+        def save_pretrained(self, directory):
+            (Path(directory) / "model.safetensors").write_bytes(b"half")
+            raise KeyboardInterrupt
+
+    for name in ("old", "new"):
+        with pytest.raises(KeyboardInterrupt):
+            save_model(Breaks(), TOKENIZER, tmp_path / name)
+    assert files(tmp_path / "old", "*") == before and before
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_model_replaces_the_shards_of_another_and_no_other_file(tmp_path):
+    for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "notes.md"):
+        (tmp_path / name).write_text("{}")
+    save_model(tiny("gpt2"), TOKENIZER, tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert "notes.md" in names and {n for n in names if "safetensors" in n} == {"model.safetensors"}
+
+
+def test_a_run_that_is_broken_off_in_its_figures_can_be_resumed(tmp_path, monkeypatch):
+    "Nothing that a run writes comes after summary.json, which says that it is finished."
+    config = RunSettings(output_dir=tmp_path / "run", steps=2)
+
+    begun = []
+
+    def work(out, manager):
+        manager.stage("ppo").after_step(2, 2, lambda: {"x": 1})
+        begun.append(out)
+        if len(begun) == 1:
+            raise KeyboardInterrupt
+        return {"figures": 1}
+
+    with pytest.raises(KeyboardInterrupt):
+        in_run_directory(config, "test", work)
+    assert not (tmp_path / "run/summary.json").exists()
+    config.resume = True
+    assert in_run_directory(config, "test", work) == {"figures": 1}
+    assert json.loads((tmp_path / "run/summary.json").read_text()) == {"figures": 1}
+
+
+# ---------------------------------------------------------------- what a callback remembers
+
+
+class Enough(Callback):
+    "Ends the run when it has seen so many iterations."
+
+    def __init__(self, most):
+        self.most = most
+        self.seen = 0
+
+    def on_iteration(self, trainer, experience, metrics):
+        self.seen += 1
+        return "seen enough" if self.seen == self.most else None
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def check_state_dict(self, state):
+        assert state.keys() == {"seen"}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+def test_a_run_that_a_callback_ended_stays_ended_though_it_was_killed_before_its_summary(tmp_path):
+    for resume in (False, True):
+        made = trainer(5)
+        made.callbacks.append(Enough(2))
+        summary = train_in(made, tmp_path, ROWS, right, save_every=1, resume=resume, progress=False)
+        assert summary["stopped"] == "iteration 1: seen enough" and len(log(tmp_path)) == 2
+        assert made.callbacks[0].seen == 2
+        (tmp_path / "summary.json").unlink()

@@ -31,6 +31,7 @@ from instruct_goose.runs.checkpoints import (
 )
 from instruct_goose.runs.directory import open_run
 from instruct_goose.runs.resume import CheckpointManager, Terminated
+from instruct_goose.supervised.fit import batches, fit
 
 
 def step(manager, name, at, of, **tensors):
@@ -113,7 +114,8 @@ def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, c
 def test_a_run_that_could_not_begin_does_not_keep_its_directory(tmp_path):
     for before, made, left in (
         ([], ["config.json"], False),
-        ([], ["config.json", "metrics.jsonl"], False),
+        ([], ["config.json", "empty.jsonl"], False),
+        ([], ["config.json", "metrics.jsonl"], True),  # its log has a row
         ([], ["notes.txt"], True),
         (["config.json"], [], True),
     ):
@@ -123,9 +125,82 @@ def test_a_run_that_could_not_begin_does_not_keep_its_directory(tmp_path):
             (out / name).write_text("{}")
         with pytest.raises(ZeroDivisionError), CheckpointManager(out, {}, steps=10):
             for name in made:
-                (out / name).write_text("{}")
+                if name == "empty.jsonl":
+                    (out / "metrics.jsonl").touch()
+                else:
+                    (out / name).write_text("{}")
             raise ZeroDivisionError
         assert out.exists() == left
+
+
+def test_a_supervised_stage_keeps_every_whole_step_without_a_copy(tmp_path):
+    """Whatever breaks it off: a signal, also in the middle of an update, or an error.
+
+    Compared with a stage that was never stopped, to the bit, with dropout.
+    """
+
+    def train(out, resume=False, loss=lambda step: None, callback=lambda step: None):
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Dropout(0.5))
+        manager = CheckpointManager(out, {}, steps=40, every=None)
+        if resume:
+            manager.resume()
+        calls = []
+
+        def loss_of(rows):
+            loss(len(calls))
+            calls.append(rows)
+            return net(torch.ones(1, 2)).square().sum()
+
+        with torch.random.fork_rng(devices=[]), manager:
+            options = dict(steps=40, lr=0.1, progress=False, stage=manager.stage("sft"))
+            log = fit(
+                net,
+                loss_of,
+                batches([1], 1),
+                callback=lambda step, _: callback(step),
+                **options,
+            )
+        return log, [p.tolist() for p in net.parameters()]
+
+    (tmp_path / "whole").mkdir()
+    whole = train(tmp_path / "whole")
+
+    def stop_at(place, number=signal.SIGTERM):
+        return lambda step: os.kill(os.getpid(), number) if step == place else None
+
+    def fail_at(place):
+        return lambda step: 1 / (step != place)
+
+    for n, (done, hooks) in enumerate(
+        (
+            (5, {"loss": stop_at(5)}),
+            (38, {"loss": stop_at(38, signal.SIGINT)}),
+            (38, {"callback": stop_at(37)}),
+            (17, {"loss": fail_at(17)}),
+            (17, {"callback": fail_at(16)}),
+        )
+    ):
+        out = tmp_path / str(n)
+        out.mkdir()
+        with pytest.raises((KeyboardInterrupt, ZeroDivisionError)):
+            train(out, **hooks)
+        assert load_checkpoint(checkpoints(out / "checkpoints")[-1])[1]["place"] == [
+            "sft",
+            done,
+            40,
+        ]
+        assert train(out, resume=True) == whole
+
+
+def test_a_signal_in_the_middle_of_an_update_waits_for_its_end(tmp_path):
+    with pytest.raises(Terminated), CheckpointManager(tmp_path, {}, steps=9) as manager:
+        stage = manager.stage("sft")
+        with stage.update():
+            os.kill(os.getpid(), signal.SIGTERM)
+            stage.reached(4, 9, lambda: {"w": torch.ones(1)})
+        pytest.fail("it was forgotten")
+    assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1])[1]["place"] == ["sft", 4, 9]
 
 
 def test_one_process_at_a_time(tmp_path):
@@ -196,6 +271,82 @@ def test_signals_that_have_an_answer_keep_it(tmp_path):
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)
+
+
+# ---------------------------------------------------------------- children of a run
+
+
+def in_child(work):
+    "The exit status of a forked child that does this; -15 after SIGTERM."
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_child_that_is_terminated_or_fails_does_not_act_as_the_run(tmp_path, capfd):
+    "It dies of the signal, writes no checkpoint, removes nothing and says nothing."
+
+    def fail_in(manager):
+        manager.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+
+    with CheckpointManager(tmp_path, {}, steps=9, keep=1) as manager:
+        step(manager, "ppo", 1, 9)
+        manager.save()
+        step(manager, "ppo", 2, 9)
+        [before] = checkpoints(manager.directory)
+        assert in_child(lambda: os.kill(os.getpid(), signal.SIGTERM)) == -signal.SIGTERM
+        assert in_child(lambda: fail_in(manager)) == 0
+        assert in_child(manager.save) == 0
+        assert checkpoints(manager.directory) == [before]
+        assert signal.getsignal(signal.SIGTERM) == manager.signals.receive  # the run's is as it was
+        with pytest.raises(BlockingIOError), CheckpointManager(tmp_path, {}, steps=9):
+            pass
+    assert capfd.readouterr().err == ""
+
+
+def test_a_child_of_a_run_without_a_step_leaves_its_directory(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    with CheckpointManager(out, {}, steps=9) as manager:
+        in_child(lambda: manager.__exit__(ValueError, ValueError(), None))
+        assert out.is_dir()
+
+
+def nap(_):
+    time.sleep(60)
+
+
+def test_a_pool_that_is_terminated_says_nothing(tmp_path, capfd):
+    with CheckpointManager(tmp_path, {}, steps=9):
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            pool.map_async(nap, range(2), chunksize=1)
+            time.sleep(0.2)  # they are at it
+    assert capfd.readouterr().err == ""
+
+
+def test_the_orphan_of_a_killed_run_does_not_hold_its_directory(tmp_path):
+    read, write = os.pipe()
+
+    def run_with_a_child():
+        with CheckpointManager(tmp_path, {}, steps=9):
+            orphan = os.fork()
+            if orphan == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.write(write, f"{orphan}".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(run_with_a_child) == -signal.SIGKILL
+    orphan = int(os.read(read, 20))
+    try:
+        with CheckpointManager(tmp_path, {}, steps=9):
+            pass
+    finally:
+        os.kill(orphan, signal.SIGKILL)
 
 
 def test_only_its_own_names_are_removed(tmp_path):
